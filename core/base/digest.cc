@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/base/digest.h"
+
+#include <cstdio>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace ckptfs {
+
+std::string Digest::Hex() const {
+  std::array<char, 33> text;
+  std::snprintf(text.data(), text.size(), "%016llx%016llx",
+                static_cast<unsigned long long>(high), static_cast<unsigned long long>(low));
+  return text.data();
+}
+
+Digest DigestOf(std::span<const std::byte> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return Digest{hash.high64, hash.low64};
+}
+
+Digest DigestOf(std::string_view bytes) { return DigestOf(std::as_bytes(std::span(bytes))); }
+
+uint64_t HashOf(std::string_view text, uint64_t seed) {
+  return XXH3_64bits_withSeed(text.data(), text.size(), seed);
+}
+
+}  // namespace ckptfs

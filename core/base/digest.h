@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Digest is an XXH3-128 of some bytes: it detects accidents, not attackers.
+//
+// Thread safety: value type; the functions are pure.
+
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace ckptfs {
+
+struct Digest {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  auto operator<=>(const Digest&) const = default;
+
+  std::string Hex() const;  // 32 lower-case letters, high half first
+};
+
+Digest DigestOf(std::span<const std::byte> bytes);
+Digest DigestOf(std::string_view bytes);
+
+// 64-bit hash of a text; stable for ever (inode numbers derive from it).
+uint64_t HashOf(std::string_view text, uint64_t seed = 0);
+
+}  // namespace ckptfs

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StrCat joins strings and integers into one std::string.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace ckptfs {
+namespace internal {
+inline void AppendPiece(std::string& out, std::string_view text) { out += text; }
+inline void AppendPiece(std::string& out, char letter) { out += letter; }
+template <class T>
+  requires(std::is_integral_v<T> && !std::is_same_v<T, char>)
+void AppendPiece(std::string& out, T number) { out += std::to_string(number); }
+}  // namespace internal
+
+template <class... Pieces>
+std::string StrCat(const Pieces&... pieces) {
+  std::string out;
+  (internal::AppendPiece(out, pieces), ...);
+  return out;
+}
+
+}  // namespace ckptfs

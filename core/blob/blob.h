@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Blob describes an immutable run of bytes readable at any offset: a source
+// file, later an object or a region of shared memory.
+//
+// Thread safety: value types.
+// Units: bytes; times are nanoseconds since the epoch.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/digest.h"
+
+namespace ckptfs {
+
+enum class BlobIndex : uint32_t {};  // into StepModel::blobs
+
+// [begin, end) bytes of a blob.
+struct Extent {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// What tells that a file is still the one that was adopted.
+struct BlobStamp {
+  uint64_t size = 0;
+  int64_t mtime_ns = 0;
+  int64_t ctime_ns = 0;
+  uint64_t inode = 0;
+  bool operator==(const BlobStamp&) const = default;
+};
+
+struct Blob {
+  uint32_t root = 0;  // into StepModel::roots; roots are mapped per mount
+  std::string path;   // relative to the root; never absolute, never with ".."
+  BlobStamp stamp;
+  Digest fingerprint;      // of the first and last 4 KiB
+  Digest content;          // of all bytes; zero until verify or compact
+  uint32_t mode = 0;       // st_mode permission bits when adopted
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  bool store_owned = false;  // in the store's own blob directory
+};
+
+}  // namespace ckptfs

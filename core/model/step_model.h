@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepModel is one committed checkpoint of a run as the rest of ckptfs sees
+// it: parameters, their atoms and where the bytes lie, aliases, optimizer
+// groups, documents and provenance.  It holds no tensor bytes and nothing of
+// any framework's file format.
+//
+// Thread safety: immutable once an Assembler has finished it.
+// Lifetime: owns all it mentions; blobs are opened elsewhere (BlobReader).
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/blob/blob.h"
+#include "core/model/fragment.h"
+#include "core/model/layout.h"
+#include "core/model/pattern.h"
+#include "core/tensor/shape.h"
+
+namespace ckptfs {
+
+enum class ParameterIndex : uint32_t {};  // into StepModel::parameters
+enum class AtomIndex : uint32_t {};       // into StepModel::atoms
+
+enum class Role : uint8_t { kTrainable = 0, kFrozen = 1, kBuffer = 2 };
+
+// Where a parameter lives in a pipeline.
+enum class StageRule : uint8_t {
+  kEvery = 0,  // unknown, or needed on every stage
+  kFirst = 1,
+  kLast = 2,
+  kLayer = 3,  // with the stage of Parameter::layer
+};
+
+struct Parameter {
+  std::string name;         // canonical: the source's spelling without wrapper prefixes
+  std::string source_name;  // as the source spells it
+  Shape shape;              // logical: unsharded, unpadded
+  Role role = Role::kTrainable;
+  Pattern pattern;          // over tp; over ep (dim 0 or unique) for experts
+  StageRule stage = StageRule::kEvery;
+  uint32_t layer = 0;       // transformer layer, from 0, when stage is kLayer
+  std::optional<uint32_t> expert;  // global expert id of a per-expert parameter
+};
+
+// How an atom's shape relates to its parameter's.
+enum class Relation : uint8_t { kSame = 0, kReduced = 1, kScalar = 2, kOpaque = 3 };
+
+// Where an atom's bytes come from.  The numbers are stored in manifests.
+enum class SourceKind : uint8_t {
+  kGather = 0,    // gathers[0] covers it exactly once
+  kReplicas = 1,  // any of gathers; declared equal, compared by verify
+  kAverage = 2,   // fp32 sum over gathers in order, divided by their number
+  kCast = 3,      // cast of atom `of`; marked derived
+  kDecode = 4,    // values of `of` times scales of `scales` per block
+  kReplay = 5,    // reserved: gradients on a base
+  kInline = 6,    // the bytes themselves (scalars)
+};
+
+struct AtomSource {
+  SourceKind kind = SourceKind::kGather;
+  std::vector<Gather> gathers;
+  AtomIndex of{};
+  AtomIndex scales{};
+  Shape block;               // kDecode: elements per scale, per dim
+  std::string inline_bytes;  // kInline: little-endian element bytes
+  bool python_number = false;  // kInline: was a Python int or float, not a tensor
+};
+
+// kind: "weight" (as the model holds it), "master" (fp32), "exp_avg",
+// "exp_avg_sq", "grad", "step", or any other optimizer state by its own name.
+struct Atom {
+  ParameterIndex parameter{};
+  std::string optimizer;  // usually empty: the only optimizer
+  std::string kind;
+  DType dtype = DType::kF32;
+  Shape shape;
+  Relation relation = Relation::kSame;
+  AtomSource source;
+  bool derived = false;  // not stored by the source: a cast of another atom
+};
+
+// A second name of a parameter (tied weights).
+struct Alias {
+  std::string name;
+  ParameterIndex parameter{};
+};
+
+// A tensor that a document mentions (rng states, data-loader tensors).
+struct StoredTensor {
+  DType dtype = DType::kU8;
+  Shape shape;
+  std::vector<uint64_t> strides;  // elements
+  BlobIndex blob{};
+  uint64_t offset = 0;  // bytes, of the tensor's first element
+};
+
+// Everything of a step that is no atom, as a protocol-2 pickle that our own
+// writer printed; a tensor is the persistent id of its index (as a decimal
+// string) in `tensors`.  Unknown classes are in it verbatim.
+struct Document {
+  std::string key;    // e.g. "client/args", "lr_scheduler", "ds_config"
+  std::string scope;  // "" = global, else a coordinate such as "dp0_tp1_pp0"
+  std::string pickle;
+  std::vector<StoredTensor> tensors;
+};
+
+// One optimizer group: parameters in order, hyper-parameters as the pickle of
+// a dict (without "params").
+struct Group {
+  std::string optimizer;
+  std::vector<ParameterIndex> parameters;
+  std::string hyper_parameters;
+};
+
+struct StepModel {
+  std::string framework;  // the Source's name: "deepspeed", "deepspeed_universal"
+  std::string framework_version;
+  std::string id;         // the framework's own tag: "global_step5"
+  uint64_t iteration = 0;
+  int64_t mtime_ns = 0;   // newest source file
+  Layout layout;          // of the source
+  std::optional<DType> model_dtype;  // of weights in training
+  std::string family;     // the family whose rules applied, if any
+  uint32_t layers = 0;    // transformer layers, 0 if unknown
+
+  std::vector<std::string> roots;  // absolute directories when adopted
+  std::vector<Blob> blobs;         // every file of the step, the unread ones too
+  std::vector<Parameter> parameters;  // in model order
+  std::vector<Atom> atoms;
+  std::vector<Alias> aliases;
+  std::vector<Group> groups;
+  std::vector<Document> documents;
+  std::vector<std::string> notes;  // said to the user: what is derived, averaged, ignored
+
+  const Parameter& parameter(ParameterIndex i) const {
+    return parameters[static_cast<uint32_t>(i)];
+  }
+  const Atom& atom(AtomIndex i) const { return atoms[static_cast<uint32_t>(i)]; }
+  const Blob& blob(BlobIndex i) const { return blobs[static_cast<uint32_t>(i)]; }
+
+  // The atom of a parameter by kind (of the only or first optimizer).
+  std::optional<AtomIndex> FindAtom(ParameterIndex parameter, std::string_view kind) const;
+  std::optional<ParameterIndex> FindParameter(std::string_view name) const;
+  const Document* FindDocument(std::string_view key, std::string_view scope = "") const;
+};
+
+}  // namespace ckptfs

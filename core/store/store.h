@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Store keeps the manifests of committed steps and small records (names, tags,
+// deletions) in a Storage.  A step exists exactly when its record has been
+// published; nothing else needs to be intact for that.  A local SQLite
+// catalogue is a cache over the records and is rebuilt when absent or damaged.
+//
+//   manifests/<digest>         one immutable manifest per step (store-format.md)
+//   steps/<run>/<id>           record: digest, iteration, mtime, source path
+//   deleted/<run>/<id>/<digest>  record: the step is gone
+//   blobs/...                  store-owned blobs (--link, --copy, packed side blobs)
+//
+// Thread safety: all methods may be called concurrently, also by several
+// processes on one store.
+// Lifetime: loaded steps are shared and outlive their removal.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/digest.h"
+#include "core/base/result.h"
+#include "core/blob/storage.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+// A committed step as the names show it.
+struct StepRecord {
+  std::string run;
+  std::string id;        // unique in the run
+  Digest manifest;
+  uint64_t iteration = 0;
+  int64_t mtime_ns = 0;  // newest source file
+  std::string source;    // absolute path it was adopted from
+  std::string root;      // absolute save directory: what the run's name belongs to
+};
+
+// A loaded, verified step.
+struct Step {
+  StepRecord record;
+  StepModel model;
+};
+
+class Store {
+ public:
+  // `directory` on local disk; created (0700 if new) when `create`.
+  static Result<std::unique_ptr<Store>> Open(const std::string& directory, bool create);
+  // Over any storage, with the catalogue in memory (tests, objects).
+  static Result<std::unique_ptr<Store>> OpenOn(std::shared_ptr<Storage> storage);
+  ~Store();
+
+  // Make `model` a step of `run`, at once or not at all, durably.  If the very
+  // same manifest is there already under that name, that record is returned.
+  // Another step of the same id becomes "<id>-<attempt>" (attempt from 1).
+  // kExists if the run's name belongs to another root.
+  Result<StepRecord> Publish(std::string_view run, const StepModel& model,
+                             const std::string& source, const std::string& root);
+
+  Result<std::vector<std::string>> Runs();                        // sorted
+  Result<std::vector<StepRecord>> Steps(std::string_view run);    // by (iteration, mtime)
+  // `id` or "latest" = greatest (iteration, mtime).
+  Result<StepRecord> Resolve(std::string_view run, std::string_view id);
+  Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
+  // The name is gone at once; blobs and manifest are reclaimed by a later gc.
+  Status Remove(const StepRecord& record);
+
+  // Notice what other processes published since.
+  Status Refresh();
+
+  const std::string& directory() const;
+
+ private:
+  struct State;
+  explicit Store(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// The step of a manifest file's bytes; every index and extent is checked.
+Result<StepModel> ParseManifest(std::string_view bytes);
+Result<std::string> RenderManifest(const StepModel& model);
+
+// Run and step names as path components: not empty, not "." or "..", no '/',
+// no control characters, at most 200 bytes.
+Status CheckName(std::string_view name, std::string_view what);
+
+}  // namespace ckptfs

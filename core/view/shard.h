@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shard says what a rank of a target layout holds: pattern x layout -> the
+// local tensor of a parameter, or nothing if the rank has no part of it
+// (another pipeline stage or expert rank).
+//
+// Thread safety: pure functions.
+// Units: elements.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "core/base/result.h"
+#include "core/model/layout.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+// kInvalid with the parameter and the rule when a degree does not fit: part
+// sizes that do not divide, layers that do not split (naming the split token),
+// a pattern nobody declared, experts that do not divide by ep.
+Status CheckLayout(const StepModel& step, const Layout& layout);
+
+// The pipeline stage of a parameter; nothing: every stage.
+Result<std::optional<uint32_t>> StageOf(const StepModel& step, const Layout& layout,
+                                        const Parameter& parameter);
+
+// True if the rank's stage and expert rank hold the parameter.
+Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordinate& rank,
+                   const Parameter& parameter);
+
+// The rank's local tensor of the parameter's weight (tp/ep applied).
+// REQUIRES: Holds(...).
+Result<std::shared_ptr<const LocalTensor>> LocalOf(const StepModel& step, const Layout& layout,
+                                                   const RankCoordinate& rank,
+                                                   const Parameter& parameter);
+
+// [begin, end) elements of a local tensor of `elements` that dp rank `dp` of
+// `degree` holds when the optimizer is sharded: the dp-th slice of
+// ceil(elements / degree); end may pass `elements` (padding).
+std::pair<uint64_t, uint64_t> ZeroRange(uint64_t elements, uint64_t dp, uint64_t degree);
+
+}  // namespace ckptfs

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Filesystem is the whole mounted tree as a library: names to inodes,
+// attributes, directory listings, open files and reads.  mount/ decodes FUSE
+// requests, calls it, and replies; nothing here includes FUSE.
+//
+// Thread safety: all methods may be called concurrently; none holds a lock
+// across I/O.
+// Lifetime: store and formats must outlive it.
+// Units: bytes; times are nanoseconds since the epoch.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/blob/blob_reader.h"
+#include "core/store/store.h"
+#include "core/view/view_format.h"
+
+namespace ckptfs {
+
+enum class InodeNumber : uint64_t {};
+inline constexpr InodeNumber kRootInode{1};
+enum class FileHandle : uint64_t {};
+
+// Who asks; ACLs of sources count as owner-only.
+struct Caller {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  uint32_t pid = 0;
+};
+
+struct Attributes {
+  InodeNumber inode{};
+  uint32_t mode = 0;  // type and permission bits, as st_mode
+  uint32_t nlink = 1;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  uint64_t size = 0;
+  uint64_t blocks = 0;  // of 512 bytes
+  int64_t mtime_ns = 0;
+  bool immutable = false;  // names and attributes may be cached for ever
+};
+
+struct DirectoryEntry {
+  std::string name;
+  Attributes attributes;
+  uint64_t next_offset = 0;  // resume readdir after this entry
+};
+
+// How an open file is served (design, section 4).
+enum class ServingMode : uint8_t { kStream = 0, kMaterialise = 1, kDirect = 2 };
+std::string_view ServingModeName(ServingMode mode);
+
+struct OpenFile {
+  FileHandle handle{};
+  ServingMode mode = ServingMode::kStream;
+  // A descriptor to pass through to (materialised or direct), or -1.  Owned by
+  // the filesystem, valid until Release.
+  int backing_fd = -1;
+  // Identifies the backing: opens with the same inode and token may share one
+  // kernel backing id.
+  uint64_t backing_token = 0;
+  bool keep_cache = false;
+  bool direct_io = false;  // answer READs of read-type readers without the page cache
+};
+
+struct FilesystemOptions {
+  std::optional<std::string> run;   // --run
+  std::string step = "latest";      // --step
+  bool follow = false;              // --follow
+  std::vector<Layout> layouts;      // --layout, listed by readdir
+  RootMap roots;
+  std::optional<ServingMode> force_mode;      // --mode
+  uint64_t materialise_budget = 0;  // bytes of huge-page memory; 0: a quarter of RAM
+  bool passthrough = false;  // the kernel and our privileges allow it; set by mount/
+  std::function<void(std::string_view)> log;  // one line, for reasons behind ENOENT and fallbacks
+  // Called when names became invalid (a step removed, /view moved): from a
+  // thread that serves no request.
+  std::function<void(InodeNumber parent, std::string_view name)> invalidate;
+};
+
+class Filesystem {
+ public:
+  static Result<std::unique_ptr<Filesystem>> Create(
+      Store& store, std::span<const std::unique_ptr<ViewFormat>> formats,
+      FilesystemOptions options);
+  ~Filesystem();
+
+  // Each successful Lookup (and readdirplus entry) counts one reference that
+  // Forget gives back.
+  Result<Attributes> Lookup(InodeNumber parent, std::string_view name, const Caller& caller);
+  void Forget(InodeNumber inode, uint64_t count);
+  Result<Attributes> GetAttributes(InodeNumber inode, const Caller& caller);
+  Result<std::string> ReadLink(InodeNumber inode, const Caller& caller);
+
+  // Entries after `offset` (0: from the start, "." and ".." included), at most
+  // `limit`.  Does not count references; the caller looks up for readdirplus.
+  Result<std::vector<DirectoryEntry>> ReadDirectory(InodeNumber inode, uint64_t offset,
+                                                    size_t limit, const Caller& caller);
+
+  // Errors surface here: a step whose source changed is kStale.
+  // BLOCKS: on filling, when the policy materialises.
+  Result<OpenFile> Open(InodeNumber inode, int flags, const Caller& caller);
+  Result<size_t> Read(FileHandle handle, uint64_t offset, std::span<std::byte> out);
+  void Release(FileHandle handle);
+
+  // Fill the huge-page files of a view's rank or of a whole layout before
+  // anybody opens them (`ckptfs warm`).  Returns bytes filled.
+  Result<uint64_t> Warm(std::string_view layout, std::string_view path_prefix);
+
+  // Move /view (`ckptfs switch`).
+  Status SwitchView(std::string_view run, std::string_view id);
+  // Take in what was published or removed since (`adopt`, `remove`).
+  Status Refresh();
+
+  // The status as JSON text: requests, bytes served and read, cache, open
+  // files, errors, mode and reason per recent open.  Also /.ckptfs/status.
+  std::string StatusJson() const;
+
+ private:
+  struct State;
+  explicit Filesystem(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ckptfs
