@@ -43,15 +43,26 @@ struct PickleNode {
   // tuple, list, set: the items; dict: key, value, key, value ... in order;
   // kReduce/kObject: callee, arguments.
   std::vector<NodeId> children;
-  // kReduce/kObject (and set/dict subclasses): BUILD state, APPENDS, SETITEMS
-  // that followed, in this order when printed back.
-  std::optional<NodeId> state;
+  // kReduce/kObject (and list/dict subclasses): the APPENDS, SETITEMS and BUILD
+  // that followed, in this order when printed back (as CPython's pickler does).
   std::vector<NodeId> appended;
   std::vector<NodeId> items;  // key, value, ...
+  std::optional<NodeId> state;
 };
 
 // torch._utils._rebuild_tensor_v2 / _v3 / parameter over a storage persistent id.
 struct TensorNode {
+  enum class Form : uint8_t {
+    kTensor,
+    // The argument tuple of a rebuild function that something else is to call
+    // (_rebuild_from_type_v2: a Tensor or Parameter subclass or one with attributes).
+    kArguments,
+    // A storage by itself, also inside rebuild calls that stay opaque (quantised
+    // tensors); shape is [elements].
+    kStorage,
+  };
+  Form form = Form::kTensor;
+  std::string storage_class;  // kStorage: "FloatStorage", "UntypedStorage", "QInt8Storage" ...
   DType dtype = DType::kF32;
   std::string storage_key;    // "0", "1", ... -> record data/<key>
   uint64_t storage_elements = 0;
@@ -70,7 +81,7 @@ struct PickleTree {
 
 // A position in a tree with checked access.  Every accessor of the wrong kind
 // returns an empty optional / invalid ref, so that lookups chain:
-//   tree.Root()["optimizer_state_dict"]["zero_stage"].Int()
+//   RootOf(tree)["optimizer_state_dict"]["zero_stage"].Int()
 class PickleRef {
  public:
   PickleRef() = default;
@@ -83,10 +94,11 @@ class PickleRef {
   bool IsNone() const;
   bool IsDict() const;      // dict, OrderedDict, defaultdict ... (REDUCE/NEWOBJ with items)
   bool IsSequence() const;  // list, tuple, torch.Size
-  std::optional<int64_t> Int() const;
+  std::optional<int64_t> Int() const;    // also an IntEnum: a class called with one int
   std::optional<bool> Bool() const;
   std::optional<double> Number() const;  // int or float
   std::optional<std::string_view> String() const;
+  // Also the tensor inside a subclass or a parameter with state; never a bare storage.
   const TensorNode* Tensor() const;
   std::optional<Shape> AsShape() const;  // torch.Size or tuple/list of ints >= 0
   // "module.name" of a global, or of the class of an object.
@@ -97,7 +109,8 @@ class PickleRef {
   PickleRef operator[](std::string_view key) const;  // dict by string key, or object state
   PickleRef AtInt(int64_t key) const;         // dict by int key
   std::vector<std::pair<PickleRef, PickleRef>> Items() const;  // dict in order
-  PickleRef State() const;  // BUILD state of an object
+  PickleRef State() const;      // BUILD state of an object
+  PickleRef Arguments() const;  // of a kReduce or kObject: the tuple
 
  private:
   const PickleTree* tree_ = nullptr;

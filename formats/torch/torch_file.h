@@ -32,9 +32,15 @@ struct TorchFile {
 
   PickleRef root() const { return RootOf(tree); }
 
-  // Byte range of a tensor's element 0 storage; checks numel x width against
-  // the record and offset + extent of (shape, strides) against the storage.
+  // The bytes of the tensor's whole *storage* in the file (storage_offset is
+  // not added: element e of the storage lies at offset + e * width); checks
+  // numel x width against the record and storage_offset + extent of (shape,
+  // strides) against the storage.
   Result<StorageRecord> Locate(const TensorNode& tensor) const;
+
+  // The bytes from the tensor's first element to the end of its last one;
+  // length 0 for a tensor without elements.
+  Result<StorageRecord> LocateElements(const TensorNode& tensor) const;
 
   // kInvalid names the file and the rule.  BLOCKS: on reading the headers.
   static Result<TorchFile> Open(const std::string& path);
