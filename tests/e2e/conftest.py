@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the end-to-end tests."""
+import os
+import sys
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'deepspeed'))
+
+import daemon  # noqa: E402
+
+
+@pytest.fixture
+def ckptfs(tmp_path):
+    """A Ckptfs with a store of its own; nothing stays mounted after it."""
+    assert os.path.exists('/dev/fuse'), 'these tests need /dev/fuse'
+    program = daemon.Ckptfs(str(tmp_path))
+    yield program
+    program.close()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the ckptfs program for a test: adopt, mount, and never leave a mount.
+
+The program comes from $CKPTFS_BIN, the checkpoints from $CKPTFS_FIXTURES.
+"""
+import json
+import os
+import subprocess
+import time
+
+BIN = os.environ.get('CKPTFS_BIN', 'build/ckptfs')
+FIXTURES = os.environ.get('CKPTFS_FIXTURES', 'build/fixtures')
+TIMEOUT = 120
+
+
+def checkpoint(variant):
+    """The save directory of a fixture variant."""
+    return os.path.join(FIXTURES, variant, 'ckpt')
+
+
+def truth_of(variant):
+    """The file that holds what the checkpoint must contain."""
+    return os.path.join(FIXTURES, variant, 'truth.safetensors')
+
+
+def is_mounted(path):
+    """Whether the kernel lists a mount at `path`."""
+    path = os.path.realpath(path).replace(' ', '\\040')
+    with open('/proc/mounts') as f:
+        return any(line.split()[1] == path for line in f)
+
+
+class Ckptfs:
+    """One store, and the command line on it."""
+
+    def __init__(self, folder):
+        self.store = os.path.join(folder, 'store')
+        self.folder = folder
+        self.mounts = []
+        self.processes = []
+
+    def run(self, *words, check=True, timeout=TIMEOUT, env=None):
+        """Run `ckptfs WORDS`; returns the finished process, text output."""
+        done = subprocess.run([BIN, *map(str, words)], capture_output=True,
+                              text=True, errors='replace', timeout=timeout,
+                              env={**os.environ, **(env or {})})
+        if check and done.returncode != 0:
+            raise AssertionError(
+                f'ckptfs {words} exited {done.returncode}\n'
+                f'{done.stdout}\n{done.stderr}')
+        return done
+
+    def adopt(self, path, name=None, check=True, **more):
+        """Adopt a checkpoint into the store."""
+        words = ['adopt', path, '--store', self.store]
+        return self.run(*words, *(['--name', name] if name else []),
+                        check=check, **more)
+
+    def list(self):
+        """What `ckptfs list --json` says of the store."""
+        return json.loads(self.run('list', '--store', self.store,
+                                   '--json').stdout)
+
+    def mountpoint(self):
+        """A new empty directory that is unmounted at the end of the test."""
+        path = os.path.join(self.folder, f'mnt{len(self.mounts)}')
+        os.mkdir(path)
+        self.mounts.append(path)
+        return path
+
+    def mount(self, *options, adopt=()):
+        """Mount the store; returns the mount point."""
+        path = self.mountpoint()
+        more = [w for p in adopt for w in ('--adopt', p)]
+        self.run('mount', '--store', self.store, *more, *options, path)
+        return path
+
+    def start(self, *options, path=None, stderr=None):
+        """Mount in the foreground; returns (process, mount point)."""
+        path = path or self.mountpoint()
+        process = subprocess.Popen(
+            [BIN, 'mount', '--foreground', '--store', self.store,
+             *map(str, options), path], stdin=subprocess.DEVNULL,
+            stderr=stderr)
+        self.processes.append(process)
+        wait_until(lambda: is_mounted(path) and os.listdir(path),
+                   'the mount', process)
+        return process, path
+
+    def umount(self, path):
+        """Unmount and wait until the kernel agrees."""
+        self.run('umount', path)
+        wait_until(lambda: not is_mounted(path), 'the unmount')
+
+    def close(self):
+        """End what the test has left running."""
+        for path in self.mounts:
+            if is_mounted(path):
+                subprocess.run(['fusermount3', '-uz', path], check=False)
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def wait_until(condition, what, process=None, seconds=60):
+    """Poll until `condition()` holds; an error of it means not yet."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if condition():
+                return
+        except OSError:
+            pass
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f'{what}: the daemon ended with '
+                                 f'{process.returncode}')
+        time.sleep(0.02)
+    raise AssertionError(f'{what} did not happen in {seconds} s')
+
+
+def step_of(mount, run='ckpt', step=None):
+    """The directory of a run's step inside a mount."""
+    steps = os.path.join(mount, 'run', run, 'step')
+    return os.path.join(steps, step or sorted(os.listdir(steps))[-1])

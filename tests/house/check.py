@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the house that a compiler does not check.
+
+Usage: check.py [ROOT].  Prints every break of a rule; exit code 1 if any.
+  - includes follow the arrows of docs/design.md, and libfuse, torch and CUDA
+    headers stay in their places
+  - headers have at most 250 lines, sources 600
+  - the top level holds the fixed names and dotfiles only
+  - every source file has one SPDX line; CMake lists its sources by name
+  - nothing in the tree names a package registry's host
+  - no file is larger than 1 MiB
+"""
+import os
+import re
+import subprocess
+import sys
+
+# folder -> folders of this repository that its files may include
+ARROWS = {
+    'core': {'core'},
+    'formats': {'formats', 'core'},
+    'snapshot': {'snapshot', 'core'},
+    'fs': {'fs', 'core'},
+    'mount': {'mount', 'fs', 'formats', 'snapshot', 'core'},
+    'tests': {'tests', 'mount', 'fs', 'formats', 'snapshot', 'core'},
+}
+TOP = {'CMakeLists.txt', 'fs', 'core', 'snapshot', 'formats', 'mount', 'tests',
+       'docs', 'README.md'}
+LIMITS = {'.h': 250, '.cc': 600, '.cu': 600, '.py': 600}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+HOSTS = re.compile(r'pypi\.org|pythonhosted|deb\.debian|download\.pytorch'
+                   r'|github\.com/[^ ]*/releases|conda\.anaconda')
+SOURCE = ('.h', '.cc', '.cu', '.py')
+MIB = 1 << 20
+
+
+def include_errors(path, text):
+    """Includes of one file that go against the arrows."""
+    folder, name = path.split('/')[0], os.path.basename(path)
+    for quote, target in INCLUDE.findall(text):
+        first = target.split('/')[0]
+        if quote == '"' and first in ARROWS and first not in ARROWS[folder]:
+            yield f'{folder} must not include {first} ("{target}")'
+        if re.match(r'fuse', target) and folder not in ('mount', 'tests'):
+            yield f'libfuse belongs to mount/ ({target})'
+        if first in ('torch', 'ATen', 'c10') and not (
+                name.startswith('torch_') and folder in ('snapshot', 'tests')):
+            yield f'torch headers belong to torch_* files ({target})'
+        if re.match(r'cuda|cudart|driver_types', target) and not (
+                path.startswith('snapshot/cuda_')):
+            yield f'CUDA headers belong to snapshot/cuda_* ({target})'
+
+
+def text_errors(path, text):
+    """Everything wrong with one text file."""
+    folder, (_, ext) = path.split('/')[0], os.path.splitext(path)
+    lines = text.count('\n')
+    if ext in ('.h', '.cc', '.cu') and folder in ARROWS:
+        yield from include_errors(path, text)
+    if lines > LIMITS.get(ext, lines):
+        yield f'{lines} lines, the budget is {LIMITS[ext]}'
+    if ext in SOURCE and text and text[:300].count('SPDX-License-Identifier') != 1:
+        yield 'the first lines need one SPDX line'
+    if 'CMakeLists' in path and re.search(r'file\s*\(\s*GLOB', text):
+        yield 'sources are listed by name, not by GLOB'
+    if not path.startswith('tests/house/') and HOSTS.search(text):
+        yield f'names a registry host: {HOSTS.search(text)[0]}'
+
+
+def errors(root):
+    """(path, what) of every break of a rule under root."""
+    listed = subprocess.run(
+        ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
+        cwd=root, capture_output=True, text=True, check=True).stdout
+    paths = sorted(set(filter(None, listed.split('\0'))))
+    for name in sorted({p.split('/')[0] for p in paths}):
+        if name not in TOP and not name.startswith('.'):
+            yield name, 'is not one of the names of the top level'
+    for path in paths:
+        full = os.path.join(root, path)
+        if os.path.islink(full) or not os.path.isfile(full):
+            continue
+        if os.path.getsize(full) > MIB:
+            yield path, 'is larger than 1 MiB'
+        with open(full, 'rb') as f:
+            data = f.read(MIB)
+        if b'\0' in data:
+            continue
+        for what in text_errors(path, data.decode('utf-8', 'replace')):
+            yield path, what
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else '.'
+    found = list(errors(root))
+    for path, what in found:
+        print(f'{path}: {what}')
+    return 1 if found else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""check.py finds each kind of break, and this repository has none."""
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+SPDX = '// SPDX-License-Identifier: Apache-2.0\n'
+BAD = {
+    'core/a.h': ('#include "formats/x.h"\n', 'core must not include formats'),
+    'core/b.cc': ('#include "fs/x.h"\n', 'core must not include fs'),
+    'fs/a.cc': ('#include "formats/registry.h"\n', 'fs must not include formats'),
+    'fs/b.cc': ('#include <fuse_lowlevel.h>\n', 'libfuse belongs to mount'),
+    'formats/a.cc': ('#include <torch/torch.h>\n', 'torch headers belong'),
+    'snapshot/a.cc': ('#include <cuda_runtime.h>\n', 'CUDA headers belong'),
+    'core/c.h': ('\n' * 251, 'the budget is 250'),
+    'core/CMakeLists.txt': ('file(GLOB x *.cc)\n', 'not by GLOB'),
+    'stray/a.txt': ('', 'top level'),
+    'mount/b.sh': ('curl https://py' + 'pi.org/simple', 'registry host'),
+}
+
+
+def check(root):
+    """Output of check.py on a folder."""
+    return subprocess.run([sys.executable, os.path.join(HERE, 'check.py'), root],
+                          capture_output=True, text=True)
+
+
+class HouseTest(unittest.TestCase):
+    def test_this_repository_keeps_the_rules(self):
+        done = check(ROOT)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_every_rule_can_fail(self):
+        for path, (text, want) in BAD.items():
+            with self.subTest(path), tempfile.TemporaryDirectory() as root:
+                subprocess.run(['git', 'init', '-q', root], check=True)
+                os.makedirs(os.path.join(root, os.path.dirname(path)))
+                with open(os.path.join(root, path), 'w') as f:
+                    f.write((SPDX if path.endswith(('.h', '.cc')) else '') + text)
+                done = check(root)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertIn(want, done.stdout)
+
+    def test_a_missing_licence_line_is_found(self):
+        with tempfile.TemporaryDirectory() as root:
+            subprocess.run(['git', 'init', '-q', root], check=True)
+            os.mkdir(os.path.join(root, 'core'))
+            with open(os.path.join(root, 'core', 'a.cc'), 'w') as f:
+                f.write('int x;\n')
+            self.assertIn('SPDX', check(root).stdout)
+
+
+if __name__ == '__main__':
+    unittest.main()
