@@ -40,6 +40,9 @@ struct Cut {
   // as Megatron-style code does, unless pad_always.
   uint64_t pad_multiple = 0;
   bool pad_always = false;
+  // Every rank's slice of every part is a multiple of this (a head's rows):
+  // a degree that would cut through a head is refused.
+  uint64_t unit = 1;
   bool operator==(const Cut&) const = default;
 };
 
@@ -54,7 +57,7 @@ struct Pattern {
 
   static Pattern Replicate() { return Pattern{PatternKind::kReplicate, {}, {}, false}; }
   static Pattern Shard(uint32_t dim, std::vector<uint64_t> parts = {}) {
-    return Pattern{PatternKind::kShard, {Cut{dim, std::move(parts), 0, false}}, {}, false};
+    return Pattern{PatternKind::kShard, {Cut{dim, std::move(parts), 0, false, 1}}, {}, false};
   }
 };
 
@@ -64,12 +67,18 @@ std::string PatternName(const Pattern& pattern);
 
 // What rank `rank` of `degree` holds of an atom of shape `atom`.  kInvalid when
 // a part does not divide by the degree, parts do not sum to the dim, a dim is
-// out of range, or the pattern is kUnknown and degree > 1.
+// out of range, the degree differs from the grid's (except degree 1), or the
+// pattern is kUnknown and degree > 1.  A kUnique parameter is held whole; who
+// holds it is not a matter of its shape.
+// REQUIRES: rank < degree.
 Result<LocalTensor> MakeLocal(const Pattern& pattern, const Shape& atom, uint64_t rank,
                               uint64_t degree);
 
-// As MakeLocal, for a source whose local dim 0 of the padded cut has the given
-// number of rows (what a file says beats what a rule would compute).
+// As MakeLocal, for a source whose local tensor has `local_rows` rows along the
+// cut dim (dim 0 where nothing is cut): what a file says beats what a rule
+// would compute.  More rows than the atom has are padding at the end, which
+// only a cut with pad_multiple > 0 and one part may have.  Grids (Hy) have no
+// such form and are refused.
 Result<LocalTensor> MakeLocalWithRows(const Pattern& pattern, const Shape& atom, uint64_t rank,
                                       uint64_t degree, uint64_t local_rows);
 

@@ -11,8 +11,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/blob/blob.h"
@@ -28,12 +30,13 @@ enum class AtomIndex : uint32_t {};       // into StepModel::atoms
 
 enum class Role : uint8_t { kTrainable = 0, kFrozen = 1, kBuffer = 2 };
 
-// Where a parameter lives in a pipeline.
+// Where a parameter lives in a pipeline.  The numbers are stored in manifests.
 enum class StageRule : uint8_t {
   kEvery = 0,  // unknown, or needed on every stage
   kFirst = 1,
   kLast = 2,
-  kLayer = 3,  // with the stage of Parameter::layer
+  kLayer = 3,      // with the stage of Parameter::layer
+  kFirstLast = 4,  // tied: on the first and the last stage
 };
 
 struct Parameter {
@@ -41,10 +44,12 @@ struct Parameter {
   std::string source_name;  // as the source spells it
   Shape shape;              // logical: unsharded, unpadded
   Role role = Role::kTrainable;
-  Pattern pattern;          // over tp; over ep (dim 0 or unique) for experts
+  // Over tp.  Of an expert: over etp (kUnique: nothing is known of etp > 1).
+  Pattern pattern;
   StageRule stage = StageRule::kEvery;
   uint32_t layer = 0;       // transformer layer, from 0, when stage is kLayer
   std::optional<uint32_t> expert;  // global expert id of a per-expert parameter
+  uint32_t stacked_experts = 0;    // > 0: dim 0 is this many equal runs, one per expert, cut over ep
 };
 
 // How an atom's shape relates to its parameter's.
@@ -117,6 +122,8 @@ struct Group {
   std::string hyper_parameters;
 };
 
+struct StepIndex;
+
 struct StepModel {
   std::string framework;  // the Source's name: "deepspeed", "deepspeed_universal"
   std::string framework_version;
@@ -145,8 +152,22 @@ struct StepModel {
 
   // The atom of a parameter by kind (of the only or first optimizer).
   std::optional<AtomIndex> FindAtom(ParameterIndex parameter, std::string_view kind) const;
+  // By canonical name or alias.
   std::optional<ParameterIndex> FindParameter(std::string_view name) const;
   const Document* FindDocument(std::string_view key, std::string_view scope = "") const;
+  // True if the parameter has a second name (tied weights).
+  bool IsTied(ParameterIndex parameter) const;
+  // Experts of the parameter's group (the same name but for the expert number),
+  // or stacked_experts; 0 if it is no expert's.
+  uint32_t ExpertsOf(const Parameter& parameter) const;
+  // `layers`, or if that is 0 one more than the greatest layer number; 0 if no
+  // parameter has one.
+  uint32_t LayerCount() const;
+
+  // Makes the look-ups above constant time; without it they search.  Whoever
+  // finishes a model calls it last; editing the model afterwards needs it again.
+  void BuildIndex();
+  std::shared_ptr<const StepIndex> index;
 };
 
 }  // namespace ckptfs

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/base/result.h"
 #include "core/model/layout.h"
@@ -25,9 +26,13 @@ namespace ckptfs {
 // a pattern nobody declared, experts that do not divide by ep.
 Status CheckLayout(const StepModel& step, const Layout& layout);
 
-// The pipeline stage of a parameter; nothing: every stage.
+// The pipeline stage of a parameter; nothing: several (see Holds).
 Result<std::optional<uint32_t>> StageOf(const StepModel& step, const Layout& layout,
                                         const Parameter& parameter);
+
+// Stages of the parameter in rising order.
+Result<std::vector<uint32_t>> StagesOf(const StepModel& step, const Layout& layout,
+                                       const Parameter& parameter);
 
 // True if the rank's stage and expert rank hold the parameter.
 Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordinate& rank,

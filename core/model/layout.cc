@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/model/layout.h"
+
+#include <array>
+#include <charconv>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr uint64_t kMaxWorld = uint64_t{1} << 20;
+constexpr size_t kMaxText = 4096;
+constexpr size_t kMaxStages = 4096;
+
+struct DegreeToken {
+  std::string_view name;
+  uint32_t Layout::*field;
+};
+// Canonical order.
+constexpr std::array<DegreeToken, 7> kDegrees = {{
+    {"tp", &Layout::tp},
+    {"pp", &Layout::pp},
+    {"dp", &Layout::dp},
+    {"ep", &Layout::ep},
+    {"etp", &Layout::etp},
+    {"cp", &Layout::cp},
+    {"vpp", &Layout::vpp},
+}};
+
+struct DtypeToken {
+  std::string_view name;
+  DType dtype;
+};
+constexpr std::array<DtypeToken, 3> kDtypes = {{
+    {"bf16", DType::kBF16},
+    {"fp16", DType::kF16},
+    {"fp32", DType::kF32},
+}};
+
+bool IsDigit(char letter) { return letter >= '0' && letter <= '9'; }
+
+// All of `text` as a number of at most `maximum`.
+std::optional<uint32_t> Number(std::string_view text, uint64_t maximum) {
+  if (text.empty() || !IsDigit(text.front())) return std::nullopt;
+  uint64_t value = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value > maximum) {
+    return std::nullopt;
+  }
+  return static_cast<uint32_t>(value);
+}
+
+class Parser {
+ public:
+  Status Token(std::string_view token) {
+    for (const DtypeToken& candidate : kDtypes) {
+      if (token == candidate.name) {
+        CKPT_RETURN_IF_ERROR(Once("a dtype", token));
+        layout_.dtype = candidate.dtype;
+        return {};
+      }
+    }
+    if (token == "plain" || token == "pipe") {
+      CKPT_RETURN_IF_ERROR(Once("a naming", token));
+      layout_.naming = token == "pipe" ? Naming::kPipe : Naming::kPlain;
+      return {};
+    }
+    size_t letters = 0;
+    while (letters < token.size() && !IsDigit(token[letters])) ++letters;
+    const std::string_view word = token.substr(0, letters);
+    const std::string_view number = token.substr(letters);
+    if (word == "zero") return Zero(token, number);
+    if (word == "split") return Split(token, number);
+    for (const DegreeToken& degree : kDegrees) {
+      if (word == degree.name) return Degree(degree, token, number);
+    }
+    return Refuse(token, "unknown; known are tp2 pp2 dp2 ep2 etp2 cp2 vpp2 zero1 bf16 fp16 fp32 "
+                         "split3-5 plain pipe");
+  }
+
+  Result<Layout> Finish() {
+    uint64_t world = 1;
+    for (uint32_t degree : {layout_.tp, layout_.cp, layout_.dp, layout_.pp}) {
+      world *= degree;  // each at most 2^20
+      if (world > kMaxWorld) {
+        return Fail(ErrorCode::kInvalid, "layout: more than 1048576 ranks");
+      }
+    }
+    const uint64_t stage_ranks = world / layout_.pp;
+    if (stage_ranks % (uint64_t{layout_.ep} * layout_.etp) != 0) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat("layout: ep", layout_.ep, " times etp", layout_.etp,
+                         " does not divide the ", stage_ranks, " ranks of a stage (tp*cp*dp)"));
+    }
+    const uint64_t chunks = uint64_t{layout_.pp} * layout_.vpp;
+    if (chunks > kMaxWorld) return Fail(ErrorCode::kInvalid, "layout: pp*vpp above 1048576");
+    if (!layout_.split.empty() && layout_.split.size() != chunks) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat("layout: split lists ", layout_.split.size(), " stages, pp*vpp is ",
+                         chunks));
+    }
+    return layout_;
+  }
+
+ private:
+  static Status Refuse(std::string_view token, std::string_view rule) {
+    return Fail(ErrorCode::kInvalid, StrCat("layout token '", token.substr(0, 64), "': ", rule));
+  }
+
+  Status Once(std::string_view what, std::string_view token) {
+    for (const std::string& other : seen_) {
+      if (other == what) return Refuse(token, StrCat(what, " is given twice"));
+    }
+    seen_.emplace_back(what);
+    return {};
+  }
+
+  Status Zero(std::string_view token, std::string_view number) {
+    CKPT_RETURN_IF_ERROR(Once("zero", token));
+    const auto stage = Number(number, 3);
+    if (!stage) return Refuse(token, "zero is followed by 0, 1, 2 or 3");
+    layout_.zero = *stage;
+    return {};
+  }
+
+  Status Degree(const DegreeToken& degree, std::string_view token, std::string_view number) {
+    CKPT_RETURN_IF_ERROR(Once(degree.name, token));
+    const auto value = Number(number, kMaxWorld);
+    if (!value || *value == 0) return Refuse(token, "a degree is from 1 to 1048576");
+    layout_.*degree.field = *value;
+    return {};
+  }
+
+  Status Split(std::string_view token, std::string_view numbers) {
+    CKPT_RETURN_IF_ERROR(Once("split", token));
+    uint64_t layers = 0;
+    while (true) {
+      const size_t dash = numbers.find('-');
+      const auto value = Number(numbers.substr(0, dash), kMaxWorld);
+      if (!value) return Refuse(token, "split is numbers of layers joined by '-', as split3-5");
+      if (layout_.split.size() == kMaxStages) return Refuse(token, "more than 4096 stages");
+      layout_.split.push_back(*value);
+      layers += *value;
+      if (dash == std::string_view::npos) break;
+      numbers.remove_prefix(dash + 1);
+    }
+    if (layers == 0) return Refuse(token, "a split has at least one layer");
+    return {};
+  }
+
+  Layout layout_;
+  std::vector<std::string> seen_;
+};
+
+}  // namespace
+
+Result<Layout> Layout::Parse(std::string_view text) {
+  if (text.empty()) return Fail(ErrorCode::kInvalid, "layout: empty");
+  if (text.size() > kMaxText) return Fail(ErrorCode::kInvalid, "layout: longer than 4096 bytes");
+  Parser parser;
+  while (true) {
+    const size_t end = text.find('_');
+    CKPT_RETURN_IF_ERROR(parser.Token(text.substr(0, end)));
+    if (end == std::string_view::npos) return parser.Finish();
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string Layout::ToString() const {
+  std::string text;
+  auto add = [&text](std::string_view token) {
+    if (!text.empty()) text += '_';
+    text += token;
+  };
+  for (const DegreeToken& degree : kDegrees) {
+    if (this->*degree.field != 1) add(StrCat(degree.name, this->*degree.field));
+  }
+  if (zero != 0) add(StrCat("zero", zero));
+  for (const DtypeToken& candidate : kDtypes) {
+    if (dtype == candidate.dtype) add(candidate.name);
+  }
+  if (!split.empty()) {
+    std::string numbers = "split";
+    for (size_t i = 0; i < split.size(); ++i) {
+      numbers += StrCat(i == 0 ? "" : "-", split[i]);
+    }
+    add(numbers);
+  }
+  if (naming == Naming::kPlain) add("plain");
+  if (naming == Naming::kPipe) add("pipe");
+  return text.empty() ? "tp1" : text;
+}
+
+RankCoordinate CoordinateOf(const Layout& layout, uint64_t rank) {
+  CKPT_CHECK(rank < layout.World());
+  RankCoordinate at;
+  const uint64_t stage_ranks = uint64_t{layout.tp} * layout.cp * layout.dp;
+  const uint64_t inside = rank % stage_ranks;
+  at.pp = static_cast<uint32_t>(rank / stage_ranks);
+  at.tp = static_cast<uint32_t>(inside % layout.tp);
+  at.cp = static_cast<uint32_t>(inside / layout.tp % layout.cp);
+  at.dp = static_cast<uint32_t>(inside / layout.tp / layout.cp);
+  at.etp = static_cast<uint32_t>(inside % layout.etp);
+  at.ep = static_cast<uint32_t>(inside / layout.etp % layout.ep);
+  at.edp = static_cast<uint32_t>(inside / layout.etp / layout.ep);
+  return at;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/view/shard.h"
+
+#include <functional>
+#include <numeric>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+template <class... Pieces>
+tl::unexpected<Error> Refuse(const Pieces&... pieces) {
+  return Fail(ErrorCode::kInvalid, StrCat(pieces...));
+}
+
+bool IsExpert(const Parameter& parameter) {
+  return parameter.expert.has_value() || parameter.stacked_experts > 0;
+}
+
+bool IsTied(const StepModel& step, const Parameter& parameter) {
+  const Parameter* first = step.parameters.data();
+  const std::less<const Parameter*> before;
+  if (!before(&parameter, first) && before(&parameter, first + step.parameters.size())) {
+    return step.IsTied(ParameterIndex{static_cast<uint32_t>(&parameter - first)});
+  }
+  const auto found = step.FindParameter(parameter.name);
+  return found && step.IsTied(*found);
+}
+
+// "split2-2-1": the most even split, larger stages first.
+std::string SuggestSplit(uint64_t layers, uint64_t chunks) {
+  constexpr uint64_t kShown = 64;
+  if (chunks > kShown) return "split<layers of each stage>";
+  std::string token = "split";
+  for (uint64_t c = 0; c < chunks; ++c) {
+    token += StrCat(c == 0 ? "" : "-", layers / chunks + (c < layers % chunks ? 1 : 0));
+  }
+  return token;
+}
+
+// That the step's layers can be spread over the layout's stages at all.
+Status CheckStages(const StepModel& step, const Layout& layout) {
+  const uint64_t chunks = uint64_t{layout.pp} * layout.vpp;
+  const uint64_t layers = step.LayerCount();
+  if (!layout.split.empty()) {
+    const uint64_t sum = std::accumulate(layout.split.begin(), layout.split.end(), uint64_t{0});
+    if (layout.split.size() != chunks || sum != layers) {
+      return Refuse("the split has ", sum, " layers in ", layout.split.size(), " stages, the step ",
+                    layers, " for ", chunks);
+    }
+    return {};
+  }
+  if (chunks == 1) return {};
+  if (layers == 0) {
+    return Refuse("pp", layout.pp, ": no parameter has a layer number; a family with layer rules "
+                  "would tell (adopt --family)");
+  }
+  if (layers % chunks != 0) {
+    return Refuse(layers, " layers do not divide by ", chunks, " stages; add a split such as ",
+                  SuggestSplit(layers, chunks));
+  }
+  return {};
+}
+
+Result<uint32_t> StageOfLayer(const StepModel& step, const Layout& layout, uint32_t layer) {
+  const uint32_t layers = step.LayerCount();
+  if (layer >= layers) return Refuse("layer ", layer, " of a step of ", layers, " layers");
+  uint64_t chunk = 0;
+  if (layout.split.empty()) {
+    const uint64_t chunks = uint64_t{layout.pp} * layout.vpp;
+    chunk = layer / (layers / chunks);
+  } else {
+    uint64_t end = layout.split[0];
+    while (layer >= end) end += layout.split[++chunk];
+  }
+  return static_cast<uint32_t>(chunk % layout.pp);
+}
+
+Status CheckExpert(const StepModel& step, const Layout& layout, const Parameter& parameter) {
+  const uint32_t experts = step.ExpertsOf(parameter);
+  if (layout.ep > 1 && experts % layout.ep != 0) {
+    return Refuse(experts, " experts do not divide by ep", layout.ep);
+  }
+  if (parameter.stacked_experts > 0 &&
+      (parameter.shape.empty() || parameter.shape[0] % parameter.stacked_experts != 0)) {
+    return Refuse("dim 0 of ", ShapeToString(parameter.shape), " does not hold ",
+                  parameter.stacked_experts, " stacked experts");
+  }
+  if (layout.etp > 1 &&
+      (parameter.stacked_experts > 0 || parameter.pattern.kind == PatternKind::kUnique)) {
+    return Refuse("nothing says how one expert is cut for etp", layout.etp);
+  }
+  return {};
+}
+
+Result<LocalTensor> Local(const Layout& layout, const RankCoordinate& rank,
+                          const Parameter& parameter) {
+  if (parameter.stacked_experts > 0) {
+    return MakeLocal(Pattern::Shard(0), parameter.shape, rank.ep, layout.ep);
+  }
+  if (parameter.expert) {
+    return MakeLocal(parameter.pattern, parameter.shape, rank.etp, layout.etp);
+  }
+  return MakeLocal(parameter.pattern, parameter.shape, rank.tp, layout.tp);
+}
+
+Status CheckParameter(const StepModel& step, const Layout& layout, const Parameter& parameter) {
+  if (IsExpert(parameter)) {
+    CKPT_RETURN_IF_ERROR(CheckExpert(step, layout, parameter));
+  } else if (layout.tp > 1 && parameter.pattern.kind == PatternKind::kUnknown) {
+    return Refuse("no rule says how it is spread over tp", layout.tp,
+                  "; adopt with --family FILE (a rule for this name), --family-set (a size that "
+                  "the rule needs) or --replicated REGEX");
+  } else if (layout.tp > 1 && parameter.pattern.kind == PatternKind::kUnique) {
+    return Refuse("held by one tensor-parallel rank only, and nothing says which of tp", layout.tp);
+  }
+  CKPT_RETURN_IF_ERROR(StagesOf(step, layout, parameter));
+  CKPT_RETURN_IF_ERROR(Local(layout, RankCoordinate{}, parameter));
+  return {};
+}
+
+}  // namespace
+
+Status CheckLayout(const StepModel& step, const Layout& layout) {
+  CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
+  bool experts = false;
+  constexpr int kShown = 3;
+  std::string refusals;
+  int refused = 0;
+  for (const Parameter& parameter : step.parameters) {
+    experts = experts || IsExpert(parameter);
+    const Status status = CheckParameter(step, layout, parameter);
+    if (status) continue;
+    if (++refused <= kShown) {
+      refusals += StrCat(refused == 1 ? "" : "; ", "'", parameter.name, "': ",
+                         status.error().message);
+    }
+  }
+  if (refused > kShown) refusals += StrCat("; and ", refused - kShown, " more parameters");
+  if (refused > 0) return Refuse(refusals);
+  if (!experts && (layout.ep > 1 || layout.etp > 1)) {
+    return Refuse("ep", layout.ep, " etp", layout.etp, ": the step has no experts");
+  }
+  return {};
+}
+
+Result<std::vector<uint32_t>> StagesOf(const StepModel& step, const Layout& layout,
+                                       const Parameter& parameter) {
+  const uint32_t last = layout.pp - 1;
+  if (layout.pp == 1) return std::vector<uint32_t>{0};
+  const bool tied = IsTied(step, parameter);
+  switch (parameter.stage) {
+    case StageRule::kFirst:
+    case StageRule::kLast:
+      if (tied) return std::vector<uint32_t>{0, last};
+      return std::vector<uint32_t>{parameter.stage == StageRule::kFirst ? 0 : last};
+    case StageRule::kFirstLast:
+      return std::vector<uint32_t>{0, last};
+    case StageRule::kLayer: {
+      if (tied) break;  // shared between layers: which stages use it is not known
+      CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
+      CKPT_ASSIGN_OR_RETURN(const uint32_t stage, StageOfLayer(step, layout, parameter.layer));
+      return std::vector<uint32_t>{stage};
+    }
+    case StageRule::kEvery:
+      break;
+  }
+  std::vector<uint32_t> every(layout.pp);
+  std::iota(every.begin(), every.end(), 0);
+  return every;
+}
+
+Result<std::optional<uint32_t>> StageOf(const StepModel& step, const Layout& layout,
+                                        const Parameter& parameter) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<uint32_t> stages, StagesOf(step, layout, parameter));
+  if (stages.size() == 1) return std::optional<uint32_t>(stages[0]);
+  return std::optional<uint32_t>();
+}
+
+Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordinate& rank,
+                   const Parameter& parameter) {
+  if (parameter.expert && layout.ep > 1) {
+    const uint32_t experts = step.ExpertsOf(parameter);
+    if (experts % layout.ep != 0) {
+      return Refuse("'", parameter.name, "': ", experts, " experts do not divide by ep", layout.ep);
+    }
+    if (*parameter.expert / (experts / layout.ep) != rank.ep) return false;
+  }
+  if (layout.pp == 1) return true;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<uint32_t> stages, StagesOf(step, layout, parameter));
+  for (uint32_t stage : stages) {
+    if (stage == rank.pp) return true;
+  }
+  return false;
+}
+
+Result<std::shared_ptr<const LocalTensor>> LocalOf(const StepModel& step, const Layout& layout,
+                                                   const RankCoordinate& rank,
+                                                   const Parameter& parameter) {
+  (void)step;
+  Result<LocalTensor> local = Local(layout, rank, parameter);
+  if (!local) return Fail(std::move(local).error().WithContext(parameter.name));
+  return std::make_shared<const LocalTensor>(*std::move(local));
+}
+
+std::pair<uint64_t, uint64_t> ZeroRange(uint64_t elements, uint64_t dp, uint64_t degree) {
+  const uint64_t slice = CeilDiv(elements, degree);
+  return {dp * slice, (dp + 1) * slice};
+}
+
+}  // namespace ckptfs
