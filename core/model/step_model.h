@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -124,6 +125,32 @@ struct Group {
 
 struct StepIndex;
 
+// A number no two StepModel objects of this process ever share, copies
+// included: what caches of derived values are keyed by.
+class InstanceId {
+ public:
+  InstanceId() : value_(Next()) {}
+  InstanceId(const InstanceId&) : InstanceId() {}
+  InstanceId(InstanceId&& other) noexcept : value_(other.value_) { other.value_ = Next(); }
+  InstanceId& operator=(const InstanceId&) {
+    value_ = Next();
+    return *this;
+  }
+  InstanceId& operator=(InstanceId&& other) noexcept {
+    value_ = other.value_;
+    other.value_ = Next();
+    return *this;
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  static uint64_t Next() {
+    static std::atomic<uint64_t> last{0};
+    return ++last;
+  }
+  uint64_t value_;
+};
+
 struct StepModel {
   std::string framework;  // the Source's name: "deepspeed", "deepspeed_universal"
   std::string framework_version;
@@ -143,6 +170,7 @@ struct StepModel {
   std::vector<Group> groups;
   std::vector<Document> documents;
   std::vector<std::string> notes;  // said to the user: what is derived, averaged, ignored
+  InstanceId instance;  // of this object; not part of the step's content
 
   const Parameter& parameter(ParameterIndex i) const {
     return parameters[static_cast<uint32_t>(i)];

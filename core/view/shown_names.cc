@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/view/shown_names.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+ShownNames Canonical(const StepModel& step) {
+  ShownNames names;
+  names.parameters.reserve(step.parameters.size());
+  for (const Parameter& parameter : step.parameters) names.parameters.push_back(parameter.name);
+  for (const Alias& alias : step.aliases) names.aliases.push_back(alias.name);
+  return names;
+}
+
+bool IsTied(const StepModel& step) {
+  return !step.aliases.empty() ||
+         std::any_of(step.parameters.begin(), step.parameters.end(), [](const Parameter& p) {
+           return p.name.starts_with("tied_modules.");
+         });
+}
+
+Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family) {
+  const bool tied = IsTied(step);
+  ShownNames names;
+  names.renamed = true;
+  std::unordered_map<std::string, size_t> taken;
+  for (size_t i = 0; i < step.parameters.size(); ++i) {
+    auto shown = family.Rename(step.parameters[i].name, to, step.layers, tied);
+    if (!shown) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("parameter '", step.parameters[i].name, "': family '", family.name(),
+                         "' has no rename rule for it to the ",
+                         to == Naming::kPipe ? "pipe" : "plain", " module structure"));
+    }
+    auto [other, inserted] = taken.emplace(*shown, i);
+    if (!inserted) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("parameters '", step.parameters[other->second].name, "' and '",
+                         step.parameters[i].name, "' would both be named '", *shown, "'"));
+    }
+    names.parameters.push_back(*std::move(shown));
+  }
+  for (const Alias& alias : step.aliases) {
+    auto shown = family.Rename(alias.name, to, step.layers, tied);
+    const bool own = shown && !taken.contains(*shown);
+    names.aliases.push_back(own ? *std::move(shown) : std::string());
+  }
+  return names;
+}
+
+}  // namespace
+
+Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
+                            const FamilySet* families) {
+  if (layout.naming == Naming::kAsSource || layout.naming == step.layout.naming) {
+    return Canonical(step);
+  }
+  const std::string token = layout.naming == Naming::kPipe ? "pipe" : "plain";
+  if (step.family.empty()) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("naming '", token, "' needs a family with rename rules, and the step was "
+                       "adopted with none (adopt --family)"));
+  }
+  std::optional<FamilySet> shipped;
+  if (families == nullptr) {
+    CKPT_ASSIGN_OR_RETURN(shipped, FamilySet::Shipped());
+    families = &*shipped;
+  }
+  const Family* family = families->Find(step.family);
+  if (family == nullptr) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("naming '", token, "': family '", step.family, "' is not known here"));
+  }
+  return Rename(step, layout.naming, *family);
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/universal_files.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/base/strings.h"
+#include "formats/deepspeed/document_keys.h"
+#include "formats/deepspeed/universal_cut.h"
+#include "formats/deepspeed/universal_info.h"
+#include "formats/torch/pickle_reader.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+// Shown for steps of other frameworks; stage 1 refuses versions below 0.3.17.
+constexpr std::string_view kReadAsVersion = "0.19.7";
+
+// Groups an engine has and the file has not are silently not loaded, so empty
+// ones follow the source's (an empty one changes no hyper-parameter).
+constexpr size_t kParameterGroups = 64;
+
+// A dict under construction, by string key in order.
+class DictBuilder {
+ public:
+  explicit DictBuilder(ArchiveBuilder& archive) : archive_(archive) {}
+
+  void Set(std::string_view key, NodeId value) {
+    if (!seen_.emplace(key).second) return;
+    items_.emplace_back(archive_.pickle().String(key), value);
+  }
+  void Set(std::string_view key, uint64_t value) {
+    Set(key, archive_.pickle().Int(static_cast<int64_t>(value)));
+  }
+  Status SetDocument(std::string_view key, const Document* document) {
+    if (document == nullptr || seen_.contains(std::string(key))) return {};
+    CKPT_ASSIGN_OR_RETURN(const NodeId value, archive_.Value(*document));
+    Set(key, value);
+    return {};
+  }
+  bool Has(std::string_view key) const { return seen_.contains(std::string(key)); }
+  NodeId Finish() && { return archive_.pickle().Dict(std::move(items_)); }
+
+ private:
+  ArchiveBuilder& archive_;
+  PickleItems items_;
+  std::set<std::string> seen_;
+};
+
+// The global document, or the one of the source rank that takes this rank's
+// place (the loader itself maps ranks so when the numbers differ).
+const Document* ScopedDocument(const StepModel& step, std::string_view key, uint32_t source_rank) {
+  const Document* scoped = step.FindDocument(key, StrCat("mp", source_rank));
+  return scoped != nullptr ? scoped : step.FindDocument(key);
+}
+
+// Every client key in the order of the source.
+std::vector<std::string> ClientKeys(const StepModel& step) {
+  std::vector<std::string> keys;
+  std::set<std::string_view> seen;
+  for (const Document& document : step.documents) {
+    if (!document.key.starts_with(kClientPrefix)) continue;
+    const std::string_view key = std::string_view(document.key).substr(kClientPrefix.size());
+    if (seen.insert(key).second) keys.emplace_back(key);
+  }
+  return keys;
+}
+
+// Buffers, which the universal loader never restores, for whoever wants to
+// load them by hand; they are small.
+Status SetBuffers(const StepModel& step, const ShownNames& names, ArchiveBuilder& archive,
+                  DictBuilder& dict) {
+  PickleItems module;
+  std::vector<NodeId> buffer_names;
+  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
+    if (step.parameters[i].role != Role::kBuffer) continue;
+    auto atom = step.FindAtom(ParameterIndex{i}, "weight");
+    if (!atom) continue;
+    const NodeId name = archive.pickle().String(names.parameters[i]);
+    CKPT_ASSIGN_OR_RETURN(const NodeId value,
+                          archive.WholeAtom(step, *atom, step.atom(*atom).dtype));
+    module.emplace_back(name, value);
+    buffer_names.push_back(name);
+  }
+  dict.Set("module", archive.pickle().OrderedDict(std::move(module)));
+  dict.Set("buffer_names", archive.pickle().List(std::move(buffer_names)));
+  return {};
+}
+
+void SetDegrees(const Layout& layout, ArchiveBuilder& archive, DictBuilder& dict) {
+  dict.Set(kDpWorldSize, uint64_t{layout.dp});
+  dict.Set(kMpWorldSize, uint64_t{layout.tp} * layout.pp);
+  DictBuilder degrees(archive);
+  degrees.Set("pp_degree", uint64_t{layout.pp});
+  degrees.Set("tp_degree", uint64_t{layout.tp});
+  dict.Set(kParallelDimensions, std::move(degrees).Finish());
+}
+
+// One group's dict.  The names of expert groups say the source's ep size and
+// the engine finds its process groups by them, so they stay the engine's own.
+Result<PickleItems> GroupItems(const Group& group, PickleBuilder& pickle,
+                               const std::set<std::string>* only) {
+  PickleItems items;
+  if (group.hyper_parameters.empty()) return items;
+  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
+  const PickleRef dict = RootOf(parsed.tree);
+  const bool experts = dict["moe"].Bool().value_or(false);
+  for (const auto& [key, value] : dict.Items()) {
+    const std::string name(key.String().value_or(""));
+    if (name == "params" || (experts && name == "name")) continue;
+    if (only != nullptr && !only->contains(name)) continue;
+    const NodeId shown = pickle.Copy(key);
+    items.emplace_back(shown, pickle.Copy(value));
+  }
+  return items;
+}
+
+// Each key of a group with its value as printed.
+Result<std::map<std::string, std::string>> PrintedItems(const Group& group) {
+  std::map<std::string, std::string> printed;
+  if (group.hyper_parameters.empty()) return printed;
+  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
+  for (const auto& [key, value] : RootOf(parsed.tree).Items()) {
+    PickleBuilder builder;
+    const NodeId copy = builder.Copy(value);
+    CKPT_ASSIGN_OR_RETURN(printed[std::string(key.String().value_or(""))],
+                          PrintPickle(std::move(builder).Finish(copy)));
+  }
+  return printed;
+}
+
+// ZeRO-3 copies group 0's keys into every group: what all groups share.
+Result<std::set<std::string>> SharedKeys(const StepModel& step) {
+  std::map<std::string, std::string> shared;
+  for (size_t g = 0; g < step.groups.size(); ++g) {
+    CKPT_ASSIGN_OR_RETURN(auto printed, PrintedItems(step.groups[g]));
+    if (g == 0) shared = printed;
+    std::erase_if(shared, [&](const auto& item) {
+      auto found = printed.find(item.first);
+      return found == printed.end() || found->second != item.second;
+    });
+  }
+  std::set<std::string> keys;
+  for (const auto& item : shared) keys.insert(item.first);
+  return keys;
+}
+
+Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
+  std::vector<NodeId> groups;
+  for (const Group& group : step.groups) {
+    CKPT_ASSIGN_OR_RETURN(PickleItems items, GroupItems(group, pickle, nullptr));
+    groups.push_back(pickle.Dict(std::move(items)));
+  }
+  while (groups.size() < kParameterGroups) groups.push_back(pickle.Dict({}));
+  return pickle.List(std::move(groups));
+}
+
+// {'state': {0: {'step': S}}, 'param_groups': [shared]} for the stage-3 loader.
+Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& index,
+                               ArchiveBuilder& archive) {
+  PickleBuilder& pickle = archive.pickle();
+  PickleItems state;
+  for (const UniversalParameter& parameter : index.parameters) {
+    auto found = std::find_if(parameter.states.begin(), parameter.states.end(),
+                              [](const UniversalState& s) { return s.file == "step"; });
+    if (found == parameter.states.end() || found->atoms.empty()) continue;
+    CKPT_ASSIGN_OR_RETURN(const NodeId value, archive.Scalar(step, found->atoms[0]));
+    const NodeId first = pickle.Dict({{pickle.String("step"), value}});
+    state.emplace_back(pickle.Int(0), first);
+    break;
+  }
+  CKPT_ASSIGN_OR_RETURN(const std::set<std::string> shared, SharedKeys(step));
+  PickleItems items;
+  if (!step.groups.empty()) {
+    CKPT_ASSIGN_OR_RETURN(items, GroupItems(step.groups[0], pickle, &shared));
+  }
+  const NodeId groups = pickle.List({pickle.Dict(std::move(items))});
+  return pickle.Dict({{pickle.String("state"), pickle.Dict(std::move(state))},
+                      {pickle.String("param_groups"), groups}});
+}
+
+// Scalars of the ZeRO dict, but for what only describes the source's files.
+Status SetZeroScalars(const StepModel& step, DictBuilder& dict) {
+  static const std::set<std::string_view> kOfTheSource = {
+      "partition_count", "group_paddings", "param_alignment_paddings",
+      "param_slice_mappings", "base_optimizer_state_step", "universal_checkpoint_info"};
+  for (const Document& document : step.documents) {
+    if (!document.key.starts_with(kZeroPrefix) || !document.scope.empty()) continue;
+    const std::string_view key = std::string_view(document.key).substr(kZeroPrefix.size());
+    if (!kOfTheSource.contains(key)) CKPT_RETURN_IF_ERROR(dict.SetDocument(key, &document));
+  }
+  return {};
+}
+
+Status SetVersion(const StepModel& step, ArchiveBuilder& archive, DictBuilder& dict) {
+  CKPT_RETURN_IF_ERROR(dict.SetDocument(kDsVersion, step.FindDocument(kDsVersion)));
+  dict.Set(kDsVersion, archive.pickle().String(kReadAsVersion));
+  return {};
+}
+
+uint64_t Stack(const Shape& shape, uint64_t ranks) { return shape[0] * ranks; }
+
+}  // namespace
+
+Result<ArchiveContent> ModelStates(const StepModel& step, const Layout& layout,
+                                   const UniversalIndex& index, const ShownNames& names,
+                                   uint32_t rank) {
+  ArchiveBuilder archive;
+  DictBuilder dict(archive);
+  const uint64_t source_files = uint64_t{step.layout.tp} * step.layout.pp;
+  const auto source_rank = static_cast<uint32_t>(rank * source_files / index.model_files);
+  CKPT_RETURN_IF_ERROR(SetBuffers(step, names, archive, dict));
+  SetDegrees(layout, archive, dict);
+  for (std::string_view key : kModelStateKeys) {
+    CKPT_RETURN_IF_ERROR(dict.SetDocument(key, ScopedDocument(step, key, source_rank)));
+  }
+  CKPT_RETURN_IF_ERROR(SetVersion(step, archive, dict));
+  dict.Set(kGlobalSteps, step.iteration);
+  dict.Set(kSkippedSteps, uint64_t{0});
+  dict.Set(kLrScheduler, archive.pickle().None());
+  const Document* source_info = step.FindDocument("client/universal_checkpoint_info");
+  CKPT_ASSIGN_OR_RETURN(const NodeId info,
+                        UniversalInfo(step, layout, names, source_info, archive));
+  for (const std::string& key : ClientKeys(step)) {
+    if (key == "universal_checkpoint_info") continue;
+    const Document* value = ScopedDocument(step, StrCat(kClientPrefix, key), source_rank);
+    CKPT_RETURN_IF_ERROR(dict.SetDocument(key, value));
+  }
+  if (!step.framework.starts_with("deepspeed")) dict.Set("iteration", step.iteration);
+  dict.Set("universal_checkpoint_info", info);
+  return std::move(archive).Finish(std::move(dict).Finish());
+}
+
+Result<ArchiveContent> OptimizerState(const StepModel& step, const UniversalIndex& index) {
+  ArchiveBuilder archive;
+  DictBuilder dict(archive);
+  CKPT_RETURN_IF_ERROR(SetZeroScalars(step, dict));
+  CKPT_RETURN_IF_ERROR(SetVersion(step, archive, dict));
+  CKPT_ASSIGN_OR_RETURN(const NodeId groups, ParamGroups(step, archive.pickle()));
+  dict.Set("param_groups", groups);
+  CKPT_ASSIGN_OR_RETURN(const NodeId three, StageThreeState(step, index, archive));
+  dict.Set("optimizer_state_dict", three);
+  return std::move(archive).Finish(std::move(dict).Finish());
+}
+
+Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalParameter& shown,
+                                      const UniversalState& state) {
+  ArchiveBuilder archive;
+  if (state.file == "step") {
+    CKPT_ASSIGN_OR_RETURN(const NodeId value, archive.Scalar(step, state.atoms.at(0)));
+    return std::move(archive).Finish(value);
+  }
+  const Parameter& parameter = step.parameter(shown.parameter);
+  PickleBuilder& pickle = archive.pickle();
+  Shape shape = parameter.shape;
+  if (shown.expert_ranks > 0) shape[0] = Stack(parameter.shape, shown.expert_ranks);
+  DType dtype = DType::kF32;
+  std::vector<std::pair<uint64_t, SegmentBody>> parts;
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(parameter.shape));
+  for (AtomIndex atom : state.atoms) {
+    if (!IsFloat(step.atom(atom).dtype)) dtype = step.atom(atom).dtype;
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(parameter.shape, dtype));
+  const auto local = std::make_shared<const LocalTensor>(WholeTensor(parameter.shape));
+  for (AtomIndex atom : state.atoms) {
+    parts.emplace_back(bytes, AtomSegment{atom, local, 0, elements, dtype});
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t all_bytes, ByteCount(shape, dtype));
+  if (parts.empty()) parts.emplace_back(all_bytes, ZeroSegment{all_bytes});
+  CKPT_ASSIGN_OR_RETURN(const NodeId tensor, archive.Tensor(dtype, shape, std::move(parts)));
+  PickleItems items;
+  items.emplace_back(pickle.String("param"), tensor);
+  auto cut = CutOf(parameter);
+  if (cut && shown.expert_ranks == 0) {
+    for (auto& item : CutKeys(*cut, shape, pickle)) items.push_back(item);
+  }
+  if (shown.expert_ranks > 0) {
+    items.emplace_back(pickle.String("is_expert_param"), pickle.Bool(true));
+    items.emplace_back(pickle.String("ep_num_experts"),
+                       pickle.Int(static_cast<int64_t>(shape[0])));
+  }
+  return std::move(archive).Finish(pickle.Dict(std::move(items)));
+}
+
+}  // namespace ckptfs::deepspeed

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The `.pt` files of a universal directory, as DeepSpeed 0.19.7 reads them
+// (runtime/engine.py, runtime/base_optimizer.py, runtime/zero/stage3.py):
+//
+//   mp_rank_XX_model_states.pt       counters, degrees, lr_scheduler, client state,
+//                                    buffers; no weights (the loader takes them
+//                                    from zero/)
+//   zero/optimizer_state.pt          loss scaler, ds_version, param_groups (stages
+//                                    1, 2, BF16), optimizer_state_dict (stage 3)
+//   zero/<name>/<state>.pt           {'param': full tensor, how to cut it}
+//   zero/<name>/step.pt              the bare step
+//
+// Thread safety: pure functions.
+// Lifetime: results refer to the step's atoms and blobs by index.
+
+#pragma once
+
+#include "core/base/result.h"
+#include "core/model/layout.h"
+#include "core/model/step_model.h"
+#include "core/view/shown_names.h"
+#include "formats/deepspeed/universal_index.h"
+#include "formats/torch/archive_builder.h"
+
+namespace ckptfs::deepspeed {
+
+// Of the model-parallel rank `rank` of index.model_files.
+Result<ArchiveContent> ModelStates(const StepModel& step, const Layout& layout,
+                                   const UniversalIndex& index, const ShownNames& names,
+                                   uint32_t rank);
+Result<ArchiveContent> OptimizerState(const StepModel& step, const UniversalIndex& index);
+Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalParameter& parameter,
+                                      const UniversalState& state);
+
+}  // namespace ckptfs::deepspeed

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/universal_index.h"
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "core/base/strings.h"
+#include "core/view/shard.h"
+#include "core/view/shown_names.h"
+#include "formats/deepspeed/universal_cut.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+// The loader opens zero/<name>/, so a name must be a path component as it is.
+Status CheckComponent(const std::string& name, std::string_view what) {
+  if (name.empty() || name == "." || name == ".." || name.size() > 255 ||
+      name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(what, " '", name.substr(0, 300),
+                       "' cannot be a directory name, and the loader looks it up by it"));
+  }
+  return {};
+}
+
+// What an optimizer state is called there; empty: not shown.
+std::string FileOf(const Atom& atom) {
+  if (atom.kind == "master") return "fp32";
+  if (atom.kind == "weight" || atom.kind == "grad") return "";
+  return atom.kind;
+}
+
+// The states of every parameter, as far as universal files can say them.
+class Collector {
+ public:
+  Collector(const StepModel& step, UniversalIndex& index) : step_(step), index_(index) {}
+
+  Status Collect() {
+    states_.resize(step_.parameters.size());
+    for (uint32_t i = 0; i < step_.atoms.size(); ++i) {
+      CKPT_RETURN_IF_ERROR(Take(AtomIndex{i}));
+    }
+    CKPT_RETURN_IF_ERROR(FillWeights());
+    FillMissing();
+    return {};
+  }
+
+  std::vector<UniversalState> Of(ParameterIndex parameter) {
+    std::vector<UniversalState> states;
+    for (auto& [file, atoms] : states_[static_cast<uint32_t>(parameter)]) {
+      states.push_back(UniversalState{file, atoms});
+    }
+    return states;
+  }
+
+ private:
+  Status Take(AtomIndex index) {
+    const Atom& atom = step_.atom(index);
+    const Parameter& parameter = step_.parameter(atom.parameter);
+    const std::string file = FileOf(atom);
+    if (parameter.role != Role::kTrainable || file.empty()) return {};
+    if ((atom.kind == "fp32") || (file == "step" && atom.relation != Relation::kScalar)) {
+      return Fail(ErrorCode::kUnsupported, StrCat("optimizer state '", atom.kind, "' of '",
+                                                  parameter.name, "' has a reserved file name"));
+    }
+    const bool whole = atom.relation == Relation::kSame;
+    if (!whole && file != "step") {
+      index_.left_out.push_back(StrCat(parameter.name, "/", atom.kind));
+      return {};
+    }
+    CKPT_RETURN_IF_ERROR(CheckComponent(file + ".pt", "optimizer state"));
+    auto& mine = states_[static_cast<uint32_t>(atom.parameter)];
+    mine.emplace(file, std::vector<AtomIndex>{index});  // the first optimizer's
+    kinds_.insert(file);
+    return {};
+  }
+
+  Status FillWeights() {
+    for (uint32_t i = 0; i < step_.parameters.size(); ++i) {
+      if (step_.parameters[i].role != Role::kTrainable || states_[i].contains("fp32")) continue;
+      auto weight = step_.FindAtom(ParameterIndex{i}, "weight");
+      if (!weight) {
+        return Fail(ErrorCode::kUnsupported, StrCat("parameter '", step_.parameters[i].name,
+                                                    "' has neither a master nor a weight"));
+      }
+      states_[i].emplace("fp32", std::vector<AtomIndex>{*weight});
+    }
+    return {};
+  }
+
+  // The loader wants the same files for every parameter of a group.
+  void FillMissing() {
+    std::vector<AtomIndex> step_of_any;
+    for (const auto& mine : states_) {
+      auto found = mine.find("step");
+      if (found != mine.end() && step_of_any.empty()) step_of_any = found->second;
+    }
+    for (uint32_t i = 0; i < states_.size(); ++i) {
+      if (step_.parameters[i].role != Role::kTrainable) continue;
+      for (const std::string& kind : kinds_) {
+        if (states_[i].contains(kind)) continue;
+        states_[i].emplace(kind, kind == "step" ? step_of_any : std::vector<AtomIndex>{});
+      }
+    }
+  }
+
+  const StepModel& step_;
+  UniversalIndex& index_;
+  std::vector<std::map<std::string, std::vector<AtomIndex>>> states_;  // by parameter, file
+  std::set<std::string> kinds_;
+};
+
+// "…experts.<id>.…" with another id; empty if the name does not say the id so.
+std::string WithExpert(const std::string& name, uint32_t expert, uint64_t other) {
+  for (std::string_view stem : {"deepspeed_experts.", "experts."}) {
+    const std::string found = StrCat(stem, expert, ".");
+    const size_t at = name.find(found);
+    if (at == std::string::npos) continue;
+    return StrCat(name.substr(0, at), stem, other, ".", name.substr(at + found.size()));
+  }
+  return "";
+}
+
+// Experts of an engine with ep > 1: rank r's local expert j is the global one
+// r * n + j, and every rank looks up the local name.  One file holds all ranks'
+// j-th experts stacked along dim 0, which the loader cuts by ep rank.
+class ExpertStacker {
+ public:
+  ExpertStacker(const StepModel& step, const ShownNames& names, Collector& states, uint64_t ep)
+      : step_(step), names_(names), states_(states), ep_(ep) {}
+
+  Status Add(ParameterIndex index) {
+    const Parameter& parameter = step_.parameter(index);
+    const std::string family = WithExpert(Name(index), *parameter.expert, 0);
+    if (family.empty()) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("expert parameter '", parameter.name, "' does not say its number"));
+    }
+    experts_[family].emplace(*parameter.expert, index);
+    return {};
+  }
+
+  Status Finish(UniversalIndex& out) const {
+    for (const auto& [family, members] : experts_) {
+      const uint64_t count = members.size();
+      if (members.rbegin()->first + 1 != count || count % ep_ != 0) {
+        return Fail(ErrorCode::kUnsupported, StrCat("experts of '", family, "': ", count,
+                                                    " do not divide by ep ", ep_));
+      }
+      for (uint64_t j = 0; j < count / ep_; ++j) {
+        CKPT_RETURN_IF_ERROR(Stack(members, j, count / ep_, out));
+      }
+    }
+    return {};
+  }
+
+ private:
+  using Members = std::map<uint32_t, ParameterIndex>;
+
+  const std::string& Name(ParameterIndex index) const {
+    return names_.parameters[static_cast<uint32_t>(index)];
+  }
+
+  Status Stack(const Members& members, uint64_t local, uint64_t per_rank,
+               UniversalIndex& out) const {
+    const ParameterIndex first = members.at(static_cast<uint32_t>(local));
+    UniversalParameter shown{Name(first), first, states_.Of(first), ep_};
+    if (step_.parameter(first).shape.empty()) {
+      return Fail(ErrorCode::kUnsupported, StrCat("expert parameter '", Name(first), "' is 0-d"));
+    }
+    for (uint64_t rank = 1; rank < ep_; ++rank) {
+      const ParameterIndex other = members.at(static_cast<uint32_t>(rank * per_rank + local));
+      const auto states = states_.Of(other);
+      if (step_.parameter(other).shape != step_.parameter(first).shape ||
+          states.size() != shown.states.size()) {
+        return Fail(ErrorCode::kUnsupported,
+                    StrCat("experts '", Name(first), "' and '", Name(other), "' differ"));
+      }
+      for (size_t s = 0; s < states.size(); ++s) {
+        if (states[s].file == "step") continue;
+        if (states[s].atoms.empty() != shown.states[s].atoms.empty()) {
+          return Fail(ErrorCode::kUnsupported, StrCat("state '", states[s].file, "' of '",
+                                                      Name(other), "' is not of all experts"));
+        }
+        auto& atoms = shown.states[s].atoms;
+        atoms.insert(atoms.end(), states[s].atoms.begin(), states[s].atoms.end());
+      }
+    }
+    out.parameters.push_back(std::move(shown));
+    return {};
+  }
+
+  const StepModel& step_;
+  const ShownNames& names_;
+  Collector& states_;
+  const uint64_t ep_;
+  std::map<std::string, Members> experts_;  // by the name with expert 0
+};
+
+Status AddLinks(const StepModel& step, const ShownNames& names, UniversalIndex& index) {
+  for (size_t i = 0; i < step.aliases.size(); ++i) {
+    const Alias& alias = step.aliases[i];
+    if (names.aliases[i].empty() || step.parameter(alias.parameter).role != Role::kTrainable) {
+      continue;
+    }
+    CKPT_RETURN_IF_ERROR(CheckComponent(names.aliases[i], "alias"));
+    if (index.Find(names.aliases[i]) != nullptr) continue;
+    index.links.emplace(names.aliases[i],
+                        names.parameters[static_cast<uint32_t>(alias.parameter)]);
+  }
+  return {};
+}
+
+// Whether every parameter can be cut for this tensor-parallel degree by the
+// loader.  Pipeline stages are the engine's own business: files go by name.
+Status CheckCuts(const StepModel& step, const Layout& layout) {
+  Layout cut;
+  cut.tp = layout.tp;
+  CKPT_RETURN_IF_ERROR(CheckLayout(step, cut));
+  for (const Parameter& parameter : step.parameters) {
+    if (layout.tp == 1 || parameter.role != Role::kTrainable || parameter.expert) continue;
+    CKPT_RETURN_IF_ERROR(CutOf(parameter));
+  }
+  return {};
+}
+
+}  // namespace
+
+const UniversalParameter* UniversalIndex::Find(std::string_view name) const {
+  auto at = std::lower_bound(
+      parameters.begin(), parameters.end(), name,
+      [](const UniversalParameter& p, std::string_view text) { return p.name < text; });
+  return at != parameters.end() && at->name == name ? &*at : nullptr;
+}
+
+Result<UniversalIndex> BuildUniversalIndex(const StepModel& step, const Layout& layout,
+                                           const FamilySet* families) {
+  UniversalIndex index;
+  index.tag = step.id;
+  index.model_files = layout.tp * layout.pp;
+  CKPT_RETURN_IF_ERROR(CheckComponent(index.tag, "tag"));
+  CKPT_RETURN_IF_ERROR(CheckCuts(step, layout));
+  CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(step, layout, families));
+  Collector states(step, index);
+  CKPT_RETURN_IF_ERROR(states.Collect());
+  ExpertStacker experts(step, names, states, layout.ep);
+  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
+    const ParameterIndex parameter{i};
+    if (step.parameters[i].role != Role::kTrainable) continue;
+    CKPT_RETURN_IF_ERROR(CheckComponent(names.parameters[i], "parameter"));
+    if (step.parameters[i].expert && layout.ep > 1) {
+      CKPT_RETURN_IF_ERROR(experts.Add(parameter));
+      continue;
+    }
+    index.parameters.push_back({names.parameters[i], parameter, states.Of(parameter), 0});
+  }
+  CKPT_RETURN_IF_ERROR(experts.Finish(index));
+  std::sort(index.parameters.begin(), index.parameters.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
+  CKPT_RETURN_IF_ERROR(AddLinks(step, names, index));
+  return index;
+}
+
+}  // namespace ckptfs::deepspeed

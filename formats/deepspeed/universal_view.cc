@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/universal_view.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <span>
+
+#include "core/base/strings.h"
+#include "formats/deepspeed/universal_files.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+constexpr std::string_view kTopName = "deepspeed";
+constexpr std::string_view kModelPrefix = "mp_rank_";
+constexpr std::string_view kModelPrefixStage3 = "zero_pp_rank_0_mp_rank_";
+constexpr std::string_view kModelSuffix = "_model_states.pt";
+constexpr std::string_view kOptimizerFile = "optimizer_state.pt";
+
+ViewEntry Directory(std::string_view name) {
+  return {std::string(name), ViewEntry::Type::kDirectory, 0, ""};
+}
+ViewEntry File(std::string_view name, uint64_t size) {
+  return {std::string(name), ViewEntry::Type::kFile, size, ""};
+}
+ViewEntry Symlink(std::string_view name, const std::string& target) {
+  return {std::string(name), ViewEntry::Type::kSymlink, target.size(), target};
+}
+
+std::string ModelFile(std::string_view prefix, uint32_t rank) {
+  return StrCat(prefix, rank < 10 ? "0" : "", rank, kModelSuffix);
+}
+
+// The rank of a model file's name in its one spelling.
+std::optional<uint32_t> ModelRank(std::string_view name) {
+  for (std::string_view prefix : {kModelPrefixStage3, kModelPrefix}) {
+    if (!name.starts_with(prefix) || !name.ends_with(kModelSuffix)) continue;
+    uint32_t rank = 0;
+    const char* begin = name.data() + prefix.size();
+    std::from_chars(begin, name.data() + name.size(), rank);
+    if (name == ModelFile(prefix, rank)) return rank;
+  }
+  return std::nullopt;
+}
+
+// torch.save names the zip's folder after the file.
+std::string_view FolderOf(std::string_view file) {
+  return file.substr(0, file.size() - std::string_view(".pt").size());
+}
+
+tl::unexpected<Error> NoSuch(std::string_view path) {
+  return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in a DeepSpeed universal view"));
+}
+
+// The components of a path.
+std::vector<std::string_view> Split(std::string_view path) {
+  std::vector<std::string_view> parts;
+  while (!path.empty()) {
+    const size_t slash = std::min(path.find('/'), path.size());
+    parts.push_back(path.substr(0, slash));
+    path.remove_prefix(std::min(slash + 1, path.size()));
+  }
+  return parts;
+}
+
+// What a path of the directory stands for.
+struct Place {
+  enum class Kind { kTop, kPointer, kTag, kModel, kZero, kOptimizer, kParameter, kLink, kState };
+  Kind kind = Kind::kTop;
+  uint32_t rank = 0;                              // kModel
+  const UniversalParameter* parameter = nullptr;  // kParameter, kState
+  const UniversalState* state = nullptr;          // kState
+  const std::string* target = nullptr;            // kLink
+};
+
+std::optional<Place> LocateInZero(const UniversalIndex& index,
+                                  std::span<const std::string_view> parts) {
+  if (parts.empty()) return Place{Place::Kind::kZero};
+  if (parts.size() == 1 && parts[0] == kOptimizerFile) return Place{Place::Kind::kOptimizer};
+  Place place;
+  place.parameter = index.Find(parts[0]);
+  if (place.parameter == nullptr) {
+    auto link = index.links.find(std::string(parts[0]));
+    if (link == index.links.end() || parts.size() > 1) return std::nullopt;
+    place.kind = Place::Kind::kLink;
+    place.target = &link->second;
+    return place;
+  }
+  place.kind = Place::Kind::kParameter;
+  if (parts.size() == 1) return place;
+  if (parts.size() > 2 || !parts[1].ends_with(".pt")) return std::nullopt;
+  place.kind = Place::Kind::kState;
+  for (const UniversalState& state : place.parameter->states) {
+    if (state.file == FolderOf(parts[1])) place.state = &state;
+  }
+  return place.state != nullptr ? std::optional(place) : std::nullopt;
+}
+
+std::optional<Place> Locate(const UniversalIndex& index, std::span<const std::string_view> parts) {
+  if (parts.empty() || parts[0] != kTopName) return std::nullopt;
+  if (parts.size() == 1) return Place{Place::Kind::kTop};
+  if (parts[1] != index.tag) {
+    const bool pointer = parts[1] == "latest" || parts[1] == "latest_universal";
+    if (!pointer || parts.size() > 2) return std::nullopt;
+    return Place{Place::Kind::kPointer};
+  }
+  if (parts.size() == 2) return Place{Place::Kind::kTag};
+  if (parts[2] == "zero") return LocateInZero(index, parts.subspan(3));
+  const std::optional<uint32_t> rank = ModelRank(parts[2]);
+  if (!rank || *rank >= index.model_files || parts.size() > 3) return std::nullopt;
+  Place place{Place::Kind::kModel};
+  place.rank = *rank;
+  return place;
+}
+
+}  // namespace
+
+Result<UniversalView::PreparedPtr> UniversalView::Build(const StepModel& step,
+                                                        const Layout& layout) const {
+  auto prepared = std::make_shared<Prepared>();
+  CKPT_ASSIGN_OR_RETURN(prepared->index, BuildUniversalIndex(step, layout, families_));
+  if (prepared->index.tag == "latest" || prepared->index.tag == "latest_universal") {
+    return Fail(ErrorCode::kUnsupported, "the tag is named like DeepSpeed's own pointer file");
+  }
+  CKPT_ASSIGN_OR_RETURN(prepared->names, NamesFor(step, layout, families_));
+  for (uint32_t rank = 0; rank < prepared->index.model_files; ++rank) {
+    CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
+                          ModelStates(step, layout, prepared->index, prepared->names, rank));
+    // The folder's name is part of the file: sizes differ by the prefix.
+    for (std::string_view prefix : {kModelPrefix, kModelPrefixStage3}) {
+      CKPT_ASSIGN_OR_RETURN(const uint64_t size, content.Size(FolderOf(ModelFile(prefix, rank))));
+      (prefix == kModelPrefix ? prepared->model_sizes : prepared->stage3_sizes).push_back(size);
+    }
+  }
+  CKPT_ASSIGN_OR_RETURN(const ArchiveContent optimizer, OptimizerState(step, prepared->index));
+  CKPT_ASSIGN_OR_RETURN(prepared->optimizer_size, optimizer.Size(FolderOf(kOptimizerFile)));
+  return prepared;
+}
+
+Result<UniversalView::PreparedPtr> UniversalView::Prepare(const StepModel& step,
+                                                          const Layout& layout) const {
+  return cache_.Get(step, layout, [this](const StepModel& s, const Layout& l) {
+    return Build(s, l);
+  });
+}
+
+Status UniversalView::Supports(const StepModel& step, const Layout& layout) const {
+  CKPT_RETURN_IF_ERROR(Prepare(step, layout));
+  return {};
+}
+
+Result<ViewEntry> UniversalView::EntryOf(const StepModel& step, const Prepared& prepared,
+                                         std::string_view path) const {
+  const auto parts = Split(path);
+  const auto place = Locate(prepared.index, parts);
+  if (!place) return NoSuch(path);
+  const std::string_view name = parts.back();
+  switch (place->kind) {
+    case Place::Kind::kTop:
+    case Place::Kind::kTag:
+    case Place::Kind::kZero:
+    case Place::Kind::kParameter:
+      return Directory(name);
+    case Place::Kind::kPointer:
+      return File(name, prepared.index.tag.size());
+    case Place::Kind::kLink:
+      return Symlink(name, *place->target);
+    case Place::Kind::kModel: {
+      const bool stage3 = name.starts_with(kModelPrefixStage3);
+      return File(name, (stage3 ? prepared.stage3_sizes : prepared.model_sizes)[place->rank]);
+    }
+    case Place::Kind::kOptimizer:
+      return File(name, prepared.optimizer_size);
+    case Place::Kind::kState: {
+      CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
+                            ParameterState(step, *place->parameter, *place->state));
+      CKPT_ASSIGN_OR_RETURN(const uint64_t size, content.Size(place->state->file));
+      return File(name, size);
+    }
+  }
+  return NoSuch(path);
+}
+
+std::vector<std::string> UniversalView::NamesIn(const Prepared& prepared,
+                                                std::string_view directory) const {
+  const UniversalIndex& index = prepared.index;
+  const auto place = Locate(index, Split(directory));
+  std::vector<std::string> names;
+  if (!place) return names;
+  if (place->kind == Place::Kind::kTop) names = {"latest", "latest_universal", index.tag};
+  if (place->kind == Place::Kind::kTag) {
+    for (uint32_t rank = 0; rank < index.model_files; ++rank) {
+      names.push_back(ModelFile(kModelPrefix, rank));
+      names.push_back(ModelFile(kModelPrefixStage3, rank));
+    }
+    names.emplace_back("zero");
+  }
+  if (place->kind == Place::Kind::kZero) {
+    names.emplace_back(kOptimizerFile);
+    for (const UniversalParameter& parameter : index.parameters) names.push_back(parameter.name);
+    for (const auto& link : index.links) names.push_back(link.first);
+  }
+  if (place->kind == Place::Kind::kParameter) {
+    for (const UniversalState& state : place->parameter->states) {
+      names.push_back(state.file + ".pt");
+    }
+  }
+  return names;
+}
+
+Result<std::vector<ViewEntry>> UniversalView::List(const StepModel& step, const Layout& layout,
+                                                   std::string_view directory) const {
+  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+  if (directory.empty()) return std::vector<ViewEntry>{Directory(kTopName)};
+  std::vector<ViewEntry> entries;
+  for (const std::string& name : NamesIn(*prepared, directory)) {
+    CKPT_ASSIGN_OR_RETURN(ViewEntry entry,
+                          EntryOf(step, *prepared, StrCat(directory, "/", name)));
+    entries.push_back(std::move(entry));
+  }
+  if (entries.empty()) return NoSuch(directory);
+  return entries;
+}
+
+Result<ViewEntry> UniversalView::Find(const StepModel& step, const Layout& layout,
+                                      std::string_view path) const {
+  const auto parts = Split(path);
+  if (parts.empty() || parts[0] != kTopName) return NoSuch(path);
+  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+  return EntryOf(step, *prepared, path);
+}
+
+Result<Plan> UniversalView::MakePlan(const StepModel& step, const Layout& layout,
+                                     std::string_view file) const {
+  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+  const auto parts = Split(file);
+  const auto place = Locate(prepared->index, parts);
+  if (!place) return NoSuch(file);
+  Result<ArchiveContent> content = NoSuch(file);
+  switch (place->kind) {
+    case Place::Kind::kPointer: {
+      PlanBuilder plan;
+      plan.Literal(prepared->index.tag);
+      return std::move(plan).Finish();
+    }
+    case Place::Kind::kModel:
+      content = ModelStates(step, layout, prepared->index, prepared->names, place->rank);
+      break;
+    case Place::Kind::kOptimizer:
+      content = OptimizerState(step, prepared->index);
+      break;
+    case Place::Kind::kState:
+      content = ParameterState(step, *place->parameter, *place->state);
+      break;
+    default:
+      return NoSuch(file);
+  }
+  if (!content) return Fail(std::move(content).error());
+  return std::move(*content).MakePlan(FolderOf(parts.back()));
+}
+
+}  // namespace ckptfs::deepspeed
