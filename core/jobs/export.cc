@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/jobs/export.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <vector>
+
+#include "core/base/checked_math.h"
+#include "core/base/mutex.h"
+#include "core/base/strings.h"
+#include "core/view/plan_reader.h"
+
+namespace ckptfs {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+constexpr uint64_t kChunk = uint64_t{64} << 20;
+constexpr uint64_t kBuffer = uint64_t{4} << 20;
+constexpr std::string_view kJournal = ".ckptfs-export";
+constexpr std::string_view kPartial = ".ckptfs-partial";
+constexpr std::string_view kMagic = "ckptfs-export 1";
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+Result<Descriptor> OpenFile(const std::string& path, int flags) {
+  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0644));
+  if (file.get() < 0) return Fail(ErrnoError(errno, path));
+  return file;
+}
+
+Status WriteAll(int fd, std::span<const std::byte> bytes, uint64_t offset,
+                const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Fail(ErrnoError(errno, path));
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
+  }
+  return {};
+}
+
+Status SyncPath(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(path, O_RDONLY));
+  if (::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
+  return {};
+}
+
+struct Target {
+  std::string view_path;  // below view/<layout>/
+  std::string path;       // absolute
+  std::string link;       // symlink target, if it is one
+  uint64_t size = 0;
+  const ViewFormat* format = nullptr;
+  std::unique_ptr<std::atomic<uint64_t>> chunks_left;
+  bool done = false;  // whole from an earlier run
+};
+
+struct Chunk {
+  size_t target = 0;
+  uint64_t number = 0;
+};
+
+class Export {
+ public:
+  Export(const StepModel& step, const Layout& layout, std::string destination, BlobReader& blobs)
+      : step_(step), layout_(layout), destination_(std::move(destination)), blobs_(blobs) {}
+
+  Status Collect(std::span<const std::unique_ptr<ViewFormat>> formats, std::string_view part);
+  Status OpenJournal(std::string_view identity);
+  Status Prepare();
+  Result<ExportReport> Run(const JobOptions& options);
+
+ private:
+  Status CollectDirectory(const ViewFormat& format, const std::string& directory,
+                          const std::string& below);
+  void Add(const ViewFormat& format, const std::string& view_path, const std::string& below,
+           const ViewEntry& entry);
+  Status LoadJournal(std::string_view identity, const std::string& path);
+  Result<uint64_t> WriteChunk(const Chunk& chunk);
+  Status FinishFile(Target& target);
+  Status Record(const Chunk& chunk);
+  Status SyncDirectories();
+
+  const StepModel& step_;
+  const Layout& layout_;
+  const std::string destination_;
+  BlobReader& blobs_;
+  std::vector<Target> targets_;
+  std::vector<std::string> directories_;
+  std::vector<Chunk> chunks_;                                // still to do
+  std::vector<std::pair<uint64_t, uint64_t>> durable_;       // (file, chunk) of the journal
+  Descriptor journal_;
+  Mutex journal_mutex_;
+  ExportReport report_;
+};
+
+void Export::Add(const ViewFormat& format, const std::string& view_path,
+                 const std::string& below, const ViewEntry& entry) {
+  Target target;
+  target.view_path = view_path;
+  target.path = StrCat(destination_, "/", below);
+  target.format = &format;
+  if (entry.type == ViewEntry::Type::kSymlink) {
+    target.link = entry.target;
+  } else {
+    target.size = entry.size;
+  }
+  targets_.push_back(std::move(target));
+}
+
+Status Export::CollectDirectory(const ViewFormat& format, const std::string& directory,
+                                const std::string& below) {
+  CKPT_ASSIGN_OR_RETURN(const auto entries, format.List(step_, layout_, directory));
+  for (const ViewEntry& entry : entries) {
+    const std::string view_path =
+        directory.empty() ? entry.name : StrCat(directory, "/", entry.name);
+    const std::string path = below.empty() ? entry.name : StrCat(below, "/", entry.name);
+    if (entry.type != ViewEntry::Type::kDirectory) {
+      Add(format, view_path, path, entry);
+      continue;
+    }
+    directories_.push_back(StrCat(destination_, "/", path));
+    CKPT_RETURN_IF_ERROR(CollectDirectory(format, view_path, path));
+  }
+  return {};
+}
+
+Status Export::Collect(std::span<const std::unique_ptr<ViewFormat>> formats,
+                       std::string_view part) {
+  directories_.push_back(destination_);
+  Error reason{ErrorCode::kNotFound, StrCat("no such part of the view: '", part, "'")};
+  bool found = false;
+  for (const auto& format : formats) {
+    if (auto supported = format->Supports(step_, layout_); !supported) {
+      reason = supported.error();
+      continue;
+    }
+    if (part.empty()) {
+      CKPT_RETURN_IF_ERROR(CollectDirectory(*format, "", ""));
+      found = true;
+      continue;
+    }
+    auto entry = format->Find(step_, layout_, part);
+    if (!entry) continue;
+    if (entry->type == ViewEntry::Type::kDirectory) {
+      CKPT_RETURN_IF_ERROR(CollectDirectory(*format, std::string(part), ""));
+    } else {
+      Add(*format, std::string(part), entry->name, *entry);
+    }
+    found = true;
+  }
+  if (!found) return Fail(std::move(reason));
+  return {};
+}
+
+Status Export::LoadJournal(std::string_view identity, const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  if (!std::getline(in, line)) return {};  // a new, empty one
+  std::string owner;
+  std::getline(in, owner);
+  if (line != kMagic || owner != identity) {
+    return Fail(ErrorCode::kExists, StrCat(destination_, ": holds an export of '", owner,
+                                           "'; choose an empty directory"));
+  }
+  while (std::getline(in, line) && !in.eof()) {  // a line without its end was cut off
+    std::istringstream words(line);
+    uint64_t file = 0, chunk = 0;
+    if (words >> file >> chunk) durable_.emplace_back(file, chunk);
+  }
+  std::sort(durable_.begin(), durable_.end());
+  return {};
+}
+
+Status Export::OpenJournal(std::string_view identity) {
+  std::error_code code;
+  stdfs::create_directories(destination_, code);
+  if (code) return Fail(ErrnoError(code.value(), destination_));
+  const std::string path = StrCat(destination_, "/", kJournal);
+  const bool fresh = !stdfs::exists(path, code);
+  if (fresh && stdfs::directory_iterator(destination_, code) != stdfs::directory_iterator()) {
+    return Fail(ErrorCode::kExists, StrCat(destination_, ": not empty and not an export that can "
+                                                         "be resumed"));
+  }
+  CKPT_ASSIGN_OR_RETURN(journal_, OpenFile(path, O_RDWR | O_CREAT | O_APPEND));
+  if (::flock(journal_.get(), LOCK_EX | LOCK_NB) != 0) {
+    return Fail(ErrorCode::kExists, StrCat(destination_, ": another export is writing there"));
+  }
+  CKPT_RETURN_IF_ERROR(LoadJournal(identity, path));
+  struct stat info {};
+  if (::fstat(journal_.get(), &info) == 0 && info.st_size > 0) return {};
+  const std::string head = StrCat(kMagic, "\n", identity, "\n");
+  if (::write(journal_.get(), head.data(), head.size()) != static_cast<ssize_t>(head.size())) {
+    return Fail(ErrnoError(errno, path));
+  }
+  return {};
+}
+
+// Directories, symlinks, files of their size; the list of chunks still to do.
+Status Export::Prepare() {
+  for (const std::string& directory : directories_) {
+    std::error_code code;
+    stdfs::create_directories(directory, code);
+    if (code) return Fail(ErrnoError(code.value(), directory));
+  }
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    Target& target = targets_[i];
+    if (!target.link.empty()) {
+      ::unlink(target.path.c_str());
+      if (::symlink(target.link.c_str(), target.path.c_str()) != 0) {
+        return Fail(ErrnoError(errno, target.path));
+      }
+      continue;
+    }
+    ++report_.files;
+    report_.bytes += target.size;
+    struct stat info {};
+    target.done = ::stat(target.path.c_str(), &info) == 0 &&
+                  static_cast<uint64_t>(info.st_size) == target.size;
+    if (target.done) {
+      report_.bytes_resumed += target.size;
+      continue;
+    }
+    const std::string partial = StrCat(target.path, kPartial);
+    const bool resumes = ::stat(partial.c_str(), &info) == 0 &&
+                         static_cast<uint64_t>(info.st_size) == target.size;
+    CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(partial, O_RDWR | O_CREAT));
+    if (!resumes && ::ftruncate(file.get(), static_cast<off_t>(target.size)) != 0) {
+      return Fail(ErrnoError(errno, partial));
+    }
+    const uint64_t count = std::max<uint64_t>(1, CeilDiv(target.size, kChunk));
+    target.chunks_left = std::make_unique<std::atomic<uint64_t>>(count);
+    for (uint64_t number = 0; number < count; ++number) {
+      const bool durable = resumes && std::binary_search(durable_.begin(), durable_.end(),
+                                                         std::pair<uint64_t, uint64_t>(i, number));
+      // The last chunk is always written again, so that one thread finishes the file.
+      if (durable && number + 1 < count) {
+        --*target.chunks_left;
+        report_.bytes_resumed += kChunk;
+      } else {
+        chunks_.push_back(Chunk{i, number});
+      }
+    }
+  }
+  return {};
+}
+
+Status Export::Record(const Chunk& chunk) {
+  const std::string line = StrCat(chunk.target, " ", chunk.number, "\n");
+  const MutexLock lock(journal_mutex_);  // O_APPEND of a few bytes
+  if (::write(journal_.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    return Fail(ErrnoError(errno, StrCat(destination_, "/", kJournal)));
+  }
+  return {};
+}
+
+Status Export::FinishFile(Target& target) {
+  const std::string partial = StrCat(target.path, kPartial);
+  CKPT_RETURN_IF_ERROR(SyncPath(partial));
+  if (::rename(partial.c_str(), target.path.c_str()) != 0) {
+    return Fail(ErrnoError(errno, target.path));
+  }
+  return {};
+}
+
+Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
+  Target& target = targets_[chunk.target];
+  const std::string partial = StrCat(target.path, kPartial);
+  CKPT_ASSIGN_OR_RETURN(const Plan plan, target.format->MakePlan(step_, layout_, target.view_path));
+  if (plan.size() != target.size) {
+    return Fail(ErrorCode::kInternal, StrCat(target.view_path, ": plan and listing disagree"));
+  }
+  const PlanReader reader(plan, step_, blobs_);
+  CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(partial, O_RDWR));
+  const uint64_t begin = chunk.number * kChunk;
+  const uint64_t end = std::min(target.size, begin + kChunk);
+  std::vector<std::byte> buffer(std::min(kBuffer, end - begin));
+  for (uint64_t at = begin; at < end;) {
+    const std::span<std::byte> piece(buffer.data(), std::min<uint64_t>(buffer.size(), end - at));
+    CKPT_ASSIGN_OR_RETURN(const size_t got, reader.Read(at, piece));
+    if (got != piece.size()) return Fail(ErrorCode::kInternal, "short read of a plan");
+    CKPT_RETURN_IF_ERROR(WriteAll(file.get(), piece, at, partial));
+    at += got;
+  }
+  if (target.chunks_left->fetch_sub(1) == 1) {
+    CKPT_RETURN_IF_ERROR(FinishFile(target));
+  } else {
+    if (::fdatasync(file.get()) != 0) return Fail(ErrnoError(errno, partial));
+    CKPT_RETURN_IF_ERROR(Record(chunk));
+  }
+  return end - begin;
+}
+
+Status Export::SyncDirectories() {
+  for (const std::string& directory : directories_) {
+    CKPT_RETURN_IF_ERROR(SyncPath(directory));
+  }
+  const std::string journal = StrCat(destination_, "/", kJournal);
+  if (::unlink(journal.c_str()) != 0) return Fail(ErrnoError(errno, journal));
+  return SyncPath(destination_);
+}
+
+Result<ExportReport> Export::Run(const JobOptions& options) {
+  JobOptions shown = options;
+  if (options.progress) {
+    shown.progress = [&](JobProgress progress) {
+      progress.bytes_done += report_.bytes_resumed;
+      options.progress(progress);
+    };
+  }
+  CKPT_RETURN_IF_ERROR(RunWorkList(chunks_.size(), report_.bytes, shown,
+                                   [this](size_t i) { return WriteChunk(chunks_[i]); }));
+  CKPT_RETURN_IF_ERROR(SyncDirectories());
+  return report_;
+}
+
+}  // namespace
+
+Result<ExportReport> ExportView(const StepModel& step,
+                                std::span<const std::unique_ptr<ViewFormat>> formats,
+                                const Layout& layout, std::string_view part,
+                                const std::string& destination, std::string_view identity,
+                                BlobReader& blobs, const JobOptions& options) {
+  Export job(step, layout, destination, blobs);
+  CKPT_RETURN_IF_ERROR(job.Collect(formats, part));
+  CKPT_RETURN_IF_ERROR(job.OpenJournal(identity));
+  CKPT_RETURN_IF_ERROR(job.Prepare());
+  return job.Run(options);
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// VerifyStep reads everything a step refers to: every byte of every blob
+// (compared with its content digest where one is recorded), all copies of
+// replicated atoms against each other, and, on request, every float for NaN
+// and infinity.
+//
+// Thread safety: may run beside readers of the same step.
+// Lifetime: model and blobs must outlive the call.
+// Units: bytes; element numbers are of the row-major atom.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/blob/blob_reader.h"
+#include "core/jobs/work_list.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+struct VerifyDefect {
+  std::string subject;  // a file's path, or an atom: "name (kind)"
+  std::string rule;     // what is wrong, with the files or the element
+};
+
+struct VerifyReport {
+  uint64_t blobs = 0;
+  uint64_t blob_bytes = 0;
+  uint64_t atoms_compared = 0;  // with more than one copy
+  uint64_t atoms_finite = 0;    // checked for NaN and infinity
+  uint64_t defect_count = 0;
+  std::vector<VerifyDefect> defects;  // the first 100
+  std::vector<Digest> digests;        // per blob, of all its bytes
+};
+
+struct VerifyOptions {
+  JobOptions job;
+  bool finite = false;
+};
+
+// An error only if the job itself could not run; defects are in the report.
+// BLOCKS: until everything is read.
+Result<VerifyReport> VerifyStep(const StepModel& step, BlobReader& blobs,
+                                const VerifyOptions& options);
+
+}  // namespace ckptfs
