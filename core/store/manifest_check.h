@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a manifest must fulfil beyond its schema: paths stay inside their root,
+// extents inside their blobs, indices inside their tables, and derived atoms
+// rest on others without going in circles.
+//
+// Thread safety: pure functions.
+// Units: offsets are bytes, shapes elements.
+
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "core/base/result.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+// Relative, not empty, no "." or ".." component, no NUL.
+Status CheckBlobPath(std::string_view path);
+
+// Every fragment of the series lies in its local tensor and its blob.
+Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> locals,
+                   std::span<const Blob> blobs);
+
+Status CheckStoredTensor(const StoredTensor& tensor, std::span<const Blob> blobs);
+
+// Each atom's source has what its kind needs, and casts and decodes end at
+// stored bytes.
+Status CheckAtomSources(const StepModel& model);
+
+}  // namespace ckptfs

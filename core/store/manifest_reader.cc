@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Manifest bytes -> StepModel.  FlatBuffers' verifier proves the structure;
+// everything it cannot know (indices, enums, extents, products) is checked
+// here, so that later code may trust a loaded model as it trusts its own.
+#include <algorithm>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "core/ingest/assembler.h"
+#include "core/store/manifest_check.h"
+#include "core/store/manifest_format.h"
+#include "core/store/manifest_generated.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+namespace {
+
+using Bytes = flatbuffers::Vector<uint8_t>;
+
+template <class... Pieces>
+tl::unexpected<Error> Refuse(const Pieces&... pieces) {
+  return Fail(ErrorCode::kInvalid, StrCat(pieces...));
+}
+
+std::string Text(const Bytes* bytes) {
+  if (bytes == nullptr) return {};
+  return std::string(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+}
+
+template <class T>
+std::vector<T> Vector(const flatbuffers::Vector<T>* values) {
+  if (values == nullptr) return {};
+  return std::vector<T>(values->begin(), values->end());
+}
+
+std::vector<std::string> Texts(const flatbuffers::Vector<flatbuffers::Offset<fb::Text>>* texts) {
+  std::vector<std::string> result;
+  if (texts == nullptr) return result;
+  for (const fb::Text* text : *texts) result.push_back(Text(text->bytes()));
+  return result;
+}
+
+// Enum of a stored number; the greatest known value is `last`.
+template <class Enum>
+Result<Enum> KnownEnum(uint64_t value, Enum last, std::string_view what) {
+  if (value > static_cast<uint64_t>(last)) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(what, " ", value, " is unknown to this build (a newer one wrote it?)"));
+  }
+  return static_cast<Enum>(value);
+}
+
+Result<DType> KnownDType(uint64_t value) {
+  return KnownEnum(value, static_cast<DType>(kDTypeCount - 1), "dtype");
+}
+
+Result<std::optional<DType>> OptionalDType(int16_t value) {
+  if (value == -1) return std::optional<DType>();
+  CKPT_ASSIGN_OR_RETURN(const DType dtype, KnownDType(static_cast<uint16_t>(value)));
+  return std::optional<DType>(dtype);
+}
+
+Result<Shape> ReadShape(const flatbuffers::Vector<uint64_t>* values) {
+  if (values != nullptr && values->size() > kMaxDimensions) return Refuse("more than 64 dims");
+  Shape shape = Vector(values);
+  CKPT_RETURN_IF_ERROR(ElementCount(shape));
+  return shape;
+}
+
+// Appends what `read` makes of every table of a vector, with its place in the error.
+template <class Table, class Item, class Function>
+Status ReadAll(const flatbuffers::Vector<flatbuffers::Offset<Table>>* tables,
+               std::vector<Item>& items, std::string_view what, Function read) {
+  if (tables == nullptr) return {};
+  items.reserve(tables->size());
+  for (uint32_t i = 0; i < tables->size(); ++i) {
+    auto item = read(*tables->Get(i));
+    if (!item) return Fail(std::move(item).error().WithContext(StrCat(what, " ", i)));
+    items.push_back(*std::move(item));
+  }
+  return {};
+}
+
+Digest ReadDigest(const fb::Digest* digest) {
+  return digest == nullptr ? Digest{} : Digest{digest->high(), digest->low()};
+}
+
+class Reader {
+ public:
+  explicit Reader(const fb::Manifest& manifest) : manifest_(manifest) {}
+  Result<StepModel> Read();
+
+ private:
+  Status ReadHeader();
+  Result<Layout> ReadLayout(const fb::Layout* table);
+  Result<Blob> ReadBlob(const fb::Blob& table);
+  Result<Pattern> ReadPattern(const fb::Pattern* table);
+  Result<Parameter> ReadParameter(const fb::Parameter& table);
+  Result<LocalTensor> ReadLocal(const fb::LocalTensor& table, const Shape& atom);
+  Result<FragmentSeries> ReadSeries(const fb::FragmentSeries& stored);
+  Result<Gather> ReadGather(const fb::Gather& table, const Shape& atom);
+  Result<AtomSource> ReadSource(const fb::AtomSource* table, const Shape& atom);
+  Result<Atom> ReadAtom(const fb::Atom& table);
+  Result<Document> ReadDocument(const fb::Document& table);
+  Result<StoredTensor> ReadStored(const fb::StoredTensor& table);
+  Status ReadNames();
+
+  Result<ParameterIndex> Known(uint32_t parameter) const {
+    if (parameter >= model_.parameters.size()) return Refuse("parameter index ", parameter);
+    return ParameterIndex{parameter};
+  }
+
+  const fb::Manifest& manifest_;
+  StepModel model_;
+};
+
+Status Reader::ReadHeader() {
+  model_.framework = Text(manifest_.framework());
+  model_.framework_version = Text(manifest_.framework_version());
+  model_.id = Text(manifest_.id());
+  model_.iteration = manifest_.iteration();
+  model_.mtime_ns = manifest_.mtime_ns();
+  model_.family = Text(manifest_.family());
+  model_.layers = manifest_.layers();
+  model_.roots = Texts(manifest_.roots());
+  model_.notes = Texts(manifest_.notes());
+  CKPT_ASSIGN_OR_RETURN(model_.layout, ReadLayout(manifest_.layout()));
+  CKPT_ASSIGN_OR_RETURN(model_.model_dtype, OptionalDType(manifest_.model_dtype()));
+  return {};
+}
+
+Result<Layout> Reader::ReadLayout(const fb::Layout* table) {
+  if (table == nullptr || table->degrees() == nullptr || table->degrees()->size() != 8) {
+    return Refuse("layout: eight degrees");
+  }
+  Layout layout;
+  uint32_t* const fields[] = {&layout.tp,  &layout.pp, &layout.dp,  &layout.ep,
+                              &layout.etp, &layout.cp, &layout.vpp, &layout.zero};
+  for (uint32_t i = 0; i < 8; ++i) *fields[i] = table->degrees()->Get(i);
+  CKPT_ASSIGN_OR_RETURN(layout.dtype, OptionalDType(table->dtype()));
+  layout.split = Vector(table->split());
+  CKPT_ASSIGN_OR_RETURN(layout.naming, KnownEnum(table->naming(), Naming::kPipe, "naming"));
+  CKPT_ASSIGN_OR_RETURN(const Layout again, Layout::Parse(layout.ToString()));
+  if (again != layout) return Refuse("layout: ", layout.ToString(), " is not canonical");
+  return layout;
+}
+
+Result<Blob> Reader::ReadBlob(const fb::Blob& table) {
+  Blob blob;
+  blob.root = table.root();
+  if (blob.root >= model_.roots.size()) return Refuse("root index ", blob.root);
+  blob.path = Text(table.path());
+  CKPT_RETURN_IF_ERROR(CheckBlobPath(blob.path));
+  if (table.stamp() == nullptr) return Refuse("no stamp");
+  blob.stamp = BlobStamp{table.stamp()->size(), table.stamp()->mtime_ns(),
+                         table.stamp()->ctime_ns(), table.stamp()->inode()};
+  blob.fingerprint = ReadDigest(table.fingerprint());
+  blob.content = ReadDigest(table.content());
+  blob.mode = table.mode();
+  blob.uid = table.uid();
+  blob.gid = table.gid();
+  blob.store_owned = table.store_owned();
+  return blob;
+}
+
+Result<Pattern> Reader::ReadPattern(const fb::Pattern* table) {
+  Pattern pattern;
+  if (table == nullptr) return pattern;
+  CKPT_ASSIGN_OR_RETURN(pattern.kind,
+                        KnownEnum(table->kind(), PatternKind::kShard, "pattern kind"));
+  CKPT_RETURN_IF_ERROR(
+      ReadAll(table->cuts(), pattern.cuts, "cut", [](const fb::Cut& cut) -> Result<Cut> {
+        return Cut{cut.dim(), Vector(cut.parts()), cut.pad_multiple(), cut.pad_always(),
+                   cut.unit()};
+      }));
+  pattern.grid = Vector(table->grid());
+  pattern.bias_scaled = table->bias_scaled();
+  return pattern;
+}
+
+Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
+  Parameter parameter;
+  parameter.name = Text(table.name());
+  if (parameter.name.empty()) return Refuse("no name");
+  parameter.source_name = table.source_name() == nullptr ? parameter.name
+                                                         : Text(table.source_name());
+  CKPT_ASSIGN_OR_RETURN(parameter.shape, ReadShape(table.shape()));
+  CKPT_ASSIGN_OR_RETURN(parameter.role, KnownEnum(table.role(), Role::kBuffer, "role"));
+  CKPT_ASSIGN_OR_RETURN(parameter.pattern, ReadPattern(table.pattern()));
+  CKPT_ASSIGN_OR_RETURN(parameter.stage,
+                        KnownEnum(table.stage(), StageRule::kFirstLast, "stage rule"));
+  parameter.layer = table.layer();
+  if (table.expert() < -1 || table.expert() > UINT32_MAX) return Refuse("expert number");
+  if (table.expert() >= 0) parameter.expert = static_cast<uint32_t>(table.expert());
+  parameter.stacked_experts = table.stacked_experts();
+  return parameter;
+}
+
+Result<LocalTensor> Reader::ReadLocal(const fb::LocalTensor& table, const Shape& atom) {
+  if (table.whole()) return WholeTensor(atom);
+  LocalTensor local;
+  CKPT_ASSIGN_OR_RETURN(local.shape, ReadShape(table.shape()));
+  CKPT_RETURN_IF_ERROR(
+      ReadAll(table.pieces(), local.pieces, "piece", [](const fb::Piece& stored) -> Result<Piece> {
+        Piece piece;
+        CKPT_ASSIGN_OR_RETURN(piece.shape, ReadShape(stored.shape()));
+        piece.atom_begin = Vector(stored.atom_begin());
+        piece.local_offset = stored.local_offset();
+        piece.local_strides = Vector(stored.local_strides());
+        piece.scale = stored.scale();
+        return piece;
+      }));
+  CKPT_RETURN_IF_ERROR(ValidateLocal(local, atom));
+  return local;
+}
+
+Result<FragmentSeries> Reader::ReadSeries(const fb::FragmentSeries& stored) {
+  FragmentSeries series;
+  series.local = stored.local();
+  series.count = stored.count();
+  series.flat_begin = stored.flat_begin();
+  series.flat_step = stored.flat_step();
+  series.elements = stored.elements();
+  series.blob = stored.blob();
+  series.blob_step = stored.blob_step();
+  series.offset = stored.offset();
+  series.offset_step = stored.offset_step();
+  CKPT_ASSIGN_OR_RETURN(series.dtype, KnownDType(stored.dtype()));
+  return series;
+}
+
+Result<Gather> Reader::ReadGather(const fb::Gather& table, const Shape& atom) {
+  Gather gather;
+  CKPT_RETURN_IF_ERROR(ReadAll(table.locals(), gather.locals, "local tensor",
+                               [&](const fb::LocalTensor& local) { return ReadLocal(local, atom); }));
+  if (table.series() != nullptr) {
+    gather.series.reserve(table.series()->size());
+    for (const fb::FragmentSeries* stored : *table.series()) {
+      CKPT_ASSIGN_OR_RETURN(const FragmentSeries series, ReadSeries(*stored));
+      CKPT_RETURN_IF_ERROR(CheckSeries(series, gather.locals, model_.blobs));
+      gather.series.push_back(series);
+    }
+  }
+  CKPT_RETURN_IF_ERROR(ProveCoverage(gather, atom));
+  return gather;
+}
+
+Result<AtomSource> Reader::ReadSource(const fb::AtomSource* table, const Shape& atom) {
+  if (table == nullptr) return Refuse("no source");
+  AtomSource source;
+  CKPT_ASSIGN_OR_RETURN(source.kind, KnownEnum(table->kind(), SourceKind::kInline, "source kind"));
+  if (source.kind == SourceKind::kReplay) {
+    return Fail(ErrorCode::kUnsupported, "a replay source: this build cannot read it");
+  }
+  CKPT_RETURN_IF_ERROR(
+      ReadAll(table->gathers(), source.gathers, "gather",
+              [&](const fb::Gather& gather) { return ReadGather(gather, atom); }));
+  source.of = AtomIndex{table->of()};
+  source.scales = AtomIndex{table->scales()};
+  CKPT_ASSIGN_OR_RETURN(source.block, ReadShape(table->block()));
+  source.inline_bytes = Text(table->inline_bytes());
+  source.python_number = table->python_number();
+  return source;
+}
+
+Result<Atom> Reader::ReadAtom(const fb::Atom& table) {
+  Atom atom;
+  CKPT_ASSIGN_OR_RETURN(atom.parameter, Known(table.parameter()));
+  atom.optimizer = Text(table.optimizer());
+  atom.kind = Text(table.kind());
+  CKPT_ASSIGN_OR_RETURN(atom.dtype, KnownDType(table.dtype()));
+  CKPT_ASSIGN_OR_RETURN(atom.shape, ReadShape(table.shape()));
+  CKPT_RETURN_IF_ERROR(ByteCount(atom.shape, atom.dtype));
+  CKPT_ASSIGN_OR_RETURN(atom.relation, KnownEnum(table.relation(), Relation::kOpaque, "relation"));
+  if (atom.relation == Relation::kSame && atom.shape != model_.parameter(atom.parameter).shape) {
+    return Refuse("shape ", ShapeToString(atom.shape), " is not its parameter's");
+  }
+  CKPT_ASSIGN_OR_RETURN(atom.source, ReadSource(table.source(), atom.shape));
+  atom.derived = table.derived();
+  return atom;
+}
+
+Result<StoredTensor> Reader::ReadStored(const fb::StoredTensor& table) {
+  StoredTensor tensor;
+  CKPT_ASSIGN_OR_RETURN(tensor.dtype, KnownDType(table.dtype()));
+  CKPT_ASSIGN_OR_RETURN(tensor.shape, ReadShape(table.shape()));
+  tensor.strides = Vector(table.strides());
+  tensor.blob = BlobIndex{table.blob()};
+  tensor.offset = table.offset();
+  CKPT_RETURN_IF_ERROR(CheckStoredTensor(tensor, model_.blobs));
+  return tensor;
+}
+
+Result<Document> Reader::ReadDocument(const fb::Document& table) {
+  Document document;
+  document.key = Text(table.key());
+  document.scope = Text(table.scope());
+  document.pickle = Text(table.pickle());
+  CKPT_RETURN_IF_ERROR(ReadAll(table.tensors(), document.tensors, "tensor",
+                               [this](const fb::StoredTensor& t) { return ReadStored(t); }));
+  return document;
+}
+
+// Aliases, groups and documents.
+Status Reader::ReadNames() {
+  CKPT_RETURN_IF_ERROR(ReadAll(manifest_.aliases(), model_.aliases, "alias",
+                               [this](const fb::Alias& table) -> Result<Alias> {
+                                 CKPT_ASSIGN_OR_RETURN(const auto index, Known(table.parameter()));
+                                 return Alias{Text(table.name()), index};
+                               }));
+  CKPT_RETURN_IF_ERROR(ReadAll(manifest_.groups(), model_.groups, "group",
+                               [this](const fb::Group& table) -> Result<Group> {
+                                 Group group;
+                                 group.optimizer = Text(table.optimizer());
+                                 for (uint32_t member : Vector(table.parameters())) {
+                                   CKPT_ASSIGN_OR_RETURN(const auto index, Known(member));
+                                   group.parameters.push_back(index);
+                                 }
+                                 group.hyper_parameters = Text(table.hyper_parameters());
+                                 return group;
+                               }));
+  return ReadAll(manifest_.documents(), model_.documents, "document",
+                 [this](const fb::Document& table) { return ReadDocument(table); });
+}
+
+Result<StepModel> Reader::Read() {
+  CKPT_RETURN_IF_ERROR(ReadHeader());
+  CKPT_RETURN_IF_ERROR(ReadAll(manifest_.blobs(), model_.blobs, "blob",
+                               [this](const fb::Blob& table) { return ReadBlob(table); }));
+  CKPT_RETURN_IF_ERROR(
+      ReadAll(manifest_.parameters(), model_.parameters, "parameter",
+              [this](const fb::Parameter& table) { return ReadParameter(table); }));
+  CKPT_RETURN_IF_ERROR(ReadAll(manifest_.atoms(), model_.atoms, "atom",
+                               [this](const fb::Atom& table) { return ReadAtom(table); }));
+  CKPT_RETURN_IF_ERROR(ReadNames());
+  CKPT_RETURN_IF_ERROR(CheckAtomSources(model_));
+  model_.BuildIndex();
+  return std::move(model_);
+}
+
+}  // namespace
+
+Result<StepModel> ParseManifest(std::string_view bytes) {
+  CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
+  const auto* data = reinterpret_cast<const uint8_t*>(envelope.payload.data());
+  // Copied when the caller's bytes are not aligned as the payload wants.
+  std::string aligned;
+  if (reinterpret_cast<uintptr_t>(data) % 8 != 0) {
+    aligned = envelope.payload;
+    data = reinterpret_cast<const uint8_t*>(aligned.data());
+  }
+  constexpr uint32_t kMaxDepth = 16;
+  const auto max_tables = static_cast<uint32_t>(envelope.payload.size() / 4 + 16);
+  flatbuffers::Verifier verifier(data, envelope.payload.size(), kMaxDepth, max_tables);
+  if (!fb::VerifyManifestBuffer(verifier)) {
+    return Fail(ErrorCode::kInvalid, "manifest: its structure is not that of the schema");
+  }
+  auto model = Reader(*fb::GetManifest(data)).Read();
+  if (!model) return Fail(std::move(model).error().WithContext("manifest"));
+  return model;
+}
+
+}  // namespace ckptfs

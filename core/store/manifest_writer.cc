@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepModel -> manifest bytes.  The order of construction is fixed, so equal
+// models give equal bytes.
+#include "core/base/strings.h"
+#include "core/store/manifest_generated.h"
+#include "core/store/manifest_format.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+namespace {
+
+template <class T>
+using Offset = flatbuffers::Offset<T>;
+template <class T>
+using VectorOffset = Offset<flatbuffers::Vector<T>>;
+
+class Writer {
+ public:
+  explicit Writer(const StepModel& model) : model_(model) {}
+
+  std::string Write();
+
+ private:
+  // Absent when empty: an absent vector reads back as an empty one.
+  template <class T>
+  VectorOffset<T> Vector(const std::vector<T>& values) {
+    if (values.empty()) return 0;
+    return builder_.CreateVector(values);
+  }
+  VectorOffset<uint8_t> Bytes(std::string_view text) {
+    if (text.empty()) return 0;
+    return builder_.CreateVector(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+  }
+  template <class T, class Items, class Function>
+  VectorOffset<Offset<T>> Tables(const Items& items, Function function) {
+    if (items.empty()) return 0;
+    std::vector<Offset<T>> offsets;
+    offsets.reserve(items.size());
+    for (const auto& item : items) offsets.push_back(function(item));
+    return builder_.CreateVector(offsets);
+  }
+  VectorOffset<Offset<fb::Text>> Texts(const std::vector<std::string>& texts) {
+    return Tables<fb::Text>(texts, [this](const std::string& text) {
+      return fb::CreateText(builder_, Bytes(text));
+    });
+  }
+
+  Offset<fb::Blob> WriteBlob(const Blob& blob);
+  Offset<fb::Layout> WriteLayout(const Layout& layout);
+  Offset<fb::Pattern> WritePattern(const Pattern& pattern);
+  Offset<fb::Parameter> WriteParameter(const Parameter& parameter);
+  Offset<fb::LocalTensor> WriteLocal(const LocalTensor& local, const LocalTensor& whole);
+  Offset<fb::Gather> WriteGather(const Gather& gather, const LocalTensor& whole);
+  Offset<fb::Atom> WriteAtom(const Atom& atom);
+  Offset<fb::Document> WriteDocument(const Document& document);
+
+  const StepModel& model_;
+  flatbuffers::FlatBufferBuilder builder_{1 << 20};
+};
+
+int16_t Optional(const std::optional<DType>& dtype) {
+  return dtype ? static_cast<int16_t>(*dtype) : int16_t{-1};
+}
+
+Offset<fb::Blob> Writer::WriteBlob(const Blob& blob) {
+  const auto path = Bytes(blob.path);
+  const fb::BlobStamp stamp(blob.stamp.size, blob.stamp.mtime_ns, blob.stamp.ctime_ns,
+                            blob.stamp.inode);
+  const fb::Digest fingerprint(blob.fingerprint.high, blob.fingerprint.low);
+  const fb::Digest content(blob.content.high, blob.content.low);
+  return fb::CreateBlob(builder_, blob.root, path, &stamp, &fingerprint, &content, blob.mode,
+                        blob.uid, blob.gid, blob.store_owned);
+}
+
+Offset<fb::Layout> Writer::WriteLayout(const Layout& layout) {
+  const std::vector<uint32_t> degrees = {layout.tp,  layout.pp, layout.dp,  layout.ep,
+                                         layout.etp, layout.cp, layout.vpp, layout.zero};
+  const auto degree_vector = Vector(degrees);
+  const auto split = Vector(layout.split);
+  return fb::CreateLayout(builder_, degree_vector, Optional(layout.dtype), split,
+                          static_cast<uint8_t>(layout.naming));
+}
+
+Offset<fb::Pattern> Writer::WritePattern(const Pattern& pattern) {
+  const auto cuts = Tables<fb::Cut>(pattern.cuts, [this](const Cut& cut) {
+    const auto parts = Vector(cut.parts);
+    return fb::CreateCut(builder_, cut.dim, parts, cut.pad_multiple, cut.pad_always, cut.unit);
+  });
+  const auto grid = Vector(pattern.grid);
+  return fb::CreatePattern(builder_, static_cast<uint8_t>(pattern.kind), cuts, grid,
+                           pattern.bias_scaled);
+}
+
+Offset<fb::Parameter> Writer::WriteParameter(const Parameter& parameter) {
+  const auto name = Bytes(parameter.name);
+  const auto source_name =
+      parameter.source_name == parameter.name ? 0 : Bytes(parameter.source_name);
+  const auto shape = Vector(parameter.shape);
+  const auto pattern = WritePattern(parameter.pattern);
+  return fb::CreateParameter(builder_, name, source_name, shape,
+                             static_cast<uint8_t>(parameter.role), pattern,
+                             static_cast<uint8_t>(parameter.stage), parameter.layer,
+                             parameter.expert ? int64_t{*parameter.expert} : int64_t{-1},
+                             parameter.stacked_experts);
+}
+
+Offset<fb::LocalTensor> Writer::WriteLocal(const LocalTensor& local, const LocalTensor& whole) {
+  if (local == whole) return fb::CreateLocalTensor(builder_, true);
+  const auto shape = Vector(local.shape);
+  const auto pieces = Tables<fb::Piece>(local.pieces, [this](const Piece& piece) {
+    const auto box = Vector(piece.shape);
+    const auto begin = Vector(piece.atom_begin);
+    const auto strides = Vector(piece.local_strides);
+    return fb::CreatePiece(builder_, box, begin, piece.local_offset, strides, piece.scale);
+  });
+  return fb::CreateLocalTensor(builder_, false, shape, pieces);
+}
+
+Offset<fb::Gather> Writer::WriteGather(const Gather& gather, const LocalTensor& whole) {
+  const auto locals = Tables<fb::LocalTensor>(
+      gather.locals, [&](const LocalTensor& local) { return WriteLocal(local, whole); });
+  std::vector<fb::FragmentSeries> series;
+  series.reserve(gather.series.size());
+  for (const FragmentSeries& s : gather.series) {
+    series.emplace_back(s.flat_begin, s.flat_step, s.elements, s.blob_step, s.offset,
+                        s.offset_step, s.local, s.count, s.blob, static_cast<uint8_t>(s.dtype));
+  }
+  const auto series_vector = builder_.CreateVectorOfStructs(series);
+  return fb::CreateGather(builder_, locals, series_vector);
+}
+
+Offset<fb::Atom> Writer::WriteAtom(const Atom& atom) {
+  const LocalTensor whole = WholeTensor(atom.shape);
+  const auto gathers = Tables<fb::Gather>(
+      atom.source.gathers, [&](const Gather& gather) { return WriteGather(gather, whole); });
+  const auto block = Vector(atom.source.block);
+  const auto inline_bytes = Bytes(atom.source.inline_bytes);
+  const auto source = fb::CreateAtomSource(
+      builder_, static_cast<uint8_t>(atom.source.kind), gathers,
+      static_cast<uint32_t>(atom.source.of), static_cast<uint32_t>(atom.source.scales), block,
+      inline_bytes, atom.source.python_number);
+  const auto optimizer = Bytes(atom.optimizer);
+  const auto kind = Bytes(atom.kind);
+  const auto shape = Vector(atom.shape);
+  return fb::CreateAtom(builder_, static_cast<uint32_t>(atom.parameter), optimizer, kind,
+                        static_cast<uint8_t>(atom.dtype), shape,
+                        static_cast<uint8_t>(atom.relation), source, atom.derived);
+}
+
+Offset<fb::Document> Writer::WriteDocument(const Document& document) {
+  const auto key = Bytes(document.key);
+  const auto scope = Bytes(document.scope);
+  const auto pickle = Bytes(document.pickle);
+  const auto tensors =
+      Tables<fb::StoredTensor>(document.tensors, [this](const StoredTensor& tensor) {
+        const auto shape = Vector(tensor.shape);
+        const auto strides = Vector(tensor.strides);
+        return fb::CreateStoredTensor(builder_, static_cast<uint8_t>(tensor.dtype), shape, strides,
+                                      static_cast<uint32_t>(tensor.blob), tensor.offset);
+      });
+  return fb::CreateDocument(builder_, key, scope, pickle, tensors);
+}
+
+std::string Writer::Write() {
+  const auto framework = Bytes(model_.framework);
+  const auto framework_version = Bytes(model_.framework_version);
+  const auto id = Bytes(model_.id);
+  const auto layout = WriteLayout(model_.layout);
+  const auto family = Bytes(model_.family);
+  const auto roots = Texts(model_.roots);
+  const auto blobs = Tables<fb::Blob>(model_.blobs, [this](const Blob& b) { return WriteBlob(b); });
+  const auto parameters = Tables<fb::Parameter>(
+      model_.parameters, [this](const Parameter& p) { return WriteParameter(p); });
+  const auto atoms = Tables<fb::Atom>(model_.atoms, [this](const Atom& a) { return WriteAtom(a); });
+  const auto aliases = Tables<fb::Alias>(model_.aliases, [this](const Alias& alias) {
+    const auto name = Bytes(alias.name);
+    return fb::CreateAlias(builder_, name, static_cast<uint32_t>(alias.parameter));
+  });
+  const auto groups = Tables<fb::Group>(model_.groups, [this](const Group& group) {
+    std::vector<uint32_t> members;
+    for (ParameterIndex member : group.parameters) members.push_back(static_cast<uint32_t>(member));
+    const auto optimizer = Bytes(group.optimizer);
+    const auto member_vector = Vector(members);
+    const auto hyper = Bytes(group.hyper_parameters);
+    return fb::CreateGroup(builder_, optimizer, member_vector, hyper);
+  });
+  const auto documents = Tables<fb::Document>(
+      model_.documents, [this](const Document& d) { return WriteDocument(d); });
+  const auto notes = Texts(model_.notes);
+  builder_.Finish(
+      fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration,
+                         model_.mtime_ns, layout, Optional(model_.model_dtype), family,
+                         model_.layers, roots, blobs, parameters, atoms, aliases, groups, documents,
+                         notes),
+      fb::ManifestIdentifier());
+  return WrapManifest(std::string_view(
+      reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()));
+}
+
+// A generous upper bound: FlatBuffers ends the process above 2 GiB.
+uint64_t UpperBound(const StepModel& model) {
+  uint64_t bytes = 4096;
+  for (const auto& text : model.roots) bytes += 64 + text.size();
+  for (const auto& text : model.notes) bytes += 64 + text.size();
+  for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size();
+  for (const Parameter& p : model.parameters) {
+    bytes += 256 + p.name.size() + p.source_name.size() + 8 * p.shape.size();
+    for (const Cut& cut : p.pattern.cuts) bytes += 64 + 8 * cut.parts.size();
+    bytes += 8 * p.pattern.grid.size();
+  }
+  for (const Atom& atom : model.atoms) {
+    bytes += 256 + atom.kind.size() + atom.optimizer.size() + atom.source.inline_bytes.size() +
+             8 * (atom.shape.size() + atom.source.block.size());
+    for (const Gather& gather : atom.source.gathers) {
+      bytes += 64 + 64 * gather.series.size();
+      for (const LocalTensor& local : gather.locals) {
+        bytes += 64 + 8 * local.shape.size();
+        for (const Piece& piece : local.pieces) bytes += 96 + 24 * piece.shape.size();
+      }
+    }
+  }
+  for (const Alias& alias : model.aliases) bytes += 64 + alias.name.size();
+  for (const Group& g : model.groups) {
+    bytes += 128 + g.optimizer.size() + 4 * g.parameters.size() + g.hyper_parameters.size();
+  }
+  for (const Document& d : model.documents) {
+    bytes += 128 + d.key.size() + d.scope.size() + d.pickle.size();
+    for (const StoredTensor& t : d.tensors) bytes += 96 + 16 * t.shape.size();
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Result<std::string> RenderManifest(const StepModel& model) {
+  const uint64_t bound = UpperBound(model);
+  if (bound > kManifestMaxPayload) {
+    return Fail(ErrorCode::kExhausted,
+                StrCat("manifest: up to ", bound, " bytes, more than 2 GiB"));
+  }
+  return Writer(model).Write();
+}
+
+}  // namespace ckptfs
