@@ -200,7 +200,26 @@ Status SetVersion(const StepModel& step, ArchiveBuilder& archive, DictBuilder& d
   return {};
 }
 
-uint64_t Stack(const Shape& shape, uint64_t ranks) { return shape[0] * ranks; }
+// The full tensor: the atoms one after the other along dim 0, or zeros.  fp32 as
+// the stock converter writes it, for any float the source kept.
+Result<NodeId> StateTensor(const StepModel& step, const Parameter& parameter,
+                           const UniversalState& state, const Shape& shape,
+                           ArchiveBuilder& archive) {
+  DType dtype = DType::kF32;
+  for (AtomIndex atom : state.atoms) {
+    if (!IsFloat(step.atom(atom).dtype)) dtype = step.atom(atom).dtype;
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(parameter.shape));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(parameter.shape, dtype));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t all_bytes, ByteCount(shape, dtype));
+  const auto local = std::make_shared<const LocalTensor>(WholeTensor(parameter.shape));
+  std::vector<std::pair<uint64_t, SegmentBody>> parts;
+  for (AtomIndex atom : state.atoms) {
+    parts.emplace_back(bytes, AtomSegment{atom, local, 0, elements, dtype});
+  }
+  if (parts.empty()) parts.emplace_back(all_bytes, ZeroSegment{all_bytes});
+  return archive.Tensor(dtype, shape, std::move(parts));
+}
 
 }  // namespace
 
@@ -255,28 +274,16 @@ Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalPara
   const Parameter& parameter = step.parameter(shown.parameter);
   PickleBuilder& pickle = archive.pickle();
   Shape shape = parameter.shape;
-  if (shown.expert_ranks > 0) shape[0] = Stack(parameter.shape, shown.expert_ranks);
-  DType dtype = DType::kF32;
-  std::vector<std::pair<uint64_t, SegmentBody>> parts;
-  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(parameter.shape));
-  for (AtomIndex atom : state.atoms) {
-    if (!IsFloat(step.atom(atom).dtype)) dtype = step.atom(atom).dtype;
-  }
-  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(parameter.shape, dtype));
-  const auto local = std::make_shared<const LocalTensor>(WholeTensor(parameter.shape));
-  for (AtomIndex atom : state.atoms) {
-    parts.emplace_back(bytes, AtomSegment{atom, local, 0, elements, dtype});
-  }
-  CKPT_ASSIGN_OR_RETURN(const uint64_t all_bytes, ByteCount(shape, dtype));
-  if (parts.empty()) parts.emplace_back(all_bytes, ZeroSegment{all_bytes});
-  CKPT_ASSIGN_OR_RETURN(const NodeId tensor, archive.Tensor(dtype, shape, std::move(parts)));
+  if (shown.expert_ranks > 0) shape[0] *= shown.expert_ranks;
+  CKPT_ASSIGN_OR_RETURN(const NodeId tensor, StateTensor(step, parameter, state, shape, archive));
   PickleItems items;
   items.emplace_back(pickle.String("param"), tensor);
+  const bool stacked = shown.expert_ranks > 0 || parameter.stacked_experts > 0;
   auto cut = CutOf(parameter);
-  if (cut && shown.expert_ranks == 0) {
+  if (cut && !stacked) {
     for (auto& item : CutKeys(*cut, shape, pickle)) items.push_back(item);
   }
-  if (shown.expert_ranks > 0) {
+  if (stacked) {  // the loader takes its ep rank's share of dim 0
     items.emplace_back(pickle.String("is_expert_param"), pickle.Bool(true));
     items.emplace_back(pickle.String("ep_num_experts"),
                        pickle.Int(static_cast<int64_t>(shape[0])));

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/rank/rank_tensors.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "core/view/shard.h"
+
+namespace ckptfs {
+namespace {
+
+// The atom a weight is shown from, and as what.
+struct WeightChoice {
+  AtomIndex atom{};
+  DType dtype = DType::kF32;
+  bool derived = false;
+};
+
+bool IsWhole(const LocalTensor& local, const Shape& atom) {
+  return local.shape == atom && local.pieces.size() == 1 && local.pieces[0].shape == atom &&
+         local.pieces[0].scale == 1.0 && local.pieces[0].local_strides == RowMajorStrides(atom);
+}
+
+bool IsScaled(const LocalTensor& local) {
+  return std::any_of(local.pieces.begin(), local.pieces.end(),
+                     [](const Piece& piece) { return piece.scale != 1.0; });
+}
+
+bool SameDegrees(const Layout& a, const Layout& b) {
+  return a.tp == b.tp && a.pp == b.pp && a.dp == b.dp && a.ep == b.ep && a.etp == b.etp &&
+         a.cp == b.cp && a.vpp == b.vpp && a.zero == b.zero;
+}
+
+// As stored; where the layout asks for another dtype, from the master if there
+// is one, so that nothing is rounded twice.  Buffers are never cast.
+std::optional<WeightChoice> ChooseWeight(const StepModel& step, const Layout& layout,
+                                         ParameterIndex index) {
+  const auto weight = step.FindAtom(index, "weight");
+  const auto master = step.FindAtom(index, "master");
+  if (!weight && !master) return std::nullopt;
+  const Atom& stored = step.atom(weight ? *weight : *master);
+  DType dtype = stored.dtype;
+  if (!weight && step.model_dtype) dtype = *step.model_dtype;
+  const bool castable = IsFloat(stored.dtype) && step.parameter(index).role != Role::kBuffer;
+  if (layout.dtype && castable) dtype = *layout.dtype;
+  if (weight && (dtype == stored.dtype || !master)) {
+    return WeightChoice{*weight, dtype, stored.derived || dtype != stored.dtype};
+  }
+  return WeightChoice{*master, dtype, true};
+}
+
+class Builder {
+ public:
+  Builder(const StepModel& step, const Layout& layout, const ShownNames& names,
+          const RankCoordinate& rank)
+      : step_(step), layout_(layout), names_(names), rank_(rank) {}
+
+  Result<RankTensors> Build() && {
+    CKPT_RETURN_IF_ERROR(FindLocals());
+    for (uint32_t i = 0; i < locals_.size(); ++i) {
+      if (locals_[i]) CKPT_RETURN_IF_ERROR(AddWeight(ParameterIndex{i}));
+    }
+    for (uint32_t i = 0; i < step_.atoms.size(); ++i) CKPT_RETURN_IF_ERROR(AddState(AtomIndex{i}));
+    AddAliases();
+    for (auto* tensors : {&out_.model, &out_.optimizer}) {
+      std::sort(tensors->begin(), tensors->end(), [](const RankTensor& a, const RankTensor& b) {
+        const uint32_t wide_a = ByteWidth(a.dtype), wide_b = ByteWidth(b.dtype);
+        return wide_a != wide_b ? wide_a > wide_b : a.key < b.key;
+      });
+    }
+    return std::move(out_);
+  }
+
+ private:
+  Status FindLocals() {
+    locals_.resize(step_.parameters.size());
+    for (size_t i = 0; i < step_.parameters.size(); ++i) {
+      const Parameter& parameter = step_.parameters[i];
+      CKPT_ASSIGN_OR_RETURN(const bool held, Holds(step_, layout_, rank_, parameter));
+      if (!held) continue;
+      CKPT_ASSIGN_OR_RETURN(locals_[i], LocalOf(step_, layout_, rank_, parameter));
+    }
+    return {};
+  }
+
+  const std::string& Name(ParameterIndex index) const {
+    return names_.parameters[static_cast<uint32_t>(index)];
+  }
+
+  void LeaveOut(const std::string& key, std::string_view why) {
+    out_.left_out.push_back(StrCat(key, ": ", why));
+  }
+
+  // False, and named, if no file of ours can hold it.
+  bool CanShow(const std::string& key, DType dtype) {
+    if (ByteWidth(dtype) > 0 && !TorchName(dtype).empty()) return true;
+    LeaveOut(key, StrCat("torch has no dtype ", DTypeName(dtype), " of whole bytes"));
+    return false;
+  }
+
+  Status AddWeight(ParameterIndex index) {
+    const auto choice = ChooseWeight(step_, layout_, index);
+    if (!choice) {
+      LeaveOut(Name(index), "the step holds neither a weight nor a master");
+      return {};
+    }
+    if (!CanShow(Name(index), choice->dtype)) return {};
+    RankTensor tensor;
+    tensor.key = Name(index);
+    tensor.parameter = index;
+    tensor.atom = choice->atom;
+    tensor.dtype = choice->dtype;
+    tensor.derived = choice->derived;
+    tensor.local = locals_[static_cast<uint32_t>(index)];
+    tensor.shape = tensor.local->shape;
+    CKPT_ASSIGN_OR_RETURN(tensor.elements, ElementCount(tensor.shape));
+    out_.model.push_back(std::move(tensor));
+    return {};
+  }
+
+  Status AddState(AtomIndex index) {
+    const Atom& atom = step_.atom(index);
+    const auto& local = locals_[static_cast<uint32_t>(atom.parameter)];
+    if (atom.kind == "weight" || !local) return {};
+    RankTensor tensor;
+    const bool first = step_.FindAtom(atom.parameter, atom.kind) == index;
+    tensor.key = StrCat(atom.kind, "/", Name(atom.parameter));
+    if (!first) tensor.key = StrCat(atom.optimizer, "/", tensor.key);
+    tensor.parameter = atom.parameter;
+    tensor.atom = index;
+    tensor.dtype = atom.dtype;
+    tensor.derived = atom.derived;
+    if (!CanShow(tensor.key, atom.dtype) || !Fits(atom, *local, tensor.key)) return {};
+    const bool same = atom.relation == Relation::kSame;
+    tensor.local =
+        same ? local : std::make_shared<const LocalTensor>(WholeTensor(atom.shape));
+    tensor.shape = tensor.local->shape;
+    CKPT_ASSIGN_OR_RETURN(tensor.elements, ElementCount(tensor.shape));
+    if (same && layout_.zero > 0) Slice(step_.parameter(atom.parameter), tensor);
+    out_.optimizer.push_back(std::move(tensor));
+    return {};
+  }
+
+  // Whether the state can be cut as its parameter is.
+  bool Fits(const Atom& atom, const LocalTensor& local, const std::string& key) {
+    const Shape& shape = step_.parameter(atom.parameter).shape;
+    switch (atom.relation) {
+      case Relation::kScalar:
+        return true;
+      case Relation::kSame:
+        if (atom.kind == "master" || !IsScaled(local)) return true;
+        LeaveOut(key, "how it scales with the parameter's stored multiple is not known");
+        return false;
+      case Relation::kReduced:
+        if (IsWhole(local, shape)) return true;
+        LeaveOut(key, "a reduced state is not cut with its parameter");
+        return false;
+      case Relation::kOpaque:
+        if (SameDegrees(layout_, step_.layout)) return true;
+        LeaveOut(key, "an opaque state is only shown in the source's own layout");
+        return false;
+    }
+    return false;
+  }
+
+  // The flat slices of one data-parallel group.
+  void Slice(const Parameter& parameter, RankTensor& tensor) const {
+    tensor.expert = parameter.expert || parameter.stacked_experts > 0;
+    const uint64_t grid = uint64_t{layout_.tp} * layout_.cp * layout_.dp;
+    const uint64_t expert_degree = grid / (uint64_t{layout_.ep} * layout_.etp);
+    tensor.degree = tensor.expert ? expert_degree : layout_.dp;
+    tensor.flat = true;
+    tensor.slice = CeilDiv(tensor.elements, tensor.degree);
+    tensor.shape = {tensor.slice};
+  }
+
+  void AddAliases() {
+    std::set<std::string_view> shown;
+    for (const RankTensor& tensor : out_.model) shown.insert(tensor.key);
+    for (size_t i = 0; i < step_.aliases.size(); ++i) {
+      const ParameterIndex parameter = step_.aliases[i].parameter;
+      if (names_.aliases[i].empty() || shown.contains(names_.aliases[i])) continue;
+      if (!shown.contains(Name(parameter))) continue;
+      out_.aliases.emplace_back(names_.aliases[i], Name(parameter));
+    }
+    std::sort(out_.aliases.begin(), out_.aliases.end());
+  }
+
+  const StepModel& step_;
+  const Layout& layout_;
+  const ShownNames& names_;
+  const RankCoordinate& rank_;
+  std::vector<std::shared_ptr<const LocalTensor>> locals_;  // by parameter; null: not held
+  RankTensors out_;
+};
+
+}  // namespace
+
+std::pair<uint64_t, uint64_t> RankTensor::RangeOf(const RankCoordinate& rank) const {
+  const auto [begin, end] = ZeroRange(elements, SliceOf(rank), degree);
+  return {std::min(begin, elements), std::min(end, elements)};
+}
+
+uint64_t RankTensor::ByteLength() const {
+  uint64_t count = ByteWidth(dtype);
+  for (uint64_t dim : shape) count *= dim;
+  return count;
+}
+
+AtomSegment RankTensor::SegmentOf(const RankCoordinate& rank) const {
+  if (!flat) return AtomSegment{atom, local, 0, elements, dtype};
+  const auto [begin, end] = ZeroRange(elements, SliceOf(rank), degree);
+  return AtomSegment{atom, local, begin, end, dtype};
+}
+
+Result<RankTensors> BuildRankTensors(const StepModel& step, const Layout& layout,
+                                     const ShownNames& names, const RankCoordinate& rank) {
+  return Builder(step, layout, names, rank).Build();
+}
+
+}  // namespace ckptfs

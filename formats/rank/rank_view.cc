@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/rank/rank_view.h"
+
+#include <charconv>
+#include <optional>
+
+#include "core/base/strings.h"
+#include "core/blob/safetensors_header.h"
+#include "core/view/shard.h"
+#include "formats/rank/rank_tensors.h"
+#include "formats/rank/rank_text.h"
+#include "formats/torch/archive_builder.h"
+
+namespace ckptfs {
+namespace {
+
+enum FileKind : size_t { kModelSafe, kModelTorch, kOptimizerSafe, kOptimizerTorch, kInfo };
+constexpr std::array<std::string_view, RankView::kFiles> kFileNames = {
+    "model.safetensors", "model.pt", "optimizer.safetensors", "optimizer.pt", "info.json"};
+
+tl::unexpected<Error> NoSuch(std::string_view path) {
+  return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' among the ranks' files"));
+}
+
+std::string RankName(uint64_t rank) { return StrCat("rank", rank); }
+
+// "rank12" in its one spelling, below the world's size.
+std::optional<uint64_t> ParseRank(std::string_view name, uint64_t world) {
+  constexpr std::string_view kPrefix = "rank";
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  uint64_t rank = 0;
+  const char* begin = name.data() + kPrefix.size();
+  const auto parsed = std::from_chars(begin, name.data() + name.size(), rank);
+  if (parsed.ec != std::errc() || rank >= world || name != RankName(rank)) return std::nullopt;
+  return rank;
+}
+
+std::optional<FileKind> ParseFile(std::string_view name) {
+  for (size_t i = 0; i < kFileNames.size(); ++i) {
+    if (kFileNames[i] == name) return static_cast<FileKind>(i);
+  }
+  return std::nullopt;
+}
+
+const std::vector<RankTensor>& TensorsOf(const RankTensors& all, FileKind kind) {
+  return kind == kModelSafe || kind == kModelTorch ? all.model : all.optimizer;
+}
+
+std::vector<SafetensorsEntry> Entries(const std::vector<RankTensor>& tensors) {
+  std::vector<SafetensorsEntry> entries;
+  entries.reserve(tensors.size());
+  for (const RankTensor& tensor : tensors) {
+    entries.push_back({tensor.key, tensor.dtype, tensor.shape, 0, 0});
+  }
+  return entries;
+}
+
+Result<uint64_t> SafetensorsSize(const StepModel& step, const RankTensors& all, FileKind kind,
+                                 const RankCoordinate& rank) {
+  const auto& tensors = TensorsOf(all, kind);
+  CKPT_ASSIGN_OR_RETURN(uint64_t size, SafetensorsHeaderSize(RankMetadata(step, tensors, all, rank),
+                                                             Entries(tensors)));
+  for (const RankTensor& tensor : tensors) size += tensor.ByteLength();
+  return size;
+}
+
+Result<Plan> SafetensorsPlan(const StepModel& step, const RankTensors& all, FileKind kind,
+                             const RankCoordinate& rank) {
+  const auto& tensors = TensorsOf(all, kind);
+  std::vector<SafetensorsEntry> entries = Entries(tensors);
+  CKPT_ASSIGN_OR_RETURN(
+      std::string header,
+      RenderSafetensorsHeader(RankMetadata(step, tensors, all, rank), entries));
+  PlanBuilder plan;
+  plan.Literal(std::move(header));
+  for (const RankTensor& tensor : tensors) {
+    plan.Append(tensor.ByteLength(), tensor.SegmentOf(rank));
+  }
+  return std::move(plan).Finish();
+}
+
+// A flat dict of the same keys; an alias is the very tensor it names.
+Result<ArchiveContent> TorchContent(const RankTensors& all, FileKind kind,
+                                    const RankCoordinate& rank) {
+  ArchiveBuilder archive;
+  std::vector<std::pair<NodeId, NodeId>> items;
+  std::map<std::string_view, NodeId> shown;
+  for (const RankTensor& tensor : TensorsOf(all, kind)) {
+    const NodeId key = archive.pickle().String(tensor.key);
+    CKPT_ASSIGN_OR_RETURN(const NodeId value,
+                          archive.Tensor(tensor.dtype, tensor.shape,
+                                         {{tensor.ByteLength(), tensor.SegmentOf(rank)}}));
+    items.emplace_back(key, value);
+    shown.emplace(tensor.key, value);
+  }
+  if (kind == kModelTorch) {
+    for (const auto& [alias, key] : all.aliases) {
+      items.emplace_back(archive.pickle().String(alias), shown.at(key));
+    }
+  }
+  const NodeId root = archive.pickle().Dict(std::move(items));
+  return std::move(archive).Finish(root);
+}
+
+std::string_view FolderOf(FileKind kind) { return kind == kModelTorch ? "model" : "optimizer"; }
+
+}  // namespace
+
+Result<RankView::PreparedPtr> RankView::Prepare(const StepModel& step,
+                                                const Layout& layout) const {
+  return cache_.Get(step, layout,
+                    [this](const StepModel& s, const Layout& l) -> Result<PreparedPtr> {
+                      CKPT_RETURN_IF_ERROR(CheckLayout(s, l));
+                      auto prepared = std::make_shared<Prepared>();
+                      CKPT_ASSIGN_OR_RETURN(prepared->names, NamesFor(s, l, families_));
+                      return prepared;
+                    });
+}
+
+Status RankView::Supports(const StepModel& step, const Layout& layout) const {
+  CKPT_RETURN_IF_ERROR(Prepare(step, layout));
+  return {};
+}
+
+Result<RankView::Sizes> RankView::SizesOf(const StepModel& step, const Layout& layout,
+                                          const Prepared& prepared, uint64_t rank) const {
+  const RankCoordinate at = CoordinateOf(layout, rank);
+  const Place place{at.tp, at.pp, at.ep, at.etp};
+  {
+    MutexLock lock(prepared.mutex);
+    auto found = prepared.sizes.find(place);
+    if (found != prepared.sizes.end()) return found->second;
+  }
+  CKPT_ASSIGN_OR_RETURN(const RankTensors all,
+                        BuildRankTensors(step, layout, prepared.names, at));
+  Sizes sizes{};
+  for (FileKind kind : {kModelSafe, kOptimizerSafe}) {
+    CKPT_ASSIGN_OR_RETURN(sizes[kind], SafetensorsSize(step, all, kind, at));
+  }
+  for (FileKind kind : {kModelTorch, kOptimizerTorch}) {
+    CKPT_ASSIGN_OR_RETURN(const ArchiveContent content, TorchContent(all, kind, at));
+    CKPT_ASSIGN_OR_RETURN(sizes[kind], content.Size(FolderOf(kind)));
+  }
+  sizes[kInfo] = RankInfo(step, layout, rank, all).size();
+  MutexLock lock(prepared.mutex);
+  return prepared.sizes.emplace(place, sizes).first->second;
+}
+
+Result<std::vector<ViewEntry>> RankView::List(const StepModel& step, const Layout& layout,
+                                              std::string_view directory) const {
+  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+  std::vector<ViewEntry> entries;
+  if (directory.empty()) {
+    for (uint64_t rank = 0; rank < layout.World(); ++rank) {
+      entries.push_back({RankName(rank), ViewEntry::Type::kDirectory, 0, ""});
+    }
+    return entries;
+  }
+  const auto rank = ParseRank(directory, layout.World());
+  if (!rank) return NoSuch(directory);
+  CKPT_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(step, layout, *prepared, *rank));
+  for (size_t i = 0; i < kFiles; ++i) {
+    entries.push_back({std::string(kFileNames[i]), ViewEntry::Type::kFile, sizes[i], ""});
+  }
+  return entries;
+}
+
+Result<ViewEntry> RankView::Find(const StepModel& step, const Layout& layout,
+                                 std::string_view path) const {
+  const std::string_view directory = path.substr(0, path.find('/'));
+  const auto rank = ParseRank(directory, layout.World());
+  if (!rank) return NoSuch(path);
+  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+  if (directory == path) return ViewEntry{RankName(*rank), ViewEntry::Type::kDirectory, 0, ""};
+  const auto file = ParseFile(path.substr(directory.size() + 1));
+  if (!file) return NoSuch(path);
+  CKPT_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(step, layout, *prepared, *rank));
+  return ViewEntry{std::string(kFileNames[*file]), ViewEntry::Type::kFile, sizes[*file], ""};
+}
+
+Result<Plan> RankView::MakePlan(const StepModel& step, const Layout& layout,
+                                std::string_view file) const {
+  const std::string_view directory = file.substr(0, file.find('/'));
+  const auto rank = ParseRank(directory, layout.World());
+  if (!rank || directory == file) return NoSuch(file);
+  const auto kind = ParseFile(file.substr(directory.size() + 1));
+  if (!kind) return NoSuch(file);
+  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+  const RankCoordinate at = CoordinateOf(layout, *rank);
+  CKPT_ASSIGN_OR_RETURN(const RankTensors all,
+                        BuildRankTensors(step, layout, prepared->names, at));
+  if (*kind == kInfo) {
+    PlanBuilder plan;
+    plan.Literal(RankInfo(step, layout, *rank, all));
+    return std::move(plan).Finish();
+  }
+  if (*kind == kModelSafe || *kind == kOptimizerSafe) {
+    return SafetensorsPlan(step, all, *kind, at);
+  }
+  CKPT_ASSIGN_OR_RETURN(ArchiveContent content, TorchContent(all, *kind, at));
+  return std::move(content).MakePlan(FolderOf(*kind));
+}
+
+}  // namespace ckptfs
