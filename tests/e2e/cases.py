@@ -64,8 +64,8 @@ def fits(variant, target):
     source = VARIANTS[variant]
     if source.moe:
         return 'no universal loading of native MoE'
-    if source.momentum and target.grad32:
-        return 'BF16_Optimizer is built for Adam states'
+    if source.momentum and target.stage == 3:
+        return 'the ZeRO-3 universal loader asks for Adam moments by name'
     return None
 
 
@@ -136,9 +136,15 @@ def engine_layout(variant, target):
 
 
 def loss_must_match(variant, target):
-    """Whether nothing but the ZeRO stage differs from the source's engine."""
+    """Whether the target adds up gradients exactly as the source's engine did.
+
+    ZeRO 3 reduces in another order than the lower stages, and so does a group
+    whose parameters are aligned; with several groups its universal loader
+    gives all of them the first one's hyper-parameters.
+    """
     source, lay = VARIANTS[variant], engine_layout(variant, target)
-    if source.low_state or (target.stage == 3 and source.groups > 1):
+    if source.low_state or source.aligned or (source.stage == 3) != (
+            target.stage == 3) or (target.stage == 3 and source.groups > 1):
         return False
     return all(getattr(source, k) == getattr(lay, k) for k in
                ('dp', 'tp', 'pp', 'autotp', 'dtype', 'grad32'))

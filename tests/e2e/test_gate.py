@@ -22,7 +22,7 @@ def test_zero2_dp4_goes_on_as_zero1_dp2(ckptfs):
     assert report['tensors_equal'] == 96
     assert report['global_steps'] == 5
     # Two ranks add gradients in another order than four: noise, no more.
-    assert report['loss_diff'] < 0.02
+    assert report['loss_diff'] < 0.01
 
 
 def test_same_degrees_give_the_same_losses(ckptfs):
