@@ -3,7 +3,8 @@
 // BlobReader opens the blobs of one step and reads them.  Files are mapped
 // and read through the page cache (one copy of every byte per node); a read of
 // a mapping that the file no longer backs is an error, never a signal.
-// Descriptors and mappings are bounded and recycled.
+// Mappings are bounded and recycled, the least recently used first; no
+// descriptor stays open (a mapping needs none).
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.
@@ -41,7 +42,7 @@ class BlobReader {
  public:
   struct Options {
     RootMap roots;
-    size_t max_open = 512;  // descriptors and mappings kept
+    size_t max_open = 4096;  // mappings kept
     std::chrono::milliseconds check_interval{1000};  // stamp checks per blob
   };
 
@@ -55,26 +56,34 @@ class BlobReader {
   Status Read(BlobIndex blob, uint64_t offset, std::span<std::byte> out);
 
   // A mapped blob that stays mapped while held; its stamp was checked within
-  // check_interval.  Access its bytes only inside GuardedCopy or a function
-  // passed to Guard.
+  // check_interval.  Touch its bytes only inside Guard.
   class Mapping {
    public:
     virtual ~Mapping() = default;
     std::span<const std::byte> bytes() const { return bytes_; }
+    BlobIndex blob() const { return blob_; }
 
    protected:
     std::span<const std::byte> bytes_;
+    BlobIndex blob_{};
   };
   Result<std::shared_ptr<const Mapping>> Map(BlobIndex blob);
 
   // Start reading the range into the page cache if it is not there.
   void Prefetch(const Mapping& mapping, uint64_t offset, uint64_t length);
 
+  // False if the page of `offset` is known not to be in the page cache (the
+  // kernel tells only owners and writers of a file; others get true).
+  static bool Resident(const Mapping& mapping, uint64_t offset);
+
   // Run `function(context)`; a bus error inside it (the file was truncated
   // under the mapping) is returned as kDataLoss instead of ending the process.
   // REQUIRES: `function` holds no lock and owns no resource while it touches
   // mapped bytes.
   Status Guard(BlobIndex blob, void (*function)(void*), void* context);
+
+  // The error of a bus error while the blob was copied.
+  Error Vanished(BlobIndex blob) const;
 
   // Compare the file with its stamp now.
   Status Check(BlobIndex blob);
@@ -84,6 +93,7 @@ class BlobReader {
 
   // Bytes read from blobs so far (for the status).
   uint64_t bytes_read() const;
+  void CountRead(uint64_t bytes);  // by who copies out of a Mapping
 
  protected:
   struct State;

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/blob/file_stamp.h"
+
+#include <cerrno>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+int64_t Nanoseconds(const struct timespec& time) {
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+}  // namespace
+
+BlobStamp StampOf(const struct stat& status) {
+  return BlobStamp{static_cast<uint64_t>(status.st_size), Nanoseconds(status.st_mtim),
+                   Nanoseconds(status.st_ctim), static_cast<uint64_t>(status.st_ino)};
+}
+
+Result<BlobStamp> StampOfFile(const std::string& path) {
+  struct stat status;
+  if (stat(path.c_str(), &status) != 0) return Fail(ErrnoError(errno, path));
+  if (!S_ISREG(status.st_mode)) {
+    return Fail(ErrorCode::kInvalid, StrCat(path, " is not a regular file"));
+  }
+  return StampOf(status);
+}
+
+Status CompareStamps(const std::string& path, const BlobStamp& adopted, const BlobStamp& now) {
+  if (adopted == now) return {};
+  std::string differences;
+  const auto compare = [&differences](std::string_view what, auto was, auto is) {
+    if (was == is) return;
+    differences += StrCat(differences.empty() ? "" : ", ", what, " was ", was, " and is ", is);
+  };
+  compare("size", adopted.size, now.size);
+  compare("mtime", adopted.mtime_ns, now.mtime_ns);
+  compare("ctime", adopted.ctime_ns, now.ctime_ns);
+  compare("inode", adopted.inode, now.inode);
+  return Fail(ErrorCode::kStale,
+              StrCat(path, " changed since it was adopted: ", differences));
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Stamps of files: what tells that a file is still the one that was adopted.
+//
+// Thread safety: pure functions.
+// Units: bytes; times are nanoseconds since the epoch.
+
+#pragma once
+
+#include <sys/stat.h>
+
+#include <string>
+
+#include "core/base/result.h"
+#include "core/blob/blob.h"
+
+namespace ckptfs {
+
+BlobStamp StampOf(const struct stat& status);
+
+// Of the file a path names now (symbolic links followed).  kInvalid unless it
+// is a regular file.
+Result<BlobStamp> StampOfFile(const std::string& path);
+
+// kStale naming the file and every field that differs.
+Status CompareStamps(const std::string& path, const BlobStamp& adopted, const BlobStamp& now);
+
+}  // namespace ckptfs

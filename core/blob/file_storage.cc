@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/blob/file_storage.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "core/base/strings.h"
+#include "core/blob/file_stamp.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::string_view kTemporary = ".tmp";
+constexpr int64_t kLeftoverSeconds = 24 * 3600;
+constexpr size_t kMaxTransfer = size_t{1} << 30;  // per system call
+
+Error SystemError(std::string_view call, const std::string& path) {
+  return ErrnoError(errno, StrCat(call, " ", path));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+  // The close that matters: network filesystems report late errors here.
+  Status Close(const std::string& path) {
+    if (close(std::exchange(fd_, -1)) != 0) return Fail(SystemError("close", path));
+    return {};
+  }
+
+ private:
+  int fd_;
+};
+
+Result<Descriptor> OpenFile(const std::string& path, int flags, mode_t mode = 0) {
+  Descriptor descriptor(open(path.c_str(), flags | O_CLOEXEC, mode));
+  if (descriptor.get() < 0) return Fail(SystemError("open", path));
+  return descriptor;
+}
+
+std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+Status SyncDirectory(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(Descriptor directory, OpenFile(path, O_RDONLY | O_DIRECTORY));
+  if (fsync(directory.get()) != 0) return Fail(SystemError("fsync", path));
+  return {};
+}
+
+// Creates the missing directories of `path` and syncs the parents of those.
+Status MakeDirectories(const std::string& path) {
+  struct stat status;
+  if (stat(path.c_str(), &status) == 0) {
+    if (S_ISDIR(status.st_mode)) return {};
+    return Fail(ErrorCode::kInvalid, StrCat(path, " is not a directory"));
+  }
+  const std::string parent = ParentOf(path);
+  if (!parent.empty()) CKPT_RETURN_IF_ERROR(MakeDirectories(parent));
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return Fail(SystemError("mkdir", path));
+  return SyncDirectory(parent.empty() ? "/" : parent);
+}
+
+Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), std::min(bytes.size(), kMaxTransfer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Fail(SystemError("write", path));
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return {};
+}
+
+// Gives the file `temporary` the name `path` unless that is taken.
+Status LinkIfAbsent(const std::string& temporary, const std::string& path) {
+  if (link(temporary.c_str(), path.c_str()) == 0) {
+    unlink(temporary.c_str());
+    return {};
+  }
+  if (errno == EEXIST) return Fail(ErrorCode::kExists, StrCat(path, " exists"));
+  // A filesystem without hard links.
+  if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE) == 0) {
+    return {};
+  }
+  return Fail(SystemError("rename", path));
+}
+
+// A file of its own under .tmp, until it gets its name.
+class TemporaryFile final : public StorageWriter {
+ public:
+  TemporaryFile(std::string temporary, std::string path, Descriptor descriptor)
+      : temporary_(std::move(temporary)),
+        path_(std::move(path)),
+        descriptor_(std::move(descriptor)) {}
+  ~TemporaryFile() override {
+    if (!named_) unlink(temporary_.c_str());
+  }
+
+  Status Append(std::span<const std::byte> bytes) override {
+    return WriteAll(descriptor_.get(), bytes, path_);
+  }
+  Status Close() override {
+    CKPT_RETURN_IF_ERROR(Prepare());
+    if (rename(temporary_.c_str(), path_.c_str()) != 0) return Fail(SystemError("rename", path_));
+    named_ = true;
+    return SyncDirectory(ParentOf(path_));
+  }
+  Status CloseIfAbsent() {
+    CKPT_RETURN_IF_ERROR(Prepare());
+    CKPT_RETURN_IF_ERROR(LinkIfAbsent(temporary_, path_));
+    named_ = true;
+    return SyncDirectory(ParentOf(path_));
+  }
+
+ private:
+  Status Prepare() {
+    if (fsync(descriptor_.get()) != 0) return Fail(SystemError("fsync", path_));
+    CKPT_RETURN_IF_ERROR(descriptor_.Close(path_));
+    return MakeDirectories(ParentOf(path_));
+  }
+
+  std::string temporary_;
+  std::string path_;
+  Descriptor descriptor_;
+  bool named_ = false;
+};
+
+Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& directory,
+                                                     std::string path) {
+  static std::atomic<uint64_t> counter{0};
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  // Unique over the nodes that share the directory as far as O_EXCL needs it.
+  const std::string temporary =
+      StrCat(directory, "/", kTemporary, "/", getpid(), "-", int64_t{now.tv_sec}, "-",
+             int64_t{now.tv_nsec}, "-", counter.fetch_add(1));
+  CKPT_ASSIGN_OR_RETURN(Descriptor descriptor,
+                        OpenFile(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
+  return std::make_unique<TemporaryFile>(temporary, std::move(path), std::move(descriptor));
+}
+
+void RemoveLeftovers(const std::string& directory) {
+  const int64_t limit = time(nullptr) - kLeftoverSeconds;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
+    struct stat status;
+    if (lstat(entry.path().c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+        status.st_mtim.tv_sec < limit) {
+      unlink(entry.path().c_str());
+    }
+  }
+}
+
+}  // namespace
+
+Status CheckStorageName(std::string_view name) {
+  size_t begin = 0;
+  while (begin <= name.size()) {
+    const size_t end = std::min(name.find('/', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (part.empty() || part == "." || part == ".." || part.find('\0') != part.npos) {
+      return Fail(ErrorCode::kInvalid, StrCat("not a storage name: '", name, "'"));
+    }
+    begin = end + 1;
+  }
+  if (name == kTemporary || name.starts_with(StrCat(kTemporary, "/"))) {
+    return Fail(ErrorCode::kInvalid, StrCat("a reserved storage name: '", name, "'"));
+  }
+  return {};
+}
+
+Result<std::unique_ptr<FileStorage>> FileStorage::Open(const std::string& directory, bool create) {
+  std::error_code error;
+  std::string absolute = std::filesystem::absolute(directory, error).lexically_normal().string();
+  if (error) return Fail(ErrnoError(error.value(), directory));
+  while (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
+  const std::string temporary = StrCat(absolute, "/", kTemporary);
+  if (create) {
+    CKPT_RETURN_IF_ERROR(MakeDirectories(temporary));
+  } else if (struct stat status; stat(absolute.c_str(), &status) != 0) {
+    return Fail(SystemError("stat", absolute));
+  }
+  RemoveLeftovers(temporary);
+  return std::unique_ptr<FileStorage>(new FileStorage(std::move(absolute)));
+}
+
+std::string FileStorage::PathOf(std::string_view name) const {
+  return StrCat(directory_, "/", name);
+}
+
+Result<std::unique_ptr<StorageWriter>> FileStorage::Create(std::string_view name) {
+  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  CKPT_ASSIGN_OR_RETURN(std::unique_ptr<StorageWriter> writer,
+                        MakeTemporary(directory_, PathOf(name)));
+  return writer;
+}
+
+Result<size_t> FileStorage::ReadAt(std::string_view name, uint64_t offset,
+                                   std::span<std::byte> out) {
+  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  const std::string path = PathOf(name);
+  CKPT_ASSIGN_OR_RETURN(Descriptor descriptor, OpenFile(path, O_RDONLY));
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t n = pread(descriptor.get(), out.data() + done,
+                            std::min(out.size() - done, kMaxTransfer),
+                            static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Fail(SystemError("read", path));
+    if (n == 0) break;
+    done += static_cast<size_t>(n);
+  }
+  return done;
+}
+
+Result<StorageStat> FileStorage::Stat(std::string_view name) {
+  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  struct stat status;
+  const std::string path = PathOf(name);
+  if (stat(path.c_str(), &status) != 0) return Fail(SystemError("stat", path));
+  if (!S_ISREG(status.st_mode)) {
+    return Fail(ErrorCode::kNotFound, StrCat(path, " is no object"));
+  }
+  const BlobStamp stamp = StampOf(status);
+  return StorageStat{stamp.size, stamp.mtime_ns};
+}
+
+Status FileStorage::PublishIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
+  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  const std::string path = PathOf(name);
+  struct stat status;
+  if (stat(path.c_str(), &status) == 0) return Fail(ErrorCode::kExists, StrCat(path, " exists"));
+  CKPT_ASSIGN_OR_RETURN(const auto writer, MakeTemporary(directory_, path));
+  CKPT_RETURN_IF_ERROR(writer->Append(bytes));
+  return writer->CloseIfAbsent();
+}
+
+Result<std::vector<std::string>> FileStorage::List(std::string_view prefix) {
+  while (prefix.ends_with('/')) prefix.remove_suffix(1);
+  if (!prefix.empty()) CKPT_RETURN_IF_ERROR(CheckStorageName(prefix));
+  namespace fs = std::filesystem;
+  const std::string top = prefix.empty() ? directory_ : PathOf(prefix);
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::recursive_directory_iterator it(top, error);
+  if (error == std::errc::no_such_file_or_directory) return names;
+  for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+    std::string name = it->path().string().substr(directory_.size() + 1);
+    if (name == kTemporary) {
+      it.disable_recursion_pending();
+      continue;
+    }
+    std::error_code gone;  // removed by somebody meanwhile: not listed
+    if (it->is_regular_file(gone)) names.push_back(std::move(name));
+  }
+  if (error) return Fail(ErrnoError(error.value(), StrCat("list ", top)));
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Status FileStorage::Remove(std::string_view name) {
+  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  const std::string path = PathOf(name);
+  if (unlink(path.c_str()) != 0) return Fail(SystemError("unlink", path));
+  return SyncDirectory(ParentOf(path));
+}
+
+}  // namespace ckptfs
