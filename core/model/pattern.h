@@ -34,7 +34,7 @@ enum class PatternKind : uint8_t {
 // order (NC: fused QKV of grouped-query attention, gate/up, fused experts).
 struct Cut {
   uint32_t dim = 0;
-  std::vector<uint64_t> parts;
+  std::vector<uint64_t> parts = {};
   // > 0: the dim is padded at its end with zeros to a multiple of
   // pad_multiple * degree before it is cut (vocabularies).  Never at degree 1,
   // as Megatron-style code does, unless pad_always.
@@ -50,8 +50,8 @@ struct Pattern {
   PatternKind kind = PatternKind::kUnknown;
   // One cut: V, H, NC.  Several (Hy): the ranks form a grid, the last cut
   // fastest, `grid[i]` ranks along cuts[i]; the product is the degree.
-  std::vector<Cut> cuts;
-  std::vector<uint64_t> grid;
+  std::vector<Cut> cuts = {};
+  std::vector<uint64_t> grid = {};
   bool bias_scaled = false;  // stored divided by the degree (AutoTP row-parallel biases)
   bool operator==(const Pattern&) const = default;
 

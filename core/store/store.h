@@ -2,13 +2,17 @@
 //
 // Store keeps the manifests of committed steps and small records (names, tags,
 // deletions) in a Storage.  A step exists exactly when its record has been
-// published; nothing else needs to be intact for that.  A local SQLite
-// catalogue is a cache over the records and is rebuilt when absent or damaged.
+// published (and not its deletion); nothing else needs to be intact for that.  A
+// local SQLite catalogue is a cache over the records and is rebuilt when absent
+// or damaged.
 //
-//   manifests/<digest>         one immutable manifest per step (store-format.md)
-//   steps/<run>/<id>           record: digest, iteration, mtime, source path
-//   deleted/<run>/<id>/<digest>  record: the step is gone
-//   blobs/...                  store-owned blobs (--link, --copy, packed side blobs)
+//   format                  version and identity of the store
+//   manifests/<digest>      one immutable manifest per step (store-format.md)
+//   runs/<run>/<n>          record: the root that the run's name belongs to
+//   steps/<run>/<id>/<n>    record: digest, iteration, mtime, source path
+//   deleted/<run>/<id>/<n>  record: that step is gone (records.h says what n is)
+//   blobs/...               store-owned blobs (--link, --copy, packed side blobs)
+//   catalogue.sqlite        the cache
 //
 // Thread safety: all methods may be called concurrently, also by several
 // processes on one store.
@@ -49,31 +53,37 @@ struct Step {
 
 class Store {
  public:
-  // `directory` on local disk; created (0700 if new) when `create`.
+  // `directory` on local disk; created (0700 if new) when `create`, else
+  // kNotFound where there is no store.
   static Result<std::unique_ptr<Store>> Open(const std::string& directory, bool create);
-  // Over any storage, with the catalogue in memory (tests, objects).
+  // Over any storage, with the catalogue in memory (tests, objects).  A storage
+  // that holds no store yet becomes one.
   static Result<std::unique_ptr<Store>> OpenOn(std::shared_ptr<Storage> storage);
   ~Store();
 
   // Make `model` a step of `run`, at once or not at all, durably.  If the very
   // same manifest is there already under that name, that record is returned.
   // Another step of the same id becomes "<id>-<attempt>" (attempt from 1).
-  // kExists if the run's name belongs to another root.
+  // kExists if the run's name belongs to another root (of which steps are left).
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
                              const std::string& source, const std::string& root);
 
   Result<std::vector<std::string>> Runs();                        // sorted
   Result<std::vector<StepRecord>> Steps(std::string_view run);    // by (iteration, mtime)
-  // `id` or "latest" = greatest (iteration, mtime).
+  // `id` or "latest" = greatest (iteration, mtime).  A record that cannot be
+  // read is an error for its own id and for "latest".
   Result<StepRecord> Resolve(std::string_view run, std::string_view id);
+  // kDataLoss if the manifest fails its digest.
+  // BLOCKS: on reading and checking it, unless somebody holds the step.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
   // The name is gone at once; blobs and manifest are reclaimed by a later gc.
+  // kNotFound if it is gone already.
   Status Remove(const StepRecord& record);
 
   // Notice what other processes published since.
   Status Refresh();
 
-  const std::string& directory() const;
+  const std::string& directory() const;  // empty unless on local disk
 
  private:
   struct State;

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Records are the small immutable texts by which a store knows its runs and
+// steps, and their names in the Storage:
+//
+//   format                      the store's version and random identity
+//   runs/<run>/<n>              n-th claim of a run's name: whose root it is
+//   steps/<run>/<id>/<n>        n-th step published as <id>
+//   deleted/<run>/<id>/<n>      that one is gone
+//   manifests/<digest>
+//
+//   record = JSON object, one line | "\n" | 16 hex letters, XXH3-64 of the line | "\n"
+//
+// n counts from 0.  The greatest n of a name counts; n + 1 is published only
+// when n is deleted (or, of a run, empty), so no record is ever replaced and of
+// concurrent publishers exactly one wins.
+//
+// Paths in records are percent-encoded, so that any bytes survive.
+//
+// Thread safety: values and pure functions.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/base/digest.h"
+#include "core/base/result.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+
+inline constexpr uint64_t kRecordMaxBytes = 64 << 10;
+
+// The parts of a "steps/..." or "deleted/..." name; nothing if it is neither.
+struct StepName {
+  std::string run;
+  std::string id;
+  uint64_t n = 0;
+};
+std::optional<StepName> ParseStepName(std::string_view name, std::string_view folder);
+std::string StepRecordName(const StepName& name);
+std::string DeletedName(const StepName& name);
+std::string ManifestName(const Digest& digest);
+
+// kDataLoss when the bytes are not what was published, kUnsupported for a newer
+// version.
+Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name);
+std::string RenderStepRecord(const StepRecord& record);
+
+// The root of a run's claim; the identity of the store.
+Result<std::string> ParseText(std::string_view bytes, std::string_view key);
+std::string RenderText(std::string_view key, std::string_view value);
+
+}  // namespace ckptfs

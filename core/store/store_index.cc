@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/store/store_index.h"
+
+#include <charconv>
+#include <set>
+
+#include "core/base/strings.h"
+#include "core/store/manifest_format.h"
+
+namespace ckptfs {
+namespace {
+
+// Greatest n of every (run, id) that the names mention.
+std::map<std::pair<std::string, std::string>, uint64_t> Newest(
+    const std::vector<std::string>& names) {
+  std::map<std::pair<std::string, std::string>, uint64_t> newest;
+  for (const std::string& text : names) {
+    const auto name = ParseStepName(text, "steps");
+    if (!name) continue;  // not ours
+    uint64_t& n = newest[{name->run, name->id}];
+    n = std::max(n, name->n);
+  }
+  return newest;
+}
+
+Result<IndexedStep> ReadStep(Storage& storage, const StepName& name, const StoreIndex& known,
+                             StoreIndex& fresh, RecordTexts& added) {
+  const std::string key = StepRecordName(name);
+  const auto cached = known.texts.find(key);
+  std::string text;
+  if (cached != known.texts.end()) {
+    text = cached->second;
+    auto record = ParseStepRecord(text, name);
+    if (record) {
+      fresh.texts.emplace(key, std::move(text));
+      return IndexedStep{name, *std::move(record)};
+    }
+  }
+  auto read = ReadObject(storage, key, kRecordMaxBytes);
+  if (!read && read.error().code != ErrorCode::kInvalid) return Fail(std::move(read).error());
+  auto record = read ? ParseStepRecord(*read, name) : Fail(Error(read.error()));
+  if (!record) return IndexedStep{name, Fail(std::move(record).error().WithContext(key))};
+  added.emplace(key, *read);
+  fresh.texts.emplace(key, *std::move(read));
+  return IndexedStep{name, *std::move(record)};
+}
+
+}  // namespace
+
+Result<StoreIndex> BuildStoreIndex(Storage& storage, const StoreIndex& known, RecordTexts& added) {
+  // Steps first: a step deleted in between is then seen as deleted.
+  CKPT_ASSIGN_OR_RETURN(const auto steps, storage.List("steps"));
+  CKPT_ASSIGN_OR_RETURN(const auto deleted_names, storage.List("deleted"));
+  const std::set<std::string> deleted(deleted_names.begin(), deleted_names.end());
+  StoreIndex fresh;
+  for (const auto& [key, n] : Newest(steps)) {
+    const StepName name{key.first, key.second, n};
+    if (deleted.contains(DeletedName(name))) continue;
+    CKPT_ASSIGN_OR_RETURN(IndexedStep step, ReadStep(storage, name, known, fresh, added));
+    fresh.runs[name.run].emplace(name.id, std::move(step));
+  }
+  return fresh;
+}
+
+Result<Incarnation> LastIncarnation(Storage& storage, const std::string& run,
+                                    const std::string& id) {
+  Incarnation last;
+  last.name = StepName{run, id, 0};
+  CKPT_ASSIGN_OR_RETURN(const auto names, storage.List(StrCat("steps/", run, "/", id)));
+  for (const std::string& text : names) {
+    const auto name = ParseStepName(text, "steps");
+    if (!name || name->run != run || name->id != id) continue;
+    last.any = true;
+    last.name.n = std::max(last.name.n, name->n);
+  }
+  if (!last.any) return last;
+  const auto deleted = storage.Stat(DeletedName(last.name));
+  if (!deleted && deleted.error().code != ErrorCode::kNotFound) return Fail(Error(deleted.error()));
+  last.live = !deleted;
+  return last;
+}
+
+Result<std::optional<Claim>> LatestClaim(Storage& storage, const std::string& run) {
+  const std::string folder = StrCat("runs/", run);
+  CKPT_ASSIGN_OR_RETURN(const auto names, storage.List(folder));
+  std::optional<Claim> latest;
+  for (const std::string& name : names) {
+    const std::string_view number = std::string_view(name).substr(folder.size() + 1);
+    uint64_t n = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), n);
+    if (error != std::errc() || end != number.data() + number.size()) continue;
+    if (!latest || n > latest->n) latest = Claim{n, {}};
+  }
+  if (!latest) return latest;
+  const std::string name = StrCat(folder, "/", latest->n);
+  CKPT_ASSIGN_OR_RETURN(const std::string text, ReadObject(storage, name, kRecordMaxBytes));
+  auto root = ParseText(text, "root");
+  if (!root) return Fail(std::move(root).error().WithContext(name));
+  latest->root = *std::move(root);
+  return latest;
+}
+
+Result<std::string> ReadObject(Storage& storage, std::string_view name, uint64_t limit) {
+  CKPT_ASSIGN_OR_RETURN(const StorageStat stat, storage.Stat(name));
+  if (stat.size > limit) {
+    return Fail(ErrorCode::kInvalid, StrCat(name, ": ", stat.size, " bytes, more than ", limit));
+  }
+  std::string bytes(stat.size, '\0');
+  CKPT_ASSIGN_OR_RETURN(const size_t count,
+                        storage.ReadAt(name, 0, std::as_writable_bytes(std::span(bytes))));
+  bytes.resize(count);
+  return bytes;
+}
+
+Status PublishText(Storage& storage, std::string_view name, std::string_view text) {
+  return storage.PublishIfAbsent(name, std::as_bytes(std::span(text)));
+}
+
+Result<StepModel> ParseNamedManifest(std::string_view bytes, const Digest& name) {
+  CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
+  if (envelope.digest != name) {
+    return Fail(ErrorCode::kDataLoss, "the manifest is not the one of its name");
+  }
+  return ParseManifest(bytes);
+}
+
+}  // namespace ckptfs
