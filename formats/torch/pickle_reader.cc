@@ -402,7 +402,8 @@ Status PickleMachine::DoBuild() {
   CKPT_ASSIGN_OR_RETURN(NodeId state, Pop());
   CKPT_ASSIGN_OR_RETURN(NodeId id, Top());
   PickleNode& target = tree_.nodes[id];
-  if (target.kind != Kind::kReduce && target.kind != Kind::kObject && target.kind != Kind::kTensor) {
+  if (target.kind != Kind::kReduce && target.kind != Kind::kObject && target.kind != Kind::kTensor &&
+      target.kind != Kind::kPersistent) {
     return Fail(Rule("sets the state of what is no object"));
   }
   if (target.state) return Fail(Rule("sets the state of an object twice"));

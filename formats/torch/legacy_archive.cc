@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/torch/legacy_archive.h"
+
+#include <algorithm>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "formats/torch/pickle_reader.h"
+#include "formats/torch/zip_format.h"
+
+namespace ckptfs {
+namespace {
+
+using Kind = PickleNode::Kind;
+
+constexpr std::string_view kMagic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
+constexpr int64_t kProtocolVersion = 1001;
+constexpr uint64_t kFirstWindow = 64 << 10;
+constexpr uint64_t kMaxPickles = uint64_t{1} << 30;
+
+tl::unexpected<Error> Rule(std::string message) {
+  return Fail(ErrorCode::kInvalid, std::move(message));
+}
+
+// The pickles at the front of the file: a window that grows until they fit.
+class PickleWindow {
+ public:
+  explicit PickleWindow(const InputFile& file) : file_(file) {}
+
+  // Parses the next pickle; a larger window, up to `most` bytes, is tried while
+  // parsing fails.
+  Result<PickleTree> Next(std::string_view what, uint64_t most) {
+    while (true) {
+      auto parsed = ParsePickle(std::string_view(bytes_).substr(position_));
+      if (parsed) {
+        position_ += parsed->length;
+        return std::move(parsed->tree);
+      }
+      uint64_t limit = std::min(file_.size(), most);
+      if (bytes_.size() >= limit) return Fail(std::move(parsed).error().WithContext(what));
+      uint64_t grown = std::max(kFirstWindow, uint64_t{bytes_.size()} * 4);
+      CKPT_ASSIGN_OR_RETURN(bytes_, file_.Read(0, std::min(grown, limit), what));
+    }
+  }
+  uint64_t position() const { return position_; }
+
+ private:
+  const InputFile& file_;
+  std::string bytes_;
+  uint64_t position_ = 0;
+};
+
+// Element widths by storage key; of several mentions the first decides, as it
+// does when torch writes.
+std::map<std::string, uint64_t, std::less<>> Widths(const PickleTree& tree) {
+  std::map<std::string, uint64_t, std::less<>> widths;
+  for (const TensorNode& tensor : tree.tensors) {
+    if (tensor.form != TensorNode::Form::kStorage) continue;
+    widths.emplace(tensor.storage_key, ByteWidth(tensor.dtype));
+  }
+  return widths;
+}
+
+Status ReadStorages(const InputFile& file, uint64_t position, const PickleTree& keys,
+                    TorchFile& opened) {
+  PickleRef list = RootOf(keys);
+  if (!list.IsSequence()) return Rule("the legacy storage keys are no list");
+  auto widths = Widths(opened.tree);
+  for (size_t i = 0; i < list.size(); ++i) {
+    auto key = list.at(i).String();
+    if (!key) return Rule("a legacy storage key is no string");
+    auto width = widths.find(*key);
+    if (width == widths.end()) return Rule(StrCat("storage '", *key, "' belongs to no tensor"));
+    CKPT_ASSIGN_OR_RETURN(std::string count, file.Read(position, 8, StrCat("storage '", *key, "'")));
+    CKPT_ASSIGN_OR_RETURN(uint64_t length, CheckedMul(zip::Load<uint64_t>(count, 0), width->second,
+                                                      StrCat("size of storage '", *key, "'")));
+    StorageRecord record{.offset = position + 8, .length = length};
+    if (!RangeInside(record.offset, length, file.size())) {
+      return Rule(StrCat("storage '", *key, "': its ", length, " bytes reach beyond the file"));
+    }
+    if (!opened.storages.emplace(*key, record).second) {
+      return Rule(StrCat("two storages are named '", *key, "'"));
+    }
+    position = record.offset + length;
+  }
+  return {};
+}
+
+bool LooksLikeTar(const InputFile& file) {
+  if (file.size() < 512) return false;
+  auto magic = file.Read(257, 5, "tar");
+  return magic && *magic == "ustar";
+}
+
+}  // namespace
+
+Result<TorchFile> OpenLegacyArchive(const InputFile& file) {
+  if (LooksLikeTar(file)) {
+    return Fail(ErrorCode::kUnsupported, "a tar file of torch before 0.1.10 is not supported");
+  }
+  PickleWindow window(file);
+  auto magic = window.Next("legacy torch file", kFirstWindow);
+  if (!magic || magic->nodes[magic->root].kind != Kind::kBigInt ||
+      magic->nodes[magic->root].text != kMagic) {
+    return Rule("neither a zip nor a legacy torch.save file");
+  }
+  CKPT_ASSIGN_OR_RETURN(PickleTree version, window.Next("legacy protocol version", kFirstWindow));
+  if (RootOf(version).Int() != kProtocolVersion) return Rule("unknown legacy protocol version");
+  CKPT_ASSIGN_OR_RETURN(PickleTree system, window.Next("legacy system info", kFirstWindow));
+  if (RootOf(system)["little_endian"].Bool() == false) {
+    return Fail(ErrorCode::kUnsupported, "written on a big-endian machine: not supported");
+  }
+  TorchFile opened;
+  CKPT_ASSIGN_OR_RETURN(opened.tree, window.Next("legacy object", kMaxPickles));
+  CKPT_ASSIGN_OR_RETURN(PickleTree keys, window.Next("legacy storage keys", kMaxPickles));
+  CKPT_RETURN_IF_ERROR(ReadStorages(file, window.position(), keys, opened));
+  return opened;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/torch/torch_file.h"
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "formats/torch/input_file.h"
+#include "formats/torch/legacy_archive.h"
+#include "formats/torch/pickle_reader.h"
+#include "formats/torch/zip_archive.h"
+#include "formats/torch/zip_format.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr uint64_t kMaxPickleBytes = uint64_t{1} << 30;
+
+tl::unexpected<Error> Rule(std::string message) {
+  return Fail(ErrorCode::kInvalid, std::move(message));
+}
+
+// "x" of "x/data.pkl"; torch takes the folder of the first record.
+Result<std::string> TopFolder(const ZipArchive& archive) {
+  if (archive.records().empty()) return Rule("the zip is empty");
+  const std::string& first = archive.records().front().name;
+  size_t slash = first.find('/');
+  if (slash == std::string::npos || slash == 0) return Rule("the zip has no top folder");
+  return first.substr(0, slash + 1);
+}
+
+Status CheckByteOrder(const InputFile& file, const ZipArchive& archive, const std::string& folder) {
+  const ZipRecord* record = archive.Find(folder + "byteorder");
+  if (record == nullptr) return {};
+  if (record->length > 16) return Rule("the byteorder record is too long");
+  CKPT_ASSIGN_OR_RETURN(std::string order, file.Read(record->offset, record->length, "byteorder"));
+  if (order == "little") return {};
+  if (order == "big") {
+    return Fail(ErrorCode::kUnsupported, "written on a big-endian machine: not supported");
+  }
+  return Rule("the byteorder record is neither 'little' nor 'big'");
+}
+
+Result<TorchFile> OpenZip(const InputFile& file) {
+  CKPT_ASSIGN_OR_RETURN(ZipArchive archive, ZipArchive::Open(file));
+  CKPT_ASSIGN_OR_RETURN(std::string folder, TopFolder(archive));
+  CKPT_RETURN_IF_ERROR(CheckByteOrder(file, archive, folder));
+  if (archive.Find(folder + "constants.pkl") != nullptr) {
+    return Fail(ErrorCode::kUnsupported, "a TorchScript archive is not supported");
+  }
+  const ZipRecord* pickle = archive.Find(folder + "data.pkl");
+  if (pickle == nullptr) return Rule("the zip has no record data.pkl: no torch.save file");
+  if (pickle->length > kMaxPickleBytes) return Rule("data.pkl exceeds 1 GiB");
+  CKPT_ASSIGN_OR_RETURN(std::string bytes, file.Read(pickle->offset, pickle->length, "data.pkl"));
+  auto parsed = ParsePickle(bytes);
+  if (!parsed) return Fail(std::move(parsed).error().WithContext("data.pkl"));
+  TorchFile opened;
+  opened.tree = std::move(parsed->tree);
+  std::string prefix = folder + "data/";
+  for (const ZipRecord& record : archive.records()) {
+    if (!record.name.starts_with(prefix)) continue;
+    opened.storages.emplace(record.name.substr(prefix.size()),
+                            StorageRecord{record.offset, record.length});
+  }
+  return opened;
+}
+
+Result<TorchFile> OpenAny(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
+  if (file.size() == 0) return Rule("the file is empty");
+  if (file.size() < 4) return Rule("neither a zip nor a legacy torch.save file");
+  CKPT_ASSIGN_OR_RETURN(std::string magic, file.Read(0, 4, "the first bytes"));
+  if (zip::Load<uint32_t>(magic, 0) == zip::kLocalSignature) return OpenZip(file);
+  return OpenLegacyArchive(file);
+}
+
+// Elements from a tensor's first to its last, inclusive; 0 if it has none.
+Result<uint64_t> SpanOf(const TensorNode& tensor) {
+  CKPT_ASSIGN_OR_RETURN(uint64_t elements, ElementCount(tensor.shape));
+  if (elements == 0) return 0;
+  uint64_t span = 1;
+  for (size_t d = 0; d < tensor.shape.size(); ++d) {
+    CKPT_ASSIGN_OR_RETURN(uint64_t reach,
+                          CheckedMul(tensor.shape[d] - 1, tensor.strides[d], "tensor stride"));
+    CKPT_ASSIGN_OR_RETURN(span, CheckedAdd(span, reach, "tensor extent"));
+  }
+  return span;
+}
+
+}  // namespace
+
+Result<TorchFile> TorchFile::Open(const std::string& path) {
+  auto opened = OpenAny(path);
+  if (!opened) return Fail(std::move(opened).error().WithContext(path));
+  return opened;
+}
+
+Result<StorageRecord> TorchFile::Locate(const TensorNode& tensor) const {
+  auto found = storages.find(tensor.storage_key);
+  auto rule = [&](std::string_view what) {
+    return Rule(StrCat("storage '", tensor.storage_key, "': ", what));
+  };
+  if (found == storages.end()) return rule("a tensor refers to it but the file has no such record");
+  CKPT_ASSIGN_OR_RETURN(uint64_t bytes, CheckedMul(tensor.storage_elements,
+                                                   ByteWidth(tensor.dtype), "storage size"));
+  if (bytes > found->second.length) {
+    return rule(StrCat("the pickle says ", bytes, " bytes, the record has ", found->second.length));
+  }
+  CKPT_ASSIGN_OR_RETURN(uint64_t span, SpanOf(tensor));
+  if (!RangeInside(tensor.storage_offset, span, tensor.storage_elements)) {
+    return rule(StrCat("a tensor of shape ", ShapeToString(tensor.shape),
+                       " reaches beyond its end"));
+  }
+  return StorageRecord{found->second.offset, bytes};
+}
+
+Result<StorageRecord> TorchFile::LocateElements(const TensorNode& tensor) const {
+  CKPT_ASSIGN_OR_RETURN(StorageRecord storage, Locate(tensor));
+  CKPT_ASSIGN_OR_RETURN(uint64_t span, SpanOf(tensor));
+  uint64_t width = ByteWidth(tensor.dtype);
+  return StorageRecord{storage.offset + tensor.storage_offset * width, span * width};
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/torch/zip_archive.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "formats/torch/zip_format.h"
+
+namespace ckptfs {
+namespace {
+
+using zip::Load;
+
+// Where the central directory lies.
+struct Directory {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  uint64_t records = 0;
+};
+
+constexpr uint64_t kMaxDirectoryBytes = uint64_t{1} << 30;
+constexpr uint64_t kTailBytes = 4096;                         // usually holds all end records
+constexpr uint64_t kMaxTailBytes = zip::kEndBytes + 0xffff;  // with the longest comment
+constexpr uint64_t kTypicalName = 256;                        // read along with a local header
+
+tl::unexpected<Error> Rule(std::string message) {
+  return Fail(ErrorCode::kInvalid, std::move(message));
+}
+
+// The end record nearest to the end of the file whose comment ends with it.
+std::optional<size_t> FindEnd(std::string_view tail) {
+  if (tail.size() < zip::kEndBytes) return std::nullopt;
+  for (size_t at = tail.size() - zip::kEndBytes + 1; at-- > 0;) {
+    if (Load<uint32_t>(tail, at) == zip::kEndSignature &&
+        at + zip::kEndBytes + Load<uint16_t>(tail, at + 20) == tail.size()) {
+      return at;
+    }
+  }
+  return std::nullopt;
+}
+
+Result<Directory> ReadEnd64(const InputFile& file, std::string_view locator) {
+  uint64_t offset = Load<uint64_t>(locator, 8);
+  if (Load<uint32_t>(locator, 4) != 0 || Load<uint32_t>(locator, 16) > 1) {
+    return Rule("the zip spans several disks");
+  }
+  CKPT_ASSIGN_OR_RETURN(std::string end, file.Read(offset, zip::kEnd64Bytes, "the zip64 end record"));
+  if (Load<uint32_t>(end, 0) != zip::kEnd64Signature) {
+    return Rule("the zip64 locator points at no zip64 end record");
+  }
+  if (Load<uint32_t>(end, 16) != 0 || Load<uint32_t>(end, 20) != 0 ||
+      Load<uint64_t>(end, 24) != Load<uint64_t>(end, 32)) {
+    return Rule("the zip spans several disks");
+  }
+  return Directory{.offset = Load<uint64_t>(end, 48), .length = Load<uint64_t>(end, 40),
+                   .records = Load<uint64_t>(end, 32)};
+}
+
+Result<Directory> ReadEnd(const InputFile& file) {
+  uint64_t size = file.size();
+  uint64_t tail_bytes = std::min(size, kTailBytes);
+  std::string tail;
+  std::optional<size_t> at;
+  while (true) {
+    CKPT_ASSIGN_OR_RETURN(tail, file.Read(size - tail_bytes, tail_bytes, "the end of the zip"));
+    at = FindEnd(tail);
+    if (at || tail_bytes == std::min(size, kMaxTailBytes)) break;
+    tail_bytes = std::min(size, kMaxTailBytes);
+  }
+  if (!at) return Rule("no zip end record: the file is truncated or no zip");
+  std::string_view end = std::string_view(tail).substr(*at);
+  uint64_t end_offset = size - tail_bytes + *at;
+  Directory directory{.offset = Load<uint32_t>(end, 16), .length = Load<uint32_t>(end, 12),
+                      .records = Load<uint16_t>(end, 10)};
+  if (end_offset >= zip::kLocatorBytes) {
+    CKPT_ASSIGN_OR_RETURN(std::string locator, file.Read(end_offset - zip::kLocatorBytes,
+                                                         zip::kLocatorBytes, "the zip64 locator"));
+    if (Load<uint32_t>(locator, 0) == zip::kLocatorSignature) {
+      CKPT_ASSIGN_OR_RETURN(directory, ReadEnd64(file, locator));
+    }
+  }
+  if (!RangeInside(directory.offset, directory.length, end_offset)) {
+    return Rule("the central directory reaches beyond its end record");
+  }
+  return directory;
+}
+
+// The zip64 extra field, for those fields that are 0xffffffff.
+Status ApplyZip64(std::string_view extra, std::initializer_list<uint64_t*> fields) {
+  bool needed = std::any_of(fields.begin(), fields.end(),
+                            [](const uint64_t* field) { return *field == zip::kBig32; });
+  while (needed && extra.size() >= 4) {
+    uint16_t id = Load<uint16_t>(extra, 0);
+    size_t length = Load<uint16_t>(extra, 2);
+    if (length > extra.size() - 4) return Rule("an extra field reaches beyond its record");
+    std::string_view body = extra.substr(4, length);
+    extra.remove_prefix(4 + length);
+    if (id != zip::kZip64Extra) continue;
+    for (uint64_t* field : fields) {
+      if (*field != zip::kBig32) continue;
+      if (body.size() < 8) return Rule("a zip64 extra field is too short");
+      *field = Load<uint64_t>(body, 0);
+      body.remove_prefix(8);
+    }
+    return {};
+  }
+  return {};
+}
+
+Status CheckName(std::string_view name) {
+  if (name.empty()) return Rule("a zip record without a name");
+  if (name.front() == '/' || name.find('\0') != std::string_view::npos ||
+      name.find('\\') != std::string_view::npos) {
+    return Rule(StrCat("zip record '", name, "': absolute names, backslashes and NUL are refused"));
+  }
+  for (size_t begin = 0; begin <= name.size();) {
+    size_t end = std::min(name.find('/', begin), name.size());
+    if (name.substr(begin, end - begin) == "..") {
+      return Rule(StrCat("zip record '", name, "': '..' in a name is refused"));
+    }
+    begin = end + 1;
+  }
+  return {};
+}
+
+Status CheckMethod(const ZipRecord& record, uint16_t flags, uint16_t method) {
+  if ((flags & (zip::kFlagEncrypted | zip::kFlagStrongEncryption | zip::kFlagMasked)) != 0) {
+    return Rule(StrCat("zip record '", record.name, "' is encrypted"));
+  }
+  if (method != 0 || (flags & zip::kFlagPatched) != 0) {
+    return Rule(StrCat("zip record '", record.name, "' is compressed (method ", method, ")"));
+  }
+  return {};
+}
+
+// One entry of the central directory; advances `rest` past it.
+Result<ZipRecord> ParseCentral(std::string_view& rest) {
+  if (rest.size() < zip::kCentralBytes || Load<uint32_t>(rest, 0) != zip::kCentralSignature) {
+    return Rule("the central directory is damaged");
+  }
+  size_t name = Load<uint16_t>(rest, 28);
+  size_t extra = Load<uint16_t>(rest, 30);
+  size_t comment = Load<uint16_t>(rest, 32);
+  if (name + extra + comment > rest.size() - zip::kCentralBytes) {
+    return Rule("a record reaches beyond the central directory");
+  }
+  ZipRecord record;
+  record.name = rest.substr(zip::kCentralBytes, name);
+  record.length = Load<uint32_t>(rest, 24);
+  record.header_offset = Load<uint32_t>(rest, 42);
+  uint64_t compressed = Load<uint32_t>(rest, 20);
+  CKPT_RETURN_IF_ERROR(CheckName(record.name));
+  CKPT_RETURN_IF_ERROR(CheckMethod(record, Load<uint16_t>(rest, 8), Load<uint16_t>(rest, 10)));
+  CKPT_RETURN_IF_ERROR(ApplyZip64(rest.substr(zip::kCentralBytes + name, extra),
+                                  {&record.length, &compressed, &record.header_offset}));
+  if (compressed != record.length) {
+    return Rule(StrCat("zip record '", record.name, "': stored and original size differ"));
+  }
+  rest.remove_prefix(zip::kCentralBytes + name + extra + comment);
+  return record;
+}
+
+// Finds the payload.  `limit` is where the central directory begins.
+Status ReadLocal(const InputFile& file, uint64_t limit, ZipRecord& record) {
+  auto rule = [&](std::string_view what) {
+    return Rule(StrCat("zip record '", record.name, "': ", what));
+  };
+  if (!RangeInside(record.header_offset, zip::kLocalBytes, limit)) {
+    return rule("its local header lies beyond the central directory");
+  }
+  uint64_t wanted = zip::kLocalBytes + std::max<uint64_t>(record.name.size(), kTypicalName);
+  wanted = std::min(wanted, limit - record.header_offset);
+  CKPT_ASSIGN_OR_RETURN(std::string header,
+                        file.Read(record.header_offset, wanted, "a local header"));
+  if (Load<uint32_t>(header, 0) != zip::kLocalSignature) return rule("it has no local header");
+  uint64_t name = Load<uint16_t>(header, 26);
+  uint64_t extra = Load<uint16_t>(header, 28);
+  CKPT_RETURN_IF_ERROR(CheckMethod(record, Load<uint16_t>(header, 6), Load<uint16_t>(header, 8)));
+  if (name != record.name.size() || header.size() < zip::kLocalBytes + name ||
+      header.compare(zip::kLocalBytes, name, record.name) != 0) {
+    return rule("its local header has another name");
+  }
+  bool descriptor = (Load<uint16_t>(header, 6) & zip::kFlagDescriptor) != 0;
+  uint32_t size = Load<uint32_t>(header, 22);
+  if (!descriptor && size != zip::kBig32 && size != record.length) {
+    return rule("its local header has another size");
+  }
+  record.offset = record.header_offset + zip::kLocalBytes + name + extra;
+  if (!RangeInside(record.offset, record.length, limit)) {
+    return rule(StrCat("its ", record.length, " bytes reach beyond the central directory"));
+  }
+  return {};
+}
+
+Status CheckOverlaps(const std::vector<ZipRecord>& records) {
+  std::vector<const ZipRecord*> sorted;
+  for (const ZipRecord& record : records) sorted.push_back(&record);
+  std::sort(sorted.begin(), sorted.end(), [](const ZipRecord* a, const ZipRecord* b) {
+    return a->header_offset < b->header_offset;
+  });
+  for (size_t i = 1; i < sorted.size(); ++i) {
+    if (sorted[i]->header_offset < sorted[i - 1]->offset + sorted[i - 1]->length) {
+      return Rule(StrCat("zip records '", sorted[i - 1]->name, "' and '", sorted[i]->name,
+                         "' overlap"));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<ZipArchive> ZipArchive::Open(const InputFile& file) {
+  CKPT_ASSIGN_OR_RETURN(Directory directory, ReadEnd(file));
+  if (directory.length > kMaxDirectoryBytes) return Rule("the central directory exceeds 1 GiB");
+  if (directory.records > directory.length / zip::kCentralBytes) {
+    return Rule("more zip records than the central directory can hold");
+  }
+  CKPT_ASSIGN_OR_RETURN(std::string bytes,
+                        file.Read(directory.offset, directory.length, "the central directory"));
+  ZipArchive archive;
+  std::string_view rest = bytes;
+  for (uint64_t i = 0; i < directory.records; ++i) {
+    CKPT_ASSIGN_OR_RETURN(ZipRecord record, ParseCentral(rest));
+    archive.records_.push_back(std::move(record));
+  }
+  if (!rest.empty()) return Rule("more bytes in the central directory than its records");
+  archive.by_name_.resize(archive.records_.size());
+  std::iota(archive.by_name_.begin(), archive.by_name_.end(), 0);
+  auto name = [&](uint32_t i) -> const std::string& { return archive.records_[i].name; };
+  std::sort(archive.by_name_.begin(), archive.by_name_.end(),
+            [&](uint32_t a, uint32_t b) { return name(a) < name(b); });
+  for (size_t i = 1; i < archive.by_name_.size(); ++i) {
+    if (name(archive.by_name_[i]) == name(archive.by_name_[i - 1])) {
+      return Rule(StrCat("two zip records are named '", name(archive.by_name_[i]), "'"));
+    }
+  }
+  for (ZipRecord& record : archive.records_) {
+    CKPT_RETURN_IF_ERROR(ReadLocal(file, directory.offset, record));
+  }
+  CKPT_RETURN_IF_ERROR(CheckOverlaps(archive.records_));
+  return archive;
+}
+
+const ZipRecord* ZipArchive::Find(std::string_view name) const {
+  auto found = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                [&](uint32_t i, std::string_view n) { return records_[i].name < n; });
+  if (found == by_name_.end() || records_[*found].name != name) return nullptr;
+  return &records_[*found];
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ZipArchive is the directory of a zip whose members are stored, not
+// compressed: which records there are and where their bytes lie.  Payload
+// offsets come from the local headers.  Only end records, the central
+// directory and local headers are read.
+//
+// Refused: compressed or encrypted members, absolute names, "..", duplicated
+// names, records that overlap each other or the directory, anything that lies
+// outside the file, local headers that contradict the directory.
+//
+// Thread safety: immutable once opened.
+// Units: bytes.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "formats/torch/input_file.h"
+
+namespace ckptfs {
+
+struct ZipRecord {
+  std::string name;
+  uint64_t header_offset = 0;
+  uint64_t offset = 0;  // of the payload, in the file
+  uint64_t length = 0;
+};
+
+class ZipArchive {
+ public:
+  // kInvalid names the rule.  BLOCKS: on reading the headers.
+  static Result<ZipArchive> Open(const InputFile& file);
+
+  // In the order of the central directory.
+  const std::vector<ZipRecord>& records() const { return records_; }
+  const ZipRecord* Find(std::string_view name) const;
+
+ private:
+  std::vector<ZipRecord> records_;
+  std::vector<uint32_t> by_name_;  // indexes into records_, sorted by name
+};
+
+}  // namespace ckptfs
