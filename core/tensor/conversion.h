@@ -24,8 +24,8 @@ namespace ckptfs {
 
 class Conversion {
  public:
-  // Longest chain: stored, two derivations, shown.
-  static constexpr size_t kMaxChain = 4;
+  // Longest chain: stored, the atom, two derivations, shown.
+  static constexpr size_t kMaxChain = 5;
 
   // `chain` is stored, ..., shown.  With a factor other than 1 the stored value
   // is multiplied in fp32 (fp64 if stored so); a factor that is the reciprocal

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/view/copy_batch.h"
+
+#include <algorithm>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "core/blob/bus_guard.h"
+
+namespace ckptfs {
+namespace {
+
+// Neighbours closer than this are asked for in one request.
+constexpr uint64_t kCoalesceGap = 64 << 10;
+// One page in this many bytes is looked at to see whether the data is cached.
+constexpr uint64_t kSampleBytes = 128 << 10;
+constexpr size_t kMaxSamples = 8;
+
+// Bytes from the first to past the last of `count` elements; nothing on
+// overflow.
+bool ExtentOf(uint64_t count, uint64_t stride, uint32_t width, uint64_t* extent) {
+  uint64_t reach;
+  return !__builtin_mul_overflow(count - 1, stride, &reach) &&
+         !__builtin_add_overflow(reach, 1, &reach) && !__builtin_mul_overflow(reach, width, extent);
+}
+
+}  // namespace
+
+// Makes the blob's mapping the last one held.
+Status CopyBatch::Hold(BlobIndex blob) {
+  if (mapping_count_ > 0 && mappings_[mapping_count_ - 1]->blob() == blob) return {};
+  if (mapping_count_ == kMaxMappings) CKPT_RETURN_IF_ERROR(Flush());
+  CKPT_ASSIGN_OR_RETURN(mappings_[mapping_count_], blobs_.Map(blob));
+  ++mapping_count_;
+  return {};
+}
+
+Status CopyBatch::Add(BlobIndex blob, uint64_t offset, uint64_t source_stride,
+                      std::byte* destination, uint64_t destination_stride, uint64_t count,
+                      const Conversion& conversion) {
+  if (count == 0) return {};
+  if (copy_count_ == kMaxCopies) CKPT_RETURN_IF_ERROR(Flush());
+  CKPT_RETURN_IF_ERROR(Hold(blob));
+  const std::span<const std::byte> bytes = mappings_[mapping_count_ - 1]->bytes();
+  uint64_t extent = 0;
+  if (!ExtentOf(count, source_stride, conversion.stored_width(), &extent) ||
+      !RangeInside(offset, extent, bytes.size())) {
+    return Fail(ErrorCode::kDataLoss,
+                StrCat(blobs_.PathOf(blob), " has ", bytes.size(), " bytes; ", count,
+                       " elements from byte ", offset, " on are not there"));
+  }
+  copies_[copy_count_++] =
+      Copy{bytes.data() + offset, destination, source_stride,
+           destination_stride,    count,       extent,
+           &conversion,           static_cast<uint32_t>(mapping_count_ - 1)};
+  bytes_ += count * conversion.stored_width();
+  return {};
+}
+
+void CopyBatch::RunCopies() {
+  for (size_t i = 0; i < copy_count_; ++i) {
+    const Copy& copy = copies_[i];
+    copy.conversion->Run(copy.source, copy.source_stride, copy.destination,
+                         copy.destination_stride, copy.count);
+  }
+}
+
+bool CopyBatch::LooksCold() const {
+  const size_t samples = std::clamp<uint64_t>(bytes_ / kSampleBytes, 1, kMaxSamples);
+  for (size_t i = 0; i < samples; ++i) {
+    // Evenly over the copies; over the bytes of a copy that is sampled often.
+    const size_t index = i * copy_count_ / samples;
+    const Copy& copy = copies_[index];
+    const uint64_t within = copy_count_ < samples ? copy.extent / samples * i : 0;
+    const auto& mapping = *mappings_[copy.mapping];
+    const uint64_t offset = static_cast<uint64_t>(copy.source - mapping.bytes().data());
+    if (!BlobReader::Resident(mapping, offset + within)) return true;
+  }
+  return false;
+}
+
+void CopyBatch::PrefetchAll() const {
+  for (size_t i = 0; i < copy_count_;) {
+    const Copy& first = copies_[i];
+    const BlobReader::Mapping& mapping = *mappings_[first.mapping];
+    const std::byte* begin = first.source;
+    const std::byte* end = first.source + first.extent;
+    for (++i; i < copy_count_ && copies_[i].mapping == first.mapping; ++i) {
+      const Copy& next = copies_[i];
+      if (next.source < begin || next.source > end + kCoalesceGap) break;
+      end = std::max(end, next.source + next.extent);
+    }
+    blobs_.Prefetch(mapping, static_cast<uint64_t>(begin - mapping.bytes().data()),
+                    static_cast<uint64_t>(end - begin));
+  }
+}
+
+Error CopyBatch::FaultAt(const std::byte* address) const {
+  for (size_t i = 0; i < mapping_count_; ++i) {
+    const std::span<const std::byte> bytes = mappings_[i]->bytes();
+    if (address >= bytes.data() && address < bytes.data() + AlignUp(bytes.size(), 4096)) {
+      return blobs_.Vanished(mappings_[i]->blob());
+    }
+  }
+  return Error{ErrorCode::kExhausted, "the memory to be filled has no backing (out of space?)"};
+}
+
+Status CopyBatch::Flush() {
+  Status done;
+  if (copy_count_ > 0) {
+    if (LooksCold()) PrefetchAll();
+    const std::byte* address = nullptr;
+    const auto run = [](void* batch) { static_cast<CopyBatch*>(batch)->RunCopies(); };
+    if (!RunGuarded(run, this, &address)) done = Fail(FaultAt(address));
+    blobs_.CountRead(bytes_);
+  }
+  for (size_t i = 0; i < mapping_count_; ++i) mappings_[i].reset();
+  copy_count_ = mapping_count_ = 0;
+  bytes_ = 0;
+  return done;
+}
+
+}  // namespace ckptfs
