@@ -221,9 +221,9 @@ bool BlobReader::Resident(const Mapping& mapping, uint64_t offset) {
 }
 
 Error BlobReader::Vanished(BlobIndex blob) const {
-  return Error{ErrorCode::kDataLoss,
-               StrCat(PathOf(blob), " no longer holds all bytes it had when it was opened "
-                                    "(truncated, or its device failed)")};
+  return Error{ErrorCode::kDataLoss, StrCat(PathOf(blob),
+                                            " no longer holds all bytes it had when it was opened "
+                                            "(truncated, or its device failed)")};
 }
 
 Status BlobReader::Guard(BlobIndex blob, void (*function)(void*), void* context) {

@@ -42,7 +42,7 @@ class BlobReader {
  public:
   struct Options {
     RootMap roots;
-    size_t max_open = 4096;  // mappings kept
+    size_t max_open = 4096;                          // mappings kept
     std::chrono::milliseconds check_interval{1000};  // stamp checks per blob
   };
 

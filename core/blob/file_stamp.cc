@@ -40,8 +40,7 @@ Status CompareStamps(const std::string& path, const BlobStamp& adopted, const Bl
   compare("mtime", adopted.mtime_ns, now.mtime_ns);
   compare("ctime", adopted.ctime_ns, now.ctime_ns);
   compare("inode", adopted.inode, now.inode);
-  return Fail(ErrorCode::kStale,
-              StrCat(path, " changed since it was adopted: ", differences));
+  return Fail(ErrorCode::kStale, StrCat(path, " changed since it was adopted: ", differences));
 }
 
 }  // namespace ckptfs

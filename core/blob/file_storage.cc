@@ -215,9 +215,9 @@ Result<size_t> FileStorage::ReadAt(std::string_view name, uint64_t offset,
   CKPT_ASSIGN_OR_RETURN(Descriptor descriptor, OpenFile(path, O_RDONLY));
   size_t done = 0;
   while (done < out.size()) {
-    const ssize_t n = pread(descriptor.get(), out.data() + done,
-                            std::min(out.size() - done, kMaxTransfer),
-                            static_cast<off_t>(offset + done));
+    const ssize_t n =
+        pread(descriptor.get(), out.data() + done, std::min(out.size() - done, kMaxTransfer),
+              static_cast<off_t>(offset + done));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Fail(SystemError("read", path));
     if (n == 0) break;

@@ -13,8 +13,8 @@ std::optional<BoxRuns> BoxRuns::Intersect(const Piece& target, const Piece& sour
   runs.source_ = source.local_offset;
   for (size_t d = 0; d < target.shape.size(); ++d) {
     const uint64_t begin = std::max(target.atom_begin[d], source.atom_begin[d]);
-    const uint64_t end = std::min(target.atom_begin[d] + target.shape[d],
-                                  source.atom_begin[d] + source.shape[d]);
+    const uint64_t end =
+        std::min(target.atom_begin[d] + target.shape[d], source.atom_begin[d] + source.shape[d]);
     if (begin >= end) return std::nullopt;
     runs.target_ += (begin - target.atom_begin[d]) * target.local_strides[d];
     runs.source_ += (begin - source.atom_begin[d]) * source.local_strides[d];
@@ -28,10 +28,9 @@ std::optional<BoxRuns> BoxRuns::Intersect(const Piece& target, const Piece& sour
 
 void BoxRuns::SortAndMerge() {
   if (rank_ == 0) loops_[rank_++] = LoopDim{1, 1, 1, 0};
-  std::stable_sort(loops_.begin(), loops_.begin() + rank_,
-                   [](const LoopDim& a, const LoopDim& b) {
-                     return a.target_stride > b.target_stride;
-                   });
+  std::stable_sort(loops_.begin(), loops_.begin() + rank_, [](const LoopDim& a, const LoopDim& b) {
+    return a.target_stride > b.target_stride;
+  });
   uint32_t kept = 0;
   for (uint32_t d = 1; d < rank_; ++d) {
     LoopDim& outer = loops_[kept];

@@ -23,8 +23,12 @@ void Store(std::byte* destination, size_t i, T value) {
   std::memcpy(destination + i * sizeof(T), &value, sizeof(T));
 }
 
-struct Half { uint16_t bits; };
-struct BFloat { uint16_t bits; };
+struct Half {
+  uint16_t bits;
+};
+struct BFloat {
+  uint16_t bits;
+};
 
 float ToFloat(float value) { return value; }
 float ToFloat(double value) { return static_cast<float>(value); }

@@ -64,9 +64,7 @@ std::string_view DTypeName(DType dtype) { return RowOf(dtype).name; }
 std::string_view SafetensorsName(DType dtype) { return RowOf(dtype).safetensors; }
 std::string_view TorchName(DType dtype) { return RowOf(dtype).torch; }
 
-std::optional<DType> DTypeFromName(std::string_view name) {
-  return FindRow(&DTypeRow::name, name);
-}
+std::optional<DType> DTypeFromName(std::string_view name) { return FindRow(&DTypeRow::name, name); }
 std::optional<DType> DTypeFromSafetensors(std::string_view name) {
   return FindRow(&DTypeRow::safetensors, name);
 }
@@ -74,6 +72,8 @@ std::optional<DType> DTypeFromTorch(std::string_view name) {
   return FindRow(&DTypeRow::torch, name);
 }
 
-bool IsFloat(DType dtype) { return static_cast<uint8_t>(dtype) <= static_cast<uint8_t>(DType::kBF16); }
+bool IsFloat(DType dtype) {
+  return static_cast<uint8_t>(dtype) <= static_cast<uint8_t>(DType::kBF16);
+}
 
 }  // namespace ckptfs

@@ -16,12 +16,29 @@ namespace ckptfs {
 
 // The numbers are stored in manifests: append only.
 enum class DType : uint8_t {
-  kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3,
-  kF8E4M3 = 4, kF8E5M2 = 5, kF8E4M3Fnuz = 6, kF8E5M2Fnuz = 7, kF8E8M0 = 8,
-  kI64 = 9, kI32 = 10, kI16 = 11, kI8 = 12,
-  kU64 = 13, kU32 = 14, kU16 = 15, kU8 = 16, kBool = 17,
-  kC64 = 18, kC128 = 19,           // complex of two fp32, two fp64
-  kF6E2M3 = 20, kF6E3M2 = 21, kF4 = 22,  // sub-byte
+  kF64 = 0,
+  kF32 = 1,
+  kF16 = 2,
+  kBF16 = 3,
+  kF8E4M3 = 4,
+  kF8E5M2 = 5,
+  kF8E4M3Fnuz = 6,
+  kF8E5M2Fnuz = 7,
+  kF8E8M0 = 8,
+  kI64 = 9,
+  kI32 = 10,
+  kI16 = 11,
+  kI8 = 12,
+  kU64 = 13,
+  kU32 = 14,
+  kU16 = 15,
+  kU8 = 16,
+  kBool = 17,
+  kC64 = 18,
+  kC128 = 19,  // complex of two fp32, two fp64
+  kF6E2M3 = 20,
+  kF6E3M2 = 21,
+  kF4 = 22,  // sub-byte
 };
 inline constexpr int kDTypeCount = 23;
 

@@ -49,8 +49,8 @@ LocalTensor WholeTensor(const Shape& shape);
 // A local tensor that is a run of another's flat storage with any strides
 // (torch views): the storage has `storage_elements` elements, element 0 of the
 // atom is at `storage_offset`.
-LocalTensor StridedView(const Shape& shape, uint64_t storage_elements,
-                        uint64_t storage_offset, const std::vector<uint64_t>& strides);
+LocalTensor StridedView(const Shape& shape, uint64_t storage_elements, uint64_t storage_offset,
+                        const std::vector<uint64_t>& strides);
 
 // Every box inside `atom`, every image inside the local tensor, scales finite
 // and not zero; kInvalid names the rule.

@@ -32,10 +32,10 @@ Result<uint64_t> ElementCount(const Shape& shape) {
 
 Result<uint64_t> ByteCount(const Shape& shape, DType dtype) {
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(shape));
-  CKPT_ASSIGN_OR_RETURN(const uint64_t bits,
-                        CheckedMul(elements, BitWidth(dtype) % 8 == 0 ? ByteWidth(dtype)
-                                                                      : BitWidth(dtype),
-                                   "bytes of a tensor"));
+  CKPT_ASSIGN_OR_RETURN(
+      const uint64_t bits,
+      CheckedMul(elements, BitWidth(dtype) % 8 == 0 ? ByteWidth(dtype) : BitWidth(dtype),
+                 "bytes of a tensor"));
   return ByteWidth(dtype) != 0 ? bits : CeilDiv(bits, 8);
 }
 

@@ -30,8 +30,8 @@ class GatherCopier {
 
   Status Copy(const Gather& gather, const Window& window) {
     Status failed;
-    const RunsEnd how = ForEachSourceRun(
-        gather, window.local, window.begin, window.end, [&](const SourceRun& run) {
+    const RunsEnd how =
+        ForEachSourceRun(gather, window.local, window.begin, window.end, [&](const SourceRun& run) {
           failed = Add(run, window);
           return failed.has_value();
         });
@@ -147,15 +147,13 @@ Status AverageBlock(BlobReader& blobs, const StoredAtom& stored, const StoredAto
   return {};
 }
 
-Status Average(BlobReader& blobs, const StoredAtom& stored, const Window& window,
-               uint32_t width) {
+Status Average(BlobReader& blobs, const StoredAtom& stored, const Window& window, uint32_t width) {
   const StoredAtom as_float = InFloat(stored);
   for (uint64_t begin = window.begin; begin < window.end; begin += kAverageBlock) {
     const uint64_t end = std::min(begin + kAverageBlock, window.end);
-    CKPT_RETURN_IF_ERROR(
-        AverageBlock(blobs, stored, as_float,
-                     Window{window.local, begin, end,
-                            window.out + (begin - window.begin) * width}));
+    CKPT_RETURN_IF_ERROR(AverageBlock(
+        blobs, stored, as_float,
+        Window{window.local, begin, end, window.out + (begin - window.begin) * width}));
   }
   return {};
 }
@@ -165,8 +163,8 @@ Status CopyInline(const StoredAtom& stored, const Window& window) {
   const std::string& bytes = stored.atom->source.inline_bytes;
   CKPT_ASSIGN_OR_RETURN(const uint64_t expected, ByteCount(stored.atom->shape, stored.atom->dtype));
   if (bytes.size() != expected) {
-    return Fail(ErrorCode::kDataLoss, StrCat("the manifest holds ", bytes.size(), " bytes of ",
-                                             expected));
+    return Fail(ErrorCode::kDataLoss,
+                StrCat("the manifest holds ", bytes.size(), " bytes of ", expected));
   }
   const auto* source = reinterpret_cast<const std::byte*>(bytes.data());
   const LocalTensor whole = WholeTensor(stored.atom->shape);
@@ -196,12 +194,10 @@ Status ReadStored(BlobReader& blobs, const StoredAtom& stored, const Window& win
     case SourceKind::kAverage:
       if (source.gathers.empty()) break;
       return Average(blobs, stored, window, width);
-    case SourceKind::kInline:
-      return CopyInline(stored, window);
+    case SourceKind::kInline: return CopyInline(stored, window);
     default:
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("sources of kind ", static_cast<int>(source.kind),
-                         " cannot be read by this version"));
+      return Fail(ErrorCode::kUnsupported, StrCat("sources of kind ", static_cast<int>(source.kind),
+                                                  " cannot be read by this version"));
   }
   return Fail(ErrorCode::kInvalid, "no fragments");
 }
@@ -225,13 +221,12 @@ Status ReadPackedAtom(const StepModel& model, BlobReader& blobs, const AtomSegme
                       uint64_t begin, uint64_t end, std::byte* out) {
   const Atom& atom = model.atom(segment.atom);
   const uint64_t bits = BitWidth(atom.dtype);
-  const bool plain = (atom.source.kind == SourceKind::kGather ||
-                      atom.source.kind == SourceKind::kReplicas) &&
-                     !atom.source.gathers.empty() &&
-                     atom.source.gathers.front().locals.size() == 1 &&
-                     atom.source.gathers.front().locals.front() == WholeTensor(atom.shape) &&
-                     atom.source.gathers.front().series.size() == 1 &&
-                     atom.source.gathers.front().series.front().count == 1;
+  const bool plain =
+      (atom.source.kind == SourceKind::kGather || atom.source.kind == SourceKind::kReplicas) &&
+      !atom.source.gathers.empty() && atom.source.gathers.front().locals.size() == 1 &&
+      atom.source.gathers.front().locals.front() == WholeTensor(atom.shape) &&
+      atom.source.gathers.front().series.size() == 1 &&
+      atom.source.gathers.front().series.front().count == 1;
   if (!plain) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat(AtomLabel(model, segment.atom), ": values of type ", DTypeName(atom.dtype),

@@ -50,10 +50,14 @@ Status CopyBatch::Add(BlobIndex blob, uint64_t offset, uint64_t source_stride,
                 StrCat(blobs_.PathOf(blob), " has ", bytes.size(), " bytes; ", count,
                        " elements from byte ", offset, " on are not there"));
   }
-  copies_[copy_count_++] =
-      Copy{bytes.data() + offset, destination, source_stride,
-           destination_stride,    count,       extent,
-           &conversion,           static_cast<uint32_t>(mapping_count_ - 1)};
+  copies_[copy_count_++] = Copy{bytes.data() + offset,
+                                destination,
+                                source_stride,
+                                destination_stride,
+                                count,
+                                extent,
+                                &conversion,
+                                static_cast<uint32_t>(mapping_count_ - 1)};
   bytes_ += count * conversion.stored_width();
   return {};
 }
@@ -61,8 +65,8 @@ Status CopyBatch::Add(BlobIndex blob, uint64_t offset, uint64_t source_stride,
 void CopyBatch::RunCopies() {
   for (size_t i = 0; i < copy_count_; ++i) {
     const Copy& copy = copies_[i];
-    copy.conversion->Run(copy.source, copy.source_stride, copy.destination,
-                         copy.destination_stride, copy.count);
+    copy.conversion->Run(copy.source, copy.source_stride, copy.destination, copy.destination_stride,
+                         copy.count);
   }
 }
 

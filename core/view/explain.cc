@@ -123,11 +123,10 @@ void SegmentExplainer::Block(const AtomSegment& segment, const StoredAtom& store
   const auto& source = stored.atom->source;
   for (size_t i = 0; i < source.gathers.size(); ++i) {
     if (i > 0 && source.kind != SourceKind::kAverage) break;
-    (void)ForEachSourceRun(source.gathers[i], *segment.local, from, to,
-                           [&](const SourceRun& run) {
-                             Collect(segment, stored, run, found);
-                             return true;
-                           });
+    (void)ForEachSourceRun(source.gathers[i], *segment.local, from, to, [&](const SourceRun& run) {
+      Collect(segment, stored, run, found);
+      return true;
+    });
   }
   std::stable_sort(found.begin(), found.end(),
                    [](const Origin& a, const Origin& b) { return a.begin < b.begin; });

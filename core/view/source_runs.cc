@@ -15,12 +15,11 @@ FragmentCursor::FragmentCursor(const Gather& gather, uint32_t local) {
 }
 
 bool FragmentCursor::Find(uint64_t flat) {
-  const bool here = now_ != last_ && flat >= now_->flat_begin &&
-                    (now_ + 1 == last_ || flat < now_[1].flat_begin);
+  const bool here =
+      now_ != last_ && flat >= now_->flat_begin && (now_ + 1 == last_ || flat < now_[1].flat_begin);
   if (!here) {
-    now_ = std::partition_point(first_, last_, [flat](const FragmentSeries& series) {
-      return series.flat_begin <= flat;
-    });
+    now_ = std::partition_point(
+        first_, last_, [flat](const FragmentSeries& series) { return series.flat_begin <= flat; });
     if (now_ == first_) return false;
     --now_;
   }

@@ -87,29 +87,29 @@ RunsEnd VisitIntersection(const BoxRuns& runs, FragmentCursor& cursor, double fa
   bool hole = false;
   const uint64_t target_stride = runs.target_stride();
   const uint64_t source_stride = runs.source_stride();
-  const bool whole = runs.ForEach(begin, end, [&](uint64_t target, uint64_t source,
-                                                  uint64_t count) {
-    while (count > 0) {
-      if (!cursor.Seek(source)) {
-        hole = true;
-        return false;
-      }
-      const uint64_t room = cursor.end() - source;
-      uint64_t n = source_stride == 1   ? room
-                   : source_stride == 0 ? count
-                                        : (room + source_stride - 1) / source_stride;
-      n = std::min(n, count);
-      if (!visit(SourceRun{target, target_stride, cursor.blob(), cursor.OffsetOf(source),
-                           source_stride, n, cursor.dtype(), factor})) {
-        return false;
-      }
-      visited += n;
-      target += n * target_stride;
-      source += n * source_stride;
-      count -= n;
-    }
-    return true;
-  });
+  const bool whole =
+      runs.ForEach(begin, end, [&](uint64_t target, uint64_t source, uint64_t count) {
+        while (count > 0) {
+          if (!cursor.Seek(source)) {
+            hole = true;
+            return false;
+          }
+          const uint64_t room = cursor.end() - source;
+          uint64_t n = source_stride == 1   ? room
+                       : source_stride == 0 ? count
+                                            : (room + source_stride - 1) / source_stride;
+          n = std::min(n, count);
+          if (!visit(SourceRun{target, target_stride, cursor.blob(), cursor.OffsetOf(source),
+                               source_stride, n, cursor.dtype(), factor})) {
+            return false;
+          }
+          visited += n;
+          target += n * target_stride;
+          source += n * source_stride;
+          count -= n;
+        }
+        return true;
+      });
   if (hole) return RunsEnd::kHole;
   return whole ? RunsEnd::kDone : RunsEnd::kStopped;
 }
