@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/result.h"
@@ -26,15 +27,25 @@ namespace ckptfs {
 
 // What rules say of one parameter name.
 struct RuleMatch {
-  Pattern pattern;  // parts still as the rule states them
+  // Parts and units evaluated.  A vocabulary whose real size is known is one
+  // part of that many rows.  kUnknown if a variable that a cut needs is missing:
+  // fine where nothing is cut.
+  Pattern pattern;
   StageRule stage = StageRule::kEvery;
   std::optional<uint32_t> layer;
-  std::string rule;  // the rule's own text, for messages
+  std::optional<uint32_t> expert;  // of a per-expert parameter
+  uint32_t stacked_experts = 0;
+  std::string rule;     // the rule's own text, for messages
+  std::string missing;  // "heads, head_dim": what --family-set would have to say
 };
 
 // What a family's size expressions may mention ("heads * head_dim"); values
 // come from the family file, the checkpoint's args or --family-set.
 using FamilyVariables = std::map<std::string, int64_t>;
+
+using NamedShape = std::pair<std::string, Shape>;
+
+struct FamilyRules;
 
 class Family {
  public:
@@ -48,35 +59,49 @@ class Family {
 
   const std::string& name() const;
 
-  // First rule whose regular expression matches the whole name, or nothing.
-  // Variables missing for a matching rule's expression are kInvalid.
+  // `given` and all that the family itself can tell of a model: its defaults,
+  // the number of layers ("layers") and sizes that its [[derive]] entries read
+  // off shapes.  `parameters` are names and the shapes that one of `degree`
+  // tensor-parallel ranks holds.  What is given is never overruled.
+  FamilyVariables Derive(std::span<const NamedShape> parameters, uint64_t degree,
+                         const FamilyVariables& given) const;
+
+  // First rule that covers the whole name, in the plain or the pipeline's
+  // spelling, or nothing.  kInvalid if a rule's expressions have no sense with
+  // these variables.
   Result<std::optional<RuleMatch>> Match(std::string_view parameter,
                                          const FamilyVariables& variables) const;
 
   // How many of the names some rule covers (for choosing among families).
   size_t CountMatches(std::span<const std::string> names) const;
 
-  // The name in the other module structure, `layers` transformer layers;
-  // nothing if no rename rule applies.
+  // The name in the other module structure, `layers` transformer layers (0:
+  // unknown); the name itself if it is of that structure already; nothing if no
+  // rename rule applies.  `tied`: whether embedding and head share a tensor.
   std::optional<std::string> Rename(std::string_view parameter, Naming to,
                                     uint32_t layers, bool tied) const;
 
  private:
-  struct Rules;
-  std::unique_ptr<Rules> rules_;
+  std::unique_ptr<FamilyRules> rules_;
 };
 
-// The shipped families and any the user added; the first that covers every
-// name wins, then the best.  kUnsupported if two user families tie.
+// The shipped families and any the user added.
+//
+// Thread safety: const methods may be called concurrently.
+// Lifetime: families stay until the set goes.
 class FamilySet {
  public:
   static Result<FamilySet> Shipped();
+  // kInvalid names the file, line and rule.
   Status AddFile(const std::string& path);
+  // The first that covers every name (the user's before the shipped, in order
+  // of addition), else the one that covers most; null if none covers any.
   const Family* Choose(std::span<const std::string> names) const;
   const Family* Find(std::string_view name) const;
 
  private:
-  std::vector<std::shared_ptr<const Family>> families_;  // user's first
+  std::vector<std::shared_ptr<const Family>> families_;  // the user's first
+  size_t added_ = 0;  // by the user
 };
 
 }  // namespace ckptfs
