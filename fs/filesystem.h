@@ -47,7 +47,11 @@ struct Attributes {
   uint64_t size = 0;
   uint64_t blocks = 0;  // of 512 bytes
   int64_t mtime_ns = 0;
-  bool immutable = false;  // names and attributes may be cached for ever
+  // The name and these attributes may be cached for ever (of a directory: not
+  // its entries).  Where it is false they must not be cached at all: a step's
+  // own directory is looked up on every walk, which is where it is checked who
+  // may see the step.
+  bool immutable = false;
 };
 
 struct DirectoryEntry {
@@ -66,8 +70,8 @@ struct OpenFile {
   // A descriptor to pass through to (materialised or direct), or -1.  Owned by
   // the filesystem, valid until Release.
   int backing_fd = -1;
-  // Identifies the backing: opens with the same inode and token may share one
-  // kernel backing id.
+  // Identifies the backing: opens with the same inode and token must share one
+  // kernel backing id (the kernel refuses a second one).
   uint64_t backing_token = 0;
   bool keep_cache = false;
   bool direct_io = false;  // answer READs of read-type readers without the page cache
@@ -108,13 +112,25 @@ class Filesystem {
                                                     size_t limit, const Caller& caller);
 
   // Errors surface here: a step whose source changed is kStale.
-  // BLOCKS: on filling, when the policy materialises.
+  // REQUIRES: `flags` only reads; writing is answered EROFS before it gets here
+  // (kPermission if it does).
+  // BLOCKS: on filling, when the policy materialises: its thread is busy for
+  // 0.1-1 s per GB, so serve requests from more threads than files are opened
+  // at once.
   Result<OpenFile> Open(InodeNumber inode, int flags, const Caller& caller);
   Result<size_t> Read(FileHandle handle, uint64_t offset, std::span<std::byte> out);
   void Release(FileHandle handle);
 
-  // Fill the huge-page files of a view's rank or of a whole layout before
-  // anybody opens them (`ckptfs warm`).  Returns bytes filled.
+  // The kernel refused this open's backing: serve it by READs.  kExists if
+  // other opens of the file are passed through already (use their backing id).
+  Result<OpenFile> Degrade(FileHandle handle);
+  // No open is passed through from now on; `reason` is logged and shown.
+  void DisablePassthrough(std::string_view reason);
+
+  // Fill the huge-page files below `path_prefix` ("rank3", "" for all) of a
+  // layout before anybody opens them (`ckptfs warm`).  `layout` is of the step
+  // that /view shows, or RUN/ID/LAYOUT.  Returns bytes filled; kExhausted when
+  // not all of it fits the budget.
   Result<uint64_t> Warm(std::string_view layout, std::string_view path_prefix);
 
   // Move /view (`ckptfs switch`).

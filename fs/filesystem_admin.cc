@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/strings.h"
+#include "fs/filesystem_state.h"
+#include "fs/tree/names.h"
+
+namespace ckptfs {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json RequestsJson(const Counters& counters) {
+  Json json = Json::object();
+  for (size_t i = 0; i < kRequestKinds; ++i) {
+    const auto request = static_cast<Request>(i);
+    json[std::string(RequestName(request))] = counters.requests(request);
+  }
+  return json;
+}
+
+Json OpensJson(const Counters& counters) {
+  Json json = Json::object();
+  for (const ServingMode mode :
+       {ServingMode::kStream, ServingMode::kMaterialise, ServingMode::kDirect}) {
+    json[std::string(ServingModeName(mode))] = counters.opens(mode);
+  }
+  return json;
+}
+
+Json RecentJson(const Counters& counters) {
+  Json json = Json::array();
+  for (const RecentOpen& open : counters.RecentOpens()) {
+    json.push_back({{"path", open.path},
+                    {"mode", std::string(ServingModeName(open.mode))},
+                    {"reason", open.reason}});
+  }
+  return json;
+}
+
+Json MaterialisedJson(const Materialiser* materialiser) {
+  if (materialiser == nullptr) return nullptr;
+  const Materialiser::Counts counts = materialiser->counts();
+  return {{"budget", materialiser->pool().budget()},
+          {"files", counts.files},
+          {"bytes", counts.bytes},
+          {"idle_bytes", materialiser->pool().idle_bytes()},
+          {"fills", counts.fills},
+          {"filled_bytes", counts.filled_bytes},
+          {"hits", counts.hits},
+          {"evictions", counts.evictions}};
+}
+
+Json RunsJson(const Tree& tree) {
+  Json json = Json::object();
+  for (const auto& [name, run] : tree.runs) {
+    json[name] = {{"steps", run.steps.size()}, {"latest", run.latest->record().id}};
+  }
+  return json;
+}
+
+}  // namespace
+
+void Filesystem::State::Say(std::string_view line) const {
+  if (options.log) options.log(line);
+}
+
+void Filesystem::State::StartMaterialiser() {
+  const bool wanted = options.passthrough || options.force_mode == ServingMode::kMaterialise;
+  if (!wanted) return;
+  const uint64_t budget =
+      options.materialise_budget > 0 ? options.materialise_budget : DefaultMaterialiseBudget();
+  auto pool = PagePool::Create(budget);
+  if (!pool) {
+    Say(StrCat("files are not materialised but streamed: ", pool.error().message));
+    return;
+  }
+  materialiser = std::make_unique<Materialiser>(*std::move(pool));
+}
+
+void Filesystem::State::Apply(Tree tree, uint64_t ticket) {
+  std::vector<TreeChange> changes;
+  std::string reason;
+  bool view_moved = false;
+  {
+    MutexLock lock(snapshot_mutex);
+    if (ticket < applied_ticket) return;  // a later look at the store was faster
+    applied_ticket = ticket;
+    if (snapshot) {
+      KeepEntries(snapshot->tree, tree);
+      changes = Compare(snapshot->tree, tree);
+    }
+    const auto before = view_target.step();
+    view_target.Update(tree, &reason);
+    view_moved = before != view_target.step();
+    snapshot = std::make_shared<const TreeSnapshot>(
+        TreeSnapshot{std::move(tree), view_target.step()});
+  }
+  if (!reason.empty()) Say(StrCat("/view is absent: ", reason));
+  Announce(changes, view_moved);
+}
+
+void Filesystem::State::Announce(const std::vector<TreeChange>& changes, bool view_moved) {
+  for (const TreeChange& change : changes) {
+    if (change.removed) Forget(change);
+    invalidator.Add(InodeOf(0, StrCat("/run/", change.run, "/step")), change.id);
+    invalidator.Add(InodeOf(0, "/run"), change.run);
+  }
+  if (view_moved) invalidator.Add(kRootInode, "view");
+}
+
+void Filesystem::State::Forget(const TreeChange& change) {
+  change.removed->MarkRemoved();
+  const Digest manifest = change.removed->record().manifest;
+  listings.DropStep(change.removed.get());
+  plans.DropStep(manifest);
+  recent.Drop(manifest);
+  if (materialiser) materialiser->DropStep(manifest);
+  Say(StrCat(change.removed->path(), " was removed; what is open of it stays readable"));
+}
+
+Status Filesystem::Refresh() {
+  State& s = *state_;
+  const uint64_t ticket = s.next_ticket.fetch_add(1);
+  CKPT_RETURN_IF_ERROR(s.store.Refresh());
+  CKPT_ASSIGN_OR_RETURN(Tree tree, BuildTree(s.store, [&s](const StepRecord& record) {
+                          return std::make_shared<StepEntry>(s.store, record, s.options.roots,
+                                                             s.recent);
+                        }));
+  s.Apply(std::move(tree), ticket);
+  return {};
+}
+
+Status Filesystem::SwitchView(std::string_view run, std::string_view id) {
+  State& s = *state_;
+  bool moved = false;
+  {
+    MutexLock lock(s.snapshot_mutex);
+    const auto before = s.view_target.step();
+    CKPT_RETURN_IF_ERROR(s.view_target.Switch(s.snapshot->tree, run, id));
+    moved = before != s.view_target.step();
+    s.snapshot = std::make_shared<const TreeSnapshot>(
+        TreeSnapshot{s.snapshot->tree, s.view_target.step()});
+  }
+  if (moved) s.invalidator.Add(kRootInode, "view");
+  return {};
+}
+
+void Filesystem::DisablePassthrough(std::string_view reason) {
+  if (!state_->passthrough.exchange(false)) return;
+  state_->Say(StrCat("files are streamed from now on: ", reason));
+}
+
+std::string Filesystem::State::StatusText() const {
+  const auto now = Snapshot();
+  Json json;
+  json["view"] = now->view ? Json(now->view->path() + "/view") : Json(nullptr);
+  json["runs"] = RunsJson(now->tree);
+  json["passthrough"] = passthrough.load();
+  json["mode"] = options.force_mode ? std::string(ServingModeName(*options.force_mode)) : "auto";
+  json["requests"] = RequestsJson(counters);
+  json["bytes_served"] = counters.served();
+  json["bytes_read"] = recent.bytes_read();
+  json["open_files"] = handles.size();
+  json["opens"] = OpensJson(counters);
+  json["known_names"] = nodes.size();
+  json["loaded_steps"] = recent.loaded();
+  json["plans"] = {{"files", plans.size()}, {"bytes", plans.bytes()}};
+  json["materialised"] = MaterialisedJson(materialiser.get());
+  json["errors"] = counters.Errors();
+  json["recent_errors"] = counters.RecentErrors();
+  json["recent_opens"] = RecentJson(counters);
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string Filesystem::StatusJson() const { return state_->StatusText(); }
+
+}  // namespace ckptfs

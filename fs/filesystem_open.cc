@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "fs/filesystem_state.h"
+#include "fs/tree/names.h"
+
+namespace ckptfs {
+namespace {
+
+// A descriptor that is closed with its last holder.
+class OwnedDescriptor {
+ public:
+  explicit OwnedDescriptor(int fd) : fd_(fd) {}
+  ~OwnedDescriptor() { close(fd_); }
+  OwnedDescriptor(const OwnedDescriptor&) = delete;
+  OwnedDescriptor& operator=(const OwnedDescriptor&) = delete;
+
+ private:
+  const int fd_;
+};
+
+int64_t Nanoseconds(const struct timespec& time) {
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+// The source file, if what was opened is what was adopted.
+Result<std::shared_ptr<const Backing>> OpenSource(const MountedStep& step, BlobIndex blob) {
+  const std::string path = step.blobs().PathOf(blob);
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
+  if (fd < 0) return Fail(ErrnoError(errno, path));
+  auto owner = std::make_shared<const OwnedDescriptor>(fd);
+  struct stat info;
+  if (fstat(fd, &info) != 0) return Fail(ErrnoError(errno, path));
+  const BlobStamp found{static_cast<uint64_t>(info.st_size), Nanoseconds(info.st_mtim),
+                        Nanoseconds(info.st_ctim), info.st_ino};
+  if (!S_ISREG(info.st_mode) || found != step.model().blob(blob).stamp) {
+    return Fail(ErrorCode::kStale, StrCat(path, " changed since it was adopted"));
+  }
+  return std::make_shared<const Backing>(ServingMode::kDirect, fd, std::move(owner));
+}
+
+size_t CopyText(const std::string& text, uint64_t offset, std::span<std::byte> out) {
+  if (offset >= text.size()) return 0;
+  const size_t length = std::min<uint64_t>(out.size(), text.size() - offset);
+  std::memcpy(out.data(), text.data() + offset, length);
+  return length;
+}
+
+// A filled file read by READs after all (no passthrough, or the kernel refused).
+Result<size_t> ReadFilled(int fd, uint64_t offset, std::span<std::byte> out) {
+  size_t done = 0;
+  while (done < out.size()) {
+    const ssize_t count = pread(fd, out.data() + done, out.size() - done,
+                                static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return Fail(ErrnoError(errno, "reading a materialised file"));
+    if (count == 0) break;
+    done += static_cast<size_t>(count);
+  }
+  return done;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const PreparedPlan>> Filesystem::State::Prepare(const Node& file) {
+  auto plan = plans.Find(file.inode);
+  if (!plan) {
+    CKPT_ASSIGN_OR_RETURN(auto mounted, file.step->Mounted());
+    CKPT_ASSIGN_OR_RETURN(Plan fresh, resolver.MakePlan(file, *mounted));
+    plan = plans.Insert(file.inode, std::make_shared<const PreparedPlan>(
+                                        std::move(mounted), std::move(fresh), file.path));
+  }
+  if (Status unchanged = plan->step().CheckStamps(plan->blobs()); !unchanged) {
+    return Fail(std::move(unchanged).error().WithContext(file.path));
+  }
+  return plan;
+}
+
+ServingChoice Filesystem::State::Choose(const Node& file, const PreparedPlan& plan) const {
+  ServingQuestion question;
+  question.size = file.size;
+  question.whole_blob = plan.plan().WholeBlob(plan.step().model()).has_value();
+  question.passthrough = passthrough.load(std::memory_order_relaxed);
+  question.materialise = materialiser != nullptr;
+  question.budget = materialiser ? materialiser->pool().budget() : 0;
+  question.forced = options.force_mode;
+  return ChooseServing(question);
+}
+
+Result<std::shared_ptr<const Backing>> Filesystem::State::MakeBacking(const Node& file,
+                                                                      const PreparedPlan& plan,
+                                                                      std::string* reason) {
+  const ServingChoice choice = Choose(file, plan);
+  *reason = choice.reason;
+  if (choice.mode == ServingMode::kStream) return nullptr;
+  if (choice.mode == ServingMode::kDirect) {
+    auto source = OpenSource(plan.step(), *plan.plan().WholeBlob(plan.step().model()));
+    if (!source) return Fail(std::move(source).error().WithContext(file.path));
+    return source;
+  }
+  auto filled = materialiser->Acquire(file.inode, plan);
+  if (filled) return filled;
+  if (filled.error().code == ErrorCode::kExhausted) {
+    *reason = StrCat("no room: ", filled.error().message);
+    return nullptr;
+  }
+  return Fail(std::move(filled).error().WithContext(file.path));
+}
+
+OpenFile Filesystem::State::Describe(FileHandle handle, const OpenHandle& open) const {
+  OpenFile file;
+  file.handle = handle;
+  if (open.backing) {
+    file.mode = open.backing->mode();
+    // Not `passthrough`: opens that are live stay passed through when it ends.
+    if (options.passthrough) {
+      file.backing_fd = open.backing->fd();
+      file.backing_token = open.backing->token();
+    }
+  }
+  // Passed-through opens must not keep the cache; the bytes of all others
+  // never change.
+  file.keep_cache = file.backing_fd < 0;
+  return file;
+}
+
+Result<OpenFile> Filesystem::State::OpenStatus(const Node& file, const Caller& caller) {
+  if (caller.uid != 0 && caller.uid != geteuid()) {
+    return Fail(ErrorCode::kPermission, StrCat(file.path, " is for the administrator"));
+  }
+  OpenHandle open;
+  open.inode = file.inode;
+  open.text = std::make_shared<const std::string>(StatusText());
+  OpenFile result;
+  result.handle = handles.Add(std::move(open));
+  result.direct_io = true;  // its size is not known before it is read
+  return result;
+}
+
+Result<OpenFile> Filesystem::State::OpenData(const Node& file) {
+  OpenHandle open;
+  open.inode = file.inode;
+  CKPT_ASSIGN_OR_RETURN(open.plan, Prepare(file));
+  RecentOpen told;
+  told.path = file.path;
+  told.reason = "as the opens before it";
+  std::shared_ptr<const Backing> wanted;
+  if (const auto now = live.Peek(file.inode)) {
+    wanted = *now;
+  } else {
+    CKPT_ASSIGN_OR_RETURN(wanted, MakeBacking(file, *open.plan, &told.reason));
+  }
+  open.backing = live.Join(file.inode, wanted);
+  if (open.backing != wanted) told.reason = "as an open beside it";
+  if (open.backing) told.mode = open.backing->mode();
+  counters.CountOpen(std::move(told));
+  const OpenHandle described = open;
+  return Describe(handles.Add(std::move(open)), described);
+}
+
+Result<OpenFile> Filesystem::Open(InodeNumber inode, int flags, const Caller& caller) {
+  State& s = *state_;
+  s.counters.Count(Request::kOpen);
+  CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.FindNode(inode));
+  if (node->type != ViewEntry::Type::kFile) {
+    return Fail(ErrorCode::kInvalid, StrCat(node->path, " is not a file"));
+  }
+  if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0) {
+    return Fail(ErrorCode::kPermission, StrCat(node->path, " is read-only"));
+  }
+  if (node->kind == NodeKind::kStatus) return s.OpenStatus(*node, caller);
+  if (!s.MayEnter(*node->step, caller)) {
+    return Fail(ErrorCode::kPermission, StrCat(node->path, ": not yours to read"));
+  }
+  if (node->step->removed()) {
+    return Fail(ErrorCode::kStale, StrCat(node->path, ": the step was removed"));
+  }
+  Result<OpenFile> open = s.OpenData(*node);
+  if (!open) {
+    s.counters.CountError(open.error());
+    s.Say(open.error().message);
+  }
+  return open;
+}
+
+Result<size_t> Filesystem::Read(FileHandle handle, uint64_t offset, std::span<std::byte> out) {
+  State& s = *state_;
+  s.counters.Count(Request::kRead);
+  const auto open = s.handles.Find(handle);
+  if (!open) return Fail(ErrorCode::kInvalid, "no such open file");
+  if (open->text) return CopyText(*open->text, offset, out);
+  const bool filled = open->backing && open->backing->mode() == ServingMode::kMaterialise;
+  Result<size_t> count = filled ? ReadFilled(open->backing->fd(), offset, out)
+                                : open->plan->reader().Read(offset, out);
+  if (count) {
+    s.counters.CountServed(*count);
+    return count;
+  }
+  Error error = std::move(count).error().WithContext(open->plan->path());
+  s.counters.CountError(error);
+  s.Say(error.message);
+  return Fail(std::move(error));
+}
+
+void Filesystem::Release(FileHandle handle) {
+  State& s = *state_;
+  s.counters.Count(Request::kRelease);
+  const auto open = s.handles.Remove(handle);
+  if (open && open->plan) s.live.Leave(open->inode);
+}
+
+Result<OpenFile> Filesystem::Degrade(FileHandle handle) {
+  State& s = *state_;
+  const auto open = s.handles.Find(handle);
+  if (!open) return Fail(ErrorCode::kInvalid, "no such open file");
+  if (open->backing && !s.live.Degrade(open->inode)) {
+    return Fail(ErrorCode::kExists, "other opens of the file are passed through");
+  }
+  OpenHandle streamed = *open;
+  streamed.backing = nullptr;
+  const OpenFile result = s.Describe(handle, streamed);
+  s.handles.Replace(handle, std::move(streamed));
+  return result;
+}
+
+Result<uint64_t> Filesystem::State::WarmBelow(const TreeSnapshot& now, const Node& node,
+                                              uint64_t already) {
+  uint64_t filled = 0;
+  if (node.type == ViewEntry::Type::kDirectory) {
+    CKPT_ASSIGN_OR_RETURN(const auto listing, ListingOf(now, node));
+    for (const NodePtr& child : listing->children) {
+      CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, WarmBelow(now, *child, already + filled));
+      filled += bytes;
+    }
+    return filled;
+  }
+  if (node.type != ViewEntry::Type::kFile) return 0;
+  CKPT_ASSIGN_OR_RETURN(const auto plan, Prepare(node));
+  if (Choose(node, *plan).mode != ServingMode::kMaterialise) return 0;
+  if (already + AlignUp(node.size, kHugePage) > materialiser->pool().budget()) {
+    return Fail(ErrorCode::kExhausted,
+                StrCat("the budget of ", materialiser->pool().budget(), " bytes is full after ",
+                       already, "; ", node.path, " and what follows is not warmed"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const auto backing, materialiser->Acquire(node.inode, *plan));
+  return AlignUp(node.size, kHugePage);
+}
+
+Result<uint64_t> Filesystem::Warm(std::string_view layout, std::string_view path_prefix) {
+  State& s = *state_;
+  const auto now = s.Snapshot();
+  std::shared_ptr<StepEntry> step = now->view;
+  if (const size_t slash = layout.rfind('/'); slash != std::string_view::npos) {
+    const std::string_view where = layout.substr(0, slash);
+    const size_t middle = where.rfind('/');
+    step = middle == std::string_view::npos
+               ? nullptr
+               : now->tree.FindStep(where.substr(0, middle), where.substr(middle + 1));
+    layout.remove_prefix(slash + 1);
+  }
+  if (!step) return Fail(ErrorCode::kNotFound, "there is no such step to warm");
+  if (!s.materialiser || !s.passthrough.load()) {
+    return Fail(ErrorCode::kUnsupported, "nothing to warm: files are streamed here");
+  }
+  NodePtr node = Resolver::Root(*now);
+  std::string path = StrCat(step->path().substr(1), "/view/", layout, "/", path_prefix);
+  for (size_t begin = 0; begin < path.size();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    if (end > begin) {
+      const std::string name = path.substr(begin, end - begin);
+      CKPT_ASSIGN_OR_RETURN(node, s.FindChild(*now, *node, name));
+      if (node->kind == NodeKind::kLayoutLink) {
+        Node views = *node;
+        views.kind = NodeKind::kViews;
+        views.type = ViewEntry::Type::kDirectory;
+        views.path = StrCat(step->path(), "/view");
+        CKPT_ASSIGN_OR_RETURN(node, s.FindChild(*now, views, node->target));
+      }
+    }
+    begin = end + 1;
+  }
+  return s.WarmBelow(*now, *node, 0);
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a Filesystem is made of, for the sources that implement it: names
+// (filesystem.cc), open files (filesystem_open.cc), what changes and what is
+// told of it (filesystem_admin.cc).
+//
+// Thread safety: each part is internally synchronised; `snapshot` is replaced
+// whole under `snapshot_mutex`, and no two of their locks are held at once.
+// Lifetime: members are destroyed in reverse order: handles and plans before
+// the materialiser and the steps they use.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/base/mutex.h"
+#include "fs/filesystem.h"
+#include "fs/invalidator.h"
+#include "fs/permissions.h"
+#include "fs/serve/counters.h"
+#include "fs/serve/handle_table.h"
+#include "fs/serve/live_opens.h"
+#include "fs/serve/materialiser.h"
+#include "fs/serve/plan_cache.h"
+#include "fs/serve/serving.h"
+#include "fs/tree/listing_cache.h"
+#include "fs/tree/node.h"
+#include "fs/tree/resolver.h"
+#include "fs/tree/tree.h"
+
+namespace ckptfs {
+
+inline constexpr size_t kRecentSteps = 8;
+inline constexpr size_t kListedNodes = 100'000;
+inline constexpr uint64_t kPlanCacheBytes = uint64_t{64} << 20;
+
+struct Filesystem::State {
+  State(Store& the_store, std::span<const std::unique_ptr<ViewFormat>> the_formats,
+        FilesystemOptions the_options);
+
+  // --- names (filesystem.cc) ---
+  std::shared_ptr<const TreeSnapshot> Snapshot() const;
+  // The node of an inode the kernel knows.
+  Result<NodePtr> FindNode(InodeNumber inode) const;
+  // True if the caller may see what a name leads to.
+  bool Visible(const TreeSnapshot& now, const Node& node, const Caller& caller);
+  bool MayEnter(StepEntry& step, const Caller& caller);
+  Result<NodePtr> FindChild(const TreeSnapshot& now, const Node& parent, std::string_view name);
+  Result<std::shared_ptr<const Listing>> ListingOf(const TreeSnapshot& now, const Node& directory);
+  Attributes AttributesOf(const Node& node);
+
+  // --- open files (filesystem_open.cc) ---
+  Result<std::shared_ptr<const PreparedPlan>> Prepare(const Node& file);
+  ServingChoice Choose(const Node& file, const PreparedPlan& plan) const;
+  Result<std::shared_ptr<const Backing>> MakeBacking(const Node& file, const PreparedPlan& plan,
+                                                     std::string* reason);
+  OpenFile Describe(FileHandle handle, const OpenHandle& open) const;
+  Result<OpenFile> OpenStatus(const Node& file, const Caller& caller);
+  Result<OpenFile> OpenData(const Node& file);
+  Result<uint64_t> WarmBelow(const TreeSnapshot& now, const Node& node, uint64_t already);
+
+  // --- changes (filesystem_admin.cc) ---
+  void Say(std::string_view line) const;
+  void StartMaterialiser();
+  // Make `tree` the current one, unless a newer one is already.
+  void Apply(Tree tree, uint64_t ticket);
+  void Announce(const std::vector<TreeChange>& changes, bool view_moved);
+  void Forget(const TreeChange& change);
+  std::string StatusText() const;
+
+  Store& store;
+  const std::span<const std::unique_ptr<ViewFormat>> formats;
+  const FilesystemOptions options;
+  std::atomic<bool> passthrough;
+
+  RecentSteps recent{kRecentSteps};
+  GroupCache groups;
+  Resolver resolver;
+  NodeTable nodes;
+  ListingCache listings{kListedNodes};
+  Counters counters;
+  std::unique_ptr<Materialiser> materialiser;  // null: no pool
+  PlanCache plans{kPlanCacheBytes};
+  LiveOpens live;
+  HandleTable handles;
+
+  mutable Mutex snapshot_mutex;
+  std::shared_ptr<const TreeSnapshot> snapshot GUARDED_BY(snapshot_mutex);
+  ViewTarget view_target GUARDED_BY(snapshot_mutex);
+  uint64_t applied_ticket GUARDED_BY(snapshot_mutex) = 0;
+  std::atomic<uint64_t> next_ticket{1};
+
+  Invalidator invalidator;  // last: its thread stops first
+};
+
+}  // namespace ckptfs

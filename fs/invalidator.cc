@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/invalidator.h"
+
+#include <mutex>
+
+namespace ckptfs {
+
+Invalidator::Invalidator(Tell tell) : tell_(std::move(tell)) {
+  if (tell_) thread_ = std::thread([this] { Run(); });
+}
+
+Invalidator::~Invalidator() {
+  {
+    MutexLock lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Invalidator::Add(InodeNumber parent, std::string name) {
+  if (!tell_) return;
+  {
+    MutexLock lock(mutex_);
+    queue_.emplace_back(parent, std::move(name));
+  }
+  wake_.notify_one();
+}
+
+void Invalidator::Run() {
+  while (true) {
+    std::pair<InodeNumber, std::string> next;
+    {
+      MutexLock lock(mutex_);
+      while (queue_.empty() && !stop_) {
+        std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
+        wake_.wait(held);
+        held.release();
+      }
+      if (stop_) return;
+      next = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    tell_(next.first, next.second);
+  }
+}
+
+}  // namespace ckptfs

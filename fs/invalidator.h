@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invalidator tells the kernel which names became invalid, from a thread of
+// its own: the kernel may wait for requests that are being served, so no
+// thread that serves one may tell it.
+//
+// Thread safety: Add may be called from any thread.
+// Lifetime: names that are still queued when it goes are dropped.
+
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "core/base/mutex.h"
+#include "fs/filesystem.h"
+
+namespace ckptfs {
+
+class Invalidator {
+ public:
+  using Tell = std::function<void(InodeNumber parent, std::string_view name)>;
+
+  // `tell` may be empty.
+  explicit Invalidator(Tell tell);
+  ~Invalidator();
+  Invalidator(const Invalidator&) = delete;
+  Invalidator& operator=(const Invalidator&) = delete;
+
+  void Add(InodeNumber parent, std::string name);
+
+ private:
+  void Run();
+
+  const Tell tell_;
+  Mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::pair<InodeNumber, std::string>> queue_ GUARDED_BY(mutex_);
+  bool stop_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // last: it uses all others
+};
+
+}  // namespace ckptfs

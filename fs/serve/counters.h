@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What has happened since the mount: requests by kind, bytes, errors, and the
+// last opens with the reason for their mode.
+//
+// Thread safety: all methods may be called concurrently; counting takes no lock.
+// Units: bytes.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "fs/filesystem.h"
+
+namespace ckptfs {
+
+enum class Request : uint8_t { kLookup, kForget, kAttributes, kReadLink, kReadDirectory, kOpen,
+                               kRead, kRelease };
+inline constexpr size_t kRequestKinds = 8;
+std::string_view RequestName(Request request);
+
+struct RecentOpen {
+  std::string path;
+  ServingMode mode = ServingMode::kStream;
+  std::string reason;
+};
+
+class Counters {
+ public:
+  void Count(Request request) {
+    requests_[static_cast<size_t>(request)].value.fetch_add(1, std::memory_order_relaxed);
+  }
+  void CountServed(uint64_t bytes) {
+    served_.value.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  void CountOpen(RecentOpen open);
+  // Names that are not there are no errors.
+  void CountError(const Error& error);
+
+  uint64_t requests(Request request) const {
+    return requests_[static_cast<size_t>(request)].value.load(std::memory_order_relaxed);
+  }
+  uint64_t served() const { return served_.value.load(std::memory_order_relaxed); }
+  uint64_t opens(ServingMode mode) const {
+    return opens_[static_cast<size_t>(mode)].value.load(std::memory_order_relaxed);
+  }
+  std::map<std::string, uint64_t> Errors() const;  // by ErrorCodeName
+  std::vector<std::string> RecentErrors() const;   // oldest first
+  std::vector<RecentOpen> RecentOpens() const;     // oldest first
+
+  static constexpr size_t kRecent = 64;
+
+ private:
+  struct alignas(64) Counter {
+    std::atomic<uint64_t> value{0};
+  };
+  std::array<Counter, kRequestKinds> requests_;
+  std::array<Counter, 3> opens_;
+  Counter served_;
+  mutable Mutex mutex_;
+  std::map<std::string, uint64_t> errors_ GUARDED_BY(mutex_);
+  std::deque<std::string> recent_errors_ GUARDED_BY(mutex_);
+  std::deque<RecentOpen> recent_opens_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptfs

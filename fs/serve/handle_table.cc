@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/serve/handle_table.h"
+
+#include <utility>
+
+namespace ckptfs {
+
+FileHandle HandleTable::Add(OpenHandle handle) {
+  const FileHandle number{next_.fetch_add(1, std::memory_order_relaxed)};
+  auto shared = std::make_shared<const OpenHandle>(std::move(handle));
+  Shard& shard = ShardOf(number);
+  MutexLock lock(shard.mutex);
+  shard.open.emplace(static_cast<uint64_t>(number), std::move(shared));
+  size_.fetch_add(1, std::memory_order_relaxed);
+  return number;
+}
+
+std::shared_ptr<const OpenHandle> HandleTable::Find(FileHandle handle) const {
+  const Shard& shard = ShardOf(handle);
+  MutexLock lock(shard.mutex);
+  const auto found = shard.open.find(static_cast<uint64_t>(handle));
+  return found == shard.open.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<const OpenHandle> HandleTable::Remove(FileHandle handle) {
+  Shard& shard = ShardOf(handle);
+  MutexLock lock(shard.mutex);
+  const auto found = shard.open.find(static_cast<uint64_t>(handle));
+  if (found == shard.open.end()) return nullptr;
+  auto removed = std::move(found->second);
+  shard.open.erase(found);
+  size_.fetch_sub(1, std::memory_order_relaxed);
+  return removed;
+}
+
+void HandleTable::Replace(FileHandle handle, OpenHandle with) {
+  auto shared = std::make_shared<const OpenHandle>(std::move(with));
+  Shard& shard = ShardOf(handle);
+  MutexLock lock(shard.mutex);
+  const auto found = shard.open.find(static_cast<uint64_t>(handle));
+  if (found != shard.open.end()) std::swap(found->second, shared);
+}
+
+}  // namespace ckptfs

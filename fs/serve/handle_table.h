@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What an open file is, and handles to it.
+//
+// Thread safety: HandleTable is internally synchronised; an OpenHandle is
+// immutable but for Degrade.
+// Lifetime: an OpenHandle keeps all that its reads need: plan, loaded step,
+// backing.  A read that runs while its handle is released finishes.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "fs/filesystem.h"
+#include "fs/serve/backing.h"
+#include "fs/serve/plan_cache.h"
+
+namespace ckptfs {
+
+struct OpenHandle {
+  InodeNumber inode{};
+  std::shared_ptr<const PreparedPlan> plan;   // null: `text` is the content
+  std::shared_ptr<const std::string> text;
+  std::shared_ptr<const Backing> backing;     // null: streamed
+};
+
+class HandleTable {
+ public:
+  FileHandle Add(OpenHandle handle);
+  // Null if there is no such handle.
+  std::shared_ptr<const OpenHandle> Find(FileHandle handle) const;
+  // The handle that was, or null.
+  std::shared_ptr<const OpenHandle> Remove(FileHandle handle);
+  // Replace what a handle is.
+  void Replace(FileHandle handle, OpenHandle with);
+  size_t size() const { return size_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr size_t kShards = 64;
+  struct alignas(64) Shard {
+    mutable Mutex mutex;
+    std::unordered_map<uint64_t, std::shared_ptr<const OpenHandle>> open GUARDED_BY(mutex);
+  };
+  Shard& ShardOf(FileHandle handle) { return shards_[static_cast<uint64_t>(handle) % kShards]; }
+  const Shard& ShardOf(FileHandle handle) const {
+    return shards_[static_cast<uint64_t>(handle) % kShards];
+  }
+
+  std::array<Shard, kShards> shards_;
+  std::atomic<uint64_t> next_{1};
+  std::atomic<size_t> size_{0};
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/serve/materialiser.h"
+
+#include <sys/mman.h>
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+// Threads write whole huge pages, so that no two fault the same one.
+constexpr uint64_t kFillBlock = 2 * kHugePage;
+
+// A writable mapping of a whole file, up to the end of its last huge page.
+class FillMapping {
+ public:
+  explicit FillMapping(const PagePool::File& file)
+      : length_(AlignUp(file.size, kHugePage)),
+        bytes_(mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0)) {}
+  ~FillMapping() {
+    if (ok()) munmap(bytes_, length_);
+  }
+  FillMapping(const FillMapping&) = delete;
+  FillMapping& operator=(const FillMapping&) = delete;
+  bool ok() const { return bytes_ != MAP_FAILED; }
+  std::byte* bytes() const { return static_cast<std::byte*>(bytes_); }
+
+ private:
+  const uint64_t length_;
+  void* const bytes_;
+};
+
+// The first error of several threads.
+class FirstError {
+ public:
+  bool any() const { return any_.load(std::memory_order_relaxed); }
+  void Set(Error error) {
+    MutexLock lock(mutex_);
+    if (any()) return;
+    error_ = std::move(error);
+    any_.store(true, std::memory_order_relaxed);
+  }
+  Status Take() {
+    MutexLock lock(mutex_);
+    if (any()) return Fail(std::move(error_));
+    return {};
+  }
+
+ private:
+  Mutex mutex_;
+  std::atomic<bool> any_{false};
+  Error error_ GUARDED_BY(mutex_);
+};
+
+Status FillBlock(const PreparedPlan& plan, uint64_t offset, std::span<std::byte> out) {
+  CKPT_ASSIGN_OR_RETURN(const size_t read, plan.reader().Read(offset, out));
+  if (read == out.size()) return {};
+  return Fail(ErrorCode::kInternal, StrCat("the plan ended at ", offset + read));
+}
+
+}  // namespace
+
+Status FillFile(const PreparedPlan& plan, const PagePool::File& file) {
+  if (file.size == 0) return {};
+  const FillMapping mapping(file);
+  if (!mapping.ok()) return Fail(ErrnoError(errno, "mapping a huge-page file"));
+  FirstError error;
+  const uint64_t blocks = CeilDiv(file.size, kFillBlock);
+  tbb::parallel_for(tbb::blocked_range<uint64_t>(0, blocks, 1), [&](const auto& range) {
+    for (uint64_t block = range.begin(); block < range.end() && !error.any(); ++block) {
+      const uint64_t begin = block * kFillBlock;
+      const uint64_t length = std::min(kFillBlock, file.size - begin);
+      Status status = FillBlock(plan, begin, {mapping.bytes() + begin, length});
+      if (!status) error.Set(std::move(status).error());
+    }
+  });
+  return error.Take();
+}
+
+// Gives one use back when the last holder of a backing lets go.
+class Materialiser::Loan {
+ public:
+  Loan(Materialiser& owner, uint64_t inode) : owner_(owner), inode_(inode) {}
+  ~Loan() { owner_.Return(inode_); }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+ private:
+  Materialiser& owner_;
+  const uint64_t inode_;
+};
+
+Materialiser::~Materialiser() {
+  MutexLock lock(mutex_);
+  for (auto& [inode, entry] : entries_) {
+    CKPT_CHECK(entry.users == 0);
+    pool_->Discard(entry.file);
+  }
+}
+
+std::shared_ptr<const Backing> Materialiser::Lend(uint64_t inode, Entry& entry) {
+  entry.used = ++clock_;
+  if (auto lent = entry.lent.lock()) return lent;
+  ++entry.users;
+  auto backing = std::make_shared<const Backing>(ServingMode::kMaterialise, entry.file.fd,
+                                                 std::make_shared<const Loan>(*this, inode));
+  entry.lent = backing;
+  return backing;
+}
+
+void Materialiser::Return(uint64_t inode) {
+  MutexLock lock(mutex_);
+  --entries_.at(inode).users;
+}
+
+void Materialiser::AwaitChange() {
+  std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
+  changed_.wait(held);
+  held.release();
+}
+
+Result<std::shared_ptr<const Backing>> Materialiser::Join(uint64_t inode,
+                                                          const PreparedPlan& plan,
+                                                          std::shared_ptr<Flight>* flight,
+                                                          bool* mine) {
+  *mine = false;
+  MutexLock lock(mutex_);
+  while (true) {
+    const auto found = entries_.find(inode);
+    if (found == entries_.end()) break;
+    if (found->second.phase == Phase::kReady) {
+      ++counts_.hits;
+      return Lend(inode, found->second);
+    }
+    if (found->second.phase == Phase::kFilling) {
+      *flight = found->second.flight;
+      return nullptr;
+    }
+    AwaitChange();
+  }
+  if (entries_.size() >= kMaxFiles) {
+    return Fail(ErrorCode::kExhausted, "too many materialised files are in use");
+  }
+  *mine = true;
+  *flight = std::make_shared<Flight>();
+  Entry& entry = entries_[inode];
+  entry.flight = *flight;
+  entry.step = plan.step().record().manifest;
+  return nullptr;
+}
+
+Result<std::shared_ptr<const Backing>> Materialiser::Wait(uint64_t inode, Flight& flight) {
+  MutexLock lock(mutex_);
+  while (!flight.done) AwaitChange();
+  if (!flight.status) return Fail(flight.status.error());
+  const auto found = entries_.find(inode);
+  // Evicted before we woke: the caller starts again.
+  if (found == entries_.end() || found->second.phase != Phase::kReady) return nullptr;
+  ++counts_.hits;
+  return Lend(inode, found->second);
+}
+
+Result<std::shared_ptr<const Backing>> Materialiser::Acquire(InodeNumber inode,
+                                                             const PreparedPlan& plan) {
+  const auto number = static_cast<uint64_t>(inode);
+  std::shared_ptr<Flight> flight;
+  for (bool mine = false; !mine;) {
+    if (Full()) EvictOne();
+    CKPT_ASSIGN_OR_RETURN(auto backing, Join(number, plan, &flight, &mine));
+    if (backing) return backing;
+    if (mine) break;
+    CKPT_ASSIGN_OR_RETURN(backing, Wait(number, *flight));
+    if (backing) return backing;
+  }
+  Result<PagePool::File> file = FillNew(plan);
+  MutexLock lock(mutex_);
+  flight->done = true;
+  changed_.notify_all();
+  if (!file) {
+    flight->status = Fail(file.error());
+    entries_.erase(number);
+    return Fail(std::move(file).error());
+  }
+  Entry& entry = entries_.at(number);
+  entry.file = *file;
+  entry.phase = Phase::kReady;
+  ++counts_.fills;
+  counts_.filled_bytes += file->size;
+  counts_.bytes += file->size;
+  return Lend(number, entry);
+}
+
+Result<PagePool::File> Materialiser::FillNew(const PreparedPlan& plan) {
+  CKPT_ASSIGN_OR_RETURN(const PagePool::File file, TakeRoom(plan.plan().size()));
+  Status filled = FillFile(plan, file);
+  if (filled) return file;
+  pool_->Give(file);
+  return Fail(std::move(filled).error());
+}
+
+Result<PagePool::File> Materialiser::TakeRoom(uint64_t size) {
+  while (true) {
+    Result<PagePool::File> file = pool_->Take(size);
+    if (file || file.error().code != ErrorCode::kExhausted) return file;
+    if (AlignUp(size, kHugePage) > pool_->budget() || !EvictOne()) return file;
+  }
+}
+
+std::vector<uint64_t> Materialiser::Evictable() const {
+  std::vector<std::pair<uint64_t, uint64_t>> by_use;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [inode, entry] : entries_) {
+      if (entry.phase == Phase::kReady && entry.users == 0) by_use.emplace_back(entry.used, inode);
+    }
+  }
+  std::sort(by_use.begin(), by_use.end());
+  std::vector<uint64_t> inodes;
+  for (const auto& [used, inode] : by_use) inodes.push_back(inode);
+  return inodes;
+}
+
+bool Materialiser::TryEvict(uint64_t inode) {
+  PagePool::File file;
+  {
+    MutexLock lock(mutex_);
+    const auto found = entries_.find(inode);
+    if (found == entries_.end() || found->second.phase != Phase::kReady ||
+        found->second.users > 0) {
+      return false;
+    }
+    found->second.phase = Phase::kLeaving;
+    file = found->second.file;
+  }
+  const bool mapped = PagePool::IsMapped(file);
+  {
+    MutexLock lock(mutex_);
+    changed_.notify_all();
+    if (mapped) {
+      entries_.at(inode).phase = Phase::kReady;
+      return false;
+    }
+    entries_.erase(inode);
+    ++counts_.evictions;
+    counts_.bytes -= file.size;
+  }
+  pool_->Give(file);
+  return true;
+}
+
+bool Materialiser::EvictOne() {
+  const std::vector<uint64_t> inodes = Evictable();
+  return std::any_of(inodes.begin(), inodes.end(),
+                     [this](uint64_t inode) { return TryEvict(inode); });
+}
+
+bool Materialiser::Full() const {
+  MutexLock lock(mutex_);
+  return entries_.size() >= kMaxFiles;
+}
+
+bool Materialiser::IsFilled(InodeNumber inode) const {
+  MutexLock lock(mutex_);
+  const auto found = entries_.find(static_cast<uint64_t>(inode));
+  return found != entries_.end() && found->second.phase == Phase::kReady;
+}
+
+void Materialiser::DropStep(const Digest& manifest) {
+  MutexLock lock(mutex_);
+  for (auto& [inode, entry] : entries_) {
+    if (entry.step == manifest) entry.used = 0;
+  }
+}
+
+Materialiser::Counts Materialiser::counts() const {
+  MutexLock lock(mutex_);
+  Counts counts = counts_;
+  counts.files = entries_.size();
+  return counts;
+}
+
+}  // namespace ckptfs

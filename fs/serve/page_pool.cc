@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/serve/page_pool.h"
+
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <string>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+// glibc before 2.36 has no wrappers for these.
+int FsOpen(const char* type) {
+  return static_cast<int>(syscall(SYS_fsopen, type, FSOPEN_CLOEXEC));
+}
+int FsSet(int fd, const char* key, const std::string& value) {
+  return static_cast<int>(
+      syscall(SYS_fsconfig, fd, FSCONFIG_SET_STRING, key, value.c_str(), 0));
+}
+int FsCreate(int fd) {
+  return static_cast<int>(syscall(SYS_fsconfig, fd, FSCONFIG_CMD_CREATE, nullptr, nullptr, 0));
+}
+int FsMount(int fd) { return static_cast<int>(syscall(SYS_fsmount, fd, FSMOUNT_CLOEXEC, 0)); }
+
+uint64_t ChargeOf(uint64_t size) { return AlignUp(std::max<uint64_t>(size, 1), kHugePage); }
+
+// The memory limit of our control group and those above it (v2), or none.
+uint64_t GroupLimit() {
+  uint64_t limit = UINT64_MAX;
+  std::ifstream membership("/proc/self/cgroup");
+  for (std::string line; std::getline(membership, line);) {
+    if (!line.starts_with("0::")) continue;
+    for (std::string path = line.substr(3);; path.resize(path.rfind('/'))) {
+      std::ifstream file(StrCat("/sys/fs/cgroup", path, "/memory.max"));
+      uint64_t bytes;
+      if (file >> bytes) limit = std::min(limit, bytes);
+      if (path.rfind('/') == std::string::npos) break;
+    }
+  }
+  return limit;
+}
+
+}  // namespace
+
+uint64_t DefaultMaterialiseBudget() {
+  const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                           static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return std::min(machine, GroupLimit()) / 4;
+}
+
+Result<std::unique_ptr<PagePool>> PagePool::Create(uint64_t budget) {
+  const int context = FsOpen("tmpfs");
+  if (context < 0) return Fail(ErrnoError(errno, "fsopen tmpfs"));
+  // Slack for the last page of a file being split when it shrinks.
+  const std::string size = StrCat(budget + 64 * kHugePage);
+  int mount_fd = -1;
+  if (FsSet(context, "huge", "always") == 0 && FsSet(context, "size", size) == 0 &&
+      FsSet(context, "mode", "0700") == 0 && FsCreate(context) == 0) {
+    mount_fd = FsMount(context);
+  }
+  const int error = errno;
+  close(context);
+  if (mount_fd < 0) {
+    if (error == EINVAL) {
+      return Fail(ErrorCode::kUnsupported, "this kernel has no huge-page tmpfs");
+    }
+    return Fail(ErrnoError(error, "mounting a huge-page tmpfs"));
+  }
+  std::unique_ptr<PagePool> pool(new PagePool(mount_fd, budget));
+  // What cannot be created now will not be later: say so at once.
+  CKPT_ASSIGN_OR_RETURN(File probe, pool->NewFile());
+  close(probe.fd);
+  return pool;
+}
+
+PagePool::~PagePool() {
+  for (const File& file : idle_) close(file.fd);
+  close(mount_fd_);
+}
+
+Result<PagePool::File> PagePool::NewFile() const {
+  File file;
+  file.fd = openat(mount_fd_, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file.fd < 0) return Fail(ErrnoError(errno, "creating a huge-page file"));
+  return file;
+}
+
+bool PagePool::Reserve(uint64_t charge, File* reused, std::vector<File>* freed) {
+  MutexLock lock(mutex_);
+  if (lent_ + charge > budget_) return false;
+  // The idle file nearest in size, unless it is so large that most of its
+  // pages would be lost and there is room for a new one.
+  const auto distance = [&](const File& file) {
+    return file.charge > charge ? file.charge - charge : charge - file.charge;
+  };
+  const auto nearest =
+      std::min_element(idle_.begin(), idle_.end(),
+                       [&](const File& a, const File& b) { return distance(a) < distance(b); });
+  const bool room = lent_ + idle_bytes_ + charge <= budget_;
+  if (nearest != idle_.end() && (!room || nearest->charge <= 2 * charge)) {
+    *reused = *nearest;
+    idle_bytes_ -= nearest->charge;
+    idle_.erase(nearest);
+  }
+  lent_ += charge;
+  while (lent_ + idle_bytes_ > budget_ && !idle_.empty()) {
+    idle_bytes_ -= idle_.back().charge;
+    freed->push_back(idle_.back());
+    idle_.pop_back();
+  }
+  return true;
+}
+
+Result<PagePool::File> PagePool::Take(uint64_t size) {
+  const uint64_t charge = ChargeOf(size);
+  File file;
+  std::vector<File> freed;
+  if (!Reserve(charge, &file, &freed)) {
+    return Fail(ErrorCode::kExhausted,
+                StrCat(charge, " bytes do not fit the materialise budget of ", budget_));
+  }
+  for (const File& gone : freed) close(gone.fd);
+  Result<File> result = file.fd >= 0 ? Result<File>(file) : NewFile();
+  if (result && ftruncate(result->fd, static_cast<off_t>(size)) != 0) {
+    const int error = errno;
+    close(result->fd);
+    result = Fail(ErrnoError(error, "sizing a huge-page file"));
+  }
+  if (!result) {
+    MutexLock lock(mutex_);
+    lent_ -= charge;
+    return result;
+  }
+  result->size = size;
+  result->charge = charge;
+  return result;
+}
+
+void PagePool::Give(File file) {
+  MutexLock lock(mutex_);
+  lent_ -= file.charge;
+  idle_bytes_ += file.charge;
+  idle_.push_back(file);
+}
+
+void PagePool::Discard(File file) {
+  close(file.fd);
+  MutexLock lock(mutex_);
+  lent_ -= file.charge;
+}
+
+bool PagePool::IsMapped(const File& file) {
+  // A write lease is granted only while no other open file description refers
+  // to the inode; a mapping holds one.
+  if (fcntl(file.fd, F_SETLEASE, F_WRLCK) != 0) return true;
+  fcntl(file.fd, F_SETLEASE, F_UNLCK);
+  return false;
+}
+
+uint64_t PagePool::lent_bytes() const {
+  MutexLock lock(mutex_);
+  return lent_;
+}
+
+uint64_t PagePool::idle_bytes() const {
+  MutexLock lock(mutex_);
+  return idle_bytes_;
+}
+
+}  // namespace ckptfs

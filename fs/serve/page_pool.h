@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PagePool lends files on a private tmpfs of huge pages (a detached mount with
+// huge=always), and takes them back with their pages: first-touch page faults
+// cost more than filling, so pages are recycled between files instead of freed.
+//
+// A file's length is exactly what was asked for, because passthrough reads end
+// at the length of the backing file; bytes between it and the end of its last
+// page are zero.
+//
+// Thread safety: all methods may be called concurrently; no lock is held
+// across system calls that touch pages.
+// Lifetime: the pool must outlive nothing: files are plain descriptors.
+// Units: bytes; charges are multiples of 2 MiB.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+inline constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+class PagePool {
+ public:
+  // One lent file.  `fd` is open for reading and writing; contents are
+  // unspecified.
+  struct File {
+    int fd = -1;
+    uint64_t size = 0;
+    uint64_t charge = 0;  // counted against the budget
+  };
+
+  // kPermission or kUnsupported when the kernel or our privileges do not allow
+  // a tmpfs of huge pages.
+  static Result<std::unique_ptr<PagePool>> Create(uint64_t budget);
+  ~PagePool();
+
+  // A file of `size` bytes.  kExhausted if it does not fit beside the files
+  // that are lent; idle ones make room.
+  Result<File> Take(uint64_t size);
+  // REQUIRES: nobody has it open or mapped (IsMapped was false).
+  void Give(File file);
+  // Ends the file: its pages are freed when the last mapping goes.
+  void Discard(File file);
+
+  // True if somebody else has the file open or mapped.  A mapping made by
+  // passthrough outlives the release of the file it was made through, so this
+  // is asked before pages are used again.  REQUIRES: nobody can open it now.
+  static bool IsMapped(const File& file);
+
+  uint64_t budget() const { return budget_; }
+  uint64_t lent_bytes() const;
+  uint64_t idle_bytes() const;
+
+ private:
+  PagePool(int mount_fd, uint64_t budget) : mount_fd_(mount_fd), budget_(budget) {}
+  // Picks an idle file to use again and makes room in the accounts; the files
+  // that had to go are appended to `freed`.  False if there is no room.
+  bool Reserve(uint64_t charge, File* reused, std::vector<File>* freed);
+  Result<File> NewFile() const;
+
+  const int mount_fd_;
+  const uint64_t budget_;
+  mutable Mutex mutex_;
+  std::vector<File> idle_ GUARDED_BY(mutex_);
+  uint64_t lent_ GUARDED_BY(mutex_) = 0;
+  uint64_t idle_bytes_ GUARDED_BY(mutex_) = 0;
+};
+
+// A quarter of the machine's or our control group's memory, whichever is less.
+uint64_t DefaultMaterialiseBudget();
+
+}  // namespace ckptfs

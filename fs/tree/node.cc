@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/tree/node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "fs/tree/names.h"
+
+namespace ckptfs {
+namespace {
+
+// The same path of the same manifest; steps removed and adopted again are equal.
+bool SamePlace(const Node& a, const Node& b) {
+  if (a.path != b.path || a.type != b.type || a.size != b.size || a.target != b.target) {
+    return false;
+  }
+  if (!a.step || !b.step) return !a.step && !b.step;
+  return a.step->record().manifest == b.step->record().manifest;
+}
+
+}  // namespace
+
+const NodeTable::Shard& NodeTable::ShardOf(InodeNumber inode) const {
+  return shards_[static_cast<uint64_t>(inode) % kShards];
+}
+
+NodePtr NodeTable::Reference(NodePtr node) {
+  for (uint64_t attempt = 1;; ++attempt) {
+    NodePtr replaced;  // destroyed after the lock
+    auto& shard = const_cast<Shard&>(ShardOf(node->inode));
+    MutexLock lock(shard.mutex);
+    Known& known = shard.nodes[static_cast<uint64_t>(node->inode)];
+    if (!known.node || SamePlace(*known.node, *node)) {
+      ++known.references;
+      // The newer node wins: its step entry is the one that is mounted now.
+      replaced = std::exchange(known.node, std::move(node));
+      return known.node;
+    }
+    Node moved = *node;
+    moved.inode = InodeOf(node->step ? node->step->inode_seed() : 0, node->path, attempt);
+    node = std::make_shared<const Node>(std::move(moved));
+  }
+}
+
+void NodeTable::Forget(InodeNumber inode, uint64_t count) {
+  NodePtr gone;  // destroyed after the lock
+  auto& shard = const_cast<Shard&>(ShardOf(inode));
+  MutexLock lock(shard.mutex);
+  const auto found = shard.nodes.find(static_cast<uint64_t>(inode));
+  if (found == shard.nodes.end()) return;
+  Known& known = found->second;
+  known.references -= std::min(known.references, count);
+  if (known.references > 0) return;
+  gone = std::move(known.node);
+  shard.nodes.erase(found);
+}
+
+NodePtr NodeTable::Find(InodeNumber inode) const {
+  const Shard& shard = ShardOf(inode);
+  MutexLock lock(shard.mutex);
+  const auto found = shard.nodes.find(static_cast<uint64_t>(inode));
+  return found == shard.nodes.end() ? nullptr : found->second.node;
+}
+
+size_t NodeTable::size() const {
+  size_t total = 0;
+  for (const Shard& shard : shards_) {
+    MutexLock lock(shard.mutex);
+    total += shard.nodes.size();
+  }
+  return total;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Node is one name of the tree: what it is, where it is, and what attributes
+// tell of it.  Nodes are values of their path: the same path of the same
+// manifest always gives the same node with the same inode.
+//
+// Thread safety: Node is immutable; NodeTable is internally synchronised.
+// Lifetime: a node keeps its step's entry, never the loaded step.
+// Units: bytes.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "core/base/mutex.h"
+#include "fs/filesystem.h"
+#include "fs/tree/mounted_step.h"
+
+namespace ckptfs {
+
+enum class NodeKind : uint8_t {
+  kRoot,        // /
+  kRuns,        // /run
+  kRun,         // /run/<run>
+  kSteps,       // /run/<run>/step
+  kStep,        // /run/<run>/step/<id>
+  kViews,       // .../view
+  kLayoutLink,  // .../view/<other order of tokens>, a symlink
+  kLayout,      // .../view/<layout>
+  kLayoutInfo,  // .../view/<layout>/info.json
+  kViewEntry,   // what a format puts below it
+  kParams,      // .../param
+  kParam,       // .../param/<name>, a symlink for an alias
+  kAtom,        // .../param/<name>/<kind>...
+  kSourceDirectory,
+  kSourceFile,
+  kStepInfo,    // .../info.json
+  kViewLink,    // /view
+  kIngest,      // /ingest
+  kControl,     // /.ckptfs
+  kStatus,      // /.ckptfs/status
+};
+
+struct Node {
+  NodeKind kind = NodeKind::kRoot;
+  ViewEntry::Type type = ViewEntry::Type::kDirectory;
+  InodeNumber inode{};
+  InodeNumber parent{};
+  std::string path;    // in the mount, "/run/r/step/s/param"; "" is the root
+  std::string target;  // of a symlink
+  uint64_t size = 0;
+  int64_t mtime_ns = 0;
+  uint32_t index = 0;  // kAtom: AtomIndex; kSourceFile: BlobIndex; kViewEntry: of its format
+  std::shared_ptr<StepEntry> step;         // null above steps
+  std::shared_ptr<const LayoutView> view;  // from kLayout down
+
+  std::string_view name() const {
+    const size_t slash = path.rfind('/');
+    return slash == std::string::npos ? std::string_view(path)
+                                      : std::string_view(path).substr(slash + 1);
+  }
+  // The path below the step, "view/tp2/rank0".  REQUIRES: step, below kStep.
+  std::string_view StepPath() const {
+    return std::string_view(path).substr(step->path().size() + 1);
+  }
+  // The path below view/<layout>/; "" for that directory.  REQUIRES: view.
+  std::string_view ViewPath() const {
+    const size_t begin = step->path().size() + 6 + view->name.size();  // "/view/" and the name
+    return path.size() <= begin ? std::string_view() : std::string_view(path).substr(begin + 1);
+  }
+};
+
+using NodePtr = std::shared_ptr<const Node>;
+
+// The nodes the kernel knows, with how often it looked each up.
+class NodeTable {
+ public:
+  // Count one more reference.  Returns the node that holds the inode from now
+  // on: `node`, or an equal one that was there.  If another path has the number
+  // (a collision of hashes) the node gets the next free one.
+  NodePtr Reference(NodePtr node);
+  void Forget(InodeNumber inode, uint64_t count);
+  // Null if the kernel does not know it.
+  NodePtr Find(InodeNumber inode) const;
+  size_t size() const;
+
+ private:
+  static constexpr size_t kShards = 64;
+  struct Known {
+    NodePtr node;
+    uint64_t references = 0;
+  };
+  struct alignas(64) Shard {
+    mutable Mutex mutex;
+    std::unordered_map<uint64_t, Known> nodes GUARDED_BY(mutex);
+  };
+  const Shard& ShardOf(InodeNumber inode) const;
+
+  std::array<Shard, kShards> shards_;
+};
+
+}  // namespace ckptfs

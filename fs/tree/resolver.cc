@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/tree/resolver.h"
+
+#include <algorithm>
+
+#include "core/base/strings.h"
+#include "fs/tree/names.h"
+#include "fs/tree/param_files.h"
+#include "fs/tree/source_files.h"
+#include "fs/tree/step_info.h"
+
+namespace ckptfs {
+namespace {
+
+using Type = ViewEntry::Type;
+constexpr size_t kMaxSaid = 4096;
+
+Node Below(const Node& parent, NodeKind kind, Type type, std::string_view name) {
+  Node node;
+  node.kind = kind;
+  node.type = type;
+  node.parent = parent.inode;
+  node.path = StrCat(parent.path, "/", name);
+  node.step = parent.step;
+  node.view = parent.view;
+  node.mtime_ns = parent.step ? parent.step->record().mtime_ns : parent.mtime_ns;
+  return node;
+}
+
+// Gives a finished node its inode.
+NodePtr Finish(Node node) {
+  const uint64_t seed = node.step ? node.step->inode_seed() : 0;
+  // A link that moves is a new inode: what one inode shows never changes.
+  node.inode = node.kind == NodeKind::kViewLink
+                   ? InodeOf(seed, StrCat(node.path, "\n", node.target))
+                   : InodeOf(seed, node.path);
+  return std::make_shared<const Node>(std::move(node));
+}
+
+NodePtr Directory(const Node& parent, NodeKind kind, std::string_view name) {
+  return Finish(Below(parent, kind, Type::kDirectory, name));
+}
+
+NodePtr File(const Node& parent, NodeKind kind, std::string_view name, uint64_t size,
+             uint32_t index = 0) {
+  Node node = Below(parent, kind, Type::kFile, name);
+  node.size = size;
+  node.index = index;
+  return Finish(std::move(node));
+}
+
+NodePtr Link(const Node& parent, NodeKind kind, std::string_view name, std::string target) {
+  Node node = Below(parent, kind, Type::kSymlink, name);
+  node.size = target.size();
+  node.target = std::move(target);
+  return Finish(std::move(node));
+}
+
+Result<NodePtr> NoSuch(const Node& parent, std::string_view name) {
+  return Fail(ErrorCode::kNotFound, StrCat(parent.path, "/", name, ": no such name"));
+}
+
+NodePtr StepNode(const Node& steps, const std::shared_ptr<StepEntry>& step) {
+  Node node = Below(steps, NodeKind::kStep, Type::kDirectory, step->record().id);
+  node.step = step;
+  node.mtime_ns = step->record().mtime_ns;
+  return Finish(std::move(node));
+}
+
+NodePtr RunNode(const Node& runs, const std::string& name, const Tree::Run& run) {
+  Node node = Below(runs, NodeKind::kRun, Type::kDirectory, name);
+  node.mtime_ns = run.mtime_ns;
+  return Finish(std::move(node));
+}
+
+NodePtr EntryNode(const Node& parent, const ViewEntry& entry, uint32_t format) {
+  Node node = Below(parent, NodeKind::kViewEntry, entry.type, entry.name);
+  node.index = format;
+  if (entry.type == Type::kFile) node.size = entry.size;
+  if (entry.type == Type::kSymlink) {
+    node.target = entry.target;
+    node.size = entry.target.size();
+  }
+  return Finish(std::move(node));
+}
+
+NodePtr SourceNode(const Node& parent, const MountedStep& step, const std::string& name,
+                   const SourceEntry& entry) {
+  if (entry.directory) return Directory(parent, NodeKind::kSourceDirectory, name);
+  const Blob& blob = step.model().blob(entry.blob);
+  Node node = Below(parent, NodeKind::kSourceFile, Type::kFile, name);
+  node.size = blob.stamp.size;
+  node.mtime_ns = blob.stamp.mtime_ns;
+  node.index = static_cast<uint32_t>(entry.blob);
+  return Finish(std::move(node));
+}
+
+NodePtr ParamNode(const Node& parent, const std::string& name, const ParamDirectory& directory) {
+  if (!directory.link_target.empty()) {
+    return Link(parent, NodeKind::kParam, name, directory.link_target);
+  }
+  return Directory(parent, NodeKind::kParam, name);
+}
+
+NodePtr AtomNode(const Node& parent, const ParamDirectory::File& file) {
+  return File(parent, NodeKind::kAtom, file.component, file.size,
+              static_cast<uint32_t>(file.atom));
+}
+
+// The path of a source directory's node below source/; "" for that itself.
+std::string_view SourcePath(const Node& node) {
+  constexpr std::string_view kTop = "source";
+  const std::string_view path = node.StepPath();
+  return path.size() <= kTop.size() ? std::string_view() : path.substr(kTop.size() + 1);
+}
+
+std::vector<NodePtr> RootChildren(const TreeSnapshot& now, const Node& root) {
+  std::vector<NodePtr> children{Directory(root, NodeKind::kControl, ".ckptfs"),
+                                Directory(root, NodeKind::kIngest, "ingest"),
+                                Directory(root, NodeKind::kRuns, "run")};
+  if (now.view) {
+    Node link = Below(root, NodeKind::kViewLink, Type::kSymlink, "view");
+    link.step = now.view;
+    link.mtime_ns = now.view->record().mtime_ns;
+    link.target = now.view->path().substr(1) + "/view";
+    link.size = link.target.size();
+    children.push_back(Finish(std::move(link)));
+  }
+  return children;
+}
+
+// Children of the directories that are few and cheap to make.
+std::vector<NodePtr> FewChildren(const TreeSnapshot& now, const Node& parent) {
+  std::vector<NodePtr> children;
+  switch (parent.kind) {
+    case NodeKind::kRoot: return RootChildren(now, parent);
+    case NodeKind::kControl:
+      return {File(parent, NodeKind::kStatus, "status", 0)};
+    case NodeKind::kRuns:
+      for (const auto& [name, run] : now.tree.runs) children.push_back(RunNode(parent, name, run));
+      return children;
+    case NodeKind::kRun:
+      if (!now.tree.runs.contains(parent.name())) return {};
+      return {Directory(parent, NodeKind::kSteps, "step")};
+    default: return {};
+  }
+}
+
+const Tree::Run* RunOfSteps(const TreeSnapshot& now, const Node& steps) {
+  std::string_view path = steps.path;  // "/run/<run>/step"
+  path.remove_prefix(std::string_view("/run/").size());
+  path.remove_suffix(std::string_view("/step").size());
+  const auto found = now.tree.runs.find(path);
+  return found == now.tree.runs.end() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+Resolver::Resolver(Formats formats, std::vector<Layout> declared, Log log)
+    : formats_(formats), declared_(std::move(declared)), log_(std::move(log)) {}
+
+NodePtr Resolver::Root(const TreeSnapshot& now) {
+  Node root;
+  root.inode = kRootInode;
+  root.parent = kRootInode;
+  root.mtime_ns = now.tree.mtime_ns;
+  return std::make_shared<const Node>(std::move(root));
+}
+
+void Resolver::SayOnce(const std::string& path, std::string_view reason) const {
+  if (!log_) return;
+  {
+    MutexLock lock(mutex_);
+    if (said_.size() >= kMaxSaid || !said_.insert(path).second) return;
+  }
+  log_(StrCat(path, ": ", reason));
+}
+
+bool Resolver::Fixed(const Node& directory) {
+  switch (directory.kind) {
+    case NodeKind::kRoot: case NodeKind::kRuns: case NodeKind::kRun: case NodeKind::kSteps:
+    case NodeKind::kViews: case NodeKind::kIngest: return false;
+    default: return true;
+  }
+}
+
+Result<NodePtr> Resolver::Child(const TreeSnapshot& now, const Node& parent,
+                                std::string_view name) const {
+  if (name.size() > kMaxComponent) return NoSuch(parent, name);
+  switch (parent.kind) {
+    case NodeKind::kSteps: {
+      const Tree::Run* run = RunOfSteps(now, parent);
+      const auto found = run ? run->steps.find(name) : decltype(run->steps.find(name)){};
+      if (!run || found == run->steps.end()) return NoSuch(parent, name);
+      return StepNode(parent, found->second);
+    }
+    case NodeKind::kRuns: {
+      const auto found = now.tree.runs.find(name);
+      if (found == now.tree.runs.end()) return NoSuch(parent, name);
+      return RunNode(parent, found->first, found->second);
+    }
+    case NodeKind::kViews: return LayoutChild(parent, name);
+    case NodeKind::kLayout: case NodeKind::kViewEntry: return ViewChild(parent, name);
+    case NodeKind::kStep: case NodeKind::kParams: case NodeKind::kParam:
+    case NodeKind::kSourceDirectory: return InsideChild(parent, name);
+    default: break;
+  }
+  for (NodePtr& child : FewChildren(now, parent)) {
+    if (child->name() == name) return std::move(child);
+  }
+  return NoSuch(parent, name);
+}
+
+Result<std::vector<NodePtr>> Resolver::Children(const TreeSnapshot& now,
+                                                const Node& parent) const {
+  switch (parent.kind) {
+    case NodeKind::kSteps: {
+      Nodes children;
+      const Tree::Run* run = RunOfSteps(now, parent);
+      if (run == nullptr) return children;
+      for (const auto& [id, step] : run->steps) children.push_back(StepNode(parent, step));
+      return children;
+    }
+    case NodeKind::kViews: return LayoutChildren(parent);
+    case NodeKind::kLayout: case NodeKind::kViewEntry: return ViewChildren(parent);
+    case NodeKind::kStep: case NodeKind::kParams: case NodeKind::kParam:
+    case NodeKind::kSourceDirectory: return InsideChildren(parent);
+    default: return FewChildren(now, parent);
+  }
+}
+
+Result<NodePtr> Resolver::LayoutChild(const Node& views, std::string_view name) const {
+  const Result<Layout> layout = Layout::Parse(name);
+  if (!layout) {
+    SayOnce(StrCat(views.path, "/", name), layout.error().message);
+    return NoSuch(views, name);
+  }
+  const auto view = views.step->View(*layout, formats_);
+  if (!view) {
+    if (view.error().code != ErrorCode::kUnsupported) return Fail(view.error());
+    SayOnce(StrCat(views.path, "/", name), view.error().message);
+    return NoSuch(views, name);
+  }
+  if ((*view)->name != name) return Link(views, NodeKind::kLayoutLink, name, (*view)->name);
+  for (size_t i = 0; i < formats_.size(); ++i) {
+    const std::string& reason = (*view)->refusals[i];
+    if (reason.empty()) continue;
+    SayOnce(StrCat(views.path, "/", name, "/", formats_[i]->name()), reason);
+  }
+  Node node = Below(views, NodeKind::kLayout, Type::kDirectory, name);
+  node.view = *view;
+  return Finish(std::move(node));
+}
+
+Result<std::vector<NodePtr>> Resolver::LayoutChildren(const Node& views) const {
+  CKPT_ASSIGN_OR_RETURN(const auto mounted, views.step->Mounted());
+  std::set<std::string> names{mounted->model().layout.ToString()};
+  for (const Layout& layout : declared_) names.insert(layout.ToString());
+  for (std::string& name : views.step->ViewsInUse()) names.insert(std::move(name));
+  Nodes children;
+  for (const std::string& name : names) {
+    Result<NodePtr> child = LayoutChild(views, name);
+    if (child) {
+      children.push_back(*std::move(child));
+    } else if (child.error().code != ErrorCode::kNotFound) {
+      return Fail(std::move(child).error());
+    }
+  }
+  return children;
+}
+
+Result<NodePtr> Resolver::ViewChild(const Node& parent, std::string_view name) const {
+  CKPT_ASSIGN_OR_RETURN(const auto mounted, parent.step->Mounted());
+  const bool top = parent.kind == NodeKind::kLayout;
+  const std::string path =
+      top ? std::string(name) : StrCat(parent.ViewPath(), "/", name);
+  for (uint32_t i = 0; i < formats_.size(); ++i) {
+    if (!parent.view->refusals[i].empty() || (!top && i != parent.index)) continue;
+    Result<ViewEntry> entry = formats_[i]->Find(mounted->model(), parent.view->layout, path);
+    if (entry && entry->name == name) return EntryNode(parent, *entry, i);
+    if (!entry && entry.error().code != ErrorCode::kNotFound) {
+      return Fail(std::move(entry).error().WithContext(StrCat(parent.path, "/", name)));
+    }
+  }
+  if (top && name == "info.json") {
+    const auto text = RenderLayoutInfo(parent.step->record(), *parent.view, formats_);
+    return File(parent, NodeKind::kLayoutInfo, name, text.size());
+  }
+  return NoSuch(parent, name);
+}
+
+Result<std::vector<NodePtr>> Resolver::ViewChildren(const Node& parent) const {
+  CKPT_ASSIGN_OR_RETURN(const auto mounted, parent.step->Mounted());
+  const bool top = parent.kind == NodeKind::kLayout;
+  Nodes children;
+  for (uint32_t i = 0; i < formats_.size(); ++i) {
+    if (!parent.view->refusals[i].empty() || (!top && i != parent.index)) continue;
+    auto entries = formats_[i]->List(mounted->model(), parent.view->layout, parent.ViewPath());
+    if (!entries) {
+      if (top && entries.error().code == ErrorCode::kNotFound) continue;
+      return Fail(std::move(entries).error().WithContext(parent.path));
+    }
+    for (const ViewEntry& entry : *entries) children.push_back(EntryNode(parent, entry, i));
+  }
+  if (top) {
+    const auto text = RenderLayoutInfo(parent.step->record(), *parent.view, formats_);
+    children.push_back(File(parent, NodeKind::kLayoutInfo, "info.json", text.size()));
+  }
+  // The first format that has a name owns it.
+  const auto by_name = [](const NodePtr& a, const NodePtr& b) { return a->name() < b->name(); };
+  std::stable_sort(children.begin(), children.end(), by_name);
+  const auto same = [](const NodePtr& a, const NodePtr& b) { return a->path == b->path; };
+  children.erase(std::unique(children.begin(), children.end(), same), children.end());
+  return children;
+}
+
+Result<NodePtr> Resolver::InsideChild(const Node& parent, std::string_view name) const {
+  if (parent.kind == NodeKind::kStep) {
+    CKPT_ASSIGN_OR_RETURN(Nodes children, InsideChildren(parent));
+    for (NodePtr& child : children) {
+      if (child->name() == name) return std::move(child);
+    }
+    return NoSuch(parent, name);
+  }
+  CKPT_ASSIGN_OR_RETURN(const auto mounted, parent.step->Mounted());
+  if (parent.kind == NodeKind::kSourceDirectory) {
+    const auto directory = mounted->sources().find(SourcePath(parent));
+    if (directory == mounted->sources().end()) return NoSuch(parent, name);
+    const auto found = directory->second.find(name);
+    if (found == directory->second.end()) return NoSuch(parent, name);
+    return SourceNode(parent, *mounted, found->first, found->second);
+  }
+  const ParamIndex& params = mounted->params();
+  if (parent.kind == NodeKind::kParams) {
+    const auto found = params.find(name);
+    if (found == params.end()) return NoSuch(parent, name);
+    return ParamNode(parent, found->first, found->second);
+  }
+  const auto found = params.find(parent.name());
+  if (found == params.end()) return NoSuch(parent, name);
+  for (const ParamDirectory::File& file : found->second.files) {
+    if (file.component == name) return AtomNode(parent, file);
+  }
+  return NoSuch(parent, name);
+}
+
+Result<std::vector<NodePtr>> Resolver::InsideChildren(const Node& parent) const {
+  CKPT_ASSIGN_OR_RETURN(const auto mounted, parent.step->Mounted());
+  Nodes children;
+  if (parent.kind == NodeKind::kStep) {
+    return Nodes{File(parent, NodeKind::kStepInfo, "info.json", mounted->info().size()),
+                 Directory(parent, NodeKind::kParams, "param"),
+                 Directory(parent, NodeKind::kSourceDirectory, "source"),
+                 Directory(parent, NodeKind::kViews, "view")};
+  }
+  if (parent.kind == NodeKind::kSourceDirectory) {
+    const auto directory = mounted->sources().find(SourcePath(parent));
+    if (directory == mounted->sources().end()) return children;
+    for (const auto& [name, entry] : directory->second) {
+      children.push_back(SourceNode(parent, *mounted, name, entry));
+    }
+    return children;
+  }
+  if (parent.kind == NodeKind::kParams) {
+    for (const auto& [name, directory] : mounted->params()) {
+      children.push_back(ParamNode(parent, name, directory));
+    }
+    return children;
+  }
+  const auto found = mounted->params().find(parent.name());
+  if (found == mounted->params().end()) return children;
+  for (const ParamDirectory::File& file : found->second.files) {
+    children.push_back(AtomNode(parent, file));
+  }
+  return children;
+}
+
+Result<Plan> Resolver::RawPlan(const Node& file, const MountedStep& step) const {
+  PlanBuilder text;
+  switch (file.kind) {
+    case NodeKind::kViewEntry:
+      return formats_[file.index]->MakePlan(step.model(), file.view->layout, file.ViewPath());
+    case NodeKind::kAtom: return PlanAtomFile(step.model(), AtomIndex{file.index});
+    case NodeKind::kSourceFile: return PlanSourceFile(step.model(), BlobIndex{file.index});
+    case NodeKind::kStepInfo: text.Literal(step.info()); break;
+    case NodeKind::kLayoutInfo:
+      text.Literal(RenderLayoutInfo(file.step->record(), *file.view, formats_));
+      break;
+    default: return Fail(ErrorCode::kInternal, StrCat(file.path, " has no plan"));
+  }
+  return std::move(text).Finish();
+}
+
+Result<Plan> Resolver::MakePlan(const Node& file, const MountedStep& step) const {
+  Result<Plan> plan = RawPlan(file, step);
+  if (!plan) return Fail(std::move(plan).error().WithContext(file.path));
+  if (plan->size() != file.size) {
+    return Fail(ErrorCode::kInternal, StrCat(file.path, ": the plan has ", plan->size(),
+                                             " bytes, the name ", file.size));
+  }
+  if (Status valid = plan->Validate(step.model()); !valid) {
+    return Fail(std::move(valid).error().WithContext(file.path));
+  }
+  return plan;
+}
+
+}  // namespace ckptfs

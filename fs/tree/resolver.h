@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Resolver answers what is in a directory: the child of a name, or all
+// children.  It knows the whole shape of the tree (docs/semantics.md) and asks
+// formats for what lies below a layout.
+//
+// Thread safety: all methods may be called concurrently.
+// Lifetime: formats must outlive it.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/view/view_format.h"
+#include "fs/tree/node.h"
+#include "fs/tree/tree.h"
+
+namespace ckptfs {
+
+// What the tree looks like at one moment.
+struct TreeSnapshot {
+  Tree tree;
+  std::shared_ptr<StepEntry> view;  // what /view shows
+};
+
+class Resolver {
+ public:
+  using Formats = std::span<const std::unique_ptr<ViewFormat>>;
+  using Log = std::function<void(std::string_view)>;
+
+  Resolver(Formats formats, std::vector<Layout> declared, Log log);
+
+  static NodePtr Root(const TreeSnapshot& now);
+
+  // kNotFound if there is no such name.  REQUIRES: parent is a directory.
+  // BLOCKS: on loading a manifest.
+  Result<NodePtr> Child(const TreeSnapshot& now, const Node& parent, std::string_view name) const;
+
+  // Sorted by name.  BLOCKS: as Child.
+  Result<std::vector<NodePtr>> Children(const TreeSnapshot& now, const Node& parent) const;
+
+  // True if a directory's entries never change.
+  static bool Fixed(const Node& directory);
+
+  // A file's plan, checked against the model and the node's size.
+  Result<Plan> MakePlan(const Node& file, const MountedStep& step) const;
+
+ private:
+  using Nodes = std::vector<NodePtr>;
+  Result<NodePtr> LayoutChild(const Node& views, std::string_view name) const;
+  Result<NodePtr> ViewChild(const Node& parent, std::string_view name) const;
+  Result<NodePtr> InsideChild(const Node& parent, std::string_view name) const;
+  Result<Nodes> LayoutChildren(const Node& views) const;
+  Result<Nodes> ViewChildren(const Node& parent) const;
+  Result<Nodes> InsideChildren(const Node& parent) const;
+  Result<Plan> RawPlan(const Node& file, const MountedStep& step) const;
+  // Log a refused name once.
+  void SayOnce(const std::string& path, std::string_view reason) const;
+
+  const Formats formats_;
+  const std::vector<Layout> declared_;
+  const Log log_;
+  mutable Mutex mutex_;
+  mutable std::set<std::string> said_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tree is which runs and steps there are and which step /view shows: a
+// snapshot that is never changed, only replaced whole.
+//
+// Thread safety: immutable once built.
+// Lifetime: shares its step entries with the trees before and after it.
+
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/store/store.h"
+#include "fs/tree/mounted_step.h"
+
+namespace ckptfs {
+
+struct Tree {
+  struct Run {
+    std::map<std::string, std::shared_ptr<StepEntry>, std::less<>> steps;
+    std::shared_ptr<StepEntry> latest;  // greatest (iteration, mtime)
+    int64_t mtime_ns = 0;               // of the newest step
+  };
+  std::map<std::string, Run, std::less<>> runs;
+  int64_t mtime_ns = 0;
+
+  std::shared_ptr<StepEntry> FindStep(std::string_view run, std::string_view id) const;
+};
+
+using MakeStepEntry = std::function<std::shared_ptr<StepEntry>(const StepRecord&)>;
+
+// What the store holds now.  Records with names that no path can have are left
+// out.
+// BLOCKS: on the store.
+Result<Tree> BuildTree(Store& store, const MakeStepEntry& make);
+
+// Steps that `before` has under the same name with the same manifest keep
+// their entry.
+void KeepEntries(const Tree& before, Tree& tree);
+
+struct TreeChange {
+  std::string run;
+  std::string id;
+  std::shared_ptr<StepEntry> removed;  // null: added
+};
+std::vector<TreeChange> Compare(const Tree& before, const Tree& after);
+
+// Which step /view shows.  Fixed once it shows one; it moves with --follow and
+// with Switch, and goes away with its step.
+class ViewTarget {
+ public:
+  ViewTarget(std::optional<std::string> run, std::string step, bool follow)
+      : run_(std::move(run)), step_(std::move(step)), follow_(follow) {}
+
+  // The target in `tree`; `reason` says why there is none, if there is none.
+  void Update(const Tree& tree, std::string* reason);
+  // `id` "latest" goes on following, if the mount follows.
+  // kNotFound if there is no such step.
+  Status Switch(const Tree& tree, std::string_view run, std::string_view id);
+
+  const std::shared_ptr<StepEntry>& step() const { return shown_; }
+
+ private:
+  std::shared_ptr<StepEntry> Choose(const Tree& tree, std::string* reason) const;
+
+  std::optional<std::string> run_;
+  std::string step_;
+  bool follow_;
+  bool was_shown_ = false;  // a target that went does not come back by itself
+  std::shared_ptr<StepEntry> shown_;
+};
+
+}  // namespace ckptfs
