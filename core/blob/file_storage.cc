@@ -90,7 +90,15 @@ Status LinkIfAbsent(const std::string& temporary, const std::string& path) {
     unlink(temporary.c_str());
     return {};
   }
-  if (errno == EEXIST) return Fail(ErrorCode::kExists, StrCat(path, " exists"));
+  if (errno == EEXIST) {
+    // Over NFS a repeated request can report that its first copy succeeded.
+    struct stat mine, there;
+    const bool ours = stat(temporary.c_str(), &mine) == 0 && stat(path.c_str(), &there) == 0 &&
+                      mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+    if (!ours) return Fail(ErrorCode::kExists, StrCat(path, " exists"));
+    unlink(temporary.c_str());
+    return {};
+  }
   // A filesystem without hard links.
   if (renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE) == 0) {
     return {};
