@@ -38,9 +38,12 @@ bool SameDegrees(const Layout& a, const Layout& b) {
 // As stored; where the layout asks for another dtype, from the master if there
 // is one, so that nothing is rounded twice.  Buffers are never cast.
 std::optional<WeightChoice> ChooseWeight(const StepModel& step, const Layout& layout,
-                                         ParameterIndex index) {
-  const auto weight = step.FindAtom(index, "weight");
-  const auto master = step.FindAtom(index, "master");
+                                         ParameterIndex index, std::span<const AtomIndex> atoms) {
+  std::optional<AtomIndex> weight, master;
+  for (AtomIndex atom : atoms) {
+    if (!weight && step.atom(atom).kind == "weight") weight = atom;
+    if (!master && step.atom(atom).kind == "master") master = atom;
+  }
   if (!weight && !master) return std::nullopt;
   const Atom& stored = step.atom(weight ? *weight : *master);
   DType dtype = stored.dtype;
@@ -56,15 +59,16 @@ std::optional<WeightChoice> ChooseWeight(const StepModel& step, const Layout& la
 class Builder {
  public:
   Builder(const StepModel& step, const Layout& layout, const ShownNames& names,
-          const RankCoordinate& rank)
-      : step_(step), layout_(layout), names_(names), rank_(rank) {}
+          const ParameterAtoms& atoms, const RankCoordinate& rank)
+      : step_(step), layout_(layout), names_(names), atoms_(atoms), rank_(rank) {}
 
   Result<RankTensors> Build() && {
     CKPT_RETURN_IF_ERROR(FindLocals());
     for (uint32_t i = 0; i < locals_.size(); ++i) {
-      if (locals_[i]) CKPT_RETURN_IF_ERROR(AddWeight(ParameterIndex{i}));
+      if (!locals_[i]) continue;
+      CKPT_RETURN_IF_ERROR(AddWeight(ParameterIndex{i}));
+      CKPT_RETURN_IF_ERROR(AddStates(ParameterIndex{i}));
     }
-    for (uint32_t i = 0; i < step_.atoms.size(); ++i) CKPT_RETURN_IF_ERROR(AddState(AtomIndex{i}));
     AddAliases();
     for (auto* tensors : {&out_.model, &out_.optimizer}) {
       std::sort(tensors->begin(), tensors->end(), [](const RankTensor& a, const RankTensor& b) {
@@ -103,7 +107,7 @@ class Builder {
   }
 
   Status AddWeight(ParameterIndex index) {
-    const auto choice = ChooseWeight(step_, layout_, index);
+    const auto choice = ChooseWeight(step_, layout_, index, atoms_.Of(index));
     if (!choice) {
       LeaveOut(Name(index), "the step holds neither a weight nor a master");
       return {};
@@ -122,12 +126,23 @@ class Builder {
     return {};
   }
 
-  Status AddState(AtomIndex index) {
+  // A state of a second optimizer says which.
+  Status AddStates(ParameterIndex parameter) {
+    const auto atoms = atoms_.Of(parameter);
+    for (size_t i = 0; i < atoms.size(); ++i) {
+      const std::string& kind = step_.atom(atoms[i]).kind;
+      if (kind == "weight") continue;
+      const bool first = std::none_of(atoms.begin(), atoms.begin() + static_cast<ptrdiff_t>(i),
+                                      [&](AtomIndex a) { return step_.atom(a).kind == kind; });
+      CKPT_RETURN_IF_ERROR(AddState(atoms[i], first));
+    }
+    return {};
+  }
+
+  Status AddState(AtomIndex index, bool first) {
     const Atom& atom = step_.atom(index);
     const auto& local = locals_[static_cast<uint32_t>(atom.parameter)];
-    if (atom.kind == "weight" || !local) return {};
     RankTensor tensor;
-    const bool first = step_.FindAtom(atom.parameter, atom.kind) == index;
     tensor.key = StrCat(atom.kind, "/", Name(atom.parameter));
     if (!first) tensor.key = StrCat(atom.optimizer, "/", tensor.key);
     tensor.parameter = atom.parameter;
@@ -193,12 +208,24 @@ class Builder {
   const StepModel& step_;
   const Layout& layout_;
   const ShownNames& names_;
+  const ParameterAtoms& atoms_;
   const RankCoordinate& rank_;
   std::vector<std::shared_ptr<const LocalTensor>> locals_;  // by parameter; null: not held
   RankTensors out_;
 };
 
 }  // namespace
+
+ParameterAtoms::ParameterAtoms(const StepModel& step) {
+  begin_.assign(step.parameters.size() + 1, 0);
+  for (const Atom& atom : step.atoms) ++begin_[static_cast<uint32_t>(atom.parameter) + 1];
+  for (size_t p = 1; p < begin_.size(); ++p) begin_[p] += begin_[p - 1];
+  std::vector<uint32_t> next = begin_;
+  atoms_.resize(step.atoms.size());
+  for (uint32_t a = 0; a < step.atoms.size(); ++a) {
+    atoms_[next[static_cast<uint32_t>(step.atoms[a].parameter)]++] = AtomIndex{a};
+  }
+}
 
 std::pair<uint64_t, uint64_t> RankTensor::RangeOf(const RankCoordinate& rank) const {
   const auto [begin, end] = ZeroRange(elements, SliceOf(rank), degree);
@@ -218,8 +245,9 @@ AtomSegment RankTensor::SegmentOf(const RankCoordinate& rank) const {
 }
 
 Result<RankTensors> BuildRankTensors(const StepModel& step, const Layout& layout,
-                                     const ShownNames& names, const RankCoordinate& rank) {
-  return Builder(step, layout, names, rank).Build();
+                                     const ShownNames& names, const ParameterAtoms& atoms,
+                                     const RankCoordinate& rank) {
+  return Builder(step, layout, names, atoms, rank).Build();
 }
 
 }  // namespace ckptfs

@@ -13,7 +13,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/result.h"
@@ -23,6 +25,22 @@
 #include "core/view/shown_names.h"
 
 namespace ckptfs {
+
+// The atoms of each parameter, so that a rank's share of a large step is found
+// without looking at the rest.
+class ParameterAtoms {
+ public:
+  ParameterAtoms() = default;
+  explicit ParameterAtoms(const StepModel& step);
+  std::span<const AtomIndex> Of(ParameterIndex parameter) const {
+    const auto p = static_cast<uint32_t>(parameter);
+    return std::span(atoms_).subspan(begin_[p], begin_[p + 1] - begin_[p]);
+  }
+
+ private:
+  std::vector<uint32_t> begin_;   // by parameter, and the end
+  std::vector<AtomIndex> atoms_;  // in the step's order
+};
 
 struct RankTensor {
   std::string key;  // "<name>" or "<kind>/<name>"
@@ -60,6 +78,7 @@ struct RankTensors {
 // REQUIRES: CheckLayout(step, layout) succeeds.  The data-parallel place of
 // `rank` plays no part.
 Result<RankTensors> BuildRankTensors(const StepModel& step, const Layout& layout,
-                                     const ShownNames& names, const RankCoordinate& rank);
+                                     const ShownNames& names, const ParameterAtoms& atoms,
+                                     const RankCoordinate& rank);
 
 }  // namespace ckptfs

@@ -65,7 +65,7 @@ std::string PartText(const StepModel& step, const RankTensor& tensor, const Rank
                            ",\"pieces\":[", pieces, "]");
   if (tensor.flat) {
     const auto [begin, end] = tensor.RangeOf(rank);
-    out += StrCat(",\"range\":[", Padded(begin, tensor.elements), ",",
+    out += StrCat(",\"local_shape\":", List(tensor.local->shape), ",\"range\":[", Padded(begin, tensor.elements), ",",
                   Padded(end, tensor.elements), "]");
   }
   return out;

@@ -4,13 +4,15 @@
 // and info.json.  Both say for every tensor which part of which global tensor
 // it is:
 //
-//   part   = { "global_shape": [..], "pieces": [piece..] [, "range": [b, e]] }
+//   part   = { "global_shape": [..], "pieces": [piece..]
+//              [, "local_shape": [..], "range": [b, e]] }
 //   piece  = { "box": [[b, e]..], "at": [..] [, "scale": s] }
 //
 // `box` are half-open indexes of the global tensor, `at` where the box begins in
 // the rank's local tensor (elements no piece covers are padding, zero), `scale`
 // what the global values are multiplied by.  With `range` the file holds, as one
-// dimension, the elements [b, e) of the row-major local tensor, then zeros.
+// dimension, the elements [b, e) of the row-major local tensor (whose shape is
+// then `local_shape`), then zeros.
 // Numbers that differ between data-parallel ranks are padded with spaces, so
 // that the files of such ranks have one size.
 //

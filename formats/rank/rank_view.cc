@@ -114,6 +114,7 @@ Result<RankView::PreparedPtr> RankView::Prepare(const StepModel& step,
                       CKPT_RETURN_IF_ERROR(CheckLayout(s, l));
                       auto prepared = std::make_shared<Prepared>();
                       CKPT_ASSIGN_OR_RETURN(prepared->names, NamesFor(s, l, families_));
+                      prepared->atoms = ParameterAtoms(s);
                       return prepared;
                     });
 }
@@ -133,7 +134,7 @@ Result<RankView::Sizes> RankView::SizesOf(const StepModel& step, const Layout& l
     if (found != prepared.sizes.end()) return found->second;
   }
   CKPT_ASSIGN_OR_RETURN(const RankTensors all,
-                        BuildRankTensors(step, layout, prepared.names, at));
+                        BuildRankTensors(step, layout, prepared.names, prepared.atoms, at));
   Sizes sizes{};
   for (FileKind kind : {kModelSafe, kOptimizerSafe}) {
     CKPT_ASSIGN_OR_RETURN(sizes[kind], SafetensorsSize(step, all, kind, at));
@@ -189,7 +190,7 @@ Result<Plan> RankView::MakePlan(const StepModel& step, const Layout& layout,
   CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
   const RankCoordinate at = CoordinateOf(layout, *rank);
   CKPT_ASSIGN_OR_RETURN(const RankTensors all,
-                        BuildRankTensors(step, layout, prepared->names, at));
+                        BuildRankTensors(step, layout, prepared->names, prepared->atoms, at));
   if (*kind == kInfo) {
     PlanBuilder plan;
     plan.Literal(RankInfo(step, layout, *rank, all));

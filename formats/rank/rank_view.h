@@ -24,6 +24,7 @@
 #include "core/view/shown_names.h"
 #include "core/view/view_cache.h"
 #include "core/view/view_format.h"
+#include "formats/rank/rank_tensors.h"
 
 namespace ckptfs {
 
@@ -49,6 +50,7 @@ class RankView : public ViewFormat {
 
   struct Prepared {
     ShownNames names;
+    ParameterAtoms atoms;
     mutable Mutex mutex;
     mutable std::map<Place, Sizes> sizes GUARDED_BY(mutex);
   };

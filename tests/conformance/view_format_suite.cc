@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/conformance/view_format_suite.h"
+
+#include <fstream>
+#include <random>
+
+#include "core/base/strings.h"
+#include "core/blob/safetensors_header.h"
+#include "core/view/plan_reader.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs {
+namespace {
+
+std::string ReadRange(const PlanReader& reader, uint64_t offset, size_t length) {
+  std::string out(length, '?');
+  auto got = reader.Read(offset, std::as_writable_bytes(std::span(out.data(), out.size())));
+  EXPECT_TRUE(got.has_value()) << (got ? "" : got.error().message);
+  out.resize(got.value_or(0));
+  return out;
+}
+
+bool EndsWith(const std::string& path, std::string_view end) {
+  return std::string_view(path).ends_with(end);
+}
+
+}  // namespace
+
+void ViewFormatSuite::SetUp() {
+  step_ = std::make_unique<TinyStep>(GetParam().step);
+  format_ = GetParam().format();
+  layout_ = Layout::Parse(GetParam().layout).value();
+}
+
+std::vector<std::pair<std::string, uint64_t>> ViewFormatSuite::Files() {
+  std::vector<std::pair<std::string, uint64_t>> files;
+  Walk("", files);
+  return files;
+}
+
+void ViewFormatSuite::Walk(const std::string& directory,
+                           std::vector<std::pair<std::string, uint64_t>>& out) {
+  auto entries = format_->List(step_->model(), layout_, directory);
+  ASSERT_TRUE(entries.has_value()) << directory << ": " << entries.error().message;
+  for (const ViewEntry& entry : *entries) {
+    const std::string path = directory.empty() ? entry.name : StrCat(directory, "/", entry.name);
+    auto found = format_->Find(step_->model(), layout_, path);
+    ASSERT_TRUE(found.has_value()) << path << ": " << found.error().message;
+    EXPECT_EQ(found->name, entry.name);
+    EXPECT_EQ(found->type, entry.type) << path;
+    EXPECT_EQ(found->size, entry.size) << path;
+    EXPECT_EQ(found->target, entry.target) << path;
+    if (entry.type == ViewEntry::Type::kDirectory) Walk(path, out);
+    if (entry.type == ViewEntry::Type::kFile) out.emplace_back(path, entry.size);
+    if (entry.type == ViewEntry::Type::kSymlink) {
+      EXPECT_EQ(entry.size, entry.target.size());
+      EXPECT_TRUE(format_->Find(step_->model(), layout_, StrCat(directory, "/", entry.target)));
+    }
+  }
+}
+
+std::string ViewFormatSuite::Render(const std::string& path) {
+  auto plan = format_->MakePlan(step_->model(), layout_, path);
+  EXPECT_TRUE(plan.has_value()) << path << ": " << (plan ? "" : plan.error().message);
+  if (!plan) return "";
+  const PlanReader reader(*plan, step_->model(), step_->blobs());
+  return ReadRange(reader, 0, plan->size() + 16);
+}
+
+TEST_P(ViewFormatSuite, SizeEqualsBytesReadable) {
+  ASSERT_TRUE(format_->Supports(step_->model(), layout_));
+  const auto files = Files();
+  ASSERT_FALSE(files.empty());
+  for (const auto& [path, size] : files) {
+    auto plan = format_->MakePlan(step_->model(), layout_, path);
+    ASSERT_TRUE(plan.has_value()) << path << ": " << plan.error().message;
+    EXPECT_EQ(plan->size(), size) << path;
+    const Status valid = plan->Validate(step_->model());
+    ASSERT_TRUE(valid) << path << ": " << valid.error().message;
+    EXPECT_EQ(Render(path).size(), size) << path;
+    const PlanReader reader(*plan, step_->model(), step_->blobs());
+    EXPECT_EQ(ReadRange(reader, size, 10), "") << path;
+  }
+}
+
+TEST_P(ViewFormatSuite, AnySplitGivesTheSameBytes) {
+  std::mt19937_64 random(7);
+  for (const auto& [path, size] : Files()) {
+    const std::string whole = Render(path);
+    auto plan = format_->MakePlan(step_->model(), layout_, path);
+    ASSERT_TRUE(plan.has_value());
+    const PlanReader reader(*plan, step_->model(), step_->blobs());
+    std::string pieces;
+    while (pieces.size() < size) {
+      const size_t length = 1 + random() % (size / 5 + 1);
+      pieces += ReadRange(reader, pieces.size(), length);
+    }
+    ASSERT_TRUE(pieces == whole) << path;
+    for (int i = 0; i < 8; ++i) {
+      const uint64_t offset = random() % size;
+      const size_t length = random() % 97;
+      ASSERT_EQ(ReadRange(reader, offset, length), whole.substr(offset, length)) << path;
+    }
+  }
+}
+
+TEST_P(ViewFormatSuite, TheSameBytesFromANewObject) {
+  const auto other = GetParam().format();
+  for (const auto& [path, size] : Files()) {
+    const std::string first = Render(path);
+    auto plan = other->MakePlan(step_->model(), layout_, path);
+    ASSERT_TRUE(plan.has_value());
+    const PlanReader reader(*plan, step_->model(), step_->blobs());
+    ASSERT_TRUE(ReadRange(reader, 0, size) == first) << path;
+  }
+}
+
+TEST_P(ViewFormatSuite, UnknownNamesAreNotFound) {
+  auto top = format_->List(step_->model(), layout_, "");
+  ASSERT_TRUE(top.has_value());
+  std::vector<std::string> unknown = {"nothing", "nothing/deeper", "/", "..", "rank", "rank01"};
+  for (const auto& [path, size] : Files()) {
+    unknown.push_back(path + "x");
+    unknown.push_back(path + "/x");
+    unknown.push_back("/" + path);
+  }
+  unknown.push_back((*top)[0].name + "/nothing");
+  for (const std::string& path : unknown) {
+    auto entry = format_->Find(step_->model(), layout_, path);
+    ASSERT_FALSE(entry.has_value()) << path;
+    EXPECT_EQ(entry.error().code, ErrorCode::kNotFound) << path;
+    EXPECT_FALSE(format_->MakePlan(step_->model(), layout_, path).has_value()) << path;
+    EXPECT_FALSE(format_->List(step_->model(), layout_, path).has_value()) << path;
+  }
+}
+
+TEST_P(ViewFormatSuite, WhatIsRenderedParses) {
+  for (const auto& [path, size] : Files()) {
+    const std::string bytes = Render(path);
+    if (EndsWith(path, ".safetensors")) {
+      auto header = ParseSafetensorsHeader(bytes, bytes.size());
+      ASSERT_TRUE(header.has_value()) << path << ": " << header.error().message;
+      EXPECT_EQ(header->data_offset % 4096, 0u) << path;
+    }
+    if (!EndsWith(path, ".pt")) continue;
+    const std::string file = step_->directory() + "/rendered.pt";
+    std::ofstream(file, std::ios::binary) << bytes;
+    auto parsed = TorchFile::Open(file);
+    ASSERT_TRUE(parsed.has_value()) << path << ": " << parsed.error().message;
+    for (const TensorNode& tensor : parsed->tree.tensors) {
+      auto record = parsed->Locate(tensor);
+      ASSERT_TRUE(record.has_value()) << path << ": " << record.error().message;
+      EXPECT_EQ(record->offset % 64, 0u) << path;
+    }
+  }
+}
+
+}  // namespace ckptfs

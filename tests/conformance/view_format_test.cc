@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/universal_view.h"
+#include "formats/rank/rank_view.h"
+#include "tests/conformance/view_format_suite.h"
+
+namespace ckptfs {
+namespace {
+
+template <class Format>
+std::unique_ptr<ViewFormat> Make() {
+  return std::make_unique<Format>();
+}
+
+ViewFormatCase Case(std::string name, bool rank, std::string layout, TinyStepOptions step = {}) {
+  return {std::move(name), rank ? Make<RankView> : Make<deepspeed::UniversalView>, step,
+          std::move(layout)};
+}
+
+TinyStepOptions Experts() {
+  TinyStepOptions options;
+  options.experts = 4;
+  return options;
+}
+
+TinyStepOptions Lazy() {
+  TinyStepOptions options;
+  options.weights = false;
+  options.lazy_state = true;
+  options.python_step = true;
+  options.groups = 2;
+  return options;
+}
+
+const std::vector<ViewFormatCase>& Cases() {
+  static const std::vector<ViewFormatCase> cases = {
+      Case("rank_whole", true, "tp1"),
+      Case("rank_tp2_pp2", true, "tp2_pp2"),
+      Case("rank_tp4_zero1_dp3", true, "tp4_dp3_zero1"),
+      Case("rank_fp32_masters_only", true, "dp12_zero2_fp32", Lazy()),
+      Case("rank_experts", true, "tp2_dp4_ep4_zero1_bf16", Experts()),
+      Case("deepspeed_whole", false, "tp1"),
+      Case("deepspeed_tp2_pp2", false, "tp2_pp2_dp4"),
+      Case("deepspeed_lazy", false, "dp2_zero1", Lazy()),
+      Case("deepspeed_experts", false, "dp4_ep2", Experts()),
+  };
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Views, ViewFormatSuite, testing::ValuesIn(Cases()),
+                         [](const auto& view) { return view.param.name; });
+
+}  // namespace
+}  // namespace ckptfs
