@@ -2,6 +2,9 @@
 
 #include "formats/registry.h"
 
+#include "formats/deepspeed/universal_view.h"
+#include "formats/rank/rank_view.h"
+
 namespace ckptfs {
 
 std::vector<std::unique_ptr<Source>> MakeSources() {
@@ -11,6 +14,8 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
 
 std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats() {
   std::vector<std::unique_ptr<ViewFormat>> formats;
+  formats.push_back(std::make_unique<RankView>());
+  formats.push_back(std::make_unique<deepspeed::UniversalView>());
   return formats;
 }
 
