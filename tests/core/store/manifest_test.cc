@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <sstream>
+
+#include "core/base/strings.h"
+#include "core/store/manifest_check.h"
+#include "core/store/manifest_format.h"
+#include "core/store/store.h"
+#include "tests/core/store/sample_model.h"
+
+namespace ckptfs {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::LargeModel;
+using testing_support::SampleModel;
+
+std::string Rendered(const StepModel& model) {
+  auto bytes = RenderManifest(model);
+  EXPECT_TRUE(bytes) << bytes.error().message;
+  return bytes ? *bytes : std::string();
+}
+
+std::string Refusal(std::string_view bytes) {
+  auto model = ParseManifest(bytes);
+  return model ? "accepted" : model.error().message;
+}
+
+// The refusal of the sample after an edit.
+std::string RefusalOf(const std::function<void(StepModel&)>& edit) {
+  StepModel model = SampleModel();
+  edit(model);
+  return Refusal(Rendered(model));
+}
+
+TEST(ManifestTest, EveryFieldSurvives) {
+  const StepModel before = SampleModel();
+  const std::string bytes = Rendered(before);
+  auto after = ParseManifest(bytes);
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_EQ(Rendered(*after), bytes);
+  EXPECT_EQ(after->roots, before.roots);
+  EXPECT_EQ(after->layout, before.layout);
+  EXPECT_EQ(after->model_dtype, before.model_dtype);
+  EXPECT_EQ(after->iteration, before.iteration);
+  EXPECT_EQ(after->mtime_ns, before.mtime_ns);
+  EXPECT_EQ(after->notes, before.notes);
+  ASSERT_EQ(after->atoms.size(), before.atoms.size());
+  for (size_t i = 0; i < before.atoms.size(); ++i) {
+    EXPECT_EQ(after->atoms[i].source.gathers, before.atoms[i].source.gathers) << i;
+    EXPECT_EQ(after->atoms[i].source.inline_bytes, before.atoms[i].source.inline_bytes) << i;
+    EXPECT_EQ(after->atoms[i].kind, before.atoms[i].kind) << i;
+  }
+  ASSERT_EQ(after->parameters.size(), before.parameters.size());
+  for (size_t i = 0; i < before.parameters.size(); ++i) {
+    EXPECT_EQ(after->parameters[i].name, before.parameters[i].name);
+    EXPECT_EQ(after->parameters[i].source_name, before.parameters[i].source_name);
+    EXPECT_EQ(after->parameters[i].pattern, before.parameters[i].pattern);
+    EXPECT_EQ(after->parameters[i].expert, before.parameters[i].expert);
+    EXPECT_EQ(after->parameters[i].stacked_experts, before.parameters[i].stacked_experts);
+  }
+  EXPECT_EQ(after->blobs[1].stamp, before.blobs[1].stamp);
+  EXPECT_EQ(after->blobs[1].content, before.blobs[1].content);
+  EXPECT_EQ(after->blobs[1].path, before.blobs[1].path);
+  EXPECT_TRUE(after->blobs[1].store_owned);
+  EXPECT_EQ(after->documents[0].pickle, before.documents[0].pickle);
+  EXPECT_EQ(after->documents[0].tensors[0].strides, before.documents[0].tensors[0].strides);
+  EXPECT_EQ(after->groups[0].parameters, before.groups[0].parameters);
+  EXPECT_EQ(after->FindParameter("lm_head.weight"), ParameterIndex{0});
+}
+
+TEST(ManifestTest, AnEmptyStepSurvives) {
+  StepModel model;
+  auto after = ParseManifest(Rendered(model));
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_EQ(Rendered(*after), Rendered(model));
+}
+
+TEST(ManifestTest, EqualModelsGiveEqualBytesAtAnyAlignment) {
+  const std::string bytes = Rendered(SampleModel());
+  EXPECT_EQ(bytes, Rendered(SampleModel()));
+  const std::string shifted = StrCat("x", bytes);
+  EXPECT_EQ(Refusal(std::string_view(shifted).substr(1)), "accepted");
+}
+
+TEST(ManifestTest, GoldenFileOfVersion1StillReads) {
+  const std::string path = std::string(CKPTFS_TEST_DATA) + "/golden/manifest_v1.bin";
+  if (std::getenv("CKPTFS_WRITE_GOLDEN") != nullptr) {
+    std::ofstream(path, std::ios::binary) << Rendered(SampleModel());
+  }
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream bytes;
+  bytes << file.rdbuf();
+  auto golden = ParseManifest(bytes.str());
+  ASSERT_TRUE(golden) << golden.error().message;
+  EXPECT_EQ(Rendered(*golden), Rendered(SampleModel()));
+}
+
+TEST(ManifestTest, RefusesEveryTruncationAndEveryFlippedBit) {
+  const std::string bytes = Rendered(SampleModel());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_NE(Refusal(std::string_view(bytes).substr(0, size)), "accepted") << size;
+  }
+  EXPECT_NE(Refusal(StrCat(bytes, "x")), "accepted");
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    std::string flipped = bytes;
+    flipped[at] = static_cast<char>(flipped[at] ^ (1 << (at % 8)));
+    EXPECT_NE(Refusal(flipped), "accepted") << at;
+  }
+}
+
+// Whoever damages a manifest may also compute its digest: nothing may crash,
+// and what is accepted renders again.
+TEST(ManifestTest, DamageUnderAValidDigestNeverCrashes) {
+  const std::string payload = Rendered(SampleModel()).substr(kManifestHeaderSize);
+  std::mt19937_64 random(7);
+  int accepted = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::string damaged = payload;
+    for (uint64_t edits = 1 + random() % 3; edits > 0; --edits) {
+      damaged[random() % damaged.size()] = static_cast<char>(random());
+    }
+    auto model = ParseManifest(WrapManifest(damaged));
+    if (!model) continue;
+    ++accepted;
+    EXPECT_TRUE(ParseManifest(Rendered(*model)));
+  }
+  EXPECT_GT(accepted, 0);  // texts and stamps may hold anything
+}
+
+TEST(ManifestTest, RefusesPathsThatLeaveTheirRoot) {
+  for (const char* path : {"", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/", "."}) {
+    EXPECT_THAT(RefusalOf([&](StepModel& m) { m.blobs[0].path = std::string(path); }), HasSubstr("path"))
+        << path;
+  }
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.blobs[0].path = std::string("a\0b", 3); }),
+              HasSubstr("path"));
+}
+
+TEST(ManifestTest, RefusesIndicesOutOfRange) {
+  using M = StepModel;
+  EXPECT_THAT(RefusalOf([](M& m) { m.blobs[0].root = 2; }), HasSubstr("root index"));
+  EXPECT_THAT(RefusalOf([](M& m) { m.aliases[0].parameter = ParameterIndex{4}; }),
+              HasSubstr("alias 0"));
+  EXPECT_THAT(RefusalOf([](M& m) { m.groups[0].parameters[1] = ParameterIndex{9}; }),
+              HasSubstr("group 0"));
+  EXPECT_THAT(RefusalOf([](M& m) { m.atoms[4].parameter = ParameterIndex{9}; }),
+              HasSubstr("atom 4"));
+  EXPECT_THAT(RefusalOf([](M& m) { m.atoms[1].source.of = AtomIndex{99}; }), HasSubstr("atom 1"));
+  EXPECT_THAT(RefusalOf([](M& m) { m.documents[0].tensors[0].blob = BlobIndex{3}; }),
+              HasSubstr("document 0: tensor 0"));
+  EXPECT_THAT(RefusalOf([](M& m) { m.atoms[0].source.gathers[0].series[0].local = 2; }),
+              HasSubstr("atom 0"));
+  EXPECT_THAT(RefusalOf([](M& m) { m.atoms[0].source.gathers[0].series[1].blob = 2; }),
+              HasSubstr("no blob"));
+}
+
+TEST(ManifestTest, RefusesExtentsOutsideTheirBlob) {
+  const auto series = [](StepModel& m) -> FragmentSeries& {
+    return m.atoms[0].source.gathers[0].series[0];
+  };
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).offset = 256; }), HasSubstr("outside"));
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).offset = ~uint64_t{0} - 8; }),
+              HasSubstr("outside"));
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).offset_step = -65; }), HasSubstr("outside"));
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).blob_step = -1; }), HasSubstr("no blob"));
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).count = 0; }), HasSubstr("no fragments"));
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).flat_step = 7; }), HasSubstr("overlap"));
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).elements = 1 << 30; }),
+              HasSubstr("atom 0"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.documents[0].tensors[0].offset = 240; }),
+              HasSubstr("outside"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.documents[0].tensors[0].strides[0] = 1ull << 62; }),
+              HasSubstr("document 0"));
+}
+
+TEST(ManifestTest, RefusesAtomsThatAreNotCoveredOnce) {
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[0].source.gathers[0].series.pop_back(); }),
+              HasSubstr("atom 0"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) {
+                auto& locals = m.atoms[0].source.gathers[0].locals;
+                locals[1] = locals[0];
+              }),
+              HasSubstr("atom 0"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[2].source.gathers.clear(); }),
+              HasSubstr("no copies"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[0].source.gathers.clear(); }),
+              HasSubstr("0 gathers"));
+}
+
+TEST(ManifestTest, RefusesContradictions) {
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[0].source.kind = SourceKind::kReplay; }),
+              HasSubstr("replay"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[1].source.of = AtomIndex{1}; }),
+              HasSubstr("circle"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[4].source.inline_bytes = std::string(1, 'x'); }),
+              HasSubstr("inline"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[1].shape = {4, 6}; }), HasSubstr("shape"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[7].source.block = {1}; }), HasSubstr("block"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[0].dtype = static_cast<DType>(99); }),
+              HasSubstr("dtype 99"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].role = static_cast<Role>(3); }),
+              HasSubstr("role 3"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].shape = {~uint64_t{0}, 8}; }),
+              HasSubstr("parameter 0"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].name.clear(); }), HasSubstr("name"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.layout.tp = 0; }), HasSubstr("layout"));
+}
+
+TEST(ManifestTest, NamesNewerVersions) {
+  std::string bytes = Rendered(SampleModel());
+  bytes[8] = 2;
+  auto model = ParseManifest(bytes);
+  ASSERT_FALSE(model);
+  EXPECT_EQ(model.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(model.error().message, HasSubstr("version 2"));
+}
+
+// The index of 1T parameters over 1,024 ranks.
+TEST(ManifestTest, ALargeStepIsSmall) {
+  const std::string bytes = Rendered(LargeModel(3600, 1024));
+  EXPECT_LT(bytes.size(), 16u << 20);
+  struct rusage before;
+  getrusage(RUSAGE_SELF, &before);
+  auto model = ParseManifest(bytes);
+  struct rusage after;
+  getrusage(RUSAGE_SELF, &after);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(model->atoms.size(), 10800u);
+  const double seconds =
+      static_cast<double>(after.ru_utime.tv_sec - before.ru_utime.tv_sec) +
+      static_cast<double>(after.ru_utime.tv_usec - before.ru_utime.tv_usec) / 1e6;
+  RecordProperty("manifest_bytes", std::to_string(bytes.size()));
+  RecordProperty("parse_user_milliseconds", static_cast<int>(seconds * 1000));
+  std::printf("manifest %zu bytes, parsed in %.3f s user\n", bytes.size(), seconds);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(after.ru_maxrss, 200 * 1024);  // KiB, the renderer's memory included
+#endif
+}
+
+}  // namespace
+}  // namespace ckptfs

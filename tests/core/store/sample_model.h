@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Models for the store's tests: a small one in which every field of a manifest
+// has a value of its own, and the index of a very large step.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/model/step_model.h"
+
+namespace ckptfs::testing_support {
+
+// Every source kind, relation, role and table occurs.
+StepModel SampleModel();
+
+// A step of `atoms` parameters over `ranks` ZeRO-3 ranks, three states each,
+// whose record offsets shift with the width of the rank's number.
+StepModel LargeModel(uint32_t atoms, uint32_t ranks);
+
+// A step that differs from others of the same id by `seed` alone.
+StepModel TinyModel(const std::string& id, uint64_t iteration, int64_t mtime_ns, uint64_t seed = 0);
+
+}  // namespace ckptfs::testing_support

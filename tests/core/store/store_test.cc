@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/store/store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "core/base/strings.h"
+#include "core/blob/file_storage.h"
+#include "tests/core/store/failing_storage.h"
+#include "tests/core/store/sample_model.h"
+
+namespace ckptfs {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing_support::FailingStorage;
+using testing_support::SampleModel;
+using testing_support::TinyModel;
+
+class StoreTest : public testing::Test {
+ protected:
+  StoreTest() {
+    std::string pattern = testing::TempDir() + "store_testXXXXXX";
+    directory_ = mkdtemp(pattern.data());
+  }
+  ~StoreTest() override { fs::remove_all(directory_); }
+
+  std::unique_ptr<Store> Open() {
+    auto store = Store::Open(directory_, true);
+    EXPECT_TRUE(store) << store.error().message;
+    return store ? *std::move(store) : nullptr;
+  }
+  StepRecord Publish(Store& store, const StepModel& model, const std::string& run = "run",
+                     const std::string& root = "/root") {
+    auto record = store.Publish(run, model, root + "/" + model.id, root);
+    EXPECT_TRUE(record) << record.error().message;
+    return record ? *record : StepRecord{};
+  }
+  static std::vector<std::string> Ids(Store& store, std::string_view run = "run") {
+    std::vector<std::string> ids;
+    auto steps = store.Steps(run);
+    if (!steps) return ids;
+    for (const StepRecord& record : *steps) ids.push_back(record.id);
+    return ids;
+  }
+  static std::string Latest(Store& store) {
+    auto record = store.Resolve("run", "latest");
+    return record ? record->id : record.error().message;
+  }
+  std::string Path(const std::string& name) const { return directory_ + "/" + name; }
+
+  std::string directory_;
+};
+
+TEST_F(StoreTest, PublishesAndLoads) {
+  auto store = Open();
+  const StepRecord record = Publish(*store, SampleModel());
+  EXPECT_EQ(record.id, "global_step5");
+  EXPECT_EQ(record.root, "/root");
+  EXPECT_EQ(record.source, "/root/global_step5");
+  EXPECT_EQ(record.iteration, 5u);
+  auto step = store->Load(record);
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ((*step)->model.parameters.size(), SampleModel().parameters.size());
+  EXPECT_EQ(*store->Load(record), *step);  // shared
+  EXPECT_EQ(*RenderManifest((*step)->model), *RenderManifest(SampleModel()));
+}
+
+TEST_F(StoreTest, ReopensToTheSame) {
+  Publish(*Open(), TinyModel("a", 1, 10));
+  auto store = Open();
+  EXPECT_THAT(*store->Runs(), ElementsAre("run"));
+  EXPECT_THAT(Ids(*store), ElementsAre("a"));
+  EXPECT_TRUE(store->Load(*store->Resolve("run", "a")));
+}
+
+TEST_F(StoreTest, OpensOnlyWhatIsThere) {
+  EXPECT_EQ(Store::Open(directory_ + "/none", false).error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(Store::Open(directory_, false).error().code, ErrorCode::kNotFound);
+  Open();
+  EXPECT_TRUE(Store::Open(directory_, false));
+}
+
+TEST_F(StoreTest, LatestIsTheGreatestIterationThenMtime) {
+  auto store = Open();
+  Publish(*store, TinyModel("step9", 9, 100));
+  Publish(*store, TinyModel("step10", 10, 50));
+  Publish(*store, TinyModel("step2", 2, 900));  // adopted last, and newest of all files
+  EXPECT_EQ(Latest(*store), "step10");
+  EXPECT_THAT(Ids(*store), ElementsAre("step2", "step9", "step10"));
+  Publish(*store, TinyModel("other10", 10, 51));
+  EXPECT_EQ(Latest(*store), "other10");
+}
+
+TEST_F(StoreTest, TheSameStepAgainIsTheSameRecord) {
+  auto store = Open();
+  const StepRecord first = Publish(*store, TinyModel("a", 1, 10));
+  const StepRecord again = Publish(*store, TinyModel("a", 1, 10));
+  EXPECT_EQ(first.manifest, again.manifest);
+  EXPECT_THAT(Ids(*store), ElementsAre("a"));
+}
+
+TEST_F(StoreTest, AnotherStepOfTheSameIdIsAnAttempt) {
+  auto store = Open();
+  Publish(*store, TinyModel("a", 1, 10, 1));
+  EXPECT_EQ(Publish(*store, TinyModel("a", 1, 20, 2)).id, "a-1");
+  EXPECT_EQ(Publish(*store, TinyModel("a", 1, 30, 3)).id, "a-2");
+  EXPECT_EQ(Publish(*store, TinyModel("a", 1, 20, 2)).id, "a-1");
+  EXPECT_EQ(Latest(*store), "a-2");
+}
+
+TEST_F(StoreTest, ARunBelongsToOneRoot) {
+  auto store = Open();
+  const StepRecord record = Publish(*store, TinyModel("a", 1, 10));
+  auto other = store->Publish("run", TinyModel("b", 2, 10), "/other/b", "/other");
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().code, ErrorCode::kExists);
+  EXPECT_THAT(other.error().message, HasSubstr("/root"));
+  EXPECT_THAT(Ids(*store), ElementsAre("a"));
+  ASSERT_TRUE(store->Remove(record));
+  EXPECT_EQ(Publish(*store, TinyModel("b", 2, 10), "run", "/other").root, "/other");
+  EXPECT_FALSE(store->Publish("run", TinyModel("c", 3, 10), "/root/c", "/root"));
+}
+
+TEST_F(StoreTest, RemovedNamesAreGoneAndFree) {
+  auto store = Open();
+  const StepRecord first = Publish(*store, TinyModel("a", 1, 10, 1));
+  const auto held = *store->Load(first);
+  ASSERT_TRUE(store->Remove(first));
+  EXPECT_EQ(store->Remove(first).error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(*store->Runs(), IsEmpty());
+  EXPECT_FALSE(store->Resolve("run", "a"));
+  EXPECT_EQ(held->model.notes[0], "seed 1");
+  EXPECT_TRUE(store->Load(first));  // its manifest is not reclaimed yet
+
+  const StepRecord second = Publish(*store, TinyModel("a", 1, 10, 2));
+  EXPECT_EQ(second.id, "a");
+  EXPECT_EQ((*store->Load(second))->model.notes[0], "seed 2");
+  EXPECT_EQ(store->Remove(first).error().code, ErrorCode::kNotFound);  // not this step
+  ASSERT_TRUE(store->Remove(second));
+  EXPECT_EQ(Publish(*store, TinyModel("a", 1, 10, 1)).id, "a");  // the very first again
+  EXPECT_EQ((*Open()->Resolve("run", "a")).manifest, first.manifest);
+}
+
+TEST_F(StoreTest, SeesWhatOthersPublished) {
+  auto one = Open();
+  auto two = Open();
+  const StepRecord record = Publish(*one, TinyModel("a", 1, 10));
+  EXPECT_THAT(Ids(*two), IsEmpty());
+  ASSERT_TRUE(two->Refresh());
+  EXPECT_THAT(Ids(*two), ElementsAre("a"));
+  ASSERT_TRUE(two->Remove(record));
+  ASSERT_TRUE(one->Refresh());
+  EXPECT_THAT(*one->Runs(), IsEmpty());
+}
+
+TEST_F(StoreTest, NamesAreChecked) {
+  auto store = Open();
+  for (const std::string& bad : {std::string(), std::string("."), std::string(".."),
+                                 std::string("a/b"), std::string("a\nb"), std::string(201, 'a')}) {
+    EXPECT_FALSE(store->Publish(bad, TinyModel("a", 1, 1), "/r/a", "/r")) << bad;
+    EXPECT_FALSE(store->Publish("run", TinyModel(bad, 1, 1), "/r/a", "/r")) << bad;
+  }
+  EXPECT_FALSE(store->Publish("run", TinyModel("latest", 1, 1), "/r/a", "/r"));
+  EXPECT_TRUE(CheckName("checkpoint-500 \xc3\xa4", "step"));
+  EXPECT_EQ(Publish(*store, TinyModel("\xff odd", 1, 1), "r\xfe", "/\xff").root, "/\xff");
+  EXPECT_EQ(Open()->Resolve("r\xfe", "\xff odd")->root, "/\xff");
+}
+
+TEST_F(StoreTest, AModelThatCouldNotBeLoadedIsNotPublished) {
+  auto store = Open();
+  StepModel model = SampleModel();
+  model.blobs[0].path = "../escape";
+  EXPECT_FALSE(store->Publish("run", model, "/r/a", "/r"));
+  EXPECT_THAT(*store->Runs(), IsEmpty());
+}
+
+TEST_F(StoreTest, ADamagedManifestIsDataLossAndPublishingRepairsIt) {
+  auto store = Open();
+  const StepRecord record = Publish(*store, SampleModel());
+  const std::string path = Path("manifests/" + record.manifest.Hex());
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(500);
+    file.put('#');
+  }
+  EXPECT_EQ(store->Load(record).error().code, ErrorCode::kDataLoss);
+  Publish(*store, SampleModel());
+  EXPECT_TRUE(store->Load(record));
+  fs::rename(path, Path("manifests/00000000000000000000000000000000"));
+  EXPECT_EQ(store->Load(record).error().code, ErrorCode::kNotFound);
+}
+
+TEST_F(StoreTest, AManifestUnderAnothersNameIsRefused) {
+  auto store = Open();
+  const StepRecord one = Publish(*store, TinyModel("a", 1, 1));
+  const StepRecord two = Publish(*store, TinyModel("b", 2, 2));
+  fs::copy_file(Path("manifests/" + one.manifest.Hex()), Path("manifests/" + two.manifest.Hex()),
+                fs::copy_options::overwrite_existing);
+  EXPECT_EQ(store->Load(two).error().code, ErrorCode::kDataLoss);
+}
+
+TEST_F(StoreTest, ADamagedRecordIsAnErrorOfItsStepAndOfLatest) {
+  Publish(*Open(), TinyModel("a", 1, 1));
+  Publish(*Open(), TinyModel("b", 2, 2));
+  fs::remove(Path("catalogue.sqlite"));
+  std::ofstream(Path("steps/run/b/0")) << "{}\n0123456789abcdef\n";
+  auto store = Open();
+  EXPECT_TRUE(store->Resolve("run", "a"));
+  EXPECT_EQ(store->Resolve("run", "b").error().code, ErrorCode::kDataLoss);
+  EXPECT_EQ(store->Resolve("run", "latest").error().code, ErrorCode::kDataLoss);
+  EXPECT_THAT(Ids(*store), ElementsAre("a"));
+  StepRecord damaged;
+  damaged.run = "run";
+  damaged.id = "b";
+  ASSERT_TRUE(store->Remove(damaged));
+  EXPECT_EQ(Latest(*store), "a");
+}
+
+TEST_F(StoreTest, ForeignFilesAreIgnored) {
+  auto store = Open();
+  Publish(*store, TinyModel("a", 1, 1));
+  std::ofstream(Path("steps/README")) << "x";
+  std::ofstream(Path("steps/run/a/0.bak")) << "x";
+  std::ofstream(Path("steps/run/a/007")) << "x";
+  ASSERT_TRUE(store->Refresh());
+  EXPECT_THAT(Ids(*store), ElementsAre("a"));
+}
+
+// ---- the catalogue is a cache -------------------------------------------------
+
+TEST_F(StoreTest, TheCatalogueMayVanishBeDamagedOrAnothers) {
+  Publish(*Open(), TinyModel("a", 1, 1));
+  ASSERT_TRUE(fs::exists(Path("catalogue.sqlite")));
+  const std::string saved = Path("saved");
+  fs::copy_file(Path("catalogue.sqlite"), saved);
+  for (int damage = 0; damage < 5; ++damage) {
+    fs::remove(Path("catalogue.sqlite"));
+    if (damage == 1) std::ofstream(Path("catalogue.sqlite")) << "not a database at all";
+    if (damage == 2) fs::create_directory(Path("catalogue.sqlite"));
+    if (damage == 3) std::ofstream(Path("catalogue.sqlite")) << "";
+    if (damage == 4) {
+      fs::copy_file(saved, Path("catalogue.sqlite"));
+      fs::resize_file(Path("catalogue.sqlite"), 5000);
+    }
+    EXPECT_THAT(Ids(*Open()), ElementsAre("a")) << damage;
+    if (damage == 2) fs::remove(Path("catalogue.sqlite"));
+  }
+}
+
+TEST_F(StoreTest, TheCatalogueNeverShowsWhatIsNotThere) {
+  Publish(*Open(), TinyModel("a", 1, 1));
+  fs::remove_all(Path("steps"));
+  EXPECT_THAT(*Open()->Runs(), IsEmpty());
+  // A store of another identity in the same place does not believe it either.
+  fs::remove(Path("format"));
+  Publish(*Open(), TinyModel("a", 7, 7));
+  EXPECT_EQ(Open()->Resolve("run", "a")->iteration, 7u);
+}
+
+// ---- faults -------------------------------------------------------------------
+
+TEST_F(StoreTest, AStopAtAnyCallLeavesTheStepWholeOrAbsent) {
+  Publish(*Open(), TinyModel("a", 1, 1));
+  int stops = 0;
+  for (int stop_at = 0; stop_at < 20; ++stop_at) {
+    for (const bool with_effect : {false, true}) {
+      const std::string id = StrCat("s", stop_at, with_effect ? "e" : "n");
+      auto storage = std::make_shared<FailingStorage>(*FileStorage::Open(directory_, true), stop_at,
+                                                      with_effect);
+      auto failing = Store::OpenOn(storage);
+      ASSERT_TRUE(failing) << failing.error().message;
+      const auto record = (*failing)->Publish("run", TinyModel(id, 2, 2), "/root/x", "/root");
+      EXPECT_EQ(record.has_value(), !storage->stopped());
+      stops += storage->stopped();
+      auto store = Open();
+      auto found = store->Resolve("run", id);
+      EXPECT_TRUE(found || !record);
+      EXPECT_TRUE(!found || store->Load(*found));
+      EXPECT_TRUE(store->Load(*store->Resolve("run", "a")));
+      EXPECT_EQ(Publish(*store, TinyModel(id, 2, 2)).id, id);  // and it can be finished
+    }
+  }
+  EXPECT_GE(stops, 4);
+}
+
+TEST_F(StoreTest, OneOfManyConcurrentPublishersGetsTheName) {
+  constexpr int kThreads = 8;
+  std::vector<std::unique_ptr<Store>> stores;
+  for (int i = 0; i < kThreads; ++i) stores.push_back(Open());
+  std::vector<std::thread> threads;
+  std::vector<std::string> ids(kThreads);
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      auto record = stores[static_cast<size_t>(i)]->Publish(
+          "run", TinyModel("a", 1, 1, static_cast<uint64_t>(i)), "/root/a", "/root");
+      ids[static_cast<size_t>(i)] = record ? record->id : record.error().message;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(ids, testing::UnorderedElementsAre("a", "a-1", "a-2", "a-3", "a-4", "a-5", "a-6",
+                                                 "a-7"));
+  EXPECT_EQ(Ids(*Open()).size(), 8u);
+}
+
+TEST_F(StoreTest, ConcurrentClaimsOfARunNeverMixRoots) {
+  for (int round = 0; round < 10; ++round) {
+    const std::string run = StrCat("run", round);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] {
+        auto store = Open();
+        const std::string root = StrCat("/root", i);
+        (void)!store->Publish(run, TinyModel("a", 1, 1, static_cast<uint64_t>(i)), root + "/a",
+                              root);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    auto steps = Open()->Steps(run);
+    EXPECT_TRUE(!steps || steps->size() == 1);
+  }
+}
+
+}  // namespace
+}  // namespace ckptfs
