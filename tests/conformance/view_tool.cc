@@ -2,7 +2,8 @@
 //
 // view_tool SOURCE LAYOUT FORMAT DEST [PREFIX]: index a checkpoint and write
 // every file of one view (below PREFIX, if given) to a directory, without a
-// mount.  For tests that hand views to real frameworks.
+// mount.  For tests that hand views to real frameworks.  SOURCE "tiny" is the
+// made-up step of tiny_step.h.
 
 #include <sys/stat.h>
 
@@ -17,6 +18,7 @@
 #include "core/ingest/ingest.h"
 #include "core/view/plan_reader.h"
 #include "formats/registry.h"
+#include "tests/conformance/tiny_step.h"
 
 namespace ckptfs {
 namespace {
@@ -64,14 +66,7 @@ Status WriteTree(const ViewFormat& format, const StepModel& step, const Layout& 
   return {};
 }
 
-Status Run(const std::vector<std::string>& arguments) {
-  CKPT_ASSIGN_OR_RETURN(const FamilySet families, FamilySet::Shipped());
-  SourceOptions options;
-  options.families = &families;
-  const auto sources = MakeSources();
-  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPath(arguments[0], sources, options));
-  if (ingest.steps.empty()) return Fail(ErrorCode::kNotFound, "no complete step");
-  const StepModel& step = ingest.steps.back().model;
+Status WriteView(const StepModel& step, const std::vector<std::string>& arguments) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(arguments[1]));
   const auto blobs = BlobReader::Create(step, BlobReader::Options{});
   for (const auto& format : MakeViewFormats()) {
@@ -81,6 +76,20 @@ Status Run(const std::vector<std::string>& arguments) {
                      arguments[3]);
   }
   return Fail(ErrorCode::kNotFound, StrCat("no view format '", arguments[2], "'"));
+}
+
+Status Run(const std::vector<std::string>& arguments) {
+  if (arguments[0] == "tiny") {
+    const TinyStep tiny(TinyStepOptions{});
+    return WriteView(tiny.model(), arguments);
+  }
+  CKPT_ASSIGN_OR_RETURN(const FamilySet families, FamilySet::Shipped());
+  SourceOptions options;
+  options.families = &families;
+  const auto sources = MakeSources();
+  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPath(arguments[0], sources, options));
+  if (ingest.steps.empty()) return Fail(ErrorCode::kNotFound, "no complete step");
+  return WriteView(ingest.steps.back().model, arguments);
 }
 
 }  // namespace
