@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Manifests: the input is taken as a file as it is, and as a payload under a
+// header whose digest is right, since whoever damages one may compute it.  What
+// is accepted renders and parses again to the same bytes.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/store/manifest_format.h"
+#include "core/store/store.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  (void)ckptfs::ParseManifest(bytes).has_value();
+  std::string_view payload = bytes;
+  if (payload.size() > ckptfs::kManifestHeaderSize && payload.starts_with("ckptfs\r\n")) {
+    payload.remove_prefix(ckptfs::kManifestHeaderSize);
+  }
+  const auto model = ckptfs::ParseManifest(ckptfs::WrapManifest(payload));
+  if (!model) return 0;
+  const auto rendered = ckptfs::RenderManifest(*model);
+  if (!rendered) abort();
+  const auto again = ckptfs::ParseManifest(*rendered);
+  if (!again) abort();
+  const auto rendered_again = ckptfs::RenderManifest(*again);
+  if (!rendered_again || *rendered_again != *rendered) abort();
+  return 0;
+}
