@@ -2,6 +2,7 @@
 
 #include "formats/registry.h"
 
+#include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_view.h"
 #include "formats/rank/rank_view.h"
 
@@ -9,6 +10,7 @@ namespace ckptfs {
 
 std::vector<std::unique_ptr<Source>> MakeSources() {
   std::vector<std::unique_ptr<Source>> sources;
+  sources.push_back(MakeDeepSpeedSource());
   return sources;
 }
 

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/model_states.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/base/strings.h"
+#include "formats/deepspeed/document_keys.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+// Top-level keys that become atoms, or are rebuilt from them.
+constexpr std::array<std::string_view, 8> kStructure = {
+    "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes",
+    "shared_params", "frozen_param_fragments", "folding"};
+
+bool IsOneOf(std::string_view name, const auto& list) {
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+Result<std::vector<NamedTensor>> Tensors(PickleRef dict, const TorchFile& file, BlobIndex blob) {
+  std::vector<NamedTensor> out;
+  for (const auto& [key, value] : dict.Items()) {
+    const auto name = key.String();
+    if (!name) return Fail(ErrorCode::kInvalid, "a tensor's name is no text");
+    if (value.Tensor() == nullptr) continue;  // _extra_state and the like
+    CKPT_ASSIGN_OR_RETURN(FileTensor tensor, FileTensorOf(value, file, blob, *name));
+    out.push_back(NamedTensor{std::string(*name), std::move(tensor)});
+  }
+  return out;
+}
+
+Result<std::vector<NamedShape>> Shapes(PickleRef dict) {
+  std::vector<NamedShape> out;
+  for (const auto& [key, value] : dict.Items()) {
+    const auto name = key.String();
+    const auto shape = value.AsShape();
+    if (!name || !shape) return Fail(ErrorCode::kInvalid, "a parameter's shape is no shape");
+    CKPT_RETURN_IF_ERROR(ElementCount(*shape));
+    out.push_back(NamedShape{std::string(*name), *shape});
+  }
+  return out;
+}
+
+Status ReadNames(PickleRef root, const TorchFile& file, ModelStates& out) {
+  if (const PickleRef module = root["module"]; module && module.IsDict()) {
+    out.has_module = true;
+    CKPT_ASSIGN_OR_RETURN(out.module, Tensors(module, file, out.blob));
+  }
+  const PickleRef buffers = root["buffer_names"];
+  for (size_t i = 0; buffers && buffers.IsSequence() && i < buffers.size(); ++i) {
+    if (const auto name = buffers.at(i).String()) out.buffers.emplace_back(*name);
+  }
+  const PickleRef groups = root["param_shapes"];
+  out.has_shapes = groups && groups.IsSequence();
+  for (size_t i = 0; out.has_shapes && i < groups.size(); ++i) {
+    CKPT_ASSIGN_OR_RETURN(auto shapes, Shapes(groups.at(i)));
+    out.groups.push_back(std::move(shapes));
+  }
+  const PickleRef shared = root["shared_params"];
+  if (shared && shared.IsDict()) {
+    for (const auto& [alias, stored] : shared.Items()) {
+      if (alias.String() && stored.String()) out.shared.emplace_back(*alias.String(), *stored.String());
+    }
+  }
+  return {};
+}
+
+Status ReadFrozen(PickleRef root, const TorchFile& file, ModelStates& out) {
+  if (const PickleRef frozen = root["frozen_param_shapes"]; frozen && frozen.IsDict()) {
+    CKPT_ASSIGN_OR_RETURN(out.frozen, Shapes(frozen));
+  }
+  if (const PickleRef pieces = root["frozen_param_fragments"]; pieces && pieces.IsDict()) {
+    CKPT_ASSIGN_OR_RETURN(out.frozen_fragments, Tensors(pieces, file, out.blob));
+  }
+  return {};
+}
+
+Status ReadCounters(PickleRef root, ModelStates& out) {
+  const std::pair<std::string_view, uint64_t*> counters[] = {{kGlobalSteps, &out.global_steps},
+                                                             {kDpWorldSize, &out.dp_world},
+                                                             {kMpWorldSize, &out.mp_world}};
+  for (const auto& [key, target] : counters) {
+    const PickleRef value = root[key];
+    if (!value) continue;
+    const auto number = value.Int();
+    if (!number || *number < 0) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is no count"));
+    *target = static_cast<uint64_t>(*number);
+  }
+  if (const PickleRef degrees = root[kParallelDimensions]) {
+    out.pp_degree = static_cast<uint32_t>(degrees["pp_degree"].Int().value_or(0));
+    out.tp_degree = static_cast<uint32_t>(degrees["tp_degree"].Int().value_or(0));
+  }
+  if (const auto version = root[kDsVersion].String()) out.ds_version = *version;
+  return {};
+}
+
+Status ReadConfig(PickleRef root, ModelStates& out) {
+  const PickleRef config = root[kDsConfig];
+  if (!config || !config.IsDict()) return {};
+  CKPT_ASSIGN_OR_RETURN(out.ds_config, DigestOfValue(config));
+  out.experts_first = config["use_data_before_expert_parallelism"].Bool().value_or(false);
+  for (const std::string_view dtype : {"bf16", "bfloat16", "fp16"}) {
+    const PickleRef section = config[dtype];
+    if (section && section["enabled"].Bool().value_or(false)) {
+      out.config_dtype = dtype == "fp16" ? "fp16" : "bf16";
+    }
+  }
+  if (out.config_dtype.empty()) out.config_dtype = "fp32";
+  return {};
+}
+
+// Integers of an argparse.Namespace, a dict or any object with a dict state.
+void ReadVariables(PickleRef args, std::map<std::string, int64_t>& out) {
+  if (!args) return;
+  const PickleRef fields = args.IsDict() ? args : args.State();
+  if (!fields || !fields.IsDict()) return;
+  for (const auto& [key, value] : fields.Items()) {
+    if (key.String() && value.node().kind == PickleNode::Kind::kInt) {
+      out.emplace(*key.String(), value.node().integer);
+    }
+  }
+}
+
+Status KeepDocuments(PickleRef root, const TorchFile& file, ModelStates& out) {
+  for (const auto& [key, value] : root.Items()) {
+    const auto name = key.String();
+    if (!name || IsOneOf(*name, kStructure)) continue;
+    const bool own = IsOneOf(*name, kModelStateKeys);
+    CKPT_ASSIGN_OR_RETURN(
+        Document document,
+        DocumentOf(own ? std::string(*name) : StrCat(kClientPrefix, *name), "", value, file,
+                   out.blob, out.file));
+    out.documents.push_back(std::move(document));
+  }
+  return {};
+}
+
+// ---- stage 0 --------------------------------------------------------------
+
+Status ReadPlainStates(PickleRef optimizer, const TorchFile& file, const ModelStates& model,
+                       UnshardedOptimizer& out) {
+  const PickleRef states = optimizer["state"];
+  if (states && states.IsDict()) {
+    for (const auto& [key, value] : states.Items()) {
+      const auto index = key.Int();
+      if (!index) return Fail(ErrorCode::kInvalid, "an optimizer state has no number");
+      CKPT_ASSIGN_OR_RETURN(PartitionStates state,
+                            ReadStateDict(value, file, model.file, model.blob));
+      out.states.emplace(*index, std::move(state));
+    }
+  }
+  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(optimizer["param_groups"]));
+  const PickleRef groups = optimizer["param_groups"];
+  for (size_t g = 0; g < out.groups.size(); ++g) {
+    const PickleRef names = groups.at(g)["param_names"];
+    out.names.emplace_back();
+    for (size_t i = 0; names && names.IsSequence() && i < names.size(); ++i) {
+      out.names.back().emplace_back(names.at(i).String().value_or(""));
+    }
+  }
+  return {};
+}
+
+Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& model) {
+  UnshardedOptimizer out;
+  const PickleRef flat = optimizer["fp32_groups_flat"];
+  const PickleRef whole = optimizer["fp32_groups"];
+  for (size_t g = 0; flat && flat.IsSequence() && g < flat.size(); ++g) {
+    out.form = UnshardedOptimizer::Form::kFused;
+    CKPT_ASSIGN_OR_RETURN(FileTensor master,
+                          FileTensorOf(flat.at(g), file, model.blob, "fp32_groups_flat"));
+    out.flat_masters.push_back(std::move(master));
+  }
+  for (size_t g = 0; whole && whole.IsSequence() && g < whole.size(); ++g) {
+    out.form = UnshardedOptimizer::Form::kUnfused;
+    out.parameter_masters.emplace_back();
+    const PickleRef group = whole.at(g);
+    for (size_t i = 0; group.IsSequence() && i < group.size(); ++i) {
+      CKPT_ASSIGN_OR_RETURN(FileTensor master,
+                            FileTensorOf(group.at(i), file, model.blob, "fp32_groups"));
+      out.parameter_masters.back().push_back(std::move(master));
+    }
+  }
+  const bool plain = out.form == UnshardedOptimizer::Form::kPlain;
+  const PickleRef base = plain ? optimizer : optimizer["optimizer_state_dict"];
+  if (!base) return Fail(ErrorCode::kInvalid, "'optimizer' holds no 'optimizer_state_dict'");
+  CKPT_RETURN_IF_ERROR(ReadPlainStates(base, file, model, out));
+  for (const auto& [key, value] : plain ? std::vector<std::pair<PickleRef, PickleRef>>()
+                                        : optimizer.Items()) {
+    const std::string_view name = key.String().value_or("");
+    if (name.empty() || name == "optimizer_state_dict" || name.starts_with("fp32_groups")) continue;
+    CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat(kZeroPrefix, name), "", value, file,
+                                                        model.blob, model.file));
+    model.documents.push_back(std::move(document));
+  }
+  model.optimizer = std::move(out);
+  return {};
+}
+
+Result<ModelStates> ReadRoot(const TorchFile& file, const std::string& path, BlobIndex blob,
+                             const ModelStatesWanted& wanted) {
+  ModelStates out;
+  out.file = path;
+  out.blob = blob;
+  const PickleRef root = file.root();
+  if (!root.IsDict() || !root["dp_world_size"]) {
+    return Fail(ErrorCode::kInvalid, "no 'dp_world_size': not a DeepSpeed model states file");
+  }
+  CKPT_RETURN_IF_ERROR(ReadCounters(root, out));
+  CKPT_RETURN_IF_ERROR(ReadConfig(root, out));
+  CKPT_RETURN_IF_ERROR(ReadFrozen(root, file, out));
+  if (const PickleRef shapes = root["param_shapes"]; shapes && !shapes.IsNone()) {
+    CKPT_ASSIGN_OR_RETURN(out.shapes, DigestOfValue(shapes));
+  }
+  if (wanted.names) {
+    CKPT_RETURN_IF_ERROR(ReadNames(root, file, out));
+    if (const PickleRef info = root["universal_checkpoint_info"]; info && info.IsDict()) {
+      CKPT_ASSIGN_OR_RETURN(ShardingInfo parsed, ParseShardingInfo(info));
+      out.info = std::move(parsed);
+    }
+    ReadVariables(root["args"], out.variables);
+    const PickleRef optimizer = root["optimizer"];
+    if (optimizer && optimizer.IsDict()) {
+      CKPT_RETURN_IF_ERROR(ReadUnsharded(optimizer, file, out));
+    }
+  }
+  if (wanted.documents) CKPT_RETURN_IF_ERROR(KeepDocuments(root, file, out));
+  return out;
+}
+
+}  // namespace
+
+Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
+                                    const ModelStatesWanted& wanted) {
+  auto out = ReadRoot(file, path, blob, wanted);
+  if (!out) return Fail(std::move(out).error().WithContext(path));
+  return out;
+}
+
+Result<std::vector<NamedTensor>> ReadTensorDict(const TorchFile& file, const std::string& path,
+                                                BlobIndex blob) {
+  if (!file.root().IsDict()) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a dict"));
+  auto out = Tensors(file.root(), file, blob);
+  if (!out) return Fail(std::move(out).error().WithContext(path));
+  return out;
+}
+
+}  // namespace ckptfs::deepspeed

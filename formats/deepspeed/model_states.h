@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one model_states file holds (engine.py _common_checkpoint_state and
+// _save_moe_checkpoint of 0.19.7; older files lack keys), extracted so that its
+// tree can be dropped.
+//
+// Thread safety: values; ReadModelStates is pure but for reading the file.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/digest.h"
+#include "core/model/step_model.h"
+#include "formats/deepspeed/optimizer_states.h"
+#include "formats/deepspeed/sharding_info.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs::deepspeed {
+
+struct NamedShape {
+  std::string name;
+  Shape shape;
+  bool operator==(const NamedShape&) const = default;
+};
+
+// Stage 0 keeps its optimizer here.
+struct UnshardedOptimizer {
+  enum class Form {
+    kPlain,    // a torch optimizer: states of whole parameters, the weights are the masters
+    kFused,    // FP16_Optimizer: one flat fp32 tensor per group
+    kUnfused,  // FP16_UnfusedOptimizer: an fp32 tensor per parameter
+  };
+  Form form = Form::kPlain;
+  std::vector<HyperGroup> groups;
+  std::vector<std::vector<std::string>> names;  // per group, where the optimizer knows them
+  std::map<int64_t, PartitionStates> states;    // by index ("params" of the groups)
+  std::vector<FileTensor> flat_masters;                  // kFused: per group
+  std::vector<std::vector<FileTensor>> parameter_masters;  // kUnfused: per group
+};
+
+struct ModelStates {
+  std::string file;
+  BlobIndex blob{};
+  bool has_module = false;            // false: a PipelineModule, weights are in layer files
+  std::vector<NamedTensor> module;    // in order; (0,)-shaped where stage 3 holds no weight
+  std::vector<std::string> buffers;
+  bool has_shapes = false;
+  std::vector<std::vector<NamedShape>> groups;  // param_shapes: per group or sub-group
+  std::vector<NamedShape> frozen;
+  std::vector<NamedTensor> frozen_fragments;
+  std::vector<std::pair<std::string, std::string>> shared;  // alias, stored name
+  std::optional<UnshardedOptimizer> optimizer;
+  std::optional<ShardingInfo> info;   // universal_checkpoint_info
+  std::map<std::string, int64_t> variables;  // the integers of client state's args
+  uint64_t global_steps = 0;
+  uint64_t dp_world = 0;
+  uint64_t mp_world = 0;
+  uint32_t pp_degree = 0;             // 0: not recorded
+  uint32_t tp_degree = 0;
+  bool experts_first = false;         // use_data_before_expert_parallelism
+  std::string ds_version;
+  std::string config_dtype;           // "bf16", "fp16", "fp32": what ds_config enables
+  Digest ds_config;
+  Digest shapes;                      // of param_shapes and frozen_param_shapes
+  std::vector<Document> documents;    // scope ""
+};
+
+struct ModelStatesWanted {
+  bool names = true;      // module, shapes, optimizer, info
+  bool documents = true;
+};
+
+// kInvalid names the file and the key.
+Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
+                                    const ModelStatesWanted& wanted);
+
+// A file that is one dict of tensors: layer and expert files.
+Result<std::vector<NamedTensor>> ReadTensorDict(const TorchFile& file, const std::string& path,
+                                                BlobIndex blob);
+
+}  // namespace ckptfs::deepspeed

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/names.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <memory>
+
+#include "core/base/strings.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+constexpr uint32_t kMaxRank = 1u << 20;
+
+// Reads "<literal><number><literal>..." from the front of `text`.
+class Scanner {
+ public:
+  explicit Scanner(std::string_view text) : text_(text) {}
+
+  bool Literal(std::string_view expected) {
+    if (!text_.starts_with(expected)) return false;
+    text_.remove_prefix(expected.size());
+    return true;
+  }
+  bool Number(uint32_t& out) {
+    const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), out);
+    if (error != std::errc() || out >= kMaxRank) return false;
+    text_.remove_prefix(static_cast<size_t>(end - text_.data()));
+    return true;
+  }
+  bool Done() const { return text_.empty(); }
+
+ private:
+  std::string_view text_;
+};
+
+template <class Key>
+Status Insert(std::map<Key, std::string>& into, const Key& key, std::string_view name) {
+  const auto [at, added] = into.try_emplace(key, std::string(name));
+  if (added) return {};
+  return Fail(ErrorCode::kInvalid,
+              StrCat(name, ": ", at->second, " is the file of the same rank; two runs (of two "
+                                             "precisions?) lie in one directory"));
+}
+
+bool ScanModel(std::string_view name, uint32_t& mp) {
+  Scanner scan(name);
+  return scan.Literal("mp_rank_") && scan.Number(mp) && scan.Literal("_model_states.pt") &&
+         scan.Done();
+}
+
+bool ScanZero(std::string_view name, std::string_view suffix, RankKey& key) {
+  Scanner scan(name);
+  if (!scan.Literal("bf16_")) (void)scan.Literal("fp16_");
+  return scan.Literal("zero_pp_rank_") && scan.Number(key.dp) && scan.Literal("_mp_rank_") &&
+         scan.Number(key.mp) && scan.Literal(suffix) && scan.Done();
+}
+
+bool ScanLayer(std::string_view name, LayerKey& key) {
+  Scanner scan(name);
+  if (!scan.Literal("layer_") || !scan.Number(key.layer)) return false;
+  if (scan.Literal("-model_") && !scan.Number(key.tp)) return false;
+  return scan.Literal("-model_states.pt") && scan.Done();
+}
+
+bool ScanExpert(std::string_view name, ExpertKey& key) {
+  Scanner scan(name);
+  return scan.Literal("layer_") && scan.Number(key.layer) && scan.Literal("_expert_") &&
+         scan.Number(key.expert) && scan.Literal("_mp_rank_") && scan.Number(key.mp) &&
+         scan.Literal("_model_states.pt") && scan.Done();
+}
+
+bool ScanExpertOptimizer(std::string_view name, RankKey& key) {
+  Scanner scan(name);
+  return scan.Literal("expp_rank_") && scan.Number(key.dp) && scan.Literal("_mp_rank_") &&
+         scan.Number(key.mp) && scan.Literal("_optim_states.pt") && scan.Done();
+}
+
+struct CloseDirectory {
+  void operator()(DIR* directory) const { ::closedir(directory); }
+};
+
+}  // namespace
+
+Status ClassifyFile(std::string_view name, StepFiles& files) {
+  uint32_t mp = 0;
+  RankKey rank;
+  LayerKey layer;
+  ExpertKey expert;
+  if (ScanModel(name, mp)) return Insert(files.model, mp, name);
+  if (ScanZero(name, "_model_states.pt", rank)) return Insert(files.stage3_model, rank, name);
+  if (ScanZero(name, "_optim_states.pt", rank)) return Insert(files.optimizer, rank, name);
+  if (ScanLayer(name, layer)) return Insert(files.layers, layer, name);
+  if (ScanExpert(name, expert)) return Insert(files.experts, expert, name);
+  if (ScanExpertOptimizer(name, rank)) return Insert(files.expert_optimizer, rank, name);
+  files.others.emplace_back(name);
+  return {};
+}
+
+Result<StepFiles> ListStep(const std::string& directory) {
+  const std::unique_ptr<DIR, CloseDirectory> handle(::opendir(directory.c_str()));
+  if (!handle) return Fail(ErrnoError(errno, directory));
+  std::vector<std::string> names;
+  StepFiles files;
+  while (const dirent* entry = ::readdir(handle.get())) {
+    const std::string name = entry->d_name;
+    struct stat info {};
+    if (::stat(StrCat(directory, "/", name).c_str(), &info) != 0) {
+      if (name.ends_with(".pt")) return Fail(ErrnoError(errno, StrCat(directory, "/", name)));
+      continue;
+    }
+    if (S_ISREG(info.st_mode)) names.push_back(name);
+    if (S_ISDIR(info.st_mode) && name == "offloaded_tensors") files.offloaded = true;
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    if (Status added = ClassifyFile(name, files); !added) {
+      return Fail(std::move(added).error().WithContext(directory));
+    }
+  }
+  return files;
+}
+
+uint64_t IterationOfTag(std::string_view tag) {
+  const size_t last = tag.find_last_of("0123456789");
+  if (last == std::string_view::npos) return 0;
+  const size_t before = tag.substr(0, last + 1).find_last_not_of("0123456789");
+  const size_t first = before == std::string_view::npos ? 0 : before + 1;
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(tag.data() + first, tag.data() + last + 1, number);
+  return error == std::errc() ? number : 0;
+}
+
+Result<std::optional<std::string>> ReadPointer(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return std::optional<std::string>();
+    return Fail(ErrnoError(errno, path));
+  }
+  if (!S_ISREG(info.st_mode)) return std::optional<std::string>();
+  std::ifstream in(path, std::ios::binary);
+  std::string text(256, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  const size_t last = text.find_last_not_of(" \t\r\n");
+  text = first == std::string::npos ? "" : text.substr(first, last - first + 1);
+  const bool plain = !text.empty() && text.size() < 255 && text != "." && text != ".." &&
+                     text.find_first_of(std::string_view("/\0\n", 3)) == std::string::npos;
+  if (!plain) {
+    return Fail(ErrorCode::kInvalid, StrCat(path, ": does not hold the name of a directory"));
+  }
+  return std::optional<std::string>(std::move(text));
+}
+
+}  // namespace ckptfs::deepspeed

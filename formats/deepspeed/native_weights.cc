@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NativeReader: how parameters are sharded, and the weights under their atoms.
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "core/ingest/name_normaliser.h"
+#include "formats/deepspeed/native_reader.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+constexpr size_t kNamesShown = 5;
+
+// Names under which families know sizes, for every spelling that args use.
+constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
+    {"heads", "num_attention_heads"},      {"kv_heads", "num_key_value_heads"},
+    {"kv_heads", "num_query_groups"},      {"head_dim", "kv_channels"},
+    {"hidden", "hidden_size"},             {"ffn", "ffn_hidden_size"},
+    {"ffn", "intermediate_size"},          {"layers", "num_layers"},
+    {"layers", "num_hidden_layers"},       {"vocab", "vocab_size"},
+    {"experts", "num_experts"}};
+
+FamilyVariables VariablesOf(const std::map<std::string, int64_t>& args,
+                            const FamilyVariables& given) {
+  FamilyVariables out(args.begin(), args.end());
+  for (const auto& [a, b] : kAliases) {
+    const auto first = out.find(std::string(a));
+    const auto second = out.find(std::string(b));
+    if (first == out.end() && second != out.end()) out.emplace(a, second->second);
+    if (first != out.end() && second == out.end()) out.emplace(b, first->second);
+  }
+  for (const auto& [name, value] : given) out[name] = value;
+  return out;
+}
+
+// The layer of a pipeline name "L.rest".
+std::optional<uint32_t> PipelineLayer(std::string_view name) {
+  uint32_t layer = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  const bool dotted = error == std::errc() && end < name.data() + name.size() && *end == '.';
+  return dotted && layer < (1u << 20) ? std::optional(layer) : std::nullopt;
+}
+
+Error Uncovered(const std::vector<std::string>& names, uint32_t tp, const std::string& family) {
+  std::string list;
+  for (size_t i = 0; i < std::min(kNamesShown, names.size()); ++i) {
+    list += StrCat(list.empty() ? "" : ", ", names[i]);
+  }
+  if (names.size() > kNamesShown) list += StrCat(", ... (", names.size(), " in all)");
+  return Error{ErrorCode::kUnsupported,
+               StrCat("no rule says how ", list, " are spread over the ", tp,
+                      " tensor-parallel ranks; settle it with --replicated REGEX, --averaged REGEX, "
+                      "or a line in a family file (--family FILE)",
+                      family.empty() ? "" : StrCat("; family '", family, "' lacks them"))};
+}
+
+}  // namespace
+
+Result<std::vector<Shape>> NativeReader::LocalShapes(const std::string& name,
+                                                     const Known& known) const {
+  std::vector<Shape> out;
+  const auto& first = known.shapes.begin()->second;
+  for (uint32_t tp = 0; tp < tp_; ++tp) {
+    if (!first[tp]) {
+      return Fail(ErrorCode::kInvalid, StrCat("'", name, "': tensor-parallel rank ", tp,
+                                              " has no such parameter, other ranks do"));
+    }
+    out.push_back(*first[tp]);
+  }
+  for (const auto& [stage, shapes] : known.shapes) {
+    if (shapes != first) {
+      return Fail(ErrorCode::kInvalid, StrCat("'", name, "' has other shapes on pipeline stage ",
+                                              stage, " than on ", known.shapes.begin()->first));
+    }
+  }
+  return out;
+}
+
+Status NativeReader::DeclareParameter(const std::string& name, Known& known, bool layers_by_name) {
+  Parameter parameter;
+  parameter.name = name;
+  parameter.source_name = known.source_name;
+  parameter.shape = known.sharding.shape;
+  parameter.role = known.role;
+  parameter.pattern = known.sharding.pattern;
+  parameter.stage = known.sharding.stage;
+  parameter.layer = known.sharding.layer.value_or(0);
+  parameter.expert = known.expert;
+  if (known.expert && parameter.pattern.kind == PatternKind::kUnknown) {
+    parameter.pattern.kind = PatternKind::kUnique;
+  }
+  const auto layer = layers_by_name ? PipelineLayer(name) : std::nullopt;
+  if (layer) {
+    parameter.stage = StageRule::kLayer;
+    parameter.layer = *layer;
+    assembler_.header().layers = std::max(assembler_.header().layers, *layer + 1);
+  } else if (layers_by_name && name.starts_with("tied_modules.")) {
+    parameter.stage = StageRule::kFirstLast;
+  }
+  CKPT_ASSIGN_OR_RETURN(known.index, assembler_.AddParameter(std::move(parameter)));
+  for (const auto& [stage, shapes] : known.shapes) {
+    known.slots.emplace(stage, static_cast<uint32_t>(known.slots.size()));
+  }
+  // DeepSpeed itself ties these over the stages.
+  if (name.starts_with("tied_modules.")) known.sharding.on_several_stages = true;
+  return {};
+}
+
+Status NativeReader::ResolveSharding() {
+  const ModelStates& model = ModelOf(0);
+  const FamilyVariables variables = VariablesOf(model.variables, options_.variables);
+  CKPT_ASSIGN_OR_RETURN(
+      const ShardingRules rules,
+      ShardingRules::Make(model.info ? &*model.info : nullptr, options_, order_, variables));
+  std::vector<std::string> uncovered;
+  std::vector<std::string> assumed;
+  bool layered = false;
+  for (const std::string& name : order_) {
+    Known& known = known_.at(name);
+    CKPT_ASSIGN_OR_RETURN(const std::vector<Shape> locals, LocalShapes(name, known));
+    CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals));
+    if (!sharding && known.role == Role::kBuffer) {
+      assumed.push_back(name);
+      sharding = Sharding{Sharding::How::kReplicas, Pattern::Replicate(), locals[0],
+                          std::vector<LocalTensor>(tp_, WholeTensor(locals[0])),
+                          StageRule::kEvery, std::nullopt, false};
+    }
+    if (sharding) {
+      layered = layered || sharding->layer.has_value();
+      known.sharding = *std::move(sharding);
+    } else {
+      uncovered.push_back(name);
+    }
+  }
+  if (!uncovered.empty()) return Fail(Uncovered(uncovered, tp_, rules.family()));
+  StepModel& header = assembler_.header();
+  header.family = rules.family();
+  header.notes.insert(header.notes.end(), rules.notes().begin(), rules.notes().end());
+  if (!assumed.empty()) {
+    header.notes.push_back(StrCat(assumed.size(), " buffers that no rule covers (", assumed[0],
+                                  " ...) are taken to be equal on all tensor-parallel ranks; "
+                                  "`ckptfs verify` compares them"));
+  }
+  for (const std::string& name : order_) {
+    CKPT_RETURN_IF_ERROR(
+        DeclareParameter(name, known_.at(name), !files_.layers.empty() && !layered));
+  }
+  SetModelDType();
+  return {};
+}
+
+void NativeReader::SetModelDType() {
+  std::map<DType, uint64_t> counts;
+  for (const NamedTensor& entry : ModelOf(0).module) {
+    const auto known = known_.find(NormaliseName(entry.name));
+    if (known != known_.end() && known->second.role == Role::kTrainable) ++counts[entry.tensor.dtype];
+  }
+  for (const Weight& weight : weights_) {
+    if (known_.at(weight.name).role == Role::kTrainable) ++counts[weight.tensor.dtype];
+  }
+  std::optional<DType> best = DTypeFromName(ModelOf(0).config_dtype);
+  uint64_t most = 0;
+  for (const auto& [dtype, count] : counts) {
+    if (count > most) {
+      best = dtype;
+      most = count;
+    }
+  }
+  assembler_.header().model_dtype = best;
+}
+
+Result<NativeReader::Place> NativeReader::PlaceIn(const std::string& name, std::string_view kind,
+                                                  DType dtype, uint32_t slot, uint32_t tp) {
+  const Known& known = known_.at(name);
+  CKPT_ASSIGN_OR_RETURN(
+      const AtomIndex atom,
+      assembler_.AddAtom(known.index, "", kind, dtype, known.sharding.shape, Relation::kSame));
+  const bool whole_each = known.sharding.how == Sharding::How::kReplicas ||
+                          known.sharding.how == Sharding::How::kAverage;
+  if (known.sharding.how == Sharding::How::kReplicas) assembler_.DeclareReplicas(atom);
+  if (known.sharding.how == Sharding::How::kAverage) {
+    if (slot > 0) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("'", name, "' is averaged and on several pipeline stages"));
+    }
+    assembler_.DeclareAverage(atom);
+  }
+  if (slot > 0 && known.sharding.on_several_stages) assembler_.DeclareReplicas(atom);
+  Place place{atom, whole_each ? slot * tp_ + tp : slot, 0};
+  const auto [at, added] = locals_.try_emplace({static_cast<uint32_t>(atom), place.copy, tp}, 0);
+  if (added) at->second = assembler_.AddLocal(atom, place.copy, known.sharding.locals[tp]);
+  place.local = at->second;
+  return place;
+}
+
+Status NativeReader::PlaceWeights() {
+  for (const Weight& weight : weights_) {
+    Known& known = known_.at(weight.name);
+    const uint32_t slot = known.weights[weight.tp]++;
+    if (weight.tensor.contiguous()) {
+      CKPT_ASSIGN_OR_RETURN(const Place place, PlaceIn(weight.name, "weight", weight.tensor.dtype,
+                                                       slot, weight.tp));
+      assembler_.AddFragment(place.atom, place.copy, place.local,
+                             Fragment{0, weight.tensor.elements(), weight.tensor.blob,
+                                      weight.tensor.first_byte(), weight.tensor.dtype});
+      continue;
+    }
+    // Its own strided storage: a local tensor of its own.
+    CKPT_ASSIGN_OR_RETURN(
+        const AtomIndex atom,
+        assembler_.AddAtom(known.index, "", "weight", weight.tensor.dtype, known.sharding.shape));
+    const bool whole_each = known.sharding.how != Sharding::How::kCut && tp_ > 1;
+    if (known.sharding.how == Sharding::How::kReplicas) assembler_.DeclareReplicas(atom);
+    if (known.sharding.how == Sharding::How::kAverage) assembler_.DeclareAverage(atom);
+    if (slot > 0 && known.sharding.on_several_stages) assembler_.DeclareReplicas(atom);
+    AddStored(assembler_, atom, whole_each ? slot * tp_ + weight.tp : slot,
+              known.sharding.locals[weight.tp], weight.tensor);
+  }
+  return {};
+}
+
+// Stage 3 keeps a frozen parameter as one flat slice per data-parallel rank.
+Status NativeReader::PlaceFrozenFragments() {
+  for (const auto& [key, model] : models_) {
+    if (stage_ != 3) break;
+    for (const NamedTensor& entry : model.frozen_fragments) {
+      const std::string name = NormaliseName(entry.name);
+      const auto known = known_.find(name);
+      if (known == known_.end() || known->second.role != Role::kFrozen) {
+        return Fail(ErrorCode::kInvalid, StrCat(model.file, ": frozen_param_fragments has '",
+                                                entry.name, "', frozen_param_shapes has not"));
+      }
+      if (known->second.weights.count(key.mp % tp_) > 0) continue;  // whole in the module
+      const auto& shapes = known->second.shapes.at(key.mp / tp_);
+      CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(*shapes[key.mp % tp_]));
+      const uint64_t slice = CeilDiv(elements, dp_);
+      const uint64_t begin = std::min(elements, key.dp * slice);
+      const uint64_t end = std::min(elements, begin + slice);
+      if (entry.tensor.elements() < end - begin || !entry.tensor.contiguous()) {
+        return Fail(ErrorCode::kInvalid,
+                    StrCat(model.file, ": the fragment of frozen '", entry.name, "' has ",
+                           entry.tensor.elements(), " elements, its slice ", end - begin));
+      }
+      CKPT_ASSIGN_OR_RETURN(
+          const Place place, PlaceIn(name, "weight", entry.tensor.dtype,
+                                     known->second.slots.at(key.mp / tp_), key.mp % tp_));
+      assembler_.AddFragment(place.atom, place.copy, place.local,
+                             Fragment{begin, end, entry.tensor.blob, entry.tensor.first_byte(),
+                                      entry.tensor.dtype});
+    }
+  }
+  return {};
+}
+
+Status NativeReader::SetScalar(const std::string& name, const NamedScalar& scalar) {
+  CKPT_ASSIGN_OR_RETURN(
+      const AtomIndex atom,
+      assembler_.AddAtom(known_.at(name).index, "", scalar.name, scalar.value.dtype,
+                         scalar.value.shape, Relation::kScalar));
+  return assembler_.SetInline(atom, scalar.value.bytes, scalar.value.python_number);
+}
+
+Status NativeReader::DeriveWeights() {
+  size_t derived = 0;
+  const std::optional<DType> dtype = assembler_.header().model_dtype;
+  for (const std::string& name : order_) {
+    const Known& known = known_.at(name);
+    if (known.role != Role::kTrainable || !known.weights.empty()) continue;
+    if (!known.master || !dtype) {
+      return Fail(ErrorCode::kInvalid, StrCat("'", name, "': neither a weight nor a master of it is "
+                                              "in any file"));
+    }
+    CKPT_ASSIGN_OR_RETURN(
+        const AtomIndex weight,
+        assembler_.AddAtom(known.index, "", "weight", *dtype, known.sharding.shape));
+    CKPT_RETURN_IF_ERROR(assembler_.SetCast(weight, *known.master));
+    ++derived;
+  }
+  if (derived > 0) {
+    assembler_.header().notes.push_back(
+        StrCat(derived, " weights are not stored; they are shown as their masters cast to ",
+               DTypeName(*dtype)));
+  }
+  return {};
+}
+
+}  // namespace ckptfs::deepspeed

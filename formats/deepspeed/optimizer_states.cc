@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/optimizer_states.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/base/strings.h"
+#include "formats/deepspeed/document_keys.h"
+#include "formats/torch/pickle_writer.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+// Keys of the ZeRO dict that are tensors, layout or kept elsewhere; all others are documents.
+constexpr std::array<std::string_view, 12> kStructure = {
+    "base_optimizer_state", "single_partition_of_fp32_groups", "group_paddings",
+    "param_alignment_paddings", "partition_count", "param_slice_mappings", "ds_version",
+    "optimizer_state_dict", "fp32_flat_groups", "universal_checkpoint_info",
+    "ds_zero_partition_groups", "base_optimizer_state_step"};
+
+Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key) {
+  std::vector<uint64_t> out;
+  for (size_t i = 0; list && list.IsSequence() && i < list.size(); ++i) {
+    const auto number = list.at(i).Int();
+    if (!number || *number < 0) {
+      return Fail(ErrorCode::kInvalid, StrCat("'", key, "' holds something else than counts"));
+    }
+    out.push_back(static_cast<uint64_t>(*number));
+  }
+  return out;
+}
+
+// A dict as a pickle, without one key.
+Result<std::string> PrintWithout(PickleRef dict, std::string_view without) {
+  PickleBuilder builder;
+  std::vector<std::pair<NodeId, NodeId>> items;
+  for (const auto& [key, value] : dict.Items()) {
+    if (key.String() == without) continue;
+    const NodeId name = builder.Copy(key);
+    items.emplace_back(name, builder.Copy(value));
+  }
+  const NodeId root = builder.Dict(std::move(items));
+  return PrintPickle(std::move(builder).Finish(root));
+}
+
+Status ReadLayout(PickleRef zero, OptimizerStates& out) {
+  if (const auto count = zero["partition_count"].Int()) {
+    if (*count < 1) return Fail(ErrorCode::kInvalid, "'partition_count' is not positive");
+    out.partition_count = {static_cast<uint64_t>(*count)};
+  } else {
+    CKPT_ASSIGN_OR_RETURN(out.partition_count,
+                          Numbers(zero["partition_count"], "partition_count"));
+  }
+  const PickleRef paddings = zero["param_alignment_paddings"];
+  for (size_t i = 0; paddings && paddings.IsSequence() && i < paddings.size(); ++i) {
+    CKPT_ASSIGN_OR_RETURN(auto members, Numbers(paddings.at(i), "param_alignment_paddings"));
+    if (std::all_of(members.begin(), members.end(), [](uint64_t n) { return n == 0; })) {
+      members.clear();
+    }
+    out.member_paddings.push_back(std::move(members));
+  }
+  return {};
+}
+
+Result<std::optional<FileTensor>> MasterOf(PickleRef masters, size_t i, const TorchFile& file,
+                                           BlobIndex blob) {
+  const std::string what = StrCat("master partition ", i);
+  CKPT_ASSIGN_OR_RETURN(FileTensor master, FileTensorOf(masters.at(i), file, blob, what));
+  if (!master.contiguous()) return Fail(ErrorCode::kInvalid, StrCat(what, ": not contiguous"));
+  return std::optional<FileTensor>(std::move(master));
+}
+
+Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file,
+                      const std::string& path, OptimizerStates& out) {
+  if (!masters || !masters.IsSequence()) {
+    return Fail(ErrorCode::kInvalid, out.stage == 3
+                                         ? "no 'fp32_flat_groups' list"
+                                         : "no 'single_partition_of_fp32_groups' list");
+  }
+  for (size_t i = 0; i < masters.size(); ++i) {
+    const PickleRef state = states && states.IsSequence()
+                                ? (i < states.size() ? states.at(i) : PickleRef())
+                                : (states ? states.AtInt(static_cast<int64_t>(i)) : PickleRef());
+    PartitionStates partition;
+    if (state) {
+      CKPT_ASSIGN_OR_RETURN(partition, ReadStateDict(state, file, path, out.blob));
+    }
+    CKPT_ASSIGN_OR_RETURN(partition.master, MasterOf(masters, i, file, out.blob));
+    out.partitions.push_back(std::move(partition));
+  }
+  return {};
+}
+
+// States that no partition can be cut from go into documents of this rank.
+Status KeepOpaque(PickleRef states, const TorchFile& file, const std::string& path,
+                  const RankKey& rank, OptimizerStates& out) {
+  for (size_t i = 0; i < out.partitions.size(); ++i) {
+    for (const std::string& name : out.partitions[i].opaque) {
+      const PickleRef state =
+          states.IsSequence() ? states.at(i) : states.AtInt(static_cast<int64_t>(i));
+      CKPT_ASSIGN_OR_RETURN(
+          Document document,
+          DocumentOf(StrCat("optimizer/opaque/", i, "/", name),
+                     StrCat("dp", rank.dp, "_mp", rank.mp), state[name], file, out.blob, path));
+      out.opaque.push_back(std::move(document));
+    }
+  }
+  return {};
+}
+
+Status KeepDocuments(PickleRef zero, const TorchFile& file, const std::string& path,
+                     OptimizerStates& out) {
+  for (const auto& [key, value] : zero.Items()) {
+    const auto name = key.String();
+    if (!name || std::find(kStructure.begin(), kStructure.end(), *name) != kStructure.end()) {
+      continue;
+    }
+    CKPT_ASSIGN_OR_RETURN(
+        Document document,
+        DocumentOf(StrCat(kZeroPrefix, *name), "", value, file, out.blob, path));
+    out.documents.push_back(std::move(document));
+  }
+  return {};
+}
+
+Status RefuseUnknownLayouts(PickleRef root, PickleRef zero) {
+  if (const PickleRef parts = zero["ds_zero_partition_groups"]; parts && parts.size() > 0) {
+    return Fail(ErrorCode::kUnsupported,
+                "'ds_zero_partition_groups' (AutoEP under ZeRO-3) is not understood");
+  }
+  if (root["folding"]) {
+    return Fail(ErrorCode::kUnsupported, "'folding' (AutoEP with AutoTP) is not understood");
+  }
+  return {};
+}
+
+Status ReadZero12(PickleRef zero, const TorchFile& file, const std::string& path,
+                  const RankKey& rank, bool keep, OptimizerStates& out) {
+  out.trimmed = static_cast<bool>(zero["zero_stage"]);
+  const auto stage = zero["zero_stage"].Int();
+  out.stage = stage && *stage == 2 ? 2 : 1;
+  const PickleRef base = zero["base_optimizer_state"];
+  if (!base) return Fail(ErrorCode::kInvalid, "no 'base_optimizer_state'");
+  out.elastic = base.IsSequence();
+  const PickleRef states = out.elastic ? base : base["state"];
+  CKPT_RETURN_IF_ERROR(
+      ReadPartitions(zero["single_partition_of_fp32_groups"], states, file, path, out));
+  CKPT_ASSIGN_OR_RETURN(const auto paddings, Numbers(zero["group_paddings"], "group_paddings"));
+  for (size_t i = 0; out.trimmed && i < out.partitions.size() && i < paddings.size(); ++i) {
+    out.partitions[i].padding = paddings[i];
+  }
+  if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, file, path, rank, out));
+  if (keep && !out.elastic) {
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"]));
+  }
+  return {};
+}
+
+Status ReadZero3(PickleRef zero, const TorchFile& file, const std::string& path,
+                 const RankKey& rank, bool keep, OptimizerStates& out) {
+  out.stage = 3;
+  const PickleRef base = zero["optimizer_state_dict"];
+  CKPT_RETURN_IF_ERROR(ReadPartitions(zero["fp32_flat_groups"], base["state"], file, path, out));
+  if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], file, path, rank, out));
+  if (keep && base) {
+    CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"]));
+  }
+  return {};
+}
+
+Result<OptimizerStates> ReadRoot(const TorchFile& file, const std::string& path, BlobIndex blob,
+                                 const RankKey& rank, bool keep) {
+  OptimizerStates out;
+  out.file = path;
+  out.blob = blob;
+  const PickleRef root = file.root();
+  const PickleRef zero = root["optimizer_state_dict"];
+  if (!zero || !zero.IsDict()) {
+    return Fail(ErrorCode::kInvalid, "no 'optimizer_state_dict': not a DeepSpeed optimizer file");
+  }
+  CKPT_RETURN_IF_ERROR(RefuseUnknownLayouts(root, zero));
+  CKPT_RETURN_IF_ERROR(ReadLayout(zero, out));
+  if (zero["fp32_flat_groups"]) {
+    CKPT_RETURN_IF_ERROR(ReadZero3(zero, file, path, rank, keep, out));
+  } else {
+    CKPT_RETURN_IF_ERROR(ReadZero12(zero, file, path, rank, keep, out));
+  }
+  if (const auto version = root["ds_version"].String()) out.ds_version = *version;
+  if (const PickleRef config = root["ds_config"]) {
+    CKPT_ASSIGN_OR_RETURN(out.ds_config, DigestOfValue(config));
+  }
+  if (keep) CKPT_RETURN_IF_ERROR(KeepDocuments(zero, file, path, out));
+  return out;
+}
+
+}  // namespace
+
+Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, const std::string& path,
+                                            BlobIndex blob, const RankKey& rank, bool keep) {
+  auto out = ReadRoot(file, path, blob, rank, keep);
+  if (!out) return Fail(std::move(out).error().WithContext(path));
+  return out;
+}
+
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups) {
+  std::vector<HyperGroup> groups;
+  for (size_t i = 0; param_groups && param_groups.IsSequence() && i < param_groups.size(); ++i) {
+    const PickleRef group = param_groups.at(i);
+    if (!group.IsDict()) return Fail(ErrorCode::kInvalid, "a 'param_groups' entry is no dict");
+    HyperGroup out;
+    CKPT_ASSIGN_OR_RETURN(out.hyper_parameters, PrintWithout(group, "params"));
+    if (const auto name = group["name"].String()) out.name = *name;
+    out.experts = group["moe"].Bool().value_or(false);
+    const PickleRef members = group["params"];
+    for (size_t k = 0; members && members.IsSequence() && k < members.size(); ++k) {
+      out.members.push_back(members.at(k).Int().value_or(-1));
+    }
+    groups.push_back(std::move(out));
+  }
+  return groups;
+}
+
+Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file,
+                                      const std::string& path, BlobIndex blob) {
+  PartitionStates out;
+  if (!state.IsDict()) return Fail(ErrorCode::kInvalid, "an optimizer state is no dict");
+  for (const auto& [key, value] : state.Items()) {
+    const auto name = key.String();
+    if (!name) return Fail(ErrorCode::kInvalid, "an optimizer state has a name that is no text");
+    CKPT_ASSIGN_OR_RETURN(auto scalar, ScalarOf(value, file, path));
+    if (scalar) {
+      out.scalars.push_back(NamedScalar{std::string(*name), *std::move(scalar)});
+      continue;
+    }
+    auto tensor = FileTensorOf(value, file, blob, *name);
+    if (tensor) {
+      out.flat.push_back(NamedTensor{std::string(*name), *std::move(tensor)});
+    } else {
+      out.opaque.emplace_back(*name);
+    }
+  }
+  return out;
+}
+
+Result<Digest> DigestOfValue(PickleRef value) {
+  PickleBuilder builder;
+  const NodeId root = builder.Copy(value);
+  CKPT_ASSIGN_OR_RETURN(const std::string text, PrintPickle(std::move(builder).Finish(root)));
+  return DigestOf(std::string_view(text));
+}
+
+Result<Document> DocumentOf(std::string key, std::string scope, PickleRef value,
+                            const TorchFile& file, BlobIndex blob, const std::string& path) {
+  const std::string context = StrCat(path, ": ", key);
+  auto document = MakeDocument(std::move(key), std::move(scope), value, file, blob);
+  if (!document) return Fail(std::move(document).error().WithContext(context));
+  return document;
+}
+
+}  // namespace ckptfs::deepspeed

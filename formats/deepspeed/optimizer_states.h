@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one optim_states file holds, extracted so that its pickle tree can be
+// dropped at once: of 1,024 rank files only this stays.  Stages 1, 2
+// (stage_1_and_2.py state_dict), BF16_Optimizer (bf16_optimizer.py) and 3
+// (stage3.py) come out in one form.
+//
+// Thread safety: values; ReadOptimizerStates is pure but for reading the file.
+// Units: elements.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/digest.h"
+#include "core/model/step_model.h"
+#include "formats/deepspeed/names.h"
+#include "formats/deepspeed/stored_tensor.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs::deepspeed {
+
+struct NamedTensor {
+  std::string name;
+  FileTensor tensor;
+};
+
+struct NamedScalar {
+  std::string name;
+  ScalarValue value;
+};
+
+// A flat partition (stages 1, 2) or sub-group (stage 3).
+struct PartitionStates {
+  std::optional<FileTensor> master;
+  uint64_t padding = 0;               // stages 1, 2: what the master lacks at its end
+  std::vector<NamedTensor> flat;      // of the optimizer: one-dimensional, as long as the partition
+  std::vector<NamedScalar> scalars;   // "step"
+  std::vector<std::string> opaque;    // names kept as documents
+};
+
+// A param_groups entry: hyper-parameters as the pickle of a dict.
+struct HyperGroup {
+  std::string hyper_parameters;
+  std::string name;              // "" unless the group has one
+  bool experts = false;          // DeepSpeed's `moe`
+  std::vector<int64_t> members;  // "params": indexes of states
+};
+
+struct OptimizerStates {
+  std::string file;
+  BlobIndex blob{};
+  int stage = 1;              // 1, 2 or 3
+  bool trimmed = false;       // masters lack group_paddings (not so in BF16_Optimizer)
+  bool elastic = false;
+  std::vector<uint64_t> partition_count;               // per group; stage 3: one number
+  std::vector<std::vector<uint64_t>> member_paddings;  // per group; may be empty
+  std::vector<PartitionStates> partitions;
+  std::vector<HyperGroup> groups;      // only if asked for
+  std::vector<Document> documents;     // only if asked for: scope ""
+  std::vector<Document> opaque;        // scope is the rank's
+  std::string ds_version;
+  Digest ds_config;
+};
+
+// `keep`: with groups and documents (one rank of each model-parallel rank).
+// kInvalid names the key.
+Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, const std::string& path,
+                                            BlobIndex blob, const RankKey& rank, bool keep);
+
+// The pieces that stage 0 shares.
+Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups);
+Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file,
+                                      const std::string& path, BlobIndex blob);
+// Digest of a value as our printer prints it.
+Result<Digest> DigestOfValue(PickleRef value);
+// As MakeDocument, with the file's path in the error.
+Result<Document> DocumentOf(std::string key, std::string scope, PickleRef value,
+                            const TorchFile& file, BlobIndex blob, const std::string& path);
+
+}  // namespace ckptfs::deepspeed

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/sharding.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+
+namespace ckptfs::deepspeed {
+
+// What the rules say before the shapes are applied.
+struct ShardingRules::Decision {
+  Pattern pattern;
+  std::string rule;  // for messages
+  uint64_t part_count = 0;                       // equal parts whose size the shapes give
+  std::vector<std::vector<uint64_t>> widths;     // [part][rank], if recorded
+  std::optional<uint64_t> rows;                  // of the unpadded dim
+  Shape logical_shape;                           // recorded; empty: not
+  bool decided = false;
+};
+
+namespace {
+
+template <class... Pieces>
+tl::unexpected<Error> Refuse(std::string_view name, const Pieces&... pieces) {
+  return Fail(ErrorCode::kInvalid, StrCat("'", name, "': ", pieces...));
+}
+
+Result<std::vector<InfoPattern>> WholeNamePatterns(const std::vector<std::string>& texts,
+                                                   std::string_view flag) {
+  std::vector<InfoPattern> out;
+  for (const std::string& text : texts) {
+    auto pattern = MakeInfoPattern(StrCat("(?:", text, ")$"));
+    if (!pattern) return Fail(std::move(pattern).error().WithContext(flag));
+    pattern->text = text;
+    out.push_back(*std::move(pattern));
+  }
+  return out;
+}
+
+// Pad and unit facts of the family for a cut that the checkpoint's lists made.
+void AdoptFamilyFacts(const RuleMatch& family, Pattern& pattern) {
+  if (pattern.cuts.size() != 1 || family.pattern.cuts.size() != 1) return;
+  Cut& cut = pattern.cuts[0];
+  const Cut& known = family.pattern.cuts[0];
+  if (cut.dim != known.dim) return;
+  cut.unit = known.unit;
+  if (known.pad_multiple > 0) {
+    cut.pad_multiple = known.pad_multiple;
+    cut.pad_always = known.pad_always;
+  }
+}
+
+Status CheckSameShapes(std::string_view name, std::span<const Shape> locals) {
+  for (size_t r = 1; r < locals.size(); ++r) {
+    if (locals[r] != locals[0]) {
+      return Refuse(name, "rank 0 holds ", ShapeToString(locals[0]), ", rank ", r, " ",
+                    ShapeToString(locals[r]), " of what a rule calls whole on every rank");
+    }
+  }
+  return {};
+}
+
+// Sum of the ranks' extents along `dim`, the other dims being equal.
+Result<uint64_t> TotalAlong(std::string_view name, uint32_t dim, std::span<const Shape> locals) {
+  uint64_t total = 0;
+  for (const Shape& local : locals) {
+    if (dim >= local.size() || local.size() != locals[0].size()) {
+      return Refuse(name, "cut along dim ", dim, ", which ", ShapeToString(local), " has not");
+    }
+    for (size_t d = 0; d < local.size(); ++d) {
+      if (d != dim && local[d] != locals[0][d]) {
+        return Refuse(name, "cut along dim ", dim, ", but ranks differ in dim ", d);
+      }
+    }
+    CKPT_ASSIGN_OR_RETURN(total, CheckedAdd(total, local[dim], "rows of a cut parameter"));
+  }
+  return total;
+}
+
+Result<std::vector<std::vector<uint64_t>>> EvenWidths(std::string_view name,
+                                                      const std::vector<uint64_t>& parts,
+                                                      size_t ranks) {
+  std::vector<std::vector<uint64_t>> widths;
+  for (uint64_t part : parts) {
+    if (part % ranks != 0) {
+      return Refuse(name, "a fused part of ", part, " rows does not divide by ", ranks, " ranks");
+    }
+    widths.emplace_back(ranks, part / ranks);
+  }
+  return widths;
+}
+
+Status CheckWidths(std::string_view name, uint32_t dim, std::span<const Shape> locals,
+                   const std::vector<uint64_t>& parts,
+                   const std::vector<std::vector<uint64_t>>& widths) {
+  if (widths.size() != parts.size()) {
+    return Refuse(name, widths.size(), " rows of shard widths for ", parts.size(), " parts");
+  }
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const uint64_t sum = std::accumulate(widths[p].begin(), widths[p].end(), uint64_t{0});
+    if (widths[p].size() != locals.size() || sum != parts[p]) {
+      return Refuse(name, "the shard widths of part ", p, " do not make up its ", parts[p], " rows");
+    }
+  }
+  for (size_t r = 0; r < locals.size(); ++r) {
+    uint64_t rows = 0;
+    for (const auto& part : widths) rows += part[r];
+    if (rows != locals[r][dim]) {
+      return Refuse(name, "rank ", r, " should hold ", rows, " rows of dim ", dim, ", its tensor has ",
+                    locals[r][dim]);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+LocalTensor LocalOfWidths(const Shape& atom, uint32_t dim,
+                          const std::vector<std::vector<uint64_t>>& widths, uint32_t rank) {
+  LocalTensor local;
+  local.shape = atom;
+  local.shape[dim] = 0;
+  for (const auto& part : widths) local.shape[dim] += part[rank];
+  const std::vector<uint64_t> strides = RowMajorStrides(local.shape);
+  uint64_t part_begin = 0;
+  uint64_t local_row = 0;
+  for (const auto& part : widths) {
+    const uint64_t first =
+        part_begin + std::accumulate(part.begin(), part.begin() + rank, uint64_t{0});
+    const uint64_t rows = first >= atom[dim] ? 0 : std::min(part[rank], atom[dim] - first);
+    if (rows > 0) {
+      Piece piece;
+      piece.shape = atom;
+      piece.shape[dim] = rows;
+      piece.atom_begin.assign(atom.size(), 0);
+      piece.atom_begin[dim] = first;
+      piece.local_offset = local_row * strides[dim];
+      piece.local_strides = strides;
+      local.pieces.push_back(std::move(piece));
+    }
+    local_row += part[rank];
+    part_begin += std::accumulate(part.begin(), part.end(), uint64_t{0});
+  }
+  return local;
+}
+
+Result<ShardingRules> ShardingRules::Make(const ShardingInfo* info, const SourceOptions& options,
+                                          std::span<const std::string> names,
+                                          const FamilyVariables& variables) {
+  ShardingRules rules;
+  rules.info_ = info;
+  rules.variables_ = variables;
+  if (options.families != nullptr) {
+    rules.family_ = options.family.empty() ? options.families->Choose(names)
+                                           : options.families->Find(options.family);
+  }
+  if (!options.family.empty() && rules.family_ == nullptr) {
+    return Fail(ErrorCode::kNotFound, StrCat("--family ", options.family, ": no such family"));
+  }
+  if (rules.family_ != nullptr) rules.family_name_ = rules.family_->name();
+  CKPT_ASSIGN_OR_RETURN(rules.replicated_, WholeNamePatterns(options.replicated, "--replicated"));
+  CKPT_ASSIGN_OR_RETURN(rules.averaged_, WholeNamePatterns(options.averaged, "--averaged"));
+  return rules;
+}
+
+Result<std::optional<RuleMatch>> ShardingRules::MatchFamily(std::string_view name,
+                                                            size_t ranks) const {
+  if (family_ == nullptr) return std::optional<RuleMatch>();
+  auto match = family_->Match(name, variables_);
+  if (match) return match;
+  if (ranks > 1) return Fail(std::move(match).error().WithContext(StrCat("'", name, "'")));
+  const std::string note = StrCat("'", name, "': ", match.error().message,
+                                  "; it cannot be cut until --family-set says it");
+  if (notes_.size() < 8) notes_.push_back(note);
+  return std::optional<RuleMatch>();
+}
+
+Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape> locals,
+                                   Decision& out) const {
+  for (const auto& [pattern, reason] : info_->unsupported) {
+    if (locals.size() > 1 && pattern.Matches(name)) {
+      return Fail(ErrorCode::kUnsupported, StrCat("'", name, "': its engine recorded that its cut "
+                                                  "cannot be described: ", reason));
+    }
+  }
+  for (const InfoAffine& affine : info_->affine) {
+    if (!affine.pattern.Matches(name)) continue;
+    if (!affine.plain) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("'", name, "': affine_map scales its shards, which is not understood"));
+    }
+    out.logical_shape = affine.logical_shape;
+    out.pattern = Pattern::Shard(0);
+    out.decided = true;
+    out.rule = "affine_map";
+  }
+  out.rule = "universal_checkpoint_info";
+  if (FirstMatch(info_->replicated, name) != nullptr) {
+    out.pattern = Pattern::Replicate();
+  } else if (FirstMatch(info_->averaged, name) != nullptr) {
+    out.pattern.kind = PatternKind::kPartial;
+    out.pattern.cuts.clear();
+  } else if (FirstMatch(info_->two_parts, name) != nullptr) {
+    out.pattern = Pattern::Shard(0);
+    out.part_count = 2;
+  } else if (FirstMatch(info_->row, name) != nullptr) {
+    out.pattern = Pattern::Shard(1);
+  } else if (FirstMatch(info_->vocabulary, name) != nullptr) {
+    out.pattern = Pattern::Shard(0);
+    out.pattern.cuts[0].pad_multiple = 1;
+    out.rows = info_->original_vocabulary;
+  } else {
+    for (const InfoSubParams& sub : info_->sub_params) {
+      const InfoPattern* pattern = FirstMatch(sub.patterns, name);
+      if (pattern == nullptr) continue;
+      out.pattern = Pattern::Shard(sub.dim, sub.sizes);
+      out.part_count = sub.count;
+      const auto widths = info_->widths.find(pattern->text);
+      if (widths != info_->widths.end()) out.widths = widths->second;
+      out.decided = true;
+      return {};
+    }
+    return {};
+  }
+  out.decided = true;
+  return {};
+}
+
+Result<std::optional<ShardingRules::Decision>> ShardingRules::Decide(
+    std::string_view name, std::span<const Shape> locals,
+    const std::optional<RuleMatch>& family) const {
+  Decision out;
+  if (info_ != nullptr) {
+    CKPT_RETURN_IF_ERROR(DecideByInfo(name, locals, out));
+    if (out.decided) {
+      if (family) AdoptFamilyFacts(*family, out.pattern);
+      return std::optional<Decision>(std::move(out));
+    }
+  }
+  if (FirstMatch(replicated_, name) != nullptr) {
+    out.pattern = Pattern::Replicate();
+    out.rule = "--replicated";
+    return std::optional<Decision>(std::move(out));
+  }
+  if (FirstMatch(averaged_, name) != nullptr) {
+    out.pattern.kind = PatternKind::kPartial;
+    out.rule = "--averaged";
+    return std::optional<Decision>(std::move(out));
+  }
+  const bool by_default = info_ != nullptr && info_->DeclaresTensorParallel() && locals.size() > 1;
+  if (family && family->pattern.kind != PatternKind::kUnknown) {
+    const Pattern& pattern = family->pattern;
+    const bool along_rows = pattern.kind == PatternKind::kShard && pattern.cuts.size() == 1 &&
+                            pattern.cuts[0].dim == 0;
+    if (by_default && !along_rows) {
+      return Refuse(name, "no list of universal_checkpoint_info has it, which means a cut along dim "
+                          "0, but the family's rule ", family->rule, " says otherwise; name it with "
+                          "--replicated or --averaged");
+    }
+    out.pattern = pattern;
+    out.rule = StrCat("family rule ", family->rule);
+    if (pattern.cuts.size() == 1 && pattern.cuts[0].parts.size() == 1) {
+      out.rows = pattern.cuts[0].parts[0];
+      out.pattern.cuts[0].parts.clear();
+    } else if (along_rows && pattern.cuts[0].pad_multiple > 0 && info_ != nullptr) {
+      out.rows = info_->original_vocabulary;
+    }
+    return std::optional<Decision>(std::move(out));
+  }
+  if (!by_default) return std::optional<Decision>();
+  out.pattern = Pattern::Shard(0);
+  out.rule = "the default of universal_checkpoint_info";
+  return std::optional<Decision>(std::move(out));
+}
+
+namespace {
+
+Status ResolveGrid(std::string_view name, std::span<const Shape> locals, Sharding& out) {
+  out.shape = locals[0];
+  for (size_t i = 0; i < out.pattern.cuts.size(); ++i) {
+    const uint32_t dim = out.pattern.cuts[i].dim;
+    if (dim >= out.shape.size() || i >= out.pattern.grid.size()) {
+      return Refuse(name, "the rule's cuts do not fit ", ShapeToString(locals[0]));
+    }
+    CKPT_ASSIGN_OR_RETURN(out.shape[dim],
+                          CheckedMul(out.shape[dim], out.pattern.grid[i], "rows"));
+  }
+  for (size_t r = 0; r < locals.size(); ++r) {
+    CKPT_ASSIGN_OR_RETURN(LocalTensor local,
+                          MakeLocal(out.pattern, out.shape, r, locals.size()));
+    if (local.shape != locals[r]) return Refuse(name, "the rule contradicts rank ", r, "'s shape");
+    out.locals.push_back(std::move(local));
+  }
+  return {};
+}
+
+// One cut at several ranks: the whole shape and what each rank holds.
+Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t part_count,
+                  std::vector<std::vector<uint64_t>> widths, std::optional<uint64_t> rows,
+                  Sharding& out) {
+  Cut& cut = out.pattern.cuts[0];
+  CKPT_ASSIGN_OR_RETURN(const uint64_t total, TotalAlong(name, cut.dim, locals));
+  if (part_count > 0) {
+    if (total % part_count != 0) {
+      return Refuse(name, total, " rows are not ", part_count, " equal parts");
+    }
+    cut.parts.assign(part_count, total / part_count);
+  }
+  if (cut.parts.size() > 1) {
+    const uint64_t sum = std::accumulate(cut.parts.begin(), cut.parts.end(), uint64_t{0});
+    if (sum != total) {
+      return Refuse(name, "the parts have ", sum, " rows together, the ranks hold ", total);
+    }
+    if (widths.empty()) {
+      CKPT_ASSIGN_OR_RETURN(widths, EvenWidths(name, cut.parts, locals.size()));
+    }
+  } else {
+    cut.parts.clear();
+    widths.assign(1, {});
+    for (const Shape& local : locals) widths[0].push_back(local[cut.dim]);
+  }
+  const std::vector<uint64_t> parts = cut.parts.empty() ? std::vector{total} : cut.parts;
+  CKPT_RETURN_IF_ERROR(CheckWidths(name, cut.dim, locals, parts, widths));
+  if (rows && *rows > total) {
+    return Refuse(name, "the unpadded ", *rows, " rows are more than the ranks' ", total);
+  }
+  out.shape = locals[0];
+  out.shape[cut.dim] = rows.value_or(total);
+  if (out.shape[cut.dim] < total && cut.pad_multiple == 0) cut.pad_multiple = 1;
+  CKPT_RETURN_IF_ERROR(ElementCount(out.shape));
+  for (uint32_t r = 0; r < locals.size(); ++r) {
+    out.locals.push_back(LocalOfWidths(out.shape, cut.dim, widths, r));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::optional<Sharding>> ShardingRules::Resolve(std::string_view name,
+                                                       std::span<const Shape> locals) const {
+  CKPT_CHECK(!locals.empty());
+  CKPT_ASSIGN_OR_RETURN(const auto family, MatchFamily(name, locals.size()));
+  CKPT_ASSIGN_OR_RETURN(auto decision, Decide(name, locals, family));
+  Sharding out;
+  if (family) {
+    out.stage = family->stage;
+    out.layer = family->layer;
+  }
+  out.on_several_stages =
+      info_ != nullptr && FirstMatch(info_->pipeline_replicated, name) != nullptr;
+  if (!decision && locals.size() > 1) return std::optional<Sharding>();
+  if (decision) out.pattern = decision->pattern;
+  const bool cut = out.pattern.kind == PatternKind::kShard;
+  if (locals.size() == 1) {
+    out.shape = locals[0];
+    if (cut && decision->part_count > 0 && out.pattern.cuts[0].dim < out.shape.size()) {
+      const uint64_t rows = out.shape[out.pattern.cuts[0].dim];
+      out.pattern.cuts[0].parts.assign(decision->part_count, rows / decision->part_count);
+    }
+    if (auto fits = MakeLocal(out.pattern, out.shape, 0, 1); !fits) {
+      if (notes_.size() < 8) {
+        notes_.push_back(StrCat("'", name, "': ", decision->rule, " contradicts its shape ",
+                                ShapeToString(out.shape), " (", fits.error().message,
+                                "); it cannot be cut"));
+      }
+      out.pattern = Pattern{};
+    }
+    out.locals.push_back(WholeTensor(out.shape));
+  } else if (cut && out.pattern.cuts.size() > 1) {
+    out.how = Sharding::How::kCut;
+    CKPT_RETURN_IF_ERROR(ResolveGrid(name, locals, out));
+  } else if (cut) {
+    out.how = Sharding::How::kCut;
+    CKPT_RETURN_IF_ERROR(ResolveCut(name, locals, decision->part_count,
+                                    std::move(decision->widths), decision->rows, out));
+  } else {
+    if (out.pattern.kind == PatternKind::kUnique || out.pattern.bias_scaled) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("'", name, "': ", decision->rule, " is not readable from several ranks"));
+    }
+    out.how = out.pattern.kind == PatternKind::kPartial ? Sharding::How::kAverage
+                                                        : Sharding::How::kReplicas;
+    CKPT_RETURN_IF_ERROR(CheckSameShapes(name, locals));
+    out.shape = locals[0];
+    out.locals.assign(locals.size(), WholeTensor(out.shape));
+  }
+  if (decision && !decision->logical_shape.empty() && decision->logical_shape != out.shape) {
+    return Refuse(name, "affine_map says the whole is ", ShapeToString(decision->logical_shape),
+                  ", the ranks make up ", ShapeToString(out.shape));
+  }
+  return std::optional<Sharding>(std::move(out));
+}
+
+}  // namespace ckptfs::deepspeed

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ShardingRules decides for each parameter of a source how its tensor-parallel
+// ranks' tensors make up the whole one.  In this order: the checkpoint's own
+// lists (universal_checkpoint_info), the user's --replicated and --averaged,
+// the family's rules, and the lists' default (a cut along dim 0).  Nothing is
+// ever inferred from bytes; a parameter that no rule covers is left undecided.
+//
+// Thread safety: immutable once made.
+// Lifetime: `info` and the families must outlive it.
+// Units: elements.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/source.h"
+#include "core/model/family.h"
+#include "core/model/pattern.h"
+#include "formats/deepspeed/sharding_info.h"
+
+namespace ckptfs::deepspeed {
+
+struct Sharding {
+  enum class How {
+    kWhole,     // one rank has all of it
+    kReplicas,  // every rank has all of it, declared equal
+    kAverage,   // every rank has all of it, to be averaged
+    kCut,       // the ranks' locals cover it
+  };
+  How how = How::kWhole;
+  Pattern pattern;
+  Shape shape;                      // of the whole parameter, without padding
+  std::vector<LocalTensor> locals;  // one per tensor-parallel rank
+  StageRule stage = StageRule::kEvery;
+  std::optional<uint32_t> layer;
+  bool on_several_stages = false;   // declared equal over the pipeline stages that hold it
+};
+
+class ShardingRules {
+ public:
+  // `info` may be null.  kNotFound: a forced family that nobody knows.
+  static Result<ShardingRules> Make(const ShardingInfo* info, const SourceOptions& options,
+                                    std::span<const std::string> names,
+                                    const FamilyVariables& variables);
+
+  // `locals`: the shapes that the tensor-parallel ranks hold, in rank order.
+  // Nothing if no rule covers the name and there are several ranks.  kInvalid
+  // if a rule contradicts the shapes.
+  Result<std::optional<Sharding>> Resolve(std::string_view name,
+                                          std::span<const Shape> locals) const;
+
+  const std::string& family() const { return family_name_; }
+  // Said once per step: variables that a family's rule lacks.
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  struct Decision;
+  Status DecideByInfo(std::string_view name, std::span<const Shape> locals, Decision& out) const;
+  Result<std::optional<RuleMatch>> MatchFamily(std::string_view name, size_t ranks) const;
+  Result<std::optional<Decision>> Decide(std::string_view name, std::span<const Shape> locals,
+                                         const std::optional<RuleMatch>& family) const;
+
+  const ShardingInfo* info_ = nullptr;
+  const Family* family_ = nullptr;
+  std::string family_name_;
+  FamilyVariables variables_;
+  std::vector<InfoPattern> replicated_;
+  std::vector<InfoPattern> averaged_;
+  mutable std::vector<std::string> notes_;
+};
+
+// What rank `rank` holds when each of the consecutive parts of dim `dim` is cut
+// into pieces of widths[part][rank].  Rows beyond the atom's are padding.
+LocalTensor LocalOfWidths(const Shape& atom, uint32_t dim,
+                          const std::vector<std::vector<uint64_t>>& widths, uint32_t rank);
+
+}  // namespace ckptfs::deepspeed

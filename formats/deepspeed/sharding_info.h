@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ShardingInfo is `universal_checkpoint_info` as DeepSpeed 0.19.7 understands
+// it (checkpoint/constants.py, ds_to_universal.py merge_tp_slices): lists of
+// regular expressions that say how each parameter is spread over tensor-parallel
+// ranks.  Patterns match like Python's re.match: from the start, anywhere to.
+//
+// Thread safety: immutable once parsed.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <regex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/tensor/shape.h"
+#include "formats/torch/pickle_value.h"
+
+namespace ckptfs::deepspeed {
+
+struct InfoPattern {
+  std::string text;
+  std::regex expression;
+  bool Matches(std::string_view name) const;  // re.match
+};
+
+Result<InfoPattern> MakeInfoPattern(std::string_view text);
+
+// One entry of parameter_with_sub_params.
+struct InfoSubParams {
+  std::vector<InfoPattern> patterns;
+  uint32_t dim = 0;
+  std::vector<uint64_t> sizes;  // of the sub-parameters in the whole dim
+  uint64_t count = 0;           // sizes empty: that many equal ones (before version 0.4)
+};
+
+struct InfoAffine {
+  InfoPattern pattern;
+  Shape logical_shape;
+  bool plain = true;  // no scale but 1
+};
+
+struct ShardingInfo {
+  double version = 0;
+  std::vector<InfoPattern> replicated;
+  std::vector<InfoPattern> averaged;
+  std::vector<InfoPattern> row;
+  std::vector<InfoPattern> vocabulary;
+  std::vector<InfoPattern> two_parts;
+  std::vector<InfoPattern> pipeline_replicated;
+  std::vector<InfoPattern> experts;
+  std::vector<InfoSubParams> sub_params;
+  // By pattern text: per sub-parameter its rows on each rank.
+  std::map<std::string, std::vector<std::vector<uint64_t>>> widths;
+  std::vector<std::pair<InfoPattern, std::string>> unsupported;  // with the reason
+  std::vector<InfoAffine> affine;
+  std::optional<uint64_t> original_vocabulary;
+  std::optional<uint64_t> padded_vocabulary;
+
+  // True if it says anything of tensor parallelism: then a parameter in no
+  // list is cut along dim 0, as the stock converter takes it.
+  bool DeclaresTensorParallel() const;
+};
+
+// kInvalid names the key.
+Result<ShardingInfo> ParseShardingInfo(PickleRef info);
+
+// The first that matches.
+const InfoPattern* FirstMatch(const std::vector<InfoPattern>& patterns, std::string_view name);
+
+}  // namespace ckptfs::deepspeed

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/source.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "core/base/strings.h"
+#include "formats/deepspeed/native_reader.h"
+#include "formats/deepspeed/step_directories.h"
+
+namespace ckptfs {
+namespace {
+
+using deepspeed::ModelStates;
+using deepspeed::RankKey;
+using deepspeed::StepFiles;
+
+Result<bool> IsTag(const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(directory));
+  return files.IsDeepSpeed() && !deepspeed::HasUniversalStates(directory);
+}
+
+class DeepSpeedSource : public Source {
+ public:
+  std::string_view name() const override { return "deepspeed"; }
+
+  Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
+    return deepspeed::FindSteps(path, "latest", IsTag);
+  }
+
+  Status Complete(const StepCandidate& step) const override {
+    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(step.directory));
+    const std::string first = !files.model.empty()          ? files.model.begin()->second
+                              : !files.stage3_model.empty() ? files.stage3_model.begin()->second
+                                                            : "";
+    if (first.empty()) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(step.directory, ": no *_model_states.pt beside the optimizer states"));
+    }
+    const std::string path = StrCat(step.directory, "/", first);
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path));
+    CKPT_ASSIGN_OR_RETURN(const ModelStates states,
+                          deepspeed::ReadModelStates(file, path, BlobIndex{}, {false, false}));
+    return CheckRanks(step, files, states);
+  }
+
+  Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
+    CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(step.directory));
+    if (files.offloaded) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat(step.directory, "/offloaded_tensors: optimizer states swapped to NVMe are "
+                                         "not understood"));
+    }
+    return deepspeed::NativeReader(step, options, std::move(files)).Read();
+  }
+
+ private:
+  static Status CheckRanks(const StepCandidate& step, const StepFiles& files,
+                           const ModelStates& states) {
+    const auto missing = [&](std::string_view what, uint64_t mp, uint64_t dp) -> Status {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(step.directory, ": no ", what, " of data-parallel rank ", dp, " of ",
+                         states.dp_world, ", model-parallel rank ", mp, " of ", states.mp_world));
+    };
+    for (uint32_t mp = 0; mp < std::max<uint64_t>(1, states.mp_world); ++mp) {
+      if (!files.model.empty() && files.model.count(mp) == 0) {
+        return missing("mp_rank model states", mp, 0);
+      }
+      for (uint32_t dp = 0; dp < std::max<uint64_t>(1, states.dp_world); ++dp) {
+        if (files.model.empty() && files.stage3_model.count(RankKey{mp, dp}) == 0) {
+          return missing("zero_pp_rank model states", mp, dp);
+        }
+        if (!files.optimizer.empty() && files.optimizer.count(RankKey{mp, dp}) == 0) {
+          return missing("optimizer states", mp, dp);
+        }
+      }
+    }
+    return {};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Source> MakeDeepSpeedSource() { return std::make_unique<DeepSpeedSource>(); }
+
+}  // namespace ckptfs

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which directories below a path are DeepSpeed steps: the path itself, or every
+// tag of a save directory, its pointer file naming the newest.
+//
+// Thread safety: pure but for reading directories.
+
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/source.h"
+
+namespace ckptfs::deepspeed {
+
+using IsStep = std::function<Result<bool>(const std::string& directory)>;
+
+// `pointer`: "latest" or "latest_universal".  A pointer that names a missing
+// directory, while the path holds steps or nothing else, is kInvalid.
+Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::string_view pointer,
+                                             const IsStep& is_step);
+
+// True if <directory>/zero is a folder: the mark of a universal directory.
+bool HasUniversalStates(const std::string& directory);
+
+}  // namespace ckptfs::deepspeed
