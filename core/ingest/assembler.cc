@@ -426,6 +426,7 @@ Result<StepModel> Assembler::Finish() && {
   }
   StepModel model = std::move(state.model);
   state_.reset();
+  model.BuildIndex();
   return model;
 }
 
