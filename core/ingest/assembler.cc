@@ -293,6 +293,10 @@ uint32_t Assembler::AddLocal(AtomIndex atom, uint32_t copy, LocalTensor local) {
   return static_cast<uint32_t>(locals.size() - 1);
 }
 
+void Assembler::SetLocal(AtomIndex atom, uint32_t copy, uint32_t local, LocalTensor tensor) {
+  state_->CopyOf(atom, copy).locals.at(local) = std::move(tensor);
+}
+
 void Assembler::State::CheckFragment(AtomIndex index, const Fragment& fragment) {
   const Atom& of = atom(index);
   if (static_cast<uint32_t>(fragment.blob) >= model.blobs.size()) {

@@ -61,6 +61,8 @@ class Assembler {
 
   // What one source rank holds; `copy` counts replicas or slices from 0.
   uint32_t AddLocal(AtomIndex atom, uint32_t copy, LocalTensor local);
+  // Replace a local tensor that was added.
+  void SetLocal(AtomIndex atom, uint32_t copy, uint32_t local, LocalTensor tensor);
   void AddFragment(AtomIndex atom, uint32_t copy, uint32_t local, const Fragment& fragment);
 
   void AddAlias(std::string name, ParameterIndex parameter);

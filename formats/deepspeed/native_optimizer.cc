@@ -229,18 +229,21 @@ Status NativeReader::AddToGroup(uint32_t mp, size_t partition, std::span<const s
     }
     index = static_cast<size_t>(found - states.groups.begin());
   }
+  MergeGroup(index, index < states.groups.size() ? states.groups[index].hyper_parameters : "", names);
+  return {};
+}
+
+void NativeReader::MergeGroup(size_t index, const std::string& hyper_parameters,
+                              std::span<const std::string> names) {
   if (groups_.size() <= index) {
     groups_.resize(index + 1);
     grouped_.resize(index + 1);
   }
   Group& group = groups_[index];
-  if (group.hyper_parameters.empty() && index < states.groups.size()) {
-    group.hyper_parameters = states.groups[index].hyper_parameters;
-  }
+  if (group.hyper_parameters.empty()) group.hyper_parameters = hyper_parameters;
   for (const std::string& name : names) {
     if (grouped_[index].insert(name).second) group.parameters.push_back(known_.at(name).index);
   }
-  return {};
 }
 
 Status NativeReader::PlaceOptimizer() {

@@ -115,6 +115,8 @@ class NativeReader {
   void SetModelDType();
   Result<Place> PlaceIn(const std::string& name, std::string_view kind, DType dtype, uint32_t slot,
                         uint32_t tp);
+  Status PlaceTensor(const std::string& name, std::string_view kind, const FileTensor& tensor,
+                     uint32_t slot, uint32_t tp);
   Status SetScalar(const std::string& name, const NamedScalar& scalar);
 
   // native_optimizer.cc
@@ -130,10 +132,17 @@ class NativeReader {
   Result<uint64_t> PartitionSize(const FlatGroup& group) const;
   Status AddToGroup(uint32_t mp, size_t partition, std::span<const std::string> names);
 
+  void MergeGroup(size_t index, const std::string& hyper_parameters,
+                  std::span<const std::string> names);
+
   // native_unsharded.cc
   Status NameUnsharded();
+  Result<std::vector<std::vector<std::string>>> NamesOfGroups(
+      uint32_t mp, const UnshardedOptimizer& optimizer) const;
+  std::vector<NamedShape> Candidates(uint32_t mp) const;
   Status PlaceUnsharded();
-  Status PlaceWholeStates(uint32_t mp, const UnshardedOptimizer& optimizer);
+  Status PlaceWhole(uint32_t mp, const UnshardedOptimizer& optimizer);
+  Status PlaceWholeState(const std::string& name, uint32_t mp, const PartitionStates& state);
   Status PlaceFused(uint32_t mp, const UnshardedOptimizer& optimizer);
 
   const StepCandidate& candidate_;

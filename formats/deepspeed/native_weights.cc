@@ -89,7 +89,8 @@ Status NativeReader::DeclareParameter(const std::string& name, Known& known, boo
   parameter.pattern = known.sharding.pattern;
   parameter.stage = known.sharding.stage;
   parameter.layer = known.sharding.layer.value_or(0);
-  parameter.expert = known.expert;
+  parameter.expert = known.expert ? known.expert : known.sharding.expert;
+  parameter.stacked_experts = known.sharding.stacked_experts;
   if (known.expert && parameter.pattern.kind == PatternKind::kUnknown) {
     parameter.pattern.kind = PatternKind::kUnique;
   }
@@ -113,21 +114,26 @@ Status NativeReader::DeclareParameter(const std::string& name, Known& known, boo
 Status NativeReader::ResolveSharding() {
   const ModelStates& model = ModelOf(0);
   const FamilyVariables variables = VariablesOf(model.variables, options_.variables);
-  CKPT_ASSIGN_OR_RETURN(
-      const ShardingRules rules,
-      ShardingRules::Make(model.info ? &*model.info : nullptr, options_, order_, variables));
+  std::vector<ckptfs::NamedShape> parameters;
+  for (const std::string& name : order_) {
+    CKPT_ASSIGN_OR_RETURN(std::vector<Shape> locals, LocalShapes(name, known_.at(name)));
+    parameters.emplace_back(name, std::move(locals[0]));
+  }
+  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
+                        ShardingRules::Make(model.info ? &*model.info : nullptr, options_,
+                                            parameters, tp_, variables));
   std::vector<std::string> uncovered;
   std::vector<std::string> assumed;
   bool layered = false;
   for (const std::string& name : order_) {
     Known& known = known_.at(name);
     CKPT_ASSIGN_OR_RETURN(const std::vector<Shape> locals, LocalShapes(name, known));
-    CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals));
+    CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, known.role == Role::kBuffer));
     if (!sharding && known.role == Role::kBuffer) {
       assumed.push_back(name);
       sharding = Sharding{Sharding::How::kReplicas, Pattern::Replicate(), locals[0],
                           std::vector<LocalTensor>(tp_, WholeTensor(locals[0])),
-                          StageRule::kEvery, std::nullopt, false};
+                          StageRule::kEvery, std::nullopt, std::nullopt, 0, false};
     }
     if (sharding) {
       layered = layered || sharding->layer.has_value();
@@ -139,6 +145,7 @@ Status NativeReader::ResolveSharding() {
   if (!uncovered.empty()) return Fail(Uncovered(uncovered, tp_, rules.family()));
   StepModel& header = assembler_.header();
   header.family = rules.family();
+  header.layers = rules.layers();
   header.notes.insert(header.notes.end(), rules.notes().begin(), rules.notes().end());
   if (!assumed.empty()) {
     header.notes.push_back(StrCat(assumed.size(), " buffers that no rule covers (", assumed[0],
@@ -197,28 +204,27 @@ Result<NativeReader::Place> NativeReader::PlaceIn(const std::string& name, std::
   return place;
 }
 
+Status NativeReader::PlaceTensor(const std::string& name, std::string_view kind,
+                                 const FileTensor& tensor, uint32_t slot, uint32_t tp) {
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceIn(name, kind, tensor.dtype, slot, tp));
+  if (tensor.contiguous()) {
+    assembler_.AddFragment(
+        place.atom, place.copy, place.local,
+        Fragment{0, tensor.elements(), tensor.blob, tensor.first_byte(), tensor.dtype});
+  } else {
+    assembler_.SetLocal(place.atom, place.copy, place.local,
+                        RestridedTo(tensor, known_.at(name).sharding.locals[tp]));
+    assembler_.AddFragment(
+        place.atom, place.copy, place.local,
+        Fragment{0, tensor.storage_elements, tensor.blob, tensor.storage_at, tensor.dtype});
+  }
+  return {};
+}
+
 Status NativeReader::PlaceWeights() {
   for (const Weight& weight : weights_) {
-    Known& known = known_.at(weight.name);
-    const uint32_t slot = known.weights[weight.tp]++;
-    if (weight.tensor.contiguous()) {
-      CKPT_ASSIGN_OR_RETURN(const Place place, PlaceIn(weight.name, "weight", weight.tensor.dtype,
-                                                       slot, weight.tp));
-      assembler_.AddFragment(place.atom, place.copy, place.local,
-                             Fragment{0, weight.tensor.elements(), weight.tensor.blob,
-                                      weight.tensor.first_byte(), weight.tensor.dtype});
-      continue;
-    }
-    // Its own strided storage: a local tensor of its own.
-    CKPT_ASSIGN_OR_RETURN(
-        const AtomIndex atom,
-        assembler_.AddAtom(known.index, "", "weight", weight.tensor.dtype, known.sharding.shape));
-    const bool whole_each = known.sharding.how != Sharding::How::kCut && tp_ > 1;
-    if (known.sharding.how == Sharding::How::kReplicas) assembler_.DeclareReplicas(atom);
-    if (known.sharding.how == Sharding::How::kAverage) assembler_.DeclareAverage(atom);
-    if (slot > 0 && known.sharding.on_several_stages) assembler_.DeclareReplicas(atom);
-    AddStored(assembler_, atom, whole_each ? slot * tp_ + weight.tp : slot,
-              known.sharding.locals[weight.tp], weight.tensor);
+    const uint32_t slot = known_.at(weight.name).weights[weight.tp]++;
+    CKPT_RETURN_IF_ERROR(PlaceTensor(weight.name, "weight", weight.tensor, slot, weight.tp));
   }
   return {};
 }

@@ -17,7 +17,6 @@ struct ShardingRules::Decision {
   uint64_t part_count = 0;                       // equal parts whose size the shapes give
   std::vector<std::vector<uint64_t>> widths;     // [part][rank], if recorded
   std::optional<uint64_t> rows;                  // of the unpadded dim
-  Shape logical_shape;                           // recorded; empty: not
   bool decided = false;
 };
 
@@ -148,34 +147,55 @@ LocalTensor LocalOfWidths(const Shape& atom, uint32_t dim,
 }
 
 Result<ShardingRules> ShardingRules::Make(const ShardingInfo* info, const SourceOptions& options,
-                                          std::span<const std::string> names,
-                                          const FamilyVariables& variables) {
+                                          std::span<const ckptfs::NamedShape> parameters,
+                                          uint64_t degree, const FamilyVariables& variables) {
   ShardingRules rules;
   rules.info_ = info;
   rules.variables_ = variables;
   if (options.families != nullptr) {
+    std::vector<std::string> names;
+    for (const auto& [name, shape] : parameters) names.push_back(name);
     rules.family_ = options.family.empty() ? options.families->Choose(names)
                                            : options.families->Find(options.family);
   }
   if (!options.family.empty() && rules.family_ == nullptr) {
     return Fail(ErrorCode::kNotFound, StrCat("--family ", options.family, ": no such family"));
   }
-  if (rules.family_ != nullptr) rules.family_name_ = rules.family_->name();
+  if (rules.family_ != nullptr) {
+    rules.family_name_ = rules.family_->name();
+    rules.variables_ = rules.family_->Derive(parameters, degree, variables);
+  }
   CKPT_ASSIGN_OR_RETURN(rules.replicated_, WholeNamePatterns(options.replicated, "--replicated"));
   CKPT_ASSIGN_OR_RETURN(rules.averaged_, WholeNamePatterns(options.averaged, "--averaged"));
   return rules;
+}
+
+uint32_t ShardingRules::layers() const {
+  const auto layers = variables_.find("layers");
+  const bool known = family_ != nullptr && layers != variables_.end() && layers->second > 0 &&
+                     layers->second < (1 << 20);
+  return known ? static_cast<uint32_t>(layers->second) : 0;
+}
+
+void ShardingRules::Note(std::string text) const {
+  const bool known = std::find(notes_.begin(), notes_.end(), text) != notes_.end();
+  if (!known && notes_.size() < 8) notes_.push_back(std::move(text));
 }
 
 Result<std::optional<RuleMatch>> ShardingRules::MatchFamily(std::string_view name,
                                                             size_t ranks) const {
   if (family_ == nullptr) return std::optional<RuleMatch>();
   auto match = family_->Match(name, variables_);
-  if (match) return match;
-  if (ranks > 1) return Fail(std::move(match).error().WithContext(StrCat("'", name, "'")));
-  const std::string note = StrCat("'", name, "': ", match.error().message,
-                                  "; it cannot be cut until --family-set says it");
-  if (notes_.size() < 8) notes_.push_back(note);
-  return std::optional<RuleMatch>();
+  if (!match) {
+    if (ranks > 1) return Fail(std::move(match).error().WithContext(StrCat("'", name, "'")));
+    Note(StrCat("'", name, "': ", match.error().message, "; it cannot be cut"));
+    return std::optional<RuleMatch>();
+  }
+  if (*match && !(*match)->missing.empty()) {
+    Note(StrCat("family ", family_name_, " does not know ", (*match)->missing,
+                ": what needs it cannot be cut until --family-set says it"));
+  }
+  return match;
 }
 
 Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape> locals,
@@ -185,17 +205,6 @@ Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape>
       return Fail(ErrorCode::kUnsupported, StrCat("'", name, "': its engine recorded that its cut "
                                                   "cannot be described: ", reason));
     }
-  }
-  for (const InfoAffine& affine : info_->affine) {
-    if (!affine.pattern.Matches(name)) continue;
-    if (!affine.plain) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("'", name, "': affine_map scales its shards, which is not understood"));
-    }
-    out.logical_shape = affine.logical_shape;
-    out.pattern = Pattern::Shard(0);
-    out.decided = true;
-    out.rule = "affine_map";
   }
   out.rule = "universal_checkpoint_info";
   if (FirstMatch(info_->replicated, name) != nullptr) {
@@ -229,9 +238,30 @@ Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape>
   return {};
 }
 
+Result<std::optional<ShardingRules::Decision>> ShardingRules::DecideByFamily(
+    std::string_view name, const RuleMatch& family, bool by_default) const {
+  const Pattern& pattern = family.pattern;
+  const bool one_cut = pattern.kind == PatternKind::kShard && pattern.cuts.size() == 1;
+  if (by_default && !(one_cut && pattern.cuts[0].dim == 0)) {
+    return Refuse(name, "no list of universal_checkpoint_info has it, which means a cut along dim "
+                        "0, but the rule ", family.rule, " says otherwise; name it with "
+                        "--replicated or --averaged");
+  }
+  Decision out;
+  out.pattern = pattern;
+  out.rule = StrCat("the rule ", family.rule);
+  if (one_cut && pattern.cuts[0].parts.size() == 1) {
+    out.rows = pattern.cuts[0].parts[0];
+    out.pattern.cuts[0].parts.clear();
+  } else if (one_cut && pattern.cuts[0].pad_multiple > 0 && info_ != nullptr) {
+    out.rows = info_->original_vocabulary;
+  }
+  return std::optional<Decision>(std::move(out));
+}
+
 Result<std::optional<ShardingRules::Decision>> ShardingRules::Decide(
-    std::string_view name, std::span<const Shape> locals,
-    const std::optional<RuleMatch>& family) const {
+    std::string_view name, std::span<const Shape> locals, const std::optional<RuleMatch>& family,
+    bool by_default) const {
   Decision out;
   if (info_ != nullptr) {
     CKPT_RETURN_IF_ERROR(DecideByInfo(name, locals, out));
@@ -250,25 +280,8 @@ Result<std::optional<ShardingRules::Decision>> ShardingRules::Decide(
     out.rule = "--averaged";
     return std::optional<Decision>(std::move(out));
   }
-  const bool by_default = info_ != nullptr && info_->DeclaresTensorParallel() && locals.size() > 1;
   if (family && family->pattern.kind != PatternKind::kUnknown) {
-    const Pattern& pattern = family->pattern;
-    const bool along_rows = pattern.kind == PatternKind::kShard && pattern.cuts.size() == 1 &&
-                            pattern.cuts[0].dim == 0;
-    if (by_default && !along_rows) {
-      return Refuse(name, "no list of universal_checkpoint_info has it, which means a cut along dim "
-                          "0, but the family's rule ", family->rule, " says otherwise; name it with "
-                          "--replicated or --averaged");
-    }
-    out.pattern = pattern;
-    out.rule = StrCat("family rule ", family->rule);
-    if (pattern.cuts.size() == 1 && pattern.cuts[0].parts.size() == 1) {
-      out.rows = pattern.cuts[0].parts[0];
-      out.pattern.cuts[0].parts.clear();
-    } else if (along_rows && pattern.cuts[0].pad_multiple > 0 && info_ != nullptr) {
-      out.rows = info_->original_vocabulary;
-    }
-    return std::optional<Decision>(std::move(out));
+    return DecideByFamily(name, *family, by_default);
   }
   if (!by_default) return std::optional<Decision>();
   out.pattern = Pattern::Shard(0);
@@ -337,59 +350,130 @@ Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t
   return {};
 }
 
+// The cut that pieces of a map amount to, so that other degrees can be cut
+// too; unknown if they are no consecutive parts of one dim.
+Pattern PatternOfPieces(const AffineParameter& affine) {
+  Pattern unknown;
+  std::optional<uint32_t> dim;
+  for (const LocalTensor& rank : affine.ranks) {
+    if (rank.pieces.size() != affine.ranks[0].pieces.size()) return unknown;
+    for (const Piece& piece : rank.pieces) {
+      for (uint32_t d = 0; d < piece.shape.size(); ++d) {
+        if (piece.shape[d] == affine.logical_shape[d]) continue;
+        if (dim && *dim != d) return unknown;
+        dim = d;
+      }
+    }
+  }
+  if (!dim || affine.ranks[0].pieces.empty()) return unknown;
+  std::vector<uint64_t> parts;
+  uint64_t row = 0;
+  for (size_t p = 0; p < affine.ranks[0].pieces.size(); ++p) {
+    const uint64_t begin = row;
+    for (const LocalTensor& rank : affine.ranks) {
+      if (rank.pieces[p].atom_begin[*dim] != row) return unknown;
+      row += rank.pieces[p].shape[*dim];
+    }
+    parts.push_back(row - begin);
+  }
+  if (row != affine.logical_shape[*dim]) return unknown;
+  return Pattern::Shard(*dim, parts.size() > 1 ? parts : std::vector<uint64_t>());
+}
+
 }  // namespace
 
+Status ShardingRules::ResolveAffine(std::string_view name, std::span<const Shape> locals,
+                                    const AffineParameter& affine, Sharding& out) {
+  if (affine.ranks.size() != locals.size()) {
+    return Refuse(name, "affine_map describes ", affine.ranks.size(), " ranks, there are ",
+                  locals.size());
+  }
+  for (size_t r = 0; r < locals.size(); ++r) {
+    if (affine.ranks[r].shape != locals[r]) {
+      return Refuse(name, "affine_map says rank ", r, " holds ", ShapeToString(affine.ranks[r].shape),
+                    ", its tensor is ", ShapeToString(locals[r]));
+    }
+    for (const Piece& piece : affine.ranks[r].pieces) {
+      if (piece.scale == 1.0) continue;
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("'", name, "': affine_map scales its shards, which is not understood"));
+    }
+  }
+  out.shape = affine.logical_shape;
+  out.locals = affine.ranks;
+  out.how = affine.replicated ? Sharding::How::kReplicas : Sharding::How::kCut;
+  if (out.pattern.kind == PatternKind::kUnknown) {
+    out.pattern = affine.replicated ? Pattern::Replicate() : PatternOfPieces(affine);
+  }
+  return {};
+}
+
+// Held by one rank: only the pattern for other degrees is in question.
+Status ShardingRules::ResolveWhole(std::string_view name, const Decision* decision,
+                                   Sharding& out) const {
+  if (decision != nullptr && decision->part_count > 0) {
+    Cut& cut = out.pattern.cuts[0];
+    if (cut.dim < out.shape.size() && out.shape[cut.dim] % decision->part_count == 0) {
+      cut.parts.assign(decision->part_count, out.shape[cut.dim] / decision->part_count);
+    }
+  }
+  if (auto fits = MakeLocal(out.pattern, out.shape, 0, 1); !fits) {
+    Note(StrCat("'", name, "': ", decision->rule, " contradicts its shape ",
+                ShapeToString(out.shape), " (", fits.error().message, "); it cannot be cut"));
+    out.pattern = Pattern{};
+  }
+  out.locals.push_back(WholeTensor(out.shape));
+  return {};
+}
+
+Status ShardingRules::ResolveShards(std::string_view name, std::span<const Shape> locals,
+                                    Decision decision, Sharding& out) {
+  if (out.pattern.kind == PatternKind::kShard) {
+    out.how = Sharding::How::kCut;
+    return out.pattern.cuts.size() > 1
+               ? ResolveGrid(name, locals, out)
+               : ResolveCut(name, locals, decision.part_count, std::move(decision.widths),
+                            decision.rows, out);
+  }
+  if (out.pattern.kind == PatternKind::kUnique || out.pattern.bias_scaled) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("'", name, "': ", decision.rule, " is not readable from several ranks"));
+  }
+  out.how = out.pattern.kind == PatternKind::kPartial ? Sharding::How::kAverage
+                                                      : Sharding::How::kReplicas;
+  CKPT_RETURN_IF_ERROR(CheckSameShapes(name, locals));
+  out.shape = locals[0];
+  out.locals.assign(locals.size(), WholeTensor(out.shape));
+  return {};
+}
+
 Result<std::optional<Sharding>> ShardingRules::Resolve(std::string_view name,
-                                                       std::span<const Shape> locals) const {
+                                                       std::span<const Shape> locals,
+                                                       bool buffer) const {
   CKPT_CHECK(!locals.empty());
   CKPT_ASSIGN_OR_RETURN(const auto family, MatchFamily(name, locals.size()));
-  CKPT_ASSIGN_OR_RETURN(auto decision, Decide(name, locals, family));
+  const AffineParameter* affine = info_ != nullptr ? info_->affine.Find(name) : nullptr;
+  const bool by_default = !buffer && locals.size() > 1 && affine == nullptr && info_ != nullptr &&
+                          info_->DeclaresTensorParallel();
+  CKPT_ASSIGN_OR_RETURN(auto decision, Decide(name, locals, family, by_default));
+  if (!decision && affine == nullptr && locals.size() > 1) return std::optional<Sharding>();
   Sharding out;
+  out.shape = locals[0];
+  if (decision) out.pattern = decision->pattern;
   if (family) {
     out.stage = family->stage;
     out.layer = family->layer;
+    out.expert = family->expert;
+    out.stacked_experts = family->stacked_experts;
   }
   out.on_several_stages =
       info_ != nullptr && FirstMatch(info_->pipeline_replicated, name) != nullptr;
-  if (!decision && locals.size() > 1) return std::optional<Sharding>();
-  if (decision) out.pattern = decision->pattern;
-  const bool cut = out.pattern.kind == PatternKind::kShard;
   if (locals.size() == 1) {
-    out.shape = locals[0];
-    if (cut && decision->part_count > 0 && out.pattern.cuts[0].dim < out.shape.size()) {
-      const uint64_t rows = out.shape[out.pattern.cuts[0].dim];
-      out.pattern.cuts[0].parts.assign(decision->part_count, rows / decision->part_count);
-    }
-    if (auto fits = MakeLocal(out.pattern, out.shape, 0, 1); !fits) {
-      if (notes_.size() < 8) {
-        notes_.push_back(StrCat("'", name, "': ", decision->rule, " contradicts its shape ",
-                                ShapeToString(out.shape), " (", fits.error().message,
-                                "); it cannot be cut"));
-      }
-      out.pattern = Pattern{};
-    }
-    out.locals.push_back(WholeTensor(out.shape));
-  } else if (cut && out.pattern.cuts.size() > 1) {
-    out.how = Sharding::How::kCut;
-    CKPT_RETURN_IF_ERROR(ResolveGrid(name, locals, out));
-  } else if (cut) {
-    out.how = Sharding::How::kCut;
-    CKPT_RETURN_IF_ERROR(ResolveCut(name, locals, decision->part_count,
-                                    std::move(decision->widths), decision->rows, out));
+    CKPT_RETURN_IF_ERROR(ResolveWhole(name, decision ? &*decision : nullptr, out));
+  } else if (affine != nullptr) {
+    CKPT_RETURN_IF_ERROR(ResolveAffine(name, locals, *affine, out));
   } else {
-    if (out.pattern.kind == PatternKind::kUnique || out.pattern.bias_scaled) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("'", name, "': ", decision->rule, " is not readable from several ranks"));
-    }
-    out.how = out.pattern.kind == PatternKind::kPartial ? Sharding::How::kAverage
-                                                        : Sharding::How::kReplicas;
-    CKPT_RETURN_IF_ERROR(CheckSameShapes(name, locals));
-    out.shape = locals[0];
-    out.locals.assign(locals.size(), WholeTensor(out.shape));
-  }
-  if (decision && !decision->logical_shape.empty() && decision->logical_shape != out.shape) {
-    return Refuse(name, "affine_map says the whole is ", ShapeToString(decision->logical_shape),
-                  ", the ranks make up ", ShapeToString(out.shape));
+    CKPT_RETURN_IF_ERROR(ResolveShards(name, locals, *std::move(decision), out));
   }
   return std::optional<Sharding>(std::move(out));
 }

@@ -40,23 +40,30 @@ struct Sharding {
   std::vector<LocalTensor> locals;  // one per tensor-parallel rank
   StageRule stage = StageRule::kEvery;
   std::optional<uint32_t> layer;
+  std::optional<uint32_t> expert;
+  uint32_t stacked_experts = 0;
   bool on_several_stages = false;   // declared equal over the pipeline stages that hold it
 };
 
 class ShardingRules {
  public:
-  // `info` may be null.  kNotFound: a forced family that nobody knows.
+  // `info` may be null; `parameters` are the names and the shapes that one of
+  // `degree` tensor-parallel ranks holds.  kNotFound: a forced family that
+  // nobody knows.
   static Result<ShardingRules> Make(const ShardingInfo* info, const SourceOptions& options,
-                                    std::span<const std::string> names,
-                                    const FamilyVariables& variables);
+                                    std::span<const ckptfs::NamedShape> parameters,
+                                    uint64_t degree, const FamilyVariables& variables);
 
   // `locals`: the shapes that the tensor-parallel ranks hold, in rank order.
   // Nothing if no rule covers the name and there are several ranks.  kInvalid
   // if a rule contradicts the shapes.
-  Result<std::optional<Sharding>> Resolve(std::string_view name,
-                                          std::span<const Shape> locals) const;
+  // The lists' default speaks of parameters only, never of a `buffer`.
+  Result<std::optional<Sharding>> Resolve(std::string_view name, std::span<const Shape> locals,
+                                          bool buffer) const;
 
   const std::string& family() const { return family_name_; }
+  // Transformer layers as far as the family can tell, else 0.
+  uint32_t layers() const;
   // Said once per step: variables that a family's rule lacks.
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -64,8 +71,17 @@ class ShardingRules {
   struct Decision;
   Status DecideByInfo(std::string_view name, std::span<const Shape> locals, Decision& out) const;
   Result<std::optional<RuleMatch>> MatchFamily(std::string_view name, size_t ranks) const;
+  void Note(std::string text) const;
   Result<std::optional<Decision>> Decide(std::string_view name, std::span<const Shape> locals,
-                                         const std::optional<RuleMatch>& family) const;
+                                         const std::optional<RuleMatch>& family,
+                                         bool by_default) const;
+  Result<std::optional<Decision>> DecideByFamily(std::string_view name, const RuleMatch& family,
+                                                 bool by_default) const;
+  Status ResolveWhole(std::string_view name, const Decision* decision, Sharding& out) const;
+  static Status ResolveShards(std::string_view name, std::span<const Shape> locals,
+                              Decision decision, Sharding& out);
+  static Status ResolveAffine(std::string_view name, std::span<const Shape> locals,
+                              const AffineParameter& affine, Sharding& out);
 
   const ShardingInfo* info_ = nullptr;
   const Family* family_ = nullptr;

@@ -10,7 +10,6 @@ namespace ckptfs::deepspeed {
 namespace {
 
 constexpr size_t kMaxPattern = 4096;
-constexpr int64_t kAffineVersion = 1;
 
 Status ReadPatterns(PickleRef info, std::string_view key, std::vector<InfoPattern>& out) {
   const PickleRef list = info[key];
@@ -88,40 +87,6 @@ Status ReadUnsupported(PickleRef info, ShardingInfo& out) {
   return {};
 }
 
-bool ScalesAreOne(PickleRef ranks) {
-  for (const auto& [rank, shard] : ranks.Items()) {
-    const PickleRef pieces = shard["pieces"];
-    for (size_t i = 0; pieces && pieces.IsSequence() && i < pieces.size(); ++i) {
-      const auto scale = pieces.at(i)["scale"].Number();
-      if (scale && *scale != 1.0) return false;
-    }
-  }
-  return true;
-}
-
-Status ReadAffine(PickleRef info, ShardingInfo& out) {
-  const PickleRef map = info["affine_map"];
-  if (!map || map.IsNone()) return {};
-  const int64_t version = map["version"].Int().value_or(kAffineVersion);
-  if (version > kAffineVersion) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("'affine_map' version ", version, "; this build knows ", kAffineVersion));
-  }
-  const PickleRef params = map["params"];
-  for (const auto& [key, value] : params ? params.Items()
-                                         : std::vector<std::pair<PickleRef, PickleRef>>()) {
-    InfoAffine entry;
-    CKPT_ASSIGN_OR_RETURN(entry.pattern, MakeInfoPattern(key.String().value_or("")));
-    const PickleRef logical = value["logical_shape"];
-    const auto shape = logical ? logical.AsShape() : std::nullopt;
-    if (!shape) return Fail(ErrorCode::kInvalid, "'affine_map': no 'logical_shape'");
-    entry.logical_shape = *shape;
-    entry.plain = !value["ranks"] || ScalesAreOne(value["ranks"]);
-    out.affine.push_back(std::move(entry));
-  }
-  return {};
-}
-
 Result<ShardingInfo> Parse(PickleRef info) {
   ShardingInfo out;
   out.version = info["universal_checkpoint_version"].Number().value_or(0);
@@ -141,7 +106,7 @@ Result<ShardingInfo> Parse(PickleRef info) {
   }
   CKPT_RETURN_IF_ERROR(ReadWidths(info, out));
   CKPT_RETURN_IF_ERROR(ReadUnsupported(info, out));
-  CKPT_RETURN_IF_ERROR(ReadAffine(info, out));
+  CKPT_ASSIGN_OR_RETURN(out.affine, AffineMap::Parse(info));
   CKPT_RETURN_IF_ERROR(ReadCount(info, "original_vocab_size", out.original_vocabulary));
   CKPT_RETURN_IF_ERROR(ReadCount(info, "padded_vocab_size", out.padded_vocabulary));
   return out;

@@ -19,6 +19,7 @@
 
 #include "core/base/result.h"
 #include "core/tensor/shape.h"
+#include "formats/deepspeed/affine_map.h"
 #include "formats/torch/pickle_value.h"
 
 namespace ckptfs::deepspeed {
@@ -39,12 +40,6 @@ struct InfoSubParams {
   uint64_t count = 0;           // sizes empty: that many equal ones (before version 0.4)
 };
 
-struct InfoAffine {
-  InfoPattern pattern;
-  Shape logical_shape;
-  bool plain = true;  // no scale but 1
-};
-
 struct ShardingInfo {
   double version = 0;
   std::vector<InfoPattern> replicated;
@@ -58,7 +53,7 @@ struct ShardingInfo {
   // By pattern text: per sub-parameter its rows on each rank.
   std::map<std::string, std::vector<std::vector<uint64_t>>> widths;
   std::vector<std::pair<InfoPattern, std::string>> unsupported;  // with the reason
-  std::vector<InfoAffine> affine;
+  AffineMap affine;  // beats the lists: it has the offsets
   std::optional<uint64_t> original_vocabulary;
   std::optional<uint64_t> padded_vocabulary;
 

@@ -15,28 +15,6 @@ namespace {
 
 constexpr uint64_t kMaxInlineBytes = 64;
 
-// The local tensor as a view of the tensor's storage.
-LocalTensor Restride(const LocalTensor& local, const FileTensor& tensor) {
-  LocalTensor out;
-  out.shape = {tensor.storage_elements};
-  const std::vector<uint64_t> dense = RowMajorStrides(local.shape);
-  for (Piece piece : local.pieces) {
-    uint64_t rest = piece.local_offset;
-    uint64_t offset = tensor.storage_offset;
-    for (size_t d = 0; d < dense.size(); ++d) {
-      const uint64_t index = dense[d] == 0 ? 0 : rest / dense[d];
-      rest -= index * dense[d];
-      offset += index * tensor.strides[d];
-    }
-    piece.local_offset = offset;
-    for (size_t d = 0; d < piece.local_strides.size() && d < tensor.strides.size(); ++d) {
-      piece.local_strides[d] = tensor.strides[d];
-    }
-    out.pieces.push_back(std::move(piece));
-  }
-  return out;
-}
-
 Result<std::string> ReadBytes(const std::string& path, uint64_t offset, uint64_t length) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return Fail(ErrnoError(errno, path));
@@ -102,14 +80,25 @@ Result<FileTensor> FileTensorOf(PickleRef value, const TorchFile& file, BlobInde
                     node->storage_key};
 }
 
-void AddStored(Assembler& assembler, AtomIndex atom, uint32_t copy, const LocalTensor& local,
-               const FileTensor& tensor) {
-  const bool contiguous = tensor.contiguous();
-  const uint64_t count = contiguous ? tensor.elements() : tensor.storage_elements;
-  const uint64_t at = contiguous ? tensor.first_byte() : tensor.storage_at;
-  const uint32_t index =
-      assembler.AddLocal(atom, copy, contiguous ? local : Restride(local, tensor));
-  assembler.AddFragment(atom, copy, index, Fragment{0, count, tensor.blob, at, tensor.dtype});
+LocalTensor RestridedTo(const FileTensor& tensor, const LocalTensor& local) {
+  LocalTensor out;
+  out.shape = {tensor.storage_elements};
+  const std::vector<uint64_t> dense = RowMajorStrides(local.shape);
+  for (Piece piece : local.pieces) {
+    uint64_t rest = piece.local_offset;
+    uint64_t offset = tensor.storage_offset;
+    for (size_t d = 0; d < dense.size(); ++d) {
+      const uint64_t index = dense[d] == 0 ? 0 : rest / dense[d];
+      rest -= index * dense[d];
+      offset += index * tensor.strides[d];
+    }
+    piece.local_offset = offset;
+    for (size_t d = 0; d < piece.local_strides.size() && d < tensor.strides.size(); ++d) {
+      piece.local_strides[d] = tensor.strides[d];
+    }
+    out.pieces.push_back(std::move(piece));
+  }
+  return out;
 }
 
 Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& file,

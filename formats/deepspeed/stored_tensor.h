@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FileTensor is a tensor of a torch file by where its bytes lie, so that the
-// file's tree can be dropped; AddStored puts it under an atom.
+// file's tree can be dropped.
 //
-// Thread safety: values; AddStored changes the assembler.
+// Thread safety: values.
 // Units: shapes, strides and offsets are elements, storage_at is bytes.
 
 #pragma once
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
+#include "core/model/step_model.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {
@@ -42,10 +42,8 @@ struct FileTensor {
 Result<FileTensor> FileTensorOf(PickleRef value, const TorchFile& file, BlobIndex blob,
                                 std::string_view what);
 
-// Adds the tensor as what one rank holds: `local` describes it as row-major,
-// the tensor's own strides are applied.
-void AddStored(Assembler& assembler, AtomIndex atom, uint32_t copy, const LocalTensor& local,
-               const FileTensor& tensor);
+// `local`, which describes the tensor as row-major, as a view of its storage.
+LocalTensor RestridedTo(const FileTensor& tensor, const LocalTensor& local);
 
 // A number or a tensor of at most 64 bytes: an atom's inline value.
 struct ScalarValue {
