@@ -176,8 +176,9 @@ Status CheckRanges(SafetensorsHeader& header, uint64_t data_bytes) {
       return Rule(StrCat(name, ": its range [", entry.begin, ", ", entry.end,
                          ") leaves a hole or overlaps, expected a start of ", next));
     }
-    CKPT_ASSIGN_OR_RETURN(uint64_t elements, ElementCount(entry.shape));
-    CKPT_ASSIGN_OR_RETURN(uint64_t bits, CheckedMul(elements, BitWidth(entry.dtype), name));
+    auto elements = ElementCount(entry.shape);
+    if (!elements) return Rule(StrCat(name, ": ", elements.error().message));
+    CKPT_ASSIGN_OR_RETURN(uint64_t bits, CheckedMul(*elements, BitWidth(entry.dtype), name));
     if (bits % 8 != 0 || entry.end - entry.begin != bits / 8) {
       return Rule(StrCat(name, ": ", entry.end - entry.begin, " bytes do not fit ",
                          SafetensorsName(entry.dtype), ShapeToString(entry.shape)));

@@ -28,9 +28,9 @@
 namespace ckptfs {
 
 struct SafetensorsEntry {
-  std::string name;
+  std::string name = {};
   DType dtype = DType::kF32;
-  Shape shape;
+  Shape shape = {};
   uint64_t begin = 0;
   uint64_t end = 0;
 };

@@ -75,7 +75,7 @@ Result<Document> MakeDocument(std::string key, std::string scope, PickleRef valu
       return Rule(StrCat("document '", document.key, "': a persistent id that is no torch storage"));
     }
     if (tree.nodes[i].kind != Kind::kTensor) continue;
-    const TensorNode& tensor = tree.tensors[static_cast<size_t>(tree.nodes[i].integer)];
+    const TensorNode& tensor = tree.TensorOf(tree.nodes[i]);
     auto range = file.LocateElements(tensor);
     if (!range) return Fail(std::move(range).error().WithContext("document '" + document.key + "'"));
     PickleNode id;

@@ -77,10 +77,7 @@ NodeId PickleBuilder::Dict(std::vector<std::pair<NodeId, NodeId>> items) {
 }
 
 NodeId PickleBuilder::Global(std::string_view module, std::string_view name) {
-  PickleNode node = Make(Kind::kGlobal);
-  node.text = module;
-  node.text2 = name;
-  return Add(std::move(node));
+  return Add(MakeGlobal(module, name));
 }
 
 NodeId PickleBuilder::Reduce(NodeId callee, NodeId arguments) {
@@ -92,16 +89,16 @@ NodeId PickleBuilder::Reduce(NodeId callee, NodeId arguments) {
 NodeId PickleBuilder::Object(NodeId cls, NodeId arguments, std::optional<NodeId> state) {
   PickleNode node = Make(Kind::kObject);
   node.children = {cls, arguments};
-  node.state = state;
-  return Add(std::move(node));
+  NodeId id = Add(std::move(node));
+  if (state) tree_.MakeExtra(id).state = state;
+  return id;
 }
 
 NodeId PickleBuilder::OrderedDict(std::vector<std::pair<NodeId, NodeId>> items) {
   NodeId callee = Global("collections", "OrderedDict");
-  PickleNode node = Make(Kind::kReduce);
-  node.children = {callee, Tuple({})};
-  node.items = Flatten(items);
-  return Add(std::move(node));
+  NodeId id = Reduce(callee, Tuple({}));
+  tree_.MakeExtra(id).items = Flatten(items);
+  return id;
 }
 
 NodeId PickleBuilder::Size(const Shape& shape) {
@@ -132,19 +129,18 @@ NodeId PickleBuilder::Copy(PickleRef value,
   visit(value.id());
   for (size_t i = 0; i < order.size(); ++i) {
     const PickleNode& node = from.nodes[order[i]];
-    for (const auto* edges : {&node.children, &node.appended, &node.items}) {
-      for (NodeId child : *edges) visit(child);
-    }
-    if (node.state) visit(*node.state);
+    ForEachEdge(node, from.ExtraOf(node), visit);
   }
   for (NodeId id : order) {
     PickleNode node = from.nodes[id];
-    for (auto* edges : {&node.children, &node.appended, &node.items}) {
-      for (NodeId& child : *edges) child = ids.at(child);
+    PickleExtra extra = from.ExtraOf(node);
+    ForEachEdge(node, extra, [&](NodeId& child) { child = ids.at(child); });
+    if (node.extra != PickleNode::kNoExtra) {
+      node.extra = static_cast<uint32_t>(tree_.extras.size());
+      tree_.extras.push_back(std::move(extra));
     }
-    if (node.state) node.state = ids.at(*node.state);
     if (node.kind == Kind::kTensor) {
-      TensorNode tensor = from.tensors[static_cast<size_t>(node.integer)];
+      TensorNode tensor = from.TensorOf(node);
       if (rename) tensor.storage_key = rename(tensor);
       node.integer = static_cast<int64_t>(tree_.tensors.size());
       tree_.tensors.push_back(std::move(tensor));

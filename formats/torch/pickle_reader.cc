@@ -116,19 +116,18 @@ Status PickleMachine::PushGlobal(std::string_view module, std::string_view name)
     if (module == "__builtin__") module = "builtins";
     if (module == "copy_reg") module = "copyreg";
   }
-  PickleNode node;
-  node.kind = Kind::kGlobal;
-  node.text = module;
-  node.text2 = name;
-  return Push(std::move(node));
+  if (module.find('\n') != std::string_view::npos || name.find('\n') != std::string_view::npos) {
+    return Fail(Rule("the name holds a line break"));
+  }
+  return Push(MakeGlobal(module, name));
 }
 
 // What calls copy must stay proportional to what the pickle says.
 Status PickleMachine::Charge(const PickleNode& node) {
-  charged_ += node.children.size() * sizeof(NodeId) + node.text.size() + node.text2.size();
+  charged_ += node.children.size() * sizeof(NodeId) + node.text.size();
   if (node.kind == Kind::kTensor) {
-    const TensorNode& tensor = tree_.tensors[static_cast<size_t>(node.integer)];
-    charged_ += tensor.storage_key.size() + tensor.shape.size();
+    const TensorNode& tensor = tree_.TensorOf(node);
+    charged_ += sizeof(TensorNode) / 2 + tensor.storage_key.size() + tensor.shape.size();
   }
   if (charged_ > 16 * bytes_.size() + (uint64_t{1} << 20)) {
     return Fail(Rule("calls multiply memoised values"));
@@ -171,10 +170,10 @@ Result<NodeId> PickleMachine::AddTuple(std::vector<NodeId> items) {
 
 Status PickleMachine::AppendTo(const std::vector<NodeId>& items) {
   CKPT_ASSIGN_OR_RETURN(NodeId id, Top());
-  PickleNode& target = tree_.nodes[id];
+  Kind kind = tree_.nodes[id].kind;
   std::vector<NodeId>* list = nullptr;
-  if (target.kind == Kind::kList) list = &target.children;
-  if (target.kind == Kind::kReduce || target.kind == Kind::kObject) list = &target.appended;
+  if (kind == Kind::kList) list = &tree_.nodes[id].children;
+  if (kind == Kind::kReduce || kind == Kind::kObject) list = &tree_.MakeExtra(id).appended;
   if (list == nullptr) return Fail(Rule("appends to what is no list"));
   list->insert(list->end(), items.begin(), items.end());
   return {};
@@ -183,10 +182,10 @@ Status PickleMachine::AppendTo(const std::vector<NodeId>& items) {
 Status PickleMachine::SetItemsOf(const std::vector<NodeId>& items) {
   if (items.size() % 2 != 0) return Fail(Rule("a key without a value"));
   CKPT_ASSIGN_OR_RETURN(NodeId id, Top());
-  PickleNode& target = tree_.nodes[id];
+  Kind kind = tree_.nodes[id].kind;
   std::vector<NodeId>* dict = nullptr;
-  if (target.kind == Kind::kDict) dict = &target.children;
-  if (target.kind == Kind::kReduce || target.kind == Kind::kObject) dict = &target.items;
+  if (kind == Kind::kDict) dict = &tree_.nodes[id].children;
+  if (kind == Kind::kReduce || kind == Kind::kObject) dict = &tree_.MakeExtra(id).items;
   if (dict == nullptr) return Fail(Rule("sets items of what is no dict"));
   dict->insert(dict->end(), items.begin(), items.end());
   return {};
@@ -335,11 +334,11 @@ Status PickleMachine::DoStackGlobal() {
     return Fail(Rule("the names of a global are no strings"));
   }
   // Copies: the nodes move when one is pushed.
-  PickleNode copy;
-  copy.text = tree_.nodes[module].text;
-  copy.text2 = tree_.nodes[name].text;
+  PickleNode copy = MakeGlobal(tree_.nodes[module].text, tree_.nodes[name].text);
   CKPT_RETURN_IF_ERROR(Charge(copy));
-  return PushGlobal(copy.text, copy.text2);
+  std::string_view all = copy.text;
+  return PushGlobal(all.substr(0, tree_.nodes[module].text.size()),
+                    all.substr(tree_.nodes[module].text.size() + 1));
 }
 
 // INST and OBJ: a class called with what lies above the mark, or only made.
@@ -401,13 +400,14 @@ Status PickleMachine::DoNewObjEx() {
 Status PickleMachine::DoBuild() {
   CKPT_ASSIGN_OR_RETURN(NodeId state, Pop());
   CKPT_ASSIGN_OR_RETURN(NodeId id, Top());
-  PickleNode& target = tree_.nodes[id];
-  if (target.kind != Kind::kReduce && target.kind != Kind::kObject && target.kind != Kind::kTensor &&
-      target.kind != Kind::kPersistent) {
+  Kind kind = tree_.nodes[id].kind;
+  if (kind != Kind::kReduce && kind != Kind::kObject && kind != Kind::kTensor &&
+      kind != Kind::kPersistent) {
     return Fail(Rule("sets the state of what is no object"));
   }
-  if (target.state) return Fail(Rule("sets the state of an object twice"));
-  target.state = state;
+  PickleExtra& extra = tree_.MakeExtra(id);
+  if (extra.state) return Fail(Rule("sets the state of an object twice"));
+  extra.state = state;
   return {};
 }
 

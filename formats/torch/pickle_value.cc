@@ -15,9 +15,7 @@ bool IsCall(const PickleNode& node) {
 
 bool IsCallOf(const PickleTree& tree, const PickleNode& node, std::string_view module,
               std::string_view name) {
-  if (!IsCall(node)) return false;
-  const PickleNode& callee = tree.nodes[node.children[0]];
-  return callee.kind == Kind::kGlobal && callee.text == module && callee.text2 == name;
+  return IsCall(node) && IsGlobal(tree.nodes[node.children[0]], module, name);
 }
 
 // The tuple or list inside torch.Size((...)).
@@ -31,12 +29,46 @@ const PickleNode* SequenceOf(const PickleTree& tree, const PickleNode& node) {
 }
 
 // Key, value, ... of a dict or of an object with items.
-const std::vector<NodeId>* ItemsOf(const PickleNode& node) {
+const std::vector<NodeId>* ItemsOf(const PickleTree& tree, const PickleNode& node) {
   if (node.kind == Kind::kDict) return &node.children;
-  return IsCall(node) ? &node.items : nullptr;
+  return IsCall(node) ? &tree.ExtraOf(node).items : nullptr;
 }
 
 }  // namespace
+
+const PickleExtra& PickleTree::ExtraOf(const PickleNode& node) const {
+  static const PickleExtra kEmpty;
+  return node.extra == PickleNode::kNoExtra ? kEmpty : extras[node.extra];
+}
+
+PickleExtra& PickleTree::MakeExtra(NodeId id) {
+  PickleNode& node = nodes[id];
+  if (node.extra == PickleNode::kNoExtra) {
+    node.extra = static_cast<uint32_t>(extras.size());
+    extras.emplace_back();
+  }
+  return extras[node.extra];
+}
+
+std::string_view GlobalModule(const PickleNode& global) {
+  return std::string_view(global.text).substr(0, global.text.find('\n'));
+}
+
+std::string_view GlobalName(const PickleNode& global) {
+  return std::string_view(global.text).substr(global.text.find('\n') + 1);
+}
+
+bool IsGlobal(const PickleNode& node, std::string_view module, std::string_view name) {
+  return node.kind == Kind::kGlobal && GlobalModule(node) == module && GlobalName(node) == name;
+}
+
+PickleNode MakeGlobal(std::string_view module, std::string_view name) {
+  PickleNode node;
+  node.kind = Kind::kGlobal;
+  node.text.reserve(module.size() + 1 + name.size());
+  node.text.append(module).append(1, '\n').append(name);
+  return node;
+}
 
 bool PickleRef::IsNone() const { return tree_ != nullptr && node().kind == Kind::kNone; }
 
@@ -44,7 +76,7 @@ bool PickleRef::IsDict() const {
   if (tree_ == nullptr) return false;
   if (node().kind == Kind::kDict) return true;
   if (!IsCall(node())) return false;
-  return !node().items.empty() || IsCallOf(*tree_, node(), "collections", "OrderedDict") ||
+  return !tree_->ExtraOf(node()).items.empty() || IsCallOf(*tree_, node(), "collections", "OrderedDict") ||
          IsCallOf(*tree_, node(), "collections", "defaultdict") ||
          IsCallOf(*tree_, node(), "collections", "Counter");
 }
@@ -95,7 +127,7 @@ const TensorNode* PickleRef::Tensor() const {
     found = &tree_->nodes[arguments.children[inner]];
   }
   if (found->kind != Kind::kTensor) return nullptr;
-  const TensorNode& tensor = tree_->tensors[static_cast<size_t>(found->integer)];
+  const TensorNode& tensor = tree_->TensorOf(*found);
   return tensor.form == TensorNode::Form::kStorage ? nullptr : &tensor;
 }
 
@@ -118,18 +150,21 @@ std::string PickleRef::ClassName() const {
     const PickleNode& callee = tree_->nodes[named->children[0]];
     const PickleNode& arguments = tree_->nodes[named->children[1]];
     // copyreg.__newobj__(cls, ...), __newobj_ex__ and _reconstructor(cls, base, state).
-    bool wrapped = callee.kind == Kind::kGlobal && callee.text == "copyreg" &&
+    bool wrapped = callee.kind == Kind::kGlobal && GlobalModule(callee) == "copyreg" &&
                    arguments.kind == Kind::kTuple && !arguments.children.empty();
     named = wrapped ? &tree_->nodes[arguments.children[0]] : &callee;
   }
-  return named->kind == Kind::kGlobal ? named->text + "." + named->text2 : std::string();
+  if (named->kind != Kind::kGlobal) return {};
+  std::string name = named->text;
+  name[name.find('\n')] = '.';
+  return name;
 }
 
 size_t PickleRef::size() const {
   if (tree_ == nullptr) return 0;
   if (const PickleNode* sequence = SequenceOf(*tree_, node())) return sequence->children.size();
   if (node().kind == Kind::kSet || node().kind == Kind::kFrozenSet) return node().children.size();
-  const std::vector<NodeId>* items = ItemsOf(node());
+  const std::vector<NodeId>* items = ItemsOf(*tree_, node());
   return items == nullptr ? 0 : items->size() / 2;
 }
 
@@ -145,16 +180,16 @@ PickleRef PickleRef::at(size_t i) const {
 
 PickleRef PickleRef::operator[](std::string_view key) const {
   if (tree_ == nullptr) return {};
-  if (const std::vector<NodeId>* items = ItemsOf(node())) {
+  if (const std::vector<NodeId>* items = ItemsOf(*tree_, node())) {
     for (size_t i = items->size(); i >= 2; i -= 2) {  // the last of equal keys wins
       const PickleNode& name = tree_->nodes[(*items)[i - 2]];
       if (name.kind == Kind::kString && name.text == key) return PickleRef(tree_, (*items)[i - 1]);
     }
   }
-  if (!node().state || node().kind == Kind::kTensor) return {};
-  // Attributes: a dict, or (dict or None, slots).
-  const PickleNode& state = tree_->nodes[*node().state];
-  if (state.kind == Kind::kDict) return PickleRef(tree_, *node().state)[key];
+  PickleRef attributes = State();  // a dict, or (dict or None, slots)
+  if (!attributes || node().kind == Kind::kTensor) return {};
+  const PickleNode& state = attributes.node();
+  if (state.kind == Kind::kDict) return attributes[key];
   if (state.kind != Kind::kTuple || state.children.size() != 2) return {};
   for (NodeId part : state.children) {
     if (tree_->nodes[part].kind != Kind::kDict) continue;
@@ -164,7 +199,7 @@ PickleRef PickleRef::operator[](std::string_view key) const {
 }
 
 PickleRef PickleRef::AtInt(int64_t key) const {
-  const std::vector<NodeId>* items = tree_ == nullptr ? nullptr : ItemsOf(node());
+  const std::vector<NodeId>* items = tree_ == nullptr ? nullptr : ItemsOf(*tree_, node());
   if (items == nullptr) return {};
   for (size_t i = items->size(); i >= 2; i -= 2) {
     const PickleNode& name = tree_->nodes[(*items)[i - 2]];
@@ -175,7 +210,7 @@ PickleRef PickleRef::AtInt(int64_t key) const {
 
 std::vector<std::pair<PickleRef, PickleRef>> PickleRef::Items() const {
   std::vector<std::pair<PickleRef, PickleRef>> result;
-  const std::vector<NodeId>* items = tree_ == nullptr ? nullptr : ItemsOf(node());
+  const std::vector<NodeId>* items = tree_ == nullptr ? nullptr : ItemsOf(*tree_, node());
   for (size_t i = 0; items != nullptr && i + 1 < items->size(); i += 2) {
     result.emplace_back(PickleRef(tree_, (*items)[i]), PickleRef(tree_, (*items)[i + 1]));
   }
@@ -183,7 +218,9 @@ std::vector<std::pair<PickleRef, PickleRef>> PickleRef::Items() const {
 }
 
 PickleRef PickleRef::State() const {
-  return tree_ != nullptr && node().state ? PickleRef(tree_, *node().state) : PickleRef();
+  if (tree_ == nullptr) return {};
+  const std::optional<NodeId>& state = tree_->ExtraOf(node()).state;
+  return state ? PickleRef(tree_, *state) : PickleRef();
 }
 
 PickleRef PickleRef::Arguments() const {

@@ -36,18 +36,28 @@ struct PickleNode {
     kTensor,      // a recognised torch tensor (TensorNode in `tensors`)
   };
   Kind kind = Kind::kNone;
-  int64_t integer = 0;    // kInt, kBool; kTensor: index into PickleTree::tensors
-  double real = 0;        // kFloat
-  std::string text;       // string (UTF-8), bytes, module, or kBigInt's little-endian bytes
-  std::string text2;      // kGlobal: name
+  uint32_t extra = kNoExtra;  // index into PickleTree::extras
+  union {
+    int64_t integer = 0;  // kInt, kBool; kTensor: index into PickleTree::tensors
+    double real;          // kFloat
+  };
+  // A string (UTF-8), bytes, kBigInt's little-endian two's complement; a global:
+  // module, line break, name (neither can hold a line break).
+  std::string text = {};
   // tuple, list, set: the items; dict: key, value, key, value ... in order;
-  // kReduce/kObject: callee, arguments.
-  std::vector<NodeId> children;
-  // kReduce/kObject (and list/dict subclasses): the APPENDS, SETITEMS and BUILD
-  // that followed, in this order when printed back (as CPython's pickler does).
-  std::vector<NodeId> appended;
-  std::vector<NodeId> items;  // key, value, ...
-  std::optional<NodeId> state;
+  // kReduce/kObject: callee, arguments[, keyword arguments].
+  std::vector<NodeId> children = {};
+
+  static constexpr uint32_t kNoExtra = ~uint32_t{0};
+};
+
+// What followed the making of a kReduce, kObject, kTensor or kPersistent: the
+// APPENDS, SETITEMS and BUILD, in this order when printed back (as CPython's
+// pickler does).
+struct PickleExtra {
+  std::vector<NodeId> appended = {};
+  std::vector<NodeId> items = {};  // key, value, ...
+  std::optional<NodeId> state = {};
 };
 
 // torch._utils._rebuild_tensor_v2 / _v3 / parameter over a storage persistent id.
@@ -62,22 +72,46 @@ struct TensorNode {
     kStorage,
   };
   Form form = Form::kTensor;
-  std::string storage_class;  // kStorage: "FloatStorage", "UntypedStorage", "QInt8Storage" ...
+  std::string storage_class = {};  // kStorage: "FloatStorage", "UntypedStorage", "QInt8Storage" ...
   DType dtype = DType::kF32;
-  std::string storage_key;    // "0", "1", ... -> record data/<key>
+  std::string storage_key = {};    // "0", "1", ... -> record data/<key>
   uint64_t storage_elements = 0;
   uint64_t storage_offset = 0;  // elements
-  Shape shape;
-  std::vector<uint64_t> strides;  // elements
+  Shape shape = {};
+  std::vector<uint64_t> strides = {};  // elements
   bool requires_grad = false;
   bool is_parameter = false;  // wrapped by _rebuild_parameter
 };
 
 struct PickleTree {
-  std::vector<PickleNode> nodes;
-  std::vector<TensorNode> tensors;
+  std::vector<PickleNode> nodes = {};
+  std::vector<TensorNode> tensors = {};
+  std::vector<PickleExtra> extras = {};
   NodeId root = 0;
+
+  // An empty one if the node has none.
+  const PickleExtra& ExtraOf(const PickleNode& node) const;
+  PickleExtra& MakeExtra(NodeId id);
+  // REQUIRES: the node is a kTensor.
+  const TensorNode& TensorOf(const PickleNode& node) const {
+    return tensors[static_cast<size_t>(node.integer)];
+  }
 };
+
+// The two halves of a kGlobal.
+std::string_view GlobalModule(const PickleNode& global);
+std::string_view GlobalName(const PickleNode& global);
+bool IsGlobal(const PickleNode& node, std::string_view module, std::string_view name);
+PickleNode MakeGlobal(std::string_view module, std::string_view name);
+
+// Calls `visit(NodeId&)` or `visit(NodeId)` for every edge of a node, in order.
+template <class Node, class Extra, class Visit>
+void ForEachEdge(Node& node, Extra& extra, Visit visit) {
+  for (auto& id : node.children) visit(id);
+  for (auto& id : extra.appended) visit(id);
+  for (auto& id : extra.items) visit(id);
+  if (extra.state) visit(*extra.state);
+}
 
 // A position in a tree with checked access.  Every accessor of the wrong kind
 // returns an empty optional / invalid ref, so that lookups chain:

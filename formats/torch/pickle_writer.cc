@@ -95,29 +95,34 @@ Op TupleOp(size_t size) {
   return size == 3 ? Op::kTuple3 : Op::kTuple;
 }
 
+// Depth first, so that cycles show; in a tree with cycles every container is
+// memoised, since any of them may be met again while it is being printed.
 void PicklePrinter::CountReferences() {
   shared_.assign(tree_.nodes.size(), 0);
   memo_.assign(tree_.nodes.size(), 0);
+  enum State : uint8_t { kNew, kOpen, kDone };
+  std::vector<uint8_t> states(tree_.nodes.size(), kNew);
   std::vector<uint8_t> seen(tree_.nodes.size(), 0);
-  std::vector<NodeId> work;
-  auto visit = [&](NodeId id) {
-    ++edges_;
-    if (seen[id] != 0) {
-      shared_[id] = 1;
-      return;
-    }
-    seen[id] = 1;
-    work.push_back(id);
-  };
-  visit(tree_.root);
+  std::vector<NodeId> work{tree_.root};
+  bool cyclic = false;
   while (!work.empty()) {
-    const PickleNode& node = tree_.nodes[work.back()];
-    work.pop_back();
-    for (const auto* list : {&node.children, &node.appended, &node.items}) {
-      for (NodeId child : *list) visit(child);
+    NodeId id = work.back();
+    if (states[id] != kNew) {
+      work.pop_back();
+      states[id] = kDone;
+      continue;
     }
-    if (node.state) visit(*node.state);
+    states[id] = kOpen;
+    const PickleNode& node = tree_.nodes[id];
+    ForEachEdge(node, tree_.ExtraOf(node), [&](NodeId child) {
+      ++edges_;
+      if (seen[child] != 0) shared_[child] = 1;
+      seen[child] = 1;
+      if (states[child] == kNew) work.push_back(child);
+      if (states[child] == kOpen) cyclic = true;
+    });
   }
+  if (cyclic) shared_.assign(tree_.nodes.size(), 1);
 }
 
 // --- bytes ---
@@ -233,7 +238,7 @@ Status PicklePrinter::PutScalar(const PickleNode& node) {
     case Kind::kInt: PutInt(node.integer); return {};
     case Kind::kString: return PutString(node.text);
     case Kind::kBytes: return PutBytes(node.text);
-    case Kind::kGlobal: return PutShared(node.text, node.text2);
+    case Kind::kGlobal: return PutShared(GlobalModule(node), GlobalName(node));
     case Kind::kByteArray:
       CKPT_RETURN_IF_ERROR(PutShared("builtins", "bytearray"));
       CKPT_RETURN_IF_ERROR(PutBytes(node.text));
@@ -358,12 +363,12 @@ void PicklePrinter::SaveCall(NodeId id, const PickleNode& node) {
     Later(node.kind == Kind::kReduce ? Op::kReduce : Op::kNewObj);
   }
   LaterCreated(id);
-  LaterBatches(node.appended, Op::kAppends);
-  LaterBatches(node.items, Op::kSetItems);
+  LaterBatches(tree_.ExtraOf(node).appended, Op::kAppends);
+  LaterBatches(tree_.ExtraOf(node).items, Op::kSetItems);
 }
 
 Status PicklePrinter::SaveTensor(NodeId id, const PickleNode& node) {
-  CKPT_RETURN_IF_ERROR(PutTensor(tree_.tensors[static_cast<size_t>(node.integer)]));
+  CKPT_RETURN_IF_ERROR(PutTensor(tree_.TensorOf(node)));
   LaterCreated(id);
   return {};
 }
@@ -404,8 +409,8 @@ Status PicklePrinter::Save(NodeId id) {
       CKPT_RETURN_IF_ERROR(PutScalar(node));
       return IsAtom(node.kind) ? Status() : Created(id);
   }
-  if (node.state) {
-    LaterSave(*node.state);
+  if (const auto& state = tree_.ExtraOf(node).state) {
+    LaterSave(*state);
     Later(Op::kBuild);
   }
   return {};

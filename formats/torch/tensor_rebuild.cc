@@ -11,10 +11,6 @@ namespace {
 
 using Kind = PickleNode::Kind;
 
-bool IsGlobal(const PickleNode& node, std::string_view module, std::string_view name) {
-  return node.kind == Kind::kGlobal && node.text == module && node.text2 == name;
-}
-
 std::optional<uint64_t> Unsigned(const PickleNode& node) {
   if (node.kind != Kind::kInt || node.integer < 0) return std::nullopt;
   return static_cast<uint64_t>(node.integer);
@@ -25,8 +21,8 @@ bool NoHooks(const PickleTree& tree, NodeId id) {
   const PickleNode& node = tree.nodes[id];
   if (node.kind == Kind::kNone) return true;
   if (node.kind == Kind::kDict) return node.children.empty();
-  return node.kind == Kind::kReduce && node.items.empty() && node.appended.empty() &&
-         !node.state && IsGlobal(tree.nodes[node.children[0]], "collections", "OrderedDict");
+  return node.kind == Kind::kReduce && node.extra == PickleNode::kNoExtra &&
+         IsGlobal(tree.nodes[node.children[0]], "collections", "OrderedDict");
 }
 
 std::optional<std::vector<uint64_t>> Extents(const PickleTree& tree, NodeId id) {
@@ -57,8 +53,8 @@ PickleNode TensorResult(PickleTree& tree, TensorNode tensor) {
 
 const TensorNode* AsStorage(const PickleTree& tree, NodeId id) {
   const PickleNode& node = tree.nodes[id];
-  if (node.kind != Kind::kTensor || node.state) return nullptr;
-  const TensorNode& tensor = tree.tensors[static_cast<size_t>(node.integer)];
+  if (node.kind != Kind::kTensor || node.extra != PickleNode::kNoExtra) return nullptr;
+  const TensorNode& tensor = tree.TensorOf(node);
   return tensor.form == TensorNode::Form::kStorage ? &tensor : nullptr;
 }
 
@@ -84,8 +80,8 @@ bool SetDType(const PickleTree& tree, Rebuild rebuild, const std::vector<NodeId>
     return true;
   }
   const PickleNode& name = tree.nodes[arguments[6]];
-  if (name.kind != Kind::kGlobal || name.text != "torch") return false;
-  auto dtype = DTypeFromTorch(name.text2);
+  if (name.kind != Kind::kGlobal || GlobalModule(name) != "torch") return false;
+  auto dtype = DTypeFromTorch(GlobalName(name));
   if (!dtype || ByteWidth(*dtype) == 0) return false;
   uint64_t width = ByteWidth(storage.dtype);
   if (storage.storage_elements > std::numeric_limits<uint64_t>::max() / width) return false;
@@ -129,11 +125,11 @@ std::optional<PickleNode> RebuildParameter(PickleTree& tree, const PickleNode& a
   if (arguments.kind != Kind::kTuple || arguments.children.size() != 3) return std::nullopt;
   const PickleNode& data = tree.nodes[arguments.children[0]];
   const PickleNode& grad = tree.nodes[arguments.children[1]];
-  if (data.kind != Kind::kTensor || data.state || grad.kind != Kind::kBool ||
+  if (data.kind != Kind::kTensor || data.extra != PickleNode::kNoExtra || grad.kind != Kind::kBool ||
       !NoHooks(tree, arguments.children[2])) {
     return std::nullopt;
   }
-  TensorNode tensor = tree.tensors[static_cast<size_t>(data.integer)];
+  TensorNode tensor = tree.TensorOf(data);
   if (tensor.form != TensorNode::Form::kTensor || tensor.is_parameter) return std::nullopt;
   tensor.is_parameter = true;
   tensor.requires_grad = grad.integer != 0;
@@ -192,7 +188,7 @@ std::optional<PickleNode> EncodedBytes(const PickleTree& tree, const PickleNode&
 }
 
 // set, frozenset, bytes, bytearray and getattr as protocol 2 calls them.
-std::optional<PickleNode> BuiltinCall(const PickleTree& tree, const std::string& name,
+std::optional<PickleNode> BuiltinCall(const PickleTree& tree, std::string_view name,
                                       const PickleNode& arguments) {
   const auto& args = arguments.children;
   PickleNode node;
@@ -215,9 +211,10 @@ std::optional<PickleNode> BuiltinCall(const PickleTree& tree, const std::string&
   }
   if (name == "getattr" && args.size() == 2 && tree.nodes[args[0]].kind == Kind::kGlobal &&
       tree.nodes[args[1]].kind == Kind::kString) {
+    const std::string& attribute = tree.nodes[args[1]].text;
+    if (attribute.find('\n') != std::string::npos) return std::nullopt;
     node.kind = Kind::kGlobal;
-    node.text = tree.nodes[args[0]].text;
-    node.text2 = tree.nodes[args[0]].text2 + "." + tree.nodes[args[1]].text;
+    node.text = tree.nodes[args[0]].text + "." + attribute;
     return node;
   }
   return std::nullopt;
@@ -239,7 +236,7 @@ std::optional<PickleNode> RecogniseReduce(PickleTree& tree, NodeId callee, NodeI
     return RebuildFromType(tree, callee, arguments);
   }
   if (IsGlobal(global, "_codecs", "encode")) return EncodedBytes(tree, tuple);
-  if (global.text == "builtins") return BuiltinCall(tree, global.text2, tuple);
+  if (GlobalModule(global) == "builtins") return BuiltinCall(tree, GlobalName(global), tuple);
   return std::nullopt;
 }
 
@@ -252,7 +249,7 @@ std::optional<PickleNode> RecognisePersistent(PickleTree& tree, NodeId id) {
   if (arg(0).text != "storage" || tuple.children.size() < 5 || tuple.children.size() > 6) {
     return std::nullopt;
   }
-  auto type = FindStorageType(arg(1).text2);
+  auto type = FindStorageType(GlobalName(arg(1)));
   auto elements = Unsigned(arg(4));
   if (!type || !elements || !arg(1).text.starts_with("torch") || arg(2).kind != Kind::kString) {
     return std::nullopt;
