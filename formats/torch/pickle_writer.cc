@@ -276,6 +276,9 @@ Status PicklePrinter::PutStorage(const TensorNode& tensor) {
   std::string_view type = StorageClassOf(tensor.dtype);
   uint64_t elements = tensor.storage_elements;
   if (tensor.form == TensorNode::Form::kStorage) {
+    if (tensor.storage_offset != 0 || tensor.shape != Shape{tensor.storage_elements}) {
+      return Rule("a storage that is a view of another");
+    }
     type = tensor.storage_class;
   } else if (type.empty()) {
     type = kUntypedStorage;

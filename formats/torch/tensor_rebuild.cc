@@ -11,16 +11,17 @@ namespace {
 
 using Kind = PickleNode::Kind;
 
+constexpr size_t kMaxGlobalName = 1024;  // of a nested class; longer chains stay calls
+
 std::optional<uint64_t> Unsigned(const PickleNode& node) {
   if (node.kind != Kind::kInt || node.integer < 0) return std::nullopt;
   return static_cast<uint64_t>(node.integer);
 }
 
-// An empty OrderedDict, an empty dict or None: what torch writes for hooks.
+// An empty OrderedDict or None: what torch writes for hooks.
 bool NoHooks(const PickleTree& tree, NodeId id) {
   const PickleNode& node = tree.nodes[id];
   if (node.kind == Kind::kNone) return true;
-  if (node.kind == Kind::kDict) return node.children.empty();
   return node.kind == Kind::kReduce && node.extra == PickleNode::kNoExtra &&
          IsGlobal(tree.nodes[node.children[0]], "collections", "OrderedDict");
 }
@@ -32,8 +33,7 @@ std::optional<std::vector<uint64_t>> Extents(const PickleTree& tree, NodeId id) 
     if (arguments.kind != Kind::kTuple || arguments.children.size() != 1) return std::nullopt;
     node = &tree.nodes[arguments.children[0]];
   }
-  if (node->kind != Kind::kTuple && node->kind != Kind::kList) return std::nullopt;
-  if (node->children.size() > kMaxDimensions) return std::nullopt;
+  if (node->kind != Kind::kTuple || node->children.size() > kMaxDimensions) return std::nullopt;
   std::vector<uint64_t> extents;
   for (NodeId child : node->children) {
     auto value = Unsigned(tree.nodes[child]);
@@ -187,6 +187,19 @@ std::optional<PickleNode> EncodedBytes(const PickleTree& tree, const PickleNode&
   return node;
 }
 
+// copyreg.__newobj_ex__(cls, arguments, keywords), as protocols below 4 say NEWOBJ_EX.
+std::optional<PickleNode> NewObjectEx(const PickleTree& tree, const PickleNode& arguments) {
+  const auto& args = arguments.children;
+  if (args.size() != 3 || tree.nodes[args[1]].kind != Kind::kTuple ||
+      tree.nodes[args[2]].kind != Kind::kDict) {
+    return std::nullopt;
+  }
+  PickleNode node;
+  node.kind = Kind::kObject;
+  node.children = args;
+  return node;
+}
+
 // set, frozenset, bytes, bytearray and getattr as protocol 2 calls them.
 std::optional<PickleNode> BuiltinCall(const PickleTree& tree, std::string_view name,
                                       const PickleNode& arguments) {
@@ -213,6 +226,7 @@ std::optional<PickleNode> BuiltinCall(const PickleTree& tree, std::string_view n
       tree.nodes[args[1]].kind == Kind::kString) {
     const std::string& attribute = tree.nodes[args[1]].text;
     if (attribute.find('\n') != std::string::npos) return std::nullopt;
+    if (tree.nodes[args[0]].text.size() + attribute.size() > kMaxGlobalName) return std::nullopt;
     node.kind = Kind::kGlobal;
     node.text = tree.nodes[args[0]].text + "." + attribute;
     return node;
@@ -236,6 +250,7 @@ std::optional<PickleNode> RecogniseReduce(PickleTree& tree, NodeId callee, NodeI
     return RebuildFromType(tree, callee, arguments);
   }
   if (IsGlobal(global, "_codecs", "encode")) return EncodedBytes(tree, tuple);
+  if (IsGlobal(global, "copyreg", "__newobj_ex__")) return NewObjectEx(tree, tuple);
   if (GlobalModule(global) == "builtins") return BuiltinCall(tree, GlobalName(global), tuple);
   return std::nullopt;
 }
