@@ -12,6 +12,7 @@
 #include "core/blob/file_storage.h"
 #include "tests/core/store/failing_storage.h"
 #include "tests/core/store/sample_model.h"
+#include "tests/support/memory_storage.h"
 
 namespace ckptfs {
 namespace {
@@ -289,6 +290,30 @@ TEST_F(StoreTest, AStopAtAnyCallLeavesTheStepWholeOrAbsent) {
     }
   }
   EXPECT_GE(stops, 4);
+}
+
+TEST(StoreOnMemoryTest, AFailureOfAnyCallIsReportedAndCanBeRepeated) {
+  auto storage = std::make_shared<MemoryStorage>();
+  auto store = *Store::OpenOn(storage);
+  EXPECT_EQ(store->directory(), "");
+  int failures = 0;
+  for (uint64_t n = 1; n < 40; ++n) {
+    const StepModel model = TinyModel(StrCat("s", n), n, 1);
+    storage->FailAt(n);
+    auto record = store->Publish("run", model, "/r/a", "/r");
+    failures += !record;
+    if (!record) {
+      EXPECT_EQ(record.error().code, ErrorCode::kIo);
+      record = store->Publish("run", model, "/r/a", "/r");
+    }
+    ASSERT_TRUE(record) << record.error().message;
+    EXPECT_EQ(record->id, model.id);
+    storage->FailAt(1);
+    EXPECT_FALSE(store->Load(*record));
+    EXPECT_TRUE(store->Load(*record));
+    EXPECT_EQ(store->Resolve("run", "latest")->id, model.id);
+  }
+  EXPECT_GE(failures, 8);
 }
 
 TEST_F(StoreTest, OneOfManyConcurrentPublishersGetsTheName) {
