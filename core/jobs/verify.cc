@@ -151,7 +151,8 @@ Result<uint64_t> Verification::ReadAtom(AtomIndex atom, DType dtype, const Visit
 
 Result<uint64_t> Verification::CompareCopies(size_t item) {
   const Atom& atom = step_.atoms[item];
-  const auto [first, end] = split_.copies[item];
+  const AtomIndex first = split_.copies[item].first;  // no binding: a lambda captures it
+  const AtomIndex end = split_.copies[item].second;
   uint64_t bytes = 0;
   for (uint32_t copy = static_cast<uint32_t>(first) + 1; copy < static_cast<uint32_t>(end);
        ++copy) {

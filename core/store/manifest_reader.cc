@@ -3,7 +3,7 @@
 // Manifest bytes -> StepModel.  FlatBuffers' verifier proves the structure;
 // everything it cannot know (indices, enums, extents, products) is checked
 // here, so that later code may trust a loaded model as it trusts its own.
-#include <algorithm>
+#include <cstring>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -28,10 +28,13 @@ std::string Text(const Bytes* bytes) {
   return std::string(reinterpret_cast<const char*>(bytes->data()), bytes->size());
 }
 
+// The verifier does not look at the alignment of elements: they are copied as bytes.
 template <class T>
 std::vector<T> Vector(const flatbuffers::Vector<T>* values) {
-  if (values == nullptr) return {};
-  return std::vector<T>(values->begin(), values->end());
+  if (values == nullptr || values->size() == 0) return {};
+  std::vector<T> copy(values->size());
+  std::memcpy(copy.data(), values->Data(), values->size() * sizeof(T));
+  return copy;
 }
 
 std::vector<std::string> Texts(const flatbuffers::Vector<flatbuffers::Offset<fb::Text>>* texts) {
@@ -236,8 +239,10 @@ Result<Gather> Reader::ReadGather(const fb::Gather& table, const Shape& atom) {
                                [&](const fb::LocalTensor& local) { return ReadLocal(local, atom); }));
   if (table.series() != nullptr) {
     gather.series.reserve(table.series()->size());
-    for (const fb::FragmentSeries* stored : *table.series()) {
-      CKPT_ASSIGN_OR_RETURN(const FragmentSeries series, ReadSeries(*stored));
+    for (uint32_t i = 0; i < table.series()->size(); ++i) {
+      fb::FragmentSeries stored;
+      std::memcpy(&stored, table.series()->Data() + i * sizeof(stored), sizeof(stored));
+      CKPT_ASSIGN_OR_RETURN(const FragmentSeries series, ReadSeries(stored));
       CKPT_RETURN_IF_ERROR(CheckSeries(series, gather.locals, model_.blobs));
       gather.series.push_back(series);
     }

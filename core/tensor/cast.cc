@@ -2,6 +2,10 @@
 
 #include "core/tensor/cast.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -142,7 +146,10 @@ CastLevel BestCastLevel() {
 #if defined(__x86_64__)
   static const CastLevel best = [] {
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    // clang 14 knows no "f16c" here; the bit is in the same leaf for both compilers.
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+    const bool avx2 = __builtin_cpu_supports("avx2") && f16c;
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     return avx512 ? CastLevel::kAvx512 : avx2 ? CastLevel::kAvx2 : CastLevel::kScalar;

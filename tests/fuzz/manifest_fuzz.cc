@@ -3,13 +3,11 @@
 // Manifests: the input is taken as a file as it is, and as a payload under a
 // header whose digest is right, since whoever damages one may compute it.  What
 // is accepted renders and parses again to the same bytes.
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
 #include <string_view>
 
 #include "core/store/manifest_format.h"
 #include "core/store/store.h"
+#include "tests/fuzz/target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
@@ -21,10 +19,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto model = ckptfs::ParseManifest(ckptfs::WrapManifest(payload));
   if (!model) return 0;
   const auto rendered = ckptfs::RenderManifest(*model);
-  if (!rendered) abort();
+  FUZZ_CHECK(rendered);
   const auto again = ckptfs::ParseManifest(*rendered);
-  if (!again) abort();
+  FUZZ_CHECK(again);
   const auto rendered_again = ckptfs::RenderManifest(*again);
-  if (!rendered_again || *rendered_again != *rendered) abort();
+  FUZZ_CHECK(rendered_again && *rendered_again == *rendered);
   return 0;
 }

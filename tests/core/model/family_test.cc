@@ -299,7 +299,10 @@ TEST(FamilyTest, RefusesWithFileLineAndRule) {
   EXPECT_THAT(Refusal(head + "[variables]\na = 'b'"), HasSubstr("whole number"));
   EXPECT_THAT(Refusal(head + "[[rename]]\nplain = 'a'"), HasSubstr("'pipe' is missing"));
   EXPECT_THAT(Refusal(head + "rule = 3"), HasSubstr("list of tables"));
-  EXPECT_THAT(Refusal(std::string(100000, '[')), HasSubstr("my.toml"));
+  for (const char* header : {"[[[", "[", "[ ]", "[[ =", "\xef\xbb\xbf[[[", "\r[.a]", "a = 1\n [["}) {
+    EXPECT_THAT(Refusal(header), HasSubstr("my.toml:")) << header;
+  }
+  EXPECT_THAT(Refusal(std::string(100000, '[')), HasSubstr("my.toml:1"));
 }
 
 TEST(FamilyTest, AnAddedFileComesBeforeTheShipped) {
