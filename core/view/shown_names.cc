@@ -27,11 +27,12 @@ bool IsTied(const StepModel& step) {
 
 Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family) {
   const bool tied = IsTied(step);
+  const uint32_t layers = step.LayerCount();
   ShownNames names;
   names.renamed = true;
   std::unordered_map<std::string, size_t> taken;
   for (size_t i = 0; i < step.parameters.size(); ++i) {
-    auto shown = family.Rename(step.parameters[i].name, to, step.layers, tied);
+    auto shown = family.Rename(step.parameters[i].name, to, layers, tied);
     if (!shown) {
       return Fail(ErrorCode::kUnsupported,
                   StrCat("parameter '", step.parameters[i].name, "': family '", family.name(),
@@ -47,7 +48,7 @@ Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family
     names.parameters.push_back(*std::move(shown));
   }
   for (const Alias& alias : step.aliases) {
-    auto shown = family.Rename(alias.name, to, step.layers, tied);
+    auto shown = family.Rename(alias.name, to, layers, tied);
     const bool own = shown && !taken.contains(*shown);
     names.aliases.push_back(own ? *std::move(shown) : std::string());
   }
