@@ -49,8 +49,7 @@ class DictBuilder {
   std::set<std::string> seen_;
 };
 
-// The global document, or the one of the source rank that takes this rank's
-// place (the loader itself maps ranks so when the numbers differ).
+// The one of the source rank if ranks differ, else the global one.
 const Document* ScopedDocument(const StepModel& step, std::string_view key, uint32_t source_rank) {
   const Document* scoped = step.FindDocument(key, StrCat("mp", source_rank));
   return scoped != nullptr ? scoped : step.FindDocument(key);
@@ -223,13 +222,17 @@ Result<NodeId> StateTensor(const StepModel& step, const Parameter& parameter,
 
 }  // namespace
 
+uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t rank) {
+  const bool differ = std::any_of(step.documents.begin(), step.documents.end(),
+                                  [](const Document& d) { return d.scope.starts_with("mp"); });
+  const uint64_t source_files = uint64_t{step.layout.tp} * step.layout.pp;
+  return differ ? static_cast<uint32_t>(rank * source_files / index.model_files) : 0;
+}
+
 Result<ArchiveContent> ModelStates(const StepModel& step, const Layout& layout,
-                                   const UniversalIndex& index, const ShownNames& names,
-                                   uint32_t rank) {
+                                   const ShownNames& names, uint32_t source_rank) {
   ArchiveBuilder archive;
   DictBuilder dict(archive);
-  const uint64_t source_files = uint64_t{step.layout.tp} * step.layout.pp;
-  const auto source_rank = static_cast<uint32_t>(rank * source_files / index.model_files);
   CKPT_RETURN_IF_ERROR(SetBuffers(step, names, archive, dict));
   SetDegrees(layout, archive, dict);
   for (std::string_view key : kModelStateKeys) {

@@ -25,10 +25,14 @@
 
 namespace ckptfs::deepspeed {
 
-// Of the model-parallel rank `rank` of index.model_files.
+// The source's model-parallel rank that takes the place of rank `rank` of
+// index.model_files (as the loader itself maps ranks where the numbers differ);
+// 0 where the source's ranks all said the same.
+uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t rank);
+
+// Of that model-parallel rank: files of ranks with one source rank are equal.
 Result<ArchiveContent> ModelStates(const StepModel& step, const Layout& layout,
-                                   const UniversalIndex& index, const ShownNames& names,
-                                   uint32_t rank);
+                                   const ShownNames& names, uint32_t source_rank);
 Result<ArchiveContent> OptimizerState(const StepModel& step, const UniversalIndex& index);
 Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalParameter& parameter,
                                       const UniversalState& state);

@@ -17,6 +17,8 @@ constexpr std::string_view kTopName = "deepspeed";
 constexpr std::string_view kModelPrefix = "mp_rank_";
 constexpr std::string_view kModelPrefixStage3 = "zero_pp_rank_0_mp_rank_";
 constexpr std::string_view kModelSuffix = "_model_states.pt";
+// The zip's top folder in every model file, so that equal files are equal.
+constexpr std::string_view kModelFolder = "model_states";
 constexpr std::string_view kOptimizerFile = "optimizer_state.pt";
 
 ViewEntry Directory(std::string_view name) {
@@ -126,13 +128,11 @@ Result<UniversalView::PreparedPtr> UniversalView::Build(const StepModel& step,
   }
   CKPT_ASSIGN_OR_RETURN(prepared->names, NamesFor(step, layout, families_));
   for (uint32_t rank = 0; rank < prepared->index.model_files; ++rank) {
+    const uint32_t source_rank = SourceRank(step, prepared->index, rank);
+    if (prepared->model_sizes.contains(source_rank)) continue;
     CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
-                          ModelStates(step, layout, prepared->index, prepared->names, rank));
-    // The folder's name is part of the file: sizes differ by the prefix.
-    for (std::string_view prefix : {kModelPrefix, kModelPrefixStage3}) {
-      CKPT_ASSIGN_OR_RETURN(const uint64_t size, content.Size(FolderOf(ModelFile(prefix, rank))));
-      (prefix == kModelPrefix ? prepared->model_sizes : prepared->stage3_sizes).push_back(size);
-    }
+                          ModelStates(step, layout, prepared->names, source_rank));
+    CKPT_ASSIGN_OR_RETURN(prepared->model_sizes[source_rank], content.Size(kModelFolder));
   }
   CKPT_ASSIGN_OR_RETURN(const ArchiveContent optimizer, OptimizerState(step, prepared->index));
   CKPT_ASSIGN_OR_RETURN(prepared->optimizer_size, optimizer.Size(FolderOf(kOptimizerFile)));
@@ -167,10 +167,8 @@ Result<ViewEntry> UniversalView::EntryOf(const StepModel& step, const Prepared& 
       return File(name, prepared.index.tag.size());
     case Place::Kind::kLink:
       return Symlink(name, *place->target);
-    case Place::Kind::kModel: {
-      const bool stage3 = name.starts_with(kModelPrefixStage3);
-      return File(name, (stage3 ? prepared.stage3_sizes : prepared.model_sizes)[place->rank]);
-    }
+    case Place::Kind::kModel:
+      return File(name, prepared.model_sizes.at(SourceRank(step, prepared.index, place->rank)));
     case Place::Kind::kOptimizer:
       return File(name, prepared.optimizer_size);
     case Place::Kind::kState: {
@@ -246,8 +244,10 @@ Result<Plan> UniversalView::MakePlan(const StepModel& step, const Layout& layout
       return std::move(plan).Finish();
     }
     case Place::Kind::kModel:
-      content = ModelStates(step, layout, prepared->index, prepared->names, place->rank);
-      break;
+      content = ModelStates(step, layout, prepared->names,
+                            SourceRank(step, prepared->index, place->rank));
+      if (!content) return Fail(std::move(content).error());
+      return std::move(*content).MakePlan(kModelFolder);
     case Place::Kind::kOptimizer:
       content = OptimizerState(step, prepared->index);
       break;

@@ -16,7 +16,11 @@
 
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/model/family.h"
 #include "core/view/shown_names.h"
@@ -45,8 +49,7 @@ class UniversalView : public ViewFormat {
   struct Prepared {
     UniversalIndex index;
     ShownNames names;
-    std::vector<uint64_t> model_sizes;   // by model-parallel rank
-    std::vector<uint64_t> stage3_sizes;  // of the same under the stage-3 names
+    std::map<uint32_t, uint64_t> model_sizes;  // by source rank
     uint64_t optimizer_size = 0;
   };
   using PreparedPtr = std::shared_ptr<const Prepared>;
