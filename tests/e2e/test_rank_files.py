@@ -81,19 +81,16 @@ def want_of(truth, file, key):
     return name, truth[f'{"model" if kind == "master" else kind}/{name}']
 
 
-def expected_shard(full, name, shown, dims, at, deg, flat):
-    """What a rank must hold of `full`; `shown` only tells the padding."""
+def expected_shard(full, name, local_shape, dims, at, deg, flat):
+    """What a rank must hold of `full`; only vocabulary rows are taken from
+    `local_shape`, since families pad in units of their own."""
     kind, subs = kind_of(name, dims)
     if '.experts.' in name:
         kind = 'rep'
-    if kind == 'vocab' and deg['tp'] > 1 and not flat:
-        rows = shown.shape[0] * deg['tp']
-        assert dims.vocab <= rows <= dims.vocab_rows(deg['tp']), rows
+    if kind == 'vocab' and deg['tp'] > 1:
+        rows = local_shape[0] * deg['tp']
+        assert dims.vocab <= rows < dims.vocab + 128 * deg['tp'], rows
         full = torch.nn.functional.pad(full, (0, 0, 0, rows - dims.vocab))
-    elif kind == 'vocab' and deg['tp'] > 1:
-        local = -(-dims.vocab // deg['tp'])
-        full = torch.nn.functional.pad(
-            full, (0, 0, 0, local * deg['tp'] - dims.vocab))
     local = shard(full, kind, subs, at[0], deg['tp'])
     if not flat:
         return local
@@ -105,7 +102,7 @@ def expected_shard(full, name, shown, dims, at, deg, flat):
 
 def check_rank(folder, rank, truth, dims, deg):
     """Every tensor of one rank; returns the keys that it holds."""
-    tensors, _ = read(folder)
+    tensors, parts = read(folder)
     at = place(rank, deg)
     for (file, key), got in tensors.items():
         name, full = want_of(truth, file, key)
@@ -114,7 +111,8 @@ def check_rank(folder, rank, truth, dims, deg):
             '.experts.' in name and deg['ep'] > 1)
         if state and deg['zero'] >= 1 and not flat:
             continue  # sliced over the expert grid: reassembled below
-        want = expected_shard(full, name, got, dims, at, deg, flat)
+        local = parts[file, key]['local_shape'] if flat else got.shape
+        want = expected_shard(full, name, local, dims, at, deg, flat)
         if state:
             want = want.to(got.dtype)
         assert got.dtype == want.dtype or key.startswith('step/'), key
