@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/adoption.h"
+
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "core/base/strings.h"
+#include "formats/registry.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+namespace files = std::filesystem;
+
+Result<FamilyVariables> ParseVariables(const std::vector<std::string>& words) {
+  FamilyVariables variables;
+  for (const std::string& word : words) {
+    const size_t equals = word.find('=');
+    int64_t value = 0;
+    const char* begin = equals == std::string::npos ? nullptr : word.data() + equals + 1;
+    const char* end = word.data() + word.size();
+    if (begin == nullptr || equals == 0 ||
+        std::from_chars(begin, end, value).ptr != end || begin == end) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat("--family-set ", word, ": write NAME=NUMBER, such as heads=32"));
+    }
+    variables[word.substr(0, equals)] = value;
+  }
+  return variables;
+}
+
+// The name of the family `wanted` means; a file's family joins the set.
+Result<std::string> ResolveFamily(const std::string& wanted, FamilySet& families) {
+  const bool is_file = wanted.find('/') != std::string::npos || wanted.ends_with(".toml");
+  if (wanted.empty()) return wanted;
+  if (!is_file) {
+    if (families.Find(wanted) != nullptr) return wanted;
+    return Fail(ErrorCode::kNotFound, StrCat("--family ", wanted, ": no shipped family of that "
+                                                                  "name; a file needs a '/' or .toml"));
+  }
+  std::ifstream file(wanted);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    return Fail(ErrorCode::kNotFound, StrCat("--family ", wanted, ": cannot read it"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const Family family, Family::Parse(text.str(), wanted));
+  CKPT_RETURN_IF_ERROR(families.AddFile(wanted));
+  return family.name();
+}
+
+// The save directory of a step and, by default, its run's name.
+Result<std::string> RunNameOf(const AdoptRequest& request, const files::path& root) {
+  if (!request.name.empty()) {
+    CKPT_RETURN_IF_ERROR(CheckName(request.name, "--name"));
+    return request.name;
+  }
+  const std::string name = root.filename().string();
+  if (const Status valid = CheckName(name, "run"); !valid) {
+    return Fail(ErrorCode::kInvalid, StrCat(root.string(), ": its base name cannot name a run (",
+                                            valid.error().message, "); give --name"));
+  }
+  return name;
+}
+
+Status OwnershipUnsupported(Ownership ownership) {
+  if (ownership == Ownership::kReference) return {};
+  return Fail(ErrorCode::kUnsupported, "--link and --copy are not in this build");
+}
+
+}  // namespace
+
+Result<IngestResult> IngestRequested(const IngestRequest& request) {
+  CKPT_ASSIGN_OR_RETURN(FamilySet families, FamilySet::Shipped());
+  SourceOptions options;
+  CKPT_ASSIGN_OR_RETURN(options.family, ResolveFamily(request.family, families));
+  CKPT_ASSIGN_OR_RETURN(options.variables, ParseVariables(request.family_set));
+  options.families = &families;
+  options.replicated = request.replicated;
+  options.averaged = request.averaged;
+  const auto sources = MakeSources();
+  return IngestPath(request.path, sources, options);
+}
+
+Result<AdoptOutcome> Adopt(Store& store, const AdoptRequest& request) {
+  CKPT_RETURN_IF_ERROR(OwnershipUnsupported(request.ownership));
+  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
+  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestRequested(request.ingest));
+  AdoptOutcome outcome;
+  outcome.skipped = std::move(ingest.skipped);
+  for (const IngestedStep& step : ingest.steps) {
+    const files::path directory = step.candidate.directory;
+    outcome.whole_run = outcome.whole_run || directory != path;
+    const files::path root = directory.parent_path();
+    CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(request, root));
+    CKPT_ASSIGN_OR_RETURN(StepRecord record,
+                          store.Publish(run, step.model, directory.string(), root.string()));
+    outcome.steps.push_back(std::move(record));
+  }
+  return outcome;
+}
+
+}  // namespace ckptfs

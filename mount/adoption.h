@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Adopt turns a path into steps of a store: index it, take ownership of the
+// files if asked, publish every step.  Doing it again changes nothing.
+//
+// Thread safety: may be called concurrently, also by several processes.
+
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/ingest.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+
+enum class Ownership {
+  kReference,  // the files stay where they are
+  kLink,       // the store keeps reflinks or hard links: survives deletion of the source
+  kCopy,       // the store keeps copies
+};
+
+// How a user asks for names and rules of what is read (adopt, info, explain).
+struct IngestRequest {
+  std::string path;
+  std::string family;                     // a name or a file of rules
+  std::vector<std::string> family_set;    // "name=value"
+  std::vector<std::string> replicated;    // regular expressions
+  std::vector<std::string> averaged;
+};
+
+struct AdoptRequest {
+  IngestRequest ingest;
+  std::string name;  // of the run; empty: the save directory's base name
+  Ownership ownership = Ownership::kReference;
+};
+
+struct AdoptOutcome {
+  std::vector<StepRecord> steps;     // in order, the newest last
+  std::vector<std::string> skipped;  // incomplete tags of a save directory
+  bool whole_run = false;            // the path was a save directory, not one step's
+};
+
+// Index without publishing.  BLOCKS: on reading headers.
+Result<IngestResult> IngestRequested(const IngestRequest& request);
+
+Result<AdoptOutcome> Adopt(Store& store, const AdoptRequest& request);
+
+}  // namespace ckptfs

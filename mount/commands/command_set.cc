@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/commands/command_set.h"
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+
+#include "core/base/strings.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+// ExitWith's errors: the text is the code.
+constexpr std::string_view kExitPrefix = "\x01exit ";
+
+int Report(const Status& status) {
+  if (status) return static_cast<int>(ExitCode::kOk);
+  const Error& error = status.error();
+  if (error.message.starts_with(kExitPrefix)) {
+    return std::stoi(error.message.substr(kExitPrefix.size()));
+  }
+  std::fprintf(stderr, "ckptfs: %s\n", error.message.c_str());
+  return static_cast<int>(ExitCodeOf(error.code));
+}
+
+}  // namespace
+
+CommandSet::CommandSet()
+    : app_("Shows training checkpoints as reconfigurable views.", "ckptfs") {
+  app_.set_version_flag("--version", StrCat("ckptfs ", CKPTFS_VERSION));
+  app_.require_subcommand(1);
+  app_.get_formatter()->column_width(34);
+}
+
+CLI::App* CommandSet::Add(const std::string& name, const std::string& description) {
+  return app_.add_subcommand(name, description);
+}
+
+void CommandSet::SetBody(CLI::App* command, CommandBody body) {
+  command->callback([this, body = std::move(body)] { chosen_ = body; });
+}
+
+int CommandSet::Run(const std::vector<std::string>& words) {
+  try {
+    app_.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::ParseError& error) {
+    const int code = app_.exit(error);
+    return static_cast<int>(code == 0 ? ExitCode::kOk : ExitCode::kUsage);
+  }
+  return chosen_ ? Report(chosen_()) : static_cast<int>(ExitCode::kUsage);
+}
+
+void AddStoreOption(CLI::App* command, std::string& store) {
+  command->add_option("--store", store,
+                      "Directory of the store (default: /var/lib/ckptfs for root, else "
+                      "the XDG data directory)")
+      ->type_name("DIR");
+}
+
+void AddJsonOption(CLI::App* command, bool& json) {
+  command->add_flag("--json", json, "Print JSON");
+}
+
+void AddIngestOptions(CLI::App* command, IngestRequest& request) {
+  command->add_option("--family", request.family, "Rules of a model family: a name or a TOML file")
+      ->type_name("NAME|FILE");
+  command
+      ->add_option("--family-set", request.family_set,
+                   "A number the family's rules need (heads=32)")
+      ->type_name("NAME=N")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--replicated", request.replicated,
+                   "Parameters that are whole on every tensor-parallel rank")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--averaged", request.averaged,
+                   "Parameters to average over tensor-parallel ranks")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+}
+
+Result<std::string> StorePath(const std::string& path) {
+  return AbsolutePath(path.empty() ? DefaultStore() : path);
+}
+
+Result<std::unique_ptr<Store>> OpenStore(const std::string& path, bool create) {
+  CKPT_ASSIGN_OR_RETURN(const std::string directory, StorePath(path));
+  if (!create && !std::filesystem::exists(directory)) {
+    return Fail(ErrorCode::kNotFound,
+                StrCat("no store at ", directory, "; `ckptfs adopt PATH` makes one"));
+  }
+  return Store::Open(directory, create);
+}
+
+Status ExitWith(int code) {
+  if (code == 0) return {};
+  return Fail(ErrorCode::kIo, StrCat(kExitPrefix, code));
+}
+
+std::unique_ptr<CommandSet> MakeCommandSet() {
+  auto commands = std::make_unique<CommandSet>();
+  AddMountCommand(*commands);
+  AddUmountCommand(*commands);
+  AddAdoptCommand(*commands);
+  AddListCommand(*commands);
+  AddResolveCommand(*commands);
+  AddSwitchCommand(*commands);
+  AddWarmCommand(*commands);
+  AddRemoveCommand(*commands);
+  AddInfoCommand(*commands);
+  AddExplainCommand(*commands);
+  AddExportCommand(*commands);
+  AddVerifyCommand(*commands);
+  AddStatusCommand(*commands);
+  return commands;
+}
+
+int RunCommandLine(std::vector<std::string> words) {
+  auto translated = TranslateMountWords(std::move(words));
+  if (!translated) {
+    std::fprintf(stderr, "ckptfs: %s\n", translated.error().message.c_str());
+    return static_cast<int>(ExitCode::kUsage);
+  }
+  try {
+    return MakeCommandSet()->Run(*translated);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "ckptfs: %s\n", error.what());
+    return static_cast<int>(ExitCode::kFailed);
+  }
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "core/base/strings.h"
+#include "core/view/plan_reader.h"
+#include "formats/registry.h"
+#include "mount/commands/command_set.h"
+#include "mount/commands/step_access.h"
+#include "mount/commands/step_json.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Options {
+  std::string layout;
+  std::string file;
+  std::string step;
+  std::string store;
+  std::string at;
+  std::string length;
+  size_t limit = 100;
+  bool json = false;
+};
+
+// Without --step: the latest step of the store's only run.
+Result<std::string> DefaultStep(const Options& options) {
+  if (!options.step.empty()) return options.step;
+  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, store->Runs());
+  if (runs.size() == 1) return StrCat(runs[0], "/latest");
+  return Fail(ErrorCode::kInvalid,
+              runs.empty() ? "the store is empty; give --step a checkpoint's path"
+                           : "the store has several runs: give --step RUN/ID");
+}
+
+Json OriginJson(const Origin& origin, const StepModel& model, BlobReader& blobs) {
+  Json json = {{"begin", origin.begin}, {"end", origin.end}};
+  switch (origin.kind) {
+    case Origin::Kind::kLiteral: json["from"] = "literal"; break;
+    case Origin::Kind::kZero: json["from"] = "zeros"; break;
+    case Origin::Kind::kInline: json["from"] = "manifest"; break;
+    case Origin::Kind::kBlob:
+      json["from"] = "source";
+      json["file"] = blobs.PathOf(origin.blob);
+      json["offset"] = origin.blob_offset;
+      json["length"] = origin.blob_length;
+      break;
+  }
+  if (origin.atom) {
+    const Atom& atom = model.atom(*origin.atom);
+    json["parameter"] = model.parameter(atom.parameter).name;
+    json["kind"] = atom.kind;
+    json["stored"] = std::string(DTypeName(origin.stored));
+    json["shown"] = std::string(DTypeName(origin.shown));
+  }
+  return json;
+}
+
+void PrintOrigin(const Json& origin) {
+  const std::string from = origin.value("from", "");
+  std::printf("[%llu, %llu)  ",
+              static_cast<unsigned long long>(origin.value("begin", uint64_t{0})),
+              static_cast<unsigned long long>(origin.value("end", uint64_t{0})));
+  if (origin.contains("parameter")) {
+    std::printf("%s %s  ", origin.value("parameter", "").c_str(),
+                origin.value("kind", "").c_str());
+    if (origin["stored"] != origin["shown"]) {
+      std::printf("%s -> %s  ", origin.value("stored", "").c_str(),
+                  origin.value("shown", "").c_str());
+    }
+  }
+  if (from != "source") {
+    std::printf("%s\n", from.c_str());
+    return;
+  }
+  std::printf("%s at %llu, %llu bytes\n", origin.value("file", "").c_str(),
+              static_cast<unsigned long long>(origin.value("offset", uint64_t{0})),
+              static_cast<unsigned long long>(origin.value("length", uint64_t{0})));
+}
+
+// Why each format shows the layout or not; an error if none does.
+Status ExplainLayout(const Options& options, const StepModel& model, const Layout& layout,
+                     std::span<const std::unique_ptr<ViewFormat>> formats) {
+  Json json = {{"layout", layout.ToString()}, {"formats", Json::object()}};
+  bool any = false;
+  for (const auto& format : formats) {
+    const Status shown = format->Supports(model, layout);
+    any = any || shown.has_value();
+    json["formats"][std::string(format->name())] =
+        shown ? "yes" : StrCat("no: ", shown.error().message);
+  }
+  if (options.json) {
+    PrintJson(json);
+  } else {
+    for (const auto& [name, answer] : json["formats"].items()) {
+      std::printf("%s: %s\n", name.c_str(), answer.get<std::string>().c_str());
+    }
+  }
+  return any ? Status{} : ExitWith(static_cast<int>(ExitCode::kRefused));
+}
+
+// The plan of `path` from the format that owns it, or the best reason why not.
+Result<Plan> FindPlan(const StepModel& model, const Layout& layout, const std::string& path,
+                      std::span<const std::unique_ptr<ViewFormat>> formats) {
+  Error reason{ErrorCode::kNotFound, StrCat(path, ": no view format has such a file")};
+  for (const auto& format : formats) {
+    const auto entry = format->Find(model, layout, path);
+    if (entry) {
+      CKPT_RETURN_IF_ERROR(format->Supports(model, layout));
+      return format->MakePlan(model, layout, path);
+    }
+    if (entry.error().code != ErrorCode::kNotFound) reason = entry.error();
+  }
+  return Fail(std::move(reason));
+}
+
+Status ExplainFile(const Options& options, const StepModel& model, const Plan& plan) {
+  CKPT_RETURN_IF_ERROR(plan.Validate(model));
+  uint64_t offset = 0;
+  uint64_t length = plan.size();
+  if (!options.at.empty()) {
+    CKPT_ASSIGN_OR_RETURN(offset, ParseBytes(options.at));
+    length = 1;
+  }
+  if (!options.length.empty()) {
+    CKPT_ASSIGN_OR_RETURN(length, ParseBytes(options.length));
+  }
+  if (offset >= plan.size()) {
+    return Fail(ErrorCode::kInvalid, StrCat("--at ", offset, ": the file has ", plan.size(), " bytes"));
+  }
+  const auto blobs = BlobReader::Create(model, BlobReader::Options{});
+  const PlanReader reader(plan, model, *blobs);
+  CKPT_ASSIGN_OR_RETURN(const std::vector<Origin> origins,
+                        reader.Explain(offset, std::min(length, plan.size() - offset),
+                                       options.limit));
+  Json json = Json::array();
+  for (const Origin& origin : origins) json.push_back(OriginJson(origin, model, *blobs));
+  if (options.json) {
+    PrintJson({{"file", options.file}, {"size", plan.size()}, {"origins", json}});
+    return {};
+  }
+  for (const Json& origin : json) PrintOrigin(origin);
+  if (origins.size() == options.limit) std::printf("... (--limit %zu)\n", options.limit);
+  return {};
+}
+
+Status Run(const Options& options) {
+  CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(options.layout));
+  CKPT_ASSIGN_OR_RETURN(const std::string subject, DefaultStep(options));
+  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {}));
+  const auto formats = MakeViewFormats();
+  if (options.file.empty()) return ExplainLayout(options, step->model, layout, formats);
+  CKPT_ASSIGN_OR_RETURN(const Plan plan, FindPlan(step->model, layout, options.file, formats));
+  return ExplainFile(options, step->model, plan);
+}
+
+}  // namespace
+
+void AddExplainCommand(CommandSet& commands) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      commands.Add("explain", "Which bytes of which source files; why a layout is refused");
+  command->add_option("LAYOUT", options->layout, "Such as tp2_dp4_zero1")->required();
+  command->add_option("FILE", options->file, "A file of the view, such as rank0/model.pt");
+  command->add_option("--step", options->step, "The step, or a path (default: the only run's latest)")
+      ->type_name("RUN/ID|PATH");
+  command->add_option("--at", options->at, "Only the byte at this offset")->type_name("OFFSET");
+  command->add_option("--length", options->length, "As many bytes from --at on")
+      ->type_name("BYTES");
+  command->add_option("--limit", options->limit, "Print at most this many ranges (default: 100)")
+      ->type_name("N");
+  AddStoreOption(command, options->store);
+  AddJsonOption(command, options->json);
+  commands.SetBody(command, [options] { return Run(*options); });
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/jobs/export.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "core/base/strings.h"
+#include "formats/registry.h"
+#include "mount/commands/command_set.h"
+#include "mount/commands/step_access.h"
+#include "mount/commands/step_json.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+struct Options {
+  std::string step;
+  std::string view;
+  std::string destination;
+  std::string store;
+  std::vector<std::string> roots;
+  unsigned threads = 0;
+  bool json = false;
+};
+
+Status Run(const Options& options) {
+  const size_t slash = options.view.find('/');
+  CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(options.view.substr(0, slash)));
+  const std::string part = slash == std::string::npos ? "" : options.view.substr(slash + 1);
+  CKPT_ASSIGN_OR_RETURN(const std::string destination, AbsolutePath(options.destination));
+  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, {}));
+  BlobReader::Options reading;
+  CKPT_ASSIGN_OR_RETURN(reading.roots, ParseRoots(options.roots));
+  const auto blobs = BlobReader::Create(step->model, std::move(reading));
+  JobOptions job;
+  job.threads = options.threads;
+  job.progress = ProgressBar("export");
+  const std::string source =
+      step->record.run.empty() ? step->record.source : step->record.manifest.Hex();
+  const std::string identity = StrCat(source, " ", layout.ToString(), " ", part);
+  const auto formats = MakeViewFormats();
+  CKPT_ASSIGN_OR_RETURN(const ExportReport report,
+                        ExportView(step->model, formats, layout, part, destination, identity,
+                                   *blobs, job));
+  if (options.json) {
+    PrintJson({{"destination", destination},
+               {"files", report.files},
+               {"bytes", report.bytes},
+               {"bytes_resumed", report.bytes_resumed}});
+    return {};
+  }
+  std::printf("%llu files, %s in %s", static_cast<unsigned long long>(report.files),
+              HumanBytes(report.bytes).c_str(), destination.c_str());
+  if (report.bytes_resumed > 0) {
+    std::printf(" (%s were there)", HumanBytes(report.bytes_resumed).c_str());
+  }
+  std::printf("\n");
+  return {};
+}
+
+}  // namespace
+
+void AddExportCommand(CommandSet& commands) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      commands.Add("export", "Write a view as plain files; goes on where it was interrupted");
+  command->add_option("STEP", options->step, "RUN/ID, or a checkpoint's path")->required();
+  command->add_option("VIEW", options->view, "LAYOUT, or a part of it: tp2_dp2_zero1/deepspeed")
+      ->required();
+  command->add_option("DEST", options->destination, "A directory, made if missing")->required();
+  AddStoreOption(command, options->store);
+  AddRootOption(command, options->roots);
+  command->add_option("--threads", options->threads, "Threads that read and write")
+      ->type_name("N");
+  AddJsonOption(command, options->json);
+  commands.SetBody(command, [options] { return Run(*options); });
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/commands/live.h"
+
+#include "core/base/strings.h"
+#include "mount/commands/command_set.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+
+void AddLiveOptions(CLI::App* command, LiveOptions& options) {
+  AddStoreOption(command, options.store);
+  command->add_option("--mountpoint", options.mountpoint, "Only the mount there")
+      ->type_name("DIR");
+}
+
+Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options) {
+  std::string store;
+  if (options.mountpoint.empty() || !options.store.empty()) {
+    CKPT_ASSIGN_OR_RETURN(store, StorePath(options.store));
+  }
+  std::vector<LiveMount> mounts = FindLiveMounts(store);
+  if (!options.mountpoint.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const std::string mountpoint, AbsolutePath(options.mountpoint));
+    std::erase_if(mounts, [&](const LiveMount& mount) { return mount.mountpoint != mountpoint; });
+  }
+  if (!mounts.empty()) return mounts;
+  return Fail(ErrorCode::kNotFound,
+              options.mountpoint.empty()
+                  ? StrCat("no live mount of the store ", store)
+                  : StrCat("no live mount at ", options.mountpoint));
+}
+
+}  // namespace ckptfs

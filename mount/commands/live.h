@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Choosing among live mounts in the commands that talk to a daemon.
+//
+// Thread safety: used by the process's first thread only.
+
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "mount/control_client.h"
+
+namespace ckptfs {
+
+struct LiveOptions {
+  std::string store;
+  std::string mountpoint;
+};
+
+void AddLiveOptions(CLI::App* command, LiveOptions& options);
+
+// The mounts of the store (or the one at the mount point); never empty:
+// kNotFound if none is live.
+Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options);
+
+}  // namespace ckptfs

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "core/base/strings.h"
+#include "mount/commands/command_set.h"
+#include "mount/commands/step_access.h"
+#include "mount/daemon.h"
+#include "mount/mount_process.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+struct Options {
+  MountRequest request;
+  std::vector<std::string> adopt;
+  std::vector<std::string> layouts;
+  std::vector<std::string> roots;
+  std::string run;
+  std::string step;
+  std::string mode;
+  std::string budget;
+  bool foreground = false;
+};
+
+Result<ServingMode> ParseMode(const std::string& text) {
+  for (const ServingMode mode :
+       {ServingMode::kStream, ServingMode::kMaterialise, ServingMode::kDirect}) {
+    if (ServingModeName(mode) == text) return mode;
+  }
+  return Fail(ErrorCode::kInvalid, StrCat("--mode ", text, ": stream, materialise or direct"));
+}
+
+// Relative paths end here: the daemon's working directory is /.
+Result<MountRequest> RequestOf(const Options& options) {
+  MountRequest request = options.request;
+  CKPT_ASSIGN_OR_RETURN(request.store, StorePath(request.store));
+  CKPT_ASSIGN_OR_RETURN(request.mountpoint, AbsolutePath(request.mountpoint));
+  for (const std::string& path : options.adopt) {
+    AdoptRequest adopt;
+    CKPT_ASSIGN_OR_RETURN(adopt.ingest.path, AbsolutePath(path));
+    request.adopt.push_back(std::move(adopt));
+  }
+  for (const std::string& text : options.layouts) {
+    CKPT_ASSIGN_OR_RETURN(Layout layout, Layout::Parse(text));
+    request.layouts.push_back(std::move(layout));
+  }
+  CKPT_ASSIGN_OR_RETURN(request.roots, ParseRoots(options.roots));
+  if (!options.run.empty()) request.run = options.run;
+  if (!options.step.empty()) request.step = options.step;
+  if (!options.mode.empty()) {
+    CKPT_ASSIGN_OR_RETURN(request.mode, ParseMode(options.mode));
+  }
+  if (!options.budget.empty()) {
+    CKPT_ASSIGN_OR_RETURN(request.budget_bytes, ParseBytes(options.budget));
+  }
+  if (!request.log.empty() && request.log != "stderr" && request.log != "syslog") {
+    CKPT_ASSIGN_OR_RETURN(request.log, AbsolutePath(request.log));
+  }
+  request.allow_other = request.allow_other || ::geteuid() == 0;
+  return request;
+}
+
+// The body of the daemon: reports its own error, as its parent only sees a code.
+int Serve(const MountRequest& request, const std::function<void()>& ready) {
+  const Status done = RunMount(request, ready);
+  if (done) return 0;
+  std::fprintf(stderr, "ckptfs: %s\n", done.error().message.c_str());
+  return static_cast<int>(ExitCodeOf(done.error().code));
+}
+
+Status Run(const Options& options) {
+  CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
+  if (!options.foreground) {
+    return ExitWith(RunInBackground([&](const auto& ready) { return Serve(request, ready); }));
+  }
+  if (request.log.empty()) request.log = "stderr";
+  return RunMount(request, [] {});
+}
+
+void AddServingOptions(CLI::App* command, Options& options) {
+  command->add_option("--mode", options.mode, "How to serve files (default: chosen per file)")
+      ->type_name("stream|materialise|direct");
+  command
+      ->add_option("--budget", options.budget,
+                   "Memory for materialised files (default: a quarter of RAM)")
+      ->type_name("BYTES");
+  command
+      ->add_option("--read-ahead", options.request.read_ahead_kib,
+                   "The kernel's read-ahead for the mount; 0 leaves it (default: 16384)")
+      ->type_name("KIB");
+  command->add_option("--threads", options.request.threads, "Threads that answer requests")
+      ->type_name("N");
+  command->add_flag("--clone-fd", options.request.clone_fd, "A kernel queue per thread");
+}
+
+}  // namespace
+
+void AddMountCommand(CommandSet& commands) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = commands.Add("mount", "Mount a store; returns when the mount answers");
+  command->add_option("MOUNTPOINT", options->request.mountpoint, "An existing directory")
+      ->required();
+  AddStoreOption(command, options->request.store);
+  command->add_option("--adopt", options->adopt, "Adopt a checkpoint first")
+      ->type_name("PATH")
+      ->allow_extra_args(false);
+  command->add_option("--run", options->run, "The run /view shows")->type_name("RUN");
+  command->add_option("--step", options->step, "The step /view shows (default: latest)")
+      ->type_name("ID|latest");
+  command->add_flag("--follow", options->request.follow, "Move /view when a newer step appears");
+  command->add_option("--layout", options->layouts, "A layout that listings show")
+      ->type_name("LAYOUT")
+      ->allow_extra_args(false);
+  AddRootOption(command, options->roots);
+  AddServingOptions(command, *options);
+  command->add_flag("--allow-other", options->request.allow_other,
+                    "Let other users in (always for root)");
+  command->add_flag("--mkdir", options->request.mkdir, "Make the mount point if it is missing");
+  command
+      ->add_option("--log", options->request.log,
+                   "Where the daemon logs (default: log/ in the store)")
+      ->type_name("FILE|syslog|stderr");
+  command->add_flag("--foreground", options->foreground, "Stay in the foreground; log to stderr");
+  commands.SetBody(command, [options] { return Run(*options); });
+}
+
+}  // namespace ckptfs

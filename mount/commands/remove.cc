@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cstdio>
+
+#include "core/base/strings.h"
+#include "mount/commands/command_set.h"
+#include "mount/control_client.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+struct Options {
+  std::vector<std::string> steps;
+  std::string store;
+};
+
+Status RemoveOne(Store& store, const std::string& text) {
+  CKPT_ASSIGN_OR_RETURN(const StepName name, ParseStepName(text));
+  if (name.id == "latest") {
+    return Fail(ErrorCode::kInvalid, StrCat(text, ": name the step to remove; `ckptfs resolve ",
+                                            name.run, "` says which is the latest"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const StepRecord record, store.Resolve(name.run, name.id));
+  return store.Remove(record);
+}
+
+Status Run(const Options& options) {
+  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
+  Status done;
+  for (const std::string& step : options.steps) {
+    done = RemoveOne(*store, step);
+    if (!done) break;
+  }
+  for (const std::string& line : RefreshDaemons(store->directory())) {
+    std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", line.c_str());
+  }
+  return done;
+}
+
+}  // namespace
+
+void AddRemoveCommand(CommandSet& commands) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      commands.Add("remove", "Forget steps; an adopted checkpoint's own files are not touched");
+  command->add_option("STEP", options->steps, "RUN/ID")->required();
+  AddStoreOption(command, options->store);
+  commands.SetBody(command, [options] { return Run(*options); });
+}
+
+}  // namespace ckptfs

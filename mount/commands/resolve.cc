@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cstdio>
+
+#include "mount/commands/command_set.h"
+#include "mount/commands/step_json.h"
+
+namespace ckptfs {
+namespace {
+
+struct Options {
+  std::string run;
+  std::string id = "latest";
+  std::string store;
+  bool json = false;
+};
+
+Status Run(const Options& options) {
+  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
+  CKPT_ASSIGN_OR_RETURN(const StepRecord record, store->Resolve(options.run, options.id));
+  if (options.json) {
+    PrintJson(RecordJson(record));
+  } else {
+    std::printf("%s\n", record.id.c_str());
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddResolveCommand(CommandSet& commands) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = commands.Add("resolve", "Print the one id that `latest` means now");
+  command->add_option("RUN", options->run, "The run")->required();
+  command->add_option("ID", options->id, "latest (the default), or an id to check");
+  AddStoreOption(command, options->store);
+  AddJsonOption(command, options->json);
+  commands.SetBody(command, [options] { return Run(*options); });
+}
+
+}  // namespace ckptfs

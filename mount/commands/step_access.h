@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What several commands need of steps: loading one by name or straight from a
+// path, its blobs, and a progress bar for bulk jobs.
+//
+// Thread safety: used by the process's first thread only.
+
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/blob/blob_reader.h"
+#include "core/jobs/work_list.h"
+#include "core/store/store.h"
+#include "mount/adoption.h"
+
+namespace ckptfs {
+
+// --root FROM=TO: where a directory of the manifest lies on this machine.
+void AddRootOption(CLI::App* command, std::vector<std::string>& roots);
+Result<RootMap> ParseRoots(const std::vector<std::string>& words);
+
+// `name` is RUN/ID; ID may be "latest".
+Result<StepRecord> ResolveStep(Store& store, std::string_view name);
+
+// An adopted step (RUN/ID), or, if `subject` is an existing directory, the
+// newest step of that checkpoint without adopting it.
+Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
+                                                const std::string& store,
+                                                const IngestRequest& request);
+
+// A bar on stderr if that is a terminal, else nothing.
+std::function<void(const JobProgress&)> ProgressBar(const std::string& what);
+
+}  // namespace ckptfs

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/commands/step_json.h"
+
+#include <array>
+#include <cstdio>
+#include <ctime>
+
+namespace ckptfs {
+
+nlohmann::json RecordJson(const StepRecord& record) {
+  return {{"run", record.run},
+          {"id", record.id},
+          {"step", record.run + "/" + record.id},
+          {"iteration", record.iteration},
+          {"mtime_ns", record.mtime_ns},
+          {"source", record.source},
+          {"manifest", record.manifest.Hex()}};
+}
+
+void PrintJson(const nlohmann::json& json) {
+  const std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::printf("%s\n", text.c_str());
+}
+
+std::string LocalTime(int64_t nanoseconds) {
+  const time_t seconds = nanoseconds / 1'000'000'000;
+  tm parts{};
+  ::localtime_r(&seconds, &parts);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S", &parts);
+  return text.data();
+}
+
+}  // namespace ckptfs

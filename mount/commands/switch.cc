@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/base/strings.h"
+#include "mount/commands/command_set.h"
+#include "mount/commands/live.h"
+#include "mount/commands/step_access.h"
+
+namespace ckptfs {
+namespace {
+
+struct Options {
+  LiveOptions live;
+  std::string step;
+};
+
+Status Run(const Options& options) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
+  for (const LiveMount& mount : mounts) {
+    CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(mount.store, false));
+    CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(*store, options.step));
+    const auto done = AskDaemon(mount, "switch", {{"run", record.run}, {"id", record.id}});
+    if (!done) return Fail(Error(done.error()).WithContext(mount.mountpoint));
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddSwitchCommand(CommandSet& commands) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = commands.Add("switch", "Move /view of live mounts to another step");
+  command->add_option("STEP", options->step, "RUN/ID, or RUN/latest")->required();
+  AddLiveOptions(command, options->live);
+  commands.SetBody(command, [options] { return Run(*options); });
+}
+
+}  // namespace ckptfs

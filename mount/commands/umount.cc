@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core/base/strings.h"
+#include "mount/commands/command_set.h"
+#include "mount/control_client.h"
+#include "mount/mount_table.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr int kEndMilliseconds = 30'000;
+
+struct Options {
+  std::string mountpoint;
+  bool lazy = false;
+};
+
+// A descriptor that becomes readable when the daemon has ended, or -1.
+int DaemonOf(const std::string& mountpoint) {
+  for (const LiveMount& mount : FindLiveMounts("")) {
+    if (mount.mountpoint == mountpoint && mount.pid > 0) {
+      return static_cast<int>(::syscall(SYS_pidfd_open, mount.pid, 0));
+    }
+  }
+  return -1;
+}
+
+// The daemon writes its last words and frees its memory after the unmount.
+Status WaitForDaemon(int daemon) {
+  if (daemon < 0) return {};
+  pollfd event{daemon, POLLIN, 0};
+  const int ready = ::poll(&event, 1, kEndMilliseconds);
+  ::close(daemon);
+  if (ready == 1) return {};
+  return Fail(ErrorCode::kExists, "unmounted, but the daemon has not ended after 30 s");
+}
+
+Status Run(const Options& options) {
+  // Not canonical(): that would touch the mount point, which may hang or be dead.
+  const std::filesystem::path given = std::filesystem::absolute(options.mountpoint);
+  CKPT_ASSIGN_OR_RETURN(std::string path, AbsolutePath(given.parent_path().string()));
+  const std::string name = given.filename().string();
+  if (!name.empty()) path += (path == "/" ? "" : "/") + name;
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(path));
+  if (!entry || entry->type != "fuse.ckptfs") {
+    return Fail(ErrorCode::kNotFound, StrCat(path, ": no ckptfs is mounted there"));
+  }
+  const bool dead = IsDeadMount(path);
+  const int daemon = dead || options.lazy ? -1 : DaemonOf(path);
+  const Status done = dead || options.lazy ? UnmountLazily(path) : Unmount(path);
+  if (!done) {
+    if (daemon >= 0) ::close(daemon);
+    return done;
+  }
+  return WaitForDaemon(daemon);
+}
+
+}  // namespace
+
+void AddUmountCommand(CommandSet& commands) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = commands.Add("umount", "Unmount, and wait until the daemon has ended");
+  command->add_option("MOUNTPOINT", options->mountpoint, "Where it is mounted")->required();
+  command->add_flag("--lazy", options->lazy, "Detach now though files are open");
+  commands.SetBody(command, [options] { return Run(*options); });
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/jobs/verify.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "core/base/strings.h"
+#include "mount/commands/command_set.h"
+#include "mount/commands/step_access.h"
+#include "mount/commands/step_json.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+struct Options {
+  std::string step;
+  std::string store;
+  std::vector<std::string> roots;
+  unsigned threads = 0;
+  bool finite = false;
+  bool json = false;
+};
+
+void PrintAsJson(const VerifyReport& report) {
+  nlohmann::json defects = nlohmann::json::array();
+  for (const VerifyDefect& defect : report.defects) {
+    defects.push_back({{"subject", defect.subject}, {"rule", defect.rule}});
+  }
+  PrintJson({{"blobs", report.blobs},
+             {"blob_bytes", report.blob_bytes},
+             {"atoms_compared", report.atoms_compared},
+             {"atoms_finite", report.atoms_finite},
+             {"defect_count", report.defect_count},
+             {"defects", defects}});
+}
+
+void PrintAsText(const VerifyReport& report, const Options& options) {
+  for (const VerifyDefect& defect : report.defects) {
+    std::printf("%s: %s\n", defect.subject.c_str(), defect.rule.c_str());
+  }
+  if (report.defect_count > report.defects.size()) {
+    std::printf("... and %llu more\n", static_cast<unsigned long long>(
+                                           report.defect_count - report.defects.size()));
+  }
+  std::printf("%llu files (%s) read, %llu replicated tensors compared",
+              static_cast<unsigned long long>(report.blobs),
+              HumanBytes(report.blob_bytes).c_str(),
+              static_cast<unsigned long long>(report.atoms_compared));
+  if (options.finite) {
+    std::printf(", %llu tensors checked for NaN and infinity",
+                static_cast<unsigned long long>(report.atoms_finite));
+  }
+  std::printf(": %llu defects\n", static_cast<unsigned long long>(report.defect_count));
+}
+
+Status Run(const Options& options) {
+  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, {}));
+  BlobReader::Options reading;
+  CKPT_ASSIGN_OR_RETURN(reading.roots, ParseRoots(options.roots));
+  const auto blobs = BlobReader::Create(step->model, std::move(reading));
+  VerifyOptions verify;
+  verify.finite = options.finite;
+  verify.job.threads = options.threads;
+  verify.job.progress = ProgressBar("verify");
+  CKPT_ASSIGN_OR_RETURN(const VerifyReport report, VerifyStep(step->model, *blobs, verify));
+  if (options.json) {
+    PrintAsJson(report);
+  } else {
+    PrintAsText(report, options);
+  }
+  return ExitWith(report.defect_count == 0 ? 0 : static_cast<int>(ExitCode::kDataLoss));
+}
+
+}  // namespace
+
+void AddVerifyCommand(CommandSet& commands) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = commands.Add("verify", "Read everything a step refers to; compare replicas");
+  command->add_option("STEP", options->step, "RUN/ID, or a checkpoint's path")->required();
+  AddStoreOption(command, options->store);
+  AddRootOption(command, options->roots);
+  command->add_flag("--finite", options->finite, "Look for NaN and infinity, too");
+  command->add_option("--threads", options->threads, "Threads that read")->type_name("N");
+  AddJsonOption(command, options->json);
+  commands.SetBody(command, [options] { return Run(*options); });
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/control_client.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/base/strings.h"
+#include "mount/control_protocol.h"
+
+namespace ckptfs {
+namespace {
+
+using Json = nlohmann::json;
+
+class Socket {
+ public:
+  explicit Socket(int fd) : fd_(fd) {}
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  int fd() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+// 0 or errno.
+int Connect(int fd, const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) return ENAMETOOLONG;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
+}
+
+Result<Json> Ask(const std::string& path, const Json& request) {
+  const Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (socket.fd() < 0) return Fail(ErrnoError(errno, "socket"));
+  if (const int error = Connect(socket.fd(), path)) {
+    if (error == ECONNREFUSED) ::unlink(path.c_str());  // its daemon was killed
+    return Fail(ErrnoError(error, path));
+  }
+  CKPT_RETURN_IF_ERROR(SendMessage(
+      socket.fd(), request.dump(-1, ' ', false, Json::error_handler_t::replace)));
+  CKPT_ASSIGN_OR_RETURN(const std::string text, ReceiveMessage(socket.fd(), kMaxReply));
+  Json reply = Json::parse(text, nullptr, false);
+  if (!reply.is_object()) return Fail(ErrorCode::kInternal, "the daemon answered no JSON object");
+  if (reply.value("ok", false)) return reply["result"];
+  return Fail(ErrorCodeNamed(reply.value("code", "")), reply.value("message", "no reason given"));
+}
+
+std::optional<LiveMount> Greet(const std::string& path) {
+  const auto hello = Ask(path, Json{{"op", "hello"}});
+  if (!hello || !hello->is_object()) return std::nullopt;
+  return LiveMount{path, hello->value("store", ""), hello->value("mountpoint", ""),
+                   hello->value("pid", 0)};
+}
+
+}  // namespace
+
+std::vector<LiveMount> FindLiveMounts(std::string_view store) {
+  std::vector<LiveMount> mounts;
+  const auto directory = SocketDirectory(false);
+  if (!directory) return mounts;
+  std::error_code error;
+  std::vector<std::string> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(*directory, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.ends_with(".sock")) continue;
+    if (store.empty() || name.starts_with(SocketPrefix(store))) paths.push_back(entry.path());
+  }
+  std::sort(paths.begin(), paths.end());
+  for (const std::string& path : paths) {
+    if (auto mount = Greet(path)) mounts.push_back(std::move(*mount));
+  }
+  return mounts;
+}
+
+Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation,
+                              const std::map<std::string, std::string>& arguments) {
+  Json request(arguments);
+  request["op"] = std::string(operation);
+  CKPT_ASSIGN_OR_RETURN(const Json result, Ask(mount.socket, request));
+  return result.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::vector<std::string> RefreshDaemons(std::string_view store) {
+  std::vector<std::string> failures;
+  for (const LiveMount& mount : FindLiveMounts(store)) {
+    const auto done = AskDaemon(mount, "refresh");
+    if (!done) failures.push_back(StrCat(mount.mountpoint, ": ", done.error().message));
+  }
+  return failures;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How commands talk to a live mount's daemon: a Unix stream socket per mount,
+// one request and one reply per connection.
+//
+//   message = JSON object in UTF-8, LF
+//   request = {"op": "hello" | "refresh" | "status"}
+//           | {"op": "switch", "run": text, "id": text}
+//           | {"op": "warm", "layout": text, "prefix": text}
+//   reply   = {"ok": true, "result": any}
+//           | {"ok": false, "code": ErrorCodeName, "message": text}
+//   hello's result = {"store": text, "mountpoint": text, "pid": number}
+//
+// Sockets lie in /run/ckptfs for root, else in $XDG_RUNTIME_DIR/ckptfs or
+// /tmp/ckptfs-UID (0700), named <hash of store>-<hash of mount point>.sock.
+//
+// Thread safety: pure functions.
+// Units: bytes.
+
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+inline constexpr size_t kMaxRequest = 64 << 10;
+inline constexpr size_t kMaxReply = 16 << 20;
+
+// The directory of this user's sockets; created (and checked to be ours) when
+// `create`.
+Result<std::string> SocketDirectory(bool create);
+std::string SocketName(std::string_view store, std::string_view mountpoint);
+std::string SocketPrefix(std::string_view store);  // of all its mounts
+
+// One message without its LF.  kInvalid above `limit` bytes.  BLOCKS: up to the
+// socket's own time limit.
+Result<std::string> ReceiveMessage(int socket, size_t limit);
+Status SendMessage(int socket, std::string_view message);
+
+ErrorCode ErrorCodeNamed(std::string_view name);  // kInternal if unknown
+
+}  // namespace ckptfs

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/control_server.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "core/base/strings.h"
+#include "mount/control_protocol.h"
+#include "mount/logging.h"
+
+namespace ckptfs {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kThreads = 4;  // a warm takes long; the others must go on
+constexpr timeval kPatience{5, 0};
+
+std::string Text(const Json& request, const char* key) {
+  const auto found = request.find(key);
+  return found != request.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// Hostile or odd bytes in names must not end the daemon.
+std::string Dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string Refusal(const Error& error) {
+  return Dump(Json{{"ok", false},
+                   {"code", std::string(ErrorCodeName(error.code))},
+                   {"message", error.message}});
+}
+
+std::string Success(Json result) { return Dump(Json{{"ok", true}, {"result", std::move(result)}}); }
+
+bool PeerAllowed(int connection) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  return peer.uid == 0 || peer.uid == ::geteuid();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ControlServer>> ControlServer::Start(std::string store,
+                                                            std::string mountpoint,
+                                                            Filesystem& filesystem) {
+  std::unique_ptr<ControlServer> server(
+      new ControlServer(std::move(store), std::move(mountpoint), filesystem));
+  CKPT_RETURN_IF_ERROR(server->Listen());
+  for (int i = 0; i < kThreads; ++i) {
+    server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
+  }
+  return server;
+}
+
+Status ControlServer::Listen() {
+  CKPT_ASSIGN_OR_RETURN(const std::string directory, SocketDirectory(true));
+  path_ = StrCat(directory, "/", SocketName(store_, mountpoint_));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path_.size() >= sizeof address.sun_path) {
+    return Fail(ErrorCode::kInvalid, StrCat(path_, ": too long for a socket"));
+  }
+  std::memcpy(address.sun_path, path_.data(), path_.size());
+  listener_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ::unlink(path_.c_str());
+  struct stat info {};
+  if (listener_ < 0 ||
+      ::bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::chmod(path_.c_str(), 0600) != 0 || ::listen(listener_, 16) != 0 ||
+      ::stat(path_.c_str(), &info) != 0) {
+    return Fail(ErrnoError(errno, path_));
+  }
+  inode_ = info.st_ino;
+  return {};
+}
+
+ControlServer::~ControlServer() {
+  if (listener_ >= 0) ::shutdown(listener_, SHUT_RDWR);  // wakes the threads in accept
+  for (std::thread& thread : threads_) thread.join();
+  if (listener_ >= 0) ::close(listener_);
+  struct stat info {};
+  if (inode_ != 0 && ::stat(path_.c_str(), &info) == 0 && info.st_ino == inode_) {
+    ::unlink(path_.c_str());
+  }
+}
+
+void ControlServer::Accept() {
+  while (true) {
+    const int connection = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (connection < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      return;  // shut down
+    }
+    ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
+    ::setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
+    Converse(connection);
+    ::close(connection);
+  }
+}
+
+void ControlServer::Converse(int connection) {
+  std::string reply;
+  if (!PeerAllowed(connection)) {
+    reply = Refusal(Error{ErrorCode::kPermission, "the daemon answers its own user and root only"});
+  } else {
+    const auto request = ReceiveMessage(connection, kMaxRequest);
+    reply = request ? Answer(*request) : Refusal(request.error());
+  }
+  if (const Status sent = SendMessage(connection, reply); !sent) {
+    Log(LogLevel::kWarning, sent.error().message);
+  }
+}
+
+std::string ControlServer::Answer(const std::string& text) {
+  const Json request = Json::parse(text, nullptr, false);
+  if (!request.is_object()) return Refusal(Error{ErrorCode::kInvalid, "no JSON object"});
+  const std::string operation = Text(request, "op");
+  if (operation == "hello") {
+    return Success(Json{{"store", store_}, {"mountpoint", mountpoint_}, {"pid", ::getpid()}});
+  }
+  if (operation == "status") {
+    return Success(Json::parse(filesystem_.StatusJson(), nullptr, false));
+  }
+  if (operation == "warm") {
+    const auto bytes = filesystem_.Warm(Text(request, "layout"), Text(request, "prefix"));
+    return bytes ? Success(Json{{"bytes", *bytes}}) : Refusal(bytes.error());
+  }
+  if (operation == "refresh" || operation == "switch") {
+    const Status done = operation == "refresh"
+                            ? filesystem_.Refresh()
+                            : filesystem_.SwitchView(Text(request, "run"), Text(request, "id"));
+    return done ? Success(nullptr) : Refusal(done.error());
+  }
+  return Refusal(Error{ErrorCode::kInvalid, StrCat("unknown operation '", operation, "'")});
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ControlServer is the daemon's end of the control socket (control_protocol.h).
+// Only root and the daemon's own user are answered.
+//
+// Thread safety: owns its threads; requests run concurrently with FUSE ones.
+// Lifetime: the filesystem must outlive it; the destructor waits for requests
+// in progress and removes the socket.
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/result.h"
+#include "fs/filesystem.h"
+
+namespace ckptfs {
+
+class ControlServer {
+ public:
+  // A socket left by a dead daemon of the same mount point is replaced.
+  static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
+                                                      Filesystem& filesystem);
+  ~ControlServer();
+  ControlServer(const ControlServer&) = delete;
+  ControlServer& operator=(const ControlServer&) = delete;
+
+ private:
+  ControlServer(std::string store, std::string mountpoint, Filesystem& filesystem)
+      : store_(std::move(store)), mountpoint_(std::move(mountpoint)), filesystem_(filesystem) {}
+  Status Listen();
+  void Accept();
+  void Converse(int connection);
+  std::string Answer(const std::string& request);
+
+  const std::string store_;
+  const std::string mountpoint_;
+  Filesystem& filesystem_;
+  std::string path_;
+  uint64_t inode_ = 0;  // of our socket: a successor's must stay
+  int listener_ = -1;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/fuse_session.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "mount/logging.h"
+#include "mount/mount_table.h"
+
+namespace ckptfs {
+namespace {
+
+// An open may fill a file for a second; they start on demand.
+constexpr unsigned kLeastThreads = 32;
+constexpr int kWakeSignal = SIGUSR1;  // interrupts libfuse's wait; does nothing itself
+
+std::string EscapeOption(std::string_view text) {  // libfuse splits options at commas
+  std::string out;
+  for (const char letter : text) {
+    if (letter == ',' || letter == '\\') out += '\\';
+    out += letter;
+  }
+  return out;
+}
+
+// The options both libfuse and the kernel get.
+std::string MountOptionsText(const SessionOptions& options) {
+  return StrCat("ro,nosuid,nodev,noatime,default_permissions,subtype=ckptfs,max_read=",
+                kMaxRequestBytes, ",fsname=", EscapeOption(options.source),
+                options.allow_other ? ",allow_other" : "");
+}
+
+void InstallWakeSignal() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  ::sigaction(kWakeSignal, &action, nullptr);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<FuseSession>> FuseSession::Mount(const SessionOptions& options) {
+  std::unique_ptr<FuseSession> session(new FuseSession(options));
+  CKPT_RETURN_IF_ERROR(session->Start());
+  return session;
+}
+
+Status FuseSession::Start() {
+  std::string program = "ckptfs";
+  std::string flag = "-o";
+  std::string text = MountOptionsText(options_);
+  char* words[] = {program.data(), flag.data(), text.data(), nullptr};
+  fuse_args arguments = FUSE_ARGS_INIT(3, words);
+  session_ = fuse_session_new(&arguments, &FuseOperations(), sizeof(fuse_lowlevel_ops), &target_);
+  fuse_opt_free_args(&arguments);
+  if (session_ == nullptr) return Fail(ErrorCode::kInternal, "libfuse refused its options");
+  errno = 0;
+  if (fuse_session_mount(session_, options_.mountpoint.c_str()) != 0) {
+    const int why = errno;
+    fuse_session_destroy(session_);
+    session_ = nullptr;
+    if (why == 0) return Fail(ErrorCode::kPermission, StrCat("cannot mount at ", options_.mountpoint));
+    return Fail(ErrnoError(why, StrCat("mounting at ", options_.mountpoint,
+                                       " (is /dev/fuse there? without root: is fusermount3?)")));
+  }
+  ended_fd_ = ::eventfd(0, EFD_CLOEXEC);
+  InstallWakeSignal();
+  loop_ = std::thread([this] { Loop(); });
+  notifier_ = std::thread([this] { Notify(); });
+  return {};
+}
+
+FuseSession::~FuseSession() {
+  if (session_ == nullptr) return;
+  Stop();
+  fuse_session_destroy(session_);
+  if (ended_fd_ >= 0) ::close(ended_fd_);
+}
+
+Result<SessionFeatures> FuseSession::WaitForInit() {
+  if (!target_.WaitForInit()) {
+    return Fail(ErrorCode::kIo, StrCat("the kernel ended the mount at ", options_.mountpoint));
+  }
+  return target_.features();
+}
+
+void FuseSession::Loop() {
+  sigset_t wake;
+  sigemptyset(&wake);
+  sigaddset(&wake, kWakeSignal);
+  pthread_sigmask(SIG_UNBLOCK, &wake, nullptr);
+  fuse_loop_config* config = fuse_loop_cfg_create();
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  fuse_loop_cfg_set_max_threads(
+      config, options_.threads != 0 ? options_.threads : std::max(kLeastThreads, 2 * cores));
+  fuse_loop_cfg_set_clone_fd(config, options_.clone_fd);
+  fuse_session_loop_mt(session_, config);
+  fuse_loop_cfg_destroy(config);
+  loop_ended_ = true;
+  target_.Abandon();
+  const uint64_t one = 1;
+  if (::write(ended_fd_, &one, sizeof one) < 0) Log(LogLevel::kError, "eventfd: cannot write");
+}
+
+void FuseSession::InvalidateEntry(InodeNumber parent, std::string_view name) {
+  {
+    MutexLock lock(mutex_);
+    invalid_.emplace_back(parent, name);
+  }
+  wake_.notify_one();
+}
+
+void FuseSession::Notify() {
+  std::unique_lock lock(mutex_.native());
+  while (true) {
+    wake_.wait(lock, [this] { return notifier_ends_ || !invalid_.empty(); });
+    if (notifier_ends_) return;
+    const auto [parent, name] = std::move(invalid_.front());
+    invalid_.pop_front();
+    lock.unlock();
+    // ENOENT only means that the kernel does not know the name.
+    fuse_lowlevel_notify_inval_entry(session_, static_cast<fuse_ino_t>(parent), name.c_str(),
+                                     name.size());
+    lock.lock();
+  }
+}
+
+void FuseSession::Stop() {
+  if (stopped_.exchange(true)) return;
+  if (!loop_ended_) {
+    if (const auto status = UnmountLazily(options_.mountpoint); !status) {
+      Log(LogLevel::kWarning, status.error().message);
+    }
+    target_.Abandon();
+    fuse_session_exit(session_);
+    // libfuse's loop waits on a semaphore that only a signal interrupts.
+    while (!loop_ended_) {
+      pthread_kill(loop_.native_handle(), kWakeSignal);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+  {
+    MutexLock lock(mutex_);
+    notifier_ends_ = true;
+  }
+  wake_.notify_one();
+  loop_.join();
+  notifier_.join();
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/logging.h"
+
+#include <spdlog/sinks/rotating_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/syslog_sink.h>
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr size_t kFileBytes = 8 << 20;
+constexpr size_t kRemembered = 512;  // distinct lines whose repetition is counted
+constexpr std::chrono::seconds kQuiet{60};
+
+// Lines seen in the last minute and how often they were swallowed.
+class Repetition {
+ public:
+  // Whether to write now, and how many were swallowed since the last time.
+  bool Admit(const std::string& line, uint64_t& swallowed) {
+    const auto now = std::chrono::steady_clock::now();
+    MutexLock lock(mutex_);
+    if (seen_.size() >= kRemembered) seen_.clear();
+    auto [entry, fresh] = seen_.try_emplace(line, Entry{now, 0});
+    if (!fresh && now - entry->second.written < kQuiet) {
+      ++entry->second.swallowed;
+      return false;
+    }
+    swallowed = entry->second.swallowed;
+    entry->second = Entry{now, 0};
+    return true;
+  }
+
+ private:
+  struct Entry {
+    std::chrono::steady_clock::time_point written;
+    uint64_t swallowed = 0;
+  };
+  Mutex mutex_;
+  std::unordered_map<std::string, Entry> seen_ GUARDED_BY(mutex_);
+};
+
+spdlog::sink_ptr MakeSink(const std::string& target) {
+  if (target == "stderr") return std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  if (target == "syslog") {
+    return std::make_shared<spdlog::sinks::syslog_sink_mt>("ckptfs", LOG_PID, LOG_DAEMON, false);
+  }
+  return std::make_shared<spdlog::sinks::rotating_file_sink_mt>(target, kFileBytes, 1);
+}
+
+spdlog::level::level_enum LevelOf(LogLevel level) {
+  switch (level) {
+    case LogLevel::kInfo: return spdlog::level::info;
+    case LogLevel::kWarning: return spdlog::level::warn;
+    case LogLevel::kError: return spdlog::level::err;
+  }
+  return spdlog::level::err;
+}
+
+// Control characters of hostile names must not forge lines.
+std::string Printable(std::string_view line) {
+  std::string out(line);
+  for (char& letter : out) {
+    if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = '?';
+  }
+  return out;
+}
+
+}  // namespace
+
+Status StartLogging(const std::string& target) {
+  try {
+    auto logger = std::make_shared<spdlog::logger>("ckptfs", MakeSink(target));
+    logger->set_pattern(target == "stderr" ? "ckptfs: %v" : "%Y-%m-%dT%H:%M:%S.%e %P %L %v");
+    logger->flush_on(spdlog::level::info);
+    spdlog::set_default_logger(std::move(logger));
+  } catch (const std::exception& error) {
+    return Fail(ErrorCode::kIo, StrCat("log ", target, ": ", std::string(error.what())));
+  }
+  return {};
+}
+
+void Log(LogLevel level, std::string_view line) {
+  static Repetition repetition;
+  const std::string text = Printable(line);
+  uint64_t swallowed = 0;
+  if (!repetition.Admit(text, swallowed)) return;
+  const std::string more = swallowed == 0 ? "" : StrCat(" (", swallowed, " more like this)");
+  spdlog::log(LevelOf(level), "{}{}", text, more);
+}
+
+void FlushLog() { spdlog::default_logger()->flush(); }
+
+}  // namespace ckptfs

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/mount_process.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "core/base/digest.h"
+#include "core/base/strings.h"
+#include "formats/registry.h"
+#include "mount/control_client.h"
+#include "mount/control_server.h"
+#include "mount/fuse_session.h"
+#include "mount/logging.h"
+#include "mount/mount_table.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr int kRefreshMilliseconds = 10'000;  // other nodes publish into a shared store
+constexpr unsigned kCapSysAdmin = 21;         // linux/capability.h
+
+void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
+
+// What the daemon holds; destroyed in reverse: first nobody asks any more, then
+// nothing is mounted, then the tree goes.
+struct Daemon {
+  std::unique_ptr<Store> store;
+  std::vector<std::unique_ptr<ViewFormat>> formats;
+  std::unique_ptr<Filesystem> filesystem;
+  std::unique_ptr<FuseSession> session;
+  std::unique_ptr<ControlServer> control;
+};
+
+// Registering backing files needs the capability; without it opens go on without.
+bool MayPassThrough() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("CapEff:")) continue;
+    return (std::strtoull(line.c_str() + 7, nullptr, 16) >> kCapSysAdmin & 1) != 0;
+  }
+  return false;
+}
+
+// SIGINT, SIGTERM and SIGHUP as a descriptor; blocked before any thread starts,
+// so that none of them ends a thread in the middle of something.
+Result<int> SignalDescriptor() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  const int fd = ::signalfd(-1, &signals, SFD_CLOEXEC);
+  if (fd < 0) return Fail(ErrnoError(errno, "signalfd"));
+  return fd;
+}
+
+Status PrepareMountpoint(const MountRequest& request) {
+  const std::string& path = request.mountpoint;
+  if (IsDeadMount(path)) {
+    Say(StrCat(path, ": the daemon of an earlier mount is gone; cleaning up"));
+    CKPT_RETURN_IF_ERROR(UnmountLazily(path));
+  }
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(path));
+  if (entry && entry->type == "fuse.ckptfs") {
+    return Fail(ErrorCode::kExists,
+                StrCat(path, ": a ckptfs mount of ", entry->source, " is there already; `ckptfs "
+                                                                    "umount ", path, "` first"));
+  }
+  std::error_code error;
+  if (request.mkdir) std::filesystem::create_directories(path, error);
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    return Fail(ErrnoError(errno, StrCat("mount point ", path, " (--mkdir makes it)")));
+  }
+  if (!S_ISDIR(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory"));
+  if (path == request.store || request.store.starts_with(StrCat(path, "/"))) {
+    return Fail(ErrorCode::kInvalid, StrCat(path, ": the store ", request.store,
+                                            " must not lie under the mount point"));
+  }
+  return {};
+}
+
+// --adopt: what was adopted decides what /view shows unless --run and --step do.
+Status AdoptAll(const MountRequest& request, Store& store, FilesystemOptions& options) {
+  std::set<std::string> runs;
+  std::string step;
+  for (const AdoptRequest& adopt : request.adopt) {
+    CKPT_ASSIGN_OR_RETURN(const AdoptOutcome outcome, Adopt(store, adopt));
+    for (const std::string& line : outcome.skipped) Say(StrCat("skipped ", line));
+    for (const StepRecord& record : outcome.steps) runs.insert(record.run);
+    step = outcome.whole_run ? "latest" : outcome.steps.back().id;
+  }
+  const bool one = runs.size() == 1 && !request.run;
+  if (one) options.run = *runs.begin();
+  if (one && request.adopt.size() == 1 && !request.step) options.step = step;
+  return {};
+}
+
+FilesystemOptions OptionsOf(const MountRequest& request) {
+  FilesystemOptions options;
+  options.run = request.run;
+  options.step = request.step.value_or("latest");
+  options.follow = request.follow;
+  options.layouts = request.layouts;
+  options.roots = request.roots;
+  options.force_mode = request.mode;
+  options.materialise_budget = request.budget_bytes;
+  options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  return options;
+}
+
+// The log's place once the terminal is gone.
+std::string LogTarget(const MountRequest& request) {
+  if (!request.log.empty()) return request.log;
+  const std::string directory = StrCat(request.store, "/log");
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return "syslog";
+  std::string name = request.mountpoint.substr(1);
+  for (char& letter : name) letter = letter == '/' ? '-' : letter;
+  if (name.size() > 100) name = DigestOf(name).Hex();
+  return StrCat(directory, "/", name, ".log");
+}
+
+// "view -> run/ckpt/step/global_step5", or why there is none.
+std::string DescribeView(Filesystem& filesystem) {
+  const Caller caller{::geteuid(), ::getegid(), static_cast<uint32_t>(::getpid())};
+  const auto view = filesystem.Lookup(kRootInode, "view", caller);
+  if (!view) return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
+  const auto target = filesystem.ReadLink(view->inode, caller);
+  filesystem.Forget(view->inode, 1);
+  return target ? StrCat("view -> ", *target) : StrCat("view: ", target.error().message);
+}
+
+Status StartDaemon(const MountRequest& request, Daemon& daemon) {
+  FilesystemOptions options = OptionsOf(request);
+  CKPT_ASSIGN_OR_RETURN(daemon.store, Store::Open(request.store, true));
+  CKPT_RETURN_IF_ERROR(AdoptAll(request, *daemon.store, options));
+  RefreshDaemons(request.store);
+  CKPT_RETURN_IF_ERROR(PrepareMountpoint(request));
+  daemon.formats = MakeViewFormats();
+
+  SessionOptions session;
+  session.mountpoint = request.mountpoint;
+  session.source = request.store;
+  session.allow_other = request.allow_other;
+  session.threads = request.threads;
+  session.clone_fd = request.clone_fd;
+  CKPT_ASSIGN_OR_RETURN(daemon.session, FuseSession::Mount(session));
+  CKPT_ASSIGN_OR_RETURN(const SessionFeatures features, daemon.session->WaitForInit());
+  options.passthrough = features.passthrough && MayPassThrough();
+  options.invalidate = [raw = daemon.session.get()](InodeNumber parent, std::string_view name) {
+    raw->InvalidateEntry(parent, name);
+  };
+  CKPT_ASSIGN_OR_RETURN(daemon.filesystem,
+                        Filesystem::Create(*daemon.store, daemon.formats, std::move(options)));
+  daemon.session->Serve(*daemon.filesystem);
+  return {};
+}
+
+// The kernel's knobs, and proof that the mount answers.
+Status CheckMount(const MountRequest& request, Daemon& daemon) {
+  if (request.read_ahead_kib != 0) {
+    const Status set = SetReadAhead(request.mountpoint, request.read_ahead_kib);
+    if (!set) Log(LogLevel::kWarning, set.error().message);
+  }
+  struct stat info {};
+  if (::stat(request.mountpoint.c_str(), &info) != 0) {
+    return Fail(ErrnoError(errno, StrCat("the new mount at ", request.mountpoint)));
+  }
+  auto control = ControlServer::Start(request.store, request.mountpoint, *daemon.filesystem);
+  if (!control) {
+    Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
+  } else {
+    daemon.control = *std::move(control);
+  }
+  return {};
+}
+
+// Until somebody unmounts or a signal comes.
+void WaitForEnd(Daemon& daemon, int signals) {
+  pollfd events[] = {{signals, POLLIN, 0}, {daemon.session->ended_fd(), POLLIN, 0}};
+  while (true) {
+    const int ready = ::poll(events, 2, kRefreshMilliseconds);
+    if (ready < 0 && errno != EINTR) return;
+    if (ready == 0) {
+      if (const Status done = daemon.filesystem->Refresh(); !done) {
+        Log(LogLevel::kWarning, done.error().message);
+      }
+    }
+    if (ready <= 0) continue;
+    if ((events[1].revents & POLLIN) != 0) return Say("unmounted");
+    return Say("ended by a signal");
+  }
+}
+
+}  // namespace
+
+Status RunMount(const MountRequest& request, const std::function<void()>& ready) {
+  CKPT_RETURN_IF_ERROR(StartLogging("stderr"));
+  CKPT_ASSIGN_OR_RETURN(const int signals, SignalDescriptor());
+  Daemon daemon;
+  CKPT_RETURN_IF_ERROR(StartDaemon(request, daemon));
+  CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
+  Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
+             DescribeView(*daemon.filesystem)));
+  if (const Status moved = StartLogging(LogTarget(request)); !moved) {
+    Log(LogLevel::kWarning, moved.error().message);
+  }
+  ready();
+  Say(StrCat(request.store, " mounted at ", request.mountpoint));
+  WaitForEnd(daemon, signals);
+  ::close(signals);
+  return {};
+}
+
+}  // namespace ckptfs

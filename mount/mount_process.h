@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The life of one mount's daemon: open the store, adopt what was asked, mount,
+// serve until somebody unmounts or a signal comes, and leave nothing behind.
+//
+// Thread safety: REQUIRES the process's first thread; starts the others.
+
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "fs/filesystem.h"
+#include "mount/adoption.h"
+
+namespace ckptfs {
+
+struct MountRequest {
+  std::string store;       // absolute
+  std::string mountpoint;  // absolute
+  std::vector<AdoptRequest> adopt;
+  std::optional<std::string> run;
+  std::optional<std::string> step;
+  bool follow = false;
+  std::vector<Layout> layouts;
+  RootMap roots;
+  std::optional<ServingMode> mode;
+  uint64_t budget_bytes = 0;        // 0: the filesystem's default
+  uint64_t read_ahead_kib = 16384;  // 0: leave the kernel's
+  unsigned threads = 0;
+  bool clone_fd = false;
+  bool allow_other = false;
+  bool mkdir = false;
+  std::string log;  // "stderr", "syslog", a file; empty: <store>/log/...
+};
+
+// `ready` is called once when the mount answers; then returns when it ended.
+Status RunMount(const MountRequest& request, const std::function<void()>& ready);
+
+}  // namespace ckptfs

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/mount_table.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+
+#include "core/base/strings.h"
+
+extern char** environ;
+
+namespace ckptfs {
+namespace {
+
+// mountinfo writes space, tab, newline and backslash as \ooo.
+std::string Unescape(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto octal = [&](size_t at) { return text[at] >= '0' && text[at] <= '7'; };
+    if (text[i] == '\\' && i + 3 < text.size() && octal(i + 1) && octal(i + 2) && octal(i + 3)) {
+      out += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 +
+                               (text[i + 3] - '0'));
+      i += 3;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+std::optional<MountEntry> ParseLine(const std::string& line) {
+  std::istringstream words(line);
+  std::string id, parent, root, options, word;
+  MountEntry entry;
+  if (!(words >> id >> parent >> entry.device >> root >> entry.mountpoint >> options)) {
+    return std::nullopt;
+  }
+  while (words >> word && word != "-") {
+  }
+  if (!(words >> entry.type >> entry.source)) return std::nullopt;
+  entry.mountpoint = Unescape(entry.mountpoint);
+  entry.source = Unescape(entry.source);
+  return entry;
+}
+
+// fusermount3 is setuid: it unmounts for the user who mounted.
+Status RunFusermount(const std::string& mountpoint, bool lazily) {
+  std::string program = "fusermount3";
+  std::string flags = lazily ? "-uzq" : "-uq";
+  std::string end = "--";
+  std::string where = mountpoint;
+  char* words[] = {program.data(), flags.data(), end.data(), where.data(), nullptr};
+  pid_t child = 0;
+  if (const int error = ::posix_spawnp(&child, program.c_str(), nullptr, nullptr, words, environ)) {
+    return Fail(ErrnoError(error, "running fusermount3"));
+  }
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
+  return Fail(ErrorCode::kExists, StrCat(mountpoint, ": fusermount3 could not unmount it; are files "
+                                                     "in it still open (umount --lazy)?"));
+}
+
+Status UnmountWith(const std::string& mountpoint, int flags) {
+  if (::umount2(mountpoint.c_str(), flags | UMOUNT_NOFOLLOW) == 0) return {};
+  if (errno == EPERM) return RunFusermount(mountpoint, (flags & MNT_DETACH) != 0);
+  if (errno == EBUSY) {
+    return Fail(ErrorCode::kExists, StrCat(mountpoint, ": files in it are still open; close them or "
+                                                       "use umount --lazy"));
+  }
+  return Fail(ErrnoError(errno, StrCat("unmounting ", mountpoint)));
+}
+
+}  // namespace
+
+std::vector<MountEntry> ParseMountInfo(const std::string& text) {
+  std::vector<MountEntry> entries;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (auto entry = ParseLine(line)) entries.push_back(std::move(*entry));
+  }
+  return entries;
+}
+
+Result<std::vector<MountEntry>> ReadMounts() {
+  std::ifstream file("/proc/self/mountinfo");
+  std::ostringstream text;
+  if (!(text << file.rdbuf())) return Fail(ErrorCode::kIo, "cannot read /proc/self/mountinfo");
+  return ParseMountInfo(text.str());
+}
+
+Result<std::optional<MountEntry>> FindMount(const std::string& mountpoint) {
+  CKPT_ASSIGN_OR_RETURN(std::vector<MountEntry> entries, ReadMounts());
+  std::optional<MountEntry> found;
+  for (MountEntry& entry : entries) {
+    if (entry.mountpoint == mountpoint) found = std::move(entry);
+  }
+  return found;
+}
+
+bool IsDeadMount(const std::string& mountpoint) {
+  const auto entry = FindMount(mountpoint);
+  if (!entry || !*entry || (*entry)->type != "fuse.ckptfs") return false;
+  struct stat info {};
+  return ::stat(mountpoint.c_str(), &info) != 0 && (errno == ENOTCONN || errno == ECONNABORTED);
+}
+
+Status Unmount(const std::string& mountpoint) { return UnmountWith(mountpoint, 0); }
+
+Status UnmountLazily(const std::string& mountpoint) { return UnmountWith(mountpoint, MNT_DETACH); }
+
+Status SetReadAhead(const std::string& mountpoint, uint64_t kibibytes) {
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(mountpoint));
+  if (!entry) return Fail(ErrorCode::kNotFound, StrCat(mountpoint, ": not mounted"));
+  const std::string knob = StrCat("/sys/class/bdi/", entry->device, "/read_ahead_kb");
+  const std::string value = std::to_string(kibibytes);
+  const int fd = ::open(knob.c_str(), O_WRONLY | O_CLOEXEC);
+  const bool written =
+      fd >= 0 && ::write(fd, value.data(), value.size()) == static_cast<ssize_t>(value.size());
+  const int why = errno;
+  if (fd >= 0) ::close(fd);
+  if (written) return {};
+  return Fail(ErrnoError(why, StrCat("read-ahead stays at the kernel's default, which makes first "
+                                     "reads slower; as root: echo ",
+                                     value, " > ", knob)));
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/options.h"
+
+#include <pwd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+
+#include "core/base/strings.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::string_view kUnits = "KMGTPE";
+
+std::string HomeDirectory() {
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') return home;
+  const passwd* entry = ::getpwuid(::getuid());
+  return entry != nullptr && entry->pw_dir != nullptr ? entry->pw_dir : "/tmp";
+}
+
+// Options of mount -o that become words of ours; the rest of what mount(8)
+// knows (nofail, _netdev, user, x-systemd..., rw) says nothing to us.
+struct OptionWord {
+  std::string_view name;
+  bool has_value;
+};
+constexpr std::array kOptionWords = {
+    OptionWord{"run", true},     OptionWord{"step", true},       OptionWord{"layout", true},
+    OptionWord{"adopt", true},   OptionWord{"mode", true},       OptionWord{"budget", true},
+    OptionWord{"log", true},     OptionWord{"read-ahead", true}, OptionWord{"follow", false},
+    OptionWord{"mkdir", false},  OptionWord{"root", true},       OptionWord{"threads", true},
+};
+
+Status AppendOption(std::string_view option, std::vector<std::string>& out) {
+  const size_t equals = option.find('=');
+  const std::string_view name = option.substr(0, equals);
+  if (name == "allow_other") {
+    out.push_back("--allow-other");
+    return {};
+  }
+  for (const OptionWord& known : kOptionWords) {
+    if (name != known.name) continue;
+    if (known.has_value != (equals != std::string_view::npos)) {
+      return Fail(ErrorCode::kInvalid, StrCat("-o ", option, ": ",
+                                              known.has_value ? "needs a value" : "takes none"));
+    }
+    out.push_back(StrCat("--", name));
+    if (known.has_value) out.emplace_back(option.substr(equals + 1));
+  }
+  return {};
+}
+
+// "a,b\,c" -> a | b,c
+std::vector<std::string> SplitOptions(std::string_view text) {
+  std::vector<std::string> parts(1);
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 1 < text.size()) {
+      parts.back() += text[++i];
+    } else if (text[i] == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += text[i];
+    }
+  }
+  std::erase(parts, "");
+  return parts;
+}
+
+bool LooksLikeMount(const std::vector<std::string>& words) {
+  return words.size() >= 3 && !words[0].empty() && words[0][0] != '-' && !words[1].empty() &&
+         words[1][0] == '/' && std::find(words.begin() + 2, words.end(), "-o") != words.end();
+}
+
+}  // namespace
+
+ExitCode ExitCodeOf(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kNotFound: return ExitCode::kNotFound;
+    case ErrorCode::kInvalid:
+    case ErrorCode::kUnsupported: return ExitCode::kRefused;
+    case ErrorCode::kStale: return ExitCode::kStale;
+    case ErrorCode::kPermission: return ExitCode::kPermission;
+    case ErrorCode::kExists: return ExitCode::kExists;
+    case ErrorCode::kExhausted: return ExitCode::kExhausted;
+    case ErrorCode::kDataLoss: return ExitCode::kDataLoss;
+    case ErrorCode::kIo:
+    case ErrorCode::kInternal: return ExitCode::kFailed;
+  }
+  return ExitCode::kFailed;
+}
+
+std::string DefaultStore() {
+  if (::geteuid() == 0) return "/var/lib/ckptfs";
+  if (const char* data = std::getenv("XDG_DATA_HOME"); data != nullptr && *data == '/') {
+    return StrCat(std::string(data), "/ckptfs");
+  }
+  return StrCat(HomeDirectory(), "/.local/share/ckptfs");
+}
+
+Result<std::string> AbsolutePath(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path absolute = std::filesystem::weakly_canonical(
+      std::filesystem::absolute(path, error), error);
+  if (error) return Fail(ErrnoError(error.value(), path));
+  std::string text = absolute.string();
+  while (text.size() > 1 && text.back() == '/') text.pop_back();
+  return text;
+}
+
+Result<StepName> ParseStepName(std::string_view text) {
+  const size_t slash = text.find('/');
+  if (slash == std::string_view::npos || text.find('/', slash + 1) != std::string_view::npos) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat("'", text, "': a step is written RUN/ID, as `ckptfs list` shows it"));
+  }
+  const std::string_view run = text.substr(0, slash);
+  const std::string_view id = text.substr(slash + 1);
+  CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
+  return StepName{std::string(run), std::string(id)};
+}
+
+Result<uint64_t> ParseBytes(std::string_view text) {
+  const std::string copy(text);
+  char* end = nullptr;
+  const double number = std::strtod(copy.c_str(), &end);
+  std::string_view unit(end);
+  double factor = 1;
+  if (!unit.empty()) {
+    const size_t power = kUnits.find(static_cast<char>(std::toupper(unit[0])));
+    if (power != std::string_view::npos) {
+      for (size_t i = 0; i <= power; ++i) factor *= 1024;
+      unit.remove_prefix(1);
+    }
+    if (unit == "iB" || unit == "B" || unit == "b") unit = "";
+  }
+  if (end == copy.c_str() || !unit.empty() || !(number >= 0) || number * factor >= 0x1p63) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat("'", text, "' is no size: write bytes, or K, M, G, T of 1024"));
+  }
+  return static_cast<uint64_t>(number * factor);
+}
+
+std::string HumanBytes(uint64_t bytes) {
+  if (bytes < 1024) return StrCat(bytes, " B");
+  double number = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (number /= 1024; number >= 1024 && unit + 1 < kUnits.size(); ++unit) number /= 1024;
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f %ciB", number, kUnits[unit]);
+  return text.data();
+}
+
+Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words) {
+  if (!LooksLikeMount(words)) return words;
+  std::vector<std::string> out = {"mount"};
+  const std::string store = words[0];
+  const std::string mountpoint = words[1];
+  for (size_t i = 2; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    const bool takes_value = word == "-o" || word == "-t" || word == "-N";
+    if (!takes_value) continue;  // -s, -f, -n, -v and their combinations
+    if (++i == words.size()) return Fail(ErrorCode::kInvalid, StrCat(word, " needs a value"));
+    if (word != "-o") continue;
+    for (const std::string& option : SplitOptions(words[i])) {
+      CKPT_RETURN_IF_ERROR(AppendOption(option, out));
+    }
+  }
+  if (store != "none" && store != "ckptfs") {  // fstab's ways to say: the default store
+    out.push_back("--store");
+    out.push_back(store);
+  }
+  out.push_back("--");
+  out.push_back(mountpoint);
+  return out;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the command line's words mean: exit codes, default places, steps, sizes,
+// and the words mount(8) uses.
+//
+// Thread safety: pure functions (the environment is read).
+// Units: bytes.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+// The exit codes; docs/ckptfs.1.md has the same table and a test compares them.
+enum class ExitCode : int {
+  kOk = 0,
+  kFailed = 1,      // the operating system or a defect of ours
+  kUsage = 2,       // the command line
+  kNotFound = 3,    // no such path, run, step or mount
+  kRefused = 4,     // the input breaks a rule, or this cannot be shown
+  kStale = 5,       // a source changed since it was adopted
+  kPermission = 6,
+  kExists = 7,      // the name is taken, or the mount is in use
+  kExhausted = 8,   // no space, memory or descriptors
+  kDataLoss = 9,    // bytes are missing or wrong
+};
+ExitCode ExitCodeOf(ErrorCode code);
+
+// --store's default: /var/lib/ckptfs for root, else $XDG_DATA_HOME/ckptfs or
+// ~/.local/share/ckptfs.
+std::string DefaultStore();
+
+// Absolute and without symlinks as far as the path exists.
+Result<std::string> AbsolutePath(const std::string& path);
+
+// A step on the command line: "RUN/ID" (ID may be "latest").
+struct StepName {
+  std::string run;
+  std::string id;
+};
+Result<StepName> ParseStepName(std::string_view text);
+
+// "1048576", "64M", "1.5GiB", "2T": powers of 1024.
+Result<uint64_t> ParseBytes(std::string_view text);
+
+// "1.2 GiB", for people.
+std::string HumanBytes(uint64_t bytes);
+
+
+// mount(8) calls `ckptfs SPEC DIR [-sfnv] [-N ns] [-t type] [-o options]`: if
+// `words` (without the program's name) look like that, the same request as words of the
+// `mount` subcommand, else `words` unchanged.  Generic options are dropped.
+Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words);
+
+}  // namespace ckptfs
