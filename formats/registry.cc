@@ -3,6 +3,7 @@
 #include "formats/registry.h"
 
 #include "formats/deepspeed/source.h"
+#include "formats/deepspeed/universal_source.h"
 #include "formats/deepspeed/universal_view.h"
 #include "formats/rank/rank_view.h"
 
@@ -11,6 +12,7 @@ namespace ckptfs {
 std::vector<std::unique_ptr<Source>> MakeSources() {
   std::vector<std::unique_ptr<Source>> sources;
   sources.push_back(MakeDeepSpeedSource());
+  sources.push_back(MakeDeepSpeedUniversalSource());
   return sources;
 }
 

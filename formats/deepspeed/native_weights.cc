@@ -8,34 +8,13 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/ingest/name_normaliser.h"
+#include "formats/deepspeed/family_variables.h"
 #include "formats/deepspeed/native_reader.h"
 
 namespace ckptfs::deepspeed {
 namespace {
 
 constexpr size_t kNamesShown = 5;
-
-// Names under which families know sizes, for every spelling that args use.
-constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
-    {"heads", "num_attention_heads"},      {"kv_heads", "num_key_value_heads"},
-    {"kv_heads", "num_query_groups"},      {"head_dim", "kv_channels"},
-    {"hidden", "hidden_size"},             {"ffn", "ffn_hidden_size"},
-    {"ffn", "intermediate_size"},          {"layers", "num_layers"},
-    {"layers", "num_hidden_layers"},       {"vocab", "vocab_size"},
-    {"experts", "num_experts"}};
-
-FamilyVariables VariablesOf(const std::map<std::string, int64_t>& args,
-                            const FamilyVariables& given) {
-  FamilyVariables out(args.begin(), args.end());
-  for (const auto& [a, b] : kAliases) {
-    const auto first = out.find(std::string(a));
-    const auto second = out.find(std::string(b));
-    if (first == out.end() && second != out.end()) out.emplace(a, second->second);
-    if (first != out.end() && second == out.end()) out.emplace(b, first->second);
-  }
-  for (const auto& [name, value] : given) out[name] = value;
-  return out;
-}
 
 // The layer of a pipeline name "L.rest".
 std::optional<uint32_t> PipelineLayer(std::string_view name) {
@@ -113,7 +92,7 @@ Status NativeReader::DeclareParameter(const std::string& name, Known& known, boo
 
 Status NativeReader::ResolveSharding() {
   const ModelStates& model = ModelOf(0);
-  const FamilyVariables variables = VariablesOf(model.variables, options_.variables);
+  const FamilyVariables variables = FamilyVariablesOf(model.variables, options_.variables);
   std::vector<ckptfs::NamedShape> parameters;
   for (const std::string& name : order_) {
     CKPT_ASSIGN_OR_RETURN(std::vector<Shape> locals, LocalShapes(name, known_.at(name)));

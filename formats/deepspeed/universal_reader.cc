@@ -1,0 +1,527 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/universal_reader.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <tbb/parallel_for.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <memory>
+#include <set>
+
+#include "core/base/strings.h"
+#include "core/ingest/name_normaliser.h"
+#include "formats/deepspeed/document_keys.h"
+#include "formats/deepspeed/family_variables.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+constexpr std::string_view kSuffix = ".pt";
+
+struct CloseDirectory {
+  void operator()(DIR* directory) const { ::closedir(directory); }
+};
+
+enum class EntryType { kFile, kDirectory, kLink, kOther };
+
+Result<std::vector<std::pair<std::string, EntryType>>> Entries(const std::string& path) {
+  const std::unique_ptr<DIR, CloseDirectory> handle(::opendir(path.c_str()));
+  if (!handle) return Fail(ErrnoError(errno, path));
+  std::vector<std::pair<std::string, EntryType>> out;
+  while (const dirent* entry = ::readdir(handle.get())) {
+    const std::string name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    struct stat info {};
+    if (::lstat(StrCat(path, "/", name).c_str(), &info) != 0) {
+      return Fail(ErrnoError(errno, StrCat(path, "/", name)));
+    }
+    const EntryType type = S_ISREG(info.st_mode)   ? EntryType::kFile
+                           : S_ISDIR(info.st_mode) ? EntryType::kDirectory
+                           : S_ISLNK(info.st_mode) ? EntryType::kLink
+                                                   : EntryType::kOther;
+    out.emplace_back(name, type);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// The target of a link that stays in its own folder, else "".
+std::string SiblingTarget(const std::string& path) {
+  char target[PATH_MAX];
+  const ssize_t length = ::readlink(path.c_str(), target, sizeof(target));
+  if (length <= 0) return "";
+  std::string name(target, static_cast<size_t>(length));
+  return name.find('/') == std::string::npos ? name : "";
+}
+
+std::string KindOf(std::string_view file) {
+  file.remove_suffix(kSuffix.size());
+  return file == "fp32" ? "master" : std::string(file);
+}
+
+}  // namespace
+
+UniversalReader::UniversalReader(const StepCandidate& candidate, const SourceOptions& options,
+                                 StepFiles files)
+    : candidate_(candidate), options_(options), files_(std::move(files)) {
+  if (candidate_.directory.size() > candidate_.root.size()) {
+    prefix_ = StrCat(std::string_view(candidate_.directory).substr(candidate_.root.size() + 1), "/");
+  }
+}
+
+std::string UniversalReader::PathOf(std::string_view name) const {
+  return StrCat(candidate_.directory, "/", name);
+}
+
+Status UniversalReader::ListFolders() {
+  CKPT_ASSIGN_OR_RETURN(const auto entries, Entries(PathOf("zero")));
+  for (const auto& [name, type] : entries) {
+    if (type == EntryType::kLink) {
+      const std::string target = SiblingTarget(PathOf(StrCat("zero/", name)));
+      if (!target.empty()) links_.emplace(name, target);
+    }
+    if (type != EntryType::kDirectory) continue;
+    Folder folder;
+    folder.name = name;
+    CKPT_ASSIGN_OR_RETURN(const auto files, Entries(PathOf(StrCat("zero/", name))));
+    for (const auto& [file, kind] : files) {
+      if (kind != EntryType::kDirectory && file.ends_with(kSuffix) && file.size() > kSuffix.size()) {
+        folder.files.push_back(file);
+      }
+    }
+    folders_.push_back(std::move(folder));
+  }
+  if (folders_.empty()) {
+    return Fail(ErrorCode::kInvalid, StrCat(PathOf("zero"), ": no folder of a parameter"));
+  }
+  return {};
+}
+
+Status UniversalReader::RegisterFiles() {
+  const uint32_t root = assembler_.AddRoot(candidate_.root);
+  std::vector<std::string> names{"zero/optimizer_state.pt"};
+  for (const auto& [key, name] : files_.model) names.push_back(name);
+  for (const auto& [key, name] : files_.stage3_model) names.push_back(name);
+  for (const std::string& name : files_.others) names.push_back(name);
+  for (const Folder& folder : folders_) {
+    for (const std::string& file : folder.files) {
+      names.push_back(StrCat("zero/", folder.name, "/", file));
+    }
+  }
+  for (const std::string& name : names) {
+    CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, prefix_ + name));
+    blobs_.emplace(name, blob);
+  }
+  return {};
+}
+
+Status UniversalReader::ReadModels() {
+  std::map<uint32_t, std::string> names = files_.model;
+  for (const auto& [key, name] : files_.stage3_model) {
+    if (key.dp == 0) names.try_emplace(key.mp, name);
+  }
+  for (const auto& [mp, name] : names) {
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(PathOf(name)));
+    CKPT_ASSIGN_OR_RETURN(
+        ModelStates states,
+        ReadModelStates(file, PathOf(name), blobs_.at(name), ModelStatesWanted{true, true}));
+    models_.emplace(mp, std::move(states));
+  }
+  if (models_.count(0) == 0) {
+    return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no model states of rank 0"));
+  }
+  return {};
+}
+
+Result<UniversalReader::Marks> UniversalReader::ReadMarks(PickleRef dict) {
+  Marks out;
+  if (const PickleRef dim = dict["cat_dim"]) {
+    const auto number = dim.Int();
+    if (!number || *number < 0 || *number >= static_cast<int64_t>(kMaxDimensions)) {
+      return Fail(ErrorCode::kInvalid, "'cat_dim' is no dim");
+    }
+    out.cat_dim = static_cast<uint32_t>(*number);
+  }
+  if (const auto parts = dict["param_n_sub_params"].Int(); parts && *parts > 0) {
+    out.parts = static_cast<uint64_t>(*parts);
+  }
+  if (const PickleRef sub = dict["sub_param_shape"]; sub && !sub.IsNone()) {
+    const PickleRef shape = sub["shape"];
+    const auto dim = sub["partition_dim"].Int();
+    if (!shape || !dim || *dim < 0 || static_cast<size_t>(*dim) >= shape.size()) {
+      return Fail(ErrorCode::kInvalid, "'sub_param_shape' has no shape or partition_dim");
+    }
+    out.cat_dim = static_cast<uint32_t>(*dim);
+    const PickleRef cut = shape.at(static_cast<size_t>(*dim));
+    if (const auto sizes = cut.AsShape()) out.part_sizes = *sizes;
+    if (const auto count = cut.Int(); count && *count > 0) out.parts = static_cast<uint64_t>(*count);
+  }
+  out.vocabulary = dict["vocab_tensor"].Bool().value_or(false);
+  if (dict["is_expert_param"].Bool().value_or(false)) {
+    out.experts = static_cast<uint32_t>(
+        std::clamp<int64_t>(dict["ep_num_experts"].Int().value_or(0), 0, 1 << 20));
+  }
+  return out;
+}
+
+Result<UniversalReader::State> UniversalReader::ReadState(const Folder& folder,
+                                                          const std::string& file) const {
+  const std::string relative = StrCat("zero/", folder.name, "/", file);
+  const std::string path = PathOf(relative);
+  CKPT_ASSIGN_OR_RETURN(const TorchFile torch, TorchFile::Open(path));
+  State out;
+  out.kind = KindOf(file);
+  PickleRef value = torch.root();
+  if (value.IsDict()) {
+    auto marks = ReadMarks(value);
+    if (!marks) return Fail(std::move(marks).error().WithContext(path));
+    out.marks = *std::move(marks);
+    value = value["param"];
+  } else {
+    out.bare = true;
+  }
+  CKPT_ASSIGN_OR_RETURN(out.scalar, ScalarOf(value, torch, path));
+  if (out.scalar && out.kind != "master") return out;
+  out.scalar.reset();
+  auto tensor = FileTensorOf(value, torch, blobs_.at(relative), "its value");
+  if (!tensor) return Fail(std::move(tensor).error().WithContext(path));
+  out.tensor = *std::move(tensor);
+  return out;
+}
+
+Status UniversalReader::ReadFolder(Folder& folder) const {
+  for (const std::string& file : folder.files) {
+    CKPT_ASSIGN_OR_RETURN(State state, ReadState(folder, file));
+    folder.states.push_back(std::move(state));
+  }
+  return {};
+}
+
+// Stage 3 wrote flat tensors: param_shapes has the shapes.
+Status UniversalReader::GiveShapes() {
+  std::map<std::string, Shape> shapes;
+  const ModelStates& model = models_.at(0);
+  for (const auto& group : model.groups) {
+    for (const NamedShape& entry : group) shapes.emplace(entry.name, entry.shape);
+  }
+  for (Folder& folder : folders_) {
+    const auto master = std::find_if(folder.states.begin(), folder.states.end(),
+                                     [](const State& state) { return state.kind == "master"; });
+    if (master == folder.states.end()) {
+      return Fail(ErrorCode::kInvalid, StrCat(PathOf(StrCat("zero/", folder.name)), ": no fp32.pt"));
+    }
+    folder.shape = master->tensor->shape;
+    const auto known = shapes.find(folder.name);
+    if (!master->bare) continue;
+    if (known == shapes.end()) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(PathOf(StrCat("zero/", folder.name)), "/fp32.pt: a flat tensor, and ",
+                         model.file, " has no param_shapes that would tell its shape"));
+    }
+    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(known->second));
+    if (elements != master->tensor->elements()) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(PathOf(StrCat("zero/", folder.name)), "/fp32.pt: ",
+                         master->tensor->elements(), " elements, but ", model.file, " says ",
+                         ShapeToString(known->second)));
+    }
+    folder.shape = known->second;
+  }
+  return {};
+}
+
+// The keys beside 'param' are evidence where the converted checkpoint was
+// tensor-parallel; from a single rank every parameter has cat_dim 0.
+Pattern UniversalReader::PatternOf(const Folder& folder, const Pattern& by_rules) const {
+  const Marks& marks = folder.states.front().marks;
+  const bool bare = folder.states.front().bare;
+  const ModelStates& model = models_.at(0);
+  const bool was_cut = model.tp_degree > 1 || (model.info && model.info->DeclaresTensorParallel());
+  const bool specific = marks.parts > 0 || !marks.part_sizes.empty() || marks.vocabulary ||
+                        marks.cat_dim.value_or(0) > 0;
+  if (bare || by_rules.kind != PatternKind::kUnknown || !(was_cut || specific)) return by_rules;
+  if (!marks.cat_dim) return model.info && !model.info->affine.empty() ? by_rules
+                                                                       : Pattern::Replicate();
+  const uint32_t dim = *marks.cat_dim;
+  if (dim >= folder.shape.size()) return by_rules;
+  Pattern out = Pattern::Shard(dim, marks.part_sizes);
+  if (marks.parts > 0 && folder.shape[dim] % marks.parts == 0) {
+    out.cuts[0].parts.assign(marks.parts, folder.shape[dim] / marks.parts);
+  }
+  if (marks.vocabulary) out.cuts[0].pad_multiple = 1;
+  return MakeLocal(out, folder.shape, 0, 1) ? out : by_rules;
+}
+
+Status UniversalReader::PlaceFolder(const Folder& folder, ParameterIndex index) {
+  std::optional<AtomIndex> master;
+  for (const State& state : folder.states) {
+    if (state.scalar) {
+      CKPT_ASSIGN_OR_RETURN(
+          const AtomIndex atom,
+          assembler_.AddAtom(index, "", state.kind, state.scalar->dtype, state.scalar->shape,
+                             Relation::kScalar));
+      CKPT_RETURN_IF_ERROR(
+          assembler_.SetInline(atom, state.scalar->bytes, state.scalar->python_number));
+      continue;
+    }
+    FileTensor tensor = *state.tensor;
+    Relation relation = Relation::kSame;
+    if (tensor.shape != folder.shape) {
+      CKPT_ASSIGN_OR_RETURN(const uint64_t expected, ElementCount(folder.shape));
+      const bool flat = state.bare && tensor.contiguous() && tensor.elements() == expected;
+      if (flat) {
+        tensor.shape = folder.shape;
+        tensor.strides = RowMajorStrides(folder.shape);
+      } else {
+        relation = Relation::kReduced;
+      }
+    }
+    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                          assembler_.AddAtom(index, "", state.kind, tensor.dtype, tensor.shape,
+                                             relation));
+    const bool contiguous = tensor.contiguous();
+    const LocalTensor whole = WholeTensor(tensor.shape);
+    const uint32_t local =
+        assembler_.AddLocal(atom, 0, contiguous ? whole : RestridedTo(tensor, whole));
+    assembler_.AddFragment(
+        atom, 0, local,
+        Fragment{0, contiguous ? tensor.elements() : tensor.storage_elements, tensor.blob,
+                 contiguous ? tensor.first_byte() : tensor.storage_at, tensor.dtype});
+    if (state.kind == "master") master = atom;
+  }
+  const std::optional<DType> dtype = assembler_.header().model_dtype;
+  if (master && dtype) {
+    CKPT_ASSIGN_OR_RETURN(const AtomIndex weight,
+                          assembler_.AddAtom(index, "", "weight", *dtype, folder.shape));
+    CKPT_RETURN_IF_ERROR(assembler_.SetCast(weight, *master));
+  }
+  return {};
+}
+
+Status UniversalReader::DeclareParameters() {
+  const ModelStates& model = models_.at(0);
+  std::vector<ckptfs::NamedShape> shapes;
+  for (const Folder& folder : folders_) shapes.emplace_back(NormaliseName(folder.name), folder.shape);
+  CKPT_ASSIGN_OR_RETURN(
+      const ShardingRules rules,
+      ShardingRules::Make(model.info ? &*model.info : nullptr, options_, shapes, 1,
+                          FamilyVariablesOf(model.variables, options_.variables)));
+  FillHeader(rules);
+  for (const Folder& folder : folders_) {
+    const std::string name = NormaliseName(folder.name);
+    CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(name, {&folder.shape, 1}, false));
+    Parameter parameter;
+    parameter.name = name;
+    parameter.source_name = folder.name;
+    parameter.shape = folder.shape;
+    parameter.pattern = PatternOf(folder, sharding->pattern);
+    parameter.stage = sharding->stage;
+    parameter.layer = sharding->layer.value_or(0);
+    parameter.expert = sharding->expert;
+    parameter.stacked_experts =
+        std::max(sharding->stacked_experts, folder.states.front().marks.experts);
+    if (parameters_.count(name) > 0) {
+      return Fail(ErrorCode::kInvalid, StrCat("two parameters become '", name, "'"));
+    }
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
+                          assembler_.AddParameter(std::move(parameter)));
+    parameters_.emplace(name, index);
+    CKPT_RETURN_IF_ERROR(PlaceFolder(folder, index));
+  }
+  CKPT_RETURN_IF_ERROR(DeclareOthers(rules));
+  assembler_.header().notes.insert(assembler_.header().notes.end(), rules.notes().begin(),
+                                   rules.notes().end());
+  return {};
+}
+
+// Buffers and frozen parameters lie in the copied model states files.
+Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
+  const ModelStates& first = models_.at(0);
+  const uint32_t tp = std::max<uint32_t>(1, std::min<uint32_t>(first.tp_degree, 1u << 16));
+  std::set<std::string> buffers;
+  for (const std::string& name : first.buffers) buffers.insert(NormaliseName(name));
+  std::map<std::string, std::string> shared;
+  for (const auto& [alias, stored] : first.shared) shared.emplace(NormaliseName(alias), NormaliseName(stored));
+  for (size_t i = 0; i < first.module.size(); ++i) {
+    const std::string name = NormaliseName(first.module[i].name);
+    if (parameters_.count(name) > 0 || shared.count(name) > 0) continue;
+    std::vector<Shape> locals;
+    std::vector<const FileTensor*> tensors;
+    for (uint32_t rank = 0; rank < tp && models_.count(rank) > 0; ++rank) {
+      for (const NamedTensor& entry : models_.at(rank).module) {
+        if (NormaliseName(entry.name) != name) continue;
+        locals.push_back(entry.tensor.shape);
+        tensors.push_back(&entry.tensor);
+      }
+    }
+    if (locals.size() != tp || locals[0] == Shape{0}) continue;
+    const bool buffer = buffers.count(name) > 0;
+    CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, buffer));
+    if (!sharding && !buffer) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("no rule says how frozen '", name, "' is spread over tensor-parallel ranks; "
+                         "settle it with --replicated REGEX or a family file"));
+    }
+    if (!sharding) {
+      sharding = Sharding{};
+      sharding->how = Sharding::How::kReplicas;
+      sharding->pattern = Pattern::Replicate();
+      sharding->shape = locals[0];
+      sharding->locals.assign(tp, WholeTensor(locals[0]));
+    }
+    Parameter parameter;
+    parameter.name = name;
+    parameter.source_name = first.module[i].name;
+    parameter.shape = sharding->shape;
+    parameter.role = buffer ? Role::kBuffer : Role::kFrozen;
+    parameter.pattern = sharding->pattern;
+    parameter.stage = sharding->stage;
+    parameter.layer = sharding->layer.value_or(0);
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
+    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, assembler_.AddAtom(index, "", "weight", tensors[0]->dtype,
+                                                                   sharding->shape));
+    const bool each = sharding->how != Sharding::How::kCut;
+    if (sharding->how == Sharding::How::kAverage) assembler_.DeclareAverage(atom);
+    if (sharding->how == Sharding::How::kReplicas) assembler_.DeclareReplicas(atom);
+    for (uint32_t rank = 0; rank < tp; ++rank) {
+      const FileTensor& tensor = *tensors[rank];
+      const bool contiguous = tensor.contiguous();
+      const LocalTensor& local = sharding->locals[rank];
+      const uint32_t copy = each ? rank : 0;
+      const uint32_t at = assembler_.AddLocal(atom, copy, contiguous ? local : RestridedTo(tensor, local));
+      assembler_.AddFragment(
+          atom, copy, at,
+          Fragment{0, contiguous ? tensor.elements() : tensor.storage_elements, tensor.blob,
+                   contiguous ? tensor.first_byte() : tensor.storage_at, tensor.dtype});
+    }
+  }
+  for (const auto& [alias, stored] : shared) {
+    const auto found = parameters_.find(stored);
+    if (found != parameters_.end() && parameters_.count(alias) == 0) {
+      assembler_.AddAlias(alias, found->second);
+    }
+  }
+  return {};
+}
+
+Status UniversalReader::AddGroups(const std::vector<HyperGroup>& groups, bool by_sub_group) {
+  std::vector<std::set<std::string>> added(groups.size());
+  std::vector<Group> out(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) out[g].hyper_parameters = groups[g].hyper_parameters;
+  bool named = false;
+  for (const auto& [mp, model] : models_) {
+    for (size_t s = 0; s < model.groups.size(); ++s) {
+      size_t g = s;
+      for (size_t k = 0; by_sub_group && k < groups.size(); ++k) {
+        const auto& members = groups[k].members;
+        if (std::find(members.begin(), members.end(), static_cast<int64_t>(s)) != members.end()) g = k;
+      }
+      if (g >= groups.size()) continue;
+      for (const NamedShape& entry : model.groups[s]) {
+        const auto found = parameters_.find(NormaliseName(entry.name));
+        if (found == parameters_.end()) {
+          return Fail(ErrorCode::kInvalid,
+                      StrCat(model.file, ": param_shapes names '", entry.name, "', and there is no ",
+                             PathOf(StrCat("zero/", entry.name))));
+        }
+        named = true;
+        if (added[g].insert(found->first).second) out[g].parameters.push_back(found->second);
+      }
+    }
+  }
+  if (!named && out.size() == 1) {
+    for (const auto& [name, index] : parameters_) out[0].parameters.push_back(index);
+  } else if (!named && out.size() > 1) {
+    assembler_.header().notes.push_back("which parameter is in which optimizer group is not recorded");
+  }
+  for (Group& group : out) assembler_.AddGroup(std::move(group));
+  return {};
+}
+
+Status UniversalReader::ReadOptimizerState() {
+  const std::string name = "zero/optimizer_state.pt";
+  const std::string path = PathOf(name);
+  CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path));
+  const PickleRef root = file.root();
+  if (!root.IsDict()) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a dict"));
+  const PickleRef stage3 = root["optimizer_state_dict"];
+  const bool flat = static_cast<bool>(root["fp32_flat_groups"]);
+  const PickleRef groups = !flat && root["param_groups"] ? root["param_groups"]
+                           : stage3                      ? stage3["param_groups"]
+                                                         : PickleRef();
+  auto hyper = ReadHyperGroups(groups);
+  if (!hyper) return Fail(std::move(hyper).error().WithContext(path));
+  CKPT_RETURN_IF_ERROR(AddGroups(*hyper, flat));
+  for (const auto& [key, value] : root.Items()) {
+    const std::string_view text = key.String().value_or("");
+    const bool scalar = text == "loss_scaler" || text == "dynamic_loss_scale" || text == "overflow" ||
+                        text == "clip_grad" || text == "zero_stage";
+    if (!scalar) continue;
+    CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat(kZeroPrefix, text), "", value, file,
+                                                        blobs_.at(name), path));
+    assembler_.header().documents.push_back(std::move(document));
+  }
+  return {};
+}
+
+void UniversalReader::FillHeader(const ShardingRules& rules) {
+  const ModelStates& model = models_.at(0);
+  StepModel& header = assembler_.header();
+  header.framework = "deepspeed_universal";
+  header.framework_version = model.ds_version;
+  header.id = candidate_.id;
+  header.iteration = model.global_steps;
+  header.family = rules.family();
+  header.layers = rules.layers();
+  std::map<DType, int> dtypes;
+  for (const NamedTensor& entry : model.module) {
+    if (std::any_of(folders_.begin(), folders_.end(),
+                    [&](const Folder& folder) { return folder.name == entry.name; })) {
+      ++dtypes[entry.tensor.dtype];
+    }
+  }
+  header.model_dtype = DTypeFromName(model.config_dtype);
+  int most = 0;
+  for (const auto& [dtype, count] : dtypes) {
+    if (count > most) header.model_dtype = dtype;
+    most = std::max(most, count);
+  }
+  header.documents = model.documents;
+  for (const auto& [mp, other] : models_) {
+    for (const Document& document : mp == 0 ? std::vector<Document>() : other.documents) {
+      const Document* known = nullptr;
+      for (const Document& own : model.documents) {
+        if (own.key == document.key) known = &own;
+      }
+      if (known != nullptr && known->pickle == document.pickle && known->tensors.empty()) continue;
+      header.documents.push_back(document);
+      header.documents.back().scope = StrCat("mp", mp);
+    }
+  }
+  header.notes.emplace_back("weights are not stored; they are shown as their masters cast");
+}
+
+Result<StepModel> UniversalReader::Read() && {
+  CKPT_RETURN_IF_ERROR(ListFolders());
+  CKPT_RETURN_IF_ERROR(RegisterFiles());
+  CKPT_RETURN_IF_ERROR(ReadModels());
+  std::vector<Status> outcomes(folders_.size());
+  tbb::parallel_for(size_t{0}, folders_.size(),
+                    [&](size_t i) { outcomes[i] = ReadFolder(folders_[i]); });
+  for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
+  CKPT_RETURN_IF_ERROR(GiveShapes());
+  CKPT_RETURN_IF_ERROR(DeclareParameters());
+  CKPT_RETURN_IF_ERROR(ReadOptimizerState());
+  for (const auto& [alias, target] : links_) {
+    const auto found = parameters_.find(NormaliseName(target));
+    if (found != parameters_.end()) assembler_.AddAlias(NormaliseName(alias), found->second);
+  }
+  return std::move(assembler_).Finish();
+}
+
+}  // namespace ckptfs::deepspeed

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/universal_source.h"
+
+#include <sys/stat.h>
+
+#include "core/base/strings.h"
+#include "formats/deepspeed/step_directories.h"
+#include "formats/deepspeed/universal_reader.h"
+
+namespace ckptfs {
+namespace {
+
+using deepspeed::ModelStates;
+using deepspeed::StepFiles;
+
+bool IsFile(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+Result<bool> IsUniversal(const std::string& directory) {
+  if (!deepspeed::HasUniversalStates(directory)) return false;
+  CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(directory));
+  return !files.model.empty() || !files.stage3_model.empty() ||
+         IsFile(StrCat(directory, "/zero/optimizer_state.pt"));
+}
+
+class DeepSpeedUniversalSource : public Source {
+ public:
+  std::string_view name() const override { return "deepspeed_universal"; }
+
+  Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
+    return deepspeed::FindSteps(path, "latest_universal", IsUniversal);
+  }
+
+  // ds_to_universal writes optimizer_state.pt after the parameters and copies
+  // the model states last.
+  Status Complete(const StepCandidate& step) const override {
+    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(step.directory));
+    if (files.model.count(0) == 0 && files.stage3_model.count({0, 0}) == 0) {
+      return Fail(ErrorCode::kInvalid, StrCat(step.directory, ": no model states of rank 0"));
+    }
+    if (!IsFile(StrCat(step.directory, "/zero/optimizer_state.pt"))) {
+      return Fail(ErrorCode::kInvalid, StrCat(step.directory, "/zero: no optimizer_state.pt"));
+    }
+    return {};
+  }
+
+  Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
+    CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(step.directory));
+    return deepspeed::UniversalReader(step, options, std::move(files)).Read();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Source> MakeDeepSpeedUniversalSource() {
+  return std::make_unique<DeepSpeedUniversalSource>();
+}
+
+}  // namespace ckptfs
