@@ -41,6 +41,8 @@ std::vector<Parameter> Parameters(const TinyStepOptions& options) {
   Pattern vocabulary = Pattern::Shard(0);
   vocabulary.cuts[0].pad_multiple = 4;
   add("embed.weight", {kVocabulary, kHidden}, vocabulary, StageRule::kFirst);
+  add("temperature", {}, Pattern::Replicate(), StageRule::kLast);
+  add("empty", {0, kHidden}, Pattern::Replicate(), StageRule::kLast);
   for (uint32_t i = 0; i < options.layers; ++i) {
     const std::string at = StrCat("layers.", i, ".");
     const auto layer = StageRule::kLayer;
@@ -147,7 +149,7 @@ void AddGroups(Assembler& assembler, const TinyStepOptions& options,
   std::vector<Group> groups(options.groups);
   for (uint32_t i = 0; i < parameters.size(); ++i) {
     if (parameters[i].role != Role::kTrainable) continue;
-    const bool second = options.groups > 1 && parameters[i].shape.size() == 1;
+    const bool second = options.groups > 1 && parameters[i].shape.size() < 2;
     groups[second ? 1 : 0].parameters.push_back(ParameterIndex{i});
   }
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -171,7 +173,7 @@ TinyStep::TinyStep(const TinyStepOptions& options) : directory_(NewDirectory()) 
     Filler filler(dry, file);
     for (uint32_t i = 0; i < parameters.size(); ++i) {
       const ParameterIndex index = dry.AddParameter(parameters[i]).value();
-      FillParameter(filler, options, parameters[i], index, options.lazy_state && i == 1);
+      FillParameter(filler, options, parameters[i], index, options.lazy_state && i == 3);
     }
   }
   const uint32_t root = assembler.AddRoot(directory_);
@@ -180,7 +182,7 @@ TinyStep::TinyStep(const TinyStepOptions& options) : directory_(NewDirectory()) 
   Filler filler(assembler, nowhere);
   for (uint32_t i = 0; i < parameters.size(); ++i) {
     const ParameterIndex index = assembler.AddParameter(parameters[i]).value();
-    FillParameter(filler, options, parameters[i], index, options.lazy_state && i == 1);
+    FillParameter(filler, options, parameters[i], index, options.lazy_state && i == 3);
   }
   assembler.AddAlias("head.weight", ParameterIndex{0});
   AddGroups(assembler, options, parameters);

@@ -4,7 +4,8 @@
 // fp32 element i of atom a is a * 4096 + i (bf16 and others: the same value
 // rounded), so that a misplaced byte names its origin.  It has a padded
 // vocabulary, a fused projection of unequal parts, a gate/up pair, a row-parallel
-// weight, norms, a tied head, a buffer, a frozen bias, experts and layers.
+// weight, norms, a tied head, a buffer, a frozen bias, a 0-d and an empty
+// parameter, experts and layers.
 //
 // Thread safety: none.
 // Lifetime: removes its directory when destroyed.

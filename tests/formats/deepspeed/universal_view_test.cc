@@ -221,7 +221,8 @@ TEST_F(UniversalViewTest, RefusesANamingNoFamilyKnows) {
 TEST_F(UniversalViewTest, RefusesAPatternTheLoaderHasNoWordsFor) {
   Make({}, "tp2");
   StepModel model = step_->model();
-  model.parameters[2].pattern.bias_scaled = true;
+  const auto scaled = model.FindParameter("layers.0.qkv.weight");
+  model.parameters[static_cast<uint32_t>(*scaled)].pattern.bias_scaled = true;
   EXPECT_FALSE(view_.Supports(model, layout_));
   EXPECT_TRUE(view_.Supports(model, Layout::Parse("tp1").value()));
 }
