@@ -10,6 +10,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/blob/file_stamp.h"
 #include "fs/filesystem_state.h"
 #include "fs/tree/names.h"
 
@@ -28,10 +29,6 @@ class OwnedDescriptor {
   const int fd_;
 };
 
-int64_t Nanoseconds(const struct timespec& time) {
-  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
-
 // The source file, if what was opened is what was adopted.
 Result<std::shared_ptr<const Backing>> OpenSource(const MountedStep& step, BlobIndex blob) {
   const std::string path = step.blobs().PathOf(blob);
@@ -40,11 +37,8 @@ Result<std::shared_ptr<const Backing>> OpenSource(const MountedStep& step, BlobI
   auto owner = std::make_shared<const OwnedDescriptor>(fd);
   struct stat info;
   if (fstat(fd, &info) != 0) return Fail(ErrnoError(errno, path));
-  const BlobStamp found{static_cast<uint64_t>(info.st_size), Nanoseconds(info.st_mtim),
-                        Nanoseconds(info.st_ctim), info.st_ino};
-  if (!S_ISREG(info.st_mode) || found != step.model().blob(blob).stamp) {
-    return Fail(ErrorCode::kStale, StrCat(path, " changed since it was adopted"));
-  }
+  if (!S_ISREG(info.st_mode)) return Fail(ErrorCode::kStale, StrCat(path, " is no file any more"));
+  CKPT_RETURN_IF_ERROR(CompareStamps(path, step.model().blob(blob).stamp, StampOf(info)));
   return std::make_shared<const Backing>(ServingMode::kDirect, fd, std::move(owner));
 }
 

@@ -3,12 +3,9 @@
 #include "fs/serve/materialiser.h"
 
 #include <sys/mman.h>
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <mutex>
 
@@ -17,9 +14,6 @@
 
 namespace ckptfs {
 namespace {
-
-// Threads write whole huge pages, so that no two fault the same one.
-constexpr uint64_t kFillBlock = 2 * kHugePage;
 
 // A writable mapping of a whole file, up to the end of its last huge page.
 class FillMapping {
@@ -40,51 +34,17 @@ class FillMapping {
   void* const bytes_;
 };
 
-// The first error of several threads.
-class FirstError {
- public:
-  bool any() const { return any_.load(std::memory_order_relaxed); }
-  void Set(Error error) {
-    MutexLock lock(mutex_);
-    if (any()) return;
-    error_ = std::move(error);
-    any_.store(true, std::memory_order_relaxed);
-  }
-  Status Take() {
-    MutexLock lock(mutex_);
-    if (any()) return Fail(std::move(error_));
-    return {};
-  }
-
- private:
-  Mutex mutex_;
-  std::atomic<bool> any_{false};
-  Error error_ GUARDED_BY(mutex_);
-};
-
-Status FillBlock(const PreparedPlan& plan, uint64_t offset, std::span<std::byte> out) {
-  CKPT_ASSIGN_OR_RETURN(const size_t read, plan.reader().Read(offset, out));
-  if (read == out.size()) return {};
-  return Fail(ErrorCode::kInternal, StrCat("the plan ended at ", offset + read));
-}
-
 }  // namespace
 
 Status FillFile(const PreparedPlan& plan, const PagePool::File& file) {
   if (file.size == 0) return {};
   const FillMapping mapping(file);
   if (!mapping.ok()) return Fail(ErrnoError(errno, "mapping a huge-page file"));
-  FirstError error;
-  const uint64_t blocks = CeilDiv(file.size, kFillBlock);
-  tbb::parallel_for(tbb::blocked_range<uint64_t>(0, blocks, 1), [&](const auto& range) {
-    for (uint64_t block = range.begin(); block < range.end() && !error.any(); ++block) {
-      const uint64_t begin = block * kFillBlock;
-      const uint64_t length = std::min(kFillBlock, file.size - begin);
-      Status status = FillBlock(plan, begin, {mapping.bytes() + begin, length});
-      if (!status) error.Set(std::move(status).error());
-    }
-  });
-  return error.Take();
+  // Its blocks end on multiples of huge pages: no two threads fault the same.
+  CKPT_ASSIGN_OR_RETURN(const size_t read,
+                        plan.reader().ReadParallel(0, {mapping.bytes(), file.size}));
+  if (read == file.size) return {};
+  return Fail(ErrorCode::kInternal, StrCat("the plan ended at ", read, " of ", file.size));
 }
 
 // Gives one use back when the last holder of a backing lets go.
