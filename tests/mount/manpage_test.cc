@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+
+#include "mount/commands/command_set.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+std::string ManPage() {
+  std::ifstream file(std::string(CKPTFS_TEST_DATA) + "/../docs/ckptfs.1.md");
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// The options each "### command" section lists: lines that begin with - `--
+std::map<std::string, std::set<std::string>> OptionsOfManPage() {
+  std::map<std::string, std::set<std::string>> commands;
+  std::istringstream lines(ManPage());
+  std::string command;
+  const std::regex heading("### ([a-z]+).*");
+  const std::regex option("- `(--[a-z-]+).*");
+  for (std::string line; std::getline(lines, line);) {
+    std::smatch match;
+    if (line.starts_with("## ")) command.clear();
+    if (std::regex_match(line, match, heading)) commands[command = match[1]];
+    if (!command.empty() && std::regex_match(line, match, option)) commands[command].insert(match[1]);
+  }
+  return commands;
+}
+
+std::map<std::string, std::set<std::string>> OptionsOfProgram() {
+  std::map<std::string, std::set<std::string>> commands;
+  const auto set = MakeCommandSet();
+  for (const CLI::App* command : set->app().get_subcommands({})) {
+    auto& options = commands[command->get_name()];
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->get_positional() || option->get_lnames().empty()) continue;
+      if (option->get_lnames()[0] != "help") options.insert("--" + option->get_lnames()[0]);
+    }
+  }
+  return commands;
+}
+
+TEST(ManPage, ListsExactlyTheProgramsCommands) {
+  std::set<std::string> page, program;
+  for (const auto& [name, options] : OptionsOfManPage()) page.insert(name);
+  for (const auto& [name, options] : OptionsOfProgram()) program.insert(name);
+  EXPECT_FALSE(program.empty());
+  EXPECT_EQ(page, program);
+}
+
+TEST(ManPage, ListsExactlyEveryCommandsOptions) {
+  const auto page = OptionsOfManPage();
+  for (const auto& [name, options] : OptionsOfProgram()) {
+    const auto found = page.find(name);
+    if (found == page.end()) continue;  // the test above says so
+    EXPECT_EQ(found->second, options) << name;
+  }
+}
+
+TEST(ManPage, HeadingsNameThePositionals) {
+  const std::string page = ManPage();
+  const auto set = MakeCommandSet();
+  for (const CLI::App* command : set->app().get_subcommands({})) {
+    std::string heading = "### " + command->get_name();
+    for (const CLI::Option* option : command->get_options()) {
+      if (!option->get_positional()) continue;
+      const std::string word = option->get_name(true, false);
+      const std::string many = option->get_items_expected_max() > 1 ? "..." : "";
+      heading += option->get_required() ? " " + word + many : " [" + word + "]" + many;
+    }
+    EXPECT_NE(page.find(heading + "\n"), std::string::npos) << heading;
+  }
+}
+
+TEST(ManPage, ExitCodesAreTheTable) {
+  std::set<int> table;
+  std::istringstream lines(ManPage());
+  const std::regex row("\\| (\\d+) \\| .*");
+  std::smatch match;
+  for (std::string line; std::getline(lines, line);) {
+    if (std::regex_match(line, match, row)) table.insert(std::stoi(match[1]));
+  }
+  std::set<int> codes = {static_cast<int>(ExitCode::kOk), static_cast<int>(ExitCode::kUsage)};
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
+    codes.insert(static_cast<int>(ExitCodeOf(static_cast<ErrorCode>(code))));
+  }
+  EXPECT_EQ(table, codes);
+}
+
+}  // namespace
+}  // namespace ckptfs

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/options.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+namespace ckptfs {
+namespace {
+
+using Words = std::vector<std::string>;
+
+TEST(TranslateMountWords, LeavesOurOwnCommandsAlone) {
+  for (const Words& words : {Words{"mount", "/mnt"}, Words{"mount", "/mnt", "--store", "/s"}, Words{},
+                             Words{"--help"}, Words{"adopt", "/data", "--name", "x"}}) {
+    EXPECT_EQ(*TranslateMountWords(words), words);
+  }
+}
+
+TEST(TranslateMountWords, TakesTheWordsOfMount) {
+  const auto words = TranslateMountWords(
+      {"/srv/store", "/mnt/ckpt", "-n", "-o", "rw,nofail,run=a,step=global_step5,follow,allow_other",
+       "-t", "fuse.ckptfs"});
+  ASSERT_TRUE(words) << words.error().message;
+  EXPECT_EQ(*words, (Words{"mount", "--run", "a", "--step", "global_step5", "--follow",
+                           "--allow-other", "--store", "/srv/store", "--", "/mnt/ckpt"}));
+}
+
+TEST(TranslateMountWords, UnescapesCommas) {
+  const auto words = TranslateMountWords({"none", "/m", "-o", "run=a\\,b,adopt=/x\\\\y"});
+  ASSERT_TRUE(words);
+  EXPECT_EQ(*words, (Words{"mount", "--run", "a,b", "--adopt", "/x\\y", "--", "/m"}));
+}
+
+TEST(TranslateMountWords, RefusesMissingAndUnwantedValues) {
+  EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o", "run"}));
+  EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o", "follow=1"}));
+  EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o"}));
+}
+
+TEST(ParseBytes, KnowsUnits) {
+  EXPECT_EQ(*ParseBytes("0"), 0u);
+  EXPECT_EQ(*ParseBytes("1000"), 1000u);
+  EXPECT_EQ(*ParseBytes("64k"), 64u << 10);
+  EXPECT_EQ(*ParseBytes("1.5GiB"), 3ull << 29);
+  EXPECT_EQ(*ParseBytes("2T"), 2ull << 40);
+  for (const char* bad : {"", "x", "-1", "1X", "nan", "inf", "1e30", "9E", "1 G", "1GG"}) {
+    EXPECT_FALSE(ParseBytes(bad)) << bad;
+  }
+}
+
+TEST(ParseStepName, IsRunSlashId) {
+  const auto step = ParseStepName("run7/global_step5");
+  ASSERT_TRUE(step);
+  EXPECT_EQ(step->run, "run7");
+  EXPECT_EQ(step->id, "global_step5");
+  for (const char* bad : {"", "run7", "/x", "run7/", "a/b/c", "../x", "a/..", "./b", "a\n/b"}) {
+    EXPECT_FALSE(ParseStepName(bad)) << bad;
+  }
+}
+
+TEST(HumanBytes, HasOneDecimal) {
+  EXPECT_EQ(HumanBytes(0), "0 B");
+  EXPECT_EQ(HumanBytes(1023), "1023 B");
+  EXPECT_EQ(HumanBytes(1536), "1.5 KiB");
+  EXPECT_EQ(HumanBytes(3ull << 40), "3.0 TiB");
+}
+
+TEST(AbsolutePath, IsStableForPathsThatDoNotExist) {
+  EXPECT_EQ(*AbsolutePath("/no/such/../dir/"), "/no/dir");
+  const std::string here = *AbsolutePath(".");
+  EXPECT_EQ(*AbsolutePath("x"), here == "/" ? "/x" : here + "/x");
+}
+
+TEST(DefaultStore, DependsOnTheUser) {
+  if (::geteuid() == 0) {
+    EXPECT_EQ(DefaultStore(), "/var/lib/ckptfs");
+  } else {
+    ::setenv("XDG_DATA_HOME", "/data/home", 1);
+    EXPECT_EQ(DefaultStore(), "/data/home/ckptfs");
+  }
+}
+
+}  // namespace
+}  // namespace ckptfs
