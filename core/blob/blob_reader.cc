@@ -96,6 +96,7 @@ struct BlobReader::State {
   MappingPointer FindOpen(BlobIndex blob);
   MappingPointer Insert(MappingPointer mapping);
   void Drop(const FileMapping& mapping);
+  std::vector<MappingPointer> AllOpen();
   void Recycle();
 
   const StepModel& model;
@@ -134,16 +135,21 @@ void BlobReader::State::Drop(const FileMapping& mapping) {
   open_count.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Drops the least recently used eighth when more than max_open are mapped, so
-// that the scan is paid once per max_open / 8 opens.
-void BlobReader::State::Recycle() {
-  const size_t limit = std::max<size_t>(options.max_open, 1);
-  if (open_count.load(std::memory_order_relaxed) <= limit) return;
+std::vector<MappingPointer> BlobReader::State::AllOpen() {
   std::vector<MappingPointer> all;
   for (Stripe& stripe : stripes) {
     MutexLock lock(stripe.mutex);
     for (const auto& [index, mapping] : stripe.open) all.push_back(mapping);
   }
+  return all;
+}
+
+// Drops the least recently used eighth when more than max_open are mapped, so
+// that the scan is paid once per max_open / 8 opens.
+void BlobReader::State::Recycle() {
+  const size_t limit = std::max<size_t>(options.max_open, 1);
+  if (open_count.load(std::memory_order_relaxed) <= limit) return;
+  std::vector<MappingPointer> all = AllOpen();
   if (all.size() <= limit) return;
   const size_t surplus = std::min(all.size() - limit + limit / 8, all.size());
   const auto older = [](const MappingPointer& a, const MappingPointer& b) {
@@ -174,6 +180,13 @@ Status BlobReader::Check(BlobIndex blob) {
   const std::string path = PathOf(blob);
   CKPT_ASSIGN_OR_RETURN(const BlobStamp now, StampOfFile(path));
   return CompareStamps(path, state_->model.blob(blob).stamp, now);
+}
+
+Status BlobReader::CheckOpen() {
+  for (const MappingPointer& mapping : state_->AllOpen()) {
+    CKPT_RETURN_IF_ERROR(Check(mapping->blob()));
+  }
+  return {};
 }
 
 Result<std::shared_ptr<const BlobReader::Mapping>> BlobReader::Map(BlobIndex blob) {

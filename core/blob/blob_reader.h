@@ -88,6 +88,10 @@ class BlobReader {
   // Compare the file with its stamp now.
   Status Check(BlobIndex blob);
 
+  // Compare every mapped file with its stamp now: at the end of a job, so that
+  // what was read since the last check is known to be good.
+  Status CheckOpen();
+
   // Absolute path on this machine.
   std::string PathOf(BlobIndex blob) const;
 

@@ -17,8 +17,10 @@
 #include <vector>
 
 #include "core/base/checked_math.h"
+#include "core/base/digest.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
+#include "core/store/store.h"
 #include "core/view/plan_reader.h"
 
 namespace ckptfs {
@@ -103,6 +105,7 @@ class Export {
                           const std::string& below);
   void Add(const ViewFormat& format, const std::string& view_path, const std::string& below,
            const ViewEntry& entry);
+  std::string Owner(std::string_view identity) const;
   Status LoadJournal(std::string_view identity, const std::string& path);
   Result<uint64_t> WriteChunk(const Chunk& chunk);
   Status FinishFile(Target& target);
@@ -115,15 +118,15 @@ class Export {
   BlobReader& blobs_;
   std::vector<Target> targets_;
   std::vector<std::string> directories_;
-  std::vector<Chunk> chunks_;                                // still to do
-  std::vector<std::pair<uint64_t, uint64_t>> durable_;       // (file, chunk) of the journal
+  std::vector<Chunk> chunks_;                           // still to do
+  std::vector<std::pair<uint64_t, uint64_t>> durable_;  // (file, chunk) of the journal
   Descriptor journal_;
   Mutex journal_mutex_;
   ExportReport report_;
 };
 
-void Export::Add(const ViewFormat& format, const std::string& view_path,
-                 const std::string& below, const ViewEntry& entry) {
+void Export::Add(const ViewFormat& format, const std::string& view_path, const std::string& below,
+                 const ViewEntry& entry) {
   Target target;
   target.view_path = view_path;
   target.path = StrCat(destination_, "/", below);
@@ -140,6 +143,11 @@ Status Export::CollectDirectory(const ViewFormat& format, const std::string& dir
                                 const std::string& below) {
   CKPT_ASSIGN_OR_RETURN(const auto entries, format.List(step_, layout_, directory));
   for (const ViewEntry& entry : entries) {
+    // Names may come from a checkpoint: none of them leaves the destination.
+    if (!CheckName(entry.name, "the name of a view's file")) {
+      return Fail(ErrorCode::kInvalid, StrCat("view file '", directory, "/", entry.name,
+                                              "' has a name that cannot be exported"));
+    }
     const std::string view_path =
         directory.empty() ? entry.name : StrCat(directory, "/", entry.name);
     const std::string path = below.empty() ? entry.name : StrCat(below, "/", entry.name);
@@ -200,15 +208,26 @@ Status Export::LoadJournal(std::string_view identity, const std::string& path) {
   return {};
 }
 
-Status Export::OpenJournal(std::string_view identity) {
+// What the journal's numbers refer to: the identity and the list of files.
+std::string Export::Owner(std::string_view identity) const {
+  std::string list;
+  for (const Target& target : targets_) {
+    list += StrCat(target.view_path, "\n", target.size, "\n");
+  }
+  return StrCat(identity, " ", DigestOf(list).Hex());
+}
+
+Status Export::OpenJournal(std::string_view wanted) {
+  const std::string identity = Owner(wanted);
   std::error_code code;
   stdfs::create_directories(destination_, code);
   if (code) return Fail(ErrnoError(code.value(), destination_));
   const std::string path = StrCat(destination_, "/", kJournal);
   const bool fresh = !stdfs::exists(path, code);
   if (fresh && stdfs::directory_iterator(destination_, code) != stdfs::directory_iterator()) {
-    return Fail(ErrorCode::kExists, StrCat(destination_, ": not empty and not an export that can "
-                                                         "be resumed"));
+    return Fail(ErrorCode::kExists, StrCat(destination_,
+                                           ": not empty and not an export that can "
+                                           "be resumed"));
   }
   CKPT_ASSIGN_OR_RETURN(journal_, OpenFile(path, O_RDWR | O_CREAT | O_APPEND));
   if (::flock(journal_.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -250,8 +269,8 @@ Status Export::Prepare() {
       continue;
     }
     const std::string partial = StrCat(target.path, kPartial);
-    const bool resumes = ::stat(partial.c_str(), &info) == 0 &&
-                         static_cast<uint64_t>(info.st_size) == target.size;
+    const bool resumes =
+        ::stat(partial.c_str(), &info) == 0 && static_cast<uint64_t>(info.st_size) == target.size;
     CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(partial, O_RDWR | O_CREAT));
     if (!resumes && ::ftruncate(file.get(), static_cast<off_t>(target.size)) != 0) {
       return Fail(ErrnoError(errno, partial));
@@ -338,6 +357,7 @@ Result<ExportReport> Export::Run(const JobOptions& options) {
   }
   CKPT_RETURN_IF_ERROR(RunWorkList(chunks_.size(), report_.bytes, shown,
                                    [this](size_t i) { return WriteChunk(chunks_[i]); }));
+  CKPT_RETURN_IF_ERROR(blobs_.CheckOpen());
   CKPT_RETURN_IF_ERROR(SyncDirectories());
   return report_;
 }

@@ -9,7 +9,8 @@
 //   <destination>/.ckptfs-export          journal (text, below)
 //   <destination>/PATH.ckptfs-partial     a file being written
 //   <destination>/PATH                    a file that is whole and durable
-//   journal = "ckptfs-export 1" LF identity LF *( file-number SP chunk-number LF )
+//   journal = "ckptfs-export 1" LF identity SP digest LF *( file-number SP chunk-number LF )
+//   digest  = of the list of files and sizes, which the numbers refer to
 //
 // Thread safety: one export per destination at a time (the journal is locked).
 // Lifetime: everything given must outlive the call.
@@ -17,8 +18,8 @@
 
 #pragma once
 
-#include <span>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 

@@ -21,11 +21,11 @@ namespace {
 constexpr uint64_t kBuffer = uint64_t{4} << 20;
 constexpr size_t kDefectsKept = 100;
 
-// A step in which every copy of a replicated or averaged atom is an atom of its
-// own, so that the plan reader can read each.
+// A step in which every copy of a replicated atom is an atom of its own, so
+// that the plan reader can read each.
 struct SplitStep {
   StepModel model;
-  std::vector<std::pair<AtomIndex, AtomIndex>> copies;  // [first, last] per original atom
+  std::vector<std::pair<uint32_t, uint32_t>> copies;  // [first, end) per original atom
 };
 
 SplitStep SplitCopies(const StepModel& step) {
@@ -34,29 +34,30 @@ SplitStep SplitCopies(const StepModel& step) {
   split.model.blobs = step.blobs;
   split.model.parameters = step.parameters;
   split.model.atoms = step.atoms;  // casts refer by index: keep the originals first
-  for (size_t i = 0; i < step.atoms.size(); ++i) {
-    const Atom& atom = step.atoms[i];
-    const size_t first = split.model.atoms.size();
-    for (const Gather& gather : atom.source.gathers) {
-      Atom copy = atom;
-      copy.source = AtomSource{};
-      copy.source.gathers.push_back(gather);
-      split.model.atoms.push_back(std::move(copy));
+  for (const Atom& atom : step.atoms) {
+    const auto first = static_cast<uint32_t>(split.model.atoms.size());
+    if (atom.source.kind == SourceKind::kReplicas) {
+      for (const Gather& gather : atom.source.gathers) {
+        Atom copy = atom;
+        copy.source = AtomSource{};
+        copy.source.gathers.push_back(gather);
+        split.model.atoms.push_back(std::move(copy));
+      }
     }
-    split.copies.emplace_back(AtomIndex{static_cast<uint32_t>(first)},
-                              AtomIndex{static_cast<uint32_t>(split.model.atoms.size())});
+    split.copies.emplace_back(first, static_cast<uint32_t>(split.model.atoms.size()));
   }
   return split;
 }
 
-bool AllFinite(std::span<const float> values, size_t* bad) {
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (!std::isfinite(values[i])) {
-      *bad = i;
-      return false;
-    }
+// Index of the first NaN or infinity, or values.size().
+template <class T>
+size_t FirstBad(std::span<const std::byte> bytes, T* bad) {
+  const size_t count = bytes.size() / sizeof(T);
+  for (size_t i = 0; i < count; ++i) {
+    std::memcpy(bad, bytes.data() + i * sizeof(T), sizeof(T));
+    if (!std::isfinite(*bad)) return i;
   }
-  return true;
+  return count;
 }
 
 class Verification {
@@ -70,7 +71,14 @@ class Verification {
   Result<uint64_t> VerifyItem(size_t item);
   Result<uint64_t> DigestBlob(BlobIndex index);
   Result<uint64_t> CompareCopies(size_t atom);
-  Result<uint64_t> CheckFinite(size_t atom);
+  Result<uint64_t> ReadWhole(size_t atom);
+  Result<Plan> WholeAtom(AtomIndex atom, DType dtype) const;
+  std::string FileAt(AtomIndex atom, DType dtype, uint64_t at) const;
+  Result<bool> SameAsFirst(const Atom& atom, uint32_t first, uint32_t other,
+                           const PlanReader& reader, uint64_t at, std::span<const std::byte> mine,
+                           std::span<std::byte> buffer);
+  template <class T>
+  bool IsFinite(AtomIndex index, DType dtype, uint64_t at, std::span<const std::byte> bytes);
   // Calls visit(offset, bytes) over the whole atom read as `dtype`; false stops.
   template <class Visit>
   Result<uint64_t> ReadAtom(AtomIndex atom, DType dtype, const Visit& visit);
@@ -84,7 +92,7 @@ class Verification {
   const VerifyOptions& options_;
   SplitStep split_;
   std::vector<size_t> compared_;  // atoms with copies that must be equal
-  std::vector<size_t> finite_;    // atoms to check for NaN
+  std::vector<size_t> read_;      // atoms read whole: every element is found
   Mutex mutex_;
   VerifyReport report_ GUARDED_BY(mutex_);
 };
@@ -117,6 +125,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     XXH3_128bits_update(&state, piece.data(), piece.size());
     at += piece.size();
   }
+  if (auto same = blobs_.Check(index); !same) Defect(path, same.error().message);
   const XXH128_hash_t hash = XXH3_128bits_digest(&state);
   const Digest digest{hash.high64, hash.low64};
   if (blob.content != Digest{} && blob.content != digest) {
@@ -129,14 +138,18 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   return blob.stamp.size;
 }
 
+// The whole atom as a file of its own.
+Result<Plan> Verification::WholeAtom(AtomIndex atom, DType dtype) const {
+  const Shape& shape = split_.model.atom(atom).shape;
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(shape));
+  PlanBuilder builder;
+  builder.Atom(atom, std::make_shared<const LocalTensor>(WholeTensor(shape)), 0, elements, dtype);
+  return std::move(builder).Finish();
+}
+
 template <class Visit>
 Result<uint64_t> Verification::ReadAtom(AtomIndex atom, DType dtype, const Visit& visit) {
-  const Atom& of = split_.model.atom(atom);
-  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(of.shape));
-  PlanBuilder builder;
-  builder.Atom(atom, std::make_shared<const LocalTensor>(WholeTensor(of.shape)), 0, elements,
-               dtype);
-  const Plan plan = std::move(builder).Finish();
+  CKPT_ASSIGN_OR_RETURN(const Plan plan, WholeAtom(atom, dtype));
   const PlanReader reader(plan, split_.model, blobs_);
   std::vector<std::byte> buffer(std::min(kBuffer, plan.size()));
   for (uint64_t at = 0; at < plan.size();) {
@@ -149,59 +162,85 @@ Result<uint64_t> Verification::ReadAtom(AtomIndex atom, DType dtype, const Visit
   return plan.size();
 }
 
+// The file that holds byte `at` of the whole atom shown as `dtype`.
+std::string Verification::FileAt(AtomIndex atom, DType dtype, uint64_t at) const {
+  const auto plan = WholeAtom(atom, dtype);
+  if (!plan) return "?";
+  const auto origins = PlanReader(*plan, split_.model, blobs_).Explain(at, 1, 1);
+  if (!origins || origins->empty() || origins->front().kind != Origin::Kind::kBlob) return "?";
+  return blobs_.PathOf(origins->front().blob);
+}
+
+// Compares copy `other` with `mine`, the bytes from `at` on of the first copy.
+// False if they differ, which is noted.
+Result<bool> Verification::SameAsFirst(const Atom& atom, uint32_t first, uint32_t other,
+                                       const PlanReader& reader, uint64_t at,
+                                       std::span<const std::byte> mine,
+                                       std::span<std::byte> buffer) {
+  const std::span<std::byte> theirs = buffer.first(mine.size());
+  CKPT_RETURN_IF_ERROR(reader.Read(at, theirs));
+  if (std::memcmp(mine.data(), theirs.data(), mine.size()) == 0) return true;
+  const auto [a, b] = std::mismatch(mine.begin(), mine.end(), theirs.begin());
+  const uint64_t byte = at + static_cast<uint64_t>(a - mine.begin());
+  Defect(NameOf(atom),
+         StrCat("replica ", other - first, " (", FileAt(AtomIndex{other}, atom.dtype, byte),
+                ") differs from replica 0 (", FileAt(AtomIndex{first}, atom.dtype, byte),
+                ") at element ", byte / std::max(1u, ByteWidth(atom.dtype))));
+  return false;
+}
+
 Result<uint64_t> Verification::CompareCopies(size_t item) {
   const Atom& atom = step_.atoms[item];
-  const AtomIndex first = split_.copies[item].first;  // no binding: a lambda captures it
-  const AtomIndex end = split_.copies[item].second;
+  const uint32_t first = split_.copies[item].first;
+  const uint32_t end = split_.copies[item].second;
   uint64_t bytes = 0;
-  for (uint32_t copy = static_cast<uint32_t>(first) + 1; copy < static_cast<uint32_t>(end);
-       ++copy) {
-    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(atom.shape));
-    PlanBuilder builder;
-    builder.Atom(AtomIndex{copy}, std::make_shared<const LocalTensor>(WholeTensor(atom.shape)), 0,
-                 elements, atom.dtype);
-    const Plan other = std::move(builder).Finish();
-    const PlanReader other_reader(other, split_.model, blobs_);
+  for (uint32_t copy = first + 1; copy < end; ++copy) {
+    CKPT_ASSIGN_OR_RETURN(const Plan other, WholeAtom(AtomIndex{copy}, atom.dtype));
+    const PlanReader reader(other, split_.model, blobs_);
     std::vector<std::byte> buffer(std::min(kBuffer, other.size()));
     Status failed;
-    auto read = ReadAtom(first, atom.dtype, [&](uint64_t at, std::span<const std::byte> mine) {
-      const std::span<std::byte> theirs(buffer.data(), mine.size());
-      if (auto got = other_reader.Read(at, theirs); !got) {
-        failed = Fail(std::move(got).error());
-        return false;
-      }
-      const auto [a, b] = std::mismatch(mine.begin(), mine.end(), theirs.begin());
-      if (a == mine.end()) return true;
-      const uint64_t byte = at + static_cast<uint64_t>(a - mine.begin());
-      Defect(NameOf(atom), StrCat("replica ", copy - static_cast<uint32_t>(first),
-                                  " differs from replica 0 at element ",
-                                  byte / std::max(1u, ByteWidth(atom.dtype))));
-      return false;
-    });
-    if (!failed) return Fail(std::move(failed).error());
-    if (!read) return Fail(std::move(read).error());
-    bytes += *read;
+    const auto visit = [&](uint64_t at, std::span<const std::byte> mine) {
+      const auto same = SameAsFirst(atom, first, copy, reader, at, mine, buffer);
+      if (!same) failed = Fail(same.error());
+      return same && *same;
+    };
+    CKPT_ASSIGN_OR_RETURN(const uint64_t read, ReadAtom(AtomIndex{first}, atom.dtype, visit));
+    CKPT_RETURN_IF_ERROR(failed);
+    bytes += read;
   }
   const MutexLock lock(mutex_);
   ++report_.atoms_compared;
   return bytes;
 }
 
-Result<uint64_t> Verification::CheckFinite(size_t item) {
-  const Atom& atom = step_.atoms[item];
+template <class T>
+bool Verification::IsFinite(AtomIndex index, DType dtype, uint64_t at,
+                            std::span<const std::byte> bytes) {
+  T bad = 0;
+  const size_t i = FirstBad(bytes, &bad);
+  if (i == bytes.size() / sizeof(T)) return true;
+  Defect(NameOf(step_.atom(index)),
+         StrCat("element ", at / sizeof(T) + i, " is ", std::isnan(bad) ? "NaN" : "infinite",
+                " in ", FileAt(index, dtype, at + i * sizeof(T))));
+  return false;
+}
+
+// Every element of the atom is found, averaged, cast; on request it is finite.
+Result<uint64_t> Verification::ReadWhole(size_t item) {
+  const AtomIndex index{static_cast<uint32_t>(item)};
+  const Atom& atom = step_.atom(index);
+  const bool finite = options_.finite && IsFloat(atom.dtype);
+  const bool wide = atom.dtype == DType::kF64;
+  const DType dtype = finite && !wide ? DType::kF32 : atom.dtype;
   const auto visit = [&](uint64_t at, std::span<const std::byte> bytes) {
-    const std::span<const float> values(reinterpret_cast<const float*>(bytes.data()),
-                                        bytes.size() / sizeof(float));
-    size_t bad = 0;
-    if (AllFinite(values, &bad)) return true;
-    Defect(NameOf(atom), StrCat("element ", at / sizeof(float) + bad, " is ",
-                                std::isnan(values[bad]) ? "NaN" : "infinite"));
-    return false;
+    if (!finite) return true;
+    return wide ? IsFinite<double>(index, dtype, at, bytes)
+                : IsFinite<float>(index, dtype, at, bytes);
   };
-  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ReadAtom(AtomIndex{static_cast<uint32_t>(item)},
-                                                       DType::kF32, visit));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ReadAtom(index, dtype, visit));
   const MutexLock lock(mutex_);
-  ++report_.atoms_finite;
+  ++report_.atoms_read;
+  if (finite) ++report_.atoms_finite;
   return bytes;
 }
 
@@ -209,8 +248,8 @@ Result<uint64_t> Verification::VerifyItem(size_t item) {
   if (item < step_.blobs.size()) return DigestBlob(BlobIndex{static_cast<uint32_t>(item)});
   item -= step_.blobs.size();
   const bool compares = item < compared_.size();
-  const size_t atom = compares ? compared_[item] : finite_[item - compared_.size()];
-  auto bytes = compares ? CompareCopies(atom) : CheckFinite(atom);
+  const size_t atom = compares ? compared_[item] : read_[item - compared_.size()];
+  auto bytes = compares ? CompareCopies(atom) : ReadWhole(atom);
   if (bytes) return bytes;
   Defect(NameOf(step_.atoms[atom]), bytes.error().message);  // what cannot be read is a defect
   return 0;
@@ -227,17 +266,16 @@ Result<VerifyReport> Verification::Run() {
       compared_.push_back(i);
       total += *bytes * (atom.source.gathers.size() - 1);
     }
-    const bool readable = atom.source.kind != SourceKind::kReplay && atom.dtype != DType::kF64;
-    if (options_.finite && IsFloat(atom.dtype) && readable) {
-      finite_.push_back(i);
-      total += *bytes / ByteWidth(atom.dtype) * sizeof(float);
-    }
+    // Reserved kinds and packed types cannot be read by elements.
+    if (atom.source.kind == SourceKind::kReplay || ByteWidth(atom.dtype) == 0) continue;
+    read_.push_back(i);
+    total += *bytes;
   }
   {
     const MutexLock lock(mutex_);
     report_.digests.resize(step_.blobs.size());
   }
-  CKPT_RETURN_IF_ERROR(RunWorkList(step_.blobs.size() + compared_.size() + finite_.size(), total,
+  CKPT_RETURN_IF_ERROR(RunWorkList(step_.blobs.size() + compared_.size() + read_.size(), total,
                                    options_.job, [this](size_t i) { return VerifyItem(i); }));
   const MutexLock lock(mutex_);
   return std::move(report_);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // VerifyStep reads everything a step refers to: every byte of every blob
-// (compared with its content digest where one is recorded), all copies of
+// (compared with its content digest where one is recorded), every element of
+// every atom through the plan reader (averages computed), all copies of
 // replicated atoms against each other, and, on request, every float for NaN
 // and infinity.
 //
@@ -23,13 +24,14 @@ namespace ckptfs {
 
 struct VerifyDefect {
   std::string subject;  // a file's path, or an atom: "name (kind)"
-  std::string rule;     // what is wrong, with the files or the element
+  std::string rule;     // what is wrong, with the element and the files
 };
 
 struct VerifyReport {
   uint64_t blobs = 0;
   uint64_t blob_bytes = 0;
   uint64_t atoms_compared = 0;  // with more than one copy
+  uint64_t atoms_read = 0;      // every element found, averaged, cast
   uint64_t atoms_finite = 0;    // checked for NaN and infinity
   uint64_t defect_count = 0;
   std::vector<VerifyDefect> defects;  // the first 100

@@ -25,7 +25,7 @@ struct JobProgress {
 };
 
 struct JobOptions {
-  unsigned threads = 0;  // 0: one per core, at least 2
+  unsigned threads = 0;                              // 0: one per core, at least 2
   std::function<void(const JobProgress&)> progress;  // a few times a second and at the end
 };
 

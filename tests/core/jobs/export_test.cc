@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/jobs/export.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <map>
+
+#include "core/base/strings.h"
+#include "core/blob/file_stamp.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs {
+namespace {
+
+namespace stdfs = std::filesystem;
+constexpr uint64_t kChunk = 64 << 20;
+
+// Files whose bytes are zeros, a blob, or literals.
+class FakeFormat final : public ViewFormat {
+ public:
+  explicit FakeFormat(uint64_t blob_size) : blob_size_(blob_size) {}
+
+  std::string_view name() const override { return "fake"; }
+  Status Supports(const StepModel&, const Layout&) const override { return {}; }
+  Result<std::vector<ViewEntry>> List(const StepModel&, const Layout&,
+                                      std::string_view directory) const override {
+    using Type = ViewEntry::Type;
+    if (directory.empty()) return std::vector<ViewEntry>{{"fake", Type::kDirectory, 0, ""}};
+    if (directory == "fake") {
+      std::vector<ViewEntry> entries = {{"blob", Type::kFile, blob_size_, ""},
+                                        {"deep", Type::kDirectory, 0, ""},
+                                        {"latest", Type::kSymlink, 4, "deep"}};
+      if (hostile_name) entries.push_back({"../escaped", Type::kFile, 5, ""});
+      return entries;
+    }
+    if (directory == "fake/deep") {
+      return std::vector<ViewEntry>{{"big", Type::kFile, kBig, ""}, {"none", Type::kFile, 0, ""}};
+    }
+    return Fail(ErrorCode::kNotFound, "no such directory");
+  }
+  Result<ViewEntry> Find(const StepModel& step, const Layout& layout,
+                         std::string_view path) const override {
+    const size_t slash = path.rfind('/');
+    const auto entries =
+        List(step, layout, slash == path.npos ? "" : path.substr(0, slash)).value();
+    for (const ViewEntry& entry : entries) {
+      if (entry.name == path.substr(slash == path.npos ? 0 : slash + 1)) return entry;
+    }
+    return Fail(ErrorCode::kNotFound, "no such file");
+  }
+  Result<Plan> MakePlan(const StepModel&, const Layout&, std::string_view file) const override {
+    PlanBuilder builder;
+    if (file == "fake/blob") builder.BlobRange(BlobIndex{0}, 0, blob_size_);
+    if (file == "fake/deep/big") {
+      if (++plans_of_big == fail_at) return Fail(ErrorCode::kIo, "injected");
+      builder.Literal(std::string("first"));
+      builder.Zeros(kBig - 9);
+      builder.Literal(std::string("last"));
+    }
+    return std::move(builder).Finish();
+  }
+
+  static constexpr uint64_t kBig = 3 * kChunk + 1000;
+  bool hostile_name = false;
+  mutable std::atomic<int> plans_of_big{0};
+  int fail_at = 0;
+
+ private:
+  uint64_t blob_size_;
+};
+
+class ExportTest : public testing::Test {
+ protected:
+  ExportTest() {
+    model_.roots = {source_.path()};
+    Blob blob;
+    blob.path = std::string("blob");
+    blob.stamp = *StampOfFile(source_.Write("blob", "bytes of the blob"));
+    model_.blobs = {blob};
+    auto format = std::make_unique<FakeFormat>(blob.stamp.size);
+    format_ = format.get();
+    formats_.push_back(std::move(format));
+    blobs_ = BlobReader::Create(model_, {});
+  }
+  Result<ExportReport> Run(std::string_view part, std::string_view identity = "run/1 tp1") {
+    JobOptions options;
+    options.threads = 1;
+    return ExportView(model_, formats_, Layout{}, part, Target(), identity, *blobs_, options);
+  }
+  std::string Target() const { return target_.path() + "/out"; }
+  std::string Read(const std::string& name) const {
+    std::ifstream file(Target() + "/" + name, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }
+
+  TemporaryDirectory source_, target_;
+  StepModel model_;
+  std::vector<std::unique_ptr<ViewFormat>> formats_;
+  FakeFormat* format_ = nullptr;
+  std::unique_ptr<BlobReader> blobs_;
+};
+
+TEST_F(ExportTest, WritesFilesDirectoriesAndLinks) {
+  const auto report = Run("fake");
+  ASSERT_TRUE(report) << report.error().message;
+  EXPECT_EQ(report->files, 3u);
+  EXPECT_EQ(report->bytes_resumed, 0u);
+  EXPECT_EQ(Read("blob"), "bytes of the blob");
+  EXPECT_EQ(stdfs::read_symlink(Target() + "/latest"), "deep");
+  EXPECT_EQ(stdfs::file_size(Target() + "/deep/none"), 0u);
+  const std::string big = Read("deep/big");
+  ASSERT_EQ(big.size(), FakeFormat::kBig);
+  EXPECT_TRUE(big.starts_with("first"));
+  EXPECT_TRUE(big.ends_with("last"));
+  size_t names = 0;
+  for (const auto& entry : stdfs::recursive_directory_iterator(Target())) names += entry.exists();
+  EXPECT_EQ(names, 5u);  // no journal, no partial files
+}
+
+TEST_F(ExportTest, ResumesAfterAFailureWithoutWritingAgain) {
+  format_->fail_at = 3;
+  EXPECT_FALSE(Run("fake"));
+  EXPECT_TRUE(stdfs::exists(Target() + "/.ckptfs-export"));
+  EXPECT_FALSE(stdfs::exists(Target() + "/deep/big"));
+  EXPECT_TRUE(stdfs::exists(Target() + "/deep/big.ckptfs-partial"));
+  format_->fail_at = 0;
+  const auto report = Run("fake");
+  ASSERT_TRUE(report) << report.error().message;
+  EXPECT_GE(report->bytes_resumed, 2 * kChunk);
+  EXPECT_EQ(format_->plans_of_big, 3 + 2);  // two of its four chunks were durable
+  EXPECT_TRUE(Read("deep/big").ends_with("last"));
+  EXPECT_EQ(Read("blob"), "bytes of the blob");
+}
+
+// Numbers in a journal mean nothing for another list of files.
+TEST_F(ExportTest, AJournalOfAnotherExportIsRefused) {
+  format_->fail_at = 3;
+  EXPECT_FALSE(Run("fake"));
+  for (const auto& other : {Run("fake", "run/2 tp1"), Run("fake/deep")}) {
+    ASSERT_FALSE(other);
+    EXPECT_EQ(other.error().code, ErrorCode::kExists);
+  }
+}
+
+TEST_F(ExportTest, ADirectoryWithOtherThingsIsLeftAlone) {
+  target_.Write("out/mine", "precious");
+  EXPECT_EQ(Run("fake").error().code, ErrorCode::kExists);
+  EXPECT_EQ(Read("mine"), "precious");
+}
+
+TEST_F(ExportTest, OneFileOrAPartNobodyHas) {
+  ASSERT_TRUE(Run("fake/blob"));
+  EXPECT_EQ(Read("blob"), "bytes of the blob");
+  EXPECT_EQ(Run("nothing").error().code, ErrorCode::kNotFound);
+}
+
+TEST_F(ExportTest, NamesDoNotLeaveTheDestination) {
+  format_->hostile_name = true;
+  EXPECT_EQ(Run("fake").error().code, ErrorCode::kInvalid);
+  EXPECT_FALSE(stdfs::exists(target_.path() + "/escaped"));
+}
+
+TEST_F(ExportTest, ASourceThatChangedIsAnError) {
+  source_.Write("blob", "other of the blob");
+  const auto report = Run("fake");
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code, ErrorCode::kStale);
+  EXPECT_FALSE(stdfs::exists(Target() + "/blob"));
+}
+
+}  // namespace
+}  // namespace ckptfs
