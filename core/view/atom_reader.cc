@@ -9,6 +9,7 @@
 
 #include "core/base/strings.h"
 #include "core/view/copy_batch.h"
+#include "core/view/decoded_atom.h"
 #include "core/view/source_runs.h"
 #include "core/view/stored_atom.h"
 
@@ -183,8 +184,8 @@ Status CopyInline(const StoredAtom& stored, const Window& window) {
   return {};
 }
 
-Status ReadStored(BlobReader& blobs, const StoredAtom& stored, const Window& window,
-                  uint32_t width) {
+Status ReadStored(const StepModel& model, BlobReader& blobs, const StoredAtom& stored,
+                  const Window& window, uint32_t width) {
   const AtomSource& source = stored.atom->source;
   switch (source.kind) {
     case SourceKind::kGather:
@@ -195,6 +196,8 @@ Status ReadStored(BlobReader& blobs, const StoredAtom& stored, const Window& win
       if (source.gathers.empty()) break;
       return Average(blobs, stored, window, width);
     case SourceKind::kInline: return CopyInline(stored, window);
+    case SourceKind::kDecode:
+      return ReadDecoded(model, blobs, stored, window.local, window.begin, window.end, window.out);
     default:
       return Fail(ErrorCode::kUnsupported, StrCat("sources of kind ", static_cast<int>(source.kind),
                                                   " cannot be read by this version"));
@@ -211,7 +214,7 @@ Status ReadAtom(const StepModel& model, BlobReader& blobs, const AtomSegment& se
   const Window window{*segment.local, begin, end, out};
   const uint32_t width = ByteWidth(segment.dtype);
   ZeroUncovered(window, width);
-  if (Status read = ReadStored(blobs, stored, window, width); !read) {
+  if (Status read = ReadStored(model, blobs, stored, window, width); !read) {
     return Fail(std::move(read).error().WithContext(AtomLabel(model, segment.atom)));
   }
   return {};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/strings.h"
+#include "core/view/decoded_atom.h"
 #include "core/view/plan_reader.h"
 #include "core/view/source_runs.h"
 #include "core/view/stored_atom.h"
@@ -78,8 +79,12 @@ class SegmentExplainer {
 Status SegmentExplainer::operator()(const AtomSegment& segment) {
   const uint64_t width = ByteWidth(segment.dtype);
   if (width == 0) return Fail(ErrorCode::kUnsupported, "sub-byte values are not explained");
-  CKPT_ASSIGN_OR_RETURN(const StoredAtom stored,
-                        FindStoredAtom(model_, segment.atom, segment.dtype));
+  CKPT_ASSIGN_OR_RETURN(StoredAtom stored, FindStoredAtom(model_, segment.atom, segment.dtype));
+  if (stored.atom->source.kind == SourceKind::kDecode) {  // the values; scales are elsewhere
+    CKPT_RETURN_IF_ERROR(CheckDecoded(model_, *stored.atom));
+    const AtomIndex values = stored.atom->source.of;
+    CKPT_ASSIGN_OR_RETURN(stored, FindStoredAtom(model_, values, model_.atom(values).dtype));
+  }
   if (stored.atom->source.kind == SourceKind::kInline) {
     Origin origin = Whole(Origin::Kind::kInline);
     origin.atom = segment.atom;

@@ -6,6 +6,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/view/decoded_atom.h"
 #include "core/view/stored_atom.h"
 
 namespace ckptfs {
@@ -57,6 +58,9 @@ Status ValidateAtomSegment(const AtomSegment& segment, uint64_t length, const St
   }
   CKPT_ASSIGN_OR_RETURN(const StoredAtom stored,
                         FindStoredAtom(model, segment.atom, segment.dtype));
+  if (stored.atom->source.kind == SourceKind::kDecode) {
+    CKPT_RETURN_IF_ERROR(CheckDecoded(model, *stored.atom));
+  }
   return stored.MakeConversion(stored.atom->dtype, 1.0).map([](const Conversion&) {});
 }
 
