@@ -8,9 +8,9 @@
 #include <map>
 
 #include "core/base/strings.h"
-#include "formats/torch/pickle_opcodes.h"
-#include "formats/torch/pickle_text.h"
-#include "formats/torch/storage_types.h"
+#include "formats/torch/pickle/opcodes.h"
+#include "formats/torch/pickle/storage_types.h"
+#include "formats/torch/pickle/text.h"
 
 namespace ckptfs {
 namespace {

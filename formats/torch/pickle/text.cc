@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/torch/pickle_text.h"
+#include "formats/torch/pickle/text.h"
 
 #include <algorithm>
 
-#include "formats/torch/pickle_opcodes.h"
+#include "formats/torch/pickle/opcodes.h"
 
 namespace ckptfs {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/torch/tensor_rebuild.h"
+#include "formats/torch/pickle/tensor_rebuild.h"
 
 #include <limits>
 
-#include "formats/torch/storage_types.h"
+#include "formats/torch/pickle/storage_types.h"
 
 namespace ckptfs {
 namespace {

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include <algorithm>
 #include <bit>
 #include <charconv>
-#include <cstring>
 
 #include "core/base/strings.h"
-#include "formats/torch/pickle_machine.h"
-#include "formats/torch/pickle_text.h"
+#include "formats/torch/pickle/machine.h"
+#include "formats/torch/pickle/text.h"
 
 namespace ckptfs {
 

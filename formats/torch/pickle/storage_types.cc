@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/torch/storage_types.h"
+#include "formats/torch/pickle/storage_types.h"
 
 #include <array>
 

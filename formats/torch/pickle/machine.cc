@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/machine.h"
 
 #include "core/base/strings.h"
-#include "formats/torch/pickle_machine.h"
-#include "formats/torch/pickle_text.h"
-#include "formats/torch/tensor_rebuild.h"
+#include "formats/torch/pickle/tensor_rebuild.h"
+#include "formats/torch/pickle/text.h"
 
 namespace ckptfs {
 

@@ -2,7 +2,8 @@
 //
 // PickleMachine is the virtual machine behind ParsePickle: a stack of node
 // ids, marks and a memo.  Handlers of one opcode each, found by a table;
-// scalars in pickle_scalars.cc, containers and calls in pickle_reader.cc.
+// scalars in scalars.cc, containers and calls in machine.cc, the table and the
+// loop in dispatch.cc.
 //
 // Thread safety: none; one machine parses one pickle.
 // Lifetime: `bytes` must outlive the machine; nodes copy what they keep.
@@ -13,7 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "formats/torch/pickle_opcodes.h"
+#include "formats/torch/pickle/opcodes.h"
 #include "formats/torch/pickle_reader.h"
 
 namespace ckptfs {

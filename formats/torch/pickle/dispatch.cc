@@ -3,7 +3,7 @@
 #include <array>
 
 #include "core/base/strings.h"
-#include "formats/torch/pickle_machine.h"
+#include "formats/torch/pickle/machine.h"
 
 namespace ckptfs {
 
