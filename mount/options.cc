@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -107,8 +108,13 @@ std::string DefaultStore() {
 
 Result<std::string> AbsolutePath(const std::string& path) {
   std::error_code error;
-  std::filesystem::path absolute = std::filesystem::weakly_canonical(
-      std::filesystem::absolute(path, error), error);
+  const std::filesystem::path given = std::filesystem::absolute(path, error).lexically_normal();
+  std::filesystem::path absolute = std::filesystem::weakly_canonical(given, error);
+  if (error && (error.value() == ENOTCONN || error.value() == ECONNABORTED)) {
+    // A mount point whose daemon is gone answers nothing, but its parent does.
+    const std::filesystem::path last = given.has_filename() ? given : given.parent_path();
+    absolute = std::filesystem::weakly_canonical(last.parent_path(), error) / last.filename();
+  }
   if (error) return Fail(ErrnoError(error.value(), path));
   std::string text = absolute.string();
   while (text.size() > 1 && text.back() == '/') text.pop_back();

@@ -150,6 +150,7 @@ Result<ZipRecord> ParseCentral(std::string_view& rest) {
   }
   ZipRecord record;
   record.name = rest.substr(zip::kCentralBytes, name);
+  record.crc = Load<uint32_t>(rest, 16);
   record.length = Load<uint32_t>(rest, 24);
   record.header_offset = Load<uint32_t>(rest, 42);
   uint64_t compressed = Load<uint32_t>(rest, 20);

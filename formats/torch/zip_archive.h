@@ -29,6 +29,7 @@ struct ZipRecord {
   uint64_t header_offset = 0;
   uint64_t offset = 0;  // of the payload, in the file
   uint64_t length = 0;
+  uint32_t crc = 0;  // of the payload; 0 where the writer computed none
 };
 
 class ZipArchive {

@@ -135,16 +135,23 @@ def engine_layout(variant, target):
     return lay
 
 
+def mixes_rates(variant, target):
+    """Whether DeepSpeed loads one group's hyper-parameters into all."""
+    return target.stage == 3 and VARIANTS[variant].groups > 1
+
+
 def loss_must_match(variant, target):
     """Whether the target adds up gradients exactly as the source's engine did.
 
-    ZeRO 3 reduces in another order than the lower stages, and so does a group
-    whose parameters are aligned; with several groups its universal loader
-    gives all of them the first one's hyper-parameters.
+    ZeRO 3 reduces in another order than the lower stages, those in different
+    orders from three ranks on, and so does a group whose parameters are
+    aligned.
     """
     source, lay = VARIANTS[variant], engine_layout(variant, target)
-    if source.low_state or source.aligned or (source.stage == 3) != (
-            target.stage == 3) or (target.stage == 3 and source.groups > 1):
+    if source.low_state or source.aligned or mixes_rates(variant, target) or (
+            (source.stage == 3) != (target.stage == 3)):
+        return False
+    if source.stage != lay.stage and lay.dp > 2:
         return False
     return all(getattr(source, k) == getattr(lay, k) for k in
                ('dp', 'tp', 'pp', 'autotp', 'dtype', 'grad32'))
