@@ -246,14 +246,23 @@ Result<StorageStat> FileStorage::Stat(std::string_view name) {
   return StorageStat{stamp.size, stamp.mtime_ns};
 }
 
+// Who loses may rely on the winner's object, so its name is made durable first:
+// the winner may not have come to that yet.
+static Status AlreadyThere(const std::string& path) {
+  CKPT_RETURN_IF_ERROR(SyncDirectory(ParentOf(path)));
+  return Fail(ErrorCode::kExists, StrCat(path, " exists"));
+}
+
 Status FileStorage::PublishIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
   CKPT_RETURN_IF_ERROR(CheckStorageName(name));
   const std::string path = PathOf(name);
   struct stat status;
-  if (stat(path.c_str(), &status) == 0) return Fail(ErrorCode::kExists, StrCat(path, " exists"));
+  if (stat(path.c_str(), &status) == 0) return AlreadyThere(path);
   CKPT_ASSIGN_OR_RETURN(const auto writer, MakeTemporary(directory_, path));
   CKPT_RETURN_IF_ERROR(writer->Append(bytes));
-  return writer->CloseIfAbsent();
+  const Status published = writer->CloseIfAbsent();
+  if (!published && published.error().code == ErrorCode::kExists) return AlreadyThere(path);
+  return published;
 }
 
 Result<std::vector<std::string>> FileStorage::List(std::string_view prefix) {

@@ -123,7 +123,7 @@ Status CheckParameter(const StepModel& step, const Layout& layout, const Paramet
 
 }  // namespace
 
-Status CheckLayout(const StepModel& step, const Layout& layout) {
+Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_only) {
   CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
   bool experts = false;
   constexpr int kShown = 3;
@@ -131,6 +131,7 @@ Status CheckLayout(const StepModel& step, const Layout& layout) {
   int refused = 0;
   for (const Parameter& parameter : step.parameters) {
     experts = experts || IsExpert(parameter);
+    if (trainable_only && parameter.role != Role::kTrainable) continue;
     const Status status = CheckParameter(step, layout, parameter);
     if (status) continue;
     if (++refused <= kShown) {

@@ -24,7 +24,9 @@ namespace ckptfs {
 // kInvalid with the parameter and the rule when a degree does not fit: part
 // sizes that do not divide, layers that do not split (naming the split token),
 // a pattern nobody declared, experts that do not divide by ep.
-Status CheckLayout(const StepModel& step, const Layout& layout);
+// `trainable_only`: for views whose reader never takes buffers and frozen
+// parameters apart.
+Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_only = false);
 
 // The pipeline stage of a parameter; nothing: several (see Holds).
 Result<std::optional<uint32_t>> StageOf(const StepModel& step, const Layout& layout,

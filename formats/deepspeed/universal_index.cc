@@ -218,7 +218,7 @@ Status AddLinks(const StepModel& step, const ShownNames& names, UniversalIndex& 
 Status CheckCuts(const StepModel& step, const Layout& layout) {
   Layout cut;
   cut.tp = layout.tp;
-  CKPT_RETURN_IF_ERROR(CheckLayout(step, cut));
+  CKPT_RETURN_IF_ERROR(CheckLayout(step, cut, /*trainable_only=*/true));
   for (const Parameter& parameter : step.parameters) {
     if (layout.tp == 1 || parameter.role != Role::kTrainable || parameter.expert) continue;
     CKPT_RETURN_IF_ERROR(CutOf(parameter));
