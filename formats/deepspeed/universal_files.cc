@@ -97,13 +97,31 @@ void SetDegrees(const Layout& layout, ArchiveBuilder& archive, DictBuilder& dict
   dict.Set(kParallelDimensions, std::move(degrees).Finish());
 }
 
+// The pickled dict of a group's hyper-parameters; empty if nothing is known.
+// ZeRO-1 in its elastic form saves none: the scheduler's last rate stands in,
+// without which the first step would run at a fresh engine's warm-up rate.
+Result<std::string> HyperParameters(const StepModel& step, size_t group) {
+  if (!step.groups[group].hyper_parameters.empty()) return step.groups[group].hyper_parameters;
+  const Document* scheduler = step.FindDocument(kLrScheduler);
+  if (scheduler == nullptr) return std::string();
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*scheduler));
+  const PickleRef root = RootOf(tree);
+  const PickleRef rates = root && root.IsDict() ? root["_last_lr"] : PickleRef();
+  if (!rates || !rates.IsSequence() || rates.size() != step.groups.size()) return std::string();
+  PickleBuilder builder;
+  const NodeId rate = builder.Copy(rates.at(group));
+  const NodeId dict = builder.Dict({{builder.String("lr"), rate}});
+  return PrintPickle(std::move(builder).Finish(dict));
+}
+
 // One group's dict.  The names of expert groups say the source's ep size and
 // the engine finds its process groups by them, so they stay the engine's own.
-Result<PickleItems> GroupItems(const Group& group, PickleBuilder& pickle,
+Result<PickleItems> GroupItems(const StepModel& step, size_t group, PickleBuilder& pickle,
                                const std::set<std::string>* only) {
   PickleItems items;
-  if (group.hyper_parameters.empty()) return items;
-  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
+  CKPT_ASSIGN_OR_RETURN(const std::string hyper_parameters, HyperParameters(step, group));
+  if (hyper_parameters.empty()) return items;
+  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(hyper_parameters));
   const PickleRef dict = RootOf(parsed.tree);
   const bool experts = dict["moe"].Bool().value_or(false);
   for (const auto& [key, value] : dict.Items()) {
@@ -117,10 +135,11 @@ Result<PickleItems> GroupItems(const Group& group, PickleBuilder& pickle,
 }
 
 // Each key of a group with its value as printed.
-Result<std::map<std::string, std::string>> PrintedItems(const Group& group) {
+Result<std::map<std::string, std::string>> PrintedItems(const StepModel& step, size_t group) {
   std::map<std::string, std::string> printed;
-  if (group.hyper_parameters.empty()) return printed;
-  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
+  CKPT_ASSIGN_OR_RETURN(const std::string hyper_parameters, HyperParameters(step, group));
+  if (hyper_parameters.empty()) return printed;
+  CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(hyper_parameters));
   for (const auto& [key, value] : RootOf(parsed.tree).Items()) {
     PickleBuilder builder;
     const NodeId copy = builder.Copy(value);
@@ -134,7 +153,7 @@ Result<std::map<std::string, std::string>> PrintedItems(const Group& group) {
 Result<std::set<std::string>> SharedKeys(const StepModel& step) {
   std::map<std::string, std::string> shared;
   for (size_t g = 0; g < step.groups.size(); ++g) {
-    CKPT_ASSIGN_OR_RETURN(auto printed, PrintedItems(step.groups[g]));
+    CKPT_ASSIGN_OR_RETURN(auto printed, PrintedItems(step, g));
     if (g == 0) shared = printed;
     std::erase_if(shared, [&](const auto& item) {
       auto found = printed.find(item.first);
@@ -148,8 +167,8 @@ Result<std::set<std::string>> SharedKeys(const StepModel& step) {
 
 Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
   std::vector<NodeId> groups;
-  for (const Group& group : step.groups) {
-    CKPT_ASSIGN_OR_RETURN(PickleItems items, GroupItems(group, pickle, nullptr));
+  for (size_t g = 0; g < step.groups.size(); ++g) {
+    CKPT_ASSIGN_OR_RETURN(PickleItems items, GroupItems(step, g, pickle, nullptr));
     groups.push_back(pickle.Dict(std::move(items)));
   }
   while (groups.size() < kParameterGroups) groups.push_back(pickle.Dict({}));
@@ -173,7 +192,7 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
   CKPT_ASSIGN_OR_RETURN(const std::set<std::string> shared, SharedKeys(step));
   PickleItems items;
   if (!step.groups.empty()) {
-    CKPT_ASSIGN_OR_RETURN(items, GroupItems(step.groups[0], pickle, &shared));
+    CKPT_ASSIGN_OR_RETURN(items, GroupItems(step, 0, pickle, &shared));
   }
   const NodeId groups = pickle.List({pickle.Dict(std::move(items))});
   return pickle.Dict({{pickle.String("state"), pickle.Dict(std::move(state))},
