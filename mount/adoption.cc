@@ -66,9 +66,28 @@ Result<std::string> RunNameOf(const AdoptRequest& request, const files::path& ro
   return name;
 }
 
-Status OwnershipUnsupported(Ownership ownership) {
-  if (ownership == Ownership::kReference) return {};
-  return Fail(ErrorCode::kUnsupported, "--link and --copy are not in this build");
+// A step's own directory gives the same manifest as its save directory does:
+// roots are save directories.
+void RootAtSaveDirectory(StepModel& model, const files::path& directory) {
+  for (uint32_t root = 0; root < model.roots.size(); ++root) {
+    if (model.roots[root] != directory) continue;
+    model.roots[root] = directory.parent_path().string();
+    for (Blob& blob : model.blobs) {
+      if (blob.root == root) blob.path = (directory.filename() / blob.path).string();
+    }
+  }
+}
+
+// The step as the store's own files have it.
+Result<StepModel> OwnedModel(const std::string& store, const IngestedStep& step,
+                             const AdoptRequest& request) {
+  IngestRequest owned = request.ingest;
+  CKPT_ASSIGN_OR_RETURN(owned.path,
+                        TakeOwnership(store, step.candidate, step.model, request.ownership));
+  CKPT_ASSIGN_OR_RETURN(IngestResult again, IngestRequested(owned));
+  StepModel model = std::move(again.steps.back().model);
+  MarkOwned(model);
+  return model;
 }
 
 }  // namespace
@@ -86,16 +105,19 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
 }
 
 Result<AdoptOutcome> Adopt(Store& store, const AdoptRequest& request) {
-  CKPT_RETURN_IF_ERROR(OwnershipUnsupported(request.ownership));
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
   CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestRequested(request.ingest));
   AdoptOutcome outcome;
   outcome.skipped = std::move(ingest.skipped);
-  for (const IngestedStep& step : ingest.steps) {
+  for (IngestedStep& step : ingest.steps) {
     const files::path directory = step.candidate.directory;
     outcome.whole_run = outcome.whole_run || directory != path;
     const files::path root = directory.parent_path();
     CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(request, root));
+    RootAtSaveDirectory(step.model, directory);
+    if (request.ownership != Ownership::kReference) {
+      CKPT_ASSIGN_OR_RETURN(step.model, OwnedModel(store.directory(), step, request));
+    }
     CKPT_ASSIGN_OR_RETURN(StepRecord record,
                           store.Publish(run, step.model, directory.string(), root.string()));
     outcome.steps.push_back(std::move(record));

@@ -14,14 +14,9 @@
 #include "core/base/result.h"
 #include "core/ingest/ingest.h"
 #include "core/store/store.h"
+#include "mount/ownership.h"
 
 namespace ckptfs {
-
-enum class Ownership {
-  kReference,  // the files stay where they are
-  kLink,       // the store keeps reflinks or hard links: survives deletion of the source
-  kCopy,       // the store keeps copies
-};
 
 // How a user asks for names and rules of what is read (adopt, info, explain).
 struct IngestRequest {

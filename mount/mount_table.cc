@@ -10,10 +10,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "core/base/strings.h"
+#include "mount/options.h"
 
 extern char** environ;
 
@@ -105,6 +107,18 @@ Result<std::optional<MountEntry>> FindMount(const std::string& mountpoint) {
     if (entry.mountpoint == mountpoint) found = std::move(entry);
   }
   return found;
+}
+
+Result<std::string> MountpointPath(const std::string& path) {
+  std::error_code error;
+  std::filesystem::path given = std::filesystem::absolute(path, error).lexically_normal();
+  if (!given.has_filename()) given = given.parent_path();  // a trailing slash
+  CKPT_ASSIGN_OR_RETURN(std::string candidate, AbsolutePath(given.parent_path().string()));
+  const std::string name = given.filename().string();
+  if (!name.empty()) candidate += (candidate == "/" ? "" : "/") + name;
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(candidate));
+  if (entry && entry->type == "fuse.ckptfs") return candidate;
+  return AbsolutePath(path);
 }
 
 bool IsDeadMount(const std::string& mountpoint) {

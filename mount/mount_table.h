@@ -32,6 +32,10 @@ std::vector<MountEntry> ParseMountInfo(const std::string& text);
 // The topmost mount exactly at `mountpoint` (absolute, no symlinks).
 Result<std::optional<MountEntry>> FindMount(const std::string& mountpoint);
 
+// Absolute and without symlinks; a ckptfs mount's own root is not touched, since
+// it may be dead or hang.
+Result<std::string> MountpointPath(const std::string& path);
+
 // True if a ckptfs mount lies there whose daemon is gone.
 bool IsDeadMount(const std::string& mountpoint);
 

@@ -27,7 +27,7 @@ struct Extent {
 struct BlobStamp {
   uint64_t size = 0;
   int64_t mtime_ns = 0;
-  int64_t ctime_ns = 0;
+  int64_t ctime_ns = 0;  // 0: not compared (hard links of the store)
   uint64_t inode = 0;
   bool operator==(const BlobStamp&) const = default;
 };

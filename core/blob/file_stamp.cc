@@ -30,7 +30,10 @@ Result<BlobStamp> StampOfFile(const std::string& path) {
 }
 
 Status CompareStamps(const std::string& path, const BlobStamp& adopted, const BlobStamp& now) {
-  if (adopted == now) return {};
+  const bool compare_ctime = adopted.ctime_ns != 0;
+  BlobStamp comparable = now;
+  if (!compare_ctime) comparable.ctime_ns = 0;
+  if (adopted == comparable) return {};
   std::string differences;
   const auto compare = [&differences](std::string_view what, auto was, auto is) {
     if (was == is) return;
@@ -38,7 +41,7 @@ Status CompareStamps(const std::string& path, const BlobStamp& adopted, const Bl
   };
   compare("size", adopted.size, now.size);
   compare("mtime", adopted.mtime_ns, now.mtime_ns);
-  compare("ctime", adopted.ctime_ns, now.ctime_ns);
+  compare("ctime", adopted.ctime_ns, comparable.ctime_ns);
   compare("inode", adopted.inode, now.inode);
   return Fail(ErrorCode::kStale, StrCat(path, " changed since it was adopted: ", differences));
 }

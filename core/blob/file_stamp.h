@@ -22,7 +22,8 @@ BlobStamp StampOf(const struct stat& status);
 // is a regular file.
 Result<BlobStamp> StampOfFile(const std::string& path);
 
-// kStale naming the file and every field that differs.
+// kStale naming the file and every field that differs.  An adopted ctime of 0 is
+// not compared: of the store's hard links it changes when the source is deleted.
 Status CompareStamps(const std::string& path, const BlobStamp& adopted, const BlobStamp& now);
 
 }  // namespace ckptfs

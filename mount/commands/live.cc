@@ -4,7 +4,7 @@
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
-#include "mount/options.h"
+#include "mount/mount_table.h"
 
 namespace ckptfs {
 
@@ -21,7 +21,7 @@ Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options) {
   }
   std::vector<LiveMount> mounts = FindLiveMounts(store);
   if (!options.mountpoint.empty()) {
-    CKPT_ASSIGN_OR_RETURN(const std::string mountpoint, AbsolutePath(options.mountpoint));
+    CKPT_ASSIGN_OR_RETURN(const std::string mountpoint, MountpointPath(options.mountpoint));
     std::erase_if(mounts, [&](const LiveMount& mount) { return mount.mountpoint != mountpoint; });
   }
   if (!mounts.empty()) return mounts;

@@ -9,6 +9,7 @@
 #include "mount/commands/step_access.h"
 #include "mount/daemon.h"
 #include "mount/mount_process.h"
+#include "mount/mount_table.h"
 #include "mount/options.h"
 
 namespace ckptfs {
@@ -38,7 +39,7 @@ Result<ServingMode> ParseMode(const std::string& text) {
 Result<MountRequest> RequestOf(const Options& options) {
   MountRequest request = options.request;
   CKPT_ASSIGN_OR_RETURN(request.store, StorePath(request.store));
-  CKPT_ASSIGN_OR_RETURN(request.mountpoint, AbsolutePath(request.mountpoint));
+  CKPT_ASSIGN_OR_RETURN(request.mountpoint, MountpointPath(request.mountpoint));
   for (const std::string& path : options.adopt) {
     AdoptRequest adopt;
     CKPT_ASSIGN_OR_RETURN(adopt.ingest.path, AbsolutePath(path));

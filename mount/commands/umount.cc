@@ -8,7 +8,6 @@
 #include "mount/commands/command_set.h"
 #include "mount/control_client.h"
 #include "mount/mount_table.h"
-#include "mount/options.h"
 
 namespace ckptfs {
 namespace {
@@ -41,11 +40,7 @@ Status WaitForDaemon(int daemon) {
 }
 
 Status Run(const Options& options) {
-  // Not canonical(): that would touch the mount point, which may hang or be dead.
-  const std::filesystem::path given = std::filesystem::absolute(options.mountpoint);
-  CKPT_ASSIGN_OR_RETURN(std::string path, AbsolutePath(given.parent_path().string()));
-  const std::string name = given.filename().string();
-  if (!name.empty()) path += (path == "/" ? "" : "/") + name;
+  CKPT_ASSIGN_OR_RETURN(const std::string path, MountpointPath(options.mountpoint));
   CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(path));
   if (!entry || entry->type != "fuse.ckptfs") {
     return Fail(ErrorCode::kNotFound, StrCat(path, ": no ckptfs is mounted there"));

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TakeOwnership puts a step's files into a store's own blob directory, so that
+// the step survives a retention script that deletes its source.
+//
+//   <store>/blobs/<digest>/<tag>/...    the files, named as in the source
+//
+// The digest is of the files' names and stamps: the same step is taken once.
+// The directory gets its name when it is whole and durable.
+//
+// Thread safety: may be called concurrently, also by several processes.
+// Units: bytes.
+
+#pragma once
+
+#include <string>
+
+#include "core/base/result.h"
+#include "core/ingest/source.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+enum class Ownership {
+  kReference,  // the files stay where they are
+  kLink,       // reflinks, or hard links where the filesystem has no reflinks
+  kCopy,       // reflinks, or copies
+};
+
+// The directory in the store that holds what `step` holds; `model` was read from
+// it.  kStale if a file changed meanwhile; kUnsupported if it cannot be linked
+// (another filesystem).  BLOCKS: on copying.
+Result<std::string> TakeOwnership(const std::string& store, const StepCandidate& step,
+                                  const StepModel& model, Ownership ownership);
+
+// Marks what was read from such a directory.  The change time of a hard link is
+// not its own (deleting the source changes it), so it is not compared.
+void MarkOwned(StepModel& model);
+
+}  // namespace ckptfs

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each command does, prints and exits with, on a real mount."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from daemon import BIN, is_mounted, wait_until
+
+TAG = 'global_step3'
+FILE = os.path.join('view', 'dp2_zero1', 'rank0', 'model.safetensors')
+
+
+def content(*parts):
+    with open(os.path.join(*map(str, parts)), 'rb') as f:
+        return f.read()
+
+
+def rc(ckptfs, *words):
+    """Exit code and stderr of a command that may fail."""
+    done = ckptfs.run(*words, check=False)
+    return done.returncode, done.stderr
+
+
+def test_mount_adopts_and_shows_the_view(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    assert os.readlink(f'{mount}/view') == f'run/run7/step/{TAG}/view'
+    assert len(content(mount, FILE)) > 1000
+    with open('/proc/mounts') as f:
+        line = next(l.split() for l in f if l.split()[1] == mount)
+    assert line[0] == ckptfs.store and line[2] == 'fuse.ckptfs'
+    assert 'ro' in line[3].split(',')
+    ckptfs.umount(mount)
+    assert os.listdir(mount) == []
+
+
+def test_adopting_twice_changes_nothing(ckptfs, source):
+    first = ckptfs.adopt(source).stdout
+    assert first == f'run7/{TAG}\n'
+    assert ckptfs.adopt(source).stdout == first
+    assert ckptfs.adopt(source / TAG).stdout == first
+    assert [s['step'] for s in ckptfs.list()['steps']] == [f'run7/{TAG}']
+
+
+def test_a_live_mount_sees_adopt_switch_and_remove(ckptfs, source):
+    mount = ckptfs.mount()
+    assert not os.path.lexists(f'{mount}/view')
+    ckptfs.adopt(source)
+    # Said to the daemon, not found by polling: it is there at once.
+    assert os.listdir(f'{mount}/run') == ['run7']
+    ckptfs.adopt(source, 'other', check=False)
+    ckptfs.run('switch', f'run7/latest', '--store', ckptfs.store)
+    assert os.readlink(f'{mount}/view') == f'run/run7/step/{TAG}/view'
+    before = content(mount, FILE)
+    with open(f'{mount}/{FILE}', 'rb') as held:
+        ckptfs.run('remove', f'run7/{TAG}', '--store', ckptfs.store)
+        wait_until(lambda: 'run7' not in os.listdir(f'{mount}/run'), 'the removal')
+        assert held.read() == before
+    assert rc(ckptfs, 'remove', f'run7/{TAG}', '--store', ckptfs.store)[0] == 3
+
+
+def test_resolve_and_list(ckptfs, source):
+    ckptfs.adopt(source)
+    assert ckptfs.run('resolve', 'run7', 'latest', '--store', ckptfs.store).stdout == TAG + '\n'
+    code, said = rc(ckptfs, 'resolve', 'nobody', '--store', ckptfs.store)
+    assert code == 3 and 'nobody' in said
+    code, said = rc(ckptfs, 'list', '--store', ckptfs.folder + '/none')
+    assert code == 3 and not os.path.exists(ckptfs.folder + '/none')
+
+
+def test_info_of_a_path_and_of_a_step(ckptfs, source):
+    path = json.loads(ckptfs.run('info', source, '--json').stdout)
+    ckptfs.adopt(source)
+    step = json.loads(ckptfs.run('info', 'run7/latest', '--json', '--store', ckptfs.store).stdout)
+    assert path['framework'] == 'deepspeed' and path['kinds'] == step['kinds']
+    views = step['views']['rank']
+    assert 'tp2' in views['shown']
+    assert any('tp8' in layouts for layouts in views['refused'].values())
+    assert 'tp8' in ckptfs.run('info', source).stdout
+
+
+def test_explain_names_files_and_offsets(ckptfs, source):
+    ckptfs.adopt(source)
+    told = json.loads(ckptfs.run('explain', 'dp2_zero1', 'rank1/optimizer.safetensors', '--json',
+                                 '--limit', '1000', '--store', ckptfs.store).stdout)
+    origins = told['origins']
+    assert origins[0]['from'] == 'literal' and origins[-1]['end'] == told['size']
+    assert all(a['end'] == b['begin'] for a, b in zip(origins, origins[1:]))
+    one = next(o for o in origins if o['from'] == 'source' and o['length'] == o['end'] - o['begin'])
+    mount = ckptfs.mount()
+    view = content(mount, 'view/dp2_zero1/rank1/optimizer.safetensors')
+    with open(one['file'], 'rb') as f:
+        f.seek(one['offset'])
+        assert f.read(one['length']) == view[one['begin']:one['end']]
+    at = json.loads(ckptfs.run('explain', 'dp2_zero1', 'rank1/optimizer.safetensors', '--json', '--at',
+                               one['begin'] + 5, '--store', ckptfs.store).stdout)['origins']
+    # Whole elements are told: the one that holds the byte.
+    assert len(at) == 1 and at[0]['begin'] <= one['begin'] + 5 < at[0]['end']
+    assert at[0]['offset'] - one['offset'] == at[0]['begin'] - one['begin']
+    code, _ = rc(ckptfs, 'explain', 'tp7', '--store', ckptfs.store)
+    assert code == 4
+    code, said = rc(ckptfs, 'explain', 'tp0', '--store', ckptfs.store)
+    assert code == 4 and 'tp0' in said
+
+
+def test_export_equals_the_mount(ckptfs, source):
+    ckptfs.adopt(source)
+    mount = ckptfs.mount()
+    to = os.path.join(ckptfs.folder, 'out')
+    ckptfs.run('export', 'run7/latest', 'dp2_zero1/rank0', to, '--store', ckptfs.store)
+    for name in os.listdir(f'{mount}/view/dp2_zero1/rank0'):
+        assert content(to, name) == content(mount, 'view/dp2_zero1/rank0', name)
+    code, said = rc(ckptfs, 'export', 'run7/latest', 'tp2/rank0', to, '--store', ckptfs.store)
+    assert code == 7, said
+
+
+def test_verify_finds_a_changed_source(ckptfs, source):
+    ckptfs.adopt(source)
+    done = ckptfs.run('verify', 'run7/latest', '--finite', '--json', '--store', ckptfs.store)
+    assert json.loads(done.stdout)['defect_count'] == 0
+    path = source / TAG / 'bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt'
+    with open(path, 'r+b') as f:
+        f.seek(os.path.getsize(path) // 2)
+        f.write(b'\xff' * 16)
+    code, said = rc(ckptfs, 'verify', 'run7/latest', '--store', ckptfs.store)
+    assert code in (5, 9), said
+
+
+@pytest.mark.parametrize('how', ['--link', '--copy'])
+def test_an_owned_step_survives_its_source(ckptfs, source, how):
+    for _ in range(2):
+        done = ckptfs.run('adopt', source, how, '--store', ckptfs.store)
+        assert done.stdout == f'run7/{TAG}\n'
+    mount = ckptfs.mount()
+    before = content(mount, FILE)
+    ckptfs.umount(mount)
+    shutil.rmtree(source)
+    mount = ckptfs.mount()
+    assert content(mount, FILE) == before
+    assert json.loads(ckptfs.run('verify', 'run7/latest', '--json', '--store',
+                                 ckptfs.store).stdout)['defect_count'] == 0
+    assert not [n for n in os.listdir(ckptfs.store + '/blobs') if 'partial' in n]
+
+
+def test_status_counts(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    size = len(content(mount, FILE))
+    status, = json.loads(ckptfs.run('status', '--json', '--store', ckptfs.store).stdout)
+    assert status['mountpoint'] == mount
+    assert status['status']['bytes_served'] >= size
+    assert json.loads(content(mount, '.ckptfs/status'))['requests']['open'] >= 1
+    ckptfs.umount(mount)
+    assert rc(ckptfs, 'status', '--store', ckptfs.store)[0] == 3
+
+
+def test_usage_errors_are_2(ckptfs):
+    assert rc(ckptfs)[0] == 2
+    assert rc(ckptfs, 'nonsense')[0] == 2
+    assert rc(ckptfs, 'mount')[0] == 2
+    assert rc(ckptfs, 'adopt', '/x', '--link', '--copy')[0] == 2
+    assert ckptfs.run('--help').returncode == 0
+    assert ckptfs.run('--version').stdout.startswith('ckptfs ')
+
+
+def test_refusals_of_mount(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    store = ['--store', ckptfs.store]
+    code, said = rc(ckptfs, 'mount', *store, mount)
+    assert code == 7 and 'umount' in said
+    missing = ckptfs.folder + '/missing'
+    code, said = rc(ckptfs, 'mount', *store, missing)
+    assert code == 3 and '--mkdir' in said
+    other = ckptfs.mountpoint()
+    code, said = rc(ckptfs, 'mount', *store, '--run', 'nobody', other)  # it may come later
+    assert code == 0 and 'nobody' in said and not os.path.lexists(f'{other}/view')
+    ckptfs.umount(other)
+    code, said = rc(ckptfs, 'mount', *store, '--adopt', ckptfs.folder, other)
+    assert code != 0 and not is_mounted(other)
+    assert rc(ckptfs, 'mount', *store, '--layout', 'tp0', other)[0] == 4
+    assert rc(ckptfs, 'mount', *store, '--mode', 'fast', other)[0] == 4
+    assert rc(ckptfs, 'umount', other)[0] == 3
+
+
+def test_umount_of_a_busy_mount(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    with open(os.path.join(mount, FILE), 'rb') as held:
+        code, said = rc(ckptfs, 'umount', mount)
+        assert code == 7 and '--lazy' in said
+        ckptfs.run('umount', '--lazy', mount)
+        assert not is_mounted(mount)
+        assert len(held.read()) > 1000
+
+
+def test_mount8_words(ckptfs, source):
+    ckptfs.adopt(source)
+    path = ckptfs.mountpoint()
+    ckptfs.run(ckptfs.store, path, '-n', '-o',
+               'rw,nofail,_netdev,run=run7,step=latest,layout=tp2,layout=dp8')
+    assert is_mounted(path)
+    assert {'tp2', 'dp8'} <= set(os.listdir(f'{path}/view/'))
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_unmount_and_end(ckptfs, source, number):
+    ckptfs.adopt(source)
+    process, mount = ckptfs.start()
+    with open(os.path.join(mount, FILE), 'rb'):
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    assert not is_mounted(mount)
+
+
+def test_a_dead_mount_is_cleaned_up(ckptfs, source):
+    ckptfs.adopt(source)
+    process, mount = ckptfs.start()
+    process.kill()
+    process.wait()
+    wait_until(lambda: rc(ckptfs, 'status', '--store', ckptfs.store)[0] == 3, 'the end')
+    ckptfs.run('mount', '--store', ckptfs.store, mount)
+    assert len(content(mount, FILE)) > 1000
+    status, = json.loads(ckptfs.run('status', '--json', '--store', ckptfs.store).stdout)
+    os.kill(status['pid'], signal.SIGKILL)
+    time.sleep(0.2)
+    ckptfs.run('umount', mount)
+    assert not is_mounted(mount)
+
+
+def test_the_background_daemon_lets_go_of_its_parent(ckptfs, source):
+    ckptfs.adopt(source)
+    path = ckptfs.mountpoint()
+    # A pipe that the daemon kept open would hang communicate().
+    process = subprocess.Popen([BIN, 'mount', '--store', ckptfs.store, path],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    status, = json.loads(ckptfs.run('status', '--json', '--store', ckptfs.store).stdout)
+    pid = status['pid']
+    assert os.getsid(pid) == pid
+    assert os.readlink(f'/proc/{pid}/cwd') == '/'
+    ckptfs.umount(path)
+    try:  # gone, or waiting for a lazy init to notice
+        assert content(f'/proc/{pid}/stat').rsplit(b') ', 1)[1].startswith(b'Z')
+    except FileNotFoundError:
+        pass
+    logs = os.listdir(ckptfs.store + '/log')
+    assert len(logs) == 1 and b'unmounted' in content(ckptfs.store, 'log', logs[0])
+
+
+def test_reads_through_every_mode(ckptfs, source):
+    ckptfs.adopt(source)
+    want = None
+    for mode in ('stream', 'materialise', 'direct'):
+        mount = ckptfs.mount('--mode', mode)
+        got = content(mount, FILE)
+        want = want or got
+        assert got == want, mode
+        path = f'{mount}/run/run7/step/{TAG}/source/{TAG}'
+        if os.path.isdir(path):
+            for name in os.listdir(path):
+                assert content(path, name) == content(source, TAG, name)
+        ckptfs.umount(mount)
