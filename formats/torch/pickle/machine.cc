@@ -58,7 +58,7 @@ Status PickleMachine::PushId(NodeId id) {
 }
 
 Status PickleMachine::Push(PickleNode node) {
-  if (tree_.nodes.size() >= kMaxPickleNodes) return Fail(Rule("more than 2^24 values"));
+  if (tree_.nodes.size() >= max_nodes_) return Fail(Rule(StrCat("more than ", max_nodes_, " values")));
   tree_.nodes.push_back(std::move(node));
   return PushId(static_cast<NodeId>(tree_.nodes.size() - 1));
 }
@@ -135,7 +135,7 @@ Status PickleMachine::Charge(const PickleNode& node) {
 }
 
 Status PickleMachine::PushReduce(NodeId callee, NodeId arguments) {
-  if (tree_.nodes.size() >= kMaxPickleNodes) return Fail(Rule("more than 2^24 values"));
+  if (tree_.nodes.size() >= max_nodes_) return Fail(Rule(StrCat("more than ", max_nodes_, " values")));
   auto known = RecogniseReduce(tree_, callee, arguments);
   if (known) {
     CKPT_RETURN_IF_ERROR(Charge(*known));

@@ -21,7 +21,9 @@ namespace ckptfs {
 
 class PickleMachine {
  public:
-  explicit PickleMachine(std::string_view bytes) : bytes_(bytes) {}
+  // More than `max_nodes` values are refused.
+  explicit PickleMachine(std::string_view bytes, size_t max_nodes = kMaxPickleNodes)
+      : bytes_(bytes), max_nodes_(max_nodes) {}
   Result<ParsedPickle> Run() &&;
 
   using Handler = Status (PickleMachine::*)();
@@ -131,6 +133,7 @@ class PickleMachine {
   static constexpr NodeId kNoNode = ~NodeId{0};
 
   std::string_view bytes_;
+  size_t max_nodes_;
   size_t position_ = 0;
   size_t opcode_at_ = 0;
   int protocol_ = 0;
