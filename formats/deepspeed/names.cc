@@ -65,8 +65,10 @@ bool ScanZero(std::string_view name, std::string_view suffix, RankKey& key) {
 bool ScanLayer(std::string_view name, LayerKey& key) {
   Scanner scan(name);
   if (!scan.Literal("layer_") || !scan.Number(key.layer)) return false;
-  if (scan.Literal("-model_") && !scan.Number(key.tp)) return false;
-  return scan.Literal("-model_states.pt") && scan.Done();
+  Scanner without_tp = scan;
+  if (without_tp.Literal("-model_states.pt") && without_tp.Done()) return true;
+  return scan.Literal("-model_") && scan.Number(key.tp) && scan.Literal("-model_states.pt") &&
+         scan.Done();
 }
 
 bool ScanExpert(std::string_view name, ExpertKey& key) {

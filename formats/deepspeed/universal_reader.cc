@@ -284,14 +284,7 @@ Status UniversalReader::PlaceFolder(const Folder& folder, ParameterIndex index) 
     CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
                           assembler_.AddAtom(index, "", state.kind, tensor.dtype, tensor.shape,
                                              relation));
-    const bool contiguous = tensor.contiguous();
-    const LocalTensor whole = WholeTensor(tensor.shape);
-    const uint32_t local =
-        assembler_.AddLocal(atom, 0, contiguous ? whole : RestridedTo(tensor, whole));
-    assembler_.AddFragment(
-        atom, 0, local,
-        Fragment{0, contiguous ? tensor.elements() : tensor.storage_elements, tensor.blob,
-                 contiguous ? tensor.first_byte() : tensor.storage_at, tensor.dtype});
+    PlaceTensor(atom, 0, WholeTensor(tensor.shape), tensor);
     if (state.kind == "master") master = atom;
   }
   const std::optional<DType> dtype = assembler_.header().model_dtype;
@@ -343,62 +336,21 @@ Status UniversalReader::DeclareParameters() {
 Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
   const ModelStates& first = models_.at(0);
   const uint32_t tp = std::max<uint32_t>(1, std::min<uint32_t>(first.tp_degree, 1u << 16));
-  std::set<std::string> buffers;
-  for (const std::string& name : first.buffers) buffers.insert(NormaliseName(name));
   std::map<std::string, std::string> shared;
-  for (const auto& [alias, stored] : first.shared) shared.emplace(NormaliseName(alias), NormaliseName(stored));
-  for (size_t i = 0; i < first.module.size(); ++i) {
-    const std::string name = NormaliseName(first.module[i].name);
+  for (const auto& [alias, stored] : first.shared) {
+    shared.emplace(NormaliseName(alias), NormaliseName(stored));
+  }
+  for (const NamedTensor& entry : first.module) {
+    const std::string name = NormaliseName(entry.name);
     if (parameters_.count(name) > 0 || shared.count(name) > 0) continue;
-    std::vector<Shape> locals;
     std::vector<const FileTensor*> tensors;
     for (uint32_t rank = 0; rank < tp && models_.count(rank) > 0; ++rank) {
-      for (const NamedTensor& entry : models_.at(rank).module) {
-        if (NormaliseName(entry.name) != name) continue;
-        locals.push_back(entry.tensor.shape);
-        tensors.push_back(&entry.tensor);
+      for (const NamedTensor& other : models_.at(rank).module) {
+        if (other.name == entry.name) tensors.push_back(&other.tensor);
       }
     }
-    if (locals.size() != tp || locals[0] == Shape{0}) continue;
-    const bool buffer = buffers.count(name) > 0;
-    CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, buffer));
-    if (!sharding && !buffer) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("no rule says how frozen '", name, "' is spread over tensor-parallel ranks; "
-                         "settle it with --replicated REGEX or a family file"));
-    }
-    if (!sharding) {
-      sharding = Sharding{};
-      sharding->how = Sharding::How::kReplicas;
-      sharding->pattern = Pattern::Replicate();
-      sharding->shape = locals[0];
-      sharding->locals.assign(tp, WholeTensor(locals[0]));
-    }
-    Parameter parameter;
-    parameter.name = name;
-    parameter.source_name = first.module[i].name;
-    parameter.shape = sharding->shape;
-    parameter.role = buffer ? Role::kBuffer : Role::kFrozen;
-    parameter.pattern = sharding->pattern;
-    parameter.stage = sharding->stage;
-    parameter.layer = sharding->layer.value_or(0);
-    CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
-    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, assembler_.AddAtom(index, "", "weight", tensors[0]->dtype,
-                                                                   sharding->shape));
-    const bool each = sharding->how != Sharding::How::kCut;
-    if (sharding->how == Sharding::How::kAverage) assembler_.DeclareAverage(atom);
-    if (sharding->how == Sharding::How::kReplicas) assembler_.DeclareReplicas(atom);
-    for (uint32_t rank = 0; rank < tp; ++rank) {
-      const FileTensor& tensor = *tensors[rank];
-      const bool contiguous = tensor.contiguous();
-      const LocalTensor& local = sharding->locals[rank];
-      const uint32_t copy = each ? rank : 0;
-      const uint32_t at = assembler_.AddLocal(atom, copy, contiguous ? local : RestridedTo(tensor, local));
-      assembler_.AddFragment(
-          atom, copy, at,
-          Fragment{0, contiguous ? tensor.elements() : tensor.storage_elements, tensor.blob,
-                   contiguous ? tensor.first_byte() : tensor.storage_at, tensor.dtype});
-    }
+    if (tensors.size() != tp || tensors[0]->shape == Shape{0}) continue;
+    CKPT_RETURN_IF_ERROR(DeclareOther(rules, entry.name, tensors));
   }
   for (const auto& [alias, stored] : shared) {
     const auto found = parameters_.find(stored);
@@ -407,6 +359,57 @@ Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
     }
   }
   return {};
+}
+
+Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::string& source_name,
+                                     const std::vector<const FileTensor*>& tensors) {
+  const std::string name = NormaliseName(source_name);
+  const auto& buffers = models_.at(0).buffers;
+  const bool buffer = std::find(buffers.begin(), buffers.end(), source_name) != buffers.end();
+  std::vector<Shape> locals;
+  for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape);
+  CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, buffer));
+  if (!sharding && !buffer) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("no rule says how frozen '", name, "' is spread over tensor-parallel ranks; "
+                       "settle it with --replicated REGEX or a family file"));
+  }
+  if (!sharding) {
+    sharding = Sharding{};
+    sharding->how = Sharding::How::kReplicas;
+    sharding->pattern = Pattern::Replicate();
+    sharding->shape = locals[0];
+    sharding->locals.assign(locals.size(), WholeTensor(locals[0]));
+  }
+  Parameter parameter;
+  parameter.name = name;
+  parameter.source_name = source_name;
+  parameter.shape = sharding->shape;
+  parameter.role = buffer ? Role::kBuffer : Role::kFrozen;
+  parameter.pattern = sharding->pattern;
+  parameter.stage = sharding->stage;
+  parameter.layer = sharding->layer.value_or(0);
+  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
+  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, assembler_.AddAtom(index, "", "weight",
+                                                                 tensors[0]->dtype, sharding->shape));
+  if (sharding->how == Sharding::How::kAverage) assembler_.DeclareAverage(atom);
+  if (sharding->how == Sharding::How::kReplicas) assembler_.DeclareReplicas(atom);
+  for (uint32_t rank = 0; rank < tensors.size(); ++rank) {
+    const uint32_t copy = sharding->how == Sharding::How::kCut ? 0 : rank;
+    PlaceTensor(atom, copy, sharding->locals[rank], *tensors[rank]);
+  }
+  return {};
+}
+
+void UniversalReader::PlaceTensor(AtomIndex atom, uint32_t copy, const LocalTensor& local,
+                                  const FileTensor& tensor) {
+  const bool contiguous = tensor.contiguous();
+  const uint32_t at =
+      assembler_.AddLocal(atom, copy, contiguous ? local : RestridedTo(tensor, local));
+  assembler_.AddFragment(
+      atom, copy, at,
+      Fragment{0, contiguous ? tensor.elements() : tensor.storage_elements, tensor.blob,
+               contiguous ? tensor.first_byte() : tensor.storage_at, tensor.dtype});
 }
 
 Status UniversalReader::AddGroups(const std::vector<HyperGroup>& groups, bool by_sub_group) {
@@ -443,6 +446,27 @@ Status UniversalReader::AddGroups(const std::vector<HyperGroup>& groups, bool by
   return {};
 }
 
+// The stage-3 form has no step.pt: a sub-group's numbers are in the kept state.
+Status UniversalReader::AddSteps(PickleRef states, const TorchFile& file, const std::string& path) {
+  const std::vector<std::vector<NamedShape>>& groups = models_.at(0).groups;
+  for (size_t s = 0; states && s < groups.size(); ++s) {
+    const PickleRef state = states.AtInt(static_cast<int64_t>(s));
+    for (const auto& [key, value] : state ? state.Items()
+                                          : std::vector<std::pair<PickleRef, PickleRef>>()) {
+      CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(value, file, path));
+      if (!scalar || !key.String()) continue;
+      for (const NamedShape& entry : groups[s]) {
+        const ParameterIndex index = parameters_.at(NormaliseName(entry.name));
+        CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                              assembler_.AddAtom(index, "", *key.String(), scalar->dtype,
+                                                 scalar->shape, Relation::kScalar));
+        CKPT_RETURN_IF_ERROR(assembler_.SetInline(atom, scalar->bytes, scalar->python_number));
+      }
+    }
+  }
+  return {};
+}
+
 Status UniversalReader::ReadOptimizerState() {
   const std::string name = "zero/optimizer_state.pt";
   const std::string path = PathOf(name);
@@ -457,6 +481,7 @@ Status UniversalReader::ReadOptimizerState() {
   auto hyper = ReadHyperGroups(groups);
   if (!hyper) return Fail(std::move(hyper).error().WithContext(path));
   CKPT_RETURN_IF_ERROR(AddGroups(*hyper, flat));
+  if (flat && stage3) CKPT_RETURN_IF_ERROR(AddSteps(stage3["state"], file, path));
   for (const auto& [key, value] : root.Items()) {
     const std::string_view text = key.String().value_or("");
     const bool scalar = text == "loss_scaler" || text == "dynamic_loss_scale" || text == "overflow" ||

@@ -65,6 +65,11 @@ class UniversalReader {
   Pattern PatternOf(const Folder& folder, const Pattern& by_rules) const;
   Status DeclareParameters();
   Status DeclareOthers(const ShardingRules& rules);
+  Status DeclareOther(const ShardingRules& rules, const std::string& source_name,
+                      const std::vector<const FileTensor*>& tensors);
+  void PlaceTensor(AtomIndex atom, uint32_t copy, const LocalTensor& local,
+                   const FileTensor& tensor);
+  Status AddSteps(PickleRef states, const TorchFile& file, const std::string& path);
   Status PlaceFolder(const Folder& folder, ParameterIndex index);
   Status ReadOptimizerState();
   Status AddGroups(const std::vector<HyperGroup>& groups, bool by_sub_group);

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Indexed checkpoints against the truth of the engines that saved them.
+
+CKPTFS_FIXTURES is a directory of <variant>/{ckpt,truth.safetensors,meta.json},
+CKPTFS_MODEL_TOOL the program that indexes a path and extracts its atoms.
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+FIXTURES = os.environ['CKPTFS_FIXTURES']
+TOOL = os.environ['CKPTFS_MODEL_TOOL']
+VARIANTS = sorted(v for v in os.listdir(FIXTURES)
+                  if os.path.exists(f'{FIXTURES}/{v}/truth.safetensors'))
+
+
+def index(path, *flags):
+    """(step description, error text) of a path."""
+    run = subprocess.run([TOOL, path, *flags], capture_output=True, text=True,
+                         timeout=300)
+    assert run.returncode in (0, 1), run.stderr
+    if run.returncode:
+        return None, run.stderr
+    return json.loads(run.stdout)['steps'], ''
+
+
+def plain_name(name, layers):
+    """Plain-model name of a pipeline parameter name."""
+    if name.startswith('tied_modules.embed.'):
+        return 'model.embed_tokens.' + name.split('.', 2)[2]
+    found = re.match(r'(\d+)\.(.*)', name)
+    if not found:
+        return name
+    layer, rest = int(found[1]), found[2]
+    if layer == 0:
+        return 'model.embed_tokens.' + rest
+    if layer == layers + 1:
+        return 'model.norm.' + rest
+    if layer == layers + 2:
+        return 'lm_head.' + rest
+    return f'model.layers.{layer - 1}.{rest}'
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_atoms_equal_the_truth(variant, tmp_path):
+    """Every master and moment, bit for bit; the step number."""
+    home = f'{FIXTURES}/{variant}'
+    with open(f'{home}/meta.json') as file:
+        layers = json.load(file)['dims']['layers']
+    out = str(tmp_path / 'atoms.safetensors')
+    steps, error = index(f'{home}/ckpt', '--step', 'global_step5', '--extract', out)
+    assert steps, error
+    got = {}
+    for key, tensor in load_file(out).items():
+        kind, name = key.split('/', 1)
+        got[f'{kind}/{plain_name(name, layers)}'] = tensor
+    truth = load_file(f'{home}/truth.safetensors')
+    compared = 0
+    for key, tensor in truth.items():
+        kind, _, name = key.partition('/')
+        if kind not in ('model', 'exp_avg', 'exp_avg_sq'):
+            continue
+        ours = got[f'{"master" if kind == "model" else kind}/{name}']
+        assert ours.shape == tensor.shape, key
+        assert torch.equal(ours.float(), tensor.float()), key
+        compared += 1
+    assert compared >= 60
+    assert {float(t) for k, t in got.items() if k.startswith('step/')} == {
+        float(truth['step'])}
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A variant's save directory that may be spoiled."""
+    def make(variant, name='copy'):
+        target = tmp_path / name
+        shutil.copytree(f'{FIXTURES}/{variant}/ckpt', target,
+                        ignore=shutil.ignore_patterns('*_universal'))
+        return target
+    return make
+
+
+def tag_of(save):
+    return save / 'global_step5'
+
+
+def only(folder, part):
+    """The files of a folder whose name contains a text."""
+    return sorted(p for p in folder.iterdir() if part in p.name)
+
+
+def test_a_missing_rank_is_named(copy):
+    save = copy('zero2')
+    only(tag_of(save), 'pp_rank_2')[0].unlink()
+    assert 'rank 2' in index(str(save))[1]
+    assert 'rank 2' in index(str(tag_of(save)))[1]
+
+
+def test_a_missing_model_file_is_named(copy):
+    save = copy('tp2')
+    (tag_of(save) / 'mp_rank_01_model_states.pt').unlink()
+    assert 'model-parallel rank 1' in index(str(save))[1]
+
+
+def test_two_runs_in_one_directory(copy):
+    """Another dp, another stage, another precision in the same tag."""
+    save, other = copy('zero2'), copy('zero2_tied', 'other')
+    shutil.copy(only(tag_of(other), 'pp_rank_1')[0], tag_of(save))
+    assert 'two runs' in index(str(save))[1]
+
+
+def test_two_precisions_of_one_rank(copy):
+    save = copy('zero2')
+    first = only(tag_of(save), 'pp_rank_1')[0]
+    shutil.copy(first, tag_of(save) / first.name.removeprefix('bf16_'))
+    assert 'same rank' in index(str(save))[1]
+
+
+def test_swapped_model_states(copy):
+    """Shapes that contradict the partitions."""
+    save, other = copy('zero2'), copy('zero2_tied', 'other')
+    name = 'mp_rank_00_model_states.pt'
+    shutil.copy(tag_of(other) / name, tag_of(save) / name)
+    assert name in index(str(save))[1] or 'optim_states' in index(str(save))[1]
+
+
+def test_latest_of_a_missing_tag(copy):
+    save = copy('zero1')
+    (save / 'latest').write_text('global_step99')
+    assert 'global_step99' in index(str(save))[1]
+
+
+def test_links_that_leave_the_directory(copy, tmp_path):
+    save = copy('zero1')
+    victim = only(tag_of(save), 'pp_rank_1')[0]
+    outside = tmp_path / 'outside.pt'
+    victim.rename(outside)
+    victim.symlink_to(outside)
+    assert 'symbolic link' in index(str(save))[1]
+
+
+def test_truncated_files(copy):
+    save = copy('zero1')
+    victim = only(tag_of(save), 'pp_rank_1')[0]
+    data = victim.read_bytes()
+    for size in (0, 1, len(data) // 2, len(data) - 1):
+        victim.write_bytes(data[:size])
+        assert victim.name in index(str(save))[1], size
+
+
+def test_directories_that_are_no_checkpoint(tmp_path):
+    assert 'no checkpoint found' in index(str(tmp_path))[1]
+    (tmp_path / 'notes.txt').write_text('hello')
+    assert 'no checkpoint found' in index(str(tmp_path))[1]
+
+
+def test_an_incomplete_tag_is_skipped_beside_a_whole_one(copy):
+    save = copy('zero1')
+    shutil.copytree(tag_of(save), save / 'global_step6')
+    only(save / 'global_step6', 'pp_rank_1')[0].unlink()
+    steps, error = index(str(save))
+    assert [s['id'] for s in steps] == ['global_step5'], error
+
+
+def test_a_cut_that_no_rule_covers_is_refused(copy):
+    """Without its lists a tensor-parallel checkpoint of unknown names."""
+    save = copy('tp2')
+    for path in only(tag_of(save), 'mp_rank'):
+        content = torch.load(path, weights_only=False)
+        if 'module' not in content:
+            continue
+        content.pop('universal_checkpoint_info')
+        rename = lambda n: n.replace('model.layers', 'stack')
+        content['module'] = {rename(k): v for k, v in content['module'].items()}
+        content['param_shapes'] = [{rename(k): v for k, v in g.items()}
+                                   for g in content['param_shapes']]
+        content['buffer_names'] = [rename(n) for n in content['buffer_names']]
+        torch.save(content, path)
+    error = index(str(save))[1]
+    assert '--replicated' in error and 'stack.' in error

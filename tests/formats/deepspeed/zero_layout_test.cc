@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/deepspeed/zero_layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "formats/deepspeed/expert_names.h"
+#include "formats/deepspeed/model_states.h"
+#include "formats/deepspeed/names.h"
+#include "formats/deepspeed/state_names.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+// Element by element, as stage_1_and_2.py flattens and cuts a group.
+TEST(ZeroLayoutTest, FlatGroupsAgreeWithTheirDefinition) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<uint64_t> members, paddings;
+    uint64_t total = 0;
+    for (int i = random() % 6 + 1; i > 0; --i) {
+      members.push_back(random() % 30);
+      paddings.push_back(random() % 4);
+      total += members.back() + paddings.back();
+    }
+    const auto ranks = static_cast<uint32_t>(random() % 5 + 1);
+    const uint64_t partition = total / ranks + 1;
+    std::vector<std::vector<int>> seen(members.size());
+    for (size_t m = 0; m < members.size(); ++m) seen[m].assign(members[m], 0);
+    ASSERT_TRUE(VisitFlatGroup(members, paddings, partition, ranks, [&](const ZeroSpan& span) {
+      uint64_t start = 0;
+      for (uint32_t m = 0; m < span.member; ++m) start += members[m] + paddings[m];
+      for (uint64_t e = span.begin; e < span.end; ++e) {
+        EXPECT_EQ(start + e, span.rank * partition + span.at + (e - span.begin));
+        ++seen[span.member][e];
+      }
+    }));
+    for (const auto& member : seen) EXPECT_THAT(member, testing::Each(1));
+  }
+}
+
+TEST(ZeroLayoutTest, SubGroupsAgreeWithTheirDefinition) {
+  for (uint32_t ranks = 1; ranks < 9; ++ranks) {
+    const std::vector<uint64_t> members{1, 7, 0, 8, 100};
+    std::vector<uint64_t> covered(members.size(), 0);
+    const auto size = VisitSubGroup(members, ranks, [&](const ZeroSpan& span) {
+      uint64_t at = 0;
+      for (uint32_t m = 0; m < span.member; ++m) at += (members[m] + ranks - 1) / ranks;
+      EXPECT_EQ(span.at, at);
+      EXPECT_EQ(span.begin, span.rank * ((members[span.member] + ranks - 1) / ranks));
+      covered[span.member] += span.end - span.begin;
+    });
+    ASSERT_TRUE(size);
+    EXPECT_EQ(covered, members);
+  }
+}
+
+TEST(ZeroLayoutTest, TooSmallPartitionsAreRefused) {
+  const std::vector<uint64_t> members{10};
+  EXPECT_FALSE(VisitFlatGroup(members, {}, 4, 2, [](const ZeroSpan&) {}));
+  EXPECT_FALSE(VisitFlatGroup(members, {}, UINT64_MAX, 2, [](const ZeroSpan&) {}));
+}
+
+TEST(NamesTest, NumbersAreNumbers) {
+  StepFiles files;
+  for (int mp : {2, 10, 100, 11}) {
+    ASSERT_TRUE(ClassifyFile("mp_rank_" + std::to_string(mp) + "_model_states.pt", files));
+  }
+  std::vector<uint32_t> order;
+  for (const auto& [mp, name] : files.model) order.push_back(mp);
+  EXPECT_THAT(order, testing::ElementsAre(2, 10, 11, 100));
+}
+
+TEST(NamesTest, TwoFilesOfOneRankAreRefused) {
+  StepFiles files;
+  ASSERT_TRUE(ClassifyFile("bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", files));
+  EXPECT_FALSE(ClassifyFile("zero_pp_rank_0_mp_rank_00_optim_states.pt", files));
+  ASSERT_TRUE(ClassifyFile("mp_rank_00_model_states.pt", files));
+  EXPECT_FALSE(ClassifyFile("mp_rank_0_model_states.pt", files));
+}
+
+TEST(NamesTest, EveryKindIsRecognised) {
+  StepFiles files;
+  for (const char* name :
+       {"layer_03-model_01-model_states.pt", "layer_7-model_states.pt",
+        "layer_0_expert_12_mp_rank_00_model_states.pt", "expp_rank_1_mp_rank_00_optim_states.pt",
+        "zero_pp_rank_3_mp_rank_01_model_states.pt", "readme.txt", "mp_rank_xx_model_states.pt"}) {
+    ASSERT_TRUE(ClassifyFile(name, files)) << name;
+  }
+  EXPECT_EQ(files.layers.size(), 2u);
+  EXPECT_EQ(files.experts.begin()->first.expert, 12u);
+  EXPECT_EQ(files.expert_optimizer.size(), 1u);
+  EXPECT_EQ(files.stage3_model.begin()->first.dp, 3u);
+  EXPECT_EQ(files.others.size(), 2u);
+  EXPECT_EQ(IterationOfTag("global_step1200"), 1200u);
+  EXPECT_EQ(IterationOfTag("best"), 0u);
+}
+
+TEST(ExpertNamesTest, LocalNumbersBecomeGlobal) {
+  const std::vector<std::string> names{"l.0.deepspeed_experts.0.w", "l.0.deepspeed_experts.1.w"};
+  const LocalExperts experts(names);
+  EXPECT_EQ(*experts.Global(names[1], 3), "l.0.deepspeed_experts.7.w");
+  EXPECT_FALSE(experts.Global("l.0.gate.w", 0));
+  EXPECT_EQ(ExpertOf("a.deepspeed_experts.5.w"), 5u);
+  EXPECT_EQ(ExpertOf("a.deepspeed_experts.x.w"), std::nullopt);
+}
+
+TEST(StateNamesTest, OnlyOneWayIsAccepted) {
+  using Groups = std::vector<std::vector<std::optional<Shape>>>;
+  const std::vector<NamedShape> names{{"a", {2, 3}}, {"n", {2}}, {"b", {2, 3}}, {"m", {2}}};
+  const auto split = MatchStates(names, Groups{{Shape{2, 3}, Shape{2, 3}}, {Shape{2}, Shape{2}}});
+  ASSERT_TRUE(split) << split.error().message;
+  EXPECT_THAT((*split)[0], testing::ElementsAre("a", "b"));
+  EXPECT_THAT((*split)[1], testing::ElementsAre("n", "m"));
+  // Two groups with the same shapes: which is which cannot be told.
+  EXPECT_FALSE(MatchStates(names, Groups{{Shape{2, 3}, Shape{2}}, {Shape{2, 3}, Shape{2}}}));
+  // Half of two equal pairs is frozen: which one cannot be told.
+  EXPECT_FALSE(MatchStates(names, Groups{{Shape{2, 3}, Shape{2}}}));
+  // One frozen parameter with a shape of its own can.
+  const std::vector<NamedShape> frozen{{"a", {2, 3}}, {"f", {9}}, {"b", {2}}};
+  const auto rest = MatchStates(frozen, Groups{{Shape{2, 3}, Shape{2}}});
+  ASSERT_TRUE(rest);
+  EXPECT_THAT((*rest)[0], testing::ElementsAre("a", "b"));
+  EXPECT_FALSE(MatchStates(names, Groups{{Shape{7}}}));
+}
+
+}  // namespace
+}  // namespace ckptfs::deepspeed
