@@ -27,13 +27,12 @@ tl::unexpected<Error> Refuse(std::string_view name, const Pieces&... pieces) {
   return Fail(ErrorCode::kInvalid, StrCat("'", name, "': ", pieces...));
 }
 
-Result<std::vector<InfoPattern>> WholeNamePatterns(const std::vector<std::string>& texts,
+Result<std::vector<NamePattern>> WholeNamePatterns(const std::vector<std::string>& texts,
                                                    std::string_view flag) {
-  std::vector<InfoPattern> out;
+  std::vector<NamePattern> out;
   for (const std::string& text : texts) {
-    auto pattern = MakeInfoPattern(StrCat("(?:", text, ")$"));
+    auto pattern = NamePattern::Parse(StrCat("(?:", text, ")$"));
     if (!pattern) return Fail(std::move(pattern).error().WithContext(flag));
-    pattern->text = text;
     out.push_back(*std::move(pattern));
   }
   return out;
@@ -201,7 +200,7 @@ Result<std::optional<RuleMatch>> ShardingRules::MatchFamily(std::string_view nam
 Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape> locals,
                                    Decision& out) const {
   for (const auto& [pattern, reason] : info_->unsupported) {
-    if (locals.size() > 1 && pattern.Matches(name)) {
+    if (locals.size() > 1 && pattern.MatchesPrefix(name)) {
       return Fail(ErrorCode::kUnsupported, StrCat("'", name, "': its engine recorded that its cut "
                                                   "cannot be described: ", reason));
     }
@@ -223,11 +222,11 @@ Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape>
     out.rows = info_->original_vocabulary;
   } else {
     for (const InfoSubParams& sub : info_->sub_params) {
-      const InfoPattern* pattern = FirstMatch(sub.patterns, name);
+      const NamePattern* pattern = FirstMatch(sub.patterns, name);
       if (pattern == nullptr) continue;
       out.pattern = Pattern::Shard(sub.dim, sub.sizes);
       out.part_count = sub.count;
-      const auto widths = info_->widths.find(pattern->text);
+      const auto widths = info_->widths.find(pattern->text());
       if (widths != info_->widths.end()) out.widths = widths->second;
       out.decided = true;
       return {};

@@ -87,8 +87,8 @@ class ShardingRules {
   const Family* family_ = nullptr;
   std::string family_name_;
   FamilyVariables variables_;
-  std::vector<InfoPattern> replicated_;
-  std::vector<InfoPattern> averaged_;
+  std::vector<NamePattern> replicated_;
+  std::vector<NamePattern> averaged_;
   mutable std::vector<std::string> notes_;
 };
 

@@ -9,16 +9,14 @@
 namespace ckptfs::deepspeed {
 namespace {
 
-constexpr size_t kMaxPattern = 4096;
-
-Status ReadPatterns(PickleRef info, std::string_view key, std::vector<InfoPattern>& out) {
+Status ReadPatterns(PickleRef info, std::string_view key, std::vector<NamePattern>& out) {
   const PickleRef list = info[key];
   if (!list || list.IsNone()) return {};
   if (!list.IsSequence()) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is no list"));
   for (size_t i = 0; i < list.size(); ++i) {
     const auto text = list.at(i).String();
     if (!text) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' holds no text"));
-    CKPT_ASSIGN_OR_RETURN(InfoPattern pattern, MakeInfoPattern(*text));
+    CKPT_ASSIGN_OR_RETURN(NamePattern pattern, NamePattern::Parse(*text));
     out.push_back(std::move(pattern));
   }
   return {};
@@ -75,13 +73,13 @@ Status ReadUnsupported(PickleRef info, ShardingInfo& out) {
   const PickleRef entries = info["autotp_unsupported_parameter_patterns"];
   if (!entries || entries.IsNone()) return {};
   if (!entries.IsDict()) {
-    std::vector<InfoPattern> patterns;
+    std::vector<NamePattern> patterns;
     CKPT_RETURN_IF_ERROR(ReadPatterns(info, "autotp_unsupported_parameter_patterns", patterns));
-    for (InfoPattern& pattern : patterns) out.unsupported.emplace_back(std::move(pattern), "");
+    for (NamePattern& pattern : patterns) out.unsupported.emplace_back(std::move(pattern), "");
     return {};
   }
   for (const auto& [key, value] : entries.Items()) {
-    CKPT_ASSIGN_OR_RETURN(InfoPattern pattern, MakeInfoPattern(key.String().value_or("")));
+    CKPT_ASSIGN_OR_RETURN(NamePattern pattern, NamePattern::Parse(key.String().value_or("")));
     out.unsupported.emplace_back(std::move(pattern), std::string(value.String().value_or("")));
   }
   return {};
@@ -90,7 +88,7 @@ Status ReadUnsupported(PickleRef info, ShardingInfo& out) {
 Result<ShardingInfo> Parse(PickleRef info) {
   ShardingInfo out;
   out.version = info["universal_checkpoint_version"].Number().value_or(0);
-  const std::pair<std::string_view, std::vector<InfoPattern>*> lists[] = {
+  const std::pair<std::string_view, std::vector<NamePattern>*> lists[] = {
       {"tp_replicated_parameter_patterns", &out.replicated},
       {"parameter_to_average_patterns", &out.averaged},
       {"parameter_with_row_parallelism_patterns", &out.row},
@@ -114,23 +112,6 @@ Result<ShardingInfo> Parse(PickleRef info) {
 
 }  // namespace
 
-bool InfoPattern::Matches(std::string_view name) const {
-  return std::regex_search(name.begin(), name.end(), expression,
-                           std::regex_constants::match_continuous);
-}
-
-Result<InfoPattern> MakeInfoPattern(std::string_view text) {
-  if (text.size() > kMaxPattern) {
-    return Fail(ErrorCode::kInvalid, "a pattern longer than 4096 characters");
-  }
-  try {
-    return InfoPattern{std::string(text), std::regex(text.begin(), text.end())};
-  } catch (const std::regex_error& error) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("pattern '", text, "' is not understood: ", error.what()));
-  }
-}
-
 bool ShardingInfo::DeclaresTensorParallel() const {
   return !replicated.empty() || !averaged.empty() || !row.empty() || !two_parts.empty() ||
          !sub_params.empty();
@@ -142,10 +123,10 @@ Result<ShardingInfo> ParseShardingInfo(PickleRef info) {
   return out;
 }
 
-const InfoPattern* FirstMatch(const std::vector<InfoPattern>& patterns, std::string_view name) {
+const NamePattern* FirstMatch(const std::vector<NamePattern>& patterns, std::string_view name) {
   const auto found =
       std::find_if(patterns.begin(), patterns.end(),
-                   [name](const InfoPattern& pattern) { return pattern.Matches(name); });
+                   [name](const NamePattern& pattern) { return pattern.MatchesPrefix(name); });
   return found == patterns.end() ? nullptr : &*found;
 }
 

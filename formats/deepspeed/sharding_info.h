@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,21 +19,14 @@
 #include "core/base/result.h"
 #include "core/tensor/shape.h"
 #include "formats/deepspeed/affine_map.h"
+#include "formats/deepspeed/name_pattern.h"
 #include "formats/torch/pickle_value.h"
 
 namespace ckptfs::deepspeed {
 
-struct InfoPattern {
-  std::string text;
-  std::regex expression;
-  bool Matches(std::string_view name) const;  // re.match
-};
-
-Result<InfoPattern> MakeInfoPattern(std::string_view text);
-
 // One entry of parameter_with_sub_params.
 struct InfoSubParams {
-  std::vector<InfoPattern> patterns;
+  std::vector<NamePattern> patterns;
   uint32_t dim = 0;
   std::vector<uint64_t> sizes;  // of the sub-parameters in the whole dim
   uint64_t count = 0;           // sizes empty: that many equal ones (before version 0.4)
@@ -42,17 +34,17 @@ struct InfoSubParams {
 
 struct ShardingInfo {
   double version = 0;
-  std::vector<InfoPattern> replicated;
-  std::vector<InfoPattern> averaged;
-  std::vector<InfoPattern> row;
-  std::vector<InfoPattern> vocabulary;
-  std::vector<InfoPattern> two_parts;
-  std::vector<InfoPattern> pipeline_replicated;
-  std::vector<InfoPattern> experts;
+  std::vector<NamePattern> replicated;
+  std::vector<NamePattern> averaged;
+  std::vector<NamePattern> row;
+  std::vector<NamePattern> vocabulary;
+  std::vector<NamePattern> two_parts;
+  std::vector<NamePattern> pipeline_replicated;
+  std::vector<NamePattern> experts;
   std::vector<InfoSubParams> sub_params;
   // By pattern text: per sub-parameter its rows on each rank.
   std::map<std::string, std::vector<std::vector<uint64_t>>> widths;
-  std::vector<std::pair<InfoPattern, std::string>> unsupported;  // with the reason
+  std::vector<std::pair<NamePattern, std::string>> unsupported;  // with the reason
   AffineMap affine;  // beats the lists: it has the offsets
   std::optional<uint64_t> original_vocabulary;
   std::optional<uint64_t> padded_vocabulary;
@@ -66,6 +58,6 @@ struct ShardingInfo {
 Result<ShardingInfo> ParseShardingInfo(PickleRef info);
 
 // The first that matches.
-const InfoPattern* FirstMatch(const std::vector<InfoPattern>& patterns, std::string_view name);
+const NamePattern* FirstMatch(const std::vector<NamePattern>& patterns, std::string_view name);
 
 }  // namespace ckptfs::deepspeed
