@@ -42,6 +42,11 @@ bool Immutable(const Node& node) {
   return node.step != nullptr && node.kind != NodeKind::kStep && node.kind != NodeKind::kViewLink;
 }
 
+// Names that only an invalidation ends.
+bool NameFixed(const Node& node) {
+  return Immutable(node) || (node.step == nullptr && node.kind != NodeKind::kViewLink);
+}
+
 // Entries of a listing after `offset`, with the cookies to go on from.
 struct Cookied {
   NodePtr node;
@@ -112,6 +117,7 @@ Attributes Filesystem::State::AttributesOf(const Node& node) {
   attributes.blocks = node.type == Type::kFile ? CeilDiv(node.size, 512) : 0;
   attributes.mtime_ns = node.mtime_ns;
   attributes.immutable = Immutable(node);
+  attributes.name_fixed = NameFixed(node);
   uint32_t read_bits = node.kind == NodeKind::kStatus ? 0400 : 0444;
   attributes.uid = geteuid();
   attributes.gid = getegid();

@@ -48,10 +48,12 @@ struct Attributes {
   uint64_t blocks = 0;  // of 512 bytes
   int64_t mtime_ns = 0;
   // The name and these attributes may be cached for ever (of a directory: not
-  // its entries).  Where it is false they must not be cached at all: a step's
-  // own directory is looked up on every walk, which is where it is checked who
-  // may see the step.
+  // its entries).
   bool immutable = false;
+  // The name may be cached until it is invalidated, the attributes for a
+  // moment.  Where this is false the name must be looked up on every walk: a
+  // step's own directory, which is where it is checked who may see the step.
+  bool name_fixed = false;
 };
 
 struct DirectoryEntry {

@@ -52,6 +52,7 @@ void RequestTarget::InitDone(const SessionFeatures& features) {
 namespace {
 
 constexpr double kForever = 1e9;  // seconds that immutable names and attributes are cached
+constexpr double kMoment = 1;     // seconds that the attributes of growing directories are
 constexpr uint32_t kBlockSize = 1 << 20;
 constexpr unsigned kMaxBackground = 128;
 constexpr unsigned kCongestion = 96;
@@ -90,11 +91,17 @@ struct stat StatOf(const Attributes& attributes) {
   return out;
 }
 
+double AttributeTimeout(const Attributes& attributes) {
+  if (attributes.immutable) return kForever;
+  return S_ISDIR(attributes.mode) ? kMoment : 0;
+}
+
 fuse_entry_param EntryOf(const Attributes& attributes) {
   fuse_entry_param entry{};
   entry.ino = static_cast<fuse_ino_t>(attributes.inode);
   entry.attr = StatOf(attributes);
-  entry.attr_timeout = entry.entry_timeout = attributes.immutable ? kForever : 0;
+  entry.attr_timeout = AttributeTimeout(attributes);
+  entry.entry_timeout = attributes.name_fixed ? kForever : 0;
   return entry;
 }
 
@@ -169,7 +176,7 @@ void GetAttributes(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
     const auto found = filesystem.GetAttributes(InodeNumber{inode}, CallerOf(request));
     if (!found) return ReplyError(request, found.error());
     const struct stat attributes = StatOf(*found);
-    fuse_reply_attr(request, &attributes, found->immutable ? kForever : 0);
+    fuse_reply_attr(request, &attributes, AttributeTimeout(*found));
   });
 }
 
