@@ -2,9 +2,11 @@
 
 #include "mount/fuse_session.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,6 +41,35 @@ std::string MountOptionsText(const SessionOptions& options) {
                 options.allow_other ? ",allow_other" : "");
 }
 
+// The kernel's own mount, for those who may: libfuse's unmounting would detach
+// whatever lies at the mount point by then.  errno of the failure in the error.
+Result<int> MountPrivileged(const SessionOptions& options) {
+  const int fd = ::open("/dev/fuse", O_RDWR | O_CLOEXEC);
+  if (fd < 0) return Fail(ErrnoError(errno, "/dev/fuse"));
+  const std::string data =
+      StrCat("fd=", fd, ",rootmode=40000,user_id=", ::geteuid(), ",group_id=", ::getegid(),
+             ",default_permissions,max_read=", kMaxRequestBytes,
+             options.allow_other ? ",allow_other" : "");
+  if (::mount(options.source.c_str(), options.mountpoint.c_str(), "fuse.ckptfs",
+              MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME, data.c_str()) == 0) {
+    return fd;
+  }
+  const int why = errno;
+  ::close(fd);
+  return Fail(ErrnoError(why, StrCat("mounting at ", options.mountpoint)));
+}
+
+// Through mount(2), else through setuid fusermount3.
+Status MountSession(fuse_session* session, const SessionOptions& options) {
+  const auto fd = MountPrivileged(options);
+  if (!fd && ::geteuid() == 0) return Fail(Error(fd.error()));
+  const std::string where = fd ? StrCat("/dev/fd/", *fd) : options.mountpoint;
+  if (fuse_session_mount(session, where.c_str()) == 0) return {};
+  return Fail(ErrorCode::kPermission,  // libfuse or fusermount3 has said why
+              StrCat("cannot mount at ", options.mountpoint,
+                     "; without root it needs a readable /dev/fuse and fusermount3"));
+}
+
 void InstallWakeSignal() {
   struct sigaction action {};
   action.sa_handler = [](int) {};
@@ -62,14 +93,10 @@ Status FuseSession::Start() {
   session_ = fuse_session_new(&arguments, &FuseOperations(), sizeof(fuse_lowlevel_ops), &target_);
   fuse_opt_free_args(&arguments);
   if (session_ == nullptr) return Fail(ErrorCode::kInternal, "libfuse refused its options");
-  errno = 0;
-  if (fuse_session_mount(session_, options_.mountpoint.c_str()) != 0) {
-    const int why = errno;
+  if (Status mounted = MountSession(session_, options_); !mounted) {
     fuse_session_destroy(session_);
     session_ = nullptr;
-    if (why == 0) return Fail(ErrorCode::kPermission, StrCat("cannot mount at ", options_.mountpoint));
-    return Fail(ErrnoError(why, StrCat("mounting at ", options_.mountpoint,
-                                       " (is /dev/fuse there? without root: is fusermount3?)")));
+    return mounted;
   }
   ended_fd_ = ::eventfd(0, EFD_CLOEXEC);
   InstallWakeSignal();
@@ -81,7 +108,11 @@ Status FuseSession::Start() {
 FuseSession::~FuseSession() {
   if (session_ == nullptr) return;
   Stop();
-  fuse_session_destroy(session_);
+  fuse_session_destroy(session_);  // closes the connection
+  if (IsDeadMount(options_.mountpoint)) {
+    const Status done = UnmountLazily(options_.mountpoint);
+    if (!done) Log(LogLevel::kWarning, done.error().message);
+  }
   if (ended_fd_ >= 0) ::close(ended_fd_);
 }
 

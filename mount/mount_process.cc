@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -49,6 +50,16 @@ bool MayPassThrough() {
     return (std::strtoull(line.c_str() + 7, nullptr, 16) >> kCapSysAdmin & 1) != 0;
   }
   return false;
+}
+
+// Backing files and mapped sources want many descriptors.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    Log(LogLevel::kWarning, "the limit of open files cannot be raised");
+  }
 }
 
 // SIGINT, SIGTERM and SIGHUP as a descriptor; blocked before any thread starts,
@@ -156,7 +167,12 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   session.clone_fd = request.clone_fd;
   CKPT_ASSIGN_OR_RETURN(daemon.session, FuseSession::Mount(session));
   CKPT_ASSIGN_OR_RETURN(const SessionFeatures features, daemon.session->WaitForInit());
-  options.passthrough = features.passthrough && MayPassThrough();
+  const bool privileged = MayPassThrough();
+  options.passthrough = features.passthrough && privileged;
+  if (!options.passthrough) {
+    Say(StrCat("files are streamed: kernel passthrough needs ",
+               privileged ? "Linux 6.9 and a build with libfuse 3.17" : "root"));
+  }
   options.invalidate = [raw = daemon.session.get()](InodeNumber parent, std::string_view name) {
     raw->InvalidateEntry(parent, name);
   };
@@ -207,6 +223,7 @@ void WaitForEnd(Daemon& daemon, int signals) {
 Status RunMount(const MountRequest& request, const std::function<void()>& ready) {
   CKPT_RETURN_IF_ERROR(StartLogging("stderr"));
   CKPT_ASSIGN_OR_RETURN(const int signals, SignalDescriptor());
+  RaiseDescriptorLimit();
   Daemon daemon;
   CKPT_RETURN_IF_ERROR(StartDaemon(request, daemon));
   CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
