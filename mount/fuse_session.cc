@@ -152,7 +152,7 @@ void FuseSession::InvalidateEntry(InodeNumber parent, std::string_view name) {
 void FuseSession::Notify() {
   std::unique_lock lock(mutex_.native());
   while (true) {
-    wake_.wait(lock, [this] { return notifier_ends_ || !invalid_.empty(); });
+    while (!notifier_ends_ && invalid_.empty()) wake_.wait(lock);
     if (notifier_ends_) return;
     const auto [parent, name] = std::move(invalid_.front());
     invalid_.pop_front();
