@@ -4,7 +4,7 @@
 
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
-#include "formats/deepspeed/universal_view.h"
+#include "formats/deepspeed/universal/universal_view.h"
 #include "formats/rank/rank_view.h"
 
 namespace ckptfs {

@@ -20,9 +20,8 @@ ShownNames Canonical(const StepModel& step) {
 
 bool IsTied(const StepModel& step) {
   return !step.aliases.empty() ||
-         std::any_of(step.parameters.begin(), step.parameters.end(), [](const Parameter& p) {
-           return p.name.starts_with("tied_modules.");
-         });
+         std::any_of(step.parameters.begin(), step.parameters.end(),
+                     [](const Parameter& p) { return p.name.starts_with("tied_modules."); });
 }
 
 Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family) {
@@ -65,7 +64,8 @@ Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
   const std::string token = layout.naming == Naming::kPipe ? "pipe" : "plain";
   if (step.family.empty()) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("naming '", token, "' needs a family with rename rules, and the step was "
+                StrCat("naming '", token,
+                       "' needs a family with rename rules, and the step was "
                        "adopted with none (adopt --family)"));
   }
   std::optional<FamilySet> shipped;

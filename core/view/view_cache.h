@@ -28,7 +28,7 @@ namespace ckptfs {
 template <class Value>
 class ViewCache {
  public:
-  explicit ViewCache(size_t bound = 64) : bound_(bound) {}
+  explicit ViewCache(size_t bound = 16) : bound_(bound) {}
 
   // The cached value, or `build(step, layout)`'s, which is kept unless it is an
   // error.

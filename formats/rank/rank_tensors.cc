@@ -151,8 +151,7 @@ class Builder {
     tensor.derived = atom.derived;
     if (!CanShow(tensor.key, atom.dtype) || !Fits(atom, *local, tensor.key)) return {};
     const bool same = atom.relation == Relation::kSame;
-    tensor.local =
-        same ? local : std::make_shared<const LocalTensor>(WholeTensor(atom.shape));
+    tensor.local = same ? local : std::make_shared<const LocalTensor>(WholeTensor(atom.shape));
     tensor.shape = tensor.local->shape;
     CKPT_ASSIGN_OR_RETURN(tensor.elements, ElementCount(tensor.shape));
     if (same && layout_.zero > 0) Slice(step_.parameter(atom.parameter), tensor);
@@ -164,8 +163,7 @@ class Builder {
   bool Fits(const Atom& atom, const LocalTensor& local, const std::string& key) {
     const Shape& shape = step_.parameter(atom.parameter).shape;
     switch (atom.relation) {
-      case Relation::kScalar:
-        return true;
+      case Relation::kScalar: return true;
       case Relation::kSame:
         if (atom.kind == "master" || !IsScaled(local)) return true;
         LeaveOut(key, "how it scales with the parameter's stored multiple is not known");

@@ -48,7 +48,7 @@ struct RankTensor {
   AtomIndex atom{};
   DType dtype = DType::kF32;  // as shown
   std::shared_ptr<const LocalTensor> local;
-  Shape shape;        // as shown: the local shape, or [slice]
+  Shape shape;            // as shown: the local shape, or [slice]
   uint64_t elements = 0;  // of the local tensor
   bool derived = false;   // not stored so by the source: a cast of another atom
   // Flat: one of `degree` slices of so many elements of the row-major local

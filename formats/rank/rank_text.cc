@@ -61,32 +61,29 @@ std::string PartText(const StepModel& step, const RankTensor& tensor, const Rank
   for (const Piece& piece : tensor.local->pieces) {
     pieces += StrCat(pieces.empty() ? "" : ",", PieceText(piece, tensor.local->shape));
   }
-  std::string out = StrCat("\"global_shape\":", List(step.atom(tensor.atom).shape),
-                           ",\"pieces\":[", pieces, "]");
+  std::string out =
+      StrCat("\"global_shape\":", List(step.atom(tensor.atom).shape), ",\"pieces\":[", pieces, "]");
   if (tensor.flat) {
     const auto [begin, end] = tensor.RangeOf(rank);
-    out += StrCat(",\"local_shape\":", List(tensor.local->shape), ",\"range\":[", Padded(begin, tensor.elements), ",",
-                  Padded(end, tensor.elements), "]");
+    out += StrCat(",\"local_shape\":", List(tensor.local->shape), ",\"range\":[",
+                  Padded(begin, tensor.elements), ",", Padded(end, tensor.elements), "]");
   }
   return out;
 }
 
 std::string_view RoleName(Role role) {
   switch (role) {
-    case Role::kTrainable:
-      return "trainable";
-    case Role::kFrozen:
-      return "frozen";
-    case Role::kBuffer:
-      return "buffer";
+    case Role::kTrainable: return "trainable";
+    case Role::kFrozen: return "frozen";
+    case Role::kBuffer: return "buffer";
   }
   return "";
 }
 
 std::string TensorText(const StepModel& step, const RankTensor& tensor,
                        const RankCoordinate& rank) {
-  std::string out = StrCat("{\"dtype\":\"", DTypeName(tensor.dtype), "\",\"shape\":",
-                           List(tensor.shape), ",", PartText(step, tensor, rank));
+  std::string out = StrCat("{\"dtype\":\"", DTypeName(tensor.dtype),
+                           "\",\"shape\":", List(tensor.shape), ",", PartText(step, tensor, rank));
   if (tensor.derived) {
     const Atom& atom = step.atom(tensor.atom);
     const bool cast = atom.source.kind == SourceKind::kCast;
@@ -110,8 +107,8 @@ void AppendTensors(std::string& out, std::string_view file, const StepModel& ste
   out += StrCat(",\n \"", file, "\": {");
   bool first = true;
   for (const RankTensor& tensor : tensors) {
-    out += StrCat(first ? "\n  " : ",\n  ", Quoted(tensor.key), ": ",
-                  TensorText(step, tensor, rank));
+    out +=
+        StrCat(first ? "\n  " : ",\n  ", Quoted(tensor.key), ": ", TensorText(step, tensor, rank));
     first = false;
   }
   out += first ? "}" : "\n }";
@@ -140,11 +137,11 @@ std::map<std::string, std::string> RankMetadata(const StepModel& step,
 std::string RankInfo(const StepModel& step, const Layout& layout, uint64_t rank,
                      const RankTensors& tensors) {
   const RankCoordinate at = CoordinateOf(layout, rank);
-  std::string out = StrCat("{\"step\": ", Quoted(step.id), ", \"iteration\": ", step.iteration,
-                           ", \"framework\": ", Quoted(step.framework), ",\n \"layout\": ",
-                           Quoted(layout.ToString()), ", \"world\": ", layout.World(),
-                           ", \"rank\": ", Padded(rank, layout.World() - 1),
-                           ", \"coordinate\": ", CoordinateText(layout, at), ",\n \"aliases\": {");
+  std::string out = StrCat(
+      "{\"step\": ", Quoted(step.id), ", \"iteration\": ", step.iteration,
+      ", \"framework\": ", Quoted(step.framework), ",\n \"layout\": ", Quoted(layout.ToString()),
+      ", \"world\": ", layout.World(), ", \"rank\": ", Padded(rank, layout.World() - 1),
+      ", \"coordinate\": ", CoordinateText(layout, at), ",\n \"aliases\": {");
   bool first = true;
   for (const auto& [alias, key] : tensors.aliases) {
     out += StrCat(first ? "" : ", ", Quoted(alias), ": ", Quoted(key));

@@ -33,8 +33,7 @@ namespace ckptfs {
 // and "ckptfs.parts": the JSON text of {key: part}.
 std::map<std::string, std::string> RankMetadata(const StepModel& step,
                                                 const std::vector<RankTensor>& tensors,
-                                                const RankTensors& all,
-                                                const RankCoordinate& rank);
+                                                const RankTensors& all, const RankCoordinate& rank);
 
 std::string RankInfo(const StepModel& step, const Layout& layout, uint64_t rank,
                      const RankTensors& tensors);

@@ -56,11 +56,23 @@ std::vector<SafetensorsEntry> Entries(const std::vector<RankTensor>& tensors) {
   return entries;
 }
 
+// With the parts, unless the header would pass the format's limit: then they are
+// in info.json only.
+std::map<std::string, std::string> FittingMetadata(const StepModel& step, const RankTensors& all,
+                                                   FileKind kind, const RankCoordinate& rank) {
+  const auto& tensors = TensorsOf(all, kind);
+  auto metadata = RankMetadata(step, tensors, all, rank);
+  const auto size = SafetensorsHeaderSize(metadata, Entries(tensors));
+  if (!size || *size > kSafetensorsMaxHeader) metadata.erase("ckptfs.parts");
+  return metadata;
+}
+
 Result<uint64_t> SafetensorsSize(const StepModel& step, const RankTensors& all, FileKind kind,
                                  const RankCoordinate& rank) {
   const auto& tensors = TensorsOf(all, kind);
-  CKPT_ASSIGN_OR_RETURN(uint64_t size, SafetensorsHeaderSize(RankMetadata(step, tensors, all, rank),
-                                                             Entries(tensors)));
+  CKPT_ASSIGN_OR_RETURN(
+      uint64_t size,
+      SafetensorsHeaderSize(FittingMetadata(step, all, kind, rank), Entries(tensors)));
   for (const RankTensor& tensor : tensors) size += tensor.ByteLength();
   return size;
 }
@@ -71,7 +83,7 @@ Result<Plan> SafetensorsPlan(const StepModel& step, const RankTensors& all, File
   std::vector<SafetensorsEntry> entries = Entries(tensors);
   CKPT_ASSIGN_OR_RETURN(
       std::string header,
-      RenderSafetensorsHeader(RankMetadata(step, tensors, all, rank), entries));
+      RenderSafetensorsHeader(FittingMetadata(step, all, kind, rank), entries));
   PlanBuilder plan;
   plan.Literal(std::move(header));
   for (const RankTensor& tensor : tensors) {
@@ -107,8 +119,7 @@ std::string_view FolderOf(FileKind kind) { return kind == kModelTorch ? "model" 
 
 }  // namespace
 
-Result<RankView::PreparedPtr> RankView::Prepare(const StepModel& step,
-                                                const Layout& layout) const {
+Result<RankView::PreparedPtr> RankView::Prepare(const StepModel& step, const Layout& layout) const {
   return cache_.Get(step, layout,
                     [this](const StepModel& s, const Layout& l) -> Result<PreparedPtr> {
                       CKPT_RETURN_IF_ERROR(CheckLayout(s, l));

@@ -58,18 +58,12 @@ std::optional<NodeId> NumberNode(const Atom& atom, PickleBuilder& pickle) {
   const std::string& bytes = atom.source.inline_bytes;
   if (bytes.size() != ByteWidth(atom.dtype)) return std::nullopt;
   switch (atom.dtype) {
-    case DType::kI64:
-      return pickle.Int(LittleEndian<int64_t>(bytes));
-    case DType::kI32:
-      return pickle.Int(LittleEndian<int32_t>(bytes));
-    case DType::kF64:
-      return pickle.Float(LittleEndian<double>(bytes));
-    case DType::kF32:
-      return pickle.Float(static_cast<double>(LittleEndian<float>(bytes)));
-    case DType::kBool:
-      return pickle.Bool(bytes[0] != 0);
-    default:
-      return std::nullopt;
+    case DType::kI64: return pickle.Int(LittleEndian<int64_t>(bytes));
+    case DType::kI32: return pickle.Int(LittleEndian<int32_t>(bytes));
+    case DType::kF64: return pickle.Float(LittleEndian<double>(bytes));
+    case DType::kF32: return pickle.Float(static_cast<double>(LittleEndian<float>(bytes)));
+    case DType::kBool: return pickle.Bool(bytes[0] != 0);
+    default: return std::nullopt;
   }
 }
 

@@ -53,8 +53,8 @@ std::vector<Parameter> Parameters(const TinyStepOptions& options) {
     add(at + "out.bias", {kHidden}, Pattern::Replicate(), layer, i, Role::kFrozen);
     add(at + "freq", {3}, Pattern::Replicate(), layer, i, Role::kBuffer);
     for (uint32_t e = 0; e < options.experts; ++e) {
-      add(StrCat(at, "deepspeed_experts.", e, ".weight"), {5, kHidden}, Pattern::Replicate(),
-          layer, i);
+      add(StrCat(at, "deepspeed_experts.", e, ".weight"), {5, kHidden}, Pattern::Replicate(), layer,
+          i);
       list.back().expert = e;
     }
   }

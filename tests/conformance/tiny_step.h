@@ -22,11 +22,11 @@ namespace ckptfs {
 
 struct TinyStepOptions {
   uint32_t layers = 2;
-  uint32_t experts = 0;       // per layer
-  bool weights = true;        // false: only masters (ZeRO-3)
-  bool lazy_state = false;    // one parameter without moments and step
-  bool python_step = false;   // step is a Python int
-  uint32_t groups = 1;        // 2: norms have their own
+  uint32_t experts = 0;      // per layer
+  bool weights = true;       // false: only masters (ZeRO-3)
+  bool lazy_state = false;   // one parameter without moments and step
+  bool python_step = false;  // step is a Python int
+  uint32_t groups = 1;       // 2: norms have their own
 };
 
 class TinyStep {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/universal_view.h"
+#include "formats/deepspeed/universal/universal_view.h"
 #include "formats/rank/rank_view.h"
 #include "tests/conformance/view_format_suite.h"
 

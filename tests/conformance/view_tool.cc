@@ -26,8 +26,7 @@ namespace {
 constexpr size_t kBuffer = 8 << 20;
 
 Status WriteFile(const ViewFormat& format, const StepModel& step, const Layout& layout,
-                 BlobReader& blobs, const std::string& path, uint64_t size,
-                 const std::string& to) {
+                 BlobReader& blobs, const std::string& path, uint64_t size, const std::string& to) {
   CKPT_ASSIGN_OR_RETURN(const Plan plan, format.MakePlan(step, layout, path));
   if (plan.size() != size) {
     return Fail(ErrorCode::kInternal, StrCat(path, ": size ", size, ", plan ", plan.size()));

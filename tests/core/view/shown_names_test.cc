@@ -18,8 +18,8 @@ StepModel Plain(bool tied) {
   step.family = "llama_fused";
   step.layers = 2;
   step.layout.naming = Naming::kPlain;
-  step.parameters = {Named("model.embed_tokens.weight"), Named("model.layers.1.mlp.down_proj.weight"),
-                     Named("model.norm.weight")};
+  step.parameters = {Named("model.embed_tokens.weight"),
+                     Named("model.layers.1.mlp.down_proj.weight"), Named("model.norm.weight")};
   if (tied) step.aliases = {{"lm_head.weight", ParameterIndex{0}}};
   if (!tied) step.parameters.push_back(Named("lm_head.weight"));
   return step;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/universal_view.h"
+#include "formats/deepspeed/universal/universal_view.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 #include "core/base/strings.h"
 #include "core/view/plan_reader.h"
-#include "formats/deepspeed/universal_info.h"
+#include "formats/deepspeed/universal/universal_info.h"
 #include "formats/torch/torch_file.h"
 #include "tests/conformance/tiny_step.h"
 

@@ -90,10 +90,10 @@ class RankViewTest : public testing::Test {
 
 AtomIndex RankViewTest::AtomOf(const std::string& key, bool master_of_weight) {
   const size_t slash = key.find('/');
-  const std::string kind = slash == std::string::npos ? (master_of_weight ? "master" : "weight")
-                                                      : key.substr(0, slash);
-  const auto parameter = step_->model().FindParameter(
-      slash == std::string::npos ? key : key.substr(slash + 1));
+  const std::string kind =
+      slash == std::string::npos ? (master_of_weight ? "master" : "weight") : key.substr(0, slash);
+  const auto parameter =
+      step_->model().FindParameter(slash == std::string::npos ? key : key.substr(slash + 1));
   return step_->model().FindAtom(*parameter, kind).value();
 }
 
@@ -107,12 +107,12 @@ void RankViewTest::CheckTensor(const SafeFile& file, const SafetensorsEntry& ent
   const uint64_t begin = part.contains("range") ? part["range"][0].get<uint64_t>() : 0;
   const uint64_t end = part.contains("range") ? part["range"][1].get<uint64_t>() : shown;
   std::map<uint64_t, uint64_t> expected;  // local flat index -> global flat index
-  const Shape local =
-      part.contains("local_shape") ? part["local_shape"].get<Shape>() : entry.shape;
+  const Shape local = part.contains("local_shape") ? part["local_shape"].get<Shape>() : entry.shape;
   const auto local_strides = RowMajorStrides(local), global_strides = RowMajorStrides(global);
   for (const json& piece : part["pieces"]) {
     Shape box;
-    for (const json& dim : piece["box"]) box.push_back(dim[1].get<uint64_t>() - dim[0].get<uint64_t>());
+    for (const json& dim : piece["box"])
+      box.push_back(dim[1].get<uint64_t>() - dim[0].get<uint64_t>());
     const auto box_strides = RowMajorStrides(box);
     for (uint64_t i = 0; i < ElementCount(box).value(); ++i) {
       uint64_t from = 0, to = 0;

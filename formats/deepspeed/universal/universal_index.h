@@ -37,17 +37,17 @@ struct UniversalState {
 // One zero/<name>/ directory.
 struct UniversalParameter {
   std::string name;
-  ParameterIndex parameter{};           // the first, if stacked
-  std::vector<UniversalState> states;   // sorted by file
-  uint64_t expert_ranks = 0;            // > 0: stacked over that many ep ranks
+  ParameterIndex parameter{};          // the first, if stacked
+  std::vector<UniversalState> states;  // sorted by file
+  uint64_t expert_ranks = 0;           // > 0: stacked over that many ep ranks
 };
 
 struct UniversalIndex {
   std::string tag;
-  uint32_t model_files = 1;                      // mp_world_size
-  std::vector<UniversalParameter> parameters;    // sorted by name
-  std::map<std::string, std::string> links;      // alias directory -> parameter directory
-  std::vector<std::string> left_out;             // states no universal file can say
+  uint32_t model_files = 1;                    // mp_world_size
+  std::vector<UniversalParameter> parameters;  // sorted by name
+  std::map<std::string, std::string> links;    // alias directory -> parameter directory
+  std::vector<std::string> left_out;           // states no universal file can say
 
   const UniversalParameter* Find(std::string_view name) const;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/universal_view.h"
+#include "formats/deepspeed/universal/universal_view.h"
 
 #include <algorithm>
 #include <charconv>
@@ -8,7 +8,7 @@
 #include <span>
 
 #include "core/base/strings.h"
-#include "formats/deepspeed/universal_files.h"
+#include "formats/deepspeed/universal/universal_files.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -141,9 +141,8 @@ Result<UniversalView::PreparedPtr> UniversalView::Build(const StepModel& step,
 
 Result<UniversalView::PreparedPtr> UniversalView::Prepare(const StepModel& step,
                                                           const Layout& layout) const {
-  return cache_.Get(step, layout, [this](const StepModel& s, const Layout& l) {
-    return Build(s, l);
-  });
+  return cache_.Get(step, layout,
+                    [this](const StepModel& s, const Layout& l) { return Build(s, l); });
 }
 
 Status UniversalView::Supports(const StepModel& step, const Layout& layout) const {
@@ -161,16 +160,12 @@ Result<ViewEntry> UniversalView::EntryOf(const StepModel& step, const Prepared& 
     case Place::Kind::kTop:
     case Place::Kind::kTag:
     case Place::Kind::kZero:
-    case Place::Kind::kParameter:
-      return Directory(name);
-    case Place::Kind::kPointer:
-      return File(name, prepared.index.tag.size());
-    case Place::Kind::kLink:
-      return Symlink(name, *place->target);
+    case Place::Kind::kParameter: return Directory(name);
+    case Place::Kind::kPointer: return File(name, prepared.index.tag.size());
+    case Place::Kind::kLink: return Symlink(name, *place->target);
     case Place::Kind::kModel:
       return File(name, prepared.model_sizes.at(SourceRank(step, prepared.index, place->rank)));
-    case Place::Kind::kOptimizer:
-      return File(name, prepared.optimizer_size);
+    case Place::Kind::kOptimizer: return File(name, prepared.optimizer_size);
     case Place::Kind::kState: {
       CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
                             ParameterState(step, *place->parameter, *place->state));
@@ -214,8 +209,7 @@ Result<std::vector<ViewEntry>> UniversalView::List(const StepModel& step, const 
   if (directory.empty()) return std::vector<ViewEntry>{Directory(kTopName)};
   std::vector<ViewEntry> entries;
   for (const std::string& name : NamesIn(*prepared, directory)) {
-    CKPT_ASSIGN_OR_RETURN(ViewEntry entry,
-                          EntryOf(step, *prepared, StrCat(directory, "/", name)));
+    CKPT_ASSIGN_OR_RETURN(ViewEntry entry, EntryOf(step, *prepared, StrCat(directory, "/", name)));
     entries.push_back(std::move(entry));
   }
   if (entries.empty()) return NoSuch(directory);
@@ -248,14 +242,11 @@ Result<Plan> UniversalView::MakePlan(const StepModel& step, const Layout& layout
                             SourceRank(step, prepared->index, place->rank));
       if (!content) return Fail(std::move(content).error());
       return std::move(*content).MakePlan(kModelFolder);
-    case Place::Kind::kOptimizer:
-      content = OptimizerState(step, prepared->index);
-      break;
+    case Place::Kind::kOptimizer: content = OptimizerState(step, prepared->index); break;
     case Place::Kind::kState:
       content = ParameterState(step, *place->parameter, *place->state);
       break;
-    default:
-      return NoSuch(file);
+    default: return NoSuch(file);
   }
   if (!content) return Fail(std::move(content).error());
   return std::move(*content).MakePlan(FolderOf(parts.back()));

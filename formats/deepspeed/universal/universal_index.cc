@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/universal_index.h"
+#include "formats/deepspeed/universal/universal_index.h"
 
 #include <algorithm>
 #include <set>
@@ -9,7 +9,7 @@
 #include "core/base/strings.h"
 #include "core/view/shard.h"
 #include "core/view/shown_names.h"
-#include "formats/deepspeed/universal_cut.h"
+#include "formats/deepspeed/universal/universal_cut.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -146,8 +146,8 @@ class ExpertStacker {
     for (const auto& [family, members] : experts_) {
       const uint64_t count = members.size();
       if (members.rbegin()->first + 1 != count || count % ep_ != 0) {
-        return Fail(ErrorCode::kUnsupported, StrCat("experts of '", family, "': ", count,
-                                                    " do not divide by ep ", ep_));
+        return Fail(ErrorCode::kUnsupported,
+                    StrCat("experts of '", family, "': ", count, " do not divide by ep ", ep_));
       }
       for (uint64_t j = 0; j < count / ep_; ++j) {
         CKPT_RETURN_IF_ERROR(Stack(members, j, count / ep_, out));
@@ -207,8 +207,7 @@ Status AddLinks(const StepModel& step, const ShownNames& names, UniversalIndex& 
     }
     CKPT_RETURN_IF_ERROR(CheckComponent(names.aliases[i], "alias"));
     if (index.Find(names.aliases[i]) != nullptr) continue;
-    index.links.emplace(names.aliases[i],
-                        names.parameters[static_cast<uint32_t>(alias.parameter)]);
+    index.links.emplace(names.aliases[i], names.parameters[static_cast<uint32_t>(alias.parameter)]);
   }
   return {};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/universal_cut.h"
+#include "formats/deepspeed/universal/universal_cut.h"
 
 #include <algorithm>
 
@@ -53,23 +53,21 @@ Result<UniversalCut> CutOf(const Parameter& parameter) {
   const Pattern& pattern = parameter.pattern;
   if (pattern.bias_scaled) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("parameter '", parameter.name, "' is stored divided by the "
+                StrCat("parameter '", parameter.name,
+                       "' is stored divided by the "
                        "tensor-parallel degree; the universal loader cannot divide"));
   }
   switch (pattern.kind) {
-    case PatternKind::kUnknown:
-      return UniversalCut{};
+    case PatternKind::kUnknown: return UniversalCut{};
     case PatternKind::kUnique:
     case PatternKind::kReplicate:
-    case PatternKind::kPartial:
-      return UniversalCut{Kind::kReplicated, 0, {}};
-    case PatternKind::kShard:
-      break;
+    case PatternKind::kPartial: return UniversalCut{Kind::kReplicated, 0, {}};
+    case PatternKind::kShard: break;
   }
   if (pattern.cuts.size() != 1) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("parameter '", parameter.name, "' is cut along several dims; the "
-                       "universal loader cuts along one"));
+    return Fail(ErrorCode::kUnsupported, StrCat("parameter '", parameter.name,
+                                                "' is cut along several dims; the "
+                                                "universal loader cuts along one"));
   }
   return CutAlong(parameter, pattern.cuts[0]);
 }
@@ -81,11 +79,8 @@ PickleItems CutKeys(const UniversalCut& cut, const Shape& shape, PickleBuilder& 
   };
   switch (cut.kind) {
     case Kind::kUnknown:
-    case Kind::kReplicated:
-      break;
-    case Kind::kAlong:
-      add("cat_dim", builder.Int(cut.dim));
-      break;
+    case Kind::kReplicated: break;
+    case Kind::kAlong: add("cat_dim", builder.Int(cut.dim)); break;
     case Kind::kVocabulary:
       add("cat_dim", builder.Int(0));
       add("vocab_tensor", builder.Bool(true));
@@ -94,9 +89,7 @@ PickleItems CutKeys(const UniversalCut& cut, const Shape& shape, PickleBuilder& 
       add("cat_dim", builder.Int(cut.dim));
       add("param_n_sub_params", builder.Int(static_cast<int64_t>(cut.parts.size())));
       break;
-    case Kind::kParts:
-      add("sub_param_shape", SubparamShapeNode(cut, shape, builder));
-      break;
+    case Kind::kParts: add("sub_param_shape", SubparamShapeNode(cut, shape, builder)); break;
   }
   return items;
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/universal_files.h"
+#include "formats/deepspeed/universal/universal_files.h"
 
 #include <algorithm>
 #include <set>
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/document_keys.h"
-#include "formats/deepspeed/universal_cut.h"
-#include "formats/deepspeed/universal_info.h"
+#include "formats/deepspeed/universal/universal_cut.h"
+#include "formats/deepspeed/universal/universal_info.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/torch/torch_file.h"
 
@@ -202,8 +202,9 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
 // Scalars of the ZeRO dict, but for what only describes the source's files.
 Status SetZeroScalars(const StepModel& step, DictBuilder& dict) {
   static const std::set<std::string_view> kOfTheSource = {
-      "partition_count", "group_paddings", "param_alignment_paddings",
-      "param_slice_mappings", "base_optimizer_state_step", "universal_checkpoint_info"};
+      "partition_count",           "group_paddings",
+      "param_alignment_paddings",  "param_slice_mappings",
+      "base_optimizer_state_step", "universal_checkpoint_info"};
   for (const Document& document : step.documents) {
     if (!document.key.starts_with(kZeroPrefix) || !document.scope.empty()) continue;
     const std::string_view key = std::string_view(document.key).substr(kZeroPrefix.size());
@@ -307,8 +308,7 @@ Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalPara
   }
   if (stacked) {  // the loader takes its ep rank's share of dim 0
     items.emplace_back(pickle.String("is_expert_param"), pickle.Bool(true));
-    items.emplace_back(pickle.String("ep_num_experts"),
-                       pickle.Int(static_cast<int64_t>(shape[0])));
+    items.emplace_back(pickle.String("ep_num_experts"), pickle.Int(static_cast<int64_t>(shape[0])));
   }
   return std::move(archive).Finish(pickle.Dict(std::move(items)));
 }

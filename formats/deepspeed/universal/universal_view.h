@@ -26,7 +26,7 @@
 #include "core/view/shown_names.h"
 #include "core/view/view_cache.h"
 #include "core/view/view_format.h"
-#include "formats/deepspeed/universal_index.h"
+#include "formats/deepspeed/universal/universal_index.h"
 
 namespace ckptfs::deepspeed {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/universal_info.h"
+#include "formats/deepspeed/universal/universal_info.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "formats/deepspeed/universal_cut.h"
+#include "formats/deepspeed/universal/universal_cut.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {
@@ -23,24 +23,23 @@ using Kind = UniversalCut::Kind;
 // list states it.
 struct Entry {
   UniversalCut cut;
-  Shape shape;  // kParts only
+  Shape shape;                         // kParts only
   uint64_t rows = 0, padded_rows = 0;  // kVocabulary only
   bool operator==(const Entry&) const = default;
 };
 
-constexpr std::array<std::string_view, 12> kOurKeys = {
-    "universal_checkpoint_version",
-    "original_vocab_size",
-    "padded_vocab_size",
-    "vocabulary_parameter_patterns",
-    "pipeline_replicated_parameter_patterns",
-    "parameter_to_average_patterns",
-    "parameter_with_row_parallelism_patterns",
-    "tp_replicated_parameter_patterns",
-    "parameter_with_2_sub_params_cat_dim_0",
-    "parameter_with_sub_params",
-    "sub_param_shard_widths",
-    "affine_map"};
+constexpr std::array<std::string_view, 12> kOurKeys = {"universal_checkpoint_version",
+                                                       "original_vocab_size",
+                                                       "padded_vocab_size",
+                                                       "vocabulary_parameter_patterns",
+                                                       "pipeline_replicated_parameter_patterns",
+                                                       "parameter_to_average_patterns",
+                                                       "parameter_with_row_parallelism_patterns",
+                                                       "tp_replicated_parameter_patterns",
+                                                       "parameter_with_2_sub_params_cat_dim_0",
+                                                       "parameter_with_sub_params",
+                                                       "sub_param_shard_widths",
+                                                       "affine_map"};
 
 Entry EntryOf(const Parameter& parameter, const UniversalCut& cut, const Layout& layout) {
   Entry entry{cut, {}, 0, 0};
@@ -103,11 +102,8 @@ class InfoBuilder {
       case Kind::kEqualParts:
         lists_["parameter_with_2_sub_params_cat_dim_0"].push_back(pickle_.String(pattern));
         break;
-      case Kind::kParts:
-        AddParts(pattern, entry);
-        break;
-      case Kind::kUnknown:
-        break;
+      case Kind::kParts: AddParts(pattern, entry); break;
+      case Kind::kUnknown: break;
     }
   }
 
@@ -135,8 +131,7 @@ class InfoBuilder {
     std::vector<NodeId> shape, parts, widths;
     for (uint64_t part : entry.cut.parts) {
       parts.push_back(Number(part));
-      widths.push_back(
-          pickle_.List(std::vector<NodeId>(layout_.tp, Number(part / layout_.tp))));
+      widths.push_back(pickle_.List(std::vector<NodeId>(layout_.tp, Number(part / layout_.tp))));
     }
     const NodeId part_tuple = pickle_.Tuple(std::move(parts));
     for (size_t d = 0; d < entry.shape.size(); ++d) {
@@ -165,8 +160,9 @@ std::string PatternOfName(std::string_view name, bool any_number) {
   for (size_t i = 0; i < name.size();) {
     const size_t end = std::min(name.find('.', i), name.size());
     const std::string_view component = name.substr(i, end - i);
-    const bool number = !component.empty() && std::all_of(component.begin(), component.end(),
-                                                          [](char c) { return c >= '0' && c <= '9'; });
+    const bool number =
+        !component.empty() && std::all_of(component.begin(), component.end(),
+                                          [](char c) { return c >= '0' && c <= '9'; });
     if (number && any_number) {
       out += "\\d+";
     } else {

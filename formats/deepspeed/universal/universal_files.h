@@ -20,7 +20,7 @@
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
 #include "core/view/shown_names.h"
-#include "formats/deepspeed/universal_index.h"
+#include "formats/deepspeed/universal/universal_index.h"
 #include "formats/torch/archive_builder.h"
 
 namespace ckptfs::deepspeed {
