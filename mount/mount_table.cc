@@ -124,8 +124,9 @@ Result<std::string> MountpointPath(const std::string& path) {
 bool IsDeadMount(const std::string& mountpoint) {
   const auto entry = FindMount(mountpoint);
   if (!entry || !*entry || (*entry)->type != "fuse.ckptfs") return false;
-  struct stat info {};
-  return ::stat(mountpoint.c_str(), &info) != 0 && (errno == ENOTCONN || errno == ECONNABORTED);
+  struct statx info {};  // of the daemon: the kernel may have attributes of a dead one for a moment
+  return ::statx(AT_FDCWD, mountpoint.c_str(), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &info) != 0 &&
+         (errno == ENOTCONN || errno == ECONNABORTED);
 }
 
 Status Unmount(const std::string& mountpoint) { return UnmountWith(mountpoint, 0); }
