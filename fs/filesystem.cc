@@ -18,6 +18,9 @@ namespace {
 using Type = ViewEntry::Type;
 constexpr uint64_t kSelfCookie = 1;
 constexpr uint64_t kParentCookie = 2;
+// Names that come and go are told to the kernel when they go; a second is for
+// what it is told too late.
+constexpr uint32_t kNamesValidMs = 1000;
 
 Error NoSuch(std::string_view where, std::string_view name) {
   return Error{ErrorCode::kNotFound, StrCat(where, "/", name, ": no such name")};
@@ -42,30 +45,30 @@ bool Immutable(const Node& node) {
   return node.step != nullptr && node.kind != NodeKind::kStep && node.kind != NodeKind::kViewLink;
 }
 
-// Names that only an invalidation ends.
-bool NameFixed(const Node& node) {
-  return Immutable(node) || (node.step == nullptr && node.kind != NodeKind::kViewLink);
-}
-
-// Entries of a listing after `offset`, with the cookies to go on from.
+// An entry of a listing and where to go on after it.
 struct Cookied {
-  NodePtr node;
+  const Node* node = nullptr;
   uint64_t cookie = 0;
 };
 
-std::vector<Cookied> WithCookies(const Node& directory, std::vector<NodePtr> children) {
+// The entries after `offset`.  Those of a fixed directory are numbered; those
+// of one that changes are ordered by a cookie that stays theirs.
+std::vector<Cookied> EntriesAfter(const Node& directory, const Listing& listing,
+                                  uint64_t offset, size_t limit) {
   std::vector<Cookied> entries;
-  entries.reserve(children.size());
-  const bool fixed = Resolver::Fixed(directory);
-  uint64_t index = kParentCookie;
-  for (NodePtr& child : children) {
-    const uint64_t cookie = fixed ? ++index : CookieOf(child->name());
-    entries.push_back({std::move(child), cookie});
+  if (Resolver::Fixed(directory)) {
+    const uint64_t first = offset > kParentCookie ? offset - kParentCookie : 0;
+    for (uint64_t i = first; i < listing.children.size() && entries.size() < limit; ++i) {
+      entries.push_back({listing.children[i].get(), i + kParentCookie + 1});
+    }
+    return entries;
   }
-  if (!fixed) {
-    std::sort(entries.begin(), entries.end(),
-              [](const Cookied& a, const Cookied& b) { return a.cookie < b.cookie; });
+  for (const NodePtr& child : listing.children) {
+    const uint64_t cookie = CookieOf(child->name());
+    if (cookie > offset) entries.push_back({child.get(), cookie});
   }
+  std::sort(entries.begin(), entries.end(),
+            [](const Cookied& a, const Cookied& b) { return a.cookie < b.cookie; });
   return entries;
 }
 
@@ -94,10 +97,20 @@ Result<NodePtr> Filesystem::State::FindNode(InodeNumber inode) const {
   return Fail(ErrorCode::kStale, StrCat("inode ", static_cast<uint64_t>(inode), " is not known"));
 }
 
+std::shared_ptr<const StepAccess> Filesystem::State::AccessOf(StepEntry& step) {
+  const auto access = step.Access();
+  if (!access) return nullptr;
+  if ((*access)->TakeChange()) {
+    // Modes that the kernel may have cached for ever: it drops all below.
+    invalidator.Add(InodeOf(0, StrCat("/run/", step.record().run, "/step")), step.record().id);
+  }
+  return *access;
+}
+
 bool Filesystem::State::MayEnter(StepEntry& step, const Caller& caller) {
   if (caller.uid == 0) return true;
-  const auto access = step.Access();
-  return access && (*access)->Allows(caller, groups);
+  const auto access = AccessOf(step);
+  return access && access->Allows(caller, groups);
 }
 
 bool Filesystem::State::Visible(const TreeSnapshot& now, const Node& node, const Caller& caller) {
@@ -117,16 +130,22 @@ Attributes Filesystem::State::AttributesOf(const Node& node) {
   attributes.blocks = node.type == Type::kFile ? CeilDiv(node.size, 512) : 0;
   attributes.mtime_ns = node.mtime_ns;
   attributes.immutable = Immutable(node);
-  attributes.name_fixed = NameFixed(node);
-  uint32_t read_bits = node.kind == NodeKind::kStatus ? 0400 : 0444;
+  attributes.valid_ms = kNamesValidMs;
   attributes.uid = geteuid();
   attributes.gid = getegid();
+  uint32_t read_bits = node.kind == NodeKind::kStatus ? 0400 : 0444;
   if (node.step) {
     // A step that cannot be loaded is still a name, for root to look at.
-    const auto access = node.step->Access();
-    attributes.uid = access ? (*access)->uid() : 0;
-    attributes.gid = access ? (*access)->gid() : 0;
-    read_bits = access ? (*access)->read_bits() : 0400;
+    const auto access = AccessOf(*node.step);
+    const auto rule = access ? access->rule() : std::make_shared<const AccessRule>();
+    attributes.uid = rule->uid;
+    attributes.gid = rule->gid;
+    read_bits = rule->read_bits;
+    // The kernel does not check who may read a link.
+    const bool open_to_all = read_bits == 0444;
+    if (!rule->exact || (node.kind == NodeKind::kViewLink && !open_to_all)) {
+      attributes.valid_ms = 0;
+    }
   }
   attributes.mode = TypeBits(node.type) | PermissionBits(node.type, read_bits);
   return attributes;
@@ -257,9 +276,9 @@ Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode,
     parent.inode = directory->parent;
     add("..", parent, kParentCookie);
   }
-  for (const Cookied& entry : WithCookies(*directory, (*listing)->children)) {
+  for (const Cookied& entry : EntriesAfter(*directory, **listing, offset, limit)) {
     if (entries.size() >= limit) break;
-    if (entry.cookie <= offset || !s.Visible(*now, *entry.node, caller)) continue;
+    if (!s.Visible(*now, *entry.node, caller)) continue;
     add(entry.node->name(), s.AttributesOf(*entry.node), entry.cookie);
   }
   return entries;

@@ -50,10 +50,11 @@ struct Attributes {
   // The name and these attributes may be cached for ever (of a directory: not
   // its entries).
   bool immutable = false;
-  // The name may be cached until it is invalidated, the attributes for a
-  // moment.  Where this is false the name must be looked up on every walk: a
-  // step's own directory, which is where it is checked who may see the step.
-  bool name_fixed = false;
+  // For how long they may be cached if they are not immutable.  REQUIRES of the
+  // mount: the kernel checks modes (default_permissions); 0 is where that check
+  // alone would let through somebody who may not see the step, so every walk
+  // has to ask.
+  uint32_t valid_ms = 0;
 };
 
 struct DirectoryEntry {
@@ -135,6 +136,9 @@ class Filesystem {
   // not all of it fits the budget.
   Result<uint64_t> Warm(std::string_view layout, std::string_view path_prefix);
 
+  // SwitchView and Refresh return when the kernel has been told; not to be
+  // called from a thread that serves a request.
+  //
   // Move /view (`ckptfs switch`).
   Status SwitchView(std::string_view run, std::string_view id);
   // Take in what was published or removed since (`adopt`, `remove`).

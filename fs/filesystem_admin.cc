@@ -83,10 +83,12 @@ void Filesystem::State::Apply(Tree tree, uint64_t ticket) {
   std::vector<TreeChange> changes;
   std::string reason;
   bool view_moved = false;
+  bool first = false;
   {
     MutexLock lock(snapshot_mutex);
     if (ticket < applied_ticket) return;  // a later look at the store was faster
     applied_ticket = ticket;
+    first = snapshot == nullptr;
     if (snapshot) {
       KeepEntries(snapshot->tree, tree);
       changes = Compare(snapshot->tree, tree);
@@ -98,7 +100,7 @@ void Filesystem::State::Apply(Tree tree, uint64_t ticket) {
         TreeSnapshot{std::move(tree), view_target.step()});
   }
   if (!reason.empty()) Say(StrCat("/view is absent: ", reason));
-  Announce(changes, view_moved);
+  if (!first) Announce(changes, view_moved);
 }
 
 void Filesystem::State::Announce(const std::vector<TreeChange>& changes, bool view_moved) {
@@ -108,6 +110,7 @@ void Filesystem::State::Announce(const std::vector<TreeChange>& changes, bool vi
     invalidator.Add(InodeOf(0, "/run"), change.run);
   }
   if (view_moved) invalidator.Add(kRootInode, "view");
+  invalidator.Drain();
 }
 
 void Filesystem::State::Forget(const TreeChange& change) {
@@ -143,7 +146,9 @@ Status Filesystem::SwitchView(std::string_view run, std::string_view id) {
     s.snapshot = std::make_shared<const TreeSnapshot>(
         TreeSnapshot{s.snapshot->tree, s.view_target.step()});
   }
-  if (moved) s.invalidator.Add(kRootInode, "view");
+  if (!moved) return {};
+  s.invalidator.Add(kRootInode, "view");
+  s.invalidator.Drain();
   return {};
 }
 

@@ -47,6 +47,7 @@ struct Filesystem::State {
   Result<NodePtr> FindNode(InodeNumber inode) const;
   // True if the caller may see what a name leads to.
   bool Visible(const TreeSnapshot& now, const Node& node, const Caller& caller);
+  std::shared_ptr<const StepAccess> AccessOf(StepEntry& step);  // null: it cannot be loaded
   bool MayEnter(StepEntry& step, const Caller& caller);
   Result<NodePtr> FindChild(const TreeSnapshot& now, const Node& parent, std::string_view name);
   Result<std::shared_ptr<const Listing>> ListingOf(const TreeSnapshot& now, const Node& directory);

@@ -24,8 +24,19 @@ void Invalidator::Add(InodeNumber parent, std::string name) {
   {
     MutexLock lock(mutex_);
     queue_.emplace_back(parent, std::move(name));
+    ++added_;
   }
   wake_.notify_one();
+}
+
+void Invalidator::Drain() {
+  MutexLock lock(mutex_);
+  const uint64_t target = added_;
+  while (told_ < target && !stop_) {
+    std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
+    progress_.wait(held);
+    held.release();
+  }
 }
 
 void Invalidator::Run() {
@@ -43,6 +54,9 @@ void Invalidator::Run() {
       queue_.pop_front();
     }
     tell_(next.first, next.second);
+    MutexLock lock(mutex_);
+    ++told_;
+    progress_.notify_all();
   }
 }
 

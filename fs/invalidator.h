@@ -10,6 +10,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <string>
@@ -33,6 +34,9 @@ class Invalidator {
   Invalidator& operator=(const Invalidator&) = delete;
 
   void Add(InodeNumber parent, std::string name);
+  // Wait until the kernel has been told all that was added before.
+  // REQUIRES: not called from a thread that serves a request.
+  void Drain();
 
  private:
   void Run();
@@ -40,7 +44,10 @@ class Invalidator {
   const Tell tell_;
   Mutex mutex_;
   std::condition_variable wake_;
+  std::condition_variable progress_;
   std::deque<std::pair<InodeNumber, std::string>> queue_ GUARDED_BY(mutex_);
+  uint64_t added_ GUARDED_BY(mutex_) = 0;
+  uint64_t told_ GUARDED_BY(mutex_) = 0;
   bool stop_ GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last: it uses all others
 };

@@ -99,106 +99,106 @@ bool PassesGate(const AccessGate& gate, uint32_t uid, const std::vector<uint32_t
   return (gate.mode & bit) != 0;
 }
 
-StepAccess::StepAccess(const Step& step, const BlobReader& blobs) {
-  CollectDirectories(step, blobs);
-  SummariseModes();
+AccessRule MakeAccessRule(std::vector<AccessGate> files, std::vector<AccessGate> directories) {
+  AccessRule rule;
+  if (files.empty()) {
+    rule.gates = {Closed()};
+    return rule;
+  }
+  rule.uid = files.front().uid;
+  rule.gid = files.front().gid;
+  rule.exact = true;
+  uint32_t all = 0777;          // bits that every file has
+  uint32_t groups_others = 04;  // 04 if every file's group and others may read
+  for (const AccessGate& file : files) {
+    if (file.uid != files.front().uid) rule.uid = 0;
+    if (file.gid != files.front().gid) rule.gid = 0;
+    if (file.uid != files.front().uid || file.gid != files.front().gid) rule.exact = false;
+    all &= file.mode;
+    groups_others &= file.mode & file.mode >> 3;
+  }
+  // A group that is not everybody's is shown only if the others may read, too.
+  if (!rule.exact) all = (all & 0707) | groups_others << 3;
+  for (const AccessGate& directory : directories) {
+    // Search of every directory is needed, so x here is r of the files.
+    all &= directory.mode << 2 | 0333;
+    const bool everybody = (directory.mode & 0111) == 0111;
+    const bool same = directory.uid == rule.uid && directory.gid == rule.gid;
+    if (!everybody && !same) rule.exact = false;
+  }
+  rule.read_bits = all & 0444;
+  rule.gates = std::move(directories);
+  rule.gates.insert(rule.gates.end(), files.begin(), files.end());
+  return rule;
 }
 
-void StepAccess::CollectDirectories(const Step& step, const BlobReader& blobs) {
+StepAccess::StepAccess(const Step& step, const BlobReader& blobs)
+    : files_(CollectFiles(step, blobs)),
+      rule_(std::make_shared<const AccessRule>(MakeAccessRule(files_, LookAtDirectories()))),
+      check_after_(std::chrono::steady_clock::now() + kDirectoryInterval) {}
+
+std::vector<AccessGate> StepAccess::CollectFiles(const Step& step, const BlobReader& blobs) {
   std::set<std::string> directories;
   std::set<std::string> parents;
-  bool adopted_from_known = !step.record.source.empty();
-  if (adopted_from_known) AddDirectory(step.record.source, directories);
+  std::vector<AccessGate> gates;
   struct stat info;
-  if (adopted_from_known && stat(step.record.source.c_str(), &info) != 0) {
-    adopted_from_known = false;
-    directories.clear();
-  }
+  const std::string& adopted_from = step.record.source;
+  const bool known = !adopted_from.empty() && stat(adopted_from.c_str(), &info) == 0;
+  if (known) AddDirectory(adopted_from, directories);
   for (size_t i = 0; i < step.model.blobs.size(); ++i) {
     const Blob& blob = step.model.blobs[i];
-    File file{AccessGate{blob.mode & 0777, blob.uid, blob.gid, false},
-              blobs.PathOf(BlobIndex{static_cast<uint32_t>(i)})};
+    const std::string path = blobs.PathOf(BlobIndex{static_cast<uint32_t>(i)});
+    AccessGate gate{blob.mode & 0777, blob.uid, blob.gid, false};
     if (blob.store_owned) {
       // The store's own directories say nothing; those it was copied from do.
-      if (!adopted_from_known) file.gate = OwnerOnly(file.gate);
+      if (!known) gate = OwnerOnly(gate);
     } else {
-      parents.insert(ParentOf(file.path));
+      parents.insert(ParentOf(path));
+      if (HasAcl(path)) gate = OwnerOnly(gate);
     }
-    files_.push_back(std::move(file));
+    gates.push_back(gate);
   }
   for (const std::string& parent : parents) AddDirectory(parent, directories);
   directories_.assign(directories.begin(), directories.end());
+  SortUnique(gates);
+  return gates;
 }
 
-void StepAccess::SummariseModes() {
-  if (files_.empty()) return;
-  uid_ = files_.front().gate.uid;
-  gid_ = files_.front().gate.gid;
-  bool one_group = true;
-  read_bits_ = 0444;
-  uint32_t others_or_group = 0444;
-  for (const File& file : files_) {
-    if (file.gate.uid != uid_) uid_ = 0;
-    if (file.gate.gid != gid_) one_group = false;
-    read_bits_ &= file.gate.mode;
-    others_or_group &= file.gate.mode & (file.gate.mode << 3 | 0707);
-  }
-  for (const AccessGate& gate : DirectoryGates()) {
-    // Search of every directory is needed, so x here is r of the files.
-    read_bits_ &= gate.mode << 2;
-  }
-  if (!one_group) read_bits_ &= others_or_group;
-  if (!one_group) gid_ = 0;
-  read_bits_ &= 0444;
-}
-
-StepAccess::Gates StepAccess::DirectoryGates() const {
-  Gates gates;
+std::vector<AccessGate> StepAccess::LookAtDirectories() const {
+  std::vector<AccessGate> gates;
   for (const std::string& directory : directories_) {
     struct stat info;
     if (stat(directory.c_str(), &info) != 0) {
       gates.push_back(Closed());
       continue;
     }
-    // What was adopted may itself be a file.
-    AccessGate gate{info.st_mode & 0777, info.st_uid, info.st_gid, S_ISDIR(info.st_mode) != 0};
+    if (!S_ISDIR(info.st_mode)) continue;  // what was adopted was a file
+    const AccessGate gate{info.st_mode & 0777, info.st_uid, info.st_gid, true};
     gates.push_back(HasAcl(directory) ? OwnerOnly(gate) : gate);
   }
   SortUnique(gates);
   return gates;
 }
 
-std::shared_ptr<const StepAccess::Gates> StepAccess::CurrentGates() const {
+std::shared_ptr<const AccessRule> StepAccess::rule() const {
   const auto now = std::chrono::steady_clock::now();
-  std::shared_ptr<const Gates> files;
   {
     MutexLock lock(mutex_);
-    if (gates_ && now < check_after_) return gates_;
-    files = file_gates_;
+    if (now < check_after_) return rule_;
+    check_after_ = now + kDirectoryInterval;  // one thread looks, the others go on
   }
-  if (!files) {
-    Gates fresh;
-    for (const File& file : files_) {
-      fresh.push_back(HasAcl(file.path) ? OwnerOnly(file.gate) : file.gate);
-    }
-    SortUnique(fresh);
-    files = std::make_shared<const Gates>(std::move(fresh));
-  }
-  auto all = std::make_shared<Gates>(DirectoryGates());
-  all->insert(all->end(), files->begin(), files->end());
+  auto fresh = std::make_shared<const AccessRule>(MakeAccessRule(files_, LookAtDirectories()));
   MutexLock lock(mutex_);
-  file_gates_ = files;
-  gates_ = all;
-  check_after_ = now + kDirectoryInterval;
-  return gates_;
+  if (fresh->read_bits != rule_->read_bits || fresh->exact != rule_->exact) changed_ = true;
+  rule_ = fresh;
+  return fresh;
 }
 
 bool StepAccess::Allows(const Caller& caller, GroupCache& groups) const {
   if (caller.uid == 0) return true;
-  if (files_.empty()) return false;
-  const auto gates = CurrentGates();
+  const auto current = rule();
   const std::vector<uint32_t> member_of = groups.Of(caller);
-  return std::all_of(gates->begin(), gates->end(), [&](const AccessGate& gate) {
+  return std::all_of(current->gates.begin(), current->gates.end(), [&](const AccessGate& gate) {
     return PassesGate(gate, caller.uid, member_of);
   });
 }

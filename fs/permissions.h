@@ -57,43 +57,45 @@ class GroupCache {
 // POSIX: the owner's bits for the owner, the group's for members, else the others'.
 bool PassesGate(const AccessGate& gate, uint32_t uid, const std::vector<uint32_t>& groups);
 
+// What a caller has to pass, and how attributes show it.
+struct AccessRule {
+  std::vector<AccessGate> gates;  // distinct
+  uint32_t uid = 0;               // of the sources, 0 if they differ
+  uint32_t gid = 0;
+  uint32_t read_bits = 0;  // subset of 0444: those that all gates have
+  // The kernel's check of (uid, gid, read_bits) lets through exactly those who
+  // pass all gates, so it may answer from its caches.
+  bool exact = false;
+};
+
+// REQUIRES: files' gates first.  No gates: nobody but root passes.
+AccessRule MakeAccessRule(std::vector<AccessGate> files, std::vector<AccessGate> directories);
+
 class StepAccess {
  public:
   // `blobs` says where files lie here; directories are looked at again every
   // two seconds, files' modes are those of the manifest.
-  // BLOCKS: on stat of the directories.
+  // BLOCKS: on a look at files' ACLs and directories.
   StepAccess(const Step& step, const BlobReader& blobs);
 
   // True if the caller may see the step.  uid 0 always may.
-  // BLOCKS: the first time somebody else asks, on a look at the files' ACLs.
   bool Allows(const Caller& caller, GroupCache& groups) const;
 
-  // What attributes show: the owner and group of the sources (0 if they
-  // differ) and the read bits that all sources and directories have.
-  uint32_t uid() const { return uid_; }
-  uint32_t gid() const { return gid_; }
-  uint32_t read_bits() const { return read_bits_; }  // subset of 0444
+  std::shared_ptr<const AccessRule> rule() const;
+
+  // True once after what the rule shows has changed.
+  bool TakeChange() const { return changed_.exchange(false); }
 
  private:
-  using Gates = std::vector<AccessGate>;
-  struct File {
-    AccessGate gate;
-    std::string path;
-  };
-  void CollectDirectories(const Step& step, const BlobReader& blobs);
-  void SummariseModes();
-  Gates DirectoryGates() const;
-  std::shared_ptr<const Gates> CurrentGates() const;
+  std::vector<AccessGate> CollectFiles(const Step& step, const BlobReader& blobs);
+  std::vector<AccessGate> LookAtDirectories() const;
 
-  std::vector<File> files_;               // all of them, for the look at ACLs
-  std::vector<std::string> directories_;  // distinct, ancestors included
-  uint32_t uid_ = 0;
-  uint32_t gid_ = 0;
-  uint32_t read_bits_ = 0;
+  std::vector<std::string> directories_;  // distinct, ancestors included; filled with files_
+  std::vector<AccessGate> files_;         // distinct
 
+  mutable std::atomic<bool> changed_{false};
   mutable Mutex mutex_;
-  mutable std::shared_ptr<const Gates> file_gates_ GUARDED_BY(mutex_);
-  mutable std::shared_ptr<const Gates> gates_ GUARDED_BY(mutex_);  // files and directories
+  mutable std::shared_ptr<const AccessRule> rule_ GUARDED_BY(mutex_);
   mutable std::chrono::steady_clock::time_point check_after_ GUARDED_BY(mutex_);
 };
 

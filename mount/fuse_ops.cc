@@ -52,7 +52,6 @@ void RequestTarget::InitDone(const SessionFeatures& features) {
 namespace {
 
 constexpr double kForever = 1e9;  // seconds that immutable names and attributes are cached
-constexpr double kMoment = 1;     // seconds that the attributes of growing directories are
 constexpr uint32_t kBlockSize = 1 << 20;
 constexpr unsigned kMaxBackground = 128;
 constexpr unsigned kCongestion = 96;
@@ -91,17 +90,15 @@ struct stat StatOf(const Attributes& attributes) {
   return out;
 }
 
-double AttributeTimeout(const Attributes& attributes) {
-  if (attributes.immutable) return kForever;
-  return S_ISDIR(attributes.mode) ? kMoment : 0;
+double CacheSeconds(const Attributes& attributes) {
+  return attributes.immutable ? kForever : attributes.valid_ms / 1000.0;
 }
 
 fuse_entry_param EntryOf(const Attributes& attributes) {
   fuse_entry_param entry{};
   entry.ino = static_cast<fuse_ino_t>(attributes.inode);
   entry.attr = StatOf(attributes);
-  entry.attr_timeout = AttributeTimeout(attributes);
-  entry.entry_timeout = attributes.name_fixed ? kForever : 0;
+  entry.attr_timeout = entry.entry_timeout = CacheSeconds(attributes);
   return entry;
 }
 
@@ -132,7 +129,9 @@ void Init(void* userdata, fuse_conn_info* connection) {
   connection->max_write = std::max(connection->max_write, kMaxRequestBytes);  // sets max_pages
   connection->max_readahead = UINT32_MAX;
   for (const uint32_t wanted : {FUSE_CAP_ASYNC_READ, FUSE_CAP_ASYNC_DIO, FUSE_CAP_PARALLEL_DIROPS,
-                                FUSE_CAP_READDIRPLUS, FUSE_CAP_EXPLICIT_INVAL_DATA}) {
+                                FUSE_CAP_READDIRPLUS, FUSE_CAP_EXPLICIT_INVAL_DATA,
+                                // A link that moves is another inode.
+                                FUSE_CAP_CACHE_SYMLINKS}) {
     SetFeature(*connection, wanted, true);
   }
   for (const uint32_t unwanted : {FUSE_CAP_AUTO_INVAL_DATA, FUSE_CAP_WRITEBACK_CACHE,
@@ -176,7 +175,7 @@ void GetAttributes(fuse_req_t request, fuse_ino_t inode, fuse_file_info*) {
     const auto found = filesystem.GetAttributes(InodeNumber{inode}, CallerOf(request));
     if (!found) return ReplyError(request, found.error());
     const struct stat attributes = StatOf(*found);
-    fuse_reply_attr(request, &attributes, AttributeTimeout(*found));
+    fuse_reply_attr(request, &attributes, CacheSeconds(*found));
   });
 }
 

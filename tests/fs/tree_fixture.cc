@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 
 #include "core/base/strings.h"
 #include "core/blob/file_stamp.h"
@@ -78,7 +79,7 @@ StepModel MakeModel(const std::string& id, uint64_t iteration, const std::string
     Parameter parameter;
     parameter.name = parameter.source_name = std::move(name);
     parameter.shape = shape;
-    parameter.pattern = Pattern::Replicate();
+    parameter.pattern = shape.size() > 1 ? Pattern::Shard(0) : Pattern::Replicate();
     Atom atom;
     atom.parameter = ParameterIndex{static_cast<uint32_t>(model.parameters.size())};
     atom.kind = std::move(kind);
@@ -183,14 +184,18 @@ std::string TreeFixture::Expected(uint32_t seed, const Layout& layout, std::stri
   return bytes;
 }
 
-TreeFixture::TreeFixture() : log_(std::make_shared<LogLines>()) {
+TreeFixture::TreeFixture() : TreeFixture(std::vector<std::unique_ptr<ViewFormat>>()) {
+  auto format = std::make_unique<FakeFormat>();
+  format_ = format.get();
+  formats_.push_back(std::move(format));
+}
+
+TreeFixture::TreeFixture(std::vector<std::unique_ptr<ViewFormat>> formats)
+    : formats_(std::move(formats)), log_(std::make_shared<LogLines>()) {
   std::string pattern = (std::filesystem::temp_directory_path() / "ckptfs_fs_XXXXXX").string();
   directory_ = mkdtemp(pattern.data());
   chmod(directory_.c_str(), 0755);
   store_ = Store::Open(directory_ / "store", true).value();
-  auto format = std::make_unique<FakeFormat>();
-  format_ = format.get();
-  formats_.push_back(std::move(format));
 }
 
 TreeFixture::~TreeFixture() {
@@ -199,18 +204,23 @@ TreeFixture::~TreeFixture() {
   std::filesystem::remove_all(directory_);
 }
 
-std::string TreeFixture::SourcePath(const std::string& run, const std::string& id) const {
-  return directory_ / "source" / run / id / "data.bin";
+std::string TreeFixture::SourcePath(const std::string& run, const std::string& id,
+                                    const std::string& file) const {
+  return directory_ / "source" / run / id / file;
 }
 
 StepRecord TreeFixture::AddStep(const std::string& run, const std::string& id, uint64_t iteration,
-                                uint32_t seed, uint32_t mode) {
-  const std::string path = SourcePath(run, id);
+                                uint32_t seed, uint32_t mode, const std::string& file) {
+  const std::string path = SourcePath(run, id, file);
   const std::string root = directory_ / "source" / run;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  std::ofstream(path, std::ios::binary) << SourceBytes(seed);
-  chmod(path.c_str(), mode);
-  const StepModel model = MakeModel(id, iteration, root, "data.bin", mode);
+  std::ifstream before(path, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(before), {}};
+  if (bytes != SourceBytes(seed)) {
+    std::ofstream(path, std::ios::binary) << SourceBytes(seed);
+    chmod(path.c_str(), mode);
+  }
+  const StepModel model = MakeModel(id, iteration, root, file, mode);
   return store_->Publish(run, model, StrCat(root, "/", id), root).value();
 }
 

@@ -54,11 +54,15 @@ class FakeFormat : public ViewFormat {
 class TreeFixture {
  public:
   TreeFixture();
+  // Shows these formats instead of a FakeFormat.
+  explicit TreeFixture(std::vector<std::unique_ptr<ViewFormat>> formats);
   ~TreeFixture();
 
-  // Write a source file of `seed` and publish a step of it.
+  // Publish a step of the source file `file`, which is written if it is not
+  // there or has other bytes than those of `seed`.
   StepRecord AddStep(const std::string& run, const std::string& id, uint64_t iteration,
-                     uint32_t seed = 1, uint32_t mode = 0644);
+                     uint32_t seed = 1, uint32_t mode = 0644,
+                     const std::string& file = "data.bin");
 
   // The whole source file of a seed, and any file of a layout of it.
   static std::string SourceBytes(uint32_t seed);
@@ -70,7 +74,8 @@ class TreeFixture {
   Store& store() { return *store_; }
   FakeFormat& format() { return *format_; }
   std::string directory() const { return directory_.string(); }
-  std::string SourcePath(const std::string& run, const std::string& id) const;
+  std::string SourcePath(const std::string& run, const std::string& id,
+                         const std::string& file = "data.bin") const;
   std::vector<std::string> Log() const;
 
   // Look a path up from the root, following symbolic links below it; each

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/serve/page_pool.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+
+namespace ckptfs {
+namespace {
+
+class PagePoolTest : public ::testing::Test {
+ protected:
+  // Skips where the machine has no huge-page tmpfs for us.
+  void Open(uint64_t budget) {
+    auto pool = PagePool::Create(budget);
+    if (!pool) GTEST_SKIP() << pool.error().message;
+    pool_ = *std::move(pool);
+  }
+  static void Write(const PagePool::File& file, char letter) {
+    const std::string bytes(file.size, letter);
+    ASSERT_EQ(pwrite(file.fd, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+  }
+  static uint64_t BytesHeld(const PagePool::File& file) {
+    struct stat info;
+    fstat(file.fd, &info);
+    return static_cast<uint64_t>(info.st_blocks) * 512;
+  }
+  std::unique_ptr<PagePool> pool_;
+};
+
+TEST_F(PagePoolTest, FilesHaveExactlyTheSizeAskedFor) {
+  Open(64 * kHugePage);
+  if (!pool_) return;
+  for (const uint64_t size : {uint64_t{1}, uint64_t{4096}, kHugePage, 3 * kHugePage + 5}) {
+    const auto file = pool_->Take(size).value();
+    struct stat info;
+    ASSERT_EQ(fstat(file.fd, &info), 0);
+    EXPECT_EQ(static_cast<uint64_t>(info.st_size), size);
+    pool_->Give(file);
+  }
+}
+
+TEST_F(PagePoolTest, PagesAreRecycledAndTheirTailIsZero) {
+  Open(64 * kHugePage);
+  if (!pool_) return;
+  const auto first = pool_->Take(8 * kHugePage).value();
+  Write(first, 'x');
+  pool_->Give(first);
+  EXPECT_EQ(pool_->idle_bytes(), 8 * kHugePage);
+  const auto second = pool_->Take(6 * kHugePage + 100).value();
+  EXPECT_EQ(second.fd, first.fd);
+  EXPECT_EQ(pool_->idle_bytes(), 0u);
+  EXPECT_GE(BytesHeld(second), 6 * kHugePage) << "its pages are there already";
+  auto* page = static_cast<char*>(
+      mmap(nullptr, 4096, PROT_READ, MAP_SHARED, second.fd, static_cast<off_t>(6 * kHugePage)));
+  ASSERT_NE(page, MAP_FAILED);
+  EXPECT_EQ(std::string(page + 100, 4096 - 100), std::string(4096 - 100, '\0'));
+  munmap(page, 4096);
+  pool_->Give(second);
+}
+
+TEST_F(PagePoolTest, BudgetHoldsAndIdleFilesMakeRoom) {
+  Open(10 * kHugePage);
+  if (!pool_) return;
+  EXPECT_EQ(pool_->Take(11 * kHugePage).error().code, ErrorCode::kExhausted);
+  const auto six = pool_->Take(6 * kHugePage).value();
+  EXPECT_EQ(pool_->Take(5 * kHugePage).error().code, ErrorCode::kExhausted);
+  const auto four = pool_->Take(4 * kHugePage).value();
+  pool_->Give(six);
+  pool_->Give(four);
+  const auto ten = pool_->Take(10 * kHugePage).value();
+  EXPECT_EQ(pool_->lent_bytes(), 10 * kHugePage);
+  EXPECT_EQ(pool_->idle_bytes(), 0u);
+  pool_->Give(ten);
+  // A small file does not spend a large one's pages while there is room.
+  const auto small = pool_->Take(1).value();
+  EXPECT_LE(pool_->lent_bytes() + pool_->idle_bytes(), 10 * kHugePage);
+  pool_->Discard(small);
+  EXPECT_EQ(pool_->lent_bytes(), 0u);
+}
+
+TEST_F(PagePoolTest, KnowsWhatSomebodyElseHasMapped) {
+  Open(8 * kHugePage);
+  if (!pool_) return;
+  const auto file = pool_->Take(kHugePage).value();
+  EXPECT_FALSE(PagePool::IsMapped(file));
+  const std::string path = "/proc/self/fd/" + std::to_string(file.fd);
+  const int reader = open(path.c_str(), O_RDONLY);
+  ASSERT_GE(reader, 0);
+  EXPECT_TRUE(PagePool::IsMapped(file));
+  void* mapped = mmap(nullptr, 4096, PROT_READ, MAP_SHARED, reader, 0);
+  close(reader);
+  EXPECT_TRUE(PagePool::IsMapped(file)) << "the mapping outlives the descriptor";
+  munmap(mapped, 4096);
+  EXPECT_FALSE(PagePool::IsMapped(file));
+  pool_->Give(file);
+}
+
+TEST_F(PagePoolTest, DefaultBudgetIsAPartOfTheMachine) {
+  const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+                           static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  EXPECT_GT(DefaultMaterialiseBudget(), 0u);
+  EXPECT_LE(DefaultMaterialiseBudget(), machine / 4);
+}
+
+}  // namespace
+}  // namespace ckptfs
