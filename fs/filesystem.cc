@@ -212,6 +212,7 @@ Result<Attributes> Filesystem::Lookup(InodeNumber parent, std::string_view name,
     return Fail(std::move(child).error());
   }
   if (!s.Visible(*now, **child, caller)) return Fail(NoSuch(directory->path, name));
+  s.Expect(**child);
   return s.AttributesOf(*s.nodes.Reference(*std::move(child)));
 }
 

@@ -88,7 +88,11 @@ struct FilesystemOptions {
   RootMap roots;
   std::optional<ServingMode> force_mode;      // --mode
   uint64_t materialise_budget = 0;  // bytes of huge-page memory; 0: a quarter of RAM
+  // Most of it that is kept touched and idle for the next files (PageReserve);
+  // absent: a third of the budget, at most 8 GiB.
+  std::optional<uint64_t> reserve = 0;
   bool passthrough = false;  // the kernel and our privileges allow it; set by mount/
+  bool direct_io_mmap = false;  // files opened for direct I/O can be mapped; set by mount/
   std::function<void(std::string_view)> log;  // one line, for reasons behind ENOENT and fallbacks
   // Called when names became invalid (a step removed, /view moved): from a
   // thread that serves no request.

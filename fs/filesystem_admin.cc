@@ -39,13 +39,15 @@ Json RecentJson(const Counters& counters) {
   return json;
 }
 
-Json MaterialisedJson(const Materialiser* materialiser) {
+Json MaterialisedJson(const Materialiser* materialiser, const PageReserve* reserve) {
   if (materialiser == nullptr) return nullptr;
   const Materialiser::Counts counts = materialiser->counts();
   return {{"budget", materialiser->pool().budget()},
           {"files", counts.files},
           {"bytes", counts.bytes},
           {"idle_bytes", materialiser->pool().idle_bytes()},
+          {"reserve", reserve->bytes()},
+          {"reserve_ready", reserve->settled()},
           {"fills", counts.fills},
           {"filled_bytes", counts.filled_bytes},
           {"hits", counts.hits},
@@ -76,7 +78,10 @@ void Filesystem::State::StartMaterialiser() {
     Say(StrCat("files are not materialised but streamed: ", pool.error().message));
     return;
   }
+  PagePool& pages = **pool;
   materialiser = std::make_unique<Materialiser>(*std::move(pool));
+  reserve = std::make_unique<PageReserve>(pages, options.reserve.value_or(DefaultReserve(budget)),
+                                          [this] { return counters.activity(); });
 }
 
 void Filesystem::State::Apply(Tree tree, uint64_t ticket) {
@@ -172,7 +177,7 @@ std::string Filesystem::State::StatusText() const {
   json["known_names"] = nodes.size();
   json["loaded_steps"] = recent.loaded();
   json["plans"] = {{"files", plans.size()}, {"bytes", plans.bytes()}};
-  json["materialised"] = MaterialisedJson(materialiser.get());
+  json["materialised"] = MaterialisedJson(materialiser.get(), reserve.get());
   json["errors"] = counters.Errors();
   json["recent_errors"] = counters.RecentErrors();
   json["recent_opens"] = RecentJson(counters);

@@ -79,12 +79,23 @@ Result<std::shared_ptr<const PreparedPlan>> Filesystem::State::Prepare(const Nod
   return plan;
 }
 
-ServingChoice Filesystem::State::Choose(const Node& file, const PreparedPlan& plan) const {
+void Filesystem::State::Expect(const Node& file) {
+  if (!materialiser || file.kind != NodeKind::kViewEntry || file.type != ViewEntry::Type::kFile ||
+      file.read_once || file.size < kSmallFile) {
+    return;
+  }
+  materialiser->Expect(file.size);
+}
+
+ServingChoice Filesystem::State::Choose(const Node& file, const PreparedPlan& plan,
+                                        bool warming) const {
   ServingQuestion question;
   question.size = file.size;
   question.whole_blob = plan.plan().WholeBlob(plan.step().model()).has_value();
   question.passthrough = passthrough.load(std::memory_order_relaxed);
   question.materialise = materialiser != nullptr;
+  question.filled = materialiser && materialiser->IsFilled(file.inode);
+  question.read_once = file.read_once && !warming;
   question.budget = materialiser ? materialiser->pool().budget() : 0;
   question.forced = options.force_mode;
   return ChooseServing(question);
@@ -93,7 +104,7 @@ ServingChoice Filesystem::State::Choose(const Node& file, const PreparedPlan& pl
 Result<std::shared_ptr<const Backing>> Filesystem::State::MakeBacking(const Node& file,
                                                                       const PreparedPlan& plan,
                                                                       std::string* reason) {
-  const ServingChoice choice = Choose(file, plan);
+  const ServingChoice choice = Choose(file, plan, false);
   *reason = choice.reason;
   if (choice.mode == ServingMode::kStream) return nullptr;
   if (choice.mode == ServingMode::kDirect) {
@@ -124,6 +135,8 @@ OpenFile Filesystem::State::Describe(FileHandle handle, const OpenHandle& open) 
   // Passed-through opens must not keep the cache; the bytes of all others
   // never change.
   file.keep_cache = file.backing_fd < 0;
+  file.direct_io = file.backing_fd < 0 && options.direct_io_mmap && open.plan &&
+                   ReadByCopy(open.plan->path(), open.plan->plan().size());
   return file;
 }
 
@@ -239,7 +252,7 @@ Result<uint64_t> Filesystem::State::WarmBelow(const TreeSnapshot& now, const Nod
   }
   if (node.type != ViewEntry::Type::kFile) return 0;
   CKPT_ASSIGN_OR_RETURN(const auto plan, Prepare(node));
-  if (Choose(node, *plan).mode != ServingMode::kMaterialise) return 0;
+  if (Choose(node, *plan, true).mode != ServingMode::kMaterialise) return 0;
   if (already + AlignUp(node.size, kHugePage) > materialiser->pool().budget()) {
     return Fail(ErrorCode::kExhausted,
                 StrCat("the budget of ", materialiser->pool().budget(), " bytes is full after ",

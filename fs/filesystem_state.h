@@ -24,6 +24,7 @@
 #include "fs/serve/handle_table.h"
 #include "fs/serve/live_opens.h"
 #include "fs/serve/materialiser.h"
+#include "fs/serve/page_reserve.h"
 #include "fs/serve/plan_cache.h"
 #include "fs/serve/serving.h"
 #include "fs/tree/listing_cache.h"
@@ -55,7 +56,9 @@ struct Filesystem::State {
 
   // --- open files (filesystem_open.cc) ---
   Result<std::shared_ptr<const PreparedPlan>> Prepare(const Node& file);
-  ServingChoice Choose(const Node& file, const PreparedPlan& plan) const;
+  // Somebody looks at a file: it may be opened.
+  void Expect(const Node& file);
+  ServingChoice Choose(const Node& file, const PreparedPlan& plan, bool warming) const;
   Result<std::shared_ptr<const Backing>> MakeBacking(const Node& file, const PreparedPlan& plan,
                                                      std::string* reason);
   OpenFile Describe(FileHandle handle, const OpenHandle& open) const;
@@ -84,6 +87,7 @@ struct Filesystem::State {
   ListingCache listings{kListedNodes};
   Counters counters;
   std::unique_ptr<Materialiser> materialiser;  // null: no pool
+  std::unique_ptr<PageReserve> reserve;        // null with it
   PlanCache plans{kPlanCacheBytes};
   LiveOpens live;
   HandleTable handles;

@@ -52,7 +52,9 @@ void RequestTarget::InitDone(const SessionFeatures& features) {
 namespace {
 
 constexpr double kForever = 1e9;  // seconds that immutable names and attributes are cached
-constexpr uint32_t kBlockSize = 1 << 20;
+// Of a page: readers with a buffer of this size (Python's) seek between the
+// records of a zip file, and would read it whole after every seek.
+constexpr uint32_t kBlockSize = 4096;
 constexpr unsigned kMaxBackground = 128;
 constexpr unsigned kCongestion = 96;
 constexpr size_t kHugePage = 2 << 20;

@@ -126,6 +126,7 @@ FilesystemOptions OptionsOf(const MountRequest& request) {
   options.roots = request.roots;
   options.force_mode = request.mode;
   options.materialise_budget = request.budget_bytes;
+  options.reserve = request.reserve_bytes;
   options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
   return options;
 }
@@ -169,6 +170,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   CKPT_ASSIGN_OR_RETURN(const SessionFeatures features, daemon.session->WaitForInit());
   const bool privileged = MayPassThrough();
   options.passthrough = features.passthrough && privileged;
+  options.direct_io_mmap = features.direct_io_mmap;
   if (!options.passthrough) {
     Say(StrCat("files are streamed: kernel passthrough needs ",
                privileged ? "Linux 6.9 and a build with libfuse 3.17" : "root"));

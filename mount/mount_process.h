@@ -29,6 +29,7 @@ struct MountRequest {
   RootMap roots;
   std::optional<ServingMode> mode;
   uint64_t budget_bytes = 0;        // 0: the filesystem's default
+  std::optional<uint64_t> reserve_bytes;  // absent: the filesystem's default
   uint64_t read_ahead_kib = 16384;  // 0: leave the kernel's
   unsigned threads = 0;
   bool clone_fd = false;

@@ -36,6 +36,7 @@ struct OptionWord {
 constexpr std::array kOptionWords = {
     OptionWord{"run", true},     OptionWord{"step", true},       OptionWord{"layout", true},
     OptionWord{"adopt", true},   OptionWord{"mode", true},       OptionWord{"budget", true},
+    OptionWord{"reserve", true},
     OptionWord{"log", true},     OptionWord{"read-ahead", true}, OptionWord{"follow", false},
     OptionWord{"mkdir", false},  OptionWord{"root", true},       OptionWord{"threads", true},
 };

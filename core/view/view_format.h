@@ -32,6 +32,9 @@ struct ViewEntry {
   Type type = Type::kFile;
   uint64_t size = 0;   // exact; of a symlink: the length of its target
   std::string target;  // kSymlink
+  // The framework's loader reads it from start to end, once per process: what
+  // it takes to have it at hand again would be wasted.
+  bool read_once = false;
 };
 
 class ViewFormat {

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <linux/mount.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -30,6 +31,8 @@ int FsCreate(int fd) {
   return static_cast<int>(syscall(SYS_fsconfig, fd, FSCONFIG_CMD_CREATE, nullptr, nullptr, 0));
 }
 int FsMount(int fd) { return static_cast<int>(syscall(SYS_fsmount, fd, FSMOUNT_CLOEXEC, 0)); }
+
+constexpr uint64_t kWorthShrinking = 4 * kHugePage;
 
 uint64_t ChargeOf(uint64_t size) { return AlignUp(std::max<uint64_t>(size, 1), kHugePage); }
 
@@ -97,8 +100,8 @@ Result<PagePool::File> PagePool::NewFile() const {
 bool PagePool::Reserve(uint64_t charge, File* reused, std::vector<File>* freed) {
   MutexLock lock(mutex_);
   if (lent_ + charge > budget_) return false;
-  // The idle file nearest in size, unless it is so large that most of its
-  // pages would be lost and there is room for a new one.
+  // The idle file nearest in size: to shrink one, or to add to one, is cheaper
+  // than new pages.  Of the smallest files not even that is worth it.
   const auto distance = [&](const File& file) {
     return file.charge > charge ? file.charge - charge : charge - file.charge;
   };
@@ -106,12 +109,14 @@ bool PagePool::Reserve(uint64_t charge, File* reused, std::vector<File>* freed) 
       std::min_element(idle_.begin(), idle_.end(),
                        [&](const File& a, const File& b) { return distance(a) < distance(b); });
   const bool room = lent_ + idle_bytes_ + charge <= budget_;
-  if (nearest != idle_.end() && (!room || nearest->charge <= 2 * charge)) {
+  const bool close = nearest != idle_.end() && nearest->charge <= 2 * charge;
+  if (nearest != idle_.end() && (!room || close || charge >= kWorthShrinking)) {
     *reused = *nearest;
     idle_bytes_ -= nearest->charge;
     idle_.erase(nearest);
   }
   lent_ += charge;
+  last_taken_ = charge;
   while (lent_ + idle_bytes_ > budget_ && !idle_.empty()) {
     idle_bytes_ -= idle_.back().charge;
     freed->push_back(idle_.back());
@@ -145,6 +150,41 @@ Result<PagePool::File> PagePool::Take(uint64_t size) {
   return result;
 }
 
+void PagePool::Expect(uint64_t size) {
+  MutexLock lock(mutex_);
+  expected_ = ChargeOf(size);
+}
+
+uint64_t PagePool::Prepare(uint64_t size, const std::function<bool()>& stop) {
+  constexpr uint64_t kStep = 32 * kHugePage;
+  {
+    MutexLock lock(mutex_);
+    if (lent_ + idle_bytes_ + size > budget_) return 0;
+    lent_ += size;  // ours until it is idle
+  }
+  Result<File> file = NewFile();
+  uint64_t done = 0;
+  while (file && done < size && !stop()) {
+    const uint64_t length = std::min(kStep, size - done);
+    if (ftruncate(file->fd, static_cast<off_t>(done + length)) != 0) break;
+    void* pages = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd,
+                       static_cast<off_t>(done));
+    if (pages == MAP_FAILED) break;
+    const bool touched = madvise(pages, length, MADV_POPULATE_WRITE) == 0;
+    munmap(pages, length);
+    if (!touched) break;
+    done += length;
+  }
+  if (file && done == 0) close(file->fd);
+  MutexLock lock(mutex_);
+  lent_ -= size;
+  if (done == 0) return 0;
+  file->size = file->charge = done;
+  idle_bytes_ += done;
+  idle_.push_back(*file);
+  return done;
+}
+
 void PagePool::Give(File file) {
   MutexLock lock(mutex_);
   lent_ -= file.charge;
@@ -174,6 +214,11 @@ uint64_t PagePool::lent_bytes() const {
 uint64_t PagePool::idle_bytes() const {
   MutexLock lock(mutex_);
   return idle_bytes_;
+}
+
+PagePool::Idle PagePool::idle() const {
+  MutexLock lock(mutex_);
+  return {idle_.size(), idle_bytes_, last_taken_, expected_};
 }
 
 }  // namespace ckptfs

@@ -37,8 +37,15 @@ ServingChoice ChooseServing(const ServingQuestion& question) {
   if (!question.passthrough) return {ServingMode::kStream, "no passthrough"};
   if (question.whole_blob) return {ServingMode::kDirect, "a whole source file"};
   if (!question.materialise) return {ServingMode::kStream, "no huge-page memory"};
+  if (question.read_once && !question.filled) {
+    return {ServingMode::kStream, "its loader reads it once"};
+  }
   if (question.size > question.budget) return {ServingMode::kStream, "larger than the budget"};
   return {ServingMode::kMaterialise, "fits the budget"};
+}
+
+bool ReadByCopy(std::string_view name, uint64_t size) {
+  return size >= kSmallFile && name.ends_with(".pt");
 }
 
 }  // namespace ckptfs

@@ -25,6 +25,8 @@ struct ServingQuestion {
   bool whole_blob = false;    // the file is a source file, byte for byte
   bool passthrough = false;   // the kernel and our privileges allow it
   bool materialise = false;   // there is a pool of huge pages
+  bool filled = false;        // the file lies in it already
+  bool read_once = false;     // its framework's loader reads it once
   uint64_t budget = 0;        // of that pool
   std::optional<ServingMode> forced;
 };
@@ -35,5 +37,10 @@ struct ServingChoice {
 };
 
 ServingChoice ChooseServing(const ServingQuestion& question);
+
+// True for files whose readers copy them once into their own memory with reads
+// (torch.load), rather than map them (safetensors): if such a file is streamed,
+// the page cache only adds a copy and a page per 4 KiB.
+bool ReadByCopy(std::string_view name, uint64_t size);
 
 }  // namespace ckptfs

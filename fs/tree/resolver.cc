@@ -78,6 +78,7 @@ NodePtr EntryNode(const Node& parent, const ViewEntry& entry, uint32_t format) {
   Node node = Below(parent, NodeKind::kViewEntry, entry.type, entry.name);
   node.index = format;
   if (entry.type == Type::kFile) node.size = entry.size;
+  node.read_once = entry.read_once;
   if (entry.type == Type::kSymlink) {
     node.target = entry.target;
     node.size = entry.target.size();

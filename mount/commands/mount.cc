@@ -24,6 +24,7 @@ struct Options {
   std::string step;
   std::string mode;
   std::string budget;
+  std::string reserve;
   bool foreground = false;
 };
 
@@ -58,6 +59,9 @@ Result<MountRequest> RequestOf(const Options& options) {
   if (!options.budget.empty()) {
     CKPT_ASSIGN_OR_RETURN(request.budget_bytes, ParseBytes(options.budget));
   }
+  if (!options.reserve.empty()) {
+    CKPT_ASSIGN_OR_RETURN(request.reserve_bytes, ParseBytes(options.reserve));
+  }
   if (!request.log.empty() && request.log != "stderr" && request.log != "syslog") {
     CKPT_ASSIGN_OR_RETURN(request.log, AbsolutePath(request.log));
   }
@@ -88,6 +92,10 @@ void AddServingOptions(CLI::App* command, Options& options) {
   command
       ->add_option("--budget", options.budget,
                    "Memory for materialised files (default: a quarter of RAM)")
+      ->type_name("BYTES");
+  command
+      ->add_option("--reserve", options.reserve,
+                   "Of it, kept ready for the next files (default: a third, at most 8G)")
       ->type_name("BYTES");
   command
       ->add_option("--read-ahead", options.request.read_ahead_kib,

@@ -2,6 +2,7 @@
 """What the cases share: checkpoints, mounts, clocks."""
 import contextlib
 import gc
+import json
 import os
 import shutil
 import statistics
@@ -144,11 +145,21 @@ class Context:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         return done
 
+    @staticmethod
+    def settle(mount):
+        """Wait until the daemon has prepared memory for what was looked at."""
+        def ready():
+            with open(os.path.join(mount, '.ckptfs', 'status')) as f:
+                pool = json.load(f)['materialised']
+            return pool is None or pool['reserve_ready']
+        daemon.wait_until(ready, 'the reserve')
+
     @contextlib.contextmanager
     def mounted(self, *sources, options=()):
         """A new store with the sources, mounted; yields (mount, process)."""
         folder = tempfile.mkdtemp(prefix='mount', dir=self.work)
         program = daemon.Ckptfs(folder)
+        program.reserve = ()  # what users get
         try:
             for source in sources:
                 program.adopt(source, os.path.basename(

@@ -33,6 +33,9 @@ def is_mounted(path):
 class Ckptfs:
     """One store, and the command line on it."""
 
+    # A test's mount lives for a second; preparing memory for it is wasted.
+    reserve = ('--reserve', '0')
+
     def __init__(self, folder):
         self.store = os.path.join(folder, 'store')
         self.folder = folder
@@ -82,7 +85,8 @@ class Ckptfs:
         """Mount the store; returns the mount point."""
         path = self.mountpoint()
         more = [w for p in adopt for w in ('--adopt', p)]
-        self.run('mount', '--store', self.store, *more, *options, path)
+        self.run('mount', '--store', self.store, *more, *self.reserve,
+                 *options, path)
         return path
 
     def start(self, *options, path=None, stderr=None):
@@ -90,7 +94,7 @@ class Ckptfs:
         path = path or self.mountpoint()
         process = subprocess.Popen(
             [BIN, 'mount', '--foreground', '--store', self.store,
-             *map(str, options), path], stdin=subprocess.DEVNULL,
+             *self.reserve, *map(str, options), path], stdin=subprocess.DEVNULL,
             stderr=stderr)
         self.processes.append(process)
         wait_until(lambda: is_mounted(path) and os.listdir(path),

@@ -8,7 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
+
+#include "fs/serve/page_reserve.h"
 
 namespace ckptfs {
 namespace {
@@ -106,6 +111,69 @@ TEST_F(PagePoolTest, DefaultBudgetIsAPartOfTheMachine) {
                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   EXPECT_GT(DefaultMaterialiseBudget(), 0u);
   EXPECT_LE(DefaultMaterialiseBudget(), machine / 4);
+}
+
+TEST_F(PagePoolTest, APreparedFileHasItsPagesAndIsTakenFirst) {
+  Open(64 * kHugePage);
+  if (!pool_) return;
+  const auto never = [] { return false; };
+  ASSERT_EQ(pool_->Prepare(32 * kHugePage, never), 32 * kHugePage);
+  EXPECT_EQ(pool_->idle_bytes(), 32 * kHugePage);
+  EXPECT_EQ(pool_->Prepare(33 * kHugePage, never), 0u) << "more than the budget";
+  EXPECT_EQ(pool_->lent_bytes(), 0u);
+  const auto file = pool_->Take(20 * kHugePage - 7).value();
+  EXPECT_EQ(pool_->idle_bytes(), 0u) << "shrunk rather than left for a new one";
+  EXPECT_GE(BytesHeld(file), 20 * kHugePage);
+  pool_->Give(file);
+}
+
+TEST_F(PagePoolTest, PreparingStopsWhenItIsToldAndKeepsWhatItHas) {
+  Open(128 * kHugePage);
+  if (!pool_) return;
+  int asked = 0;
+  EXPECT_EQ(pool_->Prepare(100 * kHugePage, [&] { return ++asked == 3; }), 64 * kHugePage);
+  EXPECT_EQ(pool_->idle_bytes(), 64 * kHugePage);
+  EXPECT_EQ(pool_->Prepare(32 * kHugePage, [] { return true; }), 0u);
+  EXPECT_EQ(pool_->lent_bytes(), 0u);
+  EXPECT_EQ(pool_->idle().files, 1u);
+}
+
+TEST(PageReserveTest, PreparesWhatIsExpectedThenSuchAsWereTaken) {
+  const uint64_t page = kHugePage;
+  const uint64_t reserve = 100 * page;
+  EXPECT_EQ(NextToPrepare(reserve, {}), 0u) << "nothing is known";
+  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 0, 30 * page}), 30 * page);
+  EXPECT_EQ(NextToPrepare(reserve, {1, 10 * page, 0, 30 * page}), 20 * page) << "it was stopped";
+  EXPECT_EQ(NextToPrepare(reserve, {1, 30 * page, 0, 30 * page}), 0u) << "one is enough";
+  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 0, 300 * page}), reserve) << "as much as it may";
+  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 30 * page, 7 * page}), 30 * page);
+  EXPECT_EQ(NextToPrepare(reserve, {2, 60 * page, 30 * page, 0}), 30 * page);
+  EXPECT_EQ(NextToPrepare(reserve, {3, 90 * page, 30 * page, 0}), 0u);
+  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 300 * page, 0}), reserve);
+  EXPECT_EQ(NextToPrepare(page - 1, {0, 0, page, page}), 0u);
+}
+
+TEST_F(PagePoolTest, AReserveIsReadyAndMadeUpForWhenItIsQuiet) {
+  Open(64 * kHugePage);
+  if (!pool_) return;
+  std::atomic<uint64_t> activity{0};
+  std::atomic<bool> busy{true};
+  PageReserve reserve(*pool_, 16 * kHugePage,
+                      [&] { return busy ? activity.fetch_add(1) : activity.load(); });
+  const auto wait_for = [&](uint64_t idle) {
+    for (int i = 0; i < 3000 && pool_->idle_bytes() != idle; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return pool_->idle_bytes() == idle;
+  };
+  pool_->Expect(16 * kHugePage);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_EQ(pool_->idle_bytes(), 0u) << "not while files are read";
+  busy = false;
+  ASSERT_TRUE(wait_for(16 * kHugePage));
+  const auto file = pool_->Take(5 * kHugePage).value();
+  EXPECT_TRUE(wait_for(15 * kHugePage)) << "three of the size that was taken";
+  pool_->Give(file);
 }
 
 }  // namespace

@@ -31,13 +31,21 @@ TEST(ServingPolicyTest, ChoosesByWhatTheFileIs) {
   EXPECT_EQ(ChooseServing(question).mode, ServingMode::kDirect);
   question.size = kSmallFile - 1;
   EXPECT_EQ(ChooseServing(question).mode, ServingMode::kStream);
-  question = {.size = 200 << 20, .whole_blob = false, .passthrough = true, .materialise = true,
-              .budget = 100 << 20, .forced = {}};
+  question = {};
+  question.size = 200 << 20;
+  question.passthrough = question.materialise = true;
+  question.budget = 100 << 20;
   EXPECT_EQ(ChooseServing(question).mode, ServingMode::kStream);
   question.size = 10 << 20;
   question.materialise = false;
   EXPECT_EQ(ChooseServing(question).mode, ServingMode::kStream);
   question.materialise = true;
+  EXPECT_EQ(ChooseServing(question).mode, ServingMode::kMaterialise);
+  question.read_once = true;
+  EXPECT_EQ(ChooseServing(question).mode, ServingMode::kStream);
+  question.filled = true;
+  EXPECT_EQ(ChooseServing(question).mode, ServingMode::kMaterialise) << "it was warmed";
+  question.read_once = question.filled = false;
   question.passthrough = false;
   EXPECT_EQ(ChooseServing(question).mode, ServingMode::kStream);
   question.forced = ServingMode::kMaterialise;
@@ -221,6 +229,12 @@ TEST_F(PassthroughTest, MaterialiseCanBeForcedWithoutPassthrough) {
   EXPECT_EQ(open.backing_fd, -1);
   EXPECT_TRUE(*testing::ReadHandle(t_.fs(), open.handle, 12'345) == Model("tp2", "rank1/model.bin"));
   t_.fs().Release(open.handle);
+}
+
+TEST(ServingPolicyTest, LargeTorchFilesAreReadByCopy) {
+  EXPECT_TRUE(ReadByCopy("/a/optimizer.pt", kSmallFile));
+  EXPECT_FALSE(ReadByCopy("/a/optimizer.pt", kSmallFile - 1));
+  EXPECT_FALSE(ReadByCopy("/a/optimizer.safetensors", 100 << 20));
 }
 
 }  // namespace

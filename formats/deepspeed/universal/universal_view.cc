@@ -25,7 +25,7 @@ ViewEntry Directory(std::string_view name) {
   return {std::string(name), ViewEntry::Type::kDirectory, 0, ""};
 }
 ViewEntry File(std::string_view name, uint64_t size) {
-  return {std::string(name), ViewEntry::Type::kFile, size, ""};
+  return {std::string(name), ViewEntry::Type::kFile, size, "", true};
 }
 ViewEntry Symlink(std::string_view name, const std::string& target) {
   return {std::string(name), ViewEntry::Type::kSymlink, target.size(), target};

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/serve/page_reserve.h"
+
+#include <sys/resource.h>
+#include <sys/sysinfo.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace ckptfs {
+namespace {
+
+constexpr std::chrono::seconds kQuiet{2};  // without a request, before it works
+constexpr size_t kMostIdle = 64;  // each holds a descriptor
+
+// What can be had without taking it from the page cache, some left over.
+uint64_t FreeMemory() {
+  struct sysinfo now;
+  if (sysinfo(&now) != 0) return 0;
+  const uint64_t left_over = uint64_t{now.totalram} / 32;
+  const uint64_t free = now.freeram < left_over ? 0 : now.freeram - left_over;
+  return free * now.mem_unit / kHugePage * kHugePage;
+}
+
+}  // namespace
+
+uint64_t DefaultReserve(uint64_t budget) { return std::min(budget / 3, uint64_t{8} << 30); }
+
+uint64_t NextToPrepare(uint64_t reserve, const PagePool::Idle& idle) {
+  reserve = reserve / kHugePage * kHugePage;
+  if (idle.files >= kMostIdle || idle.bytes >= reserve) return 0;
+  if (idle.last_taken == 0) {
+    const uint64_t wanted = std::min(idle.expected, reserve);
+    return wanted > idle.bytes ? wanted - idle.bytes : 0;
+  }
+  if (idle.last_taken > reserve) return reserve - idle.bytes;
+  return idle.bytes + idle.last_taken <= reserve ? idle.last_taken : 0;
+}
+
+PageReserve::PageReserve(PagePool& pool, uint64_t bytes, std::function<uint64_t()> activity)
+    : pool_(pool), bytes_(std::min(bytes, pool.budget())), activity_(std::move(activity)) {
+  if (bytes_ < kHugePage) return;
+  thread_ = std::thread([this] { Run(); });
+}
+
+PageReserve::~PageReserve() {
+  {
+    MutexLock lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool PageReserve::settled() const {
+  return no_room_ || NextToPrepare(bytes_, pool_.idle()) == 0;
+}
+
+bool PageReserve::WaitForQuiet() {
+  MutexLock lock(mutex_);
+  std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
+  uint64_t before = 0;
+  do {
+    before = activity_();
+    wake_.wait_for(held, kQuiet, [this] { return stop_.load(); });
+  } while (!stop_ && activity_() != before);
+  held.release();
+  return !stop_;
+}
+
+void PageReserve::PrepareAll() {
+  const uint64_t before = activity_();
+  const auto stop = [&] { return stop_ || activity_() != before; };
+  while (!stop()) {
+    const uint64_t size = std::min(NextToPrepare(bytes_, pool_.idle()), FreeMemory());
+    const uint64_t got = size == 0 ? 0 : pool_.Prepare(size, stop);
+    no_room_ = got == 0 && !stop();
+    if (got == 0) return;
+  }
+}
+
+void PageReserve::Run() {
+  setpriority(PRIO_PROCESS, 0, 19);  // of this thread only
+  while (WaitForQuiet()) PrepareAll();
+}
+
+}  // namespace ckptfs
