@@ -42,6 +42,7 @@ struct Blob {
   uint32_t uid = 0;
   uint32_t gid = 0;
   bool store_owned = false;  // in the store's own blob directory
+  bool side = false;         // copies of small pieces (core/model/side_blob.h)
 };
 
 }  // namespace ckptfs

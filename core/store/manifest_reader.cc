@@ -8,6 +8,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
+#include "core/model/side_blob.h"
 #include "core/store/manifest_check.h"
 #include "core/store/manifest_format.h"
 #include "core/store/manifest_generated.h"
@@ -164,6 +165,7 @@ Result<Blob> Reader::ReadBlob(const fb::Blob& table) {
   blob.uid = table.uid();
   blob.gid = table.gid();
   blob.store_owned = table.store_owned();
+  blob.side = table.side();
   return blob;
 }
 
@@ -340,6 +342,7 @@ Result<StepModel> Reader::Read() {
                                [this](const fb::Atom& table) { return ReadAtom(table); }));
   CKPT_RETURN_IF_ERROR(ReadNames());
   CKPT_RETURN_IF_ERROR(CheckAtomSources(model_));
+  CKPT_RETURN_IF_ERROR(CheckSideBlob(model_));
   model_.BuildIndex();
   return std::move(model_);
 }

@@ -70,7 +70,7 @@ Offset<fb::Blob> Writer::WriteBlob(const Blob& blob) {
   const fb::Digest fingerprint(blob.fingerprint.high, blob.fingerprint.low);
   const fb::Digest content(blob.content.high, blob.content.low);
   return fb::CreateBlob(builder_, blob.root, path, &stamp, &fingerprint, &content, blob.mode,
-                        blob.uid, blob.gid, blob.store_owned);
+                        blob.uid, blob.gid, blob.store_owned, 0, 0, blob.side);
 }
 
 Offset<fb::Layout> Writer::WriteLayout(const Layout& layout) {
