@@ -158,18 +158,32 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   record.manifest = *digest;
   record.source = *source;
   record.root = *root;
+  record.unpacked = record.manifest;
+  if (const auto side = TextOf(object, "side")) {
+    record.side = DigestFromHex(*side);
+    const auto unpacked = DigestFromHex(TextOf(object, "unpacked").value_or(""));
+    if (!record.side || !unpacked) {
+      return Fail(Damaged("a side blob has a digest, and its step an unpacked one"));
+    }
+    record.unpacked = *unpacked;
+  }
   record.iteration = iteration->get<uint64_t>();
   record.mtime_ns = mtime->get<int64_t>();
   return record;
 }
 
 std::string RenderStepRecord(const StepRecord& record) {
-  return Seal(json{{"version", kVersion},
-                   {"manifest", record.manifest.Hex()},
-                   {"iteration", record.iteration},
-                   {"mtime_ns", record.mtime_ns},
-                   {"source", Encode(record.source)},
-                   {"root", Encode(record.root)}});
+  json object{{"version", kVersion},
+              {"manifest", record.manifest.Hex()},
+              {"iteration", record.iteration},
+              {"mtime_ns", record.mtime_ns},
+              {"source", Encode(record.source)},
+              {"root", Encode(record.root)}};
+  if (record.side) {
+    object["side"] = record.side->Hex();
+    object["unpacked"] = record.unpacked.Hex();
+  }
+  return Seal(object);
 }
 
 Result<std::string> ParseText(std::string_view bytes, std::string_view key) {

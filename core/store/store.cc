@@ -8,10 +8,12 @@
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/blob/file_storage.h"
+#include "core/model/side_blob.h"
 #include "core/store/catalogue.h"
 #include "core/store/manifest_format.h"
 #include "core/store/mapped_file.h"
 #include "core/store/records.h"
+#include "core/store/side_blobs.h"
 #include "core/store/store_index.h"
 
 namespace ckptfs {
@@ -54,6 +56,15 @@ Result<std::string> Identity(Storage& storage, bool create) {
   return Fail(ErrorCode::kInternal, "the store's format record vanished");
 }
 
+// The digest of the model's manifest without its side blob.
+Result<Digest> UnpackedDigest(const StepModel& model) {
+  StepModel unpacked = model;
+  DetachSideBlob(unpacked);
+  CKPT_ASSIGN_OR_RETURN(const std::string bytes, RenderManifest(unpacked));
+  CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
+  return envelope.digest;
+}
+
 // "<id>" for attempt 0, else "<id>-<attempt>".
 std::string AttemptId(const std::string& id, int attempt) {
   return attempt == 0 ? id : StrCat(id, "-", attempt);
@@ -81,6 +92,7 @@ struct Store::State {
   Status PutManifest(const std::string& bytes, const Digest& digest);
   Status ClaimRun(const std::string& run, const std::string& root);
   Status CheckOthers(const std::string& run, const std::string& root);
+  Result<std::optional<StepRecord>> IfSame(const Incarnation& live, const Digest& unpacked);
   Result<std::optional<StepRecord>> TryPublish(const StepRecord& wanted);
   Result<std::string> ReadManifest(const Digest& digest);
 };
@@ -232,18 +244,22 @@ Status Store::State::ClaimRun(const std::string& run, const std::string& root) {
   return Fail(ErrorCode::kExhausted, StrCat("run '", run, "' is being claimed all the time"));
 }
 
+// The record of a live step if it is the one of this digest.
+Result<std::optional<StepRecord>> Store::State::IfSame(const Incarnation& live,
+                                                       const Digest& unpacked) {
+  CKPT_ASSIGN_OR_RETURN(const std::string text,
+                        ReadObject(*storage, StepRecordName(live.name), kRecordMaxBytes));
+  auto record = ParseStepRecord(text, live.name);
+  if (!record || record->unpacked != unpacked) return std::optional<StepRecord>();
+  return std::optional(*std::move(record));
+}
+
 // The record if the id was free or holds this very step; nothing if it is
 // another step's.
 Result<std::optional<StepRecord>> Store::State::TryPublish(const StepRecord& wanted) {
   for (int race = 0; race < kMaxRaces; ++race) {
     CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*storage, wanted.run, wanted.id));
-    if (last.live) {
-      const auto text = ReadObject(*storage, StepRecordName(last.name), kRecordMaxBytes);
-      if (!text) return Fail(Error(text.error()));
-      const auto record = ParseStepRecord(*text, last.name);
-      if (record && record->manifest == wanted.manifest) return std::optional(*record);
-      return std::optional<StepRecord>();
-    }
+    if (last.live) return IfSame(last, wanted.unpacked);
     const Status published =
         PublishText(*storage, StepRecordName(last.next()), RenderStepRecord(wanted));
     if (published) return std::optional(wanted);
@@ -261,8 +277,13 @@ Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
   // What could not be loaded is never published.
   CKPT_RETURN_IF_ERROR(ParseManifest(bytes));
   CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
-  StepRecord wanted{std::string(run), model.id,       envelope.digest, model.iteration,
-                    model.mtime_ns,   source, root};
+  StepRecord wanted{std::string(run), model.id, envelope.digest, model.iteration,
+                    model.mtime_ns,   source,   root,            {},
+                    envelope.digest};
+  if (const auto side = FindSideBlob(model)) {
+    wanted.side = model.blob(*side).content;
+    CKPT_ASSIGN_OR_RETURN(wanted.unpacked, UnpackedDigest(model));
+  }
   CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
   CKPT_RETURN_IF_ERROR(state_->PutManifest(bytes, wanted.manifest));
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
@@ -280,6 +301,28 @@ Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
   }
   return Fail(ErrorCode::kExhausted, StrCat("step '", model.id, "' has 10000 attempts"));
 }
+
+Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run,
+                                                       const StepModel& model) {
+  CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(model.id, "step"));
+  CKPT_ASSIGN_OR_RETURN(const Digest unpacked, UnpackedDigest(model));
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    CKPT_ASSIGN_OR_RETURN(const Incarnation last,
+                          LastIncarnation(*state_->storage, std::string(run),
+                                          AttemptId(model.id, attempt)));
+    if (!last.live) break;  // this id is what Publish would take
+    CKPT_ASSIGN_OR_RETURN(auto record, state_->IfSame(last, unpacked));
+    if (record) return record;
+  }
+  return std::optional<StepRecord>();
+}
+
+Result<SideBlob> Store::PutSideBlob(std::string_view bytes) {
+  return ckptfs::PutSideBlob(*state_->storage, state_->directory, bytes);
+}
+
+Status Store::Sweep() { return SweepSideBlobs(*state_->storage, state_->directory); }
 
 Status Store::Remove(const StepRecord& record) {
   CKPT_RETURN_IF_ERROR(CheckName(record.run, "run"));
@@ -330,6 +373,7 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   }
   if (!model) return Fail(std::move(model).error().WithContext(StrCat(record.run, "/", record.id)));
   step->model = *std::move(model);
+  step->hold = HoldSideBlob(state_->directory, step->model);
   std::shared_ptr<const Step> loaded = std::move(step);
   MutexLock lock(state_->mutex);
   std::weak_ptr<const Step>& slot = state_->loaded[key];

@@ -11,7 +11,8 @@
 //   runs/<run>/<n>          record: the root that the run's name belongs to
 //   steps/<run>/<id>/<n>    record: digest, iteration, mtime, source path
 //   deleted/<run>/<id>/<n>  record: that step is gone (records.h says what n is)
-//   blobs/...               store-owned blobs (--link, --copy, packed side blobs)
+//   blobs/...               store-owned blobs (--link, --copy)
+//   blobs/side/...          copies of small pieces (side_blobs.h)
 //   catalogue.sqlite        the cache
 //
 // Thread safety: all methods may be called concurrently, also by several
@@ -43,12 +44,24 @@ struct StepRecord {
   int64_t mtime_ns = 0;  // newest source file
   std::string source;    // absolute path it was adopted from
   std::string root;      // absolute save directory: what the run's name belongs to
+  std::optional<Digest> side;  // content of its side blob
+  // What `manifest` would be without the side blob, which is no part of what a
+  // step is; as `manifest` if there is none.
+  Digest unpacked;
+};
+
+// A side blob on its way into a step (AttachSideBlob).
+struct SideBlob {
+  Blob blob;         // access is the caller's to fill in
+  std::string root;
+  std::shared_ptr<const void> hold;  // while it lives no sweep removes the blob
 };
 
 // A loaded, verified step.
 struct Step {
   StepRecord record;
   StepModel model;
+  std::shared_ptr<const void> hold;  // keeps its side blob from being removed
 };
 
 class Store {
@@ -62,21 +75,33 @@ class Store {
   ~Store();
 
   // Make `model` a step of `run`, at once or not at all, durably.  If the very
-  // same manifest is there already under that name, that record is returned.
+  // same manifest, but for side blobs, is there already under that name, that
+  // record is returned.
   // Another step of the same id becomes "<id>-<attempt>" (attempt from 1).
   // kExists if the run's name belongs to another root (of which steps are left).
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
                              const std::string& source, const std::string& root);
+  // The record that Publish would return without publishing, if any.
+  Result<std::optional<StepRecord>> FindPublished(std::string_view run, const StepModel& model);
+
+  // Store the bytes of a side blob, durably.  Hold the result until the step is
+  // published.  kExhausted if there is no space.
+  Result<SideBlob> PutSideBlob(std::string_view bytes);
+  // Remove side blobs that no step needs: of removed steps that nobody has open,
+  // and of adopts that were killed.
+  Status Sweep();
 
   Result<std::vector<std::string>> Runs();                        // sorted
   Result<std::vector<StepRecord>> Steps(std::string_view run);    // by (iteration, mtime)
   // `id` or "latest" = greatest (iteration, mtime).  A record that cannot be
   // read is an error for its own id and for "latest".
   Result<StepRecord> Resolve(std::string_view run, std::string_view id);
-  // kDataLoss if the manifest fails its digest.
+  // kDataLoss if the manifest fails its digest.  A side blob that is missing or
+  // another is done without, and noted.
   // BLOCKS: on reading and checking it, unless somebody holds the step.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
-  // The name is gone at once; blobs and manifest are reclaimed by a later gc.
+  // The name is gone at once; the side blob goes with a later Sweep, other blobs
+  // and the manifest are reclaimed by a later gc.
   // kNotFound if it is gone already.
   Status Remove(const StepRecord& record);
 

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/store/side_blobs.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <set>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "core/blob/file_stamp.h"
+#include "core/model/side_blob.h"
+#include "core/store/store_index.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::string_view kBlobs = "blobs";
+constexpr std::string_view kFolder = "blobs/side";
+constexpr std::string_view kSuffix = ".safetensors";
+constexpr size_t kFingerprintBytes = 4096;
+constexpr int kMaxRaces = 100;
+
+// An open file and the lock on it.
+class LockedFile {
+ public:
+  explicit LockedFile(int fd) : fd_(fd) {}
+  LockedFile(const LockedFile&) = delete;
+  LockedFile& operator=(const LockedFile&) = delete;
+  ~LockedFile() { close(fd_); }
+  int fd() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+// Locks `path` as `operation` (of flock) says; null if it is not there, is
+// locked otherwise, or was replaced meanwhile.
+std::shared_ptr<const LockedFile> Lock(const std::string& path, int flags, int operation) {
+  const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return nullptr;
+  auto file = std::make_shared<const LockedFile>(fd);
+  int locked = 0;
+  do {
+    locked = flock(fd, operation);
+  } while (locked != 0 && errno == EINTR);
+  // A filesystem without locks holds nothing and sweeps nothing.
+  const bool shared = (operation & LOCK_SH) != 0;
+  if (locked != 0 && (!shared || errno == EWOULDBLOCK)) return nullptr;
+  struct stat mine, named;
+  const bool same = fstat(fd, &mine) == 0 && lstat(path.c_str(), &named) == 0 &&
+                    mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
+  return same ? file : nullptr;
+}
+
+// As for a source: of the first and last 4 KiB.
+Digest FingerprintOf(std::string_view bytes) {
+  if (bytes.size() <= 2 * kFingerprintBytes) return DigestOf(bytes);
+  return DigestOf(StrCat(bytes.substr(0, kFingerprintBytes),
+                         bytes.substr(bytes.size() - kFingerprintBytes)));
+}
+
+// The object is there, whole.
+Status PutObject(Storage& storage, const std::string& name, std::string_view bytes) {
+  Status published = PublishText(storage, name, bytes);
+  if (published || published.error().code != ErrorCode::kExists) return published;
+  const auto there = ReadObject(storage, name, bytes.size());
+  if (!there && there.error().code != ErrorCode::kInvalid) return Fail(Error(there.error()));
+  if (there && *there == bytes) return {};
+  // Damaged since it was written: its name says what it has to hold.
+  CKPT_ASSIGN_OR_RETURN(const auto writer, storage.Create(name));
+  CKPT_RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span(bytes))));
+  return writer->Close();
+}
+
+// The names of the side blobs that live steps need; nothing if a record cannot
+// be read.
+Result<std::optional<std::set<std::string>>> NeededNames(Storage& storage) {
+  RecordTexts unused;
+  CKPT_ASSIGN_OR_RETURN(const StoreIndex index, BuildStoreIndex(storage, StoreIndex{}, unused));
+  std::set<std::string> names;
+  for (const auto& [run, steps] : index.runs) {
+    for (const auto& [id, step] : steps) {
+      if (!step.record) return std::optional<std::set<std::string>>();
+      const auto& side = step.record->side;
+      if (side) names.insert(StrCat(kBlobs, "/", SideBlobPath(*side)));
+    }
+  }
+  return std::optional(std::move(names));
+}
+
+}  // namespace
+
+std::string SideBlobPath(const Digest& content) { return StrCat("side/", content.Hex(), kSuffix); }
+
+Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
+                             std::string_view bytes) {
+  SideBlob side;
+  side.blob.content = DigestOf(bytes);
+  side.blob.fingerprint = FingerprintOf(bytes);
+  side.blob.path = SideBlobPath(side.blob.content);
+  side.blob.side = side.blob.store_owned = true;
+  side.root = StrCat(directory, "/", kBlobs);
+  const std::string name = StrCat(kBlobs, "/", side.blob.path);
+  const std::string path = StrCat(directory, "/", name);
+  for (int race = 0; race < kMaxRaces; ++race) {
+    CKPT_RETURN_IF_ERROR(PutObject(storage, name, bytes));
+    if (directory.empty()) {
+      CKPT_ASSIGN_OR_RETURN(const StorageStat stat, storage.Stat(name));
+      side.blob.stamp = BlobStamp{stat.size, stat.mtime_ns, 0, 0};
+      return side;
+    }
+    // Waits for a sweep that is looking at it; what that removed is put again.
+    const auto held = Lock(path, O_RDONLY, LOCK_SH);
+    if (!held) continue;
+    struct stat info;
+    if (fstat(held->fd(), &info) != 0) return Fail(ErrnoError(errno, path));
+    side.blob.stamp = StampOf(info);
+    side.blob.stamp.ctime_ns = 0;
+    side.hold = held;
+    return side;
+  }
+  return Fail(ErrorCode::kExhausted, StrCat(path, " is being removed all the time"));
+}
+
+std::shared_ptr<const void> HoldSideBlob(const std::string& directory, StepModel& model) {
+  const auto index = FindSideBlob(model);
+  if (!index || directory.empty()) return nullptr;
+  const Blob& blob = model.blob(*index);
+  const std::string path = StrCat(directory, "/", kBlobs, "/", blob.path);
+  std::string wrong;
+  if (blob.path != SideBlobPath(blob.content)) {
+    wrong = "not named by its content";
+  } else if (auto held = Lock(path, O_RDONLY, LOCK_SH | LOCK_NB); !held) {
+    wrong = "missing";
+  } else if (struct stat info; fstat(held->fd(), &info) != 0) {
+    wrong = "unreadable";
+  } else if (Status same = CompareStamps(path, blob.stamp, StampOf(info)); !same) {
+    wrong = "another";
+  } else {
+    model.roots.back() = StrCat(directory, "/", kBlobs);
+    return held;
+  }
+  DetachSideBlob(model);
+  model.notes.push_back(StrCat("the side blob ", path, " is ", wrong,
+                               ": small pieces are read from the source"));
+  return nullptr;
+}
+
+Status SweepSideBlobs(Storage& storage, const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(kFolder));
+  if (names.empty()) return {};
+  CKPT_ASSIGN_OR_RETURN(auto needed, NeededNames(storage));
+  if (!needed) return {};
+  std::vector<std::pair<std::string, std::shared_ptr<const LockedFile>>> unneeded;
+  for (const std::string& name : names) {
+    if (needed->contains(name) || !name.ends_with(kSuffix)) continue;
+    std::shared_ptr<const LockedFile> lock;
+    if (!directory.empty()) {
+      lock = Lock(StrCat(directory, "/", name), O_RDWR, LOCK_EX | LOCK_NB);
+      if (!lock) continue;  // held
+    }
+    unneeded.emplace_back(name, std::move(lock));
+  }
+  if (unneeded.empty()) return {};
+  // Once more under the locks: whoever held one may have published meanwhile.
+  CKPT_ASSIGN_OR_RETURN(needed, NeededNames(storage));
+  for (const auto& [name, lock] : unneeded) {
+    if (!needed || needed->contains(name)) continue;
+    CKPT_RETURN_IF_ERROR(storage.Remove(name));
+  }
+  return {};
+}
+
+}  // namespace ckptfs
