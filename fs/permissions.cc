@@ -3,7 +3,6 @@
 #include "fs/permissions.h"
 
 #include <sys/stat.h>
-#include <sys/xattr.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,6 +11,7 @@
 #include <sstream>
 
 #include "core/base/strings.h"
+#include "core/blob/file_stamp.h"
 
 namespace ckptfs {
 namespace {
@@ -19,10 +19,6 @@ namespace {
 constexpr std::chrono::seconds kDirectoryInterval{2};
 constexpr std::chrono::seconds kGroupsInterval{1};
 constexpr size_t kMaxKeptProcesses = 4096;
-
-bool HasAcl(const std::string& path) {
-  return getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
-}
 
 AccessGate OwnerOnly(AccessGate gate) {
   gate.mode &= 0700;

@@ -2,6 +2,8 @@
 
 #include "core/blob/file_stamp.h"
 
+#include <sys/xattr.h>
+
 #include <cerrno>
 
 #include "core/base/strings.h"
@@ -44,6 +46,10 @@ Status CompareStamps(const std::string& path, const BlobStamp& adopted, const Bl
   compare("ctime", adopted.ctime_ns, comparable.ctime_ns);
   compare("inode", adopted.inode, now.inode);
   return Fail(ErrorCode::kStale, StrCat(path, " changed since it was adopted: ", differences));
+}
+
+bool HasAcl(const std::string& path) {
+  return getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
 }
 
 }  // namespace ckptfs

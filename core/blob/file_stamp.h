@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stamps of files: what tells that a file is still the one that was adopted.
+// Stamps of files: what tells that a file is still the one that was adopted;
+// and whether its mode is all there is to who may read it.
 //
 // Thread safety: pure functions.
 // Units: bytes; times are nanoseconds since the epoch.
@@ -25,5 +26,8 @@ Result<BlobStamp> StampOfFile(const std::string& path);
 // kStale naming the file and every field that differs.  An adopted ctime of 0 is
 // not compared: of the store's hard links it changes when the source is deleted.
 Status CompareStamps(const std::string& path, const BlobStamp& adopted, const BlobStamp& now);
+
+// True if a POSIX ACL says more than the mode.
+bool HasAcl(const std::string& path);
 
 }  // namespace ckptfs
