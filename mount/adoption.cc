@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/base/strings.h"
+#include "core/jobs/publish.h"
 #include "formats/registry.h"
 #include "mount/options.h"
 
@@ -118,9 +119,16 @@ Result<AdoptOutcome> Adopt(Store& store, const AdoptRequest& request) {
     if (request.ownership != Ownership::kReference) {
       CKPT_ASSIGN_OR_RETURN(step.model, OwnedModel(store.directory(), step, request));
     }
-    CKPT_ASSIGN_OR_RETURN(StepRecord record,
-                          store.Publish(run, step.model, directory.string(), root.string()));
-    outcome.steps.push_back(std::move(record));
+    const PublishRequest wanted{run, directory.string(), root.string(), request.pack, {}};
+    auto published = PublishStep(store, std::move(step.model), wanted);
+    if (!published) return Fail(std::move(published).error().WithContext(step.candidate.id));
+    if (!published->warning.empty()) {
+      outcome.warnings.push_back(StrCat(run, "/", published->record.id, ": ", published->warning));
+    }
+    outcome.steps.push_back(std::move(published->record));
+  }
+  if (const Status swept = store.Sweep(); !swept) {
+    outcome.warnings.push_back(StrCat("side blobs of removed steps stay: ", swept.error().message));
   }
   return outcome;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Adopt turns a path into steps of a store: index it, take ownership of the
-// files if asked, publish every step.  Doing it again changes nothing.
+// files if asked, pack small pieces, publish every step.  Doing it again
+// changes nothing.
 //
 // Thread safety: may be called concurrently, also by several processes.
 
@@ -31,11 +32,13 @@ struct AdoptRequest {
   IngestRequest ingest;
   std::string name;  // of the run; empty: the save directory's base name
   Ownership ownership = Ownership::kReference;
+  bool pack = true;  // small pieces into a side blob
 };
 
 struct AdoptOutcome {
   std::vector<StepRecord> steps;     // in order, the newest last
   std::vector<std::string> skipped;  // incomplete tags of a save directory
+  std::vector<std::string> warnings;
   bool whole_run = false;            // the path was a save directory, not one step's
 };
 

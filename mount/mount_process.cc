@@ -108,6 +108,7 @@ Status AdoptAll(const MountRequest& request, Store& store, FilesystemOptions& op
   for (const AdoptRequest& adopt : request.adopt) {
     CKPT_ASSIGN_OR_RETURN(const AdoptOutcome outcome, Adopt(store, adopt));
     for (const std::string& line : outcome.skipped) Say(StrCat("skipped ", line));
+    for (const std::string& line : outcome.warnings) Say(line);
     for (const StepRecord& record : outcome.steps) runs.insert(record.run);
     step = outcome.whole_run ? "latest" : outcome.steps.back().id;
   }

@@ -3,6 +3,7 @@
 #include "fs/tree/source_files.h"
 
 #include "core/base/strings.h"
+#include "core/model/side_blob.h"
 
 namespace ckptfs {
 namespace {
@@ -41,11 +42,12 @@ bool AddDirectories(SourceIndex& index, std::string_view path) {
 SourceIndex IndexSources(const StepModel& model) {
   SourceIndex index;
   index.try_emplace(std::string());
+  const bool has_side = FindSideBlob(model).has_value();  // in a last root of its own
+  const bool one_root = model.roots.size() == (has_side ? 2 : 1);
   for (size_t i = 0; i < model.blobs.size(); ++i) {
     const Blob& blob = model.blobs[i];
-    if (!LegalPath(blob.path)) continue;
-    const std::string path =
-        model.roots.size() > 1 ? StrCat("root", blob.root, "/", blob.path) : blob.path;
+    if (blob.side || !LegalPath(blob.path)) continue;
+    const std::string path = one_root ? blob.path : StrCat("root", blob.root, "/", blob.path);
     if (!AddDirectories(index, path)) continue;
     const size_t slash = path.rfind('/');
     const bool top = slash == std::string::npos;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/model/side_blob.h"
 
 namespace ckptfs {
 namespace {
@@ -66,8 +67,21 @@ Json KindsOf(const StepModel& model) {
 
 Json BlobsOf(const StepModel& model) {
   uint64_t bytes = 0;
-  for (const Blob& blob : model.blobs) bytes += blob.stamp.size;
-  return {{"files", model.blobs.size()}, {"bytes", bytes}, {"roots", model.roots}};
+  for (const Blob& blob : model.blobs) bytes += blob.side ? 0 : blob.stamp.size;
+  const bool side = FindSideBlob(model).has_value();
+  std::vector<std::string> roots = model.roots;
+  if (side) roots.pop_back();
+  return {{"files", model.blobs.size() - (side ? 1 : 0)}, {"bytes", bytes}, {"roots", roots}};
+}
+
+// What of the step is read from its side blob.
+Json SideBlobOf(const StepModel& model, BlobIndex side) {
+  uint64_t atoms = 0;
+  for (const Atom& atom : model.atoms) atoms += IsPacked(model, atom) ? 1 : 0;
+  const Blob& blob = model.blob(side);
+  return {{"file", StrCat(model.roots[blob.root], "/", blob.path)},
+          {"bytes", blob.stamp.size},
+          {"tensors", atoms}};
 }
 
 }  // namespace
@@ -99,6 +113,7 @@ std::string RenderStepInfo(const Step& step) {
   }
   json["documents"] = std::move(documents);
   json["source"] = BlobsOf(model);
+  if (const auto side = FindSideBlob(model)) json["side_blob"] = SideBlobOf(model, *side);
   json["notes"] = model.notes;
   return Print(json);
 }

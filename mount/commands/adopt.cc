@@ -17,6 +17,7 @@ struct Options {
   std::string store;
   bool link = false;
   bool copy = false;
+  std::string pack = "auto";
   bool json = false;
 };
 
@@ -36,10 +37,14 @@ Status Run(const Options& options) {
   AdoptRequest request = options.request;
   if (options.link) request.ownership = Ownership::kLink;
   if (options.copy) request.ownership = Ownership::kCopy;
+  request.pack = options.pack == "auto";
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, true));
   CKPT_ASSIGN_OR_RETURN(const AdoptOutcome outcome, Adopt(*store, request));
   for (const std::string& line : outcome.skipped) {
     std::fprintf(stderr, "ckptfs: skipped %s\n", line.c_str());
+  }
+  for (const std::string& line : outcome.warnings) {
+    std::fprintf(stderr, "ckptfs: %s\n", line.c_str());
   }
   for (const std::string& line : RefreshDaemons(store->directory())) {
     std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", line.c_str());
@@ -62,6 +67,11 @@ void AddAdoptCommand(CommandSet& commands) {
   CLI::Option* link = command->add_flag(
       "--link", options->link, "Keep reflinks or hard links, against deletion of the source");
   command->add_flag("--copy", options->copy, "Keep copies in the store")->excludes(link);
+  command
+      ->add_option("--pack", options->pack,
+                   "Copy tensors in many small pieces into the store, or not (default: auto)")
+      ->type_name("auto|never")
+      ->check(CLI::IsMember({"auto", "never"}).description(""));
   AddJsonOption(command, options->json);
   commands.SetBody(command, [options] { return Run(*options); });
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/model/side_blob.h"
 #include "core/view/plan_reader.h"
 #include "formats/registry.h"
 #include "mount/commands/command_set.h"
@@ -61,6 +62,21 @@ Json OriginJson(const Origin& origin, const StepModel& model, BlobReader& blobs)
   return json;
 }
 
+// Adds to what lies in the side blob the pieces that it was packed from.
+Status AddPieces(Json& json, const Origin& origin, const Plan& plan, const StepModel& unpacked,
+                 BlobReader& blobs, size_t limit) {
+  const PlanReader reader(plan, unpacked, blobs);
+  CKPT_ASSIGN_OR_RETURN(const std::vector<Origin> pieces,
+                        reader.Explain(origin.begin, origin.end - origin.begin, limit));
+  json["packed_from"] = Json::array();
+  for (const Origin& piece : pieces) {
+    json["packed_from"].push_back({{"file", blobs.PathOf(piece.blob)},
+                                   {"offset", piece.blob_offset},
+                                   {"length", piece.blob_length}});
+  }
+  return {};
+}
+
 void PrintOrigin(const Json& origin) {
   const std::string from = origin.value("from", "");
   std::printf("[%llu, %llu)  ",
@@ -81,6 +97,12 @@ void PrintOrigin(const Json& origin) {
   std::printf("%s at %llu, %llu bytes\n", origin.value("file", "").c_str(),
               static_cast<unsigned long long>(origin.value("offset", uint64_t{0})),
               static_cast<unsigned long long>(origin.value("length", uint64_t{0})));
+  if (!origin.contains("packed_from") || origin["packed_from"].empty()) return;
+  const Json& first = origin["packed_from"].front();
+  std::printf("    packed from %zu pieces, first %s at %llu, %llu bytes\n",
+              origin["packed_from"].size(), first.value("file", "").c_str(),
+              static_cast<unsigned long long>(first.value("offset", uint64_t{0})),
+              static_cast<unsigned long long>(first.value("length", uint64_t{0})));
 }
 
 // Why each format shows the layout or not; an error if none does.
@@ -139,7 +161,14 @@ Status ExplainFile(const Options& options, const StepModel& model, const Plan& p
                         reader.Explain(offset, std::min(length, plan.size() - offset),
                                        options.limit));
   Json json = Json::array();
-  for (const Origin& origin : origins) json.push_back(OriginJson(origin, model, *blobs));
+  StepModel unpacked = model;
+  DetachSideBlob(unpacked);
+  for (const Origin& origin : origins) {
+    json.push_back(OriginJson(origin, model, *blobs));
+    if (origin.kind != Origin::Kind::kBlob || !model.blob(origin.blob).side) continue;
+    CKPT_RETURN_IF_ERROR(
+        AddPieces(json.back(), origin, plan, unpacked, *blobs, options.limit));
+  }
   if (options.json) {
     PrintJson({{"file", options.file}, {"size", plan.size()}, {"origins", json}});
     return {};

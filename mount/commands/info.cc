@@ -106,6 +106,11 @@ void PrintText(const Json& info) {
   std::printf("source: %llu files, %s\n",
               static_cast<unsigned long long>(source.value("files", uint64_t{0})),
               HumanBytes(source.value("bytes", uint64_t{0})).c_str());
+  if (info.contains("side_blob")) {
+    std::printf("packed: %llu tensors in small pieces, %s\n",
+                static_cast<unsigned long long>(info["side_blob"].value("tensors", uint64_t{0})),
+                HumanBytes(info["side_blob"].value("bytes", uint64_t{0})).c_str());
+  }
   for (const Json& note : info["notes"]) std::printf("note: %s\n", note.get<std::string>().c_str());
   PrintViews(info["views"]);
 }

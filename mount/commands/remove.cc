@@ -35,6 +35,10 @@ Status Run(const Options& options) {
   for (const std::string& line : RefreshDaemons(store->directory())) {
     std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", line.c_str());
   }
+  if (const Status swept = store->Sweep(); !swept) {
+    std::fprintf(stderr, "ckptfs: side blobs of removed steps stay: %s\n",
+                 swept.error().message.c_str());
+  }
   return done;
 }
 

@@ -60,11 +60,10 @@ def model_states(names, ranks):
             'ds_version': '0.19.7', 'iteration': 1000}
 
 
-def optimizer_states(elements, ranks):
+def optimizer_states(ranks, master, exp_avg, exp_avg_sq):
     """What a rank's optimizer file holds under ZeRO 3, one sub-group."""
-    moments = {'step': torch.tensor(1000.),
-               'exp_avg': torch.empty(elements),
-               'exp_avg_sq': torch.empty(elements)}
+    moments = {'step': torch.tensor(1000.), 'exp_avg': exp_avg,
+               'exp_avg_sq': exp_avg_sq}
     group = {'weight_decay': 0.1, 'lr': 1e-4, 'betas': (0.9, 0.95),
              'eps': 1e-8, 'params': [0]}
     return {'optimizer_state_dict': {
@@ -73,9 +72,37 @@ def optimizer_states(elements, ranks):
         'partition_count': ranks,
         'optimizer_state_dict': {'state': {0: moments},
                                  'param_groups': [group]},
-        'fp32_flat_groups': [torch.empty(elements)]},
+        'fp32_flat_groups': [master]},
         'ds_config': {'zero_optimization': {'stage': 3}},
         'ds_version': '0.19.7'}
+
+
+def partition(tensors, rank, ranks):
+    """A rank's flat share: of each tensor its part, the last one padded."""
+    parts = []
+    for tensor in tensors:
+        share = -(-tensor.numel() // ranks)
+        padded = torch.zeros(share * ranks)
+        padded[:tensor.numel()] = tensor.flatten()
+        parts.append(padded[rank * share:(rank + 1) * share])
+    return torch.cat(parts)
+
+
+def make_filled(out, states, ranks):
+    """Write a small one with values: {kind: {parameter: fp32 tensor}}."""
+    folder = os.path.join(out, TAG)
+    os.makedirs(folder, exist_ok=True)
+    model = model_states({n: t.shape for n, t in states['master'].items()},
+                         ranks)
+    for rank in range(ranks):
+        mine = f'zero_pp_rank_{rank}_mp_rank_00_'
+        flat = [partition(states[kind].values(), rank, ranks)
+                for kind in ('master', 'exp_avg', 'exp_avg_sq')]
+        torch.save(model, os.path.join(folder, mine + 'model_states.pt'))
+        torch.save(optimizer_states(ranks, *flat), os.path.join(
+            folder, 'bf16_' + mine + 'optim_states.pt'))
+    with open(os.path.join(out, 'latest'), 'w') as f:
+        f.write(TAG)
 
 
 def make(out, ranks=1024, layers=288):
@@ -85,7 +112,8 @@ def make(out, ranks=1024, layers=288):
     os.makedirs(folder, exist_ok=True)
     elements = sum(-(-numel(s) // ranks) for s in names.values())
     model = model_states(names, ranks)
-    optimizer = optimizer_states(elements, ranks)
+    optimizer = optimizer_states(ranks, torch.empty(elements),
+                                 torch.empty(elements), torch.empty(elements))
     for rank in range(ranks):
         mine = f'zero_pp_rank_{rank}_mp_rank_00_'
         with torch.serialization.skip_data():
