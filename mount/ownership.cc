@@ -26,6 +26,7 @@ namespace {
 namespace files = std::filesystem;
 
 constexpr size_t kCopyChunk = 64 << 20;
+constexpr size_t kBufferBytes = 4 << 20;
 
 class Descriptor {
  public:
@@ -59,11 +60,35 @@ Status SyncPath(const std::string& path) {
   return {};
 }
 
+// True where the kernel does not copy between these filesystems by itself.
+bool NeedsBuffer(int error) {
+  return error == EXDEV || error == EINVAL || error == EOPNOTSUPP || error == ENOSYS;
+}
+
+// Up to a buffer's bytes, from and to the files' positions.
+ssize_t CopySome(int from, int to, std::vector<char>& buffer) {
+  const ssize_t count = ::read(from, buffer.data(), buffer.size());
+  for (ssize_t done = 0; done < count;) {
+    const ssize_t written =
+        ::write(to, buffer.data() + done, static_cast<size_t>(count - done));
+    if (written < 0 && errno != EINTR) return -1;
+    done += std::max<ssize_t>(written, 0);
+  }
+  return count;
+}
+
 Status CopyBytes(int from, int to, uint64_t size, const std::string& name) {
+  std::vector<char> buffer;  // empty while the kernel copies
   for (uint64_t done = 0; done < size;) {
-    const ssize_t count = ::copy_file_range(from, nullptr, to, nullptr,
-                                            std::min<uint64_t>(size - done, kCopyChunk), 0);
+    const ssize_t count =
+        buffer.empty() ? ::copy_file_range(from, nullptr, to, nullptr,
+                                           std::min<uint64_t>(size - done, kCopyChunk), 0)
+                       : CopySome(from, to, buffer);
     if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && buffer.empty() && NeedsBuffer(errno)) {
+      buffer.resize(kBufferBytes);
+      continue;
+    }
     if (count < 0) return Fail(ErrnoError(errno, StrCat("copying ", name)));
     if (count == 0) return Fail(ErrorCode::kStale, StrCat(name, " was cut while it was copied"));
     done += static_cast<uint64_t>(count);

@@ -11,6 +11,7 @@ import time
 BIN = os.environ.get('CKPTFS_BIN', 'build/ckptfs')
 FIXTURES = os.environ.get('CKPTFS_FIXTURES', 'build/fixtures')
 TIMEOUT = 120
+TALLY = ('--replicated', r'.*\.tally\..*')
 
 
 def checkpoint(variant):
@@ -53,9 +54,9 @@ class Ckptfs:
                 f'{done.stdout}\n{done.stderr}')
         return done
 
-    def adopt(self, path, name=None, check=True, **more):
-        """Adopt a checkpoint into the store."""
-        words = ['adopt', path, '--store', self.store]
+    def adopt(self, path, name=None, check=True, extra=(), **more):
+        """Adopt a checkpoint into the store; `extra`: more words."""
+        words = ['adopt', path, '--store', self.store, *extra]
         return self.run(*words, *(['--name', name] if name else []),
                         check=check, **more)
 
@@ -65,9 +66,7 @@ class Ckptfs:
         No family has a rule for the tally buffers, which every rank holds
         whole: that has to be said.
         """
-        words = ['adopt', checkpoint(variant), '--store', self.store,
-                 '--name', variant, '--replicated', r'.*\.tally\..*']
-        return self.run(*words, **more)
+        return self.adopt(checkpoint(variant), variant, extra=TALLY, **more)
 
     def list(self):
         """What `ckptfs list --json` says of the store."""

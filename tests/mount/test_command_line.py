@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -144,6 +145,20 @@ def test_an_owned_step_survives_its_source(ckptfs, source, how):
     assert json.loads(ckptfs.run('verify', 'run7/latest', '--json', '--store',
                                  ckptfs.store).stdout)['defect_count'] == 0
     assert not [n for n in os.listdir(ckptfs.store + '/blobs') if 'partial' in n]
+
+
+def test_a_copy_from_another_filesystem(ckptfs, source):
+    """Which the kernel does not copy by itself (EXDEV)."""
+    if os.stat('/dev/shm').st_dev == os.stat(ckptfs.folder).st_dev:
+        pytest.skip('/dev/shm is the filesystem of the temporary directory')
+    with tempfile.TemporaryDirectory(dir='/dev/shm') as other:
+        far = os.path.join(other, 'run7')
+        shutil.copytree(source, far)
+        ckptfs.adopt(far, extra=['--copy'])
+    mount = ckptfs.mount()
+    got = content(mount, FILE)
+    ckptfs.adopt(source, 'near')
+    assert got == content(mount, 'run/near/step', TAG, FILE)
 
 
 def test_status_counts(ckptfs, source):
