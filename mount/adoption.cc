@@ -2,6 +2,10 @@
 
 #include "mount/adoption.h"
 
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +14,7 @@
 #include "core/base/strings.h"
 #include "core/jobs/publish.h"
 #include "formats/registry.h"
+#include "mount/mount_table.h"
 #include "mount/options.h"
 
 namespace ckptfs {
@@ -91,6 +96,23 @@ Result<StepModel> OwnedModel(const std::string& store, const IngestedStep& step,
   return model;
 }
 
+// A mount that referred to its own files would read through itself: its threads
+// could wait for each other, and it would keep itself busy for ever.
+Status CheckNoMountOf(const Store& store, const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return Fail(ErrnoError(errno, path));
+  const std::string device = StrCat(major(info.st_dev), ":", minor(info.st_dev));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<MountEntry> mounts, ReadMounts());
+  for (const MountEntry& mount : mounts) {
+    if (mount.device != device || mount.type != "fuse.ckptfs") continue;
+    if (mount.source != store.directory()) continue;
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(path, ": lies in a mount of this very store, which cannot refer to itself; "
+                             "adopt the original checkpoint, or give --copy"));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<IngestResult> IngestRequested(const IngestRequest& request) {
@@ -107,6 +129,9 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
 
 Result<AdoptOutcome> Adopt(Store& store, const AdoptRequest& request) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
+  if (request.ownership == Ownership::kReference) {
+    CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, path));
+  }
   CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestRequested(request.ingest));
   AdoptOutcome outcome;
   outcome.skipped = std::move(ingest.skipped);
