@@ -296,6 +296,31 @@ Status UniversalReader::PlaceFolder(const Folder& folder, ParameterIndex index) 
   return {};
 }
 
+// Views of native MoE join the experts of several ranks under the name of one;
+// which belongs to which rank is not in the file.
+Status UniversalReader::CheckExperts(const Folder& folder, const Sharding& sharding) const {
+  if (!sharding.expert || folder.states.front().marks.experts == 0) return {};
+  return Fail(ErrorCode::kUnsupported,
+              StrCat(PathOf(StrCat("zero/", folder.name)), ": experts of several expert-parallel "
+                     "ranks in one tensor; adopt the original checkpoint, or a view of it without "
+                     "ep in its layout"));
+}
+
+// Frozen parameters that only the original checkpoint has: said, since every
+// view of this step lacks them.
+void UniversalReader::NoteMissingFrozen() {
+  size_t missing = 0;
+  std::string first;
+  for (const NamedShape& entry : models_.at(0).frozen) {
+    if (parameters_.count(NormaliseName(entry.name)) > 0) continue;
+    if (missing++ == 0) first = NormaliseName(entry.name);
+  }
+  if (missing == 0) return;
+  assembler_.header().notes.push_back(
+      StrCat(missing, " frozen parameters (", first, missing > 1 ? ", ...) are" : ") are",
+             " not stored in this directory; adopt the original checkpoint to have them"));
+}
+
 Status UniversalReader::DeclareParameters() {
   const ModelStates& model = models_.at(0);
   std::vector<ckptfs::NamedShape> shapes;
@@ -308,6 +333,7 @@ Status UniversalReader::DeclareParameters() {
   for (const Folder& folder : folders_) {
     const std::string name = NormaliseName(folder.name);
     CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(name, {&folder.shape, 1}, false));
+    CKPT_RETURN_IF_ERROR(CheckExperts(folder, *sharding));
     Parameter parameter;
     parameter.name = name;
     parameter.source_name = folder.name;
@@ -327,6 +353,7 @@ Status UniversalReader::DeclareParameters() {
     CKPT_RETURN_IF_ERROR(PlaceFolder(folder, index));
   }
   CKPT_RETURN_IF_ERROR(DeclareOthers(rules));
+  NoteMissingFrozen();
   assembler_.header().notes.insert(assembler_.header().notes.end(), rules.notes().begin(),
                                    rules.notes().end());
   return {};

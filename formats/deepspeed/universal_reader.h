@@ -63,6 +63,8 @@ class UniversalReader {
   static Result<Marks> ReadMarks(PickleRef dict);
   Status GiveShapes();
   Pattern PatternOf(const Folder& folder, const Pattern& by_rules) const;
+  Status CheckExperts(const Folder& folder, const Sharding& sharding) const;
+  void NoteMissingFrozen();
   Status DeclareParameters();
   Status DeclareOthers(const ShardingRules& rules);
   Status DeclareOther(const ShardingRules& rules, const std::string& source_name,

@@ -88,6 +88,20 @@ Status SetBuffers(const StepModel& step, const ShownNames& names, ArchiveBuilder
   return {};
 }
 
+// The loader never restores frozen parameters and they may be the whole model,
+// so only their shapes are told.
+void SetFrozenShapes(const StepModel& step, const ShownNames& names, ArchiveBuilder& archive,
+                     DictBuilder& dict) {
+  PickleItems shapes;
+  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
+    if (step.parameters[i].role != Role::kFrozen) continue;
+    const NodeId name = archive.pickle().String(names.parameters[i]);
+    shapes.emplace_back(name, archive.pickle().Size(step.parameters[i].shape));
+  }
+  if (shapes.empty()) return;
+  dict.Set("frozen_param_shapes", archive.pickle().OrderedDict(std::move(shapes)));
+}
+
 void SetDegrees(const Layout& layout, ArchiveBuilder& archive, DictBuilder& dict) {
   dict.Set(kDpWorldSize, uint64_t{layout.dp});
   dict.Set(kMpWorldSize, uint64_t{layout.tp} * layout.pp);
@@ -254,6 +268,7 @@ Result<ArchiveContent> ModelStates(const StepModel& step, const Layout& layout,
   ArchiveBuilder archive;
   DictBuilder dict(archive);
   CKPT_RETURN_IF_ERROR(SetBuffers(step, names, archive, dict));
+  SetFrozenShapes(step, names, archive, dict);
   SetDegrees(layout, archive, dict);
   for (std::string_view key : kModelStateKeys) {
     CKPT_RETURN_IF_ERROR(dict.SetDocument(key, ScopedDocument(step, key, source_rank)));
