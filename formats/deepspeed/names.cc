@@ -2,16 +2,13 @@
 
 #include "formats/deepspeed/names.h"
 
-#include <dirent.h>
 #include <sys/stat.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <fstream>
-#include <memory>
 
 #include "core/base/strings.h"
+#include "formats/deepspeed/directory.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -84,10 +81,6 @@ bool ScanExpertOptimizer(std::string_view name, RankKey& key) {
          scan.Number(key.mp) && scan.Literal("_optim_states.pt") && scan.Done();
 }
 
-struct CloseDirectory {
-  void operator()(DIR* directory) const { ::closedir(directory); }
-};
-
 }  // namespace
 
 Status ClassifyFile(std::string_view name, StepFiles& files) {
@@ -106,22 +99,14 @@ Status ClassifyFile(std::string_view name, StepFiles& files) {
 }
 
 Result<StepFiles> ListStep(const std::string& directory) {
-  const std::unique_ptr<DIR, CloseDirectory> handle(::opendir(directory.c_str()));
-  if (!handle) return Fail(ErrnoError(errno, directory));
-  std::vector<std::string> names;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(directory));
   StepFiles files;
-  while (const dirent* entry = ::readdir(handle.get())) {
-    const std::string name = entry->d_name;
-    struct stat info {};
-    if (::stat(StrCat(directory, "/", name).c_str(), &info) != 0) {
-      if (name.ends_with(".pt")) return Fail(ErrnoError(errno, StrCat(directory, "/", name)));
-      continue;
-    }
-    if (S_ISREG(info.st_mode)) names.push_back(name);
-    if (S_ISDIR(info.st_mode) && name == "offloaded_tensors") files.offloaded = true;
-  }
-  std::sort(names.begin(), names.end());
   for (const std::string& name : names) {
+    const std::string path = StrCat(directory, "/", name);
+    CKPT_ASSIGN_OR_RETURN(const auto info,
+                          name.ends_with(".pt") ? StatOf(path) : StatIfThere(path));
+    if (info && S_ISDIR(info->st_mode) && name == "offloaded_tensors") files.offloaded = true;
+    if (!info || !S_ISREG(info->st_mode)) continue;
     if (Status added = ClassifyFile(name, files); !added) {
       return Fail(std::move(added).error().WithContext(directory));
     }
@@ -140,12 +125,8 @@ uint64_t IterationOfTag(std::string_view tag) {
 }
 
 Result<std::optional<std::string>> ReadPointer(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) {
-    if (errno == ENOENT) return std::optional<std::string>();
-    return Fail(ErrnoError(errno, path));
-  }
-  if (!S_ISREG(info.st_mode)) return std::optional<std::string>();
+  CKPT_ASSIGN_OR_RETURN(const bool there, IsRegularFile(path));
+  if (!there) return std::optional<std::string>();
   std::ifstream in(path, std::ios::binary);
   std::string text(256, '\0');
   in.read(text.data(), static_cast<std::streamsize>(text.size()));

@@ -2,9 +2,6 @@
 
 #include "formats/deepspeed/source.h"
 
-#include <dirent.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 
 #include "core/base/strings.h"
@@ -20,7 +17,9 @@ using deepspeed::StepFiles;
 
 Result<bool> IsTag(const std::string& directory) {
   CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(directory));
-  return files.IsDeepSpeed() && !deepspeed::HasUniversalStates(directory);
+  if (!files.IsDeepSpeed()) return false;
+  CKPT_ASSIGN_OR_RETURN(const bool universal, deepspeed::HasUniversalStates(directory));
+  return !universal;
 }
 
 class DeepSpeedSource : public Source {

@@ -25,6 +25,6 @@ Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::strin
                                              const IsStep& is_step);
 
 // True if <directory>/zero is a folder: the mark of a universal directory.
-bool HasUniversalStates(const std::string& directory);
+Result<bool> HasUniversalStates(const std::string& directory);
 
 }  // namespace ckptfs::deepspeed

@@ -2,7 +2,6 @@
 
 #include "formats/deepspeed/universal_reader.h"
 
-#include <dirent.h>
 #include <sys/stat.h>
 #include <tbb/parallel_for.h>
 #include <unistd.h>
@@ -10,11 +9,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <memory>
 #include <set>
 
 #include "core/base/strings.h"
 #include "core/ingest/name_normaliser.h"
+#include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/family_variables.h"
 
@@ -23,19 +22,12 @@ namespace {
 
 constexpr std::string_view kSuffix = ".pt";
 
-struct CloseDirectory {
-  void operator()(DIR* directory) const { ::closedir(directory); }
-};
-
 enum class EntryType { kFile, kDirectory, kLink, kOther };
 
 Result<std::vector<std::pair<std::string, EntryType>>> Entries(const std::string& path) {
-  const std::unique_ptr<DIR, CloseDirectory> handle(::opendir(path.c_str()));
-  if (!handle) return Fail(ErrnoError(errno, path));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(path));
   std::vector<std::pair<std::string, EntryType>> out;
-  while (const dirent* entry = ::readdir(handle.get())) {
-    const std::string name = entry->d_name;
-    if (name == "." || name == "..") continue;
+  for (const std::string& name : names) {
     struct stat info {};
     if (::lstat(StrCat(path, "/", name).c_str(), &info) != 0) {
       return Fail(ErrnoError(errno, StrCat(path, "/", name)));
@@ -46,15 +38,14 @@ Result<std::vector<std::pair<std::string, EntryType>>> Entries(const std::string
                                                    : EntryType::kOther;
     out.emplace_back(name, type);
   }
-  std::sort(out.begin(), out.end());
   return out;
 }
 
 // The target of a link that stays in its own folder, else "".
-std::string SiblingTarget(const std::string& path) {
+Result<std::string> SiblingTarget(const std::string& path) {
   char target[PATH_MAX];
   const ssize_t length = ::readlink(path.c_str(), target, sizeof(target));
-  if (length <= 0) return "";
+  if (length < 0) return Fail(ErrnoError(errno, path));
   std::string name(target, static_cast<size_t>(length));
   return name.find('/') == std::string::npos ? name : "";
 }
@@ -82,7 +73,8 @@ Status UniversalReader::ListFolders() {
   CKPT_ASSIGN_OR_RETURN(const auto entries, Entries(PathOf("zero")));
   for (const auto& [name, type] : entries) {
     if (type == EntryType::kLink) {
-      const std::string target = SiblingTarget(PathOf(StrCat("zero/", name)));
+      CKPT_ASSIGN_OR_RETURN(const std::string target,
+                            SiblingTarget(PathOf(StrCat("zero/", name))));
       if (!target.empty()) links_.emplace(name, target);
     }
     if (type != EntryType::kDirectory) continue;

@@ -2,9 +2,8 @@
 
 #include "formats/deepspeed/universal_source.h"
 
-#include <sys/stat.h>
-
 #include "core/base/strings.h"
+#include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/step_directories.h"
 #include "formats/deepspeed/universal_reader.h"
 
@@ -14,16 +13,12 @@ namespace {
 using deepspeed::ModelStates;
 using deepspeed::StepFiles;
 
-bool IsFile(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
-}
-
 Result<bool> IsUniversal(const std::string& directory) {
-  if (!deepspeed::HasUniversalStates(directory)) return false;
+  CKPT_ASSIGN_OR_RETURN(const bool states, deepspeed::HasUniversalStates(directory));
+  if (!states) return false;
   CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(directory));
-  return !files.model.empty() || !files.stage3_model.empty() ||
-         IsFile(StrCat(directory, "/zero/optimizer_state.pt"));
+  if (!files.model.empty() || !files.stage3_model.empty()) return true;
+  return deepspeed::IsRegularFile(StrCat(directory, "/zero/optimizer_state.pt"));
 }
 
 class DeepSpeedUniversalSource : public Source {
@@ -41,7 +36,10 @@ class DeepSpeedUniversalSource : public Source {
     if (files.model.count(0) == 0 && files.stage3_model.count({0, 0}) == 0) {
       return Fail(ErrorCode::kInvalid, StrCat(step.directory, ": no model states of rank 0"));
     }
-    if (!IsFile(StrCat(step.directory, "/zero/optimizer_state.pt"))) {
+    CKPT_ASSIGN_OR_RETURN(
+        const bool state,
+        deepspeed::IsRegularFile(StrCat(step.directory, "/zero/optimizer_state.pt")));
+    if (!state) {
       return Fail(ErrorCode::kInvalid, StrCat(step.directory, "/zero: no optimizer_state.pt"));
     }
     return {};

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Looking into directories so that a failing disk is an error, never a
+// checkpoint that seems to be smaller or not there.
+//
+// Thread safety: pure but for reading directories.
+
+#pragma once
+
+#include <sys/stat.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+
+namespace ckptfs::deepspeed {
+
+// The names in a directory, sorted, without "." and "..".
+Result<std::vector<std::string>> ListNames(const std::string& directory);
+
+// What is at `path` (symbolic links followed); never nothing.
+Result<std::optional<struct stat>> StatOf(const std::string& path);
+// The same, or nothing if there is nothing that we can see: no such name, a
+// link that leads nowhere or where we may not go.
+Result<std::optional<struct stat>> StatIfThere(const std::string& path);
+
+Result<bool> IsDirectory(const std::string& path);
+Result<bool> IsRegularFile(const std::string& path);
+
+}  // namespace ckptfs::deepspeed
