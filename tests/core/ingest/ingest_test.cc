@@ -4,58 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
-#include "core/base/strings.h"
+#include "tests/support/fake_source.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
 namespace {
 
 using testing::HasSubstr;
-
-// Every subdirectory "stepN" is a step; a file "broken" in it makes Read fail,
-// the lack of "done" makes it incomplete.
-class FakeSource : public Source {
- public:
-  std::string_view name() const override { return "fake"; }
-
-  Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
-    std::vector<StepCandidate> out;
-    if (std::filesystem::path(path).filename().string().starts_with("step")) {
-      return std::vector<StepCandidate>{Candidate(path, path)};
-    }
-    for (const auto& entry : std::filesystem::directory_iterator(path)) {
-      if (entry.path().filename().string().starts_with("step")) {
-        out.push_back(Candidate(entry.path().string(), path));
-      }
-    }
-    return out;
-  }
-  Status Complete(const StepCandidate& step) const override {
-    if (std::filesystem::exists(step.directory + "/done")) return {};
-    return Fail(ErrorCode::kInvalid, step.directory + ": no file done");
-  }
-  Result<StepModel> Read(const StepCandidate& step, const SourceOptions&) const override {
-    if (std::filesystem::exists(step.directory + "/broken")) {
-      return Fail(ErrorCode::kInvalid, "broken");
-    }
-    StepModel model;
-    model.id = step.id;
-    model.iteration = step.iteration;
-    return model;
-  }
-
- private:
-  static StepCandidate Candidate(const std::string& directory, const std::string& root) {
-    StepCandidate out;
-    out.directory = directory;
-    out.root = root;
-    out.id = std::filesystem::path(directory).filename().string();
-    out.iteration = std::stoull(out.id.substr(4));
-    return out;
-  }
-};
 
 struct IngestTest : testing::Test {
   TemporaryDirectory directory;
@@ -80,8 +35,7 @@ TEST_F(IngestTest, BringsStepsInOrderAndNamesIncompleteOnes) {
 
 TEST_F(IngestTest, OneBrokenStepRefusesAll) {
   directory.Write("step1/done", "");
-  directory.Write("step2/done", "");
-  directory.Write("step2/broken", "");
+  directory.Write("step2/done", "broken\n");
   const auto result = Ingest(directory.path());
   ASSERT_FALSE(result);
   EXPECT_THAT(result.error().message, HasSubstr("step2: broken"));

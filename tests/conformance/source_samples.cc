@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/conformance/source_samples.h"
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "core/base/strings.h"
+#include "core/ingest/ingest.h"
+#include "core/jobs/export.h"
+#include "formats/registry.h"
+#include "formats/torch/archive_builder.h"
+#include "tests/conformance/tiny_step.h"
+
+namespace ckptfs {
+namespace {
+
+namespace files = std::filesystem;
+
+constexpr uint64_t kHugeElements = uint64_t{1} << 38;  // a TiB of fp32
+
+// The value, or the end of the test program.
+template <class T>
+T Must(Result<T> result) {
+  if (!result) CheckFailed(result.error().message.c_str(), __FILE__, __LINE__);
+  return *std::move(result);
+}
+
+StepModel ReadGolden(const std::string& save) {
+  const FamilySet families = Must(FamilySet::Shipped());
+  SourceOptions options;
+  options.families = &families;
+  const auto sources = MakeSources();
+  return std::move(Must(IngestPath(save, sources, options)).steps.front().model);
+}
+
+SourceSample Export(const StepModel& step, const std::string& layout, const std::string& to) {
+  const auto blobs = BlobReader::Create(step, BlobReader::Options{});
+  const auto formats = MakeViewFormats();
+  Must(ExportView(step, formats, Must(Layout::Parse(layout)), "deepspeed", to, "sample", *blobs,
+                  JobOptions{}));
+  return {to, StrCat(to, "/", step.id), {"zero/optimizer_state.pt"}};
+}
+
+// A file whose zeros are holes.
+void WriteHoles(const std::string& path, ArchiveContent content) {
+  const Plan plan = Must(std::move(content).MakePlan(files::path(path).stem().string()));
+  files::create_directories(files::path(path).parent_path());
+  std::ofstream out(path, std::ios::binary);
+  for (const Segment& segment : plan.segments()) {
+    const auto* literal = std::get_if<LiteralSegment>(&segment.body);
+    if (literal == nullptr) continue;
+    out.seekp(static_cast<std::streamoff>(segment.begin));
+    out << *literal->bytes;
+  }
+  out.close();
+  files::resize_file(path, plan.size());
+}
+
+ArchiveContent HugeState() {
+  ArchiveBuilder archive;
+  const uint64_t bytes = kHugeElements * 4;
+  const NodeId tensor = Must(archive.Tensor(DType::kF32, {kHugeElements / 1024, 1024},
+                                            {{bytes, ZeroSegment{bytes}}}));
+  const NodeId dict = archive.pickle().Dict({{archive.pickle().String("param"), tensor}});
+  return std::move(archive).Finish(dict);
+}
+
+ArchiveContent Numbers(const std::map<std::string, int64_t>& numbers) {
+  ArchiveBuilder archive;
+  PickleBuilder& pickle = archive.pickle();
+  std::vector<std::pair<NodeId, NodeId>> items;
+  for (const auto& [key, value] : numbers) {
+    const NodeId name = pickle.String(key);
+    items.emplace_back(name, pickle.Int(value));
+  }
+  const NodeId dict = pickle.Dict(std::move(items));
+  return std::move(archive).Finish(dict);
+}
+
+}  // namespace
+
+SourceSample WriteDeepSpeedGolden(const std::string& directory) {
+  const std::string save = StrCat(directory, "/run");
+  files::copy(CKPTFS_TEST_DATA "/golden/deepspeed_tiny/ckpt", save, files::copy_options::recursive);
+  SourceSample out{save, StrCat(save, "/global_step3"), {}};
+  for (const auto& entry : files::directory_iterator(out.tag)) {
+    out.needed.push_back(entry.path().filename().string());
+  }
+  return out;
+}
+
+SourceSample WriteUniversalOfGolden(const std::string& directory) {
+  const StepModel golden = ReadGolden(CKPTFS_TEST_DATA "/golden/deepspeed_tiny/ckpt");
+  return Export(golden, "tp2_dp2_zero1", StrCat(directory, "/run"));
+}
+
+SourceSample WriteUniversalOfTinyStep(const std::string& directory) {
+  TinyStepOptions options;
+  options.groups = 2;
+  options.lazy_state = true;
+  options.python_step = true;
+  const TinyStep step(options);
+  return Export(step.model(), "dp2_zero1", StrCat(directory, "/run"));
+}
+
+SourceSample WriteUniversalOfHoles(const std::string& directory) {
+  const std::string save = StrCat(directory, "/run");
+  const std::string tag = StrCat(save, "/global_step7");
+  WriteHoles(StrCat(tag, "/zero/big.weight/fp32.pt"), HugeState());
+  WriteHoles(StrCat(tag, "/zero/big.weight/exp_avg.pt"), HugeState());
+  WriteHoles(StrCat(tag, "/zero/optimizer_state.pt"), Numbers({{"zero_stage", 1}}));
+  WriteHoles(StrCat(tag, "/mp_rank_00_model_states.pt"),
+             Numbers({{"dp_world_size", 1}, {"global_steps", 7}, {"mp_world_size", 1}}));
+  std::ofstream(StrCat(save, "/latest_universal")) << "global_step7";
+  return {save, tag, {"zero/optimizer_state.pt", "mp_rank_00_model_states.pt"}};
+}
+
+SourceSample WriteFake(const std::string& directory) {
+  const std::string save = StrCat(directory, "/run");
+  const std::string tag = StrCat(save, "/step4");
+  files::create_directories(tag);
+  std::ofstream(StrCat(tag, "/data")) << std::string(65536, 'x');
+  std::ofstream(StrCat(tag, "/done")) << "module.layer.weight 16000 data 0\n"
+                                         "bias 384 data 64000\n";
+  return {save, tag, {"done"}};
+}
+
+}  // namespace ckptfs

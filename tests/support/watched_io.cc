@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/support/watched_io.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdarg>
+#include <map>
+
+#include "core/base/mutex.h"
+
+namespace ckptfs {
+namespace {
+
+struct Watch {
+  Mutex mutex;
+  bool active GUARDED_BY(mutex) = false;
+  uint64_t fail_at GUARDED_BY(mutex) = 0;
+  std::vector<IoCall> calls GUARDED_BY(mutex);
+  std::optional<IoCall> failed GUARDED_BY(mutex);
+  std::map<const DIR*, std::string> directories GUARDED_BY(mutex);
+};
+
+Watch& TheWatch() {
+  static Watch watch;
+  return watch;
+}
+
+std::string PathOf(int fd) {
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  std::array<char, PATH_MAX> target{};
+  const auto length = static_cast<ssize_t>(
+      ::syscall(SYS_readlink, link.c_str(), target.data(), target.size()));
+  return length > 0 ? std::string(target.data(), static_cast<size_t>(length)) : "";
+}
+
+// True if this call is to fail.
+bool Enter(IoCall call) {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  if (!watch.active) return false;
+  watch.calls.push_back(call);
+  if (watch.calls.size() != watch.fail_at) return false;
+  watch.failed = std::move(call);
+  errno = EIO;
+  return true;
+}
+
+void Remember(const DIR* directory, const char* path) {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  watch.directories[directory] = path;
+}
+
+std::string PathOf(const DIR* directory) {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  return watch.directories[directory];
+}
+
+}  // namespace
+
+WatchedIo::WatchedIo(uint64_t fail_at) {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  watch.active = true;
+  watch.fail_at = fail_at;
+  watch.calls.clear();
+  watch.failed.reset();
+}
+
+WatchedIo::~WatchedIo() {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  watch.active = false;
+}
+
+std::vector<IoCall> WatchedIo::calls() const {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  return watch.calls;
+}
+
+std::optional<IoCall> WatchedIo::failed() const {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  return watch.failed;
+}
+
+}  // namespace ckptfs
+
+// What ld --wrap puts in the place of the C library's functions.
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming)
+extern "C" {
+
+int __real_open(const char* path, int flags, ...);
+DIR* __real_opendir(const char* path);
+dirent* __real_readdir(DIR* directory);
+int __real_stat(const char* path, struct stat* info);
+int __real_lstat(const char* path, struct stat* info);
+int __real_fstat(int fd, struct stat* info);
+ssize_t __real_pread(int fd, void* out, size_t length, off_t offset);
+ssize_t __real_readlink(const char* path, char* out, size_t length);
+char* __real_realpath(const char* path, char* out);
+
+int __wrap_open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const int mode = (flags & O_CREAT) != 0 ? va_arg(rest, int) : 0;
+  va_end(rest);
+  if (ckptfs::Enter({"open", path})) return -1;
+  return __real_open(path, flags, mode);
+}
+
+DIR* __wrap_opendir(const char* path) {
+  if (ckptfs::Enter({"opendir", path})) return nullptr;
+  DIR* directory = __real_opendir(path);
+  if (directory != nullptr) ckptfs::Remember(directory, path);
+  return directory;
+}
+
+dirent* __wrap_readdir(DIR* directory) {
+  if (ckptfs::Enter({"readdir", ckptfs::PathOf(directory)})) return nullptr;
+  return __real_readdir(directory);
+}
+
+int __wrap_stat(const char* path, struct stat* info) {
+  if (ckptfs::Enter({"stat", path})) return -1;
+  return __real_stat(path, info);
+}
+
+int __wrap_lstat(const char* path, struct stat* info) {
+  if (ckptfs::Enter({"lstat", path})) return -1;
+  return __real_lstat(path, info);
+}
+
+int __wrap_fstat(int fd, struct stat* info) {
+  if (ckptfs::Enter({"fstat", ckptfs::PathOf(fd)})) return -1;
+  return __real_fstat(fd, info);
+}
+
+ssize_t __wrap_pread(int fd, void* out, size_t length, off_t offset) {
+  if (ckptfs::Enter({"pread", ckptfs::PathOf(fd), static_cast<uint64_t>(offset), length})) return -1;
+  return __real_pread(fd, out, length, offset);
+}
+
+ssize_t __wrap_readlink(const char* path, char* out, size_t length) {
+  if (ckptfs::Enter({"readlink", path})) return -1;
+  return __real_readlink(path, out, length);
+}
+
+char* __wrap_realpath(const char* path, char* out) {
+  if (ckptfs::Enter({"realpath", path})) return nullptr;
+  return __real_realpath(path, out);
+}
+
+}  // extern "C"
+// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming)

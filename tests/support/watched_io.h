@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// WatchedIo records what the code under test asks of the operating system and
+// can make the n-th call fail.  It sees the calls that the linker redirects
+// (--wrap, in tests/conformance/CMakeLists.txt): open, opendir, readdir,
+// stat, lstat, fstat, pread, readlink and realpath of code linked statically
+// into the program, on any thread.
+//
+// Thread safety: one at a time exists; the calls may come from any thread.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ckptfs {
+
+struct IoCall {
+  std::string name;  // "pread"
+  std::string path;  // of the file or directory
+  uint64_t offset = 0;  // pread: what was asked for, bytes
+  uint64_t length = 0;
+};
+
+class WatchedIo {
+ public:
+  // From now on; the `fail_at`-th call (1 is the first, 0: none) gives EIO.
+  explicit WatchedIo(uint64_t fail_at = 0);
+  ~WatchedIo();
+  WatchedIo(const WatchedIo&) = delete;
+  WatchedIo& operator=(const WatchedIo&) = delete;
+
+  std::vector<IoCall> calls() const;
+  // The call that failed, if it came to that.
+  std::optional<IoCall> failed() const;
+};
+
+}  // namespace ckptfs
