@@ -27,8 +27,7 @@ std::string HomeDirectory() {
   return entry != nullptr && entry->pw_dir != nullptr ? entry->pw_dir : "/tmp";
 }
 
-// Options of mount -o that become words of ours; the rest of what mount(8)
-// knows (nofail, _netdev, user, x-systemd..., rw) says nothing to us.
+// Options of mount -o that become words of ours.
 struct OptionWord {
   std::string_view name;
   bool has_value;
@@ -39,9 +38,27 @@ constexpr std::array kOptionWords = {
     OptionWord{"reserve", true},
     OptionWord{"log", true},     OptionWord{"read-ahead", true}, OptionWord{"follow", false},
     OptionWord{"mkdir", false},  OptionWord{"root", true},       OptionWord{"threads", true},
+    OptionWord{"clone-fd", false},
 };
 
-Status AppendOption(std::string_view option, std::vector<std::string>& out) {
+// What mount(8), systemd and mount.fuse know and we need not: the mount is
+// read-only, nosuid and nodev whatever is asked.
+constexpr std::array kGenericWords = std::to_array<std::string_view>({
+    "rw",         "ro",          "defaults",      "dev",         "nodev",      "suid",
+    "nosuid",     "exec",        "noexec",        "sync",        "async",      "dirsync",
+    "atime",      "noatime",     "relatime",      "norelatime",  "strictatime", "nostrictatime",
+    "diratime",   "nodiratime",  "lazytime",      "nolazytime",  "symfollow",  "nosymfollow",
+    "silent",     "loud",        "auto",          "noauto",      "user",       "nouser",
+    "users",      "nousers",     "owner",         "noowner",     "group",      "nogroup",
+    "nofail",     "_netdev",     "fsname",        "subtype",     "comment",    "context",
+    "fscontext",  "defcontext",  "rootcontext",   "default_permissions"});
+
+bool IsGeneric(std::string_view name) {
+  return name.starts_with("x-") || name.starts_with("X-") ||
+         std::find(kGenericWords.begin(), kGenericWords.end(), name) != kGenericWords.end();
+}
+
+Status AppendOption(std::string_view option, bool sloppy, std::vector<std::string>& out) {
   const size_t equals = option.find('=');
   const std::string_view name = option.substr(0, equals);
   if (name == "allow_other") {
@@ -56,8 +73,19 @@ Status AppendOption(std::string_view option, std::vector<std::string>& out) {
     }
     out.push_back(StrCat("--", name));
     if (known.has_value) out.emplace_back(option.substr(equals + 1));
+    return {};
   }
-  return {};
+  if (sloppy || IsGeneric(name)) return {};
+  return Fail(ErrorCode::kInvalid, StrCat("-o ", option, ": neither an option of ckptfs nor one "
+                                          "that mount(8) has for every filesystem"));
+}
+
+// Whether the words of mount(8) have -s: unknown options are to be passed over.
+bool IsSloppy(const std::vector<std::string>& words) {
+  return std::any_of(words.begin() + 2, words.end(), [](const std::string& word) {
+    return word.starts_with('-') && word.find_first_not_of("sfnv", 1) == std::string::npos &&
+           word.find('s') != std::string::npos;
+  });
 }
 
 // "a,b\,c" -> a | b,c
@@ -171,6 +199,7 @@ Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> wo
   std::vector<std::string> out = {"mount"};
   const std::string store = words[0];
   const std::string mountpoint = words[1];
+  const bool sloppy = IsSloppy(words);
   for (size_t i = 2; i < words.size(); ++i) {
     const std::string& word = words[i];
     const bool takes_value = word == "-o" || word == "-t" || word == "-N";
@@ -178,7 +207,7 @@ Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> wo
     if (++i == words.size()) return Fail(ErrorCode::kInvalid, StrCat(word, " needs a value"));
     if (word != "-o") continue;
     for (const std::string& option : SplitOptions(words[i])) {
-      CKPT_RETURN_IF_ERROR(AppendOption(option, out));
+      CKPT_RETURN_IF_ERROR(AppendOption(option, sloppy, out));
     }
   }
   if (store != "none" && store != "ckptfs") {  // fstab's ways to say: the default store

@@ -55,7 +55,8 @@ std::string HumanBytes(uint64_t bytes);
 
 // mount(8) calls `ckptfs SPEC DIR [-sfnv] [-N ns] [-t type] [-o options]`: if
 // `words` (without the program's name) look like that, the same request as words of the
-// `mount` subcommand, else `words` unchanged.  Generic options are dropped.
+// `mount` subcommand, else `words` unchanged.  Generic options are dropped, and
+// unknown ones where -s says so; else those are kInvalid.
 Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words);
 
 }  // namespace ckptfs

@@ -40,6 +40,15 @@ TEST(TranslateMountWords, RefusesMissingAndUnwantedValues) {
   EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o"}));
 }
 
+TEST(TranslateMountWords, RefusesWhatNobodyKnows) {
+  for (const char* option : {"rnu=a", "remount", "bind", "follow,nofial", "Run=a"}) {
+    EXPECT_FALSE(TranslateMountWords({"/s", "/m", "-o", option})) << option;
+    EXPECT_TRUE(TranslateMountWords({"/s", "/m", "-ns", "-o", option})) << option;
+  }
+  EXPECT_TRUE(TranslateMountWords(
+      {"/s", "/m", "-o", "rw,dev,suid,user,x-systemd.requires=a,X-mount.mkdir,comment=b"}));
+}
+
 TEST(ParseBytes, KnowsUnits) {
   EXPECT_EQ(*ParseBytes("0"), 0u);
   EXPECT_EQ(*ParseBytes("1000"), 1000u);
