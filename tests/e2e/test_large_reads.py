@@ -51,11 +51,8 @@ def make(out, monkeypatch):
     for rank in range(RANKS):
         flat = {kind: torch.from_numpy(np.concatenate(
             [slices(truth[n, kind])[rank] for n in names])) for kind in KINDS}
-        states = synthetic.optimizer_states(1, RANKS)
-        inner = states['optimizer_state_dict']
-        inner['fp32_flat_groups'] = [flat['fp32']]
-        inner['optimizer_state_dict']['state'][0].update(
-            exp_avg=flat['exp_avg'], exp_avg_sq=flat['exp_avg_sq'])
+        states = synthetic.optimizer_states(
+            RANKS, flat['fp32'], flat['exp_avg'], flat['exp_avg_sq'])
         mine = os.path.join(folder, f'zero_pp_rank_{rank}_mp_rank_00_')
         torch.save(model, mine + 'model_states.pt')
         torch.save(states, os.path.join(
