@@ -323,6 +323,7 @@ std::optional<CoverageDefect> FindCoverageDefect(const Gather& gather, const Sha
   const auto total = ElementCount(atom);
   if (!total) return CoverageDefect{total.error().message, {}};
   std::vector<uint64_t> sizes;
+  sizes.reserve(gather.locals.size());
   for (const LocalTensor& local : gather.locals) {
     if (Status valid = ValidateLocal(local, atom); !valid) {
       return CoverageDefect{valid.error().message, {}};

@@ -237,7 +237,7 @@ Status Store::State::ClaimRun(const std::string& run, const std::string& root) {
     if (claim && claim->root == root) return CheckOthers(run, root);
     if (claim) CKPT_RETURN_IF_ERROR(CheckOthers(run, root));
     const std::string name = StrCat("runs/", run, "/", claim ? claim->n + 1 : 0);
-    const Status published = PublishText(*storage, name, RenderText("root", root));
+    Status published = PublishText(*storage, name, RenderText("root", root));
     if (published) return CheckOthers(run, root);
     if (published.error().code != ErrorCode::kExists) return published;
   }

@@ -386,6 +386,7 @@ Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::stri
   const auto& buffers = models_.at(0).buffers;
   const bool buffer = std::find(buffers.begin(), buffers.end(), source_name) != buffers.end();
   std::vector<Shape> locals;
+  locals.reserve(tensors.size());
   for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape);
   CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, buffer));
   if (!sharding && !buffer) {

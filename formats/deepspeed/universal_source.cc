@@ -10,7 +10,6 @@
 namespace ckptfs {
 namespace {
 
-using deepspeed::ModelStates;
 using deepspeed::StepFiles;
 
 Result<bool> IsUniversal(const std::string& directory) {

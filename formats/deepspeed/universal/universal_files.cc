@@ -215,14 +215,14 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
 
 // Scalars of the ZeRO dict, but for what only describes the source's files.
 Status SetZeroScalars(const StepModel& step, DictBuilder& dict) {
-  static const std::set<std::string_view> kOfTheSource = {
+  static const std::set<std::string_view> of_the_source = {
       "partition_count",           "group_paddings",
       "param_alignment_paddings",  "param_slice_mappings",
       "base_optimizer_state_step", "universal_checkpoint_info"};
   for (const Document& document : step.documents) {
     if (!document.key.starts_with(kZeroPrefix) || !document.scope.empty()) continue;
     const std::string_view key = std::string_view(document.key).substr(kZeroPrefix.size());
-    if (!kOfTheSource.contains(key)) CKPT_RETURN_IF_ERROR(dict.SetDocument(key, &document));
+    if (!of_the_source.contains(key)) CKPT_RETURN_IF_ERROR(dict.SetDocument(key, &document));
   }
   return {};
 }
