@@ -49,9 +49,10 @@ class Counters {
   uint64_t requests(Request request) const {
     return requests_[static_cast<size_t>(request)].value.load(std::memory_order_relaxed);
   }
-  // Opens, and what is done with them: a number that grows while files are read.
+  // A number that grows while files are opened and read (the status is none).
   uint64_t activity() const {
-    return requests(Request::kOpen) + requests(Request::kRead) + requests(Request::kRelease);
+    return served() + opens(ServingMode::kStream) + opens(ServingMode::kMaterialise) +
+           opens(ServingMode::kDirect);
   }
   uint64_t served() const { return served_.value.load(std::memory_order_relaxed); }
   uint64_t opens(ServingMode mode) const {
