@@ -3,7 +3,6 @@
 #include "core/ingest/ingest.h"
 
 #include <sys/stat.h>
-#include <tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,6 +10,7 @@
 #include <optional>
 #include <tuple>
 
+#include "core/base/parallel.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -70,7 +70,7 @@ Result<IngestResult> IngestPath(const std::string& path,
     return Fail(ErrorCode::kInvalid,
                 StrCat(path, ": no complete step; ", result.skipped.front()));
   }
-  tbb::parallel_for(size_t{0}, jobs.size(), [&](size_t i) {
+  ParallelFor(jobs.size(), [&](size_t i) {
     jobs[i].outcome = jobs[i].source->Read(jobs[i].candidate, options);
   });
   for (Job& job : jobs) {

@@ -2,13 +2,11 @@
 
 #include "core/view/plan_reader.h"
 
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "core/base/mutex.h"
+#include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/view/atom_reader.h"
 #include "core/view/source_runs.h"
@@ -101,16 +99,13 @@ Result<size_t> PlanReader::ReadParallel(uint64_t offset, std::span<std::byte> ou
   // of an aligned tensor is cut.
   const uint64_t first_block = offset / kParallelBlock;
   const uint64_t blocks = (offset + size - 1) / kParallelBlock + 1 - first_block;
-  tbb::parallel_for(tbb::blocked_range<uint64_t>(0, blocks, 1), [&](const auto& range) {
-    for (uint64_t block = range.begin(); block != range.end(); ++block) {
-      const uint64_t from = std::max(offset, (first_block + block) * kParallelBlock);
-      const uint64_t to = std::min(offset + size, (first_block + block + 1) * kParallelBlock);
-      const auto read = Read(from, out.subspan(from - offset, to - from));
-      if (read) continue;
-      MutexLock lock(mutex);
-      if (!first_error) first_error = read.error();
-      return;
-    }
+  ParallelFor(blocks, [&](size_t block) {
+    const uint64_t from = std::max(offset, (first_block + block) * kParallelBlock);
+    const uint64_t to = std::min(offset + size, (first_block + block + 1) * kParallelBlock);
+    const auto read = Read(from, out.subspan(from - offset, to - from));
+    if (read) return;
+    MutexLock lock(mutex);
+    if (!first_error) first_error = read.error();
   });
   if (first_error) return Fail(*std::move(first_error));
   return static_cast<size_t>(size);

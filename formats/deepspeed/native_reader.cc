@@ -2,12 +2,11 @@
 
 #include "formats/deepspeed/native_reader.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <functional>
 #include <mutex>
 
+#include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "formats/deepspeed/document_keys.h"
 
@@ -17,7 +16,7 @@ namespace {
 // Runs `work` over [0, count) on TBB's threads; the first error by index wins.
 Status ParallelTry(size_t count, const std::function<Status(size_t)>& work) {
   std::vector<Status> outcomes(count);
-  tbb::parallel_for(size_t{0}, count, [&](size_t i) { outcomes[i] = work(i); });
+  ParallelFor(count, [&](size_t i) { outcomes[i] = work(i); });
   for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
   return {};
 }

@@ -3,7 +3,6 @@
 #include "formats/deepspeed/universal_reader.h"
 
 #include <sys/stat.h>
-#include <tbb/parallel_for.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <climits>
 #include <set>
 
+#include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/directory.h"
@@ -556,8 +556,7 @@ Result<StepModel> UniversalReader::Read() && {
   CKPT_RETURN_IF_ERROR(RegisterFiles());
   CKPT_RETURN_IF_ERROR(ReadModels());
   std::vector<Status> outcomes(folders_.size());
-  tbb::parallel_for(size_t{0}, folders_.size(),
-                    [&](size_t i) { outcomes[i] = ReadFolder(folders_[i]); });
+  ParallelFor(folders_.size(), [&](size_t i) { outcomes[i] = ReadFolder(folders_[i]); });
   for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
   CKPT_RETURN_IF_ERROR(GiveShapes());
   CKPT_RETURN_IF_ERROR(DeclareParameters());

@@ -12,6 +12,13 @@ sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'deepspeed'))
 import daemon  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def no_sanitizer_reports():
+    """Whatever a test starts, no sanitizer may complain."""
+    yield
+    daemon.fail_on_reports()
+
+
 @pytest.fixture
 def ckptfs(tmp_path):
     """A Ckptfs with a store of its own; nothing stays mounted after it."""

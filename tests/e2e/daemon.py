@@ -2,16 +2,47 @@
 """Runs the ckptfs program for a test: adopt, mount, and never leave a mount.
 
 The program comes from $CKPTFS_BIN, the checkpoints from $CKPTFS_FIXTURES.
+
+A program built with sanitizers writes its reports into files here, since a
+daemon has no stderr; fail_on_reports() makes each of them a failure.
 """
 import json
 import os
 import subprocess
+import tempfile
 import time
 
 BIN = os.environ.get('CKPTFS_BIN', 'build/ckptfs')
 FIXTURES = os.environ.get('CKPTFS_FIXTURES', 'build/fixtures')
 TIMEOUT = 120
 TALLY = ('--replicated', r'.*\.tally\..*')
+REPORTS = tempfile.TemporaryDirectory(prefix='ckptfs-reports-')
+
+
+def keep_reports():
+    """Let the sanitizers of every program started from here write to REPORTS.
+
+    They abort, so that a report is never taken for a refusal.
+    """
+    os.chmod(REPORTS.name, 0o1777)  # tests become other users
+    for tool in ('asan', 'lsan', 'tsan', 'ubsan'):
+        key = f'{tool.upper()}_OPTIONS'
+        mine = f'log_path={REPORTS.name}/{tool}:abort_on_error=1'
+        os.environ[key] = ':'.join(filter(None, (os.environ.get(key), mine)))
+
+
+def fail_on_reports():
+    """Fail if a sanitizer has written anything since the last call."""
+    texts = []
+    for name in sorted(os.listdir(REPORTS.name)):
+        path = os.path.join(REPORTS.name, name)
+        with open(path, errors='replace') as f:
+            texts.append(f'{name}\n{f.read()}')
+        os.unlink(path)
+    assert not texts, '\n'.join(texts)
+
+
+keep_reports()
 
 
 def checkpoint(variant):
@@ -105,8 +136,22 @@ class Ckptfs:
         self.run('umount', path)
         wait_until(lambda: not is_mounted(path), 'the unmount')
 
+    def running(self):
+        """Processes that name this store: daemons and commands."""
+        folder, found = os.fsencode(self.folder) + b'/', []
+        for pid in filter(str.isdigit, os.listdir('/proc')):
+            try:
+                with open(f'/proc/{pid}/cmdline', 'rb') as f:
+                    words = f.read().split(b'\0')
+            except OSError:
+                continue
+            if (os.path.basename(words[0]) == os.fsencode(os.path.basename(BIN))
+                    and any(w.startswith(folder) for w in words)):
+                found.append(int(pid))
+        return found
+
     def close(self):
-        """End what the test has left running."""
+        """End what the test has left running, and see how it ended."""
         for path in self.mounts:
             if is_mounted(path):
                 subprocess.run(['fusermount3', '-uz', path], check=False)
@@ -117,6 +162,8 @@ class Ckptfs:
                     process.wait(10)
                 except subprocess.TimeoutExpired:
                     process.kill()
+        wait_until(lambda: not self.running(), 'the end of the daemons')
+        fail_on_reports()
 
 
 def wait_until(condition, what, process=None, seconds=60):

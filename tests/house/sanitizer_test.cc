@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <limits>
 #include <thread>
+
+#include "core/base/parallel.h"
 
 namespace {
 
@@ -46,6 +49,20 @@ TEST(SanitizerDeathTest, RacesAreFound) {
         });
         for (int i = 0; i < 1000; ++i) ++shared;
         other.join();
+        std::exit(0);
+      },
+      testing::ExitedWithCode(66), "data race");
+}
+
+TEST(SanitizerDeathTest, RacesOfParallelWorkAreFound) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        int shared = 0;
+        ckptfs::ParallelFor(256, [&shared](size_t) {
+          ++shared;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        });
         std::exit(0);
       },
       testing::ExitedWithCode(66), "data race");

@@ -9,9 +9,16 @@ import pytest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'e2e'))
 
-from daemon import Ckptfs  # noqa: E402
+from daemon import Ckptfs, fail_on_reports  # noqa: E402
 
 GOLDEN = os.path.join(HERE, '..', 'golden', 'deepspeed_tiny', 'ckpt')
+
+
+@pytest.fixture(autouse=True)
+def no_sanitizer_reports():
+    """Whatever a test starts, no sanitizer may complain."""
+    yield
+    fail_on_reports()
 
 
 @pytest.fixture

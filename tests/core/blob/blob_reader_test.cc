@@ -185,20 +185,38 @@ TEST(BusGuard, NestsAndReportsTheAddress) {
 }
 
 // A bus error of somebody else's still ends the process, as it would without us.
-TEST(BusGuardDeathTest, OtherBusErrorsArePassedOn) {
+// Installs our handler over the one that is there, and faults outside a guard.
+void FaultUnguarded() {
   const std::byte* fault = nullptr;
-  ASSERT_TRUE(RunGuarded([](void*) {}, nullptr, &fault));
+  if (!RunGuarded([](void*) {}, nullptr, &fault)) _exit(1);
+  const int fd = memfd_create("test", 0);
+  if (ftruncate(fd, 4096) != 0) _exit(1);
+  auto* bytes = static_cast<volatile char*>(mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0));
+  if (ftruncate(fd, 0) != 0) _exit(1);
+  (void)bytes[0];
+  _exit(0);
+}
+
+// A process of its own, as the handler is installed once; sanitizers have a
+// handler from the start.
+TEST(BusGuardDeathTest, OtherBusErrorsEndTheProcess) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(
       {
-        const int fd = memfd_create("test", 0);
-        if (ftruncate(fd, 4096) != 0) _exit(1);
-        auto* bytes =
-            static_cast<volatile char*>(mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0));
-        if (ftruncate(fd, 0) != 0) _exit(1);
-        (void)bytes[0];
-        _exit(0);
+        signal(SIGBUS, SIG_DFL);
+        FaultUnguarded();
       },
       testing::KilledBySignal(SIGBUS), "");
+}
+
+TEST(BusGuardDeathTest, OtherBusErrorsArePassedToTheHandlerBefore) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        signal(SIGBUS, [](int) { _exit(42); });
+        FaultUnguarded();
+      },
+      testing::ExitedWithCode(42), "");
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ int Run(const Json& json) {
     const auto read = json.value("parallel", false) ? reader.ReadParallel(range[0], out)
                                                     : reader.Read(range[0], out);
     if (!read) return fail(read.error());
-    fwrite(out.data(), 1, *read, stdout);
+    if (*read > 0) fwrite(out.data(), 1, *read, stdout);
   }
   return 0;
 }

@@ -17,7 +17,7 @@ class Tool:
 
     def __call__(self, *args, fails=False):
         done = subprocess.run([self.path, *map(str, args)], capture_output=True, text=True, timeout=120)
-        assert done.returncode >= 0, f"ended by signal {-done.returncode}: {done.stderr}"
+        assert done.returncode in (0, 1), f"ended with {done.returncode}: {done.stderr}"  # no crash, no sanitizer
         assert (done.returncode != 0) == fails, done.stderr + done.stdout
         return done.stderr if fails else done.stdout
 
