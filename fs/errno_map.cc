@@ -15,10 +15,10 @@ int ErrnoOf(ErrorCode code) {
     case ErrorCode::kExists: return EEXIST;
     case ErrorCode::kUnsupported: return EOPNOTSUPP;
     case ErrorCode::kStale: return ESTALE;
-    case ErrorCode::kDataLoss: return EIO;
     case ErrorCode::kPermission: return EACCES;
     case ErrorCode::kExhausted: return ENOMEM;
-    case ErrorCode::kIo: return EIO;
+    case ErrorCode::kDataLoss:
+    case ErrorCode::kIo:
     case ErrorCode::kInternal: return EIO;
   }
   return EIO;

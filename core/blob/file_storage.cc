@@ -21,7 +21,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::string_view kTemporary = ".tmp";
-constexpr int64_t kLeftoverSeconds = 24 * 3600;
+constexpr int64_t kLeftoverSeconds = int64_t{24} * 3600;
 constexpr size_t kMaxTransfer = size_t{1} << 30;  // per system call
 
 Error SystemError(std::string_view call, const std::string& path) {
@@ -260,7 +260,7 @@ Status FileStorage::PublishIfAbsent(std::string_view name, std::span<const std::
   if (stat(path.c_str(), &status) == 0) return AlreadyThere(path);
   CKPT_ASSIGN_OR_RETURN(const auto writer, MakeTemporary(directory_, path));
   CKPT_RETURN_IF_ERROR(writer->Append(bytes));
-  const Status published = writer->CloseIfAbsent();
+  Status published = writer->CloseIfAbsent();
   if (!published && published.error().code == ErrorCode::kExists) return AlreadyThere(path);
   return published;
 }

@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kPrefix = 8;
 constexpr uint64_t kDataAlignment = 4096;
 
-tl::unexpected<Error> Rule(std::string message) {
+tl::unexpected<Error> Rule(const std::string& message) {
   return Fail(ErrorCode::kInvalid, StrCat("safetensors: ", message));
 }
 

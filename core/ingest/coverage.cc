@@ -194,6 +194,7 @@ size_t SweepDim(const std::vector<Box>& boxes, size_t rank) {
   size_t most = 0;
   for (size_t d = 0; d < rank; ++d) {
     std::vector<uint64_t> begins;
+    begins.reserve(boxes.size());
     for (const Box& box : boxes) begins.push_back(box.piece->atom_begin[d]);
     std::sort(begins.begin(), begins.end());
     const size_t distinct = static_cast<size_t>(
