@@ -4,7 +4,7 @@
 
 #include <tbb/parallel_for.h>
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(CKPT_THREAD_SANITIZER)
 #include <sanitizer/tsan_interface.h>
 #endif
 
@@ -18,7 +18,7 @@ struct Order {
   char done = 0;
 };
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(CKPT_THREAD_SANITIZER)
 void Before(char& mark) { __tsan_release(&mark); }
 void After(char& mark) { __tsan_acquire(&mark); }
 #else

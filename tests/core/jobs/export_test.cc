@@ -93,8 +93,10 @@ class ExportTest : public testing::Test {
   }
   std::string Target() const { return target_.path() + "/out"; }
   std::string Read(const std::string& name) const {
-    std::ifstream file(Target() + "/" + name, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
+    std::string bytes(stdfs::file_size(Target() + "/" + name), '\0');
+    std::ifstream(Target() + "/" + name, std::ios::binary)
+        .read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return bytes;
   }
 
   TemporaryDirectory source_, target_;
