@@ -12,7 +12,7 @@ import time
 import torch
 from safetensors.torch import load_file
 
-from context import ratio_row, warm
+from context import hold_free_memory, ratio_row, warm
 
 # (what, source, layout, file without its ending)
 VIEWS = (
@@ -70,38 +70,68 @@ def plain_copy(context, view, layout, file):
     return os.path.join(out, file)
 
 
-def one_pass(context, source, layout, file, plain, reader, options):
-    """(plain, first open at once, first open, reopened) in seconds.
+def at_once(context, source, layout, file, plain, reader, options):
+    """(plain, first open) of a mount that is not a second old.
 
-    Each first open is in a mount of its own: one that is read as soon as it
-    is there, and one whose file was looked at some seconds before, so that the
-    daemon has memory ready.
+    Twice, before and after hold_free_memory(): returns both pairs.
     """
-    with context.mounted(source, options=options) as (mount, _):
-        path = os.path.join(mount, 'view', layout, file)
-        in_child(reader, plain)
-        before, at_once = (in_child(reader, which) for which in (plain, path))
+    pairs = []
+    for prepare in (lambda: None, hold_free_memory):
+        with context.mounted(source, options=options) as (mount, _):
+            path = os.path.join(mount, 'view', layout, file)
+            prepare()
+            pairs.append([in_child(reader, which) for which in (plain, path)])
+    return pairs
+
+
+def looked_at(context, source, layout, file, plain, reader, options):
+    """(plain, first open, reopened) of a file that was looked at before.
+
+    Some seconds before, so that the daemon has memory ready.
+    """
     with context.mounted(source, options=options) as (mount, _):
         path = os.path.join(mount, 'view', layout, file)
         for end in ENDS:
             os.stat(path + end)
         context.settle(mount)
-        in_child(reader, plain)
-        first, again, after = (
-            in_child(reader, which) for which in (path, path, plain))
-    return (before + after) / 2, at_once, first, again
+        before, first, again, after = (
+            in_child(reader, which) for which in (plain, path, path, plain))
+    return (before + after) / 2, first, again
 
 
-def measure(context, view, reader, most, options=()):
+def one_pass(*what):
+    """All of it, in seconds, as a dictionary."""
+    (plain_new, new), (plain_held, held) = at_once(*what)
+    plain, first, again = looked_at(*what)
+    return {'plain': (plain_new + plain_held + plain) / 3, 'held': held,
+            'new': new, 'first': first, 'again': again}
+
+
+def measure(context, view, reader, options=()):
     """Medians of one_pass of one view file and reader."""
-    what, name, layout, file = view
+    _, name, layout, file = view
     source = context.checkpoint(name)
     with context.mounted(source) as (mount, _):
         plain = plain_copy(context, os.path.join(mount, 'view', layout),
                            layout, file)
     runs = [one_pass(context, source, layout, file, plain, reader, options)
             for _ in range(context.repeat)]
-    return [statistics.median(x) for x in zip(*runs)]
+    return {k: statistics.median(r[k] for r in runs) for k in runs[0]}
+
+
+def rows_of(context, view, name, reader, most):
+    """The rows of one view file and reader."""
+    def row(key, what, times, bound=None):
+        return ratio_row('files', f'{name}, {view[0]}, {what}', times[key],
+                         times['plain'], bound)
+    chosen = measure(context, view, reader)
+    streamed = measure(context, view, reader, ('--mode', 'stream'))
+    worst = max(('held', 'first'), key=streamed.get)
+    return [row('held', 'first open at once', chosen, most),
+            row('new', 'the same in memory that the host took back', chosen),
+            row('first', 'first open, looked at before', chosen, most),
+            row('again', 'reopened', chosen, 1.15),
+            row(worst, 'streamed', streamed, 4)]
 
 
 def run(context):
@@ -110,18 +140,6 @@ def run(context):
     subprocess.run(['sync'], check=False)
     for view in VIEWS:
         for name, reader, most in READERS:
-            plain, at_once, first, again = measure(context, view, reader,
-                                                   most)
-            what = f'{name}, {view[0]}'
-            rows.append(ratio_row('files', what + ', first open at once',
-                                  at_once, plain, most))
-            rows.append(ratio_row('files', what + ', first open', first, plain,
-                                  most))
-            rows.append(ratio_row('files', what + ', reopened', again, plain,
-                                  1.15))
-            plain, at_once, first, _ = measure(context, view, reader, most,
-                                               ('--mode', 'stream'))
-            rows.append(ratio_row('files', what + ', streamed',
-                                  max(at_once, first), plain, 4))
+            rows += rows_of(context, view, name, reader, most)
     shutil.rmtree(context.path('plain'), ignore_errors=True)
     return rows
