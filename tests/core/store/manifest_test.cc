@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "core/base/strings.h"
+#include "core/model/side_blob.h"
 #include "core/store/manifest_check.h"
 #include "core/store/manifest_format.h"
 #include "core/store/store.h"
@@ -90,17 +91,42 @@ TEST(ManifestTest, EqualModelsGiveEqualBytesAtAnyAlignment) {
   EXPECT_EQ(Refusal(std::string_view(shifted).substr(1)), "accepted");
 }
 
-TEST(ManifestTest, GoldenFileOfVersion1StillReads) {
-  const std::string path = std::string(CKPTFS_TEST_DATA) + "/golden/manifest_v1.bin";
+// The sample with two of its atoms in a side blob.
+StepModel PackedModel() {
+  StepModel model = SampleModel();
+  Blob blob;
+  blob.content = DigestOf("side blob");
+  blob.path = StrCat("side/", blob.content.Hex(), ".safetensors");
+  blob.stamp = BlobStamp{8192, 1700000000000000001, 0, 77};
+  blob.fingerprint = DigestOf("its ends");
+  const SideAtom atoms[] = {{AtomIndex{0}, 4096}, {AtomIndex{2}, 4096 + 96}};
+  AttachSideBlob(model, blob, "/store/blobs", atoms);
+  return model;
+}
+
+// tests/golden/<name> holds `model`, written by the first build that could.
+void ExpectGolden(const std::string& name, const StepModel& model) {
+  const std::string path = StrCat(CKPTFS_TEST_DATA, "/golden/", name);
   if (std::getenv("CKPTFS_WRITE_GOLDEN") != nullptr) {
-    std::ofstream(path, std::ios::binary) << Rendered(SampleModel());
+    std::ofstream(path, std::ios::binary) << Rendered(model);
   }
   std::ifstream file(path, std::ios::binary);
   std::stringstream bytes;
   bytes << file.rdbuf();
   auto golden = ParseManifest(bytes.str());
   ASSERT_TRUE(golden) << golden.error().message;
-  EXPECT_EQ(Rendered(*golden), Rendered(SampleModel()));
+  EXPECT_EQ(Rendered(*golden), Rendered(model));
+}
+
+TEST(ManifestTest, GoldenFileOfVersion1StillReads) {
+  ExpectGolden("manifest_v1.bin", SampleModel());
+}
+
+TEST(ManifestTest, GoldenFileWithASideBlobStillReads) {
+  ExpectGolden("manifest_v1_packed.bin", PackedModel());
+  StepModel model = PackedModel();
+  DetachSideBlob(model);
+  EXPECT_EQ(Rendered(model), Rendered(SampleModel()));
 }
 
 TEST(ManifestTest, RefusesEveryTruncationAndEveryFlippedBit) {
