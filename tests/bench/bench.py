@@ -21,7 +21,8 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(ROOT, 'tests', 'e2e'),
                 os.path.join(ROOT, 'tests', 'fixtures', 'deepspeed')]
 
-CASES = ('start', 'load', 'files', 'native', 'listing', 'memory', 'huge')
+CASES = ('start', 'load', 'files', 'native', 'cold', 'listing', 'memory',
+         'huge')
 
 
 def hardware():
