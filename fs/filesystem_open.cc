@@ -32,7 +32,8 @@ class OwnedDescriptor {
 // The source file, if what was opened is what was adopted.
 Result<std::shared_ptr<const Backing>> OpenSource(const MountedStep& step, BlobIndex blob) {
   const std::string path = step.blobs().PathOf(blob);
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
+  // O_NONBLOCK: a fifo put in the file's place must not hang who serves.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
   if (fd < 0) return Fail(ErrnoError(errno, path));
   auto owner = std::make_shared<const OwnedDescriptor>(fd);
   struct stat info;
@@ -164,6 +165,7 @@ Result<OpenFile> Filesystem::State::OpenData(const Node& file) {
   if (const auto now = live.Peek(file.inode)) {
     wanted = *now;
   } else {
+    counters.CountFill();  // so that a reserve leaves the processors to it
     CKPT_ASSIGN_OR_RETURN(wanted, MakeBacking(file, *open.plan, &told.reason));
   }
   open.backing = live.Join(file.inode, wanted);

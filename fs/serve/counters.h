@@ -43,6 +43,8 @@ class Counters {
     served_.value.fetch_add(bytes, std::memory_order_relaxed);
   }
   void CountOpen(RecentOpen open);
+  // An open that may have to fill begins.
+  void CountFill() { begun_.value.fetch_add(1, std::memory_order_relaxed); }
   // Names that are not there are no errors.
   void CountError(const Error& error);
 
@@ -51,8 +53,8 @@ class Counters {
   }
   // A number that grows while files are opened and read (the status is none).
   uint64_t activity() const {
-    return served() + opens(ServingMode::kStream) + opens(ServingMode::kMaterialise) +
-           opens(ServingMode::kDirect);
+    return served() + begun_.value.load(std::memory_order_relaxed) + opens(ServingMode::kStream) +
+           opens(ServingMode::kMaterialise) + opens(ServingMode::kDirect);
   }
   uint64_t served() const { return served_.value.load(std::memory_order_relaxed); }
   uint64_t opens(ServingMode mode) const {
@@ -71,6 +73,7 @@ class Counters {
   std::array<Counter, kRequestKinds> requests_;
   std::array<Counter, 3> opens_;
   Counter served_;
+  Counter begun_;  // opens that may have to fill
   mutable Mutex mutex_;
   std::map<std::string, uint64_t> errors_ GUARDED_BY(mutex_);
   std::deque<std::string> recent_errors_ GUARDED_BY(mutex_);

@@ -163,6 +163,8 @@ Result<std::shared_ptr<const Backing>> Materialiser::Acquire(InodeNumber inode,
 Result<PagePool::File> Materialiser::FillNew(const PreparedPlan& plan) {
   CKPT_ASSIGN_OR_RETURN(const PagePool::File file, TakeRoom(plan.plan().size()));
   Status filled = FillFile(plan, file);
+  // A source that was changed meanwhile may have been read half before, half after.
+  if (filled) filled = plan.step().CheckStampsNow(plan.blobs());
   if (filled) return file;
   pool_->Give(file);
   return Fail(std::move(filled).error());
@@ -214,7 +216,9 @@ bool Materialiser::TryEvict(uint64_t inode) {
     ++counts_.evictions;
     counts_.bytes -= file.size;
   }
-  pool_->Give(file);
+  // Not Give: a pipe or a socket may still hold its pages (splice, sendfile),
+  // which no lease tells, and would show what is written to them next.
+  pool_->Discard(file);
   return true;
 }
 

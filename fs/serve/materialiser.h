@@ -86,7 +86,7 @@ class Materialiser {
   Result<std::shared_ptr<const Backing>> Wait(uint64_t inode, Flight& flight);
   Result<PagePool::File> FillNew(const PreparedPlan& plan);
   Result<PagePool::File> TakeRoom(uint64_t size);
-  // Gives the pages of the least recently used free entry back to the pool.
+  // Frees the pages of the least recently used entry that nobody has.
   bool EvictOne();
   bool TryEvict(uint64_t inode);
   std::vector<uint64_t> Evictable() const;

@@ -63,8 +63,9 @@ uint64_t DefaultMaterialiseBudget() {
 Result<std::unique_ptr<PagePool>> PagePool::Create(uint64_t budget) {
   const int context = FsOpen("tmpfs");
   if (context < 0) return Fail(ErrnoError(errno, "fsopen tmpfs"));
-  // Slack for the last page of a file being split when it shrinks.
-  const std::string size = StrCat(budget + 64 * kHugePage);
+  // Our accounts bound it.  A file that shrinks or goes still has its pages for
+  // a while, and more of them when its last page is split.
+  const std::string size = StrCat(2 * budget + 64 * kHugePage);
   int mount_fd = -1;
   if (FsSet(context, "huge", "always") == 0 && FsSet(context, "size", size) == 0 &&
       FsSet(context, "mode", "0700") == 0 && FsCreate(context) == 0) {
@@ -125,11 +126,27 @@ bool PagePool::Reserve(uint64_t charge, File* reused, std::vector<File>* freed) 
   return true;
 }
 
+bool PagePool::AwaitPrepared() {
+  MutexLock lock(mutex_);
+  if (preparing_ == 0) return false;
+  std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
+  prepared_.wait(held);
+  held.release();
+  return true;
+}
+
 Result<PagePool::File> PagePool::Take(uint64_t size) {
   const uint64_t charge = ChargeOf(size);
   File file;
   std::vector<File> freed;
-  if (!Reserve(charge, &file, &freed)) {
+  takers_.fetch_add(1);
+  bool room = Reserve(charge, &file, &freed);
+  for (bool waited = true; !room && waited && charge <= budget_;) {
+    waited = AwaitPrepared();
+    room = Reserve(charge, &file, &freed);
+  }
+  takers_.fetch_sub(1);
+  if (!room) {
     return Fail(ErrorCode::kExhausted,
                 StrCat(charge, " bytes do not fit the materialise budget of ", budget_));
   }
@@ -161,10 +178,11 @@ uint64_t PagePool::Prepare(uint64_t size, const std::function<bool()>& stop) {
     MutexLock lock(mutex_);
     if (lent_ + idle_bytes_ + size > budget_) return 0;
     lent_ += size;  // ours until it is idle
+    ++preparing_;
   }
   Result<File> file = NewFile();
   uint64_t done = 0;
-  while (file && done < size && !stop()) {
+  while (file && done < size && takers_ == 0 && !stop()) {
     const uint64_t length = std::min(kStep, size - done);
     if (ftruncate(file->fd, static_cast<off_t>(done + length)) != 0) break;
     void* pages = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd,
@@ -178,6 +196,8 @@ uint64_t PagePool::Prepare(uint64_t size, const std::function<bool()>& stop) {
   if (file && done == 0) close(file->fd);
   MutexLock lock(mutex_);
   lent_ -= size;
+  --preparing_;
+  prepared_.notify_all();
   if (done == 0) return 0;
   file->size = file->charge = done;
   idle_bytes_ += done;

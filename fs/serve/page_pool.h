@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PagePool lends files on a private tmpfs of huge pages (a detached mount with
-// huge=always), and takes them back with their pages: first-touch page faults
-// cost more than filling, so pages are recycled between files instead of freed.
+// huge=always) and keeps idle ones with their pages: first-touch page faults
+// cost more than filling.  Only pages that no reader was given are used again.
 //
 // A file's length is exactly what was asked for, because passthrough reads end
 // at the length of the backing file; bytes between it and the end of its last
@@ -15,6 +15,8 @@
 
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -45,21 +47,23 @@ class PagePool {
   // A file of `size` bytes.  kExhausted if it does not fit beside the files
   // that are lent; idle ones make room.
   Result<File> Take(uint64_t size);
-  // REQUIRES: nobody has it open or mapped (IsMapped was false).
+  // Takes it back with its pages.  REQUIRES: no reader ever had it: a pipe or a
+  // socket can hold pages that nobody has open or mapped any more.
   void Give(File file);
   // A file of this size may be taken soon: somebody looked at one.
   void Expect(uint64_t size);
   // Add an idle file of at most `size` bytes (a multiple of kHugePage) with its
   // pages touched, so that who takes it faults none.  Returns its size: less if
-  // `stop` was true, 0 if it does not fit beside what is lent and idle.
+  // `stop` was true or somebody takes a file, 0 if it does not fit beside what
+  // is lent and idle.
   // BLOCKS: on page faults, 0.04-1.5 s per GiB; asks `stop` every 64 MiB.
   uint64_t Prepare(uint64_t size, const std::function<bool()>& stop);
   // Ends the file: its pages are freed when the last mapping goes.
   void Discard(File file);
 
-  // True if somebody else has the file open or mapped.  A mapping made by
-  // passthrough outlives the release of the file it was made through, so this
-  // is asked before pages are used again.  REQUIRES: nobody can open it now.
+  // True if somebody else has the file open or mapped: its pages would not be
+  // freed.  A mapping made by passthrough outlives the release of the file it
+  // was made through.  REQUIRES: nobody can open it now.
   static bool IsMapped(const File& file);
 
   uint64_t budget() const { return budget_; }
@@ -78,11 +82,16 @@ class PagePool {
   // Picks an idle file to use again and makes room in the accounts; the files
   // that had to go are appended to `freed`.  False if there is no room.
   bool Reserve(uint64_t charge, File* reused, std::vector<File>* freed);
+  // Waits while files are prepared; false if none were.
+  bool AwaitPrepared();
   Result<File> NewFile() const;
 
   const int mount_fd_;
   const uint64_t budget_;
+  std::atomic<unsigned> takers_{0};  // in Take now
   mutable Mutex mutex_;
+  std::condition_variable prepared_;
+  unsigned preparing_ GUARDED_BY(mutex_) = 0;
   std::vector<File> idle_ GUARDED_BY(mutex_);
   uint64_t lent_ GUARDED_BY(mutex_) = 0;
   uint64_t idle_bytes_ GUARDED_BY(mutex_) = 0;

@@ -51,11 +51,19 @@ const std::string& MountedStep::info() const {
 }
 
 Status MountedStep::CheckStamps(const std::vector<BlobIndex>& blobs) const {
-  const int64_t now = SteadyNow();
+  return CheckOlder(blobs, SteadyNow() - kStampIntervalNs);
+}
+
+Status MountedStep::CheckStampsNow(const std::vector<BlobIndex>& blobs) const {
+  return CheckOlder(blobs, SteadyNow());
+}
+
+Status MountedStep::CheckOlder(const std::vector<BlobIndex>& blobs, int64_t after) const {
   for (const BlobIndex blob : blobs) {
     std::atomic<int64_t>& checked = checked_[static_cast<uint32_t>(blob)];
     const int64_t last = checked.load(std::memory_order_relaxed);
-    if (last != 0 && now - last < kStampIntervalNs) continue;
+    if (last != 0 && last > after) continue;
+    const int64_t now = SteadyNow();
     if (Status status = blobs_->Check(blob); !status) {
       Error error = std::move(status).error();
       // The name in the mount exists; it is the source that went.

@@ -75,8 +75,13 @@ class MountedStep {
   // adopted.  Each file is looked at once per interval.
   // BLOCKS: on stat.
   Status CheckStamps(const std::vector<BlobIndex>& blobs) const;
+  // The same, each looked at now: what was read before is of one state.
+  Status CheckStampsNow(const std::vector<BlobIndex>& blobs) const;
 
  private:
+  // Those that were last looked at before `after`, ns of the steady clock.
+  Status CheckOlder(const std::vector<BlobIndex>& blobs, int64_t after) const;
+
   std::shared_ptr<const Step> step_;
   std::unique_ptr<BlobReader> blobs_;
   std::shared_ptr<std::atomic<uint64_t>> retired_reads_;

@@ -138,6 +138,30 @@ TEST_F(PagePoolTest, PreparingStopsWhenItIsToldAndKeepsWhatItHas) {
   EXPECT_EQ(pool_->idle().files, 1u);
 }
 
+TEST_F(PagePoolTest, WhoTakesAFileGoesBeforeWhatIsPrepared) {
+  Open(128 * kHugePage);
+  if (!pool_) return;
+  std::atomic<bool> asked{false}, go{false};
+  std::thread prepares([&] {
+    EXPECT_EQ(pool_->Prepare(100 * kHugePage, [&] {
+      asked = true;
+      while (!go) std::this_thread::yield();
+      return false;
+    }), 32 * kHugePage) << "it stops at its next step";
+  });
+  while (!asked) std::this_thread::yield();
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    go = true;
+  });
+  const auto file = pool_->Take(120 * kHugePage);
+  prepares.join();
+  later.join();
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_EQ(pool_->lent_bytes(), 120 * kHugePage);
+  pool_->Discard(*file);
+}
+
 TEST(PageReserveTest, PreparesWhatIsExpectedThenSuchAsWereTaken) {
   const uint64_t page = kHugePage;
   const uint64_t reserve = 100 * page;

@@ -156,6 +156,36 @@ TEST_F(PassthroughTest, EvictionSparesWhatIsMapped) {
   EXPECT_EQ(Status()["materialised"]["evictions"], 1);
 }
 
+TEST_F(PassthroughTest, PagesInAPipeOutliveTheEviction) {
+  Mount(2 * kHugePage);  // room for one file
+  const OpenFile open = Open("/view/tp1/rank0/model.bin");
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  loff_t offset = 8192;
+  const ssize_t count = splice(open.backing_fd, &offset, pipe_ends[1], nullptr, 32768, 0);
+  ASSERT_GT(count, 0);
+  t_.fs().Release(open.handle);
+  const OpenFile other = Open("/view/tp2/rank1/model.bin");
+  EXPECT_EQ(other.mode, ServingMode::kMaterialise);
+  std::string bytes(static_cast<size_t>(count), '\0');
+  EXPECT_EQ(read(pipe_ends[0], bytes.data(), bytes.size()), count);
+  const std::string before = Model("tp1", "rank0/model.bin").substr(8192, bytes.size());
+  ASSERT_NE(before, Model("tp2", "rank1/model.bin").substr(8192, bytes.size()));
+  EXPECT_TRUE(bytes == before);
+  t_.fs().Release(other.handle);
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
+}
+
+TEST_F(PassthroughTest, AFillFromASourceThatChangedMeanwhileFails) {
+  Mount();
+  // Checked now, and by the interval not again when the next file is filled.
+  t_.fs().Release(Open("/view/tp1/rank0/model.bin").handle);
+  std::fstream(t_.SourcePath("r", "s"), std::ios::in | std::ios::out | std::ios::binary) << "new";
+  const auto file = t_.Walk("/view/dp2/rank0/model.bin").value();
+  EXPECT_EQ(t_.fs().Open(file.inode, O_RDONLY, {}).error().code, ErrorCode::kStale);
+}
+
 TEST_F(PassthroughTest, FilledFilesAreCheckedAgainstTheirSourceAtOpen) {
   Mount();
   t_.fs().Release(Open("/view/tp1/rank0/model.bin").handle);
