@@ -94,9 +94,9 @@ struct FilesystemOptions {
   bool passthrough = false;  // the kernel and our privileges allow it; set by mount/
   bool direct_io_mmap = false;  // files opened for direct I/O can be mapped; set by mount/
   std::function<void(std::string_view)> log;  // one line, for reasons behind ENOENT and fallbacks
-  // Called when names became invalid (a step removed, /view moved): from a
-  // thread that serves no request.
-  std::function<void(InodeNumber parent, std::string_view name)> invalidate;
+  // Called when names became invalid (a step removed, /view moved), from a
+  // thread that serves no request; returns when the kernel has forgotten them.
+  std::function<void(InodeNumber parent, const std::string& name)> invalidate;
 };
 
 class Filesystem {
@@ -147,6 +147,9 @@ class Filesystem {
   Status SwitchView(std::string_view run, std::string_view id);
   // Take in what was published or removed since (`adopt`, `remove`).
   Status Refresh();
+
+  // FilesystemOptions::invalidate is called no more.  BLOCKS: on the last call.
+  void EndInvalidation();
 
   // The status as JSON text: requests, bytes served and read, cache, open
   // files, errors, mode and reason per recent open.  Also /.ckptfs/status.

@@ -157,6 +157,8 @@ Status Filesystem::SwitchView(std::string_view run, std::string_view id) {
   return {};
 }
 
+void Filesystem::EndInvalidation() { state_->invalidator.End(); }
+
 void Filesystem::DisablePassthrough(std::string_view reason) {
   if (!state_->passthrough.exchange(false)) return;
   state_->Say(StrCat("files are streamed from now on: ", reason));

@@ -10,12 +10,15 @@ Invalidator::Invalidator(Tell tell) : tell_(std::move(tell)) {
   if (tell_) thread_ = std::thread([this] { Run(); });
 }
 
-Invalidator::~Invalidator() {
+Invalidator::~Invalidator() { End(); }
+
+void Invalidator::End() {
   {
     MutexLock lock(mutex_);
     stop_ = true;
   }
   wake_.notify_all();
+  progress_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 

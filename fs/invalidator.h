@@ -14,7 +14,6 @@
 #include <deque>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -25,7 +24,7 @@ namespace ckptfs {
 
 class Invalidator {
  public:
-  using Tell = std::function<void(InodeNumber parent, std::string_view name)>;
+  using Tell = std::function<void(InodeNumber parent, const std::string& name)>;
 
   // `tell` may be empty.
   explicit Invalidator(Tell tell);
@@ -37,6 +36,8 @@ class Invalidator {
   // Wait until the kernel has been told all that was added before.
   // REQUIRES: not called from a thread that serves a request.
   void Drain();
+  // Nothing is told any more.  BLOCKS: on what is being told now.
+  void End();
 
  private:
   void Run();

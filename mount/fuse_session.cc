@@ -101,7 +101,6 @@ Status FuseSession::Start() {
   ended_fd_ = ::eventfd(0, EFD_CLOEXEC);
   InstallWakeSignal();
   loop_ = std::thread([this] { Loop(); });
-  notifier_ = std::thread([this] { Notify(); });
   return {};
 }
 
@@ -141,27 +140,10 @@ void FuseSession::Loop() {
   if (::write(ended_fd_, &one, sizeof one) < 0) Log(LogLevel::kError, "eventfd: cannot write");
 }
 
-void FuseSession::InvalidateEntry(InodeNumber parent, std::string_view name) {
-  {
-    MutexLock lock(mutex_);
-    invalid_.emplace_back(parent, name);
-  }
-  wake_.notify_one();
-}
-
-void FuseSession::Notify() {
-  std::unique_lock lock(mutex_.native());
-  while (true) {
-    while (!notifier_ends_ && invalid_.empty()) wake_.wait(lock);
-    if (notifier_ends_) return;
-    const auto [parent, name] = std::move(invalid_.front());
-    invalid_.pop_front();
-    lock.unlock();
-    // ENOENT only means that the kernel does not know the name.
-    fuse_lowlevel_notify_inval_entry(session_, static_cast<fuse_ino_t>(parent), name.c_str(),
-                                     name.size());
-    lock.lock();
-  }
+void FuseSession::InvalidateEntry(InodeNumber parent, const std::string& name) {
+  // ENOENT only means that the kernel does not know the name.
+  fuse_lowlevel_notify_inval_entry(session_, static_cast<fuse_ino_t>(parent), name.c_str(),
+                                   name.size());
 }
 
 void FuseSession::Stop() {
@@ -178,13 +160,7 @@ void FuseSession::Stop() {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
-  {
-    MutexLock lock(mutex_);
-    notifier_ends_ = true;
-  }
-  wake_.notify_one();
   loop_.join();
-  notifier_.join();
 }
 
 }  // namespace ckptfs

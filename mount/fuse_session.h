@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FuseSession owns one FUSE mount: the kernel connection, the threads that
-// answer it, and the thread that tells the kernel which names became invalid
-// (never a request's own thread: the kernel would wait for itself).
+// FuseSession owns one FUSE mount: the kernel connection and the threads that
+// answer it.
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: the destructor unmounts, ends the threads and joins them; the
@@ -11,14 +10,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
-#include <utility>
 
-#include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "fs/filesystem.h"
 #include "mount/fuse_ops.h"
@@ -45,8 +41,9 @@ class FuseSession {
   Result<SessionFeatures> WaitForInit();
   void Serve(Filesystem& filesystem) { target_.Serve(filesystem); }
 
-  // Queue a notification; returns at once.
-  void InvalidateEntry(InodeNumber parent, std::string_view name);
+  // Make the kernel forget a name.  BLOCKS: on look-ups in `parent` that are
+  // being answered, so not for a thread that answers one.
+  void InvalidateEntry(InodeNumber parent, const std::string& name);
 
   // A descriptor that becomes readable when the kernel ended the connection
   // (somebody unmounted).
@@ -59,8 +56,6 @@ class FuseSession {
   explicit FuseSession(const SessionOptions& options) : options_(options) {}
   Status Start();
   void Loop();
-  // The condition variable takes the native lock, which the analysis cannot see.
-  void Notify() CKPT_THREAD_ATTRIBUTE(no_thread_safety_analysis);
 
   const SessionOptions options_;
   RequestTarget target_;
@@ -68,13 +63,7 @@ class FuseSession {
   int ended_fd_ = -1;
   std::atomic<bool> loop_ended_{false};
   std::atomic<bool> stopped_{false};
-
-  Mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::pair<InodeNumber, std::string>> invalid_ GUARDED_BY(mutex_);
-  bool notifier_ends_ GUARDED_BY(mutex_) = false;
   std::thread loop_;
-  std::thread notifier_;
 };
 
 }  // namespace ckptfs

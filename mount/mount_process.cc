@@ -35,6 +35,11 @@ void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
 // What the daemon holds; destroyed in reverse: first nobody asks any more, then
 // nothing is mounted, then the tree goes.
 struct Daemon {
+  ~Daemon() {
+    control.reset();
+    // While requests are still answered: the kernel may wait for them first.
+    if (filesystem) filesystem->EndInvalidation();
+  }
   std::unique_ptr<Store> store;
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
@@ -176,7 +181,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
     Say(StrCat("files are streamed: kernel passthrough needs ",
                privileged ? "Linux 6.9 and a build with libfuse 3.17" : "root"));
   }
-  options.invalidate = [raw = daemon.session.get()](InodeNumber parent, std::string_view name) {
+  options.invalidate = [raw = daemon.session.get()](InodeNumber parent, const std::string& name) {
     raw->InvalidateEntry(parent, name);
   };
   CKPT_ASSIGN_OR_RETURN(daemon.filesystem,

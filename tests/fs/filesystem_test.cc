@@ -172,7 +172,7 @@ TEST(FilesystemTest, NamesThatAreGoneAreToldFromAnotherThread) {
   t.AddStep("r", "t", 2);
   std::promise<std::pair<std::string, std::thread::id>> told;
   FilesystemOptions options;
-  options.invalidate = [&](InodeNumber, std::string_view name) {
+  options.invalidate = [&](InodeNumber, const std::string& name) {
     if (name == "s") told.set_value({std::string(name), std::this_thread::get_id()});
   };
   t.Mount(std::move(options));

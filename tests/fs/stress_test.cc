@@ -105,7 +105,7 @@ void ReadWhileStepsComeAndGo(bool passthrough) {
   FilesystemOptions options;
   options.passthrough = passthrough;
   options.materialise_budget = 6 * kHugePage;  // room for some: the rest evict or stream
-  options.invalidate = [](InodeNumber, std::string_view) {};
+  options.invalidate = [](InodeNumber, const std::string&) {};
   Filesystem& fs = t.Mount(std::move(options));
   const std::vector<KnownFile> stays = RenderEverything(1);
   const std::vector<KnownFile> goes = RenderEverything(2);
