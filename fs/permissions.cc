@@ -53,6 +53,14 @@ std::string ParentOf(const std::string& path) {
   return slash == std::string::npos ? std::string() : path.substr(0, slash);
 }
 
+// The directories between a blob's root and the blob.
+void AddBelowRoot(const std::string& path, const Blob& blob, std::set<std::string>& out) {
+  const size_t root = path.size() - blob.path.size() - 1;
+  for (std::string parent = ParentOf(path); parent.size() > root; parent = ParentOf(parent)) {
+    out.insert(parent);
+  }
+}
+
 template <class Gates>
 void SortUnique(Gates& gates) {
   std::sort(gates.begin(), gates.end());
@@ -143,14 +151,17 @@ std::vector<AccessGate> StepAccess::CollectFiles(const Step& step, const BlobRea
   if (known) AddDirectory(adopted_from, directories);
   for (size_t i = 0; i < step.model.blobs.size(); ++i) {
     const Blob& blob = step.model.blobs[i];
+    if (blob.side) continue;  // whoever may see the pieces may see their copies
     const std::string path = blobs.PathOf(BlobIndex{static_cast<uint32_t>(i)});
     AccessGate gate{blob.mode & 0777, blob.uid, blob.gid, false};
+    if (HasAcl(path)) gate = OwnerOnly(gate);
     if (blob.store_owned) {
-      // The store's own directories say nothing; those it was copied from do.
+      // The store's own directories say nothing; those it was copied from do,
+      // and those that were copied with it.
       if (!known) gate = OwnerOnly(gate);
+      AddBelowRoot(path, blob, directories);
     } else {
       parents.insert(ParentOf(path));
-      if (HasAcl(path)) gate = OwnerOnly(gate);
     }
     gates.push_back(gate);
   }

@@ -4,15 +4,16 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <signal.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
+#include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -42,12 +43,33 @@ class Descriptor {
   const int fd_;
 };
 
-std::string DigestOfFiles(const StepModel& model, Ownership ownership) {
-  std::string text = ownership == Ownership::kLink ? "link" : "copy";
-  std::vector<std::string> lines;
+// Owner and mode of the directories that files of the step lie in.
+std::vector<std::string> DirectoryLines(const StepModel& model, const std::string& top) {
+  std::set<std::string> directories;
   for (const Blob& blob : model.blobs) {
+    files::path parent = (files::path(model.roots[blob.root]) / blob.path).parent_path();
+    for (; parent.string().size() >= top.size(); parent = parent.parent_path()) {
+      if (!directories.insert(parent.string()).second) break;
+    }
+  }
+  std::vector<std::string> lines;
+  for (const std::string& directory : directories) {
+    struct stat info {};
+    if (::stat(directory.c_str(), &info) != 0) continue;
+    lines.push_back(StrCat(directory.substr(std::min(directory.size(), top.size())), "\n",
+                           info.st_mode, " ", info.st_uid, " ", info.st_gid, "\n"));
+  }
+  return lines;
+}
+
+std::string DigestOfFiles(const StepCandidate& step, const StepModel& model, Ownership ownership) {
+  const bool link = ownership == Ownership::kLink;
+  std::string text = link ? "link" : "copy";
+  std::vector<std::string> lines = DirectoryLines(model, step.directory);
+  for (const Blob& blob : model.blobs) {
+    // Linking changes the change time, and a link shows whatever the file holds.
     lines.push_back(StrCat(blob.path, "\n", blob.stamp.size, " ", blob.stamp.mtime_ns, " ",
-                           blob.stamp.inode, "\n"));
+                           link ? 0 : blob.stamp.ctime_ns, " ", blob.stamp.inode, "\n"));
   }
   std::sort(lines.begin(), lines.end());
   for (const std::string& line : lines) text += line;
@@ -96,36 +118,47 @@ Status CopyBytes(int from, int to, uint64_t size, const std::string& name) {
   return {};
 }
 
-// A reflink, or a copy unless `only_reflink` (then kUnsupported).
-Status Duplicate(const std::string& from, const std::string& to, bool only_reflink) {
-  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+// Who may see the step follows from the owners and modes of what was taken.  An
+// ACL is not taken: its owner's bits are what is left.
+Status TakeAccess(int to, const std::string& from, const struct stat& info, uint32_t at_least) {
+  if (::geteuid() == 0 && ::fchown(to, info.st_uid, info.st_gid) != 0) {
+    return Fail(ErrnoError(errno, StrCat("owner of the copy of ", from)));
+  }
+  const uint32_t mode = (info.st_mode & (HasAcl(from) ? 0700 : 0777)) | at_least;
+  if (::fchmod(to, mode) != 0) return Fail(ErrnoError(errno, StrCat("mode of the copy of ", from)));
+  return {};
+}
+
+// A reflink, or a copy.
+Status Duplicate(const std::string& from, const std::string& to) {
+  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   struct stat info {};
   if (source.fd() < 0 || ::fstat(source.fd(), &info) != 0) return Fail(ErrnoError(errno, from));
+  if (!S_ISREG(info.st_mode)) return Fail(ErrorCode::kStale, StrCat(from, " is no file any more"));
   const Descriptor copy(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (copy.fd() < 0) return Fail(ErrnoError(errno, to));
   if (::ioctl(copy.fd(), FICLONE, source.fd()) != 0) {
-    if (only_reflink) {
-      ::unlink(to.c_str());
-      return Fail(ErrorCode::kUnsupported, "no reflinks here");
-    }
     CKPT_RETURN_IF_ERROR(CopyBytes(source.fd(), copy.fd(), static_cast<uint64_t>(info.st_size), from));
   }
-  // Who may see the step follows from the files' owners and modes.
-  if (::geteuid() == 0 && ::fchown(copy.fd(), info.st_uid, info.st_gid) != 0) {
-    return Fail(ErrnoError(errno, to));
-  }
+  CKPT_RETURN_IF_ERROR(TakeAccess(copy.fd(), from, info, 0));
   const timespec times[2] = {info.st_atim, info.st_mtim};
-  if (::fchmod(copy.fd(), info.st_mode & 0777) != 0 || ::futimens(copy.fd(), times) != 0 ||
-      ::fsync(copy.fd()) != 0) {
+  if (::futimens(copy.fd(), times) != 0 || ::fsync(copy.fd()) != 0) {
     return Fail(ErrnoError(errno, to));
   }
   return {};
 }
 
+// True if files of the step can be cloned into the directory.
+bool HasReflinks(const std::string& directory, const StepModel& model) {
+  if (model.blobs.empty()) return false;
+  const std::string from = StrCat(model.roots[model.blobs[0].root], "/", model.blobs[0].path);
+  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  const Descriptor probe(::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
+  return source.fd() >= 0 && probe.fd() >= 0 && ::ioctl(probe.fd(), FICLONE, source.fd()) == 0;
+}
+
 Status TakeFile(const std::string& from, const std::string& to, Ownership ownership) {
-  if (ownership == Ownership::kCopy) return Duplicate(from, to, false);
-  Status reflinked = Duplicate(from, to, true);
-  if (reflinked || reflinked.error().code != ErrorCode::kUnsupported) return reflinked;
+  if (ownership == Ownership::kCopy) return Duplicate(from, to);
   if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
   if (errno == EXDEV || errno == EPERM || errno == EMLINK) {
     return Fail(ErrorCode::kUnsupported,
@@ -135,12 +168,23 @@ Status TakeFile(const std::string& from, const std::string& to, Ownership owners
   return Fail(ErrnoError(errno, to));
 }
 
+// Owner and mode of the source's directory; we must be able to remove it.
+Status FinishDirectory(const std::string& from, const std::string& to) {
+  const Descriptor made(::open(to.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat info {};
+  if (made.fd() < 0) return Fail(ErrnoError(errno, to));
+  if (::stat(from.c_str(), &info) != 0) return Fail(ErrnoError(errno, from));
+  CKPT_RETURN_IF_ERROR(TakeAccess(made.fd(), from, info, 0700));
+  if (::fsync(made.fd()) != 0) return Fail(ErrnoError(errno, to));
+  return {};
+}
+
 // Every file of the step to `to`, then the directories made durable.
 Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::string& to,
                  Ownership ownership) {
   std::error_code error;
   files::create_directories(to, error);
-  std::set<std::string> directories = {to};
+  std::set<std::string> directories = {""};  // relative to `to`
   for (const Blob& blob : model.blobs) {
     const files::path from = files::path(model.roots[blob.root]) / blob.path;
     const files::path name = from.lexically_normal().lexically_relative(step.directory);
@@ -149,15 +193,16 @@ Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::s
                   StrCat(from.string(), " lies outside of ", step.directory,
                          ": the store can only refer to it"));
     }
-    files::path parent = files::path(to) / name.parent_path();
-    files::create_directories(parent, error);
-    for (; parent.string().size() > to.size(); parent = parent.parent_path()) {
+    files::create_directories(files::path(to) / name.parent_path(), error);
+    for (files::path parent = name.parent_path(); !parent.empty(); parent = parent.parent_path()) {
       directories.insert(parent.string());
     }
     CKPT_RETURN_IF_ERROR(TakeFile(from.string(), to + "/" + name.string(), ownership));
   }
   if (error) return Fail(ErrnoError(error.value(), to));
-  for (const std::string& directory : directories) CKPT_RETURN_IF_ERROR(SyncPath(directory));
+  for (const std::string& directory : directories) {
+    CKPT_RETURN_IF_ERROR(FinishDirectory(step.directory + "/" + directory, to + "/" + directory));
+  }
   return {};
 }
 
@@ -173,18 +218,41 @@ Status Unchanged(const StepModel& model) {
   return {};
 }
 
-// What a killed process left: "<digest>.partial-<pid>".
+constexpr std::string_view kPartial = ".partial-";
+
+// A directory locked by us, or null.  The lock ends with the process, on
+// whichever machine it runs.
+std::unique_ptr<Descriptor> LockDirectory(const std::string& path) {
+  auto directory =
+      std::make_unique<Descriptor>(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat mine {}, named {};
+  const bool locked = directory->fd() >= 0 && ::flock(directory->fd(), LOCK_EX | LOCK_NB) == 0 &&
+                      ::fstat(directory->fd(), &mine) == 0 &&
+                      ::stat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino;
+  return locked ? std::move(directory) : nullptr;
+}
+
+// What killed processes left.  Where there are no locks it stays.
 void RemoveLeftOvers(const std::string& directory) {
   std::error_code error;
   for (const auto& entry : files::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
-    const size_t at = name.find(".partial-");
-    if (at == std::string::npos) continue;
-    pid_t pid = 0;
-    std::from_chars(name.data() + at + 9, name.data() + name.size(), pid);
+    if (entry.path().filename().string().find(kPartial) == std::string::npos) continue;
+    const auto lock = LockDirectory(entry.path().string());
     std::error_code ignored;
-    if (pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH) files::remove_all(entry.path(), ignored);
+    if (lock) files::remove_all(entry.path(), ignored);
   }
+}
+
+// A new directory for what will be `whole`, locked where there are locks.
+Result<std::string> MakePartial(const std::string& whole, std::unique_ptr<Descriptor>* lock) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    std::string path = StrCat(whole, kPartial, "XXXXXX");
+    if (::mkdtemp(path.data()) == nullptr) return Fail(ErrnoError(errno, path));
+    *lock = LockDirectory(path);
+    // Another process may have taken it for a left-over before it was locked.
+    if (files::exists(path)) return path;
+  }
+  return Fail(ErrorCode::kExhausted, StrCat(whole, ": its parts are being removed all the time"));
 }
 
 }  // namespace
@@ -192,12 +260,14 @@ void RemoveLeftOvers(const std::string& directory) {
 Result<std::string> TakeOwnership(const std::string& store, const StepCandidate& step,
                                   const StepModel& model, Ownership ownership) {
   const std::string blobs = store + "/blobs";
-  const std::string whole = StrCat(blobs, "/", DigestOfFiles(model, ownership));
+  if (::mkdir(blobs.c_str(), 0700) != 0 && errno != EEXIST) return Fail(ErrnoError(errno, blobs));
+  if (ownership == Ownership::kLink && HasReflinks(blobs, model)) ownership = Ownership::kCopy;
+  const std::string whole = StrCat(blobs, "/", DigestOfFiles(step, model, ownership));
   const std::string tag = files::path(step.directory).filename().string();
   if (files::exists(whole)) return whole + "/" + tag;
-  if (::mkdir(blobs.c_str(), 0700) != 0 && errno != EEXIST) return Fail(ErrnoError(errno, blobs));
   RemoveLeftOvers(blobs);
-  const std::string partial = StrCat(whole, ".partial-", ::getpid());
+  std::unique_ptr<Descriptor> lock;
+  CKPT_ASSIGN_OR_RETURN(const std::string partial, MakePartial(whole, &lock));
   Status taken = TakeFiles(step, model, partial + "/" + tag, ownership);
   if (taken) taken = Unchanged(model);
   if (taken) taken = SyncPath(partial);
@@ -216,8 +286,11 @@ Result<std::string> TakeOwnership(const std::string& store, const StepCandidate&
 
 void MarkOwned(StepModel& model) {
   for (Blob& blob : model.blobs) {
+    const std::string path = StrCat(model.roots[blob.root], "/", blob.path);
+    struct stat info {};
+    const bool linked = ::stat(path.c_str(), &info) != 0 || info.st_nlink > 1;
     blob.store_owned = true;
-    blob.stamp.ctime_ns = 0;
+    if (linked) blob.stamp.ctime_ns = 0;
   }
 }
 

@@ -6,7 +6,8 @@
 //   <store>/blobs/<digest>/<tag>/...    the files, named as in the source
 //
 // The digest is of the files' names and stamps: the same step is taken once.
-// The directory gets its name when it is whole and durable.
+// The directory gets its name when it is whole and durable.  Files and
+// directories keep owner and mode, those with an ACL their owner's bits of it.
 //
 // Thread safety: may be called concurrently, also by several processes.
 // Units: bytes.
@@ -23,7 +24,7 @@ namespace ckptfs {
 
 enum class Ownership {
   kReference,  // the files stay where they are
-  kLink,       // reflinks, or hard links where the filesystem has no reflinks
+  kLink,       // reflinks, or hard links (they show changes, but survive deletion)
   kCopy,       // reflinks, or copies
 };
 
@@ -35,6 +36,7 @@ Result<std::string> TakeOwnership(const std::string& store, const StepCandidate&
 
 // Marks what was read from such a directory.  The change time of a hard link is
 // not its own (deleting the source changes it), so it is not compared.
+// BLOCKS: on stat.
 void MarkOwned(StepModel& model);
 
 }  // namespace ckptfs

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `adopt --copy` and `--link` put into the store."""
+import fcntl
+import glob
+import os
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+from conftest import GOLDEN, Ckptfs
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def public():
+    """A store and mounts where everybody may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o755)
+        program = Ckptfs(path)
+        yield program
+        program.close()
+
+
+def as_nobody(path):
+    """Whether somebody else may read a file."""
+    done = subprocess.run(
+        ['setpriv', f'--reuid={NOBODY}', f'--regid={NOBODY}',
+         '--clear-groups', 'cat', path], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def restat(path, info):
+    """Give a file the times it had."""
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='other users need root')
+def test_directories_keep_their_modes(public):
+    source = shutil.copytree(GOLDEN, public.folder + '/run7')
+    mount = public.mount(adopt=[source])
+    universal = public.folder + '/universal'
+    assert public.run('export', 'run7/latest', 'dp2_zero1/deepspeed',
+                      universal, '--store', public.store).returncode == 0
+    zero, = glob.glob(universal + '/*/zero')
+    for mode, run, allowed in ((0o755, 'open', True),
+                               (0o700, 'closed', False)):
+        os.chmod(zero, mode)
+        public.adopt(universal, run, extra=['--copy'])
+        view, = glob.glob(f'{mount}/run/{run}/step/*/view')
+        path = f'{view}/dp1/rank0/model.safetensors'
+        assert os.path.exists(path)
+        assert as_nobody(path) == allowed, run
+
+
+def test_a_repaired_file_is_copied_again(ckptfs, source):
+    ckptfs.adopt(source, 'run7', extra=['--copy'])
+    path, = glob.glob(f'{source}/*/*_00_model_states.pt')
+    info = os.stat(path)
+    with open(path, 'r+b') as f:
+        f.seek(info.st_size // 2)
+        byte = f.read(1)[0]
+        f.seek(info.st_size // 2)
+        f.write(bytes([byte ^ 1]))
+    restat(path, info)
+    ckptfs.adopt(source, 'again', extra=['--copy'])
+    with open(path, 'rb') as f:
+        now = f.read()
+    kept = []
+    for name in glob.glob(f'{ckptfs.store}/blobs/*/*/*_00_model_states.pt'):
+        with open(name, 'rb') as f:
+            kept.append(f.read())
+    assert len(kept) == 2 and now in kept
+
+
+def test_what_another_process_is_copying_is_left_alone(ckptfs, source):
+    blobs = ckptfs.store + '/blobs'
+    parts = blobs + '/0123.partial-abc'
+    os.makedirs(parts)
+    fd = os.open(parts, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    ckptfs.adopt(source, 'one', extra=['--copy'])
+    assert os.path.exists(parts)
+    os.close(fd)
+    os.utime(glob.glob(f'{source}/*/*_00_model_states.pt')[0])
+    ckptfs.adopt(source, 'two', extra=['--copy'])
+    assert not os.path.exists(parts)
+    assert not [n for n in os.listdir(blobs) if 'partial' in n]
