@@ -18,6 +18,7 @@ struct ShardingRules::Decision {
   std::vector<std::vector<uint64_t>> widths;     // [part][rank], if recorded
   std::optional<uint64_t> rows;                  // of the unpadded dim
   bool decided = false;
+  bool whole_each = false;  // every rank holds all of it, whatever the pattern says of others
 };
 
 namespace {
@@ -49,6 +50,10 @@ void AdoptFamilyFacts(const RuleMatch& family, Pattern& pattern) {
     cut.pad_multiple = known.pad_multiple;
     cut.pad_always = known.pad_always;
   }
+}
+
+bool IsOneCut(const Pattern& pattern) {
+  return pattern.kind == PatternKind::kShard && pattern.cuts.size() == 1;
 }
 
 Status CheckSameShapes(std::string_view name, std::span<const Shape> locals) {
@@ -240,7 +245,7 @@ Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape>
 Result<std::optional<ShardingRules::Decision>> ShardingRules::DecideByFamily(
     std::string_view name, const RuleMatch& family, bool by_default) const {
   const Pattern& pattern = family.pattern;
-  const bool one_cut = pattern.kind == PatternKind::kShard && pattern.cuts.size() == 1;
+  const bool one_cut = IsOneCut(pattern);
   if (by_default && !(one_cut && pattern.cuts[0].dim == 0)) {
     return Refuse(name, "no list of universal_checkpoint_info has it, which means a cut along dim "
                         "0, but the rule ", family.rule, " says otherwise; name it with "
@@ -264,6 +269,13 @@ Result<std::optional<ShardingRules::Decision>> ShardingRules::Decide(
   Decision out;
   if (info_ != nullptr) {
     CKPT_RETURN_IF_ERROR(DecideByInfo(name, locals, out));
+    const bool uncut = out.decided && out.pattern.kind == PatternKind::kReplicate;
+    if (uncut && info_->autotp && family && IsOneCut(family->pattern)) {
+      // Engines whose layers are cut by hand cut it as the family says.
+      CKPT_ASSIGN_OR_RETURN(auto others, DecideByFamily(name, *family, false));
+      others->whole_each = true;
+      return others;
+    }
     if (out.decided) {
       if (family) AdoptFamilyFacts(*family, out.pattern);
       return std::optional<Decision>(std::move(out));
@@ -427,7 +439,7 @@ Status ShardingRules::ResolveWhole(std::string_view name, const Decision* decisi
 
 Status ShardingRules::ResolveShards(std::string_view name, std::span<const Shape> locals,
                                     Decision decision, Sharding& out) {
-  if (out.pattern.kind == PatternKind::kShard) {
+  if (out.pattern.kind == PatternKind::kShard && !decision.whole_each) {
     out.how = Sharding::How::kCut;
     return out.pattern.cuts.size() > 1
                ? ResolveGrid(name, locals, out)

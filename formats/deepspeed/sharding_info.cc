@@ -71,6 +71,7 @@ Status ReadWidths(PickleRef info, ShardingInfo& out) {
 
 Status ReadUnsupported(PickleRef info, ShardingInfo& out) {
   const PickleRef entries = info["autotp_unsupported_parameter_patterns"];
+  out.autotp = static_cast<bool>(entries);
   if (!entries || entries.IsNone()) return {};
   if (!entries.IsDict()) {
     std::vector<NamePattern> patterns;

@@ -44,6 +44,9 @@ struct ShardingInfo {
   std::vector<InfoSubParams> sub_params;
   // By pattern text: per sub-parameter its rows on each rank.
   std::map<std::string, std::vector<std::vector<uint64_t>>> widths;
+  // AutoTP wrote it: its lists say what its own layers hold, and what those do
+  // not cut is called replicated.
+  bool autotp = false;
   std::vector<std::pair<NamePattern, std::string>> unsupported;  // with the reason
   AffineMap affine;  // beats the lists: it has the offsets
   std::optional<uint64_t> original_vocabulary;

@@ -86,7 +86,7 @@ def expected_shard(full, name, local_shape, dims, at, deg, flat):
     """What a rank must hold of `full`; only vocabulary rows are taken from
     `local_shape`, since families pad in units of their own."""
     kind, subs = kind_of(name, dims)
-    if '.experts.' in name or (deg['auto'] and kind == 'vocab'):
+    if '.experts.' in name:
         kind = 'rep'
     if kind == 'vocab' and deg['tp'] > 1:
         rows = local_shape[0] * deg['tp']
@@ -154,8 +154,6 @@ def mount(tmp_path_factory):
 def test_shards_equal_truth(mount, variant, layout):
     truth = load_file(truth_of(variant))
     dims, deg = recorded(truth_of(variant))[0], degrees(layout)
-    # AutoTP says in the checkpoint that its ranks hold the vocabulary whole.
-    deg['auto'] = VARIANTS[variant].autotp
     view = os.path.join(step_of(mount, variant), 'view', layout)
     seen = set()
     for rank in range(deg['tp'] * deg['dp'] * deg['pp']):

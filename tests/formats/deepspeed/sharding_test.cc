@@ -97,6 +97,26 @@ TEST(ShardingTest, ListsSayHowRanksMakeUpTheWhole) {
   EXPECT_EQ((*out)->shape, (Shape{8, 2}));
 }
 
+TEST(ShardingTest, WhatAutoTpLeavesWholeIsCutForOthersAsTheFamilySays) {
+  const auto families = FamilySet::Shipped();
+  SourceOptions options;
+  options.families = &*families;
+  options.family = "llama";
+  const std::string name = "model.embed_tokens.weight";
+  ShardingInfo info = Info("tp_replicated_parameter_patterns", "model.*").Parse();
+  const auto pattern = [&] {
+    auto out = Resolve(&info, options, name, {{499, 8}, {499, 8}});
+    EXPECT_TRUE(out && *out) << out.error().message;
+    EXPECT_EQ((*out)->how, Sharding::How::kReplicas);
+    EXPECT_EQ((*out)->shape, (Shape{499, 8}));
+    return (*out)->pattern;
+  };
+  EXPECT_EQ(pattern().kind, PatternKind::kReplicate);
+  info.autotp = true;
+  EXPECT_EQ(pattern().kind, PatternKind::kShard);
+  EXPECT_GT(pattern().cuts[0].pad_multiple, 0u);
+}
+
 TEST(ShardingTest, VocabulariesLoseTheirPadding) {
   const ShardingInfo info = Info("vocabulary_parameter_patterns", "embed", 499).Parse();
   const auto out = Resolve(&info, {}, "embed", {{256, 8}, {256, 8}});
