@@ -27,11 +27,15 @@ void PassOn(int number, siginfo_t* info, void* context) {
   } else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) {
     return previous_action.sa_handler(number);
   }
-  // The default: the faulting instruction runs again and ends the process.
+  const bool sent = info->si_code <= 0;
+  if (previous_action.sa_handler == SIG_IGN && sent) return;
   signal(number, SIG_DFL);
+  raise(number);
 }
 
 void HandleBusError(int number, siginfo_t* info, void* context) {
+  // A page was lost that nobody touches now; whoever does gets a fault of his own.
+  if (info->si_code == BUS_MCEERR_AO) return;
   Frame* frame = current_frame;
   // Only faults of the processor (BUS_ADRERR and the like) carry an address.
   if (frame == nullptr || info->si_code <= 0) return PassOn(number, info, context);

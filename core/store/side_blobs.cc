@@ -108,7 +108,10 @@ Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
   const std::string name = StrCat(kBlobs, "/", side.blob.path);
   const std::string path = StrCat(directory, "/", name);
   for (int race = 0; race < kMaxRaces; ++race) {
-    CKPT_RETURN_IF_ERROR(PutObject(storage, name, bytes));
+    const Status put = PutObject(storage, name, bytes);
+    const bool swept = !put && put.error().code == ErrorCode::kNotFound;  // between two looks
+    if (swept) continue;
+    if (!put) return Fail(Error(put.error()));
     if (directory.empty()) {
       CKPT_ASSIGN_OR_RETURN(const StorageStat stat, storage.Stat(name));
       side.blob.stamp = BlobStamp{stat.size, stat.mtime_ns, 0, 0};

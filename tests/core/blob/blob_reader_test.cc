@@ -209,6 +209,18 @@ TEST(BusGuardDeathTest, OtherBusErrorsEndTheProcess) {
       testing::KilledBySignal(SIGBUS), "");
 }
 
+TEST(BusGuardDeathTest, ASignalThatSomebodySentIsNoFault) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(
+      {
+        signal(SIGBUS, SIG_DFL);
+        const std::byte* fault = nullptr;
+        RunGuarded([](void*) { raise(SIGBUS); }, nullptr, &fault);
+        _exit(0);
+      },
+      testing::KilledBySignal(SIGBUS), "");
+}
+
 TEST(BusGuardDeathTest, OtherBusErrorsArePassedToTheHandlerBefore) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(
