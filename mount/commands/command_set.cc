@@ -2,7 +2,9 @@
 
 #include "mount/commands/command_set.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 
@@ -23,6 +25,30 @@ int Report(const Status& status) {
   }
   std::fprintf(stderr, "ckptfs: %s\n", error.message.c_str());
   return static_cast<int>(ExitCodeOf(error.code));
+}
+
+// What was printed must have arrived: a full disk behind a redirection is a failure.
+int FinishOutput(int code) {
+  errno = 0;
+  const bool failed_before = std::ferror(stdout) != 0;
+  if (std::fflush(stdout) == 0 && !failed_before) return code;
+  std::fprintf(stderr, "ckptfs: standard output: %s\n",
+               errno != 0 ? std::strerror(errno) : "not all of it could be written");
+  return code == 0 ? static_cast<int>(ExitCode::kFailed) : code;
+}
+
+int Execute(std::vector<std::string> words) {
+  auto translated = TranslateMountWords(std::move(words));
+  if (!translated) {
+    std::fprintf(stderr, "ckptfs: %s\n", translated.error().message.c_str());
+    return static_cast<int>(ExitCode::kUsage);
+  }
+  try {
+    return MakeCommandSet()->Run(*translated);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "ckptfs: %s\n", error.what());
+    return static_cast<int>(ExitCode::kFailed);
+  }
 }
 
 }  // namespace
@@ -120,17 +146,7 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
 }
 
 int RunCommandLine(std::vector<std::string> words) {
-  auto translated = TranslateMountWords(std::move(words));
-  if (!translated) {
-    std::fprintf(stderr, "ckptfs: %s\n", translated.error().message.c_str());
-    return static_cast<int>(ExitCode::kUsage);
-  }
-  try {
-    return MakeCommandSet()->Run(*translated);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "ckptfs: %s\n", error.what());
-    return static_cast<int>(ExitCode::kFailed);
-  }
+  return FinishOutput(Execute(std::move(words)));
 }
 
 }  // namespace ckptfs
