@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -22,6 +23,7 @@ using Json = nlohmann::json;
 
 constexpr int kThreads = 4;  // a warm takes long; the others must go on
 constexpr timeval kPatience{5, 0};
+constexpr std::chrono::milliseconds kPause{50};  // until descriptors or memory are free again
 
 std::string Text(const Json& request, const char* key) {
   const auto found = request.find(key);
@@ -85,6 +87,7 @@ Status ControlServer::Listen() {
 }
 
 ControlServer::~ControlServer() {
+  stopping_ = true;
   if (listener_ >= 0) ::shutdown(listener_, SHUT_RDWR);  // wakes the threads in accept
   for (std::thread& thread : threads_) thread.join();
   if (listener_ >= 0) ::close(listener_);
@@ -97,9 +100,13 @@ ControlServer::~ControlServer() {
 void ControlServer::Accept() {
   while (true) {
     const int connection = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (stopping_) {
+      if (connection >= 0) ::close(connection);
+      return;
+    }
     if (connection < 0) {
-      if (errno == EINTR || errno == ECONNABORTED) continue;
-      return;  // shut down
+      if (errno != EINTR && errno != ECONNABORTED) std::this_thread::sleep_for(kPause);
+      continue;
     }
     ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
     ::setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);

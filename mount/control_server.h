@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -42,6 +43,7 @@ class ControlServer {
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay
   int listener_ = -1;
+  std::atomic<bool> stopping_{false};
   std::vector<std::thread> threads_;
 };
 

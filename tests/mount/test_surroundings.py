@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands in odd surroundings: closed descriptors, full disks, no descriptors left."""
+import json
+import os
+import resource
+import subprocess
+import time
+
+import pytest
+
+from daemon import BIN, is_mounted
+
+
+@pytest.mark.parametrize('words', [['list'], ['info', 'run7/latest', '--json'],
+                                   ['--help'], ['--version']])
+def test_output_that_is_lost_is_a_failure(ckptfs, source, words):
+    ckptfs.adopt(source)
+    store = [] if words[0].startswith('-') else ['--store', ckptfs.store]
+    with open('/dev/full', 'w') as full:
+        done = subprocess.run([BIN, *words, *store], stdout=full, stderr=subprocess.PIPE,
+                              text=True, timeout=60)
+    assert done.returncode == 1
+    assert 'standard output' in done.stderr
+
+
+@pytest.mark.parametrize('closed', ['<&-', '<&- >&-', '<&- >&- 2>&-', '>&- 2>&-'])
+def test_a_mount_without_standard_files(ckptfs, source, closed):
+    ckptfs.adopt(source)
+    path = ckptfs.mountpoint()
+    command = f'exec "$@" {closed}'
+    done = subprocess.run(['sh', '-c', command, 'sh', BIN, 'mount', '--store', ckptfs.store,
+                           *ckptfs.reserve, path], timeout=60)
+    assert done.returncode == 0
+    assert is_mounted(path)
+    pid, = ckptfs.running()
+    for number in range(3):
+        assert os.readlink(f'/proc/{pid}/fd/{number}') == '/dev/null'
+    ckptfs.umount(path)
+
+
+def test_a_closed_output_is_a_failure(ckptfs, source):
+    ckptfs.adopt(source)
+    done = subprocess.run(['sh', '-c', 'exec "$@" >&-', 'sh', BIN, 'list', '--store',
+                           ckptfs.store], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and 'standard output' in done.stderr
+
+
+def test_the_daemon_answers_after_descriptors_ran_out(ckptfs, source):
+    ckptfs.mount(adopt=[source])
+    words = [BIN, 'status', '--json', '--store', ckptfs.store]
+    pid, = ckptfs.running()
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    # More than it has threads: those may have taken their descriptors already.
+    asking = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    time.sleep(0.5)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    answers = [json.loads(process.communicate(timeout=30)[0]) for process in asking]
+    assert any(answer and answer[0]['pid'] == pid for answer in answers)
+    assert json.loads(subprocess.run(words, capture_output=True, timeout=30).stdout)
