@@ -25,16 +25,8 @@ namespace files = std::filesystem;
 Result<FamilyVariables> ParseVariables(const std::vector<std::string>& words) {
   FamilyVariables variables;
   for (const std::string& word : words) {
-    const size_t equals = word.find('=');
-    int64_t value = 0;
-    const char* begin = equals == std::string::npos ? nullptr : word.data() + equals + 1;
-    const char* end = word.data() + word.size();
-    if (begin == nullptr || equals == 0 ||
-        std::from_chars(begin, end, value).ptr != end || begin == end) {
-      return Fail(ErrorCode::kInvalid,
-                  StrCat("--family-set ", word, ": write NAME=NUMBER, such as heads=32"));
-    }
-    variables[word.substr(0, equals)] = value;
+    CKPT_ASSIGN_OR_RETURN(auto variable, ParseFamilyVariable(word));
+    variables[std::move(variable.first)] = variable.second;
   }
   return variables;
 }
@@ -114,6 +106,17 @@ Status CheckNoMountOf(const Store& store, const std::string& path) {
 }
 
 }  // namespace
+
+Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& word) {
+  const size_t equals = word.find('=');
+  int64_t value = 0;
+  const char* begin = equals == std::string::npos ? nullptr : word.data() + equals + 1;
+  const char* end = word.data() + word.size();
+  const bool well_formed = begin != nullptr && equals != 0 && begin != end &&
+                           std::from_chars(begin, end, value).ptr == end;
+  if (well_formed) return std::pair(word.substr(0, equals), value);
+  return Fail(ErrorCode::kInvalid, StrCat("'", word, "': write NAME=NUMBER, such as heads=32"));
+}
 
 Result<IngestResult> IngestRequested(const IngestRequest& request) {
   CKPT_ASSIGN_OR_RETURN(FamilySet families, FamilySet::Shipped());

@@ -8,6 +8,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,9 @@ struct AdoptOutcome {
   std::vector<std::string> warnings;
   bool whole_run = false;            // the path was a save directory, not one step's
 };
+
+// "heads=32"; kInvalid if it is not written so.
+Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& word);
 
 // Index without publishing.  BLOCKS: on reading headers.
 Result<IngestResult> IngestRequested(const IngestRequest& request);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -182,6 +183,13 @@ Result<uint64_t> ParseBytes(std::string_view text) {
                 StrCat("'", text, "' is no size: write bytes, or K, M, G, T of 1024"));
   }
   return static_cast<uint64_t>(number * factor);
+}
+
+Result<uint32_t> ParseCount(std::string_view text) {
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc() && end == text.data() + text.size() && number < 1u << 31) return number;
+  return Fail(ErrorCode::kInvalid, StrCat("'", text, "' is no number from 0 to 2147483647"));
 }
 
 std::string HumanBytes(uint64_t bytes) {

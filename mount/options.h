@@ -49,6 +49,9 @@ Result<StepName> ParseStepName(std::string_view text);
 // "1048576", "64M", "1.5GiB", "2T": powers of 1024.
 Result<uint64_t> ParseBytes(std::string_view text);
 
+// Digits, below 2^31.
+Result<uint32_t> ParseCount(std::string_view text);
+
 // "1.2 GiB", for people.
 std::string HumanBytes(uint64_t bytes);
 

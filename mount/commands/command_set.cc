@@ -2,6 +2,7 @@
 
 #include "mount/commands/command_set.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +17,46 @@ namespace {
 
 // ExitWith's errors: the text is the code.
 constexpr std::string_view kExitPrefix = "\x01exit ";
+constexpr std::string_view kHelpHint = "Run with --help for more information.";
+constexpr size_t kTypingErrors = 2;  // between a word and the command that was meant
+
+// The letters to insert, remove, replace or swap with their neighbour between
+// two words (optimal string alignment).
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        cost[i][j] = i + j;
+        continue;
+      }
+      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1,
+                             cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+      if (swapped) cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
+    }
+  }
+  return cost[a.size()][b.size()];
+}
+
+bool HasCommand(const CLI::App& app, std::string_view word) {
+  const auto commands = app.get_subcommands(nullptr);
+  return std::any_of(commands.begin(), commands.end(),
+                     [&](const CLI::App* command) { return command->get_name() == word; });
+}
+
+// The commands that `word` may have meant, else all of them.
+std::string Suggestion(const CLI::App& app, std::string_view word) {
+  std::string near, all;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    const std::string& name = command->get_name();
+    all += StrCat(all.empty() ? "" : ", ", name);
+    const bool meant = word.size() <= name.size() + kTypingErrors &&
+                       EditDistance(word, name) <= kTypingErrors;
+    if (meant) near += StrCat(near.empty() ? "" : ", ", name);
+  }
+  return near.empty() ? StrCat("there are ", all) : StrCat("do you mean ", near, "?");
+}
 
 int Report(const Status& status) {
   if (status) return static_cast<int>(ExitCode::kOk);
@@ -58,6 +99,9 @@ CommandSet::CommandSet()
   app_.set_version_flag("--version", StrCat("ckptfs ", CKPTFS_VERSION));
   app_.require_subcommand(1);
   app_.get_formatter()->column_width(34);
+  app_.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return StrCat("ckptfs: ", std::string(error.what()), "\n", kHelpHint, "\n");
+  });
 }
 
 CLI::App* CommandSet::Add(const std::string& name, const std::string& description) {
@@ -69,6 +113,10 @@ void CommandSet::SetBody(CLI::App* command, CommandBody body) {
 }
 
 int CommandSet::Run(const std::vector<std::string>& words) {
+  if (!words.empty() && !words[0].starts_with('-') && !HasCommand(app_, words[0])) {
+    return Report(RefuseUsage(
+        StrCat("no command '", words[0], "'; ", Suggestion(app_, words[0]))));
+  }
   try {
     app_.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& error) {
@@ -96,6 +144,7 @@ void AddIngestOptions(CLI::App* command, IngestRequest& request) {
       ->add_option("--family-set", request.family_set,
                    "A number the family's rules need (heads=32)")
       ->type_name("NAME=N")
+      ->check(Checked(ParseFamilyVariable))
       ->allow_extra_args(false);
   command
       ->add_option("--replicated", request.replicated,
@@ -125,6 +174,11 @@ Result<std::unique_ptr<Store>> OpenStore(const std::string& path, bool create) {
 Status ExitWith(int code) {
   if (code == 0) return {};
   return Fail(ErrorCode::kIo, StrCat(kExitPrefix, code));
+}
+
+Status RefuseUsage(std::string_view message) {
+  std::fprintf(stderr, "ckptfs: %s\n%s\n", std::string(message).c_str(), kHelpHint.data());
+  return ExitWith(static_cast<int>(ExitCode::kUsage));
 }
 
 std::unique_ptr<CommandSet> MakeCommandSet() {

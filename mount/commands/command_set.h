@@ -52,6 +52,20 @@ Result<std::string> StorePath(const std::string& path);
 // An exit code a body has decided itself (mount's parent process, verify).
 Status ExitWith(int code);
 
+// Says what is wrong with a command line whose words are right one by one.
+Status RefuseUsage(std::string_view message);
+
+// A value that `parse` (string to Result) refuses makes the command line wrong.
+template <class Parse>
+CLI::Validator Checked(Parse parse) {
+  return CLI::Validator(
+      [parse](std::string& text) {
+        const auto parsed = parse(text);
+        return parsed ? std::string() : parsed.error().message;
+      },
+      "");
+}
+
 // Everything: parse, run, report.  Returns the process's exit code.
 int RunCommandLine(std::vector<std::string> words);
 

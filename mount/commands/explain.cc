@@ -34,9 +34,9 @@ Result<std::string> DefaultStep(const Options& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, store->Runs());
   if (runs.size() == 1) return StrCat(runs[0], "/latest");
-  return Fail(ErrorCode::kInvalid,
-              runs.empty() ? "the store is empty; give --step a checkpoint's path"
-                           : "the store has several runs: give --step RUN/ID");
+  return Fail(RefuseUsage(runs.empty() ? "the store is empty; give --step a checkpoint's path"
+                                       : "the store has several runs: give --step RUN/ID")
+                  .error());
 }
 
 Json OriginJson(const Origin& origin, const StepModel& model, BlobReader& blobs) {
@@ -194,15 +194,21 @@ void AddExplainCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       commands.Add("explain", "Which bytes of which source files; why a layout is refused");
-  command->add_option("LAYOUT", options->layout, "Such as tp2_dp4_zero1")->required();
+  command->add_option("LAYOUT", options->layout, "Such as tp2_dp4_zero1")
+      ->required()
+      ->check(Checked(Layout::Parse));
   command->add_option("FILE", options->file, "A file of the view, such as rank0/model.pt");
   command->add_option("--step", options->step, "The step, or a path (default: the only run's latest)")
       ->type_name("RUN/ID|PATH");
-  command->add_option("--at", options->at, "Only the byte at this offset")->type_name("OFFSET");
+  command->add_option("--at", options->at, "Only the byte at this offset")
+      ->type_name("OFFSET")
+      ->check(Checked(ParseBytes));
   command->add_option("--length", options->length, "As many bytes from --at on")
-      ->type_name("BYTES");
+      ->type_name("BYTES")
+      ->check(Checked(ParseBytes));
   command->add_option("--limit", options->limit, "Print at most this many ranges (default: 100)")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(Checked(ParseCount));
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
   commands.SetBody(command, [options] { return Run(*options); });

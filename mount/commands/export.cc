@@ -25,9 +25,13 @@ struct Options {
   bool json = false;
 };
 
+Result<Layout> LayoutOf(const std::string& view) {
+  return Layout::Parse(std::string_view(view).substr(0, view.find('/')));
+}
+
 Status Run(const Options& options) {
+  CKPT_ASSIGN_OR_RETURN(const Layout layout, LayoutOf(options.view));
   const size_t slash = options.view.find('/');
-  CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(options.view.substr(0, slash)));
   const std::string part = slash == std::string::npos ? "" : options.view.substr(slash + 1);
   CKPT_ASSIGN_OR_RETURN(const std::string destination, AbsolutePath(options.destination));
   CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, {}));
@@ -68,12 +72,12 @@ void AddExportCommand(CommandSet& commands) {
       commands.Add("export", "Write a view as plain files; goes on where it was interrupted");
   command->add_option("STEP", options->step, "RUN/ID, or a checkpoint's path")->required();
   command->add_option("VIEW", options->view, "LAYOUT, or a part of it: tp2_dp2_zero1/deepspeed")
-      ->required();
+      ->required()
+      ->check(Checked(LayoutOf));
   command->add_option("DEST", options->destination, "A directory, made if missing")->required();
   AddStoreOption(command, options->store);
   AddRootOption(command, options->roots);
-  command->add_option("--threads", options->threads, "Threads that read and write")
-      ->type_name("N");
+  AddThreadsOption(command, options->threads, "Threads that read and write");
   AddJsonOption(command, options->json);
   commands.SetBody(command, [options] { return Run(*options); });
 }

@@ -33,7 +33,7 @@ Result<ServingMode> ParseMode(const std::string& text) {
        {ServingMode::kStream, ServingMode::kMaterialise, ServingMode::kDirect}) {
     if (ServingModeName(mode) == text) return mode;
   }
-  return Fail(ErrorCode::kInvalid, StrCat("--mode ", text, ": stream, materialise or direct"));
+  return Fail(ErrorCode::kInvalid, StrCat("'", text, "': stream, materialise or direct"));
 }
 
 // Relative paths end here: the daemon's working directory is /.
@@ -78,6 +78,10 @@ int Serve(const MountRequest& request, const std::function<void()>& ready) {
 }
 
 Status Run(const Options& options) {
+  if (options.request.follow && !options.step.empty() && options.step != "latest") {
+    return RefuseUsage("--follow shows the latest step, --step " + options.step +
+                       " another one: give one of them");
+  }
   CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
   if (!options.foreground) {
     return ExitWith(RunInBackground([&](const auto& ready) { return Serve(request, ready); }));
@@ -88,21 +92,24 @@ Status Run(const Options& options) {
 
 void AddServingOptions(CLI::App* command, Options& options) {
   command->add_option("--mode", options.mode, "How to serve files (default: chosen per file)")
-      ->type_name("stream|materialise|direct");
+      ->type_name("stream|materialise|direct")
+      ->check(Checked(ParseMode));
   command
       ->add_option("--budget", options.budget,
                    "Memory for materialised files (default: a quarter of RAM)")
-      ->type_name("BYTES");
+      ->type_name("BYTES")
+      ->check(Checked(ParseBytes));
   command
       ->add_option("--reserve", options.reserve,
                    "Of it, kept ready for the next files (default: a third, at most 8G)")
-      ->type_name("BYTES");
+      ->type_name("BYTES")
+      ->check(Checked(ParseBytes));
   command
       ->add_option("--read-ahead", options.request.read_ahead_kib,
                    "The kernel's read-ahead for the mount; 0 leaves it (default: 16384)")
-      ->type_name("KIB");
-  command->add_option("--threads", options.request.threads, "Threads that answer requests")
-      ->type_name("N");
+      ->type_name("KIB")
+      ->check(Checked(ParseCount));
+  AddThreadsOption(command, options.request.threads, "Threads that answer requests");
   command->add_flag("--clone-fd", options.request.clone_fd, "A kernel queue per thread");
 }
 
@@ -123,6 +130,7 @@ void AddMountCommand(CommandSet& commands) {
   command->add_flag("--follow", options->request.follow, "Move /view when a newer step appears");
   command->add_option("--layout", options->layouts, "A layout that listings show")
       ->type_name("LAYOUT")
+      ->check(Checked(Layout::Parse))
       ->allow_extra_args(false);
   AddRootOption(command, options->roots);
   AddServingOptions(command, *options);

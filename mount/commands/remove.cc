@@ -15,12 +15,16 @@ struct Options {
   std::string store;
 };
 
+// A step by its own name: what `latest` means may change meanwhile.
+Result<StepName> ParseOneStep(const std::string& text) {
+  CKPT_ASSIGN_OR_RETURN(StepName name, ParseStepName(text));
+  if (name.id != "latest") return name;
+  return Fail(ErrorCode::kInvalid, StrCat(text, ": name the step to remove; `ckptfs resolve ",
+                                          name.run, "` says which is the latest"));
+}
+
 Status RemoveOne(Store& store, const std::string& text) {
-  CKPT_ASSIGN_OR_RETURN(const StepName name, ParseStepName(text));
-  if (name.id == "latest") {
-    return Fail(ErrorCode::kInvalid, StrCat(text, ": name the step to remove; `ckptfs resolve ",
-                                            name.run, "` says which is the latest"));
-  }
+  CKPT_ASSIGN_OR_RETURN(const StepName name, ParseOneStep(text));
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, store.Resolve(name.run, name.id));
   return store.Remove(record);
 }
@@ -48,7 +52,9 @@ void AddRemoveCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
       commands.Add("remove", "Forget steps; an adopted checkpoint's own files are not touched");
-  command->add_option("STEP", options->steps, "RUN/ID")->required();
+  command->add_option("STEP", options->steps, "RUN/ID")
+      ->required()
+      ->check(Checked(ParseOneStep));
   AddStoreOption(command, options->store);
   commands.SetBody(command, [options] { return Run(*options); });
 }

@@ -2,10 +2,11 @@
 
 #include "mount/commands/step_access.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
-#include <filesystem>
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
@@ -30,24 +31,53 @@ void Draw(const std::string& what, const JobProgress& progress) {
                done ? "\n" : "");
 }
 
+Result<std::pair<std::string, std::string>> ParseRoot(const std::string& word) {
+  const size_t equals = word.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return Fail(ErrorCode::kInvalid, StrCat("'", word, "': write FROM=TO"));
+  }
+  return std::pair(word.substr(0, equals), word.substr(equals + 1));
+}
+
+// kNotFound, kPermission, ... as the operating system says.
+Status CheckPath(const std::string& subject) {
+  struct stat info {};
+  if (::stat(subject.c_str(), &info) == 0) return {};
+  const bool may_mean_a_step =
+      errno == ENOENT && !subject.starts_with('/') && !subject.starts_with('.');
+  Error error = ErrnoError(errno, subject);
+  if (may_mean_a_step) error.message += "; a step is written RUN/ID, as `ckptfs list` shows it";
+  return Fail(std::move(error));
+}
+
+bool IsPath(const std::string& subject) {
+  if (!ParseStepName(subject)) return true;
+  struct stat info {};
+  return ::stat(subject.c_str(), &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
+}
+
 }  // namespace
 
 void AddRootOption(CLI::App* command, std::vector<std::string>& roots) {
   command->add_option("--root", roots, "The source directory FROM lies at TO on this machine")
       ->type_name("FROM=TO")
+      ->check(Checked(ParseRoot))
       ->allow_extra_args(false);
 }
 
 Result<RootMap> ParseRoots(const std::vector<std::string>& words) {
   RootMap roots;
   for (const std::string& word : words) {
-    const size_t equals = word.find('=');
-    if (equals == std::string::npos || equals == 0) {
-      return Fail(ErrorCode::kInvalid, StrCat("--root ", word, ": write FROM=TO"));
-    }
-    CKPT_ASSIGN_OR_RETURN(roots[word.substr(0, equals)], AbsolutePath(word.substr(equals + 1)));
+    CKPT_ASSIGN_OR_RETURN(const auto root, ParseRoot(word));
+    CKPT_ASSIGN_OR_RETURN(roots[root.first], AbsolutePath(root.second));
   }
   return roots;
+}
+
+void AddThreadsOption(CLI::App* command, unsigned& threads, const std::string& description) {
+  command->add_option("--threads", threads, description)
+      ->type_name("N")
+      ->check(Checked(ParseCount));
 }
 
 Result<StepRecord> ResolveStep(Store& store, std::string_view name) {
@@ -58,12 +88,16 @@ Result<StepRecord> ResolveStep(Store& store, std::string_view name) {
 Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
                                                 const std::string& store,
                                                 const IngestRequest& request) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(subject, error)) {
-    CKPT_ASSIGN_OR_RETURN(const auto opened, OpenStore(store, false));
-    CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(*opened, subject));
-    return opened->Load(record);
+  if (!IsPath(subject)) {
+    auto opened = OpenStore(store, false);
+    if (!opened) {
+      return Fail(std::move(opened).error().WithContext(
+          StrCat(subject, " is no file here; as a step")));
+    }
+    CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(**opened, subject));
+    return (*opened)->Load(record);
   }
+  CKPT_RETURN_IF_ERROR(CheckPath(subject));
   IngestRequest from_path = request;
   from_path.path = subject;
   CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestRequested(from_path));

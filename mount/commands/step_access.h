@@ -25,11 +25,14 @@ namespace ckptfs {
 void AddRootOption(CLI::App* command, std::vector<std::string>& roots);
 Result<RootMap> ParseRoots(const std::vector<std::string>& words);
 
+// --threads N.
+void AddThreadsOption(CLI::App* command, unsigned& threads, const std::string& description);
+
 // `name` is RUN/ID; ID may be "latest".
 Result<StepRecord> ResolveStep(Store& store, std::string_view name);
 
-// An adopted step (RUN/ID), or, if `subject` is an existing directory, the
-// newest step of that checkpoint without adopting it.
+// The newest step of the checkpoint at the path `subject` without adopting it,
+// or an adopted step (RUN/ID).  What exists, and what cannot be RUN/ID, is a path.
 Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
                                                 const std::string& store,
                                                 const IngestRequest& request);

@@ -4,6 +4,7 @@
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
 #include "mount/commands/step_access.h"
+#include "mount/options.h"
 
 namespace ckptfs {
 namespace {
@@ -29,7 +30,9 @@ Status Run(const Options& options) {
 void AddSwitchCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
   CLI::App* command = commands.Add("switch", "Move /view of live mounts to another step");
-  command->add_option("STEP", options->step, "RUN/ID, or RUN/latest")->required();
+  command->add_option("STEP", options->step, "RUN/ID, or RUN/latest")
+      ->required()
+      ->check(Checked(ParseStepName));
   AddLiveOptions(command, options->live);
   commands.SetBody(command, [options] { return Run(*options); });
 }

@@ -82,7 +82,7 @@ void AddVerifyCommand(CommandSet& commands) {
   AddStoreOption(command, options->store);
   AddRootOption(command, options->roots);
   command->add_flag("--finite", options->finite, "Look for NaN and infinity, too");
-  command->add_option("--threads", options->threads, "Threads that read")->type_name("N");
+  AddThreadsOption(command, options->threads, "Threads that read");
   AddJsonOption(command, options->json);
   commands.SetBody(command, [options] { return Run(*options); });
 }

@@ -109,7 +109,7 @@ def test_our_umount_ends_it(ckptfs, source):
 
 @pytest.mark.parametrize('options,code,said', [
     ('rnu=run7', 2, 'rnu'), ('remount', 2, 'remount'), ('run', 2, 'run'),
-    ('mode=fast', 4, 'fast'), ('adopt=/no/such/place', 3, '/no/such/place')])
+    ('mode=fast', 2, 'fast'), ('adopt=/no/such/place', 3, '/no/such/place')])
 def test_errors_are_said_and_nothing_is_mounted(ckptfs, options, code, said):
     path = ckptfs.mountpoint()
     done = mount8('-t', TYPE, ckptfs.store, path, '-o', options)

@@ -60,6 +60,14 @@ TEST(ParseBytes, KnowsUnits) {
   }
 }
 
+TEST(ParseCount, IsDigits) {
+  EXPECT_EQ(*ParseCount("0"), 0u);
+  EXPECT_EQ(*ParseCount("2147483647"), 2147483647u);
+  for (const char* bad : {"", "-3", "+1", "1K", " 1", "0x10", "2147483648", "99999999999"}) {
+    EXPECT_FALSE(ParseCount(bad)) << bad;
+  }
+}
+
 TEST(ParseStepName, IsRunSlashId) {
   const auto step = ParseStepName("run7/global_step5");
   ASSERT_TRUE(step);
