@@ -2,6 +2,7 @@
 
 #include "mount/mount_process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -148,14 +149,64 @@ std::string LogTarget(const MountRequest& request) {
   return StrCat(directory, "/", name, ".log");
 }
 
-// "view -> run/ckpt/step/global_step5", or why there is none.
-std::string DescribeView(Filesystem& filesystem) {
+// A named log must be writable before the terminal is gone; its directory is not made.
+Status CheckLog(const std::string& log) {
+  if (log.empty() || log == "stderr" || log == "syslog") return {};
+  const int fd = ::open(log.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0) return Fail(ErrnoError(errno, StrCat("--log ", log)));
+  ::close(fd);
+  return {};
+}
+
+// "run/ckpt/step/global_step5/view", where /view leads.
+Result<std::string> ViewTargetOf(Filesystem& filesystem) {
   const Caller caller{::geteuid(), ::getegid(), static_cast<uint32_t>(::getpid())};
-  const auto view = filesystem.Lookup(kRootInode, "view", caller);
-  if (!view) return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
-  const auto target = filesystem.ReadLink(view->inode, caller);
-  filesystem.Forget(view->inode, 1);
-  return target ? StrCat("view -> ", *target) : StrCat("view: ", target.error().message);
+  CKPT_ASSIGN_OR_RETURN(const Attributes view, filesystem.Lookup(kRootInode, "view", caller));
+  auto target = filesystem.ReadLink(view.inode, caller);
+  filesystem.Forget(view.inode, 1);
+  return target;
+}
+
+// "view -> run/ckpt/step/global_step5", or why there is none.
+std::string DescribeView(const MountRequest& request, const Result<std::string>& target) {
+  if (target) return StrCat("view -> ", *target);
+  if (target.error().code != ErrorCode::kNotFound) return StrCat("view: ", target.error().message);
+  if (request.run || request.step) return "no view yet: it appears when its step is adopted";
+  return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
+}
+
+// --layout is about steps that may come; for the one that is shown it can be told now.
+Status WarnOfLayouts(const MountRequest& request, const Daemon& daemon,
+                     const std::string& view_target) {
+  const std::filesystem::path target(view_target);  // run/RUN/step/ID/view
+  const std::string id = target.parent_path().filename();
+  const std::string run = target.parent_path().parent_path().parent_path().filename();
+  CKPT_ASSIGN_OR_RETURN(const StepRecord record, daemon.store->Resolve(run, id));
+  CKPT_ASSIGN_OR_RETURN(const auto step, daemon.store->Load(record));
+  for (const Layout& layout : request.layouts) {
+    bool any = false;
+    std::string reasons;
+    for (const auto& format : daemon.formats) {
+      const Status shown = format->Supports(step->model, layout);
+      any = any || shown.has_value();
+      if (!shown) reasons += StrCat("; ", format->name(), ": ", shown.error().message);
+    }
+    if (any) continue;
+    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": no format can show it of ",
+                                   run, "/", id, reasons));
+  }
+  return {};
+}
+
+// The mount and what it shows, on the caller's terminal.
+void SayMounted(const MountRequest& request, const Daemon& daemon) {
+  const Result<std::string> target = ViewTargetOf(*daemon.filesystem);
+  if (target && !request.layouts.empty()) {
+    const Status warned = WarnOfLayouts(request, daemon, *target);
+    if (!warned) Log(LogLevel::kWarning, warned.error().message);
+  }
+  Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
+             DescribeView(request, target)));
 }
 
 Status StartDaemon(const MountRequest& request, Daemon& daemon) {
@@ -230,13 +281,13 @@ void WaitForEnd(Daemon& daemon, int signals) {
 
 Status RunMount(const MountRequest& request, const std::function<void()>& ready) {
   CKPT_RETURN_IF_ERROR(StartLogging("stderr"));
+  CKPT_RETURN_IF_ERROR(CheckLog(request.log));
   CKPT_ASSIGN_OR_RETURN(const int signals, SignalDescriptor());
   RaiseDescriptorLimit();
   Daemon daemon;
   CKPT_RETURN_IF_ERROR(StartDaemon(request, daemon));
   CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
-  Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
-             DescribeView(*daemon.filesystem)));
+  SayMounted(request, daemon);
   if (const Status moved = StartLogging(LogTarget(request)); !moved) {
     Log(LogLevel::kWarning, moved.error().message);
   }
