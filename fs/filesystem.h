@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -99,6 +100,13 @@ struct FilesystemOptions {
   std::function<void(InodeNumber parent, const std::string& name)> invalidate;
 };
 
+// What a warm has done.
+struct WarmReport {
+  uint64_t files = 0;  // in memory now
+  uint64_t bytes = 0;
+  std::map<std::string, uint64_t> skipped;  // files by the reason why they are not
+};
+
 class Filesystem {
  public:
   static Result<std::unique_ptr<Filesystem>> Create(
@@ -136,9 +144,10 @@ class Filesystem {
 
   // Fill the huge-page files below `path_prefix` ("rank3", "" for all) of a
   // layout before anybody opens them (`ckptfs warm`).  `layout` is of the step
-  // that /view shows, or RUN/ID/LAYOUT.  Returns bytes filled; kExhausted when
-  // not all of it fits the budget.
-  Result<uint64_t> Warm(std::string_view layout, std::string_view path_prefix);
+  // that /view shows, or RUN/ID/LAYOUT, where ID may be "latest".  kExhausted
+  // when not all of it fits the budget; kUnsupported with every format's reason
+  // if none can show the layout.
+  Result<WarmReport> Warm(std::string_view layout, std::string_view path_prefix);
 
   // SwitchView and Refresh return when the kernel has been told; not to be
   // called from a thread that serves a request.

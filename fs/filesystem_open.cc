@@ -64,6 +64,24 @@ Result<size_t> ReadFilled(int fd, uint64_t offset, std::span<std::byte> out) {
   return done;
 }
 
+// The step of RUN/ID/LAYOUT, or the one that /view shows; `layout` without it.
+Result<std::shared_ptr<StepEntry>> StepToWarm(const TreeSnapshot& now, std::string_view& layout) {
+  const size_t slash = layout.rfind('/');
+  if (slash == std::string_view::npos) {
+    if (now.view) return now.view;
+    return Fail(ErrorCode::kNotFound, "/view shows no step to warm: write RUN/ID/LAYOUT");
+  }
+  const std::string_view where = layout.substr(0, slash);
+  layout.remove_prefix(slash + 1);
+  const size_t middle = std::min(where.find('/'), where.size());
+  const std::string_view id = where.substr(std::min(middle + 1, where.size()));
+  const auto run = now.tree.runs.find(where.substr(0, middle));
+  const bool latest = id == "latest" && run != now.tree.runs.end();
+  auto step = latest ? run->second.latest : now.tree.FindStep(where.substr(0, middle), id);
+  if (step) return step;
+  return Fail(ErrorCode::kNotFound, StrCat("no step '", where, "' to warm"));
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const PreparedPlan>> Filesystem::State::Prepare(const Node& file) {
@@ -241,63 +259,57 @@ Result<OpenFile> Filesystem::Degrade(FileHandle handle) {
   return result;
 }
 
-Result<uint64_t> Filesystem::State::WarmBelow(const TreeSnapshot& now, const Node& node,
-                                              uint64_t already) {
-  uint64_t filled = 0;
+Status Filesystem::State::WarmBelow(const TreeSnapshot& now, const Node& node,
+                                    WarmReport& report) {
   if (node.type == ViewEntry::Type::kDirectory) {
     CKPT_ASSIGN_OR_RETURN(const auto listing, ListingOf(now, node));
     for (const NodePtr& child : listing->children) {
-      CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, WarmBelow(now, *child, already + filled));
-      filled += bytes;
+      CKPT_RETURN_IF_ERROR(WarmBelow(now, *child, report));
     }
-    return filled;
+    return {};
   }
-  if (node.type != ViewEntry::Type::kFile) return 0;
+  if (node.type != ViewEntry::Type::kFile) return {};
   CKPT_ASSIGN_OR_RETURN(const auto plan, Prepare(node));
-  if (Choose(node, *plan, true).mode != ServingMode::kMaterialise) return 0;
-  if (already + AlignUp(node.size, kHugePage) > materialiser->pool().budget()) {
+  const ServingChoice choice = Choose(node, *plan, true);
+  if (choice.mode != ServingMode::kMaterialise) {
+    ++report.skipped[StrCat(ServingModeName(choice.mode), ": ", choice.reason)];
+    return {};
+  }
+  const uint64_t bytes = AlignUp(node.size, kHugePage);
+  if (report.bytes + bytes > materialiser->pool().budget()) {
     return Fail(ErrorCode::kExhausted,
                 StrCat("the budget of ", materialiser->pool().budget(), " bytes is full after ",
-                       already, "; ", node.path, " and what follows is not warmed"));
+                       report.files, " files of ", report.bytes, " bytes; ", node.path,
+                       " and what follows is not warmed"));
   }
   CKPT_ASSIGN_OR_RETURN(const auto backing, materialiser->Acquire(node.inode, *plan));
-  return AlignUp(node.size, kHugePage);
+  ++report.files;
+  report.bytes += bytes;
+  return {};
 }
 
-Result<uint64_t> Filesystem::Warm(std::string_view layout, std::string_view path_prefix) {
+Result<WarmReport> Filesystem::Warm(std::string_view layout, std::string_view path_prefix) {
   State& s = *state_;
   const auto now = s.Snapshot();
-  std::shared_ptr<StepEntry> step = now->view;
-  if (const size_t slash = layout.rfind('/'); slash != std::string_view::npos) {
-    const std::string_view where = layout.substr(0, slash);
-    const size_t middle = where.rfind('/');
-    step = middle == std::string_view::npos
-               ? nullptr
-               : now->tree.FindStep(where.substr(0, middle), where.substr(middle + 1));
-    layout.remove_prefix(slash + 1);
-  }
-  if (!step) return Fail(ErrorCode::kNotFound, "there is no such step to warm");
+  CKPT_ASSIGN_OR_RETURN(const auto step, StepToWarm(*now, layout));
+  CKPT_ASSIGN_OR_RETURN(const Layout parsed, Layout::Parse(layout));
+  CKPT_ASSIGN_OR_RETURN(const auto view, step->View(parsed, s.formats));
   if (!s.materialiser || !s.passthrough.load()) {
     return Fail(ErrorCode::kUnsupported, "nothing to warm: files are streamed here");
   }
   NodePtr node = Resolver::Root(*now);
-  std::string path = StrCat(step->path().substr(1), "/view/", layout, "/", path_prefix);
+  const std::string path =
+      StrCat(step->path().substr(1), "/view/", view->name, "/", path_prefix);
   for (size_t begin = 0; begin < path.size();) {
     const size_t end = std::min(path.find('/', begin), path.size());
     if (end > begin) {
-      const std::string name = path.substr(begin, end - begin);
-      CKPT_ASSIGN_OR_RETURN(node, s.FindChild(*now, *node, name));
-      if (node->kind == NodeKind::kLayoutLink) {
-        Node views = *node;
-        views.kind = NodeKind::kViews;
-        views.type = ViewEntry::Type::kDirectory;
-        views.path = StrCat(step->path(), "/view");
-        CKPT_ASSIGN_OR_RETURN(node, s.FindChild(*now, views, node->target));
-      }
+      CKPT_ASSIGN_OR_RETURN(node, s.FindChild(*now, *node, path.substr(begin, end - begin)));
     }
     begin = end + 1;
   }
-  return s.WarmBelow(*now, *node, 0);
+  WarmReport report;
+  CKPT_RETURN_IF_ERROR(s.WarmBelow(*now, *node, report));
+  return report;
 }
 
 }  // namespace ckptfs

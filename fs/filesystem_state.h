@@ -64,7 +64,7 @@ struct Filesystem::State {
   OpenFile Describe(FileHandle handle, const OpenHandle& open) const;
   Result<OpenFile> OpenStatus(const Node& file, const Caller& caller);
   Result<OpenFile> OpenData(const Node& file);
-  Result<uint64_t> WarmBelow(const TreeSnapshot& now, const Node& node, uint64_t already);
+  Status WarmBelow(const TreeSnapshot& now, const Node& node, WarmReport& report);
 
   // --- changes (filesystem_admin.cc) ---
   void Say(std::string_view line) const;

@@ -139,8 +139,10 @@ std::string ControlServer::Answer(const std::string& text) {
     return Success(Json::parse(filesystem_.StatusJson(), nullptr, false));
   }
   if (operation == "warm") {
-    const auto bytes = filesystem_.Warm(Text(request, "layout"), Text(request, "prefix"));
-    return bytes ? Success(Json{{"bytes", *bytes}}) : Refusal(bytes.error());
+    const auto done = filesystem_.Warm(Text(request, "layout"), Text(request, "prefix"));
+    if (!done) return Refusal(done.error());
+    return Success(
+        Json{{"files", done->files}, {"bytes", done->bytes}, {"skipped", done->skipped}});
   }
   if (operation == "refresh" || operation == "switch") {
     const Status done = operation == "refresh"

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/model/layout.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
 #include "mount/options.h"
@@ -17,15 +18,30 @@ struct Options {
   std::string path;
 };
 
+Result<Layout> LayoutOf(const std::string& text) {
+  const size_t slash = text.rfind('/');
+  return Layout::Parse(slash == std::string::npos ? text : text.substr(slash + 1));
+}
+
+// What is in memory now, and why the rest is not.
+void Print(const std::string& mountpoint, const std::string& text) {
+  const auto result = nlohmann::json::parse(text, nullptr, false);
+  std::printf("%s: %llu files, %s in memory\n", mountpoint.c_str(),
+              static_cast<unsigned long long>(result.value("files", uint64_t{0})),
+              HumanBytes(result.value("bytes", uint64_t{0})).c_str());
+  for (const auto& [reason, files] : result["skipped"].items()) {
+    std::printf("  %llu files not filled: %s\n",
+                static_cast<unsigned long long>(files.get<uint64_t>()), reason.c_str());
+  }
+}
+
 Status Run(const Options& options) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
   for (const LiveMount& mount : mounts) {
     const auto done =
         AskDaemon(mount, "warm", {{"layout", options.layout}, {"prefix", options.path}});
     if (!done) return Fail(Error(done.error()).WithContext(mount.mountpoint));
-    const auto result = nlohmann::json::parse(*done, nullptr, false);
-    const uint64_t bytes = result.is_object() ? result.value("bytes", uint64_t{0}) : 0;
-    std::printf("%s: %s in memory\n", mount.mountpoint.c_str(), HumanBytes(bytes).c_str());
+    Print(mount.mountpoint, *done);
   }
   return {};
 }
@@ -36,7 +52,8 @@ void AddWarmCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
   CLI::App* command = commands.Add("warm", "Fill a layout's files into memory before they are read");
   command->add_option("LAYOUT", options->layout, "Of the step /view shows, or RUN/ID/LAYOUT")
-      ->required();
+      ->required()
+      ->check(Checked(LayoutOf));
   command->add_option("PATH", options->path, "Only what lies below it, such as rank0");
   AddLiveOptions(command, options->live);
   commands.SetBody(command, [options] { return Run(*options); });

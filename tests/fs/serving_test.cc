@@ -212,13 +212,19 @@ TEST_F(PassthroughTest, RefusedBackingsAreStreamed) {
 
 TEST_F(PassthroughTest, WarmFillsBeforeTheOpen) {
   Mount();
-  EXPECT_EQ(t_.fs().Warm("tp1", "rank0").value(), 2 * kHugePage) << "2 MiB and a head";
+  EXPECT_EQ(t_.fs().Warm("tp1", "rank0").value().bytes, 2 * kHugePage) << "2 MiB and a head";
   const OpenFile open = Open("/view/tp1/rank0/model.bin");
   EXPECT_EQ(Status()["materialised"]["hits"], 1);
   t_.fs().Release(open.handle);
-  EXPECT_EQ(t_.fs().Warm("r/s/dp2", "").value(), 4 * kHugePage);
+  EXPECT_EQ(t_.fs().Warm("r/s/dp2", "").value().bytes, 4 * kHugePage);
   EXPECT_EQ(t_.fs().Warm("dp64", "").error().code, ErrorCode::kExhausted);
-  EXPECT_EQ(t_.fs().Warm("tp32", "").error().code, ErrorCode::kNotFound);
+  const auto latest = t_.fs().Warm("r/latest/dp2", "").value();
+  EXPECT_EQ(latest.files, 2u);
+  EXPECT_THAT(latest.skipped, ::testing::Contains(::testing::Key("stream: small file")));
+  const auto refused = t_.fs().Warm("tp32", "");
+  EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(refused.error().message, HasSubstr("no format can show layout tp32; "));
+  EXPECT_EQ(t_.fs().Warm("r/s/bogus", "").error().code, ErrorCode::kInvalid);
   EXPECT_EQ(t_.fs().Warm("r/none/tp1", "").error().code, ErrorCode::kNotFound);
 }
 
