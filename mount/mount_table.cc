@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -38,6 +39,18 @@ std::string Unescape(const std::string& text) {
   return out;
 }
 
+// The N of "user_id=N" among a superblock's options.
+std::optional<uint32_t> UserOf(const std::string& options) {
+  constexpr std::string_view kKey = ",user_id=";
+  const std::string text = "," + options;
+  const size_t at = text.find(kKey);
+  if (at == std::string::npos) return std::nullopt;
+  uint32_t user = 0;
+  const char* begin = text.data() + at + kKey.size();
+  if (std::from_chars(begin, text.data() + text.size(), user).ptr == begin) return std::nullopt;
+  return user;
+}
+
 std::optional<MountEntry> ParseLine(const std::string& line) {
   std::istringstream words(line);
   std::string id, parent, root, options, word;
@@ -48,6 +61,7 @@ std::optional<MountEntry> ParseLine(const std::string& line) {
   while (words >> word && word != "-") {
   }
   if (!(words >> entry.type >> entry.source)) return std::nullopt;
+  if (words >> word) entry.user = UserOf(word);
   entry.mountpoint = Unescape(entry.mountpoint);
   entry.source = Unescape(entry.source);
   return entry;
@@ -55,6 +69,11 @@ std::optional<MountEntry> ParseLine(const std::string& line) {
 
 // fusermount3 is setuid: it unmounts for the user who mounted.
 Status RunFusermount(const std::string& mountpoint, bool lazily) {
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(mountpoint));
+  if (entry && entry->user && *entry->user != ::geteuid()) {
+    return Fail(ErrorCode::kPermission, StrCat(mountpoint, ": user ", *entry->user,
+                                               " mounted it; that user or root can unmount it"));
+  }
   std::string program = "fusermount3";
   std::string flags = lazily ? "-uzq" : "-uq";
   std::string end = "--";

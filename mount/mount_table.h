@@ -21,6 +21,7 @@ struct MountEntry {
   std::string mountpoint;  // absolute, unescaped
   std::string type;        // "fuse.ckptfs"
   std::string source;
+  std::optional<uint32_t> user;  // of a FUSE mount: whose daemon it is
 };
 
 // In the kernel's order: of two mounts at one place the later is on top.
@@ -39,7 +40,8 @@ Result<std::string> MountpointPath(const std::string& path);
 // True if a ckptfs mount lies there whose daemon is gone.
 bool IsDeadMount(const std::string& mountpoint);
 
-// umount(2), or fusermount3 without the privilege.  kExists while files are open.
+// umount(2), or fusermount3 without the privilege.  kExists while files are open;
+// kPermission if it is somebody else's.
 Status Unmount(const std::string& mountpoint);
 // Detach now; open files keep it alive underneath.
 Status UnmountLazily(const std::string& mountpoint);

@@ -2,11 +2,27 @@
 
 #include "mount/commands/live.h"
 
+#include <unistd.h>
+
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/mount_table.h"
 
 namespace ckptfs {
+namespace {
+
+// kPermission if somebody else's daemon serves the mount there.
+Status CheckOwnMount(const std::string& mountpoint) {
+  CKPT_ASSIGN_OR_RETURN(const std::string path, MountpointPath(mountpoint));
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(path));
+  const bool other = entry && entry->type == "fuse.ckptfs" && entry->user &&
+                     *entry->user != ::geteuid() && !IsDeadMount(path);
+  if (!other) return {};
+  return Fail(ErrorCode::kPermission, StrCat(path, ": user ", *entry->user,
+                                             " mounted it; its daemon answers that user's commands"));
+}
+
+}  // namespace
 
 void AddLiveOptions(CLI::App* command, LiveOptions& options) {
   AddStoreOption(command, options.store);
@@ -25,6 +41,9 @@ Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options) {
     std::erase_if(mounts, [&](const LiveMount& mount) { return mount.mountpoint != mountpoint; });
   }
   if (!mounts.empty()) return mounts;
+  if (!options.mountpoint.empty()) {
+    CKPT_RETURN_IF_ERROR(CheckOwnMount(options.mountpoint));
+  }
   return Fail(ErrorCode::kNotFound,
               options.mountpoint.empty()
                   ? StrCat("no live mount of the store ", store)

@@ -4,11 +4,12 @@ import json
 import os
 import resource
 import subprocess
+import tempfile
 import time
 
 import pytest
 
-from daemon import BIN, is_mounted
+from daemon import BIN, Ckptfs, is_mounted
 
 
 @pytest.mark.parametrize('words', [['list'], ['info', 'run7/latest', '--json'],
@@ -58,3 +59,20 @@ def test_the_daemon_answers_after_descriptors_ran_out(ckptfs, source):
     answers = [json.loads(process.communicate(timeout=30)[0]) for process in asking]
     assert any(answer and answer[0]['pid'] == pid for answer in answers)
     assert json.loads(subprocess.run(words, capture_output=True, timeout=30).stdout)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
+def test_a_mount_of_somebody_else_is_not_permitted(source):
+    with tempfile.TemporaryDirectory(dir='/tmp') as folder:
+        os.chmod(folder, 0o755)
+        c = Ckptfs(folder)
+        try:
+            mount = c.mount(adopt=[source])
+            for words in (['umount', mount], ['umount', '--lazy', mount],
+                          ['status', '--mountpoint', mount], ['warm', 'tp1', '--mountpoint', mount]):
+                done = subprocess.run([BIN, *words], user=65534, group=65534, extra_groups=[],
+                                      capture_output=True, text=True, timeout=60)
+                assert done.returncode == 6 and 'user 0 mounted it' in done.stderr
+            assert is_mounted(mount)
+        finally:
+            c.close()
