@@ -88,6 +88,31 @@ Result<StepModel> OwnedModel(const std::string& store, const IngestedStep& step,
   return model;
 }
 
+// How many names the step's first file has; 0 if it has no file or that is gone.
+uint64_t NamesOf(const StepModel& model) {
+  struct stat info {};
+  if (model.blobs.empty()) return 0;
+  const Blob& first = model.blobs.front();
+  const std::string path = StrCat(model.roots[first.root], "/", first.path);
+  return ::stat(path.c_str(), &info) == 0 ? info.st_nlink : 0;
+}
+
+// The step on the store's own files.  A hard link changes the change time of what
+// it links, for which other steps on the same file take it for changed.
+Status Own(const Store& store, const AdoptRequest& request, IngestedStep& step,
+           AdoptOutcome& outcome) {
+  const StepModel source = step.model;
+  const uint64_t names = NamesOf(source);
+  CKPT_ASSIGN_OR_RETURN(step.model, OwnedModel(store.directory(), step, request));
+  if (request.ownership == Ownership::kLink && NamesOf(source) > names) {
+    outcome.warnings.push_back(
+        StrCat(step.candidate.directory, ": its files have hard links in the store now, which "
+                                         "changed their change time: steps adopted from them "
+                                         "before are stale and must be adopted again"));
+  }
+  return {};
+}
+
 // A mount that referred to its own files would read through itself: its threads
 // could wait for each other, and it would keep itself busy for ever.
 Status CheckNoMountOf(const Store& store, const std::string& path) {
@@ -145,13 +170,19 @@ Result<AdoptOutcome> Adopt(Store& store, const AdoptRequest& request) {
     CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(request, root));
     RootAtSaveDirectory(step.model, directory);
     if (request.ownership != Ownership::kReference) {
-      CKPT_ASSIGN_OR_RETURN(step.model, OwnedModel(store.directory(), step, request));
+      CKPT_RETURN_IF_ERROR(Own(store, request, step, outcome));
     }
+    const std::string id = step.model.id;
     const PublishRequest wanted{run, directory.string(), root.string(), request.pack, {}};
     auto published = PublishStep(store, std::move(step.model), wanted);
     if (!published) return Fail(std::move(published).error().WithContext(step.candidate.id));
     if (!published->warning.empty()) {
       outcome.warnings.push_back(StrCat(run, "/", published->record.id, ": ", published->warning));
+    }
+    if (published->record.id != id) {
+      outcome.warnings.push_back(StrCat(run, "/", published->record.id, ": the source changed since ",
+                                        run, "/", id, " was adopted, or that was adopted with "
+                                        "other options"));
     }
     outcome.steps.push_back(std::move(published->record));
   }

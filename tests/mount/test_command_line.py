@@ -145,6 +145,14 @@ def test_an_owned_step_survives_its_source(ckptfs, source, how):
     assert not [n for n in os.listdir(ckptfs.store + '/blobs') if 'partial' in n]
 
 
+def test_a_changed_source_is_told(ckptfs, source):
+    assert ckptfs.adopt(source).stderr == ''
+    done = ckptfs.run('adopt', source, '--link', '--store', ckptfs.store)
+    linked = os.stat(next(source.glob(f'{TAG}/*.pt'))).st_nlink > 1
+    assert ('must be adopted again' in done.stderr) == linked
+    assert f'run7/{TAG}-1: the source changed since run7/{TAG} was adopted' in done.stderr
+
+
 def test_a_copy_from_another_filesystem(ckptfs, source):
     """Which the kernel does not copy by itself (EXDEV)."""
     if os.stat('/dev/shm').st_dev == os.stat(ckptfs.folder).st_dev:
@@ -244,10 +252,41 @@ def test_refusals_of_mount(ckptfs, source):
     other = ckptfs.mountpoint()
     code, said = rc(ckptfs, 'mount', *store, '--run', 'nobody', other)  # it may come later
     assert code == 0 and 'nobody' in said and not os.path.lexists(f'{other}/view')
+    assert '--run' not in said
     ckptfs.umount(other)
+    code, said = rc(ckptfs, 'mount', *store, '--step', 'never', other)
+    assert code == 0 and "no step 'run7/never' yet" in said and '--run' not in said
+    ckptfs.umount(other)
+    log = ckptfs.folder + '/missing/log'
+    code, said = rc(ckptfs, 'mount', *store, '--log', log, other)
+    assert code == 3 and log in said and not os.path.exists(os.path.dirname(log))
     code, said = rc(ckptfs, 'mount', *store, '--adopt', ckptfs.folder, other)
     assert code != 0 and not is_mounted(other)
     assert rc(ckptfs, 'umount', other)[0] == 3
+
+
+def test_a_layout_that_cannot_be_shown_is_told(ckptfs, source):
+    ckptfs.adopt(source)
+    path = ckptfs.mountpoint()
+    done = ckptfs.run('mount', '--store', ckptfs.store, '--layout', 'tp8', '--layout', 'tp2', path)
+    told = [line for line in done.stderr.splitlines() if '--layout' in line]
+    assert len(told) == 1 and 'tp8' in told[0] and '8 ranks' in told[0]
+
+
+def test_warm_says_what_it_did_not_fill(ckptfs, source):
+    ckptfs.adopt(source)
+    mount = ckptfs.mount()
+    store = ['--store', ckptfs.store]
+    code, said = rc(ckptfs, 'warm', 'tp8', *store)
+    assert code == 4 and 'tp8' in said and '8 ranks' in said
+    assert rc(ckptfs, 'warm', 'bogus', *store)[0] == 2
+    assert rc(ckptfs, 'warm', 'run7/never/tp2', *store)[0] == 3
+    if not json.loads(content(mount, '.ckptfs/status'))['passthrough']:
+        pytest.skip('files are streamed here')
+    for layout in ('tp2', 'run7/latest/tp2'):
+        told = ckptfs.run('warm', layout, *store).stdout.splitlines()
+        assert told[0] == f'{mount}: 0 files, 0 B in memory'
+        assert told[1].endswith(' files not filled: stream: small file')
 
 
 def test_umount_of_a_busy_mount(ckptfs, source):
