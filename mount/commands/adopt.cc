@@ -62,7 +62,8 @@ void AddAdoptCommand(CommandSet& commands) {
       ->required();
   AddStoreOption(command, options->store);
   command->add_option("--name", options->request.name, "Name of the run (default: the save directory's)")
-      ->type_name("RUN");
+      ->type_name("RUN")
+      ->check(Checked([](const std::string& name) { return CheckName(name, "run"); }));
   AddIngestOptions(command, options->request.ingest);
   CLI::Option* link = command->add_flag(
       "--link", options->link, "Keep reflinks or hard links, against deletion of the source");

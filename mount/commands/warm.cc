@@ -25,7 +25,8 @@ Result<Layout> LayoutOf(const std::string& text) {
 
 // What is in memory now, and why the rest is not.
 void Print(const std::string& mountpoint, const std::string& text) {
-  const auto result = nlohmann::json::parse(text, nullptr, false);
+  auto result = nlohmann::json::parse(text, nullptr, false);
+  if (!result.is_object()) result = nlohmann::json::object();
   std::printf("%s: %llu files, %s in memory\n", mountpoint.c_str(),
               static_cast<unsigned long long>(result.value("files", uint64_t{0})),
               HumanBytes(result.value("bytes", uint64_t{0})).c_str());
