@@ -151,6 +151,7 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
   options.families = &families;
   options.replicated = request.replicated;
   options.averaged = request.averaged;
+  options.weights_only = request.weights_only;
   const auto sources = MakeSources();
   return IngestPath(request.path, sources, options);
 }

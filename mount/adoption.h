@@ -27,6 +27,7 @@ struct IngestRequest {
   std::vector<std::string> family_set;    // "name=value"
   std::vector<std::string> replicated;    // regular expressions
   std::vector<std::string> averaged;
+  bool weights_only = false;              // optimizer files may be gone
 };
 
 struct AdoptRequest {

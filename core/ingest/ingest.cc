@@ -55,7 +55,7 @@ Result<IngestResult> IngestPath(const std::string& path,
     CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates, source->Find(directory));
     for (StepCandidate& candidate : candidates) {
       found = true;
-      Status complete = source->Complete(candidate);
+      Status complete = source->Complete(candidate, options);
       if (complete) {
         jobs.push_back(Job{source.get(), std::move(candidate), std::nullopt});
       } else if (candidate.directory == directory) {

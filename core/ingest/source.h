@@ -29,6 +29,7 @@ struct SourceOptions {
   FamilyVariables variables;            // --family-set name=value
   std::vector<std::string> replicated;  // --replicated REGEX: declared equal over tp
   std::vector<std::string> averaged;    // --averaged REGEX
+  bool weights_only = false;            // --weights-only: optimizer files may be gone
 };
 
 struct StepCandidate {
@@ -51,7 +52,7 @@ class Source {
   virtual Result<std::vector<StepCandidate>> Find(const std::string& path) const = 0;
 
   // Success if every file the step needs is there; else which is missing.
-  virtual Status Complete(const StepCandidate& step) const = 0;
+  virtual Status Complete(const StepCandidate& step, const SourceOptions& options) const = 0;
 
   // Index the step.  BLOCKS: on reading headers.
   virtual Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const = 0;

@@ -200,6 +200,15 @@ Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& mo
   return {};
 }
 
+// Only a ZeRO optimizer has param_shapes; BF16_Optimizer without ZeRO leaves
+// rank 0's part in the model states, too.
+bool HasShardedOptimizer(PickleRef root) {
+  const PickleRef shapes = root["param_shapes"];
+  const PickleRef optimizer = root["optimizer"];
+  return (shapes && shapes.IsSequence()) ||
+         (optimizer && optimizer.IsDict() && optimizer["single_partition_of_fp32_groups"]);
+}
+
 Result<ModelStates> ReadRoot(const TorchFile& file, const std::string& path, BlobIndex blob,
                              const ModelStatesWanted& wanted) {
   ModelStates out;
@@ -212,6 +221,7 @@ Result<ModelStates> ReadRoot(const TorchFile& file, const std::string& path, Blo
   CKPT_RETURN_IF_ERROR(ReadCounters(root, out));
   CKPT_RETURN_IF_ERROR(ReadConfig(root, out));
   CKPT_RETURN_IF_ERROR(ReadFrozen(root, file, out));
+  out.sharded = HasShardedOptimizer(root);
   if (const PickleRef shapes = root["param_shapes"]; shapes && !shapes.IsNone()) {
     CKPT_ASSIGN_OR_RETURN(out.shapes, DigestOfValue(shapes));
   }

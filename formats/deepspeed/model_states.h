@@ -56,6 +56,7 @@ struct ModelStates {
   std::vector<NamedTensor> frozen_fragments;
   std::vector<std::pair<std::string, std::string>> shared;  // alias, stored name
   std::optional<UnshardedOptimizer> optimizer;
+  bool sharded = false;               // an optimizer of which every rank has a part in a file
   std::optional<ShardingInfo> info;   // universal_checkpoint_info
   std::map<std::string, int64_t> variables;  // the integers of client state's args
   uint64_t global_steps = 0;

@@ -30,7 +30,7 @@ class DeepSpeedSource : public Source {
     return deepspeed::FindSteps(path, "latest", IsTag);
   }
 
-  Status Complete(const StepCandidate& step) const override {
+  Status Complete(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(step.directory));
     const std::string first = !files.model.empty()          ? files.model.begin()->second
                               : !files.stage3_model.empty() ? files.stage3_model.begin()->second
@@ -43,7 +43,8 @@ class DeepSpeedSource : public Source {
     CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path));
     CKPT_ASSIGN_OR_RETURN(const ModelStates states,
                           deepspeed::ReadModelStates(file, path, BlobIndex{}, {false, false}));
-    return CheckRanks(step, files, states);
+    CKPT_RETURN_IF_ERROR(CheckRanks(step, files, states));
+    return CheckOptimizer(path, files, states, options);
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
@@ -57,6 +58,21 @@ class DeepSpeedSource : public Source {
   }
 
  private:
+  // DeepSpeed writes the model states first: alone they are what a save that
+  // was cut off leaves.
+  static Status CheckOptimizer(const std::string& path, const StepFiles& files,
+                               const ModelStates& states, const SourceOptions& options) {
+    if (!states.sharded || !files.optimizer.empty()) return {};
+    const bool weights = !files.model.empty();  // stage 3 has them in the optimizer's files
+    if (options.weights_only && weights) return {};
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path, ": says that the optimizer was sharded, but there is no "
+                             "*_optim_states.pt beside it: the save was cut off",
+                       weights ? " (`adopt --weights-only` takes a step whose optimizer files "
+                                 "were removed on purpose)"
+                               : ""));
+  }
+
   static Status CheckRanks(const StepCandidate& step, const StepFiles& files,
                            const ModelStates& states) {
     const auto missing = [&](std::string_view what, uint64_t mp, uint64_t dp) -> Status {

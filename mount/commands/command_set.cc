@@ -156,6 +156,8 @@ void AddIngestOptions(CLI::App* command, IngestRequest& request) {
                    "Parameters to average over tensor-parallel ranks")
       ->type_name("REGEX")
       ->allow_extra_args(false);
+  command->add_flag("--weights-only", request.weights_only,
+                    "Take a step whose optimizer files were removed");
 }
 
 Result<std::string> StorePath(const std::string& path) {

@@ -137,7 +137,7 @@ void SourceSuite::SetUp() {
 Result<StepModel> SourceSuite::ReadAll(const std::string& path) const {
   CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(path));
   if (found.size() != 1) return Fail(ErrorCode::kNotFound, StrCat(found.size(), " steps"));
-  CKPT_RETURN_IF_ERROR(source_->Complete(found[0]));
+  CKPT_RETURN_IF_ERROR(source_->Complete(found[0], options_));
   return source_->Read(found[0], options_);
 }
 
@@ -220,12 +220,12 @@ TEST_P(SourceSuite, SaysWhatAnIncompleteStepLacks) {
     const auto found = source_->Find(sample_.save);
     ASSERT_TRUE(found) << found.error().message;
     ASSERT_EQ(found->size(), 1u) << name;
-    const Status complete = source_->Complete(found->front());
+    const Status complete = source_->Complete(found->front(), options_);
     ASSERT_FALSE(complete) << name;
     EXPECT_THAT(complete.error().message, HasSubstr(sample_.tag));
     files::rename(path + ".away", path);
   }
-  EXPECT_TRUE(source_->Complete(Candidate()));
+  EXPECT_TRUE(source_->Complete(Candidate(), options_));
 }
 
 TEST_P(SourceSuite, WhatItReadsIsProven) {

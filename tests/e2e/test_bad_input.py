@@ -5,6 +5,7 @@ Whatever is adopted here must be refused with an exit code that is neither
 success nor a signal, with a message that names the file, and without a step, a
 hang or a crash.  docs/untrusted-input.md lists the rules.
 """
+import json
 import os
 import random
 import shutil
@@ -100,6 +101,37 @@ def test_flipped_bits_of_the_zip_structures(ckptfs, bad, tmp_path):
 def test_missing_rank_file(ckptfs, bad, name):
     os.unlink(inside(bad, name))
     refusal(ckptfs, bad)
+
+
+def cut_off(folder):
+    """What a save that crashed after the model states leaves."""
+    for rank in range(4):
+        os.unlink(os.path.join(folder, zero_file(rank)))
+
+
+def test_a_save_that_was_cut_off(ckptfs, bad):
+    cut_off(inside(bad, ''))
+    refusal(ckptfs, bad, MODEL, 'cut off', '--weights-only')
+
+
+def test_a_save_that_was_cut_off_is_not_the_latest(ckptfs, bad):
+    second = os.path.join(bad, 'global_step9')
+    shutil.copytree(os.path.join(bad, TAG), second)
+    cut_off(second)
+    with open(os.path.join(bad, 'latest'), 'w') as f:
+        f.write('global_step9')
+    done = ckptfs.adopt(bad, 'run')
+    assert 'skipped global_step9: incomplete' in done.stderr
+    assert [s['id'] for s in ckptfs.list()['steps']] == [TAG]
+
+
+def test_weights_only(ckptfs, bad):
+    """Optimizer files that were removed on purpose."""
+    cut_off(inside(bad, ''))
+    ckptfs.run('adopt', bad, '--store', ckptfs.store, '--weights-only')
+    assert steps(ckptfs) == 1
+    info = ckptfs.run('info', bad, '--weights-only', '--json')
+    assert set(json.loads(info.stdout)['kinds']) == {'weight'}
 
 
 def test_two_runs_in_one_directory(ckptfs, bad):

@@ -55,7 +55,7 @@ class FakeSource final : public Source {
     return out;
   }
 
-  Status Complete(const StepCandidate& step) const override {
+  Status Complete(const StepCandidate& step, const SourceOptions&) const override {
     CKPT_RETURN_IF_ERROR(Enter(step.directory));
     struct stat info {};
     if (::stat(StrCat(step.directory, "/done").c_str(), &info) == 0) return {};

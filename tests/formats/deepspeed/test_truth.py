@@ -133,6 +133,40 @@ def test_swapped_model_states(copy):
     assert name in index(str(save))[1] or 'optim_states' in index(str(save))[1]
 
 
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_a_save_that_was_cut_off(copy, variant):
+    """DeepSpeed writes model states first.  Stage 0 has its optimizer there."""
+    save = copy(variant)
+    sharded = only(tag_of(save), 'optim_states')
+    for path in sharded:
+        path.unlink()
+    for path in (save, tag_of(save)):
+        steps, error = index(str(path))
+        assert bool(steps) == (not sharded), error
+        assert not sharded or 'the save was cut off' in error
+        assert not sharded or 'model_states.pt' in error
+
+
+def test_a_bf16_optimizer_without_zero_was_cut_off(copy):
+    """It leaves a part of itself in the model states, and no param_shapes."""
+    save = copy('stage0')
+    path = tag_of(save) / 'mp_rank_00_model_states.pt'
+    content = torch.load(path, weights_only=False)
+    content['optimizer'] = {'clip_grad': 0.0, 'base_optimizer_state': {},
+                            'single_partition_of_fp32_groups': []}
+    torch.save(content, path)
+    assert 'the save was cut off' in index(str(save))[1]
+
+
+def test_a_save_that_was_cut_off_is_skipped_beside_a_whole_one(copy):
+    save = copy('zero2')
+    shutil.copytree(tag_of(save), save / 'global_step6')
+    for path in only(save / 'global_step6', 'optim_states'):
+        path.unlink()
+    steps, error = index(str(save))
+    assert [s['id'] for s in steps] == ['global_step5'], error
+
+
 def test_latest_of_a_missing_tag(copy):
     save = copy('zero1')
     (save / 'latest').write_text('global_step99')
