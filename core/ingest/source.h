@@ -47,8 +47,9 @@ class Source {
   virtual std::string_view name() const = 0;
 
   // The steps of `path`: all tags of a save directory, or the tag directory
-  // itself.  Empty if this is not the source's format; an error if it is but
-  // is broken.
+  // itself.  What Complete will refuse may be among them, a pointer to no tag,
+  // too.  Empty if this is not the source's format; an error if it is but is
+  // broken.
   virtual Result<std::vector<StepCandidate>> Find(const std::string& path) const = 0;
 
   // Success if every file the step needs is there; else which is missing.

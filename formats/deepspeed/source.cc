@@ -31,6 +31,7 @@ class DeepSpeedSource : public Source {
   }
 
   Status Complete(const StepCandidate& step, const SourceOptions& options) const override {
+    CKPT_RETURN_IF_ERROR(deepspeed::CheckPointer(step));
     CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(step.directory));
     const std::string first = !files.model.empty()          ? files.model.begin()->second
                               : !files.stage3_model.empty() ? files.stage3_model.begin()->second

@@ -48,7 +48,34 @@ Result<std::vector<std::string>> Subdirectories(const std::string& path) {
   return out;
 }
 
+// The tag that <path>/<pointer> names; kInvalid if there is no such directory.
+Result<std::optional<std::string>> ReadTag(const std::string& path, std::string_view pointer) {
+  const std::string file = StrCat(path, "/", pointer);
+  CKPT_ASSIGN_OR_RETURN(auto tag, ReadPointer(file));
+  if (!tag) return tag;
+  CKPT_ASSIGN_OR_RETURN(const bool there, IsDirectory(StrCat(path, "/", *tag)));
+  if (there) return tag;
+  return Fail(ErrorCode::kInvalid,
+              StrCat(file, ": names the tag '", *tag, "', and there is no such directory"));
+}
+
+StepCandidate PointerCandidate(const std::string& path, std::string_view pointer) {
+  StepCandidate out;
+  out.directory = StrCat(path, "/", pointer);
+  out.root = path;
+  out.id = pointer;
+  return out;
+}
+
 }  // namespace
+
+Status CheckPointer(const StepCandidate& step) {
+  if (step.directory == step.root) return {};
+  CKPT_ASSIGN_OR_RETURN(const bool directory, IsDirectory(step.directory));
+  if (directory) return {};
+  CKPT_RETURN_IF_ERROR(ReadTag(step.root, step.id));
+  return {};
+}
 
 Result<bool> HasUniversalStates(const std::string& directory) {
   return IsDirectory(StrCat(directory, "/zero"));
@@ -63,7 +90,8 @@ Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::strin
     out.push_back(std::move(only));
     return out;
   }
-  CKPT_ASSIGN_OR_RETURN(const auto latest, ReadPointer(StrCat(path, "/", pointer)));
+  const auto latest = ReadTag(path, pointer);
+  if (!latest && latest.error().code != ErrorCode::kInvalid) return Fail(latest.error());
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, Subdirectories(path));
   for (const std::string& name : names) {
     const std::string directory = StrCat(path, "/", name);
@@ -71,14 +99,9 @@ Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::strin
     if (!step) continue;
     CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(directory, path));
     out.push_back(std::move(candidate));
-    out.back().latest = latest == name;
+    out.back().latest = latest && *latest == name;
   }
-  if (!latest) return out;
-  CKPT_ASSIGN_OR_RETURN(const bool there, IsDirectory(StrCat(path, "/", *latest)));
-  if (!there) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, "/", pointer, ": names the tag '", *latest,
-                                            "', and there is no such directory"));
-  }
+  if (!latest) out.push_back(PointerCandidate(path, pointer));
   return out;
 }
 

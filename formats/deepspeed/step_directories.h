@@ -19,10 +19,13 @@ namespace ckptfs::deepspeed {
 
 using IsStep = std::function<Result<bool>(const std::string& directory)>;
 
-// `pointer`: "latest" or "latest_universal".  A pointer that names a missing
-// directory, while the path holds steps or nothing else, is kInvalid.
+// `pointer`: "latest" or "latest_universal".  One that names no directory takes
+// no step away: it is a candidate of its own, which CheckPointer refuses.
 Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::string_view pointer,
                                              const IsStep& is_step);
+
+// kInvalid if the candidate is a pointer that names no directory.
+Status CheckPointer(const StepCandidate& step);
 
 // True if <directory>/zero is a folder: the mark of a universal directory.
 Result<bool> HasUniversalStates(const std::string& directory);

@@ -31,6 +31,7 @@ class DeepSpeedUniversalSource : public Source {
   // ds_to_universal writes optimizer_state.pt after the parameters and copies
   // the model states last.
   Status Complete(const StepCandidate& step, const SourceOptions&) const override {
+    CKPT_RETURN_IF_ERROR(deepspeed::CheckPointer(step));
     CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(step.directory));
     if (files.model.count(0) == 0 && files.stage3_model.count({0, 0}) == 0) {
       return Fail(ErrorCode::kInvalid, StrCat(step.directory, ": no model states of rank 0"));

@@ -134,6 +134,14 @@ def test_weights_only(ckptfs, bad):
     assert set(json.loads(info.stdout)['kinds']) == {'weight'}
 
 
+def test_latest_of_a_missing_tag(ckptfs, bad):
+    with open(os.path.join(bad, 'latest'), 'w') as f:
+        f.write('global_step99')
+    done = ckptfs.adopt(bad, 'run')
+    assert f'{bad}/latest' in done.stderr and 'global_step99' in done.stderr
+    assert steps(ckptfs) == 1
+
+
 def test_two_runs_in_one_directory(ckptfs, bad):
     """A fifth rank that a run of another size left behind."""
     shutil.copy(inside(bad, zero_file(3)), inside(bad, zero_file(4)))

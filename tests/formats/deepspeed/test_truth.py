@@ -167,10 +167,18 @@ def test_a_save_that_was_cut_off_is_skipped_beside_a_whole_one(copy):
     assert [s['id'] for s in steps] == ['global_step5'], error
 
 
-def test_latest_of_a_missing_tag(copy):
+@pytest.mark.parametrize('text', ['global_step99', '', '../elsewhere'])
+@pytest.mark.parametrize('pointer', ['latest', 'latest_universal'])
+def test_a_pointer_to_no_tag(copy, pointer, text):
+    """It takes no good tag away; without one it is the refusal."""
     save = copy('zero1')
-    (save / 'latest').write_text('global_step99')
-    assert 'global_step99' in index(str(save))[1]
+    (save / pointer).write_text(text)
+    steps, error = index(str(save))
+    assert [s['id'] for s in steps] == ['global_step5'], error
+    shutil.rmtree(tag_of(save))
+    steps, error = index(str(save))
+    assert steps is None
+    assert 'no complete step' in error and f'{save}/latest' in error
 
 
 def test_links_that_leave_the_directory(copy, tmp_path):
