@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "core/base/checked_math.h"
 #include "core/base/mutex.h"
+#include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/view/plan.h"
 #include "core/view/plan_reader.h"
@@ -60,6 +62,27 @@ size_t FirstBad(std::span<const std::byte> bytes, T* bad) {
   return count;
 }
 
+// True if `wanted(blob)` is for a blob that the atom's bytes lie in.
+template <class Wanted>
+bool AnyBlob(const Atom& atom, const Wanted& wanted) {
+  for (const Gather& gather : atom.source.gathers) {
+    for (const FragmentSeries& series : gather.series) {
+      for (uint32_t k = 0; k < series.count; ++k) {
+        if (wanted(static_cast<uint32_t>(series.At(k).blob))) return true;
+      }
+    }
+  }
+  return false;
+}
+
+// "subject: rest" and "subject rest" without the subject.
+std::string WithoutSubject(std::string_view message, std::string_view subject) {
+  if (!message.starts_with(subject)) return std::string(message);
+  message.remove_prefix(subject.size());
+  const size_t rest = message.find_first_not_of(": ");
+  return std::string(rest == std::string_view::npos ? "" : message.substr(rest));
+}
+
 class Verification {
  public:
   Verification(const StepModel& step, BlobReader& blobs, const VerifyOptions& options)
@@ -68,8 +91,13 @@ class Verification {
   Result<VerifyReport> Run();
 
  private:
+  void CheckBlobs();
+  bool Intact(const Atom& atom) const;
+  Result<uint64_t> ListItems();
   Result<uint64_t> VerifyItem(size_t item);
   Result<uint64_t> DigestBlob(BlobIndex index);
+  RecordSums SumsOf(BlobIndex index);
+  void CompareSums(const std::string& path, const RecordSums& sums);
   Result<uint64_t> CompareCopies(size_t atom);
   Result<uint64_t> ReadWhole(size_t atom);
   Result<Plan> WholeAtom(AtomIndex atom, DType dtype) const;
@@ -83,6 +111,8 @@ class Verification {
   template <class Visit>
   Result<uint64_t> ReadAtom(AtomIndex atom, DType dtype, const Visit& visit);
   void Defect(std::string subject, std::string rule);
+  // Several atoms may meet one error of one file: it is one defect.
+  void Unreadable(const std::string& subject, const Error& error);
   std::string NameOf(const Atom& atom) const {
     return StrCat(step_.parameter(atom.parameter).name, " (", atom.kind, ")");
   }
@@ -93,8 +123,11 @@ class Verification {
   SplitStep split_;
   std::vector<size_t> compared_;  // atoms with copies that must be equal
   std::vector<size_t> read_;      // atoms read whole: every element is found
+  std::vector<uint8_t> changed_;  // by blob: not the file that was adopted, so not read
+  std::vector<uint8_t> holds_;    // by blob: bytes of atoms lie in it
   Mutex mutex_;
   VerifyReport report_ GUARDED_BY(mutex_);
+  std::set<std::string> unreadable_ GUARDED_BY(mutex_);
 };
 
 void Verification::Defect(std::string subject, std::string rule) {
@@ -105,13 +138,63 @@ void Verification::Defect(std::string subject, std::string rule) {
   }
 }
 
+void Verification::Unreadable(const std::string& subject, const Error& error) {
+  const std::string rule = WithoutSubject(error.message, subject);
+  {
+    const MutexLock lock(mutex_);
+    const bool of_file = error.code == ErrorCode::kStale || error.code == ErrorCode::kDataLoss;
+    if (of_file && !unreadable_.insert(rule).second) return;
+  }
+  Defect(subject, rule);
+}
+
+// One defect for a file that is not the one that was adopted, however many
+// tensors it held.
+void Verification::CheckBlobs() {
+  changed_.assign(step_.blobs.size(), 0);
+  ParallelFor(step_.blobs.size(), [this](size_t i) {
+    const BlobIndex index{static_cast<uint32_t>(i)};
+    const Status same = blobs_.Check(index);
+    if (same) return;
+    changed_[i] = 1;
+    const std::string path = blobs_.PathOf(index);
+    Defect(path, WithoutSubject(same.error().message, path));
+  });
+}
+
+bool Verification::Intact(const Atom& atom) const {
+  const SourceKind kind = atom.source.kind;
+  if (kind == SourceKind::kCast || kind == SourceKind::kDecode) {
+    if (!Intact(step_.atom(atom.source.of))) return false;
+    return kind == SourceKind::kCast || Intact(step_.atom(atom.source.scales));
+  }
+  return !AnyBlob(atom, [this](uint32_t blob) { return changed_[blob] != 0; });
+}
+
+RecordSums Verification::SumsOf(BlobIndex index) {
+  if (!options_.records) return RecordSums({});
+  const std::string path = blobs_.PathOf(index);
+  auto records = options_.records(path);
+  if (records) return RecordSums(*std::move(records));
+  // Adoption reads the directories only of files that it takes tensors from.
+  if (holds_[static_cast<uint32_t>(index)] != 0) Unreadable(path, records.error());
+  return RecordSums({});
+}
+
+void Verification::CompareSums(const std::string& path, const RecordSums& sums) {
+  for (std::string& wrong : sums.Wrong()) Defect(path, std::move(wrong));
+  const MutexLock lock(mutex_);
+  report_.summed_bytes += sums.bytes_with_sum();
+  if (sums.bytes_without_sum() == 0) return;
+  ++report_.unsummed_blobs;
+  if (report_.unsummed.empty() || path < report_.unsummed) report_.unsummed = path;
+}
+
 Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   const Blob& blob = step_.blob(index);
   const std::string path = blobs_.PathOf(index);
-  if (auto same = blobs_.Check(index); !same) {
-    Defect(path, same.error().message);
-    return blob.stamp.size;
-  }
+  if (changed_[static_cast<uint32_t>(index)] != 0) return blob.stamp.size;
+  RecordSums sums = SumsOf(index);
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
   std::vector<std::byte> buffer(std::min(kBuffer, blob.stamp.size));
@@ -119,13 +202,15 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     const std::span<std::byte> piece(buffer.data(),
                                      std::min<uint64_t>(buffer.size(), blob.stamp.size - at));
     if (auto read = blobs_.Read(index, at, piece); !read) {
-      Defect(path, read.error().message);
+      Unreadable(path, read.error());
       return blob.stamp.size;
     }
     XXH3_128bits_update(&state, piece.data(), piece.size());
+    sums.Add(at, piece);
     at += piece.size();
   }
-  if (auto same = blobs_.Check(index); !same) Defect(path, same.error().message);
+  if (auto same = blobs_.Check(index); !same) Unreadable(path, same.error());
+  CompareSums(path, sums);
   const XXH128_hash_t hash = XXH3_128bits_digest(&state);
   const Digest digest{hash.high64, hash.low64};
   if (blob.content != Digest{} && blob.content != digest) {
@@ -251,17 +336,21 @@ Result<uint64_t> Verification::VerifyItem(size_t item) {
   const size_t atom = compares ? compared_[item] : read_[item - compared_.size()];
   auto bytes = compares ? CompareCopies(atom) : ReadWhole(atom);
   if (bytes) return bytes;
-  Defect(NameOf(step_.atoms[atom]), bytes.error().message);  // what cannot be read is a defect
+  Unreadable(NameOf(step_.atoms[atom]), bytes.error());  // what cannot be read is a defect
   return 0;
 }
 
-Result<VerifyReport> Verification::Run() {
+// What there is to read and compare; its bytes.
+Result<uint64_t> Verification::ListItems() {
   uint64_t total = 0;
+  holds_.assign(step_.blobs.size(), 0);
   for (const Blob& blob : step_.blobs) total += blob.stamp.size;
   for (size_t i = 0; i < step_.atoms.size(); ++i) {
     const Atom& atom = step_.atoms[i];
     const auto bytes = ByteCount(atom.shape, atom.dtype);
     if (!bytes) return Fail(bytes.error());
+    AnyBlob(atom, [this](uint32_t blob) { return (holds_[blob] = 1) == 0; });
+    if (!Intact(atom)) continue;
     if (atom.source.kind == SourceKind::kReplicas) {
       compared_.push_back(i);
       total += *bytes * (atom.source.gathers.size() - 1);
@@ -271,6 +360,12 @@ Result<VerifyReport> Verification::Run() {
     read_.push_back(i);
     total += *bytes;
   }
+  return total;
+}
+
+Result<VerifyReport> Verification::Run() {
+  CheckBlobs();
+  CKPT_ASSIGN_OR_RETURN(const uint64_t total, ListItems());
   {
     const MutexLock lock(mutex_);
     report_.digests.resize(step_.blobs.size());

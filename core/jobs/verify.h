@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // VerifyStep reads everything a step refers to: every byte of every blob
-// (compared with its content digest where one is recorded), every element of
+// (compared with its content digest where one is recorded, and with the
+// checksums that the file itself holds), every element of
 // every atom through the plan reader (averages computed), all copies of
 // replicated atoms against each other, and, on request, every float for NaN
 // and infinity.
@@ -17,6 +18,7 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
+#include "core/jobs/record_sums.h"
 #include "core/jobs/work_list.h"
 #include "core/model/step_model.h"
 
@@ -30,6 +32,9 @@ struct VerifyDefect {
 struct VerifyReport {
   uint64_t blobs = 0;
   uint64_t blob_bytes = 0;
+  uint64_t summed_bytes = 0;    // of them compared with checksums that the files hold
+  uint64_t unsummed_blobs = 0;  // whose records were written without checksums
+  std::string unsummed;         // one of these
   uint64_t atoms_compared = 0;  // with more than one copy
   uint64_t atoms_read = 0;      // every element found, averaged, cast
   uint64_t atoms_finite = 0;    // checked for NaN and infinity
@@ -41,6 +46,7 @@ struct VerifyReport {
 struct VerifyOptions {
   JobOptions job;
   bool finite = false;
+  RecordsOf records;  // empty: files hold no checksums
 };
 
 // An error only if the job itself could not run; defects are in the report.

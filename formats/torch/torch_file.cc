@@ -2,9 +2,10 @@
 
 #include "formats/torch/torch_file.h"
 
-#include <array>
+#include <span>
 
 #include "core/base/checked_math.h"
+#include "core/base/crc32.h"
 #include "core/base/strings.h"
 #include "formats/torch/input_file.h"
 #include "formats/torch/legacy_archive.h"
@@ -19,26 +20,6 @@ constexpr uint64_t kMaxPickleBytes = uint64_t{1} << 30;
 
 tl::unexpected<Error> Rule(std::string message) {
   return Fail(ErrorCode::kInvalid, std::move(message));
-}
-
-// The zip format's checksum (polynomial 0xEDB88320, reflected).
-constexpr std::array<uint32_t, 256> MakeCrcTable() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) != 0 ? 0xEDB88320u : 0u);
-    table[i] = value;
-  }
-  return table;
-}
-
-uint32_t Crc32(std::string_view bytes) {
-  static constexpr std::array<uint32_t, 256> kTable = MakeCrcTable();
-  uint32_t crc = ~uint32_t{0};
-  for (const char byte : bytes) {
-    crc = (crc >> 8) ^ kTable[(crc ^ static_cast<unsigned char>(byte)) & 0xff];
-  }
-  return ~crc;
 }
 
 // "x" of "x/data.pkl"; torch takes the folder of the first record.
@@ -73,7 +54,7 @@ Result<TorchFile> OpenZip(const InputFile& file) {
   if (pickle == nullptr) return Rule("the zip has no record data.pkl: no torch.save file");
   if (pickle->length > kMaxPickleBytes) return Rule("data.pkl exceeds 1 GiB");
   CKPT_ASSIGN_OR_RETURN(std::string bytes, file.Read(pickle->offset, pickle->length, "data.pkl"));
-  if (pickle->crc != 0 && Crc32(bytes) != pickle->crc) {
+  if (pickle->crc != 0 && Crc32(0, std::as_bytes(std::span(bytes))) != pickle->crc) {
     return Rule("data.pkl contradicts its checksum: it was damaged after it was written");
   }
   auto parsed = ParsePickle(bytes);

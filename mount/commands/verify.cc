@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "formats/torch/file_records.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
@@ -30,6 +31,8 @@ void PrintAsJson(const VerifyReport& report) {
   }
   PrintJson({{"blobs", report.blobs},
              {"blob_bytes", report.blob_bytes},
+             {"summed_bytes", report.summed_bytes},
+             {"unsummed_blobs", report.unsummed_blobs},
              {"atoms_compared", report.atoms_compared},
              {"atoms_finite", report.atoms_finite},
              {"defect_count", report.defect_count},
@@ -44,9 +47,13 @@ void PrintAsText(const VerifyReport& report, const Options& options) {
     std::printf("... and %llu more\n", static_cast<unsigned long long>(
                                            report.defect_count - report.defects.size()));
   }
-  std::printf("%llu files (%s) read, %llu replicated tensors compared",
+  if (report.unsummed_blobs > 0) {
+    std::printf("note: %llu files were written without checksums, such as %s\n",
+                static_cast<unsigned long long>(report.unsummed_blobs), report.unsummed.c_str());
+  }
+  std::printf("%llu files (%s) read, %s compared with checksums, %llu replicated tensors compared",
               static_cast<unsigned long long>(report.blobs),
-              HumanBytes(report.blob_bytes).c_str(),
+              HumanBytes(report.blob_bytes).c_str(), HumanBytes(report.summed_bytes).c_str(),
               static_cast<unsigned long long>(report.atoms_compared));
   if (options.finite) {
     std::printf(", %llu tensors checked for NaN and infinity",
@@ -62,6 +69,7 @@ Status Run(const Options& options) {
   const auto blobs = BlobReader::Create(step->model, std::move(reading));
   VerifyOptions verify;
   verify.finite = options.finite;
+  verify.records = RecordsOfFile;
   verify.job.threads = options.threads;
   verify.job.progress = ProgressBar("verify");
   CKPT_ASSIGN_OR_RETURN(const VerifyReport report, VerifyStep(step->model, *blobs, verify));

@@ -63,13 +63,25 @@ def flip(path, offset, bit):
 
 def pickle_extent(path):
     """[begin, end) of data.pkl in a torch file."""
+    return extent(path, 'data.pkl')
+
+
+def extent(path, needle):
+    """[begin, end) of the record of a torch file whose name ends so."""
     with zipfile.ZipFile(path) as z:
-        entry = next(e for e in z.infolist() if e.filename.endswith('data.pkl'))
+        entry = next(e for e in z.infolist() if e.filename.endswith(needle))
     with open(path, 'rb') as f:
         f.seek(entry.header_offset + 26)
         names = struct.unpack('<HH', f.read(4))
     begin = entry.header_offset + 30 + sum(names)
     return begin, begin + entry.file_size
+
+
+def largest(path):
+    """Name of the largest record, '/data/N'."""
+    with zipfile.ZipFile(path) as z:
+        entry = max(z.infolist(), key=lambda e: e.file_size)
+    return entry.filename[entry.filename.index('/'):]
 
 
 def rewrite(path, change):

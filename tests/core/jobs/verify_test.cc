@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/base/crc32.h"
 #include "core/blob/file_stamp.h"
 #include "tests/support/temporary_directory.h"
 
@@ -51,6 +52,7 @@ class VerifyTest : public testing::Test {
     const auto blobs = BlobReader::Create(model_, {});
     VerifyOptions options;
     options.finite = finite;
+    options.records = records_;
     const auto report = VerifyStep(model_, *blobs, options);
     EXPECT_TRUE(report);
     return *report;
@@ -65,7 +67,19 @@ class VerifyTest : public testing::Test {
   TemporaryDirectory directory_;
   StepModel model_;
   std::vector<float> values_;
+  RecordsOf records_;
 };
+
+// Three records that share no buffer of the reader's; the second has no sum.
+std::vector<FileRecord> RecordsFor(std::span<const std::byte> bytes) {
+  const auto sum = [&](uint64_t at, uint64_t length) {
+    return Crc32(0, bytes.subspan(at, length));
+  };
+  return {{"last", 4200000, 3000000, sum(4200000, 3000000)},
+          {"first", 7, 4100000, sum(7, 4100000)},
+          {"unsummed", 4100007, 99993, std::nullopt},
+          {"empty", 5, 0, 0}};
+}
 
 TEST_F(VerifyTest, AGoodStepHasNoDefects) {
   const VerifyReport report = Run(true);
@@ -110,9 +124,68 @@ TEST_F(VerifyTest, MissingAndChangedFilesAreDefects) {
   directory_.Write("a", "short");
   std::filesystem::remove(directory_.path() + "/b");
   const VerifyReport report = Run();
-  EXPECT_TRUE(Says(report, "/a changed since it was adopted"));
+  EXPECT_TRUE(Says(report, "/a: changed since it was adopted: size"));
   EXPECT_TRUE(Says(report, "/b"));
-  EXPECT_GE(report.defect_count, 2u);
+  EXPECT_EQ(report.defect_count, 2u);
+}
+
+TEST_F(VerifyTest, AChangedFileIsOneDefectForAllItsAtoms) {
+  for (int i = 0; i < 20; ++i) {
+    Atom cast;
+    cast.kind = std::string("master");
+    cast.shape = model_.atoms[0].shape;
+    cast.source.kind = SourceKind::kCast;
+    cast.source.of = AtomIndex{0};
+    model_.atoms.push_back(cast);
+  }
+  EXPECT_EQ(Run().atoms_read, 21u);
+  directory_.Write("b", "short");
+  const VerifyReport report = Run();
+  EXPECT_EQ(report.defect_count, 1u);
+  EXPECT_EQ(report.defects[0].subject, directory_.path() + "/b");
+}
+
+TEST_F(VerifyTest, RecordsAreComparedWithTheirChecksums) {
+  records_ = [&](const std::string& path) -> Result<std::vector<FileRecord>> {
+    auto records = RecordsFor(std::as_bytes(std::span(values_)));
+    if (path.ends_with("/a")) records.erase(records.begin() + 2);
+    return records;
+  };
+  const VerifyReport good = Run();
+  EXPECT_EQ(good.defect_count, 0u);
+  EXPECT_EQ(good.summed_bytes, 2 * 7100000u);
+  EXPECT_EQ(good.unsummed_blobs, 1u);
+  EXPECT_EQ(good.unsummed, directory_.path() + "/b");
+  for (const auto& [byte, name] : {std::pair<size_t, const char*>{4194304, ""},  // unsummed
+                                   {7, "first"},
+                                   {4194300, ""},
+                                   {4100006, "first"},
+                                   {4200000, "last"},
+                                   {7199999, "last"},
+                                   {7200000, ""}}) {
+    const std::vector<float> whole = values_;
+    const auto records = RecordsFor(std::as_bytes(std::span(whole)));
+    records_ = [&](const std::string&) -> Result<std::vector<FileRecord>> { return records; };
+    reinterpret_cast<std::byte*>(values_.data())[byte] ^= std::byte{4};
+    Write("a");
+    Write("b");
+    const VerifyReport report = Run();
+    EXPECT_EQ(report.defect_count, *name == 0 ? 0u : 2u) << byte;
+    if (*name != 0) {
+      EXPECT_TRUE(Says(report, directory_.path() + "/a: record '" + name + "' is damaged"));
+    }
+    values_ = whole;
+  }
+}
+
+TEST_F(VerifyTest, AFileOfTensorsWhoseRecordsCannotBeListedIsADefect) {
+  model_.blobs.push_back(model_.blobs[0]);  // no tensors in this one
+  records_ = [](const std::string& path) -> Result<std::vector<FileRecord>> {
+    return Fail(ErrorCode::kInvalid, path + ": no zip end record");
+  };
+  const VerifyReport report = Run();
+  EXPECT_EQ(report.defect_count, 2u);
+  EXPECT_TRUE(Says(report, directory_.path() + "/b: no zip end record"));
 }
 
 TEST_F(VerifyTest, ElementsStoredNowhereAreDefects) {

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The checksums that source files hold of their own bytes: those of a zip's
+// records.  Legacy torch files and files of other kinds hold none.
+//
+// Thread safety: pure but for reading the file.
+// Units: bytes.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/jobs/record_sums.h"
+
+namespace ckptfs {
+
+// A record with bytes and the checksum 0 has none: torch writes so when told to
+// (torch.serialization.set_crc32_options, skip_data), and so do our own views.
+// An error for a file *.pt that is no torch file, naming it.
+// BLOCKS: on reading the headers.
+Result<std::vector<FileRecord>> RecordsOfFile(const std::string& path);
+
+}  // namespace ckptfs
