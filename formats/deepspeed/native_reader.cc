@@ -3,11 +3,13 @@
 #include "formats/deepspeed/native_reader.h"
 
 #include <algorithm>
+#include <climits>
 #include <functional>
 #include <mutex>
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/document_keys.h"
 
 namespace ckptfs::deepspeed {
@@ -200,6 +202,32 @@ Status NativeReader::CheckOneRun() const {
   return {};
 }
 
+// The layers that each stage held, if its param_shapes tell of every layer;
+// empty if that is what the layout says without a split.
+std::vector<uint32_t> NativeReader::SplitOfStages() {
+  std::map<uint32_t, std::set<uint32_t>> stages;  // by layer
+  for (uint32_t mp = 0; mp < tp_ * pp_; ++mp) {
+    for (const auto& group : ModelOf(mp).groups) {
+      for (const NamedShape& entry : group) {
+        const auto known = known_.find(NormaliseName(entry.name));
+        if (known == known_.end()) continue;  // of an expert: numbered per rank
+        const Parameter& parameter = assembler_.parameter(known->second.index);
+        if (parameter.stage == StageRule::kLayer) stages[parameter.layer].insert(mp / tp_);
+      }
+    }
+  }
+  std::vector<uint32_t> split(pp_);
+  uint32_t last = 0;
+  for (const auto& [layer, held] : stages) {
+    if (held.size() != 1 || *held.begin() < last) return {};
+    last = *held.begin();
+    ++split[last];
+  }
+  if (stages.size() != assembler_.header().LayerCount()) return {};
+  const bool even = std::count(split.begin(), split.end(), split[0]) == int64_t{pp_};
+  return even ? std::vector<uint32_t>() : split;
+}
+
 void NativeReader::FillHeader() {
   const ModelStates& first = models_.begin()->second;
   StepModel& header = assembler_.header();
@@ -213,6 +241,9 @@ void NativeReader::FillHeader() {
   header.layout.ep = ep_;
   header.layout.zero = static_cast<uint32_t>(stage_);
   header.layout.naming = files_.layers.empty() ? Naming::kPlain : Naming::kPipe;
+  header.layout.split = SplitOfStages();
+  // Layouts name directories.
+  if (header.layout.ToString().size() > NAME_MAX) header.layout.split.clear();
 }
 
 Status NativeReader::KeepDocuments() {

@@ -84,6 +84,7 @@ class NativeReader {
   Status SetDegrees();
   Status CheckOneRun() const;
   Status CheckModelsAgree(const ModelStates& first, const ModelStates& other) const;
+  std::vector<uint32_t> SplitOfStages();
   void FillHeader();
   Status KeepDocuments();
   std::string PathOf(const std::string& name) const;

@@ -163,6 +163,29 @@ def test_shards_equal_truth(mount, variant, layout):
     assert not missing, sorted(missing)[:5]
 
 
+def masters_saved(variant, stage, tp):
+    """Names of the trained parameters that a stage of the source held."""
+    path = os.path.join(checkpoint(variant), 'global_step5',
+                        f'mp_rank_{stage * tp:02d}_model_states.pt')
+    groups = torch.load(path, weights_only=False)['param_shapes']
+    return {name for group in groups for name in group}
+
+
+@pytest.mark.parametrize('variant', ['pp2', 'tp2_pp2', 'pp2_untied'])
+def test_the_own_layout_has_the_stages_of_the_source(mount, variant):
+    """Three layers on two stages: only with their real split."""
+    view = os.path.join(step_of(mount, variant), 'view')
+    own, = [n for n in os.listdir(view) if n.endswith('_split2-1_pipe')]
+    deg = degrees(own)
+    assert (deg['pp'], deg['tp']) == (2, VARIANTS[variant].tp)
+    for stage in range(2):
+        rank = stage * deg['tp'] * deg['dp']
+        tensors, _ = read(os.path.join(view, own, f'rank{rank}'))
+        shown = {k.removeprefix('master/') for _, k in tensors
+                 if k.startswith('master/')}
+        assert shown == masters_saved(variant, stage, deg['tp'])
+
+
 def put(whole, part, tensor):
     """Copy the pieces that metadata names into the global tensor."""
     for piece in part['pieces']:

@@ -78,6 +78,14 @@ def test_atoms_equal_the_truth(variant, tmp_path):
     assert not steps or steps == {float(truth['step'])}
 
 
+def test_a_split_of_layers_is_the_source_s_own():
+    """Three layers: not even on two stages, and on one there is none."""
+    layouts = {v: index(f'{FIXTURES}/{v}/ckpt')[0][0]['layout'] for v in VARIANTS}
+    uneven = {v for v in VARIANTS if '_split2-1' in layouts[v]}
+    assert uneven == {v for v in VARIANTS if 'pp2' in v}
+    assert not [v for v in VARIANTS if 'split' in layouts[v] and v not in uneven]
+
+
 @pytest.fixture
 def copy(tmp_path):
     """A variant's save directory that may be spoiled."""
