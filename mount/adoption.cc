@@ -88,12 +88,15 @@ Result<StepModel> OwnedModel(const std::string& store, const IngestedStep& step,
   return model;
 }
 
-// How many names the step's first file has; 0 if it has no file or that is gone.
-uint64_t NamesOf(const StepModel& model) {
-  struct stat info {};
-  if (model.blobs.empty()) return 0;
+std::string FirstFile(const StepModel& model) {
+  if (model.blobs.empty()) return "";
   const Blob& first = model.blobs.front();
-  const std::string path = StrCat(model.roots[first.root], "/", first.path);
+  return StrCat(model.roots[first.root], "/", first.path);
+}
+
+// How many names a file has; 0 if it is gone.
+uint64_t NamesOf(const std::string& path) {
+  struct stat info {};
   return ::stat(path.c_str(), &info) == 0 ? info.st_nlink : 0;
 }
 
@@ -101,10 +104,10 @@ uint64_t NamesOf(const StepModel& model) {
 // it links, for which other steps on the same file take it for changed.
 Status Own(const Store& store, const AdoptRequest& request, IngestedStep& step,
            AdoptOutcome& outcome) {
-  const StepModel source = step.model;
-  const uint64_t names = NamesOf(source);
+  const std::string file = FirstFile(step.model);
+  const uint64_t names = NamesOf(file);
   CKPT_ASSIGN_OR_RETURN(step.model, OwnedModel(store.directory(), step, request));
-  if (request.ownership == Ownership::kLink && NamesOf(source) > names) {
+  if (request.ownership == Ownership::kLink && NamesOf(file) > names) {
     outcome.warnings.push_back(
         StrCat(step.candidate.directory, ": its files have hard links in the store now, which "
                                          "changed their change time: steps adopted from them "
