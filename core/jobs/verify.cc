@@ -111,7 +111,7 @@ class Verification {
   template <class Visit>
   Result<uint64_t> ReadAtom(AtomIndex atom, DType dtype, const Visit& visit);
   void Defect(std::string subject, std::string rule);
-  // Several atoms may meet one error of one file: it is one defect.
+  // A file that changes meanwhile is one defect, however many atoms meet it.
   void Unreadable(const std::string& subject, const Error& error);
   std::string NameOf(const Atom& atom) const {
     return StrCat(step_.parameter(atom.parameter).name, " (", atom.kind, ")");
@@ -127,7 +127,7 @@ class Verification {
   std::vector<uint8_t> holds_;    // by blob: bytes of atoms lie in it
   Mutex mutex_;
   VerifyReport report_ GUARDED_BY(mutex_);
-  std::set<std::string> unreadable_ GUARDED_BY(mutex_);
+  std::set<std::string> stale_ GUARDED_BY(mutex_);  // files that changed meanwhile
 };
 
 void Verification::Defect(std::string subject, std::string rule) {
@@ -140,10 +140,11 @@ void Verification::Defect(std::string subject, std::string rule) {
 
 void Verification::Unreadable(const std::string& subject, const Error& error) {
   const std::string rule = WithoutSubject(error.message, subject);
-  {
+  if (error.code == ErrorCode::kStale) {
+    // The same text, whether the file or an atom in it met the change.
+    const bool labelled = error.message.starts_with(StrCat(subject, ": "));
     const MutexLock lock(mutex_);
-    const bool of_file = error.code == ErrorCode::kStale || error.code == ErrorCode::kDataLoss;
-    if (of_file && !unreadable_.insert(rule).second) return;
+    if (!stale_.insert(labelled ? rule : error.message).second) return;
   }
   Defect(subject, rule);
 }
@@ -209,7 +210,10 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     sums.Add(at, piece);
     at += piece.size();
   }
-  if (auto same = blobs_.Check(index); !same) Unreadable(path, same.error());
+  if (auto same = blobs_.Check(index); !same) {
+    Unreadable(path, same.error());
+    return blob.stamp.size;
+  }
   CompareSums(path, sums);
   const XXH128_hash_t hash = XXH3_128bits_digest(&state);
   const Digest digest{hash.high64, hash.low64};

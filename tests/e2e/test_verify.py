@@ -51,9 +51,11 @@ def test_damaged_before_it_was_adopted(ckptfs, good):
     assert f"{hostile.largest(path)}' is damaged" in lines[0]
 
 
-def test_damaged_in_the_store(ckptfs, good):
-    """The store's copies are not known by their change time."""
-    ckptfs.adopt(good, 'run', extra=('--copy', '--pack', 'never'))
+@pytest.mark.parametrize('how,rule', [('--link', 'record '),
+                                      ('--copy', 'changed since')])
+def test_damaged_in_the_store(ckptfs, good, how, rule):
+    """With its old mtime.  Linked files are not known by their ctime."""
+    ckptfs.adopt(good, 'run', extra=(how, '--pack', 'never'))
     path, = glob.glob(f'{ckptfs.store}/blobs/*/{TAG}/{zero_file(1)}')
     info = os.stat(path)
     os.chmod(path, 0o600)
@@ -61,7 +63,7 @@ def test_damaged_in_the_store(ckptfs, good):
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
     lines = verify(ckptfs, f'run/{TAG}', DATA_LOSS)
     assert len(lines) == 2
-    assert lines[0].startswith(f'{path}: record ')
+    assert lines[0].startswith(f'{path}: {rule}')
 
 
 def without_sums(path):
