@@ -9,7 +9,8 @@ import tempfile
 
 import pytest
 
-from conftest import GOLDEN, Ckptfs
+from daemon import Ckptfs
+from hostile import GOLDEN
 
 NOBODY = 65534
 
