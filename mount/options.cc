@@ -151,7 +151,7 @@ Result<std::string> AbsolutePath(const std::string& path) {
   return text;
 }
 
-Result<StepName> ParseStepName(std::string_view text) {
+Result<StepReference> ParseStepReference(std::string_view text) {
   const size_t slash = text.find('/');
   if (slash == std::string_view::npos || text.find('/', slash + 1) != std::string_view::npos) {
     return Fail(ErrorCode::kInvalid,
@@ -161,7 +161,7 @@ Result<StepName> ParseStepName(std::string_view text) {
   const std::string_view id = text.substr(slash + 1);
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
-  return StepName{std::string(run), std::string(id)};
+  return StepReference{std::string(run), std::string(id)};
 }
 
 Result<uint64_t> ParseBytes(std::string_view text) {

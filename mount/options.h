@@ -40,11 +40,11 @@ std::string DefaultStore();
 Result<std::string> AbsolutePath(const std::string& path);
 
 // A step on the command line: "RUN/ID" (ID may be "latest").
-struct StepName {
+struct StepReference {
   std::string run;
   std::string id;
 };
-Result<StepName> ParseStepName(std::string_view text);
+Result<StepReference> ParseStepReference(std::string_view text);
 
 // "1048576", "64M", "1.5GiB", "2T": powers of 1024.
 Result<uint64_t> ParseBytes(std::string_view text);

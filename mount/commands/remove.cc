@@ -16,15 +16,15 @@ struct Options {
 };
 
 // A step by its own name: what `latest` means may change meanwhile.
-Result<StepName> ParseOneStep(const std::string& text) {
-  CKPT_ASSIGN_OR_RETURN(StepName name, ParseStepName(text));
+Result<StepReference> ParseOneStep(const std::string& text) {
+  CKPT_ASSIGN_OR_RETURN(StepReference name, ParseStepReference(text));
   if (name.id != "latest") return name;
   return Fail(ErrorCode::kInvalid, StrCat(text, ": name the step to remove; `ckptfs resolve ",
                                           name.run, "` says which is the latest"));
 }
 
 Status RemoveOne(Store& store, const std::string& text) {
-  CKPT_ASSIGN_OR_RETURN(const StepName name, ParseOneStep(text));
+  CKPT_ASSIGN_OR_RETURN(const StepReference name, ParseOneStep(text));
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, store.Resolve(name.run, name.id));
   return store.Remove(record);
 }

@@ -51,7 +51,7 @@ Status CheckPath(const std::string& subject) {
 }
 
 bool IsPath(const std::string& subject) {
-  if (!ParseStepName(subject)) return true;
+  if (!ParseStepReference(subject)) return true;
   struct stat info {};
   return ::stat(subject.c_str(), &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
@@ -81,7 +81,7 @@ void AddThreadsOption(CLI::App* command, unsigned& threads, const std::string& d
 }
 
 Result<StepRecord> ResolveStep(Store& store, std::string_view name) {
-  CKPT_ASSIGN_OR_RETURN(const StepName step, ParseStepName(name));
+  CKPT_ASSIGN_OR_RETURN(const StepReference step, ParseStepReference(name));
   return store.Resolve(step.run, step.id);
 }
 

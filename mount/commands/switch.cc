@@ -32,7 +32,7 @@ void AddSwitchCommand(CommandSet& commands) {
   CLI::App* command = commands.Add("switch", "Move /view of live mounts to another step");
   command->add_option("STEP", options->step, "RUN/ID, or RUN/latest")
       ->required()
-      ->check(Checked(ParseStepName));
+      ->check(Checked(ParseStepReference));
   AddLiveOptions(command, options->live);
   commands.SetBody(command, [options] { return Run(*options); });
 }

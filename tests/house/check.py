@@ -8,6 +8,7 @@ Usage: check.py [ROOT].  Prints every break of a rule; exit code 1 if any.
   - the top level holds the fixed names and dotfiles only
   - every source file has one SPDX line; CMake lists its sources by name
   - nothing in the tree names a package registry's host
+  - no type is defined in two headers: the linker would mix their functions
   - no file is larger than 1 MiB
 """
 import os
@@ -67,8 +68,21 @@ def text_errors(path, text):
         yield f'names a registry host: {HOSTS.search(text)[0]}'
 
 
+def type_names(text):
+    """The types that a header defines, with their namespace."""
+    namespace = ''
+    for line in text.splitlines():
+        inside = re.match(r'namespace (\S+) \{', line)
+        namespace = inside[1] if inside else namespace
+        defined = re.match(r'(?:enum )?(?:struct|class|enum) '
+                           r'(?:alignas\(\w+\) )?([\w:]+)[^;]*\{', line)
+        if defined:
+            yield f'{namespace}::{defined[1]}'
+
+
 def errors(root):
     """(path, what) of every break of a rule under root."""
+    types = {}
     listed = subprocess.run(
         ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
         cwd=root, capture_output=True, text=True, check=True).stdout
@@ -86,8 +100,12 @@ def errors(root):
             data = f.read(MIB)
         if b'\0' in data:
             continue
-        for what in text_errors(path, data.decode('utf-8', 'replace')):
+        text = data.decode('utf-8', 'replace')
+        for what in text_errors(path, text):
             yield path, what
+        for name in type_names(text) if path.endswith('.h') else ():
+            if types.setdefault(name, path) != path:
+                yield path, f'{name} is defined in {types[name]}, too'
 
 
 def main():

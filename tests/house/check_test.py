@@ -45,6 +45,17 @@ class HouseTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertIn(want, done.stdout)
 
+    def test_a_type_that_is_defined_twice_is_found(self):
+        with tempfile.TemporaryDirectory() as root:
+            subprocess.run(['git', 'init', '-q', root], check=True)
+            for folder, space in (('core', 'a'), ('fs', 'b'), ('mount', 'a')):
+                os.mkdir(os.path.join(root, folder))
+                with open(os.path.join(root, folder, 'x.h'), 'w') as f:
+                    f.write(f'{SPDX}namespace {space} {{\nstruct X {{}};\n}}\n')
+            said = check(root).stdout
+            self.assertIn('mount/x.h: a::X is defined in core/x.h, too', said)
+            self.assertNotIn('fs/x.h', said)
+
     def test_a_missing_licence_line_is_found(self):
         with tempfile.TemporaryDirectory() as root:
             subprocess.run(['git', 'init', '-q', root], check=True)

@@ -68,13 +68,13 @@ TEST(ParseCount, IsDigits) {
   }
 }
 
-TEST(ParseStepName, IsRunSlashId) {
-  const auto step = ParseStepName("run7/global_step5");
+TEST(ParseStepReference, IsRunSlashId) {
+  const auto step = ParseStepReference("run7/global_step5");
   ASSERT_TRUE(step);
   EXPECT_EQ(step->run, "run7");
   EXPECT_EQ(step->id, "global_step5");
   for (const char* bad : {"", "run7", "/x", "run7/", "a/b/c", "../x", "a/..", "./b", "a\n/b"}) {
-    EXPECT_FALSE(ParseStepName(bad)) << bad;
+    EXPECT_FALSE(ParseStepReference(bad)) << bad;
   }
 }
 

@@ -301,13 +301,11 @@ TEST_F(PublishStepTest, TheSideBlobsGateIsThatOfTheSources) {
   struct stat info;
   ASSERT_EQ(stat(SideFiles().at(0).c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
-  // Of this step alone the side blob decides as all its sources do.
-  Step only{(*step)->record, {}, nullptr};
-  only.model.roots = {(*step)->model.roots.back()};
-  only.model.blobs = {side};
-  only.model.blobs[0].root = 0;
-  const auto blobs = BlobReader::Create(only.model, {});
-  const StepAccess access(only, *blobs);
+  // The pieces decide, also where what was adopted is at another place here.
+  Step moved{(*step)->record, (*step)->model, nullptr};
+  moved.record.source = "/not/on/this/machine";
+  const auto blobs = BlobReader::Create(moved.model, {});
+  const StepAccess access(moved, *blobs);
   GroupCache groups;
   EXPECT_TRUE(access.Allows(Caller{.uid = 1000, .gid = 7, .pid = 0}, groups));
   EXPECT_FALSE(access.Allows(Caller{.uid = 1001, .gid = 100, .pid = 0}, groups));
