@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/document_keys.h"
@@ -135,10 +136,23 @@ Status RefuseUnknownLayouts(PickleRef root, PickleRef zero) {
   return {};
 }
 
+// The stage in 'zero_stage': DeepSpeed's ZeroStageEnum, which Python 3.11.0 to
+// 3.11.3 stored as getattr(ZeroStageEnum, name) and others as its number.
+std::optional<int64_t> StageOf(PickleRef value) {
+  if (const auto number = value.Int()) return number;
+  if (!value || value.node().kind != PickleNode::Kind::kGlobal) return std::nullopt;
+  constexpr std::string_view kNames[] = {"disabled", "optimizer_states", "gradients", "weights"};
+  const std::string path = value.ClassName();
+  const auto found = std::find(std::begin(kNames), std::end(kNames),
+                               std::string_view(path).substr(path.rfind('.') + 1));
+  if (found == std::end(kNames)) return std::nullopt;
+  return found - std::begin(kNames);
+}
+
 Status ReadZero12(PickleRef zero, const TorchFile& file, const std::string& path,
                   const RankKey& rank, bool keep, OptimizerStates& out) {
   out.trimmed = static_cast<bool>(zero["zero_stage"]);
-  const auto stage = zero["zero_stage"].Int();
+  const auto stage = StageOf(zero["zero_stage"]);
   out.stage = stage && *stage == 2 ? 2 : 1;
   const PickleRef base = zero["base_optimizer_state"];
   if (!base) return Fail(ErrorCode::kInvalid, "no 'base_optimizer_state'");
@@ -243,10 +257,38 @@ Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file,
   return out;
 }
 
+namespace {
+
+// One node for equal strings: whether two of them are one object depends on the
+// Python that wrote the file, and not on what it wrote.
+void MergeEqualStrings(PickleTree& tree) {
+  std::map<std::string_view, NodeId> first;
+  std::vector<NodeId> same(tree.nodes.size());
+  for (size_t i = 0; i < tree.nodes.size(); ++i) {
+    const auto id = static_cast<NodeId>(i);
+    const PickleNode& node = tree.nodes[i];
+    const bool string = node.kind == PickleNode::Kind::kString;
+    same[i] = string ? first.try_emplace(node.text, id).first->second : id;
+  }
+  const auto merge = [&same](std::vector<NodeId>& ids) {
+    for (NodeId& id : ids) id = same[static_cast<size_t>(id)];
+  };
+  for (PickleNode& node : tree.nodes) merge(node.children);
+  for (PickleExtra& extra : tree.extras) {
+    merge(extra.appended);
+    merge(extra.items);
+    if (extra.state) extra.state = same[static_cast<size_t>(*extra.state)];
+  }
+}
+
+}  // namespace
+
 Result<Digest> DigestOfValue(PickleRef value) {
   PickleBuilder builder;
   const NodeId root = builder.Copy(value);
-  CKPT_ASSIGN_OR_RETURN(const std::string text, PrintPickle(std::move(builder).Finish(root)));
+  PickleTree tree = std::move(builder).Finish(root);
+  MergeEqualStrings(tree);
+  CKPT_ASSIGN_OR_RETURN(const std::string text, PrintPickle(tree));
   return DigestOf(std::string_view(text));
 }
 

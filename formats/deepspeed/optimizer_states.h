@@ -75,7 +75,7 @@ Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, const std::st
 Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups);
 Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file,
                                       const std::string& path, BlobIndex blob);
-// Digest of a value as our printer prints it.
+// Digest of a value as our printer prints it, equal strings taken for one.
 Result<Digest> DigestOfValue(PickleRef value);
 // As MakeDocument, with the file's path in the error.
 Result<Document> DocumentOf(std::string key, std::string scope, PickleRef value,

@@ -109,3 +109,15 @@ def test_one_line_per_changed_file(ckptfs, good):
         assert sum(line.startswith(f'{path}: changed since it was adopted: ')
                    for line in lines) == 1
     assert sum(line.startswith(f'{inside(good, MODEL)}: ') for line in lines) == 1
+
+
+def test_an_enum_as_python_3_11_0_stored_it(ckptfs, good, monkeypatch):
+    """getattr(ZeroStageEnum, 'gradients') instead of ZeroStageEnum(2)."""
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    monkeypatch.setattr(ZeroStageEnum, '__reduce_ex__', lambda self, _: (
+        getattr, (type(self), self.name)))
+    for rank in range(4):
+        path = inside(good, zero_file(rank))
+        torch.save(torch.load(path, weights_only=False), path)
+        report = json.loads(ckptfs.run('info', good, '--json').stdout)
+        assert 'zero2' in report['layout']

@@ -7,6 +7,7 @@
 #include <regex>
 
 #include "core/base/strings.h"
+#include "formats/deepspeed/optimizer_states.h"
 #include "formats/torch/pickle_writer.h"
 
 namespace ckptfs::deepspeed {
@@ -45,6 +46,19 @@ TEST(NamePatternTest, HostilePatternsEnd) {
   for (const char* bad : {"(", ")", "[", "[z-a]", "a\\", "*a", "(?=a)", "(?i)a", "\\1", "a{3,2}"}) {
     EXPECT_FALSE(NamePattern::Parse(bad)) << bad;
   }
+}
+
+TEST(DigestOfValueTest, DoesNotDependOnWhichStringsAreOneObject) {
+  const auto digest = [](bool shared, std::string_view second) {
+    PickleBuilder builder;
+    const NodeId one = builder.String("auto");
+    const NodeId other = shared ? one : builder.String(second);
+    const NodeId root = builder.Dict({{one, other}, {builder.String("x"), builder.List({other})}});
+    const PickleTree tree = std::move(builder).Finish(root);
+    return DigestOfValue(RootOf(tree)).value();
+  };
+  EXPECT_EQ(digest(true, ""), digest(false, "auto"));
+  EXPECT_NE(digest(false, "auto"), digest(false, "none"));
 }
 
 // universal_checkpoint_info with one list.
