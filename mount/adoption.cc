@@ -89,9 +89,7 @@ Result<StepModel> OwnedModel(const std::string& store, const IngestedStep& step,
 }
 
 std::string FirstFile(const StepModel& model) {
-  if (model.blobs.empty()) return "";
-  const Blob& first = model.blobs.front();
-  return StrCat(model.roots[first.root], "/", first.path);
+  return model.blobs.empty() ? "" : BlobPath(model, model.blobs.front());
 }
 
 // How many names a file has; 0 if it is gone.

@@ -47,7 +47,7 @@ class Descriptor {
 std::vector<std::string> DirectoryLines(const StepModel& model, const std::string& top) {
   std::set<std::string> directories;
   for (const Blob& blob : model.blobs) {
-    files::path parent = (files::path(model.roots[blob.root]) / blob.path).parent_path();
+    files::path parent = files::path(BlobPath(model, blob)).parent_path();
     for (; parent.string().size() >= top.size(); parent = parent.parent_path()) {
       if (!directories.insert(parent.string()).second) break;
     }
@@ -151,7 +151,7 @@ Status Duplicate(const std::string& from, const std::string& to) {
 // True if files of the step can be cloned into the directory.
 bool HasReflinks(const std::string& directory, const StepModel& model) {
   if (model.blobs.empty()) return false;
-  const std::string from = StrCat(model.roots[model.blobs[0].root], "/", model.blobs[0].path);
+  const std::string from = BlobPath(model, model.blobs.front());
   const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   const Descriptor probe(::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
   return source.fd() >= 0 && probe.fd() >= 0 && ::ioctl(probe.fd(), FICLONE, source.fd()) == 0;
@@ -186,7 +186,7 @@ Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::s
   files::create_directories(to, error);
   std::set<std::string> directories = {""};  // relative to `to`
   for (const Blob& blob : model.blobs) {
-    const files::path from = files::path(model.roots[blob.root]) / blob.path;
+    const files::path from = BlobPath(model, blob);
     const files::path name = from.lexically_normal().lexically_relative(step.directory);
     if (name.empty() || *name.begin() == "..") {
       return Fail(ErrorCode::kUnsupported,
@@ -210,7 +210,7 @@ Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::s
 // own links alter.
 Status Unchanged(const StepModel& model) {
   for (const Blob& blob : model.blobs) {
-    const std::string path = model.roots[blob.root] + "/" + blob.path;
+    const std::string path = BlobPath(model, blob);
     CKPT_ASSIGN_OR_RETURN(BlobStamp now, StampOfFile(path));
     now.ctime_ns = blob.stamp.ctime_ns;
     CKPT_RETURN_IF_ERROR(CompareStamps(path, blob.stamp, now));
@@ -257,6 +257,10 @@ Result<std::string> MakePartial(const std::string& whole, std::unique_ptr<Descri
 
 }  // namespace
 
+std::string BlobPath(const StepModel& model, const Blob& blob) {
+  return StrCat(model.roots[blob.root], "/", blob.path);
+}
+
 Result<std::string> TakeOwnership(const std::string& store, const StepCandidate& step,
                                   const StepModel& model, Ownership ownership) {
   const std::string blobs = store + "/blobs";
@@ -286,7 +290,7 @@ Result<std::string> TakeOwnership(const std::string& store, const StepCandidate&
 
 void MarkOwned(StepModel& model) {
   for (Blob& blob : model.blobs) {
-    const std::string path = StrCat(model.roots[blob.root], "/", blob.path);
+    const std::string path = BlobPath(model, blob);
     struct stat info {};
     const bool linked = ::stat(path.c_str(), &info) != 0 || info.st_nlink > 1;
     blob.store_owned = true;
