@@ -42,6 +42,17 @@ Error NothingKnown(const std::string& path, std::span<const std::unique_ptr<Sour
                       " (a save directory, or one step's own directory)")};
 }
 
+Error NothingComplete(const std::string& path, const IngestResult& result) {
+  return Error{ErrorCode::kInvalid,
+               StrCat(path, ": no complete step; ", result.skipped.front())};
+}
+
+// True for a malformed step among others that its framework does not call the
+// latest: so a save that was cut off looks, and the others are sound.
+bool IsCutOff(const Error& error, const StepCandidate& step, const std::string& directory) {
+  return error.code == ErrorCode::kInvalid && !step.latest && step.directory != directory;
+}
+
 }  // namespace
 
 Result<IngestResult> IngestPath(const std::string& path,
@@ -66,17 +77,20 @@ Result<IngestResult> IngestPath(const std::string& path,
     }
   }
   if (!found) return Fail(NothingKnown(path, sources));
-  if (jobs.empty()) {
-    return Fail(ErrorCode::kInvalid,
-                StrCat(path, ": no complete step; ", result.skipped.front()));
-  }
+  if (jobs.empty()) return Fail(NothingComplete(path, result));
   ParallelFor(jobs.size(), [&](size_t i) {
     jobs[i].outcome = jobs[i].source->Read(jobs[i].candidate, options);
   });
   for (Job& job : jobs) {
-    if (!*job.outcome) return Fail(std::move(*job.outcome).error().WithContext(job.candidate.id));
+    if (!*job.outcome) {
+      Error error = std::move(*job.outcome).error().WithContext(job.candidate.id);
+      if (!IsCutOff(error, job.candidate, directory)) return Fail(std::move(error));
+      result.skipped.push_back(std::move(error.message));
+      continue;
+    }
     result.steps.push_back(IngestedStep{std::move(job.candidate), **std::move(job.outcome)});
   }
+  if (result.steps.empty()) return Fail(NothingComplete(path, result));
   std::stable_sort(result.steps.begin(), result.steps.end(),
                    [](const IngestedStep& a, const IngestedStep& b) {
                      return std::tie(a.model.iteration, a.candidate.mtime_ns) <

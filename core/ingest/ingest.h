@@ -31,7 +31,8 @@ struct IngestResult {
 
 // kInvalid/kNotFound when no source knows the path: the message lists what was
 // looked for.  A tag directory that is incomplete is an error; in a save
-// directory incomplete tags are skipped and named.
+// directory incomplete tags are skipped and named, and malformed ones (a file
+// that was cut off) unless the framework's own pointer names them.
 Result<IngestResult> IngestPath(const std::string& path,
                                 std::span<const std::unique_ptr<Source>> sources,
                                 const SourceOptions& options);

@@ -150,11 +150,13 @@ void AddIngestOptions(CLI::App* command, IngestRequest& request) {
       ->add_option("--replicated", request.replicated,
                    "Parameters that are whole on every tensor-parallel rank")
       ->type_name("REGEX")
+      ->check(Checked(ParseNamePattern))
       ->allow_extra_args(false);
   command
       ->add_option("--averaged", request.averaged,
                    "Parameters to average over tensor-parallel ranks")
       ->type_name("REGEX")
+      ->check(Checked(ParseNamePattern))
       ->allow_extra_args(false);
   command->add_flag("--weights-only", request.weights_only,
                     "Take a step whose optimizer files were removed");

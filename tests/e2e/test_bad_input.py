@@ -246,11 +246,21 @@ def test_a_path_that_is_not_there(ckptfs, tmp_path):
     assert steps(ckptfs) == 0
 
 
-def test_one_bad_tag_does_not_hide_the_good_one(ckptfs, bad):
-    """A save directory with a second, damaged tag."""
+@pytest.mark.parametrize('name', [MODEL, zero_file(0)])
+def test_one_bad_tag_does_not_hide_the_good_one(ckptfs, bad, name):
+    """A save directory with a second tag that was cut off."""
     second = os.path.join(bad, 'global_step2')
     shutil.copytree(os.path.join(bad, TAG), second)
-    hostile.truncate(os.path.join(second, MODEL), 100)
-    done = ckptfs.adopt(bad, 'half', check=False, timeout=SECONDS)
-    assert done.returncode < 126
-    assert 'global_step2' in done.stdout + done.stderr
+    hostile.truncate(os.path.join(second, name), 100)
+    done = ckptfs.adopt(bad, 'half', timeout=SECONDS)
+    assert 'skipped global_step2' in done.stderr and name in done.stderr
+    assert steps(ckptfs) == 1
+
+
+def test_a_bad_tag_that_latest_names_is_no_cut_off_save(ckptfs, bad):
+    second = os.path.join(bad, 'global_step2')
+    shutil.copytree(os.path.join(bad, TAG), second)
+    hostile.truncate(os.path.join(second, zero_file(0)), 100)
+    with open(os.path.join(bad, 'latest'), 'w') as f:
+        f.write('global_step2')
+    refusal(ckptfs, bad, zero_file(0))

@@ -192,6 +192,7 @@ def test_usage_errors_are_2(ckptfs):
     ('mount --reserve -1 /m', '-1'), ('mount --root foo /m', 'foo'),
     ('mount --layout tp0 /m', 'tp0'), ('mount --threads -1 /m', '--threads'),
     ('mount --follow --step global_step5 /m', 'global_step5'),
+    ('adopt /x --replicated (a', "'(a'"), ('info /x --averaged [b', "'[b'"),
     ('adopt /x --family-set heads', 'heads'), ('adopt /x --name a/b', '--name'), ('switch ckpt', 'ckpt'),
     ('remove ckpt', 'ckpt'), ('remove a/latest', 'latest'), ('export a/b tp0 /x', 'tp0'),
     ('explain tp0', 'tp0'), ('explain tp1 --limit -3', '--limit'),

@@ -47,6 +47,8 @@ def test_a_closed_output_is_a_failure(ckptfs, source):
     assert done.returncode == 1 and 'standard output' in done.stderr
 
 
+@pytest.mark.skipif('undefined' in os.environ.get('CKPTFS_SANITIZE', ''),
+                    reason='its vptr check opens a pipe, and ends the process without one')
 def test_the_daemon_answers_after_descriptors_ran_out(ckptfs, source):
     ckptfs.mount(adopt=[source])
     words = [BIN, 'status', '--json', '--store', ckptfs.store]
