@@ -89,7 +89,7 @@ Result<StepModel> OwnedModel(const std::string& store, const IngestedStep& step,
 }
 
 std::string FirstFile(const StepModel& model) {
-  return model.blobs.empty() ? "" : BlobPath(model, model.blobs.front());
+  return model.blobs.empty() ? "" : model.PathOf(model.blobs.front());
 }
 
 // How many names a file has; 0 if it is gone.

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/base/digest.h"
+#include "core/base/file_lock.h"
 #include "core/base/strings.h"
 #include "core/blob/file_stamp.h"
 
@@ -47,7 +48,7 @@ class Descriptor {
 std::vector<std::string> DirectoryLines(const StepModel& model, const std::string& top) {
   std::set<std::string> directories;
   for (const Blob& blob : model.blobs) {
-    files::path parent = files::path(BlobPath(model, blob)).parent_path();
+    files::path parent = files::path(model.PathOf(blob)).parent_path();
     for (; parent.string().size() >= top.size(); parent = parent.parent_path()) {
       if (!directories.insert(parent.string()).second) break;
     }
@@ -151,7 +152,7 @@ Status Duplicate(const std::string& from, const std::string& to) {
 // True if files of the step can be cloned into the directory.
 bool HasReflinks(const std::string& directory, const StepModel& model) {
   if (model.blobs.empty()) return false;
-  const std::string from = BlobPath(model, model.blobs.front());
+  const std::string from = model.PathOf(model.blobs.front());
   const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   const Descriptor probe(::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
   return source.fd() >= 0 && probe.fd() >= 0 && ::ioctl(probe.fd(), FICLONE, source.fd()) == 0;
@@ -186,7 +187,7 @@ Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::s
   files::create_directories(to, error);
   std::set<std::string> directories = {""};  // relative to `to`
   for (const Blob& blob : model.blobs) {
-    const files::path from = BlobPath(model, blob);
+    const files::path from = model.PathOf(blob);
     const files::path name = from.lexically_normal().lexically_relative(step.directory);
     if (name.empty() || *name.begin() == "..") {
       return Fail(ErrorCode::kUnsupported,
@@ -210,7 +211,7 @@ Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::s
 // own links alter.
 Status Unchanged(const StepModel& model) {
   for (const Blob& blob : model.blobs) {
-    const std::string path = BlobPath(model, blob);
+    const std::string path = model.PathOf(blob);
     CKPT_ASSIGN_OR_RETURN(BlobStamp now, StampOfFile(path));
     now.ctime_ns = blob.stamp.ctime_ns;
     CKPT_RETURN_IF_ERROR(CompareStamps(path, blob.stamp, now));
@@ -220,16 +221,9 @@ Status Unchanged(const StepModel& model) {
 
 constexpr std::string_view kPartial = ".partial-";
 
-// A directory locked by us, or null.  The lock ends with the process, on
-// whichever machine it runs.
-std::unique_ptr<Descriptor> LockDirectory(const std::string& path) {
-  auto directory =
-      std::make_unique<Descriptor>(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  struct stat mine {}, named {};
-  const bool locked = directory->fd() >= 0 && ::flock(directory->fd(), LOCK_EX | LOCK_NB) == 0 &&
-                      ::fstat(directory->fd(), &mine) == 0 &&
-                      ::stat(path.c_str(), &named) == 0 && mine.st_ino == named.st_ino;
-  return locked ? std::move(directory) : nullptr;
+// A directory locked by us, or null.
+std::unique_ptr<const FileLock> LockDirectory(const std::string& path) {
+  return FileLock::Take(path, O_RDONLY | O_DIRECTORY, LOCK_EX | LOCK_NB);
 }
 
 // What killed processes left.  Where there are no locks it stays.
@@ -244,7 +238,7 @@ void RemoveLeftOvers(const std::string& directory) {
 }
 
 // A new directory for what will be `whole`, locked where there are locks.
-Result<std::string> MakePartial(const std::string& whole, std::unique_ptr<Descriptor>* lock) {
+Result<std::string> MakePartial(const std::string& whole, std::unique_ptr<const FileLock>* lock) {
   for (int attempt = 0; attempt < 100; ++attempt) {
     std::string path = StrCat(whole, kPartial, "XXXXXX");
     if (::mkdtemp(path.data()) == nullptr) return Fail(ErrnoError(errno, path));
@@ -257,10 +251,6 @@ Result<std::string> MakePartial(const std::string& whole, std::unique_ptr<Descri
 
 }  // namespace
 
-std::string BlobPath(const StepModel& model, const Blob& blob) {
-  return StrCat(model.roots[blob.root], "/", blob.path);
-}
-
 Result<std::string> TakeOwnership(const std::string& store, const StepCandidate& step,
                                   const StepModel& model, Ownership ownership) {
   const std::string blobs = store + "/blobs";
@@ -270,7 +260,7 @@ Result<std::string> TakeOwnership(const std::string& store, const StepCandidate&
   const std::string tag = files::path(step.directory).filename().string();
   if (files::exists(whole)) return whole + "/" + tag;
   RemoveLeftOvers(blobs);
-  std::unique_ptr<Descriptor> lock;
+  std::unique_ptr<const FileLock> lock;
   CKPT_ASSIGN_OR_RETURN(const std::string partial, MakePartial(whole, &lock));
   Status taken = TakeFiles(step, model, partial + "/" + tag, ownership);
   if (taken) taken = Unchanged(model);
@@ -290,7 +280,7 @@ Result<std::string> TakeOwnership(const std::string& store, const StepCandidate&
 
 void MarkOwned(StepModel& model) {
   for (Blob& blob : model.blobs) {
-    const std::string path = BlobPath(model, blob);
+    const std::string path = model.PathOf(blob);
     struct stat info {};
     const bool linked = ::stat(path.c_str(), &info) != 0 || info.st_nlink > 1;
     blob.store_owned = true;

@@ -28,9 +28,6 @@ enum class Ownership {
   kCopy,       // reflinks, or copies
 };
 
-// Where a blob of the model lies, by the model's own roots.
-std::string BlobPath(const StepModel& model, const Blob& blob);
-
 // The directory in the store that holds what `step` holds; `model` was read from
 // it.  kStale if a file changed meanwhile; kUnsupported if it cannot be linked
 // (another filesystem).  BLOCKS: on copying.

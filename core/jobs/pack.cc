@@ -171,7 +171,7 @@ class SourceFile {
   SourceFile(const SourceFile&) = delete;
   SourceFile& operator=(const SourceFile&) = delete;
   SourceFile(const StepModel& model, uint32_t blob)
-      : blob_(model.blobs[blob]), path_(StrCat(model.roots[blob_.root], "/", blob_.path)) {}
+      : blob_(model.blobs[blob]), path_(model.PathOf(blob_)) {}
   ~SourceFile() {
     if (fd_ >= 0) close(fd_);
   }
@@ -287,7 +287,7 @@ FileAccess AccessOf(const StepModel& model, const Work& work) {
   for (const auto& [first, last] : work.files) {
     const Blob& blob = model.blobs[work.pieces[first].blob];
     FileAccess access{blob.mode & 0777, blob.uid, blob.gid};
-    if (HasAcl(StrCat(model.roots[blob.root], "/", blob.path))) access.mode &= 0700;
+    if (HasAcl(model.PathOf(blob))) access.mode &= 0700;
     files.push_back(access);
   }
   return TightestAccess(files);

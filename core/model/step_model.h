@@ -177,6 +177,8 @@ struct StepModel {
   }
   const Atom& atom(AtomIndex i) const { return atoms[static_cast<uint32_t>(i)]; }
   const Blob& blob(BlobIndex i) const { return blobs[static_cast<uint32_t>(i)]; }
+  // Where it lies.
+  std::string PathOf(const Blob& blob) const { return roots[blob.root] + "/" + blob.path; }
 
   // The atom of a parameter by kind (of the only or first optimizer).
   std::optional<AtomIndex> FindAtom(ParameterIndex parameter, std::string_view kind) const;

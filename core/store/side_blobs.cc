@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include "core/base/file_lock.h"
 #include "core/base/strings.h"
 #include "core/blob/file_stamp.h"
 #include "core/model/side_blob.h"
@@ -24,38 +25,6 @@ constexpr std::string_view kFolder = "blobs/side";
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr size_t kFingerprintBytes = 4096;
 constexpr int kMaxRaces = 100;
-
-// An open file and the lock on it.
-class LockedFile {
- public:
-  explicit LockedFile(int fd) : fd_(fd) {}
-  LockedFile(const LockedFile&) = delete;
-  LockedFile& operator=(const LockedFile&) = delete;
-  ~LockedFile() { close(fd_); }
-  int fd() const { return fd_; }
-
- private:
-  const int fd_;
-};
-
-// Locks `path` as `operation` (of flock) says; null if it is not there, is
-// locked otherwise, or was replaced meanwhile.
-std::shared_ptr<const LockedFile> Lock(const std::string& path, int flags, int operation) {
-  const int fd = open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0) return nullptr;
-  auto file = std::make_shared<const LockedFile>(fd);
-  int locked = 0;
-  do {
-    locked = flock(fd, operation);
-  } while (locked != 0 && errno == EINTR);
-  // A filesystem without locks holds nothing and sweeps nothing.
-  const bool shared = (operation & LOCK_SH) != 0;
-  if (locked != 0 && (!shared || errno == EWOULDBLOCK)) return nullptr;
-  struct stat mine, named;
-  const bool same = fstat(fd, &mine) == 0 && lstat(path.c_str(), &named) == 0 &&
-                    mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
-  return same ? file : nullptr;
-}
 
 // As for a source: of the first and last 4 KiB.
 Digest FingerprintOf(std::string_view bytes) {
@@ -118,13 +87,13 @@ Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
       return side;
     }
     // Waits for a sweep that is looking at it; what that removed is put again.
-    const auto held = Lock(path, O_RDONLY, LOCK_SH);
+    auto held = FileLock::Take(path, O_RDONLY, LOCK_SH);
     if (!held) continue;
     struct stat info;
     if (fstat(held->fd(), &info) != 0) return Fail(ErrnoError(errno, path));
     side.blob.stamp = StampOf(info);
     side.blob.stamp.ctime_ns = 0;
-    side.hold = held;
+    side.hold = std::move(held);
     return side;
   }
   return Fail(ErrorCode::kExhausted, StrCat(path, " is being removed all the time"));
@@ -138,7 +107,7 @@ std::shared_ptr<const void> HoldSideBlob(const std::string& directory, StepModel
   std::string wrong;
   if (blob.path != SideBlobPath(blob.content)) {
     wrong = "not named by its content";
-  } else if (auto held = Lock(path, O_RDONLY, LOCK_SH | LOCK_NB); !held) {
+  } else if (auto held = FileLock::Take(path, O_RDONLY, LOCK_SH | LOCK_NB); !held) {
     wrong = "missing";
   } else if (struct stat info; fstat(held->fd(), &info) != 0) {
     wrong = "unreadable";
@@ -159,12 +128,12 @@ Status SweepSideBlobs(Storage& storage, const std::string& directory) {
   if (names.empty()) return {};
   CKPT_ASSIGN_OR_RETURN(auto needed, NeededNames(storage));
   if (!needed) return {};
-  std::vector<std::pair<std::string, std::shared_ptr<const LockedFile>>> unneeded;
+  std::vector<std::pair<std::string, std::unique_ptr<const FileLock>>> unneeded;
   for (const std::string& name : names) {
     if (needed->contains(name) || !name.ends_with(kSuffix)) continue;
-    std::shared_ptr<const LockedFile> lock;
+    std::unique_ptr<const FileLock> lock;
     if (!directory.empty()) {
-      lock = Lock(StrCat(directory, "/", name), O_RDWR, LOCK_EX | LOCK_NB);
+      lock = FileLock::Take(StrCat(directory, "/", name), O_RDWR, LOCK_EX | LOCK_NB);
       if (!lock) continue;  // held
     }
     unneeded.emplace_back(name, std::move(lock));

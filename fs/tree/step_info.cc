@@ -79,7 +79,7 @@ Json SideBlobOf(const StepModel& model, BlobIndex side) {
   uint64_t atoms = 0;
   for (const Atom& atom : model.atoms) atoms += IsPacked(model, atom) ? 1 : 0;
   const Blob& blob = model.blob(side);
-  return {{"file", StrCat(model.roots[blob.root], "/", blob.path)},
+  return {{"file", model.PathOf(blob)},
           {"bytes", blob.stamp.size},
           {"tensors", atoms}};
 }

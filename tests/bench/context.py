@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import json
-import mmap
 import os
 import shutil
 import statistics
@@ -81,30 +80,6 @@ def warm(root):
             with open(os.path.join(base, name), 'rb') as f:
                 while f.read(1 << 24):
                     pass
-
-
-def hold_free_memory():
-    """Touch the machine's free memory once, and give it back.
-
-    A virtual machine may have given free pages back to its host, and then pays
-    for them at the first touch, some ten times what clearing them costs.  For
-    a second or two after this it has them, as a machine of its own always has.
-    """
-    child = os.fork()
-    if child == 0:
-        with open('/proc/meminfo') as f:
-            free = next(int(x.split()[1]) for x in f
-                        if x.startswith('MemFree:')) << 10
-        left_over = os.sysconf('SC_PHYS_PAGES') * os.sysconf(
-            'SC_PAGE_SIZE') // 32
-        memory = mmap.mmap(-1, max(free - left_over, 4096),
-                           mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        for at in range(0, len(memory), 4096):
-            memory[at] = 1
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        raise RuntimeError('the free memory could not be touched')
 
 
 def disk_bytes(root):

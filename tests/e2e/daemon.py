@@ -8,6 +8,7 @@ daemon has no stderr; fail_on_reports() makes each of them a failure.
 """
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -60,6 +61,13 @@ def is_mounted(path):
     path = os.path.realpath(path).replace(' ', '\\040')
     with open('/proc/mounts') as f:
         return any(line.split()[1] == path for line in f)
+
+
+def public_program(folder):
+    """A copy of the program in `folder`, which others may enter: they may not
+    reach the build folder."""
+    os.chmod(folder, 0o755)
+    return shutil.copy(BIN, folder)
 
 
 class Ckptfs:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from daemon import BIN, is_mounted, wait_until
+from daemon import BIN, is_mounted, public_program, wait_until
 
 TAG = 'global_step3'
 FILE = os.path.join('view', 'dp2_zero1', 'rank0', 'model.safetensors')
@@ -237,10 +237,8 @@ def test_paths_are_paths(ckptfs, source):
 @pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
 def test_a_closed_directory_is_not_permitted(ckptfs, source):
     os.chmod(ckptfs.folder, 0o700)
-    with tempfile.TemporaryDirectory() as public:  # others may not reach the build folder
-        os.chmod(public, 0o755)
-        program = shutil.copy(BIN, public)
-        done = subprocess.run([program, 'info', str(source)], user=65534, group=65534,
+    with tempfile.TemporaryDirectory() as public:
+        done = subprocess.run([public_program(public), 'info', str(source)], user=65534, group=65534,
                               extra_groups=[], capture_output=True, text=True, timeout=60)
     assert done.returncode == 6 and f'{source}: Permission denied' in done.stderr
 

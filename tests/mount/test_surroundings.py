@@ -3,14 +3,13 @@
 import json
 import os
 import resource
-import shutil
 import subprocess
 import tempfile
 import time
 
 import pytest
 
-from daemon import BIN, Ckptfs, is_mounted
+from daemon import BIN, Ckptfs, is_mounted, public_program
 
 
 @pytest.mark.parametrize('words', [['list'], ['info', 'run7/latest', '--json'],
@@ -67,8 +66,7 @@ def test_the_daemon_answers_after_descriptors_ran_out(ckptfs, source):
 @pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
 def test_a_mount_of_somebody_else_is_not_permitted(source):
     with tempfile.TemporaryDirectory(dir='/tmp') as folder:
-        os.chmod(folder, 0o755)
-        program = shutil.copy(BIN, folder)  # others may not reach the build folder
+        program = public_program(folder)
         c = Ckptfs(folder)
         try:
             mount = c.mount(adopt=[source])
