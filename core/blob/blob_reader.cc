@@ -25,6 +25,9 @@ namespace ckptfs {
 namespace {
 
 constexpr size_t kStripes = 64;
+// The kernel reads no more of one madvise than the device's read-ahead or its
+// largest request, and drops the rest.
+constexpr uint64_t kReadAheadCall = 128 << 10;
 
 uint64_t PageSize() {
   static const uint64_t size = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -221,8 +224,11 @@ void BlobReader::Prefetch(const Mapping& mapping, uint64_t offset, uint64_t leng
   if (offset >= bytes.size()) return;
   const uint64_t begin = offset & ~(PageSize() - 1);
   const uint64_t end = offset + std::min<uint64_t>(length, bytes.size() - offset);
-  // Only a hint: what cannot be read ahead is read when it is copied.
-  (void)madvise(const_cast<std::byte*>(bytes.data()) + begin, end - begin, MADV_WILLNEED);
+  for (uint64_t at = begin; at < end; at += kReadAheadCall) {
+    // Only a hint: what cannot be read ahead is read when it is copied.
+    (void)madvise(const_cast<std::byte*>(bytes.data()) + at, std::min(kReadAheadCall, end - at),
+                  MADV_WILLNEED);
+  }
 }
 
 bool BlobReader::Resident(const Mapping& mapping, uint64_t offset) {

@@ -7,6 +7,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/blob/bus_guard.h"
+#include "core/view/source_runs.h"
 
 namespace ckptfs {
 namespace {
@@ -16,14 +17,6 @@ constexpr uint64_t kCoalesceGap = 64 << 10;
 // One page in this many bytes is looked at to see whether the data is cached.
 constexpr uint64_t kSampleBytes = 128 << 10;
 constexpr size_t kMaxSamples = 8;
-
-// Bytes from the first to past the last of `count` elements; nothing on
-// overflow.
-bool ExtentOf(uint64_t count, uint64_t stride, uint32_t width, uint64_t* extent) {
-  uint64_t reach;
-  return !__builtin_mul_overflow(count - 1, stride, &reach) &&
-         !__builtin_add_overflow(reach, 1, &reach) && !__builtin_mul_overflow(reach, width, extent);
-}
 
 }  // namespace
 
@@ -43,9 +36,8 @@ Status CopyBatch::Add(BlobIndex blob, uint64_t offset, uint64_t source_stride,
   if (copy_count_ == kMaxCopies) CKPT_RETURN_IF_ERROR(Flush());
   CKPT_RETURN_IF_ERROR(Hold(blob));
   const std::span<const std::byte> bytes = mappings_[mapping_count_ - 1]->bytes();
-  uint64_t extent = 0;
-  if (!ExtentOf(count, source_stride, conversion.stored_width(), &extent) ||
-      !RangeInside(offset, extent, bytes.size())) {
+  const auto extent = ExtentOf(count, source_stride, conversion.stored_width());
+  if (!extent || !RangeInside(offset, *extent, bytes.size())) {
     return Fail(ErrorCode::kDataLoss,
                 StrCat(blobs_.PathOf(blob), " has ", bytes.size(), " bytes; ", count,
                        " elements from byte ", offset, " on are not there"));
@@ -55,7 +47,7 @@ Status CopyBatch::Add(BlobIndex blob, uint64_t offset, uint64_t source_stride,
                                 source_stride,
                                 destination_stride,
                                 count,
-                                extent,
+                                *extent,
                                 &conversion,
                                 static_cast<uint32_t>(mapping_count_ - 1)};
   bytes_ += count * conversion.stored_width();

@@ -3,12 +3,14 @@
 #include "core/view/plan_reader.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "core/base/mutex.h"
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/view/atom_reader.h"
+#include "core/view/read_ahead.h"
 #include "core/view/source_runs.h"
 #include "core/view/stored_atom.h"
 
@@ -19,6 +21,11 @@ namespace {
 // enough to balance.
 constexpr uint64_t kParallelBlock = 4 << 20;
 constexpr size_t kMaxWidth = 16;
+
+// Who reads this much at once will read on; its sources are asked for this far
+// ahead.
+constexpr uint64_t kBulkRead = 128 << 10;
+constexpr uint64_t kReadAhead = 32 << 20;
 
 // Fills bytes [begin, end) of one segment; offsets count from its start.
 struct SegmentFiller {
@@ -77,6 +84,7 @@ PlanReader::PlanReader(const Plan& plan, const StepModel& model, BlobReader& blo
 Result<size_t> PlanReader::Read(uint64_t offset, std::span<std::byte> out) const {
   if (offset >= plan_.size() || out.empty()) return size_t{0};
   const uint64_t end = offset + std::min<uint64_t>(out.size(), plan_.size() - offset);
+  if (out.size() >= kBulkRead) ReadAhead(plan_, model_, blobs_, offset + kReadAhead, end - offset);
   const std::vector<Segment>& segments = plan_.segments();
   for (size_t i = plan_.FindSegment(offset); i < segments.size() && segments[i].begin < end; ++i) {
     const Segment& segment = segments[i];
@@ -99,7 +107,10 @@ Result<size_t> PlanReader::ReadParallel(uint64_t offset, std::span<std::byte> ou
   // of an aligned tensor is cut.
   const uint64_t first_block = offset / kParallelBlock;
   const uint64_t blocks = (offset + size - 1) / kParallelBlock + 1 - first_block;
-  ParallelFor(blocks, [&](size_t block) {
+  // In file order, so that what one block read ahead is there for another.
+  std::atomic<uint64_t> next{0};
+  ParallelFor(blocks, [&](size_t) {
+    const uint64_t block = next.fetch_add(1, std::memory_order_relaxed);
     const uint64_t from = std::max(offset, (first_block + block) * kParallelBlock);
     const uint64_t to = std::min(offset + size, (first_block + block + 1) * kParallelBlock);
     const auto read = Read(from, out.subspan(from - offset, to - from));

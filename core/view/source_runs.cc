@@ -4,6 +4,15 @@
 
 namespace ckptfs {
 
+std::optional<uint64_t> ExtentOf(uint64_t count, uint64_t stride, uint32_t width) {
+  uint64_t reach;
+  if (__builtin_mul_overflow(count - 1, stride, &reach) ||
+      __builtin_add_overflow(reach, 1, &reach) || __builtin_mul_overflow(reach, width, &reach)) {
+    return std::nullopt;
+  }
+  return reach;
+}
+
 FragmentCursor::FragmentCursor(const Gather& gather, uint32_t local) {
   const FragmentSeries* all = gather.series.data();
   const FragmentSeries* all_end = all + gather.series.size();

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "core/base/result.h"
 #include "core/model/fragment.h"
@@ -29,6 +30,10 @@ struct SourceRun {
   DType stored = DType::kF32;
   double factor = 1.0;  // shown = stored * factor
 };
+
+// Bytes from the first to past the last of `count` > 0 elements of `width` bytes
+// at a stride; nothing on overflow.
+std::optional<uint64_t> ExtentOf(uint64_t count, uint64_t stride, uint32_t width);
 
 // Finds the fragment of a local tensor that holds an element, by binary search
 // over the series and arithmetic within one; the last hit is tried first.
