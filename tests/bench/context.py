@@ -127,15 +127,17 @@ class Context:
     def stock(self):
         """The stock universal directory of zero2, converted once.
 
-        Returns (save directory, seconds of the conversion or None).
+        In a save directory of its own: beside its source it would be the
+        newest step, and so what a mount of that shows.
         """
-        out = self.checkpoint('zero2')
-        tag = os.path.join(out, 'global_step1')
-        took = None
+        out = self.path('zero2', 'stock')
+        tag = os.path.join(out, 'global_step1_universal')
         if not os.path.exists(os.path.join(out, 'latest_universal')):
-            took = self.convert(tag, tag + '_universal')
-        warm(tag + '_universal')
-        return out, took
+            os.makedirs(out, exist_ok=True)
+            self.convert(os.path.join(self.checkpoint('zero2'),
+                                      'global_step1'), tag)
+        warm(tag)
+        return out
 
     def convert(self, tag, target):
         """Run ds_to_universal; returns its duration."""

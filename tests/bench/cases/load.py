@@ -46,6 +46,7 @@ def from_mount(context, source):
     program.reserve = ()
     try:
         ready, mount = clock(lambda: program.mount(adopt=[source]))
+        assert 'universal' not in os.readlink(os.path.join(mount, 'view'))
         took = load(os.path.join(mount, 'view', 'dp2_zero2', 'deepspeed'))
         return ready + took, took
     finally:
@@ -55,7 +56,7 @@ def from_mount(context, source):
 
 def run(context):
     """Rows (a), second half."""
-    source, _ = context.stock()
+    source, converted = context.checkpoint('zero2'), context.stock()
     target = context.path('detour')
     conversion, _ = clock(lambda: context.convert(
         os.path.join(source, 'global_step1'), target))
@@ -65,7 +66,7 @@ def run(context):
         both, only = from_mount(context, source)
         ours.append(both)
         ours_load.append(only)
-        stock.append(load(source))
+        stock.append(load(converted))
     ours, only, stock = map(statistics.median, (ours, ours_load, stock))
     return [
         ratio_row('load', 'adopt + mount + load dp2, against loading a '
