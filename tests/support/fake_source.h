@@ -91,6 +91,8 @@ class FakeSource final : public Source {
     out.root = root;
     out.id = std::filesystem::path(directory).filename().string();
     out.iteration = std::stoull(out.id.substr(4));
+    std::error_code ignored;
+    out.latest = std::filesystem::exists(directory + "/latest", ignored);
     return out;
   }
 

@@ -33,12 +33,41 @@ TEST_F(IngestTest, BringsStepsInOrderAndNamesIncompleteOnes) {
   EXPECT_THAT(result->skipped[0], HasSubstr("step11: incomplete"));
 }
 
-TEST_F(IngestTest, OneBrokenStepRefusesAll) {
+TEST_F(IngestTest, AMalformedStepIsSkippedAsOneThatWasCutOff) {
   directory.Write("step1/done", "");
   directory.Write("step2/done", "broken\n");
   const auto result = Ingest(directory.path());
+  ASSERT_TRUE(result) << result.error().message;
+  ASSERT_EQ(result->steps.size(), 1u);
+  EXPECT_EQ(result->steps[0].model.id, "step1");
+  ASSERT_EQ(result->skipped.size(), 1u);
+  EXPECT_THAT(result->skipped[0], HasSubstr("step2: broken"));
+}
+
+TEST_F(IngestTest, AMalformedStepThatIsTheLatestRefusesAll) {
+  directory.Write("step1/done", "");
+  directory.Write("step2/done", "broken\n");
+  directory.Write("step2/latest", "");
+  const auto result = Ingest(directory.path());
   ASSERT_FALSE(result);
   EXPECT_THAT(result.error().message, HasSubstr("step2: broken"));
+}
+
+TEST_F(IngestTest, NothingButMalformedStepsIsAnError) {
+  directory.Write("step2/done", "broken\n");
+  EXPECT_THAT(Ingest(directory.path()).error().message, HasSubstr("step2: broken"));
+  EXPECT_THAT(Ingest(directory.path() + "/step2").error().message, HasSubstr("step2: broken"));
+}
+
+TEST_F(IngestTest, AStepThatCannotBeReadNowRefusesAll) {
+  directory.Write("step1/done", "");
+  directory.Write("step2/done", "");
+  for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kPermission, ErrorCode::kUnsupported}) {
+    static_cast<FakeSource&>(*sources[0]).FailAt(5, code);  // found, 2 complete, 2 read
+    const auto result = Ingest(directory.path());
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, code);
+  }
 }
 
 TEST_F(IngestTest, AnIncompleteTagByItselfIsAnError) {
