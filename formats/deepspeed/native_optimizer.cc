@@ -51,9 +51,7 @@ Result<NativeReader::FlatGroup> NativeReader::DescribeGroup(
   group.index = index;
   group.ranks = std::move(ranks);
   const std::vector<NamedShape>& shapes = ModelOf(mp).groups[index];
-  std::vector<std::string> locals;
-  for (const NamedShape& entry : shapes) locals.push_back(entry.name);
-  const LocalExperts experts(locals);
+  const LocalExperts experts(NamesOf(shapes));
   for (const NamedShape& entry : shapes) {
     std::string name = entry.name;
     if (expert_rank) {

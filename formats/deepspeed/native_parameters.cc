@@ -58,9 +58,7 @@ Status NativeReader::NameExpertGroup(uint32_t mp, const std::vector<NamedShape>&
     return Fail(ErrorCode::kUnsupported,
                 StrCat(ModelOf(mp).file, ": native MoE together with tensor parallelism"));
   }
-  std::vector<std::string> names;
-  for (const NamedShape& entry : group) names.push_back(entry.name);
-  const LocalExperts locals(names);
+  const LocalExperts locals(NamesOf(group));
   for (uint32_t rank = 0; rank < expert_ranks; ++rank) {
     for (const NamedShape& entry : group) {
       CKPT_ASSIGN_OR_RETURN(const std::string global, locals.Global(entry.name, rank));

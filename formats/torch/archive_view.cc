@@ -146,7 +146,7 @@ class ArchiveWriter {
     std::string full = StrCat(folder_, "/", name);
     RecordLayout record = cursor_.Add(full.size(), length);
     plan_.Literal(LocalHeader(full, record));
-    for (auto& [bytes, body] : parts) plan_.Append(bytes, std::move(body));
+    for (auto& part : parts) plan_.Append(part.first, std::move(part.second));
     AppendCentral(central_, full, record);
   }
 

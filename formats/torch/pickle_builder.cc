@@ -70,7 +70,7 @@ NodeId PickleBuilder::List(std::vector<NodeId> items) {
   return Add(std::move(node));
 }
 
-NodeId PickleBuilder::Dict(std::vector<std::pair<NodeId, NodeId>> items) {
+NodeId PickleBuilder::Dict(const std::vector<std::pair<NodeId, NodeId>>& items) {
   PickleNode node = Make(Kind::kDict);
   node.children = Flatten(items);
   return Add(std::move(node));
@@ -94,7 +94,7 @@ NodeId PickleBuilder::Object(NodeId cls, NodeId arguments, std::optional<NodeId>
   return id;
 }
 
-NodeId PickleBuilder::OrderedDict(std::vector<std::pair<NodeId, NodeId>> items) {
+NodeId PickleBuilder::OrderedDict(const std::vector<std::pair<NodeId, NodeId>>& items) {
   NodeId callee = Global("collections", "OrderedDict");
   NodeId id = Reduce(callee, Tuple({}));
   tree_.MakeExtra(id).items = Flatten(items);

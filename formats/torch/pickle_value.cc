@@ -37,8 +37,8 @@ const std::vector<NodeId>* ItemsOf(const PickleTree& tree, const PickleNode& nod
 }  // namespace
 
 const PickleExtra& PickleTree::ExtraOf(const PickleNode& node) const {
-  static const PickleExtra kEmpty;
-  return node.extra == PickleNode::kNoExtra ? kEmpty : extras[node.extra];
+  static const PickleExtra empty;
+  return node.extra == PickleNode::kNoExtra ? empty : extras[node.extra];
 }
 
 PickleExtra& PickleTree::MakeExtra(NodeId id) {

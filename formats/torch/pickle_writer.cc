@@ -76,7 +76,7 @@ class PicklePrinter {
   uint64_t edges_ = 0;
 };
 
-tl::unexpected<Error> Rule(std::string message) {
+tl::unexpected<Error> Rule(std::string_view message) {
   return Fail(ErrorCode::kInvalid, StrCat("cannot print the pickle: ", message));
 }
 

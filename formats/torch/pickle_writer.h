@@ -27,12 +27,12 @@ class PickleBuilder {
   NodeId String(std::string_view text);
   NodeId Tuple(std::vector<NodeId> items);
   NodeId List(std::vector<NodeId> items);
-  NodeId Dict(std::vector<std::pair<NodeId, NodeId>> items);
+  NodeId Dict(const std::vector<std::pair<NodeId, NodeId>>& items);
   NodeId Global(std::string_view module, std::string_view name);
   NodeId Reduce(NodeId callee, NodeId arguments);
   // NEWOBJ with a BUILD state.
   NodeId Object(NodeId cls, NodeId arguments, std::optional<NodeId> state);
-  NodeId OrderedDict(std::vector<std::pair<NodeId, NodeId>> items);
+  NodeId OrderedDict(const std::vector<std::pair<NodeId, NodeId>>& items);
   NodeId Size(const Shape& shape);  // torch.Size
   NodeId Tensor(TensorNode tensor);
   // A deep copy of a value of another tree (sharing kept); its tensors keep

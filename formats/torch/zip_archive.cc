@@ -199,6 +199,7 @@ Status ReadLocal(const InputFile& file, uint64_t limit, ZipRecord& record) {
 
 Status CheckOverlaps(const std::vector<ZipRecord>& records) {
   std::vector<const ZipRecord*> sorted;
+  sorted.reserve(records.size());
   for (const ZipRecord& record : records) sorted.push_back(&record);
   std::sort(sorted.begin(), sorted.end(), [](const ZipRecord* a, const ZipRecord* b) {
     return a->header_offset < b->header_offset;

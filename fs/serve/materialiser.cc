@@ -188,6 +188,7 @@ std::vector<uint64_t> Materialiser::Evictable() const {
   }
   std::sort(by_use.begin(), by_use.end());
   std::vector<uint64_t> inodes;
+  inodes.reserve(by_use.size());
   for (const auto& [used, inode] : by_use) inodes.push_back(inode);
   return inodes;
 }

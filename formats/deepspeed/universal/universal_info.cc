@@ -70,11 +70,11 @@ std::vector<std::pair<std::string, Entry>> Patterns(const StepModel& step, const
         PatternOfName(names.parameters[i], false), EntryOf(parameter, *cut, layout));
   }
   std::vector<std::pair<std::string, Entry>> patterns;
-  for (auto& [pattern, members] : classes) {
-    const bool same = std::all_of(members.begin(), members.end(), [&](const auto& member) {
-      return member.second == members[0].second;
-    });
-    if (same) patterns.emplace_back(pattern, members[0].second);
+  for (const auto& [pattern, members] : classes) {
+    const Entry& first = members[0].second;
+    const bool same = std::all_of(members.begin(), members.end(),
+                                  [&](const auto& member) { return member.second == first; });
+    if (same) patterns.emplace_back(pattern, first);
     if (!same) patterns.insert(patterns.end(), members.begin(), members.end());
   }
   return patterns;
