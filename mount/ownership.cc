@@ -198,11 +198,12 @@ Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::s
     for (files::path parent = name.parent_path(); !parent.empty(); parent = parent.parent_path()) {
       directories.insert(parent.string());
     }
-    CKPT_RETURN_IF_ERROR(TakeFile(from.string(), to + "/" + name.string(), ownership));
+    CKPT_RETURN_IF_ERROR(TakeFile(from.string(), StrCat(to, "/", name.string()), ownership));
   }
   if (error) return Fail(ErrnoError(error.value(), to));
   for (const std::string& directory : directories) {
-    CKPT_RETURN_IF_ERROR(FinishDirectory(step.directory + "/" + directory, to + "/" + directory));
+    CKPT_RETURN_IF_ERROR(
+        FinishDirectory(StrCat(step.directory, "/", directory), StrCat(to, "/", directory)));
   }
   return {};
 }

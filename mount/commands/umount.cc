@@ -47,7 +47,7 @@ Status Run(const Options& options) {
   }
   const bool dead = IsDeadMount(path);
   const int daemon = dead || options.lazy ? -1 : DaemonOf(path);
-  const Status done = dead || options.lazy ? UnmountLazily(path) : Unmount(path);
+  Status done = dead || options.lazy ? UnmountLazily(path) : Unmount(path);
   if (!done) {
     if (daemon >= 0) ::close(daemon);
     return done;
