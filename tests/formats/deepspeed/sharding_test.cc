@@ -13,7 +13,6 @@
 namespace ckptfs::deepspeed {
 namespace {
 
-using testing::HasSubstr;
 
 TEST(NamePatternTest, AgreesWithABacktrackingMatcher) {
   const char* patterns[] = {"^model\\.layers\\.\\d+\\.mlp\\.(gate|up)_proj\\.weight$",

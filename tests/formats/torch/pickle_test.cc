@@ -236,7 +236,8 @@ TEST(PickleTest, BuilderMakesWhatTheReaderReads) {
   items.emplace_back(b.String("p"), b.Tensor(tensor));
   items.emplace_back(b.String("size"), b.Size({2, 3}));
   items.emplace_back(b.Int(-5), b.Float(NAN));
-  PickleTree built = std::move(b).Finish(b.OrderedDict(std::move(items)));
+  const NodeId top = b.OrderedDict(items);
+  PickleTree built = std::move(b).Finish(top);
   PickleTree tree = Parse(PrintPickle(built).value());
   PickleRef root = RootOf(tree);
   EXPECT_EQ(root.ClassName(), "collections.OrderedDict");
@@ -253,7 +254,8 @@ TEST(PickleTest, CopyRenamesStoragesAndKeepsSharing) {
   PickleBuilder b;
   TensorNode tensor{.storage_class = {}, .storage_key = "0", .storage_elements = 1, .shape = {}, .strides = {}};
   NodeId shared = b.Tensor(tensor);
-  PickleTree first = std::move(b).Finish(b.List({shared, shared, b.Int(1)}));
+  const NodeId list = b.List({shared, shared, b.Int(1)});
+  PickleTree first = std::move(b).Finish(list);
   PickleBuilder second;
   second.None();
   NodeId copy = second.Copy(RootOf(first), [](const TensorNode& t) { return t.storage_key + "7"; });
