@@ -41,7 +41,7 @@ Result<std::string> PrintWithout(PickleRef dict, std::string_view without) {
     const NodeId name = builder.Copy(key);
     items.emplace_back(name, builder.Copy(value));
   }
-  const NodeId root = builder.Dict(std::move(items));
+  const NodeId root = builder.Dict(items);
   return PrintPickle(std::move(builder).Finish(root));
 }
 

@@ -111,7 +111,7 @@ Result<ArchiveContent> TorchContent(const RankTensors& all, FileKind kind,
       items.emplace_back(archive.pickle().String(alias), shown.at(key));
     }
   }
-  const NodeId root = archive.pickle().Dict(std::move(items));
+  const NodeId root = archive.pickle().Dict(items);
   return std::move(archive).Finish(root);
 }
 

@@ -75,7 +75,7 @@ ArchiveContent Numbers(const std::map<std::string, int64_t>& numbers) {
     const NodeId name = pickle.String(key);
     items.emplace_back(name, pickle.Int(value));
   }
-  const NodeId dict = pickle.Dict(std::move(items));
+  const NodeId dict = pickle.Dict(items);
   return std::move(archive).Finish(dict);
 }
 

@@ -41,7 +41,7 @@ class DictBuilder {
     return {};
   }
   bool Has(std::string_view key) const { return seen_.contains(std::string(key)); }
-  NodeId Finish() && { return archive_.pickle().Dict(std::move(items_)); }
+  NodeId Finish() && { return archive_.pickle().Dict(items_); }
 
  private:
   ArchiveBuilder& archive_;
@@ -83,7 +83,7 @@ Status SetBuffers(const StepModel& step, const ShownNames& names, ArchiveBuilder
     module.emplace_back(name, value);
     buffer_names.push_back(name);
   }
-  dict.Set("module", archive.pickle().OrderedDict(std::move(module)));
+  dict.Set("module", archive.pickle().OrderedDict(module));
   dict.Set("buffer_names", archive.pickle().List(std::move(buffer_names)));
   return {};
 }
@@ -99,7 +99,7 @@ void SetFrozenShapes(const StepModel& step, const ShownNames& names, ArchiveBuil
     shapes.emplace_back(name, archive.pickle().Size(step.parameters[i].shape));
   }
   if (shapes.empty()) return;
-  dict.Set("frozen_param_shapes", archive.pickle().OrderedDict(std::move(shapes)));
+  dict.Set("frozen_param_shapes", archive.pickle().OrderedDict(shapes));
 }
 
 void SetDegrees(const Layout& layout, ArchiveBuilder& archive, DictBuilder& dict) {
@@ -183,7 +183,7 @@ Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
   std::vector<NodeId> groups;
   for (size_t g = 0; g < step.groups.size(); ++g) {
     CKPT_ASSIGN_OR_RETURN(PickleItems items, GroupItems(step, g, pickle, nullptr));
-    groups.push_back(pickle.Dict(std::move(items)));
+    groups.push_back(pickle.Dict(items));
   }
   while (groups.size() < kParameterGroups) groups.push_back(pickle.Dict({}));
   return pickle.List(std::move(groups));
@@ -208,8 +208,8 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
   if (!step.groups.empty()) {
     CKPT_ASSIGN_OR_RETURN(items, GroupItems(step, 0, pickle, &shared));
   }
-  const NodeId groups = pickle.List({pickle.Dict(std::move(items))});
-  return pickle.Dict({{pickle.String("state"), pickle.Dict(std::move(state))},
+  const NodeId groups = pickle.List({pickle.Dict(items)});
+  return pickle.Dict({{pickle.String("state"), pickle.Dict(state)},
                       {pickle.String("param_groups"), groups}});
 }
 
@@ -325,7 +325,7 @@ Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalPara
     items.emplace_back(pickle.String("is_expert_param"), pickle.Bool(true));
     items.emplace_back(pickle.String("ep_num_experts"), pickle.Int(static_cast<int64_t>(shape[0])));
   }
-  return std::move(archive).Finish(pickle.Dict(std::move(items)));
+  return std::move(archive).Finish(pickle.Dict(items));
 }
 
 }  // namespace ckptfs::deepspeed

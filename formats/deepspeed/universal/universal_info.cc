@@ -119,7 +119,7 @@ class InfoBuilder {
     }
     if (!widths_.empty()) {
       items.emplace_back(pickle_.String("sub_param_shard_widths"),
-                         pickle_.Dict(std::move(widths_)));
+                         pickle_.Dict(widths_));
     }
     return items;
   }
@@ -192,7 +192,7 @@ Result<NodeId> UniversalInfo(const StepModel& step, const Layout& layout, const 
       items.emplace_back(shown, archive.pickle().Copy(value));
     }
   }
-  return archive.pickle().Dict(std::move(items));
+  return archive.pickle().Dict(items);
 }
 
 }  // namespace ckptfs::deepspeed

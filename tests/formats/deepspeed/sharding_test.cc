@@ -70,7 +70,7 @@ struct Info {
     if (vocabulary > 0) {
       items.emplace_back(builder.String("original_vocab_size"), builder.Int(vocabulary));
     }
-    const NodeId root = builder.Dict(std::move(items));
+    const NodeId root = builder.Dict(items);
     tree = std::move(builder).Finish(root);
   }
   ShardingInfo Parse() const {

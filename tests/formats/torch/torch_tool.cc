@@ -214,7 +214,7 @@ int Big(const std::string& out, uint64_t bytes) {
     if (i < 2) continue;
     storage.body = LiteralSegment{std::make_shared<const std::string>("\1\2\3\4\5\6\7\10")};
   }
-  NodeId root = builder.Dict(std::move(items));
+  NodeId root = builder.Dict(items);
   return WriteArchive(std::move(builder).Finish(root), std::move(storages), "", out);
 }
 
