@@ -31,7 +31,9 @@ class SourceRanges {
     const uint64_t width = ByteWidth(atom.dtype);
     const auto stored = FindStoredAtom(model_, atom.atom, atom.dtype);
     if (width == 0 || !stored) return;
-    for (const Gather& gather : stored->atom->source.gathers) {
+    const AtomSource& source = stored->atom->source;
+    if (source.kind > SourceKind::kAverage) return;  // inline, decoded, reserved
+    for (const Gather& gather : source.gathers) {
       const RunsEnd how = ForEachSourceRun(
           gather, *atom.local, atom.flat_begin + begin_ / width,
           atom.flat_begin + CeilDiv(end_, width), [&](const SourceRun& run) {
@@ -39,7 +41,7 @@ class SourceRanges {
             return extent && visit_(run.blob, run.offset, *extent);
           });
       // Replicas are read from the first; the average needs all.
-      if (how != RunsEnd::kDone || stored->atom->source.kind != SourceKind::kAverage) return;
+      if (how != RunsEnd::kDone || source.kind != SourceKind::kAverage) return;
     }
   }
 
