@@ -144,10 +144,6 @@ Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& w
   return Fail(ErrorCode::kInvalid, StrCat("'", word, "': write NAME=NUMBER, such as heads=32"));
 }
 
-Result<deepspeed::NamePattern> ParseNamePattern(const std::string& text) {
-  return deepspeed::NamePattern::Parse(text);
-}
-
 Result<IngestResult> IngestRequested(const IngestRequest& request) {
   CKPT_ASSIGN_OR_RETURN(FamilySet families, FamilySet::Shipped());
   SourceOptions options;

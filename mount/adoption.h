@@ -16,7 +16,6 @@
 #include "core/base/result.h"
 #include "core/ingest/ingest.h"
 #include "core/store/store.h"
-#include "formats/deepspeed/name_pattern.h"
 #include "mount/ownership.h"
 
 namespace ckptfs {
@@ -47,10 +46,6 @@ struct AdoptOutcome {
 
 // "heads=32"; kInvalid if it is not written so.
 Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& word);
-
-// The regular expression for names that --replicated and --averaged take;
-// kInvalid or kUnsupported if it is none that we understand.
-Result<deepspeed::NamePattern> ParseNamePattern(const std::string& text);
 
 // Index without publishing.  BLOCKS: on reading headers.
 Result<IngestResult> IngestRequested(const IngestRequest& request);

@@ -42,11 +42,6 @@ Error NothingKnown(const std::string& path, std::span<const std::unique_ptr<Sour
                       " (a save directory, or one step's own directory)")};
 }
 
-Error NothingComplete(const std::string& path, const IngestResult& result) {
-  return Error{ErrorCode::kInvalid,
-               StrCat(path, ": no complete step; ", result.skipped.front())};
-}
-
 // True for a malformed step among others that its framework does not call the
 // latest: so a save that was cut off looks, and the others are sound.
 bool IsCutOff(const Error& error, const StepCandidate& step, const std::string& directory) {
@@ -77,7 +72,6 @@ Result<IngestResult> IngestPath(const std::string& path,
     }
   }
   if (!found) return Fail(NothingKnown(path, sources));
-  if (jobs.empty()) return Fail(NothingComplete(path, result));
   ParallelFor(jobs.size(), [&](size_t i) {
     jobs[i].outcome = jobs[i].source->Read(jobs[i].candidate, options);
   });
@@ -90,7 +84,10 @@ Result<IngestResult> IngestPath(const std::string& path,
     }
     result.steps.push_back(IngestedStep{std::move(job.candidate), **std::move(job.outcome)});
   }
-  if (result.steps.empty()) return Fail(NothingComplete(path, result));
+  if (result.steps.empty()) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path, ": no complete step; ", result.skipped.front()));
+  }
   std::stable_sort(result.steps.begin(), result.steps.end(),
                    [](const IngestedStep& a, const IngestedStep& b) {
                      return std::tie(a.model.iteration, a.candidate.mtime_ns) <

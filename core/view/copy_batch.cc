@@ -7,13 +7,12 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/blob/bus_guard.h"
+#include "core/blob/prefetch_requests.h"
 #include "core/view/source_runs.h"
 
 namespace ckptfs {
 namespace {
 
-// Neighbours closer than this are asked for in one request.
-constexpr uint64_t kCoalesceGap = 64 << 10;
 // One page in this many bytes is looked at to see whether the data is cached.
 constexpr uint64_t kSampleBytes = 128 << 10;
 constexpr size_t kMaxSamples = 8;
@@ -77,18 +76,12 @@ bool CopyBatch::LooksCold() const {
 }
 
 void CopyBatch::PrefetchAll() const {
-  for (size_t i = 0; i < copy_count_;) {
-    const Copy& first = copies_[i];
-    const BlobReader::Mapping& mapping = *mappings_[first.mapping];
-    const std::byte* begin = first.source;
-    const std::byte* end = first.source + first.extent;
-    for (++i; i < copy_count_ && copies_[i].mapping == first.mapping; ++i) {
-      const Copy& next = copies_[i];
-      if (next.source < begin || next.source > end + kCoalesceGap) break;
-      end = std::max(end, next.source + next.extent);
-    }
-    blobs_.Prefetch(mapping, static_cast<uint64_t>(begin - mapping.bytes().data()),
-                    static_cast<uint64_t>(end - begin));
+  PrefetchRequests requests(blobs_);
+  for (size_t i = 0; i < copy_count_; ++i) {
+    const Copy& copy = copies_[i];
+    const BlobReader::Mapping& mapping = *mappings_[copy.mapping];
+    requests.Add(mapping.blob(), static_cast<uint64_t>(copy.source - mapping.bytes().data()),
+                 copy.extent);
   }
 }
 

@@ -125,10 +125,8 @@ void SegmentExplainer::Collect(const AtomSegment& segment, const StoredAtom& sto
 void SegmentExplainer::Block(const AtomSegment& segment, const StoredAtom& stored, uint64_t from,
                              uint64_t to) {
   std::vector<Origin> found;
-  const auto& source = stored.atom->source;
-  for (size_t i = 0; i < source.gathers.size(); ++i) {
-    if (i > 0 && source.kind != SourceKind::kAverage) break;
-    (void)ForEachSourceRun(source.gathers[i], *segment.local, from, to, [&](const SourceRun& run) {
+  for (const Gather& gather : stored.GathersRead()) {
+    (void)ForEachSourceRun(gather, *segment.local, from, to, [&](const SourceRun& run) {
       Collect(segment, stored, run, found);
       return true;
     });

@@ -5,14 +5,12 @@
 #include <algorithm>
 
 #include "core/base/checked_math.h"
+#include "core/blob/prefetch_requests.h"
 #include "core/view/source_runs.h"
 #include "core/view/stored_atom.h"
 
 namespace ckptfs {
 namespace {
-
-// Neighbours closer than this are asked for in one request.
-constexpr uint64_t kCoalesceGap = 64 << 10;
 
 // visit(blob, offset, length) for the sources of bytes [begin, end) of a
 // segment, offsets counting from its start, until it returns false.
@@ -31,17 +29,14 @@ class SourceRanges {
     const uint64_t width = ByteWidth(atom.dtype);
     const auto stored = FindStoredAtom(model_, atom.atom, atom.dtype);
     if (width == 0 || !stored) return;
-    const AtomSource& source = stored->atom->source;
-    if (source.kind > SourceKind::kAverage) return;  // inline, decoded, reserved
-    for (const Gather& gather : source.gathers) {
+    for (const Gather& gather : stored->GathersRead()) {
       const RunsEnd how = ForEachSourceRun(
           gather, *atom.local, atom.flat_begin + begin_ / width,
           atom.flat_begin + CeilDiv(end_, width), [&](const SourceRun& run) {
             const auto extent = ExtentOf(run.count, run.source_stride, ByteWidth(run.stored));
             return extent && visit_(run.blob, run.offset, *extent);
           });
-      // Replicas are read from the first; the average needs all.
-      if (how != RunsEnd::kDone || source.kind != SourceKind::kAverage) return;
+      if (how != RunsEnd::kDone) return;
     }
   }
 
@@ -63,37 +58,6 @@ void ForEachSourceRange(const Plan& plan, const StepModel& model, uint64_t begin
                segment.body);
   }
 }
-
-// Joins neighbouring ranges, and asks for each.
-class Requests {
- public:
-  explicit Requests(BlobReader& blobs) : blobs_(blobs) {}
-  ~Requests() { Send(); }
-  Requests(const Requests&) = delete;
-  Requests& operator=(const Requests&) = delete;
-
-  void Add(BlobIndex blob, uint64_t offset, uint64_t length) {
-    if (blob_ != blob || offset < begin_ || offset > end_ + kCoalesceGap) {
-      Send();
-      blob_ = blob;
-      begin_ = end_ = offset;
-    }
-    uint64_t end;
-    if (!__builtin_add_overflow(offset, length, &end)) end_ = std::max(end_, end);
-  }
-
- private:
-  void Send() {
-    if (begin_ == end_) return;
-    if (const auto mapping = blobs_.Map(blob_)) blobs_.Prefetch(**mapping, begin_, end_ - begin_);
-    begin_ = end_;
-  }
-
-  BlobReader& blobs_;
-  BlobIndex blob_{};
-  uint64_t begin_ = 0;
-  uint64_t end_ = 0;
-};
 
 // True if the source of one byte is not in the page cache.
 bool LooksCold(const Plan& plan, const StepModel& model, BlobReader& blobs, uint64_t offset) {
@@ -118,7 +82,7 @@ void ReadAhead(const Plan& plan, const StepModel& model, BlobReader& blobs, uint
       !LooksCold(plan, model, blobs, end - 1)) {
     return;
   }
-  Requests requests(blobs);
+  PrefetchRequests requests(blobs);
   ForEachSourceRange(plan, model, offset, end, [&](BlobIndex blob, uint64_t at, uint64_t bytes) {
     requests.Add(blob, at, bytes);
     return true;

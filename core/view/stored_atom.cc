@@ -14,6 +14,16 @@ Result<Conversion> StoredAtom::MakeConversion(DType stored, double factor) const
   return Conversion::Make({full.data(), chain_length + 1}, factor);
 }
 
+std::span<const Gather> StoredAtom::GathersRead() const {
+  const std::vector<Gather>& gathers = atom->source.gathers;
+  switch (atom->source.kind) {
+    case SourceKind::kGather:
+    case SourceKind::kReplicas: return {gathers.data(), std::min<size_t>(gathers.size(), 1)};
+    case SourceKind::kAverage: return gathers;
+    default: return {};
+  }
+}
+
 Result<StoredAtom> FindStoredAtom(const StepModel& model, AtomIndex atom, DType shown) {
   StoredAtom found;
   found.chain[found.chain_length++] = shown;

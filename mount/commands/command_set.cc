@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "core/base/strings.h"
+#include "formats/deepspeed/name_pattern.h"
 #include "mount/options.h"
 
 namespace ckptfs {
@@ -150,13 +151,13 @@ void AddIngestOptions(CLI::App* command, IngestRequest& request) {
       ->add_option("--replicated", request.replicated,
                    "Parameters that are whole on every tensor-parallel rank")
       ->type_name("REGEX")
-      ->check(Checked(ParseNamePattern))
+      ->check(Checked(deepspeed::NamePattern::Parse))
       ->allow_extra_args(false);
   command
       ->add_option("--averaged", request.averaged,
                    "Parameters to average over tensor-parallel ranks")
       ->type_name("REGEX")
-      ->check(Checked(ParseNamePattern))
+      ->check(Checked(deepspeed::NamePattern::Parse))
       ->allow_extra_args(false);
   command->add_flag("--weights-only", request.weights_only,
                     "Take a step whose optimizer files were removed");

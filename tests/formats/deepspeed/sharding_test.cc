@@ -13,7 +13,6 @@
 namespace ckptfs::deepspeed {
 namespace {
 
-
 TEST(NamePatternTest, AgreesWithABacktrackingMatcher) {
   const char* patterns[] = {"^model\\.layers\\.\\d+\\.mlp\\.(gate|up)_proj\\.weight$",
                             "\\d+\\.word_embeddings.weight", "^(a|b)*c?$", "a{2,3}b", "[^.]+\\.w",
