@@ -53,28 +53,33 @@ Status Run(const Options& options) {
   return {};
 }
 
+Result<bool> ParsePack(const std::string& word) {
+  if (word == "auto" || word == "never") return word == "auto";
+  return Fail(ErrorCode::kInvalid, StrCat("'", word, "': auto or never"));
+}
+
 }  // namespace
 
 void AddAdoptCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("adopt", "Index a checkpoint; its files stay where they are");
-  command->add_option("PATH", options->request.ingest.path, "A save directory, or one step's own")
-      ->required();
+  Command& command = commands.Add("adopt", "Index a checkpoint; its files stay where they are");
+  command.Add("PATH", options->request.ingest.path, "A save directory, or one step's own")
+      .Required();
   AddStoreOption(command, options->store);
-  command->add_option("--name", options->request.name, "Name of the run (default: the save directory's)")
-      ->type_name("RUN")
-      ->check(Checked([](const std::string& name) { return CheckName(name, "run"); }));
+  command.Add("--name", options->request.name, "Name of the run (default: the save directory's)")
+      .Value("RUN")
+      .Check(Checked([](const std::string& name) { return CheckName(name, "run"); }));
   AddIngestOptions(command, options->request.ingest);
-  CLI::Option* link = command->add_flag(
-      "--link", options->link, "Keep reflinks or hard links, against deletion of the source");
-  command->add_flag("--copy", options->copy, "Keep copies in the store")->excludes(link);
+  command.Add("--link", options->link,
+              "Keep reflinks or hard links, against deletion of the source");
+  command.Add("--copy", options->copy, "Keep copies in the store").Excludes("--link");
   command
-      ->add_option("--pack", options->pack,
-                   "Copy tensors in many small pieces into the store, or not (default: auto)")
-      ->type_name("auto|never")
-      ->check(CLI::IsMember({"auto", "never"}).description(""));
+      .Add("--pack", options->pack,
+           "Copy tensors in many small pieces into the store, or not (default: auto)")
+      .Value("auto|never")
+      .Check(Checked(ParsePack));
   AddJsonOption(command, options->json);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

@@ -2,6 +2,7 @@
 
 #include "mount/commands/command_set.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -52,8 +53,8 @@ std::string Suggestion(const CLI::App& app, std::string_view word) {
   for (const CLI::App* command : app.get_subcommands(nullptr)) {
     const std::string& name = command->get_name();
     all += StrCat(all.empty() ? "" : ", ", name);
-    const bool meant = word.size() <= name.size() + kTypingErrors &&
-                       EditDistance(word, name) <= kTypingErrors;
+    const bool meant =
+        word.size() <= name.size() + kTypingErrors && EditDistance(word, name) <= kTypingErrors;
     if (meant) near += StrCat(near.empty() ? "" : ", ", name);
   }
   return near.empty() ? StrCat("there are ", all) : StrCat("do you mean ", near, "?");
@@ -93,74 +94,87 @@ int Execute(std::vector<std::string> words) {
   }
 }
 
-}  // namespace
-
-CommandSet::CommandSet()
-    : app_("Shows training checkpoints as reconfigurable views.", "ckptfs") {
-  app_.set_version_flag("--version", StrCat("ckptfs ", CKPTFS_VERSION));
-  app_.require_subcommand(1);
-  app_.get_formatter()->column_width(34);
-  app_.failure_message([](const CLI::App*, const CLI::Error& error) {
+void Configure(CLI::App& app) {
+  app.set_version_flag("--version", StrCat("ckptfs ", CKPTFS_VERSION));
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return StrCat("ckptfs: ", std::string(error.what()), "\n", kHelpHint, "\n");
   });
 }
 
-CLI::App* CommandSet::Add(const std::string& name, const std::string& description) {
-  return app_.add_subcommand(name, description);
+CLI::Option* DeclareOption(const CommandOption& option, CLI::App& app) {
+  return std::visit(
+      [&](auto* target) {
+        if constexpr (std::is_same_v<decltype(target), bool*>) {
+          return app.add_flag(option.name, *target, option.help);
+        } else {
+          return app.add_option(option.name, *target, option.help);
+        }
+      },
+      option.target);
 }
 
-void CommandSet::SetBody(CLI::App* command, CommandBody body) {
-  command->callback([this, body = std::move(body)] { chosen_ = body; });
+// Makes the command one of the application's; chosen is its body if words name it.
+void Declare(const Command& command, CLI::App& app, CommandBody& chosen) {
+  CLI::App* declared = app.add_subcommand(command.name, command.description);
+  for (const CommandOption& option : command.options) {
+    CLI::Option* made = DeclareOption(option, *declared);
+    made->required(option.required);
+    if (!option.value.empty()) made->type_name(option.value);
+    if (option.many() && !option.positional()) made->allow_extra_args(false);
+    if (!option.excludes.empty()) made->excludes(option.excludes);
+    if (option.check)
+      made->check(CLI::Validator([&](std::string& text) { return option.check(text); }, ""));
+  }
+  declared->callback([&command, &chosen] { chosen = command.body; });
 }
+
+}  // namespace
 
 int CommandSet::Run(const std::vector<std::string>& words) {
-  if (!words.empty() && !words[0].starts_with('-') && !HasCommand(app_, words[0])) {
-    return Report(RefuseUsage(
-        StrCat("no command '", words[0], "'; ", Suggestion(app_, words[0]))));
+  CLI::App app("Shows training checkpoints as reconfigurable views.", "ckptfs");
+  Configure(app);
+  CommandBody chosen;
+  for (const Command& command : commands_) Declare(command, app, chosen);
+  if (!words.empty() && !words[0].starts_with('-') && !HasCommand(app, words[0])) {
+    return Report(RefuseUsage(StrCat("no command '", words[0], "'; ", Suggestion(app, words[0]))));
   }
   try {
-    app_.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& error) {
-    const int code = app_.exit(error);
+    const int code = app.exit(error);
     return static_cast<int>(code == 0 ? ExitCode::kOk : ExitCode::kUsage);
   }
-  return chosen_ ? Report(chosen_()) : static_cast<int>(ExitCode::kUsage);
+  return chosen ? Report(chosen()) : static_cast<int>(ExitCode::kUsage);
 }
 
-void AddStoreOption(CLI::App* command, std::string& store) {
-  command->add_option("--store", store,
-                      "Directory of the store (default: /var/lib/ckptfs for root, else "
-                      "the XDG data directory)")
-      ->type_name("DIR");
+void AddStoreOption(Command& command, std::string& store) {
+  command
+      .Add("--store", store,
+           "Directory of the store (default: /var/lib/ckptfs for root, else "
+           "the XDG data directory)")
+      .Value("DIR");
 }
 
-void AddJsonOption(CLI::App* command, bool& json) {
-  command->add_flag("--json", json, "Print JSON");
-}
+void AddJsonOption(Command& command, bool& json) { command.Add("--json", json, "Print JSON"); }
 
-void AddIngestOptions(CLI::App* command, IngestRequest& request) {
-  command->add_option("--family", request.family, "Rules of a model family: a name or a TOML file")
-      ->type_name("NAME|FILE");
+void AddIngestOptions(Command& command, IngestRequest& request) {
+  command.Add("--family", request.family, "Rules of a model family: a name or a TOML file")
+      .Value("NAME|FILE");
+  command.Add("--family-set", request.family_set, "A number the family's rules need (heads=32)")
+      .Value("NAME=N")
+      .Check(Checked(ParseFamilyVariable));
   command
-      ->add_option("--family-set", request.family_set,
-                   "A number the family's rules need (heads=32)")
-      ->type_name("NAME=N")
-      ->check(Checked(ParseFamilyVariable))
-      ->allow_extra_args(false);
-  command
-      ->add_option("--replicated", request.replicated,
-                   "Parameters that are whole on every tensor-parallel rank")
-      ->type_name("REGEX")
-      ->check(Checked(deepspeed::NamePattern::Parse))
-      ->allow_extra_args(false);
-  command
-      ->add_option("--averaged", request.averaged,
-                   "Parameters to average over tensor-parallel ranks")
-      ->type_name("REGEX")
-      ->check(Checked(deepspeed::NamePattern::Parse))
-      ->allow_extra_args(false);
-  command->add_flag("--weights-only", request.weights_only,
-                    "Take a step whose optimizer files were removed");
+      .Add("--replicated", request.replicated,
+           "Parameters that are whole on every tensor-parallel rank")
+      .Value("REGEX")
+      .Check(Checked(deepspeed::NamePattern::Parse));
+  command.Add("--averaged", request.averaged, "Parameters to average over tensor-parallel ranks")
+      .Value("REGEX")
+      .Check(Checked(deepspeed::NamePattern::Parse));
+  command.Add("--weights-only", request.weights_only,
+              "Take a step whose optimizer files were removed");
 }
 
 Result<std::string> StorePath(const std::string& path) {

@@ -7,8 +7,7 @@
 
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <functional>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,33 +15,29 @@
 #include "core/base/result.h"
 #include "core/store/store.h"
 #include "mount/adoption.h"
+#include "mount/commands/command.h"
 
 namespace ckptfs {
 
-// What a body returns: an error becomes a line on stderr and an exit code.
-using CommandBody = std::function<Status()>;
-
 class CommandSet {
  public:
-  CommandSet();
-
-  // A subcommand whose body runs when it was chosen.
-  CLI::App* Add(const std::string& name, const std::string& description);
-  void SetBody(CLI::App* command, CommandBody body);
+  // A subcommand, for its options and its body to be filled in.
+  Command& Add(std::string name, std::string description) {
+    return commands_.emplace_back(Command{std::move(name), std::move(description), {}, {}});
+  }
+  const std::deque<Command>& commands() const { return commands_; }
 
   // The exit code of the chosen command.
   int Run(const std::vector<std::string>& words);
-  CLI::App& app() { return app_; }
 
  private:
-  CLI::App app_;
-  CommandBody chosen_;
+  std::deque<Command> commands_;
 };
 
 // Options that several commands share.
-void AddStoreOption(CLI::App* command, std::string& store);
-void AddJsonOption(CLI::App* command, bool& json);
-void AddIngestOptions(CLI::App* command, IngestRequest& request);
+void AddStoreOption(Command& command, std::string& store);
+void AddJsonOption(Command& command, bool& json);
+void AddIngestOptions(Command& command, IngestRequest& request);
 
 // The store at `path` (empty: the default); kNotFound unless `create`.
 Result<std::unique_ptr<Store>> OpenStore(const std::string& path, bool create);
@@ -54,17 +49,6 @@ Status ExitWith(int code);
 
 // Says what is wrong with a command line whose words are right one by one.
 Status RefuseUsage(std::string_view message);
-
-// A value that `parse` (string to Result) refuses makes the command line wrong.
-template <class Parse>
-CLI::Validator Checked(Parse parse) {
-  return CLI::Validator(
-      [parse](std::string& text) {
-        const auto parsed = parse(text);
-        return parsed ? std::string() : parsed.error().message;
-      },
-      "");
-}
 
 // Everything: parse, run, report.  Returns the process's exit code.
 int RunCommandLine(std::vector<std::string> words);

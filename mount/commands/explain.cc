@@ -79,12 +79,10 @@ Status AddPieces(Json& json, const Origin& origin, const Plan& plan, const StepM
 
 void PrintOrigin(const Json& origin) {
   const std::string from = origin.value("from", "");
-  std::printf("[%llu, %llu)  ",
-              static_cast<unsigned long long>(origin.value("begin", uint64_t{0})),
+  std::printf("[%llu, %llu)  ", static_cast<unsigned long long>(origin.value("begin", uint64_t{0})),
               static_cast<unsigned long long>(origin.value("end", uint64_t{0})));
   if (origin.contains("parameter")) {
-    std::printf("%s %s  ", origin.value("parameter", "").c_str(),
-                origin.value("kind", "").c_str());
+    std::printf("%s %s  ", origin.value("parameter", "").c_str(), origin.value("kind", "").c_str());
     if (origin["stored"] != origin["shown"]) {
       std::printf("%s -> %s  ", origin.value("stored", "").c_str(),
                   origin.value("shown", "").c_str());
@@ -153,21 +151,21 @@ Status ExplainFile(const Options& options, const StepModel& model, const Plan& p
     CKPT_ASSIGN_OR_RETURN(length, ParseBytes(options.length));
   }
   if (offset >= plan.size()) {
-    return Fail(ErrorCode::kInvalid, StrCat("--at ", offset, ": the file has ", plan.size(), " bytes"));
+    return Fail(ErrorCode::kInvalid,
+                StrCat("--at ", offset, ": the file has ", plan.size(), " bytes"));
   }
   const auto blobs = BlobReader::Create(model, BlobReader::Options{});
   const PlanReader reader(plan, model, *blobs);
-  CKPT_ASSIGN_OR_RETURN(const std::vector<Origin> origins,
-                        reader.Explain(offset, std::min(length, plan.size() - offset),
-                                       options.limit));
+  CKPT_ASSIGN_OR_RETURN(
+      const std::vector<Origin> origins,
+      reader.Explain(offset, std::min(length, plan.size() - offset), options.limit));
   Json json = Json::array();
   StepModel unpacked = model;
   DetachSideBlob(unpacked);
   for (const Origin& origin : origins) {
     json.push_back(OriginJson(origin, model, *blobs));
     if (origin.kind != Origin::Kind::kBlob || !model.blob(origin.blob).side) continue;
-    CKPT_RETURN_IF_ERROR(
-        AddPieces(json.back(), origin, plan, unpacked, *blobs, options.limit));
+    CKPT_RETURN_IF_ERROR(AddPieces(json.back(), origin, plan, unpacked, *blobs, options.limit));
   }
   if (options.json) {
     PrintJson({{"file", options.file}, {"size", plan.size()}, {"origins", json}});
@@ -192,26 +190,26 @@ Status Run(const Options& options) {
 
 void AddExplainCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
+  Command& command =
       commands.Add("explain", "Which bytes of which source files; why a layout is refused");
-  command->add_option("LAYOUT", options->layout, "Such as tp2_dp4_zero1")
-      ->required()
-      ->check(Checked(Layout::Parse));
-  command->add_option("FILE", options->file, "A file of the view, such as rank0/model.pt");
-  command->add_option("--step", options->step, "The step, or a path (default: the only run's latest)")
-      ->type_name("RUN/ID|PATH");
-  command->add_option("--at", options->at, "Only the byte at this offset")
-      ->type_name("OFFSET")
-      ->check(Checked(ParseBytes));
-  command->add_option("--length", options->length, "As many bytes from --at on")
-      ->type_name("BYTES")
-      ->check(Checked(ParseBytes));
-  command->add_option("--limit", options->limit, "Print at most this many ranges (default: 100)")
-      ->type_name("N")
-      ->check(Checked(ParseCount));
+  command.Add("LAYOUT", options->layout, "Such as tp2_dp4_zero1")
+      .Required()
+      .Check(Checked(Layout::Parse));
+  command.Add("FILE", options->file, "A file of the view, such as rank0/model.pt");
+  command.Add("--step", options->step, "The step, or a path (default: the only run's latest)")
+      .Value("RUN/ID|PATH");
+  command.Add("--at", options->at, "Only the byte at this offset")
+      .Value("OFFSET")
+      .Check(Checked(ParseBytes));
+  command.Add("--length", options->length, "As many bytes from --at on")
+      .Value("BYTES")
+      .Check(Checked(ParseBytes));
+  command.Add("--limit", options->limit, "Print at most this many ranges (default: 100)")
+      .Value("N")
+      .Check(Checked(ParseCount));
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

@@ -45,9 +45,8 @@ Status Run(const Options& options) {
       step->record.run.empty() ? step->record.source : step->record.manifest.Hex();
   const std::string identity = StrCat(source, " ", layout.ToString(), " ", part);
   const auto formats = MakeViewFormats();
-  CKPT_ASSIGN_OR_RETURN(const ExportReport report,
-                        ExportView(step->model, formats, layout, part, destination, identity,
-                                   *blobs, job));
+  CKPT_ASSIGN_OR_RETURN(const ExportReport report, ExportView(step->model, formats, layout, part,
+                                                              destination, identity, *blobs, job));
   if (options.json) {
     PrintJson({{"destination", destination},
                {"files", report.files},
@@ -68,18 +67,18 @@ Status Run(const Options& options) {
 
 void AddExportCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
+  Command& command =
       commands.Add("export", "Write a view as plain files; goes on where it was interrupted");
-  command->add_option("STEP", options->step, "RUN/ID, or a checkpoint's path")->required();
-  command->add_option("VIEW", options->view, "LAYOUT, or a part of it: tp2_dp2_zero1/deepspeed")
-      ->required()
-      ->check(Checked(LayoutOf));
-  command->add_option("DEST", options->destination, "A directory, made if missing")->required();
+  command.Add("STEP", options->step, "RUN/ID, or a checkpoint's path").Required();
+  command.Add("VIEW", options->view, "LAYOUT, or a part of it: tp2_dp2_zero1/deepspeed")
+      .Required()
+      .Check(Checked(LayoutOf));
+  command.Add("DEST", options->destination, "A directory, made if missing").Required();
   AddStoreOption(command, options->store);
   AddRootOption(command, options->roots);
   AddThreadsOption(command, options->threads, "Threads that read and write");
   AddJsonOption(command, options->json);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

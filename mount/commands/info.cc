@@ -27,10 +27,9 @@ struct Options {
 // Layouts that stand for the degrees a user may ask for, the step's own first.
 std::vector<Layout> Probes(const Layout& own) {
   std::vector<Layout> probes = {own};
-  for (const char* text :
-       {"tp1", "dp2_zero1", "dp3_zero2", "dp8_zero3", "tp2", "tp4", "tp8", "pp2", "pp3", "pp4",
-        "tp2_pp2_dp2_zero1", "dp2_ep2", "cp2", "vpp2_pp2", "bf16", "fp16", "fp32", "plain",
-        "pipe"}) {
+  for (const char* text : {"tp1", "dp2_zero1", "dp3_zero2", "dp8_zero3", "tp2", "tp4", "tp8", "pp2",
+                           "pp3", "pp4", "tp2_pp2_dp2_zero1", "dp2_ep2", "cp2", "vpp2_pp2", "bf16",
+                           "fp16", "fp32", "plain", "pipe"}) {
     auto layout = Layout::Parse(text);
     if (layout && *layout != own) probes.push_back(*std::move(layout));
   }
@@ -133,14 +132,14 @@ Status Run(const Options& options) {
 
 void AddInfoCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
+  Command& command =
       commands.Add("info", "What a checkpoint or a step holds, and which views it allows");
-  command->add_option("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), or RUN/ID")
-      ->required();
+  command.Add("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), or RUN/ID")
+      .Required();
   AddStoreOption(command, options->store);
   AddIngestOptions(command, options->ingest);
   AddJsonOption(command, options->json);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

@@ -50,11 +50,11 @@ Status Run(const Options& options) {
 
 void AddListCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("list", "List runs and their steps");
-  command->add_option("RUN", options->run, "Only this run");
+  Command& command = commands.Add("list", "List runs and their steps");
+  command.Add("RUN", options->run, "Only this run");
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

@@ -18,16 +18,16 @@ Status CheckOwnMount(const std::string& mountpoint) {
   const bool other = entry && entry->type == "fuse.ckptfs" && entry->user &&
                      *entry->user != ::geteuid() && !IsDeadMount(path);
   if (!other) return {};
-  return Fail(ErrorCode::kPermission, StrCat(path, ": user ", *entry->user,
-                                             " mounted it; its daemon answers that user's commands"));
+  return Fail(ErrorCode::kPermission,
+              StrCat(path, ": user ", *entry->user,
+                     " mounted it; its daemon answers that user's commands"));
 }
 
 }  // namespace
 
-void AddLiveOptions(CLI::App* command, LiveOptions& options) {
+void AddLiveOptions(Command& command, LiveOptions& options) {
   AddStoreOption(command, options.store);
-  command->add_option("--mountpoint", options.mountpoint, "Only the mount there")
-      ->type_name("DIR");
+  command.Add("--mountpoint", options.mountpoint, "Only the mount there").Value("DIR");
 }
 
 Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options) {
@@ -44,10 +44,9 @@ Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options) {
   if (!options.mountpoint.empty()) {
     CKPT_RETURN_IF_ERROR(CheckOwnMount(options.mountpoint));
   }
-  return Fail(ErrorCode::kNotFound,
-              options.mountpoint.empty()
-                  ? StrCat("no live mount of the store ", store)
-                  : StrCat("no live mount at ", options.mountpoint));
+  return Fail(ErrorCode::kNotFound, options.mountpoint.empty()
+                                        ? StrCat("no live mount of the store ", store)
+                                        : StrCat("no live mount at ", options.mountpoint));
 }
 
 }  // namespace ckptfs

@@ -6,11 +6,11 @@
 
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "core/base/result.h"
+#include "mount/commands/command.h"
 #include "mount/control_client.h"
 
 namespace ckptfs {
@@ -20,7 +20,7 @@ struct LiveOptions {
   std::string mountpoint;
 };
 
-void AddLiveOptions(CLI::App* command, LiveOptions& options);
+void AddLiveOptions(Command& command, LiveOptions& options);
 
 // The mounts of the store (or the one at the mount point); never empty:
 // kNotFound if none is live.

@@ -90,59 +90,51 @@ Status Run(const Options& options) {
   return RunMount(request, [] {});
 }
 
-void AddServingOptions(CLI::App* command, Options& options) {
-  command->add_option("--mode", options.mode, "How to serve files (default: chosen per file)")
-      ->type_name("stream|materialise|direct")
-      ->check(Checked(ParseMode));
+void AddServingOptions(Command& command, Options& options) {
+  command.Add("--mode", options.mode, "How to serve files (default: chosen per file)")
+      .Value("stream|materialise|direct")
+      .Check(Checked(ParseMode));
   command
-      ->add_option("--budget", options.budget,
-                   "Memory for materialised files (default: a quarter of RAM)")
-      ->type_name("BYTES")
-      ->check(Checked(ParseBytes));
+      .Add("--budget", options.budget, "Memory for materialised files (default: a quarter of RAM)")
+      .Value("BYTES")
+      .Check(Checked(ParseBytes));
   command
-      ->add_option("--reserve", options.reserve,
-                   "Of it, kept ready for the next files (default: a third, at most 8G)")
-      ->type_name("BYTES")
-      ->check(Checked(ParseBytes));
+      .Add("--reserve", options.reserve,
+           "Of it, kept ready for the next files (default: a third, at most 8G)")
+      .Value("BYTES")
+      .Check(Checked(ParseBytes));
   command
-      ->add_option("--read-ahead", options.request.read_ahead_kib,
-                   "The kernel's read-ahead for the mount; 0 leaves it (default: 16384)")
-      ->type_name("KIB")
-      ->check(Checked(ParseCount));
+      .Add("--read-ahead", options.request.read_ahead_kib,
+           "The kernel's read-ahead for the mount; 0 leaves it (default: 16384)")
+      .Value("KIB")
+      .Check(Checked(ParseCount));
   AddThreadsOption(command, options.request.threads, "Threads that answer requests");
-  command->add_flag("--clone-fd", options.request.clone_fd, "A kernel queue per thread");
+  command.Add("--clone-fd", options.request.clone_fd, "A kernel queue per thread");
 }
 
 }  // namespace
 
 void AddMountCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("mount", "Mount a store; returns when the mount answers");
-  command->add_option("MOUNTPOINT", options->request.mountpoint, "An existing directory")
-      ->required();
+  Command& command = commands.Add("mount", "Mount a store; returns when the mount answers");
+  command.Add("MOUNTPOINT", options->request.mountpoint, "An existing directory").Required();
   AddStoreOption(command, options->request.store);
-  command->add_option("--adopt", options->adopt, "Adopt a checkpoint first")
-      ->type_name("PATH")
-      ->allow_extra_args(false);
-  command->add_option("--run", options->run, "The run /view shows")->type_name("RUN");
-  command->add_option("--step", options->step, "The step /view shows (default: latest)")
-      ->type_name("ID|latest");
-  command->add_flag("--follow", options->request.follow, "Move /view when a newer step appears");
-  command->add_option("--layout", options->layouts, "A layout that listings show")
-      ->type_name("LAYOUT")
-      ->check(Checked(Layout::Parse))
-      ->allow_extra_args(false);
+  command.Add("--adopt", options->adopt, "Adopt a checkpoint first").Value("PATH");
+  command.Add("--run", options->run, "The run /view shows").Value("RUN");
+  command.Add("--step", options->step, "The step /view shows (default: latest)").Value("ID|latest");
+  command.Add("--follow", options->request.follow, "Move /view when a newer step appears");
+  command.Add("--layout", options->layouts, "A layout that listings show")
+      .Value("LAYOUT")
+      .Check(Checked(Layout::Parse));
   AddRootOption(command, options->roots);
   AddServingOptions(command, *options);
-  command->add_flag("--allow-other", options->request.allow_other,
-                    "Let other users in (always for root)");
-  command->add_flag("--mkdir", options->request.mkdir, "Make the mount point if it is missing");
-  command
-      ->add_option("--log", options->request.log,
-                   "Where the daemon logs (default: log/ in the store)")
-      ->type_name("FILE|syslog|stderr");
-  command->add_flag("--foreground", options->foreground, "Stay in the foreground; log to stderr");
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.Add("--allow-other", options->request.allow_other,
+              "Let other users in (always for root)");
+  command.Add("--mkdir", options->request.mkdir, "Make the mount point if it is missing");
+  command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
+      .Value("FILE|syslog|stderr");
+  command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

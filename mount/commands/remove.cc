@@ -50,13 +50,11 @@ Status Run(const Options& options) {
 
 void AddRemoveCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command =
+  Command& command =
       commands.Add("remove", "Forget steps; an adopted checkpoint's own files are not touched");
-  command->add_option("STEP", options->steps, "RUN/ID")
-      ->required()
-      ->check(Checked(ParseOneStep));
+  command.Add("STEP", options->steps, "RUN/ID").Required().Check(Checked(ParseOneStep));
   AddStoreOption(command, options->store);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

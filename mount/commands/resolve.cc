@@ -30,12 +30,12 @@ Status Run(const Options& options) {
 
 void AddResolveCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("resolve", "Print the one id that `latest` means now");
-  command->add_option("RUN", options->run, "The run")->required();
-  command->add_option("ID", options->id, "latest (the default), or an id to check");
+  Command& command = commands.Add("resolve", "Print the one id that `latest` means now");
+  command.Add("RUN", options->run, "The run").Required();
+  command.Add("ID", options->id, "latest (the default), or an id to check");
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

@@ -27,9 +27,9 @@ void PrintTree(const Json& json, const std::string& indent) {
       std::printf("%s\n", label.c_str());
       PrintTree(value, indent + "  ");
     } else {
-      const std::string text = value.is_string() ? value.get<std::string>()
-                                                 : value.dump(-1, ' ', false,
-                                                              Json::error_handler_t::replace);
+      const std::string text = value.is_string()
+                                   ? value.get<std::string>()
+                                   : value.dump(-1, ' ', false, Json::error_handler_t::replace);
       std::printf("%s%s\n", label.c_str(), text.c_str());
     }
   }
@@ -58,10 +58,10 @@ Status Run(const Options& options) {
 
 void AddStatusCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("status", "What live mounts have served, and how");
+  Command& command = commands.Add("status", "What live mounts have served, and how");
   AddLiveOptions(command, options->live);
   AddJsonOption(command, options->json);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

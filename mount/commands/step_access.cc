@@ -18,10 +18,9 @@ namespace {
 constexpr int kBarWidth = 40;
 
 void Draw(const std::string& what, const JobProgress& progress) {
-  const double share = progress.bytes_total == 0
-                           ? 1.0
-                           : static_cast<double>(progress.bytes_done) /
-                                 static_cast<double>(progress.bytes_total);
+  const double share = progress.bytes_total == 0 ? 1.0
+                                                 : static_cast<double>(progress.bytes_done) /
+                                                       static_cast<double>(progress.bytes_total);
   const int filled = static_cast<int>(share * kBarWidth);
   const std::string bar = std::string(static_cast<size_t>(filled), '#') +
                           std::string(static_cast<size_t>(kBarWidth - filled), ' ');
@@ -58,11 +57,10 @@ bool IsPath(const std::string& subject) {
 
 }  // namespace
 
-void AddRootOption(CLI::App* command, std::vector<std::string>& roots) {
-  command->add_option("--root", roots, "The source directory FROM lies at TO on this machine")
-      ->type_name("FROM=TO")
-      ->check(Checked(ParseRoot))
-      ->allow_extra_args(false);
+void AddRootOption(Command& command, std::vector<std::string>& roots) {
+  command.Add("--root", roots, "The source directory FROM lies at TO on this machine")
+      .Value("FROM=TO")
+      .Check(Checked(ParseRoot));
 }
 
 Result<RootMap> ParseRoots(const std::vector<std::string>& words) {
@@ -74,10 +72,8 @@ Result<RootMap> ParseRoots(const std::vector<std::string>& words) {
   return roots;
 }
 
-void AddThreadsOption(CLI::App* command, unsigned& threads, const std::string& description) {
-  command->add_option("--threads", threads, description)
-      ->type_name("N")
-      ->check(Checked(ParseCount));
+void AddThreadsOption(Command& command, unsigned& threads, const std::string& description) {
+  command.Add("--threads", threads, description).Value("N").Check(Checked(ParseCount));
 }
 
 Result<StepRecord> ResolveStep(Store& store, std::string_view name) {
@@ -91,8 +87,8 @@ Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
   if (!IsPath(subject)) {
     auto opened = OpenStore(store, false);
     if (!opened) {
-      return Fail(std::move(opened).error().WithContext(
-          StrCat(subject, " is no file here; as a step")));
+      return Fail(
+          std::move(opened).error().WithContext(StrCat(subject, " is no file here; as a step")));
     }
     CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(**opened, subject));
     return (*opened)->Load(record);

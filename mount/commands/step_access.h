@@ -7,7 +7,6 @@
 
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,15 +17,16 @@
 #include "core/jobs/work_list.h"
 #include "core/store/store.h"
 #include "mount/adoption.h"
+#include "mount/commands/command.h"
 
 namespace ckptfs {
 
 // --root FROM=TO: where a directory of the manifest lies on this machine.
-void AddRootOption(CLI::App* command, std::vector<std::string>& roots);
+void AddRootOption(Command& command, std::vector<std::string>& roots);
 Result<RootMap> ParseRoots(const std::vector<std::string>& words);
 
 // --threads N.
-void AddThreadsOption(CLI::App* command, unsigned& threads, const std::string& description);
+void AddThreadsOption(Command& command, unsigned& threads, const std::string& description);
 
 // `name` is RUN/ID; ID may be "latest".
 Result<StepRecord> ResolveStep(Store& store, std::string_view name);

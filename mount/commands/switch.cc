@@ -29,12 +29,12 @@ Status Run(const Options& options) {
 
 void AddSwitchCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("switch", "Move /view of live mounts to another step");
-  command->add_option("STEP", options->step, "RUN/ID, or RUN/latest")
-      ->required()
-      ->check(Checked(ParseStepReference));
+  Command& command = commands.Add("switch", "Move /view of live mounts to another step");
+  command.Add("STEP", options->step, "RUN/ID, or RUN/latest")
+      .Required()
+      .Check(Checked(ParseStepReference));
   AddLiveOptions(command, options->live);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

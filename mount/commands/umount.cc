@@ -59,10 +59,10 @@ Status Run(const Options& options) {
 
 void AddUmountCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("umount", "Unmount, and wait until the daemon has ended");
-  command->add_option("MOUNTPOINT", options->mountpoint, "Where it is mounted")->required();
-  command->add_flag("--lazy", options->lazy, "Detach now though files are open");
-  commands.SetBody(command, [options] { return Run(*options); });
+  Command& command = commands.Add("umount", "Unmount, and wait until the daemon has ended");
+  command.Add("MOUNTPOINT", options->mountpoint, "Where it is mounted").Required();
+  command.Add("--lazy", options->lazy, "Detach now though files are open");
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

@@ -44,16 +44,16 @@ void PrintAsText(const VerifyReport& report, const Options& options) {
     std::printf("%s: %s\n", defect.subject.c_str(), defect.rule.c_str());
   }
   if (report.defect_count > report.defects.size()) {
-    std::printf("... and %llu more\n", static_cast<unsigned long long>(
-                                           report.defect_count - report.defects.size()));
+    std::printf("... and %llu more\n",
+                static_cast<unsigned long long>(report.defect_count - report.defects.size()));
   }
   if (report.unsummed_blobs > 0) {
     std::printf("note: %llu files were written without checksums, such as %s\n",
                 static_cast<unsigned long long>(report.unsummed_blobs), report.unsummed.c_str());
   }
   std::printf("%llu files (%s) read, %s compared with checksums, %llu replicated tensors compared",
-              static_cast<unsigned long long>(report.blobs),
-              HumanBytes(report.blob_bytes).c_str(), HumanBytes(report.summed_bytes).c_str(),
+              static_cast<unsigned long long>(report.blobs), HumanBytes(report.blob_bytes).c_str(),
+              HumanBytes(report.summed_bytes).c_str(),
               static_cast<unsigned long long>(report.atoms_compared));
   if (options.finite) {
     std::printf(", %llu tensors checked for NaN and infinity",
@@ -85,14 +85,14 @@ Status Run(const Options& options) {
 
 void AddVerifyCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("verify", "Read everything a step refers to; compare replicas");
-  command->add_option("STEP", options->step, "RUN/ID, or a checkpoint's path")->required();
+  Command& command = commands.Add("verify", "Read everything a step refers to; compare replicas");
+  command.Add("STEP", options->step, "RUN/ID, or a checkpoint's path").Required();
   AddStoreOption(command, options->store);
   AddRootOption(command, options->roots);
-  command->add_flag("--finite", options->finite, "Look for NaN and infinity, too");
+  command.Add("--finite", options->finite, "Look for NaN and infinity, too");
   AddThreadsOption(command, options->threads, "Threads that read");
   AddJsonOption(command, options->json);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

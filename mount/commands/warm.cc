@@ -51,13 +51,13 @@ Status Run(const Options& options) {
 
 void AddWarmCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = commands.Add("warm", "Fill a layout's files into memory before they are read");
-  command->add_option("LAYOUT", options->layout, "Of the step /view shows, or RUN/ID/LAYOUT")
-      ->required()
-      ->check(Checked(LayoutOf));
-  command->add_option("PATH", options->path, "Only what lies below it, such as rank0");
+  Command& command = commands.Add("warm", "Fill a layout's files into memory before they are read");
+  command.Add("LAYOUT", options->layout, "Of the step /view shows, or RUN/ID/LAYOUT")
+      .Required()
+      .Check(Checked(LayoutOf));
+  command.Add("PATH", options->path, "Only what lies below it, such as rank0");
   AddLiveOptions(command, options->live);
-  commands.SetBody(command, [options] { return Run(*options); });
+  command.body = [options] { return Run(*options); };
 }
 
 }  // namespace ckptfs

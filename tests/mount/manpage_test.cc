@@ -32,7 +32,8 @@ std::map<std::string, std::set<std::string>> OptionsOfManPage() {
     std::smatch match;
     if (line.starts_with("## ")) command.clear();
     if (std::regex_match(line, match, heading)) commands[command = match[1]];
-    if (!command.empty() && std::regex_match(line, match, option)) commands[command].insert(match[1]);
+    if (!command.empty() && std::regex_match(line, match, option))
+      commands[command].insert(match[1]);
   }
   return commands;
 }
@@ -40,11 +41,10 @@ std::map<std::string, std::set<std::string>> OptionsOfManPage() {
 std::map<std::string, std::set<std::string>> OptionsOfProgram() {
   std::map<std::string, std::set<std::string>> commands;
   const auto set = MakeCommandSet();
-  for (const CLI::App* command : set->app().get_subcommands({})) {
-    auto& options = commands[command->get_name()];
-    for (const CLI::Option* option : command->get_options()) {
-      if (option->get_positional() || option->get_lnames().empty()) continue;
-      if (option->get_lnames()[0] != "help") options.insert("--" + option->get_lnames()[0]);
+  for (const Command& command : set->commands()) {
+    auto& options = commands[command.name];
+    for (const CommandOption& option : command.options) {
+      if (!option.positional()) options.insert(option.name);
     }
   }
   return commands;
@@ -70,13 +70,12 @@ TEST(ManPage, ListsExactlyEveryCommandsOptions) {
 TEST(ManPage, HeadingsNameThePositionals) {
   const std::string page = ManPage();
   const auto set = MakeCommandSet();
-  for (const CLI::App* command : set->app().get_subcommands({})) {
-    std::string heading = "### " + command->get_name();
-    for (const CLI::Option* option : command->get_options()) {
-      if (!option->get_positional()) continue;
-      const std::string word = option->get_name(true, false);
-      const std::string many = option->get_items_expected_max() > 1 ? "..." : "";
-      heading += option->get_required() ? " " + word + many : " [" + word + "]" + many;
+  for (const Command& command : set->commands()) {
+    std::string heading = "### " + command.name;
+    for (const CommandOption& option : command.options) {
+      if (!option.positional()) continue;
+      const std::string many = option.many() ? "..." : "";
+      heading += option.required ? " " + option.name + many : " [" + option.name + "]" + many;
     }
     EXPECT_NE(page.find(heading + "\n"), std::string::npos) << heading;
   }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Command is one row of the table that the command line is: a name, what it
+// takes, and the body that runs when it was chosen.  The library that parses
+// words is seen by command_set.cc alone.
+//
+// Thread safety: used by the process's first thread only.
+// Lifetime: targets must outlive the command; they are shared by its body.
+
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+// What a body returns: an error becomes a line on stderr and an exit code.
+using CommandBody = std::function<Status()>;
+
+// Why a word is not a value; empty: it is.
+using ValueCheck = std::function<std::string(const std::string&)>;
+
+// A value that `parse` (string to Result) refuses makes the command line wrong.
+template <class Parse>
+ValueCheck Checked(Parse parse) {
+  return [parse](const std::string& text) {
+    const auto parsed = parse(text);
+    return parsed ? std::string() : parsed.error().message;
+  };
+}
+
+struct CommandOption {
+  // Where the value goes; a bool is a flag without one, and of an option with a
+  // list each occurrence adds one (of a positional: each word).
+  using Target = std::variant<std::string*, std::vector<std::string>*, bool*, unsigned*, uint64_t*>;
+
+  std::string name;  // "--step", or "STEP" where it goes by its position
+  Target target;
+  std::string help;
+  std::string value;  // how a value is written: "RUN/ID"
+  ValueCheck check;   // empty: any
+  bool required = false;
+  std::string excludes;  // the option that it cannot be given with
+
+  bool positional() const { return !name.starts_with('-'); }
+  bool many() const { return std::holds_alternative<std::vector<std::string>*>(target); }
+
+  CommandOption& Required() { return required = true, *this; }
+  CommandOption& Value(std::string written) { return value = std::move(written), *this; }
+  CommandOption& Check(ValueCheck checked) { return check = std::move(checked), *this; }
+  CommandOption& Excludes(std::string other) { return excludes = std::move(other), *this; }
+};
+
+struct Command {
+  std::string name;
+  std::string description;
+  std::deque<CommandOption> options;  // references to its elements stay valid
+  CommandBody body;
+
+  template <class T>
+  CommandOption& Add(std::string option, T& target, std::string help) {
+    return options.emplace_back(
+        CommandOption{std::move(option), &target, std::move(help), {}, {}, false, {}});
+  }
+};
+
+}  // namespace ckptfs
