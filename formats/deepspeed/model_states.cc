@@ -243,13 +243,6 @@ Result<ModelStates> ReadRoot(const TorchFile& file, const std::string& path, Blo
 
 }  // namespace
 
-std::vector<std::string> NamesOf(const std::vector<NamedShape>& shapes) {
-  std::vector<std::string> names;
-  names.reserve(shapes.size());
-  for (const NamedShape& shape : shapes) names.push_back(shape.name);
-  return names;
-}
-
 Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
                                     const ModelStatesWanted& wanted) {
   auto out = ReadRoot(file, path, blob, wanted);

@@ -63,7 +63,7 @@ class UniversalReader {
   static Result<Marks> ReadMarks(PickleRef dict);
   Status GiveShapes();
   Pattern PatternOf(const Folder& folder, const Pattern& by_rules) const;
-  Status CheckExperts(const Folder& folder, const Sharding& sharding) const;
+  Status CheckExperts(const Folder& folder, const Parameter& parameter) const;
   void NoteMissingFrozen();
   Status DeclareParameters();
   Status DeclareOthers(const ShardingRules& rules);
