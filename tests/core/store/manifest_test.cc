@@ -62,7 +62,6 @@ TEST(ManifestTest, EveryFieldSurvives) {
   ASSERT_EQ(after->parameters.size(), before.parameters.size());
   for (size_t i = 0; i < before.parameters.size(); ++i) {
     EXPECT_EQ(after->parameters[i].name, before.parameters[i].name);
-    EXPECT_EQ(after->parameters[i].source_name, before.parameters[i].source_name);
     EXPECT_EQ(after->parameters[i].pattern, before.parameters[i].pattern);
     EXPECT_EQ(after->parameters[i].expert, before.parameters[i].expert);
     EXPECT_EQ(after->parameters[i].stacked_experts, before.parameters[i].stacked_experts);
@@ -75,6 +74,17 @@ TEST(ManifestTest, EveryFieldSurvives) {
   EXPECT_EQ(after->documents[0].tensors[0].strides, before.documents[0].tensors[0].strides);
   EXPECT_EQ(after->groups[0].parameters, before.groups[0].parameters);
   EXPECT_EQ(after->FindParameter("lm_head.weight"), ParameterIndex{0});
+}
+
+TEST(ManifestTest, TheFamilysRulesTravelWithTheStep) {
+  StepModel before = SampleModel();
+  before.family = "mine";
+  before.family_rules = "name = \"mine\"\n";
+  before.family_sizes = {{"head_dim", 16}, {"layers", -1}};
+  const auto after = ParseManifest(Rendered(before));
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_EQ(after->family_rules, before.family_rules);
+  EXPECT_EQ(after->family_sizes, before.family_sizes);
 }
 
 TEST(ManifestTest, AnEmptyStepSurvives) {
