@@ -11,7 +11,6 @@
 #include "core/model/side_blob.h"
 #include "core/store/catalogue.h"
 #include "core/store/manifest_format.h"
-#include "core/store/mapped_file.h"
 #include "core/store/records.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_index.h"
@@ -89,6 +88,7 @@ struct Store::State {
   }
   std::string CataloguePath() const { return directory + "/catalogue.sqlite"; }
 
+  Status CheckPresent();
   Status PutManifest(const std::string& bytes, const Digest& digest);
   Status ClaimRun(const std::string& run, const std::string& root);
   Status CheckOthers(const std::string& run, const std::string& root);
@@ -131,6 +131,20 @@ Result<std::unique_ptr<Store>> Store::OpenOn(std::shared_ptr<Storage> storage) {
 
 const std::string& Store::directory() const { return state_->directory; }
 
+// That what lies here is the store that was opened.  One that is away (an
+// automounter, a server that does not answer) is an empty directory, which says
+// nothing about its steps.
+Status Store::State::CheckPresent() {
+  const auto now = Identity(*storage, false);
+  if (now && *now == identity) return {};
+  if (now) {
+    return Fail(ErrorCode::kIo, StrCat("another store lies at ", directory,
+                                       " now; what is known of the one before stays"));
+  }
+  return Fail(ErrorCode::kIo, StrCat("store ", directory, " is away (", now.error().message,
+                                     "); what is known of it stays"));
+}
+
 Status Store::Refresh() {
   std::shared_ptr<const StoreIndex> known;
   uint64_t ticket = 0;
@@ -140,7 +154,9 @@ Status Store::Refresh() {
     known = state_->index;
   }
   RecordTexts added;
+  CKPT_RETURN_IF_ERROR(state_->CheckPresent());
   CKPT_ASSIGN_OR_RETURN(StoreIndex fresh, BuildStoreIndex(*state_->storage, *known, added));
+  CKPT_RETURN_IF_ERROR(state_->CheckPresent());  // all the time, that is
   if (!added.empty() && !state_->directory.empty()) {
     AddToCatalogue(state_->CataloguePath(), state_->identity, added);
   }
@@ -361,16 +377,8 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   }
   auto step = std::make_shared<Step>();
   step->record = record;
-  Result<StepModel> model = Fail(ErrorCode::kInternal, "not loaded");
-  const std::string name = ManifestName(record.manifest);
-  if (state_->directory.empty()) {
-    CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_->ReadManifest(record.manifest));
-    model = ParseNamedManifest(bytes, record.manifest);
-  } else {
-    CKPT_ASSIGN_OR_RETURN(const MappedFile file,
-                          MappedFile::Open(StrCat(state_->directory, "/", name)));
-    model = ParseNamedManifest(file.bytes(), record.manifest);
-  }
+  CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_->ReadManifest(record.manifest));
+  Result<StepModel> model = ParseNamedManifest(bytes, record.manifest);
   if (!model) return Fail(std::move(model).error().WithContext(StrCat(record.run, "/", record.id)));
   step->model = *std::move(model);
   step->hold = HoldSideBlob(state_->directory, step->model);

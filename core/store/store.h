@@ -105,7 +105,8 @@ class Store {
   // kNotFound if it is gone already.
   Status Remove(const StepRecord& record);
 
-  // Notice what other processes published since.
+  // Notice what other processes published since.  A store that is away, or
+  // another one in its place, is an error (kIo) and changes nothing.
   Status Refresh();
 
   const std::string& directory() const;  // empty unless on local disk
