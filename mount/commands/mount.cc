@@ -11,6 +11,7 @@
 #include "mount/mount_process.h"
 #include "mount/mount_table.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -73,7 +74,7 @@ Result<MountRequest> RequestOf(const Options& options) {
 int Serve(const MountRequest& request, const std::function<void()>& ready) {
   const Status done = RunMount(request, ready);
   if (done) return 0;
-  std::fprintf(stderr, "ckptfs: %s\n", done.error().message.c_str());
+  std::fprintf(stderr, "ckptfs: %s\n", Printable(done.error().message).c_str());
   return static_cast<int>(ExitCodeOf(done.error().code));
 }
 
