@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
@@ -64,7 +65,8 @@ Result<MountRequest> RequestOf(const Options& options) {
     CKPT_ASSIGN_OR_RETURN(request.reserve_bytes, ParseBytes(options.reserve));
   }
   if (!request.log.empty() && request.log != "stderr" && request.log != "syslog") {
-    CKPT_ASSIGN_OR_RETURN(request.log, AbsolutePath(request.log));
+    // Not AbsolutePath: a link in the log's place has to be seen as one.
+    request.log = std::filesystem::absolute(request.log).lexically_normal().string();
   }
   request.allow_other = request.allow_other || ::geteuid() == 0;
   return request;
