@@ -329,7 +329,7 @@ TEST_F(StoreTest, ACatalogueOfSomebodyElseIsNotBelieved) {
   fs::remove(Path("catalogue.sqlite"));
   std::ofstream(Path("private")) << "not a catalogue";
   fs::create_symlink(Path("private"), Path("catalogue.sqlite"));
-  Publish(*Open(), TinyModel("b", 2, 2));
+  Publish(*Open(), TinyModel("b", 2, 2), "other");
   EXPECT_EQ(fs::file_size(Path("private")), 15u);
 }
 
