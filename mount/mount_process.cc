@@ -112,7 +112,8 @@ Status AdoptAll(const MountRequest& request, Store& store, FilesystemOptions& op
   std::set<std::string> runs;
   std::string step;
   for (const AdoptRequest& adopt : request.adopt) {
-    CKPT_ASSIGN_OR_RETURN(const AdoptOutcome outcome, Adopt(store, adopt));
+    CKPT_ASSIGN_OR_RETURN(const AdoptReport outcome, AdoptRequested(store, adopt));
+    for (const Error& error : outcome.refused) Say(StrCat("not adopted: ", error.message));
     for (const std::string& line : outcome.skipped) Say(StrCat("skipped ", line));
     for (const std::string& line : outcome.warnings) Say(line);
     for (const StepRecord& record : outcome.steps) runs.insert(record.run);

@@ -19,7 +19,7 @@
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/blob/bus_guard.h"
-#include "core/blob/file_stamp.h"
+#include "core/blob/fingerprint.h"
 
 namespace ckptfs {
 namespace {
@@ -64,14 +64,15 @@ struct Stripe {
   std::unordered_map<uint32_t, MappingPointer> open GUARDED_BY(mutex);
 };
 
-Result<MappingPointer> OpenMapping(const std::string& path, const Blob& blob, BlobIndex index) {
+Result<MappingPointer> OpenMapping(FileCheck& files, const std::string& path, const Blob& blob,
+                                   BlobIndex index) {
   // O_NONBLOCK: a fifo put in the file's place must not hang the reader.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return Fail(ErrnoError(errno, StrCat("open ", path)));
   struct stat status;
   const int stat_error = fstat(fd, &status) == 0 ? 0 : errno;
   Status same = stat_error != 0 ? Status(Fail(ErrnoError(stat_error, StrCat("stat ", path))))
-                                : CompareStamps(path, blob.stamp, StampOf(status));
+                                : files.CheckOpen(fd, path, index, blob);
   if (same && !S_ISREG(status.st_mode)) {
     same = Fail(ErrorCode::kInvalid, StrCat(path, " is not a regular file"));
   }
@@ -105,6 +106,7 @@ struct BlobReader::State {
   const StepModel& model;
   const Options options;
   const int64_t interval_ns;
+  FileCheck files;
   std::array<Stripe, kStripes> stripes;
   std::atomic<size_t> open_count{0};
   std::atomic<uint64_t> bytes_read{0};
@@ -180,14 +182,16 @@ std::string BlobReader::PathOf(BlobIndex blob) const {
 }
 
 Status BlobReader::Check(BlobIndex blob) {
-  const std::string path = PathOf(blob);
-  CKPT_ASSIGN_OR_RETURN(const BlobStamp now, StampOfFile(path));
-  return CompareStamps(path, state_->model.blob(blob).stamp, now);
+  return state_->files.Check(PathOf(blob), blob, state_->model.blob(blob));
+}
+
+Status BlobReader::CheckAgain(BlobIndex blob) {
+  return state_->files.CheckAgain(PathOf(blob), blob, state_->model.blob(blob));
 }
 
 Status BlobReader::CheckOpen() {
   for (const MappingPointer& mapping : state_->AllOpen()) {
-    CKPT_RETURN_IF_ERROR(Check(mapping->blob()));
+    CKPT_RETURN_IF_ERROR(CheckAgain(mapping->blob()));
   }
   return {};
 }
@@ -212,7 +216,7 @@ Result<std::shared_ptr<const BlobReader::Mapping>> BlobReader::Map(BlobIndex blo
     return open;
   }
   CKPT_ASSIGN_OR_RETURN(MappingPointer fresh,
-                        OpenMapping(PathOf(blob), state_->model.blob(blob), blob));
+                        OpenMapping(state_->files, PathOf(blob), state_->model.blob(blob), blob));
   fresh->next_check.store(now + state_->interval_ns, std::memory_order_relaxed);
   MappingPointer kept = state_->Insert(std::move(fresh));
   state_->Recycle();

@@ -85,10 +85,13 @@ class BlobReader {
   // The error of a bus error while the blob was copied.
   Error Vanished(BlobIndex blob) const;
 
-  // Compare the file with its stamp now.
+  // Compare the file with its stamp now, and with its fingerprint if only times
+  // moved.
   Status Check(BlobIndex blob);
+  // The same after reading: times that moved since the last check are kStale.
+  Status CheckAgain(BlobIndex blob);
 
-  // Compare every mapped file with its stamp now: at the end of a job, so that
+  // CheckAgain of every mapped file: at the end of a job, so that
   // what was read since the last check is known to be good.
   Status CheckOpen();
 

@@ -2,6 +2,8 @@
 #include "core/store/store.h"
 
 #include <algorithm>
+#include <array>
+#include <filesystem>
 #include <random>
 #include <tuple>
 
@@ -20,10 +22,6 @@ namespace {
 
 constexpr std::string_view kFormatName = "format";
 
-auto StepOrder(const StepRecord& record) {
-  return std::tie(record.iteration, record.mtime_ns, record.id);
-}
-
 std::string RandomId() {
   std::random_device device;
   Digest id;
@@ -31,6 +29,28 @@ std::string RandomId() {
     *half = (uint64_t{device()} << 32) | device();
   }
   return id.Hex();
+}
+
+// What a store holds, and what is left of one that was not made to the end.
+constexpr auto kStoreNames = std::to_array<std::string_view>(
+    {".tmp", "blobs", "deleted", "log", "lost+found", "manifests", "runs", "steps"});
+
+// Nothing is written into a directory that is something else: a checkpoint given
+// for a store, say.
+Status CheckMayBeStore(const std::string& directory) {
+  std::error_code error;
+  const std::filesystem::path path = directory;
+  if (std::filesystem::exists(path / kFormatName, error)) return {};
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours = name.starts_with("catalogue.sqlite") ||
+                      std::find(kStoreNames.begin(), kStoreNames.end(), name) != kStoreNames.end();
+    if (ours) continue;
+    return Fail(ErrorCode::kInvalid,
+                StrCat(directory, " is not a store, and it is not empty (", name,
+                       "); if it is a checkpoint, do you mean --adopt ", directory, "?"));
+  }
+  return {};
 }
 
 // The identity of the store, made if it has none.
@@ -55,10 +75,19 @@ Result<std::string> Identity(Storage& storage, bool create) {
 
 }  // namespace
 
+bool IsOlder(const StepRecord& a, const StepRecord& b) {
+  const auto order = [](const StepRecord& record) {
+    return std::tuple(record.iteration, !record.converted, record.mtime_ns,
+                      std::string_view(record.id));
+  };
+  return order(a) < order(b);
+}
+
 Store::Store(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Store::~Store() = default;
 
 Result<std::unique_ptr<Store>> Store::Open(const std::string& directory, bool create) {
+  CKPT_RETURN_IF_ERROR(CheckMayBeStore(directory));
   auto storage = FileStorage::Open(directory, create);
   if (!storage) return Fail(std::move(storage).error().WithContext(StrCat("store ", directory)));
   auto state = std::make_unique<State>();
@@ -239,7 +268,7 @@ Result<std::vector<StepRecord>> Store::Steps(std::string_view run) {
     }
   }
   std::sort(records.begin(), records.end(), [](const StepRecord& a, const StepRecord& b) {
-    return StepOrder(a) < StepOrder(b);
+    return IsOlder(a, b);
   });
   return records;
 }
@@ -263,7 +292,7 @@ Result<StepRecord> Store::Resolve(std::string_view run, std::string_view id) {
     if (!step.record) {
       return Fail(Error(step.record.error()).WithContext(StrCat("latest of '", run, "'")));
     }
-    if (latest == nullptr || StepOrder(*latest) < StepOrder(*step.record)) latest = &*step.record;
+    if (latest == nullptr || IsOlder(*latest, *step.record)) latest = &*step.record;
   }
   CKPT_CHECK(latest != nullptr);  // a run without steps is not in the index
   return *latest;

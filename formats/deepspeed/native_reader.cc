@@ -30,9 +30,7 @@ Result<TorchFile> OpenTorch(const std::string& path) { return TorchFile::Open(pa
 NativeReader::NativeReader(const StepCandidate& candidate, const SourceOptions& options,
                            StepFiles files)
     : candidate_(candidate), options_(options), files_(std::move(files)) {
-  if (candidate_.directory.size() > candidate_.root.size()) {
-    prefix_ = StrCat(std::string_view(candidate_.directory).substr(candidate_.root.size() + 1), "/");
-  }
+  prefix_ = candidate_.Prefix();
 }
 
 std::string NativeReader::PathOf(const std::string& name) const {

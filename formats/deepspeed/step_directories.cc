@@ -70,7 +70,6 @@ StepCandidate PointerCandidate(const std::string& path, std::string_view pointer
 }  // namespace
 
 Status CheckPointer(const StepCandidate& step) {
-  if (step.directory == step.root) return {};
   CKPT_ASSIGN_OR_RETURN(const bool directory, IsDirectory(step.directory));
   if (directory) return {};
   CKPT_RETURN_IF_ERROR(ReadTag(step.root, step.id));
@@ -86,7 +85,10 @@ Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::strin
   std::vector<StepCandidate> out;
   CKPT_ASSIGN_OR_RETURN(const bool itself, is_step(path));
   if (itself) {
-    CKPT_ASSIGN_OR_RETURN(StepCandidate only, CandidateOf(path, path));
+    const size_t slash = path.find_last_of('/');
+    CKPT_ASSIGN_OR_RETURN(
+        StepCandidate only,
+        CandidateOf(path, slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash)));
     out.push_back(std::move(only));
     return out;
   }

@@ -60,9 +60,7 @@ std::string KindOf(std::string_view file) {
 UniversalReader::UniversalReader(const StepCandidate& candidate, const SourceOptions& options,
                                  StepFiles files)
     : candidate_(candidate), options_(options), files_(std::move(files)) {
-  if (candidate_.directory.size() > candidate_.root.size()) {
-    prefix_ = StrCat(std::string_view(candidate_.directory).substr(candidate_.root.size() + 1), "/");
-  }
+  prefix_ = candidate_.Prefix();
 }
 
 std::string UniversalReader::PathOf(std::string_view name) const {

@@ -22,6 +22,14 @@ int64_t SteadyNow() {
       .count();
 }
 
+// The name in the mount exists; it is the source that went.
+Status OfTheSource(Status status) {
+  if (status || status.error().code != ErrorCode::kNotFound) return status;
+  Error error = std::move(status).error();
+  error.code = ErrorCode::kStale;
+  return Fail(std::move(error));
+}
+
 }  // namespace
 
 MountedStep::MountedStep(std::shared_ptr<const Step> step, std::unique_ptr<BlobReader> blobs,
@@ -64,14 +72,14 @@ Status MountedStep::CheckOlder(const std::vector<BlobIndex>& blobs, int64_t afte
     const int64_t last = checked.load(std::memory_order_relaxed);
     if (last != 0 && last > after) continue;
     const int64_t now = SteadyNow();
-    if (Status status = blobs_->Check(blob); !status) {
-      Error error = std::move(status).error();
-      // The name in the mount exists; it is the source that went.
-      if (error.code == ErrorCode::kNotFound) error.code = ErrorCode::kStale;
-      return Fail(std::move(error));
-    }
+    CKPT_RETURN_IF_ERROR(OfTheSource(blobs_->Check(blob)));
     checked.store(now, std::memory_order_relaxed);
   }
+  return {};
+}
+
+Status MountedStep::CheckStampsAgain(const std::vector<BlobIndex>& blobs) const {
+  for (const BlobIndex blob : blobs) CKPT_RETURN_IF_ERROR(OfTheSource(blobs_->CheckAgain(blob)));
   return {};
 }
 
@@ -108,16 +116,18 @@ void RecentSteps::Drop(const Digest& manifest) {
   }
 }
 
-uint64_t RecentSteps::bytes_read() const {
-  std::vector<StepPtr> alive;  // let go after the lock
-  {
-    MutexLock lock(mutex_);
-    for (const auto& weak : loaded_) {
-      if (StepPtr step = weak.lock()) alive.push_back(std::move(step));
-    }
+std::vector<std::shared_ptr<const MountedStep>> RecentSteps::Loaded() const {
+  std::vector<StepPtr> alive;
+  MutexLock lock(mutex_);
+  for (const auto& weak : loaded_) {
+    if (StepPtr step = weak.lock()) alive.push_back(std::move(step));
   }
+  return alive;
+}
+
+uint64_t RecentSteps::bytes_read() const {
   uint64_t total = retired_reads_->load(std::memory_order_relaxed);
-  for (const StepPtr& step : alive) total += step->blobs().bytes_read();
+  for (const StepPtr& step : Loaded()) total += step->blobs().bytes_read();
   return total;
 }
 

@@ -75,8 +75,10 @@ class MountedStep {
   // adopted.  Each file is looked at once per interval.
   // BLOCKS: on stat.
   Status CheckStamps(const std::vector<BlobIndex>& blobs) const;
-  // The same, each looked at now: what was read before is of one state.
+  // The same, each looked at now.
   Status CheckStampsNow(const std::vector<BlobIndex>& blobs) const;
+  // After reading: nothing of them moved since, so that all was of one state.
+  Status CheckStampsAgain(const std::vector<BlobIndex>& blobs) const;
 
  private:
   // Those that were last looked at before `after`, ns of the steady clock.
@@ -111,6 +113,7 @@ class RecentSteps {
 
   const std::shared_ptr<std::atomic<uint64_t>>& retired_reads() const { return retired_reads_; }
   uint64_t bytes_read() const;  // by all steps ever loaded
+  std::vector<std::shared_ptr<const MountedStep>> Loaded() const;
   size_t loaded() const;
 
  private:

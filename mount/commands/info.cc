@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/jobs/source_state.h"
 #include "formats/registry.h"
 #include "fs/tree/step_info.h"
 #include "mount/commands/command_set.h"
@@ -105,6 +106,9 @@ void PrintText(const Json& info) {
   std::printf("source: %llu files, %s\n",
               static_cast<unsigned long long>(source.value("files", uint64_t{0})),
               HumanBytes(source.value("bytes", uint64_t{0})).c_str());
+  if (info.contains("reason")) {
+    std::printf("%s: %s\n", info.value("state", "").c_str(), info.value("reason", "").c_str());
+  }
   if (info.contains("side_blob")) {
     std::printf("packed: %llu tensors in small pieces, %s\n",
                 static_cast<unsigned long long>(info["side_blob"].value("tensors", uint64_t{0})),
@@ -120,6 +124,10 @@ Status Run(const Options& options) {
   Json info = Json::parse(RenderStepInfo(*step), nullptr, false);
   if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is no JSON");
   info["views"] = ViewsOf(step->model);
+  const auto blobs = BlobReader::Create(step->model, {});
+  const SourceReport sources = LookAtSources(step->model, *blobs);
+  info["state"] = SourceStateName(sources.state);
+  if (!sources.reason.empty()) info["reason"] = sources.reason;
   if (options.json) {
     PrintJson(info);
   } else {

@@ -7,7 +7,7 @@
 #include <map>
 
 #include "core/base/strings.h"
-#include "core/ingest/ingest.h"
+#include "core/adopt/scan.h"
 #include "core/jobs/export.h"
 #include "formats/registry.h"
 #include "formats/torch/archive_builder.h"

@@ -15,7 +15,7 @@
 
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
-#include "core/ingest/ingest.h"
+#include "core/adopt/scan.h"
 #include "core/view/plan_reader.h"
 #include "formats/registry.h"
 #include "tests/conformance/tiny_step.h"

@@ -89,6 +89,72 @@ TEST_F(StoreTest, OpensOnlyWhatIsThere) {
   EXPECT_TRUE(Store::Open(directory_, false));
 }
 
+// A checkpoint, say: not a byte is written into it.
+TEST_F(StoreTest, ADirectoryOfSomethingElseIsNoStore) {
+  fs::create_directories(Path("ckpt/global_step5"));
+  for (const bool create : {true, false}) {
+    const auto store = Store::Open(Path("ckpt"), create);
+    ASSERT_FALSE(store);
+    EXPECT_EQ(store.error().code, ErrorCode::kInvalid);
+    EXPECT_THAT(store.error().message, HasSubstr("do you mean --adopt " + Path("ckpt") + "?"));
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(Path("ckpt")), {}), 1);
+  // What a store that was killed while it was made leaves is one.
+  fs::create_directories(Path("half/.tmp"));
+  EXPECT_TRUE(Store::Open(Path("half"), true));
+}
+
+TEST_F(StoreTest, WhatWasConvertedIsOlderThanItsOriginal) {
+  auto store = Open();
+  Publish(*store, TinyModel("step5", 5, 100));
+  const StepModel converted = TinyModel("step5_universal", 5, 900);
+  EXPECT_TRUE(store->Publish("run", converted, "/root/step5_universal", "/root",
+                             PublishHow{true, false})
+                  ->converted);
+  EXPECT_EQ(Latest(*store), "step5");
+  EXPECT_THAT(Ids(*store), ElementsAre("step5_universal", "step5"));
+  EXPECT_EQ(Latest(*Open()), "step5");
+}
+
+TEST_F(StoreTest, WhatNothingIsReadOfIsNoPartOfAStep) {
+  auto store = Open();
+  StepModel model = SampleModel();
+  Blob log = model.blobs[0];
+  log.path = "a/train.log";
+  model.blobs.push_back(log);
+  const StepRecord record = Publish(*store, model);
+  model.blobs.back().stamp.mtime_ns += 5;
+  model.blobs.push_back(log);
+  model.blobs.back().path = "a/uploaded";
+  model.blobs[0].mode = 0600;
+  model.blobs[0].stamp.ctime_ns += 5;
+  EXPECT_EQ(Publish(*store, model).id, record.id);
+  EXPECT_EQ(Publish(*store, model).manifest, record.manifest);
+  model.blobs[0].fingerprint = DigestOf("other bytes");
+  EXPECT_EQ(Publish(*store, model).id, record.id + "-1");
+}
+
+TEST_F(StoreTest, AStepThatChangedIsReplacedIfAskedFor) {
+  auto store = Open();
+  const PublishHow replace{false, true};
+  const StepRecord first = Publish(*store, TinyModel("a", 1, 10));
+  const StepModel changed = TinyModel("a", 1, 20);
+  // Not that of another source.
+  EXPECT_EQ(store->Publish("run", changed, "/root/other", "/root", replace)->id, "a-1");
+  EXPECT_TRUE(store->Remove(*store->Resolve("run", "a-1")));
+  const auto record = store->Publish("run", changed, "/root/a", "/root", replace);
+  ASSERT_TRUE(record) << record.error().message;
+  EXPECT_EQ(record->id, "a");
+  EXPECT_EQ(record->replaces, first.manifest);
+  EXPECT_THAT(Ids(*Open()), ElementsAre("a"));
+  EXPECT_EQ(Open()->Resolve("run", "a")->manifest, record->manifest);
+  EXPECT_EQ(Open()->Resolve("run", "a")->replaces, first.manifest);
+  // Nothing to replace: the same.
+  EXPECT_EQ(store->Publish("run", changed, "/root/a", "/root", replace)->manifest,
+            record->manifest);
+  EXPECT_EQ(store->Remove(first).error().code, ErrorCode::kNotFound);  // it is another one's name
+}
+
 TEST_F(StoreTest, LatestIsTheGreatestIterationThenMtime) {
   auto store = Open();
   Publish(*store, TinyModel("step9", 9, 100));

@@ -16,7 +16,7 @@
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
 #include "core/blob/safetensors_header.h"
-#include "core/ingest/ingest.h"
+#include "core/adopt/scan.h"
 #include "core/view/plan_reader.h"
 #include "formats/registry.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/jobs/publish.h"
+#include "core/adopt/publish.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include "core/blob/file_storage.h"
 #include "core/jobs/verify.h"
 #include "fs/permissions.h"
-#include "tests/core/jobs/pieces.h"
+#include "tests/core/adopt/pieces.h"
 #include "tests/core/store/failing_storage.h"
 #include "tests/support/memory_storage.h"
 
@@ -45,7 +45,13 @@ class PublishStepTest : public testing::Test {
     return *std::move(store);
   }
   PublishRequest Request(bool pack = true, const std::string& run = "run") {
-    return PublishRequest{run, pieces_.directory(), "/root", pack, {}};
+    PublishRequest request;
+    request.run = run;
+    request.source = pieces_.directory();
+    request.root = "/root";
+    request.pack = pack;
+    request.check = false;  // the pieces are no model's
+    return request;
   }
   StepRecord Publish(Store& store, bool pack = true, const std::string& run = "run") {
     auto done = PublishStep(store, pieces_.model(), Request(pack, run));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/jobs/publish.h"
+#include "core/adopt/publish.h"
 
 #include <memory>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/jobs/weight_check.h"
 
 namespace ckptfs {
 namespace {
@@ -37,18 +38,19 @@ Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishR
   PublishOutcome outcome;
   std::shared_ptr<const void> hold;  // until the step needs the side blob
   CKPT_ASSIGN_OR_RETURN(RenderedStep rendered, store.Render(model));
-  if (request.pack) {
+  if (request.pack || request.check) {
     CKPT_ASSIGN_OR_RETURN(const auto published,
                           store.FindPublished(request.run, model.id, rendered));
-    if (!published) {
+    if (request.check && !published) CKPT_RETURN_IF_ERROR(CheckWeightSample(model));
+    if (request.pack && !published) {
       CKPT_ASSIGN_OR_RETURN(hold, Pack(store, model, request.packing, outcome));
     }
     if (FindSideBlob(model)) {
       CKPT_ASSIGN_OR_RETURN(rendered, store.Render(model, rendered.unpacked));
     }
   }
-  CKPT_ASSIGN_OR_RETURN(outcome.record, store.Publish(request.run, model, rendered,
-                                                      request.source, request.root));
+  CKPT_ASSIGN_OR_RETURN(outcome.record, store.Publish(request.run, model, rendered, request.source,
+                                                      request.root, request.how));
   return outcome;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/jobs/pack.h"
+#include "core/adopt/pack.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <random>
 
 #include "core/blob/safetensors_header.h"
-#include "tests/core/jobs/pieces.h"
+#include "tests/core/adopt/pieces.h"
 
 namespace ckptfs {
 namespace {

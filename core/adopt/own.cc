@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/ownership.h"
+#include "core/adopt/own.h"
 
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -65,10 +65,11 @@ std::vector<std::string> DirectoryLines(const StepModel& model, const std::strin
   return lines;
 }
 
-std::string DigestOfFiles(const StepCandidate& step, const StepModel& model, Ownership ownership) {
+std::string DigestOfFiles(const std::string& directory, const StepModel& model,
+                          Ownership ownership) {
   const bool link = ownership == Ownership::kLink;
   std::string text = link ? "link" : "copy";
-  std::vector<std::string> lines = DirectoryLines(model, step.directory);
+  std::vector<std::string> lines = DirectoryLines(model, directory);
   for (const Blob& blob : model.blobs) {
     // Linking changes the change time, and a link shows whatever the file holds.
     lines.push_back(StrCat(blob.path, "\n", blob.stamp.size, " ", blob.stamp.mtime_ns, " ",
@@ -183,17 +184,17 @@ Status FinishDirectory(const std::string& from, const std::string& to) {
 }
 
 // Every file of the step to `to`, then the directories made durable.
-Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::string& to,
+Status TakeFiles(const std::string& directory, const StepModel& model, const std::string& to,
                  Ownership ownership) {
   std::error_code error;
   files::create_directories(to, error);
   std::set<std::string> directories = {""};  // relative to `to`
   for (const Blob& blob : model.blobs) {
     const files::path from = model.PathOf(blob);
-    const files::path name = from.lexically_normal().lexically_relative(step.directory);
+    const files::path name = from.lexically_normal().lexically_relative(directory);
     if (name.empty() || *name.begin() == "..") {
       return Fail(ErrorCode::kUnsupported,
-                  StrCat(from.string(), " lies outside of ", step.directory,
+                  StrCat(from.string(), " lies outside of ", directory,
                          ": the store can only refer to it"));
     }
     files::create_directories(files::path(to) / name.parent_path(), error);
@@ -203,9 +204,9 @@ Status TakeFiles(const StepCandidate& step, const StepModel& model, const std::s
     CKPT_RETURN_IF_ERROR(TakeFile(from.string(), StrCat(to, "/", name.string()), ownership));
   }
   if (error) return Fail(ErrnoError(error.value(), to));
-  for (const std::string& directory : directories) {
+  for (const std::string& inner : directories) {
     CKPT_RETURN_IF_ERROR(
-        FinishDirectory(StrCat(step.directory, "/", directory), StrCat(to, "/", directory)));
+        FinishDirectory(StrCat(directory, "/", inner), StrCat(to, "/", inner)));
   }
   return {};
 }
@@ -252,20 +253,25 @@ Result<std::string> MakePartial(const std::string& whole, std::unique_ptr<const 
   return Fail(ErrorCode::kExhausted, StrCat(whole, ": its parts are being removed all the time"));
 }
 
-}  // namespace
+// How many names a file has; 0 if it is gone.
+uint64_t NamesOf(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_nlink : 0;
+}
 
-Result<std::string> TakeOwnership(const std::string& store, const StepCandidate& step,
-                                  const StepModel& model, Ownership ownership) {
+// The directory in the store that holds what `directory` holds.
+Result<std::string> Take(const std::string& store, const std::string& directory,
+                         const StepModel& model, Ownership ownership) {
   const std::string blobs = store + "/blobs";
   if (::mkdir(blobs.c_str(), 0700) != 0 && errno != EEXIST) return Fail(ErrnoError(errno, blobs));
   if (ownership == Ownership::kLink && HasReflinks(blobs, model)) ownership = Ownership::kCopy;
-  const std::string whole = StrCat(blobs, "/", DigestOfFiles(step, model, ownership));
-  const std::string tag = files::path(step.directory).filename().string();
-  if (files::exists(whole)) return whole + "/" + tag;
+  const std::string whole = StrCat(blobs, "/", DigestOfFiles(directory, model, ownership));
+  const std::string tag = files::path(directory).filename().string();
+  if (files::exists(whole)) return whole;
   RemoveLeftOvers(blobs);
   std::unique_ptr<const FileLock> lock;
   CKPT_ASSIGN_OR_RETURN(const std::string partial, MakePartial(whole, &lock));
-  Status taken = TakeFiles(step, model, partial + "/" + tag, ownership);
+  Status taken = TakeFiles(directory, model, partial + "/" + tag, ownership);
   if (taken) taken = Unchanged(model);
   if (taken) taken = SyncPath(partial);
   std::error_code error;
@@ -278,28 +284,64 @@ Result<std::string> TakeOwnership(const std::string& store, const StepCandidate&
   if (!taken) return Fail(std::move(taken).error());
   if (error && !raced) return Fail(ErrnoError(error.value(), whole));
   CKPT_RETURN_IF_ERROR(SyncPath(blobs));
-  return whole + "/" + tag;
+  return whole;
 }
 
-Result<StepModel> OwnedStep(StepModel model) {
-  uint64_t total = 0;
-  for (const Blob& blob : model.blobs) total += blob.stamp.size;
-  const auto own = [&model](size_t i) -> Result<uint64_t> {
-    Blob& blob = model.blobs[i];
-    const std::string path = model.PathOf(blob);
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-    struct stat info {};
-    if (file.fd() < 0 || ::fstat(file.fd(), &info) != 0) return Fail(ErrnoError(errno, path));
-    CKPT_RETURN_IF_ERROR(CompareStamps(path, blob.stamp, StampOf(info)));
-    blob.chunk_bytes = kChunkBytes;
-    CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(file.fd(), blob.stamp.size, path));
-    blob.store_owned = true;
-    blob.stamp.ctime_ns = 0;
-    if (info.st_nlink == 1) blob.stamp = BlobStamp{blob.stamp.size, 0, 0, 0};
-    return blob.stamp.size;
-  };
-  CKPT_RETURN_IF_ERROR(RunWorkList(model.blobs.size(), total, {}, own));
+// A source's file as the store has it, with the digests of all chunks.  A copy is
+// owned; a hard link is not, since whoever has its other name may write it: it
+// keeps its stamp, but for the change time.
+Result<Blob> TakenBlob(const std::string& root, const std::string& path, const Blob& source) {
+  const std::string name = StrCat(root, "/", path);
+  const Descriptor file(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  struct stat info {};
+  if (file.fd() < 0 || ::fstat(file.fd(), &info) != 0) return Fail(ErrnoError(errno, name));
+  Blob blob = source;  // the bytes are the same: what was digested of them, too
+  blob.root = 0;
+  blob.path = path;
+  blob.stamp = StampOf(info);
+  if (blob.stamp.size != source.stamp.size) {
+    return Fail(ErrorCode::kDataLoss, StrCat(name, " has ", blob.stamp.size, " bytes, its source ",
+                                             source.stamp.size));
+  }
+  blob.chunk_bytes = kChunkBytes;
+  CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(file.fd(), blob.stamp.size, name));
+  blob.stamp.ctime_ns = 0;
+  if (info.st_nlink == 1) blob.stamp = BlobStamp{blob.stamp.size, 0, 0, 0};
+  blob.mode = info.st_mode & 07777;
+  blob.uid = info.st_uid;
+  blob.gid = info.st_gid;
+  blob.store_owned = true;
+  return blob;
+}
+
+// The same step in files that hold the same bytes at the same places.
+StepModel WithFiles(StepModel model, std::string root, std::vector<Blob> blobs) {
+  model.roots = {std::move(root)};
+  model.blobs = std::move(blobs);
   return model;
+}
+
+}  // namespace
+
+Result<OwnedStep> Own(const std::string& store, const std::string& directory, StepModel model,
+                      Ownership ownership) {
+  const std::string first = model.blobs.empty() ? "" : model.PathOf(model.blobs.front());
+  const uint64_t names = NamesOf(first);
+  CKPT_ASSIGN_OR_RETURN(const std::string root, Take(store, directory, model, ownership));
+  const files::path parent = files::path(directory).parent_path();
+  std::vector<Blob> blobs(model.blobs.size());
+  uint64_t total = 0;
+  for (const Blob& source : model.blobs) total += source.stamp.size;
+  const auto take = [&](size_t i) -> Result<uint64_t> {
+    const Blob& source = model.blobs[i];
+    const files::path from = files::path(model.PathOf(source)).lexically_normal();
+    CKPT_ASSIGN_OR_RETURN(blobs[i],
+                          TakenBlob(root, from.lexically_relative(parent).string(), source));
+    return source.stamp.size;
+  };
+  CKPT_RETURN_IF_ERROR(RunWorkList(blobs.size(), total, {}, take));
+  return OwnedStep{WithFiles(std::move(model), root, std::move(blobs)),
+                   ownership == Ownership::kLink && NamesOf(first) > names};
 }
 
 }  // namespace ckptfs

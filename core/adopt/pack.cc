@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/jobs/pack.h"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "core/adopt/pack.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -17,7 +10,7 @@
 #include "core/base/strings.h"
 #include "core/blob/file_stamp.h"
 #include "core/blob/safetensors_header.h"
-#include "core/jobs/work_list.h"
+#include "core/jobs/scattered_read.h"
 #include "core/view/source_runs.h"
 
 namespace ckptfs {
@@ -29,17 +22,6 @@ constexpr uint64_t kMinLimit = uint64_t{64} << 20;
 constexpr uint64_t kMaxLimit = uint64_t{1} << 30;
 constexpr uint64_t kSourceShare = 10'000;
 constexpr size_t kMaxPieces = size_t{16} << 20;
-// Neighbours closer than this are read in one call.
-constexpr uint64_t kGap = 4096;
-constexpr uint64_t kReadBytes = uint64_t{1} << 20;
-
-// Bytes of one file and where they go.
-struct PieceRead {
-  uint32_t blob;
-  uint32_t length;
-  uint64_t offset;
-  uint64_t destination;  // of the side blob's data
-};
 
 struct Candidate {
   AtomIndex atom{};
@@ -116,7 +98,7 @@ void Arrange(const StepModel& model, std::vector<Candidate>& chosen) {
 }
 
 // Appends the atom's pieces; false if it is scaled, strided or beyond the bound.
-bool AddPieces(const Atom& atom, uint64_t begin, std::vector<PieceRead>& pieces) {
+bool AddPieces(const Atom& atom, uint64_t begin, std::vector<ScatteredPiece>& pieces) {
   const size_t before = pieces.size();
   const uint64_t width = ByteWidth(atom.dtype);
   const LocalTensor whole = WholeTensor(atom.shape);
@@ -126,7 +108,7 @@ bool AddPieces(const Atom& atom, uint64_t begin, std::vector<PieceRead>& pieces)
         const bool dense = run.count == 1 || (run.source_stride == 1 && run.target_stride == 1);
         const bool plain = dense && run.factor == 1.0 && run.stored == atom.dtype;
         if (!plain || run.count * width > UINT32_MAX || pieces.size() == kMaxPieces) return false;
-        pieces.push_back(PieceRead{static_cast<uint32_t>(run.blob),
+        pieces.push_back(ScatteredPiece{static_cast<uint32_t>(run.blob),
                                  static_cast<uint32_t>(run.count * width), run.offset,
                                  begin + run.target * width});
         return true;
@@ -136,11 +118,10 @@ bool AddPieces(const Atom& atom, uint64_t begin, std::vector<PieceRead>& pieces)
   return false;
 }
 
-// What is packed, arranged, and the pieces of it by file and offset.
+// What is packed, arranged, and the pieces of it.
 struct Work {
   std::vector<Candidate> atoms;
-  std::vector<PieceRead> pieces;
-  std::vector<std::pair<size_t, size_t>> files;  // [first, last) pieces of one
+  std::vector<ScatteredPiece> pieces;  // their destinations are of the data
 };
 
 Work Plan(const StepModel& model, uint64_t limit) {
@@ -154,118 +135,7 @@ Work Plan(const StepModel& model, uint64_t limit) {
   for (const Candidate& candidate : work.atoms) {
     CKPT_CHECK(AddPieces(model.atom(candidate.atom), candidate.begin, work.pieces));
   }
-  std::sort(work.pieces.begin(), work.pieces.end(), [](const PieceRead& a, const PieceRead& b) {
-    return std::tie(a.blob, a.offset) < std::tie(b.blob, b.offset);
-  });
-  for (size_t i = 0; i < work.pieces.size(); ++i) {
-    const bool same = i > 0 && work.pieces[i].blob == work.pieces[i - 1].blob;
-    if (!same) work.files.emplace_back(i, i);
-    work.files.back().second = i + 1;
-  }
   return work;
-}
-
-// One source file, open, of which only what the stamp says is read.
-class SourceFile {
- public:
-  SourceFile(const SourceFile&) = delete;
-  SourceFile& operator=(const SourceFile&) = delete;
-  SourceFile(const StepModel& model, uint32_t blob)
-      : blob_(model.blobs[blob]), path_(model.PathOf(blob_)) {}
-  ~SourceFile() {
-    if (fd_ >= 0) close(fd_);
-  }
-
-  Status Open() {
-    // O_NONBLOCK: a fifo put in the file's place must not hang us.
-    fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    struct stat info;
-    if (fd_ < 0 || fstat(fd_, &info) != 0) return Fail(ErrnoError(errno, path_));
-    if (!S_ISREG(info.st_mode)) {
-      return Fail(ErrorCode::kStale, StrCat(path_, " is no file any more"));
-    }
-    // No read-ahead between the pieces, and no pages kept for their sake.
-    (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
-    (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_NOREUSE);
-    return CompareStamps(path_, blob_.stamp, StampOf(info));
-  }
-
-  Status Read(uint64_t offset, char* out, uint64_t length) {
-    while (length > 0) {
-      const ssize_t n = pread(fd_, out, length, static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return Fail(ErrnoError(errno, path_));
-      if (n == 0) return Fail(ErrorCode::kDataLoss, StrCat(path_, " ends at byte ", offset));
-      offset += static_cast<uint64_t>(n);
-      out += n;
-      length -= static_cast<uint64_t>(n);
-    }
-    return {};
-  }
-
-  // The name and what is open are still what was adopted.
-  Status Unchanged() const {
-    struct stat info;
-    if (fstat(fd_, &info) != 0) return Fail(ErrnoError(errno, path_));
-    CKPT_RETURN_IF_ERROR(CompareStamps(path_, blob_.stamp, StampOf(info)));
-    CKPT_ASSIGN_OR_RETURN(const BlobStamp named, StampOfFile(path_));
-    return CompareStamps(path_, blob_.stamp, named);
-  }
-
- private:
-  const Blob& blob_;
-  const std::string path_;
-  int fd_ = -1;
-};
-
-// Reads the pieces of one file to `data`; returns the calls it took.
-Result<uint64_t> ReadPieces(SourceFile& file, std::span<const PieceRead> pieces, char* data) {
-  uint64_t calls = 0;
-  std::string buffer;
-  while (!pieces.empty()) {
-    const PieceRead& first = pieces.front();
-    uint64_t end = first.offset + first.length;
-    size_t count = 1;  // of pieces that lie close together
-    for (; count < pieces.size() && pieces[count].offset <= end + kGap; ++count) {
-      const uint64_t further = std::max(end, pieces[count].offset + pieces[count].length);
-      if (further - first.offset > kReadBytes) break;
-      end = further;
-    }
-    ++calls;
-    if (count == 1) {
-      CKPT_RETURN_IF_ERROR(file.Read(first.offset, data + first.destination, first.length));
-    } else {
-      buffer.resize(end - first.offset);
-      CKPT_RETURN_IF_ERROR(file.Read(first.offset, buffer.data(), buffer.size()));
-      for (const PieceRead& piece : pieces.first(count)) {
-        std::memcpy(data + piece.destination, buffer.data() + (piece.offset - first.offset),
-                    piece.length);
-      }
-    }
-    pieces = pieces.subspan(count);
-  }
-  return calls;
-}
-
-// Reads all files, several at a time; returns the calls it took.
-Result<uint64_t> ReadFiles(const StepModel& model, const Work& work, unsigned threads,
-                           char* data) {
-  std::atomic<uint64_t> reads{0};
-  const auto read_one = [&](size_t i) -> Result<uint64_t> {
-    const auto [first, last] = work.files[i];
-    SourceFile file(model, work.pieces[first].blob);
-    CKPT_RETURN_IF_ERROR(file.Open());
-    CKPT_ASSIGN_OR_RETURN(
-        const uint64_t calls,
-        ReadPieces(file, std::span(work.pieces).subspan(first, last - first), data));
-    CKPT_RETURN_IF_ERROR(file.Unchanged());
-    reads += calls;
-    return last - first;
-  };
-  JobOptions job;
-  job.threads = threads;
-  CKPT_RETURN_IF_ERROR(RunWorkList(work.files.size(), work.pieces.size(), job, read_one));
-  return reads.load();
 }
 
 // Header and room for the data; empty if the names do not fit into a header.
@@ -284,8 +154,8 @@ std::string BlankFile(const StepModel& model, const Work& work, uint64_t& data_o
 
 FileAccess AccessOf(const StepModel& model, const Work& work) {
   std::vector<FileAccess> files;
-  for (const auto& [first, last] : work.files) {
-    const Blob& blob = model.blobs[work.pieces[first].blob];
+  for (const uint32_t index : BlobsOf(work.pieces)) {
+    const Blob& blob = model.blobs[index];
     FileAccess access{blob.mode & 0777, blob.uid, blob.gid};
     if (HasAcl(model.PathOf(blob))) access.mode &= 0700;
     files.push_back(access);
@@ -325,14 +195,14 @@ Result<Packing> PackSmallPieces(const StepModel& model, const PackOptions& optio
   for (const Blob& blob : model.blobs) source_bytes += blob.stamp.size / kSourceShare;
   const uint64_t limit =
       options.limit != 0 ? options.limit : std::clamp(source_bytes, kMinLimit, kMaxLimit);
-  const Work work = Plan(model, limit);
+  Work work = Plan(model, limit);
   Packing packing;
   if (work.atoms.empty()) return packing;
   uint64_t data_offset = 0;
   packing.bytes = BlankFile(model, work, data_offset);
   if (packing.bytes.empty()) return packing;
-  CKPT_ASSIGN_OR_RETURN(
-      packing.reads, ReadFiles(model, work, options.threads, packing.bytes.data() + data_offset));
+  CKPT_ASSIGN_OR_RETURN(packing.reads, ReadScattered(model, work.pieces, options.threads,
+                                                     packing.bytes.data() + data_offset));
   packing.pieces = work.pieces.size();
   packing.access = AccessOf(model, work);
   for (const Candidate& candidate : work.atoms) {

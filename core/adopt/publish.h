@@ -13,7 +13,7 @@
 #include <string>
 
 #include "core/base/result.h"
-#include "core/jobs/pack.h"
+#include "core/adopt/pack.h"
 #include "core/model/step_model.h"
 #include "core/store/store.h"
 
@@ -23,7 +23,9 @@ struct PublishRequest {
   std::string run;
   std::string source;  // absolute path it was adopted from
   std::string root;    // absolute save directory
+  PublishHow how;
   bool pack = true;
+  bool check = true;   // a sample of the weights (weight_check.h) of a new step
   PackOptions packing;
 };
 
@@ -34,7 +36,7 @@ struct PublishOutcome {
   uint64_t packed_pieces = 0;
 };
 
-// Errors: those of PackSmallPieces and Store::Publish; the store's own but for
+// Errors: those of CheckWeightSample, PackSmallPieces and Store::Publish; the store's own but for
 // kExhausted while the side blob is written, which becomes the warning.
 // BLOCKS: on reading the pieces and on the store.
 Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishRequest& request);

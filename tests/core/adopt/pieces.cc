@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "tests/core/jobs/pieces.h"
+#include "tests/core/adopt/pieces.h"
 
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
