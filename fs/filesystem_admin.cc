@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/jobs/source_state.h"
 #include "fs/filesystem_state.h"
 #include "fs/tree/names.h"
 
@@ -58,6 +59,18 @@ Json RunsJson(const Tree& tree) {
   Json json = Json::object();
   for (const auto& [name, run] : tree.runs) {
     json[name] = {{"steps", run.steps.size()}, {"latest", run.latest->record().id}};
+  }
+  return json;
+}
+
+// Steps in use whose files are not what was adopted, and why.
+Json SourcesJson(const RecentSteps& recent) {
+  Json json = Json::object();
+  for (const auto& step : recent.Loaded()) {
+    const SourceReport report = LookAtSources(step->model(), step->blobs());
+    if (report.state == SourceState::kSound) continue;
+    json[StrCat(step->record().run, "/", step->record().id)] = {
+        {"state", SourceStateName(report.state)}, {"reason", report.reason}};
   }
   return json;
 }
@@ -169,6 +182,7 @@ std::string Filesystem::State::StatusText() const {
   Json json;
   json["view"] = now->view ? Json(now->view->path() + "/view") : Json(nullptr);
   json["runs"] = RunsJson(now->tree);
+  json["unsound"] = SourcesJson(recent);
   json["passthrough"] = passthrough.load();
   json["mode"] = options.force_mode ? std::string(ServingModeName(*options.force_mode)) : "auto";
   json["requests"] = RequestsJson(counters);
@@ -177,6 +191,7 @@ std::string Filesystem::State::StatusText() const {
   json["open_files"] = handles.size();
   json["opens"] = OpensJson(counters);
   json["known_names"] = nodes.size();
+  json["listed_bytes"] = listings.bytes();
   json["loaded_steps"] = recent.loaded();
   json["plans"] = {{"files", plans.size()}, {"bytes", plans.bytes()}};
   json["materialised"] = MaterialisedJson(materialiser.get(), reserve.get());

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adopt turns a path into steps of a store: index it, take ownership of the
-// files if asked, pack small pieces, publish every step.  Doing it again
-// changes nothing.
+// What a user asks of adopt, as words of the command line, and as the options
+// of core/adopt.
 //
 // Thread safety: may be called concurrently, also by several processes.
 
@@ -13,10 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/adopt/adopt.h"
 #include "core/base/result.h"
-#include "core/ingest/ingest.h"
 #include "core/store/store.h"
-#include "mount/ownership.h"
 
 namespace ckptfs {
 
@@ -34,14 +32,9 @@ struct AdoptRequest {
   IngestRequest ingest;
   std::string name;  // of the run; empty: the save directory's base name
   Ownership ownership = Ownership::kReference;
-  bool pack = true;  // small pieces into a side blob
-};
-
-struct AdoptOutcome {
-  std::vector<StepRecord> steps;     // in order, the newest last
-  std::vector<std::string> skipped;  // incomplete tags of a save directory
-  std::vector<std::string> warnings;
-  bool whole_run = false;            // the path was a save directory, not one step's
+  bool pack = true;   // small pieces into a side blob
+  bool check = true;  // a sample of the weights against their masters
+  bool refresh = false;  // replace a step that changed
 };
 
 // "heads=32"; kInvalid if it is not written so.
@@ -50,6 +43,7 @@ Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& w
 // Index without publishing.  BLOCKS: on reading headers.
 Result<IngestResult> IngestRequested(const IngestRequest& request);
 
-Result<AdoptOutcome> Adopt(Store& store, const AdoptRequest& request);
+// AdoptPath; kUnsupported if the path lies in a mount of this very store.
+Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request);
 
 }  // namespace ckptfs

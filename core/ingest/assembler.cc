@@ -18,12 +18,12 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/blob/fingerprint.h"
 #include "core/ingest/coverage.h"
 
 namespace ckptfs {
 namespace {
 
-constexpr size_t kFingerprintBytes = 4096;
 constexpr size_t kDefectsShown = 3;
 
 int64_t Nanoseconds(const timespec& time) {
@@ -44,28 +44,6 @@ class Descriptor {
  private:
   int fd_;
 };
-
-Status ReadExactly(int fd, uint64_t offset, std::byte* out, size_t length,
-                   const std::string& path) {
-  for (size_t done = 0; done < length;) {
-    const ssize_t n = ::pread(fd, out + done, length - done, static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Fail(ErrnoError(errno, path));
-    if (n == 0) return Fail(ErrorCode::kDataLoss, StrCat(path, ": shorter than its size"));
-    done += static_cast<size_t>(n);
-  }
-  return {};
-}
-
-// First and last 4 KiB (the whole of a file up to 8 KiB).
-Result<Digest> Fingerprint(int fd, uint64_t size, const std::string& path) {
-  std::vector<std::byte> bytes(std::min<uint64_t>(size, 2 * kFingerprintBytes));
-  const size_t head = std::min<size_t>(bytes.size(), kFingerprintBytes);
-  CKPT_RETURN_IF_ERROR(ReadExactly(fd, 0, bytes.data(), head, path));
-  const size_t tail = bytes.size() - head;
-  CKPT_RETURN_IF_ERROR(ReadExactly(fd, size - tail, bytes.data() + head, tail, path));
-  return DigestOf(bytes);
-}
 
 Status CheckRelative(std::string_view path) {
   bool good = !path.empty() && path.front() != '/' && path.find('\0') == std::string_view::npos;
@@ -110,7 +88,7 @@ Result<Blob> Inspect(uint32_t root_index, const std::string& root, std::string_v
   blob.mode = info.st_mode & 07777;
   blob.uid = info.st_uid;
   blob.gid = info.st_gid;
-  CKPT_ASSIGN_OR_RETURN(blob.fingerprint, Fingerprint(file.get(), blob.stamp.size, path));
+  CKPT_ASSIGN_OR_RETURN(blob.fingerprint, FingerprintOf(file.get(), blob.stamp.size, path));
   return blob;
 }
 
@@ -199,6 +177,7 @@ Result<ParameterIndex> Assembler::AddParameter(Parameter parameter) {
       parameter.name, ParameterIndex{static_cast<uint32_t>(parameters.size())});
   if (added) {
     CKPT_RETURN_IF_ERROR(ElementCount(parameter.shape));
+    CKPT_CHECK(NamesItsExpert(parameter));
     parameters.push_back(std::move(parameter));
     return at->second;
   }

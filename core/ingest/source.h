@@ -34,11 +34,17 @@ struct SourceOptions {
 
 struct StepCandidate {
   std::string directory;  // absolute; the tag directory
-  std::string root;       // absolute; the save directory, or the tag directory itself
+  std::string root;       // absolute; the save directory, which holds it
   std::string id;         // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
   bool latest = false;    // what the framework's own pointer names
+  bool converted = false;  // made from another save: that one comes first
+
+  // Of its files below the root: "global_step5/".
+  std::string Prefix() const {
+    return directory.substr(root.size() + (root.ends_with('/') ? 0 : 1)) + "/";
+  }
 };
 
 class Source {

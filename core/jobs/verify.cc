@@ -15,6 +15,7 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/jobs/weight_check.h"
 #include "core/view/plan.h"
 #include "core/view/plan_reader.h"
 
@@ -24,8 +25,8 @@ namespace {
 constexpr uint64_t kBuffer = uint64_t{4} << 20;
 constexpr size_t kDefectsKept = 100;
 
-// A step in which every copy of a replicated atom is an atom of its own, so
-// that the plan reader can read each.
+// A step in which every copy of a replicated or averaged atom is an atom of its
+// own, so that the plan reader can read each.
 struct SplitStep {
   StepModel model;
   std::vector<std::pair<uint32_t, uint32_t>> copies;  // [first, end) per original atom
@@ -39,7 +40,8 @@ SplitStep SplitCopies(const StepModel& step) {
   split.model.atoms = step.atoms;  // casts refer by index: keep the originals first
   for (const Atom& atom : step.atoms) {
     const auto first = static_cast<uint32_t>(split.model.atoms.size());
-    if (atom.source.kind == SourceKind::kReplicas) {
+    const SourceKind kind = atom.source.kind;
+    if (kind == SourceKind::kReplicas || kind == SourceKind::kAverage) {
       for (const Gather& gather : atom.source.gathers) {
         Atom copy = atom;
         copy.source = AtomSource{};
@@ -84,6 +86,12 @@ std::string WithoutSubject(std::string_view message, std::string_view subject) {
   return std::string(rest == std::string_view::npos ? "" : message.substr(rest));
 }
 
+// Where a weight is not its master, over all its copies.
+struct WeightDefect {
+  uint64_t count = 0;
+  std::string first;  // the first element and both files
+};
+
 class Verification {
  public:
   Verification(const StepModel& step, BlobReader& blobs, const VerifyOptions& options)
@@ -95,15 +103,20 @@ class Verification {
   void CheckBlobs();
   bool Intact(const Atom& atom) const;
   Result<uint64_t> ListItems();
+  Result<uint64_t> ListWeights(std::vector<uint8_t>& read);
   Result<uint64_t> VerifyItem(size_t item);
   Result<uint64_t> DigestBlob(BlobIndex index);
   RecordSums SumsOf(BlobIndex index);
   // True if no record is wrong; defects say which.
   bool CompareSums(const std::string& path, const RecordSums& sums);
   Result<uint64_t> CompareCopies(size_t atom);
+  Result<uint64_t> CompareWeight(const WeightPair& pair);
+  Result<uint64_t> CompareLocal(AtomIndex weight, AtomIndex master, const LocalTensor& local,
+                                WeightDefect& defect);
   Result<uint64_t> ReadWhole(size_t atom);
   Result<Plan> WholeAtom(AtomIndex atom, DType dtype) const;
   std::string FileAt(AtomIndex atom, DType dtype, uint64_t at) const;
+  std::string FileAt(const Plan& plan, uint64_t at) const;
   Result<bool> SameAsFirst(const Atom& atom, uint32_t first, uint32_t other,
                            const PlanReader& reader, uint64_t at, std::span<const std::byte> mine,
                            std::span<std::byte> buffer);
@@ -123,8 +136,9 @@ class Verification {
   BlobReader& blobs_;
   const VerifyOptions& options_;
   SplitStep split_;
-  std::vector<size_t> compared_;  // atoms with copies that must be equal
-  std::vector<size_t> read_;      // atoms read whole: every element is found
+  std::vector<WeightPair> weights_;  // stored beside their masters
+  std::vector<size_t> compared_;     // atoms with copies that must be equal
+  std::vector<size_t> read_;         // other atoms, read whole: every element is found
   std::vector<uint8_t> changed_;  // by blob: not the file that was adopted, so not read
   std::vector<uint8_t> holds_;    // by blob: bytes of atoms lie in it
   Mutex mutex_;
@@ -218,7 +232,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     if (by_chunks) chunks.Add(piece);
     at += piece.size();
   }
-  if (auto same = blobs_.Check(index); !same) {
+  if (auto same = blobs_.CheckAgain(index); !same) {
     Unreadable(path, same.error());
     return blob.stamp.size;
   }
@@ -265,8 +279,11 @@ Result<uint64_t> Verification::ReadAtom(AtomIndex atom, DType dtype, const Visit
 // The file that holds byte `at` of the whole atom shown as `dtype`.
 std::string Verification::FileAt(AtomIndex atom, DType dtype, uint64_t at) const {
   const auto plan = WholeAtom(atom, dtype);
-  if (!plan) return "?";
-  const auto origins = PlanReader(*plan, split_.model, blobs_).Explain(at, 1, 1);
+  return plan ? FileAt(*plan, at) : "?";
+}
+
+std::string Verification::FileAt(const Plan& plan, uint64_t at) const {
+  const auto origins = PlanReader(plan, split_.model, blobs_).Explain(at, 1, 1);
   if (!origins || origins->empty() || origins->front().kind != Origin::Kind::kBlob) return "?";
   return blobs_.PathOf(origins->front().blob);
 }
@@ -313,6 +330,67 @@ Result<uint64_t> Verification::CompareCopies(size_t item) {
   return bytes;
 }
 
+// One rank's weights against its masters, both as weights.
+Result<uint64_t> Verification::CompareLocal(AtomIndex weight, AtomIndex master,
+                                            const LocalTensor& local, WeightDefect& defect) {
+  const Atom& atom = split_.model.atom(weight);
+  const auto shared = std::make_shared<const LocalTensor>(local);
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(local.shape));
+  PlanBuilder weights, masters;
+  weights.Atom(weight, shared, 0, elements, atom.dtype);
+  masters.Atom(master, shared, 0, elements, atom.dtype);
+  const Plan plans[] = {std::move(weights).Finish(), std::move(masters).Finish()};
+  const PlanReader stored(plans[0], split_.model, blobs_);
+  const PlanReader cast(plans[1], split_.model, blobs_);
+  const uint32_t width = ByteWidth(atom.dtype);
+  std::vector<std::byte> buffer(2 * std::min(kBuffer, plans[0].size()));
+  for (uint64_t at = 0; at < plans[0].size();) {
+    const size_t bytes = std::min<uint64_t>(buffer.size() / 2, plans[0].size() - at);
+    const std::span<std::byte> mine(buffer.data(), bytes);
+    const std::span<std::byte> theirs(buffer.data() + bytes, bytes);
+    CKPT_RETURN_IF_ERROR(stored.Read(at, mine));
+    CKPT_RETURN_IF_ERROR(cast.Read(at, theirs));
+    const Difference found = FindDifference(atom.dtype, mine, theirs);
+    if (found.count > 0 && defect.count == 0) {
+      const uint64_t byte = found.first * width;
+      const auto text = [&](std::span<const std::byte> from) {
+        return ElementText(atom.dtype, from.subspan(byte, width));
+      };
+      defect.first = StrCat(
+          "element ", AtomElement(local, atom.shape, at / width + found.first).value_or(0), " is ",
+          text(mine), " in ", FileAt(plans[0], at + byte), ", but its master, cast to ",
+          DTypeName(atom.dtype), ", is ", text(theirs), " in ", FileAt(plans[1], at + byte));
+    }
+    defect.count += found.count;
+    at += bytes;
+  }
+  return plans[0].size();
+}
+
+Result<uint64_t> Verification::CompareWeight(const WeightPair& pair) {
+  const auto copy_of = [&](AtomIndex atom, uint32_t copy) {
+    const uint32_t first = split_.copies[static_cast<uint32_t>(atom)].first;
+    return pair.copies == 1 ? atom : AtomIndex{first + copy};
+  };
+  const Atom& weight = step_.atom(pair.weight);
+  WeightDefect defect;
+  uint64_t bytes = 0;
+  for (uint32_t copy = 0; copy < pair.copies; ++copy) {
+    for (const LocalTensor& local : weight.source.gathers[copy].locals) {
+      CKPT_ASSIGN_OR_RETURN(const uint64_t read,
+                            CompareLocal(copy_of(pair.weight, copy), copy_of(pair.master, copy),
+                                         local, defect));
+      bytes += read;
+    }
+  }
+  if (defect.count > 0) {
+    Defect(NameOf(weight), StrCat(defect.first, "; ", defect.count, " elements differ"));
+  }
+  const MutexLock lock(mutex_);
+  ++report_.weights_compared;
+  return bytes;
+}
+
 template <class T>
 bool Verification::IsFinite(AtomIndex index, DType dtype, uint64_t at,
                             std::span<const std::byte> bytes) {
@@ -347,17 +425,47 @@ Result<uint64_t> Verification::ReadWhole(size_t item) {
 Result<uint64_t> Verification::VerifyItem(size_t item) {
   if (item < step_.blobs.size()) return DigestBlob(BlobIndex{static_cast<uint32_t>(item)});
   item -= step_.blobs.size();
-  const bool compares = item < compared_.size();
-  const size_t atom = compares ? compared_[item] : read_[item - compared_.size()];
-  auto bytes = compares ? CompareCopies(atom) : ReadWhole(atom);
+  size_t atom = 0;
+  Result<uint64_t> bytes = 0;
+  if (item < weights_.size()) {
+    atom = static_cast<uint32_t>(weights_[item].weight);
+    bytes = CompareWeight(weights_[item]);
+  } else if (item -= weights_.size(); item < compared_.size()) {
+    atom = compared_[item];
+    bytes = CompareCopies(atom);
+  } else {
+    atom = read_[item - compared_.size()];
+    bytes = ReadWhole(atom);
+  }
   if (bytes) return bytes;
   Unreadable(NameOf(step_.atoms[atom]), bytes.error());  // what cannot be read is a defect
   return 0;
 }
 
+// Weights and masters that are read for each other's sake.
+Result<uint64_t> Verification::ListWeights(std::vector<uint8_t>& read) {
+  uint64_t total = 0;
+  WeightPairs pairs = FindWeightPairs(step_);
+  for (const WeightPair& pair : pairs.compared) {
+    if (!Intact(step_.atom(pair.weight)) || !Intact(step_.atom(pair.master))) continue;
+    weights_.push_back(pair);
+    // All their elements are found so, unless copies are averaged when shown.
+    const Atom& weight = step_.atom(pair.weight);
+    const bool whole = !options_.finite && weight.source.kind != SourceKind::kAverage;
+    read[static_cast<uint32_t>(pair.weight)] = read[static_cast<uint32_t>(pair.master)] = whole;
+    CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(weight.shape, weight.dtype));
+    total += bytes * pair.copies;
+  }
+  const MutexLock lock(mutex_);
+  report_.weights_skipped = pairs.skipped.size();
+  if (!pairs.skipped.empty()) report_.skipped = NameOf(step_.atom(pairs.skipped.front()));
+  return total;
+}
+
 // What there is to read and compare; its bytes.
 Result<uint64_t> Verification::ListItems() {
-  uint64_t total = 0;
+  std::vector<uint8_t> read(step_.atoms.size(), 0);  // with another item
+  CKPT_ASSIGN_OR_RETURN(uint64_t total, ListWeights(read));
   holds_.assign(step_.blobs.size(), 0);
   for (const Blob& blob : step_.blobs) total += blob.stamp.size;
   for (size_t i = 0; i < step_.atoms.size(); ++i) {
@@ -372,6 +480,7 @@ Result<uint64_t> Verification::ListItems() {
     }
     // Reserved kinds and packed types cannot be read by elements.
     if (atom.source.kind == SourceKind::kReplay || ByteWidth(atom.dtype) == 0) continue;
+    if (read[i] != 0) continue;
     read_.push_back(i);
     total += *bytes;
   }
@@ -385,8 +494,9 @@ Result<VerifyReport> Verification::Run() {
     const MutexLock lock(mutex_);
     report_.digests.resize(step_.blobs.size());
   }
-  CKPT_RETURN_IF_ERROR(RunWorkList(step_.blobs.size() + compared_.size() + read_.size(), total,
-                                   options_.job, [this](size_t i) { return VerifyItem(i); }));
+  const size_t items = step_.blobs.size() + weights_.size() + compared_.size() + read_.size();
+  CKPT_RETURN_IF_ERROR(
+      RunWorkList(items, total, options_.job, [this](size_t i) { return VerifyItem(i); }));
   const MutexLock lock(mutex_);
   return std::move(report_);
 }

@@ -4,8 +4,8 @@
 // (compared with the digests that are recorded of it or of its chunks, and with
 // the checksums that the file itself holds), every element of
 // every atom through the plan reader (averages computed), all copies of
-// replicated atoms against each other, and, on request, every float for NaN
-// and infinity.
+// replicated atoms against each other, stored weights against their stored
+// masters, and, on request, every float for NaN and infinity.
 //
 // Thread safety: may run beside readers of the same step.
 // Lifetime: model and blobs must outlive the call.
@@ -36,7 +36,10 @@ struct VerifyReport {
   uint64_t unsummed_blobs = 0;  // whose records were written without checksums
   std::string unsummed;         // one of these
   uint64_t atoms_compared = 0;  // with more than one copy
-  uint64_t atoms_read = 0;      // every element found, averaged, cast
+  uint64_t weights_compared = 0;  // with their masters (weight_check.h)
+  uint64_t weights_skipped = 0;   // that cannot be compared exactly
+  std::string skipped;            // one of these
+  uint64_t atoms_read = 0;      // others: every element found, averaged, cast
   uint64_t atoms_finite = 0;    // checked for NaN and infinity
   uint64_t defect_count = 0;
   std::vector<VerifyDefect> defects;  // the first 100

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,17 +42,30 @@ enum class StageRule : uint8_t {
 };
 
 struct Parameter {
-  std::string name;         // canonical: the source's spelling without wrapper prefixes
-  std::string source_name;  // as the source spells it
+  std::string name;         // as the source's own engine spells it, wrappers included
   Shape shape;              // logical: unsharded, unpadded
   Role role = Role::kTrainable;
   // Over tp.  Of an expert: over etp (kUnique: nothing is known of etp > 1).
   Pattern pattern;
+  // How the source's own ranks held it, at its own tp degree, where `pattern`
+  // would cut it otherwise: unevenly, with another padding, or not at all.
+  std::optional<Pattern> source_pattern;
   StageRule stage = StageRule::kEvery;
   uint32_t layer = 0;       // transformer layer, from 0, when stage is kLayer
   std::optional<uint32_t> expert;  // global expert id of a per-expert parameter
+  // Where the id stands in `name`, as a byte offset of its first digit.  The
+  // source says so: the same number may be a layer's or a submodule's.
+  uint32_t expert_at = 0;
   uint32_t stacked_experts = 0;    // > 0: dim 0 is this many equal runs, one per expert, cut over ep
 };
+
+// Whether `name` has the decimal expert id at `expert_at`; true of other parameters.
+bool NamesItsExpert(const Parameter& parameter);
+
+// `shown`, a name of the parameter that is spelled alike from the expert id on
+// (naming changes what stands before it), with another id; empty if it is not.
+// REQUIRES: parameter.expert and NamesItsExpert.
+std::string WithExpert(const Parameter& parameter, std::string_view shown, uint64_t id);
 
 // How an atom's shape relates to its parameter's.
 enum class Relation : uint8_t { kSame = 0, kReduced = 1, kScalar = 2, kOpaque = 3 };
@@ -159,7 +173,11 @@ struct StepModel {
   int64_t mtime_ns = 0;   // newest source file
   Layout layout;          // of the source
   std::optional<DType> model_dtype;  // of weights in training
-  std::string family;     // the family whose rules applied, if any
+  // The family whose rules applied, if any, as it was then: its name, its file's
+  // text, and the sizes that its rules mention.
+  std::string family;
+  std::string family_rules;
+  std::map<std::string, int64_t> family_sizes;
   uint32_t layers = 0;    // transformer layers, 0 if unknown
 
   std::vector<std::string> roots;  // absolute directories when adopted

@@ -100,7 +100,9 @@ Offset<fb::Layout> Writer::WriteLayout(const Layout& layout) {
 Offset<fb::Pattern> Writer::WritePattern(const Pattern& pattern) {
   const auto cuts = Tables<fb::Cut>(pattern.cuts, [this](const Cut& cut) {
     const auto parts = Vector(cut.parts);
-    return fb::CreateCut(builder_, cut.dim, parts, cut.pad_multiple, cut.pad_always, cut.unit);
+    const auto widths = Vector(cut.widths);
+    return fb::CreateCut(builder_, cut.dim, parts, cut.pad_multiple, cut.pad_always, cut.unit,
+                         widths);
   });
   const auto grid = Vector(pattern.grid);
   return fb::CreatePattern(builder_, static_cast<uint8_t>(pattern.kind), cuts, grid,
@@ -109,15 +111,17 @@ Offset<fb::Pattern> Writer::WritePattern(const Pattern& pattern) {
 
 Offset<fb::Parameter> Writer::WriteParameter(const Parameter& parameter) {
   const auto name = Bytes(parameter.name);
-  const auto source_name =
-      parameter.source_name == parameter.name ? 0 : Bytes(parameter.source_name);
   const auto shape = Vector(parameter.shape);
   const auto pattern = WritePattern(parameter.pattern);
-  return fb::CreateParameter(builder_, name, source_name, shape,
+  const auto source_pattern =
+      parameter.source_pattern ? WritePattern(*parameter.source_pattern) : Offset<fb::Pattern>(0);
+  return fb::CreateParameter(builder_, name, shape,
                              static_cast<uint8_t>(parameter.role), pattern,
                              static_cast<uint8_t>(parameter.stage), parameter.layer,
                              parameter.expert ? int64_t{*parameter.expert} : int64_t{-1},
-                             parameter.stacked_experts);
+                             parameter.stacked_experts,
+                             parameter.expert ? int64_t{parameter.expert_at} : int64_t{-1},
+                             source_pattern);
 }
 
 Offset<fb::LocalTensor> Writer::WriteLocal(const LocalTensor& local, const LocalTensor& whole) {
@@ -205,14 +209,27 @@ std::string Writer::Write() {
   const auto documents = Tables<fb::Document>(
       model_.documents, [this](const Document& d) { return WriteDocument(d); });
   const auto notes = Texts(model_.notes);
+  const auto family_rules = model_.family_rules.empty() ? 0 : Bytes(model_.family_rules);
+  std::vector<Offset<fb::FamilySize>> sizes;
+  for (const auto& [name, value] : model_.family_sizes) {
+    const auto bytes = Bytes(name);
+    sizes.push_back(fb::CreateFamilySize(builder_, bytes, value));
+  }
+  const auto family_sizes = sizes.empty() ? 0 : builder_.CreateVector(sizes);
   builder_.Finish(
       fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration,
                          model_.mtime_ns, layout, Optional(model_.model_dtype), family,
                          model_.layers, roots, blobs, parameters, atoms, aliases, groups, documents,
-                         notes),
+                         notes, family_rules, family_sizes),
       fb::ManifestIdentifier());
   return WrapManifest(std::string_view(
       reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()));
+}
+
+uint64_t UpperBound(const Pattern& pattern) {
+  uint64_t bytes = 64 + 8 * pattern.grid.size();
+  for (const Cut& cut : pattern.cuts) bytes += 64 + 8 * (cut.parts.size() + cut.widths.size());
+  return bytes;
 }
 
 // A generous upper bound: FlatBuffers ends the process above 2 GiB.
@@ -220,11 +237,12 @@ uint64_t UpperBound(const StepModel& model) {
   uint64_t bytes = 4096;
   for (const auto& text : model.roots) bytes += 64 + text.size();
   for (const auto& text : model.notes) bytes += 64 + text.size();
+  bytes += model.family_rules.size();
+  for (const auto& [name, value] : model.family_sizes) bytes += 64 + name.size();
   for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size() + 16 * blob.chunks.size();
   for (const Parameter& p : model.parameters) {
-    bytes += 256 + p.name.size() + p.source_name.size() + 8 * p.shape.size();
-    for (const Cut& cut : p.pattern.cuts) bytes += 64 + 8 * cut.parts.size();
-    bytes += 8 * p.pattern.grid.size();
+    bytes += 256 + p.name.size() + 8 * p.shape.size();
+    bytes += UpperBound(p.pattern) + (p.source_pattern ? UpperBound(*p.source_pattern) : 0);
   }
   for (const Atom& atom : model.atoms) {
     bytes += 256 + atom.kind.size() + atom.optimizer.size() + atom.source.inline_bytes.size() +

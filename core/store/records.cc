@@ -161,16 +161,19 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   record.source = *source;
   record.root = *root;
   record.unpacked = record.manifest;
+  const auto unpacked = DigestFromHex(TextOf(object, "unpacked").value_or(""));
+  if (unpacked) record.unpacked = *unpacked;
   if (const auto side = TextOf(object, "side")) {
     record.side = DigestFromHex(*side);
-    const auto unpacked = DigestFromHex(TextOf(object, "unpacked").value_or(""));
     if (!record.side || !unpacked) {
       return Fail(Damaged("a side blob has a digest, and its step an unpacked one"));
     }
-    record.unpacked = *unpacked;
   }
+  if (const auto replaces = TextOf(object, "replaces")) record.replaces = DigestFromHex(*replaces);
   record.iteration = iteration->get<uint64_t>();
   record.mtime_ns = mtime->get<int64_t>();
+  const auto converted = object.find("converted");
+  record.converted = converted != object.end() && converted->is_boolean() && converted->get<bool>();
   return record;
 }
 
@@ -181,10 +184,12 @@ std::string RenderStepRecord(const StepRecord& record) {
               {"mtime_ns", record.mtime_ns},
               {"source", Encode(record.source)},
               {"root", Encode(record.root)}};
-  if (record.side) {
-    object["side"] = record.side->Hex();
+  if (record.converted) object["converted"] = true;
+  if (record.side) object["side"] = record.side->Hex();
+  if (record.side || record.unpacked != record.manifest) {
     object["unpacked"] = record.unpacked.Hex();
   }
+  if (record.replaces) object["replaces"] = record.replaces->Hex();
   return Seal(object);
 }
 

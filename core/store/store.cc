@@ -2,6 +2,8 @@
 #include "core/store/store.h"
 
 #include <algorithm>
+#include <array>
+#include <filesystem>
 #include <random>
 #include <tuple>
 
@@ -9,7 +11,6 @@
 #include "core/blob/file_storage.h"
 #include "core/store/catalogue.h"
 #include "core/store/manifest_format.h"
-#include "core/store/mapped_file.h"
 #include "core/store/records.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_index.h"
@@ -20,10 +21,6 @@ namespace {
 
 constexpr std::string_view kFormatName = "format";
 
-auto StepOrder(const StepRecord& record) {
-  return std::tie(record.iteration, record.mtime_ns, record.id);
-}
-
 std::string RandomId() {
   std::random_device device;
   Digest id;
@@ -31,6 +28,28 @@ std::string RandomId() {
     *half = (uint64_t{device()} << 32) | device();
   }
   return id.Hex();
+}
+
+// What a store holds, and what is left of one that was not made to the end.
+constexpr auto kStoreNames = std::to_array<std::string_view>(
+    {".tmp", "blobs", "deleted", "format", "log", "lost+found", "manifests", "runs", "steps"});
+
+// Nothing is written into a directory that is something else: a checkpoint given
+// for a store, say.
+Status CheckMayBeStore(const std::string& directory) {
+  std::error_code error;
+  const std::filesystem::path path = directory;
+  if (std::filesystem::exists(path / kFormatName, error)) return {};
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool ours = name.starts_with("catalogue.sqlite") ||
+                      std::find(kStoreNames.begin(), kStoreNames.end(), name) != kStoreNames.end();
+    if (ours) continue;
+    return Fail(ErrorCode::kInvalid,
+                StrCat(directory, " is not a store, and it is not empty (", name,
+                       "); if it is a checkpoint, do you mean --adopt ", directory, "?"));
+  }
+  return {};
 }
 
 // The identity of the store, made if it has none.
@@ -55,10 +74,19 @@ Result<std::string> Identity(Storage& storage, bool create) {
 
 }  // namespace
 
+bool IsOlder(const StepRecord& a, const StepRecord& b) {
+  const auto order = [](const StepRecord& record) {
+    return std::tuple(record.iteration, !record.converted, record.mtime_ns,
+                      std::string_view(record.id));
+  };
+  return order(a) < order(b);
+}
+
 Store::Store(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Store::~Store() = default;
 
 Result<std::unique_ptr<Store>> Store::Open(const std::string& directory, bool create) {
+  CKPT_RETURN_IF_ERROR(CheckMayBeStore(directory));
   auto storage = FileStorage::Open(directory, create);
   if (!storage) return Fail(std::move(storage).error().WithContext(StrCat("store ", directory)));
   auto state = std::make_unique<State>();
@@ -133,6 +161,20 @@ void Store::State::Install(StoreIndex fresh, uint64_t ticket) {
   }
 }
 
+// That what lies here is the store that was opened.  One that is away (an
+// automounter, a server that does not answer) is an empty directory, which says
+// nothing about its steps.
+Status Store::State::CheckPresent() {
+  const auto now = Identity(*storage, false);
+  if (now && *now == identity) return {};
+  if (now) {
+    return Fail(ErrorCode::kIo, StrCat("another store lies at ", directory,
+                                       " now; what is known of the one before stays"));
+  }
+  return Fail(ErrorCode::kIo, StrCat("store ", directory, " is away (", now.error().message,
+                                     "); what is known of it stays"));
+}
+
 Status Store::State::BuildIndex() {
   uint64_t ticket = 0;
   bool first = false;
@@ -152,7 +194,13 @@ Status Store::State::BuildIndex() {
     return record ? std::optional(*std::move(record)) : std::nullopt;
   };
   RecordTexts added;
-  auto fresh = BuildStoreIndex(*storage, "", known, added);
+  const auto look = [&]() -> Result<StoreIndex> {
+    CKPT_RETURN_IF_ERROR(CheckPresent());
+    CKPT_ASSIGN_OR_RETURN(StoreIndex seen, BuildStoreIndex(*storage, "", known, added));
+    CKPT_RETURN_IF_ERROR(CheckPresent());  // all the time, that is
+    return seen;
+  };
+  auto fresh = look();
   if (fresh) Remember(added);
   MutexLock lock(mutex);
   // Unless a refresh that began later has finished.
@@ -176,6 +224,7 @@ Status Store::RefreshStep(std::string_view run, std::string_view id) {
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
   State& s = *state_;
+  CKPT_RETURN_IF_ERROR(s.CheckPresent());
   CKPT_ASSIGN_OR_RETURN(const Incarnation last,
                         LastIncarnation(*s.storage, std::string(run), std::string(id)));
   if (!last.any) return {};
@@ -239,7 +288,7 @@ Result<std::vector<StepRecord>> Store::Steps(std::string_view run) {
     }
   }
   std::sort(records.begin(), records.end(), [](const StepRecord& a, const StepRecord& b) {
-    return StepOrder(a) < StepOrder(b);
+    return IsOlder(a, b);
   });
   return records;
 }
@@ -263,7 +312,7 @@ Result<StepRecord> Store::Resolve(std::string_view run, std::string_view id) {
     if (!step.record) {
       return Fail(Error(step.record.error()).WithContext(StrCat("latest of '", run, "'")));
     }
-    if (latest == nullptr || StepOrder(*latest) < StepOrder(*step.record)) latest = &*step.record;
+    if (latest == nullptr || IsOlder(*latest, *step.record)) latest = &*step.record;
   }
   CKPT_CHECK(latest != nullptr);  // a run without steps is not in the index
   return *latest;
@@ -286,16 +335,9 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   }
   auto step = std::make_shared<Step>();
   step->record = record;
-  Result<StepModel> model = Fail(ErrorCode::kInternal, "not loaded");
-  const std::string name = ManifestName(record.manifest);
-  if (state_->directory.empty()) {
-    CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_->ReadManifest(record.manifest));
-    model = ParseNamedManifest(bytes, record.manifest, {});
-  } else {
-    CKPT_ASSIGN_OR_RETURN(const MappedFile file,
-                          MappedFile::Open(StrCat(state_->directory, "/", name)));
-    model = ParseNamedManifest(file.bytes(), record.manifest, state_->Blobs());
-  }
+  CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_->ReadManifest(record.manifest));
+  Result<StepModel> model = ParseNamedManifest(
+      bytes, record.manifest, state_->directory.empty() ? std::string() : state_->Blobs());
   if (!model) return Fail(std::move(model).error().WithContext(StrCat(record.run, "/", record.id)));
   ResolvedModel resolved = ResolveSideBlob(state_->directory, *std::move(model));
   step->model = std::move(resolved.model);

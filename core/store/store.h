@@ -43,12 +43,23 @@ struct StepRecord {
   Digest manifest;
   uint64_t iteration = 0;
   int64_t mtime_ns = 0;  // newest source file
+  bool converted = false;  // made from another save: that one counts as newer
   std::string source;    // absolute path it was adopted from
   std::string root;      // absolute save directory: what the run's name belongs to
   std::optional<Digest> side;  // content of its side blob
-  // What `manifest` would be without the side blob, which is no part of what a
-  // step is; as `manifest` if there is none.
+  // Of what the step is (IdentityOf): steps of which it is equal are the same.
   Digest unpacked;
+  std::optional<Digest> replaces;  // the manifest whose place it took (--refresh)
+};
+
+// True if `a` is older: by iteration, what was converted before what it was
+// converted from, mtime, id.  The greatest is the latest.
+bool IsOlder(const StepRecord& a, const StepRecord& b);
+
+// How a step is to be published.
+struct PublishHow {
+  bool converted = false;  // StepRecord::converted
+  bool replace = false;    // another step of the same id and source
 };
 
 // A side blob on its way into a step (AttachSideBlob).
@@ -89,29 +100,33 @@ struct Step {
 class Store {
  public:
   // `directory` on local disk; created (0700 if new) when `create`, else
-  // kNotFound where there is no store.
+  // kNotFound where there is no store.  kInvalid for a directory that holds
+  // something else: nothing is written there.
   static Result<std::unique_ptr<Store>> Open(const std::string& directory, bool create);
   // Over any storage, with the catalogue in memory (tests, objects).  A storage
   // that holds no store yet becomes one.
   static Result<std::unique_ptr<Store>> OpenOn(std::shared_ptr<Storage> storage);
   ~Store();
 
-  // The model's manifest here.  `unpacked`: of the same step without its side
-  // blob, if it has one and that is known; else it is rendered, too.
+  // The model's manifest here.  `unpacked`: of the same step before it had a side
+  // blob, if that is known; else it is rendered, too.
   Result<RenderedStep> Render(const StepModel& model, std::optional<Digest> unpacked = {}) const;
 
   // Make `model` a step of `run`, at once or not at all, durably.  If the very
   // same manifest, but for side blobs, is there already under that name, that
   // record is returned.
-  // Another step of the same id becomes "<id>-<attempt>" (attempt from 1).
+  // Another step of the same id is replaced, if asked for and from the same source,
+  // at once: at any moment one of them is there.  Else the new one becomes
+  // "<id>-<attempt>" (attempt from 1).
   // kExists if the run's name belongs to another root (of which steps are left).
   // Costs the same however many steps there are.
   // REQUIRES: `rendered` is of the model.
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
                              const RenderedStep& rendered, const std::string& source,
-                             const std::string& root);
+                             const std::string& root, const PublishHow& how = {});
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
-                             const std::string& source, const std::string& root);
+                             const std::string& source, const std::string& root,
+                             const PublishHow& how = {});
   // The record that Publish would return without publishing, if any.
   Result<std::optional<StepRecord>> FindPublished(std::string_view run, std::string_view id,
                                                   const RenderedStep& rendered);
@@ -124,8 +139,8 @@ class Store {
   Status Sweep();
 
   Result<std::vector<std::string>> Runs();                        // sorted
-  Result<std::vector<StepRecord>> Steps(std::string_view run);    // by (iteration, mtime)
-  // `id` or "latest" = greatest (iteration, mtime).  A record that cannot be
+  Result<std::vector<StepRecord>> Steps(std::string_view run);    // oldest first
+  // `id` or "latest".  A record that cannot be
   // read is an error for its own id and for "latest".
   Result<StepRecord> Resolve(std::string_view run, std::string_view id);
   // kDataLoss if the manifest fails its digest.  A side blob that is missing or
@@ -138,7 +153,8 @@ class Store {
   Status Remove(const StepRecord& record);
 
   // Notice what other processes published since; of one step, which costs the
-  // same however many there are.
+  // same however many there are.  A store that is away, or another one in its
+  // place, is an error (kIo) and changes nothing.
   Status Refresh();
   Status RefreshStep(std::string_view run, std::string_view id);
 

@@ -4,6 +4,7 @@
 // known, or for those of one run's claims and of one step: its cost does not
 // depend on how many steps the store has.
 #include "core/base/strings.h"
+#include "core/model/read_blobs.h"
 #include "core/model/side_blob.h"
 #include "core/store/manifest_format.h"
 #include "core/store/records.h"
@@ -74,53 +75,70 @@ Status Store::State::ClaimRun(const std::string& run, const std::string& root) {
   return Fail(ErrorCode::kExhausted, StrCat("run '", run, "' is being claimed all the time"));
 }
 
-// The record of a live step if it is the one of this digest.
-Result<std::optional<StepRecord>> Store::State::IfSame(const Incarnation& live,
-                                                       const Digest& unpacked) {
+// The record of a live step; nothing if it is damaged.
+Result<std::optional<StepRecord>> Store::State::RecordOf(const Incarnation& live) {
   CKPT_ASSIGN_OR_RETURN(const std::string text,
                         ReadObject(*storage, StepRecordName(live.name), kRecordMaxBytes));
   auto record = ParseStepRecord(text, live.name);
-  if (!record || record->unpacked != unpacked) return std::optional<StepRecord>();
+  if (!record) return std::optional<StepRecord>();
   return std::optional(*std::move(record));
 }
 
-// The record if the id was free or holds this very step; nothing if it is
-// another step's.
-Result<std::optional<StepRecord>> Store::State::TryPublish(const StepRecord& wanted,
-                                                           const RenderedStep& rendered) {
+namespace {
+
+bool IsSame(const std::optional<StepRecord>& there, const RenderedStep& rendered) {
+  return there && (there->unpacked == rendered.unpacked || there->manifest == rendered.manifest);
+}
+
+}  // namespace
+
+// The record if the id was free, holds this very step, or one that it replaces;
+// nothing if it is another step's.
+Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
+                                                           const RenderedStep& rendered,
+                                                           bool replace) {
   for (int race = 0; race < kMaxRaces; ++race) {
     CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*storage, wanted.run, wanted.id));
+    wanted.replaces.reset();
     if (last.live) {
-      CKPT_ASSIGN_OR_RETURN(auto same, IfSame(last, wanted.unpacked));
-      if (!same) return same;
-      if (same->manifest == rendered.manifest) {  // repaired if it was damaged
-        CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
+      CKPT_ASSIGN_OR_RETURN(auto there, RecordOf(last));
+      if (IsSame(there, rendered)) {
+        if (there->manifest == rendered.manifest) {  // repaired if it was damaged
+          CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
+        }
+        Note(last.name, *there);
+        return there;
       }
-      Note(last.name, *same);
-      return same;
+      if (!replace || !there || there->source != wanted.source) return std::optional<StepRecord>();
+      wanted.replaces = there->manifest;
     }
     CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
+    // The greatest number is the step: the one it replaces is gone with this.
     const std::string name = StepRecordName(last.next());
     const std::string text = RenderStepRecord(wanted);
     const Status published = PublishText(*storage, name, text);
     if (published) {
+      if (wanted.replaces) {
+        (void)PublishText(*storage, DeletedName(last.name),
+                          RenderText("manifest", wanted.replaces->Hex()));
+      }
       Note(last.next(), wanted);
       Remember({{name, text}});
       return std::optional(wanted);
     }
     if (published.error().code != ErrorCode::kExists) return Fail(Error(published.error()));
   }
-  return Fail(ErrorCode::kExhausted, StrCat("step '", wanted.id, "' is being published all the time"));
+  return Fail(ErrorCode::kExhausted,
+              StrCat("step '", wanted.id, "' is being published all the time"));
 }
 
 Result<RenderedStep> Store::Render(const StepModel& model, std::optional<Digest> unpacked) const {
   RenderedStep rendered;
   CKPT_ASSIGN_OR_RETURN(rendered.bytes, RenderManifest(model, state_->Blobs()));
-  rendered.manifest = rendered.unpacked = ManifestDigest(rendered.bytes);
-  if (!FindSideBlob(model)) return rendered;
+  rendered.manifest = ManifestDigest(rendered.bytes);
   if (!unpacked) {
     CKPT_ASSIGN_OR_RETURN(const std::string bytes,
-                          RenderManifest(WithoutSideBlob(model), state_->Blobs()));
+                          RenderManifest(IdentityOf(model), state_->Blobs()));
     unpacked = ManifestDigest(bytes);
   }
   rendered.unpacked = *unpacked;
@@ -128,28 +146,36 @@ Result<RenderedStep> Store::Render(const StepModel& model, std::optional<Digest>
 }
 
 Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
-                                  const std::string& source, const std::string& root) {
+                                  const std::string& source, const std::string& root,
+                                  const PublishHow& how) {
   CKPT_ASSIGN_OR_RETURN(const RenderedStep rendered, Render(model));
-  return Publish(run, model, rendered, source, root);
+  return Publish(run, model, rendered, source, root, how);
 }
 
 Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
                                   const RenderedStep& rendered, const std::string& source,
-                                  const std::string& root) {
+                                  const std::string& root, const PublishHow& how) {
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(model.id, "step"));
   if (model.id == "latest") return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
   // What could not be loaded is never published.
   CKPT_RETURN_IF_ERROR(ParseManifest(rendered.bytes, state_->Blobs()));
-  StepRecord wanted{std::string(run), model.id, rendered.manifest, model.iteration,
-                    model.mtime_ns,   source,   root,              {},
-                    rendered.unpacked};
+  StepRecord wanted;
+  wanted.run = run;
+  wanted.manifest = rendered.manifest;
+  wanted.iteration = model.iteration;
+  wanted.mtime_ns = model.mtime_ns;
+  wanted.converted = how.converted;
+  wanted.source = source;
+  wanted.root = root;
+  wanted.unpacked = rendered.unpacked;
   if (const auto side = FindSideBlob(model)) wanted.side = model.blob(*side).content;
+  CKPT_RETURN_IF_ERROR(state_->CheckPresent());
   CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     wanted.id = AttemptId(model.id, attempt);
     CKPT_RETURN_IF_ERROR(CheckName(wanted.id, "step"));
-    CKPT_ASSIGN_OR_RETURN(const auto published, state_->TryPublish(wanted, rendered));
+    CKPT_ASSIGN_OR_RETURN(const auto published, state_->TryPublish(wanted, rendered, how.replace));
     if (!published) continue;
     CKPT_ASSIGN_OR_RETURN(const auto claim, LatestClaim(*state_->storage, wanted.run));
     if (!claim || claim->root != root) {  // lost the name to a concurrent claim
@@ -170,8 +196,8 @@ Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std
                           LastIncarnation(*state_->storage, std::string(run),
                                           AttemptId(id, attempt)));
     if (!last.live) break;  // this id is what Publish would take
-    CKPT_ASSIGN_OR_RETURN(auto record, state_->IfSame(last, rendered.unpacked));
-    if (record) return record;
+    CKPT_ASSIGN_OR_RETURN(auto record, state_->RecordOf(last));
+    if (IsSame(record, rendered)) return record;
   }
   return std::optional<StepRecord>();
 }

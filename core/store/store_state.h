@@ -48,6 +48,9 @@ struct Store::State {
   std::string CataloguePath() const { return directory + "/catalogue.sqlite"; }
   std::string Blobs() const;  // the store's blob directory
 
+  // kIo unless what lies here is the store that was opened.
+  Status CheckPresent();
+
   // --- index (store.cc) ---
   // The record if the index has this very step.
   std::optional<StepRecord> Known(const StepName& name);
@@ -64,9 +67,9 @@ struct Store::State {
   Status PutManifest(const std::string& bytes, const Digest& digest);
   Status ClaimRun(const std::string& run, const std::string& root);
   Status CheckOthers(const std::string& run, const std::string& root);
-  Result<std::optional<StepRecord>> IfSame(const Incarnation& live, const Digest& unpacked);
-  Result<std::optional<StepRecord>> TryPublish(const StepRecord& wanted,
-                                               const RenderedStep& rendered);
+  Result<std::optional<StepRecord>> RecordOf(const Incarnation& live);
+  Result<std::optional<StepRecord>> TryPublish(StepRecord wanted, const RenderedStep& rendered,
+                                               bool replace);
 
   Result<std::string> ReadManifest(const Digest& digest);
 };

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/view/shard.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/model/family.h"
 
 namespace ckptfs {
 namespace {
+
+constexpr uint64_t kSensibleWorld = 65'536;
+constexpr uint64_t kSensibleGrowth = 16;
 
 template <class... Pieces>
 tl::unexpected<Error> Refuse(const Pieces&... pieces) {
@@ -95,7 +101,15 @@ Status CheckExpert(const StepModel& step, const Layout& layout, const Parameter&
   return {};
 }
 
-Result<LocalTensor> Local(const Layout& layout, const RankCoordinate& rank,
+// The source's own tensor-parallel degree is shown as its ranks held it; all
+// others follow the rules.
+const Pattern& PatternFor(const StepModel& step, const Layout& layout,
+                          const Parameter& parameter) {
+  const bool own = parameter.source_pattern && layout.tp == step.layout.tp;
+  return own ? *parameter.source_pattern : parameter.pattern;
+}
+
+Result<LocalTensor> Local(const StepModel& step, const Layout& layout, const RankCoordinate& rank,
                           const Parameter& parameter) {
   if (parameter.stacked_experts > 0) {
     return MakeLocal(Pattern::Shard(0), parameter.shape, rank.ep, layout.ep);
@@ -103,41 +117,97 @@ Result<LocalTensor> Local(const Layout& layout, const RankCoordinate& rank,
   if (parameter.expert) {
     return MakeLocal(parameter.pattern, parameter.shape, rank.etp, layout.etp);
   }
-  return MakeLocal(parameter.pattern, parameter.shape, rank.tp, layout.tp);
+  return MakeLocal(PatternFor(step, layout, parameter), parameter.shape, rank.tp, layout.tp);
+}
+
+Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& parameter) {
+  const Pattern& pattern = PatternFor(step, layout, parameter);
+  if (layout.tp == 1) return {};
+  if (pattern.kind == PatternKind::kUnique) {
+    return Refuse("held by one tensor-parallel rank only, and nothing says which of tp", layout.tp);
+  }
+  if (pattern.kind != PatternKind::kUnknown) return {};
+  if (parameter.source_pattern) {
+    return Refuse("its source cut it unevenly over tp", step.layout.tp, ", and nothing says in what "
+                  "units tp", layout.tp, " may; adopt with --family FILE (a rule for this name)");
+  }
+  return Refuse("no rule says how it is spread over tp", layout.tp,
+                "; adopt with --family FILE (a rule for this name), --family-set (a size that "
+                "the rule needs) or --replicated REGEX");
+}
+
+// "the rule R needs head_dim, ...", if the family has a rule for the parameter
+// but not every size that it mentions; else empty.
+std::string MissingSizes(const StepModel& step, const Parameter& parameter,
+                         std::optional<Family>& family) {
+  if (step.family_rules.empty()) return "";
+  if (!family) {
+    auto parsed = Family::Parse(step.family_rules, step.family);
+    if (!parsed) return "";
+    family = *std::move(parsed);
+  }
+  const auto match = family->Match(parameter.name, step.family_sizes);
+  if (!match || !*match || (*match)->missing.empty()) return "";
+  return StrCat("the rule ", (*match)->rule, " needs ", (*match)->missing,
+                ", which nothing tells: adopt with --family-set NAME=NUMBER, or with the model's "
+                "config.json beside the checkpoint");
 }
 
 Status CheckParameter(const StepModel& step, const Layout& layout, const Parameter& parameter) {
   if (IsExpert(parameter)) {
     CKPT_RETURN_IF_ERROR(CheckExpert(step, layout, parameter));
-  } else if (layout.tp > 1 && parameter.pattern.kind == PatternKind::kUnknown) {
-    return Refuse("no rule says how it is spread over tp", layout.tp,
-                  "; adopt with --family FILE (a rule for this name), --family-set (a size that "
-                  "the rule needs) or --replicated REGEX");
-  } else if (layout.tp > 1 && parameter.pattern.kind == PatternKind::kUnique) {
-    return Refuse("held by one tensor-parallel rank only, and nothing says which of tp", layout.tp);
+  } else {
+    CKPT_RETURN_IF_ERROR(CheckKnown(step, layout, parameter));
   }
   CKPT_RETURN_IF_ERROR(StagesOf(step, layout, parameter));
-  CKPT_RETURN_IF_ERROR(Local(layout, RankCoordinate{}, parameter));
+  CKPT_RETURN_IF_ERROR(Local(step, layout, RankCoordinate{}, parameter));
   return {};
 }
 
 }  // namespace
 
+Status CheckDegrees(const StepModel& step, const Layout& layout) {
+  uint64_t largest = 1;
+  for (const Parameter& parameter : step.parameters) {
+    for (const uint64_t dim : parameter.shape) largest = std::max(largest, dim);
+  }
+  for (const auto& [name, degree] : {std::pair("tp", layout.tp), std::pair("etp", layout.etp)}) {
+    if (degree <= largest) continue;
+    return Refuse(name, degree, ": no dimension of any parameter is above ", largest,
+                  ", so that most ranks would hold nothing");
+  }
+  const uint64_t chunks = uint64_t{layout.pp} * layout.vpp;
+  const uint64_t layers = step.LayerCount();  // 0: not known
+  if (chunks > (layers > 0 ? layers + 2 : std::max<uint64_t>(step.parameters.size(), 2))) {
+    return Refuse(chunks, " pipeline stages: the step has ", layers, " layers and ",
+                  step.parameters.size(), " parameters");
+  }
+  const uint64_t most = std::max(kSensibleWorld, kSensibleGrowth * step.layout.World());
+  if (layout.World() > most) {
+    return Refuse(layout.World(), " ranks: of a step of ", step.layout.World(), " at most ", most,
+                  " are shown");
+  }
+  return {};
+}
+
 Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_only) {
+  CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
   CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
   bool experts = false;
   constexpr int kShown = 3;
   std::string refusals;
   int refused = 0;
+  std::optional<Family> family;  // parsed for messages only
   for (const Parameter& parameter : step.parameters) {
     experts = experts || IsExpert(parameter);
     if (trainable_only && parameter.role != Role::kTrainable) continue;
     const Status status = CheckParameter(step, layout, parameter);
     if (status) continue;
-    if (++refused <= kShown) {
-      refusals += StrCat(refused == 1 ? "" : "; ", "'", parameter.name, "': ",
-                         status.error().message);
-    }
+    if (++refused > kShown) continue;
+    const std::string sizes = MissingSizes(step, parameter, family);
+    const bool open = parameter.pattern.kind == PatternKind::kUnknown && !sizes.empty();
+    refusals += StrCat(refused == 1 ? "" : "; ", "'", parameter.name, "': ",
+                       open ? "" : status.error().message, open || sizes.empty() ? "" : "; ", sizes);
   }
   if (refused > kShown) refusals += StrCat("; and ", refused - kShown, " more parameters");
   if (refused > 0) return Refuse(refusals);
@@ -200,8 +270,7 @@ Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordi
 Result<std::shared_ptr<const LocalTensor>> LocalOf(const StepModel& step, const Layout& layout,
                                                    const RankCoordinate& rank,
                                                    const Parameter& parameter) {
-  (void)step;
-  Result<LocalTensor> local = Local(layout, rank, parameter);
+  Result<LocalTensor> local = Local(step, layout, rank, parameter);
   if (!local) return Fail(std::move(local).error().WithContext(parameter.name));
   return std::make_shared<const LocalTensor>(*std::move(local));
 }

@@ -7,7 +7,6 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/native_reader.h"
 #include "formats/deepspeed/zero_layout.h"
@@ -60,13 +59,12 @@ Result<NativeReader::FlatGroup> NativeReader::DescribeGroup(
   group.index = index;
   group.ranks = std::move(ranks);
   const std::vector<NamedShape>& shapes = ModelOf(mp).groups[index];
-  const LocalExperts experts(NamesOf(shapes));
   for (const NamedShape& entry : shapes) {
     std::string name = entry.name;
     if (expert_rank) {
-      CKPT_ASSIGN_OR_RETURN(name, experts.Global(entry.name, *expert_rank));
+      CKPT_ASSIGN_OR_RETURN(name, local_experts_.at(mp).Global(entry.name, *expert_rank));
     }
-    group.names.push_back(NormaliseName(name));
+    group.names.push_back(std::move(name));
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(entry.shape));
     group.members.push_back(elements);
   }
@@ -257,7 +255,11 @@ Status NativeReader::PlaceExperts(uint32_t mp, size_t index) {
 Status NativeReader::AddToGroup(uint32_t mp, size_t partition, std::span<const std::string> names) {
   const OptimizerStates& states = optimizers_.at(RankKey{mp, 0});
   size_t index = partition;
-  if (stage_ == 3) {
+  // An only group that lists nothing has all.
+  const bool only = states.groups.size() == 1 && states.groups[0].members.empty();
+  if (stage_ == 3 && only) {
+    index = 0;
+  } else if (stage_ == 3) {
     const auto found = std::find_if(
         states.groups.begin(), states.groups.end(), [partition](const HyperGroup& group) {
           return std::find(group.members.begin(), group.members.end(),

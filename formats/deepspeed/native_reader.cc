@@ -9,7 +9,6 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/document_keys.h"
 
 namespace ckptfs::deepspeed {
@@ -30,9 +29,7 @@ Result<TorchFile> OpenTorch(const std::string& path) { return TorchFile::Open(pa
 NativeReader::NativeReader(const StepCandidate& candidate, const SourceOptions& options,
                            StepFiles files)
     : candidate_(candidate), options_(options), files_(std::move(files)) {
-  if (candidate_.directory.size() > candidate_.root.size()) {
-    prefix_ = StrCat(std::string_view(candidate_.directory).substr(candidate_.root.size() + 1), "/");
-  }
+  prefix_ = candidate_.Prefix();
 }
 
 std::string NativeReader::PathOf(const std::string& name) const {
@@ -109,7 +106,9 @@ Status NativeReader::ReadTensorFiles() {
 
 Status NativeReader::SetDegrees() {
   const ModelStates& first = models_.begin()->second;
-  const auto mp = static_cast<uint32_t>(std::max<uint64_t>(1, first.mp_world));
+  const uint64_t dp_world = first.dp_world > 0 ? first.dp_world : files_.DataRanks();
+  const uint64_t mp_world = first.mp_world > 0 ? first.mp_world : files_.ModelRanks();
+  const auto mp = static_cast<uint32_t>(std::min<uint64_t>(mp_world, uint64_t{1} << 20));
   tp_ = first.tp_degree;
   pp_ = first.pp_degree;
   if (tp_ == 0 || pp_ == 0) {
@@ -122,8 +121,9 @@ Status NativeReader::SetDegrees() {
     return Fail(ErrorCode::kInvalid,
                 StrCat(first.file, ": tp ", tp_, " x pp ", pp_, " is not mp_world_size ", mp));
   }
-  dp_ = static_cast<uint32_t>(std::max<uint64_t>(1, first.dp_world));
+  dp_ = static_cast<uint32_t>(std::min<uint64_t>(dp_world, 1u << 20));
   stage_ = optimizers_.empty() ? 0 : optimizers_.begin()->second.stage;
+  CKPT_RETURN_IF_ERROR(CountExpertRanks());
   for (uint32_t rank = 0; rank < mp; ++rank) {
     if (models_.count(RankKey{rank, 0}) == 0) {
       return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no model states of "
@@ -138,6 +138,22 @@ Status NativeReader::SetDegrees() {
     }
   }
   return {};
+}
+
+// Without ZeRO only the files of the expert-parallel ranks tell how many there
+// were; ZeRO's groups say it themselves (NameExpertGroup).
+Status NativeReader::CountExpertRanks() {
+  if (stage_ != 0) return {};
+  for (const auto& [key, name] : files_.expert_optimizer) ep_ = std::max(ep_, key.dp + 1);
+  for (uint32_t rank = 0; rank < ep_ && ep_ > 1; ++rank) {
+    if (files_.expert_optimizer.contains(RankKey{0, rank})) continue;
+    return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no optimizer states of "
+                                            "expert-parallel rank ", rank, " of ", ep_));
+  }
+  if (dp_ % ep_ == 0) return {};
+  return Fail(ErrorCode::kInvalid,
+              StrCat(candidate_.directory, ": files of ", ep_, " expert-parallel ranks, which do not "
+                     "divide the ", dp_, " data-parallel ranks"));
 }
 
 Status NativeReader::CheckModelsAgree(const ModelStates& first, const ModelStates& other) const {
@@ -208,7 +224,7 @@ std::vector<uint32_t> NativeReader::SplitOfStages() {
   for (uint32_t mp = 0; mp < tp_ * pp_; ++mp) {
     for (const auto& group : ModelOf(mp).groups) {
       for (const NamedShape& entry : group) {
-        const auto known = known_.find(NormaliseName(entry.name));
+        const auto known = known_.find(entry.name);
         if (known == known_.end()) continue;  // of an expert: numbered per rank
         const Parameter& parameter = assembler_.parameter(known->second.index);
         if (parameter.stage == StageRule::kLayer) stages[parameter.layer].insert(mp / tp_);
@@ -289,6 +305,12 @@ Result<StepModel> NativeReader::Read() && {
   CKPT_RETURN_IF_ERROR(ReadModels());
   if (models_.empty()) {
     return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no model states file"));
+  }
+  if (models_.begin()->second.auto_experts && !files_.optimizer.empty()) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(models_.begin()->second.file, ": saved with AutoEP (expert parallelism that "
+                       "DeepSpeed put into the model itself) under ZeRO, whose experts' optimizer "
+                       "states are not understood"));
   }
   CKPT_RETURN_IF_ERROR(ReadOptimizers());
   CKPT_RETURN_IF_ERROR(ReadTensorFiles());

@@ -26,10 +26,12 @@
 #include "core/base/result.h"
 #include "core/ingest/assembler.h"
 #include "core/ingest/source.h"
+#include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/model_states.h"
 #include "formats/deepspeed/names.h"
 #include "formats/deepspeed/optimizer_states.h"
 #include "formats/deepspeed/sharding.h"
+#include "formats/deepspeed/state_dict_names.h"
 
 namespace ckptfs::deepspeed {
 
@@ -42,10 +44,9 @@ class NativeReader {
  private:
   // A parameter as the files have it.
   struct Known {
-    std::string source_name;
     Role role = Role::kTrainable;
     std::map<uint32_t, std::vector<std::optional<Shape>>> shapes;  // by stage: per tp rank
-    std::optional<uint32_t> expert;
+    std::optional<ExpertNumber> expert;
     ParameterIndex index{};
     Sharding sharding;
     std::map<uint32_t, uint32_t> slots;    // pipeline stage -> which copy it is
@@ -56,8 +57,7 @@ class NativeReader {
   };
   // A stored weight: of a module, layer or expert file.
   struct Weight {
-    std::string name;  // canonical
-    std::string source_name;
+    std::string name;
     FileTensor tensor;
     uint32_t tp = 0;
   };
@@ -73,7 +73,7 @@ class NativeReader {
     uint32_t tp = 0;
     size_t index = 0;    // of the partition in each file
     RankFiles ranks;
-    std::vector<std::string> names;  // canonical, in flattening order
+    std::vector<std::string> names;  // in flattening order
     std::vector<uint64_t> members;   // elements of each
     std::vector<uint64_t> paddings;
   };
@@ -84,6 +84,7 @@ class NativeReader {
   Status ReadOptimizers();
   Status ReadTensorFiles();
   Status SetDegrees();
+  Status CountExpertRanks();
   Status CheckOneRun() const;
   Status CheckModelsAgree(const ModelStates& first, const ModelStates& other) const;
   std::vector<uint32_t> SplitOfStages();
@@ -103,9 +104,9 @@ class NativeReader {
   Status NameExpertFiles();
   Status NameFrozenFragments();
   std::map<uint32_t, std::string> MatchTiedLayers();
-  Status AddKnown(std::string_view source, Role role, uint32_t stage, uint32_t tp,
+  Status AddKnown(const std::string& name, Role role, uint32_t stage, uint32_t tp,
                   const Shape& shape);
-  Status AddWeight(std::string_view source, const FileTensor& tensor, uint32_t stage, uint32_t tp,
+  Status AddWeight(const std::string& name, const FileTensor& tensor, uint32_t stage, uint32_t tp,
                    bool buffer);
   std::set<std::string> BufferNames(uint32_t mp) const;
 
@@ -162,16 +163,19 @@ class NativeReader {
   std::map<RankKey, OptimizerStates> optimizers_;
   std::map<LayerKey, TensorDict> layers_;
   std::map<ExpertKey, TensorDict> experts_;
+  std::map<uint32_t, LocalExperts> local_experts_;  // by mp
   uint32_t tp_ = 1;
   uint32_t pp_ = 1;
   uint32_t dp_ = 1;
   uint32_t ep_ = 1;
   int stage_ = 0;
 
-  std::vector<std::string> order_;      // canonical names in model order
+  // Everything goes by the engine's spelling of a name.
+  std::vector<std::string> order_;      // in model order
   std::map<std::string, Known> known_;
+  StateDictNames spellings_;
   std::vector<Weight> weights_;
-  std::map<std::string, std::string> aliases_;  // alias -> stored name (canonical)
+  std::map<std::string, std::string> aliases_;  // alias -> stored name
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, uint32_t> locals_;  // atom, copy, tp
   std::map<uint32_t, std::vector<std::vector<std::string>>> unsharded_;  // mp -> group -> names
   std::vector<Group> groups_;

@@ -12,10 +12,10 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
+#include "core/ingest/model_config.h"
 #include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/document_keys.h"
-#include "formats/deepspeed/family_variables.h"
+#include "formats/deepspeed/expert_names.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -60,9 +60,7 @@ std::string KindOf(std::string_view file) {
 UniversalReader::UniversalReader(const StepCandidate& candidate, const SourceOptions& options,
                                  StepFiles files)
     : candidate_(candidate), options_(options), files_(std::move(files)) {
-  if (candidate_.directory.size() > candidate_.root.size()) {
-    prefix_ = StrCat(std::string_view(candidate_.directory).substr(candidate_.root.size() + 1), "/");
-  }
+  prefix_ = candidate_.Prefix();
 }
 
 std::string UniversalReader::PathOf(std::string_view name) const {
@@ -201,6 +199,8 @@ Pattern UniversalReader::PatternOf(const Folder& folder, const Pattern& by_rules
   const bool bare = folder.states.front().bare;
   const ModelStates& model = models_.at(0);
   const bool was_cut = model.tp_degree > 1 || (model.info && model.info->DeclaresTensorParallel());
+  // The map knows more than marks, which say nothing of uneven cuts.
+  if (model.info && model.info->affine.Find(folder.name) != nullptr) return by_rules;
   const bool specific = marks.parts > 0 || !marks.part_sizes.empty() || marks.vocabulary ||
                         marks.cat_dim.value_or(0) > 0;
   if (bare || by_rules.kind != PatternKind::kUnknown || !(was_cut || specific)) return by_rules;
@@ -263,8 +263,8 @@ Status UniversalReader::PlaceFolder(const Folder& folder, ParameterIndex index) 
 
 // Views of native MoE join the experts of several ranks under the name of one;
 // which belongs to which rank is not in the file.
-Status UniversalReader::CheckExperts(const Folder& folder, const Sharding& sharding) const {
-  if (!sharding.expert || folder.states.front().marks.experts == 0) return {};
+Status UniversalReader::CheckExperts(const Folder& folder, const Parameter& parameter) const {
+  if (!parameter.expert || folder.states.front().marks.experts == 0) return {};
   return Fail(ErrorCode::kUnsupported,
               StrCat(PathOf(StrCat("zero/", folder.name)), ": experts of several expert-parallel "
                      "ranks in one tensor; adopt the original checkpoint, or a view of it without "
@@ -277,8 +277,8 @@ void UniversalReader::NoteMissingFrozen() {
   size_t missing = 0;
   std::string first;
   for (const NamedShape& entry : models_.at(0).frozen) {
-    if (parameters_.count(NormaliseName(entry.name)) > 0) continue;
-    if (missing++ == 0) first = NormaliseName(entry.name);
+    if (parameters_.count(entry.name) > 0) continue;
+    if (missing++ == 0) first = entry.name;
   }
   if (missing == 0) return;
   assembler_.header().notes.push_back(
@@ -288,30 +288,33 @@ void UniversalReader::NoteMissingFrozen() {
 
 Status UniversalReader::DeclareParameters() {
   const ModelStates& model = models_.at(0);
-  std::vector<ckptfs::NamedShape> shapes;
-  for (const Folder& folder : folders_) shapes.emplace_back(NormaliseName(folder.name), folder.shape);
-  CKPT_ASSIGN_OR_RETURN(
-      const ShardingRules rules,
-      ShardingRules::Make(model.info ? &*model.info : nullptr, options_, shapes, 1,
-                          FamilyVariablesOf(model.variables, options_.variables)));
-  FillHeader(rules);
+  std::vector<NamedLocals> shapes;
+  for (const Folder& folder : folders_) shapes.emplace_back(folder.name, std::vector<Shape>{folder.shape});
+  CKPT_ASSIGN_OR_RETURN(ModelSizes sizes,
+                        SizesOf(model.variables, options_.variables, candidate_.directory));
+  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
+                        ShardingRules::Make(model.info ? &*model.info : nullptr, options_,
+                                            std::move(shapes), std::move(sizes)));
+  FillHeader();
   for (const Folder& folder : folders_) {
-    const std::string name = NormaliseName(folder.name);
+    const std::string& name = folder.name;
+    spellings_.Add(name);
     CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(name, {&folder.shape, 1}, false));
-    CKPT_RETURN_IF_ERROR(CheckExperts(folder, *sharding));
     Parameter parameter;
     parameter.name = name;
-    parameter.source_name = folder.name;
     parameter.shape = folder.shape;
     parameter.pattern = PatternOf(folder, sharding->pattern);
     parameter.stage = sharding->stage;
     parameter.layer = sharding->layer.value_or(0);
     parameter.expert = sharding->expert;
+    parameter.expert_at = sharding->expert_at;
+    if (const auto expert = ExpertOf(name)) {  // whatever the family calls it
+      parameter.expert = expert->number;
+      parameter.expert_at = expert->at;
+    }
+    CKPT_RETURN_IF_ERROR(CheckExperts(folder, parameter));
     parameter.stacked_experts =
         std::max(sharding->stacked_experts, folder.states.front().marks.experts);
-    if (parameters_.count(name) > 0) {
-      return Fail(ErrorCode::kInvalid, StrCat("two parameters become '", name, "'"));
-    }
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
                           assembler_.AddParameter(std::move(parameter)));
     parameters_.emplace(name, index);
@@ -322,8 +325,7 @@ Status UniversalReader::DeclareParameters() {
   for (const auto& [mp, other] : models_) left_out.insert(other.left_out.begin(), other.left_out.end());
   AddLeftOutNote(left_out, assembler_.header());
   NoteMissingFrozen();
-  assembler_.header().notes.insert(assembler_.header().notes.end(), rules.notes().begin(),
-                                   rules.notes().end());
+  rules.Describe(assembler_.header());
   return {};
 }
 
@@ -333,10 +335,11 @@ Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
   const uint32_t tp = std::max<uint32_t>(1, std::min<uint32_t>(first.tp_degree, 1u << 16));
   std::map<std::string, std::string> shared;
   for (const auto& [alias, stored] : first.shared) {
-    shared.emplace(NormaliseName(alias), NormaliseName(stored));
+    shared.emplace(alias, stored);
+    spellings_.Add(alias);
   }
   for (const NamedTensor& entry : first.module) {
-    const std::string name = NormaliseName(entry.name);
+    const std::string name = spellings_.Of(entry.name);
     if (parameters_.count(name) > 0 || shared.count(name) > 0) continue;
     std::vector<const FileTensor*> tensors;
     for (uint32_t rank = 0; rank < tp && models_.count(rank) > 0; ++rank) {
@@ -345,7 +348,7 @@ Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
       }
     }
     if (tensors.size() != tp || tensors[0]->shape() == Shape{0}) continue;
-    CKPT_RETURN_IF_ERROR(DeclareOther(rules, entry.name, tensors));
+    CKPT_RETURN_IF_ERROR(DeclareOther(rules, name, tensors));
   }
   for (const auto& [alias, stored] : shared) {
     const auto found = parameters_.find(stored);
@@ -356,19 +359,21 @@ Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
   return {};
 }
 
-Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::string& source_name,
+Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::string& name,
                                      const std::vector<const FileTensor*>& tensors) {
-  const std::string name = NormaliseName(source_name);
   const auto& buffers = models_.at(0).buffers;
-  const bool buffer = std::find(buffers.begin(), buffers.end(), source_name) != buffers.end();
+  const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const std::string& known) {
+    return known == name || InStateDict(known) == name;
+  });
   std::vector<Shape> locals;
   locals.reserve(tensors.size());
   for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape());
   CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, buffer));
   if (!sharding && !buffer) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("no rule says how frozen '", name, "' is spread over tensor-parallel ranks; "
-                       "settle it with --replicated REGEX or a family file"));
+                StrCat("nothing says how frozen '", name, "' is spread over tensor-parallel ranks: ",
+                       rules.WhyOpen(name), "; settle it with --family-set NAME=NUMBER, "
+                       "--replicated REGEX or a family file"));
   }
   if (!sharding) {
     sharding = Sharding{};
@@ -379,7 +384,6 @@ Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::stri
   }
   Parameter parameter;
   parameter.name = name;
-  parameter.source_name = source_name;
   parameter.shape = sharding->shape;
   parameter.role = buffer ? Role::kBuffer : Role::kFrozen;
   parameter.pattern = sharding->pattern;
@@ -420,7 +424,7 @@ Status UniversalReader::AddGroups(const std::vector<HyperGroup>& groups, bool by
       }
       if (g >= groups.size()) continue;
       for (const NamedShape& entry : model.groups[s]) {
-        const auto found = parameters_.find(NormaliseName(entry.name));
+        const auto found = parameters_.find(entry.name);
         if (found == parameters_.end()) {
           return Fail(ErrorCode::kInvalid,
                       StrCat(model.file, ": param_shapes names '", entry.name, "', and there is no ",
@@ -450,7 +454,7 @@ Status UniversalReader::AddSteps(PickleRef states, const TorchFile& file, const 
       CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(value, file, path));
       if (!scalar || !key.String()) continue;
       for (const NamedShape& entry : groups[s]) {
-        const ParameterIndex index = parameters_.at(NormaliseName(entry.name));
+        const ParameterIndex index = parameters_.at(entry.name);
         CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
                               assembler_.AddAtom(index, "", *key.String(), scalar->dtype,
                                                  scalar->shape, Relation::kScalar));
@@ -488,19 +492,19 @@ Status UniversalReader::ReadOptimizerState() {
   return {};
 }
 
-void UniversalReader::FillHeader(const ShardingRules& rules) {
+void UniversalReader::FillHeader() {
   const ModelStates& model = models_.at(0);
   StepModel& header = assembler_.header();
   header.framework = "deepspeed_universal";
   header.framework_version = model.ds_version;
   header.id = candidate_.id;
   header.iteration = model.global_steps;
-  header.family = rules.family();
-  header.layers = rules.layers();
   std::map<DType, int> dtypes;
   for (const NamedTensor& entry : model.module) {
     if (std::any_of(folders_.begin(), folders_.end(),
-                    [&](const Folder& folder) { return folder.name == entry.name; })) {
+                    [&](const Folder& folder) {
+                      return folder.name == entry.name || InStateDict(folder.name) == entry.name;
+                    })) {
       ++dtypes[entry.tensor.dtype()];
     }
   }
@@ -537,8 +541,8 @@ Result<StepModel> UniversalReader::Read() && {
   CKPT_RETURN_IF_ERROR(DeclareParameters());
   CKPT_RETURN_IF_ERROR(ReadOptimizerState());
   for (const auto& [alias, target] : links_) {
-    const auto found = parameters_.find(NormaliseName(target));
-    if (found != parameters_.end()) assembler_.AddAlias(NormaliseName(alias), found->second);
+    const auto found = parameters_.find(target);
+    if (found != parameters_.end()) assembler_.AddAlias(alias, found->second);
   }
   return std::move(assembler_).Finish();
 }

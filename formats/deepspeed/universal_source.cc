@@ -25,7 +25,10 @@ class DeepSpeedUniversalSource : public Source {
   std::string_view name() const override { return "deepspeed_universal"; }
 
   Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
-    return deepspeed::FindSteps(path, "latest_universal", IsUniversal);
+    CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> steps,
+                          deepspeed::FindSteps(path, "latest_universal", IsUniversal));
+    for (StepCandidate& step : steps) step.converted = true;
+    return steps;
   }
 
   // ds_to_universal writes optimizer_state.pt after the parameters and copies

@@ -162,9 +162,10 @@ Result<std::shared_ptr<const Backing>> Materialiser::Acquire(InodeNumber inode,
 
 Result<PagePool::File> Materialiser::FillNew(const PreparedPlan& plan) {
   CKPT_ASSIGN_OR_RETURN(const PagePool::File file, TakeRoom(plan.plan().size()));
-  Status filled = FillFile(plan, file);
+  Status filled = plan.step().CheckStampsNow(plan.blobs());
+  if (filled) filled = FillFile(plan, file);
   // A source that was changed meanwhile may have been read half before, half after.
-  if (filled) filled = plan.step().CheckStampsNow(plan.blobs());
+  if (filled) filled = plan.step().CheckStampsAgain(plan.blobs());
   if (filled) return file;
   pool_->Give(file);
   return Fail(std::move(filled).error());

@@ -3,19 +3,10 @@
 #include "fs/tree/tree.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "core/base/strings.h"
 
 namespace ckptfs {
-namespace {
-
-bool Older(const StepRecord& a, const StepRecord& b) {
-  return std::tie(a.iteration, a.mtime_ns, a.id) < std::tie(b.iteration, b.mtime_ns, b.id);
-}
-
-}  // namespace
-
 std::shared_ptr<StepEntry> Tree::FindStep(std::string_view run, std::string_view id) const {
   const auto found = runs.find(run);
   if (found == runs.end()) return nullptr;
@@ -33,7 +24,7 @@ Result<Tree> BuildTree(Store& store, const MakeStepEntry& make) {
     for (const StepRecord& record : records) {
       if (!CheckName(record.id, "step")) continue;
       auto entry = make(record);
-      if (!run.latest || Older(run.latest->record(), record)) run.latest = entry;
+      if (!run.latest || IsOlder(run.latest->record(), record)) run.latest = entry;
       run.mtime_ns = std::max(run.mtime_ns, record.mtime_ns);
       run.steps.emplace(record.id, std::move(entry));
     }
@@ -97,6 +88,14 @@ void ViewTarget::Update(const Tree& tree, std::string* reason) {
   const bool there =
       shown_ && tree.FindStep(shown_->record().run, shown_->record().id) == shown_;
   if (there && !follow_) return;
+  if (shown_ && !there && !follow_) {
+    // A step that was adopted again in its place is the same step.
+    const auto now = tree.FindStep(shown_->record().run, shown_->record().id);
+    if (now && now->record().replaces == shown_->record().manifest) {
+      shown_ = now;
+      return;
+    }
+  }
   if (shown_ && !there && !follow_) {
     *reason = StrCat("step ", shown_->path(), " was removed; `ckptfs switch` chooses another");
     shown_ = nullptr;

@@ -23,7 +23,7 @@ namespace ckptfs {
 struct Tree {
   struct Run {
     std::map<std::string, std::shared_ptr<StepEntry>, std::less<>> steps;
-    std::shared_ptr<StepEntry> latest;  // greatest (iteration, mtime)
+    std::shared_ptr<StepEntry> latest;  // IsOlder than none
     int64_t mtime_ns = 0;               // of the newest step
   };
   std::map<std::string, Run, std::less<>> runs;

@@ -8,29 +8,79 @@
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_json.h"
 #include "mount/control_client.h"
+#include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
 
+using Json = nlohmann::json;
+
 struct Options {
   AdoptRequest request;
+  std::vector<std::string> paths;
   std::string store;
   bool link = false;
   bool copy = false;
   std::string pack = "auto";
+  std::string check = "auto";
   bool json = false;
 };
 
-void Print(const AdoptOutcome& outcome, bool json) {
-  if (json) {
-    nlohmann::json steps = nlohmann::json::array();
-    for (const StepRecord& record : outcome.steps) steps.push_back(RecordJson(record));
-    PrintJson({{"steps", steps}, {"skipped", outcome.skipped}});
-    return;
+// What became of one of the paths.
+struct Outcome {
+  std::string path;
+  Result<AdoptReport> report;
+};
+
+// The errors of an outcome: one if nothing of the path was adopted.
+std::vector<Error> ErrorsOf(const Outcome& outcome) {
+  return outcome.report ? outcome.report->refused : std::vector<Error>{outcome.report.error()};
+}
+
+Json OutcomeJson(const Outcome& outcome) {
+  Json steps = Json::array();
+  Json refused = Json::array();
+  if (outcome.report) {
+    for (const StepRecord& record : outcome.report->steps) steps.push_back(RecordJson(record));
   }
-  for (const StepRecord& record : outcome.steps) {
-    std::printf("%s/%s\n", record.run.c_str(), record.id.c_str());
+  for (const Error& error : ErrorsOf(outcome)) refused.push_back(error.message);
+  return {{"path", outcome.path},
+          {"steps", steps},
+          {"skipped", outcome.report ? outcome.report->skipped : std::vector<std::string>()},
+          {"refused", refused}};
+}
+
+// All paths' steps and lines together, and those of each.
+void PrintAsJson(const std::vector<Outcome>& outcomes) {
+  Json all = {{"steps", Json::array()}, {"skipped", Json::array()}, {"refused", Json::array()}};
+  Json paths = Json::array();
+  for (const Outcome& outcome : outcomes) {
+    paths.push_back(OutcomeJson(outcome));
+    for (auto& [key, list] : all.items()) {
+      for (const Json& one : paths.back()[key]) list.push_back(one);
+    }
   }
+  all["paths"] = std::move(paths);
+  PrintJson(all);
+}
+
+void PrintAsText(const Outcome& outcome) {
+  if (!outcome.report) return;
+  for (const StepRecord& record : outcome.report->steps) {
+    std::printf("%s/%s\n", Printable(record.run).c_str(), Printable(record.id).c_str());
+  }
+}
+
+void Complain(const std::string& line) {
+  std::fprintf(stderr, "ckptfs: %s\n", Printable(line).c_str());
+}
+
+void ComplainOf(const Outcome& outcome) {
+  for (const Error& error : ErrorsOf(outcome)) Complain(error.message);
+  if (!outcome.report) return;
+  for (const std::string& line : outcome.report->skipped) Complain(StrCat("skipped ", line));
+  for (const std::string& line : outcome.report->warnings) Complain(line);
 }
 
 Status Run(const Options& options) {
@@ -38,22 +88,30 @@ Status Run(const Options& options) {
   if (options.link) request.ownership = Ownership::kLink;
   if (options.copy) request.ownership = Ownership::kCopy;
   request.pack = options.pack == "auto";
+  request.check = options.check == "auto";
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, true));
-  CKPT_ASSIGN_OR_RETURN(const AdoptOutcome outcome, Adopt(*store, request));
-  for (const std::string& line : outcome.skipped) {
-    std::fprintf(stderr, "ckptfs: skipped %s\n", line.c_str());
-  }
-  for (const std::string& line : outcome.warnings) {
-    std::fprintf(stderr, "ckptfs: %s\n", line.c_str());
+  std::vector<Outcome> outcomes;
+  int code = 0;  // of the first error
+  for (const std::string& path : options.paths) {
+    request.ingest.path = path;
+    outcomes.push_back(Outcome{path, AdoptRequested(*store, request)});
+    ComplainOf(outcomes.back());
+    for (const Error& error : ErrorsOf(outcomes.back())) {
+      if (code == 0) code = static_cast<int>(ExitCodeOf(error.code));
+    }
   }
   for (const std::string& line : RefreshDaemons(store->directory())) {
-    std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", line.c_str());
+    Complain(StrCat("a live mount was not told: ", line));
   }
-  Print(outcome, options.json);
-  return {};
+  if (options.json) {
+    PrintAsJson(outcomes);
+  } else {
+    for (const Outcome& outcome : outcomes) PrintAsText(outcome);
+  }
+  return ExitWith(code);
 }
 
-Result<bool> ParsePack(const std::string& word) {
+Result<bool> ParseAuto(const std::string& word) {
   if (word == "auto" || word == "never") return word == "auto";
   return Fail(ErrorCode::kInvalid, StrCat("'", word, "': auto or never"));
 }
@@ -63,8 +121,7 @@ Result<bool> ParsePack(const std::string& word) {
 void AddAdoptCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
   Command& command = commands.Add("adopt", "Index a checkpoint; its files stay where they are");
-  command.Add("PATH", options->request.ingest.path, "A save directory, or one step's own")
-      .Required();
+  command.Add("PATH", options->paths, "A save directory, or one step's own").Required();
   AddStoreOption(command, options->store);
   command.Add("--name", options->request.name, "Name of the run (default: the save directory's)")
       .Value("RUN")
@@ -77,7 +134,14 @@ void AddAdoptCommand(CommandSet& commands) {
       .Add("--pack", options->pack,
            "Copy tensors in many small pieces into the store, or not (default: auto)")
       .Value("auto|never")
-      .Check(Checked(ParsePack));
+      .Check(Checked(ParseAuto));
+  command
+      .Add("--check", options->check,
+           "Compare a sample of the weights with their masters, or not (default: auto)")
+      .Value("auto|never")
+      .Check(Checked(ParseAuto));
+  command.Add("--refresh", options->request.refresh,
+              "Replace steps that changed since they were adopted");
   AddJsonOption(command, options->json);
   command.body = [options] { return Run(*options); };
 }

@@ -2,8 +2,11 @@
 
 #include <cstdio>
 
+#include "core/base/parallel.h"
+#include "core/jobs/source_state.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_json.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -14,16 +17,33 @@ struct Options {
   bool json = false;
 };
 
-void PrintTable(const std::vector<StepRecord>& records) {
+SourceReport LookAt(Store& store, const StepRecord& record) {
+  const auto step = store.Load(record);
+  if (!step) return SourceReport{SourceState::kMissing, step.error().message};
+  const auto blobs = BlobReader::Create((*step)->model, {});
+  return LookAtSources((*step)->model, *blobs);
+}
+
+// Whether each step's files are what was adopted.
+std::vector<SourceReport> LookAtAll(Store& store, const std::vector<StepRecord>& records) {
+  std::vector<SourceReport> states(records.size());
+  ParallelFor(records.size(), [&](size_t i) { states[i] = LookAt(store, records[i]); });
+  return states;
+}
+
+void PrintTable(const std::vector<StepRecord>& records, const std::vector<SourceReport>& states) {
   size_t width = 4;
   for (const StepRecord& record : records) {
     width = std::max(width, record.run.size() + record.id.size() + 1);
   }
-  for (const StepRecord& record : records) {
+  for (size_t i = 0; i < records.size(); ++i) {
+    const StepRecord& record = records[i];
     const std::string step = record.run + "/" + record.id;
-    std::printf("%-*s  %10llu  %s  %s\n", static_cast<int>(width), step.c_str(),
+    const bool sound = states[i].state == SourceState::kSound;
+    std::printf("%-*s  %10llu  %s  %s%s%s\n", static_cast<int>(width), Printable(step).c_str(),
                 static_cast<unsigned long long>(record.iteration),
-                LocalTime(record.mtime_ns).c_str(), record.source.c_str());
+                LocalTime(record.mtime_ns).c_str(), Printable(record.source).c_str(), sound ? "" : "  ",
+                sound ? "" : std::string(SourceStateName(states[i].state)).c_str());
   }
 }
 
@@ -36,12 +56,17 @@ Status Run(const Options& options) {
     CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> steps, store->Steps(run));
     records.insert(records.end(), steps.begin(), steps.end());
   }
+  const std::vector<SourceReport> states = LookAtAll(*store, records);
   if (!options.json) {
-    PrintTable(records);
+    PrintTable(records, states);
     return {};
   }
   nlohmann::json steps = nlohmann::json::array();
-  for (const StepRecord& record : records) steps.push_back(RecordJson(record));
+  for (size_t i = 0; i < records.size(); ++i) {
+    steps.push_back(RecordJson(records[i]));
+    steps.back()["state"] = SourceStateName(states[i].state);
+    if (!states[i].reason.empty()) steps.back()["reason"] = states[i].reason;
+  }
   PrintJson({{"store", store->directory()}, {"steps", steps}});
   return {};
 }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
@@ -11,12 +12,15 @@
 #include "mount/mount_process.h"
 #include "mount/mount_table.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
 
 struct Options {
   MountRequest request;
+  std::string checkpoint;  // the mount point if no other is given
+  std::string mountpoint;
   std::vector<std::string> adopt;
   std::vector<std::string> layouts;
   std::vector<std::string> roots;
@@ -36,12 +40,30 @@ Result<ServingMode> ParseMode(const std::string& text) {
   return Fail(ErrorCode::kInvalid, StrCat("'", text, "': stream, materialise or direct"));
 }
 
+// A store is told by its option.
+Status CheckCheckpoint(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path directory = path;
+  const bool store = std::filesystem::exists(directory / "format", error) &&
+                     std::filesystem::exists(directory / "manifests", error);
+  if (!store) return {};
+  return Fail(ErrorCode::kInvalid,
+              StrCat(path, " is a store, not a checkpoint; do you mean --store ", path, "?"));
+}
+
 // Relative paths end here: the daemon's working directory is /.
 Result<MountRequest> RequestOf(const Options& options) {
   MountRequest request = options.request;
   CKPT_ASSIGN_OR_RETURN(request.store, StorePath(request.store));
-  CKPT_ASSIGN_OR_RETURN(request.mountpoint, MountpointPath(request.mountpoint));
-  for (const std::string& path : options.adopt) {
+  const bool one = options.mountpoint.empty();
+  CKPT_ASSIGN_OR_RETURN(request.mountpoint,
+                        MountpointPath(one ? options.checkpoint : options.mountpoint));
+  std::vector<std::string> paths = options.adopt;
+  if (!one) {
+    CKPT_RETURN_IF_ERROR(CheckCheckpoint(options.checkpoint));
+    paths.insert(paths.begin(), options.checkpoint);
+  }
+  for (const std::string& path : paths) {
     AdoptRequest adopt;
     CKPT_ASSIGN_OR_RETURN(adopt.ingest.path, AbsolutePath(path));
     request.adopt.push_back(std::move(adopt));
@@ -63,7 +85,8 @@ Result<MountRequest> RequestOf(const Options& options) {
     CKPT_ASSIGN_OR_RETURN(request.reserve_bytes, ParseBytes(options.reserve));
   }
   if (!request.log.empty() && request.log != "stderr" && request.log != "syslog") {
-    CKPT_ASSIGN_OR_RETURN(request.log, AbsolutePath(request.log));
+    // Not AbsolutePath: a link in the log's place has to be seen as one.
+    request.log = std::filesystem::absolute(request.log).lexically_normal().string();
   }
   request.allow_other = request.allow_other || ::geteuid() == 0;
   return request;
@@ -73,7 +96,7 @@ Result<MountRequest> RequestOf(const Options& options) {
 int Serve(const MountRequest& request, const std::function<void()>& ready) {
   const Status done = RunMount(request, ready);
   if (done) return 0;
-  std::fprintf(stderr, "ckptfs: %s\n", done.error().message.c_str());
+  std::fprintf(stderr, "ckptfs: %s\n", Printable(done.error().message).c_str());
   return static_cast<int>(ExitCodeOf(done.error().code));
 }
 
@@ -82,6 +105,7 @@ Status Run(const Options& options) {
     return RefuseUsage("--follow shows the latest step, --step " + options.step +
                        " another one: give one of them");
   }
+  if (options.checkpoint.empty()) return RefuseUsage("MOUNTPOINT is required");
   CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
   if (!options.foreground) {
     return ExitWith(RunInBackground([&](const auto& ready) { return Serve(request, ready); }));
@@ -117,7 +141,8 @@ void AddServingOptions(Command& command, Options& options) {
 void AddMountCommand(CommandSet& commands) {
   auto options = std::make_shared<Options>();
   Command& command = commands.Add("mount", "Mount a store; returns when the mount answers");
-  command.Add("MOUNTPOINT", options->request.mountpoint, "An existing directory").Required();
+  command.Add("CHECKPOINT", options->checkpoint, "Adopt this checkpoint first");
+  command.Add("MOUNTPOINT", options->mountpoint, "An existing directory");
   AddStoreOption(command, options->request.store);
   command.Add("--adopt", options->adopt, "Adopt a checkpoint first").Value("PATH");
   command.Add("--run", options->run, "The run /view shows").Value("RUN");

@@ -97,6 +97,8 @@ Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
   IngestRequest from_path = request;
   from_path.path = subject;
   CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestRequested(from_path));
+  // An older step is not what was asked for.
+  if (!ingest.refused.empty()) return Fail(std::move(ingest.refused.front()));
   IngestedStep& newest = ingest.steps.back();
   auto step = std::make_shared<Step>();
   step->record.id = newest.candidate.id;

@@ -11,6 +11,7 @@
 #include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -34,6 +35,8 @@ void PrintAsJson(const VerifyReport& report) {
              {"summed_bytes", report.summed_bytes},
              {"unsummed_blobs", report.unsummed_blobs},
              {"atoms_compared", report.atoms_compared},
+             {"weights_compared", report.weights_compared},
+             {"weights_skipped", report.weights_skipped},
              {"atoms_finite", report.atoms_finite},
              {"defect_count", report.defect_count},
              {"defects", defects}});
@@ -41,7 +44,7 @@ void PrintAsJson(const VerifyReport& report) {
 
 void PrintAsText(const VerifyReport& report, const Options& options) {
   for (const VerifyDefect& defect : report.defects) {
-    std::printf("%s: %s\n", defect.subject.c_str(), defect.rule.c_str());
+    std::printf("%s: %s\n", Printable(defect.subject).c_str(), Printable(defect.rule).c_str());
   }
   if (report.defect_count > report.defects.size()) {
     std::printf("... and %llu more\n",
@@ -49,12 +52,20 @@ void PrintAsText(const VerifyReport& report, const Options& options) {
   }
   if (report.unsummed_blobs > 0) {
     std::printf("note: %llu files were written without checksums, such as %s\n",
-                static_cast<unsigned long long>(report.unsummed_blobs), report.unsummed.c_str());
+                static_cast<unsigned long long>(report.unsummed_blobs),
+                Printable(report.unsummed).c_str());
   }
-  std::printf("%llu files (%s) read, %s compared with checksums, %llu replicated tensors compared",
+  if (report.weights_skipped > 0) {
+    std::printf("note: %llu weights cannot be compared with their masters, being averages of other "
+                "copies, such as %s\n",
+                static_cast<unsigned long long>(report.weights_skipped), report.skipped.c_str());
+  }
+  std::printf("%llu files (%s) read, %s compared with checksums, %llu replicated tensors compared, "
+              "%llu weights compared with their masters",
               static_cast<unsigned long long>(report.blobs), HumanBytes(report.blob_bytes).c_str(),
               HumanBytes(report.summed_bytes).c_str(),
-              static_cast<unsigned long long>(report.atoms_compared));
+              static_cast<unsigned long long>(report.atoms_compared),
+              static_cast<unsigned long long>(report.weights_compared));
   if (options.finite) {
     std::printf(", %llu tensors checked for NaN and infinity",
                 static_cast<unsigned long long>(report.atoms_finite));

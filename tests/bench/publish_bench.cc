@@ -43,7 +43,7 @@ StepModel MakeModel(int number) {
   const Shape shape = {16, 1024};
   for (uint32_t p = 0; p < 300; ++p) {
     Parameter parameter;
-    parameter.name = parameter.source_name = StrCat("model.layers.", p / 9, ".weight", p % 9);
+    parameter.name = StrCat("model.layers.", p / 9, ".weight", p % 9);
     parameter.shape = shape;
     model.parameters.push_back(std::move(parameter));
     for (const char* kind : {"master", "exp_avg", "exp_avg_sq"}) {

@@ -7,8 +7,9 @@
 #include <map>
 
 #include "core/base/strings.h"
-#include "core/ingest/ingest.h"
+#include "core/adopt/scan.h"
 #include "core/jobs/export.h"
+#include "formats/families/shipped.h"
 #include "formats/registry.h"
 #include "formats/torch/archive_builder.h"
 #include "tests/conformance/tiny_step.h"
@@ -28,7 +29,7 @@ T Must(Result<T> result) {
 }
 
 StepModel ReadGolden(const std::string& save) {
-  const FamilySet families = Must(FamilySet::Shipped());
+  const FamilySet families = Must(ShippedFamilies());
   SourceOptions options;
   options.families = &families;
   const auto sources = MakeSources();
@@ -39,7 +40,7 @@ SourceSample Export(const StepModel& step, const std::string& layout, const std:
   const auto blobs = BlobReader::Create(step, BlobReader::Options{});
   const auto formats = MakeViewFormats();
   Must(ExportView(step, formats, Must(Layout::Parse(layout)), "deepspeed", to, "sample", *blobs,
-                  JobOptions{}));
+                  ExportAccess{}, JobOptions{}));
   return {to, StrCat(to, "/", step.id), {"zero/optimizer_state.pt"}};
 }
 

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "core/ingest/ingest.h"
+#include "core/adopt/scan.h"
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/registry.h"

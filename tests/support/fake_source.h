@@ -26,13 +26,15 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
-#include "core/ingest/name_normaliser.h"
 #include "core/ingest/source.h"
 
 namespace ckptfs {
 
 class FakeSource final : public Source {
  public:
+  // Another source of this kind, whose steps are named so.
+  explicit FakeSource(std::string prefix = "step") : prefix_(std::move(prefix)) {}
+
   // The n-th call from now on (1 is the next) fails.
   void FailAt(uint64_t n, ErrorCode code = ErrorCode::kIo) {
     fail_code_ = code;
@@ -45,7 +47,10 @@ class FakeSource final : public Source {
 
   Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
     CKPT_RETURN_IF_ERROR(Enter(path));
-    if (IsStep(path)) return std::vector<StepCandidate>{Candidate(path, path)};
+    if (IsStep(path)) {
+      const std::string root = std::filesystem::path(path).parent_path().string();
+      return std::vector<StepCandidate>{Candidate(path, root)};
+    }
     std::vector<StepCandidate> out;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
@@ -70,7 +75,7 @@ class FakeSource final : public Source {
     assembler.header().framework = "fake";
     assembler.header().id = step.id;
     assembler.header().iteration = step.iteration;
-    const std::string prefix = step.root == step.directory ? "" : StrCat(step.id, "/");
+    const std::string prefix = step.Prefix();
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
       CKPT_RETURN_IF_ERROR(AddTensor(assembler, root, prefix, line));
@@ -79,20 +84,22 @@ class FakeSource final : public Source {
   }
 
  private:
-  static bool IsStep(const std::filesystem::path& path) {
+  bool IsStep(const std::filesystem::path& path) const {
     const std::string name = path.filename().string();
-    return name.starts_with("step") && name.size() > 4 &&
-           name.find_first_not_of("0123456789", 4) == std::string::npos;
+    const size_t digits = prefix_.size();
+    return name.starts_with(prefix_) && name.size() > digits &&
+           name.find_first_not_of("0123456789", digits) == std::string::npos;
   }
 
-  static StepCandidate Candidate(const std::string& directory, const std::string& root) {
+  StepCandidate Candidate(const std::string& directory, const std::string& root) const {
     StepCandidate out;
     out.directory = directory;
     out.root = root;
     out.id = std::filesystem::path(directory).filename().string();
-    out.iteration = std::stoull(out.id.substr(4));
+    out.iteration = std::stoull(out.id.substr(prefix_.size()));
     std::error_code ignored;
     out.latest = std::filesystem::exists(directory + "/latest", ignored);
+    out.converted = std::filesystem::exists(directory + "/converted", ignored);
     return out;
   }
 
@@ -121,8 +128,7 @@ class FakeSource final : public Source {
       return Fail(ErrorCode::kInvalid, StrCat(file, ": too small for ", name));
     }
     Parameter parameter;
-    parameter.name = NormaliseName(name);
-    parameter.source_name = name;
+    parameter.name = name;
     parameter.shape = {elements};
     parameter.pattern = Pattern::Replicate();
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler.AddParameter(parameter));
@@ -142,6 +148,7 @@ class FakeSource final : public Source {
     return {};
   }
 
+  const std::string prefix_;
   mutable std::atomic<uint64_t> calls_{0};
   std::atomic<uint64_t> fail_at_{0};
   std::atomic<ErrorCode> fail_code_{ErrorCode::kIo};

@@ -110,7 +110,7 @@ TEST_F(BlobReaderTest, AFifoInTheFilesPlaceDoesNotHang) {
   unlink(path.c_str());
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
   const auto reader = Open();
-  EXPECT_EQ(reader->Map(blob).error().code, ErrorCode::kStale);
+  EXPECT_EQ(reader->Map(blob).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(reader->Check(blob).error().code, ErrorCode::kInvalid);
 }
 

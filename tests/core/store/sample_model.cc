@@ -24,7 +24,6 @@ Blob MakeBlob(std::string path, uint64_t size) {
 Parameter MakeParameter(std::string name, Shape shape, Pattern pattern) {
   Parameter parameter;
   parameter.name = std::move(name);
-  parameter.source_name = "module." + parameter.name;
   parameter.shape = std::move(shape);
   parameter.pattern = std::move(pattern);
   return parameter;
@@ -65,6 +64,7 @@ void AddParameters(StepModel& model) {
   model.parameters.push_back(MakeParameter("experts.3.w", {4, 4}, grid));
   model.parameters.back().role = Role::kFrozen;
   model.parameters.back().expert = 3;
+  model.parameters.back().expert_at = 8;
   model.parameters.push_back(MakeParameter("stacked", {4, 2}, Pattern::Replicate()));
   model.parameters.back().role = Role::kBuffer;
   model.parameters.back().stacked_experts = 4;
@@ -197,7 +197,6 @@ StepModel LargeModel(uint32_t atoms, uint32_t ranks) {
   for (uint32_t p = 0; p < atoms; ++p) {
     Parameter parameter = MakeParameter(
         StrCat("model.layers.", p / 40, ".block.", p % 40, ".weight"), {elements}, Pattern{});
-    parameter.source_name = parameter.name;
     model.parameters.push_back(parameter);
     uint64_t state = 0;
     for (const char* kind : {"master", "exp_avg", "exp_avg_sq"}) {

@@ -72,6 +72,21 @@ TEST(ShardTest, RefusesLayersThatDoNotSplit) {
   EXPECT_THAT(Refusal(Model(0), "pp2"), HasSubstr("layer number"));
 }
 
+TEST(ShardTest, RefusesDegreesThatMakeNoSense) {
+  StepModel step = Model(4);
+  EXPECT_EQ(Refusal(step, "dp65536"), "accepted");
+  EXPECT_THAT(Refusal(step, "dp65537"), HasSubstr("65537 ranks: of a step of 1 at most 65536"));
+  EXPECT_THAT(Refusal(step, "tp2_dp40000"), HasSubstr("80000 ranks"));
+  EXPECT_THAT(Refusal(step, "tp16"), HasSubstr("tp16: no dimension of any parameter is above 8"));
+  EXPECT_THAT(Refusal(step, "tp4_dp4_etp16"), HasSubstr("etp16"));
+  EXPECT_THAT(Refusal(step, "pp7"), HasSubstr("7 pipeline stages: the step has 4 layers"));
+  EXPECT_THAT(Refusal(step, "pp2_vpp4"), HasSubstr("8 pipeline stages"));
+  EXPECT_EQ(Refusal(step, "pp6_split0-1-1-1-1-0"), "accepted");
+  step.layout.dp = 8192;  // a step that large may grow
+  EXPECT_EQ(Refusal(step, "dp131072"), "accepted");
+  EXPECT_THAT(Refusal(step, "dp131073"), HasSubstr("at most 131072"));
+}
+
 TEST(ShardTest, FirstAndLastStageHoldTheEnds) {
   StepModel step = Model(4);
   const Layout layout = L("pp4");
@@ -126,12 +141,58 @@ TEST(ShardTest, RefusesByNameWhatNoRuleCovers) {
   EXPECT_THAT(Refusal(Model(2), "tp3"), HasSubstr("'embed'"));
 }
 
+TEST(ShardTest, TheSourcesOwnDegreeIsShownAsItsRanksWere) {
+  StepModel step = Model(2);
+  step.layout = L("tp3_dp2");
+  Parameter heads = Make("k", {4, 2}, Pattern{}, StageRule::kEvery);
+  heads.source_pattern = Pattern::Shard(0);
+  heads.source_pattern->cuts[0].widths = {2, 1, 1};
+  step.parameters = {heads};
+  for (const char* layout : {"tp3_dp2", "tp3", "dp4"}) EXPECT_EQ(Refusal(step, layout), "accepted");
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'k': its source cut it unevenly over tp3"));
+  RankCoordinate rank;
+  EXPECT_EQ((*LocalOf(step, L("tp3"), rank, heads))->shape, (Shape{2, 2}));
+  rank.tp = 2;
+  EXPECT_EQ((*LocalOf(step, L("tp3"), rank, heads))->pieces[0].atom_begin[0], 3u);
+  step.parameters[0].pattern = Pattern::Shard(0);
+  EXPECT_EQ(Refusal(step, "tp2"), "accepted");
+  rank.tp = 1;
+  EXPECT_EQ((*LocalOf(step, L("tp2"), rank, step.parameters[0]))->shape, (Shape{2, 2}));
+}
+
+TEST(ShardTest, NamesTheSizeThatARuleNeeds) {
+  StepModel step = Model(2);
+  step.family = "mine";
+  step.family_rules = R"(
+name = "mine"
+[[rule]]
+match = "open"
+pattern = "column"
+parts = ["ffn", "ffn"]
+[[rule]]
+match = "heads"
+pattern = "column"
+unit = "head_dim"
+)";
+  step.parameters.push_back(Make("open", {8}, Pattern{}, StageRule::kEvery));
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': the rule mine: open needs ffn"));
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("--family-set"));
+  step.family_sizes = {{"ffn", 4}};
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': no rule"));
+  Pattern pattern = Pattern::Shard(0);
+  pattern.cuts[0].unit = 8;
+  step.parameters.back() = Make("heads", {8}, pattern, StageRule::kEvery);
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("unit of 8"));
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("needs head_dim"));
+}
+
 StepModel Experts(uint32_t experts) {
   StepModel step = Model(2);
   for (uint32_t e = 0; e < experts; ++e) {
     Parameter expert = Make(StrCat("layers.0.experts.", e, ".w"), {4, 4},
                             Pattern{PatternKind::kUnique, {}, {}, false}, StageRule::kLayer, 0);
     expert.expert = e;
+    expert.expert_at = sizeof("layers.0.experts.") - 1;
     step.parameters.push_back(expert);
   }
   step.BuildIndex();

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/adopt/adopt.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "core/adopt/publish.h"
+#include "core/base/strings.h"
+#include "core/jobs/weight_check.h"
+
+namespace ckptfs {
+namespace {
+
+namespace files = std::filesystem;
+
+// By default a run is named after its save directory.
+Result<std::string> RunNameOf(const std::string& wanted, const std::string& root) {
+  if (!wanted.empty()) {
+    CKPT_RETURN_IF_ERROR(CheckName(wanted, "--name"));
+    return wanted;
+  }
+  const std::string name = files::path(root).filename().string();
+  if (const Status valid = CheckName(name, "run"); !valid) {
+    return Fail(ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
+                                            valid.error().message, "); give --name"));
+  }
+  return name;
+}
+
+// How to take a step whose sample differs nevertheless.
+Error Explained(Error error) {
+  if (error.code == ErrorCode::kDataLoss) {
+    error.message += "; files of two ranks or saves were exchanged, or one is damaged (`adopt "
+                     "--check never` takes the step as it is)";
+  }
+  return error;
+}
+
+// The step on the store's own files.
+Result<StepModel> TakeFiles(const Store& store, const StepCandidate& step, StepModel model,
+                            const AdoptOptions& options, Adopted& adopted) {
+  if (options.check) {  // before a step that is not one is copied
+    auto checked = CheckWeightSample(model);
+    if (!checked) return Fail(Explained(std::move(checked).error()));
+  }
+  CKPT_ASSIGN_OR_RETURN(
+      OwnedStep owned, Own(store.directory(), step.directory, std::move(model), options.ownership));
+  if (owned.linked) {
+    adopted.warnings.push_back(
+        StrCat(step.directory, ": its files have hard links in the store now, which changed their "
+                               "change time: steps adopted from them before are stale and must be "
+                               "adopted again"));
+  }
+  return std::move(owned.model);
+}
+
+// An indexed step becomes one of the store's.
+Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model,
+                        const AdoptOptions& options) {
+  Adopted adopted;
+  CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.root));
+  const bool owned = options.ownership != Ownership::kReference;
+  if (owned) {
+    CKPT_ASSIGN_OR_RETURN(model, TakeFiles(store, step, std::move(model), options, adopted));
+  }
+  const std::string id = model.id;
+  PublishRequest wanted;
+  wanted.run = run;
+  wanted.source = step.directory;
+  wanted.root = step.root;
+  wanted.how = PublishHow{step.converted, options.refresh};
+  wanted.pack = options.pack;
+  wanted.check = options.check && !owned;
+  auto published = PublishStep(store, std::move(model), wanted);
+  if (!published) return Fail(Explained(std::move(published).error()));
+  adopted.record = std::move(published->record);
+  const std::string name = StrCat(run, "/", adopted.record.id);
+  if (!published->warning.empty()) {
+    adopted.warnings.push_back(StrCat(name, ": ", published->warning));
+  }
+  if (adopted.record.id != id) {
+    adopted.warnings.push_back(StrCat(name, ": the source changed since ", run, "/", id,
+                                      " was adopted, or that was adopted with other options; --refresh "
+                                      "replaces it"));
+  }
+  return adopted;
+}
+
+void Sweep(Store& store, std::vector<std::string>& warnings) {
+  const Status swept = store.Sweep();
+  if (swept) return;
+  warnings.push_back(StrCat("side blobs of removed steps stay: ", swept.error().message));
+}
+
+}  // namespace
+
+Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options) {
+  CKPT_ASSIGN_OR_RETURN(StepModel model, IngestStep(found, options.source));
+  CKPT_ASSIGN_OR_RETURN(Adopted adopted,
+                        Publish(store, found.candidate, std::move(model), options));
+  Sweep(store, adopted.warnings);
+  return adopted;
+}
+
+Result<AdoptReport> AdoptPath(Store& store, const std::string& path, Sources sources,
+                              const AdoptOptions& options) {
+  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPath(path, sources, options.source));
+  AdoptReport report;
+  report.skipped = std::move(ingest.skipped);
+  report.refused = std::move(ingest.refused);
+  std::error_code error;
+  const files::path real = files::canonical(path, error);
+  for (IngestedStep& step : ingest.steps) {
+    report.whole_run = report.whole_run || step.candidate.directory != real;
+    auto adopted = Publish(store, step.candidate, std::move(step.model), options);
+    if (!adopted) {
+      report.refused.push_back(std::move(adopted).error().WithContext(step.candidate.id));
+      continue;
+    }
+    report.warnings.insert(report.warnings.end(), adopted->warnings.begin(),
+                           adopted->warnings.end());
+    report.steps.push_back(std::move(adopted->record));
+  }
+  if (report.steps.empty()) return Fail(std::move(report.refused.front()));
+  Sweep(store, report.warnings);
+  return report;
+}
+
+}  // namespace ckptfs

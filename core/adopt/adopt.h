@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Adopt makes a step that Scan found a step of a store: index it, compare a
+// sample of its weights, take ownership of its files if asked, pack small
+// pieces, publish.  It is read once.  AdoptPath does so for all steps of a
+// path, each with its own outcome.  Doing it again changes nothing.
+//
+// Whoever has steps to show calls this: the command line, what is written into
+// a mount, a snapshot daemon.  Sources are theirs to choose.
+//
+// Thread safety: may be called concurrently, also by several processes.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/adopt/own.h"
+#include "core/adopt/scan.h"
+#include "core/base/result.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+
+struct AdoptOptions {
+  SourceOptions source;
+  std::string run;  // empty: the save directory's base name
+  Ownership ownership = Ownership::kReference;
+  bool pack = true;   // small pieces into a side blob
+  bool check = true;  // a sample of the weights against their masters
+  bool refresh = false;  // a step that changed takes the place of what it was
+};
+
+struct Adopted {
+  StepRecord record;
+  std::vector<std::string> warnings;
+};
+
+// Errors: those of the source; kDataLoss if the sample differs; those of Own
+// and PublishStep.
+// BLOCKS: on reading headers, on copying, on the store.
+Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options);
+
+struct AdoptReport {
+  std::vector<StepRecord> steps;     // in order, the newest last
+  std::vector<std::string> skipped;  // incomplete tags of a save directory
+  std::vector<Error> refused;        // steps that are not adopted, by name
+  std::vector<std::string> warnings;
+  bool whole_run = false;            // the path was a save directory, not one step's
+};
+
+// An error if no step was adopted.
+Result<AdoptReport> AdoptPath(Store& store, const std::string& path, Sources sources,
+                              const AdoptOptions& options);
+
+}  // namespace ckptfs

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/adopt/own.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "core/base/digest.h"
+#include "core/base/file_lock.h"
+#include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
+#include "core/blob/file_stamp.h"
+#include "core/io/kept_gates.h"
+#include "core/io/searched_directories.h"
+#include "core/jobs/work_list.h"
+
+namespace ckptfs {
+namespace {
+
+namespace files = std::filesystem;
+
+constexpr size_t kCopyChunk = 64 << 20;
+constexpr size_t kBufferBytes = 4 << 20;
+
+// Owner and mode of the directories that files of the step lie in.
+std::vector<std::string> DirectoryLines(const StepModel& model, const std::string& top) {
+  std::set<std::string> directories;
+  for (const Blob& blob : model.blobs) {
+    files::path parent = files::path(model.PathOf(blob)).parent_path();
+    for (; parent.string().size() >= top.size(); parent = parent.parent_path()) {
+      if (!directories.insert(parent.string()).second) break;
+    }
+  }
+  std::vector<std::string> lines;
+  for (const std::string& directory : directories) {
+    struct stat info {};
+    if (::stat(directory.c_str(), &info) != 0) continue;
+    lines.push_back(StrCat(directory.substr(std::min(directory.size(), top.size())), "\n",
+                           info.st_mode, " ", info.st_uid, " ", info.st_gid, "\n"));
+  }
+  return lines;
+}
+
+// Owners and modes of the directories above, and of those that links lead
+// through: what they are later says nothing of the copy.
+std::string GatesAbove(const std::string& directory, const StepModel& model) {
+  std::set<std::string> above;
+  std::set<OwnerAndMode> gates;
+  AddSearched(directory, above);
+  for (const Blob& blob : model.blobs) {
+    const auto root = RootDirectory::Open(model.roots[blob.root]);
+    const auto found = root ? root->Look(blob.path) : Fail(root.error());
+    if (found) gates.insert(found->searched.begin(), found->searched.end());
+  }
+  for (const std::string& name : above) {
+    const auto access = AccessOfDirectory(name);
+    if (!access) gates.insert(OwnerAndMode{});  // nobody's
+    if (access && *access) gates.insert(**access);
+  }
+  return RenderKeptGates({gates.begin(), gates.end()});
+}
+
+std::string DigestOfFiles(const std::string& directory, const StepModel& model, Ownership ownership,
+                          const std::string& gates) {
+  const bool link = ownership == Ownership::kLink;
+  std::string text = StrCat(link ? "link" : "copy", "\n", gates);
+  std::vector<std::string> lines = DirectoryLines(model, directory);
+  for (const Blob& blob : model.blobs) {
+    // Linking changes the change time, and a link shows whatever the file holds.
+    lines.push_back(StrCat(blob.path, "\n", blob.stamp.size, " ", blob.stamp.mtime_ns, " ",
+                           link ? 0 : blob.stamp.ctime_ns, " ", blob.stamp.inode, "\n"));
+  }
+  std::sort(lines.begin(), lines.end());
+  for (const std::string& line : lines) text += line;
+  return DigestOf(text).Hex();
+}
+
+Status SyncPath(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0 || ::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
+  return {};
+}
+
+// True where the kernel does not copy between these filesystems by itself.
+bool NeedsBuffer(int error) {
+  return error == EXDEV || error == EINVAL || error == EOPNOTSUPP || error == ENOSYS;
+}
+
+// Up to a buffer's bytes, from and to the files' positions.
+ssize_t CopySome(int from, int to, std::vector<char>& buffer) {
+  const ssize_t count = ::read(from, buffer.data(), buffer.size());
+  for (ssize_t done = 0; done < count;) {
+    const ssize_t written =
+        ::write(to, buffer.data() + done, static_cast<size_t>(count - done));
+    if (written < 0 && errno != EINTR) return -1;
+    done += std::max<ssize_t>(written, 0);
+  }
+  return count;
+}
+
+Status CopyBytes(int from, int to, uint64_t size, const std::string& name) {
+  std::vector<char> buffer;  // empty while the kernel copies
+  for (uint64_t done = 0; done < size;) {
+    const ssize_t count =
+        buffer.empty() ? ::copy_file_range(from, nullptr, to, nullptr,
+                                           std::min<uint64_t>(size - done, kCopyChunk), 0)
+                       : CopySome(from, to, buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && buffer.empty() && NeedsBuffer(errno)) {
+      buffer.resize(kBufferBytes);
+      continue;
+    }
+    if (count < 0) return Fail(ErrnoError(errno, StrCat("copying ", name)));
+    if (count == 0) return Fail(ErrorCode::kStale, StrCat(name, " was cut while it was copied"));
+    done += static_cast<uint64_t>(count);
+  }
+  return {};
+}
+
+// Who may see the step follows from the owners and modes of what was taken.  An
+// ACL is not taken: its owner's bits are what is left.
+Status TakeAccess(int to, const std::string& from, const struct stat& info, uint32_t at_least) {
+  if (::geteuid() == 0 && ::fchown(to, info.st_uid, info.st_gid) != 0) {
+    return Fail(ErrnoError(errno, StrCat("owner of the copy of ", from)));
+  }
+  const uint32_t mode = (info.st_mode & (HasAcl(from) ? 0700 : 0777)) | at_least;
+  if (::fchmod(to, mode) != 0) return Fail(ErrnoError(errno, StrCat("mode of the copy of ", from)));
+  return {};
+}
+
+// A reflink, or a copy.
+Status Duplicate(const std::string& from, const std::string& to) {
+  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  struct stat info {};
+  if (source.get() < 0 || ::fstat(source.get(), &info) != 0) return Fail(ErrnoError(errno, from));
+  if (!S_ISREG(info.st_mode)) return Fail(ErrorCode::kStale, StrCat(from, " is no file any more"));
+  const Descriptor copy(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (copy.get() < 0) return Fail(ErrnoError(errno, to));
+  if (::ioctl(copy.get(), FICLONE, source.get()) != 0) {
+    CKPT_RETURN_IF_ERROR(CopyBytes(source.get(), copy.get(), static_cast<uint64_t>(info.st_size), from));
+  }
+  CKPT_RETURN_IF_ERROR(TakeAccess(copy.get(), from, info, 0));
+  const timespec times[2] = {info.st_atim, info.st_mtim};
+  if (::futimens(copy.get(), times) != 0 || ::fsync(copy.get()) != 0) {
+    return Fail(ErrnoError(errno, to));
+  }
+  return {};
+}
+
+Status WriteFile(const std::string& path, std::string_view text) {
+  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file.get() < 0) return Fail(ErrnoError(errno, path));
+  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    return Fail(ErrnoError(errno, path));
+  }
+  if (::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
+  return {};
+}
+
+// True if files of the step can be cloned into the directory.
+bool HasReflinks(const std::string& directory, const StepModel& model) {
+  if (model.blobs.empty()) return false;
+  const std::string from = model.PathOf(model.blobs.front());
+  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  const Descriptor probe(::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
+  return source.get() >= 0 && probe.get() >= 0 && ::ioctl(probe.get(), FICLONE, source.get()) == 0;
+}
+
+Status TakeFile(const std::string& from, const std::string& to, Ownership ownership) {
+  if (ownership == Ownership::kCopy) return Duplicate(from, to);
+  if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
+  if (errno == EXDEV || errno == EPERM || errno == EMLINK) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(from, ": cannot be linked into the store (another filesystem, or not "
+                             "yours); use --copy, or a store beside it"));
+  }
+  return Fail(ErrnoError(errno, to));
+}
+
+// Owner and mode of the source's directory; we must be able to remove it.
+Status FinishDirectory(const std::string& from, const std::string& to) {
+  const Descriptor made(::open(to.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat info {};
+  if (made.get() < 0) return Fail(ErrnoError(errno, to));
+  if (::stat(from.c_str(), &info) != 0) return Fail(ErrnoError(errno, from));
+  CKPT_RETURN_IF_ERROR(TakeAccess(made.get(), from, info, 0700));
+  if (::fsync(made.get()) != 0) return Fail(ErrnoError(errno, to));
+  return {};
+}
+
+// Every file of the step to `to`, then the directories made durable.
+Status TakeFiles(const std::string& directory, const StepModel& model, const std::string& to,
+                 Ownership ownership) {
+  std::error_code error;
+  files::create_directories(to, error);
+  std::set<std::string> directories = {""};  // relative to `to`
+  for (const Blob& blob : model.blobs) {
+    const files::path from = model.PathOf(blob);
+    const files::path name = from.lexically_normal().lexically_relative(directory);
+    if (name.empty() || *name.begin() == "..") {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat(from.string(), " lies outside of ", directory,
+                         ": the store can only refer to it"));
+    }
+    files::create_directories(files::path(to) / name.parent_path(), error);
+    for (files::path parent = name.parent_path(); !parent.empty(); parent = parent.parent_path()) {
+      directories.insert(parent.string());
+    }
+    CKPT_RETURN_IF_ERROR(TakeFile(from.string(), StrCat(to, "/", name.string()), ownership));
+  }
+  if (error) return Fail(ErrnoError(error.value(), to));
+  for (const std::string& inner : directories) {
+    CKPT_RETURN_IF_ERROR(
+        FinishDirectory(StrCat(directory, "/", inner), StrCat(to, "/", inner)));
+  }
+  return {};
+}
+
+// The files are still those that were read, but for the change time, which our
+// own links alter.
+Status Unchanged(const StepModel& model) {
+  for (const Blob& blob : model.blobs) {
+    const std::string path = model.PathOf(blob);
+    CKPT_ASSIGN_OR_RETURN(BlobStamp now, StampOfFile(path));
+    now.ctime_ns = blob.stamp.ctime_ns;
+    CKPT_RETURN_IF_ERROR(CompareStamps(path, blob.stamp, now));
+  }
+  return {};
+}
+
+constexpr std::string_view kPartial = ".partial-";
+
+// A directory locked by us, or null.
+std::unique_ptr<const FileLock> LockDirectory(const std::string& path) {
+  return FileLock::Take(path, O_RDONLY | O_DIRECTORY, LOCK_EX | LOCK_NB);
+}
+
+// What killed processes left.  Where there are no locks it stays.
+void RemoveLeftOvers(const std::string& directory) {
+  std::error_code error;
+  for (const auto& entry : files::directory_iterator(directory, error)) {
+    if (entry.path().filename().string().find(kPartial) == std::string::npos) continue;
+    const auto lock = LockDirectory(entry.path().string());
+    std::error_code ignored;
+    if (lock) files::remove_all(entry.path(), ignored);
+  }
+}
+
+// A new directory for what will be `whole`, locked where there are locks.
+Result<std::string> MakePartial(const std::string& whole, std::unique_ptr<const FileLock>* lock) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    std::string path = StrCat(whole, kPartial, "XXXXXX");
+    if (::mkdtemp(path.data()) == nullptr) return Fail(ErrnoError(errno, path));
+    *lock = LockDirectory(path);
+    // Another process may have taken it for a left-over before it was locked.
+    if (files::exists(path)) return path;
+  }
+  return Fail(ErrorCode::kExhausted, StrCat(whole, ": its parts are being removed all the time"));
+}
+
+// How many names a file has; 0 if it is gone.
+uint64_t NamesOf(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_nlink : 0;
+}
+
+// The directory in the store that holds what `directory` holds.
+Result<std::string> Take(const std::string& store, const std::string& directory,
+                         const StepModel& model, Ownership ownership) {
+  const std::string blobs = store + "/blobs";
+  if (::mkdir(blobs.c_str(), 0700) != 0 && errno != EEXIST) return Fail(ErrnoError(errno, blobs));
+  if (ownership == Ownership::kLink && HasReflinks(blobs, model)) ownership = Ownership::kCopy;
+  const std::string gates = GatesAbove(directory, model);
+  const std::string whole = StrCat(blobs, "/", DigestOfFiles(directory, model, ownership, gates));
+  const std::string tag = files::path(directory).filename().string();
+  if (files::exists(whole)) return whole;
+  RemoveLeftOvers(blobs);
+  std::unique_ptr<const FileLock> lock;
+  CKPT_ASSIGN_OR_RETURN(const std::string partial, MakePartial(whole, &lock));
+  Status taken = TakeFiles(directory, model, partial + "/" + tag, ownership);
+  if (taken) taken = WriteFile(StrCat(partial, "/", kKeptGatesName), gates);
+  if (taken) taken = Unchanged(model);
+  if (taken) taken = SyncPath(partial);
+  std::error_code error;
+  if (taken) files::rename(partial, whole, error);
+  const bool raced = error && files::exists(whole);  // another process took it meanwhile
+  if (!taken || error) {
+    std::error_code ignored;
+    files::remove_all(partial, ignored);
+  }
+  if (!taken) return Fail(std::move(taken).error());
+  if (error && !raced) return Fail(ErrnoError(error.value(), whole));
+  CKPT_RETURN_IF_ERROR(SyncPath(blobs));
+  return whole;
+}
+
+// A source's file as the store has it, with the digests of all chunks.  A copy is
+// owned; a hard link is not, since whoever has its other name may write it: it
+// keeps its stamp, but for the change time.
+Result<Blob> TakenBlob(const std::string& root, const std::string& path, const Blob& source) {
+  const std::string name = StrCat(root, "/", path);
+  const Descriptor file(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  struct stat info {};
+  if (file.get() < 0 || ::fstat(file.get(), &info) != 0) return Fail(ErrnoError(errno, name));
+  Blob blob = source;  // the bytes are the same: what was digested of them, too
+  blob.root = 0;
+  blob.path = path;
+  blob.stamp = StampOf(info);
+  if (blob.stamp.size != source.stamp.size) {
+    return Fail(ErrorCode::kDataLoss, StrCat(name, " has ", blob.stamp.size, " bytes, its source ",
+                                             source.stamp.size));
+  }
+  blob.chunk_bytes = kChunkBytes;
+  CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(file.get(), blob.stamp.size, name));
+  blob.stamp.ctime_ns = 0;
+  if (info.st_nlink == 1) blob.stamp = BlobStamp{blob.stamp.size, 0, 0, 0};
+  blob.mode = info.st_mode & 07777;
+  blob.uid = info.st_uid;
+  blob.gid = info.st_gid;
+  blob.store_owned = true;
+  return blob;
+}
+
+// The same step in files that hold the same bytes at the same places.
+StepModel WithFiles(StepModel model, std::string root, std::vector<Blob> blobs) {
+  model.roots = {std::move(root)};
+  model.blobs = std::move(blobs);
+  return model;
+}
+
+}  // namespace
+
+Result<OwnedStep> Own(const std::string& store, const std::string& directory, StepModel model,
+                      Ownership ownership) {
+  const std::string first = model.blobs.empty() ? "" : model.PathOf(model.blobs.front());
+  const uint64_t names = NamesOf(first);
+  CKPT_ASSIGN_OR_RETURN(const std::string root, Take(store, directory, model, ownership));
+  const files::path parent = files::path(directory).parent_path();
+  std::vector<Blob> blobs(model.blobs.size());
+  uint64_t total = 0;
+  for (const Blob& source : model.blobs) total += source.stamp.size;
+  const auto take = [&](size_t i) -> Result<uint64_t> {
+    const Blob& source = model.blobs[i];
+    const files::path from = files::path(model.PathOf(source)).lexically_normal();
+    CKPT_ASSIGN_OR_RETURN(blobs[i],
+                          TakenBlob(root, from.lexically_relative(parent).string(), source));
+    return source.stamp.size;
+  };
+  CKPT_RETURN_IF_ERROR(RunWorkList(blobs.size(), total, {}, take));
+  return OwnedStep{WithFiles(std::move(model), root, std::move(blobs)),
+                   ownership == Ownership::kLink && NamesOf(first) > names};
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/adopt/publish.h"
+
+#include <memory>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/jobs/weight_check.h"
+
+namespace ckptfs {
+namespace {
+
+// Packs the model's small pieces, if it has any, into a side blob that the
+// result holds; null if there is none.
+Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model,
+                                         const PackOptions& options, PublishOutcome& outcome) {
+  CKPT_ASSIGN_OR_RETURN(Packing packing, PackSmallPieces(model, options));
+  if (packing.atoms.empty()) return nullptr;
+  Result<SideBlob> side = store.PutSideBlob(packing.bytes);
+  if (!side && side.error().code == ErrorCode::kExhausted) {
+    outcome.warning = StrCat("small pieces are not packed: ", side.error().message);
+    return nullptr;
+  }
+  if (!side) return Fail(std::move(side).error().WithContext("side blob"));
+  side->blob.mode = packing.access.mode;
+  side->blob.uid = packing.access.uid;
+  side->blob.gid = packing.access.gid;
+  model = WithSideBlob(std::move(model), std::move(side->blob), std::move(side->root), packing.atoms);
+  outcome.packed_atoms = packing.atoms.size();
+  outcome.packed_pieces = packing.pieces;
+  return std::move(side->hold);
+}
+
+}  // namespace
+
+Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishRequest& request) {
+  PublishOutcome outcome;
+  std::shared_ptr<const void> hold;  // until the step needs the side blob
+  CKPT_ASSIGN_OR_RETURN(RenderedStep rendered, store.Render(model));
+  if (request.pack || request.check) {
+    CKPT_ASSIGN_OR_RETURN(const auto published,
+                          store.FindPublished(request.run, model.id, rendered));
+    if (request.check && !published) CKPT_RETURN_IF_ERROR(CheckWeightSample(model));
+    if (request.pack && !published) {
+      CKPT_ASSIGN_OR_RETURN(hold, Pack(store, model, request.packing, outcome));
+    }
+    if (FindSideBlob(model)) {
+      CKPT_ASSIGN_OR_RETURN(rendered, store.Render(model, rendered.unpacked));
+    }
+  }
+  CKPT_ASSIGN_OR_RETURN(outcome.record, store.Publish(request.run, model, rendered, request.source,
+                                                      request.root, request.how));
+  return outcome;
+}
+
+}  // namespace ckptfs

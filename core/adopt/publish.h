@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PublishStep makes an indexed model a step of a store, with its small pieces
+// packed into a side blob.  What is there already, packed or not, is left as it
+// is.  The step appears with its side blob, or without one if the store has no
+// room for it, or not at all; a process killed on the way leaves at most a side
+// blob that Store::Sweep removes.
+//
+// Thread safety: may be called concurrently, also by several processes.
+
+#pragma once
+
+#include <string>
+
+#include "core/base/result.h"
+#include "core/adopt/pack.h"
+#include "core/model/step_model.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+
+struct PublishRequest {
+  std::string run;
+  std::string source;  // absolute path it was adopted from
+  std::string root;    // absolute save directory
+  PublishHow how;
+  bool pack = true;
+  bool check = true;   // a sample of the weights (weight_check.h) of a new step
+  PackOptions packing;
+};
+
+struct PublishOutcome {
+  StepRecord record;
+  std::string warning;  // why it is not packed though it could be; empty: it is
+  uint64_t packed_atoms = 0;   // by this call
+  uint64_t packed_pieces = 0;
+};
+
+// Errors: those of CheckWeightSample, PackSmallPieces and Store::Publish; the store's own but for
+// kExhausted while the side blob is written, which becomes the warning.
+// BLOCKS: on reading the pieces and on the store.
+Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishRequest& request);
+
+}  // namespace ckptfs

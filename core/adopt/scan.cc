@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/adopt/scan.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <optional>
+#include <tuple>
+
+#include "core/base/parallel.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+struct Job {
+  FoundStep found;
+  Status complete;
+  std::optional<Result<StepModel>> outcome;  // nothing if it is not complete
+};
+
+Result<std::string> RealDirectory(const std::string& path) {
+  std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
+  if (!real) return Fail(ErrnoError(errno, path));
+  struct stat info {};
+  if (::stat(real.get(), &info) != 0) return Fail(ErrnoError(errno, path));
+  if (!S_ISDIR(info.st_mode)) {
+    return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory; give the directory of a "
+                                                  "checkpoint or the one that holds several"));
+  }
+  return std::string(real.get());
+}
+
+Error NothingKnown(const std::string& path, Sources sources) {
+  std::string names;
+  for (const auto& source : sources) names += StrCat(names.empty() ? "" : ", ", source->name());
+  return Error{ErrorCode::kNotFound,
+               StrCat(path, ": no checkpoint found; looked for the formats ", names,
+                      " (a save directory, or one step's own directory)")};
+}
+
+bool IsBelow(const std::string& inner, const std::string& outer) {
+  return inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '/';
+}
+
+// How many steps of the source lie below the directory.
+size_t CountBelow(const std::vector<FoundStep>& found, const Source* source,
+                  const std::string& directory) {
+  return static_cast<size_t>(std::count_if(found.begin(), found.end(), [&](const FoundStep& one) {
+    return one.source == source && IsBelow(one.candidate.directory, directory);
+  }));
+}
+
+// True if `later` is a step that an earlier source claims, or the only part of
+// its kind in the same tree.
+bool IsSameStep(const std::vector<FoundStep>& found, const FoundStep& earlier,
+                const FoundStep& later) {
+  const std::string& one = earlier.candidate.directory;
+  const std::string& other = later.candidate.directory;
+  if (one == other) return true;
+  if (IsBelow(other, one)) return CountBelow(found, later.source, one) == 1;
+  return IsBelow(one, other) && CountBelow(found, earlier.source, other) == 1;
+}
+
+void KeepEachOnce(std::vector<FoundStep>& found) {
+  std::vector<FoundStep> kept;
+  for (const FoundStep& step : found) {
+    const bool known = std::any_of(kept.begin(), kept.end(), [&](const FoundStep& other) {
+      return other.source != step.source && IsSameStep(found, other, step);
+    });
+    if (!known) kept.push_back(step);
+  }
+  found = std::move(kept);
+}
+
+// True for a malformed step among others that its framework does not call the
+// latest: so a save that was cut off looks, and the others are sound.
+bool IsCutOff(const Error& error, const StepCandidate& step, const std::string& directory) {
+  return error.code == ErrorCode::kInvalid && !step.latest && step.directory != directory;
+}
+
+// What became of a step: among the steps, the skipped or the refused.
+void Settle(Job& job, const std::string& directory, IngestResult& result) {
+  const StepCandidate& step = job.found.candidate;
+  if (!job.complete) {
+    Error error = std::move(job.complete).error();
+    if (step.directory == directory) {
+      result.refused.push_back(std::move(error));
+    } else {
+      result.skipped.push_back(StrCat(step.id, ": incomplete: ", error.message));
+    }
+    return;
+  }
+  if (*job.outcome) {
+    result.steps.push_back(IngestedStep{std::move(job.found.candidate), **std::move(job.outcome)});
+    return;
+  }
+  Error error = std::move(*job.outcome).error().WithContext(step.id);
+  if (IsCutOff(error, step, directory)) {
+    result.skipped.push_back(std::move(error.message));
+  } else {
+    result.refused.push_back(std::move(error));
+  }
+}
+
+auto OrderOf(const IngestedStep& step) {
+  return std::tuple(step.model.iteration, !step.candidate.converted, step.candidate.mtime_ns);
+}
+
+}  // namespace
+
+Result<std::vector<FoundStep>> Scan(const std::string& path, Sources sources) {
+  CKPT_ASSIGN_OR_RETURN(const std::string directory, RealDirectory(path));
+  std::vector<FoundStep> found;
+  for (const auto& source : sources) {
+    CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates, source->Find(directory));
+    for (StepCandidate& candidate : candidates) {
+      found.push_back(FoundStep{std::move(candidate), source.get()});
+    }
+  }
+  if (found.empty()) return Fail(NothingKnown(path, sources));
+  KeepEachOnce(found);
+  return found;
+}
+
+Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& options) {
+  CKPT_RETURN_IF_ERROR(found.source->Complete(found.candidate, options));
+  return found.source->Read(found.candidate, options);
+}
+
+Result<IngestResult> IngestPath(const std::string& path, Sources sources,
+                                const SourceOptions& options) {
+  CKPT_ASSIGN_OR_RETURN(const std::string directory, RealDirectory(path));
+  CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, Scan(directory, sources));
+  std::vector<Job> jobs;
+  for (FoundStep& step : found) {
+    Status complete = step.source->Complete(step.candidate, options);
+    jobs.push_back(Job{std::move(step), std::move(complete), std::nullopt});
+  }
+  ParallelFor(jobs.size(), [&](size_t i) {
+    if (!jobs[i].complete) return;
+    jobs[i].outcome = jobs[i].found.source->Read(jobs[i].found.candidate, options);
+  });
+  IngestResult result;
+  for (Job& job : jobs) Settle(job, directory, result);
+  if (result.steps.empty() && !result.refused.empty()) {
+    return Fail(std::move(result.refused.front()));
+  }
+  if (result.steps.empty()) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path, ": no complete step; ", result.skipped.front()));
+  }
+  std::stable_sort(
+      result.steps.begin(), result.steps.end(),
+      [](const IngestedStep& a, const IngestedStep& b) { return OrderOf(a) < OrderOf(b); });
+  return result;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which steps there are at a path, and their indexes.  Scan is cheap: it lists
+// directories and asks each source whose they are.  IngestStep reads the
+// headers of one step; IngestPath those of all, in parallel, each with its own
+// outcome: one that is broken refuses no other.
+//
+// A step that two sources claim is one step, the first source's; so are two
+// parts of one tree, such as what one framework saved inside the directory of
+// what another one saved.
+//
+// Thread safety: may be called concurrently.
+// Lifetime: sources outlive what was found.
+
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/source.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+using Sources = std::span<const std::unique_ptr<Source>>;
+
+struct FoundStep {
+  StepCandidate candidate;
+  const Source* source = nullptr;
+};
+
+// In the sources' order.  kInvalid/kNotFound when no source knows the path: the
+// message lists what was looked for.  BLOCKS: on listing.
+Result<std::vector<FoundStep>> Scan(const std::string& path, Sources sources);
+
+// kInvalid if the step is not complete.  BLOCKS: on reading headers.
+Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& options);
+
+struct IngestedStep {
+  StepCandidate candidate;
+  StepModel model;
+};
+
+struct IngestResult {
+  std::vector<IngestedStep> steps;   // oldest first: by iteration, what was converted before what
+                                     // it was converted from, mtime
+  std::vector<std::string> skipped;  // "global_step7: incomplete: file ..." of a save directory
+  std::vector<Error> refused;        // whole steps that cannot be taken, by name
+};
+
+// All steps of a path.  In a save directory incomplete steps are skipped and
+// named, and malformed ones (a file that was cut off) unless the framework's
+// own pointer names them.  An error if no step is left: the first there was.
+Result<IngestResult> IngestPath(const std::string& path, Sources sources,
+                                const SourceOptions& options);
+
+}  // namespace ckptfs

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A file's fingerprint, taken when it is adopted, tells whether it still holds
+// what it held where only its change time moved (chmod, chown, a hard link):
+//
+//   digest of   its first 4 KiB | its last 4 KiB | blocks of 4 KiB, evenly
+//               between them: one for every 16 KiB of the file, 1 to 16
+//
+// A file that was written anew differs in nearly all of it, hence in these.
+// What is changed in a small part of a large file may be missed; `verify` reads
+// all.
+//
+// Thread safety: FileCheck may be used concurrently; no lock is held across I/O.
+// Units: bytes.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/blob/blob.h"
+
+namespace ckptfs {
+
+// kDataLoss if the file is shorter than `size`.  BLOCKS: on reading.
+Result<Digest> FingerprintOf(int fd, uint64_t size, const std::string& path);
+
+// Of the first and last 4 KiB only, as manifests of before hold it.
+Result<Digest> ShortFingerprintOf(int fd, uint64_t size, const std::string& path);
+
+// Whether the files of one step are still what was adopted.
+class FileCheck {
+ public:
+  // kStale, naming the file and what differs, if its size, inode or modification
+  // time differ, or its change time and its fingerprint.  What was excused is
+  // remembered.
+  // BLOCKS: on stat, on reading where it moved.
+  Status Check(const std::string& path, BlobIndex index, const Blob& blob);
+  // kStale also if its times moved since it was looked at last: what was read of
+  // it meanwhile may be of two states.
+  Status CheckAgain(const std::string& path, BlobIndex index, const Blob& blob);
+  // Check of a file that is open.
+  Status CheckOpen(int fd, const std::string& path, BlobIndex index, const Blob& blob);
+
+ private:
+  bool IsExcused(BlobIndex index, const BlobStamp& now);
+
+  Mutex mutex_;
+  std::unordered_map<uint32_t, BlobStamp> excused_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptfs

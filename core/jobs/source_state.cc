@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/jobs/source_state.h"
+
+#include "core/model/read_blobs.h"
+
+namespace ckptfs {
+
+std::string_view SourceStateName(SourceState state) {
+  switch (state) {
+    case SourceState::kSound: return "sound";
+    case SourceState::kStale: return "stale";
+    case SourceState::kMissing: return "missing";
+  }
+  return "missing";
+}
+
+SourceReport LookAtSources(const StepModel& model, BlobReader& blobs) {
+  const std::vector<uint8_t> read = FindReadBlobs(model);
+  for (uint32_t i = 0; i < read.size(); ++i) {
+    if (read[i] == 0) continue;
+    Status same = blobs.Check(BlobIndex{i});
+    if (same) continue;
+    Error error = std::move(same).error();
+    const SourceState state =
+        error.code == ErrorCode::kStale ? SourceState::kStale : SourceState::kMissing;
+    return SourceReport{state, std::move(error.message)};
+  }
+  return {};
+}
+
+}  // namespace ckptfs

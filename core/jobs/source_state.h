@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whether the files of a step are still what was adopted, as lists say it.
+//
+// Thread safety: may be called concurrently.
+
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/blob/blob_reader.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+enum class SourceState {
+  kSound,    // unchanged since it was adopted
+  kStale,    // a file changed
+  kMissing,  // a file is gone, or cannot be looked at
+};
+
+struct SourceReport {
+  SourceState state = SourceState::kSound;
+  std::string reason;  // of the first such file; empty if it is sound
+};
+
+// "sound", "stale", "missing".
+std::string_view SourceStateName(SourceState state);
+
+// Looks at every file that something of the step is read from.  BLOCKS: on stat.
+SourceReport LookAtSources(const StepModel& model, BlobReader& blobs);
+
+}  // namespace ckptfs

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/model/read_blobs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/model/side_blob.h"
+
+namespace ckptfs {
+
+std::vector<uint8_t> FindReadBlobs(const StepModel& model) {
+  std::vector<uint8_t> read(model.blobs.size(), 0);
+  for (const Atom& atom : model.atoms) {
+    for (const Gather& gather : atom.source.gathers) {
+      for (const FragmentSeries& series : gather.series) {
+        for (uint32_t k = 0; k < series.count; ++k) {
+          read[static_cast<uint32_t>(series.At(k).blob)] = 1;
+        }
+      }
+    }
+  }
+  for (const Document& document : model.documents) {
+    for (const StoredTensor& tensor : document.tensors) {
+      read[static_cast<uint32_t>(tensor.blob)] = 1;
+    }
+  }
+  return read;
+}
+
+StepModel IdentityOf(StepModel model) {
+  if (FindSideBlob(model)) model = WithoutSideBlob(std::move(model));
+  std::vector<uint8_t> read = FindReadBlobs(model);
+  while (!read.empty() && read.back() == 0) {  // sources list such files last
+    read.pop_back();
+    model.blobs.pop_back();
+  }
+  int64_t newest = 0;
+  for (size_t i = 0; i < read.size(); ++i) {
+    Blob& blob = model.blobs[i];
+    blob.mode = blob.uid = blob.gid = 0;
+    blob.stamp.ctime_ns = 0;
+    if (read[i] != 0) {
+      newest = std::max(newest, blob.stamp.mtime_ns);
+      continue;
+    }
+    blob.stamp = BlobStamp{};
+    blob.fingerprint = blob.content = Digest{};
+  }
+  if (newest != 0) model.mtime_ns = newest;
+  return model;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/adopt/adopt.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/support/fake_source.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs {
+namespace {
+
+using testing::HasSubstr;
+
+class AdoptTest : public testing::Test {
+ protected:
+  AdoptTest() {
+    auto source = std::make_unique<FakeSource>();
+    fake_ = source.get();
+    sources_.push_back(std::move(source));
+    store_ = *Store::Open(directory_.path() + "/store", true);
+    WriteStep(1);
+    WriteStep(2);
+  }
+  void WriteStep(int number) {
+    const std::string step = "run7/step" + std::to_string(number);
+    directory_.Write(step + "/data", std::string(4000, static_cast<char>('a' + number)));
+    directory_.Write(step + "/done", "w 1000 data 0\n");
+  }
+  std::string Path() const { return directory_.path() + "/run7"; }
+  Result<AdoptReport> AdoptAll() { return AdoptPath(*store_, Path(), sources_, options_); }
+  StepModel Load(const StepRecord& record) { return (*store_->Load(record))->model; }
+
+  TemporaryDirectory directory_;
+  std::vector<std::unique_ptr<Source>> sources_;
+  FakeSource* fake_ = nullptr;
+  std::unique_ptr<Store> store_;
+  AdoptOptions options_;
+};
+
+TEST_F(AdoptTest, OneStepIsReadOnceHoweverItIsTaken) {
+  const auto found = Scan(Path(), sources_);
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->size(), 2u);
+  for (const Ownership ownership :
+       {Ownership::kReference, Ownership::kCopy, Ownership::kLink}) {
+    options_.ownership = ownership;
+    options_.run = "run" + std::to_string(static_cast<int>(ownership));
+    fake_->FailAt(3);  // one Complete and one Read are left
+    const auto adopted = Adopt(*store_, found->front(), options_);
+    ASSERT_TRUE(adopted) << adopted.error().message;
+    const StepModel model = Load(adopted->record);
+    const bool owned = ownership != Ownership::kReference;
+    EXPECT_EQ(model.blobs[0].store_owned, owned);
+    EXPECT_EQ(model.blobs[0].path, model.id + "/data");
+    EXPECT_EQ(model.roots[0].starts_with(store_->directory()), owned);
+    EXPECT_EQ(model.PathOf(model.blobs[0]).starts_with(Path()), !owned);
+    EXPECT_TRUE(std::filesystem::exists(model.PathOf(model.blobs[0])));
+    EXPECT_EQ(adopted->record.source, Path() + "/" + model.id);
+    EXPECT_EQ(adopted->record.root, Path());
+  }
+}
+
+TEST_F(AdoptTest, AStepsOwnDirectoryGivesTheSameStep) {
+  const auto all = AdoptAll();
+  ASSERT_TRUE(all);
+  EXPECT_TRUE(all->whole_run);
+  const auto one = AdoptPath(*store_, Path() + "/step2", sources_, options_);
+  ASSERT_TRUE(one);
+  EXPECT_FALSE(one->whole_run);
+  ASSERT_EQ(one->steps.size(), 1u);
+  EXPECT_EQ(one->steps[0].manifest, all->steps[1].manifest);
+  EXPECT_EQ(one->steps[0].id, "step2");
+}
+
+TEST_F(AdoptTest, OneBrokenStepRefusesNoOther) {
+  directory_.Write("run7/step2/done", "broken\n");
+  directory_.Write("run7/step2/latest", "");
+  const auto report = AdoptAll();
+  ASSERT_TRUE(report);
+  ASSERT_EQ(report->steps.size(), 1u);
+  EXPECT_EQ(report->steps[0].id, "step1");
+  ASSERT_EQ(report->refused.size(), 1u);
+  EXPECT_THAT(report->refused[0].message, HasSubstr("step2"));
+}
+
+TEST_F(AdoptTest, NothingAdoptedIsAnError) {
+  for (const char* step : {"run7/step1", "run7/step2"}) {
+    directory_.Write(std::string(step) + "/done", "broken\n");
+    directory_.Write(std::string(step) + "/latest", "");
+  }
+  const auto report = AdoptAll();
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code, ErrorCode::kInvalid);
+}
+
+TEST_F(AdoptTest, AChangeWhileFilesAreTakenIsRefused) {
+  const auto found = Scan(Path(), sources_);
+  auto model = IngestStep(found->front(), {});
+  ASSERT_TRUE(model);
+  directory_.Write("run7/" + model->id + "/data", "changed");
+  const auto owned =
+      Own(store_->directory(), found->front().candidate.directory, *model, Ownership::kCopy);
+  ASSERT_FALSE(owned);
+  EXPECT_EQ(owned.error().code, ErrorCode::kStale);
+  EXPECT_TRUE(std::filesystem::is_empty(store_->directory() + "/blobs"));
+}
+
+}  // namespace
+}  // namespace ckptfs

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/adopt/scan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/fake_source.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs {
+namespace {
+
+using testing::HasSubstr;
+
+struct ScanTest : testing::Test {
+  TemporaryDirectory directory;
+  std::vector<std::unique_ptr<Source>> sources;
+
+  ScanTest() { sources.push_back(std::make_unique<FakeSource>()); }
+  Result<IngestResult> Ingest(const std::string& path) { return IngestPath(path, sources, {}); }
+};
+
+TEST_F(ScanTest, BringsStepsInOrderAndNamesIncompleteOnes) {
+  directory.Write("step10/done", "");
+  directory.Write("step9/done", "");
+  directory.Write("step11/other", "");
+  const auto result = Ingest(directory.path());
+  ASSERT_TRUE(result) << result.error().message;
+  ASSERT_EQ(result->steps.size(), 2u);
+  EXPECT_EQ(result->steps[0].model.id, "step9");
+  EXPECT_EQ(result->steps[1].model.id, "step10");
+  ASSERT_EQ(result->skipped.size(), 1u);
+  EXPECT_THAT(result->skipped[0], HasSubstr("step11: incomplete"));
+}
+
+TEST_F(ScanTest, AMalformedStepIsSkippedAsOneThatWasCutOff) {
+  directory.Write("step1/done", "");
+  directory.Write("step2/done", "broken\n");
+  const auto result = Ingest(directory.path());
+  ASSERT_TRUE(result) << result.error().message;
+  ASSERT_EQ(result->steps.size(), 1u);
+  EXPECT_EQ(result->steps[0].model.id, "step1");
+  ASSERT_EQ(result->skipped.size(), 1u);
+  EXPECT_THAT(result->skipped[0], HasSubstr("step2: broken"));
+}
+
+TEST_F(ScanTest, AMalformedStepThatIsTheLatestIsRefusedAlone) {
+  directory.Write("step1/done", "");
+  directory.Write("step2/done", "broken\n");
+  directory.Write("step2/latest", "");
+  const auto result = Ingest(directory.path());
+  ASSERT_TRUE(result) << result.error().message;
+  ASSERT_EQ(result->steps.size(), 1u);
+  EXPECT_TRUE(result->skipped.empty());
+  ASSERT_EQ(result->refused.size(), 1u);
+  EXPECT_THAT(result->refused[0].message, HasSubstr("step2: broken"));
+}
+
+TEST_F(ScanTest, NothingButMalformedStepsIsAnError) {
+  directory.Write("step2/done", "broken\n");
+  EXPECT_THAT(Ingest(directory.path()).error().message, HasSubstr("step2: broken"));
+  EXPECT_THAT(Ingest(directory.path() + "/step2").error().message, HasSubstr("step2: broken"));
+}
+
+TEST_F(ScanTest, AStepThatCannotBeReadNowIsRefusedAlone) {
+  directory.Write("step1/done", "");
+  directory.Write("step2/done", "");
+  for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kPermission, ErrorCode::kUnsupported}) {
+    static_cast<FakeSource&>(*sources[0]).FailAt(5, code);  // found, 2 complete, 2 read
+    const auto result = Ingest(directory.path());
+    ASSERT_TRUE(result);
+    EXPECT_EQ(result->steps.size(), 1u);
+    ASSERT_EQ(result->refused.size(), 1u);
+    EXPECT_EQ(result->refused[0].code, code);
+  }
+}
+
+TEST_F(ScanTest, AStepThatTwoSourcesClaimIsTheFirstOnes) {
+  sources.push_back(std::make_unique<FakeSource>());
+  directory.Write("step1/done", "");
+  directory.Write("step2/done", "");
+  const auto found = Scan(directory.path(), sources);
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->size(), 2u);
+  for (const FoundStep& step : *found) EXPECT_EQ(step.source, sources[0].get());
+}
+
+TEST_F(ScanTest, TwoPartsOfOneTreeAreOneStep) {
+  sources.insert(sources.begin(), std::make_unique<FakeSource>("part"));
+  directory.Write("step9/done", "");
+  directory.Write("step9/part1/done", "");
+  const auto found = Scan(directory.path() + "/step9", sources);
+  ASSERT_TRUE(found);
+  ASSERT_EQ(found->size(), 1u);
+  EXPECT_EQ((*found)[0].candidate.id, "part1");  // of the source that is asked first
+  // What holds several steps of another kind is none of them.
+  directory.Write("step9/part2/done", "");
+  EXPECT_EQ(Scan(directory.path() + "/step9", sources)->size(), 3u);
+}
+
+TEST_F(ScanTest, WhatWasConvertedComesBeforeItsOriginal) {
+  sources.push_back(std::make_unique<FakeSource>("other"));
+  directory.Write("step4/done", "");
+  directory.Write("other4/done", "");
+  directory.Write("other4/converted", "");
+  const auto result = Ingest(directory.path());
+  ASSERT_TRUE(result);
+  ASSERT_EQ(result->steps.size(), 2u);
+  EXPECT_EQ(result->steps.back().model.id, "step4");
+}
+
+TEST_F(ScanTest, AnIncompleteTagByItselfIsAnError) {
+  directory.Write("step3/x", "");
+  EXPECT_THAT(Ingest(directory.path() + "/step3").error().message, HasSubstr("no file done"));
+  EXPECT_THAT(Ingest(directory.path()).error().message, HasSubstr("no complete step"));
+}
+
+TEST_F(ScanTest, UnknownPathsSayWhatWasLookedFor) {
+  directory.Write("notes/readme.txt", "hello");
+  EXPECT_THAT(Ingest(directory.path() + "/notes").error().message, HasSubstr("fake"));
+  EXPECT_EQ(Ingest(directory.path() + "/none").error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(Ingest(directory.path() + "/notes/readme.txt").error().code, ErrorCode::kInvalid);
+}
+
+}  // namespace
+}  // namespace ckptfs

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `adopt` and `mount --adopt` do with more than one good checkpoint."""
+import errno
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+import hostile
+from hostile import TAG
+
+REFUSED = 4
+NOT_FOUND = 3
+
+
+def names(folder):
+    """All files below a folder."""
+    return sorted(os.path.join(top, name) for top, _, here in os.walk(folder)
+                  for name in here)
+
+
+@pytest.fixture
+def both(ckptfs, source):
+    """One iteration saved, and converted beside it, later."""
+    ckptfs.run('export', source, 'dp2_zero1/deepspeed',
+               ckptfs.folder + '/made')
+    made, = [p for p in os.listdir(ckptfs.folder + '/made')
+             if os.path.isdir(f'{ckptfs.folder}/made/{p}')]
+    shutil.copytree(f'{ckptfs.folder}/made/{made}',
+                    f'{source}/{TAG}_universal')
+    with open(f'{source}/latest_universal', 'w') as f:
+        f.write(f'{TAG}_universal')
+    return str(source)
+
+
+def test_what_was_converted_comes_second(ckptfs, both):
+    done = ckptfs.adopt(both)
+    assert done.stdout.split() == [f'run7/{TAG}_universal', f'run7/{TAG}']
+    resolved = ckptfs.run('resolve', 'run7', '--store', ckptfs.store)
+    assert resolved.stdout.strip() == TAG
+    mount = ckptfs.mount()
+    assert os.readlink(f'{mount}/view') == f'run/run7/step/{TAG}/view'
+    info = json.loads(ckptfs.run('info', both, '--json').stdout)
+    assert info['step'] == TAG
+
+
+def test_a_conversion_alone_is_the_latest(ckptfs, both):
+    shutil.rmtree(f'{both}/{TAG}')
+    os.unlink(f'{both}/latest')
+    ckptfs.adopt(both)
+    resolved = ckptfs.run('resolve', 'run7', '--store', ckptfs.store)
+    assert resolved.stdout.strip() == f'{TAG}_universal'
+
+
+def test_each_path_has_its_own_result(ckptfs, source, tmp_path):
+    other = shutil.copytree(source, tmp_path / 'other')
+    bad = hostile.copy_of_golden(str(tmp_path))
+    hostile.truncate(hostile.inside(bad, hostile.MODEL), 100)
+    done = ckptfs.run('adopt', bad, source, tmp_path / 'none', other,
+                      '--store', ckptfs.store, '--json', check=False)
+    assert done.returncode == REFUSED  # of the first that failed
+    result = json.loads(done.stdout)
+    assert [len(p['steps']) for p in result['paths']] == [0, 1, 0, 1]
+    assert [len(p['refused']) for p in result['paths']] == [1, 0, 1, 0]
+    assert [s['run'] for s in result['steps']] == ['run7', 'other']
+    assert hostile.MODEL in done.stderr
+    again = ckptfs.adopt(source)  # nothing changes
+    assert again.stdout.split() == [f'run7/{TAG}']
+
+
+def test_one_broken_step_refuses_no_other(ckptfs, source):
+    later = shutil.copytree(f'{source}/{TAG}', f'{source}/global_step4')
+    hostile.truncate(os.path.join(later, hostile.zero_file(2)), 2000)
+    with open(f'{source}/latest', 'w') as f:
+        f.write('global_step4')
+    done = ckptfs.adopt(source, check=False)
+    assert done.returncode == REFUSED
+    assert done.stdout.split() == [f'run7/{TAG}']
+    assert 'global_step4' in done.stderr
+
+
+def test_a_checkpoint_is_no_store(ckptfs, source, tmp_path):
+    before = names(source)
+    mnt = ckptfs.mountpoint()
+    for words in (['mount', '--store', source, mnt],
+                  ['adopt', source, '--store', source],
+                  ['list', '--store', source]):
+        done = ckptfs.run(*words, check=False)
+        assert done.returncode == REFUSED, words
+        assert f'do you mean --adopt {source}?' in done.stderr
+    assert names(source) == before
+    assert not os.path.exists(f'{source}/.tmp')
+
+
+def test_mount_of_a_checkpoint_adopts_it(ckptfs, source):
+    path = ckptfs.mountpoint()
+    ckptfs.run('mount', source, path, '--store', ckptfs.store)
+    assert os.listdir(f'{path}/view')
+    assert os.path.exists(f'{path}/run/run7/step/{TAG}')
+    done = ckptfs.run('mount', ckptfs.store, ckptfs.mountpoint(), check=False)
+    assert done.returncode == REFUSED
+    assert f'do you mean --store {ckptfs.store}?' in done.stderr
+
+
+def big_file(source):
+    """The largest file of the checkpoint's step."""
+    return max((os.path.join(source, TAG, n)
+                for n in os.listdir(f'{source}/{TAG}')), key=os.path.getsize)
+
+
+def states(ckptfs):
+    """What `list` says of each step."""
+    return {s['id']: s['state'] for s in ckptfs.list()['steps']}
+
+
+def rewrite(path):
+    """Other bytes of the same number in the same file, its ends kept."""
+    with open(path, 'r+b') as f:
+        data = f.read()
+        f.seek(4096)
+        f.write(bytes(b ^ 1 for b in data[4096:-4096]))
+
+
+def change_times(path, folder):
+    """What moves a file's change time and no byte."""
+    os.chmod(path, 0o640)
+    yield 'chmod'
+    os.link(path, os.path.join(folder, 'link'))
+    yield 'link'
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        yield 'chown'
+
+
+def test_change_times_alone_stop_no_mount(ckptfs, source, tmp_path):
+    mount = ckptfs.mount(adopt=[source])
+    view = f'{mount}/view/dp3_zero1/rank1/model.safetensors'
+    with open(view, 'rb') as f:
+        before = f.read()
+    for name in os.listdir(f'{source}/{TAG}'):
+        where = tmp_path / 'links' / name
+        os.makedirs(where)
+        for what in change_times(f'{source}/{TAG}/{name}', where):
+            assert states(ckptfs) == {TAG: 'sound'}, what
+    time.sleep(1.1)  # files are looked at once a second
+    for rank in range(3):
+        with open(f'{mount}/view/dp3_zero1/rank{rank}/optimizer.pt',
+                  'rb') as f:
+            assert f.read()
+    with open(view, 'rb') as f:
+        assert f.read() == before
+    status = json.loads(ckptfs.run('status', '--store', ckptfs.store,
+                                   '--json').stdout)
+    assert status[0]['status']['unsound'] == {}
+
+
+@pytest.mark.parametrize('old_times', [False, True])
+def test_a_file_written_anew_is_stale(ckptfs, source, old_times):
+    mount = ckptfs.mount(adopt=[source])
+    view = f'{mount}/view/dp3_zero1/rank1/optimizer.safetensors'
+    with open(view, 'rb') as f:
+        assert f.read(10)
+    path = big_file(source)
+    info = os.stat(path)
+    rewrite(path)
+    if old_times:
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    time.sleep(1.1)
+    with pytest.raises(OSError) as error:
+        for rank in range(3):
+            with open(f'{mount}/view/dp3_zero1/rank{rank}/'
+                      'optimizer.safetensors', 'rb') as f:
+                f.read()
+    assert error.value.errno == errno.ESTALE
+    assert states(ckptfs) == {TAG: 'stale'}
+    assert 'stale' in ckptfs.run('list', '--store', ckptfs.store).stdout
+    info = ckptfs.run('info', f'run7/{TAG}', '--store', ckptfs.store)
+    assert f'stale: {path} changed' in info.stdout
+    status = json.loads(ckptfs.run('status', '--store', ckptfs.store,
+                                   '--json').stdout)
+    assert status[0]['status']['unsound'][f'run7/{TAG}']['state'] == 'stale'
+    os.unlink(path)
+    assert states(ckptfs) == {TAG: 'missing'}
+
+
+def test_logs_and_markers_are_no_part_of_a_step(ckptfs, source):
+    with open(f'{source}/{TAG}/train.log', 'w') as f:
+        f.write('begun')
+    ckptfs.adopt(source)
+    with open(f'{source}/{TAG}/train.log', 'a') as f:
+        f.write('; done')
+    with open(f'{source}/{TAG}/.uploaded', 'w') as f:
+        f.write('yes')
+    os.chmod(big_file(source), 0o600)
+    assert ckptfs.adopt(source).stdout.split() == [f'run7/{TAG}']
+    assert states(ckptfs) == {TAG: 'sound'}
+
+
+def test_refresh_replaces_a_step_and_tells_its_mounts(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    path = f'{mount}/view/dp2_zero1/rank0/optimizer.safetensors'
+    with open(path, 'rb') as f:
+        before = f.read()
+    inode = os.stat(path).st_ino
+    done = ckptfs.adopt(source, extra=['--refresh'])  # nothing changed
+    assert done.stdout.split() == [f'run7/{TAG}']
+    assert os.stat(path).st_ino == inode
+    for name in os.listdir(f'{source}/{TAG}'):
+        where = f'{source}/{TAG}/{name}'
+        shutil.copy(where, where + '.new')  # the same bytes, other files
+        os.rename(where + '.new', where)
+    assert states(ckptfs) == {TAG: 'stale'}
+    done = ckptfs.adopt(source)
+    assert done.stdout.split() == [f'run7/{TAG}-1']
+    assert '--refresh' in done.stderr
+    ckptfs.run('remove', f'run7/{TAG}-1', '--store', ckptfs.store)
+    done = ckptfs.adopt(source, extra=['--refresh'])
+    assert done.stdout.split() == [f'run7/{TAG}']
+    assert states(ckptfs) == {TAG: 'sound'}
+    with open(path, 'rb') as f:  # below /view, of the mount that was there
+        assert f.read() == before
+    assert os.stat(path).st_ino != inode

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What most tests include, compiled once for all of them (core/base/precompiled.h).
+//
+// Thread safety: none needed.
+
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/base/precompiled.h"
