@@ -301,23 +301,19 @@ void ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offs
 }
 
 // The entry of a listing with a reference counted, or one that names only.
-fuse_entry_param CountedEntry(Filesystem& filesystem, InodeNumber parent,
-                              const DirectoryEntry& entry, const Caller& caller) {
+fuse_entry_param CountedEntry(Filesystem& filesystem, const DirectoryEntry& entry) {
+  if (entry.node) return EntryOf(filesystem.Remember(entry));
   fuse_entry_param out{};
   out.attr = StatOf(entry.attributes);
-  if (entry.name == "." || entry.name == "..") return out;
-  const auto found = filesystem.Lookup(parent, entry.name, caller);
-  if (found) out = EntryOf(*found);
   return out;
 }
 
 void ReadDirectoryPlus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset,
                        fuse_file_info*) {
   WithFilesystem(request, [&](Filesystem& filesystem) {
-    const Caller caller = CallerOf(request);
     const size_t limit = size / fuse_add_direntry_plus(request, nullptr, 0, "n", nullptr, 0) + 1;
     const auto entries = filesystem.ReadDirectory(
-        InodeNumber{inode}, static_cast<uint64_t>(offset), limit, caller);
+        InodeNumber{inode}, static_cast<uint64_t>(offset), limit, CallerOf(request));
     if (!entries) return ReplyError(request, entries.error());
     std::vector<char> buffer(size);
     std::vector<InodeNumber> counted;
@@ -326,7 +322,7 @@ void ReadDirectoryPlus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t 
       const size_t length =
           fuse_add_direntry_plus(request, nullptr, 0, entry.name.c_str(), nullptr, 0);
       if (length > size - used) break;
-      const fuse_entry_param plus = CountedEntry(filesystem, InodeNumber{inode}, entry, caller);
+      const fuse_entry_param plus = CountedEntry(filesystem, entry);
       fuse_add_direntry_plus(request, buffer.data() + used, size - used, entry.name.c_str(),
                              &plus, static_cast<off_t>(entry.next_offset));
       if (plus.ino != 0) counted.push_back(InodeNumber{plus.ino});

@@ -18,6 +18,8 @@
 
 #include "core/base/digest.h"
 #include "core/base/strings.h"
+#include "core/store/model_of.h"
+#include "core/view/view_set.h"
 #include "formats/registry.h"
 #include "mount/control_client.h"
 #include "mount/control_server.h"
@@ -184,16 +186,10 @@ Status WarnOfLayouts(const MountRequest& request, const Daemon& daemon,
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, daemon.store->Resolve(run, id));
   CKPT_ASSIGN_OR_RETURN(const auto step, daemon.store->Load(record));
   for (const Layout& layout : request.layouts) {
-    bool any = false;
-    std::string reasons;
-    for (const auto& format : daemon.formats) {
-      const Status shown = format->Supports(step->model, layout);
-      any = any || shown.has_value();
-      if (!shown) reasons += StrCat("; ", format->name(), ": ", shown.error().message);
-    }
-    if (any) continue;
-    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": no format can show it of ",
-                                   run, "/", id, reasons));
+    const auto views = ViewSet::Open(ModelOf(step), layout, daemon.formats);
+    if (views->offer().Any()) continue;
+    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", run, "/", id, ", ",
+                                   views->offer().Refusal().message));
   }
   return {};
 }

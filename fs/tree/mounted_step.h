@@ -14,8 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <future>
-#include <list>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,11 +23,13 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/lru.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/base/single_flight.h"
 #include "core/blob/blob_reader.h"
 #include "core/store/store.h"
-#include "core/view/view_format.h"
+#include "core/view/view_set.h"
 #include "fs/permissions.h"
 
 namespace ckptfs {
@@ -54,17 +55,24 @@ struct SourceEntry {
 using SourceDirectory = std::map<std::string, SourceEntry, std::less<>>;
 using SourceIndex = std::map<std::string, SourceDirectory, std::less<>>;
 
+using ViewFormats = std::span<const std::unique_ptr<ViewFormat>>;
+
 class MountedStep {
  public:
   // The bytes it has read are added to `*retired_reads` when it goes.
   MountedStep(std::shared_ptr<const Step> step, std::unique_ptr<BlobReader> blobs,
-              std::shared_ptr<std::atomic<uint64_t>> retired_reads);
+              ViewFormats formats, std::shared_ptr<std::atomic<uint64_t>> retired_reads);
   ~MountedStep();
 
   const Step& step() const { return *step_; }
   const StepRecord& record() const { return step_->record; }
   const StepModel& model() const { return step_->model; }
   BlobReader& blobs() const { return *blobs_; }
+
+  // What the formats make of the step in a layout; those that were asked for
+  // last are kept, at most kViewBytes of them.
+  // BLOCKS: on opening the views, once for all who ask meanwhile.
+  Result<std::shared_ptr<const ViewSet>> Views(const Layout& layout) const;
 
   // Computed when first asked for.
   const ParamIndex& params() const;
@@ -78,13 +86,20 @@ class MountedStep {
   // The same, each looked at now: what was read before is of one state.
   Status CheckStampsNow(const std::vector<BlobIndex>& blobs) const;
 
+  static constexpr uint64_t kViewBytes = uint64_t{64} << 20;
+
  private:
+  using ViewSetPtr = std::shared_ptr<const ViewSet>;
+
   // Those that were last looked at before `after`, ns of the steady clock.
   Status CheckOlder(const std::vector<BlobIndex>& blobs, int64_t after) const;
 
   std::shared_ptr<const Step> step_;
   std::unique_ptr<BlobReader> blobs_;
+  const ViewFormats formats_;
   std::shared_ptr<std::atomic<uint64_t>> retired_reads_;
+  mutable Lru<std::string, ViewSetPtr> views_;  // by the layout's name
+  mutable SingleFlight<std::string, ViewSetPtr> opening_;
   mutable std::once_flag params_once_, sources_once_, info_once_;
   mutable ParamIndex params_;
   mutable SourceIndex sources_;
@@ -93,20 +108,17 @@ class MountedStep {
   std::unique_ptr<std::atomic<int64_t>[]> checked_;
 };
 
-// A layout of a step: which formats can show it, and why the others cannot.
-struct LayoutView {
-  Layout layout;
-  std::string name;                  // canonical
-  std::vector<std::string> refusals; // per format; empty: it can
-  bool Any() const;
-};
-
-// Keeps the steps that were looked into last, so that a manifest is not parsed
-// for every lookup, and knows all that are loaded.
+// Loads steps, each once for all who want it, and keeps those that were looked
+// into last, so that a manifest is not parsed for every lookup.  It knows all
+// that are loaded.
 class RecentSteps {
  public:
-  explicit RecentSteps(size_t limit) : limit_(limit) {}
-  void Touch(std::shared_ptr<const MountedStep> step);
+  using StepPtr = std::shared_ptr<const MountedStep>;
+
+  explicit RecentSteps(size_t limit) : steps_(limit) {}
+  // What `load` makes, or the caller who is loading for the same `place`.
+  Result<StepPtr> Load(const void* place, const std::function<Result<StepPtr>()>& load);
+  void Touch(const StepPtr& step) { steps_.Insert(step.get(), step); }
   void Drop(const Digest& manifest);
 
   const std::shared_ptr<std::atomic<uint64_t>>& retired_reads() const { return retired_reads_; }
@@ -114,18 +126,19 @@ class RecentSteps {
   size_t loaded() const;
 
  private:
-  using StepPtr = std::shared_ptr<const MountedStep>;
-  const size_t limit_;
+  Lru<const MountedStep*, StepPtr> steps_;
+  SingleFlight<const void*, StepPtr> loading_;
   const std::shared_ptr<std::atomic<uint64_t>> retired_reads_ =
       std::make_shared<std::atomic<uint64_t>>(0);
   mutable Mutex mutex_;
-  std::list<StepPtr> steps_ GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<const MountedStep>> loaded_ GUARDED_BY(mutex_);
 };
 
 class StepEntry {
  public:
-  StepEntry(Store& store, StepRecord record, RootMap roots, RecentSteps& recent);
+  // `formats` and `recent` must outlive it.
+  StepEntry(Store& store, StepRecord record, RootMap roots, ViewFormats formats,
+            RecentSteps& recent);
 
   const StepRecord& record() const { return record_; }
   const std::string& path() const { return path_; }  // "/run/<run>/step/<id>"
@@ -140,37 +153,29 @@ class StepEntry {
   void MarkRemoved() { removed_.store(true, std::memory_order_release); }
   bool removed() const { return removed_.load(std::memory_order_acquire); }
 
-  // The view of a layout, remembered (the `kMaxViews` used last) for listing.
-  // kUnsupported with every format's reason if none can show it.
-  Result<std::shared_ptr<const LayoutView>> View(
-      const Layout& layout, std::span<const std::unique_ptr<ViewFormat>> formats);
-  std::vector<std::string> ViewsInUse() const;  // canonical names, sorted
+  // What the step offers in a layout; the kMaxLayouts used last are remembered
+  // for listing.  kUnsupported with every format's reason if none can show it.
+  Result<std::shared_ptr<const LayoutOffer>> Offer(const Layout& layout);
+  std::vector<std::string> LayoutsInUse() const;  // canonical names, sorted
 
-  static constexpr size_t kMaxViews = 256;
+  static constexpr size_t kMaxLayouts = 256;
 
  private:
-  using Loaded = Result<std::shared_ptr<const MountedStep>>;
-  Loaded Load();
+  Result<std::shared_ptr<const MountedStep>> Load();
 
   Store& store_;
   const StepRecord record_;
   const RootMap roots_;
+  const ViewFormats formats_;
   RecentSteps& recent_;
   const std::string path_;
   const uint64_t inode_seed_;
   std::atomic<bool> removed_{false};
+  Lru<std::string, std::shared_ptr<const LayoutOffer>> offers_{kMaxLayouts};
 
   mutable Mutex mutex_;
   std::weak_ptr<const MountedStep> mounted_ GUARDED_BY(mutex_);
-  std::shared_future<Loaded> loading_ GUARDED_BY(mutex_);
-  bool is_loading_ GUARDED_BY(mutex_) = false;
   std::shared_ptr<const StepAccess> access_ GUARDED_BY(mutex_);
-  struct UsedView {
-    std::shared_ptr<const LayoutView> view;
-    uint64_t used = 0;
-  };
-  std::map<std::string, UsedView> views_ GUARDED_BY(mutex_);
-  uint64_t view_clock_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ckptfs

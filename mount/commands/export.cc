@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/store/model_of.h"
 #include "formats/registry.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
@@ -44,9 +45,9 @@ Status Run(const Options& options) {
   const std::string source =
       step->record.run.empty() ? step->record.source : step->record.manifest.Hex();
   const std::string identity = StrCat(source, " ", layout.ToString(), " ", part);
-  const auto formats = MakeViewFormats();
-  CKPT_ASSIGN_OR_RETURN(const ExportReport report, ExportView(step->model, formats, layout, part,
-                                                              destination, identity, *blobs, job));
+  const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats());
+  CKPT_ASSIGN_OR_RETURN(const ExportReport report,
+                        ExportView(*views, part, destination, identity, *blobs, job));
   if (options.json) {
     PrintJson({{"destination", destination},
                {"files", report.files},
