@@ -38,13 +38,11 @@ SplitStep SplitCopies(const StepModel& step) {
   split.model.atoms = step.atoms;  // casts refer by index: keep the originals first
   for (const Atom& atom : step.atoms) {
     const auto first = static_cast<uint32_t>(split.model.atoms.size());
-    if (atom.source.kind == SourceKind::kReplicas) {
-      for (const Gather& gather : atom.source.gathers) {
-        Atom copy = atom;
-        copy.source = AtomSource{};
-        copy.source.gathers.push_back(gather);
-        split.model.atoms.push_back(std::move(copy));
-      }
+    for (const Gather& gather : EqualCopies(atom.source)) {
+      Atom copy = atom;
+      copy.source = AtomSource{};
+      copy.source.gathers.push_back(gather);
+      split.model.atoms.push_back(std::move(copy));
     }
     split.copies.emplace_back(first, static_cast<uint32_t>(split.model.atoms.size()));
   }
@@ -60,19 +58,6 @@ size_t FirstBad(std::span<const std::byte> bytes, T* bad) {
     if (!std::isfinite(*bad)) return i;
   }
   return count;
-}
-
-// True if `wanted(blob)` is for a blob that the atom's bytes lie in.
-template <class Wanted>
-bool AnyBlob(const Atom& atom, const Wanted& wanted) {
-  for (const Gather& gather : atom.source.gathers) {
-    for (const FragmentSeries& series : gather.series) {
-      for (uint32_t k = 0; k < series.count; ++k) {
-        if (wanted(static_cast<uint32_t>(series.At(k).blob))) return true;
-      }
-    }
-  }
-  return false;
 }
 
 // "subject: rest" and "subject rest" without the subject.
@@ -164,12 +149,8 @@ void Verification::CheckBlobs() {
 }
 
 bool Verification::Intact(const Atom& atom) const {
-  const SourceKind kind = atom.source.kind;
-  if (kind == SourceKind::kCast || kind == SourceKind::kDecode) {
-    if (!Intact(step_.atom(atom.source.of))) return false;
-    return kind == SourceKind::kCast || Intact(step_.atom(atom.source.scales));
-  }
-  return !AnyBlob(atom, [this](uint32_t blob) { return changed_[blob] != 0; });
+  if (const auto of = DerivedFrom(atom.source)) return Intact(step_.atom(*of));
+  return !AnyBlobOf(atom.source, [this](uint32_t blob) { return changed_[blob] != 0; });
 }
 
 RecordSums Verification::SumsOf(BlobIndex index) {
@@ -221,7 +202,6 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     Defect(path, StrCat("content digest is ", digest.Hex(), ", recorded ", blob.content.Hex()));
   }
   const MutexLock lock(mutex_);
-  report_.digests[static_cast<uint32_t>(index)] = digest;
   report_.blob_bytes += blob.stamp.size;
   ++report_.blobs;
   return blob.stamp.size;
@@ -355,14 +335,13 @@ Result<uint64_t> Verification::ListItems() {
     const Atom& atom = step_.atoms[i];
     const auto bytes = ByteCount(atom.shape, atom.dtype);
     if (!bytes) return Fail(bytes.error());
-    AnyBlob(atom, [this](uint32_t blob) { return (holds_[blob] = 1) == 0; });
+    AnyBlobOf(atom.source, [this](uint32_t blob) { return (holds_[blob] = 1) == 0; });
     if (!Intact(atom)) continue;
-    if (atom.source.kind == SourceKind::kReplicas) {
+    if (const auto copies = EqualCopies(atom.source); !copies.empty()) {
       compared_.push_back(i);
-      total += *bytes * (atom.source.gathers.size() - 1);
+      total += *bytes * (copies.size() - 1);
     }
-    // Reserved kinds and packed types cannot be read by elements.
-    if (atom.source.kind == SourceKind::kReplay || ByteWidth(atom.dtype) == 0) continue;
+    if (ByteWidth(atom.dtype) == 0) continue;  // packed types cannot be read by elements
     read_.push_back(i);
     total += *bytes;
   }
@@ -372,10 +351,6 @@ Result<uint64_t> Verification::ListItems() {
 Result<VerifyReport> Verification::Run() {
   CheckBlobs();
   CKPT_ASSIGN_OR_RETURN(const uint64_t total, ListItems());
-  {
-    const MutexLock lock(mutex_);
-    report_.digests.resize(step_.blobs.size());
-  }
   CKPT_RETURN_IF_ERROR(RunWorkList(step_.blobs.size() + compared_.size() + read_.size(), total,
                                    options_.job, [this](size_t i) { return VerifyItem(i); }));
   const MutexLock lock(mutex_);
