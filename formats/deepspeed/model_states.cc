@@ -20,20 +20,43 @@ bool IsOneOf(std::string_view name, const auto& list) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-Result<std::vector<NamedTensor>> Tensors(PickleRef dict, const TorchFile& file, BlobIndex blob) {
-  std::vector<NamedTensor> out;
+constexpr uint64_t kMaxRanks = uint64_t{1} << 20;
+
+// A tensor that is not a plain one is refused: left out, its weight would be
+// shown as a cast of the master, and a buffer not at all.
+Result<TensorDict> Tensors(PickleRef dict, const TorchFile& file, BlobIndex blob) {
+  TensorDict out;
   for (const auto& [key, value] : dict.Items()) {
     const auto name = key.String();
     if (!name) return Fail(ErrorCode::kInvalid, "a tensor's name is no text");
-    if (value.Tensor() == nullptr) continue;  // _extra_state and the like
+    if (value.Tensor() == nullptr && !value.IsOtherTensor()) {
+      out.left_out.emplace_back(*name);
+      continue;
+    }
     CKPT_ASSIGN_OR_RETURN(FileTensor tensor, FileTensorOf(value, file, blob, *name));
-    out.push_back(NamedTensor{std::string(*name), std::move(tensor)});
+    out.tensors.push_back(NamedTensor{std::string(*name), std::move(tensor)});
   }
   return out;
 }
 
+// The value of a key, which must be a dict if it is there and not None.
+Result<PickleRef> DictOf(PickleRef root, std::string_view key) {
+  const PickleRef value = root[key];
+  if (!value || value.IsNone()) return PickleRef();
+  if (value.IsDict()) return value;
+  return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is not a dict that can be read"));
+}
+
+Result<PickleRef> SequenceOf(PickleRef root, std::string_view key) {
+  const PickleRef value = root[key];
+  if (!value || value.IsNone()) return PickleRef();
+  if (value.IsSequence()) return value;
+  return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is not a list"));
+}
+
 Result<std::vector<NamedShape>> Shapes(PickleRef dict) {
   std::vector<NamedShape> out;
+  if (!dict.IsDict()) return Fail(ErrorCode::kInvalid, "the shapes of a group are not a dict");
   for (const auto& [key, value] : dict.Items()) {
     const auto name = key.String();
     const auto shape = value.AsShape();
@@ -45,37 +68,56 @@ Result<std::vector<NamedShape>> Shapes(PickleRef dict) {
 }
 
 Status ReadNames(PickleRef root, const TorchFile& file, ModelStates& out) {
-  if (const PickleRef module = root["module"]; module && module.IsDict()) {
+  CKPT_ASSIGN_OR_RETURN(const PickleRef module, DictOf(root, "module"));
+  if (module) {
     out.has_module = true;
-    CKPT_ASSIGN_OR_RETURN(out.module, Tensors(module, file, out.blob));
+    CKPT_ASSIGN_OR_RETURN(TensorDict dict, Tensors(module, file, out.blob));
+    out.module = std::move(dict.tensors);
+    out.left_out = std::move(dict.left_out);
   }
-  const PickleRef buffers = root["buffer_names"];
-  for (size_t i = 0; buffers && buffers.IsSequence() && i < buffers.size(); ++i) {
-    if (const auto name = buffers.at(i).String()) out.buffers.emplace_back(*name);
+  CKPT_ASSIGN_OR_RETURN(const PickleRef buffers, SequenceOf(root, "buffer_names"));
+  for (size_t i = 0; buffers && i < buffers.size(); ++i) {
+    const auto name = buffers.at(i).String();
+    if (!name) return Fail(ErrorCode::kInvalid, "'buffer_names' holds something else than names");
+    out.buffers.emplace_back(*name);
   }
-  const PickleRef groups = root["param_shapes"];
-  out.has_shapes = groups && groups.IsSequence();
+  CKPT_ASSIGN_OR_RETURN(const PickleRef groups, SequenceOf(root, "param_shapes"));
+  out.has_shapes = static_cast<bool>(groups);
   for (size_t i = 0; out.has_shapes && i < groups.size(); ++i) {
     CKPT_ASSIGN_OR_RETURN(auto shapes, Shapes(groups.at(i)));
     out.groups.push_back(std::move(shapes));
   }
-  const PickleRef shared = root["shared_params"];
-  if (shared && shared.IsDict()) {
-    for (const auto& [alias, stored] : shared.Items()) {
-      if (alias.String() && stored.String()) out.shared.emplace_back(*alias.String(), *stored.String());
-    }
+  CKPT_ASSIGN_OR_RETURN(const PickleRef shared, DictOf(root, "shared_params"));
+  for (const auto& [alias, stored] :
+       shared ? shared.Items() : std::vector<std::pair<PickleRef, PickleRef>>()) {
+    if (alias.String() && stored.String()) out.shared.emplace_back(*alias.String(), *stored.String());
   }
   return {};
 }
 
 Status ReadFrozen(PickleRef root, const TorchFile& file, ModelStates& out) {
-  if (const PickleRef frozen = root["frozen_param_shapes"]; frozen && frozen.IsDict()) {
+  CKPT_ASSIGN_OR_RETURN(const PickleRef frozen, DictOf(root, "frozen_param_shapes"));
+  if (frozen) {
     CKPT_ASSIGN_OR_RETURN(out.frozen, Shapes(frozen));
   }
-  if (const PickleRef pieces = root["frozen_param_fragments"]; pieces && pieces.IsDict()) {
-    CKPT_ASSIGN_OR_RETURN(out.frozen_fragments, Tensors(pieces, file, out.blob));
+  CKPT_ASSIGN_OR_RETURN(const PickleRef pieces, DictOf(root, "frozen_param_fragments"));
+  if (pieces) {
+    CKPT_ASSIGN_OR_RETURN(TensorDict dict, Tensors(pieces, file, out.blob));
+    out.frozen_fragments = std::move(dict.tensors);
   }
   return {};
+}
+
+// A number of ranks; 0 if it is not recorded.
+Result<uint32_t> Degree(PickleRef dict, std::string_view key) {
+  const PickleRef value = dict[key];
+  if (!value || value.IsNone()) return 0;
+  const auto number = value.Int();
+  if (number && *number >= 0 && static_cast<uint64_t>(*number) <= kMaxRanks) {
+    return static_cast<uint32_t>(*number);
+  }
+  return Fail(ErrorCode::kInvalid,
+              StrCat("'", key, "' is not a number of ranks up to ", kMaxRanks));
 }
 
 Status ReadCounters(PickleRef root, ModelStates& out) {
@@ -89,9 +131,13 @@ Status ReadCounters(PickleRef root, ModelStates& out) {
     if (!number || *number < 0) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is no count"));
     *target = static_cast<uint64_t>(*number);
   }
-  if (const PickleRef degrees = root[kParallelDimensions]) {
-    out.pp_degree = static_cast<uint32_t>(degrees["pp_degree"].Int().value_or(0));
-    out.tp_degree = static_cast<uint32_t>(degrees["tp_degree"].Int().value_or(0));
+  for (const std::string_view key : {kDpWorldSize, kMpWorldSize}) {
+    CKPT_RETURN_IF_ERROR(Degree(root, key));
+  }
+  CKPT_ASSIGN_OR_RETURN(const PickleRef degrees, DictOf(root, kParallelDimensions));
+  if (degrees) {
+    CKPT_ASSIGN_OR_RETURN(out.pp_degree, Degree(degrees, "pp_degree"));
+    CKPT_ASSIGN_OR_RETURN(out.tp_degree, Degree(degrees, "tp_degree"));
   }
   if (const auto version = root[kDsVersion].String()) out.ds_version = *version;
   return {};
@@ -140,6 +186,20 @@ Status KeepDocuments(PickleRef root, const TorchFile& file, ModelStates& out) {
 
 // ---- stage 0 --------------------------------------------------------------
 
+// Every state belongs to a member of a group.
+Status CheckNumbers(const UnshardedOptimizer& optimizer) {
+  std::set<int64_t> members;
+  for (const HyperGroup& group : optimizer.groups) {
+    members.insert(group.members.begin(), group.members.end());
+  }
+  for (const auto& [index, state] : optimizer.states) {
+    if (members.count(index) > 0) continue;
+    return Fail(ErrorCode::kInvalid,
+                StrCat("optimizer state ", index, " belongs to no parameter of 'param_groups'"));
+  }
+  return {};
+}
+
 Status ReadPlainStates(PickleRef optimizer, const TorchFile& file, const ModelStates& model,
                        UnshardedOptimizer& out) {
   const PickleRef states = optimizer["state"];
@@ -161,20 +221,25 @@ Status ReadPlainStates(PickleRef optimizer, const TorchFile& file, const ModelSt
       out.names.back().emplace_back(names.at(i).String().value_or(""));
     }
   }
-  return {};
+  return CheckNumbers(out);
 }
 
 Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& model) {
   UnshardedOptimizer out;
-  const PickleRef flat = optimizer["fp32_groups_flat"];
-  const PickleRef whole = optimizer["fp32_groups"];
-  for (size_t g = 0; flat && flat.IsSequence() && g < flat.size(); ++g) {
+  CKPT_ASSIGN_OR_RETURN(const PickleRef flat, SequenceOf(optimizer, "fp32_groups_flat"));
+  CKPT_ASSIGN_OR_RETURN(const PickleRef whole, SequenceOf(optimizer, "fp32_groups"));
+  for (size_t g = 0; flat && g < flat.size(); ++g) {
     out.form = UnshardedOptimizer::Form::kFused;
     CKPT_ASSIGN_OR_RETURN(FileTensor master,
                           FileTensorOf(flat.at(g), file, model.blob, "fp32_groups_flat"));
+    if (!master.dense() || master.shape().size() != 1) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat("'fp32_groups_flat' ", g, " is of shape ", ShapeToString(master.shape()),
+                         master.dense() ? "" : " and not contiguous"));
+    }
     out.flat_masters.push_back(std::move(master));
   }
-  for (size_t g = 0; whole && whole.IsSequence() && g < whole.size(); ++g) {
+  for (size_t g = 0; whole && g < whole.size(); ++g) {
     out.form = UnshardedOptimizer::Form::kUnfused;
     out.parameter_masters.emplace_back();
     const PickleRef group = whole.at(g);
@@ -250,6 +315,13 @@ std::vector<std::string> NamesOf(const std::vector<NamedShape>& shapes) {
   return names;
 }
 
+void AddLeftOutNote(const std::set<std::string>& names, StepModel& header) {
+  if (names.empty()) return;
+  header.notes.push_back(StrCat(names.size(), " entries of the module (", *names.begin(),
+                                names.size() > 1 ? ", ...)" : ")",
+                                " are not tensors and are left out"));
+}
+
 Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
                                     const ModelStatesWanted& wanted) {
   auto out = ReadRoot(file, path, blob, wanted);
@@ -257,8 +329,7 @@ Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& pa
   return out;
 }
 
-Result<std::vector<NamedTensor>> ReadTensorDict(const TorchFile& file, const std::string& path,
-                                                BlobIndex blob) {
+Result<TensorDict> ReadTensorDict(const TorchFile& file, const std::string& path, BlobIndex blob) {
   if (!file.root().IsDict()) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a dict"));
   auto out = Tensors(file.root(), file, blob);
   if (!out) return Fail(std::move(out).error().WithContext(path));

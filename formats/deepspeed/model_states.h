@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,7 @@ struct ModelStates {
   BlobIndex blob{};
   bool has_module = false;            // false: a PipelineModule, weights are in layer files
   std::vector<NamedTensor> module;    // in order; (0,)-shaped where stage 3 holds no weight
+  std::vector<std::string> left_out;  // entries of the module that are no tensors at all
   std::vector<std::string> buffers;
   bool has_shapes = false;
   std::vector<std::vector<NamedShape>> groups;  // param_shapes: per group or sub-group
@@ -83,8 +85,18 @@ struct ModelStatesWanted {
 Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
                                     const ModelStatesWanted& wanted);
 
+// A dict of tensors, in order, and the names of what is no tensor at all
+// (_extra_state and the like).
+struct TensorDict {
+  std::vector<NamedTensor> tensors;
+  std::vector<std::string> left_out;
+};
+
+// Says to the user what was left out, if anything was.
+void AddLeftOutNote(const std::set<std::string>& names, StepModel& header);
+
 // A file that is one dict of tensors: layer and expert files.
-Result<std::vector<NamedTensor>> ReadTensorDict(const TorchFile& file, const std::string& path,
+Result<TensorDict> ReadTensorDict(const TorchFile& file, const std::string& path,
                                                 BlobIndex blob);
 
 }  // namespace ckptfs::deepspeed

@@ -3,6 +3,7 @@
 // NativeReader: ZeRO partitions under their atoms.
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -27,6 +28,14 @@ std::vector<std::string> KindsOf(const PartitionStates& partition) {
   std::vector<std::string> kinds{"master"};
   for (const NamedTensor& entry : partition.flat) kinds.push_back(entry.name);
   return kinds;
+}
+
+// A name that one of two sorted lists has and the other has not.
+std::optional<std::string> Difference(const std::vector<std::string>& a,
+                                      const std::vector<std::string>& b) {
+  std::vector<std::string> only;
+  std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(only));
+  return only.empty() ? std::nullopt : std::optional(std::move(only.front()));
 }
 
 }  // namespace
@@ -113,13 +122,47 @@ Result<uint64_t> NativeReader::PartitionSize(const FlatGroup& group) const {
   return size;
 }
 
+Status NativeReader::CheckSameStates(const FlatGroup& group) {
+  const OptimizerStates& first = *group.ranks.front();
+  const std::vector<std::string> states = StateNames(first.partitions[group.index]);
+  for (const OptimizerStates* rank : group.ranks) {
+    const auto other = Difference(states, StateNames(rank->partitions[group.index]));
+    if (!other) continue;
+    return Fail(ErrorCode::kInvalid,
+                StrCat("only one of ", first.file, " and ", rank->file, " has optimizer state ",
+                       *other, " of group ", group.index, "; two runs lie in one directory"));
+  }
+  for (const std::string& name : group.names) {
+    CKPT_RETURN_IF_ERROR(CheckStates(name, first.file, states));
+  }
+  return {};
+}
+
+// A parameter has the same states wherever it lies: on tensor-parallel ranks,
+// replicas, pipeline stages.  Otherwise a state of some ranks would be shown
+// without the others' part, or averaged without it.
+Status NativeReader::CheckStates(const std::string& name, const std::string& file,
+                                 const std::vector<std::string>& states) {
+  Known& known = known_.at(name);
+  if (known.states_file.empty()) {
+    known.states_file = file;
+    known.states = states;
+    return {};
+  }
+  const auto other = Difference(known.states, states);
+  if (!other) return {};
+  return Fail(ErrorCode::kInvalid,
+              StrCat("only one of ", known.states_file, " and ", file, " has optimizer state ",
+                     *other, " of '", name, "'"));
+}
+
 // What all ranks say of one value: "step".
 Status NativeReader::PlaceScalars(const FlatGroup& group) {
   const PartitionStates& first = group.ranks.front()->partitions[group.index];
   for (const NamedScalar& scalar : first.scalars) {
     for (const OptimizerStates* rank : group.ranks) {
       for (const NamedScalar& other : rank->partitions[group.index].scalars) {
-        if (other.name != scalar.name || other.value.bytes == scalar.value.bytes) continue;
+        if (other.name != scalar.name || other.value == scalar.value) continue;
         return Fail(ErrorCode::kInvalid,
                     StrCat(rank->file, ": optimizer state '", scalar.name, "' of group ",
                            group.index, " differs from that in ", group.ranks.front()->file,
@@ -133,10 +176,11 @@ Status NativeReader::PlaceScalars(const FlatGroup& group) {
 
 Status NativeReader::PlaceFlatGroup(const FlatGroup& group) {
   CKPT_ASSIGN_OR_RETURN(const uint64_t size, PartitionSize(group));
+  CKPT_RETURN_IF_ERROR(CheckSameStates(group));
   const PartitionStates& first = group.ranks.front()->partitions[group.index];
   Status outcome;
   for (const std::string& kind : KindsOf(first)) {
-    const DType dtype = FindFlat(first, kind)->dtype;
+    const DType dtype = FindFlat(first, kind)->dtype();
     std::optional<uint32_t> member;
     Place place;
     const auto visit = [&](const ZeroSpan& span) {
@@ -155,16 +199,14 @@ Status NativeReader::PlaceFlatGroup(const FlatGroup& group) {
       }
       const OptimizerStates& rank = *group.ranks[span.rank];
       const FileTensor* tensor = FindFlat(rank.partitions[group.index], kind);
-      if (tensor == nullptr || span.at + (span.end - span.begin) > tensor->elements()) {
-        outcome = Fail(ErrorCode::kInvalid,
-                       StrCat(rank.file, ": holds no '", kind, "' of '", name, "' elements [",
-                              span.begin, ", ", span.end, ") in group ", group.index));
+      CKPT_CHECK(tensor != nullptr);  // CheckSameStates
+      auto fragment = tensor->Slice(span.at, span.begin, span.end);
+      if (!fragment) {
+        outcome = Fail(std::move(fragment).error().WithContext(
+            StrCat(rank.file, ": '", kind, "' of '", name, "' in group ", group.index)));
         return;
       }
-      assembler_.AddFragment(place.atom, place.copy, place.local,
-                             Fragment{span.begin, span.end, tensor->blob,
-                                      tensor->first_byte() + span.at * ByteWidth(tensor->dtype),
-                                      tensor->dtype});
+      assembler_.AddFragment(place.atom, place.copy, place.local, *fragment);
     };
     CKPT_RETURN_IF_ERROR(
         stage_ == 3 ? VisitSubGroup(group.members, static_cast<uint32_t>(group.ranks.size()), visit)

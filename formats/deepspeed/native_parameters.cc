@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kTied = "tied_modules.";
 
-bool IsPlaceholder(const FileTensor& tensor) { return tensor.shape == Shape{0}; }
+bool IsPlaceholder(const FileTensor& tensor) { return tensor.shape() == Shape{0}; }
 
 // "tied_modules.embed.weight" -> {"embed", "weight"}.
 std::optional<std::pair<std::string, std::string>> SplitTied(std::string_view name) {
@@ -104,9 +104,9 @@ Status NativeReader::AddWeight(std::string_view source, const FileTensor& tensor
   // Without param_shapes (stage 0) every parameter counts as trainable until the optimizer says.
   const Role role = buffer ? Role::kBuffer : (stage_ == 0 || named) ? Role::kTrainable : Role::kFrozen;
   if (!(named && known->second.expert)) {
-    CKPT_RETURN_IF_ERROR(AddKnown(source, role, stage, tp, tensor.shape));
+    CKPT_RETURN_IF_ERROR(AddKnown(source, role, stage, tp, tensor.shape()));
     known = known_.find(name);
-  } else if (known->second.shapes.begin()->second[tp] != tensor.shape) {
+  } else if (known->second.shapes.begin()->second[tp] != tensor.shape()) {
     return Fail(ErrorCode::kInvalid, StrCat("'", source, "' has another shape in its expert file"));
   }
   order_.push_back(name);
@@ -128,7 +128,7 @@ Status NativeReader::NameModule(uint32_t mp) {
     }
     if (entry.tensor.elements() > 0) {
       const auto [at, first] = seen.try_emplace(
-          {entry.tensor.storage_key, entry.tensor.storage_offset}, &entry);
+          {entry.tensor.storage_key(), entry.tensor.storage_offset()}, &entry);
       if (!first && at->second->tensor.SameBytes(entry.tensor) && known == known_.end()) {
         aliases_.emplace(name, NormaliseName(at->second->name));
         continue;
@@ -150,12 +150,13 @@ std::map<uint32_t, std::string> NativeReader::MatchTiedLayers() {
   }
   std::map<uint32_t, std::string> matches;
   std::map<std::string, std::vector<uint32_t>> by_key;
-  for (const auto& [key, tensors] : layers_) {
+  for (const auto& [key, dict] : layers_) {
     if (key.tp != 0) continue;
+    const std::vector<NamedTensor>& tensors = dict.tensors;
     std::map<std::string, Shape> own;
     for (const NamedTensor& entry : tensors) {
       if (known_.count(NormaliseName(StrCat(key.layer, ".", entry.name))) == 0) {
-        own[entry.name] = entry.tensor.shape;
+        own[entry.name] = entry.tensor.shape();
       }
     }
     if (own.size() != tensors.size() || own.empty()) continue;
@@ -180,7 +181,7 @@ Status NativeReader::NameLayers() {
   const std::map<uint32_t, std::string> tied = MatchTiedLayers();
   std::set<std::string> buffers;
   for (uint32_t mp = 0; mp < tp_ * pp_; ++mp) buffers.merge(BufferNames(mp));
-  for (const auto& [key, tensors] : layers_) {
+  for (const auto& [key, dict] : layers_) {
     const std::string& file = files_.layers.at(key);
     if (key.tp >= tp_) {
       return Fail(ErrorCode::kInvalid, StrCat(PathOf(file), ": a tensor-parallel rank beyond ", tp_));
@@ -194,7 +195,7 @@ Status NativeReader::NameLayers() {
     }
     const std::string prefix =
         match == tied.end() ? StrCat(key.layer, ".") : StrCat(kTied, match->second, ".");
-    for (const NamedTensor& entry : tensors) {
+    for (const NamedTensor& entry : dict.tensors) {
       const std::string full = prefix + entry.name;
       const auto known = known_.find(NormaliseName(full));
       const uint32_t stage =
@@ -207,12 +208,12 @@ Status NativeReader::NameLayers() {
 }
 
 Status NativeReader::NameExpertFiles() {
-  for (const auto& [key, tensors] : experts_) {
+  for (const auto& [key, dict] : experts_) {
     const std::string& file = files_.experts.at(key);
     if (key.mp >= tp_ * pp_) {
       return Fail(ErrorCode::kInvalid, StrCat(PathOf(file), ": a model-parallel rank beyond ", tp_ * pp_));
     }
-    for (const NamedTensor& entry : tensors) {
+    for (const NamedTensor& entry : dict.tensors) {
       auto added = AddWeight(entry.name, entry.tensor, key.mp / tp_, key.mp % tp_, false);
       if (!added) return Fail(std::move(added).error().WithContext(PathOf(file)));
     }
@@ -230,12 +231,24 @@ Status NativeReader::NameFrozenFragments() {
   return {};
 }
 
+// Entries of modules that are no tensors at all; no view has a place for them.
+void NativeReader::NoteLeftOut() {
+  std::set<std::string> names;
+  for (const auto& [key, model] : models_) names.insert(model.left_out.begin(), model.left_out.end());
+  for (const auto& [key, dict] : layers_) {
+    for (const std::string& name : dict.left_out) names.insert(StrCat(key.layer, ".", name));
+  }
+  for (const auto& [key, dict] : experts_) names.insert(dict.left_out.begin(), dict.left_out.end());
+  AddLeftOutNote(names, assembler_.header());
+}
+
 Status NativeReader::NameParameters() {
   CKPT_RETURN_IF_ERROR(NameTrainable());
   CKPT_RETURN_IF_ERROR(NameFrozenFragments());
   for (uint32_t mp = 0; mp < tp_ * pp_; ++mp) CKPT_RETURN_IF_ERROR(NameModule(mp));
   CKPT_RETURN_IF_ERROR(NameLayers());
   CKPT_RETURN_IF_ERROR(NameExpertFiles());
+  NoteLeftOut();
   std::set<std::string> ordered;
   std::vector<std::string> order;
   for (std::string& name : order_) {

@@ -96,7 +96,7 @@ Status NativeReader::ReadOptimizers() {
 }
 
 Status NativeReader::ReadTensorFiles() {
-  std::vector<std::pair<std::string, std::vector<NamedTensor>*>> jobs;
+  std::vector<std::pair<std::string, TensorDict*>> jobs;
   for (const auto& [key, name] : files_.layers) jobs.emplace_back(name, &layers_[key]);
   for (const auto& [key, name] : files_.experts) jobs.emplace_back(name, &experts_[key]);
   return ParallelTry(jobs.size(), [&](size_t i) -> Status {
@@ -109,8 +109,7 @@ Status NativeReader::ReadTensorFiles() {
 
 Status NativeReader::SetDegrees() {
   const ModelStates& first = models_.begin()->second;
-  const auto mp = static_cast<uint32_t>(
-      std::max<uint64_t>(1, std::min<uint64_t>(first.mp_world, uint64_t{1} << 20)));
+  const auto mp = static_cast<uint32_t>(std::max<uint64_t>(1, first.mp_world));
   tp_ = first.tp_degree;
   pp_ = first.pp_degree;
   if (tp_ == 0 || pp_ == 0) {
@@ -123,7 +122,7 @@ Status NativeReader::SetDegrees() {
     return Fail(ErrorCode::kInvalid,
                 StrCat(first.file, ": tp ", tp_, " x pp ", pp_, " is not mp_world_size ", mp));
   }
-  dp_ = static_cast<uint32_t>(std::max<uint64_t>(1, std::min<uint64_t>(first.dp_world, 1u << 20)));
+  dp_ = static_cast<uint32_t>(std::max<uint64_t>(1, first.dp_world));
   stage_ = optimizers_.empty() ? 0 : optimizers_.begin()->second.stage;
   for (uint32_t rank = 0; rank < mp; ++rank) {
     if (models_.count(RankKey{rank, 0}) == 0) {

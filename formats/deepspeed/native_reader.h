@@ -51,6 +51,8 @@ class NativeReader {
     std::map<uint32_t, uint32_t> slots;    // pipeline stage -> which copy it is
     std::map<uint32_t, uint32_t> weights;  // tp rank -> stored weights so far
     std::optional<AtomIndex> master;
+    std::vector<std::string> states;       // StateNames of the first file that has its optimizer
+    std::string states_file;               // which file that is
   };
   // A stored weight: of a module, layer or expert file.
   struct Weight {
@@ -96,6 +98,7 @@ class NativeReader {
   Status NameTrainable();
   Status NameExpertGroup(uint32_t mp, const std::vector<NamedShape>& group, uint32_t expert_ranks);
   Status NameModule(uint32_t mp);
+  void NoteLeftOut();
   Status NameLayers();
   Status NameExpertFiles();
   Status NameFrozenFragments();
@@ -129,6 +132,9 @@ class NativeReader {
   Status PlaceDense(uint32_t mp, size_t index);
   Status PlaceExperts(uint32_t mp, size_t index);
   Status PlaceFlatGroup(const FlatGroup& group);
+  Status CheckSameStates(const FlatGroup& group);
+  Status CheckStates(const std::string& name, const std::string& file,
+                     const std::vector<std::string>& states);
   Status PlaceScalars(const FlatGroup& group);
   Result<uint64_t> PartitionSize(const FlatGroup& group) const;
   Status AddToGroup(uint32_t mp, size_t partition, std::span<const std::string> names);
@@ -154,8 +160,8 @@ class NativeReader {
   std::map<std::string, BlobIndex> blobs_;
   std::map<RankKey, ModelStates> models_;  // stages 0-2: dp 0 only
   std::map<RankKey, OptimizerStates> optimizers_;
-  std::map<LayerKey, std::vector<NamedTensor>> layers_;
-  std::map<ExpertKey, std::vector<NamedTensor>> experts_;
+  std::map<LayerKey, TensorDict> layers_;
+  std::map<ExpertKey, TensorDict> experts_;
   uint32_t tp_ = 1;
   uint32_t pp_ = 1;
   uint32_t dp_ = 1;

@@ -21,7 +21,7 @@ using GroupNames = std::vector<std::vector<std::string>>;
 std::optional<Shape> ShapeOfState(const UnshardedOptimizer& optimizer, size_t group, size_t i) {
   if (optimizer.form == Form::kUnfused) {
     if (i < optimizer.parameter_masters[group].size()) {
-      return optimizer.parameter_masters[group][i].shape;
+      return optimizer.parameter_masters[group][i].shape();
     }
     return std::nullopt;
   }
@@ -29,7 +29,7 @@ std::optional<Shape> ShapeOfState(const UnshardedOptimizer& optimizer, size_t gr
   if (state == optimizer.states.end()) return std::nullopt;
   for (const NamedTensor& entry : state->second.flat) {
     if (entry.name == "exp_avg" || entry.name == "exp_avg_sq" || entry.name == "momentum_buffer") {
-      return entry.tensor.shape;
+      return entry.tensor.shape();
     }
   }
   return std::nullopt;
@@ -40,8 +40,8 @@ std::optional<Shape> ShapeOfState(const UnshardedOptimizer& optimizer, size_t gr
 std::map<uint64_t, GroupNames> TiledStorages(const ModelStates& model) {
   std::map<std::string, std::map<uint64_t, const NamedTensor*>> storages;
   for (const NamedTensor& entry : model.module) {
-    if (entry.tensor.elements() > 0 && entry.tensor.contiguous()) {
-      storages[entry.tensor.storage_key].try_emplace(entry.tensor.storage_offset, &entry);
+    if (entry.tensor.elements() > 0 && entry.tensor.dense()) {
+      storages[entry.tensor.storage_key()].try_emplace(entry.tensor.storage_offset(), &entry);
     }
   }
   std::map<uint64_t, GroupNames> out;  // by elements
@@ -53,7 +53,7 @@ std::map<uint64_t, GroupNames> TiledStorages(const ModelStates& model) {
       at += entry->tensor.elements();
       names.push_back(NormaliseName(entry->name));
     }
-    if (names.size() == tensors.size() && at == tensors.begin()->second->tensor.storage_elements) {
+    if (names.size() == tensors.size() && at == tensors.begin()->second->tensor.storage_elements()) {
       out[at].push_back(std::move(names));
     }
   }
@@ -88,7 +88,7 @@ std::vector<NamedShape> NativeReader::Candidates(uint32_t mp) const {
   for (const NamedTensor& entry : ModelOf(mp).module) {
     const std::string name = NormaliseName(entry.name);
     if (aliases_.count(name) > 0 || buffers.count(name) > 0 || !seen.insert(name).second) continue;
-    out.push_back(NamedShape{name, entry.tensor.shape});
+    out.push_back(NamedShape{name, entry.tensor.shape()});
   }
   return out;
 }
@@ -146,25 +146,32 @@ Status NativeReader::PlaceWholeState(const std::string& name, uint32_t mp,
   const Known& known = known_.at(name);
   const Shape& local = *known.shapes.at(mp / tp_)[mp % tp_];
   for (const NamedTensor& entry : state.flat) {
-    if (entry.tensor.shape == local) {
+    if (entry.tensor.shape() == local) {
       CKPT_RETURN_IF_ERROR(
           PlaceTensor(name, entry.name, entry.tensor, known.slots.at(mp / tp_), mp % tp_));
       continue;
     }
-    if (tp_ > 1 || !entry.tensor.contiguous()) {
-      assembler_.header().notes.push_back(
-          StrCat("optimizer state '", entry.name, "' of '", name, "' has a shape of its own and is "
-                                                                  "left out"));
+    const std::string what = StrCat("optimizer state '", entry.name, "' of '", name, "'");
+    if (!CanBeReduced(entry.name, entry.tensor.shape(), local)) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(ModelOf(mp).file, ": ", what, " has shape ",
+                         ShapeToString(entry.tensor.shape()), ", the parameter ", ShapeToString(local)));
+    }
+    if (tp_ > 1) {
+      assembler_.header().notes.push_back(StrCat(what, " has a shape of its own and is left out"));
       continue;
     }
     CKPT_ASSIGN_OR_RETURN(
         const AtomIndex atom,
-        assembler_.AddAtom(known.index, "", entry.name, entry.tensor.dtype, entry.tensor.shape,
+        assembler_.AddAtom(known.index, "", entry.name, entry.tensor.dtype(), entry.tensor.shape(),
                            Relation::kReduced));
-    const uint32_t index = assembler_.AddLocal(atom, 0, WholeTensor(entry.tensor.shape));
-    assembler_.AddFragment(atom, 0, index,
-                           Fragment{0, entry.tensor.elements(), entry.tensor.blob,
-                                    entry.tensor.first_byte(), entry.tensor.dtype});
+    CKPT_ASSIGN_OR_RETURN(FileTensor::Held held, entry.tensor.As(WholeTensor(entry.tensor.shape())));
+    const uint32_t index = assembler_.AddLocal(atom, 0, std::move(held.local));
+    assembler_.AddFragment(atom, 0, index, held.fragment);
+  }
+  for (const std::string& opaque : state.opaque) {
+    assembler_.header().notes.push_back(
+        StrCat("optimizer state '", opaque, "' of '", name, "' is not a tensor and is left out"));
   }
   for (const NamedScalar& scalar : state.scalars) CKPT_RETURN_IF_ERROR(SetScalar(name, scalar));
   return {};
@@ -190,9 +197,11 @@ Status NativeReader::PlaceWhole(uint32_t mp, const UnshardedOptimizer& optimizer
       const FileTensor& master = own ? optimizer.parameter_masters[g][i] : *weight->second;
       const uint32_t slot = found->second.slots.at(mp / tp_);
       CKPT_RETURN_IF_ERROR(PlaceTensor(name, "master", master, slot, mp % tp_));
-      const auto state = optimizer.states.find(optimizer.groups[g].members[i]);
-      if (state == optimizer.states.end()) continue;
-      CKPT_RETURN_IF_ERROR(PlaceWholeState(name, mp, state->second));
+      static const PartitionStates kNone;
+      const auto at = optimizer.states.find(optimizer.groups[g].members[i]);
+      const PartitionStates& state = at == optimizer.states.end() ? kNone : at->second;
+      CKPT_RETURN_IF_ERROR(CheckStates(name, ModelOf(mp).file, StateNames(state)));
+      CKPT_RETURN_IF_ERROR(PlaceWholeState(name, mp, state));
     }
     MergeGroup(g, optimizer.groups[g].hyper_parameters, names[g]);
   }
@@ -204,14 +213,21 @@ Status NativeReader::PlaceFused(uint32_t mp, const UnshardedOptimizer& optimizer
   const GroupNames& names = unsharded_.at(mp);
   for (size_t g = 0; g < names.size(); ++g) {
     const FileTensor& master = optimizer.flat_masters[g];
+    static const PartitionStates kNone;
+    const auto found = optimizer.states.find(static_cast<int64_t>(g));
+    const PartitionStates& state = found == optimizer.states.end() ? kNone : found->second;
     std::vector<std::pair<std::string, const FileTensor*>> kinds{{"master", &master}};
-    const auto state = optimizer.states.find(static_cast<int64_t>(g));
-    if (state != optimizer.states.end()) {
-      for (const NamedTensor& entry : state->second.flat) {
-        if (entry.tensor.elements() == master.elements()) {
-          kinds.emplace_back(entry.name, &entry.tensor);
-        }
+    for (const NamedTensor& entry : state.flat) {
+      if (entry.tensor.shape() != master.shape()) {
+        return Fail(ErrorCode::kInvalid,
+                    StrCat(ModelOf(mp).file, ": optimizer state '", entry.name, "' of group ", g,
+                           " has shape ", ShapeToString(entry.tensor.shape()), ", its flat master ",
+                           ShapeToString(master.shape())));
       }
+      kinds.emplace_back(entry.name, &entry.tensor);
+    }
+    for (const std::string& name : names[g]) {
+      CKPT_RETURN_IF_ERROR(CheckStates(name, ModelOf(mp).file, StateNames(state)));
     }
     std::vector<uint64_t> members;
     for (const std::string& name : names[g]) {
@@ -221,23 +237,20 @@ Status NativeReader::PlaceFused(uint32_t mp, const UnshardedOptimizer& optimizer
       Status outcome;
       const auto visit = [&, kind = kind, tensor = tensor](const ZeroSpan& span) {
         const std::string& name = names[g][span.member];
-        auto place = PlaceIn(name, kind, tensor->dtype, known_.at(name).slots.at(mp / tp_), mp % tp_);
-        if (!place) {
-          outcome = Fail(std::move(place).error());
+        auto place = PlaceIn(name, kind, tensor->dtype(), known_.at(name).slots.at(mp / tp_), mp % tp_);
+        auto fragment = tensor->Slice(span.at, span.begin, span.end);
+        if (!place || !fragment) {
+          outcome = Fail(std::move(place ? fragment.error() : place.error())
+                             .WithContext(StrCat(ModelOf(mp).file, ": '", kind, "' of group ", g)));
           return;
         }
-        assembler_.AddFragment(place->atom, place->copy, place->local,
-                               Fragment{span.begin, span.end, tensor->blob,
-                                        tensor->first_byte() + span.at * ByteWidth(tensor->dtype),
-                                        tensor->dtype});
+        assembler_.AddFragment(place->atom, place->copy, place->local, *fragment);
       };
       CKPT_RETURN_IF_ERROR(VisitFlatGroup(members, {}, master.elements(), 1, visit));
       CKPT_RETURN_IF_ERROR(outcome);
     }
-    if (state != optimizer.states.end()) {
-      for (const NamedScalar& scalar : state->second.scalars) {
-        for (const std::string& name : names[g]) CKPT_RETURN_IF_ERROR(SetScalar(name, scalar));
-      }
+    for (const NamedScalar& scalar : state.scalars) {
+      for (const std::string& name : names[g]) CKPT_RETURN_IF_ERROR(SetScalar(name, scalar));
     }
     MergeGroup(g, g < optimizer.groups.size() ? optimizer.groups[g].hyper_parameters : "", names[g]);
   }

@@ -143,10 +143,10 @@ void NativeReader::SetModelDType() {
   std::map<DType, uint64_t> counts;
   for (const NamedTensor& entry : ModelOf(0).module) {
     const auto known = known_.find(NormaliseName(entry.name));
-    if (known != known_.end() && known->second.role == Role::kTrainable) ++counts[entry.tensor.dtype];
+    if (known != known_.end() && known->second.role == Role::kTrainable) ++counts[entry.tensor.dtype()];
   }
   for (const Weight& weight : weights_) {
-    if (known_.at(weight.name).role == Role::kTrainable) ++counts[weight.tensor.dtype];
+    if (known_.at(weight.name).role == Role::kTrainable) ++counts[weight.tensor.dtype()];
   }
   std::optional<DType> best = DTypeFromName(ModelOf(0).config_dtype);
   uint64_t most = 0;
@@ -185,18 +185,14 @@ Result<NativeReader::Place> NativeReader::PlaceIn(const std::string& name, std::
 
 Status NativeReader::PlaceTensor(const std::string& name, std::string_view kind,
                                  const FileTensor& tensor, uint32_t slot, uint32_t tp) {
-  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceIn(name, kind, tensor.dtype, slot, tp));
-  if (tensor.contiguous()) {
-    assembler_.AddFragment(
-        place.atom, place.copy, place.local,
-        Fragment{0, tensor.elements(), tensor.blob, tensor.first_byte(), tensor.dtype});
-  } else {
-    assembler_.SetLocal(place.atom, place.copy, place.local,
-                        RestridedTo(tensor, known_.at(name).sharding.locals[tp]));
-    assembler_.AddFragment(
-        place.atom, place.copy, place.local,
-        Fragment{0, tensor.storage_elements, tensor.blob, tensor.storage_at, tensor.dtype});
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceIn(name, kind, tensor.dtype(), slot, tp));
+  auto held = tensor.As(known_.at(name).sharding.locals[tp]);
+  if (!held) {
+    return Fail(std::move(held).error().WithContext(
+        StrCat(assembler_.blob(tensor.blob()).path, ": '", name, "' (", kind, ")")));
   }
+  assembler_.SetLocal(place.atom, place.copy, place.local, std::move(held->local));
+  assembler_.AddFragment(place.atom, place.copy, place.local, held->fragment);
   return {};
 }
 
@@ -225,17 +221,18 @@ Status NativeReader::PlaceFrozenFragments() {
       const uint64_t slice = CeilDiv(elements, dp_);
       const uint64_t begin = std::min(elements, key.dp * slice);
       const uint64_t end = std::min(elements, begin + slice);
-      if (entry.tensor.elements() < end - begin || !entry.tensor.contiguous()) {
-        return Fail(ErrorCode::kInvalid,
-                    StrCat(model.file, ": the fragment of frozen '", entry.name, "' has ",
-                           entry.tensor.elements(), " elements, its slice ", end - begin));
-      }
       CKPT_ASSIGN_OR_RETURN(
-          const Place place, PlaceIn(name, "weight", entry.tensor.dtype,
+          const Place place, PlaceIn(name, "weight", entry.tensor.dtype(),
                                      known->second.slots.at(key.mp / tp_), key.mp % tp_));
-      assembler_.AddFragment(place.atom, place.copy, place.local,
-                             Fragment{begin, end, entry.tensor.blob, entry.tensor.first_byte(),
-                                      entry.tensor.dtype});
+      auto fragment = entry.tensor.Slice(0, begin, end);
+      if (!fragment || entry.tensor.elements() != slice || entry.tensor.shape().size() != 1) {
+        return Fail(ErrorCode::kInvalid,
+                    StrCat(model.file, ": the fragment of frozen '", entry.name, "' has shape ",
+                           ShapeToString(entry.tensor.shape()),
+                           entry.tensor.dense() ? "" : " and is not contiguous",
+                           "; a slice has ", slice, " elements"));
+      }
+      assembler_.AddFragment(place.atom, place.copy, place.local, *fragment);
     }
   }
   return {};

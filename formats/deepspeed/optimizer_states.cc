@@ -64,12 +64,29 @@ Status ReadLayout(PickleRef zero, OptimizerStates& out) {
   return {};
 }
 
-Result<std::optional<FileTensor>> MasterOf(PickleRef masters, size_t i, const TorchFile& file,
-                                           BlobIndex blob) {
-  const std::string what = StrCat("master partition ", i);
-  CKPT_ASSIGN_OR_RETURN(FileTensor master, FileTensorOf(masters.at(i), file, blob, what));
-  if (!master.contiguous()) return Fail(ErrorCode::kInvalid, StrCat(what, ": not contiguous"));
-  return std::optional<FileTensor>(std::move(master));
+// Every tensor of a partition is flat and as long as its master, or as the
+// master with the padding that only the master lacks.
+Status CheckFlat(const PartitionStates& partition, size_t index) {
+  const auto check = [&](std::string_view kind, const FileTensor& tensor) -> Status {
+    const uint64_t elements = partition.master->elements();
+    const bool length = tensor.elements() == elements ||
+                        tensor.elements() == elements + partition.padding;
+    if (tensor.dense() && tensor.shape().size() == 1 && length) return {};
+    return Fail(ErrorCode::kInvalid,
+                StrCat("'", kind, "' of partition ", index, ", which has ", elements,
+                       " elements, is of shape ", ShapeToString(tensor.shape()),
+                       tensor.dense() ? "" : " and not contiguous"));
+  };
+  CKPT_RETURN_IF_ERROR(check("master", *partition.master));
+  for (const NamedTensor& entry : partition.flat) CKPT_RETURN_IF_ERROR(check(entry.name, entry.tensor));
+  return {};
+}
+
+// The states of partition i: of a list, or of a dict by number.
+PickleRef StateOf(PickleRef states, size_t i) {
+  if (!states) return {};
+  if (states.IsSequence()) return states.at(i);
+  return states.AtInt(static_cast<int64_t>(i));
 }
 
 Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file,
@@ -80,15 +97,18 @@ Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file
                                          : "no 'single_partition_of_fp32_groups' list");
   }
   for (size_t i = 0; i < masters.size(); ++i) {
-    const PickleRef state = states && states.IsSequence()
-                                ? (i < states.size() ? states.at(i) : PickleRef())
-                                : (states ? states.AtInt(static_cast<int64_t>(i)) : PickleRef());
+    const PickleRef state = StateOf(states, i);
     PartitionStates partition;
     if (state) {
       CKPT_ASSIGN_OR_RETURN(partition, ReadStateDict(state, file, path, out.blob));
     }
-    CKPT_ASSIGN_OR_RETURN(partition.master, MasterOf(masters, i, file, out.blob));
+    CKPT_ASSIGN_OR_RETURN(
+        partition.master, FileTensorOf(masters.at(i), file, out.blob, StrCat("master partition ", i)));
     out.partitions.push_back(std::move(partition));
+  }
+  if (states && states.size() > masters.size()) {
+    return Fail(ErrorCode::kInvalid, StrCat("optimizer states of ", states.size(),
+                                            " partitions, masters of ", masters.size()));
   }
   return {};
 }
@@ -98,8 +118,7 @@ Status KeepOpaque(PickleRef states, const TorchFile& file, const std::string& pa
                   const RankKey& rank, OptimizerStates& out) {
   for (size_t i = 0; i < out.partitions.size(); ++i) {
     for (const std::string& name : out.partitions[i].opaque) {
-      const PickleRef state =
-          states.IsSequence() ? states.at(i) : states.AtInt(static_cast<int64_t>(i));
+      const PickleRef state = StateOf(states, i);
       CKPT_ASSIGN_OR_RETURN(
           Document document,
           DocumentOf(StrCat("optimizer/opaque/", i, "/", name),
@@ -137,9 +156,13 @@ Status RefuseUnknownLayouts(PickleRef root, PickleRef zero) {
 }
 
 // The stage in 'zero_stage': DeepSpeed's ZeroStageEnum, which Python 3.11.0 to
-// 3.11.3 stored as getattr(ZeroStageEnum, name) and others as its number.
+// 3.11.3 stored as getattr(ZeroStageEnum, name) and others by calling it with its number.
 std::optional<int64_t> StageOf(PickleRef value) {
   if (const auto number = value.Int()) return number;
+  if (value.Arguments().size() == 1 &&
+      value.ClassName() == "deepspeed.runtime.zero.config.ZeroStageEnum") {
+    return value.Arguments().at(0).Int();
+  }
   if (!value || value.node().kind != PickleNode::Kind::kGlobal) return std::nullopt;
   constexpr std::string_view kNames[] = {"disabled", "optimizer_states", "gradients", "weights"};
   const std::string path = value.ClassName();
@@ -153,6 +176,9 @@ Status ReadZero12(PickleRef zero, const TorchFile& file, const std::string& path
                   const RankKey& rank, bool keep, OptimizerStates& out) {
   out.trimmed = static_cast<bool>(zero["zero_stage"]);
   const auto stage = StageOf(zero["zero_stage"]);
+  if (out.trimmed && (!stage || *stage < 1 || *stage > 2)) {
+    return Fail(ErrorCode::kInvalid, "'zero_stage' is not 1 or 2");
+  }
   out.stage = stage && *stage == 2 ? 2 : 1;
   const PickleRef base = zero["base_optimizer_state"];
   if (!base) return Fail(ErrorCode::kInvalid, "no 'base_optimizer_state'");
@@ -163,6 +189,9 @@ Status ReadZero12(PickleRef zero, const TorchFile& file, const std::string& path
   CKPT_ASSIGN_OR_RETURN(const auto paddings, Numbers(zero["group_paddings"], "group_paddings"));
   for (size_t i = 0; out.trimmed && i < out.partitions.size() && i < paddings.size(); ++i) {
     out.partitions[i].padding = paddings[i];
+  }
+  for (size_t i = 0; i < out.partitions.size(); ++i) {
+    CKPT_RETURN_IF_ERROR(CheckFlat(out.partitions[i], i));
   }
   if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, file, path, rank, out));
   if (keep && !out.elastic) {
@@ -176,6 +205,9 @@ Status ReadZero3(PickleRef zero, const TorchFile& file, const std::string& path,
   out.stage = 3;
   const PickleRef base = zero["optimizer_state_dict"];
   CKPT_RETURN_IF_ERROR(ReadPartitions(zero["fp32_flat_groups"], base["state"], file, path, out));
+  for (size_t i = 0; i < out.partitions.size(); ++i) {
+    CKPT_RETURN_IF_ERROR(CheckFlat(out.partitions[i], i));
+  }
   if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], file, path, rank, out));
   if (keep && base) {
     CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"]));
@@ -235,6 +267,25 @@ Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups) {
   return groups;
 }
 
+std::vector<std::string> StateNames(const PartitionStates& partition) {
+  std::vector<std::string> names;
+  for (const NamedTensor& entry : partition.flat) names.push_back(StrCat("'", entry.name, "' (a tensor)"));
+  for (const NamedScalar& entry : partition.scalars) names.push_back(StrCat("'", entry.name, "' (a number)"));
+  for (const std::string& name : partition.opaque) names.push_back(StrCat("'", name, "' (an object)"));
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& parameter) {
+  constexpr std::string_view kElementwise[] = {"master", "exp_avg", "exp_avg_sq", "momentum_buffer"};
+  if (std::find(std::begin(kElementwise), std::end(kElementwise), state) != std::end(kElementwise)) {
+    return false;
+  }
+  const auto own = ElementCount(shape);
+  const auto whole = ElementCount(parameter);
+  return own && whole && *own < *whole;
+}
+
 Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file,
                                       const std::string& path, BlobIndex blob) {
   PartitionStates out;
@@ -247,12 +298,12 @@ Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file,
       out.scalars.push_back(NamedScalar{std::string(*name), *std::move(scalar)});
       continue;
     }
-    auto tensor = FileTensorOf(value, file, blob, *name);
-    if (tensor) {
-      out.flat.push_back(NamedTensor{std::string(*name), *std::move(tensor)});
-    } else {
+    if (value.Tensor() == nullptr && !value.IsOtherTensor()) {
       out.opaque.emplace_back(*name);
+      continue;
     }
+    CKPT_ASSIGN_OR_RETURN(FileTensor tensor, FileTensorOf(value, file, blob, *name));
+    out.flat.push_back(NamedTensor{std::string(*name), std::move(tensor)});
   }
   return out;
 }

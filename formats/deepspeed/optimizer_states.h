@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/digest.h"
@@ -41,6 +42,15 @@ struct PartitionStates {
   std::vector<NamedScalar> scalars;   // "step"
   std::vector<std::string> opaque;    // names kept as documents
 };
+
+// What the partition has besides its master, sorted: each state's name in
+// quotes and what it is.
+std::vector<std::string> StateNames(const PartitionStates& partition);
+
+// Whether a state of this shape can belong to such a parameter though the
+// shapes differ: it has fewer elements (factored moments), and is not one that
+// optimizers keep per element.
+bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& parameter);
 
 // A param_groups entry: hyper-parameters as the pickle of a dict.
 struct HyperGroup {

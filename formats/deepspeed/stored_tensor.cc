@@ -13,8 +13,6 @@
 namespace ckptfs::deepspeed {
 namespace {
 
-constexpr uint64_t kMaxInlineBytes = 64;
-
 Result<std::string> ReadBytes(const std::string& path, uint64_t offset, uint64_t length) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return Fail(ErrnoError(errno, path));
@@ -38,67 +36,20 @@ ScalarValue NumberOf(DType dtype, T value, bool python) {
 
 }  // namespace
 
-uint64_t FileTensor::elements() const {
-  const auto count = ElementCount(shape);
-  CKPT_CHECK(count.has_value());
-  return *count;
-}
-
-bool FileTensor::contiguous() const {
-  const std::vector<uint64_t> dense = RowMajorStrides(shape);
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] == 0) return true;
-    if (shape[d] != 1 && strides[d] != dense[d]) return false;
-  }
-  return true;
-}
-
-uint64_t FileTensor::first_byte() const { return storage_at + storage_offset * ByteWidth(dtype); }
-
-bool FileTensor::SameBytes(const FileTensor& other) const {
-  return blob == other.blob && storage_key == other.storage_key && dtype == other.dtype &&
-         storage_offset == other.storage_offset && shape == other.shape && strides == other.strides;
-}
-
 Result<FileTensor> FileTensorOf(PickleRef value, const TorchFile& file, BlobIndex blob,
                                 std::string_view what) {
   const TensorNode* node = value ? value.Tensor() : nullptr;
-  if (node == nullptr) return Fail(ErrorCode::kInvalid, StrCat(what, ": not a tensor"));
-  CKPT_RETURN_IF_ERROR(ElementCount(node->shape));
-  auto record = file.Locate(*node);
-  if (!record) return Fail(std::move(record).error().WithContext(what));
-  if (ByteWidth(node->dtype) == 0) {
-    return Fail(ErrorCode::kUnsupported, StrCat(what, ": elements smaller than a byte"));
+  if (node == nullptr) {
+    const bool other = value && value.IsOtherTensor();
+    return Fail(ErrorCode::kInvalid,
+                StrCat("'", what, "': ",
+                       other ? "not a plain tensor (but negated, conjugated, quantised, sparse, a "
+                               "storage, or with a state of its own)"
+                             : "not a tensor"));
   }
-  return FileTensor{blob,
-                    node->dtype,
-                    node->shape,
-                    node->strides,
-                    node->storage_elements,
-                    node->storage_offset,
-                    record->offset,
-                    node->storage_key};
-}
-
-LocalTensor RestridedTo(const FileTensor& tensor, const LocalTensor& local) {
-  LocalTensor out;
-  out.shape = {tensor.storage_elements};
-  const std::vector<uint64_t> dense = RowMajorStrides(local.shape);
-  for (Piece piece : local.pieces) {
-    uint64_t rest = piece.local_offset;
-    uint64_t offset = tensor.storage_offset;
-    for (size_t d = 0; d < dense.size(); ++d) {
-      const uint64_t index = dense[d] == 0 ? 0 : rest / dense[d];
-      rest -= index * dense[d];
-      offset += index * tensor.strides[d];
-    }
-    piece.local_offset = offset;
-    for (size_t d = 0; d < piece.local_strides.size() && d < tensor.strides.size(); ++d) {
-      piece.local_strides[d] = tensor.strides[d];
-    }
-    out.pieces.push_back(std::move(piece));
-  }
-  return out;
+  auto located = file.Locate(*node, blob);
+  if (!located) return Fail(std::move(located).error().WithContext(StrCat("'", what, "'")));
+  return located;
 }
 
 Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& file,
@@ -106,13 +57,10 @@ Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& fi
   using Maybe = std::optional<ScalarValue>;
   if (!value) return Maybe();
   if (const TensorNode* node = value.Tensor()) {
-    const auto count = ElementCount(node->shape);
-    const bool small = count && node->shape.empty() && ByteWidth(node->dtype) > 0 &&
-                       *count * ByteWidth(node->dtype) <= kMaxInlineBytes;
-    if (!small) return Maybe();
-    CKPT_ASSIGN_OR_RETURN(const StorageRecord record, file.LocateElements(*node));
-    CKPT_ASSIGN_OR_RETURN(
-        std::string bytes, ReadBytes(path, record.offset, *count * ByteWidth(node->dtype)));
+    if (!node->shape.empty()) return Maybe();
+    CKPT_ASSIGN_OR_RETURN(const FileTensor located, file.Locate(*node, BlobIndex{}));
+    CKPT_ASSIGN_OR_RETURN(const StorageRecord record, located.Bytes());
+    CKPT_ASSIGN_OR_RETURN(std::string bytes, ReadBytes(path, record.offset, record.length));
     return Maybe(ScalarValue{node->dtype, node->shape, std::move(bytes), false});
   }
   if (value.node().kind == PickleNode::Kind::kInt) {

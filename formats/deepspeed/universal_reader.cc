@@ -194,39 +194,6 @@ Status UniversalReader::ReadFolder(Folder& folder) const {
   return {};
 }
 
-// Stage 3 wrote flat tensors: param_shapes has the shapes.
-Status UniversalReader::GiveShapes() {
-  std::map<std::string, Shape> shapes;
-  const ModelStates& model = models_.at(0);
-  for (const auto& group : model.groups) {
-    for (const NamedShape& entry : group) shapes.emplace(entry.name, entry.shape);
-  }
-  for (Folder& folder : folders_) {
-    const auto master = std::find_if(folder.states.begin(), folder.states.end(),
-                                     [](const State& state) { return state.kind == "master"; });
-    if (master == folder.states.end()) {
-      return Fail(ErrorCode::kInvalid, StrCat(PathOf(StrCat("zero/", folder.name)), ": no fp32.pt"));
-    }
-    folder.shape = master->tensor->shape;
-    const auto known = shapes.find(folder.name);
-    if (!master->bare) continue;
-    if (known == shapes.end()) {
-      return Fail(ErrorCode::kInvalid,
-                  StrCat(PathOf(StrCat("zero/", folder.name)), "/fp32.pt: a flat tensor, and ",
-                         model.file, " has no param_shapes that would tell its shape"));
-    }
-    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(known->second));
-    if (elements != master->tensor->elements()) {
-      return Fail(ErrorCode::kInvalid,
-                  StrCat(PathOf(StrCat("zero/", folder.name)), "/fp32.pt: ",
-                         master->tensor->elements(), " elements, but ", model.file, " says ",
-                         ShapeToString(known->second)));
-    }
-    folder.shape = known->second;
-  }
-  return {};
-}
-
 // The keys beside 'param' are evidence where the converted checkpoint was
 // tensor-parallel; from a single rank every parameter has cat_dim 0.
 Pattern UniversalReader::PatternOf(const Folder& folder, const Pattern& by_rules) const {
@@ -251,6 +218,9 @@ Pattern UniversalReader::PatternOf(const Folder& folder, const Pattern& by_rules
 
 Status UniversalReader::PlaceFolder(const Folder& folder, ParameterIndex index) {
   std::optional<AtomIndex> master;
+  const auto file_of = [&](const State& state) {
+    return PathOf(StrCat("zero/", folder.name, "/", state.kind == "master" ? "fp32" : state.kind, kSuffix));
+  };
   for (const State& state : folder.states) {
     if (state.scalar) {
       CKPT_ASSIGN_OR_RETURN(
@@ -263,20 +233,23 @@ Status UniversalReader::PlaceFolder(const Folder& folder, ParameterIndex index) 
     }
     FileTensor tensor = *state.tensor;
     Relation relation = Relation::kSame;
-    if (tensor.shape != folder.shape) {
-      CKPT_ASSIGN_OR_RETURN(const uint64_t expected, ElementCount(folder.shape));
-      const bool flat = state.bare && tensor.contiguous() && tensor.elements() == expected;
-      if (flat) {
-        tensor.shape = folder.shape;
-        tensor.strides = RowMajorStrides(folder.shape);
-      } else {
-        relation = Relation::kReduced;
+    if (tensor.shape() != folder.shape && state.bare && tensor.shape().size() == 1) {
+      auto flat = tensor.Reshaped(folder.shape);
+      if (!flat) return Fail(std::move(flat).error().WithContext(file_of(state)));
+      tensor = *std::move(flat);
+    }
+    if (tensor.shape() != folder.shape) {
+      if (!CanBeReduced(state.kind, tensor.shape(), folder.shape)) {
+        return Fail(ErrorCode::kInvalid,
+                    StrCat(file_of(state), ": shape ", ShapeToString(tensor.shape()),
+                           ", the parameter ", ShapeToString(folder.shape)));
       }
+      relation = Relation::kReduced;
     }
     CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                          assembler_.AddAtom(index, "", state.kind, tensor.dtype, tensor.shape,
+                          assembler_.AddAtom(index, "", state.kind, tensor.dtype(), tensor.shape(),
                                              relation));
-    PlaceTensor(atom, 0, WholeTensor(tensor.shape), tensor);
+    CKPT_RETURN_IF_ERROR(PlaceTensor(atom, 0, WholeTensor(tensor.shape()), tensor));
     if (state.kind == "master") master = atom;
   }
   const std::optional<DType> dtype = assembler_.header().model_dtype;
@@ -345,6 +318,9 @@ Status UniversalReader::DeclareParameters() {
     CKPT_RETURN_IF_ERROR(PlaceFolder(folder, index));
   }
   CKPT_RETURN_IF_ERROR(DeclareOthers(rules));
+  std::set<std::string> left_out;
+  for (const auto& [mp, other] : models_) left_out.insert(other.left_out.begin(), other.left_out.end());
+  AddLeftOutNote(left_out, assembler_.header());
   NoteMissingFrozen();
   assembler_.header().notes.insert(assembler_.header().notes.end(), rules.notes().begin(),
                                    rules.notes().end());
@@ -368,7 +344,7 @@ Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
         if (other.name == entry.name) tensors.push_back(&other.tensor);
       }
     }
-    if (tensors.size() != tp || tensors[0]->shape == Shape{0}) continue;
+    if (tensors.size() != tp || tensors[0]->shape() == Shape{0}) continue;
     CKPT_RETURN_IF_ERROR(DeclareOther(rules, entry.name, tensors));
   }
   for (const auto& [alias, stored] : shared) {
@@ -387,7 +363,7 @@ Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::stri
   const bool buffer = std::find(buffers.begin(), buffers.end(), source_name) != buffers.end();
   std::vector<Shape> locals;
   locals.reserve(tensors.size());
-  for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape);
+  for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape());
   CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, buffer));
   if (!sharding && !buffer) {
     return Fail(ErrorCode::kUnsupported,
@@ -411,25 +387,23 @@ Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::stri
   parameter.layer = sharding->layer.value_or(0);
   CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
   CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, assembler_.AddAtom(index, "", "weight",
-                                                                 tensors[0]->dtype, sharding->shape));
+                                                                 tensors[0]->dtype(), sharding->shape));
   if (sharding->how == Sharding::How::kAverage) assembler_.DeclareAverage(atom);
   if (sharding->how == Sharding::How::kReplicas) assembler_.DeclareReplicas(atom);
   for (uint32_t rank = 0; rank < tensors.size(); ++rank) {
     const uint32_t copy = sharding->how == Sharding::How::kCut ? 0 : rank;
-    PlaceTensor(atom, copy, sharding->locals[rank], *tensors[rank]);
+    CKPT_RETURN_IF_ERROR(PlaceTensor(atom, copy, sharding->locals[rank], *tensors[rank]));
   }
   return {};
 }
 
-void UniversalReader::PlaceTensor(AtomIndex atom, uint32_t copy, const LocalTensor& local,
-                                  const FileTensor& tensor) {
-  const bool contiguous = tensor.contiguous();
-  const uint32_t at =
-      assembler_.AddLocal(atom, copy, contiguous ? local : RestridedTo(tensor, local));
-  assembler_.AddFragment(
-      atom, copy, at,
-      Fragment{0, contiguous ? tensor.elements() : tensor.storage_elements, tensor.blob,
-               contiguous ? tensor.first_byte() : tensor.storage_at, tensor.dtype});
+Status UniversalReader::PlaceTensor(AtomIndex atom, uint32_t copy, const LocalTensor& local,
+                                    const FileTensor& tensor) {
+  auto held = tensor.As(local);
+  if (!held) return Fail(std::move(held).error().WithContext(assembler_.blob(tensor.blob()).path));
+  const uint32_t at = assembler_.AddLocal(atom, copy, std::move(held->local));
+  assembler_.AddFragment(atom, copy, at, held->fragment);
+  return {};
 }
 
 Status UniversalReader::AddGroups(const std::vector<HyperGroup>& groups, bool by_sub_group) {
@@ -527,7 +501,7 @@ void UniversalReader::FillHeader(const ShardingRules& rules) {
   for (const NamedTensor& entry : model.module) {
     if (std::any_of(folders_.begin(), folders_.end(),
                     [&](const Folder& folder) { return folder.name == entry.name; })) {
-      ++dtypes[entry.tensor.dtype];
+      ++dtypes[entry.tensor.dtype()];
     }
   }
   header.model_dtype = DTypeFromName(model.config_dtype);
@@ -559,6 +533,7 @@ Result<StepModel> UniversalReader::Read() && {
   ParallelFor(folders_.size(), [&](size_t i) { outcomes[i] = ReadFolder(folders_[i]); });
   for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
   CKPT_RETURN_IF_ERROR(GiveShapes());
+  CKPT_RETURN_IF_ERROR(CheckShapes());
   CKPT_RETURN_IF_ERROR(DeclareParameters());
   CKPT_RETURN_IF_ERROR(ReadOptimizerState());
   for (const auto& [alias, target] : links_) {

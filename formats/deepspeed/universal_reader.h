@@ -62,6 +62,7 @@ class UniversalReader {
   Result<State> ReadState(const Folder& folder, const std::string& file) const;
   static Result<Marks> ReadMarks(PickleRef dict);
   Status GiveShapes();
+  Status CheckShapes() const;
   Pattern PatternOf(const Folder& folder, const Pattern& by_rules) const;
   Status CheckExperts(const Folder& folder, const Sharding& sharding) const;
   void NoteMissingFrozen();
@@ -69,8 +70,8 @@ class UniversalReader {
   Status DeclareOthers(const ShardingRules& rules);
   Status DeclareOther(const ShardingRules& rules, const std::string& source_name,
                       const std::vector<const FileTensor*>& tensors);
-  void PlaceTensor(AtomIndex atom, uint32_t copy, const LocalTensor& local,
-                   const FileTensor& tensor);
+  Status PlaceTensor(AtomIndex atom, uint32_t copy, const LocalTensor& local,
+                     const FileTensor& tensor);
   Status AddSteps(PickleRef states, const TorchFile& file, const std::string& path);
   Status PlaceFolder(const Folder& folder, ParameterIndex index);
   Status ReadOptimizerState();

@@ -76,12 +76,14 @@ Result<Document> MakeDocument(std::string key, std::string scope, PickleRef valu
     }
     if (tree.nodes[i].kind != Kind::kTensor) continue;
     const TensorNode& tensor = tree.TensorOf(tree.nodes[i]);
-    auto range = file.LocateElements(tensor);
-    if (!range) return Fail(std::move(range).error().WithContext("document '" + document.key + "'"));
+    auto located = file.Locate(tensor, blob);
+    if (!located) {
+      return Fail(std::move(located).error().WithContext("document '" + document.key + "'"));
+    }
     PickleNode id;
     id.kind = Kind::kString;
     id.text = SpellId(document.tensors.size(), tensor);
-    document.tensors.push_back({tensor.dtype, tensor.shape, tensor.strides, blob, range->offset});
+    document.tensors.push_back(located->Stored());
     tree.nodes[i].kind = Kind::kPersistent;
     tree.nodes[i].children = {static_cast<NodeId>(tree.nodes.size())};
     tree.nodes.push_back(std::move(id));

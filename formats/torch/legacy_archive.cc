@@ -62,11 +62,12 @@ std::map<std::string, uint64_t, std::less<>> Widths(const PickleTree& tree) {
   return widths;
 }
 
-Status ReadStorages(const InputFile& file, uint64_t position, const PickleTree& keys,
-                    TorchFile& opened) {
+Result<TorchFile::Storages> ReadStorages(const InputFile& file, uint64_t position,
+                                         const PickleTree& keys, const PickleTree& tree) {
+  TorchFile::Storages storages;
   PickleRef list = RootOf(keys);
   if (!list.IsSequence()) return Rule("the legacy storage keys are no list");
-  auto widths = Widths(opened.tree);
+  auto widths = Widths(tree);
   for (size_t i = 0; i < list.size(); ++i) {
     auto key = list.at(i).String();
     if (!key) return Rule("a legacy storage key is no string");
@@ -79,12 +80,12 @@ Status ReadStorages(const InputFile& file, uint64_t position, const PickleTree& 
     if (!RangeInside(record.offset, length, file.size())) {
       return Rule(StrCat("storage '", *key, "': its ", length, " bytes reach beyond the file"));
     }
-    if (!opened.storages.emplace(*key, record).second) {
+    if (!storages.emplace(*key, record).second) {
       return Rule(StrCat("two storages are named '", *key, "'"));
     }
     position = record.offset + length;
   }
-  return {};
+  return storages;
 }
 
 bool LooksLikeTar(const InputFile& file) {
@@ -111,11 +112,11 @@ Result<TorchFile> OpenLegacyArchive(const InputFile& file) {
   if (RootOf(system)["little_endian"].Bool() == false) {
     return Fail(ErrorCode::kUnsupported, "written on a big-endian machine: not supported");
   }
-  TorchFile opened;
-  CKPT_ASSIGN_OR_RETURN(opened.tree, window.Next("legacy object", kMaxPickles));
+  CKPT_ASSIGN_OR_RETURN(PickleTree tree, window.Next("legacy object", kMaxPickles));
   CKPT_ASSIGN_OR_RETURN(PickleTree keys, window.Next("legacy storage keys", kMaxPickles));
-  CKPT_RETURN_IF_ERROR(ReadStorages(file, window.position(), keys, opened));
-  return opened;
+  CKPT_ASSIGN_OR_RETURN(TorchFile::Storages storages,
+                        ReadStorages(file, window.position(), keys, tree));
+  return TorchFile::Make(std::move(tree), std::move(storages));
 }
 
 }  // namespace ckptfs

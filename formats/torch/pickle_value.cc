@@ -76,9 +76,13 @@ bool PickleRef::IsDict() const {
   if (tree_ == nullptr) return false;
   if (node().kind == Kind::kDict) return true;
   if (!IsCall(node())) return false;
-  return !tree_->ExtraOf(node()).items.empty() || IsCallOf(*tree_, node(), "collections", "OrderedDict") ||
-         IsCallOf(*tree_, node(), "collections", "defaultdict") ||
-         IsCallOf(*tree_, node(), "collections", "Counter");
+  // What a dict is called with is among its items already, or cannot be told.
+  const size_t arguments = tree_->nodes[node().children[1]].children.size();
+  for (const std::string_view name : {"OrderedDict", "Counter", "defaultdict"}) {
+    if (!IsCallOf(*tree_, node(), "collections", name)) continue;
+    return arguments <= (name == "defaultdict" ? 1u : 0u);
+  }
+  return !tree_->ExtraOf(node()).items.empty();
 }
 
 bool PickleRef::IsSequence() const {
@@ -87,15 +91,7 @@ bool PickleRef::IsSequence() const {
 
 std::optional<int64_t> PickleRef::Int() const {
   if (tree_ == nullptr) return std::nullopt;
-  if (node().kind == Kind::kInt) return node().integer;
-  if (node().kind != Kind::kReduce) return std::nullopt;
-  const PickleNode& arguments = tree_->nodes[node().children[1]];
-  if (arguments.kind != Kind::kTuple || arguments.children.size() != 1) return std::nullopt;
-  const PickleNode& value = tree_->nodes[arguments.children[0]];
-  if (tree_->nodes[node().children[0]].kind != Kind::kGlobal || value.kind != Kind::kInt) {
-    return std::nullopt;
-  }
-  return value.integer;
+  return node().kind == Kind::kInt ? std::optional(node().integer) : std::nullopt;
 }
 
 std::optional<bool> PickleRef::Bool() const {
@@ -119,16 +115,29 @@ const TensorNode* PickleRef::Tensor() const {
   if (tree_ == nullptr) return nullptr;
   const PickleNode* found = &node();
   if (found->kind == Kind::kReduce) {
+    // A state or items set on the call could be anything: torch's __setstate__ moves the tensor.
     const PickleNode& arguments = tree_->nodes[found->children[1]];
     size_t inner = arguments.children.size();
     if (IsCallOf(*tree_, *found, "torch._tensor", "_rebuild_from_type_v2")) inner = 2;
     if (IsCallOf(*tree_, *found, "torch._utils", "_rebuild_parameter_with_state")) inner = 0;
-    if (arguments.kind != Kind::kTuple || inner >= arguments.children.size()) return nullptr;
+    if (found->extra != PickleNode::kNoExtra || arguments.kind != Kind::kTuple ||
+        inner >= arguments.children.size()) {
+      return nullptr;
+    }
     found = &tree_->nodes[arguments.children[inner]];
   }
-  if (found->kind != Kind::kTensor) return nullptr;
+  if (found->kind != Kind::kTensor || found->extra != PickleNode::kNoExtra) return nullptr;
   const TensorNode& tensor = tree_->TensorOf(*found);
   return tensor.form == TensorNode::Form::kStorage ? nullptr : &tensor;
+}
+
+bool PickleRef::IsOtherTensor() const {
+  if (tree_ == nullptr || Tensor() != nullptr) return false;
+  if (node().kind == Kind::kTensor) return true;
+  if (!IsCall(node())) return false;
+  const PickleNode& callee = tree_->nodes[node().children[0]];
+  const bool torch = callee.kind == Kind::kGlobal && GlobalModule(callee).starts_with("torch");
+  return torch && GlobalName(callee).starts_with("_rebuild");
 }
 
 std::optional<Shape> PickleRef::AsShape() const {

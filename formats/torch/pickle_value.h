@@ -128,12 +128,16 @@ class PickleRef {
   bool IsNone() const;
   bool IsDict() const;      // dict, OrderedDict, defaultdict ... (REDUCE/NEWOBJ with items)
   bool IsSequence() const;  // list, tuple, torch.Size
-  std::optional<int64_t> Int() const;    // also an IntEnum: a class called with one int
+  std::optional<int64_t> Int() const;
   std::optional<bool> Bool() const;
   std::optional<double> Number() const;  // int or float
   std::optional<std::string_view> String() const;
-  // Also the tensor inside a subclass or a parameter with state; never a bare storage.
+  // Also the tensor inside a subclass or a parameter with state; never a bare
+  // storage, nor one whose elements depend on a BUILD (torch's legacy set_).
   const TensorNode* Tensor() const;
+  // A tensor to torch, though not a plain one: lazily negated or conjugated,
+  // quantised, sparse, of a BUILD; or a bare storage.
+  bool IsOtherTensor() const;
   std::optional<Shape> AsShape() const;  // torch.Size or tuple/list of ints >= 0
   // "module.name" of a global, or of the class of an object.
   std::string ClassName() const;

@@ -9,6 +9,7 @@
 #include "core/base/strings.h"
 #include "formats/torch/input_file.h"
 #include "formats/torch/legacy_archive.h"
+#include "formats/torch/pickle/storage_types.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/torch/zip_archive.h"
 #include "formats/torch/zip_format.h"
@@ -59,15 +60,14 @@ Result<TorchFile> OpenZip(const InputFile& file) {
   }
   auto parsed = ParsePickle(bytes);
   if (!parsed) return Fail(std::move(parsed).error().WithContext("data.pkl"));
-  TorchFile opened;
-  opened.tree = std::move(parsed->tree);
+  TorchFile::Storages storages;
   std::string prefix = folder + "data/";
   for (const ZipRecord& record : archive.records()) {
     if (!record.name.starts_with(prefix)) continue;
-    opened.storages.emplace(record.name.substr(prefix.size()),
-                            StorageRecord{record.offset, record.length});
+    storages.emplace(record.name.substr(prefix.size()),
+                     StorageRecord{record.offset, record.length});
   }
-  return opened;
+  return TorchFile::Make(std::move(parsed->tree), std::move(storages));
 }
 
 Result<TorchFile> OpenAny(const std::string& path) {
@@ -92,6 +92,11 @@ Result<uint64_t> SpanOf(const TensorNode& tensor) {
   return span;
 }
 
+// torch loads an untyped storage as one of bytes.
+std::string_view TypedClass(const TensorNode& storage) {
+  return storage.storage_class == kUntypedStorage ? "ByteStorage" : std::string_view(storage.storage_class);
+}
+
 }  // namespace
 
 Result<TorchFile> TorchFile::Open(const std::string& path) {
@@ -100,12 +105,34 @@ Result<TorchFile> TorchFile::Open(const std::string& path) {
   return opened;
 }
 
-Result<StorageRecord> TorchFile::Locate(const TensorNode& tensor) const {
-  auto found = storages.find(tensor.storage_key);
+Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages) {
+  std::map<std::string_view, const TensorNode*> first;
+  for (const TensorNode& tensor : tree.tensors) {
+    if (tensor.form != TensorNode::Form::kStorage) continue;
+    const TensorNode& known = *first.try_emplace(tensor.storage_key, &tensor).first->second;
+    const bool same = TypedClass(known) == TypedClass(tensor) &&
+                      known.storage_elements == tensor.storage_elements;
+    if (same) continue;
+    return Rule(StrCat("storage '", tensor.storage_key, "' is a ", known.storage_class, " of ",
+                       known.storage_elements, " elements and a ", tensor.storage_class, " of ",
+                       tensor.storage_elements));
+  }
+  TorchFile file;
+  file.tree_ = std::move(tree);
+  file.storages_ = std::move(storages);
+  return file;
+}
+
+Result<FileTensor> TorchFile::Locate(const TensorNode& tensor, BlobIndex blob) const {
+  auto found = storages_.find(tensor.storage_key);
   auto rule = [&](std::string_view what) {
     return Rule(StrCat("storage '", tensor.storage_key, "': ", what));
   };
-  if (found == storages.end()) return rule("a tensor refers to it but the file has no such record");
+  if (found == storages_.end()) return rule("a tensor refers to it but the file has no such record");
+  CKPT_ASSIGN_OR_RETURN(uint64_t elements, ElementCount(tensor.shape));
+  if (ByteWidth(tensor.dtype) == 0) {
+    return Fail(ErrorCode::kUnsupported, "elements smaller than a byte");
+  }
   CKPT_ASSIGN_OR_RETURN(uint64_t bytes, CheckedMul(tensor.storage_elements,
                                                    ByteWidth(tensor.dtype), "storage size"));
   if (bytes > found->second.length) {
@@ -116,14 +143,7 @@ Result<StorageRecord> TorchFile::Locate(const TensorNode& tensor) const {
     return rule(StrCat("a tensor of shape ", ShapeToString(tensor.shape),
                        " reaches beyond its end"));
   }
-  return StorageRecord{found->second.offset, bytes};
-}
-
-Result<StorageRecord> TorchFile::LocateElements(const TensorNode& tensor) const {
-  CKPT_ASSIGN_OR_RETURN(StorageRecord storage, Locate(tensor));
-  CKPT_ASSIGN_OR_RETURN(uint64_t span, SpanOf(tensor));
-  uint64_t width = ByteWidth(tensor.dtype);
-  return StorageRecord{storage.offset + tensor.storage_offset * width, span * width};
+  return FileTensor(tensor, elements, found->second.offset, blob);
 }
 
 }  // namespace ckptfs

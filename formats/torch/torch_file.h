@@ -2,11 +2,11 @@
 //
 // TorchFile is any torch.save file, opened by parsing its structure: the zip
 // container or the legacy one, pickle protocols 2-5, the tree, and where every
-// storage lies.  No tensor byte is read.
+// storage lies, which it keeps to itself.  No tensor byte is read.
 //
 // Thread safety: immutable once opened.
 // Lifetime: independent of the file once opened.
-// Units: bytes, except storage_elements.
+// Units: bytes.
 
 #pragma once
 
@@ -17,33 +17,38 @@
 
 #include "core/base/result.h"
 #include "core/model/step_model.h"
+#include "formats/torch/file_tensor.h"
 #include "formats/torch/pickle_value.h"
 
 namespace ckptfs {
 
-struct StorageRecord {
-  uint64_t offset = 0;  // in the file
-  uint64_t length = 0;
-};
+class TorchFile {
+ public:
+  // Storages by key: record data/<key> of a zip.
+  using Storages = std::map<std::string, StorageRecord, std::less<>>;
 
-struct TorchFile {
-  PickleTree tree;
-  std::map<std::string, StorageRecord, std::less<>> storages;  // by key
-
-  PickleRef root() const { return RootOf(tree); }
-
-  // The bytes of the tensor's whole *storage* in the file (storage_offset is
-  // not added: element e of the storage lies at offset + e * width); checks
-  // numel x width against the record and storage_offset + extent of (shape,
-  // strides) against the storage.
-  Result<StorageRecord> Locate(const TensorNode& tensor) const;
-
-  // The bytes from the tensor's first element to the end of its last one;
-  // length 0 for a tensor without elements.
-  Result<StorageRecord> LocateElements(const TensorNode& tensor) const;
+  // An empty file.
+  TorchFile() = default;
 
   // kInvalid names the file and the rule.  BLOCKS: on reading the headers.
   static Result<TorchFile> Open(const std::string& path);
+
+  // Of what a container holds.  kInvalid if the pickle contradicts itself about
+  // a storage: torch gives every mention the type of the first.
+  static Result<TorchFile> Make(PickleTree tree, Storages storages);
+
+  const PickleTree& tree() const { return tree_; }
+  PickleRef root() const { return RootOf(tree_); }
+  size_t storage_count() const { return storages_.size(); }
+
+  // The only way to a tensor's bytes (file_tensor.h says why).  `blob` is the
+  // file's own.  kInvalid unless the storage is in the file, as long as the
+  // pickle says, and holds all elements of (storage offset, shape, strides).
+  Result<FileTensor> Locate(const TensorNode& tensor, BlobIndex blob) const;
+
+ private:
+  PickleTree tree_;
+  Storages storages_;
 };
 
 // Tensors of a document are numbered in `tensors`; the pickle is protocol 2 and

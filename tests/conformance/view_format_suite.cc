@@ -148,8 +148,10 @@ TEST_P(ViewFormatSuite, WhatIsRenderedParses) {
     std::ofstream(file, std::ios::binary) << bytes;
     auto parsed = TorchFile::Open(file);
     ASSERT_TRUE(parsed.has_value()) << path << ": " << parsed.error().message;
-    for (const TensorNode& tensor : parsed->tree.tensors) {
-      auto record = parsed->Locate(tensor);
+    for (const TensorNode& tensor : parsed->tree().tensors) {
+      auto located = parsed->Locate(tensor, BlobIndex{});
+      ASSERT_TRUE(located.has_value()) << path << ": " << located.error().message;
+      auto record = located->Bytes();
       ASSERT_TRUE(record.has_value()) << path << ": " << record.error().message;
       EXPECT_EQ(record->offset % 64, 0u) << path;
     }

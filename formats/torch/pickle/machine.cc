@@ -123,7 +123,8 @@ Status PickleMachine::PushGlobal(std::string_view module, std::string_view name)
 
 // What calls copy must stay proportional to what the pickle says.
 Status PickleMachine::Charge(const PickleNode& node) {
-  charged_ += node.children.size() * sizeof(NodeId) + node.text.size();
+  charged_ += (node.children.size() + tree_.ExtraOf(node).items.size()) * sizeof(NodeId) +
+              node.text.size();
   if (node.kind == Kind::kTensor) {
     const TensorNode& tensor = tree_.TensorOf(node);
     charged_ += sizeof(TensorNode) / 2 + tensor.storage_key.size() + tensor.shape.size();

@@ -200,11 +200,51 @@ std::optional<PickleNode> NewObjectEx(const PickleTree& tree, const PickleNode& 
   return node;
 }
 
-// set, frozenset, bytes, bytearray and getattr as protocol 2 calls them.
+// Key, value, ... of what a dict is called with: another dict or a sequence of pairs.
+std::optional<std::vector<NodeId>> ItemsToBe(const PickleTree& tree, const PickleNode& arguments) {
+  if (arguments.children.size() != 1) return std::nullopt;
+  const PickleNode& source = tree.nodes[arguments.children[0]];
+  if (source.kind == Kind::kDict) return source.children;
+  if (source.kind != Kind::kList && source.kind != Kind::kTuple) return std::nullopt;
+  std::vector<NodeId> items;
+  for (NodeId id : source.children) {
+    const PickleNode& pair = tree.nodes[id];
+    const bool two = (pair.kind == Kind::kTuple || pair.kind == Kind::kList) &&
+                     pair.children.size() == 2;
+    if (!two) return std::nullopt;
+    items.insert(items.end(), pair.children.begin(), pair.children.end());
+  }
+  return items;
+}
+
+// OrderedDict([(key, value), ...]) and Counter({...}), as calls without
+// arguments that have items.
+std::optional<PickleNode> DictCall(PickleTree& tree, NodeId callee, NodeId arguments) {
+  auto items = ItemsToBe(tree, tree.nodes[arguments]);
+  if (!items) return std::nullopt;
+  PickleNode tuple;
+  tuple.kind = Kind::kTuple;
+  tree.nodes.push_back(std::move(tuple));
+  PickleNode node;
+  node.kind = Kind::kReduce;
+  node.children = {callee, static_cast<NodeId>(tree.nodes.size() - 1)};
+  node.extra = static_cast<uint32_t>(tree.extras.size());
+  tree.extras.push_back({.items = *std::move(items)});
+  return node;
+}
+
+// set, frozenset, bytes, bytearray, dict and getattr as protocol 2 calls them.
 std::optional<PickleNode> BuiltinCall(const PickleTree& tree, std::string_view name,
                                       const PickleNode& arguments) {
   const auto& args = arguments.children;
   PickleNode node;
+  if (name == "dict") {
+    auto items = ItemsToBe(tree, arguments);
+    if (!items && !args.empty()) return std::nullopt;
+    node.kind = Kind::kDict;
+    if (items) node.children = *std::move(items);
+    return node;
+  }
   if (name == "set" || name == "frozenset") {
     node.kind = name == "set" ? Kind::kSet : Kind::kFrozenSet;
     if (args.size() > 1) return std::nullopt;
@@ -248,6 +288,9 @@ std::optional<PickleNode> RecogniseReduce(PickleTree& tree, NodeId callee, NodeI
   if (IsGlobal(global, "torch._utils", "_rebuild_parameter")) return RebuildParameter(tree, tuple);
   if (IsGlobal(global, "torch._tensor", "_rebuild_from_type_v2")) {
     return RebuildFromType(tree, callee, arguments);
+  }
+  if (IsGlobal(global, "collections", "OrderedDict") || IsGlobal(global, "collections", "Counter")) {
+    return DictCall(tree, callee, arguments);
   }
   if (IsGlobal(global, "_codecs", "encode")) return EncodedBytes(tree, tuple);
   if (IsGlobal(global, "copyreg", "__newobj_ex__")) return NewObjectEx(tree, tuple);

@@ -50,7 +50,7 @@ class UniversalViewTest : public testing::Test {
     const TensorNode* tensor = ref.Tensor();
     if (tensor == nullptr || tensor->dtype != DType::kF32) return {};
     std::vector<float> values(ElementCount(tensor->shape).value());
-    std::memcpy(values.data(), bytes_.data() + file.Locate(*tensor)->offset, values.size() * 4);
+    std::memcpy(values.data(), bytes_.data() + file.Locate(*tensor, BlobIndex{}).value().Bytes().value().offset, values.size() * 4);
     return values;
   }
 

@@ -60,7 +60,9 @@ TEST(LegacyArchiveTest, LocatesStoragesAfterThePickles) {
   std::string bytes = MadeLegacy().Bytes();
   auto file = OpenBytes(bytes);
   ASSERT_TRUE(file.has_value()) << file.error().message;
-  auto at = file->LocateElements(*file->root().at(0).Tensor());
+  auto located = file->Locate(*file->root().at(0).Tensor(), BlobIndex{});
+  ASSERT_TRUE(located.has_value()) << located.error().message;
+  auto at = located->Bytes();
   ASSERT_TRUE(at.has_value()) << at.error().message;
   EXPECT_EQ(at->offset, bytes.size() - 12);
   EXPECT_EQ(at->length, 12u);

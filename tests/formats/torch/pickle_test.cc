@@ -86,8 +86,47 @@ TEST(PickleTest, DictsListsAndObjects) {
   tree = Parse("ctorch\nSize\n(K\x02K\x03t\x85R.");
   EXPECT_EQ(RootOf(tree).AsShape(), (Shape{2, 3}));
   EXPECT_TRUE(RootOf(tree).IsSequence());
-  tree = Parse("cdeepspeed.runtime.zero.config\nZeroStageEnum\nK\x02\x85R.");
-  EXPECT_EQ(RootOf(tree).Int(), 2);
+}
+
+TEST(PickleTest, ACallIsNoNumber) {
+  EXPECT_FALSE(RootOf(Parse("c_operator\nneg\nK\x05\x85R.")).Int());
+  EXPECT_FALSE(RootOf(Parse("cm\nStage\nK\x05\x85R.")).Int());
+}
+
+TEST(PickleTest, DictsThatAreCalled) {
+  const std::string pairs = Bytes("](X\x01\0\0\0aK\x05\x86](X\x01\0\0\0bK\x06" "ee\x85R.");
+  const std::string other = Bytes("}X\x01\0\0\0aK\x05sX\x01\0\0\0bK\x06s\x85R.");
+  for (const std::string callee : {"ccollections\nOrderedDict\n", "ccollections\nCounter\n",
+                                   "c__builtin__\ndict\n"}) {
+    for (const std::string& arguments : {pairs, other}) {
+      PickleTree tree = Parse(callee + arguments);
+      EXPECT_TRUE(RootOf(tree).IsDict()) << callee;
+      ASSERT_EQ(RootOf(tree).size(), 2u) << callee;
+      EXPECT_EQ(RootOf(tree)["a"].Int(), 5);
+      EXPECT_EQ(RootOf(tree)["b"].Int(), 6);
+      EXPECT_EQ(RootOf(Parse(PrintPickle(tree).value()))["b"].Int(), 6);
+    }
+    // What cannot be told is not an empty dict.
+    EXPECT_FALSE(RootOf(Parse(callee + "K\x05\x85R.")).IsDict()) << callee;
+    EXPECT_FALSE(RootOf(Parse(callee + "](K\x05\x85" "e\x85R.")).IsDict()) << callee;
+  }
+}
+
+TEST(PickleTest, OnlyAPlainTensorIsOne) {
+  const auto tensor = [](const std::string& more) {
+    return Bytes("ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"
+                 "X\x01\0\0\0" "0X\x03\0\0\0cpuK\x04tQK\0K\x04\x85K\x01\x85\x89"
+                 "ccollections\nOrderedDict\n)R") + more + "tR";
+  };
+  const std::string plain = tensor("");
+  EXPECT_NE(RootOf(Parse(plain + ".")).Tensor(), nullptr);
+  EXPECT_FALSE(RootOf(Parse(plain + ".")).IsOtherTensor());
+  // A BUILD, which torch's legacy __setstate__ takes for set_; the neg bit.
+  for (const std::string& other : {plain + "}b", tensor(Bytes("}X\x03\0\0\0neg\x88s"))}) {
+    PickleTree tree = Parse(other + ".");
+    EXPECT_EQ(RootOf(tree).Tensor(), nullptr);
+    EXPECT_TRUE(RootOf(tree).IsOtherTensor());
+  }
 }
 
 TEST(PickleTest, NothingRuns) {

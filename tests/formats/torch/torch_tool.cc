@@ -54,13 +54,13 @@ Json TensorJson(const TorchFile& file, const TensorNode& tensor) {
             {"strides", tensor.strides},        {"offset", tensor.storage_offset},
             {"key", tensor.storage_key},        {"form", static_cast<int>(tensor.form)},
             {"parameter", tensor.is_parameter}, {"grad", tensor.requires_grad}};
-  auto storage = file.Locate(tensor);
-  if (storage) {
-    json["storage_at"] = storage->offset;
-    json["storage_bytes"] = storage->length;
-    json["at"] = file.LocateElements(tensor)->offset;
+  auto located = file.Locate(tensor, BlobIndex{});
+  if (located) {
+    json["at"] = located->Stored().offset;
+    json["storage_at"] = located->Stored().offset - tensor.storage_offset * ByteWidth(tensor.dtype);
+    json["storage_bytes"] = tensor.storage_elements * ByteWidth(tensor.dtype);
   } else {
-    json["error"] = storage.error().message;
+    json["error"] = located.error().message;
   }
   return json;
 }
@@ -88,12 +88,12 @@ int Dump(const std::string& path) {
   Json tensors = Json::object();
   DumpTensors(*file, file->root(), "", 0, tensors);
   Json classes = Json::object();
-  for (NodeId id = 0; id < file->tree.nodes.size(); ++id) {
-    PickleRef ref(&file->tree, id);
+  for (NodeId id = 0; id < file->tree().nodes.size(); ++id) {
+    PickleRef ref(&file->tree(), id);
     if (ref.node().kind == Kind::kGlobal) classes[ref.ClassName()] = true;
   }
   std::cout << Json{{"tensors", tensors}, {"classes", classes},
-                    {"nodes", file->tree.nodes.size()}, {"storages", file->storages.size()}}
+                    {"nodes", file->tree().nodes.size()}, {"storages", file->storage_count()}}
                    .dump()
             << "\n";
   return 0;
@@ -156,7 +156,11 @@ int Repack(const std::string& path, const std::string& out) {
   NodeId root = builder.Copy(file->root(), [&](const TensorNode& tensor) {
     auto [found, added] = positions.emplace(tensor.storage_key, storages.size());
     if (added) {
-      StorageRecord record = file->storages.at(tensor.storage_key);
+      TensorNode whole = tensor;
+      whole.shape = {tensor.storage_elements};
+      whole.strides = {1};
+      whole.storage_offset = 0;
+      const StorageRecord record = file->Locate(whole, BlobIndex{}).value().Bytes().value();
       ArchiveStorage& storage = storages.emplace_back();
       storage.length = record.length;
       storage.body = BlobSegment{BlobIndex{}, record.offset, record.length};
@@ -265,7 +269,7 @@ int Run(const std::vector<std::string>& args) {
   }
   if (args[0] != "print") return 64;
   auto file = TorchFile::Open(args[1]);
-  return file ? Print(file->tree, args[2]) : Report(file.error());
+  return file ? Print(file->tree(), args[2]) : Report(file.error());
 }
 
 }  // namespace
