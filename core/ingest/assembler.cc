@@ -199,6 +199,7 @@ Result<ParameterIndex> Assembler::AddParameter(Parameter parameter) {
       parameter.name, ParameterIndex{static_cast<uint32_t>(parameters.size())});
   if (added) {
     CKPT_RETURN_IF_ERROR(ElementCount(parameter.shape));
+    CKPT_CHECK(NamesItsExpert(parameter));
     parameters.push_back(std::move(parameter));
     return at->second;
   }

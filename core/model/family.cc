@@ -69,6 +69,15 @@ std::optional<Found> FindDirect(const FamilyRules& family, std::string_view name
   return std::nullopt;
 }
 
+// The holes are those of the plain spelling: where the expert stands in `name`.
+// False if the two are not spelled alike from it on.
+bool PlaceExpert(std::string_view name, std::string_view plain, NameHoles& holes) {
+  const std::string_view from_expert = plain.substr(holes.expert_at);
+  if (!name.ends_with(from_expert)) return false;
+  holes.expert_at = name.size() - from_expert.size();
+  return true;
+}
+
 std::optional<Found> FindRule(const FamilyRules& family, std::string_view name,
                               std::optional<uint32_t> layers,
                               const FamilyVariables* variables = nullptr) {
@@ -76,6 +85,9 @@ std::optional<Found> FindRule(const FamilyRules& family, std::string_view name,
   for (const Spelling& spelling : PlainSpellings(family, name, layers)) {
     if (auto found = FindDirect(family, spelling.plain, layers, variables)) {
       found->tied = spelling.tied;
+      if (found->holes.expert && !PlaceExpert(name, spelling.plain, found->holes)) {
+        found->holes.expert.reset();
+      }
       return found;
     }
   }
@@ -245,6 +257,7 @@ Result<std::optional<RuleMatch>> Family::Match(std::string_view parameter,
   match.stage = found->tied && at_an_end ? StageRule::kFirstLast : rule.stage;
   match.layer = found->holes.layer;
   match.expert = found->holes.expert;
+  match.expert_at = static_cast<uint32_t>(found->holes.expert_at);
   Sizes sizes(*variables);
   auto pattern = MakePattern(rule, sizes);
   if (!pattern) return Fail(std::move(pattern).error().WithContext(rule.text));

@@ -34,6 +34,7 @@ struct RuleMatch {
   StageRule stage = StageRule::kEvery;
   std::optional<uint32_t> layer;
   std::optional<uint32_t> expert;  // of a per-expert parameter
+  uint32_t expert_at = 0;          // where it stands in the name, in bytes
   uint32_t stacked_experts = 0;
   std::string rule;     // the rule's own text, for messages
   std::string missing;  // "heads, head_dim": what --family-set would have to say

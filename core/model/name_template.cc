@@ -164,6 +164,7 @@ bool NameTemplate::MatchNumber(Attempt& attempt, size_t token, size_t at) const 
     if (attempt.layers && *attempt.holes.layer >= *attempt.layers) return false;
   } else if (part.kind == Kind::kExpert) {
     attempt.holes.expert = value;
+    attempt.holes.expert_at = at;
   }
   return MatchFrom(attempt, token + 1, end);
 }

@@ -36,6 +36,7 @@ namespace ckptfs {
 struct NameHoles {
   std::optional<uint32_t> layer;
   std::optional<uint32_t> expert;
+  size_t expert_at = 0;  // where it stands in the name, in bytes
   std::string rest;
 };
 

@@ -70,9 +70,46 @@ void AppendRun(DimCut& dim, Run run) {
   dim.runs.push_back(run);
 }
 
+// Rank `rank` of those that `cut.widths` speak of.
+Result<DimCut> CutUnevenly(const Cut& cut, uint64_t size, uint64_t rank, uint64_t degree) {
+  const std::vector<uint64_t> parts = cut.parts.empty() ? std::vector{size} : cut.parts;
+  if (parts.size() > kMaxPieces || cut.widths.size() % parts.size() != 0 ||
+      cut.widths.size() / parts.size() != degree) {
+    return Refuse("dim ", cut.dim, " was cut unevenly over ", cut.widths.size() / parts.size(),
+                  " ranks, which says nothing of ", degree);
+  }
+  DimCut result;
+  uint64_t begin = 0;  // of the part, then of the rank's slice of it
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const uint64_t* width = cut.widths.data() + p * degree;
+    uint64_t first = begin;
+    for (uint64_t r = 0; r < rank; ++r) {
+      CKPT_ASSIGN_OR_RETURN(first, CheckedAdd(first, width[r], "widths"));
+    }
+    const uint64_t length = first >= size ? 0 : std::min(width[rank], size - first);
+    AppendRun(result, Run{first, result.extent, length});
+    CKPT_ASSIGN_OR_RETURN(result.extent, CheckedAdd(result.extent, width[rank], "widths"));
+    uint64_t end = begin;
+    for (uint64_t r = 0; r < degree; ++r) {
+      CKPT_ASSIGN_OR_RETURN(end, CheckedAdd(end, width[r], "widths"));
+    }
+    // Only the end of a single part may be padded.
+    if (end - begin < parts[p] || (end - begin > parts[p] && parts.size() > 1)) {
+      return Refuse("the widths of part ", p, " of dim ", cut.dim, " sum to ", end - begin,
+                    ", the part is ", parts[p]);
+    }
+    CKPT_ASSIGN_OR_RETURN(begin, CheckedAdd(begin, parts[p], "sum of parts"));
+  }
+  if (begin != size) {
+    return Refuse("the parts of dim ", cut.dim, " sum to ", begin, ", the dim is ", size);
+  }
+  return result;
+}
+
 // Rank `rank` of `degree` along one dim of `size`.
 Result<DimCut> CutDim(const Cut& cut, uint64_t size, uint64_t rank, uint64_t degree,
                       std::optional<uint64_t> local_rows) {
+  if (!cut.widths.empty() && degree > 1) return CutUnevenly(cut, size, rank, degree);
   CKPT_ASSIGN_OR_RETURN(const uint64_t padded, PaddedSize(cut, size, degree, local_rows));
   std::vector<uint64_t> parts = cut.parts;
   if (parts.size() > kMaxPieces) return Refuse("more than 65536 parts");

@@ -30,8 +30,8 @@ enum class PatternKind : uint8_t {
 
 // One cut of a shard pattern.  The dim consists of consecutive `parts` (their
 // sizes in the unpadded atom; empty: one part, the whole dim), each of which is
-// split evenly over the ranks; rank r holds the r-th slice of every part, in
-// order (NC: fused QKV of grouped-query attention, gate/up, fused experts).
+// split over the ranks, evenly or as `widths` say; rank r holds the r-th slice
+// of every part, in order (NC: fused QKV of grouped-query attention, gate/up, fused experts).
 struct Cut {
   uint32_t dim = 0;
   std::vector<uint64_t> parts = {};
@@ -43,6 +43,11 @@ struct Cut {
   // Every rank's slice of every part is a multiple of this (a head's rows):
   // a degree that would cut through a head is refused.
   uint64_t unit = 1;
+  // What each rank holds of each part where that is not an even split, as one
+  // source's ranks were cut: row-major [part][rank], padding included (6 heads
+  // of 64 on 4 ranks: 128, 128, 64, 64).  Says nothing of other degrees than
+  // widths.size() / parts.
+  std::vector<uint64_t> widths = {};
   bool operator==(const Cut&) const = default;
 };
 
@@ -67,8 +72,8 @@ std::string PatternName(const Pattern& pattern);
 
 // What rank `rank` of `degree` holds of an atom of shape `atom`.  kInvalid when
 // a part does not divide by the degree, parts do not sum to the dim, a dim is
-// out of range, the degree differs from the grid's (except degree 1), or the
-// pattern is kUnknown and degree > 1.  A kUnique parameter is held whole; who
+// out of range, the degree differs from the grid's or the widths' (except degree
+// 1), or the pattern is kUnknown and degree > 1.  A kUnique parameter is held whole; who
 // holds it is not a matter of its shape.
 // REQUIRES: rank < degree.
 Result<LocalTensor> MakeLocal(const Pattern& pattern, const Shape& atom, uint64_t rank,

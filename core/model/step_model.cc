@@ -20,29 +20,17 @@ struct StepIndex {
 
 namespace {
 
-// The name without its expert number: the last dotted component that equals
-// it, else the last run of digits that does ("experts.linear_fc1.weight3").
+// Digits of the expert id in the name.
+size_t ExpertDigits(const Parameter& parameter) {
+  return std::to_string(*parameter.expert).size();
+}
+
+// The name without its expert id: what the experts of one group share.
 std::string ExpertGroup(const Parameter& parameter) {
-  const std::string& name = parameter.name;
-  const std::string number = std::to_string(*parameter.expert);
-  size_t found = std::string::npos;
-  for (const bool whole_component : {true, false}) {
-    for (size_t at = name.rfind(number); at != std::string::npos;
-         at = at == 0 ? std::string::npos : name.rfind(number, at - 1)) {
-      const size_t end = at + number.size();
-      const char before = at == 0 ? '.' : name[at - 1];
-      const char after = end == name.size() ? '.' : name[end];
-      auto digit = [](char c) { return c >= '0' && c <= '9'; };
-      if (whole_component ? before == '.' && after == '.' : !digit(before) && !digit(after)) {
-        found = at;
-        break;
-      }
-    }
-    if (found != std::string::npos) break;
-  }
-  if (found == std::string::npos) return name;
-  return StrCat(std::string_view(name).substr(0, found), "*",
-                std::string_view(name).substr(found + number.size()));
+  const std::string_view name = parameter.name;
+  if (!NamesItsExpert(parameter)) return parameter.name;
+  return StrCat(name.substr(0, parameter.expert_at), "*",
+                name.substr(parameter.expert_at + ExpertDigits(parameter)));
 }
 
 uint32_t CountLayers(const std::vector<Parameter>& parameters) {
@@ -59,6 +47,24 @@ bool Fits(const StepIndex* index, const StepModel& model) {
 }
 
 }  // namespace
+
+bool NamesItsExpert(const Parameter& parameter) {
+  if (!parameter.expert) return true;
+  const std::string_view name = parameter.name;
+  const std::string id = std::to_string(*parameter.expert);
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  const size_t at = parameter.expert_at;
+  const size_t end = at + id.size();
+  return end <= name.size() && name.substr(at, id.size()) == id &&
+         (at == 0 || !digit(name[at - 1])) && (end == name.size() || !digit(name[end]));
+}
+
+std::string WithExpert(const Parameter& parameter, std::string_view shown, uint64_t id) {
+  const std::string_view from_id = std::string_view(parameter.name).substr(parameter.expert_at);
+  if (!shown.ends_with(from_id)) return "";
+  return StrCat(shown.substr(0, shown.size() - from_id.size()), id,
+                from_id.substr(ExpertDigits(parameter)));
+}
 
 void StepModel::BuildIndex() {
   auto built = std::make_shared<StepIndex>();

@@ -47,11 +47,25 @@ struct Parameter {
   Role role = Role::kTrainable;
   // Over tp.  Of an expert: over etp (kUnique: nothing is known of etp > 1).
   Pattern pattern;
+  // How the source's own ranks held it, at its own tp degree, where `pattern`
+  // would cut it otherwise: unevenly, with another padding, or not at all.
+  std::optional<Pattern> source_pattern;
   StageRule stage = StageRule::kEvery;
   uint32_t layer = 0;       // transformer layer, from 0, when stage is kLayer
   std::optional<uint32_t> expert;  // global expert id of a per-expert parameter
+  // Where the id stands in `name`, as a byte offset of its first digit.  The
+  // source says so: the same number may be a layer's or a submodule's.
+  uint32_t expert_at = 0;
   uint32_t stacked_experts = 0;    // > 0: dim 0 is this many equal runs, one per expert, cut over ep
 };
+
+// Whether `name` has the decimal expert id at `expert_at`; true of other parameters.
+bool NamesItsExpert(const Parameter& parameter);
+
+// `shown`, a name of the parameter that is spelled alike from the expert id on
+// (naming changes what stands before it), with another id; empty if it is not.
+// REQUIRES: parameter.expert and NamesItsExpert.
+std::string WithExpert(const Parameter& parameter, std::string_view shown, uint64_t id);
 
 // How an atom's shape relates to its parameter's.
 enum class Relation : uint8_t { kSame = 0, kReduced = 1, kScalar = 2, kOpaque = 3 };

@@ -169,6 +169,28 @@ Result<Blob> Reader::ReadBlob(const fb::Blob& table) {
   return blob;
 }
 
+// Of a manifest that does not say where the expert id stands in the name: the
+// component behind one that ends in "experts", else the last component that is
+// the id, else the last run of digits that is ("linear_fc1.weight3").
+uint32_t ExpertAtOf(const Parameter& parameter) {
+  const std::string id = std::to_string(*parameter.expert);
+  const std::string behind = StrCat("experts.", id, ".");
+  if (const size_t at = parameter.name.find(behind); at != std::string::npos) {
+    return static_cast<uint32_t>(at + std::string_view("experts.").size());
+  }
+  const std::string dotted = StrCat(".", parameter.name, ".");
+  if (const size_t at = dotted.rfind(StrCat(".", id, ".")); at != std::string::npos) {
+    return static_cast<uint32_t>(at);
+  }
+  Parameter tried = parameter;
+  for (size_t at = parameter.name.rfind(id); at != std::string::npos && at > 0;
+       at = parameter.name.rfind(id, at - 1)) {
+    tried.expert_at = static_cast<uint32_t>(at);
+    if (NamesItsExpert(tried)) return tried.expert_at;
+  }
+  return 0;
+}
+
 Result<Pattern> Reader::ReadPattern(const fb::Pattern* table) {
   Pattern pattern;
   if (table == nullptr) return pattern;
@@ -176,8 +198,8 @@ Result<Pattern> Reader::ReadPattern(const fb::Pattern* table) {
                         KnownEnum(table->kind(), PatternKind::kShard, "pattern kind"));
   CKPT_RETURN_IF_ERROR(
       ReadAll(table->cuts(), pattern.cuts, "cut", [](const fb::Cut& cut) -> Result<Cut> {
-        return Cut{cut.dim(), Vector(cut.parts()), cut.pad_multiple(), cut.pad_always(),
-                   cut.unit()};
+        return Cut{cut.dim(),        Vector(cut.parts()), cut.pad_multiple(),
+                   cut.pad_always(), cut.unit(),          Vector(cut.widths())};
       }));
   pattern.grid = Vector(table->grid());
   pattern.bias_scaled = table->bias_scaled();
@@ -193,12 +215,20 @@ Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
   CKPT_ASSIGN_OR_RETURN(parameter.shape, ReadShape(table.shape()));
   CKPT_ASSIGN_OR_RETURN(parameter.role, KnownEnum(table.role(), Role::kBuffer, "role"));
   CKPT_ASSIGN_OR_RETURN(parameter.pattern, ReadPattern(table.pattern()));
+  if (table.source_pattern() != nullptr) {
+    CKPT_ASSIGN_OR_RETURN(parameter.source_pattern, ReadPattern(table.source_pattern()));
+  }
   CKPT_ASSIGN_OR_RETURN(parameter.stage,
                         KnownEnum(table.stage(), StageRule::kFirstLast, "stage rule"));
   parameter.layer = table.layer();
   if (table.expert() < -1 || table.expert() > UINT32_MAX) return Refuse("expert number");
   if (table.expert() >= 0) parameter.expert = static_cast<uint32_t>(table.expert());
   parameter.stacked_experts = table.stacked_experts();
+  if (parameter.expert) {
+    parameter.expert_at = table.expert_at() >= 0 ? static_cast<uint32_t>(table.expert_at())
+                                                 : ExpertAtOf(parameter);
+    if (!NamesItsExpert(parameter)) return Refuse("'", parameter.name, "' does not name its expert");
+  }
   return parameter;
 }
 

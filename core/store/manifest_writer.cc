@@ -85,7 +85,9 @@ Offset<fb::Layout> Writer::WriteLayout(const Layout& layout) {
 Offset<fb::Pattern> Writer::WritePattern(const Pattern& pattern) {
   const auto cuts = Tables<fb::Cut>(pattern.cuts, [this](const Cut& cut) {
     const auto parts = Vector(cut.parts);
-    return fb::CreateCut(builder_, cut.dim, parts, cut.pad_multiple, cut.pad_always, cut.unit);
+    const auto widths = Vector(cut.widths);
+    return fb::CreateCut(builder_, cut.dim, parts, cut.pad_multiple, cut.pad_always, cut.unit,
+                         widths);
   });
   const auto grid = Vector(pattern.grid);
   return fb::CreatePattern(builder_, static_cast<uint8_t>(pattern.kind), cuts, grid,
@@ -98,11 +100,15 @@ Offset<fb::Parameter> Writer::WriteParameter(const Parameter& parameter) {
       parameter.source_name == parameter.name ? 0 : Bytes(parameter.source_name);
   const auto shape = Vector(parameter.shape);
   const auto pattern = WritePattern(parameter.pattern);
+  const auto source_pattern =
+      parameter.source_pattern ? WritePattern(*parameter.source_pattern) : Offset<fb::Pattern>(0);
   return fb::CreateParameter(builder_, name, source_name, shape,
                              static_cast<uint8_t>(parameter.role), pattern,
                              static_cast<uint8_t>(parameter.stage), parameter.layer,
                              parameter.expert ? int64_t{*parameter.expert} : int64_t{-1},
-                             parameter.stacked_experts);
+                             parameter.stacked_experts,
+                             parameter.expert ? int64_t{parameter.expert_at} : int64_t{-1},
+                             source_pattern);
 }
 
 Offset<fb::LocalTensor> Writer::WriteLocal(const LocalTensor& local, const LocalTensor& whole) {
@@ -198,6 +204,12 @@ std::string Writer::Write() {
       reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()));
 }
 
+uint64_t UpperBound(const Pattern& pattern) {
+  uint64_t bytes = 64 + 8 * pattern.grid.size();
+  for (const Cut& cut : pattern.cuts) bytes += 64 + 8 * (cut.parts.size() + cut.widths.size());
+  return bytes;
+}
+
 // A generous upper bound: FlatBuffers ends the process above 2 GiB.
 uint64_t UpperBound(const StepModel& model) {
   uint64_t bytes = 4096;
@@ -206,8 +218,7 @@ uint64_t UpperBound(const StepModel& model) {
   for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size();
   for (const Parameter& p : model.parameters) {
     bytes += 256 + p.name.size() + p.source_name.size() + 8 * p.shape.size();
-    for (const Cut& cut : p.pattern.cuts) bytes += 64 + 8 * cut.parts.size();
-    bytes += 8 * p.pattern.grid.size();
+    bytes += UpperBound(p.pattern) + (p.source_pattern ? UpperBound(*p.source_pattern) : 0);
   }
   for (const Atom& atom : model.atoms) {
     bytes += 256 + atom.kind.size() + atom.optimizer.size() + atom.source.inline_bytes.size() +

@@ -95,7 +95,15 @@ Status CheckExpert(const StepModel& step, const Layout& layout, const Parameter&
   return {};
 }
 
-Result<LocalTensor> Local(const Layout& layout, const RankCoordinate& rank,
+// The source's own tensor-parallel degree is shown as its ranks held it; all
+// others follow the rules.
+const Pattern& PatternFor(const StepModel& step, const Layout& layout,
+                          const Parameter& parameter) {
+  const bool own = parameter.source_pattern && layout.tp == step.layout.tp;
+  return own ? *parameter.source_pattern : parameter.pattern;
+}
+
+Result<LocalTensor> Local(const StepModel& step, const Layout& layout, const RankCoordinate& rank,
                           const Parameter& parameter) {
   if (parameter.stacked_experts > 0) {
     return MakeLocal(Pattern::Shard(0), parameter.shape, rank.ep, layout.ep);
@@ -103,21 +111,33 @@ Result<LocalTensor> Local(const Layout& layout, const RankCoordinate& rank,
   if (parameter.expert) {
     return MakeLocal(parameter.pattern, parameter.shape, rank.etp, layout.etp);
   }
-  return MakeLocal(parameter.pattern, parameter.shape, rank.tp, layout.tp);
+  return MakeLocal(PatternFor(step, layout, parameter), parameter.shape, rank.tp, layout.tp);
+}
+
+Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& parameter) {
+  const Pattern& pattern = PatternFor(step, layout, parameter);
+  if (layout.tp == 1) return {};
+  if (pattern.kind == PatternKind::kUnique) {
+    return Refuse("held by one tensor-parallel rank only, and nothing says which of tp", layout.tp);
+  }
+  if (pattern.kind != PatternKind::kUnknown) return {};
+  if (parameter.source_pattern) {
+    return Refuse("its source cut it unevenly over tp", step.layout.tp, ", and nothing says in what "
+                  "units tp", layout.tp, " may; adopt with --family FILE (a rule for this name)");
+  }
+  return Refuse("no rule says how it is spread over tp", layout.tp,
+                "; adopt with --family FILE (a rule for this name), --family-set (a size that "
+                "the rule needs) or --replicated REGEX");
 }
 
 Status CheckParameter(const StepModel& step, const Layout& layout, const Parameter& parameter) {
   if (IsExpert(parameter)) {
     CKPT_RETURN_IF_ERROR(CheckExpert(step, layout, parameter));
-  } else if (layout.tp > 1 && parameter.pattern.kind == PatternKind::kUnknown) {
-    return Refuse("no rule says how it is spread over tp", layout.tp,
-                  "; adopt with --family FILE (a rule for this name), --family-set (a size that "
-                  "the rule needs) or --replicated REGEX");
-  } else if (layout.tp > 1 && parameter.pattern.kind == PatternKind::kUnique) {
-    return Refuse("held by one tensor-parallel rank only, and nothing says which of tp", layout.tp);
+  } else {
+    CKPT_RETURN_IF_ERROR(CheckKnown(step, layout, parameter));
   }
   CKPT_RETURN_IF_ERROR(StagesOf(step, layout, parameter));
-  CKPT_RETURN_IF_ERROR(Local(layout, RankCoordinate{}, parameter));
+  CKPT_RETURN_IF_ERROR(Local(step, layout, RankCoordinate{}, parameter));
   return {};
 }
 
@@ -200,8 +220,7 @@ Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordi
 Result<std::shared_ptr<const LocalTensor>> LocalOf(const StepModel& step, const Layout& layout,
                                                    const RankCoordinate& rank,
                                                    const Parameter& parameter) {
-  (void)step;
-  Result<LocalTensor> local = Local(layout, rank, parameter);
+  Result<LocalTensor> local = Local(step, layout, rank, parameter);
   if (!local) return Fail(std::move(local).error().WithContext(parameter.name));
   return std::make_shared<const LocalTensor>(*std::move(local));
 }

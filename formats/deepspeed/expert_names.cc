@@ -34,18 +34,20 @@ std::optional<Split> SplitName(std::string_view name) {
 
 }  // namespace
 
-std::optional<uint32_t> ExpertOf(std::string_view name) {
+std::optional<ExpertNumber> ExpertOf(std::string_view name) {
   const auto split = SplitName(name);
   if (!split) return std::nullopt;
-  return split->number;
+  return ExpertNumber{split->number, static_cast<uint32_t>(split->before.size())};
 }
 
-LocalExperts::LocalExperts(std::span<const std::string> local_names) {
-  for (const std::string& name : local_names) {
-    const auto split = SplitName(name);
-    if (!split) continue;
-    uint32_t& count = counts_[std::string(split->before)];
-    count = std::max(count, split->number + 1);
+LocalExperts::LocalExperts(std::span<const std::vector<NamedShape>> groups) {
+  for (const auto& group : groups) {
+    for (const NamedShape& entry : group) {
+      const auto split = SplitName(entry.name);
+      if (!split) continue;
+      uint32_t& count = counts_[std::string(split->before)];
+      count = std::max(count, split->number + 1);
+    }
   }
 }
 
@@ -56,7 +58,7 @@ Result<std::string> LocalExperts::Global(std::string_view local_name, uint32_t e
                 StrCat("'", local_name, "' is in an expert group but has no expert number"));
   }
   const auto count = counts_.find(split->before);
-  CKPT_CHECK(count != counts_.end());
+  CKPT_CHECK(count != counts_.end());  // of a name that the constructor was not given
   const uint64_t global = uint64_t{expert_rank} * count->second + split->number;
   return StrCat(split->before, global, split->after);
 }

@@ -17,17 +17,27 @@
 #include <string_view>
 
 #include "core/base/result.h"
+#include "formats/deepspeed/model_states.h"
 
 namespace ckptfs::deepspeed {
 
-// The expert number in a name; nothing if it is no expert's.
-std::optional<uint32_t> ExpertOf(std::string_view name);
+// The expert number of a name and the byte offset at which it stands.
+struct ExpertNumber {
+  uint32_t number = 0;
+  uint32_t at = 0;
+};
 
-// The experts that one rank's group of names holds, per MoE layer.
+// Nothing if the name is not an expert's.
+std::optional<ExpertNumber> ExpertOf(std::string_view name);
+
+// The experts that one rank holds, per MoE layer.
 class LocalExperts {
  public:
-  explicit LocalExperts(std::span<const std::string> local_names);
-  // kInvalid if the name is no expert's.
+  LocalExperts() = default;
+  // All groups of the rank: an expert group above some size is split into
+  // several, none of which has all of a layer's experts.
+  explicit LocalExperts(std::span<const std::vector<NamedShape>> groups);
+  // kUnsupported if the name is not an expert's.
   Result<std::string> Global(std::string_view local_name, uint32_t expert_rank) const;
 
  private:

@@ -30,8 +30,6 @@ struct NamedShape {
   bool operator==(const NamedShape&) const = default;
 };
 
-std::vector<std::string> NamesOf(const std::vector<NamedShape>& shapes);
-
 // Stage 0 keeps its optimizer here.
 struct UnshardedOptimizer {
   enum class Form {

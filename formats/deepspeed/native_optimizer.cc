@@ -60,11 +60,10 @@ Result<NativeReader::FlatGroup> NativeReader::DescribeGroup(
   group.index = index;
   group.ranks = std::move(ranks);
   const std::vector<NamedShape>& shapes = ModelOf(mp).groups[index];
-  const LocalExperts experts(NamesOf(shapes));
   for (const NamedShape& entry : shapes) {
     std::string name = entry.name;
     if (expert_rank) {
-      CKPT_ASSIGN_OR_RETURN(name, experts.Global(entry.name, *expert_rank));
+      CKPT_ASSIGN_OR_RETURN(name, local_experts_.at(mp).Global(entry.name, *expert_rank));
     }
     group.names.push_back(NormaliseName(name));
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(entry.shape));

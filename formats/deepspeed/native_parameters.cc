@@ -58,7 +58,7 @@ Status NativeReader::NameExpertGroup(uint32_t mp, const std::vector<NamedShape>&
     return Fail(ErrorCode::kUnsupported,
                 StrCat(ModelOf(mp).file, ": native MoE together with tensor parallelism"));
   }
-  const LocalExperts locals(NamesOf(group));
+  const LocalExperts& locals = local_experts_.at(mp);
   for (uint32_t rank = 0; rank < expert_ranks; ++rank) {
     for (const NamedShape& entry : group) {
       CKPT_ASSIGN_OR_RETURN(const std::string global, locals.Global(entry.name, rank));
@@ -72,6 +72,7 @@ Status NativeReader::NameExpertGroup(uint32_t mp, const std::vector<NamedShape>&
 Status NativeReader::NameTrainable() {
   for (uint32_t mp = 0; mp < tp_ * pp_; ++mp) {
     const ModelStates& model = ModelOf(mp);
+    local_experts_.emplace(mp, LocalExperts(model.groups));
     for (size_t g = 0; g < model.groups.size(); ++g) {
       if (stage_ != 3 && IsExpertGroup(mp, g)) {
         CKPT_RETURN_IF_ERROR(NameExpertGroup(mp, model.groups[g], ExpertRanks(mp, g)));

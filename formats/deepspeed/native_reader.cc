@@ -124,6 +124,7 @@ Status NativeReader::SetDegrees() {
   }
   dp_ = static_cast<uint32_t>(std::max<uint64_t>(1, first.dp_world));
   stage_ = optimizers_.empty() ? 0 : optimizers_.begin()->second.stage;
+  CKPT_RETURN_IF_ERROR(CountExpertRanks());
   for (uint32_t rank = 0; rank < mp; ++rank) {
     if (models_.count(RankKey{rank, 0}) == 0) {
       return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no model states of "
@@ -138,6 +139,22 @@ Status NativeReader::SetDegrees() {
     }
   }
   return {};
+}
+
+// Without ZeRO only the files of the expert-parallel ranks tell how many there
+// were; ZeRO's groups say it themselves (NameExpertGroup).
+Status NativeReader::CountExpertRanks() {
+  if (stage_ != 0) return {};
+  for (const auto& [key, name] : files_.expert_optimizer) ep_ = std::max(ep_, key.dp + 1);
+  for (uint32_t rank = 0; rank < ep_ && ep_ > 1; ++rank) {
+    if (files_.expert_optimizer.contains(RankKey{0, rank})) continue;
+    return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no optimizer states of "
+                                            "expert-parallel rank ", rank, " of ", ep_));
+  }
+  if (dp_ % ep_ == 0) return {};
+  return Fail(ErrorCode::kInvalid,
+              StrCat(candidate_.directory, ": files of ", ep_, " expert-parallel ranks, which do not "
+                     "divide the ", dp_, " data-parallel ranks"));
 }
 
 Status NativeReader::CheckModelsAgree(const ModelStates& first, const ModelStates& other) const {

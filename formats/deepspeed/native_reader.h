@@ -26,6 +26,7 @@
 #include "core/base/result.h"
 #include "core/ingest/assembler.h"
 #include "core/ingest/source.h"
+#include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/model_states.h"
 #include "formats/deepspeed/names.h"
 #include "formats/deepspeed/optimizer_states.h"
@@ -45,7 +46,7 @@ class NativeReader {
     std::string source_name;
     Role role = Role::kTrainable;
     std::map<uint32_t, std::vector<std::optional<Shape>>> shapes;  // by stage: per tp rank
-    std::optional<uint32_t> expert;
+    std::optional<ExpertNumber> expert;
     ParameterIndex index{};
     Sharding sharding;
     std::map<uint32_t, uint32_t> slots;    // pipeline stage -> which copy it is
@@ -84,6 +85,7 @@ class NativeReader {
   Status ReadOptimizers();
   Status ReadTensorFiles();
   Status SetDegrees();
+  Status CountExpertRanks();
   Status CheckOneRun() const;
   Status CheckModelsAgree(const ModelStates& first, const ModelStates& other) const;
   std::vector<uint32_t> SplitOfStages();
@@ -162,6 +164,7 @@ class NativeReader {
   std::map<RankKey, OptimizerStates> optimizers_;
   std::map<LayerKey, TensorDict> layers_;
   std::map<ExpertKey, TensorDict> experts_;
+  std::map<uint32_t, LocalExperts> local_experts_;  // by mp
   uint32_t tp_ = 1;
   uint32_t pp_ = 1;
   uint32_t dp_ = 1;

@@ -66,9 +66,15 @@ Status NativeReader::DeclareParameter(const std::string& name, Known& known, boo
   parameter.shape = known.sharding.shape;
   parameter.role = known.role;
   parameter.pattern = known.sharding.pattern;
+  parameter.source_pattern = known.sharding.source_pattern;
   parameter.stage = known.sharding.stage;
   parameter.layer = known.sharding.layer.value_or(0);
-  parameter.expert = known.expert ? known.expert : known.sharding.expert;
+  parameter.expert = known.sharding.expert;
+  parameter.expert_at = known.sharding.expert_at;
+  if (known.expert) {
+    parameter.expert = known.expert->number;
+    parameter.expert_at = known.expert->at;
+  }
   parameter.stacked_experts = known.sharding.stacked_experts;
   if (known.expert && parameter.pattern.kind == PatternKind::kUnknown) {
     parameter.pattern.kind = PatternKind::kUnique;
@@ -110,9 +116,13 @@ Status NativeReader::ResolveSharding() {
     CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, known.role == Role::kBuffer));
     if (!sharding && known.role == Role::kBuffer) {
       assumed.push_back(name);
-      sharding = Sharding{Sharding::How::kReplicas, Pattern::Replicate(), locals[0],
-                          std::vector<LocalTensor>(tp_, WholeTensor(locals[0])),
-                          StageRule::kEvery, std::nullopt, std::nullopt, 0, false};
+      sharding = Sharding{.how = Sharding::How::kReplicas,
+                          .pattern = Pattern::Replicate(),
+                          .source_pattern = std::nullopt,
+                          .shape = locals[0],
+                          .locals = std::vector<LocalTensor>(tp_, WholeTensor(locals[0])),
+                          .layer = std::nullopt,
+                          .expert = std::nullopt};
     }
     if (sharding) {
       layered = layered || sharding->layer.has_value();

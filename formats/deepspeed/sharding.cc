@@ -7,6 +7,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/model/source_pattern.h"
 
 namespace ckptfs::deepspeed {
 
@@ -361,36 +362,6 @@ Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t
   return {};
 }
 
-// The cut that pieces of a map amount to, so that other degrees can be cut
-// too; unknown if they are no consecutive parts of one dim.
-Pattern PatternOfPieces(const AffineParameter& affine) {
-  Pattern unknown;
-  std::optional<uint32_t> dim;
-  for (const LocalTensor& rank : affine.ranks) {
-    if (rank.pieces.size() != affine.ranks[0].pieces.size()) return unknown;
-    for (const Piece& piece : rank.pieces) {
-      for (uint32_t d = 0; d < piece.shape.size(); ++d) {
-        if (piece.shape[d] == affine.logical_shape[d]) continue;
-        if (dim && *dim != d) return unknown;
-        dim = d;
-      }
-    }
-  }
-  if (!dim || affine.ranks[0].pieces.empty()) return unknown;
-  std::vector<uint64_t> parts;
-  uint64_t row = 0;
-  for (size_t p = 0; p < affine.ranks[0].pieces.size(); ++p) {
-    const uint64_t begin = row;
-    for (const LocalTensor& rank : affine.ranks) {
-      if (rank.pieces[p].atom_begin[*dim] != row) return unknown;
-      row += rank.pieces[p].shape[*dim];
-    }
-    parts.push_back(row - begin);
-  }
-  if (row != affine.logical_shape[*dim]) return unknown;
-  return Pattern::Shard(*dim, parts.size() > 1 ? parts : std::vector<uint64_t>());
-}
-
 }  // namespace
 
 Status ShardingRules::ResolveAffine(std::string_view name, std::span<const Shape> locals,
@@ -413,9 +384,6 @@ Status ShardingRules::ResolveAffine(std::string_view name, std::span<const Shape
   out.shape = affine.logical_shape;
   out.locals = affine.ranks;
   out.how = affine.replicated ? Sharding::How::kReplicas : Sharding::How::kCut;
-  if (out.pattern.kind == PatternKind::kUnknown) {
-    out.pattern = affine.replicated ? Pattern::Replicate() : PatternOfPieces(affine);
-  }
   return {};
 }
 
@@ -475,17 +443,29 @@ Result<std::optional<Sharding>> ShardingRules::Resolve(std::string_view name,
     out.stage = family->stage;
     out.layer = family->layer;
     out.expert = family->expert;
+    out.expert_at = family->expert_at;
     out.stacked_experts = family->stacked_experts;
   }
   out.on_several_stages =
       info_ != nullptr && FirstMatch(info_->pipeline_replicated, name) != nullptr;
+  const bool ruled = family && IsOneCut(family->pattern) && IsOneCut(out.pattern) &&
+                     family->pattern.cuts[0].dim == out.pattern.cuts[0].dim;
   if (locals.size() == 1) {
     CKPT_RETURN_IF_ERROR(ResolveWhole(name, decision ? &*decision : nullptr, out));
-  } else if (affine != nullptr) {
+    // Put together again (a universal directory), and the map is still there.
+    if (affine != nullptr && affine->ranks.size() > 1 && affine->logical_shape == out.shape) {
+      out.pattern = SettlePatterns(out.pattern, ruled, out.shape, affine->ranks).pattern;
+    }
+    return std::optional<Sharding>(std::move(out));
+  }
+  if (affine != nullptr) {
     CKPT_RETURN_IF_ERROR(ResolveAffine(name, locals, *affine, out));
   } else {
     CKPT_RETURN_IF_ERROR(ResolveShards(name, locals, *std::move(decision), out));
   }
+  SourcePatterns settled = SettlePatterns(out.pattern, ruled, out.shape, out.locals);
+  out.pattern = std::move(settled.pattern);
+  out.source_pattern = std::move(settled.source);
   return std::optional<Sharding>(std::move(out));
 }
 

@@ -35,12 +35,14 @@ struct Sharding {
     kCut,       // the ranks' locals cover it
   };
   How how = How::kWhole;
-  Pattern pattern;
+  Pattern pattern;                  // for any degree; kUnknown: nothing says how
+  std::optional<Pattern> source_pattern;  // Parameter::source_pattern
   Shape shape;                      // of the whole parameter, without padding
   std::vector<LocalTensor> locals;  // one per tensor-parallel rank
   StageRule stage = StageRule::kEvery;
   std::optional<uint32_t> layer;
   std::optional<uint32_t> expert;
+  uint32_t expert_at = 0;           // where it stands in the name
   uint32_t stacked_experts = 0;
   bool on_several_stages = false;   // declared equal over the pipeline stages that hold it
 };

@@ -15,6 +15,7 @@
 #include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/document_keys.h"
+#include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/family_variables.h"
 
 namespace ckptfs::deepspeed {
@@ -201,6 +202,8 @@ Pattern UniversalReader::PatternOf(const Folder& folder, const Pattern& by_rules
   const bool bare = folder.states.front().bare;
   const ModelStates& model = models_.at(0);
   const bool was_cut = model.tp_degree > 1 || (model.info && model.info->DeclaresTensorParallel());
+  // The map knows more than marks, which say nothing of uneven cuts.
+  if (model.info && model.info->affine.Find(NormaliseName(folder.name)) != nullptr) return by_rules;
   const bool specific = marks.parts > 0 || !marks.part_sizes.empty() || marks.vocabulary ||
                         marks.cat_dim.value_or(0) > 0;
   if (bare || by_rules.kind != PatternKind::kUnknown || !(was_cut || specific)) return by_rules;
@@ -263,8 +266,8 @@ Status UniversalReader::PlaceFolder(const Folder& folder, ParameterIndex index) 
 
 // Views of native MoE join the experts of several ranks under the name of one;
 // which belongs to which rank is not in the file.
-Status UniversalReader::CheckExperts(const Folder& folder, const Sharding& sharding) const {
-  if (!sharding.expert || folder.states.front().marks.experts == 0) return {};
+Status UniversalReader::CheckExperts(const Folder& folder, const Parameter& parameter) const {
+  if (!parameter.expert || folder.states.front().marks.experts == 0) return {};
   return Fail(ErrorCode::kUnsupported,
               StrCat(PathOf(StrCat("zero/", folder.name)), ": experts of several expert-parallel "
                      "ranks in one tensor; adopt the original checkpoint, or a view of it without "
@@ -298,7 +301,6 @@ Status UniversalReader::DeclareParameters() {
   for (const Folder& folder : folders_) {
     const std::string name = NormaliseName(folder.name);
     CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(name, {&folder.shape, 1}, false));
-    CKPT_RETURN_IF_ERROR(CheckExperts(folder, *sharding));
     Parameter parameter;
     parameter.name = name;
     parameter.source_name = folder.name;
@@ -307,6 +309,12 @@ Status UniversalReader::DeclareParameters() {
     parameter.stage = sharding->stage;
     parameter.layer = sharding->layer.value_or(0);
     parameter.expert = sharding->expert;
+    parameter.expert_at = sharding->expert_at;
+    if (const auto expert = ExpertOf(name)) {  // whatever the family calls it
+      parameter.expert = expert->number;
+      parameter.expert_at = expert->at;
+    }
+    CKPT_RETURN_IF_ERROR(CheckExperts(folder, parameter));
     parameter.stacked_experts =
         std::max(sharding->stacked_experts, folder.states.front().marks.experts);
     if (parameters_.count(name) > 0) {

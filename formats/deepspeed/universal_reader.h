@@ -64,7 +64,7 @@ class UniversalReader {
   Status GiveShapes();
   Status CheckShapes() const;
   Pattern PatternOf(const Folder& folder, const Pattern& by_rules) const;
-  Status CheckExperts(const Folder& folder, const Sharding& sharding) const;
+  Status CheckExperts(const Folder& folder, const Parameter& parameter) const;
   void NoteMissingFrozen();
   Status DeclareParameters();
   Status DeclareOthers(const ShardingRules& rules);

@@ -56,6 +56,7 @@ std::vector<Parameter> Parameters(const TinyStepOptions& options) {
       add(StrCat(at, "deepspeed_experts.", e, ".weight"), {5, kHidden}, Pattern::Replicate(), layer,
           i);
       list.back().expert = e;
+      list.back().expert_at = static_cast<uint32_t>(at.size() + sizeof("deepspeed_experts.") - 1);
     }
   }
   return list;

@@ -215,12 +215,14 @@ def test_our_universal_view_adopted_again(native, ckptfs, variant, layout):
     assert ('frozen parameters' in notes_of(step)) == VARIANTS[variant].frozen
 
 
-def test_joined_experts_are_refused(native, ckptfs):
-    """With ep one tensor has the experts of several ranks under one name."""
+@pytest.mark.parametrize('family', [(), ('--family', 'llama')])
+def test_joined_experts_are_refused(native, ckptfs, family):
+    """With ep one tensor has the experts of several ranks under one name,
+    whether the family knows the name or not."""
     out = os.path.join(ckptfs.folder, 'exported')
     native[0].run('export', f'moe/{TAG}', 'dp4_ep2/deepspeed', out,
                   '--store', native[0].store)
-    done = ckptfs.adopt(out, check=False)
+    done = ckptfs.adopt(out, check=False, extra=family)
     assert done.returncode == 4
     assert 'deepspeed_experts.' in done.stderr and 'ep' in done.stderr
 

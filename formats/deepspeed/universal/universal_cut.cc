@@ -50,7 +50,10 @@ NodeId SubparamShapeNode(const UniversalCut& cut, const Shape& shape, PickleBuil
 }  // namespace
 
 Result<UniversalCut> CutOf(const Parameter& parameter) {
-  const Pattern& pattern = parameter.pattern;
+  // Along which dim is known even where in what units is not; engines that cut
+  // evenly anyway then cut there.
+  const bool own = parameter.pattern.kind == PatternKind::kUnknown && parameter.source_pattern;
+  const Pattern& pattern = own ? *parameter.source_pattern : parameter.pattern;
   if (pattern.bias_scaled) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat("parameter '", parameter.name,

@@ -112,17 +112,6 @@ class Collector {
   std::set<std::string> kinds_;
 };
 
-// "…experts.<id>.…" with another id; empty if the name does not say the id so.
-std::string WithExpert(const std::string& name, uint32_t expert, uint64_t other) {
-  for (std::string_view stem : {"deepspeed_experts.", "experts."}) {
-    const std::string found = StrCat(stem, expert, ".");
-    const size_t at = name.find(found);
-    if (at == std::string::npos) continue;
-    return StrCat(name.substr(0, at), stem, other, ".", name.substr(at + found.size()));
-  }
-  return "";
-}
-
 // Experts of an engine with ep > 1: rank r's local expert j is the global one
 // r * n + j, and every rank looks up the local name.  One file holds all ranks'
 // j-th experts stacked along dim 0, which the loader cuts by ep rank.
@@ -133,7 +122,7 @@ class ExpertStacker {
 
   Status Add(ParameterIndex index) {
     const Parameter& parameter = step_.parameter(index);
-    const std::string family = WithExpert(Name(index), *parameter.expert, 0);
+    const std::string family = WithExpert(parameter, Name(index), 0);
     if (family.empty()) {
       return Fail(ErrorCode::kUnsupported,
                   StrCat("expert parameter '", parameter.name, "' does not say its number"));

@@ -24,6 +24,7 @@ using Kind = UniversalCut::Kind;
 struct Entry {
   UniversalCut cut;
   Shape shape;                         // kParts only
+  std::vector<uint64_t> widths;        // kParts only: row-major [part][rank]
   uint64_t rows = 0, padded_rows = 0;  // kVocabulary only
   bool operator==(const Entry&) const = default;
 };
@@ -41,11 +42,31 @@ constexpr std::array<std::string_view, 12> kOurKeys = {"universal_checkpoint_ver
                                                        "sub_param_shard_widths",
                                                        "affine_map"};
 
-Entry EntryOf(const Parameter& parameter, const UniversalCut& cut, const Layout& layout) {
-  Entry entry{cut, {}, 0, 0};
+// What the ranks of the layout hold of each part; nothing if that is not whole.
+std::vector<uint64_t> WidthsOf(const StepModel& step, const Parameter& parameter,
+                               const UniversalCut& cut, const Layout& layout) {
+  if (parameter.source_pattern && layout.tp == step.layout.tp &&
+      parameter.source_pattern->cuts.size() == 1 &&
+      parameter.source_pattern->cuts[0].parts == cut.parts) {
+    return parameter.source_pattern->cuts[0].widths;
+  }
+  std::vector<uint64_t> widths;
+  for (uint64_t part : cut.parts) {
+    if (part % layout.tp != 0) return {};
+    widths.insert(widths.end(), layout.tp, part / layout.tp);
+  }
+  return widths;
+}
+
+Entry EntryOf(const StepModel& step, const Parameter& parameter, const UniversalCut& cut,
+              const Layout& layout) {
+  Entry entry{cut, {}, {}, 0, 0};
   const bool two_rows = cut.kind == Kind::kEqualParts && cut.parts.size() == 2 && cut.dim == 0;
   if (cut.kind == Kind::kEqualParts && !two_rows) entry.cut.kind = Kind::kParts;
-  if (entry.cut.kind == Kind::kParts) entry.shape = parameter.shape;
+  if (entry.cut.kind == Kind::kParts) {
+    entry.shape = parameter.shape;
+    entry.widths = WidthsOf(step, parameter, cut, layout);
+  }
   if (cut.kind == Kind::kVocabulary) {
     const Cut& along = parameter.pattern.cuts[0];
     const uint64_t unit = std::max<uint64_t>(along.pad_multiple, 1) * layout.tp;
@@ -67,7 +88,7 @@ std::vector<std::pair<std::string, Entry>> Patterns(const StepModel& step, const
     auto cut = CutOf(parameter);
     if (!cut || cut->kind == Kind::kUnknown) continue;
     classes[PatternOfName(names.parameters[i], true)].emplace_back(
-        PatternOfName(names.parameters[i], false), EntryOf(parameter, *cut, layout));
+        PatternOfName(names.parameters[i], false), EntryOf(step, parameter, *cut, layout));
   }
   std::vector<std::pair<std::string, Entry>> patterns;
   for (const auto& [pattern, members] : classes) {
@@ -129,9 +150,11 @@ class InfoBuilder {
 
   void AddParts(const std::string& pattern, const Entry& entry) {
     std::vector<NodeId> shape, parts, widths;
-    for (uint64_t part : entry.cut.parts) {
-      parts.push_back(Number(part));
-      widths.push_back(pickle_.List(std::vector<NodeId>(layout_.tp, Number(part / layout_.tp))));
+    for (uint64_t part : entry.cut.parts) parts.push_back(Number(part));
+    for (size_t at = 0; at < entry.widths.size(); at += layout_.tp) {
+      std::vector<NodeId> ranks;
+      for (uint32_t r = 0; r < layout_.tp; ++r) ranks.push_back(Number(entry.widths[at + r]));
+      widths.push_back(pickle_.List(std::move(ranks)));
     }
     const NodeId part_tuple = pickle_.Tuple(std::move(parts));
     for (size_t d = 0; d < entry.shape.size(); ++d) {
@@ -142,6 +165,7 @@ class InfoBuilder {
         pickle_.Dict({{pickle_.String("patterns"), patterns},
                       {pickle_.String("shape"), pickle_.Tuple(std::move(shape))},
                       {pickle_.String("partition_dim"), Number(entry.cut.dim)}}));
+    if (widths.empty()) return;
     widths_.emplace_back(pickle_.String(pattern), pickle_.List(std::move(widths)));
   }
 
@@ -186,7 +210,10 @@ Result<NodeId> UniversalInfo(const StepModel& step, const Layout& layout, const 
     CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*source));
     for (const auto& [key, value] : RootOf(tree).Items()) {
       const std::string_view name = key.String().value_or("");
-      if (std::find(kOurKeys.begin(), kOurKeys.end(), name) != kOurKeys.end()) continue;
+      // How the source's ranks were cut stays true of its names.
+      const bool map = name == "affine_map" && (layout.naming == Naming::kAsSource ||
+                                                layout.naming == step.layout.naming);
+      if (!map && std::find(kOurKeys.begin(), kOurKeys.end(), name) != kOurKeys.end()) continue;
       if (!source->tensors.empty()) continue;
       const NodeId shown = archive.pickle().Copy(key);
       items.emplace_back(shown, archive.pickle().Copy(value));

@@ -248,7 +248,13 @@ TEST(FamilyTest, ExpertsAreNumbered) {
   const RuleMatch match = MatchOf(
       *family, "model.layers.1.mlp.deepspeed_moe.experts.deepspeed_experts.3.down_proj.weight", {});
   EXPECT_EQ(match.expert, 3u);
+  EXPECT_EQ(match.expert_at, sizeof("model.layers.1.mlp.deepspeed_moe.experts.deepspeed_experts.") - 1);
   EXPECT_EQ(match.pattern.kind, PatternKind::kUnique);
+  // In the pipeline's spelling it stands elsewhere.
+  const std::string pipe = "2.mlp.deepspeed_moe.experts.deepspeed_experts.3.down_proj.weight";
+  const RuleMatch other = MatchOf(*family, pipe, {});
+  EXPECT_EQ(other.expert, 3u);
+  EXPECT_EQ(pipe.substr(other.expert_at), "3.down_proj.weight");
 }
 
 TEST(FamilyTest, ConditionsTellSwigluFromGelu) {

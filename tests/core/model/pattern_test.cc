@@ -50,6 +50,27 @@ std::string Refusal(const Pattern& pattern, const Shape& atom, uint64_t degree) 
 
 using Values = std::vector<int64_t>;
 
+TEST(PatternTest, UnevenWidthsAreWhatEachRankHolds) {
+  Pattern pattern = Pattern::Shard(0, {3, 2});
+  pattern.cuts[0].widths = {2, 1, 0, 2};
+  EXPECT_EQ(Local(pattern, {5}, 0, 2), (Values{0, 1}));
+  EXPECT_EQ(Local(pattern, {5}, 1, 2), (Values{2, 3, 4}));
+  EXPECT_EQ(Local(pattern, {5}, 0, 1), (Values{0, 1, 2, 3, 4}));
+  EXPECT_THAT(Refusal(pattern, {5}, 4), HasSubstr("says nothing of 4"));
+  EXPECT_THAT(Refusal(pattern, {6}, 2), HasSubstr("sum to 5"));
+  pattern.cuts[0].widths = {2, 2, 0, 2};
+  EXPECT_THAT(Refusal(pattern, {5}, 2), HasSubstr("the part is 3"));
+  pattern.cuts[0].widths = {UINT64_MAX, 2, 0, 2};
+  EXPECT_NE(Refusal(pattern, {5}, 2), "accepted");
+}
+
+TEST(PatternTest, WidthsMayPadTheEndOfASinglePart) {
+  Pattern pattern = Pattern::Shard(0);
+  pattern.cuts[0].widths = {3, 4};
+  EXPECT_EQ(Local(pattern, {5}, 1, 2), (Values{3, 4, kPadding, kPadding}));
+  EXPECT_THAT(Refusal(pattern, {8}, 2), HasSubstr("the part is 8"));
+}
+
 TEST(PatternTest, DegreeOneIsTheWholeAtomWhateverThePattern) {
   for (const Pattern& pattern :
        {Pattern{}, Pattern::Replicate(), Pattern::Shard(1), Pattern::Shard(0, {1, 1})}) {

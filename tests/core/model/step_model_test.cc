@@ -60,19 +60,22 @@ TEST(StepModelTest, AnIndexOfOtherSizesIsNotUsed) {
   EXPECT_EQ(model.FindParameter("late"), ParameterIndex{2});
 }
 
+Parameter Expert(const std::string& before, uint32_t id, const std::string& after) {
+  Parameter parameter = Named(before + std::to_string(id) + after);
+  parameter.expert = id;
+  parameter.expert_at = static_cast<uint32_t>(before.size());
+  return parameter;
+}
+
 TEST(StepModelTest, CountsTheExpertsOfAGroup) {
   StepModel model;
   for (uint32_t layer : {0u, 3u}) {
     for (uint32_t expert = 0; expert < (layer == 0 ? 2u : 4u); ++expert) {
-      Parameter parameter = Named("layers." + std::to_string(layer) + ".experts." +
-                                  std::to_string(expert) + ".w3.weight");
-      parameter.expert = expert;
-      model.parameters.push_back(parameter);
+      model.parameters.push_back(
+          Expert("layers." + std::to_string(layer) + ".experts.", expert, ".w3.weight"));
     }
   }
-  Parameter grouped = Named("fc1.weight1");
-  grouped.expert = 1;
-  model.parameters.push_back(grouped);
+  model.parameters.push_back(Expert("fc1.weight", 1, ""));
   for (int pass = 0; pass < 2; ++pass) {
     EXPECT_EQ(model.ExpertsOf(model.parameters[0]), 2u);
     EXPECT_EQ(model.ExpertsOf(model.parameters[5]), 4u);  // layer 3, expert 3, w3
@@ -80,6 +83,33 @@ TEST(StepModelTest, CountsTheExpertsOfAGroup) {
     EXPECT_EQ(model.ExpertsOf(Named("dense")), 0u);
     model.BuildIndex();
   }
+}
+
+// Experts that are nn.Sequential: their children's numbers are no experts'.
+TEST(StepModelTest, NumbersBehindTheExpertAreNotItsId) {
+  StepModel model;
+  for (uint32_t expert = 0; expert < 8; ++expert) {
+    for (const char* child : {".1.weight", ".3.weight"}) {
+      model.parameters.push_back(Expert("layers.1.deepspeed_experts.", expert, child));
+    }
+  }
+  for (int pass = 0; pass < 2; ++pass) {
+    for (const Parameter& parameter : model.parameters) EXPECT_EQ(model.ExpertsOf(parameter), 8u);
+    model.BuildIndex();
+  }
+}
+
+TEST(StepModelTest, RenamesAnExpertWhereItsIdStands) {
+  const Parameter expert = Expert("layers.1.experts.", 11, ".11.weight");
+  EXPECT_TRUE(NamesItsExpert(expert));
+  EXPECT_EQ(WithExpert(expert, expert.name, 2), "layers.1.experts.2.11.weight");
+  EXPECT_EQ(WithExpert(expert, "2.experts.11.11.weight", 0), "2.experts.0.11.weight");
+  EXPECT_EQ(WithExpert(expert, "2.experts.11.1.weight", 0), "");
+  Parameter wrong = expert;
+  wrong.expert_at += 1;
+  EXPECT_FALSE(NamesItsExpert(wrong));
+  wrong.expert_at = 1000;
+  EXPECT_FALSE(NamesItsExpert(wrong));
 }
 
 TEST(StepModelTest, CountsLayers) {

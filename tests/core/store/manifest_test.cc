@@ -65,6 +65,7 @@ TEST(ManifestTest, EveryFieldSurvives) {
     EXPECT_EQ(after->parameters[i].source_name, before.parameters[i].source_name);
     EXPECT_EQ(after->parameters[i].pattern, before.parameters[i].pattern);
     EXPECT_EQ(after->parameters[i].expert, before.parameters[i].expert);
+    EXPECT_EQ(after->parameters[i].expert_at, before.parameters[i].expert_at);
     EXPECT_EQ(after->parameters[i].stacked_experts, before.parameters[i].stacked_experts);
   }
   EXPECT_EQ(after->blobs[1].stamp, before.blobs[1].stamp);
@@ -75,6 +76,22 @@ TEST(ManifestTest, EveryFieldSurvives) {
   EXPECT_EQ(after->documents[0].tensors[0].strides, before.documents[0].tensors[0].strides);
   EXPECT_EQ(after->groups[0].parameters, before.groups[0].parameters);
   EXPECT_EQ(after->FindParameter("lm_head.weight"), ParameterIndex{0});
+}
+
+TEST(ManifestTest, HowTheSourceWasCutSurvives) {
+  StepModel before = SampleModel();
+  Pattern held = Pattern::Shard(0, {4, 4});
+  held.cuts[0].widths = {3, 1, 1, 3};
+  before.parameters[1].source_pattern = held;
+  auto after = ParseManifest(Rendered(before));
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_EQ(after->parameters[1].source_pattern, held);
+  EXPECT_FALSE(after->parameters[0].source_pattern);
+}
+
+TEST(ManifestTest, AnExpertIdIsInItsName) {
+  EXPECT_THAT(RefusalOf([](StepModel& model) { model.parameters[2].expert_at = 3; }),
+              HasSubstr("does not name its expert"));
 }
 
 TEST(ManifestTest, AnEmptyStepSurvives) {

@@ -64,6 +64,7 @@ void AddParameters(StepModel& model) {
   model.parameters.push_back(MakeParameter("experts.3.w", {4, 4}, grid));
   model.parameters.back().role = Role::kFrozen;
   model.parameters.back().expert = 3;
+  model.parameters.back().expert_at = 8;
   model.parameters.push_back(MakeParameter("stacked", {4, 2}, Pattern::Replicate()));
   model.parameters.back().role = Role::kBuffer;
   model.parameters.back().stacked_experts = 4;

@@ -126,12 +126,32 @@ TEST(ShardTest, RefusesByNameWhatNoRuleCovers) {
   EXPECT_THAT(Refusal(Model(2), "tp3"), HasSubstr("'embed'"));
 }
 
+TEST(ShardTest, TheSourcesOwnDegreeIsShownAsItsRanksWere) {
+  StepModel step = Model(2);
+  step.layout = L("tp3_dp2");
+  Parameter heads = Make("k", {4, 2}, Pattern{}, StageRule::kEvery);
+  heads.source_pattern = Pattern::Shard(0);
+  heads.source_pattern->cuts[0].widths = {2, 1, 1};
+  step.parameters = {heads};
+  for (const char* layout : {"tp3_dp2", "tp3", "dp4"}) EXPECT_EQ(Refusal(step, layout), "accepted");
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'k': its source cut it unevenly over tp3"));
+  RankCoordinate rank;
+  EXPECT_EQ((*LocalOf(step, L("tp3"), rank, heads))->shape, (Shape{2, 2}));
+  rank.tp = 2;
+  EXPECT_EQ((*LocalOf(step, L("tp3"), rank, heads))->pieces[0].atom_begin[0], 3u);
+  step.parameters[0].pattern = Pattern::Shard(0);
+  EXPECT_EQ(Refusal(step, "tp2"), "accepted");
+  rank.tp = 1;
+  EXPECT_EQ((*LocalOf(step, L("tp2"), rank, step.parameters[0]))->shape, (Shape{2, 2}));
+}
+
 StepModel Experts(uint32_t experts) {
   StepModel step = Model(2);
   for (uint32_t e = 0; e < experts; ++e) {
     Parameter expert = Make(StrCat("layers.0.experts.", e, ".w"), {4, 4},
                             Pattern{PatternKind::kUnique, {}, {}, false}, StageRule::kLayer, 0);
     expert.expert = e;
+    expert.expert_at = sizeof("layers.0.experts.") - 1;
     step.parameters.push_back(expert);
   }
   step.BuildIndex();

@@ -121,6 +121,7 @@ TEST(ShardingTest, WhatAutoTpLeavesWholeIsCutForOthersAsTheFamilySays) {
     EXPECT_TRUE(out && *out) << out.error().message;
     EXPECT_EQ((*out)->how, Sharding::How::kReplicas);
     EXPECT_EQ((*out)->shape, (Shape{499, 8}));
+    if (info.autotp) EXPECT_EQ((*out)->source_pattern, Pattern::Replicate());
     return (*out)->pattern;
   };
   EXPECT_EQ(pattern().kind, PatternKind::kReplicate);
@@ -159,6 +160,35 @@ TEST(ShardingTest, NothingIsGuessed) {
   out = Resolve(nullptr, {}, "w", {{4}});
   ASSERT_TRUE(out && *out);
   EXPECT_EQ((*out)->pattern.kind, PatternKind::kUnknown);
+}
+
+TEST(ShardingTest, UnevenRanksOfAListStayOpenForOthers) {
+  const ShardingInfo row = Info("parameter_with_row_parallelism_patterns", "down").Parse();
+  auto out = Resolve(&row, {}, "down.weight", {{4, 51}, {4, 50}});
+  ASSERT_TRUE(out && *out) << out.error().message;
+  EXPECT_EQ((*out)->pattern.kind, PatternKind::kUnknown);
+  ASSERT_TRUE((*out)->source_pattern);
+  EXPECT_EQ((*out)->source_pattern->cuts[0].widths, (std::vector<uint64_t>{51, 50}));
+  EXPECT_EQ((*out)->source_pattern->cuts[0].dim, 1u);
+  // A family knows that rows of this layer are no more than rows.
+  const auto families = FamilySet::Shipped();
+  SourceOptions options;
+  options.families = &*families;
+  options.family = "llama";
+  const ShardingInfo named = Info("parameter_with_row_parallelism_patterns", ".*down_proj").Parse();
+  out = Resolve(&named, options, "model.layers.0.mlp.down_proj.weight", {{4, 51}, {4, 50}});
+  ASSERT_TRUE(out && *out) << out.error().message;
+  EXPECT_EQ((*out)->pattern.kind, PatternKind::kShard);
+  EXPECT_TRUE((*out)->source_pattern);
+}
+
+TEST(ShardingTest, TheSourcesPaddingIsItsOwn) {
+  const ShardingInfo info = Info("vocabulary_parameter_patterns", "embed", 499).Parse();
+  const auto out = Resolve(&info, {}, "embed", {{256, 8}, {256, 8}});
+  ASSERT_TRUE(out && *out);
+  EXPECT_EQ((*out)->pattern.kind, PatternKind::kShard);
+  ASSERT_TRUE((*out)->source_pattern);
+  EXPECT_EQ((*out)->source_pattern->cuts[0].widths, (std::vector<uint64_t>{256, 256}));
 }
 
 TEST(ShardingTest, UnevenWidthsBecomePieces) {

@@ -99,12 +99,18 @@ TEST(NamesTest, EveryKindIsRecognised) {
 }
 
 TEST(ExpertNamesTest, LocalNumbersBecomeGlobal) {
-  const std::vector<std::string> names{"l.0.deepspeed_experts.0.w", "l.0.deepspeed_experts.1.w"};
-  const LocalExperts experts(names);
-  EXPECT_EQ(*experts.Global(names[1], 3), "l.0.deepspeed_experts.7.w");
+  // Two groups of one rank: a large expert group is split.
+  const std::vector<std::vector<NamedShape>> groups{{{"l.0.deepspeed_experts.0.w", {2}}},
+                                                    {{"l.0.deepspeed_experts.1.w", {2}}}};
+  const LocalExperts experts(groups);
+  EXPECT_EQ(*experts.Global("l.0.deepspeed_experts.1.w", 3), "l.0.deepspeed_experts.7.w");
+  EXPECT_EQ(*experts.Global("l.0.deepspeed_experts.0.w", 3), "l.0.deepspeed_experts.6.w");
   EXPECT_FALSE(experts.Global("l.0.gate.w", 0));
-  EXPECT_EQ(ExpertOf("a.deepspeed_experts.5.w"), 5u);
-  EXPECT_EQ(ExpertOf("a.deepspeed_experts.x.w"), std::nullopt);
+  const auto expert = ExpertOf("5.deepspeed_experts.5.5.w");
+  ASSERT_TRUE(expert);
+  EXPECT_EQ(expert->number, 5u);
+  EXPECT_EQ(expert->at, 20u);
+  EXPECT_FALSE(ExpertOf("a.deepspeed_experts.x.w"));
 }
 
 TEST(StateNamesTest, OnlyOneWayIsAccepted) {
