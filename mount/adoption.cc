@@ -8,11 +8,10 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "core/base/strings.h"
 #include "core/jobs/publish.h"
+#include "formats/families/shipped.h"
 #include "formats/registry.h"
 #include "mount/mount_table.h"
 #include "mount/options.h"
@@ -40,14 +39,9 @@ Result<std::string> ResolveFamily(const std::string& wanted, FamilySet& families
     return Fail(ErrorCode::kNotFound, StrCat("--family ", wanted, ": no shipped family of that "
                                                                   "name; a file needs a '/' or .toml"));
   }
-  std::ifstream file(wanted);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return Fail(ErrorCode::kNotFound, StrCat("--family ", wanted, ": cannot read it"));
-  }
-  CKPT_ASSIGN_OR_RETURN(const Family family, Family::Parse(text.str(), wanted));
-  CKPT_RETURN_IF_ERROR(families.AddFile(wanted));
-  return family.name();
+  auto name = families.AddFile(wanted);
+  if (!name) return Fail(std::move(name).error().WithContext("--family"));
+  return name;
 }
 
 // The save directory of a step and, by default, its run's name.
@@ -80,6 +74,10 @@ void RootAtSaveDirectory(StepModel& model, const files::path& directory) {
 Result<StepModel> OwnedModel(const std::string& store, const IngestedStep& step,
                              const AdoptRequest& request) {
   IngestRequest owned = request.ingest;
+  // What a file beside the original told is not beside the copy.
+  for (const auto& [size, value] : step.model.family_sizes) {
+    owned.family_set.push_back(StrCat(size, "=", value));
+  }
   CKPT_ASSIGN_OR_RETURN(owned.path,
                         TakeOwnership(store, step.candidate, step.model, request.ownership));
   CKPT_ASSIGN_OR_RETURN(IngestResult again, IngestRequested(owned));
@@ -145,7 +143,7 @@ Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& w
 }
 
 Result<IngestResult> IngestRequested(const IngestRequest& request) {
-  CKPT_ASSIGN_OR_RETURN(FamilySet families, FamilySet::Shipped());
+  CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
   SourceOptions options;
   CKPT_ASSIGN_OR_RETURN(options.family, ResolveFamily(request.family, families));
   CKPT_ASSIGN_OR_RETURN(options.variables, ParseVariables(request.family_set));

@@ -8,7 +8,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/model/family_rules.h"
-#include "core/model/shipped_families.h"
+#include "core/model/name_normaliser.h"
 
 namespace ckptfs {
 namespace {
@@ -96,9 +96,9 @@ std::optional<Found> FindRule(const FamilyRules& family, std::string_view name,
 
 // 1 + the greatest layer number that a rule finds in the names.
 std::optional<uint32_t> CountLayers(const FamilyRules& family,
-                                    std::span<const NamedShape> parameters) {
+                                    std::span<const std::string> names) {
   std::optional<uint32_t> layers;
-  for (const auto& [name, shape] : parameters) {
+  for (const std::string& name : names) {
     const auto found = FindRule(family, name, std::nullopt);
     if (found && found->holes.layer && *found->holes.layer < UINT32_MAX) {
       layers = std::max(layers.value_or(0), *found->holes.layer + 1);
@@ -107,24 +107,78 @@ std::optional<uint32_t> CountLayers(const FamilyRules& family,
   return layers;
 }
 
-// The whole parameter's size along `dim`.
-std::optional<int64_t> WholeSize(const FamilyRules& family, const NamedShape& parameter,
-                                 uint32_t dim, uint64_t degree, std::optional<uint32_t> layers) {
-  if (dim >= parameter.second.size()) return std::nullopt;
-  uint64_t size = parameter.second[dim];
-  const auto found = FindRule(family, parameter.first, layers);
-  if (degree > 1) {
+// The names of `parameters` without what wrappers put into them.
+template <class Names, class NameOf>
+std::vector<std::string> Normalised(const Names& parameters, NameOf name_of) {
+  std::vector<std::string> names;
+  names.reserve(parameters.size());
+  for (const auto& parameter : parameters) names.push_back(NormaliseName(name_of(parameter)));
+  return names;
+}
+
+// The whole parameter's size along `dim`: the ranks' extents together where the
+// parameter's own rule cuts there.
+std::optional<int64_t> WholeSize(const FamilyRules& family, const std::string& name,
+                                 const std::vector<Shape>& locals, uint32_t dim,
+                                 std::optional<uint32_t> layers) {
+  for (const Shape& local : locals) {
+    if (dim >= local.size()) return std::nullopt;
+  }
+  if (locals.empty()) return std::nullopt;
+  uint64_t size = locals[0][dim];
+  if (locals.size() > 1) {
+    const auto found = FindRule(family, name, layers);
     if (!found || found->rule->kind == PatternKind::kUnknown) return std::nullopt;
     for (const CutRule& cut : found->rule->cuts) {
       if (cut.dim != dim) continue;
       if (found->rule->cuts.size() > 1 || cut.pad_multiple) return std::nullopt;
-      const auto whole = CheckedMul(size, degree, "size");
-      if (!whole) return std::nullopt;
-      size = *whole;
+      size = 0;
+      for (const Shape& local : locals) {
+        const auto sum = CheckedAdd(size, local[dim], "size");
+        if (!sum) return std::nullopt;
+        size = *sum;
+      }
     }
   }
   if (size > INT64_MAX) return std::nullopt;
   return static_cast<int64_t>(size);
+}
+
+// "heads = 4, head_dim = 16", of what the expressions mention.
+std::string ValuesOf(std::initializer_list<const Expression*> expressions,
+                     const FamilyVariables& variables) {
+  std::string text;
+  std::vector<std::string> said;
+  for (const Expression* expression : expressions) {
+    for (std::string& name : expression->Missing({})) {
+      if (std::find(said.begin(), said.end(), name) != said.end()) continue;
+      text += StrCat(text.empty() ? "" : ", ", name, " = ", variables.at(name));
+      said.push_back(std::move(name));
+    }
+  }
+  return text;
+}
+
+// Nothing if no variable it needs is known yet.
+Result<std::optional<int64_t>> Compute(const FamilyRules& family, const DeriveRule& derive,
+                                       const FamilyVariables& variables) {
+  if (!derive.value->Missing(variables).empty()) return std::optional<int64_t>();
+  const auto value = derive.value->Evaluate(variables);
+  if (value) return std::optional<int64_t>(*value);
+  return Fail(ErrorCode::kInvalid,
+              StrCat("family '", family.name, "': ", derive.variable, " = ", derive.value->text(),
+                     ": ", value.error().message, " (", ValuesOf({&*derive.value}, variables), ")"));
+}
+
+Status Check(const FamilyRules& family, const CheckRule& check, const FamilyVariables& variables) {
+  if (!check.left.Missing(variables).empty() || !check.right.Missing(variables).empty()) return {};
+  const auto left = check.left.Evaluate(variables);
+  const auto right = check.right.Evaluate(variables);
+  if (left && right && *left == *right) return {};
+  return Fail(ErrorCode::kInvalid,
+              StrCat("family '", family.name, "': ", check.left.text(), " is not ",
+                     check.right.text(), " (", ValuesOf({&check.left, &check.right}, variables),
+                     ")"));
 }
 
 // Evaluates sizes of one rule; remembers which variables are missing.
@@ -133,11 +187,7 @@ class Sizes {
   explicit Sizes(const FamilyVariables& variables) : variables_(variables) {}
 
   Result<uint64_t> Of(const Expression& expression) {
-    for (const std::string& name : expression.Missing(variables_)) {
-      if (std::find(missing_.begin(), missing_.end(), name) == missing_.end()) {
-        missing_.push_back(name);
-      }
-    }
+    for (const std::string& name : expression.Missing(variables_)) Remember(missing_, name);
     if (!missing_.empty()) return 0;
     CKPT_ASSIGN_OR_RETURN(const int64_t value, expression.Evaluate(variables_));
     if (value < 0) {
@@ -151,15 +201,32 @@ class Sizes {
     CKPT_ASSIGN_OR_RETURN(const uint64_t value, Of(*expression));
     return std::optional<uint64_t>(value);
   }
+  // 0 if a variable is missing, which then is remembered.
+  Result<uint64_t> OfUnit(const std::optional<Expression>& expression) {
+    if (!expression) return 1;
+    const std::vector<std::string> missing = expression->Missing(variables_);
+    for (const std::string& name : missing) Remember(unit_missing_, name);
+    if (!missing.empty()) return 0;
+    CKPT_ASSIGN_OR_RETURN(const auto value, IfKnown(expression));
+    return std::max<uint64_t>(value.value_or(1), 1);
+  }
+  bool OnlyUnits() const { return missing_.empty() && !unit_missing_.empty(); }
   std::string Missing() const {
+    std::vector<std::string> all = missing_;
+    for (const std::string& name : unit_missing_) Remember(all, name);
     std::string text;
-    for (const std::string& name : missing_) text += StrCat(text.empty() ? "" : ", ", name);
+    for (const std::string& name : all) text += StrCat(text.empty() ? "" : ", ", name);
     return text;
   }
 
  private:
+  static void Remember(std::vector<std::string>& names, const std::string& name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+
   const FamilyVariables& variables_;
   std::vector<std::string> missing_;
+  std::vector<std::string> unit_missing_;
 };
 
 Result<Cut> MakeCut(const CutRule& rule, Sizes& sizes) {
@@ -171,8 +238,7 @@ Result<Cut> MakeCut(const CutRule& rule, Sizes& sizes) {
   }
   CKPT_ASSIGN_OR_RETURN(const auto rows, sizes.IfKnown(rule.rows));
   if (rows) cut.parts.assign(1, *rows);
-  CKPT_ASSIGN_OR_RETURN(const auto unit, sizes.IfKnown(rule.unit));
-  cut.unit = std::max<uint64_t>(unit.value_or(1), 1);
+  CKPT_ASSIGN_OR_RETURN(cut.unit, sizes.OfUnit(rule.unit));
   if (rule.pad_multiple) {
     CKPT_ASSIGN_OR_RETURN(cut.pad_multiple, sizes.Of(*rule.pad_multiple));
   }
@@ -210,43 +276,77 @@ Result<Family> Family::Parse(std::string_view toml, std::string_view origin) {
 }
 
 const std::string& Family::name() const { return rules_->name; }
+const std::string& Family::text() const { return rules_->text; }
 
-FamilyVariables Family::Derive(std::span<const NamedShape> parameters, uint64_t degree,
-                               const FamilyVariables& given) const {
+Result<FamilyVariables> Family::Derive(std::span<const NamedLocals> parameters,
+                                       const FamilyVariables& given) const {
+  const auto names = Normalised(parameters, [](const NamedLocals& p) { return p.first; });
   FamilyVariables variables = given;
   if (!variables.contains("layers")) {
-    if (const auto layers = CountLayers(*rules_, parameters)) variables["layers"] = *layers;
+    if (const auto layers = CountLayers(*rules_, names)) variables["layers"] = *layers;
   }
   const auto layers = LayersOf(variables);
   for (const DeriveRule& derive : rules_->derives) {
     if (variables.contains(derive.variable)) continue;
-    for (const NamedShape& parameter : parameters) {
-      bool matches = derive.parameter.Match(parameter.first, layers).has_value();
-      for (const Spelling& spelling : PlainSpellings(*rules_, parameter.first, layers)) {
-        matches = matches || derive.parameter.Match(spelling.plain, layers).has_value();
+    if (derive.value) {
+      CKPT_ASSIGN_OR_RETURN(const auto value, Compute(*rules_, derive, variables));
+      if (value) variables[derive.variable] = *value;
+      continue;
+    }
+    for (size_t i = 0; i < names.size(); ++i) {
+      bool matches = derive.parameter->Match(names[i], layers).has_value();
+      for (const Spelling& spelling : PlainSpellings(*rules_, names[i], layers)) {
+        matches = matches || derive.parameter->Match(spelling.plain, layers).has_value();
       }
       if (!matches) continue;
-      const auto size = WholeSize(*rules_, parameter, derive.dim, degree, layers);
+      const auto size = WholeSize(*rules_, names[i], parameters[i].second, derive.dim, layers);
       if (!size) continue;
       variables[derive.variable] = *size;
       break;
     }
   }
   variables.insert(rules_->defaults.begin(), rules_->defaults.end());  // keeps what is there
+  for (const CheckRule& check : rules_->checks) {
+    CKPT_RETURN_IF_ERROR(Check(*rules_, check, variables));
+  }
   return variables;
 }
 
-Result<std::optional<RuleMatch>> Family::Match(std::string_view parameter,
+FamilyVariables Family::Mentioned(const FamilyVariables& variables) const {
+  FamilyVariables out;
+  const auto take = [&](const Expression& expression) {
+    for (const std::string& name : expression.Missing({})) {
+      const auto found = variables.find(name);
+      if (found != variables.end()) out.insert(*found);
+    }
+  };
+  for (const FamilyRule& rule : rules_->rules) {
+    for (const CutRule& cut : rule.cuts) {
+      for (const Expression& part : cut.parts) take(part);
+      for (const auto* size : {&cut.unit, &cut.pad_multiple, &cut.rows}) {
+        if (*size) take(**size);
+      }
+    }
+    for (const Expression& along : rule.grid) take(along);
+    for (const Expression& side : rule.only_if_equal) take(side);
+    if (rule.stacked_experts) take(*rule.stacked_experts);
+  }
+  if (const auto layers = variables.find("layers"); layers != variables.end()) out.insert(*layers);
+  return out;
+}
+
+Result<std::optional<RuleMatch>> Family::Match(std::string_view name,
                                                const FamilyVariables& given) const {
+  const std::string parameter = NormaliseName(name);
   FamilyVariables with_defaults;
   const FamilyVariables* variables = &given;
-  for (const auto& [name, value] : rules_->defaults) {
-    if (given.contains(name)) continue;
+  for (const auto& [variable, value] : rules_->defaults) {
+    if (given.contains(variable)) continue;
     if (variables == &given) {
       with_defaults = given;
       variables = &with_defaults;
     }
-    with_defaults.emplace(name, value);
+    with_defaults.emplace(variable, value);
   }
   const auto found = FindRule(*rules_, parameter, LayersOf(*variables), variables);
   if (!found) return std::optional<RuleMatch>();
@@ -271,23 +371,23 @@ Result<std::optional<RuleMatch>> Family::Match(std::string_view parameter,
     match.stacked_experts = static_cast<uint32_t>(std::min<uint64_t>(*experts, UINT32_MAX));
   }
   match.missing = sizes.Missing();
-  if (match.missing.empty()) match.pattern = *std::move(pattern);
+  match.only_unit = sizes.OnlyUnits();
+  if (match.missing.empty() || match.only_unit) match.pattern = *std::move(pattern);
   return std::optional<RuleMatch>(std::move(match));
 }
 
-size_t Family::CountMatches(std::span<const std::string> names) const {
-  std::vector<NamedShape> parameters;
-  parameters.reserve(names.size());
-  for (const std::string& name : names) parameters.emplace_back(name, Shape{});
-  const auto layers = CountLayers(*rules_, parameters);
+size_t Family::CountMatches(std::span<const std::string> spelled) const {
+  const auto names = Normalised(spelled, [](const std::string& name) { return name; });
+  const auto layers = CountLayers(*rules_, names);
   return static_cast<size_t>(std::count_if(names.begin(), names.end(), [&](const auto& name) {
     return FindRule(*rules_, name, layers).has_value();
   }));
 }
 
-std::optional<std::string> Family::Rename(std::string_view parameter, Naming to, uint32_t layers,
+std::optional<std::string> Family::Rename(std::string_view spelled, Naming to, uint32_t layers,
                                           bool tied) const {
-  if (to == Naming::kAsSource) return std::string(parameter);
+  if (to == Naming::kAsSource) return std::string(spelled);
+  const std::string parameter = NormaliseName(spelled);
   const auto known = layers == 0 ? std::optional<uint32_t>() : std::optional<uint32_t>(layers);
   const bool to_pipe = to == Naming::kPipe;
   for (const RenameRule& rename : rules_->renames) {
@@ -299,22 +399,17 @@ std::optional<std::string> Family::Rename(std::string_view parameter, Naming to,
   }
   for (const RenameRule& rename : rules_->renames) {
     if ((to_pipe ? rename.pipe : rename.plain).Match(parameter, known)) {
-      return std::string(parameter);
+      return parameter;
     }
   }
   return std::nullopt;
 }
 
-Result<FamilySet> FamilySet::Shipped() {
-  FamilySet set;
-  for (const auto& [origin, text] : ShippedFamilies()) {
-    CKPT_ASSIGN_OR_RETURN(Family family, Family::Parse(text, origin));
-    set.families_.push_back(std::make_shared<const Family>(std::move(family)));
-  }
-  return set;
+void FamilySet::Add(Family family) {
+  families_.push_back(std::make_shared<const Family>(std::move(family)));
 }
 
-Status FamilySet::AddFile(const std::string& path) {
+Result<std::string> FamilySet::AddFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return Fail(ErrorCode::kNotFound, StrCat("family file ", path, " cannot be opened"));
   std::string text(kMaxFile + 1, '\0');
@@ -322,11 +417,11 @@ Status FamilySet::AddFile(const std::string& path) {
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kMaxFile) return Fail(ErrorCode::kInvalid, StrCat(path, ": above 1 MiB"));
   CKPT_ASSIGN_OR_RETURN(Family family, Family::Parse(text, path));
-  // After the user's earlier ones, before the shipped.
+  const std::string name = family.name();
   families_.insert(families_.begin() + static_cast<std::ptrdiff_t>(added_),
                    std::make_shared<const Family>(std::move(family)));
   ++added_;
-  return {};
+  return name;
 }
 
 const Family* FamilySet::Choose(std::span<const std::string> names) const {
@@ -340,6 +435,33 @@ const Family* FamilySet::Choose(std::span<const std::string> names) const {
     if (covered == names.size()) break;
   }
   return best;
+}
+
+std::string FamilySet::DescribeNearest(std::span<const std::string> names) const {
+  constexpr int kDropped = 2;
+  std::vector<std::string> shorter(names.begin(), names.end());
+  for (std::string& name : shorter) name = NormaliseName(name);
+  std::string dropped;
+  for (int i = 0; i < kDropped; ++i) {
+    // The component that most names begin with.
+    std::map<std::string, size_t> heads;
+    for (const std::string& name : shorter) {
+      if (name.find('.') != std::string::npos) ++heads[name.substr(0, name.find('.') + 1)];
+    }
+    const auto head = std::max_element(heads.begin(), heads.end(), [](const auto& a, const auto& b) {
+      return a.second < b.second;
+    });
+    if (head == heads.end()) break;
+    for (std::string& name : shorter) {
+      if (name.starts_with(head->first)) name.erase(0, head->first.size());
+    }
+    dropped += head->first;
+    const Family* family = Choose(shorter);
+    if (family == nullptr) continue;
+    return StrCat("the nearest is '", family->name(), "', which would match ",
+                  family->CountMatches(shorter), " of them without '", dropped, "'");
+  }
+  return "";
 }
 
 const Family* FamilySet::Find(std::string_view name) const {

@@ -4,7 +4,11 @@
 // parameter class has, where its layer number stands, which parameters belong
 // to the first and last pipeline stage, and how names change between the plain
 // and the pipeline module.  Families are TOML files (docs/families.md); the
-// shipped ones are compiled in, users add their own with --family.
+// shipped ones lie in formats/families, users add their own with --family, and
+// every step keeps the text of the one that it was adopted with.
+//
+// Names are taken in any spelling: what wrappers put into them (NormaliseName)
+// is gone before rules and templates look.
 //
 // Thread safety: immutable after parsing.
 // Lifetime: owns its rules.
@@ -29,7 +33,8 @@ namespace ckptfs {
 struct RuleMatch {
   // Parts and units evaluated.  A vocabulary whose real size is known is one
   // part of that many rows.  kUnknown if a variable that a cut needs is missing:
-  // fine where nothing is cut.
+  // fine where nothing is cut.  A unit whose variables are missing is 0: what it
+  // may be depends on what the source kept whole.
   Pattern pattern;
   StageRule stage = StageRule::kEvery;
   std::optional<uint32_t> layer;
@@ -38,13 +43,16 @@ struct RuleMatch {
   uint32_t stacked_experts = 0;
   std::string rule;     // the rule's own text, for messages
   std::string missing;  // "heads, head_dim": what --family-set would have to say
+  bool only_unit = false;  // nothing but the units of its cuts is missing
 };
 
 // What a family's size expressions may mention ("heads * head_dim"); values
 // come from the family file, the checkpoint's args or --family-set.
 using FamilyVariables = std::map<std::string, int64_t>;
 
-using NamedShape = std::pair<std::string, Shape>;
+// A parameter and what its tensor-parallel ranks hold of it, in rank order; one
+// shape: all of it.
+using NamedLocals = std::pair<std::string, std::vector<Shape>>;
 
 struct FamilyRules;
 
@@ -59,13 +67,18 @@ class Family {
   static Result<Family> Parse(std::string_view toml, std::string_view origin);
 
   const std::string& name() const;
+  // The file's text: Parse makes an equal family of it.
+  const std::string& text() const;
 
   // `given` and all that the family itself can tell of a model: its defaults,
   // the number of layers ("layers") and sizes that its [[derive]] entries read
-  // off shapes.  `parameters` are names and the shapes that one of `degree`
-  // tensor-parallel ranks holds.  What is given is never overruled.
-  FamilyVariables Derive(std::span<const NamedShape> parameters, uint64_t degree,
-                         const FamilyVariables& given) const;
+  // off shapes.  What is given is never overruled; kInvalid with the numbers if
+  // it contradicts the shapes (a [[check]], a division with a remainder).
+  Result<FamilyVariables> Derive(std::span<const NamedLocals> parameters,
+                                 const FamilyVariables& given) const;
+
+  // Those of the variables that the family's rules mention.
+  FamilyVariables Mentioned(const FamilyVariables& variables) const;
 
   // First rule that covers the whole name, in the plain or the pipeline's
   // spelling, or nothing.  kInvalid if a rule's expressions have no sense with
@@ -92,13 +105,18 @@ class Family {
 // Lifetime: families stay until the set goes.
 class FamilySet {
  public:
-  static Result<FamilySet> Shipped();
-  // kInvalid names the file, line and rule.
-  Status AddFile(const std::string& path);
+  // A shipped one: after all that are there.
+  void Add(Family family);
+  // The user's: after the user's earlier ones, before the shipped.  Returns its
+  // name; kInvalid names the file, line and rule.
+  Result<std::string> AddFile(const std::string& path);
   // The first that covers every name (the user's before the shipped, in order
   // of addition), else the one that covers most; null if none covers any.
   const Family* Choose(std::span<const std::string> names) const;
   const Family* Find(std::string_view name) const;
+  // For a message, where Choose found none: "the nearest is 'llama', which would
+  // match 12 of them without 'backbone.'"; empty if that helps nowhere, too.
+  std::string DescribeNearest(std::span<const std::string> names) const;
 
  private:
   std::vector<std::shared_ptr<const Family>> families_;  // the user's first

@@ -46,6 +46,7 @@ class FamilyParser {
   Result<FamilyRule> ParseRule(const toml::table& table) const;
   Result<RenameRule> ParseRename(const toml::table& table) const;
   Result<DeriveRule> ParseDerive(const toml::table& table) const;
+  Result<CheckRule> ParseCheck(const toml::table& table) const;
   Status ParseVariables(const toml::table& file);
 
   template <class Item, class Function>
@@ -269,12 +270,25 @@ Result<RenameRule> FamilyParser::ParseRename(const toml::table& table) const {
 }
 
 Result<DeriveRule> FamilyParser::ParseDerive(const toml::table& table) const {
-  CKPT_RETURN_IF_ERROR(OnlyKeys(table, {"variable", "parameter", "dim"}));
-  CKPT_ASSIGN_OR_RETURN(std::string variable, Text(table, "variable"));
-  if (variable.empty()) return Refuse(table, "'variable' is missing");
-  CKPT_ASSIGN_OR_RETURN(NameTemplate parameter, TemplateOf(table, "parameter"));
-  CKPT_ASSIGN_OR_RETURN(const uint32_t dim, Dim(table, 0));
-  return DeriveRule{std::move(variable), std::move(parameter), dim};
+  CKPT_RETURN_IF_ERROR(OnlyKeys(table, {"variable", "parameter", "dim", "value"}));
+  DeriveRule derive;
+  CKPT_ASSIGN_OR_RETURN(derive.variable, Text(table, "variable"));
+  if (derive.variable.empty()) return Refuse(table, "'variable' is missing");
+  CKPT_ASSIGN_OR_RETURN(derive.value, SizeOf(table, "value"));
+  if (!derive.value) {
+    CKPT_ASSIGN_OR_RETURN(derive.parameter, TemplateOf(table, "parameter"));
+  } else if (table.get("parameter") != nullptr || table.get("dim") != nullptr) {
+    return Refuse(table, "a size has either a 'value' or a 'parameter' and its 'dim'");
+  }
+  CKPT_ASSIGN_OR_RETURN(derive.dim, Dim(table, 0));
+  return derive;
+}
+
+Result<CheckRule> FamilyParser::ParseCheck(const toml::table& table) const {
+  CKPT_RETURN_IF_ERROR(OnlyKeys(table, {"equal"}));
+  CKPT_ASSIGN_OR_RETURN(std::vector<Expression> sides, SizesOf(table, "equal"));
+  if (sides.size() != 2) return Refuse(table, "'equal' is a list of two sizes");
+  return CheckRule{std::move(sides[0]), std::move(sides[1])};
 }
 
 Status FamilyParser::ParseVariables(const toml::table& file) {
@@ -306,7 +320,7 @@ Status FamilyParser::ParseAll(const toml::table& file, std::string_view key,
 
 Result<FamilyRules> FamilyParser::Parse(const toml::table& file) {
   CKPT_RETURN_IF_ERROR(
-      OnlyKeys(file, {"name", "description", "variables", "rule", "rename", "derive"}));
+      OnlyKeys(file, {"name", "description", "variables", "rule", "rename", "derive", "check"}));
   CKPT_ASSIGN_OR_RETURN(family_.name, Text(file, "name"));
   if (family_.name.empty()) return Fail(ErrorCode::kInvalid, StrCat(origin_, ": 'name' is missing"));
   CKPT_RETURN_IF_ERROR(ParseVariables(file));
@@ -316,6 +330,8 @@ Result<FamilyRules> FamilyParser::Parse(const toml::table& file) {
                                 [this](const toml::table& t) { return ParseRename(t); }));
   CKPT_RETURN_IF_ERROR(ParseAll(file, "derive", family_.derives,
                                 [this](const toml::table& t) { return ParseDerive(t); }));
+  CKPT_RETURN_IF_ERROR(ParseAll(file, "check", family_.checks,
+                                [this](const toml::table& t) { return ParseCheck(t); }));
   return std::move(family_);
 }
 
@@ -357,7 +373,9 @@ Result<FamilyRules> ParseFamily(std::string_view text, std::string_view origin) 
     return Fail(ErrorCode::kInvalid, StrCat(origin, ":", file.error().source().begin.line, ": ",
                                             file.error().description()));
   }
-  return FamilyParser(origin).Parse(file.table());
+  CKPT_ASSIGN_OR_RETURN(FamilyRules rules, FamilyParser(origin).Parse(file.table()));
+  rules.text = text;
+  return rules;
 }
 
 }  // namespace ckptfs

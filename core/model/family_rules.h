@@ -20,7 +20,7 @@ namespace ckptfs {
 struct CutRule {
   uint32_t dim = 0;
   std::vector<Expression> parts;
-  std::optional<Expression> unit;          // ignored where its variables are missing
+  std::optional<Expression> unit;
   std::optional<Expression> pad_multiple;
   std::optional<Expression> rows;          // unpadded rows of a vocabulary
   bool pad_always = false;
@@ -44,18 +44,28 @@ struct RenameRule {
   std::optional<bool> tied;  // only for models that are, or are not
 };
 
+// A size that is read off a parameter's shape, or made of others.
 struct DeriveRule {
   std::string variable;
-  NameTemplate parameter;
+  std::optional<NameTemplate> parameter;
   uint32_t dim = 0;
+  std::optional<Expression> value;  // where `parameter` is not given
+};
+
+// Two sizes that are equal in every model of the family.
+struct CheckRule {
+  Expression left;
+  Expression right;
 };
 
 struct FamilyRules {
   std::string name;
+  std::string text;  // of the whole file
   FamilyVariables defaults;
   std::vector<FamilyRule> rules;
   std::vector<RenameRule> renames;
   std::vector<DeriveRule> derives;
+  std::vector<CheckRule> checks;
 };
 
 Result<FamilyRules> ParseFamily(std::string_view toml, std::string_view origin);

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,8 +42,7 @@ enum class StageRule : uint8_t {
 };
 
 struct Parameter {
-  std::string name;         // canonical: the source's spelling without wrapper prefixes
-  std::string source_name;  // as the source spells it
+  std::string name;         // as the source's own engine spells it, wrappers included
   Shape shape;              // logical: unsharded, unpadded
   Role role = Role::kTrainable;
   // Over tp.  Of an expert: over etp (kUnique: nothing is known of etp > 1).
@@ -173,7 +173,11 @@ struct StepModel {
   int64_t mtime_ns = 0;   // newest source file
   Layout layout;          // of the source
   std::optional<DType> model_dtype;  // of weights in training
-  std::string family;     // the family whose rules applied, if any
+  // The family whose rules applied, if any, as it was then: its name, its file's
+  // text, and the sizes that its rules mention.
+  std::string family;
+  std::string family_rules;
+  std::map<std::string, int64_t> family_sizes;
   uint32_t layers = 0;    // transformer layers, 0 if unknown
 
   std::vector<std::string> roots;  // absolute directories when adopted

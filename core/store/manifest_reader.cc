@@ -126,6 +126,11 @@ Status Reader::ReadHeader() {
   model_.iteration = manifest_.iteration();
   model_.mtime_ns = manifest_.mtime_ns();
   model_.family = Text(manifest_.family());
+  model_.family_rules = Text(manifest_.family_rules());
+  for (uint32_t i = 0; manifest_.family_sizes() && i < manifest_.family_sizes()->size(); ++i) {
+    const auto* size = manifest_.family_sizes()->Get(i);
+    model_.family_sizes[Text(size->name())] = size->value();
+  }
   model_.layers = manifest_.layers();
   model_.roots = Texts(manifest_.roots());
   model_.notes = Texts(manifest_.notes());
@@ -210,8 +215,6 @@ Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
   Parameter parameter;
   parameter.name = Text(table.name());
   if (parameter.name.empty()) return Refuse("no name");
-  parameter.source_name = table.source_name() == nullptr ? parameter.name
-                                                         : Text(table.source_name());
   CKPT_ASSIGN_OR_RETURN(parameter.shape, ReadShape(table.shape()));
   CKPT_ASSIGN_OR_RETURN(parameter.role, KnownEnum(table.role(), Role::kBuffer, "role"));
   CKPT_ASSIGN_OR_RETURN(parameter.pattern, ReadPattern(table.pattern()));

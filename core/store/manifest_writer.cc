@@ -96,13 +96,11 @@ Offset<fb::Pattern> Writer::WritePattern(const Pattern& pattern) {
 
 Offset<fb::Parameter> Writer::WriteParameter(const Parameter& parameter) {
   const auto name = Bytes(parameter.name);
-  const auto source_name =
-      parameter.source_name == parameter.name ? 0 : Bytes(parameter.source_name);
   const auto shape = Vector(parameter.shape);
   const auto pattern = WritePattern(parameter.pattern);
   const auto source_pattern =
       parameter.source_pattern ? WritePattern(*parameter.source_pattern) : Offset<fb::Pattern>(0);
-  return fb::CreateParameter(builder_, name, source_name, shape,
+  return fb::CreateParameter(builder_, name, shape,
                              static_cast<uint8_t>(parameter.role), pattern,
                              static_cast<uint8_t>(parameter.stage), parameter.layer,
                              parameter.expert ? int64_t{*parameter.expert} : int64_t{-1},
@@ -194,11 +192,18 @@ std::string Writer::Write() {
   const auto documents = Tables<fb::Document>(
       model_.documents, [this](const Document& d) { return WriteDocument(d); });
   const auto notes = Texts(model_.notes);
+  const auto family_rules = model_.family_rules.empty() ? 0 : Bytes(model_.family_rules);
+  std::vector<Offset<fb::FamilySize>> sizes;
+  for (const auto& [name, value] : model_.family_sizes) {
+    const auto bytes = Bytes(name);
+    sizes.push_back(fb::CreateFamilySize(builder_, bytes, value));
+  }
+  const auto family_sizes = sizes.empty() ? 0 : builder_.CreateVector(sizes);
   builder_.Finish(
       fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration,
                          model_.mtime_ns, layout, Optional(model_.model_dtype), family,
                          model_.layers, roots, blobs, parameters, atoms, aliases, groups, documents,
-                         notes),
+                         notes, family_rules, family_sizes),
       fb::ManifestIdentifier());
   return WrapManifest(std::string_view(
       reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()));
@@ -215,9 +220,11 @@ uint64_t UpperBound(const StepModel& model) {
   uint64_t bytes = 4096;
   for (const auto& text : model.roots) bytes += 64 + text.size();
   for (const auto& text : model.notes) bytes += 64 + text.size();
+  bytes += model.family_rules.size();
+  for (const auto& [name, value] : model.family_sizes) bytes += 64 + name.size();
   for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size();
   for (const Parameter& p : model.parameters) {
-    bytes += 256 + p.name.size() + p.source_name.size() + 8 * p.shape.size();
+    bytes += 256 + p.name.size() + 8 * p.shape.size();
     bytes += UpperBound(p.pattern) + (p.source_pattern ? UpperBound(*p.source_pattern) : 0);
   }
   for (const Atom& atom : model.atoms) {

@@ -6,6 +6,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/model/family.h"
 
 namespace ckptfs {
 namespace {
@@ -130,6 +131,23 @@ Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& 
                 "the rule needs) or --replicated REGEX");
 }
 
+// "the rule R needs head_dim, ...", if the family has a rule for the parameter
+// but not every size that it mentions; else empty.
+std::string MissingSizes(const StepModel& step, const Parameter& parameter,
+                         std::optional<Family>& family) {
+  if (step.family_rules.empty()) return "";
+  if (!family) {
+    auto parsed = Family::Parse(step.family_rules, step.family);
+    if (!parsed) return "";
+    family = *std::move(parsed);
+  }
+  const auto match = family->Match(parameter.name, step.family_sizes);
+  if (!match || !*match || (*match)->missing.empty()) return "";
+  return StrCat("the rule ", (*match)->rule, " needs ", (*match)->missing,
+                ", which nothing tells: adopt with --family-set NAME=NUMBER, or with the model's "
+                "config.json beside the checkpoint");
+}
+
 Status CheckParameter(const StepModel& step, const Layout& layout, const Parameter& parameter) {
   if (IsExpert(parameter)) {
     CKPT_RETURN_IF_ERROR(CheckExpert(step, layout, parameter));
@@ -149,15 +167,17 @@ Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_o
   constexpr int kShown = 3;
   std::string refusals;
   int refused = 0;
+  std::optional<Family> family;  // parsed for messages only
   for (const Parameter& parameter : step.parameters) {
     experts = experts || IsExpert(parameter);
     if (trainable_only && parameter.role != Role::kTrainable) continue;
     const Status status = CheckParameter(step, layout, parameter);
     if (status) continue;
-    if (++refused <= kShown) {
-      refusals += StrCat(refused == 1 ? "" : "; ", "'", parameter.name, "': ",
-                         status.error().message);
-    }
+    if (++refused > kShown) continue;
+    const std::string sizes = MissingSizes(step, parameter, family);
+    const bool open = parameter.pattern.kind == PatternKind::kUnknown && !sizes.empty();
+    refusals += StrCat(refused == 1 ? "" : "; ", "'", parameter.name, "': ",
+                       open ? "" : status.error().message, open || sizes.empty() ? "" : "; ", sizes);
   }
   if (refused > kShown) refusals += StrCat("; and ", refused - kShown, " more parameters");
   if (refused > 0) return Refuse(refusals);

@@ -68,15 +68,15 @@ Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
                        "' needs a family with rename rules, and the step was "
                        "adopted with none (adopt --family)"));
   }
-  std::optional<FamilySet> shipped;
-  if (families == nullptr) {
-    CKPT_ASSIGN_OR_RETURN(shipped, FamilySet::Shipped());
-    families = &*shipped;
+  if (!step.family_rules.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const Family own, Family::Parse(step.family_rules, step.family));
+    return Rename(step, layout.naming, own);
   }
-  const Family* family = families->Find(step.family);
+  const Family* family = families == nullptr ? nullptr : families->Find(step.family);
   if (family == nullptr) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("naming '", token, "': family '", step.family, "' is not known here"));
+                StrCat("naming '", token, "': the step was adopted before the rules of its family '",
+                       step.family, "' were kept with it; adopt it again"));
   }
   return Rename(step, layout.naming, *family);
 }

@@ -28,7 +28,8 @@ struct ShownNames {
 };
 
 // kUnsupported names the parameter no rename rule covers, or the two that would
-// get one name.  `families` may be null: then the shipped ones are asked.
+// get one name.  `families` (may be null) are asked for the family of a step that
+// does not hold its rules.
 Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
                             const FamilySet* families = nullptr);
 

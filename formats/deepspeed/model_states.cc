@@ -139,6 +139,10 @@ Status ReadCounters(PickleRef root, ModelStates& out) {
     CKPT_ASSIGN_OR_RETURN(out.pp_degree, Degree(degrees, "pp_degree"));
     CKPT_ASSIGN_OR_RETURN(out.tp_degree, Degree(degrees, "tp_degree"));
   }
+  for (const std::string_view key : {"ds_autoep_layers", "autoep_layers"}) {
+    const PickleRef layers = root[key];
+    out.auto_experts = out.auto_experts || (layers && !layers.IsNone());
+  }
   if (const auto version = root[kDsVersion].String()) out.ds_version = *version;
   return {};
 }
@@ -158,13 +162,15 @@ Status ReadConfig(PickleRef root, ModelStates& out) {
   return {};
 }
 
-// Integers of an argparse.Namespace, a dict or any object with a dict state.
+// Integers and truth values of an argparse.Namespace, a dict or any object with a dict state.
 void ReadVariables(PickleRef args, std::map<std::string, int64_t>& out) {
   if (!args) return;
   const PickleRef fields = args.IsDict() ? args : args.State();
   if (!fields || !fields.IsDict()) return;
   for (const auto& [key, value] : fields.Items()) {
-    if (key.String() && value.node().kind == PickleNode::Kind::kInt) {
+    if (!key.String()) continue;
+    if (const auto flag = value.Bool()) out.emplace(*key.String(), *flag ? 1 : 0);
+    if (value.node().kind == PickleNode::Kind::kInt) {
       out.emplace(*key.String(), value.node().integer);
     }
   }
@@ -280,8 +286,9 @@ Result<ModelStates> ReadRoot(const TorchFile& file, const std::string& path, Blo
   out.file = path;
   out.blob = blob;
   const PickleRef root = file.root();
-  if (!root.IsDict() || !root["dp_world_size"]) {
-    return Fail(ErrorCode::kInvalid, "no 'dp_world_size': not a DeepSpeed model states file");
+  if (!root.IsDict() || !(root["dp_world_size"] || root["param_shapes"])) {
+    return Fail(ErrorCode::kInvalid,
+                "neither 'dp_world_size' nor 'param_shapes': not a DeepSpeed model states file");
   }
   CKPT_RETURN_IF_ERROR(ReadCounters(root, out));
   CKPT_RETURN_IF_ERROR(ReadConfig(root, out));

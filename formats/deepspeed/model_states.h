@@ -62,11 +62,12 @@ struct ModelStates {
   std::optional<ShardingInfo> info;   // universal_checkpoint_info
   std::map<std::string, int64_t> variables;  // the integers of client state's args
   uint64_t global_steps = 0;
-  uint64_t dp_world = 0;
+  uint64_t dp_world = 0;              // 0: not recorded, as mp_world; then the files tell
   uint64_t mp_world = 0;
   uint32_t pp_degree = 0;             // 0: not recorded
   uint32_t tp_degree = 0;
   bool experts_first = false;         // use_data_before_expert_parallelism
+  bool auto_experts = false;          // AutoEP: DeepSpeed replaced the model's expert layers
   std::string ds_version;
   std::string config_dtype;           // "bf16", "fp16", "fp32": what ds_config enables
   Digest ds_config;

@@ -4,6 +4,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 
@@ -83,6 +84,22 @@ bool ScanExpertOptimizer(std::string_view name, RankKey& key) {
 
 }  // namespace
 
+uint32_t StepFiles::DataRanks() const {
+  uint32_t ranks = 1;
+  for (const auto* files : {&stage3_model, &optimizer}) {
+    for (const auto& [key, name] : *files) ranks = std::max(ranks, key.dp + 1);
+  }
+  return ranks;
+}
+
+uint32_t StepFiles::ModelRanks() const {
+  uint32_t ranks = model.empty() ? 1 : model.rbegin()->first + 1;
+  for (const auto* files : {&stage3_model, &optimizer}) {
+    if (!files->empty()) ranks = std::max(ranks, files->rbegin()->first.mp + 1);
+  }
+  return ranks;
+}
+
 Status ClassifyFile(std::string_view name, StepFiles& files) {
   uint32_t mp = 0;
   RankKey rank;
@@ -124,6 +141,18 @@ uint64_t IterationOfTag(std::string_view tag) {
   return error == std::errc() ? number : 0;
 }
 
+bool IsTagName(std::string_view tag) {
+  if (tag.empty() || tag.size() >= 255) return false;
+  if (tag.find_first_of(std::string_view("\0\n", 2)) != std::string_view::npos) return false;
+  for (size_t at = 0; at <= tag.size();) {
+    const size_t end = std::min(tag.find('/', at), tag.size());
+    const std::string_view component = tag.substr(at, end - at);
+    if (component.empty() || component == "." || component == "..") return false;
+    at = end + 1;
+  }
+  return true;
+}
+
 Result<std::optional<std::string>> ReadPointer(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const bool there, IsRegularFile(path));
   if (!there) return std::optional<std::string>();
@@ -134,10 +163,9 @@ Result<std::optional<std::string>> ReadPointer(const std::string& path) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   const size_t last = text.find_last_not_of(" \t\r\n");
   text = first == std::string::npos ? "" : text.substr(first, last - first + 1);
-  const bool plain = !text.empty() && text.size() < 255 && text != "." && text != ".." &&
-                     text.find_first_of(std::string_view("/\0\n", 3)) == std::string::npos;
-  if (!plain) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, ": does not hold the name of a directory"));
+  if (!IsTagName(text)) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path, ": does not hold the name of a directory below this one"));
   }
   return std::optional<std::string>(std::move(text));
 }

@@ -60,6 +60,10 @@ struct StepFiles {
   std::vector<std::string> others;               // everything else, sorted
   bool offloaded = false;                        // a folder of swapped tensors
 
+  // Degrees that the names of the files tell: one more than their greatest rank.
+  uint32_t DataRanks() const;
+  uint32_t ModelRanks() const;
+
   bool IsDeepSpeed() const { return !model.empty() || !stage3_model.empty() || !optimizer.empty(); }
 };
 
@@ -72,6 +76,10 @@ Result<StepFiles> ListStep(const std::string& directory);
 
 // "12" of "global_step12"; the last number of any tag, 0 without one.
 uint64_t IterationOfTag(std::string_view tag);
+
+// Whether a text can be a tag: the name of a directory below the save directory,
+// which may lie deeper ("epoch1/step5").
+bool IsTagName(std::string_view tag);
 
 // First line of a pointer file (`latest`, `latest_universal`), stripped;
 // nothing if there is no such file.

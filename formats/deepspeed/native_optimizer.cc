@@ -7,7 +7,6 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/native_reader.h"
 #include "formats/deepspeed/zero_layout.h"
@@ -65,7 +64,7 @@ Result<NativeReader::FlatGroup> NativeReader::DescribeGroup(
     if (expert_rank) {
       CKPT_ASSIGN_OR_RETURN(name, local_experts_.at(mp).Global(entry.name, *expert_rank));
     }
-    group.names.push_back(NormaliseName(name));
+    group.names.push_back(std::move(name));
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(entry.shape));
     group.members.push_back(elements);
   }

@@ -6,7 +6,6 @@
 #include <charconv>
 
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/native_reader.h"
 
@@ -28,24 +27,20 @@ std::optional<std::pair<std::string, std::string>> SplitTied(std::string_view na
 
 }  // namespace
 
-Status NativeReader::AddKnown(std::string_view source, Role role, uint32_t stage, uint32_t tp,
+Status NativeReader::AddKnown(const std::string& name, Role role, uint32_t stage, uint32_t tp,
                               const Shape& shape) {
-  const std::string name = NormaliseName(source);
   const auto [at, added] = known_.try_emplace(name);
   Known& known = at->second;
   if (added) {
-    known.source_name = source;
     known.role = role;
     known.expert = ExpertOf(name);
-  } else if (known.source_name != source) {
-    return Fail(ErrorCode::kInvalid, StrCat("'", known.source_name, "' and '", source,
-                                            "' are both '", name, "' without wrapper prefixes"));
+    spellings_.Add(name);
   }
   auto& shapes = known.shapes[stage];
   shapes.resize(tp_);
   if (shapes[tp] && *shapes[tp] != shape) {
     return Fail(ErrorCode::kInvalid,
-                StrCat("'", source, "' has shape ", ShapeToString(*shapes[tp]), " in one file and ",
+                StrCat("'", name, "' has shape ", ShapeToString(*shapes[tp]), " in one file and ",
                        ShapeToString(shape), " in another of the same rank"));
   }
   shapes[tp] = shape;
@@ -85,33 +80,36 @@ Status NativeReader::NameTrainable() {
     }
   }
   for (const auto& [alias, stored] : ModelOf(0).shared) {
-    const std::string name = NormaliseName(alias);
-    if (known_.count(name) == 0) aliases_.emplace(name, NormaliseName(stored));
+    if (known_.count(alias) > 0) continue;
+    aliases_.emplace(alias, stored);
+    spellings_.Add(alias);
   }
   return {};
 }
 
 std::set<std::string> NativeReader::BufferNames(uint32_t mp) const {
   std::set<std::string> out;
-  for (const std::string& name : ModelOf(mp).buffers) out.insert(NormaliseName(name));
+  for (const std::string& name : ModelOf(mp).buffers) {
+    out.insert(name);
+    out.insert(InStateDict(name));
+  }
   return out;
 }
 
-Status NativeReader::AddWeight(std::string_view source, const FileTensor& tensor, uint32_t stage,
+Status NativeReader::AddWeight(const std::string& name, const FileTensor& tensor, uint32_t stage,
                                uint32_t tp, bool buffer) {
-  const std::string name = NormaliseName(source);
   auto known = known_.find(name);
   const bool named = known != known_.end() && known->second.role == Role::kTrainable;
   // Without param_shapes (stage 0) every parameter counts as trainable until the optimizer says.
   const Role role = buffer ? Role::kBuffer : (stage_ == 0 || named) ? Role::kTrainable : Role::kFrozen;
   if (!(named && known->second.expert)) {
-    CKPT_RETURN_IF_ERROR(AddKnown(source, role, stage, tp, tensor.shape()));
+    CKPT_RETURN_IF_ERROR(AddKnown(name, role, stage, tp, tensor.shape()));
     known = known_.find(name);
   } else if (known->second.shapes.begin()->second[tp] != tensor.shape()) {
-    return Fail(ErrorCode::kInvalid, StrCat("'", source, "' has another shape in its expert file"));
+    return Fail(ErrorCode::kInvalid, StrCat("'", name, "' has another shape in its expert file"));
   }
   order_.push_back(name);
-  weights_.push_back(Weight{name, std::string(source), tensor, tp});
+  weights_.push_back(Weight{name, tensor, tp});
   return {};
 }
 
@@ -120,7 +118,7 @@ Status NativeReader::NameModule(uint32_t mp) {
   const std::set<std::string> buffers = BufferNames(mp);
   std::map<std::pair<std::string, uint64_t>, const NamedTensor*> seen;  // storage, offset
   for (const NamedTensor& entry : model.module) {
-    const std::string name = NormaliseName(entry.name);
+    const std::string name = spellings_.Of(entry.name);
     if (aliases_.count(name) > 0) continue;
     const auto known = known_.find(name);
     if (IsPlaceholder(entry.tensor) && stage_ == 3 && buffers.count(name) == 0) {
@@ -131,11 +129,11 @@ Status NativeReader::NameModule(uint32_t mp) {
       const auto [at, first] = seen.try_emplace(
           {entry.tensor.storage_key(), entry.tensor.storage_offset()}, &entry);
       if (!first && at->second->tensor.SameBytes(entry.tensor) && known == known_.end()) {
-        aliases_.emplace(name, NormaliseName(at->second->name));
+        aliases_.emplace(name, spellings_.Of(at->second->name));
         continue;
       }
     }
-    auto added = AddWeight(entry.name, entry.tensor, mp / tp_, mp % tp_, buffers.count(name) > 0);
+    auto added = AddWeight(name, entry.tensor, mp / tp_, mp % tp_, buffers.count(name) > 0);
     if (!added) return Fail(std::move(added).error().WithContext(model.file));
   }
   return {};
@@ -156,7 +154,7 @@ std::map<uint32_t, std::string> NativeReader::MatchTiedLayers() {
     const std::vector<NamedTensor>& tensors = dict.tensors;
     std::map<std::string, Shape> own;
     for (const NamedTensor& entry : tensors) {
-      if (known_.count(NormaliseName(StrCat(key.layer, ".", entry.name))) == 0) {
+      if (known_.count(spellings_.Of(StrCat(key.layer, ".", entry.name))) == 0) {
         own[entry.name] = entry.tensor.shape();
       }
     }
@@ -197,11 +195,11 @@ Status NativeReader::NameLayers() {
     const std::string prefix =
         match == tied.end() ? StrCat(key.layer, ".") : StrCat(kTied, match->second, ".");
     for (const NamedTensor& entry : dict.tensors) {
-      const std::string full = prefix + entry.name;
-      const auto known = known_.find(NormaliseName(full));
+      const std::string full = spellings_.Of(prefix + entry.name);
+      const auto known = known_.find(full);
       const uint32_t stage =
           known == known_.end() || known->second.shapes.empty() ? 0 : known->second.shapes.begin()->first;
-      auto added = AddWeight(full, entry.tensor, stage, key.tp, buffers.count(NormaliseName(full)) > 0);
+      auto added = AddWeight(full, entry.tensor, stage, key.tp, buffers.count(full) > 0);
       if (!added) return Fail(std::move(added).error().WithContext(PathOf(file)));
     }
   }

@@ -9,7 +9,6 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/document_keys.h"
 
 namespace ckptfs::deepspeed {
@@ -109,7 +108,9 @@ Status NativeReader::ReadTensorFiles() {
 
 Status NativeReader::SetDegrees() {
   const ModelStates& first = models_.begin()->second;
-  const auto mp = static_cast<uint32_t>(std::max<uint64_t>(1, first.mp_world));
+  const uint64_t dp_world = first.dp_world > 0 ? first.dp_world : files_.DataRanks();
+  const uint64_t mp_world = first.mp_world > 0 ? first.mp_world : files_.ModelRanks();
+  const auto mp = static_cast<uint32_t>(std::min<uint64_t>(mp_world, uint64_t{1} << 20));
   tp_ = first.tp_degree;
   pp_ = first.pp_degree;
   if (tp_ == 0 || pp_ == 0) {
@@ -122,7 +123,7 @@ Status NativeReader::SetDegrees() {
     return Fail(ErrorCode::kInvalid,
                 StrCat(first.file, ": tp ", tp_, " x pp ", pp_, " is not mp_world_size ", mp));
   }
-  dp_ = static_cast<uint32_t>(std::max<uint64_t>(1, first.dp_world));
+  dp_ = static_cast<uint32_t>(std::min<uint64_t>(dp_world, 1u << 20));
   stage_ = optimizers_.empty() ? 0 : optimizers_.begin()->second.stage;
   CKPT_RETURN_IF_ERROR(CountExpertRanks());
   for (uint32_t rank = 0; rank < mp; ++rank) {
@@ -225,7 +226,7 @@ std::vector<uint32_t> NativeReader::SplitOfStages() {
   for (uint32_t mp = 0; mp < tp_ * pp_; ++mp) {
     for (const auto& group : ModelOf(mp).groups) {
       for (const NamedShape& entry : group) {
-        const auto known = known_.find(NormaliseName(entry.name));
+        const auto known = known_.find(entry.name);
         if (known == known_.end()) continue;  // of an expert: numbered per rank
         const Parameter& parameter = assembler_.parameter(known->second.index);
         if (parameter.stage == StageRule::kLayer) stages[parameter.layer].insert(mp / tp_);
@@ -306,6 +307,12 @@ Result<StepModel> NativeReader::Read() && {
   CKPT_RETURN_IF_ERROR(ReadModels());
   if (models_.empty()) {
     return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no model states file"));
+  }
+  if (models_.begin()->second.auto_experts && !files_.optimizer.empty()) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(models_.begin()->second.file, ": saved with AutoEP (expert parallelism that "
+                       "DeepSpeed put into the model itself) under ZeRO, whose experts' optimizer "
+                       "states are not understood"));
   }
   CKPT_RETURN_IF_ERROR(ReadOptimizers());
   CKPT_RETURN_IF_ERROR(ReadTensorFiles());

@@ -31,6 +31,7 @@
 #include "formats/deepspeed/names.h"
 #include "formats/deepspeed/optimizer_states.h"
 #include "formats/deepspeed/sharding.h"
+#include "formats/deepspeed/state_dict_names.h"
 
 namespace ckptfs::deepspeed {
 
@@ -43,7 +44,6 @@ class NativeReader {
  private:
   // A parameter as the files have it.
   struct Known {
-    std::string source_name;
     Role role = Role::kTrainable;
     std::map<uint32_t, std::vector<std::optional<Shape>>> shapes;  // by stage: per tp rank
     std::optional<ExpertNumber> expert;
@@ -57,8 +57,7 @@ class NativeReader {
   };
   // A stored weight: of a module, layer or expert file.
   struct Weight {
-    std::string name;  // canonical
-    std::string source_name;
+    std::string name;
     FileTensor tensor;
     uint32_t tp = 0;
   };
@@ -74,7 +73,7 @@ class NativeReader {
     uint32_t tp = 0;
     size_t index = 0;    // of the partition in each file
     RankFiles ranks;
-    std::vector<std::string> names;  // canonical, in flattening order
+    std::vector<std::string> names;  // in flattening order
     std::vector<uint64_t> members;   // elements of each
     std::vector<uint64_t> paddings;
   };
@@ -105,9 +104,9 @@ class NativeReader {
   Status NameExpertFiles();
   Status NameFrozenFragments();
   std::map<uint32_t, std::string> MatchTiedLayers();
-  Status AddKnown(std::string_view source, Role role, uint32_t stage, uint32_t tp,
+  Status AddKnown(const std::string& name, Role role, uint32_t stage, uint32_t tp,
                   const Shape& shape);
-  Status AddWeight(std::string_view source, const FileTensor& tensor, uint32_t stage, uint32_t tp,
+  Status AddWeight(const std::string& name, const FileTensor& tensor, uint32_t stage, uint32_t tp,
                    bool buffer);
   std::set<std::string> BufferNames(uint32_t mp) const;
 
@@ -171,10 +170,12 @@ class NativeReader {
   uint32_t ep_ = 1;
   int stage_ = 0;
 
-  std::vector<std::string> order_;      // canonical names in model order
+  // Everything goes by the engine's spelling of a name.
+  std::vector<std::string> order_;      // in model order
   std::map<std::string, Known> known_;
+  StateDictNames spellings_;
   std::vector<Weight> weights_;
-  std::map<std::string, std::string> aliases_;  // alias -> stored name (canonical)
+  std::map<std::string, std::string> aliases_;  // alias -> stored name
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, uint32_t> locals_;  // atom, copy, tp
   std::map<uint32_t, std::vector<std::vector<std::string>>> unsharded_;  // mp -> group -> names
   std::vector<Group> groups_;

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
 #include "formats/deepspeed/native_reader.h"
 #include "formats/deepspeed/state_names.h"
 #include "formats/deepspeed/zero_layout.h"
@@ -51,7 +50,7 @@ std::map<uint64_t, GroupNames> TiledStorages(const ModelStates& model) {
     for (const auto& [offset, entry] : tensors) {
       if (offset != at) break;
       at += entry->tensor.elements();
-      names.push_back(NormaliseName(entry->name));
+      names.push_back(entry->name);
     }
     if (names.size() == tensors.size() && at == tensors.begin()->second->tensor.storage_elements()) {
       out[at].push_back(std::move(names));
@@ -86,7 +85,7 @@ std::vector<NamedShape> NativeReader::Candidates(uint32_t mp) const {
   std::set<std::string> seen;
   const std::set<std::string> buffers = BufferNames(mp);
   for (const NamedTensor& entry : ModelOf(mp).module) {
-    const std::string name = NormaliseName(entry.name);
+    const std::string name = spellings_.Of(entry.name);
     if (aliases_.count(name) > 0 || buffers.count(name) > 0 || !seen.insert(name).second) continue;
     out.push_back(NamedShape{name, entry.tensor.shape()});
   }
@@ -105,12 +104,7 @@ Result<GroupNames> NativeReader::NamesOfGroups(uint32_t mp,
     shapes.emplace_back();
     for (size_t i = 0; i < members; ++i) shapes.back().push_back(ShapeOfState(optimizer, g, i));
   }
-  if (named && !optimizer.groups.empty()) {
-    for (auto& group : given) {
-      for (std::string& name : group) name = NormaliseName(name);
-    }
-    return given;
-  }
+  if (named && !optimizer.groups.empty()) return given;
   auto matched = MatchStates(Candidates(mp), shapes);
   if (!matched) return Fail(std::move(matched).error().WithContext(ModelOf(mp).file));
   return matched;
@@ -119,7 +113,7 @@ Result<GroupNames> NativeReader::NamesOfGroups(uint32_t mp,
 Status NativeReader::NameUnsharded() {
   for (uint32_t mp = 0; mp < tp_ * pp_; ++mp) {
     const ModelStates& model = ModelOf(mp);
-    if (!model.optimizer) continue;
+    if (!model.optimizer || options_.weights_only) continue;
     if (!model.has_module || !experts_.empty()) {
       assembler_.header().notes.push_back(
           StrCat(model.file, ": optimizer states without ZeRO of a ",

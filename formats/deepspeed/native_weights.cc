@@ -7,8 +7,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
-#include "formats/deepspeed/family_variables.h"
+#include "core/ingest/model_config.h"
 #include "formats/deepspeed/native_reader.h"
 
 namespace ckptfs::deepspeed {
@@ -24,17 +23,23 @@ std::optional<uint32_t> PipelineLayer(std::string_view name) {
   return dotted && layer < (1u << 20) ? std::optional(layer) : std::nullopt;
 }
 
-Error Uncovered(const std::vector<std::string>& names, uint32_t tp, const std::string& family) {
+// Names under the reason why nothing says how they are spread.
+using OpenNames = std::map<std::string, std::vector<std::string>>;
+
+Error Uncovered(const OpenNames& open, uint32_t tp) {
   std::string list;
-  for (size_t i = 0; i < std::min(kNamesShown, names.size()); ++i) {
-    list += StrCat(list.empty() ? "" : ", ", names[i]);
+  for (const auto& [why, names] : open) {
+    list += list.empty() ? "" : "; ";
+    for (size_t i = 0; i < std::min(kNamesShown, names.size()); ++i) {
+      list += StrCat(i == 0 ? "" : ", ", "'", names[i], "'");
+    }
+    list += StrCat(names.size() > kNamesShown ? StrCat(", ... (", names.size(), " in all)") : "",
+                   ": ", why);
   }
-  if (names.size() > kNamesShown) list += StrCat(", ... (", names.size(), " in all)");
   return Error{ErrorCode::kUnsupported,
-               StrCat("no rule says how ", list, " are spread over the ", tp,
-                      " tensor-parallel ranks; settle it with --replicated REGEX, --averaged REGEX, "
-                      "or a line in a family file (--family FILE)",
-                      family.empty() ? "" : StrCat("; family '", family, "' lacks them"))};
+               StrCat("nothing says how these are spread over the ", tp, " tensor-parallel ranks: ",
+                      list, ".  Settle it with --family-set NAME=NUMBER (a size that a rule needs), "
+                      "--replicated REGEX, --averaged REGEX, or a rule of your own (--family FILE)")};
 }
 
 }  // namespace
@@ -62,7 +67,6 @@ Result<std::vector<Shape>> NativeReader::LocalShapes(const std::string& name,
 Status NativeReader::DeclareParameter(const std::string& name, Known& known, bool layers_by_name) {
   Parameter parameter;
   parameter.name = name;
-  parameter.source_name = known.source_name;
   parameter.shape = known.sharding.shape;
   parameter.role = known.role;
   parameter.pattern = known.sharding.pattern;
@@ -98,16 +102,16 @@ Status NativeReader::DeclareParameter(const std::string& name, Known& known, boo
 
 Status NativeReader::ResolveSharding() {
   const ModelStates& model = ModelOf(0);
-  const FamilyVariables variables = FamilyVariablesOf(model.variables, options_.variables);
-  std::vector<ckptfs::NamedShape> parameters;
+  std::vector<NamedLocals> parameters;
   for (const std::string& name : order_) {
     CKPT_ASSIGN_OR_RETURN(std::vector<Shape> locals, LocalShapes(name, known_.at(name)));
-    parameters.emplace_back(name, std::move(locals[0]));
+    parameters.emplace_back(name, std::move(locals));
   }
-  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
-                        ShardingRules::Make(model.info ? &*model.info : nullptr, options_,
-                                            parameters, tp_, variables));
-  std::vector<std::string> uncovered;
+  CKPT_ASSIGN_OR_RETURN(
+      const ShardingRules rules,
+      ShardingRules::Make(model.info ? &*model.info : nullptr, options_, std::move(parameters),
+                          SizesOf(model.variables, options_.variables, candidate_.directory)));
+  OpenNames uncovered;
   std::vector<std::string> assumed;
   bool layered = false;
   for (const std::string& name : order_) {
@@ -128,14 +132,12 @@ Status NativeReader::ResolveSharding() {
       layered = layered || sharding->layer.has_value();
       known.sharding = *std::move(sharding);
     } else {
-      uncovered.push_back(name);
+      uncovered[rules.WhyOpen(name)].push_back(name);
     }
   }
-  if (!uncovered.empty()) return Fail(Uncovered(uncovered, tp_, rules.family()));
+  if (!uncovered.empty()) return Fail(Uncovered(uncovered, tp_));
   StepModel& header = assembler_.header();
-  header.family = rules.family();
-  header.layers = rules.layers();
-  header.notes.insert(header.notes.end(), rules.notes().begin(), rules.notes().end());
+  rules.Describe(header);
   if (!assumed.empty()) {
     header.notes.push_back(StrCat(assumed.size(), " buffers that no rule covers (", assumed[0],
                                   " ...) are taken to be equal on all tensor-parallel ranks; "
@@ -152,7 +154,7 @@ Status NativeReader::ResolveSharding() {
 void NativeReader::SetModelDType() {
   std::map<DType, uint64_t> counts;
   for (const NamedTensor& entry : ModelOf(0).module) {
-    const auto known = known_.find(NormaliseName(entry.name));
+    const auto known = known_.find(spellings_.Of(entry.name));
     if (known != known_.end() && known->second.role == Role::kTrainable) ++counts[entry.tensor.dtype()];
   }
   for (const Weight& weight : weights_) {
@@ -166,7 +168,8 @@ void NativeReader::SetModelDType() {
       most = count;
     }
   }
-  assembler_.header().model_dtype = best;
+  // Where nothing tells it there are no weights either, only masters.
+  assembler_.header().model_dtype = best.value_or(DType::kF32);
 }
 
 Result<NativeReader::Place> NativeReader::PlaceIn(const std::string& name, std::string_view kind,
@@ -219,7 +222,7 @@ Status NativeReader::PlaceFrozenFragments() {
   for (const auto& [key, model] : models_) {
     if (stage_ != 3) break;
     for (const NamedTensor& entry : model.frozen_fragments) {
-      const std::string name = NormaliseName(entry.name);
+      const std::string& name = entry.name;
       const auto known = known_.find(name);
       if (known == known_.end() || known->second.role != Role::kFrozen) {
         return Fail(ErrorCode::kInvalid, StrCat(model.file, ": frozen_param_fragments has '",

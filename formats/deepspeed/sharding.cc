@@ -151,35 +151,103 @@ LocalTensor LocalOfWidths(const Shape& atom, uint32_t dim,
   return local;
 }
 
+Status ShardingRules::ChooseFamily(const SourceOptions& options,
+                                   std::span<const std::string> names) {
+  if (options.families == nullptr || names.empty()) return {};
+  const FamilySet& families = *options.families;
+  family_ = options.family.empty() ? families.Choose(names) : families.Find(options.family);
+  const size_t covered = family_ == nullptr ? 0 : family_->CountMatches(names);
+  if (covered == names.size()) return {};
+  if (!options.family.empty() && covered == 0) {
+    const Family* best = families.Choose(names);
+    return Fail(ErrorCode::kInvalid,
+                StrCat("--family ", options.family, ": none of its rules matches any of the ",
+                       names.size(), " parameters ('", names[0], "', ...)",
+                       best == nullptr ? "" : StrCat("; family '", best->name(), "' matches ",
+                                                     best->CountMatches(names))));
+  }
+  if (family_ == nullptr) {
+    const std::string nearest = families.DescribeNearest(names);
+    Note(StrCat("no family matches any of the ", names.size(), " parameters ('", names[0],
+                "', ...), which views with tp or pp need (--family FILE)",
+                nearest.empty() ? "" : "; ", nearest));
+    return {};
+  }
+  std::string first;
+  for (const std::string& name : names) {
+    if (first.empty() && family_->CountMatches({&name, 1}) == 0) first = name;
+  }
+  Note(StrCat("family '", family_->name(), "'", options.family.empty() ? " comes closest: it" : "",
+              " has rules for ", covered, " of ", names.size(), " parameters, and none for '", first,
+              names.size() - covered > 1 ? "', ..." : "'"));
+  return {};
+}
+
+// From all that is told, else without what a config.json beside the checkpoint
+// says, else from the user's numbers only: what contradicts the shapes is not used.
+Status ShardingRules::DeriveSizes(std::span<const NamedLocals> parameters,
+                                  const ModelSizes& sizes) {
+  variables_ = sizes.All();
+  if (family_ == nullptr) return {};
+  auto derived = family_->Derive(parameters, variables_);
+  if (!derived && !sizes.configured.empty()) {
+    Note(StrCat(sizes.config, ": not used: ", derived.error().message));
+    derived = family_->Derive(parameters, ModelSizes{sizes.given, sizes.recorded, {}, ""}.All());
+  }
+  if (!derived && !sizes.recorded.empty()) {
+    Note(StrCat("the sizes in the checkpoint's args are not used: ", derived.error().message));
+    derived = family_->Derive(parameters, sizes.given);
+  }
+  if (!derived) return Fail(std::move(derived).error().WithContext("--family-set"));
+  variables_ = *std::move(derived);
+  return {};
+}
+
 Result<ShardingRules> ShardingRules::Make(const ShardingInfo* info, const SourceOptions& options,
-                                          std::span<const ckptfs::NamedShape> parameters,
-                                          uint64_t degree, const FamilyVariables& variables) {
+                                          std::vector<NamedLocals> parameters,
+                                          const ModelSizes& sizes) {
   ShardingRules rules;
   rules.info_ = info;
-  rules.variables_ = variables;
-  if (options.families != nullptr) {
-    std::vector<std::string> names;
-    for (const auto& [name, shape] : parameters) names.push_back(name);
-    rules.family_ = options.family.empty() ? options.families->Choose(names)
-                                           : options.families->Find(options.family);
-  }
-  if (!options.family.empty() && rules.family_ == nullptr) {
+  if (!options.family.empty() &&
+      (options.families == nullptr || options.families->Find(options.family) == nullptr)) {
     return Fail(ErrorCode::kNotFound, StrCat("--family ", options.family, ": no such family"));
   }
-  if (rules.family_ != nullptr) {
-    rules.family_name_ = rules.family_->name();
-    rules.variables_ = rules.family_->Derive(parameters, degree, variables);
+  std::vector<std::string> names;
+  names.reserve(parameters.size());
+  for (auto& [name, locals] : parameters) {
+    names.push_back(name);
+    if (info == nullptr || locals.size() == 1) continue;
+    // What the checkpoint itself says beats the family's rule.
+    if (const AffineParameter* affine = info->affine.Find(name)) {
+      locals.assign(1, affine->logical_shape);
+    } else if (FirstMatch(info->replicated, name) != nullptr ||
+               FirstMatch(info->averaged, name) != nullptr) {
+      locals.resize(1);
+    }
   }
+  CKPT_RETURN_IF_ERROR(rules.ChooseFamily(options, names));
+  CKPT_RETURN_IF_ERROR(rules.DeriveSizes(parameters, sizes));
   CKPT_ASSIGN_OR_RETURN(rules.replicated_, WholeNamePatterns(options.replicated, "--replicated"));
   CKPT_ASSIGN_OR_RETURN(rules.averaged_, WholeNamePatterns(options.averaged, "--averaged"));
   return rules;
 }
 
-uint32_t ShardingRules::layers() const {
+void ShardingRules::Describe(StepModel& header) const {
+  header.notes.insert(header.notes.end(), notes_.begin(), notes_.end());
+  if (family_ == nullptr) return;
+  header.family = family_->name();
+  header.family_rules = family_->text();
+  header.family_sizes = family_->Mentioned(variables_);
   const auto layers = variables_.find("layers");
-  const bool known = family_ != nullptr && layers != variables_.end() && layers->second > 0 &&
-                     layers->second < (1 << 20);
-  return known ? static_cast<uint32_t>(layers->second) : 0;
+  const bool known = layers != variables_.end() && layers->second > 0 && layers->second < (1 << 20);
+  header.layers = known ? static_cast<uint32_t>(layers->second) : 0;
+}
+
+std::string ShardingRules::WhyOpen(std::string_view name) const {
+  const auto match = family_ == nullptr ? std::optional<RuleMatch>()
+                                        : family_->Match(name, variables_).value_or(std::nullopt);
+  if (!match || match->missing.empty()) return "no rule covers it";
+  return StrCat("the rule ", match->rule, " needs ", match->missing, ", which nothing tells");
 }
 
 void ShardingRules::Note(std::string text) const {
@@ -197,8 +265,9 @@ Result<std::optional<RuleMatch>> ShardingRules::MatchFamily(std::string_view nam
     return std::optional<RuleMatch>();
   }
   if (*match && !(*match)->missing.empty()) {
-    Note(StrCat("family ", family_name_, " does not know ", (*match)->missing,
-                ": what needs it cannot be cut until --family-set says it"));
+    Note(StrCat("nothing tells ", (*match)->missing, ", which rules of family '", family_->name(),
+                "' need: no view cuts ", (*match)->only_unit ? "finer than the source does " : "",
+                "what needs it until --family-set or a config.json beside the checkpoint says it"));
   }
   return match;
 }
@@ -426,6 +495,25 @@ Status ShardingRules::ResolveShards(std::string_view name, std::span<const Shape
   return {};
 }
 
+namespace {
+
+// A unit that nobody knows: every run of rows that the source kept together is a
+// multiple of it, so what divides all of those is safe to take for it.
+void SettleUnits(Sharding& sharding) {
+  for (Cut& cut : sharding.pattern.cuts) {
+    if (cut.unit > 0) continue;
+    for (const uint64_t part : cut.parts) cut.unit = std::gcd(cut.unit, part);
+    for (const LocalTensor& local : sharding.locals) {
+      for (const Piece& piece : local.pieces) {
+        if (cut.dim < piece.shape.size()) cut.unit = std::gcd(cut.unit, piece.shape[cut.dim]);
+      }
+    }
+    cut.unit = std::max<uint64_t>(cut.unit, 1);
+  }
+}
+
+}  // namespace
+
 Result<std::optional<Sharding>> ShardingRules::Resolve(std::string_view name,
                                                        std::span<const Shape> locals,
                                                        bool buffer) const {
@@ -433,7 +521,7 @@ Result<std::optional<Sharding>> ShardingRules::Resolve(std::string_view name,
   CKPT_ASSIGN_OR_RETURN(const auto family, MatchFamily(name, locals.size()));
   const AffineParameter* affine = info_ != nullptr ? info_->affine.Find(name) : nullptr;
   const bool by_default = !buffer && locals.size() > 1 && affine == nullptr && info_ != nullptr &&
-                          info_->DeclaresTensorParallel();
+                          (info_->DeclaresTensorParallel() || info_->lists);
   CKPT_ASSIGN_OR_RETURN(auto decision, Decide(name, locals, family, by_default));
   if (!decision && affine == nullptr && locals.size() > 1) return std::optional<Sharding>();
   Sharding out;
@@ -463,6 +551,7 @@ Result<std::optional<Sharding>> ShardingRules::Resolve(std::string_view name,
   } else {
     CKPT_RETURN_IF_ERROR(ResolveShards(name, locals, *std::move(decision), out));
   }
+  SettleUnits(out);
   SourcePatterns settled = SettlePatterns(out.pattern, ruled, out.shape, out.locals);
   out.pattern = std::move(settled.pattern);
   out.source_pattern = std::move(settled.source);

@@ -5,6 +5,8 @@
 // lists (universal_checkpoint_info), the user's --replicated and --averaged,
 // the family's rules, and the lists' default (a cut along dim 0).  Nothing is
 // ever inferred from bytes; a parameter that no rule covers is left undecided.
+// Where nobody knows the unit of a cut (a head's rows), it is what the source
+// itself kept whole: no view cuts finer.
 //
 // Thread safety: immutable once made.
 // Lifetime: `info` and the families must outlive it.
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/ingest/family_variables.h"
 #include "core/ingest/source.h"
 #include "core/model/family.h"
 #include "core/model/pattern.h"
@@ -49,12 +52,12 @@ struct Sharding {
 
 class ShardingRules {
  public:
-  // `info` may be null; `parameters` are the names and the shapes that one of
-  // `degree` tensor-parallel ranks holds.  kNotFound: a forced family that
-  // nobody knows.
+  // `info` may be null; `parameters` are the names and the shapes that the
+  // tensor-parallel ranks hold.  Sizes that contradict these are not used (the
+  // user's are refused).  kNotFound: a forced family that nobody knows, kInvalid
+  // one that covers no name.
   static Result<ShardingRules> Make(const ShardingInfo* info, const SourceOptions& options,
-                                    std::span<const ckptfs::NamedShape> parameters,
-                                    uint64_t degree, const FamilyVariables& variables);
+                                    std::vector<NamedLocals> parameters, const ModelSizes& sizes);
 
   // `locals`: the shapes that the tensor-parallel ranks hold, in rank order.
   // Nothing if no rule covers the name and there are several ranks.  kInvalid
@@ -63,14 +66,17 @@ class ShardingRules {
   Result<std::optional<Sharding>> Resolve(std::string_view name, std::span<const Shape> locals,
                                           bool buffer) const;
 
-  const std::string& family() const { return family_name_; }
-  // Transformer layers as far as the family can tell, else 0.
-  uint32_t layers() const;
-  // Said once per step: variables that a family's rule lacks.
-  const std::vector<std::string>& notes() const { return notes_; }
+  // Why Resolve gave nothing for the name: "no rule covers it", or the sizes that
+  // its rule lacks.
+  std::string WhyOpen(std::string_view name) const;
+  // The family, what it needed, the number of layers, and what is to be said once
+  // per step.
+  void Describe(StepModel& header) const;
 
  private:
   struct Decision;
+  Status ChooseFamily(const SourceOptions& options, std::span<const std::string> names);
+  Status DeriveSizes(std::span<const NamedLocals> parameters, const ModelSizes& sizes);
   Status DecideByInfo(std::string_view name, std::span<const Shape> locals, Decision& out) const;
   Result<std::optional<RuleMatch>> MatchFamily(std::string_view name, size_t ranks) const;
   void Note(std::string text) const;
@@ -87,7 +93,6 @@ class ShardingRules {
 
   const ShardingInfo* info_ = nullptr;
   const Family* family_ = nullptr;
-  std::string family_name_;
   FamilyVariables variables_;
   std::vector<NamePattern> replicated_;
   std::vector<NamePattern> averaged_;

@@ -103,6 +103,8 @@ Result<ShardingInfo> Parse(PickleRef info) {
     CKPT_ASSIGN_OR_RETURN(InfoSubParams entry, ReadSubParams(sub.at(i)));
     out.sub_params.push_back(std::move(entry));
   }
+  out.lists = info["tp_replicated_parameter_patterns"] && sub &&
+              info["parameter_with_row_parallelism_patterns"];
   CKPT_RETURN_IF_ERROR(ReadWidths(info, out));
   CKPT_RETURN_IF_ERROR(ReadUnsupported(info, out));
   CKPT_ASSIGN_OR_RETURN(out.affine, AffineMap::Parse(info));

@@ -76,16 +76,19 @@ class DeepSpeedSource : public Source {
 
   static Status CheckRanks(const StepCandidate& step, const StepFiles& files,
                            const ModelStates& states) {
+    const uint64_t mp_world = states.mp_world > 0 ? states.mp_world : files.ModelRanks();
+    const uint64_t dp_world = states.dp_world > 0 ? states.dp_world : files.DataRanks();
     const auto missing = [&](std::string_view what, uint64_t mp, uint64_t dp) -> Status {
       return Fail(ErrorCode::kInvalid,
                   StrCat(step.directory, ": no ", what, " of data-parallel rank ", dp, " of ",
-                         states.dp_world, ", model-parallel rank ", mp, " of ", states.mp_world));
+                         dp_world, ", model-parallel rank ", mp, " of ", mp_world));
     };
-    for (uint32_t mp = 0; mp < std::max<uint64_t>(1, states.mp_world); ++mp) {
+    for (uint32_t mp = 0; mp < mp_world; ++mp) {
       if (!files.model.empty() && files.model.count(mp) == 0) {
         return missing("mp_rank model states", mp, 0);
       }
-      for (uint32_t dp = 0; dp < std::max<uint64_t>(1, states.dp_world); ++dp) {
+      const bool by_rank = files.model.empty() || !files.optimizer.empty();
+      for (uint32_t dp = 0; by_rank && dp < dp_world; ++dp) {
         if (files.model.empty() && files.stage3_model.count(RankKey{mp, dp}) == 0) {
           return missing("zero_pp_rank model states", mp, dp);
         }

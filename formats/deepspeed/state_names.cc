@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <string>
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/model_states.h"
@@ -13,6 +15,7 @@ namespace {
 
 constexpr size_t kMaxStates = 1u << 20;
 constexpr int kSkip = -1;
+constexpr size_t kNamesShown = 5;
 
 // Counts (up to 2) the ways to give every parameter, in order, to the next
 // member of some group or to none, level by level, so that nothing recurses.
@@ -41,11 +44,7 @@ class Matcher {
       return Fail(ErrorCode::kUnsupported,
                   "the optimizer's states do not fit the parameters' shapes in model order");
     }
-    if (last->second.ways > 1) {
-      return Fail(ErrorCode::kUnsupported,
-                  "the optimizer numbers its parameters, and shapes alone leave more than one way to "
-                  "tell which is which");
-    }
+    if (last->second.ways > 1) return Fail(Ambiguous());
     return Trace(levels, std::move(end));
   }
 
@@ -56,6 +55,36 @@ class Matcher {
     int group = kSkip;  // of the last parameter, if there is one way
   };
   using Level = std::map<Positions, Arrival>;
+
+  // Names the parameters whose shape more of them have than states do, or that
+  // states of several groups have.
+  Error Ambiguous() const {
+    std::map<Shape, std::set<size_t>> groups;
+    std::map<Shape, int64_t> surplus;
+    for (const NamedShape& parameter : parameters_) ++surplus[parameter.shape];
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      for (const auto& member : groups_[g]) {
+        if (!member) continue;
+        groups[*member].insert(g);
+        --surplus[*member];
+      }
+    }
+    std::string names;
+    size_t count = 0;
+    for (const NamedShape& parameter : parameters_) {
+      const bool open = surplus[parameter.shape] != 0 || groups[parameter.shape].size() > 1;
+      if (!open || ++count > kNamesShown) continue;
+      names += StrCat(names.empty() ? "" : ", ", "'", parameter.name, "' ",
+                      ShapeToString(parameter.shape));
+    }
+    return Error{ErrorCode::kUnsupported,
+                 StrCat("the optimizer numbers its parameters and leaves the frozen ones out, and of "
+                        "parameters with equal shapes nothing tells which are trained: ", names,
+                        count > kNamesShown ? StrCat(", ... (", count, " in all)") : "",
+                        ".  `adopt --weights-only` takes the weights without the optimizer; an "
+                        "optimizer made from named_parameters() (torch 2.6) or a ZeRO stage above 0 "
+                        "records the names")};
+  }
 
   static void Add(Level& level, Positions at, int ways, int group) {
     Arrival& arrival = level[std::move(at)];

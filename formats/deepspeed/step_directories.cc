@@ -3,6 +3,7 @@
 #include "formats/deepspeed/step_directories.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/directory.h"
@@ -37,6 +38,9 @@ Result<StepCandidate> CandidateOf(const std::string& directory, const std::strin
   CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(directory));
   return out;
 }
+
+// The part of a tag before its last '/', with it; "" for a plain name.
+std::string FolderOf(const std::string& tag) { return tag.substr(0, tag.find_last_of('/') + 1); }
 
 Result<std::vector<std::string>> Subdirectories(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(path));
@@ -92,14 +96,21 @@ Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::strin
   }
   const auto latest = ReadTag(path, pointer);
   if (!latest && latest.error().code != ErrorCode::kInvalid) return Fail(latest.error());
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, Subdirectories(path));
-  for (const std::string& name : names) {
-    const std::string directory = StrCat(path, "/", name);
-    CKPT_ASSIGN_OR_RETURN(const bool step, is_step(directory));
-    if (!step) continue;
-    CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(directory, path));
-    out.push_back(std::move(candidate));
-    out.back().latest = latest && *latest == name;
+  // A tag such as "epoch1/step5" lies in a folder of its own, and others beside it.
+  std::set<std::string> folders{""};
+  if (latest && *latest) folders.insert(FolderOf(**latest));
+  for (const std::string& folder : folders) {
+    std::string root = StrCat(path, "/", folder);
+    root.pop_back();
+    CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, Subdirectories(root));
+    for (const std::string& name : names) {
+      const std::string directory = StrCat(root, "/", name);
+      CKPT_ASSIGN_OR_RETURN(const bool step, is_step(directory));
+      if (!step) continue;
+      CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(directory, root));
+      out.push_back(std::move(candidate));
+      out.back().latest = latest && *latest == folder + name;
+    }
   }
   if (!latest) out.push_back(PointerCandidate(path, pointer));
   return out;

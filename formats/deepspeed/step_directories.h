@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which directories below a path are DeepSpeed steps: the path itself, or every
-// tag of a save directory, its pointer file naming the newest.
+// tag of a save directory, its pointer file naming the newest.  Where that is a
+// path ("epoch1/step5"), the steps beside it are found, too, and the folder they
+// lie in is their save directory.
 //
 // Thread safety: pure but for reading directories.
 

@@ -12,11 +12,10 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
-#include "core/ingest/name_normaliser.h"
+#include "core/ingest/model_config.h"
 #include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/expert_names.h"
-#include "formats/deepspeed/family_variables.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -280,8 +279,8 @@ void UniversalReader::NoteMissingFrozen() {
   size_t missing = 0;
   std::string first;
   for (const NamedShape& entry : models_.at(0).frozen) {
-    if (parameters_.count(NormaliseName(entry.name)) > 0) continue;
-    if (missing++ == 0) first = NormaliseName(entry.name);
+    if (parameters_.count(entry.name) > 0) continue;
+    if (missing++ == 0) first = entry.name;
   }
   if (missing == 0) return;
   assembler_.header().notes.push_back(
@@ -291,19 +290,19 @@ void UniversalReader::NoteMissingFrozen() {
 
 Status UniversalReader::DeclareParameters() {
   const ModelStates& model = models_.at(0);
-  std::vector<ckptfs::NamedShape> shapes;
-  for (const Folder& folder : folders_) shapes.emplace_back(NormaliseName(folder.name), folder.shape);
+  std::vector<NamedLocals> shapes;
+  for (const Folder& folder : folders_) shapes.emplace_back(folder.name, std::vector<Shape>{folder.shape});
   CKPT_ASSIGN_OR_RETURN(
       const ShardingRules rules,
-      ShardingRules::Make(model.info ? &*model.info : nullptr, options_, shapes, 1,
-                          FamilyVariablesOf(model.variables, options_.variables)));
-  FillHeader(rules);
+      ShardingRules::Make(model.info ? &*model.info : nullptr, options_, std::move(shapes),
+                          SizesOf(model.variables, options_.variables, candidate_.directory)));
+  FillHeader();
   for (const Folder& folder : folders_) {
-    const std::string name = NormaliseName(folder.name);
+    const std::string& name = folder.name;
+    spellings_.Add(name);
     CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(name, {&folder.shape, 1}, false));
     Parameter parameter;
     parameter.name = name;
-    parameter.source_name = folder.name;
     parameter.shape = folder.shape;
     parameter.pattern = PatternOf(folder, sharding->pattern);
     parameter.stage = sharding->stage;
@@ -317,9 +316,6 @@ Status UniversalReader::DeclareParameters() {
     CKPT_RETURN_IF_ERROR(CheckExperts(folder, parameter));
     parameter.stacked_experts =
         std::max(sharding->stacked_experts, folder.states.front().marks.experts);
-    if (parameters_.count(name) > 0) {
-      return Fail(ErrorCode::kInvalid, StrCat("two parameters become '", name, "'"));
-    }
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
                           assembler_.AddParameter(std::move(parameter)));
     parameters_.emplace(name, index);
@@ -330,8 +326,7 @@ Status UniversalReader::DeclareParameters() {
   for (const auto& [mp, other] : models_) left_out.insert(other.left_out.begin(), other.left_out.end());
   AddLeftOutNote(left_out, assembler_.header());
   NoteMissingFrozen();
-  assembler_.header().notes.insert(assembler_.header().notes.end(), rules.notes().begin(),
-                                   rules.notes().end());
+  rules.Describe(assembler_.header());
   return {};
 }
 
@@ -341,10 +336,11 @@ Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
   const uint32_t tp = std::max<uint32_t>(1, std::min<uint32_t>(first.tp_degree, 1u << 16));
   std::map<std::string, std::string> shared;
   for (const auto& [alias, stored] : first.shared) {
-    shared.emplace(NormaliseName(alias), NormaliseName(stored));
+    shared.emplace(alias, stored);
+    spellings_.Add(alias);
   }
   for (const NamedTensor& entry : first.module) {
-    const std::string name = NormaliseName(entry.name);
+    const std::string name = spellings_.Of(entry.name);
     if (parameters_.count(name) > 0 || shared.count(name) > 0) continue;
     std::vector<const FileTensor*> tensors;
     for (uint32_t rank = 0; rank < tp && models_.count(rank) > 0; ++rank) {
@@ -353,7 +349,7 @@ Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
       }
     }
     if (tensors.size() != tp || tensors[0]->shape() == Shape{0}) continue;
-    CKPT_RETURN_IF_ERROR(DeclareOther(rules, entry.name, tensors));
+    CKPT_RETURN_IF_ERROR(DeclareOther(rules, name, tensors));
   }
   for (const auto& [alias, stored] : shared) {
     const auto found = parameters_.find(stored);
@@ -364,19 +360,21 @@ Status UniversalReader::DeclareOthers(const ShardingRules& rules) {
   return {};
 }
 
-Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::string& source_name,
+Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::string& name,
                                      const std::vector<const FileTensor*>& tensors) {
-  const std::string name = NormaliseName(source_name);
   const auto& buffers = models_.at(0).buffers;
-  const bool buffer = std::find(buffers.begin(), buffers.end(), source_name) != buffers.end();
+  const bool buffer = std::any_of(buffers.begin(), buffers.end(), [&](const std::string& known) {
+    return known == name || InStateDict(known) == name;
+  });
   std::vector<Shape> locals;
   locals.reserve(tensors.size());
   for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape());
   CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(name, locals, buffer));
   if (!sharding && !buffer) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("no rule says how frozen '", name, "' is spread over tensor-parallel ranks; "
-                       "settle it with --replicated REGEX or a family file"));
+                StrCat("nothing says how frozen '", name, "' is spread over tensor-parallel ranks: ",
+                       rules.WhyOpen(name), "; settle it with --family-set NAME=NUMBER, "
+                       "--replicated REGEX or a family file"));
   }
   if (!sharding) {
     sharding = Sharding{};
@@ -387,7 +385,6 @@ Status UniversalReader::DeclareOther(const ShardingRules& rules, const std::stri
   }
   Parameter parameter;
   parameter.name = name;
-  parameter.source_name = source_name;
   parameter.shape = sharding->shape;
   parameter.role = buffer ? Role::kBuffer : Role::kFrozen;
   parameter.pattern = sharding->pattern;
@@ -428,7 +425,7 @@ Status UniversalReader::AddGroups(const std::vector<HyperGroup>& groups, bool by
       }
       if (g >= groups.size()) continue;
       for (const NamedShape& entry : model.groups[s]) {
-        const auto found = parameters_.find(NormaliseName(entry.name));
+        const auto found = parameters_.find(entry.name);
         if (found == parameters_.end()) {
           return Fail(ErrorCode::kInvalid,
                       StrCat(model.file, ": param_shapes names '", entry.name, "', and there is no ",
@@ -458,7 +455,7 @@ Status UniversalReader::AddSteps(PickleRef states, const TorchFile& file, const 
       CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(value, file, path));
       if (!scalar || !key.String()) continue;
       for (const NamedShape& entry : groups[s]) {
-        const ParameterIndex index = parameters_.at(NormaliseName(entry.name));
+        const ParameterIndex index = parameters_.at(entry.name);
         CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
                               assembler_.AddAtom(index, "", *key.String(), scalar->dtype,
                                                  scalar->shape, Relation::kScalar));
@@ -496,19 +493,19 @@ Status UniversalReader::ReadOptimizerState() {
   return {};
 }
 
-void UniversalReader::FillHeader(const ShardingRules& rules) {
+void UniversalReader::FillHeader() {
   const ModelStates& model = models_.at(0);
   StepModel& header = assembler_.header();
   header.framework = "deepspeed_universal";
   header.framework_version = model.ds_version;
   header.id = candidate_.id;
   header.iteration = model.global_steps;
-  header.family = rules.family();
-  header.layers = rules.layers();
   std::map<DType, int> dtypes;
   for (const NamedTensor& entry : model.module) {
     if (std::any_of(folders_.begin(), folders_.end(),
-                    [&](const Folder& folder) { return folder.name == entry.name; })) {
+                    [&](const Folder& folder) {
+                      return folder.name == entry.name || InStateDict(folder.name) == entry.name;
+                    })) {
       ++dtypes[entry.tensor.dtype()];
     }
   }
@@ -545,8 +542,8 @@ Result<StepModel> UniversalReader::Read() && {
   CKPT_RETURN_IF_ERROR(DeclareParameters());
   CKPT_RETURN_IF_ERROR(ReadOptimizerState());
   for (const auto& [alias, target] : links_) {
-    const auto found = parameters_.find(NormaliseName(target));
-    if (found != parameters_.end()) assembler_.AddAlias(NormaliseName(alias), found->second);
+    const auto found = parameters_.find(target);
+    if (found != parameters_.end()) assembler_.AddAlias(alias, found->second);
   }
   return std::move(assembler_).Finish();
 }

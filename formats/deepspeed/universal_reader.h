@@ -22,6 +22,7 @@
 #include "formats/deepspeed/model_states.h"
 #include "formats/deepspeed/names.h"
 #include "formats/deepspeed/sharding.h"
+#include "formats/deepspeed/state_dict_names.h"
 
 namespace ckptfs::deepspeed {
 
@@ -49,7 +50,7 @@ class UniversalReader {
     bool bare = false;
   };
   struct Folder {
-    std::string name;                 // of the parameter, as the source spells it
+    std::string name;                 // of the parameter, as the engine spells it
     std::vector<std::string> files;   // names in the folder
     std::vector<State> states;
     Shape shape;
@@ -68,7 +69,7 @@ class UniversalReader {
   void NoteMissingFrozen();
   Status DeclareParameters();
   Status DeclareOthers(const ShardingRules& rules);
-  Status DeclareOther(const ShardingRules& rules, const std::string& source_name,
+  Status DeclareOther(const ShardingRules& rules, const std::string& name,
                       const std::vector<const FileTensor*>& tensors);
   Status PlaceTensor(AtomIndex atom, uint32_t copy, const LocalTensor& local,
                      const FileTensor& tensor);
@@ -76,7 +77,7 @@ class UniversalReader {
   Status PlaceFolder(const Folder& folder, ParameterIndex index);
   Status ReadOptimizerState();
   Status AddGroups(const std::vector<HyperGroup>& groups, bool by_sub_group);
-  void FillHeader(const ShardingRules& rules);
+  void FillHeader();
   std::string PathOf(std::string_view name) const;
 
   const StepCandidate& candidate_;
@@ -88,7 +89,8 @@ class UniversalReader {
   std::vector<Folder> folders_;
   std::map<std::string, std::string> links_;  // alias -> folder
   std::map<uint32_t, ModelStates> models_;    // by mp rank
-  std::map<std::string, ParameterIndex> parameters_;  // by canonical name
+  StateDictNames spellings_;
+  std::map<std::string, ParameterIndex> parameters_;  // by name
 };
 
 }  // namespace ckptfs::deepspeed

@@ -10,7 +10,7 @@ endforeach()
 file(WRITE ${OUTPUT}.new "// Made from formats/families/*.toml.
 #include <array>
 
-#include \"core/model/shipped_families.h\"
+#include \"formats/families/shipped.h\"
 
 namespace ckptfs {
 namespace {
@@ -18,7 +18,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, ${count}> kF
 ${entries}}};
 }  // namespace
 
-std::span<const std::pair<std::string_view, std::string_view>> ShippedFamilies() {
+std::span<const std::pair<std::string_view, std::string_view>> ShippedFamilyTexts() {
   return kFamilies;
 }
 

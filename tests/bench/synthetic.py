@@ -112,6 +112,7 @@ def make(out, ranks=1024, layers=288):
     os.makedirs(folder, exist_ok=True)
     elements = sum(-(-numel(s) // ranks) for s in names.values())
     model = model_states(names, ranks)
+    model['args'] = {'num_attention_heads': HIDDEN // 128}
     optimizer = optimizer_states(ranks, torch.empty(elements),
                                  torch.empty(elements), torch.empty(elements))
     for rank in range(ranks):

@@ -9,6 +9,7 @@
 #include "core/base/strings.h"
 #include "core/ingest/ingest.h"
 #include "core/jobs/export.h"
+#include "formats/families/shipped.h"
 #include "formats/registry.h"
 #include "formats/torch/archive_builder.h"
 #include "tests/conformance/tiny_step.h"
@@ -28,7 +29,7 @@ T Must(Result<T> result) {
 }
 
 StepModel ReadGolden(const std::string& save) {
-  const FamilySet families = Must(FamilySet::Shipped());
+  const FamilySet families = Must(ShippedFamilies());
   SourceOptions options;
   options.families = &families;
   const auto sources = MakeSources();

@@ -30,7 +30,7 @@ std::vector<Parameter> Parameters(const TinyStepOptions& options) {
   const auto add = [&](std::string name, Shape shape, Pattern pattern, StageRule stage,
                        uint32_t layer = 0, Role role = Role::kTrainable) {
     Parameter parameter;
-    parameter.name = parameter.source_name = std::move(name);
+    parameter.name = std::move(name);
     parameter.shape = std::move(shape);
     parameter.pattern = std::move(pattern);
     parameter.stage = stage;

@@ -17,6 +17,7 @@
 #include "core/blob/blob_reader.h"
 #include "core/ingest/ingest.h"
 #include "core/view/plan_reader.h"
+#include "formats/families/shipped.h"
 #include "formats/registry.h"
 #include "tests/conformance/tiny_step.h"
 
@@ -82,7 +83,7 @@ Status Run(const std::vector<std::string>& arguments) {
     const TinyStep tiny(TinyStepOptions{});
     return WriteView(tiny.model(), arguments);
   }
-  CKPT_ASSIGN_OR_RETURN(const FamilySet families, FamilySet::Shipped());
+  CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
   SourceOptions options;
   options.families = &families;
   const auto sources = MakeSources();

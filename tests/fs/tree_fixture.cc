@@ -77,7 +77,7 @@ StepModel MakeModel(const std::string& id, uint64_t iteration, const std::string
   model.blobs = {blob};
   const auto add = [&](std::string name, Shape shape, std::string kind, uint64_t offset) {
     Parameter parameter;
-    parameter.name = parameter.source_name = std::move(name);
+    parameter.name = std::move(name);
     parameter.shape = shape;
     parameter.pattern = shape.size() > 1 ? Pattern::Shard(0) : Pattern::Replicate();
     Atom atom;

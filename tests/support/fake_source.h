@@ -26,7 +26,6 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
-#include "core/ingest/name_normaliser.h"
 #include "core/ingest/source.h"
 
 namespace ckptfs {
@@ -121,8 +120,7 @@ class FakeSource final : public Source {
       return Fail(ErrorCode::kInvalid, StrCat(file, ": too small for ", name));
     }
     Parameter parameter;
-    parameter.name = NormaliseName(name);
-    parameter.source_name = name;
+    parameter.name = name;
     parameter.shape = {elements};
     parameter.pattern = Pattern::Replicate();
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler.AddParameter(parameter));

@@ -10,7 +10,6 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/coverage.h"
-#include "core/ingest/name_normaliser.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
@@ -253,16 +252,6 @@ TEST(AssemblerTest, FilesStayInsideTheRoot) {
   for (const char* bad : {"", "/etc/passwd", "../x", "a/../a/file", "a//file", "out", "a", "none"}) {
     EXPECT_FALSE(assembler.AddFile(index, bad)) << bad;
   }
-}
-
-TEST(NameNormaliserTest, StripsWrappers) {
-  EXPECT_EQ(NormaliseName("module.module.a.weight"), "a.weight");
-  EXPECT_EQ(NormaliseName("_orig_mod.a.weight"), "a.weight");
-  EXPECT_EQ(NormaliseName("a._fsdp_wrapped_module.b._checkpoint_wrapped_module.c"), "a.b.c");
-  EXPECT_EQ(NormaliseName("base_model.model.a.weight"), "a.weight");
-  EXPECT_EQ(NormaliseName("a.module.weight"), "a.module.weight");
-  EXPECT_EQ(NormaliseName("module."), "module.");
-  EXPECT_EQ(NormaliseName("my_orig_mod.weight"), "my_orig_mod.weight");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "core/base/strings.h"
 #include "core/model/expression.h"
 #include "core/model/name_template.h"
+#include "formats/families/shipped.h"
 
 namespace ckptfs {
 namespace {
@@ -98,6 +99,25 @@ TEST(ExpressionTest, RefusesWhatHasNoValue) {
 
 // ---- families ----------------------------------------------------------------
 
+using NamedShape = std::pair<std::string, Shape>;
+
+// The same on each of `degree` ranks, derived from.
+Result<FamilyVariables> DeriveFrom(const Family& family, const std::vector<NamedShape>& shapes,
+                                   size_t degree, const FamilyVariables& given) {
+  std::vector<NamedLocals> parameters;
+  for (const auto& [name, shape] : shapes) {
+    parameters.emplace_back(name, std::vector<Shape>(degree, shape));
+  }
+  return family.Derive(parameters, given);
+}
+
+FamilyVariables Derived(const Family& family, const std::vector<NamedShape>& shapes,
+                        size_t degree = 1, const FamilyVariables& given = {}) {
+  auto variables = DeriveFrom(family, shapes, degree, given);
+  EXPECT_TRUE(variables) << variables.error().message;
+  return variables.value_or(FamilyVariables{});
+}
+
 // The model of tests/fixtures/deepspeed: 3 layers, 8 heads, 4 kv heads of 6.
 std::vector<NamedShape> FixtureModel() {
   std::vector<NamedShape> model = {{"model.embed_tokens.weight", {499, 56}},
@@ -125,7 +145,7 @@ std::vector<std::string> Names(const std::vector<NamedShape>& model) {
 
 const FamilySet& Shipped() {
   static const FamilySet* const set = [] {
-    auto made = FamilySet::Shipped();
+    auto made = ShippedFamilies();
     if (!made) std::fprintf(stderr, "%s\n", made.error().message.c_str());
     return new FamilySet(*std::move(made));
   }();
@@ -139,7 +159,7 @@ RuleMatch MatchOf(const Family& family, std::string_view name, const FamilyVaria
 }
 
 TEST(FamilyTest, ShippedFamiliesParse) {
-  const auto set = FamilySet::Shipped();
+  const auto set = ShippedFamilies();
   ASSERT_TRUE(set) << set.error().message;
   for (const char* name : {"llama", "llama_fused", "gpt2", "gpt_neox", "megatron_deepspeed"}) {
     EXPECT_NE(set->Find(name), nullptr) << name;
@@ -153,21 +173,22 @@ TEST(FamilyTest, CoversTheFixtureModelAndReadsItsSizesOffShapes) {
   ASSERT_NE(family, nullptr);
   EXPECT_EQ(family->name(), "llama_fused");
   EXPECT_EQ(family->CountMatches(Names(model)), model.size());
-  const FamilyVariables variables = family->Derive(model, 1, {});
+  const FamilyVariables variables = Derived(*family, model);
   EXPECT_EQ(variables.at("layers"), 3);
   EXPECT_EQ(variables.at("q_rows"), 48);
   EXPECT_EQ(variables.at("qkv_rows"), 96);
   EXPECT_EQ(variables.at("ffn"), 84);
   for (const auto& [name, shape] : model) {
     const RuleMatch match = MatchOf(*family, name, variables);
-    EXPECT_EQ(match.missing, "") << name;
+    EXPECT_EQ(match.missing, match.only_unit ? "head_dim" : "") << name;
     for (uint64_t degree : {1, 2, 4}) {
       auto local = MakeLocal(match.pattern, shape, degree - 1, degree);
       EXPECT_TRUE(local) << name << " " << local.error().message;
     }
   }
   const RuleMatch qkv = MatchOf(*family, "model.layers.2.self_attn.qkv_proj.bias", variables);
-  EXPECT_EQ(qkv.pattern, Pattern::Shard(0, {48, 24, 24}));
+  EXPECT_EQ(qkv.pattern.cuts[0].parts, (std::vector<uint64_t>{48, 24, 24}));
+  EXPECT_EQ(qkv.pattern.cuts[0].unit, 0u);  // nothing tells a head's rows
   EXPECT_EQ(qkv.layer, 2u);
   EXPECT_EQ(qkv.stage, StageRule::kLayer);
   EXPECT_EQ(MatchOf(*family, "lm_head.weight", variables).stage, StageRule::kLast);
@@ -180,7 +201,7 @@ TEST(FamilyTest, ReadsWholeSizesOffTheShapesOfOneRank) {
   const std::vector<NamedShape> rank = {{"model.layers.0.self_attn.o_proj.weight", {56, 24}},
                                         {"model.layers.0.self_attn.qkv_proj.weight", {48, 56}},
                                         {"model.layers.0.mlp.down_proj.weight", {56, 42}}};
-  const FamilyVariables variables = family->Derive(rank, 2, {{"ffn", 100}});
+  const FamilyVariables variables = Derived(*family, rank, 2, {{"ffn", 100}});
   EXPECT_EQ(variables.at("q_rows"), 48);
   EXPECT_EQ(variables.at("qkv_rows"), 96);
   EXPECT_EQ(variables.at("ffn"), 100);  // what is given is never overruled
@@ -190,7 +211,8 @@ TEST(FamilyTest, MissingVariablesLeaveThePatternOpenAndAreNamed) {
   const Family* family = Shipped().Find("llama_fused");
   const RuleMatch match = MatchOf(*family, "model.layers.1.self_attn.qkv_proj.weight", {});
   EXPECT_EQ(match.pattern.kind, PatternKind::kUnknown);
-  EXPECT_EQ(match.missing, "q_rows, qkv_rows");
+  EXPECT_EQ(match.missing, "q_rows, qkv_rows, head_dim");
+  EXPECT_FALSE(match.only_unit);
   EXPECT_EQ(match.layer, 1u);
 }
 
@@ -233,7 +255,7 @@ TEST(FamilyTest, RulesCoverThePipelinesSpellingToo) {
   }
   EXPECT_EQ(Shipped().Choose(Names(pipe)), family);
   EXPECT_EQ(family->CountMatches(Names(pipe)), pipe.size());
-  const FamilyVariables variables = family->Derive(pipe, 1, {});
+  const FamilyVariables variables = Derived(*family, pipe);
   EXPECT_EQ(variables.at("layers"), 3);
   EXPECT_EQ(variables.at("q_rows"), 48);
   EXPECT_EQ(MatchOf(*family, "0.weight", variables).stage, StageRule::kFirst);
@@ -261,10 +283,9 @@ TEST(FamilyTest, ConditionsTellSwigluFromGelu) {
   const Family* family = Shipped().Find("megatron_deepspeed");
   const std::string fc1 = "language_model.encoder.layers.0.mlp.dense_h_to_4h.weight";
   const std::string fc2 = "language_model.encoder.layers.0.mlp.dense_4h_to_h.weight";
-  const auto gelu = family->Derive(std::vector<NamedShape>{{fc1, {64, 16}}, {fc2, {16, 64}}}, 1, {});
+  const auto gelu = Derived(*family, {{fc1, {64, 16}}, {fc2, {16, 64}}});
   EXPECT_EQ(MatchOf(*family, fc1, gelu).pattern, Pattern::Shard(0));
-  const auto swiglu =
-      family->Derive(std::vector<NamedShape>{{fc1, {64, 16}}, {fc2, {16, 32}}}, 1, {});
+  const auto swiglu = Derived(*family, {{fc1, {64, 16}}, {fc2, {16, 32}}});
   EXPECT_EQ(MatchOf(*family, fc1, swiglu).pattern, Pattern::Shard(0, {32, 32}));
 }
 
@@ -279,6 +300,96 @@ TEST(FamilyTest, OtherShippedFamiliesAreChosenByTheirNames) {
   EXPECT_EQ(Shipped().Choose(llama)->name(), "llama");
   const std::vector<std::string> none = {"encoder.block.0.weird"};
   EXPECT_EQ(Shipped().Choose(none), nullptr);
+}
+
+TEST(FamilyTest, HeadsTellTheRowsThatStayTogether) {
+  const Family* llama = Shipped().Find("llama");
+  const std::string q = "model.layers.0.self_attn.q_proj.weight";
+  const std::string k = "model.layers.0.self_attn.k_proj.weight";
+  const std::vector<NamedShape> shapes = {{q, {64, 8}}, {k, {32, 8}}};
+  const auto unit = [&](const FamilyVariables& given) {
+    return MatchOf(*llama, k, Derived(*llama, shapes, 1, given)).pattern.cuts[0].unit;
+  };
+  EXPECT_EQ(unit({{"heads", 4}, {"kv_heads", 2}}), 16u);
+  EXPECT_EQ(unit({{"head_dim", 16}}), 16u);
+  EXPECT_EQ(unit({}), 0u);
+  EXPECT_EQ(MatchOf(*llama, k, Derived(*llama, shapes)).missing, "head_dim");
+  EXPECT_TRUE(MatchOf(*llama, k, Derived(*llama, shapes)).only_unit);
+  // The ranks' own extents together, however uneven the cut.
+  const auto uneven = llama->Derive(
+      std::vector<NamedLocals>{{q, {{32, 8}, {16, 8}, {16, 8}}}, {k, {{16, 8}, {16, 8}, {0, 8}}}},
+      {{"heads", 4}, {"kv_heads", 2}});
+  ASSERT_TRUE(uneven) << uneven.error().message;
+  EXPECT_EQ(uneven->at("head_dim"), 16);
+}
+
+TEST(FamilyTest, NumbersThatContradictTheShapesAreRefused) {
+  const Family* llama = Shipped().Find("llama");
+  const std::vector<NamedShape> shapes = {{"model.layers.0.self_attn.q_proj.weight", {64, 8}},
+                                          {"model.layers.0.self_attn.k_proj.weight", {32, 8}}};
+  const auto refusal = [&](const FamilyVariables& given) {
+    const auto variables = DeriveFrom(*llama, shapes, 1, given);
+    return variables ? "accepted" : variables.error().message;
+  };
+  EXPECT_EQ(refusal({{"heads", 4}, {"kv_heads", 2}}), "accepted");
+  EXPECT_THAT(refusal({{"heads", 4}, {"head_dim", 8}}),
+              HasSubstr("heads * head_dim is not q_rows (heads = 4, head_dim = 8, q_rows = 64)"));
+  EXPECT_THAT(refusal({{"heads", 4}, {"kv_heads", 4}}), HasSubstr("kv_rows = 32"));
+  EXPECT_THAT(refusal({{"heads", 3}}), HasSubstr("head_dim = q_rows / heads"));
+  EXPECT_THAT(refusal({{"heads", INT64_MAX}, {"head_dim", INT64_MAX}}), HasSubstr("heads"));
+}
+
+TEST(FamilyTest, NormsOverAllHeadsAreNotTakenForAHeadsNorm) {
+  const Family* llama = Shipped().Find("llama");
+  const std::string norm = "model.layers.0.self_attn.q_norm.weight";
+  const std::vector<NamedShape> shapes = {{"model.layers.0.self_attn.q_proj.weight", {64, 8}},
+                                          {norm, {64}}};
+  const auto match = llama->Match(norm, Derived(*llama, shapes, 1, {{"heads", 4}}));
+  ASSERT_TRUE(match);
+  EXPECT_FALSE(*match);
+  EXPECT_EQ(MatchOf(*llama, norm, Derived(*llama, {shapes[0], {norm, {16}}})).pattern,
+            Pattern::Replicate());
+}
+
+TEST(FamilyTest, MegatronsQueryGroupsStayTogether) {
+  const Family* family = Shipped().Find("megatron_deepspeed");
+  const std::string qkv = "language_model.encoder.layers.0.self_attention.query_key_value.weight";
+  const std::string dense = "language_model.encoder.layers.0.self_attention.dense.weight";
+  const std::vector<NamedShape> shapes = {{qkv, {64, 8}}, {dense, {8, 32}}};  // 4 heads of 8, 2 groups
+  const auto sizes = Derived(*family, shapes, 1, {{"heads", 4}, {"kv_heads", 2}});
+  EXPECT_EQ(MatchOf(*family, qkv, sizes).pattern.cuts[0].unit, 32u);
+  EXPECT_EQ(MatchOf(*family, dense, sizes).pattern.cuts[0].unit, 16u);
+  EXPECT_FALSE(DeriveFrom(*family, shapes, 1, {{"heads", 4}}));  // four groups would have 96 rows
+}
+
+TEST(FamilyTest, RulesLookThroughWrappersNames) {
+  const Family* llama = Shipped().Find("llama");
+  const std::vector<std::string> names = {
+      "module.model.layers.0.self_attn.q_proj.weight",
+      "base_model.model.model.layers.0.self_attn.k_proj.base_layer.weight",
+      "_orig_mod.model.norm.weight", "base_model.model.lm_head.modules_to_save.default.weight"};
+  EXPECT_EQ(Shipped().Choose(names), llama);
+  EXPECT_EQ(llama->CountMatches(names), names.size());
+  EXPECT_EQ(MatchOf(*llama, names[2], {}).pattern, Pattern::Replicate());
+}
+
+TEST(FamilyTest, TheNearestIsNamedWhereNoneMatches) {
+  const std::vector<std::string> names = {"policy.backbone.model.layers.0.self_attn.q_proj.weight",
+                                          "policy.backbone.model.norm.weight", "policy.value.weight"};
+  EXPECT_EQ(Shipped().Choose(names), nullptr);
+  EXPECT_EQ(Shipped().DescribeNearest(names),
+            "the nearest is 'llama', which would match 2 of them without 'policy.backbone.'");
+  EXPECT_EQ(Shipped().DescribeNearest(std::vector<std::string>{"a.b.c.d", "x"}), "");
+}
+
+TEST(FamilyTest, ItsTextMakesAnEqualFamily) {
+  const Family* llama = Shipped().Find("llama");
+  const auto again = Family::Parse(llama->text(), "kept");
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(again->name(), "llama");
+  EXPECT_EQ(again->text(), llama->text());
+  EXPECT_EQ(llama->Mentioned({{"head_dim", 16}, {"seed", 7}, {"layers", 2}}),
+            (FamilyVariables{{"head_dim", 16}, {"layers", 2}}));
 }
 
 std::string Refusal(std::string_view toml) {
@@ -305,6 +416,8 @@ TEST(FamilyTest, RefusesWithFileLineAndRule) {
   EXPECT_THAT(Refusal(head + "[variables]\na = 'b'"), HasSubstr("whole number"));
   EXPECT_THAT(Refusal(head + "[[rename]]\nplain = 'a'"), HasSubstr("'pipe' is missing"));
   EXPECT_THAT(Refusal(head + "rule = 3"), HasSubstr("list of tables"));
+  EXPECT_THAT(Refusal(head + "[[derive]]\nvariable='a'\nvalue=1\ndim=0"), HasSubstr("either"));
+  EXPECT_THAT(Refusal(head + "[[check]]\nequal=['a']"), HasSubstr("two sizes"));
   for (const char* header : {"[[[", "[", "[ ]", "[[ =", "\xef\xbb\xbf[[[", "\r[.a]", "a = 1\n [["}) {
     EXPECT_THAT(Refusal(header), HasSubstr("my.toml:")) << header;
   }
@@ -312,13 +425,13 @@ TEST(FamilyTest, RefusesWithFileLineAndRule) {
 }
 
 TEST(FamilyTest, AnAddedFileComesBeforeTheShipped) {
-  auto set = FamilySet::Shipped();
+  auto set = ShippedFamilies();
   ASSERT_TRUE(set);
   const std::string path = testing::TempDir() + "family_test.toml";
   std::ofstream(path) << "name = 'mine'\n[[rule]]\nmatch = 'model.**'\npattern = 'replicate'\n"
                          "[[rule]]\nmatch='grid'\npattern='shard'\n"
                          "cuts=[{dim=0},{dim=1}]\ngrid=[2,'n']\n";
-  ASSERT_TRUE(set->AddFile(path));
+  EXPECT_EQ(set->AddFile(path).value_or(""), "mine");
   const std::vector<std::string> names = {"model.norm.weight"};
   EXPECT_EQ(set->Choose(names)->name(), "mine");
   EXPECT_EQ(MatchOf(*set->Find("mine"), "grid", {{"n", 4}}).pattern.grid,

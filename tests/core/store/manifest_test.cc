@@ -62,7 +62,6 @@ TEST(ManifestTest, EveryFieldSurvives) {
   ASSERT_EQ(after->parameters.size(), before.parameters.size());
   for (size_t i = 0; i < before.parameters.size(); ++i) {
     EXPECT_EQ(after->parameters[i].name, before.parameters[i].name);
-    EXPECT_EQ(after->parameters[i].source_name, before.parameters[i].source_name);
     EXPECT_EQ(after->parameters[i].pattern, before.parameters[i].pattern);
     EXPECT_EQ(after->parameters[i].expert, before.parameters[i].expert);
     EXPECT_EQ(after->parameters[i].expert_at, before.parameters[i].expert_at);
@@ -92,6 +91,17 @@ TEST(ManifestTest, HowTheSourceWasCutSurvives) {
 TEST(ManifestTest, AnExpertIdIsInItsName) {
   EXPECT_THAT(RefusalOf([](StepModel& model) { model.parameters[2].expert_at = 3; }),
               HasSubstr("does not name its expert"));
+}
+
+TEST(ManifestTest, TheFamilysRulesTravelWithTheStep) {
+  StepModel before = SampleModel();
+  before.family = "mine";
+  before.family_rules = "name = \"mine\"\n";
+  before.family_sizes = {{"head_dim", 16}, {"layers", -1}};
+  const auto after = ParseManifest(Rendered(before));
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_EQ(after->family_rules, before.family_rules);
+  EXPECT_EQ(after->family_sizes, before.family_sizes);
 }
 
 TEST(ManifestTest, AnEmptyStepSurvives) {

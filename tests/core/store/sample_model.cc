@@ -23,7 +23,6 @@ Blob MakeBlob(std::string path, uint64_t size) {
 Parameter MakeParameter(std::string name, Shape shape, Pattern pattern) {
   Parameter parameter;
   parameter.name = std::move(name);
-  parameter.source_name = "module." + parameter.name;
   parameter.shape = std::move(shape);
   parameter.pattern = std::move(pattern);
   return parameter;
@@ -186,7 +185,6 @@ StepModel LargeModel(uint32_t atoms, uint32_t ranks) {
   for (uint32_t p = 0; p < atoms; ++p) {
     Parameter parameter = MakeParameter(
         StrCat("model.layers.", p / 40, ".block.", p % 40, ".weight"), {elements}, Pattern{});
-    parameter.source_name = parameter.name;
     model.parameters.push_back(parameter);
     uint64_t state = 0;
     for (const char* kind : {"master", "exp_avg", "exp_avg_sq"}) {

@@ -145,6 +145,32 @@ TEST(ShardTest, TheSourcesOwnDegreeIsShownAsItsRanksWere) {
   EXPECT_EQ((*LocalOf(step, L("tp2"), rank, step.parameters[0]))->shape, (Shape{2, 2}));
 }
 
+TEST(ShardTest, NamesTheSizeThatARuleNeeds) {
+  StepModel step = Model(2);
+  step.family = "mine";
+  step.family_rules = R"(
+name = "mine"
+[[rule]]
+match = "open"
+pattern = "column"
+parts = ["ffn", "ffn"]
+[[rule]]
+match = "heads"
+pattern = "column"
+unit = "head_dim"
+)";
+  step.parameters.push_back(Make("open", {8}, Pattern{}, StageRule::kEvery));
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': the rule mine: open needs ffn"));
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("--family-set"));
+  step.family_sizes = {{"ffn", 4}};
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': no rule"));
+  Pattern pattern = Pattern::Shard(0);
+  pattern.cuts[0].unit = 8;
+  step.parameters.back() = Make("heads", {8}, pattern, StageRule::kEvery);
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("unit of 8"));
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("needs head_dim"));
+}
+
 StepModel Experts(uint32_t experts) {
   StepModel step = Model(2);
   for (uint32_t e = 0; e < experts; ++e) {

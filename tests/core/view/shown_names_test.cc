@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "formats/families/shipped.h"
+
 namespace ckptfs {
 namespace {
 
@@ -16,6 +18,7 @@ Parameter Named(const std::string& name) {
 StepModel Plain(bool tied) {
   StepModel step;
   step.family = "llama_fused";
+  step.family_rules = ShippedFamilies()->Find("llama_fused")->text();
   step.layers = 2;
   step.layout.naming = Naming::kPlain;
   step.parameters = {Named("model.embed_tokens.weight"),
@@ -62,8 +65,29 @@ TEST(ShownNamesTest, RefusalsNameTheParameterOrTheFamily) {
   names = NamesFor(step, Of("tp1_pipe"));
   ASSERT_FALSE(names.has_value());
   EXPECT_NE(names.error().message.find("--family"), std::string::npos);
-  step.family = "nobody_knows";
-  EXPECT_FALSE(NamesFor(step, Of("tp1_pipe")).has_value());
+  step.family = "llama_fused";
+  step.family_rules = "";  // as old manifests have it
+  names = NamesFor(step, Of("tp1_pipe"));
+  ASSERT_FALSE(names.has_value());
+  EXPECT_NE(names.error().message.find("adopt it again"), std::string::npos);
+}
+
+TEST(ShownNamesTest, TheStepsOwnRulesCountWhateverIsKnownHere) {
+  StepModel step = Plain(false);
+  step.family = "mine";
+  step.family_rules = R"(
+name = "mine"
+[[rename]]
+plain = "model.{rest}"
+pipe = "body.{rest}"
+[[rename]]
+plain = "lm_head.{rest}"
+pipe = "head.{rest}"
+)";
+  const auto names = NamesFor(step, Of("tp1_pipe"));
+  ASSERT_TRUE(names.has_value()) << names.error().message;
+  EXPECT_EQ(names->parameters[0], "body.embed_tokens.weight");
+  EXPECT_EQ(names->parameters[3], "head.weight");
 }
 
 TEST(ShownNamesTest, TwoParametersNeverGetOneName) {

@@ -18,6 +18,7 @@
 #include "core/blob/safetensors_header.h"
 #include "core/ingest/ingest.h"
 #include "core/view/plan_reader.h"
+#include "formats/families/shipped.h"
 #include "formats/registry.h"
 
 namespace ckptfs {
@@ -63,7 +64,6 @@ nlohmann::json Describe(const StepModel& model) {
   out["model_dtype"] = model.model_dtype ? DTypeName(*model.model_dtype) : "";
   for (const Parameter& parameter : model.parameters) {
     out["parameters"].push_back({{"name", parameter.name},
-                                 {"source_name", parameter.source_name},
                                  {"shape", parameter.shape},
                                  {"role", static_cast<int>(parameter.role)},
                                  {"pattern", PatternName(parameter.pattern)},
@@ -123,7 +123,7 @@ Status Extract(const StepModel& model, const std::string& path) {
 }
 
 Status Run(Arguments arguments) {
-  CKPT_ASSIGN_OR_RETURN(FamilySet families, FamilySet::Shipped());
+  CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
   for (const std::string& file : arguments.family_files) CKPT_RETURN_IF_ERROR(families.AddFile(file));
   arguments.options.families = &families;
   const auto sources = MakeSources();

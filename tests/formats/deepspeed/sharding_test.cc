@@ -8,6 +8,7 @@
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/optimizer_states.h"
+#include "formats/families/shipped.h"
 #include "formats/torch/pickle_writer.h"
 
 namespace ckptfs::deepspeed {
@@ -81,8 +82,8 @@ struct Info {
 
 Result<std::optional<Sharding>> Resolve(const ShardingInfo* info, const SourceOptions& options,
                                         std::string_view name, std::vector<Shape> locals) {
-  auto rules = ShardingRules::Make(info, options, {}, locals.size(), {});
-  EXPECT_TRUE(rules);
+  auto rules = ShardingRules::Make(info, options, {{std::string(name), locals}}, {});
+  EXPECT_TRUE(rules) << rules.error().message;
   return rules->Resolve(name, locals, false);
 }
 
@@ -110,7 +111,7 @@ TEST(ShardingTest, ListsSayHowRanksMakeUpTheWhole) {
 }
 
 TEST(ShardingTest, WhatAutoTpLeavesWholeIsCutForOthersAsTheFamilySays) {
-  const auto families = FamilySet::Shipped();
+  const auto families = ShippedFamilies();
   SourceOptions options;
   options.families = &*families;
   options.family = "llama";
@@ -189,6 +190,109 @@ TEST(ShardingTest, TheSourcesPaddingIsItsOwn) {
   EXPECT_EQ((*out)->pattern.kind, PatternKind::kShard);
   ASSERT_TRUE((*out)->source_pattern);
   EXPECT_EQ((*out)->source_pattern->cuts[0].widths, (std::vector<uint64_t>{256, 256}));
+}
+
+// A tiny Llama's key projection: 2 key-value heads of 16 rows.
+constexpr std::string_view kKeys = "model.layers.0.self_attn.k_proj.weight";
+
+Result<Pattern> KeysOf(const FamilySet& families, const ModelSizes& sizes,
+                       std::vector<Shape> locals, std::vector<std::string>* notes = nullptr) {
+  SourceOptions options;
+  options.families = &families;
+  const std::vector<Shape> queries(locals.size(), Shape{64 / locals.size(), 8});
+  CKPT_ASSIGN_OR_RETURN(
+      const ShardingRules rules,
+      ShardingRules::Make(nullptr, options,
+                          {{std::string(kKeys), locals},
+                           {"model.layers.0.self_attn.q_proj.weight", queries}}, sizes));
+  CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(kKeys, locals, false));
+  StepModel header;
+  rules.Describe(header);
+  if (notes != nullptr) *notes = header.notes;
+  EXPECT_EQ(header.family, "llama");
+  EXPECT_FALSE(header.family_rules.empty());
+  return sharding->pattern;
+}
+
+bool Cuts(const Result<Pattern>& pattern, const Shape& whole, uint64_t degree) {
+  EXPECT_TRUE(pattern) << pattern.error().message;
+  return pattern && MakeLocal(*pattern, whole, 0, degree).has_value();
+}
+
+TEST(ShardingTest, NoViewCutsThroughAHead) {
+  const auto families = ShippedFamilies();
+  const FamilyVariables known{{"heads", 4}, {"kv_heads", 2}};
+  for (const ModelSizes& sizes : {ModelSizes{known, {}, {}, ""}, ModelSizes{{}, known, {}, ""},
+                                  ModelSizes{{}, {}, known, "config.json"}}) {
+    const auto keys = KeysOf(*families, sizes, {{32, 8}});
+    EXPECT_TRUE(Cuts(keys, {32, 8}, 2));
+    EXPECT_FALSE(Cuts(keys, {32, 8}, 4));
+    EXPECT_FALSE(Cuts(keys, {32, 8}, 8));
+  }
+}
+
+TEST(ShardingTest, WhereNothingTellsTheHeadsOnlyTheSourcesOwnCutIsSafe) {
+  const auto families = ShippedFamilies();
+  std::vector<std::string> notes;
+  const auto whole = KeysOf(*families, {}, {{32, 8}}, &notes);
+  EXPECT_TRUE(Cuts(whole, {32, 8}, 1));
+  EXPECT_FALSE(Cuts(whole, {32, 8}, 2));
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_THAT(notes[0], testing::HasSubstr("head_dim"));
+  EXPECT_THAT(notes[0], testing::HasSubstr("--family-set"));
+  const auto halves = KeysOf(*families, {}, {{16, 8}, {16, 8}});
+  EXPECT_TRUE(Cuts(halves, {32, 8}, 2));
+  EXPECT_FALSE(Cuts(halves, {32, 8}, 4));
+}
+
+TEST(ShardingTest, AConfigThatContradictsTheShapesIsNotUsed) {
+  const auto families = ShippedFamilies();
+  const FamilyVariables wrong{{"heads", 8}, {"head_dim", 4}};
+  std::vector<std::string> notes;
+  EXPECT_FALSE(Cuts(KeysOf(*families, {{}, {}, wrong, "/x/config.json"}, {{32, 8}}, &notes),
+                    {32, 8}, 2));
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_THAT(notes[0], testing::HasSubstr("/x/config.json: not used: family 'llama'"));
+  EXPECT_THAT(notes[0], testing::HasSubstr("q_rows = 64"));
+  // The args beside it hold.
+  EXPECT_TRUE(Cuts(KeysOf(*families, {{}, {{"heads", 4}}, {{"kv_heads", 1}}, "c"}, {{32, 8}}),
+                   {32, 8}, 2));
+  EXPECT_FALSE(Cuts(KeysOf(*families, {{}, wrong, {}, ""}, {{32, 8}}), {32, 8}, 2));
+  const auto user = KeysOf(*families, {wrong, {}, {}, ""}, {{32, 8}});
+  ASSERT_FALSE(user);
+  EXPECT_THAT(user.error().message, testing::HasSubstr("--family-set"));
+}
+
+TEST(ShardingTest, AFamilyThatMatchesNothingIsRefusedWhenForced) {
+  const auto families = ShippedFamilies();
+  SourceOptions options;
+  options.families = &*families;
+  options.family = "gpt2";
+  auto rules = ShardingRules::Make(nullptr, options, {{std::string(kKeys), {{32, 8}}}}, {});
+  ASSERT_FALSE(rules);
+  EXPECT_THAT(rules.error().message, testing::HasSubstr("family 'llama' matches 1"));
+  options.family = "";
+  rules = ShardingRules::Make(nullptr, options, {{"backbone.model.norm.weight", {{8}}}}, {});
+  ASSERT_TRUE(rules);
+  StepModel header;
+  rules->Describe(header);
+  ASSERT_EQ(header.notes.size(), 1u);
+  EXPECT_THAT(header.notes[0], testing::HasSubstr("no family matches any of the 1 parameters"));
+  EXPECT_THAT(header.notes[0], testing::HasSubstr("'llama', which would match 1"));
+}
+
+TEST(ShardingTest, AMissingSizeIsNamedWhereARuleNeedsIt) {
+  const auto families = ShippedFamilies();
+  SourceOptions options;
+  options.families = &*families;
+  const std::string name = "model.layers.0.mlp.gate_up_proj.weight";
+  const auto rules = ShardingRules::Make(nullptr, options, {{name, {{8, 4}, {8, 4}}}}, {});
+  ASSERT_TRUE(rules) << rules.error().message;
+  const auto sharding = rules->Resolve(name, std::vector<Shape>{{8, 4}, {8, 4}}, false);
+  ASSERT_TRUE(sharding);
+  EXPECT_FALSE(*sharding);
+  EXPECT_THAT(rules->WhyOpen(name), testing::HasSubstr("needs ffn"));
+  EXPECT_EQ(rules->WhyOpen("other"), "no rule covers it");
 }
 
 TEST(ShardingTest, UnevenWidthsBecomePieces) {

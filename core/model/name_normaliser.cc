@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/ingest/name_normaliser.h"
+#include "core/model/name_normaliser.h"
 
 #include <array>
 
 namespace ckptfs {
 namespace {
 
-constexpr std::array<std::string_view, 3> kAnywhere = {
-    "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
+constexpr std::array<std::string_view, 6> kAnywhere = {
+    "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.",
+    "base_layer.", "original_module.",     "modules_to_save.default."};
 constexpr std::array<std::string_view, 2> kLeading = {"module.", "base_model.model."};
 
 // Removes `component` (which ends in '.') where it starts a path component.

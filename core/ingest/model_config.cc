@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/ingest/model_config.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr uint64_t kMaxFile = 4 << 20;  // label maps make them long
+constexpr uint64_t kMaxSize = uint64_t{1} << 31;
+constexpr size_t kMaxDepth = 64;
+constexpr int kDirectories = 3;
+
+// The families' names; of two spellings in one file the first counts.
+constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
+    {"num_attention_heads", "heads"}, {"n_head", "heads"},
+    {"num_key_value_heads", "kv_heads"}, {"head_dim", "head_dim"},
+    {"hidden_size", "hidden"},        {"n_embd", "hidden"},
+    {"num_experts", "experts"},       {"num_local_experts", "experts"},
+    {"n_routed_experts", "experts"}};
+
+// Reads event by event, so that no tree is built of what nobody asked for.
+class ConfigEvents : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  FamilyVariables Sizes() const {
+    const auto& numbers = top_.empty() ? text_ : top_;
+    FamilyVariables sizes;
+    for (const auto& [key, name] : kKeys) {
+      const auto found = numbers.find(std::string(key));
+      if (found != numbers.end()) sizes.emplace(name, found->second);
+    }
+    return sizes;
+  }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool number_unsigned(number_unsigned_t value) override {
+    if (value == 0 || value >= kMaxSize || key_ == nullptr) return true;
+    if (depth_ == 1) top_[std::string(key_)] = static_cast<int64_t>(value);
+    if (depth_ == 2 && in_text_) text_[std::string(key_)] = static_cast<int64_t>(value);
+    return true;
+  }
+  bool start_object(size_t) override { return Enter(true); }
+  bool start_array(size_t) override { return Enter(false); }
+  bool end_object() override { return Leave(); }
+  bool end_array() override { return Leave(); }
+  bool key(string_t& value) override {
+    key_ = nullptr;
+    for (const auto& [key, name] : kKeys) {
+      if (value == key) key_ = key.data();
+    }
+    if (depth_ == 1) text_next_ = value == "text_config";
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
+    return false;
+  }
+
+ private:
+  bool Enter(bool object) {
+    if (depth_ == 0 && !object) return false;
+    ++depth_;
+    if (depth_ == 2) in_text_ = object && text_next_;
+    key_ = nullptr;
+    return depth_ <= kMaxDepth;
+  }
+  bool Leave() {
+    --depth_;
+    key_ = nullptr;
+    return true;
+  }
+
+  size_t depth_ = 0;
+  const char* key_ = nullptr;  // of the value that comes next, if it is one of kKeys
+  bool text_next_ = false;
+  bool in_text_ = false;
+  FamilyVariables top_;
+  FamilyVariables text_;
+};
+
+// The bytes of a regular file that we may read and that is not too long.
+std::optional<std::string> ReadSmallFile(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) return std::nullopt;
+  struct stat info {};
+  std::optional<std::string> out;
+  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0 &&
+      static_cast<uint64_t>(info.st_size) <= kMaxFile) {
+    out.emplace(static_cast<size_t>(info.st_size), '\0');
+    size_t have = 0;
+    while (have < out->size()) {
+      const ssize_t got =
+          ::pread(fd, out->data() + have, out->size() - have, static_cast<off_t>(have));
+      if (got <= 0) break;
+      have += static_cast<size_t>(got);
+    }
+    if (have != out->size()) out.reset();
+  }
+  ::close(fd);
+  return out;
+}
+
+}  // namespace
+
+Result<FamilyVariables> ParseModelConfig(std::string_view json) {
+  ConfigEvents events;
+  if (!nlohmann::json::sax_parse(json.begin(), json.end(), &events)) {
+    return Fail(ErrorCode::kInvalid, "not a JSON object");
+  }
+  return events.Sizes();
+}
+
+std::optional<ModelConfig> FindModelConfig(const std::string& directory) {
+  std::filesystem::path at = directory;
+  for (int i = 0; i < kDirectories; ++i) {
+    const std::string path = (at / "config.json").string();
+    if (const auto text = ReadSmallFile(path)) {
+      auto sizes = ParseModelConfig(*text);
+      if (sizes && !sizes->empty()) return ModelConfig{path, *std::move(sizes)};
+    }
+    if (!at.has_relative_path()) break;
+    at = at.parent_path();
+  }
+  return std::nullopt;
+}
+
+ModelSizes SizesOf(const FamilyVariables& args, const FamilyVariables& given,
+                   const std::string& directory) {
+  ModelSizes out{WithCommonSpellings(given), WithCommonSpellings(args), {}, ""};
+  if (auto config = FindModelConfig(directory)) {
+    out.configured = std::move(config->sizes);
+    out.config = std::move(config->path);
+  }
+  return out;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A config.json as transformers writes it (save_pretrained, Trainer's
+// checkpoint-N/), read for the few sizes that tell how attention is cut:
+// heads, kv_heads, head_dim, hidden, experts.  Of a model of several parts the
+// text part's (text_config) count where the top level has none.  It is a file
+// that may be anybody's: bounded, taken as numbers only, and whoever uses them
+// compares them with the tensors' shapes.
+//
+// Thread safety: pure but for reading files.
+
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/base/result.h"
+#include "core/ingest/family_variables.h"
+
+namespace ckptfs {
+
+struct ModelConfig {
+  std::string path;
+  FamilyVariables sizes;  // under the families' own names
+};
+
+// kInvalid if the text is not JSON.  Numbers that are not sizes (0, negative,
+// 2^31 and more, fractions, texts) are passed over.
+Result<FamilyVariables> ParseModelConfig(std::string_view json);
+
+// The config.json that says a size, in `directory` or at most two directories
+// above it, the nearest first: a tag, the save directory, a run's directory.
+// A file that cannot be read or is not one counts as none.
+std::optional<ModelConfig> FindModelConfig(const std::string& directory);
+
+// All that is known of a step's sizes: `args` that the checkpoint holds, what the
+// user gave, and a config.json beside `directory`, its tag directory.
+ModelSizes SizesOf(const FamilyVariables& args, const FamilyVariables& given,
+                   const std::string& directory);
+
+}  // namespace ckptfs

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that say little of themselves, or spell things their own way.
+
+Head sizes and families, names of wrapped models (with a real engine), tags
+that are paths, and refusals that must say what they are about.
+"""
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import launch
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+GOLDEN = os.path.join(HERE, '..', 'golden', 'deepspeed_tiny', 'ckpt')
+TAG = 'global_step3'
+HEADS = {'num_attention_heads': 4, 'num_key_value_heads': 2}
+
+
+def save(directory, name, content):
+    """torch.save into a directory that need not be there yet."""
+    os.makedirs(directory, exist_ok=True)
+    torch.save(content, os.path.join(directory, name))
+
+
+def save_plain(directory, tensors, **more):
+    """A stage-0 checkpoint of one rank: weights, and what `more` says."""
+    save(directory, 'mp_rank_00_model_states.pt',
+         {'module': tensors, 'buffer_names': [], 'optimizer': None,
+          'global_steps': 5, 'dp_world_size': 1, 'mp_world_size': 1, **more})
+
+
+def llama(layers=1):
+    """4 heads of 16 with 2 key-value heads, no norms of q and k."""
+    shapes = {'model.embed_tokens.weight': (64, 16),
+              'model.norm.weight': (16,), 'lm_head.weight': (64, 16)}
+    for i in range(layers):
+        shapes.update({f'model.layers.{i}.{n}.weight': s for n, s in {
+            'input_layernorm': (16,), 'post_attention_layernorm': (16,),
+            'self_attn.q_proj': (64, 16), 'self_attn.k_proj': (32, 16),
+            'self_attn.v_proj': (32, 16), 'self_attn.o_proj': (16, 64),
+            'mlp.gate_proj': (64, 16), 'mlp.up_proj': (64, 16),
+            'mlp.down_proj': (16, 64)}.items()})
+    gen = torch.Generator().manual_seed(3)
+    return {n: torch.rand(s, generator=gen) for n, s in shapes.items()}
+
+
+def info(ckptfs, path, *words):
+    """What `ckptfs info` says of a path."""
+    return json.loads(ckptfs.run('info', path, '--json', *words).stdout)
+
+
+def refused(ckptfs, path, *words):
+    """The error of `ckptfs info`."""
+    done = ckptfs.run('info', path, *words, check=False)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+def degrees(said):
+    """The tensor-parallel degrees above 1 that rank files are shown for."""
+    return [l for l in said['views']['rank']['shown']
+            if l in ('tp2', 'tp4', 'tp8')]
+
+
+def reasons(said):
+    return ' '.join(said['views']['rank']['refused'])
+
+
+def test_a_llama_is_cut_between_heads_only(ckptfs, tmp_path):
+    run = tmp_path / 'out' / 'checkpoint-5'
+    tag = run / 'global_step5'
+    save_plain(tag, llama())
+    unknown = info(ckptfs, run)
+    assert unknown['family'] == 'llama' and degrees(unknown) == []
+    assert 'head_dim' in reasons(unknown)
+    assert '--family-set' in reasons(unknown)
+    assert any('head_dim' in note for note in unknown['notes'])
+    for word in ('head_dim=16', 'heads=4', 'num_attention_heads=4'):
+        assert degrees(info(ckptfs, run, '--family-set', word)) == ['tp2']
+    for folder in (tag, run, run.parent):
+        (folder / 'config.json').write_text(json.dumps(HEADS))
+        assert degrees(info(ckptfs, run)) == ['tp2'], folder
+        assert degrees(info(ckptfs, tag)) == ['tp2'], folder
+        (folder / 'config.json').unlink()
+    assert degrees(info(ckptfs, run)) == []
+
+
+def test_a_config_that_contradicts_the_tensors_moves_no_cut(ckptfs, tmp_path):
+    tag = tmp_path / 'run' / 'global_step5'
+    save_plain(tag, llama())
+    for wrong in ({'num_attention_heads': 8, 'head_dim': 4},
+                  {'num_attention_heads': 4, 'num_key_value_heads': 4},
+                  {'num_attention_heads': 7}):
+        (tag / 'config.json').write_text(json.dumps(wrong))
+        said = info(ckptfs, tag)
+        assert degrees(said) == [], wrong
+        assert any('config.json: not used' in n for n in said['notes'])
+    assert degrees(info(ckptfs, tag, '--family-set', 'heads=4',
+                        '--family-set', 'kv_heads=2')) == ['tp2']
+    assert 'q_rows = 64' in refused(ckptfs, tag, '--family-set', 'heads=8',
+                                    '--family-set', 'head_dim=4')
+
+
+def test_heads_travel_with_a_copy(ckptfs, tmp_path):
+    run = tmp_path / 'run'
+    save_plain(run / 'global_step5', llama())
+    (run / 'config.json').write_text(json.dumps(HEADS))
+    ckptfs.adopt(run, extra=['--copy'])
+    mount = ckptfs.mount()
+    shutil.rmtree(run)
+    for rank in range(2):
+        shown = load_file(f'{mount}/view/tp2/rank{rank}/model.safetensors')
+        name = 'model.layers.0.self_attn.k_proj.weight'
+        assert torch.equal(shown[name], llama()[name].chunk(2)[rank])
+    assert not os.path.exists(f'{mount}/view/tp4/rank0')
+
+
+def test_a_family_of_ones_own_travels_with_the_step(ckptfs, tmp_path):
+    rules = tmp_path / 'mine.toml'
+    rules.write_text('''name = "mine"
+[[rule]]
+match = "body.{layer}.weight"
+pattern = "column"
+[[rename]]
+plain = "body.{layer}.{rest}"
+pipe = "{layer+1}.{rest}"
+''')
+    weights = {f'body.{i}.weight': torch.rand(4, 4) for i in range(2)}
+    save_plain(tmp_path / 'run' / 'global_step5', weights)
+    ckptfs.adopt(tmp_path / 'run', extra=['--family', rules])
+    mount = ckptfs.mount()
+    rules.unlink()
+    shown = load_file(f'{mount}/view/tp1_pipe/rank0/model.safetensors')
+    assert sorted(shown) == ['1.weight', '2.weight']
+    assert torch.equal(shown['2.weight'], weights['body.1.weight'])
+
+
+def test_families_that_do_not_fit_are_said(ckptfs, tmp_path):
+    tag = tmp_path / 'run' / 'global_step5'
+    save_plain(tag, {f'policy.{k}': v for k, v in llama().items()})
+    notes = ' '.join(info(ckptfs, tag)['notes'])
+    assert "no family matches any of the 12 parameters" in notes
+    assert "'llama', which would match 12 of them" in notes
+    assert 'none of its rules' in refused(ckptfs, tag, '--family', 'gpt2')
+
+
+# ---- names ----------------------------------------------------------------
+
+class Wrapped(torch.nn.Module):
+    """Every wrapper's word in a name, and the same name without it."""
+
+    def __init__(self):
+        super().__init__()
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper \
+            import checkpoint_wrapper
+        torch.manual_seed(5)
+
+        def holder(**parts):
+            box = torch.nn.Module()
+            for name, part in parts.items():
+                box.add_module(name, part)
+            return box
+        self.a = torch.nn.Linear(8, 8)
+        self.module = holder(a=torch.nn.Linear(8, 8))
+        self.base_model = holder(model=holder(
+            a=holder(base_layer=torch.nn.Linear(8, 8, bias=False))))
+        self._orig_mod = torch.nn.Linear(8, 8, bias=False)
+        self.again = checkpoint_wrapper(torch.nn.Linear(8, 8))
+
+    def parts(self):
+        return (self.a, self.module.a, self.base_model.model.a.base_layer,
+                self._orig_mod)
+
+    def forward(self, x):
+        for part in self.parts():
+            x = torch.tanh(part(x))
+        return self.again(x).square().mean()
+
+
+def engine_of(model, universal, stage):
+    """An engine on one process, with Adam."""
+    import deepspeed
+    deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
+    deepspeed.init_distributed('gloo', verbose=False)
+    config = {'train_micro_batch_size_per_gpu': 1,
+              'zero_allow_untested_optimizer': True,
+              'zero_optimization': {'stage': stage},
+              'checkpoint': {'load_universal': universal}}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return deepspeed.initialize(model=model, optimizer=optimizer,
+                                config=config)[0]
+
+
+def step_once(engine, seed):
+    gen = torch.Generator().manual_seed(seed)
+    loss = engine(torch.rand(1, 8, generator=gen))
+    engine.backward(loss)
+    engine.step()
+    return float(loss)
+
+
+def save_wrapped(run, truth, stage):
+    engine = engine_of(Wrapped(), False, stage)
+    for seed in range(3):
+        step_once(engine, seed)
+    engine.save_checkpoint(run, tag=TAG)
+    weights = {n: p.detach().clone()
+               for n, p in engine.module.named_parameters()}
+    torch.save((weights, step_once(engine, 9)), truth)
+
+
+def load_wrapped(view, truth, stage):
+    weights, after = torch.load(truth)
+    engine = engine_of(Wrapped(), True, stage)
+    path, _ = engine.load_checkpoint(view, tag=TAG)
+    assert path is not None
+    for name, parameter in engine.module.named_parameters():
+        assert torch.equal(parameter.detach(), weights[name]), name
+    assert step_once(engine, 9) == after
+
+
+@pytest.mark.parametrize('stage', [1, 2])
+def test_wrapped_models_are_asked_for_by_their_own_names(ckptfs, tmp_path,
+                                                         stage):
+    run, truth = str(tmp_path / 'run'), str(tmp_path / 'truth.pt')
+    log = str(tmp_path / 'log')
+    assert launch.launch(save_wrapped, 1, (run, truth, stage), log), \
+        launch.errors_of(log, 1)
+    mount = ckptfs.mount(adopt=[run])
+    weights, _ = torch.load(truth)
+    assert {'a.weight', 'module.a.weight', '_orig_mod.weight',
+            'base_model.model.a.base_layer.weight',
+            'again._checkpoint_wrapped_module.weight'} < set(weights)
+    shown = load_file(f'{mount}/view/tp1/rank0/model.safetensors')
+    assert sorted(shown) == sorted(weights)
+    for name, weight in weights.items():
+        assert torch.equal(shown[name], weight), name
+    view = f'{mount}/view/dp1_zero{stage}/deepspeed'
+    if not os.path.isdir(view):
+        view = f'{mount}/view/zero{stage}/deepspeed'
+    assert sorted(set(os.listdir(f'{view}/{TAG}/zero'))
+                  - {'optimizer_state.pt'}) == sorted(weights)
+    assert launch.launch(load_wrapped, 1, (view, truth, stage), log), \
+        launch.errors_of(log, 1)
+
+
+def test_peft_names_are_kept_and_cut_by_the_base_models_rules(ckptfs,
+                                                              tmp_path):
+    def spelled(name):
+        name = name.replace('q_proj.weight', 'q_proj.base_layer.weight')
+        return f'base_model.model.{name}'
+    weights = {spelled(k): v for k, v in llama().items()}
+    save_plain(tmp_path / 'run' / 'global_step5', weights)
+    ckptfs.adopt(tmp_path / 'run', extra=['--family-set', 'heads=4'])
+    mount = ckptfs.mount()
+    name = 'base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight'
+    for rank in range(2):
+        shown = load_file(f'{mount}/view/tp2/rank{rank}/model.safetensors')
+        assert sorted(shown) == sorted(weights)
+        assert torch.equal(shown[name], weights[name].chunk(2)[rank])
+
+
+# ---- tags, degrees and refusals --------------------------------------------
+
+def test_a_tag_may_be_a_path(ckptfs, tmp_path):
+    run = tmp_path / 'run'
+    shutil.copytree(f'{GOLDEN}/{TAG}', run / 'epoch1' / TAG)
+    (run / 'latest').write_text(f'epoch1/{TAG}')
+    assert ckptfs.adopt(run).stdout == f'epoch1/{TAG}\n'
+    assert ckptfs.adopt(run / 'epoch1' / TAG).stdout == f'epoch1/{TAG}\n'
+    for bad in ('../run', '/etc', 'epoch1//x', 'epoch1/../..', '.'):
+        (run / 'latest').write_text(bad)
+        assert 'latest' in refused(ckptfs, run), bad
+
+
+def synthetic(directory, shards, dp, **info_lists):
+    """A ZeRO-3 checkpoint with only what DeepSpeed's converter reads."""
+    names = list(shards)
+    for tp in range(len(shards[names[0]])):
+        flat = torch.cat([shards[n][tp].reshape(-1) for n in names])
+        shapes = [{n: list(shards[n][tp].shape) for n in names}]
+        for rank, part in enumerate(flat.chunk(dp)):
+            part, stem = part.clone(), f'zero_pp_rank_{rank}_mp_rank_{tp:02d}'
+            zero = {'optimizer_state_dict': {
+                        'state': [{'exp_avg': part * 10}],
+                        'param_groups': [{}]},
+                    'fp32_flat_groups': [part], 'zero_stage': 3}
+            save(directory, f'{stem}_model_states.pt',
+                 {'param_shapes': shapes,
+                  'universal_checkpoint_info': info_lists})
+            save(directory, f'{stem}_optim_states.pt',
+                 {'optimizer_state_dict': zero})
+
+
+LISTS = {'universal_checkpoint_version': 0.4,
+         'parameter_with_row_parallelism_patterns': [],
+         'tp_replicated_parameter_patterns': [r'^ln\.weight$'],
+         'vocabulary_parameter_patterns': [], 'parameter_with_sub_params': []}
+
+
+@pytest.mark.parametrize('rows,dp,lists', [((2, 2), 2, LISTS),
+                                           ((3, 2), 2, LISTS), ((2,), 2, {}),
+                                           ((2, 2), 1, LISTS)])
+def test_the_files_names_tell_degrees_that_nothing_records(
+        ckptfs, tmp_path, rows, dp, lists):
+    whole = torch.arange(sum(rows) * 4, dtype=torch.float32).reshape(-1, 4)
+    shards = {'fc.weight': list(whole.split(list(rows)))}
+    if dp == 2 and lists:  # empty lists say that everything is cut along dim 0
+        lists = {**lists, 'tp_replicated_parameter_patterns': []}
+    if dp == 1:  # replicated beside it
+        shards['ln.weight'] = [torch.tensor([1., 2., 3., 4.])] * len(rows)
+    synthetic(tmp_path / 'run' / 'step0', shards, dp, **lists)
+    mount = ckptfs.mount(adopt=[tmp_path / 'run'])
+    shown = load_file(f'{mount}/view/tp1/rank0/model.safetensors')
+    assert torch.equal(shown['fc.weight'], whole)
+    states = load_file(f'{mount}/view/tp1/rank0/optimizer.safetensors')
+    assert torch.equal(states['exp_avg/fc.weight'], whole * 10)
+    if dp == 1:
+        assert torch.equal(shown['ln.weight'], shards['ln.weight'][0])
+    os.unlink(tmp_path / 'run' / 'step0' /
+              'zero_pp_rank_0_mp_rank_00_optim_states.pt')
+    assert 'rank 0' in refused(ckptfs, tmp_path / 'run' / 'step0')
+
+
+def test_a_world_that_no_file_bears_out_ends(ckptfs, tmp_path):
+    tag = tmp_path / 'run' / 'global_step5'
+    save_plain(tag, {'a.weight': torch.rand(4)}, dp_world_size=2**40)
+    assert info(ckptfs, tag)['framework'] == 'deepspeed'
+
+
+def test_autoep_under_zero_is_said_to_be_that(ckptfs, tmp_path):
+    run = shutil.copytree(GOLDEN, tmp_path / 'run')
+    path = run / TAG / 'mp_rank_00_model_states.pt'
+    states = torch.load(path, weights_only=False)
+    states['ds_autoep_layers'] = None  # as native MoE writes it
+    torch.save(states, path)
+    info(ckptfs, run / TAG)
+    states['ds_autoep_layers'] = [{'expert_key_prefix': 'x'}]
+    torch.save(states, path)
+    assert 'AutoEP' in refused(ckptfs, run / TAG)
+
+
+def test_frozen_parameters_that_nothing_tells_apart(ckptfs, tmp_path):
+    weights = {f'{n}.weight': torch.rand(4, 4) for n in 'abc'}
+    weights['d.weight'] = torch.rand(5)
+    state = {i: {'step': torch.tensor(1.), 'exp_avg': torch.rand(s),
+                 'exp_avg_sq': torch.rand(s)}
+             for i, s in enumerate([(4, 4), (4, 4), (5,)])}
+    tag = tmp_path / 'run' / 'global_step5'
+    save_plain(tag, weights, optimizer={
+        'state': state, 'param_groups': [{'lr': .1, 'params': [0, 1, 2]}]})
+    said = refused(ckptfs, tag)
+    assert "'a.weight' [4, 4], 'b.weight' [4, 4], 'c.weight' [4, 4]" in said
+    assert "'d.weight'" not in said and '--weights-only' in said
+    kinds = info(ckptfs, tag, '--weights-only')['kinds']
+    assert 'weight' in kinds and 'exp_avg' not in kinds
