@@ -81,9 +81,7 @@ Result<StepModel> OwnedModel(const std::string& store, const IngestedStep& step,
   CKPT_ASSIGN_OR_RETURN(owned.path,
                         TakeOwnership(store, step.candidate, step.model, request.ownership));
   CKPT_ASSIGN_OR_RETURN(IngestResult again, IngestRequested(owned));
-  StepModel model = std::move(again.steps.back().model);
-  MarkOwned(model);
-  return model;
+  return OwnedStep(std::move(again.steps.back().model));
 }
 
 std::string FirstFile(const StepModel& model) {

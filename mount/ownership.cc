@@ -20,7 +20,9 @@
 #include "core/base/digest.h"
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 #include "core/blob/file_stamp.h"
+#include "core/jobs/work_list.h"
 
 namespace ckptfs {
 namespace {
@@ -279,14 +281,25 @@ Result<std::string> TakeOwnership(const std::string& store, const StepCandidate&
   return whole + "/" + tag;
 }
 
-void MarkOwned(StepModel& model) {
-  for (Blob& blob : model.blobs) {
+Result<StepModel> OwnedStep(StepModel model) {
+  uint64_t total = 0;
+  for (const Blob& blob : model.blobs) total += blob.stamp.size;
+  const auto own = [&model](size_t i) -> Result<uint64_t> {
+    Blob& blob = model.blobs[i];
     const std::string path = model.PathOf(blob);
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
     struct stat info {};
-    const bool linked = ::stat(path.c_str(), &info) != 0 || info.st_nlink > 1;
+    if (file.fd() < 0 || ::fstat(file.fd(), &info) != 0) return Fail(ErrnoError(errno, path));
+    CKPT_RETURN_IF_ERROR(CompareStamps(path, blob.stamp, StampOf(info)));
+    blob.chunk_bytes = kChunkBytes;
+    CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(file.fd(), blob.stamp.size, path));
     blob.store_owned = true;
-    if (linked) blob.stamp.ctime_ns = 0;
-  }
+    blob.stamp.ctime_ns = 0;
+    if (info.st_nlink == 1) blob.stamp = BlobStamp{blob.stamp.size, 0, 0, 0};
+    return blob.stamp.size;
+  };
+  CKPT_RETURN_IF_ERROR(RunWorkList(model.blobs.size(), total, {}, own));
+  return model;
 }
 
 }  // namespace ckptfs

@@ -34,9 +34,11 @@ enum class Ownership {
 Result<std::string> TakeOwnership(const std::string& store, const StepCandidate& step,
                                   const StepModel& model, Ownership ownership);
 
-// Marks what was read from such a directory.  The change time of a hard link is
-// not its own (deleting the source changes it), so it is not compared.
-// BLOCKS: on stat.
-void MarkOwned(StepModel& model);
+// A model that was read from such a directory, with the digests of all chunks.
+// Copies are owned; a hard link is not, since whoever has its other name may write
+// it: it keeps its stamp, but for the change time, which is not its own either
+// (deleting the source changes it).
+// BLOCKS: on reading every byte.
+Result<StepModel> OwnedStep(StepModel model);
 
 }  // namespace ckptfs

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/base/digest.h"
 
@@ -30,8 +31,14 @@ struct BlobStamp {
   int64_t ctime_ns = 0;  // 0: not compared (hard links of the store)
   uint64_t inode = 0;
   bool operator==(const BlobStamp&) const = default;
+
+  // Nothing but the size is compared: of bytes that only the store can write.
+  bool size_only() const { return mtime_ns == 0 && ctime_ns == 0 && inode == 0; }
 };
 
+// A blob is *adopted* (others may write it: its stamp tells whether they did) or
+// *owned* (only the store writes it: its size, and the digests of its chunks,
+// which a store that is moved or copied takes along).
 struct Blob {
   uint32_t root = 0;  // into StepModel::roots; roots are mapped per mount
   std::string path;   // relative to the root; never absolute, never with ".."
@@ -43,6 +50,10 @@ struct Blob {
   uint32_t gid = 0;
   bool store_owned = false;  // in the store's own blob directory
   bool side = false;         // copies of small pieces (core/model/side_blob.h)
+  uint64_t chunk_bytes = 0;    // 0: no digests of chunks
+  std::vector<Digest> chunks;  // of every chunk_bytes of it, the last may be shorter
+
+  bool owned() const { return store_owned && stamp.size_only(); }
 };
 
 }  // namespace ckptfs

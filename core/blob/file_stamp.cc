@@ -35,6 +35,7 @@ Status CompareStamps(const std::string& path, const BlobStamp& adopted, const Bl
   const bool compare_ctime = adopted.ctime_ns != 0;
   BlobStamp comparable = now;
   if (!compare_ctime) comparable.ctime_ns = 0;
+  if (adopted.size_only()) comparable = BlobStamp{now.size, 0, 0, 0};
   if (adopted == comparable) return {};
   std::string differences;
   const auto compare = [&differences](std::string_view what, auto was, auto is) {
@@ -42,9 +43,9 @@ Status CompareStamps(const std::string& path, const BlobStamp& adopted, const Bl
     differences += StrCat(differences.empty() ? "" : ", ", what, " was ", was, " and is ", is);
   };
   compare("size", adopted.size, now.size);
-  compare("mtime", adopted.mtime_ns, now.mtime_ns);
+  compare("mtime", adopted.mtime_ns, comparable.mtime_ns);
   compare("ctime", adopted.ctime_ns, comparable.ctime_ns);
-  compare("inode", adopted.inode, now.inode);
+  compare("inode", adopted.inode, comparable.inode);
   return Fail(ErrorCode::kStale, StrCat(path, " changed since it was adopted: ", differences));
 }
 

@@ -25,6 +25,7 @@ Result<BlobStamp> StampOfFile(const std::string& path);
 
 // kStale naming the file and every field that differs.  An adopted ctime of 0 is
 // not compared: of the store's hard links it changes when the source is deleted.
+// Of a stamp that is a size only nothing else is.
 Status CompareStamps(const std::string& path, const BlobStamp& adopted, const BlobStamp& now);
 
 // True if a POSIX ACL says more than the mode.

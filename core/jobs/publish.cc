@@ -25,7 +25,7 @@ Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model,
   side->blob.mode = packing.access.mode;
   side->blob.uid = packing.access.uid;
   side->blob.gid = packing.access.gid;
-  AttachSideBlob(model, std::move(side->blob), std::move(side->root), packing.atoms);
+  model = WithSideBlob(std::move(model), std::move(side->blob), std::move(side->root), packing.atoms);
   outcome.packed_atoms = packing.atoms.size();
   outcome.packed_pieces = packing.pieces;
   return std::move(side->hold);
@@ -36,14 +36,19 @@ Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model,
 Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishRequest& request) {
   PublishOutcome outcome;
   std::shared_ptr<const void> hold;  // until the step needs the side blob
+  CKPT_ASSIGN_OR_RETURN(RenderedStep rendered, store.Render(model));
   if (request.pack) {
-    CKPT_ASSIGN_OR_RETURN(const auto published, store.FindPublished(request.run, model));
+    CKPT_ASSIGN_OR_RETURN(const auto published,
+                          store.FindPublished(request.run, model.id, rendered));
     if (!published) {
       CKPT_ASSIGN_OR_RETURN(hold, Pack(store, model, request.packing, outcome));
     }
+    if (FindSideBlob(model)) {
+      CKPT_ASSIGN_OR_RETURN(rendered, store.Render(model, rendered.unpacked));
+    }
   }
-  CKPT_ASSIGN_OR_RETURN(outcome.record,
-                        store.Publish(request.run, model, request.source, request.root));
+  CKPT_ASSIGN_OR_RETURN(outcome.record, store.Publish(request.run, model, rendered,
+                                                      request.source, request.root));
   return outcome;
 }
 

@@ -14,6 +14,7 @@
 #include "core/base/mutex.h"
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 #include "core/view/plan.h"
 #include "core/view/plan_reader.h"
 
@@ -97,7 +98,8 @@ class Verification {
   Result<uint64_t> VerifyItem(size_t item);
   Result<uint64_t> DigestBlob(BlobIndex index);
   RecordSums SumsOf(BlobIndex index);
-  void CompareSums(const std::string& path, const RecordSums& sums);
+  // True if no record is wrong; defects say which.
+  bool CompareSums(const std::string& path, const RecordSums& sums);
   Result<uint64_t> CompareCopies(size_t atom);
   Result<uint64_t> ReadWhole(size_t atom);
   Result<Plan> WholeAtom(AtomIndex atom, DType dtype) const;
@@ -182,13 +184,16 @@ RecordSums Verification::SumsOf(BlobIndex index) {
   return RecordSums({});
 }
 
-void Verification::CompareSums(const std::string& path, const RecordSums& sums) {
-  for (std::string& wrong : sums.Wrong()) Defect(path, std::move(wrong));
+bool Verification::CompareSums(const std::string& path, const RecordSums& sums) {
+  std::vector<std::string> wrong = sums.Wrong();
+  const bool good = wrong.empty();
+  for (std::string& rule : wrong) Defect(path, std::move(rule));
   const MutexLock lock(mutex_);
   report_.summed_bytes += sums.bytes_with_sum();
-  if (sums.bytes_without_sum() == 0) return;
+  if (sums.bytes_without_sum() == 0) return good;
   ++report_.unsummed_blobs;
   if (report_.unsummed.empty() || path < report_.unsummed) report_.unsummed = path;
+  return good;
 }
 
 Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
@@ -198,6 +203,8 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   RecordSums sums = SumsOf(index);
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
+  const bool by_chunks = blob.chunk_bytes != 0;
+  ChunkDigester chunks(std::max<uint64_t>(blob.chunk_bytes, 1));
   std::vector<std::byte> buffer(std::min(kBuffer, blob.stamp.size));
   for (uint64_t at = 0; at < blob.stamp.size;) {
     const std::span<std::byte> piece(buffer.data(),
@@ -208,18 +215,22 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     }
     XXH3_128bits_update(&state, piece.data(), piece.size());
     sums.Add(at, piece);
+    if (by_chunks) chunks.Add(piece);
     at += piece.size();
   }
   if (auto same = blobs_.Check(index); !same) {
     Unreadable(path, same.error());
     return blob.stamp.size;
   }
-  CompareSums(path, sums);
+  const bool summed = CompareSums(path, sums);
   const XXH128_hash_t hash = XXH3_128bits_digest(&state);
   const Digest digest{hash.high64, hash.low64};
-  if (blob.content != Digest{} && blob.content != digest) {
-    Defect(path, StrCat("content digest is ", digest.Hex(), ", recorded ", blob.content.Hex()));
+  std::string wrong = by_chunks ? FirstWrongChunk(blob, std::move(chunks).Finish()) : "";
+  if (wrong.empty() && blob.content != Digest{} && blob.content != digest) {
+    wrong = StrCat("content digest is ", digest.Hex(), ", recorded ", blob.content.Hex());
   }
+  // What the file says of its own records is said already.
+  if (!wrong.empty() && summed) Defect(path, wrong);
   const MutexLock lock(mutex_);
   report_.digests[static_cast<uint32_t>(index)] = digest;
   report_.blob_bytes += blob.stamp.size;

@@ -43,8 +43,8 @@ bool IsPacked(const StepModel& model, const Atom& atom) {
          Touches(atom.source.gathers.front(), static_cast<uint32_t>(*blob));
 }
 
-void AttachSideBlob(StepModel& model, Blob blob, std::string root,
-                    std::span<const SideAtom> atoms) {
+StepModel WithSideBlob(StepModel model, Blob blob, std::string root,
+                       std::span<const SideAtom> atoms) {
   CKPT_CHECK(!FindSideBlob(model));
   blob.root = static_cast<uint32_t>(model.roots.size());
   blob.side = true;
@@ -65,11 +65,12 @@ void AttachSideBlob(StepModel& model, Blob blob, std::string root,
     atom.source.gathers.insert(atom.source.gathers.begin(),
                                Gather{{WholeTensor(atom.shape)}, {series}});
   }
+  return model;
 }
 
-void DetachSideBlob(StepModel& model) {
+StepModel WithoutSideBlob(StepModel model) {
   const auto blob = FindSideBlob(model);
-  if (!blob) return;
+  if (!blob) return model;
   for (Atom& atom : model.atoms) {
     auto& gathers = atom.source.gathers;
     if (!IsPacked(model, atom)) continue;
@@ -78,6 +79,7 @@ void DetachSideBlob(StepModel& model) {
   }
   model.roots.pop_back();
   model.blobs.pop_back();
+  return model;
 }
 
 Status CheckSideBlob(const StepModel& model) {

@@ -6,7 +6,8 @@
 // the first of its declared copies and keeps the pieces as the next, so that a
 // step without its side blob reads the same bytes, more slowly.
 //
-// Thread safety: pure functions; a model is changed by one thread.
+// Thread safety: pure functions; a model that is finished is never edited, what
+// is said with or without a side blob is another model.
 // Units: offsets are bytes.
 
 #pragma once
@@ -34,17 +35,17 @@ std::optional<BlobIndex> FindSideBlob(const StepModel& model);
 // The atom is read from the side blob.
 bool IsPacked(const StepModel& model, const Atom& atom);
 
-// Makes `blob`, in the new root `root`, the first source of the atoms: a gather
-// becomes replicas of it and of what it was.
+// The model with `blob`, in the new root `root`, as the first source of the
+// atoms: a gather becomes replicas of it and of what it was.
 // REQUIRES: no side blob yet; every atom is a gather or has two replicas or more.
-void AttachSideBlob(StepModel& model, Blob blob, std::string root,
-                    std::span<const SideAtom> atoms);
+StepModel WithSideBlob(StepModel model, Blob blob, std::string root,
+                       std::span<const SideAtom> atoms);
 
-// The model as it was before AttachSideBlob.  Without a side blob: nothing.
+// The model that WithSideBlob was given; as it is if it has no side blob.
 // REQUIRES: CheckSideBlob(model).
-void DetachSideBlob(StepModel& model);
+StepModel WithoutSideBlob(StepModel model);
 
-// What AttachSideBlob makes: at most one side blob, the last blob in a last
+// What WithSideBlob makes: at most one side blob, the last blob in a last
 // root of its own, and it is only the first of several copies.  kInvalid says
 // which of this a manifest breaks.
 Status CheckSideBlob(const StepModel& model);

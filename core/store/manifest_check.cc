@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/base/checked_math.h"
+#include "core/blob/chunk_digests.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -107,6 +108,24 @@ Status CheckBlobPath(std::string_view path) {
     if (slash == std::string_view::npos) return {};
     path.remove_prefix(slash + 1);
   }
+}
+
+Status CheckIdentity(const Blob& blob, bool root_is_store) {
+  constexpr uint64_t kLeastChunk = 4096;
+  if (blob.chunk_bytes == 0 && !blob.chunks.empty()) return Refuse("digests of chunks of 0 bytes");
+  if (blob.chunk_bytes != 0 && blob.chunk_bytes < kLeastChunk) {
+    return Refuse("chunks of ", blob.chunk_bytes, " bytes");
+  }
+  if (blob.chunk_bytes != 0 && blob.chunks.size() != ChunkCount(blob.stamp.size, blob.chunk_bytes)) {
+    return Refuse(blob.chunks.size(), " digests of chunks of ", blob.chunk_bytes, " bytes for ",
+                  blob.stamp.size, " bytes");
+  }
+  if (!blob.stamp.size_only()) return {};
+  if (!blob.store_owned || !root_is_store) {
+    return Refuse("'", blob.path, "' has no stamp and is not the store's own");
+  }
+  if (blob.chunk_bytes == 0) return Refuse("'", blob.path, "' has neither a stamp nor digests");
+  return {};
 }
 
 Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> locals,

@@ -20,6 +20,10 @@ namespace ckptfs {
 // Relative, not empty, no "." or ".." component, no NUL.
 Status CheckBlobPath(std::string_view path);
 
+// A blob that is told by its size alone is the store's own and has digests, and
+// digests are as many as its chunks.
+Status CheckIdentity(const Blob& blob, bool root_is_store);
+
 // Every fragment of the series lies in its local tensor and its blob.
 Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> locals,
                    std::span<const Blob> blobs);

@@ -31,9 +31,10 @@ Result<ManifestEnvelope> OpenManifest(std::string_view bytes) {
     return Fail(ErrorCode::kInvalid, "manifest: not a ckptfs manifest");
   }
   const auto version = Load<uint32_t>(bytes, 8);
-  if (version != kManifestVersion) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("manifest: version ", version, ", this build reads ", kManifestVersion));
+  if (version == 0) return Fail(ErrorCode::kInvalid, "manifest: version 0");
+  if (version > kManifestVersion) {
+    return Fail(ErrorCode::kUnsupported, StrCat("manifest: version ", version,
+                                                ", this build reads up to ", kManifestVersion));
   }
   if (Load<uint32_t>(bytes, 12) != 0 || Load<uint64_t>(bytes, 24) != 0) {
     return Fail(ErrorCode::kInvalid, "manifest: reserved header bytes are not zero");
@@ -47,12 +48,16 @@ Result<ManifestEnvelope> OpenManifest(std::string_view bytes) {
     return Fail(ErrorCode::kInvalid, "manifest: payload above 2 GiB");
   }
   ManifestEnvelope envelope;
-  envelope.digest = Digest{Load<uint64_t>(bytes, 32), Load<uint64_t>(bytes, 40)};
+  envelope.digest = ManifestDigest(bytes);
   envelope.payload = bytes.substr(kManifestHeaderSize);
   if (DigestOf(envelope.payload) != envelope.digest) {
     return Fail(ErrorCode::kDataLoss, "manifest: its bytes fail their digest");
   }
   return envelope;
+}
+
+Digest ManifestDigest(std::string_view bytes) {
+  return Digest{Load<uint64_t>(bytes, 32), Load<uint64_t>(bytes, 40)};
 }
 
 std::string WrapManifest(std::string_view payload) {

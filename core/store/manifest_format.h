@@ -6,12 +6,22 @@
 //
 //   file    = header(48) | payload
 //   header  = magic(8) = "ckptfs\r\n"
-//           | version(4) = 1 | zero(4)
+//           | version(4) | zero(4)
 //           | payload length(8) | zero(8)
 //           | XXH3-128 of the payload: high(8), low(8)
 //
 // Numbers are little-endian.  The digest is the manifest's name and identity:
-// every byte of the file is either covered by it or fixed.
+// every byte of the file but the version is either covered by it or fixed.
+//
+// A version is a release's schema: all fields that were appended since the
+// release before belong to the next one, however many they are.  A build writes
+// its own version and reads all before it; a payload means the same under each,
+// since a field that is absent has the value that older builds took for granted.
+//
+//   1   the first
+//   2   owned blobs (size and chunk digests instead of a stamp), roots below the
+//       store's blob directory wherever that is, family texts with their
+//       variables, uneven cuts
 //
 // Thread safety: pure functions.
 // Lifetime: views of the caller's bytes.
@@ -29,7 +39,7 @@
 namespace ckptfs {
 
 inline constexpr size_t kManifestHeaderSize = 48;
-inline constexpr uint32_t kManifestVersion = 1;
+inline constexpr uint32_t kManifestVersion = 2;
 // FlatBuffers' own limit is 2^31; a step of a trillion parameters has some MiB.
 inline constexpr uint64_t kManifestMaxPayload = (uint64_t{1} << 31) - 4096;
 
@@ -39,9 +49,12 @@ struct ManifestEnvelope {
 };
 
 // kDataLoss if bytes are missing or the digest differs, kUnsupported for a
-// newer version, kInvalid for what is no manifest.
+// newer version, kInvalid for what is not a manifest.
 Result<ManifestEnvelope> OpenManifest(std::string_view bytes);
 
 std::string WrapManifest(std::string_view payload);
+
+// The digest that the header says.  REQUIRES: `bytes` are of WrapManifest.
+Digest ManifestDigest(std::string_view bytes);
 
 }  // namespace ckptfs

@@ -90,9 +90,18 @@ Digest ReadDigest(const fb::Digest* digest) {
   return digest == nullptr ? Digest{} : Digest{digest->high(), digest->low()};
 }
 
+// Where a stored root is: one that is not absolute lies below `blobs`.
+Result<std::string> LocateRoot(const std::string& stored, std::string_view blobs) {
+  if (stored.starts_with('/')) return stored;
+  if (stored.empty()) return std::string(blobs);
+  CKPT_RETURN_IF_ERROR(CheckBlobPath(stored));
+  return blobs.empty() ? stored : StrCat(blobs, "/", stored);
+}
+
 class Reader {
  public:
-  explicit Reader(const fb::Manifest& manifest) : manifest_(manifest) {}
+  Reader(const fb::Manifest& manifest, std::string_view blobs)
+      : manifest_(manifest), blobs_(blobs) {}
   Result<StepModel> Read();
 
  private:
@@ -116,6 +125,8 @@ class Reader {
   }
 
   const fb::Manifest& manifest_;
+  const std::string_view blobs_;     // the store's blob directory
+  std::vector<bool> root_is_store_;  // by root
   StepModel model_;
 };
 
@@ -132,7 +143,11 @@ Status Reader::ReadHeader() {
     model_.family_sizes[Text(size->name())] = size->value();
   }
   model_.layers = manifest_.layers();
-  model_.roots = Texts(manifest_.roots());
+  for (const std::string& root : Texts(manifest_.roots())) {
+    root_is_store_.push_back(!root.starts_with('/'));
+    CKPT_ASSIGN_OR_RETURN(std::string here, LocateRoot(root, blobs_));
+    model_.roots.push_back(std::move(here));
+  }
   model_.notes = Texts(manifest_.notes());
   CKPT_ASSIGN_OR_RETURN(model_.layout, ReadLayout(manifest_.layout()));
   CKPT_ASSIGN_OR_RETURN(model_.model_dtype, OptionalDType(manifest_.model_dtype()));
@@ -171,6 +186,16 @@ Result<Blob> Reader::ReadBlob(const fb::Blob& table) {
   blob.gid = table.gid();
   blob.store_owned = table.store_owned();
   blob.side = table.side();
+  blob.chunk_bytes = table.chunk_bytes();
+  if (table.chunks() != nullptr) {
+    blob.chunks.reserve(table.chunks()->size());
+    for (uint32_t i = 0; i < table.chunks()->size(); ++i) {
+      fb::Digest chunk;
+      std::memcpy(&chunk, table.chunks()->Data() + i * sizeof(chunk), sizeof(chunk));
+      blob.chunks.push_back(ReadDigest(&chunk));
+    }
+  }
+  CKPT_RETURN_IF_ERROR(CheckIdentity(blob, root_is_store_[blob.root]));
   return blob;
 }
 
@@ -382,7 +407,7 @@ Result<StepModel> Reader::Read() {
 
 }  // namespace
 
-Result<StepModel> ParseManifest(std::string_view bytes) {
+Result<StepModel> ParseManifest(std::string_view bytes, std::string_view blobs) {
   CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
   const auto* data = reinterpret_cast<const uint8_t*>(envelope.payload.data());
   // Copied when the caller's bytes are not aligned as the payload wants.
@@ -397,7 +422,7 @@ Result<StepModel> ParseManifest(std::string_view bytes) {
   if (!fb::VerifyManifestBuffer(verifier)) {
     return Fail(ErrorCode::kInvalid, "manifest: its structure is not that of the schema");
   }
-  auto model = Reader(*fb::GetManifest(data)).Read();
+  auto model = Reader(*fb::GetManifest(data), blobs).Read();
   if (!model) return Fail(std::move(model).error().WithContext("manifest"));
   return model;
 }

@@ -17,7 +17,7 @@ using VectorOffset = Offset<flatbuffers::Vector<T>>;
 
 class Writer {
  public:
-  explicit Writer(const StepModel& model) : model_(model) {}
+  Writer(const StepModel& model, std::string_view blobs) : model_(model), blobs_(blobs) {}
 
   std::string Write();
 
@@ -46,6 +46,7 @@ class Writer {
     });
   }
 
+  std::string StoredRoot(const std::string& root) const;
   Offset<fb::Blob> WriteBlob(const Blob& blob);
   Offset<fb::Layout> WriteLayout(const Layout& layout);
   Offset<fb::Pattern> WritePattern(const Pattern& pattern);
@@ -56,6 +57,7 @@ class Writer {
   Offset<fb::Document> WriteDocument(const Document& document);
 
   const StepModel& model_;
+  const std::string_view blobs_;  // the store's blob directory
   flatbuffers::FlatBufferBuilder builder_{1 << 20};
 };
 
@@ -63,14 +65,27 @@ int16_t Optional(const std::optional<DType>& dtype) {
   return dtype ? static_cast<int16_t>(*dtype) : int16_t{-1};
 }
 
+// Below the store's blob directory a root is written without it.
+std::string Writer::StoredRoot(const std::string& root) const {
+  if (blobs_.empty() || !root.starts_with(blobs_)) return root;
+  const std::string_view below = std::string_view(root).substr(blobs_.size());
+  if (below.empty()) return {};
+  return below.front() == '/' ? std::string(below.substr(1)) : root;
+}
+
 Offset<fb::Blob> Writer::WriteBlob(const Blob& blob) {
   const auto path = Bytes(blob.path);
+  std::vector<fb::Digest> chunks;
+  chunks.reserve(blob.chunks.size());
+  for (const Digest& chunk : blob.chunks) chunks.emplace_back(chunk.high, chunk.low);
+  const auto chunk_vector = chunks.empty() ? 0 : builder_.CreateVectorOfStructs(chunks);
   const fb::BlobStamp stamp(blob.stamp.size, blob.stamp.mtime_ns, blob.stamp.ctime_ns,
                             blob.stamp.inode);
   const fb::Digest fingerprint(blob.fingerprint.high, blob.fingerprint.low);
   const fb::Digest content(blob.content.high, blob.content.low);
   return fb::CreateBlob(builder_, blob.root, path, &stamp, &fingerprint, &content, blob.mode,
-                        blob.uid, blob.gid, blob.store_owned, 0, 0, blob.side);
+                        blob.uid, blob.gid, blob.store_owned, blob.chunk_bytes, chunk_vector,
+                        blob.side);
 }
 
 Offset<fb::Layout> Writer::WriteLayout(const Layout& layout) {
@@ -172,7 +187,9 @@ std::string Writer::Write() {
   const auto id = Bytes(model_.id);
   const auto layout = WriteLayout(model_.layout);
   const auto family = Bytes(model_.family);
-  const auto roots = Texts(model_.roots);
+  std::vector<std::string> root_texts;
+  for (const std::string& root : model_.roots) root_texts.push_back(StoredRoot(root));
+  const auto roots = Texts(root_texts);
   const auto blobs = Tables<fb::Blob>(model_.blobs, [this](const Blob& b) { return WriteBlob(b); });
   const auto parameters = Tables<fb::Parameter>(
       model_.parameters, [this](const Parameter& p) { return WriteParameter(p); });
@@ -222,7 +239,7 @@ uint64_t UpperBound(const StepModel& model) {
   for (const auto& text : model.notes) bytes += 64 + text.size();
   bytes += model.family_rules.size();
   for (const auto& [name, value] : model.family_sizes) bytes += 64 + name.size();
-  for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size();
+  for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size() + 16 * blob.chunks.size();
   for (const Parameter& p : model.parameters) {
     bytes += 256 + p.name.size() + 8 * p.shape.size();
     bytes += UpperBound(p.pattern) + (p.source_pattern ? UpperBound(*p.source_pattern) : 0);
@@ -251,13 +268,13 @@ uint64_t UpperBound(const StepModel& model) {
 
 }  // namespace
 
-Result<std::string> RenderManifest(const StepModel& model) {
+Result<std::string> RenderManifest(const StepModel& model, std::string_view blobs) {
   const uint64_t bound = UpperBound(model);
   if (bound > kManifestMaxPayload) {
     return Fail(ErrorCode::kExhausted,
                 StrCat("manifest: up to ", bound, " bytes, more than 2 GiB"));
   }
-  return Writer(model).Write();
+  return Writer(model, blobs).Write();
 }
 
 }  // namespace ckptfs

@@ -138,6 +138,8 @@ std::string DeletedName(const StepName& name) {
   return StrCat("deleted/", name.run, "/", name.id, "/", name.n);
 }
 
+std::string ClaimName(const std::string& run, uint64_t n) { return StrCat("runs/", run, "/", n); }
+
 std::string ManifestName(const Digest& digest) { return StrCat("manifests/", digest.Hex()); }
 
 Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name) {

@@ -5,6 +5,7 @@
 //
 //   format                      the store's version and random identity
 //   runs/<run>/<n>              n-th claim of a run's name: whose root it is
+//   runs/<run>/<n>.settled      no step of another root is in the run
 //   steps/<run>/<id>/<n>        n-th step published as <id>
 //   deleted/<run>/<id>/<n>      that one is gone
 //   manifests/<digest>
@@ -44,6 +45,7 @@ std::optional<StepName> ParseStepName(std::string_view name, std::string_view fo
 std::string StepRecordName(const StepName& name);
 std::string DeletedName(const StepName& name);
 std::string ManifestName(const Digest& digest);
+std::string ClaimName(const std::string& run, uint64_t n);
 
 // kDataLoss when the bytes are not what was published, kUnsupported for a newer
 // version.

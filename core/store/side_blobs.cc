@@ -13,9 +13,9 @@
 
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 #include "core/blob/file_stamp.h"
 #include "core/model/side_blob.h"
-#include "core/store/store_index.h"
 
 namespace ckptfs {
 namespace {
@@ -48,9 +48,10 @@ Status PutObject(Storage& storage, const std::string& name, std::string_view byt
 
 // The names of the side blobs that live steps need; nothing if a record cannot
 // be read.
-Result<std::optional<std::set<std::string>>> NeededNames(Storage& storage) {
+Result<std::optional<std::set<std::string>>> NeededNames(Storage& storage,
+                                                         const KnownRecord& known) {
   RecordTexts unused;
-  CKPT_ASSIGN_OR_RETURN(const StoreIndex index, BuildStoreIndex(storage, StoreIndex{}, unused));
+  CKPT_ASSIGN_OR_RETURN(const StoreIndex index, BuildStoreIndex(storage, "", known, unused));
   std::set<std::string> names;
   for (const auto& [run, steps] : index.runs) {
     for (const auto& [id, step] : steps) {
@@ -64,6 +65,10 @@ Result<std::optional<std::set<std::string>>> NeededNames(Storage& storage) {
 
 }  // namespace
 
+std::string BlobsDirectory(const std::string& directory) {
+  return directory.empty() ? std::string() : StrCat(directory, "/", kBlobs);
+}
+
 std::string SideBlobPath(const Digest& content) { return StrCat("side/", content.Hex(), kSuffix); }
 
 Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
@@ -73,7 +78,10 @@ Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
   side.blob.fingerprint = FingerprintOf(bytes);
   side.blob.path = SideBlobPath(side.blob.content);
   side.blob.side = side.blob.store_owned = true;
-  side.root = StrCat(directory, "/", kBlobs);
+  side.blob.stamp.size = bytes.size();
+  side.blob.chunk_bytes = kChunkBytes;
+  side.blob.chunks = ChunkDigestsOf(bytes);
+  side.root = BlobsDirectory(directory);
   const std::string name = StrCat(kBlobs, "/", side.blob.path);
   const std::string path = StrCat(directory, "/", name);
   for (int race = 0; race < kMaxRaces; ++race) {
@@ -81,27 +89,19 @@ Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
     const bool swept = !put && put.error().code == ErrorCode::kNotFound;  // between two looks
     if (swept) continue;
     if (!put) return Fail(Error(put.error()));
-    if (directory.empty()) {
-      CKPT_ASSIGN_OR_RETURN(const StorageStat stat, storage.Stat(name));
-      side.blob.stamp = BlobStamp{stat.size, stat.mtime_ns, 0, 0};
-      return side;
-    }
+    if (directory.empty()) return side;
     // Waits for a sweep that is looking at it; what that removed is put again.
     auto held = FileLock::Take(path, O_RDONLY, LOCK_SH);
     if (!held) continue;
-    struct stat info;
-    if (fstat(held->fd(), &info) != 0) return Fail(ErrnoError(errno, path));
-    side.blob.stamp = StampOf(info);
-    side.blob.stamp.ctime_ns = 0;
     side.hold = std::move(held);
     return side;
   }
   return Fail(ErrorCode::kExhausted, StrCat(path, " is being removed all the time"));
 }
 
-std::shared_ptr<const void> HoldSideBlob(const std::string& directory, StepModel& model) {
+ResolvedModel ResolveSideBlob(const std::string& directory, StepModel model) {
   const auto index = FindSideBlob(model);
-  if (!index || directory.empty()) return nullptr;
+  if (!index || directory.empty()) return {std::move(model), nullptr};
   const Blob& blob = model.blob(*index);
   const std::string path = StrCat(directory, "/", kBlobs, "/", blob.path);
   std::string wrong;
@@ -114,19 +114,19 @@ std::shared_ptr<const void> HoldSideBlob(const std::string& directory, StepModel
   } else if (Status same = CompareStamps(path, blob.stamp, StampOf(info)); !same) {
     wrong = "another";
   } else {
-    model.roots.back() = StrCat(directory, "/", kBlobs);
-    return held;
+    model.roots.back() = StrCat(directory, "/", kBlobs);  // version 1 names another place
+    return {std::move(model), std::move(held)};
   }
-  DetachSideBlob(model);
-  model.notes.push_back(StrCat("the side blob ", path, " is ", wrong,
-                               ": small pieces are read from the source"));
-  return nullptr;
+  StepModel pieces = WithoutSideBlob(std::move(model));
+  pieces.notes.push_back(StrCat("the side blob ", path, " is ", wrong,
+                                ": small pieces are read from the source"));
+  return {std::move(pieces), nullptr};
 }
 
-Status SweepSideBlobs(Storage& storage, const std::string& directory) {
+Status SweepSideBlobs(Storage& storage, const std::string& directory, const KnownRecord& known) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(kFolder));
   if (names.empty()) return {};
-  CKPT_ASSIGN_OR_RETURN(auto needed, NeededNames(storage));
+  CKPT_ASSIGN_OR_RETURN(auto needed, NeededNames(storage, known));
   if (!needed) return {};
   std::vector<std::pair<std::string, std::unique_ptr<const FileLock>>> unneeded;
   for (const std::string& name : names) {
@@ -140,7 +140,7 @@ Status SweepSideBlobs(Storage& storage, const std::string& directory) {
   }
   if (unneeded.empty()) return {};
   // Once more under the locks: whoever held one may have published meanwhile.
-  CKPT_ASSIGN_OR_RETURN(needed, NeededNames(storage));
+  CKPT_ASSIGN_OR_RETURN(needed, NeededNames(storage, known));
   for (const auto& [name, lock] : unneeded) {
     if (!needed || needed->contains(name)) continue;
     CKPT_RETURN_IF_ERROR(storage.Remove(name));

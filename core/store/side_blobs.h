@@ -23,8 +23,12 @@
 #include "core/blob/storage.h"
 #include "core/model/step_model.h"
 #include "core/store/store.h"
+#include "core/store/store_index.h"
 
 namespace ckptfs {
+
+// Where a store's own blobs lie; empty for a storage that is not a directory.
+std::string BlobsDirectory(const std::string& directory);
 
 // "side/<digest>.safetensors", below `blobs`.
 std::string SideBlobPath(const Digest& content);
@@ -34,13 +38,17 @@ std::string SideBlobPath(const Digest& content);
 Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
                              std::string_view bytes);
 
-// Puts the step's side blob where the store has it now and holds it until the
-// returned pointer is gone.  Where it is missing or not the one adopted the
-// model loses it (the pieces are still known) and gets a note that says so.
-std::shared_ptr<const void> HoldSideBlob(const std::string& directory, StepModel& model);
+// A loaded model with its side blob where the store has it now, held until
+// `hold` is gone; without it, and with a note that says so, where it is missing or
+// not the one adopted (the pieces are still known).
+struct ResolvedModel {
+  StepModel model;
+  std::shared_ptr<const void> hold;
+};
+ResolvedModel ResolveSideBlob(const std::string& directory, StepModel model);
 
 // Removes the side blobs that no live step's record names and nobody holds.  If
 // some record cannot be read, none.
-Status SweepSideBlobs(Storage& storage, const std::string& directory);
+Status SweepSideBlobs(Storage& storage, const std::string& directory, const KnownRecord& known);
 
 }  // namespace ckptfs

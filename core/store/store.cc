@@ -5,23 +5,20 @@
 #include <random>
 #include <tuple>
 
-#include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/blob/file_storage.h"
-#include "core/model/side_blob.h"
 #include "core/store/catalogue.h"
 #include "core/store/manifest_format.h"
 #include "core/store/mapped_file.h"
 #include "core/store/records.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_index.h"
+#include "core/store/store_state.h"
 
 namespace ckptfs {
 namespace {
 
 constexpr std::string_view kFormatName = "format";
-constexpr int kMaxAttempts = 10000;
-constexpr int kMaxRaces = 100;
 
 auto StepOrder(const StepRecord& record) {
   return std::tie(record.iteration, record.mtime_ns, record.id);
@@ -56,46 +53,7 @@ Result<std::string> Identity(Storage& storage, bool create) {
   return Fail(ErrorCode::kInternal, "the store's format record vanished");
 }
 
-// The digest of the model's manifest without its side blob.
-Result<Digest> UnpackedDigest(const StepModel& model) {
-  StepModel unpacked = model;
-  DetachSideBlob(unpacked);
-  CKPT_ASSIGN_OR_RETURN(const std::string bytes, RenderManifest(unpacked));
-  CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
-  return envelope.digest;
-}
-
-// "<id>" for attempt 0, else "<id>-<attempt>".
-std::string AttemptId(const std::string& id, int attempt) {
-  return attempt == 0 ? id : StrCat(id, "-", attempt);
-}
-
 }  // namespace
-
-struct Store::State {
-  std::shared_ptr<Storage> storage;
-  std::string directory;  // empty: not on local disk
-  std::string identity;
-
-  Mutex mutex;
-  std::shared_ptr<const StoreIndex> index GUARDED_BY(mutex) = std::make_shared<StoreIndex>();
-  uint64_t tickets GUARDED_BY(mutex) = 0;    // refreshes begun
-  uint64_t installed GUARDED_BY(mutex) = 0;  // the ticket that `index` is of
-  std::map<std::string, std::weak_ptr<const Step>> loaded GUARDED_BY(mutex);  // by record name
-
-  std::shared_ptr<const StoreIndex> Index() {
-    MutexLock lock(mutex);
-    return index;
-  }
-  std::string CataloguePath() const { return directory + "/catalogue.sqlite"; }
-
-  Status PutManifest(const std::string& bytes, const Digest& digest);
-  Status ClaimRun(const std::string& run, const std::string& root);
-  Status CheckOthers(const std::string& run, const std::string& root);
-  Result<std::optional<StepRecord>> IfSame(const Incarnation& live, const Digest& unpacked);
-  Result<std::optional<StepRecord>> TryPublish(const StepRecord& wanted);
-  Result<std::string> ReadManifest(const Digest& digest);
-};
 
 Store::Store(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Store::~Store() = default;
@@ -109,65 +67,176 @@ Result<std::unique_ptr<Store>> Store::Open(const std::string& directory, bool cr
   auto id = Identity(*state->storage, create);
   if (!id) return Fail(std::move(id).error().WithContext(directory));
   state->identity = *id;
-  auto index = std::make_shared<StoreIndex>();
-  index->texts = LoadCatalogue(state->CataloguePath(), state->identity);
-  {
-    MutexLock lock(state->mutex);
-    state->index = index;
-  }
-  std::unique_ptr<Store> store(new Store(std::move(state)));
-  CKPT_RETURN_IF_ERROR(store->Refresh());
-  return store;
+  return std::unique_ptr<Store>(new Store(std::move(state)));
 }
 
 Result<std::unique_ptr<Store>> Store::OpenOn(std::shared_ptr<Storage> storage) {
   auto state = std::make_unique<State>();
   state->storage = std::move(storage);
   CKPT_ASSIGN_OR_RETURN(state->identity, Identity(*state->storage, true));
-  std::unique_ptr<Store> store(new Store(std::move(state)));
-  CKPT_RETURN_IF_ERROR(store->Refresh());
-  return store;
+  return std::unique_ptr<Store>(new Store(std::move(state)));
 }
 
 const std::string& Store::directory() const { return state_->directory; }
 
-Status Store::Refresh() {
-  std::shared_ptr<const StoreIndex> known;
+std::string Store::State::Blobs() const { return BlobsDirectory(directory); }
+
+// ---- the index ---------------------------------------------------------------
+
+std::optional<StepRecord> Store::State::Known(const StepName& name) {
+  MutexLock lock(mutex);
+  const IndexedStep* step = index.Find(name.run, name.id);
+  if (step == nullptr || step->name.n != name.n || !step->record) return std::nullopt;
+  return *step->record;
+}
+
+void Store::State::Remember(const RecordTexts& added) const {
+  if (!added.empty() && !directory.empty()) AddToCatalogue(CataloguePath(), identity, added);
+}
+
+bool Store::State::Apply(const LocalChange& change, StoreIndex& to) const {
+  if (change.record) return to.Put(IndexedStep{change.name, *change.record});
+  return to.Drop(change.name);
+}
+
+void Store::State::Note(const StepName& name, std::optional<Result<StepRecord>> record) {
+  MutexLock lock(mutex);
+  LocalChange change{++tickets, name, std::move(record)};
+  if (installed != 0 && Apply(change, index)) {
+    StepChange told{name.run, name.id, {}};
+    if (change.record && *change.record) told.record = **change.record;
+    changes.Add(std::move(told));
+  }
+  if (refreshing > 0) local.push_back(std::move(change));
+}
+
+void Store::State::Install(StoreIndex fresh, uint64_t ticket) {
+  for (const LocalChange& change : local) {
+    if (change.ticket > ticket) Apply(change, fresh);  // the refresh may have missed it
+  }
+  const bool first = installed == 0;
+  installed = ticket;
+  std::swap(index, fresh);
+  if (first) return;  // nobody has been told anything yet
+  const StoreIndex& before = fresh;
+  for (const auto& [run, steps] : before.runs) {
+    for (const auto& [id, step] : steps) {
+      if (index.Find(run, id) == nullptr) changes.Add({run, id, {}});
+    }
+  }
+  for (const auto& [run, steps] : index.runs) {
+    for (const auto& [id, step] : steps) {
+      const IndexedStep* was = before.Find(run, id);
+      if (was != nullptr && was->name.n == step.name.n) continue;
+      changes.Add({run, id, step.record ? std::optional(*step.record) : std::nullopt});
+    }
+  }
+}
+
+Status Store::State::BuildIndex() {
   uint64_t ticket = 0;
+  bool first = false;
   {
-    MutexLock lock(state_->mutex);
-    ticket = ++state_->tickets;
-    known = state_->index;
+    MutexLock lock(mutex);
+    ticket = ++tickets;
+    first = installed == 0;
+    ++refreshing;
   }
+  RecordTexts texts;  // of records that other processes read before us
+  if (first && !directory.empty()) texts = LoadCatalogue(CataloguePath(), identity);
+  const KnownRecord known = [&](const StepName& name) -> std::optional<StepRecord> {
+    if (auto record = Known(name)) return record;
+    const auto text = texts.find(StepRecordName(name));
+    if (text == texts.end()) return std::nullopt;
+    auto record = ParseStepRecord(text->second, name);
+    return record ? std::optional(*std::move(record)) : std::nullopt;
+  };
   RecordTexts added;
-  CKPT_ASSIGN_OR_RETURN(StoreIndex fresh, BuildStoreIndex(*state_->storage, *known, added));
-  if (!added.empty() && !state_->directory.empty()) {
-    AddToCatalogue(state_->CataloguePath(), state_->identity, added);
-  }
-  auto shared = std::make_shared<const StoreIndex>(std::move(fresh));
-  MutexLock lock(state_->mutex);
-  if (ticket > state_->installed) {  // else a refresh that began later has finished
-    state_->index = std::move(shared);
-    state_->installed = ticket;
-  }
+  auto fresh = BuildStoreIndex(*storage, "", known, added);
+  if (fresh) Remember(added);
+  MutexLock lock(mutex);
+  // Unless a refresh that began later has finished.
+  if (fresh && ticket > installed) Install(*std::move(fresh), ticket);
+  if (--refreshing == 0) local.clear();
+  if (!fresh) return Fail(std::move(fresh).error());
   return {};
 }
 
+Status Store::State::NeedIndex() {
+  {
+    MutexLock lock(mutex);
+    if (installed != 0) return {};
+  }
+  return BuildIndex();
+}
+
+Status Store::Refresh() { return state_->BuildIndex(); }
+
+Status Store::RefreshStep(std::string_view run, std::string_view id) {
+  CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
+  State& s = *state_;
+  CKPT_ASSIGN_OR_RETURN(const Incarnation last,
+                        LastIncarnation(*s.storage, std::string(run), std::string(id)));
+  if (!last.any) return {};
+  if (!last.live) {
+    s.Note(last.name, std::nullopt);
+    return {};
+  }
+  RecordTexts added;
+  const KnownRecord known = [&s](const StepName& name) { return s.Known(name); };
+  CKPT_ASSIGN_OR_RETURN(IndexedStep step, ReadStep(*s.storage, last.name, known, added));
+  s.Note(last.name, std::move(step.record));
+  s.Remember(added);
+  return {};
+}
+
+Result<StepNews> Store::News(uint64_t generation) {
+  CKPT_RETURN_IF_ERROR(state_->NeedIndex());
+  StepNews news;
+  MutexLock lock(state_->mutex);
+  news.generation = state_->changes.generation();
+  if (auto since = state_->changes.Since(generation)) {
+    news.changes = *std::move(since);
+    return news;
+  }
+  news.all = true;
+  for (const auto& [run, steps] : state_->index.runs) {
+    for (const auto& [id, step] : steps) {
+      if (step.record) news.changes.push_back({run, id, *step.record});
+    }
+  }
+  return news;
+}
+
+// ---- questions ---------------------------------------------------------------
+
+namespace {
+
+Error NoRun(std::string_view run) {
+  return Error{ErrorCode::kNotFound, StrCat("no run '", run, "'")};
+}
+
+}  // namespace
+
 Result<std::vector<std::string>> Store::Runs() {
+  CKPT_RETURN_IF_ERROR(state_->NeedIndex());
   std::vector<std::string> runs;
-  for (const auto& [run, steps] : state_->Index()->runs) runs.push_back(run);
+  MutexLock lock(state_->mutex);
+  for (const auto& [run, steps] : state_->index.runs) runs.push_back(run);
   return runs;
 }
 
 Result<std::vector<StepRecord>> Store::Steps(std::string_view run) {
-  const auto index = state_->Index();
-  const auto found = index->runs.find(std::string(run));
-  if (found == index->runs.end()) {
-    return Fail(ErrorCode::kNotFound, StrCat("no run '", run, "'"));
-  }
+  CKPT_RETURN_IF_ERROR(state_->NeedIndex());
   std::vector<StepRecord> records;
-  for (const auto& [id, step] : found->second) {
-    if (step.record) records.push_back(*step.record);
+  {
+    MutexLock lock(state_->mutex);
+    const auto found = state_->index.runs.find(std::string(run));
+    if (found == state_->index.runs.end()) return Fail(NoRun(run));
+    for (const auto& [id, step] : found->second) {
+      if (step.record) records.push_back(*step.record);
+    }
   }
   std::sort(records.begin(), records.end(), [](const StepRecord& a, const StepRecord& b) {
     return StepOrder(a) < StepOrder(b);
@@ -176,11 +245,10 @@ Result<std::vector<StepRecord>> Store::Steps(std::string_view run) {
 }
 
 Result<StepRecord> Store::Resolve(std::string_view run, std::string_view id) {
-  const auto index = state_->Index();
-  const auto found = index->runs.find(std::string(run));
-  if (found == index->runs.end()) {
-    return Fail(ErrorCode::kNotFound, StrCat("no run '", run, "'"));
-  }
+  CKPT_RETURN_IF_ERROR(state_->NeedIndex());
+  MutexLock lock(state_->mutex);
+  const auto found = state_->index.runs.find(std::string(run));
+  if (found == state_->index.runs.end()) return Fail(NoRun(run));
   const auto& steps = found->second;
   if (id != "latest") {
     const auto step = steps.find(std::string(id));
@@ -199,149 +267,6 @@ Result<StepRecord> Store::Resolve(std::string_view run, std::string_view id) {
   }
   CKPT_CHECK(latest != nullptr);  // a run without steps is not in the index
   return *latest;
-}
-
-// ---- publishing --------------------------------------------------------------
-
-Status Store::State::PutManifest(const std::string& bytes, const Digest& digest) {
-  const std::string name = ManifestName(digest);
-  Status published = PublishText(*storage, name, bytes);
-  if (published || published.error().code != ErrorCode::kExists) return published;
-  const auto there = ReadObject(*storage, name, bytes.size());
-  if (there && *there == bytes) return {};
-  // Damaged since it was published: its name says what it has to hold.
-  CKPT_ASSIGN_OR_RETURN(const auto writer, storage->Create(name));
-  CKPT_RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span(bytes))));
-  return writer->Close();
-}
-
-// That no step of another root is in the run.
-Status Store::State::CheckOthers(const std::string& run, const std::string& root) {
-  RecordTexts unused;
-  CKPT_ASSIGN_OR_RETURN(const StoreIndex fresh, BuildStoreIndex(*storage, *Index(), unused));
-  const auto found = fresh.runs.find(run);
-  if (found == fresh.runs.end()) return {};
-  for (const auto& [id, step] : found->second) {
-    if (!step.record) return Fail(Error(step.record.error()));
-    if (step.record->root == root) continue;
-    return Fail(ErrorCode::kExists,
-                StrCat("run '", run, "' belongs to ", step.record->root,
-                       "; adopt under another name (--name)"));
-  }
-  return {};
-}
-
-Status Store::State::ClaimRun(const std::string& run, const std::string& root) {
-  for (int race = 0; race < kMaxRaces; ++race) {
-    CKPT_ASSIGN_OR_RETURN(const auto claim, LatestClaim(*storage, run));
-    if (claim && claim->root == root) return CheckOthers(run, root);
-    if (claim) CKPT_RETURN_IF_ERROR(CheckOthers(run, root));
-    const std::string name = StrCat("runs/", run, "/", claim ? claim->n + 1 : 0);
-    Status published = PublishText(*storage, name, RenderText("root", root));
-    if (published) return CheckOthers(run, root);
-    if (published.error().code != ErrorCode::kExists) return published;
-  }
-  return Fail(ErrorCode::kExhausted, StrCat("run '", run, "' is being claimed all the time"));
-}
-
-// The record of a live step if it is the one of this digest.
-Result<std::optional<StepRecord>> Store::State::IfSame(const Incarnation& live,
-                                                       const Digest& unpacked) {
-  CKPT_ASSIGN_OR_RETURN(const std::string text,
-                        ReadObject(*storage, StepRecordName(live.name), kRecordMaxBytes));
-  auto record = ParseStepRecord(text, live.name);
-  if (!record || record->unpacked != unpacked) return std::optional<StepRecord>();
-  return std::optional(*std::move(record));
-}
-
-// The record if the id was free or holds this very step; nothing if it is
-// another step's.
-Result<std::optional<StepRecord>> Store::State::TryPublish(const StepRecord& wanted) {
-  for (int race = 0; race < kMaxRaces; ++race) {
-    CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*storage, wanted.run, wanted.id));
-    if (last.live) return IfSame(last, wanted.unpacked);
-    const Status published =
-        PublishText(*storage, StepRecordName(last.next()), RenderStepRecord(wanted));
-    if (published) return std::optional(wanted);
-    if (published.error().code != ErrorCode::kExists) return Fail(Error(published.error()));
-  }
-  return Fail(ErrorCode::kExhausted, StrCat("step '", wanted.id, "' is being published all the time"));
-}
-
-Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
-                                  const std::string& source, const std::string& root) {
-  CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
-  CKPT_RETURN_IF_ERROR(CheckName(model.id, "step"));
-  if (model.id == "latest") return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
-  CKPT_ASSIGN_OR_RETURN(const std::string bytes, RenderManifest(model));
-  // What could not be loaded is never published.
-  CKPT_RETURN_IF_ERROR(ParseManifest(bytes));
-  CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
-  StepRecord wanted{std::string(run), model.id, envelope.digest, model.iteration,
-                    model.mtime_ns,   source,   root,            {},
-                    envelope.digest};
-  if (const auto side = FindSideBlob(model)) {
-    wanted.side = model.blob(*side).content;
-    CKPT_ASSIGN_OR_RETURN(wanted.unpacked, UnpackedDigest(model));
-  }
-  CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
-  CKPT_RETURN_IF_ERROR(state_->PutManifest(bytes, wanted.manifest));
-  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    wanted.id = AttemptId(model.id, attempt);
-    CKPT_RETURN_IF_ERROR(CheckName(wanted.id, "step"));
-    CKPT_ASSIGN_OR_RETURN(const auto published, state_->TryPublish(wanted));
-    if (!published) continue;
-    CKPT_ASSIGN_OR_RETURN(const auto claim, LatestClaim(*state_->storage, wanted.run));
-    if (!claim || claim->root != root) {  // lost the name to a concurrent claim
-      CKPT_RETURN_IF_ERROR(Remove(*published));
-      return Fail(ErrorCode::kExists, StrCat("run '", run, "' was claimed for another root"));
-    }
-    CKPT_RETURN_IF_ERROR(Refresh());
-    return *published;
-  }
-  return Fail(ErrorCode::kExhausted, StrCat("step '", model.id, "' has 10000 attempts"));
-}
-
-Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run,
-                                                       const StepModel& model) {
-  CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
-  CKPT_RETURN_IF_ERROR(CheckName(model.id, "step"));
-  CKPT_ASSIGN_OR_RETURN(const Digest unpacked, UnpackedDigest(model));
-  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    CKPT_ASSIGN_OR_RETURN(const Incarnation last,
-                          LastIncarnation(*state_->storage, std::string(run),
-                                          AttemptId(model.id, attempt)));
-    if (!last.live) break;  // this id is what Publish would take
-    CKPT_ASSIGN_OR_RETURN(auto record, state_->IfSame(last, unpacked));
-    if (record) return record;
-  }
-  return std::optional<StepRecord>();
-}
-
-Result<SideBlob> Store::PutSideBlob(std::string_view bytes) {
-  return ckptfs::PutSideBlob(*state_->storage, state_->directory, bytes);
-}
-
-Status Store::Sweep() { return SweepSideBlobs(*state_->storage, state_->directory); }
-
-Status Store::Remove(const StepRecord& record) {
-  CKPT_RETURN_IF_ERROR(CheckName(record.run, "run"));
-  CKPT_RETURN_IF_ERROR(CheckName(record.id, "step"));
-  CKPT_ASSIGN_OR_RETURN(const Incarnation last,
-                        LastIncarnation(*state_->storage, record.run, record.id));
-  const Error gone{ErrorCode::kNotFound,
-                   StrCat("no step '", record.id, "' in run '", record.run, "'")};
-  if (!last.live) return Fail(gone);
-  const auto text = ReadObject(*state_->storage, StepRecordName(last.name), kRecordMaxBytes);
-  const auto there = text ? ParseStepRecord(*text, last.name) : Fail(Error(text.error()));
-  // A record that is damaged may be removed by its name.
-  if (there && there->manifest != record.manifest) return Fail(gone);
-  const Status published = PublishText(*state_->storage, DeletedName(last.name),
-                                       RenderText("manifest", record.manifest.Hex()));
-  if (!published) {
-    return published.error().code == ErrorCode::kExists ? Status(Fail(gone)) : published;
-  }
-  return Refresh();
 }
 
 // ---- loading -----------------------------------------------------------------
@@ -365,15 +290,16 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   const std::string name = ManifestName(record.manifest);
   if (state_->directory.empty()) {
     CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_->ReadManifest(record.manifest));
-    model = ParseNamedManifest(bytes, record.manifest);
+    model = ParseNamedManifest(bytes, record.manifest, {});
   } else {
     CKPT_ASSIGN_OR_RETURN(const MappedFile file,
                           MappedFile::Open(StrCat(state_->directory, "/", name)));
-    model = ParseNamedManifest(file.bytes(), record.manifest);
+    model = ParseNamedManifest(file.bytes(), record.manifest, state_->Blobs());
   }
   if (!model) return Fail(std::move(model).error().WithContext(StrCat(record.run, "/", record.id)));
-  step->model = *std::move(model);
-  step->hold = HoldSideBlob(state_->directory, step->model);
+  ResolvedModel resolved = ResolveSideBlob(state_->directory, *std::move(model));
+  step->model = std::move(resolved.model);
+  step->hold = std::move(resolved.hold);
   std::shared_ptr<const Step> loaded = std::move(step);
   MutexLock lock(state_->mutex);
   std::weak_ptr<const Step>& slot = state_->loaded[key];

@@ -9,6 +9,7 @@
 //   format                  version and identity of the store
 //   manifests/<digest>      one immutable manifest per step (store-format.md)
 //   runs/<run>/<n>          record: the root that the run's name belongs to
+//   runs/<run>/<n>.settled  record: no step of another root is in the run
 //   steps/<run>/<id>/<n>    record: digest, iteration, mtime, source path
 //   deleted/<run>/<id>/<n>  record: that step is gone (records.h says what n is)
 //   blobs/...               store-owned blobs (--link, --copy)
@@ -57,6 +58,27 @@ struct SideBlob {
   std::shared_ptr<const void> hold;  // while it lives no sweep removes the blob
 };
 
+// A model's manifest as one store would publish it.
+struct RenderedStep {
+  std::string bytes;
+  Digest manifest;
+  Digest unpacked;  // StepRecord::unpacked
+};
+
+// A step came, or became another one under its name, or went.
+struct StepChange {
+  std::string run;
+  std::string id;
+  std::optional<StepRecord> record;  // nothing: it is gone
+};
+
+// What is new since somebody last asked.
+struct StepNews {
+  uint64_t generation = 0;  // what to ask with the next time
+  bool all = false;         // `changes` is all there is: what it does not name is gone
+  std::vector<StepChange> changes;  // in order
+};
+
 // A loaded, verified step.
 struct Step {
   StepRecord record;
@@ -74,15 +96,25 @@ class Store {
   static Result<std::unique_ptr<Store>> OpenOn(std::shared_ptr<Storage> storage);
   ~Store();
 
+  // The model's manifest here.  `unpacked`: of the same step without its side
+  // blob, if it has one and that is known; else it is rendered, too.
+  Result<RenderedStep> Render(const StepModel& model, std::optional<Digest> unpacked = {}) const;
+
   // Make `model` a step of `run`, at once or not at all, durably.  If the very
   // same manifest, but for side blobs, is there already under that name, that
   // record is returned.
   // Another step of the same id becomes "<id>-<attempt>" (attempt from 1).
   // kExists if the run's name belongs to another root (of which steps are left).
+  // Costs the same however many steps there are.
+  // REQUIRES: `rendered` is of the model.
+  Result<StepRecord> Publish(std::string_view run, const StepModel& model,
+                             const RenderedStep& rendered, const std::string& source,
+                             const std::string& root);
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
                              const std::string& source, const std::string& root);
   // The record that Publish would return without publishing, if any.
-  Result<std::optional<StepRecord>> FindPublished(std::string_view run, const StepModel& model);
+  Result<std::optional<StepRecord>> FindPublished(std::string_view run, std::string_view id,
+                                                  const RenderedStep& rendered);
 
   // Store the bytes of a side blob, durably.  Hold the result until the step is
   // published.  kExhausted if there is no space.
@@ -105,8 +137,14 @@ class Store {
   // kNotFound if it is gone already.
   Status Remove(const StepRecord& record);
 
-  // Notice what other processes published since.
+  // Notice what other processes published since; of one step, which costs the
+  // same however many there are.
   Status Refresh();
+  Status RefreshStep(std::string_view run, std::string_view id);
+
+  // What came and went since the News that said `generation`; 0: everything.
+  // Steps whose record cannot be read are not told of.
+  Result<StepNews> News(uint64_t generation);
 
   const std::string& directory() const;  // empty unless on local disk
 
@@ -116,9 +154,11 @@ class Store {
   std::unique_ptr<State> state_;
 };
 
-// The step of a manifest file's bytes; every index and extent is checked.
-Result<StepModel> ParseManifest(std::string_view bytes);
-Result<std::string> RenderManifest(const StepModel& model);
+// The step of a manifest file's bytes; every index and extent is checked.  Roots
+// in the store's blob directory `blobs` are written relative to it, so that they
+// are found where the store is now.
+Result<StepModel> ParseManifest(std::string_view bytes, std::string_view blobs = {});
+Result<std::string> RenderManifest(const StepModel& model, std::string_view blobs = {});
 
 // Run and step names as path components: not empty, not "." or "..", no '/',
 // no control characters, at most 200 bytes.

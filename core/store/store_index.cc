@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/store/store_index.h"
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 
@@ -9,6 +10,8 @@
 
 namespace ckptfs {
 namespace {
+
+constexpr std::string_view kSettled = ".settled";
 
 // Greatest n of every (run, id) that the names mention.
 std::map<std::pair<std::string, std::string>, uint64_t> Newest(
@@ -23,41 +26,57 @@ std::map<std::pair<std::string, std::string>, uint64_t> Newest(
   return newest;
 }
 
-Result<IndexedStep> ReadStep(Storage& storage, const StepName& name, const StoreIndex& known,
-                             StoreIndex& fresh, RecordTexts& added) {
+}  // namespace
+
+const IndexedStep* StoreIndex::Find(const std::string& run, const std::string& id) const {
+  const auto found = runs.find(run);
+  if (found == runs.end()) return nullptr;
+  const auto step = found->second.find(id);
+  return step == found->second.end() ? nullptr : &step->second;
+}
+
+bool StoreIndex::Put(IndexedStep step) {
+  const IndexedStep* known = Find(step.name.run, step.name.id);
+  if (known != nullptr && known->name.n >= step.name.n) return false;
+  const StepName name = step.name;
+  runs[name.run].insert_or_assign(name.id, std::move(step));
+  return true;
+}
+
+bool StoreIndex::Drop(const StepName& name) {
+  const IndexedStep* known = Find(name.run, name.id);
+  if (known == nullptr || known->name.n > name.n) return false;
+  const auto run = runs.find(name.run);
+  run->second.erase(name.id);
+  if (run->second.empty()) runs.erase(run);
+  return true;
+}
+
+Result<IndexedStep> ReadStep(Storage& storage, const StepName& name, const KnownRecord& known,
+                             RecordTexts& added) {
+  if (auto record = known(name)) return IndexedStep{name, *std::move(record)};
   const std::string key = StepRecordName(name);
-  const auto cached = known.texts.find(key);
-  std::string text;
-  if (cached != known.texts.end()) {
-    text = cached->second;
-    auto record = ParseStepRecord(text, name);
-    if (record) {
-      fresh.texts.emplace(key, std::move(text));
-      return IndexedStep{name, *std::move(record)};
-    }
-  }
   auto read = ReadObject(storage, key, kRecordMaxBytes);
   if (!read && read.error().code != ErrorCode::kInvalid) return Fail(std::move(read).error());
   auto record = read ? ParseStepRecord(*read, name) : Fail(Error(read.error()));
   if (!record) return IndexedStep{name, Fail(std::move(record).error().WithContext(key))};
-  added.emplace(key, *read);
-  fresh.texts.emplace(key, *std::move(read));
+  added.emplace(key, *std::move(read));
   return IndexedStep{name, *std::move(record)};
 }
 
-}  // namespace
-
-Result<StoreIndex> BuildStoreIndex(Storage& storage, const StoreIndex& known, RecordTexts& added) {
+Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
+                                   const KnownRecord& known, RecordTexts& added) {
+  const std::string below = run.empty() ? "" : StrCat("/", run);
   // Steps first: a step deleted in between is then seen as deleted.
-  CKPT_ASSIGN_OR_RETURN(const auto steps, storage.List("steps"));
-  CKPT_ASSIGN_OR_RETURN(const auto deleted_names, storage.List("deleted"));
+  CKPT_ASSIGN_OR_RETURN(const auto steps, storage.List(StrCat("steps", below)));
+  CKPT_ASSIGN_OR_RETURN(const auto deleted_names, storage.List(StrCat("deleted", below)));
   const std::set<std::string> deleted(deleted_names.begin(), deleted_names.end());
   StoreIndex fresh;
   for (const auto& [key, n] : Newest(steps)) {
     const StepName name{key.first, key.second, n};
     if (deleted.contains(DeletedName(name))) continue;
-    CKPT_ASSIGN_OR_RETURN(IndexedStep step, ReadStep(storage, name, known, fresh, added));
-    fresh.runs[name.run].emplace(name.id, std::move(step));
+    CKPT_ASSIGN_OR_RETURN(IndexedStep step, ReadStep(storage, name, known, added));
+    fresh.Put(std::move(step));
   }
   return fresh;
 }
@@ -89,15 +108,23 @@ Result<std::optional<Claim>> LatestClaim(Storage& storage, const std::string& ru
     uint64_t n = 0;
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), n);
     if (error != std::errc() || end != number.data() + number.size()) continue;
-    if (!latest || n > latest->n) latest = Claim{n, {}};
+    if (!latest || n > latest->n) latest = Claim{n, {}, false};
   }
   if (!latest) return latest;
-  const std::string name = StrCat(folder, "/", latest->n);
+  const std::string name = ClaimName(run, latest->n);
+  latest->settled = std::binary_search(names.begin(), names.end(), StrCat(name, kSettled));
   CKPT_ASSIGN_OR_RETURN(const std::string text, ReadObject(storage, name, kRecordMaxBytes));
   auto root = ParseText(text, "root");
   if (!root) return Fail(std::move(root).error().WithContext(name));
   latest->root = *std::move(root);
   return latest;
+}
+
+Status SettleClaim(Storage& storage, const std::string& run, const Claim& claim) {
+  const Status settled = PublishText(storage, StrCat(ClaimName(run, claim.n), kSettled),
+                                     RenderText("root", claim.root));
+  if (!settled && settled.error().code != ErrorCode::kExists) return settled;
+  return {};
 }
 
 Result<std::string> ReadObject(Storage& storage, std::string_view name, uint64_t limit) {
@@ -116,12 +143,13 @@ Status PublishText(Storage& storage, std::string_view name, std::string_view tex
   return storage.PublishIfAbsent(name, std::as_bytes(std::span(text)));
 }
 
-Result<StepModel> ParseNamedManifest(std::string_view bytes, const Digest& name) {
+Result<StepModel> ParseNamedManifest(std::string_view bytes, const Digest& name,
+                                     std::string_view blobs) {
   CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
   if (envelope.digest != name) {
     return Fail(ErrorCode::kDataLoss, "the manifest is not the one of its name");
   }
-  return ParseManifest(bytes);
+  return ParseManifest(bytes, blobs);
 }
 
 }  // namespace ckptfs

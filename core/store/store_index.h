@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StoreIndex is what a store's records say at one moment: runs, their live
-// steps, and the texts already read.  Also the few look-ups in the Storage that
-// publishing needs.
+// StoreIndex is what a store's records say: runs and their live steps.  Also
+// the few look-ups in the Storage that publishing needs; each lists one run's or
+// one step's names, whose number does not depend on how many steps there are.
 //
-// Thread safety: immutable once built; the functions may run concurrently.
+// Thread safety: StoreIndex is a value; the functions may run concurrently.
 // BLOCKS: the functions, on the storage.
 
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -30,12 +31,26 @@ struct IndexedStep {
 struct StoreIndex {
   // run -> id -> step; only live steps, no run without one.
   std::map<std::string, std::map<std::string, IndexedStep>> runs;
-  RecordTexts texts;  // of those records
+
+  // Null if there is none.
+  const IndexedStep* Find(const std::string& run, const std::string& id) const;
+  // A step was published, or is gone; nothing if the index knows of a later one
+  // of that id.  True if that changed something.
+  bool Put(IndexedStep step);
+  bool Drop(const StepName& name);
 };
 
-// Lists the records and reads those that `known` does not have; `added` gets
-// their texts.
-Result<StoreIndex> BuildStoreIndex(Storage& storage, const StoreIndex& known, RecordTexts& added);
+// A record that was read before; records never change.
+using KnownRecord = std::function<std::optional<StepRecord>(const StepName&)>;
+
+// Lists the records, of one run unless that is empty, and reads those that are
+// not known; `added` gets their texts.
+Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
+                                   const KnownRecord& known, RecordTexts& added);
+
+// The record of a live step; it may be unreadable.
+Result<IndexedStep> ReadStep(Storage& storage, const StepName& name, const KnownRecord& known,
+                             RecordTexts& added);
 
 // The newest step that was published as (run, id), if any.
 struct Incarnation {
@@ -47,18 +62,24 @@ struct Incarnation {
 Result<Incarnation> LastIncarnation(Storage& storage, const std::string& run,
                                     const std::string& id);
 
-// Whose the run's name is.
+// Whose the run's name is.  A claim is settled once a look at the run, taken
+// after it was made, found no step of another root: until somebody claims the
+// name again there will be none, since every publisher looks at the claim once
+// more when its step is published.
 struct Claim {
   uint64_t n = 0;
   std::string root;
+  bool settled = false;
 };
 Result<std::optional<Claim>> LatestClaim(Storage& storage, const std::string& run);
+Status SettleClaim(Storage& storage, const std::string& run, const Claim& claim);
 
 // A whole object; kInvalid above `limit` bytes.
 Result<std::string> ReadObject(Storage& storage, std::string_view name, uint64_t limit);
 Status PublishText(Storage& storage, std::string_view name, std::string_view text);
 
 // ParseManifest, and that the manifest is the one of this name.
-Result<StepModel> ParseNamedManifest(std::string_view bytes, const Digest& name);
+Result<StepModel> ParseNamedManifest(std::string_view bytes, const Digest& name,
+                                     std::string_view blobs);
 
 }  // namespace ckptfs

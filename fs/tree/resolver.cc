@@ -92,7 +92,7 @@ NodePtr SourceNode(const Node& parent, const MountedStep& step, const std::strin
   const Blob& blob = step.model().blob(entry.blob);
   Node node = Below(parent, NodeKind::kSourceFile, Type::kFile, name);
   node.size = blob.stamp.size;
-  node.mtime_ns = blob.stamp.mtime_ns;
+  node.mtime_ns = blob.owned() ? step.model().mtime_ns : blob.stamp.mtime_ns;
   node.index = static_cast<uint32_t>(entry.blob);
   return Finish(std::move(node));
 }

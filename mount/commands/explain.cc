@@ -160,8 +160,7 @@ Status ExplainFile(const Options& options, const StepModel& model, const Plan& p
       const std::vector<Origin> origins,
       reader.Explain(offset, std::min(length, plan.size() - offset), options.limit));
   Json json = Json::array();
-  StepModel unpacked = model;
-  DetachSideBlob(unpacked);
+  const StepModel unpacked = WithoutSideBlob(model);
   for (const Origin& origin : origins) {
     json.push_back(OriginJson(origin, model, *blobs));
     if (origin.kind != Origin::Kind::kBlob || !model.blob(origin.blob).side) continue;

@@ -22,7 +22,7 @@ sys.path[:0] = [HERE, os.path.join(ROOT, 'tests', 'e2e'),
                 os.path.join(ROOT, 'tests', 'fixtures', 'deepspeed')]
 
 CASES = ('start', 'load', 'files', 'native', 'cold', 'listing', 'memory',
-         'huge')
+         'publish', 'huge')
 
 
 def hardware():

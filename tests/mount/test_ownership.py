@@ -89,3 +89,24 @@ def test_what_another_process_is_copying_is_left_alone(ckptfs, source):
     ckptfs.adopt(source, 'two', extra=['--copy'])
     assert not os.path.exists(parts)
     assert not [n for n in os.listdir(blobs) if 'partial' in n]
+
+
+def test_a_copied_store_reads_its_own_bytes(ckptfs, source):
+    """Copies have neither times nor inodes to be told by."""
+    ckptfs.adopt(source, 'run7', extra=['--copy'])
+    shutil.rmtree(source)
+    moved = ckptfs.folder + '/restored'
+    subprocess.run(['cp', '-r', ckptfs.store, moved], check=True)
+    shutil.rmtree(ckptfs.store)
+    ckptfs.run('verify', 'run7/latest', '--store', moved)
+    path = next(p for p in glob.glob(f'{moved}/blobs/*/*/*_model_states.pt'))
+    info = os.stat(path)
+    with open(path, 'r+b') as f:
+        f.seek(info.st_size - 1)
+        byte = f.read(1)[0]
+        f.seek(info.st_size - 1)
+        f.write(bytes([byte ^ 1]))
+    restat(path, info)
+    done = ckptfs.run('verify', 'run7/latest', '--store', moved, check=False)
+    assert done.returncode != 0
+    assert f'{path}: ' in done.stdout

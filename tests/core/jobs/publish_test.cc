@@ -110,7 +110,8 @@ TEST_F(PublishStepTest, VerifyComparesTheSideBlobWithThePieces) {
   fs::last_write_time(path, time);
   const VerifyReport report = verify();
   EXPECT_EQ(report.defect_count, 2u);  // its digest, and the atom
-  EXPECT_THAT(report.defects[0].rule + report.defects[1].rule, HasSubstr("content digest"));
+  EXPECT_THAT(report.defects[0].rule + report.defects[1].rule,
+              HasSubstr("the digest of bytes 0 to "));
   EXPECT_THAT(report.defects[0].rule + report.defects[1].rule, HasSubstr("differs from replica 0"));
 }
 

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "core/base/crc32.h"
+#include "core/blob/chunk_digests.h"
 #include "core/blob/file_stamp.h"
 #include "tests/support/temporary_directory.h"
 
@@ -101,6 +102,21 @@ TEST_F(VerifyTest, ReplicasThatDifferAreNamedWithElementAndFiles) {
   EXPECT_TRUE(Says(report, "element 1999999"));
   EXPECT_TRUE(Says(report, directory_.path() + "/a"));
   EXPECT_TRUE(Says(report, directory_.path() + "/b"));
+}
+
+TEST_F(VerifyTest, AChunkOfOtherBytesIsNamed) {
+  const auto* bytes = reinterpret_cast<const char*>(values_.data());
+  for (Blob& blob : model_.blobs) {
+    blob.chunk_bytes = kChunkBytes;
+    blob.chunks = ChunkDigestsOf({bytes, values_.size() * sizeof(float)});
+  }
+  EXPECT_EQ(Run().defect_count, 0u);
+  values_[1999999] = 2;
+  Write("b");
+  model_.atoms[0].source.gathers.pop_back();  // nothing else to compare it with
+  const VerifyReport report = Run();
+  EXPECT_EQ(report.defect_count, 1u);
+  EXPECT_TRUE(Says(report, directory_.path() + "/b: the digest of bytes 7864320 to 8000000"));
 }
 
 TEST_F(VerifyTest, NanAndInfinityAreFoundOnRequest) {

@@ -21,7 +21,7 @@ StepModel TwoAtoms() {
   for (const char* path : {"a", "b", "c"}) {
     model.blobs.emplace_back();
     model.blobs.back().path = std::string(path);
-    model.blobs.back().stamp.size = 64;
+    model.blobs.back().stamp = BlobStamp{64, 1, 1, 1};
   }
   model.parameters.resize(1);
   model.parameters[0].name = std::string("norm");
@@ -42,13 +42,13 @@ StepModel TwoAtoms() {
 }
 
 StepModel Attached() {
-  StepModel model = TwoAtoms();
   Blob blob;
   blob.path = "side/x";
   blob.stamp.size = 1000;
+  blob.chunk_bytes = 4096;
+  blob.chunks = {DigestOf("its only chunk")};
   const SideAtom atoms[] = {{AtomIndex{0}, 100}, {AtomIndex{1}, 200}};
-  AttachSideBlob(model, blob, "/store/blobs", atoms);
-  return model;
+  return WithSideBlob(TwoAtoms(), blob, "/store/blobs", atoms);
 }
 
 TEST(SideBlobTest, AttachedItIsTheFirstCopyAndDetachedItLeavesNoTrace) {
@@ -64,7 +64,7 @@ TEST(SideBlobTest, AttachedItIsTheFirstCopyAndDetachedItLeavesNoTrace) {
     EXPECT_EQ(source.gathers[0].series[0].At(0),
               (Fragment{0, 16, BlobIndex{3}, 100 + i * 100, DType::kF32}));
   }
-  DetachSideBlob(model);
+  model = WithoutSideBlob(std::move(model));
   const StepModel before = TwoAtoms();
   EXPECT_FALSE(FindSideBlob(model));
   EXPECT_EQ(model.roots, before.roots);
@@ -74,22 +74,22 @@ TEST(SideBlobTest, AttachedItIsTheFirstCopyAndDetachedItLeavesNoTrace) {
     EXPECT_EQ(model.atoms[i].source.kind, before.atoms[i].source.kind);
     EXPECT_EQ(model.atoms[i].source.gathers, before.atoms[i].source.gathers);
   }
-  DetachSideBlob(model);  // nothing to do
+  model = WithoutSideBlob(std::move(model));  // nothing to do
   EXPECT_EQ(model.roots, before.roots);
 }
 
 TEST(SideBlobTest, AManifestKeepsIt) {
-  const auto bytes = RenderManifest(Attached());
+  const auto bytes = RenderManifest(Attached(), "/store/blobs");
   ASSERT_TRUE(bytes);
-  auto model = ParseManifest(*bytes);
+  auto model = ParseManifest(*bytes, "/moved/blobs");
   ASSERT_TRUE(model) << model.error().message;
   EXPECT_EQ(FindSideBlob(*model), BlobIndex{3});
-  EXPECT_EQ(*RenderManifest(*model), *bytes);
-  DetachSideBlob(*model);
-  EXPECT_EQ(*RenderManifest(*model), *RenderManifest(TwoAtoms()));
+  EXPECT_EQ(model->roots.back(), "/moved/blobs");
+  EXPECT_EQ(*RenderManifest(*model, "/moved/blobs"), *bytes);
+  EXPECT_EQ(*RenderManifest(WithoutSideBlob(*model)), *RenderManifest(TwoAtoms()));
   StepModel broken = Attached();
   broken.atoms[0].source.gathers.pop_back();
-  EXPECT_FALSE(ParseManifest(*RenderManifest(broken)));
+  EXPECT_FALSE(ParseManifest(*RenderManifest(broken, "/store/blobs")));
 }
 
 TEST(SideBlobTest, WhatAttachDoesNotMakeIsRefused) {

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 #include "core/model/side_blob.h"
 #include "core/store/manifest_check.h"
 #include "core/store/manifest_format.h"
@@ -21,10 +22,13 @@ namespace {
 
 using testing::HasSubstr;
 using testing_support::LargeModel;
+using testing_support::OwnedModel;
 using testing_support::SampleModel;
 
+constexpr std::string_view kBlobs = "/this/store/blobs";
+
 std::string Rendered(const StepModel& model) {
-  auto bytes = RenderManifest(model);
+  auto bytes = RenderManifest(model, kBlobs);
   EXPECT_TRUE(bytes) << bytes.error().message;
   return bytes ? *bytes : std::string();
 }
@@ -127,33 +131,80 @@ StepModel PackedModel() {
   blob.stamp = BlobStamp{8192, 1700000000000000001, 0, 77};
   blob.fingerprint = DigestOf("its ends");
   const SideAtom atoms[] = {{AtomIndex{0}, 4096}, {AtomIndex{2}, 4096 + 96}};
-  AttachSideBlob(model, blob, "/store/blobs", atoms);
-  return model;
+  return WithSideBlob(std::move(model), blob, "/store/blobs", atoms);
 }
 
-// tests/golden/<name> holds `model`, written by the first build that could.
-void ExpectGolden(const std::string& name, const StepModel& model) {
+// tests/golden/<name> holds `model` and says `version`: it was written by a build
+// that knew no newer one.  Only those of this build's version can be written.
+void ExpectGolden(const std::string& name, uint32_t version, const StepModel& model) {
   const std::string path = StrCat(CKPTFS_TEST_DATA, "/golden/", name);
-  if (std::getenv("CKPTFS_WRITE_GOLDEN") != nullptr) {
+  if (std::getenv("CKPTFS_WRITE_GOLDEN") != nullptr && version == kManifestVersion) {
     std::ofstream(path, std::ios::binary) << Rendered(model);
   }
   std::ifstream file(path, std::ios::binary);
-  std::stringstream bytes;
-  bytes << file.rdbuf();
-  auto golden = ParseManifest(bytes.str());
+  std::stringstream stream;
+  stream << file.rdbuf();
+  const std::string bytes = stream.str();
+  ASSERT_GT(bytes.size(), kManifestHeaderSize);
+  EXPECT_EQ(bytes[8], static_cast<char>(version));
+  auto golden = ParseManifest(bytes, kBlobs);
   ASSERT_TRUE(golden) << golden.error().message;
   EXPECT_EQ(Rendered(*golden), Rendered(model));
+  // The same payload, and so the same step, under either version.
+  EXPECT_EQ(ManifestDigest(bytes), ManifestDigest(Rendered(model)));
 }
 
 TEST(ManifestTest, GoldenFileOfVersion1StillReads) {
-  ExpectGolden("manifest_v1.bin", SampleModel());
+  ExpectGolden("manifest_v1.bin", 1, SampleModel());
 }
 
 TEST(ManifestTest, GoldenFileWithASideBlobStillReads) {
-  ExpectGolden("manifest_v1_packed.bin", PackedModel());
-  StepModel model = PackedModel();
-  DetachSideBlob(model);
-  EXPECT_EQ(Rendered(model), Rendered(SampleModel()));
+  ExpectGolden("manifest_v1_packed.bin", 1, PackedModel());
+  EXPECT_EQ(Rendered(WithoutSideBlob(PackedModel())), Rendered(SampleModel()));
+}
+
+TEST(ManifestTest, GoldenFileOfVersion2StillReads) {
+  ExpectGolden("manifest_v2.bin", 2, OwnedModel(std::string(kBlobs)));
+}
+
+// ---- whose bytes they are -------------------------------------------------------
+
+TEST(ManifestTest, AStoresOwnRootIsWhereverTheStoreIs) {
+  const std::string bytes = Rendered(OwnedModel(std::string(kBlobs)));
+  EXPECT_EQ(bytes.find(kBlobs), std::string::npos);
+  EXPECT_EQ(bytes, *RenderManifest(OwnedModel("/another/place"), "/another/place"));
+  const auto moved = ParseManifest(bytes, "/moved");
+  ASSERT_TRUE(moved) << moved.error().message;
+  EXPECT_EQ(moved->PathOf(moved->blobs[0]), "/moved/0123/global_step5/a/model.pt");
+  EXPECT_EQ(moved->roots[1], SampleModel().roots[1]);
+  EXPECT_TRUE(moved->blobs[0].owned());
+  EXPECT_FALSE(moved->blobs[1].owned());
+  EXPECT_EQ(moved->blobs[0].chunks, OwnedModel("").blobs[0].chunks);
+  EXPECT_EQ(moved->blobs[0].chunk_bytes, kChunkBytes);
+}
+
+TEST(ManifestTest, RefusesBlobsThatNothingTells) {
+  const auto refusal = [](const std::function<void(Blob&)>& edit) {
+    StepModel model = OwnedModel(std::string(kBlobs));
+    edit(model.blobs[0]);
+    return Refusal(Rendered(model));
+  };
+  EXPECT_EQ(refusal([](Blob&) {}), "accepted");
+  EXPECT_THAT(refusal([](Blob& blob) { blob.root = 1; }), HasSubstr("no stamp"));
+  for (const char* root : {"/..", "/../x", "/a//b", "/a/"}) {
+    StepModel model = OwnedModel(std::string(kBlobs));
+    model.roots[0] = StrCat(kBlobs, root);
+    EXPECT_THAT(Refusal(Rendered(model)), HasSubstr("path")) << root;
+  }
+  EXPECT_THAT(refusal([](Blob& blob) { blob.store_owned = false; }), HasSubstr("no stamp"));
+  EXPECT_THAT(refusal([](Blob& blob) { blob.chunk_bytes = 0, blob.chunks.clear(); }),
+              HasSubstr("neither"));
+  EXPECT_THAT(refusal([](Blob& blob) { blob.chunks.pop_back(); }), HasSubstr("0 digests"));
+  EXPECT_THAT(refusal([](Blob& blob) { blob.stamp.size += kChunkBytes; }), HasSubstr("1 digests"));
+  EXPECT_THAT(refusal([](Blob& blob) { blob.chunk_bytes = 1; }), HasSubstr("chunks of 1 bytes"));
+  EXPECT_THAT(refusal([](Blob& blob) { blob.chunk_bytes = 0; }), HasSubstr("chunks of 0 bytes"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.blobs[0].stamp = BlobStamp{256, 0, 0, 0}; }),
+              HasSubstr("no stamp"));
 }
 
 TEST(ManifestTest, RefusesEveryTruncationAndEveryFlippedBit) {
@@ -269,11 +320,13 @@ TEST(ManifestTest, RefusesContradictions) {
 
 TEST(ManifestTest, NamesNewerVersions) {
   std::string bytes = Rendered(SampleModel());
-  bytes[8] = 2;
+  bytes[8] = kManifestVersion + 1;
   auto model = ParseManifest(bytes);
   ASSERT_FALSE(model);
   EXPECT_EQ(model.error().code, ErrorCode::kUnsupported);
-  EXPECT_THAT(model.error().message, HasSubstr("version 2"));
+  EXPECT_THAT(model.error().message, HasSubstr(StrCat("version ", kManifestVersion + 1)));
+  bytes[8] = 0;
+  EXPECT_THAT(Refusal(bytes), HasSubstr("version 0"));
 }
 
 // The index of 1T parameters over 1,024 ranks.

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 #include "core/tensor/piece.h"
 
 namespace ckptfs::testing_support {
@@ -163,6 +164,17 @@ StepModel SampleModel() {
   document.tensors = {StoredTensor{DType::kI64, {2, 3}, {3, 1}, BlobIndex{1}, 16}};
   model.documents = {document};
   model.notes = {"the weights are derived"};
+  return model;
+}
+
+StepModel OwnedModel(const std::string& blobs) {
+  StepModel model = SampleModel();
+  model.roots[0] = StrCat(blobs, "/0123/global_step5");
+  Blob& owned = model.blobs[0];
+  owned.store_owned = true;
+  owned.stamp = BlobStamp{owned.stamp.size, 0, 0, 0};
+  owned.chunk_bytes = kChunkBytes;
+  owned.chunks = {DigestOf("its only chunk")};
   return model;
 }
 

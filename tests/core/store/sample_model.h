@@ -17,6 +17,10 @@ namespace ckptfs::testing_support {
 // Every source kind, relation, role and table occurs.
 StepModel SampleModel();
 
+// The sample with what version 2 says of it: one file is the store's own, below
+// its blob directory.
+StepModel OwnedModel(const std::string& blobs);
+
 // A step of `atoms` parameters over `ranks` ZeRO-3 ranks, three states each,
 // whose record offsets shift with the width of the rank's number.
 StepModel LargeModel(uint32_t atoms, uint32_t ranks);

@@ -153,6 +153,7 @@ TEST_F(StoreTest, RemovedNamesAreGoneAndFree) {
 TEST_F(StoreTest, SeesWhatOthersPublished) {
   auto one = Open();
   auto two = Open();
+  EXPECT_THAT(Ids(*two), IsEmpty());  // from now on it looks when it is told to
   const StepRecord record = Publish(*one, TinyModel("a", 1, 10));
   EXPECT_THAT(Ids(*two), IsEmpty());
   ASSERT_TRUE(two->Refresh());

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/blob/chunk_digests.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr size_t kBuffer = size_t{4} << 20;
+
+}  // namespace
+
+struct ChunkDigester::Hash {
+  XXH3_state_t state;
+};
+
+uint64_t ChunkCount(uint64_t size, uint64_t chunk_bytes) { return CeilDiv(size, chunk_bytes); }
+
+ChunkDigester::ChunkDigester(uint64_t chunk_bytes)
+    : chunk_bytes_(chunk_bytes), hash_(std::make_unique<Hash>()) {
+  XXH3_128bits_reset(&hash_->state);
+}
+
+ChunkDigester::~ChunkDigester() = default;
+
+void ChunkDigester::Add(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const size_t length = std::min<uint64_t>(bytes.size(), chunk_bytes_ - filled_);
+    if (length == chunk_bytes_) {  // a whole chunk needs no state
+      digests_.push_back(DigestOf(bytes.first(length)));
+    } else {
+      XXH3_128bits_update(&hash_->state, bytes.data(), length);
+      filled_ += length;
+      if (filled_ == chunk_bytes_) EndChunk();
+    }
+    bytes = bytes.subspan(length);
+  }
+}
+
+void ChunkDigester::EndChunk() {
+  const XXH128_hash_t hash = XXH3_128bits_digest(&hash_->state);
+  digests_.push_back(Digest{hash.high64, hash.low64});
+  XXH3_128bits_reset(&hash_->state);
+  filled_ = 0;
+}
+
+std::vector<Digest> ChunkDigester::Finish() && {
+  if (filled_ > 0) EndChunk();
+  return std::move(digests_);
+}
+
+std::vector<Digest> ChunkDigestsOf(std::string_view bytes) {
+  ChunkDigester digester;
+  digester.Add(std::as_bytes(std::span(bytes)));
+  return std::move(digester).Finish();
+}
+
+Result<std::vector<Digest>> ChunkDigestsOfFile(int fd, uint64_t size, const std::string& path) {
+  ChunkDigester digester;
+  std::vector<std::byte> buffer(std::min<uint64_t>(kBuffer, size));
+  for (uint64_t at = 0; at < size;) {
+    const ssize_t count = pread(fd, buffer.data(), std::min<uint64_t>(buffer.size(), size - at),
+                                static_cast<off_t>(at));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return Fail(ErrnoError(errno, StrCat("read ", path)));
+    if (count == 0) return Fail(ErrorCode::kDataLoss, StrCat(path, " ends at byte ", at));
+    digester.Add(std::span(buffer).first(static_cast<size_t>(count)));
+    at += static_cast<uint64_t>(count);
+  }
+  return std::move(digester).Finish();
+}
+
+std::string FirstWrongChunk(const Blob& blob, std::span<const Digest> found) {
+  if (blob.chunks.size() != found.size()) {
+    return StrCat(found.size(), " chunks, recorded ", blob.chunks.size());
+  }
+  const auto [recorded, wrong] = std::mismatch(blob.chunks.begin(), blob.chunks.end(), found.begin());
+  if (recorded == blob.chunks.end()) return {};
+  const uint64_t begin =
+      static_cast<uint64_t>(recorded - blob.chunks.begin()) * blob.chunk_bytes;
+  const uint64_t end = std::min(blob.stamp.size, begin + blob.chunk_bytes);
+  return StrCat("the digest of bytes ", begin, " to ", end, " is ", wrong->Hex(), ", recorded ",
+                recorded->Hex());
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Digests of a blob's chunks: what an owned blob is told by.
+//
+//   chunk k = bytes [k * kChunkBytes, (k + 1) * kChunkBytes), the last shorter;
+//             none of an empty blob
+//   digest  = XXH3-128 of the chunk
+//
+// 256 KiB: the digests are 64 bytes per MiB (1/16,384), so that a manifest, which
+// is held in memory and ends at 2 GiB, has room for those of 32 TiB; at 64 KiB they
+// would be four times as many.  A chunk is still no more than one request of a
+// storage that is far away, and what a defect is narrowed down to.
+//
+// Thread safety: one ChunkDigester per blob and thread.
+// Units: bytes.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/digest.h"
+#include "core/base/result.h"
+#include "core/blob/blob.h"
+
+namespace ckptfs {
+
+inline constexpr uint64_t kChunkBytes = uint64_t{256} << 10;
+
+// How many digests a blob of `size` bytes has.
+uint64_t ChunkCount(uint64_t size, uint64_t chunk_bytes);
+
+class ChunkDigester {
+ public:
+  explicit ChunkDigester(uint64_t chunk_bytes = kChunkBytes);
+  ~ChunkDigester();
+
+  // REQUIRES: calls follow each other without a gap.
+  void Add(std::span<const std::byte> bytes);
+  std::vector<Digest> Finish() &&;
+
+ private:
+  struct Hash;
+  void EndChunk();
+  const uint64_t chunk_bytes_;
+  std::unique_ptr<Hash> hash_;
+  uint64_t filled_ = 0;  // of the chunk that is being hashed
+  std::vector<Digest> digests_;
+};
+
+std::vector<Digest> ChunkDigestsOf(std::string_view bytes);
+
+// Of the first `size` bytes of an open file.  kDataLoss naming `path` if it has
+// fewer.  BLOCKS: on reading them.
+Result<std::vector<Digest>> ChunkDigestsOfFile(int fd, uint64_t size, const std::string& path);
+
+// What is wrong with the first chunk that has another digest than recorded;
+// empty: nothing.
+std::string FirstWrongChunk(const Blob& blob, std::span<const Digest> found);
+
+}  // namespace ckptfs

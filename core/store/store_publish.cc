@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Publishing and removing.  Everything here asks the storage for names that are
+// known, or for those of one run's claims and of one step: its cost does not
+// depend on how many steps the store has.
+#include "core/base/strings.h"
+#include "core/model/side_blob.h"
+#include "core/store/manifest_format.h"
+#include "core/store/records.h"
+#include "core/store/side_blobs.h"
+#include "core/store/store_index.h"
+#include "core/store/store_state.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr int kMaxAttempts = 10000;
+constexpr int kMaxRaces = 100;
+
+// "<id>" for attempt 0, else "<id>-<attempt>".
+std::string AttemptId(std::string_view id, int attempt) {
+  return attempt == 0 ? std::string(id) : StrCat(id, "-", attempt);
+}
+
+}  // namespace
+
+Status Store::State::PutManifest(const std::string& bytes, const Digest& digest) {
+  const std::string name = ManifestName(digest);
+  Status published = PublishText(*storage, name, bytes);
+  if (published || published.error().code != ErrorCode::kExists) return published;
+  const auto there = ReadObject(*storage, name, bytes.size());
+  const auto whole = there ? OpenManifest(*there) : Fail(Error(there.error()));
+  if (whole && whole->digest == digest) return {};  // of whatever version
+  // Damaged since it was published: its name says what it has to hold.
+  CKPT_ASSIGN_OR_RETURN(const auto writer, storage->Create(name));
+  CKPT_RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span(bytes))));
+  return writer->Close();
+}
+
+// That no step of another root is in the run.
+Status Store::State::CheckOthers(const std::string& run, const std::string& root) {
+  RecordTexts unused;
+  const KnownRecord known = [this](const StepName& name) { return Known(name); };
+  CKPT_ASSIGN_OR_RETURN(const StoreIndex fresh, BuildStoreIndex(*storage, run, known, unused));
+  const auto found = fresh.runs.find(run);
+  if (found == fresh.runs.end()) return {};
+  for (const auto& [id, step] : found->second) {
+    if (!step.record) return Fail(Error(step.record.error()));
+    if (step.record->root == root) continue;
+    return Fail(ErrorCode::kExists,
+                StrCat("run '", run, "' belongs to ", step.record->root,
+                       "; adopt under another name (--name)"));
+  }
+  return {};
+}
+
+// The run's newest claim is ours, and settled.
+Status Store::State::ClaimRun(const std::string& run, const std::string& root) {
+  for (int race = 0; race < kMaxRaces; ++race) {
+    CKPT_ASSIGN_OR_RETURN(auto claim, LatestClaim(*storage, run));
+    const bool ours = claim && claim->root == root;
+    if (ours && claim->settled) return {};
+    if (!ours) {
+      if (claim) CKPT_RETURN_IF_ERROR(CheckOthers(run, root));
+      claim = Claim{claim ? claim->n + 1 : 0, root, false};
+      const Status published =
+          PublishText(*storage, ClaimName(run, claim->n), RenderText("root", root));
+      if (!published && published.error().code == ErrorCode::kExists) continue;
+      CKPT_RETURN_IF_ERROR(published);
+    }
+    CKPT_RETURN_IF_ERROR(CheckOthers(run, root));
+    return SettleClaim(*storage, run, *claim);
+  }
+  return Fail(ErrorCode::kExhausted, StrCat("run '", run, "' is being claimed all the time"));
+}
+
+// The record of a live step if it is the one of this digest.
+Result<std::optional<StepRecord>> Store::State::IfSame(const Incarnation& live,
+                                                       const Digest& unpacked) {
+  CKPT_ASSIGN_OR_RETURN(const std::string text,
+                        ReadObject(*storage, StepRecordName(live.name), kRecordMaxBytes));
+  auto record = ParseStepRecord(text, live.name);
+  if (!record || record->unpacked != unpacked) return std::optional<StepRecord>();
+  return std::optional(*std::move(record));
+}
+
+// The record if the id was free or holds this very step; nothing if it is
+// another step's.
+Result<std::optional<StepRecord>> Store::State::TryPublish(const StepRecord& wanted,
+                                                           const RenderedStep& rendered) {
+  for (int race = 0; race < kMaxRaces; ++race) {
+    CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*storage, wanted.run, wanted.id));
+    if (last.live) {
+      CKPT_ASSIGN_OR_RETURN(auto same, IfSame(last, wanted.unpacked));
+      if (!same) return same;
+      if (same->manifest == rendered.manifest) {  // repaired if it was damaged
+        CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
+      }
+      Note(last.name, *same);
+      return same;
+    }
+    CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
+    const std::string name = StepRecordName(last.next());
+    const std::string text = RenderStepRecord(wanted);
+    const Status published = PublishText(*storage, name, text);
+    if (published) {
+      Note(last.next(), wanted);
+      Remember({{name, text}});
+      return std::optional(wanted);
+    }
+    if (published.error().code != ErrorCode::kExists) return Fail(Error(published.error()));
+  }
+  return Fail(ErrorCode::kExhausted, StrCat("step '", wanted.id, "' is being published all the time"));
+}
+
+Result<RenderedStep> Store::Render(const StepModel& model, std::optional<Digest> unpacked) const {
+  RenderedStep rendered;
+  CKPT_ASSIGN_OR_RETURN(rendered.bytes, RenderManifest(model, state_->Blobs()));
+  rendered.manifest = rendered.unpacked = ManifestDigest(rendered.bytes);
+  if (!FindSideBlob(model)) return rendered;
+  if (!unpacked) {
+    CKPT_ASSIGN_OR_RETURN(const std::string bytes,
+                          RenderManifest(WithoutSideBlob(model), state_->Blobs()));
+    unpacked = ManifestDigest(bytes);
+  }
+  rendered.unpacked = *unpacked;
+  return rendered;
+}
+
+Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
+                                  const std::string& source, const std::string& root) {
+  CKPT_ASSIGN_OR_RETURN(const RenderedStep rendered, Render(model));
+  return Publish(run, model, rendered, source, root);
+}
+
+Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
+                                  const RenderedStep& rendered, const std::string& source,
+                                  const std::string& root) {
+  CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(model.id, "step"));
+  if (model.id == "latest") return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
+  // What could not be loaded is never published.
+  CKPT_RETURN_IF_ERROR(ParseManifest(rendered.bytes, state_->Blobs()));
+  StepRecord wanted{std::string(run), model.id, rendered.manifest, model.iteration,
+                    model.mtime_ns,   source,   root,              {},
+                    rendered.unpacked};
+  if (const auto side = FindSideBlob(model)) wanted.side = model.blob(*side).content;
+  CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    wanted.id = AttemptId(model.id, attempt);
+    CKPT_RETURN_IF_ERROR(CheckName(wanted.id, "step"));
+    CKPT_ASSIGN_OR_RETURN(const auto published, state_->TryPublish(wanted, rendered));
+    if (!published) continue;
+    CKPT_ASSIGN_OR_RETURN(const auto claim, LatestClaim(*state_->storage, wanted.run));
+    if (!claim || claim->root != root) {  // lost the name to a concurrent claim
+      CKPT_RETURN_IF_ERROR(Remove(*published));
+      return Fail(ErrorCode::kExists, StrCat("run '", run, "' was claimed for another root"));
+    }
+    return *published;
+  }
+  return Fail(ErrorCode::kExhausted, StrCat("step '", model.id, "' has 10000 attempts"));
+}
+
+Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std::string_view id,
+                                                       const RenderedStep& rendered) {
+  CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    CKPT_ASSIGN_OR_RETURN(const Incarnation last,
+                          LastIncarnation(*state_->storage, std::string(run),
+                                          AttemptId(id, attempt)));
+    if (!last.live) break;  // this id is what Publish would take
+    CKPT_ASSIGN_OR_RETURN(auto record, state_->IfSame(last, rendered.unpacked));
+    if (record) return record;
+  }
+  return std::optional<StepRecord>();
+}
+
+Result<SideBlob> Store::PutSideBlob(std::string_view bytes) {
+  return ckptfs::PutSideBlob(*state_->storage, state_->directory, bytes);
+}
+
+Status Store::Sweep() {
+  const KnownRecord known = [this](const StepName& name) { return state_->Known(name); };
+  return SweepSideBlobs(*state_->storage, state_->directory, known);
+}
+
+Status Store::Remove(const StepRecord& record) {
+  CKPT_RETURN_IF_ERROR(CheckName(record.run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(record.id, "step"));
+  CKPT_ASSIGN_OR_RETURN(const Incarnation last,
+                        LastIncarnation(*state_->storage, record.run, record.id));
+  const Error gone{ErrorCode::kNotFound,
+                   StrCat("no step '", record.id, "' in run '", record.run, "'")};
+  if (!last.live) return Fail(gone);
+  const auto text = ReadObject(*state_->storage, StepRecordName(last.name), kRecordMaxBytes);
+  const auto there = text ? ParseStepRecord(*text, last.name) : Fail(Error(text.error()));
+  // A record that is damaged may be removed by its name.
+  if (there && there->manifest != record.manifest) return Fail(gone);
+  const Status published = PublishText(*state_->storage, DeletedName(last.name),
+                                       RenderText("manifest", record.manifest.Hex()));
+  if (!published) {
+    return published.error().code == ErrorCode::kExists ? Status(Fail(gone)) : published;
+  }
+  state_->Note(last.name, std::nullopt);
+  return {};
+}
+
+}  // namespace ckptfs

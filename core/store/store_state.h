@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a Store is made of, for the sources that implement it: opening, index and
+// loading (store.cc), publishing and removing (store_publish.cc).
+//
+// The index is built when it is first asked for, so that who only publishes never
+// lists the store; from then on it is kept up by refreshes and by what this
+// process publishes and removes itself.
+//
+// Thread safety: `mutex` guards what it names; no lock is held across I/O.
+
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/store/step_changes.h"
+#include "core/store/store.h"
+#include "core/store/store_index.h"
+
+namespace ckptfs {
+
+struct Store::State {
+  // What this process did to the steps while a refresh may have been looking.
+  struct LocalChange {
+    uint64_t ticket = 0;
+    StepName name;
+    std::optional<Result<StepRecord>> record;  // nothing: it is gone
+  };
+
+  std::shared_ptr<Storage> storage;
+  std::string directory;  // empty: not on local disk
+  std::string identity;
+
+  Mutex mutex;
+  StoreIndex index GUARDED_BY(mutex);
+  StepChanges changes GUARDED_BY(mutex);
+  uint64_t tickets GUARDED_BY(mutex) = 0;    // refreshes begun and local changes
+  uint64_t installed GUARDED_BY(mutex) = 0;  // the refresh that `index` is of; 0: none yet
+  int refreshing GUARDED_BY(mutex) = 0;      // refreshes in progress
+  std::vector<LocalChange> local GUARDED_BY(mutex);  // since the first of those began
+  std::map<std::string, std::weak_ptr<const Step>> loaded GUARDED_BY(mutex);  // by record name
+
+  std::string CataloguePath() const { return directory + "/catalogue.sqlite"; }
+  std::string Blobs() const;  // the store's blob directory
+
+  // --- index (store.cc) ---
+  // The record if the index has this very step.
+  std::optional<StepRecord> Known(const StepName& name);
+  // Builds the index if there is none yet.
+  Status NeedIndex();
+  Status BuildIndex();
+  void Install(StoreIndex fresh, uint64_t ticket) EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // This process published or removed a step, or looked at one.
+  void Note(const StepName& name, std::optional<Result<StepRecord>> record);
+  bool Apply(const LocalChange& change, StoreIndex& to) const;
+  void Remember(const RecordTexts& added) const;
+
+  // --- publishing (store_publish.cc) ---
+  Status PutManifest(const std::string& bytes, const Digest& digest);
+  Status ClaimRun(const std::string& run, const std::string& root);
+  Status CheckOthers(const std::string& run, const std::string& root);
+  Result<std::optional<StepRecord>> IfSame(const Incarnation& live, const Digest& unpacked);
+  Result<std::optional<StepRecord>> TryPublish(const StepRecord& wanted,
+                                               const RenderedStep& rendered);
+
+  Result<std::string> ReadManifest(const Digest& digest);
+};
+
+}  // namespace ckptfs
