@@ -2,6 +2,7 @@
 
 #include "fs/filesystem.h"
 
+#include <malloc.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -281,6 +282,10 @@ Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode,
     if (entries.size() >= limit) break;
     if (!s.Visible(*now, *entry.node, caller)) continue;
     add(entry.node->name(), s.AttributesOf(*entry.node), entry.cookie);
+  }
+  if (entries.empty() && s.listings.Finished(*directory)) {
+    listing->reset();
+    malloc_trim(0);  // many small blocks, which the allocator would keep
   }
   return entries;
 }

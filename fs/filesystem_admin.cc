@@ -177,6 +177,7 @@ std::string Filesystem::State::StatusText() const {
   json["open_files"] = handles.size();
   json["opens"] = OpensJson(counters);
   json["known_names"] = nodes.size();
+  json["listed_bytes"] = listings.bytes();
   json["loaded_steps"] = recent.loaded();
   json["plans"] = {{"files", plans.size()}, {"bytes", plans.bytes()}};
   json["materialised"] = MaterialisedJson(materialiser.get(), reserve.get());

@@ -10,36 +10,17 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
 #include "fs/filesystem_state.h"
 #include "fs/tree/names.h"
 
 namespace ckptfs {
 namespace {
 
-// A descriptor that is closed with its last holder.
-class OwnedDescriptor {
- public:
-  explicit OwnedDescriptor(int fd) : fd_(fd) {}
-  ~OwnedDescriptor() { close(fd_); }
-  OwnedDescriptor(const OwnedDescriptor&) = delete;
-  OwnedDescriptor& operator=(const OwnedDescriptor&) = delete;
-
- private:
-  const int fd_;
-};
-
 // The source file, if what was opened is what was adopted.
 Result<std::shared_ptr<const Backing>> OpenSource(const MountedStep& step, BlobIndex blob) {
-  const std::string path = step.blobs().PathOf(blob);
-  // O_NONBLOCK: a fifo put in the file's place must not hang who serves.
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-  if (fd < 0) return Fail(ErrnoError(errno, path));
-  auto owner = std::make_shared<const OwnedDescriptor>(fd);
-  struct stat info;
-  if (fstat(fd, &info) != 0) return Fail(ErrnoError(errno, path));
-  if (!S_ISREG(info.st_mode)) return Fail(ErrorCode::kStale, StrCat(path, " is no file any more"));
-  CKPT_RETURN_IF_ERROR(CompareStamps(path, step.model().blob(blob).stamp, StampOf(info)));
+  CKPT_ASSIGN_OR_RETURN(OpenedFile opened, step.blobs().Open(blob));
+  const int fd = opened.file.get();
+  auto owner = std::make_shared<const Descriptor>(std::move(opened.file));
   return std::make_shared<const Backing>(ServingMode::kDirect, fd, std::move(owner));
 }
 
@@ -194,6 +175,15 @@ Result<OpenFile> Filesystem::State::OpenData(const Node& file) {
   return Describe(handles.Add(std::move(open)), described);
 }
 
+// A look at the files may find that they are not for the caller any more.
+Result<OpenFile> Filesystem::State::OpenIfAllowed(const Node& file, const Caller& caller) {
+  CKPT_RETURN_IF_ERROR(Prepare(file));
+  if (!MayEnter(*file.step, caller)) {
+    return Fail(ErrorCode::kPermission, StrCat(file.path, ": not yours to read"));
+  }
+  return OpenData(file);
+}
+
 Result<OpenFile> Filesystem::Open(InodeNumber inode, int flags, const Caller& caller) {
   State& s = *state_;
   s.counters.Count(Request::kOpen);
@@ -211,7 +201,7 @@ Result<OpenFile> Filesystem::Open(InodeNumber inode, int flags, const Caller& ca
   if (node->step->removed()) {
     return Fail(ErrorCode::kStale, StrCat(node->path, ": the step was removed"));
   }
-  Result<OpenFile> open = s.OpenData(*node);
+  Result<OpenFile> open = s.OpenIfAllowed(*node, caller);
   if (!open) {
     s.counters.CountError(open.error());
     s.Say(open.error().message);

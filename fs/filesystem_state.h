@@ -35,7 +35,7 @@
 namespace ckptfs {
 
 inline constexpr size_t kRecentSteps = 8;
-inline constexpr size_t kListedNodes = 100'000;
+inline constexpr uint64_t kListingBytes = uint64_t{32} << 20;
 inline constexpr uint64_t kPlanCacheBytes = uint64_t{64} << 20;
 
 struct Filesystem::State {
@@ -63,6 +63,7 @@ struct Filesystem::State {
                                                      std::string* reason);
   OpenFile Describe(FileHandle handle, const OpenHandle& open) const;
   Result<OpenFile> OpenStatus(const Node& file, const Caller& caller);
+  Result<OpenFile> OpenIfAllowed(const Node& file, const Caller& caller);
   Result<OpenFile> OpenData(const Node& file);
   Status WarmBelow(const TreeSnapshot& now, const Node& node, WarmReport& report);
 
@@ -84,7 +85,7 @@ struct Filesystem::State {
   GroupCache groups;
   Resolver resolver;
   NodeTable nodes;
-  ListingCache listings{kListedNodes};
+  ListingCache listings{kListingBytes};
   Counters counters;
   std::unique_ptr<Materialiser> materialiser;  // null: no pool
   std::unique_ptr<PageReserve> reserve;        // null with it

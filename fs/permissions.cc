@@ -5,13 +5,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/kept_gates.h"
+#include "core/io/open_beneath.h"
+#include "core/io/searched_directories.h"
 
 namespace ckptfs {
 namespace {
@@ -28,24 +30,9 @@ AccessGate OwnerOnly(AccessGate gate) {
 // Nobody but root passes.
 AccessGate Closed() { return AccessGate{0, 0, 0, true}; }
 
-// `path` and all directories above it.
-void AddAncestors(std::string_view path, std::set<std::string>& out) {
-  while (!path.empty()) {
-    if (!out.emplace(path).second) return;
-    const size_t slash = path.rfind('/');
-    if (slash == std::string_view::npos) return;
-    path = path.substr(0, slash);
-  }
-  out.emplace("/");
-}
-
-// The directory as it is spelled, and as symbolic links resolve it.
-void AddDirectory(const std::string& directory, std::set<std::string>& out) {
-  AddAncestors(directory, out);
-  char* real = realpath(directory.c_str(), nullptr);
-  if (real == nullptr) return;
-  AddAncestors(std::string_view(real) == "/" ? std::string_view() : std::string_view(real), out);
-  std::free(real);
+AccessGate GateOf(const OwnerAndMode& access, bool directory) {
+  const AccessGate gate{access.mode & 0777, access.uid, access.gid, directory};
+  return access.acl ? OwnerOnly(gate) : gate;
 }
 
 std::string ParentOf(const std::string& path) {
@@ -59,6 +46,15 @@ void AddBelowRoot(const std::string& path, const Blob& blob, std::set<std::strin
   for (std::string parent = ParentOf(path); parent.size() > root; parent = ParentOf(parent)) {
     out.insert(parent);
   }
+}
+
+// Gates of the directories above what was copied, when it was; false if they are
+// not known.
+bool AddKept(const std::string& root, std::vector<AccessGate>& gates) {
+  const auto kept = ReadKeptGates(root);
+  if (!kept) return false;
+  for (const OwnerAndMode& access : *kept) gates.push_back(GateOf(access, true));
+  return true;
 }
 
 template <class Gates>
@@ -136,55 +132,85 @@ AccessRule MakeAccessRule(std::vector<AccessGate> files, std::vector<AccessGate>
   return rule;
 }
 
-StepAccess::StepAccess(const Step& step, const BlobReader& blobs)
-    : files_(CollectFiles(step, blobs)),
-      rule_(std::make_shared<const AccessRule>(MakeAccessRule(files_, LookAtDirectories()))),
-      check_after_(std::chrono::steady_clock::now() + kDirectoryInterval) {}
+StepAccess::StepAccess(const Step& step, const BlobReader& blobs, const StepAccess* before) {
+  LookAtFiles(step, blobs);
+  MutexLock lock(mutex_);
+  rule_ = MakeRule();
+  check_after_ = std::chrono::steady_clock::now() + kDirectoryInterval;
+  if (before == nullptr) return;
+  const auto old = before->rule();
+  changed_ = old->read_bits != rule_->read_bits || old->exact != rule_->exact ||
+             old->uid != rule_->uid || old->gid != rule_->gid;
+}
 
-std::vector<AccessGate> StepAccess::CollectFiles(const Step& step, const BlobReader& blobs) {
-  std::set<std::string> directories;
-  std::set<std::string> parents;
-  std::vector<AccessGate> gates;
-  struct stat info;
-  const std::string& adopted_from = step.record.source;
-  const bool known = !adopted_from.empty() && stat(adopted_from.c_str(), &info) == 0;
-  if (known) AddDirectory(adopted_from, directories);
+void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
+  std::set<std::string> tops;
+  std::set<std::string> below;
+  std::map<std::string, Result<RootDirectory>> roots;
+  std::map<std::string, bool> kept;  // root of the store's copies -> whether its gates are known
   for (size_t i = 0; i < step.model.blobs.size(); ++i) {
     const Blob& blob = step.model.blobs[i];
     if (blob.side) continue;  // whoever may see the pieces may see their copies
-    const std::string path = blobs.PathOf(BlobIndex{static_cast<uint32_t>(i)});
+    const BlobIndex index{static_cast<uint32_t>(i)};
+    const std::string& path = blobs.RootOf(index);
+    auto root = roots.find(path);
+    if (root == roots.end()) root = roots.emplace(path, RootDirectory::Open(path)).first;
+    const auto found = root->second ? root->second->Look(blob.path) : Fail(root->second.error());
     AccessGate gate{blob.mode & 0777, blob.uid, blob.gid, false};
-    if (HasAcl(path)) gate = OwnerOnly(gate);
-    if (blob.store_owned) {
-      // The store's own directories say nothing; those it was copied from do,
-      // and those that were copied with it.
-      if (!known) gate = OwnerOnly(gate);
-      AddBelowRoot(path, blob, directories);
-    } else {
-      parents.insert(ParentOf(path));
+    if (found) {
+      gate = GateOf(found->access, false);
+      if (found->linked) linked_.push_back({path, blob.path});
+    } else if (found.error().code != ErrorCode::kNotFound) {
+      gate = Closed();  // what cannot be looked at is nobody's
     }
-    gates.push_back(gate);
+    AddBelowRoot(blobs.PathOf(index), blob, below);
+    if (!blob.store_owned) {
+      tops.insert(path);
+    } else {
+      const auto [known, first] = kept.try_emplace(path, false);
+      if (first) known->second = AddKept(path, kept_);
+      if (!known->second) gate = OwnerOnly(gate);
+    }
+    if (!found || !found->linked) files_.push_back(gate);
   }
-  for (const std::string& parent : parents) AddDirectory(parent, directories);
-  directories_.assign(directories.begin(), directories.end());
-  SortUnique(gates);
-  return gates;
+  struct stat info;
+  const std::string& source = step.record.source;
+  if (kept.empty() && !source.empty() && stat(source.c_str(), &info) == 0) tops.insert(source);
+  tops_.assign(tops.begin(), tops.end());
+  below_.assign(below.begin(), below.end());
+  SortUnique(files_);
+  SortUnique(kept_);
 }
 
-std::vector<AccessGate> StepAccess::LookAtDirectories() const {
-  std::vector<AccessGate> gates;
-  for (const std::string& directory : directories_) {
+// The directories on the way to the files, and files behind links, as they are now.
+std::shared_ptr<const AccessRule> StepAccess::MakeRule() const {
+  std::vector<AccessGate> files = files_;
+  std::vector<AccessGate> gates = kept_;
+  std::set<std::string> searched;
+  for (const std::string& top : tops_) AddSearched(top, searched);
+  for (const std::string& directory : below_) {
     struct stat info;
-    if (stat(directory.c_str(), &info) != 0) {
+    const bool link = lstat(directory.c_str(), &info) == 0 && S_ISLNK(info.st_mode);
+    link ? AddSearched(directory, searched) : void(searched.insert(directory));
+  }
+  for (const std::string& directory : searched) {
+    const auto access = AccessOfDirectory(directory);
+    if (!access) gates.push_back(Closed());
+    if (access && *access) gates.push_back(GateOf(**access, true));  // else a file was adopted
+  }
+  for (const LinkedFile& file : linked_) {
+    const auto root = RootDirectory::Open(file.root);
+    const auto found = root ? root->Look(file.path) : Fail(root.error());
+    if (!found) {
       gates.push_back(Closed());
       continue;
     }
-    if (!S_ISDIR(info.st_mode)) continue;  // what was adopted was a file
-    const AccessGate gate{info.st_mode & 0777, info.st_uid, info.st_gid, true};
-    gates.push_back(HasAcl(directory) ? OwnerOnly(gate) : gate);
+    files.push_back(GateOf(found->access, false));
+    for (const OwnerAndMode& access : found->searched) gates.push_back(GateOf(access, true));
   }
+  SortUnique(files);
   SortUnique(gates);
-  return gates;
+  return std::make_shared<const AccessRule>(MakeAccessRule(std::move(files), std::move(gates)));
 }
 
 std::shared_ptr<const AccessRule> StepAccess::rule() const {
@@ -194,7 +220,7 @@ std::shared_ptr<const AccessRule> StepAccess::rule() const {
     if (now < check_after_) return rule_;
     check_after_ = now + kDirectoryInterval;  // one thread looks, the others go on
   }
-  auto fresh = std::make_shared<const AccessRule>(MakeAccessRule(files_, LookAtDirectories()));
+  const auto fresh = MakeRule();
   MutexLock lock(mutex_);
   if (fresh->read_bits != rule_->read_bits || fresh->exact != rule_->exact) changed_ = true;
   rule_ = fresh;

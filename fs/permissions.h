@@ -3,7 +3,10 @@
 // Who may see a step: a caller who could open every one of its source files,
 // the directories above them included.  Thousands of files have few distinct
 // (mode, uid, gid), so a step's rule is a short list of those.  A file or
-// directory with a POSIX ACL counts as its owner's only.
+// directory with a POSIX ACL counts as its owner's only.  What counts are the
+// files as they lie there, links followed; the manifest's word only where a file
+// is gone.  For what the store copied, the directories above are those of the
+// time of the copy (core/io/kept_gates.h).
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.
@@ -73,10 +76,12 @@ AccessRule MakeAccessRule(std::vector<AccessGate> files, std::vector<AccessGate>
 
 class StepAccess {
  public:
-  // `blobs` says where files lie here; directories are looked at again every
-  // two seconds, files' modes are those of the manifest.
-  // BLOCKS: on a look at files' ACLs and directories.
-  StepAccess(const Step& step, const BlobReader& blobs);
+  // `blobs` says where files lie here.  Directories, and files behind symbolic
+  // links, are looked at again every two seconds; other files when they are
+  // opened (a new StepAccess takes their place, which tells of a change if its
+  // rule is not that of `before`).
+  // BLOCKS: on a look at files and directories.
+  StepAccess(const Step& step, const BlobReader& blobs, const StepAccess* before = nullptr);
 
   // True if the caller may see the step.  uid 0 always may.
   bool Allows(const Caller& caller, GroupCache& groups) const;
@@ -87,11 +92,19 @@ class StepAccess {
   bool TakeChange() const { return changed_.exchange(false); }
 
  private:
-  std::vector<AccessGate> CollectFiles(const Step& step, const BlobReader& blobs);
-  std::vector<AccessGate> LookAtDirectories() const;
+  struct LinkedFile {
+    std::string root;
+    std::string path;
+  };
+  void LookAtFiles(const Step& step, const BlobReader& blobs);
+  std::shared_ptr<const AccessRule> MakeRule() const;
 
-  std::vector<std::string> directories_;  // distinct, ancestors included; filled with files_
-  std::vector<AccessGate> files_;         // distinct
+  // All distinct; filled by LookAtFiles.
+  std::vector<AccessGate> files_;     // of those that are not linked
+  std::vector<AccessGate> kept_;      // of the directories above what was copied
+  std::vector<std::string> tops_;     // directories that count with all above them
+  std::vector<std::string> below_;    // those below, which count by themselves
+  std::vector<LinkedFile> linked_;
 
   mutable std::atomic<bool> changed_{false};
   mutable Mutex mutex_;

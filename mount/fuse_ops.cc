@@ -300,6 +300,12 @@ void ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offs
   });
 }
 
+// Of a directory whose entries are numbered only so many are looked up ahead:
+// each reference keeps a name here for as long as the kernel likes.  Offsets of
+// other directories are far above.
+constexpr off_t kLookedUpAhead = 4096;
+constexpr off_t kMostNumbered = off_t{1} << 32;
+
 // The entry of a listing with a reference counted, or one that names only.
 fuse_entry_param CountedEntry(Filesystem& filesystem, InodeNumber parent,
                               const DirectoryEntry& entry, const Caller& caller) {
@@ -321,12 +327,18 @@ void ReadDirectoryPlus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t 
     if (!entries) return ReplyError(request, entries.error());
     std::vector<char> buffer(size);
     std::vector<InodeNumber> counted;
+    const bool ahead = offset < kLookedUpAhead || offset > kMostNumbered;
     size_t used = 0;
     for (const DirectoryEntry& entry : *entries) {
       const size_t length =
           fuse_add_direntry_plus(request, nullptr, 0, entry.name.c_str(), nullptr, 0);
       if (length > size - used) break;
-      const fuse_entry_param plus = CountedEntry(filesystem, InodeNumber{inode}, entry, caller);
+      fuse_entry_param plus{};
+      if (ahead) {
+        plus = CountedEntry(filesystem, InodeNumber{inode}, entry, caller);
+      } else {
+        plus.attr = StatOf(entry.attributes);
+      }
       fuse_add_direntry_plus(request, buffer.data() + used, size - used, entry.name.c_str(),
                              &plus, static_cast<off_t>(entry.next_offset));
       if (plus.ino != 0) counted.push_back(InodeNumber{plus.ino});

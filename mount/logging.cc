@@ -2,12 +2,15 @@
 
 #include "mount/logging.h"
 
+#include <spdlog/common.h>
 #include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/sinks/syslog_sink.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 
 #include <chrono>
+#include <cstdio>
 #include <exception>
 #include <memory>
 #include <unordered_map>
@@ -15,6 +18,7 @@
 
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -50,12 +54,33 @@ class Repetition {
   std::unordered_map<std::string, Entry> seen_ GUARDED_BY(mutex_);
 };
 
+// Names are ours: a link, or anything else but a file, in their place is not
+// written through.
+void RefuseLink(const spdlog::filename_t& path) {
+  struct stat status;
+  if (lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    throw spdlog::spdlog_ex(path + " is not a regular file (links are not followed)");
+  }
+}
+
+// What was opened is what the name said, also if that was exchanged meanwhile.
+void RefuseExchanged(const spdlog::filename_t& path, std::FILE* file) {
+  struct stat opened, named;
+  const bool same = fstat(fileno(file), &opened) == 0 && lstat(path.c_str(), &named) == 0 &&
+                    opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
+  if (!same) throw spdlog::spdlog_ex(path + " was exchanged while it was opened");
+}
+
 spdlog::sink_ptr MakeSink(const std::string& target) {
   if (target == "stderr") return std::make_shared<spdlog::sinks::stderr_sink_mt>();
   if (target == "syslog") {
     return std::make_shared<spdlog::sinks::syslog_sink_mt>("ckptfs", LOG_PID, LOG_DAEMON, false);
   }
-  return std::make_shared<spdlog::sinks::rotating_file_sink_mt>(target, kFileBytes, 1);
+  spdlog::file_event_handlers handlers;
+  handlers.before_open = RefuseLink;
+  handlers.after_open = RefuseExchanged;
+  return std::make_shared<spdlog::sinks::rotating_file_sink_mt>(target, kFileBytes, 1, false,
+                                                                handlers);
 }
 
 spdlog::level::level_enum LevelOf(LogLevel level) {
@@ -65,15 +90,6 @@ spdlog::level::level_enum LevelOf(LogLevel level) {
     case LogLevel::kError: return spdlog::level::err;
   }
   return spdlog::level::err;
-}
-
-// Control characters of hostile names must not forge lines.
-std::string Printable(std::string_view line) {
-  std::string out(line);
-  for (char& letter : out) {
-    if (static_cast<unsigned char>(letter) < 0x20 || letter == 0x7f) letter = '?';
-  }
-  return out;
 }
 
 }  // namespace

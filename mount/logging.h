@@ -18,7 +18,7 @@ namespace ckptfs {
 enum class LogLevel { kInfo, kWarning, kError };
 
 // `target`: "stderr", "syslog" or the path of a file (rotated at 8 MiB, one old
-// one kept).  May be called again to change the target.
+// one kept; a link in its place is an error).  May be called again to change the target.
 Status StartLogging(const std::string& target);
 
 void Log(LogLevel level, std::string_view line);

@@ -143,6 +143,8 @@ std::string LogTarget(const MountRequest& request) {
   if (!request.log.empty()) return request.log;
   const std::string directory = StrCat(request.store, "/log");
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return "syslog";
+  struct stat info {};
+  if (::lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return "syslog";
   std::string name = request.mountpoint.substr(1);
   for (char& letter : name) letter = letter == '/' ? '-' : letter;
   if (name.size() > 100) name = DigestOf(name).Hex();
@@ -151,10 +153,15 @@ std::string LogTarget(const MountRequest& request) {
 
 // A named log must be writable before the terminal is gone; its directory is not made.
 Status CheckLog(const std::string& log) {
+  constexpr int kLogFlags =
+      O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
   if (log.empty() || log == "stderr" || log == "syslog") return {};
-  const int fd = ::open(log.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  const int fd = ::open(log.c_str(), kLogFlags, 0666);
   if (fd < 0) return Fail(ErrnoError(errno, StrCat("--log ", log)));
+  struct stat info {};
+  const bool file = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
   ::close(fd);
+  if (!file) return Fail(ErrorCode::kInvalid, StrCat("--log ", log, ": not a regular file"));
   return {};
 }
 

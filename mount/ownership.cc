@@ -22,6 +22,8 @@
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/blob/file_stamp.h"
+#include "core/io/kept_gates.h"
+#include "core/io/searched_directories.h"
 #include "core/jobs/work_list.h"
 
 namespace ckptfs {
@@ -31,20 +33,6 @@ namespace files = std::filesystem;
 
 constexpr size_t kCopyChunk = 64 << 20;
 constexpr size_t kBufferBytes = 4 << 20;
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 // Owner and mode of the directories that files of the step lie in.
 std::vector<std::string> DirectoryLines(const StepModel& model, const std::string& top) {
@@ -65,9 +53,29 @@ std::vector<std::string> DirectoryLines(const StepModel& model, const std::strin
   return lines;
 }
 
-std::string DigestOfFiles(const StepCandidate& step, const StepModel& model, Ownership ownership) {
+// Owners and modes of the directories above, and of those that links lead
+// through: what they are later says nothing of the copy.
+std::string GatesAbove(const std::string& directory, const StepModel& model) {
+  std::set<std::string> above;
+  std::set<OwnerAndMode> gates;
+  AddSearched(directory, above);
+  for (const Blob& blob : model.blobs) {
+    const auto root = RootDirectory::Open(model.roots[blob.root]);
+    const auto found = root ? root->Look(blob.path) : Fail(root.error());
+    if (found) gates.insert(found->searched.begin(), found->searched.end());
+  }
+  for (const std::string& name : above) {
+    const auto access = AccessOfDirectory(name);
+    if (!access) gates.insert(OwnerAndMode{});  // nobody's
+    if (access && *access) gates.insert(**access);
+  }
+  return RenderKeptGates({gates.begin(), gates.end()});
+}
+
+std::string DigestOfFiles(const StepCandidate& step, const StepModel& model, Ownership ownership,
+                          const std::string& gates) {
   const bool link = ownership == Ownership::kLink;
-  std::string text = link ? "link" : "copy";
+  std::string text = StrCat(link ? "link" : "copy", "\n", gates);
   std::vector<std::string> lines = DirectoryLines(model, step.directory);
   for (const Blob& blob : model.blobs) {
     // Linking changes the change time, and a link shows whatever the file holds.
@@ -81,7 +89,7 @@ std::string DigestOfFiles(const StepCandidate& step, const StepModel& model, Own
 
 Status SyncPath(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.fd() < 0 || ::fsync(file.fd()) != 0) return Fail(ErrnoError(errno, path));
+  if (file.get() < 0 || ::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
   return {};
 }
 
@@ -136,18 +144,28 @@ Status TakeAccess(int to, const std::string& from, const struct stat& info, uint
 Status Duplicate(const std::string& from, const std::string& to) {
   const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   struct stat info {};
-  if (source.fd() < 0 || ::fstat(source.fd(), &info) != 0) return Fail(ErrnoError(errno, from));
+  if (source.get() < 0 || ::fstat(source.get(), &info) != 0) return Fail(ErrnoError(errno, from));
   if (!S_ISREG(info.st_mode)) return Fail(ErrorCode::kStale, StrCat(from, " is no file any more"));
   const Descriptor copy(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (copy.fd() < 0) return Fail(ErrnoError(errno, to));
-  if (::ioctl(copy.fd(), FICLONE, source.fd()) != 0) {
-    CKPT_RETURN_IF_ERROR(CopyBytes(source.fd(), copy.fd(), static_cast<uint64_t>(info.st_size), from));
+  if (copy.get() < 0) return Fail(ErrnoError(errno, to));
+  if (::ioctl(copy.get(), FICLONE, source.get()) != 0) {
+    CKPT_RETURN_IF_ERROR(CopyBytes(source.get(), copy.get(), static_cast<uint64_t>(info.st_size), from));
   }
-  CKPT_RETURN_IF_ERROR(TakeAccess(copy.fd(), from, info, 0));
+  CKPT_RETURN_IF_ERROR(TakeAccess(copy.get(), from, info, 0));
   const timespec times[2] = {info.st_atim, info.st_mtim};
-  if (::futimens(copy.fd(), times) != 0 || ::fsync(copy.fd()) != 0) {
+  if (::futimens(copy.get(), times) != 0 || ::fsync(copy.get()) != 0) {
     return Fail(ErrnoError(errno, to));
   }
+  return {};
+}
+
+Status WriteFile(const std::string& path, std::string_view text) {
+  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file.get() < 0) return Fail(ErrnoError(errno, path));
+  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
+    return Fail(ErrnoError(errno, path));
+  }
+  if (::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
   return {};
 }
 
@@ -157,7 +175,7 @@ bool HasReflinks(const std::string& directory, const StepModel& model) {
   const std::string from = model.PathOf(model.blobs.front());
   const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   const Descriptor probe(::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
-  return source.fd() >= 0 && probe.fd() >= 0 && ::ioctl(probe.fd(), FICLONE, source.fd()) == 0;
+  return source.get() >= 0 && probe.get() >= 0 && ::ioctl(probe.get(), FICLONE, source.get()) == 0;
 }
 
 Status TakeFile(const std::string& from, const std::string& to, Ownership ownership) {
@@ -175,10 +193,10 @@ Status TakeFile(const std::string& from, const std::string& to, Ownership owners
 Status FinishDirectory(const std::string& from, const std::string& to) {
   const Descriptor made(::open(to.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat info {};
-  if (made.fd() < 0) return Fail(ErrnoError(errno, to));
+  if (made.get() < 0) return Fail(ErrnoError(errno, to));
   if (::stat(from.c_str(), &info) != 0) return Fail(ErrnoError(errno, from));
-  CKPT_RETURN_IF_ERROR(TakeAccess(made.fd(), from, info, 0700));
-  if (::fsync(made.fd()) != 0) return Fail(ErrnoError(errno, to));
+  CKPT_RETURN_IF_ERROR(TakeAccess(made.get(), from, info, 0700));
+  if (::fsync(made.get()) != 0) return Fail(ErrnoError(errno, to));
   return {};
 }
 
@@ -259,13 +277,15 @@ Result<std::string> TakeOwnership(const std::string& store, const StepCandidate&
   const std::string blobs = store + "/blobs";
   if (::mkdir(blobs.c_str(), 0700) != 0 && errno != EEXIST) return Fail(ErrnoError(errno, blobs));
   if (ownership == Ownership::kLink && HasReflinks(blobs, model)) ownership = Ownership::kCopy;
-  const std::string whole = StrCat(blobs, "/", DigestOfFiles(step, model, ownership));
+  const std::string gates = GatesAbove(step.directory, model);
+  const std::string whole = StrCat(blobs, "/", DigestOfFiles(step, model, ownership, gates));
   const std::string tag = files::path(step.directory).filename().string();
   if (files::exists(whole)) return whole + "/" + tag;
   RemoveLeftOvers(blobs);
   std::unique_ptr<const FileLock> lock;
   CKPT_ASSIGN_OR_RETURN(const std::string partial, MakePartial(whole, &lock));
   Status taken = TakeFiles(step, model, partial + "/" + tag, ownership);
+  if (taken) taken = WriteFile(StrCat(partial, "/", kKeptGatesName), gates);
   if (taken) taken = Unchanged(model);
   if (taken) taken = SyncPath(partial);
   std::error_code error;

@@ -2,7 +2,6 @@
 
 #include "core/blob/blob_reader.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -64,27 +63,14 @@ struct Stripe {
   std::unordered_map<uint32_t, MappingPointer> open GUARDED_BY(mutex);
 };
 
-Result<MappingPointer> OpenMapping(const std::string& path, const Blob& blob, BlobIndex index) {
-  // O_NONBLOCK: a fifo put in the file's place must not hang the reader.
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return Fail(ErrnoError(errno, StrCat("open ", path)));
-  struct stat status;
-  const int stat_error = fstat(fd, &status) == 0 ? 0 : errno;
-  Status same = stat_error != 0 ? Status(Fail(ErrnoError(stat_error, StrCat("stat ", path))))
-                                : CompareStamps(path, blob.stamp, StampOf(status));
-  if (same && !S_ISREG(status.st_mode)) {
-    same = Fail(ErrorCode::kInvalid, StrCat(path, " is not a regular file"));
-  }
+Result<MappingPointer> MapFile(const OpenedFile& opened, const std::string& path, BlobIndex index) {
+  const auto size = static_cast<size_t>(opened.status.st_size);
   void* address = nullptr;
-  int map_error = 0;
-  if (same && blob.stamp.size > 0) {
-    address = mmap(nullptr, blob.stamp.size, PROT_READ, MAP_SHARED, fd, 0);
-    if (address == MAP_FAILED) map_error = errno;
+  if (size > 0) {
+    address = mmap(nullptr, size, PROT_READ, MAP_SHARED, opened.file.get(), 0);
+    if (address == MAP_FAILED) return Fail(ErrnoError(errno, StrCat("mmap ", path)));
   }
-  close(fd);
-  CKPT_RETURN_IF_ERROR(same);
-  if (map_error != 0) return Fail(ErrnoError(map_error, StrCat("mmap ", path)));
-  return std::make_shared<const FileMapping>(index, address, blob.stamp.size, CoarseNow());
+  return std::make_shared<const FileMapping>(index, address, size, CoarseNow());
 }
 
 }  // namespace
@@ -172,17 +158,41 @@ std::unique_ptr<BlobReader> BlobReader::Create(const StepModel& model, Options o
 BlobReader::BlobReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
 BlobReader::~BlobReader() = default;
 
-std::string BlobReader::PathOf(BlobIndex blob) const {
-  const Blob& described = state_->model.blob(blob);
-  const std::string& root = state_->model.roots.at(described.root);
+const std::string& BlobReader::RootOf(BlobIndex blob) const {
+  const std::string& root = state_->model.roots.at(state_->model.blob(blob).root);
   const auto moved = state_->options.roots.find(root);
-  return StrCat(moved == state_->options.roots.end() ? root : moved->second, "/", described.path);
+  return moved == state_->options.roots.end() ? root : moved->second;
 }
 
-Status BlobReader::Check(BlobIndex blob) {
+std::string BlobReader::PathOf(BlobIndex blob) const {
+  return StrCat(RootOf(blob), "/", state_->model.blob(blob).path);
+}
+
+Result<OpenedFile> BlobReader::Open(BlobIndex blob) const {
+  const Blob& described = state_->model.blob(blob);
+  CKPT_ASSIGN_OR_RETURN(OpenedFile opened, OpenBeneath(RootOf(blob), described.path));
+  CKPT_RETURN_IF_ERROR(CompareStamps(PathOf(blob), described.stamp, StampOf(opened.status)));
+  return opened;
+}
+
+Status BlobReader::Check(BlobIndex blob, FoundFile* found) {
+  const Blob& described = state_->model.blob(blob);
   const std::string path = PathOf(blob);
-  CKPT_ASSIGN_OR_RETURN(const BlobStamp now, StampOfFile(path));
-  return CompareStamps(path, state_->model.blob(blob).stamp, now);
+  FoundFile here;
+  // One call where there is no link, which is nearly everywhere.
+  if (lstat(path.c_str(), &here.status) != 0) return Fail(ErrnoError(errno, path));
+  if (S_ISLNK(here.status.st_mode)) {
+    CKPT_ASSIGN_OR_RETURN(const RootDirectory root, RootDirectory::Open(RootOf(blob)));
+    CKPT_ASSIGN_OR_RETURN(here, root.Look(described.path));
+  } else {
+    here.access = {here.status.st_mode & 0777u, here.status.st_uid, here.status.st_gid, false};
+  }
+  if (!S_ISREG(here.status.st_mode)) {
+    return Fail(ErrorCode::kInvalid, StrCat(path, " is not a regular file"));
+  }
+  const BlobStamp now = StampOf(here.status);
+  if (found != nullptr) *found = std::move(here);
+  return CompareStamps(path, described.stamp, now);
 }
 
 Status BlobReader::CheckOpen() {
@@ -211,8 +221,8 @@ Result<std::shared_ptr<const BlobReader::Mapping>> BlobReader::Map(BlobIndex blo
     }
     return open;
   }
-  CKPT_ASSIGN_OR_RETURN(MappingPointer fresh,
-                        OpenMapping(PathOf(blob), state_->model.blob(blob), blob));
+  CKPT_ASSIGN_OR_RETURN(const OpenedFile opened, Open(blob));
+  CKPT_ASSIGN_OR_RETURN(MappingPointer fresh, MapFile(opened, PathOf(blob), blob));
   fresh->next_check.store(now + state_->interval_ns, std::memory_order_relaxed);
   MappingPointer kept = state_->Insert(std::move(fresh));
   state_->Recycle();

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/io/open_beneath.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -85,15 +86,21 @@ class BlobReader {
   // The error of a bus error while the blob was copied.
   Error Vanished(BlobIndex blob) const;
 
-  // Compare the file with its stamp now.
-  Status Check(BlobIndex blob);
+  // Compare the file with its stamp now.  Whose it is and what its mode says (but
+  // of ACLs, of what is not linked) is in `found`, also if the stamp differs.
+  Status Check(BlobIndex blob, FoundFile* found = nullptr);
 
   // Compare every mapped file with its stamp now: at the end of a job, so that
   // what was read since the last check is known to be good.
   Status CheckOpen();
 
-  // Absolute path on this machine.
+  // The file itself, opened below its root (core/io/open_beneath.h); what was
+  // opened is compared with the stamp.  Errors as of Read.
+  Result<OpenedFile> Open(BlobIndex blob) const;
+
+  // Absolute path on this machine, and that of the root it begins with.
   std::string PathOf(BlobIndex blob) const;
+  const std::string& RootOf(BlobIndex blob) const;
 
   // Bytes read from blobs so far (for the status).
   uint64_t bytes_read() const;

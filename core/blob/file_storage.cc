@@ -32,7 +32,10 @@ class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   ~Descriptor() {
     if (fd_ >= 0) close(fd_);
   }
@@ -51,6 +54,44 @@ Result<Descriptor> OpenFile(const std::string& path, int flags, mode_t mode = 0)
   Descriptor descriptor(open(path.c_str(), flags | O_CLOEXEC, mode));
   if (descriptor.get() < 0) return Fail(SystemError("open", path));
   return descriptor;
+}
+
+// What somebody else wrote, or may write, is not read: a manifest says which files
+// are shown to whom.
+Status CheckTrusted(int fd, const std::string& path) {
+  struct stat status;
+  if (fstat(fd, &status) != 0) return Fail(SystemError("stat", path));
+  const char* why = nullptr;
+  if (status.st_uid != 0 && status.st_uid != geteuid()) {
+    why = "; only what that user's own processes read may be in it";
+  } else if ((status.st_mode & 022) != 0) {
+    why = "; its group or others may write it (chmod go-w)";
+  }
+  if (why == nullptr) return {};
+  return Fail(ErrorCode::kPermission, StrCat(path, " belongs to user ", status.st_uid, why,
+                                             ": not trusted as part of a store of user ",
+                                             geteuid()));
+}
+
+// Opens an object without following a link; every directory on the way, and what
+// is opened, has to be trusted.
+Result<Descriptor> OpenTrusted(const std::string& directory, std::string_view name, int flags) {
+  std::string path = directory;
+  CKPT_ASSIGN_OR_RETURN(Descriptor at, OpenFile(path, O_PATH | O_DIRECTORY));
+  CKPT_RETURN_IF_ERROR(CheckTrusted(at.get(), path));
+  while (!name.empty()) {
+    const size_t slash = name.find('/');
+    const std::string part(name.substr(0, slash));
+    const bool last = slash == std::string_view::npos;
+    name = last ? std::string_view() : name.substr(slash + 1);
+    path += StrCat("/", part);
+    const int how = last ? flags | O_NONBLOCK : O_PATH | O_DIRECTORY;
+    Descriptor next(openat(at.get(), part.c_str(), how | O_NOFOLLOW | O_CLOEXEC));
+    if (next.get() < 0) return Fail(SystemError("open", path));
+    CKPT_RETURN_IF_ERROR(CheckTrusted(next.get(), path));
+    at = std::move(next);
+  }
+  return at;
 }
 
 std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
@@ -196,11 +237,9 @@ Result<std::unique_ptr<FileStorage>> FileStorage::Open(const std::string& direct
   if (error) return Fail(ErrnoError(error.value(), directory));
   while (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
   const std::string temporary = StrCat(absolute, "/", kTemporary);
-  if (create) {
-    CKPT_RETURN_IF_ERROR(MakeDirectories(temporary));
-  } else if (struct stat status; stat(absolute.c_str(), &status) != 0) {
-    return Fail(SystemError("stat", absolute));
-  }
+  if (create) CKPT_RETURN_IF_ERROR(MakeDirectories(absolute));
+  CKPT_RETURN_IF_ERROR(OpenTrusted(absolute, "", O_RDONLY));  // before anything is written
+  if (create) CKPT_RETURN_IF_ERROR(MakeDirectories(temporary));
   RemoveLeftovers(temporary);
   return std::unique_ptr<FileStorage>(new FileStorage(std::move(absolute)));
 }
@@ -220,7 +259,7 @@ Result<size_t> FileStorage::ReadAt(std::string_view name, uint64_t offset,
                                    std::span<std::byte> out) {
   CKPT_RETURN_IF_ERROR(CheckStorageName(name));
   const std::string path = PathOf(name);
-  CKPT_ASSIGN_OR_RETURN(Descriptor descriptor, OpenFile(path, O_RDONLY));
+  CKPT_ASSIGN_OR_RETURN(const Descriptor descriptor, OpenTrusted(directory_, name, O_RDONLY));
   size_t done = 0;
   while (done < out.size()) {
     const ssize_t n =

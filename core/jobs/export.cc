@@ -50,8 +50,8 @@ class Descriptor {
   int fd_;
 };
 
-Result<Descriptor> OpenFile(const std::string& path, int flags) {
-  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, 0644));
+Result<Descriptor> OpenFile(const std::string& path, int flags, mode_t mode = 0600) {
+  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, mode));
   if (file.get() < 0) return Fail(ErrnoError(errno, path));
   return file;
 }
@@ -91,8 +91,13 @@ struct Chunk {
 
 class Export {
  public:
-  Export(const StepModel& step, const Layout& layout, std::string destination, BlobReader& blobs)
-      : step_(step), layout_(layout), destination_(std::move(destination)), blobs_(blobs) {}
+  Export(const StepModel& step, const Layout& layout, std::string destination, BlobReader& blobs,
+         const ExportAccess& access)
+      : step_(step),
+        layout_(layout),
+        destination_(std::move(destination)),
+        blobs_(blobs),
+        access_(access) {}
 
   Status Collect(std::span<const std::unique_ptr<ViewFormat>> formats, std::string_view part);
   Status OpenJournal(std::string_view identity);
@@ -110,11 +115,15 @@ class Export {
   Status FinishFile(Target& target);
   Status Record(const Chunk& chunk);
   Status SyncDirectories();
+  Result<Descriptor> CreateFile(const std::string& path) const;
+  Status MakeDirectory(const std::string& path) const;
+  Status DropForeignGroup(int fd, const std::string& path) const;
 
   const StepModel& step_;
   const Layout& layout_;
   const std::string destination_;
   BlobReader& blobs_;
+  const ExportAccess access_;
   std::vector<Target> targets_;
   std::vector<std::string> directories_;
   std::vector<Chunk> chunks_;                           // still to do
@@ -218,8 +227,7 @@ std::string Export::Owner(std::string_view identity) const {
 Status Export::OpenJournal(std::string_view wanted) {
   const std::string identity = Owner(wanted);
   std::error_code code;
-  stdfs::create_directories(destination_, code);
-  if (code) return Fail(ErrnoError(code.value(), destination_));
+  CKPT_RETURN_IF_ERROR(MakeDirectory(destination_));
   const std::string path = StrCat(destination_, "/", kJournal);
   const bool fresh = !stdfs::exists(path, code);
   if (fresh && stdfs::directory_iterator(destination_, code) != stdfs::directory_iterator()) {
@@ -241,12 +249,43 @@ Status Export::OpenJournal(std::string_view wanted) {
   return {};
 }
 
+// Modes are those that the umask leaves of what the source's readers may.  A file
+// may be born into another group than the source's (a directory's).
+Status Export::DropForeignGroup(int fd, const std::string& path) const {
+  const bool others = (access_.read_bits & 04) != 0;
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) return Fail(ErrnoError(errno, path));
+  if (others || info.st_gid == access_.gid || (info.st_mode & 070) == 0) return {};
+  if (::fchmod(fd, info.st_mode & 0700) != 0) return Fail(ErrnoError(errno, path));
+  return {};
+}
+
+Result<Descriptor> Export::CreateFile(const std::string& path) const {
+  CKPT_ASSIGN_OR_RETURN(Descriptor file,
+                        OpenFile(path, O_RDWR | O_CREAT, 0600 | (access_.read_bits & 044)));
+  CKPT_RETURN_IF_ERROR(DropForeignGroup(file.get(), path));
+  return file;
+}
+
+// With those above it; what is there stays as it is.
+Status Export::MakeDirectory(const std::string& path) const {
+  const mode_t bits = access_.read_bits & 044;
+  if (::mkdir(path.c_str(), 0700 | bits | bits >> 2) == 0) {
+    CKPT_ASSIGN_OR_RETURN(const Descriptor made, OpenFile(path, O_RDONLY | O_DIRECTORY));
+    return DropForeignGroup(made.get(), path);
+  }
+  const int error = errno;
+  if (error == EEXIST && stdfs::is_directory(path)) return {};
+  const std::string parent = stdfs::path(path).parent_path().string();
+  if (error != ENOENT || parent.empty() || parent == path) return Fail(ErrnoError(error, path));
+  CKPT_RETURN_IF_ERROR(MakeDirectory(parent));
+  return MakeDirectory(path);
+}
+
 // Directories, symlinks, files of their size; the list of chunks still to do.
 Status Export::Prepare() {
   for (const std::string& directory : directories_) {
-    std::error_code code;
-    stdfs::create_directories(directory, code);
-    if (code) return Fail(ErrnoError(code.value(), directory));
+    CKPT_RETURN_IF_ERROR(MakeDirectory(directory));
   }
   for (size_t i = 0; i < targets_.size(); ++i) {
     Target& target = targets_[i];
@@ -269,7 +308,7 @@ Status Export::Prepare() {
     const std::string partial = StrCat(target.path, kPartial);
     const bool resumes =
         ::stat(partial.c_str(), &info) == 0 && static_cast<uint64_t>(info.st_size) == target.size;
-    CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(partial, O_RDWR | O_CREAT));
+    CKPT_ASSIGN_OR_RETURN(const Descriptor file, CreateFile(partial));
     if (!resumes && ::ftruncate(file.get(), static_cast<off_t>(target.size)) != 0) {
       return Fail(ErrnoError(errno, partial));
     }
@@ -366,8 +405,9 @@ Result<ExportReport> ExportView(const StepModel& step,
                                 std::span<const std::unique_ptr<ViewFormat>> formats,
                                 const Layout& layout, std::string_view part,
                                 const std::string& destination, std::string_view identity,
-                                BlobReader& blobs, const JobOptions& options) {
-  Export job(step, layout, destination, blobs);
+                                BlobReader& blobs, const ExportAccess& access,
+                                const JobOptions& options) {
+  Export job(step, layout, destination, blobs, access);
   CKPT_RETURN_IF_ERROR(job.Collect(formats, part));
   CKPT_RETURN_IF_ERROR(job.OpenJournal(identity));
   CKPT_RETURN_IF_ERROR(job.Prepare());

@@ -30,6 +30,13 @@
 
 namespace ckptfs {
 
+// Who may read what is written beside its owner, who always may: as those who
+// could read all of the source.
+struct ExportAccess {
+  uint32_t read_bits = 0;  // of 0044
+  uint32_t gid = 0;        // the group that 0040 is about
+};
+
 struct ExportReport {
   uint64_t files = 0;
   uint64_t bytes = 0;          // of all files
@@ -40,12 +47,14 @@ struct ExportReport {
 // or empty for all of it; what it names is written directly into `destination`
 // (a directory; created).  `identity` tells exports apart (step and view): a
 // destination with another identity's journal, or with files and no journal,
-// is kExists.  kNotFound if no format has the part.
+// is kExists.  kNotFound if no format has the part.  Files and directories that
+// are made have no wider modes than `access` and the umask say.
 // BLOCKS: until all files are durable.
 Result<ExportReport> ExportView(const StepModel& step,
                                 std::span<const std::unique_ptr<ViewFormat>> formats,
                                 const Layout& layout, std::string_view part,
                                 const std::string& destination, std::string_view identity,
-                                BlobReader& blobs, const JobOptions& options);
+                                BlobReader& blobs, const ExportAccess& access,
+                                const JobOptions& options);
 
 }  // namespace ckptfs

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/store/catalogue.h"
 
+#include <fcntl.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <memory>
@@ -20,7 +22,25 @@ struct FinalizeStatement {
 using Connection = std::unique_ptr<sqlite3, CloseConnection>;
 using Statement = std::unique_ptr<sqlite3_stmt, FinalizeStatement>;
 
+// The file is there, nobody else's, and for our eyes only: the texts of records
+// are as private as the records.
+bool PrepareFile(const std::string& path, bool create) {
+  // Only what is new is opened here: closing a descriptor of a database that is
+  // in use would end its locks.
+  if (create) {
+    const int made = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (made >= 0) close(made);
+  }
+  struct stat status;
+  if (lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return false;
+  if (status.st_uid != 0 && status.st_uid != geteuid()) return false;
+  if ((status.st_mode & 022) != 0) return false;  // somebody may have written into it
+  if ((status.st_mode & 077) != 0) (void)chmod(path.c_str(), 0600);
+  return true;
+}
+
 Connection Connect(const std::string& path, int flags) {
+  if (!PrepareFile(path, (flags & SQLITE_OPEN_CREATE) != 0)) return nullptr;
   sqlite3* raw = nullptr;
   const int code = sqlite3_open_v2(path.c_str(), &raw, flags | SQLITE_OPEN_NOMUTEX, nullptr);
   Connection connection(raw);

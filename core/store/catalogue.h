@@ -4,7 +4,8 @@
 // so that opening a store of many steps need not read thousands of small
 // files.  It is only ever a cache: which records exist is asked of the Storage
 // every time, records never change, and a catalogue that is absent, damaged,
-// of another store or not writable is as good as an empty one.
+// of another store, another user's, writable by others or not writable is as good
+// as an empty one.  Its mode is 0600.
 //
 // Thread safety: the functions may be called concurrently, also by several
 // processes; each opens its own connection.

@@ -9,7 +9,6 @@
 #include "core/blob/file_storage.h"
 #include "core/store/catalogue.h"
 #include "core/store/manifest_format.h"
-#include "core/store/mapped_file.h"
 #include "core/store/records.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_index.h"
@@ -133,6 +132,20 @@ void Store::State::Install(StoreIndex fresh, uint64_t ticket) {
   }
 }
 
+// That what lies here is the store that was opened.  One that is away (an
+// automounter, a server that does not answer) is an empty directory, which says
+// nothing about its steps.
+Status Store::State::CheckPresent() {
+  const auto now = Identity(*storage, false);
+  if (now && *now == identity) return {};
+  if (now) {
+    return Fail(ErrorCode::kIo, StrCat("another store lies at ", directory,
+                                       " now; what is known of the one before stays"));
+  }
+  return Fail(ErrorCode::kIo, StrCat("store ", directory, " is away (", now.error().message,
+                                     "); what is known of it stays"));
+}
+
 Status Store::State::BuildIndex() {
   uint64_t ticket = 0;
   bool first = false;
@@ -152,7 +165,13 @@ Status Store::State::BuildIndex() {
     return record ? std::optional(*std::move(record)) : std::nullopt;
   };
   RecordTexts added;
-  auto fresh = BuildStoreIndex(*storage, "", known, added);
+  const auto look = [&]() -> Result<StoreIndex> {
+    CKPT_RETURN_IF_ERROR(CheckPresent());
+    CKPT_ASSIGN_OR_RETURN(StoreIndex seen, BuildStoreIndex(*storage, "", known, added));
+    CKPT_RETURN_IF_ERROR(CheckPresent());  // all the time, that is
+    return seen;
+  };
+  auto fresh = look();
   if (fresh) Remember(added);
   MutexLock lock(mutex);
   // Unless a refresh that began later has finished.
@@ -176,6 +195,7 @@ Status Store::RefreshStep(std::string_view run, std::string_view id) {
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
   State& s = *state_;
+  CKPT_RETURN_IF_ERROR(s.CheckPresent());
   CKPT_ASSIGN_OR_RETURN(const Incarnation last,
                         LastIncarnation(*s.storage, std::string(run), std::string(id)));
   if (!last.any) return {};
@@ -286,16 +306,9 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   }
   auto step = std::make_shared<Step>();
   step->record = record;
-  Result<StepModel> model = Fail(ErrorCode::kInternal, "not loaded");
-  const std::string name = ManifestName(record.manifest);
-  if (state_->directory.empty()) {
-    CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_->ReadManifest(record.manifest));
-    model = ParseNamedManifest(bytes, record.manifest, {});
-  } else {
-    CKPT_ASSIGN_OR_RETURN(const MappedFile file,
-                          MappedFile::Open(StrCat(state_->directory, "/", name)));
-    model = ParseNamedManifest(file.bytes(), record.manifest, state_->Blobs());
-  }
+  CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_->ReadManifest(record.manifest));
+  Result<StepModel> model = ParseNamedManifest(
+      bytes, record.manifest, state_->directory.empty() ? std::string() : state_->Blobs());
   if (!model) return Fail(std::move(model).error().WithContext(StrCat(record.run, "/", record.id)));
   ResolvedModel resolved = ResolveSideBlob(state_->directory, *std::move(model));
   step->model = std::move(resolved.model);

@@ -138,7 +138,8 @@ class Store {
   Status Remove(const StepRecord& record);
 
   // Notice what other processes published since; of one step, which costs the
-  // same however many there are.
+  // same however many there are.  A store that is away, or another one in its
+  // place, is an error (kIo) and changes nothing.
   Status Refresh();
   Status RefreshStep(std::string_view run, std::string_view id);
 

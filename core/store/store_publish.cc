@@ -145,6 +145,7 @@ Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
                     model.mtime_ns,   source,   root,              {},
                     rendered.unpacked};
   if (const auto side = FindSideBlob(model)) wanted.side = model.blob(*side).content;
+  CKPT_RETURN_IF_ERROR(state_->CheckPresent());
   CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     wanted.id = AttemptId(model.id, attempt);

@@ -48,6 +48,9 @@ struct Store::State {
   std::string CataloguePath() const { return directory + "/catalogue.sqlite"; }
   std::string Blobs() const;  // the store's blob directory
 
+  // kIo unless what lies here is the store that was opened.
+  Status CheckPresent();
+
   // --- index (store.cc) ---
   // The record if the index has this very step.
   std::optional<StepRecord> Known(const StepName& name);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/view/shard.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -10,6 +12,9 @@
 
 namespace ckptfs {
 namespace {
+
+constexpr uint64_t kSensibleWorld = 65'536;
+constexpr uint64_t kSensibleGrowth = 16;
 
 template <class... Pieces>
 tl::unexpected<Error> Refuse(const Pieces&... pieces) {
@@ -161,7 +166,32 @@ Status CheckParameter(const StepModel& step, const Layout& layout, const Paramet
 
 }  // namespace
 
+Status CheckDegrees(const StepModel& step, const Layout& layout) {
+  uint64_t largest = 1;
+  for (const Parameter& parameter : step.parameters) {
+    for (const uint64_t dim : parameter.shape) largest = std::max(largest, dim);
+  }
+  for (const auto& [name, degree] : {std::pair("tp", layout.tp), std::pair("etp", layout.etp)}) {
+    if (degree <= largest) continue;
+    return Refuse(name, degree, ": no dimension of any parameter is above ", largest,
+                  ", so that most ranks would hold nothing");
+  }
+  const uint64_t chunks = uint64_t{layout.pp} * layout.vpp;
+  const uint64_t layers = step.LayerCount();  // 0: not known
+  if (chunks > (layers > 0 ? layers + 2 : std::max<uint64_t>(step.parameters.size(), 2))) {
+    return Refuse(chunks, " pipeline stages: the step has ", layers, " layers and ",
+                  step.parameters.size(), " parameters");
+  }
+  const uint64_t most = std::max(kSensibleWorld, kSensibleGrowth * step.layout.World());
+  if (layout.World() > most) {
+    return Refuse(layout.World(), " ranks: of a step of ", step.layout.World(), " at most ", most,
+                  " are shown");
+  }
+  return {};
+}
+
 Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_only) {
+  CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
   CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
   bool experts = false;
   constexpr int kShown = 3;

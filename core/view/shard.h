@@ -21,6 +21,12 @@
 
 namespace ckptfs {
 
+// kInvalid for degrees beyond what the step's numbers make sense of: tp or etp
+// above the largest dimension, more pipeline stages than layers and two for
+// what stands before and behind them, more ranks than 65,536 and 16 times the
+// source's.  CheckLayout begins with it.
+Status CheckDegrees(const StepModel& step, const Layout& layout);
+
 // kInvalid with the parameter and the rule when a degree does not fit: part
 // sizes that do not divide, layers that do not split (naming the split token),
 // a pattern nobody declared, experts that do not divide by ep.

@@ -10,11 +10,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <string>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "fs/serve/memory_limit.h"
 
 namespace ckptfs {
 namespace {
@@ -36,28 +36,12 @@ constexpr uint64_t kWorthShrinking = 4 * kHugePage;
 
 uint64_t ChargeOf(uint64_t size) { return AlignUp(std::max<uint64_t>(size, 1), kHugePage); }
 
-// The memory limit of our control group and those above it (v2), or none.
-uint64_t GroupLimit() {
-  uint64_t limit = UINT64_MAX;
-  std::ifstream membership("/proc/self/cgroup");
-  for (std::string line; std::getline(membership, line);) {
-    if (!line.starts_with("0::")) continue;
-    for (std::string path = line.substr(3);; path.resize(path.rfind('/'))) {
-      std::ifstream file(StrCat("/sys/fs/cgroup", path, "/memory.max"));
-      uint64_t bytes;
-      if (file >> bytes) limit = std::min(limit, bytes);
-      if (path.rfind('/') == std::string::npos) break;
-    }
-  }
-  return limit;
-}
-
 }  // namespace
 
 uint64_t DefaultMaterialiseBudget() {
   const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  return std::min(machine, GroupLimit()) / 4;
+  return std::min(machine, GroupMemoryLimit()) / 4;
 }
 
 Result<std::unique_ptr<PagePool>> PagePool::Create(uint64_t budget) {

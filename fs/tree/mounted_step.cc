@@ -22,14 +22,27 @@ int64_t SteadyNow() {
       .count();
 }
 
+// Differs where the mode does, or whether it was linked, of one owner and group.
+uint64_t MixAccess(uint64_t mode, uint64_t uid, uint64_t gid, bool linked) {
+  return ((uid << 32 | gid) * 0x9e3779b97f4a7c15u) ^ (mode & 0777) ^ (linked ? 1u << 16 : 0);
+}
+
 }  // namespace
 
 MountedStep::MountedStep(std::shared_ptr<const Step> step, std::unique_ptr<BlobReader> blobs,
-                         std::shared_ptr<std::atomic<uint64_t>> retired_reads)
+                         std::shared_ptr<std::atomic<uint64_t>> retired_reads,
+                         std::shared_ptr<std::atomic<uint64_t>> access_changes)
     : step_(std::move(step)),
       blobs_(std::move(blobs)),
       retired_reads_(std::move(retired_reads)),
-      checked_(std::make_unique<std::atomic<int64_t>[]>(step_->model.blobs.size())) {}
+      checked_(std::make_unique<std::atomic<int64_t>[]>(step_->model.blobs.size())),
+      access_(std::make_unique<std::atomic<uint64_t>[]>(step_->model.blobs.size())),
+      access_changes_(std::move(access_changes)) {
+  for (size_t i = 0; i < step_->model.blobs.size(); ++i) {
+    const Blob& blob = step_->model.blobs[i];
+    access_[i] = MixAccess(blob.mode, blob.uid, blob.gid, false);
+  }
+}
 
 MountedStep::~MountedStep() {
   retired_reads_->fetch_add(blobs_->bytes_read(), std::memory_order_relaxed);
@@ -64,8 +77,11 @@ Status MountedStep::CheckOlder(const std::vector<BlobIndex>& blobs, int64_t afte
     const int64_t last = checked.load(std::memory_order_relaxed);
     if (last != 0 && last > after) continue;
     const int64_t now = SteadyNow();
-    if (Status status = blobs_->Check(blob); !status) {
-      Error error = std::move(status).error();
+    FoundFile found;
+    const Status status = blobs_->Check(blob, &found);
+    if (found.status.st_nlink > 0) NoteAccess(blob, found);
+    if (!status) {
+      Error error = status.error();
       // The name in the mount exists; it is the source that went.
       if (error.code == ErrorCode::kNotFound) error.code = ErrorCode::kStale;
       return Fail(std::move(error));
@@ -73,6 +89,15 @@ Status MountedStep::CheckOlder(const std::vector<BlobIndex>& blobs, int64_t afte
     checked.store(now, std::memory_order_relaxed);
   }
   return {};
+}
+
+// Who may see the step was told by what the files were when they were looked at.
+void MountedStep::NoteAccess(BlobIndex blob, const FoundFile& found) const {
+  if (model().blob(blob).side) return;
+  const OwnerAndMode& access = found.access;
+  const uint64_t now = MixAccess(access.mode, access.uid, access.gid, found.linked);
+  const uint64_t before = access_[static_cast<uint32_t>(blob)].exchange(now);
+  if (before != now) access_changes_->fetch_add(1);
 }
 
 bool LayoutView::Any() const {
@@ -142,7 +167,7 @@ StepEntry::Loaded StepEntry::Load() {
   options.roots = roots_;
   auto blobs = BlobReader::Create((*step)->model, std::move(options));
   return std::make_shared<const MountedStep>(*std::move(step), std::move(blobs),
-                                             recent_.retired_reads());
+                                             recent_.retired_reads(), access_changes_);
 }
 
 Result<std::shared_ptr<const MountedStep>> StepEntry::Mounted() {
@@ -179,14 +204,20 @@ Result<std::shared_ptr<const MountedStep>> StepEntry::Mounted() {
 }
 
 Result<std::shared_ptr<const StepAccess>> StepEntry::Access() {
+  const uint64_t changes = access_changes_->load();
+  std::shared_ptr<const StepAccess> before;
   {
     MutexLock lock(mutex_);
-    if (access_) return access_;
+    if (access_ && access_of_ >= changes) return access_;
+    before = access_;
   }
   CKPT_ASSIGN_OR_RETURN(const auto mounted, Mounted());
-  auto access = std::make_shared<const StepAccess>(mounted->step(), mounted->blobs());
+  auto access = std::make_shared<const StepAccess>(mounted->step(), mounted->blobs(), before.get());
   MutexLock lock(mutex_);
-  if (!access_) access_ = std::move(access);
+  if (!access_ || access_of_ < changes) {
+    access_ = std::move(access);
+    access_of_ = changes;
+  }
   return access_;
 }
 

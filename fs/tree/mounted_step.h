@@ -56,9 +56,11 @@ using SourceIndex = std::map<std::string, SourceDirectory, std::less<>>;
 
 class MountedStep {
  public:
-  // The bytes it has read are added to `*retired_reads` when it goes.
+  // The bytes it has read are added to `*retired_reads` when it goes;
+  // `*access_changes` counts the files found with another owner or mode.
   MountedStep(std::shared_ptr<const Step> step, std::unique_ptr<BlobReader> blobs,
-              std::shared_ptr<std::atomic<uint64_t>> retired_reads);
+              std::shared_ptr<std::atomic<uint64_t>> retired_reads,
+              std::shared_ptr<std::atomic<uint64_t>> access_changes);
   ~MountedStep();
 
   const Step& step() const { return *step_; }
@@ -81,6 +83,7 @@ class MountedStep {
  private:
   // Those that were last looked at before `after`, ns of the steady clock.
   Status CheckOlder(const std::vector<BlobIndex>& blobs, int64_t after) const;
+  void NoteAccess(BlobIndex blob, const FoundFile& found) const;
 
   std::shared_ptr<const Step> step_;
   std::unique_ptr<BlobReader> blobs_;
@@ -91,6 +94,9 @@ class MountedStep {
   mutable std::string info_;
   // Per blob: when it was last found unchanged, ns of the steady clock.
   std::unique_ptr<std::atomic<int64_t>[]> checked_;
+  // Per blob: owner, group, mode and whether it was linked, mixed.
+  std::unique_ptr<std::atomic<uint64_t>[]> access_;
+  std::shared_ptr<std::atomic<uint64_t>> access_changes_;
 };
 
 // A layout of a step: which formats can show it, and why the others cannot.
@@ -133,7 +139,7 @@ class StepEntry {
 
   // BLOCKS: on loading the manifest, once for all who ask meanwhile.
   Result<std::shared_ptr<const MountedStep>> Mounted();
-  // Loads the step the first time only.
+  // Loads the step the first time, and when a file was found changed.
   Result<std::shared_ptr<const StepAccess>> Access();
 
   // Names of a removed step resolve no more; open files go on.
@@ -164,7 +170,10 @@ class StepEntry {
   std::weak_ptr<const MountedStep> mounted_ GUARDED_BY(mutex_);
   std::shared_future<Loaded> loading_ GUARDED_BY(mutex_);
   bool is_loading_ GUARDED_BY(mutex_) = false;
+  const std::shared_ptr<std::atomic<uint64_t>> access_changes_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
   std::shared_ptr<const StepAccess> access_ GUARDED_BY(mutex_);
+  uint64_t access_of_ GUARDED_BY(mutex_) = 0;  // the count of changes that `access_` knows of
   struct UsedView {
     std::shared_ptr<const LayoutView> view;
     uint64_t used = 0;

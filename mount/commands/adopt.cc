@@ -8,6 +8,7 @@
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_json.h"
 #include "mount/control_client.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -29,7 +30,7 @@ void Print(const AdoptOutcome& outcome, bool json) {
     return;
   }
   for (const StepRecord& record : outcome.steps) {
-    std::printf("%s/%s\n", record.run.c_str(), record.id.c_str());
+    std::printf("%s/%s\n", Printable(record.run).c_str(), Printable(record.id).c_str());
   }
 }
 
@@ -41,13 +42,13 @@ Status Run(const Options& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, true));
   CKPT_ASSIGN_OR_RETURN(const AdoptOutcome outcome, Adopt(*store, request));
   for (const std::string& line : outcome.skipped) {
-    std::fprintf(stderr, "ckptfs: skipped %s\n", line.c_str());
+    std::fprintf(stderr, "ckptfs: skipped %s\n", Printable(line).c_str());
   }
   for (const std::string& line : outcome.warnings) {
-    std::fprintf(stderr, "ckptfs: %s\n", line.c_str());
+    std::fprintf(stderr, "ckptfs: %s\n", Printable(line).c_str());
   }
   for (const std::string& line : RefreshDaemons(store->directory())) {
-    std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", line.c_str());
+    std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", Printable(line).c_str());
   }
   Print(outcome, options.json);
   return {};

@@ -13,6 +13,7 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/name_pattern.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -66,7 +67,7 @@ int Report(const Status& status) {
   if (error.message.starts_with(kExitPrefix)) {
     return std::stoi(error.message.substr(kExitPrefix.size()));
   }
-  std::fprintf(stderr, "ckptfs: %s\n", error.message.c_str());
+  std::fprintf(stderr, "ckptfs: %s\n", Printable(error.message).c_str());
   return static_cast<int>(ExitCodeOf(error.code));
 }
 
@@ -83,13 +84,13 @@ int FinishOutput(int code) {
 int Execute(std::vector<std::string> words) {
   auto translated = TranslateMountWords(std::move(words));
   if (!translated) {
-    std::fprintf(stderr, "ckptfs: %s\n", translated.error().message.c_str());
+    std::fprintf(stderr, "ckptfs: %s\n", Printable(translated.error().message).c_str());
     return static_cast<int>(ExitCode::kUsage);
   }
   try {
     return MakeCommandSet()->Run(*translated);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "ckptfs: %s\n", error.what());
+    std::fprintf(stderr, "ckptfs: %s\n", Printable(error.what()).c_str());
     return static_cast<int>(ExitCode::kFailed);
   }
 }
@@ -99,7 +100,7 @@ void Configure(CLI::App& app) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return StrCat("ckptfs: ", std::string(error.what()), "\n", kHelpHint, "\n");
+    return StrCat("ckptfs: ", Printable(error.what()), "\n", kHelpHint, "\n");
   });
 }
 
@@ -196,7 +197,7 @@ Status ExitWith(int code) {
 }
 
 Status RefuseUsage(std::string_view message) {
-  std::fprintf(stderr, "ckptfs: %s\n%s\n", std::string(message).c_str(), kHelpHint.data());
+  std::fprintf(stderr, "ckptfs: %s\n%s\n", Printable(message).c_str(), kHelpHint.data());
   return ExitWith(static_cast<int>(ExitCode::kUsage));
 }
 

@@ -11,6 +11,7 @@
 #include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -82,23 +83,24 @@ void PrintOrigin(const Json& origin) {
   std::printf("[%llu, %llu)  ", static_cast<unsigned long long>(origin.value("begin", uint64_t{0})),
               static_cast<unsigned long long>(origin.value("end", uint64_t{0})));
   if (origin.contains("parameter")) {
-    std::printf("%s %s  ", origin.value("parameter", "").c_str(), origin.value("kind", "").c_str());
+    std::printf("%s %s  ", Printable(origin.value("parameter", "")).c_str(),
+                Printable(origin.value("kind", "")).c_str());
     if (origin["stored"] != origin["shown"]) {
-      std::printf("%s -> %s  ", origin.value("stored", "").c_str(),
-                  origin.value("shown", "").c_str());
+      std::printf("%s -> %s  ", Printable(origin.value("stored", "")).c_str(),
+                  Printable(origin.value("shown", "")).c_str());
     }
   }
   if (from != "source") {
-    std::printf("%s\n", from.c_str());
+    std::printf("%s\n", Printable(from).c_str());
     return;
   }
-  std::printf("%s at %llu, %llu bytes\n", origin.value("file", "").c_str(),
+  std::printf("%s at %llu, %llu bytes\n", Printable(origin.value("file", "")).c_str(),
               static_cast<unsigned long long>(origin.value("offset", uint64_t{0})),
               static_cast<unsigned long long>(origin.value("length", uint64_t{0})));
   if (!origin.contains("packed_from") || origin["packed_from"].empty()) return;
   const Json& first = origin["packed_from"].front();
   std::printf("    packed from %zu pieces, first %s at %llu, %llu bytes\n",
-              origin["packed_from"].size(), first.value("file", "").c_str(),
+              origin["packed_from"].size(), Printable(first.value("file", "")).c_str(),
               static_cast<unsigned long long>(first.value("offset", uint64_t{0})),
               static_cast<unsigned long long>(first.value("length", uint64_t{0})));
 }
@@ -118,7 +120,8 @@ Status ExplainLayout(const Options& options, const StepModel& model, const Layou
     PrintJson(json);
   } else {
     for (const auto& [name, answer] : json["formats"].items()) {
-      std::printf("%s: %s\n", name.c_str(), answer.get<std::string>().c_str());
+      std::printf("%s: %s\n", Printable(name).c_str(),
+                  Printable(answer.get<std::string>()).c_str());
     }
   }
   return any ? Status{} : ExitWith(static_cast<int>(ExitCode::kRefused));

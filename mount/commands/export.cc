@@ -7,10 +7,12 @@
 
 #include "core/base/strings.h"
 #include "formats/registry.h"
+#include "fs/permissions.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -29,6 +31,14 @@ Result<Layout> LayoutOf(const std::string& view) {
   return Layout::Parse(std::string_view(view).substr(0, view.find('/')));
 }
 
+// Where one group does not say who may read all of the source, only everybody or
+// nobody can be said.
+ExportAccess AccessFor(const Step& step, const BlobReader& blobs) {
+  const auto rule = StepAccess(step, blobs).rule();
+  if (rule->exact) return {rule->read_bits & 044, rule->gid};
+  return {(rule->read_bits & 04) != 0 ? 044u : 0u, 0};
+}
+
 Status Run(const Options& options) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, LayoutOf(options.view));
   const size_t slash = options.view.find('/');
@@ -45,8 +55,9 @@ Status Run(const Options& options) {
       step->record.run.empty() ? step->record.source : step->record.manifest.Hex();
   const std::string identity = StrCat(source, " ", layout.ToString(), " ", part);
   const auto formats = MakeViewFormats();
-  CKPT_ASSIGN_OR_RETURN(const ExportReport report, ExportView(step->model, formats, layout, part,
-                                                              destination, identity, *blobs, job));
+  CKPT_ASSIGN_OR_RETURN(const ExportReport report,
+                        ExportView(step->model, formats, layout, part, destination, identity,
+                                   *blobs, AccessFor(*step, *blobs), job));
   if (options.json) {
     PrintJson({{"destination", destination},
                {"files", report.files},
@@ -55,7 +66,7 @@ Status Run(const Options& options) {
     return {};
   }
   std::printf("%llu files, %s in %s", static_cast<unsigned long long>(report.files),
-              HumanBytes(report.bytes).c_str(), destination.c_str());
+              HumanBytes(report.bytes).c_str(), Printable(destination).c_str());
   if (report.bytes_resumed > 0) {
     std::printf(" (%s were there)", HumanBytes(report.bytes_resumed).c_str());
   }

@@ -11,6 +11,7 @@
 #include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -67,21 +68,23 @@ std::string Joined(const Json& texts, const char* separator) {
 void PrintViews(const Json& views) {
   std::printf("views (any legal layout may be asked for; these were tried):\n");
   for (const auto& [format, answer] : views.items()) {
-    std::printf("  %s: %s\n", format.c_str(), Joined(answer["shown"], " ").c_str());
+    std::printf("  %s: %s\n", Printable(format).c_str(),
+                Printable(Joined(answer["shown"], " ")).c_str());
     for (const auto& [reason, layouts] : answer["refused"].items()) {
-      std::printf("    not %s: %s\n", Joined(layouts, ", ").c_str(), reason.c_str());
+      std::printf("    not %s: %s\n", Printable(Joined(layouts, ", ")).c_str(),
+                  Printable(reason).c_str());
     }
   }
 }
 
 void PrintSizes(const Json& info) {
   for (const auto& [role, counted] : info["parameters"].items()) {
-    std::printf("%s parameters: %llu with %llu elements\n", role.c_str(),
+    std::printf("%s parameters: %llu with %llu elements\n", Printable(role).c_str(),
                 static_cast<unsigned long long>(counted.value("number", uint64_t{0})),
                 static_cast<unsigned long long>(counted.value("elements", uint64_t{0})));
   }
   for (const auto& [kind, sum] : info["kinds"].items()) {
-    std::printf("  %-12s %8llu tensors  %10s  %s%s\n", kind.c_str(),
+    std::printf("  %-12s %8llu tensors  %10s  %s%s\n", Printable(kind).c_str(),
                 static_cast<unsigned long long>(sum.value("atoms", uint64_t{0})),
                 HumanBytes(sum.value("bytes", uint64_t{0})).c_str(),
                 Joined(sum["dtypes"], " ").c_str(), sum.contains("derived") ? "  (derived)" : "");
@@ -89,16 +92,16 @@ void PrintSizes(const Json& info) {
 }
 
 void PrintText(const Json& info) {
-  std::printf("%s\n", info.value("adopted_from", "").c_str());
-  std::printf("format: %s %s\n", info.value("framework", "").c_str(),
-              info.value("framework_version", "").c_str());
-  std::printf("step: %s (iteration %llu, %s)\n", info.value("step", "").c_str(),
+  std::printf("%s\n", Printable(info.value("adopted_from", "")).c_str());
+  std::printf("format: %s %s\n", Printable(info.value("framework", "")).c_str(),
+              Printable(info.value("framework_version", "")).c_str());
+  std::printf("step: %s (iteration %llu, %s)\n", Printable(info.value("step", "")).c_str(),
               static_cast<unsigned long long>(info.value("iteration", uint64_t{0})),
               LocalTime(info.value("mtime_ns", int64_t{0})).c_str());
-  std::printf("layout: %s (%llu ranks)\n", info.value("layout", "").c_str(),
+  std::printf("layout: %s (%llu ranks)\n", Printable(info.value("layout", "")).c_str(),
               static_cast<unsigned long long>(info.value("world", uint64_t{0})));
   for (const char* key : {"model_dtype", "family"}) {
-    if (info.contains(key)) std::printf("%s: %s\n", key, info.value(key, "").c_str());
+    if (info.contains(key)) std::printf("%s: %s\n", key, Printable(info.value(key, "")).c_str());
   }
   PrintSizes(info);
   const Json& source = info["source"];
@@ -110,7 +113,9 @@ void PrintText(const Json& info) {
                 static_cast<unsigned long long>(info["side_blob"].value("tensors", uint64_t{0})),
                 HumanBytes(info["side_blob"].value("bytes", uint64_t{0})).c_str());
   }
-  for (const Json& note : info["notes"]) std::printf("note: %s\n", note.get<std::string>().c_str());
+  for (const Json& note : info["notes"]) {
+    std::printf("note: %s\n", Printable(note.get<std::string>()).c_str());
+  }
   PrintViews(info["views"]);
 }
 

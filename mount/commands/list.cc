@@ -4,6 +4,7 @@
 
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_json.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -21,9 +22,9 @@ void PrintTable(const std::vector<StepRecord>& records) {
   }
   for (const StepRecord& record : records) {
     const std::string step = record.run + "/" + record.id;
-    std::printf("%-*s  %10llu  %s  %s\n", static_cast<int>(width), step.c_str(),
+    std::printf("%-*s  %10llu  %s  %s\n", static_cast<int>(width), Printable(step).c_str(),
                 static_cast<unsigned long long>(record.iteration),
-                LocalTime(record.mtime_ns).c_str(), record.source.c_str());
+                LocalTime(record.mtime_ns).c_str(), Printable(record.source).c_str());
   }
 }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
@@ -11,6 +12,7 @@
 #include "mount/mount_process.h"
 #include "mount/mount_table.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -63,7 +65,8 @@ Result<MountRequest> RequestOf(const Options& options) {
     CKPT_ASSIGN_OR_RETURN(request.reserve_bytes, ParseBytes(options.reserve));
   }
   if (!request.log.empty() && request.log != "stderr" && request.log != "syslog") {
-    CKPT_ASSIGN_OR_RETURN(request.log, AbsolutePath(request.log));
+    // Not AbsolutePath: a link in the log's place has to be seen as one.
+    request.log = std::filesystem::absolute(request.log).lexically_normal().string();
   }
   request.allow_other = request.allow_other || ::geteuid() == 0;
   return request;
@@ -73,7 +76,7 @@ Result<MountRequest> RequestOf(const Options& options) {
 int Serve(const MountRequest& request, const std::function<void()>& ready) {
   const Status done = RunMount(request, ready);
   if (done) return 0;
-  std::fprintf(stderr, "ckptfs: %s\n", done.error().message.c_str());
+  std::fprintf(stderr, "ckptfs: %s\n", Printable(done.error().message).c_str());
   return static_cast<int>(ExitCodeOf(done.error().code));
 }
 

@@ -6,6 +6,7 @@
 #include "mount/commands/command_set.h"
 #include "mount/control_client.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -37,11 +38,11 @@ Status Run(const Options& options) {
     if (!done) break;
   }
   for (const std::string& line : RefreshDaemons(store->directory())) {
-    std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", line.c_str());
+    std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", Printable(line).c_str());
   }
   if (const Status swept = store->Sweep(); !swept) {
     std::fprintf(stderr, "ckptfs: side blobs of removed steps stay: %s\n",
-                 swept.error().message.c_str());
+                 Printable(swept.error().message).c_str());
   }
   return done;
 }

@@ -4,6 +4,7 @@
 
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_json.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -21,7 +22,7 @@ Status Run(const Options& options) {
   if (options.json) {
     PrintJson(RecordJson(record));
   } else {
-    std::printf("%s\n", record.id.c_str());
+    std::printf("%s\n", Printable(record.id).c_str());
   }
   return {};
 }

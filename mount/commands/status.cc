@@ -7,6 +7,7 @@
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
 #include "mount/commands/step_json.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -24,13 +25,13 @@ void PrintTree(const Json& json, const std::string& indent) {
   for (const auto& [key, value] : json.items()) {
     const std::string label = list ? indent + "- " : indent + key + ": ";
     if (value.is_structured() && !value.empty()) {
-      std::printf("%s\n", label.c_str());
+      std::printf("%s\n", Printable(label).c_str());
       PrintTree(value, indent + "  ");
     } else {
       const std::string text = value.is_string()
                                    ? value.get<std::string>()
                                    : value.dump(-1, ' ', false, Json::error_handler_t::replace);
-      std::printf("%s%s\n", label.c_str(), text.c_str());
+      std::printf("%s%s\n", Printable(label).c_str(), Printable(text).c_str());
     }
   }
 }

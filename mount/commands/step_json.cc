@@ -19,7 +19,7 @@ nlohmann::json RecordJson(const StepRecord& record) {
 }
 
 void PrintJson(const nlohmann::json& json) {
-  const std::string text = json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+  const std::string text = json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace);
   std::printf("%s\n", text.c_str());
 }
 

@@ -11,6 +11,7 @@
 #include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -41,7 +42,7 @@ void PrintAsJson(const VerifyReport& report) {
 
 void PrintAsText(const VerifyReport& report, const Options& options) {
   for (const VerifyDefect& defect : report.defects) {
-    std::printf("%s: %s\n", defect.subject.c_str(), defect.rule.c_str());
+    std::printf("%s: %s\n", Printable(defect.subject).c_str(), Printable(defect.rule).c_str());
   }
   if (report.defect_count > report.defects.size()) {
     std::printf("... and %llu more\n",
@@ -49,7 +50,8 @@ void PrintAsText(const VerifyReport& report, const Options& options) {
   }
   if (report.unsummed_blobs > 0) {
     std::printf("note: %llu files were written without checksums, such as %s\n",
-                static_cast<unsigned long long>(report.unsummed_blobs), report.unsummed.c_str());
+                static_cast<unsigned long long>(report.unsummed_blobs),
+                Printable(report.unsummed).c_str());
   }
   std::printf("%llu files (%s) read, %s compared with checksums, %llu replicated tensors compared",
               static_cast<unsigned long long>(report.blobs), HumanBytes(report.blob_bytes).c_str(),

@@ -8,6 +8,7 @@
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -27,12 +28,12 @@ Result<Layout> LayoutOf(const std::string& text) {
 void Print(const std::string& mountpoint, const std::string& text) {
   auto result = nlohmann::json::parse(text, nullptr, false);
   if (!result.is_object()) result = nlohmann::json::object();
-  std::printf("%s: %llu files, %s in memory\n", mountpoint.c_str(),
+  std::printf("%s: %llu files, %s in memory\n", Printable(mountpoint).c_str(),
               static_cast<unsigned long long>(result.value("files", uint64_t{0})),
               HumanBytes(result.value("bytes", uint64_t{0})).c_str());
   for (const auto& [reason, files] : result["skipped"].items()) {
     std::printf("  %llu files not filled: %s\n",
-                static_cast<unsigned long long>(files.get<uint64_t>()), reason.c_str());
+                static_cast<unsigned long long>(files.get<uint64_t>()), Printable(reason).c_str());
   }
 }
 

@@ -40,7 +40,7 @@ SourceSample Export(const StepModel& step, const std::string& layout, const std:
   const auto blobs = BlobReader::Create(step, BlobReader::Options{});
   const auto formats = MakeViewFormats();
   Must(ExportView(step, formats, Must(Layout::Parse(layout)), "deepspeed", to, "sample", *blobs,
-                  JobOptions{}));
+                  ExportAccess{}, JobOptions{}));
   return {to, StrCat(to, "/", step.id), {"zero/optimizer_state.pt"}};
 }
 

@@ -204,6 +204,7 @@ Status AddLinks(const StepModel& step, const ShownNames& names, UniversalIndex& 
 // Whether every parameter can be cut for this tensor-parallel degree by the
 // loader.  Pipeline stages are the engine's own business: files go by name.
 Status CheckCuts(const StepModel& step, const Layout& layout) {
+  CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
   Layout cut;
   cut.tp = layout.tp;
   CKPT_RETURN_IF_ERROR(CheckLayout(step, cut, /*trainable_only=*/true));

@@ -89,7 +89,7 @@ class ExportTest : public testing::Test {
   Result<ExportReport> Run(std::string_view part, std::string_view identity = "run/1 tp1") {
     JobOptions options;
     options.threads = 1;
-    return ExportView(model_, formats_, Layout{}, part, Target(), identity, *blobs_, options);
+    return ExportView(model_, formats_, Layout{}, part, Target(), identity, *blobs_, {044, 0}, options);
   }
   std::string Target() const { return target_.path() + "/out"; }
   std::string Read(const std::string& name) const {

@@ -2,6 +2,9 @@
 
 #include "tests/core/jobs/pieces.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
 #include "core/blob/file_stamp.h"
@@ -59,13 +62,24 @@ void Pieces::Write() {
     Blob blob;
     blob.path = StrCat("rank", rank);
     directory_.Write(blob.path, files_[rank]);
-    blob.stamp = *StampOfFile(PathOf(rank));
+    Restrict(rank, 0640);
+    if (geteuid() == 0) (void)!chown(PathOf(rank).c_str(), 1000, 100);
+    struct stat status {};
+    stat(PathOf(rank).c_str(), &status);
+    blob.stamp = StampOf(status);
     blob.mode = 0640;
-    blob.uid = 1000;
-    blob.gid = 100;
+    blob.uid = status.st_uid;
+    blob.gid = status.st_gid;
     model_.blobs.push_back(blob);
   }
   model_.BuildIndex();
+}
+
+void Pieces::Restrict(uint32_t rank, uint32_t mode) {
+  chmod(PathOf(rank).c_str(), mode);
+  if (rank >= model_.blobs.size()) return;
+  model_.blobs[rank].mode = mode;
+  model_.blobs[rank].stamp = *StampOfFile(PathOf(rank));
 }
 
 std::string ReadWhole(const StepModel& model, AtomIndex atom) {

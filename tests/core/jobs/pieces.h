@@ -25,8 +25,10 @@ class Pieces {
   // end, `gap` bytes behind the one before.
   AtomIndex Add(const std::string& name, const std::string& kind, uint64_t elements,
                 DType dtype = DType::kF32, uint64_t gap = 9000);
-  // Writes the files and stamps them: once, after all are added.
+  // Writes the files and stamps them: once, after all are added.  They are of mode
+  // 0640, user 1000 and group 100, where we may give them away.
   void Write();
+  void Restrict(uint32_t rank, uint32_t mode);
 
   StepModel& model() { return model_; }
   std::string PathOf(uint32_t rank) const { return directory_.path() + "/rank" + std::to_string(rank); }

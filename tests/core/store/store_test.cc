@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -265,6 +266,94 @@ TEST_F(StoreTest, TheCatalogueNeverShowsWhatIsNotThere) {
   fs::remove(Path("format"));
   Publish(*Open(), TinyModel("a", 7, 7));
   EXPECT_EQ(Open()->Resolve("run", "a")->iteration, 7u);
+}
+
+// ---- who wrote it, and whether it is there ---------------------------------------
+
+TEST_F(StoreTest, WhatOthersWroteOrMayWriteIsNotRead) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give files to others";
+  const StepRecord record = Publish(*Open(), TinyModel("a", 1, 1));
+  const std::string manifest = StrCat("manifests/", record.manifest.Hex());
+  const auto loads = [&](std::string_view name) {
+    const auto store = Store::Open(directory_, false);
+    const auto step = store ? (*store)->Resolve("run", "a") : Fail(Error(store.error()));
+    const auto loaded = step ? (*store)->Load(*step) : Fail(Error(step.error()));
+    if (loaded) return true;
+    EXPECT_EQ(loaded.error().code, ErrorCode::kPermission) << loaded.error().message;
+    EXPECT_THAT(loaded.error().message, HasSubstr(std::string(name)));
+    return false;
+  };
+  for (const std::string& name : {std::string(), std::string("format"), std::string("steps"),
+                                  std::string("steps/run/a/0"), std::string("manifests"), manifest}) {
+    fs::remove(Path("catalogue.sqlite"));  // which remembers texts it once trusted
+    EXPECT_TRUE(loads(name));
+    fs::remove(Path("catalogue.sqlite"));
+    ASSERT_EQ(chown(Path(name).c_str(), 65534, 0), 0);
+    EXPECT_FALSE(loads(name)) << name;
+    ASSERT_EQ(chown(Path(name).c_str(), 0, 0), 0);
+    const fs::perms before = fs::status(Path(name)).permissions();
+    for (const fs::perms wider : {fs::perms::group_write, fs::perms::others_write}) {
+      fs::permissions(Path(name), before | wider);
+      EXPECT_FALSE(loads(name)) << name;
+    }
+    fs::permissions(Path(name), before);
+  }
+  // A sticky directory is one that others write into, too.
+  fs::permissions(directory_, fs::perms::all | fs::perms::sticky_bit);
+  EXPECT_FALSE(Store::Open(directory_, true));
+}
+
+TEST_F(StoreTest, LinksInAStoreAreNotFollowed) {
+  const StepRecord record = Publish(*Open(), TinyModel("a", 1, 1));
+  const std::string manifest = Path(StrCat("manifests/", record.manifest.Hex()));
+  fs::rename(manifest, Path("elsewhere"));
+  fs::create_symlink(Path("elsewhere"), manifest);
+  EXPECT_FALSE(Open()->Load(record));
+  fs::remove(manifest);
+  fs::rename(Path("elsewhere"), manifest);
+  EXPECT_TRUE(Open()->Load(record));
+  fs::rename(Path("manifests"), Path("others"));
+  fs::create_directory_symlink(Path("others"), Path("manifests"));
+  EXPECT_FALSE(Open()->Load(record));
+}
+
+TEST_F(StoreTest, ACatalogueOfSomebodyElseIsNotBelieved) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give files to others";
+  Publish(*Open(), TinyModel("a", 1, 1));
+  EXPECT_EQ(fs::status(Path("catalogue.sqlite")).permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+  // Its texts say what a damaged record does not any more.
+  std::ofstream(Path("steps/run/a/0")) << "damaged";
+  EXPECT_EQ(Latest(*Open()), "a");
+  ASSERT_EQ(chown(Path("catalogue.sqlite").c_str(), 65534, 0), 0);
+  EXPECT_NE(Latest(*Open()), "a");
+  fs::remove(Path("catalogue.sqlite"));
+  std::ofstream(Path("private")) << "not a catalogue";
+  fs::create_symlink(Path("private"), Path("catalogue.sqlite"));
+  Publish(*Open(), TinyModel("b", 2, 2), "other");
+  EXPECT_EQ(fs::file_size(Path("private")), 15u);
+}
+
+TEST_F(StoreTest, AStoreThatIsAwayIsNoNews) {
+  auto store = Open();
+  Publish(*store, TinyModel("a", 1, 1));
+  const std::string away = directory_ + "-away";
+  const auto expect_no_news = [&] {
+    EXPECT_EQ(store->Refresh().error().code, ErrorCode::kIo);
+    EXPECT_THAT(Ids(*store), ElementsAre("a"));
+  };
+  fs::rename(directory_, away);
+  expect_no_news();
+  fs::create_directory(directory_);  // an automounter's empty directory
+  expect_no_news();
+  ASSERT_TRUE(Store::Open(directory_, true));  // another store in its place
+  expect_no_news();
+  fs::remove_all(directory_);
+  fs::rename(away, directory_);
+  EXPECT_TRUE(store->Refresh());
+  Publish(*Open(), TinyModel("b", 2, 2));
+  EXPECT_TRUE(store->Refresh());
+  EXPECT_THAT(Ids(*store), ElementsAre("a", "b"));
 }
 
 // ---- faults -------------------------------------------------------------------

@@ -72,6 +72,21 @@ TEST(ShardTest, RefusesLayersThatDoNotSplit) {
   EXPECT_THAT(Refusal(Model(0), "pp2"), HasSubstr("layer number"));
 }
 
+TEST(ShardTest, RefusesDegreesThatMakeNoSense) {
+  StepModel step = Model(4);
+  EXPECT_EQ(Refusal(step, "dp65536"), "accepted");
+  EXPECT_THAT(Refusal(step, "dp65537"), HasSubstr("65537 ranks: of a step of 1 at most 65536"));
+  EXPECT_THAT(Refusal(step, "tp2_dp40000"), HasSubstr("80000 ranks"));
+  EXPECT_THAT(Refusal(step, "tp16"), HasSubstr("tp16: no dimension of any parameter is above 8"));
+  EXPECT_THAT(Refusal(step, "tp4_dp4_etp16"), HasSubstr("etp16"));
+  EXPECT_THAT(Refusal(step, "pp7"), HasSubstr("7 pipeline stages: the step has 4 layers"));
+  EXPECT_THAT(Refusal(step, "pp2_vpp4"), HasSubstr("8 pipeline stages"));
+  EXPECT_EQ(Refusal(step, "pp6_split0-1-1-1-1-0"), "accepted");
+  step.layout.dp = 8192;  // a step that large may grow
+  EXPECT_EQ(Refusal(step, "dp131072"), "accepted");
+  EXPECT_THAT(Refusal(step, "dp131073"), HasSubstr("at most 131072"));
+}
+
 TEST(ShardTest, FirstAndLastStageHoldTheEnds) {
   StepModel step = Model(4);
   const Layout layout = L("pp4");

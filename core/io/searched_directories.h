@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The directories that a path leads through: whoever opens a file by that path
+// has to be able to search each of them.
+//
+// Thread safety: pure functions over the filesystem.
+// BLOCKS: on stat.
+
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+
+#include "core/io/open_beneath.h"
+
+namespace ckptfs {
+
+// Adds `directory` and all above it, as they are spelled and as symbolic links
+// resolve them now.  REQUIRES: an absolute path.
+void AddSearched(const std::string& directory, std::set<std::string>& out);
+
+// Of a directory, links followed; nothing of what is there but is not one.
+// Errors as ErrnoError.
+Result<std::optional<OwnerAndMode>> AccessOfDirectory(const std::string& path);
+
+}  // namespace ckptfs

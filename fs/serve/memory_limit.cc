@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/serve/memory_limit.h"
+
+#include <algorithm>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+// A mounted hierarchy that can limit memory.
+struct Hierarchy {
+  std::string group;       // of the hierarchy, that is seen at `mountpoint`
+  std::string mountpoint;
+  std::string_view limit;  // the file's name
+};
+
+bool HasWord(std::string_view list, std::string_view word) {
+  return StrCat(",", list, ",").find(StrCat(",", word, ",")) != std::string::npos;
+}
+
+// A line of /proc/self/mountinfo:
+//   id parent dev root mountpoint options [tags...] - type source super-options
+std::optional<Hierarchy> ParseMount(const std::string& line) {
+  std::istringstream words(line);
+  std::string skipped, type, source, super;
+  Hierarchy mount;
+  words >> skipped >> skipped >> skipped >> mount.group >> mount.mountpoint;
+  while (words >> skipped && skipped != "-") continue;
+  words >> type >> source >> super;
+  if (type == "cgroup2") {
+    mount.limit = "memory.max";
+  } else if (type == "cgroup" && HasWord(super, "memory")) {
+    mount.limit = "memory.limit_in_bytes";
+  } else {
+    return std::nullopt;
+  }
+  return mount;
+}
+
+// Our group in the hierarchy, of /proc/self/cgroup: "id:controllers:path".
+std::optional<std::string> GroupIn(const std::string& root, bool unified) {
+  std::ifstream membership(StrCat(root, "/proc/self/cgroup"));
+  for (std::string line; std::getline(membership, line);) {
+    const size_t first = line.find(':');
+    const size_t second = first == line.npos ? line.npos : line.find(':', first + 1);
+    if (second == line.npos) continue;
+    const std::string_view controllers =
+        std::string_view(line).substr(first + 1, second - first - 1);
+    const bool wanted = unified ? controllers.empty() : HasWord(controllers, "memory");
+    if (wanted) return line.substr(second + 1);
+  }
+  return std::nullopt;
+}
+
+// The least limit of the group and those above it, as far as they are mounted.
+uint64_t LeastLimit(const std::string& root, const Hierarchy& mount, std::string group) {
+  // What is mounted is often our own container's part; from inside one whose
+  // names are not its own, the group's path may not lead through it.
+  const std::string top = mount.group == "/" ? "" : mount.group;
+  const bool inside = group == top || group.starts_with(top + "/");
+  group = inside ? group.substr(top.size()) : "";
+  while (!group.empty() && group.back() == '/') group.pop_back();
+  uint64_t least = UINT64_MAX;
+  while (true) {
+    std::ifstream file(StrCat(root, mount.mountpoint, group, "/", mount.limit));
+    uint64_t bytes = 0;
+    if (file >> bytes) least = std::min(least, bytes);  // "max" is no number
+    if (group.empty()) return least;
+    group.resize(group.rfind('/'));
+  }
+}
+
+}  // namespace
+
+uint64_t GroupMemoryLimit(const std::string& root) {
+  uint64_t least = UINT64_MAX;
+  std::ifstream mounts(StrCat(root, "/proc/self/mountinfo"));
+  for (std::string line; std::getline(mounts, line);) {
+    const auto mount = ParseMount(line);
+    if (!mount) continue;
+    const auto group = GroupIn(root, mount->limit == "memory.max");
+    if (group) least = std::min(least, LeastLimit(root, *mount, *group));
+  }
+  return least;
+}
+
+}  // namespace ckptfs
