@@ -15,7 +15,7 @@
 #include <tuple>
 
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/blob/safetensors_header.h"
 #include "core/jobs/work_list.h"
 #include "core/view/source_runs.h"

@@ -71,7 +71,6 @@ struct Store::State {
   Result<std::optional<StepRecord>> TryPublish(const StepRecord& wanted,
                                                const RenderedStep& rendered);
 
-  Result<std::string> ReadManifest(const Digest& digest);
 };
 
 }  // namespace ckptfs

@@ -13,7 +13,7 @@
 #include <iterator>
 
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/tensor/piece.h"
 
 namespace ckptfs::testing {

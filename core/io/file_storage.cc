@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/blob/file_storage.h"
+#include "core/io/file_storage.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -14,8 +14,11 @@
 #include <filesystem>
 #include <system_error>
 
+#include "core/base/descriptor.h"
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_root.h"
+#include "core/io/file_stamp.h"
+#include "core/io/local_file.h"
 
 namespace ckptfs {
 namespace {
@@ -26,34 +29,6 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;  // per system call
 
 Error SystemError(std::string_view call, const std::string& path) {
   return ErrnoError(errno, StrCat(call, " ", path));
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  // The close that matters: network filesystems report late errors here.
-  Status Close(const std::string& path) {
-    if (close(std::exchange(fd_, -1)) != 0) return Fail(SystemError("close", path));
-    return {};
-  }
-
- private:
-  int fd_;
-};
-
-Result<Descriptor> OpenFile(const std::string& path, int flags, mode_t mode = 0) {
-  Descriptor descriptor(open(path.c_str(), flags | O_CLOEXEC, mode));
-  if (descriptor.get() < 0) return Fail(SystemError("open", path));
-  return descriptor;
 }
 
 // What somebody else wrote, or may write, is not read: a manifest says which files
@@ -77,7 +52,7 @@ Status CheckTrusted(int fd, const std::string& path) {
 // is opened, has to be trusted.
 Result<Descriptor> OpenTrusted(const std::string& directory, std::string_view name, int flags) {
   std::string path = directory;
-  CKPT_ASSIGN_OR_RETURN(Descriptor at, OpenFile(path, O_PATH | O_DIRECTORY));
+  CKPT_ASSIGN_OR_RETURN(Descriptor at, OpenDescriptor(path, O_PATH | O_DIRECTORY));
   CKPT_RETURN_IF_ERROR(CheckTrusted(at.get(), path));
   while (!name.empty()) {
     const size_t slash = name.find('/');
@@ -97,7 +72,7 @@ Result<Descriptor> OpenTrusted(const std::string& directory, std::string_view na
 std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
 Status SyncDirectory(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(Descriptor directory, OpenFile(path, O_RDONLY | O_DIRECTORY));
+  CKPT_ASSIGN_OR_RETURN(Descriptor directory, OpenDescriptor(path, O_RDONLY | O_DIRECTORY));
   if (fsync(directory.get()) != 0) return Fail(SystemError("fsync", path));
   return {};
 }
@@ -115,12 +90,15 @@ Status MakeDirectories(const std::string& path) {
   return SyncDirectory(parent.empty() ? "/" : parent);
 }
 
-Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
+Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes,
+                const std::string& path) {
   while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), std::min(bytes.size(), kMaxTransfer));
+    const ssize_t n = pwrite(fd, bytes.data(), std::min(bytes.size(), kMaxTransfer),
+                             static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Fail(SystemError("write", path));
     bytes = bytes.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
   }
   return {};
 }
@@ -158,8 +136,8 @@ class TemporaryFile final : public StorageWriter {
     if (!named_) unlink(temporary_.c_str());
   }
 
-  Status Append(std::span<const std::byte> bytes) override {
-    return WriteAll(descriptor_.get(), bytes, path_);
+  Status WriteAt(uint64_t offset, std::span<const std::byte> bytes) override {
+    return WriteAll(descriptor_.get(), offset, bytes, path_);
   }
   Status Close() override {
     CKPT_RETURN_IF_ERROR(Prepare());
@@ -197,7 +175,7 @@ Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& director
       StrCat(directory, "/", kTemporary, "/", getpid(), "-", int64_t{now.tv_sec}, "-",
              int64_t{now.tv_nsec}, "-", counter.fetch_add(1));
   CKPT_ASSIGN_OR_RETURN(Descriptor descriptor,
-                        OpenFile(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
+                        OpenDescriptor(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
   return std::make_unique<TemporaryFile>(temporary, std::move(path), std::move(descriptor));
 }
 
@@ -213,23 +191,16 @@ void RemoveLeftovers(const std::string& directory) {
   }
 }
 
-}  // namespace
-
-Status CheckStorageName(std::string_view name) {
-  size_t begin = 0;
-  while (begin <= name.size()) {
-    const size_t end = std::min(name.find('/', begin), name.size());
-    const std::string_view part = name.substr(begin, end - begin);
-    if (part.empty() || part == "." || part == ".." || part.find('\0') != part.npos) {
-      return Fail(ErrorCode::kInvalid, StrCat("not a storage name: '", name, "'"));
-    }
-    begin = end + 1;
-  }
-  if (name == kTemporary || name.starts_with(StrCat(kTemporary, "/"))) {
-    return Fail(ErrorCode::kInvalid, StrCat("a reserved storage name: '", name, "'"));
+// A plain path that is not that of the temporary files.
+Status CheckObjectPath(std::string_view path) {
+  CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
+  if (path == kTemporary || path.starts_with(StrCat(kTemporary, "/"))) {
+    return Fail(ErrorCode::kInvalid, StrCat("a reserved name: '", path, "'"));
   }
   return {};
 }
+
+}  // namespace
 
 Result<std::unique_ptr<FileStorage>> FileStorage::Open(const std::string& directory, bool create) {
   std::error_code error;
@@ -244,45 +215,35 @@ Result<std::unique_ptr<FileStorage>> FileStorage::Open(const std::string& direct
   return std::unique_ptr<FileStorage>(new FileStorage(std::move(absolute)));
 }
 
-std::string FileStorage::PathOf(std::string_view name) const {
-  return StrCat(directory_, "/", name);
+Result<std::vector<RootEntry>> FileStorage::List(std::string_view path) const {
+  if (!path.empty()) CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
+  CKPT_ASSIGN_OR_RETURN(auto entries, ListDirectory(PathOf(path), false));
+  if (path.empty()) std::erase_if(entries, [](const auto& e) { return e.name == kTemporary; });
+  return entries;
 }
 
-Result<std::unique_ptr<StorageWriter>> FileStorage::Create(std::string_view name) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
-  CKPT_ASSIGN_OR_RETURN(std::unique_ptr<StorageWriter> writer,
-                        MakeTemporary(directory_, PathOf(name)));
-  return writer;
-}
-
-Result<size_t> FileStorage::ReadAt(std::string_view name, uint64_t offset,
-                                   std::span<std::byte> out) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
-  const std::string path = PathOf(name);
-  CKPT_ASSIGN_OR_RETURN(const Descriptor descriptor, OpenTrusted(directory_, name, O_RDONLY));
-  size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t n =
-        pread(descriptor.get(), out.data() + done, std::min(out.size() - done, kMaxTransfer),
-              static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Fail(SystemError("read", path));
-    if (n == 0) break;
-    done += static_cast<size_t>(n);
-  }
-  return done;
-}
-
-Result<StorageStat> FileStorage::Stat(std::string_view name) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+Result<EntryStat> FileStorage::Stat(std::string_view path) const {
+  if (!path.empty()) CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
+  const std::string full = PathOf(path);
   struct stat status;
-  const std::string path = PathOf(name);
-  if (stat(path.c_str(), &status) != 0) return Fail(SystemError("stat", path));
-  if (!S_ISREG(status.st_mode)) {
-    return Fail(ErrorCode::kNotFound, StrCat(path, " is no object"));
-  }
-  const BlobStamp stamp = StampOf(status);
-  return StorageStat{stamp.size, stamp.mtime_ns};
+  if (lstat(full.c_str(), &status) != 0) return Fail(SystemError("stat", full));
+  return EntryStat{KindOf(status), StampOf(status),
+                   OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, false}};
+}
+
+Result<std::shared_ptr<const File>> FileStorage::Open(std::string_view path) const {
+  CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
+  CKPT_ASSIGN_OR_RETURN(Descriptor file, OpenTrusted(directory(), path, O_RDONLY));
+  struct stat status;
+  if (fstat(file.get(), &status) != 0) return Fail(SystemError("stat", PathOf(path)));
+  return LocalFile::Make(std::move(file), status, PathOf(path));
+}
+
+Result<std::unique_ptr<StorageWriter>> FileStorage::Create(std::string_view path) {
+  CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
+  CKPT_ASSIGN_OR_RETURN(std::unique_ptr<StorageWriter> writer,
+                        MakeTemporary(directory(), PathOf(path)));
+  return writer;
 }
 
 // Who loses may rely on the winner's object, so its name is made durable first:
@@ -293,42 +254,19 @@ static Status AlreadyThere(const std::string& path) {
 }
 
 Status FileStorage::PublishIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  CKPT_RETURN_IF_ERROR(CheckObjectPath(name));
   const std::string path = PathOf(name);
   struct stat status;
   if (stat(path.c_str(), &status) == 0) return AlreadyThere(path);
-  CKPT_ASSIGN_OR_RETURN(const auto writer, MakeTemporary(directory_, path));
-  CKPT_RETURN_IF_ERROR(writer->Append(bytes));
+  CKPT_ASSIGN_OR_RETURN(const auto writer, MakeTemporary(directory(), path));
+  CKPT_RETURN_IF_ERROR(writer->WriteAt(0, bytes));
   Status published = writer->CloseIfAbsent();
   if (!published && published.error().code == ErrorCode::kExists) return AlreadyThere(path);
   return published;
 }
 
-Result<std::vector<std::string>> FileStorage::List(std::string_view prefix) {
-  while (prefix.ends_with('/')) prefix.remove_suffix(1);
-  if (!prefix.empty()) CKPT_RETURN_IF_ERROR(CheckStorageName(prefix));
-  namespace fs = std::filesystem;
-  const std::string top = prefix.empty() ? directory_ : PathOf(prefix);
-  std::vector<std::string> names;
-  std::error_code error;
-  fs::recursive_directory_iterator it(top, error);
-  if (error == std::errc::no_such_file_or_directory) return names;
-  for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
-    std::string name = it->path().string().substr(directory_.size() + 1);
-    if (name == kTemporary) {
-      it.disable_recursion_pending();
-      continue;
-    }
-    std::error_code gone;  // removed by somebody meanwhile: not listed
-    if (it->is_regular_file(gone)) names.push_back(std::move(name));
-  }
-  if (error) return Fail(ErrnoError(error.value(), StrCat("list ", top)));
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 Status FileStorage::Remove(std::string_view name) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  CKPT_RETURN_IF_ERROR(CheckObjectPath(name));
   const std::string path = PathOf(name);
   if (unlink(path.c_str()) != 0) return Fail(SystemError("unlink", path));
   return SyncDirectory(ParentOf(path));
