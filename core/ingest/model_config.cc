@@ -2,15 +2,12 @@
 
 #include "core/ingest/model_config.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/io/file_root.h"
 
 namespace ckptfs {
 namespace {
@@ -93,24 +90,10 @@ class ConfigEvents : public nlohmann::json_sax<nlohmann::json> {
 
 // The bytes of a regular file that we may read and that is not too long.
 std::optional<std::string> ReadSmallFile(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) return std::nullopt;
-  struct stat info {};
-  std::optional<std::string> out;
-  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0 &&
-      static_cast<uint64_t>(info.st_size) <= kMaxFile) {
-    out.emplace(static_cast<size_t>(info.st_size), '\0');
-    size_t have = 0;
-    while (have < out->size()) {
-      const ssize_t got =
-          ::pread(fd, out->data() + have, out->size() - have, static_cast<off_t>(have));
-      if (got <= 0) break;
-      have += static_cast<size_t>(got);
-    }
-    if (have != out->size()) out.reset();
-  }
-  ::close(fd);
-  return out;
+  const auto file = OpenLocalFile(path);
+  if (!file || (*file)->size() == 0 || (*file)->size() > kMaxFile) return std::nullopt;
+  auto text = (*file)->Read(0, (*file)->size(), "it");
+  return text ? std::optional(*std::move(text)) : std::nullopt;
 }
 
 }  // namespace
