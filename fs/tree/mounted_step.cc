@@ -127,8 +127,9 @@ size_t RecentSteps::loaded() const {
                                            [](const auto& weak) { return !weak.expired(); }));
 }
 
-StepEntry::StepEntry(Store& store, StepRecord record, RootMap roots, RecentSteps& recent)
-    : store_(store),
+StepEntry::StepEntry(StepCatalogue& catalogue, StepRecord record, RootMap roots,
+                     RecentSteps& recent)
+    : catalogue_(catalogue),
       record_(std::move(record)),
       roots_(std::move(roots)),
       recent_(recent),
@@ -136,13 +137,20 @@ StepEntry::StepEntry(Store& store, StepRecord record, RootMap roots, RecentSteps
       inode_seed_(InodeSeed(record_.manifest)) {}
 
 StepEntry::Loaded StepEntry::Load() {
-  auto step = store_.Load(record_);
+  auto step = catalogue_.Load(record_);
   if (!step) return Fail(std::move(step).error().WithContext(path_));
   BlobReader::Options options;
   options.roots = roots_;
+  options.open_roots = (*step)->roots;
   auto blobs = BlobReader::Create((*step)->model, std::move(options));
   return std::make_shared<const MountedStep>(*std::move(step), std::move(blobs),
                                              recent_.retired_reads());
+}
+
+void StepEntry::Reload() {
+  MutexLock lock(mutex_);
+  mounted_.reset();
+  access_.reset();
 }
 
 Result<std::shared_ptr<const MountedStep>> StepEntry::Mounted() {

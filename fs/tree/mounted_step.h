@@ -6,7 +6,7 @@
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.
-// Lifetime: the store must outlive a StepEntry; a MountedStep stands alone and
+// Lifetime: the catalogue must outlive a StepEntry; a MountedStep stands alone and
 // lives as long as open files hold it, also when the step has been removed.
 // Units: bytes.
 
@@ -27,7 +27,7 @@
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/store/store.h"
+#include "core/store/step_catalogue.h"
 #include "core/view/view_format.h"
 #include "fs/permissions.h"
 
@@ -125,7 +125,7 @@ class RecentSteps {
 
 class StepEntry {
  public:
-  StepEntry(Store& store, StepRecord record, RootMap roots, RecentSteps& recent);
+  StepEntry(StepCatalogue& catalogue, StepRecord record, RootMap roots, RecentSteps& recent);
 
   const StepRecord& record() const { return record_; }
   const std::string& path() const { return path_; }  // "/run/<run>/step/<id>"
@@ -135,6 +135,9 @@ class StepEntry {
   Result<std::shared_ptr<const MountedStep>> Mounted();
   // Loads the step the first time only.
   Result<std::shared_ptr<const StepAccess>> Access();
+
+  // Its bytes lie elsewhere now: who asks from now on loads it again.
+  void Reload();
 
   // Names of a removed step resolve no more; open files go on.
   void MarkRemoved() { removed_.store(true, std::memory_order_release); }
@@ -152,7 +155,7 @@ class StepEntry {
   using Loaded = Result<std::shared_ptr<const MountedStep>>;
   Loaded Load();
 
-  Store& store_;
+  StepCatalogue& catalogue_;
   const StepRecord record_;
   const RootMap roots_;
   RecentSteps& recent_;
