@@ -195,7 +195,7 @@ Status BlobReader::Check(BlobIndex blob, FoundFile* found) {
   }
   const BlobStamp now = StampOf(here.status);
   if (found != nullptr) *found = std::move(here);
-  if (CompareStamps(path, described.stamp, now)) return {};
+  if (CompareStamps(path, described.stamp, now) || state_->files.IsExcused(blob, now)) return {};
   // Times may have moved alone: what is opened is compared as bytes, too.
   const auto opened = Open(blob);
   return opened ? Status() : Fail(opened.error());

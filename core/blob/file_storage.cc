@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "core/base/descriptor.h"
 #include "core/base/strings.h"
 #include "core/blob/file_stamp.h"
 
@@ -26,34 +27,6 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;  // per system call
 
 Error SystemError(std::string_view call, const std::string& path) {
   return ErrnoError(errno, StrCat(call, " ", path));
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  // The close that matters: network filesystems report late errors here.
-  Status Close(const std::string& path) {
-    if (close(std::exchange(fd_, -1)) != 0) return Fail(SystemError("close", path));
-    return {};
-  }
-
- private:
-  int fd_;
-};
-
-Result<Descriptor> OpenFile(const std::string& path, int flags, mode_t mode = 0) {
-  Descriptor descriptor(open(path.c_str(), flags | O_CLOEXEC, mode));
-  if (descriptor.get() < 0) return Fail(SystemError("open", path));
-  return descriptor;
 }
 
 // What somebody else wrote, or may write, is not read: a manifest says which files
@@ -77,7 +50,7 @@ Status CheckTrusted(int fd, const std::string& path) {
 // is opened, has to be trusted.
 Result<Descriptor> OpenTrusted(const std::string& directory, std::string_view name, int flags) {
   std::string path = directory;
-  CKPT_ASSIGN_OR_RETURN(Descriptor at, OpenFile(path, O_PATH | O_DIRECTORY));
+  CKPT_ASSIGN_OR_RETURN(Descriptor at, OpenDescriptor(path, O_PATH | O_DIRECTORY));
   CKPT_RETURN_IF_ERROR(CheckTrusted(at.get(), path));
   while (!name.empty()) {
     const size_t slash = name.find('/');
@@ -97,7 +70,7 @@ Result<Descriptor> OpenTrusted(const std::string& directory, std::string_view na
 std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
 Status SyncDirectory(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(Descriptor directory, OpenFile(path, O_RDONLY | O_DIRECTORY));
+  CKPT_ASSIGN_OR_RETURN(Descriptor directory, OpenDescriptor(path, O_RDONLY | O_DIRECTORY));
   if (fsync(directory.get()) != 0) return Fail(SystemError("fsync", path));
   return {};
 }
@@ -197,7 +170,7 @@ Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& director
       StrCat(directory, "/", kTemporary, "/", getpid(), "-", int64_t{now.tv_sec}, "-",
              int64_t{now.tv_nsec}, "-", counter.fetch_add(1));
   CKPT_ASSIGN_OR_RETURN(Descriptor descriptor,
-                        OpenFile(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
+                        OpenDescriptor(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
   return std::make_unique<TemporaryFile>(temporary, std::move(path), std::move(descriptor));
 }
 

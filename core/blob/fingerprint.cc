@@ -20,22 +20,6 @@ constexpr uint64_t kBlock = 4096;
 constexpr uint64_t kBytesPerBlock = 16 << 10;
 constexpr uint64_t kMaxBlocks = 16;
 
-class Opened {
- public:
-  // O_NONBLOCK: a fifo put in the file's place must not hang us.
-  explicit Opened(const std::string& path)
-      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)) {}
-  ~Opened() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Opened(const Opened&) = delete;
-  Opened& operator=(const Opened&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  const int fd_;
-};
-
 Status ReadExactly(int fd, uint64_t offset, std::byte* out, size_t length,
                    const std::string& path) {
   for (size_t done = 0; done < length;) {
@@ -110,19 +94,6 @@ bool FileCheck::IsExcused(BlobIndex index, const BlobStamp& now) {
   MutexLock lock(mutex_);
   const auto known = excused_.find(static_cast<uint32_t>(index));
   return known != excused_.end() && known->second == now;
-}
-
-Status FileCheck::Check(const std::string& path, BlobIndex index, const Blob& blob) {
-  CKPT_ASSIGN_OR_RETURN(const BlobStamp now, StampOfFile(path));
-  const Status same = CompareStamps(path, blob.stamp, now);
-  if (same || IsExcused(index, now)) return {};
-  if (now.size != blob.stamp.size || now.inode != blob.stamp.inode ||
-      now.mtime_ns != blob.stamp.mtime_ns) {
-    return same;
-  }
-  const Opened file(path);
-  if (file.fd() < 0) return Fail(ErrnoError(errno, path));
-  return CheckOpen(file.fd(), path, index, blob);
 }
 
 Status FileCheck::CheckAgain(const std::string& path, BlobIndex index, const Blob& blob) {

@@ -38,16 +38,14 @@ class FileCheck {
   // time differ, or its change time and its fingerprint.  What was excused is
   // remembered.
   // BLOCKS: on stat, on reading where it moved.
-  Status Check(const std::string& path, BlobIndex index, const Blob& blob);
+  Status CheckOpen(int fd, const std::string& path, BlobIndex index, const Blob& blob);
+  // Whether these very times of the file were excused.
+  bool IsExcused(BlobIndex index, const BlobStamp& now);
   // kStale also if its times moved since it was looked at last: what was read of
   // it meanwhile may be of two states.
   Status CheckAgain(const std::string& path, BlobIndex index, const Blob& blob);
-  // Check of a file that is open.
-  Status CheckOpen(int fd, const std::string& path, BlobIndex index, const Blob& blob);
 
  private:
-  bool IsExcused(BlobIndex index, const BlobStamp& now);
-
   Mutex mutex_;
   std::unordered_map<uint32_t, BlobStamp> excused_ GUARDED_BY(mutex_);
 };

@@ -17,6 +17,7 @@
 #include <unordered_map>
 
 #include "core/base/checked_math.h"
+#include "core/base/descriptor.h"
 #include "core/base/strings.h"
 #include "core/blob/fingerprint.h"
 #include "core/ingest/coverage.h"
@@ -29,21 +30,6 @@ constexpr size_t kDefectsShown = 3;
 int64_t Nanoseconds(const timespec& time) {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(const std::string& path)
-      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 Status CheckRelative(std::string_view path) {
   bool good = !path.empty() && path.front() != '/' && path.find('\0') == std::string_view::npos;
@@ -75,7 +61,7 @@ Result<std::string> ResolveInside(const std::string& root, const std::string& pa
 Result<Blob> Inspect(uint32_t root_index, const std::string& root, std::string_view relative) {
   const std::string path = StrCat(root, "/", relative);
   CKPT_ASSIGN_OR_RETURN(const std::string real, ResolveInside(root, path));
-  const Descriptor file(real);
+  const Descriptor file(::open(real.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) return Fail(ErrnoError(errno, path));
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) return Fail(ErrnoError(errno, path));

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/descriptor.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -94,8 +95,8 @@ class ConfigEvents : public nlohmann::json_sax<nlohmann::json> {
 
 // The bytes of a regular file that we may read and that is not too long.
 Result<std::optional<std::string>> ReadSmallFile(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!file.valid()) {
     const bool absent = errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ELOOP ||
                         errno == ENXIO;
     if (absent) return std::optional<std::string>();
@@ -103,21 +104,20 @@ Result<std::optional<std::string>> ReadSmallFile(const std::string& path) {
   }
   struct stat info {};
   std::optional<std::string> out;
-  int failed = ::fstat(fd, &info) == 0 ? 0 : errno;
+  int failed = ::fstat(file.get(), &info) == 0 ? 0 : errno;
   if (failed == 0 && S_ISREG(info.st_mode) && info.st_size > 0 &&
       static_cast<uint64_t>(info.st_size) <= kMaxFile) {
     out.emplace(static_cast<size_t>(info.st_size), '\0');
     size_t have = 0;
     while (have < out->size()) {
       const ssize_t got =
-          ::pread(fd, out->data() + have, out->size() - have, static_cast<off_t>(have));
+          ::pread(file.get(), out->data() + have, out->size() - have, static_cast<off_t>(have));
       if (got < 0) failed = errno;
       if (got <= 0) break;
       have += static_cast<size_t>(got);
     }
     if (have != out->size()) out.reset();
   }
-  ::close(fd);
   if (failed != 0) return Fail(ErrnoError(failed, path));
   return out;
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/base/checked_math.h"
+#include "core/base/descriptor.h"
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "core/store/store.h"
@@ -32,23 +33,6 @@ constexpr uint64_t kBuffer = uint64_t{4} << 20;
 constexpr std::string_view kJournal = ".ckptfs-export";
 constexpr std::string_view kPartial = ".ckptfs-partial";
 constexpr std::string_view kMagic = "ckptfs-export 1";
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 Result<Descriptor> OpenFile(const std::string& path, int flags, mode_t mode = 0600) {
   Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, mode));

@@ -13,6 +13,7 @@
 #include <span>
 #include <tuple>
 
+#include "core/base/descriptor.h"
 #include "core/base/strings.h"
 #include "core/blob/file_stamp.h"
 #include "core/jobs/work_list.h"
@@ -27,31 +28,26 @@ constexpr uint64_t kReadBytes = uint64_t{1} << 20;
 // One source file, open, of which only what the stamp says is read.
 class SourceFile {
  public:
-  SourceFile(const SourceFile&) = delete;
-  SourceFile& operator=(const SourceFile&) = delete;
   SourceFile(const StepModel& model, uint32_t blob)
       : blob_(model.blobs[blob]), path_(model.PathOf(blob_)) {}
-  ~SourceFile() {
-    if (fd_ >= 0) close(fd_);
-  }
 
   Status Open() {
     // O_NONBLOCK: a fifo put in the file's place must not hang us.
-    fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    file_ = Descriptor(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
     struct stat info;
-    if (fd_ < 0 || fstat(fd_, &info) != 0) return Fail(ErrnoError(errno, path_));
+    if (!file_.valid() || fstat(file_.get(), &info) != 0) return Fail(ErrnoError(errno, path_));
     if (!S_ISREG(info.st_mode)) {
       return Fail(ErrorCode::kStale, StrCat(path_, " is no file any more"));
     }
     // No read-ahead between the pieces, and no pages kept for their sake.
-    (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
-    (void)posix_fadvise(fd_, 0, 0, POSIX_FADV_NOREUSE);
+    (void)posix_fadvise(file_.get(), 0, 0, POSIX_FADV_RANDOM);
+    (void)posix_fadvise(file_.get(), 0, 0, POSIX_FADV_NOREUSE);
     return CompareStamps(path_, blob_.stamp, StampOf(info));
   }
 
   Status Read(uint64_t offset, char* out, uint64_t length) {
     while (length > 0) {
-      const ssize_t n = pread(fd_, out, length, static_cast<off_t>(offset));
+      const ssize_t n = pread(file_.get(), out, length, static_cast<off_t>(offset));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return Fail(ErrnoError(errno, path_));
       if (n == 0) return Fail(ErrorCode::kDataLoss, StrCat(path_, " ends at byte ", offset));
@@ -65,7 +61,7 @@ class SourceFile {
   // The name and what is open are still what was adopted.
   Status Unchanged() const {
     struct stat info;
-    if (fstat(fd_, &info) != 0) return Fail(ErrnoError(errno, path_));
+    if (fstat(file_.get(), &info) != 0) return Fail(ErrnoError(errno, path_));
     CKPT_RETURN_IF_ERROR(CompareStamps(path_, blob_.stamp, StampOf(info)));
     CKPT_ASSIGN_OR_RETURN(const BlobStamp named, StampOfFile(path_));
     return CompareStamps(path_, blob_.stamp, named);
@@ -74,7 +70,7 @@ class SourceFile {
  private:
   const Blob& blob_;
   const std::string path_;
-  int fd_ = -1;
+  Descriptor file_;
 };
 
 // Reads the pieces of one file to `data`; returns the calls it took.

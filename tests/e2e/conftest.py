@@ -26,3 +26,14 @@ def ckptfs(tmp_path):
     program = daemon.Ckptfs(str(tmp_path))
     yield program
     program.close()
+
+
+@pytest.fixture(scope='module')
+def mount(tmp_path_factory):
+    """All variants in one mount."""
+    from variants import VARIANTS  # needs torch, which not every test does
+    program = daemon.Ckptfs(str(tmp_path_factory.mktemp('all')))
+    for variant in VARIANTS:
+        program.adopt_variant(variant)
+    yield program.mount()
+    program.close()

@@ -141,17 +141,6 @@ def check_states(folder, truth, naming):
         assert torch.equal(bits(got), bits(want)), (folder, key)
 
 
-@pytest.fixture(scope='module')
-def mount(tmp_path_factory):
-    """All variants in one mount."""
-    import daemon
-    program = daemon.Ckptfs(str(tmp_path_factory.mktemp('own')))
-    for variant in VARIANTS:
-        program.adopt_variant(variant)
-    yield program.mount()
-    program.close()
-
-
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_ranks_hold_what_they_had(mount, variant):
     step, source = step_of(mount, variant), Source(variant)

@@ -139,17 +139,6 @@ def wanted_keys(truth):
     return keys
 
 
-@pytest.fixture(scope='module')
-def mount(tmp_path_factory):
-    """All variants in one mount."""
-    import daemon
-    program = daemon.Ckptfs(str(tmp_path_factory.mktemp('rank')))
-    for variant in VARIANTS:
-        program.adopt_variant(variant)
-    yield program.mount()
-    program.close()
-
-
 @pytest.mark.parametrize('variant,layout', list(pairs()))
 def test_shards_equal_truth(mount, variant, layout):
     truth = load_file(truth_of(variant))
