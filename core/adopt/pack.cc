@@ -41,9 +41,8 @@ std::string KeyOf(const StepModel& model, const Atom& atom) {
 std::optional<Candidate> AsCandidate(const StepModel& model, AtomIndex index) {
   const Atom& atom = model.atom(index);
   const AtomSource& source = atom.source;
-  const bool gathered =
-      (source.kind == SourceKind::kGather && source.gathers.size() == 1) ||
-      (source.kind == SourceKind::kReplicas && source.gathers.size() > 1);
+  const bool gathered = (source.kind == SourceKind::kGather && source.gathers.size() == 1) ||
+                        (source.kind == SourceKind::kReplicas && source.gathers.size() > 1);
   if (!gathered || ByteWidth(atom.dtype) == 0 || SafetensorsName(atom.dtype).empty()) return {};
   Candidate found{index, ByteCount(atom.shape, atom.dtype).value_or(0), 0, KeyOf(model, atom)};
   for (const FragmentSeries& series : source.gathers.front().series) {
@@ -103,14 +102,14 @@ bool AddPieces(const Atom& atom, uint64_t begin, std::vector<ScatteredPiece>& pi
   const uint64_t width = ByteWidth(atom.dtype);
   const LocalTensor whole = WholeTensor(atom.shape);
   const uint64_t elements = ElementCount(atom.shape).value_or(0);
-  const RunsEnd end = ForEachSourceRun(
-      atom.source.gathers.front(), whole, 0, elements, [&](const SourceRun& run) {
+  const RunsEnd end =
+      ForEachSourceRun(atom.source.gathers.front(), whole, 0, elements, [&](const SourceRun& run) {
         const bool dense = run.count == 1 || (run.source_stride == 1 && run.target_stride == 1);
         const bool plain = dense && run.factor == 1.0 && run.stored == atom.dtype;
         if (!plain || run.count * width > UINT32_MAX || pieces.size() == kMaxPieces) return false;
         pieces.push_back(ScatteredPiece{static_cast<uint32_t>(run.blob),
-                                 static_cast<uint32_t>(run.count * width), run.offset,
-                                 begin + run.target * width});
+                                        static_cast<uint32_t>(run.count * width), run.offset,
+                                        begin + run.target * width});
         return true;
       });
   if (end == RunsEnd::kDone) return true;
@@ -124,7 +123,7 @@ struct Work {
   std::vector<ScatteredPiece> pieces;  // their destinations are of the data
 };
 
-Work Plan(const StepModel& model, uint64_t limit) {
+Work PlanOf(const StepModel& model, uint64_t limit) {
   Work work;
   work.atoms = Choose(model, limit);
   std::erase_if(work.atoms, [&](const Candidate& candidate) {
@@ -195,7 +194,7 @@ Result<Packing> PackSmallPieces(const StepModel& model, const PackOptions& optio
   for (const Blob& blob : model.blobs) source_bytes += blob.stamp.size / kSourceShare;
   const uint64_t limit =
       options.limit != 0 ? options.limit : std::clamp(source_bytes, kMinLimit, kMaxLimit);
-  Work work = Plan(model, limit);
+  Work work = PlanOf(model, limit);
   Packing packing;
   if (work.atoms.empty()) return packing;
   uint64_t data_offset = 0;

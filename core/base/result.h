@@ -14,6 +14,8 @@
 #include <tl/expected.hpp>
 #include <utility>
 
+#include "core/base/strings.h"
+
 namespace ckptfs {
 
 // What a caller can do about a failure; the errno each becomes is in
@@ -48,8 +50,11 @@ using Status = Result<void>;
 inline tl::unexpected<Error> Fail(ErrorCode code, std::string message) {
   return tl::unexpected<Error>(Error{code, std::move(message)});
 }
-inline tl::unexpected<Error> Fail(Error error) {
-  return tl::unexpected<Error>(std::move(error));
+inline tl::unexpected<Error> Fail(Error error) { return tl::unexpected<Error>(std::move(error)); }
+// kInvalid with the pieces joined: what a parser says of its input.
+template <class... Pieces>
+tl::unexpected<Error> Refuse(const Pieces&... pieces) {
+  return Fail(ErrorCode::kInvalid, StrCat(pieces...));
 }
 
 // An Error from errno: kNotFound, kPermission, kExhausted, kExists or kIo;
@@ -61,10 +66,10 @@ Error ErrnoError(int error_number, std::string_view what);
 }  // namespace ckptfs
 
 // An invariant of our own code; always on, never for input.
-#define CKPT_CHECK(expression)                                      \
-  do {                                                              \
-    if (!(expression)) [[unlikely]]                                 \
-      ::ckptfs::CheckFailed(#expression, __FILE__, __LINE__);       \
+#define CKPT_CHECK(expression)                                \
+  do {                                                        \
+    if (!(expression)) [[unlikely]]                           \
+      ::ckptfs::CheckFailed(#expression, __FILE__, __LINE__); \
   } while (false)
 
 #define CKPT_CONCAT_(a, b) a##b
@@ -79,8 +84,8 @@ Error ErrnoError(int error_number, std::string_view what);
 // CKPT_ASSIGN_OR_RETURN(auto x, F());
 #define CKPT_ASSIGN_OR_RETURN(lhs, expression) \
   CKPT_ASSIGN_OR_RETURN_(CKPT_CONCAT(ckpt_result_, __LINE__), lhs, expression)
-#define CKPT_ASSIGN_OR_RETURN_(result, lhs, expression)  \
-  auto result = (expression);                            \
-  if (!result) [[unlikely]]                              \
-    return ::ckptfs::Fail(std::move(result).error());    \
+#define CKPT_ASSIGN_OR_RETURN_(result, lhs, expression) \
+  auto result = (expression);                           \
+  if (!result) [[unlikely]]                             \
+    return ::ckptfs::Fail(std::move(result).error());   \
   lhs = *std::move(result)

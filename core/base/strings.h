@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StrCat joins strings and integers into one std::string.
+// StrCat joins strings and integers into one std::string; IsDigit is of ASCII.
 //
 // Thread safety: pure functions.
 
@@ -15,9 +15,13 @@ namespace internal {
 inline void AppendPiece(std::string& out, std::string_view text) { out += text; }
 inline void AppendPiece(std::string& out, char letter) { out += letter; }
 template <class T>
-  requires(std::is_integral_v<T> && !std::is_same_v<T, char>)
-void AppendPiece(std::string& out, T number) { out += std::to_string(number); }
+requires(std::is_integral_v<T> && !std::is_same_v<T, char>) void AppendPiece(std::string& out,
+                                                                             T number) {
+  out += std::to_string(number);
+}
 }  // namespace internal
+
+inline bool IsDigit(char letter) { return letter >= '0' && letter <= '9'; }
 
 template <class... Pieces>
 std::string StrCat(const Pieces&... pieces) {

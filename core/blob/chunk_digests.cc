@@ -16,7 +16,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr size_t kBuffer = size_t{4} << 20;
+constexpr size_t kDigestBuffer = size_t{4} << 20;
 
 }  // namespace
 
@@ -67,7 +67,7 @@ std::vector<Digest> ChunkDigestsOf(std::string_view bytes) {
 
 Result<std::vector<Digest>> ChunkDigestsOfFile(int fd, uint64_t size, const std::string& path) {
   ChunkDigester digester;
-  std::vector<std::byte> buffer(std::min<uint64_t>(kBuffer, size));
+  std::vector<std::byte> buffer(std::min<uint64_t>(kDigestBuffer, size));
   for (uint64_t at = 0; at < size;) {
     const ssize_t count = pread(fd, buffer.data(), std::min<uint64_t>(buffer.size(), size - at),
                                 static_cast<off_t>(at));
@@ -84,10 +84,10 @@ std::string FirstWrongChunk(const Blob& blob, std::span<const Digest> found) {
   if (blob.chunks.size() != found.size()) {
     return StrCat(found.size(), " chunks, recorded ", blob.chunks.size());
   }
-  const auto [recorded, wrong] = std::mismatch(blob.chunks.begin(), blob.chunks.end(), found.begin());
+  const auto [recorded, wrong] =
+      std::mismatch(blob.chunks.begin(), blob.chunks.end(), found.begin());
   if (recorded == blob.chunks.end()) return {};
-  const uint64_t begin =
-      static_cast<uint64_t>(recorded - blob.chunks.begin()) * blob.chunk_bytes;
+  const uint64_t begin = static_cast<uint64_t>(recorded - blob.chunks.begin()) * blob.chunk_bytes;
   const uint64_t end = std::min(blob.stamp.size, begin + blob.chunk_bytes);
   return StrCat("the digest of bytes ", begin, " to ", end, " is ", wrong->Hex(), ", recorded ",
                 recorded->Hex());

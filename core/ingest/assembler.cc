@@ -19,6 +19,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/descriptor.h"
 #include "core/base/strings.h"
+#include "core/blob/file_stamp.h"
 #include "core/blob/fingerprint.h"
 #include "core/ingest/coverage.h"
 
@@ -26,10 +27,6 @@ namespace ckptfs {
 namespace {
 
 constexpr size_t kDefectsShown = 3;
-
-int64_t Nanoseconds(const timespec& time) {
-  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
-}
 
 Status CheckRelative(std::string_view path) {
   bool good = !path.empty() && path.front() != '/' && path.find('\0') == std::string_view::npos;
@@ -69,8 +66,7 @@ Result<Blob> Inspect(uint32_t root_index, const std::string& root, std::string_v
   Blob blob;
   blob.root = root_index;
   blob.path = relative;
-  blob.stamp = BlobStamp{static_cast<uint64_t>(info.st_size), Nanoseconds(info.st_mtim),
-                         Nanoseconds(info.st_ctim), static_cast<uint64_t>(info.st_ino)};
+  blob.stamp = StampOf(info);
   blob.mode = info.st_mode & 07777;
   blob.uid = info.st_uid;
   blob.gid = info.st_gid;
@@ -288,10 +284,9 @@ void Assembler::AddFragment(AtomIndex atom, uint32_t copy, uint32_t local,
   if (fragment.flat_begin >= fragment.flat_end) return;
   auto& series = state_->CopyOf(atom, copy).series;
   if (!series.empty() && ExtendSeries(series.back(), local, fragment)) return;
-  series.push_back(FragmentSeries{local, 1, fragment.flat_begin, 0,
-                                  fragment.flat_end - fragment.flat_begin,
-                                  static_cast<uint32_t>(fragment.blob), 0, fragment.offset, 0,
-                                  fragment.dtype});
+  series.push_back(
+      FragmentSeries{local, 1, fragment.flat_begin, 0, fragment.flat_end - fragment.flat_begin,
+                     static_cast<uint32_t>(fragment.blob), 0, fragment.offset, 0, fragment.dtype});
 }
 
 void Assembler::AddAlias(std::string name, ParameterIndex parameter) {
@@ -324,8 +319,9 @@ void Assembler::State::SettleGathers(size_t index) {
   } else if (building_atom.replicas) {
     of.source.kind = SourceKind::kReplicas;
   } else {
-    Defect(StrCat(AtomName(of), ": several ranks hold all of it and nothing declares them equal "
-                                "(--replicated) or to be averaged (--averaged)"));
+    Defect(StrCat(AtomName(of),
+                  ": several ranks hold all of it and nothing declares them equal "
+                  "(--replicated) or to be averaged (--averaged)"));
   }
 }
 

@@ -29,7 +29,7 @@ namespace {
 namespace stdfs = std::filesystem;
 
 constexpr uint64_t kChunk = uint64_t{64} << 20;
-constexpr uint64_t kBuffer = uint64_t{4} << 20;
+constexpr uint64_t kExportBuffer = uint64_t{4} << 20;
 constexpr std::string_view kJournal = ".ckptfs-export";
 constexpr std::string_view kPartial = ".ckptfs-partial";
 constexpr std::string_view kMagic = "ckptfs-export 1";
@@ -342,7 +342,7 @@ Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
   CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(partial, O_RDWR));
   const uint64_t begin = chunk.number * kChunk;
   const uint64_t end = std::min(target.size, begin + kChunk);
-  std::vector<std::byte> buffer(std::min(kBuffer, end - begin));
+  std::vector<std::byte> buffer(std::min(kExportBuffer, end - begin));
   for (uint64_t at = begin; at < end;) {
     const std::span<std::byte> piece(buffer.data(), std::min<uint64_t>(buffer.size(), end - at));
     CKPT_ASSIGN_OR_RETURN(const size_t got, reader.Read(at, piece));

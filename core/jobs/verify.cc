@@ -22,7 +22,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr uint64_t kBuffer = uint64_t{4} << 20;
+constexpr uint64_t kVerifyBuffer = uint64_t{4} << 20;
 constexpr size_t kDefectsKept = 100;
 
 // A step in which every copy of a replicated or averaged atom is an atom of its
@@ -139,8 +139,8 @@ class Verification {
   std::vector<WeightPair> weights_;  // stored beside their masters
   std::vector<size_t> compared_;     // atoms with copies that must be equal
   std::vector<size_t> read_;         // other atoms, read whole: every element is found
-  std::vector<uint8_t> changed_;  // by blob: not the file that was adopted, so not read
-  std::vector<uint8_t> holds_;    // by blob: bytes of atoms lie in it
+  std::vector<uint8_t> changed_;     // by blob: not the file that was adopted, so not read
+  std::vector<uint8_t> holds_;       // by blob: bytes of atoms lie in it
   Mutex mutex_;
   VerifyReport report_ GUARDED_BY(mutex_);
   std::set<std::string> stale_ GUARDED_BY(mutex_);  // files that changed meanwhile
@@ -219,7 +219,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   XXH3_128bits_reset(&state);
   const bool by_chunks = blob.chunk_bytes != 0;
   ChunkDigester chunks(std::max<uint64_t>(blob.chunk_bytes, 1));
-  std::vector<std::byte> buffer(std::min(kBuffer, blob.stamp.size));
+  std::vector<std::byte> buffer(std::min(kVerifyBuffer, blob.stamp.size));
   for (uint64_t at = 0; at < blob.stamp.size;) {
     const std::span<std::byte> piece(buffer.data(),
                                      std::min<uint64_t>(buffer.size(), blob.stamp.size - at));
@@ -265,7 +265,7 @@ template <class Visit>
 Result<uint64_t> Verification::ReadAtom(AtomIndex atom, DType dtype, const Visit& visit) {
   CKPT_ASSIGN_OR_RETURN(const Plan plan, WholeAtom(atom, dtype));
   const PlanReader reader(plan, split_.model, blobs_);
-  std::vector<std::byte> buffer(std::min(kBuffer, plan.size()));
+  std::vector<std::byte> buffer(std::min(kVerifyBuffer, plan.size()));
   for (uint64_t at = 0; at < plan.size();) {
     const std::span<std::byte> piece(buffer.data(),
                                      std::min<uint64_t>(buffer.size(), plan.size() - at));
@@ -314,7 +314,7 @@ Result<uint64_t> Verification::CompareCopies(size_t item) {
   for (uint32_t copy = first + 1; copy < end; ++copy) {
     CKPT_ASSIGN_OR_RETURN(const Plan other, WholeAtom(AtomIndex{copy}, atom.dtype));
     const PlanReader reader(other, split_.model, blobs_);
-    std::vector<std::byte> buffer(std::min(kBuffer, other.size()));
+    std::vector<std::byte> buffer(std::min(kVerifyBuffer, other.size()));
     Status failed;
     const auto visit = [&](uint64_t at, std::span<const std::byte> mine) {
       const auto same = SameAsFirst(atom, first, copy, reader, at, mine, buffer);
@@ -343,7 +343,7 @@ Result<uint64_t> Verification::CompareLocal(AtomIndex weight, AtomIndex master,
   const PlanReader stored(plans[0], split_.model, blobs_);
   const PlanReader cast(plans[1], split_.model, blobs_);
   const uint32_t width = ByteWidth(atom.dtype);
-  std::vector<std::byte> buffer(2 * std::min(kBuffer, plans[0].size()));
+  std::vector<std::byte> buffer(2 * std::min(kVerifyBuffer, plans[0].size()));
   for (uint64_t at = 0; at < plans[0].size();) {
     const size_t bytes = std::min<uint64_t>(buffer.size() / 2, plans[0].size() - at);
     const std::span<std::byte> mine(buffer.data(), bytes);
@@ -377,9 +377,9 @@ Result<uint64_t> Verification::CompareWeight(const WeightPair& pair) {
   uint64_t bytes = 0;
   for (uint32_t copy = 0; copy < pair.copies; ++copy) {
     for (const LocalTensor& local : weight.source.gathers[copy].locals) {
-      CKPT_ASSIGN_OR_RETURN(const uint64_t read,
-                            CompareLocal(copy_of(pair.weight, copy), copy_of(pair.master, copy),
-                                         local, defect));
+      CKPT_ASSIGN_OR_RETURN(
+          const uint64_t read,
+          CompareLocal(copy_of(pair.weight, copy), copy_of(pair.master, copy), local, defect));
       bytes += read;
     }
   }

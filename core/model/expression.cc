@@ -9,7 +9,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr size_t kMaxText = 256;
+constexpr size_t kMaxExpressionText = 256;
 constexpr int kMaxDepth = 32;
 
 using Variables = std::map<std::string, int64_t>;
@@ -117,7 +117,8 @@ class Evaluator {
 }  // namespace
 
 Result<Expression> Expression::Parse(std::string_view text) {
-  if (text.size() > kMaxText) return Fail(ErrorCode::kInvalid, "expression: longer than 256 bytes");
+  if (text.size() > kMaxExpressionText)
+    return Fail(ErrorCode::kInvalid, "expression: longer than 256 bytes");
   Evaluator evaluator(text, nullptr);
   CKPT_RETURN_IF_ERROR(evaluator.All());
   Expression expression;

@@ -10,7 +10,7 @@ namespace ckptfs {
 namespace {
 
 constexpr uint64_t kMaxWorld = uint64_t{1} << 20;
-constexpr size_t kMaxText = 4096;
+constexpr size_t kMaxLayoutText = 4096;
 constexpr size_t kMaxStages = 4096;
 
 struct DegreeToken {
@@ -37,8 +37,6 @@ constexpr std::array<DtypeToken, 3> kDtypes = {{
     {"fp16", DType::kF16},
     {"fp32", DType::kF32},
 }};
-
-bool IsDigit(char letter) { return letter >= '0' && letter <= '9'; }
 
 // All of `text` as a number of at most `maximum`.
 std::optional<uint32_t> Number(std::string_view text, uint64_t maximum) {
@@ -75,8 +73,9 @@ class Parser {
     for (const DegreeToken& degree : kDegrees) {
       if (word == degree.name) return Degree(degree, token, number);
     }
-    return Refuse(token, "unknown; known are tp2 pp2 dp2 ep2 etp2 cp2 vpp2 zero1 bf16 fp16 fp32 "
-                         "split3-5 plain pipe");
+    return Refuse(token,
+                  "unknown; known are tp2 pp2 dp2 ep2 etp2 cp2 vpp2 zero1 bf16 fp16 fp32 "
+                  "split3-5 plain pipe");
   }
 
   Result<Layout> Finish() {
@@ -96,9 +95,8 @@ class Parser {
     const uint64_t chunks = uint64_t{layout_.pp} * layout_.vpp;
     if (chunks > kMaxWorld) return Fail(ErrorCode::kInvalid, "layout: pp*vpp above 1048576");
     if (!layout_.split.empty() && layout_.split.size() != chunks) {
-      return Fail(ErrorCode::kInvalid,
-                  StrCat("layout: split lists ", layout_.split.size(), " stages, pp*vpp is ",
-                         chunks));
+      return Fail(ErrorCode::kInvalid, StrCat("layout: split lists ", layout_.split.size(),
+                                              " stages, pp*vpp is ", chunks));
     }
     return layout_;
   }
@@ -157,7 +155,8 @@ class Parser {
 
 Result<Layout> Layout::Parse(std::string_view text) {
   if (text.empty()) return Fail(ErrorCode::kInvalid, "layout: empty");
-  if (text.size() > kMaxText) return Fail(ErrorCode::kInvalid, "layout: longer than 4096 bytes");
+  if (text.size() > kMaxLayoutText)
+    return Fail(ErrorCode::kInvalid, "layout: longer than 4096 bytes");
   Parser parser;
   while (true) {
     const size_t end = text.find('_');

@@ -13,8 +13,6 @@ constexpr size_t kMaxTemplate = 512;
 constexpr size_t kMaxTokens = 64;
 constexpr size_t kMaxName = 1024;
 
-bool IsDigit(char letter) { return letter >= '0' && letter <= '9'; }
-
 // "+3" after a hole's word.
 std::optional<uint32_t> Offset(std::string_view text) {
   if (text.empty()) return 0;
@@ -121,20 +119,16 @@ bool NameTemplate::MatchFrom(Attempt& attempt, size_t token, size_t at) const {
   bool matched = false;
   switch (part.kind) {
     case Kind::kLiteral:
-      matched = rest.starts_with(part.literal) &&
-                MatchFrom(attempt, token + 1, at + part.literal.size());
+      matched =
+          rest.starts_with(part.literal) && MatchFrom(attempt, token + 1, at + part.literal.size());
       break;
     case Kind::kLayer:
     case Kind::kExpert:
     case Kind::kLayers:
-    case Kind::kNumber:
-      matched = MatchNumber(attempt, token, at);
-      break;
+    case Kind::kNumber: matched = MatchNumber(attempt, token, at); break;
     case Kind::kSegment:
     case Kind::kAny:
-    case Kind::kRest:
-      matched = MatchText(attempt, token, at);
-      break;
+    case Kind::kRest: matched = MatchText(attempt, token, at); break;
     case Kind::kChoice:
       matched = std::any_of(part.words.begin(), part.words.end(), [&](const std::string& word) {
         return rest.starts_with(word) && MatchFrom(attempt, token + 1, at + word.size());
@@ -186,9 +180,7 @@ std::optional<std::string> NameTemplate::Render(const NameHoles& holes,
   std::string name;
   for (const Token& token : tokens_) {
     switch (token.kind) {
-      case Kind::kLiteral:
-        name += token.literal;
-        break;
+      case Kind::kLiteral: name += token.literal; break;
       case Kind::kLayer:
         if (!holes.layer) return std::nullopt;
         name += StrCat(uint64_t{*holes.layer} + token.offset);
@@ -201,14 +193,11 @@ std::optional<std::string> NameTemplate::Render(const NameHoles& holes,
         if (!layers) return std::nullopt;
         name += StrCat(uint64_t{*layers} + token.offset);
         break;
-      case Kind::kRest:
-        name += holes.rest;
-        break;
+      case Kind::kRest: name += holes.rest; break;
       case Kind::kNumber:
       case Kind::kSegment:
       case Kind::kAny:
-      case Kind::kChoice:
-        return std::nullopt;
+      case Kind::kChoice: return std::nullopt;
     }
   }
   return name;

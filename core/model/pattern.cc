@@ -28,7 +28,7 @@ struct DimCut {
 };
 
 template <class... Pieces>
-tl::unexpected<Error> Refuse(const Pieces&... pieces) {
+tl::unexpected<Error> RefusePattern(const Pieces&... pieces) {
   return Fail(ErrorCode::kInvalid, StrCat("pattern: ", pieces...));
 }
 
@@ -45,15 +45,15 @@ Result<uint64_t> PaddedSize(const Cut& cut, uint64_t size, uint64_t degree,
   if (local_rows) {
     CKPT_ASSIGN_OR_RETURN(padded, CheckedMul(*local_rows, degree, "padded rows"));
     if (padded < size || (padded > size && cut.pad_multiple == 0)) {
-      return Refuse(degree, " ranks of ", *local_rows, " rows are not the ", size, " of dim ",
-                    cut.dim);
+      return RefusePattern(degree, " ranks of ", *local_rows, " rows are not the ", size,
+                           " of dim ", cut.dim);
     }
   } else if (cut.pad_multiple > 0 && (degree > 1 || cut.pad_always)) {
     CKPT_ASSIGN_OR_RETURN(uint64_t unit, CheckedMul(cut.pad_multiple, degree, "padding unit"));
     CKPT_ASSIGN_OR_RETURN(padded, CheckedMul(CeilDiv(size, unit), unit, "padded dim"));
   }
   if (padded != size && cut.parts.size() > 1) {
-    return Refuse("dim ", cut.dim, " has both fused parts and padding");
+    return RefusePattern("dim ", cut.dim, " has both fused parts and padding");
   }
   return padded;
 }
@@ -75,8 +75,9 @@ Result<DimCut> CutUnevenly(const Cut& cut, uint64_t size, uint64_t rank, uint64_
   const std::vector<uint64_t> parts = cut.parts.empty() ? std::vector{size} : cut.parts;
   if (parts.size() > kMaxPieces || cut.widths.size() % parts.size() != 0 ||
       cut.widths.size() / parts.size() != degree) {
-    return Refuse("dim ", cut.dim, " was cut unevenly over ", cut.widths.size() / parts.size(),
-                  " ranks, which says nothing of ", degree);
+    return RefusePattern("dim ", cut.dim, " was cut unevenly over ",
+                         cut.widths.size() / parts.size(), " ranks, which says nothing of ",
+                         degree);
   }
   DimCut result;
   uint64_t begin = 0;  // of the part, then of the rank's slice of it
@@ -95,13 +96,13 @@ Result<DimCut> CutUnevenly(const Cut& cut, uint64_t size, uint64_t rank, uint64_
     }
     // Only the end of a single part may be padded.
     if (end - begin < parts[p] || (end - begin > parts[p] && parts.size() > 1)) {
-      return Refuse("the widths of part ", p, " of dim ", cut.dim, " sum to ", end - begin,
-                    ", the part is ", parts[p]);
+      return RefusePattern("the widths of part ", p, " of dim ", cut.dim, " sum to ", end - begin,
+                           ", the part is ", parts[p]);
     }
     CKPT_ASSIGN_OR_RETURN(begin, CheckedAdd(begin, parts[p], "sum of parts"));
   }
   if (begin != size) {
-    return Refuse("the parts of dim ", cut.dim, " sum to ", begin, ", the dim is ", size);
+    return RefusePattern("the parts of dim ", cut.dim, " sum to ", begin, ", the dim is ", size);
   }
   return result;
 }
@@ -112,10 +113,10 @@ Result<DimCut> CutDim(const Cut& cut, uint64_t size, uint64_t rank, uint64_t deg
   if (!cut.widths.empty() && degree > 1) return CutUnevenly(cut, size, rank, degree);
   CKPT_ASSIGN_OR_RETURN(const uint64_t padded, PaddedSize(cut, size, degree, local_rows));
   std::vector<uint64_t> parts = cut.parts;
-  if (parts.size() > kMaxPieces) return Refuse("more than 65536 parts");
+  if (parts.size() > kMaxPieces) return RefusePattern("more than 65536 parts");
   if (parts.size() <= 1) {
     if (parts.size() == 1 && parts[0] != size) {
-      return Refuse("the part of ", parts[0], " is not dim ", cut.dim, " of ", size);
+      return RefusePattern("the part of ", parts[0], " is not dim ", cut.dim, " of ", size);
     }
     parts.assign(1, padded);
   }
@@ -123,12 +124,12 @@ Result<DimCut> CutDim(const Cut& cut, uint64_t size, uint64_t rank, uint64_t deg
   uint64_t begin = 0;
   for (uint64_t part : parts) {
     if (part % degree != 0) {
-      return Refuse("dim ", cut.dim, ": ", part, " does not divide by ", degree, " ranks");
+      return RefusePattern("dim ", cut.dim, ": ", part, " does not divide by ", degree, " ranks");
     }
     const uint64_t slice = part / degree;
     if (degree > 1 && cut.unit > 1 && slice % cut.unit != 0) {
-      return Refuse("dim ", cut.dim, ": ", degree, " ranks would cut through a unit of ", cut.unit,
-                    " (a slice is ", slice, ")");
+      return RefusePattern("dim ", cut.dim, ": ", degree, " ranks would cut through a unit of ",
+                           cut.unit, " (a slice is ", slice, ")");
     }
     const uint64_t first = begin + rank * slice;
     const uint64_t length = first >= size ? 0 : std::min(slice, size - first);
@@ -137,7 +138,7 @@ Result<DimCut> CutDim(const Cut& cut, uint64_t size, uint64_t rank, uint64_t deg
     CKPT_ASSIGN_OR_RETURN(begin, CheckedAdd(begin, part, "sum of parts"));
   }
   if (begin != padded) {
-    return Refuse("the parts of dim ", cut.dim, " sum to ", begin, ", the dim is ", size);
+    return RefusePattern("the parts of dim ", cut.dim, " sum to ", begin, ", the dim is ", size);
   }
   return result;
 }
@@ -152,18 +153,18 @@ Result<std::vector<std::pair<uint64_t, uint64_t>>> PlaceOnGrid(const Pattern& pa
     return places;
   }
   if (pattern.grid.size() != pattern.cuts.size()) {
-    return Refuse("several cuts need a grid of ranks, one number per cut");
+    return RefusePattern("several cuts need a grid of ranks, one number per cut");
   }
   uint64_t product = 1;
   for (size_t i = pattern.cuts.size(); i-- > 0;) {
     const uint64_t along = pattern.grid[i];
-    if (along == 0) return Refuse("a grid of 0 ranks");
+    if (along == 0) return RefusePattern("a grid of 0 ranks");
     CKPT_ASSIGN_OR_RETURN(product, CheckedMul(product, along, "grid"));
     places[i] = {rank % along, along};
     rank /= along;
   }
   if (product != degree) {
-    return Refuse("cut on a grid of ", product, " ranks, which says nothing of ", degree);
+    return RefusePattern("cut on a grid of ", product, " ranks, which says nothing of ", degree);
   }
   return places;
 }
@@ -176,7 +177,7 @@ Result<LocalTensor> Combine(const std::vector<DimCut>& dims, double scale) {
     local.shape.push_back(dim.extent);
     CKPT_ASSIGN_OR_RETURN(pieces, CheckedMul(pieces, dim.runs.size(), "pieces"));
   }
-  if (pieces > kMaxPieces) return Refuse("more than 65536 pieces");
+  if (pieces > kMaxPieces) return RefusePattern("more than 65536 pieces");
   CKPT_RETURN_IF_ERROR(ElementCount(local.shape));
   const std::vector<uint64_t> strides = RowMajorStrides(local.shape);
   std::vector<size_t> at(dims.size(), 0);  // odometer, last dim fastest
@@ -204,24 +205,24 @@ Result<LocalTensor> Make(const Pattern& pattern, const Shape& atom, uint64_t ran
   CKPT_CHECK(rank < degree);
   CKPT_RETURN_IF_ERROR(ElementCount(atom));
   if (pattern.kind == PatternKind::kUnknown && degree > 1) {
-    return Refuse("no rule says how it is spread over ", degree, " ranks");
+    return RefusePattern("no rule says how it is spread over ", degree, " ranks");
   }
   std::vector<DimCut> dims;
   dims.reserve(atom.size());
   for (uint64_t size : atom) dims.push_back(WholeDim(size));
   if (pattern.kind == PatternKind::kShard) {
-    if (pattern.cuts.empty()) return Refuse("a shard pattern without a cut");
+    if (pattern.cuts.empty()) return RefusePattern("a shard pattern without a cut");
     CKPT_ASSIGN_OR_RETURN(const auto places, PlaceOnGrid(pattern, rank, degree));
     std::vector<bool> seen(atom.size(), false);
     for (size_t i = 0; i < pattern.cuts.size(); ++i) {
       const Cut& cut = pattern.cuts[i];
       if (cut.dim >= atom.size()) {
-        return Refuse("cuts dim ", cut.dim, " of a shape ", ShapeToString(atom));
+        return RefusePattern("cuts dim ", cut.dim, " of a shape ", ShapeToString(atom));
       }
-      if (seen[cut.dim]) return Refuse("cuts dim ", cut.dim, " twice");
+      if (seen[cut.dim]) return RefusePattern("cuts dim ", cut.dim, " twice");
       seen[cut.dim] = true;
-      CKPT_ASSIGN_OR_RETURN(dims[cut.dim], CutDim(cut, atom[cut.dim], places[i].first,
-                                                  places[i].second, local_rows));
+      CKPT_ASSIGN_OR_RETURN(
+          dims[cut.dim], CutDim(cut, atom[cut.dim], places[i].first, places[i].second, local_rows));
     }
   }
   return Combine(dims, pattern.bias_scaled ? 1.0 / static_cast<double>(degree) : 1.0);
@@ -251,12 +252,13 @@ Result<LocalTensor> MakeLocal(const Pattern& pattern, const Shape& atom, uint64_
 Result<LocalTensor> MakeLocalWithRows(const Pattern& pattern, const Shape& atom, uint64_t rank,
                                       uint64_t degree, uint64_t local_rows) {
   if (pattern.kind == PatternKind::kShard) {
-    if (pattern.cuts.size() != 1) return Refuse("a grid of cuts has no single count of rows");
+    if (pattern.cuts.size() != 1)
+      return RefusePattern("a grid of cuts has no single count of rows");
     return Make(pattern, atom, rank, degree, local_rows);
   }
   if (atom.empty() || atom[0] != local_rows) {
-    return Refuse(PatternName(pattern), ": ", local_rows, " rows, the shape is ",
-                  ShapeToString(atom));
+    return RefusePattern(PatternName(pattern), ": ", local_rows, " rows, the shape is ",
+                         ShapeToString(atom));
   }
   return Make(pattern, atom, rank, degree, std::nullopt);
 }

@@ -55,7 +55,7 @@ Statement Prepare(sqlite3* connection, const char* sql) {
   return Statement(raw);
 }
 
-bool Run(sqlite3* connection, const char* sql) {
+bool Execute(sqlite3* connection, const char* sql) {
   return sqlite3_exec(connection, sql, nullptr, nullptr, nullptr) == SQLITE_OK;
 }
 
@@ -92,12 +92,13 @@ bool Insert(sqlite3* connection, const RecordTexts& records) {
 
 // Tables for `store_id`; those of another store are emptied.
 bool Prepared(sqlite3* connection, const std::string& store_id) {
-  if (!Run(connection, "CREATE TABLE IF NOT EXISTS store(id BLOB);"
-                       "CREATE TABLE IF NOT EXISTS records(name BLOB PRIMARY KEY, body BLOB)")) {
+  if (!Execute(connection,
+               "CREATE TABLE IF NOT EXISTS store(id BLOB);"
+               "CREATE TABLE IF NOT EXISTS records(name BLOB PRIMARY KEY, body BLOB)")) {
     return false;
   }
   if (BelongsTo(connection, store_id)) return true;
-  if (!Run(connection, "DELETE FROM records; DELETE FROM store")) return false;
+  if (!Execute(connection, "DELETE FROM records; DELETE FROM store")) return false;
   const Statement statement = Prepare(connection, "INSERT INTO store(id) VALUES(?1)");
   return statement != nullptr && Bind(statement.get(), 1, store_id) &&
          sqlite3_step(statement.get()) == SQLITE_DONE;
@@ -108,12 +109,12 @@ bool Add(const std::string& path, const std::string& store_id, const RecordTexts
   const Connection connection = Connect(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE);
   if (connection == nullptr) return true;  // not writable: nothing to repair
   sqlite3* raw = connection.get();
-  if (Run(raw, "BEGIN IMMEDIATE") && Prepared(raw, store_id) && Insert(raw, records) &&
-      Run(raw, "COMMIT")) {
+  if (Execute(raw, "BEGIN IMMEDIATE") && Prepared(raw, store_id) && Insert(raw, records) &&
+      Execute(raw, "COMMIT")) {
     return true;
   }
   const int code = sqlite3_errcode(raw);
-  Run(raw, "ROLLBACK");
+  Execute(raw, "ROLLBACK");
   return code != SQLITE_CORRUPT && code != SQLITE_NOTADB && code != SQLITE_ERROR;
 }
 

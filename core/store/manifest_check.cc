@@ -4,16 +4,11 @@
 #include <limits>
 
 #include "core/base/checked_math.h"
-#include "core/blob/chunk_digests.h"
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 
 namespace ckptfs {
 namespace {
-
-template <class... Pieces>
-tl::unexpected<Error> Refuse(const Pieces&... pieces) {
-  return Fail(ErrorCode::kInvalid, StrCat(pieces...));
-}
 
 using Wide = __int128;
 
@@ -78,8 +73,7 @@ Status CheckSource(const StepModel& model, const Atom& atom) {
       if (gathers == 0) return Refuse("no copies");
       return {};
     case SourceKind::kCast:
-    case SourceKind::kDecode:
-      return CheckDerived(model, atom);
+    case SourceKind::kDecode: return CheckDerived(model, atom);
     case SourceKind::kInline: {
       CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(atom.shape, atom.dtype));
       if (atom.source.inline_bytes.size() != bytes) {
@@ -87,8 +81,7 @@ Status CheckSource(const StepModel& model, const Atom& atom) {
       }
       return {};
     }
-    case SourceKind::kReplay:
-      break;
+    case SourceKind::kReplay: break;
   }
   return Fail(ErrorCode::kUnsupported, "a source kind this build cannot read");
 }
@@ -116,7 +109,8 @@ Status CheckIdentity(const Blob& blob, bool root_is_store) {
   if (blob.chunk_bytes != 0 && blob.chunk_bytes < kLeastChunk) {
     return Refuse("chunks of ", blob.chunk_bytes, " bytes");
   }
-  if (blob.chunk_bytes != 0 && blob.chunks.size() != ChunkCount(blob.stamp.size, blob.chunk_bytes)) {
+  if (blob.chunk_bytes != 0 &&
+      blob.chunks.size() != ChunkCount(blob.stamp.size, blob.chunk_bytes)) {
     return Refuse(blob.chunks.size(), " digests of chunks of ", blob.chunk_bytes, " bytes for ",
                   blob.stamp.size, " bytes");
   }

@@ -19,11 +19,6 @@ namespace {
 
 using Bytes = flatbuffers::Vector<uint8_t>;
 
-template <class... Pieces>
-tl::unexpected<Error> Refuse(const Pieces&... pieces) {
-  return Fail(ErrorCode::kInvalid, StrCat(pieces...));
-}
-
 std::string Text(const Bytes* bytes) {
   if (bytes == nullptr) return {};
   return std::string(reinterpret_cast<const char*>(bytes->data()), bytes->size());
@@ -253,9 +248,10 @@ Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
   if (table.expert() >= 0) parameter.expert = static_cast<uint32_t>(table.expert());
   parameter.stacked_experts = table.stacked_experts();
   if (parameter.expert) {
-    parameter.expert_at = table.expert_at() >= 0 ? static_cast<uint32_t>(table.expert_at())
-                                                 : ExpertAtOf(parameter);
-    if (!NamesItsExpert(parameter)) return Refuse("'", parameter.name, "' does not name its expert");
+    parameter.expert_at =
+        table.expert_at() >= 0 ? static_cast<uint32_t>(table.expert_at()) : ExpertAtOf(parameter);
+    if (!NamesItsExpert(parameter))
+      return Refuse("'", parameter.name, "' does not name its expert");
   }
   return parameter;
 }
@@ -295,8 +291,9 @@ Result<FragmentSeries> Reader::ReadSeries(const fb::FragmentSeries& stored) {
 
 Result<Gather> Reader::ReadGather(const fb::Gather& table, const Shape& atom) {
   Gather gather;
-  CKPT_RETURN_IF_ERROR(ReadAll(table.locals(), gather.locals, "local tensor",
-                               [&](const fb::LocalTensor& local) { return ReadLocal(local, atom); }));
+  CKPT_RETURN_IF_ERROR(
+      ReadAll(table.locals(), gather.locals, "local tensor",
+              [&](const fb::LocalTensor& local) { return ReadLocal(local, atom); }));
   if (table.series() != nullptr) {
     gather.series.reserve(table.series()->size());
     for (uint32_t i = 0; i < table.series()->size(); ++i) {
@@ -318,9 +315,8 @@ Result<AtomSource> Reader::ReadSource(const fb::AtomSource* table, const Shape& 
   if (source.kind == SourceKind::kReplay) {
     return Fail(ErrorCode::kUnsupported, "a replay source: this build cannot read it");
   }
-  CKPT_RETURN_IF_ERROR(
-      ReadAll(table->gathers(), source.gathers, "gather",
-              [&](const fb::Gather& gather) { return ReadGather(gather, atom); }));
+  CKPT_RETURN_IF_ERROR(ReadAll(table->gathers(), source.gathers, "gather",
+                               [&](const fb::Gather& gather) { return ReadGather(gather, atom); }));
   source.of = AtomIndex{table->of()};
   source.scales = AtomIndex{table->scales()};
   CKPT_ASSIGN_OR_RETURN(source.block, ReadShape(table->block()));

@@ -24,13 +24,13 @@ constexpr std::string_view kBlobs = "blobs";
 constexpr std::string_view kFolder = "blobs/side";
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr size_t kFingerprintBytes = 4096;
-constexpr int kMaxRaces = 100;
+constexpr int kMaxSideBlobRaces = 100;
 
 // As for a source: of the first and last 4 KiB.
 Digest FingerprintOf(std::string_view bytes) {
   if (bytes.size() <= 2 * kFingerprintBytes) return DigestOf(bytes);
-  return DigestOf(StrCat(bytes.substr(0, kFingerprintBytes),
-                         bytes.substr(bytes.size() - kFingerprintBytes)));
+  return DigestOf(
+      StrCat(bytes.substr(0, kFingerprintBytes), bytes.substr(bytes.size() - kFingerprintBytes)));
 }
 
 // The object is there, whole.
@@ -84,7 +84,7 @@ Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
   side.root = BlobsDirectory(directory);
   const std::string name = StrCat(kBlobs, "/", side.blob.path);
   const std::string path = StrCat(directory, "/", name);
-  for (int race = 0; race < kMaxRaces; ++race) {
+  for (int race = 0; race < kMaxSideBlobRaces; ++race) {
     const Status put = PutObject(storage, name, bytes);
     const bool swept = !put && put.error().code == ErrorCode::kNotFound;  // between two looks
     if (swept) continue;
@@ -118,8 +118,8 @@ ResolvedModel ResolveSideBlob(const std::string& directory, StepModel model) {
     return {std::move(model), std::move(held)};
   }
   StepModel pieces = WithoutSideBlob(std::move(model));
-  pieces.notes.push_back(StrCat("the side blob ", path, " is ", wrong,
-                                ": small pieces are read from the source"));
+  pieces.notes.push_back(
+      StrCat("the side blob ", path, " is ", wrong, ": small pieces are read from the source"));
   return {std::move(pieces), nullptr};
 }
 

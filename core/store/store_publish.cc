@@ -16,7 +16,7 @@ namespace ckptfs {
 namespace {
 
 constexpr int kMaxAttempts = 10000;
-constexpr int kMaxRaces = 100;
+constexpr int kMaxPublishRaces = 100;
 
 // "<id>" for attempt 0, else "<id>-<attempt>".
 std::string AttemptId(std::string_view id, int attempt) {
@@ -48,16 +48,15 @@ Status Store::State::CheckOthers(const std::string& run, const std::string& root
   for (const auto& [id, step] : found->second) {
     if (!step.record) return Fail(Error(step.record.error()));
     if (step.record->root == root) continue;
-    return Fail(ErrorCode::kExists,
-                StrCat("run '", run, "' belongs to ", step.record->root,
-                       "; adopt under another name (--name)"));
+    return Fail(ErrorCode::kExists, StrCat("run '", run, "' belongs to ", step.record->root,
+                                           "; adopt under another name (--name)"));
   }
   return {};
 }
 
 // The run's newest claim is ours, and settled.
 Status Store::State::ClaimRun(const std::string& run, const std::string& root) {
-  for (int race = 0; race < kMaxRaces; ++race) {
+  for (int race = 0; race < kMaxPublishRaces; ++race) {
     CKPT_ASSIGN_OR_RETURN(auto claim, LatestClaim(*storage, run));
     const bool ours = claim && claim->root == root;
     if (ours && claim->settled) return {};
@@ -97,7 +96,7 @@ bool IsSame(const std::optional<StepRecord>& there, const RenderedStep& rendered
 Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
                                                            const RenderedStep& rendered,
                                                            bool replace) {
-  for (int race = 0; race < kMaxRaces; ++race) {
+  for (int race = 0; race < kMaxPublishRaces; ++race) {
     CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*storage, wanted.run, wanted.id));
     wanted.replaces.reset();
     if (last.live) {
@@ -192,9 +191,9 @@ Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    CKPT_ASSIGN_OR_RETURN(const Incarnation last,
-                          LastIncarnation(*state_->storage, std::string(run),
-                                          AttemptId(id, attempt)));
+    CKPT_ASSIGN_OR_RETURN(
+        const Incarnation last,
+        LastIncarnation(*state_->storage, std::string(run), AttemptId(id, attempt)));
     if (!last.live) break;  // this id is what Publish would take
     CKPT_ASSIGN_OR_RETURN(auto record, state_->RecordOf(last));
     if (IsSame(record, rendered)) return record;

@@ -16,11 +16,6 @@ namespace {
 constexpr uint64_t kSensibleWorld = 65'536;
 constexpr uint64_t kSensibleGrowth = 16;
 
-template <class... Pieces>
-tl::unexpected<Error> Refuse(const Pieces&... pieces) {
-  return Fail(ErrorCode::kInvalid, StrCat(pieces...));
-}
-
 bool IsExpert(const Parameter& parameter) {
   return parameter.expert.has_value() || parameter.stacked_experts > 0;
 }
@@ -60,7 +55,8 @@ Status CheckStages(const StepModel& step, const Layout& layout) {
   }
   if (chunks == 1) return {};
   if (layers == 0) {
-    return Refuse("pp", layout.pp, ": no parameter has a layer number; a family with layer rules "
+    return Refuse("pp", layout.pp,
+                  ": no parameter has a layer number; a family with layer rules "
                   "would tell (adopt --family)");
   }
   if (layers % chunks != 0) {
@@ -103,8 +99,7 @@ Status CheckExpert(const StepModel& step, const Layout& layout, const Parameter&
 
 // The source's own tensor-parallel degree is shown as its ranks held it; all
 // others follow the rules.
-const Pattern& PatternFor(const StepModel& step, const Layout& layout,
-                          const Parameter& parameter) {
+const Pattern& PatternFor(const StepModel& step, const Layout& layout, const Parameter& parameter) {
   const bool own = parameter.source_pattern && layout.tp == step.layout.tp;
   return own ? *parameter.source_pattern : parameter.pattern;
 }
@@ -128,8 +123,10 @@ Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& 
   }
   if (pattern.kind != PatternKind::kUnknown) return {};
   if (parameter.source_pattern) {
-    return Refuse("its source cut it unevenly over tp", step.layout.tp, ", and nothing says in what "
-                  "units tp", layout.tp, " may; adopt with --family FILE (a rule for this name)");
+    return Refuse("its source cut it unevenly over tp", step.layout.tp,
+                  ", and nothing says in what "
+                  "units tp",
+                  layout.tp, " may; adopt with --family FILE (a rule for this name)");
   }
   return Refuse("no rule says how it is spread over tp", layout.tp,
                 "; adopt with --family FILE (a rule for this name), --family-set (a size that "
@@ -206,8 +203,9 @@ Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_o
     if (++refused > kShown) continue;
     const std::string sizes = MissingSizes(step, parameter, family);
     const bool open = parameter.pattern.kind == PatternKind::kUnknown && !sizes.empty();
-    refusals += StrCat(refused == 1 ? "" : "; ", "'", parameter.name, "': ",
-                       open ? "" : status.error().message, open || sizes.empty() ? "" : "; ", sizes);
+    refusals +=
+        StrCat(refused == 1 ? "" : "; ", "'", parameter.name,
+               "': ", open ? "" : status.error().message, open || sizes.empty() ? "" : "; ", sizes);
   }
   if (refused > kShown) refusals += StrCat("; and ", refused - kShown, " more parameters");
   if (refused > 0) return Refuse(refusals);
@@ -227,16 +225,14 @@ Result<std::vector<uint32_t>> StagesOf(const StepModel& step, const Layout& layo
     case StageRule::kLast:
       if (tied) return std::vector<uint32_t>{0, last};
       return std::vector<uint32_t>{parameter.stage == StageRule::kFirst ? 0 : last};
-    case StageRule::kFirstLast:
-      return std::vector<uint32_t>{0, last};
+    case StageRule::kFirstLast: return std::vector<uint32_t>{0, last};
     case StageRule::kLayer: {
       if (tied) break;  // shared between layers: which stages use it is not known
       CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
       CKPT_ASSIGN_OR_RETURN(const uint32_t stage, StageOfLayer(step, layout, parameter.layer));
       return std::vector<uint32_t>{stage};
     }
-    case StageRule::kEvery:
-      break;
+    case StageRule::kEvery: break;
   }
   std::vector<uint32_t> every(layout.pp);
   std::iota(every.begin(), every.end(), 0);

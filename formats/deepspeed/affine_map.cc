@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kMaxRanks = 1 << 16;
 
 template <class... Pieces>
-tl::unexpected<Error> Refuse(const Pieces&... pieces) {
+tl::unexpected<Error> RefuseMap(const Pieces&... pieces) {
   return Fail(ErrorCode::kInvalid, StrCat("affine_map: ", pieces...));
 }
 
@@ -46,7 +46,7 @@ Result<StridedBlock> ParseBlock(PickleRef block, std::string_view what, size_t d
   const auto offset = block.at(0).Int();
   const auto strides = block.at(1).AsShape();
   if (block.size() != 2 || !offset || *offset < 0 || !strides || strides->size() != dims) {
-    return Refuse("a piece's '", what, "' is not [offset, ", dims, " strides]");
+    return RefuseMap("a piece's '", what, "' is not [offset, ", dims, " strides]");
   }
   return StridedBlock{static_cast<uint64_t>(*offset), *strides};
 }
@@ -60,22 +60,22 @@ Result<std::vector<uint64_t>> BoxBegin(const Shape& full, const Shape& box,
   uint64_t rest = block.offset;
   for (size_t d = 0; d < full.size(); ++d) {
     if (box[d] > 1 && block.strides[d] != strides[d]) {
-      return Refuse("a piece with strides of its own in the full tensor");
+      return RefuseMap("a piece with strides of its own in the full tensor");
     }
     begin[d] = strides[d] == 0 ? 0 : rest / strides[d];
     rest -= begin[d] * strides[d];
     if (!RangeInside(begin[d], box[d], full[d])) {
-      return Refuse("a piece of ", ShapeToString(box), " leaves the full ", ShapeToString(full));
+      return RefuseMap("a piece of ", ShapeToString(box), " leaves the full ", ShapeToString(full));
     }
   }
-  if (rest != 0) return Refuse("a piece begins outside the full tensor");
+  if (rest != 0) return RefuseMap("a piece begins outside the full tensor");
   return begin;
 }
 
 Result<Piece> ParsePiece(PickleRef ref, const Shape& full) {
   const auto shape = ref["shape"].AsShape();
   if (!shape || shape->size() != full.size()) {
-    return Refuse("a piece's shape has not the ", full.size(), " dims of the full tensor");
+    return RefuseMap("a piece's shape has not the ", full.size(), " dims of the full tensor");
   }
   CKPT_ASSIGN_OR_RETURN(const StridedBlock source,
                         ParseBlock(ref["source"], "source", shape->size()));
@@ -87,7 +87,8 @@ Result<Piece> ParsePiece(PickleRef ref, const Shape& full) {
   piece.local_strides = dest.strides;
   if (const PickleRef scale = ref["scale"]) {
     const auto value = scale.Number();
-    if (!value || !std::isfinite(*value) || *value == 0) return Refuse("a scale of 0 or no number");
+    if (!value || !std::isfinite(*value) || *value == 0)
+      return RefuseMap("a scale of 0 or no number");
     piece.scale = *value;
   }
   return piece;
@@ -97,7 +98,7 @@ Result<LocalTensor> ParseRank(PickleRef ref, const Shape& full) {
   LocalTensor local;
   const auto shape = ref["shard_shape"].AsShape();
   const PickleRef pieces = ref["pieces"];
-  if (!shape || !pieces.IsSequence()) return Refuse("a rank without shard_shape or pieces");
+  if (!shape || !pieces.IsSequence()) return RefuseMap("a rank without shard_shape or pieces");
   local.shape = *shape;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto box = pieces.at(i)["shape"].AsShape();
@@ -115,7 +116,7 @@ Result<AffineParameter> ParseParameter(PickleRef ref) {
   const auto shape = ref["logical_shape"].AsShape();
   const auto ranks = ref["ranks"].Items();
   if (!shape || ranks.empty() || ranks.size() > kMaxRanks) {
-    return Refuse("no logical_shape or no ranks");
+    return RefuseMap("no logical_shape or no ranks");
   }
   CKPT_RETURN_IF_ERROR(ElementCount(*shape));
   parameter.logical_shape = *shape;
@@ -125,16 +126,16 @@ Result<AffineParameter> ParseParameter(PickleRef ref) {
     const auto rank = key.Int();
     if (!rank || *rank < 0 || static_cast<size_t>(*rank) >= ranks.size() ||
         seen[static_cast<size_t>(*rank)]) {
-      return Refuse("ranks are not numbered 0 to ", ranks.size() - 1);
+      return RefuseMap("ranks are not numbered 0 to ", ranks.size() - 1);
     }
     seen[static_cast<size_t>(*rank)] = true;
     CKPT_ASSIGN_OR_RETURN(parameter.ranks[static_cast<size_t>(*rank)], ParseRank(value, *shape));
   }
   const LocalTensor& first = parameter.ranks.front();
-  parameter.replicated =
-      ranks.size() > 1 && first.pieces.size() == 1 && first.pieces[0].shape == *shape &&
-      std::all_of(parameter.ranks.begin(), parameter.ranks.end(),
-                  [&](const LocalTensor& other) { return other == first; });
+  parameter.replicated = ranks.size() > 1 && first.pieces.size() == 1 &&
+                         first.pieces[0].shape == *shape &&
+                         std::all_of(parameter.ranks.begin(), parameter.ranks.end(),
+                                     [&](const LocalTensor& other) { return other == first; });
   return parameter;
 }
 
@@ -152,7 +153,7 @@ Result<AffineMap> AffineMap::Parse(PickleRef info) {
   for (const auto& [key, value] : map["params"].Items()) {
     const auto pattern = key.String();
     const auto name = pattern ? LiteralName(*pattern) : std::nullopt;
-    if (!name) return Refuse("'", pattern.value_or("?"), "' is not ^ an escaped name $");
+    if (!name) return RefuseMap("'", pattern.value_or("?"), "' is not ^ an escaped name $");
     auto parameter = ParseParameter(value);
     if (!parameter) return Fail(std::move(parameter).error().WithContext(*name));
     result.parameters_.emplace(*name, *std::move(parameter));

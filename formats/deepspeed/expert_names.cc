@@ -13,16 +13,16 @@ namespace {
 constexpr std::string_view kExperts = ".deepspeed_experts.";
 constexpr uint32_t kMaxExperts = 1u << 20;
 
-struct Split {
+struct ExpertName {
   std::string_view before;  // up to and with kExperts
   uint32_t number = 0;
-  std::string_view after;   // from the '.' on
+  std::string_view after;  // from the '.' on
 };
 
-std::optional<Split> SplitName(std::string_view name) {
+std::optional<ExpertName> SplitExpertName(std::string_view name) {
   const size_t at = name.find(kExperts);
   if (at == std::string_view::npos) return std::nullopt;
-  Split out;
+  ExpertName out;
   out.before = name.substr(0, at + kExperts.size());
   const char* begin = name.data() + out.before.size();
   const auto [end, error] = std::from_chars(begin, name.data() + name.size(), out.number);
@@ -35,7 +35,7 @@ std::optional<Split> SplitName(std::string_view name) {
 }  // namespace
 
 std::optional<ExpertNumber> ExpertOf(std::string_view name) {
-  const auto split = SplitName(name);
+  const auto split = SplitExpertName(name);
   if (!split) return std::nullopt;
   return ExpertNumber{split->number, static_cast<uint32_t>(split->before.size())};
 }
@@ -43,7 +43,7 @@ std::optional<ExpertNumber> ExpertOf(std::string_view name) {
 LocalExperts::LocalExperts(std::span<const std::vector<NamedShape>> groups) {
   for (const auto& group : groups) {
     for (const NamedShape& entry : group) {
-      const auto split = SplitName(entry.name);
+      const auto split = SplitExpertName(entry.name);
       if (!split) continue;
       uint32_t& count = counts_[std::string(split->before)];
       count = std::max(count, split->number + 1);
@@ -52,7 +52,7 @@ LocalExperts::LocalExperts(std::span<const std::vector<NamedShape>> groups) {
 }
 
 Result<std::string> LocalExperts::Global(std::string_view local_name, uint32_t expert_rank) const {
-  const auto split = SplitName(local_name);
+  const auto split = SplitExpertName(local_name);
   if (!split) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat("'", local_name, "' is in an expert group but has no expert number"));

@@ -12,8 +12,8 @@ namespace ckptfs::deepspeed {
 namespace {
 
 // Top-level keys that become atoms, or are rebuilt from them.
-constexpr std::array<std::string_view, 8> kStructure = {
-    "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes",
+constexpr std::array<std::string_view, 8> kModelStructure = {
+    "module",        "buffer_names",           "optimizer", "param_shapes", "frozen_param_shapes",
     "shared_params", "frozen_param_fragments", "folding"};
 
 bool IsOneOf(std::string_view name, const auto& list) {
@@ -90,7 +90,8 @@ Status ReadNames(PickleRef root, const TorchFile& file, ModelStates& out) {
   CKPT_ASSIGN_OR_RETURN(const PickleRef shared, DictOf(root, "shared_params"));
   for (const auto& [alias, stored] :
        shared ? shared.Items() : std::vector<std::pair<PickleRef, PickleRef>>()) {
-    if (alias.String() && stored.String()) out.shared.emplace_back(*alias.String(), *stored.String());
+    if (alias.String() && stored.String())
+      out.shared.emplace_back(*alias.String(), *stored.String());
   }
   return {};
 }
@@ -179,12 +180,11 @@ void ReadVariables(PickleRef args, std::map<std::string, int64_t>& out) {
 Status KeepDocuments(PickleRef root, const TorchFile& file, ModelStates& out) {
   for (const auto& [key, value] : root.Items()) {
     const auto name = key.String();
-    if (!name || IsOneOf(*name, kStructure)) continue;
+    if (!name || IsOneOf(*name, kModelStructure)) continue;
     const bool own = IsOneOf(*name, kModelStateKeys);
-    CKPT_ASSIGN_OR_RETURN(
-        Document document,
-        DocumentOf(own ? std::string(*name) : StrCat(kClientPrefix, *name), "", value, file,
-                   out.blob, out.file));
+    CKPT_ASSIGN_OR_RETURN(Document document,
+                          DocumentOf(own ? std::string(*name) : StrCat(kClientPrefix, *name), "",
+                                     value, file, out.blob, out.file));
     out.documents.push_back(std::move(document));
   }
   return {};
@@ -259,8 +259,8 @@ Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& mo
   const PickleRef base = plain ? optimizer : optimizer["optimizer_state_dict"];
   if (!base) return Fail(ErrorCode::kInvalid, "'optimizer' holds no 'optimizer_state_dict'");
   CKPT_RETURN_IF_ERROR(ReadPlainStates(base, file, model, out));
-  for (const auto& [key, value] : plain ? std::vector<std::pair<PickleRef, PickleRef>>()
-                                        : optimizer.Items()) {
+  for (const auto& [key, value] :
+       plain ? std::vector<std::pair<PickleRef, PickleRef>>() : optimizer.Items()) {
     const std::string_view name = key.String().value_or("");
     if (name.empty() || name == "optimizer_state_dict" || name.starts_with("fp32_groups")) continue;
     CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat(kZeroPrefix, name), "", value, file,

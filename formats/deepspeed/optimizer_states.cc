@@ -14,11 +14,18 @@ namespace ckptfs::deepspeed {
 namespace {
 
 // Keys of the ZeRO dict that are tensors, layout or kept elsewhere; all others are documents.
-constexpr std::array<std::string_view, 12> kStructure = {
-    "base_optimizer_state", "single_partition_of_fp32_groups", "group_paddings",
-    "param_alignment_paddings", "partition_count", "param_slice_mappings", "ds_version",
-    "optimizer_state_dict", "fp32_flat_groups", "universal_checkpoint_info",
-    "ds_zero_partition_groups", "base_optimizer_state_step"};
+constexpr std::array<std::string_view, 12> kOptimizerStructure = {"base_optimizer_state",
+                                                                  "single_partition_of_fp32_groups",
+                                                                  "group_paddings",
+                                                                  "param_alignment_paddings",
+                                                                  "partition_count",
+                                                                  "param_slice_mappings",
+                                                                  "ds_version",
+                                                                  "optimizer_state_dict",
+                                                                  "fp32_flat_groups",
+                                                                  "universal_checkpoint_info",
+                                                                  "ds_zero_partition_groups",
+                                                                  "base_optimizer_state_step"};
 
 Result<std::vector<uint64_t>> Numbers(PickleRef list, std::string_view key) {
   std::vector<uint64_t> out;
@@ -50,8 +57,7 @@ Status ReadLayout(PickleRef zero, OptimizerStates& out) {
     if (*count < 1) return Fail(ErrorCode::kInvalid, "'partition_count' is not positive");
     out.partition_count = {static_cast<uint64_t>(*count)};
   } else {
-    CKPT_ASSIGN_OR_RETURN(out.partition_count,
-                          Numbers(zero["partition_count"], "partition_count"));
+    CKPT_ASSIGN_OR_RETURN(out.partition_count, Numbers(zero["partition_count"], "partition_count"));
   }
   const PickleRef paddings = zero["param_alignment_paddings"];
   for (size_t i = 0; paddings && paddings.IsSequence() && i < paddings.size(); ++i) {
@@ -69,8 +75,8 @@ Status ReadLayout(PickleRef zero, OptimizerStates& out) {
 Status CheckFlat(const PartitionStates& partition, size_t index) {
   const auto check = [&](std::string_view kind, const FileTensor& tensor) -> Status {
     const uint64_t elements = partition.master->elements();
-    const bool length = tensor.elements() == elements ||
-                        tensor.elements() == elements + partition.padding;
+    const bool length =
+        tensor.elements() == elements || tensor.elements() == elements + partition.padding;
     if (tensor.dense() && tensor.shape().size() == 1 && length) return {};
     return Fail(ErrorCode::kInvalid,
                 StrCat("'", kind, "' of partition ", index, ", which has ", elements,
@@ -78,7 +84,8 @@ Status CheckFlat(const PartitionStates& partition, size_t index) {
                        tensor.dense() ? "" : " and not contiguous"));
   };
   CKPT_RETURN_IF_ERROR(check("master", *partition.master));
-  for (const NamedTensor& entry : partition.flat) CKPT_RETURN_IF_ERROR(check(entry.name, entry.tensor));
+  for (const NamedTensor& entry : partition.flat)
+    CKPT_RETURN_IF_ERROR(check(entry.name, entry.tensor));
   return {};
 }
 
@@ -92,9 +99,8 @@ PickleRef StateOf(PickleRef states, size_t i) {
 Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file,
                       const std::string& path, OptimizerStates& out) {
   if (!masters || !masters.IsSequence()) {
-    return Fail(ErrorCode::kInvalid, out.stage == 3
-                                         ? "no 'fp32_flat_groups' list"
-                                         : "no 'single_partition_of_fp32_groups' list");
+    return Fail(ErrorCode::kInvalid, out.stage == 3 ? "no 'fp32_flat_groups' list"
+                                                    : "no 'single_partition_of_fp32_groups' list");
   }
   for (size_t i = 0; i < masters.size(); ++i) {
     const PickleRef state = StateOf(states, i);
@@ -102,8 +108,8 @@ Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file
     if (state) {
       CKPT_ASSIGN_OR_RETURN(partition, ReadStateDict(state, file, path, out.blob));
     }
-    CKPT_ASSIGN_OR_RETURN(
-        partition.master, FileTensorOf(masters.at(i), file, out.blob, StrCat("master partition ", i)));
+    CKPT_ASSIGN_OR_RETURN(partition.master, FileTensorOf(masters.at(i), file, out.blob,
+                                                         StrCat("master partition ", i)));
     out.partitions.push_back(std::move(partition));
   }
   if (states && states.size() > masters.size()) {
@@ -119,10 +125,9 @@ Status KeepOpaque(PickleRef states, const TorchFile& file, const std::string& pa
   for (size_t i = 0; i < out.partitions.size(); ++i) {
     for (const std::string& name : out.partitions[i].opaque) {
       const PickleRef state = StateOf(states, i);
-      CKPT_ASSIGN_OR_RETURN(
-          Document document,
-          DocumentOf(StrCat("optimizer/opaque/", i, "/", name),
-                     StrCat("dp", rank.dp, "_mp", rank.mp), state[name], file, out.blob, path));
+      CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat("optimizer/opaque/", i, "/", name),
+                                                          StrCat("dp", rank.dp, "_mp", rank.mp),
+                                                          state[name], file, out.blob, path));
       out.opaque.push_back(std::move(document));
     }
   }
@@ -133,12 +138,12 @@ Status KeepDocuments(PickleRef zero, const TorchFile& file, const std::string& p
                      OptimizerStates& out) {
   for (const auto& [key, value] : zero.Items()) {
     const auto name = key.String();
-    if (!name || std::find(kStructure.begin(), kStructure.end(), *name) != kStructure.end()) {
+    if (!name || std::find(kOptimizerStructure.begin(), kOptimizerStructure.end(), *name) !=
+                     kOptimizerStructure.end()) {
       continue;
     }
-    CKPT_ASSIGN_OR_RETURN(
-        Document document,
-        DocumentOf(StrCat(kZeroPrefix, *name), "", value, file, out.blob, path));
+    CKPT_ASSIGN_OR_RETURN(Document document,
+                          DocumentOf(StrCat(kZeroPrefix, *name), "", value, file, out.blob, path));
     out.documents.push_back(std::move(document));
   }
   return {};
@@ -269,16 +274,21 @@ Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups) {
 
 std::vector<std::string> StateNames(const PartitionStates& partition) {
   std::vector<std::string> names;
-  for (const NamedTensor& entry : partition.flat) names.push_back(StrCat("'", entry.name, "' (a tensor)"));
-  for (const NamedScalar& entry : partition.scalars) names.push_back(StrCat("'", entry.name, "' (a number)"));
-  for (const std::string& name : partition.opaque) names.push_back(StrCat("'", name, "' (an object)"));
+  for (const NamedTensor& entry : partition.flat)
+    names.push_back(StrCat("'", entry.name, "' (a tensor)"));
+  for (const NamedScalar& entry : partition.scalars)
+    names.push_back(StrCat("'", entry.name, "' (a number)"));
+  for (const std::string& name : partition.opaque)
+    names.push_back(StrCat("'", name, "' (an object)"));
   std::sort(names.begin(), names.end());
   return names;
 }
 
 bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& parameter) {
-  constexpr std::string_view kElementwise[] = {"master", "exp_avg", "exp_avg_sq", "momentum_buffer"};
-  if (std::find(std::begin(kElementwise), std::end(kElementwise), state) != std::end(kElementwise)) {
+  constexpr std::string_view kElementwise[] = {"master", "exp_avg", "exp_avg_sq",
+                                               "momentum_buffer"};
+  if (std::find(std::begin(kElementwise), std::end(kElementwise), state) !=
+      std::end(kElementwise)) {
     return false;
   }
   const auto own = ElementCount(shape);

@@ -14,10 +14,10 @@ namespace ckptfs::deepspeed {
 // What the rules say before the shapes are applied.
 struct ShardingRules::Decision {
   Pattern pattern;
-  std::string rule;  // for messages
-  uint64_t part_count = 0;                       // equal parts whose size the shapes give
-  std::vector<std::vector<uint64_t>> widths;     // [part][rank], if recorded
-  std::optional<uint64_t> rows;                  // of the unpadded dim
+  std::string rule;                           // for messages
+  uint64_t part_count = 0;                    // equal parts whose size the shapes give
+  std::vector<std::vector<uint64_t>> widths;  // [part][rank], if recorded
+  std::optional<uint64_t> rows;               // of the unpadded dim
   bool decided = false;
   bool whole_each = false;  // every rank holds all of it, whatever the pattern says of others
 };
@@ -25,7 +25,7 @@ struct ShardingRules::Decision {
 namespace {
 
 template <class... Pieces>
-tl::unexpected<Error> Refuse(std::string_view name, const Pieces&... pieces) {
+tl::unexpected<Error> RefuseParameter(std::string_view name, const Pieces&... pieces) {
   return Fail(ErrorCode::kInvalid, StrCat("'", name, "': ", pieces...));
 }
 
@@ -60,8 +60,8 @@ bool IsOneCut(const Pattern& pattern) {
 Status CheckSameShapes(std::string_view name, std::span<const Shape> locals) {
   for (size_t r = 1; r < locals.size(); ++r) {
     if (locals[r] != locals[0]) {
-      return Refuse(name, "rank 0 holds ", ShapeToString(locals[0]), ", rank ", r, " ",
-                    ShapeToString(locals[r]), " of what a rule calls whole on every rank");
+      return RefuseParameter(name, "rank 0 holds ", ShapeToString(locals[0]), ", rank ", r, " ",
+                             ShapeToString(locals[r]), " of what a rule calls whole on every rank");
     }
   }
   return {};
@@ -72,11 +72,12 @@ Result<uint64_t> TotalAlong(std::string_view name, uint32_t dim, std::span<const
   uint64_t total = 0;
   for (const Shape& local : locals) {
     if (dim >= local.size() || local.size() != locals[0].size()) {
-      return Refuse(name, "cut along dim ", dim, ", which ", ShapeToString(local), " has not");
+      return RefuseParameter(name, "cut along dim ", dim, ", which ", ShapeToString(local),
+                             " has not");
     }
     for (size_t d = 0; d < local.size(); ++d) {
       if (d != dim && local[d] != locals[0][d]) {
-        return Refuse(name, "cut along dim ", dim, ", but ranks differ in dim ", d);
+        return RefuseParameter(name, "cut along dim ", dim, ", but ranks differ in dim ", d);
       }
     }
     CKPT_ASSIGN_OR_RETURN(total, CheckedAdd(total, local[dim], "rows of a cut parameter"));
@@ -90,7 +91,8 @@ Result<std::vector<std::vector<uint64_t>>> EvenWidths(std::string_view name,
   std::vector<std::vector<uint64_t>> widths;
   for (uint64_t part : parts) {
     if (part % ranks != 0) {
-      return Refuse(name, "a fused part of ", part, " rows does not divide by ", ranks, " ranks");
+      return RefuseParameter(name, "a fused part of ", part, " rows does not divide by ", ranks,
+                             " ranks");
     }
     widths.emplace_back(ranks, part / ranks);
   }
@@ -101,20 +103,22 @@ Status CheckWidths(std::string_view name, uint32_t dim, std::span<const Shape> l
                    const std::vector<uint64_t>& parts,
                    const std::vector<std::vector<uint64_t>>& widths) {
   if (widths.size() != parts.size()) {
-    return Refuse(name, widths.size(), " rows of shard widths for ", parts.size(), " parts");
+    return RefuseParameter(name, widths.size(), " rows of shard widths for ", parts.size(),
+                           " parts");
   }
   for (size_t p = 0; p < parts.size(); ++p) {
     const uint64_t sum = std::accumulate(widths[p].begin(), widths[p].end(), uint64_t{0});
     if (widths[p].size() != locals.size() || sum != parts[p]) {
-      return Refuse(name, "the shard widths of part ", p, " do not make up its ", parts[p], " rows");
+      return RefuseParameter(name, "the shard widths of part ", p, " do not make up its ", parts[p],
+                             " rows");
     }
   }
   for (size_t r = 0; r < locals.size(); ++r) {
     uint64_t rows = 0;
     for (const auto& part : widths) rows += part[r];
     if (rows != locals[r][dim]) {
-      return Refuse(name, "rank ", r, " should hold ", rows, " rows of dim ", dim, ", its tensor has ",
-                    locals[r][dim]);
+      return RefuseParameter(name, "rank ", r, " should hold ", rows, " rows of dim ", dim,
+                             ", its tensor has ", locals[r][dim]);
     }
   }
   return {};
@@ -163,8 +167,9 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
     return Fail(ErrorCode::kInvalid,
                 StrCat("--family ", options.family, ": none of its rules matches any of the ",
                        names.size(), " parameters ('", names[0], "', ...)",
-                       best == nullptr ? "" : StrCat("; family '", best->name(), "' matches ",
-                                                     best->CountMatches(names))));
+                       best == nullptr ? ""
+                                       : StrCat("; family '", best->name(), "' matches ",
+                                                best->CountMatches(names))));
   }
   if (family_ == nullptr) {
     const std::string nearest = families.DescribeNearest(names);
@@ -178,8 +183,8 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
     if (first.empty() && family_->CountMatches({&name, 1}) == 0) first = name;
   }
   Note(StrCat("family '", family_->name(), "'", options.family.empty() ? " comes closest: it" : "",
-              " has rules for ", covered, " of ", names.size(), " parameters, and none for '", first,
-              names.size() - covered > 1 ? "', ..." : "'"));
+              " has rules for ", covered, " of ", names.size(), " parameters, and none for '",
+              first, names.size() - covered > 1 ? "', ..." : "'"));
   return {};
 }
 
@@ -276,8 +281,10 @@ Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape>
                                    Decision& out) const {
   for (const auto& [pattern, reason] : info_->unsupported) {
     if (locals.size() > 1 && pattern.MatchesPrefix(name)) {
-      return Fail(ErrorCode::kUnsupported, StrCat("'", name, "': its engine recorded that its cut "
-                                                  "cannot be described: ", reason));
+      return Fail(ErrorCode::kUnsupported, StrCat("'", name,
+                                                  "': its engine recorded that its cut "
+                                                  "cannot be described: ",
+                                                  reason));
     }
   }
   out.rule = "universal_checkpoint_info";
@@ -317,9 +324,13 @@ Result<std::optional<ShardingRules::Decision>> ShardingRules::DecideByFamily(
   const Pattern& pattern = family.pattern;
   const bool one_cut = IsOneCut(pattern);
   if (by_default && !(one_cut && pattern.cuts[0].dim == 0)) {
-    return Refuse(name, "no list of universal_checkpoint_info has it, which means a cut along dim "
-                        "0, but the rule ", family.rule, " says otherwise; name it with "
-                        "--replicated or --averaged");
+    return RefuseParameter(
+        name,
+        "no list of universal_checkpoint_info has it, which means a cut along dim "
+        "0, but the rule ",
+        family.rule,
+        " says otherwise; name it with "
+        "--replicated or --averaged");
   }
   Decision out;
   out.pattern = pattern;
@@ -377,15 +388,14 @@ Status ResolveGrid(std::string_view name, std::span<const Shape> locals, Shardin
   for (size_t i = 0; i < out.pattern.cuts.size(); ++i) {
     const uint32_t dim = out.pattern.cuts[i].dim;
     if (dim >= out.shape.size() || i >= out.pattern.grid.size()) {
-      return Refuse(name, "the rule's cuts do not fit ", ShapeToString(locals[0]));
+      return RefuseParameter(name, "the rule's cuts do not fit ", ShapeToString(locals[0]));
     }
-    CKPT_ASSIGN_OR_RETURN(out.shape[dim],
-                          CheckedMul(out.shape[dim], out.pattern.grid[i], "rows"));
+    CKPT_ASSIGN_OR_RETURN(out.shape[dim], CheckedMul(out.shape[dim], out.pattern.grid[i], "rows"));
   }
   for (size_t r = 0; r < locals.size(); ++r) {
-    CKPT_ASSIGN_OR_RETURN(LocalTensor local,
-                          MakeLocal(out.pattern, out.shape, r, locals.size()));
-    if (local.shape != locals[r]) return Refuse(name, "the rule contradicts rank ", r, "'s shape");
+    CKPT_ASSIGN_OR_RETURN(LocalTensor local, MakeLocal(out.pattern, out.shape, r, locals.size()));
+    if (local.shape != locals[r])
+      return RefuseParameter(name, "the rule contradicts rank ", r, "'s shape");
     out.locals.push_back(std::move(local));
   }
   return {};
@@ -399,14 +409,15 @@ Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t
   CKPT_ASSIGN_OR_RETURN(const uint64_t total, TotalAlong(name, cut.dim, locals));
   if (part_count > 0) {
     if (total % part_count != 0) {
-      return Refuse(name, total, " rows are not ", part_count, " equal parts");
+      return RefuseParameter(name, total, " rows are not ", part_count, " equal parts");
     }
     cut.parts.assign(part_count, total / part_count);
   }
   if (cut.parts.size() > 1) {
     const uint64_t sum = std::accumulate(cut.parts.begin(), cut.parts.end(), uint64_t{0});
     if (sum != total) {
-      return Refuse(name, "the parts have ", sum, " rows together, the ranks hold ", total);
+      return RefuseParameter(name, "the parts have ", sum, " rows together, the ranks hold ",
+                             total);
     }
     if (widths.empty()) {
       CKPT_ASSIGN_OR_RETURN(widths, EvenWidths(name, cut.parts, locals.size()));
@@ -419,7 +430,7 @@ Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t
   const std::vector<uint64_t> parts = cut.parts.empty() ? std::vector{total} : cut.parts;
   CKPT_RETURN_IF_ERROR(CheckWidths(name, cut.dim, locals, parts, widths));
   if (rows && *rows > total) {
-    return Refuse(name, "the unpadded ", *rows, " rows are more than the ranks' ", total);
+    return RefuseParameter(name, "the unpadded ", *rows, " rows are more than the ranks' ", total);
   }
   out.shape = locals[0];
   out.shape[cut.dim] = rows.value_or(total);
@@ -436,13 +447,14 @@ Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t
 Status ShardingRules::ResolveAffine(std::string_view name, std::span<const Shape> locals,
                                     const AffineParameter& affine, Sharding& out) {
   if (affine.ranks.size() != locals.size()) {
-    return Refuse(name, "affine_map describes ", affine.ranks.size(), " ranks, there are ",
-                  locals.size());
+    return RefuseParameter(name, "affine_map describes ", affine.ranks.size(), " ranks, there are ",
+                           locals.size());
   }
   for (size_t r = 0; r < locals.size(); ++r) {
     if (affine.ranks[r].shape != locals[r]) {
-      return Refuse(name, "affine_map says rank ", r, " holds ", ShapeToString(affine.ranks[r].shape),
-                    ", its tensor is ", ShapeToString(locals[r]));
+      return RefuseParameter(name, "affine_map says rank ", r, " holds ",
+                             ShapeToString(affine.ranks[r].shape), ", its tensor is ",
+                             ShapeToString(locals[r]));
     }
     for (const Piece& piece : affine.ranks[r].pieces) {
       if (piece.scale == 1.0) continue;
@@ -478,10 +490,9 @@ Status ShardingRules::ResolveShards(std::string_view name, std::span<const Shape
                                     Decision decision, Sharding& out) {
   if (out.pattern.kind == PatternKind::kShard && !decision.whole_each) {
     out.how = Sharding::How::kCut;
-    return out.pattern.cuts.size() > 1
-               ? ResolveGrid(name, locals, out)
-               : ResolveCut(name, locals, decision.part_count, std::move(decision.widths),
-                            decision.rows, out);
+    return out.pattern.cuts.size() > 1 ? ResolveGrid(name, locals, out)
+                                       : ResolveCut(name, locals, decision.part_count,
+                                                    std::move(decision.widths), decision.rows, out);
   }
   if (out.pattern.kind == PatternKind::kUnique || out.pattern.bias_scaled) {
     return Fail(ErrorCode::kUnsupported,

@@ -19,10 +19,6 @@ namespace {
 using Kind = PickleNode::Kind;
 using Form = TensorNode::Form;
 
-tl::unexpected<Error> Rule(std::string message) {
-  return Fail(ErrorCode::kInvalid, std::move(message));
-}
-
 std::string SpellId(size_t index, const TensorNode& tensor) {
   std::string id = std::to_string(index);
   if (tensor.is_parameter) id += 'p';
@@ -36,7 +32,7 @@ Result<TensorNode> ParseId(std::string_view id, const std::vector<StoredTensor>&
   size_t index = 0;
   auto [end, code] = std::from_chars(id.data(), id.data() + id.size(), index);
   if (code != std::errc() || index >= tensors.size()) {
-    return Rule(StrCat("document: no tensor '", id, "'"));
+    return Refuse("document: no tensor '", id, "'");
   }
   const StoredTensor& stored = tensors[index];
   CKPT_ASSIGN_OR_RETURN(uint64_t elements, ElementCount(stored.shape));
@@ -65,14 +61,14 @@ Result<TensorNode> ParseId(std::string_view id, const std::vector<StoredTensor>&
 Result<Document> MakeDocument(std::string key, std::string scope, PickleRef value,
                               const TorchFile& file, BlobIndex blob) {
   Document document{.key = std::move(key), .scope = std::move(scope), .pickle = {}, .tensors = {}};
-  if (!value) return Rule(StrCat("document '", document.key, "' has no value"));
+  if (!value) return Refuse("document '", document.key, "' has no value");
   PickleBuilder builder;
   NodeId root = builder.Copy(value);
   PickleTree tree = std::move(builder).Finish(root);
   size_t nodes = tree.nodes.size();
   for (size_t i = 0; i < nodes; ++i) {
     if (tree.nodes[i].kind == Kind::kPersistent) {
-      return Rule(StrCat("document '", document.key, "': a persistent id that is no torch storage"));
+      return Refuse("document '", document.key, "': a persistent id that is no torch storage");
     }
     if (tree.nodes[i].kind != Kind::kTensor) continue;
     const TensorNode& tensor = tree.TensorOf(tree.nodes[i]);
@@ -95,14 +91,16 @@ Result<Document> MakeDocument(std::string key, std::string scope, PickleRef valu
 
 Result<PickleTree> ParseDocument(const Document& document) {
   auto parsed = ParsePickle(document.pickle);
-  if (!parsed) return Fail(std::move(parsed).error().WithContext("document '" + document.key + "'"));
+  if (!parsed)
+    return Fail(std::move(parsed).error().WithContext("document '" + document.key + "'"));
   PickleTree tree = std::move(parsed->tree);
   tree.tensors.clear();
   for (PickleNode& node : tree.nodes) {
-    if (node.kind == Kind::kTensor) return Rule("document: a storage in place of a tensor's index");
+    if (node.kind == Kind::kTensor)
+      return Refuse("document: a storage in place of a tensor's index");
     if (node.kind != Kind::kPersistent) continue;
     const PickleNode& id = tree.nodes[node.children[0]];
-    if (id.kind != Kind::kString) return Rule("document: a tensor's index is no string");
+    if (id.kind != Kind::kString) return Refuse("document: a tensor's index is no string");
     CKPT_ASSIGN_OR_RETURN(TensorNode tensor, ParseId(id.text, document.tensors));
     node.kind = Kind::kTensor;
     node.children.clear();

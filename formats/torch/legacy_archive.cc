@@ -19,10 +19,6 @@ constexpr int64_t kProtocolVersion = 1001;
 constexpr uint64_t kFirstWindow = 64 << 10;
 constexpr uint64_t kMaxPickles = uint64_t{1} << 30;
 
-tl::unexpected<Error> Rule(std::string message) {
-  return Fail(ErrorCode::kInvalid, std::move(message));
-}
-
 // The pickles at the front of the file: a window that grows until they fit.
 class PickleWindow {
  public:
@@ -66,22 +62,23 @@ Result<TorchFile::Storages> ReadStorages(const InputFile& file, uint64_t positio
                                          const PickleTree& keys, const PickleTree& tree) {
   TorchFile::Storages storages;
   PickleRef list = RootOf(keys);
-  if (!list.IsSequence()) return Rule("the legacy storage keys are no list");
+  if (!list.IsSequence()) return Refuse("the legacy storage keys are no list");
   auto widths = Widths(tree);
   for (size_t i = 0; i < list.size(); ++i) {
     auto key = list.at(i).String();
-    if (!key) return Rule("a legacy storage key is no string");
+    if (!key) return Refuse("a legacy storage key is no string");
     auto width = widths.find(*key);
-    if (width == widths.end()) return Rule(StrCat("storage '", *key, "' belongs to no tensor"));
-    CKPT_ASSIGN_OR_RETURN(std::string count, file.Read(position, 8, StrCat("storage '", *key, "'")));
+    if (width == widths.end()) return Refuse("storage '", *key, "' belongs to no tensor");
+    CKPT_ASSIGN_OR_RETURN(std::string count,
+                          file.Read(position, 8, StrCat("storage '", *key, "'")));
     CKPT_ASSIGN_OR_RETURN(uint64_t length, CheckedMul(zip::Load<uint64_t>(count, 0), width->second,
                                                       StrCat("size of storage '", *key, "'")));
     StorageRecord record{.offset = position + 8, .length = length};
     if (!RangeInside(record.offset, length, file.size())) {
-      return Rule(StrCat("storage '", *key, "': its ", length, " bytes reach beyond the file"));
+      return Refuse("storage '", *key, "': its ", length, " bytes reach beyond the file");
     }
     if (!storages.emplace(*key, record).second) {
-      return Rule(StrCat("two storages are named '", *key, "'"));
+      return Refuse("two storages are named '", *key, "'");
     }
     position = record.offset + length;
   }
@@ -104,10 +101,10 @@ Result<TorchFile> OpenLegacyArchive(const InputFile& file) {
   auto magic = window.Next("legacy torch file", kFirstWindow);
   if (!magic || magic->nodes[magic->root].kind != Kind::kBigInt ||
       magic->nodes[magic->root].text != kMagic) {
-    return Rule("neither a zip nor a legacy torch.save file");
+    return Refuse("neither a zip nor a legacy torch.save file");
   }
   CKPT_ASSIGN_OR_RETURN(PickleTree version, window.Next("legacy protocol version", kFirstWindow));
-  if (RootOf(version).Int() != kProtocolVersion) return Rule("unknown legacy protocol version");
+  if (RootOf(version).Int() != kProtocolVersion) return Refuse("unknown legacy protocol version");
   CKPT_ASSIGN_OR_RETURN(PickleTree system, window.Next("legacy system info", kFirstWindow));
   if (RootOf(system)["little_endian"].Bool() == false) {
     return Fail(ErrorCode::kUnsupported, "written on a big-endian machine: not supported");

@@ -69,14 +69,14 @@ class PicklePrinter {
   std::string out_;
   std::vector<Task> stack_;
   std::vector<Task> pending_;
-  std::vector<uint8_t> shared_;   // by node: referenced more than once
-  std::vector<uint32_t> memo_;    // by node: index + 1, 0 = none
+  std::vector<uint8_t> shared_;  // by node: referenced more than once
+  std::vector<uint32_t> memo_;   // by node: index + 1, 0 = none
   std::map<std::string, uint32_t, std::less<>> constants_;
   uint32_t memo_size_ = 0;
   uint64_t edges_ = 0;
 };
 
-tl::unexpected<Error> Rule(std::string_view message) {
+tl::unexpected<Error> CannotPrint(std::string_view message) {
   return Fail(ErrorCode::kInvalid, StrCat("cannot print the pickle: ", message));
 }
 
@@ -152,7 +152,8 @@ void PicklePrinter::PutInt(int64_t value) {
 }
 
 Status PicklePrinter::PutString(std::string_view text) {
-  if (text.size() > std::numeric_limits<uint32_t>::max()) return Rule("a string exceeds 4 GiB");
+  if (text.size() > std::numeric_limits<uint32_t>::max())
+    return CannotPrint("a string exceeds 4 GiB");
   Put(Op::kBinUnicode);
   PutLittle(text.size(), 4);
   out_ += text;
@@ -174,10 +175,10 @@ uint32_t PicklePrinter::PutMemo() {
 Status PicklePrinter::PutGlobal(std::string_view module, std::string_view name) {
   size_t dot = name.rfind('.');
   if (dot != std::string_view::npos && dot != 0) {  // a nested class: getattr(outer, name)
-    return Rule(StrCat("nested name '", module, ".", name, "'"));
+    return CannotPrint(StrCat("nested name '", module, ".", name, "'"));
   }
   if (module.find('\n') != std::string_view::npos || name.find('\n') != std::string_view::npos) {
-    return Rule("a global's name holds a line break");
+    return CannotPrint("a global's name holds a line break");
   }
   if (module == "builtins") module = "__builtin__";  // protocol 2 has Python 2 names
   if (module == "copyreg") module = "copy_reg";
@@ -247,7 +248,7 @@ Status PicklePrinter::PutScalar(const PickleNode& node) {
       return {};
     case Kind::kBigInt:
       // LONG4 is outside what weights_only readers know.
-      if (node.text.size() > 255) return Rule("an integer of more than 255 bytes");
+      if (node.text.size() > 255) return CannotPrint("an integer of more than 255 bytes");
       Put(Op::kLong1);
       PutLittle(node.text.size(), 1);
       out_ += node.text;
@@ -258,7 +259,7 @@ Status PicklePrinter::PutScalar(const PickleNode& node) {
       for (int i = 7; i >= 0; --i) out_ += static_cast<char>((bits >> (8 * i)) & 0xff);
       return {};
     }
-    default: return Rule("unknown kind of node");
+    default: return CannotPrint("unknown kind of node");
   }
 }
 
@@ -277,7 +278,7 @@ Status PicklePrinter::PutStorage(const TensorNode& tensor) {
   uint64_t elements = tensor.storage_elements;
   if (tensor.form == TensorNode::Form::kStorage) {
     if (tensor.storage_offset != 0 || tensor.shape != Shape{tensor.storage_elements}) {
-      return Rule("a storage that is a view of another");
+      return CannotPrint("a storage that is a view of another");
     }
     type = tensor.storage_class;
   } else if (type.empty()) {
@@ -305,7 +306,8 @@ Status PicklePrinter::PutHooks() {
 // (storage, offset, size, stride, requires_grad, hooks[, dtype])
 Status PicklePrinter::PutTensorArguments(const TensorNode& tensor) {
   bool untyped = StorageClassOf(tensor.dtype).empty();
-  if (untyped && TorchName(tensor.dtype).empty()) return Rule("a dtype that torch does not have");
+  if (untyped && TorchName(tensor.dtype).empty())
+    return CannotPrint("a dtype that torch does not have");
   Put(Op::kMark);
   CKPT_RETURN_IF_ERROR(PutStorage(tensor));
   PutInt(static_cast<int64_t>(tensor.storage_offset));
@@ -426,7 +428,8 @@ Status PicklePrinter::Created(NodeId id) {
     Put(Op::kPop);
     PutGet(memo_[id] - 1);
   } else if (shared_[id] != 0) {
-    if (memo_size_ == std::numeric_limits<uint32_t>::max()) return Rule("too many shared values");
+    if (memo_size_ == std::numeric_limits<uint32_t>::max())
+      return CannotPrint("too many shared values");
     memo_[id] = PutMemo() + 1;
   }
   return {};
@@ -441,7 +444,7 @@ Result<std::string> PicklePrinter::Print() {
   while (!stack_.empty()) {
     Task task = stack_.back();
     stack_.pop_back();
-    if (budget-- == 0) return Rule("too many cycles through immutable values");
+    if (budget-- == 0) return CannotPrint("too many cycles through immutable values");
     switch (task.type) {
       case Task::Type::kOp: Put(task.op); break;
       case Task::Type::kCreated: CKPT_RETURN_IF_ERROR(Created(task.id)); break;

@@ -19,29 +19,25 @@ namespace {
 
 constexpr uint64_t kMaxPickleBytes = uint64_t{1} << 30;
 
-tl::unexpected<Error> Rule(std::string message) {
-  return Fail(ErrorCode::kInvalid, std::move(message));
-}
-
 // "x" of "x/data.pkl"; torch takes the folder of the first record.
 Result<std::string> TopFolder(const ZipArchive& archive) {
-  if (archive.records().empty()) return Rule("the zip is empty");
+  if (archive.records().empty()) return Refuse("the zip is empty");
   const std::string& first = archive.records().front().name;
   size_t slash = first.find('/');
-  if (slash == std::string::npos || slash == 0) return Rule("the zip has no top folder");
+  if (slash == std::string::npos || slash == 0) return Refuse("the zip has no top folder");
   return first.substr(0, slash + 1);
 }
 
 Status CheckByteOrder(const InputFile& file, const ZipArchive& archive, const std::string& folder) {
   const ZipRecord* record = archive.Find(folder + "byteorder");
   if (record == nullptr) return {};
-  if (record->length > 16) return Rule("the byteorder record is too long");
+  if (record->length > 16) return Refuse("the byteorder record is too long");
   CKPT_ASSIGN_OR_RETURN(std::string order, file.Read(record->offset, record->length, "byteorder"));
   if (order == "little") return {};
   if (order == "big") {
     return Fail(ErrorCode::kUnsupported, "written on a big-endian machine: not supported");
   }
-  return Rule("the byteorder record is neither 'little' nor 'big'");
+  return Refuse("the byteorder record is neither 'little' nor 'big'");
 }
 
 Result<TorchFile> OpenZip(const InputFile& file) {
@@ -52,11 +48,11 @@ Result<TorchFile> OpenZip(const InputFile& file) {
     return Fail(ErrorCode::kUnsupported, "a TorchScript archive is not supported");
   }
   const ZipRecord* pickle = archive.Find(folder + "data.pkl");
-  if (pickle == nullptr) return Rule("the zip has no record data.pkl: no torch.save file");
-  if (pickle->length > kMaxPickleBytes) return Rule("data.pkl exceeds 1 GiB");
+  if (pickle == nullptr) return Refuse("the zip has no record data.pkl: no torch.save file");
+  if (pickle->length > kMaxPickleBytes) return Refuse("data.pkl exceeds 1 GiB");
   CKPT_ASSIGN_OR_RETURN(std::string bytes, file.Read(pickle->offset, pickle->length, "data.pkl"));
   if (pickle->crc != 0 && Crc32(0, std::as_bytes(std::span(bytes))) != pickle->crc) {
-    return Rule("data.pkl contradicts its checksum: it was damaged after it was written");
+    return Refuse("data.pkl contradicts its checksum: it was damaged after it was written");
   }
   auto parsed = ParsePickle(bytes);
   if (!parsed) return Fail(std::move(parsed).error().WithContext("data.pkl"));
@@ -72,8 +68,8 @@ Result<TorchFile> OpenZip(const InputFile& file) {
 
 Result<TorchFile> OpenAny(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
-  if (file.size() == 0) return Rule("the file is empty");
-  if (file.size() < 4) return Rule("neither a zip nor a legacy torch.save file");
+  if (file.size() == 0) return Refuse("the file is empty");
+  if (file.size() < 4) return Refuse("neither a zip nor a legacy torch.save file");
   CKPT_ASSIGN_OR_RETURN(std::string magic, file.Read(0, 4, "the first bytes"));
   if (zip::Load<uint32_t>(magic, 0) == zip::kLocalSignature) return OpenZip(file);
   return OpenLegacyArchive(file);
@@ -94,7 +90,8 @@ Result<uint64_t> SpanOf(const TensorNode& tensor) {
 
 // torch loads an untyped storage as one of bytes.
 std::string_view TypedClass(const TensorNode& storage) {
-  return storage.storage_class == kUntypedStorage ? "ByteStorage" : std::string_view(storage.storage_class);
+  return storage.storage_class == kUntypedStorage ? "ByteStorage"
+                                                  : std::string_view(storage.storage_class);
 }
 
 }  // namespace
@@ -113,9 +110,9 @@ Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages) {
     const bool same = TypedClass(known) == TypedClass(tensor) &&
                       known.storage_elements == tensor.storage_elements;
     if (same) continue;
-    return Rule(StrCat("storage '", tensor.storage_key, "' is a ", known.storage_class, " of ",
-                       known.storage_elements, " elements and a ", tensor.storage_class, " of ",
-                       tensor.storage_elements));
+    return Refuse("storage '", tensor.storage_key, "' is a ", known.storage_class, " of ",
+                  known.storage_elements, " elements and a ", tensor.storage_class, " of ",
+                  tensor.storage_elements);
   }
   TorchFile file;
   file.tree_ = std::move(tree);
@@ -126,22 +123,23 @@ Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages) {
 Result<FileTensor> TorchFile::Locate(const TensorNode& tensor, BlobIndex blob) const {
   auto found = storages_.find(tensor.storage_key);
   auto rule = [&](std::string_view what) {
-    return Rule(StrCat("storage '", tensor.storage_key, "': ", what));
+    return Refuse("storage '", tensor.storage_key, "': ", what);
   };
-  if (found == storages_.end()) return rule("a tensor refers to it but the file has no such record");
+  if (found == storages_.end())
+    return rule("a tensor refers to it but the file has no such record");
   CKPT_ASSIGN_OR_RETURN(uint64_t elements, ElementCount(tensor.shape));
   if (ByteWidth(tensor.dtype) == 0) {
     return Fail(ErrorCode::kUnsupported, "elements smaller than a byte");
   }
-  CKPT_ASSIGN_OR_RETURN(uint64_t bytes, CheckedMul(tensor.storage_elements,
-                                                   ByteWidth(tensor.dtype), "storage size"));
+  CKPT_ASSIGN_OR_RETURN(
+      uint64_t bytes, CheckedMul(tensor.storage_elements, ByteWidth(tensor.dtype), "storage size"));
   if (bytes > found->second.length) {
     return rule(StrCat("the pickle says ", bytes, " bytes, the record has ", found->second.length));
   }
   CKPT_ASSIGN_OR_RETURN(uint64_t span, SpanOf(tensor));
   if (!RangeInside(tensor.storage_offset, span, tensor.storage_elements)) {
-    return rule(StrCat("a tensor of shape ", ShapeToString(tensor.shape),
-                       " reaches beyond its end"));
+    return rule(
+        StrCat("a tensor of shape ", ShapeToString(tensor.shape), " reaches beyond its end"));
   }
   return FileTensor(tensor, elements, found->second.offset, blob);
 }

@@ -23,13 +23,9 @@ struct Directory {
 };
 
 constexpr uint64_t kMaxDirectoryBytes = uint64_t{1} << 30;
-constexpr uint64_t kTailBytes = 4096;                         // usually holds all end records
+constexpr uint64_t kTailBytes = 4096;                        // usually holds all end records
 constexpr uint64_t kMaxTailBytes = zip::kEndBytes + 0xffff;  // with the longest comment
-constexpr uint64_t kTypicalName = 256;                        // read along with a local header
-
-tl::unexpected<Error> Rule(std::string message) {
-  return Fail(ErrorCode::kInvalid, std::move(message));
-}
+constexpr uint64_t kTypicalName = 256;                       // read along with a local header
 
 // The end record nearest to the end of the file whose comment ends with it.
 std::optional<size_t> FindEnd(std::string_view tail) {
@@ -46,17 +42,19 @@ std::optional<size_t> FindEnd(std::string_view tail) {
 Result<Directory> ReadEnd64(const InputFile& file, std::string_view locator) {
   uint64_t offset = Load<uint64_t>(locator, 8);
   if (Load<uint32_t>(locator, 4) != 0 || Load<uint32_t>(locator, 16) > 1) {
-    return Rule("the zip spans several disks");
+    return Refuse("the zip spans several disks");
   }
-  CKPT_ASSIGN_OR_RETURN(std::string end, file.Read(offset, zip::kEnd64Bytes, "the zip64 end record"));
+  CKPT_ASSIGN_OR_RETURN(std::string end,
+                        file.Read(offset, zip::kEnd64Bytes, "the zip64 end record"));
   if (Load<uint32_t>(end, 0) != zip::kEnd64Signature) {
-    return Rule("the zip64 locator points at no zip64 end record");
+    return Refuse("the zip64 locator points at no zip64 end record");
   }
   if (Load<uint32_t>(end, 16) != 0 || Load<uint32_t>(end, 20) != 0 ||
       Load<uint64_t>(end, 24) != Load<uint64_t>(end, 32)) {
-    return Rule("the zip spans several disks");
+    return Refuse("the zip spans several disks");
   }
-  return Directory{.offset = Load<uint64_t>(end, 48), .length = Load<uint64_t>(end, 40),
+  return Directory{.offset = Load<uint64_t>(end, 48),
+                   .length = Load<uint64_t>(end, 40),
                    .records = Load<uint64_t>(end, 32)};
 }
 
@@ -71,10 +69,11 @@ Result<Directory> ReadEnd(const InputFile& file) {
     if (at || tail_bytes == std::min(size, kMaxTailBytes)) break;
     tail_bytes = std::min(size, kMaxTailBytes);
   }
-  if (!at) return Rule("no zip end record: the file is truncated or no zip");
+  if (!at) return Refuse("no zip end record: the file is truncated or no zip");
   std::string_view end = std::string_view(tail).substr(*at);
   uint64_t end_offset = size - tail_bytes + *at;
-  Directory directory{.offset = Load<uint32_t>(end, 16), .length = Load<uint32_t>(end, 12),
+  Directory directory{.offset = Load<uint32_t>(end, 16),
+                      .length = Load<uint32_t>(end, 12),
                       .records = Load<uint16_t>(end, 10)};
   if (end_offset >= zip::kLocatorBytes) {
     CKPT_ASSIGN_OR_RETURN(std::string locator, file.Read(end_offset - zip::kLocatorBytes,
@@ -84,7 +83,7 @@ Result<Directory> ReadEnd(const InputFile& file) {
     }
   }
   if (!RangeInside(directory.offset, directory.length, end_offset)) {
-    return Rule("the central directory reaches beyond its end record");
+    return Refuse("the central directory reaches beyond its end record");
   }
   return directory;
 }
@@ -96,13 +95,13 @@ Status ApplyZip64(std::string_view extra, std::initializer_list<uint64_t*> field
   while (needed && extra.size() >= 4) {
     uint16_t id = Load<uint16_t>(extra, 0);
     size_t length = Load<uint16_t>(extra, 2);
-    if (length > extra.size() - 4) return Rule("an extra field reaches beyond its record");
+    if (length > extra.size() - 4) return Refuse("an extra field reaches beyond its record");
     std::string_view body = extra.substr(4, length);
     extra.remove_prefix(4 + length);
     if (id != zip::kZip64Extra) continue;
     for (uint64_t* field : fields) {
       if (*field != zip::kBig32) continue;
-      if (body.size() < 8) return Rule("a zip64 extra field is too short");
+      if (body.size() < 8) return Refuse("a zip64 extra field is too short");
       *field = Load<uint64_t>(body, 0);
       body.remove_prefix(8);
     }
@@ -112,15 +111,15 @@ Status ApplyZip64(std::string_view extra, std::initializer_list<uint64_t*> field
 }
 
 Status CheckName(std::string_view name) {
-  if (name.empty()) return Rule("a zip record without a name");
+  if (name.empty()) return Refuse("a zip record without a name");
   if (name.front() == '/' || name.find('\0') != std::string_view::npos ||
       name.find('\\') != std::string_view::npos) {
-    return Rule(StrCat("zip record '", name, "': absolute names, backslashes and NUL are refused"));
+    return Refuse("zip record '", name, "': absolute names, backslashes and NUL are refused");
   }
   for (size_t begin = 0; begin <= name.size();) {
     size_t end = std::min(name.find('/', begin), name.size());
     if (name.substr(begin, end - begin) == "..") {
-      return Rule(StrCat("zip record '", name, "': '..' in a name is refused"));
+      return Refuse("zip record '", name, "': '..' in a name is refused");
     }
     begin = end + 1;
   }
@@ -129,10 +128,10 @@ Status CheckName(std::string_view name) {
 
 Status CheckMethod(const ZipRecord& record, uint16_t flags, uint16_t method) {
   if ((flags & (zip::kFlagEncrypted | zip::kFlagStrongEncryption | zip::kFlagMasked)) != 0) {
-    return Rule(StrCat("zip record '", record.name, "' is encrypted"));
+    return Refuse("zip record '", record.name, "' is encrypted");
   }
   if (method != 0 || (flags & zip::kFlagPatched) != 0) {
-    return Rule(StrCat("zip record '", record.name, "' is compressed (method ", method, ")"));
+    return Refuse("zip record '", record.name, "' is compressed (method ", method, ")");
   }
   return {};
 }
@@ -140,13 +139,13 @@ Status CheckMethod(const ZipRecord& record, uint16_t flags, uint16_t method) {
 // One entry of the central directory; advances `rest` past it.
 Result<ZipRecord> ParseCentral(std::string_view& rest) {
   if (rest.size() < zip::kCentralBytes || Load<uint32_t>(rest, 0) != zip::kCentralSignature) {
-    return Rule("the central directory is damaged");
+    return Refuse("the central directory is damaged");
   }
   size_t name = Load<uint16_t>(rest, 28);
   size_t extra = Load<uint16_t>(rest, 30);
   size_t comment = Load<uint16_t>(rest, 32);
   if (name + extra + comment > rest.size() - zip::kCentralBytes) {
-    return Rule("a record reaches beyond the central directory");
+    return Refuse("a record reaches beyond the central directory");
   }
   ZipRecord record;
   record.name = rest.substr(zip::kCentralBytes, name);
@@ -159,7 +158,7 @@ Result<ZipRecord> ParseCentral(std::string_view& rest) {
   CKPT_RETURN_IF_ERROR(ApplyZip64(rest.substr(zip::kCentralBytes + name, extra),
                                   {&record.length, &compressed, &record.header_offset}));
   if (compressed != record.length) {
-    return Rule(StrCat("zip record '", record.name, "': stored and original size differ"));
+    return Refuse("zip record '", record.name, "': stored and original size differ");
   }
   rest.remove_prefix(zip::kCentralBytes + name + extra + comment);
   return record;
@@ -168,7 +167,7 @@ Result<ZipRecord> ParseCentral(std::string_view& rest) {
 // Finds the payload.  `limit` is where the central directory begins.
 Status ReadLocal(const InputFile& file, uint64_t limit, ZipRecord& record) {
   auto rule = [&](std::string_view what) {
-    return Rule(StrCat("zip record '", record.name, "': ", what));
+    return Refuse("zip record '", record.name, "': ", what);
   };
   if (!RangeInside(record.header_offset, zip::kLocalBytes, limit)) {
     return rule("its local header lies beyond the central directory");
@@ -206,8 +205,7 @@ Status CheckOverlaps(const std::vector<ZipRecord>& records) {
   });
   for (size_t i = 1; i < sorted.size(); ++i) {
     if (sorted[i]->header_offset < sorted[i - 1]->offset + sorted[i - 1]->length) {
-      return Rule(StrCat("zip records '", sorted[i - 1]->name, "' and '", sorted[i]->name,
-                         "' overlap"));
+      return Refuse("zip records '", sorted[i - 1]->name, "' and '", sorted[i]->name, "' overlap");
     }
   }
   return {};
@@ -217,9 +215,9 @@ Status CheckOverlaps(const std::vector<ZipRecord>& records) {
 
 Result<ZipArchive> ZipArchive::Open(const InputFile& file) {
   CKPT_ASSIGN_OR_RETURN(Directory directory, ReadEnd(file));
-  if (directory.length > kMaxDirectoryBytes) return Rule("the central directory exceeds 1 GiB");
+  if (directory.length > kMaxDirectoryBytes) return Refuse("the central directory exceeds 1 GiB");
   if (directory.records > directory.length / zip::kCentralBytes) {
-    return Rule("more zip records than the central directory can hold");
+    return Refuse("more zip records than the central directory can hold");
   }
   CKPT_ASSIGN_OR_RETURN(std::string bytes,
                         file.Read(directory.offset, directory.length, "the central directory"));
@@ -229,7 +227,7 @@ Result<ZipArchive> ZipArchive::Open(const InputFile& file) {
     CKPT_ASSIGN_OR_RETURN(ZipRecord record, ParseCentral(rest));
     archive.records_.push_back(std::move(record));
   }
-  if (!rest.empty()) return Rule("more bytes in the central directory than its records");
+  if (!rest.empty()) return Refuse("more bytes in the central directory than its records");
   archive.by_name_.resize(archive.records_.size());
   std::iota(archive.by_name_.begin(), archive.by_name_.end(), 0);
   auto name = [&](uint32_t i) -> const std::string& { return archive.records_[i].name; };
@@ -237,7 +235,7 @@ Result<ZipArchive> ZipArchive::Open(const InputFile& file) {
             [&](uint32_t a, uint32_t b) { return name(a) < name(b); });
   for (size_t i = 1; i < archive.by_name_.size(); ++i) {
     if (name(archive.by_name_[i]) == name(archive.by_name_[i - 1])) {
-      return Rule(StrCat("two zip records are named '", name(archive.by_name_[i]), "'"));
+      return Refuse("two zip records are named '", name(archive.by_name_[i]), "'");
     }
   }
   for (ZipRecord& record : archive.records_) {
@@ -248,8 +246,9 @@ Result<ZipArchive> ZipArchive::Open(const InputFile& file) {
 }
 
 const ZipRecord* ZipArchive::Find(std::string_view name) const {
-  auto found = std::lower_bound(by_name_.begin(), by_name_.end(), name,
-                                [&](uint32_t i, std::string_view n) { return records_[i].name < n; });
+  auto found =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [&](uint32_t i, std::string_view n) { return records_[i].name < n; });
   if (found == by_name_.end() || records_[*found].name != name) return nullptr;
   return &records_[*found];
 }

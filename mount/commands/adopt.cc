@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Options {
+struct AdoptFlags {
   AdoptRequest request;
   std::vector<std::string> paths;
   std::string store;
@@ -83,7 +83,7 @@ void ComplainOf(const Outcome& outcome) {
   for (const std::string& line : outcome.report->warnings) Complain(line);
 }
 
-Status Run(const Options& options) {
+Status RunAdopt(const AdoptFlags& options) {
   AdoptRequest request = options.request;
   if (options.link) request.ownership = Ownership::kLink;
   if (options.copy) request.ownership = Ownership::kCopy;
@@ -119,7 +119,7 @@ Result<bool> ParseAuto(const std::string& word) {
 }  // namespace
 
 void AddAdoptCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<AdoptFlags>();
   Command& command = commands.Add("adopt", "Index a checkpoint; its files stay where they are");
   command.Add("PATH", options->paths, "A save directory, or one step's own").Required();
   AddStoreOption(command, options->store);
@@ -143,7 +143,7 @@ void AddAdoptCommand(CommandSet& commands) {
   command.Add("--refresh", options->request.refresh,
               "Replace steps that changed since they were adopted");
   AddJsonOption(command, options->json);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunAdopt(*options); };
 }
 
 }  // namespace ckptfs

@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Options {
+struct ExplainFlags {
   std::string layout;
   std::string file;
   std::string step;
@@ -30,7 +30,7 @@ struct Options {
 };
 
 // Without --step: the latest step of the store's only run.
-Result<std::string> DefaultStep(const Options& options) {
+Result<std::string> DefaultStep(const ExplainFlags& options) {
   if (!options.step.empty()) return options.step;
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, store->Runs());
@@ -106,7 +106,7 @@ void PrintOrigin(const Json& origin) {
 }
 
 // Why each format shows the layout or not; an error if none does.
-Status ExplainLayout(const Options& options, const StepModel& model, const Layout& layout,
+Status ExplainLayout(const ExplainFlags& options, const StepModel& model, const Layout& layout,
                      std::span<const std::unique_ptr<ViewFormat>> formats) {
   Json json = {{"layout", layout.ToString()}, {"formats", Json::object()}};
   bool any = false;
@@ -142,7 +142,7 @@ Result<Plan> FindPlan(const StepModel& model, const Layout& layout, const std::s
   return Fail(std::move(reason));
 }
 
-Status ExplainFile(const Options& options, const StepModel& model, const Plan& plan) {
+Status ExplainFile(const ExplainFlags& options, const StepModel& model, const Plan& plan) {
   CKPT_RETURN_IF_ERROR(plan.Validate(model));
   uint64_t offset = 0;
   uint64_t length = plan.size();
@@ -178,7 +178,7 @@ Status ExplainFile(const Options& options, const StepModel& model, const Plan& p
   return {};
 }
 
-Status Run(const Options& options) {
+Status RunExplain(const ExplainFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(options.layout));
   CKPT_ASSIGN_OR_RETURN(const std::string subject, DefaultStep(options));
   CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {}));
@@ -191,7 +191,7 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddExplainCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExplainFlags>();
   Command& command =
       commands.Add("explain", "Which bytes of which source files; why a layout is refused");
   command.Add("LAYOUT", options->layout, "Such as tp2_dp4_zero1")
@@ -211,7 +211,7 @@ void AddExplainCommand(CommandSet& commands) {
       .Check(Checked(ParseCount));
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunExplain(*options); };
 }
 
 }  // namespace ckptfs

@@ -17,7 +17,7 @@
 namespace ckptfs {
 namespace {
 
-struct Options {
+struct ExportFlags {
   std::string step;
   std::string view;
   std::string destination;
@@ -39,7 +39,7 @@ ExportAccess AccessFor(const Step& step, const BlobReader& blobs) {
   return {(rule->read_bits & 04) != 0 ? 044u : 0u, 0};
 }
 
-Status Run(const Options& options) {
+Status RunExport(const ExportFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, LayoutOf(options.view));
   const size_t slash = options.view.find('/');
   const std::string part = slash == std::string::npos ? "" : options.view.substr(slash + 1);
@@ -77,7 +77,7 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddExportCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExportFlags>();
   Command& command =
       commands.Add("export", "Write a view as plain files; goes on where it was interrupted");
   command.Add("STEP", options->step, "RUN/ID, or a checkpoint's path").Required();
@@ -89,7 +89,7 @@ void AddExportCommand(CommandSet& commands) {
   AddRootOption(command, options->roots);
   AddThreadsOption(command, options->threads, "Threads that read and write");
   AddJsonOption(command, options->json);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunExport(*options); };
 }
 
 }  // namespace ckptfs

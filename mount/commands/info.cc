@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Options {
+struct InfoFlags {
   std::string subject;
   std::string store;
   IngestRequest ingest;
@@ -124,7 +124,7 @@ void PrintText(const Json& info) {
   PrintViews(info["views"]);
 }
 
-Status Run(const Options& options) {
+Status RunInfo(const InfoFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto step,
                         LoadSubject(options.subject, options.store, options.ingest));
   Json info = Json::parse(RenderStepInfo(*step), nullptr, false);
@@ -145,7 +145,7 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddInfoCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<InfoFlags>();
   Command& command =
       commands.Add("info", "What a checkpoint or a step holds, and which views it allows");
   command.Add("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), or RUN/ID")
@@ -153,7 +153,7 @@ void AddInfoCommand(CommandSet& commands) {
   AddStoreOption(command, options->store);
   AddIngestOptions(command, options->ingest);
   AddJsonOption(command, options->json);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunInfo(*options); };
 }
 
 }  // namespace ckptfs

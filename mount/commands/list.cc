@@ -11,7 +11,7 @@
 namespace ckptfs {
 namespace {
 
-struct Options {
+struct ListFlags {
   std::string run;
   std::string store;
   bool json = false;
@@ -42,12 +42,13 @@ void PrintTable(const std::vector<StepRecord>& records, const std::vector<Source
     const bool sound = states[i].state == SourceState::kSound;
     std::printf("%-*s  %10llu  %s  %s%s%s\n", static_cast<int>(width), Printable(step).c_str(),
                 static_cast<unsigned long long>(record.iteration),
-                LocalTime(record.mtime_ns).c_str(), Printable(record.source).c_str(), sound ? "" : "  ",
+                LocalTime(record.mtime_ns).c_str(), Printable(record.source).c_str(),
+                sound ? "" : "  ",
                 sound ? "" : std::string(SourceStateName(states[i].state)).c_str());
   }
 }
 
-Status Run(const Options& options) {
+Status RunList(const ListFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
   CKPT_ASSIGN_OR_RETURN(std::vector<std::string> runs, store->Runs());
   if (!options.run.empty()) runs = {options.run};
@@ -74,12 +75,12 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddListCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ListFlags>();
   Command& command = commands.Add("list", "List runs and their steps");
   command.Add("RUN", options->run, "Only this run");
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunList(*options); };
 }
 
 }  // namespace ckptfs

@@ -17,7 +17,7 @@
 namespace ckptfs {
 namespace {
 
-struct Options {
+struct MountFlags {
   MountRequest request;
   std::string checkpoint;  // the mount point if no other is given
   std::string mountpoint;
@@ -52,7 +52,7 @@ Status CheckCheckpoint(const std::string& path) {
 }
 
 // Relative paths end here: the daemon's working directory is /.
-Result<MountRequest> RequestOf(const Options& options) {
+Result<MountRequest> RequestOf(const MountFlags& options) {
   MountRequest request = options.request;
   CKPT_ASSIGN_OR_RETURN(request.store, StorePath(request.store));
   const bool one = options.mountpoint.empty();
@@ -100,7 +100,7 @@ int Serve(const MountRequest& request, const std::function<void()>& ready) {
   return static_cast<int>(ExitCodeOf(done.error().code));
 }
 
-Status Run(const Options& options) {
+Status RunMount(const MountFlags& options) {
   if (options.request.follow && !options.step.empty() && options.step != "latest") {
     return RefuseUsage("--follow shows the latest step, --step " + options.step +
                        " another one: give one of them");
@@ -114,7 +114,7 @@ Status Run(const Options& options) {
   return RunMount(request, [] {});
 }
 
-void AddServingOptions(Command& command, Options& options) {
+void AddServingOptions(Command& command, MountFlags& options) {
   command.Add("--mode", options.mode, "How to serve files (default: chosen per file)")
       .Value("stream|materialise|direct")
       .Check(Checked(ParseMode));
@@ -139,7 +139,7 @@ void AddServingOptions(Command& command, Options& options) {
 }  // namespace
 
 void AddMountCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<MountFlags>();
   Command& command = commands.Add("mount", "Mount a store; returns when the mount answers");
   command.Add("CHECKPOINT", options->checkpoint, "Adopt this checkpoint first");
   command.Add("MOUNTPOINT", options->mountpoint, "An existing directory");
@@ -159,7 +159,7 @@ void AddMountCommand(CommandSet& commands) {
   command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunMount(*options); };
 }
 
 }  // namespace ckptfs

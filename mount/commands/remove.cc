@@ -11,7 +11,7 @@
 namespace ckptfs {
 namespace {
 
-struct Options {
+struct RemoveFlags {
   std::vector<std::string> steps;
   std::string store;
 };
@@ -30,7 +30,7 @@ Status RemoveOne(Store& store, const std::string& text) {
   return store.Remove(record);
 }
 
-Status Run(const Options& options) {
+Status RunRemove(const RemoveFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
   Status done;
   for (const std::string& step : options.steps) {
@@ -50,12 +50,12 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddRemoveCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RemoveFlags>();
   Command& command =
       commands.Add("remove", "Forget steps; an adopted checkpoint's own files are not touched");
   command.Add("STEP", options->steps, "RUN/ID").Required().Check(Checked(ParseOneStep));
   AddStoreOption(command, options->store);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunRemove(*options); };
 }
 
 }  // namespace ckptfs

@@ -9,14 +9,14 @@
 namespace ckptfs {
 namespace {
 
-struct Options {
+struct ResolveFlags {
   std::string run;
   std::string id = "latest";
   std::string store;
   bool json = false;
 };
 
-Status Run(const Options& options) {
+Status RunResolve(const ResolveFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, store->Resolve(options.run, options.id));
   if (options.json) {
@@ -30,13 +30,13 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddResolveCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ResolveFlags>();
   Command& command = commands.Add("resolve", "Print the one id that `latest` means now");
   command.Add("RUN", options->run, "The run").Required();
   command.Add("ID", options->id, "latest (the default), or an id to check");
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunResolve(*options); };
 }
 
 }  // namespace ckptfs

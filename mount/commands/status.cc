@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Options {
+struct StatusFlags {
   LiveOptions live;
   bool json = false;
 };
@@ -36,7 +36,7 @@ void PrintTree(const Json& json, const std::string& indent) {
   }
 }
 
-Status Run(const Options& options) {
+Status RunStatus(const StatusFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
   Json all = Json::array();
   for (const LiveMount& mount : mounts) {
@@ -58,11 +58,11 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddStatusCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<StatusFlags>();
   Command& command = commands.Add("status", "What live mounts have served, and how");
   AddLiveOptions(command, options->live);
   AddJsonOption(command, options->json);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunStatus(*options); };
 }
 
 }  // namespace ckptfs

@@ -9,12 +9,12 @@
 namespace ckptfs {
 namespace {
 
-struct Options {
+struct SwitchFlags {
   LiveOptions live;
   std::string step;
 };
 
-Status Run(const Options& options) {
+Status RunSwitch(const SwitchFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
   for (const LiveMount& mount : mounts) {
     CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(mount.store, false));
@@ -28,13 +28,13 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddSwitchCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<SwitchFlags>();
   Command& command = commands.Add("switch", "Move /view of live mounts to another step");
   command.Add("STEP", options->step, "RUN/ID, or RUN/latest")
       .Required()
       .Check(Checked(ParseStepReference));
   AddLiveOptions(command, options->live);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunSwitch(*options); };
 }
 
 }  // namespace ckptfs

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kEndMilliseconds = 30'000;
 
-struct Options {
+struct UmountFlags {
   std::string mountpoint;
   bool lazy = false;
 };
@@ -39,7 +39,7 @@ Status WaitForDaemon(int daemon) {
   return Fail(ErrorCode::kExists, "unmounted, but the daemon has not ended after 30 s");
 }
 
-Status Run(const Options& options) {
+Status RunUmount(const UmountFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, MountpointPath(options.mountpoint));
   CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(path));
   if (!entry || entry->type != "fuse.ckptfs") {
@@ -58,11 +58,11 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddUmountCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<UmountFlags>();
   Command& command = commands.Add("umount", "Unmount, and wait until the daemon has ended");
   command.Add("MOUNTPOINT", options->mountpoint, "Where it is mounted").Required();
   command.Add("--lazy", options->lazy, "Detach now though files are open");
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunUmount(*options); };
 }
 
 }  // namespace ckptfs

@@ -16,7 +16,7 @@
 namespace ckptfs {
 namespace {
 
-struct Options {
+struct VerifyFlags {
   std::string step;
   std::string store;
   std::vector<std::string> roots;
@@ -42,7 +42,7 @@ void PrintAsJson(const VerifyReport& report) {
              {"defects", defects}});
 }
 
-void PrintAsText(const VerifyReport& report, const Options& options) {
+void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
   for (const VerifyDefect& defect : report.defects) {
     std::printf("%s: %s\n", Printable(defect.subject).c_str(), Printable(defect.rule).c_str());
   }
@@ -56,16 +56,18 @@ void PrintAsText(const VerifyReport& report, const Options& options) {
                 Printable(report.unsummed).c_str());
   }
   if (report.weights_skipped > 0) {
-    std::printf("note: %llu weights cannot be compared with their masters, being averages of other "
-                "copies, such as %s\n",
-                static_cast<unsigned long long>(report.weights_skipped), report.skipped.c_str());
+    std::printf(
+        "note: %llu weights cannot be compared with their masters, being averages of other "
+        "copies, such as %s\n",
+        static_cast<unsigned long long>(report.weights_skipped), report.skipped.c_str());
   }
-  std::printf("%llu files (%s) read, %s compared with checksums, %llu replicated tensors compared, "
-              "%llu weights compared with their masters",
-              static_cast<unsigned long long>(report.blobs), HumanBytes(report.blob_bytes).c_str(),
-              HumanBytes(report.summed_bytes).c_str(),
-              static_cast<unsigned long long>(report.atoms_compared),
-              static_cast<unsigned long long>(report.weights_compared));
+  std::printf(
+      "%llu files (%s) read, %s compared with checksums, %llu replicated tensors compared, "
+      "%llu weights compared with their masters",
+      static_cast<unsigned long long>(report.blobs), HumanBytes(report.blob_bytes).c_str(),
+      HumanBytes(report.summed_bytes).c_str(),
+      static_cast<unsigned long long>(report.atoms_compared),
+      static_cast<unsigned long long>(report.weights_compared));
   if (options.finite) {
     std::printf(", %llu tensors checked for NaN and infinity",
                 static_cast<unsigned long long>(report.atoms_finite));
@@ -73,7 +75,7 @@ void PrintAsText(const VerifyReport& report, const Options& options) {
   std::printf(": %llu defects\n", static_cast<unsigned long long>(report.defect_count));
 }
 
-Status Run(const Options& options) {
+Status RunVerify(const VerifyFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, {}));
   BlobReader::Options reading;
   CKPT_ASSIGN_OR_RETURN(reading.roots, ParseRoots(options.roots));
@@ -95,7 +97,7 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddVerifyCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<VerifyFlags>();
   Command& command = commands.Add("verify", "Read everything a step refers to; compare replicas");
   command.Add("STEP", options->step, "RUN/ID, or a checkpoint's path").Required();
   AddStoreOption(command, options->store);
@@ -103,7 +105,7 @@ void AddVerifyCommand(CommandSet& commands) {
   command.Add("--finite", options->finite, "Look for NaN and infinity, too");
   AddThreadsOption(command, options->threads, "Threads that read");
   AddJsonOption(command, options->json);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunVerify(*options); };
 }
 
 }  // namespace ckptfs

@@ -13,7 +13,7 @@
 namespace ckptfs {
 namespace {
 
-struct Options {
+struct WarmFlags {
   LiveOptions live;
   std::string layout;
   std::string path;
@@ -37,7 +37,7 @@ void Print(const std::string& mountpoint, const std::string& text) {
   }
 }
 
-Status Run(const Options& options) {
+Status RunWarm(const WarmFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
   for (const LiveMount& mount : mounts) {
     const auto done =
@@ -51,14 +51,14 @@ Status Run(const Options& options) {
 }  // namespace
 
 void AddWarmCommand(CommandSet& commands) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<WarmFlags>();
   Command& command = commands.Add("warm", "Fill a layout's files into memory before they are read");
   command.Add("LAYOUT", options->layout, "Of the step /view shows, or RUN/ID/LAYOUT")
       .Required()
       .Check(Checked(LayoutOf));
   command.Add("PATH", options->path, "Only what lies below it, such as rank0");
   AddLiveOptions(command, options->live);
-  command.body = [options] { return Run(*options); };
+  command.body = [options] { return RunWarm(*options); };
 }
 
 }  // namespace ckptfs

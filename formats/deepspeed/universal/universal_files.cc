@@ -209,8 +209,8 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
     CKPT_ASSIGN_OR_RETURN(items, GroupItems(step, 0, pickle, &shared));
   }
   const NodeId groups = pickle.List({pickle.Dict(items)});
-  return pickle.Dict({{pickle.String("state"), pickle.Dict(state)},
-                      {pickle.String("param_groups"), groups}});
+  return pickle.Dict(
+      {{pickle.String("state"), pickle.Dict(state)}, {pickle.String("param_groups"), groups}});
 }
 
 // Scalars of the ZeRO dict, but for what only describes the source's files.
@@ -263,8 +263,8 @@ uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t
   return differ ? static_cast<uint32_t>(rank * source_files / index.model_files) : 0;
 }
 
-Result<ArchiveContent> ModelStates(const StepModel& step, const Layout& layout,
-                                   const ShownNames& names, uint32_t source_rank) {
+Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layout,
+                                       const ShownNames& names, uint32_t source_rank) {
   ArchiveBuilder archive;
   DictBuilder dict(archive);
   CKPT_RETURN_IF_ERROR(SetBuffers(step, names, archive, dict));

@@ -31,8 +31,8 @@ namespace ckptfs::deepspeed {
 uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t rank);
 
 // Of that model-parallel rank: files of ranks with one source rank are equal.
-Result<ArchiveContent> ModelStates(const StepModel& step, const Layout& layout,
-                                   const ShownNames& names, uint32_t source_rank);
+Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layout,
+                                       const ShownNames& names, uint32_t source_rank);
 Result<ArchiveContent> OptimizerState(const StepModel& step, const UniversalIndex& index);
 Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalParameter& parameter,
                                       const UniversalState& state);

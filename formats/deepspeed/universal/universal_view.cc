@@ -131,7 +131,7 @@ Result<UniversalView::PreparedPtr> UniversalView::Build(const StepModel& step,
     const uint32_t source_rank = SourceRank(step, prepared->index, rank);
     if (prepared->model_sizes.contains(source_rank)) continue;
     CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
-                          ModelStates(step, layout, prepared->names, source_rank));
+                          ModelStatesFile(step, layout, prepared->names, source_rank));
     CKPT_ASSIGN_OR_RETURN(prepared->model_sizes[source_rank], content.Size(kModelFolder));
   }
   CKPT_ASSIGN_OR_RETURN(const ArchiveContent optimizer, OptimizerState(step, prepared->index));
@@ -238,8 +238,8 @@ Result<Plan> UniversalView::MakePlan(const StepModel& step, const Layout& layout
       return std::move(plan).Finish();
     }
     case Place::Kind::kModel:
-      content = ModelStates(step, layout, prepared->names,
-                            SourceRank(step, prepared->index, place->rank));
+      content = ModelStatesFile(step, layout, prepared->names,
+                                SourceRank(step, prepared->index, place->rank));
       if (!content) return Fail(std::move(content).error());
       return std::move(*content).MakePlan(kModelFolder);
     case Place::Kind::kOptimizer: content = OptimizerState(step, prepared->index); break;
