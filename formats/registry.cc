@@ -18,8 +18,8 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
 
 std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats() {
   std::vector<std::unique_ptr<ViewFormat>> formats;
-  formats.push_back(std::make_unique<RankView>());
-  formats.push_back(std::make_unique<deepspeed::UniversalView>());
+  formats.push_back(std::make_unique<RankFormat>());
+  formats.push_back(std::make_unique<deepspeed::UniversalFormat>());
   return formats;
 }
 

@@ -48,7 +48,7 @@ bool Immutable(const Node& node) {
 
 // An entry of a listing and where to go on after it.
 struct Cookied {
-  const Node* node = nullptr;
+  const NodePtr* node = nullptr;  // in the listing
   uint64_t cookie = 0;
 };
 
@@ -60,13 +60,13 @@ std::vector<Cookied> EntriesAfter(const Node& directory, const Listing& listing,
   if (Resolver::Fixed(directory)) {
     const uint64_t first = offset > kParentCookie ? offset - kParentCookie : 0;
     for (uint64_t i = first; i < listing.children.size() && entries.size() < limit; ++i) {
-      entries.push_back({listing.children[i].get(), i + kParentCookie + 1});
+      entries.push_back({&listing.children[i], i + kParentCookie + 1});
     }
     return entries;
   }
   for (const NodePtr& child : listing.children) {
     const uint64_t cookie = CookieOf(child->name());
-    if (cookie > offset) entries.push_back({child.get(), cookie});
+    if (cookie > offset) entries.push_back({&child, cookie});
   }
   std::sort(entries.begin(), entries.end(),
             [](const Cookied& a, const Cookied& b) { return a.cookie < b.cookie; });
@@ -75,14 +75,13 @@ std::vector<Cookied> EntriesAfter(const Node& directory, const Listing& listing,
 
 }  // namespace
 
-Filesystem::State::State(Store& the_store,
-                         std::span<const std::unique_ptr<ViewFormat>> the_formats,
+Filesystem::State::State(Store& the_store, std::span<const std::unique_ptr<ViewFormat>> the_formats,
                          FilesystemOptions the_options)
     : store(the_store),
       formats(the_formats),
       options(std::move(the_options)),
       passthrough(options.passthrough),
-      resolver(formats, options.layouts, options.log),
+      resolver(options.layouts, options.log),
       view_target(options.run, options.step, options.follow),
       invalidator(options.invalidate) {}
 
@@ -217,6 +216,14 @@ Result<Attributes> Filesystem::Lookup(InodeNumber parent, std::string_view name,
   return s.AttributesOf(*s.nodes.Reference(*std::move(child)));
 }
 
+Attributes Filesystem::Remember(const DirectoryEntry& entry) {
+  State& s = *state_;
+  s.Expect(*entry.node);
+  Attributes attributes = entry.attributes;
+  attributes.inode = s.nodes.Reference(entry.node)->inode;
+  return attributes;
+}
+
 void Filesystem::Forget(InodeNumber inode, uint64_t count) {
   state_->counters.Count(Request::kForget);
   state_->nodes.Forget(inode, count);
@@ -268,9 +275,10 @@ Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode,
     return Fail(std::move(listing).error());
   }
   std::vector<DirectoryEntry> entries;
-  const auto add = [&](std::string_view name, Attributes attributes, uint64_t cookie) {
+  const auto add = [&](std::string_view name, Attributes attributes, uint64_t cookie,
+                       NodePtr node = nullptr) {
     if (cookie <= offset || entries.size() >= limit) return;
-    entries.push_back({std::string(name), attributes, cookie});
+    entries.push_back({std::string(name), attributes, cookie, std::move(node)});
   };
   if (offset < kParentCookie) {
     Attributes parent = s.AttributesOf(*directory);
@@ -280,8 +288,9 @@ Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode,
   }
   for (const Cookied& entry : EntriesAfter(*directory, **listing, offset, limit)) {
     if (entries.size() >= limit) break;
-    if (!s.Visible(*now, *entry.node, caller)) continue;
-    add(entry.node->name(), s.AttributesOf(*entry.node), entry.cookie);
+    const Node& node = **entry.node;
+    if (!s.Visible(*now, node, caller)) continue;
+    add(node.name(), s.AttributesOf(node), entry.cookie, *entry.node);
   }
   if (entries.empty() && s.listings.Finished(*directory)) {
     listing->reset();

@@ -58,10 +58,13 @@ struct Attributes {
   uint32_t valid_ms = 0;
 };
 
+struct Node;
+
 struct DirectoryEntry {
   std::string name;
   Attributes attributes;
   uint64_t next_offset = 0;  // resume readdir after this entry
+  std::shared_ptr<const Node> node;  // for Remember; null of "." and ".."
 };
 
 // How an open file is served (design, section 4).
@@ -114,17 +117,20 @@ class Filesystem {
       FilesystemOptions options);
   ~Filesystem();
 
-  // Each successful Lookup (and readdirplus entry) counts one reference that
-  // Forget gives back.
+  // Each successful Lookup and each Remember counts one reference that Forget
+  // gives back.
   Result<Attributes> Lookup(InodeNumber parent, std::string_view name, const Caller& caller);
   void Forget(InodeNumber inode, uint64_t count);
   Result<Attributes> GetAttributes(InodeNumber inode, const Caller& caller);
   Result<std::string> ReadLink(InodeNumber inode, const Caller& caller);
 
   // Entries after `offset` (0: from the start, "." and ".." included), at most
-  // `limit`.  Does not count references; the caller looks up for readdirplus.
+  // `limit`.  Does not count references.
   Result<std::vector<DirectoryEntry>> ReadDirectory(InodeNumber inode, uint64_t offset,
                                                     size_t limit, const Caller& caller);
+  // As a Lookup of an entry that was just read, which resolves nothing again
+  // (readdirplus).  REQUIRES: entry.node.
+  Attributes Remember(const DirectoryEntry& entry);
 
   // Errors surface here: a step whose source changed is kStale.
   // REQUIRES: `flags` only reads; writing is answered EROFS before it gets here

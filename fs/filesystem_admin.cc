@@ -135,7 +135,9 @@ void Filesystem::State::Forget(const TreeChange& change) {
   change.removed->MarkRemoved();
   const Digest manifest = change.removed->record().manifest;
   listings.DropStep(change.removed.get());
-  plans.DropStep(manifest);
+  plans.DropIf([&](InodeNumber, const std::shared_ptr<const PreparedPlan>& plan) {
+    return plan->step().record().manifest == manifest;
+  });
   recent.Drop(manifest);
   if (materialiser) materialiser->DropStep(manifest);
   Say(StrCat(change.removed->path(), " was removed; what is open of it stays readable"));
@@ -147,7 +149,7 @@ Status Filesystem::Refresh() {
   CKPT_RETURN_IF_ERROR(s.store.Refresh());
   CKPT_ASSIGN_OR_RETURN(Tree tree, BuildTree(s.store, [&s](const StepRecord& record) {
                           return std::make_shared<StepEntry>(s.store, record, s.options.roots,
-                                                             s.recent);
+                                                             s.formats, s.recent);
                         }));
   s.Apply(std::move(tree), ticket);
   return {};
@@ -193,7 +195,9 @@ std::string Filesystem::State::StatusText() const {
   json["known_names"] = nodes.size();
   json["listed_bytes"] = listings.bytes();
   json["loaded_steps"] = recent.loaded();
-  json["plans"] = {{"files", plans.size()}, {"bytes", plans.bytes()}};
+  const OpenViews& views = recent.shared()->views;
+  json["views"] = {{"layouts", views.size()}, {"bytes", views.bytes()}};
+  json["plans"] = {{"files", plans.size()}, {"bytes", plans.weight()}};
   json["materialised"] = MaterialisedJson(materialiser.get(), reserve.get());
   json["errors"] = counters.Errors();
   json["recent_errors"] = counters.RecentErrors();

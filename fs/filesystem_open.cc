@@ -66,7 +66,7 @@ Result<std::shared_ptr<StepEntry>> StepToWarm(const TreeSnapshot& now, std::stri
 }  // namespace
 
 Result<std::shared_ptr<const PreparedPlan>> Filesystem::State::Prepare(const Node& file) {
-  auto plan = plans.Find(file.inode);
+  auto plan = plans.Find(file.inode).value_or(nullptr);
   if (!plan) {
     CKPT_ASSIGN_OR_RETURN(auto mounted, file.step->Mounted());
     CKPT_ASSIGN_OR_RETURN(Plan fresh, resolver.MakePlan(file, *mounted));
@@ -81,7 +81,7 @@ Result<std::shared_ptr<const PreparedPlan>> Filesystem::State::Prepare(const Nod
 
 void Filesystem::State::Expect(const Node& file) {
   if (!materialiser || file.kind != NodeKind::kViewEntry || file.type != ViewEntry::Type::kFile ||
-      file.read_once || file.size < kSmallFile) {
+      file.reading == Reading::kOnce || file.size < kSmallFile) {
     return;
   }
   materialiser->Expect(file.size);
@@ -95,7 +95,7 @@ ServingChoice Filesystem::State::Choose(const Node& file, const PreparedPlan& pl
   question.passthrough = passthrough.load(std::memory_order_relaxed);
   question.materialise = materialiser != nullptr;
   question.filled = materialiser && materialiser->IsFilled(file.inode);
-  question.read_once = file.read_once && !warming;
+  question.read_once = file.reading == Reading::kOnce && !warming;
   question.budget = materialiser ? materialiser->pool().budget() : 0;
   question.forced = options.force_mode;
   return ChooseServing(question);
@@ -136,7 +136,7 @@ OpenFile Filesystem::State::Describe(FileHandle handle, const OpenHandle& open) 
   // never change.
   file.keep_cache = file.backing_fd < 0;
   file.direct_io = file.backing_fd < 0 && options.direct_io_mmap && open.plan &&
-                   ReadByCopy(open.plan->path(), open.plan->plan().size());
+                   ReadByCopy(open.reading, open.plan->plan().size());
   return file;
 }
 
@@ -156,6 +156,7 @@ Result<OpenFile> Filesystem::State::OpenStatus(const Node& file, const Caller& c
 Result<OpenFile> Filesystem::State::OpenData(const Node& file) {
   OpenHandle open;
   open.inode = file.inode;
+  open.reading = file.reading;
   CKPT_ASSIGN_OR_RETURN(open.plan, Prepare(file));
   RecentOpen told;
   told.path = file.path;
@@ -283,13 +284,12 @@ Result<WarmReport> Filesystem::Warm(std::string_view layout, std::string_view pa
   const auto now = s.Snapshot();
   CKPT_ASSIGN_OR_RETURN(const auto step, StepToWarm(*now, layout));
   CKPT_ASSIGN_OR_RETURN(const Layout parsed, Layout::Parse(layout));
-  CKPT_ASSIGN_OR_RETURN(const auto view, step->View(parsed, s.formats));
+  CKPT_ASSIGN_OR_RETURN(const auto offer, step->Offer(parsed));
   if (!s.materialiser || !s.passthrough.load()) {
     return Fail(ErrorCode::kUnsupported, "nothing to warm: files are streamed here");
   }
   NodePtr node = Resolver::Root(*now);
-  const std::string path =
-      StrCat(step->path().substr(1), "/view/", view->name, "/", path_prefix);
+  const std::string path = StrCat(step->path().substr(1), "/view/", offer->name, "/", path_prefix);
   for (size_t begin = 0; begin < path.size();) {
     const size_t end = std::min(path.find('/', begin), path.size());
     if (end > begin) {

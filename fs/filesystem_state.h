@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 
+#include "core/base/lru.h"
 #include "core/base/mutex.h"
 #include "fs/filesystem.h"
 #include "fs/invalidator.h"
@@ -25,7 +26,7 @@
 #include "fs/serve/live_opens.h"
 #include "fs/serve/materialiser.h"
 #include "fs/serve/page_reserve.h"
-#include "fs/serve/plan_cache.h"
+#include "fs/serve/prepared_plan.h"
 #include "fs/serve/serving.h"
 #include "fs/tree/listing_cache.h"
 #include "fs/tree/node.h"
@@ -89,7 +90,8 @@ struct Filesystem::State {
   Counters counters;
   std::unique_ptr<Materialiser> materialiser;  // null: no pool
   std::unique_ptr<PageReserve> reserve;        // null with it
-  PlanCache plans{kPlanCacheBytes};
+  Lru<InodeNumber, std::shared_ptr<const PreparedPlan>> plans{
+      kPlanCacheBytes, [](const auto& plan) { return plan->MemoryBytes(); }};
   LiveOpens live;
   HandleTable handles;
 

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "mount/control_protocol.h"
 #include "mount/logging.h"
@@ -110,8 +111,13 @@ void ControlServer::Accept() {
     }
     ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
     ::setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
-    Converse(connection);
+    const Status spoken = Caught([&]() -> Status {
+      Converse(connection);
+      return {};
+    });
     ::close(connection);
+    // The thread goes on: one request that fails must not end the daemon.
+    if (!spoken) Log(LogLevel::kError, StrCat("control request: ", spoken.error().message));
   }
 }
 
@@ -120,8 +126,11 @@ void ControlServer::Converse(int connection) {
   if (!PeerAllowed(connection)) {
     reply = Refusal(Error{ErrorCode::kPermission, "the daemon answers its own user and root only"});
   } else {
-    const auto request = ReceiveMessage(connection, kMaxRequest);
-    reply = request ? Answer(*request) : Refusal(request.error());
+    const auto answer = Caught([&]() -> Result<std::string> {
+      CKPT_ASSIGN_OR_RETURN(const std::string request, ReceiveMessage(connection, kMaxRequest));
+      return Answer(request);
+    });
+    reply = answer ? *answer : Refusal(answer.error());
   }
   if (const Status sent = SendMessage(connection, reply); !sent) {
     Log(LogLevel::kWarning, sent.error().message);

@@ -307,23 +307,19 @@ constexpr off_t kLookedUpAhead = 4096;
 constexpr off_t kMostNumbered = off_t{1} << 32;
 
 // The entry of a listing with a reference counted, or one that names only.
-fuse_entry_param CountedEntry(Filesystem& filesystem, InodeNumber parent,
-                              const DirectoryEntry& entry, const Caller& caller) {
+fuse_entry_param CountedEntry(Filesystem& filesystem, const DirectoryEntry& entry) {
+  if (entry.node) return EntryOf(filesystem.Remember(entry));
   fuse_entry_param out{};
   out.attr = StatOf(entry.attributes);
-  if (entry.name == "." || entry.name == "..") return out;
-  const auto found = filesystem.Lookup(parent, entry.name, caller);
-  if (found) out = EntryOf(*found);
   return out;
 }
 
 void ReadDirectoryPlus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset,
                        fuse_file_info*) {
   WithFilesystem(request, [&](Filesystem& filesystem) {
-    const Caller caller = CallerOf(request);
     const size_t limit = size / fuse_add_direntry_plus(request, nullptr, 0, "n", nullptr, 0) + 1;
-    const auto entries = filesystem.ReadDirectory(
-        InodeNumber{inode}, static_cast<uint64_t>(offset), limit, caller);
+    const auto entries = filesystem.ReadDirectory(InodeNumber{inode}, static_cast<uint64_t>(offset),
+                                                  limit, CallerOf(request));
     if (!entries) return ReplyError(request, entries.error());
     std::vector<char> buffer(size);
     std::vector<InodeNumber> counted;
@@ -335,7 +331,7 @@ void ReadDirectoryPlus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t 
       if (length > size - used) break;
       fuse_entry_param plus{};
       if (ahead) {
-        plus = CountedEntry(filesystem, InodeNumber{inode}, entry, caller);
+        plus = CountedEntry(filesystem, entry);
       } else {
         plus.attr = StatOf(entry.attributes);
       }

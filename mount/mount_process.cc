@@ -17,7 +17,10 @@
 #include <set>
 
 #include "core/base/digest.h"
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
+#include "core/store/model_of.h"
+#include "core/view/view_set.h"
 #include "formats/registry.h"
 #include "mount/control_client.h"
 #include "mount/control_server.h"
@@ -192,16 +195,10 @@ Status WarnOfLayouts(const MountRequest& request, const Daemon& daemon,
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, daemon.store->Resolve(run, id));
   CKPT_ASSIGN_OR_RETURN(const auto step, daemon.store->Load(record));
   for (const Layout& layout : request.layouts) {
-    bool any = false;
-    std::string reasons;
-    for (const auto& format : daemon.formats) {
-      const Status shown = format->Supports(step->model, layout);
-      any = any || shown.has_value();
-      if (!shown) reasons += StrCat("; ", format->name(), ": ", shown.error().message);
-    }
-    if (any) continue;
-    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": no format can show it of ",
-                                   run, "/", id, reasons));
+    const auto views = ViewSet::Open(ModelOf(step), layout, daemon.formats);
+    if (views->offer().Any()) continue;
+    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", run, "/", id, ", ",
+                                   views->offer().Refusal().message));
   }
   return {};
 }
@@ -275,7 +272,8 @@ void WaitForEnd(Daemon& daemon, int signals) {
     const int ready = ::poll(events, 2, kRefreshMilliseconds);
     if (ready < 0 && errno != EINTR) return;
     if (ready == 0) {
-      if (const Status done = daemon.filesystem->Refresh(); !done) {
+      const Status done = Caught([&] { return daemon.filesystem->Refresh(); });
+      if (!done) {
         Log(LogLevel::kWarning, done.error().message);
       }
     }

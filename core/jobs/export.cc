@@ -19,6 +19,8 @@
 #include "core/base/checked_math.h"
 #include "core/base/descriptor.h"
 #include "core/base/digest.h"
+#include "core/base/lru.h"
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/store/store.h"
 #include "core/view/plan_reader.h"
@@ -30,6 +32,7 @@ namespace stdfs = std::filesystem;
 
 constexpr uint64_t kChunk = uint64_t{64} << 20;
 constexpr uint64_t kExportBuffer = uint64_t{4} << 20;
+constexpr size_t kPlansKept = 64;
 constexpr std::string_view kJournal = ".ckptfs-export";
 constexpr std::string_view kPartial = ".ckptfs-partial";
 constexpr std::string_view kMagic = "ckptfs-export 1";
@@ -63,10 +66,11 @@ struct Target {
   std::string path;       // absolute
   std::string link;       // symlink target, if it is one
   uint64_t size = 0;
-  const ViewFormat* format = nullptr;
   std::unique_ptr<std::atomic<uint64_t>> chunks_left;
   bool done = false;  // whole from an earlier run
 };
+
+using PlanPtr = std::shared_ptr<const Plan>;
 
 struct Chunk {
   size_t target = 0;
@@ -75,26 +79,21 @@ struct Chunk {
 
 class Export {
  public:
-  Export(const StepModel& step, const Layout& layout, std::string destination, BlobReader& blobs,
+  Export(const ViewSet& views, std::string destination, BlobReader& blobs,
          const ExportAccess& access)
-      : step_(step),
-        layout_(layout),
-        destination_(std::move(destination)),
-        blobs_(blobs),
-        access_(access) {}
+      : views_(views), destination_(std::move(destination)), blobs_(blobs), access_(access) {}
 
-  Status Collect(std::span<const std::unique_ptr<ViewFormat>> formats, std::string_view part);
+  Status Collect(std::string_view part);
   Status OpenJournal(std::string_view identity);
   Status Prepare();
   Result<ExportReport> Run(const JobOptions& options);
 
  private:
-  Status CollectDirectory(const ViewFormat& format, const std::string& directory,
-                          const std::string& below);
-  void Add(const ViewFormat& format, const std::string& view_path, const std::string& below,
-           const ViewEntry& entry);
+  Status CollectDirectory(const std::string& directory, const std::string& below);
+  void Add(const std::string& view_path, const std::string& below, const ViewEntry& entry);
   std::string Owner(std::string_view identity) const;
   Status LoadJournal(std::string_view identity, const std::string& path);
+  Result<PlanPtr> PlanOf(size_t target);
   Result<uint64_t> WriteChunk(const Chunk& chunk);
   Status FinishFile(Target& target);
   Status Record(const Chunk& chunk);
@@ -103,8 +102,7 @@ class Export {
   Status MakeDirectory(const std::string& path) const;
   Status DropForeignGroup(int fd, const std::string& path) const;
 
-  const StepModel& step_;
-  const Layout& layout_;
+  const ViewSet& views_;
   const std::string destination_;
   BlobReader& blobs_;
   const ExportAccess access_;
@@ -112,16 +110,17 @@ class Export {
   std::vector<std::string> directories_;
   std::vector<Chunk> chunks_;                           // still to do
   std::vector<std::pair<uint64_t, uint64_t>> durable_;  // (file, chunk) of the journal
+  // By target: threads are at neighbouring chunks of few files.
+  Lru<size_t, PlanPtr> plans_{kPlansKept};
+  SingleFlight<size_t, PlanPtr> planning_;
   Descriptor journal_;
   ExportReport report_;
 };
 
-void Export::Add(const ViewFormat& format, const std::string& view_path, const std::string& below,
-                 const ViewEntry& entry) {
+void Export::Add(const std::string& view_path, const std::string& below, const ViewEntry& entry) {
   Target target;
   target.view_path = view_path;
   target.path = StrCat(destination_, "/", below);
-  target.format = &format;
   if (entry.type == ViewEntry::Type::kSymlink) {
     target.link = entry.target;
   } else {
@@ -130,9 +129,8 @@ void Export::Add(const ViewFormat& format, const std::string& view_path, const s
   targets_.push_back(std::move(target));
 }
 
-Status Export::CollectDirectory(const ViewFormat& format, const std::string& directory,
-                                const std::string& below) {
-  CKPT_ASSIGN_OR_RETURN(const auto entries, format.List(step_, layout_, directory));
+Status Export::CollectDirectory(const std::string& directory, const std::string& below) {
+  CKPT_ASSIGN_OR_RETURN(const auto entries, views_.List(directory));
   for (const ViewEntry& entry : entries) {
     // Names may come from a checkpoint: none of them leaves the destination.
     if (!CheckName(entry.name, "the name of a view's file")) {
@@ -143,40 +141,26 @@ Status Export::CollectDirectory(const ViewFormat& format, const std::string& dir
         directory.empty() ? entry.name : StrCat(directory, "/", entry.name);
     const std::string path = below.empty() ? entry.name : StrCat(below, "/", entry.name);
     if (entry.type != ViewEntry::Type::kDirectory) {
-      Add(format, view_path, path, entry);
+      Add(view_path, path, entry);
       continue;
     }
     directories_.push_back(StrCat(destination_, "/", path));
-    CKPT_RETURN_IF_ERROR(CollectDirectory(format, view_path, path));
+    CKPT_RETURN_IF_ERROR(CollectDirectory(view_path, path));
   }
   return {};
 }
 
-Status Export::Collect(std::span<const std::unique_ptr<ViewFormat>> formats,
-                       std::string_view part) {
+Status Export::Collect(std::string_view part) {
+  if (!views_.offer().Any()) return Fail(views_.offer().Refusal());
   directories_.push_back(destination_);
-  Error reason{ErrorCode::kNotFound, StrCat("no such part of the view: '", part, "'")};
-  bool found = false;
-  for (const auto& format : formats) {
-    if (auto supported = format->Supports(step_, layout_); !supported) {
-      reason = supported.error();
-      continue;
-    }
-    if (part.empty()) {
-      CKPT_RETURN_IF_ERROR(CollectDirectory(*format, "", ""));
-      found = true;
-      continue;
-    }
-    auto entry = format->Find(step_, layout_, part);
-    if (!entry) continue;
-    if (entry->type == ViewEntry::Type::kDirectory) {
-      CKPT_RETURN_IF_ERROR(CollectDirectory(*format, std::string(part), ""));
-    } else {
-      Add(*format, std::string(part), entry->name, *entry);
-    }
-    found = true;
+  if (part.empty()) return CollectDirectory("", "");
+  auto entry = views_.Find(part);
+  if (!entry && entry.error().code == ErrorCode::kNotFound) {
+    return Fail(views_.WhyAbsent(part));
   }
-  if (!found) return Fail(std::move(reason));
+  if (!entry) return Fail(std::move(entry).error());
+  if (entry->type == ViewEntry::Type::kDirectory) return CollectDirectory(std::string(part), "");
+  Add(std::string(part), entry->name, *entry);
   return {};
 }
 
@@ -331,14 +315,25 @@ Status Export::FinishFile(Target& target) {
   return {};
 }
 
+// Made once per file, however many chunks and threads.
+Result<PlanPtr> Export::PlanOf(size_t target) {
+  if (auto known = plans_.Find(target)) return *known;
+  return planning_.Do(target, [&]() -> Result<PlanPtr> {
+    if (auto known = plans_.Find(target)) return *known;
+    const Target& file = targets_[target];
+    CKPT_ASSIGN_OR_RETURN(Plan plan, views_.MakePlan(file.view_path));
+    if (plan.size() != file.size) {
+      return Fail(ErrorCode::kInternal, StrCat(file.view_path, ": plan and listing disagree"));
+    }
+    return plans_.Insert(target, std::make_shared<const Plan>(std::move(plan)));
+  });
+}
+
 Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
   Target& target = targets_[chunk.target];
   const std::string partial = StrCat(target.path, kPartial);
-  CKPT_ASSIGN_OR_RETURN(const Plan plan, target.format->MakePlan(step_, layout_, target.view_path));
-  if (plan.size() != target.size) {
-    return Fail(ErrorCode::kInternal, StrCat(target.view_path, ": plan and listing disagree"));
-  }
-  const PlanReader reader(plan, step_, blobs_);
+  CKPT_ASSIGN_OR_RETURN(const PlanPtr plan, PlanOf(chunk.target));
+  const PlanReader reader(*plan, views_.step(), blobs_);
   CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(partial, O_RDWR));
   const uint64_t begin = chunk.number * kChunk;
   const uint64_t end = std::min(target.size, begin + kChunk);
@@ -385,14 +380,12 @@ Result<ExportReport> Export::Run(const JobOptions& options) {
 
 }  // namespace
 
-Result<ExportReport> ExportView(const StepModel& step,
-                                std::span<const std::unique_ptr<ViewFormat>> formats,
-                                const Layout& layout, std::string_view part,
+Result<ExportReport> ExportView(const ViewSet& views, std::string_view part,
                                 const std::string& destination, std::string_view identity,
                                 BlobReader& blobs, const ExportAccess& access,
                                 const JobOptions& options) {
-  Export job(step, layout, destination, blobs, access);
-  CKPT_RETURN_IF_ERROR(job.Collect(formats, part));
+  Export job(views, destination, blobs, access);
+  CKPT_RETURN_IF_ERROR(job.Collect(part));
   CKPT_RETURN_IF_ERROR(job.OpenJournal(identity));
   CKPT_RETURN_IF_ERROR(job.Prepare());
   return job.Run(options);

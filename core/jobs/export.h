@@ -18,15 +18,13 @@
 
 #pragma once
 
-#include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
 #include "core/jobs/work_list.h"
-#include "core/view/view_format.h"
+#include "core/view/view_set.h"
 
 namespace ckptfs {
 
@@ -47,12 +45,11 @@ struct ExportReport {
 // or empty for all of it; what it names is written directly into `destination`
 // (a directory; created).  `identity` tells exports apart (step and view): a
 // destination with another identity's journal, or with files and no journal,
-// is kExists.  kNotFound if no format has the part.  Files and directories that
-// are made have no wider modes than `access` and the umask say.
+// is kExists.  kNotFound if no format has the part, kUnsupported if none
+// shows the layout at all.  Files and directories that are made have no wider
+// modes than `access` and the umask say.
 // BLOCKS: until all files are durable.
-Result<ExportReport> ExportView(const StepModel& step,
-                                std::span<const std::unique_ptr<ViewFormat>> formats,
-                                const Layout& layout, std::string_view part,
+Result<ExportReport> ExportView(const ViewSet& views, std::string_view part,
                                 const std::string& destination, std::string_view identity,
                                 BlobReader& blobs, const ExportAccess& access,
                                 const JobOptions& options);

@@ -258,7 +258,9 @@ Result<Plan> Verification::WholeAtom(AtomIndex atom, DType dtype) const {
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(shape));
   PlanBuilder builder;
   builder.Atom(atom, std::make_shared<const LocalTensor>(WholeTensor(shape)), 0, elements, dtype);
-  return std::move(builder).Finish();
+  Plan plan = std::move(builder).Finish();
+  CKPT_RETURN_IF_ERROR(plan.Validate(split_.model));
+  return plan;
 }
 
 template <class Visit>

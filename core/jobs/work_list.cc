@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/single_flight.h"
+
 namespace ckptfs {
 namespace {
 
@@ -43,7 +45,7 @@ class Crew {
  private:
   void Labour() {
     for (size_t i = next_++; i < items_ && !stop_; i = next_++) {
-      auto result = work_(i);
+      auto result = Caught([&] { return work_(i); });
       if (!result) {
         stop_ = true;
         const std::lock_guard<std::mutex> lock(mutex_);

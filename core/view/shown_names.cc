@@ -56,6 +56,14 @@ Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family
 
 }  // namespace
 
+uint64_t ShownNames::MemoryBytes() const {
+  uint64_t bytes = 0;
+  for (const auto* names : {&parameters, &aliases}) {
+    for (const std::string& name : *names) bytes += sizeof(name) + name.capacity();
+  }
+  return bytes;
+}
+
 Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
                             const FamilySet* families) {
   if (layout.naming == Naming::kAsSource || layout.naming == step.layout.naming) {

@@ -25,6 +25,8 @@ struct ShownNames {
   // there (a tied layer of a pipeline has one name only).
   std::vector<std::string> aliases;
   bool renamed = false;  // some name differs from the canonical one
+
+  uint64_t MemoryBytes() const;
 };
 
 // kUnsupported names the parameter no rename rule covers, or the two that would

@@ -454,10 +454,15 @@ Status UniversalReader::AddSteps(PickleRef states, const TorchFile& file, const 
       CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(value, file, path));
       if (!scalar || !key.String()) continue;
       for (const NamedShape& entry : groups[s]) {
-        const ParameterIndex index = parameters_.at(entry.name);
+        const auto parameter = parameters_.find(entry.name);
+        if (parameter == parameters_.end()) {
+          return Fail(ErrorCode::kInvalid,
+                      StrCat(path, ": a state of '", entry.name,
+                             "', which param_shapes names and zero/ has no folder of"));
+        }
         CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                              assembler_.AddAtom(index, "", *key.String(), scalar->dtype,
-                                                 scalar->shape, Relation::kScalar));
+                              assembler_.AddAtom(parameter->second, "", *key.String(),
+                                                 scalar->dtype, scalar->shape, Relation::kScalar));
         CKPT_RETURN_IF_ERROR(assembler_.SetInline(atom, scalar->bytes, scalar->python_number));
       }
     }

@@ -30,12 +30,12 @@ namespace ckptfs {
 // without looking at the rest.
 class ParameterAtoms {
  public:
-  ParameterAtoms() = default;
   explicit ParameterAtoms(const StepModel& step);
   std::span<const AtomIndex> Of(ParameterIndex parameter) const {
     const auto p = static_cast<uint32_t>(parameter);
     return std::span(atoms_).subspan(begin_[p], begin_[p + 1] - begin_[p]);
   }
+  uint64_t MemoryBytes() const { return (begin_.size() + atoms_.size()) * sizeof(uint32_t); }
 
  private:
   std::vector<uint32_t> begin_;   // by parameter, and the end

@@ -2,12 +2,16 @@
 
 #include "formats/rank/rank_view.h"
 
+#include <array>
 #include <charconv>
+#include <map>
 #include <optional>
 
+#include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "core/view/shard.h"
+#include "core/view/shown_names.h"
 #include "formats/rank/rank_tensors.h"
 #include "formats/rank/rank_text.h"
 #include "formats/torch/archive_builder.h"
@@ -16,8 +20,11 @@ namespace ckptfs {
 namespace {
 
 enum FileKind : size_t { kModelSafe, kModelTorch, kOptimizerSafe, kOptimizerTorch, kInfo };
-constexpr std::array<std::string_view, RankView::kFiles> kFileNames = {
+constexpr size_t kFiles = 5;
+constexpr std::array<std::string_view, kFiles> kFileNames = {
     "model.safetensors", "model.pt", "optimizer.safetensors", "optimizer.pt", "info.json"};
+constexpr std::array<Reading, kFiles> kReadings = {
+    Reading::kMapped, Reading::kCopied, Reading::kMapped, Reading::kCopied, Reading::kRandom};
 
 tl::unexpected<Error> NoSuch(std::string_view path) {
   return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' among the ranks' files"));
@@ -117,101 +124,124 @@ Result<ArchiveContent> TorchContent(const RankTensors& all, FileKind kind,
 
 std::string_view FolderOf(FileKind kind) { return kind == kModelTorch ? "model" : "optimizer"; }
 
-}  // namespace
-
-Result<RankView::PreparedPtr> RankView::Prepare(const StepModel& step, const Layout& layout) const {
-  return cache_.Get(step, layout,
-                    [this](const StepModel& s, const Layout& l) -> Result<PreparedPtr> {
-                      CKPT_RETURN_IF_ERROR(CheckLayout(s, l));
-                      auto prepared = std::make_shared<Prepared>();
-                      CKPT_ASSIGN_OR_RETURN(prepared->names, NamesFor(s, l, families_));
-                      prepared->atoms = ParameterAtoms(s);
-                      return prepared;
-                    });
+ViewEntry DirectoryEntryOf(uint64_t rank) {
+  return {RankName(rank), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
 }
 
-Status RankView::Supports(const StepModel& step, const Layout& layout) const {
-  CKPT_RETURN_IF_ERROR(Prepare(step, layout));
-  return {};
+ViewEntry FileEntry(size_t file, uint64_t size) {
+  return {std::string(kFileNames[file]), ViewEntry::Type::kFile, size, "", kReadings[file]};
 }
 
-Result<RankView::Sizes> RankView::SizesOf(const StepModel& step, const Layout& layout,
-                                          const Prepared& prepared, uint64_t rank) const {
-  const RankCoordinate at = CoordinateOf(layout, rank);
+class RankView : public View {
+ public:
+  RankView(std::shared_ptr<const StepModel> step, const Layout& layout, ShownNames names)
+      : step_(std::move(step)), layout_(layout), names_(std::move(names)), atoms_(*step_) {}
+
+  Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
+  Result<ViewEntry> Find(std::string_view path) const override;
+  Result<Plan> MakePlan(std::string_view file) const override;
+  uint64_t MemoryBytes() const override;
+
+ private:
+  // File sizes of the ranks at one place of the model-parallel grid.
+  using Sizes = std::array<uint64_t, kFiles>;
+  using Place = std::array<uint32_t, 4>;  // tp, pp, ep, etp
+
+  Result<RankTensors> TensorsAt(const RankCoordinate& at) const {
+    return BuildRankTensors(*step_, layout_, names_, atoms_, at);
+  }
+  Result<Sizes> SizesOf(uint64_t rank) const;
+
+  const std::shared_ptr<const StepModel> step_;
+  const Layout layout_;
+  const ShownNames names_;
+  const ParameterAtoms atoms_;
+  mutable Mutex mutex_;
+  mutable std::map<Place, Sizes> sizes_ GUARDED_BY(mutex_);
+};
+
+uint64_t RankView::MemoryBytes() const {
+  constexpr uint64_t kNode = sizeof(std::pair<const Place, Sizes>) + 4 * sizeof(void*);
+  const uint64_t places =
+      std::min(layout_.World(), uint64_t{layout_.tp} * layout_.pp * layout_.ep * layout_.etp);
+  return sizeof(*this) + names_.MemoryBytes() + atoms_.MemoryBytes() + places * kNode;
+}
+
+Result<RankView::Sizes> RankView::SizesOf(uint64_t rank) const {
+  const RankCoordinate at = CoordinateOf(layout_, rank);
   const Place place{at.tp, at.pp, at.ep, at.etp};
   {
-    MutexLock lock(prepared.mutex);
-    auto found = prepared.sizes.find(place);
-    if (found != prepared.sizes.end()) return found->second;
+    MutexLock lock(mutex_);
+    auto found = sizes_.find(place);
+    if (found != sizes_.end()) return found->second;
   }
-  CKPT_ASSIGN_OR_RETURN(const RankTensors all,
-                        BuildRankTensors(step, layout, prepared.names, prepared.atoms, at));
+  CKPT_ASSIGN_OR_RETURN(const RankTensors all, TensorsAt(at));
   Sizes sizes{};
   for (FileKind kind : {kModelSafe, kOptimizerSafe}) {
-    CKPT_ASSIGN_OR_RETURN(sizes[kind], SafetensorsSize(step, all, kind, at));
+    CKPT_ASSIGN_OR_RETURN(sizes[kind], SafetensorsSize(*step_, all, kind, at));
   }
   for (FileKind kind : {kModelTorch, kOptimizerTorch}) {
     CKPT_ASSIGN_OR_RETURN(const ArchiveContent content, TorchContent(all, kind, at));
     CKPT_ASSIGN_OR_RETURN(sizes[kind], content.Size(FolderOf(kind)));
   }
-  sizes[kInfo] = RankInfo(step, layout, rank, all).size();
-  MutexLock lock(prepared.mutex);
-  return prepared.sizes.emplace(place, sizes).first->second;
+  sizes[kInfo] = RankInfo(*step_, layout_, rank, all).size();
+  MutexLock lock(mutex_);
+  return sizes_.emplace(place, sizes).first->second;
 }
 
-Result<std::vector<ViewEntry>> RankView::List(const StepModel& step, const Layout& layout,
-                                              std::string_view directory) const {
-  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+Result<std::vector<ViewEntry>> RankView::List(std::string_view directory) const {
   std::vector<ViewEntry> entries;
   if (directory.empty()) {
-    for (uint64_t rank = 0; rank < layout.World(); ++rank) {
-      entries.push_back({RankName(rank), ViewEntry::Type::kDirectory, 0, ""});
+    for (uint64_t rank = 0; rank < layout_.World(); ++rank) {
+      entries.push_back(DirectoryEntryOf(rank));
     }
     return entries;
   }
-  const auto rank = ParseRank(directory, layout.World());
+  const auto rank = ParseRank(directory, layout_.World());
   if (!rank) return NoSuch(directory);
-  CKPT_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(step, layout, *prepared, *rank));
-  for (size_t i = 0; i < kFiles; ++i) {
-    entries.push_back({std::string(kFileNames[i]), ViewEntry::Type::kFile, sizes[i], ""});
-  }
+  CKPT_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(*rank));
+  for (size_t i = 0; i < kFiles; ++i) entries.push_back(FileEntry(i, sizes[i]));
   return entries;
 }
 
-Result<ViewEntry> RankView::Find(const StepModel& step, const Layout& layout,
-                                 std::string_view path) const {
+Result<ViewEntry> RankView::Find(std::string_view path) const {
   const std::string_view directory = path.substr(0, path.find('/'));
-  const auto rank = ParseRank(directory, layout.World());
+  const auto rank = ParseRank(directory, layout_.World());
   if (!rank) return NoSuch(path);
-  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
-  if (directory == path) return ViewEntry{RankName(*rank), ViewEntry::Type::kDirectory, 0, ""};
+  if (directory == path) return DirectoryEntryOf(*rank);
   const auto file = ParseFile(path.substr(directory.size() + 1));
   if (!file) return NoSuch(path);
-  CKPT_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(step, layout, *prepared, *rank));
-  return ViewEntry{std::string(kFileNames[*file]), ViewEntry::Type::kFile, sizes[*file], ""};
+  CKPT_ASSIGN_OR_RETURN(const Sizes sizes, SizesOf(*rank));
+  return FileEntry(*file, sizes[*file]);
 }
 
-Result<Plan> RankView::MakePlan(const StepModel& step, const Layout& layout,
-                                std::string_view file) const {
+Result<Plan> RankView::MakePlan(std::string_view file) const {
   const std::string_view directory = file.substr(0, file.find('/'));
-  const auto rank = ParseRank(directory, layout.World());
+  const auto rank = ParseRank(directory, layout_.World());
   if (!rank || directory == file) return NoSuch(file);
   const auto kind = ParseFile(file.substr(directory.size() + 1));
   if (!kind) return NoSuch(file);
-  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
-  const RankCoordinate at = CoordinateOf(layout, *rank);
-  CKPT_ASSIGN_OR_RETURN(const RankTensors all,
-                        BuildRankTensors(step, layout, prepared->names, prepared->atoms, at));
+  const RankCoordinate at = CoordinateOf(layout_, *rank);
+  CKPT_ASSIGN_OR_RETURN(const RankTensors all, TensorsAt(at));
   if (*kind == kInfo) {
     PlanBuilder plan;
-    plan.Literal(RankInfo(step, layout, *rank, all));
+    plan.Literal(RankInfo(*step_, layout_, *rank, all));
     return std::move(plan).Finish();
   }
   if (*kind == kModelSafe || *kind == kOptimizerSafe) {
-    return SafetensorsPlan(step, all, *kind, at);
+    return SafetensorsPlan(*step_, all, *kind, at);
   }
   CKPT_ASSIGN_OR_RETURN(ArchiveContent content, TorchContent(all, *kind, at));
   return std::move(content).MakePlan(FolderOf(*kind));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const View>> RankFormat::Open(std::shared_ptr<const StepModel> step,
+                                                     const Layout& layout) const {
+  CKPT_RETURN_IF_ERROR(CheckLayout(*step, layout));
+  CKPT_ASSIGN_OR_RETURN(ShownNames names, NamesFor(*step, layout, families_));
+  return std::make_shared<const RankView>(std::move(step), layout, std::move(names));
 }
 
 }  // namespace ckptfs

@@ -19,7 +19,7 @@
 #include "core/base/mutex.h"
 #include "fs/filesystem.h"
 #include "fs/serve/backing.h"
-#include "fs/serve/plan_cache.h"
+#include "fs/serve/prepared_plan.h"
 
 namespace ckptfs {
 
@@ -28,6 +28,7 @@ struct OpenHandle {
   std::shared_ptr<const PreparedPlan> plan;   // null: `text` is the content
   std::shared_ptr<const std::string> text;
   std::shared_ptr<const Backing> backing;     // null: streamed
+  Reading reading = Reading::kRandom;
 };
 
 class HandleTable {

@@ -36,7 +36,7 @@ class FillMapping {
 
 }  // namespace
 
-Status FillFile(const PreparedPlan& plan, const PagePool::File& file) {
+Status Materialiser::FillFile(const PreparedPlan& plan, const PagePool::File& file) {
   if (file.size == 0) return {};
   const FillMapping mapping(file);
   if (!mapping.ok()) return Fail(ErrnoError(errno, "mapping a huge-page file"));
@@ -51,13 +51,17 @@ Status FillFile(const PreparedPlan& plan, const PagePool::File& file) {
 class Materialiser::Loan {
  public:
   Loan(Materialiser& owner, uint64_t inode) : owner_(owner), inode_(inode) {}
-  ~Loan() { owner_.Return(inode_); }
+  ~Loan() {
+    if (counted_) owner_.Return(inode_);
+  }
+  void Count() { counted_ = true; }
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
 
  private:
   Materialiser& owner_;
   const uint64_t inode_;
+  bool counted_ = false;
 };
 
 Materialiser::~Materialiser() {
@@ -71,9 +75,11 @@ Materialiser::~Materialiser() {
 std::shared_ptr<const Backing> Materialiser::Lend(uint64_t inode, Entry& entry) {
   entry.used = ++clock_;
   if (auto lent = entry.lent.lock()) return lent;
+  // Counted when nothing can fail any more: giving back takes the lock held here.
+  const auto loan = std::make_shared<Loan>(*this, inode);
+  auto backing = std::make_shared<const Backing>(ServingMode::kMaterialise, entry.file.fd, loan);
+  loan->Count();
   ++entry.users;
-  auto backing = std::make_shared<const Backing>(ServingMode::kMaterialise, entry.file.fd,
-                                                 std::make_shared<const Loan>(*this, inode));
   entry.lent = backing;
   return backing;
 }
@@ -89,83 +95,58 @@ void Materialiser::AwaitChange() {
   held.release();
 }
 
-Result<std::shared_ptr<const Backing>> Materialiser::Join(uint64_t inode,
-                                                          const PreparedPlan& plan,
-                                                          std::shared_ptr<Flight>* flight,
-                                                          bool* mine) {
-  *mine = false;
+Materialiser::BackingPtr Materialiser::FindFilled(uint64_t inode) {
   MutexLock lock(mutex_);
   while (true) {
     const auto found = entries_.find(inode);
-    if (found == entries_.end()) break;
-    if (found->second.phase == Phase::kReady) {
+    if (found == entries_.end()) return nullptr;
+    if (!found->second.leaving) {
       ++counts_.hits;
       return Lend(inode, found->second);
     }
-    if (found->second.phase == Phase::kFilling) {
-      *flight = found->second.flight;
-      return nullptr;
-    }
     AwaitChange();
   }
-  if (entries_.size() >= kMaxFiles) {
-    return Fail(ErrorCode::kExhausted, "too many materialised files are in use");
-  }
-  *mine = true;
-  *flight = std::make_shared<Flight>();
-  Entry& entry = entries_[inode];
-  entry.flight = *flight;
-  entry.step = plan.step().record().manifest;
-  return nullptr;
 }
 
-Result<std::shared_ptr<const Backing>> Materialiser::Wait(uint64_t inode, Flight& flight) {
-  MutexLock lock(mutex_);
-  while (!flight.done) AwaitChange();
-  if (!flight.status) return Fail(flight.status.error());
-  const auto found = entries_.find(inode);
-  // Evicted before we woke: the caller starts again.
-  if (found == entries_.end() || found->second.phase != Phase::kReady) return nullptr;
-  ++counts_.hits;
-  return Lend(inode, found->second);
-}
-
-Result<std::shared_ptr<const Backing>> Materialiser::Acquire(InodeNumber inode,
-                                                             const PreparedPlan& plan) {
+Result<Materialiser::BackingPtr> Materialiser::Acquire(InodeNumber inode,
+                                                       const PreparedPlan& plan) {
   const auto number = static_cast<uint64_t>(inode);
-  std::shared_ptr<Flight> flight;
-  for (bool mine = false; !mine;) {
-    if (Full()) EvictOne();
-    CKPT_ASSIGN_OR_RETURN(auto backing, Join(number, plan, &flight, &mine));
-    if (backing) return backing;
-    if (mine) break;
-    CKPT_ASSIGN_OR_RETURN(backing, Wait(number, *flight));
-    if (backing) return backing;
+  if (auto filled = FindFilled(number)) return filled;
+  auto flight = filling_.Join(number);
+  if (flight.leads()) {
+    auto made = Caught([&] { return Make(number, plan); });
+    flight.Land(made);
+    return made;
   }
-  Result<PagePool::File> file = FillNew(plan);
+  auto landed = flight.Wait();
+  if (landed) {
+    MutexLock lock(mutex_);
+    ++counts_.hits;
+  }
+  return landed;
+}
+
+Result<Materialiser::BackingPtr> Materialiser::Make(uint64_t inode, const PreparedPlan& plan) {
+  if (auto filled = FindFilled(inode)) return filled;
+  if (Full()) EvictOne();
+  if (Full()) return Fail(ErrorCode::kExhausted, "too many materialised files are in use");
+  CKPT_ASSIGN_OR_RETURN(const PagePool::File file, FillNew(plan));
   MutexLock lock(mutex_);
-  flight->done = true;
-  changed_.notify_all();
-  if (!file) {
-    flight->status = Fail(file.error());
-    entries_.erase(number);
-    return Fail(std::move(file).error());
-  }
-  Entry& entry = entries_.at(number);
-  entry.file = *file;
-  entry.phase = Phase::kReady;
+  Entry& entry = entries_[inode];
+  entry.file = file;
+  entry.step = plan.step().record().manifest;
   ++counts_.fills;
-  counts_.filled_bytes += file->size;
-  counts_.bytes += file->size;
-  return Lend(number, entry);
+  counts_.filled_bytes += file.size;
+  counts_.bytes += file.size;
+  return Lend(inode, entry);
 }
 
 Result<PagePool::File> Materialiser::FillNew(const PreparedPlan& plan) {
   CKPT_ASSIGN_OR_RETURN(const PagePool::File file, TakeRoom(plan.plan().size()));
-  Status filled = plan.step().CheckStampsNow(plan.blobs());
-  if (filled) filled = FillFile(plan, file);
+  Status filled = Caught([&] { return plan.step().CheckStampsNow(plan.blobs()); });
+  if (filled) filled = Caught([&] { return fill_(plan, file); });
   // A source that was changed meanwhile may have been read half before, half after.
-  if (filled) filled = plan.step().CheckStampsAgain(plan.blobs());
+  if (filled) filled = Caught([&] { return plan.step().CheckStampsAgain(plan.blobs()); });
   if (filled) return file;
   pool_->Give(file);
   return Fail(std::move(filled).error());
@@ -184,7 +165,7 @@ std::vector<uint64_t> Materialiser::Evictable() const {
   {
     MutexLock lock(mutex_);
     for (const auto& [inode, entry] : entries_) {
-      if (entry.phase == Phase::kReady && entry.users == 0) by_use.emplace_back(entry.used, inode);
+      if (!entry.leaving && entry.users == 0) by_use.emplace_back(entry.used, inode);
     }
   }
   std::sort(by_use.begin(), by_use.end());
@@ -199,11 +180,10 @@ bool Materialiser::TryEvict(uint64_t inode) {
   {
     MutexLock lock(mutex_);
     const auto found = entries_.find(inode);
-    if (found == entries_.end() || found->second.phase != Phase::kReady ||
-        found->second.users > 0) {
+    if (found == entries_.end() || found->second.leaving || found->second.users > 0) {
       return false;
     }
-    found->second.phase = Phase::kLeaving;
+    found->second.leaving = true;
     file = found->second.file;
   }
   const bool mapped = PagePool::IsMapped(file);
@@ -211,7 +191,7 @@ bool Materialiser::TryEvict(uint64_t inode) {
     MutexLock lock(mutex_);
     changed_.notify_all();
     if (mapped) {
-      entries_.at(inode).phase = Phase::kReady;
+      entries_.at(inode).leaving = false;
       return false;
     }
     entries_.erase(inode);
@@ -238,7 +218,7 @@ bool Materialiser::Full() const {
 bool Materialiser::IsFilled(InodeNumber inode) const {
   MutexLock lock(mutex_);
   const auto found = entries_.find(static_cast<uint64_t>(inode));
-  return found != entries_.end() && found->second.phase == Phase::kReady;
+  return found != entries_.end() && !found->second.leaving;
 }
 
 void Materialiser::DropStep(const Digest& manifest) {

@@ -2,7 +2,8 @@
 //
 // Materialiser fills view files into huge-page files, each once for all who
 // open it meanwhile, and keeps the filled ones within the pool's budget; the
-// least recently used one that nobody has open or mapped makes room.
+// least recently used one that nobody has open or mapped makes room.  (No Lru:
+// that one drops what was used last whoever has it.)
 //
 // Thread safety: all methods may be called concurrently; no lock is held while
 // filling or waiting.
@@ -13,16 +14,18 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/base/single_flight.h"
 #include "fs/filesystem.h"
 #include "fs/serve/backing.h"
 #include "fs/serve/page_pool.h"
-#include "fs/serve/plan_cache.h"
+#include "fs/serve/prepared_plan.h"
 
 namespace ckptfs {
 
@@ -37,7 +40,11 @@ class Materialiser {
     uint64_t filled_bytes = 0;  // ever
   };
 
-  explicit Materialiser(std::unique_ptr<PagePool> pool) : pool_(std::move(pool)) {}
+  // Writes a plan's bytes to a file.
+  using Fill = std::function<Status(const PreparedPlan& plan, const PagePool::File& file)>;
+
+  explicit Materialiser(std::unique_ptr<PagePool> pool, Fill fill = FillFile)
+      : pool_(std::move(pool)), fill_(std::move(fill)) {}
   ~Materialiser();
 
   // The filled file.  kExhausted if it does not fit beside what is in use: the
@@ -55,19 +62,17 @@ class Materialiser {
   const PagePool& pool() const { return *pool_; }
   Counts counts() const;
 
-  static constexpr size_t kMaxFiles = 1024;  // each holds a descriptor
+  // Each holds a descriptor; those that are being filled come on top.
+  static constexpr size_t kMaxFiles = 1024;
+
+  // Spread over the processors.
+  static Status FillFile(const PreparedPlan& plan, const PagePool::File& file);
 
  private:
-  enum class Phase { kFilling, kReady, kLeaving };
-  // One fill that several opens may wait for.
-  struct Flight {
-    bool done = false;
-    Status status;
-  };
+  using BackingPtr = std::shared_ptr<const Backing>;
   struct Entry {
-    Phase phase = Phase::kFilling;
+    bool leaving = false;  // somebody tries to evict it
     PagePool::File file;
-    std::shared_ptr<Flight> flight;
     std::weak_ptr<const Backing> lent;  // the same for all who use it now
     uint64_t users = 0;                 // backings not yet returned
     uint64_t used = 0;                  // clock
@@ -79,11 +84,10 @@ class Materialiser {
       EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Return(uint64_t inode);
   void AwaitChange() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The backing if it is filled, else an empty pointer and in `mine` whether
-  // the caller has to fill it (`flight` is then his).
-  Result<std::shared_ptr<const Backing>> Join(uint64_t inode, const PreparedPlan& plan,
-                                              std::shared_ptr<Flight>* flight, bool* mine);
-  Result<std::shared_ptr<const Backing>> Wait(uint64_t inode, Flight& flight);
+  // Null if it is not filled.
+  BackingPtr FindFilled(uint64_t inode);
+  // Fills it, unless somebody did meanwhile.
+  Result<BackingPtr> Make(uint64_t inode, const PreparedPlan& plan);
   Result<PagePool::File> FillNew(const PreparedPlan& plan);
   Result<PagePool::File> TakeRoom(uint64_t size);
   // Frees the pages of the least recently used entry that nobody has.
@@ -93,14 +97,13 @@ class Materialiser {
   bool Full() const;
 
   const std::unique_ptr<PagePool> pool_;
+  const Fill fill_;
+  SingleFlight<uint64_t, BackingPtr> filling_;  // by inode
   mutable Mutex mutex_;
-  std::condition_variable changed_;  // an entry became ready or went
+  std::condition_variable changed_;  // an entry that was leaving stays or went
   std::map<uint64_t, Entry> entries_ GUARDED_BY(mutex_);
   uint64_t clock_ GUARDED_BY(mutex_) = 0;
   Counts counts_ GUARDED_BY(mutex_);
 };
-
-// Writes a plan's bytes to `file`, spread over the processors.
-Status FillFile(const PreparedPlan& plan, const PagePool::File& file);
 
 }  // namespace ckptfs

@@ -44,8 +44,8 @@ ServingChoice ChooseServing(const ServingQuestion& question) {
   return {ServingMode::kMaterialise, "fits the budget"};
 }
 
-bool ReadByCopy(std::string_view name, uint64_t size) {
-  return size >= kSmallFile && name.ends_with(".pt");
+bool ReadByCopy(Reading reading, uint64_t size) {
+  return size >= kSmallFile && (reading == Reading::kCopied || reading == Reading::kOnce);
 }
 
 }  // namespace ckptfs

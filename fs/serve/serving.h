@@ -41,6 +41,6 @@ ServingChoice ChooseServing(const ServingQuestion& question);
 // True for files whose readers copy them once into their own memory with reads
 // (torch.load), rather than map them (safetensors): if such a file is streamed,
 // the page cache only adds a copy and a page per 4 KiB.
-bool ReadByCopy(std::string_view name, uint64_t size);
+bool ReadByCopy(Reading reading, uint64_t size);
 
 }  // namespace ckptfs

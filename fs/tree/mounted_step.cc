@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "core/base/strings.h"
+#include "core/store/model_of.h"
 #include "fs/tree/names.h"
 #include "fs/tree/param_files.h"
 #include "fs/tree/source_files.h"
@@ -37,12 +38,27 @@ Status OfTheSource(Status status) {
 
 }  // namespace
 
+Result<OpenViews::ViewSetPtr> OpenViews::Get(const MountedStep& step, const std::string& layout,
+                                             const std::function<ViewSetPtr()>& open) {
+  const Key key{&step, layout};
+  if (auto known = kept_.Find(key)) return *known;
+  return opening_.Do(key, [&]() -> Result<ViewSetPtr> {
+    if (auto known = kept_.Find(key)) return *known;
+    return kept_.Insert(key, open());
+  });
+}
+
+void OpenViews::Forget(const MountedStep& step) {
+  kept_.DropIf([&](const Key& key, const ViewSetPtr&) { return key.step == &step; });
+}
+
 MountedStep::MountedStep(std::shared_ptr<const Step> step, std::unique_ptr<BlobReader> blobs,
-                         std::shared_ptr<std::atomic<uint64_t>> retired_reads,
+                         ViewFormats formats, std::shared_ptr<SharedBySteps> shared,
                          std::shared_ptr<std::atomic<uint64_t>> access_changes)
     : step_(std::move(step)),
       blobs_(std::move(blobs)),
-      retired_reads_(std::move(retired_reads)),
+      formats_(formats),
+      shared_(std::move(shared)),
       checked_(std::make_unique<std::atomic<int64_t>[]>(step_->model.blobs.size())),
       access_(std::make_unique<std::atomic<uint64_t>[]>(step_->model.blobs.size())),
       access_changes_(std::move(access_changes)) {
@@ -53,7 +69,14 @@ MountedStep::MountedStep(std::shared_ptr<const Step> step, std::unique_ptr<BlobR
 }
 
 MountedStep::~MountedStep() {
-  retired_reads_->fetch_add(blobs_->bytes_read(), std::memory_order_relaxed);
+  shared_->views.Forget(*this);
+  shared_->retired_reads.fetch_add(blobs_->bytes_read(), std::memory_order_relaxed);
+}
+
+Result<std::shared_ptr<const ViewSet>> MountedStep::Views(const Layout& layout) const {
+  // The views keep the step, not this object: it forgets them when it goes.
+  return shared_->views.Get(*this, layout.ToString(),
+                            [&] { return ViewSet::Open(ModelOf(step_), layout, formats_); });
 }
 
 const ParamIndex& MountedStep::params() const {
@@ -108,37 +131,23 @@ Status MountedStep::CheckStampsAgain(const std::vector<BlobIndex>& blobs) const 
   return {};
 }
 
-bool LayoutView::Any() const {
-  return std::any_of(refusals.begin(), refusals.end(),
-                     [](const std::string& reason) { return reason.empty(); });
-}
-
-void RecentSteps::Touch(StepPtr step) {
-  StepPtr evicted;  // destroyed after the lock
-  MutexLock lock(mutex_);
-  const auto found = std::find(steps_.begin(), steps_.end(), step);
-  if (found != steps_.end()) {
-    steps_.splice(steps_.begin(), steps_, found);
-    return;
-  }
-  std::erase_if(loaded_, [](const auto& weak) { return weak.expired(); });
-  const auto same = [&](const auto& weak) { return !weak.owner_before(step) &&
-                                                   !step.owner_before(weak); };
-  if (std::none_of(loaded_.begin(), loaded_.end(), same)) loaded_.push_back(step);
-  steps_.push_front(std::move(step));
-  if (steps_.size() <= limit_) return;
-  evicted = std::move(steps_.back());
-  steps_.pop_back();
+Result<RecentSteps::StepPtr> RecentSteps::Load(const void* place,
+                                               const std::function<Result<StepPtr>()>& load) {
+  return loading_.Do(place, [&]() -> Result<StepPtr> {
+    CKPT_ASSIGN_OR_RETURN(StepPtr step, load());
+    MutexLock lock(mutex_);
+    std::erase_if(loaded_, [&](const auto& weak) {
+      const bool same = !weak.owner_before(step) && !step.owner_before(weak);
+      return same || weak.expired();
+    });
+    loaded_.push_back(step);
+    return step;
+  });
 }
 
 void RecentSteps::Drop(const Digest& manifest) {
-  std::list<StepPtr> dropped;  // destroyed after the lock
-  MutexLock lock(mutex_);
-  for (auto step = steps_.begin(); step != steps_.end();) {
-    const auto next = std::next(step);
-    if ((*step)->record().manifest == manifest) dropped.splice(dropped.end(), steps_, step);
-    step = next;
-  }
+  steps_.DropIf(
+      [&](const MountedStep*, const StepPtr& step) { return step->record().manifest == manifest; });
 }
 
 std::vector<std::shared_ptr<const MountedStep>> RecentSteps::Loaded() const {
@@ -151,7 +160,7 @@ std::vector<std::shared_ptr<const MountedStep>> RecentSteps::Loaded() const {
 }
 
 uint64_t RecentSteps::bytes_read() const {
-  uint64_t total = retired_reads_->load(std::memory_order_relaxed);
+  uint64_t total = shared_->retired_reads.load(std::memory_order_relaxed);
   for (const StepPtr& step : Loaded()) total += step->blobs().bytes_read();
   return total;
 }
@@ -162,55 +171,46 @@ size_t RecentSteps::loaded() const {
                                            [](const auto& weak) { return !weak.expired(); }));
 }
 
-StepEntry::StepEntry(Store& store, StepRecord record, RootMap roots, RecentSteps& recent)
+StepEntry::StepEntry(Store& store, StepRecord record, RootMap roots, ViewFormats formats,
+                     RecentSteps& recent)
     : store_(store),
       record_(std::move(record)),
       roots_(std::move(roots)),
+      formats_(formats),
       recent_(recent),
       path_(StrCat("/run/", record_.run, "/step/", record_.id)),
       inode_seed_(InodeSeed(record_.manifest)) {}
 
-StepEntry::Loaded StepEntry::Load() {
-  auto step = store_.Load(record_);
-  if (!step) return Fail(std::move(step).error().WithContext(path_));
+Result<std::shared_ptr<const MountedStep>> StepEntry::Load() {
+  {
+    // Another caller may have loaded it since we looked.
+    MutexLock lock(mutex_);
+    if (auto mounted = mounted_.lock()) return mounted;
+  }
+  CKPT_ASSIGN_OR_RETURN(auto step, store_.Load(record_));
   BlobReader::Options options;
   options.roots = roots_;
-  auto blobs = BlobReader::Create((*step)->model, std::move(options));
-  return std::make_shared<const MountedStep>(*std::move(step), std::move(blobs),
-                                             recent_.retired_reads(), access_changes_);
+  auto blobs = BlobReader::Create(step->model, std::move(options));
+  auto mounted = std::make_shared<const MountedStep>(std::move(step), std::move(blobs), formats_,
+                                                     recent_.shared(), access_changes_);
+  MutexLock lock(mutex_);
+  mounted_ = mounted;
+  return mounted;
 }
 
 Result<std::shared_ptr<const MountedStep>> StepEntry::Mounted() {
-  std::promise<Loaded> promise;
-  std::shared_future<Loaded> others;
   std::shared_ptr<const MountedStep> mounted;
   {
     MutexLock lock(mutex_);
     mounted = mounted_.lock();
-    if (mounted) {
-      // Nothing to do.
-    } else if (is_loading_) {
-      others = loading_;
-    } else {
-      is_loading_ = true;
-      loading_ = promise.get_future().share();
-    }
   }
-  if (mounted) {
-    recent_.Touch(mounted);
-    return mounted;
+  if (!mounted) {
+    auto loaded = recent_.Load(this, [this] { return Load(); });
+    if (!loaded) return Fail(std::move(loaded).error().WithContext(path_));
+    mounted = *std::move(loaded);
   }
-  if (others.valid()) return others.get();
-  Loaded loaded = Load();
-  {
-    MutexLock lock(mutex_);
-    is_loading_ = false;
-    loading_ = {};
-    if (loaded) mounted_ = *loaded;
-  }
-  if (loaded) recent_.Touch(*loaded);
-  promise.set_value(loaded);
-  return loaded;
+  recent_.Touch(mounted);
+  return mounted;
 }
 
 Result<std::shared_ptr<const StepAccess>> StepEntry::Access() {
@@ -231,47 +231,19 @@ Result<std::shared_ptr<const StepAccess>> StepEntry::Access() {
   return access_;
 }
 
-Result<std::shared_ptr<const LayoutView>> StepEntry::View(
-    const Layout& layout, std::span<const std::unique_ptr<ViewFormat>> formats) {
+Result<std::shared_ptr<const LayoutOffer>> StepEntry::Offer(const Layout& layout) {
   const std::string name = layout.ToString();
-  {
-    MutexLock lock(mutex_);
-    const auto found = views_.find(name);
-    if (found != views_.end()) {
-      found->second.used = ++view_clock_;
-      return found->second.view;
-    }
-  }
+  if (auto known = offers_.Find(name)) return *known;
   CKPT_ASSIGN_OR_RETURN(const auto mounted, Mounted());
-  auto view = std::make_shared<LayoutView>();
-  view->layout = layout;
-  view->name = name;
-  std::string reasons;
-  for (const auto& format : formats) {
-    Status supported = format->Supports(mounted->model(), layout);
-    view->refusals.push_back(supported ? std::string() : supported.error().message);
-    if (!supported) reasons += StrCat("; ", format->name(), ": ", supported.error().message);
-  }
-  if (!view->Any()) {
-    return Fail(ErrorCode::kUnsupported, StrCat("no format can show layout ", name, reasons));
-  }
-  MutexLock lock(mutex_);
-  const auto [place, inserted] = views_.try_emplace(name);
-  if (inserted) place->second.view = std::move(view);
-  place->second.used = ++view_clock_;
-  const auto result = place->second.view;
-  if (views_.size() > kMaxViews) {
-    views_.erase(std::min_element(views_.begin(), views_.end(), [](const auto& a, const auto& b) {
-      return a.second.used < b.second.used;
-    }));
-  }
-  return result;
+  CKPT_ASSIGN_OR_RETURN(const auto views, mounted->Views(layout));
+  if (!views->offer().Any()) return Fail(views->offer().Refusal());
+  return offers_.Insert(name, views->shared_offer());
 }
 
-std::vector<std::string> StepEntry::ViewsInUse() const {
-  MutexLock lock(mutex_);
+std::vector<std::string> StepEntry::LayoutsInUse() const {
   std::vector<std::string> names;
-  for (const auto& [name, used] : views_) names.push_back(name);
+  offers_.ForEach([&](const std::string& name, const auto&) { names.push_back(name); });
+  std::sort(names.begin(), names.end());
   return names;
 }
 

@@ -14,8 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <future>
-#include <list>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,11 +23,13 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/lru.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/base/single_flight.h"
 #include "core/blob/blob_reader.h"
 #include "core/store/store.h"
-#include "core/view/view_format.h"
+#include "core/view/view_set.h"
 #include "fs/permissions.h"
 
 namespace ckptfs {
@@ -54,12 +55,54 @@ struct SourceEntry {
 using SourceDirectory = std::map<std::string, SourceEntry, std::less<>>;
 using SourceIndex = std::map<std::string, SourceDirectory, std::less<>>;
 
+using ViewFormats = std::span<const std::unique_ptr<ViewFormat>>;
+
+class MountedStep;
+
+// The views of all loaded steps that were looked into last, at most kBytes of
+// them: anybody may ask for any layout.
+class OpenViews {
+ public:
+  using ViewSetPtr = std::shared_ptr<const ViewSet>;
+
+  OpenViews() : kept_(kBytes, [](const ViewSetPtr& views) { return views->MemoryBytes(); }) {}
+  // What `open` makes, or the caller who is opening the same.
+  Result<ViewSetPtr> Get(const MountedStep& step, const std::string& layout,
+                         const std::function<ViewSetPtr()>& open);
+  void Forget(const MountedStep& step);
+
+  uint64_t bytes() const { return kept_.weight(); }
+  size_t size() const { return kept_.size(); }
+
+  static constexpr uint64_t kBytes = uint64_t{128} << 20;
+
+ private:
+  struct Key {
+    const MountedStep* step = nullptr;
+    std::string layout;  // its name
+    bool operator==(const Key&) const = default;
+  };
+  struct HashKey {
+    size_t operator()(const Key& key) const {
+      return std::hash<const void*>()(key.step) * 31 + std::hash<std::string>()(key.layout);
+    }
+  };
+
+  Lru<Key, ViewSetPtr, HashKey> kept_;
+  SingleFlight<Key, ViewSetPtr, HashKey> opening_;
+};
+
+// What the loaded steps of a mount share, and outlives them.
+struct SharedBySteps {
+  std::atomic<uint64_t> retired_reads{0};  // bytes read by steps that went
+  OpenViews views;
+};
+
 class MountedStep {
  public:
-  // The bytes it has read are added to `*retired_reads` when it goes;
   // `*access_changes` counts the files found with another owner or mode.
   MountedStep(std::shared_ptr<const Step> step, std::unique_ptr<BlobReader> blobs,
-              std::shared_ptr<std::atomic<uint64_t>> retired_reads,
+              ViewFormats formats, std::shared_ptr<SharedBySteps> shared,
               std::shared_ptr<std::atomic<uint64_t>> access_changes);
   ~MountedStep();
 
@@ -67,6 +110,10 @@ class MountedStep {
   const StepRecord& record() const { return step_->record; }
   const StepModel& model() const { return step_->model; }
   BlobReader& blobs() const { return *blobs_; }
+
+  // What the formats make of the step in a layout.
+  // BLOCKS: on opening the views, once for all who ask meanwhile.
+  Result<std::shared_ptr<const ViewSet>> Views(const Layout& layout) const;
 
   // Computed when first asked for.
   const ParamIndex& params() const;
@@ -89,7 +136,8 @@ class MountedStep {
 
   std::shared_ptr<const Step> step_;
   std::unique_ptr<BlobReader> blobs_;
-  std::shared_ptr<std::atomic<uint64_t>> retired_reads_;
+  const ViewFormats formats_;
+  const std::shared_ptr<SharedBySteps> shared_;
   mutable std::once_flag params_once_, sources_once_, info_once_;
   mutable ParamIndex params_;
   mutable SourceIndex sources_;
@@ -101,40 +149,37 @@ class MountedStep {
   std::shared_ptr<std::atomic<uint64_t>> access_changes_;
 };
 
-// A layout of a step: which formats can show it, and why the others cannot.
-struct LayoutView {
-  Layout layout;
-  std::string name;                  // canonical
-  std::vector<std::string> refusals; // per format; empty: it can
-  bool Any() const;
-};
-
-// Keeps the steps that were looked into last, so that a manifest is not parsed
-// for every lookup, and knows all that are loaded.
+// Loads steps, each once for all who want it, and keeps those that were looked
+// into last, so that a manifest is not parsed for every lookup.  It knows all
+// that are loaded.
 class RecentSteps {
  public:
-  explicit RecentSteps(size_t limit) : limit_(limit) {}
-  void Touch(std::shared_ptr<const MountedStep> step);
+  using StepPtr = std::shared_ptr<const MountedStep>;
+
+  explicit RecentSteps(size_t limit) : steps_(limit) {}
+  // What `load` makes, or the caller who is loading for the same `place`.
+  Result<StepPtr> Load(const void* place, const std::function<Result<StepPtr>()>& load);
+  void Touch(const StepPtr& step) { steps_.Insert(step.get(), step); }
   void Drop(const Digest& manifest);
 
-  const std::shared_ptr<std::atomic<uint64_t>>& retired_reads() const { return retired_reads_; }
+  const std::shared_ptr<SharedBySteps>& shared() const { return shared_; }
   uint64_t bytes_read() const;  // by all steps ever loaded
   std::vector<std::shared_ptr<const MountedStep>> Loaded() const;
   size_t loaded() const;
 
  private:
-  using StepPtr = std::shared_ptr<const MountedStep>;
-  const size_t limit_;
-  const std::shared_ptr<std::atomic<uint64_t>> retired_reads_ =
-      std::make_shared<std::atomic<uint64_t>>(0);
+  Lru<const MountedStep*, StepPtr> steps_;
+  SingleFlight<const void*, StepPtr> loading_;
+  const std::shared_ptr<SharedBySteps> shared_ = std::make_shared<SharedBySteps>();
   mutable Mutex mutex_;
-  std::list<StepPtr> steps_ GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<const MountedStep>> loaded_ GUARDED_BY(mutex_);
 };
 
 class StepEntry {
  public:
-  StepEntry(Store& store, StepRecord record, RootMap roots, RecentSteps& recent);
+  // `formats` and `recent` must outlive it.
+  StepEntry(Store& store, StepRecord record, RootMap roots, ViewFormats formats,
+            RecentSteps& recent);
 
   const StepRecord& record() const { return record_; }
   const std::string& path() const { return path_; }  // "/run/<run>/step/<id>"
@@ -149,40 +194,32 @@ class StepEntry {
   void MarkRemoved() { removed_.store(true, std::memory_order_release); }
   bool removed() const { return removed_.load(std::memory_order_acquire); }
 
-  // The view of a layout, remembered (the `kMaxViews` used last) for listing.
-  // kUnsupported with every format's reason if none can show it.
-  Result<std::shared_ptr<const LayoutView>> View(
-      const Layout& layout, std::span<const std::unique_ptr<ViewFormat>> formats);
-  std::vector<std::string> ViewsInUse() const;  // canonical names, sorted
+  // What the step offers in a layout; the kMaxLayouts used last are remembered
+  // for listing.  kUnsupported with every format's reason if none can show it.
+  Result<std::shared_ptr<const LayoutOffer>> Offer(const Layout& layout);
+  std::vector<std::string> LayoutsInUse() const;  // canonical names, sorted
 
-  static constexpr size_t kMaxViews = 256;
+  static constexpr size_t kMaxLayouts = 256;
 
  private:
-  using Loaded = Result<std::shared_ptr<const MountedStep>>;
-  Loaded Load();
+  Result<std::shared_ptr<const MountedStep>> Load();
 
   Store& store_;
   const StepRecord record_;
   const RootMap roots_;
+  const ViewFormats formats_;
   RecentSteps& recent_;
   const std::string path_;
   const uint64_t inode_seed_;
   std::atomic<bool> removed_{false};
+  Lru<std::string, std::shared_ptr<const LayoutOffer>> offers_{kMaxLayouts};
 
   mutable Mutex mutex_;
   std::weak_ptr<const MountedStep> mounted_ GUARDED_BY(mutex_);
-  std::shared_future<Loaded> loading_ GUARDED_BY(mutex_);
-  bool is_loading_ GUARDED_BY(mutex_) = false;
   const std::shared_ptr<std::atomic<uint64_t>> access_changes_ =
       std::make_shared<std::atomic<uint64_t>>(0);
   std::shared_ptr<const StepAccess> access_ GUARDED_BY(mutex_);
   uint64_t access_of_ GUARDED_BY(mutex_) = 0;  // the count of changes that `access_` knows of
-  struct UsedView {
-    std::shared_ptr<const LayoutView> view;
-    uint64_t used = 0;
-  };
-  std::map<std::string, UsedView> views_ GUARDED_BY(mutex_);
-  uint64_t view_clock_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ckptfs

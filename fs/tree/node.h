@@ -55,10 +55,10 @@ struct Node {
   std::string target;  // of a symlink
   uint64_t size = 0;
   int64_t mtime_ns = 0;
-  bool read_once = false;  // ViewEntry::read_once
-  uint32_t index = 0;  // kAtom: AtomIndex; kSourceFile: BlobIndex; kViewEntry: of its format
-  std::shared_ptr<StepEntry> step;         // null above steps
-  std::shared_ptr<const LayoutView> view;  // from kLayout down
+  Reading reading = Reading::kRandom;       // of a file
+  uint32_t index = 0;                       // kAtom: AtomIndex; kSourceFile: BlobIndex
+  std::shared_ptr<StepEntry> step;          // null above steps
+  std::shared_ptr<const LayoutOffer> view;  // from kLayout down
 
   std::string_view name() const {
     const size_t slash = path.rfind('/');

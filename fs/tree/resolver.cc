@@ -15,6 +15,7 @@ namespace {
 
 using Type = ViewEntry::Type;
 constexpr size_t kMaxSaid = 4096;
+constexpr std::string_view kLayoutInfoName = "info.json";
 
 Node Below(const Node& parent, NodeKind kind, Type type, std::string_view name) {
   Node node;
@@ -74,11 +75,10 @@ NodePtr RunNode(const Node& runs, const std::string& name, const Tree::Run& run)
   return Finish(std::move(node));
 }
 
-NodePtr EntryNode(const Node& parent, const ViewEntry& entry, uint32_t format) {
+NodePtr EntryNode(const Node& parent, const ViewEntry& entry) {
   Node node = Below(parent, NodeKind::kViewEntry, entry.type, entry.name);
-  node.index = format;
   if (entry.type == Type::kFile) node.size = entry.size;
-  node.read_once = entry.read_once;
+  node.reading = entry.reading;
   if (entry.type == Type::kSymlink) {
     node.target = entry.target;
     node.size = entry.target.size();
@@ -94,6 +94,7 @@ NodePtr SourceNode(const Node& parent, const MountedStep& step, const std::strin
   node.size = blob.stamp.size;
   node.mtime_ns = blob.owned() ? step.model().mtime_ns : blob.stamp.mtime_ns;
   node.index = static_cast<uint32_t>(entry.blob);
+  node.reading = GuessReading(name);
   return Finish(std::move(node));
 }
 
@@ -156,10 +157,15 @@ const Tree::Run* RunOfSteps(const TreeSnapshot& now, const Node& steps) {
   return found == now.tree.runs.end() ? nullptr : &found->second;
 }
 
+NodePtr LayoutInfoNode(const Node& layout) {
+  const auto text = RenderLayoutInfo(layout.step->record(), *layout.view);
+  return File(layout, NodeKind::kLayoutInfo, kLayoutInfoName, text.size());
+}
+
 }  // namespace
 
-Resolver::Resolver(Formats formats, std::vector<Layout> declared, Log log)
-    : formats_(formats), declared_(std::move(declared)), log_(std::move(log)) {}
+Resolver::Resolver(std::vector<Layout> declared, Log log)
+    : declared_(std::move(declared)), log_(std::move(log)) {}
 
 NodePtr Resolver::Root(const TreeSnapshot& now) {
   Node root;
@@ -237,20 +243,19 @@ Result<NodePtr> Resolver::LayoutChild(const Node& views, std::string_view name) 
     SayOnce(StrCat(views.path, "/", name), layout.error().message);
     return NoSuch(views, name);
   }
-  const auto view = views.step->View(*layout, formats_);
-  if (!view) {
-    if (view.error().code != ErrorCode::kUnsupported) return Fail(view.error());
-    SayOnce(StrCat(views.path, "/", name), view.error().message);
+  const auto offer = views.step->Offer(*layout);
+  if (!offer) {
+    if (offer.error().code != ErrorCode::kUnsupported) return Fail(offer.error());
+    SayOnce(StrCat(views.path, "/", name), offer.error().message);
     return NoSuch(views, name);
   }
-  if ((*view)->name != name) return Link(views, NodeKind::kLayoutLink, name, (*view)->name);
-  for (size_t i = 0; i < formats_.size(); ++i) {
-    const std::string& reason = (*view)->refusals[i];
-    if (reason.empty()) continue;
-    SayOnce(StrCat(views.path, "/", name, "/", formats_[i]->name()), reason);
+  if ((*offer)->name != name) return Link(views, NodeKind::kLayoutLink, name, (*offer)->name);
+  for (const LayoutOffer::Answer& answer : (*offer)->answers) {
+    if (answer.refusal.empty()) continue;
+    SayOnce(StrCat(views.path, "/", name, "/", answer.format), answer.refusal);
   }
   Node node = Below(views, NodeKind::kLayout, Type::kDirectory, name);
-  node.view = *view;
+  node.view = *offer;
   return Finish(std::move(node));
 }
 
@@ -258,7 +263,7 @@ Result<std::vector<NodePtr>> Resolver::LayoutChildren(const Node& views) const {
   CKPT_ASSIGN_OR_RETURN(const auto mounted, views.step->Mounted());
   std::set<std::string> names{mounted->model().layout.ToString()};
   for (const Layout& layout : declared_) names.insert(layout.ToString());
-  for (std::string& name : views.step->ViewsInUse()) names.insert(std::move(name));
+  for (std::string& name : views.step->LayoutsInUse()) names.insert(std::move(name));
   Nodes children;
   for (const std::string& name : names) {
     Result<NodePtr> child = LayoutChild(views, name);
@@ -273,46 +278,28 @@ Result<std::vector<NodePtr>> Resolver::LayoutChildren(const Node& views) const {
 
 Result<NodePtr> Resolver::ViewChild(const Node& parent, std::string_view name) const {
   CKPT_ASSIGN_OR_RETURN(const auto mounted, parent.step->Mounted());
+  CKPT_ASSIGN_OR_RETURN(const auto views, mounted->Views(parent.view->layout));
   const bool top = parent.kind == NodeKind::kLayout;
-  const std::string path =
-      top ? std::string(name) : StrCat(parent.ViewPath(), "/", name);
-  for (uint32_t i = 0; i < formats_.size(); ++i) {
-    if (!parent.view->refusals[i].empty() || (!top && i != parent.index)) continue;
-    Result<ViewEntry> entry = formats_[i]->Find(mounted->model(), parent.view->layout, path);
-    if (entry && entry->name == name) return EntryNode(parent, *entry, i);
-    if (!entry && entry.error().code != ErrorCode::kNotFound) {
-      return Fail(std::move(entry).error().WithContext(StrCat(parent.path, "/", name)));
-    }
+  const auto entry = views->Find(top ? std::string(name) : StrCat(parent.ViewPath(), "/", name));
+  if (entry) return EntryNode(parent, *entry);
+  if (entry.error().code != ErrorCode::kNotFound) {
+    return Fail(Error(entry.error()).WithContext(StrCat(parent.path, "/", name)));
   }
-  if (top && name == "info.json") {
-    const auto text = RenderLayoutInfo(parent.step->record(), *parent.view, formats_);
-    return File(parent, NodeKind::kLayoutInfo, name, text.size());
-  }
-  return NoSuch(parent, name);
+  return top && name == kLayoutInfoName ? LayoutInfoNode(parent) : NoSuch(parent, name);
 }
 
 Result<std::vector<NodePtr>> Resolver::ViewChildren(const Node& parent) const {
   CKPT_ASSIGN_OR_RETURN(const auto mounted, parent.step->Mounted());
-  const bool top = parent.kind == NodeKind::kLayout;
+  CKPT_ASSIGN_OR_RETURN(const auto views, mounted->Views(parent.view->layout));
+  auto entries = views->List(parent.ViewPath());
+  if (!entries) return Fail(std::move(entries).error().WithContext(parent.path));
   Nodes children;
-  for (uint32_t i = 0; i < formats_.size(); ++i) {
-    if (!parent.view->refusals[i].empty() || (!top && i != parent.index)) continue;
-    auto entries = formats_[i]->List(mounted->model(), parent.view->layout, parent.ViewPath());
-    if (!entries) {
-      if (top && entries.error().code == ErrorCode::kNotFound) continue;
-      return Fail(std::move(entries).error().WithContext(parent.path));
-    }
-    for (const ViewEntry& entry : *entries) children.push_back(EntryNode(parent, entry, i));
+  bool info = parent.kind == NodeKind::kLayout;  // unless a format has the name
+  for (const ViewEntry& entry : *entries) {
+    children.push_back(EntryNode(parent, entry));
+    info = info && entry.name != kLayoutInfoName;
   }
-  if (top) {
-    const auto text = RenderLayoutInfo(parent.step->record(), *parent.view, formats_);
-    children.push_back(File(parent, NodeKind::kLayoutInfo, "info.json", text.size()));
-  }
-  // The first format that has a name owns it.
-  const auto by_name = [](const NodePtr& a, const NodePtr& b) { return a->name() < b->name(); };
-  std::stable_sort(children.begin(), children.end(), by_name);
-  const auto same = [](const NodePtr& a, const NodePtr& b) { return a->path == b->path; };
-  children.erase(std::unique(children.begin(), children.end(), same), children.end());
+  if (info) children.push_back(LayoutInfoNode(parent));
   return children;
 }
 
@@ -380,13 +367,15 @@ Result<std::vector<NodePtr>> Resolver::InsideChildren(const Node& parent) const 
 Result<Plan> Resolver::RawPlan(const Node& file, const MountedStep& step) const {
   PlanBuilder text;
   switch (file.kind) {
-    case NodeKind::kViewEntry:
-      return formats_[file.index]->MakePlan(step.model(), file.view->layout, file.ViewPath());
+    case NodeKind::kViewEntry: {
+      CKPT_ASSIGN_OR_RETURN(const auto views, step.Views(file.view->layout));
+      return views->MakePlan(file.ViewPath());
+    }
     case NodeKind::kAtom: return PlanAtomFile(step.model(), AtomIndex{file.index});
     case NodeKind::kSourceFile: return PlanSourceFile(step.model(), BlobIndex{file.index});
     case NodeKind::kStepInfo: text.Literal(step.info()); break;
     case NodeKind::kLayoutInfo:
-      text.Literal(RenderLayoutInfo(file.step->record(), *file.view, formats_));
+      text.Literal(RenderLayoutInfo(file.step->record(), *file.view));
       break;
     default: return Fail(ErrorCode::kInternal, StrCat(file.path, " has no plan"));
   }
@@ -400,9 +389,9 @@ Result<Plan> Resolver::MakePlan(const Node& file, const MountedStep& step) const
     return Fail(ErrorCode::kInternal, StrCat(file.path, ": the plan has ", plan->size(),
                                              " bytes, the name ", file.size));
   }
-  if (Status valid = plan->Validate(step.model()); !valid) {
-    return Fail(std::move(valid).error().WithContext(file.path));
-  }
+  // Those of views are checked where they are made.
+  const Status valid = file.kind == NodeKind::kViewEntry ? Status() : plan->Validate(step.model());
+  if (!valid) return Fail(Error(valid.error()).WithContext(file.path));
   return plan;
 }
 

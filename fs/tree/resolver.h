@@ -5,21 +5,19 @@
 // formats for what lies below a layout.
 //
 // Thread safety: all methods may be called concurrently.
-// Lifetime: formats must outlive it.
+// Lifetime: independent of the steps it looks into.
 
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "core/view/view_format.h"
 #include "fs/tree/node.h"
 #include "fs/tree/tree.h"
 
@@ -33,10 +31,9 @@ struct TreeSnapshot {
 
 class Resolver {
  public:
-  using Formats = std::span<const std::unique_ptr<ViewFormat>>;
   using Log = std::function<void(std::string_view)>;
 
-  Resolver(Formats formats, std::vector<Layout> declared, Log log);
+  Resolver(std::vector<Layout> declared, Log log);
 
   static NodePtr Root(const TreeSnapshot& now);
 
@@ -44,7 +41,7 @@ class Resolver {
   // BLOCKS: on loading a manifest.
   Result<NodePtr> Child(const TreeSnapshot& now, const Node& parent, std::string_view name) const;
 
-  // Sorted by name.  BLOCKS: as Child.
+  // In no order.  BLOCKS: as Child.
   Result<std::vector<NodePtr>> Children(const TreeSnapshot& now, const Node& parent) const;
 
   // True if a directory's entries never change.
@@ -65,7 +62,6 @@ class Resolver {
   // Log a refused name once.
   void SayOnce(const std::string& path, std::string_view reason) const;
 
-  const Formats formats_;
   const std::vector<Layout> declared_;
   const Log log_;
   mutable Mutex mutex_;

@@ -118,17 +118,15 @@ std::string RenderStepInfo(const Step& step) {
   return Print(json);
 }
 
-std::string RenderLayoutInfo(const StepRecord& record, const LayoutView& view,
-                             std::span<const std::unique_ptr<ViewFormat>> formats) {
+std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer) {
   Json json;
   json["run"] = record.run;
   json["step"] = record.id;
-  json["layout"] = view.name;
-  json["world"] = view.layout.World();
+  json["layout"] = offer.name;
+  json["world"] = offer.layout.World();
   Json shown = Json::object();
-  for (size_t i = 0; i < formats.size(); ++i) {
-    shown[std::string(formats[i]->name())] =
-        view.refusals[i].empty() ? std::string("yes") : StrCat("no: ", view.refusals[i]);
+  for (const LayoutOffer::Answer& answer : offer.answers) {
+    shown[answer.format] = answer.Text();
   }
   json["formats"] = std::move(shown);
   return Print(json);

@@ -6,13 +6,10 @@
 
 #pragma once
 
-#include <memory>
-#include <span>
 #include <string>
 
 #include "core/store/store.h"
-#include "core/view/view_format.h"
-#include "fs/tree/mounted_step.h"
+#include "core/view/view_set.h"
 
 namespace ckptfs {
 
@@ -21,7 +18,6 @@ namespace ckptfs {
 std::string RenderStepInfo(const Step& step);
 
 // run, step, layout, world, and per format "yes" or the reason why not.
-std::string RenderLayoutInfo(const StepRecord& record, const LayoutView& view,
-                             std::span<const std::unique_ptr<ViewFormat>> formats);
+std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer);
 
 }  // namespace ckptfs

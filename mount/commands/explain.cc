@@ -5,7 +5,9 @@
 
 #include "core/base/strings.h"
 #include "core/model/side_blob.h"
+#include "core/store/model_of.h"
 #include "core/view/plan_reader.h"
+#include "core/view/view_set.h"
 #include "formats/registry.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
@@ -106,15 +108,10 @@ void PrintOrigin(const Json& origin) {
 }
 
 // Why each format shows the layout or not; an error if none does.
-Status ExplainLayout(const ExplainFlags& options, const StepModel& model, const Layout& layout,
-                     std::span<const std::unique_ptr<ViewFormat>> formats) {
-  Json json = {{"layout", layout.ToString()}, {"formats", Json::object()}};
-  bool any = false;
-  for (const auto& format : formats) {
-    const Status shown = format->Supports(model, layout);
-    any = any || shown.has_value();
-    json["formats"][std::string(format->name())] =
-        shown ? "yes" : StrCat("no: ", shown.error().message);
+Status ExplainLayout(const ExplainFlags& options, const LayoutOffer& offer) {
+  Json json = {{"layout", offer.name}, {"formats", Json::object()}};
+  for (const LayoutOffer::Answer& answer : offer.answers) {
+    json["formats"][answer.format] = answer.Text();
   }
   if (options.json) {
     PrintJson(json);
@@ -124,26 +121,10 @@ Status ExplainLayout(const ExplainFlags& options, const StepModel& model, const 
                   Printable(answer.get<std::string>()).c_str());
     }
   }
-  return any ? Status{} : ExitWith(static_cast<int>(ExitCode::kRefused));
-}
-
-// The plan of `path` from the format that owns it, or the best reason why not.
-Result<Plan> FindPlan(const StepModel& model, const Layout& layout, const std::string& path,
-                      std::span<const std::unique_ptr<ViewFormat>> formats) {
-  Error reason{ErrorCode::kNotFound, StrCat(path, ": no view format has such a file")};
-  for (const auto& format : formats) {
-    const auto entry = format->Find(model, layout, path);
-    if (entry) {
-      CKPT_RETURN_IF_ERROR(format->Supports(model, layout));
-      return format->MakePlan(model, layout, path);
-    }
-    if (entry.error().code != ErrorCode::kNotFound) reason = entry.error();
-  }
-  return Fail(std::move(reason));
+  return offer.Any() ? Status{} : ExitWith(static_cast<int>(ExitCode::kRefused));
 }
 
 Status ExplainFile(const ExplainFlags& options, const StepModel& model, const Plan& plan) {
-  CKPT_RETURN_IF_ERROR(plan.Validate(model));
   uint64_t offset = 0;
   uint64_t length = plan.size();
   if (!options.at.empty()) {
@@ -182,10 +163,14 @@ Status RunExplain(const ExplainFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(options.layout));
   CKPT_ASSIGN_OR_RETURN(const std::string subject, DefaultStep(options));
   CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {}));
-  const auto formats = MakeViewFormats();
-  if (options.file.empty()) return ExplainLayout(options, step->model, layout, formats);
-  CKPT_ASSIGN_OR_RETURN(const Plan plan, FindPlan(step->model, layout, options.file, formats));
-  return ExplainFile(options, step->model, plan);
+  const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats());
+  if (options.file.empty()) return ExplainLayout(options, views->offer());
+  const auto plan = views->MakePlan(options.file);
+  if (!plan && plan.error().code == ErrorCode::kNotFound) {
+    return Fail(views->WhyAbsent(options.file));
+  }
+  if (!plan) return Fail(plan.error());
+  return ExplainFile(options, step->model, *plan);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/store/model_of.h"
 #include "formats/registry.h"
 #include "fs/permissions.h"
 #include "mount/commands/command_set.h"
@@ -54,10 +55,10 @@ Status RunExport(const ExportFlags& options) {
   const std::string source =
       step->record.run.empty() ? step->record.source : step->record.manifest.Hex();
   const std::string identity = StrCat(source, " ", layout.ToString(), " ", part);
-  const auto formats = MakeViewFormats();
-  CKPT_ASSIGN_OR_RETURN(const ExportReport report,
-                        ExportView(step->model, formats, layout, part, destination, identity,
-                                   *blobs, AccessFor(*step, *blobs), job));
+  const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats());
+  CKPT_ASSIGN_OR_RETURN(
+      const ExportReport report,
+      ExportView(*views, part, destination, identity, *blobs, AccessFor(*step, *blobs), job));
   if (options.json) {
     PrintJson({{"destination", destination},
                {"files", report.files},

@@ -6,6 +6,8 @@
 
 #include "core/base/strings.h"
 #include "core/jobs/source_state.h"
+#include "core/store/model_of.h"
+#include "core/view/view_set.h"
 #include "formats/registry.h"
 #include "fs/tree/step_info.h"
 #include "mount/commands/command_set.h"
@@ -39,21 +41,19 @@ std::vector<Layout> Probes(const Layout& own) {
 }
 
 // {"deepspeed": {"shown": [layouts], "refused": {reason: [layouts]}}}
-Json ViewsOf(const StepModel& model) {
+Json ViewsOf(const std::shared_ptr<const Step>& step) {
+  const auto formats = MakeViewFormats();
   Json views = Json::object();
-  const std::vector<Layout> probes = Probes(model.layout);
-  for (const auto& format : MakeViewFormats()) {
-    Json shown = Json::array();
-    Json refused = Json::object();
-    for (const Layout& layout : probes) {
-      const Status possible = format->Supports(model, layout);
-      if (possible) {
-        shown.push_back(layout.ToString());
-      } else {
-        refused[possible.error().message].push_back(layout.ToString());
-      }
+  for (const auto& format : formats) {
+    views[std::string(format->name())] = {{"shown", Json::array()}, {"refused", Json::object()}};
+  }
+  for (const Layout& layout : Probes(step->model.layout)) {
+    const auto opened = ViewSet::Open(ModelOf(step), layout, formats);
+    for (const LayoutOffer::Answer& answer : opened->offer().answers) {
+      Json& view = views[answer.format];
+      Json& where = answer.refusal.empty() ? view["shown"] : view["refused"][answer.refusal];
+      where.push_back(opened->offer().name);
     }
-    views[std::string(format->name())] = {{"shown", shown}, {"refused", refused}};
   }
   return views;
 }
@@ -129,7 +129,7 @@ Status RunInfo(const InfoFlags& options) {
                         LoadSubject(options.subject, options.store, options.ingest));
   Json info = Json::parse(RenderStepInfo(*step), nullptr, false);
   if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is no JSON");
-  info["views"] = ViewsOf(step->model);
+  info["views"] = ViewsOf(step);
   const auto blobs = BlobReader::Create(step->model, {});
   const SourceReport sources = LookAtSources(step->model, *blobs);
   info["state"] = SourceStateName(sources.state);

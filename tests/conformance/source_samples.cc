@@ -38,9 +38,9 @@ StepModel ReadGolden(const std::string& save) {
 
 SourceSample Export(const StepModel& step, const std::string& layout, const std::string& to) {
   const auto blobs = BlobReader::Create(step, BlobReader::Options{});
-  const auto formats = MakeViewFormats();
-  Must(ExportView(step, formats, Must(Layout::Parse(layout)), "deepspeed", to, "sample", *blobs,
-                  ExportAccess{}, JobOptions{}));
+  const auto views = ViewSet::Open(std::make_shared<const StepModel>(step),
+                                   Must(Layout::Parse(layout)), MakeViewFormats());
+  Must(ExportView(*views, "deepspeed", to, "sample", *blobs, ExportAccess{}, JobOptions{}));
   return {to, StrCat(to, "/", step.id), {"zero/optimizer_state.pt"}};
 }
 
@@ -116,6 +116,29 @@ SourceSample WriteUniversalOfHoles(const std::string& directory) {
              Numbers({{"dp_world_size", 1}, {"global_steps", 7}, {"mp_world_size", 1}}));
   std::ofstream(StrCat(save, "/latest_universal")) << "global_step7";
   return {save, tag, {"zero/optimizer_state.pt", "mp_rank_00_model_states.pt"}};
+}
+
+SourceSample WriteUniversalWithoutAFolder(const std::string& directory) {
+  SourceSample out = WriteUniversalOfHoles(directory);
+  ArchiveBuilder optimizer;
+  PickleBuilder& pickle = optimizer.pickle();
+  const NodeId step = pickle.Dict({{pickle.String("step"), pickle.Int(7)}});
+  const NodeId state =
+      pickle.Dict({{pickle.String("state"), pickle.Dict({{pickle.Int(0), step}})}});
+  const NodeId root = pickle.Dict({{pickle.String("fp32_flat_groups"), pickle.List({})},
+                                   {pickle.String("optimizer_state_dict"), state}});
+  WriteHoles(StrCat(out.tag, "/zero/optimizer_state.pt"), std::move(optimizer).Finish(root));
+  ArchiveBuilder model;
+  PickleBuilder& text = model.pickle();
+  const NodeId shapes =
+      text.OrderedDict({{text.String("big.weight"), text.Size({kHugeElements / 1024, 1024})},
+                        {text.String("gone.weight"), text.Size({4})}});
+  const NodeId numbers = text.Dict({{text.String("dp_world_size"), text.Int(1)},
+                                    {text.String("mp_world_size"), text.Int(1)},
+                                    {text.String("global_steps"), text.Int(7)},
+                                    {text.String("param_shapes"), text.List({shapes})}});
+  WriteHoles(StrCat(out.tag, "/mp_rank_00_model_states.pt"), std::move(model).Finish(numbers));
+  return out;
 }
 
 SourceSample WriteFake(const std::string& directory) {

@@ -24,6 +24,8 @@ SourceSample WriteDeepSpeedGolden(const std::string& directory);
 SourceSample WriteUniversalOfGolden(const std::string& directory);  // a tp2 view, exported
 SourceSample WriteUniversalOfTinyStep(const std::string& directory);
 SourceSample WriteUniversalOfHoles(const std::string& directory);
+// Stage 3, with a state of a parameter that has no folder.
+SourceSample WriteUniversalWithoutAFolder(const std::string& directory);
 SourceSample WriteFake(const std::string& directory);
 
 }  // namespace ckptfs

@@ -36,6 +36,16 @@ TEST(SourceCases, CoverTheRegistry) {
   }
 }
 
+// Its optimizer has a state of a parameter that zero/ has no folder of.
+TEST(UniversalSourceTest, AStateWithoutAFolderIsRefusedByFileAndName) {
+  const TemporaryDirectory directory;
+  const SourceSample sample = WriteUniversalWithoutAFolder(directory.path());
+  const auto result = IngestPath(sample.save, MakeSources(), {});
+  ASSERT_FALSE(result);
+  EXPECT_THAT(result.error().message, testing::HasSubstr("optimizer_state.pt: "));
+  EXPECT_THAT(result.error().message, testing::HasSubstr("'gone.weight'"));
+}
+
 class LateSourceTest : public testing::Test {
  protected:
   LateSourceTest() : sample_(WriteFake(directory_.path())) {

@@ -197,8 +197,8 @@ TinyStep::TinyStep(const TinyStepOptions& options) : directory_(NewDirectory()) 
   header.documents.push_back({"client/iteration", "", PickledInt(5), {}});
   auto model = std::move(assembler).Finish();
   if (!model) CheckFailed(model.error().message.c_str(), __FILE__, __LINE__);
-  model_ = *std::move(model);
-  blobs_ = BlobReader::Create(model_, BlobReader::Options{});
+  model_ = std::make_shared<StepModel>(*std::move(model));
+  blobs_ = BlobReader::Create(*model_, BlobReader::Options{});
 }
 
 TinyStep::~TinyStep() {

@@ -36,8 +36,10 @@ class TinyStep {
   TinyStep(const TinyStep&) = delete;
   TinyStep& operator=(const TinyStep&) = delete;
 
-  const StepModel& model() const { return model_; }
-  StepModel& model() { return model_; }
+  const StepModel& model() const { return *model_; }
+  // REQUIRES: no view of it is open yet.
+  StepModel& model() { return *model_; }
+  std::shared_ptr<const StepModel> shared() const { return model_; }
   BlobReader& blobs() { return *blobs_; }
   const std::string& directory() const { return directory_; }
 
@@ -48,7 +50,7 @@ class TinyStep {
 
  private:
   std::string directory_;
-  StepModel model_;
+  std::shared_ptr<StepModel> model_;
   std::unique_ptr<BlobReader> blobs_;
 };
 

@@ -31,6 +31,9 @@ void ViewFormatSuite::SetUp() {
   step_ = std::make_unique<TinyStep>(GetParam().step);
   format_ = GetParam().format();
   layout_ = Layout::Parse(GetParam().layout).value();
+  auto view = format_->Open(step_->shared(), layout_);
+  ASSERT_TRUE(view.has_value()) << view.error().message;
+  view_ = *std::move(view);
 }
 
 std::vector<std::pair<std::string, uint64_t>> ViewFormatSuite::Files() {
@@ -41,27 +44,28 @@ std::vector<std::pair<std::string, uint64_t>> ViewFormatSuite::Files() {
 
 void ViewFormatSuite::Walk(const std::string& directory,
                            std::vector<std::pair<std::string, uint64_t>>& out) {
-  auto entries = format_->List(step_->model(), layout_, directory);
+  auto entries = view_->List(directory);
   ASSERT_TRUE(entries.has_value()) << directory << ": " << entries.error().message;
   for (const ViewEntry& entry : *entries) {
     const std::string path = directory.empty() ? entry.name : StrCat(directory, "/", entry.name);
-    auto found = format_->Find(step_->model(), layout_, path);
+    auto found = view_->Find(path);
     ASSERT_TRUE(found.has_value()) << path << ": " << found.error().message;
     EXPECT_EQ(found->name, entry.name);
     EXPECT_EQ(found->type, entry.type) << path;
     EXPECT_EQ(found->size, entry.size) << path;
     EXPECT_EQ(found->target, entry.target) << path;
+    EXPECT_EQ(found->reading, entry.reading) << path;
     if (entry.type == ViewEntry::Type::kDirectory) Walk(path, out);
     if (entry.type == ViewEntry::Type::kFile) out.emplace_back(path, entry.size);
     if (entry.type == ViewEntry::Type::kSymlink) {
       EXPECT_EQ(entry.size, entry.target.size());
-      EXPECT_TRUE(format_->Find(step_->model(), layout_, StrCat(directory, "/", entry.target)));
+      EXPECT_TRUE(view_->Find(StrCat(directory, "/", entry.target)));
     }
   }
 }
 
 std::string ViewFormatSuite::Render(const std::string& path) {
-  auto plan = format_->MakePlan(step_->model(), layout_, path);
+  auto plan = view_->MakePlan(path);
   EXPECT_TRUE(plan.has_value()) << path << ": " << (plan ? "" : plan.error().message);
   if (!plan) return "";
   const PlanReader reader(*plan, step_->model(), step_->blobs());
@@ -69,11 +73,10 @@ std::string ViewFormatSuite::Render(const std::string& path) {
 }
 
 TEST_P(ViewFormatSuite, SizeEqualsBytesReadable) {
-  ASSERT_TRUE(format_->Supports(step_->model(), layout_));
   const auto files = Files();
   ASSERT_FALSE(files.empty());
   for (const auto& [path, size] : files) {
-    auto plan = format_->MakePlan(step_->model(), layout_, path);
+    auto plan = view_->MakePlan(path);
     ASSERT_TRUE(plan.has_value()) << path << ": " << plan.error().message;
     EXPECT_EQ(plan->size(), size) << path;
     const Status valid = plan->Validate(step_->model());
@@ -88,7 +91,7 @@ TEST_P(ViewFormatSuite, AnySplitGivesTheSameBytes) {
   std::mt19937_64 random(7);
   for (const auto& [path, size] : Files()) {
     const std::string whole = Render(path);
-    auto plan = format_->MakePlan(step_->model(), layout_, path);
+    auto plan = view_->MakePlan(path);
     ASSERT_TRUE(plan.has_value());
     const PlanReader reader(*plan, step_->model(), step_->blobs());
     std::string pieces;
@@ -106,18 +109,38 @@ TEST_P(ViewFormatSuite, AnySplitGivesTheSameBytes) {
 }
 
 TEST_P(ViewFormatSuite, TheSameBytesFromANewObject) {
-  const auto other = GetParam().format();
+  const auto other = GetParam().format()->Open(step_->shared(), layout_);
+  ASSERT_TRUE(other.has_value());
   for (const auto& [path, size] : Files()) {
     const std::string first = Render(path);
-    auto plan = other->MakePlan(step_->model(), layout_, path);
+    auto plan = (*other)->MakePlan(path);
     ASSERT_TRUE(plan.has_value());
     const PlanReader reader(*plan, step_->model(), step_->blobs());
     ASSERT_TRUE(ReadRange(reader, 0, size) == first) << path;
   }
 }
 
+// A view that is open needs neither its format nor anybody else who has the step.
+TEST_P(ViewFormatSuite, KeepsWhatItNeeds) {
+  format_.reset();
+  auto copy = std::make_shared<const StepModel>(step_->model());
+  const std::weak_ptr<const StepModel> kept = copy;
+  auto view = GetParam().format()->Open(std::move(copy), layout_);
+  ASSERT_TRUE(view.has_value());
+  EXPECT_FALSE(kept.expired());
+  for (const auto& [path, size] : Files()) {
+    const auto entry = (*view)->Find(path);
+    ASSERT_TRUE(entry.has_value()) << path;
+    EXPECT_EQ(entry->size, size) << path;
+    EXPECT_TRUE((*view)->MakePlan(path).has_value()) << path;
+  }
+  EXPECT_GT((*view)->MemoryBytes(), 0u);
+  view = Fail(ErrorCode::kInternal, "closed");
+  EXPECT_TRUE(kept.expired());
+}
+
 TEST_P(ViewFormatSuite, UnknownNamesAreNotFound) {
-  auto top = format_->List(step_->model(), layout_, "");
+  auto top = view_->List("");
   ASSERT_TRUE(top.has_value());
   std::vector<std::string> unknown = {"nothing", "nothing/deeper", "/", "..", "rank", "rank01"};
   for (const auto& [path, size] : Files()) {
@@ -127,11 +150,11 @@ TEST_P(ViewFormatSuite, UnknownNamesAreNotFound) {
   }
   unknown.push_back((*top)[0].name + "/nothing");
   for (const std::string& path : unknown) {
-    auto entry = format_->Find(step_->model(), layout_, path);
+    auto entry = view_->Find(path);
     ASSERT_FALSE(entry.has_value()) << path;
     EXPECT_EQ(entry.error().code, ErrorCode::kNotFound) << path;
-    EXPECT_FALSE(format_->MakePlan(step_->model(), layout_, path).has_value()) << path;
-    EXPECT_FALSE(format_->List(step_->model(), layout_, path).has_value()) << path;
+    EXPECT_FALSE(view_->MakePlan(path).has_value()) << path;
+    EXPECT_FALSE(view_->List(path).has_value()) << path;
   }
 }
 

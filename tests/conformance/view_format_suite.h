@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every ViewFormat must keep: exact sizes without rendering, reads that
-// may be split in any way, look-ups that agree with listings, refusals of
-// names it does not have, the same bytes every time.  A format passes by
+// What every ViewFormat and its views must keep: exact sizes without rendering,
+// reads that may be split in any way, look-ups that agree with listings,
+// refusals of names it does not have, the same bytes every time, a step that
+// lives as long as its views.  A format passes by
 // instantiating ViewFormatSuite with its cases.
 //
 // Thread safety: none; one test at a time.
@@ -42,6 +43,7 @@ class ViewFormatSuite : public testing::TestWithParam<ViewFormatCase> {
   std::unique_ptr<TinyStep> step_;
   std::unique_ptr<ViewFormat> format_;
   Layout layout_;
+  std::shared_ptr<const View> view_;
 
  private:
   void Walk(const std::string& directory, std::vector<std::pair<std::string, uint64_t>>& out);

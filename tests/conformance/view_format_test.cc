@@ -13,7 +13,7 @@ std::unique_ptr<ViewFormat> Make() {
 }
 
 ViewFormatCase Case(std::string name, bool rank, std::string layout, TinyStepOptions step = {}) {
-  return {std::move(name), rank ? Make<RankView> : Make<deepspeed::UniversalView>, step,
+  return {std::move(name), rank ? Make<RankFormat> : Make<deepspeed::UniversalFormat>, step,
           std::move(layout)};
 }
 

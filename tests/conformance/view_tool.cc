@@ -13,10 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "core/adopt/scan.h"
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
-#include "core/adopt/scan.h"
 #include "core/view/plan_reader.h"
+#include "core/view/view_format.h"
 #include "formats/families/shipped.h"
 #include "formats/registry.h"
 #include "tests/conformance/tiny_step.h"
@@ -26,9 +27,9 @@ namespace {
 
 constexpr size_t kBuffer = 8 << 20;
 
-Status WriteFile(const ViewFormat& format, const StepModel& step, const Layout& layout,
-                 BlobReader& blobs, const std::string& path, uint64_t size, const std::string& to) {
-  CKPT_ASSIGN_OR_RETURN(const Plan plan, format.MakePlan(step, layout, path));
+Status WriteFile(const View& view, const StepModel& step, BlobReader& blobs,
+                 const std::string& path, uint64_t size, const std::string& to) {
+  CKPT_ASSIGN_OR_RETURN(const Plan plan, view.MakePlan(path));
   if (plan.size() != size) {
     return Fail(ErrorCode::kInternal, StrCat(path, ": size ", size, ", plan ", plan.size()));
   }
@@ -46,33 +47,34 @@ Status WriteFile(const ViewFormat& format, const StepModel& step, const Layout& 
   return {};
 }
 
-Status WriteTree(const ViewFormat& format, const StepModel& step, const Layout& layout,
-                 BlobReader& blobs, const std::string& directory, const std::string& prefix,
+Status WriteTree(const View& view, const StepModel& step, BlobReader& blobs,
+                 const std::string& directory, const std::string& prefix,
                  const std::string& destination) {
-  CKPT_ASSIGN_OR_RETURN(const auto entries, format.List(step, layout, directory));
+  CKPT_ASSIGN_OR_RETURN(const auto entries, view.List(directory));
   for (const ViewEntry& entry : entries) {
     const std::string path = directory.empty() ? entry.name : StrCat(directory, "/", entry.name);
     if (!path.starts_with(prefix) && !prefix.starts_with(path)) continue;
     const std::string to = StrCat(destination, "/", path);
     if (entry.type == ViewEntry::Type::kDirectory) {
       std::filesystem::create_directories(to);
-      CKPT_RETURN_IF_ERROR(WriteTree(format, step, layout, blobs, path, prefix, destination));
+      CKPT_RETURN_IF_ERROR(WriteTree(view, step, blobs, path, prefix, destination));
     } else if (entry.type == ViewEntry::Type::kSymlink) {
       std::filesystem::create_symlink(entry.target, to);
     } else {
-      CKPT_RETURN_IF_ERROR(WriteFile(format, step, layout, blobs, path, entry.size, to));
+      CKPT_RETURN_IF_ERROR(WriteFile(view, step, blobs, path, entry.size, to));
     }
   }
   return {};
 }
 
-Status WriteView(const StepModel& step, const std::vector<std::string>& arguments) {
+Status WriteView(const std::shared_ptr<const StepModel>& step,
+                 const std::vector<std::string>& arguments) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(arguments[1]));
-  const auto blobs = BlobReader::Create(step, BlobReader::Options{});
+  const auto blobs = BlobReader::Create(*step, BlobReader::Options{});
   for (const auto& format : MakeViewFormats()) {
     if (format->name() != arguments[2]) continue;
-    CKPT_RETURN_IF_ERROR(format->Supports(step, layout));
-    return WriteTree(*format, step, layout, *blobs, "", arguments.size() > 4 ? arguments[4] : "",
+    CKPT_ASSIGN_OR_RETURN(const auto view, format->Open(step, layout));
+    return WriteTree(*view, *step, *blobs, "", arguments.size() > 4 ? arguments[4] : "",
                      arguments[3]);
   }
   return Fail(ErrorCode::kNotFound, StrCat("no view format '", arguments[2], "'"));
@@ -81,7 +83,7 @@ Status WriteView(const StepModel& step, const std::vector<std::string>& argument
 Status Run(const std::vector<std::string>& arguments) {
   if (arguments[0] == "tiny") {
     const TinyStep tiny(TinyStepOptions{});
-    return WriteView(tiny.model(), arguments);
+    return WriteView(tiny.shared(), arguments);
   }
   CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
   SourceOptions options;
@@ -89,7 +91,8 @@ Status Run(const std::vector<std::string>& arguments) {
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPath(arguments[0], sources, options));
   if (ingest.steps.empty()) return Fail(ErrorCode::kNotFound, "no complete step");
-  return WriteView(ingest.steps.back().model, arguments);
+  return WriteView(std::make_shared<const StepModel>(std::move(ingest.steps.back().model)),
+                   arguments);
 }
 
 }  // namespace

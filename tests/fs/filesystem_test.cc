@@ -222,6 +222,28 @@ TEST(FilesystemTest, ListingAsksTheFormatOncePerDirectory) {
   EXPECT_EQ(t.format().finds, finds);
 }
 
+// readdirplus: what was listed is remembered without a look-up.
+TEST(FilesystemTest, ListedEntriesAreRememberedAsTheyAre) {
+  TreeFixture t;
+  t.AddStep("r", "s", 1);
+  t.Mount();
+  const auto directory = t.Walk("/view/tp2/rank1").value();
+  const auto entries = t.fs().ReadDirectory(directory.inode, 0, 100, {}).value();
+  EXPECT_FALSE(entries[0].node) << "'.'";
+  const uint64_t finds = t.format().finds;
+  const uint64_t lists = t.format().lists;
+  for (size_t i = 2; i < entries.size(); ++i) {
+    EXPECT_FALSE(t.fs().GetAttributes(entries[i].attributes.inode, {})) << entries[i].name;
+    const Attributes kept = t.fs().Remember(entries[i]);
+    EXPECT_EQ(kept.size, entries[i].attributes.size);
+    EXPECT_TRUE(t.fs().GetAttributes(kept.inode, {})) << entries[i].name;
+    t.fs().Forget(kept.inode, 1);
+    EXPECT_FALSE(t.fs().GetAttributes(kept.inode, {})) << entries[i].name;
+  }
+  EXPECT_EQ(t.format().finds, finds);
+  EXPECT_EQ(t.format().lists, lists);
+}
+
 TEST(FilesystemTest, ChangedSourceIsAnErrorAtOpen) {
   TreeFixture t;
   t.AddStep("r", "s", 1);

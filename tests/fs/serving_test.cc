@@ -267,10 +267,12 @@ TEST_F(PassthroughTest, MaterialiseCanBeForcedWithoutPassthrough) {
   t_.fs().Release(open.handle);
 }
 
-TEST(ServingPolicyTest, LargeTorchFilesAreReadByCopy) {
-  EXPECT_TRUE(ReadByCopy("/a/optimizer.pt", kSmallFile));
-  EXPECT_FALSE(ReadByCopy("/a/optimizer.pt", kSmallFile - 1));
-  EXPECT_FALSE(ReadByCopy("/a/optimizer.safetensors", 100 << 20));
+TEST(ServingPolicyTest, LargeFilesThatAreCopiedAreReadByCopy) {
+  EXPECT_TRUE(ReadByCopy(Reading::kCopied, kSmallFile));
+  EXPECT_TRUE(ReadByCopy(Reading::kOnce, kSmallFile));
+  EXPECT_FALSE(ReadByCopy(Reading::kCopied, kSmallFile - 1));
+  EXPECT_FALSE(ReadByCopy(Reading::kMapped, 100 << 20));
+  EXPECT_FALSE(ReadByCopy(Reading::kRandom, 100 << 20));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <new>
 
 #include "core/base/strings.h"
 #include "core/blob/file_stamp.h"
@@ -100,19 +101,27 @@ StepModel MakeModel(const std::string& id, uint64_t iteration, const std::string
   return model;
 }
 
-}  // namespace
+class FakeView : public View {
+ public:
+  FakeView(const FakeFormat& format, std::shared_ptr<const StepModel> step, const Layout& layout)
+      : format_(format), step_(std::move(step)), layout_(layout) {}
 
-Status FakeFormat::Supports(const StepModel&, const Layout& layout) const {
-  if (layout.tp <= max_tp && kRows % layout.tp == 0) return {};
-  return Fail(ErrorCode::kUnsupported, StrCat("tp ", layout.tp, " does not fit"));
-}
+  Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
+  Result<ViewEntry> Find(std::string_view path) const override;
+  Result<Plan> MakePlan(std::string_view file) const override;
+  uint64_t MemoryBytes() const override { return format_.view_bytes; }
 
-Result<std::vector<ViewEntry>> FakeFormat::List(const StepModel& step, const Layout& layout,
-                                                std::string_view directory) const {
-  ++lists;
+ private:
+  const FakeFormat& format_;
+  const std::shared_ptr<const StepModel> step_;
+  const Layout layout_;
+};
+
+Result<std::vector<ViewEntry>> FakeView::List(std::string_view directory) const {
+  ++format_.lists;
   std::vector<ViewEntry> entries;
   if (directory.empty()) {
-    for (uint64_t rank = 0; rank < layout.World(); ++rank) {
+    for (uint64_t rank = 0; rank < layout_.World(); ++rank) {
       entries.push_back({StrCat("rank", rank), ViewEntry::Type::kDirectory, 0, ""});
     }
     entries.push_back({"extra", ViewEntry::Type::kDirectory, 0, ""});
@@ -122,45 +131,56 @@ Result<std::vector<ViewEntry>> FakeFormat::List(const StepModel& step, const Lay
     entries.push_back({"note", ViewEntry::Type::kFile, kNote.size(), ""});
     return entries;
   }
-  if (RankOf(directory, layout)) return RankEntries(step, layout);
+  if (RankOf(directory, layout_)) return RankEntries(*step_, layout_);
   return Fail(ErrorCode::kNotFound, std::string(directory));
 }
 
-Result<ViewEntry> FakeFormat::Find(const StepModel& step, const Layout& layout,
-                                   std::string_view path) const {
-  ++finds;
+Result<ViewEntry> FakeView::Find(std::string_view path) const {
+  ++format_.finds;
   const auto [top, name] = SplitPath(path);
   if (name.empty()) {
-    if (top == "extra" || RankOf(top, layout)) {
+    if (top == "extra" || RankOf(top, layout_)) {
       return ViewEntry{std::string(top), ViewEntry::Type::kDirectory, 0, ""};
     }
     return Fail(ErrorCode::kNotFound, std::string(path));
   }
-  CKPT_ASSIGN_OR_RETURN(const std::vector<ViewEntry> entries, List(step, layout, top));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<ViewEntry> entries, List(top));
   for (const ViewEntry& entry : entries) {
     if (entry.name == name) return entry;
   }
   return Fail(ErrorCode::kNotFound, std::string(path));
 }
 
-Result<Plan> FakeFormat::MakePlan(const StepModel& step, const Layout& layout,
-                                  std::string_view file) const {
-  ++plans;
+Result<Plan> FakeView::MakePlan(std::string_view file) const {
+  ++format_.plans;
   const auto [top, name] = SplitPath(file);
   PlanBuilder plan;
   if (name == "note") plan.Literal(std::string(kNote));
   if (name == "small.json") plan.Literal(std::string(kSmall));
-  if (name == "whole.bin") plan.BlobRange(BlobIndex{0}, 0, step.blobs[0].stamp.size);
+  if (name == "whole.bin") plan.BlobRange(BlobIndex{0}, 0, step_->blobs[0].stamp.size);
   if (name == "model.bin") {
-    const uint64_t rank = RankOf(top, layout).value();
-    const uint64_t elements = RowsOf(layout) * kColumns;
-    const uint64_t begin = rank % layout.tp * elements;
+    const uint64_t rank = RankOf(top, layout_).value();
+    const uint64_t elements = RowsOf(layout_) * kColumns;
+    const uint64_t begin = rank % layout_.tp * elements;
     plan.Literal(std::string(kHead));
     plan.Atom(AtomIndex{0}, std::make_shared<const LocalTensor>(WholeTensor({kRows, kColumns})),
               begin, begin + elements, DType::kF32);
-    plan.Zeros(ModelSize(layout) - plan.size());
+    plan.Zeros(ModelSize(layout_) - plan.size());
   }
   return std::move(plan).Finish();
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const View>> FakeFormat::Open(std::shared_ptr<const StepModel> step,
+                                                     const Layout& layout) const {
+  ++opens;
+  if (throws.fetch_sub(1) > 0) throw std::bad_alloc();
+  throws = 0;
+  if (layout.tp <= max_tp && kRows % layout.tp == 0) {
+    return std::make_shared<const FakeView>(*this, std::move(step), layout);
+  }
+  return Fail(ErrorCode::kUnsupported, StrCat("tp ", layout.tp, " does not fit"));
 }
 
 std::string TreeFixture::SourceBytes(uint32_t seed) {

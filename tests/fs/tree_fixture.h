@@ -34,15 +34,14 @@ class FakeFormat : public ViewFormat {
  public:
   explicit FakeFormat(std::string name = "rank") : name_(std::move(name)) {}
   std::string_view name() const override { return name_; }
-  Status Supports(const StepModel& step, const Layout& layout) const override;
-  Result<std::vector<ViewEntry>> List(const StepModel& step, const Layout& layout,
-                                      std::string_view directory) const override;
-  Result<ViewEntry> Find(const StepModel& step, const Layout& layout,
-                         std::string_view path) const override;
-  Result<Plan> MakePlan(const StepModel& step, const Layout& layout,
-                        std::string_view file) const override;
+  // The format must outlive its views.
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
+                                           const Layout& layout) const override;
 
   std::atomic<uint64_t> max_tp{16};
+  mutable std::atomic<int> throws{0};     // so many opens throw
+  std::atomic<uint64_t> view_bytes{100};  // what a view says it takes
+  mutable std::atomic<uint64_t> opens{0};
   mutable std::atomic<uint64_t> lists{0};
   mutable std::atomic<uint64_t> finds{0};
   mutable std::atomic<uint64_t> plans{0};

@@ -224,6 +224,22 @@ const UniversalParameter* UniversalIndex::Find(std::string_view name) const {
   return at != parameters.end() && at->name == name ? &*at : nullptr;
 }
 
+uint64_t UniversalIndex::MemoryBytes() const {
+  constexpr uint64_t kMapNode = 4 * sizeof(void*);
+  uint64_t bytes = 0;
+  for (const UniversalParameter& parameter : parameters) {
+    bytes += sizeof(parameter) + parameter.name.capacity();
+    for (const UniversalState& state : parameter.states) {
+      bytes += sizeof(state) + state.atoms.capacity() * sizeof(AtomIndex);
+    }
+  }
+  for (const auto& [alias, name] : links) {
+    bytes += sizeof(alias) + sizeof(name) + alias.capacity() + name.capacity() + kMapNode;
+  }
+  for (const std::string& name : left_out) bytes += sizeof(name) + name.capacity();
+  return bytes;
+}
+
 Result<UniversalIndex> BuildUniversalIndex(const StepModel& step, const Layout& layout,
                                            const FamilySet* families) {
   UniversalIndex index;

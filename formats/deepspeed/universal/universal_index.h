@@ -50,6 +50,7 @@ struct UniversalIndex {
   std::vector<std::string> left_out;           // states no universal file can say
 
   const UniversalParameter* Find(std::string_view name) const;
+  uint64_t MemoryBytes() const;
 };
 
 // kUnsupported or kInvalid: why this step cannot be shown so.

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <span>
 
 #include "core/base/strings.h"
+#include "core/view/shown_names.h"
 #include "formats/deepspeed/universal/universal_files.h"
+#include "formats/deepspeed/universal/universal_index.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -22,13 +25,13 @@ constexpr std::string_view kModelFolder = "model_states";
 constexpr std::string_view kOptimizerFile = "optimizer_state.pt";
 
 ViewEntry Directory(std::string_view name) {
-  return {std::string(name), ViewEntry::Type::kDirectory, 0, ""};
+  return {std::string(name), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
 }
 ViewEntry File(std::string_view name, uint64_t size) {
-  return {std::string(name), ViewEntry::Type::kFile, size, "", true};
+  return {std::string(name), ViewEntry::Type::kFile, size, "", Reading::kOnce};
 }
 ViewEntry Symlink(std::string_view name, const std::string& target) {
-  return {std::string(name), ViewEntry::Type::kSymlink, target.size(), target};
+  return {std::string(name), ViewEntry::Type::kSymlink, target.size(), target, Reading::kRandom};
 }
 
 std::string ModelFile(std::string_view prefix, uint32_t rank) {
@@ -117,43 +120,43 @@ std::optional<Place> Locate(const UniversalIndex& index, std::span<const std::st
   return place;
 }
 
-}  // namespace
+// The sizes of the files that are not per parameter.
+struct FixedSizes {
+  std::map<uint32_t, uint64_t> model;  // by source rank
+  uint64_t optimizer = 0;
+};
 
-Result<UniversalView::PreparedPtr> UniversalView::Build(const StepModel& step,
-                                                        const Layout& layout) const {
-  auto prepared = std::make_shared<Prepared>();
-  CKPT_ASSIGN_OR_RETURN(prepared->index, BuildUniversalIndex(step, layout, families_));
-  if (prepared->index.tag == "latest" || prepared->index.tag == "latest_universal") {
-    return Fail(ErrorCode::kUnsupported, "the tag is named like DeepSpeed's own pointer file");
+class UniversalView : public View {
+ public:
+  UniversalView(std::shared_ptr<const StepModel> step, const Layout& layout, ShownNames names,
+                UniversalIndex index, FixedSizes sizes)
+      : step_(std::move(step)),
+        layout_(layout),
+        names_(std::move(names)),
+        index_(std::move(index)),
+        sizes_(std::move(sizes)) {}
+
+  Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
+  Result<ViewEntry> Find(std::string_view path) const override;
+  Result<Plan> MakePlan(std::string_view file) const override;
+  uint64_t MemoryBytes() const override {
+    return sizeof(*this) + names_.MemoryBytes() + index_.MemoryBytes() +
+           sizes_.model.size() * 8 * sizeof(uint64_t);
   }
-  CKPT_ASSIGN_OR_RETURN(prepared->names, NamesFor(step, layout, families_));
-  for (uint32_t rank = 0; rank < prepared->index.model_files; ++rank) {
-    const uint32_t source_rank = SourceRank(step, prepared->index, rank);
-    if (prepared->model_sizes.contains(source_rank)) continue;
-    CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
-                          ModelStatesFile(step, layout, prepared->names, source_rank));
-    CKPT_ASSIGN_OR_RETURN(prepared->model_sizes[source_rank], content.Size(kModelFolder));
-  }
-  CKPT_ASSIGN_OR_RETURN(const ArchiveContent optimizer, OptimizerState(step, prepared->index));
-  CKPT_ASSIGN_OR_RETURN(prepared->optimizer_size, optimizer.Size(FolderOf(kOptimizerFile)));
-  return prepared;
-}
 
-Result<UniversalView::PreparedPtr> UniversalView::Prepare(const StepModel& step,
-                                                          const Layout& layout) const {
-  return cache_.Get(step, layout,
-                    [this](const StepModel& s, const Layout& l) { return Build(s, l); });
-}
+ private:
+  std::vector<std::string> NamesIn(std::string_view directory) const;
 
-Status UniversalView::Supports(const StepModel& step, const Layout& layout) const {
-  CKPT_RETURN_IF_ERROR(Prepare(step, layout));
-  return {};
-}
+  const std::shared_ptr<const StepModel> step_;
+  const Layout layout_;
+  const ShownNames names_;
+  const UniversalIndex index_;
+  const FixedSizes sizes_;
+};
 
-Result<ViewEntry> UniversalView::EntryOf(const StepModel& step, const Prepared& prepared,
-                                         std::string_view path) const {
+Result<ViewEntry> UniversalView::Find(std::string_view path) const {
   const auto parts = Split(path);
-  const auto place = Locate(prepared.index, parts);
+  const auto place = Locate(index_, parts);
   if (!place) return NoSuch(path);
   const std::string_view name = parts.back();
   switch (place->kind) {
@@ -161,14 +164,14 @@ Result<ViewEntry> UniversalView::EntryOf(const StepModel& step, const Prepared& 
     case Place::Kind::kTag:
     case Place::Kind::kZero:
     case Place::Kind::kParameter: return Directory(name);
-    case Place::Kind::kPointer: return File(name, prepared.index.tag.size());
+    case Place::Kind::kPointer: return File(name, index_.tag.size());
     case Place::Kind::kLink: return Symlink(name, *place->target);
     case Place::Kind::kModel:
-      return File(name, prepared.model_sizes.at(SourceRank(step, prepared.index, place->rank)));
-    case Place::Kind::kOptimizer: return File(name, prepared.optimizer_size);
+      return File(name, sizes_.model.at(SourceRank(*step_, index_, place->rank)));
+    case Place::Kind::kOptimizer: return File(name, sizes_.optimizer);
     case Place::Kind::kState: {
       CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
-                            ParameterState(step, *place->parameter, *place->state));
+                            ParameterState(*step_, *place->parameter, *place->state));
       CKPT_ASSIGN_OR_RETURN(const uint64_t size, content.Size(place->state->file));
       return File(name, size);
     }
@@ -176,15 +179,13 @@ Result<ViewEntry> UniversalView::EntryOf(const StepModel& step, const Prepared& 
   return NoSuch(path);
 }
 
-std::vector<std::string> UniversalView::NamesIn(const Prepared& prepared,
-                                                std::string_view directory) const {
-  const UniversalIndex& index = prepared.index;
-  const auto place = Locate(index, Split(directory));
+std::vector<std::string> UniversalView::NamesIn(std::string_view directory) const {
+  const auto place = Locate(index_, Split(directory));
   std::vector<std::string> names;
   if (!place) return names;
-  if (place->kind == Place::Kind::kTop) names = {"latest", "latest_universal", index.tag};
+  if (place->kind == Place::Kind::kTop) names = {"latest", "latest_universal", index_.tag};
   if (place->kind == Place::Kind::kTag) {
-    for (uint32_t rank = 0; rank < index.model_files; ++rank) {
+    for (uint32_t rank = 0; rank < index_.model_files; ++rank) {
       names.push_back(ModelFile(kModelPrefix, rank));
       names.push_back(ModelFile(kModelPrefixStage3, rank));
     }
@@ -192,8 +193,8 @@ std::vector<std::string> UniversalView::NamesIn(const Prepared& prepared,
   }
   if (place->kind == Place::Kind::kZero) {
     names.emplace_back(kOptimizerFile);
-    for (const UniversalParameter& parameter : index.parameters) names.push_back(parameter.name);
-    for (const auto& link : index.links) names.push_back(link.first);
+    for (const UniversalParameter& parameter : index_.parameters) names.push_back(parameter.name);
+    for (const auto& link : index_.links) names.push_back(link.first);
   }
   if (place->kind == Place::Kind::kParameter) {
     for (const UniversalState& state : place->parameter->states) {
@@ -203,53 +204,69 @@ std::vector<std::string> UniversalView::NamesIn(const Prepared& prepared,
   return names;
 }
 
-Result<std::vector<ViewEntry>> UniversalView::List(const StepModel& step, const Layout& layout,
-                                                   std::string_view directory) const {
-  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+Result<std::vector<ViewEntry>> UniversalView::List(std::string_view directory) const {
   if (directory.empty()) return std::vector<ViewEntry>{Directory(kTopName)};
   std::vector<ViewEntry> entries;
-  for (const std::string& name : NamesIn(*prepared, directory)) {
-    CKPT_ASSIGN_OR_RETURN(ViewEntry entry, EntryOf(step, *prepared, StrCat(directory, "/", name)));
+  for (const std::string& name : NamesIn(directory)) {
+    CKPT_ASSIGN_OR_RETURN(ViewEntry entry, Find(StrCat(directory, "/", name)));
     entries.push_back(std::move(entry));
   }
   if (entries.empty()) return NoSuch(directory);
   return entries;
 }
 
-Result<ViewEntry> UniversalView::Find(const StepModel& step, const Layout& layout,
-                                      std::string_view path) const {
-  const auto parts = Split(path);
-  if (parts.empty() || parts[0] != kTopName) return NoSuch(path);
-  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
-  return EntryOf(step, *prepared, path);
-}
-
-Result<Plan> UniversalView::MakePlan(const StepModel& step, const Layout& layout,
-                                     std::string_view file) const {
-  CKPT_ASSIGN_OR_RETURN(const PreparedPtr prepared, Prepare(step, layout));
+Result<Plan> UniversalView::MakePlan(std::string_view file) const {
   const auto parts = Split(file);
-  const auto place = Locate(prepared->index, parts);
+  const auto place = Locate(index_, parts);
   if (!place) return NoSuch(file);
   Result<ArchiveContent> content = NoSuch(file);
   switch (place->kind) {
     case Place::Kind::kPointer: {
       PlanBuilder plan;
-      plan.Literal(prepared->index.tag);
+      plan.Literal(index_.tag);
       return std::move(plan).Finish();
     }
     case Place::Kind::kModel:
-      content = ModelStatesFile(step, layout, prepared->names,
-                                SourceRank(step, prepared->index, place->rank));
+      content = ModelStatesFile(*step_, layout_, names_, SourceRank(*step_, index_, place->rank));
       if (!content) return Fail(std::move(content).error());
       return std::move(*content).MakePlan(kModelFolder);
-    case Place::Kind::kOptimizer: content = OptimizerState(step, prepared->index); break;
+    case Place::Kind::kOptimizer: content = OptimizerState(*step_, index_); break;
     case Place::Kind::kState:
-      content = ParameterState(step, *place->parameter, *place->state);
+      content = ParameterState(*step_, *place->parameter, *place->state);
       break;
     default: return NoSuch(file);
   }
   if (!content) return Fail(std::move(content).error());
   return std::move(*content).MakePlan(FolderOf(parts.back()));
+}
+
+Result<FixedSizes> SizesOf(const StepModel& step, const Layout& layout, const ShownNames& names,
+                           const UniversalIndex& index) {
+  FixedSizes sizes;
+  for (uint32_t rank = 0; rank < index.model_files; ++rank) {
+    const uint32_t source_rank = SourceRank(step, index, rank);
+    if (sizes.model.contains(source_rank)) continue;
+    CKPT_ASSIGN_OR_RETURN(const ArchiveContent content,
+                          ModelStatesFile(step, layout, names, source_rank));
+    CKPT_ASSIGN_OR_RETURN(sizes.model[source_rank], content.Size(kModelFolder));
+  }
+  CKPT_ASSIGN_OR_RETURN(const ArchiveContent optimizer, OptimizerState(step, index));
+  CKPT_ASSIGN_OR_RETURN(sizes.optimizer, optimizer.Size(FolderOf(kOptimizerFile)));
+  return sizes;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const View>> UniversalFormat::Open(std::shared_ptr<const StepModel> step,
+                                                          const Layout& layout) const {
+  CKPT_ASSIGN_OR_RETURN(UniversalIndex index, BuildUniversalIndex(*step, layout, families_));
+  if (index.tag == "latest" || index.tag == "latest_universal") {
+    return Fail(ErrorCode::kUnsupported, "the tag is named like DeepSpeed's own pointer file");
+  }
+  CKPT_ASSIGN_OR_RETURN(ShownNames names, NamesFor(*step, layout, families_));
+  CKPT_ASSIGN_OR_RETURN(FixedSizes sizes, SizesOf(*step, layout, names, index));
+  return std::make_shared<const UniversalView>(std::move(step), layout, std::move(names),
+                                               std::move(index), std::move(sizes));
 }
 
 }  // namespace ckptfs::deepspeed

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// UniversalView shows a step as a DeepSpeed universal checkpoint directory that
+// UniversalFormat shows a step as a DeepSpeed universal checkpoint directory that
 // an unmodified engine (0.19.7, checkpoint.load_universal) loads at any ZeRO
 // stage and degree: view/<layout>/deepspeed/.
 //
@@ -12,56 +12,28 @@
 //   deepspeed/<tag>/zero/<alias>                     symlink to its parameter
 //
 // Thread safety: all methods may be called concurrently.
-// Lifetime: `families` (may be null: the shipped ones) must outlive the view.
+// Lifetime: `families` (may be null: the shipped ones) must outlive the format.
 
 #pragma once
 
-#include <map>
 #include <memory>
-#include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/model/family.h"
-#include "core/view/shown_names.h"
-#include "core/view/view_cache.h"
 #include "core/view/view_format.h"
-#include "formats/deepspeed/universal/universal_index.h"
 
 namespace ckptfs::deepspeed {
 
-class UniversalView : public ViewFormat {
+class UniversalFormat : public ViewFormat {
  public:
-  explicit UniversalView(const FamilySet* families = nullptr) : families_(families) {}
+  explicit UniversalFormat(const FamilySet* families = nullptr) : families_(families) {}
 
   std::string_view name() const override { return "deepspeed"; }
-  Status Supports(const StepModel& step, const Layout& layout) const override;
-  Result<std::vector<ViewEntry>> List(const StepModel& step, const Layout& layout,
-                                      std::string_view directory) const override;
-  Result<ViewEntry> Find(const StepModel& step, const Layout& layout,
-                         std::string_view path) const override;
-  Result<Plan> MakePlan(const StepModel& step, const Layout& layout,
-                        std::string_view file) const override;
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
+                                           const Layout& layout) const override;
 
  private:
-  // What one layout's directory holds, and the sizes of the files that are not
-  // per parameter.
-  struct Prepared {
-    UniversalIndex index;
-    ShownNames names;
-    std::map<uint32_t, uint64_t> model_sizes;  // by source rank
-    uint64_t optimizer_size = 0;
-  };
-  using PreparedPtr = std::shared_ptr<const Prepared>;
-
-  Result<PreparedPtr> Prepare(const StepModel& step, const Layout& layout) const;
-  Result<PreparedPtr> Build(const StepModel& step, const Layout& layout) const;
-  Result<ViewEntry> EntryOf(const StepModel& step, const Prepared& prepared,
-                            std::string_view path) const;
-  std::vector<std::string> NamesIn(const Prepared& prepared, std::string_view directory) const;
-
   const FamilySet* families_;
-  mutable ViewCache<Prepared> cache_;
 };
 
 }  // namespace ckptfs::deepspeed

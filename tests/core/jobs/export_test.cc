@@ -20,14 +20,11 @@ namespace stdfs = std::filesystem;
 constexpr uint64_t kChunk = 64 << 20;
 
 // Files whose bytes are zeros, a blob, or literals.
-class FakeFormat final : public ViewFormat {
+class FakeView final : public View {
  public:
-  explicit FakeFormat(uint64_t blob_size) : blob_size_(blob_size) {}
+  explicit FakeView(uint64_t blob_size) : blob_size_(blob_size) {}
 
-  std::string_view name() const override { return "fake"; }
-  Status Supports(const StepModel&, const Layout&) const override { return {}; }
-  Result<std::vector<ViewEntry>> List(const StepModel&, const Layout&,
-                                      std::string_view directory) const override {
+  Result<std::vector<ViewEntry>> List(std::string_view directory) const override {
     using Type = ViewEntry::Type;
     if (directory.empty()) return std::vector<ViewEntry>{{"fake", Type::kDirectory, 0, ""}};
     if (directory == "fake") {
@@ -42,35 +39,51 @@ class FakeFormat final : public ViewFormat {
     }
     return Fail(ErrorCode::kNotFound, "no such directory");
   }
-  Result<ViewEntry> Find(const StepModel& step, const Layout& layout,
-                         std::string_view path) const override {
+  Result<ViewEntry> Find(std::string_view path) const override {
     const size_t slash = path.rfind('/');
-    const auto entries =
-        List(step, layout, slash == path.npos ? "" : path.substr(0, slash)).value();
+    const auto entries = List(slash == path.npos ? "" : path.substr(0, slash)).value();
     for (const ViewEntry& entry : entries) {
       if (entry.name == path.substr(slash == path.npos ? 0 : slash + 1)) return entry;
     }
     return Fail(ErrorCode::kNotFound, "no such file");
   }
-  Result<Plan> MakePlan(const StepModel&, const Layout&, std::string_view file) const override {
+  // In the third chunk of "big" are the last bytes of blob 1, or bytes past its
+  // end when `invalid`.
+  Result<Plan> MakePlan(std::string_view file) const override {
     PlanBuilder builder;
     if (file == "fake/blob") builder.BlobRange(BlobIndex{0}, 0, blob_size_);
     if (file == "fake/deep/big") {
-      if (++plans_of_big == fail_at) return Fail(ErrorCode::kIo, "injected");
+      ++plans_of_big;
       builder.Literal(std::string("first"));
-      builder.Zeros(kBig - 9);
+      builder.Zeros(2 * kChunk);
+      builder.BlobRange(BlobIndex{1}, invalid ? 3 : 2, 4);
+      builder.Zeros(kBig - builder.size() - 4);
       builder.Literal(std::string("last"));
     }
     return std::move(builder).Finish();
   }
+  uint64_t MemoryBytes() const override { return sizeof(*this); }
 
   static constexpr uint64_t kBig = 3 * kChunk + 1000;
   bool hostile_name = false;
+  bool invalid = false;
   mutable std::atomic<int> plans_of_big{0};
-  int fail_at = 0;
 
  private:
   uint64_t blob_size_;
+};
+
+class FakeFormat final : public ViewFormat {
+ public:
+  explicit FakeFormat(std::shared_ptr<const FakeView> view) : view_(std::move(view)) {}
+  std::string_view name() const override { return "fake"; }
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel>,
+                                           const Layout&) const override {
+    return view_;
+  }
+
+ private:
+  const std::shared_ptr<const FakeView> view_;
 };
 
 class ExportTest : public testing::Test {
@@ -81,16 +94,26 @@ class ExportTest : public testing::Test {
     blob.path = std::string("blob");
     blob.stamp = *StampOfFile(source_.Write("blob", "bytes of the blob"));
     model_.blobs = {blob};
-    auto format = std::make_unique<FakeFormat>(blob.stamp.size);
-    format_ = format.get();
-    formats_.push_back(std::move(format));
-    blobs_ = BlobReader::Create(model_, {});
+    view_ = std::make_shared<FakeView>(blob.stamp.size);
+    blob.root = 1;
+    blob.stamp = *StampOfFile(second_.Write("blob", "second"));
+    model_.roots.push_back(second_.path());
+    model_.blobs.push_back(blob);
   }
-  Result<ExportReport> Run(std::string_view part, std::string_view identity = "run/1 tp1") {
+  // The second source is not there when `away`.
+  Result<ExportReport> Run(std::string_view part, std::string_view identity = "run/1 tp1",
+                           bool away = false) {
+    BlobReader::Options reading;
+    if (away) reading.roots[second_.path()] = second_.path() + "/away";
+    const auto blobs = BlobReader::Create(model_, std::move(reading));
+    std::vector<std::unique_ptr<ViewFormat>> formats;
+    formats.push_back(std::make_unique<FakeFormat>(view_));
+    const auto views = ViewSet::Open(std::make_shared<const StepModel>(model_), Layout{}, formats);
     JobOptions options;
     options.threads = 1;
-    return ExportView(model_, formats_, Layout{}, part, Target(), identity, *blobs_, {044, 0}, options);
+    return ExportView(*views, part, Target(), identity, *blobs, {044, 0}, options);
   }
+  Result<ExportReport> RunUntilTheThirdChunk() { return Run("fake", "run/1 tp1", true); }
   std::string Target() const { return target_.path() + "/out"; }
   std::string Read(const std::string& name) const {
     std::string bytes(stdfs::file_size(Target() + "/" + name), '\0');
@@ -99,11 +122,9 @@ class ExportTest : public testing::Test {
     return bytes;
   }
 
-  TemporaryDirectory source_, target_;
+  TemporaryDirectory source_, second_, target_;
   StepModel model_;
-  std::vector<std::unique_ptr<ViewFormat>> formats_;
-  FakeFormat* format_ = nullptr;
-  std::unique_ptr<BlobReader> blobs_;
+  std::shared_ptr<FakeView> view_;
 };
 
 TEST_F(ExportTest, WritesFilesDirectoriesAndLinks) {
@@ -115,7 +136,7 @@ TEST_F(ExportTest, WritesFilesDirectoriesAndLinks) {
   EXPECT_EQ(stdfs::read_symlink(Target() + "/latest"), "deep");
   EXPECT_EQ(stdfs::file_size(Target() + "/deep/none"), 0u);
   const std::string big = Read("deep/big");
-  ASSERT_EQ(big.size(), FakeFormat::kBig);
+  ASSERT_EQ(big.size(), FakeView::kBig);
   EXPECT_TRUE(big.starts_with("first"));
   EXPECT_TRUE(big.ends_with("last"));
   size_t names = 0;
@@ -124,24 +145,34 @@ TEST_F(ExportTest, WritesFilesDirectoriesAndLinks) {
 }
 
 TEST_F(ExportTest, ResumesAfterAFailureWithoutWritingAgain) {
-  format_->fail_at = 3;
-  EXPECT_FALSE(Run("fake"));
+  EXPECT_FALSE(RunUntilTheThirdChunk());
   EXPECT_TRUE(stdfs::exists(Target() + "/.ckptfs-export"));
   EXPECT_FALSE(stdfs::exists(Target() + "/deep/big"));
   EXPECT_TRUE(stdfs::exists(Target() + "/deep/big.ckptfs-partial"));
-  format_->fail_at = 0;
   const auto report = Run("fake");
   ASSERT_TRUE(report) << report.error().message;
   EXPECT_GE(report->bytes_resumed, 2 * kChunk);
-  EXPECT_EQ(format_->plans_of_big, 3 + 2);  // two of its four chunks were durable
+  EXPECT_LT(report->bytes_resumed, 3 * kChunk);  // two of its four chunks were durable
   EXPECT_TRUE(Read("deep/big").ends_with("last"));
   EXPECT_EQ(Read("blob"), "bytes of the blob");
 }
 
+TEST_F(ExportTest, MakesAPlanOncePerFile) {
+  ASSERT_TRUE(Run("fake"));
+  EXPECT_EQ(view_->plans_of_big, 1);  // of four chunks
+}
+
+TEST_F(ExportTest, RefusesAPlanThatIsNotValid) {
+  view_->invalid = true;
+  const auto report = Run("fake/deep");
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code, ErrorCode::kInvalid) << report.error().message;
+  EXPECT_FALSE(stdfs::exists(Target() + "/big"));
+}
+
 // Numbers in a journal mean nothing for another list of files.
 TEST_F(ExportTest, AJournalOfAnotherExportIsRefused) {
-  format_->fail_at = 3;
-  EXPECT_FALSE(Run("fake"));
+  EXPECT_FALSE(RunUntilTheThirdChunk());
   for (const auto& other : {Run("fake", "run/2 tp1"), Run("fake/deep")}) {
     ASSERT_FALSE(other);
     EXPECT_EQ(other.error().code, ErrorCode::kExists);
@@ -161,7 +192,7 @@ TEST_F(ExportTest, OneFileOrAPartNobodyHas) {
 }
 
 TEST_F(ExportTest, NamesDoNotLeaveTheDestination) {
-  format_->hostile_name = true;
+  view_->hostile_name = true;
   EXPECT_EQ(Run("fake").error().code, ErrorCode::kInvalid);
   EXPECT_FALSE(stdfs::exists(target_.path() + "/escaped"));
 }

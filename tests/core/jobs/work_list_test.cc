@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <new>
 #include <vector>
 
 namespace ckptfs {
@@ -43,6 +44,16 @@ TEST(WorkList, TheFirstErrorStopsTheRest) {
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kExhausted);
   EXPECT_LT(ran, 100000);
+}
+
+// It used to end the program.
+TEST(WorkList, AnItemThatThrowsIsAnError) {
+  const Status done = RunWorkList(3, 0, {}, [](size_t i) -> Result<uint64_t> {
+    if (i == 1) throw std::bad_alloc();
+    return uint64_t{0};
+  });
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, ErrorCode::kExhausted);
 }
 
 }  // namespace

@@ -23,10 +23,20 @@ class UniversalViewTest : public testing::Test {
   void Make(const TinyStepOptions& options, const std::string& layout) {
     step_ = std::make_unique<TinyStep>(options);
     layout_ = Layout::Parse(layout).value();
+    view_ = nullptr;
+  }
+
+  const View& view() {
+    if (!view_) view_ = UniversalFormat().Open(step_->shared(), layout_).value();
+    return *view_;
+  }
+
+  Result<std::shared_ptr<const View>> OpenOf(const StepModel& model, const Layout& layout) {
+    return UniversalFormat().Open(std::make_shared<const StepModel>(model), layout);
   }
 
   std::string Render(const std::string& path) {
-    auto plan = view_.MakePlan(step_->model(), layout_, path);
+    auto plan = view().MakePlan(path);
     EXPECT_TRUE(plan.has_value()) << path << ": " << (plan ? "" : plan.error().message);
     if (!plan) return "";
     std::string out(plan->size(), '?');
@@ -60,7 +70,7 @@ class UniversalViewTest : public testing::Test {
 
   std::set<std::string> Names(const std::string& directory) {
     std::set<std::string> names;
-    auto entries = view_.List(step_->model(), layout_, directory);
+    auto entries = view().List(directory);
     EXPECT_TRUE(entries.has_value()) << directory;
     if (entries) {
       for (const ViewEntry& entry : *entries) names.insert(entry.name);
@@ -70,7 +80,7 @@ class UniversalViewTest : public testing::Test {
 
   std::unique_ptr<TinyStep> step_;
   Layout layout_;
-  UniversalView view_;
+  std::shared_ptr<const View> view_;
   std::string bytes_;
 };
 
@@ -89,7 +99,7 @@ TEST_F(UniversalViewTest, NamesOfTheDirectory) {
   const auto zero = Names("deepspeed/global_step5/zero");
   EXPECT_FALSE(zero.contains("layers.0.out.bias"));  // frozen
   EXPECT_FALSE(zero.contains("layers.0.freq"));      // buffer
-  auto alias = view_.Find(step_->model(), layout_, "deepspeed/global_step5/zero/head.weight");
+  auto alias = view().Find("deepspeed/global_step5/zero/head.weight");
   ASSERT_TRUE(alias.has_value());
   EXPECT_EQ(alias->target, "embed.weight");
 }
@@ -205,7 +215,7 @@ TEST_F(UniversalViewTest, RefusesNamesThatAreNoPathComponents) {
   for (const std::string& name : {std::string("a/b"), std::string(".."), std::string(256, 'x')}) {
     StepModel model = step_->model();
     model.parameters[0].name = name;
-    const Status status = view_.Supports(model, layout_);
+    const auto status = OpenOf(model, layout_);
     ASSERT_FALSE(status) << name;
     EXPECT_EQ(status.error().code, ErrorCode::kUnsupported);
   }
@@ -213,7 +223,7 @@ TEST_F(UniversalViewTest, RefusesNamesThatAreNoPathComponents) {
 
 TEST_F(UniversalViewTest, RefusesANamingNoFamilyKnows) {
   Make({}, "pp2_pipe");
-  const Status status = view_.Supports(step_->model(), layout_);
+  const auto status = OpenOf(step_->model(), layout_);
   ASSERT_FALSE(status);
   EXPECT_NE(status.error().message.find("family"), std::string::npos) << status.error().message;
 }
@@ -223,8 +233,8 @@ TEST_F(UniversalViewTest, RefusesAPatternTheLoaderHasNoWordsFor) {
   StepModel model = step_->model();
   const auto scaled = model.FindParameter("layers.0.qkv.weight");
   model.parameters[static_cast<uint32_t>(*scaled)].pattern.bias_scaled = true;
-  EXPECT_FALSE(view_.Supports(model, layout_));
-  EXPECT_TRUE(view_.Supports(model, Layout::Parse("tp1").value()));
+  EXPECT_FALSE(OpenOf(model, layout_));
+  EXPECT_TRUE(OpenOf(model, Layout::Parse("tp1").value()));
 }
 
 TEST(PatternOfNameTest, MatchesExactlyItsName) {

@@ -58,7 +58,10 @@ class RankViewTest : public testing::Test {
   }
 
   std::string Render(const std::string& path) {
-    auto plan = view_.MakePlan(step_->model(), layout_, path);
+    const auto view = RankFormat().Open(step_->shared(), layout_);
+    EXPECT_TRUE(view.has_value()) << (view ? "" : view.error().message);
+    if (!view) return "";
+    auto plan = (*view)->MakePlan(path);
     EXPECT_TRUE(plan.has_value()) << path << ": " << (plan ? "" : plan.error().message);
     if (!plan) return "";
     std::string out(plan->size(), '?');
@@ -85,7 +88,6 @@ class RankViewTest : public testing::Test {
 
   std::unique_ptr<TinyStep> step_;
   Layout layout_;
-  RankView view_;
 };
 
 AtomIndex RankViewTest::AtomOf(const std::string& key, bool master_of_weight) {
@@ -251,9 +253,9 @@ TEST_F(RankViewTest, TensorsAreOrderedByWidthThenName) {
 
 TEST_F(RankViewTest, RefusesWhatDoesNotDivide) {
   Make({}, "tp3");
-  const Status status = view_.Supports(step_->model(), layout_);
-  ASSERT_FALSE(status);
-  EXPECT_NE(status.error().message.find("qkv"), std::string::npos) << status.error().message;
+  const auto view = RankFormat().Open(step_->shared(), layout_);
+  ASSERT_FALSE(view);
+  EXPECT_NE(view.error().message.find("qkv"), std::string::npos) << view.error().message;
 }
 
 TEST_F(RankViewTest, ReducedAndOpaqueStatesAreLeftOutByNameWhenCut) {

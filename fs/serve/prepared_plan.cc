@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "fs/serve/plan_cache.h"
+#include "fs/serve/prepared_plan.h"
 
 #include <variant>
 
@@ -74,60 +74,6 @@ PreparedPlan::PreparedPlan(std::shared_ptr<const MountedStep> step, Plan plan, s
 
 uint64_t PreparedPlan::MemoryBytes() const {
   return sizeof(*this) + plan_.MemoryBytes() + path_.size() + blobs_.size() * sizeof(BlobIndex);
-}
-
-std::shared_ptr<const PreparedPlan> PlanCache::Find(InodeNumber inode) {
-  MutexLock lock(mutex_);
-  const auto found = places_.find(static_cast<uint64_t>(inode));
-  if (found == places_.end()) return nullptr;
-  order_.splice(order_.begin(), order_, found->second);
-  return order_.front().plan;
-}
-
-std::shared_ptr<const PreparedPlan> PlanCache::Insert(InodeNumber inode,
-                                                      std::shared_ptr<const PreparedPlan> plan) {
-  const uint64_t bytes = plan->MemoryBytes();
-  Order evicted;  // destroyed after the lock
-  MutexLock lock(mutex_);
-  const auto found = places_.find(static_cast<uint64_t>(inode));
-  if (found != places_.end()) {
-    order_.splice(order_.begin(), order_, found->second);
-    return order_.front().plan;
-  }
-  order_.push_front(Kept{inode, plan, bytes});
-  places_[static_cast<uint64_t>(inode)] = order_.begin();
-  bytes_ += bytes;
-  while (bytes_ > limit_ && !order_.empty()) {
-    const auto last = std::prev(order_.end());
-    places_.erase(static_cast<uint64_t>(last->inode));
-    bytes_ -= last->bytes;
-    evicted.splice(evicted.end(), order_, last);
-  }
-  return plan;
-}
-
-void PlanCache::DropStep(const Digest& manifest) {
-  Order dropped;  // destroyed after the lock
-  MutexLock lock(mutex_);
-  for (auto kept = order_.begin(); kept != order_.end();) {
-    const auto next = std::next(kept);
-    if (kept->plan->step().record().manifest == manifest) {
-      places_.erase(static_cast<uint64_t>(kept->inode));
-      bytes_ -= kept->bytes;
-      dropped.splice(dropped.end(), order_, kept);
-    }
-    kept = next;
-  }
-}
-
-uint64_t PlanCache::bytes() const {
-  MutexLock lock(mutex_);
-  return bytes_;
-}
-
-size_t PlanCache::size() const {
-  MutexLock lock(mutex_);
-  return order_.size();
 }
 
 }  // namespace ckptfs

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// View is one step in one layout, as one framework's files: names and sizes
+// without rendering anything, plans on demand.  It is opened by a ViewFormat
+// (view_format.h), holds what was derived from step and layout, and keeps the
+// step alive.
+//
+// Paths are relative to view/<layout>/, '/'-separated, and begin with what the
+// format owns there ("rank0/model.pt" or "deepspeed/latest").
+//
+// Thread safety: immutable or internally synchronised; all methods may be
+// called concurrently.
+// Lifetime: independent of its format; plans it returns own their literals and
+// refer to the step by index.
+// Units: bytes.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/view/plan.h"
+
+namespace ckptfs {
+
+// How the readers of a file go through it, as far as its format knows.
+enum class Reading : uint8_t {
+  kRandom,  // in any order, or nothing is known
+  kMapped,  // mapped: processes share the pages
+  // From start to end into the reader's own memory; some readers map instead.
+  kCopied,
+  // As kCopied, once per process and never mapped: what it takes to have it at
+  // hand again would be wasted.
+  kOnce,
+};
+
+// What the name of a file tells where no format does (source files as they are).
+Reading GuessReading(std::string_view file_name);
+
+struct ViewEntry {
+  enum class Type { kFile, kDirectory, kSymlink };
+  std::string name;  // last path component
+  Type type = Type::kFile;
+  uint64_t size = 0;                   // exact; of a symlink: the length of its target
+  std::string target;                  // kSymlink
+  Reading reading = Reading::kRandom;  // kFile
+};
+
+class View {
+ public:
+  virtual ~View() = default;
+
+  // Entries of a directory; "" is view/<layout>/ itself (only what this format
+  // puts there).  kNotFound if this view has no such directory.
+  virtual Result<std::vector<ViewEntry>> List(std::string_view directory) const = 0;
+
+  // One path; as List, but without listing its siblings.
+  virtual Result<ViewEntry> Find(std::string_view path) const = 0;
+
+  // A file's plan; its size equals Find's.
+  virtual Result<Plan> MakePlan(std::string_view file) const = 0;
+
+  // Heap bytes of what was derived, the step itself apart, once everything was
+  // asked for: what bounds a cache of views.
+  virtual uint64_t MemoryBytes() const = 0;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/view/view_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+Error NoSuch(std::string_view path) {
+  return Error{ErrorCode::kNotFound, StrCat("no '", path, "' in the view")};
+}
+
+uint64_t BytesOf(const LayoutOffer& offer, std::span<const std::shared_ptr<const View>> views) {
+  uint64_t bytes = sizeof(ViewSet) + sizeof(LayoutOffer) + offer.name.size();
+  for (const LayoutOffer::Answer& answer : offer.answers) {
+    bytes += sizeof(answer) + answer.format.size() + answer.refusal.size();
+  }
+  for (const auto& view : views) bytes += view->MemoryBytes();
+  return bytes;
+}
+
+}  // namespace
+
+Reading GuessReading(std::string_view file_name) {
+  for (const std::string_view suffix : {".pt", ".pth", ".bin", ".ckpt"}) {
+    if (file_name.ends_with(suffix)) return Reading::kCopied;
+  }
+  return file_name.ends_with(".safetensors") ? Reading::kMapped : Reading::kRandom;
+}
+
+std::string LayoutOffer::Answer::Text() const {
+  return refusal.empty() ? "yes" : StrCat("no: ", refusal);
+}
+
+bool LayoutOffer::Any() const {
+  return std::any_of(answers.begin(), answers.end(),
+                     [](const Answer& answer) { return answer.refusal.empty(); });
+}
+
+Error LayoutOffer::Refusal() const {
+  std::string message = StrCat("no format can show layout ", name);
+  for (const Answer& answer : answers) message += StrCat("; ", answer.format, ": ", answer.refusal);
+  return Error{ErrorCode::kUnsupported, std::move(message)};
+}
+
+ViewSet::ViewSet(std::shared_ptr<const StepModel> step, std::shared_ptr<const LayoutOffer> offer,
+                 std::vector<std::shared_ptr<const View>> views)
+    : step_(std::move(step)),
+      offer_(std::move(offer)),
+      views_(std::move(views)),
+      memory_bytes_(BytesOf(*offer_, views_)) {}
+
+std::shared_ptr<const ViewSet> ViewSet::Open(std::shared_ptr<const StepModel> step,
+                                             const Layout& layout,
+                                             std::span<const std::unique_ptr<ViewFormat>> formats) {
+  LayoutOffer offer;
+  offer.layout = layout;
+  offer.name = layout.ToString();
+  std::vector<std::shared_ptr<const View>> views;
+  for (const auto& format : formats) {
+    auto view = format->Open(step, layout);
+    offer.answers.push_back({std::string(format->name()), view ? "" : view.error().message});
+    if (view) views.push_back(*std::move(view));
+  }
+  return std::shared_ptr<const ViewSet>(new ViewSet(
+      std::move(step), std::make_shared<const LayoutOffer>(std::move(offer)), std::move(views)));
+}
+
+Result<const View*> ViewSet::OwnerOf(std::string_view path) const {
+  const std::string_view top = path.substr(0, path.find('/'));
+  for (const auto& view : views_) {
+    const auto entry = view->Find(top);
+    if (entry && entry->name == top) return view.get();
+    if (!entry && entry.error().code != ErrorCode::kNotFound) return Fail(entry.error());
+  }
+  return Fail(NoSuch(path));
+}
+
+Result<std::vector<ViewEntry>> ViewSet::ListTop() const {
+  std::vector<ViewEntry> all;
+  for (auto view = views_.begin(); view != views_.end(); ++view) {
+    auto entries = (*view)->List("");
+    if (!entries && entries.error().code == ErrorCode::kNotFound) continue;
+    if (!entries) return entries;
+    for (ViewEntry& entry : *entries) {
+      const bool taken = std::any_of(views_.begin(), view, [&](const auto& earlier) {
+        return earlier->Find(entry.name).has_value();
+      });
+      if (!taken) all.push_back(std::move(entry));
+    }
+  }
+  return all;
+}
+
+Result<std::vector<ViewEntry>> ViewSet::List(std::string_view directory) const {
+  if (directory.empty()) return ListTop();
+  CKPT_ASSIGN_OR_RETURN(const View* const owner, OwnerOf(directory));
+  return owner->List(directory);
+}
+
+Result<ViewEntry> ViewSet::Find(std::string_view path) const {
+  CKPT_ASSIGN_OR_RETURN(const View* const owner, OwnerOf(path));
+  CKPT_ASSIGN_OR_RETURN(ViewEntry entry, owner->Find(path));
+  // The name in its one spelling.
+  if (path.substr(path.rfind('/') + 1) != entry.name) return Fail(NoSuch(path));
+  return entry;
+}
+
+Error ViewSet::WhyAbsent(std::string_view path) const {
+  std::string message = StrCat("no such part of the view: '", path, "'");
+  if (OwnerOf(path)) return Error{ErrorCode::kNotFound, std::move(message)};
+  bool refused = false;
+  for (const LayoutOffer::Answer& answer : offer_->answers) {
+    if (answer.refusal.empty()) continue;
+    refused = true;
+    message += StrCat("; ", answer.format, ": ", answer.refusal);
+  }
+  return Error{refused ? ErrorCode::kUnsupported : ErrorCode::kNotFound, std::move(message)};
+}
+
+Result<Plan> ViewSet::MakePlan(std::string_view file) const {
+  CKPT_ASSIGN_OR_RETURN(const View* const owner, OwnerOf(file));
+  CKPT_ASSIGN_OR_RETURN(Plan plan, owner->MakePlan(file));
+  CKPT_RETURN_IF_ERROR(plan.Validate(*step_));
+  return plan;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "fs/serve/materialiser.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <new>
+#include <thread>
+#include <vector>
+
+#include "fs/tree/source_files.h"
+#include "tests/fs/tree_fixture.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr InodeNumber kInode{7};
+
+class MaterialiserTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (auto pool = PagePool::Create(kHugePage); !pool) GTEST_SKIP() << pool.error().message;
+    const auto step = entry_.Mounted().value();
+    plan_ = std::make_unique<PreparedPlan>(
+        step, PlanSourceFile(step->model(), BlobIndex{0}).value(), "source");
+  }
+
+  testing::TreeFixture t_;
+  RecentSteps recent_{1};
+  StepEntry entry_{t_.store(), t_.AddStep("r", "s", 1), {}, {}, recent_};
+  std::unique_ptr<PreparedPlan> plan_;
+};
+
+// It used to leave the file half filled, and whoever opened it next waited for ever.
+TEST_F(MaterialiserTest, AFillThatThrowsIsAnErrorAndTheNextOpenFillsAgain) {
+  std::atomic<int> fills{0};
+  Materialiser materialiser(PagePool::Create(8 * kHugePage).value(),
+                            [&](const PreparedPlan& plan, const PagePool::File& file) -> Status {
+                              if (fills++ == 0) throw std::bad_alloc();
+                              return Materialiser::FillFile(plan, file);
+                            });
+  const auto failed = materialiser.Acquire(kInode, *plan_);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code, ErrorCode::kExhausted);
+  EXPECT_EQ(materialiser.pool().lent_bytes(), 0u);
+  const auto filled = materialiser.Acquire(kInode, *plan_);
+  ASSERT_TRUE(filled) << filled.error().message;
+  EXPECT_EQ(materialiser.counts().fills, 1u);
+  EXPECT_EQ(materialiser.Acquire(kInode, *plan_).value(), *filled);
+}
+
+TEST_F(MaterialiserTest, WhoWaitsForAFillThatThrowsGetsItsError) {
+  std::atomic<int> waiting{0};
+  Materialiser materialiser(PagePool::Create(8 * kHugePage).value(),
+                            [&](const PreparedPlan&, const PagePool::File&) -> Status {
+                              while (waiting < 3) std::this_thread::yield();
+                              throw std::bad_alloc();
+                            });
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      ++waiting;
+      EXPECT_FALSE(materialiser.Acquire(kInode, *plan_));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace ckptfs

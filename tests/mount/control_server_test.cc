@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/control_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <stdexcept>
+
+#include "core/base/strings.h"
+#include "mount/control_client.h"
+#include "mount/control_protocol.h"
+#include "tests/fs/tree_fixture.h"
+
+namespace ckptfs {
+namespace {
+
+// It used to end the daemon.
+TEST(ControlServerTest, ARequestThatThrowsIsRefusedAndTheNextIsAnswered) {
+  testing::TreeFixture t;
+  const StepRecord record = t.AddStep("r", "s", 1);
+  std::atomic<bool> throws{false};
+  FilesystemOptions options;
+  options.log = [&](std::string_view line) {
+    if (throws) throw std::runtime_error(StrCat("cannot log: ", line));
+  };
+  auto& filesystem = t.Mount(std::move(options));
+  const LiveMount mount{
+      StrCat(SocketDirectory(true).value(), "/", SocketName(t.directory(), "/mnt/throws")),
+      t.directory(), "/mnt/throws", getpid()};
+  const auto server = ControlServer::Start(t.directory(), "/mnt/throws", filesystem);
+  ASSERT_TRUE(server) << server.error().message;
+  ASSERT_TRUE(AskDaemon(mount, "status"));
+  ASSERT_TRUE(t.store().Remove(record));
+  throws = true;
+  const auto failed = AskDaemon(mount, "refresh");
+  ASSERT_FALSE(failed);
+  EXPECT_THAT(failed.error().message, ::testing::HasSubstr("cannot log"));
+  throws = false;
+  EXPECT_TRUE(AskDaemon(mount, "status"));
+}
+
+}  // namespace
+}  // namespace ckptfs
