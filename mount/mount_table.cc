@@ -12,8 +12,6 @@
 #include <cerrno>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "core/base/strings.h"
 #include "mount/options.h"
@@ -23,55 +21,12 @@ extern char** environ;
 namespace ckptfs {
 namespace {
 
-// mountinfo writes space, tab, newline and backslash as \ooo.
-std::string Unescape(const std::string& text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto octal = [&](size_t at) { return text[at] >= '0' && text[at] <= '7'; };
-    if (text[i] == '\\' && i + 3 < text.size() && octal(i + 1) && octal(i + 2) && octal(i + 3)) {
-      out += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 +
-                               (text[i + 3] - '0'));
-      i += 3;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-// The N of "user_id=N" among a superblock's options.
-std::optional<uint32_t> UserOf(const std::string& options) {
-  constexpr std::string_view kKey = ",user_id=";
-  const std::string text = "," + options;
-  const size_t at = text.find(kKey);
-  if (at == std::string::npos) return std::nullopt;
-  uint32_t user = 0;
-  const char* begin = text.data() + at + kKey.size();
-  if (std::from_chars(begin, text.data() + text.size(), user).ptr == begin) return std::nullopt;
-  return user;
-}
-
-std::optional<MountEntry> ParseLine(const std::string& line) {
-  std::istringstream words(line);
-  std::string id, parent, root, options, word;
-  MountEntry entry;
-  if (!(words >> id >> parent >> entry.device >> root >> entry.mountpoint >> options)) {
-    return std::nullopt;
-  }
-  while (words >> word && word != "-") {
-  }
-  if (!(words >> entry.type >> entry.source)) return std::nullopt;
-  if (words >> word) entry.user = UserOf(word);
-  entry.mountpoint = Unescape(entry.mountpoint);
-  entry.source = Unescape(entry.source);
-  return entry;
-}
-
 // fusermount3 is setuid: it unmounts for the user who mounted.
 Status RunFusermount(const std::string& mountpoint, bool lazily) {
   CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(mountpoint));
-  if (entry && entry->user && *entry->user != ::geteuid()) {
-    return Fail(ErrorCode::kPermission, StrCat(mountpoint, ": user ", *entry->user,
+  const auto user = entry ? UserOf(*entry) : std::nullopt;
+  if (user && *user != ::geteuid()) {
+    return Fail(ErrorCode::kPermission, StrCat(mountpoint, ": user ", *user,
                                                " mounted it; that user or root can unmount it"));
   }
   std::string program = "fusermount3";
@@ -87,36 +42,31 @@ Status RunFusermount(const std::string& mountpoint, bool lazily) {
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
-  return Fail(ErrorCode::kExists, StrCat(mountpoint, ": fusermount3 could not unmount it; are files "
-                                                     "in it still open (umount --lazy)?"));
+  return Fail(ErrorCode::kExists, StrCat(mountpoint,
+                                         ": fusermount3 could not unmount it; are files "
+                                         "in it still open (umount --lazy)?"));
 }
 
 Status UnmountWith(const std::string& mountpoint, int flags) {
   if (::umount2(mountpoint.c_str(), flags | UMOUNT_NOFOLLOW) == 0) return {};
   if (errno == EPERM) return RunFusermount(mountpoint, (flags & MNT_DETACH) != 0);
   if (errno == EBUSY) {
-    return Fail(ErrorCode::kExists, StrCat(mountpoint, ": files in it are still open; close them or "
-                                                       "use umount --lazy"));
+    return Fail(ErrorCode::kExists, StrCat(mountpoint,
+                                           ": files in it are still open; close them or "
+                                           "use umount --lazy"));
   }
   return Fail(ErrnoError(errno, StrCat("unmounting ", mountpoint)));
 }
 
 }  // namespace
 
-std::vector<MountEntry> ParseMountInfo(const std::string& text) {
-  std::vector<MountEntry> entries;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    if (auto entry = ParseLine(line)) entries.push_back(std::move(*entry));
+std::optional<uint32_t> UserOf(const MountEntry& mount) {
+  const auto text = MountOption(mount.options, "user_id");
+  uint32_t user = 0;
+  if (!text || std::from_chars(text->data(), text->data() + text->size(), user).ec != std::errc()) {
+    return std::nullopt;
   }
-  return entries;
-}
-
-Result<std::vector<MountEntry>> ReadMounts() {
-  std::ifstream file("/proc/self/mountinfo");
-  std::ostringstream text;
-  if (!(text << file.rdbuf())) return Fail(ErrorCode::kIo, "cannot read /proc/self/mountinfo");
-  return ParseMountInfo(text.str());
+  return user;
 }
 
 Result<std::optional<MountEntry>> FindMount(const std::string& mountpoint) {
@@ -144,7 +94,8 @@ bool IsDeadMount(const std::string& mountpoint) {
   const auto entry = FindMount(mountpoint);
   if (!entry || !*entry || (*entry)->type != "fuse.ckptfs") return false;
   struct statx info {};  // of the daemon: the kernel may have attributes of a dead one for a moment
-  return ::statx(AT_FDCWD, mountpoint.c_str(), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &info) != 0 &&
+  return ::statx(AT_FDCWD, mountpoint.c_str(), AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &info) !=
+             0 &&
          (errno == ENOTCONN || errno == ECONNABORTED);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernel says is mounted, and unmounting: ckptfs mounts are found in
-// /proc/self/mountinfo, never by touching the mount point, which may hang.
+// Finding mounts and unmounting: ckptfs mounts are found in what the kernel says
+// is mounted, never by touching the mount point, which may hang.
 //
 // Thread safety: pure functions over the kernel's state.
 
@@ -10,25 +10,14 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "core/base/result.h"
+#include "core/io/mount_info.h"
 
 namespace ckptfs {
 
-struct MountEntry {
-  std::string device;      // "major:minor", names the bdi in sysfs
-  std::string mountpoint;  // absolute, unescaped
-  std::string type;        // "fuse.ckptfs"
-  std::string source;
-  std::optional<uint32_t> user;  // of a FUSE mount: whose daemon it is
-};
-
-// In the kernel's order: of two mounts at one place the later is on top.
-Result<std::vector<MountEntry>> ReadMounts();
-
-// Parses mountinfo text (man 5 proc); malformed lines are skipped.
-std::vector<MountEntry> ParseMountInfo(const std::string& text);
+// Of a FUSE mount: the user whose daemon serves it.
+std::optional<uint32_t> UserOf(const MountEntry& mount);
 
 // The topmost mount exactly at `mountpoint` (absolute, no symlinks).
 Result<std::optional<MountEntry>> FindMount(const std::string& mountpoint);

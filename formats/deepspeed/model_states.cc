@@ -20,7 +20,7 @@ bool IsOneOf(std::string_view name, const auto& list) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
-constexpr uint64_t kMaxRanks = uint64_t{1} << 20;
+constexpr uint64_t kMaxModelRanks = uint64_t{1} << 20;
 
 // A tensor that is not a plain one is refused: left out, its weight would be
 // shown as a cast of the master, and a buffer not at all.
@@ -114,11 +114,11 @@ Result<uint32_t> Degree(PickleRef dict, std::string_view key) {
   const PickleRef value = dict[key];
   if (!value || value.IsNone()) return 0;
   const auto number = value.Int();
-  if (number && *number >= 0 && static_cast<uint64_t>(*number) <= kMaxRanks) {
+  if (number && *number >= 0 && static_cast<uint64_t>(*number) <= kMaxModelRanks) {
     return static_cast<uint32_t>(*number);
   }
   return Fail(ErrorCode::kInvalid,
-              StrCat("'", key, "' is not a number of ranks up to ", kMaxRanks));
+              StrCat("'", key, "' is not a number of ranks up to ", kMaxModelRanks));
 }
 
 Status ReadCounters(PickleRef root, ModelStates& out) {

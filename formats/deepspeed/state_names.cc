@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kMaxStates = 1u << 20;
 constexpr int kSkip = -1;
-constexpr size_t kNamesShown = 5;
+constexpr size_t kStateNamesShown = 5;
 
 // Counts (up to 2) the ways to give every parameter, in order, to the next
 // member of some group or to none, level by level, so that nothing recurses.
@@ -73,14 +73,14 @@ class Matcher {
     size_t count = 0;
     for (const NamedShape& parameter : parameters_) {
       const bool open = surplus[parameter.shape] != 0 || groups[parameter.shape].size() > 1;
-      if (!open || ++count > kNamesShown) continue;
+      if (!open || ++count > kStateNamesShown) continue;
       names += StrCat(names.empty() ? "" : ", ", "'", parameter.name, "' ",
                       ShapeToString(parameter.shape));
     }
     return Error{ErrorCode::kUnsupported,
                  StrCat("the optimizer numbers its parameters and leaves the frozen ones out, and of "
                         "parameters with equal shapes nothing tells which are trained: ", names,
-                        count > kNamesShown ? StrCat(", ... (", count, " in all)") : "",
+                        count > kStateNamesShown ? StrCat(", ... (", count, " in all)") : "",
                         ".  `adopt --weights-only` takes the weights without the optimizer; an "
                         "optimizer made from named_parameters() (torch 2.6) or a ZeRO stage above 0 "
                         "records the names")};

@@ -5,18 +5,17 @@
 #include <algorithm>
 #include <fstream>
 #include <optional>
-#include <sstream>
 #include <string_view>
-#include <vector>
 
 #include "core/base/strings.h"
+#include "core/io/mount_info.h"
 
 namespace ckptfs {
 namespace {
 
 // A mounted hierarchy that can limit memory.
 struct Hierarchy {
-  std::string group;       // of the hierarchy, that is seen at `mountpoint`
+  std::string group;  // of the hierarchy, that is seen at `mountpoint`
   std::string mountpoint;
   std::string_view limit;  // the file's name
 };
@@ -25,23 +24,12 @@ bool HasWord(std::string_view list, std::string_view word) {
   return StrCat(",", list, ",").find(StrCat(",", word, ",")) != std::string::npos;
 }
 
-// A line of /proc/self/mountinfo:
-//   id parent dev root mountpoint options [tags...] - type source super-options
-std::optional<Hierarchy> ParseMount(const std::string& line) {
-  std::istringstream words(line);
-  std::string skipped, type, source, super;
-  Hierarchy mount;
-  words >> skipped >> skipped >> skipped >> mount.group >> mount.mountpoint;
-  while (words >> skipped && skipped != "-") continue;
-  words >> type >> source >> super;
-  if (type == "cgroup2") {
-    mount.limit = "memory.max";
-  } else if (type == "cgroup" && HasWord(super, "memory")) {
-    mount.limit = "memory.limit_in_bytes";
-  } else {
-    return std::nullopt;
+std::optional<Hierarchy> HierarchyOf(const MountEntry& mount) {
+  if (mount.type == "cgroup2") return Hierarchy{mount.root, mount.mountpoint, "memory.max"};
+  if (mount.type == "cgroup" && MountOption(mount.options, "memory")) {
+    return Hierarchy{mount.root, mount.mountpoint, "memory.limit_in_bytes"};
   }
-  return mount;
+  return std::nullopt;
 }
 
 // Our group in the hierarchy, of /proc/self/cgroup: "id:controllers:path".
@@ -81,9 +69,10 @@ uint64_t LeastLimit(const std::string& root, const Hierarchy& mount, std::string
 
 uint64_t GroupMemoryLimit(const std::string& root) {
   uint64_t least = UINT64_MAX;
-  std::ifstream mounts(StrCat(root, "/proc/self/mountinfo"));
-  for (std::string line; std::getline(mounts, line);) {
-    const auto mount = ParseMount(line);
+  const auto mounts = ReadMounts(StrCat(root, "/proc/self/mountinfo"));
+  if (!mounts) return least;
+  for (const MountEntry& entry : *mounts) {
+    const auto mount = HierarchyOf(entry);
     if (!mount) continue;
     const auto group = GroupIn(root, mount->limit == "memory.max");
     if (group) least = std::min(least, LeastLimit(root, *mount, *group));

@@ -28,7 +28,7 @@ struct ExportFlags {
   bool json = false;
 };
 
-Result<Layout> LayoutOf(const std::string& view) {
+Result<Layout> LayoutOfView(const std::string& view) {
   return Layout::Parse(std::string_view(view).substr(0, view.find('/')));
 }
 
@@ -41,7 +41,7 @@ ExportAccess AccessFor(const Step& step, const BlobReader& blobs) {
 }
 
 Status RunExport(const ExportFlags& options) {
-  CKPT_ASSIGN_OR_RETURN(const Layout layout, LayoutOf(options.view));
+  CKPT_ASSIGN_OR_RETURN(const Layout layout, LayoutOfView(options.view));
   const size_t slash = options.view.find('/');
   const std::string part = slash == std::string::npos ? "" : options.view.substr(slash + 1);
   CKPT_ASSIGN_OR_RETURN(const std::string destination, AbsolutePath(options.destination));
@@ -84,7 +84,7 @@ void AddExportCommand(CommandSet& commands) {
   command.Add("STEP", options->step, "RUN/ID, or a checkpoint's path").Required();
   command.Add("VIEW", options->view, "LAYOUT, or a part of it: tp2_dp2_zero1/deepspeed")
       .Required()
-      .Check(Checked(LayoutOf));
+      .Check(Checked(LayoutOfView));
   command.Add("DEST", options->destination, "A directory, made if missing").Required();
   AddStoreOption(command, options->store);
   AddRootOption(command, options->roots);

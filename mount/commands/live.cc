@@ -15,12 +15,12 @@ namespace {
 Status CheckOwnMount(const std::string& mountpoint) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, MountpointPath(mountpoint));
   CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(path));
-  const bool other = entry && entry->type == "fuse.ckptfs" && entry->user &&
-                     *entry->user != ::geteuid() && !IsDeadMount(path);
-  if (!other) return {};
-  return Fail(ErrorCode::kPermission,
-              StrCat(path, ": user ", *entry->user,
-                     " mounted it; its daemon answers that user's commands"));
+  if (!entry || entry->type != "fuse.ckptfs") return {};
+  const auto user = UserOf(*entry);
+  if (!user || *user == ::geteuid() || IsDeadMount(path)) return {};
+  return Fail(
+      ErrorCode::kPermission,
+      StrCat(path, ": user ", *user, " mounted it; its daemon answers that user's commands"));
 }
 
 }  // namespace

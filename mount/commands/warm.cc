@@ -19,7 +19,7 @@ struct WarmFlags {
   std::string path;
 };
 
-Result<Layout> LayoutOf(const std::string& text) {
+Result<Layout> LayoutOfPath(const std::string& text) {
   const size_t slash = text.rfind('/');
   return Layout::Parse(slash == std::string::npos ? text : text.substr(slash + 1));
 }
@@ -55,7 +55,7 @@ void AddWarmCommand(CommandSet& commands) {
   Command& command = commands.Add("warm", "Fill a layout's files into memory before they are read");
   command.Add("LAYOUT", options->layout, "Of the step /view shows, or RUN/ID/LAYOUT")
       .Required()
-      .Check(Checked(LayoutOf));
+      .Check(Checked(LayoutOfPath));
   command.Add("PATH", options->path, "Only what lies below it, such as rank0");
   AddLiveOptions(command, options->live);
   command.body = [options] { return RunWarm(*options); };

@@ -16,7 +16,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr uint64_t kElements = 3000;  // of a parameter
+constexpr uint64_t kWeightElements = 3000;  // of a parameter
 constexpr uint32_t kRanks = 3;
 
 // Parameters of one shape: fp32 masters over three ranks' files, one parameter
@@ -33,11 +33,11 @@ class WeightCheckTest : public testing::Test {
   void AddParameter(uint32_t number) {
     Parameter parameter;
     parameter.name = "layers." + std::to_string(number) + ".weight";
-    parameter.shape = {kElements / 10, 10};
+    parameter.shape = {kWeightElements / 10, 10};
     model_.parameters.push_back(parameter);
-    std::vector<float> values(kElements);
-    for (uint64_t i = 0; i < kElements; ++i) {
-      values[i] = static_cast<float>(std::sin(static_cast<double>(number * kElements + i)));
+    std::vector<float> values(kWeightElements);
+    for (uint64_t i = 0; i < kWeightElements; ++i) {
+      values[i] = static_cast<float>(std::sin(static_cast<double>(number * kWeightElements + i)));
     }
     AddMaster(number, values);
     AddWeight(number, values);
@@ -46,7 +46,7 @@ class WeightCheckTest : public testing::Test {
     Atom atom = NewAtom(number, "master", DType::kF32);
     FragmentSeries series;
     series.count = kRanks;
-    series.elements = series.flat_step = kElements / kRanks;
+    series.elements = series.flat_step = kWeightElements / kRanks;
     series.blob_step = 1;
     series.offset = files_[0].size();
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -59,15 +59,15 @@ class WeightCheckTest : public testing::Test {
   void AddWeight(uint32_t number, const std::vector<float>& values) {
     Atom atom = NewAtom(number, "weight", DType::kBF16);
     FragmentSeries series;
-    series.elements = kElements;
+    series.elements = kWeightElements;
     series.blob = kRanks;
     series.offset = files_[kRanks].size();
     series.dtype = DType::kBF16;
     atom.source.gathers[0].series = {series};
     model_.atoms.push_back(atom);
-    std::string bytes(kElements * 2, '\0');
+    std::string bytes(kWeightElements * 2, '\0');
     FindCast(DType::kF32, DType::kBF16)(reinterpret_cast<const std::byte*>(values.data()),
-                                        reinterpret_cast<std::byte*>(bytes.data()), kElements);
+                                        reinterpret_cast<std::byte*>(bytes.data()), kWeightElements);
     files_[kRanks] += bytes;
   }
   Atom NewAtom(uint32_t number, const char* kind, DType dtype) {
