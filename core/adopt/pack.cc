@@ -41,9 +41,9 @@ std::string KeyOf(const StepModel& model, const Atom& atom) {
 std::optional<Candidate> AsCandidate(const StepModel& model, AtomIndex index) {
   const Atom& atom = model.atom(index);
   const AtomSource& source = atom.source;
-  const bool gathered = (source.kind == SourceKind::kGather && source.gathers.size() == 1) ||
-                        (source.kind == SourceKind::kReplicas && source.gathers.size() > 1);
-  if (!gathered || ByteWidth(atom.dtype) == 0 || SafetensorsName(atom.dtype).empty()) return {};
+  if (!IsCopyable(source) || ByteWidth(atom.dtype) == 0 || SafetensorsName(atom.dtype).empty()) {
+    return {};
+  }
   Candidate found{index, ByteCount(atom.shape, atom.dtype).value_or(0), 0, KeyOf(model, atom)};
   for (const FragmentSeries& series : source.gathers.front().series) {
     if (series.dtype != atom.dtype) return {};

@@ -223,9 +223,7 @@ Status Assembler::SetInline(AtomIndex atom, std::string bytes, bool python_numbe
     return Fail(ErrorCode::kInvalid,
                 StrCat("atom ", state_->AtomName(target), " has two different values"));
   }
-  target.source.kind = SourceKind::kInline;
-  target.source.inline_bytes = std::move(bytes);
-  target.source.python_number = python_number;
+  target.source = InlineSource(std::move(bytes), python_number);
   building.settled = true;
   return {};
 }
@@ -238,8 +236,7 @@ Status Assembler::SetCast(AtomIndex atom, AtomIndex of) {
     return Fail(ErrorCode::kInvalid, StrCat("atom ", state_->AtomName(target),
                                             " cannot be a cast of ", state_->AtomName(source)));
   }
-  target.source.kind = SourceKind::kCast;
-  target.source.of = of;
+  target.source = CastSource(of);
   target.derived = true;
   state_->build(atom).settled = true;
   return {};
@@ -315,9 +312,9 @@ void Assembler::State::SettleGathers(size_t index) {
   building_atom.copies.clear();
   if (of.source.gathers.size() < 2) return;
   if (building_atom.average) {
-    of.source.kind = SourceKind::kAverage;
+    of.source = AverageSource(std::move(of.source.gathers));
   } else if (building_atom.replicas) {
-    of.source.kind = SourceKind::kReplicas;
+    of.source = ReplicaSource(std::move(of.source.gathers));
   } else {
     Defect(StrCat(AtomName(of),
                   ": several ranks hold all of it and nothing declares them equal "
@@ -332,7 +329,7 @@ void Assembler::State::CheckAtom(size_t index) {
                          " contradicts the parameter's ",
                          ShapeToString(model.parameter(of.parameter).shape)));
   }
-  if (of.source.kind == SourceKind::kInline || of.source.kind == SourceKind::kCast) return;
+  if (!IsStoredInFiles(of.source)) return;
   if (of.source.gathers.empty()) {
     const auto count = ElementCount(of.shape);
     if (!count || *count > 0) Defect(StrCat(AtomName(of), ": no file holds it"));

@@ -40,14 +40,11 @@ SplitStep SplitCopies(const StepModel& step) {
   split.model.atoms = step.atoms;  // casts refer by index: keep the originals first
   for (const Atom& atom : step.atoms) {
     const auto first = static_cast<uint32_t>(split.model.atoms.size());
-    const SourceKind kind = atom.source.kind;
-    if (kind == SourceKind::kReplicas || kind == SourceKind::kAverage) {
-      for (const Gather& gather : atom.source.gathers) {
-        Atom copy = atom;
-        copy.source = AtomSource{};
-        copy.source.gathers.push_back(gather);
-        split.model.atoms.push_back(std::move(copy));
-      }
+    for (const Gather& gather : AllCopies(atom.source)) {
+      Atom copy = atom;
+      copy.source = AtomSource{};
+      copy.source.gathers.push_back(gather);
+      split.model.atoms.push_back(std::move(copy));
     }
     split.copies.emplace_back(first, static_cast<uint32_t>(split.model.atoms.size()));
   }
@@ -63,19 +60,6 @@ size_t FirstBad(std::span<const std::byte> bytes, T* bad) {
     if (!std::isfinite(*bad)) return i;
   }
   return count;
-}
-
-// True if `wanted(blob)` is for a blob that the atom's bytes lie in.
-template <class Wanted>
-bool AnyBlob(const Atom& atom, const Wanted& wanted) {
-  for (const Gather& gather : atom.source.gathers) {
-    for (const FragmentSeries& series : gather.series) {
-      for (uint32_t k = 0; k < series.count; ++k) {
-        if (wanted(static_cast<uint32_t>(series.At(k).blob))) return true;
-      }
-    }
-  }
-  return false;
 }
 
 // "subject: rest" and "subject rest" without the subject.
@@ -180,12 +164,8 @@ void Verification::CheckBlobs() {
 }
 
 bool Verification::Intact(const Atom& atom) const {
-  const SourceKind kind = atom.source.kind;
-  if (kind == SourceKind::kCast || kind == SourceKind::kDecode) {
-    if (!Intact(step_.atom(atom.source.of))) return false;
-    return kind == SourceKind::kCast || Intact(step_.atom(atom.source.scales));
-  }
-  return !AnyBlob(atom, [this](uint32_t blob) { return changed_[blob] != 0; });
+  if (const auto of = DerivedFrom(atom.source)) return Intact(step_.atom(*of));
+  return !AnyBlobOf(atom.source, [this](uint32_t blob) { return changed_[blob] != 0; });
 }
 
 RecordSums Verification::SumsOf(BlobIndex index) {
@@ -246,7 +226,6 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   // What the file says of its own records is said already.
   if (!wrong.empty() && summed) Defect(path, wrong);
   const MutexLock lock(mutex_);
-  report_.digests[static_cast<uint32_t>(index)] = digest;
   report_.blob_bytes += blob.stamp.size;
   ++report_.blobs;
   return blob.stamp.size;
@@ -453,7 +432,7 @@ Result<uint64_t> Verification::ListWeights(std::vector<uint8_t>& read) {
     weights_.push_back(pair);
     // All their elements are found so, unless copies are averaged when shown.
     const Atom& weight = step_.atom(pair.weight);
-    const bool whole = !options_.finite && weight.source.kind != SourceKind::kAverage;
+    const bool whole = !options_.finite && !IsAveraged(weight.source);
     read[static_cast<uint32_t>(pair.weight)] = read[static_cast<uint32_t>(pair.master)] = whole;
     CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(weight.shape, weight.dtype));
     total += bytes * pair.copies;
@@ -474,14 +453,13 @@ Result<uint64_t> Verification::ListItems() {
     const Atom& atom = step_.atoms[i];
     const auto bytes = ByteCount(atom.shape, atom.dtype);
     if (!bytes) return Fail(bytes.error());
-    AnyBlob(atom, [this](uint32_t blob) { return (holds_[blob] = 1) == 0; });
+    AnyBlobOf(atom.source, [this](uint32_t blob) { return (holds_[blob] = 1) == 0; });
     if (!Intact(atom)) continue;
-    if (atom.source.kind == SourceKind::kReplicas) {
+    if (const auto copies = EqualCopies(atom.source); !copies.empty()) {
       compared_.push_back(i);
-      total += *bytes * (atom.source.gathers.size() - 1);
+      total += *bytes * (copies.size() - 1);
     }
-    // Reserved kinds and packed types cannot be read by elements.
-    if (atom.source.kind == SourceKind::kReplay || ByteWidth(atom.dtype) == 0) continue;
+    if (ByteWidth(atom.dtype) == 0) continue;  // packed types cannot be read by elements
     if (read[i] != 0) continue;
     read_.push_back(i);
     total += *bytes;
@@ -492,10 +470,6 @@ Result<uint64_t> Verification::ListItems() {
 Result<VerifyReport> Verification::Run() {
   CheckBlobs();
   CKPT_ASSIGN_OR_RETURN(const uint64_t total, ListItems());
-  {
-    const MutexLock lock(mutex_);
-    report_.digests.resize(step_.blobs.size());
-  }
   const size_t items = step_.blobs.size() + weights_.size() + compared_.size() + read_.size();
   CKPT_RETURN_IF_ERROR(
       RunWorkList(items, total, options_.job, [this](size_t i) { return VerifyItem(i); }));

@@ -43,7 +43,6 @@ struct VerifyReport {
   uint64_t atoms_finite = 0;    // checked for NaN and infinity
   uint64_t defect_count = 0;
   std::vector<VerifyDefect> defects;  // the first 100
-  std::vector<Digest> digests;        // per blob, of all its bytes
 };
 
 struct VerifyOptions {

@@ -62,10 +62,7 @@ Difference Compare(DType dtype, std::span<const std::byte> a, std::span<const st
 
 // True if an atom's bytes are in the step's files as they are.
 bool IsStored(const Atom& atom) {
-  const SourceKind kind = atom.source.kind;
-  const bool gathered = kind == SourceKind::kGather || kind == SourceKind::kReplicas ||
-                        kind == SourceKind::kAverage;
-  return gathered && !atom.source.gathers.empty();
+  return IsStoredInFiles(atom.source) && !atom.source.gathers.empty();
 }
 
 // ---- sampling ----------------------------------------------------------------
@@ -282,8 +279,7 @@ WeightPairs FindWeightPairs(const StepModel& model) {
     if (!IsStored(master) || !CanCompare(master.dtype) || master.shape != weight.shape) continue;
     const size_t copies = weight.source.gathers.size();
     const bool paired = copies == master.source.gathers.size();
-    const bool averaged = weight.source.kind == SourceKind::kAverage ||
-                          master.source.kind == SourceKind::kAverage;
+    const bool averaged = IsAveraged(weight.source) || IsAveraged(master.source);
     if (averaged && !paired) {
       pairs.skipped.push_back(AtomIndex{i});
     } else {

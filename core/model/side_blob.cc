@@ -21,8 +21,7 @@ Status CheckAtom(const Atom& atom, uint32_t blob) {
   const auto& gathers = atom.source.gathers;
   for (size_t i = 0; i < gathers.size(); ++i) {
     if (!Touches(gathers[i], blob)) continue;
-    const bool first_of_copies =
-        i == 0 && gathers.size() > 1 && atom.source.kind == SourceKind::kReplicas;
+    const bool first_of_copies = i == 0 && EqualCopies(atom.source).size() > 1;
     if (!first_of_copies) {
       return Fail(ErrorCode::kInvalid, "a side blob is the first of several replicas only");
     }
@@ -39,8 +38,8 @@ std::optional<BlobIndex> FindSideBlob(const StepModel& model) {
 
 bool IsPacked(const StepModel& model, const Atom& atom) {
   const auto blob = FindSideBlob(model);
-  return blob && atom.source.kind == SourceKind::kReplicas && !atom.source.gathers.empty() &&
-         Touches(atom.source.gathers.front(), static_cast<uint32_t>(*blob));
+  const auto copies = EqualCopies(atom.source);
+  return blob && !copies.empty() && Touches(copies.front(), static_cast<uint32_t>(*blob));
 }
 
 StepModel WithSideBlob(StepModel model, Blob blob, std::string root,
@@ -54,16 +53,13 @@ StepModel WithSideBlob(StepModel model, Blob blob, std::string root,
   model.blobs.push_back(std::move(blob));
   for (const SideAtom& side : atoms) {
     Atom& atom = model.atoms[static_cast<uint32_t>(side.atom)];
-    CKPT_CHECK(atom.source.kind == SourceKind::kGather || atom.source.gathers.size() > 1);
     FragmentSeries series;
     series.elements = ElementCount(atom.shape).value_or(0);
     series.flat_step = series.elements;
     series.blob = index;
     series.offset = side.offset;
     series.dtype = atom.dtype;
-    atom.source.kind = SourceKind::kReplicas;
-    atom.source.gathers.insert(atom.source.gathers.begin(),
-                               Gather{{WholeTensor(atom.shape)}, {series}});
+    PutCopyFirst(atom.source, Gather{{WholeTensor(atom.shape)}, {series}});
   }
   return model;
 }
@@ -72,10 +68,7 @@ StepModel WithoutSideBlob(StepModel model) {
   const auto blob = FindSideBlob(model);
   if (!blob) return model;
   for (Atom& atom : model.atoms) {
-    auto& gathers = atom.source.gathers;
-    if (!IsPacked(model, atom)) continue;
-    gathers.erase(gathers.begin());
-    if (gathers.size() == 1) atom.source.kind = SourceKind::kGather;
+    if (IsPacked(model, atom)) TakeFirstCopy(atom.source);
   }
   model.roots.pop_back();
   model.blobs.pop_back();

@@ -10,7 +10,6 @@
 
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,7 +19,7 @@
 #include <vector>
 
 #include "core/blob/blob.h"
-#include "core/model/fragment.h"
+#include "core/model/atom_source.h"
 #include "core/model/layout.h"
 #include "core/model/pattern.h"
 #include "core/tensor/shape.h"
@@ -28,7 +27,6 @@
 namespace ckptfs {
 
 enum class ParameterIndex : uint32_t {};  // into StepModel::parameters
-enum class AtomIndex : uint32_t {};       // into StepModel::atoms
 
 enum class Role : uint8_t { kTrainable = 0, kFrozen = 1, kBuffer = 2 };
 
@@ -69,27 +67,6 @@ std::string WithExpert(const Parameter& parameter, std::string_view shown, uint6
 
 // How an atom's shape relates to its parameter's.
 enum class Relation : uint8_t { kSame = 0, kReduced = 1, kScalar = 2, kOpaque = 3 };
-
-// Where an atom's bytes come from.  The numbers are stored in manifests.
-enum class SourceKind : uint8_t {
-  kGather = 0,    // gathers[0] covers it exactly once
-  kReplicas = 1,  // any of gathers; declared equal, compared by verify
-  kAverage = 2,   // fp32 sum over gathers in order, divided by their number
-  kCast = 3,      // cast of atom `of`; marked derived
-  kDecode = 4,    // values of `of` times scales of `scales` per block
-  kReplay = 5,    // reserved: gradients on a base
-  kInline = 6,    // the bytes themselves (scalars)
-};
-
-struct AtomSource {
-  SourceKind kind = SourceKind::kGather;
-  std::vector<Gather> gathers;
-  AtomIndex of{};
-  AtomIndex scales{};
-  Shape block;               // kDecode: elements per scale, per dim
-  std::string inline_bytes;  // kInline: little-endian element bytes
-  bool python_number = false;  // kInline: was a Python int or float, not a tensor
-};
 
 // kind: "weight" (as the model holds it), "master" (fp32), "exp_avg",
 // "exp_avg_sq", "grad", "step", or any other optimizer state by its own name.
@@ -139,32 +116,6 @@ struct Group {
 
 struct StepIndex;
 
-// A number no two StepModel objects of this process ever share, copies
-// included: what caches of derived values are keyed by.
-class InstanceId {
- public:
-  InstanceId() : value_(Next()) {}
-  InstanceId(const InstanceId&) : InstanceId() {}
-  InstanceId(InstanceId&& other) noexcept : value_(other.value_) { other.value_ = Next(); }
-  InstanceId& operator=(const InstanceId&) {
-    value_ = Next();
-    return *this;
-  }
-  InstanceId& operator=(InstanceId&& other) noexcept {
-    value_ = other.value_;
-    other.value_ = Next();
-    return *this;
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  static uint64_t Next() {
-    static std::atomic<uint64_t> last{0};
-    return ++last;
-  }
-  uint64_t value_;
-};
-
 struct StepModel {
   std::string framework;  // the Source's name: "deepspeed", "deepspeed_universal"
   std::string framework_version;
@@ -188,7 +139,6 @@ struct StepModel {
   std::vector<Group> groups;
   std::vector<Document> documents;
   std::vector<std::string> notes;  // said to the user: what is derived, averaged, ignored
-  InstanceId instance;  // of this object; not part of the step's content
 
   const Parameter& parameter(ParameterIndex i) const {
     return parameters[static_cast<uint32_t>(i)];

@@ -33,57 +33,13 @@ Status CheckChains(const StepModel& model) {
   for (size_t i = 0; i < model.atoms.size(); ++i) {
     size_t at = i;
     for (int depth = 0;; ++depth) {
-      const SourceKind kind = model.atoms[at].source.kind;
-      if (kind != SourceKind::kCast && kind != SourceKind::kDecode) break;
+      const auto of = DerivedFrom(model.atoms[at].source);
+      if (!of) break;
       if (depth == kMaxChain) return Refuse("atom ", i, " is derived in a circle");
-      at = static_cast<size_t>(model.atoms[at].source.of);
+      at = static_cast<size_t>(*of);
     }
   }
   return {};
-}
-
-Status CheckDerived(const StepModel& model, const Atom& atom) {
-  const auto of = static_cast<uint32_t>(atom.source.of);
-  if (of >= model.atoms.size()) return Refuse("derived from atom ", of, ", which is none");
-  if (model.atoms[of].shape != atom.shape) {
-    return Refuse("derived from an atom of shape ", ShapeToString(model.atoms[of].shape));
-  }
-  if (atom.source.kind == SourceKind::kCast) return {};
-  const auto scales = static_cast<uint32_t>(atom.source.scales);
-  if (scales >= model.atoms.size()) return Refuse("scaled by atom ", scales, ", which is none");
-  const SourceKind kind = model.atoms[scales].source.kind;
-  if (kind == SourceKind::kCast || kind == SourceKind::kDecode) {
-    return Refuse("scales that are derived themselves");
-  }
-  if (atom.source.block.size() != atom.shape.size()) return Refuse("block of another rank");
-  for (uint64_t elements : atom.source.block) {
-    if (elements == 0) return Refuse("block of 0 elements");
-  }
-  return {};
-}
-
-Status CheckSource(const StepModel& model, const Atom& atom) {
-  const size_t gathers = atom.source.gathers.size();
-  switch (atom.source.kind) {
-    case SourceKind::kGather:
-      if (gathers != 1) return Refuse(gathers, " gathers for one");
-      return {};
-    case SourceKind::kReplicas:
-    case SourceKind::kAverage:
-      if (gathers == 0) return Refuse("no copies");
-      return {};
-    case SourceKind::kCast:
-    case SourceKind::kDecode: return CheckDerived(model, atom);
-    case SourceKind::kInline: {
-      CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(atom.shape, atom.dtype));
-      if (atom.source.inline_bytes.size() != bytes) {
-        return Refuse(atom.source.inline_bytes.size(), " inline bytes, the shape needs ", bytes);
-      }
-      return {};
-    }
-    case SourceKind::kReplay: break;
-  }
-  return Fail(ErrorCode::kUnsupported, "a source kind this build cannot read");
 }
 
 }  // namespace

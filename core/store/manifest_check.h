@@ -30,8 +30,7 @@ Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> lo
 
 Status CheckStoredTensor(const StoredTensor& tensor, std::span<const Blob> blobs);
 
-// Each atom's source has what its kind needs, and casts and decodes end at
-// stored bytes.
+// Each atom's source has what its kind needs, and casts end at stored bytes.
 Status CheckAtomSources(const StepModel& model);
 
 }  // namespace ckptfs

@@ -311,15 +311,10 @@ Result<Gather> Reader::ReadGather(const fb::Gather& table, const Shape& atom) {
 Result<AtomSource> Reader::ReadSource(const fb::AtomSource* table, const Shape& atom) {
   if (table == nullptr) return Refuse("no source");
   AtomSource source;
-  CKPT_ASSIGN_OR_RETURN(source.kind, KnownEnum(table->kind(), SourceKind::kInline, "source kind"));
-  if (source.kind == SourceKind::kReplay) {
-    return Fail(ErrorCode::kUnsupported, "a replay source: this build cannot read it");
-  }
+  CKPT_ASSIGN_OR_RETURN(source.kind, SourceKindOf(table->kind()));
   CKPT_RETURN_IF_ERROR(ReadAll(table->gathers(), source.gathers, "gather",
                                [&](const fb::Gather& gather) { return ReadGather(gather, atom); }));
   source.of = AtomIndex{table->of()};
-  source.scales = AtomIndex{table->scales()};
-  CKPT_ASSIGN_OR_RETURN(source.block, ReadShape(table->block()));
   source.inline_bytes = Text(table->inline_bytes());
   source.python_number = table->python_number();
   return source;

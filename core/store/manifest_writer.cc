@@ -153,12 +153,10 @@ Offset<fb::Atom> Writer::WriteAtom(const Atom& atom) {
   const LocalTensor whole = WholeTensor(atom.shape);
   const auto gathers = Tables<fb::Gather>(
       atom.source.gathers, [&](const Gather& gather) { return WriteGather(gather, whole); });
-  const auto block = Vector(atom.source.block);
   const auto inline_bytes = Bytes(atom.source.inline_bytes);
-  const auto source = fb::CreateAtomSource(
-      builder_, static_cast<uint8_t>(atom.source.kind), gathers,
-      static_cast<uint32_t>(atom.source.of), static_cast<uint32_t>(atom.source.scales), block,
-      inline_bytes, atom.source.python_number);
+  const auto source = fb::CreateAtomSource(builder_, static_cast<uint8_t>(atom.source.kind),
+                                           gathers, static_cast<uint32_t>(atom.source.of),
+                                           inline_bytes, atom.source.python_number);
   const auto optimizer = Bytes(atom.optimizer);
   const auto kind = Bytes(atom.kind);
   const auto shape = Vector(atom.shape);
@@ -246,7 +244,7 @@ uint64_t UpperBound(const StepModel& model) {
   }
   for (const Atom& atom : model.atoms) {
     bytes += 256 + atom.kind.size() + atom.optimizer.size() + atom.source.inline_bytes.size() +
-             8 * (atom.shape.size() + atom.source.block.size());
+             8 * atom.shape.size();
     for (const Gather& gather : atom.source.gathers) {
       bytes += 64 + 64 * gather.series.size();
       for (const LocalTensor& local : gather.locals) {

@@ -9,7 +9,6 @@
 
 #include "core/base/strings.h"
 #include "core/view/copy_batch.h"
-#include "core/view/decoded_atom.h"
 #include "core/view/source_runs.h"
 #include "core/view/stored_atom.h"
 
@@ -184,8 +183,8 @@ Status CopyInline(const StoredAtom& stored, const Window& window) {
   return {};
 }
 
-Status ReadStored(const StepModel& model, BlobReader& blobs, const StoredAtom& stored,
-                  const Window& window, uint32_t width) {
+Status ReadStored(BlobReader& blobs, const StoredAtom& stored, const Window& window,
+                  uint32_t width) {
   const AtomSource& source = stored.atom->source;
   switch (source.kind) {
     case SourceKind::kGather:
@@ -196,8 +195,6 @@ Status ReadStored(const StepModel& model, BlobReader& blobs, const StoredAtom& s
       if (source.gathers.empty()) break;
       return Average(blobs, stored, window, width);
     case SourceKind::kInline: return CopyInline(stored, window);
-    case SourceKind::kDecode:
-      return ReadDecoded(model, blobs, stored, window.local, window.begin, window.end, window.out);
     default:
       return Fail(ErrorCode::kUnsupported, StrCat("sources of kind ", static_cast<int>(source.kind),
                                                   " cannot be read by this version"));
@@ -214,7 +211,7 @@ Status ReadAtom(const StepModel& model, BlobReader& blobs, const AtomSegment& se
   const Window window{*segment.local, begin, end, out};
   const uint32_t width = ByteWidth(segment.dtype);
   ZeroUncovered(window, width);
-  if (Status read = ReadStored(model, blobs, stored, window, width); !read) {
+  if (Status read = ReadStored(blobs, stored, window, width); !read) {
     return Fail(std::move(read).error().WithContext(AtomLabel(model, segment.atom)));
   }
   return {};
@@ -224,18 +221,16 @@ Status ReadPackedAtom(const StepModel& model, BlobReader& blobs, const AtomSegme
                       uint64_t begin, uint64_t end, std::byte* out) {
   const Atom& atom = model.atom(segment.atom);
   const uint64_t bits = BitWidth(atom.dtype);
-  const bool plain =
-      (atom.source.kind == SourceKind::kGather || atom.source.kind == SourceKind::kReplicas) &&
-      !atom.source.gathers.empty() && atom.source.gathers.front().locals.size() == 1 &&
-      atom.source.gathers.front().locals.front() == WholeTensor(atom.shape) &&
-      atom.source.gathers.front().series.size() == 1 &&
-      atom.source.gathers.front().series.front().count == 1;
+  const std::span<const Gather> gathers = GathersRead(atom.source);
+  const bool plain = gathers.size() == 1 && gathers[0].locals.size() == 1 &&
+                     gathers[0].locals[0] == WholeTensor(atom.shape) &&
+                     gathers[0].series.size() == 1 && gathers[0].series[0].count == 1;
   if (!plain) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat(AtomLabel(model, segment.atom), ": values of type ", DTypeName(atom.dtype),
                        " can only be shown where the source holds them in one piece"));
   }
-  const Fragment fragment = atom.source.gathers.front().series.front().At(0);
+  const Fragment fragment = gathers[0].series[0].At(0);
   if (fragment.flat_begin != 0 || (fragment.flat_end * bits + 7) / 8 < end) {
     return Fail(ErrorCode::kDataLoss,
                 StrCat(AtomLabel(model, segment.atom), ": not all of it is stored"));

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ReadAtom fills a buffer with elements of a target local tensor of an atom:
-// gathered from fragments, averaged over slices, decoded or taken from the
+// gathered from fragments, averaged over slices or taken from the
 // manifest, multiplied by the ratio of the pieces' scales, cast.  Elements that
 // no piece maps, and those beyond the local tensor, are zero.
 //
 //   average   0 + slice 0 + slice 1 + ... in fp32, divided by their number
 //             (ds_to_universal.py: sum(slices) / len(slices)), then cast
-//   decode    value * scale of its block in fp32, then cast
 //
 // Thread safety: pure apart from the blob reader.
 // Units: elements of the local tensor.
@@ -19,7 +18,7 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/view/plan.h"
+#include "core/view/segment.h"
 
 namespace ckptfs {
 

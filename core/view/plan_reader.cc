@@ -4,15 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <optional>
 
 #include "core/base/mutex.h"
 #include "core/base/parallel.h"
-#include "core/base/strings.h"
-#include "core/view/atom_reader.h"
 #include "core/view/read_ahead.h"
-#include "core/view/source_runs.h"
-#include "core/view/stored_atom.h"
 
 namespace ckptfs {
 namespace {
@@ -20,61 +16,11 @@ namespace {
 // Bytes one task of ReadParallel fills: long enough to pay for a task, short
 // enough to balance.
 constexpr uint64_t kParallelBlock = 4 << 20;
-constexpr size_t kMaxWidth = 16;
 
 // Who reads this much at once will read on; its sources are asked for this far
 // ahead.
 constexpr uint64_t kBulkRead = 128 << 10;
 constexpr uint64_t kReadAhead = 32 << 20;
-
-// Fills bytes [begin, end) of one segment; offsets count from its start.
-struct SegmentFiller {
-  const StepModel& model;
-  BlobReader& blobs;
-  uint64_t begin;
-  uint64_t end;
-  std::byte* out;
-
-  Status operator()(const LiteralSegment& literal) const {
-    std::memcpy(out, literal.bytes->data() + begin, end - begin);
-    return {};
-  }
-  Status operator()(const BlobSegment& blob) const {
-    return blobs.Read(blob.blob, blob.offset + begin, {out, end - begin});
-  }
-  Status operator()(const ZeroSegment&) const {
-    std::memset(out, 0, end - begin);
-    return {};
-  }
-  Status operator()(const AtomSegment& atom) const {
-    const uint64_t width = ByteWidth(atom.dtype);
-    if (width == 0) return ReadPackedAtom(model, blobs, atom, begin, end, out);
-    const uint64_t whole_begin = (begin + width - 1) / width;
-    const uint64_t whole_end = end / width;
-    if (whole_begin > whole_end) return PartOfElement(atom, whole_end, begin, end);
-    if (begin < whole_begin * width) {
-      CKPT_RETURN_IF_ERROR(PartOfElement(atom, whole_begin - 1, begin, whole_begin * width));
-    }
-    if (whole_begin < whole_end) {
-      CKPT_RETURN_IF_ERROR(ReadAtom(model, blobs, atom, atom.flat_begin + whole_begin,
-                                    atom.flat_begin + whole_end,
-                                    out + (whole_begin * width - begin)));
-    }
-    if (whole_end * width < end) return PartOfElement(atom, whole_end, whole_end * width, end);
-    return {};
-  }
-
-  // Bytes [from, to) of the segment, all in one element.
-  Status PartOfElement(const AtomSegment& atom, uint64_t element, uint64_t from,
-                       uint64_t to) const {
-    std::array<std::byte, kMaxWidth> whole;
-    const uint64_t flat = atom.flat_begin + element;
-    CKPT_RETURN_IF_ERROR(ReadAtom(model, blobs, atom, flat, flat + 1, whole.data()));
-    std::memcpy(out + (from - begin), whole.data() + (from - element * ByteWidth(atom.dtype)),
-                to - from);
-    return {};
-  }
-};
 
 }  // namespace
 
@@ -90,9 +36,8 @@ Result<size_t> PlanReader::Read(uint64_t offset, std::span<std::byte> out) const
     const Segment& segment = segments[i];
     const uint64_t from = std::max(offset, segment.begin);
     const uint64_t to = std::min(end, segment.end);
-    const SegmentFiller filler{model_, blobs_, from - segment.begin, to - segment.begin,
-                               out.data() + (from - offset)};
-    CKPT_RETURN_IF_ERROR(std::visit(filler, segment.body));
+    CKPT_RETURN_IF_ERROR(ReadSegment(segment, model_, blobs_, from - segment.begin,
+                                     to - segment.begin, out.data() + (from - offset)));
   }
   return static_cast<size_t>(end - offset);
 }
@@ -120,6 +65,21 @@ Result<size_t> PlanReader::ReadParallel(uint64_t offset, std::span<std::byte> ou
   });
   if (first_error) return Fail(*std::move(first_error));
   return static_cast<size_t>(size);
+}
+
+Result<std::vector<Origin>> PlanReader::Explain(uint64_t offset, uint64_t length,
+                                                size_t limit) const {
+  std::vector<Origin> origins;
+  if (offset >= plan_.size()) return origins;
+  const uint64_t end = offset + std::min(length, plan_.size() - offset);
+  const std::vector<Segment>& segments = plan_.segments();
+  for (size_t i = plan_.FindSegment(offset);
+       i < segments.size() && segments[i].begin < end && origins.size() <= limit; ++i) {
+    CKPT_RETURN_IF_ERROR(ExplainSegment(segments[i], model_, std::max(offset, segments[i].begin),
+                                        std::min(end, segments[i].end), limit, origins));
+  }
+  if (origins.size() > limit) origins.resize(limit);
+  return origins;
 }
 
 }  // namespace ckptfs

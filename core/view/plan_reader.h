@@ -14,7 +14,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,19 +22,6 @@
 #include "core/view/plan.h"
 
 namespace ckptfs {
-
-// Where some bytes of a virtual file come from, for `ckptfs explain`.
-struct Origin {
-  uint64_t begin = 0;  // [begin, end) bytes of the virtual file
-  uint64_t end = 0;
-  enum class Kind { kLiteral, kBlob, kZero, kInline } kind = Kind::kLiteral;
-  BlobIndex blob{};          // kBlob
-  uint64_t blob_offset = 0;  // kBlob: of the first byte; contiguous if !strided
-  uint64_t blob_length = 0;  // bytes at the source (differs when cast)
-  std::optional<AtomIndex> atom;
-  DType stored = DType::kU8;  // dtype at the source
-  DType shown = DType::kU8;   // dtype in the virtual file
-};
 
 class PlanReader {
  public:

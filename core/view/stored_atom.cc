@@ -14,16 +14,6 @@ Result<Conversion> StoredAtom::MakeConversion(DType stored, double factor) const
   return Conversion::Make({full.data(), chain_length + 1}, factor);
 }
 
-std::span<const Gather> StoredAtom::GathersRead() const {
-  const std::vector<Gather>& gathers = atom->source.gathers;
-  switch (atom->source.kind) {
-    case SourceKind::kGather:
-    case SourceKind::kReplicas: return {gathers.data(), std::min<size_t>(gathers.size(), 1)};
-    case SourceKind::kAverage: return gathers;
-    default: return {};
-  }
-}
-
 Result<StoredAtom> FindStoredAtom(const StepModel& model, AtomIndex atom, DType shown) {
   StoredAtom found;
   found.chain[found.chain_length++] = shown;
@@ -44,8 +34,9 @@ Result<StoredAtom> FindStoredAtom(const StepModel& model, AtomIndex atom, DType 
     found.chain[found.chain_length++] = described.dtype;
     found.atom = &described;
     found.index = now;
-    if (described.source.kind != SourceKind::kCast) break;
-    now = described.source.of;
+    const auto of = DerivedFrom(described.source);
+    if (!of) break;
+    now = *of;
   }
   std::reverse(found.chain.begin(), found.chain.begin() + found.chain_length);
   return found;

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <array>
-#include <span>
 #include <string>
 
 #include "core/base/result.h"
@@ -28,9 +27,6 @@ struct StoredAtom {
 
   // From elements stored as `stored` (multiplied by `factor`) to shown ones.
   Result<Conversion> MakeConversion(DType stored, double factor) const;
-  // Those a read takes elements from: the first of replicas, all of an average,
-  // none where the source is of another kind.
-  std::span<const Gather> GathersRead() const;
 };
 
 // kInvalid for an index out of range or a shape that differs on the way,

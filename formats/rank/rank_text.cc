@@ -86,8 +86,7 @@ std::string TensorText(const StepModel& step, const RankTensor& tensor,
                            "\",\"shape\":", List(tensor.shape), ",", PartText(step, tensor, rank));
   if (tensor.derived) {
     const Atom& atom = step.atom(tensor.atom);
-    const bool cast = atom.source.kind == SourceKind::kCast;
-    const Atom& from = cast ? step.atom(atom.source.of) : atom;
+    const Atom& from = step.atom(DerivedFrom(atom.source).value_or(tensor.atom));
     out += StrCat(",\"derived\":true,\"from\":", Quoted(from.kind));
   }
   return out + "}";

@@ -113,7 +113,7 @@ Result<NodeId> ArchiveBuilder::WholeAtom(const StepModel& step, AtomIndex index,
 
 Result<NodeId> ArchiveBuilder::Scalar(const StepModel& step, AtomIndex index) {
   const Atom& atom = step.atom(index);
-  if (atom.source.kind == SourceKind::kInline && atom.source.python_number) {
+  if (IsPythonNumber(atom.source)) {
     if (auto number = NumberNode(atom, pickle_)) return *number;
   }
   return WholeAtom(step, index, atom.dtype);

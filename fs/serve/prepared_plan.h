@@ -41,8 +41,4 @@ class PreparedPlan {
   std::vector<BlobIndex> blobs_;
 };
 
-// Blobs that bytes of `plan` may come from: those of its blob segments and all
-// those of its atoms' sources.
-std::vector<BlobIndex> BlobsOf(const Plan& plan, const StepModel& model);
-
 }  // namespace ckptfs

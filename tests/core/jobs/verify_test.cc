@@ -90,7 +90,6 @@ TEST_F(VerifyTest, AGoodStepHasNoDefects) {
   EXPECT_EQ(report.atoms_compared, 1u);
   EXPECT_EQ(report.atoms_read, 1u);
   EXPECT_EQ(report.atoms_finite, 1u);
-  EXPECT_EQ(report.digests[0], DigestOf(std::as_bytes(std::span(values_))));
 }
 
 TEST_F(VerifyTest, ReplicasThatDifferAreNamedWithElementAndFiles) {

@@ -123,12 +123,6 @@ void AddAtoms(StepModel& model) {
   Atom raw = MakeAtom(3, "quantised", DType::kF8E4M3, {4, 2});
   raw.source.gathers = {WholeGather({4, 2}, 2, 16, DType::kF8E4M3)};
   model.atoms.push_back(raw);
-  Atom decoded = MakeAtom(3, "weight", DType::kF32, {4, 2});
-  decoded.source.kind = SourceKind::kDecode;
-  decoded.source.of = AtomIndex{6};
-  decoded.source.scales = AtomIndex{5};
-  decoded.source.block = {1, 2};
-  model.atoms.push_back(decoded);
   Atom opaque = MakeAtom(3, "shampoo", DType::kU8, {16});
   opaque.relation = Relation::kOpaque;
   opaque.source.gathers = {WholeGather({16}, 1, 8, DType::kU8)};

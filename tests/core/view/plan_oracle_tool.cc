@@ -59,8 +59,6 @@ Atom AtomOf(const Json& json) {
     atom.source.gathers.push_back(GatherOf(item));
   }
   atom.source.of = AtomIndex{json.value("of", 0u)};
-  atom.source.scales = AtomIndex{json.value("scales", 0u)};
-  atom.source.block = json.value("block", Shape{});
   for (unsigned byte : json.value("inline", std::vector<unsigned>{})) {
     atom.source.inline_bytes.push_back(static_cast<char>(byte));
   }

@@ -116,7 +116,7 @@ TEST_F(ReaderFaults, FragmentsBeyondTheFile) {
 }
 
 TEST_F(ReaderFaults, ReservedSourcesAreRefused) {
-  model_.atoms[0].source.kind = SourceKind::kReplay;
+  model_.atoms[0].source.kind = static_cast<SourceKind>(5);
   const auto blobs = Open(0);
   const PlanReader reader(plan_, model_, *blobs);
   std::vector<std::byte> out(plan_.size());

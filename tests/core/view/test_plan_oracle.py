@@ -12,7 +12,7 @@ import torch
 
 TORCH = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 WIDTH = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
-GATHER, REPLICAS, AVERAGE, CAST, DECODE, INLINE = 0, 1, 2, 3, 4, 6
+GATHER, REPLICAS, AVERAGE, CAST, INLINE = 0, 1, 2, 3, 6
 
 
 def raw(tensor):
@@ -273,41 +273,6 @@ def test_scalars_and_empty_tensors(tmp_path, shape):
     inline = case.atom(shape, "fp32", [], INLINE, inline=list(raw(tensor)))
     case.show(inline, whole(shape), tensor, "fp32")
     case.show(inline, whole(shape), tensor, "fp32", 0, 5)
-    case.check()
-
-
-QUANTISED = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
-             "fp8_e5m2fnuz": torch.float8_e5m2fnuz, "int8": torch.int8, "uint8": torch.uint8}
-
-
-@pytest.mark.parametrize("dtype", QUANTISED)
-@pytest.mark.parametrize("block", [[4, 16], [1, 7], [100, 100]], ids=str)
-def test_values_with_scales_per_block(tmp_path, dtype, block):
-    """Every 8-bit pattern but NaNs, blocks cut short at the ends, fp32 and e8m0 scales."""
-    case = Case(tmp_path, 11)
-    shape = [19, 53]
-    values = torch.from_numpy(case.random.integers(0, 256, shape, dtype=np.uint8)).view(QUANTISED[dtype])
-    values = torch.where(torch.isnan(values.float()), torch.zeros_like(values), values)
-    grid = [-(-shape[d] // block[d]) for d in (0, 1)]
-    power = dtype == "fp8_e4m3"
-    exponents = torch.from_numpy(case.random.integers(120, 135, grid, dtype=np.uint8))
-    scales = exponents.view(torch.float8_e8m0fnu) if power else torch.rand(grid) + 0.5
-
-    def plain(tensor, name):
-        return {"locals": [whole(list(tensor.shape))], "series": case.fragments(0, tensor, name)}
-
-    scale_type = "fp8_e8m0" if power else "fp32"
-    of = case.atom(shape, dtype, [plain(values, dtype)])
-    by = case.atom(grid, scale_type, [plain(scales, scale_type)])
-    decoded = case.atom(shape, "bf16", [], DECODE, of=of, scales=by, block=block)
-    spread = scales.float().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:19, :53]
-    full = (values.float() * spread).to(torch.bfloat16)
-    case.show(decoded, whole(shape), full, "bf16")
-    case.show(decoded, sharded(shape, 0, [19], 0, 1), full, "fp32", 100, 1100)
-    columns = {"shape": [19, 9], "pieces": [piece([0, 13], [19, 9], 0, [9, 1])]}
-    case.show(decoded, columns, full[:, 13:22].contiguous(), "bf16")
-    turned = {"shape": [53, 19], "pieces": [piece([0, 0], shape, 0, [1, 19])]}
-    case.show(decoded, turned, full.t().contiguous(), "bf16")
     case.check()
 
 

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/model/atom_source.h"
+
+#include <algorithm>
+
+#include "core/base/strings.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+namespace {
+
+Status CheckCast(const StepModel& model, const Atom& atom) {
+  const auto of = static_cast<uint32_t>(atom.source.of);
+  if (of >= model.atoms.size()) return Refuse("derived from atom ", of, ", which is none");
+  if (model.atoms[of].shape == atom.shape) return {};
+  return Refuse("derived from an atom of shape ", ShapeToString(model.atoms[of].shape));
+}
+
+Status CheckInline(const Atom& atom) {
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(atom.shape, atom.dtype));
+  if (atom.source.inline_bytes.size() == bytes) return {};
+  return Refuse(atom.source.inline_bytes.size(), " inline bytes, the shape needs ", bytes);
+}
+
+}  // namespace
+
+Result<SourceKind> SourceKindOf(uint8_t number) {
+  for (const SourceKind kind : {SourceKind::kGather, SourceKind::kReplicas, SourceKind::kAverage,
+                                SourceKind::kCast, SourceKind::kInline}) {
+    if (static_cast<uint8_t>(kind) == number) return kind;
+  }
+  const std::string_view reserved = number == 4   ? " (values with scales per block)"
+                                    : number == 5 ? " (gradients on a base)"
+                                                  : "";
+  return Fail(ErrorCode::kUnsupported, StrCat("a source of kind ", static_cast<int>(number),
+                                              reserved, ": this build cannot read it"));
+}
+
+AtomSource ReplicaSource(std::vector<Gather> copies) {
+  AtomSource source;
+  source.kind = SourceKind::kReplicas;
+  source.gathers = std::move(copies);
+  return source;
+}
+
+AtomSource AverageSource(std::vector<Gather> copies) {
+  AtomSource source = ReplicaSource(std::move(copies));
+  source.kind = SourceKind::kAverage;
+  return source;
+}
+
+AtomSource InlineSource(std::string bytes, bool python_number) {
+  AtomSource source;
+  source.kind = SourceKind::kInline;
+  source.inline_bytes = std::move(bytes);
+  source.python_number = python_number;
+  return source;
+}
+
+AtomSource CastSource(AtomIndex of) {
+  AtomSource source;
+  source.kind = SourceKind::kCast;
+  source.of = of;
+  return source;
+}
+
+std::span<const Gather> GathersRead(const AtomSource& source) {
+  switch (source.kind) {
+    case SourceKind::kGather:
+    case SourceKind::kReplicas:
+      return {source.gathers.data(), std::min<size_t>(source.gathers.size(), 1)};
+    case SourceKind::kAverage: return source.gathers;
+    case SourceKind::kCast:
+    case SourceKind::kInline: break;
+  }
+  return {};
+}
+
+std::span<const Gather> EqualCopies(const AtomSource& source) {
+  if (source.kind != SourceKind::kReplicas) return {};
+  return source.gathers;
+}
+
+bool IsAveraged(const AtomSource& source) { return source.kind == SourceKind::kAverage; }
+
+std::span<const Gather> AllCopies(const AtomSource& source) {
+  return IsAveraged(source) ? std::span<const Gather>(source.gathers) : EqualCopies(source);
+}
+
+bool IsCopyable(const AtomSource& source) {
+  return (source.kind == SourceKind::kGather && source.gathers.size() == 1) ||
+         (source.kind == SourceKind::kReplicas && source.gathers.size() > 1);
+}
+
+void PutCopyFirst(AtomSource& source, Gather copy) {
+  CKPT_CHECK(source.kind == SourceKind::kGather || source.gathers.size() > 1);
+  source.kind = SourceKind::kReplicas;
+  source.gathers.insert(source.gathers.begin(), std::move(copy));
+}
+
+void TakeFirstCopy(AtomSource& source) {
+  CKPT_CHECK(source.kind == SourceKind::kReplicas && source.gathers.size() > 1);
+  source.gathers.erase(source.gathers.begin());
+  if (source.gathers.size() == 1) source.kind = SourceKind::kGather;
+}
+
+std::optional<AtomIndex> DerivedFrom(const AtomSource& source) {
+  if (source.kind != SourceKind::kCast) return std::nullopt;
+  return source.of;
+}
+
+bool IsStoredInFiles(const AtomSource& source) {
+  return source.kind != SourceKind::kInline && source.kind != SourceKind::kCast;
+}
+
+bool IsPythonNumber(const AtomSource& source) {
+  return source.kind == SourceKind::kInline && source.python_number;
+}
+
+Status CheckSource(const StepModel& model, const Atom& atom) {
+  const size_t gathers = atom.source.gathers.size();
+  switch (atom.source.kind) {
+    case SourceKind::kGather:
+      if (gathers != 1) return Refuse(gathers, " gathers for one");
+      return {};
+    case SourceKind::kReplicas:
+    case SourceKind::kAverage:
+      if (gathers == 0) return Refuse("no copies");
+      return {};
+    case SourceKind::kCast: return CheckCast(model, atom);
+    case SourceKind::kInline: return CheckInline(atom);
+  }
+  return Fail(ErrorCode::kUnsupported, "a source kind this build cannot read");
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A segment says what some bytes of a virtual file are: literal bytes, a flat
+// range of a rank's local tensor of an atom (cast), a range of a blob, or zeros.
+// What is done with segments is here, and segment.cc is the only place that
+// tells the kinds apart: a new kind is a body, a line in SegmentBody and one
+// class there.
+//
+// Thread safety: immutable values; pure functions apart from the blob reader.
+// Lifetime: a body owns its literals; it refers to atoms and blobs by index.
+// Units: bytes of the virtual file, except flat ranges (elements).
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/blob/blob_reader.h"
+#include "core/model/step_model.h"
+#include "core/tensor/piece.h"
+
+namespace ckptfs {
+
+struct LiteralSegment {
+  std::shared_ptr<const std::string> bytes;  // the whole string
+};
+
+// Elements [flat_begin, flat_end) of the row-major local tensor, stored as
+// `dtype`.  Elements no piece maps are zero; so is everything at and beyond
+// the local tensor's end (ZeRO padding).
+struct AtomSegment {
+  AtomIndex atom{};
+  std::shared_ptr<const LocalTensor> local;
+  uint64_t flat_begin = 0;
+  uint64_t flat_end = 0;
+  DType dtype = DType::kF32;
+};
+
+struct BlobSegment {
+  BlobIndex blob{};
+  uint64_t offset = 0;
+  uint64_t length = 0;
+};
+
+struct ZeroSegment {
+  uint64_t length = 0;
+};
+
+using SegmentBody = std::variant<LiteralSegment, AtomSegment, BlobSegment, ZeroSegment>;
+
+struct Segment {
+  uint64_t begin = 0;  // first byte in the file
+  uint64_t end = 0;    // half-open
+  SegmentBody body;
+
+  uint64_t length() const { return end - begin; }
+};
+
+// Where some bytes of a virtual file come from, for `ckptfs explain`.
+struct Origin {
+  uint64_t begin = 0;  // [begin, end) bytes of the virtual file
+  uint64_t end = 0;
+  enum class Kind { kLiteral, kBlob, kZero, kInline } kind = Kind::kLiteral;
+  BlobIndex blob{};          // kBlob
+  uint64_t blob_offset = 0;  // kBlob: of the first byte; contiguous if !strided
+  uint64_t blob_length = 0;  // bytes at the source (differs when cast)
+  std::optional<AtomIndex> atom;
+  DType stored = DType::kU8;  // dtype at the source
+  DType shown = DType::kU8;   // dtype in the virtual file
+};
+
+// Is told where bytes lie, stretch by stretch.
+class SourceVisitor {
+ public:
+  // False: no more.
+  virtual bool Visit(BlobIndex blob, uint64_t offset, uint64_t length) = 0;
+
+ protected:
+  ~SourceVisitor() = default;
+};
+
+// It fits the model: atom and blob indexes, dtypes that can be cast, local
+// tensors that pass ValidateLocal, ranges inside blobs.
+Status ValidateSegment(const Segment& segment, const StepModel& model);
+
+// Bytes [begin, end) of the segment, counted from its start.
+// REQUIRES: here and below: ValidateSegment(segment, model) succeeded.
+// BLOCKS: on the device where the page cache is cold.
+Status ReadSegment(const Segment& segment, const StepModel& model, BlobReader& blobs,
+                   uint64_t begin, uint64_t end, std::byte* out);
+
+// Where the sources of [begin, end) lie.  Only a hint: what cannot be found is
+// left out.
+void VisitSources(const Segment& segment, const StepModel& model, uint64_t begin, uint64_t end,
+                  SourceVisitor& visitor);
+
+// Appends the origins of bytes [begin, end) of the file, which lie in the
+// segment; about `limit` of them.
+Status ExplainSegment(const Segment& segment, const StepModel& model, uint64_t begin, uint64_t end,
+                      size_t limit, std::vector<Origin>& origins);
+
+// Marks the blobs that bytes of it may come from.
+void MarkBlobs(const Segment& segment, const StepModel& model, std::vector<bool>& blobs);
+
+// The blob that it is, byte for byte.
+std::optional<BlobIndex> WholeBlobOf(const Segment& segment, const StepModel& model);
+
+// Heap bytes, the segment itself apart.
+uint64_t MemoryBytesOf(const Segment& segment);
+
+// Bytes of `elements` elements; sub-byte types end on a whole byte.
+uint64_t SegmentBytes(uint64_t elements, DType dtype);
+
+// Appends an origin, or lengthens the last one that it continues.
+void AppendOrigin(std::vector<Origin>& origins, const Origin& next);
+
+}  // namespace ckptfs
