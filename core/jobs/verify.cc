@@ -98,6 +98,8 @@ class Verification {
   Result<uint64_t> CompareLocal(AtomIndex weight, AtomIndex master, const LocalTensor& local,
                                 WeightDefect& defect);
   Result<uint64_t> ReadWhole(size_t atom);
+  // The local tensor as a file of its own; it fits the model.
+  Result<Plan> PlanOf(AtomIndex atom, std::shared_ptr<const LocalTensor> local, DType dtype) const;
   Result<Plan> WholeAtom(AtomIndex atom, DType dtype) const;
   std::string FileAt(AtomIndex atom, DType dtype, uint64_t at) const;
   std::string FileAt(const Plan& plan, uint64_t at) const;
@@ -231,15 +233,19 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   return blob.stamp.size;
 }
 
-// The whole atom as a file of its own.
-Result<Plan> Verification::WholeAtom(AtomIndex atom, DType dtype) const {
-  const Shape& shape = split_.model.atom(atom).shape;
-  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(shape));
+Result<Plan> Verification::PlanOf(AtomIndex atom, std::shared_ptr<const LocalTensor> local,
+                                  DType dtype) const {
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(local->shape));
   PlanBuilder builder;
-  builder.Atom(atom, std::make_shared<const LocalTensor>(WholeTensor(shape)), 0, elements, dtype);
+  builder.Atom(atom, std::move(local), 0, elements, dtype);
   Plan plan = std::move(builder).Finish();
   CKPT_RETURN_IF_ERROR(plan.Validate(split_.model));
   return plan;
+}
+
+Result<Plan> Verification::WholeAtom(AtomIndex atom, DType dtype) const {
+  const Shape& shape = split_.model.atom(atom).shape;
+  return PlanOf(atom, std::make_shared<const LocalTensor>(WholeTensor(shape)), dtype);
 }
 
 template <class Visit>
@@ -315,18 +321,22 @@ Result<uint64_t> Verification::CompareCopies(size_t item) {
 Result<uint64_t> Verification::CompareLocal(AtomIndex weight, AtomIndex master,
                                             const LocalTensor& local, WeightDefect& defect) {
   const Atom& atom = split_.model.atom(weight);
-  const auto shared = std::make_shared<const LocalTensor>(local);
-  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(local.shape));
-  PlanBuilder weights, masters;
-  weights.Atom(weight, shared, 0, elements, atom.dtype);
-  masters.Atom(master, shared, 0, elements, atom.dtype);
-  const Plan plans[] = {std::move(weights).Finish(), std::move(masters).Finish()};
-  const PlanReader stored(plans[0], split_.model, blobs_);
-  const PlanReader cast(plans[1], split_.model, blobs_);
+  // As the rank holds them, which is how they lie in the file; but one place of a
+  // tensor that was expanded is several elements, whose masters may differ.
+  auto shown = std::make_shared<const LocalTensor>(local);
+  auto weights = PlanOf(weight, shown, atom.dtype);
+  if (!weights) {
+    shown = std::make_shared<const LocalTensor>(WholeTensor(atom.shape));
+    weights = PlanOf(weight, shown, atom.dtype);
+  }
+  if (!weights) return Fail(std::move(weights).error());
+  CKPT_ASSIGN_OR_RETURN(const Plan masters, PlanOf(master, shown, atom.dtype));
+  const PlanReader stored(*weights, split_.model, blobs_);
+  const PlanReader cast(masters, split_.model, blobs_);
   const uint32_t width = ByteWidth(atom.dtype);
-  std::vector<std::byte> buffer(2 * std::min(kVerifyBuffer, plans[0].size()));
-  for (uint64_t at = 0; at < plans[0].size();) {
-    const size_t bytes = std::min<uint64_t>(buffer.size() / 2, plans[0].size() - at);
+  std::vector<std::byte> buffer(2 * std::min(kVerifyBuffer, masters.size()));
+  for (uint64_t at = 0; at < masters.size();) {
+    const size_t bytes = std::min<uint64_t>(buffer.size() / 2, masters.size() - at);
     const std::span<std::byte> mine(buffer.data(), bytes);
     const std::span<std::byte> theirs(buffer.data() + bytes, bytes);
     CKPT_RETURN_IF_ERROR(stored.Read(at, mine));
@@ -338,14 +348,14 @@ Result<uint64_t> Verification::CompareLocal(AtomIndex weight, AtomIndex master,
         return ElementText(atom.dtype, from.subspan(byte, width));
       };
       defect.first = StrCat(
-          "element ", AtomElement(local, atom.shape, at / width + found.first).value_or(0), " is ",
-          text(mine), " in ", FileAt(plans[0], at + byte), ", but its master, cast to ",
-          DTypeName(atom.dtype), ", is ", text(theirs), " in ", FileAt(plans[1], at + byte));
+          "element ", AtomElement(*shown, atom.shape, at / width + found.first).value_or(0), " is ",
+          text(mine), " in ", FileAt(*weights, at + byte), ", but its master, cast to ",
+          DTypeName(atom.dtype), ", is ", text(theirs), " in ", FileAt(masters, at + byte));
     }
     defect.count += found.count;
     at += bytes;
   }
-  return plans[0].size();
+  return masters.size();
 }
 
 Result<uint64_t> Verification::CompareWeight(const WeightPair& pair) {

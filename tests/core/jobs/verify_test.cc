@@ -160,6 +160,30 @@ TEST_F(VerifyTest, AChangedFileIsOneDefectForAllItsAtoms) {
   EXPECT_EQ(report.defects[0].subject, directory_.path() + "/b");
 }
 
+// Both rows of the weight lie in one; their masters are two.
+TEST_F(VerifyTest, AnExpandedWeightIsComparedRowByRow) {
+  const uint64_t columns = kElements / 2;
+  Atom& weight = model_.atoms[0];
+  Atom master = weight;
+  weight.shape = master.shape = {2, columns};
+  const Piece rows{{2, columns}, {0, 0}, 0, {0, 1}, 1.0};
+  weight.source = {};
+  weight.source.gathers = {Gather{{LocalTensor{{columns}, {rows}}}, {FragmentSeries{}}}};
+  weight.source.gathers[0].series[0].elements = columns;
+  master.kind = std::string("master");
+  master.source = {};
+  master.source.gathers = {Gather{{WholeTensor(master.shape)}, {FragmentSeries{}}}};
+  master.source.gathers[0].series[0].elements = kElements;
+  master.source.gathers[0].series[0].blob = 1;
+  model_.atoms.push_back(master);
+  EXPECT_EQ(Run().defect_count, 0u);
+  values_[3] = 2.5f;  // of the first row, which the second hid
+  Write("b");
+  const VerifyReport report = Run();
+  EXPECT_EQ(report.defect_count, 1u);
+  EXPECT_TRUE(Says(report, "element 3 is 1.5"));
+}
+
 TEST_F(VerifyTest, RecordsAreComparedWithTheirChecksums) {
   records_ = [&](const std::string& path) -> Result<std::vector<FileRecord>> {
     auto records = RecordsFor(std::as_bytes(std::span(values_)));
