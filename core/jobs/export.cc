@@ -32,7 +32,7 @@ namespace stdfs = std::filesystem;
 
 constexpr uint64_t kChunk = uint64_t{64} << 20;
 constexpr uint64_t kExportBuffer = uint64_t{4} << 20;
-constexpr size_t kPlansKept = 64;
+constexpr uint64_t kPlanBytes = uint64_t{64} << 20;
 constexpr std::string_view kJournal = ".ckptfs-export";
 constexpr std::string_view kPartial = ".ckptfs-partial";
 constexpr std::string_view kMagic = "ckptfs-export 1";
@@ -111,7 +111,7 @@ class Export {
   std::vector<Chunk> chunks_;                           // still to do
   std::vector<std::pair<uint64_t, uint64_t>> durable_;  // (file, chunk) of the journal
   // By target: threads are at neighbouring chunks of few files.
-  Lru<size_t, PlanPtr> plans_{kPlansKept};
+  Lru<size_t, PlanPtr> plans_{kPlanBytes, [](const PlanPtr& plan) { return plan->MemoryBytes(); }};
   SingleFlight<size_t, PlanPtr> planning_;
   Descriptor journal_;
   ExportReport report_;
