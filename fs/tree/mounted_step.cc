@@ -23,6 +23,28 @@ int64_t SteadyNow() {
       .count();
 }
 
+uint64_t BytesOfModel(const StepModel& model) {
+  constexpr uint64_t kNames = 512;  // of an atom under param/
+  uint64_t bytes = model.blobs.size() * (sizeof(Blob) + kNames);
+  for (const Parameter& parameter : model.parameters) {
+    bytes += sizeof(parameter) + parameter.name.capacity();
+  }
+  for (const Document& document : model.documents) {
+    bytes += sizeof(document) + document.pickle.capacity() +
+             document.tensors.capacity() * sizeof(StoredTensor);
+  }
+  for (const Atom& atom : model.atoms) {
+    bytes += sizeof(atom) + kNames + atom.source.inline_bytes.capacity();
+    for (const Gather& gather : atom.source.gathers) {
+      bytes += sizeof(gather) + gather.series.capacity() * sizeof(FragmentSeries);
+      for (const LocalTensor& local : gather.locals) {
+        bytes += sizeof(local) + local.pieces.capacity() * (sizeof(Piece) + kNames);
+      }
+    }
+  }
+  return bytes;
+}
+
 // Differs where the mode does, or whether it was linked, of one owner and group.
 uint64_t MixAccess(uint64_t mode, uint64_t uid, uint64_t gid, bool linked) {
   return ((uid << 32 | gid) * 0x9e3779b97f4a7c15u) ^ (mode & 0777) ^ (linked ? 1u << 16 : 0);
@@ -58,6 +80,7 @@ MountedStep::MountedStep(std::shared_ptr<const Step> step, std::unique_ptr<BlobR
     : step_(std::move(step)),
       blobs_(std::move(blobs)),
       formats_(formats),
+      memory_bytes_(BytesOfModel(step_->model)),
       shared_(std::move(shared)),
       checked_(std::make_unique<std::atomic<int64_t>[]>(step_->model.blobs.size())),
       access_(std::make_unique<std::atomic<uint64_t>[]>(step_->model.blobs.size())),

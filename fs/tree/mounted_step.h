@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -110,6 +111,8 @@ class MountedStep {
   const StepRecord& record() const { return step_->record; }
   const StepModel& model() const { return step_->model; }
   BlobReader& blobs() const { return *blobs_; }
+  // Heap bytes of the model and its indexes, about.
+  uint64_t MemoryBytes() const { return memory_bytes_; }
 
   // What the formats make of the step in a layout.
   // BLOCKS: on opening the views, once for all who ask meanwhile.
@@ -137,6 +140,7 @@ class MountedStep {
   std::shared_ptr<const Step> step_;
   std::unique_ptr<BlobReader> blobs_;
   const ViewFormats formats_;
+  const uint64_t memory_bytes_;
   const std::shared_ptr<SharedBySteps> shared_;
   mutable std::once_flag params_once_, sources_once_, info_once_;
   mutable ParamIndex params_;
@@ -156,7 +160,11 @@ class RecentSteps {
  public:
   using StepPtr = std::shared_ptr<const MountedStep>;
 
-  explicit RecentSteps(size_t limit) : steps_(limit) {}
+  // Keeps `limit` steps, fewer if they take more than `bytes` together.
+  explicit RecentSteps(size_t limit, uint64_t bytes = kBytes)
+      : steps_(bytes, [least = bytes / limit](const StepPtr& step) {
+          return std::max(least, step->MemoryBytes());
+        }) {}
   // What `load` makes, or the caller who is loading for the same `place`.
   Result<StepPtr> Load(const void* place, const std::function<Result<StepPtr>()>& load);
   void Touch(const StepPtr& step) { steps_.Insert(step.get(), step); }
@@ -166,6 +174,8 @@ class RecentSteps {
   uint64_t bytes_read() const;  // by all steps ever loaded
   std::vector<std::shared_ptr<const MountedStep>> Loaded() const;
   size_t loaded() const;
+
+  static constexpr uint64_t kBytes = uint64_t{256} << 20;
 
  private:
   Lru<const MountedStep*, StepPtr> steps_;

@@ -30,6 +30,23 @@ TEST(RecentStepsTest, ALoadThatThrowsIsAnErrorAndTheNextOneWorks) {
   EXPECT_TRUE(recent.Load(&place, [&] { return entry.Mounted(); }));
 }
 
+TEST(RecentStepsTest, AreKeptWithinBoundsOfNumberAndMemory) {
+  TreeFixture t;
+  const StepRecord records[] = {t.AddStep("r", "a", 1), t.AddStep("r", "b", 2),
+                                t.AddStep("r", "c", 3)};
+  const auto loaded_of = [&](RecentSteps& recent) {
+    for (const StepRecord& record : records) {
+      StepEntry entry(t.store(), record, {}, {}, recent);
+      EXPECT_TRUE(entry.Mounted());
+    }
+    return recent.loaded();
+  };
+  RecentSteps two(2), one_by_memory(2, 1000), none_beside(1);
+  EXPECT_EQ(loaded_of(two), 2u);
+  EXPECT_EQ(loaded_of(one_by_memory), 1u);
+  EXPECT_EQ(loaded_of(none_beside), 1u);
+}
+
 TEST(RecentStepsTest, BytesOfAStepCountOnce) {
   RecentSteps recent(2);
   TreeFixture t;
