@@ -18,10 +18,8 @@ namespace {
 
 // The source file, if what was opened is what was adopted.
 Result<std::shared_ptr<const Backing>> OpenSource(const MountedStep& step, BlobIndex blob) {
-  CKPT_ASSIGN_OR_RETURN(OpenedFile opened, step.blobs().Open(blob));
-  const int fd = opened.file.get();
-  auto owner = std::make_shared<const Descriptor>(std::move(opened.file));
-  return std::make_shared<const Backing>(ServingMode::kDirect, fd, std::move(owner));
+  CKPT_ASSIGN_OR_RETURN(const std::shared_ptr<const File> file, step.blobs().Open(blob));
+  return std::make_shared<const Backing>(ServingMode::kDirect, file->descriptor(), file);
 }
 
 size_t CopyText(const std::string& text, uint64_t offset, std::span<std::byte> out) {
@@ -110,7 +108,9 @@ Result<std::shared_ptr<const Backing>> Filesystem::State::MakeBacking(const Node
   if (choice.mode == ServingMode::kDirect) {
     auto source = OpenSource(plan.step(), *plan.plan().WholeBlob(plan.step().model()));
     if (!source) return Fail(std::move(source).error().WithContext(file.path));
-    return source;
+    if ((*source)->fd() >= 0) return source;
+    *reason = "its file has no descriptor";
+    return nullptr;
   }
   auto filled = materialiser->Acquire(file.inode, plan);
   if (filled) return filled;

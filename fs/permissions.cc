@@ -152,7 +152,7 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
     const Blob& blob = step.model.blobs[i];
     if (blob.side) continue;  // whoever may see the pieces may see their copies
     const BlobIndex index{static_cast<uint32_t>(i)};
-    const std::string& path = blobs.RootOf(index);
+    const std::string& path = blobs.RootOf(index).name();
     auto root = roots.find(path);
     if (root == roots.end()) root = roots.emplace(path, RootDirectory::Open(path)).first;
     const auto found = root->second ? root->second->Look(blob.path) : Fail(root->second.error());

@@ -21,7 +21,7 @@
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/io/kept_gates.h"
 #include "core/io/searched_directories.h"
 #include "core/jobs/work_list.h"

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/blob/safetensors_header.h"
 #include "core/jobs/scattered_read.h"
 #include "core/view/source_runs.h"

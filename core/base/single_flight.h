@@ -67,6 +67,8 @@ class SingleFlight {
       std::exchange(owner_, nullptr)->Forget(key_);
       state_->promise.set_value(std::move(value));
     }
+    // For who waits for several, or hands a flight that he leads to another thread.
+    std::shared_future<Result<Value>> landed() const { return state_->landed; }
     // BLOCKS: until the leader lands.
     // REQUIRES: !leads().
     Result<Value> Wait() const { return state_->landed.get(); }
@@ -88,6 +90,12 @@ class SingleFlight {
     return Flight(first ? this : nullptr, key, place->second);
   }
 
+  // Somebody is making it.
+  bool Flies(const Key& key) const {
+    MutexLock lock(mutex_);
+    return flights_.contains(key);
+  }
+
   // make()'s value, or that of the caller who is making it; exceptions are
   // errors.  BLOCKS: on either.
   template <class Make>
@@ -105,7 +113,7 @@ class SingleFlight {
     flights_.erase(key);
   }
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::unordered_map<Key, std::shared_ptr<State>, Hash> flights_ GUARDED_BY(mutex_);
 };
 

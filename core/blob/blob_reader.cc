@@ -3,23 +3,22 @@
 #include "core/blob/blob_reader.h"
 
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <unordered_map>
 
 #include "core/base/checked_math.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
-#include "core/blob/bus_guard.h"
-#include "core/blob/file_stamp.h"
 #include "core/blob/fingerprint.h"
+#include "core/io/bus_guard.h"
+#include "core/io/file_root.h"
+#include "core/io/file_stamp.h"
 
 namespace ckptfs {
 namespace {
@@ -41,37 +40,61 @@ int64_t CoarseNow() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-class FileMapping final : public BlobReader::Mapping {
+class OpenBlob final : public BlobReader::Held {
  public:
-  FileMapping(BlobIndex blob, void* address, size_t length, int64_t now)
+  OpenBlob(BlobIndex blob, std::shared_ptr<const Mapping> mapping, int64_t now)
+      : next_check(now), last_use(now), mapping_(std::move(mapping)) {
+    blob_ = blob;
+    size_ = mapping_->bytes().size();
+    // Never null, so that it tells what is mapped also of an empty file.
+    mapped_ = size_ == 0 ? &kNothing : mapping_->bytes().data();
+  }
+  OpenBlob(BlobIndex blob, BlockCache::Source source, int64_t now)
       : next_check(now), last_use(now) {
     blob_ = blob;
-    bytes_ = {static_cast<const std::byte*>(address), length};
-  }
-  ~FileMapping() override {
-    if (!bytes_.empty()) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+    size_ = source.file->size();
+    source_ = std::move(source);
   }
 
   mutable std::atomic<int64_t> next_check;  // when the stamp is compared again
   mutable std::atomic<int64_t> last_use;
+
+ private:
+  static constexpr std::byte kNothing{};
+  const std::shared_ptr<const Mapping> mapping_;
 };
 
-using MappingPointer = std::shared_ptr<const FileMapping>;
+using OpenPointer = std::shared_ptr<const OpenBlob>;
 
-// The mappings of the blobs whose index is the stripe's modulo kStripes.
+// The open blobs whose index is the stripe's modulo kStripes.  No Lru: its lock
+// would be taken by every run of every read; here recency is an atomic of the
+// blob, and finding the oldest ones is paid once per max_open / 8 opens.
 struct Stripe {
   Mutex mutex;
-  std::unordered_map<uint32_t, MappingPointer> open GUARDED_BY(mutex);
+  std::unordered_map<uint32_t, OpenPointer> open GUARDED_BY(mutex);
 };
 
-Result<MappingPointer> MapFile(const OpenedFile& opened, const std::string& path, BlobIndex index) {
-  const auto size = static_cast<size_t>(opened.status.st_size);
-  void* address = nullptr;
-  if (size > 0) {
-    address = mmap(nullptr, size, PROT_READ, MAP_SHARED, opened.file.get(), 0);
-    if (address == MAP_FAILED) return Fail(ErrnoError(errno, StrCat("mmap ", path)));
+// Another key for other bytes, as far as a stamp tells.
+Digest KeyOf(const File& file, const FileStamp& stamp) {
+  return DigestOf(StrCat(file.name(), "\n", stamp.size, " ", stamp.mtime_ns, " ", stamp.ctime_ns,
+                         " ", stamp.inode));
+}
+
+const std::byte* PageOf(const std::byte* byte) {
+  return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(byte) & ~(PageSize() - 1));
+}
+
+std::vector<std::shared_ptr<const Root>> RootsOf(const StepModel& model,
+                                                 const BlobReader::Options& options) {
+  std::vector<std::shared_ptr<const Root>> roots;
+  for (const std::string& name : model.roots) {
+    const auto open = options.open_roots.find(name);
+    const auto moved = options.roots.find(name);
+    roots.push_back(open != options.open_roots.end() ? open->second
+                    : moved != options.roots.end()   ? std::make_shared<FileRoot>(moved->second)
+                                                     : std::make_shared<FileRoot>(name));
   }
-  return std::make_shared<const FileMapping>(index, address, size, CoarseNow());
+  return roots;
 }
 
 }  // namespace
@@ -80,70 +103,78 @@ struct BlobReader::State {
   State(const StepModel& step, Options wanted)
       : model(step),
         options(std::move(wanted)),
-        interval_ns(std::chrono::nanoseconds(options.check_interval).count()) {}
+        interval_ns(std::chrono::nanoseconds(options.check_interval).count()),
+        roots(RootsOf(step, options)),
+        far(!std::all_of(roots.begin(), roots.end(), [](const auto& r) { return r->mapped(); })),
+        cache(options.cache) {}
 
   Stripe& StripeOf(BlobIndex blob) { return stripes[static_cast<uint32_t>(blob) % kStripes]; }
-  MappingPointer FindOpen(BlobIndex blob);
-  MappingPointer Insert(MappingPointer mapping);
-  void Drop(const FileMapping& mapping);
-  std::vector<MappingPointer> AllOpen();
+  OpenPointer FindOpen(BlobIndex blob);
+  OpenPointer Insert(OpenPointer held);
+  Result<OpenPointer> Open(const std::shared_ptr<const File>& file, BlobIndex blob);
+  void Drop(const OpenBlob& held);
+  std::vector<OpenPointer> AllOpen();
   void Recycle();
 
   const StepModel& model;
   const Options options;
   const int64_t interval_ns;
   FileCheck files;
+  const std::vector<std::shared_ptr<const Root>> roots;  // of the model, in its order
+  const bool far;
+  Mutex cache_mutex;
+  std::shared_ptr<BlockCache> cache GUARDED_BY(cache_mutex);
   std::array<Stripe, kStripes> stripes;
   std::atomic<size_t> open_count{0};
   std::atomic<uint64_t> bytes_read{0};
 };
 
-MappingPointer BlobReader::State::FindOpen(BlobIndex blob) {
+OpenPointer BlobReader::State::FindOpen(BlobIndex blob) {
   Stripe& stripe = StripeOf(blob);
   MutexLock lock(stripe.mutex);
   const auto it = stripe.open.find(static_cast<uint32_t>(blob));
   return it == stripe.open.end() ? nullptr : it->second;
 }
 
-// The mapping kept for the blob: another thread's if it was faster.
-MappingPointer BlobReader::State::Insert(MappingPointer mapping) {
-  Stripe& stripe = StripeOf(mapping->blob());
+// What is kept for the blob: another thread's if it was faster.
+OpenPointer BlobReader::State::Insert(OpenPointer held) {
+  Stripe& stripe = StripeOf(held->blob());
   MutexLock lock(stripe.mutex);
   const auto [it, inserted] =
-      stripe.open.try_emplace(static_cast<uint32_t>(mapping->blob()), mapping);
+      stripe.open.try_emplace(static_cast<uint32_t>(held->blob()), held);
   if (inserted) open_count.fetch_add(1, std::memory_order_relaxed);
   return it->second;
 }
 
-void BlobReader::State::Drop(const FileMapping& mapping) {
-  MappingPointer victim;  // unmapped after the lock is gone
-  Stripe& stripe = StripeOf(mapping.blob());
+void BlobReader::State::Drop(const OpenBlob& held) {
+  OpenPointer victim;  // let go after the lock is gone
+  Stripe& stripe = StripeOf(held.blob());
   MutexLock lock(stripe.mutex);
-  const auto it = stripe.open.find(static_cast<uint32_t>(mapping.blob()));
-  if (it == stripe.open.end() || it->second.get() != &mapping) return;
+  const auto it = stripe.open.find(static_cast<uint32_t>(held.blob()));
+  if (it == stripe.open.end() || it->second.get() != &held) return;
   victim = std::move(it->second);
   stripe.open.erase(it);
   open_count.fetch_sub(1, std::memory_order_relaxed);
 }
 
-std::vector<MappingPointer> BlobReader::State::AllOpen() {
-  std::vector<MappingPointer> all;
+std::vector<OpenPointer> BlobReader::State::AllOpen() {
+  std::vector<OpenPointer> all;
   for (Stripe& stripe : stripes) {
     MutexLock lock(stripe.mutex);
-    for (const auto& [index, mapping] : stripe.open) all.push_back(mapping);
+    for (const auto& [index, held] : stripe.open) all.push_back(held);
   }
   return all;
 }
 
-// Drops the least recently used eighth when more than max_open are mapped, so
+// Drops the least recently used eighth when more than max_open are open, so
 // that the scan is paid once per max_open / 8 opens.
 void BlobReader::State::Recycle() {
   const size_t limit = std::max<size_t>(options.max_open, 1);
   if (open_count.load(std::memory_order_relaxed) <= limit) return;
-  std::vector<MappingPointer> all = AllOpen();
+  std::vector<OpenPointer> all = AllOpen();
   if (all.size() <= limit) return;
   const size_t surplus = std::min(all.size() - limit + limit / 8, all.size());
-  const auto older = [](const MappingPointer& a, const MappingPointer& b) {
+  const auto older = [](const OpenPointer& a, const OpenPointer& b) {
     return a->last_use.load(std::memory_order_relaxed) <
            b->last_use.load(std::memory_order_relaxed);
   };
@@ -160,64 +191,69 @@ std::unique_ptr<BlobReader> BlobReader::Create(const StepModel& model, Options o
 BlobReader::BlobReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
 BlobReader::~BlobReader() = default;
 
-const std::string& BlobReader::RootOf(BlobIndex blob) const {
-  const std::string& root = state_->model.roots.at(state_->model.blob(blob).root);
-  const auto moved = state_->options.roots.find(root);
-  return moved == state_->options.roots.end() ? root : moved->second;
+const Root& BlobReader::RootOf(BlobIndex blob) const {
+  return *state_->roots.at(state_->model.blob(blob).root);
 }
 
 std::string BlobReader::PathOf(BlobIndex blob) const {
-  return StrCat(RootOf(blob), "/", state_->model.blob(blob).path);
+  return RootOf(blob).PathOf(state_->model.blob(blob).path);
 }
 
-Result<OpenedFile> BlobReader::Open(BlobIndex blob) const {
-  const Blob& described = state_->model.blob(blob);
-  CKPT_ASSIGN_OR_RETURN(OpenedFile opened, OpenBeneath(RootOf(blob), described.path));
-  CKPT_RETURN_IF_ERROR(
-      state_->files.CheckOpen(opened.file.get(), PathOf(blob), blob, described));
-  return opened;
+bool BlobReader::far() const { return state_->far; }
+
+BlockCache& BlobReader::cache() const {
+  MutexLock lock(state_->cache_mutex);
+  if (!state_->cache) state_->cache = std::make_shared<BlockCache>(BlockCache::Options{});
+  return *state_->cache;
 }
 
-Status BlobReader::Check(BlobIndex blob, FoundFile* found) {
+Result<std::shared_ptr<const File>> BlobReader::Open(BlobIndex blob) const {
+  if (static_cast<uint32_t>(blob) >= state_->model.blobs.size()) {
+    return Fail(ErrorCode::kInvalid, StrCat("no blob ", static_cast<uint32_t>(blob)));
+  }
   const Blob& described = state_->model.blob(blob);
-  const std::string path = PathOf(blob);
-  FoundFile here;
-  // One call where there is no link, which is nearly everywhere.
-  if (lstat(path.c_str(), &here.status) != 0) return Fail(ErrnoError(errno, path));
-  if (S_ISLNK(here.status.st_mode)) {
-    CKPT_ASSIGN_OR_RETURN(const RootDirectory root, RootDirectory::Open(RootOf(blob)));
-    CKPT_ASSIGN_OR_RETURN(here, root.Look(described.path));
-  } else {
-    here.access = {here.status.st_mode & 0777u, here.status.st_uid, here.status.st_gid, false};
+  CKPT_ASSIGN_OR_RETURN(const auto file, RootOf(blob).Open(described.path));
+  CKPT_RETURN_IF_ERROR(state_->files.CheckOpen(*file, blob, described));
+  return file;
+}
+
+Result<OpenPointer> BlobReader::State::Open(const std::shared_ptr<const File>& file,
+                                            BlobIndex blob) {
+  CKPT_ASSIGN_OR_RETURN(auto mapping, file->Map());
+  if (mapping) return std::make_shared<const OpenBlob>(blob, std::move(mapping), CoarseNow());
+  BlockCache::Source source{file, KeyOf(*file, model.blob(blob).stamp)};
+  return std::make_shared<const OpenBlob>(blob, std::move(source), CoarseNow());
+}
+
+Status BlobReader::Check(BlobIndex blob, std::optional<EntryStat>* found) {
+  const Blob& described = state_->model.blob(blob);
+  CKPT_ASSIGN_OR_RETURN(const EntryStat now, StatFile(RootOf(blob), described.path));
+  if (found != nullptr) *found = now;
+  if (CompareStamps(PathOf(blob), described.stamp, now.stamp) ||
+      state_->files.IsExcused(blob, now.stamp)) {
+    return {};
   }
-  if (!S_ISREG(here.status.st_mode)) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, " is not a regular file"));
-  }
-  const BlobStamp now = StampOf(here.status);
-  if (found != nullptr) *found = std::move(here);
-  if (CompareStamps(path, described.stamp, now) || state_->files.IsExcused(blob, now)) return {};
   // Times may have moved alone: what is opened is compared as bytes, too.
   const auto opened = Open(blob);
   return opened ? Status() : Fail(opened.error());
 }
 
 Status BlobReader::CheckAgain(BlobIndex blob) {
-  return state_->files.CheckAgain(PathOf(blob), blob, state_->model.blob(blob));
+  const Blob& described = state_->model.blob(blob);
+  CKPT_ASSIGN_OR_RETURN(const EntryStat now, StatFile(RootOf(blob), described.path));
+  return state_->files.CheckAgain(PathOf(blob), now.stamp, blob, described);
 }
 
 Status BlobReader::CheckOpen() {
-  for (const MappingPointer& mapping : state_->AllOpen()) {
-    CKPT_RETURN_IF_ERROR(CheckAgain(mapping->blob()));
+  for (const OpenPointer& held : state_->AllOpen()) {
+    CKPT_RETURN_IF_ERROR(CheckAgain(held->blob()));
   }
   return {};
 }
 
-Result<std::shared_ptr<const BlobReader::Mapping>> BlobReader::Map(BlobIndex blob) {
-  if (static_cast<uint32_t>(blob) >= state_->model.blobs.size()) {
-    return Fail(ErrorCode::kInvalid, StrCat("no blob ", static_cast<uint32_t>(blob)));
-  }
+Result<std::shared_ptr<const BlobReader::Held>> BlobReader::Hold(BlobIndex blob) {
   const int64_t now = CoarseNow();
-  if (MappingPointer open = state_->FindOpen(blob)) {
+  if (OpenPointer open = state_->FindOpen(blob)) {
     if (open->last_use.load(std::memory_order_relaxed) != now) {
       open->last_use.store(now, std::memory_order_relaxed);
     }
@@ -231,31 +267,32 @@ Result<std::shared_ptr<const BlobReader::Mapping>> BlobReader::Map(BlobIndex blo
     }
     return open;
   }
-  CKPT_ASSIGN_OR_RETURN(const OpenedFile opened, Open(blob));
-  CKPT_ASSIGN_OR_RETURN(MappingPointer fresh, MapFile(opened, PathOf(blob), blob));
+  CKPT_ASSIGN_OR_RETURN(const std::shared_ptr<const File> file, Open(blob));
+  CKPT_ASSIGN_OR_RETURN(OpenPointer fresh, state_->Open(file, blob));
   fresh->next_check.store(now + state_->interval_ns, std::memory_order_relaxed);
-  MappingPointer kept = state_->Insert(std::move(fresh));
+  OpenPointer kept = state_->Insert(std::move(fresh));
   state_->Recycle();
   return kept;
 }
 
-void BlobReader::Prefetch(const Mapping& mapping, uint64_t offset, uint64_t length) {
-  const std::span<const std::byte> bytes = mapping.bytes();
-  if (offset >= bytes.size()) return;
-  const uint64_t begin = offset & ~(PageSize() - 1);
-  const uint64_t end = offset + std::min<uint64_t>(length, bytes.size() - offset);
-  for (uint64_t at = begin; at < end; at += kReadAheadCall) {
+void BlobReader::Prefetch(const Held& held, uint64_t offset, uint64_t length) {
+  if (offset >= held.size() || length == 0) return;
+  const uint64_t end = offset + std::min<uint64_t>(length, held.size() - offset);
+  const std::byte* const stop = held.mapped() + end;
+  for (const std::byte* at = PageOf(held.mapped() + offset); at < stop; at += kReadAheadCall) {
     // Only a hint: what cannot be read ahead is read when it is copied.
-    (void)madvise(const_cast<std::byte*>(bytes.data()) + at, std::min(kReadAheadCall, end - at),
-                  MADV_WILLNEED);
+    (void)madvise(const_cast<std::byte*>(at),
+                  std::min(kReadAheadCall, static_cast<uint64_t>(stop - at)), MADV_WILLNEED);
   }
 }
 
-bool BlobReader::Resident(const Mapping& mapping, uint64_t offset) {
-  if (offset >= mapping.bytes().size()) return true;
-  const uint64_t page = offset & ~(PageSize() - 1);
+bool BlobReader::Resident(const Held& held, uint64_t offset) {
+  if (offset >= held.size()) return true;
+  if (held.mapped() == nullptr) {
+    return cache().Has({&held.source(), offset / cache().block()});
+  }
   unsigned char resident = 1;
-  (void)mincore(const_cast<std::byte*>(mapping.bytes().data()) + page, 1, &resident);
+  (void)mincore(const_cast<std::byte*>(PageOf(held.mapped() + offset)), 1, &resident);
   return (resident & 1) != 0;
 }
 
@@ -272,27 +309,27 @@ Status BlobReader::Guard(BlobIndex blob, void (*function)(void*), void* context)
 }
 
 Status BlobReader::Read(BlobIndex blob, uint64_t offset, std::span<std::byte> out) {
-  CKPT_ASSIGN_OR_RETURN(const std::shared_ptr<const Mapping> mapping, Map(blob));
-  if (!RangeInside(offset, out.size(), mapping->bytes().size())) {
+  CKPT_ASSIGN_OR_RETURN(const std::shared_ptr<const Held> held, Hold(blob));
+  if (!RangeInside(offset, out.size(), held->size())) {
     return Fail(ErrorCode::kDataLoss,
-                StrCat(PathOf(blob), " has ", mapping->bytes().size(), " bytes; bytes ", offset,
-                       " + ", out.size(), " are not there"));
+                StrCat(PathOf(blob), " has ", held->size(), " bytes; bytes ", offset, " + ",
+                       out.size(), " are not there"));
   }
+  CountRead(out.size());
+  if (held->mapped() == nullptr) return cache().Read(held->source(), offset, out);
   struct Copy {
     const std::byte* from;
     std::byte* to;
     size_t length;
-  } copy{mapping->bytes().data() + offset, out.data(), out.size()};
-  if (!Resident(*mapping, offset)) Prefetch(*mapping, offset, out.size());
-  CKPT_RETURN_IF_ERROR(Guard(
+  } copy{held->mapped() + offset, out.data(), out.size()};
+  if (!Resident(*held, offset)) Prefetch(*held, offset, out.size());
+  return Guard(
       blob,
       [](void* context) {
         const Copy& todo = *static_cast<Copy*>(context);
         if (todo.length > 0) std::memcpy(todo.to, todo.from, todo.length);
       },
-      &copy));
-  CountRead(out.size());
-  return {};
+      &copy);
 }
 
 uint64_t BlobReader::bytes_read() const {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlobReader opens the blobs of one step and reads them.  Files are mapped
-// and read through the page cache (one copy of every byte per node); a read of
-// a mapping that the file no longer backs is an error, never a signal.
-// Mappings are bounded and recycled, the least recently used first; no
-// descriptor stays open (a mapping needs none).
+// BlobReader opens the blobs of one step, below the roots of its manifest, and
+// reads them.  Files that can be mapped are mapped and read through the page
+// cache (one copy of every byte per node); a read of a mapping that the file no
+// longer backs is an error, never a signal.  Other files are read in blocks,
+// through a cache of our own (core/io/block_cache.h).  What is open is bounded
+// and recycled, the least recently used first; no descriptor stays open (a
+// mapping needs none).
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.
@@ -18,12 +20,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/io/open_beneath.h"
+#include "core/io/block_cache.h"
+#include "core/io/root.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -31,20 +35,18 @@ namespace ckptfs {
 // Where the roots of a manifest lie on this machine; absent: as adopted.
 using RootMap = std::map<std::string, std::string>;
 
-// One copy: `length` bytes of a blob to `destination`.
-struct BlobRead {
-  BlobIndex blob{};
-  uint64_t offset = 0;
-  uint64_t length = 0;
-  std::byte* destination = nullptr;
-};
+// Roots that are no directories, by their name in the manifest.
+using OpenRoots = std::map<std::string, std::shared_ptr<const Root>>;
 
 class BlobReader {
  public:
   struct Options {
     RootMap roots;
-    size_t max_open = 4096;                          // mappings kept
+    OpenRoots open_roots;                            // before `roots`
+    size_t max_open = 4096;                          // blobs held open
     std::chrono::milliseconds check_interval{1000};  // stamp checks per blob
+    // Shared by readers; made when a file that cannot be mapped is met.
+    std::shared_ptr<BlockCache> cache;
   };
 
   static std::unique_ptr<BlobReader> Create(const StepModel& model, Options options);
@@ -56,26 +58,39 @@ class BlobReader {
   // BLOCKS: on the device.
   Status Read(BlobIndex blob, uint64_t offset, std::span<std::byte> out);
 
-  // A mapped blob that stays mapped while held; its stamp was checked within
-  // check_interval.  Touch its bytes only inside Guard.
-  class Mapping {
+  // A blob that stays open while held; its stamp was checked within
+  // check_interval.
+  class Held {
    public:
-    virtual ~Mapping() = default;
-    std::span<const std::byte> bytes() const { return bytes_; }
+    virtual ~Held() = default;
     BlobIndex blob() const { return blob_; }
+    uint64_t size() const { return size_; }
+    // Of a blob that is mapped, to be touched only inside Guard; else null.
+    const std::byte* mapped() const { return mapped_; }
+    // Of a blob that is not mapped.
+    const BlockCache::Source& source() const { return source_; }
 
    protected:
-    std::span<const std::byte> bytes_;
+    Held() = default;
     BlobIndex blob_{};
+    uint64_t size_ = 0;
+    const std::byte* mapped_ = nullptr;
+    BlockCache::Source source_;
   };
-  Result<std::shared_ptr<const Mapping>> Map(BlobIndex blob);
+  Result<std::shared_ptr<const Held>> Hold(BlobIndex blob);
 
-  // Start reading the range into the page cache if it is not there.
-  void Prefetch(const Mapping& mapping, uint64_t offset, uint64_t length);
+  // Start reading the range of a mapped blob into the page cache if it is not there.
+  void Prefetch(const Held& held, uint64_t offset, uint64_t length);
 
-  // False if the page of `offset` is known not to be in the page cache (the
-  // kernel tells only owners and writers of a file; others get true).
-  static bool Resident(const Mapping& mapping, uint64_t offset);
+  // False if the page (or block) of `offset` is known not to be in its cache (of
+  // a page the kernel tells only owners and writers of a file; others get true).
+  bool Resident(const Held& held, uint64_t offset);
+
+  // True if some file may be one that cannot be mapped: what reads need of it has
+  // to be asked for all at once, and ahead.
+  bool far() const;
+  // REQUIRES: some held blob is not mapped.
+  BlockCache& cache() const;
 
   // Run `function(context)`; a bus error inside it (the file was truncated
   // under the mapping) is returned as kDataLoss instead of ending the process.
@@ -89,25 +104,24 @@ class BlobReader {
   // Compare the file with its stamp now, and with its fingerprint if only times
   // moved.  Whose it is and what its mode says (but of ACLs, of what is not
   // linked) is in `found`, also if the stamp differs.
-  Status Check(BlobIndex blob, FoundFile* found = nullptr);
+  Status Check(BlobIndex blob, std::optional<EntryStat>* found = nullptr);
   // The same after reading: times that moved since the last check are kStale.
   Status CheckAgain(BlobIndex blob);
 
-  // CheckAgain of every mapped file: at the end of a job, so that
+  // CheckAgain of every open file: at the end of a job, so that
   // what was read since the last check is known to be good.
   Status CheckOpen();
 
-  // The file itself, opened below its root (core/io/open_beneath.h); what was
-  // opened is compared with the stamp.  Errors as of Read.
-  Result<OpenedFile> Open(BlobIndex blob) const;
+  // The file itself, compared with the stamp.  Errors as of Read.
+  Result<std::shared_ptr<const File>> Open(BlobIndex blob) const;
 
-  // Absolute path on this machine, and that of the root it begins with.
+  // Where the blob lies on this machine: an absolute path for a local file.
+  const Root& RootOf(BlobIndex blob) const;
   std::string PathOf(BlobIndex blob) const;
-  const std::string& RootOf(BlobIndex blob) const;
 
   // Bytes read from blobs so far (for the status).
   uint64_t bytes_read() const;
-  void CountRead(uint64_t bytes);  // by who copies out of a Mapping
+  void CountRead(uint64_t bytes);  // by who copies out of a held blob
 
  protected:
   struct State;

@@ -22,14 +22,15 @@
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/blob/blob.h"
+#include "core/io/file.h"
 
 namespace ckptfs {
 
-// kDataLoss if the file is shorter than `size`.  BLOCKS: on reading.
-Result<Digest> FingerprintOf(int fd, uint64_t size, const std::string& path);
+// kDataLoss if the file became shorter.  BLOCKS: on reading.
+Result<Digest> FingerprintOf(const File& file);
 
 // Of the first and last 4 KiB only, as manifests of before hold it.
-Result<Digest> ShortFingerprintOf(int fd, uint64_t size, const std::string& path);
+Result<Digest> ShortFingerprintOf(const File& file);
 
 // Whether the files of one step are still what was adopted.
 class FileCheck {
@@ -38,16 +39,17 @@ class FileCheck {
   // time differ, or its change time and its fingerprint.  What was excused is
   // remembered.
   // BLOCKS: on stat, on reading where it moved.
-  Status CheckOpen(int fd, const std::string& path, BlobIndex index, const Blob& blob);
+  Status CheckOpen(const File& file, BlobIndex index, const Blob& blob);
   // Whether these very times of the file were excused.
-  bool IsExcused(BlobIndex index, const BlobStamp& now);
-  // kStale also if its times moved since it was looked at last: what was read of
-  // it meanwhile may be of two states.
-  Status CheckAgain(const std::string& path, BlobIndex index, const Blob& blob);
+  bool IsExcused(BlobIndex index, const FileStamp& now);
+  // Of the file named `path`, which is `now`: kStale also if its times moved since
+  // it was looked at last: what was read of it meanwhile may be of two states.
+  Status CheckAgain(const std::string& path, const FileStamp& now, BlobIndex index,
+                    const Blob& blob);
 
  private:
   Mutex mutex_;
-  std::unordered_map<uint32_t, BlobStamp> excused_ GUARDED_BY(mutex_);
+  std::unordered_map<uint32_t, FileStamp> excused_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs

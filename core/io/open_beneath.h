@@ -19,24 +19,15 @@
 
 #include <sys/stat.h>
 
-#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "core/base/descriptor.h"
 #include "core/base/result.h"
+#include "core/io/file.h"
 
 namespace ckptfs {
-
-// Whose a file or directory is, and what its mode says; an ACL may say more.
-struct OwnerAndMode {
-  uint32_t mode = 0;
-  uint32_t uid = 0;
-  uint32_t gid = 0;
-  bool acl = false;
-  auto operator<=>(const OwnerAndMode&) const = default;
-};
 
 // A regular file, open for reading: everything that counts is `status`, which is
 // of this descriptor.

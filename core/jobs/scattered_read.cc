@@ -15,7 +15,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/jobs/work_list.h"
 
 namespace ckptfs {

@@ -14,7 +14,7 @@
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/model/side_blob.h"
 
 namespace ckptfs {
@@ -37,12 +37,12 @@ Digest FingerprintOf(std::string_view bytes) {
 Status PutObject(Storage& storage, const std::string& name, std::string_view bytes) {
   Status published = PublishText(storage, name, bytes);
   if (published || published.error().code != ErrorCode::kExists) return published;
-  const auto there = ReadObject(storage, name, bytes.size());
+  const auto there = ReadWhole(storage, name, bytes.size());
   if (!there && there.error().code != ErrorCode::kInvalid) return Fail(Error(there.error()));
   if (there && *there == bytes) return {};
   // Damaged since it was written: its name says what it has to hold.
   CKPT_ASSIGN_OR_RETURN(const auto writer, storage.Create(name));
-  CKPT_RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span(bytes))));
+  CKPT_RETURN_IF_ERROR(writer->WriteAt(0, std::as_bytes(std::span(bytes))));
   return writer->Close();
 }
 
@@ -124,7 +124,7 @@ ResolvedModel ResolveSideBlob(const std::string& directory, StepModel model) {
 }
 
 Status SweepSideBlobs(Storage& storage, const std::string& directory, const KnownRecord& known) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, storage.List(kFolder));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFilesBelow(storage, kFolder));
   if (names.empty()) return {};
   CKPT_ASSIGN_OR_RETURN(auto needed, NeededNames(storage, known));
   if (!needed) return {};

@@ -20,7 +20,7 @@
 
 #include "core/base/digest.h"
 #include "core/base/result.h"
-#include "core/blob/storage.h"
+#include "core/io/root.h"
 #include "core/model/step_model.h"
 #include "core/store/store.h"
 #include "core/store/store_index.h"

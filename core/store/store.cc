@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "core/base/strings.h"
-#include "core/blob/file_storage.h"
+#include "core/io/file_storage.h"
 #include "core/store/catalogue.h"
 #include "core/store/manifest_format.h"
 #include "core/store/records.h"
@@ -55,7 +55,7 @@ Status CheckMayBeStore(const std::string& directory) {
 // The identity of the store, made if it has none.
 Result<std::string> Identity(Storage& storage, bool create) {
   for (int race = 0; race < 2; ++race) {
-    auto text = ReadObject(storage, kFormatName, kRecordMaxBytes);
+    auto text = ReadWhole(storage, kFormatName, kRecordMaxBytes);
     if (text) {
       auto id = ParseText(*text, "id");
       if (!id) return Fail(std::move(id).error().WithContext("store"));
@@ -89,19 +89,18 @@ Result<std::unique_ptr<Store>> Store::Open(const std::string& directory, bool cr
   CKPT_RETURN_IF_ERROR(CheckMayBeStore(directory));
   auto storage = FileStorage::Open(directory, create);
   if (!storage) return Fail(std::move(storage).error().WithContext(StrCat("store ", directory)));
-  auto state = std::make_unique<State>();
-  state->directory = (*storage)->directory();
-  state->storage = *std::move(storage);
-  auto id = Identity(*state->storage, create);
-  if (!id) return Fail(std::move(id).error().WithContext(directory));
-  state->identity = *id;
-  return std::unique_ptr<Store>(new Store(std::move(state)));
+  const std::string absolute = (*storage)->directory();
+  auto store = OpenOn(*std::move(storage), create, absolute);
+  if (!store) return Fail(std::move(store).error().WithContext(directory));
+  return store;
 }
 
-Result<std::unique_ptr<Store>> Store::OpenOn(std::shared_ptr<Storage> storage) {
+Result<std::unique_ptr<Store>> Store::OpenOn(std::shared_ptr<Storage> storage, bool create,
+                                             std::string directory) {
   auto state = std::make_unique<State>();
   state->storage = std::move(storage);
-  CKPT_ASSIGN_OR_RETURN(state->identity, Identity(*state->storage, true));
+  state->directory = std::move(directory);
+  CKPT_ASSIGN_OR_RETURN(state->identity, Identity(*state->storage, create));
   return std::unique_ptr<Store>(new Store(std::move(state)));
 }
 
@@ -320,10 +319,6 @@ Result<StepRecord> Store::Resolve(std::string_view run, std::string_view id) {
 
 // ---- loading -----------------------------------------------------------------
 
-Result<std::string> Store::State::ReadManifest(const Digest& digest) {
-  return ReadObject(*storage, ManifestName(digest), kManifestHeaderSize + kManifestMaxPayload);
-}
-
 Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   const std::string key = StrCat(record.run, "/", record.id, "/", record.manifest.Hex());
   {
@@ -335,9 +330,11 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   }
   auto step = std::make_shared<Step>();
   step->record = record;
-  CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_->ReadManifest(record.manifest));
+  CKPT_ASSIGN_OR_RETURN(const WholeFile file,
+                        WholeFile::Open(*state_->storage, ManifestName(record.manifest),
+                                        kManifestHeaderSize + kManifestMaxPayload));
   Result<StepModel> model = ParseNamedManifest(
-      bytes, record.manifest, state_->directory.empty() ? std::string() : state_->Blobs());
+      file.text(), record.manifest, state_->directory.empty() ? std::string() : state_->Blobs());
   if (!model) return Fail(std::move(model).error().WithContext(StrCat(record.run, "/", record.id)));
   ResolvedModel resolved = ResolveSideBlob(state_->directory, *std::move(model));
   step->model = std::move(resolved.model);

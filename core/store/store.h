@@ -31,7 +31,7 @@
 
 #include "core/base/digest.h"
 #include "core/base/result.h"
-#include "core/blob/storage.h"
+#include "core/io/root.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -103,9 +103,11 @@ class Store {
   // kNotFound where there is no store.  kInvalid for a directory that holds
   // something else: nothing is written there.
   static Result<std::unique_ptr<Store>> Open(const std::string& directory, bool create);
-  // Over any storage, with the catalogue in memory (tests, objects).  A storage
-  // that holds no store yet becomes one.
-  static Result<std::unique_ptr<Store>> OpenOn(std::shared_ptr<Storage> storage);
+  // Over any storage: what Open does with that of a directory.  One that holds no
+  // store yet becomes one when `create`.  `directory`: where it lies on local
+  // disk, for the catalogue and for holding side blobs; empty: nowhere.
+  static Result<std::unique_ptr<Store>> OpenOn(std::shared_ptr<Storage> storage,
+                                               bool create = true, std::string directory = {});
   ~Store();
 
   // The model's manifest here.  `unpacked`: of the same step before it had a side

@@ -56,7 +56,7 @@ Result<IndexedStep> ReadStep(Storage& storage, const StepName& name, const Known
                              RecordTexts& added) {
   if (auto record = known(name)) return IndexedStep{name, *std::move(record)};
   const std::string key = StepRecordName(name);
-  auto read = ReadObject(storage, key, kRecordMaxBytes);
+  auto read = ReadWhole(storage, key, kRecordMaxBytes);
   if (!read && read.error().code != ErrorCode::kInvalid) return Fail(std::move(read).error());
   auto record = read ? ParseStepRecord(*read, name) : Fail(Error(read.error()));
   if (!record) return IndexedStep{name, Fail(std::move(record).error().WithContext(key))};
@@ -68,8 +68,8 @@ Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
                                    const KnownRecord& known, RecordTexts& added) {
   const std::string below = run.empty() ? "" : StrCat("/", run);
   // Steps first: a step deleted in between is then seen as deleted.
-  CKPT_ASSIGN_OR_RETURN(const auto steps, storage.List(StrCat("steps", below)));
-  CKPT_ASSIGN_OR_RETURN(const auto deleted_names, storage.List(StrCat("deleted", below)));
+  CKPT_ASSIGN_OR_RETURN(const auto steps, ListFilesBelow(storage, StrCat("steps", below)));
+  CKPT_ASSIGN_OR_RETURN(const auto deleted_names, ListFilesBelow(storage, StrCat("deleted", below)));
   const std::set<std::string> deleted(deleted_names.begin(), deleted_names.end());
   StoreIndex fresh;
   for (const auto& [key, n] : Newest(steps)) {
@@ -85,7 +85,7 @@ Result<Incarnation> LastIncarnation(Storage& storage, const std::string& run,
                                     const std::string& id) {
   Incarnation last;
   last.name = StepName{run, id, 0};
-  CKPT_ASSIGN_OR_RETURN(const auto names, storage.List(StrCat("steps/", run, "/", id)));
+  CKPT_ASSIGN_OR_RETURN(const auto names, ListFilesBelow(storage, StrCat("steps/", run, "/", id)));
   for (const std::string& text : names) {
     const auto name = ParseStepName(text, "steps");
     if (!name || name->run != run || name->id != id) continue;
@@ -101,7 +101,7 @@ Result<Incarnation> LastIncarnation(Storage& storage, const std::string& run,
 
 Result<std::optional<Claim>> LatestClaim(Storage& storage, const std::string& run) {
   const std::string folder = StrCat("runs/", run);
-  CKPT_ASSIGN_OR_RETURN(const auto names, storage.List(folder));
+  CKPT_ASSIGN_OR_RETURN(const auto names, ListFilesBelow(storage, folder));
   std::optional<Claim> latest;
   for (const std::string& name : names) {
     const std::string_view number = std::string_view(name).substr(folder.size() + 1);
@@ -113,7 +113,7 @@ Result<std::optional<Claim>> LatestClaim(Storage& storage, const std::string& ru
   if (!latest) return latest;
   const std::string name = ClaimName(run, latest->n);
   latest->settled = std::binary_search(names.begin(), names.end(), StrCat(name, kSettled));
-  CKPT_ASSIGN_OR_RETURN(const std::string text, ReadObject(storage, name, kRecordMaxBytes));
+  CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(storage, name, kRecordMaxBytes));
   auto root = ParseText(text, "root");
   if (!root) return Fail(std::move(root).error().WithContext(name));
   latest->root = *std::move(root);
@@ -125,18 +125,6 @@ Status SettleClaim(Storage& storage, const std::string& run, const Claim& claim)
                                      RenderText("root", claim.root));
   if (!settled && settled.error().code != ErrorCode::kExists) return settled;
   return {};
-}
-
-Result<std::string> ReadObject(Storage& storage, std::string_view name, uint64_t limit) {
-  CKPT_ASSIGN_OR_RETURN(const StorageStat stat, storage.Stat(name));
-  if (stat.size > limit) {
-    return Fail(ErrorCode::kInvalid, StrCat(name, ": ", stat.size, " bytes, more than ", limit));
-  }
-  std::string bytes(stat.size, '\0');
-  CKPT_ASSIGN_OR_RETURN(const size_t count,
-                        storage.ReadAt(name, 0, std::as_writable_bytes(std::span(bytes))));
-  bytes.resize(count);
-  return bytes;
 }
 
 Status PublishText(Storage& storage, std::string_view name, std::string_view text) {

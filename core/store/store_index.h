@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "core/base/result.h"
-#include "core/blob/storage.h"
+#include "core/io/root.h"
 #include "core/store/catalogue.h"
 #include "core/store/records.h"
 #include "core/store/store.h"
@@ -74,8 +74,6 @@ struct Claim {
 Result<std::optional<Claim>> LatestClaim(Storage& storage, const std::string& run);
 Status SettleClaim(Storage& storage, const std::string& run, const Claim& claim);
 
-// A whole object; kInvalid above `limit` bytes.
-Result<std::string> ReadObject(Storage& storage, std::string_view name, uint64_t limit);
 Status PublishText(Storage& storage, std::string_view name, std::string_view text);
 
 // ParseManifest, and that the manifest is the one of this name.

@@ -29,12 +29,12 @@ Status Store::State::PutManifest(const std::string& bytes, const Digest& digest)
   const std::string name = ManifestName(digest);
   Status published = PublishText(*storage, name, bytes);
   if (published || published.error().code != ErrorCode::kExists) return published;
-  const auto there = ReadObject(*storage, name, bytes.size());
+  const auto there = ReadWhole(*storage, name, bytes.size());
   const auto whole = there ? OpenManifest(*there) : Fail(Error(there.error()));
   if (whole && whole->digest == digest) return {};  // of whatever version
   // Damaged since it was published: its name says what it has to hold.
   CKPT_ASSIGN_OR_RETURN(const auto writer, storage->Create(name));
-  CKPT_RETURN_IF_ERROR(writer->Append(std::as_bytes(std::span(bytes))));
+  CKPT_RETURN_IF_ERROR(writer->WriteAt(0, std::as_bytes(std::span(bytes))));
   return writer->Close();
 }
 
@@ -77,7 +77,7 @@ Status Store::State::ClaimRun(const std::string& run, const std::string& root) {
 // The record of a live step; nothing if it is damaged.
 Result<std::optional<StepRecord>> Store::State::RecordOf(const Incarnation& live) {
   CKPT_ASSIGN_OR_RETURN(const std::string text,
-                        ReadObject(*storage, StepRecordName(live.name), kRecordMaxBytes));
+                        ReadWhole(*storage, StepRecordName(live.name), kRecordMaxBytes));
   auto record = ParseStepRecord(text, live.name);
   if (!record) return std::optional<StepRecord>();
   return std::optional(*std::move(record));
@@ -218,7 +218,7 @@ Status Store::Remove(const StepRecord& record) {
   const Error gone{ErrorCode::kNotFound,
                    StrCat("no step '", record.id, "' in run '", record.run, "'")};
   if (!last.live) return Fail(gone);
-  const auto text = ReadObject(*state_->storage, StepRecordName(last.name), kRecordMaxBytes);
+  const auto text = ReadWhole(*state_->storage, StepRecordName(last.name), kRecordMaxBytes);
   const auto there = text ? ParseStepRecord(*text, last.name) : Fail(Error(text.error()));
   // A record that is damaged may be removed by its name.
   if (there && there->manifest != record.manifest) return Fail(gone);

@@ -71,7 +71,6 @@ struct Store::State {
   Result<std::optional<StepRecord>> TryPublish(StepRecord wanted, const RenderedStep& rendered,
                                                bool replace);
 
-  Result<std::string> ReadManifest(const Digest& digest);
 };
 
 }  // namespace ckptfs

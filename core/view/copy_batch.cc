@@ -6,8 +6,8 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/blob/bus_guard.h"
 #include "core/blob/prefetch_requests.h"
+#include "core/io/bus_guard.h"
 #include "core/view/source_runs.h"
 
 namespace ckptfs {
@@ -19,12 +19,12 @@ constexpr size_t kMaxSamples = 8;
 
 }  // namespace
 
-// Makes the blob's mapping the last one held.
+// Makes the blob the last one held.
 Status CopyBatch::Hold(BlobIndex blob) {
-  if (mapping_count_ > 0 && mappings_[mapping_count_ - 1]->blob() == blob) return {};
-  if (mapping_count_ == kMaxMappings) CKPT_RETURN_IF_ERROR(Flush());
-  CKPT_ASSIGN_OR_RETURN(mappings_[mapping_count_], blobs_.Map(blob));
-  ++mapping_count_;
+  if (held_count_ > 0 && held_[held_count_ - 1]->blob() == blob) return {};
+  if (held_count_ == kMaxHeld) CKPT_RETURN_IF_ERROR(Flush());
+  CKPT_ASSIGN_OR_RETURN(held_[held_count_], blobs_.Hold(blob));
+  ++held_count_;
   return {};
 }
 
@@ -32,24 +32,29 @@ Status CopyBatch::Add(BlobIndex blob, uint64_t offset, uint64_t source_stride,
                       std::byte* destination, uint64_t destination_stride, uint64_t count,
                       const Conversion& conversion) {
   if (count == 0) return {};
-  if (copy_count_ == kMaxCopies) CKPT_RETURN_IF_ERROR(Flush());
+  if (copy_count_ == kMaxCopies || far_.full()) CKPT_RETURN_IF_ERROR(Flush());
   CKPT_RETURN_IF_ERROR(Hold(blob));
-  const std::span<const std::byte> bytes = mappings_[mapping_count_ - 1]->bytes();
+  const BlobReader::Held& held = *held_[held_count_ - 1];
   const auto extent = ExtentOf(count, source_stride, conversion.stored_width());
-  if (!extent || !RangeInside(offset, *extent, bytes.size())) {
+  if (!extent || !RangeInside(offset, *extent, held.size())) {
     return Fail(ErrorCode::kDataLoss,
-                StrCat(blobs_.PathOf(blob), " has ", bytes.size(), " bytes; ", count,
+                StrCat(blobs_.PathOf(blob), " has ", held.size(), " bytes; ", count,
                        " elements from byte ", offset, " on are not there"));
   }
-  copies_[copy_count_++] = Copy{bytes.data() + offset,
+  bytes_ += count * conversion.stored_width();
+  if (held.mapped() == nullptr) {
+    far_.Add(held_[held_count_ - 1], {offset, source_stride * conversion.stored_width(),
+                                      destination, destination_stride, count, &conversion});
+    return {};
+  }
+  copies_[copy_count_++] = Copy{held.mapped() + offset,
                                 destination,
                                 source_stride,
                                 destination_stride,
                                 count,
                                 *extent,
                                 &conversion,
-                                static_cast<uint32_t>(mapping_count_ - 1)};
-  bytes_ += count * conversion.stored_width();
+                                static_cast<uint32_t>(held_count_ - 1)};
   return {};
 }
 
@@ -68,9 +73,9 @@ bool CopyBatch::LooksCold() const {
     const size_t index = i * copy_count_ / samples;
     const Copy& copy = copies_[index];
     const uint64_t within = copy_count_ < samples ? copy.extent / samples * i : 0;
-    const auto& mapping = *mappings_[copy.mapping];
-    const uint64_t offset = static_cast<uint64_t>(copy.source - mapping.bytes().data());
-    if (!BlobReader::Resident(mapping, offset + within)) return true;
+    const BlobReader::Held& held = *held_[copy.held];
+    const uint64_t offset = static_cast<uint64_t>(copy.source - held.mapped());
+    if (!blobs_.Resident(held, offset + within)) return true;
   }
   return false;
 }
@@ -79,17 +84,17 @@ void CopyBatch::PrefetchAll() const {
   PrefetchRequests requests(blobs_);
   for (size_t i = 0; i < copy_count_; ++i) {
     const Copy& copy = copies_[i];
-    const BlobReader::Mapping& mapping = *mappings_[copy.mapping];
-    requests.Add(mapping.blob(), static_cast<uint64_t>(copy.source - mapping.bytes().data()),
-                 copy.extent);
+    const BlobReader::Held& held = *held_[copy.held];
+    requests.Add(held.blob(), static_cast<uint64_t>(copy.source - held.mapped()), copy.extent);
   }
 }
 
 Error CopyBatch::FaultAt(const std::byte* address) const {
-  for (size_t i = 0; i < mapping_count_; ++i) {
-    const std::span<const std::byte> bytes = mappings_[i]->bytes();
-    if (address >= bytes.data() && address < bytes.data() + AlignUp(bytes.size(), 4096)) {
-      return blobs_.Vanished(mappings_[i]->blob());
+  for (size_t i = 0; i < held_count_; ++i) {
+    const std::byte* const mapped = held_[i]->mapped();
+    if (mapped == nullptr) continue;
+    if (address >= mapped && address < mapped + AlignUp(held_[i]->size(), 4096)) {
+      return blobs_.Vanished(held_[i]->blob());
     }
   }
   return Error{ErrorCode::kExhausted, "the memory to be filled has no backing (out of space?)"};
@@ -102,10 +107,12 @@ Status CopyBatch::Flush() {
     const std::byte* address = nullptr;
     const auto run = [](void* batch) { static_cast<CopyBatch*>(batch)->RunCopies(); };
     if (!RunGuarded(run, this, &address)) done = Fail(FaultAt(address));
-    blobs_.CountRead(bytes_);
   }
-  for (size_t i = 0; i < mapping_count_; ++i) mappings_[i].reset();
-  copy_count_ = mapping_count_ = 0;
+  if (done && !far_.empty()) done = far_.Run();
+  if (bytes_ > 0) blobs_.CountRead(bytes_);
+  far_.Clear();
+  for (size_t i = 0; i < held_count_; ++i) held_[i].reset();
+  copy_count_ = held_count_ = 0;
   bytes_ = 0;
   return done;
 }

@@ -3,7 +3,8 @@
 // CopyBatch collects copies out of blobs and does them together: what is not
 // in the page cache is asked for all at once (neighbours in one request)
 // before the first byte is touched, so the device sees a deep queue, and one
-// guard against bus errors serves the whole batch.
+// guard against bus errors serves the whole batch.  Copies out of blobs that
+// cannot be mapped go through the blocks of the reader's cache (far_copies.h).
 //
 // Thread safety: none; one per read.
 // Lifetime: reader, conversions and destinations must outlive Flush.
@@ -19,15 +20,16 @@
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
 #include "core/tensor/conversion.h"
+#include "core/view/far_copies.h"
 
 namespace ckptfs {
 
 class CopyBatch {
  public:
-  explicit CopyBatch(BlobReader& blobs) : blobs_(blobs) {}
+  explicit CopyBatch(BlobReader& blobs) : blobs_(blobs), far_(blobs) {}
 
   // Flushes by itself when full.  kDataLoss if the elements are not in the
-  // blob; the errors of BlobReader::Map.
+  // blob; the errors of BlobReader::Hold.
   // BLOCKS: when it flushes.
   Status Add(BlobIndex blob, uint64_t offset, uint64_t source_stride, std::byte* destination,
              uint64_t destination_stride, uint64_t count, const Conversion& conversion);
@@ -37,7 +39,7 @@ class CopyBatch {
 
  private:
   static constexpr size_t kMaxCopies = 256;
-  static constexpr size_t kMaxMappings = 64;
+  static constexpr size_t kMaxHeld = 64;
 
   struct Copy {
     const std::byte* source;
@@ -47,7 +49,7 @@ class CopyBatch {
     uint64_t count;
     uint64_t extent;  // source bytes from first to last
     const Conversion* conversion;
-    uint32_t mapping;  // into mappings_
+    uint32_t held;  // into held_
   };
 
   Status Hold(BlobIndex blob);
@@ -58,10 +60,11 @@ class CopyBatch {
 
   BlobReader& blobs_;
   size_t copy_count_ = 0;
-  size_t mapping_count_ = 0;
+  size_t held_count_ = 0;
   uint64_t bytes_ = 0;
-  std::array<std::shared_ptr<const BlobReader::Mapping>, kMaxMappings> mappings_;
+  std::array<std::shared_ptr<const BlobReader::Held>, kMaxHeld> held_;
   std::array<Copy, kMaxCopies> copies_;
+  FarCopies far_;
 };
 
 }  // namespace ckptfs

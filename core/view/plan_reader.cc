@@ -30,7 +30,12 @@ PlanReader::PlanReader(const Plan& plan, const StepModel& model, BlobReader& blo
 Result<size_t> PlanReader::Read(uint64_t offset, std::span<std::byte> out) const {
   if (offset >= plan_.size() || out.empty()) return size_t{0};
   const uint64_t end = offset + std::min<uint64_t>(out.size(), plan_.size() - offset);
-  if (out.size() >= kBulkRead) ReadAhead(plan_, model_, blobs_, offset + kReadAhead, end - offset);
+  const bool bulk = out.size() >= kBulkRead;
+  if (blobs_.far()) {
+    RequestFar(plan_, model_, blobs_, offset, end - offset, bulk);
+  } else if (bulk) {
+    ReadAhead(plan_, model_, blobs_, offset + kReadAhead, end - offset);
+  }
   const std::vector<Segment>& segments = plan_.segments();
   for (size_t i = plan_.FindSegment(offset); i < segments.size() && segments[i].begin < end; ++i) {
     const Segment& segment = segments[i];

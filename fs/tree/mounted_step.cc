@@ -131,9 +131,9 @@ Status MountedStep::CheckOlder(const std::vector<BlobIndex>& blobs, int64_t afte
     const int64_t last = checked.load(std::memory_order_relaxed);
     if (last != 0 && last > after) continue;
     const int64_t now = SteadyNow();
-    FoundFile found;
+    std::optional<EntryStat> found;
     Status status = blobs_->Check(blob, &found);
-    if (found.status.st_nlink > 0) NoteAccess(blob, found);
+    if (found) NoteAccess(blob, *found);
     CKPT_RETURN_IF_ERROR(OfTheSource(std::move(status)));
     checked.store(now, std::memory_order_relaxed);
   }
@@ -141,7 +141,7 @@ Status MountedStep::CheckOlder(const std::vector<BlobIndex>& blobs, int64_t afte
 }
 
 // Who may see the step was told by what the files were when they were looked at.
-void MountedStep::NoteAccess(BlobIndex blob, const FoundFile& found) const {
+void MountedStep::NoteAccess(BlobIndex blob, const EntryStat& found) const {
   if (model().blob(blob).side) return;
   const OwnerAndMode& access = found.access;
   const uint64_t now = MixAccess(access.mode, access.uid, access.gid, found.linked);

@@ -135,7 +135,7 @@ class MountedStep {
  private:
   // Those that were last looked at before `after`, ns of the steady clock.
   Status CheckOlder(const std::vector<BlobIndex>& blobs, int64_t after) const;
-  void NoteAccess(BlobIndex blob, const FoundFile& found) const;
+  void NoteAccess(BlobIndex blob, const EntryStat& found) const;
 
   std::shared_ptr<const Step> step_;
   std::unique_ptr<BlobReader> blobs_;

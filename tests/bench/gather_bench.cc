@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
 
 namespace ckptfs {

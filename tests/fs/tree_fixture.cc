@@ -14,7 +14,7 @@
 #include <new>
 
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/tensor/piece.h"
 
 namespace ckptfs::testing {

@@ -7,7 +7,7 @@
 
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
 
 namespace ckptfs::testing_support {

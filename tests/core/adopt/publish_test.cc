@@ -13,12 +13,11 @@
 #include <fstream>
 
 #include "core/base/strings.h"
-#include "core/blob/file_storage.h"
+#include "core/io/file_storage.h"
 #include "core/jobs/verify.h"
 #include "fs/permissions.h"
 #include "tests/core/adopt/pieces.h"
-#include "tests/core/store/failing_storage.h"
-#include "tests/support/memory_storage.h"
+#include "tests/support/faulty_storage.h"
 
 namespace ckptfs {
 namespace {
@@ -27,7 +26,6 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
-using testing_support::FailingStorage;
 using testing_support::Pieces;
 using testing_support::ReadWhole;
 
@@ -204,7 +202,7 @@ TEST_F(PublishStepTest, AStoreThatWasMovedKeepsItsSideBlobs) {
 // ---- faults -------------------------------------------------------------------
 
 TEST_F(PublishStepTest, AFullStoreTakesTheStepUnpacked) {
-  auto storage = std::make_shared<MemoryStorage>();
+  auto storage = std::make_shared<FaultyStorage>();
   auto store = *Store::OpenOn(storage);
   int warned = 0;
   int failed = 0;
@@ -233,8 +231,8 @@ TEST_F(PublishStepTest, AStopAtAnyCallLeavesTheStepWholeOrAbsent) {
     for (const bool with_effect : {false, true}) {
       fs::remove_all(StorePath());
       Open();
-      auto storage = std::make_shared<FailingStorage>(*FileStorage::Open(StorePath(), true),
-                                                      stop_at, with_effect);
+      auto storage = std::make_shared<FaultyStorage>(*FileStorage::Open(StorePath(), true));
+      storage->StopAt(stop_at + 1, with_effect);
       auto failing = Store::OpenOn(storage);
       const auto done = PublishStep(**failing, pieces_.model(), Request());
       stops += storage->stopped();

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "core/base/strings.h"
-#include "core/blob/bus_guard.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/bus_guard.h"
+#include "core/io/file_stamp.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
@@ -62,7 +62,7 @@ TEST_F(BlobReaderTest, ReadsRangesAndRefusesOthers) {
     EXPECT_EQ(read.error().code, ErrorCode::kDataLoss);
     EXPECT_NE(read.error().message.find(directory_.path() + "/a"), std::string::npos);
   }
-  EXPECT_FALSE(reader->Map(BlobIndex{2}));
+  EXPECT_FALSE(reader->Hold(BlobIndex{2}));
   EXPECT_EQ(reader->bytes_read(), 4u);
 }
 
@@ -110,7 +110,7 @@ TEST_F(BlobReaderTest, AFifoInTheFilesPlaceDoesNotHang) {
   unlink(path.c_str());
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
   const auto reader = Open();
-  EXPECT_EQ(reader->Map(blob).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(reader->Hold(blob).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(reader->Check(blob).error().code, ErrorCode::kInvalid);
 }
 
@@ -141,14 +141,14 @@ TEST_F(BlobReaderTest, MappingsAreBoundedAndHeldOnesStay) {
   std::vector<BlobIndex> blobs;
   for (int i = 0; i < 40; ++i) blobs.push_back(Add(StrCat("f", i), StrCat("file ", i)));
   const auto reader = Open(100000, 4);
-  const auto held = *reader->Map(blobs[0]);
+  const auto held = *reader->Hold(blobs[0]);
   for (int round = 0; round < 3; ++round) {
     for (int i = 0; i < 40; ++i) {
       const std::string expected = StrCat("file ", i);
       ASSERT_EQ(Read(*reader, blobs[static_cast<size_t>(i)], 0, expected.size()), expected);
     }
   }
-  EXPECT_EQ(static_cast<char>(held->bytes()[5]), '0');
+  EXPECT_EQ(static_cast<char>(held->mapped()[5]), '0');
   std::string maps;
   std::getline(std::ifstream("/proc/self/maps"), maps, '\0');
   size_t mapped = 0;

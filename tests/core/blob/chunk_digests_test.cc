@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {

@@ -10,8 +10,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/base/descriptor.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_root.h"
+#include "core/io/file_stamp.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
@@ -29,9 +29,7 @@ class FingerprintTest : public testing::Test {
   }
   void Adopt() {
     blob_.stamp = *StampOfFile(path_);
-    const int fd = ::open(path_.c_str(), O_RDONLY);
-    blob_.fingerprint = *FingerprintOf(fd, bytes_.size(), path_);
-    ::close(fd);
+    blob_.fingerprint = *FingerprintOf(**OpenLocalFile(path_));
   }
   // In place, as everybody else does it; the clock of files is coarse.
   void Change(size_t at, size_t length) {
@@ -48,9 +46,9 @@ class FingerprintTest : public testing::Test {
   }
   void MoveChangeTime() { blob_.stamp.ctime_ns -= 1'000'000'000; }
   Status Check(const Blob& blob) {
-    const auto file = OpenDescriptor(path_, O_RDONLY);
+    const auto file = OpenLocalFile(path_);
     if (!file) return Fail(file.error());
-    return files_.CheckOpen(file->get(), path_, kBlob, blob);
+    return files_.CheckOpen(**file, kBlob, blob);
   }
   bool IsSame() { return Check(blob_).has_value(); }
 
@@ -114,9 +112,7 @@ TEST_F(FingerprintTest, AnotherSizeOrInodeIsNot) {
 // Manifests of before have only the ends in it.
 TEST_F(FingerprintTest, AShortOneExcusesAChangeTime) {
   Write(300000);
-  const int fd = ::open(path_.c_str(), O_RDONLY);
-  blob_.fingerprint = *ShortFingerprintOf(fd, bytes_.size(), path_);
-  ::close(fd);
+  blob_.fingerprint = *ShortFingerprintOf(**OpenLocalFile(path_));
   MoveChangeTime();
   EXPECT_TRUE(IsSame());
 }

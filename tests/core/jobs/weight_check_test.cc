@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/jobs/verify.h"
 #include "core/tensor/cast.h"
 #include "tests/support/temporary_directory.h"

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/blob/storage.h"
+#include "core/io/root.h"
 
 namespace ckptfs::testing_support {
 
@@ -34,41 +34,42 @@ struct StorageCalls {
 
 class CountingStorage final : public Storage {
  public:
-  explicit CountingStorage(std::shared_ptr<Storage> storage) : storage_(std::move(storage)) {}
+  explicit CountingStorage(std::shared_ptr<Storage> storage)
+      : Storage(storage->name(), storage->mapped()), storage_(std::move(storage)) {}
 
   // Since the last time it was asked.
   StorageCalls Take() { return std::exchange(calls_, {}); }
 
-  Result<std::unique_ptr<StorageWriter>> Create(std::string_view name) override {
-    ++calls_.writes;
-    return storage_->Create(name);
-  }
-  Result<size_t> ReadAt(std::string_view name, uint64_t offset, std::span<std::byte> out) override {
-    ++calls_.reads;
-    return storage_->ReadAt(name, offset, out);
-  }
-  Result<StorageStat> Stat(std::string_view name) override {
-    ++calls_.stats;
-    return storage_->Stat(name);
-  }
-  Status PublishIfAbsent(std::string_view name, std::span<const std::byte> bytes) override {
-    ++calls_.writes;
-    return storage_->PublishIfAbsent(name, bytes);
-  }
-  Result<std::vector<std::string>> List(std::string_view prefix) override {
+  Result<std::vector<RootEntry>> List(std::string_view path) const override {
     ++calls_.lists;
-    auto names = storage_->List(prefix);
-    if (names) calls_.listed += names->size();
-    return names;
+    auto entries = storage_->List(path);
+    if (entries) calls_.listed += entries->size();
+    return entries;
   }
-  Status Remove(std::string_view name) override {
+  Result<EntryStat> Stat(std::string_view path) const override {
+    ++calls_.stats;
+    return storage_->Stat(path);
+  }
+  Result<std::shared_ptr<const File>> Open(std::string_view path) const override {
+    ++calls_.reads;
+    return storage_->Open(path);
+  }
+  Result<std::unique_ptr<StorageWriter>> Create(std::string_view path) override {
     ++calls_.writes;
-    return storage_->Remove(name);
+    return storage_->Create(path);
+  }
+  Status PublishIfAbsent(std::string_view path, std::span<const std::byte> bytes) override {
+    ++calls_.writes;
+    return storage_->PublishIfAbsent(path, bytes);
+  }
+  Status Remove(std::string_view path) override {
+    ++calls_.writes;
+    return storage_->Remove(path);
   }
 
  private:
-  std::shared_ptr<Storage> storage_;
-  StorageCalls calls_;
+  const std::shared_ptr<Storage> storage_;
+  mutable StorageCalls calls_;
 };
 
 }  // namespace ckptfs::testing_support

@@ -9,7 +9,7 @@
 #include "core/store/store.h"
 #include "tests/core/store/counting_storage.h"
 #include "tests/core/store/sample_model.h"
-#include "tests/support/memory_storage.h"
+#include "core/io/memory_root.h"
 
 namespace ckptfs {
 namespace {
@@ -24,7 +24,7 @@ using testing_support::TinyModel;
 class StoreCostTest : public testing::Test {
  protected:
   StoreCostTest()
-      : storage_(std::make_shared<CountingStorage>(std::make_shared<MemoryStorage>())),
+      : storage_(std::make_shared<CountingStorage>(std::make_shared<MemoryRoot>("memory"))),
         store_(*Store::OpenOn(storage_)) {}
 
   static StepModel Model(int i) { return TinyModel(StrCat("s", i), static_cast<uint64_t>(i), 1); }
@@ -53,7 +53,7 @@ class StoreCostTest : public testing::Test {
 
 TEST_F(StoreCostTest, TheThousandthStepCostsWhatTheTenthDid) {
   for (const bool asked : {false, true}) {  // a process that also looks at the steps
-    storage_ = std::make_shared<CountingStorage>(std::make_shared<MemoryStorage>());
+    storage_ = std::make_shared<CountingStorage>(std::make_shared<MemoryRoot>("memory"));
     store_ = *Store::OpenOn(storage_);
     if (asked) {
       EXPECT_THAT(*store_->Runs(), IsEmpty());

@@ -10,10 +10,9 @@
 #include <thread>
 
 #include "core/base/strings.h"
-#include "core/blob/file_storage.h"
-#include "tests/core/store/failing_storage.h"
+#include "core/io/file_storage.h"
 #include "tests/core/store/sample_model.h"
-#include "tests/support/memory_storage.h"
+#include "tests/support/faulty_storage.h"
 
 namespace ckptfs {
 namespace {
@@ -22,7 +21,6 @@ namespace fs = std::filesystem;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing_support::FailingStorage;
 using testing_support::SampleModel;
 using testing_support::TinyModel;
 
@@ -431,8 +429,8 @@ TEST_F(StoreTest, AStopAtAnyCallLeavesTheStepWholeOrAbsent) {
   for (int stop_at = 0; stop_at < 20; ++stop_at) {
     for (const bool with_effect : {false, true}) {
       const std::string id = StrCat("s", stop_at, with_effect ? "e" : "n");
-      auto storage = std::make_shared<FailingStorage>(*FileStorage::Open(directory_, true), stop_at,
-                                                      with_effect);
+      auto storage = std::make_shared<FaultyStorage>(*FileStorage::Open(directory_, true));
+      storage->StopAt(stop_at + 1, with_effect);
       auto failing = Store::OpenOn(storage);
       ASSERT_TRUE(failing) << failing.error().message;
       const auto record = (*failing)->Publish("run", TinyModel(id, 2, 2), "/root/x", "/root");
@@ -450,7 +448,7 @@ TEST_F(StoreTest, AStopAtAnyCallLeavesTheStepWholeOrAbsent) {
 }
 
 TEST(StoreOnMemoryTest, AFailureOfAnyCallIsReportedAndCanBeRepeated) {
-  auto storage = std::make_shared<MemoryStorage>();
+  auto storage = std::make_shared<FaultyStorage>();
   auto store = *Store::OpenOn(storage);
   EXPECT_EQ(store->directory(), "");
   int failures = 0;

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
 
 namespace ckptfs {

@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 
 namespace ckptfs {
 namespace {

@@ -10,7 +10,7 @@
 #include <chrono>
 #include <thread>
 
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
 #include "tests/support/temporary_directory.h"
 
@@ -73,7 +73,7 @@ class ReadAheadTest : public testing::Test {
     close(fd);
   }
   bool Cached(uint32_t blob, uint64_t offset) {
-    return BlobReader::Resident(**blobs_->Map(BlobIndex{blob}), offset);
+    return blobs_->Resident(**blobs_->Hold(BlobIndex{blob}), offset);
   }
   // True once all of [begin, end) is in the page cache.
   bool Arrives(uint32_t blob, uint64_t begin, uint64_t end) {

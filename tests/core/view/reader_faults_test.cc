@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
 #include "tests/support/temporary_directory.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/blob/file_storage.h"
+#include "core/io/file_storage.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,7 +16,9 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
+#include "core/io/file_root.h"
+#include "core/io/file_stamp.h"
+#include "core/io/local_file.h"
 
 namespace ckptfs {
 namespace {
@@ -88,12 +90,15 @@ Status MakeDirectories(const std::string& path) {
   return SyncDirectory(parent.empty() ? "/" : parent);
 }
 
-Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
+Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes,
+                const std::string& path) {
   while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), std::min(bytes.size(), kMaxTransfer));
+    const ssize_t n = pwrite(fd, bytes.data(), std::min(bytes.size(), kMaxTransfer),
+                             static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Fail(SystemError("write", path));
     bytes = bytes.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
   }
   return {};
 }
@@ -131,8 +136,8 @@ class TemporaryFile final : public StorageWriter {
     if (!named_) unlink(temporary_.c_str());
   }
 
-  Status Append(std::span<const std::byte> bytes) override {
-    return WriteAll(descriptor_.get(), bytes, path_);
+  Status WriteAt(uint64_t offset, std::span<const std::byte> bytes) override {
+    return WriteAll(descriptor_.get(), offset, bytes, path_);
   }
   Status Close() override {
     CKPT_RETURN_IF_ERROR(Prepare());
@@ -186,23 +191,16 @@ void RemoveLeftovers(const std::string& directory) {
   }
 }
 
-}  // namespace
-
-Status CheckStorageName(std::string_view name) {
-  size_t begin = 0;
-  while (begin <= name.size()) {
-    const size_t end = std::min(name.find('/', begin), name.size());
-    const std::string_view part = name.substr(begin, end - begin);
-    if (part.empty() || part == "." || part == ".." || part.find('\0') != part.npos) {
-      return Fail(ErrorCode::kInvalid, StrCat("not a storage name: '", name, "'"));
-    }
-    begin = end + 1;
-  }
-  if (name == kTemporary || name.starts_with(StrCat(kTemporary, "/"))) {
-    return Fail(ErrorCode::kInvalid, StrCat("a reserved storage name: '", name, "'"));
+// A plain path that is not that of the temporary files.
+Status CheckObjectPath(std::string_view path) {
+  CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
+  if (path == kTemporary || path.starts_with(StrCat(kTemporary, "/"))) {
+    return Fail(ErrorCode::kInvalid, StrCat("a reserved name: '", path, "'"));
   }
   return {};
 }
+
+}  // namespace
 
 Result<std::unique_ptr<FileStorage>> FileStorage::Open(const std::string& directory, bool create) {
   std::error_code error;
@@ -217,45 +215,35 @@ Result<std::unique_ptr<FileStorage>> FileStorage::Open(const std::string& direct
   return std::unique_ptr<FileStorage>(new FileStorage(std::move(absolute)));
 }
 
-std::string FileStorage::PathOf(std::string_view name) const {
-  return StrCat(directory_, "/", name);
+Result<std::vector<RootEntry>> FileStorage::List(std::string_view path) const {
+  if (!path.empty()) CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
+  CKPT_ASSIGN_OR_RETURN(auto entries, ListDirectory(PathOf(path), false));
+  if (path.empty()) std::erase_if(entries, [](const auto& e) { return e.name == kTemporary; });
+  return entries;
 }
 
-Result<std::unique_ptr<StorageWriter>> FileStorage::Create(std::string_view name) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
-  CKPT_ASSIGN_OR_RETURN(std::unique_ptr<StorageWriter> writer,
-                        MakeTemporary(directory_, PathOf(name)));
-  return writer;
-}
-
-Result<size_t> FileStorage::ReadAt(std::string_view name, uint64_t offset,
-                                   std::span<std::byte> out) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
-  const std::string path = PathOf(name);
-  CKPT_ASSIGN_OR_RETURN(const Descriptor descriptor, OpenTrusted(directory_, name, O_RDONLY));
-  size_t done = 0;
-  while (done < out.size()) {
-    const ssize_t n =
-        pread(descriptor.get(), out.data() + done, std::min(out.size() - done, kMaxTransfer),
-              static_cast<off_t>(offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Fail(SystemError("read", path));
-    if (n == 0) break;
-    done += static_cast<size_t>(n);
-  }
-  return done;
-}
-
-Result<StorageStat> FileStorage::Stat(std::string_view name) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+Result<EntryStat> FileStorage::Stat(std::string_view path) const {
+  if (!path.empty()) CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
+  const std::string full = PathOf(path);
   struct stat status;
-  const std::string path = PathOf(name);
-  if (stat(path.c_str(), &status) != 0) return Fail(SystemError("stat", path));
-  if (!S_ISREG(status.st_mode)) {
-    return Fail(ErrorCode::kNotFound, StrCat(path, " is no object"));
-  }
-  const BlobStamp stamp = StampOf(status);
-  return StorageStat{stamp.size, stamp.mtime_ns};
+  if (lstat(full.c_str(), &status) != 0) return Fail(SystemError("stat", full));
+  return EntryStat{KindOf(status), StampOf(status),
+                   OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, false}};
+}
+
+Result<std::shared_ptr<const File>> FileStorage::Open(std::string_view path) const {
+  CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
+  CKPT_ASSIGN_OR_RETURN(Descriptor file, OpenTrusted(directory(), path, O_RDONLY));
+  struct stat status;
+  if (fstat(file.get(), &status) != 0) return Fail(SystemError("stat", PathOf(path)));
+  return LocalFile::Make(std::move(file), status, PathOf(path));
+}
+
+Result<std::unique_ptr<StorageWriter>> FileStorage::Create(std::string_view path) {
+  CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
+  CKPT_ASSIGN_OR_RETURN(std::unique_ptr<StorageWriter> writer,
+                        MakeTemporary(directory(), PathOf(path)));
+  return writer;
 }
 
 // Who loses may rely on the winner's object, so its name is made durable first:
@@ -266,42 +254,19 @@ static Status AlreadyThere(const std::string& path) {
 }
 
 Status FileStorage::PublishIfAbsent(std::string_view name, std::span<const std::byte> bytes) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  CKPT_RETURN_IF_ERROR(CheckObjectPath(name));
   const std::string path = PathOf(name);
   struct stat status;
   if (stat(path.c_str(), &status) == 0) return AlreadyThere(path);
-  CKPT_ASSIGN_OR_RETURN(const auto writer, MakeTemporary(directory_, path));
-  CKPT_RETURN_IF_ERROR(writer->Append(bytes));
+  CKPT_ASSIGN_OR_RETURN(const auto writer, MakeTemporary(directory(), path));
+  CKPT_RETURN_IF_ERROR(writer->WriteAt(0, bytes));
   Status published = writer->CloseIfAbsent();
   if (!published && published.error().code == ErrorCode::kExists) return AlreadyThere(path);
   return published;
 }
 
-Result<std::vector<std::string>> FileStorage::List(std::string_view prefix) {
-  while (prefix.ends_with('/')) prefix.remove_suffix(1);
-  if (!prefix.empty()) CKPT_RETURN_IF_ERROR(CheckStorageName(prefix));
-  namespace fs = std::filesystem;
-  const std::string top = prefix.empty() ? directory_ : PathOf(prefix);
-  std::vector<std::string> names;
-  std::error_code error;
-  fs::recursive_directory_iterator it(top, error);
-  if (error == std::errc::no_such_file_or_directory) return names;
-  for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
-    std::string name = it->path().string().substr(directory_.size() + 1);
-    if (name == kTemporary) {
-      it.disable_recursion_pending();
-      continue;
-    }
-    std::error_code gone;  // removed by somebody meanwhile: not listed
-    if (it->is_regular_file(gone)) names.push_back(std::move(name));
-  }
-  if (error) return Fail(ErrnoError(error.value(), StrCat("list ", top)));
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 Status FileStorage::Remove(std::string_view name) {
-  CKPT_RETURN_IF_ERROR(CheckStorageName(name));
+  CKPT_RETURN_IF_ERROR(CheckObjectPath(name));
   const std::string path = PathOf(name);
   if (unlink(path.c_str()) != 0) return Fail(SystemError("unlink", path));
   return SyncDirectory(ParentOf(path));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/blob/file_stamp.h"
+#include "core/io/file_stamp.h"
 
 #include <sys/xattr.h>
 
@@ -17,12 +17,12 @@ int64_t Nanoseconds(const struct timespec& time) {
 
 }  // namespace
 
-BlobStamp StampOf(const struct stat& status) {
-  return BlobStamp{static_cast<uint64_t>(status.st_size), Nanoseconds(status.st_mtim),
+FileStamp StampOf(const struct stat& status) {
+  return FileStamp{static_cast<uint64_t>(status.st_size), Nanoseconds(status.st_mtim),
                    Nanoseconds(status.st_ctim), static_cast<uint64_t>(status.st_ino)};
 }
 
-Result<BlobStamp> StampOfFile(const std::string& path) {
+Result<FileStamp> StampOfFile(const std::string& path) {
   struct stat status;
   if (stat(path.c_str(), &status) != 0) return Fail(ErrnoError(errno, path));
   if (!S_ISREG(status.st_mode)) {
@@ -31,9 +31,9 @@ Result<BlobStamp> StampOfFile(const std::string& path) {
   return StampOf(status);
 }
 
-Status CompareStamps(const std::string& path, const BlobStamp& adopted, const BlobStamp& now) {
+Status CompareStamps(const std::string& path, const FileStamp& adopted, const FileStamp& now) {
   const bool compare_ctime = adopted.ctime_ns != 0;
-  BlobStamp comparable = now;
+  FileStamp comparable = now;
   if (!compare_ctime) comparable.ctime_ns = 0;
   if (adopted.size_only()) comparable = BlobStamp{now.size, 0, 0, 0};
   if (adopted == comparable) return {};

@@ -13,20 +13,20 @@
 #include <string>
 
 #include "core/base/result.h"
-#include "core/blob/blob.h"
+#include "core/io/file.h"
 
 namespace ckptfs {
 
-BlobStamp StampOf(const struct stat& status);
+FileStamp StampOf(const struct stat& status);
 
 // Of the file a path names now (symbolic links followed).  kInvalid unless it
 // is a regular file.
-Result<BlobStamp> StampOfFile(const std::string& path);
+Result<FileStamp> StampOfFile(const std::string& path);
 
 // kStale naming the file and every field that differs.  An adopted ctime of 0 is
 // not compared: of the store's hard links it changes when the source is deleted.
 // Of a stamp that is a size only nothing else is.
-Status CompareStamps(const std::string& path, const BlobStamp& adopted, const BlobStamp& now);
+Status CompareStamps(const std::string& path, const FileStamp& adopted, const FileStamp& now);
 
 // True if a POSIX ACL says more than the mode.
 bool HasAcl(const std::string& path);

@@ -15,11 +15,11 @@
 
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "core/blob/storage.h"
+#include "core/io/root.h"
 
 namespace ckptfs {
 
@@ -29,23 +29,17 @@ class FileStorage final : public Storage {
   // Leftovers of writers that died more than a day ago are removed.
   static Result<std::unique_ptr<FileStorage>> Open(const std::string& directory, bool create);
 
-  Result<std::unique_ptr<StorageWriter>> Create(std::string_view name) override;
-  Result<size_t> ReadAt(std::string_view name, uint64_t offset, std::span<std::byte> out) override;
-  Result<StorageStat> Stat(std::string_view name) override;
-  Status PublishIfAbsent(std::string_view name, std::span<const std::byte> bytes) override;
-  Result<std::vector<std::string>> List(std::string_view prefix) override;
-  Status Remove(std::string_view name) override;
+  Result<std::vector<RootEntry>> List(std::string_view path) const override;
+  Result<EntryStat> Stat(std::string_view path) const override;
+  Result<std::shared_ptr<const File>> Open(std::string_view path) const override;
+  Result<std::unique_ptr<StorageWriter>> Create(std::string_view path) override;
+  Status PublishIfAbsent(std::string_view path, std::span<const std::byte> bytes) override;
+  Status Remove(std::string_view path) override;
 
-  // Absolute path of an object, whether or not it exists.
-  std::string PathOf(std::string_view name) const;
-  const std::string& directory() const { return directory_; }
+  const std::string& directory() const { return name(); }
 
  private:
-  explicit FileStorage(std::string directory) : directory_(std::move(directory)) {}
-  std::string directory_;
+  explicit FileStorage(std::string directory) : Storage(std::move(directory), true) {}
 };
-
-// '/'-separated components, none of them empty, "." or ".."; kInvalid says which.
-Status CheckStorageName(std::string_view name);
 
 }  // namespace ckptfs

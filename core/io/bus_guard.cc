@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/blob/bus_guard.h"
+#include "core/io/bus_guard.h"
 
 #include <setjmp.h>
 #include <signal.h>

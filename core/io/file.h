@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// File is the seam under all bytes that are read: one file of a Root, of a size
+// that does not change while it is open (one that shrinks is an error when it is
+// read).  A file that can be mapped is read through its mapping; of any other
+// many ranges are asked for in one call, which its storage serves together.
+//
+// Thread safety: const methods may be called concurrently.
+// Lifetime: a Mapping is independent of its File; both keep what they need.
+// Units: bytes; times are nanoseconds since the epoch.
+
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/base/result.h"
+#include "core/blob/blob.h"
+
+namespace ckptfs {
+
+using FileStamp = BlobStamp;  // what tells that a file is still the one it was
+
+// Whose a file or directory is, and what its mode (permission bits) says; an
+// ACL may say more.
+struct OwnerAndMode {
+  uint32_t mode = 0;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  bool acl = false;
+  auto operator<=>(const OwnerAndMode&) const = default;
+};
+
+struct FileIdentity {
+  FileStamp stamp;
+  OwnerAndMode access;
+};
+
+// One range to be read.
+struct ReadRequest {
+  uint64_t offset = 0;
+  std::span<std::byte> out;
+};
+
+// The bytes of a whole file in memory.  Of a file that others may truncate they
+// are touched under RunGuarded only (core/io/bus_guard.h).
+class Mapping {
+ public:
+  virtual ~Mapping() = default;
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ protected:
+  explicit Mapping(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+ private:
+  const std::span<const std::byte> bytes_;
+};
+
+class File {
+ public:
+  virtual ~File() = default;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  const std::string& name() const { return name_; }  // for messages
+  uint64_t size() const { return size_; }            // when it was opened
+
+  // Of what was opened, as it is now.
+  virtual Result<FileIdentity> Identity() const = 0;
+
+  // All requests, in any order and as many at once as the storage takes; errors
+  // name the file.  kDataLoss if a range is not there.  On an error the outputs
+  // are unspecified.  BLOCKS: on the device.
+  virtual Status ReadAt(std::span<const ReadRequest> requests) const = 0;
+
+  // The whole file, or null if it cannot be mapped.
+  virtual Result<std::shared_ptr<const Mapping>> Map() const = 0;
+
+  // For who hands the file to the kernel (passthrough, a lock); -1 if there is
+  // none.  OWNERSHIP: the file's.
+  virtual int descriptor() const = 0;
+
+  // ---- In terms of these -------------------------------------------------------
+
+  Status ReadAt(uint64_t offset, std::span<std::byte> out) const;
+  // Exactly `length` bytes; kInvalid, naming `what`, if the file's size has no
+  // room for them: for what a file says of itself.
+  Result<std::string> Read(uint64_t offset, uint64_t length, std::string_view what) const;
+
+ protected:
+  File(std::string name, uint64_t size) : name_(std::move(name)), size_(size) {}
+  // kDataLoss unless every request lies inside the file.
+  Status CheckRanges(std::span<const ReadRequest> requests) const;
+
+ private:
+  const std::string name_;
+  const uint64_t size_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/io/file_root.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/base/strings.h"
+#include "core/io/file_stamp.h"
+#include "core/io/local_file.h"
+#include "core/io/open_beneath.h"
+
+namespace ckptfs {
+namespace {
+
+struct CloseDirectory {
+  void operator()(DIR* directory) const { ::closedir(directory); }
+};
+
+// What an entry is; some filesystems do not say so in the listing.
+EntryKind KindOfEntry(int directory, const dirent& entry, bool follow) {
+  if (entry.d_type == DT_REG) return EntryKind::kFile;
+  if (entry.d_type == DT_DIR) return EntryKind::kDirectory;
+  if (entry.d_type != DT_UNKNOWN && (entry.d_type != DT_LNK || !follow)) return EntryKind::kOther;
+  struct stat status;
+  const int flags = follow ? 0 : AT_SYMLINK_NOFOLLOW;
+  if (::fstatat(directory, entry.d_name, &status, flags) != 0) return EntryKind::kOther;
+  return KindOf(status);
+}
+
+EntryStat StatOf(const struct stat& status) {
+  return EntryStat{KindOf(status), StampOf(status),
+                   OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, false}};
+}
+
+}  // namespace
+
+Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follow) {
+  const std::unique_ptr<DIR, CloseDirectory> handle(::opendir(path.c_str()));
+  if (!handle) return Fail(ErrnoError(errno, path));
+  std::vector<RootEntry> entries;
+  while (true) {
+    errno = 0;  // the end of the directory leaves it so
+    const dirent* entry = ::readdir(handle.get());
+    if (entry == nullptr && errno != 0) return Fail(ErrnoError(errno, path));
+    if (entry == nullptr) break;
+    const std::string_view name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    entries.push_back({std::string(name), KindOfEntry(::dirfd(handle.get()), *entry, follow)});
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const RootEntry& a, const RootEntry& b) { return a.name < b.name; });
+  return entries;
+}
+
+Result<std::vector<RootEntry>> FileRoot::List(std::string_view path) const {
+  if (!path.empty()) CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
+  return ListDirectory(PathOf(path), true);
+}
+
+Result<EntryStat> FileRoot::Stat(std::string_view path) const {
+  if (!path.empty()) CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
+  const std::string full = PathOf(path);
+  struct stat status;
+  // One call where there is no link, which is nearly everywhere.
+  if (::lstat(full.c_str(), &status) != 0) return Fail(ErrnoError(errno, full));
+  if (!S_ISLNK(status.st_mode)) return StatOf(status);
+  if (::stat(full.c_str(), &status) != 0) return Fail(ErrnoError(errno, full));
+  if (!S_ISREG(status.st_mode) || path.empty()) return StatOf(status);
+  CKPT_ASSIGN_OR_RETURN(const RootDirectory root, RootDirectory::Open(name()));
+  CKPT_ASSIGN_OR_RETURN(const FoundFile found, root.Look(std::string(path)));
+  EntryStat linked = StatOf(found.status);
+  linked.access = found.access;
+  linked.linked = found.linked;
+  return linked;
+}
+
+Result<std::shared_ptr<const File>> FileRoot::Open(std::string_view path) const {
+  CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
+  CKPT_ASSIGN_OR_RETURN(OpenedFile opened, OpenBeneath(name(), std::string(path)));
+  return LocalFile::Make(std::move(opened.file), opened.status, PathOf(path));
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FileRoot is a directory of this machine as a Root.  Files are opened below it
+// by open_beneath.h's rules, which say how far a symbolic link may lead.
+//
+// Thread safety: immutable.
+// Lifetime: holds nothing open: a directory that is away or exchanged for a
+// while is the concern of the call that meets it.
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/io/root.h"
+
+namespace ckptfs {
+
+class FileRoot final : public Root {
+ public:
+  // `directory`: absolute; it need not be there yet.
+  explicit FileRoot(std::string directory) : Root(std::move(directory), true) {}
+
+  Result<std::vector<RootEntry>> List(std::string_view path) const override;
+  Result<EntryStat> Stat(std::string_view path) const override;
+  Result<std::shared_ptr<const File>> Open(std::string_view path) const override;
+};
+
+// What the directory at an absolute path holds, sorted by name.  `follow`: links
+// count as what they lead to; else as kOther.
+Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follow);
+
+}  // namespace ckptfs

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/io/io_pool.h"
+
+#include <mutex>
+#include <system_error>
+#include <utility>
+
+namespace ckptfs {
+
+IoPool::~IoPool() {
+  std::deque<std::function<void()>> dropped;
+  std::vector<std::thread> threads;
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    dropped.swap(tasks_);
+    threads.swap(threads_);
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads) thread.join();
+}
+
+void IoPool::Post(std::function<void()> task) {
+  {
+    MutexLock lock(mutex_);
+    const bool enough = idle_ > tasks_.size() || threads_.size() >= max_threads_;
+    if (!enough) {
+      try {
+        threads_.emplace_back([this] { Work(); });
+      } catch (const std::system_error&) {
+        // Those that there are will come to it.
+      }
+    }
+    if (!threads_.empty()) {
+      tasks_.push_back(std::move(task));
+      task = nullptr;
+    }
+  }
+  if (task) return task();
+  wake_.notify_one();
+}
+
+void IoPool::Work() {
+  while (true) {
+    std::function<void()> task;
+    {
+      MutexLock lock(mutex_);
+      std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
+      ++idle_;
+      while (tasks_.empty() && !stopping_) wake_.wait(held);
+      --idle_;
+      held.release();
+      if (stopping_) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
+}
+
+}  // namespace ckptfs

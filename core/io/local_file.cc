@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/io/local_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/base/strings.h"
+#include "core/io/file_stamp.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr size_t kMaxTransfer = size_t{1} << 30;  // per system call
+
+class FileMapping final : public Mapping {
+ public:
+  FileMapping(void* address, size_t length)
+      : Mapping({static_cast<const std::byte*>(address), length}) {}
+  ~FileMapping() override {
+    if (!bytes().empty()) munmap(const_cast<std::byte*>(bytes().data()), bytes().size());
+  }
+};
+
+}  // namespace
+
+EntryKind KindOf(const struct stat& status) {
+  if (S_ISREG(status.st_mode)) return EntryKind::kFile;
+  return S_ISDIR(status.st_mode) ? EntryKind::kDirectory : EntryKind::kOther;
+}
+
+Result<std::shared_ptr<const LocalFile>> LocalFile::Make(Descriptor file, const struct stat& status,
+                                                         std::string name) {
+  if (!S_ISREG(status.st_mode)) {
+    return Fail(ErrorCode::kInvalid, StrCat(name, " is not a regular file"));
+  }
+  return std::shared_ptr<const LocalFile>(
+      new LocalFile(std::move(file), static_cast<uint64_t>(status.st_size), std::move(name)));
+}
+
+Result<FileIdentity> LocalFile::Identity() const {
+  struct stat status;
+  if (fstat(file_.get(), &status) != 0) return Fail(ErrnoError(errno, StrCat("stat ", name())));
+  const bool acl = fgetxattr(file_.get(), "system.posix_acl_access", nullptr, 0) > 0;
+  return FileIdentity{StampOf(status),
+                      OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, acl}};
+}
+
+Status LocalFile::ReadAt(std::span<const ReadRequest> requests) const {
+  CKPT_RETURN_IF_ERROR(CheckRanges(requests));
+  // All are on their way before the first is waited for.
+  for (size_t i = 0; requests.size() > 2 && i < requests.size(); ++i) {
+    (void)posix_fadvise(file_.get(), static_cast<off_t>(requests[i].offset),
+                        static_cast<off_t>(requests[i].out.size()), POSIX_FADV_WILLNEED);
+  }
+  for (const ReadRequest& request : requests) {
+    for (size_t done = 0; done < request.out.size();) {
+      const ssize_t n = pread(file_.get(), request.out.data() + done,
+                              std::min(request.out.size() - done, kMaxTransfer),
+                              static_cast<off_t>(request.offset + done));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return Fail(ErrnoError(errno, StrCat("read ", name())));
+      if (n == 0) {
+        return Fail(ErrorCode::kDataLoss, StrCat(name(), " became shorter while it was read"));
+      }
+      done += static_cast<size_t>(n);
+    }
+  }
+  return {};
+}
+
+Result<std::shared_ptr<const Mapping>> LocalFile::Map() const {
+  void* address = nullptr;
+  if (size() > 0) {
+    address = mmap(nullptr, size(), PROT_READ, MAP_SHARED, file_.get(), 0);
+    if (address == MAP_FAILED) return Fail(ErrnoError(errno, StrCat("mmap ", name())));
+  }
+  return std::make_shared<const FileMapping>(address, size());
+}
+
+}  // namespace ckptfs
