@@ -10,7 +10,7 @@ namespace {
 // Neighbours closer than this are asked for in one request; of blocks that travel
 // one by one nothing is fetched that nobody asked for.
 constexpr uint64_t kCoalesceGap = 64 << 10;
-constexpr size_t kMaxBlocks = 1024;  // collected
+constexpr size_t kMaxAsked = 1024;  // collected
 
 }  // namespace
 
@@ -44,7 +44,7 @@ void PrefetchRequests::AddBlocks(uint64_t offset, uint64_t length) {
     const BlockCache::BlockId id{&held_->source(), k};
     if (blocks_.empty() || blocks_.back() != id) blocks_.push_back(id);
   }
-  if (blocks_.size() >= kMaxBlocks) SendBlocks();
+  if (blocks_.size() >= kMaxAsked) SendBlocks();
 }
 
 void PrefetchRequests::SendRange() {

@@ -2,10 +2,6 @@
 
 #include "core/ingest/assembler.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <climits>
@@ -17,11 +13,10 @@
 #include <unordered_map>
 
 #include "core/base/checked_math.h"
-#include "core/base/descriptor.h"
 #include "core/base/strings.h"
-#include "core/blob/file_stamp.h"
 #include "core/blob/fingerprint.h"
 #include "core/ingest/coverage.h"
+#include "core/io/file_root.h"
 
 namespace ckptfs {
 namespace {
@@ -58,19 +53,16 @@ Result<std::string> ResolveInside(const std::string& root, const std::string& pa
 Result<Blob> Inspect(uint32_t root_index, const std::string& root, std::string_view relative) {
   const std::string path = StrCat(root, "/", relative);
   CKPT_ASSIGN_OR_RETURN(const std::string real, ResolveInside(root, path));
-  const Descriptor file(::open(real.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.get() < 0) return Fail(ErrnoError(errno, path));
-  struct stat info {};
-  if (::fstat(file.get(), &info) != 0) return Fail(ErrnoError(errno, path));
-  if (!S_ISREG(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a file"));
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(real));
+  CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
   Blob blob;
   blob.root = root_index;
   blob.path = relative;
-  blob.stamp = StampOf(info);
-  blob.mode = info.st_mode & 07777;
-  blob.uid = info.st_uid;
-  blob.gid = info.st_gid;
-  CKPT_ASSIGN_OR_RETURN(blob.fingerprint, FingerprintOf(file.get(), blob.stamp.size, path));
+  blob.stamp = identity.stamp;
+  blob.mode = identity.access.mode;
+  blob.uid = identity.access.uid;
+  blob.gid = identity.access.gid;
+  CKPT_ASSIGN_OR_RETURN(blob.fingerprint, FingerprintOf(*file));
   return blob;
 }
 

@@ -2,17 +2,13 @@
 
 #include "core/ingest/model_config.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
-#include "core/base/descriptor.h"
 #include "core/base/strings.h"
+#include "core/io/file_root.h"
 
 namespace ckptfs {
 namespace {
@@ -95,31 +91,19 @@ class ConfigEvents : public nlohmann::json_sax<nlohmann::json> {
 
 // The bytes of a regular file that we may read and that is not too long.
 Result<std::optional<std::string>> ReadSmallFile(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!file.valid()) {
-    const bool absent = errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ELOOP ||
-                        errno == ENXIO;
-    if (absent) return std::optional<std::string>();
-    return Fail(ErrnoError(errno, path));
+  const auto file = OpenLocalFile(path);
+  if (!file) {
+    const ErrorCode code = file.error().code;
+    if (code == ErrorCode::kIo || code == ErrorCode::kExhausted) return Fail(Error(file.error()));
+    return std::optional<std::string>();
   }
-  struct stat info {};
-  std::optional<std::string> out;
-  int failed = ::fstat(file.get(), &info) == 0 ? 0 : errno;
-  if (failed == 0 && S_ISREG(info.st_mode) && info.st_size > 0 &&
-      static_cast<uint64_t>(info.st_size) <= kMaxFile) {
-    out.emplace(static_cast<size_t>(info.st_size), '\0');
-    size_t have = 0;
-    while (have < out->size()) {
-      const ssize_t got =
-          ::pread(file.get(), out->data() + have, out->size() - have, static_cast<off_t>(have));
-      if (got < 0) failed = errno;
-      if (got <= 0) break;
-      have += static_cast<size_t>(got);
-    }
-    if (have != out->size()) out.reset();
-  }
-  if (failed != 0) return Fail(ErrnoError(failed, path));
-  return out;
+  const uint64_t size = (*file)->size();
+  if (size == 0 || size > kMaxFile) return std::optional<std::string>();
+  std::string text(size, '\0');
+  const Status read = (*file)->ReadAt(0, std::as_writable_bytes(std::span(text)));
+  if (read) return std::optional(std::move(text));
+  if (read.error().code != ErrorCode::kDataLoss) return Fail(Error(read.error()));
+  return std::optional<std::string>();  // it is being written
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kReadWindow = 32 << 20;  // bytes whose blocks a Read holds at a time
 
-bool Before(const BlockCache::BlockId& a, const BlockCache::BlockId& b) {
+bool InFileOrder(const BlockCache::BlockId& a, const BlockCache::BlockId& b) {
   if (a.source != b.source) return std::less<>()(a.source, b.source);
   return a.index < b.index;
 }
@@ -23,12 +23,12 @@ bool Before(const BlockCache::BlockId& a, const BlockCache::BlockId& b) {
 }  // namespace
 
 void SortBlocks(std::vector<BlockCache::BlockId>& ids) {
-  std::sort(ids.begin(), ids.end(), Before);
+  std::sort(ids.begin(), ids.end(), InFileOrder);
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
 }
 
 size_t FindBlock(std::span<const BlockCache::BlockId> ids, const BlockCache::BlockId& id) {
-  return static_cast<size_t>(std::lower_bound(ids.begin(), ids.end(), id, Before) - ids.begin());
+  return static_cast<size_t>(std::lower_bound(ids.begin(), ids.end(), id, InFileOrder) - ids.begin());
 }
 
 BlockCache::BlockCache(const Options& options)

@@ -56,6 +56,14 @@ Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follo
   return entries;
 }
 
+Result<std::shared_ptr<const File>> OpenLocalFile(const std::string& path) {
+  // O_NONBLOCK: a fifo in the file's place must not hang who opens it.
+  CKPT_ASSIGN_OR_RETURN(Descriptor file, OpenDescriptor(path, O_RDONLY | O_NONBLOCK | O_NOCTTY));
+  struct stat status;
+  if (::fstat(file.get(), &status) != 0) return Fail(ErrnoError(errno, StrCat("stat ", path)));
+  return LocalFile::Make(std::move(file), status, path);
+}
+
 Result<std::vector<RootEntry>> FileRoot::List(std::string_view path) const {
   if (!path.empty()) CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
   return ListDirectory(PathOf(path), true);

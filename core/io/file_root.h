@@ -27,6 +27,9 @@ class FileRoot final : public Root {
   Result<std::shared_ptr<const File>> Open(std::string_view path) const override;
 };
 
+// The file at a path that the user gave: links are followed.
+Result<std::shared_ptr<const File>> OpenLocalFile(const std::string& path);
+
 // What the directory at an absolute path holds, sorted by name.  `follow`: links
 // count as what they lead to; else as kOther.
 Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follow);

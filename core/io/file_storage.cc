@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::string_view kTemporary = ".tmp";
 constexpr int64_t kLeftoverSeconds = int64_t{24} * 3600;
-constexpr size_t kMaxTransfer = size_t{1} << 30;  // per system call
+constexpr size_t kMaxWrite = size_t{1} << 30;  // per system call
 
 Error SystemError(std::string_view call, const std::string& path) {
   return ErrnoError(errno, StrCat(call, " ", path));
@@ -93,7 +93,7 @@ Status MakeDirectories(const std::string& path) {
 Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes,
                 const std::string& path) {
   while (!bytes.empty()) {
-    const ssize_t n = pwrite(fd, bytes.data(), std::min(bytes.size(), kMaxTransfer),
+    const ssize_t n = pwrite(fd, bytes.data(), std::min(bytes.size(), kMaxWrite),
                              static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Fail(SystemError("write", path));

@@ -16,7 +16,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr size_t kMaxTransfer = size_t{1} << 30;  // per system call
+constexpr size_t kMaxRead = size_t{1} << 30;  // per system call
 
 class FileMapping final : public Mapping {
  public:
@@ -61,7 +61,7 @@ Status LocalFile::ReadAt(std::span<const ReadRequest> requests) const {
   for (const ReadRequest& request : requests) {
     for (size_t done = 0; done < request.out.size();) {
       const ssize_t n = pread(file_.get(), request.out.data() + done,
-                              std::min(request.out.size() - done, kMaxTransfer),
+                              std::min(request.out.size() - done, kMaxRead),
                               static_cast<off_t>(request.offset + done));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return Fail(ErrnoError(errno, StrCat("read ", name())));

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/io/file.h"
 
 namespace ckptfs {
 
@@ -27,8 +28,8 @@ struct FileRecord {
   std::optional<uint32_t> crc;  // CRC-32; nothing where the writer computed none
 };
 
-// The records of the file at a path; none of a file that holds no checksums.
-using RecordsOf = std::function<Result<std::vector<FileRecord>>(const std::string& path)>;
+// The records of a file; none of one that holds no checksums.
+using RecordsOf = std::function<Result<std::vector<FileRecord>>(const File& file)>;
 
 class RecordSums {
  public:

@@ -2,35 +2,22 @@
 
 #include "formats/deepspeed/directory.h"
 
-#include <dirent.h>
-
-#include <algorithm>
 #include <cerrno>
-#include <memory>
+
+#include "core/io/file_root.h"
 
 namespace ckptfs::deepspeed {
-namespace {
-
-struct CloseDirectory {
-  void operator()(DIR* directory) const { ::closedir(directory); }
-};
-
-}  // namespace
 
 Result<std::vector<std::string>> ListNames(const std::string& directory) {
-  const std::unique_ptr<DIR, CloseDirectory> handle(::opendir(directory.c_str()));
-  if (!handle) return Fail(ErrnoError(errno, directory));
+  CKPT_ASSIGN_OR_RETURN(std::vector<RootEntry> entries, ListDirectory(directory, false));
   std::vector<std::string> names;
-  while (true) {
-    errno = 0;  // the end of the directory leaves it so
-    const dirent* entry = ::readdir(handle.get());
-    if (entry == nullptr && errno != 0) return Fail(ErrnoError(errno, directory));
-    if (entry == nullptr) break;
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-  }
-  std::sort(names.begin(), names.end());
+  for (RootEntry& entry : entries) names.push_back(std::move(entry.name));
   return names;
+}
+
+Result<TorchFile> OpenTorch(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
+  return TorchFile::Open(*file);
 }
 
 Result<std::optional<struct stat>> StatOf(const std::string& path) {

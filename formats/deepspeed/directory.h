@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {
 
@@ -25,6 +26,9 @@ Result<std::optional<struct stat>> StatOf(const std::string& path);
 // The same, or nothing if there is nothing that we can see: no such name, a
 // link that leads nowhere or where we may not go.
 Result<std::optional<struct stat>> StatIfThere(const std::string& path);
+
+// A torch file by its path.
+Result<TorchFile> OpenTorch(const std::string& path);
 
 Result<bool> IsDirectory(const std::string& path);
 Result<bool> IsRegularFile(const std::string& path);

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 
 #include "core/base/strings.h"
+#include "core/io/file_root.h"
 #include "formats/deepspeed/directory.h"
 
 namespace ckptfs::deepspeed {
@@ -156,10 +156,9 @@ bool IsTagName(std::string_view tag) {
 Result<std::optional<std::string>> ReadPointer(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const bool there, IsRegularFile(path));
   if (!there) return std::optional<std::string>();
-  std::ifstream in(path, std::ios::binary);
-  std::string text(256, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(in.gcount()));
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
+  CKPT_ASSIGN_OR_RETURN(std::string text,
+                        file->Read(0, std::min<uint64_t>(file->size(), 256), "its first bytes"));
   const size_t first = text.find_first_not_of(" \t\r\n");
   const size_t last = text.find_last_not_of(" \t\r\n");
   text = first == std::string::npos ? "" : text.substr(first, last - first + 1);

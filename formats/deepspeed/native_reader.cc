@@ -9,6 +9,7 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/document_keys.h"
 
 namespace ckptfs::deepspeed {
@@ -21,8 +22,6 @@ Status ParallelTry(size_t count, const std::function<Status(size_t)>& work) {
   for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
   return {};
 }
-
-Result<TorchFile> OpenTorch(const std::string& path) { return TorchFile::Open(path); }
 
 }  // namespace
 

@@ -2,29 +2,17 @@
 
 #include "formats/deepspeed/stored_tensor.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstring>
 
 #include "core/base/strings.h"
+#include "core/io/file_root.h"
 
 namespace ckptfs::deepspeed {
 namespace {
 
 Result<std::string> ReadBytes(const std::string& path, uint64_t offset, uint64_t length) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return Fail(ErrnoError(errno, path));
-  std::string bytes(length, '\0');
-  ssize_t got = ::pread(fd, bytes.data(), length, static_cast<off_t>(offset));
-  const int error = errno;
-  ::close(fd);
-  if (got < 0) return Fail(ErrnoError(error, path));
-  if (static_cast<uint64_t>(got) != length) {
-    return Fail(ErrorCode::kDataLoss, StrCat(path, ": shorter than its records say"));
-  }
-  return bytes;
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
+  return file->Read(offset, length, "a tensor");
 }
 
 template <class T>

@@ -116,7 +116,7 @@ Status UniversalReader::ReadModels() {
     if (key.dp == 0) names.try_emplace(key.mp, name);
   }
   for (const auto& [mp, name] : names) {
-    CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(PathOf(name)));
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(PathOf(name)));
     CKPT_ASSIGN_OR_RETURN(
         ModelStates states,
         ReadModelStates(file, PathOf(name), blobs_.at(name), ModelStatesWanted{true, true}));
@@ -163,7 +163,7 @@ Result<UniversalReader::State> UniversalReader::ReadState(const Folder& folder,
                                                           const std::string& file) const {
   const std::string relative = StrCat("zero/", folder.name, "/", file);
   const std::string path = PathOf(relative);
-  CKPT_ASSIGN_OR_RETURN(const TorchFile torch, TorchFile::Open(path));
+  CKPT_ASSIGN_OR_RETURN(const TorchFile torch, OpenTorch(path));
   State out;
   out.kind = KindOf(file);
   PickleRef value = torch.root();
@@ -473,7 +473,7 @@ Status UniversalReader::AddSteps(PickleRef states, const TorchFile& file, const 
 Status UniversalReader::ReadOptimizerState() {
   const std::string name = "zero/optimizer_state.pt";
   const std::string path = PathOf(name);
-  CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(path));
+  CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(path));
   const PickleRef root = file.root();
   if (!root.IsDict()) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a dict"));
   const PickleRef stage3 = root["optimizer_state_dict"];

@@ -2,15 +2,14 @@
 
 #include "formats/torch/file_records.h"
 
-#include "formats/torch/input_file.h"
+#include "core/io/file_range.h"
 #include "formats/torch/torch_file.h"
 #include "formats/torch/zip_archive.h"
 
 namespace ckptfs {
 
-Result<std::vector<FileRecord>> RecordsOfFile(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
-  const auto archive = ZipArchive::Open(file);
+Result<std::vector<FileRecord>> RecordsOfFile(const File& file) {
+  const auto archive = ZipArchive::Open(FileRange(file));
   std::vector<FileRecord> out;
   if (archive) {
     for (const ZipRecord& record : archive->records()) {
@@ -18,8 +17,8 @@ Result<std::vector<FileRecord>> RecordsOfFile(const std::string& path) {
       out.push_back(FileRecord{record.name, record.offset, record.length,
                                summed ? std::optional(record.crc) : std::nullopt});
     }
-  } else if (path.ends_with(".pt")) {
-    CKPT_RETURN_IF_ERROR(TorchFile::Open(path));  // a legacy one, or why not
+  } else if (file.name().ends_with(".pt")) {
+    CKPT_RETURN_IF_ERROR(TorchFile::Open(file));  // a legacy one, or why not
   }
   return out;
 }

@@ -22,7 +22,7 @@ constexpr uint64_t kMaxPickles = uint64_t{1} << 30;
 // The pickles at the front of the file: a window that grows until they fit.
 class PickleWindow {
  public:
-  explicit PickleWindow(const InputFile& file) : file_(file) {}
+  explicit PickleWindow(const FileRange& file) : file_(file) {}
 
   // Parses the next pickle; a larger window, up to `most` bytes, is tried while
   // parsing fails.
@@ -42,7 +42,7 @@ class PickleWindow {
   uint64_t position() const { return position_; }
 
  private:
-  const InputFile& file_;
+  const FileRange& file_;
   std::string bytes_;
   uint64_t position_ = 0;
 };
@@ -58,7 +58,7 @@ std::map<std::string, uint64_t, std::less<>> Widths(const PickleTree& tree) {
   return widths;
 }
 
-Result<TorchFile::Storages> ReadStorages(const InputFile& file, uint64_t position,
+Result<TorchFile::Storages> ReadStorages(const FileRange& file, uint64_t position,
                                          const PickleTree& keys, const PickleTree& tree) {
   TorchFile::Storages storages;
   PickleRef list = RootOf(keys);
@@ -73,19 +73,19 @@ Result<TorchFile::Storages> ReadStorages(const InputFile& file, uint64_t positio
                           file.Read(position, 8, StrCat("storage '", *key, "'")));
     CKPT_ASSIGN_OR_RETURN(uint64_t length, CheckedMul(zip::Load<uint64_t>(count, 0), width->second,
                                                       StrCat("size of storage '", *key, "'")));
-    StorageRecord record{.offset = position + 8, .length = length};
-    if (!RangeInside(record.offset, length, file.size())) {
+    const StorageRecord record{.offset = file.begin() + position + 8, .length = length};
+    if (!RangeInside(position + 8, length, file.size())) {
       return Refuse("storage '", *key, "': its ", length, " bytes reach beyond the file");
     }
     if (!storages.emplace(*key, record).second) {
       return Refuse("two storages are named '", *key, "'");
     }
-    position = record.offset + length;
+    position += 8 + length;
   }
   return storages;
 }
 
-bool LooksLikeTar(const InputFile& file) {
+bool LooksLikeTar(const FileRange& file) {
   if (file.size() < 512) return false;
   auto magic = file.Read(257, 5, "tar");
   return magic && *magic == "ustar";
@@ -93,7 +93,7 @@ bool LooksLikeTar(const InputFile& file) {
 
 }  // namespace
 
-Result<TorchFile> OpenLegacyArchive(const InputFile& file) {
+Result<TorchFile> OpenLegacyArchive(const FileRange& file) {
   if (LooksLikeTar(file)) {
     return Fail(ErrorCode::kUnsupported, "a tar file of torch before 0.1.10 is not supported");
   }

@@ -16,12 +16,12 @@
 #pragma once
 
 #include "core/base/result.h"
-#include "formats/torch/input_file.h"
+#include "core/io/file_range.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs {
 
 // kInvalid names the rule.  BLOCKS: on reading the pickles.
-Result<TorchFile> OpenLegacyArchive(const InputFile& file);
+Result<TorchFile> OpenLegacyArchive(const FileRange& file);
 
 }  // namespace ckptfs

@@ -7,7 +7,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/crc32.h"
 #include "core/base/strings.h"
-#include "formats/torch/input_file.h"
+#include "core/io/file_range.h"
 #include "formats/torch/legacy_archive.h"
 #include "formats/torch/pickle/storage_types.h"
 #include "formats/torch/pickle_reader.h"
@@ -28,11 +28,17 @@ Result<std::string> TopFolder(const ZipArchive& archive) {
   return first.substr(0, slash + 1);
 }
 
-Status CheckByteOrder(const InputFile& file, const ZipArchive& archive, const std::string& folder) {
+// A record's bytes, whose offset is in the file.
+Result<std::string> ReadRecord(const FileRange& file, const ZipRecord& record,
+                               std::string_view what) {
+  return file.Read(record.offset - file.begin(), record.length, what);
+}
+
+Status CheckByteOrder(const FileRange& file, const ZipArchive& archive, const std::string& folder) {
   const ZipRecord* record = archive.Find(folder + "byteorder");
   if (record == nullptr) return {};
   if (record->length > 16) return Refuse("the byteorder record is too long");
-  CKPT_ASSIGN_OR_RETURN(std::string order, file.Read(record->offset, record->length, "byteorder"));
+  CKPT_ASSIGN_OR_RETURN(std::string order, ReadRecord(file, *record, "byteorder"));
   if (order == "little") return {};
   if (order == "big") {
     return Fail(ErrorCode::kUnsupported, "written on a big-endian machine: not supported");
@@ -40,7 +46,7 @@ Status CheckByteOrder(const InputFile& file, const ZipArchive& archive, const st
   return Refuse("the byteorder record is neither 'little' nor 'big'");
 }
 
-Result<TorchFile> OpenZip(const InputFile& file) {
+Result<TorchFile> OpenZip(const FileRange& file) {
   CKPT_ASSIGN_OR_RETURN(ZipArchive archive, ZipArchive::Open(file));
   CKPT_ASSIGN_OR_RETURN(std::string folder, TopFolder(archive));
   CKPT_RETURN_IF_ERROR(CheckByteOrder(file, archive, folder));
@@ -50,7 +56,7 @@ Result<TorchFile> OpenZip(const InputFile& file) {
   const ZipRecord* pickle = archive.Find(folder + "data.pkl");
   if (pickle == nullptr) return Refuse("the zip has no record data.pkl: no torch.save file");
   if (pickle->length > kMaxPickleBytes) return Refuse("data.pkl exceeds 1 GiB");
-  CKPT_ASSIGN_OR_RETURN(std::string bytes, file.Read(pickle->offset, pickle->length, "data.pkl"));
+  CKPT_ASSIGN_OR_RETURN(std::string bytes, ReadRecord(file, *pickle, "data.pkl"));
   if (pickle->crc != 0 && Crc32(0, std::as_bytes(std::span(bytes))) != pickle->crc) {
     return Refuse("data.pkl contradicts its checksum: it was damaged after it was written");
   }
@@ -66,8 +72,7 @@ Result<TorchFile> OpenZip(const InputFile& file) {
   return TorchFile::Make(std::move(parsed->tree), std::move(storages));
 }
 
-Result<TorchFile> OpenAny(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
+Result<TorchFile> OpenAny(const FileRange& file) {
   if (file.size() == 0) return Refuse("the file is empty");
   if (file.size() < 4) return Refuse("neither a zip nor a legacy torch.save file");
   CKPT_ASSIGN_OR_RETURN(std::string magic, file.Read(0, 4, "the first bytes"));
@@ -96,9 +101,14 @@ std::string_view TypedClass(const TensorNode& storage) {
 
 }  // namespace
 
-Result<TorchFile> TorchFile::Open(const std::string& path) {
-  auto opened = OpenAny(path);
-  if (!opened) return Fail(std::move(opened).error().WithContext(path));
+Result<TorchFile> TorchFile::Open(const File& file) {
+  return Open(file, Extent{0, file.size()});
+}
+
+Result<TorchFile> TorchFile::Open(const File& file, const Extent& extent) {
+  const auto range = FileRange::Of(file, extent);
+  auto opened = range ? OpenAny(*range) : Fail(Error(range.error()));
+  if (!opened) return Fail(std::move(opened).error().WithContext(file.name()));
   return opened;
 }
 

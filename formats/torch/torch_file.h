@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "core/base/result.h"
+#include "core/io/file.h"
 #include "core/model/step_model.h"
 #include "formats/torch/file_tensor.h"
 #include "formats/torch/pickle_value.h"
@@ -30,8 +31,10 @@ class TorchFile {
   // An empty file.
   TorchFile() = default;
 
-  // kInvalid names the file and the rule.  BLOCKS: on reading the headers.
-  static Result<TorchFile> Open(const std::string& path);
+  // A whole file, or what lies at an extent of it.  kInvalid names the file and the
+  // rule.  BLOCKS: on reading the headers.
+  static Result<TorchFile> Open(const File& file);
+  static Result<TorchFile> Open(const File& file, const Extent& extent);
 
   // Of what a container holds.  kInvalid if the pickle contradicts itself about
   // a storage: torch gives every mention the type of the first.

@@ -39,7 +39,7 @@ std::optional<size_t> FindEnd(std::string_view tail) {
   return std::nullopt;
 }
 
-Result<Directory> ReadEnd64(const InputFile& file, std::string_view locator) {
+Result<Directory> ReadEnd64(const FileRange& file, std::string_view locator) {
   uint64_t offset = Load<uint64_t>(locator, 8);
   if (Load<uint32_t>(locator, 4) != 0 || Load<uint32_t>(locator, 16) > 1) {
     return Refuse("the zip spans several disks");
@@ -58,7 +58,7 @@ Result<Directory> ReadEnd64(const InputFile& file, std::string_view locator) {
                    .records = Load<uint64_t>(end, 32)};
 }
 
-Result<Directory> ReadEnd(const InputFile& file) {
+Result<Directory> ReadEnd(const FileRange& file) {
   uint64_t size = file.size();
   uint64_t tail_bytes = std::min(size, kTailBytes);
   std::string tail;
@@ -165,7 +165,7 @@ Result<ZipRecord> ParseCentral(std::string_view& rest) {
 }
 
 // Finds the payload.  `limit` is where the central directory begins.
-Status ReadLocal(const InputFile& file, uint64_t limit, ZipRecord& record) {
+Status ReadLocal(const FileRange& file, uint64_t limit, ZipRecord& record) {
   auto rule = [&](std::string_view what) {
     return Refuse("zip record '", record.name, "': ", what);
   };
@@ -213,7 +213,7 @@ Status CheckOverlaps(const std::vector<ZipRecord>& records) {
 
 }  // namespace
 
-Result<ZipArchive> ZipArchive::Open(const InputFile& file) {
+Result<ZipArchive> ZipArchive::Open(const FileRange& file) {
   CKPT_ASSIGN_OR_RETURN(Directory directory, ReadEnd(file));
   if (directory.length > kMaxDirectoryBytes) return Refuse("the central directory exceeds 1 GiB");
   if (directory.records > directory.length / zip::kCentralBytes) {
@@ -242,6 +242,10 @@ Result<ZipArchive> ZipArchive::Open(const InputFile& file) {
     CKPT_RETURN_IF_ERROR(ReadLocal(file, directory.offset, record));
   }
   CKPT_RETURN_IF_ERROR(CheckOverlaps(archive.records_));
+  for (ZipRecord& record : archive.records_) {
+    record.header_offset += file.begin();
+    record.offset += file.begin();
+  }
   return archive;
 }
 

@@ -20,14 +20,14 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "formats/torch/input_file.h"
+#include "core/io/file_range.h"
 
 namespace ckptfs {
 
 struct ZipRecord {
   std::string name;
-  uint64_t header_offset = 0;
-  uint64_t offset = 0;  // of the payload, in the file
+  uint64_t header_offset = 0;  // in the file, not in the range
+  uint64_t offset = 0;         // of the payload, as well
   uint64_t length = 0;
   uint32_t crc = 0;  // of the payload; 0 where the writer computed none
 };
@@ -35,7 +35,7 @@ struct ZipRecord {
 class ZipArchive {
  public:
   // kInvalid names the rule.  BLOCKS: on reading the headers.
-  static Result<ZipArchive> Open(const InputFile& file);
+  static Result<ZipArchive> Open(const FileRange& file);
 
   // In the order of the central directory.
   const std::vector<ZipRecord>& records() const { return records_; }

@@ -43,7 +43,7 @@ NodePtr Directory(const Node& parent, NodeKind kind, std::string_view name) {
   return Finish(Below(parent, kind, Type::kDirectory, name));
 }
 
-NodePtr File(const Node& parent, NodeKind kind, std::string_view name, uint64_t size,
+NodePtr FileNode(const Node& parent, NodeKind kind, std::string_view name, uint64_t size,
              uint32_t index = 0) {
   Node node = Below(parent, kind, Type::kFile, name);
   node.size = size;
@@ -106,7 +106,7 @@ NodePtr ParamNode(const Node& parent, const std::string& name, const ParamDirect
 }
 
 NodePtr AtomNode(const Node& parent, const ParamDirectory::File& file) {
-  return File(parent, NodeKind::kAtom, file.component, file.size,
+  return FileNode(parent, NodeKind::kAtom, file.component, file.size,
               static_cast<uint32_t>(file.atom));
 }
 
@@ -138,7 +138,7 @@ std::vector<NodePtr> FewChildren(const TreeSnapshot& now, const Node& parent) {
   switch (parent.kind) {
     case NodeKind::kRoot: return RootChildren(now, parent);
     case NodeKind::kControl:
-      return {File(parent, NodeKind::kStatus, "status", 0)};
+      return {FileNode(parent, NodeKind::kStatus, "status", 0)};
     case NodeKind::kRuns:
       for (const auto& [name, run] : now.tree.runs) children.push_back(RunNode(parent, name, run));
       return children;
@@ -159,7 +159,7 @@ const Tree::Run* RunOfSteps(const TreeSnapshot& now, const Node& steps) {
 
 NodePtr LayoutInfoNode(const Node& layout) {
   const auto text = RenderLayoutInfo(layout.step->record(), *layout.view);
-  return File(layout, NodeKind::kLayoutInfo, kLayoutInfoName, text.size());
+  return FileNode(layout, NodeKind::kLayoutInfo, kLayoutInfoName, text.size());
 }
 
 }  // namespace
@@ -337,7 +337,7 @@ Result<std::vector<NodePtr>> Resolver::InsideChildren(const Node& parent) const 
   CKPT_ASSIGN_OR_RETURN(const auto mounted, parent.step->Mounted());
   Nodes children;
   if (parent.kind == NodeKind::kStep) {
-    return Nodes{File(parent, NodeKind::kStepInfo, "info.json", mounted->info().size()),
+    return Nodes{FileNode(parent, NodeKind::kStepInfo, "info.json", mounted->info().size()),
                  Directory(parent, NodeKind::kParams, "param"),
                  Directory(parent, NodeKind::kSourceDirectory, "source"),
                  Directory(parent, NodeKind::kViews, "view")};

@@ -21,8 +21,8 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(ROOT, 'tests', 'e2e'),
                 os.path.join(ROOT, 'tests', 'fixtures', 'deepspeed')]
 
-CASES = ('start', 'load', 'files', 'native', 'cold', 'listing', 'memory',
-         'publish', 'huge')
+CASES = ('start', 'load', 'files', 'native', 'cold', 'far', 'listing',
+         'memory', 'publish', 'huge')
 
 
 def hardware():

@@ -9,6 +9,7 @@
 #include "core/blob/safetensors_header.h"
 #include "core/view/plan_reader.h"
 #include "formats/torch/torch_file.h"
+#include "tests/support/open_torch_file.h"
 
 namespace ckptfs {
 namespace {
@@ -169,7 +170,7 @@ TEST_P(ViewFormatSuite, WhatIsRenderedParses) {
     if (!EndsWith(path, ".pt")) continue;
     const std::string file = step_->directory() + "/rendered.pt";
     std::ofstream(file, std::ios::binary) << bytes;
-    auto parsed = TorchFile::Open(file);
+    auto parsed = OpenTorchFile(file);
     ASSERT_TRUE(parsed.has_value()) << path << ": " << parsed.error().message;
     for (const TensorNode& tensor : parsed->tree().tensors) {
       auto located = parsed->Locate(tensor, BlobIndex{});

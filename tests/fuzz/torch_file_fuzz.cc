@@ -11,12 +11,13 @@
 #include "core/tensor/piece.h"
 #include "formats/torch/torch_file.h"
 #include "tests/fuzz/target.h"
+#include "tests/support/open_torch_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int file = memfd_create("fuzz", MFD_CLOEXEC);
   FUZZ_CHECK(file >= 0);
   FUZZ_CHECK(write(file, data, size) == static_cast<ssize_t>(size));
-  const auto opened = ckptfs::TorchFile::Open("/proc/self/fd/" + std::to_string(file));
+  const auto opened = ckptfs::OpenTorchFile("/proc/self/fd/" + std::to_string(file));
   if (opened) {
     for (const ckptfs::TensorNode& tensor : opened->tree().tensors) {
       const auto place = opened->Locate(tensor, ckptfs::BlobIndex{});

@@ -9,6 +9,7 @@ Usage: check.py [ROOT].  Prints every break of a rule; exit code 1 if any.
   - every source file has one SPDX line; CMake lists its sources by name
   - nothing in the tree names a package registry's host
   - no type is defined in two headers: the linker would mix their functions
+  - bytes of checkpoints and stores are opened and listed in core/io only
   - no file is larger than 1 MiB
 """
 import os
@@ -31,6 +32,31 @@ LIMITS = {'.h': 250, '.cc': 600, '.cu': 600, '.py': 600}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 HOSTS = re.compile(r'pypi\.org|pythonhosted|deb\.debian|download\.pytorch'
                    r'|github\.com/[^ ]*/releases|conda\.anaconda')
+# Calls that open, map or list files, and the files of core, formats and fs outside
+# core/io that may make them, with what for.  (mount has logs, sockets and /proc.)
+RAW_FILES = re.compile(
+    r'(?<![\w.>"])(?:::)?(?:open|openat|fopen|mmap|pread|opendir|readdir|realpath)\((?!\))'
+    r'|std::[io]?fstream|std::filesystem')
+MAY_OPEN = {
+    'core/adopt/adopt.cc': 'what a path that was given leads to',
+    'core/adopt/own.cc': 'writes what it takes',
+    'core/adopt/scan.cc': 'what a path that was given leads to',
+    'core/base/descriptor.cc': 'the owner of descriptors',
+    'core/base/file_lock.cc': 'locks',
+    'core/blob/chunk_digests.cc': 'a file that is being taken',
+    'core/ingest/assembler.cc': 'what a path that was given leads to',
+    'core/ingest/model_config.cc': 'the directories above a checkpoint',
+    'core/jobs/export.cc': 'writes what it exports',
+    'core/jobs/scattered_read.cc': 'reads thousands of pieces with one descriptor a file',
+    'core/model/family.cc': "the user's family files",
+    'core/store/catalogue.cc': "SQLite's file",
+    'core/store/store.cc': 'what a path that was given leads to',
+    'fs/filesystem_open.cc': 'materialised files',
+    'fs/permissions.cc': '/proc, and the directories above a root',
+    'fs/serve/materialiser.cc': 'materialised files',
+    'fs/serve/memory_limit.cc': '/proc, /sys',
+    'fs/serve/page_pool.cc': 'materialised files',
+}
 SOURCE = ('.h', '.cc', '.cu', '.py')
 MIB = 1 << 20
 
@@ -58,6 +84,11 @@ def text_errors(path, text):
     lines = text.count('\n')
     if ext in ('.h', '.cc', '.cu') and folder in ARROWS:
         yield from include_errors(path, text)
+    if ext in ('.h', '.cc') and folder in ('core', 'formats', 'fs') and not (
+            path.startswith('core/io/') or path in MAY_OPEN):
+        raw = RAW_FILES.search(re.sub(r'//.*', '', text))
+        if raw:
+            yield f'opens or lists files by itself ({raw[0]}): that is core/io\'s'
     if lines > LIMITS.get(ext, lines):
         yield f'{lines} lines, the budget is {LIMITS[ext]}'
     if ext in SOURCE and text and text[:300].count('SPDX-License-Identifier') != 1:

@@ -19,6 +19,7 @@ BAD = {
     'core/c.h': ('\n' * 251, 'the budget is 250'),
     'core/CMakeLists.txt': ('file(GLOB x *.cc)\n', 'not by GLOB'),
     'stray/a.txt': ('', 'top level'),
+    'formats/b.cc': ('auto in = std::ifstream(path);\n', 'opens or lists files by itself'),
     'mount/b.sh': ('curl https://py' + 'pi.org/simple', 'registry host'),
 }
 

@@ -14,19 +14,19 @@
 namespace ckptfs {
 namespace {
 
-using Texts = SingleFlight<int, std::string>;
+using TextFlights = SingleFlight<int, std::string>;
 
 TEST(SingleFlightTest, OneMakesForAllWhoAskMeanwhile) {
-  Texts texts;
+  TextFlights texts;
   std::atomic<int> made{0};
   std::atomic<int> equal{0};
-  Texts::Flight leader = texts.Join(7);
+  TextFlights::Flight leader = texts.Join(7);
   ASSERT_TRUE(leader.leads());
   std::atomic<int> joined{0};
   std::vector<std::thread> others;
   for (int i = 0; i < 8; ++i) {
     others.emplace_back([&] {
-      Texts::Flight mine = texts.Join(7);
+      TextFlights::Flight mine = texts.Join(7);
       ++joined;
       if (mine.leads()) {
         ++made;
@@ -45,13 +45,13 @@ TEST(SingleFlightTest, OneMakesForAllWhoAskMeanwhile) {
 }
 
 TEST(SingleFlightTest, KeysDoNotWaitForEachOther) {
-  Texts texts;
-  const Texts::Flight one = texts.Join(1);
+  TextFlights texts;
+  const TextFlights::Flight one = texts.Join(1);
   EXPECT_EQ(texts.Do(2, [] { return std::string("two"); }), "two");
 }
 
 TEST(SingleFlightTest, AnExceptionIsAnErrorForAllAndForNobodyAfter) {
-  Texts texts;
+  TextFlights texts;
   const auto thrown = texts.Do(1, []() -> std::string { throw std::runtime_error("why"); });
   ASSERT_FALSE(thrown);
   EXPECT_EQ(thrown.error().code, ErrorCode::kInternal);
@@ -63,9 +63,9 @@ TEST(SingleFlightTest, AnExceptionIsAnErrorForAllAndForNobodyAfter) {
 }
 
 TEST(SingleFlightTest, ALeaderThatGoesReleasesTheOthers) {
-  Texts texts;
-  auto leader = std::make_unique<Texts::Flight>(texts.Join(1));
-  const Texts::Flight other = texts.Join(1);
+  TextFlights texts;
+  auto leader = std::make_unique<TextFlights::Flight>(texts.Join(1));
+  const TextFlights::Flight other = texts.Join(1);
   ASSERT_FALSE(other.leads());
   leader.reset();
   EXPECT_FALSE(other.Wait());

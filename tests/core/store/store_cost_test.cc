@@ -110,11 +110,11 @@ TEST_F(StoreCostTest, AClaimIsSettledOnceAndLostToANewerOne) {
 // that is not settled: the next one looks.
 TEST_F(StoreCostTest, AClaimThatIsNotSettledIsLookedAt) {
   Publish(*store_, Model(1));
-  const std::vector<std::string> claims = *storage_->List("runs");
+  const std::vector<std::string> claims = *ListFilesBelow(*storage_, "runs");
   EXPECT_THAT(claims, ElementsAre("runs/run/0", "runs/run/0.settled"));
   ASSERT_TRUE(storage_->Remove("runs/run/0.settled"));
   Publish(*store_, Model(2));
-  EXPECT_THAT(*storage_->List("runs"), SizeIs(2));
+  EXPECT_THAT(*ListFilesBelow(*storage_, "runs"), SizeIs(2));
 }
 
 // ---- what is new ---------------------------------------------------------------

@@ -19,7 +19,7 @@
 namespace ckptfs {
 namespace {
 
-std::string ReadRange(const PlanReader& reader, uint64_t offset, uint64_t length) {
+std::string ReadPart(const PlanReader& reader, uint64_t offset, uint64_t length) {
   std::string out(length, '\xaa');
   const auto read = reader.Read(offset, std::as_writable_bytes(std::span(out)));
   if (!read) return "error: " + read.error().message;
@@ -56,12 +56,12 @@ TEST_P(FarLayouts, EqualTheOracle) {
     const auto blobs = BlobReader::Create(test_case.model(), Far(test_case.model(), 16 + seed % 64));
     const PlanReader reader(test_case.plan(), test_case.model(), *blobs);
     const std::string& expected = test_case.expected();
-    ASSERT_TRUE(ReadRange(reader, 0, expected.size() + 10) == expected);
+    ASSERT_TRUE(ReadPart(reader, 0, expected.size() + 10) == expected);
     std::mt19937_64 random(seed);
     for (int k = 0; k < 10; ++k) {
       const uint64_t offset = random() % (expected.size() + 1);
       const uint64_t length = random() % (random() % 2 == 0 ? 40 : expected.size() + 1);
-      ASSERT_TRUE(ReadRange(reader, offset, length) == expected.substr(offset, length))
+      ASSERT_TRUE(ReadPart(reader, offset, length) == expected.substr(offset, length))
           << offset << " + " << length;
     }
   }
@@ -127,7 +127,7 @@ TEST_F(FarRanks, SixteenReadersOfSiblingsFetchNothingTwice) {
       const Plan& plan = plans_[t % kRanks];
       const PlanReader far(plan, model_, *far_), near(plan, model_, *near_);
       for (uint64_t at = 0; at < plan.size(); at += 256 << 10) {
-        if (ReadRange(far, at, 256 << 10) != ReadRange(near, at, 256 << 10)) ++wrong;
+        if (ReadPart(far, at, 256 << 10) != ReadPart(near, at, 256 << 10)) ++wrong;
       }
     });
   }
@@ -141,21 +141,21 @@ TEST_F(FarRanks, ABulkReadHasItsRequestsInFlightTogether) {
   const PlanReader reader(plans_[0], model_, *far_);
   std::string out(plans_[0].size(), '?');
   ASSERT_TRUE(reader.ReadParallel(0, std::as_writable_bytes(std::span(out))));
-  EXPECT_EQ(out, ReadRange(PlanReader(plans_[0], model_, *near_), 0, out.size()));
+  EXPECT_EQ(out, ReadPart(PlanReader(plans_[0], model_, *near_), 0, out.size()));
   EXPECT_GE(slow_->counts().most_in_flight, 8u);
   EXPECT_LE(slow_->counts().requests, 20u);  // 16 MiB by 1 MiB, and some cut by two readers
 }
 
 TEST_F(FarRanks, ASmallReadFetchesWhatItNeedsOnly) {
   const PlanReader reader(plans_[3], model_, *far_);
-  ReadRange(reader, 1000, 100);
+  ReadPart(reader, 1000, 100);
   EXPECT_EQ(slow_->counts().bytes, 64u << 10);
 }
 
 TEST_F(FarRanks, AFileThatChangedIsStale) {
   directory_.Write("source.bin", "other");
   const PlanReader reader(plans_[0], model_, *far_);
-  EXPECT_NE(ReadRange(reader, 0, 100).find("changed since it was adopted"), std::string::npos);
+  EXPECT_NE(ReadPart(reader, 0, 100).find("changed since it was adopted"), std::string::npos);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "formats/deepspeed/universal/universal_info.h"
 #include "formats/torch/torch_file.h"
 #include "tests/conformance/tiny_step.h"
+#include "tests/support/open_torch_file.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -50,7 +51,7 @@ class UniversalViewTest : public testing::Test {
     bytes_ = Render("deepspeed/global_step5/" + path);
     const std::string file = step_->directory() + "/rendered.pt";
     std::ofstream(file, std::ios::binary) << bytes_;
-    auto opened = TorchFile::Open(file);
+    auto opened = OpenTorchFile(file);
     EXPECT_TRUE(opened.has_value()) << path << ": " << (opened ? "" : opened.error().message);
     return *std::move(opened);
   }

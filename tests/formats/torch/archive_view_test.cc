@@ -9,6 +9,7 @@
 
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
+#include "tests/support/open_torch_file.h"
 
 namespace ckptfs {
 namespace {
@@ -55,7 +56,7 @@ Result<TorchFile> OpenPlan(const Plan& plan, std::string* path) {
               static_cast<ssize_t>(literal->bytes->size()));
   }
   *path = "/proc/self/fd/" + std::to_string(fd);
-  return TorchFile::Open(*path);
+  return OpenTorchFile(*path);
 }
 
 TEST(ArchiveViewTest, SizeIsThePlansAndOffsetsAreAligned) {

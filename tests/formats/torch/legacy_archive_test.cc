@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "formats/torch/zip_format.h"
+#include "tests/support/open_torch_file.h"
 
 namespace ckptfs {
 namespace {
@@ -42,7 +43,7 @@ Result<TorchFile> OpenBytes(const std::string& bytes, std::string* path = nullpt
   int fd = ::memfd_create("legacy", MFD_CLOEXEC);
   EXPECT_EQ(::pwrite(fd, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
   std::string name = "/proc/self/fd/" + std::to_string(fd);
-  auto file = TorchFile::Open(name);
+  auto file = OpenTorchFile(name);
   if (path != nullptr) *path = name;
   ::close(fd);
   return file;

@@ -26,6 +26,7 @@
 #include "formats/torch/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
+#include "tests/support/open_torch_file.h"
 
 namespace ckptfs {
 namespace {
@@ -83,7 +84,7 @@ void DumpTensors(const TorchFile& file, PickleRef value, const std::string& path
 }
 
 int Dump(const std::string& path) {
-  auto file = TorchFile::Open(path);
+  auto file = OpenTorchFile(path);
   if (!file) return Report(file.error());
   Json tensors = Json::object();
   DumpTensors(*file, file->root(), "", 0, tensors);
@@ -148,7 +149,7 @@ int WriteArchive(const PickleTree& tree, std::vector<ArchiveStorage> storages,
 }
 
 int Repack(const std::string& path, const std::string& out) {
-  auto file = TorchFile::Open(path);
+  auto file = OpenTorchFile(path);
   if (!file) return Report(file.error());
   std::map<std::string, size_t> positions;
   std::vector<ArchiveStorage> storages;
@@ -172,7 +173,7 @@ int Repack(const std::string& path, const std::string& out) {
 
 // Gathers each tensor of the document; strides are followed element by element.
 int Documented(const std::string& path, const std::string& out) {
-  auto file = TorchFile::Open(path);
+  auto file = OpenTorchFile(path);
   if (!file) return Report(file.error());
   auto document = MakeDocument("test", "", file->root(), *file, BlobIndex{});
   if (!document) return Report(document.error());
@@ -268,7 +269,7 @@ int Run(const std::vector<std::string>& args) {
     return parsed ? Print(parsed->tree, args[2]) : Report(parsed.error());
   }
   if (args[0] != "print") return 64;
-  auto file = TorchFile::Open(args[1]);
+  auto file = OpenTorchFile(args[1]);
   return file ? Print(file->tree(), args[2]) : Report(file.error());
 }
 

@@ -9,6 +9,7 @@
 
 #include "formats/torch/torch_file.h"
 #include "tests/formats/torch/zip_maker.h"
+#include "tests/support/open_torch_file.h"
 
 namespace ckptfs {
 namespace {
@@ -23,7 +24,7 @@ class ZipArchiveTest : public ::testing::Test {
   Result<TorchFile> OpenBytes(const std::string& bytes) {
     EXPECT_EQ(::ftruncate(fd_, 0), 0);
     EXPECT_EQ(::pwrite(fd_, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
-    return TorchFile::Open(path_);
+    return OpenTorchFile(path_);
   }
   Result<TorchFile> OpenMade(const MadeZip& made) { return OpenBytes(MakeZip(made)); }
 
@@ -168,9 +169,31 @@ TEST_F(ZipArchiveTest, RefusesWhatIsNoTorchFile) {
   EXPECT_THAT(empty.error().message, HasSubstr("empty"));
   EXPECT_FALSE(OpenBytes("PK\3\4").has_value());
   EXPECT_FALSE(OpenBytes(std::string(100000, ' ')).has_value());
-  EXPECT_EQ(TorchFile::Open("/nonexistent/x.pt").error().code, ErrorCode::kNotFound);
-  EXPECT_EQ(TorchFile::Open("/dev/null").error().code, ErrorCode::kInvalid);
-  EXPECT_EQ(TorchFile::Open("/tmp").error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(OpenTorchFile("/nonexistent/x.pt").error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(OpenTorchFile("/dev/null").error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(OpenTorchFile("/tmp").error().code, ErrorCode::kInvalid);
+}
+
+// An archive inside a file is what it is alone, but for where its bytes lie.
+TEST_F(ZipArchiveTest, AnArchiveMayLieAnywhereInAFile) {
+  const std::string zip = MakeZip(OneTensorZip());
+  const auto alone = OpenBytes(zip);
+  ASSERT_TRUE(alone) << alone.error().message;
+  EXPECT_FALSE(OpenBytes(std::string(1000, 'x') + zip + std::string(77, 'y')));
+  const auto file = OpenLocalFile(path_);
+  ASSERT_TRUE(file);
+  const auto inside = TorchFile::Open(**file, Extent{1000, 1000 + zip.size()});
+  ASSERT_TRUE(inside) << inside.error().message;
+  const TensorNode& tensor = alone->tree().tensors.front();
+  EXPECT_EQ(inside->Locate(tensor, BlobIndex{})->Bytes()->offset,
+            alone->Locate(tensor, BlobIndex{})->Bytes()->offset + 1000);
+  for (const Extent& wrong : {Extent{1000, 1000 + zip.size() + 1}, Extent{999, 999 + zip.size()},
+                              Extent{5, 4}, Extent{0, 1 << 20}}) {
+    const auto refused = TorchFile::Open(**file, wrong);
+    ASSERT_FALSE(refused) << wrong.begin;
+    EXPECT_EQ(refused.error().code, ErrorCode::kInvalid);
+    EXPECT_THAT(refused.error().message, StartsWith(path_));
+  }
 }
 
 TEST_F(ZipArchiveTest, NamesWhatIsUnsupported) {
