@@ -75,9 +75,10 @@ std::vector<Cookied> EntriesAfter(const Node& directory, const Listing& listing,
 
 }  // namespace
 
-Filesystem::State::State(Store& the_store, std::span<const std::unique_ptr<ViewFormat>> the_formats,
+Filesystem::State::State(StepCatalogue& the_catalogue,
+                         std::span<const std::unique_ptr<ViewFormat>> the_formats,
                          FilesystemOptions the_options)
-    : store(the_store),
+    : catalogue(the_catalogue),
       formats(the_formats),
       options(std::move(the_options)),
       passthrough(options.passthrough),
@@ -117,9 +118,9 @@ bool Filesystem::State::Visible(const TreeSnapshot& now, const Node& node, const
   if (caller.uid == 0) return true;
   if (node.step) return MayEnter(*node.step, caller);
   if (node.kind != NodeKind::kRun) return true;
-  const auto run = now.tree.runs.find(node.name());
-  if (run == now.tree.runs.end()) return false;
-  return std::any_of(run->second.steps.begin(), run->second.steps.end(),
+  const Tree::Run* const run = now.tree.FindRun(node.name());
+  if (run == nullptr) return false;
+  return std::any_of(run->steps.begin(), run->steps.end(),
                      [&](const auto& step) { return MayEnter(*step.second, caller); });
 }
 
@@ -189,10 +190,10 @@ Filesystem::Filesystem(std::unique_ptr<State> state) : state_(std::move(state)) 
 Filesystem::~Filesystem() = default;
 
 Result<std::unique_ptr<Filesystem>> Filesystem::Create(
-    Store& store, std::span<const std::unique_ptr<ViewFormat>> formats,
+    StepCatalogue& catalogue, std::span<const std::unique_ptr<ViewFormat>> formats,
     FilesystemOptions options) {
   std::unique_ptr<Filesystem> filesystem(
-      new Filesystem(std::make_unique<State>(store, formats, std::move(options))));
+      new Filesystem(std::make_unique<State>(catalogue, formats, std::move(options))));
   filesystem->state_->StartMaterialiser();
   CKPT_RETURN_IF_ERROR(filesystem->Refresh());
   return filesystem;

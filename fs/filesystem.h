@@ -6,7 +6,7 @@
 //
 // Thread safety: all methods may be called concurrently; none holds a lock
 // across I/O.
-// Lifetime: store and formats must outlive it.
+// Lifetime: catalogue and formats must outlive it.
 // Units: bytes; times are nanoseconds since the epoch.
 
 #pragma once
@@ -23,7 +23,7 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/store/store.h"
+#include "core/store/step_catalogue.h"
 #include "core/view/view_format.h"
 
 namespace ckptfs {
@@ -113,7 +113,7 @@ struct WarmReport {
 class Filesystem {
  public:
   static Result<std::unique_ptr<Filesystem>> Create(
-      Store& store, std::span<const std::unique_ptr<ViewFormat>> formats,
+      StepCatalogue& catalogue, std::span<const std::unique_ptr<ViewFormat>> formats,
       FilesystemOptions options);
   ~Filesystem();
 
@@ -155,13 +155,15 @@ class Filesystem {
   // if none can show the layout.
   Result<WarmReport> Warm(std::string_view layout, std::string_view path_prefix);
 
-  // SwitchView and Refresh return when the kernel has been told; not to be
+  // SwitchView and refreshes return when the kernel has been told; not to be
   // called from a thread that serves a request.
   //
   // Move /view (`ckptfs switch`).
   Status SwitchView(std::string_view run, std::string_view id);
-  // Take in what was published or removed since (`adopt`, `remove`).
+  // Take in what was published or removed since: all of it, or of one step
+  // (`adopt`, `remove`), which costs the same however many there are.
   Status Refresh();
+  Status RefreshStep(std::string_view run, std::string_view id);
 
   // FilesystemOptions::invalidate is called no more.  BLOCKS: on the last call.
   void EndInvalidation();

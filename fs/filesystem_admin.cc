@@ -58,7 +58,7 @@ Json MaterialisedJson(const Materialiser* materialiser, const PageReserve* reser
 Json RunsJson(const Tree& tree) {
   Json json = Json::object();
   for (const auto& [name, run] : tree.runs) {
-    json[name] = {{"steps", run.steps.size()}, {"latest", run.latest->record().id}};
+    json[name] = {{"steps", run->steps.size()}, {"latest", run->latest->record().id}};
   }
   return json;
 }
@@ -97,33 +97,39 @@ void Filesystem::State::StartMaterialiser() {
                                           [this] { return counters.activity(); });
 }
 
-void Filesystem::State::Apply(Tree tree, uint64_t ticket) {
-  std::vector<TreeChange> changes;
+bool Filesystem::State::Apply(const StepNews& news, uint64_t seen) {
+  const MakeStepEntry make = [this](const StepRecord& record) {
+    return std::make_shared<StepEntry>(catalogue, record, options.roots, formats, recent);
+  };
+  NextTree next;
   std::string reason;
   bool view_moved = false;
-  bool first = false;
   {
     MutexLock lock(snapshot_mutex);
-    if (ticket < applied_ticket) return;  // a later look at the store was faster
-    applied_ticket = ticket;
-    first = snapshot == nullptr;
-    if (snapshot) {
-      KeepEntries(snapshot->tree, tree);
-      changes = Compare(snapshot->tree, tree);
-    }
+    if (generation != seen) return false;
+    generation = news.generation;
+    next = TakeIn(snapshot ? snapshot->tree : Tree{}, news, make);
     const auto before = view_target.step();
-    view_target.Update(tree, &reason);
+    view_target.Update(next.tree, &reason);
     view_moved = before != view_target.step();
     snapshot = std::make_shared<const TreeSnapshot>(
-        TreeSnapshot{std::move(tree), view_target.step()});
+        TreeSnapshot{std::move(next.tree), view_target.step()});
   }
   if (!reason.empty()) Say(StrCat("/view is absent: ", reason));
-  if (!first) Announce(changes, view_moved);
+  if (seen != 0) Announce(next.changes, view_moved);
+  return true;
 }
 
 void Filesystem::State::Announce(const std::vector<TreeChange>& changes, bool view_moved) {
   for (const TreeChange& change : changes) {
-    if (change.removed) Forget(change);
+    if (change.kept) {  // the same names and inodes; whoever has it open goes on
+      change.kept->Reload();
+      const Digest manifest = change.kept->record().manifest;
+      ForgetPlans(manifest);
+      recent.Drop(manifest);
+      continue;
+    }
+    if (change.removed) Forget(*change.removed);
     invalidator.Add(InodeOf(0, StrCat("/run/", change.run, "/step")), change.id);
     invalidator.Add(InodeOf(0, "/run"), change.run);
   }
@@ -131,28 +137,45 @@ void Filesystem::State::Announce(const std::vector<TreeChange>& changes, bool vi
   invalidator.Drain();
 }
 
-void Filesystem::State::Forget(const TreeChange& change) {
-  change.removed->MarkRemoved();
-  const Digest manifest = change.removed->record().manifest;
-  listings.DropStep(change.removed.get());
+void Filesystem::State::ForgetPlans(const Digest& manifest) {
   plans.DropIf([&](InodeNumber, const std::shared_ptr<const PreparedPlan>& plan) {
     return plan->step().record().manifest == manifest;
   });
+}
+
+void Filesystem::State::Forget(StepEntry& step) {
+  step.MarkRemoved();
+  const Digest manifest = step.record().manifest;
+  listings.DropStep(&step);
+  ForgetPlans(manifest);
   recent.Drop(manifest);
   if (materialiser) materialiser->DropStep(manifest);
-  Say(StrCat(change.removed->path(), " was removed; what is open of it stays readable"));
+  Say(StrCat(step.path(), " was removed; what is open of it stays readable"));
 }
 
 Status Filesystem::Refresh() {
   State& s = *state_;
-  const uint64_t ticket = s.next_ticket.fetch_add(1);
-  CKPT_RETURN_IF_ERROR(s.store.Refresh());
-  CKPT_ASSIGN_OR_RETURN(Tree tree, BuildTree(s.store, [&s](const StepRecord& record) {
-                          return std::make_shared<StepEntry>(s.store, record, s.options.roots,
-                                                             s.formats, s.recent);
-                        }));
-  s.Apply(std::move(tree), ticket);
-  return {};
+  CKPT_RETURN_IF_ERROR(s.catalogue.Refresh());
+  return s.TakeInNews();
+}
+
+Status Filesystem::RefreshStep(std::string_view run, std::string_view id) {
+  State& s = *state_;
+  CKPT_RETURN_IF_ERROR(s.catalogue.RefreshStep(run, id));
+  return s.TakeInNews();
+}
+
+Status Filesystem::State::TakeInNews() {
+  for (;;) {
+    uint64_t seen = 0;
+    {
+      MutexLock lock(snapshot_mutex);
+      seen = generation;
+    }
+    CKPT_ASSIGN_OR_RETURN(const StepNews news, catalogue.News(seen));
+    if (seen != 0 && !news.all && news.changes.empty()) return {};
+    if (Apply(news, seen)) return {};
+  }
 }
 
 Status Filesystem::SwitchView(std::string_view run, std::string_view id) {

@@ -54,9 +54,9 @@ Result<std::shared_ptr<StepEntry>> StepToWarm(const TreeSnapshot& now, std::stri
   layout.remove_prefix(slash + 1);
   const size_t middle = std::min(where.find('/'), where.size());
   const std::string_view id = where.substr(std::min(middle + 1, where.size()));
-  const auto run = now.tree.runs.find(where.substr(0, middle));
-  const bool latest = id == "latest" && run != now.tree.runs.end();
-  auto step = latest ? run->second.latest : now.tree.FindStep(where.substr(0, middle), id);
+  const Tree::Run* const run = now.tree.FindRun(where.substr(0, middle));
+  const bool latest = id == "latest" && run != nullptr;
+  auto step = latest ? run->latest : now.tree.FindStep(where.substr(0, middle), id);
   if (step) return step;
   return Fail(ErrorCode::kNotFound, StrCat("no step '", where, "' to warm"));
 }

@@ -40,7 +40,7 @@ inline constexpr uint64_t kListingBytes = uint64_t{32} << 20;
 inline constexpr uint64_t kPlanCacheBytes = uint64_t{64} << 20;
 
 struct Filesystem::State {
-  State(Store& the_store, std::span<const std::unique_ptr<ViewFormat>> the_formats,
+  State(StepCatalogue& the_catalogue, std::span<const std::unique_ptr<ViewFormat>> the_formats,
         FilesystemOptions the_options);
 
   // --- names (filesystem.cc) ---
@@ -71,13 +71,16 @@ struct Filesystem::State {
   // --- changes (filesystem_admin.cc) ---
   void Say(std::string_view line) const;
   void StartMaterialiser();
-  // Make `tree` the current one, unless a newer one is already.
-  void Apply(Tree tree, uint64_t ticket);
+  // Make the tree one with these news, which are of the generation after `seen`;
+  // false if it is of another one by now.
+  bool Apply(const StepNews& news, uint64_t seen);
+  Status TakeInNews();
   void Announce(const std::vector<TreeChange>& changes, bool view_moved);
-  void Forget(const TreeChange& change);
+  void Forget(StepEntry& step);
+  void ForgetPlans(const Digest& manifest);
   std::string StatusText() const;
 
-  Store& store;
+  StepCatalogue& catalogue;
   const std::span<const std::unique_ptr<ViewFormat>> formats;
   const FilesystemOptions options;
   std::atomic<bool> passthrough;
@@ -98,8 +101,7 @@ struct Filesystem::State {
   mutable Mutex snapshot_mutex;
   std::shared_ptr<const TreeSnapshot> snapshot GUARDED_BY(snapshot_mutex);
   ViewTarget view_target GUARDED_BY(snapshot_mutex);
-  uint64_t applied_ticket GUARDED_BY(snapshot_mutex) = 0;
-  std::atomic<uint64_t> next_ticket{1};
+  uint64_t generation GUARDED_BY(snapshot_mutex) = 0;  // of the catalogue's news; 0: none yet
 
   Invalidator invalidator;  // last: its thread stops first
 };

@@ -153,6 +153,11 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
     if (blob.side) continue;  // whoever may see the pieces may see their copies
     const BlobIndex index{static_cast<uint32_t>(i)};
     const std::string& path = blobs.RootOf(index).name();
+    if (step.roots.contains(path)) {  // in memory: there is nothing to look at
+      files_.push_back(OwnerOnly(AccessGate{blob.mode & 0777, blob.uid, blob.gid, false}));
+      kept[path] = true;
+      continue;
+    }
     auto root = roots.find(path);
     if (root == roots.end()) root = roots.emplace(path, RootDirectory::Open(path)).first;
     const auto found = root->second ? root->second->Look(blob.path) : Fail(root->second.error());

@@ -95,10 +95,37 @@ Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation
   return result.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::vector<std::string> RefreshDaemons(std::string_view store) {
+namespace {
+
+// A look at all steps is cheaper than at so many one by one.
+constexpr size_t kManySteps = 16;
+
+bool IsAscii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char letter) { return (letter & 0x80) == 0; });
+}
+
+Status Refresh(const LiveMount& mount, std::span<const StepRecord> steps) {
+  const bool each = !steps.empty() && steps.size() <= kManySteps &&
+                    std::all_of(steps.begin(), steps.end(), [](const StepRecord& step) {
+                      return IsAscii(step.run) && IsAscii(step.id);  // JSON has no other bytes
+                    });
+  if (!each) {
+    CKPT_RETURN_IF_ERROR(AskDaemon(mount, "refresh"));
+    return {};
+  }
+  for (const StepRecord& step : steps) {
+    CKPT_RETURN_IF_ERROR(AskDaemon(mount, "refresh", {{"run", step.run}, {"id", step.id}}));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> RefreshDaemons(std::string_view store,
+                                        std::span<const StepRecord> steps) {
   std::vector<std::string> failures;
   for (const LiveMount& mount : FindLiveMounts(store)) {
-    const auto done = AskDaemon(mount, "refresh");
+    const Status done = Refresh(mount, steps);
     if (!done) failures.push_back(StrCat(mount.mountpoint, ": ", done.error().message));
   }
   return failures;

@@ -10,11 +10,13 @@
 #include <sys/types.h>
 
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/store/store.h"
 
 namespace ckptfs {
 
@@ -34,7 +36,9 @@ std::vector<LiveMount> FindLiveMounts(std::string_view store);
 Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation,
                               const std::map<std::string, std::string>& arguments = {});
 
-// Tell all daemons on `store` that it changed; failures are only worth a line.
-std::vector<std::string> RefreshDaemons(std::string_view store);
+// Tell all daemons on `store` that it changed, and in which steps if those are
+// known; failures are only worth a line.
+std::vector<std::string> RefreshDaemons(std::string_view store,
+                                        std::span<const StepRecord> steps = {});
 
 }  // namespace ckptfs

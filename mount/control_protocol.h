@@ -5,7 +5,7 @@
 //
 //   message = JSON object in UTF-8, LF
 //   request = {"op": "hello" | "refresh" | "status"}
-//           | {"op": "switch", "run": text, "id": text}
+//           | {"op": "switch" | "refresh", "run": text, "id": text}
 //           | {"op": "warm", "layout": text, "prefix": text}
 //   reply   = {"ok": true, "result": any}
 //           | {"ok": false, "code": ErrorCodeName, "message": text}

@@ -153,10 +153,14 @@ std::string ControlServer::Answer(const std::string& text) {
     return Success(
         Json{{"files", done->files}, {"bytes", done->bytes}, {"skipped", done->skipped}});
   }
-  if (operation == "refresh" || operation == "switch") {
-    const Status done = operation == "refresh"
-                            ? filesystem_.Refresh()
-                            : filesystem_.SwitchView(Text(request, "run"), Text(request, "id"));
+  const std::string run = Text(request, "run");
+  if (operation == "refresh") {
+    const Status done =
+        run.empty() ? filesystem_.Refresh() : filesystem_.RefreshStep(run, Text(request, "id"));
+    return done ? Success(nullptr) : Refusal(done.error());
+  }
+  if (operation == "switch") {
+    const Status done = filesystem_.SwitchView(run, Text(request, "id"));
     return done ? Success(nullptr) : Refusal(done.error());
   }
   return Refusal(Error{ErrorCode::kInvalid, StrCat("unknown operation '", operation, "'")});

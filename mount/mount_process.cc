@@ -45,6 +45,7 @@ struct Daemon {
     if (filesystem) filesystem->EndInvalidation();
   }
   std::unique_ptr<Store> store;
+  std::unique_ptr<StepCatalogue> catalogue;
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
   std::unique_ptr<FuseSession> session;
@@ -220,6 +221,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   CKPT_RETURN_IF_ERROR(AdoptAll(request, *daemon.store, options));
   RefreshDaemons(request.store);
   CKPT_RETURN_IF_ERROR(PrepareMountpoint(request));
+  daemon.catalogue = std::make_unique<StepCatalogue>(*daemon.store);
   daemon.formats = MakeViewFormats();
 
   SessionOptions session;
@@ -241,7 +243,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
     raw->InvalidateEntry(parent, name);
   };
   CKPT_ASSIGN_OR_RETURN(daemon.filesystem,
-                        Filesystem::Create(*daemon.store, daemon.formats, std::move(options)));
+                        Filesystem::Create(*daemon.catalogue, daemon.formats, std::move(options)));
   daemon.session->Serve(*daemon.filesystem);
   return {};
 }

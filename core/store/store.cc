@@ -106,6 +106,8 @@ Result<std::unique_ptr<Store>> Store::OpenOn(std::shared_ptr<Storage> storage, b
 
 const std::string& Store::directory() const { return state_->directory; }
 
+std::string Store::blobs() const { return state_->Blobs(); }
+
 std::string Store::State::Blobs() const { return BlobsDirectory(directory); }
 
 // ---- the index ---------------------------------------------------------------

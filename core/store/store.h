@@ -23,6 +23,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -90,11 +91,15 @@ struct StepNews {
   std::vector<StepChange> changes;  // in order
 };
 
+class Root;  // core/io/root.h
+
 // A loaded, verified step.
 struct Step {
   StepRecord record;
   StepModel model;
   std::shared_ptr<const void> hold;  // keeps its side blob from being removed
+  // Where a step that is only in memory has its bytes, by the model's roots.
+  std::map<std::string, std::shared_ptr<const Root>> roots = {};
 };
 
 class Store {
@@ -126,12 +131,19 @@ class Store {
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
                              const RenderedStep& rendered, const std::string& source,
                              const std::string& root, const PublishHow& how = {});
+  // As `id` if that is free or this very step's, else as above.
+  Result<StepRecord> PublishAs(std::string_view id, std::string_view run, const StepModel& model,
+                               const RenderedStep& rendered, const std::string& source,
+                               const std::string& root, const PublishHow& how = {});
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
                              const std::string& source, const std::string& root,
                              const PublishHow& how = {});
   // The record that Publish would return without publishing, if any.
   Result<std::optional<StepRecord>> FindPublished(std::string_view run, std::string_view id,
                                                   const RenderedStep& rendered);
+
+  // A new blob of the store's own, at `path` in blobs().
+  Result<std::unique_ptr<StorageWriter>> CreateBlob(std::string_view path);
 
   // Store the bytes of a side blob, durably.  Hold the result until the step is
   // published.  kExhausted if there is no space.
@@ -165,6 +177,7 @@ class Store {
   Result<StepNews> News(uint64_t generation);
 
   const std::string& directory() const;  // empty unless on local disk
+  std::string blobs() const;             // where its own blobs are; empty likewise
 
  private:
   struct State;

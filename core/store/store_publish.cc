@@ -154,6 +154,13 @@ Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
 Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
                                   const RenderedStep& rendered, const std::string& source,
                                   const std::string& root, const PublishHow& how) {
+  return PublishAs(model.id, run, model, rendered, source, root, how);
+}
+
+Result<StepRecord> Store::PublishAs(std::string_view id, std::string_view run,
+                                    const StepModel& model, const RenderedStep& rendered,
+                                    const std::string& source, const std::string& root,
+                                    const PublishHow& how) {
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(model.id, "step"));
   if (model.id == "latest") return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
@@ -171,8 +178,9 @@ Result<StepRecord> Store::Publish(std::string_view run, const StepModel& model,
   if (const auto side = FindSideBlob(model)) wanted.side = model.blob(*side).content;
   CKPT_RETURN_IF_ERROR(state_->CheckPresent());
   CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
-  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    wanted.id = AttemptId(model.id, attempt);
+  const int first = id == model.id ? 0 : -1;  // -1: `id` itself
+  for (int attempt = first; attempt < kMaxAttempts; ++attempt) {
+    wanted.id = attempt < 0 ? std::string(id) : AttemptId(model.id, attempt);
     CKPT_RETURN_IF_ERROR(CheckName(wanted.id, "step"));
     CKPT_ASSIGN_OR_RETURN(const auto published, state_->TryPublish(wanted, rendered, how.replace));
     if (!published) continue;
@@ -199,6 +207,10 @@ Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std
     if (IsSame(record, rendered)) return record;
   }
   return std::optional<StepRecord>();
+}
+
+Result<std::unique_ptr<StorageWriter>> Store::CreateBlob(std::string_view path) {
+  return state_->storage->Create(StrCat("blobs/", path));
 }
 
 Result<SideBlob> Store::PutSideBlob(std::string_view bytes) {

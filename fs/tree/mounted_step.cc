@@ -194,9 +194,9 @@ size_t RecentSteps::loaded() const {
                                            [](const auto& weak) { return !weak.expired(); }));
 }
 
-StepEntry::StepEntry(Store& store, StepRecord record, RootMap roots, ViewFormats formats,
-                     RecentSteps& recent)
-    : store_(store),
+StepEntry::StepEntry(StepCatalogue& catalogue, StepRecord record, RootMap roots,
+                     ViewFormats formats, RecentSteps& recent)
+    : catalogue_(catalogue),
       record_(std::move(record)),
       roots_(std::move(roots)),
       formats_(formats),
@@ -210,15 +210,22 @@ Result<std::shared_ptr<const MountedStep>> StepEntry::Load() {
     MutexLock lock(mutex_);
     if (auto mounted = mounted_.lock()) return mounted;
   }
-  CKPT_ASSIGN_OR_RETURN(auto step, store_.Load(record_));
+  CKPT_ASSIGN_OR_RETURN(auto step, catalogue_.Load(record_));
   BlobReader::Options options;
   options.roots = roots_;
+  options.open_roots = step->roots;
   auto blobs = BlobReader::Create(step->model, std::move(options));
   auto mounted = std::make_shared<const MountedStep>(std::move(step), std::move(blobs), formats_,
                                                      recent_.shared(), access_changes_);
   MutexLock lock(mutex_);
   mounted_ = mounted;
   return mounted;
+}
+
+void StepEntry::Reload() {
+  MutexLock lock(mutex_);
+  mounted_.reset();
+  access_.reset();
 }
 
 Result<std::shared_ptr<const MountedStep>> StepEntry::Mounted() {

@@ -6,7 +6,7 @@
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.
-// Lifetime: the store must outlive a StepEntry; a MountedStep stands alone and
+// Lifetime: the catalogue must outlive a StepEntry; a MountedStep stands alone and
 // lives as long as open files hold it, also when the step has been removed.
 // Units: bytes.
 
@@ -29,7 +29,7 @@
 #include "core/base/result.h"
 #include "core/base/single_flight.h"
 #include "core/blob/blob_reader.h"
-#include "core/store/store.h"
+#include "core/store/step_catalogue.h"
 #include "core/view/view_set.h"
 #include "fs/permissions.h"
 
@@ -188,7 +188,7 @@ class RecentSteps {
 class StepEntry {
  public:
   // `formats` and `recent` must outlive it.
-  StepEntry(Store& store, StepRecord record, RootMap roots, ViewFormats formats,
+  StepEntry(StepCatalogue& catalogue, StepRecord record, RootMap roots, ViewFormats formats,
             RecentSteps& recent);
 
   const StepRecord& record() const { return record_; }
@@ -199,6 +199,9 @@ class StepEntry {
   Result<std::shared_ptr<const MountedStep>> Mounted();
   // Loads the step the first time, and when a file was found changed.
   Result<std::shared_ptr<const StepAccess>> Access();
+
+  // Its bytes lie elsewhere now: who asks from now on loads it again.
+  void Reload();
 
   // Names of a removed step resolve no more; open files go on.
   void MarkRemoved() { removed_.store(true, std::memory_order_release); }
@@ -214,7 +217,7 @@ class StepEntry {
  private:
   Result<std::shared_ptr<const MountedStep>> Load();
 
-  Store& store_;
+  StepCatalogue& catalogue_;
   const StepRecord record_;
   const RootMap roots_;
   const ViewFormats formats_;

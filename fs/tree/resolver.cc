@@ -140,7 +140,7 @@ std::vector<NodePtr> FewChildren(const TreeSnapshot& now, const Node& parent) {
     case NodeKind::kControl:
       return {FileNode(parent, NodeKind::kStatus, "status", 0)};
     case NodeKind::kRuns:
-      for (const auto& [name, run] : now.tree.runs) children.push_back(RunNode(parent, name, run));
+      for (const auto& [name, run] : now.tree.runs) children.push_back(RunNode(parent, name, *run));
       return children;
     case NodeKind::kRun:
       if (!now.tree.runs.contains(parent.name())) return {};
@@ -153,8 +153,7 @@ const Tree::Run* RunOfSteps(const TreeSnapshot& now, const Node& steps) {
   std::string_view path = steps.path;  // "/run/<run>/step"
   path.remove_prefix(std::string_view("/run/").size());
   path.remove_suffix(std::string_view("/step").size());
-  const auto found = now.tree.runs.find(path);
-  return found == now.tree.runs.end() ? nullptr : &found->second;
+  return now.tree.FindRun(path);
 }
 
 NodePtr LayoutInfoNode(const Node& layout) {
@@ -203,9 +202,9 @@ Result<NodePtr> Resolver::Child(const TreeSnapshot& now, const Node& parent,
       return StepNode(parent, found->second);
     }
     case NodeKind::kRuns: {
-      const auto found = now.tree.runs.find(name);
-      if (found == now.tree.runs.end()) return NoSuch(parent, name);
-      return RunNode(parent, found->first, found->second);
+      const Tree::Run* run = now.tree.FindRun(name);
+      if (run == nullptr) return NoSuch(parent, name);
+      return RunNode(parent, std::string(name), *run);
     }
     case NodeKind::kViews: return LayoutChild(parent, name);
     case NodeKind::kLayout: case NodeKind::kViewEntry: return ViewChild(parent, name);

@@ -7,59 +7,86 @@
 #include "core/base/strings.h"
 
 namespace ckptfs {
-std::shared_ptr<StepEntry> Tree::FindStep(std::string_view run, std::string_view id) const {
-  const auto found = runs.find(run);
-  if (found == runs.end()) return nullptr;
-  const auto step = found->second.steps.find(id);
-  return step == found->second.steps.end() ? nullptr : step->second;
-}
+namespace {
 
-Result<Tree> BuildTree(Store& store, const MakeStepEntry& make) {
-  Tree tree;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, store.Runs());
-  for (const std::string& name : runs) {
-    if (!CheckName(name, "run")) continue;
-    CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> records, store.Steps(name));
-    Tree::Run run;
-    for (const StepRecord& record : records) {
-      if (!CheckName(record.id, "step")) continue;
-      auto entry = make(record);
-      if (!run.latest || IsOlder(run.latest->record(), record)) run.latest = entry;
-      run.mtime_ns = std::max(run.mtime_ns, record.mtime_ns);
-      run.steps.emplace(record.id, std::move(entry));
-    }
-    // A run whose last step was removed is no name any more.
-    if (run.steps.empty()) continue;
-    tree.mtime_ns = std::max(tree.mtime_ns, run.mtime_ns);
-    tree.runs.emplace(name, std::move(run));
-  }
-  return tree;
-}
-
-void KeepEntries(const Tree& before, Tree& tree) {
-  for (auto& [name, run] : tree.runs) {
-    for (auto& [id, step] : run.steps) {
-      const auto kept = before.FindStep(name, id);
-      if (!kept || kept->removed() || kept->record().manifest != step->record().manifest) continue;
-      if (run.latest == step) run.latest = kept;
-      step = kept;
-    }
+// What follows from its steps.
+void Finish(Tree::Run& run) {
+  run.latest = nullptr;
+  run.mtime_ns = 0;
+  for (const auto& [id, step] : run.steps) {
+    if (!run.latest || IsOlder(run.latest->record(), step->record())) run.latest = step;
+    run.mtime_ns = std::max(run.mtime_ns, step->record().mtime_ns);
   }
 }
 
-std::vector<TreeChange> Compare(const Tree& before, const Tree& after) {
-  std::vector<TreeChange> changes;
+// Names that no path can have are left out.
+std::map<std::pair<std::string, std::string>, const StepChange*> LastOfEach(const StepNews& news) {
+  std::map<std::pair<std::string, std::string>, const StepChange*> last;
+  for (const StepChange& change : news.changes) {
+    if (!CheckName(change.run, "run") || !CheckName(change.id, "step")) continue;
+    last[{change.run, change.id}] = &change;
+  }
+  return last;
+}
+
+// What `before` has and `next`, which was told everything, has not.
+void AddGone(const Tree& before, NextTree& next) {
   for (const auto& [name, run] : before.runs) {
-    for (const auto& [id, step] : run.steps) {
-      if (after.FindStep(name, id) != step) changes.push_back({name, id, step});
+    for (const auto& [id, step] : run->steps) {
+      if (next.tree.FindStep(name, id) == nullptr) next.changes.push_back({name, id, step, nullptr});
     }
   }
-  for (const auto& [name, run] : after.runs) {
-    for (const auto& [id, step] : run.steps) {
-      if (before.FindStep(name, id) != step) changes.push_back({name, id, nullptr});
+}
+
+}  // namespace
+
+const Tree::Run* Tree::FindRun(std::string_view run) const {
+  const auto found = runs.find(run);
+  return found == runs.end() ? nullptr : found->second.get();
+}
+
+std::shared_ptr<StepEntry> Tree::FindStep(std::string_view run, std::string_view id) const {
+  const Run* const found = FindRun(run);
+  if (found == nullptr) return nullptr;
+  const auto step = found->steps.find(id);
+  return step == found->steps.end() ? nullptr : step->second;
+}
+
+NextTree TakeIn(const Tree& before, const StepNews& news, const MakeStepEntry& make) {
+  NextTree next;
+  std::map<std::string, Tree::Run> touched;
+  if (!news.all) next.tree = before;
+  for (const auto& [name, change] : LastOfEach(news)) {
+    const auto& [run_name, id] = name;
+    const auto [run, added] = touched.try_emplace(run_name);
+    const Tree::Run* const known = next.tree.FindRun(run_name);
+    if (added && known != nullptr) run->second = *known;
+    auto& steps = run->second.steps;
+    const auto was = before.FindStep(run_name, id);
+    const bool same = was && change->record && !was->removed() &&
+                      was->record().manifest == change->record->manifest;
+    if (!change->record) {
+      steps.erase(id);
+    } else {
+      steps.insert_or_assign(id, same ? was : make(*change->record));
+    }
+    if (same && !news.all) next.changes.push_back({run_name, id, nullptr, was});
+    if (!same && (was || change->record)) next.changes.push_back({run_name, id, was, nullptr});
+  }
+  for (auto& [name, run] : touched) {
+    Finish(run);
+    // A run whose last step was removed is not a name any more.
+    next.tree.runs.erase(name);
+    if (!run.steps.empty()) {
+      next.tree.runs.emplace(name, std::make_shared<const Tree::Run>(std::move(run)));
     }
   }
-  return changes;
+  if (news.all) AddGone(before, next);
+  next.tree.mtime_ns = 0;
+  for (const auto& [name, run] : next.tree.runs) {
+    next.tree.mtime_ns = std::max(next.tree.mtime_ns, run->mtime_ns);
+  }
+  return next;
 }
 
 std::shared_ptr<StepEntry> ViewTarget::Choose(const Tree& tree, std::string* reason) const {
@@ -71,15 +98,16 @@ std::shared_ptr<StepEntry> ViewTarget::Choose(const Tree& tree, std::string* rea
     *reason = "there is no step yet";
     return nullptr;
   }
-  const auto run = run_ ? tree.runs.find(*run_) : tree.runs.begin();
-  if (run == tree.runs.end()) {
-    *reason = StrCat("there is no run '", *run_, "' yet");
+  const std::string name = run_.value_or(tree.runs.begin()->first);
+  const Tree::Run* const run = tree.FindRun(name);
+  if (run == nullptr) {
+    *reason = StrCat("there is no run '", name, "' yet");
     return nullptr;
   }
-  if (follow_ || step_ == "latest") return run->second.latest;
-  const auto step = run->second.steps.find(step_);
-  if (step != run->second.steps.end()) return step->second;
-  *reason = StrCat("there is no step '", run->first, "/", step_, "' yet");
+  if (follow_ || step_ == "latest") return run->latest;
+  const auto step = run->steps.find(step_);
+  if (step != run->steps.end()) return step->second;
+  *reason = StrCat("there is no step '", name, "/", step_, "' yet");
   return nullptr;
 }
 
@@ -112,9 +140,9 @@ void ViewTarget::Update(const Tree& tree, std::string* reason) {
 }
 
 Status ViewTarget::Switch(const Tree& tree, std::string_view run, std::string_view id) {
-  const auto found = tree.runs.find(run);
-  if (found == tree.runs.end()) return Fail(ErrorCode::kNotFound, StrCat("no run '", run, "'"));
-  const auto step = id == "latest" ? found->second.latest : tree.FindStep(run, id);
+  const Tree::Run* const found = tree.FindRun(run);
+  if (found == nullptr) return Fail(ErrorCode::kNotFound, StrCat("no run '", run, "'"));
+  const auto step = id == "latest" ? found->latest : tree.FindStep(run, id);
   if (!step) return Fail(ErrorCode::kNotFound, StrCat("no step '", run, "/", id, "'"));
   run_ = std::string(run);
   follow_ = follow_ && id == "latest";

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Tree is which runs and steps there are and which step /view shows: a
-// snapshot that is never changed, only replaced whole.
+// snapshot that is never changed, only replaced by another one, which shares the
+// runs that did not change.
 //
 // Thread safety: immutable once built.
-// Lifetime: shares its step entries with the trees before and after it.
+// Lifetime: shares runs and step entries with the trees before and after it.
 
 #pragma once
 
@@ -26,29 +27,32 @@ struct Tree {
     std::shared_ptr<StepEntry> latest;  // IsOlder than none
     int64_t mtime_ns = 0;               // of the newest step
   };
-  std::map<std::string, Run, std::less<>> runs;
+  std::map<std::string, std::shared_ptr<const Run>, std::less<>> runs;
   int64_t mtime_ns = 0;
 
+  // Null if there is none.
+  const Run* FindRun(std::string_view run) const;
   std::shared_ptr<StepEntry> FindStep(std::string_view run, std::string_view id) const;
 };
 
 using MakeStepEntry = std::function<std::shared_ptr<StepEntry>(const StepRecord&)>;
 
-// What the store holds now.  Records with names that no path can have are left
-// out.
-// BLOCKS: on the store.
-Result<Tree> BuildTree(Store& store, const MakeStepEntry& make);
-
-// Steps that `before` has under the same name with the same manifest keep
-// their entry.
-void KeepEntries(const Tree& before, Tree& tree);
-
 struct TreeChange {
   std::string run;
   std::string id;
-  std::shared_ptr<StepEntry> removed;  // null: added
+  std::shared_ptr<StepEntry> removed;  // null: none was there
+  // The step that was there before, with its entry; its bytes may lie elsewhere.
+  std::shared_ptr<StepEntry> kept;
 };
-std::vector<TreeChange> Compare(const Tree& before, const Tree& after);
+
+// The tree with what is new; only runs that have news are copied.  A step of the
+// same name and manifest keeps its entry.  Records with names that no path can
+// have are left out.
+struct NextTree {
+  Tree tree;
+  std::vector<TreeChange> changes;
+};
+NextTree TakeIn(const Tree& before, const StepNews& news, const MakeStepEntry& make);
 
 // Which step /view shows.  Fixed once it shows one; it moves with --follow and
 // with Switch, and goes away with its step.

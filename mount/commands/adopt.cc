@@ -100,7 +100,12 @@ Status RunAdopt(const AdoptFlags& options) {
       if (code == 0) code = static_cast<int>(ExitCodeOf(error.code));
     }
   }
-  for (const std::string& line : RefreshDaemons(store->directory())) {
+  std::vector<StepRecord> adopted;
+  for (const Outcome& outcome : outcomes) {
+    if (!outcome.report) continue;
+    adopted.insert(adopted.end(), outcome.report->steps.begin(), outcome.report->steps.end());
+  }
+  for (const std::string& line : RefreshDaemons(store->directory(), adopted)) {
     Complain(StrCat("a live mount was not told: ", line));
   }
   if (options.json) {

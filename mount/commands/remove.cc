@@ -24,20 +24,26 @@ Result<StepReference> ParseOneStep(const std::string& text) {
                                           name.run, "` says which is the latest"));
 }
 
-Status RemoveOne(Store& store, const std::string& text) {
+Result<StepRecord> RemoveOne(Store& store, const std::string& text) {
   CKPT_ASSIGN_OR_RETURN(const StepReference name, ParseOneStep(text));
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, store.Resolve(name.run, name.id));
-  return store.Remove(record);
+  CKPT_RETURN_IF_ERROR(store.Remove(record));
+  return record;
 }
 
 Status RunRemove(const RemoveFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
   Status done;
+  std::vector<StepRecord> gone;
   for (const std::string& step : options.steps) {
-    done = RemoveOne(*store, step);
-    if (!done) break;
+    auto removed = RemoveOne(*store, step);
+    if (!removed) {
+      done = Fail(std::move(removed).error());
+      break;
+    }
+    gone.push_back(*std::move(removed));
   }
-  for (const std::string& line : RefreshDaemons(store->directory())) {
+  for (const std::string& line : RefreshDaemons(store->directory(), gone)) {
     std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", Printable(line).c_str());
   }
   if (const Status swept = store->Sweep(); !swept) {

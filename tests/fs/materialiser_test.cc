@@ -28,7 +28,7 @@ class MaterialiserTest : public ::testing::Test {
 
   testing::TreeFixture t_;
   RecentSteps recent_{1};
-  StepEntry entry_{t_.store(), t_.AddStep("r", "s", 1), {}, {}, recent_};
+  StepEntry entry_{t_.catalogue(), t_.AddStep("r", "s", 1), {}, {}, recent_};
   std::unique_ptr<PreparedPlan> plan_;
 };
 

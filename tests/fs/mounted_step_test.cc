@@ -26,7 +26,7 @@ TEST(RecentStepsTest, ALoadThatThrowsIsAnErrorAndTheNextOneWorks) {
   EXPECT_EQ(failed.error().code, ErrorCode::kExhausted);
   TreeFixture t;
   const StepRecord record = t.AddStep("r", "s", 1);
-  StepEntry entry(t.store(), record, {}, {}, recent);
+  StepEntry entry(t.catalogue(), record, {}, {}, recent);
   EXPECT_TRUE(recent.Load(&place, [&] { return entry.Mounted(); }));
 }
 
@@ -36,7 +36,7 @@ TEST(RecentStepsTest, AreKeptWithinBoundsOfNumberAndMemory) {
                                 t.AddStep("r", "c", 3)};
   const auto loaded_of = [&](RecentSteps& recent) {
     for (const StepRecord& record : records) {
-      StepEntry entry(t.store(), record, {}, {}, recent);
+      StepEntry entry(t.catalogue(), record, {}, {}, recent);
       EXPECT_TRUE(entry.Mounted());
     }
     return recent.loaded();
@@ -50,7 +50,7 @@ TEST(RecentStepsTest, AreKeptWithinBoundsOfNumberAndMemory) {
 TEST(RecentStepsTest, BytesOfAStepCountOnce) {
   RecentSteps recent(2);
   TreeFixture t;
-  StepEntry entry(t.store(), t.AddStep("r", "s", 1), {}, {}, recent);
+  StepEntry entry(t.catalogue(), t.AddStep("r", "s", 1), {}, {}, recent);
   const auto step = entry.Mounted().value();
   EXPECT_EQ(entry.Mounted().value(), step);
   EXPECT_EQ(recent.loaded(), 1u);
@@ -100,8 +100,8 @@ TEST(ViewsTest, GoWithTheirStep) {
   RecentSteps recent(1);
   std::vector<std::unique_ptr<ViewFormat>> formats;
   formats.push_back(std::make_unique<FakeFormat>());
-  StepEntry first(t.store(), t.AddStep("r", "a", 1), {}, formats, recent);
-  StepEntry second(t.store(), t.AddStep("r", "b", 2), {}, formats, recent);
+  StepEntry first(t.catalogue(), t.AddStep("r", "a", 1), {}, formats, recent);
+  StepEntry second(t.catalogue(), t.AddStep("r", "b", 2), {}, formats, recent);
   const Layout layout = Layout::Parse("tp2").value();
   EXPECT_TRUE(first.Offer(layout));
   EXPECT_TRUE(first.Mounted().value()->Views(layout));

@@ -14,7 +14,9 @@
 #include <new>
 
 #include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
 #include "core/io/file_stamp.h"
+#include "core/io/memory_root.h"
 #include "core/tensor/piece.h"
 
 namespace ckptfs::testing {
@@ -62,19 +64,13 @@ std::vector<ViewEntry> RankEntries(const StepModel& step, const Layout& layout) 
 }
 
 StepModel MakeModel(const std::string& id, uint64_t iteration, const std::string& root,
-                    const std::string& file, uint32_t mode) {
+                    const Blob& blob) {
   StepModel model;
   model.framework = "fake";
   model.id = id;
   model.iteration = iteration;
   model.mtime_ns = 1'700'000'000'000'000'000 + static_cast<int64_t>(iteration);
   model.roots = {root};
-  Blob blob;
-  blob.path = id + "/" + file;
-  blob.stamp = StampOfFile(StrCat(root, "/", blob.path)).value();
-  blob.mode = mode;
-  blob.uid = geteuid();
-  blob.gid = getegid();
   model.blobs = {blob};
   const auto add = [&](std::string name, Shape shape, std::string kind, uint64_t offset) {
     Parameter parameter;
@@ -216,10 +212,12 @@ TreeFixture::TreeFixture(std::vector<std::unique_ptr<ViewFormat>> formats)
   directory_ = mkdtemp(pattern.data());
   chmod(directory_.c_str(), 0755);
   store_ = Store::Open(directory_ / "store", true).value();
+  catalogue_ = std::make_unique<StepCatalogue>(*store_);
 }
 
 TreeFixture::~TreeFixture() {
   filesystem_.reset();
+  catalogue_.reset();
   store_.reset();
   std::filesystem::remove_all(directory_);
 }
@@ -240,8 +238,42 @@ StepRecord TreeFixture::AddStep(const std::string& run, const std::string& id, u
     std::ofstream(path, std::ios::binary) << SourceBytes(seed);
     chmod(path.c_str(), mode);
   }
-  const StepModel model = MakeModel(id, iteration, root, file, mode);
+  Blob blob;
+  blob.path = id + "/" + file;
+  blob.stamp = StampOfFile(StrCat(root, "/", blob.path)).value();
+  blob.mode = mode;
+  blob.uid = geteuid();
+  blob.gid = getegid();
+  const StepModel model = MakeModel(id, iteration, root, blob);
   return store_->Publish(run, model, StrCat(root, "/", id), root).value();
+}
+
+StepRecord TreeFixture::HoldStep(const std::string& run, const std::string& id,
+                                 uint64_t iteration, uint32_t seed, size_t piece,
+                                 std::weak_ptr<const std::string>* bytes) {
+  const auto owner = std::make_shared<const std::string>(SourceBytes(seed));
+  *bytes = owner;
+  const auto all = std::as_bytes(std::span(*owner));
+  std::vector<std::span<const std::byte>> rope;
+  for (size_t at = 0; at < all.size(); at += piece) {
+    rope.push_back(all.subspan(at, std::min(piece, all.size() - at)));
+  }
+  Blob blob;
+  blob.path = StrCat(run, "/", id, "/data.bin");
+  blob.stamp.size = owner->size();
+  blob.store_owned = true;
+  blob.chunk_bytes = kChunkBytes;
+  blob.chunks = ChunkDigestsOf(*owner);
+  blob.mode = 0644;
+  blob.uid = geteuid();
+  blob.gid = getegid();
+  auto memory = std::make_shared<MemoryRoot>(store_->blobs());
+  const OwnerAndMode access{blob.mode, blob.uid, blob.gid, false};
+  EXPECT_TRUE(memory->Add(blob.path, std::move(rope), owner, access));
+  const std::string root = directory_ / "source" / run;
+  MemoryStep step{run, StrCat(root, "/", id), root,
+                  MakeModel(id, iteration, store_->blobs(), blob), std::move(memory)};
+  return catalogue_->Hold(std::move(step)).value();
 }
 
 Filesystem& TreeFixture::Mount(FilesystemOptions options) {
@@ -251,7 +283,7 @@ Filesystem& TreeFixture::Mount(FilesystemOptions options) {
       log->lines.emplace_back(line);
     };
   }
-  filesystem_ = Filesystem::Create(*store_, formats_, std::move(options)).value();
+  filesystem_ = Filesystem::Create(*catalogue_, formats_, std::move(options)).value();
   return *filesystem_;
 }
 

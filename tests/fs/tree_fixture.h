@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "core/base/mutex.h"
-#include "core/store/store.h"
+#include "core/store/step_catalogue.h"
 #include "core/view/view_format.h"
 #include "fs/filesystem.h"
 
@@ -63,6 +63,11 @@ class TreeFixture {
                      uint32_t seed = 1, uint32_t mode = 0644,
                      const std::string& file = "data.bin");
 
+  // The same step without a file: in memory, in pieces of `piece` bytes that live
+  // as long as `*bytes`.
+  StepRecord HoldStep(const std::string& run, const std::string& id, uint64_t iteration,
+                      uint32_t seed, size_t piece, std::weak_ptr<const std::string>* bytes);
+
   // The whole source file of a seed, and any file of a layout of it.
   static std::string SourceBytes(uint32_t seed);
   static std::string Expected(uint32_t seed, const Layout& layout, std::string_view path);
@@ -71,6 +76,7 @@ class TreeFixture {
   void Unmount() { filesystem_.reset(); }
   Filesystem& fs() { return *filesystem_; }
   Store& store() { return *store_; }
+  StepCatalogue& catalogue() { return *catalogue_; }
   FakeFormat& format() { return *format_; }
   std::string directory() const { return directory_.string(); }
   std::string SourcePath(const std::string& run, const std::string& id,
@@ -86,6 +92,7 @@ class TreeFixture {
  private:
   std::filesystem::path directory_;
   std::unique_ptr<Store> store_;
+  std::unique_ptr<StepCatalogue> catalogue_;
   std::vector<std::unique_ptr<ViewFormat>> formats_;
   FakeFormat* format_ = nullptr;
   std::unique_ptr<Filesystem> filesystem_;

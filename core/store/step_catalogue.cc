@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/store/step_catalogue.h"
+
+#include <algorithm>
+
+#include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
+#include "core/io/root.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr int kMaxHeldAttempts = 10000;
+constexpr size_t kCopyBytes = size_t{4} << 20;
+
+// kInvalid unless all of the model's bytes are to be the store's own, directly in
+// its blob directory.
+Status CheckOwned(const StepModel& model, const std::string& blobs) {
+  for (const Blob& blob : model.blobs) {
+    if (blob.owned() && !blob.side && model.roots[blob.root] == blobs) continue;
+    return Fail(ErrorCode::kInvalid, StrCat(model.PathOf(blob), ": not a blob that the store will own"));
+  }
+  return {};
+}
+
+// Copies one blob; its digests are compared on the way.
+Status CopyBlob(const Root& bytes, const Blob& blob, StorageWriter& writer) {
+  const std::string& path = blob.path;
+  CKPT_ASSIGN_OR_RETURN(const auto file, bytes.Open(path));
+  if (file->size() != blob.stamp.size) {
+    return Fail(ErrorCode::kDataLoss,
+                StrCat(path, ": ", file->size(), " bytes, the manifest says ", blob.stamp.size));
+  }
+  ChunkDigester digester(blob.chunk_bytes);
+  std::vector<std::byte> buffer(std::min<uint64_t>(kCopyBytes, blob.stamp.size));
+  for (uint64_t at = 0; at < blob.stamp.size;) {
+    const auto piece =
+        std::span(buffer).first(std::min<uint64_t>(buffer.size(), blob.stamp.size - at));
+    CKPT_RETURN_IF_ERROR(file->ReadAt(at, piece));
+    digester.Add(piece);
+    CKPT_RETURN_IF_ERROR(writer.WriteAt(at, piece));
+    at += piece.size();
+  }
+  const std::string wrong = FirstWrongChunk(blob, std::move(digester).Finish());
+  if (!wrong.empty()) return Fail(ErrorCode::kDataLoss, StrCat(path, ": ", wrong));
+  return writer.Close();
+}
+
+}  // namespace
+
+Result<StepRecord> StepCatalogue::Hold(MemoryStep step) {
+  CKPT_RETURN_IF_ERROR(CheckName(step.run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(step.model.id, "step"));
+  CKPT_RETURN_IF_ERROR(CheckOwned(step.model, store_.blobs()));
+  auto held = std::make_shared<Held>();
+  CKPT_ASSIGN_OR_RETURN(held->rendered, store_.Render(step.model));
+  auto shown = std::make_shared<Step>();
+  // What will be loaded once it is stored.
+  CKPT_ASSIGN_OR_RETURN(shown->model, ParseManifest(held->rendered.bytes, store_.blobs()));
+  StepRecord& record = held->record;
+  record.run = step.run;
+  record.id = step.model.id;
+  record.manifest = held->rendered.manifest;
+  record.iteration = step.model.iteration;
+  record.mtime_ns = step.model.mtime_ns;
+  record.source = step.source;
+  record.root = step.root;
+  record.unpacked = held->rendered.unpacked;
+  shown->roots = {{store_.blobs(), std::move(step.bytes)}};
+  held->step = shown;
+  for (int attempt = 0; attempt < kMaxHeldAttempts; ++attempt) {
+    if (attempt > 0) record.id = StrCat(step.model.id, "-", attempt);
+    shown->record = record;
+    const auto stored = store_.Resolve(step.run, record.id);
+    if (stored && stored->unpacked == record.unpacked) return *stored;
+    if (stored || stored.error().code != ErrorCode::kNotFound) continue;  // taken
+    MutexLock lock(mutex_);
+    const auto [place, free] = held_.try_emplace({record.run, record.id}, held);
+    if (!free && place->second->record.manifest != record.manifest) continue;
+    if (free) changes_.Add({record.run, record.id, record});
+    return place->second->record;
+  }
+  return Fail(ErrorCode::kExhausted, StrCat("step '", step.model.id, "' has 10000 attempts"));
+}
+
+StepCatalogue::HeldPtr StepCatalogue::Find(const StepRecord& record) const {
+  MutexLock lock(mutex_);
+  const auto found = held_.find({record.run, record.id});
+  if (found == held_.end() || found->second->record.manifest != record.manifest) return nullptr;
+  return found->second;
+}
+
+void StepCatalogue::Forget(const HeldPtr& held) {
+  const std::string& run = held->record.run;
+  const std::string& id = held->record.id;
+  const auto stored = store_.Resolve(run, id);
+  MutexLock lock(mutex_);
+  const auto found = held_.find({run, id});
+  if (found == held_.end() || found->second != held) return;
+  held_.erase(found);
+  changes_.Add({run, id, stored ? std::optional(*stored) : std::nullopt});
+}
+
+Result<StepRecord> StepCatalogue::Persist(const StepRecord& record) {
+  const HeldPtr held = Find(record);
+  if (!held) {
+    return Fail(ErrorCode::kNotFound, StrCat(record.run, "/", record.id, " is not held in memory"));
+  }
+  const StepModel& model = held->step->model;
+  for (const Blob& blob : model.blobs) {
+    CKPT_ASSIGN_OR_RETURN(const auto writer, store_.CreateBlob(blob.path));
+    CKPT_RETURN_IF_ERROR(CopyBlob(*held->step->roots.at(store_.blobs()), blob, *writer));
+  }
+  CKPT_ASSIGN_OR_RETURN(StepRecord published,
+                        store_.PublishAs(record.id, record.run, model, held->rendered,
+                                         held->record.source, held->record.root));
+  Forget(held);
+  return published;
+}
+
+Status StepCatalogue::Release(const StepRecord& record) {
+  const HeldPtr held = Find(record);
+  if (!held) {
+    return Fail(ErrorCode::kNotFound, StrCat(record.run, "/", record.id, " is not held in memory"));
+  }
+  Forget(held);
+  return {};
+}
+
+Result<std::shared_ptr<const Step>> StepCatalogue::Load(const StepRecord& record) {
+  if (const HeldPtr held = Find(record)) return held->step;
+  return store_.Load(record);
+}
+
+Status StepCatalogue::Pull() {
+  for (;;) {
+    uint64_t from = 0;
+    {
+      MutexLock lock(mutex_);
+      from = seen_;
+    }
+    CKPT_ASSIGN_OR_RETURN(const StepNews news, store_.News(from));
+    MutexLock lock(mutex_);
+    if (seen_ != from) continue;  // another thread has told of them
+    seen_ = news.generation;
+    if (news.all) {
+      changes_.Forget();
+      return {};
+    }
+    for (const StepChange& change : news.changes) {
+      // A name that is held shows what is held.
+      if (!held_.contains({change.run, change.id})) changes_.Add(change);
+    }
+    return {};
+  }
+}
+
+Result<StepNews> StepCatalogue::News(uint64_t generation) {
+  for (;;) {
+    CKPT_RETURN_IF_ERROR(Pull());
+    {
+      MutexLock lock(mutex_);
+      if (auto since = changes_.Since(generation)) {
+        return StepNews{changes_.generation(), false, *std::move(since)};
+      }
+    }
+    CKPT_ASSIGN_OR_RETURN(StepNews all, store_.News(0));
+    MutexLock lock(mutex_);
+    if (all.generation < seen_) continue;  // older than what was told already
+    std::erase_if(all.changes, [this](const StepChange& change) {
+      return held_.contains({change.run, change.id});
+    });
+    for (const auto& [name, held] : held_) {
+      all.changes.push_back({name.first, name.second, held->record});
+    }
+    all.generation = changes_.generation();
+    return all;
+  }
+}
+
+}  // namespace ckptfs
