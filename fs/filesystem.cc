@@ -2,250 +2,128 @@
 
 #include "fs/filesystem.h"
 
+#include <fcntl.h>
 #include <malloc.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 
-#include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "fs/filesystem_state.h"
+#include "fs/serve/open_files.h"
+#include "fs/status.h"
 #include "fs/tree/names.h"
+#include "fs/tree/namespace.h"
 
 namespace ckptfs {
 namespace {
 
 using Type = ViewEntry::Type;
 constexpr uint64_t kSelfCookie = 1;
-constexpr uint64_t kParentCookie = 2;
-// Names that come and go are told to the kernel when they go; a second is for
-// what it is told too late.
-constexpr uint32_t kNamesValidMs = 1000;
 
 Error NoSuch(std::string_view where, std::string_view name) {
   return Error{ErrorCode::kNotFound, StrCat(where, "/", name, ": no such name")};
 }
 
-uint32_t TypeBits(Type type) {
-  switch (type) {
-    case Type::kFile: return S_IFREG;
-    case Type::kDirectory: return S_IFDIR;
-    case Type::kSymlink: return S_IFLNK;
+// The step of RUN/ID/LAYOUT, or the one that /view shows; `layout` without it.
+Result<std::shared_ptr<StepEntry>> StepToWarm(const TreeSnapshot& now, std::string_view& layout) {
+  const size_t slash = layout.rfind('/');
+  if (slash == std::string_view::npos) {
+    if (now.view) return now.view;
+    return Fail(ErrorCode::kNotFound, "/view shows no step to warm: write RUN/ID/LAYOUT");
   }
-  return S_IFREG;
-}
-
-// Directories can be searched by who can read.
-uint32_t PermissionBits(Type type, uint32_t read_bits) {
-  if (type == Type::kSymlink) return 0777;
-  return type == Type::kDirectory ? read_bits | read_bits >> 2 : read_bits;
-}
-
-bool Immutable(const Node& node) {
-  return node.step != nullptr && node.kind != NodeKind::kStep && node.kind != NodeKind::kViewLink;
-}
-
-// An entry of a listing and where to go on after it.
-struct Cookied {
-  const NodePtr* node = nullptr;  // in the listing
-  uint64_t cookie = 0;
-};
-
-// The entries after `offset`.  Those of a fixed directory are numbered; those
-// of one that changes are ordered by a cookie that stays theirs.
-std::vector<Cookied> EntriesAfter(const Node& directory, const Listing& listing,
-                                  uint64_t offset, size_t limit) {
-  std::vector<Cookied> entries;
-  if (Resolver::Fixed(directory)) {
-    const uint64_t first = offset > kParentCookie ? offset - kParentCookie : 0;
-    for (uint64_t i = first; i < listing.children.size() && entries.size() < limit; ++i) {
-      entries.push_back({&listing.children[i], i + kParentCookie + 1});
-    }
-    return entries;
-  }
-  for (const NodePtr& child : listing.children) {
-    const uint64_t cookie = CookieOf(child->name());
-    if (cookie > offset) entries.push_back({&child, cookie});
-  }
-  std::sort(entries.begin(), entries.end(),
-            [](const Cookied& a, const Cookied& b) { return a.cookie < b.cookie; });
-  return entries;
+  const std::string_view where = layout.substr(0, slash);
+  layout.remove_prefix(slash + 1);
+  const size_t middle = std::min(where.find('/'), where.size());
+  const std::string_view id = where.substr(std::min(middle + 1, where.size()));
+  const Tree::Run* const run = now.tree.FindRun(where.substr(0, middle));
+  const bool latest = id == "latest" && run != nullptr;
+  auto step = latest ? run->latest : now.tree.FindStep(where.substr(0, middle), id);
+  if (step) return step;
+  return Fail(ErrorCode::kNotFound, StrCat("no step '", where, "' to warm"));
 }
 
 }  // namespace
 
-Filesystem::State::State(StepCatalogue& the_catalogue,
-                         std::span<const std::unique_ptr<ViewFormat>> the_formats,
-                         FilesystemOptions the_options)
-    : catalogue(the_catalogue),
-      formats(the_formats),
-      options(std::move(the_options)),
-      passthrough(options.passthrough),
-      resolver(options.layouts, options.log),
-      view_target(options.run, options.step, options.follow),
-      invalidator(options.invalidate) {}
+// Names, open files, and what is counted of both.
+struct Filesystem::State {
+  State(StepCatalogue& the_catalogue, ViewFormats formats, FilesystemOptions the_options)
+      : catalogue(the_catalogue),
+        options(std::move(the_options)),
+        names(the_catalogue, formats, options),
+        files(options, names.resolver(), counters) {}
 
-std::shared_ptr<const TreeSnapshot> Filesystem::State::Snapshot() const {
-  MutexLock lock(snapshot_mutex);
-  return snapshot;
-}
+  Status TakeInNews();
+  Result<OpenFile> OpenIfAllowed(const Node& file, const Caller& caller);
+  Status WarmBelow(const TreeSnapshot& now, const Node& node, WarmReport& report);
 
-Result<NodePtr> Filesystem::State::FindNode(InodeNumber inode) const {
-  if (inode == kRootInode) return Resolver::Root(*Snapshot());
-  NodePtr node = nodes.Find(inode);
-  if (node) return node;
-  return Fail(ErrorCode::kStale, StrCat("inode ", static_cast<uint64_t>(inode), " is not known"));
-}
-
-std::shared_ptr<const StepAccess> Filesystem::State::AccessOf(StepEntry& step) {
-  const auto access = step.Access();
-  if (!access) return nullptr;
-  if ((*access)->TakeChange()) {
-    // Modes that the kernel may have cached for ever: it drops all below.
-    invalidator.Add(InodeOf(0, StrCat("/run/", step.record().run, "/step")), step.record().id);
-  }
-  return *access;
-}
-
-bool Filesystem::State::MayEnter(StepEntry& step, const Caller& caller) {
-  if (caller.uid == 0) return true;
-  const auto access = AccessOf(step);
-  return access && access->Allows(caller, groups);
-}
-
-bool Filesystem::State::Visible(const TreeSnapshot& now, const Node& node, const Caller& caller) {
-  if (caller.uid == 0) return true;
-  if (node.step) return MayEnter(*node.step, caller);
-  if (node.kind != NodeKind::kRun) return true;
-  const Tree::Run* const run = now.tree.FindRun(node.name());
-  if (run == nullptr) return false;
-  return std::any_of(run->steps.begin(), run->steps.end(),
-                     [&](const auto& step) { return MayEnter(*step.second, caller); });
-}
-
-Attributes Filesystem::State::AttributesOf(const Node& node) {
-  Attributes attributes;
-  attributes.inode = node.inode;
-  attributes.size = node.size;
-  attributes.blocks = node.type == Type::kFile ? CeilDiv(node.size, 512) : 0;
-  attributes.mtime_ns = node.mtime_ns;
-  attributes.immutable = Immutable(node);
-  attributes.valid_ms = kNamesValidMs;
-  attributes.uid = geteuid();
-  attributes.gid = getegid();
-  uint32_t read_bits = node.kind == NodeKind::kStatus ? 0400 : 0444;
-  if (node.step) {
-    // A step that cannot be loaded is still a name, for root to look at.
-    const auto access = AccessOf(*node.step);
-    const auto rule = access ? access->rule() : std::make_shared<const AccessRule>();
-    attributes.uid = rule->uid;
-    attributes.gid = rule->gid;
-    read_bits = rule->read_bits;
-    // The kernel does not check who may read a link.
-    const bool open_to_all = read_bits == 0444;
-    if (!rule->exact || (node.kind == NodeKind::kViewLink && !open_to_all)) {
-      attributes.valid_ms = 0;
-    }
-  }
-  attributes.mode = TypeBits(node.type) | PermissionBits(node.type, read_bits);
-  return attributes;
-}
-
-Result<std::shared_ptr<const Listing>> Filesystem::State::ListingOf(const TreeSnapshot& now,
-                                                                    const Node& directory) {
-  const bool fixed = Resolver::Fixed(directory) && directory.step;
-  if (fixed) {
-    if (auto listing = listings.Find(directory)) return listing;
-  }
-  auto listing = std::make_shared<Listing>();
-  listing->step = directory.step;
-  CKPT_ASSIGN_OR_RETURN(listing->children, resolver.Children(now, directory));
-  std::sort(listing->children.begin(), listing->children.end(),
-            [](const NodePtr& a, const NodePtr& b) { return a->name() < b->name(); });
-  if (fixed) listings.Insert(directory, listing);
-  return listing;
-}
-
-Result<NodePtr> Filesystem::State::FindChild(const TreeSnapshot& now, const Node& parent,
-                                             std::string_view name) {
-  if (parent.type != Type::kDirectory || name.empty() || name == "." || name == "..") {
-    return Fail(NoSuch(parent.path, name));
-  }
-  if (parent.step && parent.step->removed()) return Fail(NoSuch(parent.path, name));
-  if (!Resolver::Fixed(parent) || !parent.step) return resolver.Child(now, parent, name);
-  // What is known needs no format: the listing, then the inode that the path
-  // would have.
-  if (const auto listing = listings.Find(parent)) {
-    if (NodePtr child = listing->Find(name)) return child;
-    return Fail(NoSuch(parent.path, name));
-  }
-  const std::string path = StrCat(parent.path, "/", name);
-  const NodePtr known = nodes.Find(InodeOf(parent.step->inode_seed(), path));
-  if (known && known->step == parent.step && known->path == path) return known;
-  return resolver.Child(now, parent, name);
-}
+  StepCatalogue& catalogue;
+  const FilesystemOptions options;
+  Counters counters;
+  Namespace names;
+  OpenFiles files;
+};
 
 Filesystem::Filesystem(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Filesystem::~Filesystem() = default;
 
-Result<std::unique_ptr<Filesystem>> Filesystem::Create(
-    StepCatalogue& catalogue, std::span<const std::unique_ptr<ViewFormat>> formats,
-    FilesystemOptions options) {
+Result<std::unique_ptr<Filesystem>> Filesystem::Create(StepCatalogue& catalogue,
+                                                       ViewFormats formats,
+                                                       FilesystemOptions options) {
   std::unique_ptr<Filesystem> filesystem(
       new Filesystem(std::make_unique<State>(catalogue, formats, std::move(options))));
-  filesystem->state_->StartMaterialiser();
   CKPT_RETURN_IF_ERROR(filesystem->Refresh());
   return filesystem;
 }
+
+// ---- names -------------------------------------------------------------------
 
 Result<Attributes> Filesystem::Lookup(InodeNumber parent, std::string_view name,
                                       const Caller& caller) {
   State& s = *state_;
   s.counters.Count(Request::kLookup);
-  const auto now = s.Snapshot();
-  CKPT_ASSIGN_OR_RETURN(const NodePtr directory, s.FindNode(parent));
+  const auto now = s.names.Snapshot();
+  CKPT_ASSIGN_OR_RETURN(const NodePtr directory, s.names.FindNode(parent));
   // Who may not see the step is told nothing of what is in it.
-  if (!s.Visible(*now, *directory, caller)) return Fail(NoSuch(directory->path, name));
-  Result<NodePtr> child = s.FindChild(*now, *directory, name);
+  if (!s.names.Visible(*now, *directory, caller)) return Fail(NoSuch(directory->path, name));
+  Result<NodePtr> child = s.names.FindChild(*now, *directory, name);
   if (!child) {
     s.counters.CountError(child.error());
     return Fail(std::move(child).error());
   }
-  if (!s.Visible(*now, **child, caller)) return Fail(NoSuch(directory->path, name));
-  s.Expect(**child);
-  return s.AttributesOf(*s.nodes.Reference(*std::move(child)));
+  if (!s.names.Visible(*now, **child, caller)) return Fail(NoSuch(directory->path, name));
+  s.files.Expect(**child);
+  return s.names.AttributesOf(*s.names.nodes().Reference(*std::move(child)));
 }
 
 Attributes Filesystem::Remember(const DirectoryEntry& entry) {
   State& s = *state_;
-  s.Expect(*entry.node);
+  s.files.Expect(*entry.node);
   Attributes attributes = entry.attributes;
-  attributes.inode = s.nodes.Reference(entry.node)->inode;
+  attributes.inode = s.names.nodes().Reference(entry.node)->inode;
   return attributes;
 }
 
 void Filesystem::Forget(InodeNumber inode, uint64_t count) {
   state_->counters.Count(Request::kForget);
-  state_->nodes.Forget(inode, count);
+  state_->names.nodes().Forget(inode, count);
 }
 
 Result<Attributes> Filesystem::GetAttributes(InodeNumber inode, const Caller& caller) {
   State& s = *state_;
   s.counters.Count(Request::kAttributes);
-  CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.FindNode(inode));
+  CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
   // Whoever has it open may ask, also when its step is gone.
-  if (!s.live.Peek(inode) && !s.Visible(*s.Snapshot(), *node, caller)) {
+  if (!s.files.IsOpen(inode) && !s.names.Visible(*s.names.Snapshot(), *node, caller)) {
     return Fail(ErrorCode::kPermission, StrCat(node->path, ": not yours to see"));
   }
-  return s.AttributesOf(*node);
+  return s.names.AttributesOf(*node);
 }
 
 Result<std::string> Filesystem::ReadLink(InodeNumber inode, const Caller& caller) {
   State& s = *state_;
   s.counters.Count(Request::kReadLink);
-  CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.FindNode(inode));
-  if (!s.Visible(*s.Snapshot(), *node, caller)) {
+  CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
+  if (!s.names.Visible(*s.names.Snapshot(), *node, caller)) {
     return Fail(ErrorCode::kPermission, StrCat(node->path, ": not yours to see"));
   }
   if (node->type != Type::kSymlink) {
@@ -255,22 +133,21 @@ Result<std::string> Filesystem::ReadLink(InodeNumber inode, const Caller& caller
 }
 
 Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode, uint64_t offset,
-                                                              size_t limit,
-                                                              const Caller& caller) {
+                                                              size_t limit, const Caller& caller) {
   State& s = *state_;
   s.counters.Count(Request::kReadDirectory);
-  const auto now = s.Snapshot();
-  CKPT_ASSIGN_OR_RETURN(const NodePtr directory, s.FindNode(inode));
+  const auto now = s.names.Snapshot();
+  CKPT_ASSIGN_OR_RETURN(const NodePtr directory, s.names.FindNode(inode));
   if (directory->type != Type::kDirectory) {
     return Fail(ErrorCode::kInvalid, StrCat(directory->path, " is not a directory"));
   }
-  if (!s.Visible(*now, *directory, caller)) {
+  if (!s.names.Visible(*now, *directory, caller)) {
     return Fail(ErrorCode::kPermission, StrCat(directory->path, ": not yours to see"));
   }
   if (directory->step && directory->step->removed()) {
     return Fail(ErrorCode::kStale, StrCat(directory->path, ": the step was removed"));
   }
-  auto listing = s.ListingOf(*now, *directory);
+  auto listing = s.names.ListingOf(*now, *directory);
   if (!listing) {
     s.counters.CountError(listing.error());
     return Fail(std::move(listing).error());
@@ -282,22 +159,142 @@ Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode,
     entries.push_back({std::string(name), attributes, cookie, std::move(node)});
   };
   if (offset < kParentCookie) {
-    Attributes parent = s.AttributesOf(*directory);
+    Attributes parent = s.names.AttributesOf(*directory);
     add(".", parent, kSelfCookie);
     parent.inode = directory->parent;
     add("..", parent, kParentCookie);
   }
-  for (const Cookied& entry : EntriesAfter(*directory, **listing, offset, limit)) {
+  for (const Namespace::Place& entry :
+       Namespace::EntriesAfter(*directory, **listing, offset, limit)) {
     if (entries.size() >= limit) break;
-    const Node& node = **entry.node;
-    if (!s.Visible(*now, node, caller)) continue;
-    add(node.name(), s.AttributesOf(node), entry.cookie, *entry.node);
+    if (!s.names.Visible(*now, *entry.node, caller)) continue;
+    add(entry.node->name(), s.names.AttributesOf(*entry.node), entry.offset, entry.node);
   }
-  if (entries.empty() && s.listings.Finished(*directory)) {
+  if (entries.empty() && s.names.listings().Finished(*directory)) {
     listing->reset();
     malloc_trim(0);  // many small blocks, which the allocator would keep
   }
   return entries;
+}
+
+// ---- open files --------------------------------------------------------------
+
+// A look at the files may find that they are not for the caller any more.
+Result<OpenFile> Filesystem::State::OpenIfAllowed(const Node& file, const Caller& caller) {
+  CKPT_RETURN_IF_ERROR(files.Prepare(file));
+  if (!names.MayEnter(*file.step, caller)) {
+    return Fail(ErrorCode::kPermission, StrCat(file.path, ": not yours to read"));
+  }
+  return files.Open(file);
+}
+
+Result<OpenFile> Filesystem::Open(InodeNumber inode, int flags, const Caller& caller) {
+  State& s = *state_;
+  s.counters.Count(Request::kOpen);
+  CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
+  if (node->type != ViewEntry::Type::kFile) {
+    return Fail(ErrorCode::kInvalid, StrCat(node->path, " is not a file"));
+  }
+  if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) != 0) {
+    return Fail(ErrorCode::kPermission, StrCat(node->path, " is read-only"));
+  }
+  if (node->kind == NodeKind::kStatus) {
+    if (caller.uid != 0 && caller.uid != geteuid()) {
+      return Fail(ErrorCode::kPermission, StrCat(node->path, " is for the administrator"));
+    }
+    return s.files.OpenText(node->inode, StatusJson());
+  }
+  if (!s.names.MayEnter(*node->step, caller)) {
+    return Fail(ErrorCode::kPermission, StrCat(node->path, ": not yours to read"));
+  }
+  if (node->step->removed()) {
+    return Fail(ErrorCode::kStale, StrCat(node->path, ": the step was removed"));
+  }
+  Result<OpenFile> open = s.OpenIfAllowed(*node, caller);
+  if (!open) {
+    s.counters.CountError(open.error());
+    s.options.Say(open.error().message);
+  }
+  return open;
+}
+
+Result<size_t> Filesystem::Read(FileHandle handle, uint64_t offset, std::span<std::byte> out) {
+  state_->counters.Count(Request::kRead);
+  return state_->files.Read(handle, offset, out);
+}
+
+void Filesystem::Release(FileHandle handle) {
+  state_->counters.Count(Request::kRelease);
+  state_->files.Release(handle);
+}
+
+Result<OpenFile> Filesystem::Degrade(FileHandle handle) { return state_->files.Degrade(handle); }
+
+void Filesystem::DisablePassthrough(std::string_view reason) {
+  state_->files.DisablePassthrough(reason);
+}
+
+Status Filesystem::State::WarmBelow(const TreeSnapshot& now, const Node& node, WarmReport& report) {
+  if (node.type == Type::kDirectory) {
+    CKPT_ASSIGN_OR_RETURN(const auto listing, names.ListingOf(now, node));
+    for (const NodePtr& child : listing->children) {
+      CKPT_RETURN_IF_ERROR(WarmBelow(now, *child, report));
+    }
+    return {};
+  }
+  return node.type == Type::kFile ? files.Warm(node, report) : Status{};
+}
+
+Result<WarmReport> Filesystem::Warm(std::string_view layout, std::string_view path_prefix) {
+  State& s = *state_;
+  const auto now = s.names.Snapshot();
+  CKPT_ASSIGN_OR_RETURN(const auto step, StepToWarm(*now, layout));
+  CKPT_ASSIGN_OR_RETURN(const Layout parsed, Layout::Parse(layout));
+  CKPT_ASSIGN_OR_RETURN(const auto offer, step->Offer(parsed));
+  if (!s.files.MayFill()) {
+    return Fail(ErrorCode::kUnsupported, "nothing to warm: files are streamed here");
+  }
+  NodePtr node = Resolver::Root(*now);
+  const std::string path = StrCat(step->path().substr(1), "/view/", offer->name, "/", path_prefix);
+  for (size_t begin = 0; begin < path.size();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    if (end > begin) {
+      CKPT_ASSIGN_OR_RETURN(node, s.names.FindChild(*now, *node, path.substr(begin, end - begin)));
+    }
+    begin = end + 1;
+  }
+  WarmReport report;
+  CKPT_RETURN_IF_ERROR(s.WarmBelow(*now, *node, report));
+  return report;
+}
+
+// ---- changes -----------------------------------------------------------------
+
+Status Filesystem::State::TakeInNews() {
+  return names.TakeInNews([this](const TreeChange& change) {
+    if (change.kept) files.DropPlans(change.kept->record().manifest);
+    if (change.removed) files.DropStep(change.removed->record().manifest);
+  });
+}
+
+Status Filesystem::Refresh() {
+  CKPT_RETURN_IF_ERROR(state_->catalogue.Refresh());
+  return state_->TakeInNews();
+}
+
+Status Filesystem::RefreshStep(std::string_view run, std::string_view id) {
+  CKPT_RETURN_IF_ERROR(state_->catalogue.RefreshStep(run, id));
+  return state_->TakeInNews();
+}
+
+Status Filesystem::SwitchView(std::string_view run, std::string_view id) {
+  return state_->names.SwitchView(run, id);
+}
+
+void Filesystem::EndInvalidation() { state_->names.EndInvalidation(); }
+
+std::string Filesystem::StatusJson() const {
+  return RenderStatus(state_->names, state_->files, state_->counters, state_->options);
 }
 
 }  // namespace ckptfs

@@ -28,6 +28,8 @@
 
 namespace ckptfs {
 
+using ViewFormats = std::span<const std::unique_ptr<ViewFormat>>;
+
 enum class InodeNumber : uint64_t {};
 inline constexpr InodeNumber kRootInode{1};
 enum class FileHandle : uint64_t {};
@@ -63,7 +65,7 @@ struct Node;
 struct DirectoryEntry {
   std::string name;
   Attributes attributes;
-  uint64_t next_offset = 0;  // resume readdir after this entry
+  uint64_t next_offset = 0;          // resume readdir after this entry
   std::shared_ptr<const Node> node;  // for Remember; null of "." and ".."
 };
 
@@ -85,19 +87,22 @@ struct OpenFile {
 };
 
 struct FilesystemOptions {
-  std::optional<std::string> run;   // --run
-  std::string step = "latest";      // --step
-  bool follow = false;              // --follow
-  std::vector<Layout> layouts;      // --layout, listed by readdir
+  std::optional<std::string> run;  // --run
+  std::string step = "latest";     // --step
+  bool follow = false;             // --follow
+  std::vector<Layout> layouts;     // --layout, listed by readdir
   RootMap roots;
-  std::optional<ServingMode> force_mode;      // --mode
-  uint64_t materialise_budget = 0;  // bytes of huge-page memory; 0: a quarter of RAM
+  std::optional<ServingMode> force_mode;  // --mode
+  uint64_t materialise_budget = 0;        // bytes of huge-page memory; 0: a quarter of RAM
   // Most of it that is kept touched and idle for the next files (PageReserve);
   // absent: a third of the budget, at most 8 GiB.
   std::optional<uint64_t> reserve = 0;
-  bool passthrough = false;  // the kernel and our privileges allow it; set by mount/
+  bool passthrough = false;     // the kernel and our privileges allow it; set by mount/
   bool direct_io_mmap = false;  // files opened for direct I/O can be mapped; set by mount/
   std::function<void(std::string_view)> log;  // one line, for reasons behind ENOENT and fallbacks
+  void Say(std::string_view line) const {
+    if (log) log(line);
+  }
   // Called when names became invalid (a step removed, /view moved), from a
   // thread that serves no request; returns when the kernel has forgotten them.
   std::function<void(InodeNumber parent, const std::string& name)> invalidate;
@@ -112,9 +117,8 @@ struct WarmReport {
 
 class Filesystem {
  public:
-  static Result<std::unique_ptr<Filesystem>> Create(
-      StepCatalogue& catalogue, std::span<const std::unique_ptr<ViewFormat>> formats,
-      FilesystemOptions options);
+  static Result<std::unique_ptr<Filesystem>> Create(StepCatalogue& catalogue, ViewFormats formats,
+                                                    FilesystemOptions options);
   ~Filesystem();
 
   // Each successful Lookup and each Remember counts one reference that Forget

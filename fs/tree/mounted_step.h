@@ -43,8 +43,8 @@ struct ParamDirectory {
     uint64_t size = 0;
   };
   ParameterIndex parameter{};
-  std::string link_target;   // not empty: an alias, a symlink to this component
-  std::vector<File> files;   // sorted
+  std::string link_target;  // not empty: an alias, a symlink to this component
+  std::vector<File> files;  // sorted
 };
 using ParamIndex = std::map<std::string, ParamDirectory, std::less<>>;
 
@@ -55,8 +55,6 @@ struct SourceEntry {
 };
 using SourceDirectory = std::map<std::string, SourceEntry, std::less<>>;
 using SourceIndex = std::map<std::string, SourceDirectory, std::less<>>;
-
-using ViewFormats = std::span<const std::unique_ptr<ViewFormat>>;
 
 class MountedStep;
 

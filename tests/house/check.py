@@ -51,7 +51,7 @@ MAY_OPEN = {
     'core/model/family.cc': "the user's family files",
     'core/store/catalogue.cc': "SQLite's file",
     'core/store/store.cc': 'what a path that was given leads to',
-    'fs/filesystem_open.cc': 'materialised files',
+    'fs/serve/open_files.cc': 'materialised files',
     'fs/permissions.cc': '/proc, and the directories above a root',
     'fs/serve/materialiser.cc': 'materialised files',
     'fs/serve/memory_limit.cc': '/proc, /sys',

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Namespace is what names there are, what lies behind them and who may see it:
+// the current tree, which follows the step catalogue, and the nodes and listings
+// that were made of it.
+//
+// Thread safety: all methods may be called concurrently; no lock is held across
+// I/O, and no two of its locks at once.
+// Lifetime: catalogue, formats and options must outlive it.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/store/step_catalogue.h"
+#include "fs/filesystem.h"
+#include "fs/invalidator.h"
+#include "fs/permissions.h"
+#include "fs/tree/listing_cache.h"
+#include "fs/tree/node.h"
+#include "fs/tree/resolver.h"
+#include "fs/tree/tree.h"
+
+namespace ckptfs {
+
+// Offsets of listings begin after those of "." and "..".
+inline constexpr uint64_t kParentCookie = 2;
+
+class Namespace {
+ public:
+  Namespace(StepCatalogue& catalogue, ViewFormats formats, const FilesystemOptions& options);
+
+  std::shared_ptr<const TreeSnapshot> Snapshot() const;
+  // The node of an inode the kernel knows.
+  Result<NodePtr> FindNode(InodeNumber inode) const;
+  // BLOCKS: on loading a manifest, as the next three.
+  Result<NodePtr> FindChild(const TreeSnapshot& now, const Node& parent, std::string_view name);
+  Result<std::shared_ptr<const Listing>> ListingOf(const TreeSnapshot& now, const Node& directory);
+  Attributes AttributesOf(const Node& node);
+  // True if the caller may see what a name leads to.
+  bool Visible(const TreeSnapshot& now, const Node& node, const Caller& caller);
+  bool MayEnter(StepEntry& step, const Caller& caller);
+  // The entries of a directory after `offset`, each with the offset to go on after it.
+  struct Place {
+    NodePtr node;
+    uint64_t offset = 0;
+  };
+  static std::vector<Place> EntriesAfter(const Node& directory, const Listing& listing,
+                                         uint64_t offset, size_t limit);
+
+  // Told of each step that went, or whose bytes lie elsewhere now, before the
+  // kernel is.
+  using StepGone = std::function<void(const TreeChange&)>;
+  // Makes the tree one with what the catalogue has news of, and waits until the
+  // kernel has been told.
+  Status TakeInNews(const StepGone& gone);
+  Status SwitchView(std::string_view run, std::string_view id);
+  void EndInvalidation() { invalidator_.End(); }
+
+  NodeTable& nodes() { return nodes_; }
+  const NodeTable& nodes() const { return nodes_; }
+  ListingCache& listings() { return listings_; }
+  const ListingCache& listings() const { return listings_; }
+  const Resolver& resolver() const { return resolver_; }
+  const RecentSteps& recent() const { return recent_; }
+
+ private:
+  std::shared_ptr<const StepAccess> AccessOf(StepEntry& step);  // null: it cannot be loaded
+  // Make the tree one with these news, which are of the generation after `seen`;
+  // false if it is of another one by now.
+  bool Apply(const StepNews& news, uint64_t seen, const StepGone& gone);
+  void Announce(const std::vector<TreeChange>& changes, bool view_moved, const StepGone& gone);
+
+  StepCatalogue& catalogue_;
+  const ViewFormats formats_;
+  const FilesystemOptions& options_;
+  RecentSteps recent_;
+  GroupCache groups_;
+  const Resolver resolver_;
+  NodeTable nodes_;
+  ListingCache listings_;
+
+  mutable Mutex snapshot_mutex_;
+  std::shared_ptr<const TreeSnapshot> snapshot_ GUARDED_BY(snapshot_mutex_);
+  ViewTarget view_target_ GUARDED_BY(snapshot_mutex_);
+  uint64_t generation_ GUARDED_BY(snapshot_mutex_) = 0;  // of the catalogue's news; 0: none yet
+
+  Invalidator invalidator_;  // last: its thread stops first
+};
+
+}  // namespace ckptfs
