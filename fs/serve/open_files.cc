@@ -53,8 +53,12 @@ OpenFiles::OpenFiles(const FilesystemOptions& options, const Resolver& resolver,
       plans_(kPlanCacheBytes, [](const auto& plan) { return plan->MemoryBytes(); }) {
   const bool wanted = options_.passthrough || options_.force_mode == ServingMode::kMaterialise;
   if (!wanted) return;
-  const uint64_t budget =
-      options_.materialise_budget > 0 ? options_.materialise_budget : DefaultMaterialiseBudget();
+  const uint64_t memory = MemoryToUse();
+  const uint64_t budget = MaterialiseBudget(options_.materialise_budget, memory);
+  if (budget < options_.materialise_budget) {
+    options_.Say(StrCat("of the ", memory, " bytes of memory there are, files may take ", budget,
+                        ", not ", options_.materialise_budget));
+  }
   auto pool = PagePool::Create(budget);
   if (!pool) {
     options_.Say(StrCat("files are not materialised but streamed: ", pool.error().message));

@@ -38,10 +38,14 @@ uint64_t ChargeOf(uint64_t size) { return AlignUp(std::max<uint64_t>(size, 1), k
 
 }  // namespace
 
-uint64_t DefaultMaterialiseBudget() {
+uint64_t MemoryToUse() {
   const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  return std::min(machine, GroupMemoryLimit()) / 4;
+  return std::min(machine, GroupMemoryLimit());
+}
+
+uint64_t MaterialiseBudget(uint64_t asked, uint64_t memory) {
+  return asked == 0 ? memory / 4 : std::min(asked, memory / 4 * 3);
 }
 
 Result<std::unique_ptr<PagePool>> PagePool::Create(uint64_t budget) {

@@ -99,7 +99,11 @@ class PagePool {
   uint64_t expected_ GUARDED_BY(mutex_) = 0;
 };
 
-// A quarter of the machine's or our control group's memory, whichever is less.
-uint64_t DefaultMaterialiseBudget();
+// The machine's or our control group's memory, whichever is less.
+uint64_t MemoryToUse();
+// What may be lent: what is asked for, a quarter of `memory` if that is 0, and
+// never more than leaves room for the rest of the daemon (three quarters): a group
+// that is full ends it, and with it the mount.
+uint64_t MaterialiseBudget(uint64_t asked, uint64_t memory);
 
 }  // namespace ckptfs

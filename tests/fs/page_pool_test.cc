@@ -109,8 +109,11 @@ TEST_F(PagePoolTest, KnowsWhatSomebodyElseHasMapped) {
 TEST_F(PagePoolTest, DefaultBudgetIsAPartOfTheMachine) {
   const uint64_t machine = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  EXPECT_GT(DefaultMaterialiseBudget(), 0u);
-  EXPECT_LE(DefaultMaterialiseBudget(), machine / 4);
+  EXPECT_GT(MemoryToUse(), 0u);
+  EXPECT_LE(MemoryToUse(), machine);
+  EXPECT_EQ(MaterialiseBudget(0, 4000), 1000u);
+  EXPECT_EQ(MaterialiseBudget(2000, 4000), 2000u);
+  EXPECT_EQ(MaterialiseBudget(8000, 4000), 3000u);  // the group would end the daemon
 }
 
 TEST_F(PagePoolTest, APreparedFileHasItsPagesAndIsTakenFirst) {
