@@ -2,13 +2,13 @@
 
 #include "mount/control_protocol.h"
 
+#include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 
 #include "core/base/digest.h"
@@ -17,11 +17,7 @@
 namespace ckptfs {
 namespace {
 
-std::string Hex(uint64_t number) {
-  std::array<char, 20> text{};
-  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(number));
-  return text.data();
-}
+std::string Hex(uint64_t number) { return fmt::format("{:016x}", number); }
 
 std::string DirectoryName() {
   if (::geteuid() == 0) return "/run/ckptfs";
@@ -81,10 +77,9 @@ Status SendMessage(int socket, std::string_view message) {
 }
 
 ErrorCode ErrorCodeNamed(std::string_view name) {
-  for (const ErrorCode code :
-       {ErrorCode::kInvalid, ErrorCode::kNotFound, ErrorCode::kExists, ErrorCode::kUnsupported,
-        ErrorCode::kStale, ErrorCode::kDataLoss, ErrorCode::kPermission, ErrorCode::kExhausted,
-        ErrorCode::kIo}) {
+  for (const ErrorCode code : {ErrorCode::kInvalid, ErrorCode::kNotFound, ErrorCode::kExists,
+                               ErrorCode::kUnsupported, ErrorCode::kStale, ErrorCode::kDataLoss,
+                               ErrorCode::kPermission, ErrorCode::kExhausted, ErrorCode::kIo}) {
     if (ErrorCodeName(code) == name) return code;
   }
   return ErrorCode::kInternal;

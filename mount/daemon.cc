@@ -3,6 +3,7 @@
 #include "mount/daemon.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <linux/close_range.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -42,8 +43,8 @@ int WaitForChild(pid_t child, int pipe) {
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) != 0) return WEXITSTATUS(status);
   if (WIFSIGNALED(status)) {
-    std::fprintf(stderr, "ckptfs: the daemon died before it was ready: %s\n",
-                 ::strsignal(WTERMSIG(status)));
+    fmt::print(stderr, "ckptfs: the daemon died before it was ready: {}\n",
+               ::strsignal(WTERMSIG(status)));
   }
   return 1;
 }

@@ -2,6 +2,7 @@
 
 #include "mount/options.h"
 
+#include <fmt/format.h>
 #include <pwd.h>
 #include <unistd.h>
 
@@ -9,7 +10,6 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
@@ -34,25 +34,39 @@ struct OptionWord {
   bool has_value;
 };
 constexpr std::array kOptionWords = {
-    OptionWord{"run", true},     OptionWord{"step", true},       OptionWord{"layout", true},
-    OptionWord{"adopt", true},   OptionWord{"mode", true},       OptionWord{"budget", true},
-    OptionWord{"reserve", true},
-    OptionWord{"log", true},     OptionWord{"read-ahead", true}, OptionWord{"follow", false},
-    OptionWord{"mkdir", false},  OptionWord{"root", true},       OptionWord{"threads", true},
-    OptionWord{"clone-fd", false},
+    OptionWord{"run", true},     OptionWord{"step", true},      OptionWord{"layout", true},
+    OptionWord{"adopt", true},   OptionWord{"mode", true},      OptionWord{"budget", true},
+    OptionWord{"reserve", true}, OptionWord{"log", true},       OptionWord{"read-ahead", true},
+    OptionWord{"follow", false}, OptionWord{"mkdir", false},    OptionWord{"root", true},
+    OptionWord{"threads", true}, OptionWord{"clone-fd", false},
 };
 
 // What mount(8), systemd and mount.fuse know and we need not: the mount is
 // read-only, nosuid and nodev whatever is asked.
-constexpr std::array kGenericWords = std::to_array<std::string_view>({
-    "rw",         "ro",          "defaults",      "dev",         "nodev",      "suid",
-    "nosuid",     "exec",        "noexec",        "sync",        "async",      "dirsync",
-    "atime",      "noatime",     "relatime",      "norelatime",  "strictatime", "nostrictatime",
-    "diratime",   "nodiratime",  "lazytime",      "nolazytime",  "symfollow",  "nosymfollow",
-    "silent",     "loud",        "auto",          "noauto",      "user",       "nouser",
-    "users",      "nousers",     "owner",         "noowner",     "group",      "nogroup",
-    "nofail",     "_netdev",     "fsname",        "subtype",     "comment",    "context",
-    "fscontext",  "defcontext",  "rootcontext",   "default_permissions"});
+constexpr std::array kGenericWords =
+    std::to_array<std::string_view>({"rw",          "ro",
+                                     "defaults",    "dev",
+                                     "nodev",       "suid",
+                                     "nosuid",      "exec",
+                                     "noexec",      "sync",
+                                     "async",       "dirsync",
+                                     "atime",       "noatime",
+                                     "relatime",    "norelatime",
+                                     "strictatime", "nostrictatime",
+                                     "diratime",    "nodiratime",
+                                     "lazytime",    "nolazytime",
+                                     "symfollow",   "nosymfollow",
+                                     "silent",      "loud",
+                                     "auto",        "noauto",
+                                     "user",        "nouser",
+                                     "users",       "nousers",
+                                     "owner",       "noowner",
+                                     "group",       "nogroup",
+                                     "nofail",      "_netdev",
+                                     "fsname",      "subtype",
+                                     "comment",     "context",
+                                     "fscontext",   "defcontext",
+                                     "rootcontext", "default_permissions"});
 
 bool IsGeneric(std::string_view name) {
   return name.starts_with("x-") || name.starts_with("X-") ||
@@ -69,15 +83,16 @@ Status AppendOption(std::string_view option, bool sloppy, std::vector<std::strin
   for (const OptionWord& known : kOptionWords) {
     if (name != known.name) continue;
     if (known.has_value != (equals != std::string_view::npos)) {
-      return Fail(ErrorCode::kInvalid, StrCat("-o ", option, ": ",
-                                              known.has_value ? "needs a value" : "takes none"));
+      return Fail(ErrorCode::kInvalid,
+                  StrCat("-o ", option, ": ", known.has_value ? "needs a value" : "takes none"));
     }
     out.push_back(StrCat("--", name));
     if (known.has_value) out.emplace_back(option.substr(equals + 1));
     return {};
   }
   if (sloppy || IsGeneric(name)) return {};
-  return Fail(ErrorCode::kInvalid, StrCat("-o ", option, ": neither an option of ckptfs nor one "
+  return Fail(ErrorCode::kInvalid, StrCat("-o ", option,
+                                          ": neither an option of ckptfs nor one "
                                           "that mount(8) has for every filesystem"));
 }
 
@@ -197,9 +212,7 @@ std::string HumanBytes(uint64_t bytes) {
   double number = static_cast<double>(bytes);
   size_t unit = 0;
   for (number /= 1024; number >= 1024 && unit + 1 < kUnits.size(); ++unit) number /= 1024;
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f %ciB", number, kUnits[unit]);
-  return text.data();
+  return fmt::format("{:.1f} {}iB", number, kUnits[unit]);
 }
 
 Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words) {

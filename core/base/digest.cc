@@ -2,19 +2,14 @@
 
 #include "core/base/digest.h"
 
-#include <cstdio>
+#include <fmt/format.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 namespace ckptfs {
 
-std::string Digest::Hex() const {
-  std::array<char, 33> text;
-  std::snprintf(text.data(), text.size(), "%016llx%016llx",
-                static_cast<unsigned long long>(high), static_cast<unsigned long long>(low));
-  return text.data();
-}
+std::string Digest::Hex() const { return fmt::format("{:016x}{:016x}", high, low); }
 
 Digest DigestOf(std::span<const std::byte> bytes) {
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());

@@ -2,8 +2,9 @@
 
 #include "core/jobs/record_sums.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cstdio>
 
 #include "core/base/crc32.h"
 #include "core/base/strings.h"
@@ -11,11 +12,7 @@
 namespace ckptfs {
 namespace {
 
-std::string Hex(uint32_t sum) {
-  char text[9];
-  std::snprintf(text, sizeof(text), "%08x", sum);
-  return text;
-}
+std::string Hex(uint32_t sum) { return fmt::format("{:08x}", sum); }
 
 }  // namespace
 

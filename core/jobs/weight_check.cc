@@ -2,9 +2,10 @@
 
 #include "core/jobs/weight_check.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <numeric>
 #include <set>
@@ -240,9 +241,7 @@ std::string ElementText(DType dtype, std::span<const std::byte> element) {
   } else {
     FindCast(dtype, DType::kF64)(element.data(), reinterpret_cast<std::byte*>(&value), 1);
   }
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.9g", value);
-  return text;
+  return fmt::format("{:.9g}", value);
 }
 
 std::optional<uint64_t> AtomElement(const LocalTensor& local, const Shape& atom, uint64_t flat) {

@@ -2,7 +2,8 @@
 
 #include "formats/rank/rank_text.h"
 
-#include <cstdio>
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
@@ -48,9 +49,7 @@ std::string PieceText(const Piece& piece, const Shape& local) {
   }
   std::string out = StrCat("{\"box\":[", box, "],\"at\":", List(IndexOf(piece, local)));
   if (piece.scale != 1.0) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.17g", piece.scale);
-    out += StrCat(",\"scale\":", text);
+    out += fmt::format(",\"scale\":{:.17g}", piece.scale);
   }
   return out + "}";
 }

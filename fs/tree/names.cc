@@ -2,7 +2,7 @@
 
 #include "fs/tree/names.h"
 
-#include <cstdio>
+#include <fmt/format.h>
 
 #include "core/base/strings.h"
 
@@ -12,9 +12,7 @@ namespace {
 constexpr size_t kKeptBytes = 200;
 
 void AppendEscaped(std::string& out, unsigned char letter) {
-  char text[4];
-  std::snprintf(text, sizeof(text), "%%%02X", letter);
-  out += text;
+  out += fmt::format("%{:02X}", letter);
 }
 
 bool NeedsEscape(unsigned char letter) {
@@ -26,8 +24,10 @@ bool NeedsEscape(unsigned char letter) {
 std::string_view CutAtBorder(std::string_view escaped, size_t limit) {
   size_t end = limit;
   while (end > 0 && (static_cast<unsigned char>(escaped[end]) & 0xc0) == 0x80) --end;
-  if (end >= 1 && escaped[end - 1] == '%') end -= 1;
-  else if (end >= 2 && escaped[end - 2] == '%') end -= 2;
+  if (end >= 1 && escaped[end - 1] == '%')
+    end -= 1;
+  else if (end >= 2 && escaped[end - 2] == '%')
+    end -= 2;
   return escaped.substr(0, end);
 }
 
@@ -47,9 +47,7 @@ std::string EscapeComponent(std::string_view name) {
     }
   }
   if (escaped.size() <= kMaxComponent) return escaped;
-  char hash[18];
-  std::snprintf(hash, sizeof(hash), "~%016llx", static_cast<unsigned long long>(HashOf(name)));
-  return StrCat(CutAtBorder(escaped, kKeptBytes), hash);
+  return fmt::format("{}~{:016x}", CutAtBorder(escaped, kKeptBytes), HashOf(name));
 }
 
 uint64_t InodeSeed(const Digest& manifest) { return HashOf(manifest.Hex()); }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -68,13 +70,11 @@ void PrintAsJson(const std::vector<Outcome>& outcomes) {
 void PrintAsText(const Outcome& outcome) {
   if (!outcome.report) return;
   for (const StepRecord& record : outcome.report->steps) {
-    std::printf("%s/%s\n", Printable(record.run).c_str(), Printable(record.id).c_str());
+    fmt::print("{}/{}\n", Printable(record.run), Printable(record.id));
   }
 }
 
-void Complain(const std::string& line) {
-  std::fprintf(stderr, "ckptfs: %s\n", Printable(line).c_str());
-}
+void Complain(const std::string& line) { fmt::print(stderr, "ckptfs: {}\n", Printable(line)); }
 
 void ComplainOf(const Outcome& outcome) {
   for (const Error& error : ErrorsOf(outcome)) Complain(error.message);

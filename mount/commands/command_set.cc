@@ -2,6 +2,8 @@
 
 #include "mount/commands/command_set.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
@@ -67,7 +69,7 @@ int Report(const Status& status) {
   if (error.message.starts_with(kExitPrefix)) {
     return std::stoi(error.message.substr(kExitPrefix.size()));
   }
-  std::fprintf(stderr, "ckptfs: %s\n", Printable(error.message).c_str());
+  fmt::print(stderr, "ckptfs: {}\n", Printable(error.message));
   return static_cast<int>(ExitCodeOf(error.code));
 }
 
@@ -76,21 +78,21 @@ int FinishOutput(int code) {
   errno = 0;
   const bool failed_before = std::ferror(stdout) != 0;
   if (std::fflush(stdout) == 0 && !failed_before) return code;
-  std::fprintf(stderr, "ckptfs: standard output: %s\n",
-               errno != 0 ? std::strerror(errno) : "not all of it could be written");
+  fmt::print(stderr, "ckptfs: standard output: {}\n",
+             errno != 0 ? std::strerror(errno) : "not all of it could be written");
   return code == 0 ? static_cast<int>(ExitCode::kFailed) : code;
 }
 
 int Execute(std::vector<std::string> words) {
   auto translated = TranslateMountWords(std::move(words));
   if (!translated) {
-    std::fprintf(stderr, "ckptfs: %s\n", Printable(translated.error().message).c_str());
+    fmt::print(stderr, "ckptfs: {}\n", Printable(translated.error().message));
     return static_cast<int>(ExitCode::kUsage);
   }
   try {
     return MakeCommandSet()->Run(*translated);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "ckptfs: %s\n", Printable(error.what()).c_str());
+    fmt::print(stderr, "ckptfs: {}\n", Printable(error.what()));
     return static_cast<int>(ExitCode::kFailed);
   }
 }
@@ -197,7 +199,7 @@ Status ExitWith(int code) {
 }
 
 Status RefuseUsage(std::string_view message) {
-  std::fprintf(stderr, "ckptfs: %s\n%s\n", Printable(message).c_str(), kHelpHint.data());
+  fmt::print(stderr, "ckptfs: {}\n{}\n", Printable(message), kHelpHint);
   return ExitWith(static_cast<int>(ExitCode::kUsage));
 }
 

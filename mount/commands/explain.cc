@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -82,29 +84,26 @@ Status AddPieces(Json& json, const Origin& origin, const Plan& plan, const StepM
 
 void PrintOrigin(const Json& origin) {
   const std::string from = origin.value("from", "");
-  std::printf("[%llu, %llu)  ", static_cast<unsigned long long>(origin.value("begin", uint64_t{0})),
-              static_cast<unsigned long long>(origin.value("end", uint64_t{0})));
+  fmt::print("[{}, {})  ", origin.value("begin", uint64_t{0}), origin.value("end", uint64_t{0}));
   if (origin.contains("parameter")) {
-    std::printf("%s %s  ", Printable(origin.value("parameter", "")).c_str(),
-                Printable(origin.value("kind", "")).c_str());
+    fmt::print("{} {}  ", Printable(origin.value("parameter", "")),
+               Printable(origin.value("kind", "")));
     if (origin["stored"] != origin["shown"]) {
-      std::printf("%s -> %s  ", Printable(origin.value("stored", "")).c_str(),
-                  Printable(origin.value("shown", "")).c_str());
+      fmt::print("{} -> {}  ", Printable(origin.value("stored", "")),
+                 Printable(origin.value("shown", "")));
     }
   }
   if (from != "source") {
-    std::printf("%s\n", Printable(from).c_str());
+    fmt::print("{}\n", Printable(from));
     return;
   }
-  std::printf("%s at %llu, %llu bytes\n", Printable(origin.value("file", "")).c_str(),
-              static_cast<unsigned long long>(origin.value("offset", uint64_t{0})),
-              static_cast<unsigned long long>(origin.value("length", uint64_t{0})));
+  fmt::print("{} at {}, {} bytes\n", Printable(origin.value("file", "")),
+             origin.value("offset", uint64_t{0}), origin.value("length", uint64_t{0}));
   if (!origin.contains("packed_from") || origin["packed_from"].empty()) return;
   const Json& first = origin["packed_from"].front();
-  std::printf("    packed from %zu pieces, first %s at %llu, %llu bytes\n",
-              origin["packed_from"].size(), Printable(first.value("file", "")).c_str(),
-              static_cast<unsigned long long>(first.value("offset", uint64_t{0})),
-              static_cast<unsigned long long>(first.value("length", uint64_t{0})));
+  fmt::print("    packed from {} pieces, first {} at {}, {} bytes\n", origin["packed_from"].size(),
+             Printable(first.value("file", "")), first.value("offset", uint64_t{0}),
+             first.value("length", uint64_t{0}));
 }
 
 // Why each format shows the layout or not; an error if none does.
@@ -117,8 +116,7 @@ Status ExplainLayout(const ExplainFlags& options, const LayoutOffer& offer) {
     PrintJson(json);
   } else {
     for (const auto& [name, answer] : json["formats"].items()) {
-      std::printf("%s: %s\n", Printable(name).c_str(),
-                  Printable(answer.get<std::string>()).c_str());
+      fmt::print("{}: {}\n", Printable(name), Printable(answer.get<std::string>()));
     }
   }
   return offer.Any() ? Status{} : ExitWith(static_cast<int>(ExitCode::kRefused));
@@ -155,7 +153,7 @@ Status ExplainFile(const ExplainFlags& options, const StepModel& model, const Pl
     return {};
   }
   for (const Json& origin : json) PrintOrigin(origin);
-  if (origins.size() == options.limit) std::printf("... (--limit %zu)\n", options.limit);
+  if (origins.size() == options.limit) fmt::print("... (--limit {})\n", options.limit);
   return {};
 }
 

@@ -2,6 +2,8 @@
 
 #include "core/jobs/export.h"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -66,12 +68,11 @@ Status RunExport(const ExportFlags& options) {
                {"bytes_resumed", report.bytes_resumed}});
     return {};
   }
-  std::printf("%llu files, %s in %s", static_cast<unsigned long long>(report.files),
-              HumanBytes(report.bytes).c_str(), Printable(destination).c_str());
+  fmt::print("{} files, {} in {}", report.files, HumanBytes(report.bytes), Printable(destination));
   if (report.bytes_resumed > 0) {
-    std::printf(" (%s were there)", HumanBytes(report.bytes_resumed).c_str());
+    fmt::print(" ({} were there)", HumanBytes(report.bytes_resumed));
   }
-  std::printf("\n");
+  fmt::print("\n");
   return {};
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -67,59 +69,52 @@ std::string Joined(const Json& texts, const char* separator) {
 }
 
 void PrintViews(const Json& views) {
-  std::printf("views (any legal layout may be asked for; these were tried):\n");
+  fmt::print("views (any legal layout may be asked for; these were tried):\n");
   for (const auto& [format, answer] : views.items()) {
-    std::printf("  %s: %s\n", Printable(format).c_str(),
-                Printable(Joined(answer["shown"], " ")).c_str());
+    fmt::print("  {}: {}\n", Printable(format), Printable(Joined(answer["shown"], " ")));
     for (const auto& [reason, layouts] : answer["refused"].items()) {
-      std::printf("    not %s: %s\n", Printable(Joined(layouts, ", ")).c_str(),
-                  Printable(reason).c_str());
+      fmt::print("    not {}: {}\n", Printable(Joined(layouts, ", ")), Printable(reason));
     }
   }
 }
 
 void PrintSizes(const Json& info) {
   for (const auto& [role, counted] : info["parameters"].items()) {
-    std::printf("%s parameters: %llu with %llu elements\n", Printable(role).c_str(),
-                static_cast<unsigned long long>(counted.value("number", uint64_t{0})),
-                static_cast<unsigned long long>(counted.value("elements", uint64_t{0})));
+    fmt::print("{} parameters: {} with {} elements\n", Printable(role),
+               counted.value("number", uint64_t{0}), counted.value("elements", uint64_t{0}));
   }
   for (const auto& [kind, sum] : info["kinds"].items()) {
-    std::printf("  %-12s %8llu tensors  %10s  %s%s\n", Printable(kind).c_str(),
-                static_cast<unsigned long long>(sum.value("atoms", uint64_t{0})),
-                HumanBytes(sum.value("bytes", uint64_t{0})).c_str(),
-                Joined(sum["dtypes"], " ").c_str(), sum.contains("derived") ? "  (derived)" : "");
+    fmt::print("  {:<12} {:>8} tensors  {:>10}  {}{}\n", Printable(kind),
+               sum.value("atoms", uint64_t{0}), HumanBytes(sum.value("bytes", uint64_t{0})),
+               Joined(sum["dtypes"], " "), sum.contains("derived") ? "  (derived)" : "");
   }
 }
 
 void PrintText(const Json& info) {
-  std::printf("%s\n", Printable(info.value("adopted_from", "")).c_str());
-  std::printf("format: %s %s\n", Printable(info.value("framework", "")).c_str(),
-              Printable(info.value("framework_version", "")).c_str());
-  std::printf("step: %s (iteration %llu, %s)\n", Printable(info.value("step", "")).c_str(),
-              static_cast<unsigned long long>(info.value("iteration", uint64_t{0})),
-              LocalTime(info.value("mtime_ns", int64_t{0})).c_str());
-  std::printf("layout: %s (%llu ranks)\n", Printable(info.value("layout", "")).c_str(),
-              static_cast<unsigned long long>(info.value("world", uint64_t{0})));
+  fmt::print("{}\n", Printable(info.value("adopted_from", "")));
+  fmt::print("format: {} {}\n", Printable(info.value("framework", "")),
+             Printable(info.value("framework_version", "")));
+  fmt::print("step: {} (iteration {}, {})\n", Printable(info.value("step", "")),
+             info.value("iteration", uint64_t{0}), LocalTime(info.value("mtime_ns", int64_t{0})));
+  fmt::print("layout: {} ({} ranks)\n", Printable(info.value("layout", "")),
+             info.value("world", uint64_t{0}));
   for (const char* key : {"model_dtype", "family"}) {
-    if (info.contains(key)) std::printf("%s: %s\n", key, Printable(info.value(key, "")).c_str());
+    if (info.contains(key)) fmt::print("{}: {}\n", key, Printable(info.value(key, "")));
   }
   PrintSizes(info);
   const Json& source = info["source"];
-  std::printf("source: %llu files, %s\n",
-              static_cast<unsigned long long>(source.value("files", uint64_t{0})),
-              HumanBytes(source.value("bytes", uint64_t{0})).c_str());
+  fmt::print("source: {} files, {}\n", source.value("files", uint64_t{0}),
+             HumanBytes(source.value("bytes", uint64_t{0})));
   if (info.contains("reason")) {
-    std::printf("%s: %s\n", info.value("state", "").c_str(),
-                Printable(info.value("reason", "")).c_str());
+    fmt::print("{}: {}\n", info.value("state", ""), Printable(info.value("reason", "")));
   }
   if (info.contains("side_blob")) {
-    std::printf("packed: %llu tensors in small pieces, %s\n",
-                static_cast<unsigned long long>(info["side_blob"].value("tensors", uint64_t{0})),
-                HumanBytes(info["side_blob"].value("bytes", uint64_t{0})).c_str());
+    fmt::print("packed: {} tensors in small pieces, {}\n",
+               info["side_blob"].value("tensors", uint64_t{0}),
+               HumanBytes(info["side_blob"].value("bytes", uint64_t{0})));
   }
   for (const Json& note : info["notes"]) {
-    std::printf("note: %s\n", Printable(note.get<std::string>()).c_str());
+    fmt::print("note: {}\n", Printable(note.get<std::string>()));
   }
   PrintViews(info["views"]);
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <cstdio>
 
 #include "core/base/parallel.h"
@@ -40,11 +42,9 @@ void PrintTable(const std::vector<StepRecord>& records, const std::vector<Source
     const StepRecord& record = records[i];
     const std::string step = record.run + "/" + record.id;
     const bool sound = states[i].state == SourceState::kSound;
-    std::printf("%-*s  %10llu  %s  %s%s%s\n", static_cast<int>(width), Printable(step).c_str(),
-                static_cast<unsigned long long>(record.iteration),
-                LocalTime(record.mtime_ns).c_str(), Printable(record.source).c_str(),
-                sound ? "" : "  ",
-                sound ? "" : std::string(SourceStateName(states[i].state)).c_str());
+    fmt::print("{:<{}}  {:>10}  {}  {}{}{}\n", Printable(step), static_cast<int>(width),
+               record.iteration, LocalTime(record.mtime_ns), Printable(record.source),
+               sound ? "" : "  ", sound ? "" : SourceStateName(states[i].state));
   }
 }
 

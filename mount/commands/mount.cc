@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -96,7 +97,7 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
 int Serve(const MountRequest& request, const std::function<void()>& ready) {
   const Status done = RunMount(request, ready);
   if (done) return 0;
-  std::fprintf(stderr, "ckptfs: %s\n", Printable(done.error().message).c_str());
+  fmt::print(stderr, "ckptfs: {}\n", Printable(done.error().message));
   return static_cast<int>(ExitCodeOf(done.error().code));
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <cstdio>
 
 #include "core/base/strings.h"
@@ -44,11 +46,11 @@ Status RunRemove(const RemoveFlags& options) {
     gone.push_back(*std::move(removed));
   }
   for (const std::string& line : RefreshDaemons(store->directory(), gone)) {
-    std::fprintf(stderr, "ckptfs: a live mount was not told: %s\n", Printable(line).c_str());
+    fmt::print(stderr, "ckptfs: a live mount was not told: {}\n", Printable(line));
   }
   if (const Status swept = store->Sweep(); !swept) {
-    std::fprintf(stderr, "ckptfs: side blobs of removed steps stay: %s\n",
-                 Printable(swept.error().message).c_str());
+    fmt::print(stderr, "ckptfs: side blobs of removed steps stay: {}\n",
+               Printable(swept.error().message));
   }
   return done;
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <cstdio>
 
 #include "mount/commands/command_set.h"
@@ -22,7 +24,7 @@ Status RunResolve(const ResolveFlags& options) {
   if (options.json) {
     PrintJson(RecordJson(record));
   } else {
-    std::printf("%s\n", Printable(record.id).c_str());
+    fmt::print("{}\n", Printable(record.id));
   }
   return {};
 }

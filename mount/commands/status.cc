@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -25,13 +27,13 @@ void PrintTree(const Json& json, const std::string& indent) {
   for (const auto& [key, value] : json.items()) {
     const std::string label = list ? indent + "- " : indent + key + ": ";
     if (value.is_structured() && !value.empty()) {
-      std::printf("%s\n", Printable(label).c_str());
+      fmt::print("{}\n", Printable(label));
       PrintTree(value, indent + "  ");
     } else {
       const std::string text = value.is_string()
                                    ? value.get<std::string>()
                                    : value.dump(-1, ' ', false, Json::error_handler_t::replace);
-      std::printf("%s%s\n", Printable(label).c_str(), Printable(text).c_str());
+      fmt::print("{}{}\n", Printable(label), Printable(text));
     }
   }
 }

@@ -2,6 +2,7 @@
 
 #include "mount/commands/step_access.h"
 
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,9 +26,8 @@ void Draw(const std::string& what, const JobProgress& progress) {
   const std::string bar = std::string(static_cast<size_t>(filled), '#') +
                           std::string(static_cast<size_t>(kBarWidth - filled), ' ');
   const bool done = progress.items_done == progress.items_total;
-  std::fprintf(stderr, "\r%s [%s] %3.0f %%  %s of %s %s", what.c_str(), bar.c_str(), share * 100,
-               HumanBytes(progress.bytes_done).c_str(), HumanBytes(progress.bytes_total).c_str(),
-               done ? "\n" : "");
+  fmt::print(stderr, "\r{} [{}] {:>3.0f} %  {} of {} {}", what, bar, share * 100,
+             HumanBytes(progress.bytes_done), HumanBytes(progress.bytes_total), done ? "\n" : "");
 }
 
 Result<std::pair<std::string, std::string>> ParseRoot(const std::string& word) {

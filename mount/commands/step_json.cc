@@ -2,6 +2,8 @@
 
 #include "mount/commands/step_json.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cstdio>
 #include <ctime>
@@ -20,7 +22,7 @@ nlohmann::json RecordJson(const StepRecord& record) {
 
 void PrintJson(const nlohmann::json& json) {
   const std::string text = json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace);
-  std::printf("%s\n", text.c_str());
+  fmt::print("{}\n", text);
 }
 
 std::string LocalTime(int64_t nanoseconds) {

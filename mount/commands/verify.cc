@@ -2,6 +2,8 @@
 
 #include "core/jobs/verify.h"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -44,35 +46,30 @@ void PrintAsJson(const VerifyReport& report) {
 
 void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
   for (const VerifyDefect& defect : report.defects) {
-    std::printf("%s: %s\n", Printable(defect.subject).c_str(), Printable(defect.rule).c_str());
+    fmt::print("{}: {}\n", Printable(defect.subject), Printable(defect.rule));
   }
   if (report.defect_count > report.defects.size()) {
-    std::printf("... and %llu more\n",
-                static_cast<unsigned long long>(report.defect_count - report.defects.size()));
+    fmt::print("... and {} more\n", report.defect_count - report.defects.size());
   }
   if (report.unsummed_blobs > 0) {
-    std::printf("note: %llu files were written without checksums, such as %s\n",
-                static_cast<unsigned long long>(report.unsummed_blobs),
-                Printable(report.unsummed).c_str());
+    fmt::print("note: {} files were written without checksums, such as {}\n", report.unsummed_blobs,
+               Printable(report.unsummed));
   }
   if (report.weights_skipped > 0) {
-    std::printf(
-        "note: %llu weights cannot be compared with their masters, being averages of other "
-        "copies, such as %s\n",
-        static_cast<unsigned long long>(report.weights_skipped), report.skipped.c_str());
+    fmt::print(
+        "note: {} weights cannot be compared with their masters, being averages of other copies, "
+        "such as {}\n",
+        report.weights_skipped, report.skipped);
   }
-  std::printf(
-      "%llu files (%s) read, %s compared with checksums, %llu replicated tensors compared, "
-      "%llu weights compared with their masters",
-      static_cast<unsigned long long>(report.blobs), HumanBytes(report.blob_bytes).c_str(),
-      HumanBytes(report.summed_bytes).c_str(),
-      static_cast<unsigned long long>(report.atoms_compared),
-      static_cast<unsigned long long>(report.weights_compared));
+  fmt::print(
+      "{} files ({}) read, {} compared with checksums, {} replicated tensors compared, {} weights "
+      "compared with their masters",
+      report.blobs, HumanBytes(report.blob_bytes), HumanBytes(report.summed_bytes),
+      report.atoms_compared, report.weights_compared);
   if (options.finite) {
-    std::printf(", %llu tensors checked for NaN and infinity",
-                static_cast<unsigned long long>(report.atoms_finite));
+    fmt::print(", {} tensors checked for NaN and infinity", report.atoms_finite);
   }
-  std::printf(": %llu defects\n", static_cast<unsigned long long>(report.defect_count));
+  fmt::print(": {} defects\n", report.defect_count);
 }
 
 Status RunVerify(const VerifyFlags& options) {

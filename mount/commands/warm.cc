@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -28,12 +30,10 @@ Result<Layout> LayoutOfPath(const std::string& text) {
 void Print(const std::string& mountpoint, const std::string& text) {
   auto result = nlohmann::json::parse(text, nullptr, false);
   if (!result.is_object()) result = nlohmann::json::object();
-  std::printf("%s: %llu files, %s in memory\n", Printable(mountpoint).c_str(),
-              static_cast<unsigned long long>(result.value("files", uint64_t{0})),
-              HumanBytes(result.value("bytes", uint64_t{0})).c_str());
+  fmt::print("{}: {} files, {} in memory\n", Printable(mountpoint),
+             result.value("files", uint64_t{0}), HumanBytes(result.value("bytes", uint64_t{0})));
   for (const auto& [reason, files] : result["skipped"].items()) {
-    std::printf("  %llu files not filled: %s\n",
-                static_cast<unsigned long long>(files.get<uint64_t>()), Printable(reason).c_str());
+    fmt::print("  {} files not filled: {}\n", files.get<uint64_t>(), Printable(reason));
   }
 }
 
