@@ -5,6 +5,7 @@
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/deepspeed/universal/universal_view.h"
+#include "formats/huggingface/source.h"
 #include "formats/rank/rank_view.h"
 
 namespace ckptfs {
@@ -13,6 +14,7 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
   std::vector<std::unique_ptr<Source>> sources;
   sources.push_back(MakeDeepSpeedSource());
   sources.push_back(MakeDeepSpeedUniversalSource());
+  sources.push_back(MakeHuggingFaceSource());
   return sources;
 }
 

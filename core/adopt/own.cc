@@ -200,18 +200,19 @@ Status FinishDirectory(const std::string& from, const std::string& to) {
   return {};
 }
 
-// Every file of the step to `to`, then the directories made durable.
-Status TakeFiles(const std::string& directory, const StepModel& model, const std::string& to,
+// Every file of the step to `to`, named as from the directory above `step`, then
+// the directories made durable.
+Status TakeFiles(const std::string& step, const StepModel& model, const std::string& to,
                  Ownership ownership) {
+  const files::path directory = files::path(step).parent_path();
   std::error_code error;
-  files::create_directories(to, error);
-  std::set<std::string> directories = {""};  // relative to `to`
+  std::set<std::string> directories;  // relative to `to`
   for (const Blob& blob : model.blobs) {
     const files::path from = model.PathOf(blob);
     const files::path name = from.lexically_normal().lexically_relative(directory);
     if (name.empty() || *name.begin() == "..") {
       return Fail(ErrorCode::kUnsupported,
-                  StrCat(from.string(), " lies outside of ", directory,
+                  StrCat(from.string(), " lies outside of ", directory.string(),
                          ": the store can only refer to it"));
     }
     files::create_directories(files::path(to) / name.parent_path(), error);
@@ -223,7 +224,7 @@ Status TakeFiles(const std::string& directory, const StepModel& model, const std
   if (error) return Fail(ErrnoError(error.value(), to));
   for (const std::string& inner : directories) {
     CKPT_RETURN_IF_ERROR(
-        FinishDirectory(StrCat(directory, "/", inner), StrCat(to, "/", inner)));
+        FinishDirectory((directory / inner).string(), StrCat(to, "/", inner)));
   }
   return {};
 }
@@ -284,12 +285,11 @@ Result<std::string> Take(const std::string& store, const std::string& directory,
   if (ownership == Ownership::kLink && HasReflinks(blobs, model)) ownership = Ownership::kCopy;
   const std::string gates = GatesAbove(directory, model);
   const std::string whole = StrCat(blobs, "/", DigestOfFiles(directory, model, ownership, gates));
-  const std::string tag = files::path(directory).filename().string();
   if (files::exists(whole)) return whole;
   RemoveLeftOvers(blobs);
   std::unique_ptr<const FileLock> lock;
   CKPT_ASSIGN_OR_RETURN(const std::string partial, MakePartial(whole, &lock));
-  Status taken = TakeFiles(directory, model, partial + "/" + tag, ownership);
+  Status taken = TakeFiles(directory, model, partial, ownership);
   if (taken) taken = WriteFile(StrCat(partial, "/", kKeptGatesName), gates);
   if (taken) taken = Unchanged(model);
   if (taken) taken = SyncPath(partial);

@@ -5,6 +5,7 @@
 // the step as it lies there, with the digests of all chunks.
 //
 //   <store>/blobs/<digest>/<tag>/...    the files, named as in the source
+//   <store>/blobs/<digest>/...          those that lie beside the tag
 //
 // The digest is of the files' names and stamps: the same step is taken once.
 // The directory gets its name when it is whole and durable.  Files and
@@ -33,8 +34,8 @@ struct OwnedStep {
   bool linked = false;  // by this call, which changed the change time of the sources
 };
 
-// `model` was read from the step directory `directory` (absolute), in which all
-// its files lie.  kStale if a file changed meanwhile; kUnsupported if it cannot
+// `model` was read from the step directory (or file) `directory` (absolute); its
+// files lie in it or beside it.  kStale if a file changed meanwhile; kUnsupported if it cannot
 // be linked (another filesystem).  Copies are owned; a hard link is not: it keeps
 // its stamp but for the change time, which is not its own (deleting the source
 // changes it).

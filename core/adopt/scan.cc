@@ -22,14 +22,14 @@ struct Job {
   std::optional<Result<StepModel>> outcome;  // nothing if it is not complete
 };
 
-Result<std::string> RealDirectory(const std::string& path) {
+Result<std::string> RealPath(const std::string& path) {
   std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
   if (!real) return Fail(ErrnoError(errno, path));
   struct stat info {};
   if (::stat(real.get(), &info) != 0) return Fail(ErrnoError(errno, path));
-  if (!S_ISDIR(info.st_mode)) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory; give the directory of a "
-                                                  "checkpoint or the one that holds several"));
+  if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
+    return Fail(ErrorCode::kInvalid, StrCat(path, ": neither a directory nor a file; give a checkpoint "
+                                                  "or the directory that holds several"));
   }
   return std::string(real.get());
 }
@@ -39,7 +39,7 @@ Error NothingKnown(const std::string& path, Sources sources) {
   for (const auto& source : sources) names += StrCat(names.empty() ? "" : ", ", source->name());
   return Error{ErrorCode::kNotFound,
                StrCat(path, ": no checkpoint found; looked for the formats ", names,
-                      " (a save directory, or one step's own directory)")};
+                      " (a save directory, one step's own directory, or a file of weights)")};
 }
 
 bool IsBelow(const std::string& inner, const std::string& outer) {
@@ -113,7 +113,7 @@ auto OrderOf(const IngestedStep& step) {
 }  // namespace
 
 Result<std::vector<FoundStep>> Scan(const std::string& path, Sources sources) {
-  CKPT_ASSIGN_OR_RETURN(const std::string directory, RealDirectory(path));
+  CKPT_ASSIGN_OR_RETURN(const std::string directory, RealPath(path));
   std::vector<FoundStep> found;
   for (const auto& source : sources) {
     CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates, source->Find(directory));
@@ -133,7 +133,7 @@ Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& option
 
 Result<IngestResult> IngestPath(const std::string& path, Sources sources,
                                 const SourceOptions& options) {
-  CKPT_ASSIGN_OR_RETURN(const std::string directory, RealDirectory(path));
+  CKPT_ASSIGN_OR_RETURN(const std::string directory, RealPath(path));
   CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, Scan(directory, sources));
   std::vector<Job> jobs;
   for (FoundStep& step : found) {

@@ -33,16 +33,17 @@ struct SourceOptions {
 };
 
 struct StepCandidate {
-  std::string directory;  // absolute; the tag directory
-  std::string root;       // absolute; the save directory, which holds it
+  std::string directory;  // absolute; the tag directory, or the one file that is a step
+  std::string root;       // absolute; the save directory, which holds or is it
   std::string id;         // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
   bool latest = false;    // what the framework's own pointer names
   bool converted = false;  // made from another save: that one comes first
 
-  // Of its files below the root: "global_step5/".
+  // Of its files below the root: "global_step5/", "" where it is the root.
   std::string Prefix() const {
+    if (directory == root) return "";
     return directory.substr(root.size() + (root.ends_with('/') ? 0 : 1)) + "/";
   }
 };
@@ -52,8 +53,8 @@ class Source {
   virtual ~Source() = default;
   virtual std::string_view name() const = 0;
 
-  // The steps of `path`: all tags of a save directory, or the tag directory
-  // itself.  What Complete will refuse may be among them, a pointer to no tag,
+  // The steps of `path`: all tags of a save directory, the tag directory itself,
+  // or a file.  What Complete will refuse may be among them, a pointer to no tag,
   // too.  Empty if this is not the source's format; an error if it is but is
   // broken.
   virtual Result<std::vector<StepCandidate>> Find(const std::string& path) const = 0;

@@ -24,21 +24,6 @@ constexpr uint64_t kMaxModelRanks = uint64_t{1} << 20;
 
 // A tensor that is not a plain one is refused: left out, its weight would be
 // shown as a cast of the master, and a buffer not at all.
-Result<TensorDict> Tensors(PickleRef dict, const TorchFile& file, BlobIndex blob) {
-  TensorDict out;
-  for (const auto& [key, value] : dict.Items()) {
-    const auto name = key.String();
-    if (!name) return Fail(ErrorCode::kInvalid, "a tensor's name is no text");
-    if (value.Tensor() == nullptr && !value.IsOtherTensor()) {
-      out.left_out.emplace_back(*name);
-      continue;
-    }
-    CKPT_ASSIGN_OR_RETURN(FileTensor tensor, FileTensorOf(value, file, blob, *name));
-    out.tensors.push_back(NamedTensor{std::string(*name), std::move(tensor)});
-  }
-  return out;
-}
-
 // The value of a key, which must be a dict if it is there and not None.
 Result<PickleRef> DictOf(PickleRef root, std::string_view key) {
   const PickleRef value = root[key];
@@ -71,7 +56,7 @@ Status ReadNames(PickleRef root, const TorchFile& file, ModelStates& out) {
   CKPT_ASSIGN_OR_RETURN(const PickleRef module, DictOf(root, "module"));
   if (module) {
     out.has_module = true;
-    CKPT_ASSIGN_OR_RETURN(TensorDict dict, Tensors(module, file, out.blob));
+    CKPT_ASSIGN_OR_RETURN(TensorDict dict, TensorDictOf(module, file, out.blob));
     out.module = std::move(dict.tensors);
     out.left_out = std::move(dict.left_out);
   }
@@ -103,7 +88,7 @@ Status ReadFrozen(PickleRef root, const TorchFile& file, ModelStates& out) {
   }
   CKPT_ASSIGN_OR_RETURN(const PickleRef pieces, DictOf(root, "frozen_param_fragments"));
   if (pieces) {
-    CKPT_ASSIGN_OR_RETURN(TensorDict dict, Tensors(pieces, file, out.blob));
+    CKPT_ASSIGN_OR_RETURN(TensorDict dict, TensorDictOf(pieces, file, out.blob));
     out.frozen_fragments = std::move(dict.tensors);
   }
   return {};
@@ -322,13 +307,6 @@ std::vector<std::string> NamesOf(const std::vector<NamedShape>& shapes) {
   return names;
 }
 
-void AddLeftOutNote(const std::set<std::string>& names, StepModel& header) {
-  if (names.empty()) return;
-  header.notes.push_back(StrCat(names.size(), " entries of the module (", *names.begin(),
-                                names.size() > 1 ? ", ...)" : ")",
-                                " are not tensors and are left out"));
-}
-
 Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
                                     const ModelStatesWanted& wanted) {
   auto out = ReadRoot(file, path, blob, wanted);
@@ -338,7 +316,7 @@ Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& pa
 
 Result<TensorDict> ReadTensorDict(const TorchFile& file, const std::string& path, BlobIndex blob) {
   if (!file.root().IsDict()) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a dict"));
-  auto out = Tensors(file.root(), file, blob);
+  auto out = TensorDictOf(file.root(), file, blob);
   if (!out) return Fail(std::move(out).error().WithContext(path));
   return out;
 }

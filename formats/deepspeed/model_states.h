@@ -19,7 +19,7 @@
 #include "core/base/digest.h"
 #include "core/model/step_model.h"
 #include "formats/deepspeed/optimizer_states.h"
-#include "formats/deepspeed/sharding_info.h"
+#include "formats/sharding/sharding_info.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {
@@ -83,16 +83,6 @@ struct ModelStatesWanted {
 // kInvalid names the file and the key.
 Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
                                     const ModelStatesWanted& wanted);
-
-// A dict of tensors, in order, and the names of what is no tensor at all
-// (_extra_state and the like).
-struct TensorDict {
-  std::vector<NamedTensor> tensors;
-  std::vector<std::string> left_out;
-};
-
-// Says to the user what was left out, if anything was.
-void AddLeftOutNote(const std::set<std::string>& names, StepModel& header);
 
 // A file that is one dict of tensors: layer and expert files.
 Result<TensorDict> ReadTensorDict(const TorchFile& file, const std::string& path,

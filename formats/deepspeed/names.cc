@@ -9,7 +9,7 @@
 
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
-#include "formats/deepspeed/directory.h"
+#include "formats/directory.h"
 
 namespace ckptfs::deepspeed {
 namespace {

@@ -9,8 +9,9 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
-#include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/document_keys.h"
+#include "formats/directory.h"
+#include "formats/model_files/model_files.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -328,6 +329,7 @@ Result<StepModel> NativeReader::Read() && {
     const auto found = known_.find(stored);
     if (found != known_.end()) assembler_.AddAlias(alias, found->second.index);
   }
+  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, 0, {prefix_, ""}));
   return std::move(assembler_).Finish();
 }
 

@@ -30,7 +30,7 @@
 #include "formats/deepspeed/model_states.h"
 #include "formats/deepspeed/names.h"
 #include "formats/deepspeed/optimizer_states.h"
-#include "formats/deepspeed/sharding.h"
+#include "formats/sharding/sharding.h"
 #include "formats/deepspeed/state_dict_names.h"
 
 namespace ckptfs::deepspeed {

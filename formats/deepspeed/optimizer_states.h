@@ -19,15 +19,10 @@
 #include "core/base/digest.h"
 #include "core/model/step_model.h"
 #include "formats/deepspeed/names.h"
-#include "formats/deepspeed/stored_tensor.h"
+#include "formats/torch/stored_tensor.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {
-
-struct NamedTensor {
-  std::string name;
-  FileTensor tensor;
-};
 
 struct NamedScalar {
   std::string name;

@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "core/base/strings.h"
-#include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/native_reader.h"
 #include "formats/deepspeed/step_directories.h"
+#include "formats/directory.h"
 
 namespace ckptfs {
 namespace {
@@ -42,7 +42,7 @@ class DeepSpeedSource : public Source {
                   StrCat(step.directory, ": no *_model_states.pt beside the optimizer states"));
     }
     const std::string path = StrCat(step.directory, "/", first);
-    CKPT_ASSIGN_OR_RETURN(const TorchFile file, deepspeed::OpenTorch(path));
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(path));
     CKPT_ASSIGN_OR_RETURN(const ModelStates states,
                           deepspeed::ReadModelStates(file, path, BlobIndex{}, {false, false}));
     CKPT_RETURN_IF_ERROR(CheckRanks(step, files, states));

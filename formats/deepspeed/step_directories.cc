@@ -6,24 +6,11 @@
 #include <set>
 
 #include "core/base/strings.h"
-#include "formats/deepspeed/directory.h"
+#include "formats/directory.h"
 #include "formats/deepspeed/names.h"
 
 namespace ckptfs::deepspeed {
 namespace {
-
-// Newest modification of a directory and its direct entries.
-Result<int64_t> NewestEntry(const std::string& directory) {
-  CKPT_ASSIGN_OR_RETURN(std::vector<std::string> names, ListNames(directory));
-  names.push_back(".");
-  int64_t newest = 0;
-  for (const std::string& name : names) {
-    CKPT_ASSIGN_OR_RETURN(const auto info, StatIfThere(StrCat(directory, "/", name)));
-    if (!info) continue;
-    newest = std::max(newest, int64_t{info->st_mtim.tv_sec} * 1'000'000'000 + info->st_mtim.tv_nsec);
-  }
-  return newest;
-}
 
 std::string LastComponent(const std::string& path) {
   return path.substr(path.find_last_of('/') + 1);
@@ -87,6 +74,8 @@ Result<bool> HasUniversalStates(const std::string& directory) {
 Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::string_view pointer,
                                              const IsStep& is_step) {
   std::vector<StepCandidate> out;
+  CKPT_ASSIGN_OR_RETURN(const auto info, StatOf(path));
+  if (!S_ISDIR(info->st_mode)) return out;
   CKPT_ASSIGN_OR_RETURN(const bool itself, is_step(path));
   if (itself) {
     const size_t slash = path.find_last_of('/');

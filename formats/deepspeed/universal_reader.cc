@@ -13,9 +13,10 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
-#include "formats/deepspeed/directory.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/expert_names.h"
+#include "formats/directory.h"
+#include "formats/model_files/model_files.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -549,6 +550,7 @@ Result<StepModel> UniversalReader::Read() && {
     const auto found = parameters_.find(target);
     if (found != parameters_.end()) assembler_.AddAlias(alias, found->second);
   }
+  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, 0, {prefix_, ""}));
   return std::move(assembler_).Finish();
 }
 

@@ -3,7 +3,7 @@
 #include "formats/deepspeed/universal_source.h"
 
 #include "core/base/strings.h"
-#include "formats/deepspeed/directory.h"
+#include "formats/directory.h"
 #include "formats/deepspeed/step_directories.h"
 #include "formats/deepspeed/universal_reader.h"
 
@@ -17,7 +17,7 @@ Result<bool> IsUniversal(const std::string& directory) {
   if (!states) return false;
   CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(directory));
   if (!files.model.empty() || !files.stage3_model.empty()) return true;
-  return deepspeed::IsRegularFile(StrCat(directory, "/zero/optimizer_state.pt"));
+  return IsRegularFile(StrCat(directory, "/zero/optimizer_state.pt"));
 }
 
 class DeepSpeedUniversalSource : public Source {
@@ -41,7 +41,7 @@ class DeepSpeedUniversalSource : public Source {
     }
     CKPT_ASSIGN_OR_RETURN(
         const bool state,
-        deepspeed::IsRegularFile(StrCat(step.directory, "/zero/optimizer_state.pt")));
+        IsRegularFile(StrCat(step.directory, "/zero/optimizer_state.pt")));
     if (!state) {
       return Fail(ErrorCode::kInvalid, StrCat(step.directory, "/zero: no optimizer_state.pt"));
     }

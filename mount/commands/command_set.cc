@@ -13,7 +13,7 @@
 #include <filesystem>
 
 #include "core/base/strings.h"
-#include "formats/deepspeed/name_pattern.h"
+#include "formats/sharding/name_pattern.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 
@@ -172,10 +172,10 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
       .Add("--replicated", request.replicated,
            "Parameters that are whole on every tensor-parallel rank")
       .Value("REGEX")
-      .Check(Checked(deepspeed::NamePattern::Parse));
+      .Check(Checked(NamePattern::Parse));
   command.Add("--averaged", request.averaged, "Parameters to average over tensor-parallel ranks")
       .Value("REGEX")
-      .Check(Checked(deepspeed::NamePattern::Parse));
+      .Check(Checked(NamePattern::Parse));
   command.Add("--weights-only", request.weights_only,
               "Take a step whose optimizer files were removed");
 }

@@ -8,6 +8,7 @@
 
 #include "core/base/strings.h"
 #include "core/adopt/scan.h"
+#include "core/blob/safetensors_header.h"
 #include "core/jobs/export.h"
 #include "formats/families/shipped.h"
 #include "formats/registry.h"
@@ -139,6 +140,25 @@ SourceSample WriteUniversalWithoutAFolder(const std::string& directory) {
                                     {text.String("param_shapes"), text.List({shapes})}});
   WriteHoles(StrCat(out.tag, "/mp_rank_00_model_states.pt"), std::move(model).Finish(numbers));
   return out;
+}
+
+SourceSample WriteHuggingFace(const std::string& directory) {
+  const std::string save = StrCat(directory, "/run");
+  const std::string tag = StrCat(save, "/checkpoint-3");
+  files::create_directories(tag);
+  for (const std::string part : {"a", "b"}) {
+    std::vector<SafetensorsEntry> entries{{part + ".weight", DType::kF32, {64, 256}},
+                                          {part + ".bias", DType::kBF16, {256}}};
+    std::ofstream out(StrCat(tag, "/", part, ".safetensors"), std::ios::binary);
+    out << Must(RenderSafetensorsHeader({{"format", "pt"}}, entries))
+        << std::string(entries.back().end, 'w');
+  }
+  std::ofstream(StrCat(tag, "/model.safetensors.index.json"))
+      << R"({"metadata": {}, "weight_map": {"a.weight": "a.safetensors", "a.bias": "a.safetensors",)"
+      << R"("b.weight": "b.safetensors", "b.bias": "b.safetensors"}})";
+  std::ofstream(StrCat(tag, "/config.json")) << R"({"model_type": "none"})";
+  std::ofstream(StrCat(tag, "/trainer_state.json")) << "{}";
+  return {save, tag, {"a.safetensors", "b.safetensors"}};
 }
 
 SourceSample WriteFake(const std::string& directory) {

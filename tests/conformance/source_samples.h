@@ -26,6 +26,7 @@ SourceSample WriteUniversalOfTinyStep(const std::string& directory);
 SourceSample WriteUniversalOfHoles(const std::string& directory);
 // Stage 3, with a state of a parameter that has no folder.
 SourceSample WriteUniversalWithoutAFolder(const std::string& directory);
+SourceSample WriteHuggingFace(const std::string& directory);  // a Trainer's, in shards
 SourceSample WriteFake(const std::string& directory);
 
 }  // namespace ckptfs

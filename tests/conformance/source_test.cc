@@ -5,6 +5,7 @@
 #include "core/adopt/scan.h"
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
+#include "formats/huggingface/source.h"
 #include "formats/registry.h"
 #include "tests/conformance/source_suite.h"
 #include "tests/support/fake_source.h"
@@ -17,6 +18,7 @@ const std::vector<SourceCase>& SourceCases() {
       {"universal_of_golden", MakeDeepSpeedUniversalSource, WriteUniversalOfGolden},
       {"universal_of_tiny_step", MakeDeepSpeedUniversalSource, WriteUniversalOfTinyStep},
       {"universal_of_holes", MakeDeepSpeedUniversalSource, WriteUniversalOfHoles},
+      {"huggingface_shards", MakeHuggingFaceSource, WriteHuggingFace},
       {"fake", [] { return std::make_unique<FakeSource>(); }, WriteFake},
   };
   return cases;

@@ -26,9 +26,9 @@
 #include "core/ingest/source.h"
 #include "core/model/family.h"
 #include "core/model/pattern.h"
-#include "formats/deepspeed/sharding_info.h"
+#include "formats/sharding/sharding_info.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 
 struct Sharding {
   enum class How {
@@ -104,4 +104,4 @@ class ShardingRules {
 LocalTensor LocalOfWidths(const Shape& atom, uint32_t dim,
                           const std::vector<std::vector<uint64_t>>& widths, uint32_t rank);
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

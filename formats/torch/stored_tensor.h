@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a value of a torch file is to a DeepSpeed reader: a tensor by where its
-// bytes lie, or a scalar that is read at once.
+// What a value of a torch file is to a source: a tensor by where its bytes lie, a
+// scalar that is read at once, or a dict of tensors (a state_dict).
 //
 // Thread safety: pure but for reading the file.
 
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,7 +18,7 @@
 #include "core/model/step_model.h"
 #include "formats/torch/torch_file.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 
 // kInvalid unless `value` is a plain dense-layout tensor whose storage is in
 // the file; `what` names it.
@@ -37,4 +38,22 @@ struct ScalarValue {
 Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& file,
                                             const std::string& path);
 
-}  // namespace ckptfs::deepspeed
+struct NamedTensor {
+  std::string name;
+  FileTensor tensor;
+};
+
+// A dict of tensors, in order, and the names of what is no tensor at all
+// (_extra_state and the like).
+struct TensorDict {
+  std::vector<NamedTensor> tensors;
+  std::vector<std::string> left_out;
+};
+
+// REQUIRES: `dict` is a dict of `file`.
+Result<TensorDict> TensorDictOf(PickleRef dict, const TorchFile& file, BlobIndex blob);
+
+// Says to the user what was left out, if anything was.
+void AddLeftOutNote(const std::set<std::string>& names, StepModel& header);
+
+}  // namespace ckptfs

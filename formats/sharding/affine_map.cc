@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/affine_map.h"
+#include "formats/sharding/affine_map.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 namespace {
 
 constexpr size_t kMaxRanks = 1 << 16;
@@ -166,4 +166,4 @@ const AffineParameter* AffineMap::Find(std::string_view parameter) const {
   return at == parameters_.end() ? nullptr : &at->second;
 }
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/name_pattern.h"
+#include "formats/sharding/name_pattern.h"
 
 #include <re2/re2.h>
 
@@ -10,7 +10,7 @@
 
 #include "core/base/strings.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 namespace {
 
 constexpr size_t kMaxText = 4096;
@@ -205,4 +205,4 @@ bool NamePattern::MatchesWhole(std::string_view name) const {
   return matcher_->Match({name.data(), name.size()}, 0, name.size(), RE2::ANCHOR_BOTH, nullptr, 0);
 }
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

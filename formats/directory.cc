@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/directory.h"
+#include "formats/directory.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "core/io/file_root.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 
 Result<std::vector<std::string>> ListNames(const std::string& directory) {
   CKPT_ASSIGN_OR_RETURN(std::vector<RootEntry> entries, ListDirectory(directory, false));
@@ -35,6 +36,22 @@ Result<std::optional<struct stat>> StatIfThere(const std::string& path) {
   return Fail(ErrnoError(errno, path));
 }
 
+Result<int64_t> NewestEntry(const std::string& path) {
+  std::vector<std::string> paths{path};
+  CKPT_ASSIGN_OR_RETURN(const bool directory, IsDirectory(path));
+  if (directory) {
+    CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(path));
+    for (const std::string& name : names) paths.push_back(path + "/" + name);
+  }
+  int64_t newest = 0;
+  for (const std::string& one : paths) {
+    CKPT_ASSIGN_OR_RETURN(const auto info, StatIfThere(one));
+    if (!info) continue;
+    newest = std::max(newest, int64_t{info->st_mtim.tv_sec} * 1'000'000'000 + info->st_mtim.tv_nsec);
+  }
+  return newest;
+}
+
 Result<bool> IsDirectory(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const auto info, StatIfThere(path));
   return info && S_ISDIR(info->st_mode);
@@ -45,4 +62,4 @@ Result<bool> IsRegularFile(const std::string& path) {
   return info && S_ISREG(info->st_mode);
 }
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

@@ -18,11 +18,11 @@
 
 #include "core/base/result.h"
 #include "core/tensor/shape.h"
-#include "formats/deepspeed/affine_map.h"
-#include "formats/deepspeed/name_pattern.h"
+#include "formats/sharding/affine_map.h"
+#include "formats/sharding/name_pattern.h"
 #include "formats/torch/pickle_value.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 
 // One entry of parameter_with_sub_params.
 struct InfoSubParams {
@@ -64,4 +64,4 @@ Result<ShardingInfo> ParseShardingInfo(PickleRef info);
 // The first that matches.
 const NamePattern* FirstMatch(const std::vector<NamePattern>& patterns, std::string_view name);
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

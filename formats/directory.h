@@ -9,6 +9,7 @@
 
 #include <sys/stat.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@
 #include "core/base/result.h"
 #include "formats/torch/torch_file.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 
 // The names in a directory, sorted, without "." and "..".
 Result<std::vector<std::string>> ListNames(const std::string& directory);
@@ -30,7 +31,10 @@ Result<std::optional<struct stat>> StatIfThere(const std::string& path);
 // A torch file by its path.
 Result<TorchFile> OpenTorch(const std::string& path);
 
+// Newest modification of a directory and its direct entries, or of a file.
+Result<int64_t> NewestEntry(const std::string& path);
+
 Result<bool> IsDirectory(const std::string& path);
 Result<bool> IsRegularFile(const std::string& path);
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

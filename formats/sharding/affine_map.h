@@ -29,7 +29,7 @@
 #include "core/tensor/piece.h"
 #include "formats/torch/pickle_value.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 
 struct AffineParameter {
   Shape logical_shape;
@@ -52,4 +52,4 @@ class AffineMap {
   std::map<std::string, AffineParameter, std::less<>> parameters_;
 };
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

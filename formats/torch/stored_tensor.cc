@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/stored_tensor.h"
+#include "formats/torch/stored_tensor.h"
 
 #include <cstring>
 
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 namespace {
 
 Result<std::string> ReadBytes(const std::string& path, uint64_t offset, uint64_t length) {
@@ -60,4 +60,26 @@ Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& fi
   return Maybe();
 }
 
-}  // namespace ckptfs::deepspeed
+Result<TensorDict> TensorDictOf(PickleRef dict, const TorchFile& file, BlobIndex blob) {
+  TensorDict out;
+  for (const auto& [key, value] : dict.Items()) {
+    const auto name = key.String();
+    if (!name) return Fail(ErrorCode::kInvalid, "a tensor's name is no text");
+    if (value.Tensor() == nullptr && !value.IsOtherTensor()) {
+      out.left_out.emplace_back(*name);
+      continue;
+    }
+    CKPT_ASSIGN_OR_RETURN(FileTensor tensor, FileTensorOf(value, file, blob, *name));
+    out.tensors.push_back(NamedTensor{std::string(*name), std::move(tensor)});
+  }
+  return out;
+}
+
+void AddLeftOutNote(const std::set<std::string>& names, StepModel& header) {
+  if (names.empty()) return;
+  header.notes.push_back(StrCat(names.size(), " entries of the module (", *names.begin(),
+                                names.size() > 1 ? ", ...)" : ")",
+                                " are not tensors and are left out"));
+}
+
+}  // namespace ckptfs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/sharding.h"
+#include "formats/sharding/sharding.h"
 
 #include <algorithm>
 #include <numeric>
@@ -9,7 +9,7 @@
 #include "core/base/strings.h"
 #include "core/model/source_pattern.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 
 // What the rules say before the shapes are applied.
 struct ShardingRules::Decision {
@@ -570,4 +570,4 @@ Result<std::optional<Sharding>> ShardingRules::Resolve(std::string_view name,
   return std::optional<Sharding>(std::move(out));
 }
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

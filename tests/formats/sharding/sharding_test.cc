@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/deepspeed/sharding.h"
+#include "formats/sharding/sharding.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include "formats/families/shipped.h"
 #include "formats/torch/pickle_writer.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 namespace {
 
 TEST(NamePatternTest, AgreesWithABacktrackingMatcher) {
@@ -54,7 +54,7 @@ TEST(DigestOfValueTest, DoesNotDependOnWhichStringsAreOneObject) {
     const NodeId other = shared ? one : builder.String(second);
     const NodeId root = builder.Dict({{one, other}, {builder.String("x"), builder.List({other})}});
     const PickleTree tree = std::move(builder).Finish(root);
-    return DigestOfValue(RootOf(tree)).value();
+    return deepspeed::DigestOfValue(RootOf(tree)).value();
   };
   EXPECT_EQ(digest(true, ""), digest(false, "auto"));
   EXPECT_NE(digest(false, "auto"), digest(false, "none"));
@@ -307,4 +307,4 @@ TEST(ShardingTest, UnevenWidthsBecomePieces) {
 }
 
 }  // namespace
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

@@ -26,7 +26,7 @@ namespace re2 {
 class RE2;
 }
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 
 class NamePattern {
  public:
@@ -44,4 +44,4 @@ class NamePattern {
   std::shared_ptr<const re2::RE2> matcher_;
 };
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

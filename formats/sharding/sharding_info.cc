@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "formats/deepspeed/sharding_info.h"
+#include "formats/sharding/sharding_info.h"
 
 #include <algorithm>
 
 #include "core/base/strings.h"
 
-namespace ckptfs::deepspeed {
+namespace ckptfs {
 namespace {
 
 Status ReadPatterns(PickleRef info, std::string_view key, std::vector<NamePattern>& out) {
@@ -133,4 +133,4 @@ const NamePattern* FirstMatch(const std::vector<NamePattern>& patterns, std::str
   return found == patterns.end() ? nullptr : &*found;
 }
 
-}  // namespace ckptfs::deepspeed
+}  // namespace ckptfs

@@ -6,13 +6,13 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "formats/deepspeed/name_pattern.h"
+#include "formats/sharding/name_pattern.h"
 
 int main() {
   nlohmann::json out = nlohmann::json::array();
   for (const auto& item : nlohmann::json::parse(std::cin)) {
     const auto pattern =
-        ckptfs::deepspeed::NamePattern::Parse(item[0].get_ref<const std::string&>());
+        ckptfs::NamePattern::Parse(item[0].get_ref<const std::string&>());
     if (!pattern) {
       out.push_back(pattern.error().message);
       continue;

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/names.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+
+#include "core/base/strings.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+// <begin>[.<variant>]<end>, in the order in which from_pretrained asks for them.
+struct Form {
+  std::string_view begin;
+  std::string_view end;
+  bool index;
+};
+constexpr std::array<Form, 4> kForms = {Form{"model", ".safetensors", false},
+                                        Form{"model.safetensors.index", ".json", true},
+                                        Form{"pytorch_model", ".bin", false},
+                                        Form{"pytorch_model.bin.index", ".json", true}};
+constexpr std::array<std::string_view, 2> kAdapters = {"adapter_model.safetensors",
+                                                       "adapter_model.bin"};
+
+// The variant in a name of the form, "" for the plain one.
+std::optional<std::string_view> VariantOf(const Form& form, std::string_view name) {
+  if (name.size() < form.begin.size() + form.end.size() || !name.starts_with(form.begin) ||
+      !name.ends_with(form.end)) {
+    return std::nullopt;
+  }
+  std::string_view middle = name.substr(form.begin.size());
+  middle.remove_suffix(form.end.size());
+  if (middle.empty()) return middle;
+  middle.remove_prefix(middle.front() == '.' ? 1 : 0);
+  const auto word = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  const bool named = !middle.empty() && name[form.begin.size()] == '.' &&
+                     std::all_of(middle.begin(), middle.end(), word);
+  return named ? std::optional(middle) : std::nullopt;
+}
+
+}  // namespace
+
+Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> names) {
+  std::map<std::string, WeightsName> variants;  // the first form of each
+  for (const Form& form : kForms) {
+    for (const std::string& name : names) {
+      const auto variant = VariantOf(form, name);
+      if (!variant) continue;
+      variants.try_emplace(std::string(*variant),
+                           WeightsName{name, form.index, std::string(*variant), false});
+    }
+  }
+  if (const auto plain = variants.find(""); plain != variants.end()) return std::optional(plain->second);
+  if (variants.size() > 1) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat("weights of several variants (", variants.begin()->second.file, ", ",
+                       variants.rbegin()->second.file,
+                       ") and none without one; name the file that is meant"));
+  }
+  if (!variants.empty()) return std::optional(variants.begin()->second);
+  for (const std::string_view adapter : kAdapters) {
+    if (std::find(names.begin(), names.end(), adapter) == names.end()) continue;
+    return std::optional(WeightsName{std::string(adapter), false, "", true});
+  }
+  return std::optional<WeightsName>();
+}
+
+bool IsTorchName(std::string_view name) { return !name.ends_with(".safetensors"); }
+
+bool IsPlainName(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
+std::optional<uint64_t> IterationOfCheckpoint(std::string_view name) {
+  constexpr std::string_view kPrefix = "checkpoint-";
+  uint64_t iteration = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char* end = name.data() + name.size();
+  const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, iteration);
+  return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(iteration) : std::nullopt;
+}
+
+}  // namespace ckptfs::huggingface

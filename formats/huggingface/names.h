@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The file names of a Hugging Face directory (transformers 5.23 modeling_utils.py
+// _get_resolved_checkpoint_files), and which of them are its weights:
+//
+//   model.safetensors                      comes first,
+//   model.safetensors.index.json           then this, with model-0000i-of-0000N.safetensors,
+//   pytorch_model.bin                      then this,
+//   pytorch_model.bin.index.json           then this, with pytorch_model-0000i-of-0000N.bin
+//   model.<variant>.safetensors, ...       where a directory has nothing else
+//   adapter_model.safetensors, .bin        PEFT: additions to another model
+//   checkpoint-<iteration>/                what a Trainer saves into its output
+//   models--<owner>--<name>/snapshots/<revision>/   the hub's cache
+//
+// Thread safety: values and pure functions.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/base/result.h"
+
+namespace ckptfs::huggingface {
+
+// What a directory's weights are read from.
+struct WeightsName {
+  std::string file;     // the weights, their index, or an adapter
+  bool index = false;
+  std::string variant;  // "fp16"; empty: the plain names
+  bool adapter = false;
+};
+
+// Nothing if no name is that of weights.  kInvalid where only several variants are
+// there.
+Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> names);
+
+// True for what torch.load reads; other weights are safetensors.
+bool IsTorchName(std::string_view name);
+
+// True for a name of one component that is no link upwards.
+bool IsPlainName(std::string_view name);
+
+// "500" of "checkpoint-500"; nothing for other names.
+std::optional<uint64_t> IterationOfCheckpoint(std::string_view name);
+
+}  // namespace ckptfs::huggingface

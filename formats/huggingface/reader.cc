@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/reader.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/base/parallel.h"
+#include "core/base/strings.h"
+#include "core/ingest/model_config.h"
+#include "core/io/file_root.h"
+#include "formats/directory.h"
+#include "formats/model_files/model_files.h"
+#include "formats/torch/stored_tensor.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+// Heads that share the embedding where a model ties them and its files hold one.
+constexpr std::string_view kHead = "lm_head.weight";
+constexpr std::array<std::string_view, 4> kEmbeddings = {
+    "model.embed_tokens.weight", "transformer.wte.weight", "transformer.word_embeddings.weight",
+    "model.decoder.embed_tokens.weight"};
+
+// What quantisers put beside packed weights.
+constexpr std::array<std::string_view, 7> kPacked = {
+    ".qweight", ".qzeros", ".absmax", ".quant_map", ".SCB", ".weight_scale", ".weight_scale_inv"};
+
+// Computed from the config when a model is built; old files have them.
+constexpr std::array<std::string_view, 2> kBuffers = {".rotary_emb.inv_freq", ".attn.masked_bias"};
+
+bool IsBuffer(const StoredWeight& weight) {
+  return !IsFloat(weight.dtype) || std::any_of(kBuffers.begin(), kBuffers.end(), [&](auto suffix) {
+    return weight.name.ends_with(suffix);
+  });
+}
+
+bool HasHead(const std::string& architecture) {
+  return architecture.ends_with("ForCausalLM") || architecture.ends_with("LMHeadModel") ||
+         architecture.ends_with("ForConditionalGeneration");
+}
+
+Result<WeightMap> ReadIndex(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
+  if (file->size() > kMaxIndexBytes) {
+    return Fail(ErrorCode::kInvalid, StrCat(path, ": an index of ", file->size(), " bytes"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const std::string text, file->Read(0, file->size(), "the index"));
+  auto map = ParseShardIndex(text);
+  if (!map) return Fail(std::move(map).error().WithContext(path));
+  return map;
+}
+
+}  // namespace
+
+Result<StepFiles> ListStep(const StepCandidate& candidate) {
+  StepFiles out;
+  CKPT_ASSIGN_OR_RETURN(const bool single, IsRegularFile(candidate.directory));
+  if (single) {
+    out.directory = candidate.root;
+    out.weights = {candidate.directory.substr(candidate.directory.find_last_of('/') + 1)};
+    return out;
+  }
+  out.directory = candidate.directory;
+  out.prefix = candidate.Prefix();
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(out.directory));
+  auto chosen = ChooseWeights(names);
+  if (!chosen) return Fail(std::move(chosen).error().WithContext(out.directory));
+  if (!*chosen) return Fail(ErrorCode::kInvalid, StrCat(out.directory, ": no weights"));
+  const WeightsName& weights = **chosen;
+  if (weights.adapter) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(out.directory, "/", weights.file, ": an adapter (PEFT), which holds additions to "
+                       "another model's weights; the file itself can be adopted"));
+  }
+  std::set<std::string> read{weights.file};
+  if (weights.index) {
+    out.index = weights.file;
+    CKPT_ASSIGN_OR_RETURN(out.map, ReadIndex(StrCat(out.directory, "/", out.index)));
+    for (const auto& [tensor, file] : out.map) read.insert(file);
+  }
+  for (const std::string& name : read) {
+    if (name != out.index) out.weights.push_back(name);
+  }
+  for (const std::string& name : names) {
+    CKPT_ASSIGN_OR_RETURN(const bool regular, IsRegularFile(StrCat(out.directory, "/", name)));
+    if (regular && (!read.contains(name) || name == out.index)) out.others.push_back(name);
+  }
+  return out;
+}
+
+Reader::Reader(const StepCandidate& candidate, const SourceOptions& options, StepFiles files)
+    : candidate_(candidate), options_(options), files_(std::move(files)) {}
+
+Status Reader::RegisterFiles() {
+  const uint32_t root = assembler_.AddRoot(candidate_.root);
+  for (const std::string& name : files_.weights) {
+    CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, files_.prefix + name));
+    blobs_.push_back(blob);
+  }
+  return {};
+}
+
+Status Reader::ReadWeights() {
+  contents_.resize(files_.weights.size());
+  std::vector<Status> outcomes(contents_.size());
+  ParallelFor(contents_.size(), [&](size_t i) {
+    auto read = ReadWeightsFile(StrCat(files_.directory, "/", files_.weights[i]), blobs_[i]);
+    if (read) {
+      contents_[i] = *std::move(read);
+    } else {
+      outcomes[i] = Fail(std::move(read).error());
+    }
+  });
+  for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
+  std::map<std::string_view, size_t> holders;
+  for (size_t i = 0; i < contents_.size(); ++i) {
+    for (const StoredWeight& weight : contents_[i].weights) {
+      const auto [at, first] = holders.try_emplace(weight.name, i);
+      names_.insert(weight.name);
+      if (first) continue;
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(files_.directory, ": '", weight.name, "' is in ", files_.weights[at->second],
+                         " and in ", files_.weights[i]));
+    }
+  }
+  return CheckIndex();
+}
+
+// What the index promises is there; what it does not mention is taken as well,
+// as from_pretrained takes it.
+Status Reader::CheckIndex() const {
+  std::map<std::string_view, size_t> by_file;
+  for (size_t i = 0; i < files_.weights.size(); ++i) by_file.emplace(files_.weights[i], i);
+  std::vector<std::set<std::string_view>> held(contents_.size());
+  for (size_t i = 0; i < contents_.size() && !files_.map.empty(); ++i) {
+    for (const StoredWeight& weight : contents_[i].weights) held[i].insert(weight.name);
+    for (const auto& [alias, name] : contents_[i].aliases) held[i].insert(alias);
+  }
+  for (const auto& [tensor, file] : files_.map) {
+    if (held[by_file.at(file)].contains(tensor)) continue;
+    return Fail(ErrorCode::kInvalid, StrCat(files_.directory, "/", files_.index, ": says that '", tensor,
+                                            "' is in ", file, ", which does not have it"));
+  }
+  return {};
+}
+
+// Names of one tensor of a torch file; what a safetensors file says it dropped.
+void Reader::TieByStorage() {
+  for (WeightsFile& content : contents_) {
+    std::map<std::string, std::string> stored;
+    for (const StoredWeight& weight : content.weights) {
+      if (weight.storage.empty()) continue;
+      const auto [first, added] = stored.try_emplace(weight.storage, weight.name);
+      if (!added) aliases_.emplace(weight.name, first->second);
+    }
+    for (auto& [alias, name] : content.aliases) {
+      if (!names_.contains(alias)) aliases_.emplace(alias, name);
+    }
+  }
+}
+
+// A head that no file holds is the embedding, unless the config says otherwise.
+void Reader::TieByConfig() {
+  const auto& classes = config_.architectures;
+  const bool head = classes.empty() ? config_.tied.value_or(false)
+                                    : std::any_of(classes.begin(), classes.end(), HasHead);
+  if (!has_config_ || !head || !config_.tied.value_or(true) || names_.contains(kHead) ||
+      aliases_.contains(std::string(kHead))) {
+    return;
+  }
+  const auto embedding = std::find_if(kEmbeddings.begin(), kEmbeddings.end(),
+                                      [&](std::string_view name) { return names_.contains(name); });
+  if (embedding == kEmbeddings.end()) return;
+  aliases_.emplace(kHead, *embedding);
+}
+
+bool Reader::Quantised() const {
+  return !config_.quantisation.empty() ||
+         std::any_of(names_.begin(), names_.end(), [](const std::string& name) {
+           return name.find(".quant_state.") != std::string::npos ||
+                  std::any_of(kPacked.begin(), kPacked.end(),
+                              [&](std::string_view suffix) { return name.ends_with(suffix); });
+         });
+}
+
+Status Reader::DeclareWeight(const StoredWeight& weight, const ShardingRules& rules) {
+  CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(weight.name, {&weight.shape, 1}, false));
+  Parameter parameter;
+  parameter.name = weight.name;
+  parameter.shape = weight.shape;
+  parameter.role = IsBuffer(weight) ? Role::kBuffer : Role::kTrainable;
+  parameter.pattern = sharding->pattern;
+  parameter.stage = sharding->stage;
+  parameter.layer = sharding->layer.value_or(0);
+  parameter.expert = sharding->expert;
+  parameter.expert_at = sharding->expert_at;
+  parameter.stacked_experts = sharding->stacked_experts;
+  // Rules speak of numbers, not of what is packed.
+  const bool packed = Quantised() || !IsFloat(weight.dtype);
+  if (packed && parameter.pattern.kind == PatternKind::kShard) parameter.pattern = Pattern{};
+  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
+  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                        assembler_.AddAtom(index, "", "weight", weight.dtype, weight.shape));
+  const uint32_t local = assembler_.AddLocal(atom, 0, weight.held.local);
+  assembler_.AddFragment(atom, 0, local, weight.held.fragment);
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(weight.shape));
+  if (IsFloat(weight.dtype)) elements_[weight.dtype] += elements;
+  for (const auto& [alias, name] : aliases_) {
+    if (name == weight.name) assembler_.AddAlias(alias, index);
+  }
+  return {};
+}
+
+Status Reader::DeclareParameters() {
+  std::vector<NamedLocals> parameters;
+  std::vector<const StoredWeight*> weights;
+  for (const WeightsFile& content : contents_) {
+    for (const StoredWeight& weight : content.weights) {
+      if (aliases_.contains(weight.name)) continue;
+      weights.push_back(&weight);
+      parameters.emplace_back(weight.name, std::vector<Shape>{weight.shape});
+    }
+  }
+  CKPT_ASSIGN_OR_RETURN(ModelSizes sizes, SizesOf({}, options_.variables, files_.directory));
+  CKPT_ASSIGN_OR_RETURN(
+      const ShardingRules rules,
+      ShardingRules::Make(nullptr, options_, std::move(parameters), std::move(sizes)));
+  for (const StoredWeight* weight : weights) CKPT_RETURN_IF_ERROR(DeclareWeight(*weight, rules));
+  rules.Describe(assembler_.header());
+  return {};
+}
+
+// First the model files, whose config tells of ties; logs and the like last.
+Status Reader::CarryFiles() {
+  CKPT_ASSIGN_OR_RETURN(const ModelFiles carried, CarryModelFiles(assembler_, 0, {files_.prefix}));
+  if (const std::string* text = carried.config()) {
+    CKPT_ASSIGN_OR_RETURN(config_, ReadConfigFacts(*text));
+    has_config_ = true;
+  }
+  for (const std::string& name : files_.others) {
+    auto added = assembler_.AddFile(0, files_.prefix + name);
+    if (!added) CKPT_RETURN_IF_ERROR(LeaveOut(std::move(added).error(), assembler_.header()));
+  }
+  if (config_.weights.empty() || files_.weights.empty()) return {};
+  const bool same = config_.weights == files_.index || config_.weights == files_.weights.front();
+  if (same) return {};
+  return Fail(ErrorCode::kUnsupported,
+              StrCat(files_.directory, "/config.json: its transformers_weights name '", config_.weights,
+                     "'; adopt that file by itself"));
+}
+
+void Reader::FillHeader() {
+  StepModel& header = assembler_.header();
+  header.framework = "huggingface";
+  header.framework_version = config_.version;
+  header.id = candidate_.id;
+  header.iteration = candidate_.iteration;
+  uint64_t most = 0;
+  for (const auto& [dtype, elements] : elements_) {
+    if (elements > most) header.model_dtype = dtype;
+    most = std::max(most, elements);
+  }
+  if (Quantised()) {
+    header.notes.push_back(StrCat("quantised",
+                                  config_.quantisation.empty() ? "" : StrCat(" (", config_.quantisation, ")"),
+                                  ": tensors are shown as they are stored and never cut"));
+  }
+  if (has_config_ && config_.tied.value_or(false) && names_.contains(kHead) &&
+      !aliases_.contains(std::string(kHead))) {
+    header.notes.push_back("config.json says tie_word_embeddings, and the files hold a lm_head.weight "
+                           "of its own: it is shown as a parameter");
+  }
+  std::set<std::string> left_out;
+  for (const WeightsFile& content : contents_) {
+    left_out.insert(content.left_out.begin(), content.left_out.end());
+  }
+  AddLeftOutNote(left_out, header);
+}
+
+Result<StepModel> Reader::Read() && {
+  CKPT_RETURN_IF_ERROR(RegisterFiles());
+  CKPT_RETURN_IF_ERROR(ReadWeights());
+  CKPT_RETURN_IF_ERROR(CarryFiles());
+  TieByStorage();
+  TieByConfig();
+  CKPT_RETURN_IF_ERROR(DeclareParameters());
+  FillHeader();
+  return std::move(assembler_).Finish();
+}
+
+}  // namespace ckptfs::huggingface

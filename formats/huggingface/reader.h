@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reader indexes one Hugging Face directory, or one file of weights: whole
+// parameters, each with a weight and nothing else, ties as transformers makes
+// them, and the model files beside them.
+//
+// Thread safety: one reader per step; Read parses files on TBB's threads.
+// Lifetime: candidate and options must outlive the reader.
+
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/assembler.h"
+#include "core/ingest/source.h"
+#include "formats/huggingface/names.h"
+#include "formats/huggingface/shard_index.h"
+#include "formats/huggingface/weights_file.h"
+#include "formats/model_files/config_text.h"
+#include "formats/sharding/sharding.h"
+
+namespace ckptfs::huggingface {
+
+// The files of a step, by names in its directory.
+struct StepFiles {
+  std::string directory;             // absolute
+  std::string prefix;                // of it below the candidate's root: "" or with '/'
+  std::vector<std::string> weights;  // what tensors are read from
+  std::string index;                 // "" without one
+  WeightMap map;                     // what the index says
+  std::vector<std::string> others;   // not read: shown as they are
+};
+
+// kInvalid names the file and the rule (an index, several variants), kUnsupported
+// an adapter.  Files that the index names need not be there.
+Result<StepFiles> ListStep(const StepCandidate& candidate);
+
+class Reader {
+ public:
+  Reader(const StepCandidate& candidate, const SourceOptions& options, StepFiles files);
+
+  Result<StepModel> Read() &&;
+
+ private:
+  Status RegisterFiles();
+  Status ReadWeights();
+  Status CheckIndex() const;
+  void TieByStorage();
+  void TieByConfig();
+  Status DeclareParameters();
+  Status DeclareWeight(const StoredWeight& weight, const ShardingRules& rules);
+  Status CarryFiles();
+  void FillHeader();
+  bool Quantised() const;
+
+  const StepCandidate& candidate_;
+  const SourceOptions& options_;
+  StepFiles files_;
+  Assembler assembler_;
+  ConfigFacts config_;
+  bool has_config_ = false;
+  std::vector<BlobIndex> blobs_;       // of files_.weights
+  std::vector<WeightsFile> contents_;  // the same
+  std::map<std::string, std::string> aliases_;  // second name -> name
+  std::set<std::string, std::less<>> names_;    // of tensors that are read
+  std::map<DType, uint64_t> elements_;  // of floats
+};
+
+}  // namespace ckptfs::huggingface

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/weights_file.h"
+
+#include <array>
+#include <set>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/blob/safetensors_header.h"
+#include "core/io/file_root.h"
+#include "formats/directory.h"
+#include "formats/huggingface/names.h"
+#include "formats/torch/stored_tensor.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+// Trainers' own files wrap the state_dict.
+constexpr std::array<std::string_view, 4> kWrappers = {"state_dict", "model_state_dict", "model",
+                                                       "module"};
+
+// tf and flax keep some matrices the other way round.
+Status CheckFormat(const std::map<std::string, std::string>& metadata) {
+  const auto format = metadata.find("format");
+  if (format == metadata.end() || format->second == "pt" || format->second == "mlx") return {};
+  return Fail(ErrorCode::kUnsupported,
+              StrCat("its __metadata__ says format '", format->second, "', which is not torch's"));
+}
+
+Result<SafetensorsHeader> ReadHeader(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
+  if (file->size() < 8) return Fail(ErrorCode::kInvalid, "safetensors: shorter than its length field");
+  CKPT_ASSIGN_OR_RETURN(const std::string first, file->Read(0, 8, "the header's length"));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file->size()));
+  CKPT_ASSIGN_OR_RETURN(const std::string head, file->Read(0, 8 + length, "the header"));
+  return ParseSafetensorsHeader(head, file->size());
+}
+
+Result<WeightsFile> ReadSafetensors(const std::string& path, BlobIndex blob) {
+  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadHeader(path));
+  CKPT_RETURN_IF_ERROR(CheckFormat(header.metadata));
+  WeightsFile out;
+  std::set<std::string_view> names;
+  for (const SafetensorsEntry& entry : header.entries) {
+    names.insert(entry.name);
+    if (ByteWidth(entry.dtype) == 0) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("'", entry.name, "' is ", SafetensorsName(entry.dtype),
+                         ": elements of less than a byte are not understood"));
+    }
+    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(entry.shape));
+    const Fragment fragment{0, elements, blob, header.data_offset + entry.begin, entry.dtype};
+    out.weights.push_back(
+        {entry.name, entry.dtype, entry.shape, {WholeTensor(entry.shape), fragment}, ""});
+  }
+  // safetensors.torch.save_model tells what it dropped: {second name: name}.
+  for (const auto& [key, value] : header.metadata) {
+    if (!names.contains(key) && names.contains(value)) out.aliases.emplace(key, value);
+  }
+  return out;
+}
+
+// The dict of tensors in a torch file.
+PickleRef StateDictOf(PickleRef root) {
+  const auto holds_tensors = [](PickleRef dict) {
+    for (const auto& [key, value] : dict.IsDict() ? dict.Items()
+                                                  : std::vector<std::pair<PickleRef, PickleRef>>()) {
+      if (value.Tensor() != nullptr || value.IsOtherTensor()) return true;
+    }
+    return false;
+  };
+  if (holds_tensors(root)) return root;
+  for (const std::string_view key : kWrappers) {
+    const PickleRef inner = root.IsDict() ? root[key] : PickleRef();
+    if (inner && holds_tensors(inner)) return inner;
+  }
+  return PickleRef();
+}
+
+Result<WeightsFile> ReadTorch(const std::string& path, BlobIndex blob) {
+  CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(path));
+  const PickleRef dict = StateDictOf(file.root());
+  if (!dict) return Fail(ErrorCode::kInvalid, "not a state_dict: no dict of tensors in it");
+  CKPT_ASSIGN_OR_RETURN(TensorDict tensors, TensorDictOf(dict, file, blob));
+  WeightsFile out;
+  out.left_out = std::move(tensors.left_out);
+  for (NamedTensor& entry : tensors.tensors) {
+    const FileTensor& tensor = entry.tensor;
+    auto held = tensor.As(WholeTensor(tensor.shape()));
+    if (!held) return Fail(std::move(held).error().WithContext(StrCat("'", entry.name, "'")));
+    const bool shared = tensor.elements() > 0 && tensor.dense();
+    std::string storage = shared ? StrCat(tensor.storage_key(), "+", tensor.storage_offset(), " ",
+                                          DTypeName(tensor.dtype()), ShapeToString(tensor.shape()))
+                                 : "";
+    out.weights.push_back({std::move(entry.name), tensor.dtype(), tensor.shape(), *std::move(held),
+                           std::move(storage)});
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<WeightsFile> ReadWeightsFile(const std::string& path, BlobIndex blob) {
+  const bool torch = IsTorchName(path);
+  auto out = torch ? ReadTorch(path, blob) : ReadSafetensors(path, blob);
+  if (out) return out;
+  Error error = std::move(out).error();
+  // A torch file's own errors begin with its path.
+  return Fail(error.message.starts_with(path) ? std::move(error) : std::move(error).WithContext(path));
+}
+
+}  // namespace ckptfs::huggingface

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One file of weights: its tensors and where their bytes lie.  safetensors by its
+// header; a torch file whose root is a state_dict, or holds one under "state_dict",
+// "model_state_dict", "model" or "module".
+//
+// Thread safety: pure but for reading the file.
+
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/model/step_model.h"
+#include "formats/torch/file_tensor.h"
+
+namespace ckptfs::huggingface {
+
+struct StoredWeight {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+  FileTensor::Held held;  // all of it
+  // Torch files: the same for names of one tensor; empty where that cannot be.
+  std::string storage;
+};
+
+struct WeightsFile {
+  std::vector<StoredWeight> weights;           // in the file's order
+  std::map<std::string, std::string> aliases;  // second names that the file itself tells
+  std::vector<std::string> left_out;           // entries that are not tensors
+};
+
+// kInvalid names file and rule; kUnsupported for tensors of less than a byte an
+// element and for files that another framework's layout is in.
+// BLOCKS: on reading the header.
+Result<WeightsFile> ReadWeightsFile(const std::string& path, BlobIndex blob);
+
+}  // namespace ckptfs::huggingface

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a config.json of transformers says that matters to its weights, and the
+// one change that a view may make to its text: the dtype, as save_pretrained
+// writes it.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/tensor/dtype.h"
+
+namespace ckptfs {
+
+struct ConfigFacts {
+  std::string model_type;
+  std::string version;         // transformers_version
+  std::string weights;         // transformers_weights: a file name of its own
+  std::string quantisation;    // quant_method; "unknown" where it is not said
+  std::vector<std::string> architectures;
+  std::optional<bool> tied;    // tie_word_embeddings
+};
+
+// kInvalid unless the text is a JSON object.  What is not of the expected type
+// counts as not said.
+Result<ConfigFacts> ReadConfigFacts(std::string_view config);
+
+// The text with every dtype it names for the weights (dtype, torch_dtype; in it and
+// in the configs of its parts) replaced by `shown` where it is another float;
+// the rest byte for byte.  REQUIRES: ReadConfigFacts accepts it.
+std::string WithDType(std::string_view config, DType shown);
+
+}  // namespace ckptfs

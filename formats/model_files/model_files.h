@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ModelFiles are what loaders look for beside a model's weights: config.json,
+// generation_config.json, tokenizers, templates, code.  A step carries those of
+// its directory, byte for byte: short ones in the manifest, others as blobs.
+//
+//   document "model_files" = {name: text, or the index of a blob}
+//
+// Thread safety: values and pure functions but for reading files.
+// Units: bytes.
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/assembler.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+struct ModelFile {
+  std::string name;
+  std::variant<std::shared_ptr<const std::string>, BlobIndex> body;
+
+  const std::string* text() const;  // null: it is a blob
+};
+
+// Sorted by name.
+struct ModelFiles {
+  std::vector<ModelFile> files;
+
+  const ModelFile* Find(std::string_view name) const;
+  // The text of config.json, null without one.
+  const std::string* config() const;
+};
+
+inline constexpr std::string_view kModelConfig = "config.json";
+
+// True for the names of such files; of weights, their index, and what a trainer
+// keeps for itself it is false.
+bool IsModelFile(std::string_view name);
+
+// The model files in the first of `directories` (below the root, "" or with '/' at
+// the end) that has a config.json, carried with the step.  What cannot be read is
+// left out with a note.  Returns what is carried.  BLOCKS: on reading them.
+// REQUIRES: all files that something is read of were added to the assembler.
+Result<ModelFiles> CarryModelFiles(Assembler& assembler, uint32_t root,
+                                   const std::vector<std::string>& directories);
+
+// Notes that a file which nothing is read of is left out, or fails where a device
+// does.
+Status LeaveOut(Error why, StepModel& header);
+
+// What a step carries.  kInvalid for a document that is not of this form.
+Result<ModelFiles> ModelFilesOf(const StepModel& step);
+
+// The model files of a directory that belongs to no step (mount --hf-config), as
+// texts.  kInvalid if it does not have a config.json that is a JSON object, or
+// they are long.
+Result<ModelFiles> ReadModelFiles(const std::string& directory);
+
+}  // namespace ckptfs

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/model_files/model_files.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "formats/model_files/config_text.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<std::string> Names(const ModelFiles& files) {
+  std::vector<std::string> out;
+  for (const ModelFile& file : files.files) out.push_back(file.name);
+  return out;
+}
+
+TEST(ConfigTextTest, ReadsWhatMattersToWeights) {
+  const auto facts = ReadConfigFacts(
+      R"({"architectures": ["LlamaForCausalLM", 3], "model_type": "llama", "tie_word_embeddings": false,
+          "quantization_config": {"bits": 4}, "transformers_version": 5})");
+  ASSERT_TRUE(facts);
+  EXPECT_THAT(facts->architectures, ElementsAre("LlamaForCausalLM"));
+  EXPECT_EQ(facts->tied, std::optional(false));
+  EXPECT_EQ(facts->quantisation, "unknown");
+  EXPECT_EQ(facts->version, "");
+  EXPECT_FALSE(ReadConfigFacts("[1]"));
+  EXPECT_FALSE(ReadConfigFacts("{\"a\": "));
+  EXPECT_FALSE(ReadConfigFacts(std::string(100000, '[')));
+}
+
+TEST(ConfigTextTest, OnlyTheDTypesOfWeightsAreReplaced) {
+  const std::string config =
+      R"({ "dtype":"float32", "a": ["dtype", "float32"], "x_config": ["dtype", "float32"],
+  "text_config": {"torch_dtype": "float16", "deep_config": {"dtype": "float32"}, "q": "a\"dtype\":\"float32"},
+  "quantization_config": {"dtype": "float32"}, "other": {"dtype": "float32"},
+  "torch_dtype": null, "n": 1e-05 })";
+  EXPECT_EQ(WithDType(config, DType::kBF16),
+            R"({ "dtype":"bfloat16", "a": ["dtype", "float32"], "x_config": ["dtype", "float32"],
+  "text_config": {"torch_dtype": "bfloat16", "deep_config": {"dtype": "float32"}, "q": "a\"dtype\":\"float32"},
+  "quantization_config": {"dtype": "float32"}, "other": {"dtype": "float32"},
+  "torch_dtype": null, "n": 1e-05 })");
+  EXPECT_EQ(WithDType(R"({"dtype": "float32"})", DType::kF32), R"({"dtype": "float32"})");
+  EXPECT_EQ(WithDType(R"({"dtype": "int8"})", DType::kF32), R"({"dtype": "int8"})");
+}
+
+TEST(ModelFilesTest, NamesOfModelFiles) {
+  for (const char* name : {"config.json", "tokenizer.model", "vocab.txt", "chat_template.jinja",
+                           "modeling_new.py", "generation_config.json"}) {
+    EXPECT_TRUE(IsModelFile(name)) << name;
+  }
+  for (const char* name : {"model.safetensors.index.json", "trainer_state.json", "zero_to_fp32.py",
+                           "ds_config.json", "training_args.bin", ".model", "README.md", ""}) {
+    EXPECT_FALSE(IsModelFile(name)) << name;
+  }
+}
+
+TEST(ModelFilesTest, AreCarriedAsTextsOrBlobs) {
+  const TemporaryDirectory directory;
+  const std::string long_text(100000, 'x');
+  directory.Write("tag/data", "0123");
+  directory.Write("config.json", "{}");
+  directory.Write("tokenizer.json", long_text);
+  directory.Write("vocab.txt", "not \xff UTF-8");
+  directory.Write("merges.txt", "#version\n");
+  Assembler assembler;
+  const uint32_t root = assembler.AddRoot(directory.path());
+  ASSERT_TRUE(assembler.AddFile(root, "tag/data"));
+  const auto carried = CarryModelFiles(assembler, root, {"tag/", ""});
+  ASSERT_TRUE(carried) << carried.error().message;
+  const StepModel step = std::move(assembler).Finish().value();
+  const auto files = ModelFilesOf(step);
+  ASSERT_TRUE(files) << files.error().message;
+  EXPECT_EQ(Names(*files), Names(*carried));
+  EXPECT_THAT(Names(*files), ElementsAre("config.json", "merges.txt", "tokenizer.json", "vocab.txt"));
+  EXPECT_EQ(*files->config(), "{}");
+  EXPECT_EQ(*files->Find("merges.txt")->text(), "#version\n");
+  for (const char* name : {"tokenizer.json", "vocab.txt"}) {
+    ASSERT_EQ(files->Find(name)->text(), nullptr);
+    EXPECT_EQ(step.blob(std::get<BlobIndex>(files->Find(name)->body)).path, name);
+  }
+}
+
+TEST(ModelFilesTest, AConfigThatCannotBeCarriedLeavesANote) {
+  const TemporaryDirectory elsewhere;
+  const std::string secret = elsewhere.Write("config.json", R"({"secret": 1})");
+  const TemporaryDirectory directory;
+  directory.Write("broken/config.json", "{");
+  std::filesystem::create_directory(directory.path() + "/linked");
+  std::filesystem::create_symlink(secret, directory.path() + "/linked/config.json");
+  Assembler assembler;
+  const uint32_t root = assembler.AddRoot(directory.path());
+  const auto carried = CarryModelFiles(assembler, root, {"broken/", "linked/", ""});
+  ASSERT_TRUE(carried) << carried.error().message;
+  EXPECT_TRUE(carried->files.empty());
+  EXPECT_THAT(assembler.header().notes,
+              ElementsAre(HasSubstr("broken/config.json"), HasSubstr("linked/config.json")));
+  EXPECT_TRUE(assembler.header().documents.empty());
+}
+
+TEST(ModelFilesTest, OfADirectoryThatAMountNames) {
+  const TemporaryDirectory directory;
+  EXPECT_FALSE(ReadModelFiles(directory.path()));
+  directory.Write("config.json", "{}");
+  directory.Write("model.safetensors", "not one of them");
+  directory.Write("tokenizer.json", std::string(100000, 'x'));
+  const auto files = ReadModelFiles(directory.path());
+  ASSERT_TRUE(files) << files.error().message;
+  EXPECT_THAT(Names(*files), ElementsAre("config.json", "tokenizer.json"));
+  EXPECT_EQ(files->Find("tokenizer.json")->text()->size(), 100000u);
+  EXPECT_FALSE(ReadModelFiles(directory.path() + "/missing"));
+}
+
+}  // namespace
+}  // namespace ckptfs

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/huggingface/names.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "formats/huggingface/shard_index.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string Chosen(std::vector<std::string> names) {
+  const auto chosen = ChooseWeights(names);
+  if (!chosen) return "refused: " + chosen.error().message;
+  return *chosen ? (*chosen)->file : "nothing";
+}
+
+TEST(ChooseWeightsTest, FollowsTheOrderOfFromPretrained) {
+  EXPECT_EQ(Chosen({"pytorch_model.bin", "model.safetensors.index.json", "model.safetensors"}),
+            "model.safetensors");
+  EXPECT_EQ(Chosen({"pytorch_model.bin", "model.safetensors.index.json"}),
+            "model.safetensors.index.json");
+  EXPECT_EQ(Chosen({"pytorch_model.bin.index.json", "pytorch_model.bin"}), "pytorch_model.bin");
+  EXPECT_EQ(Chosen({"pytorch_model.bin.index.json", "config.json"}), "pytorch_model.bin.index.json");
+  EXPECT_EQ(Chosen({"model.fp16.safetensors", "pytorch_model.bin"}), "pytorch_model.bin");
+}
+
+TEST(ChooseWeightsTest, OtherNamesAreNotWeights) {
+  EXPECT_EQ(Chosen({"config.json", "model-00001-of-00002.safetensors", "model..safetensors",
+                    "modelx.safetensors", "model.a.b.safetensors", "optimizer.pt"}),
+            "nothing");
+}
+
+TEST(ChooseWeightsTest, AVariantAloneIsTakenAndOfSeveralNone) {
+  EXPECT_EQ(Chosen({"model.fp16.safetensors", "pytorch_model.fp16.bin"}), "model.fp16.safetensors");
+  EXPECT_EQ(Chosen({"model.safetensors.index.fp16.json"}), "model.safetensors.index.fp16.json");
+  EXPECT_THAT(Chosen({"model.fp16.safetensors", "model.ema.safetensors"}), HasSubstr("refused"));
+}
+
+TEST(ChooseWeightsTest, AnAdapterIsTold) {
+  const std::vector<std::string> names{"adapter_config.json", "adapter_model.safetensors"};
+  const auto chosen = ChooseWeights(names);
+  ASSERT_TRUE(chosen && *chosen);
+  EXPECT_TRUE((*chosen)->adapter);
+}
+
+TEST(ShardIndexTest, ReadsTheWeightMapOnly) {
+  const auto map = ParseShardIndex(
+      R"({"metadata": {"total_size": 1e3, "weight_map": {"x": "../y"}}, "more": [["weight_map"]],
+          "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "other"}})");
+  ASSERT_TRUE(map) << map.error().message;
+  EXPECT_EQ(*map, (WeightMap{{"a", "model-00001-of-00002.safetensors"}, {"b", "other"}}));
+}
+
+TEST(ShardIndexTest, HostileIndexesAreRefusedByRule) {
+  const std::pair<std::string, std::string> cases[] = {
+      {R"({"weight_map": {"a": "../x"}})", "same directory"},
+      {R"({"weight_map": {"a": "/etc/shadow"}})", "same directory"},
+      {R"({"weight_map": {"a": ".."}})", "same directory"},
+      {R"({"weight_map": {"a": ""}})", "same directory"},
+      {R"({"weight_map": {"a": "x\u0000y"}})", "same directory"},
+      {R"({"weight_map": {"a": "f", "a": "g"}})", "twice"},
+      {R"({"weight_map": {"a": 1}})", "not in a file"},
+      {R"({"weight_map": {"a": {"b": "f"}}})", "not in a file"},
+      {R"({"weight_map": ["a"]})", "not an object"},
+      {R"({"weight_map": {}, "weight_map": {"a": "f"}})", "two weight_maps"},
+      {R"({"weight_map": {}})", "empty"},
+      {R"({"metadata": {}})", "no weight_map"},
+      {R"(["weight_map"])", "no weight_map"},
+      {R"({"weight_map": {"a": "f"})", "not JSON"},
+      {std::string(100000, '['), "weight_map"},
+      {R"({"x": )" + std::string(100000, '['), "nested"}};
+  for (const auto& [text, rule] : cases) {
+    const auto map = ParseShardIndex(text);
+    ASSERT_FALSE(map) << text.substr(0, 60);
+    EXPECT_THAT(map.error().message, HasSubstr(rule)) << text.substr(0, 60);
+  }
+}
+
+TEST(ShardIndexTest, ShardsHoldAtMostTheLimitAndLargeTensorsStandAlone) {
+  const std::vector<uint64_t> sizes{4, 4, 2, 11, 1, 10, 0};
+  EXPECT_THAT(SplitShards(sizes, 10), ElementsAre(3, 1, 1, 2));
+  EXPECT_THAT(SplitShards(std::vector<uint64_t>{1, 2}, 10), ElementsAre(2));
+  EXPECT_THAT(SplitShards(std::vector<uint64_t>{}, 10), ElementsAre());
+}
+
+TEST(ShardIndexTest, NamesAndTextAreThoseOfTransformers) {
+  EXPECT_EQ(ShardName(0, 1), "model.safetensors");
+  EXPECT_EQ(ShardName(1, 3), "model-00002-of-00003.safetensors");
+  EXPECT_EQ(PrintShardIndex({{"b", "f"}, {"a", "g"}}, 12, 3).value(),
+            "{\n  \"metadata\": {\n    \"total_parameters\": 3,\n    \"total_size\": 12\n  },\n"
+            "  \"weight_map\": {\n    \"a\": \"g\",\n    \"b\": \"f\"\n  }\n}\n");
+  EXPECT_FALSE(PrintShardIndex({{"\xff", "f"}}, 1, 1));
+}
+
+}  // namespace
+}  // namespace ckptfs::huggingface
