@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 
 #include "core/io/file_root.h"
 
@@ -50,6 +51,15 @@ Result<int64_t> NewestEntry(const std::string& path) {
     newest = std::max(newest, int64_t{info->st_mtim.tv_sec} * 1'000'000'000 + info->st_mtim.tv_nsec);
   }
   return newest;
+}
+
+std::optional<uint64_t> TrainerIteration(std::string_view name) {
+  constexpr std::string_view kPrefix = "checkpoint-";
+  uint64_t iteration = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char* end = name.data() + name.size();
+  const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, iteration);
+  return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(iteration) : std::nullopt;
 }
 
 Result<bool> IsDirectory(const std::string& path) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/result.h"
@@ -33,6 +34,10 @@ Result<TorchFile> OpenTorch(const std::string& path);
 
 // Newest modification of a directory and its direct entries, or of a file.
 Result<int64_t> NewestEntry(const std::string& path);
+
+// "500" of "checkpoint-500", which transformers' Trainer saves into its output;
+// nothing for other names.
+std::optional<uint64_t> TrainerIteration(std::string_view name);
 
 Result<bool> IsDirectory(const std::string& path);
 Result<bool> IsRegularFile(const std::string& path);

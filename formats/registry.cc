@@ -2,10 +2,13 @@
 
 #include "formats/registry.h"
 
+#include <utility>
+
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/huggingface/source.h"
+#include "formats/huggingface/view.h"
 #include "formats/rank/rank_view.h"
 
 namespace ckptfs {
@@ -18,10 +21,11 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
   return sources;
 }
 
-std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats() {
+std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFiles> models) {
   std::vector<std::unique_ptr<ViewFormat>> formats;
   formats.push_back(std::make_unique<RankFormat>());
   formats.push_back(std::make_unique<deepspeed::UniversalFormat>());
+  formats.push_back(std::make_unique<HuggingFaceFormat>(nullptr, std::move(models)));
   return formats;
 }
 

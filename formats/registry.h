@@ -8,15 +8,19 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/ingest/source.h"
 #include "core/view/view_format.h"
+#include "formats/model_files/model_files.h"
 
 namespace ckptfs {
 
 // In the order in which they are asked to detect a path.
 std::vector<std::unique_ptr<Source>> MakeSources();
-std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats();
+// `models`: files of the model for steps that do not have theirs (--hf-config).
+std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(
+    std::optional<ModelFiles> models = std::nullopt);
 
 }  // namespace ckptfs

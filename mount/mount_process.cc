@@ -222,7 +222,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   RefreshDaemons(request.store);
   CKPT_RETURN_IF_ERROR(PrepareMountpoint(request));
   daemon.catalogue = std::make_unique<StepCatalogue>(*daemon.store);
-  daemon.formats = MakeViewFormats();
+  daemon.formats = MakeViewFormats(request.models);
 
   SessionOptions session;
   session.mountpoint = request.mountpoint;

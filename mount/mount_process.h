@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "formats/model_files/model_files.h"
 #include "fs/filesystem.h"
 #include "mount/adoption.h"
 
@@ -26,6 +27,7 @@ struct MountRequest {
   std::optional<std::string> step;
   bool follow = false;
   std::vector<Layout> layouts;
+  std::optional<ModelFiles> models;  // for steps that do not have theirs
   RootMap roots;
   std::optional<ServingMode> mode;
   uint64_t budget_bytes = 0;        // 0: the filesystem's default

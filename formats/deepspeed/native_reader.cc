@@ -329,7 +329,7 @@ Result<StepModel> NativeReader::Read() && {
     const auto found = known_.find(stored);
     if (found != known_.end()) assembler_.AddAlias(alias, found->second.index);
   }
-  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, 0, {prefix_, ""}));
+  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, 0, prefix_));
   return std::move(assembler_).Finish();
 }
 

@@ -58,6 +58,29 @@ StepCandidate PointerCandidate(const std::string& path, std::string_view pointer
   return out;
 }
 
+// Of a Trainer's output the steps in its checkpoint-N/, whose save directories
+// those are; the run is the output.
+Status AddTrainerSteps(const std::string& path, std::string_view pointer, const IsStep& is_step,
+                       std::vector<StepCandidate>& out) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> outer, Subdirectories(path));
+  for (const std::string& checkpoint : outer) {
+    if (!TrainerIteration(checkpoint)) continue;
+    const std::string save = StrCat(path, "/", checkpoint);
+    const auto latest = ReadTag(save, pointer);
+    if (!latest && latest.error().code != ErrorCode::kInvalid) return Fail(latest.error());
+    CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, Subdirectories(save));
+    for (const std::string& name : names) {
+      const std::string directory = StrCat(save, "/", name);
+      CKPT_ASSIGN_OR_RETURN(const bool step, is_step(directory));
+      if (!step) continue;
+      CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(directory, path));
+      candidate.latest = latest && *latest == name;
+      out.push_back(std::move(candidate));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Status CheckPointer(const StepCandidate& step) {
@@ -103,6 +126,7 @@ Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::strin
       out.back().latest = latest && *latest == folder + name;
     }
   }
+  CKPT_RETURN_IF_ERROR(AddTrainerSteps(path, pointer, is_step, out));
   if (!latest) out.push_back(PointerCandidate(path, pointer));
   return out;
 }

@@ -3,7 +3,8 @@
 // Which directories below a path are DeepSpeed steps: the path itself, or every
 // tag of a save directory, its pointer file naming the newest.  Where that is a
 // path ("epoch1/step5"), the steps beside it are found, too, and the folder they
-// lie in is their save directory.
+// lie in is their save directory.  Of transformers' Trainer the output is taken,
+// too, with the steps in its checkpoint-N/.
 //
 // Thread safety: pure but for reading directories.
 

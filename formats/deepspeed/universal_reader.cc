@@ -550,7 +550,7 @@ Result<StepModel> UniversalReader::Read() && {
     const auto found = parameters_.find(target);
     if (found != parameters_.end()) assembler_.AddAlias(alias, found->second);
   }
-  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, 0, {prefix_, ""}));
+  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, 0, prefix_));
   return std::move(assembler_).Finish();
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 
 #include "core/base/strings.h"
@@ -75,15 +74,6 @@ bool IsTorchName(std::string_view name) { return !name.ends_with(".safetensors")
 bool IsPlainName(std::string_view name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
          name.find('\0') == std::string_view::npos;
-}
-
-std::optional<uint64_t> IterationOfCheckpoint(std::string_view name) {
-  constexpr std::string_view kPrefix = "checkpoint-";
-  uint64_t iteration = 0;
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const char* end = name.data() + name.size();
-  const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, iteration);
-  return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(iteration) : std::nullopt;
 }
 
 }  // namespace ckptfs::huggingface

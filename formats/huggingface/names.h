@@ -44,7 +44,4 @@ bool IsTorchName(std::string_view name);
 // True for a name of one component that is no link upwards.
 bool IsPlainName(std::string_view name);
 
-// "500" of "checkpoint-500"; nothing for other names.
-std::optional<uint64_t> IterationOfCheckpoint(std::string_view name);
-
 }  // namespace ckptfs::huggingface

@@ -234,7 +234,7 @@ Status Reader::DeclareParameters() {
 
 // First the model files, whose config tells of ties; logs and the like last.
 Status Reader::CarryFiles() {
-  CKPT_ASSIGN_OR_RETURN(const ModelFiles carried, CarryModelFiles(assembler_, 0, {files_.prefix}));
+  CKPT_ASSIGN_OR_RETURN(const ModelFiles carried, CarryModelFiles(assembler_, 0, files_.prefix));
   if (const std::string* text = carried.config()) {
     CKPT_ASSIGN_OR_RETURN(config_, ReadConfigFacts(*text));
     has_config_ = true;

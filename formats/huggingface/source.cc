@@ -27,13 +27,19 @@ std::string ParentOf(const std::string& path) {
   return slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
 }
 
-// A directory in which weights are, whatever Complete will say of them.
+// A directory in which weights are, whatever Complete will say of them; an adapter
+// only where nothing else can be meant.
 Result<bool> HasWeights(const std::string& directory) {
   CKPT_ASSIGN_OR_RETURN(const bool there, IsDirectory(directory));
   if (!there) return false;
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(directory));
   const auto chosen = huggingface::ChooseWeights(names);
-  return !chosen || chosen->has_value();
+  if (!chosen || !*chosen || !(*chosen)->adapter) return !chosen || chosen->has_value();
+  for (const std::string& name : names) {
+    CKPT_ASSIGN_OR_RETURN(const bool deeper, IsDirectory(StrCat(directory, "/", name)));
+    if (deeper) return false;
+  }
+  return true;
 }
 
 Result<StepCandidate> CandidateOf(const std::string& path, const std::string& root) {
@@ -41,7 +47,7 @@ Result<StepCandidate> CandidateOf(const std::string& path, const std::string& ro
   out.directory = path;
   out.root = root;
   out.id = LastComponent(path);
-  out.iteration = huggingface::IterationOfCheckpoint(out.id).value_or(0);
+  out.iteration = TrainerIteration(out.id).value_or(0);
   CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(path));
   return out;
 }
@@ -57,7 +63,7 @@ std::optional<std::string> HubFolder(const std::string& snapshot) {
 // Where links of the directory may lead.
 std::string RootOf(const std::string& directory) {
   if (const auto hub = HubFolder(directory)) return *hub;
-  const bool trainer = huggingface::IterationOfCheckpoint(LastComponent(directory)).has_value();
+  const bool trainer = TrainerIteration(LastComponent(directory)).has_value();
   return trainer ? ParentOf(directory) : directory;
 }
 
@@ -88,7 +94,7 @@ class HuggingFaceSource : public Source {
       }
     }
     for (const std::string& name : names) {
-      if (!huggingface::IterationOfCheckpoint(name)) continue;
+      if (!TrainerIteration(name)) continue;
       CKPT_RETURN_IF_ERROR(add(StrCat(path, "/", name), path));
     }
     return out;

@@ -154,14 +154,17 @@ Status LeaveOut(Error why, StepModel& header) {
 }
 
 Result<ModelFiles> CarryModelFiles(Assembler& assembler, uint32_t root,
-                                   const std::vector<std::string>& directories) {
-  for (const std::string& directory : directories) {
+                                   std::string directory) {
+  while (true) {
     CKPT_ASSIGN_OR_RETURN(ModelFiles files, CarryDirectory(assembler, root, directory));
-    if (files.files.empty()) continue;
-    assembler.header().documents.push_back(Render(files));
-    return files;
+    if (!files.files.empty()) {
+      assembler.header().documents.push_back(Render(files));
+      return files;
+    }
+    if (directory.empty()) return files;
+    directory.resize(directory.size() - 1);  // to the directory above
+    directory.resize(directory.find_last_of('/') + 1);
   }
-  return ModelFiles();
 }
 
 Result<ModelFiles> ModelFilesOf(const StepModel& step) {

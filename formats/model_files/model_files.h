@@ -45,12 +45,13 @@ inline constexpr std::string_view kModelConfig = "config.json";
 // keeps for itself it is false.
 bool IsModelFile(std::string_view name);
 
-// The model files in the first of `directories` (below the root, "" or with '/' at
-// the end) that has a config.json, carried with the step.  What cannot be read is
+// The model files in the first directory that has a config.json, of `directory`
+// (below the root, "" or with '/' at the end) and those above it up to the root,
+// carried with the step.  What cannot be read is
 // left out with a note.  Returns what is carried.  BLOCKS: on reading them.
 // REQUIRES: all files that something is read of were added to the assembler.
 Result<ModelFiles> CarryModelFiles(Assembler& assembler, uint32_t root,
-                                   const std::vector<std::string>& directories);
+                                   std::string directory);
 
 // Notes that a file which nothing is read of is left out, or fails where a device
 // does.

@@ -9,16 +9,10 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/view/shard.h"
+#include "core/view/shown_weight.h"
 
 namespace ckptfs {
 namespace {
-
-// The atom a weight is shown from, and as what.
-struct WeightChoice {
-  AtomIndex atom{};
-  DType dtype = DType::kF32;
-  bool derived = false;
-};
 
 bool IsWhole(const LocalTensor& local, const Shape& atom) {
   return local.shape == atom && local.pieces.size() == 1 && local.pieces[0].shape == atom &&
@@ -33,27 +27,6 @@ bool IsScaled(const LocalTensor& local) {
 bool SameDegrees(const Layout& a, const Layout& b) {
   return a.tp == b.tp && a.pp == b.pp && a.dp == b.dp && a.ep == b.ep && a.etp == b.etp &&
          a.cp == b.cp && a.vpp == b.vpp && a.zero == b.zero;
-}
-
-// As stored; where the layout asks for another dtype, from the master if there
-// is one, so that nothing is rounded twice.  Buffers are never cast.
-std::optional<WeightChoice> ChooseWeight(const StepModel& step, const Layout& layout,
-                                         ParameterIndex index, std::span<const AtomIndex> atoms) {
-  std::optional<AtomIndex> weight, master;
-  for (AtomIndex atom : atoms) {
-    if (!weight && step.atom(atom).kind == "weight") weight = atom;
-    if (!master && step.atom(atom).kind == "master") master = atom;
-  }
-  if (!weight && !master) return std::nullopt;
-  const Atom& stored = step.atom(weight ? *weight : *master);
-  DType dtype = stored.dtype;
-  if (!weight && step.model_dtype) dtype = *step.model_dtype;
-  const bool castable = IsFloat(stored.dtype) && step.parameter(index).role != Role::kBuffer;
-  if (layout.dtype && castable) dtype = *layout.dtype;
-  if (weight && (dtype == stored.dtype || !master)) {
-    return WeightChoice{*weight, dtype, stored.derived || dtype != stored.dtype};
-  }
-  return WeightChoice{*master, dtype, true};
 }
 
 class Builder {
@@ -107,7 +80,7 @@ class Builder {
   }
 
   Status AddWeight(ParameterIndex index) {
-    const auto choice = ChooseWeight(step_, layout_, index, atoms_.Of(index));
+    const auto choice = WeightOf(step_, layout_, index);
     if (!choice) {
       LeaveOut(Name(index), "the step holds neither a weight nor a master");
       return {};

@@ -26,6 +26,7 @@ struct ExportFlags {
   std::string destination;
   std::string store;
   std::vector<std::string> roots;
+  std::string hf_config;
   unsigned threads = 0;
   bool json = false;
 };
@@ -56,8 +57,9 @@ Status RunExport(const ExportFlags& options) {
   job.progress = ProgressBar("export");
   const std::string source =
       step->record.run.empty() ? step->record.source : step->record.manifest.Hex();
-  const std::string identity = StrCat(source, " ", layout.ToString(), " ", part);
-  const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats());
+  const std::string identity = StrCat(source, " ", layout.ToString(), " ", part, " ", options.hf_config);
+  CKPT_ASSIGN_OR_RETURN(auto models, GivenModelFiles(options.hf_config));
+  const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats(std::move(models)));
   CKPT_ASSIGN_OR_RETURN(
       const ExportReport report,
       ExportView(*views, part, destination, identity, *blobs, AccessFor(*step, *blobs), job));
@@ -89,6 +91,7 @@ void AddExportCommand(CommandSet& commands) {
   command.Add("DEST", options->destination, "A directory, made if missing").Required();
   AddStoreOption(command, options->store);
   AddRootOption(command, options->roots);
+  AddModelFilesOption(command, options->hf_config);
   AddThreadsOption(command, options->threads, "Threads that read and write");
   AddJsonOption(command, options->json);
   command.body = [options] { return RunExport(*options); };

@@ -25,6 +25,7 @@ struct MountFlags {
   std::vector<std::string> adopt;
   std::vector<std::string> layouts;
   std::vector<std::string> roots;
+  std::string hf_config;
   std::string run;
   std::string step;
   std::string mode;
@@ -74,6 +75,7 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
     request.layouts.push_back(std::move(layout));
   }
   CKPT_ASSIGN_OR_RETURN(request.roots, ParseRoots(options.roots));
+  CKPT_ASSIGN_OR_RETURN(request.models, GivenModelFiles(options.hf_config));
   if (!options.run.empty()) request.run = options.run;
   if (!options.step.empty()) request.step = options.step;
   if (!options.mode.empty()) {
@@ -153,6 +155,7 @@ void AddMountCommand(CommandSet& commands) {
       .Value("LAYOUT")
       .Check(Checked(Layout::Parse));
   AddRootOption(command, options->roots);
+  AddModelFilesOption(command, options->hf_config);
   AddServingOptions(command, *options);
   command.Add("--allow-other", options->request.allow_other,
               "Let other users in (always for root)");

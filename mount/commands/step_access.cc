@@ -63,6 +63,19 @@ void AddRootOption(Command& command, std::vector<std::string>& roots) {
       .Check(Checked(ParseRoot));
 }
 
+void AddModelFilesOption(Command& command, std::string& directory) {
+  command.Add("--hf-config", directory,
+              "config.json and tokenizers for huggingface/ of steps without their own")
+      .Value("DIR");
+}
+
+Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory) {
+  if (directory.empty()) return std::optional<ModelFiles>();
+  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(directory));
+  CKPT_ASSIGN_OR_RETURN(ModelFiles files, ReadModelFiles(path));
+  return std::optional(std::move(files));
+}
+
 Result<RootMap> ParseRoots(const std::vector<std::string>& words) {
   RootMap roots;
   for (const std::string& word : words) {

@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "core/blob/blob_reader.h"
 #include "core/jobs/work_list.h"
 #include "core/store/store.h"
+#include "formats/model_files/model_files.h"
 #include "mount/adoption.h"
 #include "mount/commands/command.h"
 
@@ -24,6 +26,10 @@ namespace ckptfs {
 // --root FROM=TO: where a directory of the manifest lies on this machine.
 void AddRootOption(Command& command, std::vector<std::string>& roots);
 Result<RootMap> ParseRoots(const std::vector<std::string>& words);
+
+// --hf-config DIR: model files for steps that do not have a config.json.
+void AddModelFilesOption(Command& command, std::string& directory);
+Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory);
 
 // --threads N.
 void AddThreadsOption(Command& command, unsigned& threads, const std::string& description);

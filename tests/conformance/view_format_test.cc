@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "formats/deepspeed/universal/universal_view.h"
+#include "formats/huggingface/view.h"
 #include "formats/rank/rank_view.h"
 #include "tests/conformance/view_format_suite.h"
 
@@ -15,6 +16,17 @@ std::unique_ptr<ViewFormat> Make() {
 ViewFormatCase Case(std::string name, bool rank, std::string layout, TinyStepOptions step = {}) {
   return {std::move(name), rank ? Make<RankFormat> : Make<deepspeed::UniversalFormat>, step,
           std::move(layout)};
+}
+
+ViewFormatCase HuggingFace(std::string name, std::string layout, TinyStepOptions step = {}) {
+  const auto make = [] {
+    ModelFiles models;
+    for (const char* file : {"config.json", "tokenizer.json"}) {
+      models.files.push_back({file, std::make_shared<const std::string>(R"({"dtype": "float32"})")});
+    }
+    return std::make_unique<HuggingFaceFormat>(nullptr, std::move(models));
+  };
+  return {std::move(name), make, step, std::move(layout)};
 }
 
 TinyStepOptions Experts() {
@@ -42,6 +54,8 @@ const std::vector<ViewFormatCase>& Cases() {
       Case("deepspeed_whole", false, "tp1"),
       Case("deepspeed_tp2_pp2", false, "tp2_pp2_dp4"),
       Case("deepspeed_lazy", false, "dp2_zero1", Lazy()),
+      HuggingFace("huggingface_whole", "tp1"),
+      HuggingFace("huggingface_masters_only", "dp2_zero1_bf16", Lazy()),
       Case("deepspeed_experts", false, "dp4_ep2", Experts()),
   };
   return cases;

@@ -3,9 +3,12 @@
 #include "formats/deepspeed/universal/universal_files.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/base/strings.h"
+#include "core/view/shard.h"
+#include "core/view/shown_weight.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 #include "formats/deepspeed/universal/universal_info.h"
@@ -21,6 +24,11 @@ constexpr std::string_view kReadAsVersion = "0.19.7";
 // Groups an engine has and the file has not are silently not loaded, so empty
 // ones follow the source's (an empty one changes no hyper-parameter).
 constexpr size_t kParameterGroups = 64;
+
+bool IsWeightsOnly(const StepModel& step) {
+  return std::all_of(step.atoms.begin(), step.atoms.end(),
+                     [](const Atom& atom) { return atom.kind == "weight"; });
+}
 
 // A dict under construction, by string key in order.
 class DictBuilder {
@@ -67,12 +75,45 @@ std::vector<std::string> ClientKeys(const StepModel& step) {
   return keys;
 }
 
+// Of a step without an optimizer's states: the weights that a tensor-parallel
+// rank holds, for load_checkpoint(load_module_only=True).
+Status SetWeights(const StepModel& step, const Layout& layout, const ShownNames& names,
+                  uint32_t rank, ArchiveBuilder& archive, PickleItems& module) {
+  Layout cut;
+  cut.tp = layout.tp;
+  const RankCoordinate at = CoordinateOf(cut, rank);
+  std::map<ParameterIndex, NodeId> shown;
+  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
+    const ParameterIndex index{i};
+    const auto weight = WeightOf(step, layout, index);
+    if (step.parameters[i].role == Role::kBuffer || !weight) continue;
+    CKPT_ASSIGN_OR_RETURN(auto local, LocalOf(step, cut, at, step.parameters[i]));
+    CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(local->shape, weight->dtype));
+    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(local->shape));
+    const Shape shape = local->shape;
+    const AtomSegment segment{weight->atom, std::move(local), 0, elements, weight->dtype};
+    CKPT_ASSIGN_OR_RETURN(const NodeId value,
+                          archive.Tensor(weight->dtype, shape, {{bytes, segment}}));
+    module.emplace_back(archive.pickle().String(names.parameters[i]), value);
+    shown.emplace(index, value);
+  }
+  for (size_t i = 0; i < step.aliases.size(); ++i) {
+    const auto value = shown.find(step.aliases[i].parameter);
+    if (value == shown.end() || names.aliases[i].empty()) continue;
+    module.emplace_back(archive.pickle().String(names.aliases[i]), value->second);
+  }
+  return {};
+}
+
 // Buffers, which the universal loader never restores, for whoever wants to
 // load them by hand; they are small.
-Status SetBuffers(const StepModel& step, const ShownNames& names, ArchiveBuilder& archive,
-                  DictBuilder& dict) {
+Status SetModule(const StepModel& step, const Layout& layout, const ShownNames& names,
+                 uint32_t rank, ArchiveBuilder& archive, DictBuilder& dict) {
   PickleItems module;
   std::vector<NodeId> buffer_names;
+  if (IsWeightsOnly(step) && layout.pp == 1) {
+    CKPT_RETURN_IF_ERROR(SetWeights(step, layout, names, rank, archive, module));
+  }
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     if (step.parameters[i].role != Role::kBuffer) continue;
     auto atom = step.FindAtom(ParameterIndex{i}, "weight");
@@ -257,6 +298,7 @@ Result<NodeId> StateTensor(const StepModel& step, const Parameter& parameter,
 }  // namespace
 
 uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t rank) {
+  if (IsWeightsOnly(step)) return rank;
   const bool differ = std::any_of(step.documents.begin(), step.documents.end(),
                                   [](const Document& d) { return d.scope.starts_with("mp"); });
   const uint64_t source_files = uint64_t{step.layout.tp} * step.layout.pp;
@@ -267,7 +309,7 @@ Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layo
                                        const ShownNames& names, uint32_t source_rank) {
   ArchiveBuilder archive;
   DictBuilder dict(archive);
-  CKPT_RETURN_IF_ERROR(SetBuffers(step, names, archive, dict));
+  CKPT_RETURN_IF_ERROR(SetModule(step, layout, names, source_rank, archive, dict));
   SetFrozenShapes(step, names, archive, dict);
   SetDegrees(layout, archive, dict);
   for (std::string_view key : kModelStateKeys) {

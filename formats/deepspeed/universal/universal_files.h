@@ -27,7 +27,8 @@ namespace ckptfs::deepspeed {
 
 // The source's model-parallel rank that takes the place of rank `rank` of
 // index.model_files (as the loader itself maps ranks where the numbers differ);
-// 0 where the source's ranks all said the same.
+// 0 where the source's ranks all said the same; the rank itself of a step that has
+// nothing but weights, of which every rank's file holds its own.
 uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t rank);
 
 // Of that model-parallel rank: files of ranks with one source rank are equal.

@@ -72,7 +72,7 @@ TEST(ModelFilesTest, AreCarriedAsTextsOrBlobs) {
   Assembler assembler;
   const uint32_t root = assembler.AddRoot(directory.path());
   ASSERT_TRUE(assembler.AddFile(root, "tag/data"));
-  const auto carried = CarryModelFiles(assembler, root, {"tag/", ""});
+  const auto carried = CarryModelFiles(assembler, root, "tag/");
   ASSERT_TRUE(carried) << carried.error().message;
   const StepModel step = std::move(assembler).Finish().value();
   const auto files = ModelFilesOf(step);
@@ -92,15 +92,15 @@ TEST(ModelFilesTest, AConfigThatCannotBeCarriedLeavesANote) {
   const std::string secret = elsewhere.Write("config.json", R"({"secret": 1})");
   const TemporaryDirectory directory;
   directory.Write("broken/config.json", "{");
-  std::filesystem::create_directory(directory.path() + "/linked");
-  std::filesystem::create_symlink(secret, directory.path() + "/linked/config.json");
+  std::filesystem::create_directory(directory.path() + "/broken/linked");
+  std::filesystem::create_symlink(secret, directory.path() + "/broken/linked/config.json");
   Assembler assembler;
   const uint32_t root = assembler.AddRoot(directory.path());
-  const auto carried = CarryModelFiles(assembler, root, {"broken/", "linked/", ""});
+  const auto carried = CarryModelFiles(assembler, root, "broken/linked/");
   ASSERT_TRUE(carried) << carried.error().message;
   EXPECT_TRUE(carried->files.empty());
   EXPECT_THAT(assembler.header().notes,
-              ElementsAre(HasSubstr("broken/config.json"), HasSubstr("linked/config.json")));
+              ElementsAre(HasSubstr("linked/config.json"), HasSubstr("broken/config.json")));
   EXPECT_TRUE(assembler.header().documents.empty());
 }
 

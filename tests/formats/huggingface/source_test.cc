@@ -181,6 +181,8 @@ TEST_F(HuggingFaceSourceTest, AdaptersAndForeignNamesAreRefused) {
   Write("adapter_model.safetensors", Safetensors({{"a", DType::kF32, {2}}}));
   EXPECT_THAT(Refusal(), HasSubstr("an adapter"));
   EXPECT_TRUE(Read(path_ + "/adapter_model.safetensors"));
+  Write("global_step2/data", "what a trainer keeps beside it");
+  EXPECT_EQ(Refusal(), "0 steps");
   Write("model.safetensors", Safetensors({{"a", DType::kF32, {2}}}));
   EXPECT_EQ(Refusal(), "taken");
   Write("config.json", R"({"transformers_weights": "other.safetensors"})");

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/shown_tensors.h"
+
+#include <array>
+#include <set>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/model/name_normaliser.h"
+#include "core/view/shown_weight.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+// Of names that no model of transformers has.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kForeign = {{
+    {"base_layer.", "a layer that PEFT wraps, whose adapter would be lost"},
+    {"lora_", "an adapter (PEFT)"},
+    {"original_module.", "a module that PEFT wraps"},
+    {"modules_to_save.", "a module that PEFT wraps"},
+    {"deepspeed_moe.", "DeepSpeed's own experts, which transformers does not have"},
+}};
+
+// What save_pretrained drops of names that share a tensor: the heads.
+bool IsHead(std::string_view name) {
+  return name == "lm_head.weight" || name.ends_with(".lm_head.weight") ||
+         name == "embed_out.weight" || name.ends_with(".decoder.weight");
+}
+
+Status CheckName(const std::string& name) {
+  for (const auto& [part, what] : kForeign) {
+    const size_t at = name.find(part);
+    const bool component = at != std::string::npos && (at == 0 || name[at - 1] == '.');
+    if (!component) continue;
+    return Fail(ErrorCode::kUnsupported, StrCat("parameter '", name, "' is of ", what));
+  }
+  return {};
+}
+
+// The names of each parameter, its own first.
+std::vector<std::vector<std::string>> AllNames(const StepModel& step, const ShownNames& names) {
+  std::vector<std::vector<std::string>> out;
+  for (const std::string& name : names.parameters) out.push_back({name});
+  for (size_t i = 0; i < step.aliases.size(); ++i) {
+    if (names.aliases[i].empty()) continue;
+    out[static_cast<uint32_t>(step.aliases[i].parameter)].push_back(names.aliases[i]);
+  }
+  return out;
+}
+
+const std::string& KeptName(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (!IsHead(name)) return name;
+  }
+  return names.front();
+}
+
+}  // namespace
+
+Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout& layout,
+                                             const ShownNames& names) {
+  std::vector<ShownTensor> out;
+  std::set<std::string> seen;
+  const auto all = AllNames(step, names);
+  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
+    const Parameter& parameter = step.parameters[i];
+    const std::string& kept = KeptName(all[i]);
+    CKPT_RETURN_IF_ERROR(CheckName(kept));
+    ShownTensor tensor;
+    tensor.name = NormaliseName(kept);
+    if (!seen.insert(tensor.name).second) {
+      return Fail(ErrorCode::kUnsupported, StrCat("two parameters are '", tensor.name,
+                                                  "' without the words of wrappers"));
+    }
+    const auto weight = WeightOf(step, layout, ParameterIndex{i});
+    if (!weight) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("parameter '", kept, "' has neither a weight nor a master"));
+    }
+    tensor.atom = weight->atom;
+    tensor.dtype = weight->dtype;
+    tensor.local = std::make_shared<const LocalTensor>(WholeTensor(parameter.shape));
+    CKPT_ASSIGN_OR_RETURN(tensor.elements, ElementCount(parameter.shape));
+    CKPT_ASSIGN_OR_RETURN(tensor.bytes, ByteCount(parameter.shape, tensor.dtype));
+    tensor.trainable = parameter.role != Role::kBuffer;
+    out.push_back(std::move(tensor));
+  }
+  return out;
+}
+
+}  // namespace ckptfs::huggingface

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ShownTensors are a step's weights as save_pretrained would write them: whole,
+// under the names of the model itself, tied ones once.
+//
+// Thread safety: immutable values; ShowTensors is pure.
+// Lifetime: refers to the step by index.
+// Units: bytes where said.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/model/layout.h"
+#include "core/model/step_model.h"
+#include "core/view/plan.h"
+#include "core/view/shown_names.h"
+
+namespace ckptfs::huggingface {
+
+struct ShownTensor {
+  std::string name;
+  AtomIndex atom{};
+  DType dtype = DType::kF32;
+  std::shared_ptr<const LocalTensor> local;  // all of it
+  uint64_t elements = 0;
+  uint64_t bytes = 0;
+  bool trainable = false;
+
+  AtomSegment Segment() const { return {atom, local, 0, elements, dtype}; }
+};
+
+// In model order.  kUnsupported names the parameter that has no such form: one of
+// a wrapper that is not taken off (PEFT), of DeepSpeed's own experts, of a dtype
+// that safetensors does not have, without a weight; or two of one name.
+Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout& layout,
+                                             const ShownNames& names);
+
+}  // namespace ckptfs::huggingface

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/view.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <variant>
+
+#include "core/base/strings.h"
+#include "core/blob/safetensors_header.h"
+#include "core/view/shard.h"
+#include "core/view/shown_names.h"
+#include "formats/huggingface/shard_index.h"
+#include "formats/huggingface/shown_tensors.h"
+#include "formats/model_files/config_text.h"
+
+namespace ckptfs {
+namespace {
+
+using huggingface::ShardName;
+using huggingface::ShownTensor;
+
+constexpr std::string_view kTop = "huggingface";
+constexpr std::string_view kIndexName = "model.safetensors.index.json";
+
+tl::unexpected<Error> NoSuch(std::string_view path) {
+  return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in a Hugging Face view"));
+}
+
+// Consecutive tensors of the step; a file widest dtype first, so that each lies
+// aligned.
+using Shard = std::vector<ShownTensor>;
+
+using TextOrBlob = std::variant<std::shared_ptr<const std::string>, BlobIndex>;
+struct ShownFile {
+  ViewEntry entry;
+  std::variant<size_t, TextOrBlob> body;  // a shard by number, or what it holds
+};
+
+std::vector<SafetensorsEntry> EntriesOf(const StepModel& step, const Shard& shard) {
+  std::vector<SafetensorsEntry> entries;
+  entries.reserve(shard.size());
+  for (const ShownTensor& tensor : shard) {
+    entries.push_back({tensor.name, tensor.dtype, step.atom(tensor.atom).shape, 0, 0});
+  }
+  return entries;
+}
+
+const std::map<std::string, std::string>& Metadata() {
+  static const std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  return metadata;
+}
+
+class HuggingFaceView : public View {
+ public:
+  HuggingFaceView(std::shared_ptr<const StepModel> step, std::vector<Shard> shards,
+                  std::vector<ShownFile> files)
+      : step_(std::move(step)), shards_(std::move(shards)), files_(std::move(files)) {}
+
+  Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
+  Result<ViewEntry> Find(std::string_view path) const override;
+  Result<Plan> MakePlan(std::string_view file) const override;
+  uint64_t MemoryBytes() const override;
+
+ private:
+  const ShownFile* FileAt(std::string_view path) const;
+
+  const std::shared_ptr<const StepModel> step_;
+  const std::vector<Shard> shards_;
+  const std::vector<ShownFile> files_;  // sorted by name
+};
+
+ViewEntry Top() {
+  return {std::string(kTop), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
+}
+
+const ShownFile* HuggingFaceView::FileAt(std::string_view path) const {
+  if (!path.starts_with(kTop) || path.size() == kTop.size() || path[kTop.size()] != '/') {
+    return nullptr;
+  }
+  const std::string_view name = path.substr(kTop.size() + 1);
+  const auto found = std::lower_bound(
+      files_.begin(), files_.end(), name,
+      [](const ShownFile& file, std::string_view wanted) { return file.entry.name < wanted; });
+  return found != files_.end() && found->entry.name == name ? &*found : nullptr;
+}
+
+Result<std::vector<ViewEntry>> HuggingFaceView::List(std::string_view directory) const {
+  if (directory.empty()) return std::vector<ViewEntry>{Top()};
+  if (directory != kTop) return NoSuch(directory);
+  std::vector<ViewEntry> entries;
+  for (const ShownFile& file : files_) entries.push_back(file.entry);
+  return entries;
+}
+
+Result<ViewEntry> HuggingFaceView::Find(std::string_view path) const {
+  if (path == kTop) return Top();
+  const ShownFile* file = FileAt(path);
+  if (file == nullptr) return NoSuch(path);
+  return file->entry;
+}
+
+Result<Plan> HuggingFaceView::MakePlan(std::string_view path) const {
+  const ShownFile* file = FileAt(path);
+  if (file == nullptr) return NoSuch(path);
+  PlanBuilder plan;
+  if (const auto* held = std::get_if<TextOrBlob>(&file->body)) {
+    if (const auto* blob = std::get_if<BlobIndex>(held)) {
+      plan.BlobRange(*blob, 0, file->entry.size);
+    } else {
+      plan.Literal(std::get<std::shared_ptr<const std::string>>(*held));
+    }
+    return std::move(plan).Finish();
+  }
+  const Shard& shard = shards_[std::get<size_t>(file->body)];
+  std::vector<SafetensorsEntry> entries = EntriesOf(*step_, shard);
+  CKPT_ASSIGN_OR_RETURN(std::string header, RenderSafetensorsHeader(Metadata(), entries));
+  plan.Literal(std::move(header));
+  for (const ShownTensor& tensor : shard) plan.Append(tensor.bytes, tensor.Segment());
+  return std::move(plan).Finish();
+}
+
+uint64_t HuggingFaceView::MemoryBytes() const {
+  uint64_t bytes = sizeof(*this) + files_.size() * sizeof(ShownFile);
+  for (const ShownFile& file : files_) {
+    const auto* held = std::get_if<TextOrBlob>(&file.body);
+    const bool text = held != nullptr && !std::holds_alternative<BlobIndex>(*held);
+    bytes += file.entry.name.capacity() + (text ? file.entry.size : 0);
+  }
+  for (const Shard& shard : shards_) {
+    for (const ShownTensor& tensor : shard) {
+      // The local tensor has one piece.
+      bytes += sizeof(tensor) + tensor.name.capacity() + sizeof(LocalTensor) + sizeof(Piece) +
+               6 * sizeof(uint64_t) * step_->atom(tensor.atom).shape.size();
+    }
+  }
+  return bytes;
+}
+
+std::vector<Shard> SplitIntoShards(std::vector<ShownTensor> tensors) {
+  std::vector<uint64_t> sizes;
+  for (const ShownTensor& tensor : tensors) sizes.push_back(tensor.bytes);
+  std::vector<Shard> shards;
+  auto next = std::make_move_iterator(tensors.begin());
+  for (const size_t count : huggingface::SplitShards(sizes)) {
+    shards.emplace_back(next, next + static_cast<ptrdiff_t>(count));
+    next += static_cast<ptrdiff_t>(count);
+  }
+  if (shards.empty()) shards.emplace_back();
+  for (Shard& shard : shards) {
+    std::stable_sort(shard.begin(), shard.end(), [](const ShownTensor& a, const ShownTensor& b) {
+      return ByteWidth(a.dtype) > ByteWidth(b.dtype);
+    });
+  }
+  return shards;
+}
+
+ShownFile TextFile(std::string name, std::string text) {
+  const uint64_t size = text.size();
+  return {{std::move(name), ViewEntry::Type::kFile, size, "", Reading::kRandom},
+          TextOrBlob(std::make_shared<const std::string>(std::move(text)))};
+}
+
+Status AddWeights(const StepModel& step, const std::vector<Shard>& shards,
+                  std::vector<ShownFile>& files) {
+  huggingface::WeightMap map;
+  uint64_t total = 0, parameters = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = ShardName(i, shards.size());
+    CKPT_ASSIGN_OR_RETURN(uint64_t size,
+                          SafetensorsHeaderSize(Metadata(), EntriesOf(step, shards[i])));
+    for (const ShownTensor& tensor : shards[i]) {
+      map.emplace(tensor.name, name);
+      size += tensor.bytes;
+      total += tensor.bytes;
+      parameters += tensor.trainable ? tensor.elements : 0;
+    }
+    files.push_back({{name, ViewEntry::Type::kFile, size, "", Reading::kMapped}, i});
+  }
+  if (shards.size() < 2) return {};
+  CKPT_ASSIGN_OR_RETURN(std::string index, huggingface::PrintShardIndex(map, total, parameters));
+  files.push_back(TextFile(std::string(kIndexName), std::move(index)));
+  return {};
+}
+
+// What the config says of the dtype follows what is shown, except where a Hugging
+// Face directory is shown as it is.
+std::string ConfigText(const StepModel& step, const Layout& layout, const std::string& config) {
+  const auto shown = layout.dtype ? layout.dtype : step.model_dtype;
+  const bool as_it_is = !layout.dtype && step.framework == "huggingface";
+  return as_it_is || !shown ? config : WithDType(config, *shown);
+}
+
+void AddModelFiles(const StepModel& step, const Layout& layout, const ModelFiles& models,
+                   std::vector<ShownFile>& files) {
+  for (const ModelFile& file : models.files) {
+    if (file.name == kModelConfig) {
+      files.push_back(TextFile(file.name, ConfigText(step, layout, *file.text())));
+      continue;
+    }
+    const auto* blob = std::get_if<BlobIndex>(&file.body);
+    const uint64_t size = blob != nullptr ? step.blob(*blob).stamp.size : file.text()->size();
+    files.push_back({{file.name, ViewEntry::Type::kFile, size, "", Reading::kRandom},
+                     TextOrBlob(file.body)});
+  }
+}
+
+// Why there can be no directory of transformers, whatever its files.
+Status CheckStep(const StepModel& step, const Layout& layout, const std::string& config) {
+  CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
+  const Naming naming = layout.naming == Naming::kAsSource ? step.layout.naming : layout.naming;
+  if (naming == Naming::kPipe) {
+    return Fail(ErrorCode::kUnsupported, "names are those of a pipeline, which transformers does not "
+                                         "have; add 'plain' to the layout");
+  }
+  CKPT_ASSIGN_OR_RETURN(const ConfigFacts facts, ReadConfigFacts(config));
+  if (!facts.quantisation.empty() && layout.dtype) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("quantised weights (", facts.quantisation, ") are shown as stored only"));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<const StepModel> step,
+                                                            const Layout& layout) const {
+  CKPT_ASSIGN_OR_RETURN(const ModelFiles own, ModelFilesOf(*step));
+  const ModelFiles& models = own.config() == nullptr && given_ ? *given_ : own;
+  if (models.config() == nullptr) {
+    return Fail(ErrorCode::kUnsupported, "no config.json in the step's directory or beside it; "
+                                         "`mount --hf-config DIR` gives one");
+  }
+  CKPT_RETURN_IF_ERROR(CheckStep(*step, layout, *models.config()));
+  CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
+  CKPT_ASSIGN_OR_RETURN(std::vector<ShownTensor> tensors,
+                        huggingface::ShowTensors(*step, layout, names));
+  std::vector<Shard> shards = SplitIntoShards(std::move(tensors));
+  std::vector<ShownFile> files;
+  CKPT_RETURN_IF_ERROR(AddWeights(*step, shards, files));
+  AddModelFiles(*step, layout, models, files);
+  std::sort(files.begin(), files.end(), [](const ShownFile& a, const ShownFile& b) {
+    return a.entry.name < b.entry.name;
+  });
+  return std::make_shared<const HuggingFaceView>(std::move(step), std::move(shards),
+                                                 std::move(files));
+}
+
+}  // namespace ckptfs

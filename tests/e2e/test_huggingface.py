@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face checkpoints, in and out, by unmodified transformers and DeepSpeed.
+
+A view/<layout>/huggingface/ must load with from_pretrained, every entry of the
+state_dict equal to the truth in every bit and the logits equal; a Hugging Face
+directory must be cut for every tensor-parallel degree that its heads allow and
+must start an engine.
+"""
+import contextlib
+import gc
+import json
+import os
+import random
+import shutil
+import struct
+import sys
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'huggingface'))
+
+import daemon  # noqa: E402
+import launch  # noqa: E402
+import make_huggingface  # noqa: E402
+import models  # noqa: E402
+
+FIXTURES = os.path.join(daemon.FIXTURES, 'huggingface')
+VARIANTS = [variant for variant, _, _ in make_huggingface.variants()]
+SMALL = ('generation_config.json', 'tokenizer.json', 'tokenizer_config.json')
+
+
+def source(variant):
+    """The checkpoint of a variant."""
+    return os.path.join(FIXTURES, variant, 'ckpt')
+
+
+def truth_of(variant):
+    """(state_dict, logits) of the live model."""
+    all_of = load_file(os.path.join(FIXTURES, variant, 'truth.safetensors'))
+    logits = all_of.pop('logits')
+    return {k.split('/', 1)[1]: t for k, t in all_of.items()}, logits
+
+
+def same(a, b):
+    """Equal in type, shape and every bit."""
+    return (a.dtype == b.dtype and a.shape == b.shape
+            and torch.equal(a.contiguous().flatten().view(torch.uint8),
+                            b.contiguous().flatten().view(torch.uint8)))
+
+
+def differ(got, want):
+    """Names that are in one only, or not equal."""
+    return sorted(k for k in got.keys() | want.keys()
+                  if k not in got or k not in want or not same(got[k], want[k]))
+
+
+@pytest.fixture(scope='module')
+def mounted(tmp_path_factory):
+    """All variants in one mount."""
+    program = daemon.Ckptfs(str(tmp_path_factory.mktemp('hf')))
+    for variant in VARIANTS:
+        program.adopt(source(variant), variant)
+    yield program.mount()
+    gc.collect()  # models map the view's files, and modules refer to themselves
+    program.close()
+
+
+def view_of(mount, variant, layout='tp1'):
+    """The directory of a layout."""
+    return os.path.join(daemon.step_of(mount, variant), 'view', layout)
+
+
+def load(directory):
+    """The model, which must have taken every tensor and missed none."""
+    model, said = AutoModelForCausalLM.from_pretrained(
+        directory, output_loading_info=True)
+    assert not {k: v for k, v in said.items() if v}
+    return model
+
+
+@pytest.mark.parametrize('variant', VARIANTS)
+def test_from_pretrained_loads_the_view(mounted, variant):
+    want, logits = truth_of(variant)
+    model = load(os.path.join(view_of(mounted, variant), 'huggingface'))
+    assert differ(model.state_dict(), want) == []
+    assert same(models.logits(model), logits)
+
+
+@pytest.mark.parametrize('variant', ['qwen2_zero2', 'gpt2_zero3', 'llama'])
+def test_names_are_those_of_save_pretrained(mounted, variant, tmp_path):
+    folder = os.path.join(view_of(mounted, variant), 'huggingface')
+    model = load(folder)
+    model.save_pretrained(tmp_path)
+    with safe_open(os.path.join(folder, 'model.safetensors'), 'pt') as ours, \
+            safe_open(tmp_path / 'model.safetensors', 'pt') as theirs:
+        assert sorted(ours.keys()) == sorted(theirs.keys())
+        assert ours.metadata() == theirs.metadata()
+
+
+@pytest.mark.parametrize('variant', ['llama', 'gpt2_zero1', 'mixtral_autotp2'])
+def test_model_files_are_byte_for_byte(mounted, variant):
+    folder = os.path.join(view_of(mounted, variant), 'huggingface')
+    for name in SMALL:
+        with open(os.path.join(folder, name), 'rb') as ours, \
+                open(os.path.join(source(variant), name), 'rb') as theirs:
+            assert ours.read() == theirs.read(), name
+    assert sorted(os.listdir(folder)) == sorted(
+        (*SMALL, 'config.json', 'model.safetensors'))
+
+
+def test_a_dtype_in_the_layout_is_that_of_the_model(mounted):
+    want, _ = truth_of('llama_zero2')
+    model = load(os.path.join(view_of(mounted, 'llama_zero2', 'tp1_fp32'),
+                              'huggingface'))
+    got = model.state_dict()
+    assert {t.dtype for t in got.values()} == {torch.float32}
+    assert differ({k: t.to(torch.bfloat16) for k, t in got.items()}, want) == []
+    assert any(not same(t, want[k].float()) for k, t in got.items()), 'masters'
+
+
+def cut(name, whole, tp, rank, gpt2):
+    """What the engine's layers hold of a tensor, by the model's own code."""
+    if gpt2 and '.c_attn.' in name:
+        dim = whole.ndim - 1
+        return torch.cat([p.chunk(tp, dim)[rank] for p in whole.chunk(3, dim)], dim)
+    if gpt2 and '.c_fc.' in name:
+        return whole.chunk(tp, whole.ndim - 1)[rank]
+    if gpt2 and name.endswith('c_proj.weight'):
+        return whole.chunk(tp, 0)[rank]
+    if any(p in name for p in ('q_proj', 'k_proj', 'v_proj', 'gate_proj', 'up_proj',
+                               '.w1.', '.w3.')):
+        return whole.chunk(tp, 0)[rank]
+    if any(p in name for p in ('o_proj', 'down_proj', '.w2.')):
+        return whole.chunk(tp, 1)[rank]
+    if any(p in name for p in ('embed_tokens', 'lm_head', 'wte')):
+        rows = -(-whole.shape[0] // ((128 if gpt2 else 1) * tp)) * (128 if gpt2 else 1)
+        padded = torch.cat([whole, whole.new_zeros(rows * tp - whole.shape[0],
+                                                   whole.shape[1])])
+        return padded[rank * rows:(rank + 1) * rows]
+    return whole
+
+
+@pytest.mark.parametrize('variant,degrees', [
+    ('llama', (1, 2)), ('qwen2', (1, 2)), ('mixtral', (1, 2)), ('gpt2', (1, 2, 3, 6))])
+def test_a_directory_is_cut_where_its_heads_allow(mounted, variant, degrees):
+    whole = {}
+    for name in os.listdir(source(variant)):
+        if name.endswith('.safetensors'):
+            whole.update(load_file(os.path.join(source(variant), name)))
+    for tp in degrees:
+        for rank in range(tp):
+            layout = f'tp{tp}_etp{tp}' if variant == 'mixtral' else f'tp{tp}'
+            got = load_file(os.path.join(view_of(mounted, variant, layout),
+                                         f'rank{rank}', 'model.safetensors'))
+            want = {k: cut(k, t, tp, rank, variant == 'gpt2') if tp > 1 else t
+                    for k, t in whole.items()}
+            assert differ(got, want) == [], (tp, rank)
+    for tp in {2, 3, 4, 5, 6} - set(degrees):
+        assert not os.path.exists(os.path.join(
+            view_of(mounted, variant, f'tp{tp}'), 'rank0', 'model.safetensors'))
+
+
+def start(variant, engine, directory, out):
+    """One rank: an engine of other weights, which are loaded from the view."""
+    torch.manual_seed(99)
+    built = make_huggingface.engine_of(models.MODELS[variant](), variant, engine)
+    path, _ = built.load_checkpoint(directory, load_module_only=True)
+    assert path is not None
+    whole = make_huggingface.gather(built, variant)
+    make_huggingface.train(built, 1)
+    if torch.distributed.get_rank() == 0:
+        save_file(whole, out)
+
+
+@pytest.mark.parametrize('variant,engine', [
+    ('llama', 'zero1'), ('qwen2', 'zero2'), ('gpt2', 'zero1')])
+def test_a_directory_starts_an_engine(mounted, variant, engine, tmp_path):
+    out, log = str(tmp_path / 'loaded.safetensors'), str(tmp_path / 'rank')
+    directory = os.path.join(view_of(mounted, variant), 'deepspeed')
+    done = launch.launch(start, make_huggingface.WORLD,
+                         (variant, engine, directory, out), log)
+    assert done, launch.errors_of(log, make_huggingface.WORLD)
+    want, got = truth_of(variant)[0], load_file(out)
+    tied = {k for k in want if k not in got}
+    assert tied <= {'lm_head.weight'}
+    assert differ(got, {k: t for k, t in want.items() if k not in tied}) == []
+
+
+def test_without_a_config_the_view_is_absent_and_says_why(ckptfs, tmp_path):
+    bare = str(tmp_path / 'bare')
+    shutil.copytree(source('llama_zero1'), bare)
+    kept = tmp_path / 'model'
+    kept.mkdir()
+    for name in ('config.json', *SMALL):
+        shutil.move(os.path.join(bare, name), kept)
+    ckptfs.adopt(bare, 'bare')
+    mount = ckptfs.mount()
+    assert 'huggingface' not in os.listdir(view_of(mount, 'bare'))
+    with open(os.path.join(view_of(mount, 'bare'), 'info.json')) as f:
+        assert '--hf-config' in f.read()
+    said = ckptfs.run('explain', 'tp1', '--step', 'bare/global_step2',
+                      '--store', ckptfs.store, check=False)
+    assert '--hf-config' in said.stdout + said.stderr
+    ckptfs.umount(mount)
+    mount = ckptfs.mount('--hf-config', kept)
+    folder = os.path.join(view_of(mount, 'bare'), 'huggingface')
+    assert differ(load(folder).state_dict(), truth_of('llama_zero1')[0]) == []
+    with open(os.path.join(folder, 'tokenizer.json'), 'rb') as f:
+        assert f.read() == (kept / 'tokenizer.json').read_bytes()
+    refused = ckptfs.run('mount', '--store', ckptfs.store, '--hf-config', bare,
+                         ckptfs.mountpoint(), check=False)
+    assert refused.returncode != 0 and 'config.json' in refused.stderr
+
+
+def test_a_trainers_checkpoint_is_one_step(ckptfs, tmp_path):
+    folder = tmp_path / 'out' / 'checkpoint-2'
+    shutil.copytree(source('qwen2_zero2'), folder)
+    state = {k: t for k, t in truth_of('qwen2_zero2')[0].items() if k != 'lm_head.weight'}
+    save_file(state, folder / 'model.safetensors', metadata={'format': 'pt'})
+    (folder / 'trainer_state.json').write_text('{"global_step": 2}')
+    for path, name in ((folder, 'itself'), (tmp_path / 'out', 'output')):
+        done = ckptfs.adopt(str(path), name)
+        assert done.stdout.split() == [f'{name}/global_step2']
+
+
+def test_copied_steps_keep_their_model_files(ckptfs, tmp_path):
+    for variant in ('gpt2_zero1', 'llama'):
+        gone = str(tmp_path / variant)
+        shutil.copytree(source(variant), gone)
+        ckptfs.adopt(gone, variant, extra=('--copy',))
+        shutil.rmtree(gone)
+    single = str(tmp_path / 'one.safetensors')
+    save_file({'a.weight': torch.arange(12.).view(3, 4)}, single)
+    ckptfs.adopt(single, 'single', extra=('--copy',))
+    os.unlink(single)
+    mount = ckptfs.mount()
+    for variant in ('gpt2_zero1', 'llama'):
+        folder = os.path.join(view_of(mount, variant), 'huggingface')
+        assert differ(load(folder).state_dict(), truth_of(variant)[0]) == []
+        with open(os.path.join(folder, 'tokenizer.json'), 'rb') as ours, \
+                open(os.path.join(source(variant), 'tokenizer.json'), 'rb') as theirs:
+            assert ours.read() == theirs.read()
+    got = load_file(os.path.join(view_of(mount, 'single'), 'rank0', 'model.safetensors'))
+    assert differ(got, {'a.weight': torch.arange(12.).view(3, 4)}) == []
+
+
+def write_bin(folder, state, shards):
+    """pytorch_model.bin as transformers 4 wrote it."""
+    os.makedirs(folder)
+    if shards == 1:
+        torch.save(state, os.path.join(folder, 'pytorch_model.bin'))
+        return
+    names, where = list(state), {}
+    for i in range(shards):
+        file = f'pytorch_model-{i + 1:05d}-of-{shards:05d}.bin'
+        torch.save({k: state[k] for k in names[i::shards]}, os.path.join(folder, file))
+        where.update({k: file for k in names[i::shards]})
+    with open(os.path.join(folder, 'pytorch_model.bin.index.json'), 'w') as f:
+        json.dump({'metadata': {'total_size': 1}, 'weight_map': where}, f)
+
+
+@pytest.mark.parametrize('shards', [1, 2])
+def test_torch_files_are_read_as_torch_reads_them(ckptfs, tmp_path, shards):
+    model = models.make('gpt2')
+    state = model.state_dict()  # the head is the embedding's own storage
+    state['strided'] = torch.arange(12.).view(3, 4).t()
+    folder = str(tmp_path / 'bin')
+    write_bin(folder, state, shards)
+    model.config.save_pretrained(folder)
+    ckptfs.adopt(folder)
+    mount = ckptfs.mount()
+    got = torch.load(os.path.join(view_of(mount, 'bin'), 'rank0', 'model.pt'))
+    assert differ(got, state) == []
+    tied = got['lm_head.weight'].data_ptr() == got['transformer.wte.weight'].data_ptr()
+    assert tied or shards == 2  # in two files they are two tensors
+
+
+def mutants(header, count):
+    """The header with some of its bytes changed, and by rule."""
+    rng = random.Random(5)
+    for _ in range(count):
+        out = bytearray(header)
+        for _ in range(rng.choice((1, 1, 1, 2))):
+            out[rng.randrange(len(out))] = rng.choice(b'0123456789bwFIU":, ')
+        yield bytes(out)
+    text = header.decode()
+    for old, new in (('[0,', '[1,'), ('"F32"', '"I32"'), ('"F32"', '"F8_E4M3"'),
+                     ('"F32"', '"BOOL"'), ('[3,4]', '[4,3]'), ('[3,4]', '[12]'),
+                     ('[3,4]', '[3,4,1]'), ('[3,4]', '[3,-4]'), ('[3,4]', '[3,4.0]')):
+        yield text.replace(old, new, 1).encode()
+
+
+def test_mutated_headers_agree_with_safetensors(ckptfs, tmp_path):
+    """What is taken is what safetensors reads; what it refuses is refused."""
+    made = tmp_path / 'made.safetensors'
+    save_file({'w': torch.arange(12.).view(3, 4), 'b': torch.arange(3.)}, made)
+    whole = made.read_bytes()
+    size = struct.unpack('<Q', whole[:8])[0]
+    taken = {}
+    for i, header in enumerate(mutants(whole[8:8 + size], 40)):
+        path = tmp_path / f'm{i}.safetensors'
+        path.write_bytes(struct.pack('<Q', len(header)) + header + whole[8 + size:])
+        ours = ckptfs.adopt(str(path), f'm{i}', check=False)
+        assert ours.returncode in (0, 4), ours.stderr
+        with contextlib.suppress(SafetensorError, ValueError, TypeError):
+            theirs = load_file(path)
+            if ours.returncode == 0:
+                taken[i] = theirs
+            continue
+        assert ours.returncode != 0, header
+    mount = ckptfs.mount()
+    for i, theirs in taken.items():
+        got = torch.load(os.path.join(view_of(mount, f'm{i}'), 'rank0', 'model.pt'))
+        assert differ(got, theirs) == [], i
+    assert len(taken) > 4
