@@ -29,6 +29,9 @@ class SlowRoot final : public Root {
   struct Line {
     std::chrono::microseconds latency{20'000};
     double bytes_per_second = 200e6;
+    // Nothing arrives before so many were in flight at once (or ten seconds are
+    // over), so that a test of that does not depend on how busy the machine is.
+    uint64_t together = 0;
   };
   struct Counts {
     uint64_t requests = 0;
@@ -99,6 +102,10 @@ class SlowRoot final : public Root {
       for (const ReadRequest& request : requests) Note(file, request);
     }
     std::this_thread::sleep_until(arrival);
+    const auto patience = arrival + std::chrono::seconds(10);
+    while (counts().most_in_flight < line_.together && Clock::now() < patience) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     MutexLock lock(mutex_);
     in_flight_ -= count;
   }
@@ -109,7 +116,8 @@ class SlowRoot final : public Root {
     const uint64_t end = request.offset + request.out.size();
     reads.resize(std::max<size_t>(reads.size(), end / 4096 + 1));
     for (uint64_t page = (request.offset + 4095) / 4096; page * 4096 < end; ++page) {
-      counts_.most_reads_of_a_byte = std::max<uint64_t>(counts_.most_reads_of_a_byte, ++reads[page]);
+      counts_.most_reads_of_a_byte =
+          std::max<uint64_t>(counts_.most_reads_of_a_byte, ++reads[page]);
     }
   }
 

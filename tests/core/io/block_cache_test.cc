@@ -48,9 +48,13 @@ TEST_F(BlockCacheTest, ReadsAnyRangeAndFetchesABlockOnce) {
   const BlockCache::Source file = Add("a", size);
   const std::string whole = Pattern(size);
   BlockCache cache({});
-  for (const auto& [offset, length] :
-       {std::pair<uint64_t, size_t>{3, 10}, {kBlock - 5, 10}, {0, size}, {size - 1, 1},
-        {5 * kBlock, 77}, {2 * kBlock, kBlock}, {size, 0}}) {
+  for (const auto& [offset, length] : {std::pair<uint64_t, size_t>{3, 10},
+                                       {kBlock - 5, 10},
+                                       {0, size},
+                                       {size - 1, 1},
+                                       {5 * kBlock, 77},
+                                       {2 * kBlock, kBlock},
+                                       {size, 0}}) {
     EXPECT_EQ(Read(cache, file, offset, length), whole.substr(offset, length)) << offset;
   }
   EXPECT_EQ(root_.counts().bytes, size);
@@ -59,17 +63,19 @@ TEST_F(BlockCacheTest, ReadsAnyRangeAndFetchesABlockOnce) {
 }
 
 TEST_F(BlockCacheTest, MissingNeighboursAreOneRequestTheRestAreInFlightTogether) {
-  const BlockCache::Source file = Add("a", 200 * kBlock);
+  Add("a", 200 * kBlock);
+  const SlowRoot root(storage_, {std::chrono::milliseconds(5), 1e9, 60});
+  const BlockCache::Source file{*root.Open("a"), DigestOf("a")};
   BlockCache cache({});
   std::vector<BlockCache::BlockId> every_other;
   for (uint64_t k = 0; k < 200; k += 2) every_other.push_back({&file, k});
   ASSERT_TRUE(cache.Get(every_other));
-  EXPECT_EQ(root_.counts().requests, 100u);
-  EXPECT_GE(root_.counts().most_in_flight, 60u);
+  EXPECT_EQ(root.counts().requests, 100u);
+  EXPECT_GE(root.counts().most_in_flight, 60u);
   BlockCache other({});
-  const uint64_t before = root_.counts().requests;
+  const uint64_t before = root.counts().requests;
   Read(other, file, 0, 200 * kBlock);
-  EXPECT_EQ(root_.counts().requests - before, (200 + BlockCache::kMaxRun - 1) / BlockCache::kMaxRun);
+  EXPECT_EQ(root.counts().requests - before, (200 + BlockCache::kMaxRun - 1) / BlockCache::kMaxRun);
 }
 
 TEST_F(BlockCacheTest, SixteenReadersFetchEveryBlockOnce) {
