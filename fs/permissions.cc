@@ -40,6 +40,13 @@ std::string ParentOf(const std::string& path) {
   return slash == std::string::npos ? std::string() : path.substr(0, slash);
 }
 
+// Of a file that no directory of this machine leads to; what cannot be looked at
+// is nobody's.
+AccessGate GateElsewhere(const Root& root, const Blob& blob) {
+  const auto found = root.Stat(blob.path);
+  return found ? GateOf(found->access, false) : Closed();
+}
+
 // The directories between a blob's root and the blob.
 void AddBelowRoot(const std::string& path, const Blob& blob, std::set<std::string>& out) {
   const size_t root = path.size() - blob.path.size() - 1;
@@ -152,6 +159,10 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
     const Blob& blob = step.model.blobs[i];
     if (blob.side) continue;  // whoever may see the pieces may see their copies
     const BlobIndex index{static_cast<uint32_t>(i)};
+    if (!blobs.RootOf(index).local()) {
+      files_.push_back(GateElsewhere(blobs.RootOf(index), blob));
+      continue;
+    }
     const std::string& path = blobs.RootOf(index).name();
     if (step.roots.contains(path)) {  // in memory: there is nothing to look at
       files_.push_back(OwnerOnly(AccessGate{blob.mode & 0777, blob.uid, blob.gid, false}));

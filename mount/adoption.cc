@@ -86,7 +86,8 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
   CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
   CKPT_ASSIGN_OR_RETURN(const SourceOptions options, OptionsOf(request, families));
   const auto sources = MakeSources();
-  return IngestPath(request.path, sources, options);
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(request.path));
+  return IngestPlace(place, sources, options);
 }
 
 Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request) {
@@ -103,7 +104,8 @@ Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request) {
   options.check = request.check;
   options.refresh = request.refresh;
   const auto sources = MakeSources();
-  return AdoptPath(store, path, sources, options);
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
+  return AdoptPlace(store, place, sources, options);
 }
 
 }  // namespace ckptfs

@@ -43,7 +43,7 @@ Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& w
 // Index without publishing.  BLOCKS: on reading headers.
 Result<IngestResult> IngestRequested(const IngestRequest& request);
 
-// AdoptPath; kUnsupported if the path lies in a mount of this very store.
+// AdoptPlace; kUnsupported if the path lies in a mount of this very store.
 Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request);
 
 }  // namespace ckptfs

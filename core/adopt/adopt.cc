@@ -2,7 +2,6 @@
 
 #include "core/adopt/adopt.h"
 
-#include <filesystem>
 #include <utility>
 
 #include "core/adopt/publish.h"
@@ -12,15 +11,13 @@
 namespace ckptfs {
 namespace {
 
-namespace files = std::filesystem;
-
 // By default a run is named after its save directory.
 Result<std::string> RunNameOf(const std::string& wanted, const std::string& root) {
   if (!wanted.empty()) {
     CKPT_RETURN_IF_ERROR(CheckName(wanted, "--name"));
     return wanted;
   }
-  const std::string name = files::path(root).filename().string();
+  const std::string name = root.substr(root.rfind('/') + 1);
   if (const Status valid = CheckName(name, "run"); !valid) {
     return Fail(ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
                                             valid.error().message, "); give --name"));
@@ -37,18 +34,28 @@ Error Explained(Error error) {
   return error;
 }
 
+// What the step's files lie in, unless that is a directory of this machine.
+OpenRoots OpenRootsOf(const StepCandidate& step) {
+  if (step.root->local()) return {};
+  return {{step.SavePath(), RootBelow(step.root, step.save)}};
+}
+
 // The step on the store's own files.
 Result<StepModel> TakeFiles(const Store& store, const StepCandidate& step, StepModel model,
                             const AdoptOptions& options, Adopted& adopted) {
+  if (!step.root->local()) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(step.Path(), ": the store takes only files of this machine"));
+  }
   if (options.check) {  // before a step that is not one is copied
-    auto checked = CheckWeightSample(model);
+    auto checked = CheckWeightSample(model, *BlobReader::Create(model, {}));
     if (!checked) return Fail(Explained(std::move(checked).error()));
   }
   CKPT_ASSIGN_OR_RETURN(
-      OwnedStep owned, Own(store.directory(), step.directory, std::move(model), options.ownership));
+      OwnedStep owned, Own(store.directory(), step.Path(), std::move(model), options.ownership));
   if (owned.linked) {
     adopted.warnings.push_back(
-        StrCat(step.directory, ": its files have hard links in the store now, which changed their "
+        StrCat(step.Path(), ": its files have hard links in the store now, which changed their "
                                "change time: steps adopted from them before are stale and must be "
                                "adopted again"));
   }
@@ -59,7 +66,7 @@ Result<StepModel> TakeFiles(const Store& store, const StepCandidate& step, StepM
 Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model,
                         const AdoptOptions& options) {
   Adopted adopted;
-  CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.root));
+  CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath()));
   const bool owned = options.ownership != Ownership::kReference;
   if (owned) {
     CKPT_ASSIGN_OR_RETURN(model, TakeFiles(store, step, std::move(model), options, adopted));
@@ -67,8 +74,9 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   const std::string id = model.id;
   PublishRequest wanted;
   wanted.run = run;
-  wanted.source = step.directory;
-  wanted.root = step.root;
+  wanted.source = step.Path();
+  wanted.root = step.SavePath();
+  wanted.open_roots = OpenRootsOf(step);
   wanted.how = PublishHow{step.converted, options.refresh};
   wanted.pack = options.pack;
   wanted.check = options.check && !owned;
@@ -103,16 +111,14 @@ Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& 
   return adopted;
 }
 
-Result<AdoptReport> AdoptPath(Store& store, const std::string& path, Sources sources,
-                              const AdoptOptions& options) {
-  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPath(path, sources, options.source));
+Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources,
+                               const AdoptOptions& options) {
+  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPlace(place, sources, options.source));
   AdoptReport report;
   report.skipped = std::move(ingest.skipped);
   report.refused = std::move(ingest.refused);
-  std::error_code error;
-  const files::path real = files::canonical(path, error);
   for (IngestedStep& step : ingest.steps) {
-    report.whole_run = report.whole_run || step.candidate.directory != real;
+    report.whole_run = report.whole_run || step.candidate.directory != place.directory;
     auto adopted = Publish(store, step.candidate, std::move(step.model), options);
     if (!adopted) {
       report.refused.push_back(std::move(adopted).error().WithContext(step.candidate.id));

@@ -2,8 +2,8 @@
 //
 // Adopt makes a step that Scan found a step of a store: index it, compare a
 // sample of its weights, take ownership of its files if asked, pack small
-// pieces, publish.  It is read once.  AdoptPath does so for all steps of a
-// path, each with its own outcome.  Doing it again changes nothing.
+// pieces, publish.  It is read once.  AdoptPlace does so for all steps of a
+// place, each with its own outcome.  Doing it again changes nothing.
 //
 // Whoever has steps to show calls this: the command line, what is written into
 // a mount, a snapshot daemon.  Sources are theirs to choose.
@@ -50,7 +50,7 @@ struct AdoptReport {
 };
 
 // An error if no step was adopted.
-Result<AdoptReport> AdoptPath(Store& store, const std::string& path, Sources sources,
-                              const AdoptOptions& options);
+Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources,
+                               const AdoptOptions& options);
 
 }  // namespace ckptfs

@@ -21,6 +21,7 @@
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/io/file_root.h"
 #include "core/io/file_stamp.h"
 #include "core/io/kept_gates.h"
 #include "core/io/searched_directories.h"
@@ -311,24 +312,23 @@ Result<std::string> Take(const std::string& store, const std::string& directory,
 // keeps its stamp, but for the change time.
 Result<Blob> TakenBlob(const std::string& root, const std::string& path, const Blob& source) {
   const std::string name = StrCat(root, "/", path);
-  const Descriptor file(::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-  struct stat info {};
-  if (file.get() < 0 || ::fstat(file.get(), &info) != 0) return Fail(ErrnoError(errno, name));
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(name));
+  CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
   Blob blob = source;  // the bytes are the same: what was digested of them, too
   blob.root = 0;
   blob.path = path;
-  blob.stamp = StampOf(info);
+  blob.stamp = identity.stamp;
   if (blob.stamp.size != source.stamp.size) {
     return Fail(ErrorCode::kDataLoss, StrCat(name, " has ", blob.stamp.size, " bytes, its source ",
                                              source.stamp.size));
   }
   blob.chunk_bytes = kChunkBytes;
-  CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(file.get(), blob.stamp.size, name));
+  CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(*file));
   blob.stamp.ctime_ns = 0;
-  if (info.st_nlink == 1) blob.stamp = BlobStamp{blob.stamp.size, 0, 0, 0};
-  blob.mode = info.st_mode & 07777;
-  blob.uid = info.st_uid;
-  blob.gid = info.st_gid;
+  if (NamesOf(name) == 1) blob.stamp = FileStamp{blob.stamp.size, 0, 0, 0};
+  blob.mode = identity.access.mode;
+  blob.uid = identity.access.uid;
+  blob.gid = identity.access.gid;
   blob.store_owned = true;
   return blob;
 }

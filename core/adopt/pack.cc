@@ -8,7 +8,6 @@
 #include <tuple>
 
 #include "core/base/strings.h"
-#include "core/io/file_stamp.h"
 #include "core/blob/safetensors_header.h"
 #include "core/jobs/scattered_read.h"
 #include "core/view/source_runs.h"
@@ -151,12 +150,14 @@ std::string BlankFile(const StepModel& model, const Work& work, uint64_t& data_o
   return *std::move(header);
 }
 
-FileAccess AccessOf(const StepModel& model, const Work& work) {
+Result<FileAccess> AccessOf(const BlobReader& blobs, const StepModel& model, const Work& work) {
   std::vector<FileAccess> files;
   for (const uint32_t index : BlobsOf(work.pieces)) {
     const Blob& blob = model.blobs[index];
     FileAccess access{blob.mode & 0777, blob.uid, blob.gid};
-    if (HasAcl(model.PathOf(blob))) access.mode &= 0700;
+    CKPT_ASSIGN_OR_RETURN(const auto file, blobs.Open(BlobIndex{index}));
+    CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
+    if (identity.access.acl) access.mode &= 0700;
     files.push_back(access);
   }
   return TightestAccess(files);
@@ -189,7 +190,8 @@ FileAccess TightestAccess(std::span<const FileAccess> files) {
                     one_group ? files.front().gid : 0};
 }
 
-Result<Packing> PackSmallPieces(const StepModel& model, const PackOptions& options) {
+Result<Packing> PackSmallPieces(const StepModel& model, BlobReader& blobs,
+                                const PackOptions& options) {
   uint64_t source_bytes = 0;
   for (const Blob& blob : model.blobs) source_bytes += blob.stamp.size / kSourceShare;
   const uint64_t limit =
@@ -200,10 +202,10 @@ Result<Packing> PackSmallPieces(const StepModel& model, const PackOptions& optio
   uint64_t data_offset = 0;
   packing.bytes = BlankFile(model, work, data_offset);
   if (packing.bytes.empty()) return packing;
-  CKPT_ASSIGN_OR_RETURN(packing.reads, ReadScattered(model, work.pieces, options.threads,
+  CKPT_ASSIGN_OR_RETURN(packing.reads, ReadScattered(blobs, work.pieces, options.threads,
                                                      packing.bytes.data() + data_offset));
   packing.pieces = work.pieces.size();
-  packing.access = AccessOf(model, work);
+  CKPT_ASSIGN_OR_RETURN(packing.access, AccessOf(blobs, model, work));
   for (const Candidate& candidate : work.atoms) {
     packing.atoms.push_back(SideAtom{candidate.atom, data_offset + candidate.begin});
   }

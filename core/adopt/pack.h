@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/blob/blob_reader.h"
 #include "core/model/side_blob.h"
 #include "core/model/step_model.h"
 
@@ -50,13 +51,14 @@ struct Packing {
   std::string bytes;            // the side blob
   FileAccess access;            // the tightest of the files that were read
   uint64_t pieces = 0;          // runs of bytes that were gathered
-  uint64_t reads = 0;           // by so many system calls
+  uint64_t reads = 0;           // by so many requests
 };
 
-// The files are those of the model's roots.  kStale if one is not or does not
+// kStale if one is not or does not
 // stay what its stamp says; kDataLoss, kNotFound, kPermission, kIo as reading
 // them goes.
 // BLOCKS: on reading.  Memory: the side blob and 24 bytes a piece.
-Result<Packing> PackSmallPieces(const StepModel& model, const PackOptions& options);
+Result<Packing> PackSmallPieces(const StepModel& model, BlobReader& blobs,
+                                const PackOptions& options);
 
 }  // namespace ckptfs

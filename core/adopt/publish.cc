@@ -13,9 +13,9 @@ namespace {
 
 // Packs the model's small pieces, if it has any, into a side blob that the
 // result holds; null if there is none.
-Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model,
+Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model, BlobReader& blobs,
                                          const PackOptions& options, PublishOutcome& outcome) {
-  CKPT_ASSIGN_OR_RETURN(Packing packing, PackSmallPieces(model, options));
+  CKPT_ASSIGN_OR_RETURN(Packing packing, PackSmallPieces(model, blobs, options));
   if (packing.atoms.empty()) return nullptr;
   Result<SideBlob> side = store.PutSideBlob(packing.bytes);
   if (!side && side.error().code == ErrorCode::kExhausted) {
@@ -38,12 +38,15 @@ Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishR
   PublishOutcome outcome;
   std::shared_ptr<const void> hold;  // until the step needs the side blob
   CKPT_ASSIGN_OR_RETURN(RenderedStep rendered, store.Render(model));
+  BlobReader::Options reading;
+  reading.open_roots = request.open_roots;
   if (request.pack || request.check) {
     CKPT_ASSIGN_OR_RETURN(const auto published,
                           store.FindPublished(request.run, model.id, rendered));
-    if (request.check && !published) CKPT_RETURN_IF_ERROR(CheckWeightSample(model));
+    const auto blobs = BlobReader::Create(model, std::move(reading));
+    if (request.check && !published) CKPT_RETURN_IF_ERROR(CheckWeightSample(model, *blobs));
     if (request.pack && !published) {
-      CKPT_ASSIGN_OR_RETURN(hold, Pack(store, model, request.packing, outcome));
+      CKPT_ASSIGN_OR_RETURN(hold, Pack(store, model, *blobs, request.packing, outcome));
     }
     if (FindSideBlob(model)) {
       CKPT_ASSIGN_OR_RETURN(rendered, store.Render(model, rendered.unpacked));

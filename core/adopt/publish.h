@@ -23,6 +23,7 @@ struct PublishRequest {
   std::string run;
   std::string source;  // absolute path it was adopted from
   std::string root;    // absolute save directory
+  OpenRoots open_roots;  // of the model's, those that are not directories of this machine
   PublishHow how;
   bool pack = true;
   bool check = true;   // a sample of the weights (weight_check.h) of a new step

@@ -2,8 +2,6 @@
 
 #include "core/adopt/scan.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -12,9 +10,13 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "core/io/file_root.h"
 
 namespace ckptfs {
 namespace {
+
+// Directories above the one that is given: a run's, a save directory, a tag.
+constexpr int kAbove = 2;
 
 struct Job {
   FoundStep found;
@@ -22,23 +24,11 @@ struct Job {
   std::optional<Result<StepModel>> outcome;  // nothing if it is not complete
 };
 
-Result<std::string> RealPath(const std::string& path) {
-  std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
-  if (!real) return Fail(ErrnoError(errno, path));
-  struct stat info {};
-  if (::stat(real.get(), &info) != 0) return Fail(ErrnoError(errno, path));
-  if (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, ": neither a directory nor a file; give a checkpoint "
-                                                  "or the directory that holds several"));
-  }
-  return std::string(real.get());
-}
-
-Error NothingKnown(const std::string& path, Sources sources) {
+Error NothingKnown(const Place& place, Sources sources) {
   std::string names;
   for (const auto& source : sources) names += StrCat(names.empty() ? "" : ", ", source->name());
   return Error{ErrorCode::kNotFound,
-               StrCat(path, ": no checkpoint found; looked for the formats ", names,
+               StrCat(place.Path(), ": no checkpoint found; looked for the formats ", names,
                       " (a save directory, one step's own directory, or a file of weights)")};
 }
 
@@ -112,16 +102,32 @@ auto OrderOf(const IngestedStep& step) {
 
 }  // namespace
 
-Result<std::vector<FoundStep>> Scan(const std::string& path, Sources sources) {
-  CKPT_ASSIGN_OR_RETURN(const std::string directory, RealPath(path));
+Result<Place> PlaceOf(const std::string& path) {
+  const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
+  if (!real) return Fail(ErrnoError(errno, path));
+  std::string top = real.get();
+  for (int i = 0; i < kAbove && top.size() > 1; ++i) {
+    top = top.substr(0, std::max<size_t>(top.rfind('/'), 1));
+  }
+  const std::string_view below = std::string_view(real.get()).substr(top.size());
+  Place place{std::make_shared<FileRoot>(top),
+              std::string(below.substr(below.starts_with('/') ? 1 : 0))};
+  CKPT_ASSIGN_OR_RETURN(const EntryStat found, place.root->Stat(place.directory));
+  if (found.kind != EntryKind::kOther) return place;
+  return Fail(ErrorCode::kInvalid, StrCat(path, ": neither a directory nor a file; give a checkpoint "
+                                                "or the directory that holds several"));
+}
+
+Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources) {
   std::vector<FoundStep> found;
   for (const auto& source : sources) {
-    CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates, source->Find(directory));
+    CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates,
+                          source->Find(place.root, place.directory));
     for (StepCandidate& candidate : candidates) {
       found.push_back(FoundStep{std::move(candidate), source.get()});
     }
   }
-  if (found.empty()) return Fail(NothingKnown(path, sources));
+  if (found.empty()) return Fail(NothingKnown(place, sources));
   KeepEachOnce(found);
   return found;
 }
@@ -131,10 +137,9 @@ Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& option
   return found.source->Read(found.candidate, options);
 }
 
-Result<IngestResult> IngestPath(const std::string& path, Sources sources,
-                                const SourceOptions& options) {
-  CKPT_ASSIGN_OR_RETURN(const std::string directory, RealPath(path));
-  CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, Scan(directory, sources));
+Result<IngestResult> IngestPlace(const Place& place, Sources sources,
+                                 const SourceOptions& options) {
+  CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, Scan(place, sources));
   std::vector<Job> jobs;
   for (FoundStep& step : found) {
     Status complete = step.source->Complete(step.candidate, options);
@@ -145,13 +150,13 @@ Result<IngestResult> IngestPath(const std::string& path, Sources sources,
     jobs[i].outcome = jobs[i].found.source->Read(jobs[i].found.candidate, options);
   });
   IngestResult result;
-  for (Job& job : jobs) Settle(job, directory, result);
+  for (Job& job : jobs) Settle(job, place.directory, result);
   if (result.steps.empty() && !result.refused.empty()) {
     return Fail(std::move(result.refused.front()));
   }
   if (result.steps.empty()) {
     return Fail(ErrorCode::kInvalid,
-                StrCat(path, ": no complete step; ", result.skipped.front()));
+                StrCat(place.Path(), ": no complete step; ", result.skipped.front()));
   }
   std::stable_sort(
       result.steps.begin(), result.steps.end(),

@@ -32,9 +32,22 @@ struct FoundStep {
   const Source* source = nullptr;
 };
 
-// In the sources' order.  kInvalid/kNotFound when no source knows the path: the
+// A directory that steps are looked for in (or a file that is one), and enough above it for a step that
+// is the directory itself to lie in its save directory.
+struct Place {
+  std::shared_ptr<const Root> root;
+  std::string directory;  // below the root
+
+  std::string Path() const { return root->PathOf(directory); }
+};
+
+// Of a path of this machine, links resolved.  kInvalid if it is neither a directory
+// nor a file.
+Result<Place> PlaceOf(const std::string& path);
+
+// In the sources' order.  kInvalid/kNotFound when no source knows the place: the
 // message lists what was looked for.  BLOCKS: on listing.
-Result<std::vector<FoundStep>> Scan(const std::string& path, Sources sources);
+Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources);
 
 // kInvalid if the step is not complete.  BLOCKS: on reading headers.
 Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& options);
@@ -51,10 +64,10 @@ struct IngestResult {
   std::vector<Error> refused;        // whole steps that cannot be taken, by name
 };
 
-// All steps of a path.  In a save directory incomplete steps are skipped and
+// All steps of a place.  In a save directory incomplete steps are skipped and
 // named, and malformed ones (a file that was cut off) unless the framework's
 // own pointer names them.  An error if no step is left: the first there was.
-Result<IngestResult> IngestPath(const std::string& path, Sources sources,
-                                const SourceOptions& options);
+Result<IngestResult> IngestPlace(const Place& place, Sources sources,
+                                 const SourceOptions& options);
 
 }  // namespace ckptfs

@@ -105,7 +105,7 @@ struct BlobReader::State {
         options(std::move(wanted)),
         interval_ns(std::chrono::nanoseconds(options.check_interval).count()),
         roots(RootsOf(step, options)),
-        far(!std::all_of(roots.begin(), roots.end(), [](const auto& r) { return r->mapped(); })),
+        far(!std::all_of(roots.begin(), roots.end(), [](const auto& r) { return r->local(); })),
         cache(options.cache) {}
 
   Stripe& StripeOf(BlobIndex blob) { return stripes[static_cast<uint32_t>(blob) % kStripes]; }
@@ -241,7 +241,11 @@ Status BlobReader::Check(BlobIndex blob, std::optional<EntryStat>* found) {
 Status BlobReader::CheckAgain(BlobIndex blob) {
   const Blob& described = state_->model.blob(blob);
   CKPT_ASSIGN_OR_RETURN(const EntryStat now, StatFile(RootOf(blob), described.path));
-  return state_->files.CheckAgain(PathOf(blob), now.stamp, blob, described);
+  return CheckAgain(blob, now.stamp);
+}
+
+Status BlobReader::CheckAgain(BlobIndex blob, const FileStamp& now) {
+  return state_->files.CheckAgain(PathOf(blob), now, blob, state_->model.blob(blob));
 }
 
 Status BlobReader::CheckOpen() {

@@ -107,6 +107,8 @@ class BlobReader {
   Status Check(BlobIndex blob, std::optional<EntryStat>* found = nullptr);
   // The same after reading: times that moved since the last check are kStale.
   Status CheckAgain(BlobIndex blob);
+  // The same of an open file, which is `now`.
+  Status CheckAgain(BlobIndex blob, const FileStamp& now);
 
   // CheckAgain of every open file: at the end of a job, so that
   // what was read since the last check is known to be good.

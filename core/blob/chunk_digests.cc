@@ -2,10 +2,7 @@
 
 #include "core/blob/chunk_digests.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -65,17 +62,14 @@ std::vector<Digest> ChunkDigestsOf(std::string_view bytes) {
   return std::move(digester).Finish();
 }
 
-Result<std::vector<Digest>> ChunkDigestsOfFile(int fd, uint64_t size, const std::string& path) {
+Result<std::vector<Digest>> ChunkDigestsOfFile(const File& file) {
   ChunkDigester digester;
-  std::vector<std::byte> buffer(std::min<uint64_t>(kDigestBuffer, size));
-  for (uint64_t at = 0; at < size;) {
-    const ssize_t count = pread(fd, buffer.data(), std::min<uint64_t>(buffer.size(), size - at),
-                                static_cast<off_t>(at));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return Fail(ErrnoError(errno, StrCat("read ", path)));
-    if (count == 0) return Fail(ErrorCode::kDataLoss, StrCat(path, " ends at byte ", at));
-    digester.Add(std::span(buffer).first(static_cast<size_t>(count)));
-    at += static_cast<uint64_t>(count);
+  std::vector<std::byte> buffer(std::min<uint64_t>(kDigestBuffer, file.size()));
+  for (uint64_t at = 0; at < file.size();) {
+    const auto part = std::span(buffer).first(std::min<uint64_t>(buffer.size(), file.size() - at));
+    CKPT_RETURN_IF_ERROR(file.ReadAt(at, part));
+    digester.Add(part);
+    at += part.size();
   }
   return std::move(digester).Finish();
 }

@@ -26,6 +26,7 @@
 #include "core/base/digest.h"
 #include "core/base/result.h"
 #include "core/blob/blob.h"
+#include "core/io/file.h"
 
 namespace ckptfs {
 
@@ -54,9 +55,8 @@ class ChunkDigester {
 
 std::vector<Digest> ChunkDigestsOf(std::string_view bytes);
 
-// Of the first `size` bytes of an open file.  kDataLoss naming `path` if it has
-// fewer.  BLOCKS: on reading them.
-Result<std::vector<Digest>> ChunkDigestsOfFile(int fd, uint64_t size, const std::string& path);
+// kDataLoss if the file becomes shorter.  BLOCKS: on reading all of it.
+Result<std::vector<Digest>> ChunkDigestsOfFile(const File& file);
 
 // What is wrong with the first chunk that has another digest than recorded;
 // empty: nothing.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -16,48 +15,34 @@
 #include "core/base/strings.h"
 #include "core/blob/fingerprint.h"
 #include "core/ingest/coverage.h"
-#include "core/io/file_root.h"
 
 namespace ckptfs {
 namespace {
 
 constexpr size_t kDefectsShown = 3;
 
-Status CheckRelative(std::string_view path) {
-  bool good = !path.empty() && path.front() != '/' && path.find('\0') == std::string_view::npos;
-  for (size_t begin = 0; good && begin <= path.size();) {
-    const size_t end = std::min(path.find('/', begin), path.size());
-    const std::string_view part = path.substr(begin, end - begin);
-    good = !part.empty() && part != "." && part != "..";
-    begin = end + 1;
-  }
-  if (good) return {};
-  return Fail(ErrorCode::kInvalid, StrCat("'", path, "' is not a plain relative path"));
+// A file's name, all links resolved, stays below its directory.
+Status CheckInside(const Root& root, std::string_view path) {
+  const std::string name = root.PathOf(path);
+  const std::unique_ptr<char, void (*)(void*)> real(::realpath(name.c_str(), nullptr), std::free);
+  if (!real) return Fail(ErrnoError(errno, name));
+  const std::unique_ptr<char, void (*)(void*)> base(::realpath(root.name().c_str(), nullptr),
+                                                    std::free);
+  if (!base) return Fail(ErrnoError(errno, root.name()));
+  if (std::string_view(real.get()).starts_with(JoinPath(base.get(), "") + "/")) return {};
+  if (std::string_view(base.get()) == "/") return {};
+  return Fail(ErrorCode::kInvalid, StrCat(name, ": a symbolic link that leaves the checkpoint's "
+                                                "directory ", root.name()));
 }
 
-// `path` with all symlinks resolved, which must stay below `root`.
-Result<std::string> ResolveInside(const std::string& root, const std::string& path) {
-  const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);
-  if (!real) return Fail(ErrnoError(errno, path));
-  const std::unique_ptr<char, void (*)(void*)> base(::realpath(root.c_str(), nullptr), std::free);
-  if (!base) return Fail(ErrnoError(errno, root));
-  std::string prefix = base.get();
-  if (prefix.back() != '/') prefix += '/';
-  if (!std::string_view(real.get()).starts_with(prefix)) {
-    return Fail(ErrorCode::kInvalid,
-                StrCat(path, ": a symbolic link that leaves the checkpoint's directory ", root));
-  }
-  return std::string(real.get());
-}
-
-Result<Blob> Inspect(uint32_t root_index, const std::string& root, std::string_view relative) {
-  const std::string path = StrCat(root, "/", relative);
-  CKPT_ASSIGN_OR_RETURN(const std::string real, ResolveInside(root, path));
-  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(real));
+Result<Blob> Inspect(uint32_t root_index, const Root& root, std::string_view path) {
+  CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
+  if (root.local()) CKPT_RETURN_IF_ERROR(CheckInside(root, path));
+  CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
   CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
   Blob blob;
   blob.root = root_index;
-  blob.path = relative;
+  blob.path = path;
   blob.stamp = identity.stamp;
   blob.mode = identity.access.mode;
   blob.uid = identity.access.uid;
@@ -82,6 +67,7 @@ struct Building {
 
 struct Assembler::State {
   StepModel model;
+  std::vector<std::shared_ptr<const Root>> roots;  // of the model, in its order
   std::vector<Building> building;  // one per atom
   std::map<std::pair<uint32_t, std::string>, BlobIndex> blob_by_path;
   std::unordered_map<std::string, ParameterIndex> parameter_by_name;
@@ -118,20 +104,21 @@ Assembler::Assembler(Assembler&&) noexcept = default;
 
 StepModel& Assembler::header() { return state_->model; }
 
-uint32_t Assembler::AddRoot(std::string absolute_directory) {
-  auto& roots = state_->model.roots;
-  const auto known = std::find(roots.begin(), roots.end(), absolute_directory);
-  const auto index = static_cast<uint32_t>(known - roots.begin());
-  if (known == roots.end()) roots.push_back(std::move(absolute_directory));
+uint32_t Assembler::AddRoot(std::shared_ptr<const Root> root) {
+  auto& names = state_->model.roots;
+  const auto known = std::find(names.begin(), names.end(), root->name());
+  const auto index = static_cast<uint32_t>(known - names.begin());
+  if (known != names.end()) return index;
+  names.push_back(root->name());
+  state_->roots.push_back(std::move(root));
   return index;
 }
 
 Result<BlobIndex> Assembler::AddFile(uint32_t root, std::string_view relative_path) {
-  CKPT_CHECK(root < state_->model.roots.size());
+  CKPT_CHECK(root < state_->roots.size());
   const auto known = state_->blob_by_path.find({root, std::string(relative_path)});
   if (known != state_->blob_by_path.end()) return known->second;
-  CKPT_RETURN_IF_ERROR(CheckRelative(relative_path));
-  CKPT_ASSIGN_OR_RETURN(Blob blob, Inspect(root, state_->model.roots[root], relative_path));
+  CKPT_ASSIGN_OR_RETURN(Blob blob, Inspect(root, *state_->roots[root], relative_path));
   return AddBlob(std::move(blob));
 }
 

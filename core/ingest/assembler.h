@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/io/root.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -33,10 +34,11 @@ class Assembler {
   // framework, id, iteration, layout, documents, notes ... filled by the source.
   StepModel& header();
 
-  uint32_t AddRoot(std::string absolute_directory);
-  // Stat, fingerprint and register root/path; the same path again gives the
-  // same index.  kInvalid for ".." or an absolute path; symlinks that leave
-  // the root are refused.
+  // Files are told apart by their root's name and their path below it.
+  uint32_t AddRoot(std::shared_ptr<const Root> root);
+  // Open, fingerprint and register a file; the same path again gives the same
+  // index.  kInvalid for ".." or an absolute path, and for links that leave the
+  // root.  BLOCKS: on reading.
   Result<BlobIndex> AddFile(uint32_t root, std::string_view relative_path);
   // A blob whose stamp the caller knows (tests, other storages).
   BlobIndex AddBlob(Blob blob);

@@ -2,13 +2,11 @@
 
 #include "core/ingest/model_config.h"
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/io/file_root.h"
+#include "core/io/root.h"
 
 namespace ckptfs {
 namespace {
@@ -90,20 +88,12 @@ class ConfigEvents : public nlohmann::json_sax<nlohmann::json> {
 };
 
 // The bytes of a regular file that we may read and that is not too long.
-Result<std::optional<std::string>> ReadSmallFile(const std::string& path) {
-  const auto file = OpenLocalFile(path);
-  if (!file) {
-    const ErrorCode code = file.error().code;
-    if (code == ErrorCode::kIo || code == ErrorCode::kExhausted) return Fail(Error(file.error()));
-    return std::optional<std::string>();
-  }
-  const uint64_t size = (*file)->size();
-  if (size == 0 || size > kMaxFile) return std::optional<std::string>();
-  std::string text(size, '\0');
-  const Status read = (*file)->ReadAt(0, std::as_writable_bytes(std::span(text)));
-  if (read) return std::optional(std::move(text));
-  if (read.error().code != ErrorCode::kDataLoss) return Fail(Error(read.error()));
-  return std::optional<std::string>();  // it is being written
+Result<std::optional<std::string>> ReadSmallFile(const Root& root, const std::string& path) {
+  auto text = ReadWhole(root, path, kMaxFile);
+  if (text) return std::optional(*std::move(text));
+  const ErrorCode code = text.error().code;
+  if (code == ErrorCode::kIo || code == ErrorCode::kExhausted) return Fail(std::move(text).error());
+  return std::optional<std::string>();  // kDataLoss, too: it is being written
 }
 
 }  // namespace
@@ -118,25 +108,27 @@ Result<FamilyVariables> ParseModelConfig(std::string_view json) {
   return events.Sizes();
 }
 
-Result<std::optional<ModelConfig>> FindModelConfig(const std::string& directory) {
-  std::filesystem::path at = directory;
+Result<std::optional<ModelConfig>> FindModelConfig(const Root& root, const std::string& directory) {
+  std::string at = directory;
   for (int i = 0; i < kDirectories; ++i) {
-    const std::string path = (at / "config.json").string();
-    CKPT_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadSmallFile(path));
+    const std::string path = JoinPath(at, "config.json");
+    CKPT_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadSmallFile(root, path));
     if (text) {
       auto sizes = ParseModelConfig(*text);
-      if (sizes && !sizes->empty()) return std::optional(ModelConfig{path, *std::move(sizes)});
+      if (sizes && !sizes->empty()) {
+        return std::optional(ModelConfig{root.PathOf(path), *std::move(sizes)});
+      }
     }
-    if (!at.has_relative_path()) break;
-    at = at.parent_path();
+    if (at.empty()) break;
+    at = ParentPath(at);
   }
   return std::optional<ModelConfig>();
 }
 
 Result<ModelSizes> SizesOf(const FamilyVariables& args, const FamilyVariables& given,
-                           const std::string& directory) {
+                           const StepCandidate& step) {
   ModelSizes out{WithCommonSpellings(given), WithCommonSpellings(args), {}, ""};
-  CKPT_ASSIGN_OR_RETURN(std::optional<ModelConfig> config, FindModelConfig(directory));
+  CKPT_ASSIGN_OR_RETURN(std::optional<ModelConfig> config, FindModelConfig(*step.root, step.directory));
   if (config) {
     out.configured = std::move(config->sizes);
     out.config = std::move(config->path);

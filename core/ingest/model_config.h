@@ -17,6 +17,7 @@
 
 #include "core/base/result.h"
 #include "core/ingest/family_variables.h"
+#include "core/ingest/source.h"
 
 namespace ckptfs {
 
@@ -29,15 +30,15 @@ struct ModelConfig {
 // 2^31 and more, fractions, texts) are passed over.
 Result<FamilyVariables> ParseModelConfig(std::string_view json);
 
-// The config.json that says a size, in `directory` or at most two directories
-// above it, the nearest first: a tag, the save directory, a run's directory.
-// One that we may not read or that is not a file counts as none; a device that
-// fails is an error.
-Result<std::optional<ModelConfig>> FindModelConfig(const std::string& directory);
+// The config.json that says a size, in a directory of `root` or at most two
+// directories above it, the nearest first: a tag, the save directory, a run's
+// directory.  One that we may not read or that is not a file counts as none; a
+// device that fails is an error.
+Result<std::optional<ModelConfig>> FindModelConfig(const Root& root, const std::string& directory);
 
 // All that is known of a step's sizes: `args` that the checkpoint holds, what the
-// user gave, and a config.json beside `directory`, its tag directory.
+// user gave, and a config.json beside its tag directory.
 Result<ModelSizes> SizesOf(const FamilyVariables& args, const FamilyVariables& given,
-                           const std::string& directory);
+                           const StepCandidate& step);
 
 }  // namespace ckptfs

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/io/root.h"
 #include "core/model/family.h"
 #include "core/model/step_model.h"
 
@@ -33,18 +34,22 @@ struct SourceOptions {
 };
 
 struct StepCandidate {
-  std::string directory;  // absolute; the tag directory, or the one file that is a step
-  std::string root;       // absolute; the save directory, which holds or is it
+  std::shared_ptr<const Root> root;  // what it was found in
+  std::string directory;  // below the root: the tag directory, or the one file that is a step
+  std::string save;       // below the root: the save directory, which holds or is it
   std::string id;         // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
   bool latest = false;    // what the framework's own pointer names
   bool converted = false;  // made from another save: that one comes first
 
-  // Of its files below the root: "global_step5/", "" where it is the root.
+  // For messages and records: absolute paths of local files.
+  std::string Path() const { return root->PathOf(directory); }
+  std::string SavePath() const { return root->PathOf(save); }
+  // Of its files below the save directory: "global_step5/", "" where it is that.
   std::string Prefix() const {
-    if (directory == root) return "";
-    return directory.substr(root.size() + (root.ends_with('/') ? 0 : 1)) + "/";
+    if (directory == save) return "";
+    return directory.substr(save.empty() ? 0 : save.size() + 1) + "/";
   }
 };
 
@@ -53,11 +58,13 @@ class Source {
   virtual ~Source() = default;
   virtual std::string_view name() const = 0;
 
-  // The steps of `path`: all tags of a save directory, the tag directory itself,
-  // or a file.  What Complete will refuse may be among them, a pointer to no tag,
-  // too.  Empty if this is not the source's format; an error if it is but is
-  // broken.
-  virtual Result<std::vector<StepCandidate>> Find(const std::string& path) const = 0;
+  // The steps of a directory of `root`: all tags of a save directory, or the tag
+  // directory itself; or of a file.  What Complete will refuse may be among them, a pointer to
+  // no tag, too.  Empty if this is not the source's format; an error if it is but
+  // is broken.
+  // REQUIRES: `directory` is not the root itself, which holds its save directory.
+  virtual Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
+                                                  const std::string& directory) const = 0;
 
   // Success if every file the step needs is there; else which is missing.
   virtual Status Complete(const StepCandidate& step, const SourceOptions& options) const = 0;

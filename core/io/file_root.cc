@@ -4,9 +4,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 
 #include "core/base/strings.h"
 #include "core/io/file_stamp.h"
@@ -20,15 +22,35 @@ struct CloseDirectory {
   void operator()(DIR* directory) const { ::closedir(directory); }
 };
 
+// There is nothing that we can see: nothing at all, or a link that leads nowhere
+// or where we may not go.
+bool IsNothing(int error) {
+  return error == ENOENT || error == ENOTDIR || error == ELOOP || error == EACCES;
+}
+
+Result<std::string> LinkAt(int directory, const char* name) {
+  char target[PATH_MAX];
+  const ssize_t length = ::readlinkat(directory, name, target, sizeof(target));
+  if (length < 0) return Fail(ErrnoError(errno, name));
+  return std::string(target, static_cast<size_t>(length));
+}
+
 // What an entry is; some filesystems do not say so in the listing.
-EntryKind KindOfEntry(int directory, const dirent& entry, bool follow) {
-  if (entry.d_type == DT_REG) return EntryKind::kFile;
-  if (entry.d_type == DT_DIR) return EntryKind::kDirectory;
-  if (entry.d_type != DT_UNKNOWN && (entry.d_type != DT_LNK || !follow)) return EntryKind::kOther;
+Result<RootEntry> EntryOf(int directory, const dirent& found, bool follow) {
+  RootEntry entry{found.d_name, EntryKind::kOther, {}};
+  if (found.d_type == DT_REG) entry.kind = EntryKind::kFile;
+  if (found.d_type == DT_DIR) entry.kind = EntryKind::kDirectory;
+  if (found.d_type != DT_UNKNOWN && found.d_type != DT_LNK) return entry;
   struct stat status;
-  const int flags = follow ? 0 : AT_SYMLINK_NOFOLLOW;
-  if (::fstatat(directory, entry.d_name, &status, flags) != 0) return EntryKind::kOther;
-  return KindOf(status);
+  bool there = ::fstatat(directory, found.d_name, &status, AT_SYMLINK_NOFOLLOW) == 0;
+  if (there && S_ISLNK(status.st_mode)) {
+    CKPT_ASSIGN_OR_RETURN(entry.link, LinkAt(directory, found.d_name));
+    if (!follow) return entry;
+    there = ::fstatat(directory, found.d_name, &status, 0) == 0;
+  }
+  if (there) entry.kind = KindOf(status);
+  if (!there && !IsNothing(errno)) return Fail(ErrnoError(errno, found.d_name));
+  return entry;
 }
 
 EntryStat StatOf(const struct stat& status) {
@@ -49,7 +71,9 @@ Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follo
     if (entry == nullptr) break;
     const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
-    entries.push_back({std::string(name), KindOfEntry(::dirfd(handle.get()), *entry, follow)});
+    auto described = EntryOf(::dirfd(handle.get()), *entry, follow);
+    if (!described) return Fail(std::move(described).error().WithContext(path));
+    entries.push_back(*std::move(described));
   }
   std::sort(entries.begin(), entries.end(),
             [](const RootEntry& a, const RootEntry& b) { return a.name < b.name; });

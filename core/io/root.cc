@@ -17,6 +17,29 @@ Result<std::shared_ptr<const File>> OpenWithin(const Root& root, std::string_vie
               StrCat(file->name(), ": ", file->size(), " bytes, more than ", limit));
 }
 
+class InnerRoot final : public Root {
+ public:
+  InnerRoot(std::shared_ptr<const Root> root, std::string directory)
+      : Root(root->PathOf(directory), root->local()),
+        root_(std::move(root)),
+        directory_(std::move(directory)) {}
+
+  Result<std::vector<RootEntry>> List(std::string_view path) const override {
+    return root_->List(JoinPath(directory_, path));
+  }
+  Result<EntryStat> Stat(std::string_view path) const override {
+    return root_->Stat(JoinPath(directory_, path));
+  }
+  Result<std::shared_ptr<const File>> Open(std::string_view path) const override {
+    CKPT_RETURN_IF_ERROR(CheckPlainPath(path));
+    return root_->Open(JoinPath(directory_, path));
+  }
+
+ private:
+  const std::shared_ptr<const Root> root_;
+  const std::string directory_;
+};
+
 Result<std::string> ReadAll(const File& file) {
   std::string bytes(file.size(), '\0');
   CKPT_RETURN_IF_ERROR(file.ReadAt(0, std::as_writable_bytes(std::span(bytes))));
@@ -26,7 +49,17 @@ Result<std::string> ReadAll(const File& file) {
 }  // namespace
 
 std::string Root::PathOf(std::string_view path) const {
-  return path.empty() ? name_ : StrCat(name_, "/", path);
+  return JoinPath(name_, path);
+}
+
+std::string JoinPath(std::string_view directory, std::string_view name) {
+  if (directory.empty() || name.empty()) return StrCat(directory, name);
+  return StrCat(directory, directory.ends_with('/') ? "" : "/", name);
+}
+
+std::string ParentPath(std::string_view path) {
+  const size_t slash = path.rfind('/');
+  return std::string(path.substr(0, slash == path.npos ? 0 : slash));
 }
 
 Status CheckPlainPath(std::string_view path) {
@@ -39,6 +72,29 @@ Status CheckPlainPath(std::string_view path) {
     begin = end + 1;
   }
   return {};
+}
+
+Result<std::optional<EntryStat>> StatIfThere(const Root& root, std::string_view path) {
+  auto found = root.Stat(path);
+  if (found) return std::optional(*std::move(found));
+  const ErrorCode code = found.error().code;
+  if (code == ErrorCode::kIo || code == ErrorCode::kExhausted) return Fail(std::move(found).error());
+  return std::optional<EntryStat>();
+}
+
+Result<bool> HasDirectory(const Root& root, std::string_view path) {
+  CKPT_ASSIGN_OR_RETURN(const auto found, StatIfThere(root, path));
+  return found && found->kind == EntryKind::kDirectory;
+}
+
+Result<bool> HasFile(const Root& root, std::string_view path) {
+  CKPT_ASSIGN_OR_RETURN(const auto found, StatIfThere(root, path));
+  return found && found->kind == EntryKind::kFile;
+}
+
+std::shared_ptr<const Root> RootBelow(std::shared_ptr<const Root> root, std::string directory) {
+  if (directory.empty()) return root;
+  return std::make_shared<const InnerRoot>(std::move(root), std::move(directory));
 }
 
 Result<EntryStat> StatFile(const Root& root, std::string_view path) {

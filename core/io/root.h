@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,6 +35,7 @@ enum class EntryKind { kFile, kDirectory, kOther };
 struct RootEntry {
   std::string name;  // one component
   EntryKind kind = EntryKind::kOther;
+  std::string link = {};  // of a symbolic link: what it says
 };
 
 struct EntryStat {
@@ -52,8 +54,8 @@ class Root {
   // For messages, without a '/' at its end; of local files the absolute path.
   const std::string& name() const { return name_; }
   std::string PathOf(std::string_view path) const;
-  // All its files can be mapped.
-  bool mapped() const { return mapped_; }
+  // A directory of this machine: names are its paths, and files can be mapped.
+  bool local() const { return local_; }
 
   // What a directory holds, sorted by name.  Links count as what they lead to, and
   // as kOther where that is nothing we can see.
@@ -64,11 +66,11 @@ class Root {
   virtual Result<std::shared_ptr<const File>> Open(std::string_view path) const = 0;
 
  protected:
-  Root(std::string name, bool mapped) : name_(std::move(name)), mapped_(mapped) {}
+  Root(std::string name, bool local) : name_(std::move(name)), local_(local) {}
 
  private:
   const std::string name_;
-  const bool mapped_;
+  const bool local_;
 };
 
 // One object being written.  Without Close() there is never anything under its
@@ -105,6 +107,21 @@ Status CheckPlainPath(std::string_view path);
 
 // Stat of what has to be a file; else kInvalid.
 Result<EntryStat> StatFile(const Root& root, std::string_view path);
+
+// What is at `path`; nothing if there is nothing that we can see: no such name, a
+// link that leads nowhere or where we may not go.  So a device that fails is an
+// error, never a checkpoint that seems to be smaller or not there.
+Result<std::optional<EntryStat>> StatIfThere(const Root& root, std::string_view path);
+Result<bool> HasDirectory(const Root& root, std::string_view path);
+Result<bool> HasFile(const Root& root, std::string_view path);
+
+// What lies below a directory of a root, as a root of its own.
+std::shared_ptr<const Root> RootBelow(std::shared_ptr<const Root> root, std::string directory);
+
+// `directory` and `name` with a '/' between them; one of them may be empty.
+std::string JoinPath(std::string_view directory, std::string_view name);
+// The directory that a path lies in: "" for a name of the root itself.
+std::string ParentPath(std::string_view path);
 
 // The files directly or indirectly below a directory, by path, sorted; none if
 // the directory does not exist.

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,7 +30,7 @@ struct FileRecord {
 };
 
 // The records of a file; none of one that holds no checksums.
-using RecordsOf = std::function<Result<std::vector<FileRecord>>(const File& file)>;
+using RecordsOf = std::function<Result<std::vector<FileRecord>>(const std::shared_ptr<const File>& file)>;
 
 class RecordSums {
  public:

@@ -2,104 +2,89 @@
 
 #include "core/jobs/scattered_read.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <span>
 #include <tuple>
 
-#include "core/base/descriptor.h"
-#include "core/base/strings.h"
-#include "core/io/file_stamp.h"
 #include "core/jobs/work_list.h"
 
 namespace ckptfs {
 namespace {
 
-// Neighbours closer than this are read in one call.
+// Neighbours closer than this are read in one request, but not more than that.
 constexpr uint64_t kGap = 4096;
 constexpr uint64_t kReadBytes = uint64_t{1} << 20;
+// What is asked for in one call.
+constexpr size_t kRequests = 1024;
+constexpr uint64_t kCallBytes = uint64_t{8} << 20;
 
-// One source file, open, of which only what the stamp says is read.
-class SourceFile {
+// How many of the pieces, the first of them on, lie close together, and where
+// they end.
+std::pair<size_t, uint64_t> Neighbours(std::span<const ScatteredPiece> pieces) {
+  uint64_t end = pieces.front().offset + pieces.front().length;
+  size_t count = 1;
+  for (; count < pieces.size() && pieces[count].offset <= end + kGap; ++count) {
+    const uint64_t further = std::max(end, pieces[count].offset + pieces[count].length);
+    if (further - pieces.front().offset > kReadBytes) break;
+    end = further;
+  }
+  return {count, end};
+}
+
+// Requests of one call, and where the bytes of those go that are of several pieces.
+class ScatteredCall {
  public:
-  SourceFile(const StepModel& model, uint32_t blob)
-      : blob_(model.blobs[blob]), path_(model.PathOf(blob_)) {}
+  explicit ScatteredCall(char* data) : data_(data) {}
 
-  Status Open() {
-    // O_NONBLOCK: a fifo put in the file's place must not hang us.
-    file_ = Descriptor(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-    struct stat info;
-    if (!file_.valid() || fstat(file_.get(), &info) != 0) return Fail(ErrnoError(errno, path_));
-    if (!S_ISREG(info.st_mode)) {
-      return Fail(ErrorCode::kStale, StrCat(path_, " is no file any more"));
+  void Add(std::span<const ScatteredPiece> pieces, uint64_t end) {
+    const ScatteredPiece& first = pieces.front();
+    std::span<char> room(data_ + first.destination, first.length);
+    if (pieces.size() > 1) {
+      room = shared_.emplace_back(pieces, std::vector<char>(end - first.offset)).second;
     }
-    // No read-ahead between the pieces, and no pages kept for their sake.
-    (void)posix_fadvise(file_.get(), 0, 0, POSIX_FADV_RANDOM);
-    (void)posix_fadvise(file_.get(), 0, 0, POSIX_FADV_NOREUSE);
-    return CompareStamps(path_, blob_.stamp, StampOf(info));
+    requests_.push_back({first.offset, std::as_writable_bytes(room)});
+    bytes_ += room.size();
   }
+  bool full() const { return requests_.size() >= kRequests || bytes_ >= kCallBytes; }
 
-  Status Read(uint64_t offset, char* out, uint64_t length) {
-    while (length > 0) {
-      const ssize_t n = pread(file_.get(), out, length, static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return Fail(ErrnoError(errno, path_));
-      if (n == 0) return Fail(ErrorCode::kDataLoss, StrCat(path_, " ends at byte ", offset));
-      offset += static_cast<uint64_t>(n);
-      out += n;
-      length -= static_cast<uint64_t>(n);
+  // Returns how many requests there were; BLOCKS: on reading.
+  Result<uint64_t> Run(const File& file) {
+    CKPT_RETURN_IF_ERROR(file.ReadAt(requests_));
+    for (const auto& [pieces, bytes] : shared_) {
+      for (const ScatteredPiece& piece : pieces) {
+        std::memcpy(data_ + piece.destination,
+                    bytes.data() + (piece.offset - pieces.front().offset), piece.length);
+      }
     }
-    return {};
-  }
-
-  // The name and what is open are still what was adopted.
-  Status Unchanged() const {
-    struct stat info;
-    if (fstat(file_.get(), &info) != 0) return Fail(ErrnoError(errno, path_));
-    CKPT_RETURN_IF_ERROR(CompareStamps(path_, blob_.stamp, StampOf(info)));
-    CKPT_ASSIGN_OR_RETURN(const BlobStamp named, StampOfFile(path_));
-    return CompareStamps(path_, blob_.stamp, named);
+    const uint64_t done = requests_.size();
+    requests_.clear();
+    shared_.clear();
+    bytes_ = 0;
+    return done;
   }
 
  private:
-  const Blob& blob_;
-  const std::string path_;
-  Descriptor file_;
+  char* const data_;
+  uint64_t bytes_ = 0;
+  std::vector<ReadRequest> requests_;
+  std::vector<std::pair<std::span<const ScatteredPiece>, std::vector<char>>> shared_;
 };
 
-// Reads the pieces of one file to `data`; returns the calls it took.
-Result<uint64_t> ReadPieces(SourceFile& file, std::span<const ScatteredPiece> pieces, char* data) {
-  uint64_t calls = 0;
-  std::string buffer;
+// Reads the pieces of one file to `data`; returns the requests it took.
+Result<uint64_t> ReadPieces(const File& file, std::span<const ScatteredPiece> pieces, char* data) {
+  uint64_t requests = 0;
+  ScatteredCall call(data);
   while (!pieces.empty()) {
-    const ScatteredPiece& first = pieces.front();
-    uint64_t end = first.offset + first.length;
-    size_t count = 1;  // of pieces that lie close together
-    for (; count < pieces.size() && pieces[count].offset <= end + kGap; ++count) {
-      const uint64_t further = std::max(end, pieces[count].offset + pieces[count].length);
-      if (further - first.offset > kReadBytes) break;
-      end = further;
-    }
-    ++calls;
-    if (count == 1) {
-      CKPT_RETURN_IF_ERROR(file.Read(first.offset, data + first.destination, first.length));
-    } else {
-      buffer.resize(end - first.offset);
-      CKPT_RETURN_IF_ERROR(file.Read(first.offset, buffer.data(), buffer.size()));
-      for (const ScatteredPiece& piece : pieces.first(count)) {
-        std::memcpy(data + piece.destination, buffer.data() + (piece.offset - first.offset),
-                    piece.length);
-      }
-    }
+    const auto [count, end] = Neighbours(pieces);
+    call.Add(pieces.first(count), end);
     pieces = pieces.subspan(count);
+    if (!call.full() && !pieces.empty()) continue;
+    CKPT_ASSIGN_OR_RETURN(const uint64_t done, call.Run(file));
+    requests += done;
   }
-  return calls;
+  return requests;
 }
 
 // [first, last) pieces of each file.
@@ -115,7 +100,7 @@ std::vector<std::pair<size_t, size_t>> FilesOf(const std::vector<ScatteredPiece>
 
 }  // namespace
 
-Result<uint64_t> ReadScattered(const StepModel& model, std::vector<ScatteredPiece>& pieces,
+Result<uint64_t> ReadScattered(BlobReader& blobs, std::vector<ScatteredPiece>& pieces,
                                unsigned threads, char* buffer) {
   std::sort(pieces.begin(), pieces.end(), [](const ScatteredPiece& a, const ScatteredPiece& b) {
     return std::tie(a.blob, a.offset) < std::tie(b.blob, b.offset);
@@ -124,13 +109,16 @@ Result<uint64_t> ReadScattered(const StepModel& model, std::vector<ScatteredPiec
   std::atomic<uint64_t> reads{0};
   const auto read_one = [&](size_t i) -> Result<uint64_t> {
     const auto [first, last] = files[i];
-    SourceFile file(model, pieces[first].blob);
-    CKPT_RETURN_IF_ERROR(file.Open());
+    const BlobIndex blob{pieces[first].blob};
+    CKPT_ASSIGN_OR_RETURN(const auto file, blobs.Open(blob));
     CKPT_ASSIGN_OR_RETURN(
-        const uint64_t calls,
-        ReadPieces(file, std::span(pieces).subspan(first, last - first), buffer));
-    CKPT_RETURN_IF_ERROR(file.Unchanged());
-    reads += calls;
+        const uint64_t requests,
+        ReadPieces(*file, std::span(pieces).subspan(first, last - first), buffer));
+    // The name and what is open are still what was adopted.
+    CKPT_ASSIGN_OR_RETURN(const FileIdentity open, file->Identity());
+    CKPT_RETURN_IF_ERROR(blobs.CheckAgain(blob, open.stamp));
+    CKPT_RETURN_IF_ERROR(blobs.CheckAgain(blob));
+    reads += requests;
     return last - first;
   };
   JobOptions job;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/model/step_model.h"
+#include "core/blob/blob_reader.h"
 
 namespace ckptfs {
 
@@ -27,9 +27,9 @@ struct ScatteredPiece {
 };
 
 // Sorts the pieces, reads them to `buffer`, and returns the calls it took.
-// kStale, kDataLoss, kNotFound, kPermission, kIo as reading the files goes.
+// Errors as of BlobReader::Open and File::ReadAt.
 // BLOCKS: on reading.
-Result<uint64_t> ReadScattered(const StepModel& model, std::vector<ScatteredPiece>& pieces,
+Result<uint64_t> ReadScattered(BlobReader& blobs, std::vector<ScatteredPiece>& pieces,
                                unsigned threads, char* buffer);
 
 // The blobs that sorted pieces lie in, each once, in order.

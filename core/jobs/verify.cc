@@ -174,7 +174,7 @@ RecordSums Verification::SumsOf(BlobIndex index) {
   if (!options_.records) return RecordSums({});
   const std::string path = blobs_.PathOf(index);
   const auto file = blobs_.Open(index);
-  auto records = file ? options_.records(**file) : Fail(Error(file.error()));
+  auto records = file ? options_.records(*file) : Fail(Error(file.error()));
   if (records) return RecordSums(*std::move(records));
   // Adoption reads the directories only of files that it takes tensors from.
   if (holds_[static_cast<uint32_t>(index)] != 0) Unreadable(path, records.error());

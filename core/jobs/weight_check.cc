@@ -289,7 +289,7 @@ WeightPairs FindWeightPairs(const StepModel& model) {
   return pairs;
 }
 
-Result<uint64_t> CheckWeightSample(const StepModel& model) {
+Result<uint64_t> CheckWeightSample(const StepModel& model, BlobReader& blobs) {
   const std::vector<Run> runs = ChooseRuns(model, FindWeightPairs(model));
   std::vector<Sample> samples;
   std::vector<ScatteredPiece> pieces;
@@ -298,7 +298,7 @@ Result<uint64_t> CheckWeightSample(const StepModel& model) {
     if (auto sample = MakeSample(model, run, bytes, pieces)) samples.push_back(*sample);
   }
   std::string buffer(bytes, '\0');
-  CKPT_RETURN_IF_ERROR(ReadScattered(model, pieces, kThreads, buffer.data()));
+  CKPT_RETURN_IF_ERROR(ReadScattered(blobs, pieces, kThreads, buffer.data()));
   uint64_t compared = 0;
   for (const Sample& sample : samples) {
     CKPT_RETURN_IF_ERROR(CompareSample(model, sample, buffer));

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/blob/blob_reader.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -64,6 +65,6 @@ std::optional<uint64_t> AtomElement(const LocalTensor& local, const Shape& atom,
 // kDataLoss names the parameter, the element and both files; other errors are
 // those of reading.  Returns how many elements were compared.
 // BLOCKS: on reading them.
-Result<uint64_t> CheckWeightSample(const StepModel& model);
+Result<uint64_t> CheckWeightSample(const StepModel& model, BlobReader& blobs);
 
 }  // namespace ckptfs

@@ -169,7 +169,7 @@ Status KeepDocuments(PickleRef root, const TorchFile& file, ModelStates& out) {
     const bool own = IsOneOf(*name, kModelStateKeys);
     CKPT_ASSIGN_OR_RETURN(Document document,
                           DocumentOf(own ? std::string(*name) : StrCat(kClientPrefix, *name), "",
-                                     value, file, out.blob, out.file));
+                                     value, file, out.blob));
     out.documents.push_back(std::move(document));
   }
   return {};
@@ -198,8 +198,7 @@ Status ReadPlainStates(PickleRef optimizer, const TorchFile& file, const ModelSt
     for (const auto& [key, value] : states.Items()) {
       const auto index = key.Int();
       if (!index) return Fail(ErrorCode::kInvalid, "an optimizer state has no number");
-      CKPT_ASSIGN_OR_RETURN(PartitionStates state,
-                            ReadStateDict(value, file, model.file, model.blob));
+      CKPT_ASSIGN_OR_RETURN(PartitionStates state, ReadStateDict(value, file, model.blob));
       out.states.emplace(*index, std::move(state));
     }
   }
@@ -249,7 +248,7 @@ Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& mo
     const std::string_view name = key.String().value_or("");
     if (name.empty() || name == "optimizer_state_dict" || name.starts_with("fp32_groups")) continue;
     CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat(kZeroPrefix, name), "", value, file,
-                                                        model.blob, model.file));
+                                                        model.blob));
     model.documents.push_back(std::move(document));
   }
   model.optimizer = std::move(out);
@@ -265,10 +264,10 @@ bool HasShardedOptimizer(PickleRef root) {
          (optimizer && optimizer.IsDict() && optimizer["single_partition_of_fp32_groups"]);
 }
 
-Result<ModelStates> ReadRoot(const TorchFile& file, const std::string& path, BlobIndex blob,
+Result<ModelStates> ReadRoot(const TorchFile& file, BlobIndex blob,
                              const ModelStatesWanted& wanted) {
   ModelStates out;
-  out.file = path;
+  out.file = file.name();
   out.blob = blob;
   const PickleRef root = file.root();
   if (!root.IsDict() || !(root["dp_world_size"] || root["param_shapes"])) {
@@ -307,17 +306,17 @@ std::vector<std::string> NamesOf(const std::vector<NamedShape>& shapes) {
   return names;
 }
 
-Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
+Result<ModelStates> ReadModelStates(const TorchFile& file, BlobIndex blob,
                                     const ModelStatesWanted& wanted) {
-  auto out = ReadRoot(file, path, blob, wanted);
-  if (!out) return Fail(std::move(out).error().WithContext(path));
+  auto out = ReadRoot(file, blob, wanted);
+  if (!out) return Fail(std::move(out).error().WithContext(file.name()));
   return out;
 }
 
-Result<TensorDict> ReadTensorDict(const TorchFile& file, const std::string& path, BlobIndex blob) {
-  if (!file.root().IsDict()) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a dict"));
+Result<TensorDict> ReadTensorDict(const TorchFile& file, BlobIndex blob) {
+  if (!file.root().IsDict()) return Fail(ErrorCode::kInvalid, StrCat(file.name(), ": not a dict"));
   auto out = TensorDictOf(file.root(), file, blob);
-  if (!out) return Fail(std::move(out).error().WithContext(path));
+  if (!out) return Fail(std::move(out).error().WithContext(file.name()));
   return out;
 }
 

@@ -81,11 +81,11 @@ struct ModelStatesWanted {
 };
 
 // kInvalid names the file and the key.
-Result<ModelStates> ReadModelStates(const TorchFile& file, const std::string& path, BlobIndex blob,
+Result<ModelStates> ReadModelStates(const TorchFile& file, BlobIndex blob,
                                     const ModelStatesWanted& wanted);
 
 // A file that is one dict of tensors: layer and expert files.
-Result<TensorDict> ReadTensorDict(const TorchFile& file, const std::string& path,
+Result<TensorDict> ReadTensorDict(const TorchFile& file,
                                                 BlobIndex blob);
 
 }  // namespace ckptfs::deepspeed

@@ -2,18 +2,16 @@
 
 #include "formats/deepspeed/names.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <charconv>
+#include <span>
 
 #include "core/base/strings.h"
-#include "core/io/file_root.h"
-#include "formats/directory.h"
 
 namespace ckptfs::deepspeed {
 namespace {
 
+constexpr uint64_t kMaxPointer = 256;  // bytes that are looked at
 constexpr uint32_t kMaxRank = 1u << 20;
 
 // Reads "<literal><number><literal>..." from the front of `text`.
@@ -115,17 +113,18 @@ Status ClassifyFile(std::string_view name, StepFiles& files) {
   return {};
 }
 
-Result<StepFiles> ListStep(const std::string& directory) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(directory));
+Result<StepFiles> ListStep(const Root& root, const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   StepFiles files;
-  for (const std::string& name : names) {
-    const std::string path = StrCat(directory, "/", name);
-    CKPT_ASSIGN_OR_RETURN(const auto info,
-                          name.ends_with(".pt") ? StatOf(path) : StatIfThere(path));
-    if (info && S_ISDIR(info->st_mode) && name == "offloaded_tensors") files.offloaded = true;
-    if (!info || !S_ISREG(info->st_mode)) continue;
+  for (const auto& [name, kind, link] : entries) {
+    if (kind == EntryKind::kDirectory && name == "offloaded_tensors") files.offloaded = true;
+    // A file of ours that a link was to lead to is missed, not passed over.
+    if (kind == EntryKind::kOther && !link.empty() && name.ends_with(".pt")) {
+      CKPT_RETURN_IF_ERROR(root.Stat(JoinPath(directory, name)));
+    }
+    if (kind != EntryKind::kFile) continue;
     if (Status added = ClassifyFile(name, files); !added) {
-      return Fail(std::move(added).error().WithContext(directory));
+      return Fail(std::move(added).error().WithContext(root.PathOf(directory)));
     }
   }
   return files;
@@ -153,18 +152,18 @@ bool IsTagName(std::string_view tag) {
   return true;
 }
 
-Result<std::optional<std::string>> ReadPointer(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const bool there, IsRegularFile(path));
+Result<std::optional<std::string>> ReadPointer(const Root& root, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(root, path));
   if (!there) return std::optional<std::string>();
-  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
-  CKPT_ASSIGN_OR_RETURN(std::string text,
-                        file->Read(0, std::min<uint64_t>(file->size(), 256), "its first bytes"));
+  CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
+  std::string text(std::min<uint64_t>(file->size(), kMaxPointer), '\0');
+  CKPT_RETURN_IF_ERROR(file->ReadAt(0, std::as_writable_bytes(std::span(text))));
   const size_t first = text.find_first_not_of(" \t\r\n");
   const size_t last = text.find_last_not_of(" \t\r\n");
   text = first == std::string::npos ? "" : text.substr(first, last - first + 1);
   if (!IsTagName(text)) {
     return Fail(ErrorCode::kInvalid,
-                StrCat(path, ": does not hold the name of a directory below this one"));
+                StrCat(root.PathOf(path), ": does not hold the name of a directory below this one"));
   }
   return std::optional<std::string>(std::move(text));
 }

@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/io/root.h"
 
 namespace ckptfs::deepspeed {
 
@@ -72,7 +73,7 @@ struct StepFiles {
 Status ClassifyFile(std::string_view name, StepFiles& files);
 
 // The regular files of a tag directory.
-Result<StepFiles> ListStep(const std::string& directory);
+Result<StepFiles> ListStep(const Root& root, const std::string& directory);
 
 // "12" of "global_step12"; the last number of any tag, 0 without one.
 uint64_t IterationOfTag(std::string_view tag);
@@ -83,6 +84,6 @@ bool IsTagName(std::string_view tag);
 
 // First line of a pointer file (`latest`, `latest_universal`), stripped;
 // nothing if there is no such file.
-Result<std::optional<std::string>> ReadPointer(const std::string& path);
+Result<std::optional<std::string>> ReadPointer(const Root& root, const std::string& path);
 
 }  // namespace ckptfs::deepspeed

@@ -10,7 +10,6 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "formats/deepspeed/document_keys.h"
-#include "formats/directory.h"
 #include "formats/model_files/model_files.h"
 
 namespace ckptfs::deepspeed {
@@ -33,7 +32,12 @@ NativeReader::NativeReader(const StepCandidate& candidate, const SourceOptions& 
 }
 
 std::string NativeReader::PathOf(const std::string& name) const {
-  return StrCat(candidate_.directory, "/", name);
+  return candidate_.root->PathOf(JoinPath(candidate_.directory, name));
+}
+
+Result<TorchFile> NativeReader::OpenFile(const std::string& name) const {
+  CKPT_ASSIGN_OR_RETURN(auto file, candidate_.root->Open(JoinPath(candidate_.directory, name)));
+  return TorchFile::Open(std::move(file));
 }
 
 BlobIndex NativeReader::BlobOf(const std::string& name) const { return blobs_.at(name); }
@@ -41,7 +45,7 @@ BlobIndex NativeReader::BlobOf(const std::string& name) const { return blobs_.at
 const ModelStates& NativeReader::ModelOf(uint32_t mp) const { return models_.at(RankKey{mp, 0}); }
 
 Status NativeReader::RegisterFiles() {
-  const uint32_t root = assembler_.AddRoot(candidate_.root);
+  const uint32_t root = assembler_.AddRoot(RootBelow(candidate_.root, candidate_.save));
   const auto add = [&](const std::string& name) -> Status {
     CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, prefix_ + name));
     blobs_.emplace(name, blob);
@@ -66,9 +70,9 @@ Status NativeReader::ReadModels() {
   std::vector<ModelStates> states(list.size());
   CKPT_RETURN_IF_ERROR(ParallelTry(list.size(), [&](size_t i) -> Status {
     const auto& [key, name] = list[i];
-    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(PathOf(name)));
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenFile(name));
     const ModelStatesWanted wanted{key.dp == 0, key.dp == 0};
-    CKPT_ASSIGN_OR_RETURN(states[i], ReadModelStates(file, PathOf(name), BlobOf(name), wanted));
+    CKPT_ASSIGN_OR_RETURN(states[i], ReadModelStates(file, BlobOf(name), wanted));
     return {};
   }));
   for (size_t i = 0; i < list.size(); ++i) models_.emplace(list[i].first, std::move(states[i]));
@@ -81,9 +85,9 @@ Status NativeReader::ReadOptimizers() {
   std::vector<OptimizerStates> states(list.size());
   CKPT_RETURN_IF_ERROR(ParallelTry(list.size(), [&](size_t i) -> Status {
     const auto& [key, name] = list[i];
-    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(PathOf(name)));
-    CKPT_ASSIGN_OR_RETURN(
-        states[i], ReadOptimizerStates(file, PathOf(name), BlobOf(name), key, key.dp == 0));
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenFile(name));
+    CKPT_ASSIGN_OR_RETURN(states[i],
+                          ReadOptimizerStates(file, BlobOf(name), key, key.dp == 0));
     return {};
   }));
   for (size_t i = 0; i < list.size(); ++i) {
@@ -98,8 +102,8 @@ Status NativeReader::ReadTensorFiles() {
   for (const auto& [key, name] : files_.experts) jobs.emplace_back(name, &experts_[key]);
   return ParallelTry(jobs.size(), [&](size_t i) -> Status {
     const auto& [name, into] = jobs[i];
-    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(PathOf(name)));
-    CKPT_ASSIGN_OR_RETURN(*into, ReadTensorDict(file, PathOf(name), BlobOf(name)));
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenFile(name));
+    CKPT_ASSIGN_OR_RETURN(*into, ReadTensorDict(file, BlobOf(name)));
     return {};
   });
 }
@@ -126,13 +130,13 @@ Status NativeReader::SetDegrees() {
   CKPT_RETURN_IF_ERROR(CountExpertRanks());
   for (uint32_t rank = 0; rank < mp; ++rank) {
     if (models_.count(RankKey{rank, 0}) == 0) {
-      return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no model states of "
+      return Fail(ErrorCode::kInvalid, StrCat(candidate_.Path(), ": no model states of "
                                               "model-parallel rank ", rank, " of ", mp));
     }
     for (uint32_t dp = 0; dp < dp_ && stage_ > 0; ++dp) {
       if (optimizers_.count(RankKey{rank, dp}) == 0) {
         return Fail(ErrorCode::kInvalid,
-                    StrCat(candidate_.directory, ": no optimizer states of data-parallel rank ",
+                    StrCat(candidate_.Path(), ": no optimizer states of data-parallel rank ",
                            dp, " of ", dp_, ", model-parallel rank ", rank));
       }
     }
@@ -147,12 +151,12 @@ Status NativeReader::CountExpertRanks() {
   for (const auto& [key, name] : files_.expert_optimizer) ep_ = std::max(ep_, key.dp + 1);
   for (uint32_t rank = 0; rank < ep_ && ep_ > 1; ++rank) {
     if (files_.expert_optimizer.contains(RankKey{0, rank})) continue;
-    return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no optimizer states of "
+    return Fail(ErrorCode::kInvalid, StrCat(candidate_.Path(), ": no optimizer states of "
                                             "expert-parallel rank ", rank, " of ", ep_));
   }
   if (dp_ % ep_ == 0) return {};
   return Fail(ErrorCode::kInvalid,
-              StrCat(candidate_.directory, ": files of ", ep_, " expert-parallel ranks, which do not "
+              StrCat(candidate_.Path(), ": files of ", ep_, " expert-parallel ranks, which do not "
                      "divide the ", dp_, " data-parallel ranks"));
 }
 
@@ -304,7 +308,7 @@ Result<StepModel> NativeReader::Read() && {
   CKPT_RETURN_IF_ERROR(RegisterFiles());
   CKPT_RETURN_IF_ERROR(ReadModels());
   if (models_.empty()) {
-    return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no model states file"));
+    return Fail(ErrorCode::kInvalid, StrCat(candidate_.Path(), ": no model states file"));
   }
   if (models_.begin()->second.auto_experts && !files_.optimizer.empty()) {
     return Fail(ErrorCode::kUnsupported,
@@ -329,7 +333,8 @@ Result<StepModel> NativeReader::Read() && {
     const auto found = known_.find(stored);
     if (found != known_.end()) assembler_.AddAlias(alias, found->second.index);
   }
-  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, 0, prefix_));
+  CKPT_RETURN_IF_ERROR(
+      CarryModelFiles(assembler_, RootBelow(candidate_.root, candidate_.save), prefix_));
   return std::move(assembler_).Finish();
 }
 

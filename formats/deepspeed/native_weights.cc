@@ -108,7 +108,7 @@ Status NativeReader::ResolveSharding() {
     parameters.emplace_back(name, std::move(locals));
   }
   CKPT_ASSIGN_OR_RETURN(ModelSizes sizes,
-                        SizesOf(model.variables, options_.variables, candidate_.directory));
+                        SizesOf(model.variables, options_.variables, candidate_));
   CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
                         ShardingRules::Make(model.info ? &*model.info : nullptr, options_,
                                             std::move(parameters), std::move(sizes)));

@@ -96,8 +96,7 @@ PickleRef StateOf(PickleRef states, size_t i) {
   return states.AtInt(static_cast<int64_t>(i));
 }
 
-Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file,
-                      const std::string& path, OptimizerStates& out) {
+Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file, OptimizerStates& out) {
   if (!masters || !masters.IsSequence()) {
     return Fail(ErrorCode::kInvalid, out.stage == 3 ? "no 'fp32_flat_groups' list"
                                                     : "no 'single_partition_of_fp32_groups' list");
@@ -106,7 +105,7 @@ Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file
     const PickleRef state = StateOf(states, i);
     PartitionStates partition;
     if (state) {
-      CKPT_ASSIGN_OR_RETURN(partition, ReadStateDict(state, file, path, out.blob));
+      CKPT_ASSIGN_OR_RETURN(partition, ReadStateDict(state, file, out.blob));
     }
     CKPT_ASSIGN_OR_RETURN(partition.master, FileTensorOf(masters.at(i), file, out.blob,
                                                          StrCat("master partition ", i)));
@@ -120,21 +119,21 @@ Status ReadPartitions(PickleRef masters, PickleRef states, const TorchFile& file
 }
 
 // States that no partition can be cut from go into documents of this rank.
-Status KeepOpaque(PickleRef states, const TorchFile& file, const std::string& path,
+Status KeepOpaque(PickleRef states, const TorchFile& file,
                   const RankKey& rank, OptimizerStates& out) {
   for (size_t i = 0; i < out.partitions.size(); ++i) {
     for (const std::string& name : out.partitions[i].opaque) {
       const PickleRef state = StateOf(states, i);
       CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat("optimizer/opaque/", i, "/", name),
                                                           StrCat("dp", rank.dp, "_mp", rank.mp),
-                                                          state[name], file, out.blob, path));
+                                                          state[name], file, out.blob));
       out.opaque.push_back(std::move(document));
     }
   }
   return {};
 }
 
-Status KeepDocuments(PickleRef zero, const TorchFile& file, const std::string& path,
+Status KeepDocuments(PickleRef zero, const TorchFile& file,
                      OptimizerStates& out) {
   for (const auto& [key, value] : zero.Items()) {
     const auto name = key.String();
@@ -143,7 +142,7 @@ Status KeepDocuments(PickleRef zero, const TorchFile& file, const std::string& p
       continue;
     }
     CKPT_ASSIGN_OR_RETURN(Document document,
-                          DocumentOf(StrCat(kZeroPrefix, *name), "", value, file, out.blob, path));
+                          DocumentOf(StrCat(kZeroPrefix, *name), "", value, file, out.blob));
     out.documents.push_back(std::move(document));
   }
   return {};
@@ -177,7 +176,7 @@ std::optional<int64_t> StageOf(PickleRef value) {
   return found - std::begin(kNames);
 }
 
-Status ReadZero12(PickleRef zero, const TorchFile& file, const std::string& path,
+Status ReadZero12(PickleRef zero, const TorchFile& file,
                   const RankKey& rank, bool keep, OptimizerStates& out) {
   out.trimmed = static_cast<bool>(zero["zero_stage"]);
   const auto stage = StageOf(zero["zero_stage"]);
@@ -190,7 +189,7 @@ Status ReadZero12(PickleRef zero, const TorchFile& file, const std::string& path
   out.elastic = base.IsSequence();
   const PickleRef states = out.elastic ? base : base["state"];
   CKPT_RETURN_IF_ERROR(
-      ReadPartitions(zero["single_partition_of_fp32_groups"], states, file, path, out));
+      ReadPartitions(zero["single_partition_of_fp32_groups"], states, file, out));
   CKPT_ASSIGN_OR_RETURN(const auto paddings, Numbers(zero["group_paddings"], "group_paddings"));
   for (size_t i = 0; out.trimmed && i < out.partitions.size() && i < paddings.size(); ++i) {
     out.partitions[i].padding = paddings[i];
@@ -198,32 +197,32 @@ Status ReadZero12(PickleRef zero, const TorchFile& file, const std::string& path
   for (size_t i = 0; i < out.partitions.size(); ++i) {
     CKPT_RETURN_IF_ERROR(CheckFlat(out.partitions[i], i));
   }
-  if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, file, path, rank, out));
+  if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, file, rank, out));
   if (keep && !out.elastic) {
     CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"]));
   }
   return {};
 }
 
-Status ReadZero3(PickleRef zero, const TorchFile& file, const std::string& path,
+Status ReadZero3(PickleRef zero, const TorchFile& file,
                  const RankKey& rank, bool keep, OptimizerStates& out) {
   out.stage = 3;
   const PickleRef base = zero["optimizer_state_dict"];
-  CKPT_RETURN_IF_ERROR(ReadPartitions(zero["fp32_flat_groups"], base["state"], file, path, out));
+  CKPT_RETURN_IF_ERROR(ReadPartitions(zero["fp32_flat_groups"], base["state"], file, out));
   for (size_t i = 0; i < out.partitions.size(); ++i) {
     CKPT_RETURN_IF_ERROR(CheckFlat(out.partitions[i], i));
   }
-  if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], file, path, rank, out));
+  if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], file, rank, out));
   if (keep && base) {
     CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(base["param_groups"]));
   }
   return {};
 }
 
-Result<OptimizerStates> ReadRoot(const TorchFile& file, const std::string& path, BlobIndex blob,
+Result<OptimizerStates> ReadRoot(const TorchFile& file, BlobIndex blob,
                                  const RankKey& rank, bool keep) {
   OptimizerStates out;
-  out.file = path;
+  out.file = file.name();
   out.blob = blob;
   const PickleRef root = file.root();
   const PickleRef zero = root["optimizer_state_dict"];
@@ -233,24 +232,24 @@ Result<OptimizerStates> ReadRoot(const TorchFile& file, const std::string& path,
   CKPT_RETURN_IF_ERROR(RefuseUnknownLayouts(root, zero));
   CKPT_RETURN_IF_ERROR(ReadLayout(zero, out));
   if (zero["fp32_flat_groups"]) {
-    CKPT_RETURN_IF_ERROR(ReadZero3(zero, file, path, rank, keep, out));
+    CKPT_RETURN_IF_ERROR(ReadZero3(zero, file, rank, keep, out));
   } else {
-    CKPT_RETURN_IF_ERROR(ReadZero12(zero, file, path, rank, keep, out));
+    CKPT_RETURN_IF_ERROR(ReadZero12(zero, file, rank, keep, out));
   }
   if (const auto version = root["ds_version"].String()) out.ds_version = *version;
   if (const PickleRef config = root["ds_config"]) {
     CKPT_ASSIGN_OR_RETURN(out.ds_config, DigestOfValue(config));
   }
-  if (keep) CKPT_RETURN_IF_ERROR(KeepDocuments(zero, file, path, out));
+  if (keep) CKPT_RETURN_IF_ERROR(KeepDocuments(zero, file, out));
   return out;
 }
 
 }  // namespace
 
-Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, const std::string& path,
+Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file,
                                             BlobIndex blob, const RankKey& rank, bool keep) {
-  auto out = ReadRoot(file, path, blob, rank, keep);
-  if (!out) return Fail(std::move(out).error().WithContext(path));
+  auto out = ReadRoot(file, blob, rank, keep);
+  if (!out) return Fail(std::move(out).error().WithContext(file.name()));
   return out;
 }
 
@@ -296,14 +295,13 @@ bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& param
   return own && whole && *own < *whole;
 }
 
-Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file,
-                                      const std::string& path, BlobIndex blob) {
+Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob) {
   PartitionStates out;
   if (!state.IsDict()) return Fail(ErrorCode::kInvalid, "an optimizer state is no dict");
   for (const auto& [key, value] : state.Items()) {
     const auto name = key.String();
     if (!name) return Fail(ErrorCode::kInvalid, "an optimizer state has a name that is no text");
-    CKPT_ASSIGN_OR_RETURN(auto scalar, ScalarOf(value, file, path));
+    CKPT_ASSIGN_OR_RETURN(auto scalar, ScalarOf(value, file));
     if (scalar) {
       out.scalars.push_back(NamedScalar{std::string(*name), *std::move(scalar)});
       continue;
@@ -354,8 +352,8 @@ Result<Digest> DigestOfValue(PickleRef value) {
 }
 
 Result<Document> DocumentOf(std::string key, std::string scope, PickleRef value,
-                            const TorchFile& file, BlobIndex blob, const std::string& path) {
-  const std::string context = StrCat(path, ": ", key);
+                            const TorchFile& file, BlobIndex blob) {
+  const std::string context = StrCat(file.name(), ": ", key);
   auto document = MakeDocument(std::move(key), std::move(scope), value, file, blob);
   if (!document) return Fail(std::move(document).error().WithContext(context));
   return document;

@@ -73,17 +73,16 @@ struct OptimizerStates {
 
 // `keep`: with groups and documents (one rank of each model-parallel rank).
 // kInvalid names the key.
-Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file, const std::string& path,
+Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file,
                                             BlobIndex blob, const RankKey& rank, bool keep);
 
 // The pieces that stage 0 shares.
 Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups);
-Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file,
-                                      const std::string& path, BlobIndex blob);
+Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob);
 // Digest of a value as our printer prints it, equal strings taken for one.
 Result<Digest> DigestOfValue(PickleRef value);
 // As MakeDocument, with the file's path in the error.
 Result<Document> DocumentOf(std::string key, std::string scope, PickleRef value,
-                            const TorchFile& file, BlobIndex blob, const std::string& path);
+                            const TorchFile& file, BlobIndex blob);
 
 }  // namespace ckptfs::deepspeed

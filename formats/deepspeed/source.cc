@@ -7,7 +7,6 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/native_reader.h"
 #include "formats/deepspeed/step_directories.h"
-#include "formats/directory.h"
 
 namespace ckptfs {
 namespace {
@@ -16,10 +15,10 @@ using deepspeed::ModelStates;
 using deepspeed::RankKey;
 using deepspeed::StepFiles;
 
-Result<bool> IsTag(const std::string& directory) {
-  CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(directory));
+Result<bool> IsTag(const Root& root, const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(root, directory));
   if (!files.IsDeepSpeed()) return false;
-  CKPT_ASSIGN_OR_RETURN(const bool universal, deepspeed::HasUniversalStates(directory));
+  CKPT_ASSIGN_OR_RETURN(const bool universal, deepspeed::HasUniversalStates(root, directory));
   return !universal;
 }
 
@@ -27,33 +26,34 @@ class DeepSpeedSource : public Source {
  public:
   std::string_view name() const override { return "deepspeed"; }
 
-  Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
-    return deepspeed::FindSteps(path, "latest", IsTag);
+  Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
+                                          const std::string& directory) const override {
+    return deepspeed::FindSteps(root, directory, "latest", IsTag);
   }
 
   Status Complete(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_RETURN_IF_ERROR(deepspeed::CheckPointer(step));
-    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(step.directory));
+    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(*step.root, step.directory));
     const std::string first = !files.model.empty()          ? files.model.begin()->second
                               : !files.stage3_model.empty() ? files.stage3_model.begin()->second
                                                             : "";
     if (first.empty()) {
       return Fail(ErrorCode::kInvalid,
-                  StrCat(step.directory, ": no *_model_states.pt beside the optimizer states"));
+                  StrCat(step.Path(), ": no *_model_states.pt beside the optimizer states"));
     }
-    const std::string path = StrCat(step.directory, "/", first);
-    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(path));
+    CKPT_ASSIGN_OR_RETURN(auto opened, step.root->Open(JoinPath(step.directory, first)));
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
     CKPT_ASSIGN_OR_RETURN(const ModelStates states,
-                          deepspeed::ReadModelStates(file, path, BlobIndex{}, {false, false}));
+                          deepspeed::ReadModelStates(file, BlobIndex{}, {false, false}));
     CKPT_RETURN_IF_ERROR(CheckRanks(step, files, states));
-    return CheckOptimizer(path, files, states, options);
+    return CheckOptimizer(file.name(), files, states, options);
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
-    CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(step.directory));
+    CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(*step.root, step.directory));
     if (files.offloaded) {
       return Fail(ErrorCode::kUnsupported,
-                  StrCat(step.directory, "/offloaded_tensors: optimizer states swapped to NVMe are "
+                  StrCat(step.Path(), "/offloaded_tensors: optimizer states swapped to NVMe are "
                                          "not understood"));
     }
     return deepspeed::NativeReader(step, options, std::move(files)).Read();
@@ -62,7 +62,7 @@ class DeepSpeedSource : public Source {
  private:
   // DeepSpeed writes the model states first: alone they are what a save that
   // was cut off leaves.
-  static Status CheckOptimizer(const std::string& path, const StepFiles& files,
+  static Status CheckOptimizer(std::string_view path, const StepFiles& files,
                                const ModelStates& states, const SourceOptions& options) {
     // With native experts they hold stage 0's optimizer, too.
     const bool apart = states.sharded || !files.experts.empty();
@@ -83,7 +83,7 @@ class DeepSpeedSource : public Source {
     const uint64_t dp_world = states.dp_world > 0 ? states.dp_world : files.DataRanks();
     const auto missing = [&](std::string_view what, uint64_t mp, uint64_t dp) -> Status {
       return Fail(ErrorCode::kInvalid,
-                  StrCat(step.directory, ": no ", what, " of data-parallel rank ", dp, " of ",
+                  StrCat(step.Path(), ": no ", what, " of data-parallel rank ", dp, " of ",
                          dp_world, ", model-parallel rank ", mp, " of ", mp_world));
     };
     for (uint32_t mp = 0; mp < mp_world; ++mp) {

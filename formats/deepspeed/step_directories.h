@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which directories below a path are DeepSpeed steps: the path itself, or every
+// Which directories are DeepSpeed steps: the one that is asked for itself, or every
 // tag of a save directory, its pointer file naming the newest.  Where that is a
 // path ("epoch1/step5"), the steps beside it are found, too, and the folder they
 // lie in is their save directory.  Of transformers' Trainer the output is taken,
@@ -20,17 +20,18 @@
 
 namespace ckptfs::deepspeed {
 
-using IsStep = std::function<Result<bool>(const std::string& directory)>;
+using IsStep = std::function<Result<bool>(const Root& root, const std::string& directory)>;
 
 // `pointer`: "latest" or "latest_universal".  One that names no directory takes
 // no step away: it is a candidate of its own, which CheckPointer refuses.
-Result<std::vector<StepCandidate>> FindSteps(const std::string& path, std::string_view pointer,
-                                             const IsStep& is_step);
+Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& root,
+                                             const std::string& directory,
+                                             std::string_view pointer, const IsStep& is_step);
 
 // kInvalid if the candidate is a pointer that names no directory.
 Status CheckPointer(const StepCandidate& step);
 
 // True if <directory>/zero is a folder: the mark of a universal directory.
-Result<bool> HasUniversalStates(const std::string& directory);
+Result<bool> HasUniversalStates(const Root& root, const std::string& directory);
 
 }  // namespace ckptfs::deepspeed

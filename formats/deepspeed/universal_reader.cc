@@ -2,12 +2,7 @@
 
 #include "formats/deepspeed/universal_reader.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <climits>
 #include <set>
 
 #include "core/base/parallel.h"
@@ -15,41 +10,12 @@
 #include "core/ingest/model_config.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/expert_names.h"
-#include "formats/directory.h"
 #include "formats/model_files/model_files.h"
 
 namespace ckptfs::deepspeed {
 namespace {
 
 constexpr std::string_view kSuffix = ".pt";
-
-enum class EntryType { kFile, kDirectory, kLink, kOther };
-
-Result<std::vector<std::pair<std::string, EntryType>>> Entries(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(path));
-  std::vector<std::pair<std::string, EntryType>> out;
-  for (const std::string& name : names) {
-    struct stat info {};
-    if (::lstat(StrCat(path, "/", name).c_str(), &info) != 0) {
-      return Fail(ErrnoError(errno, StrCat(path, "/", name)));
-    }
-    const EntryType type = S_ISREG(info.st_mode)   ? EntryType::kFile
-                           : S_ISDIR(info.st_mode) ? EntryType::kDirectory
-                           : S_ISLNK(info.st_mode) ? EntryType::kLink
-                                                   : EntryType::kOther;
-    out.emplace_back(name, type);
-  }
-  return out;
-}
-
-// The target of a link that stays in its own folder, else "".
-Result<std::string> SiblingTarget(const std::string& path) {
-  char target[PATH_MAX];
-  const ssize_t length = ::readlink(path.c_str(), target, sizeof(target));
-  if (length < 0) return Fail(ErrnoError(errno, path));
-  std::string name(target, static_cast<size_t>(length));
-  return name.find('/') == std::string::npos ? name : "";
-}
 
 std::string KindOf(std::string_view file) {
   file.remove_suffix(kSuffix.size());
@@ -65,25 +31,28 @@ UniversalReader::UniversalReader(const StepCandidate& candidate, const SourceOpt
 }
 
 std::string UniversalReader::PathOf(std::string_view name) const {
-  return StrCat(candidate_.directory, "/", name);
+  return candidate_.root->PathOf(JoinPath(candidate_.directory, name));
+}
+
+Result<TorchFile> UniversalReader::OpenFile(std::string_view name) const {
+  CKPT_ASSIGN_OR_RETURN(auto file, candidate_.root->Open(JoinPath(candidate_.directory, name)));
+  return TorchFile::Open(std::move(file));
 }
 
 Status UniversalReader::ListFolders() {
-  CKPT_ASSIGN_OR_RETURN(const auto entries, Entries(PathOf("zero")));
-  for (const auto& [name, type] : entries) {
-    if (type == EntryType::kLink) {
-      CKPT_ASSIGN_OR_RETURN(const std::string target,
-                            SiblingTarget(PathOf(StrCat("zero/", name))));
-      if (!target.empty()) links_.emplace(name, target);
-    }
-    if (type != EntryType::kDirectory) continue;
+  const std::string zero = JoinPath(candidate_.directory, "zero");
+  CKPT_ASSIGN_OR_RETURN(const auto entries, candidate_.root->List(zero));
+  for (const auto& [name, kind, link] : entries) {
+    // Of links only those to a folder beside them count, as other names of it.
+    if (!link.empty() && link.find('/') == std::string::npos) links_.emplace(name, link);
+    if (kind != EntryKind::kDirectory || !link.empty()) continue;
     Folder folder;
     folder.name = name;
-    CKPT_ASSIGN_OR_RETURN(const auto files, Entries(PathOf(StrCat("zero/", name))));
-    for (const auto& [file, kind] : files) {
-      if (kind != EntryType::kDirectory && file.ends_with(kSuffix) && file.size() > kSuffix.size()) {
-        folder.files.push_back(file);
-      }
+    CKPT_ASSIGN_OR_RETURN(const auto files, candidate_.root->List(JoinPath(zero, name)));
+    for (const RootEntry& file : files) {
+      const bool state = file.name.ends_with(kSuffix) && file.name.size() > kSuffix.size();
+      const bool directory = file.kind == EntryKind::kDirectory && file.link.empty();
+      if (state && !directory) folder.files.push_back(file.name);
     }
     folders_.push_back(std::move(folder));
   }
@@ -94,7 +63,7 @@ Status UniversalReader::ListFolders() {
 }
 
 Status UniversalReader::RegisterFiles() {
-  const uint32_t root = assembler_.AddRoot(candidate_.root);
+  const uint32_t root = assembler_.AddRoot(RootBelow(candidate_.root, candidate_.save));
   std::vector<std::string> names{"zero/optimizer_state.pt"};
   for (const auto& [key, name] : files_.model) names.push_back(name);
   for (const auto& [key, name] : files_.stage3_model) names.push_back(name);
@@ -117,14 +86,14 @@ Status UniversalReader::ReadModels() {
     if (key.dp == 0) names.try_emplace(key.mp, name);
   }
   for (const auto& [mp, name] : names) {
-    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(PathOf(name)));
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenFile(name));
     CKPT_ASSIGN_OR_RETURN(
         ModelStates states,
-        ReadModelStates(file, PathOf(name), blobs_.at(name), ModelStatesWanted{true, true}));
+        ReadModelStates(file, blobs_.at(name), ModelStatesWanted{true, true}));
     models_.emplace(mp, std::move(states));
   }
   if (models_.count(0) == 0) {
-    return Fail(ErrorCode::kInvalid, StrCat(candidate_.directory, ": no model states of rank 0"));
+    return Fail(ErrorCode::kInvalid, StrCat(candidate_.Path(), ": no model states of rank 0"));
   }
   return {};
 }
@@ -163,24 +132,23 @@ Result<UniversalReader::Marks> UniversalReader::ReadMarks(PickleRef dict) {
 Result<UniversalReader::State> UniversalReader::ReadState(const Folder& folder,
                                                           const std::string& file) const {
   const std::string relative = StrCat("zero/", folder.name, "/", file);
-  const std::string path = PathOf(relative);
-  CKPT_ASSIGN_OR_RETURN(const TorchFile torch, OpenTorch(path));
+  CKPT_ASSIGN_OR_RETURN(const TorchFile torch, OpenFile(relative));
   State out;
   out.kind = KindOf(file);
   PickleRef value = torch.root();
   if (value.IsDict()) {
     auto marks = ReadMarks(value);
-    if (!marks) return Fail(std::move(marks).error().WithContext(path));
+    if (!marks) return Fail(std::move(marks).error().WithContext(torch.name()));
     out.marks = *std::move(marks);
     value = value["param"];
   } else {
     out.bare = true;
   }
-  CKPT_ASSIGN_OR_RETURN(out.scalar, ScalarOf(value, torch, path));
+  CKPT_ASSIGN_OR_RETURN(out.scalar, ScalarOf(value, torch));
   if (out.scalar && out.kind != "master") return out;
   out.scalar.reset();
   auto tensor = FileTensorOf(value, torch, blobs_.at(relative), "its value");
-  if (!tensor) return Fail(std::move(tensor).error().WithContext(path));
+  if (!tensor) return Fail(std::move(tensor).error().WithContext(torch.name()));
   out.tensor = *std::move(tensor);
   return out;
 }
@@ -292,7 +260,7 @@ Status UniversalReader::DeclareParameters() {
   std::vector<NamedLocals> shapes;
   for (const Folder& folder : folders_) shapes.emplace_back(folder.name, std::vector<Shape>{folder.shape});
   CKPT_ASSIGN_OR_RETURN(ModelSizes sizes,
-                        SizesOf(model.variables, options_.variables, candidate_.directory));
+                        SizesOf(model.variables, options_.variables, candidate_));
   CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
                         ShardingRules::Make(model.info ? &*model.info : nullptr, options_,
                                             std::move(shapes), std::move(sizes)));
@@ -446,19 +414,19 @@ Status UniversalReader::AddGroups(const std::vector<HyperGroup>& groups, bool by
 }
 
 // The stage-3 form has no step.pt: a sub-group's numbers are in the kept state.
-Status UniversalReader::AddSteps(PickleRef states, const TorchFile& file, const std::string& path) {
+Status UniversalReader::AddSteps(PickleRef states, const TorchFile& file) {
   const std::vector<std::vector<NamedShape>>& groups = models_.at(0).groups;
   for (size_t s = 0; states && s < groups.size(); ++s) {
     const PickleRef state = states.AtInt(static_cast<int64_t>(s));
     for (const auto& [key, value] : state ? state.Items()
                                           : std::vector<std::pair<PickleRef, PickleRef>>()) {
-      CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(value, file, path));
+      CKPT_ASSIGN_OR_RETURN(const auto scalar, ScalarOf(value, file));
       if (!scalar || !key.String()) continue;
       for (const NamedShape& entry : groups[s]) {
         const auto parameter = parameters_.find(entry.name);
         if (parameter == parameters_.end()) {
           return Fail(ErrorCode::kInvalid,
-                      StrCat(path, ": a state of '", entry.name,
+                      StrCat(file.name(), ": a state of '", entry.name,
                              "', which param_shapes names and zero/ has no folder of"));
         }
         CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
@@ -473,26 +441,25 @@ Status UniversalReader::AddSteps(PickleRef states, const TorchFile& file, const 
 
 Status UniversalReader::ReadOptimizerState() {
   const std::string name = "zero/optimizer_state.pt";
-  const std::string path = PathOf(name);
-  CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(path));
+  CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenFile(name));
   const PickleRef root = file.root();
-  if (!root.IsDict()) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a dict"));
+  if (!root.IsDict()) return Fail(ErrorCode::kInvalid, StrCat(file.name(), ": not a dict"));
   const PickleRef stage3 = root["optimizer_state_dict"];
   const bool flat = static_cast<bool>(root["fp32_flat_groups"]);
   const PickleRef groups = !flat && root["param_groups"] ? root["param_groups"]
                            : stage3                      ? stage3["param_groups"]
                                                          : PickleRef();
   auto hyper = ReadHyperGroups(groups);
-  if (!hyper) return Fail(std::move(hyper).error().WithContext(path));
+  if (!hyper) return Fail(std::move(hyper).error().WithContext(file.name()));
   CKPT_RETURN_IF_ERROR(AddGroups(*hyper, flat));
-  if (flat && stage3) CKPT_RETURN_IF_ERROR(AddSteps(stage3["state"], file, path));
+  if (flat && stage3) CKPT_RETURN_IF_ERROR(AddSteps(stage3["state"], file));
   for (const auto& [key, value] : root.Items()) {
     const std::string_view text = key.String().value_or("");
     const bool scalar = text == "loss_scaler" || text == "dynamic_loss_scale" || text == "overflow" ||
                         text == "clip_grad" || text == "zero_stage";
     if (!scalar) continue;
     CKPT_ASSIGN_OR_RETURN(Document document, DocumentOf(StrCat(kZeroPrefix, text), "", value, file,
-                                                        blobs_.at(name), path));
+                                                        blobs_.at(name)));
     assembler_.header().documents.push_back(std::move(document));
   }
   return {};
@@ -550,7 +517,8 @@ Result<StepModel> UniversalReader::Read() && {
     const auto found = parameters_.find(target);
     if (found != parameters_.end()) assembler_.AddAlias(alias, found->second);
   }
-  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, 0, prefix_));
+  CKPT_RETURN_IF_ERROR(
+      CarryModelFiles(assembler_, RootBelow(candidate_.root, candidate_.save), prefix_));
   return std::move(assembler_).Finish();
 }
 

@@ -73,12 +73,13 @@ class UniversalReader {
                       const std::vector<const FileTensor*>& tensors);
   Status PlaceTensor(AtomIndex atom, uint32_t copy, const LocalTensor& local,
                      const FileTensor& tensor);
-  Status AddSteps(PickleRef states, const TorchFile& file, const std::string& path);
+  Status AddSteps(PickleRef states, const TorchFile& file);
   Status PlaceFolder(const Folder& folder, ParameterIndex index);
   Status ReadOptimizerState();
   Status AddGroups(const std::vector<HyperGroup>& groups, bool by_sub_group);
   void FillHeader();
   std::string PathOf(std::string_view name) const;
+  Result<TorchFile> OpenFile(std::string_view name) const;
 
   const StepCandidate& candidate_;
   const SourceOptions& options_;

@@ -3,7 +3,6 @@
 #include "formats/deepspeed/universal_source.h"
 
 #include "core/base/strings.h"
-#include "formats/directory.h"
 #include "formats/deepspeed/step_directories.h"
 #include "formats/deepspeed/universal_reader.h"
 
@@ -12,21 +11,22 @@ namespace {
 
 using deepspeed::StepFiles;
 
-Result<bool> IsUniversal(const std::string& directory) {
-  CKPT_ASSIGN_OR_RETURN(const bool states, deepspeed::HasUniversalStates(directory));
+Result<bool> IsUniversal(const Root& root, const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const bool states, deepspeed::HasUniversalStates(root, directory));
   if (!states) return false;
-  CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(directory));
+  CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(root, directory));
   if (!files.model.empty() || !files.stage3_model.empty()) return true;
-  return IsRegularFile(StrCat(directory, "/zero/optimizer_state.pt"));
+  return HasFile(root, JoinPath(directory, "zero/optimizer_state.pt"));
 }
 
 class DeepSpeedUniversalSource : public Source {
  public:
   std::string_view name() const override { return "deepspeed_universal"; }
 
-  Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
+  Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
+                                          const std::string& directory) const override {
     CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> steps,
-                          deepspeed::FindSteps(path, "latest_universal", IsUniversal));
+                          deepspeed::FindSteps(root, directory, "latest_universal", IsUniversal));
     for (StepCandidate& step : steps) step.converted = true;
     return steps;
   }
@@ -35,21 +35,21 @@ class DeepSpeedUniversalSource : public Source {
   // the model states last.
   Status Complete(const StepCandidate& step, const SourceOptions&) const override {
     CKPT_RETURN_IF_ERROR(deepspeed::CheckPointer(step));
-    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(step.directory));
+    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(*step.root, step.directory));
     if (files.model.count(0) == 0 && files.stage3_model.count({0, 0}) == 0) {
-      return Fail(ErrorCode::kInvalid, StrCat(step.directory, ": no model states of rank 0"));
+      return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no model states of rank 0"));
     }
     CKPT_ASSIGN_OR_RETURN(
         const bool state,
-        IsRegularFile(StrCat(step.directory, "/zero/optimizer_state.pt")));
+        HasFile(*step.root, JoinPath(step.directory, "zero/optimizer_state.pt")));
     if (!state) {
-      return Fail(ErrorCode::kInvalid, StrCat(step.directory, "/zero: no optimizer_state.pt"));
+      return Fail(ErrorCode::kInvalid, StrCat(step.Path(), "/zero: no optimizer_state.pt"));
     }
     return {};
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
-    CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(step.directory));
+    CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(*step.root, step.directory));
     return deepspeed::UniversalReader(step, options, std::move(files)).Read();
   }
 };

@@ -9,8 +9,6 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
-#include "core/io/file_root.h"
-#include "formats/directory.h"
 #include "formats/model_files/model_files.h"
 #include "formats/torch/stored_tensor.h"
 
@@ -41,14 +39,10 @@ bool HasHead(const std::string& architecture) {
          architecture.ends_with("ForConditionalGeneration");
 }
 
-Result<WeightMap> ReadIndex(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
-  if (file->size() > kMaxIndexBytes) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, ": an index of ", file->size(), " bytes"));
-  }
-  CKPT_ASSIGN_OR_RETURN(const std::string text, file->Read(0, file->size(), "the index"));
+Result<WeightMap> ReadIndex(const Root& root, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(root, path, kMaxIndexBytes));
   auto map = ParseShardIndex(text);
-  if (!map) return Fail(std::move(map).error().WithContext(path));
+  if (!map) return Fail(std::move(map).error().WithContext(root.PathOf(path)));
   return map;
 }
 
@@ -56,36 +50,39 @@ Result<WeightMap> ReadIndex(const std::string& path) {
 
 Result<StepFiles> ListStep(const StepCandidate& candidate) {
   StepFiles out;
-  CKPT_ASSIGN_OR_RETURN(const bool single, IsRegularFile(candidate.directory));
+  const Root& root = *candidate.root;
+  CKPT_ASSIGN_OR_RETURN(const bool single, HasFile(root, candidate.directory));
   if (single) {
-    out.directory = candidate.root;
+    out.directory = candidate.save;
     out.weights = {candidate.directory.substr(candidate.directory.find_last_of('/') + 1)};
     return out;
   }
   out.directory = candidate.directory;
   out.prefix = candidate.Prefix();
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(out.directory));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(out.directory));
+  std::vector<std::string> names;
+  for (const RootEntry& entry : entries) names.push_back(entry.name);
   auto chosen = ChooseWeights(names);
-  if (!chosen) return Fail(std::move(chosen).error().WithContext(out.directory));
-  if (!*chosen) return Fail(ErrorCode::kInvalid, StrCat(out.directory, ": no weights"));
+  if (!chosen) return Fail(std::move(chosen).error().WithContext(candidate.Path()));
+  if (!*chosen) return Fail(ErrorCode::kInvalid, StrCat(candidate.Path(), ": no weights"));
   const WeightsName& weights = **chosen;
   if (weights.adapter) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat(out.directory, "/", weights.file, ": an adapter (PEFT), which holds additions to "
-                       "another model's weights; the file itself can be adopted"));
+                StrCat(candidate.Path(), "/", weights.file, ": an adapter (PEFT), which holds additions "
+                       "to another model's weights; the file itself can be adopted"));
   }
   std::set<std::string> read{weights.file};
   if (weights.index) {
     out.index = weights.file;
-    CKPT_ASSIGN_OR_RETURN(out.map, ReadIndex(StrCat(out.directory, "/", out.index)));
+    CKPT_ASSIGN_OR_RETURN(out.map, ReadIndex(root, JoinPath(out.directory, out.index)));
     for (const auto& [tensor, file] : out.map) read.insert(file);
   }
   for (const std::string& name : read) {
     if (name != out.index) out.weights.push_back(name);
   }
-  for (const std::string& name : names) {
-    CKPT_ASSIGN_OR_RETURN(const bool regular, IsRegularFile(StrCat(out.directory, "/", name)));
-    if (regular && (!read.contains(name) || name == out.index)) out.others.push_back(name);
+  for (const RootEntry& entry : entries) {
+    const bool other = !read.contains(entry.name) || entry.name == out.index;
+    if (entry.kind == EntryKind::kFile && other) out.others.push_back(entry.name);
   }
   return out;
 }
@@ -93,8 +90,12 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
 Reader::Reader(const StepCandidate& candidate, const SourceOptions& options, StepFiles files)
     : candidate_(candidate), options_(options), files_(std::move(files)) {}
 
+std::shared_ptr<const Root> Reader::StepRoot() const {
+  return RootBelow(candidate_.root, candidate_.save);
+}
+
 Status Reader::RegisterFiles() {
-  const uint32_t root = assembler_.AddRoot(candidate_.root);
+  const uint32_t root = assembler_.AddRoot(StepRoot());
   for (const std::string& name : files_.weights) {
     CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, files_.prefix + name));
     blobs_.push_back(blob);
@@ -106,7 +107,8 @@ Status Reader::ReadWeights() {
   contents_.resize(files_.weights.size());
   std::vector<Status> outcomes(contents_.size());
   ParallelFor(contents_.size(), [&](size_t i) {
-    auto read = ReadWeightsFile(StrCat(files_.directory, "/", files_.weights[i]), blobs_[i]);
+    auto read = ReadWeightsFile(*candidate_.root, JoinPath(files_.directory, files_.weights[i]),
+                                blobs_[i]);
     if (read) {
       contents_[i] = *std::move(read);
     } else {
@@ -121,7 +123,7 @@ Status Reader::ReadWeights() {
       names_.insert(weight.name);
       if (first) continue;
       return Fail(ErrorCode::kInvalid,
-                  StrCat(files_.directory, ": '", weight.name, "' is in ", files_.weights[at->second],
+                  StrCat(candidate_.Path(), ": '", weight.name, "' is in ", files_.weights[at->second],
                          " and in ", files_.weights[i]));
     }
   }
@@ -140,7 +142,7 @@ Status Reader::CheckIndex() const {
   }
   for (const auto& [tensor, file] : files_.map) {
     if (held[by_file.at(file)].contains(tensor)) continue;
-    return Fail(ErrorCode::kInvalid, StrCat(files_.directory, "/", files_.index, ": says that '", tensor,
+    return Fail(ErrorCode::kInvalid, StrCat(candidate_.Path(), "/", files_.index, ": says that '", tensor,
                                             "' is in ", file, ", which does not have it"));
   }
   return {};
@@ -223,7 +225,7 @@ Status Reader::DeclareParameters() {
       parameters.emplace_back(weight.name, std::vector<Shape>{weight.shape});
     }
   }
-  CKPT_ASSIGN_OR_RETURN(ModelSizes sizes, SizesOf({}, options_.variables, files_.directory));
+  CKPT_ASSIGN_OR_RETURN(ModelSizes sizes, SizesOf({}, options_.variables, candidate_));
   CKPT_ASSIGN_OR_RETURN(
       const ShardingRules rules,
       ShardingRules::Make(nullptr, options_, std::move(parameters), std::move(sizes)));
@@ -234,7 +236,7 @@ Status Reader::DeclareParameters() {
 
 // First the model files, whose config tells of ties; logs and the like last.
 Status Reader::CarryFiles() {
-  CKPT_ASSIGN_OR_RETURN(const ModelFiles carried, CarryModelFiles(assembler_, 0, files_.prefix));
+  CKPT_ASSIGN_OR_RETURN(const ModelFiles carried, CarryModelFiles(assembler_, StepRoot(), files_.prefix));
   if (const std::string* text = carried.config()) {
     CKPT_ASSIGN_OR_RETURN(config_, ReadConfigFacts(*text));
     has_config_ = true;
@@ -247,7 +249,7 @@ Status Reader::CarryFiles() {
   const bool same = config_.weights == files_.index || config_.weights == files_.weights.front();
   if (same) return {};
   return Fail(ErrorCode::kUnsupported,
-              StrCat(files_.directory, "/config.json: its transformers_weights name '", config_.weights,
+              StrCat(candidate_.Path(), "/config.json: its transformers_weights name '", config_.weights,
                      "'; adopt that file by itself"));
 }
 

@@ -27,8 +27,8 @@ namespace ckptfs::huggingface {
 
 // The files of a step, by names in its directory.
 struct StepFiles {
-  std::string directory;             // absolute
-  std::string prefix;                // of it below the candidate's root: "" or with '/'
+  std::string directory;             // below the candidate's root
+  std::string prefix;                // of it below the save directory: "" or with '/'
   std::vector<std::string> weights;  // what tensors are read from
   std::string index;                 // "" without one
   WeightMap map;                     // what the index says
@@ -46,6 +46,7 @@ class Reader {
   Result<StepModel> Read() &&;
 
  private:
+  std::shared_ptr<const Root> StepRoot() const;
   Status RegisterFiles();
   Status ReadWeights();
   Status CheckIndex() const;

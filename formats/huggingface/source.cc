@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "formats/directory.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/reader.h"
+#include "formats/model_files/directories.h"
 
 namespace ckptfs {
 namespace {
@@ -18,84 +18,80 @@ using huggingface::StepFiles;
 
 constexpr std::array<std::string_view, 4> kFileSuffixes = {".safetensors", ".bin", ".pt", ".pth"};
 
+using RootPointer = std::shared_ptr<const Root>;
+
 std::string LastComponent(const std::string& path) {
   return path.substr(path.find_last_of('/') + 1);
 }
 
-std::string ParentOf(const std::string& path) {
-  const size_t slash = path.find_last_of('/');
-  return slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
+// The name of a directory of the root, or of the root itself.
+std::string NameOf(const Root& root, const std::string& directory) {
+  return LastComponent(root.PathOf(directory));
+}
+
+bool IsHubFolder(const Root& root, const std::string& directory) {
+  return NameOf(root, directory).starts_with("models--");
 }
 
 // A directory in which weights are, whatever Complete will say of them; an adapter
 // only where nothing else can be meant.
-Result<bool> HasWeights(const std::string& directory) {
-  CKPT_ASSIGN_OR_RETURN(const bool there, IsDirectory(directory));
+Result<bool> HasWeights(const Root& root, const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
   if (!there) return false;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(directory));
-  const auto chosen = huggingface::ChooseWeights(names);
-  if (!chosen || !*chosen || !(*chosen)->adapter) return !chosen || chosen->has_value();
-  for (const std::string& name : names) {
-    CKPT_ASSIGN_OR_RETURN(const bool deeper, IsDirectory(StrCat(directory, "/", name)));
-    if (deeper) return false;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  std::vector<std::string> names;
+  bool deeper = false;
+  for (const RootEntry& entry : entries) {
+    names.push_back(entry.name);
+    deeper = deeper || entry.kind == EntryKind::kDirectory;
   }
-  return true;
+  const auto chosen = huggingface::ChooseWeights(names);
+  if (!chosen || !*chosen) return !chosen;
+  return !(*chosen)->adapter || !deeper;
 }
 
-Result<StepCandidate> CandidateOf(const std::string& path, const std::string& root) {
+Result<StepCandidate> CandidateOf(const RootPointer& root, const std::string& path,
+                                  const std::string& save) {
   StepCandidate out;
-  out.directory = path;
   out.root = root;
-  out.id = LastComponent(path);
+  out.directory = path;
+  out.save = save;
+  out.id = NameOf(*root, path);
   out.iteration = TrainerIteration(out.id).value_or(0);
-  CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(path));
+  CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(*root, path));
   return out;
 }
 
-// The folder of a hub's cache that a snapshot is in.
-std::optional<std::string> HubFolder(const std::string& snapshot) {
-  const std::string above = ParentOf(snapshot);
-  if (LastComponent(above) != "snapshots") return std::nullopt;
-  const std::string folder = ParentOf(above);
-  return LastComponent(folder).starts_with("models--") ? std::optional(folder) : std::nullopt;
-}
-
-// Where links of the directory may lead.
-std::string RootOf(const std::string& directory) {
-  if (const auto hub = HubFolder(directory)) return *hub;
-  const bool trainer = TrainerIteration(LastComponent(directory)).has_value();
-  return trainer ? ParentOf(directory) : directory;
+// The save directory of a step: itself, a Trainer's output, or the folder of a
+// model in the hub's cache.
+std::string SaveOf(const Root& root, const std::string& directory) {
+  const std::string above = ParentPath(directory);
+  const bool snapshot = directory != above && LastComponent(above) == "snapshots" &&
+                        IsHubFolder(root, ParentPath(above));
+  if (snapshot) return ParentPath(above);
+  return TrainerIteration(LastComponent(directory)) ? above : directory;
 }
 
 class HuggingFaceSource : public Source {
  public:
   std::string_view name() const override { return "huggingface"; }
 
-  Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
+  Result<std::vector<StepCandidate>> Find(const RootPointer& root,
+                                          const std::string& directory) const override {
     std::vector<StepCandidate> out;
-    CKPT_ASSIGN_OR_RETURN(const bool file, IsRegularFile(path));
-    if (file) return FindFile(path);
-    const auto add = [&](const std::string& directory, const std::string& root) -> Status {
-      CKPT_ASSIGN_OR_RETURN(const bool weights, HasWeights(directory));
-      if (!weights) return {};
-      CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(directory, root));
-      out.push_back(std::move(step));
-      return {};
-    };
-    CKPT_RETURN_IF_ERROR(add(path, RootOf(path)));
-    CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(path));
-    const bool hub = std::find(names.begin(), names.end(), "snapshots") != names.end() &&
-                     LastComponent(path).starts_with("models--");
-    if (hub) {
-      const std::string snapshots = path + "/snapshots";
-      CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> revisions, ListNames(snapshots));
-      for (const std::string& name : revisions) {
-        CKPT_RETURN_IF_ERROR(add(StrCat(snapshots, "/", name), path));
+    CKPT_ASSIGN_OR_RETURN(const bool file, HasFile(*root, directory));
+    if (file) return FindFile(root, directory);
+    CKPT_RETURN_IF_ERROR(Add(root, directory, SaveOf(*root, directory), out));
+    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(directory));
+    for (const RootEntry& entry : entries) {
+      const std::string path = JoinPath(directory, entry.name);
+      if (entry.name == "snapshots" && IsHubFolder(*root, directory)) {
+        CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> revisions, root->List(path));
+        for (const RootEntry& revision : revisions) {
+          CKPT_RETURN_IF_ERROR(Add(root, JoinPath(path, revision.name), directory, out));
+        }
       }
-    }
-    for (const std::string& name : names) {
-      if (!TrainerIteration(name)) continue;
-      CKPT_RETURN_IF_ERROR(add(StrCat(path, "/", name), path));
+      if (TrainerIteration(entry.name)) CKPT_RETURN_IF_ERROR(Add(root, path, directory, out));
     }
     return out;
   }
@@ -103,10 +99,11 @@ class HuggingFaceSource : public Source {
   Status Complete(const StepCandidate& step, const SourceOptions&) const override {
     CKPT_ASSIGN_OR_RETURN(const StepFiles files, huggingface::ListStep(step));
     for (const std::string& name : files.weights) {
-      const std::string path = StrCat(files.directory, "/", name);
-      CKPT_ASSIGN_OR_RETURN(const bool there, IsRegularFile(path));
+      const std::string path = JoinPath(files.directory, name);
+      CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, path));
       if (there) continue;
-      return Fail(ErrorCode::kInvalid, StrCat(path, ": not there, though ", files.index, " names it"));
+      return Fail(ErrorCode::kInvalid, StrCat(step.root->PathOf(path), ": not there, though ",
+                                              files.index, " names it"));
     }
     return {};
   }
@@ -117,11 +114,21 @@ class HuggingFaceSource : public Source {
   }
 
  private:
-  static Result<std::vector<StepCandidate>> FindFile(const std::string& path) {
+  static Status Add(const RootPointer& root, const std::string& directory, const std::string& save,
+                    std::vector<StepCandidate>& out) {
+    CKPT_ASSIGN_OR_RETURN(const bool weights, HasWeights(*root, directory));
+    if (!weights) return {};
+    CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(root, directory, save));
+    out.push_back(std::move(step));
+    return {};
+  }
+
+  static Result<std::vector<StepCandidate>> FindFile(const RootPointer& root,
+                                                     const std::string& path) {
     std::vector<StepCandidate> out;
     const auto ends = [&](std::string_view suffix) { return path.ends_with(suffix); };
     if (std::none_of(kFileSuffixes.begin(), kFileSuffixes.end(), ends)) return out;
-    CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(path, ParentOf(path)));
+    CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(root, path, ParentPath(path)));
     out.push_back(std::move(step));
     return out;
   }

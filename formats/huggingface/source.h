@@ -4,9 +4,8 @@
 // Trainer's output with its checkpoint-N, a model of the hub's cache with its
 // snapshots, or one file of weights (.safetensors, .bin, .pt, .pth).
 //
-// A directory is its own root, so that no link leads out of it; of a Trainer the
-// output is, and of the hub's cache the model's folder, whose snapshots are links
-// into blobs/.
+// A directory is its own save directory; of a Trainer the output is, and of the
+// hub's cache the model's folder, whose snapshots are links into blobs/.
 //
 // Thread safety: stateless.
 

@@ -8,8 +8,6 @@
 
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
-#include "core/io/file_root.h"
-#include "formats/directory.h"
 #include "formats/huggingface/names.h"
 #include "formats/torch/stored_tensor.h"
 #include "formats/torch/torch_file.h"
@@ -29,8 +27,8 @@ Status CheckFormat(const std::map<std::string, std::string>& metadata) {
               StrCat("its __metadata__ says format '", format->second, "', which is not torch's"));
 }
 
-Result<SafetensorsHeader> ReadHeader(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
+Result<SafetensorsHeader> ReadHeader(const Root& root, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
   if (file->size() < 8) return Fail(ErrorCode::kInvalid, "safetensors: shorter than its length field");
   CKPT_ASSIGN_OR_RETURN(const std::string first, file->Read(0, 8, "the header's length"));
   CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file->size()));
@@ -38,8 +36,8 @@ Result<SafetensorsHeader> ReadHeader(const std::string& path) {
   return ParseSafetensorsHeader(head, file->size());
 }
 
-Result<WeightsFile> ReadSafetensors(const std::string& path, BlobIndex blob) {
-  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadHeader(path));
+Result<WeightsFile> ReadSafetensors(const Root& root, const std::string& path, BlobIndex blob) {
+  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadHeader(root, path));
   CKPT_RETURN_IF_ERROR(CheckFormat(header.metadata));
   WeightsFile out;
   std::set<std::string_view> names;
@@ -79,8 +77,9 @@ PickleRef StateDictOf(PickleRef root) {
   return PickleRef();
 }
 
-Result<WeightsFile> ReadTorch(const std::string& path, BlobIndex blob) {
-  CKPT_ASSIGN_OR_RETURN(const TorchFile file, OpenTorch(path));
+Result<WeightsFile> ReadTorch(const Root& root, const std::string& path, BlobIndex blob) {
+  CKPT_ASSIGN_OR_RETURN(auto opened, root.Open(path));
+  CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
   const PickleRef dict = StateDictOf(file.root());
   if (!dict) return Fail(ErrorCode::kInvalid, "not a state_dict: no dict of tensors in it");
   CKPT_ASSIGN_OR_RETURN(TensorDict tensors, TensorDictOf(dict, file, blob));
@@ -102,13 +101,12 @@ Result<WeightsFile> ReadTorch(const std::string& path, BlobIndex blob) {
 
 }  // namespace
 
-Result<WeightsFile> ReadWeightsFile(const std::string& path, BlobIndex blob) {
-  const bool torch = IsTorchName(path);
-  auto out = torch ? ReadTorch(path, blob) : ReadSafetensors(path, blob);
+Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob) {
+  auto out = IsTorchName(path) ? ReadTorch(root, path, blob) : ReadSafetensors(root, path, blob);
   if (out) return out;
   Error error = std::move(out).error();
-  // A torch file's own errors begin with its path.
-  return Fail(error.message.starts_with(path) ? std::move(error) : std::move(error).WithContext(path));
+  const std::string name = root.PathOf(path);  // with which errors of reading begin
+  return Fail(error.message.starts_with(name) ? std::move(error) : std::move(error).WithContext(name));
 }
 
 }  // namespace ckptfs::huggingface

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/io/root.h"
 #include "core/model/step_model.h"
 #include "formats/torch/file_tensor.h"
 
@@ -36,6 +37,6 @@ struct WeightsFile {
 // kInvalid names file and rule; kUnsupported for tensors of less than a byte an
 // element and for files that another framework's layout is in.
 // BLOCKS: on reading the header.
-Result<WeightsFile> ReadWeightsFile(const std::string& path, BlobIndex blob);
+Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob);
 
 }  // namespace ckptfs::huggingface

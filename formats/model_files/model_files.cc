@@ -8,7 +8,6 @@
 
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
-#include "formats/directory.h"
 #include "formats/model_files/config_text.h"
 #include "formats/torch/pickle/text.h"
 #include "formats/torch/pickle_writer.h"
@@ -38,15 +37,10 @@ constexpr std::array<std::string_view, 6> kCode = {"configuration_",    "modelin
                                                    "tokenization_",     "processing_",
                                                    "image_processing_", "feature_extraction_"};
 
-// Links are followed as far as their owners could (open_beneath.h).
-Result<std::string> ReadText(const std::string& root, const std::string& path, uint64_t limit) {
-  return ReadWhole(FileRoot(root), path, limit);
-}
-
-Result<std::string> ReadConfig(const std::string& root, const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(std::string text, ReadText(root, path, kMaxConfig));
+Result<std::string> ReadConfig(const Root& root, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(std::string text, ReadWhole(root, path, kMaxConfig));
   auto facts = ReadConfigFacts(text);
-  if (!facts) return Fail(std::move(facts).error().WithContext(StrCat(root, "/", path)));
+  if (!facts) return Fail(std::move(facts).error().WithContext(root.PathOf(path)));
   return text;
 }
 
@@ -71,14 +65,14 @@ void Add(ModelFiles& files, std::string name, std::string text) {
 }
 
 // One file: short ones as texts, others as blobs.
-Result<ModelFile> CarryOne(Assembler& assembler, uint32_t root, const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler.AddFile(root, path));
+Result<ModelFile> CarryOne(Assembler& assembler, const std::shared_ptr<const Root>& root,
+                           const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler.AddFile(assembler.AddRoot(root), path));
   const std::string name = path.substr(path.find_last_of('/') + 1);
-  const std::string& top = assembler.header().roots[root];
   const bool config = name == kModelConfig;
   if (config || assembler.blob(blob).stamp.size <= kMaxText) {
     CKPT_ASSIGN_OR_RETURN(std::string text,
-                          config ? ReadConfig(top, path) : ReadText(top, path, kMaxText));
+                          config ? ReadConfig(*root, path) : ReadWhole(*root, path, kMaxText));
     if (IsUtf8(text)) return ModelFile{name, std::make_shared<const std::string>(std::move(text))};
   }
   return ModelFile{name, blob};
@@ -90,19 +84,18 @@ void SortByName(ModelFiles& files) {
 }
 
 // Those in one directory; nothing unless its config can be carried.
-Result<ModelFiles> CarryDirectory(Assembler& assembler, uint32_t root,
+Result<ModelFiles> CarryDirectory(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                   const std::string& directory) {
   ModelFiles files;
-  const std::string at = assembler.header().roots[root] + "/" + directory;
   std::vector<std::string> names{std::string(kModelConfig)};
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> beside, ListNames(at));
-  for (const std::string& name : beside) {
-    if (name != kModelConfig && IsModelFile(name)) names.push_back(name);
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> beside, root->List(directory));
+  for (const RootEntry& entry : beside) {
+    if (entry.name != kModelConfig && IsModelFile(entry.name)) names.push_back(entry.name);
   }
   for (const std::string& name : names) {
-    CKPT_ASSIGN_OR_RETURN(const bool regular, IsRegularFile(at + name));
-    auto carried = regular ? CarryOne(assembler, root, directory + name)
-                           : Fail(ErrorCode::kNotFound, "");
+    const std::string path = JoinPath(directory, name);
+    CKPT_ASSIGN_OR_RETURN(const bool regular, HasFile(*root, path));
+    auto carried = regular ? CarryOne(assembler, root, path) : Fail(ErrorCode::kNotFound, "");
     if (carried) {
       files.files.push_back(*std::move(carried));
       continue;
@@ -153,8 +146,9 @@ Status LeaveOut(Error why, StepModel& header) {
   return {};
 }
 
-Result<ModelFiles> CarryModelFiles(Assembler& assembler, uint32_t root,
+Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                    std::string directory) {
+  if (directory.ends_with('/')) directory.pop_back();
   while (true) {
     CKPT_ASSIGN_OR_RETURN(ModelFiles files, CarryDirectory(assembler, root, directory));
     if (!files.files.empty()) {
@@ -162,8 +156,7 @@ Result<ModelFiles> CarryModelFiles(Assembler& assembler, uint32_t root,
       return files;
     }
     if (directory.empty()) return files;
-    directory.resize(directory.size() - 1);  // to the directory above
-    directory.resize(directory.find_last_of('/') + 1);
+    directory = ParentPath(directory);
   }
 }
 
@@ -194,16 +187,15 @@ Result<ModelFiles> ModelFilesOf(const StepModel& step) {
 Result<ModelFiles> ReadModelFiles(const std::string& directory) {
   ModelFiles files;
   uint64_t left = kMaxGiven;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListNames(directory));
-  for (const std::string& name : names) {  // sorted
-    const std::string path = StrCat(directory, "/", name);
-    if (!IsModelFile(name)) continue;
-    CKPT_ASSIGN_OR_RETURN(const bool regular, IsRegularFile(path));
-    if (!regular) continue;
-    CKPT_ASSIGN_OR_RETURN(std::string text, name == kModelConfig ? ReadConfig(directory, name)
-                                                                 : ReadText(directory, name, left));
+  const FileRoot root(directory);
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(""));
+  for (const RootEntry& entry : entries) {  // sorted
+    if (entry.kind != EntryKind::kFile || !IsModelFile(entry.name)) continue;
+    CKPT_ASSIGN_OR_RETURN(std::string text, entry.name == kModelConfig
+                                                ? ReadConfig(root, entry.name)
+                                                : ReadWhole(root, entry.name, left));
     left -= std::min<uint64_t>(left, text.size());
-    Add(files, name, std::move(text));
+    Add(files, entry.name, std::move(text));
   }
   if (files.config() != nullptr) return files;
   return Fail(ErrorCode::kInvalid, StrCat(directory, ": does not have a config.json"));

@@ -19,6 +19,7 @@
 
 #include "core/base/result.h"
 #include "core/ingest/assembler.h"
+#include "core/io/root.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -50,7 +51,7 @@ bool IsModelFile(std::string_view name);
 // carried with the step.  What cannot be read is
 // left out with a note.  Returns what is carried.  BLOCKS: on reading them.
 // REQUIRES: all files that something is read of were added to the assembler.
-Result<ModelFiles> CarryModelFiles(Assembler& assembler, uint32_t root,
+Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                    std::string directory);
 
 // Notes that a file which nothing is read of is left out, or fails where a device

@@ -81,6 +81,10 @@ Result<Plan> ArchiveContent::MakePlan(std::string_view folder) && {
   return ArchivePlan(folder, tree, std::move(storages));
 }
 
+Status ArchiveContent::AppendTo(PlanBuilder& plan, std::string_view folder) && {
+  return AppendArchive(plan, folder, tree, std::move(storages));
+}
+
 Result<NodeId> ArchiveBuilder::Tensor(DType dtype, const Shape& shape,
                                       std::vector<std::pair<uint64_t, SegmentBody>> parts) {
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(shape));

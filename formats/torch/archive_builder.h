@@ -30,6 +30,8 @@ struct ArchiveContent {
   // Exact, without rendering storages.  `folder` is the zip's top folder.
   Result<uint64_t> Size(std::string_view folder) const;
   Result<Plan> MakePlan(std::string_view folder) &&;
+  // At the plan's end, as one of several archives in a file.
+  Status AppendTo(PlanBuilder& plan, std::string_view folder) &&;
 };
 
 class ArchiveBuilder {

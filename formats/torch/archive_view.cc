@@ -139,7 +139,7 @@ void AppendEnd(std::string& out, const ArchiveCursor& cursor) {
 // Appends records to a plan; headers become literals.
 class ArchiveWriter {
  public:
-  explicit ArchiveWriter(std::string_view folder) : folder_(folder) {}
+  ArchiveWriter(PlanBuilder& plan, std::string_view folder) : plan_(plan), folder_(folder) {}
 
   void Add(std::string_view name, std::vector<std::pair<uint64_t, SegmentBody>> parts,
            uint64_t length) {
@@ -158,21 +158,27 @@ class ArchiveWriter {
     Add(name, std::move(parts), length);
   }
 
-  Plan Finish() && {
+  void Finish() {
     AppendEnd(central_, cursor_);
     plan_.Literal(std::move(central_));
-    return std::move(plan_).Finish();
   }
 
  private:
+  PlanBuilder& plan_;
   std::string_view folder_;
-  ArchiveCursor cursor_;
-  PlanBuilder plan_;
+  ArchiveCursor cursor_;  // from the archive's begin on
   std::string central_;
 };
 
-// Every tensor's storage is there and long enough.
+// Every tensor's storage is there and long enough, and the sum of its parts.
 Status CheckStorages(const PickleTree& tree, const std::vector<ArchiveStorage>& storages) {
+  for (size_t i = 0; i < storages.size(); ++i) {
+    uint64_t sum = storages[i].parts.empty() ? storages[i].length : 0;
+    for (const auto& [bytes, body] : storages[i].parts) sum += bytes;
+    if (sum == storages[i].length) continue;
+    return Fail(ErrorCode::kInternal, StrCat("the parts of storage ", i, " have ", sum,
+                                             " bytes instead of ", storages[i].length));
+  }
   for (const PickleNode& node : tree.nodes) {
     if (node.kind == PickleNode::Kind::kPersistent) {
       return Fail(ErrorCode::kInvalid, "a persistent id that is no torch storage cannot be stored");
@@ -217,29 +223,31 @@ uint64_t ArchiveSize(std::string_view folder, uint64_t pickle_bytes,
   return cursor.size();
 }
 
-Result<Plan> ArchivePlan(std::string_view folder, const PickleTree& tree,
-                         std::vector<ArchiveStorage> storages) {
+Status AppendArchive(PlanBuilder& plan, std::string_view folder, const PickleTree& tree,
+                     std::vector<ArchiveStorage> storages) {
   if (folder.empty() || folder.size() > 255 || folder.find('/') != std::string_view::npos) {
     return Fail(ErrorCode::kInvalid, StrCat("'", folder, "' cannot name the folder of a zip"));
   }
   CKPT_RETURN_IF_ERROR(CheckStorages(tree, storages));
   CKPT_ASSIGN_OR_RETURN(std::string pickle, PrintPickle(tree));
-  ArchiveWriter writer(folder);
+  ArchiveWriter writer(plan, folder);
   writer.AddLiteral("data.pkl", std::move(pickle));
   writer.AddLiteral("byteorder", std::string(kByteOrder));
   for (size_t i = 0; i < storages.size(); ++i) {
     ArchiveStorage& storage = storages[i];
     if (storage.parts.empty()) storage.parts.emplace_back(storage.length, std::move(storage.body));
-    uint64_t sum = 0;
-    for (const auto& [bytes, body] : storage.parts) sum += bytes;
-    if (sum != storage.length) {
-      return Fail(ErrorCode::kInternal, StrCat("the parts of storage ", i, " have ", sum,
-                                               " bytes instead of ", storage.length));
-    }
     writer.Add(StrCat("data/", i), std::move(storage.parts), storage.length);
   }
   writer.AddLiteral("version", std::string(kVersion));
-  return std::move(writer).Finish();
+  writer.Finish();
+  return {};
+}
+
+Result<Plan> ArchivePlan(std::string_view folder, const PickleTree& tree,
+                         std::vector<ArchiveStorage> storages) {
+  PlanBuilder plan;
+  CKPT_RETURN_IF_ERROR(AppendArchive(plan, folder, tree, std::move(storages)));
+  return std::move(plan).Finish();
 }
 
 }  // namespace ckptfs

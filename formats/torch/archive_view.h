@@ -33,8 +33,15 @@ struct ArchiveStorage {
 uint64_t ArchiveSize(std::string_view folder, uint64_t pickle_bytes,
                      const std::vector<uint64_t>& storage_lengths);
 
+// An archive from the plan's end on, whose offsets count from there, as torch
+// reads it from a slice of a file.  `folder` is the name of the zip's top folder.
+// On an error nothing is appended.
 // REQUIRES: TensorNode::storage_key of every tensor in `tree` is the decimal
-// position of its storage.  `folder` is the name of the zip's top folder.
+// position of its storage.
+Status AppendArchive(PlanBuilder& plan, std::string_view folder, const PickleTree& tree,
+                     std::vector<ArchiveStorage> storages);
+
+// A file that is an archive.
 Result<Plan> ArchivePlan(std::string_view folder, const PickleTree& tree,
                          std::vector<ArchiveStorage> storages);
 

@@ -8,8 +8,8 @@
 
 namespace ckptfs {
 
-Result<std::vector<FileRecord>> RecordsOfFile(const File& file) {
-  const auto archive = ZipArchive::Open(FileRange(file));
+Result<std::vector<FileRecord>> RecordsOfFile(const std::shared_ptr<const File>& file) {
+  const auto archive = ZipArchive::Open(FileRange(*file));
   std::vector<FileRecord> out;
   if (archive) {
     for (const ZipRecord& record : archive->records()) {
@@ -17,7 +17,7 @@ Result<std::vector<FileRecord>> RecordsOfFile(const File& file) {
       out.push_back(FileRecord{record.name, record.offset, record.length,
                                summed ? std::optional(record.crc) : std::nullopt});
     }
-  } else if (file.name().ends_with(".pt")) {
+  } else if (file->name().ends_with(".pt")) {
     CKPT_RETURN_IF_ERROR(TorchFile::Open(file));  // a legacy one, or why not
   }
   return out;

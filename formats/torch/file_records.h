@@ -20,6 +20,6 @@ namespace ckptfs {
 // (torch.serialization.set_crc32_options, skip_data), and so do our own views.
 // An error for a file *.pt that is no torch file, naming it.
 // BLOCKS: on reading the headers.
-Result<std::vector<FileRecord>> RecordsOfFile(const File& file);
+Result<std::vector<FileRecord>> RecordsOfFile(const std::shared_ptr<const File>& file);
 
 }  // namespace ckptfs

@@ -5,15 +5,9 @@
 #include <cstring>
 
 #include "core/base/strings.h"
-#include "core/io/file_root.h"
 
 namespace ckptfs {
 namespace {
-
-Result<std::string> ReadBytes(const std::string& path, uint64_t offset, uint64_t length) {
-  CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
-  return file->Read(offset, length, "a tensor");
-}
 
 template <class T>
 ScalarValue NumberOf(DType dtype, T value, bool python) {
@@ -40,15 +34,13 @@ Result<FileTensor> FileTensorOf(PickleRef value, const TorchFile& file, BlobInde
   return located;
 }
 
-Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& file,
-                                            const std::string& path) {
+Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& file) {
   using Maybe = std::optional<ScalarValue>;
   if (!value) return Maybe();
   if (const TensorNode* node = value.Tensor()) {
     if (!node->shape.empty()) return Maybe();
     CKPT_ASSIGN_OR_RETURN(const FileTensor located, file.Locate(*node, BlobIndex{}));
-    CKPT_ASSIGN_OR_RETURN(const StorageRecord record, located.Bytes());
-    CKPT_ASSIGN_OR_RETURN(std::string bytes, ReadBytes(path, record.offset, record.length));
+    CKPT_ASSIGN_OR_RETURN(std::string bytes, file.Read(located));
     return Maybe(ScalarValue{node->dtype, node->shape, std::move(bytes), false});
   }
   if (value.node().kind == PickleNode::Kind::kInt) {

@@ -35,8 +35,7 @@ struct ScalarValue {
 };
 
 // Nothing if the value is something else.  BLOCKS: on reading the tensor.
-Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& file,
-                                            const std::string& path);
+Result<std::optional<ScalarValue>> ScalarOf(PickleRef value, const TorchFile& file);
 
 struct NamedTensor {
   std::string name;

@@ -101,15 +101,22 @@ std::string_view TypedClass(const TensorNode& storage) {
 
 }  // namespace
 
-Result<TorchFile> TorchFile::Open(const File& file) {
-  return Open(file, Extent{0, file.size()});
+Result<TorchFile> TorchFile::Open(std::shared_ptr<const File> file) {
+  const Extent whole{0, file->size()};
+  return Open(std::move(file), whole);
 }
 
-Result<TorchFile> TorchFile::Open(const File& file, const Extent& extent) {
-  const auto range = FileRange::Of(file, extent);
+Result<TorchFile> TorchFile::Open(std::shared_ptr<const File> file, const Extent& extent) {
+  const auto range = FileRange::Of(*file, extent);
   auto opened = range ? OpenAny(*range) : Fail(Error(range.error()));
-  if (!opened) return Fail(std::move(opened).error().WithContext(file.name()));
+  if (!opened) return Fail(std::move(opened).error().WithContext(file->name()));
+  opened->file_ = std::move(file);
   return opened;
+}
+
+Result<std::string> TorchFile::Read(const FileTensor& tensor) const {
+  CKPT_ASSIGN_OR_RETURN(const StorageRecord record, tensor.Bytes());
+  return file_->Read(record.offset, record.length, "a tensor");
 }
 
 Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages) {

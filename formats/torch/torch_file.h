@@ -5,13 +5,14 @@
 // storage lies, which it keeps to itself.  No tensor byte is read.
 //
 // Thread safety: immutable once opened.
-// Lifetime: independent of the file once opened.
+// Lifetime: shares the file.
 // Units: bytes.
 
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -33,13 +34,15 @@ class TorchFile {
 
   // A whole file, or what lies at an extent of it.  kInvalid names the file and the
   // rule.  BLOCKS: on reading the headers.
-  static Result<TorchFile> Open(const File& file);
-  static Result<TorchFile> Open(const File& file, const Extent& extent);
+  static Result<TorchFile> Open(std::shared_ptr<const File> file);
+  static Result<TorchFile> Open(std::shared_ptr<const File> file, const Extent& extent);
 
   // Of what a container holds.  kInvalid if the pickle contradicts itself about
   // a storage: torch gives every mention the type of the first.
   static Result<TorchFile> Make(PickleTree tree, Storages storages);
 
+  // Of the file, for messages; "" of one that was made.
+  std::string_view name() const { return file_ ? std::string_view(file_->name()) : ""; }
   const PickleTree& tree() const { return tree_; }
   PickleRef root() const { return RootOf(tree_); }
   size_t storage_count() const { return storages_.size(); }
@@ -49,7 +52,11 @@ class TorchFile {
   // pickle says, and holds all elements of (storage offset, shape, strides).
   Result<FileTensor> Locate(const TensorNode& tensor, BlobIndex blob) const;
 
+  // The bytes of a small tensor.  REQUIRES: it was opened.  BLOCKS: on reading.
+  Result<std::string> Read(const FileTensor& tensor) const;
+
  private:
+  std::shared_ptr<const File> file_;
   PickleTree tree_;
   Storages storages_;
 };

@@ -117,7 +117,7 @@ Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
   step->record.id = newest.candidate.id;
   step->record.iteration = newest.model.iteration;
   step->record.mtime_ns = newest.model.mtime_ns;
-  step->record.source = newest.candidate.directory;
+  step->record.source = newest.candidate.Path();
   step->model = std::move(newest.model);
   return std::shared_ptr<const Step>(std::move(step));
 }

@@ -34,7 +34,7 @@ StepModel ReadGolden(const std::string& save) {
   SourceOptions options;
   options.families = &families;
   const auto sources = MakeSources();
-  return std::move(Must(IngestPath(save, sources, options)).steps.front().model);
+  return std::move(Must(IngestPlace(Must(PlaceOf(save)), sources, options)).steps.front().model);
 }
 
 SourceSample Export(const StepModel& step, const std::string& layout, const std::string& to) {

@@ -12,11 +12,12 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
+#include "core/io/file_root.h"
+#include "core/io/memory_root.h"
 #include "core/store/manifest_check.h"
 #include "core/store/store.h"
 #include "formats/families/shipped.h"
 #include "formats/torch/torch_file.h"
-#include "tests/support/watched_io.h"
 
 namespace ckptfs {
 namespace {
@@ -76,10 +77,12 @@ std::map<std::string, TensorBytes> TensorsOf(const StepModel& model) {
 
 uint64_t Overlap(const IoCall& call, const TensorBytes& bytes) {
   uint64_t sum = 0;
-  for (const Extent& extent : bytes.extents) {
-    const uint64_t begin = std::max(extent.begin, call.offset);
-    const uint64_t end = std::min(extent.end, call.offset + call.length);
-    sum += end > begin ? end - begin : 0;
+  for (const Extent& range : call.ranges) {
+    for (const Extent& extent : bytes.extents) {
+      const uint64_t begin = std::max(extent.begin, range.begin);
+      const uint64_t end = std::min(extent.end, range.end);
+      sum += end > begin ? end - begin : 0;
+    }
   }
   return sum;
 }
@@ -132,20 +135,30 @@ void CheckSources(const StepModel& model) {
 
 void SourceSuite::SetUp() {
   sample_ = GetParam().write(directory_.path());
+  root_ = std::make_shared<WatchedRoot>(std::make_shared<FileRoot>(directory_.path()));
   source_ = GetParam().source();
   families_ = ShippedFamilies().value();
   options_.families = &families_;
 }
 
+std::string SourceSuite::Below(const std::string& path) const {
+  return path.substr(directory_.path().size() + 1);
+}
+
 Result<StepModel> SourceSuite::ReadAll(const std::string& path) const {
-  CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(path));
+  return ReadFrom(root_, Below(path));
+}
+
+Result<StepModel> SourceSuite::ReadFrom(const std::shared_ptr<const Root>& root,
+                                        const std::string& path) const {
+  CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(root, path));
   if (found.size() != 1) return Fail(ErrorCode::kNotFound, StrCat(found.size(), " steps"));
   CKPT_RETURN_IF_ERROR(source_->Complete(found[0], options_));
   return source_->Read(found[0], options_);
 }
 
 StepCandidate SourceSuite::Candidate() const {
-  const auto found = source_->Find(sample_.save);
+  const auto found = source_->Find(root_, Below(sample_.save));
   if (!found || found->size() != 1) {
     ADD_FAILURE() << sample_.save << ": " << (found ? "not one step" : found.error().message);
     return {};
@@ -161,14 +174,14 @@ std::string SourceSuite::Manifest() const {
 
 TEST_P(SourceSuite, FindsASaveDirectoryAndATagByItself) {
   const StepCandidate step = Candidate();
-  EXPECT_EQ(step.directory, sample_.tag);
-  EXPECT_EQ(step.root, sample_.save);
+  EXPECT_EQ(step.Path(), sample_.tag);
+  EXPECT_EQ(step.SavePath(), sample_.save);
   EXPECT_EQ(step.id, files::path(sample_.tag).filename());
-  const auto itself = source_->Find(sample_.tag);
+  const auto itself = source_->Find(root_, Below(sample_.tag));
   ASSERT_TRUE(itself) << itself.error().message;
   ASSERT_EQ(itself->size(), 1u);
-  EXPECT_EQ((*itself)[0].directory, sample_.tag);
-  EXPECT_EQ((*itself)[0].root, sample_.save);
+  EXPECT_EQ((*itself)[0].Path(), sample_.tag);
+  EXPECT_EQ((*itself)[0].SavePath(), sample_.save);
   EXPECT_EQ((*itself)[0].id, step.id);
   EXPECT_EQ((*itself)[0].iteration, step.iteration);
   const auto one = ReadAll(sample_.tag);
@@ -183,21 +196,21 @@ TEST_P(SourceSuite, SaysNoToWhatIsNotItsOwn) {
   others.Write("text/sub/data.pt", "not one of ours");
   others.Write("hugging/config.json", "{}");
   others.Write("hugging/model-00001-of-00001.safetensors", std::string(64, '\0'));
-  std::vector<std::string> strangers = {"/empty", "/empty/deeper", "/text", "/text/sub",
-                                        "/hugging"};
+  std::vector<std::string> strangers = {"empty", "empty/deeper", "text", "text/sub", "hugging"};
+  const auto root = std::make_shared<FileRoot>(others.path());
   for (const SourceCase& other : SourceCases()) {
     if (other.source()->name() == source_->name()) continue;
     files::create_directories(others.path() + "/" + other.name);
     const SourceSample sample = other.write(others.path() + "/" + other.name);
-    strangers.push_back(sample.save.substr(others.path().size()));
-    strangers.push_back(sample.tag.substr(others.path().size()));
+    strangers.push_back(sample.save.substr(others.path().size() + 1));
+    strangers.push_back(sample.tag.substr(others.path().size() + 1));
   }
   for (const std::string& name : strangers) {
-    const auto found = source_->Find(others.path() + name);
+    const auto found = source_->Find(root, name);
     ASSERT_TRUE(found) << name << ": " << found.error().message;
     EXPECT_TRUE(found->empty()) << name;
   }
-  const auto missing = source_->Find(others.path() + "/missing");
+  const auto missing = source_->Find(root, "missing");
   ASSERT_FALSE(missing);
   EXPECT_THAT(missing.error().message, HasSubstr("/missing"));
 }
@@ -206,14 +219,13 @@ TEST_P(SourceSuite, DetectionLooksAtNamesOnly) {
   const auto entries = [](const std::string& path) {
     return static_cast<size_t>(std::distance(files::directory_iterator(path), {}));
   };
-  const WatchedIo watch;
-  ASSERT_TRUE(source_->Find(sample_.save));
-  for (const IoCall& call : watch.calls()) {
+  root_->Watch();
+  ASSERT_TRUE(source_->Find(root_, Below(sample_.save)));
+  for (const IoCall& call : root_->calls()) {
     if (files::path(call.path).filename().string().starts_with("latest")) continue;  // a pointer
     EXPECT_NE(call.name, "open") << call.path;
-    EXPECT_NE(call.name, "pread") << call.path;
   }
-  EXPECT_LE(watch.calls().size(), 20 + 8 * (entries(sample_.save) + entries(sample_.tag)));
+  EXPECT_LE(root_->calls().size(), 20 + 8 * (entries(sample_.save) + entries(sample_.tag)));
 }
 
 TEST_P(SourceSuite, SaysWhatAnIncompleteStepLacks) {
@@ -221,7 +233,7 @@ TEST_P(SourceSuite, SaysWhatAnIncompleteStepLacks) {
   for (const std::string& name : sample_.needed) {
     const std::string path = StrCat(sample_.tag, "/", name);
     files::rename(path, path + ".away");
-    const auto found = source_->Find(sample_.save);
+    const auto found = source_->Find(root_, Below(sample_.save));
     ASSERT_TRUE(found) << found.error().message;
     ASSERT_EQ(found->size(), 1u) << name;
     const Status complete = source_->Complete(found->front(), options_);
@@ -288,11 +300,11 @@ TEST_P(SourceSuite, NoTensorIsRead) {
   ASSERT_TRUE(model) << model.error().message;
   std::map<std::string, TensorBytes> tensors = TensorsOf(*model);
   std::map<std::string, uint64_t> touched;
-  const WatchedIo watch;
+  root_->Watch();
   ASSERT_TRUE(ReadAll(sample_.save));
   size_t reads = 0;
-  for (const IoCall& call : watch.calls()) {
-    if (call.name != "pread") continue;
+  for (const IoCall& call : root_->calls()) {
+    if (call.name != "read") continue;
     ++reads;
     touched[call.path] += Overlap(call, tensors[call.path]);
   }
@@ -311,28 +323,56 @@ TEST_P(SourceSuite, TensorBytesDoNotMatter) {
   EXPECT_TRUE(WithoutTraces(*poisoned) == WithoutTraces(*model));
 }
 
-TEST_P(SourceSuite, EveryFailureOfTheSystemIsAnErrorThatNamesTheFile) {
+TEST_P(SourceSuite, EveryFailureIsAnErrorThatNamesTheFile) {
   const std::string whole = Manifest();
-  uint64_t calls = 0;
-  {
-    const WatchedIo watch;
-    ASSERT_FALSE(Manifest().empty());
-    calls = watch.calls().size();
-  }
+  root_->Watch();
+  ASSERT_FALSE(Manifest().empty());
+  const uint64_t calls = root_->calls().size();
   ASSERT_GT(calls, 0u);
   const uint64_t stride = std::max<uint64_t>(1, calls / kFailuresTried);
   for (uint64_t n = 1; n <= calls; n += stride) {
-    const WatchedIo watch(n);
+    root_->Watch(n);
     const auto model = ReadAll(sample_.save);
-    const auto failed = watch.failed();
+    const auto failed = root_->failed();
     if (!failed) continue;  // other threads, other order: one call fewer
     ASSERT_FALSE(model) << failed->name << " " << failed->path << " failed unnoticed";
-    const std::string file = files::path(failed->path).filename().string();
-    EXPECT_THAT(model.error().message, HasSubstr(file == "." ? sample_.tag : file))
-        << n << ": " << failed->name << " " << failed->path;
+    EXPECT_THAT(model.error().message, HasSubstr(failed->path)) << n << ": " << failed->name;
     EXPECT_NE(model.error().code, ErrorCode::kInternal) << model.error().message;
   }
+  root_->Watch();
   EXPECT_TRUE(Manifest() == whole);
+}
+
+// A source asks its root and nothing else: the same files in memory are the same step.
+TEST_P(SourceSuite, ReadsTheSameFromMemory) {
+  std::vector<files::path> links;  // memory does not have them
+  for (const auto& entry : files::recursive_directory_iterator(directory_.path())) {
+    if (entry.is_symlink()) links.push_back(entry.path());
+  }
+  for (const files::path& link : links) files::remove(link);
+  const auto memory = std::make_shared<MemoryRoot>(directory_.path());
+  const FileRoot local(directory_.path());
+  const std::vector<std::string> paths = *ListFilesBelow(local, "");
+  for (const std::string& path : paths) {
+    const auto file = *local.Open(path);
+    if (file->size() > (1u << 28)) GTEST_SKIP() << path << " is a hole of " << file->size();
+    auto bytes = std::make_shared<const std::string>(*file->Read(0, file->size(), path));
+    const auto whole = std::as_bytes(std::span(*bytes));
+    const size_t half = whole.size() / 2;
+    ASSERT_TRUE(memory->Add(path, {whole.first(half), whole.subspan(half)}, bytes,
+                            file->Identity()->access));
+  }
+  const auto model = ReadAll(sample_.save);
+  auto same = ReadFrom(memory, Below(sample_.save));
+  ASSERT_TRUE(model) << model.error().message;
+  ASSERT_TRUE(same) << same.error().message;
+  ASSERT_EQ(same->blobs.size(), model->blobs.size());
+  for (size_t i = 0; i < same->blobs.size(); ++i) {
+    EXPECT_EQ(same->blobs[i].stamp.size, model->blobs[i].stamp.size);
+    same->blobs[i].stamp = model->blobs[i].stamp;
+  }
+  same->mtime_ns = model->mtime_ns;
+  EXPECT_TRUE(RenderManifest(*same).value() == RenderManifest(*model).value());
 }
 
 }  // namespace ckptfs

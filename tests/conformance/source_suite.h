@@ -20,6 +20,7 @@
 #include "core/ingest/source.h"
 #include "tests/conformance/source_samples.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/watched_root.h"
 
 namespace ckptfs {
 
@@ -40,12 +41,16 @@ class SourceSuite : public testing::TestWithParam<SourceCase> {
 
   // The one step below `path`, found, complete and read.
   Result<StepModel> ReadAll(const std::string& path) const;
+  Result<StepModel> ReadFrom(const std::shared_ptr<const Root>& root, const std::string& path) const;
+  // A path of the sample's below root_.
+  std::string Below(const std::string& path) const;
   // The candidate of the sample's save directory.
   StepCandidate Candidate() const;
   // The step as the bytes of its manifest.
   std::string Manifest() const;
 
   TemporaryDirectory directory_;
+  std::shared_ptr<WatchedRoot> root_;
   SourceSample sample_;
   std::unique_ptr<Source> source_;
   FamilySet families_;

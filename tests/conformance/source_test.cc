@@ -42,7 +42,7 @@ TEST(SourceCases, CoverTheRegistry) {
 TEST(UniversalSourceTest, AStateWithoutAFolderIsRefusedByFileAndName) {
   const TemporaryDirectory directory;
   const SourceSample sample = WriteUniversalWithoutAFolder(directory.path());
-  const auto result = IngestPath(sample.save, MakeSources(), {});
+  const auto result = IngestPlace(*PlaceOf(sample.save), MakeSources(), {});
   ASSERT_FALSE(result);
   EXPECT_THAT(result.error().message, testing::HasSubstr("optimizer_state.pt: "));
   EXPECT_THAT(result.error().message, testing::HasSubstr("'gone.weight'"));
@@ -64,7 +64,7 @@ class LateSourceTest : public testing::Test {
 
 TEST_F(LateSourceTest, ALateSourceIsWaitedFor) {
   fake_->SetDelay(std::chrono::milliseconds(20));
-  const auto result = IngestPath(sample_.save, sources_, {});
+  const auto result = IngestPlace(*PlaceOf(sample_.save), sources_, {});
   ASSERT_TRUE(result) << result.error().message;
   EXPECT_EQ(result->steps.size(), 1u);
 }
@@ -72,12 +72,12 @@ TEST_F(LateSourceTest, ALateSourceIsWaitedFor) {
 TEST_F(LateSourceTest, EveryFailingCallIsAnErrorOrASkippedStep) {
   for (uint64_t n = 1; n <= 3; ++n) {
     fake_->FailAt(n);
-    const auto result = IngestPath(sample_.save, sources_, {});
+    const auto result = IngestPlace(*PlaceOf(sample_.save), sources_, {});
     ASSERT_FALSE(result) << n;
     EXPECT_THAT(result.error().message, testing::HasSubstr("injected failure")) << n;
   }
   fake_->FailAt(4);
-  EXPECT_TRUE(IngestPath(sample_.save, sources_, {}));
+  EXPECT_TRUE(IngestPlace(*PlaceOf(sample_.save), sources_, {}));
 }
 
 }  // namespace

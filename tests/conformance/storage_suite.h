@@ -84,7 +84,7 @@ TYPED_TEST_P(StorageSuite, AMappingHasTheFilesBytesAndOutlivesIt) {
   {
     const auto file = *this->root().Open("x");
     mapping = *file->Map();
-    EXPECT_TRUE(mapping || !this->root().mapped());
+    EXPECT_TRUE(mapping || !this->root().local());
     const auto none = *(*this->root().Open("empty"))->Map();
     EXPECT_TRUE(!none || none->bytes().empty());
   }

@@ -11,6 +11,7 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
+#include "core/io/file_root.h"
 #include "formats/torch/pickle_writer.h"
 
 namespace ckptfs {
@@ -177,7 +178,7 @@ TinyStep::TinyStep(const TinyStepOptions& options) : directory_(NewDirectory()) 
       FillParameter(filler, options, parameters[i], index, options.lazy_state && i == 3);
     }
   }
-  const uint32_t root = assembler.AddRoot(directory_);
+  const uint32_t root = assembler.AddRoot(std::make_shared<FileRoot>(directory_));
   CKPT_CHECK(assembler.AddFile(root, "data.bin").value() == BlobIndex{0});
   std::ofstream nowhere;
   Filler filler(assembler, nowhere);

@@ -89,7 +89,8 @@ Status Run(const std::vector<std::string>& arguments) {
   SourceOptions options;
   options.families = &families;
   const auto sources = MakeSources();
-  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPath(arguments[0], sources, options));
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(arguments[0]));
+  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPlace(place, sources, options));
   if (ingest.steps.empty()) return Fail(ErrorCode::kNotFound, "no complete step");
   return WriteView(std::make_shared<const StepModel>(std::move(ingest.steps.back().model)),
                    arguments);

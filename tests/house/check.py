@@ -38,16 +38,12 @@ RAW_FILES = re.compile(
     r'(?<![\w.>"])(?:::)?(?:open|openat|fopen|mmap|pread|opendir|readdir|realpath)\((?!\))'
     r'|std::[io]?fstream|std::filesystem')
 MAY_OPEN = {
-    'core/adopt/adopt.cc': 'what a path that was given leads to',
     'core/adopt/own.cc': 'writes what it takes',
     'core/adopt/scan.cc': 'what a path that was given leads to',
     'core/base/descriptor.cc': 'the owner of descriptors',
     'core/base/file_lock.cc': 'locks',
-    'core/blob/chunk_digests.cc': 'a file that is being taken',
-    'core/ingest/assembler.cc': 'what a path that was given leads to',
-    'core/ingest/model_config.cc': 'the directories above a checkpoint',
+    'core/ingest/assembler.cc': 'links that leave a checkpoint',
     'core/jobs/export.cc': 'writes what it exports',
-    'core/jobs/scattered_read.cc': 'reads thousands of pieces with one descriptor a file',
     'core/model/family.cc': "the user's family files",
     'core/store/catalogue.cc': "SQLite's file",
     'core/store/store.cc': 'what a path that was given leads to',

@@ -10,15 +10,9 @@
 
 #pragma once
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <cerrno>
 #include <chrono>
-#include <filesystem>
-#include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -45,33 +39,36 @@ class FakeSource final : public Source {
 
   std::string_view name() const override { return "fake"; }
 
-  Result<std::vector<StepCandidate>> Find(const std::string& path) const override {
-    CKPT_RETURN_IF_ERROR(Enter(path));
-    if (IsStep(path)) {
-      const std::string root = std::filesystem::path(path).parent_path().string();
-      return std::vector<StepCandidate>{Candidate(path, root)};
-    }
+  Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
+                                          const std::string& directory) const override {
+    CKPT_RETURN_IF_ERROR(Enter(root->PathOf(directory)));
     std::vector<StepCandidate> out;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-      if (IsStep(entry.path())) out.push_back(Candidate(entry.path().string(), path));
+    if (IsStep(directory)) {
+      CKPT_ASSIGN_OR_RETURN(out.emplace_back(), Candidate(root, directory));
+      return out;
     }
-    if (error) return Fail(ErrnoError(error.value(), path));
+    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(directory));
+    for (const RootEntry& entry : entries) {
+      const std::string path = JoinPath(directory, entry.name);
+      if (!IsStep(path)) continue;
+      CKPT_ASSIGN_OR_RETURN(out.emplace_back(), Candidate(root, path));
+    }
     return out;
   }
 
   Status Complete(const StepCandidate& step, const SourceOptions&) const override {
-    CKPT_RETURN_IF_ERROR(Enter(step.directory));
-    struct stat info {};
-    if (::stat(StrCat(step.directory, "/done").c_str(), &info) == 0) return {};
-    return Fail(ErrorCode::kInvalid, StrCat(step.directory, ": no file done: ", errno));
+    CKPT_RETURN_IF_ERROR(Enter(step.Path()));
+    CKPT_ASSIGN_OR_RETURN(const bool done, HasFile(*step.root, JoinPath(step.directory, "done")));
+    if (done) return {};
+    return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no file done"));
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions&) const override {
-    CKPT_RETURN_IF_ERROR(Enter(step.directory));
-    CKPT_ASSIGN_OR_RETURN(const std::string text, ReadText(StrCat(step.directory, "/done")));
+    CKPT_RETURN_IF_ERROR(Enter(step.Path()));
+    CKPT_ASSIGN_OR_RETURN(const std::string text,
+                          ReadWhole(*step.root, JoinPath(step.directory, "done"), 1 << 20));
     Assembler assembler;
-    const uint32_t root = assembler.AddRoot(step.root);
+    const uint32_t root = assembler.AddRoot(RootBelow(step.root, step.save));
     assembler.header().framework = "fake";
     assembler.header().id = step.id;
     assembler.header().iteration = step.iteration;
@@ -84,35 +81,24 @@ class FakeSource final : public Source {
   }
 
  private:
-  bool IsStep(const std::filesystem::path& path) const {
-    const std::string name = path.filename().string();
+  bool IsStep(const std::string& path) const {
+    const std::string name = path.substr(path.rfind('/') + 1);
     const size_t digits = prefix_.size();
     return name.starts_with(prefix_) && name.size() > digits &&
            name.find_first_not_of("0123456789", digits) == std::string::npos;
   }
 
-  StepCandidate Candidate(const std::string& directory, const std::string& root) const {
+  Result<StepCandidate> Candidate(const std::shared_ptr<const Root>& root,
+                                  const std::string& directory) const {
     StepCandidate out;
-    out.directory = directory;
     out.root = root;
-    out.id = std::filesystem::path(directory).filename().string();
+    out.directory = directory;
+    out.save = ParentPath(directory);
+    out.id = directory.substr(directory.rfind('/') + 1);
     out.iteration = std::stoull(out.id.substr(prefix_.size()));
-    std::error_code ignored;
-    out.latest = std::filesystem::exists(directory + "/latest", ignored);
-    out.converted = std::filesystem::exists(directory + "/converted", ignored);
+    CKPT_ASSIGN_OR_RETURN(out.latest, HasFile(*root, JoinPath(directory, "latest")));
+    CKPT_ASSIGN_OR_RETURN(out.converted, HasFile(*root, JoinPath(directory, "converted")));
     return out;
-  }
-
-  static Result<std::string> ReadText(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return Fail(ErrnoError(errno, path));
-    std::string text(4096, '\0');
-    const ssize_t length = ::pread(fd, text.data(), text.size(), 0);
-    const int error = errno;
-    ::close(fd);
-    if (length < 0) return Fail(ErrnoError(error, path));
-    text.resize(static_cast<size_t>(length));
-    return text;
   }
 
   static Status AddTensor(Assembler& assembler, uint32_t root, const std::string& prefix,

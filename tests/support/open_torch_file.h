@@ -15,7 +15,7 @@ namespace ckptfs {
 
 inline Result<TorchFile> OpenTorchFile(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(path));
-  return TorchFile::Open(*file);
+  return TorchFile::Open(file);
 }
 
 }  // namespace ckptfs

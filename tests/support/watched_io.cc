@@ -11,7 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <climits>
-#include <cstdarg>
 #include <map>
 
 #include "core/base/mutex.h"
@@ -23,8 +22,8 @@ struct Watch {
   Mutex mutex;
   bool active GUARDED_BY(mutex) = false;
   uint64_t fail_at GUARDED_BY(mutex) = 0;
-  std::vector<IoCall> calls GUARDED_BY(mutex);
-  std::optional<IoCall> failed GUARDED_BY(mutex);
+  std::vector<SystemCall> calls GUARDED_BY(mutex);
+  std::optional<SystemCall> failed GUARDED_BY(mutex);
   std::map<const DIR*, std::string> directories GUARDED_BY(mutex);
 };
 
@@ -42,7 +41,7 @@ std::string PathOf(int fd) {
 }
 
 // True if this call is to fail.
-bool Enter(IoCall call) {
+bool Enter(SystemCall call) {
   Watch& watch = TheWatch();
   MutexLock lock(watch.mutex);
   if (!watch.active) return false;
@@ -82,13 +81,13 @@ WatchedIo::~WatchedIo() {
   watch.active = false;
 }
 
-std::vector<IoCall> WatchedIo::calls() const {
+std::vector<SystemCall> WatchedIo::calls() const {
   Watch& watch = TheWatch();
   MutexLock lock(watch.mutex);
   return watch.calls;
 }
 
-std::optional<IoCall> WatchedIo::failed() const {
+std::optional<SystemCall> WatchedIo::failed() const {
   Watch& watch = TheWatch();
   MutexLock lock(watch.mutex);
   return watch.failed;
@@ -100,24 +99,14 @@ std::optional<IoCall> WatchedIo::failed() const {
 // NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming)
 extern "C" {
 
-int __real_open(const char* path, int flags, ...);
 DIR* __real_opendir(const char* path);
 dirent* __real_readdir(DIR* directory);
 int __real_stat(const char* path, struct stat* info);
 int __real_lstat(const char* path, struct stat* info);
 int __real_fstat(int fd, struct stat* info);
 ssize_t __real_pread(int fd, void* out, size_t length, off_t offset);
-ssize_t __real_readlink(const char* path, char* out, size_t length);
-char* __real_realpath(const char* path, char* out);
-
-int __wrap_open(const char* path, int flags, ...) {
-  va_list rest;
-  va_start(rest, flags);
-  const int mode = (flags & O_CREAT) != 0 ? va_arg(rest, int) : 0;
-  va_end(rest);
-  if (ckptfs::Enter({"open", path})) return -1;
-  return __real_open(path, flags, mode);
-}
+ssize_t __real_readlinkat(int fd, const char* path, char* out, size_t length);
+int __real_fstatat(int fd, const char* path, struct stat* info, int flags);
 
 DIR* __wrap_opendir(const char* path) {
   if (ckptfs::Enter({"opendir", path})) return nullptr;
@@ -151,14 +140,14 @@ ssize_t __wrap_pread(int fd, void* out, size_t length, off_t offset) {
   return __real_pread(fd, out, length, offset);
 }
 
-ssize_t __wrap_readlink(const char* path, char* out, size_t length) {
-  if (ckptfs::Enter({"readlink", path})) return -1;
-  return __real_readlink(path, out, length);
+ssize_t __wrap_readlinkat(int fd, const char* path, char* out, size_t length) {
+  if (ckptfs::Enter({"readlinkat", path})) return -1;
+  return __real_readlinkat(fd, path, out, length);
 }
 
-char* __wrap_realpath(const char* path, char* out) {
-  if (ckptfs::Enter({"realpath", path})) return nullptr;
-  return __real_realpath(path, out);
+int __wrap_fstatat(int fd, const char* path, struct stat* info, int flags) {
+  if (ckptfs::Enter({"fstatat", path})) return -1;
+  return __real_fstatat(fd, path, info, flags);
 }
 
 }  // extern "C"

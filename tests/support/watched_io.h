@@ -2,9 +2,9 @@
 //
 // WatchedIo records what the code under test asks of the operating system and
 // can make the n-th call fail.  It sees the calls that the linker redirects
-// (--wrap, in tests/conformance/CMakeLists.txt): open, opendir, readdir,
-// stat, lstat, fstat, pread, readlink and realpath of code linked statically
-// into the program, on any thread.
+// (--wrap, in tests/core/io/CMakeLists.txt): opendir, readdir, stat, lstat, fstat,
+// fstatat, readlinkat and pread of code linked statically into the program, on
+// any thread.
 //
 // Thread safety: one at a time exists; the calls may come from any thread.
 
@@ -17,7 +17,7 @@
 
 namespace ckptfs {
 
-struct IoCall {
+struct SystemCall {
   std::string name;  // "pread"
   std::string path;  // of the file or directory
   uint64_t offset = 0;  // pread: what was asked for, bytes
@@ -32,9 +32,9 @@ class WatchedIo {
   WatchedIo(const WatchedIo&) = delete;
   WatchedIo& operator=(const WatchedIo&) = delete;
 
-  std::vector<IoCall> calls() const;
+  std::vector<SystemCall> calls() const;
   // The call that failed, if it came to that.
-  std::optional<IoCall> failed() const;
+  std::optional<SystemCall> failed() const;
 };
 
 }  // namespace ckptfs

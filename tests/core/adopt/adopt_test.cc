@@ -7,6 +7,8 @@
 
 #include <filesystem>
 
+#include "core/blob/blob_reader.h"
+#include "core/io/memory_root.h"
 #include "tests/support/fake_source.h"
 #include "tests/support/temporary_directory.h"
 
@@ -31,7 +33,7 @@ class AdoptTest : public testing::Test {
     directory_.Write(step + "/done", "w 1000 data 0\n");
   }
   std::string Path() const { return directory_.path() + "/run7"; }
-  Result<AdoptReport> AdoptAll() { return AdoptPath(*store_, Path(), sources_, options_); }
+  Result<AdoptReport> AdoptAll() { return AdoptPlace(*store_, *PlaceOf(Path()), sources_, options_); }
   StepModel Load(const StepRecord& record) { return (*store_->Load(record))->model; }
 
   TemporaryDirectory directory_;
@@ -42,7 +44,7 @@ class AdoptTest : public testing::Test {
 };
 
 TEST_F(AdoptTest, OneStepIsReadOnceHoweverItIsTaken) {
-  const auto found = Scan(Path(), sources_);
+  const auto found = Scan(*PlaceOf(Path()), sources_);
   ASSERT_TRUE(found);
   ASSERT_EQ(found->size(), 2u);
   for (const Ownership ownership :
@@ -68,7 +70,7 @@ TEST_F(AdoptTest, AStepsOwnDirectoryGivesTheSameStep) {
   const auto all = AdoptAll();
   ASSERT_TRUE(all);
   EXPECT_TRUE(all->whole_run);
-  const auto one = AdoptPath(*store_, Path() + "/step2", sources_, options_);
+  const auto one = AdoptPlace(*store_, *PlaceOf(Path() + "/step2"), sources_, options_);
   ASSERT_TRUE(one);
   EXPECT_FALSE(one->whole_run);
   ASSERT_EQ(one->steps.size(), 1u);
@@ -97,13 +99,36 @@ TEST_F(AdoptTest, NothingAdoptedIsAnError) {
   EXPECT_EQ(report.error().code, ErrorCode::kInvalid);
 }
 
+// What is adopted need not be files: they lie in memory, and the step is read there.
+TEST_F(AdoptTest, AStepInMemoryIsAdoptedAndRead) {
+  const auto memory = std::make_shared<MemoryRoot>("/memory");
+  const auto owner = std::make_shared<const std::vector<std::string>>(
+      std::vector<std::string>{"w 6 data 4\n", "headABCDEFGHIJKLMNOP", "QRSTUVWX"});
+  const auto span = [&](size_t i) { return std::as_bytes(std::span((*owner)[i])); };
+  ASSERT_TRUE(memory->Add("runs/run7/step3/done", {span(0)}, owner, {0600, 1, 2}));
+  ASSERT_TRUE(memory->Add("runs/run7/step3/data", {span(1), span(2)}, owner, {0640, 1, 2}));
+  const auto report = AdoptPlace(*store_, Place{memory, "runs/run7"}, sources_, options_);
+  ASSERT_TRUE(report) << report.error().message;
+  ASSERT_EQ(report->steps.size(), 1u);
+  EXPECT_EQ(report->steps[0].run, "run7");
+  const auto step = store_->Load(report->steps[0]);
+  ASSERT_TRUE(step) << step.error().message;
+  ASSERT_EQ((*step)->model.roots, std::vector<std::string>{"/memory/runs/run7"});
+  BlobReader::Options options;
+  options.open_roots = {{"/memory/runs/run7", RootBelow(memory, "runs/run7")}};
+  const auto blobs = BlobReader::Create((*step)->model, options);
+  std::string bytes(24, '\0');
+  ASSERT_TRUE(blobs->Read(BlobIndex{0}, 4, std::as_writable_bytes(std::span(bytes))));
+  EXPECT_EQ(bytes, "ABCDEFGHIJKLMNOPQRSTUVWX");
+}
+
 TEST_F(AdoptTest, AChangeWhileFilesAreTakenIsRefused) {
-  const auto found = Scan(Path(), sources_);
+  const auto found = Scan(*PlaceOf(Path()), sources_);
   auto model = IngestStep(found->front(), {});
   ASSERT_TRUE(model);
   directory_.Write("run7/" + model->id + "/data", "changed");
   const auto owned =
-      Own(store_->directory(), found->front().candidate.directory, *model, Ownership::kCopy);
+      Own(store_->directory(), found->front().candidate.Path(), *model, Ownership::kCopy);
   ASSERT_FALSE(owned);
   EXPECT_EQ(owned.error().code, ErrorCode::kStale);
   EXPECT_TRUE(std::filesystem::is_empty(store_->directory() + "/blobs"));

@@ -31,13 +31,13 @@ std::vector<std::string> Keys(const Packing& packing) {
 Packing Packed(const StepModel& model, uint64_t limit = 0) {
   PackOptions options;
   options.limit = limit;
-  auto packing = PackSmallPieces(model, options);
+  auto packing = PackSmallPieces(model, *BlobReader::Create(model, {}), options);
   EXPECT_TRUE(packing) << packing.error().message;
   return packing ? *std::move(packing) : Packing{};
 }
 
 ErrorCode CodeOf(const StepModel& model, std::string_view names) {
-  const auto packing = PackSmallPieces(model, {});
+  const auto packing = PackSmallPieces(model, *BlobReader::Create(model, {}), {});
   if (packing) return ErrorCode::kInternal;
   EXPECT_THAT(packing.error().message, HasSubstr(names));
   return packing.error().code;
@@ -141,7 +141,7 @@ TEST(PackTest, ASourceThatIsNotWhatWasIndexedIsNamed) {
   fs::remove(path);
   EXPECT_EQ(CodeOf(pieces.model(), path), ErrorCode::kNotFound);
   fs::create_directory(path);
-  EXPECT_EQ(CodeOf(pieces.model(), path), ErrorCode::kStale);
+  EXPECT_EQ(CodeOf(pieces.model(), path), ErrorCode::kInvalid);
 }
 
 // Two atoms of one key cannot both be in the file.

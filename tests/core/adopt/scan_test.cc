@@ -17,7 +17,14 @@ struct ScanTest : testing::Test {
   std::vector<std::unique_ptr<Source>> sources;
 
   ScanTest() { sources.push_back(std::make_unique<FakeSource>()); }
-  Result<IngestResult> Ingest(const std::string& path) { return IngestPath(path, sources, {}); }
+  Result<IngestResult> Ingest(const std::string& path) {
+    CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
+    return IngestPlace(place, sources, {});
+  }
+  Result<std::vector<FoundStep>> ScanPath(const std::string& path) {
+    CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
+    return Scan(place, sources);
+  }
 };
 
 TEST_F(ScanTest, BringsStepsInOrderAndNamesIncompleteOnes) {
@@ -79,7 +86,7 @@ TEST_F(ScanTest, AStepThatTwoSourcesClaimIsTheFirstOnes) {
   sources.push_back(std::make_unique<FakeSource>());
   directory.Write("step1/done", "");
   directory.Write("step2/done", "");
-  const auto found = Scan(directory.path(), sources);
+  const auto found = ScanPath(directory.path());
   ASSERT_TRUE(found);
   ASSERT_EQ(found->size(), 2u);
   for (const FoundStep& step : *found) EXPECT_EQ(step.source, sources[0].get());
@@ -89,13 +96,13 @@ TEST_F(ScanTest, TwoPartsOfOneTreeAreOneStep) {
   sources.insert(sources.begin(), std::make_unique<FakeSource>("part"));
   directory.Write("step9/done", "");
   directory.Write("step9/part1/done", "");
-  const auto found = Scan(directory.path() + "/step9", sources);
+  const auto found = ScanPath(directory.path() + "/step9");
   ASSERT_TRUE(found);
   ASSERT_EQ(found->size(), 1u);
   EXPECT_EQ((*found)[0].candidate.id, "part1");  // of the source that is asked first
   // What holds several steps of another kind is none of them.
   directory.Write("step9/part2/done", "");
-  EXPECT_EQ(Scan(directory.path() + "/step9", sources)->size(), 3u);
+  EXPECT_EQ(ScanPath(directory.path() + "/step9")->size(), 3u);
 }
 
 TEST_F(ScanTest, WhatWasConvertedComesBeforeItsOriginal) {

@@ -2,11 +2,11 @@
 
 #include "core/blob/chunk_digests.h"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "core/io/file_root.h"
 #include "core/io/file_stamp.h"
 #include "tests/support/temporary_directory.h"
 
@@ -42,19 +42,19 @@ TEST(ChunkDigestsTest, AreOfEveryChunkHoweverTheBytesCome) {
   }
 }
 
-TEST(ChunkDigestsTest, OfAFileThatIsTooShortAreDataLoss) {
+TEST(ChunkDigestsTest, OfAFileThatBecameShorterAreDataLoss) {
   const TemporaryDirectory directory;
   const std::string bytes = Bytes(kChunkBytes + 5);
   const std::string path = directory.Write("a", bytes);
-  const int fd = open(path.c_str(), O_RDONLY);
-  const auto digests = ChunkDigestsOfFile(fd, bytes.size(), path);
+  const auto file = *OpenLocalFile(path);
+  const auto digests = ChunkDigestsOfFile(*file);
   ASSERT_TRUE(digests) << digests.error().message;
   EXPECT_EQ(*digests, ChunkDigestsOf(bytes));
-  const auto missing = ChunkDigestsOfFile(fd, bytes.size() + 1, path);
+  ASSERT_EQ(truncate(path.c_str(), 7), 0);
+  const auto missing = ChunkDigestsOfFile(*file);
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kDataLoss);
   EXPECT_THAT(missing.error().message, HasSubstr(path));
-  close(fd);
 }
 
 TEST(ChunkDigestsTest, TheFirstWrongChunkIsNamed) {

@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/coverage.h"
+#include "core/io/file_root.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
@@ -24,7 +25,7 @@ struct Fixture {
   AtomIndex atom{};
 
   explicit Fixture(const Shape& shape, int blobs = 8) {
-    assembler.AddRoot("/nowhere");
+    assembler.AddRoot(std::make_shared<FileRoot>("/nowhere"));
     for (int i = 0; i < blobs; ++i) {
       Blob blob;
       blob.path = StrCat("rank", i);
@@ -242,7 +243,7 @@ TEST(AssemblerTest, FilesStayInsideTheRoot) {
   ASSERT_EQ(symlink((outside.path() + "/secret").c_str(), (root.path() + "/out").c_str()), 0);
   ASSERT_EQ(symlink("a/file", (root.path() + "/in").c_str()), 0);
   Assembler assembler;
-  const uint32_t index = assembler.AddRoot(root.path());
+  const uint32_t index = assembler.AddRoot(std::make_shared<FileRoot>(root.path()));
   const auto file = assembler.AddFile(index, "a/file");
   ASSERT_TRUE(file) << file.error().message;
   EXPECT_EQ(assembler.blob(*file).stamp.size, 5u);

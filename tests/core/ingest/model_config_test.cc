@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/io/file_root.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
@@ -51,38 +52,41 @@ class ModelConfigFileTest : public testing::Test {
     std::ofstream(root_.path() + "/" + directory + "/config.json") << text;
   }
 
+  Result<std::optional<ModelConfig>> Find() {
+    return FindModelConfig(FileRoot(root_.path()), "run/save/global_step5");
+  }
+
   TemporaryDirectory root_;
 };
 
 TEST_F(ModelConfigFileTest, TheNearestThatSaysASizeCounts) {
-  EXPECT_FALSE(*FindModelConfig(Tag()));
+  EXPECT_FALSE(*Find());
   Write("", R"({"num_attention_heads": 9})");  // three above: not the checkpoint's
-  EXPECT_FALSE(*FindModelConfig(Tag()));
+  EXPECT_FALSE(*Find());
   Write("run", R"({"num_attention_heads": 4})");
-  EXPECT_EQ((*FindModelConfig(Tag()))->sizes.at("heads"), 4);
+  EXPECT_EQ((*Find())->sizes.at("heads"), 4);
   Write("run/save", R"({"num_attention_heads": 8})");
-  EXPECT_EQ((*FindModelConfig(Tag()))->sizes.at("heads"), 8);
+  EXPECT_EQ((*Find())->sizes.at("heads"), 8);
   Write("run/save/global_step5", "{}");
-  EXPECT_EQ((*FindModelConfig(Tag()))->path, root_.path() + "/run/save/config.json");
+  EXPECT_EQ((*Find())->path, root_.path() + "/run/save/config.json");
   Write("run/save/global_step5", "no json");
-  EXPECT_EQ((*FindModelConfig(Tag()))->sizes.at("heads"), 8);
+  EXPECT_EQ((*Find())->sizes.at("heads"), 8);
 }
 
 TEST_F(ModelConfigFileTest, OtherThanASmallFileIsPassedOver) {
   const std::string path = Tag() + "/config.json";
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
-  EXPECT_FALSE(*FindModelConfig(Tag()));  // and nobody waits
+  EXPECT_FALSE(*Find());  // and nobody waits
   std::filesystem::remove(path);
   std::filesystem::create_directory(path);
-  EXPECT_FALSE(*FindModelConfig(Tag()));
+  EXPECT_FALSE(*Find());
   std::filesystem::remove(path);
   std::filesystem::create_symlink("/dev/zero", path);
-  EXPECT_FALSE(*FindModelConfig(Tag()));
+  EXPECT_FALSE(*Find());
   std::filesystem::remove(path);
   Write("run/save/global_step5", R"({"n_head": 4, "x": ")" + std::string(4 << 20, 'x') + "\"}");
-  EXPECT_FALSE(*FindModelConfig(Tag()));
-  EXPECT_FALSE(*FindModelConfig("/"));
-  EXPECT_FALSE(*FindModelConfig(""));
+  EXPECT_FALSE(*Find());
+  EXPECT_FALSE(*FindModelConfig(FileRoot("/"), ""));
 }
 
 TEST(ModelSizesTest, TheUserBeatsTheCheckpointAndThatTheConfig) {

@@ -185,9 +185,9 @@ TEST_F(VerifyTest, AnExpandedWeightIsComparedRowByRow) {
 }
 
 TEST_F(VerifyTest, RecordsAreComparedWithTheirChecksums) {
-  records_ = [&](const File& file) -> Result<std::vector<FileRecord>> {
+  records_ = [&](const std::shared_ptr<const File>& file) -> Result<std::vector<FileRecord>> {
     auto records = RecordsFor(std::as_bytes(std::span(values_)));
-    if (file.name().ends_with("/a")) records.erase(records.begin() + 2);
+    if (file->name().ends_with("/a")) records.erase(records.begin() + 2);
     return records;
   };
   const VerifyReport good = Run();
@@ -204,7 +204,7 @@ TEST_F(VerifyTest, RecordsAreComparedWithTheirChecksums) {
                                    {7200000, ""}}) {
     const std::vector<float> whole = values_;
     const auto records = RecordsFor(std::as_bytes(std::span(whole)));
-    records_ = [&](const File&) -> Result<std::vector<FileRecord>> { return records; };
+    records_ = [&](const std::shared_ptr<const File>&) -> Result<std::vector<FileRecord>> { return records; };
     reinterpret_cast<std::byte*>(values_.data())[byte] ^= std::byte{4};
     Write("a");
     Write("b");
@@ -219,8 +219,8 @@ TEST_F(VerifyTest, RecordsAreComparedWithTheirChecksums) {
 
 TEST_F(VerifyTest, AFileOfTensorsWhoseRecordsCannotBeListedIsADefect) {
   model_.blobs.push_back(model_.blobs[0]);  // no tensors in this one
-  records_ = [](const File& file) -> Result<std::vector<FileRecord>> {
-    return Fail(ErrorCode::kInvalid, file.name() + ": no zip end record");
+  records_ = [](const std::shared_ptr<const File>& file) -> Result<std::vector<FileRecord>> {
+    return Fail(ErrorCode::kInvalid, file->name() + ": no zip end record");
   };
   const VerifyReport report = Run();
   EXPECT_EQ(report.defect_count, 2u);

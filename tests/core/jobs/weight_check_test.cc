@@ -91,7 +91,7 @@ class WeightCheckTest : public testing::Test {
 
   // What the sample says, which `verify` must say of at least one parameter.
   std::string Sampled() {
-    const auto checked = CheckWeightSample(model_);
+    const auto checked = CheckWeightSample(model_, *BlobReader::Create(model_, {}));
     const VerifyReport report = Verified();
     EXPECT_EQ(checked.has_value(), report.defect_count == 0);
     if (checked) return "equal";
@@ -115,7 +115,7 @@ class WeightCheckTest : public testing::Test {
 };
 
 TEST_F(WeightCheckTest, AGoodStepIsEqual) {
-  const auto checked = CheckWeightSample(model_);
+  const auto checked = CheckWeightSample(model_, *BlobReader::Create(model_, {}));
   ASSERT_TRUE(checked);
   EXPECT_EQ(*checked, 4 * kRanks * 128u);
   const VerifyReport report = Verified();
@@ -154,7 +154,7 @@ TEST_F(WeightCheckTest, OneElementIsFoundByVerify) {
   files_[1][0] = static_cast<char>(files_[1][0] ^ 0x40);  // within the rounding
   files_[2][999 * 4 + 3] = static_cast<char>(files_[2][999 * 4 + 3] ^ 0x40);
   WriteAll();
-  EXPECT_TRUE(CheckWeightSample(model_));
+  EXPECT_TRUE(CheckWeightSample(model_, *BlobReader::Create(model_, {})));
   const VerifyReport report = Verified();
   ASSERT_EQ(report.defect_count, 1u);
   EXPECT_EQ(report.defects[0].subject, "layers.0.weight (weight)");
@@ -164,7 +164,7 @@ TEST_F(WeightCheckTest, OneElementIsFoundByVerify) {
 
 TEST_F(WeightCheckTest, ASourceThatChangedIsNotJudged) {
   directory_.Write("rank0", "short");
-  const auto checked = CheckWeightSample(model_);
+  const auto checked = CheckWeightSample(model_, *BlobReader::Create(model_, {}));
   ASSERT_FALSE(checked);
   EXPECT_EQ(checked.error().code, ErrorCode::kStale);
 }
@@ -207,7 +207,7 @@ TEST_F(WeightCheckTest, TheSampleIsBounded) {
     }
   }
   model_.BuildIndex();
-  EXPECT_EQ(*CheckWeightSample(model_), 8192u * 128u);  // of 9,000 runs
+  EXPECT_EQ(*CheckWeightSample(model_, *BlobReader::Create(model_, {})), 8192u * 128u);  // of 9,000 runs
 }
 
 TEST(FindDifferenceTest, WhatProcessorsMayDoIsNoDifference) {

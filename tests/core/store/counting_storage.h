@@ -35,7 +35,7 @@ struct StorageCalls {
 class CountingStorage final : public Storage {
  public:
   explicit CountingStorage(std::shared_ptr<Storage> storage)
-      : Storage(storage->name(), storage->mapped()), storage_(std::move(storage)) {}
+      : Storage(storage->name(), storage->local()), storage_(std::move(storage)) {}
 
   // Since the last time it was asked.
   StorageCalls Take() { return std::exchange(calls_, {}); }

@@ -127,8 +127,9 @@ Status Run(Arguments arguments) {
   for (const std::string& file : arguments.family_files) CKPT_RETURN_IF_ERROR(families.AddFile(file));
   arguments.options.families = &families;
   const auto sources = MakeSources();
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(arguments.path));
   CKPT_ASSIGN_OR_RETURN(const IngestResult result,
-                        IngestPath(arguments.path, sources, arguments.options));
+                        IngestPlace(place, sources, arguments.options));
   nlohmann::json out = nlohmann::json::array();
   for (const IngestedStep& step : result.steps) {
     if (!arguments.step.empty() && step.model.id != arguments.step) continue;

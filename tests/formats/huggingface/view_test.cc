@@ -6,6 +6,7 @@
 
 #include "core/blob/safetensors_header.h"
 #include "core/ingest/assembler.h"
+#include "core/io/file_root.h"
 #include "core/view/plan_reader.h"
 #include "formats/huggingface/shard_index.h"
 #include "tests/conformance/tiny_step.h"
@@ -41,7 +42,7 @@ std::shared_ptr<const StepModel> StepOf(const std::vector<std::pair<std::string,
                                         const std::vector<std::pair<std::string, size_t>>& aliases = {}) {
   Assembler assembler;
   Blob blob;
-  blob.root = assembler.AddRoot("/nowhere");
+  blob.root = assembler.AddRoot(std::make_shared<FileRoot>("/nowhere"));
   blob.path = "data";
   for (const auto& entry : parameters) blob.stamp.size += ByteCount(entry.second, DType::kF32).value();
   const BlobIndex data = assembler.AddBlob(blob);

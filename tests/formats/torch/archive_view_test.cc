@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "formats/torch/archive_builder.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
 #include "tests/support/open_torch_file.h"
@@ -86,6 +87,38 @@ TEST(ArchiveViewTest, SizeIsThePlansAndOffsetsAreAligned) {
       const Segment& segment = plan->segments()[plan->FindSegment(record.offset)];
       EXPECT_EQ(segment.begin, record.offset);
       EXPECT_EQ(segment.end - segment.begin, lengths[i]);
+    }
+  }
+}
+
+// Two archives in one file, between other bytes: each is what it is alone.
+TEST(ArchiveViewTest, AnArchiveIsWrittenAtAnOffset) {
+  PlanBuilder builder;
+  builder.Literal(std::string(1000, 'x'));
+  std::vector<Extent> extents;
+  for (const uint64_t length : {300u, 70u}) {
+    Made made = MakeTensors({length, 5, length});
+    const uint64_t begin = builder.size();
+    ASSERT_TRUE((ArchiveContent{made.tree, made.storages}.AppendTo(builder, "part")));
+    extents.push_back({begin, builder.size()});
+    EXPECT_EQ(builder.size() - begin,
+              ArchiveSize("part", PrintPickle(made.tree)->size(), made.lengths));
+    builder.Literal("between");
+    EXPECT_FALSE((ArchiveContent{made.tree, {}}.AppendTo(builder, "part")));
+    EXPECT_EQ(builder.size(), extents.back().end + 7);  // nothing of what was refused
+  }
+  const Plan plan = std::move(builder).Finish();
+  std::string path;
+  EXPECT_FALSE(OpenPlan(plan, &path));  // the file itself is not an archive
+  const auto file = *OpenLocalFile(path);
+  for (const Extent& extent : extents) {
+    const auto archive = TorchFile::Open(file, extent);
+    ASSERT_TRUE(archive) << archive.error().message;
+    for (size_t i = 0; i < 3; ++i) {
+      const auto tensor = archive->Locate(*archive->root().at(i).Tensor(), BlobIndex{});
+      const StorageRecord record = tensor->Bytes().value();
+      EXPECT_EQ((record.offset - extent.begin) % 64, 0u);
+      EXPECT_EQ(*archive->Read(*tensor), std::string(record.length, static_cast<char>(i)));
     }
   }
 }

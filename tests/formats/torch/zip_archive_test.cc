@@ -182,14 +182,14 @@ TEST_F(ZipArchiveTest, AnArchiveMayLieAnywhereInAFile) {
   EXPECT_FALSE(OpenBytes(std::string(1000, 'x') + zip + std::string(77, 'y')));
   const auto file = OpenLocalFile(path_);
   ASSERT_TRUE(file);
-  const auto inside = TorchFile::Open(**file, Extent{1000, 1000 + zip.size()});
+  const auto inside = TorchFile::Open(*file, Extent{1000, 1000 + zip.size()});
   ASSERT_TRUE(inside) << inside.error().message;
   const TensorNode& tensor = alone->tree().tensors.front();
   EXPECT_EQ(inside->Locate(tensor, BlobIndex{})->Bytes()->offset,
             alone->Locate(tensor, BlobIndex{})->Bytes()->offset + 1000);
   for (const Extent& wrong : {Extent{1000, 1000 + zip.size() + 1}, Extent{999, 999 + zip.size()},
                               Extent{5, 4}, Extent{0, 1 << 20}}) {
-    const auto refused = TorchFile::Open(**file, wrong);
+    const auto refused = TorchFile::Open(*file, wrong);
     ASSERT_FALSE(refused) << wrong.begin;
     EXPECT_EQ(refused.error().code, ErrorCode::kInvalid);
     EXPECT_THAT(refused.error().message, StartsWith(path_));

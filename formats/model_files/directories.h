@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What several frameworks' directories have in common.
+//
+// Thread safety: pure but for looking at files.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/base/result.h"
+#include "core/io/root.h"
+
+namespace ckptfs {
+
+// Newest modification of a directory and its direct entries, or of a file.
+Result<int64_t> NewestEntry(const Root& root, const std::string& path);
+
+// "500" of "checkpoint-500", which transformers' Trainer saves into its output;
+// nothing for other names.
+std::optional<uint64_t> TrainerIteration(std::string_view name);
+
+}  // namespace ckptfs
