@@ -88,9 +88,11 @@ def test_a_link_leads_no_further_than_its_owner(public):  # noqa: F811
     shutil.move(state, secret)
     os.symlink('../secret', state)
     give(source)
+    public.adopt(source)
     os.chmod(secret, 0o600)
     os.chown(secret, 0, 0)
-    public.adopt(source)
+    with pytest.raises(AssertionError, match='leads to what that user could not open'):
+        public.adopt(source, 'again')
     path = f'{views(public.mount(), "run7")}/{MODEL}'
     assert not as_nobody(path)
     with pytest.raises(PermissionError), open(path, 'rb') as f:
