@@ -164,8 +164,10 @@ class Context:
         program.reserve = ()  # what users get
         try:
             for source in sources:
+                # No config.json lies beside it, which would tell.
                 program.adopt(source, os.path.basename(
-                    os.path.dirname(source)))
+                    os.path.dirname(source)), extra=(
+                        '--family-set', f'head_dim={DIMS.head_dim}'))
             process, mount = program.start(*options)
             yield mount, process
         finally:

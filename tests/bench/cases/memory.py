@@ -24,11 +24,14 @@ def run(context):
     """Row (f)."""
     with context.mounted(context.checkpoint('zero2')) as (mount, process):
         view = os.path.join(mount, 'view', 'tp2_dp2_zero1')
+        served = 0
         for base, _, names in os.walk(view):
             for name in names:
                 # Each rank's files once, and all that an engine reads.
                 if 'rank' not in base or name.endswith('.safetensors'):
                     read_all(os.path.join(base, name))
+                    served += 1
+        assert served > 100, f'{served} files below {view}'
         used = anonymous_mb(process.pid)
     return [absolute_row('memory', 'anonymous memory of the daemon, 223 M '
                          'parameters read at tp2 dp2', used, 'MB', 300)]
