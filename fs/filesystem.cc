@@ -20,10 +20,6 @@ namespace {
 using Type = ViewEntry::Type;
 constexpr uint64_t kSelfCookie = 1;
 
-Error NoSuch(std::string_view where, std::string_view name) {
-  return Error{ErrorCode::kNotFound, StrCat(where, "/", name, ": no such name")};
-}
-
 // The step of RUN/ID/LAYOUT, or the one that /view shows; `layout` without it.
 Result<std::shared_ptr<StepEntry>> StepToWarm(const TreeSnapshot& now, std::string_view& layout) {
   const size_t slash = layout.rfind('/');
@@ -84,13 +80,13 @@ Result<Attributes> Filesystem::Lookup(InodeNumber parent, std::string_view name,
   const auto now = s.names.Snapshot();
   CKPT_ASSIGN_OR_RETURN(const NodePtr directory, s.names.FindNode(parent));
   // Who may not see the step is told nothing of what is in it.
-  if (!s.names.Visible(*now, *directory, caller)) return Fail(NoSuch(directory->path, name));
+  if (!s.names.Visible(*now, *directory, caller)) return NoSuch(*directory, name);
   Result<NodePtr> child = s.names.FindChild(*now, *directory, name);
   if (!child) {
     s.counters.CountError(child.error());
     return Fail(std::move(child).error());
   }
-  if (!s.names.Visible(*now, **child, caller)) return Fail(NoSuch(directory->path, name));
+  if (!s.names.Visible(*now, **child, caller)) return NoSuch(*directory, name);
   s.files.Expect(**child);
   return s.names.AttributesOf(*s.names.nodes().Reference(*std::move(child)));
 }
@@ -167,8 +163,9 @@ Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode,
   for (const Namespace::Place& entry :
        Namespace::EntriesAfter(*directory, **listing, offset, limit)) {
     if (entries.size() >= limit) break;
-    if (!s.names.Visible(*now, *entry.node, caller)) continue;
-    add(entry.node->name(), s.names.AttributesOf(*entry.node), entry.offset, entry.node);
+    const Node& node = **entry.node;
+    if (!s.names.Visible(*now, node, caller)) continue;
+    add(node.name(), s.names.AttributesOf(node), entry.offset, *entry.node);
   }
   if (entries.empty() && s.names.listings().Finished(*directory)) {
     listing->reset();

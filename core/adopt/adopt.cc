@@ -6,6 +6,7 @@
 
 #include "core/adopt/publish.h"
 #include "core/base/strings.h"
+#include "core/io/root.h"
 #include "core/jobs/weight_check.h"
 
 namespace ckptfs {
@@ -17,7 +18,7 @@ Result<std::string> RunNameOf(const std::string& wanted, const std::string& root
     CKPT_RETURN_IF_ERROR(CheckName(wanted, "--name"));
     return wanted;
   }
-  const std::string name = root.substr(root.rfind('/') + 1);
+  const std::string name = LastComponent(root);
   if (const Status valid = CheckName(name, "run"); !valid) {
     return Fail(ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
                                             valid.error().message, "); give --name"));
@@ -28,8 +29,9 @@ Result<std::string> RunNameOf(const std::string& wanted, const std::string& root
 // How to take a step whose sample differs nevertheless.
 Error Explained(Error error) {
   if (error.code == ErrorCode::kDataLoss) {
-    error.message += "; files of two ranks or saves were exchanged, or one is damaged (`adopt "
-                     "--check never` takes the step as it is)";
+    error.message +=
+        "; files of two ranks or saves were exchanged, or one is damaged (`adopt "
+        "--check never` takes the step as it is)";
   }
   return error;
 }
@@ -51,13 +53,14 @@ Result<StepModel> TakeFiles(const Store& store, const StepCandidate& step, StepM
     auto checked = CheckWeightSample(model, *BlobReader::Create(model, {}));
     if (!checked) return Fail(Explained(std::move(checked).error()));
   }
-  CKPT_ASSIGN_OR_RETURN(
-      OwnedStep owned, Own(store.directory(), step.Path(), std::move(model), options.ownership));
+  CKPT_ASSIGN_OR_RETURN(OwnedStep owned,
+                        Own(store.directory(), step.Path(), std::move(model), options.ownership));
   if (owned.linked) {
     adopted.warnings.push_back(
-        StrCat(step.Path(), ": its files have hard links in the store now, which changed their "
-                               "change time: steps adopted from them before are stale and must be "
-                               "adopted again"));
+        StrCat(step.Path(),
+               ": its files have hard links in the store now, which changed their "
+               "change time: steps adopted from them before are stale and must be "
+               "adopted again"));
   }
   return std::move(owned.model);
 }
@@ -88,9 +91,10 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
     adopted.warnings.push_back(StrCat(name, ": ", published->warning));
   }
   if (adopted.record.id != id) {
-    adopted.warnings.push_back(StrCat(name, ": the source changed since ", run, "/", id,
-                                      " was adopted, or that was adopted with other options; --refresh "
-                                      "replaces it"));
+    adopted.warnings.push_back(
+        StrCat(name, ": the source changed since ", run, "/", id,
+               " was adopted, or that was adopted with other options; --refresh "
+               "replaces it"));
   }
   return adopted;
 }

@@ -88,12 +88,6 @@ std::string DigestOfFiles(const std::string& directory, const StepModel& model, 
   return DigestOf(text).Hex();
 }
 
-Status SyncPath(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0 || ::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
-  return {};
-}
-
 // True where the kernel does not copy between these filesystems by itself.
 bool NeedsBuffer(int error) {
   return error == EXDEV || error == EINVAL || error == EOPNOTSUPP || error == ENOSYS;
@@ -103,8 +97,7 @@ bool NeedsBuffer(int error) {
 ssize_t CopySome(int from, int to, std::vector<char>& buffer) {
   const ssize_t count = ::read(from, buffer.data(), buffer.size());
   for (ssize_t done = 0; done < count;) {
-    const ssize_t written =
-        ::write(to, buffer.data() + done, static_cast<size_t>(count - done));
+    const ssize_t written = ::write(to, buffer.data() + done, static_cast<size_t>(count - done));
     if (written < 0 && errno != EINTR) return -1;
     done += std::max<ssize_t>(written, 0);
   }
@@ -114,10 +107,10 @@ ssize_t CopySome(int from, int to, std::vector<char>& buffer) {
 Status CopyBytes(int from, int to, uint64_t size, const std::string& name) {
   std::vector<char> buffer;  // empty while the kernel copies
   for (uint64_t done = 0; done < size;) {
-    const ssize_t count =
-        buffer.empty() ? ::copy_file_range(from, nullptr, to, nullptr,
-                                           std::min<uint64_t>(size - done, kCopyChunk), 0)
-                       : CopySome(from, to, buffer);
+    const ssize_t count = buffer.empty()
+                              ? ::copy_file_range(from, nullptr, to, nullptr,
+                                                  std::min<uint64_t>(size - done, kCopyChunk), 0)
+                              : CopySome(from, to, buffer);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && buffer.empty() && NeedsBuffer(errno)) {
       buffer.resize(kBufferBytes);
@@ -150,7 +143,8 @@ Status Duplicate(const std::string& from, const std::string& to) {
   const Descriptor copy(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (copy.get() < 0) return Fail(ErrnoError(errno, to));
   if (::ioctl(copy.get(), FICLONE, source.get()) != 0) {
-    CKPT_RETURN_IF_ERROR(CopyBytes(source.get(), copy.get(), static_cast<uint64_t>(info.st_size), from));
+    CKPT_RETURN_IF_ERROR(
+        CopyBytes(source.get(), copy.get(), static_cast<uint64_t>(info.st_size), from));
   }
   CKPT_RETURN_IF_ERROR(TakeAccess(copy.get(), from, info, 0));
   const timespec times[2] = {info.st_atim, info.st_mtim};
@@ -184,8 +178,9 @@ Status TakeFile(const std::string& from, const std::string& to, Ownership owners
   if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
   if (errno == EXDEV || errno == EPERM || errno == EMLINK) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat(from, ": cannot be linked into the store (another filesystem, or not "
-                             "yours); use --copy, or a store beside it"));
+                StrCat(from,
+                       ": cannot be linked into the store (another filesystem, or not "
+                       "yours); use --copy, or a store beside it"));
   }
   return Fail(ErrnoError(errno, to));
 }
@@ -224,8 +219,7 @@ Status TakeFiles(const std::string& step, const StepModel& model, const std::str
   }
   if (error) return Fail(ErrnoError(error.value(), to));
   for (const std::string& inner : directories) {
-    CKPT_RETURN_IF_ERROR(
-        FinishDirectory((directory / inner).string(), StrCat(to, "/", inner)));
+    CKPT_RETURN_IF_ERROR(FinishDirectory((directory / inner).string(), StrCat(to, "/", inner)));
   }
   return {};
 }
@@ -319,8 +313,8 @@ Result<Blob> TakenBlob(const std::string& root, const std::string& path, const B
   blob.path = path;
   blob.stamp = identity.stamp;
   if (blob.stamp.size != source.stamp.size) {
-    return Fail(ErrorCode::kDataLoss, StrCat(name, " has ", blob.stamp.size, " bytes, its source ",
-                                             source.stamp.size));
+    return Fail(ErrorCode::kDataLoss,
+                StrCat(name, " has ", blob.stamp.size, " bytes, its source ", source.stamp.size));
   }
   blob.chunk_bytes = kChunkBytes;
   CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(*file));

@@ -26,4 +26,10 @@ Result<Descriptor> OpenDescriptor(const std::string& path, int flags, mode_t mod
   return opened;
 }
 
+Status SyncPath(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0 || ::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
+  return {};
+}
+
 }  // namespace ckptfs

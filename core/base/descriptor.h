@@ -44,4 +44,7 @@ class Descriptor {
 // open(2) with O_CLOEXEC; errors name the path.
 Result<Descriptor> OpenDescriptor(const std::string& path, int flags, mode_t mode = 0);
 
+// fsync(2) of a file or directory.  BLOCKS: on the device.
+Status SyncPath(const std::string& path);
+
 }  // namespace ckptfs

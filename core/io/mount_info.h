@@ -27,7 +27,8 @@ struct MountEntry {
 // that are malformed are skipped.  `file` is a mountinfo file (man 5 proc).
 Result<std::vector<MountEntry>> ReadMounts(const std::string& file = "/proc/self/mountinfo");
 
-// The value of `key` in a comma-separated list of options; "" for a bare word.
+// The value of `key` in a comma-separated list of options (or of a cgroup's
+// controllers); "" for a bare word.
 std::optional<std::string> MountOption(const std::string& options, const char* key);
 
 }  // namespace ckptfs

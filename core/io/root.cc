@@ -48,9 +48,7 @@ Result<std::string> ReadAll(const File& file) {
 
 }  // namespace
 
-std::string Root::PathOf(std::string_view path) const {
-  return JoinPath(name_, path);
-}
+std::string Root::PathOf(std::string_view path) const { return JoinPath(name_, path); }
 
 std::string JoinPath(std::string_view directory, std::string_view name) {
   if (directory.empty() || name.empty()) return StrCat(directory, name);
@@ -60,6 +58,10 @@ std::string JoinPath(std::string_view directory, std::string_view name) {
 std::string ParentPath(std::string_view path) {
   const size_t slash = path.rfind('/');
   return std::string(path.substr(0, slash == path.npos ? 0 : slash));
+}
+
+std::string LastComponent(std::string_view path) {
+  return std::string(path.substr(path.rfind('/') + 1));
 }
 
 Status CheckPlainPath(std::string_view path) {
@@ -78,7 +80,8 @@ Result<std::optional<EntryStat>> StatIfThere(const Root& root, std::string_view 
   auto found = root.Stat(path);
   if (found) return std::optional(*std::move(found));
   const ErrorCode code = found.error().code;
-  if (code == ErrorCode::kIo || code == ErrorCode::kExhausted) return Fail(std::move(found).error());
+  if (code == ErrorCode::kIo || code == ErrorCode::kExhausted)
+    return Fail(std::move(found).error());
   return std::optional<EntryStat>();
 }
 

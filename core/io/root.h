@@ -122,6 +122,8 @@ std::shared_ptr<const Root> RootBelow(std::shared_ptr<const Root> root, std::str
 std::string JoinPath(std::string_view directory, std::string_view name);
 // The directory that a path lies in: "" for a name of the root itself.
 std::string ParentPath(std::string_view path);
+// The last name of a path.
+std::string LastComponent(std::string_view path);
 
 // The files directly or indirectly below a directory, by path, sorted; none if
 // the directory does not exist.

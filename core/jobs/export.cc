@@ -55,12 +55,6 @@ Status WriteAll(int fd, std::span<const std::byte> bytes, uint64_t offset,
   return {};
 }
 
-Status SyncPath(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(path, O_RDONLY));
-  if (::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
-  return {};
-}
-
 struct Target {
   std::string view_path;  // below view/<layout>/
   std::string path;       // absolute

@@ -66,6 +66,10 @@ struct Pattern {
   }
 };
 
+inline bool IsOneCut(const Pattern& pattern) {
+  return pattern.kind == PatternKind::kShard && pattern.cuts.size() == 1;
+}
+
 // UCP's name: "unique", "replicate", "partial", "shard-v", "shard-h", "shard-hy",
 // "shard-nc"; "unknown".
 std::string PatternName(const Pattern& pattern);

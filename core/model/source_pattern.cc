@@ -7,10 +7,6 @@
 namespace ckptfs {
 namespace {
 
-bool IsOneCut(const Pattern& pattern) {
-  return pattern.kind == PatternKind::kShard && pattern.cuts.size() == 1;
-}
-
 // Rows [atom, atom + rows) of a dim lie at local rows [local, local + rows).
 struct RowRun {
   uint64_t atom = 0;
@@ -82,8 +78,7 @@ std::optional<uint32_t> CutDimOf(const Shape& shape, std::span<const LocalTensor
 // How the ranks were cut, in the words of a pattern: a part ends where the rows
 // of an earlier rank follow.  Nothing if no pattern says it (rows that several
 // ranks hold, cuts along several dims).
-std::optional<Pattern> SourcePatternOf(const Shape& shape,
-                                       std::span<const LocalTensor> locals) {
+std::optional<Pattern> SourcePatternOf(const Shape& shape, std::span<const LocalTensor> locals) {
   if (SaysLocals(Pattern::Replicate(), shape, locals)) return Pattern::Replicate();
   const auto dim = CutDimOf(shape, locals);
   if (!dim) return std::nullopt;

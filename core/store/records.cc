@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/model/side_blob.h"
 
 namespace ckptfs {
 namespace {
@@ -120,8 +121,7 @@ std::optional<StepName> ParseStepName(std::string_view name, std::string_view fo
   StepName parsed{std::string(name.substr(0, first)),
                   std::string(name.substr(first + 1, last - first - 1)), 0};
   const std::string_view number = name.substr(last + 1);
-  const auto [end, error] =
-      std::from_chars(number.data(), number.data() + number.size(), parsed.n);
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), parsed.n);
   if (error != std::errc() || end != number.data() + number.size() ||
       std::to_string(parsed.n) != number || parsed.n == UINT64_MAX) {
     return std::nullopt;
@@ -174,6 +174,25 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   record.mtime_ns = mtime->get<int64_t>();
   const auto converted = object.find("converted");
   record.converted = converted != object.end() && converted->is_boolean() && converted->get<bool>();
+  return record;
+}
+
+std::string AttemptId(std::string_view id, int attempt) {
+  return attempt == 0 ? std::string(id) : StrCat(id, "-", attempt);
+}
+
+StepRecord RecordOf(std::string_view run, const StepModel& model, const RenderedStep& rendered,
+                    const std::string& source, const std::string& root) {
+  StepRecord record;
+  record.run = run;
+  record.id = model.id;
+  record.manifest = rendered.manifest;
+  record.iteration = model.iteration;
+  record.mtime_ns = model.mtime_ns;
+  record.source = source;
+  record.root = root;
+  record.unpacked = rendered.unpacked;
+  if (const auto side = FindSideBlob(model)) record.side = model.blob(*side).content;
   return record;
 }
 

@@ -45,12 +45,20 @@ std::optional<StepName> ParseStepName(std::string_view name, std::string_view fo
 std::string StepRecordName(const StepName& name);
 std::string DeletedName(const StepName& name);
 std::string ManifestName(const Digest& digest);
+// A step of an id that is taken has the next free one: "<id>" for attempt 0, else
+// "<id>-<attempt>".
+inline constexpr int kMaxAttempts = 10000;
+std::string AttemptId(std::string_view id, int attempt);
 std::string ClaimName(const std::string& run, uint64_t n);
 
 // kDataLoss when the bytes are not what was published, kUnsupported for a newer
 // version.
 Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name);
 std::string RenderStepRecord(const StepRecord& record);
+
+// What is published of a step, under the model's id.
+StepRecord RecordOf(std::string_view run, const StepModel& model, const RenderedStep& rendered,
+                    const std::string& source, const std::string& root);
 
 // The root of a run's claim; the identity of the store.
 Result<std::string> ParseText(std::string_view bytes, std::string_view key);

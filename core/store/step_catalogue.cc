@@ -6,11 +6,11 @@
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/io/root.h"
+#include "core/store/records.h"
 
 namespace ckptfs {
 namespace {
 
-constexpr int kMaxHeldAttempts = 10000;
 constexpr size_t kCopyBytes = size_t{4} << 20;
 
 // kInvalid unless all of the model's bytes are to be the store's own, directly in
@@ -18,7 +18,8 @@ constexpr size_t kCopyBytes = size_t{4} << 20;
 Status CheckOwned(const StepModel& model, const std::string& blobs) {
   for (const Blob& blob : model.blobs) {
     if (blob.owned() && !blob.side && model.roots[blob.root] == blobs) continue;
-    return Fail(ErrorCode::kInvalid, StrCat(model.PathOf(blob), ": not a blob that the store will own"));
+    return Fail(ErrorCode::kInvalid,
+                StrCat(model.PathOf(blob), ": not a blob that the store will own"));
   }
   return {};
 }
@@ -58,18 +59,11 @@ Result<StepRecord> StepCatalogue::Hold(MemoryStep step) {
   // What will be loaded once it is stored.
   CKPT_ASSIGN_OR_RETURN(shown->model, ParseManifest(held->rendered.bytes, store_.blobs()));
   StepRecord& record = held->record;
-  record.run = step.run;
-  record.id = step.model.id;
-  record.manifest = held->rendered.manifest;
-  record.iteration = step.model.iteration;
-  record.mtime_ns = step.model.mtime_ns;
-  record.source = step.source;
-  record.root = step.root;
-  record.unpacked = held->rendered.unpacked;
+  record = RecordOf(step.run, step.model, held->rendered, step.source, step.root);
   shown->roots = {{store_.blobs(), std::move(step.bytes)}};
   held->step = shown;
-  for (int attempt = 0; attempt < kMaxHeldAttempts; ++attempt) {
-    if (attempt > 0) record.id = StrCat(step.model.id, "-", attempt);
+  for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
+    record.id = AttemptId(step.model.id, attempt);
     shown->record = record;
     const auto stored = store_.Resolve(step.run, record.id);
     if (stored && stored->unpacked == record.unpacked) return *stored;
@@ -90,6 +84,11 @@ StepCatalogue::HeldPtr StepCatalogue::Find(const StepRecord& record) const {
   return found->second;
 }
 
+Result<StepCatalogue::HeldPtr> StepCatalogue::FindHeld(const StepRecord& record) const {
+  if (HeldPtr held = Find(record)) return held;
+  return Fail(ErrorCode::kNotFound, StrCat(record.run, "/", record.id, " is not held in memory"));
+}
+
 void StepCatalogue::Forget(const HeldPtr& held) {
   const std::string& run = held->record.run;
   const std::string& id = held->record.id;
@@ -102,10 +101,7 @@ void StepCatalogue::Forget(const HeldPtr& held) {
 }
 
 Result<StepRecord> StepCatalogue::Persist(const StepRecord& record) {
-  const HeldPtr held = Find(record);
-  if (!held) {
-    return Fail(ErrorCode::kNotFound, StrCat(record.run, "/", record.id, " is not held in memory"));
-  }
+  CKPT_ASSIGN_OR_RETURN(const HeldPtr held, FindHeld(record));
   const StepModel& model = held->step->model;
   for (const Blob& blob : model.blobs) {
     CKPT_ASSIGN_OR_RETURN(const auto writer, store_.CreateBlob(blob.path));
@@ -119,10 +115,7 @@ Result<StepRecord> StepCatalogue::Persist(const StepRecord& record) {
 }
 
 Status StepCatalogue::Release(const StepRecord& record) {
-  const HeldPtr held = Find(record);
-  if (!held) {
-    return Fail(ErrorCode::kNotFound, StrCat(record.run, "/", record.id, " is not held in memory"));
-  }
+  CKPT_ASSIGN_OR_RETURN(const HeldPtr held, FindHeld(record));
   Forget(held);
   return {};
 }

@@ -33,7 +33,7 @@ struct MemoryStep {
   std::string run;
   std::string source;  // as of StepRecord
   std::string root;
-  StepModel model;     // every blob owned, every root Store::blobs()
+  StepModel model;                    // every blob owned, every root Store::blobs()
   std::shared_ptr<const Root> bytes;  // what that directory will hold of it
 };
 
@@ -75,7 +75,8 @@ class StepCatalogue {
 
   // The store's news into ours.
   Status Pull();
-  HeldPtr Find(const StepRecord& record) const;
+  HeldPtr Find(const StepRecord& record) const;  // null if it is not held
+  Result<HeldPtr> FindHeld(const StepRecord& record) const;
   // It is not held any more: what the store has under its name is shown, if
   // anything.
   void Forget(const HeldPtr& held);

@@ -15,13 +15,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr int kMaxAttempts = 10000;
 constexpr int kMaxPublishRaces = 100;
-
-// "<id>" for attempt 0, else "<id>-<attempt>".
-std::string AttemptId(std::string_view id, int attempt) {
-  return attempt == 0 ? std::string(id) : StrCat(id, "-", attempt);
-}
 
 }  // namespace
 
@@ -166,16 +160,8 @@ Result<StepRecord> Store::PublishAs(std::string_view id, std::string_view run,
   if (model.id == "latest") return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
   // What could not be loaded is never published.
   CKPT_RETURN_IF_ERROR(ParseManifest(rendered.bytes, state_->Blobs()));
-  StepRecord wanted;
-  wanted.run = run;
-  wanted.manifest = rendered.manifest;
-  wanted.iteration = model.iteration;
-  wanted.mtime_ns = model.mtime_ns;
+  StepRecord wanted = RecordOf(run, model, rendered, source, root);
   wanted.converted = how.converted;
-  wanted.source = source;
-  wanted.root = root;
-  wanted.unpacked = rendered.unpacked;
-  if (const auto side = FindSideBlob(model)) wanted.side = model.blob(*side).content;
   CKPT_RETURN_IF_ERROR(state_->CheckPresent());
   CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
   const int first = id == model.id ? 0 : -1;  // -1: `id` itself

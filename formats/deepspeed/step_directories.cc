@@ -18,7 +18,7 @@ Result<StepCandidate> CandidateOf(const std::shared_ptr<const Root>& root,
   out.root = root;
   out.directory = directory;
   out.save = ParentPath(directory);
-  out.id = directory.substr(directory.find_last_of('/') + 1);
+  out.id = LastComponent(directory);
   out.iteration = IterationOfTag(out.id);
   CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(*root, directory));
   return out;
@@ -46,6 +46,24 @@ StepCandidate PointerCandidate(const std::shared_ptr<const Root>& root,
   return out;
 }
 
+// The steps among the directories of `save`; `latest` names a tag below what
+// `folder` leads to `save` from.
+Status AddSteps(const std::shared_ptr<const Root>& root, const std::string& save,
+                const std::string& folder, const Result<std::optional<std::string>>& latest,
+                const IsStep& is_step, std::vector<StepCandidate>& out) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(save));
+  for (const RootEntry& entry : entries) {
+    if (entry.kind != EntryKind::kDirectory) continue;
+    const std::string tag = JoinPath(save, entry.name);
+    CKPT_ASSIGN_OR_RETURN(const bool step, is_step(*root, tag));
+    if (!step) continue;
+    CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(root, tag));
+    candidate.latest = latest && *latest == JoinPath(folder, entry.name);
+    out.push_back(std::move(candidate));
+  }
+  return {};
+}
+
 // Of a Trainer's output the steps in its checkpoint-N/, whose save directories
 // those are; the run is the output.
 Status AddTrainerSteps(const std::shared_ptr<const Root>& root, const std::string& output,
@@ -57,16 +75,9 @@ Status AddTrainerSteps(const std::shared_ptr<const Root>& root, const std::strin
     const std::string save = JoinPath(output, entry.name);
     const auto latest = ReadTag(*root, save, pointer);
     if (!latest && latest.error().code != ErrorCode::kInvalid) return Fail(latest.error());
-    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> tags, root->List(save));
-    for (const RootEntry& tag : tags) {
-      if (tag.kind != EntryKind::kDirectory) continue;
-      CKPT_ASSIGN_OR_RETURN(const bool step, is_step(*root, JoinPath(save, tag.name)));
-      if (!step) continue;
-      CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(root, JoinPath(save, tag.name)));
-      candidate.save = output;
-      candidate.latest = latest && *latest == tag.name;
-      out.push_back(std::move(candidate));
-    }
+    const size_t before = out.size();
+    CKPT_RETURN_IF_ERROR(AddSteps(root, save, "", latest, is_step, out));
+    for (size_t i = before; i < out.size(); ++i) out[i].save = output;
   }
   return {};
 }
@@ -85,8 +96,8 @@ Result<bool> HasUniversalStates(const Root& root, const std::string& directory) 
 }
 
 Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& root,
-                                             const std::string& directory,
-                                             std::string_view pointer, const IsStep& is_step) {
+                                             const std::string& directory, std::string_view pointer,
+                                             const IsStep& is_step) {
   std::vector<StepCandidate> out;
   CKPT_ASSIGN_OR_RETURN(const bool file, HasFile(*root, directory));
   if (file) return out;
@@ -102,17 +113,7 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
   std::set<std::string> folders{""};
   if (latest && *latest) folders.insert(ParentPath(**latest));
   for (const std::string& folder : folders) {
-    const std::string save = JoinPath(directory, folder);
-    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(save));
-    for (const RootEntry& entry : entries) {
-      if (entry.kind != EntryKind::kDirectory) continue;
-      const std::string tag = JoinPath(save, entry.name);
-      CKPT_ASSIGN_OR_RETURN(const bool step, is_step(*root, tag));
-      if (!step) continue;
-      CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(root, tag));
-      out.push_back(std::move(candidate));
-      out.back().latest = latest && *latest == JoinPath(folder, entry.name);
-    }
+    CKPT_RETURN_IF_ERROR(AddSteps(root, JoinPath(directory, folder), folder, latest, is_step, out));
   }
   CKPT_RETURN_IF_ERROR(AddTrainerSteps(root, directory, pointer, is_step, out));
   if (!latest) out.push_back(PointerCandidate(root, directory, pointer));

@@ -54,7 +54,7 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   CKPT_ASSIGN_OR_RETURN(const bool single, HasFile(root, candidate.directory));
   if (single) {
     out.directory = candidate.save;
-    out.weights = {candidate.directory.substr(candidate.directory.find_last_of('/') + 1)};
+    out.weights = {LastComponent(candidate.directory)};
     return out;
   }
   out.directory = candidate.directory;
@@ -68,7 +68,8 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   const WeightsName& weights = **chosen;
   if (weights.adapter) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat(candidate.Path(), "/", weights.file, ": an adapter (PEFT), which holds additions "
+                StrCat(candidate.Path(), "/", weights.file,
+                       ": an adapter (PEFT), which holds additions "
                        "to another model's weights; the file itself can be adopted"));
   }
   std::set<std::string> read{weights.file};
@@ -107,8 +108,8 @@ Status Reader::ReadWeights() {
   contents_.resize(files_.weights.size());
   std::vector<Status> outcomes(contents_.size());
   ParallelFor(contents_.size(), [&](size_t i) {
-    auto read = ReadWeightsFile(*candidate_.root, JoinPath(files_.directory, files_.weights[i]),
-                                blobs_[i]);
+    auto read =
+        ReadWeightsFile(*candidate_.root, JoinPath(files_.directory, files_.weights[i]), blobs_[i]);
     if (read) {
       contents_[i] = *std::move(read);
     } else {
@@ -123,8 +124,8 @@ Status Reader::ReadWeights() {
       names_.insert(weight.name);
       if (first) continue;
       return Fail(ErrorCode::kInvalid,
-                  StrCat(candidate_.Path(), ": '", weight.name, "' is in ", files_.weights[at->second],
-                         " and in ", files_.weights[i]));
+                  StrCat(candidate_.Path(), ": '", weight.name, "' is in ",
+                         files_.weights[at->second], " and in ", files_.weights[i]));
     }
   }
   return CheckIndex();
@@ -142,8 +143,8 @@ Status Reader::CheckIndex() const {
   }
   for (const auto& [tensor, file] : files_.map) {
     if (held[by_file.at(file)].contains(tensor)) continue;
-    return Fail(ErrorCode::kInvalid, StrCat(candidate_.Path(), "/", files_.index, ": says that '", tensor,
-                                            "' is in ", file, ", which does not have it"));
+    return Fail(ErrorCode::kInvalid, StrCat(candidate_.Path(), "/", files_.index, ": says that '",
+                                            tensor, "' is in ", file, ", which does not have it"));
   }
   return {};
 }
@@ -236,7 +237,8 @@ Status Reader::DeclareParameters() {
 
 // First the model files, whose config tells of ties; logs and the like last.
 Status Reader::CarryFiles() {
-  CKPT_ASSIGN_OR_RETURN(const ModelFiles carried, CarryModelFiles(assembler_, StepRoot(), files_.prefix));
+  CKPT_ASSIGN_OR_RETURN(const ModelFiles carried,
+                        CarryModelFiles(assembler_, StepRoot(), files_.prefix));
   if (const std::string* text = carried.config()) {
     CKPT_ASSIGN_OR_RETURN(config_, ReadConfigFacts(*text));
     has_config_ = true;
@@ -249,8 +251,8 @@ Status Reader::CarryFiles() {
   const bool same = config_.weights == files_.index || config_.weights == files_.weights.front();
   if (same) return {};
   return Fail(ErrorCode::kUnsupported,
-              StrCat(candidate_.Path(), "/config.json: its transformers_weights name '", config_.weights,
-                     "'; adopt that file by itself"));
+              StrCat(candidate_.Path(), "/config.json: its transformers_weights name '",
+                     config_.weights, "'; adopt that file by itself"));
 }
 
 void Reader::FillHeader() {
@@ -265,14 +267,15 @@ void Reader::FillHeader() {
     most = std::max(most, elements);
   }
   if (Quantised()) {
-    header.notes.push_back(StrCat("quantised",
-                                  config_.quantisation.empty() ? "" : StrCat(" (", config_.quantisation, ")"),
-                                  ": tensors are shown as they are stored and never cut"));
+    header.notes.push_back(StrCat(
+        "quantised", config_.quantisation.empty() ? "" : StrCat(" (", config_.quantisation, ")"),
+        ": tensors are shown as they are stored and never cut"));
   }
   if (has_config_ && config_.tied.value_or(false) && names_.contains(kHead) &&
       !aliases_.contains(std::string(kHead))) {
-    header.notes.push_back("config.json says tie_word_embeddings, and the files hold a lm_head.weight "
-                           "of its own: it is shown as a parameter");
+    header.notes.push_back(
+        "config.json says tie_word_embeddings, and the files hold a lm_head.weight "
+        "of its own: it is shown as a parameter");
   }
   std::set<std::string> left_out;
   for (const WeightsFile& content : contents_) {

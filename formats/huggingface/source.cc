@@ -20,10 +20,6 @@ constexpr std::array<std::string_view, 4> kFileSuffixes = {".safetensors", ".bin
 
 using RootPointer = std::shared_ptr<const Root>;
 
-std::string LastComponent(const std::string& path) {
-  return path.substr(path.find_last_of('/') + 1);
-}
-
 // The name of a directory of the root, or of the root itself.
 std::string NameOf(const Root& root, const std::string& directory) {
   return LastComponent(root.PathOf(directory));

@@ -21,16 +21,30 @@ constexpr uint64_t kMaxConfig = 1 << 20;   // label maps make them long
 constexpr uint64_t kMaxText = 64 << 10;    // of any other that the manifest holds
 constexpr uint64_t kMaxGiven = 256 << 20;  // of all in a directory that a mount names
 
-constexpr std::array<std::string_view, 24> kNames = {
-    "added_tokens.json",      "chat_template.json",       "config.json",
-    "config_sentence_transformers.json",                  "generation_config.json",
-    "merges.txt",             "modules.json",             "normalizer.json",
-    "preprocessor_config.json",                           "processor_config.json",
-    "qwen.tiktoken",          "sentence_bert_config.json", "sentencepiece.bpe.model",
-    "source.spm",             "special_tokens_map.json",  "spiece.model",
-    "spm.model",              "target.spm",               "tekken.json",
-    "tokenizer.json",         "tokenizer_config.json",    "video_preprocessor_config.json",
-    "vocab.json",             "vocab.txt"};
+constexpr std::array<std::string_view, 24> kNames = {"added_tokens.json",
+                                                     "chat_template.json",
+                                                     "config.json",
+                                                     "config_sentence_transformers.json",
+                                                     "generation_config.json",
+                                                     "merges.txt",
+                                                     "modules.json",
+                                                     "normalizer.json",
+                                                     "preprocessor_config.json",
+                                                     "processor_config.json",
+                                                     "qwen.tiktoken",
+                                                     "sentence_bert_config.json",
+                                                     "sentencepiece.bpe.model",
+                                                     "source.spm",
+                                                     "special_tokens_map.json",
+                                                     "spiece.model",
+                                                     "spm.model",
+                                                     "target.spm",
+                                                     "tekken.json",
+                                                     "tokenizer.json",
+                                                     "tokenizer_config.json",
+                                                     "video_preprocessor_config.json",
+                                                     "vocab.json",
+                                                     "vocab.txt"};
 constexpr std::array<std::string_view, 3> kSuffixes = {".jinja", ".tiktoken", ".model"};
 // Code of models that transformers does not have itself.
 constexpr std::array<std::string_view, 6> kCode = {"configuration_",    "modeling_",
@@ -50,14 +64,15 @@ Document Render(const ModelFiles& files) {
   for (const ModelFile& file : files.files) {
     const NodeId name = pickle.String(file.name);
     const std::string* text = file.text();
-    items.emplace_back(name, text != nullptr
-                                 ? pickle.String(*text)
-                                 : pickle.Int(static_cast<int64_t>(std::get<BlobIndex>(file.body))));
+    items.emplace_back(
+        name, text != nullptr ? pickle.String(*text)
+                              : pickle.Int(static_cast<int64_t>(std::get<BlobIndex>(file.body))));
   }
   const NodeId root = pickle.Dict(items);
   auto printed = PrintPickle(std::move(pickle).Finish(root));
   CKPT_CHECK(printed.has_value());  // texts and numbers
-  return Document{.key = std::string(kDocument), .scope = "", .pickle = *std::move(printed), .tensors = {}};
+  return Document{
+      .key = std::string(kDocument), .scope = "", .pickle = *std::move(printed), .tensors = {}};
 }
 
 void Add(ModelFiles& files, std::string name, std::string text) {
@@ -68,7 +83,7 @@ void Add(ModelFiles& files, std::string name, std::string text) {
 Result<ModelFile> CarryOne(Assembler& assembler, const std::shared_ptr<const Root>& root,
                            const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler.AddFile(assembler.AddRoot(root), path));
-  const std::string name = path.substr(path.find_last_of('/') + 1);
+  const std::string name = LastComponent(path);
   const bool config = name == kModelConfig;
   if (config || assembler.blob(blob).stamp.size <= kMaxText) {
     CKPT_ASSIGN_OR_RETURN(std::string text,
@@ -133,9 +148,9 @@ bool IsModelFile(std::string_view name) {
   if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return true;
   const auto ends = [&](std::string_view suffix) { return name.ends_with(suffix); };
   if (std::any_of(kSuffixes.begin(), kSuffixes.end(), ends)) return true;
-  return name.ends_with(".py") && std::any_of(kCode.begin(), kCode.end(), [&](std::string_view begin) {
-           return name.starts_with(begin);
-         });
+  return name.ends_with(".py") &&
+         std::any_of(kCode.begin(), kCode.end(),
+                     [&](std::string_view begin) { return name.starts_with(begin); });
 }
 
 Status LeaveOut(Error why, StepModel& header) {

@@ -53,10 +53,6 @@ void AdoptFamilyFacts(const RuleMatch& family, Pattern& pattern) {
   }
 }
 
-bool IsOneCut(const Pattern& pattern) {
-  return pattern.kind == PatternKind::kShard && pattern.cuts.size() == 1;
-}
-
 Status CheckSameShapes(std::string_view name, std::span<const Shape> locals) {
   for (size_t r = 1; r < locals.size(); ++r) {
     if (locals[r] != locals[0]) {

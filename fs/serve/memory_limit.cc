@@ -20,10 +20,6 @@ struct Hierarchy {
   std::string_view limit;  // the file's name
 };
 
-bool HasWord(std::string_view list, std::string_view word) {
-  return StrCat(",", list, ",").find(StrCat(",", word, ",")) != std::string::npos;
-}
-
 std::optional<Hierarchy> HierarchyOf(const MountEntry& mount) {
   if (mount.type == "cgroup2") return Hierarchy{mount.root, mount.mountpoint, "memory.max"};
   if (mount.type == "cgroup" && MountOption(mount.options, "memory")) {
@@ -39,9 +35,9 @@ std::optional<std::string> GroupIn(const std::string& root, bool unified) {
     const size_t first = line.find(':');
     const size_t second = first == line.npos ? line.npos : line.find(':', first + 1);
     if (second == line.npos) continue;
-    const std::string_view controllers =
-        std::string_view(line).substr(first + 1, second - first - 1);
-    const bool wanted = unified ? controllers.empty() : HasWord(controllers, "memory");
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool wanted =
+        unified ? controllers.empty() : MountOption(controllers, "memory").has_value();
     if (wanted) return line.substr(second + 1);
   }
   return std::nullopt;

@@ -21,10 +21,6 @@ constexpr uint64_t kListingBytes = uint64_t{32} << 20;
 // what it is told too late.
 constexpr uint32_t kNamesValidMs = 1000;
 
-Error NoSuch(std::string_view where, std::string_view name) {
-  return Error{ErrorCode::kNotFound, StrCat(where, "/", name, ": no such name")};
-}
-
 uint32_t TypeBits(Type type) {
   switch (type) {
     case Type::kFile: return S_IFREG;
@@ -141,15 +137,15 @@ Result<std::shared_ptr<const Listing>> Namespace::ListingOf(const TreeSnapshot& 
 Result<NodePtr> Namespace::FindChild(const TreeSnapshot& now, const Node& parent,
                                      std::string_view name) {
   if (parent.type != Type::kDirectory || name.empty() || name == "." || name == "..") {
-    return Fail(NoSuch(parent.path, name));
+    return NoSuch(parent, name);
   }
-  if (parent.step && parent.step->removed()) return Fail(NoSuch(parent.path, name));
+  if (parent.step && parent.step->removed()) return NoSuch(parent, name);
   if (!Resolver::Fixed(parent) || !parent.step) return resolver_.Child(now, parent, name);
   // What is known needs no format: the listing, then the inode that the path
   // would have.
   if (const auto listing = listings_.Find(parent)) {
     if (NodePtr child = listing->Find(name)) return child;
-    return Fail(NoSuch(parent.path, name));
+    return NoSuch(parent, name);
   }
   const std::string path = StrCat(parent.path, "/", name);
   const NodePtr known = nodes_.Find(InodeOf(parent.step->inode_seed(), path));
@@ -225,13 +221,13 @@ std::vector<Namespace::Place> Namespace::EntriesAfter(const Node& directory, con
   if (Resolver::Fixed(directory)) {
     const uint64_t first = offset > kParentCookie ? offset - kParentCookie : 0;
     for (uint64_t i = first; i < listing.children.size() && entries.size() < limit; ++i) {
-      entries.push_back({listing.children[i], i + kParentCookie + 1});
+      entries.push_back({&listing.children[i], i + kParentCookie + 1});
     }
     return entries;
   }
   for (const NodePtr& child : listing.children) {
     const uint64_t cookie = CookieOf(child->name());
-    if (cookie > offset) entries.push_back({child, cookie});
+    if (cookie > offset) entries.push_back({&child, cookie});
   }
   std::sort(entries.begin(), entries.end(),
             [](const Place& a, const Place& b) { return a.offset < b.offset; });

@@ -46,7 +46,7 @@ class Namespace {
   bool MayEnter(StepEntry& step, const Caller& caller);
   // The entries of a directory after `offset`, each with the offset to go on after it.
   struct Place {
-    NodePtr node;
+    const NodePtr* node = nullptr;  // in the listing
     uint64_t offset = 0;
   };
   static std::vector<Place> EntriesAfter(const Node& directory, const Listing& listing,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/strings.h"
 #include "fs/tree/names.h"
 
 namespace ckptfs {
@@ -23,6 +24,10 @@ bool SamePlace(const Node& a, const Node& b) {
 
 const NodeTable::Shard& NodeTable::ShardOf(InodeNumber inode) const {
   return shards_[static_cast<uint64_t>(inode) % kShards];
+}
+
+tl::unexpected<Error> NoSuch(const Node& parent, std::string_view name) {
+  return Fail(ErrorCode::kNotFound, StrCat(parent.path, "/", name, ": no such name"));
 }
 
 NodePtr NodeTable::Reference(NodePtr node) {

@@ -39,11 +39,11 @@ enum class NodeKind : uint8_t {
   kAtom,        // .../param/<name>/<kind>...
   kSourceDirectory,
   kSourceFile,
-  kStepInfo,    // .../info.json
-  kViewLink,    // /view
-  kIngest,      // /ingest
-  kControl,     // /.ckptfs
-  kStatus,      // /.ckptfs/status
+  kStepInfo,  // .../info.json
+  kViewLink,  // /view
+  kIngest,    // /ingest
+  kControl,   // /.ckptfs
+  kStatus,    // /.ckptfs/status
 };
 
 struct Node {
@@ -77,6 +77,9 @@ struct Node {
 };
 
 using NodePtr = std::shared_ptr<const Node>;
+
+// kNotFound: what who may not see a name is told, too.
+tl::unexpected<Error> NoSuch(const Node& parent, std::string_view name);
 
 // The nodes the kernel knows, with how often it looked each up.
 class NodeTable {

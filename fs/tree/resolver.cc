@@ -44,7 +44,7 @@ NodePtr Directory(const Node& parent, NodeKind kind, std::string_view name) {
 }
 
 NodePtr FileNode(const Node& parent, NodeKind kind, std::string_view name, uint64_t size,
-             uint32_t index = 0) {
+                 uint32_t index = 0) {
   Node node = Below(parent, kind, Type::kFile, name);
   node.size = size;
   node.index = index;
@@ -56,10 +56,6 @@ NodePtr Link(const Node& parent, NodeKind kind, std::string_view name, std::stri
   node.size = target.size();
   node.target = std::move(target);
   return Finish(std::move(node));
-}
-
-Result<NodePtr> NoSuch(const Node& parent, std::string_view name) {
-  return Fail(ErrorCode::kNotFound, StrCat(parent.path, "/", name, ": no such name"));
 }
 
 NodePtr StepNode(const Node& steps, const std::shared_ptr<StepEntry>& step) {
@@ -107,7 +103,7 @@ NodePtr ParamNode(const Node& parent, const std::string& name, const ParamDirect
 
 NodePtr AtomNode(const Node& parent, const ParamDirectory::File& file) {
   return FileNode(parent, NodeKind::kAtom, file.component, file.size,
-              static_cast<uint32_t>(file.atom));
+                  static_cast<uint32_t>(file.atom));
 }
 
 // The path of a source directory's node below source/; "" for that itself.
@@ -137,8 +133,7 @@ std::vector<NodePtr> FewChildren(const TreeSnapshot& now, const Node& parent) {
   std::vector<NodePtr> children;
   switch (parent.kind) {
     case NodeKind::kRoot: return RootChildren(now, parent);
-    case NodeKind::kControl:
-      return {FileNode(parent, NodeKind::kStatus, "status", 0)};
+    case NodeKind::kControl: return {FileNode(parent, NodeKind::kStatus, "status", 0)};
     case NodeKind::kRuns:
       for (const auto& [name, run] : now.tree.runs) children.push_back(RunNode(parent, name, *run));
       return children;
@@ -185,8 +180,12 @@ void Resolver::SayOnce(const std::string& path, std::string_view reason) const {
 
 bool Resolver::Fixed(const Node& directory) {
   switch (directory.kind) {
-    case NodeKind::kRoot: case NodeKind::kRuns: case NodeKind::kRun: case NodeKind::kSteps:
-    case NodeKind::kViews: case NodeKind::kIngest: return false;
+    case NodeKind::kRoot:
+    case NodeKind::kRuns:
+    case NodeKind::kRun:
+    case NodeKind::kSteps:
+    case NodeKind::kViews:
+    case NodeKind::kIngest: return false;
     default: return true;
   }
 }
@@ -207,8 +206,11 @@ Result<NodePtr> Resolver::Child(const TreeSnapshot& now, const Node& parent,
       return RunNode(parent, std::string(name), *run);
     }
     case NodeKind::kViews: return LayoutChild(parent, name);
-    case NodeKind::kLayout: case NodeKind::kViewEntry: return ViewChild(parent, name);
-    case NodeKind::kStep: case NodeKind::kParams: case NodeKind::kParam:
+    case NodeKind::kLayout:
+    case NodeKind::kViewEntry: return ViewChild(parent, name);
+    case NodeKind::kStep:
+    case NodeKind::kParams:
+    case NodeKind::kParam:
     case NodeKind::kSourceDirectory: return InsideChild(parent, name);
     default: break;
   }
@@ -218,8 +220,7 @@ Result<NodePtr> Resolver::Child(const TreeSnapshot& now, const Node& parent,
   return NoSuch(parent, name);
 }
 
-Result<std::vector<NodePtr>> Resolver::Children(const TreeSnapshot& now,
-                                                const Node& parent) const {
+Result<std::vector<NodePtr>> Resolver::Children(const TreeSnapshot& now, const Node& parent) const {
   switch (parent.kind) {
     case NodeKind::kSteps: {
       Nodes children;
@@ -229,8 +230,11 @@ Result<std::vector<NodePtr>> Resolver::Children(const TreeSnapshot& now,
       return children;
     }
     case NodeKind::kViews: return LayoutChildren(parent);
-    case NodeKind::kLayout: case NodeKind::kViewEntry: return ViewChildren(parent);
-    case NodeKind::kStep: case NodeKind::kParams: case NodeKind::kParam:
+    case NodeKind::kLayout:
+    case NodeKind::kViewEntry: return ViewChildren(parent);
+    case NodeKind::kStep:
+    case NodeKind::kParams:
+    case NodeKind::kParam:
     case NodeKind::kSourceDirectory: return InsideChildren(parent);
     default: return FewChildren(now, parent);
   }
@@ -284,7 +288,8 @@ Result<NodePtr> Resolver::ViewChild(const Node& parent, std::string_view name) c
   if (entry.error().code != ErrorCode::kNotFound) {
     return Fail(Error(entry.error()).WithContext(StrCat(parent.path, "/", name)));
   }
-  return top && name == kLayoutInfoName ? LayoutInfoNode(parent) : NoSuch(parent, name);
+  if (top && name == kLayoutInfoName) return LayoutInfoNode(parent);
+  return NoSuch(parent, name);
 }
 
 Result<std::vector<NodePtr>> Resolver::ViewChildren(const Node& parent) const {
@@ -385,8 +390,8 @@ Result<Plan> Resolver::MakePlan(const Node& file, const MountedStep& step) const
   Result<Plan> plan = RawPlan(file, step);
   if (!plan) return Fail(std::move(plan).error().WithContext(file.path));
   if (plan->size() != file.size) {
-    return Fail(ErrorCode::kInternal, StrCat(file.path, ": the plan has ", plan->size(),
-                                             " bytes, the name ", file.size));
+    return Fail(ErrorCode::kInternal,
+                StrCat(file.path, ": the plan has ", plan->size(), " bytes, the name ", file.size));
   }
   // Those of views are checked where they are made.
   const Status valid = file.kind == NodeKind::kViewEntry ? Status() : plan->Validate(step.model());

@@ -75,8 +75,8 @@ void AddCutAtom(StepModel& model) {
   Atom atom = MakeAtom(0, "master", DType::kF32, {6, 4});
   Gather gather;
   for (uint64_t rank = 0; rank < 2; ++rank) {
-    gather.locals.push_back(*MakeLocalWithRows(Pattern{PatternKind::kShard, {Cut{0, {}, 8}}, {}, false},
-                                               {6, 4}, rank, 2, 4));
+    gather.locals.push_back(*MakeLocalWithRows(
+        Pattern{PatternKind::kShard, {Cut{0, {}, 8}}, {}, false}, {6, 4}, rank, 2, 4));
     FragmentSeries series;
     series.local = static_cast<uint32_t>(rank);
     series.count = 2;
@@ -150,7 +150,8 @@ StepModel SampleModel() {
   AddParameters(model);
   AddAtoms(model);
   model.aliases = {Alias{"lm_head.weight", ParameterIndex{0}}};
-  model.groups = {Group{"adam", {ParameterIndex{1}, ParameterIndex{0}}, std::string("\x80\x02N.", 4)}};
+  model.groups = {
+      Group{"adam", {ParameterIndex{1}, ParameterIndex{0}}, std::string("\x80\x02N.", 4)}};
   Document document;
   document.key = "client/args";
   document.scope = "dp0_tp1_pp0";
@@ -226,6 +227,14 @@ StepModel TinyModel(const std::string& id, uint64_t iteration, int64_t mtime_ns,
   model.roots = {"/somewhere"};
   model.notes = {StrCat("seed ", seed)};
   return model;
+}
+
+std::vector<std::string> NamesOf(const StepNews& news) {
+  std::vector<std::string> names;
+  for (const StepChange& change : news.changes) {
+    names.push_back(StrCat(change.record ? "" : "-", change.id));
+  }
+  return names;
 }
 
 }  // namespace ckptfs::testing_support

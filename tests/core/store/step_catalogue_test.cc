@@ -15,6 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing_support::NamesOf;
 using testing_support::TinyModel;
 
 class StepCatalogueTest : public testing::Test {
@@ -54,10 +55,7 @@ class StepCatalogueTest : public testing::Test {
     const auto news = *catalogue_.News(generation_);
     generation_ = news.generation;
     all_ = news.all;
-    std::vector<std::string> names;
-    for (const StepChange& change : news.changes) {
-      names.push_back(StrCat(change.record ? "" : "-", change.id));
-    }
+    std::vector<std::string> names = NamesOf(news);
     std::sort(names.begin(), names.end());
     return names;
   }

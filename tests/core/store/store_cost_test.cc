@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 
 #include "core/base/strings.h"
+#include "core/io/memory_root.h"
 #include "core/store/store.h"
 #include "tests/core/store/counting_storage.h"
 #include "tests/core/store/sample_model.h"
-#include "core/io/memory_root.h"
 
 namespace ckptfs {
 namespace {
@@ -18,6 +18,7 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::SizeIs;
 using testing_support::CountingStorage;
+using testing_support::NamesOf;
 using testing_support::StorageCalls;
 using testing_support::TinyModel;
 
@@ -38,11 +39,7 @@ class StoreCostTest : public testing::Test {
     const auto news = *store.News(generation_);
     all_ = news.all;
     generation_ = news.generation;
-    std::vector<std::string> names;
-    for (const StepChange& change : news.changes) {
-      names.push_back(StrCat(change.record ? "" : "-", change.id));
-    }
-    return names;
+    return NamesOf(news);
   }
 
   std::shared_ptr<CountingStorage> storage_;
