@@ -92,6 +92,8 @@ struct FilesystemOptions {
   bool follow = false;             // --follow
   std::vector<Layout> layouts;     // --layout, listed by readdir
   RootMap roots;
+  // Of steps whose files were touched; without it those are stale.
+  std::shared_ptr<TouchedFiles> touched;
   std::optional<ServingMode> force_mode;  // --mode
   uint64_t materialise_budget = 0;        // bytes of huge-page memory; 0: a quarter of RAM
   // Most of it that is kept touched and idle for the next files (PageReserve);

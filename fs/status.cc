@@ -63,12 +63,13 @@ Json RunsJson(const Tree& tree) {
   return json;
 }
 
-// Steps in use whose files are not what was adopted, and why.
+// Steps in use whose files are not what was adopted, and why.  A touched one is not
+// known to be so.
 Json SourcesJson(const RecentSteps& recent) {
   Json json = Json::object();
   for (const auto& step : recent.Loaded()) {
     const SourceReport report = LookAtSources(step->model(), step->blobs());
-    if (report.state == SourceState::kSound) continue;
+    if (report.state == SourceState::kSound || report.state == SourceState::kTouched) continue;
     json[StrCat(step->record().run, "/", step->record().id)] = {
         {"state", SourceStateName(report.state)}, {"reason", report.reason}};
   }
@@ -84,6 +85,10 @@ std::string RenderStatus(const Namespace& names, const OpenFiles& files, const C
   json["view"] = now->view ? Json(now->view->path() + "/view") : Json(nullptr);
   json["runs"] = RunsJson(now->tree);
   json["unsound"] = SourcesJson(names.recent());
+  if (options.touched) {
+    json["touched"] = {{"files", options.touched->files_read()},
+                       {"bytes", options.touched->bytes_read()}};
+  }
   json["passthrough"] = files.passthrough();
   json["mode"] = options.force_mode ? std::string(ServingModeName(*options.force_mode)) : "auto";
   json["requests"] = RequestsJson(counters);

@@ -22,6 +22,7 @@
 #include "core/store/model_of.h"
 #include "core/view/view_set.h"
 #include "formats/registry.h"
+#include "formats/torch/file_records.h"
 #include "mount/control_client.h"
 #include "mount/control_server.h"
 #include "mount/fuse_session.h"
@@ -140,6 +141,8 @@ FilesystemOptions OptionsOf(const MountRequest& request) {
   options.materialise_budget = request.budget_bytes;
   options.reserve = request.reserve_bytes;
   options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  options.touched =
+      std::make_shared<TouchedFiles>(TouchedFiles::Options{RecordsOfFile, options.log});
   return options;
 }
 

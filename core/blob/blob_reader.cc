@@ -74,7 +74,7 @@ struct Stripe {
   std::unordered_map<uint32_t, OpenPointer> open GUARDED_BY(mutex);
 };
 
-// Another key for other bytes, as far as a stamp tells.
+// Another key for other bytes, as far as the stamp tells that the file has when it is opened.
 Digest KeyOf(const File& file, const FileStamp& stamp) {
   return DigestOf(StrCat(file.name(), "\n", stamp.size, " ", stamp.mtime_ns, " ", stamp.ctime_ns,
                          " ", stamp.inode));
@@ -104,6 +104,7 @@ struct BlobReader::State {
       : model(step),
         options(std::move(wanted)),
         interval_ns(std::chrono::nanoseconds(options.check_interval).count()),
+        files(options.touched),
         roots(RootsOf(step, options)),
         far(!std::all_of(roots.begin(), roots.end(), [](const auto& r) { return r->local(); })),
         cache(options.cache) {}
@@ -221,19 +222,23 @@ Result<OpenPointer> BlobReader::State::Open(const std::shared_ptr<const File>& f
                                             BlobIndex blob) {
   CKPT_ASSIGN_OR_RETURN(auto mapping, file->Map());
   if (mapping) return std::make_shared<const OpenBlob>(blob, std::move(mapping), CoarseNow());
-  BlockCache::Source source{file, KeyOf(*file, model.blob(blob).stamp)};
+  // Not the stamp that was adopted: blocks of a file that was touched since are not those of it.
+  CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
+  BlockCache::Source source{file, KeyOf(*file, identity.stamp)};
   return std::make_shared<const OpenBlob>(blob, std::move(source), CoarseNow());
 }
 
-Status BlobReader::Check(BlobIndex blob, std::optional<EntryStat>* found) {
+Result<Look> BlobReader::LookAt(BlobIndex blob, std::optional<EntryStat>* found) {
   const Blob& described = state_->model.blob(blob);
   CKPT_ASSIGN_OR_RETURN(const EntryStat now, StatFile(RootOf(blob), described.path));
   if (found != nullptr) *found = now;
-  if (CompareStamps(PathOf(blob), described.stamp, now.stamp) ||
-      state_->files.IsExcused(blob, now.stamp)) {
-    return {};
-  }
-  // Times may have moved alone: what is opened is compared as bytes, too.
+  return state_->files.LookAt(PathOf(blob), now.stamp, blob, described);
+}
+
+Status BlobReader::Check(BlobIndex blob, std::optional<EntryStat>* found) {
+  CKPT_ASSIGN_OR_RETURN(const Look look, LookAt(blob, found));
+  if (look == Look::kNothing) return {};
+  // Times moved alone: what is opened is compared as bytes, too.
   const auto opened = Open(blob);
   return opened ? Status() : Fail(opened.error());
 }
@@ -252,8 +257,11 @@ Status BlobReader::CheckOpen() {
   for (const OpenPointer& held : state_->AllOpen()) {
     CKPT_RETURN_IF_ERROR(CheckAgain(held->blob()));
   }
-  return {};
+  if (moved() == 0) return {};
+  return Fail(ErrorCode::kStale, "a source file was touched while it was read");
 }
+
+uint64_t BlobReader::moved() const { return state_->files.moved(); }
 
 Result<std::shared_ptr<const BlobReader::Held>> BlobReader::Hold(BlobIndex blob) {
   const int64_t now = CoarseNow();
@@ -262,14 +270,15 @@ Result<std::shared_ptr<const BlobReader::Held>> BlobReader::Hold(BlobIndex blob)
       open->last_use.store(now, std::memory_order_relaxed);
     }
     int64_t due = open->next_check.load(std::memory_order_relaxed);
-    // One thread compares; the others go on with what was compared last.
-    if (now >= due && open->next_check.compare_exchange_strong(due, now + state_->interval_ns)) {
-      if (Status same = Check(blob); !same) {
-        state_->Drop(*open);
-        return Fail(std::move(same).error());
-      }
+    // One thread looks; the others go on with what was compared last.
+    if (now < due || !open->next_check.compare_exchange_strong(due, now + state_->interval_ns)) {
+      return open;
     }
-    return open;
+    const auto look = LookAt(blob);
+    if (look && *look == Look::kNothing) return open;
+    // Nobody goes on with it while its bytes are compared, which may take long.
+    state_->Drop(*open);
+    if (!look) return Fail(Error(look.error()));
   }
   CKPT_ASSIGN_OR_RETURN(const std::shared_ptr<const File> file, Open(blob));
   CKPT_ASSIGN_OR_RETURN(OpenPointer fresh, state_->Open(file, blob));

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/blob/fingerprint.h"
 #include "core/io/block_cache.h"
 #include "core/io/root.h"
 #include "core/model/step_model.h"
@@ -47,6 +48,8 @@ class BlobReader {
     std::chrono::milliseconds check_interval{1000};  // stamp checks per blob
     // Shared by readers; made when a file that cannot be mapped is met.
     std::shared_ptr<BlockCache> cache;
+    // Shared by readers; without it a moved modification time is a change.
+    std::shared_ptr<TouchedFiles> touched;
   };
 
   static std::unique_ptr<BlobReader> Create(const StepModel& model, Options options);
@@ -101,18 +104,22 @@ class BlobReader {
   // The error of a bus error while the blob was copied.
   Error Vanished(BlobIndex blob) const;
 
-  // Compare the file with its stamp now, and with its fingerprint if only times
-  // moved.  Whose it is and what its mode says (but of ACLs, of what is not
-  // linked) is in `found`, also if the stamp differs.
+  // Compare the file with its stamp now, and its bytes if only times moved: by its
+  // fingerprint, all of them if it was touched.  Whose it is and what its mode says
+  // (but of ACLs, of what is not linked) is in `found`, also if the stamp differs.
   Status Check(BlobIndex blob, std::optional<EntryStat>* found = nullptr);
+  // The same without comparing bytes: what of them would have to be.
+  Result<Look> LookAt(BlobIndex blob, std::optional<EntryStat>* found = nullptr);
   // The same after reading: times that moved since the last check are kStale.
   Status CheckAgain(BlobIndex blob);
   // The same of an open file, which is `now`.
   Status CheckAgain(BlobIndex blob, const FileStamp& now);
 
-  // CheckAgain of every open file: at the end of a job, so that
-  // what was read since the last check is known to be good.
+  // CheckAgain of every open file, and that none was touched after it was opened: at
+  // the end of a job, so that what was read since the last check is known to be good.
   Status CheckOpen();
+  // How many files were touched after they were opened, and found the same.
+  uint64_t moved() const;
 
   // The file itself, compared with the stamp.  Errors as of Read.
   Result<std::shared_ptr<const File>> Open(BlobIndex blob) const;

@@ -49,11 +49,15 @@ Result<Digest> DigestBlocks(const File& file, bool whole) {
   return DigestOf(bytes);
 }
 
-// True if nothing but the change time differs, and the fingerprint says that it was nothing.
-Result<bool> IsExcusable(const File& file, const Blob& blob, const FileStamp& now) {
-  const FileStamp& was = blob.stamp;
-  if (now.size != was.size || now.inode != was.inode || now.mtime_ns != was.mtime_ns) return false;
-  if (file.size() != was.size || blob.fingerprint == Digest{}) return false;
+constexpr int kLooks = 3;  // at a file that keeps moving
+
+// Only times differ.
+bool OnlyMoved(const FileStamp& was, const FileStamp& now) {
+  return now.size == was.size && now.inode == was.inode;
+}
+
+Result<bool> HoldsFingerprint(const File& file, const Blob& blob) {
+  if (file.size() != blob.stamp.size || blob.fingerprint == Digest{}) return false;
   CKPT_ASSIGN_OR_RETURN(const Digest digest, FingerprintOf(file));
   if (digest == blob.fingerprint) return true;
   CKPT_ASSIGN_OR_RETURN(const Digest brief, ShortFingerprintOf(file));
@@ -66,30 +70,77 @@ Result<Digest> FingerprintOf(const File& file) { return DigestBlocks(file, true)
 
 Result<Digest> ShortFingerprintOf(const File& file) { return DigestBlocks(file, false); }
 
-bool FileCheck::IsExcused(BlobIndex index, const FileStamp& now) {
+bool FileCheck::Passed(BlobIndex index, const FileStamp& now) {
   MutexLock lock(mutex_);
-  const auto known = excused_.find(static_cast<uint32_t>(index));
-  return known != excused_.end() && known->second == now;
+  const auto known = passed_.find(static_cast<uint32_t>(index));
+  return known != passed_.end() && known->second == now;
+}
+
+bool FileCheck::Refused(BlobIndex index, const FileStamp& now) {
+  MutexLock lock(mutex_);
+  const auto known = refused_.find(static_cast<uint32_t>(index));
+  return known != refused_.end() && known->second == now;
+}
+
+void FileCheck::Refuse(BlobIndex index, const FileStamp& now) {
+  MutexLock lock(mutex_);
+  refused_[static_cast<uint32_t>(index)] = now;
+}
+
+void FileCheck::Pass(BlobIndex index, const FileStamp& now) {
+  MutexLock lock(mutex_);
+  const auto [known, first] = passed_.try_emplace(static_cast<uint32_t>(index), now);
+  if (first) return;
+  if (known->second.mtime_ns != now.mtime_ns) moved_.fetch_add(1, std::memory_order_release);
+  known->second = now;
+}
+
+Result<Look> FileCheck::LookAt(const std::string& path, const FileStamp& now, BlobIndex index,
+                               const Blob& blob) {
+  Status same = CompareStamps(path, blob.stamp, now);
+  if (same || Passed(index, now)) return Look::kNothing;
+  if (!OnlyMoved(blob.stamp, now) || Refused(index, now)) return Fail(std::move(same).error());
+  if (now.mtime_ns == blob.stamp.mtime_ns) return Look::kSample;
+  if (touched_ && touched_->CanTell(blob)) return Look::kAll;
+  return Fail(std::move(same).error());
 }
 
 Status FileCheck::CheckAgain(const std::string& path, const FileStamp& now, BlobIndex index,
                              const Blob& blob) {
-  if (IsExcused(index, now)) return {};
+  if (Passed(index, now)) return {};
   return CompareStamps(path, blob.stamp, now);
 }
 
+// Of a file of which only times moved.
+Result<bool> FileCheck::IsSame(const File& file, const Blob& blob, const FileStamp& now) {
+  CKPT_ASSIGN_OR_RETURN(const bool alike, HoldsFingerprint(file, blob));
+  if (!alike || now.mtime_ns == blob.stamp.mtime_ns) return alike;
+  if (!touched_ || !touched_->CanTell(blob)) return false;
+  return touched_->IsSame(file, blob, now);
+}
+
 Status FileCheck::CheckOpen(const File& file, BlobIndex index, const Blob& blob) {
-  CKPT_ASSIGN_OR_RETURN(const FileIdentity found, file.Identity());
-  const FileStamp& now = found.stamp;
-  Status same = CompareStamps(file.name(), blob.stamp, now);
-  if (same || IsExcused(index, now)) return {};
-  CKPT_ASSIGN_OR_RETURN(const bool excusable, IsExcusable(file, blob, now));
-  // Nobody wrote while the fingerprint was taken.
-  CKPT_ASSIGN_OR_RETURN(const FileIdentity after, file.Identity());
-  if (!excusable || !(after.stamp == now)) return same;
-  MutexLock lock(mutex_);
-  excused_[static_cast<uint32_t>(index)] = now;
-  return {};
+  Status same;
+  for (int look = 0; look < kLooks; ++look) {
+    CKPT_ASSIGN_OR_RETURN(const FileIdentity found, file.Identity());
+    const FileStamp& now = found.stamp;
+    same = CompareStamps(file.name(), blob.stamp, now);
+    if (!same && (!OnlyMoved(blob.stamp, now) || Refused(index, now))) return same;
+    if (!same && !Passed(index, now)) {
+      const auto alike = IsSame(file, blob, now);
+      if (!alike && alike.error().code != ErrorCode::kStale) return Fail(Error(alike.error()));
+      if (alike && !*alike) {
+        Refuse(index, now);
+        return same;
+      }
+      // Nobody wrote while it was read.
+      CKPT_ASSIGN_OR_RETURN(const FileIdentity after, file.Identity());
+      if (!alike || !(after.stamp == now)) continue;
+    }
+    Pass(index, now);
+    return {};
+  }
+  return same;
 }
 
 }  // namespace ckptfs

@@ -130,6 +130,10 @@ BlobIndex Assembler::AddBlob(Blob blob) {
   return at->second;
 }
 
+void Assembler::SetFrame(BlobIndex index, const Digest& frame) {
+  state_->model.blobs[static_cast<uint32_t>(index)].frame = frame;
+}
+
 const Blob& Assembler::blob(BlobIndex index) const { return state_->model.blob(index); }
 
 Result<ParameterIndex> Assembler::AddParameter(Parameter parameter) {

@@ -2,6 +2,7 @@
 
 #include "core/jobs/source_state.h"
 
+#include "core/base/strings.h"
 #include "core/model/read_blobs.h"
 
 namespace ckptfs {
@@ -9,6 +10,7 @@ namespace ckptfs {
 std::string_view SourceStateName(SourceState state) {
   switch (state) {
     case SourceState::kSound: return "sound";
+    case SourceState::kTouched: return "touched";
     case SourceState::kStale: return "stale";
     case SourceState::kMissing: return "missing";
   }
@@ -17,16 +19,28 @@ std::string_view SourceStateName(SourceState state) {
 
 SourceReport LookAtSources(const StepModel& model, BlobReader& blobs) {
   const std::vector<uint8_t> read = FindReadBlobs(model);
+  SourceReport report;
   for (uint32_t i = 0; i < read.size(); ++i) {
     if (read[i] == 0) continue;
-    Status same = blobs.Check(BlobIndex{i});
+    const auto look = blobs.LookAt(BlobIndex{i});
+    if (look && *look == Look::kAll) {
+      if (report.state == SourceState::kSound) {
+        report = {SourceState::kTouched,
+                  StrCat(blobs.PathOf(BlobIndex{i}),
+                         " was touched since it was adopted: whoever reads it first compares all "
+                         "of its bytes")};
+      }
+      continue;
+    }
+    Status same = look ? Status() : Fail(Error(look.error()));
+    if (look && *look == Look::kSample) same = blobs.Check(BlobIndex{i});
     if (same) continue;
     Error error = std::move(same).error();
     const SourceState state =
         error.code == ErrorCode::kStale ? SourceState::kStale : SourceState::kMissing;
     return SourceReport{state, std::move(error.message)};
   }
-  return {};
+  return report;
 }
 
 }  // namespace ckptfs

@@ -16,19 +16,22 @@ namespace ckptfs {
 
 enum class SourceState {
   kSound,    // unchanged since it was adopted
+  kTouched,  // a file was touched: its bytes are compared by who reads it
   kStale,    // a file changed
   kMissing,  // a file is gone, or cannot be looked at
 };
 
 struct SourceReport {
   SourceState state = SourceState::kSound;
-  std::string reason;  // of the first such file; empty if it is sound
+  std::string reason;  // of the first such file, one that is worse before one that was touched;
+                       // empty if it is sound
 };
 
-// "sound", "stale", "missing".
+// "sound", "touched", "stale", "missing".
 std::string_view SourceStateName(SourceState state);
 
-// Looks at every file that something of the step is read from.  BLOCKS: on stat.
+// Looks at every file that something of the step is read from.  BLOCKS: on stat, on
+// reading samples.
 SourceReport LookAtSources(const StepModel& model, BlobReader& blobs);
 
 }  // namespace ckptfs

@@ -18,7 +18,7 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/jobs/record_sums.h"
+#include "core/blob/record_sums.h"
 #include "core/jobs/work_list.h"
 #include "core/model/step_model.h"
 

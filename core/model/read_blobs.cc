@@ -40,6 +40,7 @@ StepModel IdentityOf(StepModel model) {
     Blob& blob = model.blobs[i];
     blob.mode = blob.uid = blob.gid = 0;
     blob.stamp.ctime_ns = 0;
+    blob.frame = Digest{};  // manifests of before do not have it
     if (read[i] != 0) {
       newest = std::max(newest, blob.stamp.mtime_ns);
       continue;

@@ -181,6 +181,7 @@ Result<Blob> Reader::ReadBlob(const fb::Blob& table) {
   blob.gid = table.gid();
   blob.store_owned = table.store_owned();
   blob.side = table.side();
+  blob.frame = ReadDigest(table.frame());
   blob.chunk_bytes = table.chunk_bytes();
   if (table.chunks() != nullptr) {
     blob.chunks.reserve(table.chunks()->size());

@@ -83,9 +83,10 @@ Offset<fb::Blob> Writer::WriteBlob(const Blob& blob) {
                             blob.stamp.inode);
   const fb::Digest fingerprint(blob.fingerprint.high, blob.fingerprint.low);
   const fb::Digest content(blob.content.high, blob.content.low);
+  const fb::Digest frame(blob.frame.high, blob.frame.low);
   return fb::CreateBlob(builder_, blob.root, path, &stamp, &fingerprint, &content, blob.mode,
                         blob.uid, blob.gid, blob.store_owned, blob.chunk_bytes, chunk_vector,
-                        blob.side);
+                        blob.side, blob.frame == Digest{} ? nullptr : &frame);
 }
 
 Offset<fb::Layout> Writer::WriteLayout(const Layout& layout) {

@@ -35,9 +35,12 @@ std::string NativeReader::PathOf(const std::string& name) const {
   return candidate_.root->PathOf(JoinPath(candidate_.directory, name));
 }
 
-Result<TorchFile> NativeReader::OpenFile(const std::string& name) const {
-  CKPT_ASSIGN_OR_RETURN(auto file, candidate_.root->Open(JoinPath(candidate_.directory, name)));
-  return TorchFile::Open(std::move(file));
+Result<TorchFile> NativeReader::OpenFile(const std::string& name) {
+  CKPT_ASSIGN_OR_RETURN(auto opened, candidate_.root->Open(JoinPath(candidate_.directory, name)));
+  CKPT_ASSIGN_OR_RETURN(TorchFile file, TorchFile::Open(std::move(opened)));
+  CKPT_ASSIGN_OR_RETURN(const Digest frame, file.Frame());
+  assembler_.SetFrame(BlobOf(name), frame);
+  return file;
 }
 
 BlobIndex NativeReader::BlobOf(const std::string& name) const { return blobs_.at(name); }

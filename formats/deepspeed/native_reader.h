@@ -91,7 +91,7 @@ class NativeReader {
   void FillHeader();
   Status KeepDocuments();
   std::string PathOf(const std::string& name) const;
-  Result<TorchFile> OpenFile(const std::string& name) const;
+  Result<TorchFile> OpenFile(const std::string& name);
   BlobIndex BlobOf(const std::string& name) const;
   const ModelStates& ModelOf(uint32_t mp) const;  // of dp rank 0
 

@@ -34,9 +34,12 @@ std::string UniversalReader::PathOf(std::string_view name) const {
   return candidate_.root->PathOf(JoinPath(candidate_.directory, name));
 }
 
-Result<TorchFile> UniversalReader::OpenFile(std::string_view name) const {
-  CKPT_ASSIGN_OR_RETURN(auto file, candidate_.root->Open(JoinPath(candidate_.directory, name)));
-  return TorchFile::Open(std::move(file));
+Result<TorchFile> UniversalReader::OpenFile(const std::string& name) {
+  CKPT_ASSIGN_OR_RETURN(auto opened, candidate_.root->Open(JoinPath(candidate_.directory, name)));
+  CKPT_ASSIGN_OR_RETURN(TorchFile file, TorchFile::Open(std::move(opened)));
+  CKPT_ASSIGN_OR_RETURN(const Digest frame, file.Frame());
+  assembler_.SetFrame(blobs_.at(name), frame);
+  return file;
 }
 
 Status UniversalReader::ListFolders() {
@@ -130,7 +133,7 @@ Result<UniversalReader::Marks> UniversalReader::ReadMarks(PickleRef dict) {
 }
 
 Result<UniversalReader::State> UniversalReader::ReadState(const Folder& folder,
-                                                          const std::string& file) const {
+                                                          const std::string& file) {
   const std::string relative = StrCat("zero/", folder.name, "/", file);
   CKPT_ASSIGN_OR_RETURN(const TorchFile torch, OpenFile(relative));
   State out;
@@ -153,7 +156,7 @@ Result<UniversalReader::State> UniversalReader::ReadState(const Folder& folder,
   return out;
 }
 
-Status UniversalReader::ReadFolder(Folder& folder) const {
+Status UniversalReader::ReadFolder(Folder& folder) {
   for (const std::string& file : folder.files) {
     CKPT_ASSIGN_OR_RETURN(State state, ReadState(folder, file));
     folder.states.push_back(std::move(state));

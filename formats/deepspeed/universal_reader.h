@@ -59,8 +59,8 @@ class UniversalReader {
   Status ListFolders();
   Status RegisterFiles();
   Status ReadModels();
-  Status ReadFolder(Folder& folder) const;
-  Result<State> ReadState(const Folder& folder, const std::string& file) const;
+  Status ReadFolder(Folder& folder);
+  Result<State> ReadState(const Folder& folder, const std::string& file);
   static Result<Marks> ReadMarks(PickleRef dict);
   Status GiveShapes();
   Status CheckShapes() const;
@@ -79,7 +79,7 @@ class UniversalReader {
   Status AddGroups(const std::vector<HyperGroup>& groups, bool by_sub_group);
   void FillHeader();
   std::string PathOf(std::string_view name) const;
-  Result<TorchFile> OpenFile(std::string_view name) const;
+  Result<TorchFile> OpenFile(const std::string& name);
 
   const StepCandidate& candidate_;
   const SourceOptions& options_;

@@ -111,6 +111,7 @@ Status Reader::ReadWeights() {
     auto read =
         ReadWeightsFile(*candidate_.root, JoinPath(files_.directory, files_.weights[i]), blobs_[i]);
     if (read) {
+      assembler_.SetFrame(blobs_[i], read->frame);
       contents_[i] = *std::move(read);
     } else {
       outcomes[i] = Fail(std::move(read).error());

@@ -84,6 +84,7 @@ Result<WeightsFile> ReadTorch(const Root& root, const std::string& path, BlobInd
   if (!dict) return Fail(ErrorCode::kInvalid, "not a state_dict: no dict of tensors in it");
   CKPT_ASSIGN_OR_RETURN(TensorDict tensors, TensorDictOf(dict, file, blob));
   WeightsFile out;
+  CKPT_ASSIGN_OR_RETURN(out.frame, file.Frame());
   out.left_out = std::move(tensors.left_out);
   for (NamedTensor& entry : tensors.tensors) {
     const FileTensor& tensor = entry.tensor;

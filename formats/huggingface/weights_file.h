@@ -32,6 +32,7 @@ struct WeightsFile {
   std::vector<StoredWeight> weights;           // in the file's order
   std::map<std::string, std::string> aliases;  // second names that the file itself tells
   std::vector<std::string> left_out;           // entries that are not tensors
+  Digest frame;                                // of a torch file (core/blob/frame.h)
 };
 
 // kInvalid names file and rule; kUnsupported for tensors of less than a byte an

@@ -4,23 +4,27 @@
 
 #include "core/io/file_range.h"
 #include "formats/torch/torch_file.h"
-#include "formats/torch/zip_archive.h"
 
 namespace ckptfs {
 
-Result<std::vector<FileRecord>> RecordsOfFile(const std::shared_ptr<const File>& file) {
-  const auto archive = ZipArchive::Open(FileRange(*file));
+std::vector<FileRecord> RecordsOfArchive(const ZipArchive& archive) {
   std::vector<FileRecord> out;
-  if (archive) {
-    for (const ZipRecord& record : archive->records()) {
-      const bool summed = record.crc != 0 || record.length == 0;
-      out.push_back(FileRecord{record.name, record.offset, record.length,
-                               summed ? std::optional(record.crc) : std::nullopt});
-    }
-  } else if (file->name().ends_with(".pt")) {
-    CKPT_RETURN_IF_ERROR(TorchFile::Open(file));  // a legacy one, or why not
+  out.reserve(archive.records().size());
+  for (const ZipRecord& record : archive.records()) {
+    const bool summed = record.crc != 0 || record.length == 0;
+    out.push_back(FileRecord{record.name, record.offset, record.length,
+                             summed ? std::optional(record.crc) : std::nullopt});
   }
   return out;
+}
+
+Result<std::vector<FileRecord>> RecordsOfFile(const std::shared_ptr<const File>& file) {
+  const auto archive = ZipArchive::Open(FileRange(*file));
+  if (archive) return RecordsOfArchive(*archive);
+  if (file->name().ends_with(".pt")) {
+    CKPT_RETURN_IF_ERROR(TorchFile::Open(file));  // a legacy one, or why not
+  }
+  return std::vector<FileRecord>();
 }
 
 }  // namespace ckptfs

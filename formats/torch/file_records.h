@@ -12,9 +12,13 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/jobs/record_sums.h"
+#include "core/blob/record_sums.h"
+#include "formats/torch/zip_archive.h"
 
 namespace ckptfs {
+
+// Of an archive that was opened.
+std::vector<FileRecord> RecordsOfArchive(const ZipArchive& archive);
 
 // A record with bytes and the checksum 0 has none: torch writes so when told to
 // (torch.serialization.set_crc32_options, skip_data), and so do our own views.

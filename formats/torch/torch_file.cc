@@ -7,7 +7,9 @@
 #include "core/base/checked_math.h"
 #include "core/base/crc32.h"
 #include "core/base/strings.h"
+#include "core/blob/frame.h"
 #include "core/io/file_range.h"
+#include "formats/torch/file_records.h"
 #include "formats/torch/legacy_archive.h"
 #include "formats/torch/pickle/storage_types.h"
 #include "formats/torch/pickle_reader.h"
@@ -46,7 +48,12 @@ Status CheckByteOrder(const FileRange& file, const ZipArchive& archive, const st
   return Refuse("the byteorder record is neither 'little' nor 'big'");
 }
 
-Result<TorchFile> OpenZip(const FileRange& file) {
+struct OpenedFile {
+  TorchFile file;
+  std::vector<FileRecord> records;
+};
+
+Result<OpenedFile> OpenZip(const FileRange& file) {
   CKPT_ASSIGN_OR_RETURN(ZipArchive archive, ZipArchive::Open(file));
   CKPT_ASSIGN_OR_RETURN(std::string folder, TopFolder(archive));
   CKPT_RETURN_IF_ERROR(CheckByteOrder(file, archive, folder));
@@ -69,15 +76,17 @@ Result<TorchFile> OpenZip(const FileRange& file) {
     storages.emplace(record.name.substr(prefix.size()),
                      StorageRecord{record.offset, record.length});
   }
-  return TorchFile::Make(std::move(parsed->tree), std::move(storages));
+  CKPT_ASSIGN_OR_RETURN(TorchFile made, TorchFile::Make(std::move(parsed->tree), std::move(storages)));
+  return OpenedFile{std::move(made), RecordsOfArchive(archive)};
 }
 
-Result<TorchFile> OpenAny(const FileRange& file) {
+Result<OpenedFile> OpenAny(const FileRange& file) {
   if (file.size() == 0) return Refuse("the file is empty");
   if (file.size() < 4) return Refuse("neither a zip nor a legacy torch.save file");
   CKPT_ASSIGN_OR_RETURN(std::string magic, file.Read(0, 4, "the first bytes"));
   if (zip::Load<uint32_t>(magic, 0) == zip::kLocalSignature) return OpenZip(file);
-  return OpenLegacyArchive(file);
+  CKPT_ASSIGN_OR_RETURN(TorchFile legacy, OpenLegacyArchive(file));
+  return OpenedFile{std::move(legacy), {}};
 }
 
 // Elements from a tensor's first to its last, inclusive; 0 if it has none.
@@ -110,9 +119,12 @@ Result<TorchFile> TorchFile::Open(std::shared_ptr<const File> file, const Extent
   const auto range = FileRange::Of(*file, extent);
   auto opened = range ? OpenAny(*range) : Fail(Error(range.error()));
   if (!opened) return Fail(std::move(opened).error().WithContext(file->name()));
-  opened->file_ = std::move(file);
-  return opened;
+  opened->file.file_ = std::move(file);
+  opened->file.records_ = std::move(opened->records);
+  return std::move(opened->file);
 }
+
+Result<Digest> TorchFile::Frame() const { return FrameDigestOf(*file_, records_); }
 
 Result<std::string> TorchFile::Read(const FileTensor& tensor) const {
   CKPT_ASSIGN_OR_RETURN(const StorageRecord record, tensor.Bytes());

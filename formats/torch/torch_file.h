@@ -15,8 +15,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "core/base/digest.h"
 #include "core/base/result.h"
+#include "core/blob/record_sums.h"
 #include "core/io/file.h"
 #include "core/model/step_model.h"
 #include "formats/torch/file_tensor.h"
@@ -52,6 +55,11 @@ class TorchFile {
   // pickle says, and holds all elements of (storage offset, shape, strides).
   Result<FileTensor> Locate(const TensorNode& tensor, BlobIndex blob) const;
 
+  // The digest of what lies between the checksums that the file holds of itself
+  // (core/blob/frame.h); zero if it does not hold one for every record.
+  // REQUIRES: it was opened, as a whole file.  BLOCKS: on reading.
+  Result<Digest> Frame() const;
+
   // The bytes of a small tensor.  REQUIRES: it was opened.  BLOCKS: on reading.
   Result<std::string> Read(const FileTensor& tensor) const;
 
@@ -59,6 +67,7 @@ class TorchFile {
   std::shared_ptr<const File> file_;
   PickleTree tree_;
   Storages storages_;
+  std::vector<FileRecord> records_;  // of a zip
 };
 
 // Tensors of a document are numbered in `tensors`; the pickle is protocol 2 and

@@ -15,6 +15,8 @@
 namespace ckptfs {
 namespace {
 
+constexpr int kFills = 3;  // of a file whose sources are touched meanwhile
+
 // A writable mapping of a whole file, up to the end of its last huge page.
 class FillMapping {
  public:
@@ -141,13 +143,25 @@ Result<Materialiser::BackingPtr> Materialiser::Make(uint64_t inode, const Prepar
   return Lend(inode, entry);
 }
 
+// A source that moved meanwhile may have been read half before, half after.
+Status Materialiser::FillOnce(const PreparedPlan& plan, const PagePool::File& file) {
+  const MountedStep& step = plan.step();
+  const uint64_t moved = step.blobs().moved();
+  CKPT_RETURN_IF_ERROR(fill_(plan, file));
+  CKPT_RETURN_IF_ERROR(step.CheckStampsAgain(plan.blobs()));
+  if (step.blobs().moved() == moved) return {};
+  return Fail(ErrorCode::kStale, "a source file was touched while it was read");
+}
+
 Result<PagePool::File> Materialiser::FillNew(const PreparedPlan& plan) {
   CKPT_ASSIGN_OR_RETURN(const PagePool::File file, TakeRoom(plan.plan().size()));
-  Status filled = Caught([&] { return plan.step().CheckStampsNow(plan.blobs()); });
-  if (filled) filled = Caught([&] { return fill_(plan, file); });
-  // A source that was changed meanwhile may have been read half before, half after.
-  if (filled) filled = Caught([&] { return plan.step().CheckStampsAgain(plan.blobs()); });
-  if (filled) return file;
+  Status filled;
+  for (int attempt = 0; attempt < kFills; ++attempt) {
+    const Status good = Caught([&] { return plan.step().CheckStampsNow(plan.blobs()); });
+    filled = good ? Caught([&] { return FillOnce(plan, file); }) : good;
+    if (filled) return file;
+    if (!good || filled.error().code != ErrorCode::kStale) break;
+  }
   pool_->Give(file);
   return Fail(std::move(filled).error());
 }

@@ -89,6 +89,7 @@ class Materialiser {
   // Fills it, unless somebody did meanwhile.
   Result<BackingPtr> Make(uint64_t inode, const PreparedPlan& plan);
   Result<PagePool::File> FillNew(const PreparedPlan& plan);
+  Status FillOnce(const PreparedPlan& plan, const PagePool::File& file);
   Result<PagePool::File> TakeRoom(uint64_t size);
   // Frees the pages of the least recently used entry that nobody has.
   bool EvictOne();

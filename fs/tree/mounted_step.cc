@@ -214,6 +214,7 @@ Result<std::shared_ptr<const MountedStep>> StepEntry::Load() {
   BlobReader::Options options;
   options.roots = roots_;
   options.open_roots = step->roots;
+  options.touched = recent_.shared()->touched;
   auto blobs = BlobReader::Create(step->model, std::move(options));
   auto mounted = std::make_shared<const MountedStep>(std::move(step), std::move(blobs), formats_,
                                                      recent_.shared(), access_changes_);

@@ -95,6 +95,7 @@ class OpenViews {
 struct SharedBySteps {
   std::atomic<uint64_t> retired_reads{0};  // bytes read by steps that went
   OpenViews views;
+  std::shared_ptr<TouchedFiles> touched;  // may be null
 };
 
 class MountedStep {
@@ -159,10 +160,13 @@ class RecentSteps {
   using StepPtr = std::shared_ptr<const MountedStep>;
 
   // Keeps `limit` steps, fewer if they take more than `bytes` together.
-  explicit RecentSteps(size_t limit, uint64_t bytes = kBytes)
+  explicit RecentSteps(size_t limit, uint64_t bytes = kBytes,
+                       std::shared_ptr<TouchedFiles> touched = nullptr)
       : steps_(bytes, [least = bytes / limit](const StepPtr& step) {
           return std::max(least, step->MemoryBytes());
-        }) {}
+        }) {
+    shared_->touched = std::move(touched);
+  }
   // What `load` makes, or the caller who is loading for the same `place`.
   Result<StepPtr> Load(const void* place, const std::function<Result<StepPtr>()>& load);
   void Touch(const StepPtr& step) { steps_.Insert(step.get(), step); }

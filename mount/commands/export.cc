@@ -49,9 +49,8 @@ Status RunExport(const ExportFlags& options) {
   const std::string part = slash == std::string::npos ? "" : options.view.substr(slash + 1);
   CKPT_ASSIGN_OR_RETURN(const std::string destination, AbsolutePath(options.destination));
   CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, {}));
-  BlobReader::Options reading;
-  CKPT_ASSIGN_OR_RETURN(reading.roots, ParseRoots(options.roots));
-  const auto blobs = BlobReader::Create(step->model, std::move(reading));
+  CKPT_ASSIGN_OR_RETURN(RootMap roots, ParseRoots(options.roots));
+  const auto blobs = BlobReader::Create(step->model, Reading(std::move(roots)));
   JobOptions job;
   job.threads = options.threads;
   job.progress = ProgressBar("export");

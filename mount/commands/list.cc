@@ -7,6 +7,7 @@
 #include "core/base/parallel.h"
 #include "core/jobs/source_state.h"
 #include "mount/commands/command_set.h"
+#include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
 #include "mount/printable.h"
 
@@ -22,7 +23,7 @@ struct ListFlags {
 SourceReport LookAt(Store& store, const StepRecord& record) {
   const auto step = store.Load(record);
   if (!step) return SourceReport{SourceState::kMissing, step.error().message};
-  const auto blobs = BlobReader::Create((*step)->model, {});
+  const auto blobs = BlobReader::Create((*step)->model, Reading());
   return LookAtSources((*step)->model, *blobs);
 }
 

@@ -10,8 +10,10 @@
 #include <cstdio>
 
 #include "core/base/strings.h"
+#include "formats/torch/file_records.h"
 #include "mount/commands/command_set.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -64,8 +66,9 @@ void AddRootOption(Command& command, std::vector<std::string>& roots) {
 }
 
 void AddModelFilesOption(Command& command, std::string& directory) {
-  command.Add("--hf-config", directory,
-              "config.json and tokenizers for huggingface/ of steps without their own")
+  command
+      .Add("--hf-config", directory,
+           "config.json and tokenizers for huggingface/ of steps without their own")
       .Value("DIR");
 }
 
@@ -83,6 +86,15 @@ Result<RootMap> ParseRoots(const std::vector<std::string>& words) {
     CKPT_ASSIGN_OR_RETURN(roots[root.first], AbsolutePath(root.second));
   }
   return roots;
+}
+
+BlobReader::Options Reading(RootMap roots) {
+  BlobReader::Options reading;
+  reading.roots = std::move(roots);
+  reading.touched = std::make_shared<TouchedFiles>(TouchedFiles::Options{
+      RecordsOfFile,
+      [](std::string_view line) { fmt::print(stderr, "ckptfs: {}\n", Printable(line)); }});
+  return reading;
 }
 
 void AddThreadsOption(Command& command, unsigned& threads, const std::string& description) {

@@ -31,6 +31,10 @@ Result<RootMap> ParseRoots(const std::vector<std::string>& words);
 void AddModelFilesOption(Command& command, std::string& directory);
 Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory);
 
+// Of a step's files, whose roots lie at `roots`; those that were touched are compared
+// with their own checksums.
+BlobReader::Options Reading(RootMap roots = {});
+
 // --threads N.
 void AddThreadsOption(Command& command, unsigned& threads, const std::string& description);
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `adopt` and `mount --adopt` do with more than one good checkpoint."""
 import errno
+import glob
 import json
 import os
 import shutil
 import time
+import zipfile
 
 import pytest
 
@@ -156,6 +158,95 @@ def test_change_times_alone_stop_no_mount(ckptfs, source, tmp_path):
     assert status[0]['status']['unsound'] == {}
 
 
+def touched(ckptfs):
+    """What the daemon has read because of touched files."""
+    status = json.loads(ckptfs.run('status', '--store', ckptfs.store,
+                                   '--json').stdout)[0]['status']
+    assert status['unsound'] == {}
+    return status['touched']
+
+
+def test_a_touch_stops_no_mount(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    views = [f'{mount}/view/dp3_zero1/rank{rank}/{name}' for rank in range(3)
+             for name in ('optimizer.pt', 'model.safetensors')]
+    held = [open(path, 'rb') for path in views[:2]]
+    before = [open(path, 'rb').read() for path in views]
+    files = sorted(glob.glob(f'{source}/{TAG}/*.pt'))
+    for path in files:
+        os.utime(path)
+    assert states(ckptfs) == {TAG: 'touched'}
+    assert touched(ckptfs) == {'files': 0, 'bytes': 0}
+    info = ckptfs.run('info', f'run7/{TAG}', '--store', ckptfs.store)
+    assert 'touched: ' in info.stdout
+    time.sleep(1.1)  # files are looked at once a second
+    for _ in range(2):
+        assert [open(path, 'rb').read() for path in views] == before
+    assert [f.read() for f in held] == before[:2]
+    at_first = touched(ckptfs)
+    assert 0 < at_first['files'] <= len(files)  # once each
+    os.utime(files[0])  # one of many is read, not all
+    time.sleep(1.1)
+    assert [open(path, 'rb').read() for path in views] == before
+    assert touched(ckptfs)['files'] <= at_first['files'] + 1
+    done = ckptfs.run('verify', f'run7/{TAG}', '--store', ckptfs.store)
+    assert ': 0 defects' in done.stdout
+    ckptfs.run('export', f'run7/{TAG}', 'dp3_zero1', ckptfs.folder + '/out',
+               '--store', ckptfs.store)
+
+
+@pytest.mark.parametrize('share', [0.1, 0.5, 0.9, 0.999])
+def test_a_touch_hides_no_flipped_bit(ckptfs, source, share):
+    mount = ckptfs.mount(adopt=[source])
+    path = big_file(source)
+    os.utime(path)
+    view = f'{mount}/view/dp3_zero1/rank0/optimizer.safetensors'
+    with open(view, 'rb') as f:
+        f.read()
+    with open(path, 'r+b') as f:
+        at = int(os.path.getsize(path) * share)
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 0x10]))
+    os.utime(path)
+    time.sleep(1.1)
+    with pytest.raises(OSError) as error:
+        for rank in range(3):
+            for name in ('optimizer.safetensors', 'model.safetensors'):
+                with open(f'{mount}/view/dp3_zero1/rank{rank}/{name}',
+                          'rb') as f:
+                    f.read()
+    assert error.value.errno == errno.ESTALE
+    status = json.loads(ckptfs.run('status', '--store', ckptfs.store,
+                                   '--json').stdout)
+    assert status[0]['status']['unsound'][f'run7/{TAG}']['state'] == 'stale'
+
+
+def test_without_checksums_a_touch_is_a_change(ckptfs, source):
+    """As torch writes with set_crc32_options(False): the fields are 0."""
+    path = big_file(source)
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+    data = bytearray(open(path, 'rb').read())
+    start = data.rfind(b'PK\5\6')
+    at = int.from_bytes(data[start + 16:start + 20], 'little')
+    if at == 0xffffffff:
+        end64 = data.rfind(b'PK\6\6')
+        at = int.from_bytes(data[end64 + 48:end64 + 56], 'little')
+    for _ in records:  # of the central directory
+        assert data[at:at + 4] == b'PK\1\2'
+        data[at + 16:at + 20] = bytes(4)
+        at += 46 + sum(int.from_bytes(data[at + i:at + i + 2], 'little')
+                       for i in (28, 30, 32))
+    with open(path, 'wb') as f:
+        f.write(data)
+    ckptfs.adopt(source)
+    assert states(ckptfs) == {TAG: 'sound'}
+    os.utime(path)
+    assert states(ckptfs) == {TAG: 'stale'}
+
+
 @pytest.mark.parametrize('old_times', [False, True])
 def test_a_file_written_anew_is_stale(ckptfs, source, old_times):
     mount = ckptfs.mount(adopt=[source])
@@ -174,10 +265,13 @@ def test_a_file_written_anew_is_stale(ckptfs, source, old_times):
                       'optimizer.safetensors', 'rb') as f:
                 f.read()
     assert error.value.errno == errno.ESTALE
-    assert states(ckptfs) == {TAG: 'stale'}
-    assert 'stale' in ckptfs.run('list', '--store', ckptfs.store).stdout
+    # Who did not read it knows no more than that it was touched.
+    seen = 'stale' if old_times else 'touched'
+    assert states(ckptfs) == {TAG: seen}
+    assert seen in ckptfs.run('list', '--store', ckptfs.store).stdout
     info = ckptfs.run('info', f'run7/{TAG}', '--store', ckptfs.store)
-    assert f'stale: {path} changed' in info.stdout
+    how = 'changed' if old_times else 'was touched'
+    assert f'{seen}: {path} {how}' in info.stdout
     status = json.loads(ckptfs.run('status', '--store', ckptfs.store,
                                    '--json').stdout)
     assert status[0]['status']['unsound'][f'run7/{TAG}']['state'] == 'stale'

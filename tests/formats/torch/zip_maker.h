@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "core/base/crc32.h"
 #include "formats/torch/zip_format.h"
 
 namespace ckptfs {
@@ -27,6 +29,7 @@ struct MadeRecord {
   std::optional<uint64_t> central_size = {};      // both stored and original
   std::optional<uint64_t> central_original = {};  // original only
   std::optional<uint64_t> header_offset = {};
+  bool summed = false;  // with its checksum
   bool zip64 = false;  // sizes and offset in a zip64 extra field
 };
 
@@ -41,6 +44,10 @@ struct MadeZip {
   std::string comment = {};
 };
 
+inline uint32_t SumOf(const MadeRecord& record) {
+  return record.summed ? Crc32(0, std::as_bytes(std::span(record.payload))) : 0;
+}
+
 inline void AppendMadeLocal(std::string& out, const MadeRecord& record) {
   using zip::Store;
   uint32_t size = record.local_size.value_or(static_cast<uint32_t>(record.payload.size()));
@@ -49,7 +56,8 @@ inline void AppendMadeLocal(std::string& out, const MadeRecord& record) {
   Store<uint16_t>(out, 0);
   Store<uint16_t>(out, record.flags);
   Store<uint16_t>(out, record.method);
-  Store<uint64_t>(out, 0);
+  Store<uint32_t>(out, 0);
+  Store<uint32_t>(out, SumOf(record));
   Store<uint32_t>(out, size);
   Store<uint32_t>(out, size);
   Store<uint16_t>(out, static_cast<uint16_t>(name.size()));
@@ -66,7 +74,8 @@ inline void AppendMadeCentral(std::string& out, const MadeRecord& record, uint64
   Store<uint32_t>(out, 0);
   Store<uint16_t>(out, record.flags);
   Store<uint16_t>(out, record.method);
-  Store<uint64_t>(out, 0);
+  Store<uint32_t>(out, 0);
+  Store<uint32_t>(out, SumOf(record));
   Store<uint32_t>(out, big ? zip::kBig32 : static_cast<uint32_t>(stored));
   Store<uint32_t>(out, big ? zip::kBig32 : static_cast<uint32_t>(original));
   Store<uint16_t>(out, static_cast<uint16_t>(record.name.size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/jobs/record_sums.h"
+#include "core/blob/record_sums.h"
 
 #include <fmt/format.h>
 
