@@ -20,4 +20,10 @@ Status CheckName(std::string_view name, std::string_view what) {
   return {};
 }
 
+Status CheckStepId(std::string_view id) {
+  CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
+  if (id != "latest") return {};
+  return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
+}
+
 }  // namespace ckptfs

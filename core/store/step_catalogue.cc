@@ -49,9 +49,16 @@ Status CopyBlob(const Root& bytes, const Blob& blob, StorageWriter& writer) {
 
 }  // namespace
 
+// kExists if the store would not publish a step of this root in the run.
+Status StepCatalogue::CheckRun(const std::string& run, const std::string& root) {
+  const auto latest = store_.Resolve(run, "latest");
+  if (!latest || latest->root == root) return {};  // all steps of a run are of one root
+  return Fail(ErrorCode::kExists, StrCat("run '", run, "' belongs to ", latest->root));
+}
+
 Result<StepRecord> StepCatalogue::Hold(MemoryStep step) {
   CKPT_RETURN_IF_ERROR(CheckName(step.run, "run"));
-  CKPT_RETURN_IF_ERROR(CheckName(step.model.id, "step"));
+  CKPT_RETURN_IF_ERROR(CheckStepId(step.model.id));
   CKPT_RETURN_IF_ERROR(CheckOwned(step.model, store_.blobs()));
   auto held = std::make_shared<Held>();
   CKPT_ASSIGN_OR_RETURN(held->rendered, store_.Render(step.model));
@@ -64,10 +71,13 @@ Result<StepRecord> StepCatalogue::Hold(MemoryStep step) {
   held->step = shown;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     record.id = AttemptId(step.model.id, attempt);
+    CKPT_RETURN_IF_ERROR(CheckName(record.id, "step"));
     shown->record = record;
     const auto stored = store_.Resolve(step.run, record.id);
     if (stored && stored->unpacked == record.unpacked) return *stored;
-    if (stored || stored.error().code != ErrorCode::kNotFound) continue;  // taken
+    if (stored) continue;  // taken
+    if (stored.error().code != ErrorCode::kNotFound) return Fail(Error(stored.error()));
+    CKPT_RETURN_IF_ERROR(CheckRun(step.run, step.root));
     MutexLock lock(mutex_);
     const auto [place, free] = held_.try_emplace({record.run, record.id}, held);
     if (!free && place->second->record.manifest != record.manifest) continue;

@@ -42,7 +42,8 @@ class StepCatalogue {
   explicit StepCatalogue(Store& store) : store_(store) {}
 
   // Shows a step that is not stored yet, under its id or the next attempt's.  One
-  // that the store has already is not held: its record is the answer.
+  // that the store has already is not held: its record is the answer.  What could
+  // not be stored under its name is refused: kInvalid, kExists for another's run.
   Result<StepRecord> Hold(MemoryStep step);
   // Stores a step that is held; from then on its bytes are read from the store,
   // but by who has it open.  Its name changes only if another process took that
@@ -73,6 +74,7 @@ class StepCatalogue {
   };
   using HeldPtr = std::shared_ptr<const Held>;
 
+  Status CheckRun(const std::string& run, const std::string& root);
   // The store's news into ours.
   Status Pull();
   HeldPtr Find(const StepRecord& record) const;  // null if it is not held

@@ -194,5 +194,7 @@ Result<std::string> RenderManifest(const StepModel& model, std::string_view blob
 // Run and step names as path components: not empty, not "." or "..", no '/',
 // no control characters, at most 200 bytes.
 Status CheckName(std::string_view name, std::string_view what);
+// As a step's; "latest" is taken.
+Status CheckStepId(std::string_view id);
 
 }  // namespace ckptfs

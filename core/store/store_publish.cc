@@ -156,8 +156,7 @@ Result<StepRecord> Store::PublishAs(std::string_view id, std::string_view run,
                                     const std::string& source, const std::string& root,
                                     const PublishHow& how) {
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
-  CKPT_RETURN_IF_ERROR(CheckName(model.id, "step"));
-  if (model.id == "latest") return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
+  CKPT_RETURN_IF_ERROR(CheckStepId(model.id));
   // What could not be loaded is never published.
   CKPT_RETURN_IF_ERROR(ParseManifest(rendered.bytes, state_->Blobs()));
   StepRecord wanted = RecordOf(run, model, rendered, source, root);

@@ -8,6 +8,7 @@
 #include "core/blob/chunk_digests.h"
 #include "core/io/memory_root.h"
 #include "tests/core/store/sample_model.h"
+#include "tests/support/faulty_storage.h"
 
 namespace ckptfs {
 namespace {
@@ -153,6 +154,37 @@ TEST_F(StepCatalogueTest, OnlyBlobsThatTheStoreWillOwnAreHeld) {
   EXPECT_EQ(refusal([](StepModel& m) { m.roots[0] = "/elsewhere"; }), ErrorCode::kInvalid);
   EXPECT_EQ(refusal([](StepModel& m) { m.blobs[0].chunks.clear(); }), ErrorCode::kInvalid);
   EXPECT_EQ(refusal([](StepModel& m) { m.id = ".."; }), ErrorCode::kInvalid);
+}
+
+TEST_F(StepCatalogueTest, WhatCouldNotBeStoredIsNotHeld) {
+  const auto latest = catalogue_.Hold(InMemory("latest"));
+  ASSERT_FALSE(latest);
+  EXPECT_EQ(latest.error().code, ErrorCode::kInvalid);
+  EXPECT_THAT(latest.error().message, HasSubstr("'latest' is taken"));
+  const std::string longest(200, 'x');  // its next attempt has no room
+  EXPECT_TRUE(catalogue_.Hold(InMemory(longest)));
+  EXPECT_EQ(catalogue_.Hold(InMemory(longest, "others")).error().code, ErrorCode::kInvalid);
+  Publish(TinyModel("a", 1, 1));
+  MemoryStep other = InMemory("b");
+  other.root = "/another";
+  EXPECT_EQ(catalogue_.Hold(std::move(other)).error().code, ErrorCode::kExists);
+}
+
+TEST(StepCatalogueFaultTest, AStoreThatCannotBeAskedHasNoTakenNames) {
+  const auto storage = std::make_shared<FaultyStorage>();
+  const auto store = *Store::OpenOn(storage);
+  StepCatalogue catalogue(*store);
+  MemoryStep step{"run", "/root/a", "/root", TinyModel("a", 1, 1), nullptr};
+  step.model.roots = {store->blobs()};
+  step.model.blobs.clear();
+  step.model.atoms.clear();
+  storage->FailAt(1);
+  const uint64_t before = storage->calls();
+  const auto held = catalogue.Hold(step);
+  ASSERT_FALSE(held);
+  EXPECT_EQ(held.error().code, ErrorCode::kIo) << held.error().message;
+  EXPECT_EQ(storage->calls(), before + 1);  // not 10,000 names
+  EXPECT_TRUE(catalogue.Hold(step));
 }
 
 }  // namespace
