@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "fs/serve/open_files.h"
 #include "fs/status.h"
@@ -275,13 +276,17 @@ Status Filesystem::State::TakeInNews() {
 }
 
 Status Filesystem::Refresh() {
-  CKPT_RETURN_IF_ERROR(state_->catalogue.Refresh());
-  return state_->TakeInNews();
+  return Caught([this]() -> Status {
+    CKPT_RETURN_IF_ERROR(state_->catalogue.Refresh());
+    return state_->TakeInNews();
+  });
 }
 
 Status Filesystem::RefreshStep(std::string_view run, std::string_view id) {
-  CKPT_RETURN_IF_ERROR(state_->catalogue.RefreshStep(run, id));
-  return state_->TakeInNews();
+  return Caught([&]() -> Status {
+    CKPT_RETURN_IF_ERROR(state_->catalogue.RefreshStep(run, id));
+    return state_->TakeInNews();
+  });
 }
 
 Status Filesystem::SwitchView(std::string_view run, std::string_view id) {

@@ -167,7 +167,8 @@ class Filesystem {
   // Move /view (`ckptfs switch`).
   Status SwitchView(std::string_view run, std::string_view id);
   // Take in what was published or removed since: all of it, or of one step
-  // (`adopt`, `remove`), which costs the same however many there are.
+  // (`adopt`, `remove`), which costs the same however many there are.  What is
+  // thrown meanwhile is an error: the tree stays as it was, the next one goes on.
   Status Refresh();
   Status RefreshStep(std::string_view run, std::string_view id);
 

@@ -17,7 +17,6 @@
 #include <set>
 
 #include "core/base/digest.h"
-#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/store/model_of.h"
 #include "core/view/view_set.h"
@@ -277,10 +276,8 @@ void WaitForEnd(Daemon& daemon, int signals) {
     const int ready = ::poll(events, 2, kRefreshMilliseconds);
     if (ready < 0 && errno != EINTR) return;
     if (ready == 0) {
-      const Status done = Caught([&] { return daemon.filesystem->Refresh(); });
-      if (!done) {
-        Log(LogLevel::kWarning, done.error().message);
-      }
+      const Status done = daemon.filesystem->Refresh();
+      if (!done) Log(LogLevel::kWarning, done.error().message);
     }
     if (ready <= 0) continue;
     if ((events[1].revents & POLLIN) != 0) return Say("unmounted");

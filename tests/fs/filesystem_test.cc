@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "tests/fs/tree_fixture.h"
+#include "tests/support/faulty_storage.h"
 
 namespace ckptfs {
 namespace {
@@ -179,6 +180,26 @@ TEST(FilesystemTest, NamesThatAreGoneAreToldFromAnotherThread) {
   ASSERT_TRUE(t.store().Remove(record));
   ASSERT_TRUE(t.fs().Refresh());
   EXPECT_NE(told.get_future().get().second, std::this_thread::get_id());
+}
+
+// Who refreshes has no one to throw to.
+TEST(FilesystemTest, ARefreshThatThrowsIsAnErrorAndTheNextOneWorks) {
+  const auto storage = std::make_shared<FaultyStorage>();
+  const auto store = *Store::OpenOn(storage);
+  StepCatalogue catalogue(*store);
+  const auto fs = *Filesystem::Create(catalogue, {}, {});
+  const uint64_t before = storage->calls();
+  ASSERT_TRUE(fs->Refresh());
+  const uint64_t calls = storage->calls() - before;
+  ASSERT_GT(calls, 0u);
+  for (uint64_t call = 1; call <= calls; ++call) {
+    storage->ThrowAt(call);
+    EXPECT_EQ(fs->Refresh().error().code, ErrorCode::kExhausted) << call;
+    EXPECT_TRUE(fs->Refresh()) << call;
+  }
+  storage->ThrowAt(1);
+  EXPECT_EQ(fs->RefreshStep("run", "id").error().code, ErrorCode::kExhausted);
+  EXPECT_TRUE(fs->RefreshStep("run", "id"));
 }
 
 TEST(FilesystemTest, WritingIsRefused) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FaultyStorage is another Storage (memory, unless told otherwise) that can fail
-// at the n-th call, be late, forget what was not made durable when the machine
+// or throw at the n-th call, be late, forget what was not made durable when the machine
 // "crashes", or stop for good.
 //
 // Thread safety: all methods may be called concurrently.
@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -35,6 +36,11 @@ class FaultyStorage final : public Storage {
     MutexLock lock(mutex_);
     fail_at_ = calls_ + n;
     fail_code_ = code;
+  }
+  // The n-th call from now on throws, as one that gets no memory does.
+  void ThrowAt(uint64_t n) {
+    MutexLock lock(mutex_);
+    throw_at_ = calls_ + n;
   }
   // Every call takes at least this long.
   void SetDelay(std::chrono::milliseconds delay) {
@@ -137,16 +143,18 @@ class FaultyStorage final : public Storage {
   // Counts the call, waits, fails if it is its turn.
   Status Enter(std::string_view what) const {
     std::chrono::milliseconds delay;
-    bool fails, stopped;
+    bool fails, throws, stopped;
     ErrorCode code;
     {
       MutexLock lock(mutex_);
       fails = ++calls_ == fail_at_;
+      throws = calls_ == throw_at_;
       code = fail_code_;
       delay = delay_;
       stopped = stopped_;
     }
     if (delay.count() > 0) std::this_thread::sleep_for(delay);
+    if (throws) throw std::bad_alloc();
     if (stopped) return Fail(ErrorCode::kIo, "the machine stopped");
     if (fails) return Fail(code, StrCat(what, ": injected failure"));
     return {};
@@ -172,6 +180,7 @@ class FaultyStorage final : public Storage {
   mutable Mutex mutex_;
   mutable uint64_t calls_ GUARDED_BY(mutex_) = 0;
   uint64_t fail_at_ GUARDED_BY(mutex_) = 0;
+  uint64_t throw_at_ GUARDED_BY(mutex_) = 0;
   ErrorCode fail_code_ GUARDED_BY(mutex_) = ErrorCode::kIo;
   std::chrono::milliseconds delay_ GUARDED_BY(mutex_){0};
   uint64_t changes_ GUARDED_BY(mutex_) = 0;
