@@ -44,7 +44,7 @@ OpenRoots OpenRootsOf(const StepCandidate& step) {
 
 // The step on the store's own files.
 Result<StepModel> TakeFiles(const Store& store, const StepCandidate& step, StepModel model,
-                            const AdoptOptions& options, Adopted& adopted) {
+                            const AdoptOptions& options) {
   if (!step.root->local()) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat(step.Path(), ": the store takes only files of this machine"));
@@ -53,16 +53,7 @@ Result<StepModel> TakeFiles(const Store& store, const StepCandidate& step, StepM
     auto checked = CheckWeightSample(model, *BlobReader::Create(model, {}));
     if (!checked) return Fail(Explained(std::move(checked).error()));
   }
-  CKPT_ASSIGN_OR_RETURN(OwnedStep owned,
-                        Own(store.directory(), step.Path(), std::move(model), options.ownership));
-  if (owned.linked) {
-    adopted.warnings.push_back(
-        StrCat(step.Path(),
-               ": its files have hard links in the store now, which changed their "
-               "change time: steps adopted from them before are stale and must be "
-               "adopted again"));
-  }
-  return std::move(owned.model);
+  return Own(store.directory(), step.Path(), std::move(model), options.ownership);
 }
 
 // An indexed step becomes one of the store's.
@@ -72,7 +63,7 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath()));
   const bool owned = options.ownership != Ownership::kReference;
   if (owned) {
-    CKPT_ASSIGN_OR_RETURN(model, TakeFiles(store, step, std::move(model), options, adopted));
+    CKPT_ASSIGN_OR_RETURN(model, TakeFiles(store, step, std::move(model), options));
   }
   const std::string id = model.id;
   PublishRequest wanted;

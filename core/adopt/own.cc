@@ -336,10 +336,8 @@ StepModel WithFiles(StepModel model, std::string root, std::vector<Blob> blobs) 
 
 }  // namespace
 
-Result<OwnedStep> Own(const std::string& store, const std::string& directory, StepModel model,
+Result<StepModel> Own(const std::string& store, const std::string& directory, StepModel model,
                       Ownership ownership) {
-  const std::string first = model.blobs.empty() ? "" : model.PathOf(model.blobs.front());
-  const uint64_t names = NamesOf(first);
   CKPT_ASSIGN_OR_RETURN(const std::string root, Take(store, directory, model, ownership));
   const files::path parent = files::path(directory).parent_path();
   std::vector<Blob> blobs(model.blobs.size());
@@ -353,8 +351,7 @@ Result<OwnedStep> Own(const std::string& store, const std::string& directory, St
     return source.stamp.size;
   };
   CKPT_RETURN_IF_ERROR(RunWorkList(blobs.size(), total, {}, take));
-  return OwnedStep{WithFiles(std::move(model), root, std::move(blobs)),
-                   ownership == Ownership::kLink && NamesOf(first) > names};
+  return WithFiles(std::move(model), root, std::move(blobs));
 }
 
 }  // namespace ckptfs
