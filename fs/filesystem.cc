@@ -89,14 +89,14 @@ Result<Attributes> Filesystem::Lookup(InodeNumber parent, std::string_view name,
   }
   if (!s.names.Visible(*now, **child, caller)) return NoSuch(*directory, name);
   s.files.Expect(**child);
-  return s.names.AttributesOf(*s.names.nodes().Reference(*std::move(child)));
+  return s.names.AttributesOf(*s.names.Reference(*std::move(child)));
 }
 
 Attributes Filesystem::Remember(const DirectoryEntry& entry) {
   State& s = *state_;
   s.files.Expect(*entry.node);
   Attributes attributes = entry.attributes;
-  attributes.inode = s.names.nodes().Reference(entry.node)->inode;
+  attributes.inode = s.names.Reference(entry.node)->inode;
   return attributes;
 }
 

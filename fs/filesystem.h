@@ -91,6 +91,7 @@ struct FilesystemOptions {
   std::string step = "latest";     // --step
   bool follow = false;             // --follow
   std::vector<Layout> layouts;     // --layout, listed by readdir
+  size_t max_names = 1 << 18;      // below view/, that the kernel is let remember
   RootMap roots;
   // Of steps whose files were touched; without it those are stale.
   std::shared_ptr<TouchedFiles> touched;

@@ -5,6 +5,11 @@
 #include <mutex>
 
 namespace ckptfs {
+namespace {
+
+constexpr size_t kMaxOffers = 4096;
+
+}  // namespace
 
 Invalidator::Invalidator(Tell tell) : tell_(std::move(tell)) {
   if (tell_) thread_ = std::thread([this] { Run(); });
@@ -30,6 +35,14 @@ void Invalidator::Add(InodeNumber parent, std::string name) {
     ++added_;
   }
   wake_.notify_one();
+}
+
+void Invalidator::Offer(InodeNumber parent, std::string name) {
+  {
+    MutexLock lock(mutex_);
+    if (queue_.size() >= kMaxOffers) return;
+  }
+  Add(parent, std::move(name));
 }
 
 void Invalidator::Drain() {

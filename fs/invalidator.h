@@ -33,6 +33,8 @@ class Invalidator {
   Invalidator& operator=(const Invalidator&) = delete;
 
   void Add(InodeNumber parent, std::string name);
+  // The same of what may as well be left: not while many others wait.
+  void Offer(InodeNumber parent, std::string name);
   // Wait until the kernel has been told all that was added before.
   // REQUIRES: not called from a thread that serves a request.
   void Drain();

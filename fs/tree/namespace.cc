@@ -49,6 +49,7 @@ Namespace::Namespace(StepCatalogue& catalogue, ViewFormats formats,
       options_(options),
       recent_(kRecentSteps, RecentSteps::kBytes, options.touched),
       resolver_(options.layouts, options.log),
+      nodes_(options.max_names),
       listings_(kListingBytes),
       view_target_(options.run, options.step, options.follow),
       invalidator_(options.invalidate) {}
@@ -63,6 +64,13 @@ Result<NodePtr> Namespace::FindNode(InodeNumber inode) const {
   NodePtr node = nodes_.Find(inode);
   if (node) return node;
   return Fail(ErrorCode::kStale, StrCat("inode ", static_cast<uint64_t>(inode), " is not known"));
+}
+
+NodePtr Namespace::Reference(NodePtr node) {
+  NodePtr surplus;
+  NodePtr held = nodes_.Reference(std::move(node), &surplus);
+  if (surplus) invalidator_.Offer(surplus->parent, std::string(surplus->name()));
+  return held;
 }
 
 std::shared_ptr<const StepAccess> Namespace::AccessOf(StepEntry& step) {

@@ -41,6 +41,9 @@ class Namespace {
   Result<NodePtr> FindChild(const TreeSnapshot& now, const Node& parent, std::string_view name);
   Result<std::shared_ptr<const Listing>> ListingOf(const TreeSnapshot& now, const Node& directory);
   Attributes AttributesOf(const Node& node);
+  // The kernel knows the node from now on; where it knows too many, it is asked to
+  // forget another one.
+  NodePtr Reference(NodePtr node);
   // True if the caller may see what a name leads to.
   bool Visible(const TreeSnapshot& now, const Node& node, const Caller& caller);
   bool MayEnter(StepEntry& step, const Caller& caller);

@@ -20,6 +20,12 @@ bool SamePlace(const Node& a, const Node& b) {
   return a.step->record().manifest == b.step->record().manifest;
 }
 
+// As many as somebody has the patience to name.
+bool Unbounded(const Node& node) {
+  return node.kind == NodeKind::kLayoutLink || node.kind == NodeKind::kLayout ||
+         node.kind == NodeKind::kLayoutInfo || node.kind == NodeKind::kViewEntry;
+}
+
 }  // namespace
 
 const NodeTable::Shard& NodeTable::ShardOf(InodeNumber inode) const {
@@ -30,17 +36,46 @@ tl::unexpected<Error> NoSuch(const Node& parent, std::string_view name) {
   return Fail(ErrorCode::kNotFound, StrCat(parent.path, "/", name, ": no such name"));
 }
 
-NodePtr NodeTable::Reference(NodePtr node) {
+void NodeTable::Append(Shard& shard, Known& known) {
+  known.place = ++shard.last_place;
+  shard.order.emplace_back(known.place, static_cast<uint64_t>(known.node->inode));
+  if (shard.order.size() < 2 * shard.nodes.size() + 64) return;
+  // Mostly of nodes that went.
+  std::erase_if(shard.order, [&](const auto& entry) {
+    const auto found = shard.nodes.find(entry.second);
+    return found == shard.nodes.end() || found->second.place != entry.first;
+  });
+}
+
+// Asked for again only when all others have been.
+NodePtr NodeTable::TakeOldest(Shard& shard) {
+  while (!shard.order.empty()) {
+    const auto [place, inode] = shard.order.front();
+    shard.order.pop_front();
+    const auto found = shard.nodes.find(inode);
+    if (found == shard.nodes.end() || found->second.place != place) continue;
+    Append(shard, found->second);
+    return found->second.node;
+  }
+  return nullptr;
+}
+
+NodePtr NodeTable::Reference(NodePtr node, NodePtr* surplus) {
   for (uint64_t attempt = 1;; ++attempt) {
     NodePtr replaced;  // destroyed after the lock
     auto& shard = const_cast<Shard&>(ShardOf(node->inode));
     MutexLock lock(shard.mutex);
     Known& known = shard.nodes[static_cast<uint64_t>(node->inode)];
     if (!known.node || SamePlace(*known.node, *node)) {
+      const bool fresh = known.references == 0;
       ++known.references;
       // The newer node wins: its step entry is the one that is mounted now.
       replaced = std::exchange(known.node, std::move(node));
-      return known.node;
+      NodePtr held = known.node;
+      if (!fresh || !Unbounded(*held)) return held;
+      if (surplus != nullptr && shard.nodes.size() > shard_limit_) *surplus = TakeOldest(shard);
+      Append(shard, known);
+      return held;
     }
     Node moved = *node;
     moved.inode = InodeOf(node->step ? node->step->inode_seed() : 0, node->path, attempt);

@@ -12,10 +12,12 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "core/base/mutex.h"
 #include "fs/filesystem.h"
@@ -81,13 +83,19 @@ using NodePtr = std::shared_ptr<const Node>;
 // kNotFound: what who may not see a name is told, too.
 tl::unexpected<Error> NoSuch(const Node& parent, std::string_view name);
 
-// The nodes the kernel knows, with how often it looked each up.
+// The nodes the kernel knows, with how often it looked each up.  Nothing else is
+// kept; but the kernel remembers names for as long as it has memory, and anybody may
+// look up any layout's.  Beyond a number of nodes each new one has the kernel asked
+// to forget the one below view/ that was referred to first.
 class NodeTable {
  public:
+  explicit NodeTable(size_t limit) : shard_limit_(limit / kShards) {}
+
   // Count one more reference.  Returns the node that holds the inode from now
   // on: `node`, or an equal one that was there.  If another path has the number
-  // (a collision of hashes) the node gets the next free one.
-  NodePtr Reference(NodePtr node);
+  // (a collision of hashes) the node gets the next free one.  `*surplus`: which one the
+  // kernel is to forget, if any; it may be in use and stay.
+  NodePtr Reference(NodePtr node, NodePtr* surplus = nullptr);
   void Forget(InodeNumber inode, uint64_t count);
   // Null if the kernel does not know it.
   NodePtr Find(InodeNumber inode) const;
@@ -98,13 +106,20 @@ class NodeTable {
   struct Known {
     NodePtr node;
     uint64_t references = 0;
+    uint64_t place = 0;  // in the order; 0: not in it
   };
   struct alignas(64) Shard {
     mutable Mutex mutex;
     std::unordered_map<uint64_t, Known> nodes GUARDED_BY(mutex);
+    // (place, inode) of nodes below view/, as they came; of those that went, too.
+    std::deque<std::pair<uint64_t, uint64_t>> order GUARDED_BY(mutex);
+    uint64_t last_place GUARDED_BY(mutex) = 0;
   };
   const Shard& ShardOf(InodeNumber inode) const;
+  static void Append(Shard& shard, Known& known) EXCLUSIVE_LOCKS_REQUIRED(shard.mutex);
+  static NodePtr TakeOldest(Shard& shard) EXCLUSIVE_LOCKS_REQUIRED(shard.mutex);
 
+  const size_t shard_limit_;
   std::array<Shard, kShards> shards_;
 };
 

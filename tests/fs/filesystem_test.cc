@@ -2,15 +2,15 @@
 
 #include "fs/filesystem.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 
-#include <nlohmann/json.hpp>
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 
@@ -69,7 +69,8 @@ TEST(FilesystemTest, AttributesAreExact) {
   const StepRecord record = t.AddStep("r", "s", 1, 1, 0640);
   t.Mount();
   const Attributes file = t.Walk("/view/tp2/rank0/model.bin").value();
-  EXPECT_EQ(file.size, TreeFixture::Expected(1, Layout::Parse("tp2").value(), "rank0/model.bin").size());
+  EXPECT_EQ(file.size,
+            TreeFixture::Expected(1, Layout::Parse("tp2").value(), "rank0/model.bin").size());
   EXPECT_EQ(file.blocks, (file.size + 511) / 512);
   EXPECT_EQ(file.mtime_ns, record.mtime_ns);
   EXPECT_EQ(file.mode, static_cast<uint32_t>(S_IFREG | 0440));
@@ -180,6 +181,41 @@ TEST(FilesystemTest, NamesThatAreGoneAreToldFromAnotherThread) {
   ASSERT_TRUE(t.store().Remove(record));
   ASSERT_TRUE(t.fs().Refresh());
   EXPECT_NE(told.get_future().get().second, std::this_thread::get_id());
+}
+
+// As the kernel does: what it is asked to forget it forgets, if nothing uses it.
+TEST(FilesystemTest, TheKernelIsAskedToForgetNames) {
+  TreeFixture t;
+  t.AddStep("r", "s", 1);
+  t.format().max_tp = 1 << 20;
+  Mutex mutex;
+  std::map<std::pair<uint64_t, std::string>, InodeNumber> known;
+  FilesystemOptions options;
+  options.max_names = 640;
+  std::atomic<Filesystem*> fs = nullptr;
+  options.invalidate = [&](InodeNumber parent, const std::string& name) {
+    InodeNumber inode{};
+    {
+      MutexLock lock(mutex);
+      const auto found = known.find({static_cast<uint64_t>(parent), name});
+      if (found == known.end()) return;
+      inode = found->second;
+      known.erase(found);
+    }
+    fs.load()->Forget(inode, 1);
+  };
+  fs = &t.Mount(std::move(options));
+  const Attributes views = t.Walk("/run/r/step/s/view").value();
+  for (int dp = 1; dp <= 4000; ++dp) {
+    const std::string name = StrCat("dp", dp);
+    const auto layout = fs.load()->Lookup(views.inode, name, {});
+    if (!layout) continue;
+    MutexLock lock(mutex);
+    known[{static_cast<uint64_t>(views.inode), name}] = layout->inode;
+  }
+  t.fs().EndInvalidation();
+  const auto status = nlohmann::json::parse(t.fs().StatusJson());
+  EXPECT_LT(status["known_names"].get<int>(), 2000);
 }
 
 // Who refreshes has no one to throw to.
@@ -294,7 +330,8 @@ TEST(FilesystemTest, AtomsAreSafetensorsAndInfoIsJson) {
   std::memcpy(&header, file.data(), 8);
   const auto json = nlohmann::json::parse(file.substr(8, header));
   EXPECT_EQ(json["big.weight"]["dtype"], "F32");
-  EXPECT_EQ(json["big.weight"]["shape"], (std::vector<uint64_t>{testing::kRows, testing::kColumns}));
+  EXPECT_EQ(json["big.weight"]["shape"],
+            (std::vector<uint64_t>{testing::kRows, testing::kColumns}));
   EXPECT_TRUE(TreeFixture::SourceBytes(9).starts_with(file.substr(8 + header)));
   EXPECT_EQ(t.Walk(step + "/param/tied.weight/weight.safetensors")->size, file.size());
   EXPECT_TRUE(*t.ReadAll(step + "/source/s/data.bin") == TreeFixture::SourceBytes(9));

@@ -49,7 +49,7 @@ TEST(NamesTest, InodesAndCookiesAvoidReservedNumbers) {
 }
 
 TEST(NodeTableTest, CollidingPathsGetNumbersOfTheirOwn) {
-  NodeTable table;
+  NodeTable table(1000);
   const auto node = [](const char* path) {
     Node made;
     made.path = path;
@@ -66,6 +66,42 @@ TEST(NodeTableTest, CollidingPathsGetNumbersOfTheirOwn) {
   table.Forget(InodeNumber{42}, 2);
   EXPECT_EQ(table.Find(InodeNumber{42}), nullptr);
   EXPECT_EQ(table.size(), 1u);
+}
+
+NodePtr ViewNode(uint64_t number) {
+  Node node;
+  node.kind = NodeKind::kViewEntry;
+  node.path = StrCat("/n", number);
+  node.inode = InodeNumber{number + 100};
+  return std::make_shared<const Node>(std::move(node));
+}
+
+TEST(NodeTableTest, NamesLookedUpOneByOneAreBounded) {
+  constexpr size_t kLimit = 6400;
+  NodeTable table(kLimit);
+  size_t most = 0;
+  for (uint64_t i = 0; i < 200'000; ++i) {
+    NodePtr surplus;
+    table.Reference(ViewNode(i), &surplus);
+    if (i % 3 == 0) table.Forget(InodeNumber{i + 100}, 1);  // by itself
+    if (surplus) table.Forget(surplus->inode, 1);           // because it was asked to
+    if (i % 64 == 0) most = std::max(most, table.size());
+  }
+  EXPECT_LE(most, kLimit + 64);
+  EXPECT_GT(table.size(), kLimit / 2);
+}
+
+TEST(NodeTableTest, WhatTheKernelKeepsIsKept) {
+  NodeTable table(640);
+  std::set<uint64_t> asked;
+  for (uint64_t i = 0; i < 2000; ++i) {
+    NodePtr surplus;
+    table.Reference(ViewNode(i), &surplus);
+    if (surplus) asked.insert(static_cast<uint64_t>(surplus->inode));
+  }
+  EXPECT_EQ(table.size(), 2000u);  // it forgot none
+  EXPECT_TRUE(table.Find(InodeNumber{100}));
+  EXPECT_GT(asked.size(), 640u);  // others in their turn
 }
 
 TEST(SourceFilesTest, HostilePathsAndSeveralRoots) {
