@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/base/strings.h"
-#include "formats/deepspeed/native_reader.h"
+#include "formats/deepspeed/native/placed.h"
 #include "formats/deepspeed/step_directories.h"
 
 namespace ckptfs {
@@ -14,6 +14,9 @@ namespace {
 using deepspeed::ModelStates;
 using deepspeed::RankKey;
 using deepspeed::StepFiles;
+using deepspeed::native::Named;
+using deepspeed::native::Parsed;
+using deepspeed::native::Sharded;
 
 Result<bool> IsTag(const Root& root, const std::string& directory) {
   CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(root, directory));
@@ -56,7 +59,15 @@ class DeepSpeedSource : public Source {
                   StrCat(step.Path(), "/offloaded_tensors: optimizer states swapped to NVMe are "
                                          "not understood"));
     }
-    return deepspeed::NativeReader(step, options, std::move(files)).Read();
+    Assembler assembler;
+    const std::vector<std::string> order = deepspeed::NamesInOrder(files);
+    CKPT_ASSIGN_OR_RETURN(
+        const deepspeed::TagFiles tag,
+        deepspeed::Register(step, options, std::move(files), order, assembler));
+    CKPT_ASSIGN_OR_RETURN(const Parsed parsed, deepspeed::native::Parse(tag));
+    CKPT_ASSIGN_OR_RETURN(const Named named, Name(tag, parsed));
+    CKPT_ASSIGN_OR_RETURN(const Sharded sharded, Shard(tag, parsed, named));
+    return Place(tag, parsed, named, sharded, std::move(assembler));
   }
 
  private:

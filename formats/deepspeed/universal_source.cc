@@ -4,7 +4,7 @@
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/step_directories.h"
-#include "formats/deepspeed/universal_reader.h"
+#include "formats/deepspeed/universal/placed.h"
 
 namespace ckptfs {
 namespace {
@@ -50,7 +50,12 @@ class DeepSpeedUniversalSource : public Source {
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(*step.root, step.directory));
-    return deepspeed::UniversalReader(step, options, std::move(files)).Read();
+    Assembler assembler;
+    CKPT_ASSIGN_OR_RETURN(const auto listed,
+                          deepspeed::universal::List(step, options, std::move(files), assembler));
+    CKPT_ASSIGN_OR_RETURN(const auto parsed, Parse(listed));
+    CKPT_ASSIGN_OR_RETURN(const auto sharded, Shard(listed, parsed));
+    return Place(listed, parsed, sharded, std::move(assembler));
   }
 };
 

@@ -25,8 +25,8 @@ Status VisitFlatGroup(std::span<const uint64_t> members, std::span<const uint64_
     for (uint64_t flat = start; flat < stop;) {
       const uint64_t rank = flat / partition;
       const uint64_t until = std::min(stop, (rank + 1) * partition);
-      visit(ZeroSpan{member, static_cast<uint32_t>(rank), flat - start, until - start,
-                     flat - rank * partition});
+      CKPT_RETURN_IF_ERROR(visit(ZeroSpan{member, static_cast<uint32_t>(rank), flat - start,
+                                          until - start, flat - rank * partition}));
       flat = until;
     }
     const uint64_t padding = member < paddings.size() ? paddings[member] : 0;
@@ -44,7 +44,8 @@ Result<uint64_t> VisitSubGroup(std::span<const uint64_t> members, uint32_t ranks
     for (uint32_t rank = 0; rank < ranks && slice > 0; ++rank) {
       const uint64_t begin = rank * slice;
       if (begin >= elements) break;
-      visit(ZeroSpan{member, rank, begin, std::min(elements, begin + slice), at});
+      CKPT_RETURN_IF_ERROR(
+          visit(ZeroSpan{member, rank, begin, std::min(elements, begin + slice), at}));
     }
     CKPT_ASSIGN_OR_RETURN(at, CheckedAdd(at, slice, "elements of a ZeRO-3 sub-group"));
   }

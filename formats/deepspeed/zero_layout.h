@@ -34,10 +34,11 @@ struct ZeroSpan {
   uint64_t at = 0;
 };
 
-using ZeroVisitor = std::function<void(const ZeroSpan&)>;
+using ZeroVisitor = std::function<Status(const ZeroSpan&)>;
 
 // `paddings` (per parameter, elements after it) may be empty.  Calls in
-// member order, ranks ascending.  kInvalid if the partitions are too small.
+// member order, ranks ascending, up to the first that fails.  kInvalid if the
+// partitions are too small.
 Status VisitFlatGroup(std::span<const uint64_t> members, std::span<const uint64_t> paddings,
                       uint64_t partition, uint32_t ranks, const ZeroVisitor& visit);
 

@@ -10,6 +10,7 @@
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
 #include "formats/model_files/model_files.h"
+#include "formats/sharding/placer.h"
 #include "formats/torch/stored_tensor.h"
 
 namespace ckptfs::huggingface {
@@ -37,6 +38,15 @@ bool IsBuffer(const StoredWeight& weight) {
 bool HasHead(const std::string& architecture) {
   return architecture.ends_with("ForCausalLM") || architecture.ends_with("LMHeadModel") ||
          architecture.ends_with("ForConditionalGeneration");
+}
+
+// Rules speak of numbers, not of what is packed.
+Result<Sharding> ShardingOf(const StoredWeight& weight, const ShardingRules& rules,
+                            bool quantised) {
+  CKPT_ASSIGN_OR_RETURN(auto sharding, rules.Resolve(weight.name, {&weight.shape, 1}, false));
+  const bool packed = quantised || !IsFloat(weight.dtype);
+  if (packed && sharding->pattern.kind == PatternKind::kShard) sharding->pattern = Pattern{};
+  return *std::move(sharding);
 }
 
 Result<WeightMap> ReadIndex(const Root& root, const std::string& path) {
@@ -189,34 +199,6 @@ bool Reader::Quantised() const {
          });
 }
 
-Status Reader::DeclareWeight(const StoredWeight& weight, const ShardingRules& rules) {
-  CKPT_ASSIGN_OR_RETURN(const auto sharding, rules.Resolve(weight.name, {&weight.shape, 1}, false));
-  Parameter parameter;
-  parameter.name = weight.name;
-  parameter.shape = weight.shape;
-  parameter.role = IsBuffer(weight) ? Role::kBuffer : Role::kTrainable;
-  parameter.pattern = sharding->pattern;
-  parameter.stage = sharding->stage;
-  parameter.layer = sharding->layer.value_or(0);
-  parameter.expert = sharding->expert;
-  parameter.expert_at = sharding->expert_at;
-  parameter.stacked_experts = sharding->stacked_experts;
-  // Rules speak of numbers, not of what is packed.
-  const bool packed = Quantised() || !IsFloat(weight.dtype);
-  if (packed && parameter.pattern.kind == PatternKind::kShard) parameter.pattern = Pattern{};
-  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
-  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
-                        assembler_.AddAtom(index, "", "weight", weight.dtype, weight.shape));
-  const uint32_t local = assembler_.AddLocal(atom, 0, weight.held.local);
-  assembler_.AddFragment(atom, 0, local, weight.held.fragment);
-  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(weight.shape));
-  if (IsFloat(weight.dtype)) elements_[weight.dtype] += elements;
-  for (const auto& [alias, name] : aliases_) {
-    if (name == weight.name) assembler_.AddAlias(alias, index);
-  }
-  return {};
-}
-
 Status Reader::DeclareParameters() {
   std::vector<NamedLocals> parameters;
   std::vector<const StoredWeight*> weights;
@@ -231,7 +213,25 @@ Status Reader::DeclareParameters() {
   CKPT_ASSIGN_OR_RETURN(
       const ShardingRules rules,
       ShardingRules::Make(nullptr, options_, std::move(parameters), std::move(sizes)));
-  for (const StoredWeight* weight : weights) CKPT_RETURN_IF_ERROR(DeclareWeight(*weight, rules));
+  std::vector<Sharding> shardings;
+  const bool quantised = Quantised();
+  for (const StoredWeight* weight : weights) {
+    CKPT_ASSIGN_OR_RETURN(Sharding sharding, ShardingOf(*weight, rules, quantised));
+    shardings.push_back(std::move(sharding));
+  }
+  Placer placer(assembler_);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const StoredWeight& weight = *weights[i];
+    const Role role = IsBuffer(weight) ? Role::kBuffer : Role::kTrainable;
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
+                          placer.Declare(weight.name, role, shardings[i]));
+    CKPT_RETURN_IF_ERROR(placer.AddHeld(index, "weight", weight.held));
+    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(weight.shape));
+    if (IsFloat(weight.dtype)) elements_[weight.dtype] += elements;
+    for (const auto& [alias, name] : aliases_) {
+      if (name == weight.name) assembler_.AddAlias(alias, index);
+    }
+  }
   rules.Describe(assembler_.header());
   return {};
 }
@@ -262,11 +262,7 @@ void Reader::FillHeader() {
   header.framework_version = config_.version;
   header.id = candidate_.id;
   header.iteration = candidate_.iteration;
-  uint64_t most = 0;
-  for (const auto& [dtype, elements] : elements_) {
-    if (elements > most) header.model_dtype = dtype;
-    most = std::max(most, elements);
-  }
+  header.model_dtype = MostCommon(elements_, std::nullopt);
   if (Quantised()) {
     header.notes.push_back(StrCat(
         "quantised", config_.quantisation.empty() ? "" : StrCat(" (", config_.quantisation, ")"),
@@ -282,7 +278,7 @@ void Reader::FillHeader() {
   for (const WeightsFile& content : contents_) {
     left_out.insert(content.left_out.begin(), content.left_out.end());
   }
-  AddLeftOutNote(left_out, header);
+  AddLeftOutNote(left_out, header.notes);
 }
 
 Result<StepModel> Reader::Read() && {

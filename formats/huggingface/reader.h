@@ -53,7 +53,6 @@ class Reader {
   void TieByStorage();
   void TieByConfig();
   Status DeclareParameters();
-  Status DeclareWeight(const StoredWeight& weight, const ShardingRules& rules);
   Status CarryFiles();
   void FillHeader();
   bool Quantised() const;

@@ -122,6 +122,15 @@ Status CheckWidths(std::string_view name, uint32_t dim, std::span<const Shape> l
 
 }  // namespace
 
+Sharding ReplicatedSharding(const Shape& shape, uint32_t ranks) {
+  Sharding out;
+  out.how = Sharding::How::kReplicas;
+  out.pattern = Pattern::Replicate();
+  out.shape = shape;
+  out.locals.assign(ranks, WholeTensor(shape));
+  return out;
+}
+
 LocalTensor LocalOfWidths(const Shape& atom, uint32_t dim,
                           const std::vector<std::vector<uint64_t>>& widths, uint32_t rank) {
   LocalTensor local;

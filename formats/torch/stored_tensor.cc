@@ -67,11 +67,10 @@ Result<TensorDict> TensorDictOf(PickleRef dict, const TorchFile& file, BlobIndex
   return out;
 }
 
-void AddLeftOutNote(const std::set<std::string>& names, StepModel& header) {
+void AddLeftOutNote(const std::set<std::string>& names, std::vector<std::string>& notes) {
   if (names.empty()) return;
-  header.notes.push_back(StrCat(names.size(), " entries of the module (", *names.begin(),
-                                names.size() > 1 ? ", ...)" : ")",
-                                " are not tensors and are left out"));
+  notes.push_back(StrCat(names.size(), " entries of the module (", *names.begin(),
+                         names.size() > 1 ? ", ...)" : ")", " are not tensors and are left out"));
 }
 
 }  // namespace ckptfs

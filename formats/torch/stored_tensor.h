@@ -53,6 +53,6 @@ struct TensorDict {
 Result<TensorDict> TensorDictOf(PickleRef dict, const TorchFile& file, BlobIndex blob);
 
 // Says to the user what was left out, if anything was.
-void AddLeftOutNote(const std::set<std::string>& names, StepModel& header);
+void AddLeftOutNote(const std::set<std::string>& names, std::vector<std::string>& notes);
 
 }  // namespace ckptfs

@@ -7,6 +7,7 @@ that are paths, and refusals that must say what they are about.
 import json
 import os
 import shutil
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,10 @@ from safetensors.torch import load_file
 import launch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, '..', 'bench'))
+
+from synthetic import make_filled  # noqa: E402
+
 GOLDEN = os.path.join(HERE, '..', 'golden', 'deepspeed_tiny', 'ckpt')
 TAG = 'global_step3'
 HEADS = {'num_attention_heads': 4, 'num_key_value_heads': 2}
@@ -324,6 +329,36 @@ def test_the_files_names_tell_degrees_that_nothing_records(
     os.unlink(tmp_path / 'run' / 'step0' /
               'zero_pp_rank_0_mp_rank_00_optim_states.pt')
     assert 'rank 0' in refused(ckptfs, tmp_path / 'run' / 'step0')
+
+
+def test_stage_3_pads_each_parameter(ckptfs, tmp_path):
+    """40 parameters of 5 elements on 4 ranks: 3 of padding for each."""
+    gen = torch.Generator().manual_seed(7)
+    states = {kind: {f'l{i}.bias': torch.rand(5, generator=gen)
+                     for i in range(40)}
+              for kind in ('master', 'exp_avg', 'exp_avg_sq')}
+    make_filled(tmp_path / 'run', states, 4)
+    mount = ckptfs.mount(adopt=[tmp_path / 'run'])
+    shown = load_file(f'{mount}/view/tp1/rank0/optimizer.safetensors')
+    for kind in ('exp_avg', 'exp_avg_sq'):
+        for name, tensor in states[kind].items():
+            assert torch.equal(shown[f'{kind}/{name}'], tensor)
+
+
+def test_frozen_slices_without_a_shape(ckptfs, tmp_path):
+    tag = tmp_path / 'run' / 'step0'
+    synthetic(tag, {'fc.weight': [torch.rand(2, 4)] * 2}, 1)
+    for mp in range(2):  # of two pipeline stages; only the first has shapes
+        path = tag / f'zero_pp_rank_0_mp_rank_{mp:02d}_model_states.pt'
+        states = torch.load(path, weights_only=False)
+        states['checkpoint_parallel_dimensions'] = {'pp_degree': 2,
+                                                    'tp_degree': 1}
+        states['frozen_param_shapes'] = {} if mp else {'x.weight': [4]}
+        states['frozen_param_fragments'] = {'x.weight': torch.rand(4)}
+        torch.save(states, path)
+    said = refused(ckptfs, tag)
+    assert "frozen_param_fragments has 'x.weight'" in said
+    assert 'mp_rank_01' in said
 
 
 def test_a_world_that_no_file_bears_out_ends(ckptfs, tmp_path):

@@ -36,6 +36,7 @@ TEST(ZeroLayoutTest, FlatGroupsAgreeWithTheirDefinition) {
         EXPECT_EQ(start + e, span.rank * partition + span.at + (e - span.begin));
         ++seen[span.member][e];
       }
+      return Status();
     }));
     for (const auto& member : seen) EXPECT_THAT(member, testing::Each(1));
   }
@@ -51,6 +52,7 @@ TEST(ZeroLayoutTest, SubGroupsAgreeWithTheirDefinition) {
       EXPECT_EQ(span.at, at);
       EXPECT_EQ(span.begin, span.rank * ((members[span.member] + ranks - 1) / ranks));
       covered[span.member] += span.end - span.begin;
+      return Status();
     });
     ASSERT_TRUE(size);
     EXPECT_EQ(covered, members);
@@ -59,8 +61,8 @@ TEST(ZeroLayoutTest, SubGroupsAgreeWithTheirDefinition) {
 
 TEST(ZeroLayoutTest, TooSmallPartitionsAreRefused) {
   const std::vector<uint64_t> members{10};
-  EXPECT_FALSE(VisitFlatGroup(members, {}, 4, 2, [](const ZeroSpan&) {}));
-  EXPECT_FALSE(VisitFlatGroup(members, {}, UINT64_MAX, 2, [](const ZeroSpan&) {}));
+  EXPECT_FALSE(VisitFlatGroup(members, {}, 4, 2, [](const ZeroSpan&) { return Status(); }));
+  EXPECT_FALSE(VisitFlatGroup(members, {}, UINT64_MAX, 2, [](const ZeroSpan&) { return Status(); }));
 }
 
 TEST(NamesTest, NumbersAreNumbers) {

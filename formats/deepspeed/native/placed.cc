@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/native/placed.h"
+
+#include <algorithm>
+#include <climits>
+#include <set>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "formats/model_files/model_files.h"
+
+namespace ckptfs::deepspeed::native {
+namespace {
+
+Status Declare(const Named& named, const Sharded& sharded, Placer& placer) {
+  for (size_t i = 0; i < named.parameters.size(); ++i) {
+    const NamedParameter& parameter = named.parameters[i];
+    CKPT_RETURN_IF_ERROR(placer.Declare(parameter.name, parameter.role, sharded.shardings[i]));
+  }
+  return {};
+}
+
+// A weight that several stages hold is met once for each.
+using StoredWeights = std::map<std::pair<ParameterIndex, uint32_t>, uint32_t>;  // tp -> how many
+
+Result<StoredWeights> PlaceWeights(const Named& named, Placer& placer) {
+  StoredWeights stored;
+  for (const NamedWeight& weight : named.weights) {
+    const Holder holder{stored[{weight.parameter, weight.tp}]++, weight.tp};
+    CKPT_RETURN_IF_ERROR(placer.AddTensor(weight.parameter, "weight", *weight.tensor, holder));
+  }
+  return stored;
+}
+
+// Stage 3 keeps a frozen parameter as one flat slice per data-parallel rank.
+Status PlaceFrozen(const Parsed& parsed, const Named& named, const StoredWeights& stored,
+                   Placer& placer) {
+  for (const auto& [key, model] : parsed.models) {
+    if (parsed.stage != 3) break;
+    const uint32_t stage = key.mp / parsed.tp;
+    const uint32_t tp = key.mp % parsed.tp;
+    for (const auto& [name, tensor] : model.frozen_fragments) {
+      const auto index = named.Find(name);
+      const Shape* shape = index ? named[*index].ShapeOn(stage, tp) : nullptr;
+      if (shape == nullptr || named[*index].role != Role::kFrozen) {
+        return Refuse(model.file, ": frozen_param_fragments has '", name,
+                      "', frozen_param_shapes does not");
+      }
+      if (stored.contains({*index, tp})) continue;  // whole in the module
+      CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(*shape));
+      const uint64_t slice = CeilDiv(elements, parsed.dp);
+      const uint64_t begin = std::min(elements, key.dp * slice);
+      const uint64_t end = std::min(elements, begin + slice);
+      CKPT_ASSIGN_OR_RETURN(const Placer::Local local,
+                            placer.LocalOf(*index, "weight", tensor.dtype(),
+                                           Holder{named[*index].PlaceOf(stage), tp}));
+      auto fragment = tensor.Slice(0, begin, end);
+      if (!fragment || tensor.elements() != slice || tensor.shape().size() != 1) {
+        return Refuse(model.file, ": the fragment of frozen '", name, "' has shape ",
+                      ShapeToString(tensor.shape()), tensor.dense() ? "" : " and is not contiguous",
+                      "; a slice has ", slice, " elements");
+      }
+      placer.AddFragment(local, *fragment);
+    }
+  }
+  return {};
+}
+
+Status DeriveWeights(const Named& named, Placer& placer, std::vector<std::string>& notes) {
+  size_t derived = 0;
+  for (uint32_t i = 0; i < named.parameters.size(); ++i) {
+    const NamedParameter& parameter = named.parameters[i];
+    if (parameter.role != Role::kTrainable || placer.HasWeight(ParameterIndex{i})) continue;
+    CKPT_ASSIGN_OR_RETURN(const bool master,
+                          placer.DeriveWeight(ParameterIndex{i}, named.model_dtype));
+    if (!master) {
+      return Refuse("'", parameter.name, "': neither a weight nor a master of it is in any file");
+    }
+    ++derived;
+  }
+  if (derived > 0) {
+    notes.push_back(StrCat(derived,
+                           " weights are not stored; they are shown as their masters cast to ",
+                           DTypeName(named.model_dtype)));
+  }
+  return {};
+}
+
+// The layers that each stage held, if its param_shapes tell of every layer;
+// empty if that is what the layout says without a split.
+std::vector<uint32_t> SplitOfStages(const Parsed& parsed, const Named& named,
+                                    const StepModel& header) {
+  if (parsed.stage == 0) return {};
+  std::map<uint32_t, std::set<uint32_t>> stages;  // by layer
+  for (const NamedGroup& group : named.groups) {
+    for (const ParameterIndex index : group.parameters) {
+      const Parameter& parameter = header.parameter(index);
+      if (parameter.stage != StageRule::kLayer) continue;
+      stages[parameter.layer].insert(group.mp / parsed.tp);
+    }
+  }
+  std::vector<uint32_t> split(parsed.pp);
+  uint32_t last = 0;
+  for (const auto& [layer, held] : stages) {
+    if (held.size() != 1 || *held.begin() < last) return {};
+    last = *held.begin();
+    ++split[last];
+  }
+  if (stages.size() != header.LayerCount()) return {};
+  const bool even = std::count(split.begin(), split.end(), split[0]) == int64_t{parsed.pp};
+  return even ? std::vector<uint32_t>() : split;
+}
+
+void FillHeader(const TagFiles& files, const Parsed& parsed, const Named& named,
+                StepModel& header) {
+  const ModelStates& first = parsed.models.begin()->second;
+  header.framework = "deepspeed";
+  header.framework_version = first.ds_version;
+  header.id = files.step.id;
+  header.iteration = first.global_steps;
+  header.layout.tp = parsed.tp;
+  header.layout.pp = parsed.pp;
+  header.layout.dp = parsed.dp;
+  header.layout.ep = parsed.ep;
+  header.layout.zero = static_cast<uint32_t>(parsed.stage);
+  header.layout.naming = files.names.layers.empty() ? Naming::kPlain : Naming::kPipe;
+  header.layout.split = SplitOfStages(parsed, named, header);
+  // Layouts name directories.
+  if (header.layout.ToString().size() > NAME_MAX) header.layout.split.clear();
+}
+
+void KeepDocuments(const Parsed& parsed, StepModel& header) {
+  auto& documents = header.documents;
+  const auto append = [&](const std::vector<Document>& more) {
+    documents.insert(documents.end(), more.begin(), more.end());
+  };
+  const ModelStates& model = parsed.model(0);
+  append(model.documents);
+  const auto zero = parsed.optimizers.begin();
+  const bool has_zero = zero != parsed.optimizers.end();
+  if (has_zero) append(zero->second.documents);
+  for (uint32_t mp = 1; mp < parsed.model_ranks(); ++mp) {
+    AddOtherDocuments(model.documents, parsed.model(mp).documents, StrCat("mp", mp), documents);
+    if (!has_zero) continue;
+    AddOtherDocuments(zero->second.documents, parsed.optimizers.at(RankKey{mp, 0}).documents,
+                      StrCat("dp0_mp", mp), documents);
+  }
+  std::set<std::string> opaque;
+  for (const auto& [key, states] : parsed.optimizers) {
+    append(states.opaque);
+    for (const Document& document : states.opaque) opaque.insert(document.key);
+  }
+  for (const std::string& key : opaque) {
+    header.notes.push_back(
+        StrCat("optimizer state '", key,
+               "' is no flat tensor of its partition: carried for this layout only"));
+  }
+}
+
+}  // namespace
+
+Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named& named,
+                        const Sharded& sharded, Assembler assembler) {
+  StepModel& header = assembler.header();
+  header.notes = named.notes;
+  header.model_dtype = named.model_dtype;
+  sharded.rules.Describe(header);
+  header.layers = std::max(header.layers, sharded.layers);
+  header.notes.insert(header.notes.end(), sharded.notes.begin(), sharded.notes.end());
+  Placer placer(assembler);
+  CKPT_RETURN_IF_ERROR(Declare(named, sharded, placer));
+  CKPT_ASSIGN_OR_RETURN(const StoredWeights stored, PlaceWeights(named, placer));
+  CKPT_RETURN_IF_ERROR(PlaceFrozen(parsed, named, stored, placer));
+  CKPT_RETURN_IF_ERROR(PlaceOptimizer(parsed, named, placer, header.notes));
+  CKPT_RETURN_IF_ERROR(DeriveWeights(named, placer, header.notes));
+  FillHeader(files, parsed, named, header);
+  KeepDocuments(parsed, header);
+  placer.FinishGroups();
+  for (const auto& [alias, name] : named.aliases) {
+    if (const auto index = named.Find(name)) assembler.AddAlias(alias, *index);
+  }
+  CKPT_RETURN_IF_ERROR(
+      CarryModelFiles(assembler, RootBelow(files.step.root, files.step.save), files.step.Prefix()));
+  return std::move(assembler).Finish();
+}
+
+}  // namespace ckptfs::deepspeed::native

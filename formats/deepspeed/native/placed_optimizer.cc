@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Masters and optimizer states: flat partitions of ZeRO's ranks, and stage 0's,
+// flat or whole.
+
+#include <algorithm>
+#include <iterator>
+#include <span>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "formats/deepspeed/native/placed.h"
+#include "formats/deepspeed/zero_layout.h"
+
+namespace ckptfs::deepspeed::native {
+namespace {
+
+constexpr std::string_view kElements = "elements of a group";
+
+// What one rank's file has of a flat group.
+struct FlatPart {
+  const std::string* file = nullptr;
+  const PartitionStates* states = nullptr;
+};
+
+struct FlatGroup {
+  const NamedGroup& named;
+  std::vector<FlatPart> ranks;         // in partition order
+  std::vector<uint64_t> members;       // elements of each parameter
+  std::span<const uint64_t> paddings;  // after each; may be fewer
+  bool trimmed = false;                // masters lack the padding that the file tells
+};
+
+// The states of a parameter in the first file that has its optimizer.
+struct SeenStates {
+  const std::string* file = nullptr;
+  std::vector<std::string> names;  // StateNames
+};
+
+// What the groups are placed with.
+struct Placing {
+  const Parsed& parsed;
+  const Named& named;
+  Placer& placer;
+  std::vector<std::string>& notes;
+  std::vector<SeenStates> seen;  // by ParameterIndex
+  // Stage 0: what each tensor-parallel rank holds, the masters of a torch optimizer.
+  std::map<std::pair<ParameterIndex, uint32_t>, const FileTensor*> weights;
+
+  Holder HolderOf(const NamedGroup& group, ParameterIndex parameter) const {
+    return Holder{named[parameter].PlaceOf(group.mp / parsed.tp), group.mp % parsed.tp};
+  }
+  const Shape& ShapeOf(const NamedGroup& group, ParameterIndex parameter) const {
+    const Shape* shape = named[parameter].ShapeOn(group.mp / parsed.tp, group.mp % parsed.tp);
+    CKPT_CHECK(shape != nullptr);  // the group was named by this rank
+    return *shape;
+  }
+};
+
+// A flat tensor of a partition by kind: "master" or an optimizer's own name.
+const FileTensor* FindFlat(const PartitionStates& partition, std::string_view kind) {
+  if (kind == "master") return partition.master ? &*partition.master : nullptr;
+  for (const NamedTensor& entry : partition.flat) {
+    if (entry.name == kind) return &entry.tensor;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> KindsOf(const PartitionStates& partition) {
+  std::vector<std::string> kinds{"master"};
+  for (const NamedTensor& entry : partition.flat) kinds.push_back(entry.name);
+  return kinds;
+}
+
+// A name that one of two sorted lists has and the other does not.
+std::optional<std::string> Difference(const std::vector<std::string>& a,
+                                      const std::vector<std::string>& b) {
+  std::vector<std::string> only;
+  std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(only));
+  return only.empty() ? std::nullopt : std::optional(std::move(only.front()));
+}
+
+// A parameter has the same states wherever it lies: on tensor-parallel ranks,
+// replicas, pipeline stages.  Otherwise a state of some ranks would be shown
+// without the others' part, or averaged without it.
+Status CheckStates(ParameterIndex parameter, const std::string& file,
+                   const std::vector<std::string>& states, Placing& placing) {
+  SeenStates& seen = placing.seen[static_cast<uint32_t>(parameter)];
+  if (seen.file == nullptr) {
+    seen = SeenStates{&file, states};
+    return {};
+  }
+  const auto other = Difference(seen.names, states);
+  if (!other) return {};
+  return Refuse("only one of ", *seen.file, " and ", file, " has optimizer state ", *other, " of '",
+                placing.named[parameter].name, "'");
+}
+
+Status CheckSameStates(const FlatGroup& group, Placing& placing) {
+  const FlatPart& first = group.ranks.front();
+  const std::vector<std::string> states = StateNames(*first.states);
+  for (const FlatPart& rank : group.ranks) {
+    const auto other = Difference(states, StateNames(*rank.states));
+    if (!other) continue;
+    return Refuse("only one of ", *first.file, " and ", *rank.file, " has optimizer state ", *other,
+                  " of group ", group.named.number, "; two runs lie in one directory");
+  }
+  for (const ParameterIndex parameter : group.named.parameters) {
+    CKPT_RETURN_IF_ERROR(CheckStates(parameter, *first.file, states, placing));
+  }
+  return {};
+}
+
+// Elements of every rank's partition, padding included.
+Result<uint64_t> PartitionSize(const FlatGroup& group, int stage) {
+  const FlatPart& first = group.ranks.front();
+  uint64_t size = 0;
+  uint64_t padding = 0;
+  for (const FlatPart& rank : group.ranks) {
+    const uint64_t elements = rank.states->master->elements() + rank.states->padding;
+    if (&rank == &first) size = elements;
+    if (elements != size) {
+      return Refuse(*rank.file, ": group ", group.named.number, " has a partition of ", elements,
+                    " elements, ", *first.file, " one of ", size);
+    }
+    padding += rank.states->padding;
+  }
+  const uint64_t ranks = group.ranks.size();
+  uint64_t total = 0;
+  for (size_t i = 0; i < group.members.size(); ++i) {
+    // Stage 3 cuts each parameter alone, into parts of equal length.
+    uint64_t elements = group.members[i];
+    if (stage == 3) {
+      CKPT_ASSIGN_OR_RETURN(elements, CheckedMul(CeilDiv(elements, ranks), ranks, kElements));
+    }
+    CKPT_ASSIGN_OR_RETURN(total, CheckedAdd(total, elements, kElements));
+    if (i < group.paddings.size()) {
+      CKPT_ASSIGN_OR_RETURN(total, CheckedAdd(total, group.paddings[i], kElements));
+    }
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t capacity, CheckedMul(size, ranks, kElements));
+  const bool fits = total <= capacity &&
+                    (group.trimmed ? capacity - total == padding : capacity - total < 16 * ranks);
+  if (!fits) {
+    return Refuse(*first.file, ": group ", group.named.number, " has ", group.ranks.size(),
+                  " partitions of ", size, " elements (", padding, " padding), its parameters ",
+                  total, " elements");
+  }
+  return size;
+}
+
+// What all ranks say of one value: "step".
+Status PlaceScalars(const FlatGroup& group, Placing& placing) {
+  const FlatPart& first = group.ranks.front();
+  for (const NamedScalar& scalar : first.states->scalars) {
+    for (const FlatPart& rank : group.ranks) {
+      for (const NamedScalar& other : rank.states->scalars) {
+        if (other.name != scalar.name || other.value == scalar.value) continue;
+        return Refuse(*rank.file, ": optimizer state '", scalar.name, "' of group ",
+                      group.named.number, " differs from that in ", *first.file,
+                      "; two runs lie in one directory");
+      }
+    }
+    for (const ParameterIndex parameter : group.named.parameters) {
+      CKPT_RETURN_IF_ERROR(placing.placer.AddScalar(parameter, scalar.name, scalar.value));
+    }
+  }
+  return {};
+}
+
+// One kind of state: each parameter's spans of the ranks' partitions.
+Status PlaceKind(const FlatGroup& group, const std::string& kind, uint64_t size, Placing& placing) {
+  const DType dtype = FindFlat(*group.ranks.front().states, kind)->dtype();
+  std::optional<uint32_t> member;
+  Placer::Local local;
+  const auto visit = [&](const ZeroSpan& span) -> Status {
+    const ParameterIndex parameter = group.named.parameters[span.member];
+    if (member != span.member) {
+      const Holder holder = placing.HolderOf(group.named, parameter);
+      CKPT_ASSIGN_OR_RETURN(local, placing.placer.LocalOf(parameter, kind, dtype, holder));
+      member = span.member;
+    }
+    const FlatPart& rank = group.ranks[span.rank];
+    const FileTensor* tensor = FindFlat(*rank.states, kind);
+    CKPT_CHECK(tensor != nullptr);  // CheckSameStates
+    auto fragment = tensor->Slice(span.at, span.begin, span.end);
+    if (!fragment) {
+      return Fail(std::move(fragment).error().WithContext(
+          StrCat(*rank.file, ": '", kind, "' of '", placing.named[parameter].name, "' in group ",
+                 group.named.number)));
+    }
+    placing.placer.AddFragment(local, *fragment);
+    return {};
+  };
+  const auto ranks = static_cast<uint32_t>(group.ranks.size());
+  if (placing.parsed.stage != 3) {
+    return VisitFlatGroup(group.members, group.paddings, size, ranks, visit);
+  }
+  CKPT_RETURN_IF_ERROR(VisitSubGroup(group.members, ranks, visit));
+  return {};
+}
+
+Status PlaceFlat(FlatGroup group, Placing& placing) {
+  for (const ParameterIndex parameter : group.named.parameters) {
+    CKPT_ASSIGN_OR_RETURN(const uint64_t elements,
+                          ElementCount(placing.ShapeOf(group.named, parameter)));
+    group.members.push_back(elements);
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t size, PartitionSize(group, placing.parsed.stage));
+  CKPT_RETURN_IF_ERROR(CheckSameStates(group, placing));
+  for (const std::string& kind : KindsOf(*group.ranks.front().states)) {
+    CKPT_RETURN_IF_ERROR(PlaceKind(group, kind, size, placing));
+  }
+  return PlaceScalars(group, placing);
+}
+
+// The data-parallel ranks that share the group, in partition order: all, or those
+// that hold one expert-parallel rank's experts.
+Result<std::vector<uint32_t>> RanksOf(const Parsed& parsed, const NamedGroup& group) {
+  const OptimizerStates& first = parsed.optimizers.at(RankKey{group.mp, 0});
+  const auto& counts = first.partition_count;
+  const size_t at = parsed.stage == 3 ? 0 : group.number;
+  const uint64_t count = at < counts.size() ? counts[at] : parsed.dp;
+  if (!group.expert_rank && count != parsed.dp) {
+    return Fail(
+        ErrorCode::kUnsupported,
+        StrCat(first.file, ": group ", group.number, " is cut into ", count, " partitions over ",
+               parsed.dp, " data-parallel ranks (MiCS and the like are not understood)"));
+  }
+  const uint32_t experts = parsed.ExpertRanks(group.mp, group.number).value_or(1);
+  const uint32_t expert = group.expert_rank.value_or(0);
+  const uint32_t replicas = parsed.dp / experts;
+  const bool together = parsed.model(group.mp).experts_first;
+  std::vector<uint32_t> ranks;
+  for (uint32_t i = 0; i < replicas; ++i) {
+    ranks.push_back(together ? expert * replicas + i : i * experts + expert);
+  }
+  return ranks;
+}
+
+// The optimizer's group that a flat group or sub-group belongs to.
+Result<size_t> OptimizerGroup(const Parsed& parsed, const NamedGroup& group) {
+  const OptimizerStates& states = parsed.optimizers.at(RankKey{group.mp, 0});
+  if (parsed.stage != 3) return group.number;
+  // An only group that lists nothing has all.
+  if (states.groups.size() == 1 && states.groups[0].members.empty()) return 0;
+  const auto found =
+      std::find_if(states.groups.begin(), states.groups.end(), [&](const HyperGroup& entry) {
+        return std::find(entry.members.begin(), entry.members.end(),
+                         static_cast<int64_t>(group.number)) != entry.members.end();
+      });
+  if (found != states.groups.end()) return static_cast<size_t>(found - states.groups.begin());
+  return Refuse(states.file, ": sub-group ", group.number, " is in no param_groups entry");
+}
+
+void AddToGroup(size_t number, const std::vector<HyperGroup>& hyper, const NamedGroup& group,
+                Placer& placer) {
+  placer.AddToGroup(number, number < hyper.size() ? hyper[number].hyper_parameters : "",
+                    group.parameters);
+}
+
+Status PlacePartitions(const NamedGroup& named, Placing& placing) {
+  const Parsed& parsed = placing.parsed;
+  const ModelStates& model = parsed.model(named.mp);
+  CKPT_ASSIGN_OR_RETURN(const std::vector<uint32_t> ranks, RanksOf(parsed, named));
+  const OptimizerStates& first = parsed.optimizers.at(RankKey{named.mp, ranks.front()});
+  FlatGroup group{named, {}, {}, {}, first.trimmed};
+  if (named.number < first.member_paddings.size()) {
+    group.paddings = first.member_paddings[named.number];
+  }
+  for (const uint32_t dp : ranks) {
+    const OptimizerStates& rank = parsed.optimizers.at(RankKey{named.mp, dp});
+    if (rank.partitions.size() != model.groups.size()) {
+      return Refuse(rank.file, ": ", rank.partitions.size(), " partitions, but ", model.file,
+                    " names the parameters of ", model.groups.size());
+    }
+    if (rank.member_paddings != first.member_paddings) {
+      return Refuse(rank.file, ": param_alignment_paddings differ from ", first.file,
+                    "; two runs lie in one directory");
+    }
+    group.ranks.push_back(FlatPart{&rank.file, &rank.partitions[named.number]});
+  }
+  CKPT_RETURN_IF_ERROR(PlaceFlat(std::move(group), placing));
+  CKPT_ASSIGN_OR_RETURN(const size_t number, OptimizerGroup(parsed, named));
+  AddToGroup(number, parsed.optimizers.at(RankKey{named.mp, 0}).groups, named, placing.placer);
+  return {};
+}
+
+// Stage 0, a state of one parameter.
+Status PlaceWholeState(const NamedGroup& group, ParameterIndex parameter,
+                       const PartitionStates& state, Placing& placing) {
+  const std::string& file = placing.parsed.model(group.mp).file;
+  const std::string& name = placing.named[parameter].name;
+  const Shape& local = placing.ShapeOf(group, parameter);
+  CKPT_RETURN_IF_ERROR(CheckStates(parameter, file, StateNames(state), placing));
+  for (const NamedTensor& entry : state.flat) {
+    const Shape& shape = entry.tensor.shape();
+    const std::string what = StrCat("optimizer state '", entry.name, "' of '", name, "'");
+    if (shape == local) {
+      CKPT_RETURN_IF_ERROR(placing.placer.AddTensor(parameter, entry.name, entry.tensor,
+                                                    placing.HolderOf(group, parameter)));
+    } else if (!CanBeReduced(entry.name, shape, local)) {
+      return Refuse(file, ": ", what, " has shape ", ShapeToString(shape), ", the parameter ",
+                    ShapeToString(local));
+    } else if (placing.parsed.tp > 1) {
+      placing.notes.push_back(StrCat(what, " has a shape of its own and is left out"));
+    } else {
+      CKPT_RETURN_IF_ERROR(placing.placer.AddReduced(parameter, entry.name, entry.tensor));
+    }
+  }
+  for (const std::string& opaque : state.opaque) {
+    placing.notes.push_back(
+        StrCat("optimizer state '", opaque, "' of '", name, "' is not a tensor and is left out"));
+  }
+  for (const NamedScalar& scalar : state.scalars) {
+    CKPT_RETURN_IF_ERROR(placing.placer.AddScalar(parameter, scalar.name, scalar.value));
+  }
+  return {};
+}
+
+const PartitionStates& StatesOf(const UnshardedOptimizer& optimizer, int64_t index) {
+  static const PartitionStates kNone;
+  const auto found = optimizer.states.find(index);
+  return found == optimizer.states.end() ? kNone : found->second;
+}
+
+// Stage 0, masters and states with the parameters' own shapes.
+Status PlaceWhole(const NamedGroup& group, const UnshardedOptimizer& optimizer, Placing& placing) {
+  const uint32_t tp = group.mp % placing.parsed.tp;
+  for (size_t i = 0; i < group.parameters.size(); ++i) {
+    const ParameterIndex parameter = group.parameters[i];
+    const bool own = optimizer.form == UnshardedOptimizer::Form::kUnfused &&
+                     i < optimizer.parameter_masters[group.number].size();
+    const FileTensor& master =
+        own ? optimizer.parameter_masters[group.number][i] : *placing.weights.at({parameter, tp});
+    CKPT_RETURN_IF_ERROR(
+        placing.placer.AddTensor(parameter, "master", master, placing.HolderOf(group, parameter)));
+    const int64_t member = optimizer.groups[group.number].members[i];
+    CKPT_RETURN_IF_ERROR(PlaceWholeState(group, parameter, StatesOf(optimizer, member), placing));
+  }
+  return {};
+}
+
+// Stage 0, one flat tensor per group and kind: a group of ZeRO on one rank.
+Status PlaceFused(const NamedGroup& group, const UnshardedOptimizer& optimizer, Placing& placing) {
+  const std::string& file = placing.parsed.model(group.mp).file;
+  PartitionStates states = StatesOf(optimizer, static_cast<int64_t>(group.number));
+  states.master = optimizer.flat_masters[group.number];
+  for (const NamedTensor& entry : states.flat) {
+    if (entry.tensor.shape() == states.master->shape()) continue;
+    return Refuse(file, ": optimizer state '", entry.name, "' of group ", group.number,
+                  " has shape ", ShapeToString(entry.tensor.shape()), ", its flat master ",
+                  ShapeToString(states.master->shape()));
+  }
+  return PlaceFlat(FlatGroup{group, {{&file, &states}}, {}, {}, false}, placing);
+}
+
+}  // namespace
+
+Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
+                      std::vector<std::string>& notes) {
+  Placing placing{parsed, named, placer, notes, std::vector<SeenStates>(named.parameters.size()),
+                  {}};
+  for (const NamedWeight& weight : named.weights) {
+    if (parsed.stage == 0)
+      placing.weights.emplace(std::pair(weight.parameter, weight.tp), weight.tensor);
+  }
+  for (const NamedGroup& group : named.groups) {
+    if (parsed.stage > 0) {
+      CKPT_RETURN_IF_ERROR(PlacePartitions(group, placing));
+      continue;
+    }
+    const UnshardedOptimizer& optimizer = *parsed.model(group.mp).optimizer;
+    const bool fused = optimizer.form == UnshardedOptimizer::Form::kFused;
+    CKPT_RETURN_IF_ERROR(fused ? PlaceFused(group, optimizer, placing)
+                               : PlaceWhole(group, optimizer, placing));
+    AddToGroup(group.number, optimizer.groups, group, placer);
+  }
+  return {};
+}
+
+}  // namespace ckptfs::deepspeed::native

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/sharding/placer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+
+std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
+                                std::optional<DType> otherwise) {
+  uint64_t most = 0;
+  for (const auto& [dtype, count] : counts) {
+    if (count > most) otherwise = dtype;
+    most = std::max(most, count);
+  }
+  return otherwise;
+}
+
+Result<ParameterIndex> Placer::Declare(std::string name, Role role, const Sharding& sharding) {
+  Parameter parameter;
+  parameter.name = std::move(name);
+  parameter.shape = sharding.shape;
+  parameter.role = role;
+  parameter.pattern = sharding.pattern;
+  parameter.source_pattern = sharding.source_pattern;
+  parameter.stage = sharding.stage;
+  parameter.layer = sharding.layer.value_or(0);
+  parameter.expert = sharding.expert;
+  parameter.expert_at = sharding.expert_at;
+  parameter.stacked_experts = sharding.stacked_experts;
+  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
+  if (static_cast<uint32_t>(index) != declared_.size()) {
+    return Refuse("'", assembler_.parameter(index).name, "' is the name of two parameters");
+  }
+  declared_.push_back(Declared{&sharding, std::nullopt, std::nullopt});
+  return index;
+}
+
+Result<Placer::Local> Placer::LocalOf(ParameterIndex parameter, std::string_view kind, DType dtype,
+                                      Holder holder) {
+  Declared& declared = Of(parameter);
+  const Sharding& sharding = *declared.sharding;
+  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                        assembler_.AddAtom(parameter, "", kind, dtype, sharding.shape));
+  if (kind == "weight") declared.weight = atom;
+  if (kind == "master") declared.master = atom;
+  const bool average = sharding.how == Sharding::How::kAverage;
+  const bool replicas = sharding.how == Sharding::How::kReplicas;
+  if (average && holder.place > 0) {
+    return Fail(ErrorCode::kUnsupported, StrCat("'", assembler_.parameter(parameter).name,
+                                                "' is averaged and on several pipeline stages"));
+  }
+  if (average) assembler_.DeclareAverage(atom);
+  if (replicas || (holder.place > 0 && sharding.on_several_stages))
+    assembler_.DeclareReplicas(atom);
+  // Ranks that each hold all of it are copies; the parts of a cut are one.
+  const auto ranks = static_cast<uint32_t>(sharding.locals.size());
+  Local local{atom, average || replicas ? holder.place * ranks + holder.tp : holder.place, 0};
+  const auto [at, added] = locals_.try_emplace({atom, local.copy, holder.tp}, 0);
+  if (added) at->second = assembler_.AddLocal(atom, local.copy, sharding.locals[holder.tp]);
+  local.index = at->second;
+  return local;
+}
+
+void Placer::AddFragment(const Local& local, const Fragment& fragment) {
+  assembler_.AddFragment(local.atom, local.copy, local.index, fragment);
+}
+
+Status Placer::AddHeld(ParameterIndex parameter, std::string_view kind, FileTensor::Held held,
+                       Holder holder) {
+  CKPT_ASSIGN_OR_RETURN(const Local local, LocalOf(parameter, kind, held.fragment.dtype, holder));
+  assembler_.SetLocal(local.atom, local.copy, local.index, std::move(held.local));
+  AddFragment(local, held.fragment);
+  return {};
+}
+
+Status Placer::AddTensor(ParameterIndex parameter, std::string_view kind, const FileTensor& tensor,
+                         Holder holder) {
+  auto held = tensor.As(sharding(parameter).locals[holder.tp]);
+  if (held) return AddHeld(parameter, kind, *std::move(held), holder);
+  return Fail(std::move(held).error().WithContext(StrCat(assembler_.blob(tensor.blob()).path, ": '",
+                                                         assembler_.parameter(parameter).name,
+                                                         "' (", kind, ")")));
+}
+
+Status Placer::AddReduced(ParameterIndex parameter, std::string_view kind,
+                          const FileTensor& tensor) {
+  CKPT_ASSIGN_OR_RETURN(
+      const AtomIndex atom,
+      assembler_.AddAtom(parameter, "", kind, tensor.dtype(), tensor.shape(), Relation::kReduced));
+  CKPT_ASSIGN_OR_RETURN(FileTensor::Held held, tensor.As(WholeTensor(tensor.shape())));
+  AddFragment(Local{atom, 0, assembler_.AddLocal(atom, 0, std::move(held.local))}, held.fragment);
+  return {};
+}
+
+Status Placer::AddScalar(ParameterIndex parameter, std::string_view kind,
+                         const ScalarValue& value) {
+  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, assembler_.AddAtom(parameter, "", kind, value.dtype,
+                                                                 value.shape, Relation::kScalar));
+  return assembler_.SetInline(atom, value.bytes, value.python_number);
+}
+
+Result<bool> Placer::DeriveWeight(ParameterIndex parameter, DType dtype) {
+  const Declared& declared = Of(parameter);
+  if (!declared.master) return false;
+  CKPT_ASSIGN_OR_RETURN(const AtomIndex weight, assembler_.AddAtom(parameter, "", "weight", dtype,
+                                                                   declared.sharding->shape));
+  CKPT_RETURN_IF_ERROR(assembler_.SetCast(weight, *declared.master));
+  return true;
+}
+
+void Placer::AddToGroup(size_t number, const std::string& hyper_parameters,
+                        std::span<const ParameterIndex> parameters) {
+  if (groups_.size() <= number) {
+    groups_.resize(number + 1);
+    grouped_.resize(number + 1);
+  }
+  Group& group = groups_[number];
+  if (group.hyper_parameters.empty()) group.hyper_parameters = hyper_parameters;
+  for (const ParameterIndex parameter : parameters) {
+    if (grouped_[number].insert(parameter).second) group.parameters.push_back(parameter);
+  }
+}
+
+void Placer::FinishGroups() {
+  for (Group& group : groups_) assembler_.AddGroup(std::move(group));
+  groups_.clear();
+}
+
+}  // namespace ckptfs

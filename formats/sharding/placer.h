@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Placer puts what the ranks of a source hold into the step that is assembled:
+// a parameter as its Sharding says, a rank's tensor or a flat range of it under an
+// atom, scalars, weights that are casts of their masters.  All sources place
+// through it, so that in one place is said which tensors are parts of one copy,
+// which are replicas, and which are to be averaged.
+//
+// Thread safety: none; one thread builds one step.
+// Lifetime: the assembler and the shardings that were declared must outlive it.
+// Units: flat ranges are elements of a rank's tensor, row-major.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/assembler.h"
+#include "formats/sharding/sharding.h"
+#include "formats/torch/file_tensor.h"
+#include "formats/torch/stored_tensor.h"
+
+namespace ckptfs {
+
+// Who holds a tensor: a tensor-parallel rank of one of the places (pipeline
+// stages) that hold the parameter, counted from 0.
+struct Holder {
+  uint32_t place = 0;
+  uint32_t tp = 0;
+};
+
+// The dtype that is counted most, `otherwise` if none is.
+std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
+                                std::optional<DType> otherwise);
+
+class Placer {
+ public:
+  explicit Placer(Assembler& assembler) : assembler_(assembler) {}
+
+  // kInvalid for a second parameter of the name.
+  Result<ParameterIndex> Declare(std::string name, Role role, const Sharding& sharding);
+
+  // The local tensor of one rank under an atom of the parameter's shape.
+  struct Local {
+    AtomIndex atom{};
+    uint32_t copy = 0;
+    uint32_t index = 0;
+  };
+  // kUnsupported for a parameter that is averaged and in several places.
+  // REQUIRES: of this and all below: `parameter` was declared here.
+  Result<Local> LocalOf(ParameterIndex parameter, std::string_view kind, DType dtype,
+                        Holder holder);
+  void AddFragment(const Local& local, const Fragment& fragment);
+
+  // All of what a rank holds.  kInvalid names file, parameter and kind where the
+  // tensor's shape is not that of the rank's part.
+  Status AddTensor(ParameterIndex parameter, std::string_view kind, const FileTensor& tensor,
+                   Holder holder = {});
+  Status AddHeld(ParameterIndex parameter, std::string_view kind, FileTensor::Held held,
+                 Holder holder = {});
+  // A state with a shape of its own (Relation::kReduced), which one rank holds.
+  Status AddReduced(ParameterIndex parameter, std::string_view kind, const FileTensor& tensor);
+  // kInvalid if it was given another value.
+  Status AddScalar(ParameterIndex parameter, std::string_view kind, const ScalarValue& value);
+  // A weight that is not stored: the master, cast.  False if there is no master.
+  Result<bool> DeriveWeight(ParameterIndex parameter, DType dtype);
+
+  // Whether a weight of the parameter was placed.
+  bool HasWeight(ParameterIndex parameter) const { return Of(parameter).weight.has_value(); }
+  const Sharding& sharding(ParameterIndex parameter) const { return *Of(parameter).sharding; }
+
+  // Optimizer groups, by their number; hyper-parameters are those of the first who
+  // has any, a parameter is in a group once.
+  void AddToGroup(size_t number, const std::string& hyper_parameters,
+                  std::span<const ParameterIndex> parameters);
+  // Hands the groups to the assembler.
+  void FinishGroups();
+
+ private:
+  struct Declared {
+    const Sharding* sharding = nullptr;
+    std::optional<AtomIndex> weight;
+    std::optional<AtomIndex> master;
+  };
+  const Declared& Of(ParameterIndex i) const { return declared_[static_cast<uint32_t>(i)]; }
+  Declared& Of(ParameterIndex i) { return declared_[static_cast<uint32_t>(i)]; }
+
+  Assembler& assembler_;
+  std::vector<Declared> declared_;                                        // by ParameterIndex
+  std::map<std::tuple<AtomIndex, uint32_t, uint32_t>, uint32_t> locals_;  // atom, copy, tp
+  std::vector<Group> groups_;
+  std::vector<std::set<ParameterIndex>> grouped_;  // what is in each of groups_
+};
+
+}  // namespace ckptfs
