@@ -48,6 +48,9 @@ struct Parameter {
   // How the source's own ranks held it, at its own tp degree, where `pattern`
   // would cut it otherwise: unevenly, with another padding, or not at all.
   std::optional<Pattern> source_pattern;
+  // The source's own pipeline stages that held it, rising; empty where it had one
+  // stage or nothing tells.  Its own pipeline is shown by them, others by `stage`.
+  std::vector<uint32_t> source_stages;
   StageRule stage = StageRule::kEvery;
   uint32_t layer = 0;       // transformer layer, from 0, when stage is kLayer
   std::optional<uint32_t> expert;  // global expert id of a per-expert parameter

@@ -3,7 +3,9 @@
 // Manifest bytes -> StepModel.  FlatBuffers' verifier proves the structure;
 // everything it cannot know (indices, enums, extents, products) is checked
 // here, so that later code may trust a loaded model as it trusts its own.
+#include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -245,6 +247,12 @@ Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
   CKPT_ASSIGN_OR_RETURN(parameter.stage,
                         KnownEnum(table.stage(), StageRule::kFirstLast, "stage rule"));
   parameter.layer = table.layer();
+  parameter.source_stages = Vector(table.source_stages());
+  const std::vector<uint32_t>& stages = parameter.source_stages;
+  if (std::ranges::adjacent_find(stages, std::greater_equal()) != stages.end() ||
+      (!stages.empty() && stages.back() >= model_.layout.pp)) {
+    return Refuse("its source's pipeline stages do not rise below ", model_.layout.pp);
+  }
   if (table.expert() < -1 || table.expert() > UINT32_MAX) return Refuse("expert number");
   if (table.expert() >= 0) parameter.expert = static_cast<uint32_t>(table.expert());
   parameter.stacked_experts = table.stacked_experts();

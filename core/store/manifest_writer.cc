@@ -116,13 +116,14 @@ Offset<fb::Parameter> Writer::WriteParameter(const Parameter& parameter) {
   const auto pattern = WritePattern(parameter.pattern);
   const auto source_pattern =
       parameter.source_pattern ? WritePattern(*parameter.source_pattern) : Offset<fb::Pattern>(0);
+  const auto source_stages = Vector(parameter.source_stages);
   return fb::CreateParameter(builder_, name, shape,
                              static_cast<uint8_t>(parameter.role), pattern,
                              static_cast<uint8_t>(parameter.stage), parameter.layer,
                              parameter.expert ? int64_t{*parameter.expert} : int64_t{-1},
                              parameter.stacked_experts,
                              parameter.expert ? int64_t{parameter.expert_at} : int64_t{-1},
-                             source_pattern);
+                             source_pattern, source_stages);
 }
 
 Offset<fb::LocalTensor> Writer::WriteLocal(const LocalTensor& local, const LocalTensor& whole) {
@@ -240,7 +241,7 @@ uint64_t UpperBound(const StepModel& model) {
   for (const auto& [name, value] : model.family_sizes) bytes += 64 + name.size();
   for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size() + 16 * blob.chunks.size();
   for (const Parameter& p : model.parameters) {
-    bytes += 256 + p.name.size() + 8 * p.shape.size();
+    bytes += 256 + p.name.size() + 8 * p.shape.size() + 4 * p.source_stages.size();
     bytes += UpperBound(p.pattern) + (p.source_pattern ? UpperBound(*p.source_pattern) : 0);
   }
   for (const Atom& atom : model.atoms) {

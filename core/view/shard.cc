@@ -97,8 +97,13 @@ Status CheckExpert(const StepModel& step, const Layout& layout, const Parameter&
   return {};
 }
 
-// The source's own tensor-parallel degree is shown as its ranks held it; all
-// others follow the rules.
+// The source's own tensor-parallel degree and its own pipeline are shown as its
+// ranks held them; all others follow the rules.
+bool IsOwnPipeline(const StepModel& step, const Layout& layout) {
+  return layout.pp == step.layout.pp && layout.vpp == step.layout.vpp &&
+         layout.split == step.layout.split;
+}
+
 const Pattern& PatternFor(const StepModel& step, const Layout& layout, const Parameter& parameter) {
   const bool own = parameter.source_pattern && layout.tp == step.layout.tp;
   return own ? *parameter.source_pattern : parameter.pattern;
@@ -189,7 +194,8 @@ Status CheckDegrees(const StepModel& step, const Layout& layout) {
 
 Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_only) {
   CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
-  CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
+  // Its own needs no rule but for what nothing tells the stage of (StagesOf).
+  if (!IsOwnPipeline(step, layout)) CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
   bool experts = false;
   constexpr int kShown = 3;
   std::string refusals;
@@ -219,6 +225,9 @@ Result<std::vector<uint32_t>> StagesOf(const StepModel& step, const Layout& layo
                                        const Parameter& parameter) {
   const uint32_t last = layout.pp - 1;
   if (layout.pp == 1) return std::vector<uint32_t>{0};
+  if (!parameter.source_stages.empty() && IsOwnPipeline(step, layout)) {
+    return parameter.source_stages;
+  }
   const bool tied = IsTied(step, parameter);
   switch (parameter.stage) {
     case StageRule::kFirst:

@@ -19,13 +19,15 @@ std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
   return otherwise;
 }
 
-Result<ParameterIndex> Placer::Declare(std::string name, Role role, const Sharding& sharding) {
+Result<ParameterIndex> Placer::Declare(std::string name, Role role, const Sharding& sharding,
+                                       std::vector<uint32_t> stages) {
   Parameter parameter;
   parameter.name = std::move(name);
   parameter.shape = sharding.shape;
   parameter.role = role;
   parameter.pattern = sharding.pattern;
   parameter.source_pattern = sharding.source_pattern;
+  parameter.source_stages = std::move(stages);
   parameter.stage = sharding.stage;
   parameter.layer = sharding.layer.value_or(0);
   parameter.expert = sharding.expert;

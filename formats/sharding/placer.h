@@ -45,8 +45,9 @@ class Placer {
  public:
   explicit Placer(Assembler& assembler) : assembler_(assembler) {}
 
-  // kInvalid for a second parameter of the name.
-  Result<ParameterIndex> Declare(std::string name, Role role, const Sharding& sharding);
+  // kInvalid for a second parameter of the name.  `stages`: Parameter::source_stages.
+  Result<ParameterIndex> Declare(std::string name, Role role, const Sharding& sharding,
+                                 std::vector<uint32_t> stages = {});
 
   // The local tensor of one rank under an atom of the parameter's shape.
   struct Local {

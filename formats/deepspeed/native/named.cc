@@ -13,6 +13,13 @@ namespace {
 
 constexpr std::string_view kTied = "tied_modules.";
 
+// What begins the names of one module of a pipeline: "3." of "3.norm.weight",
+// "tied_modules.embed." of "tied_modules.embed.weight".
+std::string ModuleOf(std::string_view name) {
+  const size_t dot = name.find('.', name.starts_with(kTied) ? kTied.size() : 0);
+  return dot == std::string_view::npos ? "" : std::string(name.substr(0, dot + 1));
+}
+
 bool IsPlaceholder(const FileTensor& tensor) { return tensor.shape() == Shape{0}; }
 
 // "tied_modules.embed.weight" -> {"embed", "weight"}.
@@ -52,8 +59,9 @@ Result<ParameterIndex> AddParameter(const std::string& name, Role role, uint32_t
   return at->second;
 }
 
-Status AddWeight(const std::string& name, const FileTensor& tensor, uint32_t stage, uint32_t tp,
-                 bool buffer, Draft& draft) {
+// `stages` that held it; none: nothing tells.
+Status AddWeight(const std::string& name, const FileTensor& tensor, std::set<uint32_t> stages,
+                 uint32_t tp, bool buffer, Draft& draft) {
   Named& out = draft.out;
   std::optional<ParameterIndex> index = out.Find(name);
   const bool named = index && out[*index].role == Role::kTrainable;
@@ -62,7 +70,12 @@ Status AddWeight(const std::string& name, const FileTensor& tensor, uint32_t sta
                     : draft.parsed.stage == 0 || named ? Role::kTrainable
                                                        : Role::kFrozen;
   if (!(named && out[*index].expert)) {
-    CKPT_ASSIGN_OR_RETURN(index, AddParameter(name, role, stage, tp, tensor.shape(), draft));
+    const bool anywhere = stages.empty();
+    if (anywhere) stages.insert(0);
+    for (const uint32_t stage : stages) {
+      CKPT_ASSIGN_OR_RETURN(index, AddParameter(name, role, stage, tp, tensor.shape(), draft));
+    }
+    out[*index].anywhere = anywhere;
   } else if (out[*index].shapes.begin()->second[tp] != tensor.shape()) {
     return Refuse("'", name, "' has another shape in its expert file");
   }
@@ -152,7 +165,7 @@ Status NameModule(uint32_t mp, Draft& draft) {
         continue;
       }
     }
-    auto added = AddWeight(name, entry.tensor, mp / parsed.tp, mp % parsed.tp,
+    auto added = AddWeight(name, entry.tensor, {mp / parsed.tp}, mp % parsed.tp,
                            buffers.contains(name), draft);
     if (!added) return Fail(std::move(added).error().WithContext(model.file));
   }
@@ -194,8 +207,30 @@ std::map<uint32_t, std::string> MatchTiedLayers(const Draft& draft) {
   return matches;
 }
 
+// The pipeline stages whose model states list a name, and those that list any
+// name of its module: layer files do not say which stage wrote them.
+std::map<std::string, std::set<uint32_t>> StagesOfNames(const Parsed& parsed) {
+  std::map<std::string, std::set<uint32_t>> out;
+  for (uint32_t mp = 0; mp < parsed.model_ranks(); ++mp) {
+    const ModelStates& model = parsed.model(mp);
+    std::set<std::string> names = BufferNames(model);
+    for (const auto& group : model.groups) {
+      for (const NamedShape& entry : group) names.insert(entry.name);
+    }
+    for (const NamedShape& entry : model.frozen) names.insert(entry.name);
+    for (const std::string& name : names) {
+      out[name].insert(mp / parsed.tp);
+      if (const std::string module = ModuleOf(name); !module.empty()) {
+        out[module].insert(mp / parsed.tp);
+      }
+    }
+  }
+  return out;
+}
+
 Status NameLayers(Draft& draft) {
   const Parsed& parsed = draft.parsed;
+  const std::map<std::string, std::set<uint32_t>> stages = StagesOfNames(parsed);
   const std::map<uint32_t, std::string> tied = MatchTiedLayers(draft);
   std::set<std::string> buffers;
   for (uint32_t mp = 0; mp < parsed.model_ranks(); ++mp)
@@ -217,9 +252,11 @@ Status NameLayers(Draft& draft) {
         match == tied.end() ? StrCat(key.layer, ".") : StrCat(kTied, match->second, ".");
     for (const NamedTensor& entry : dict.tensors) {
       const std::string full = draft.spellings.Of(prefix + entry.name);
-      const auto known = draft.out.Find(full);
-      const uint32_t stage = known ? draft.out[*known].shapes.begin()->first : 0;
-      auto added = AddWeight(full, entry.tensor, stage, key.tp, buffers.contains(full), draft);
+      auto held = stages.find(full);
+      if (held == stages.end()) held = stages.find(prefix);
+      auto added =
+          AddWeight(full, entry.tensor, held == stages.end() ? std::set<uint32_t>() : held->second,
+                    key.tp, buffers.contains(full), draft);
       if (!added) return Fail(std::move(added).error().WithContext(path));
     }
   }
@@ -234,8 +271,8 @@ Status NameExpertFiles(Draft& draft) {
       return Refuse(path, ": a model-parallel rank beyond ", parsed.model_ranks());
     }
     for (const NamedTensor& entry : dict.tensors) {
-      auto added =
-          AddWeight(entry.name, entry.tensor, key.mp / parsed.tp, key.mp % parsed.tp, false, draft);
+      auto added = AddWeight(entry.name, entry.tensor, {key.mp / parsed.tp}, key.mp % parsed.tp,
+                             false, draft);
       if (!added) return Fail(std::move(added).error().WithContext(path));
     }
   }

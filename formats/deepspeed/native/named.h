@@ -32,6 +32,7 @@ struct NamedParameter {
   Role role = Role::kTrainable;
   std::map<uint32_t, std::vector<std::optional<Shape>>> shapes;  // by pipeline stage: per tp rank
   std::optional<ExpertNumber> expert;
+  bool anywhere = false;  // nothing tells the stage: `shapes` has it under the first
 
   // Which of the stages that hold it this one is, from 0.
   // REQUIRES: it holds it.

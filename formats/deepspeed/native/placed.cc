@@ -13,10 +13,15 @@
 namespace ckptfs::deepspeed::native {
 namespace {
 
-Status Declare(const Named& named, const Sharded& sharded, Placer& placer) {
+Status Declare(const Parsed& parsed, const Named& named, const Sharded& sharded, Placer& placer) {
   for (size_t i = 0; i < named.parameters.size(); ++i) {
     const NamedParameter& parameter = named.parameters[i];
-    CKPT_RETURN_IF_ERROR(placer.Declare(parameter.name, parameter.role, sharded.shardings[i]));
+    std::vector<uint32_t> stages;
+    for (const auto& [stage, shapes] : parameter.shapes) {
+      if (parsed.pp > 1 && !parameter.anywhere) stages.push_back(stage);
+    }
+    CKPT_RETURN_IF_ERROR(
+        placer.Declare(parameter.name, parameter.role, sharded.shardings[i], std::move(stages)));
   }
   return {};
 }
@@ -87,29 +92,34 @@ Status DeriveWeights(const Named& named, Placer& placer, std::vector<std::string
   return {};
 }
 
-// The layers that each stage held, if its param_shapes tell of every layer;
-// empty if that is what the layout says without a split.
+// The layers that each stage held, if that is known of every layer that has
+// parameters (others go with those before them); empty if that is what the
+// layout says without a split.
 std::vector<uint32_t> SplitOfStages(const Parsed& parsed, const Named& named,
                                     const StepModel& header) {
-  if (parsed.stage == 0) return {};
   std::map<uint32_t, std::set<uint32_t>> stages;  // by layer
-  for (const NamedGroup& group : named.groups) {
-    for (const ParameterIndex index : group.parameters) {
-      const Parameter& parameter = header.parameter(index);
-      if (parameter.stage != StageRule::kLayer) continue;
-      stages[parameter.layer].insert(group.mp / parsed.tp);
+  for (uint32_t i = 0; i < named.parameters.size(); ++i) {
+    const Parameter& parameter = header.parameter(ParameterIndex{i});
+    if (parameter.stage != StageRule::kLayer) continue;
+    if (named.parameters[i].anywhere) return {};
+    for (const auto& [stage, shapes] : named.parameters[i].shapes) {
+      stages[parameter.layer].insert(stage);
     }
   }
   std::vector<uint32_t> split(parsed.pp);
   uint32_t last = 0;
-  for (const auto& [layer, held] : stages) {
-    if (held.size() != 1 || *held.begin() < last) return {};
-    last = *held.begin();
+  const uint32_t layers = header.LayerCount();
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    if (const auto held = stages.find(layer); held != stages.end()) {
+      if (held->second.size() != 1 || *held->second.begin() < last) return {};
+      last = *held->second.begin();
+    }
     ++split[last];
   }
-  if (stages.size() != header.LayerCount()) return {};
   const bool even = std::count(split.begin(), split.end(), split[0]) == int64_t{parsed.pp};
-  return even ? std::vector<uint32_t>() : split;
+  // A stage without a layer has no name among layouts.
+  const bool empty = std::count(split.begin(), split.end(), 0u) > 0;
+  return even || empty ? std::vector<uint32_t>() : split;
 }
 
 void FillHeader(const TagFiles& files, const Parsed& parsed, const Named& named,
@@ -169,7 +179,7 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
   header.layers = std::max(header.layers, sharded.layers);
   header.notes.insert(header.notes.end(), sharded.notes.begin(), sharded.notes.end());
   Placer placer(assembler);
-  CKPT_RETURN_IF_ERROR(Declare(named, sharded, placer));
+  CKPT_RETURN_IF_ERROR(Declare(parsed, named, sharded, placer));
   CKPT_ASSIGN_OR_RETURN(const StoredWeights stored, PlaceWeights(named, placer));
   CKPT_RETURN_IF_ERROR(PlaceFrozen(parsed, named, stored, placer));
   CKPT_RETURN_IF_ERROR(PlaceOptimizer(parsed, named, placer, header.notes));

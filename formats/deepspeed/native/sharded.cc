@@ -4,6 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
 
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
@@ -81,6 +86,25 @@ void AddWhatNamesSay(const NamedParameter& parameter, bool by_layer, Sharding& o
   }
 }
 
+// What no rule places (a buffer, an adapter) stands where the rest of its
+// pipeline layer does.
+void FollowLayers(const Named& named, std::vector<Sharding>& shardings) {
+  using Standing = std::pair<StageRule, std::optional<uint32_t>>;
+  std::map<uint32_t, std::set<Standing>> standings;
+  for (size_t i = 0; i < shardings.size(); ++i) {
+    const auto layer = PipelineLayer(named.parameters[i].name);
+    if (!layer || shardings[i].stage == StageRule::kEvery) continue;
+    standings[*layer].emplace(shardings[i].stage, shardings[i].layer);
+  }
+  for (size_t i = 0; i < shardings.size(); ++i) {
+    const auto layer = PipelineLayer(named.parameters[i].name);
+    if (!layer || shardings[i].stage != StageRule::kEvery) continue;
+    const auto found = standings.find(*layer);
+    if (found == standings.end() || found->second.size() != 1) continue;
+    std::tie(shardings[i].stage, shardings[i].layer) = *found->second.begin();
+  }
+}
+
 }  // namespace
 
 Result<Sharded> Shard(const TagFiles& files, const Parsed& parsed, const Named& named) {
@@ -117,6 +141,7 @@ Result<Sharded> Shard(const TagFiles& files, const Parsed& parsed, const Named& 
         assumed.size(), " buffers that no rule covers (", assumed[0],
         " ...) are taken to be equal on all tensor-parallel ranks; `ckptfs verify` compares them"));
   }
+  if (!files.names.layers.empty()) FollowLayers(named, out.shardings);
   for (size_t i = 0; i < locals.size(); ++i) {
     AddWhatNamesSay(named.parameters[i], by_layer, out.shardings[i], out.layers);
   }

@@ -86,10 +86,25 @@ TEST(ManifestTest, HowTheSourceWasCutSurvives) {
   Pattern held = Pattern::Shard(0, {4, 4});
   held.cuts[0].widths = {3, 1, 1, 3};
   before.parameters[1].source_pattern = held;
+  before.parameters[1].source_stages = {0, 1};
+  before.layout.pp = 2;
   auto after = ParseManifest(Rendered(before));
   ASSERT_TRUE(after) << after.error().message;
   EXPECT_EQ(after->parameters[1].source_pattern, held);
+  EXPECT_EQ(after->parameters[1].source_stages, (std::vector<uint32_t>{0, 1}));
   EXPECT_FALSE(after->parameters[0].source_pattern);
+  EXPECT_THAT(after->parameters[0].source_stages, testing::IsEmpty());
+}
+
+TEST(ManifestTest, ASourcesStagesAreThose) {
+  for (const std::vector<uint32_t>& stages :
+       {std::vector<uint32_t>{2}, std::vector<uint32_t>{1, 0}, std::vector<uint32_t>{0, 0}}) {
+    EXPECT_THAT(RefusalOf([&](StepModel& model) {
+                  model.layout.pp = 2;
+                  model.parameters[2].source_stages = stages;
+                }),
+                HasSubstr("do not rise below 2"));
+  }
 }
 
 TEST(ManifestTest, AnExpertIdIsInItsName) {

@@ -160,6 +160,24 @@ TEST(ShardTest, TheSourcesOwnDegreeIsShownAsItsRanksWere) {
   EXPECT_EQ((*LocalOf(step, L("tp2"), rank, step.parameters[0]))->shape, (Shape{2, 2}));
 }
 
+TEST(ShardTest, TheSourcesOwnPipelineIsShownAsItsStagesWere) {
+  StepModel step = Model(3);
+  step.layout = L("pp2_dp2");
+  step.parameters = {Make("a", {4}, Pattern::Replicate(), StageRule::kLayer, 2),
+                     Make("b", {4}, Pattern::Replicate(), StageRule::kEvery),
+                     Make("c", {4}, Pattern::Replicate(), StageRule::kEvery)};
+  step.parameters[0].source_stages = {0};
+  step.parameters[1].source_stages = {1};
+  EXPECT_EQ(Refusal(step, "pp2"), "accepted") << "its own needs no split";
+  EXPECT_THAT(*StagesOf(step, L("pp2"), step.parameters[0]), ElementsAre(0));
+  EXPECT_THAT(*StagesOf(step, L("pp2_dp4_zero1"), step.parameters[1]), ElementsAre(1));
+  EXPECT_THAT(*StagesOf(step, L("pp2"), step.parameters[2]), ElementsAre(0, 1));
+  EXPECT_THAT(*StagesOf(step, L("pp2_split2-1"), step.parameters[0]), ElementsAre(1));
+  EXPECT_THAT(*StagesOf(step, L("pp3"), step.parameters[1]), ElementsAre(0, 1, 2));
+  step.parameters[0].source_stages = {};
+  EXPECT_THAT(Refusal(step, "pp2"), HasSubstr("3 layers do not divide by 2 stages"));
+}
+
 TEST(ShardTest, NamesTheSizeThatARuleNeeds) {
   StepModel step = Model(2);
   step.family = "mine";

@@ -68,6 +68,7 @@ nlohmann::json Describe(const StepModel& model) {
                                  {"role", static_cast<int>(parameter.role)},
                                  {"pattern", PatternName(parameter.pattern)},
                                  {"stage", static_cast<int>(parameter.stage)},
+                                 {"source_stages", parameter.source_stages},
                                  {"layer", parameter.layer}});
   }
   for (const Atom& atom : model.atoms) {

@@ -89,6 +89,48 @@ def test_a_split_of_layers_is_the_source_s_own():
     assert not [v for v in VARIANTS if 'split' in layouts[v] and v not in uneven]
 
 
+def renumber(path, numbers):
+    """A pipeline's model states with other layer numbers."""
+    content = torch.load(path, weights_only=False)
+
+    def of(name):
+        first, rest = name.split('.', 1)
+        return f'{numbers[int(first)]}.{rest}'
+    content['param_shapes'] = [{of(k): v for k, v in g.items()}
+                               for g in content['param_shapes']]
+    content['buffer_names'] = [of(n) for n in content['buffer_names']]
+    content.pop('args')  # which say how many layers there are
+    torch.save(content, path)
+
+
+def test_buffers_of_a_pipeline_stand_with_their_layers():
+    """No rule covers them; the stage that lists them held them."""
+    step = index(f'{FIXTURES}/pp2_untied/ckpt')[0][0]
+    places = {p['name']: (p['stage'], p['layer'], p['source_stages'])
+              for p in step['parameters']}
+    for layer in 1, 2, 3:
+        assert places[f'{layer}.tally.mean'] == places[f'{layer}.mlp.down_proj.weight']
+        assert places[f'{layer}.tally.mean'][2] == [layer // 3]
+    assert all(p['source_stages'] == [] for p in index(f'{FIXTURES}/tp2/ckpt')[0][0]['parameters'])
+
+
+def test_layers_without_parameters_leave_gaps(copy):
+    """A stage's layers 1 and 4, the next one's 5: those between have none."""
+    save, numbers = copy('pp2_untied'), {0: 0, 1: 1, 2: 4, 3: 5, 4: 6, 5: 7}
+    for path in only(tag_of(save), 'mp_rank'):
+        if 'optim' not in path.name:
+            renumber(path, numbers)
+    for path in reversed(only(tag_of(save), 'layer_')):
+        number = numbers[int(path.name.split('_')[1].split('-')[0])]
+        path.rename(path.with_name(f'layer_{number:02d}-model_00-model_states.pt'))
+    steps, error = index(str(save))
+    assert steps, error
+    assert '_split4-1' in steps[0]['layout']
+    assert {p['name']: p['source_stages'] for p in steps[0]['parameters']
+            if 'tally.mean' in p['name']} == {'1.tally.mean': [0], '4.tally.mean': [0],
+                                              '5.tally.mean': [1]}
+
+
 @pytest.fixture
 def copy(tmp_path):
     """A variant's save directory that may be spoiled."""
