@@ -48,6 +48,28 @@ Status CheckByteOrder(const FileRange& file, const ZipArchive& archive, const st
   return Refuse("the byteorder record is neither 'little' nor 'big'");
 }
 
+// What torch.load refuses whether or not anybody uses it: records of another size
+// than the pickle says, and integers that require a gradient.
+Status CheckRecords(const PickleTree& tree, const TorchFile::Storages& storages) {
+  for (const TensorNode& tensor : tree.tensors) {
+    const bool continuous = IsFloat(tensor.dtype) || ByteWidth(tensor.dtype) == 1 ||
+                            tensor.dtype == DType::kC64 || tensor.dtype == DType::kC128;
+    if (tensor.requires_grad && !continuous) {
+      return Refuse("storage '", tensor.storage_key, "': a tensor of ", DTypeName(tensor.dtype),
+                    " requires a gradient");
+    }
+    const auto record = storages.find(tensor.storage_key);
+    if (tensor.form != TensorNode::Form::kStorage || record == storages.end()) continue;
+    CKPT_ASSIGN_OR_RETURN(
+        const uint64_t bytes,
+        CheckedMul(tensor.storage_elements, ByteWidth(tensor.dtype), "storage size"));
+    if (bytes == record->second.length) continue;
+    return Refuse("storage '", tensor.storage_key, "': the pickle says ", bytes,
+                  " bytes, the record has ", record->second.length);
+  }
+  return {};
+}
+
 struct OpenedFile {
   TorchFile file;
   std::vector<FileRecord> records;
@@ -76,6 +98,7 @@ Result<OpenedFile> OpenZip(const FileRange& file) {
     storages.emplace(record.name.substr(prefix.size()),
                      StorageRecord{record.offset, record.length});
   }
+  CKPT_RETURN_IF_ERROR(CheckRecords(parsed->tree, storages));
   CKPT_ASSIGN_OR_RETURN(TorchFile made, TorchFile::Make(std::move(parsed->tree), std::move(storages)));
   return OpenedFile{std::move(made), RecordsOfArchive(archive)};
 }
