@@ -44,15 +44,22 @@ size_t CountBelow(const std::vector<FoundStep>& found, const Source* source,
   }));
 }
 
+// A save directory holds what was saved at many moments; its own files are of one
+// that nothing tells.
+bool IsSaveDirectory(const StepCandidate& step) { return step.directory == step.save; }
+
 // True if `later` is a step that an earlier source claims, or the only part of
-// its kind in the same tree.
+// its kind in the same tree of one moment.
 bool IsSameStep(const std::vector<FoundStep>& found, const FoundStep& earlier,
                 const FoundStep& later) {
   const std::string& one = earlier.candidate.directory;
   const std::string& other = later.candidate.directory;
   if (one == other) return true;
-  if (IsBelow(other, one)) return CountBelow(found, later.source, one) == 1;
-  return IsBelow(one, other) && CountBelow(found, earlier.source, other) == 1;
+  const FoundStep& outer = IsBelow(other, one) ? earlier : later;
+  const FoundStep& inner = IsBelow(other, one) ? later : earlier;
+  return IsBelow(inner.candidate.directory, outer.candidate.directory) &&
+         !IsSaveDirectory(outer.candidate) &&
+         CountBelow(found, inner.source, outer.candidate.directory) == 1;
 }
 
 void KeepEachOnce(std::vector<FoundStep>& found) {

@@ -9,7 +9,6 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
-#include "formats/model_files/model_files.h"
 #include "formats/sharding/placer.h"
 #include "formats/torch/stored_tensor.h"
 
@@ -94,6 +93,9 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   for (const RootEntry& entry : entries) {
     const bool other = !read.contains(entry.name) || entry.name == out.index;
     if (entry.kind == EntryKind::kFile && other) out.others.push_back(entry.name);
+    if (entry.kind == EntryKind::kDirectory && !entry.name.starts_with('.')) {
+      out.folders.push_back(entry.name);
+    }
   }
   return out;
 }
@@ -236,6 +238,23 @@ Status Reader::DeclareParameters() {
   return {};
 }
 
+// Folders that nothing is taken of (original/, onnx/, other steps).
+void Reader::NoteFolders(const ModelFiles& carried) {
+  constexpr size_t kShown = 5;
+  std::string list;
+  size_t others = 0;
+  for (const std::string& folder : files_.folders) {
+    const bool taken = std::any_of(
+        carried.files.begin(), carried.files.end(),
+        [&](const ModelFile& file) { return file.name.starts_with(StrCat(folder, "/")); });
+    if (!taken && ++others <= kShown) list += StrCat(list.empty() ? "" : ", ", folder, "/");
+  }
+  if (others == 0) return;
+  if (others > kShown) list += StrCat(", ... (", others, " in all)");
+  assembler_.header().notes.push_back(
+      StrCat("folders beside the model, of which nothing is taken: ", list));
+}
+
 // First the model files, whose config tells of ties; logs and the like last.
 Status Reader::CarryFiles() {
   CKPT_ASSIGN_OR_RETURN(const ModelFiles carried,
@@ -244,6 +263,7 @@ Status Reader::CarryFiles() {
     CKPT_ASSIGN_OR_RETURN(config_, ReadConfigFacts(*text));
     has_config_ = true;
   }
+  NoteFolders(carried);
   for (const std::string& name : files_.others) {
     auto added = assembler_.AddFile(0, files_.prefix + name);
     if (!added) CKPT_RETURN_IF_ERROR(LeaveOut(std::move(added).error(), assembler_.header()));

@@ -21,6 +21,7 @@
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/weights_file.h"
 #include "formats/model_files/config_text.h"
+#include "formats/model_files/model_files.h"
 #include "formats/sharding/sharding.h"
 
 namespace ckptfs::huggingface {
@@ -33,6 +34,7 @@ struct StepFiles {
   std::string index;                 // "" without one
   WeightMap map;                     // what the index says
   std::vector<std::string> others;   // not read: shown as they are
+  std::vector<std::string> folders;
 };
 
 // kInvalid names the file and the rule (an index, several variants), kUnsupported
@@ -54,6 +56,7 @@ class Reader {
   void TieByConfig();
   Status DeclareParameters();
   Status CarryFiles();
+  void NoteFolders(const ModelFiles& carried);
   void FillHeader();
   bool Quantised() const;
 

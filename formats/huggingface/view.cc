@@ -34,6 +34,7 @@ using Shard = std::vector<ShownTensor>;
 
 using TextOrBlob = std::variant<std::shared_ptr<const std::string>, BlobIndex>;
 struct ShownFile {
+  std::string path;  // below huggingface/
   ViewEntry entry;
   std::variant<size_t, TextOrBlob> body;  // a shard by number, or what it holds
 };
@@ -64,41 +65,68 @@ class HuggingFaceView : public View {
   uint64_t MemoryBytes() const override;
 
  private:
+  // Of the first file at or behind `below` (a path below huggingface/).
+  size_t Behind(std::string_view below) const;
   const ShownFile* FileAt(std::string_view path) const;
+  bool HasFolder(std::string_view folder) const;
 
   const std::shared_ptr<const StepModel> step_;
   const std::vector<Shard> shards_;
-  const std::vector<ShownFile> files_;  // sorted by name
+  const std::vector<ShownFile> files_;  // sorted by path
 };
 
-ViewEntry Top() {
-  return {std::string(kTop), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
+ViewEntry FolderNamed(std::string_view name) {
+  return {std::string(name), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
+}
+
+// What stands behind "huggingface/"; "" for any other path.
+std::string_view BelowTop(std::string_view path) {
+  const bool below = path.starts_with(kTop) && path.size() > kTop.size() && path[kTop.size()] == '/';
+  return below ? path.substr(kTop.size() + 1) : std::string_view();
+}
+
+size_t HuggingFaceView::Behind(std::string_view below) const {
+  const auto found = std::lower_bound(
+      files_.begin(), files_.end(), below,
+      [](const ShownFile& file, std::string_view wanted) { return file.path < wanted; });
+  return static_cast<size_t>(found - files_.begin());
 }
 
 const ShownFile* HuggingFaceView::FileAt(std::string_view path) const {
-  if (!path.starts_with(kTop) || path.size() == kTop.size() || path[kTop.size()] != '/') {
-    return nullptr;
-  }
-  const std::string_view name = path.substr(kTop.size() + 1);
-  const auto found = std::lower_bound(
-      files_.begin(), files_.end(), name,
-      [](const ShownFile& file, std::string_view wanted) { return file.entry.name < wanted; });
-  return found != files_.end() && found->entry.name == name ? &*found : nullptr;
+  const std::string_view below = BelowTop(path);
+  const size_t at = Behind(below);
+  return at < files_.size() && files_[at].path == below ? &files_[at] : nullptr;
+}
+
+// `folder` ends with '/'.
+bool HuggingFaceView::HasFolder(std::string_view folder) const {
+  const size_t at = Behind(folder);
+  return at < files_.size() && files_[at].path.starts_with(folder);
 }
 
 Result<std::vector<ViewEntry>> HuggingFaceView::List(std::string_view directory) const {
-  if (directory.empty()) return std::vector<ViewEntry>{Top()};
-  if (directory != kTop) return NoSuch(directory);
+  if (directory.empty()) return std::vector<ViewEntry>{FolderNamed(kTop)};
+  const std::string folder = directory == kTop ? "" : StrCat(BelowTop(directory), "/");
+  if (folder == "/" || !HasFolder(folder)) return NoSuch(directory);
   std::vector<ViewEntry> entries;
-  for (const ShownFile& file : files_) entries.push_back(file.entry);
+  for (size_t i = Behind(folder); i < files_.size() && files_[i].path.starts_with(folder); ++i) {
+    const std::string_view rest = std::string_view(files_[i].path).substr(folder.size());
+    const size_t slash = rest.find('/');
+    if (slash == std::string_view::npos) {
+      entries.push_back(files_[i].entry);
+    } else if (entries.empty() || entries.back().name != rest.substr(0, slash)) {
+      entries.push_back(FolderNamed(rest.substr(0, slash)));
+    }
+  }
   return entries;
 }
 
 Result<ViewEntry> HuggingFaceView::Find(std::string_view path) const {
-  if (path == kTop) return Top();
-  const ShownFile* file = FileAt(path);
-  if (file == nullptr) return NoSuch(path);
-  return file->entry;
+  if (path == kTop) return FolderNamed(kTop);
+  if (const ShownFile* file = FileAt(path)) return file->entry;
+  const std::string_view below = BelowTop(path);
+  if (below.empty() || !HasFolder(StrCat(below, "/"))) return NoSuch(path);
+  return FolderNamed(LastComponent(below));
 }
 
 Result<Plan> HuggingFaceView::MakePlan(std::string_view path) const {
@@ -126,7 +154,7 @@ uint64_t HuggingFaceView::MemoryBytes() const {
   for (const ShownFile& file : files_) {
     const auto* held = std::get_if<TextOrBlob>(&file.body);
     const bool text = held != nullptr && !std::holds_alternative<BlobIndex>(*held);
-    bytes += file.entry.name.capacity() + (text ? file.entry.size : 0);
+    bytes += file.path.capacity() + file.entry.name.capacity() + (text ? file.entry.size : 0);
   }
   for (const Shard& shard : shards_) {
     for (const ShownTensor& tensor : shard) {
@@ -156,10 +184,15 @@ std::vector<Shard> SplitIntoShards(std::vector<ShownTensor> tensors) {
   return shards;
 }
 
-ShownFile TextFile(std::string name, std::string text) {
+ShownFile FileOf(const std::string& path, uint64_t size, TextOrBlob body) {
+  return {path,
+          {std::string(LastComponent(path)), ViewEntry::Type::kFile, size, "", Reading::kRandom},
+          std::move(body)};
+}
+
+ShownFile TextFile(const std::string& path, std::string text) {
   const uint64_t size = text.size();
-  return {{std::move(name), ViewEntry::Type::kFile, size, "", Reading::kRandom},
-          TextOrBlob(std::make_shared<const std::string>(std::move(text)))};
+  return FileOf(path, size, std::make_shared<const std::string>(std::move(text)));
 }
 
 Status AddWeights(const StepModel& step, const std::vector<Shard>& shards,
@@ -176,7 +209,7 @@ Status AddWeights(const StepModel& step, const std::vector<Shard>& shards,
       total += tensor.bytes;
       parameters += tensor.trainable ? tensor.elements : 0;
     }
-    files.push_back({{name, ViewEntry::Type::kFile, size, "", Reading::kMapped}, i});
+    files.push_back({name, {name, ViewEntry::Type::kFile, size, "", Reading::kMapped}, i});
   }
   if (shards.size() < 2) return {};
   CKPT_ASSIGN_OR_RETURN(std::string index, huggingface::PrintShardIndex(map, total, parameters));
@@ -201,8 +234,7 @@ void AddModelFiles(const StepModel& step, const Layout& layout, const ModelFiles
     }
     const auto* blob = std::get_if<BlobIndex>(&file.body);
     const uint64_t size = blob != nullptr ? step.blob(*blob).stamp.size : file.text()->size();
-    files.push_back({{file.name, ViewEntry::Type::kFile, size, "", Reading::kRandom},
-                     TextOrBlob(file.body)});
+    files.push_back(FileOf(file.name, size, file.body));
   }
 }
 
@@ -241,7 +273,7 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<cons
   CKPT_RETURN_IF_ERROR(AddWeights(*step, shards, files));
   AddModelFiles(*step, layout, models, files);
   std::sort(files.begin(), files.end(), [](const ShownFile& a, const ShownFile& b) {
-    return a.entry.name < b.entry.name;
+    return a.path < b.path;
   });
   return std::make_shared<const HuggingFaceView>(std::move(step), std::move(shards),
                                                  std::move(files));

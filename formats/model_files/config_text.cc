@@ -92,6 +92,16 @@ Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
   return facts;
 }
 
+std::vector<std::string> ReadModuleFolders(std::string_view modules) {
+  const json parsed = json::parse(modules.begin(), modules.end(), nullptr, /*allow_exceptions=*/false);
+  std::vector<std::string> folders;
+  for (size_t i = 0; parsed.is_array() && i < parsed.size(); ++i) {
+    std::string path = parsed[i].is_object() ? TextAt(parsed[i], "path") : "";
+    if (!path.empty()) folders.push_back(std::move(path));
+  }
+  return folders;
+}
+
 std::string WithDType(std::string_view config, DType shown) {
   std::string out;
   size_t copied = 0;

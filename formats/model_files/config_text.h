@@ -31,6 +31,10 @@ struct ConfigFacts {
 // counts as not said.
 Result<ConfigFacts> ReadConfigFacts(std::string_view config);
 
+// The folders that sentence-transformers' modules.json lists ("path"), those of the
+// model itself apart ("").  Empty for any other text.
+std::vector<std::string> ReadModuleFolders(std::string_view modules);
+
 // The text with every dtype it names for the weights (dtype, torch_dtype; in it and
 // in the configs of its parts) replaced by `shown` where it is another float;
 // the rest byte for byte.  REQUIRES: ReadConfigFacts accepts it.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -20,6 +21,13 @@ constexpr std::string_view kDocument = "model_files";
 constexpr uint64_t kMaxConfig = 1 << 20;   // label maps make them long
 constexpr uint64_t kMaxText = 64 << 10;    // of any other that the manifest holds
 constexpr uint64_t kMaxGiven = 256 << 20;  // of all in a directory that a mount names
+constexpr size_t kMaxFolderFiles = 64;     // of all folders beside a model
+
+// Folders that loaders look into: a tokenizer's further templates, and what
+// modules.json lists (sentence-transformers).
+constexpr std::string_view kTemplates = "additional_chat_templates";
+constexpr std::string_view kModules = "modules.json";
+constexpr std::array<std::string_view, 3> kFolderSuffixes = {".json", ".txt", ".jinja"};
 
 constexpr std::array<std::string_view, 24> kNames = {"added_tokens.json",
                                                      "chat_template.json",
@@ -81,9 +89,9 @@ void Add(ModelFiles& files, std::string name, std::string text) {
 
 // One file: short ones as texts, others as blobs.
 Result<ModelFile> CarryOne(Assembler& assembler, const std::shared_ptr<const Root>& root,
-                           const std::string& path) {
+                           const std::string& directory, const std::string& name) {
+  const std::string path = JoinPath(directory, name);
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler.AddFile(assembler.AddRoot(root), path));
-  const std::string name = LastComponent(path);
   const bool config = name == kModelConfig;
   if (config || assembler.blob(blob).stamp.size <= kMaxText) {
     CKPT_ASSIGN_OR_RETURN(std::string text,
@@ -98,6 +106,58 @@ void SortByName(ModelFiles& files) {
             [](const ModelFile& a, const ModelFile& b) { return a.name < b.name; });
 }
 
+// The files, as <folder>/<name>, that are taken out of folders beside a model; why
+// others are not goes to `left_out`.  What modules.json names is hostile.
+Result<std::vector<std::string>> FilesOfFolders(const Root& root, const std::string& directory,
+                                                const ModelFiles& models,
+                                                std::vector<Error>& left_out) {
+  std::set<std::string> folders{std::string(kTemplates)};
+  const ModelFile* modules = models.Find(kModules);
+  if (modules != nullptr && modules->text() != nullptr) {
+    for (std::string& folder : ReadModuleFolders(*modules->text())) {
+      folders.insert(std::move(folder));
+    }
+  }
+  const auto leave = [&](const std::string& path, std::string why) {
+    left_out.push_back({ErrorCode::kUnsupported,
+                        StrCat(root.PathOf(JoinPath(directory, path)), ": ", std::move(why))});
+  };
+  std::vector<std::string> files;
+  for (const std::string& folder : folders) {
+    if (!IsFolderFile(folder + "/x.json")) continue;
+    CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, JoinPath(directory, folder)));
+    if (!there) continue;
+    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries,
+                          root.List(JoinPath(directory, folder)));
+    for (const RootEntry& entry : entries) {
+      std::string path = StrCat(folder, "/", entry.name);
+      if (!IsFolderFile(path)) {
+        leave(path, "of a module's folder only texts are carried");
+      } else if (files.size() == kMaxFolderFiles) {
+        leave(path, StrCat("more than ", kMaxFolderFiles, " files in folders"));
+        return files;
+      } else {
+        files.push_back(std::move(path));
+      }
+    }
+  }
+  return files;
+}
+
+// Carries a file if it is one; true if it was.  What cannot be read is noted.
+Result<bool> TryCarry(Assembler& assembler, const std::shared_ptr<const Root>& root,
+                      const std::string& directory, const std::string& name, ModelFiles& files) {
+  CKPT_ASSIGN_OR_RETURN(const bool regular, HasFile(*root, JoinPath(directory, name)));
+  if (!regular) return false;
+  auto carried = CarryOne(assembler, root, directory, name);
+  if (carried) {
+    files.files.push_back(*std::move(carried));
+    return true;
+  }
+  CKPT_RETURN_IF_ERROR(LeaveOut(std::move(carried).error(), assembler.header()));
+  return false;
+}
+
 // Those in one directory; nothing unless its config can be carried.
 Result<ModelFiles> CarryDirectory(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                   const std::string& directory) {
@@ -108,17 +168,17 @@ Result<ModelFiles> CarryDirectory(Assembler& assembler, const std::shared_ptr<co
     if (entry.name != kModelConfig && IsModelFile(entry.name)) names.push_back(entry.name);
   }
   for (const std::string& name : names) {
-    const std::string path = JoinPath(directory, name);
-    CKPT_ASSIGN_OR_RETURN(const bool regular, HasFile(*root, path));
-    auto carried = regular ? CarryOne(assembler, root, path) : Fail(ErrorCode::kNotFound, "");
-    if (carried) {
-      files.files.push_back(*std::move(carried));
-      continue;
-    }
-    if (regular) {
-      CKPT_RETURN_IF_ERROR(LeaveOut(std::move(carried).error(), assembler.header()));
-    }
-    if (name == kModelConfig) break;
+    CKPT_ASSIGN_OR_RETURN(const bool carried, TryCarry(assembler, root, directory, name, files));
+    if (name == kModelConfig && !carried) return files;
+  }
+  SortByName(files);
+  std::vector<Error> left_out;
+  CKPT_ASSIGN_OR_RETURN(names, FilesOfFolders(*root, directory, files, left_out));
+  for (const std::string& name : names) {
+    CKPT_RETURN_IF_ERROR(TryCarry(assembler, root, directory, name, files));
+  }
+  for (Error& why : left_out) {
+    CKPT_RETURN_IF_ERROR(LeaveOut(std::move(why), assembler.header()));
   }
   SortByName(files);
   return files;
@@ -153,6 +213,16 @@ bool IsModelFile(std::string_view name) {
                      [&](std::string_view begin) { return name.starts_with(begin); });
 }
 
+bool IsFolderFile(std::string_view path) {
+  const size_t slash = path.find('/');
+  if (slash == std::string_view::npos || slash == 0 || path.front() == '.') return false;
+  const std::string_view name = path.substr(slash + 1);
+  if (name.empty() || name.front() == '.' || name.find('/') != std::string_view::npos) return false;
+  return !name.ends_with(".index.json") &&
+         std::any_of(kFolderSuffixes.begin(), kFolderSuffixes.end(),
+                     [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
 Status LeaveOut(Error why, StepModel& header) {
   const bool refused = why.code == ErrorCode::kInvalid || why.code == ErrorCode::kNotFound ||
                        why.code == ErrorCode::kPermission || why.code == ErrorCode::kUnsupported;
@@ -185,8 +255,9 @@ Result<ModelFiles> ModelFilesOf(const StepModel& step) {
     const auto text = value.String();
     const auto blob = value.Int();
     const bool inside = blob && *blob >= 0 && static_cast<uint64_t>(*blob) < step.blobs.size();
-    if (!name || !IsModelFile(*name) || name->find('/') != std::string_view::npos ||
-        (!text && !inside)) {
+    const bool known = name && (name->find('/') == std::string_view::npos ? IsModelFile(*name)
+                                                                          : IsFolderFile(*name));
+    if (!known || (!text && !inside)) {
       return Fail(ErrorCode::kInvalid, "document 'model_files': not names with texts or blobs");
     }
     if (text) {
@@ -212,6 +283,17 @@ Result<ModelFiles> ReadModelFiles(const std::string& directory) {
     left -= std::min<uint64_t>(left, text.size());
     Add(files, entry.name, std::move(text));
   }
+  std::vector<Error> left_out;  // the directory is not a step's: nobody takes notes
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> deeper,
+                        FilesOfFolders(root, "", files, left_out));
+  for (const std::string& path : deeper) {
+    CKPT_ASSIGN_OR_RETURN(const bool regular, HasFile(root, path));
+    if (!regular) continue;
+    CKPT_ASSIGN_OR_RETURN(std::string text, ReadWhole(root, path, left));
+    left -= std::min<uint64_t>(left, text.size());
+    Add(files, path, std::move(text));
+  }
+  SortByName(files);
   if (files.config() != nullptr) return files;
   return Fail(ErrorCode::kInvalid, StrCat(directory, ": does not have a config.json"));
 }

@@ -2,9 +2,11 @@
 //
 // ModelFiles are what loaders look for beside a model's weights: config.json,
 // generation_config.json, tokenizers, templates, code.  A step carries those of
-// its directory, byte for byte: short ones in the manifest, others as blobs.
+// its directory, byte for byte: short ones in the manifest, others as blobs.  Of
+// folders those are carried that loaders look into: the tokenizer's templates and
+// sentence-transformers' modules.
 //
-//   document "model_files" = {name: text, or the index of a blob}
+//   document "model_files" = {name or <folder>/<name>: text, or the index of a blob}
 //
 // Thread safety: values and pure functions but for reading files.
 // Units: bytes.
@@ -25,7 +27,7 @@
 namespace ckptfs {
 
 struct ModelFile {
-  std::string name;
+  std::string name;  // or <folder>/<name>
   std::variant<std::shared_ptr<const std::string>, BlobIndex> body;
 
   const std::string* text() const;  // null: it is a blob
@@ -53,6 +55,9 @@ bool IsModelFile(std::string_view name);
 // REQUIRES: all files that something is read of were added to the assembler.
 Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                    std::string directory);
+
+// True for <folder>/<name> of a file that may be carried out of a folder.
+bool IsFolderFile(std::string_view path);
 
 // Notes that a file which nothing is read of is left out, or fails where a device
 // does.

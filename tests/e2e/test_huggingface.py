@@ -228,6 +228,45 @@ def test_a_trainers_checkpoint_is_one_step(ckptfs, tmp_path):
         assert done.stdout.split() == [f'{name}/global_step2']
 
 
+def test_a_final_model_is_no_part_of_the_one_step_beside_it(ckptfs, tmp_path):
+    """A Trainer's output: its model is of another moment than the step."""
+    folder = tmp_path / 'out'
+    shutil.copytree(source('qwen2_zero2'), folder)
+    final = {k: t + 1 for k, t in truth_of('qwen2_zero2')[0].items() if k != 'lm_head.weight'}
+    save_file(final, folder / 'model.safetensors', metadata={'format': 'pt'})
+    done = ckptfs.adopt(str(folder))
+    assert sorted(done.stdout.split()) == ['out/global_step2', 'out/out']
+    mount = ckptfs.mount()
+    for step, want in ('global_step2', truth_of('qwen2_zero2')[0]), ('out', final):
+        view = os.path.join(daemon.step_of(mount, 'out', step), 'view', 'tp1', 'huggingface')
+        got = load_file(os.path.join(view, 'model.safetensors'))
+        assert differ(got, {k: t for k, t in want.items() if k in final}) == []
+
+
+def test_folders_that_loaders_look_into_are_carried(ckptfs, tmp_path):
+    """The templates of a tokenizer, the modules of sentence-transformers."""
+    folder, small = tmp_path / 'model', {
+        'modules.json': '[{"idx": 0, "path": ""}, {"idx": 1, "path": "1_Pooling"}]',
+        '1_Pooling/config.json': '{"word_embedding_dimension": 8}',
+        'additional_chat_templates/tool_use.jinja': '{{ tools }}'}
+    shutil.copytree(source('llama'), folder)
+    for name, text in {**small, 'original/params.json': '{}', 'onnx/model.onnx': 'x'}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    ckptfs.adopt(str(folder))
+    assert 'nothing is taken: onnx/, original/' in ckptfs.run(
+        'info', str(folder)).stdout
+    shown = os.path.join(view_of(ckptfs.mount(), 'model'), 'huggingface')
+    for name, text in small.items():
+        with open(os.path.join(shown, name)) as file:
+            assert file.read() == text, name
+    assert sorted(os.listdir(shown)) == sorted((
+        *SMALL, 'config.json', 'model.safetensors', 'modules.json', '1_Pooling',
+        'additional_chat_templates'))
+    assert os.listdir(os.path.join(shown, '1_Pooling')) == ['config.json']
+    assert differ(load(shown).state_dict(), truth_of('llama')[0]) == []
+
+
 def test_copied_steps_keep_their_model_files(ckptfs, tmp_path):
     for variant in ('gpt2_zero1', 'llama'):
         gone = str(tmp_path / variant)

@@ -105,6 +105,32 @@ TEST_F(ScanTest, TwoPartsOfOneTreeAreOneStep) {
   EXPECT_EQ(ScanPath(directory.path() + "/step9")->size(), 3u);
 }
 
+// A save directory that is a step itself, of whatever moment: a final model.
+struct TopSource : Source {
+  std::string_view name() const override { return "top"; }
+  Status Complete(const StepCandidate&, const SourceOptions&) const override { return {}; }
+  Result<StepModel> Read(const StepCandidate&, const SourceOptions&) const override {
+    return StepModel();
+  }
+  Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
+                                          const std::string& directory) const override {
+    StepCandidate top;
+    top.root = root;
+    top.directory = top.save = directory;
+    top.id = "top";
+    return std::vector<StepCandidate>{top};
+  }
+};
+
+TEST_F(ScanTest, AModelBesideOneStepIsAStepOfItsOwn) {
+  directory.Write("step9/done", "");
+  sources.push_back(std::make_unique<TopSource>());
+  ASSERT_EQ(ScanPath(directory.path())->size(), 2u);
+  EXPECT_EQ((*ScanPath(directory.path()))[1].candidate.id, "top");
+  std::swap(sources[0], sources[1]);
+  EXPECT_EQ(ScanPath(directory.path())->size(), 2u);
+}
+
 TEST_F(ScanTest, WhatWasConvertedComesBeforeItsOriginal) {
   sources.push_back(std::make_unique<FakeSource>("other"));
   directory.Write("step4/done", "");

@@ -88,6 +88,43 @@ TEST(ModelFilesTest, AreCarriedAsTextsOrBlobs) {
   }
 }
 
+TEST(ModelFilesTest, OfFoldersThoseThatLoadersLookInto) {
+  const TemporaryDirectory directory;
+  directory.Write("data", "0123");
+  directory.Write("config.json", "{}");
+  directory.Write("modules.json", R"([{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"},
+      {"path": "../out"}, {"path": "."}, {"path": "a/b"}, {"path": "missing"}, 7])");
+  directory.Write("1_Pooling/config.json", "{\"a\": 1}");
+  directory.Write("2_Dense/config.json", "not JSON, and nobody's business");
+  directory.Write("2_Dense/model.safetensors", "weights");
+  directory.Write("2_Dense/deep/config.json", "{}");
+  directory.Write("additional_chat_templates/tool.jinja", "{{ tools }}");
+  directory.Write("onnx/config.json", "{}");
+  directory.Write("a/b/config.json", "{}");
+  Assembler assembler;
+  const auto root = std::make_shared<FileRoot>(directory.path());
+  ASSERT_TRUE(assembler.AddFile(assembler.AddRoot(root), "data"));
+  const auto carried = CarryModelFiles(assembler, root, "");
+  ASSERT_TRUE(carried) << carried.error().message;
+  const auto names = ElementsAre("1_Pooling/config.json", "2_Dense/config.json",
+                                 "additional_chat_templates/tool.jinja", "config.json", "modules.json");
+  EXPECT_THAT(Names(*carried), names);
+  EXPECT_THAT(assembler.header().notes, ElementsAre(HasSubstr("2_Dense/deep"),
+                                                    HasSubstr("2_Dense/model.safetensors")));
+  const StepModel step = std::move(assembler).Finish().value();
+  const auto files = ModelFilesOf(step);
+  ASSERT_TRUE(files) << files.error().message;
+  EXPECT_THAT(Names(*files), names);
+  EXPECT_EQ(*files->Find("1_Pooling/config.json")->text(), "{\"a\": 1}");
+  const auto given = ReadModelFiles(directory.path());
+  ASSERT_TRUE(given) << given.error().message;
+  EXPECT_THAT(Names(*given), names);
+  for (const char* path : {"../x.json", "a/../x.json", "/x.json", "a/.x.json", "a/x.bin", "x.json",
+                           "a/b/c.json", ".git/config.json", "a/m.safetensors.index.json"}) {
+    EXPECT_FALSE(IsFolderFile(path)) << path;
+  }
+}
+
 TEST(ModelFilesTest, AConfigThatCannotBeCarriedLeavesANote) {
   const TemporaryDirectory directory;
   directory.Write("broken/config.json", "{");

@@ -85,6 +85,19 @@ TEST_F(HuggingFaceSourceTest, ReadsWholeWeightsWhereTheyLie) {
   EXPECT_EQ(step->blobs[0].path, "model.safetensors");
 }
 
+TEST_F(HuggingFaceSourceTest, FoldersThatAreNotTakenAreNamed) {
+  Write("config.json", "{}");
+  Write("model.safetensors", Safetensors({{"a", DType::kF32, {2}}}));
+  Write("original/params.json", "{}");
+  Write("original/consolidated.00.pth", "weights of another making");
+  Write("additional_chat_templates/tool.jinja", "x");
+  Write(".cache/huggingface", "x");
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(step->parameters.size(), 1u);
+  EXPECT_THAT(step->notes, ElementsAre("folders beside the model, of which nothing is taken: original/"));
+}
+
 TEST_F(HuggingFaceSourceTest, ATiedHeadIsTheEmbedding) {
   const std::string tensors = Safetensors({{"model.embed_tokens.weight", DType::kF32, {8, 4}}});
   const auto aliases = [&](const std::string& config) {
