@@ -2,7 +2,7 @@
 //
 // Which steps there are at a path, and their indexes.  Scan is cheap: it lists
 // directories and asks each source whose they are.  IngestStep reads the
-// headers of one step; IngestPath those of all, in parallel, each with its own
+// headers of one step; IngestPlace those of all, in parallel, each with its own
 // outcome: one that is broken refuses no other.
 //
 // A step that two sources claim is one step, the first source's; so are two

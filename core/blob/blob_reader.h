@@ -55,9 +55,10 @@ class BlobReader {
   static std::unique_ptr<BlobReader> Create(const StepModel& model, Options options);
   virtual ~BlobReader();
 
-  // Read one range.  kStale with the file's name if size, mtime, ctime or inode
-  // differ from the stamp; kDataLoss if the range is not there; kNotFound,
-  // kPermission, kIo from the system.
+  // Read one range.  kStale with the file's name if it is not what was adopted
+  // (its stamp, and its bytes where only times moved: FileCheck::CheckOpen);
+  // kDataLoss if the range is not there; kNotFound, kPermission, kIo from the
+  // system.
   // BLOCKS: on the device.
   Status Read(BlobIndex blob, uint64_t offset, std::span<std::byte> out);
 

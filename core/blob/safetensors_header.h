@@ -44,7 +44,7 @@ struct SafetensorsHeader {
 inline constexpr uint64_t kSafetensorsMaxHeader = 100'000'000;
 
 // Parse the first bytes of a file of `file_size`; `head` must hold at least
-// 8 + n bytes (read 8 first: HeaderLength).  kInvalid names the rule.
+// 8 + n bytes (read 8 first: SafetensorsHeaderLength).  kInvalid names the rule.
 Result<uint64_t> SafetensorsHeaderLength(std::string_view first_eight, uint64_t file_size);
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view head, uint64_t file_size);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BusGuard turns the bus error of a mapped file that shrank (or whose device
+// RunGuarded turns the bus error of a mapped file that shrank (or whose device
 // failed) into a return value.  The process-wide SIGBUS handler is installed at
 // the first use and passes every signal that is not ours on to the handler
 // that was there before.

@@ -63,7 +63,7 @@ struct PublishHow {
   bool replace = false;    // another step of the same id and source
 };
 
-// A side blob on its way into a step (AttachSideBlob).
+// A side blob on its way into a step (WithSideBlob).
 struct SideBlob {
   Blob blob;         // access is the caller's to fill in
   std::string root;

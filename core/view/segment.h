@@ -3,8 +3,8 @@
 // A segment says what some bytes of a virtual file are: literal bytes, a flat
 // range of a rank's local tensor of an atom (cast), a range of a blob, or zeros.
 // What is done with segments is here, and segment.cc is the only place that
-// tells the kinds apart: a new kind is a body, a line in SegmentBody and one
-// class there.
+// tells the kinds apart: a new kind is a body, a line in SegmentBody, and one
+// class with its KindOf there.
 //
 // Thread safety: immutable values; pure functions apart from the blob reader.
 // Lifetime: a body owns its literals; it refers to atoms and blobs by index.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ShownTensors are a step's weights as save_pretrained would write them: whole,
-// under the names of the model itself, tied ones once.
+// ShowTensors says what a step's weights are as save_pretrained would write them:
+// whole, under the names of the model itself, tied ones once.
 //
 // Thread safety: immutable values; ShowTensors is pure.
 // Lifetime: refers to the step by index.

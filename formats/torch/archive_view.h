@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ArchiveView lays out a `.pt` zip whose every offset is known before a tensor
+// ArchivePlan lays out a `.pt` zip whose every offset is known before a tensor
 // byte is read: data.pkl, then one stored record per storage on a 64-byte
 // boundary, CRC 0 (as torch.serialization.set_crc32_options(False) writes;
 // torch.load never checks), no .format_version record (so that torch does not
