@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <algorithm>
+
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/huggingface/view.h"
 #include "formats/rank/rank_view.h"
+#include "formats/registry.h"
 #include "tests/conformance/view_format_suite.h"
 
 namespace ckptfs {
@@ -63,6 +66,15 @@ const std::vector<ViewFormatCase>& Cases() {
 
 INSTANTIATE_TEST_SUITE_P(Views, ViewFormatSuite, testing::ValuesIn(Cases()),
                          [](const auto& view) { return view.param.name; });
+
+// A new format cannot forget the suite.
+TEST(ViewFormatCases, CoverTheRegistry) {
+  for (const auto& format : MakeViewFormats()) {
+    EXPECT_TRUE(std::any_of(Cases().begin(), Cases().end(), [&](const auto& one) {
+      return one.format()->name() == format->name();
+    })) << format->name();
+  }
+}
 
 }  // namespace
 }  // namespace ckptfs
