@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 #include "mount/control_protocol.h"
 

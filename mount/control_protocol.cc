@@ -4,49 +4,20 @@
 
 #include <fmt/format.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 
 #include "core/base/digest.h"
+#include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
-namespace {
 
-std::string Hex(uint64_t number) { return fmt::format("{:016x}", number); }
-
-std::string DirectoryName() {
-  if (::geteuid() == 0) return "/run/ckptfs";
-  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/') {
-    return StrCat(std::string(runtime), "/ckptfs");
-  }
-  return StrCat("/tmp/ckptfs-", ::geteuid());
-}
-
-}  // namespace
-
-Result<std::string> SocketDirectory(bool create) {
-  const std::string directory = DirectoryName();
-  if (create && ::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    return Fail(ErrnoError(errno, directory));
-  }
-  struct stat info {};
-  if (::lstat(directory.c_str(), &info) != 0) return Fail(ErrnoError(errno, directory));
-  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 022) != 0) {
-    return Fail(ErrorCode::kPermission,
-                StrCat(directory, ": must be a directory that only this user can write"));
-  }
-  return directory;
-}
-
-std::string SocketPrefix(std::string_view store) { return StrCat(Hex(HashOf(store)), "-"); }
+std::string SocketPrefix(std::string_view store) { return StrCat(StoreSocketName(store), "-"); }
 
 std::string SocketName(std::string_view store, std::string_view mountpoint) {
-  return StrCat(SocketPrefix(store), Hex(HashOf(mountpoint)), ".sock");
+  return fmt::format("{}{:016x}.sock", SocketPrefix(store), HashOf(mountpoint));
 }
 
 Result<std::string> ReceiveMessage(int socket, size_t limit) {

@@ -11,8 +11,7 @@
 //           | {"ok": false, "code": ErrorCodeName, "message": text}
 //   hello's result = {"store": text, "mountpoint": text, "pid": number}
 //
-// Sockets lie in /run/ckptfs for root, else in $XDG_RUNTIME_DIR/ckptfs or
-// /tmp/ckptfs-UID (0700), named <hash of store>-<hash of mount point>.sock.
+// core/base/runtime_directory.h says where the sockets lie.
 //
 // Thread safety: pure functions.
 // Units: bytes.
@@ -30,9 +29,6 @@ namespace ckptfs {
 inline constexpr size_t kMaxRequest = 64 << 10;
 inline constexpr size_t kMaxReply = 16 << 20;
 
-// The directory of this user's sockets; created (and checked to be ours) when
-// `create`.
-Result<std::string> SocketDirectory(bool create);
 std::string SocketName(std::string_view store, std::string_view mountpoint);
 std::string SocketPrefix(std::string_view store);  // of all its mounts
 

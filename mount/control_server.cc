@@ -12,6 +12,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "core/base/runtime_directory.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "mount/control_protocol.h"

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 #include "mount/control_client.h"
 #include "mount/control_protocol.h"

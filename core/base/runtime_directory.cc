@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/base/runtime_directory.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "core/base/digest.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+std::string RuntimeDirectoryName() {
+  if (::geteuid() == 0) return "/run/ckptfs";
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/') {
+    return StrCat(std::string(runtime), "/ckptfs");
+  }
+  return StrCat("/tmp/ckptfs-", ::geteuid());
+}
+
+}  // namespace
+
+Result<std::string> SocketDirectory(bool create) {
+  const std::string directory = RuntimeDirectoryName();
+  if (create && ::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return Fail(ErrnoError(errno, directory));
+  }
+  struct stat info {};
+  if (::lstat(directory.c_str(), &info) != 0) return Fail(ErrnoError(errno, directory));
+  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 022) != 0) {
+    return Fail(ErrorCode::kPermission,
+                StrCat(directory, ": must be a directory that only this user can write"));
+  }
+  return directory;
+}
+
+std::string StoreSocketName(std::string_view store) {
+  return fmt::format("{:016x}", HashOf(store));
+}
+
+}  // namespace ckptfs

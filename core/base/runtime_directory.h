@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the daemons of a user have their sockets: /run/ckptfs for root, else
+// $XDG_RUNTIME_DIR/ckptfs or /tmp/ckptfs-UID (0700).
+//
+//   <hash of store>-<hash of mount point>.sock   control (mount/control_protocol.h)
+//   <hash of store>.snapshots                    snapshots (snapshot/protocol.h)
+//   <hash of store>.snapshots.lock               held by the daemon that receives them
+//
+// Thread safety: pure functions (the environment is read).
+
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+// Created when `create`.  kPermission unless it is a directory that only this user
+// can write.
+Result<std::string> SocketDirectory(bool create);
+
+// Of all sockets of a store; it is told by its absolute path without links.
+std::string StoreSocketName(std::string_view store);
+
+}  // namespace ckptfs
