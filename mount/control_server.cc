@@ -56,9 +56,10 @@ bool PeerAllowed(int connection) {
 
 Result<std::unique_ptr<ControlServer>> ControlServer::Start(std::string store,
                                                             std::string mountpoint,
-                                                            Filesystem& filesystem) {
-  std::unique_ptr<ControlServer> server(
-      new ControlServer(std::move(store), std::move(mountpoint), filesystem));
+                                                            Filesystem& filesystem,
+                                                            std::function<std::string()> snapshots) {
+  std::unique_ptr<ControlServer> server(new ControlServer(std::move(store), std::move(mountpoint),
+                                                          filesystem, std::move(snapshots)));
   CKPT_RETURN_IF_ERROR(server->Listen());
   for (int i = 0; i < kThreads; ++i) {
     server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
@@ -146,7 +147,10 @@ std::string ControlServer::Answer(const std::string& text) {
     return Success(Json{{"store", store_}, {"mountpoint", mountpoint_}, {"pid", ::getpid()}});
   }
   if (operation == "status") {
-    return Success(Json::parse(filesystem_.StatusJson(), nullptr, false));
+    Json status = Json::parse(filesystem_.StatusJson(), nullptr, false);
+    const std::string snapshots = snapshots_ ? snapshots_() : "";
+    if (!snapshots.empty()) status["snapshots"] = Json::parse(snapshots, nullptr, false);
+    return Success(std::move(status));
   }
   if (operation == "warm") {
     const auto done = filesystem_.Warm(Text(request, "layout"), Text(request, "prefix"));

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,16 +23,22 @@ namespace ckptfs {
 
 class ControlServer {
  public:
-  // A socket left by a dead daemon of the same mount point is replaced.
+  // A socket left by a dead daemon of the same mount point is replaced.  `snapshots`:
+  // the status of those as JSON text, empty where none are received.
   static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
-                                                      Filesystem& filesystem);
+                                                      Filesystem& filesystem,
+                                                      std::function<std::string()> snapshots = {});
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
 
  private:
-  ControlServer(std::string store, std::string mountpoint, Filesystem& filesystem)
-      : store_(std::move(store)), mountpoint_(std::move(mountpoint)), filesystem_(filesystem) {}
+  ControlServer(std::string store, std::string mountpoint, Filesystem& filesystem,
+                std::function<std::string()> snapshots)
+      : store_(std::move(store)),
+        mountpoint_(std::move(mountpoint)),
+        filesystem_(filesystem),
+        snapshots_(std::move(snapshots)) {}
   Status Listen();
   void Accept();
   void Converse(int connection);
@@ -40,6 +47,7 @@ class ControlServer {
   const std::string store_;
   const std::string mountpoint_;
   Filesystem& filesystem_;
+  const std::function<std::string()> snapshots_;
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay
   int listener_ = -1;

@@ -11,12 +11,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "core/base/digest.h"
+#include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/store/model_of.h"
 #include "core/view/view_set.h"
@@ -27,6 +29,8 @@
 #include "mount/fuse_session.h"
 #include "mount/logging.h"
 #include "mount/mount_table.h"
+#include "mount/snapshot_keeper.h"
+#include "snapshot/receiver.h"
 
 namespace ckptfs {
 namespace {
@@ -36,11 +40,36 @@ constexpr unsigned kCapSysAdmin = 21;         // linux/capability.h
 
 void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
 
+// The receiver of snapshots, once this daemon has become that of its store; control
+// requests look at it.
+class SnapshotReceiver {
+ public:
+  void Set(std::unique_ptr<Receiver> receiver) {
+    MutexLock lock(mutex_);
+    receiver_ = std::move(receiver);
+  }
+  std::shared_ptr<const Receiver> Get() const {
+    MutexLock lock(mutex_);
+    return receiver_;
+  }
+  void reset() {
+    std::shared_ptr<const Receiver> gone;
+    MutexLock lock(mutex_);
+    gone.swap(receiver_);
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::shared_ptr<const Receiver> receiver_ GUARDED_BY(mutex_);
+};
+
 // What the daemon holds; destroyed in reverse: first nobody asks any more, then
 // nothing is mounted, then the tree goes.
 struct Daemon {
   ~Daemon() {
     control.reset();
+    if (keeper) keeper->Stop();
+    receiver.reset();
     // While requests are still answered: the kernel may wait for them first.
     if (filesystem) filesystem->EndInvalidation();
   }
@@ -49,6 +78,8 @@ struct Daemon {
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
   std::unique_ptr<FuseSession> session;
+  std::unique_ptr<SnapshotKeeper> keeper;
+  SnapshotReceiver receiver;
   std::unique_ptr<ControlServer> control;
 };
 
@@ -250,6 +281,32 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   return {};
 }
 
+uint64_t SnapshotMemory(const MountRequest& request) {
+  if (request.snapshot_bytes) return *request.snapshot_bytes;
+  const uint64_t pages = static_cast<uint64_t>(std::max(::sysconf(_SC_PHYS_PAGES), 0L));
+  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / 4;
+}
+
+// From now on, unless another daemon of the store does; then whenever that has gone.
+void ReceiveSnapshots(const MountRequest& request, Daemon& daemon) {
+  if (daemon.receiver.Get() || SnapshotMemory(request) == 0) return;
+  if (!daemon.keeper) {
+    daemon.keeper = std::make_unique<SnapshotKeeper>(*daemon.store, *daemon.catalogue,
+                                                     *daemon.filesystem, request.store);
+  }
+  ReceiverOptions options;
+  options.store = request.store;
+  options.memory_bytes = SnapshotMemory(request);
+  options.keep = [raw = daemon.keeper.get()](ReceivedStep step) { return raw->Keep(std::move(step)); };
+  options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  auto receiver = Receiver::Start(std::move(options));
+  if (receiver) {
+    daemon.receiver.Set(*std::move(receiver));
+  } else if (receiver.error().code != ErrorCode::kExists) {
+    Log(LogLevel::kWarning, StrCat("no snapshots: ", receiver.error().message));
+  }
+}
+
 // The kernel's knobs, and proof that the mount answers.
 Status CheckMount(const MountRequest& request, Daemon& daemon) {
   if (request.read_ahead_kib != 0) {
@@ -260,7 +317,13 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   if (::stat(request.mountpoint.c_str(), &info) != 0) {
     return Fail(ErrnoError(errno, StrCat("the new mount at ", request.mountpoint)));
   }
-  auto control = ControlServer::Start(request.store, request.mountpoint, *daemon.filesystem);
+  ReceiveSnapshots(request, daemon);
+  const auto status = [raw = &daemon.receiver] {
+    const auto receiver = raw->Get();
+    return receiver ? receiver->StatusJson() : "";
+  };
+  auto control =
+      ControlServer::Start(request.store, request.mountpoint, *daemon.filesystem, status);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {
@@ -270,7 +333,7 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
 }
 
 // Until somebody unmounts or a signal comes.
-void WaitForEnd(Daemon& daemon, int signals) {
+void WaitForEnd(const MountRequest& request, Daemon& daemon, int signals) {
   pollfd events[] = {{signals, POLLIN, 0}, {daemon.session->ended_fd(), POLLIN, 0}};
   while (true) {
     const int ready = ::poll(events, 2, kRefreshMilliseconds);
@@ -278,6 +341,7 @@ void WaitForEnd(Daemon& daemon, int signals) {
     if (ready == 0) {
       const Status done = daemon.filesystem->Refresh();
       if (!done) Log(LogLevel::kWarning, done.error().message);
+      ReceiveSnapshots(request, daemon);
     }
     if (ready <= 0) continue;
     if ((events[1].revents & POLLIN) != 0) return Say("unmounted");
@@ -301,7 +365,7 @@ Status RunMount(const MountRequest& request, const std::function<void()>& ready)
   }
   ready();
   Say(StrCat(request.store, " mounted at ", request.mountpoint));
-  WaitForEnd(daemon, signals);
+  WaitForEnd(request, daemon, signals);
   ::close(signals);
   return {};
 }

@@ -32,6 +32,7 @@ struct MountRequest {
   std::optional<ServingMode> mode;
   uint64_t budget_bytes = 0;        // 0: the filesystem's default
   std::optional<uint64_t> reserve_bytes;  // absent: the filesystem's default
+  std::optional<uint64_t> snapshot_bytes;  // of arenas; absent: a quarter of RAM; 0: none are received
   uint64_t read_ahead_kib = 16384;  // 0: leave the kernel's
   unsigned threads = 0;
   bool clone_fd = false;

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/snapshot/rank_files.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/ingest/assembler.h"
+#include "formats/sharding/sharding.h"
+#include "formats/snapshot/rank_entry.h"
+#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle_writer.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr uint64_t kMaxPickle = uint64_t{256} << 20;
+constexpr uint64_t kMaxInline = 64;
+
+class RankFilesReader {
+ public:
+  RankFilesReader(std::shared_ptr<const Root> root, const std::vector<std::string>& paths,
+                  const SourceOptions& options)
+      : root_(std::move(root)), paths_(paths), options_(options) {}
+
+  Result<StepModel> Read() && {
+    const uint32_t root = assembler_.AddRoot(root_);
+    for (size_t rank = 0; rank < paths_.size(); ++rank) {
+      CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, paths_[rank]));
+      blobs_.push_back(blob);
+      if (Status read = ReadEntry(rank); !read) {
+        return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
+      }
+    }
+    CKPT_RETURN_IF_ERROR(FindWeights());
+    CKPT_RETURN_IF_ERROR(DeclareParameters());
+    for (size_t rank = 0; rank < paths_.size(); ++rank) {
+      if (Status read = ReadContent(rank); !read) {
+        return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
+      }
+    }
+    FillHeader();
+    return std::move(assembler_).Finish();
+  }
+
+ private:
+  using Shapes = std::map<std::string, Shape, std::less<>>;
+
+  Status ReadEntry(size_t rank);
+  Status FindWeights();
+  Result<FamilyVariables> RecordedSizes() const;
+  Status DeclareParameters();
+  Status DeclareParameter(const std::string& name, Role role, const ShardingRules& rules);
+  Status ReadContent(size_t rank);
+  Status AddState(size_t rank, const StateTensor& tensor);
+  Status AddGroup(size_t rank, const RankGroup& group);
+  Status AddDocument(size_t rank, const RankDocument& document);
+  void FillHeader();
+  Result<std::string> BytesOf(size_t rank, const SafetensorsEntry& entry, uint64_t limit) const;
+  Result<PickleTree> TreeOf(size_t rank, const SafetensorsEntry& entry) const;
+  Result<ParameterIndex> Named(const std::string& name) const;
+
+  const std::shared_ptr<const Root> root_;
+  const std::vector<std::string>& paths_;
+  const SourceOptions& options_;
+  Assembler assembler_;
+  std::vector<BlobIndex> blobs_;  // by rank, as are these
+  std::vector<std::shared_ptr<const File>> files_;
+  std::vector<RankEntry> entries_;
+  Shapes shapes_;  // of the parameters
+  std::map<std::string, ParameterIndex, std::less<>> parameters_;
+  std::set<std::tuple<std::string, std::string, std::string>>
+      states_;  // parameter, optimizer, kind
+  std::map<DType, uint64_t> elements_;
+};
+
+Status RankFilesReader::ReadEntry(size_t rank) {
+  CKPT_ASSIGN_OR_RETURN(const auto file, root_->Open(paths_[rank]));
+  if (file->size() < 8) return Refuse("safetensors: shorter than its length field");
+  CKPT_ASSIGN_OR_RETURN(const std::string first, file->Read(0, 8, "the header's length"));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file->size()));
+  CKPT_ASSIGN_OR_RETURN(const std::string head, file->Read(0, 8 + length, "the header"));
+  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ParseSafetensorsHeader(head, file->size()));
+  CKPT_ASSIGN_OR_RETURN(RankEntry entry, ParseRankEntry(header));
+  if (entry.rank != rank || entry.world != paths_.size()) {
+    return Refuse("is of rank ", entry.rank, " of ", entry.world, ", not of ", rank, " of ",
+                  paths_.size());
+  }
+  if (rank > 0 && entry.step != entries_[0].step) {
+    return Refuse("is of step ", entry.step, ", rank 0's of ", entries_[0].step);
+  }
+  if (rank > 0 && !entry.parameters.empty()) return Refuse("the model is rank 0's to describe");
+  files_.push_back(file);
+  entries_.push_back(std::move(entry));
+  return {};
+}
+
+// A parameter has the shape of its weight.
+Status RankFilesReader::FindWeights() {
+  for (const RankEntry& entry : entries_) {
+    for (const StateTensor& tensor : entry.tensors) {
+      if (tensor.kind != "weight") continue;
+      if (!tensor.optimizer.empty())
+        return Refuse("a weight of an optimizer: '", tensor.parameter, "'");
+      if (!shapes_.emplace(tensor.parameter, tensor.entry.shape).second) {
+        return Refuse("two ranks hold the weight '", tensor.parameter, "'");
+      }
+    }
+  }
+  return {};
+}
+
+// The numbers of rank 0's document "args": a dict, or an object such as argparse's.
+Result<FamilyVariables> RankFilesReader::RecordedSizes() const {
+  FamilyVariables numbers;
+  for (const RankDocument& document : entries_[0].documents) {
+    if (document.key != "args") continue;
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(0, document.pickle));
+    const PickleRef args = RootOf(tree);
+    const PickleRef dict = args.IsDict() ? args : args.State();
+    if (!dict || !dict.IsDict()) continue;
+    for (const auto& [key, value] : dict.Items()) {
+      const auto name = key.String();
+      const auto number = value.Int();
+      if (name && number && *number > 0) numbers[std::string(*name)] = *number;
+    }
+  }
+  return WithCommonSpellings(std::move(numbers));
+}
+
+Status RankFilesReader::DeclareParameters() {
+  std::vector<NamedLocals> locals;
+  for (const auto& [name, role] : entries_[0].parameters) {
+    const auto shape = shapes_.find(name);
+    if (shape == shapes_.end()) return Refuse("no rank holds the weight '", name, "'");
+    locals.emplace_back(name, std::vector<Shape>{shape->second});
+  }
+  ModelSizes sizes;
+  sizes.given = WithCommonSpellings(options_.variables);
+  CKPT_ASSIGN_OR_RETURN(sizes.recorded, RecordedSizes());
+  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
+                        ShardingRules::Make(nullptr, options_, std::move(locals), sizes));
+  for (const auto& [name, role] : entries_[0].parameters) {
+    CKPT_RETURN_IF_ERROR(DeclareParameter(name, role, rules));
+  }
+  for (const auto& [alias, name] : entries_[0].aliases) {
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
+    if (parameters_.contains(alias)) return Refuse("'", alias, "' is a parameter and an alias");
+    assembler_.AddAlias(alias, parameter);
+  }
+  rules.Describe(assembler_.header());
+  return {};
+}
+
+Status RankFilesReader::DeclareParameter(const std::string& name, Role role,
+                                         const ShardingRules& rules) {
+  const Shape& shape = shapes_.find(name)->second;
+  CKPT_ASSIGN_OR_RETURN(const auto sharding,
+                        rules.Resolve(name, {&shape, 1}, role == Role::kBuffer));
+  Parameter parameter;
+  parameter.name = name;
+  parameter.shape = shape;
+  parameter.role = role;
+  parameter.pattern = sharding->pattern;
+  parameter.stage = sharding->stage;
+  parameter.layer = sharding->layer.value_or(0);
+  parameter.expert = sharding->expert;
+  parameter.expert_at = sharding->expert_at;
+  parameter.stacked_experts = sharding->stacked_experts;
+  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
+  if (!parameters_.emplace(name, index).second) return Refuse("two parameters '", name, "'");
+  return {};
+}
+
+Result<ParameterIndex> RankFilesReader::Named(const std::string& name) const {
+  const auto found = parameters_.find(name);
+  if (found != parameters_.end()) return found->second;
+  return Refuse("rank 0 does not declare a parameter '", name, "'");
+}
+
+Status RankFilesReader::ReadContent(size_t rank) {
+  const RankEntry& entry = entries_[rank];
+  for (const StateTensor& tensor : entry.tensors) {
+    CKPT_RETURN_IF_ERROR(AddState(rank, tensor));
+  }
+  for (const RankGroup& group : entry.groups) CKPT_RETURN_IF_ERROR(AddGroup(rank, group));
+  for (const RankDocument& document : entry.documents) {
+    CKPT_RETURN_IF_ERROR(AddDocument(rank, document));
+  }
+  return {};
+}
+
+Relation RelationOf(const Shape& state, const Shape& parameter) {
+  if (state == parameter) return Relation::kSame;
+  if (state.empty()) return Relation::kScalar;
+  bool reduced = state.size() == parameter.size();
+  for (size_t d = 0; reduced && d < state.size(); ++d) {
+    reduced = state[d] == parameter[d] || state[d] == 1;
+  }
+  return reduced ? Relation::kReduced : Relation::kOpaque;
+}
+
+Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
+  const SafetensorsEntry& entry = tensor.entry;
+  CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(tensor.parameter));
+  if (ByteWidth(entry.dtype) == 0) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("'", entry.name, "' has elements of less than a byte"));
+  }
+  const Relation relation = RelationOf(entry.shape, shapes_.find(tensor.parameter)->second);
+  if (!states_.emplace(tensor.parameter, tensor.optimizer, tensor.kind).second) {
+    return Refuse("'", entry.name, "' is held twice");
+  }
+  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                        assembler_.AddAtom(parameter, tensor.optimizer, tensor.kind, entry.dtype,
+                                           entry.shape, relation));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(entry.shape));
+  if (relation == Relation::kScalar) {
+    CKPT_ASSIGN_OR_RETURN(std::string bytes, BytesOf(rank, entry, kMaxInline));
+    return assembler_.SetInline(atom, std::move(bytes), tensor.number);
+  }
+  if (tensor.kind == "weight" && IsFloat(entry.dtype)) elements_[entry.dtype] += elements;
+  const uint32_t local = assembler_.AddLocal(atom, 0, WholeTensor(entry.shape));
+  assembler_.AddFragment(
+      atom, 0, local,
+      {0, elements, blobs_[rank], entries_[rank].data_offset + entry.begin, entry.dtype});
+  return {};
+}
+
+Result<std::string> RankFilesReader::BytesOf(size_t rank, const SafetensorsEntry& entry,
+                                             uint64_t limit) const {
+  if (entry.end - entry.begin > limit) {
+    return Refuse("'", entry.name, "' has ", entry.end - entry.begin, " bytes");
+  }
+  return files_[rank]->Read(entries_[rank].data_offset + entry.begin, entry.end - entry.begin,
+                            entry.name);
+}
+
+Result<PickleTree> RankFilesReader::TreeOf(size_t rank, const SafetensorsEntry& entry) const {
+  CKPT_ASSIGN_OR_RETURN(const std::string bytes, BytesOf(rank, entry, kMaxPickle));
+  auto parsed = ParsePickle(bytes);
+  if (!parsed) return Fail(std::move(parsed).error().WithContext(entry.name));
+  return std::move(parsed->tree);
+}
+
+Status RankFilesReader::AddGroup(size_t rank, const RankGroup& group) {
+  Group added;
+  added.optimizer = group.optimizer;
+  for (const std::string& name : group.parameters) {
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
+    added.parameters.push_back(parameter);
+  }
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(rank, group.pickle));
+  if (!RootOf(tree).IsDict()) return Refuse("'", group.pickle.name, "' is not a dict");
+  CKPT_ASSIGN_OR_RETURN(added.hyper_parameters, PrintPickle(tree));
+  assembler_.AddGroup(std::move(added));
+  return {};
+}
+
+Status RankFilesReader::AddDocument(size_t rank, const RankDocument& document) {
+  Document added{.key = document.key, .scope = document.scope, .pickle = {}, .tensors = {}};
+  for (const SafetensorsEntry& entry : document.tensors) {
+    added.tensors.push_back({entry.dtype, entry.shape, RowMajorStrides(entry.shape), blobs_[rank],
+                             entries_[rank].data_offset + entry.begin});
+  }
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(rank, document.pickle));
+  CKPT_ASSIGN_OR_RETURN(added.pickle, PrintPickle(tree));
+  CKPT_RETURN_IF_ERROR(ParseDocument(added));  // its tensors are there
+  assembler_.header().documents.push_back(std::move(added));
+  return {};
+}
+
+void RankFilesReader::FillHeader() {
+  StepModel& header = assembler_.header();
+  header.framework = entries_[0].framework;
+  header.framework_version = entries_[0].framework_version;
+  header.id = std::to_string(entries_[0].step);
+  header.iteration = entries_[0].step;
+  header.layout.dp = static_cast<uint32_t>(entries_[0].world);
+  uint64_t most = 0;
+  for (const auto& [dtype, elements] : elements_) {
+    if (elements > most) header.model_dtype = dtype;
+    most = std::max(most, elements);
+  }
+}
+
+}  // namespace
+
+Result<StepModel> ReadRankFiles(const std::shared_ptr<const Root>& root,
+                                const std::vector<std::string>& paths,
+                                const SourceOptions& options) {
+  if (paths.empty()) return Refuse("no rank files");
+  return RankFilesReader(root, paths, options).Read();
+}
+
+}  // namespace ckptfs

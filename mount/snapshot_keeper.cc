@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/snapshot_keeper.h"
+
+#include <fmt/format.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "core/base/digest.h"
+#include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
+#include "core/io/memory_root.h"
+#include "formats/families/shipped.h"
+#include "formats/snapshot/rank_files.h"
+#include "mount/control_client.h"
+#include "mount/logging.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::chrono::seconds kRetryPause{1};
+constexpr std::chrono::minutes kRetryLimit{10};
+
+int64_t WallClock() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// A directory that no other snapshot has, of whatever daemon.
+std::string DirectoryOf(const ReceivedStep& received, int64_t now) {
+  return StrCat("snapshots/", DigestOf(StrCat(received.name.run, "\n", received.name.job, "\n",
+                                              received.name.attempt, "\n", received.step, "\n",
+                                              getpid(), "\n", now))
+                                  .Hex());
+}
+
+}  // namespace
+
+Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received,
+                                const FamilySet& families) {
+  const int64_t now = WallClock();
+  const std::string directory = DirectoryOf(received, now);
+  const OwnerAndMode access{0600, geteuid(), getegid(), false};
+  auto root =
+      std::make_shared<MemoryRoot>(StrCat("snapshot ", received.name.run, "/", received.step));
+  std::vector<std::string> paths;
+  for (size_t rank = 0; rank < received.files.size(); ++rank) {
+    const ReceivedFile& file = received.files[rank];
+    paths.push_back(fmt::format("{}/rank-{:05}.safetensors", directory, rank));
+    CKPT_RETURN_IF_ERROR(root->Add(paths.back(), file.rope, file.lease, access));
+  }
+  SourceOptions options;
+  options.families = &families;
+  CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(root, paths, options));
+  if (model.iteration != received.step) return Refuse("its files are of step ", model.iteration);
+  model.mtime_ns = now;
+  model.roots = {store.blobs()};
+  for (size_t i = 0; i < model.blobs.size(); ++i) {
+    Blob& blob = model.blobs[i];
+    blob.stamp = FileStamp{blob.stamp.size, 0, 0, 0};
+    blob.mode = access.mode;
+    blob.uid = access.uid;
+    blob.gid = access.gid;
+    blob.store_owned = true;
+    blob.chunk_bytes = kChunkBytes;
+    blob.chunks = received.files[i].chunks;
+  }
+  const std::string home = StrCat("snapshot:", received.name.run);
+  return MemoryStep{received.name.run, StrCat(home, "/", received.step), home, std::move(model),
+                    std::move(root)};
+}
+
+SnapshotKeeper::SnapshotKeeper(Store& store, StepCatalogue& catalogue, Filesystem& filesystem,
+                               std::string store_path)
+    : store_(store),
+      catalogue_(catalogue),
+      filesystem_(filesystem),
+      store_path_(std::move(store_path)) {}
+
+Status SnapshotKeeper::Keep(ReceivedStep received) {
+  CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
+  CKPT_ASSIGN_OR_RETURN(MemoryStep step, MemoryStepOf(store_, received, families));
+  received.files.clear();  // the step has them
+  CKPT_ASSIGN_OR_RETURN(const StepRecord record, catalogue_.Hold(std::move(step)));
+  CKPT_RETURN_IF_ERROR(filesystem_.RefreshStep(record.run, record.id));
+  const Status done = Persist(record);
+  if (!done) (void)catalogue_.Release(record);
+  CKPT_RETURN_IF_ERROR(filesystem_.RefreshStep(record.run, record.id));
+  if (done) RefreshDaemons(store_path_, {&record, 1});
+  return done;
+}
+
+Status SnapshotKeeper::Persist(const StepRecord& record) {
+  const auto end = std::chrono::steady_clock::now() + kRetryLimit;
+  for (bool said = false;; said = true) {
+    const auto stored = catalogue_.Persist(record);
+    if (stored || stored.error().code == ErrorCode::kDataLoss) {
+      return stored ? Status() : Fail(stored.error());
+    }
+    if (!said) {
+      Log(LogLevel::kWarning, StrCat("snapshot ", record.run, "/", record.id,
+                                     " stays in memory: ", stored.error().message));
+    }
+    if (std::chrono::steady_clock::now() >= end || !Pause()) return Fail(stored.error());
+  }
+}
+
+bool SnapshotKeeper::Pause() {
+  MutexLock lock(mutex_);
+  std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
+  const auto end = std::chrono::steady_clock::now() + kRetryPause;
+  while (!stopping_ && stop_.wait_until(held, end) != std::cv_status::timeout) {
+  }
+  held.release();
+  return !stopping_;
+}
+
+void SnapshotKeeper::Stop() {
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  stop_.notify_all();
+}
+
+}  // namespace ckptfs

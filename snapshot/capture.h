@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Capture is what one rank has to save of one step: where the bytes lie in the
+// trainer's memory and what they are.  CaptureFile says how they make up the rank's
+// file (core/ingest/rank_file.h), byte by byte, before any of them is copied.
+//
+// Thread safety: values.
+// Lifetime: a capture's owner keeps all its memory; a CaptureFile keeps the capture.
+// Units: bytes.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/blob/safetensors_header.h"
+
+namespace ckptfs {
+
+// A whole tensor in row-major order, in host memory or a device's.
+struct CapturedTensor {
+  std::string key;        // unique; empty: "<name>" of a weight, else "<kind>/<name>"
+  std::string parameter;  // empty: part of a group or a document
+  std::string kind;       // "weight", "exp_avg", "step", ...
+  std::string optimizer;  // empty: the only one
+  bool number = false;    // was a Python number
+  DType dtype = DType::kF32;
+  Shape shape;
+  const std::byte* from = nullptr;
+  // Nothing but an optimizer's step writes it: it may be copied until then.  All else
+  // is copied before the save returns.
+  bool lazy = false;
+};
+
+struct CapturedParameter {
+  std::string name;
+  std::string role;  // "trainable", "frozen", "buffer"
+};
+
+struct CapturedGroup {
+  std::string optimizer;
+  std::vector<std::string> parameters;
+  std::string pickle;  // key
+};
+
+struct CapturedDocument {
+  std::string key;
+  std::string scope;
+  std::string pickle;                // key
+  std::vector<std::string> tensors;  // keys
+};
+
+struct Capture {
+  uint64_t step = 0;
+  std::string framework = "torch";
+  std::string framework_version;
+  std::vector<CapturedTensor> tensors;
+  std::vector<CapturedParameter> parameters;
+  std::vector<std::pair<std::string, std::string>> aliases;  // alias, name
+  std::vector<CapturedGroup> groups;
+  std::vector<CapturedDocument> documents;
+  std::shared_ptr<const void> owner;
+  // Asked once when all is copied: which tensor was written since the save, in
+  // words; empty: none.  Called from the writer's own thread.
+  std::function<std::string()> changed;
+};
+
+// Bytes of memory that make up a range of the file.
+struct CopyRun {
+  const std::byte* from = nullptr;
+  uint64_t at = 0;  // in the file
+  uint64_t bytes = 0;
+};
+
+class CaptureFile {
+ public:
+  // kInvalid if two tensors have one key or a name is not UTF-8.
+  static Result<CaptureFile> Make(Capture capture, uint32_t rank, uint32_t world);
+
+  const Capture& capture() const { return capture_; }
+  uint64_t bytes() const { return bytes_; }
+  // What [begin, end) of the file is made of, in order: of the tensors that are
+  // lazy, or of all else (the header, too).
+  std::vector<CopyRun> Runs(uint64_t begin, uint64_t end, bool lazy) const;
+
+ private:
+  struct Part {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    const std::byte* from = nullptr;
+    bool lazy = false;
+  };
+  Capture capture_;
+  std::shared_ptr<const std::string> header_;  // runs refer to it
+  std::vector<Part> parts_;                    // sorted, without gaps from 0 to bytes_
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a trainer's rank hands a snapshot to the daemon of a store: messages on a Unix
+// seqpacket socket, bytes in an arena (arena.h).
+//
+//   rank   -> daemon  hello(rank, world, length = bytes of a snapshot,
+//                           sequence = for how many there shall be room, text = run LF job)
+//   daemon -> rank    welcome(length = bytes of a chunk, sequence = chunks) + descriptor
+//                   | refused(text)                            and the end
+//   rank   -> daemon  begin(step, attempt, length = bytes of the rank's file)
+//                     chunk(attempt, sequence, chunk) *        in order, without gaps
+//                     end(attempt)                             none of it has changed
+//                     drop(step, attempt, text = why)          instead, at any time
+//   daemon -> rank    free(chunk)                              the rank's again
+//                     durable(step, attempt) | dropped(step, attempt, text = why)
+//
+// All chunks are the rank's at first; one is the daemon's from `chunk` until `free`.
+// The bytes of a rank's file (core/ingest/rank_file.h) fill the payloads one after the
+// other, all but the last to the end.  A rank that goes away after `end` has done its
+// part.  The job is a text that all ranks of one life of a training job share.
+//
+// Thread safety: sends of different threads do not mix.
+// Units: bytes.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/base/descriptor.h"
+#include "core/base/digest.h"
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+inline constexpr uint32_t kSnapshotProtocol = 1;
+inline constexpr size_t kMaxSnapshotText = 1024;
+inline constexpr uint32_t kMaxSnapshotWorld = 1u << 20;
+
+// The numbers are spoken between processes: append only.
+enum class SnapshotWord : uint32_t {
+  kHello = 1,
+  kWelcome = 2,
+  kRefused = 3,
+  kBegin = 4,
+  kChunk = 5,
+  kEnd = 6,
+  kDrop = 7,
+  kFree = 8,
+  kDurable = 9,
+  kDropped = 10,
+};
+
+struct SnapshotMessage {
+  SnapshotWord word = SnapshotWord::kHello;
+  uint32_t rank = 0;
+  uint32_t world = 0;
+  uint64_t step = 0;
+  uint64_t attempt = 0;
+  uint64_t sequence = 0;
+  uint64_t chunk = 0;
+  uint64_t length = 0;
+  std::string text = {};  // cut to kMaxSnapshotText when it is sent
+};
+
+// What a chunk's header has to say of whose it is.
+Digest StreamOf(std::string_view run, std::string_view job);
+
+// `passed`: a descriptor that goes along; -1: none.  kExhausted if it would block
+// and the socket does not.
+Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passed = -1);
+
+struct Incoming {
+  enum class Kind { kMessage, kNothing, kClosed };
+  Kind kind = Kind::kNothing;  // kNothing: the socket does not block, or its time is over
+  SnapshotMessage message;
+  Descriptor passed;  // only if it was asked for
+};
+
+// kInvalid for what is not a message of this protocol.  Descriptors that come along
+// unasked are closed.
+Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor = false);
+
+// The socket of the daemon that receives snapshots for `store` (absolute).
+Result<std::string> SnapshotSocketPath(std::string_view store, bool create);
+// kNotFound if there is no daemon.
+Result<Descriptor> ConnectForSnapshots(std::string_view store);
+
+}  // namespace ckptfs

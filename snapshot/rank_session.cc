@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "snapshot/rank_session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr size_t kMaxParts = 64;
+constexpr size_t kMaxOutbox = 1 << 20;
+constexpr int kMessagesPerTurn = 16;
+constexpr size_t kMaxJob = 200;
+constexpr uint64_t kMaxSlots = 1024;
+
+void Wake(const ArenaBudget& budget) {
+  const uint64_t one = 1;
+  if (write(budget.wake.get(), &one, sizeof one) < 0) return;  // it is awake
+}
+
+// Chunks that a received file reads; they are the rank's again with it.
+struct ChunkLease {
+  ChunkLease(std::shared_ptr<ArenaHold> arena) : hold(std::move(arena)) {}
+  ~ChunkLease() { hold->Return(chunks); }
+  const std::shared_ptr<ArenaHold> hold;
+  std::vector<uint32_t> chunks;
+};
+
+tl::unexpected<Error> Breach(const std::string& rule) {
+  return Fail(ErrorCode::kInvalid, StrCat("breaks the protocol: ", rule));
+}
+
+}  // namespace
+
+ArenaHold::ArenaHold(std::unique_ptr<ArenaReader> reader, uint64_t huge,
+                     std::shared_ptr<ArenaBudget> budget)
+    : reader_(std::move(reader)), huge_(huge), budget_(std::move(budget)) {
+  budget_->huge += huge_;
+}
+
+ArenaHold::~ArenaHold() {
+  budget_->huge -= huge_;
+  budget_->used -= reader_->shape().bytes();
+}
+
+void ArenaHold::Return(const std::vector<uint32_t>& chunks) {
+  {
+    MutexLock lock(mutex_);
+    returned_.insert(returned_.end(), chunks.begin(), chunks.end());
+  }
+  Wake(*budget_);
+}
+
+std::vector<uint32_t> ArenaHold::TakeReturned() {
+  MutexLock lock(mutex_);
+  return std::exchange(returned_, {});
+}
+
+struct RankSession::Part {
+  uint64_t step = 0;
+  uint64_t bytes = 0;  // of the whole file
+  uint64_t received = 0;
+  uint64_t sequence = 0;  // of the next chunk
+  ReceivedFile file;
+  std::shared_ptr<ChunkLease> lease;
+  ChunkDigester digester;
+};
+
+RankSession::RankSession(Descriptor socket, std::shared_ptr<ArenaBudget> budget)
+    : socket_(std::move(socket)), budget_(std::move(budget)) {}
+RankSession::~RankSession() {
+  if (maker_.joinable()) maker_.join();
+  // Counted when it was asked for; of no use now.
+  if (making_.valid()) budget_->used -= shape_.bytes();
+}
+
+Result<bool> RankSession::Receive(IncomingSteps& steps, std::vector<ReceivedStep>& whole) {
+  for (int i = 0; i < kMessagesPerTurn; ++i) {
+    CKPT_ASSIGN_OR_RETURN(const Incoming incoming, ReceiveSnapshotMessage(socket_.get()));
+    if (incoming.kind == Incoming::Kind::kClosed) return false;
+    if (incoming.kind == Incoming::Kind::kNothing) return true;
+    CKPT_RETURN_IF_ERROR(Handle(incoming.message, steps, whole));
+  }
+  return true;
+}
+
+Status RankSession::Handle(const SnapshotMessage& message, IncomingSteps& steps,
+                           std::vector<ReceivedStep>& whole) {
+  if (message.word == SnapshotWord::kHello) return Hello(message);
+  if (!hold_) return Breach("no hello");
+  switch (message.word) {
+    case SnapshotWord::kBegin: return Begin(message, steps);
+    case SnapshotWord::kChunk: return Chunk(message);
+    case SnapshotWord::kEnd: return End(message, steps, whole);
+    case SnapshotWord::kDrop:
+      (void)steps.Begin(NameOf(message.attempt), rank_);  // it is over
+      parts_.erase(message.attempt);
+      steps.Drop(NameOf(message.attempt), message.step, StrCat("rank ", rank_, ": ", message.text));
+      return {};
+    default: return Breach("a message of the daemon's");
+  }
+}
+
+Status RankSession::Hello(const SnapshotMessage& message) {
+  if (introduced()) return Breach("a second hello");
+  const size_t line = message.text.find('\n');
+  if (line == std::string::npos) return Breach("a hello without a job");
+  CKPT_RETURN_IF_ERROR(CheckName(message.text.substr(0, line), "run"));
+  if (message.text.size() - line > kMaxJob) return Breach("the job's name is too long");
+  if (message.world == 0 || message.world > kMaxSnapshotWorld || message.rank >= message.world) {
+    return Breach(StrCat("rank ", message.rank, " of ", message.world));
+  }
+  const uint64_t slots = message.sequence;
+  if (message.length == 0 || slots == 0 || slots > kMaxSlots) {
+    return Breach(StrCat("an arena of ", slots, " times ", message.length, " bytes"));
+  }
+  shape_ = ArenaShape{budget_->chunk_bytes, 0};
+  const uint64_t chunks = shape_.ChunksFor(message.length);
+  if (chunks > budget_->limit / budget_->chunk_bytes / slots) {
+    return Fail(ErrorCode::kExhausted, StrCat("room for ", slots, " snapshots of ", message.length,
+                                              " bytes is more than the ", budget_->limit,
+                                              " bytes that snapshots may use (--snapshot-memory)"));
+  }
+  shape_.chunks = static_cast<uint32_t>(chunks * slots);
+  if (budget_->used.fetch_add(shape_.bytes()) + shape_.bytes() > budget_->limit) {
+    const uint64_t others = budget_->used -= shape_.bytes();
+    return Fail(ErrorCode::kExhausted,
+                StrCat("an arena of ", shape_.bytes(), " bytes beside ", others,
+                       " that are in use is more than snapshots may use (--snapshot-memory)"));
+  }
+  run_ = message.text.substr(0, line);
+  job_ = message.text.substr(line + 1);
+  rank_ = message.rank;
+  world_ = message.world;
+  std::promise<Result<ArenaMemory>> made;
+  making_ = made.get_future();
+  maker_ = std::thread([made = std::move(made), shape = shape_, budget = budget_]() mutable {
+    made.set_value(MakeArena(shape));
+    Wake(*budget);
+  });
+  return {};
+}
+
+Status RankSession::Welcome() {
+  maker_.join();
+  Result<ArenaMemory> memory = making_.get();  // which makes it invalid
+  auto reader = memory ? ArenaReader::Open(memory->descriptor.get(), shape_)
+                       : Fail(std::move(memory).error());
+  if (!reader) {
+    budget_->used -= shape_.bytes();
+    return Fail(std::move(reader).error());
+  }
+  hold_ = std::make_shared<ArenaHold>(*std::move(reader), memory->huge_bytes, budget_);
+  ours_.assign(shape_.chunks, false);
+  SnapshotMessage welcome{SnapshotWord::kWelcome};
+  welcome.length = shape_.chunk_bytes;
+  welcome.sequence = shape_.chunks;
+  return SendSnapshotMessage(socket_.get(), welcome, memory->descriptor.get());
+}
+
+Status RankSession::Advance() {
+  if (making_.valid() && making_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    CKPT_RETURN_IF_ERROR(Welcome());
+  }
+  if (hold_) {
+    for (const uint32_t chunk : hold_->TakeReturned()) {
+      ours_[chunk] = false;
+      SnapshotMessage message{SnapshotWord::kFree};
+      message.chunk = chunk;
+      Say(std::move(message));
+    }
+  }
+  while (!outbox_.empty()) {
+    const Status sent = SendSnapshotMessage(socket_.get(), outbox_.front());
+    if (!sent && sent.error().code == ErrorCode::kExhausted) break;
+    CKPT_RETURN_IF_ERROR(sent);
+    outbox_.pop_front();
+  }
+  if (outbox_.size() > kMaxOutbox) return Breach("it does not read");
+  return {};
+}
+
+Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) {
+  if (parts_.size() >= kMaxParts) return Breach("too many attempts at once");
+  if (message.length == 0 || message.length > shape_.chunks * shape_.payload_bytes()) {
+    return Breach(StrCat("a file of ", message.length, " bytes"));
+  }
+  if (!steps.Begin(NameOf(message.attempt), rank_)) {
+    return Breach("an attempt of before; each life of a job needs a text of its own");
+  }
+  auto part = std::make_unique<Part>();
+  part->step = message.step;
+  part->bytes = message.length;
+  part->file.bytes = message.length;
+  part->lease = std::make_shared<ChunkLease>(hold_);
+  parts_[message.attempt] = std::move(part);
+  return {};
+}
+
+Status RankSession::CheckHeader(const ChunkHeader& header, const Part& part) const {
+  CKPT_RETURN_IF_ERROR(CheckChunkHeader(header, shape_));
+  const uint64_t length = std::min(shape_.payload_bytes(), part.bytes - part.received);
+  if (header.rank != rank_ || header.stream != StreamOf(run_, job_) || header.step != part.step ||
+      header.sequence != part.sequence || header.length != length) {
+    return Breach("a chunk that is not the next one");
+  }
+  return {};
+}
+
+Status RankSession::Chunk(const SnapshotMessage& message) {
+  const auto found = parts_.find(message.attempt);
+  if (found == parts_.end()) return Breach("a chunk of no attempt");
+  Part& part = *found->second;
+  if (message.chunk >= shape_.chunks || ours_[message.chunk]) {
+    return Breach("a chunk that is not the rank's");
+  }
+  if (message.sequence != part.sequence || part.received == part.bytes) {
+    return Breach("a chunk that is not the next one");
+  }
+  const auto chunk = static_cast<uint32_t>(message.chunk);
+  ours_[chunk] = true;
+  part.lease->chunks.push_back(chunk);
+  const ChunkHeader header = hold_->reader().CopyHeader(chunk);
+  CKPT_RETURN_IF_ERROR(CheckHeader(header, part));
+  if (header.attempt != message.attempt) return Breach("a chunk of another attempt");
+  const auto bytes = hold_->reader().Payload(chunk).first(header.length);
+  if (DigestOf(bytes) != header.payload) {
+    return Fail(ErrorCode::kDataLoss, StrCat("chunk ", part.sequence, " of step ", part.step,
+                                             " is not what its header says"));
+  }
+  part.digester.Add(bytes);
+  part.file.rope.push_back(bytes);
+  part.received += bytes.size();
+  ++part.sequence;
+  return {};
+}
+
+Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps,
+                        std::vector<ReceivedStep>& whole) {
+  const auto found = parts_.find(message.attempt);
+  if (found == parts_.end()) return Breach("the end of no attempt");
+  const std::unique_ptr<Part> part = std::move(found->second);
+  parts_.erase(found);
+  if (part->received != part->bytes) {
+    steps.Drop(NameOf(message.attempt), part->step, StrCat("rank ", rank_, " left bytes out"));
+    return Breach("an end before all bytes");
+  }
+  part->file.chunks = std::move(part->digester).Finish();
+  part->file.lease = std::move(part->lease);
+  auto step = steps.Add(NameOf(message.attempt), part->step, rank_, world_, std::move(part->file),
+                        IncomingSteps::Time::clock::now());
+  if (step) whole.push_back(*std::move(step));
+  return {};
+}
+
+void RankSession::Leave(IncomingSteps& steps, const std::string& why) {
+  for (const auto& [attempt, part] : parts_) {
+    steps.Drop(NameOf(attempt), part->step, StrCat("rank ", rank_, " ", why));
+  }
+  parts_.clear();
+}
+
+}  // namespace ckptfs

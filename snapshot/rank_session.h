@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RankSession is the daemon's end of one rank's conversation (protocol.h).  It believes
+// nothing: every number is checked before it is used, and a message out of turn ends
+// it.
+//
+// Thread safety: none; the receiver's thread.
+// Lifetime: what it received outlives it.
+// Units: bytes.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/blob/chunk_digests.h"
+#include "snapshot/arena.h"
+#include "snapshot/protocol.h"
+#include "snapshot/received_step.h"
+
+namespace ckptfs {
+
+// How the memory of all sessions is counted, and who is woken when chunks come back.
+struct ArenaBudget {
+  uint64_t limit = 0;
+  uint64_t chunk_bytes = kArenaChunkBytes;
+  std::atomic<uint64_t> used{0};
+  std::atomic<uint64_t> huge{0};  // of it in huge pages
+  Descriptor wake;                // an eventfd
+};
+
+// An arena and the chunks that nobody reads any more.
+class ArenaHold {
+ public:
+  // OWNERSHIP: the budget has counted the memory, this gives it back.
+  ArenaHold(std::unique_ptr<ArenaReader> reader, uint64_t huge,
+            std::shared_ptr<ArenaBudget> budget);
+  ~ArenaHold();
+  const ArenaReader& reader() const { return *reader_; }
+  void Return(const std::vector<uint32_t>& chunks);
+  std::vector<uint32_t> TakeReturned();
+
+ private:
+  const std::unique_ptr<ArenaReader> reader_;
+  const uint64_t huge_;
+  const std::shared_ptr<ArenaBudget> budget_;
+  Mutex mutex_;
+  std::vector<uint32_t> returned_ GUARDED_BY(mutex_);
+};
+
+class RankSession {
+ public:
+  RankSession(Descriptor socket, std::shared_ptr<ArenaBudget> budget);
+  ~RankSession();
+
+  int socket() const { return socket_.get(); }
+  const std::string& run() const { return run_; }
+  const std::string& job() const { return job_; }
+  uint32_t rank() const { return rank_; }
+  bool introduced() const { return world_ != 0; }
+  bool wants_to_write() const { return !outbox_.empty(); }
+
+  // Reads what is there; false when the rank has left.  A step that became whole is
+  // added to `whole`.
+  Result<bool> Receive(IncomingSteps& steps, std::vector<ReceivedStep>& whole);
+  // Says what became of an arena that is being made, frees chunks, sends what is waiting.
+  Status Advance();
+  void Say(SnapshotMessage message) { outbox_.push_back(std::move(message)); }
+  // It is over: what is not whole is dropped.
+  void Leave(IncomingSteps& steps, const std::string& why);
+
+ private:
+  struct Part;  // of one attempt, while it comes in
+  Status Handle(const SnapshotMessage& message, IncomingSteps& steps,
+                std::vector<ReceivedStep>& whole);
+  Status Hello(const SnapshotMessage& message);
+  Status Begin(const SnapshotMessage& message, IncomingSteps& steps);
+  Status Chunk(const SnapshotMessage& message);
+  Status CheckHeader(const ChunkHeader& header, const Part& part) const;
+  Status End(const SnapshotMessage& message, IncomingSteps& steps,
+             std::vector<ReceivedStep>& whole);
+  Status Welcome();
+  AttemptName NameOf(uint64_t attempt) const { return {run_, job_, attempt}; }
+
+  const Descriptor socket_;
+  const std::shared_ptr<ArenaBudget> budget_;
+  std::string run_;
+  std::string job_;
+  uint32_t rank_ = 0;
+  uint32_t world_ = 0;  // 0: no hello yet
+  ArenaShape shape_;
+  std::future<Result<ArenaMemory>> making_;
+  std::thread maker_;
+  std::shared_ptr<ArenaHold> hold_;
+  std::vector<bool> ours_;                           // chunks that the rank has handed over
+  std::map<uint64_t, std::unique_ptr<Part>> parts_;  // by attempt
+  std::deque<SnapshotMessage> outbox_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "snapshot/received_step.h"
+
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr size_t kRemembered = 4096;
+constexpr size_t kRememberedRanks = 1 << 16;
+constexpr size_t kNamedRanks = 8;
+
+std::string MissingRanks(const std::map<uint32_t, ReceivedFile>& files, uint32_t world) {
+  std::string text;
+  size_t missing = 0;
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    if (files.contains(rank)) continue;
+    if (++missing <= kNamedRanks) text += StrCat(missing == 1 ? "" : ", ", rank);
+  }
+  if (missing > kNamedRanks) text += StrCat(" and ", missing - kNamedRanks, " more");
+  return text;
+}
+
+}  // namespace
+
+std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t step,
+                                               uint32_t rank, uint32_t world, ReceivedFile file,
+                                               Time now) {
+  if (const auto gone = gone_.find(name); gone != gone_.end()) {
+    dropped_.push_back({name, step, gone->second, true});
+    return std::nullopt;
+  }
+  const auto [at, first] = open_.try_emplace(name, Open{step, world, now, {}});
+  Open& open = at->second;
+  if (open.step != step || open.world != world) {
+    Drop(name, step,
+         StrCat("its ranks disagree: step ", open.step, " of ", open.world, " ranks, step ", step,
+                " of ", world));
+    return std::nullopt;
+  }
+  if (!open.files.emplace(rank, std::move(file)).second) {
+    Drop(name, step, StrCat("rank ", rank, " handed its part over twice"));
+    return std::nullopt;
+  }
+  if (open.files.size() < world) return std::nullopt;
+  ReceivedStep whole{name, step, {}};
+  for (auto& [number, part] : open.files) whole.files.push_back(std::move(part));
+  open_.erase(at);
+  return whole;
+}
+
+void IncomingSteps::Drop(const AttemptName& name, uint64_t step, const std::string& why) {
+  if (!gone_.emplace(name, why).second) return;
+  if (gone_.size() > kRemembered) gone_.erase(gone_.begin());
+  open_.erase(name);
+  dropped_.push_back({name, step, why, false});
+}
+
+bool IncomingSteps::Begin(const AttemptName& name, uint32_t rank) {
+  if (begun_.size() > kRememberedRanks) begun_.clear();
+  uint64_t& last = begun_[{name.run, name.job, rank}];
+  if (name.attempt <= last) return false;
+  last = name.attempt;
+  return true;
+}
+
+void IncomingSteps::DropOlder(Time limit) {
+  std::vector<DroppedStep> found;
+  for (const auto& [name, open] : open_) {
+    if (open.first >= limit) continue;
+    found.push_back({name, open.step,
+                     StrCat("nothing came of rank ", MissingRanks(open.files, open.world)), false});
+  }
+  for (const DroppedStep& one : found) Drop(one.name, one.step, one.why);
+}
+
+std::vector<DroppedStep> IncomingSteps::TakeDropped() { return std::exchange(dropped_, {}); }
+
+}  // namespace ckptfs

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ReceivedStep is what all ranks of a job handed over of one step: a file per rank, as
+// spans of arenas.  IncomingSteps puts the ranks' parts together: a step is there when
+// every rank of the world has ended its part of the same attempt, and parts of
+// different attempts never meet.
+//
+// Thread safety: IncomingSteps: none; its owner's thread.
+// Lifetime: the bytes of a file stay while its lease does.
+// Units: bytes.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/base/digest.h"
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+struct ReceivedFile {
+  uint64_t bytes = 0;
+  std::vector<std::span<const std::byte>> rope;
+  std::vector<Digest> chunks;  // of every kChunkBytes (core/blob/chunk_digests.h)
+  std::shared_ptr<const void> lease;
+};
+
+// What tells attempts apart.
+struct AttemptName {
+  std::string run;
+  std::string job;
+  uint64_t attempt = 0;
+  auto operator<=>(const AttemptName&) const = default;
+};
+
+struct ReceivedStep {
+  AttemptName name;
+  uint64_t step = 0;
+  std::vector<ReceivedFile> files;  // by rank
+};
+
+// A step that will not be, and why.
+struct DroppedStep {
+  AttemptName name;
+  uint64_t step = 0;
+  std::string why;
+  bool again = false;  // said before; a rank ended its part only now
+};
+
+class IncomingSteps {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  // `rank` has ended its part.  The step, if that was the last part.
+  std::optional<ReceivedStep> Add(const AttemptName& name, uint64_t step, uint32_t rank,
+                                  uint32_t world, ReceivedFile file, Time now);
+  // What is dropped is dropped for all ranks, also for those that end their part later.
+  void Drop(const AttemptName& name, uint64_t step, const std::string& why);
+  // Whether `rank` has not begun this attempt, nor a later one, before.
+  bool Begin(const AttemptName& name, uint32_t rank);
+  // Those whose first part came before `limit`; the reason names the missing ranks.
+  void DropOlder(Time limit);
+
+  // What was dropped since the last call.
+  std::vector<DroppedStep> TakeDropped();
+  size_t size() const { return open_.size(); }
+
+ private:
+  struct Open {
+    uint64_t step = 0;
+    uint32_t world = 0;
+    Time first;
+    std::map<uint32_t, ReceivedFile> files;
+  };
+  std::map<AttemptName, Open> open_;
+  std::map<AttemptName, std::string> gone_;  // dropped lately, and why
+  std::map<std::tuple<std::string, std::string, uint32_t>, uint64_t> begun_;  // run, job, rank
+  std::vector<DroppedStep> dropped_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "snapshot/receiver.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/file_lock.h"
+#include "core/base/mutex.h"
+#include "core/base/single_flight.h"
+#include "core/base/strings.h"
+#include "snapshot/protocol.h"
+#include "snapshot/rank_session.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr int kTurn = 1000;  // milliseconds between looks at what is late
+
+bool IsOurs(int connection) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  return peer.uid == 0 || peer.uid == geteuid();
+}
+
+std::string NameOf(const AttemptName& name, uint64_t step) { return StrCat(name.run, "/", step); }
+
+}  // namespace
+
+struct Receiver::State {
+  ReceiverOptions options;
+  std::string path;
+  std::unique_ptr<const FileLock> lock;
+  Descriptor listener;
+  std::shared_ptr<ArenaBudget> budget = std::make_shared<ArenaBudget>();
+  std::atomic<bool> stopping{false};
+
+  // The ranks' thread alone:
+  std::vector<std::unique_ptr<RankSession>> sessions;
+  IncomingSteps steps;
+
+  struct Kept {
+    AttemptName name;
+    uint64_t step = 0;
+    Status done;
+  };
+  Mutex mutex;
+  std::condition_variable wake_keeper;
+  std::deque<ReceivedStep> whole GUARDED_BY(mutex);  // the first is being kept
+  std::vector<Kept> kept GUARDED_BY(mutex);
+  bool finish GUARDED_BY(mutex) = false;
+  uint64_t durable GUARDED_BY(mutex) = 0;
+  uint64_t dropped GUARDED_BY(mutex) = 0;
+  uint64_t incoming GUARDED_BY(mutex) = 0;
+  uint64_t ranks GUARDED_BY(mutex) = 0;
+  std::string last_durable GUARDED_BY(mutex);
+  std::string last_drop GUARDED_BY(mutex);
+
+  std::thread ranks_thread;
+  std::thread keeper_thread;
+
+  Status Listen();
+  void Serve();
+  void Keep();
+  void Accept();
+  // False if it is over.
+  bool Turn(RankSession& session, short events, std::vector<ReceivedStep>& done);
+  void Say(std::string_view line) const {
+    if (options.log) options.log(line);
+  }
+  void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text);
+  void TellNews();
+};
+
+Status Receiver::State::Listen() {
+  CKPT_ASSIGN_OR_RETURN(path, SnapshotSocketPath(options.store, true));
+  const std::string beside = StrCat(path, ".lock");
+  CKPT_RETURN_IF_ERROR(OpenDescriptor(beside, O_RDWR | O_CREAT | O_NOFOLLOW, 0600));
+  lock = FileLock::Take(beside, O_RDWR, LOCK_EX | LOCK_NB);
+  if (!lock) {
+    return Fail(ErrorCode::kExists,
+                StrCat("another daemon receives the snapshots for ", options.store));
+  }
+  unlink(path.c_str());
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  listener = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  budget->wake = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!listener.valid() || !budget->wake.valid() ||
+      bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      chmod(path.c_str(), 0600) != 0 || listen(listener.get(), 1024) != 0) {
+    return Fail(ErrnoError(errno, path));
+  }
+  return {};
+}
+
+void Receiver::State::Accept() {
+  while (true) {
+    Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!connection.valid()) return;
+    SnapshotMessage refused{SnapshotWord::kRefused};
+    if (!IsOurs(connection.get()))
+      refused.text = "snapshots are taken of its own user and root only";
+    if (sessions.size() >= options.max_sessions) refused.text = "too many ranks";
+    if (refused.text.empty()) {
+      sessions.push_back(std::make_unique<RankSession>(std::move(connection), budget));
+    } else {
+      (void)SendSnapshotMessage(connection.get(), refused);
+    }
+  }
+}
+
+bool Receiver::State::Turn(RankSession& session, short events, std::vector<ReceivedStep>& done) {
+  std::string why = "went away before its part was whole";
+  const auto outcome = Caught([&]() -> Result<bool> {
+    if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) {
+      CKPT_ASSIGN_OR_RETURN(const bool there, session.Receive(steps, done));
+      if (!there) return false;
+    }
+    CKPT_RETURN_IF_ERROR(session.Advance());
+    return true;
+  });
+  if (outcome && *outcome) return true;
+  if (!outcome) {
+    why = outcome.error().message;
+    Say(StrCat("snapshots of ", session.introduced() ? session.run() : "a stranger", ": ", why));
+    SnapshotMessage refused{SnapshotWord::kRefused};
+    refused.text = why;
+    (void)SendSnapshotMessage(session.socket(), refused);
+  }
+  session.Leave(steps, why);
+  return false;
+}
+
+void Receiver::State::Tell(const AttemptName& name, uint64_t step, SnapshotWord word,
+                           const std::string& text) {
+  for (const auto& session : sessions) {
+    if (session->run() != name.run || session->job() != name.job) continue;
+    SnapshotMessage message{word};
+    message.step = step;
+    message.attempt = name.attempt;
+    message.text = text;
+    session->Say(std::move(message));
+  }
+}
+
+// What was kept or dropped meanwhile.
+void Receiver::State::TellNews() {
+  std::vector<Kept> news;
+  {
+    MutexLock guard(mutex);
+    news = std::exchange(kept, {});
+    incoming = steps.size();
+    ranks = sessions.size();
+  }
+  for (const Kept& one : news) {
+    Tell(one.name, one.step, one.done ? SnapshotWord::kDurable : SnapshotWord::kDropped,
+         one.done ? "" : one.done.error().message);
+  }
+  for (const DroppedStep& one : steps.TakeDropped()) {
+    const std::string line = StrCat("snapshot ", NameOf(one.name, one.step), " dropped: ", one.why);
+    Tell(one.name, one.step, SnapshotWord::kDropped, one.why);
+    if (one.again) continue;
+    Say(line);
+    MutexLock guard(mutex);
+    ++dropped;
+    last_drop = line;
+  }
+}
+
+void Receiver::State::Serve() {
+  while (!stopping) {
+    std::vector<pollfd> events{{listener.get(), POLLIN, 0}, {budget->wake.get(), POLLIN, 0}};
+    for (const auto& session : sessions) {
+      const short writes = session->wants_to_write() ? POLLOUT : 0;
+      events.push_back({session->socket(), static_cast<short>(POLLIN | writes), 0});
+    }
+    if (poll(events.data(), events.size(), kTurn) < 0 && errno != EINTR) return;
+    uint64_t wakes = 0;
+    if (read(budget->wake.get(), &wakes, sizeof wakes) < 0) wakes = 0;
+    std::vector<ReceivedStep> done;
+    for (size_t i = 0; i < sessions.size(); ++i) {
+      if (!Turn(*sessions[i], events[i + 2].revents, done)) sessions[i].reset();
+    }
+    std::erase(sessions, nullptr);
+    steps.DropOlder(IncomingSteps::Time::clock::now() - options.patience);
+    if (!done.empty()) {
+      MutexLock guard(mutex);
+      for (ReceivedStep& step : done) whole.push_back(std::move(step));
+      wake_keeper.notify_all();
+    }
+    TellNews();
+    if ((events[0].revents & POLLIN) != 0) Accept();
+  }
+}
+
+void Receiver::State::Keep() {
+  while (true) {
+    ReceivedStep step;
+    {
+      MutexLock guard(mutex);
+      std::unique_lock<std::mutex> held(mutex.native(), std::adopt_lock);
+      while (whole.empty() && !finish) wake_keeper.wait(held);
+      held.release();
+      if (whole.empty()) return;
+      step = std::move(whole.front());
+    }
+    Kept outcome{step.name, step.step, {}};
+    const std::string name = NameOf(step.name, step.step);
+    outcome.done = Caught([&] { return options.keep(std::move(step)); });
+    if (!outcome.done) Say(StrCat("snapshot ", name, " dropped: ", outcome.done.error().message));
+    {
+      MutexLock guard(mutex);
+      whole.pop_front();
+      if (outcome.done) {
+        ++durable;
+        last_durable = name;
+      } else {
+        ++dropped;
+        last_drop = StrCat("snapshot ", name, " dropped: ", outcome.done.error().message);
+      }
+      kept.push_back(std::move(outcome));
+    }
+    const uint64_t one = 1;
+    if (write(budget->wake.get(), &one, sizeof one) < 0) continue;  // it is awake
+  }
+}
+
+Receiver::Receiver(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Result<std::unique_ptr<Receiver>> Receiver::Start(ReceiverOptions options) {
+  auto state = std::make_unique<State>();
+  state->options = std::move(options);
+  state->budget->limit = state->options.memory_bytes;
+  state->budget->chunk_bytes = state->options.chunk_bytes;
+  CKPT_RETURN_IF_ERROR(CheckArenaShape({state->options.chunk_bytes, 1}));
+  CKPT_RETURN_IF_ERROR(state->Listen());
+  state->keeper_thread = std::thread([raw = state.get()] { raw->Keep(); });
+  state->ranks_thread = std::thread([raw = state.get()] { raw->Serve(); });
+  return std::unique_ptr<Receiver>(new Receiver(std::move(state)));
+}
+
+Receiver::~Receiver() {
+  state_->stopping = true;
+  const uint64_t one = 1;
+  if (write(state_->budget->wake.get(), &one, sizeof one) < 0) state_->stopping = true;
+  state_->ranks_thread.join();
+  {
+    MutexLock guard(state_->mutex);
+    state_->finish = true;
+    state_->wake_keeper.notify_all();
+  }
+  state_->keeper_thread.join();
+  // Ours: the lock is still held.
+  unlink(state_->path.c_str());
+  unlink(StrCat(state_->path, ".lock").c_str());
+}
+
+std::string Receiver::StatusJson() const {
+  MutexLock guard(state_->mutex);
+  const nlohmann::json status{{"ranks", state_->ranks},
+                              {"arena_bytes", state_->budget->used.load()},
+                              {"huge_bytes", state_->budget->huge.load()},
+                              {"incoming", state_->incoming},
+                              {"waiting", state_->whole.size()},
+                              {"durable", state_->durable},
+                              {"dropped", state_->dropped},
+                              {"last_durable", state_->last_durable},
+                              {"last_drop", state_->last_drop}};
+  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace ckptfs

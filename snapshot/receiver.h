@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Receiver is the daemon's end of snapshots: it listens on the store's snapshot socket,
+// gives every rank an arena, puts the ranks' parts together and hands whole steps to
+// whoever keeps them, one after the other.  Of all daemons of a store one receives
+// (a lock beside the socket says which).  Only root and the daemon's own user are
+// answered.
+//
+// Thread safety: all methods may be called concurrently.  Two threads of its own: one
+// for the ranks, one for keeping.
+// Lifetime: the destructor keeps what is whole and drops the rest; received bytes
+// outlive it.
+// Units: bytes.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/base/result.h"
+#include "snapshot/arena.h"
+#include "snapshot/received_step.h"
+
+namespace ckptfs {
+
+struct ReceiverOptions {
+  std::string store;          // absolute
+  uint64_t memory_bytes = 0;  // of all arenas together
+  uint64_t chunk_bytes = kArenaChunkBytes;
+  std::chrono::milliseconds patience{600'000};  // for the ranks of one step
+  size_t max_sessions = 1024;
+  // Makes a step durable.  Called from a thread of the receiver's, one step at a time.
+  std::function<Status(ReceivedStep step)> keep;
+  std::function<void(std::string_view line)> log;
+};
+
+class Receiver {
+ public:
+  // kExists if another daemon receives for this store.
+  static Result<std::unique_ptr<Receiver>> Start(ReceiverOptions options);
+  ~Receiver();
+  Receiver(const Receiver&) = delete;
+  Receiver& operator=(const Receiver&) = delete;
+
+  // {"ranks", "arena_bytes", "huge_bytes", "incoming", "waiting", "durable", "dropped",
+  //  "last_durable", "last_drop"}
+  std::string StatusJson() const;
+
+ private:
+  struct State;
+  explicit Receiver(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "snapshot/snapshot_writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "core/base/mutex.h"
+#include "core/base/strings.h"
+#include "snapshot/snapshot_link.h"
+
+namespace ckptfs {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kKeptOutcomes = 1024;
+constexpr size_t kKeptLines = 100;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A snapshot whose lazy part is not in the arena yet, or not handed over.
+struct Job {
+  CaptureFile file;
+  uint64_t attempt = 0;
+  std::shared_ptr<SnapshotLink> link;
+  std::vector<uint32_t> chunks;
+  size_t copied = 0;  // chunks whose bytes are in the arena
+  size_t sent = 0;
+  // Under State::mutex:
+  bool safe = false;         // its memory may change
+  std::string failure = {};  // why it is dropped
+
+  uint64_t ChunkBegin(size_t i) const { return i * link->shape().payload_bytes(); }
+  uint64_t ChunkEnd(size_t i) const {
+    return std::min(file.bytes(), ChunkBegin(i) + link->shape().payload_bytes());
+  }
+};
+using JobPtr = std::shared_ptr<Job>;
+
+std::vector<MemoryCopy> CopiesOf(const Job& job, size_t i, bool lazy) {
+  const uint64_t begin = job.ChunkBegin(i);
+  const std::span<std::byte> payload = job.link->arena().Payload(job.chunks[i]);
+  std::vector<MemoryCopy> copies;
+  for (const CopyRun& run : job.file.Runs(begin, job.ChunkEnd(i), lazy)) {
+    copies.push_back({run.from, payload.data() + (run.at - begin), run.bytes});
+  }
+  return copies;
+}
+
+SnapshotMessage MessageOf(const Job& job, SnapshotWord word) {
+  SnapshotMessage message{word};
+  message.step = job.file.capture().step;
+  message.attempt = job.attempt;
+  return message;
+}
+
+}  // namespace
+
+struct SnapshotWriter::State {
+  explicit State(WriterOptions given);
+  void Run();
+  bool Begin(Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  void Abandon(const Job& job, uint64_t step, const std::string& why);
+  Status Prepare(Job& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Result<std::shared_ptr<SnapshotLink>> Connected(uint64_t bytes)
+      EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  void Hear(SnapshotLink& from, const SnapshotMessage* message);
+  void Copy(const JobPtr& job);
+  Status CopyOrSend(const JobPtr& job);
+  Status SendChunk(Job& job);
+  Status Verify(const JobPtr& job);
+  void Finish(const JobPtr& job, const Status& done);
+
+  enum class Fate { kUnderWay, kDurable, kDropped };
+  struct Outcome {
+    uint64_t step = 0;
+    Fate fate = Fate::kUnderWay;
+    const SnapshotLink* link = nullptr;  // to tell it by
+  };
+  void Settle(uint64_t attempt, Fate fate, const std::string& why) EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  void Say(std::string line) EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  uint64_t NewAttempt(uint64_t step) EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  bool HasUnderWay(const SnapshotLink* of) const EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  bool AllSafe() const EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // Of the newest save of the step.
+  std::optional<Fate> FateOf(uint64_t step) const EXCLUSIVE_LOCKS_REQUIRED(mutex);
+
+  const WriterOptions options;
+  const pid_t process = getpid();
+  const std::unique_ptr<Copier> eager_copier;
+  const std::unique_ptr<Copier> lazy_copier;
+  const Digest stream;
+
+  Mutex save_mutex;  // one Save at a time; before `mutex`
+  std::shared_ptr<SnapshotLink> link GUARDED_BY(save_mutex);
+  // Earlier ones, whose arenas became too small, while their steps are written.
+  std::vector<std::shared_ptr<SnapshotLink>> retired GUARDED_BY(save_mutex);
+
+  Mutex mutex;
+  std::condition_variable moved;  // a job became safe or ended, an outcome settled
+  std::deque<JobPtr> jobs GUARDED_BY(mutex);
+  std::map<uint64_t, Outcome> outcomes GUARDED_BY(mutex);  // by attempt
+  WriterStatus status GUARDED_BY(mutex);
+  std::vector<std::string> log GUARDED_BY(mutex);
+  std::string said GUARDED_BY(mutex);  // the trouble that was said last
+  bool urgent GUARDED_BY(mutex) = false;
+  bool stopping GUARDED_BY(mutex) = false;
+  std::thread thread;
+};
+
+SnapshotWriter::State::State(WriterOptions given)
+    : options(std::move(given)),
+      eager_copier(options.make_copier ? options.make_copier() : std::make_unique<HostCopier>()),
+      lazy_copier(options.make_copier ? options.make_copier() : std::make_unique<HostCopier>()),
+      stream(StreamOf(options.run, options.job)) {
+  thread = std::thread([this] { Run(); });
+}
+
+void SnapshotWriter::State::Say(std::string line) {
+  if (log.size() < kKeptLines) log.push_back(std::move(line));
+}
+
+void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::string& why) {
+  const auto found = outcomes.find(attempt);
+  if (found == outcomes.end() || found->second.fate != Fate::kUnderWay) return;
+  found->second.fate = fate;
+  --status.under_way;
+  if (fate == Fate::kDurable) {
+    ++status.durable;
+    status.last_durable = found->second.step;
+    said.clear();
+  } else {
+    ++status.dropped;
+    status.last_drop = StrCat("step ", found->second.step, ": ", why);
+    if (said != why) Say(StrCat("snapshot dropped: ", status.last_drop));
+    said = why;
+  }
+  while (outcomes.size() > kKeptOutcomes) outcomes.erase(outcomes.begin());
+  moved.notify_all();
+}
+
+void SnapshotWriter::State::Hear(SnapshotLink& from, const SnapshotMessage* message) {
+  MutexLock lock(mutex);
+  if (message != nullptr) {
+    if (message->word == SnapshotWord::kDurable) Settle(message->attempt, Fate::kDurable, "");
+    if (message->word == SnapshotWord::kDropped) {
+      Settle(message->attempt, Fate::kDropped, message->text);
+    }
+    return;
+  }
+  status.connected = false;
+  std::vector<uint64_t> lost;
+  for (const auto& [attempt, outcome] : outcomes) {
+    if (outcome.link == &from && outcome.fate == Fate::kUnderWay) lost.push_back(attempt);
+  }
+  for (const uint64_t attempt : lost) Settle(attempt, Fate::kDropped, "the daemon went away");
+}
+
+uint64_t SnapshotWriter::State::NewAttempt(uint64_t step) {
+  ++status.under_way;
+  outcomes[++status.saves] = Outcome{step, Fate::kUnderWay, nullptr};
+  return status.saves;
+}
+
+bool SnapshotWriter::State::HasUnderWay(const SnapshotLink* of) const {
+  for (const auto& [attempt, outcome] : outcomes) {
+    if (outcome.link == of && outcome.fate == Fate::kUnderWay) return true;
+  }
+  return false;
+}
+
+bool SnapshotWriter::State::AllSafe() const {
+  for (const JobPtr& job : jobs) {
+    if (!job->safe) return false;
+  }
+  return true;
+}
+
+std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_t step) const {
+  for (auto at = outcomes.rbegin(); at != outcomes.rend(); ++at) {
+    if (at->second.step == step) return at->second.fate;
+  }
+  return std::nullopt;
+}
+
+// A link whose arena has room for captures of this size.
+Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t bytes) {
+  std::vector<std::shared_ptr<SnapshotLink>> over;
+  {
+    MutexLock lock(mutex);
+    for (auto& one : retired) {
+      if (one->gone() || !HasUnderWay(one.get())) over.push_back(std::exchange(one, nullptr));
+    }
+  }
+  std::erase(retired, nullptr);
+  const uint32_t slots = std::max<uint32_t>(options.slots, 1);
+  if (link && !link->gone() && link->Fits(bytes, slots)) return link;
+  if (link) retired.push_back(std::exchange(link, nullptr));
+  const LinkRequest request{options.store, options.run, options.job, options.rank,
+                            options.world, bytes,       slots};
+  CKPT_ASSIGN_OR_RETURN(
+      link,
+      SnapshotLink::Open(request, [this](SnapshotLink& from, const auto* m) { Hear(from, m); }));
+  MutexLock lock(mutex);
+  status.connected = true;
+  return link;
+}
+
+// Chunks for all of it, and in them what cannot wait.
+Status SnapshotWriter::State::Prepare(Job& job, Capture capture) {
+  CKPT_ASSIGN_OR_RETURN(job.file,
+                        CaptureFile::Make(std::move(capture), options.rank, options.world));
+  CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes()));
+  job.chunks = job.link->TakeChunks(job.file.bytes());
+  if (job.chunks.empty()) {
+    return Fail(ErrorCode::kExhausted, "the arena is full of steps that are still being written");
+  }
+  for (size_t i = 0; i < job.chunks.size(); ++i) {
+    CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(CopiesOf(job, i, false)));
+  }
+  CKPT_RETURN_IF_ERROR(eager_copier->Wait());
+  SnapshotMessage message = MessageOf(job, SnapshotWord::kBegin);
+  message.length = job.file.bytes();
+  return job.link->Send(message);
+}
+
+// Nothing of it was handed over.
+void SnapshotWriter::State::Abandon(const Job& job, uint64_t step, const std::string& why) {
+  {
+    MutexLock lock(mutex);  // first: the daemon tells all ranks
+    Settle(job.attempt, Fate::kDropped, why);
+  }
+  if (!job.link) return;
+  SnapshotMessage message{SnapshotWord::kDrop};
+  message.attempt = job.attempt;
+  message.step = step;
+  message.text = why;
+  (void)job.link->Send(message);
+  job.link->GiveBack(job.chunks);
+}
+
+bool SnapshotWriter::State::Begin(Capture capture) {
+  auto job = std::make_shared<Job>();
+  const uint64_t step = capture.step;
+  {
+    MutexLock lock(mutex);
+    job->attempt = NewAttempt(step);
+  }
+  if (const Status begun = Prepare(*job, std::move(capture)); !begun) {
+    Abandon(*job, step, begun.error().message);
+    return false;
+  }
+  MutexLock lock(mutex);
+  status.file_bytes = job->file.bytes();
+  outcomes[job->attempt].link = job->link.get();
+  jobs.push_back(std::move(job));
+  moved.notify_all();
+  return true;
+}
+
+void SnapshotWriter::State::Run() {
+  while (true) {
+    JobPtr job;
+    {
+      MutexLock lock(mutex);
+      std::unique_lock<std::mutex> held(mutex.native(), std::adopt_lock);
+      while (jobs.empty() && !stopping) moved.wait(held);
+      held.release();
+      if (jobs.empty()) return;
+      job = jobs.front();
+    }
+    Copy(job);
+    MutexLock lock(mutex);
+    jobs.pop_front();
+    moved.notify_all();
+  }
+}
+
+void SnapshotWriter::State::Copy(const JobPtr& job) {
+  Status done;
+  while (done && (job->copied < job->chunks.size() || job->sent < job->chunks.size())) {
+    done = CopyOrSend(job);
+  }
+  Finish(job, done);
+}
+
+// One chunk further: what is copied is handed over at once, unless an update waits
+// for the copies.
+Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
+  bool copy = job->copied == job->sent;
+  {
+    MutexLock lock(mutex);
+    if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
+    copy = copy || (urgent && job->copied < job->chunks.size());
+  }
+  if (!copy) return SendChunk(*job);
+  CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(CopiesOf(*job, job->copied, true)));
+  CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
+  ++job->copied;
+  return job->copied == job->chunks.size() ? Verify(job) : Status();
+}
+
+Status SnapshotWriter::State::SendChunk(Job& job) {
+  const uint32_t chunk = job.chunks[job.sent];
+  ChunkHeader header;
+  header.rank = options.rank;
+  header.stream = stream;
+  header.step = job.file.capture().step;
+  header.attempt = job.attempt;
+  header.sequence = job.sent;
+  header.length = job.ChunkEnd(job.sent) - job.ChunkBegin(job.sent);
+  job.link->arena().WriteHeader(chunk, header);
+  SnapshotMessage message = MessageOf(job, SnapshotWord::kChunk);
+  message.sequence = job.sent;
+  message.chunk = chunk;
+  ++job.sent;  // whether or not it arrives, it is not ours to reuse
+  return job.link->Send(message);
+}
+
+// All is copied: nothing of it was written meanwhile, and from now on may be.
+Status SnapshotWriter::State::Verify(const JobPtr& job) {
+  const auto& changed = job->file.capture().changed;
+  const std::string name = changed ? changed() : "";
+  MutexLock lock(mutex);
+  if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
+  job->safe = true;
+  moved.notify_all();
+  if (name.empty()) return {};
+  return Fail(ErrorCode::kStale, StrCat(name, " was written before the update"));
+}
+
+void SnapshotWriter::State::Finish(const JobPtr& job, const Status& done) {
+  if (!done) {
+    MutexLock lock(mutex);  // first: the daemon tells all ranks
+    Settle(job->attempt, Fate::kDropped, done.error().message);
+  }
+  SnapshotMessage message = MessageOf(*job, done ? SnapshotWord::kEnd : SnapshotWord::kDrop);
+  if (!done) message.text = done.error().message;
+  const Status sent = job->link->Send(message);
+  job->link->GiveBack({job->chunks.begin() + static_cast<ptrdiff_t>(job->sent), job->chunks.end()});
+  MutexLock lock(mutex);
+  job->safe = true;
+  if (done && !sent) Settle(job->attempt, Fate::kDropped, "the daemon went away");
+  // It may have gone before this attempt was known to be its.
+  if (job->link->gone()) Settle(job->attempt, Fate::kDropped, "the daemon went away");
+  moved.notify_all();
+}
+
+SnapshotWriter::SnapshotWriter(WriterOptions options)
+    : state_(std::make_unique<State>(std::move(options))) {}
+
+SnapshotWriter::~SnapshotWriter() {
+  if (getpid() != state_->process) {
+    (void)state_.release();  // its threads are not in this process
+    return;
+  }
+  Close();
+}
+
+bool SnapshotWriter::Save(Capture capture) {
+  State& state = *state_;
+  if (getpid() != state.process) return false;
+  const auto start = Clock::now();
+  MutexLock one(state.save_mutex);
+  {
+    MutexLock lock(state.mutex);
+    if (state.stopping) return false;
+  }
+  const bool begun = state.Begin(std::move(capture));
+  MutexLock lock(state.mutex);
+  state.status.save_seconds += SecondsSince(start);
+  return begun;
+}
+
+void SnapshotWriter::Drop(uint64_t step, const std::string& why) {
+  State& state = *state_;
+  if (getpid() != state.process) return;
+  MutexLock one(state.save_mutex);
+  SnapshotMessage message{SnapshotWord::kDrop};
+  message.step = step;
+  message.text = why;
+  {
+    MutexLock lock(state.mutex);
+    message.attempt = state.NewAttempt(step);
+    state.Settle(message.attempt, State::Fate::kDropped, why);
+  }
+  if (state.link) (void)state.link->Send(message);
+}
+
+void SnapshotWriter::WaitBeforeUpdate() {
+  State& state = *state_;
+  if (getpid() != state.process) return;
+  const auto start = Clock::now();
+  MutexLock lock(state.mutex);
+  if (state.AllSafe()) return;
+  std::unique_lock<std::mutex> held(state.mutex.native(), std::adopt_lock);
+  const auto end = start + state.options.update_limit;
+  state.urgent = true;
+  while (!state.AllSafe() && state.moved.wait_until(held, end) != std::cv_status::timeout) {
+  }
+  held.release();
+  state.urgent = false;
+  for (const JobPtr& job : state.jobs) {
+    if (job->safe) continue;
+    job->failure = "its copy took longer than an update may wait";
+    job->safe = true;
+  }
+  state.status.wait_seconds += SecondsSince(start);
+}
+
+bool SnapshotWriter::WaitDurable(uint64_t step, std::chrono::milliseconds timeout) {
+  State& state = *state_;
+  if (getpid() != state.process) return false;
+  const auto end = Clock::now() + timeout;
+  MutexLock lock(state.mutex);
+  std::unique_lock<std::mutex> held(state.mutex.native(), std::adopt_lock);
+  while (state.FateOf(step) == State::Fate::kUnderWay &&
+         state.moved.wait_until(held, end) != std::cv_status::timeout) {
+  }
+  held.release();
+  return state.FateOf(step) == State::Fate::kDurable;
+}
+
+WriterStatus SnapshotWriter::status() const {
+  if (getpid() != state_->process) return {};
+  MutexLock lock(state_->mutex);
+  return state_->status;
+}
+
+std::vector<std::string> SnapshotWriter::TakeLog() {
+  if (getpid() != state_->process) return {};
+  MutexLock lock(state_->mutex);
+  return std::exchange(state_->log, {});
+}
+
+void SnapshotWriter::Close() {
+  State& state = *state_;
+  if (getpid() != state.process) return;
+  MutexLock one(state.save_mutex);
+  {
+    MutexLock lock(state.mutex);
+    state.stopping = true;
+    state.moved.notify_all();
+  }
+  if (state.thread.joinable()) state.thread.join();
+  state.link.reset();
+  state.retired.clear();
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "snapshot/received_step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ckptfs {
+namespace {
+
+using Time = IncomingSteps::Time;
+using std::chrono::seconds;
+
+const AttemptName kFirst{"run", "job", 1};
+const AttemptName kSecond{"run", "job", 2};
+
+TEST(IncomingStepsTest, AStepIsThereWithItsLastRank) {
+  IncomingSteps steps;
+  EXPECT_FALSE(steps.Add(kFirst, 7, 1, 2, {}, Time()));
+  EXPECT_FALSE(steps.Add(kSecond, 7, 0, 2, {}, Time()));  // another attempt at it
+  const auto whole = steps.Add(kFirst, 7, 0, 2, {}, Time());
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->step, 7u);
+  EXPECT_EQ(whole->files.size(), 2u);
+  EXPECT_EQ(steps.size(), 1u);
+  EXPECT_TRUE(steps.TakeDropped().empty());
+}
+
+TEST(IncomingStepsTest, WhatOneRankDropsIsDroppedForAll) {
+  IncomingSteps steps;
+  steps.Drop(kFirst, 7, "full");
+  EXPECT_FALSE(steps.Add(kFirst, 7, 0, 1, {}, Time()));
+  EXPECT_FALSE(steps.Add(kSecond, 8, 0, 2, {}, Time()));
+  steps.Drop(kSecond, 8, "full");
+  steps.Drop(kSecond, 8, "again");
+  EXPECT_FALSE(steps.Add(kSecond, 8, 1, 2, {}, Time()));
+  EXPECT_EQ(steps.TakeDropped().size(), 4u);  // two of them again
+  EXPECT_EQ(steps.size(), 0u);
+}
+
+TEST(IncomingStepsTest, RanksThatDisagreeMakeNoStep) {
+  for (const auto& [step, world] : {std::pair(8, 2), std::pair(7, 3)}) {
+    IncomingSteps steps;
+    EXPECT_FALSE(steps.Add(kFirst, 7, 0, 2, {}, Time()));
+    EXPECT_FALSE(steps.Add(kFirst, static_cast<uint64_t>(step), 1, static_cast<uint32_t>(world), {},
+                           Time()));
+    ASSERT_EQ(steps.TakeDropped().size(), 1u);
+    EXPECT_FALSE(steps.Add(kFirst, 7, 1, 2, {}, Time()));
+  }
+  IncomingSteps twice;
+  EXPECT_FALSE(twice.Add(kFirst, 7, 0, 2, {}, Time()));
+  EXPECT_FALSE(twice.Add(kFirst, 7, 0, 2, {}, Time()));
+  EXPECT_EQ(twice.TakeDropped().size(), 1u);
+}
+
+TEST(IncomingStepsTest, RanksThatNeverComeAreNamed) {
+  IncomingSteps steps;
+  EXPECT_FALSE(steps.Add(kFirst, 7, 1, 4, {}, Time() + seconds(1)));
+  EXPECT_FALSE(steps.Add(kSecond, 8, 1, 4, {}, Time() + seconds(5)));
+  steps.DropOlder(Time() + seconds(3));
+  const auto dropped = steps.TakeDropped();
+  ASSERT_EQ(dropped.size(), 1u);
+  EXPECT_EQ(dropped[0].step, 7u);
+  EXPECT_THAT(dropped[0].why, testing::HasSubstr("rank 0, 2, 3"));
+  EXPECT_EQ(steps.size(), 1u);
+}
+
+TEST(IncomingStepsTest, ARankBeginsAnAttemptOnce) {
+  IncomingSteps steps;
+  EXPECT_TRUE(steps.Begin(kFirst, 0));
+  EXPECT_FALSE(steps.Begin(kFirst, 0));
+  EXPECT_TRUE(steps.Begin(kFirst, 1));
+  EXPECT_TRUE(steps.Begin(kSecond, 0));
+  EXPECT_FALSE(steps.Begin(kFirst, 0));
+  EXPECT_TRUE(steps.Begin({"run", "other", 1}, 0));
+}
+
+TEST(IncomingStepsTest, WhoEndsItsPartTooLateIsTold) {
+  IncomingSteps steps;
+  steps.Drop(kFirst, 7, "full");
+  EXPECT_FALSE(steps.TakeDropped()[0].again);
+  EXPECT_FALSE(steps.Add(kFirst, 7, 0, 1, {}, Time()));
+  const auto dropped = steps.TakeDropped();
+  ASSERT_EQ(dropped.size(), 1u);
+  EXPECT_TRUE(dropped[0].again);
+  EXPECT_EQ(dropped[0].why, "full");
+}
+
+}  // namespace
+}  // namespace ckptfs

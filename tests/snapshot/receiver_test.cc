@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "snapshot/receiver.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "snapshot/protocol.h"
+#include "snapshot/snapshot_writer.h"
+#include "tests/snapshot/training.h"
+#include "tests/support/late_copier.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs {
+namespace {
+
+using std::chrono::milliseconds;
+using testing_support::BytesOf;
+using testing_support::RankMemory;
+
+constexpr uint64_t kChunk = 8 << 10;
+constexpr milliseconds kLong{20'000};
+
+// A daemon that keeps what it receives, or refuses to.
+class ReceiverTest : public testing::Test {
+ protected:
+  struct Kept {
+    std::string job;
+    uint64_t step = 0;
+    std::vector<std::string> files;
+  };
+
+  void Start(milliseconds patience = kLong, size_t max_sessions = 64, uint64_t memory = 4 << 20) {
+    ReceiverOptions options;
+    options.store = directory_.path();
+    options.memory_bytes = memory;
+    options.chunk_bytes = kChunk;
+    options.patience = patience;
+    options.max_sessions = max_sessions;
+    options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
+    auto started = Receiver::Start(std::move(options));
+    ASSERT_TRUE(started) << started.error().message;
+    receiver_ = *std::move(started);
+  }
+  void TearDown() override {
+    Hold(false);
+    receiver_.reset();
+  }
+
+  Status Keep(ReceivedStep step) {
+    std::unique_lock lock(mutex_);
+    moved_.wait(lock, [&] { return !hold_; });
+    if (!refusal_.empty()) return Fail(ErrorCode::kIo, refusal_);
+    Kept kept{step.name.job, step.step, {}};
+    for (const ReceivedFile& file : step.files) kept.files.push_back(BytesOf(file));
+    kept_.push_back(std::move(kept));
+    return {};
+  }
+  // Keeping waits until it is let go.
+  void Hold(bool hold) {
+    const std::lock_guard lock(mutex_);
+    hold_ = hold;
+    moved_.notify_all();
+  }
+  void RefuseToKeep(std::string why) {
+    const std::lock_guard lock(mutex_);
+    refusal_ = std::move(why);
+  }
+  std::vector<Kept> kept() {
+    const std::lock_guard lock(mutex_);
+    return kept_;
+  }
+
+  std::unique_ptr<SnapshotWriter> Writer(uint32_t rank = 0, uint32_t world = 1,
+                                         std::function<std::unique_ptr<Copier>()> copier = {},
+                                         milliseconds limit = kLong, uint32_t slots = 2) const {
+    return std::make_unique<SnapshotWriter>(
+        WriterOptions{directory_.path(), "run", "job", rank, world, slots, limit, copier});
+  }
+  nlohmann::json status() const { return nlohmann::json::parse(receiver_->StatusJson()); }
+
+  TemporaryDirectory directory_;
+  std::unique_ptr<Receiver> receiver_;
+  std::mutex mutex_;
+  std::condition_variable moved_;
+  bool hold_ = false;
+  std::string refusal_;
+  std::vector<Kept> kept_;
+};
+
+// Far more saves than the arena has room for, each followed at once by an update of
+// every byte.
+TEST_F(ReceiverTest, EverySaveHoldsTheMomentOfItsSave) {
+  Start();
+  const auto writer = Writer(0, 1, [] { return std::make_unique<LateCopier>(); });
+  RankMemory memory({5000, 1, 777, 0, 4000});
+  for (uint64_t step = 0; step < 50; ++step) {
+    memory.Fill(static_cast<unsigned char>(step));
+    const std::string truth = memory.Truth(step, 0, 1);
+    ASSERT_TRUE(writer->Save(memory.Save(step, 0))) << writer->status().last_drop;
+    memory.ChangeEager();
+    writer->WaitBeforeUpdate();
+    memory.Fill(0xee);
+    ASSERT_TRUE(writer->WaitDurable(step, kLong)) << writer->status().last_drop;
+    ASSERT_EQ(kept().back().step, step);
+    ASSERT_TRUE(kept().back().files[0] == truth);
+  }
+  EXPECT_EQ(writer->status().durable, 50u);
+  EXPECT_TRUE(writer->TakeLog().empty());
+}
+
+TEST_F(ReceiverTest, AStepHasThePartsOfAllRanks) {
+  Start();
+  const auto one = Writer(1, 2);
+  const auto zero = Writer(0, 2);
+  RankMemory memory({3000, 10});
+  memory.Fill(1);
+  ASSERT_TRUE(one->Save(memory.Save(4, 1)));
+  EXPECT_FALSE(one->WaitDurable(4, milliseconds(0)));
+  ASSERT_TRUE(zero->Save(memory.Save(4, 0)));
+  EXPECT_TRUE(one->WaitDurable(4, kLong));
+  EXPECT_TRUE(zero->WaitDurable(4, kLong));
+  ASSERT_EQ(kept().size(), 1u);
+  EXPECT_EQ(kept()[0].files, (std::vector{memory.Truth(4, 0, 2), memory.Truth(4, 1, 2)}));
+}
+
+// Any seed: slow copies, a full arena, devices and disks that fail, ranks that drop.
+TEST_F(ReceiverTest, WhateverHappensAStepIsTheTruthOrNothing) {
+  Start();
+  std::map<std::pair<std::string, uint64_t>, std::vector<std::string>> truths;
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    std::mt19937 random(seed);
+    const uint32_t world = 1 + random() % 3;
+    std::vector<RankMemory> memories;
+    std::vector<std::unique_ptr<SnapshotWriter>> writers;
+    const std::string job = StrCat("job", seed);
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      std::vector<uint64_t> sizes(1 + random() % 5);
+      for (uint64_t& size : sizes) size = random() % 6000;
+      memories.emplace_back(sizes);
+      const uint64_t fail_at = random() % 4 == 0 ? 1 + random() % 60 : 0;
+      WriterOptions options{directory_.path(), "run", job, rank, world, 1 + seed % 3u, kLong, {}};
+      options.make_copier = [fail_at] { return std::make_unique<LateCopier>(fail_at); };
+      writers.push_back(std::make_unique<SnapshotWriter>(std::move(options)));
+    }
+    for (uint64_t step = 0; step < 4; ++step) {
+      RefuseToKeep(random() % 8 == 0 ? "disk full" : "");
+      for (uint32_t rank = 0; rank < world; ++rank) {
+        memories[rank].Fill(static_cast<unsigned char>(random()));
+        truths[{job, step}].push_back(memories[rank].Truth(step, rank, world));
+        const std::string changed = random() % 16 == 0 ? "p0" : "";
+        if (random() % 16 == 0) {
+          writers[rank]->Drop(step, "nothing to save");
+        } else {
+          writers[rank]->Save(memories[rank].Save(step, rank, changed));
+        }
+        memories[rank].ChangeEager();
+      }
+      for (uint32_t rank = 0; rank < world; ++rank) {
+        writers[rank]->WaitBeforeUpdate();
+        memories[rank].Fill(0x77);
+      }
+      if (random() % 2 == 0) (void)writers[0]->WaitDurable(step, kLong);
+    }
+    for (const auto& writer : writers) (void)writer->WaitDurable(3, kLong);
+  }
+  receiver_.reset();  // which keeps what is whole
+  EXPECT_GT(kept().size(), 60u);
+  for (const Kept& one : kept()) {
+    const bool equal = one.files == truths[std::pair(one.job, one.step)];
+    EXPECT_TRUE(equal) << one.job << " step " << one.step;
+  }
+}
+
+TEST_F(ReceiverTest, ATensorThatWasWrittenMeanwhileIsNamed) {
+  Start();
+  const auto writer = Writer();
+  RankMemory memory({3000});
+  ASSERT_TRUE(writer->Save(memory.Save(1, 0, "model.norm.weight")));
+  EXPECT_FALSE(writer->WaitDurable(1, kLong));
+  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("model.norm.weight was written"));
+  EXPECT_EQ(writer->TakeLog().size(), 1u);
+  ASSERT_TRUE(writer->Save(memory.Save(2, 0)));
+  EXPECT_TRUE(writer->WaitDurable(2, kLong));
+  EXPECT_EQ(kept().size(), 1u);
+}
+
+TEST_F(ReceiverTest, AFullArenaDropsTheSnapshotAndSaysSoOnce) {
+  Start();
+  const auto writer = Writer();
+  RankMemory memory({6000, 6000});
+  Hold(true);
+  EXPECT_TRUE(writer->Save(memory.Save(0, 0)));
+  EXPECT_TRUE(writer->Save(memory.Save(1, 0)));
+  for (uint64_t step = 2; step < 10; ++step) EXPECT_FALSE(writer->Save(memory.Save(step, 0)));
+  EXPECT_EQ(writer->TakeLog().size(), 1u);
+  EXPECT_EQ(writer->status().dropped, 8u);
+  Hold(false);
+  EXPECT_TRUE(writer->WaitDurable(0, kLong));
+  EXPECT_TRUE(writer->WaitDurable(1, kLong));
+  // The chunks come back with the bytes' last reader, after the step is durable.
+  bool taken = false;
+  for (uint64_t step = 10; step < 100'000 && !taken; ++step) {
+    taken = writer->Save(memory.Save(step, 0));
+  }
+  EXPECT_TRUE(taken);
+}
+
+TEST_F(ReceiverTest, AnUpdateWaitsOnlySoLong) {
+  Start();
+  std::mutex gate;
+  gate.lock();  // the copy does not move
+  const auto writer = Writer(
+      0, 1,
+      [&] {
+        return std::make_unique<LateCopier>(0, [&, first = true]() mutable {
+          if (!std::exchange(first, false)) const std::lock_guard wait(gate);
+        });
+      },
+      milliseconds(50));
+  RankMemory memory({3000, 3000, 3000});
+  ASSERT_TRUE(writer->Save(memory.Save(0, 0)));
+  writer->WaitBeforeUpdate();
+  gate.unlock();
+  EXPECT_FALSE(writer->WaitDurable(0, kLong));
+  EXPECT_TRUE(kept().empty());
+}
+
+TEST_F(ReceiverTest, ASnapshotThatOutgrowsItsArenaGetsAnother) {
+  Start();
+  const auto writer = Writer();
+  for (const uint64_t elements : {10, 20'000, 60'000}) {
+    RankMemory memory({elements});
+    ASSERT_TRUE(writer->Save(memory.Save(elements, 0))) << writer->status().last_drop;
+    EXPECT_TRUE(writer->WaitDurable(elements, kLong));
+  }
+  EXPECT_EQ(kept().size(), 3u);
+}
+
+TEST_F(ReceiverTest, MemoryHasALimit) {
+  Start(kLong, 64, 1 << 20);
+  const auto writer = Writer();
+  RankMemory memory({1 << 18});
+  EXPECT_FALSE(writer->Save(memory.Save(0, 0)));
+  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("--snapshot-memory"));
+  RankMemory small({100});
+  EXPECT_TRUE(writer->Save(small.Save(1, 0)));
+}
+
+TEST_F(ReceiverTest, ARankThatNeverComesIsNamed) {
+  Start(milliseconds(20));
+  const auto writer = Writer(1, 3);
+  RankMemory memory({100});
+  ASSERT_TRUE(writer->Save(memory.Save(5, 1)));
+  EXPECT_FALSE(writer->WaitDurable(5, kLong));
+  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("nothing came of rank 0, 2"));
+}
+
+TEST_F(ReceiverTest, OneDaemonOfAStoreReceives) {
+  Start();
+  ReceiverOptions options;
+  options.store = directory_.path();
+  options.memory_bytes = 1 << 20;
+  const auto second = Receiver::Start(options);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kExists);
+  receiver_.reset();
+  EXPECT_TRUE(Receiver::Start(options));
+}
+
+// ---- Clients that are not ours -----------------------------------------------------
+
+class Client {
+ public:
+  explicit Client(const std::string& store, std::string job = "")
+      : socket_(*ConnectForSnapshots(store)), job_(std::move(job)) {
+    static int lives = 0;
+    if (job_.empty()) job_ = StrCat("life", ++lives);
+  }
+  void Say(const SnapshotMessage& message) const {
+    (void)SendSnapshotMessage(socket_.get(), message);
+  }
+  // The next message; nothing if the daemon closed the connection.
+  std::optional<SnapshotMessage> Hear() {
+    auto incoming = ReceiveSnapshotMessage(socket_.get(), true);
+    if (!incoming || incoming->kind != Incoming::Kind::kMessage) return std::nullopt;
+    if (incoming->passed.valid()) memory_ = std::move(incoming->passed);
+    return incoming->message;
+  }
+  // Says hello and maps the arena.
+  void Enter(uint64_t length = 20'000) {
+    Say(Hello(0, 1, length));
+    const auto welcome = Hear();
+    ASSERT_TRUE(welcome && welcome->word == SnapshotWord::kWelcome) << welcome->text;
+    shape_ = {welcome->length, static_cast<uint32_t>(welcome->sequence)};
+    arena_ = *ArenaWriter::Open(memory_.get(), shape_);
+  }
+  SnapshotMessage Hello(uint32_t rank, uint32_t world, uint64_t length) const {
+    SnapshotMessage hello{SnapshotWord::kHello};
+    hello.rank = rank;
+    hello.world = world;
+    hello.length = length;
+    hello.sequence = 1;
+    hello.text = "run\n" + job_;
+    return hello;
+  }
+  SnapshotMessage Begin(uint64_t length) const {
+    SnapshotMessage begin{SnapshotWord::kBegin};
+    begin.attempt = 1;
+    begin.length = length;
+    return begin;
+  }
+  // A chunk as it should be.
+  SnapshotMessage Chunk(uint32_t chunk, uint64_t sequence, uint64_t length) const {
+    ChunkHeader header;
+    header.stream = StreamOf("run", job_);
+    header.attempt = 1;
+    header.sequence = sequence;
+    header.length = length;
+    arena_->WriteHeader(chunk, header);
+    SnapshotMessage message{SnapshotWord::kChunk};
+    message.attempt = 1;
+    message.sequence = sequence;
+    message.chunk = chunk;
+    return message;
+  }
+  const ArenaWriter& arena() const { return *arena_; }
+  bool IsThrownOut() {
+    while (const auto message = Hear()) {
+      if (message->word == SnapshotWord::kRefused) return !Hear();
+    }
+    return true;
+  }
+
+ private:
+  Descriptor socket_;
+  std::string job_;
+  Descriptor memory_;
+  ArenaShape shape_;
+  std::unique_ptr<ArenaWriter> arena_;
+};
+
+TEST_F(ReceiverTest, HellosThatMakeNoSenseAreRefused) {
+  Start();
+  const Client any(directory_.path());
+  std::vector<SnapshotMessage> bad{any.Hello(0, 0, 1), any.Hello(2, 2, 1), any.Hello(0, ~0u, 1),
+                                   any.Hello(0, 1, 0), any.Hello(0, 1, ~uint64_t{0})};
+  for (const char* text : {"", "run", "\njob", "../x\njob", "a/b\njob"}) {
+    bad.push_back(any.Hello(0, 1, 1));
+    bad.back().text = text;
+  }
+  bad.push_back(any.Hello(0, 1, 1));
+  bad.back().text = "run\n" + std::string(500, 'j');
+  for (const uint64_t slots : {uint64_t{0}, uint64_t{5000}, ~uint64_t{0}}) {
+    bad.push_back(any.Hello(0, 1, 1));
+    bad.back().sequence = slots;
+  }
+  for (const SnapshotMessage& hello : bad) {
+    Client client(directory_.path());
+    client.Say(hello);
+    EXPECT_TRUE(client.IsThrownOut()) << hello.text << " " << hello.world;
+  }
+  EXPECT_EQ(status()["arena_bytes"], 0);
+}
+
+TEST_F(ReceiverTest, MessagesOutOfTurnEndTheConversation) {
+  Start();
+  using Script = std::function<void(Client&)>;
+  const auto said = [](SnapshotWord word, uint64_t attempt) {
+    SnapshotMessage message{word};
+    message.attempt = attempt;
+    return message;
+  };
+  const std::vector<Script> scripts{
+      [&](Client& c) { c.Say(c.Hello(0, 1, 1)); },
+      [&](Client& c) { c.Say(said(SnapshotWord::kWelcome, 1)); },
+      [&](Client& c) { c.Say(said(SnapshotWord::kFree, 1)); },
+      [&](Client& c) { c.Say(said(SnapshotWord::kEnd, 1)); },
+      [&](Client& c) { c.Say(said(SnapshotWord::kChunk, 1)); },
+      [&](Client& c) { c.Say(c.Begin(0)); },
+      [&](Client& c) { c.Say(c.Begin(~uint64_t{0})); },
+      [&](Client& c) {
+        c.Say(c.Begin(100));
+        c.Say(c.Begin(100));
+      },
+      [&](Client& c) {
+        c.Say(c.Begin(100));
+        c.Say(said(SnapshotWord::kEnd, 1));
+      },
+      [&](Client& c) {  // a chunk that is not there
+        c.Say(c.Begin(100));
+        SnapshotMessage chunk = c.Chunk(0, 0, 100);
+        chunk.chunk = 1'000'000;
+        c.Say(chunk);
+      },
+      [&](Client& c) {  // one twice
+        c.Say(c.Begin(c.arena().shape().payload_bytes() + 10));
+        c.Say(c.Chunk(0, 0, c.arena().shape().payload_bytes()));
+        c.Say(c.Chunk(0, 1, 10));
+      },
+      [&](Client& c) {  // out of order
+        c.Say(c.Begin(c.arena().shape().payload_bytes() + 10));
+        c.Say(c.Chunk(0, 1, 10));
+      },
+      [&](Client& c) {  // not full
+        c.Say(c.Begin(c.arena().shape().payload_bytes() + 10));
+        c.Say(c.Chunk(0, 0, 10));
+      },
+      [&](Client& c) {  // more than was said
+        c.Say(c.Begin(10));
+        c.Say(c.Chunk(0, 0, 11));
+      },
+      [&](Client& c) {  // bytes that changed after their header
+        c.Say(c.Begin(10));
+        const SnapshotMessage chunk = c.Chunk(0, 0, 10);
+        c.arena().Payload(0)[3] ^= std::byte{1};
+        c.Say(chunk);
+      },
+      [&](Client& c) {  // another header
+        c.Say(c.Begin(10));
+        const SnapshotMessage chunk = c.Chunk(0, 0, 10);
+        std::memset(c.arena().Payload(0).data() - kArenaPage, 0xff, 64);
+        c.Say(chunk);
+      },
+  };
+  for (size_t i = 0; i < scripts.size(); ++i) {
+    Client client(directory_.path());
+    client.Enter();
+    scripts[i](client);
+    EXPECT_TRUE(client.IsThrownOut()) << i;
+  }
+  EXPECT_TRUE(kept().empty());
+  {  // another life under the same text
+    Client first(directory_.path(), "job");
+    first.Enter();
+    first.Say(first.Begin(10));
+    Client second(directory_.path(), "job");
+    second.Enter();
+    second.Say(second.Begin(10));
+    EXPECT_TRUE(second.IsThrownOut());
+  }
+  // Others are served as before.
+  SnapshotWriter writer({directory_.path(), "run", "other", 0, 1, 2, kLong, {}});
+  RankMemory memory({3000});
+  ASSERT_TRUE(writer.Save(memory.Save(1, 0)));
+  EXPECT_TRUE(writer.WaitDurable(1, kLong));
+}
+
+TEST_F(ReceiverTest, ARankThatLeavesBeforeItsEndHasGivenNothing) {
+  Start();
+  const auto other = Writer(1, 2);
+  RankMemory memory({100});
+  {
+    Client client(directory_.path(), "job");
+    client.Say(client.Hello(0, 2, 1000));
+    ASSERT_TRUE(client.Hear());
+    client.Say(client.Begin(10));
+  }
+  ASSERT_TRUE(other->Save(memory.Save(0, 1)));
+  EXPECT_FALSE(other->WaitDurable(0, kLong));
+  EXPECT_THAT(other->status().last_drop, testing::HasSubstr("rank 0 went away"));
+}
+
+TEST_F(ReceiverTest, ARankThatLeavesAfterItsEndHasDoneItsPart) {
+  Start();
+  RankMemory memory({3000, 5});
+  memory.Fill(3);
+  const std::string truth = memory.Truth(9, 0, 2);
+  {
+    const auto writer = Writer(0, 2);
+    ASSERT_TRUE(writer->Save(memory.Save(9, 0)));
+  }
+  const auto other = Writer(1, 2);
+  ASSERT_TRUE(other->Save(memory.Save(9, 1)));
+  EXPECT_TRUE(other->WaitDurable(9, kLong));
+  ASSERT_EQ(kept().size(), 1u);
+  EXPECT_EQ(kept()[0].files[0], truth);
+}
+
+TEST_F(ReceiverTest, AThousandClientsKeepNobodyOut) {
+  Start(kLong, 16);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::unique_ptr<Client>> crowd;
+    for (int i = 0; i < 250; ++i) {
+      crowd.push_back(std::make_unique<Client>(directory_.path()));
+      crowd.back()->Say(crowd.back()->Hello(0, 1, 1000));
+    }
+    EXPECT_TRUE(crowd.back()->IsThrownOut());
+  }
+  const auto writer = Writer();
+  RankMemory memory({3000});
+  bool taken = false;
+  for (uint64_t step = 0; step < 1000 && !taken; ++step) taken = writer->Save(memory.Save(step, 0));
+  EXPECT_TRUE(taken);
+}
+
+}  // namespace
+}  // namespace ckptfs

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What was received on its way into a store: in memory, durable, or, whenever the
+// machine stops, one of both and nothing else.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "core/blob/chunk_digests.h"
+#include "core/io/memory_root.h"
+#include "core/store/step_catalogue.h"
+#include "formats/families/shipped.h"
+#include "mount/snapshot_keeper.h"
+#include "tests/snapshot/training.h"
+#include "tests/support/faulty_storage.h"
+
+namespace ckptfs {
+namespace {
+
+using testing_support::BytesOf;
+using testing_support::RankMemory;
+
+// One rank's file, whose parameters it declares itself.
+ReceivedStep Received(uint64_t step) {
+  RankMemory memory({5000, 9, 70'000});
+  memory.Fill(static_cast<unsigned char>(step));
+  Capture capture = memory.Save(step, 0);
+  for (const CapturedTensor& tensor : capture.tensors) {
+    capture.parameters.push_back({tensor.parameter, "trainable"});
+  }
+  const auto file = CaptureFile::Make(std::move(capture), 0, 1);
+  auto bytes = std::make_shared<std::string>(file->bytes(), '\0');
+  for (const bool lazy : {false, true}) {
+    for (const CopyRun& run : file->Runs(0, file->bytes(), lazy)) {
+      std::memcpy(bytes->data() + run.at, run.from, run.bytes);
+    }
+  }
+  ReceivedFile received;
+  received.bytes = bytes->size();
+  const auto all = std::as_bytes(std::span(*bytes));
+  received.rope = {all.first(100'000), all.subspan(100'000)};
+  received.chunks = ChunkDigestsOf(*bytes);
+  received.lease = bytes;
+  return {{"run", "job", 1}, step, {std::move(received)}};
+}
+
+MemoryStep StepOf(const Store& store, const ReceivedStep& received) {
+  const FamilySet families = *ShippedFamilies();
+  auto step = MemoryStepOf(store, received, families);
+  EXPECT_TRUE(step) << step.error().message;
+  return *std::move(step);
+}
+
+TEST(SnapshotStoreTest, ItIsTheSameStepInMemoryAndOnDisk) {
+  const auto storage = std::make_shared<MemoryRoot>("storage");
+  const auto store = *Store::OpenOn(storage);
+  StepCatalogue catalogue(*store);
+  const ReceivedStep received = Received(3);
+  const auto held = catalogue.Hold(StepOf(*store, received));
+  ASSERT_TRUE(held) << held.error().message;
+  EXPECT_EQ(held->id, "3");
+  const auto in_memory = *catalogue.Load(*held);
+  const auto stored = catalogue.Persist(*held);
+  ASSERT_TRUE(stored) << stored.error().message;
+  EXPECT_EQ(stored->manifest, held->manifest);
+  const std::string path = StrCat("blobs/", in_memory->model.blobs[0].path);
+  EXPECT_EQ(*ReadWhole(*storage, path, 1 << 24), BytesOf(received.files[0]));
+}
+
+TEST(SnapshotStoreTest, ASecondSaveOfAStepIsAnotherStep) {
+  const auto store = *Store::OpenOn(std::make_shared<MemoryRoot>("storage"));
+  StepCatalogue catalogue(*store);
+  EXPECT_EQ(catalogue.Hold(StepOf(*store, Received(3)))->id, "3");
+  EXPECT_EQ(catalogue.Hold(StepOf(*store, Received(3)))->id, "3-1");
+}
+
+TEST(SnapshotStoreTest, MemoryGoesWithItsLastReader) {
+  const auto store = *Store::OpenOn(std::make_shared<MemoryRoot>("storage"));
+  StepCatalogue catalogue(*store);
+  ReceivedStep received = Received(3);
+  const std::weak_ptr<const void> lease = received.files[0].lease;
+  const auto held = *catalogue.Hold(StepOf(*store, received));
+  received = {};
+  auto reader = *catalogue.Load(held);
+  ASSERT_TRUE(catalogue.Persist(held));
+  EXPECT_FALSE(lease.expired());
+  reader.reset();
+  EXPECT_TRUE(lease.expired());
+}
+
+// The machine stops at every change of the store, with its effect and without.
+TEST(SnapshotStoreTest, WheneverTheMachineStopsAStepIsWholeOrNotThere) {
+  bool went_through = false;
+  for (uint64_t at = 1; !went_through; ++at) {
+    ASSERT_LT(at, 200u);
+    for (const bool with_effect : {false, true}) {
+      const auto disk = std::make_shared<MemoryRoot>("storage");
+      const auto faulty = std::make_shared<FaultyStorage>(disk);
+      const ReceivedStep received = Received(3);
+      {
+        const auto store = *Store::OpenOn(faulty);
+        StepCatalogue catalogue(*store);
+        const auto held = *catalogue.Hold(StepOf(*store, received));
+        faulty->StopAt(at, with_effect);
+        went_through = catalogue.Persist(held).has_value() && !faulty->stopped();
+      }
+      const auto store = *Store::OpenOn(disk);
+      const auto record = store->Resolve("run", "latest");
+      if (!record) {
+        EXPECT_FALSE(went_through);
+        continue;
+      }
+      const auto step = store->Load(*record);
+      ASSERT_TRUE(step) << step.error().message;
+      const Blob& blob = (*step)->model.blobs[0];
+      const auto bytes = ReadWhole(*disk, StrCat("blobs/", blob.path), 1 << 24);
+      ASSERT_TRUE(bytes) << bytes.error().message;
+      EXPECT_EQ(*bytes, BytesOf(received.files[0]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ckptfs

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A training job of several ranks in one process, for tests of snapshots: its tensors
+// are bytes that an "optimizer" changes all at once, and what each save has to hold is
+// remembered.
+//
+// Thread safety: none.
+
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "snapshot/received_step.h"
+#include "snapshot/snapshot_writer.h"
+
+namespace ckptfs::testing_support {
+
+inline std::string BytesOf(const ReceivedFile& file) {
+  std::string bytes;
+  for (const auto& span : file.rope) {
+    bytes.append(reinterpret_cast<const char*>(span.data()), span.size());
+  }
+  return bytes;
+}
+
+// One rank's memory.
+class RankMemory {
+ public:
+  // `sizes`: elements of a weight each; every second one is not lazy.
+  explicit RankMemory(const std::vector<uint64_t>& sizes) {
+    for (const uint64_t elements : sizes) tensors_.emplace_back(elements * 4, '\0');
+  }
+
+  void Fill(unsigned char seed) {
+    for (std::string& tensor : tensors_) {
+      for (char& byte : tensor) byte = static_cast<char>(seed = seed * 5 + 17);
+    }
+  }
+  // What no optimizer writes.
+  void ChangeEager() {
+    for (size_t i = 1; i < tensors_.size(); i += 2) {
+      for (char& byte : tensors_[i]) byte = static_cast<char>(byte ^ 0x5a);
+    }
+  }
+
+  Capture Save(uint64_t step, uint32_t rank, std::string changed = "") const {
+    Capture capture;
+    capture.step = step;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      CapturedTensor tensor;
+      tensor.parameter = StrCat("p", i, ".of", rank);
+      tensor.kind = "weight";
+      tensor.shape = {tensors_[i].size() / 4};
+      tensor.from = reinterpret_cast<const std::byte*>(tensors_[i].data());
+      tensor.lazy = i % 2 == 0;
+      capture.tensors.push_back(std::move(tensor));
+    }
+    capture.changed = [changed] { return changed; };
+    return capture;
+  }
+  // The whole file of such a save, from the memory as it is.
+  std::string Truth(uint64_t step, uint32_t rank, uint32_t world) const {
+    const auto file = CaptureFile::Make(Save(step, rank), rank, world);
+    std::string bytes;
+    for (const bool lazy : {false, true}) {
+      for (const CopyRun& run : file->Runs(0, file->bytes(), lazy)) {
+        if (bytes.size() < run.at + run.bytes) bytes.resize(run.at + run.bytes);
+        std::copy_n(reinterpret_cast<const char*>(run.from), run.bytes, bytes.data() + run.at);
+      }
+    }
+    return bytes;
+  }
+
+ private:
+  std::vector<std::string> tensors_;
+};
+
+}  // namespace ckptfs::testing_support
