@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of training jobs into a ckptfs store, while they train.
+
+    snap = ckptfs.Snapshotter(model, optimizer, run="job", store="/path")
+    for step in range(steps):
+        ...                       # forward, backward, optimizer.step()
+        snap.save(step)           # returns before the copy is done
+"""
+from .snapshotter import Snapshotter
+
+__all__ = ['Snapshotter']

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model and its optimizers hold, by name: nothing is copied here."""
+import pickle
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class NotHeld(Exception):
+    """Something that a snapshot cannot hold; the text says what."""
+
+
+@dataclass
+class State:
+    """One tensor: a parameter's or buffer's state of one kind."""
+    parameter: str
+    kind: str           # 'weight', 'exp_avg', 'step', ...
+    optimizer: str      # '' of the only one
+    tensor: torch.Tensor
+    number: bool = False      # was a Python number
+    updated: bool = False     # nothing but an optimizer's step writes it
+
+
+@dataclass
+class Model:
+    """Names and roles in the module's own order; tied weights are aliases."""
+    parameters: List[Tuple[str, str]] = field(default_factory=list)
+    aliases: List[Tuple[str, str]] = field(default_factory=list)
+    tensors: Dict[str, torch.Tensor] = field(default_factory=dict)
+    extra: Dict[str, Any] = field(default_factory=dict)  # get_extra_state()
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The module inside DDP and torch.compile wrappers."""
+    while True:
+        if isinstance(module, DistributedDataParallel):
+            module = module.module
+        elif hasattr(module, '_orig_mod'):
+            module = module._orig_mod
+        else:
+            return module
+
+
+def is_data_parallel(module: nn.Module) -> bool:
+    """Whether all ranks hold the same parameters, as DDP keeps them."""
+    while hasattr(module, '_orig_mod'):
+        module = module._orig_mod
+    return isinstance(module, DistributedDataParallel)
+
+
+def refuse_sharded(module: nn.Module) -> None:
+    """TypeError for modules whose ranks hold parts of parameters."""
+    for child in module.modules():
+        if type(child).__name__ in ('FullyShardedDataParallel', 'FSDPModule'):
+            raise TypeError('FSDP modules are not supported')
+    for name, parameter in module.named_parameters():
+        if type(parameter.data).__name__ == 'DTensor' or (
+                type(parameter).__name__ == 'DTensor'):
+            raise TypeError(f'{name} is a DTensor: sharded parameters are not '
+                            'supported')
+
+
+def _walk(module: nn.Module, prefix: str) -> Iterator[Tuple[str, nn.Module]]:
+    module = unwrap(module)
+    yield prefix, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, f'{prefix}{name}.')
+
+
+def model_state(modules: Sequence[nn.Module]) -> Model:
+    """Parameters and persistent buffers as named_parameters() of the unwrapped
+    modules names them."""
+    model, seen = Model(), {}
+    for prefix, module in (place for m in modules for place in _walk(m, '')):
+        held = [(n, p, 'trainable' if p.requires_grad else 'frozen')
+                for n, p in module._parameters.items() if p is not None]
+        held += [(n, b, 'buffer') for n, b in module._buffers.items()
+                 if b is not None and n not in module._non_persistent_buffers_set]
+        for name, tensor, role in held:
+            name = prefix + name
+            first = seen.setdefault(id(tensor), name)
+            if first != name:
+                model.aliases.append((name, first))
+                continue
+            if name in model.tensors:
+                raise NotHeld(f'two modules have a {name}')
+            model.parameters.append((name, role))
+            model.tensors[name] = tensor
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            model.extra[f'extra_state/{prefix}'] = module.get_extra_state()
+    return model
+
+
+def waits_for_hooks(optimizer: object) -> bool:
+    """Whether its step calls torch's global pre-hooks."""
+    return (isinstance(optimizer, torch.optim.Optimizer)
+            and getattr(type(optimizer).step, 'hooked', False))
+
+
+def _number(value: object) -> torch.Tensor:
+    dtype = torch.float64 if isinstance(value, float) else torch.int64
+    return torch.tensor(value, dtype=dtype)
+
+
+def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
+                     names: Dict[int, str]) -> List[State]:
+    """The state of each parameter; `names` by id() of the parameters."""
+    states = []
+    for parameter, values in optimizer.state.items():
+        name = names.get(id(parameter))
+        if name is None:
+            raise NotHeld('the optimizer has a parameter that the model has not')
+        for kind, value in values.items():
+            if isinstance(value, torch.Tensor):
+                states.append(State(name, kind, label, value, updated=True))
+            elif isinstance(value, (bool, int, float)):
+                states.append(State(name, kind, label, _number(value), number=True))
+            elif value is not None:
+                raise NotHeld(f"the optimizer's {kind} of {name} is a "
+                              f'{type(value).__name__}')
+    return states
+
+
+def hyper_parameters(group: Dict[str, Any]) -> bytes:
+    """A parameter group without its parameters, as a pickle of numbers and texts."""
+    plain = {}
+    for key, value in group.items():
+        if key == 'params':
+            continue
+        if isinstance(value, torch.Tensor):
+            value = value.item() if value.numel() == 1 else value.tolist()
+        plain[key] = value
+    return pickle.dumps(plain, protocol=2)
+
+
+class _DocumentPickler(pickle.Pickler):
+    """Tensors become their number in `tensors`."""
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file, protocol=2)
+        self.tensors: List[torch.Tensor] = []
+
+    def persistent_id(self, value: object) -> Any:
+        """The tensor's number, with the marks of a parameter and of a gradient."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.layout != torch.strided or value.is_quantized:
+            raise NotHeld('a document holds a tensor that is not strided')
+        self.tensors.append(value.detach())
+        marks = 'p' if isinstance(value, nn.Parameter) else ''
+        return str(len(self.tensors) - 1) + marks + 'g' * value.requires_grad
+
+
+def document(value: Any) -> Tuple[bytes, List[torch.Tensor]]:
+    """A pickle without tensors, and these.  A value with a state_dict() is that,
+    one that can be called is what it returns."""
+    if hasattr(value, 'state_dict'):
+        value = value.state_dict()
+    elif callable(value):
+        value = value()
+    file = BytesIO()
+    pickler = _DocumentPickler(file)
+    pickler.dump(value)
+    return file.getvalue(), pickler.tensors
+
+
+def share(sizes: Sequence[Tuple[str, int]], world: int) -> Dict[str, int]:
+    """Which rank writes which of the keys that all ranks hold, even by bytes.
+
+    `sizes` are (key, bytes); all ranks get the same answer.
+    """
+    loads = [0] * world
+    owners = {}
+    for key, size in sorted(sizes, key=lambda item: (-item[1], item[0])):
+        rank = min(range(world), key=loads.__getitem__)
+        owners[key] = rank
+        loads[rank] += size
+    return owners

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ckptfs._native: SnapshotWriter for Python.  Memory comes as addresses and sizes, so
+// that nothing here depends on torch's ABI.  No lock is held while it runs but for the
+// conversion of arguments.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+
+#include "snapshot/snapshot_writer.h"
+
+namespace nb = nanobind;
+
+namespace ckptfs {
+namespace {
+
+// Python lets go of it with its lock held, which the writer's thread may wait for.
+class Writer : public SnapshotWriter {
+ public:
+  using SnapshotWriter::SnapshotWriter;
+  ~Writer() {
+    nb::gil_scoped_release unlock;
+    Close();
+  }
+};
+
+// (key, parameter, kind, optimizer, number, dtype, shape, address, lazy)
+using TensorTuple = std::tuple<std::string, std::string, std::string, std::string, bool,
+                               std::string, std::vector<uint64_t>, uint64_t, bool>;
+using GroupTuple = std::tuple<std::string, std::vector<std::string>, std::string>;
+using DocumentTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>>;
+
+// A Python object that may be let go from any thread.
+std::shared_ptr<PyObject> Shared(nb::object object) {
+  return {object.release().ptr(), [](PyObject* held) {
+            if (!Py_IsInitialized()) return;
+            nb::gil_scoped_acquire lock;
+            Py_XDECREF(held);
+          }};
+}
+
+std::chrono::milliseconds Milliseconds(double seconds) {
+  const double bounded = std::isnan(seconds) ? 0 : std::clamp(seconds, 0.0, 1e9);
+  return std::chrono::milliseconds(static_cast<int64_t>(bounded * 1000));
+}
+
+CapturedTensor TensorOf(const TensorTuple& tuple) {
+  const auto& [key, parameter, kind, optimizer, number, dtype, shape, address, lazy] = tuple;
+  const auto known = DTypeFromTorch(dtype);
+  if (!known) throw std::invalid_argument(key + ": dtype " + dtype + " is not known");
+  return {key,    parameter, kind,  optimizer,
+          number, *known,    shape, reinterpret_cast<const std::byte*>(address),
+          lazy};
+}
+
+bool Save(Writer& writer, uint64_t step, const std::string& framework_version,
+          const std::vector<TensorTuple>& tensors,
+          const std::vector<std::pair<std::string, std::string>>& parameters,
+          const std::vector<std::pair<std::string, std::string>>& aliases,
+          const std::vector<GroupTuple>& groups, const std::vector<DocumentTuple>& documents,
+          nb::object owner, nb::object changed) {
+  Capture capture;
+  capture.step = step;
+  capture.framework_version = framework_version;
+  for (const TensorTuple& tuple : tensors) capture.tensors.push_back(TensorOf(tuple));
+  for (const auto& [name, role] : parameters) capture.parameters.push_back({name, role});
+  capture.aliases = aliases;
+  for (const auto& [optimizer, names, pickle] : groups) {
+    capture.groups.push_back({optimizer, names, pickle});
+  }
+  for (const auto& [key, scope, pickle, inner] : documents) {
+    capture.documents.push_back({key, scope, pickle, inner});
+  }
+  capture.owner = Shared(std::move(owner));
+  capture.changed = [call = Shared(std::move(changed))]() -> std::string {
+    nb::gil_scoped_acquire lock;
+    try {
+      return nb::cast<std::string>(nb::borrow<nb::object>(call.get())());
+    } catch (const std::exception& error) {
+      return std::string("a tensor that could not be looked at (") + error.what() + ")";
+    }
+  };
+  nb::gil_scoped_release unlock;
+  return writer.Save(std::move(capture));
+}
+
+nb::dict StatusOf(const Writer& writer) {
+  WriterStatus status;
+  {
+    nb::gil_scoped_release unlock;
+    status = writer.status();
+  }
+  nb::dict out;
+  out["connected"] = status.connected;
+  out["saves"] = status.saves;
+  out["durable"] = status.durable;
+  out["dropped"] = status.dropped;
+  out["under_way"] = status.under_way;
+  out["last_durable"] = status.last_durable ? nb::cast(*status.last_durable) : nb::none();
+  out["last_drop"] = status.last_drop;
+  out["file_bytes"] = status.file_bytes;
+  out["save_seconds"] = status.save_seconds;
+  out["wait_seconds"] = status.wait_seconds;
+  return out;
+}
+
+NB_MODULE(_native, module) {
+  using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<Writer>(module, "Writer")
+      .def(
+          "__init__",
+          [](Writer* self, std::string store, std::string run, std::string job, uint32_t rank,
+             uint32_t world, uint32_t slots, double update_limit) {
+            WriterOptions options{std::move(store),
+                                  std::move(run),
+                                  std::move(job),
+                                  rank,
+                                  world,
+                                  slots,
+                                  Milliseconds(update_limit),
+                                  {}};
+            new (self) Writer(std::move(options));
+          },
+          nb::arg("store"), nb::arg("run"), nb::arg("job"), nb::arg("rank"), nb::arg("world"),
+          nb::arg("slots"), nb::arg("update_limit"))
+      .def("save", &Save)
+      .def("drop", &SnapshotWriter::Drop, Unlocked())
+      .def("wait_before_update", &SnapshotWriter::WaitBeforeUpdate, Unlocked())
+      .def(
+          "wait_durable",
+          [](Writer& self, uint64_t step, double seconds) {
+            return self.WaitDurable(step, Milliseconds(seconds));
+          },
+          Unlocked())
+      .def("status", &StatusOf)
+      .def("take_log", &SnapshotWriter::TakeLog, Unlocked())
+      .def("close", &SnapshotWriter::Close, Unlocked());
+}
+
+}  // namespace
+}  // namespace ckptfs

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package installs by itself and needs nothing that a trainer's machine has not."""
+import os
+import subprocess
+import sys
+
+SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'snapshot',
+                      'python')
+
+
+LET_GO = """
+import torch, ckptfs
+model = torch.nn.Linear(512, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+snap = ckptfs.Snapshotter(model, optimizer, run='job', store='/nowhere')
+assert snap.save(0) is False
+del snap
+model(torch.ones(512)).sum().backward()
+optimizer.step()
+"""
+
+
+def test_it_installs_and_links_no_daemon(tmp_path):
+    env = {k: v for k, v in os.environ.items() if v or k != 'CMAKE_CXX_COMPILER_LAUNCHER'}
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-build-isolation',
+                    '--no-deps', '--no-index', '--target', str(tmp_path), SOURCE],
+                   check=True, env=env)
+    found = subprocess.run(
+        [sys.executable, '-c', 'import ckptfs; print(ckptfs.snapshotter._native.__file__)'],
+        check=True, capture_output=True, text=True, env={**env, 'PYTHONPATH': str(tmp_path)})
+    module = found.stdout.strip()
+    assert module.startswith(str(tmp_path))
+    linked = subprocess.run(['ldd', module], check=True, capture_output=True, text=True).stdout
+    for library in ('tbb', 'sqlite', 'fuse', 'torch'):
+        assert library not in linked, linked
+    assert os.path.exists(os.path.join(tmp_path, 'ckptfs', 'py.typed'))
+    subprocess.run([sys.executable, '-c', LET_GO], check=True, timeout=120,
+                   env={**env, 'PYTHONPATH': str(tmp_path)})

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training job's snapshots through a mount: from memory first, then from disk, then
+after everything has died; always the bytes of the moment of the save."""
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from daemon import step_of, wait_until
+from safetensors import safe_open
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Trainer:
+    """The ranks of one job."""
+
+    def __init__(self, folder, store, world, slots=2):
+        self.folder = str(folder)
+        words = [sys.executable, os.path.join(HERE, 'snapshot_trainer.py'), self.folder, store]
+        self.log = open(os.path.join(self.folder, 'trainer.log'), 'w', encoding='utf-8')
+        self.ranks = [
+            subprocess.Popen([*words, str(rank), str(world), str(slots)], text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log)
+            for rank in range(world)]
+        self._answers('ready')
+
+    def _answers(self, word):
+        answers = [rank.stdout.readline().split() for rank in self.ranks]
+        assert all(a and a[0] == word for a in answers), (answers, self.said())
+        return [a[1:] for a in answers]
+
+    def tell(self, line, word):
+        """One line to all ranks; the rest of their answers."""
+        for rank in self.ranks:
+            rank.stdin.write(line + '\n')
+            rank.stdin.flush()
+        return self._answers(word)
+
+    def step(self):
+        """Trains and saves a step; whether each rank took it."""
+        return [taken == 'True' for _, taken in self.tell('step', 'saved')]
+
+    def durable(self, step):
+        """Waits for it."""
+        return all(a[1] == 'True' for a in self.tell(f'durable {step}', 'durable'))
+
+    def status(self):
+        """Of rank 0."""
+        self.ranks[0].stdin.write('status\n')
+        self.ranks[0].stdin.flush()
+        return json.loads(self.ranks[0].stdout.readline())
+
+    def said(self):
+        """What the ranks wrote to stderr."""
+        with open(self.log.name, encoding='utf-8') as f:
+            return f.read()
+
+    def kill(self):
+        """As a machine that takes them away."""
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+
+    def end(self):
+        """Let them end by themselves."""
+        for rank in self.ranks:
+            rank.stdin.close()
+        assert [rank.wait(60) for rank in self.ranks] == [0] * len(self.ranks), self.said()
+
+    def truth(self, step):
+        """What a step has to hold."""
+        return torch.load(os.path.join(self.folder, f'truth-{step}.pt'))
+
+    def close(self):
+        """Nothing stays."""
+        self.kill()
+        for rank in self.ranks:
+            rank.stdin.close()
+            rank.stdout.close()
+        self.log.close()
+
+
+@pytest.fixture(name='job')
+def job_fixture(tmp_path, ckptfs):
+    """job(world) starts the ranks; they end with the test."""
+    jobs = []
+
+    def start(world, slots=2):
+        folder = tmp_path / f'job{len(jobs)}'
+        folder.mkdir()
+        jobs.append(Trainer(folder, ckptfs.store, world, slots))
+        return jobs[-1]
+
+    yield start
+    for one in jobs:
+        one.close()
+
+
+def block_store(ckptfs):
+    """No snapshot can be stored until the returned path is removed."""
+    os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
+    path = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    with open(path, 'w', encoding='utf-8'):
+        return path
+
+
+def gathered(view, world):
+    """The whole tensors that the rank files of a layout hold, put together as their
+    metadata says."""
+    whole, covered = {}, {}
+    for rank in range(world):
+        for file in ('model', 'optimizer'):
+            path = os.path.join(view, f'rank{rank}', f'{file}.safetensors')
+            with safe_open(path, 'pt') as f:
+                parts = json.loads(f.metadata()['ckptfs.parts'])
+                for key in f.keys():
+                    local, part = f.get_tensor(key), parts[key]
+                    shape = part['global_shape']
+                    out = whole.setdefault(key, torch.zeros(shape, dtype=local.dtype))
+                    seen = covered.setdefault(key, torch.zeros(shape, dtype=torch.bool))
+                    for piece in part['pieces']:
+                        box = tuple(slice(b, e) for b, e in piece['box'])
+                        at = tuple(slice(a, a + e - b)
+                                   for a, (b, e) in zip(piece['at'], piece['box']))
+                        out[box], seen[box] = local[at], True
+    assert all(seen.all() for seen in covered.values())
+    return whole
+
+
+def inodes(view, world):
+    """Of the files that `gathered` reads."""
+    return [os.stat(os.path.join(view, f'rank{rank}', f'{file}.safetensors')).st_ino
+            for rank in range(world) for file in ('model', 'optimizer')]
+
+
+def assert_equal(found, truth):
+    """Bit for bit, and nothing more or less."""
+    assert found.keys() == truth.keys()
+    for key, value in truth.items():
+        assert found[key].dtype == value.dtype, key
+        assert torch.equal(found[key].view(torch.uint8) if value.ndim else found[key],
+                           value.view(torch.uint8) if value.ndim else value), key
+
+
+def durable_steps(ckptfs):
+    """What the store has, whatever a daemon shows."""
+    return sorted(step['id'] for step in ckptfs.list()['steps'])
+
+
+def test_two_ranks_from_memory_then_from_disk(ckptfs, job):
+    daemon, mount = ckptfs.start()
+    block = block_store(ckptfs)
+    trainer = job(2, slots=4)
+    for _ in range(3):
+        assert trainer.step() == [True, True]
+    steps = os.path.join(mount, 'run', 'job', 'step')
+    wait_until(lambda: '0' in os.listdir(steps), 'the step in memory', daemon)
+    assert durable_steps(ckptfs) == []
+    view = os.path.join(step_of(mount, 'job', '0'), 'view')
+    truth = trainer.truth(0)
+    for layout, world in (('tp2', 2), ('tp1', 1), ('dp2_tp2', 4)):
+        assert_equal(gathered(os.path.join(view, layout), world), truth)
+    before = inodes(os.path.join(view, 'tp2'), 2)
+    assert 'deepspeed' in os.listdir(os.path.join(view, 'dp2_zero1'))
+
+    os.unlink(block)
+    assert trainer.durable(2)
+    assert durable_steps(ckptfs) == ['0', '1', '2']
+    for step in range(3):
+        view = os.path.join(step_of(mount, 'job', str(step)), 'view', 'tp2')
+        assert_equal(gathered(view, 2), trainer.truth(step))
+    view = os.path.join(step_of(mount, 'job', '0'), 'view', 'tp2')
+    assert inodes(view, 2) == before
+    status = trainer.status()
+    assert (status['saves'], status['durable'], status['dropped']) == (3, 3, 0)
+    trainer.kill()
+    daemon.kill()
+    daemon.wait()
+    mount = ckptfs.mount()
+    view = os.path.join(step_of(mount, 'job', '0'), 'view', 'tp2')
+    assert inodes(view, 2) == before
+    for step in range(3):
+        view = os.path.join(step_of(mount, 'job', str(step)), 'view', 'tp2')
+        assert_equal(gathered(view, 2), trainer.truth(step))
+    assert_blobs(ckptfs, trainer.truth(2))
+
+
+def assert_blobs(ckptfs, truth):
+    """The files of each step are safetensors files that anyone reads, each tensor in
+    one of them, spread over the ranks."""
+    folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    names = []
+    for step in os.listdir(folder):
+        held = []
+        sizes = []
+        for file in sorted(os.listdir(os.path.join(folder, step))):
+            path = os.path.join(folder, step, file)
+            sizes.append(os.path.getsize(path))
+            with safe_open(path, 'pt') as f:
+                held += [key for key in f.keys() if not key.startswith('ckptfs.')]
+        assert sorted(held) == sorted(truth)
+        assert len(sizes) == 2 and max(sizes) < 1.2 * min(sizes), sizes
+        names.append(step)
+    assert len(names) == 3
+
+
+def test_a_trainer_that_dies_after_its_copies_loses_nothing(ckptfs, job):
+    daemon, mount = ckptfs.start()
+    block = block_store(ckptfs)
+    trainer = job(1)
+    assert trainer.step() == [True]
+    steps = os.path.join(mount, 'run', 'job', 'step')
+    wait_until(lambda: '0' in os.listdir(steps), 'the step in memory', daemon)
+    trainer.kill()
+    view = os.path.join(step_of(mount, 'job', '0'), 'view', 'tp2')
+    assert_equal(gathered(view, 2), trainer.truth(0))
+    os.unlink(block)
+    wait_until(lambda: durable_steps(ckptfs) == ['0'], 'the step on disk', daemon)
+    assert_equal(gathered(view, 2), trainer.truth(0))
+
+
+def test_a_daemon_that_dies_does_not_stop_the_training(ckptfs, job):
+    daemon, mount = ckptfs.start('--run', 'job')
+    trainer = job(1)
+    assert trainer.step() == [True]
+    assert trainer.durable(0)
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.wait()
+    assert trainer.step() == [False]
+    assert trainer.step() == [False]
+    assert trainer.said().count('snapshot dropped') == 1, trainer.said()
+    daemon, mount = ckptfs.start('--run', 'job')
+    assert os.readlink(os.path.join(mount, 'view')).endswith('/step/0/view')
+    assert durable_steps(ckptfs) == ['0']
+    assert trainer.step() == [True]
+    assert trainer.durable(3)
+    assert durable_steps(ckptfs) == ['0', '3']
+    view = os.path.join(step_of(mount, 'job', '3'), 'view', 'tp1')
+    assert_equal(gathered(view, 1), trainer.truth(3))
+    trainer.end()
+
+
+def test_without_a_daemon_training_goes_on(job):
+    trainer = job(2)
+    for _ in range(3):
+        assert trainer.step() == [False, False]
+    trainer.end()
+    assert trainer.said().count('snapshot dropped') == 2, trainer.said()  # one per rank
