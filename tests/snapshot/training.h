@@ -32,34 +32,35 @@ class RankMemory {
  public:
   // `sizes`: elements of a weight each; every second one is not lazy.
   explicit RankMemory(const std::vector<uint64_t>& sizes) {
-    for (const uint64_t elements : sizes) tensors_.emplace_back(elements * 4, '\0');
+    for (const uint64_t elements : sizes) tensors_->emplace_back(elements * 4, '\0');
   }
 
   void Fill(unsigned char seed) {
-    for (std::string& tensor : tensors_) {
+    for (std::string& tensor : *tensors_) {
       for (char& byte : tensor) byte = static_cast<char>(seed = seed * 5 + 17);
     }
   }
   // What no optimizer writes.
   void ChangeEager() {
-    for (size_t i = 1; i < tensors_.size(); i += 2) {
-      for (char& byte : tensors_[i]) byte = static_cast<char>(byte ^ 0x5a);
+    for (size_t i = 1; i < tensors_->size(); i += 2) {
+      for (char& byte : (*tensors_)[i]) byte = static_cast<char>(byte ^ 0x5a);
     }
   }
 
   Capture Save(uint64_t step, uint32_t rank, std::string changed = "") const {
     Capture capture;
     capture.step = step;
-    for (size_t i = 0; i < tensors_.size(); ++i) {
+    for (size_t i = 0; i < tensors_->size(); ++i) {
       CapturedTensor tensor;
       tensor.parameter = StrCat("p", i, ".of", rank);
       tensor.kind = "weight";
-      tensor.shape = {tensors_[i].size() / 4};
-      tensor.from = reinterpret_cast<const std::byte*>(tensors_[i].data());
+      tensor.shape = {(*tensors_)[i].size() / 4};
+      tensor.from = reinterpret_cast<const std::byte*>((*tensors_)[i].data());
       tensor.lazy = i % 2 == 0;
       capture.tensors.push_back(std::move(tensor));
     }
     capture.changed = [changed] { return changed; };
+    capture.owner = tensors_;  // the writer may copy after the test's last line
     return capture;
   }
   // The whole file of such a save, from the memory as it is.
@@ -76,7 +77,8 @@ class RankMemory {
   }
 
  private:
-  std::vector<std::string> tensors_;
+  const std::shared_ptr<std::vector<std::string>> tensors_ =
+      std::make_shared<std::vector<std::string>>();
 };
 
 }  // namespace ckptfs::testing_support
