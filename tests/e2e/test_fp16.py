@@ -3,9 +3,10 @@
 
 Real engines at ZeRO 0 to 3; DeepSpeed asks whether the CPU has fast fp16, and
 is told so.  They overflow by a scale that is too large; without ZeRO, where 0.19.7
-does not scale the loss, by a gradient that is infinite.  One save follows nothing but skipped steps, one some steps that were
-taken and a last one that was not: counters, masters and weights then tell of
-different numbers of steps, and none of that is a defect.
+does not scale the loss, by a gradient that is infinite.  One save follows nothing
+but skipped steps, one some steps that were taken and a last one that was not:
+counters, masters and weights then tell of different numbers of steps, and none of
+that is a defect.
 
 Without ZeRO the first save is not made: 0.19.7 lets the optimizer take a step with
 no gradient when it is made, whose weight decay reaches the masters and, until a

@@ -191,6 +191,39 @@ def test_a_directory_starts_an_engine(mounted, variant, engine, tmp_path):
     assert differ(got, {k: t for k, t in want.items() if k not in tied}) == []
 
 
+def start_partitioned(name, directory, out):
+    """One rank: from_pretrained into parameters that zero.Init has cut, and an engine
+    at ZeRO 3 around them."""
+    import deepspeed
+    from transformers.integrations import HfDeepSpeedConfig
+    deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False  # compiles at run time
+    deepspeed.init_distributed('gloo', verbose=False)
+    config = {'train_micro_batch_size_per_gpu': 1, 'bf16': {'enabled': True},
+              **make_huggingface.ENGINES['zero3']}
+    kept = HfDeepSpeedConfig(config)  # as long as it lives
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    assert kept.is_zero3() and all(p.numel() == 0 for p in model.parameters())
+    built = make_huggingface.engine_of(model, name, 'zero3')
+    whole = make_huggingface.gather(built, name)
+    make_huggingface.train(built, 1)
+    if torch.distributed.get_rank() == 0:
+        save_file(whole, out)
+
+
+@pytest.mark.parametrize('name,variant', [
+    ('llama', 'llama'), ('gpt2', 'gpt2_zero3'), ('qwen2', 'qwen2_zero1')])
+def test_a_directory_starts_an_engine_at_zero3(mounted, name, variant, tmp_path):
+    out, log = str(tmp_path / 'loaded.safetensors'), str(tmp_path / 'rank')
+    directory = os.path.join(view_of(mounted, variant), 'huggingface')
+    done = launch.launch(start_partitioned, make_huggingface.WORLD,
+                         (name, directory, out), log)
+    assert done, launch.errors_of(log, make_huggingface.WORLD)
+    want, got = truth_of(variant)[0], load_file(out)
+    tied = {k for k in want if k not in got}
+    assert tied <= {'lm_head.weight'}
+    assert differ(got, {k: t for k, t in want.items() if k not in tied}) == []
+
+
 def test_without_a_config_the_view_is_absent_and_says_why(ckptfs, tmp_path):
     bare = str(tmp_path / 'bare')
     shutil.copytree(source('llama_zero1'), bare)
