@@ -15,7 +15,9 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
@@ -74,43 +76,66 @@ template <class Call>
 double Microseconds(const Call& call) {
   const auto start = std::chrono::steady_clock::now();
   call();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
-// Medians around the 10th and the 1,000th of the calls' times.
-void Print(const char* what, const std::vector<double>& times) {
-  printf("%s", what);
-  for (const int middle : {10, 1000}) {
-    std::vector<double> around(times.begin() + middle - kAround - 1,
-                               times.begin() + middle + kAround);
-    std::sort(around.begin(), around.end());
-    printf(" %.0f", around[kAround]);
-  }
-  printf("\n");
-}
+// A store with a daemon's view of it, into which steps are published.
+class Bench {
+ public:
+  explicit Bench(const std::string& directory)
+      : directory_(directory),
+        live_(Must(Store::Open(directory, true))),
+        generation_(Must(live_->News(0)).generation) {}
 
-void Run(const std::string& directory) {
-  const auto live = Must(Store::Open(directory, true));  // as a daemon has it open
-  uint64_t generation = Must(live->News(0)).generation;
-  std::vector<double> publish, refresh;
-  for (int i = 1; i <= 1000 + kAround; ++i) {
-    const StepModel model = MakeModel(i);
-    publish.push_back(Microseconds([&] {
-      const auto store = Must(Store::Open(directory, false));
+  // Publishes one more step; how long that and the taking in of it took.
+  std::pair<double, double> Step() {
+    const StepModel model = MakeModel(++steps_);
+    const double publish = Microseconds([&] {
+      const auto store = Must(Store::Open(directory_, false));
       const RenderedStep rendered = Must(store->Render(model));
       if (Must(store->FindPublished("run", model.id, rendered))) exit(1);
       Must(store->Publish("run", model, rendered, StrCat("/checkpoints/run/", model.id),
                           "/checkpoints/run"));
-    }));
-    refresh.push_back(Microseconds([&] {
-      if (!live->RefreshStep("run", model.id)) exit(1);
-      const StepNews news = Must(live->News(generation));
+    });
+    const double refresh = Microseconds([&] {
+      if (!live_->RefreshStep("run", model.id)) exit(1);
+      const StepNews news = Must(live_->News(generation_));
       if (news.all || news.changes.size() != 1) exit(1);
-      generation = news.generation;
-    }));
+      generation_ = news.generation;
+    });
+    return {publish, refresh};
   }
-  Print("publish", publish);
-  Print("refresh", refresh);
+
+ private:
+  std::string directory_;
+  std::unique_ptr<Store> live_;
+  uint64_t generation_;
+  int steps_ = 0;
+};
+
+double Median(std::vector<double> times) {
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
+// The 10th and the 1,000th step and those around them, in turns: a machine does
+// not run at one speed for as long as 1,000 steps take.
+void Run(const std::string& directory) {
+  Bench few(directory + "/few");
+  Bench many(directory + "/many");
+  for (int i = 1; i < 10 - kAround; ++i) few.Step();
+  for (int i = 1; i < 1000 - kAround; ++i) many.Step();
+  std::vector<double> publish[2], refresh[2];
+  for (int i = 0; i < 2 * kAround + 1; ++i) {
+    for (const int which : {0, 1}) {
+      const auto [published, refreshed] = (which == 0 ? few : many).Step();
+      publish[which].push_back(published);
+      refresh[which].push_back(refreshed);
+    }
+  }
+  printf("publish %.0f %.0f\n", Median(publish[0]), Median(publish[1]));
+  printf("refresh %.0f %.0f\n", Median(refresh[0]), Median(refresh[1]));
 }
 
 }  // namespace
@@ -120,7 +145,7 @@ int main(int argc, char** argv) {
   std::string directory = argc > 1 ? argv[1] : std::filesystem::temp_directory_path().string();
   directory += "/publish_bench_XXXXXX";
   if (mkdtemp(directory.data()) == nullptr) return 1;
-  ckptfs::Run(directory + "/store");
+  ckptfs::Run(directory);
   std::filesystem::remove_all(directory);
   return 0;
 }
