@@ -22,14 +22,31 @@ std::string KeyOf(const CapturedTensor& tensor) {
   return key;
 }
 
+Json PiecesOf(const StatePart& part) {
+  Json pieces = Json::array();
+  for (const StateBox& piece : part.pieces) {
+    Json box = Json::array();
+    for (size_t d = 0; d < piece.begin.size(); ++d) {
+      box.push_back(Json::array({piece.begin[d], piece.end[d]}));
+    }
+    pieces.push_back({{"box", std::move(box)}, {"at", piece.at}});
+  }
+  return pieces;
+}
+
 Json TensorsOf(const Capture& capture) {
   Json tensors = Json::object();
   for (const CapturedTensor& tensor : capture.tensors) {
     if (tensor.parameter.empty()) continue;
-    tensors[tensor.key] = Json{{"parameter", tensor.parameter},
-                               {"kind", tensor.kind},
-                               {"optimizer", tensor.optimizer},
-                               {"number", tensor.number}};
+    Json& json = tensors[tensor.key] = Json{{"parameter", tensor.parameter},
+                                            {"kind", tensor.kind},
+                                            {"optimizer", tensor.optimizer},
+                                            {"number", tensor.number}};
+    if (!tensor.part) continue;
+    json["shape"] = tensor.part->shape;
+    if (!tensor.part->pieces.empty()) json["pieces"] = PiecesOf(*tensor.part);
+    if (tensor.part->flat) json["flat"] = *tensor.part->flat;
+    if (tensor.part->local_shape) json["local_shape"] = *tensor.part->local_shape;
   }
   return tensors;
 }
@@ -42,6 +59,7 @@ Result<std::string> EntryOf(const Capture& capture, uint32_t rank, uint32_t worl
              {"step", capture.step},
              {"framework", capture.framework},
              {"framework_version", capture.framework_version}};
+  if (!capture.layout.empty()) entry["layout"] = capture.layout;
   entry["tensors"] = TensorsOf(capture);
   if (!capture.parameters.empty()) {
     Json& parameters = entry["parameters"] = Json::array();
@@ -93,6 +111,10 @@ Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t w
     tensor.key = KeyOf(tensor);
     if (!keys.insert(tensor.key).second) {
       return Fail(ErrorCode::kInvalid, StrCat("snapshot: two tensors '", tensor.key, "'"));
+    }
+    if (tensor.part) {
+      auto checked = LocalRangeOf(*tensor.part, tensor.shape);
+      if (!checked) return Fail(std::move(checked).error().WithContext("snapshot: " + tensor.key));
     }
     entries.push_back({tensor.key, tensor.dtype, tensor.shape, 0, 0});
   }

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,10 +22,12 @@
 
 #include "core/base/result.h"
 #include "core/blob/safetensors_header.h"
+#include "core/ingest/state_part.h"
 
 namespace ckptfs {
 
-// A whole tensor in row-major order, in host memory or a device's.
+// A tensor in row-major order, in host memory or a device's: a whole state, or a part
+// of one.
 struct CapturedTensor {
   std::string key;        // unique; empty: "<name>" of a weight, else "<kind>/<name>"
   std::string parameter;  // empty: part of a group or a document
@@ -33,6 +36,7 @@ struct CapturedTensor {
   bool number = false;    // was a Python number
   DType dtype = DType::kF32;
   Shape shape;
+  std::optional<StatePart> part;  // of what state; absent: it is all of it
   const std::byte* from = nullptr;
   // Nothing but an optimizer's step writes it: it may be copied until then.  All else
   // is copied before the save returns.
@@ -61,6 +65,7 @@ struct Capture {
   uint64_t step = 0;
   std::string framework = "torch";
   std::string framework_version;
+  std::string layout;  // of the job (core/model/layout.h); empty: dp<world>
   std::vector<CapturedTensor> tensors;
   std::vector<CapturedParameter> parameters;
   std::vector<std::pair<std::string, std::string>> aliases;  // alias, name
@@ -81,7 +86,8 @@ struct CopyRun {
 
 class CaptureFile {
  public:
-  // kInvalid if two tensors have one key or a name is not UTF-8.
+  // kInvalid if two tensors have one key, a name is not UTF-8, or a part is none
+  // (LocalRangeOf).
   static Result<CaptureFile> Make(Capture capture, uint32_t rank, uint32_t world);
 
   const Capture& capture() const { return capture_; }

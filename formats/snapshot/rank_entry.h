@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,7 @@
 
 #include "core/base/result.h"
 #include "core/blob/safetensors_header.h"
+#include "core/ingest/state_part.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -27,6 +29,8 @@ struct StateTensor {
   std::string kind;
   std::string optimizer;
   bool number = false;
+  std::optional<StatePart> part;  // absent: the whole state
+  const Shape& whole() const { return part ? part->shape : entry.shape; }
 };
 
 struct RankGroup {
@@ -48,6 +52,7 @@ struct RankEntry {
   uint64_t step = 0;
   std::string framework;
   std::string framework_version;
+  std::string layout;  // empty: none is given
   std::vector<StateTensor> tensors;  // in file order
   std::vector<std::pair<std::string, Role>> parameters;
   std::vector<std::pair<std::string, std::string>> aliases;  // alias, name

@@ -38,13 +38,15 @@ class RankFilesReader {
       }
     }
     CKPT_RETURN_IF_ERROR(FindWeights());
+    CKPT_RETURN_IF_ERROR(FindModel());
     CKPT_RETURN_IF_ERROR(DeclareParameters());
     for (size_t rank = 0; rank < paths_.size(); ++rank) {
       if (Status read = ReadContent(rank); !read) {
         return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
       }
     }
-    FillHeader();
+    for (Group& group : groups_) assembler_.AddGroup(std::move(group));
+    CKPT_RETURN_IF_ERROR(FillHeader());
     return std::move(assembler_).Finish();
   }
 
@@ -53,14 +55,16 @@ class RankFilesReader {
 
   Status ReadEntry(size_t rank);
   Status FindWeights();
+  Status FindModel();
   Result<FamilyVariables> RecordedSizes() const;
   Status DeclareParameters();
   Status DeclareParameter(const std::string& name, Role role, const ShardingRules& rules);
   Status ReadContent(size_t rank);
   Status AddState(size_t rank, const StateTensor& tensor);
-  Status AddGroup(size_t rank, const RankGroup& group);
+  Result<uint32_t> LocalOf(AtomIndex atom, const LocalTensor& local);
+  Status AddGroup(size_t rank, size_t place, const RankGroup& group);
   Status AddDocument(size_t rank, const RankDocument& document);
-  void FillHeader();
+  Status FillHeader();
   Result<std::string> BytesOf(size_t rank, const SafetensorsEntry& entry, uint64_t limit) const;
   Result<PickleTree> TreeOf(size_t rank, const SafetensorsEntry& entry) const;
   Result<ParameterIndex> Named(const std::string& name) const;
@@ -73,9 +77,15 @@ class RankFilesReader {
   std::vector<std::shared_ptr<const File>> files_;
   std::vector<RankEntry> entries_;
   Shapes shapes_;  // of the parameters
+  std::vector<std::pair<std::string, Role>> declared_;  // the parameters, in model order
   std::map<std::string, ParameterIndex, std::less<>> parameters_;
-  std::set<std::tuple<std::string, std::string, std::string>>
-      states_;  // parameter, optimizer, kind
+  // By parameter, optimizer, kind: whether parts of it are held, or all of it.
+  std::map<std::tuple<std::string, std::string, std::string>, bool> states_;
+  // Ranks that hold flat ranges of one local tensor share it.
+  std::map<std::pair<AtomIndex, std::vector<uint64_t>>, uint32_t> locals_;
+  std::vector<Group> groups_;
+  std::map<std::pair<std::string, size_t>, size_t> group_at_;  // optimizer, place: in groups_
+  std::map<std::pair<std::string, ParameterIndex>, size_t> grouped_;  // optimizer: in groups_
   std::map<DType, uint64_t> elements_;
 };
 
@@ -94,7 +104,9 @@ Status RankFilesReader::ReadEntry(size_t rank) {
   if (rank > 0 && entry.step != entries_[0].step) {
     return Refuse("is of step ", entry.step, ", rank 0's of ", entries_[0].step);
   }
-  if (rank > 0 && !entry.parameters.empty()) return Refuse("the model is rank 0's to describe");
+  if (!entry.layout.empty() && rank > 0 && entry.layout != entries_[0].layout) {
+    return Refuse("is of layout '", entry.layout, "', rank 0's of '", entries_[0].layout, "'");
+  }
   files_.push_back(file);
   entries_.push_back(std::move(entry));
   return {};
@@ -102,13 +114,41 @@ Status RankFilesReader::ReadEntry(size_t rank) {
 
 // A parameter has the shape of its weight.
 Status RankFilesReader::FindWeights() {
+  std::set<std::string_view> whole;
   for (const RankEntry& entry : entries_) {
     for (const StateTensor& tensor : entry.tensors) {
       if (tensor.kind != "weight") continue;
       if (!tensor.optimizer.empty())
         return Refuse("a weight of an optimizer: '", tensor.parameter, "'");
-      if (!shapes_.emplace(tensor.parameter, tensor.entry.shape).second) {
-        return Refuse("two ranks hold the weight '", tensor.parameter, "'");
+      if (const auto elements = ElementCount(tensor.whole()); !elements) {
+        return Fail(Error(elements.error()).WithContext(StrCat("'", tensor.parameter, "'")));
+      }
+      const auto [known, added] = shapes_.emplace(tensor.parameter, tensor.whole());
+      if (!added && (!tensor.part || whole.contains(tensor.parameter))) {
+        return Refuse("two ranks hold the weight '", tensor.parameter, "', and one all of it");
+      }
+      if (known->second != tensor.whole()) {
+        return Refuse("the weight '", tensor.parameter, "' has shape ",
+                      ShapeToString(known->second), " on one rank and ",
+                      ShapeToString(tensor.whole()), " on another");
+      }
+      if (!tensor.part) whole.insert(tensor.parameter);
+    }
+  }
+  return {};
+}
+
+// Rank 0's parameters, then those that only others have.
+Status RankFilesReader::FindModel() {
+  std::map<std::string_view, Role> roles;
+  for (size_t rank = 0; rank < entries_.size(); ++rank) {
+    std::set<std::string_view> own;
+    for (const auto& [name, role] : entries_[rank].parameters) {
+      if (!own.insert(name).second) return Refuse("two parameters '", name, "' on rank ", rank);
+      const auto [known, added] = roles.emplace(name, role);
+      if (added) declared_.emplace_back(name, role);
+      if (known->second != role) {
+        return Refuse("'", name, "' has another role on rank ", rank, " than on those before");
       }
     }
   }
@@ -135,7 +175,7 @@ Result<FamilyVariables> RankFilesReader::RecordedSizes() const {
 
 Status RankFilesReader::DeclareParameters() {
   std::vector<NamedLocals> locals;
-  for (const auto& [name, role] : entries_[0].parameters) {
+  for (const auto& [name, role] : declared_) {
     const auto shape = shapes_.find(name);
     if (shape == shapes_.end()) return Refuse("no rank holds the weight '", name, "'");
     locals.emplace_back(name, std::vector<Shape>{shape->second});
@@ -145,13 +185,15 @@ Status RankFilesReader::DeclareParameters() {
   CKPT_ASSIGN_OR_RETURN(sizes.recorded, RecordedSizes());
   CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
                         ShardingRules::Make(nullptr, options_, std::move(locals), sizes));
-  for (const auto& [name, role] : entries_[0].parameters) {
+  for (const auto& [name, role] : declared_) {
     CKPT_RETURN_IF_ERROR(DeclareParameter(name, role, rules));
   }
-  for (const auto& [alias, name] : entries_[0].aliases) {
-    CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
-    if (parameters_.contains(alias)) return Refuse("'", alias, "' is a parameter and an alias");
-    assembler_.AddAlias(alias, parameter);
+  for (const RankEntry& entry : entries_) {
+    for (const auto& [alias, name] : entry.aliases) {
+      CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
+      if (parameters_.contains(alias)) return Refuse("'", alias, "' is a parameter and an alias");
+      assembler_.AddAlias(alias, parameter);
+    }
   }
   rules.Describe(assembler_.header());
   return {};
@@ -173,14 +215,14 @@ Status RankFilesReader::DeclareParameter(const std::string& name, Role role,
   parameter.expert_at = sharding->expert_at;
   parameter.stacked_experts = sharding->stacked_experts;
   CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
-  if (!parameters_.emplace(name, index).second) return Refuse("two parameters '", name, "'");
+  parameters_.emplace(name, index);
   return {};
 }
 
 Result<ParameterIndex> RankFilesReader::Named(const std::string& name) const {
   const auto found = parameters_.find(name);
   if (found != parameters_.end()) return found->second;
-  return Refuse("rank 0 does not declare a parameter '", name, "'");
+  return Refuse("no rank declares a parameter '", name, "'");
 }
 
 Status RankFilesReader::ReadContent(size_t rank) {
@@ -188,7 +230,10 @@ Status RankFilesReader::ReadContent(size_t rank) {
   for (const StateTensor& tensor : entry.tensors) {
     CKPT_RETURN_IF_ERROR(AddState(rank, tensor));
   }
-  for (const RankGroup& group : entry.groups) CKPT_RETURN_IF_ERROR(AddGroup(rank, group));
+  std::map<std::string_view, size_t> places;
+  for (const RankGroup& group : entry.groups) {
+    CKPT_RETURN_IF_ERROR(AddGroup(rank, places[group.optimizer]++, group));
+  }
   for (const RankDocument& document : entry.documents) {
     CKPT_RETURN_IF_ERROR(AddDocument(rank, document));
   }
@@ -205,6 +250,19 @@ Relation RelationOf(const Shape& state, const Shape& parameter) {
   return reduced ? Relation::kReduced : Relation::kOpaque;
 }
 
+// One local tensor for all ranks that hold ranges of it.
+Result<uint32_t> RankFilesReader::LocalOf(AtomIndex atom, const LocalTensor& local) {
+  std::vector<uint64_t> words = local.shape;
+  for (const Piece& piece : local.pieces) {
+    words.push_back(piece.local_offset);
+    words.insert(words.end(), piece.atom_begin.begin(), piece.atom_begin.end());
+    words.insert(words.end(), piece.shape.begin(), piece.shape.end());
+  }
+  const auto [at, added] = locals_.try_emplace({atom, std::move(words)}, 0);
+  if (added) at->second = assembler_.AddLocal(atom, 0, local);
+  return at->second;
+}
+
 Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
   const SafetensorsEntry& entry = tensor.entry;
   CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(tensor.parameter));
@@ -212,23 +270,37 @@ Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat("'", entry.name, "' has elements of less than a byte"));
   }
-  const Relation relation = RelationOf(entry.shape, shapes_.find(tensor.parameter)->second);
-  if (!states_.emplace(tensor.parameter, tensor.optimizer, tensor.kind).second) {
-    return Refuse("'", entry.name, "' is held twice");
+  const bool part = tensor.part.has_value();
+  const auto [held, added] =
+      states_.emplace(std::tuple(tensor.parameter, tensor.optimizer, tensor.kind), part);
+  if (!added && !(part && held->second)) return Refuse("'", entry.name, "' is held twice");
+  const Relation relation = RelationOf(tensor.whole(), shapes_.find(tensor.parameter)->second);
+  if (part && (tensor.number || relation == Relation::kScalar)) {
+    return Refuse("'", entry.name, "' is a part of a number");
+  }
+  LocalRange range;
+  if (part) {
+    auto checked = LocalRangeOf(*tensor.part, entry.shape);
+    if (!checked) return Fail(std::move(checked).error().WithContext(StrCat("'", entry.name, "'")));
+    range = *std::move(checked);
+  } else {
+    CKPT_ASSIGN_OR_RETURN(range.end, ElementCount(entry.shape));
+    range.local = WholeTensor(entry.shape);
   }
   CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
                         assembler_.AddAtom(parameter, tensor.optimizer, tensor.kind, entry.dtype,
-                                           entry.shape, relation));
-  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(entry.shape));
+                                           tensor.whole(), relation));
   if (relation == Relation::kScalar) {
     CKPT_ASSIGN_OR_RETURN(std::string bytes, BytesOf(rank, entry, kMaxInline));
     return assembler_.SetInline(atom, std::move(bytes), tensor.number);
   }
-  if (tensor.kind == "weight" && IsFloat(entry.dtype)) elements_[entry.dtype] += elements;
-  const uint32_t local = assembler_.AddLocal(atom, 0, WholeTensor(entry.shape));
-  assembler_.AddFragment(
-      atom, 0, local,
-      {0, elements, blobs_[rank], entries_[rank].data_offset + entry.begin, entry.dtype});
+  if (tensor.kind == "weight" && IsFloat(entry.dtype)) {
+    elements_[entry.dtype] += range.end - range.begin;
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint32_t local, LocalOf(atom, range.local));
+  assembler_.AddFragment(atom, 0, local,
+                         {range.begin, range.end, blobs_[rank],
+                          entries_[rank].data_offset + entry.begin, entry.dtype});
   return {};
 }
 
@@ -248,17 +320,26 @@ Result<PickleTree> RankFilesReader::TreeOf(size_t rank, const SafetensorsEntry& 
   return std::move(parsed->tree);
 }
 
-Status RankFilesReader::AddGroup(size_t rank, const RankGroup& group) {
-  Group added;
-  added.optimizer = group.optimizer;
-  for (const std::string& name : group.parameters) {
-    CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
-    added.parameters.push_back(parameter);
-  }
+// Ranks that hold other parameters have other parts of a group.
+Status RankFilesReader::AddGroup(size_t rank, size_t place, const RankGroup& group) {
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(rank, group.pickle));
   if (!RootOf(tree).IsDict()) return Refuse("'", group.pickle.name, "' is not a dict");
-  CKPT_ASSIGN_OR_RETURN(added.hyper_parameters, PrintPickle(tree));
-  assembler_.AddGroup(std::move(added));
+  CKPT_ASSIGN_OR_RETURN(const std::string hyper_parameters, PrintPickle(tree));
+  const auto [at, added] = group_at_.try_emplace({group.optimizer, place}, groups_.size());
+  if (added) groups_.push_back({group.optimizer, {}, hyper_parameters});
+  Group& united = groups_[at->second];
+  if (united.hyper_parameters != hyper_parameters) {
+    return Refuse("group ", place, " of optimizer '", group.optimizer,
+                  "' has other hyper-parameters than on the ranks before");
+  }
+  for (const std::string& name : group.parameters) {
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
+    const auto [in, first] = grouped_.try_emplace({group.optimizer, parameter}, at->second);
+    if (in->second != at->second) {
+      return Refuse("'", name, "' is in two groups of optimizer '", group.optimizer, "'");
+    }
+    if (first) united.parameters.push_back(parameter);
+  }
   return {};
 }
 
@@ -275,18 +356,26 @@ Status RankFilesReader::AddDocument(size_t rank, const RankDocument& document) {
   return {};
 }
 
-void RankFilesReader::FillHeader() {
+Status RankFilesReader::FillHeader() {
   StepModel& header = assembler_.header();
   header.framework = entries_[0].framework;
   header.framework_version = entries_[0].framework_version;
   header.id = std::to_string(entries_[0].step);
   header.iteration = entries_[0].step;
   header.layout.dp = static_cast<uint32_t>(entries_[0].world);
+  if (const std::string& layout = entries_[0].layout; !layout.empty()) {
+    CKPT_ASSIGN_OR_RETURN(header.layout, Layout::Parse(layout));
+    if (header.layout.World() != entries_[0].world) {
+      return Refuse("layout '", layout, "' has ", header.layout.World(), " ranks, the job ",
+                    entries_[0].world);
+    }
+  }
   uint64_t most = 0;
   for (const auto& [dtype, elements] : elements_) {
     if (elements > most) header.model_dtype = dtype;
     most = std::max(most, elements);
   }
+  return {};
 }
 
 }  // namespace

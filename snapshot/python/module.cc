@@ -5,6 +5,7 @@
 // conversion of arguments.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -32,9 +33,14 @@ class Writer : public SnapshotWriter {
   }
 };
 
-// (key, parameter, kind, optimizer, number, dtype, shape, address, lazy)
+using Numbers = std::vector<uint64_t>;
+// (shape, [(box begins, box ends, at)], local_shape, flat)
+using PartTuple =
+    std::tuple<Numbers, std::vector<std::tuple<Numbers, Numbers, Numbers>>, std::optional<Numbers>,
+               std::optional<std::pair<uint64_t, uint64_t>>>;
+// (key, parameter, kind, optimizer, number, dtype, shape, address, lazy, part)
 using TensorTuple = std::tuple<std::string, std::string, std::string, std::string, bool,
-                               std::string, std::vector<uint64_t>, uint64_t, bool>;
+                               std::string, Numbers, uint64_t, bool, std::optional<PartTuple>>;
 using GroupTuple = std::tuple<std::string, std::vector<std::string>, std::string>;
 using DocumentTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>>;
 
@@ -52,24 +58,36 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(bounded * 1000));
 }
 
-CapturedTensor TensorOf(const TensorTuple& tuple) {
-  const auto& [key, parameter, kind, optimizer, number, dtype, shape, address, lazy] = tuple;
-  const auto known = DTypeFromTorch(dtype);
-  if (!known) throw std::invalid_argument(key + ": dtype " + dtype + " is not known");
-  return {key,    parameter, kind,  optimizer,
-          number, *known,    shape, reinterpret_cast<const std::byte*>(address),
-          lazy};
+StatePart PartOf(const PartTuple& tuple) {
+  const auto& [shape, pieces, local_shape, flat] = tuple;
+  StatePart part{shape, {}, local_shape, {}};
+  for (const auto& [begin, end, at] : pieces) part.pieces.push_back({begin, end, at});
+  if (flat) part.flat = {flat->first, flat->second};
+  return part;
 }
 
-bool Save(Writer& writer, uint64_t step, const std::string& framework_version,
-          const std::vector<TensorTuple>& tensors,
+CapturedTensor TensorOf(const TensorTuple& tuple) {
+  const auto& [key, parameter, kind, optimizer, number, dtype, shape, address, lazy, part] = tuple;
+  const auto known = DTypeFromTorch(dtype);
+  if (!known) throw std::invalid_argument(key + ": dtype " + dtype + " is not known");
+  return {key,    parameter, kind,
+          optimizer, number, *known,
+          shape,  part ? std::optional(PartOf(*part)) : std::nullopt,
+          reinterpret_cast<const std::byte*>(address), lazy};
+}
+
+bool Save(Writer& writer, uint64_t step, const std::string& framework,
+          const std::string& framework_version,
+          const std::string& layout, const std::vector<TensorTuple>& tensors,
           const std::vector<std::pair<std::string, std::string>>& parameters,
           const std::vector<std::pair<std::string, std::string>>& aliases,
           const std::vector<GroupTuple>& groups, const std::vector<DocumentTuple>& documents,
           nb::object owner, nb::object changed) {
   Capture capture;
   capture.step = step;
+  capture.framework = framework;
   capture.framework_version = framework_version;
+  capture.layout = layout;
   for (const TensorTuple& tuple : tensors) capture.tensors.push_back(TensorOf(tuple));
   for (const auto& [name, role] : parameters) capture.parameters.push_back({name, role});
   capture.aliases = aliases;

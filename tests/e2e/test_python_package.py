@@ -26,7 +26,7 @@ def test_it_installs_and_links_no_daemon(tmp_path):
                     '--no-deps', '--no-index', '--target', str(tmp_path), SOURCE],
                    check=True, env=env)
     found = subprocess.run(
-        [sys.executable, '-c', 'import ckptfs; print(ckptfs.snapshotter._native.__file__)'],
+        [sys.executable, '-c', 'import ckptfs; print(ckptfs._native.__file__)'],
         check=True, capture_output=True, text=True, env={**env, 'PYTHONPATH': str(tmp_path)})
     module = found.stdout.strip()
     assert module.startswith(str(tmp_path))

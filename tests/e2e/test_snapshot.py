@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from daemon import step_of, wait_until
+from gathered import assert_equal, gathered
 from safetensors import safe_open
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -108,42 +109,10 @@ def block_store(ckptfs):
         return path
 
 
-def gathered(view, world):
-    """The whole tensors that the rank files of a layout hold, put together as their
-    metadata says."""
-    whole, covered = {}, {}
-    for rank in range(world):
-        for file in ('model', 'optimizer'):
-            path = os.path.join(view, f'rank{rank}', f'{file}.safetensors')
-            with safe_open(path, 'pt') as f:
-                parts = json.loads(f.metadata()['ckptfs.parts'])
-                for key in f.keys():
-                    local, part = f.get_tensor(key), parts[key]
-                    shape = part['global_shape']
-                    out = whole.setdefault(key, torch.zeros(shape, dtype=local.dtype))
-                    seen = covered.setdefault(key, torch.zeros(shape, dtype=torch.bool))
-                    for piece in part['pieces']:
-                        box = tuple(slice(b, e) for b, e in piece['box'])
-                        at = tuple(slice(a, a + e - b)
-                                   for a, (b, e) in zip(piece['at'], piece['box']))
-                        out[box], seen[box] = local[at], True
-    assert all(seen.all() for seen in covered.values())
-    return whole
-
-
 def inodes(view, world):
     """Of the files that `gathered` reads."""
     return [os.stat(os.path.join(view, f'rank{rank}', f'{file}.safetensors')).st_ino
             for rank in range(world) for file in ('model', 'optimizer')]
-
-
-def assert_equal(found, truth):
-    """Bit for bit, and nothing more or less."""
-    assert found.keys() == truth.keys()
-    for key, value in truth.items():
-        assert found[key].dtype == value.dtype, key
-        assert torch.equal(found[key].view(torch.uint8) if value.ndim else found[key],
-                           value.view(torch.uint8) if value.ndim else value), key
 
 
 def durable_steps(ckptfs):

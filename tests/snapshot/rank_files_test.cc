@@ -57,25 +57,33 @@ std::vector<Capture> SampleRanks() {
   return ranks;
 }
 
-Result<StepModel> Read(std::vector<Capture> ranks, uint32_t world = 2) {
+Result<StepModel> ReadFiles(const std::vector<std::string>& files) {
   auto root = std::make_shared<MemoryRoot>("memory");
   std::vector<std::string> paths;
-  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    auto file = CaptureFile::Make(std::move(ranks[rank]), rank, world);
-    EXPECT_TRUE(file);
-    auto bytes = std::make_shared<std::string>(file->bytes(), '\0');
-    for (const bool lazy : {false, true}) {
-      for (const CopyRun& run : file->Runs(0, file->bytes(), lazy)) {
-        std::memcpy(bytes->data() + run.at, run.from, run.bytes);
-      }
-    }
-    paths.push_back(StrCat("d/", rank));
+  for (const std::string& file : files) {
+    auto bytes = std::make_shared<std::string>(file);
+    paths.push_back(StrCat("d/", paths.size()));
     EXPECT_TRUE(root->Add(paths.back(), {std::as_bytes(std::span(*bytes))}, bytes, {}));
   }
   const FamilySet families = *ShippedFamilies();
   SourceOptions options;
   options.families = &families;
   return ReadRankFiles(root, paths, options);
+}
+
+Result<StepModel> Read(std::vector<Capture> ranks, uint32_t world = 2) {
+  std::vector<std::string> files;
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    auto file = CaptureFile::Make(std::move(ranks[rank]), rank, world);
+    EXPECT_TRUE(file) << file.error().message;
+    std::string& bytes = files.emplace_back(file->bytes(), '\0');
+    for (const bool lazy : {false, true}) {
+      for (const CopyRun& run : file->Runs(0, file->bytes(), lazy)) {
+        std::memcpy(bytes.data() + run.at, run.from, run.bytes);
+      }
+    }
+  }
+  return ReadFiles(files);
 }
 
 TEST(RankFilesTest, TheRanksFilesMakeOneModel) {
@@ -119,9 +127,10 @@ TEST(RankFilesTest, WhatIsMissingDoubleOrContradictoryIsRefused) {
   EXPECT_THAT(Refusal([](auto&) {}, 3), HasSubstr("of rank 0 of 3"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].parameters[0].role = "queen"; }),
               HasSubstr("'queen' is not a role"));
-  EXPECT_THAT(Refusal([](auto& r) { r[0].parameters.pop_back(); }), HasSubstr("does not declare"));
-  EXPECT_THAT(Refusal([](auto& r) { r[1].parameters = r[0].parameters; }),
-              HasSubstr("rank 0's to describe"));
+  EXPECT_THAT(Refusal([](auto& r) { r[0].parameters.pop_back(); }),
+              HasSubstr("no rank declares"));
+  EXPECT_THAT(Refusal([](auto& r) { r[0].parameters.push_back(r[0].parameters[0]); }),
+              HasSubstr("two parameters"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].groups[0].parameters = {"x"}; }), HasSubstr("'x'"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].groups[0].pickle = "d"; }), HasSubstr("mentioned twice"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].documents.clear(); }),
@@ -152,6 +161,229 @@ TEST(RankFilesTest, PicklesAreReadAsData) {
   EXPECT_THAT(with(2, kList), HasSubstr("not a dict"));
   EXPECT_THAT(with(3, kBad), HasSubstr("d"));
   EXPECT_THAT(with(3, kTensor), HasSubstr("no tensor '5'"));
+}
+
+// Elements [begin, end) of dim 0 of a state.
+CapturedTensor Rows(CapturedTensor tensor, uint64_t begin, uint64_t end) {
+  StatePart part{tensor.shape, {{{begin}, {end}, {0}}}, {}, {}};
+  for (size_t d = 1; d < tensor.shape.size(); ++d) {
+    part.pieces[0].begin.push_back(0);
+    part.pieces[0].end.push_back(tensor.shape[d]);
+    part.pieces[0].at.push_back(0);
+  }
+  tensor.shape[0] = end - begin;
+  tensor.part = std::move(part);
+  return tensor;
+}
+
+CapturedTensor Flat(CapturedTensor tensor, uint64_t begin, uint64_t end) {
+  tensor.part = StatePart{tensor.shape, {}, {}, {{begin, end}}};
+  tensor.shape = {end - begin};
+  return tensor;
+}
+
+// Two ranks; each has parts of the query's weight and master, rank 1 a norm that
+// rank 0 does not know.
+std::vector<Capture> ShardedRanks() {
+  std::vector<Capture> ranks(2);
+  const CapturedTensor weight = StateOf(kQuery, "weight", {8, 4});
+  const CapturedTensor master = StateOf(kQuery, "master", {8, 4});
+  ranks[0].tensors = {Rows(weight, 0, 5), Flat(master, 0, 17), Pickle("g", kEmptyDict)};
+  ranks[1].tensors = {Rows(weight, 5, 8), Flat(master, 17, 32),
+                      StateOf("model.norm.weight", "weight", {4}), Pickle("g", kEmptyDict)};
+  for (Capture& rank : ranks) rank.parameters = {{kQuery, "trainable"}};
+  ranks[1].parameters.push_back({"model.norm.weight", "trainable"});
+  ranks[0].groups = {{"", {kQuery}, "g"}};
+  ranks[1].groups = {{"", {kQuery, "model.norm.weight"}, "g"}};
+  ranks[0].layout = "dp2_zero3";
+  return ranks;
+}
+
+std::string ShardedRefusal(const std::function<void(std::vector<Capture>&)>& edit) {
+  std::vector<Capture> ranks = ShardedRanks();
+  edit(ranks);
+  const auto model = Read(std::move(ranks));
+  return model ? "none" : model.error().message;
+}
+
+TEST(RankFilesTest, PartsOfAllRanksAreTheStateOnce) {
+  const auto model = Read(ShardedRanks());
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(model->layout.ToString(), "dp2_zero3");
+  ASSERT_EQ(model->parameters.size(), 2u);
+  EXPECT_EQ(model->parameters[0].shape, (Shape{8, 4}));
+  EXPECT_EQ(model->parameters[1].name, "model.norm.weight");
+  ASSERT_EQ(model->groups.size(), 1u);
+  EXPECT_EQ(model->groups[0].parameters.size(), 2u);
+  const Atom& weight = model->atom(*model->FindAtom(ParameterIndex{0}, "weight"));
+  EXPECT_EQ(weight.relation, Relation::kSame);
+  EXPECT_EQ(weight.source.gathers.at(0).locals.size(), 2u);
+  const Atom& master = model->atom(*model->FindAtom(ParameterIndex{0}, "master"));
+  EXPECT_EQ(master.source.gathers.at(0).locals.size(), 1u);
+}
+
+TEST(RankFilesTest, ARangeOfAPieceIsWhatTwoKindsOfShardingLeave) {
+  // Columns [2, 4) of the query, whose 16 elements two ranks share; padding behind.
+  const auto half = [](uint64_t column, uint64_t begin, uint64_t end) {
+    CapturedTensor tensor = Flat(StateOf(kQuery, "exp_avg", {8, 4}), begin, end);
+    tensor.key = StrCat("half", column, "/", begin);
+    tensor.part->pieces = {{{0, column}, {8, column + 2}, {0, 0}}};
+    tensor.part->local_shape = Shape{9, 2};
+    return tensor;
+  };
+  const auto with = [&](uint64_t last) {
+    return ShardedRefusal([&](auto& ranks) {
+      ranks[0].tensors.insert(ranks[0].tensors.end(), {half(0, 0, 9), half(2, 0, 9)});
+      ranks[1].tensors.insert(ranks[1].tensors.end(), {half(0, 9, 18), half(2, 9, last)});
+    });
+  };
+  EXPECT_EQ(with(18), "none");
+  EXPECT_EQ(with(16), "none");  // without the padding
+  EXPECT_THAT(with(15), AllOf(HasSubstr("'" + std::string(kQuery) + "' (exp_avg)"),
+                              HasSubstr("in no file")));
+}
+
+TEST(RankFilesTest, PartsThatAreNotTheStateOnceAreRefused) {
+  const CapturedTensor weight = StateOf(kQuery, "weight", {8, 4});
+  const CapturedTensor master = StateOf(kQuery, "master", {8, 4});
+  EXPECT_THAT(ShardedRefusal([&](auto& r) { r[1].tensors[0] = Rows(weight, 6, 8); }),
+              AllOf(HasSubstr(kQuery), HasSubstr("hold 28 of the 32 elements")));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) { r[1].tensors[0] = Rows(weight, 4, 8); }),
+              AllOf(HasSubstr(kQuery), HasSubstr("both hold")));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) { r[1].tensors[1] = Flat(master, 18, 32); }),
+              AllOf(HasSubstr("(master)"), HasSubstr("elements [17, 18)"), HasSubstr("no file")));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) { r[1].tensors[1] = Flat(master, 16, 32); }),
+              AllOf(HasSubstr("(master)"), HasSubstr("stored twice")));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) { r[1].tensors[1] = Rows(master, 5, 8); }),
+              AllOf(HasSubstr("(master)"), HasSubstr("both hold")));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) { r[1].tensors[0] = weight; }),
+              HasSubstr("two ranks hold the weight"));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) { r[1].tensors[1] = master; }),
+              HasSubstr("is held twice"));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) {
+                r[1].tensors[0] = Rows(StateOf(kQuery, "weight", {9, 4}), 5, 8);
+              }),
+              HasSubstr("has shape [8, 4] on one rank and [9, 4] on another"));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) {
+                r[1].tensors[1] = Flat(StateOf(kQuery, "master", {8, 4}, DType::kBF16), 17, 32);
+              }),
+              HasSubstr("in another"));
+  EXPECT_THAT(ShardedRefusal([&](auto& r) {
+                r[0].tensors.push_back(Flat(StateOf(kQuery, "step", {}), 0, 1));
+              }),
+              HasSubstr("part of a number"));
+}
+
+TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
+  EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].parameters[0].role = "frozen"; }),
+              HasSubstr("another role"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].tensors[3] = Pickle("g", kArgs); }),
+              HasSubstr("other hyper-parameters"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) {
+                r[1].tensors.push_back(Pickle("h", kEmptyDict));
+                r[1].groups = {{"", {"model.norm.weight"}, "g"}, {"", {kQuery}, "h"}};
+              }),
+              HasSubstr("is in two groups"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) {
+                r[0].aliases = {{"second", kQuery}};
+                r[1].aliases = {{"second", "model.norm.weight"}};
+              }),
+              HasSubstr("stands for two parameters"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].layout = "dp2"; }), HasSubstr("of layout 'dp2'"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "dp3"; }), HasSubstr("has 3 ranks"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "../x"; }), HasSubstr("../x"));
+}
+
+// ---- hand-made entries -------------------------------------------------------
+
+// What is said of a file of one tensor of shape [2, 4] whose entry has this in it.
+std::string EntryRefusal(const std::string& in_tensor, const std::string& version = "2",
+                         const std::string& in_entry = "") {
+  const std::string entry =
+      StrCat(R"({"version":)", version, R"(,"rank":0,"world":1,"step":7,"framework":"",)",
+             R"("framework_version":"",)", in_entry, R"("tensors":{"w":{"parameter":"p",)",
+             R"("kind":"weight","optimizer":"","number":false)", in_tensor,
+             R"(}},"parameters":[{"name":"p","role":"trainable"}]})");
+  std::vector<SafetensorsEntry> tensors{{"w", DType::kF32, {2, 4}, 0, 0}};
+  auto header = RenderSafetensorsHeader({{kRankFileKey, entry}}, tensors);
+  EXPECT_TRUE(header);
+  const auto model = ReadFiles({*header + std::string(32, '\0')});
+  return model ? "none" : model.error().message;
+}
+
+std::string PieceRefusal(const std::string& shape, const std::string& box, const std::string& at) {
+  return EntryRefusal(StrCat(R"(,"shape":)", shape, R"(,"pieces":[{"box":)", box, R"(,"at":)", at,
+                             "}]"));
+}
+
+TEST(RankFilesTest, BoxesStayInWhatTheyAreOf) {
+  EXPECT_EQ(EntryRefusal(""), "none");
+  EXPECT_EQ(EntryRefusal("", "1"), "none");
+  EXPECT_EQ(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[0,0]"), "none");
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[-1,1],[0,4]]", "[0,0]"), HasSubstr("not a number"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[0.5,1],[0,4]]", "[0,0]"), HasSubstr("not a number"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[2,0],[0,4]]", "[0,0]"), HasSubstr("leaves the state's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[1,3],[0,4]]", "[0,0]"), HasSubstr("leaves the state's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[1,0]"), HasSubstr("leaves the tensor's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[18446744073709551615,0]"),
+              HasSubstr("leaves the tensor's"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,18446744073709551616],[0,4]]", "[0,0]"),
+              HasSubstr("not a number"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2,3],[0,4]]", "[0,0]"), HasSubstr("a begin and an end"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2]]", "[0]"), HasSubstr("the 2 dimensions"));
+  EXPECT_THAT(PieceRefusal("[8]", "[[0,8]]", "[0]"), HasSubstr("the 1 dimensions"));
+  EXPECT_THAT(PieceRefusal("[9223372036854775808,4]", "[[0,2],[0,4]]", "[0,0]"),
+              HasSubstr("more than 2^63"));
+  EXPECT_THAT(PieceRefusal("[4611686018427387904,1]", "[[0,2],[0,1]]", "[0,0]"),
+              HasSubstr("hold 2 of the 4611686018427387904"));
+  EXPECT_THAT(EntryRefusal(R"(,"shape":[4,4],"pieces":[{"box":[[0,2],[0,4]],"at":[0,0]},)"
+                           R"({"box":[[2,4],[0,4]],"at":[0,0]}])"),
+              HasSubstr("two boxes lie on the same elements"));
+}
+
+TEST(RankFilesTest, FlatRangesStayInWhatTheyAreOf) {
+  const auto flat = [](const std::string& range, const std::string& more = "") {
+    return EntryRefusal(StrCat(R"(,"shape":[2,4],"flat":)", range, more));
+  };
+  EXPECT_THAT(flat("[0,9]"), HasSubstr("leaves the 8 elements"));
+  EXPECT_THAT(flat("[5,3]"), HasSubstr("leaves the 8 elements"));
+  EXPECT_THAT(flat("[-1,7]"), HasSubstr("not a number"));
+  EXPECT_THAT(flat("[9223372036854775807,9223372036854775815]"), HasSubstr("leaves the 8"));
+  EXPECT_THAT(flat("[0,8]"), HasSubstr("[2, 4] is not a row"));
+  EXPECT_THAT(flat("[0]"), HasSubstr("a begin and an end"));
+  EXPECT_THAT(flat("[0,8]", R"(,"local_shape":[8])"), HasSubstr("local shape belongs"));
+  EXPECT_THAT(flat("[0,8]", R"(,"pieces":[{"box":[[0,2],[0,4]],"at":[0,0]}])"),
+              HasSubstr("local shape belongs"));
+}
+
+TEST(RankFilesTest, WhatIsNotUnderstoodIsRefused) {
+  EXPECT_THAT(EntryRefusal(R"(,"stride":2)"), HasSubstr("'stride' is not understood"));
+  EXPECT_THAT(EntryRefusal("", "2", R"("mesh":[2],)"), HasSubstr("'mesh' is not understood"));
+  EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4])"), HasSubstr("neither pieces nor"));
+  EXPECT_THAT(EntryRefusal(R"(,"pieces":[])"), HasSubstr("'shape' is not a list"));
+  EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4],"pieces":{})"), HasSubstr("'pieces' is not a list"));
+  EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4],"pieces":[{"box":[[0,2],[0,4]],"at":[0,0],"scale":2}])"),
+              HasSubstr("'scale' is not understood"));
+  EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4],"flat":[0,8])", "1"),
+              HasSubstr("is not understood"));
+  EXPECT_THAT(EntryRefusal("", "1", R"("layout":"dp1",)"), HasSubstr("version 1 has no"));
+  EXPECT_THAT(EntryRefusal("", "3"), HasSubstr("version 3"));
+  EXPECT_THAT(EntryRefusal("", "0"), HasSubstr("version 0"));
+}
+
+TEST(RankFilesTest, ACaptureSaysWhatItsPartsAreOrIsNone) {
+  const auto make = [](CapturedTensor tensor) {
+    Capture capture;
+    capture.tensors = {std::move(tensor)};
+    const auto file = CaptureFile::Make(std::move(capture), 0, 1);
+    return file ? "none" : file.error().message;
+  };
+  const CapturedTensor weight = StateOf(kQuery, "weight", {8, 4});
+  EXPECT_EQ(make(Rows(weight, 2, 8)), "none");
+  EXPECT_EQ(make(Rows(weight, 8, 8)), "none");
+  CapturedTensor wrong = Flat(weight, 2, 8);
+  wrong.shape = {5};
+  EXPECT_THAT(make(wrong), HasSubstr("not a row of the 6 elements"));
 }
 
 }  // namespace

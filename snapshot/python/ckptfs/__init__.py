@@ -5,7 +5,10 @@
     for step in range(steps):
         ...                       # forward, backward, optimizer.step()
         snap.save(step)           # returns before the copy is done
+
+Snapshotter is for PyTorch loops.  For others: Saver, which takes a Collector.
 """
+from .saver import Collector, Saver
 from .snapshotter import Snapshotter
 
-__all__ = ['Snapshotter']
+__all__ = ['Collector', 'Saver', 'Snapshotter']

@@ -3,7 +3,7 @@
 import pickle
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -14,24 +14,66 @@ class NotHeld(Exception):
     """Something that a snapshot cannot hold; the text says what."""
 
 
+Box = Tuple[Sequence[int], Sequence[int], Sequence[int]]
+
+
 @dataclass
 class State:
-    """One tensor: a parameter's or buffer's state of one kind."""
+    """One tensor: a parameter's or buffer's state of one kind, or a part of one.
+
+    A part has `shape`, the whole state's, and one of
+      offsets: the tensor is the box of the whole that begins at this index;
+      flat: it is a row, elements [begin, end) of the row-major whole;
+      pieces: it is made of boxes of the whole, each (begins, ends, index in the tensor
+        where the box lies); what no box covers is padding.  With `flat` and
+        `local_shape`, a tensor of that shape is, and this one is a row of its elements.
+    The parts of all ranks have to be the whole state exactly once: what several
+    ranks hold is said by `ranks`, and written by one of them.
+    """
     parameter: str
     kind: str           # 'weight', 'exp_avg', 'step', ...
     optimizer: str      # '' of the only one
     tensor: torch.Tensor
     number: bool = False      # was a Python number
     updated: bool = False     # nothing but an optimizer's step writes it
+    shape: Optional[Sequence[int]] = None
+    offsets: Optional[Sequence[int]] = None
+    flat: Optional[Tuple[int, int]] = None
+    pieces: Optional[Sequence[Box]] = None
+    local_shape: Optional[Sequence[int]] = None
+    # Which ranks hold these very bytes, rising.  None: all of them a whole state, this
+    # one alone a part.
+    ranks: Optional[Tuple[int, ...]] = None
+    # Tensors beside `tensor` whose version counters tell of writes to it.
+    watched: Sequence[torch.Tensor] = ()
+
+    def part(self) -> Optional[Tuple]:
+        """_native.Part; None if it is a whole state."""
+        if self.shape is None:
+            return None
+        pieces = list(self.pieces or [])
+        if self.offsets is not None:
+            ends = [at + size for at, size in zip(self.offsets, self.tensor.shape)]
+            pieces = [(self.offsets, ends, [0] * len(self.offsets))]
+        return (list(self.shape), [tuple(map(list, box)) for box in pieces],
+                None if self.local_shape is None else list(self.local_shape),
+                None if self.flat is None else tuple(self.flat))
 
 
 @dataclass
 class Model:
     """Names and roles in the module's own order; tied weights are aliases."""
-    parameters: List[Tuple[str, str]] = field(default_factory=list)
-    aliases: List[Tuple[str, str]] = field(default_factory=list)
-    tensors: Dict[str, torch.Tensor] = field(default_factory=dict)
-    extra: Dict[str, Any] = field(default_factory=dict)  # get_extra_state()
+    parameters: List[Tuple[str, str]] = field(default_factory=list)  # name, role
+    aliases: List[Tuple[str, str]] = field(default_factory=list)     # alias, name
+    tensors: Dict[str, torch.Tensor] = field(default_factory=dict)   # by name
+    extra: Dict[str, Any] = field(default_factory=dict)  # documents: get_extra_state()
+    # Ranks have different parameters (pipelines): each declares its own.  Otherwise
+    # rank 0 does for all.
+    per_rank: bool = False
+    # Of the whole job, as core/model/layout.h spells it; '': dp<world>.
+    layout: str = ''
+    framework: str = 'torch'
+    framework_version: str = torch.__version__
 
 
 def unwrap(module: nn.Module) -> nn.Module:
@@ -181,3 +223,41 @@ def share(sizes: Sequence[Tuple[str, int]], world: int) -> Dict[str, int]:
         owners[key] = rank
         loads[rank] += size
     return owners
+
+
+class Shares:
+    """Which of the states that it holds a rank writes.
+
+    All ranks that hold a state must see the same states of those ranks, by name and
+    size; then each state is written by exactly one of them.
+    """
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank = rank
+        self._all = tuple(range(world))
+        self._known: Dict[Tuple[int, ...], Tuple[Any, Dict[str, int]]] = {}
+
+    def of(self, states: Sequence[State], roles: Dict[str, str]) -> List[State]:
+        """Those that this rank writes: of what ranks hold alike an even part, by
+        bytes; buffers, which nobody keeps alike, are the first rank's."""
+        held: Dict[Tuple[int, ...], List[State]] = {}
+        mine = []
+        for one in states:
+            ranks = one.ranks or (self._all if one.shape is None else (self._rank,))
+            if self._rank not in ranks:
+                raise NotHeld(f'{one.kind} of {one.parameter} is of ranks {ranks}')
+            if len(ranks) == 1 or roles[one.parameter] == 'buffer':
+                mine += [one] * (ranks[0] == self._rank)
+            else:
+                held.setdefault(tuple(ranks), []).append(one)
+        for ranks, alike in held.items():
+            mine += self._spread(ranks, alike)
+        return mine
+
+    def _spread(self, ranks: Tuple[int, ...], alike: List[State]) -> List[State]:
+        sizes = [(f'{s.optimizer}/{s.kind}/{s.parameter}', s.tensor.nbytes) for s in alike]
+        known = self._known.get(ranks)
+        if known is None or known[0] != sizes:
+            known = self._known[ranks] = (sizes, share(sizes, len(ranks)))
+        return [s for s, (key, _) in zip(alike, sizes)
+                if ranks[known[1][key]] == self._rank]

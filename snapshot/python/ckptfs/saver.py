@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saver: hands what a collector finds to the daemon of a store, while training goes on.
+
+Snapshotter (snapshotter.py) is the Saver of a PyTorch loop; plug-ins of frameworks pass
+their own collector.
+"""
+import atexit
+import functools
+import logging
+import os
+import uuid
+import weakref
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Tuple
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from . import _native, state
+from .state import NotHeld, State
+
+LOG = logging.getLogger('ckptfs')
+# Below this many bytes a tensor is copied at once: looking at it again costs more.
+SMALL = 64 << 10
+
+_ALIVE: 'weakref.WeakSet[Saver]' = weakref.WeakSet()
+
+# (label of the optimizer, names of its parameters, hyper-parameters: a pickle of protocol 2)
+Group = Tuple[str, List[str], bytes]
+# name, tensor, its version, its address (None: does not matter)
+Watched = Tuple[str, torch.Tensor, int, Optional[int]]
+
+
+class Collector(Protocol):
+    """Says what a rank has to save.  It copies nothing and moves nothing."""
+
+    # Whether states that are `updated` may be copied until the next optimizer step:
+    # every step that writes them calls torch's global pre-hooks of optimizers, or
+    # Saver.before_update.  Otherwise all is copied before save returns.
+    lazy: bool
+
+    def start(self, rank: int, world: int) -> None:
+        """Called once, by all ranks alike, before the first collect.  May talk to the
+        other ranks; TypeError for what it cannot save."""
+
+    def collect(self) -> Tuple[state.Model, List[State], List[Group]]:
+        """Everything that this rank holds at this moment, at every save.
+
+        The model, every state of its parameters and buffers (weights are states, too),
+        and the parameter groups.  NotHeld, or any other exception, drops the
+        snapshot.  Which of the states this rank writes is Shares' to say.
+        """
+
+
+def _place(rank: Optional[int], world: Optional[int],
+           job: Optional[str]) -> Tuple[int, int, str]:
+    """(rank, world, job): the job is a text that all ranks of this life share."""
+    distributed = torch.distributed
+    if rank is not None or world is not None:
+        if rank is None or world is None or not 0 <= rank < world:
+            raise ValueError(f'rank={rank} and world={world} must be given together')
+        if world > 1 and not job:
+            raise ValueError('job= is needed: a text that all ranks of this life '
+                             'share, and no other life has')
+        return rank, world, job or uuid.uuid4().hex
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1, job or uuid.uuid4().hex
+    shared = [job or uuid.uuid4().hex]
+    distributed.broadcast_object_list(shared, src=0)
+    return distributed.get_rank(), distributed.get_world_size(), shared[0]
+
+
+class Saver:
+    """Hands the states that a collector finds to the ckptfs daemon of a store.
+
+    collector: a Collector.
+    run, store, documents, rank, world, job, slots, update_limit: as Snapshotter has
+        them.
+
+    With torch.distributed initialised the constructor is collective.  It raises for
+    arguments that make no sense; nothing else here raises: a snapshot that cannot
+    be taken is dropped, and the logger `ckptfs` says so once.
+    """
+
+    def __init__(self, collector: Collector, run: str, store: str,
+                 documents: Optional[Mapping[str, Any]] = None, *,
+                 rank: Optional[int] = None, world: Optional[int] = None,
+                 job: Optional[str] = None, slots: int = 2,
+                 update_limit: float = 60.0) -> None:
+        self._collector = collector
+        self._documents = dict(documents or {})
+        self._rank, self._world, job = _place(rank, world, job)
+        collector.start(self._rank, self._world)
+        self._shares = state.Shares(self._rank, self._world)
+        self._pid = os.getpid()
+        self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
+                                      self._world, slots, update_limit)
+        this = weakref.ref(self)
+
+        def before_update(*_: object) -> None:
+            alive = this()
+            if alive is not None:
+                alive.before_update()
+
+        self._hook = register_optimizer_step_pre_hook(before_update)
+        weakref.finalize(self, self._hook.remove)
+        _ALIVE.add(self)
+
+    def save(self, step: int) -> bool:
+        """Take a snapshot of everything as it is now, as step `step` (>= 0).
+
+        Returns before parameters and optimizer states are copied: these must not be
+        written but by the optimizers' next step, which waits for the copy.  All
+        else is copied before it returns.  False if the snapshot was dropped.
+        """
+        if os.getpid() != self._pid:
+            return False
+        try:
+            taken = self._save(int(step))
+        except Exception as error:  # pylint: disable=broad-except
+            self._writer.drop(max(int(step), 0), str(error) or type(error).__name__)
+            taken = False
+        self._tell()
+        return taken
+
+    def wait_durable(self, step: int, timeout: float = 600.0) -> bool:
+        """True when the step is on disk with all ranks' parts; False if it was dropped
+        or `timeout` seconds are over."""
+        done = self._writer.wait_durable(step, timeout)
+        self._tell()
+        return done
+
+    def status(self) -> Dict[str, Any]:
+        """Counts of saves, durable and dropped ones; bytes of this rank's file; seconds
+        spent in save and waiting before updates."""
+        self._tell()
+        return self._writer.status()
+
+    def close(self) -> None:
+        """Finish what is being copied and leave.  What was handed over becomes durable
+        without us."""
+        if os.getpid() != self._pid:
+            return
+        self._hook.remove()
+        self._writer.close()
+        self._tell()
+
+    def __enter__(self) -> 'Saver':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def before_update(self) -> None:
+        """Returns when parameters and optimizer states may be written.  The steps of
+        torch's optimizers call it themselves."""
+        if os.getpid() == self._pid:
+            self._writer.wait_before_update()
+
+    def _tell(self) -> None:
+        for line in self._writer.take_log():
+            LOG.warning('%s', line)
+
+    def _save(self, step: int) -> bool:
+        if step < 0:
+            raise NotHeld(f'step {step} is below 0')
+        # Two saves between two updates: the first is copied by then.
+        model, states, groups = self._collector.collect()
+        shot = _Shot(self._collector.lazy)
+        for one in self._shares.of(states, dict(model.parameters)):
+            shot.add_state(one)
+        scope = f'dp{self._rank}' if self._rank else ''
+        for key, value in {**self._documents, **model.extra}.items():
+            shot.add_document(key, scope, *state.document(value))
+        declares = self._rank == 0 or model.per_rank
+        if declares:
+            for group in groups:
+                shot.add_group(*group)
+        return self._writer.save(
+            step, model.framework, model.framework_version, model.layout, shot.tensors,
+            model.parameters if declares else [], model.aliases if declares else [],
+            shot.groups, shot.documents, shot.kept,
+            functools.partial(_changed, shot.watched))
+
+
+class _Shot:
+    """The arguments of one save, and what keeps their memory."""
+
+    def __init__(self, lazy: bool) -> None:
+        self.lazy = lazy
+        self.tensors: List[_native.Tensor] = []
+        self.groups: List[Tuple[str, List[str], str]] = []
+        self.documents: List[Tuple[str, str, str, List[str]]] = []
+        self.kept: List[torch.Tensor] = []
+        self.watched: List[Watched] = []
+
+    def _add(self, tensor: torch.Tensor, lazy: bool, key: str = '',
+             one: Optional[State] = None) -> None:
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise NotHeld(f'{key or one.parameter} is not a strided tensor')
+        plain = tensor.detach()
+        if not lazy:  # else as it lies; the alias keeps its storage
+            plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
+        self.kept.append(plain)
+        is_what = ('', '', '', False) if one is None else (
+            one.parameter, one.kind, one.optimizer, one.number)
+        self.tensors.append((key, *is_what, str(plain.dtype).removeprefix('torch.'),
+                             list(plain.shape), plain.data_ptr(), lazy,
+                             one.part() if one else None))
+
+    def add_state(self, one: State) -> None:
+        """A parameter's state or a part of one; lazily where it lies as it is stored."""
+        tensor = one.tensor
+        lazy = (self.lazy and one.updated and tensor.nbytes >= SMALL
+                and tensor.device.type == 'cpu' and tensor.is_contiguous()
+                and not tensor.is_inference() and not tensor.is_neg())
+        self._add(tensor, lazy, one=one)
+        if not lazy:
+            return
+        name = one.parameter if one.kind == 'weight' else f'{one.kind} of {one.parameter}'
+        self.watched.append((name, tensor, tensor._version, tensor.data_ptr()))
+        for other in one.watched:
+            self.watched.append((name, other, other._version, None))
+
+    def _add_pickle(self, key: str, text: bytes) -> str:
+        self._add(torch.frombuffer(bytearray(text), dtype=torch.uint8), False, key)
+        return key
+
+    def add_group(self, optimizer: str, names: List[str], pickled: bytes) -> None:
+        """A parameter group."""
+        key = self._add_pickle(f'ckptfs.group/{len(self.groups)}', pickled)
+        self.groups.append((optimizer, names, key))
+
+    def add_document(self, name: str, scope: str, pickled: bytes,
+                     tensors: List[torch.Tensor]) -> None:
+        """A document and the tensors in it."""
+        keys = [f'ckptfs.document/{name}/{i}' for i in range(len(tensors))]
+        for key, tensor in zip(keys, tensors):
+            self._add(tensor, False, key)
+        self.documents.append(
+            (name, scope, self._add_pickle(f'ckptfs.document/{name}', pickled), keys))
+
+
+def _changed(watched: List[Watched]) -> str:
+    """The first tensor that is not what it was when it was saved."""
+    for name, tensor, version, address in watched:
+        if tensor._version != version or address not in (None, tensor.data_ptr()):
+            return name
+    return ''
+
+
+@atexit.register
+def _close_all() -> None:
+    for saver in list(_ALIVE):
+        saver.close()
