@@ -13,7 +13,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -56,7 +55,7 @@ struct Receiver::State {
     Status done;
   };
   Mutex mutex;
-  std::condition_variable wake_keeper;
+  CondVar wake_keeper;
   std::deque<ReceivedStep> whole GUARDED_BY(mutex);  // the first is being kept
   std::vector<Kept> kept GUARDED_BY(mutex);
   bool finish GUARDED_BY(mutex) = false;
@@ -197,7 +196,7 @@ void Receiver::State::Serve() {
     if (!done.empty()) {
       MutexLock guard(mutex);
       for (ReceivedStep& step : done) whole.push_back(std::move(step));
-      wake_keeper.notify_all();
+      wake_keeper.NotifyAll();
     }
     TellNews();
     if ((events[0].revents & POLLIN) != 0) Accept();
@@ -209,9 +208,7 @@ void Receiver::State::Keep() {
     ReceivedStep step;
     {
       MutexLock guard(mutex);
-      std::unique_lock<std::mutex> held(mutex.native(), std::adopt_lock);
-      while (whole.empty() && !finish) wake_keeper.wait(held);
-      held.release();
+      while (whole.empty() && !finish) wake_keeper.Wait(mutex);
       if (whole.empty()) return;
       step = std::move(whole.front());
     }
@@ -260,7 +257,7 @@ Receiver::~Receiver() {
   {
     MutexLock guard(state_->mutex);
     state_->finish = true;
-    state_->wake_keeper.notify_all();
+    state_->wake_keeper.NotifyAll();
   }
   state_->keeper_thread.join();
   // Ours: the lock is still held.
