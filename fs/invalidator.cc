@@ -22,8 +22,8 @@ void Invalidator::End() {
     MutexLock lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_all();
-  progress_.notify_all();
+  wake_.NotifyAll();
+  progress_.NotifyAll();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -34,7 +34,7 @@ void Invalidator::Add(InodeNumber parent, std::string name) {
     queue_.emplace_back(parent, std::move(name));
     ++added_;
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
 }
 
 void Invalidator::Offer(InodeNumber parent, std::string name) {
@@ -48,11 +48,7 @@ void Invalidator::Offer(InodeNumber parent, std::string name) {
 void Invalidator::Drain() {
   MutexLock lock(mutex_);
   const uint64_t target = added_;
-  while (told_ < target && !stop_) {
-    std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
-    progress_.wait(held);
-    held.release();
-  }
+  while (told_ < target && !stop_) progress_.Wait(mutex_);
 }
 
 void Invalidator::Run() {
@@ -60,11 +56,7 @@ void Invalidator::Run() {
     std::pair<InodeNumber, std::string> next;
     {
       MutexLock lock(mutex_);
-      while (queue_.empty() && !stop_) {
-        std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
-        wake_.wait(held);
-        held.release();
-      }
+      while (queue_.empty() && !stop_) wake_.Wait(mutex_);
       if (stop_) return;
       next = std::move(queue_.front());
       queue_.pop_front();
@@ -72,7 +64,7 @@ void Invalidator::Run() {
     tell_(next.first, next.second);
     MutexLock lock(mutex_);
     ++told_;
-    progress_.notify_all();
+    progress_.NotifyAll();
   }
 }
 

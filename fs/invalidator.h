@@ -9,7 +9,6 @@
 
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -46,8 +45,8 @@ class Invalidator {
 
   const Tell tell_;
   Mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable progress_;
+  CondVar wake_;
+  CondVar progress_;
   std::deque<std::pair<InodeNumber, std::string>> queue_ GUARDED_BY(mutex_);
   uint64_t added_ GUARDED_BY(mutex_) = 0;
   uint64_t told_ GUARDED_BY(mutex_) = 0;

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -38,11 +37,10 @@ class Socket {
 
 // 0 or errno.
 int Connect(int fd, const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) return ENAMETOOLONG;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  return ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 ? 0 : errno;
+  const auto address = SocketAddress(path);
+  if (!address) return ENAMETOOLONG;
+  const auto* at = reinterpret_cast<const sockaddr*>(&*address);
+  return ::connect(fd, at, sizeof *address) == 0 ? 0 : errno;
 }
 
 Result<Json> Ask(const std::string& path, const Json& request) {
@@ -52,8 +50,8 @@ Result<Json> Ask(const std::string& path, const Json& request) {
     if (error == ECONNREFUSED) ::unlink(path.c_str());  // its daemon was killed
     return Fail(ErrnoError(error, path));
   }
-  CKPT_RETURN_IF_ERROR(SendMessage(
-      socket.fd(), request.dump(-1, ' ', false, Json::error_handler_t::replace)));
+  CKPT_RETURN_IF_ERROR(
+      SendMessage(socket.fd(), request.dump(-1, ' ', false, Json::error_handler_t::replace)));
   CKPT_ASSIGN_OR_RETURN(const std::string text, ReceiveMessage(socket.fd(), kMaxReply));
   Json reply = Json::parse(text, nullptr, false);
   if (!reply.is_object()) return Fail(ErrorCode::kInternal, "the daemon answered no JSON object");
@@ -122,8 +120,7 @@ Status Refresh(const LiveMount& mount, std::span<const StepRecord> steps) {
 
 }  // namespace
 
-std::vector<std::string> RefreshDaemons(std::string_view store,
-                                        std::span<const StepRecord> steps) {
+std::vector<std::string> RefreshDaemons(std::string_view store, std::span<const StepRecord> steps) {
   std::vector<std::string> failures;
   for (const LiveMount& mount : FindLiveMounts(store)) {
     const Status done = Refresh(mount, steps);

@@ -38,28 +38,19 @@ std::string Dump(const Json& json) {
 }
 
 std::string Refusal(const Error& error) {
-  return Dump(Json{{"ok", false},
-                   {"code", std::string(ErrorCodeName(error.code))},
-                   {"message", error.message}});
+  return Dump(Json{
+      {"ok", false}, {"code", std::string(ErrorCodeName(error.code))}, {"message", error.message}});
 }
 
 std::string Success(Json result) { return Dump(Json{{"ok", true}, {"result", std::move(result)}}); }
 
-bool PeerAllowed(int connection) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  return peer.uid == 0 || peer.uid == ::geteuid();
-}
-
 }  // namespace
 
-Result<std::unique_ptr<ControlServer>> ControlServer::Start(std::string store,
-                                                            std::string mountpoint,
-                                                            Filesystem& filesystem,
-                                                            std::function<std::string()> snapshots) {
-  std::unique_ptr<ControlServer> server(new ControlServer(std::move(store), std::move(mountpoint),
-                                                          filesystem, std::move(snapshots)));
+Result<std::unique_ptr<ControlServer>> ControlServer::Start(
+    std::string store, std::string mountpoint, Filesystem& filesystem,
+    std::function<std::string()> snapshots) {
+  std::unique_ptr<ControlServer> server(
+      new ControlServer(std::move(store), std::move(mountpoint), filesystem, std::move(snapshots)));
   CKPT_RETURN_IF_ERROR(server->Listen());
   for (int i = 0; i < kThreads; ++i) {
     server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
@@ -70,17 +61,12 @@ Result<std::unique_ptr<ControlServer>> ControlServer::Start(std::string store,
 Status ControlServer::Listen() {
   CKPT_ASSIGN_OR_RETURN(const std::string directory, SocketDirectory(true));
   path_ = StrCat(directory, "/", SocketName(store_, mountpoint_));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path_.size() >= sizeof address.sun_path) {
-    return Fail(ErrorCode::kInvalid, StrCat(path_, ": too long for a socket"));
-  }
-  std::memcpy(address.sun_path, path_.data(), path_.size());
+  CKPT_ASSIGN_OR_RETURN(const sockaddr_un address, SocketAddress(path_));
   listener_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   ::unlink(path_.c_str());
   struct stat info {};
   if (listener_ < 0 ||
-      ::bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      ::bind(listener_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::chmod(path_.c_str(), 0600) != 0 || ::listen(listener_, 16) != 0 ||
       ::stat(path_.c_str(), &info) != 0) {
     return Fail(ErrnoError(errno, path_));
@@ -125,7 +111,7 @@ void ControlServer::Accept() {
 
 void ControlServer::Converse(int connection) {
   std::string reply;
-  if (!PeerAllowed(connection)) {
+  if (!IsPeerTrusted(connection)) {
     reply = Refusal(Error{ErrorCode::kPermission, "the daemon answers its own user and root only"});
   } else {
     const auto answer = Caught([&]() -> Result<std::string> {

@@ -110,18 +110,16 @@ Status SnapshotKeeper::Persist(const StepRecord& record) {
 
 bool SnapshotKeeper::Pause() {
   MutexLock lock(mutex_);
-  std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
   const auto end = std::chrono::steady_clock::now() + kRetryPause;
-  while (!stopping_ && stop_.wait_until(held, end) != std::cv_status::timeout) {
+  while (!stopping_ && stop_.WaitUntil(mutex_, end)) {
   }
-  held.release();
   return !stopping_;
 }
 
 void SnapshotKeeper::Stop() {
   MutexLock lock(mutex_);
   stopping_ = true;
-  stop_.notify_all();
+  stop_.NotifyAll();
 }
 
 }  // namespace ckptfs

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
@@ -42,7 +41,7 @@ class SnapshotKeeper {
   Filesystem& filesystem_;
   const std::string store_path_;
   Mutex mutex_;
-  std::condition_variable stop_;
+  CondVar stop_;
   bool stopping_ GUARDED_BY(mutex_) = false;
 };
 

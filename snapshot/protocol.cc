@@ -157,9 +157,7 @@ Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor) {
 Result<std::string> SnapshotSocketPath(std::string_view store, bool create) {
   CKPT_ASSIGN_OR_RETURN(const std::string directory, SocketDirectory(create));
   std::string path = StrCat(directory, "/", StoreSocketName(store), ".snapshots");
-  if (path.size() >= sizeof sockaddr_un{}.sun_path) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, ": too long for a socket"));
-  }
+  CKPT_RETURN_IF_ERROR(SocketAddress(path));
   return path;
 }
 
@@ -167,10 +165,8 @@ Result<Descriptor> ConnectForSnapshots(std::string_view store) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, SnapshotSocketPath(store, false));
   Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return Fail(ErrnoError(errno, "socket"));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.data(), path.size());
-  if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+  CKPT_ASSIGN_OR_RETURN(const sockaddr_un address, SocketAddress(path));
+  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
     return socket;
   }
   if (errno != ENOENT && errno != ECONNREFUSED) return Fail(ErrnoError(errno, path));

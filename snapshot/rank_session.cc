@@ -19,11 +19,6 @@ constexpr int kMessagesPerTurn = 16;
 constexpr size_t kMaxJob = 200;
 constexpr uint64_t kMaxSlots = 1024;
 
-void Wake(const ArenaBudget& budget) {
-  const uint64_t one = 1;
-  if (write(budget.wake.get(), &one, sizeof one) < 0) return;  // it is awake
-}
-
 // Chunks that a received file reads; they are the rank's again with it.
 struct ChunkLease {
   ChunkLease(std::shared_ptr<ArenaHold> arena) : hold(std::move(arena)) {}
@@ -37,6 +32,11 @@ tl::unexpected<Error> Breach(const std::string& rule) {
 }
 
 }  // namespace
+
+void ArenaBudget::Wake() const {
+  const uint64_t one = 1;
+  if (write(wake.get(), &one, sizeof one) < 0) return;  // it is awake
+}
 
 ArenaHold::ArenaHold(std::unique_ptr<ArenaReader> reader, uint64_t huge,
                      std::shared_ptr<ArenaBudget> budget)
@@ -54,7 +54,7 @@ void ArenaHold::Return(const std::vector<uint32_t>& chunks) {
     MutexLock lock(mutex_);
     returned_.insert(returned_.end(), chunks.begin(), chunks.end());
   }
-  Wake(*budget_);
+  budget_->Wake();
 }
 
 std::vector<uint32_t> ArenaHold::TakeReturned() {
@@ -142,7 +142,7 @@ Status RankSession::Hello(const SnapshotMessage& message) {
   making_ = made.get_future();
   maker_ = std::thread([made = std::move(made), shape = shape_, budget = budget_]() mutable {
     made.set_value(MakeArena(shape));
-    Wake(*budget);
+    budget->Wake();
   });
   return {};
 }

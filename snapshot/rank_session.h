@@ -36,6 +36,8 @@ struct ArenaBudget {
   std::atomic<uint64_t> used{0};
   std::atomic<uint64_t> huge{0};  // of it in huge pages
   Descriptor wake;                // an eventfd
+
+  void Wake() const;
 };
 
 // An arena and the chunks that nobody reads any more.

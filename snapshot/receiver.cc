@@ -13,7 +13,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -23,6 +22,7 @@
 
 #include "core/base/file_lock.h"
 #include "core/base/mutex.h"
+#include "core/base/runtime_directory.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "snapshot/protocol.h"
@@ -32,13 +32,6 @@ namespace ckptfs {
 namespace {
 
 constexpr int kTurn = 1000;  // milliseconds between looks at what is late
-
-bool IsOurs(int connection) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  return peer.uid == 0 || peer.uid == geteuid();
-}
 
 std::string NameOf(const AttemptName& name, uint64_t step) { return StrCat(name.run, "/", step); }
 
@@ -62,7 +55,7 @@ struct Receiver::State {
     Status done;
   };
   Mutex mutex;
-  std::condition_variable wake_keeper;
+  CondVar wake_keeper;
   std::deque<ReceivedStep> whole GUARDED_BY(mutex);  // the first is being kept
   std::vector<Kept> kept GUARDED_BY(mutex);
   bool finish GUARDED_BY(mutex) = false;
@@ -99,13 +92,11 @@ Status Receiver::State::Listen() {
                 StrCat("another daemon receives the snapshots for ", options.store));
   }
   unlink(path.c_str());
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.data(), path.size());
+  CKPT_ASSIGN_OR_RETURN(const sockaddr_un address, SocketAddress(path));
   listener = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   budget->wake = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!listener.valid() || !budget->wake.valid() ||
-      bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       chmod(path.c_str(), 0600) != 0 || listen(listener.get(), 1024) != 0) {
     return Fail(ErrnoError(errno, path));
   }
@@ -117,7 +108,7 @@ void Receiver::State::Accept() {
     Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection.valid()) return;
     SnapshotMessage refused{SnapshotWord::kRefused};
-    if (!IsOurs(connection.get()))
+    if (!IsPeerTrusted(connection.get()))
       refused.text = "snapshots are taken of its own user and root only";
     if (sessions.size() >= options.max_sessions) refused.text = "too many ranks";
     if (refused.text.empty()) {
@@ -205,7 +196,7 @@ void Receiver::State::Serve() {
     if (!done.empty()) {
       MutexLock guard(mutex);
       for (ReceivedStep& step : done) whole.push_back(std::move(step));
-      wake_keeper.notify_all();
+      wake_keeper.NotifyAll();
     }
     TellNews();
     if ((events[0].revents & POLLIN) != 0) Accept();
@@ -217,16 +208,18 @@ void Receiver::State::Keep() {
     ReceivedStep step;
     {
       MutexLock guard(mutex);
-      std::unique_lock<std::mutex> held(mutex.native(), std::adopt_lock);
-      while (whole.empty() && !finish) wake_keeper.wait(held);
-      held.release();
+      while (whole.empty() && !finish) wake_keeper.Wait(mutex);
       if (whole.empty()) return;
       step = std::move(whole.front());
     }
     Kept outcome{step.name, step.step, {}};
     const std::string name = NameOf(step.name, step.step);
     outcome.done = Caught([&] { return options.keep(std::move(step)); });
-    if (!outcome.done) Say(StrCat("snapshot ", name, " dropped: ", outcome.done.error().message));
+    std::string drop;
+    if (!outcome.done) {
+      drop = StrCat("snapshot ", name, " dropped: ", outcome.done.error().message);
+      Say(drop);
+    }
     {
       MutexLock guard(mutex);
       whole.pop_front();
@@ -235,12 +228,11 @@ void Receiver::State::Keep() {
         last_durable = name;
       } else {
         ++dropped;
-        last_drop = StrCat("snapshot ", name, " dropped: ", outcome.done.error().message);
+        last_drop = drop;
       }
       kept.push_back(std::move(outcome));
     }
-    const uint64_t one = 1;
-    if (write(budget->wake.get(), &one, sizeof one) < 0) continue;  // it is awake
+    budget->Wake();
   }
 }
 
@@ -260,13 +252,12 @@ Result<std::unique_ptr<Receiver>> Receiver::Start(ReceiverOptions options) {
 
 Receiver::~Receiver() {
   state_->stopping = true;
-  const uint64_t one = 1;
-  if (write(state_->budget->wake.get(), &one, sizeof one) < 0) state_->stopping = true;
+  state_->budget->Wake();
   state_->ranks_thread.join();
   {
     MutexLock guard(state_->mutex);
     state_->finish = true;
-    state_->wake_keeper.notify_all();
+    state_->wake_keeper.NotifyAll();
   }
   state_->keeper_thread.join();
   // Ours: the lock is still held.

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <thread>
@@ -106,7 +105,7 @@ struct SnapshotWriter::State {
   std::vector<std::shared_ptr<SnapshotLink>> retired GUARDED_BY(save_mutex);
 
   Mutex mutex;
-  std::condition_variable moved;  // a job became safe or ended, an outcome settled
+  CondVar moved;  // a job became safe or ended, an outcome settled
   std::deque<JobPtr> jobs GUARDED_BY(mutex);
   std::map<uint64_t, Outcome> outcomes GUARDED_BY(mutex);  // by attempt
   WriterStatus status GUARDED_BY(mutex);
@@ -145,7 +144,7 @@ void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::strin
     said = why;
   }
   while (outcomes.size() > kKeptOutcomes) outcomes.erase(outcomes.begin());
-  moved.notify_all();
+  moved.NotifyAll();
 }
 
 void SnapshotWriter::State::Hear(SnapshotLink& from, const SnapshotMessage* message) {
@@ -263,7 +262,7 @@ bool SnapshotWriter::State::Begin(Capture capture) {
   status.file_bytes = job->file.bytes();
   outcomes[job->attempt].link = job->link.get();
   jobs.push_back(std::move(job));
-  moved.notify_all();
+  moved.NotifyAll();
   return true;
 }
 
@@ -272,16 +271,14 @@ void SnapshotWriter::State::Run() {
     JobPtr job;
     {
       MutexLock lock(mutex);
-      std::unique_lock<std::mutex> held(mutex.native(), std::adopt_lock);
-      while (jobs.empty() && !stopping) moved.wait(held);
-      held.release();
+      while (jobs.empty() && !stopping) moved.Wait(mutex);
       if (jobs.empty()) return;
       job = jobs.front();
     }
     Copy(job);
     MutexLock lock(mutex);
     jobs.pop_front();
-    moved.notify_all();
+    moved.NotifyAll();
   }
 }
 
@@ -333,7 +330,7 @@ Status SnapshotWriter::State::Verify(const JobPtr& job) {
   MutexLock lock(mutex);
   if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
   job->safe = true;
-  moved.notify_all();
+  moved.NotifyAll();
   if (name.empty()) return {};
   return Fail(ErrorCode::kStale, StrCat(name, " was written before the update"));
 }
@@ -352,7 +349,7 @@ void SnapshotWriter::State::Finish(const JobPtr& job, const Status& done) {
   if (done && !sent) Settle(job->attempt, Fate::kDropped, "the daemon went away");
   // It may have gone before this attempt was known to be its.
   if (job->link->gone()) Settle(job->attempt, Fate::kDropped, "the daemon went away");
-  moved.notify_all();
+  moved.NotifyAll();
 }
 
 SnapshotWriter::SnapshotWriter(WriterOptions options)
@@ -402,12 +399,10 @@ void SnapshotWriter::WaitBeforeUpdate() {
   const auto start = Clock::now();
   MutexLock lock(state.mutex);
   if (state.AllSafe()) return;
-  std::unique_lock<std::mutex> held(state.mutex.native(), std::adopt_lock);
   const auto end = start + state.options.update_limit;
   state.urgent = true;
-  while (!state.AllSafe() && state.moved.wait_until(held, end) != std::cv_status::timeout) {
+  while (!state.AllSafe() && state.moved.WaitUntil(state.mutex, end)) {
   }
-  held.release();
   state.urgent = false;
   for (const JobPtr& job : state.jobs) {
     if (job->safe) continue;
@@ -422,11 +417,8 @@ bool SnapshotWriter::WaitDurable(uint64_t step, std::chrono::milliseconds timeou
   if (getpid() != state.process) return false;
   const auto end = Clock::now() + timeout;
   MutexLock lock(state.mutex);
-  std::unique_lock<std::mutex> held(state.mutex.native(), std::adopt_lock);
-  while (state.FateOf(step) == State::Fate::kUnderWay &&
-         state.moved.wait_until(held, end) != std::cv_status::timeout) {
+  while (state.FateOf(step) == State::Fate::kUnderWay && state.moved.WaitUntil(state.mutex, end)) {
   }
-  held.release();
   return state.FateOf(step) == State::Fate::kDurable;
 }
 
@@ -449,7 +441,7 @@ void SnapshotWriter::Close() {
   {
     MutexLock lock(state.mutex);
     state.stopping = true;
-    state.moved.notify_all();
+    state.moved.NotifyAll();
   }
   if (state.thread.joinable()) state.thread.join();
   state.link.reset();

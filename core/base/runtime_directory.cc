@@ -3,11 +3,13 @@
 #include "core/base/runtime_directory.h"
 
 #include <fmt/format.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include "core/base/digest.h"
 #include "core/base/strings.h"
@@ -41,6 +43,23 @@ Result<std::string> SocketDirectory(bool create) {
 
 std::string StoreSocketName(std::string_view store) {
   return fmt::format("{:016x}", HashOf(store));
+}
+
+Result<sockaddr_un> SocketAddress(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return Fail(ErrorCode::kInvalid, StrCat(path, ": too long for a socket"));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+bool IsPeerTrusted(int connection) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  return peer.uid == 0 || peer.uid == ::geteuid();
 }
 
 }  // namespace ckptfs

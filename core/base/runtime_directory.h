@@ -11,6 +11,8 @@
 
 #pragma once
 
+#include <sys/un.h>
+
 #include <string>
 #include <string_view>
 
@@ -24,5 +26,11 @@ Result<std::string> SocketDirectory(bool create);
 
 // Of all sockets of a store; it is told by its absolute path without links.
 std::string StoreSocketName(std::string_view store);
+
+// kInvalid if the path is too long for one.
+Result<sockaddr_un> SocketAddress(const std::string& path);
+
+// Whether the other side of a Unix connection is this user or root, as the kernel says.
+bool IsPeerTrusted(int connection);
 
 }  // namespace ckptfs

@@ -9,13 +9,9 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/blob/frame.h"
 
 namespace ckptfs {
-namespace {
-
-constexpr size_t kDigestBuffer = size_t{4} << 20;
-
-}  // namespace
 
 struct ChunkDigester::Hash {
   XXH3_state_t state;
@@ -64,13 +60,10 @@ std::vector<Digest> ChunkDigestsOf(std::string_view bytes) {
 
 Result<std::vector<Digest>> ChunkDigestsOfFile(const File& file) {
   ChunkDigester digester;
-  std::vector<std::byte> buffer(std::min<uint64_t>(kDigestBuffer, file.size()));
-  for (uint64_t at = 0; at < file.size();) {
-    const auto part = std::span(buffer).first(std::min<uint64_t>(buffer.size(), file.size() - at));
-    CKPT_RETURN_IF_ERROR(file.ReadAt(at, part));
-    digester.Add(part);
-    at += part.size();
-  }
+  CKPT_RETURN_IF_ERROR(ReadAllOf(file, [&](uint64_t, std::span<const std::byte> bytes) -> Status {
+    digester.Add(bytes);
+    return {};
+  }));
   return std::move(digester).Finish();
 }
 

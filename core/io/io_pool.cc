@@ -17,7 +17,7 @@ IoPool::~IoPool() {
     dropped.swap(tasks_);
     threads.swap(threads_);
   }
-  wake_.notify_all();
+  wake_.NotifyAll();
   for (std::thread& thread : threads) thread.join();
 }
 
@@ -38,7 +38,7 @@ void IoPool::Post(std::function<void()> task) {
     }
   }
   if (task) return task();
-  wake_.notify_one();
+  wake_.NotifyOne();
 }
 
 void IoPool::Work() {
@@ -46,11 +46,9 @@ void IoPool::Work() {
     std::function<void()> task;
     {
       MutexLock lock(mutex_);
-      std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
       ++idle_;
-      while (tasks_.empty() && !stopping_) wake_.wait(held);
+      while (tasks_.empty() && !stopping_) wake_.Wait(mutex_);
       --idle_;
-      held.release();
       if (stopping_) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();

@@ -9,7 +9,6 @@
 
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
@@ -36,7 +35,7 @@ class IoPool {
 
   const size_t max_threads_;
   Mutex mutex_;
-  std::condition_variable wake_;
+  CondVar wake_;
   std::deque<std::function<void()>> tasks_ GUARDED_BY(mutex_);
   std::vector<std::thread> threads_ GUARDED_BY(mutex_);
   size_t idle_ GUARDED_BY(mutex_) = 0;

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
+#include "core/base/mutex.h"
 #include "core/base/single_flight.h"
 
 namespace ckptfs {
@@ -24,14 +23,20 @@ class Crew {
       : items_(items), work_(work) {}
 
   void Run(unsigned threads) {
-    running_ = threads;
+    {
+      MutexLock lock(mutex_);
+      running_ = threads;
+    }
     for (unsigned i = 0; i < threads; ++i) crew_.emplace_back([this] { Labour(); });
   }
 
   // Waits a moment; true when every thread has ended.
   bool WaitFor(std::chrono::milliseconds time) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return ended_.wait_for(lock, time, [this] { return running_ == 0; });
+    const auto end = std::chrono::steady_clock::now() + time;
+    MutexLock lock(mutex_);
+    while (running_ != 0 && ended_.WaitUntil(mutex_, end)) {
+    }
+    return running_ == 0;
   }
 
   void Join() {
@@ -48,15 +53,15 @@ class Crew {
       auto result = Caught([&] { return work_(i); });
       if (!result) {
         stop_ = true;
-        const std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (!error_) error_ = std::move(result).error();
         break;
       }
       bytes_ += *result;
       ++done_;
     }
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (--running_ == 0) ended_.notify_all();
+    MutexLock lock(mutex_);
+    if (--running_ == 0) ended_.NotifyAll();
   }
 
   const size_t items_;
@@ -65,10 +70,10 @@ class Crew {
   std::atomic<uint64_t> bytes_{0};
   std::atomic<uint64_t> done_{0};
   std::atomic<bool> stop_{false};
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  unsigned running_ = 0;
-  std::optional<Error> error_;
+  Mutex mutex_;
+  CondVar ended_;
+  unsigned running_ GUARDED_BY(mutex_) = 0;
+  std::optional<Error> error_;  // guarded until Join
   std::vector<std::thread> crew_;
 };
 

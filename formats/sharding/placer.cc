@@ -19,20 +19,25 @@ std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
   return otherwise;
 }
 
-Result<ParameterIndex> Placer::Declare(std::string name, Role role, const Sharding& sharding,
-                                       std::vector<uint32_t> stages) {
+Parameter ParameterOf(std::string name, Role role, const Sharding& sharding) {
   Parameter parameter;
   parameter.name = std::move(name);
   parameter.shape = sharding.shape;
   parameter.role = role;
   parameter.pattern = sharding.pattern;
   parameter.source_pattern = sharding.source_pattern;
-  parameter.source_stages = std::move(stages);
   parameter.stage = sharding.stage;
   parameter.layer = sharding.layer.value_or(0);
   parameter.expert = sharding.expert;
   parameter.expert_at = sharding.expert_at;
   parameter.stacked_experts = sharding.stacked_experts;
+  return parameter;
+}
+
+Result<ParameterIndex> Placer::Declare(std::string name, Role role, const Sharding& sharding,
+                                       std::vector<uint32_t> stages) {
+  Parameter parameter = ParameterOf(std::move(name), role, sharding);
+  parameter.source_stages = std::move(stages);
   CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
   if (static_cast<uint32_t>(index) != declared_.size()) {
     return Refuse("'", assembler_.parameter(index).name, "' is the name of two parameters");

@@ -41,6 +41,9 @@ struct Holder {
 std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
                                 std::optional<DType> otherwise);
 
+// As its Sharding says, without the stages that held it.
+Parameter ParameterOf(std::string name, Role role, const Sharding& sharding);
+
 class Placer {
  public:
   explicit Placer(Assembler& assembler) : assembler_(assembler) {}

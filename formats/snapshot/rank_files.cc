@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
+#include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
 #include "formats/snapshot/rank_entry.h"
 #include "formats/torch/pickle_reader.h"
@@ -204,16 +205,8 @@ Status RankFilesReader::DeclareParameter(const std::string& name, Role role,
   const Shape& shape = shapes_.find(name)->second;
   CKPT_ASSIGN_OR_RETURN(const auto sharding,
                         rules.Resolve(name, {&shape, 1}, role == Role::kBuffer));
-  Parameter parameter;
-  parameter.name = name;
+  Parameter parameter = ParameterOf(name, role, *sharding);
   parameter.shape = shape;
-  parameter.role = role;
-  parameter.pattern = sharding->pattern;
-  parameter.stage = sharding->stage;
-  parameter.layer = sharding->layer.value_or(0);
-  parameter.expert = sharding->expert;
-  parameter.expert_at = sharding->expert_at;
-  parameter.stacked_experts = sharding->stacked_experts;
   CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
   parameters_.emplace(name, index);
   return {};
@@ -370,11 +363,7 @@ Status RankFilesReader::FillHeader() {
                     entries_[0].world);
     }
   }
-  uint64_t most = 0;
-  for (const auto& [dtype, elements] : elements_) {
-    if (elements > most) header.model_dtype = dtype;
-    most = std::max(most, elements);
-  }
+  header.model_dtype = MostCommon(elements_, header.model_dtype);
   return {};
 }
 

@@ -91,12 +91,6 @@ void Materialiser::Return(uint64_t inode) {
   --entries_.at(inode).users;
 }
 
-void Materialiser::AwaitChange() {
-  std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
-  changed_.wait(held);
-  held.release();
-}
-
 Materialiser::BackingPtr Materialiser::FindFilled(uint64_t inode) {
   MutexLock lock(mutex_);
   while (true) {
@@ -106,7 +100,7 @@ Materialiser::BackingPtr Materialiser::FindFilled(uint64_t inode) {
       ++counts_.hits;
       return Lend(inode, found->second);
     }
-    AwaitChange();
+    changed_.Wait(mutex_);
   }
 }
 
@@ -203,7 +197,7 @@ bool Materialiser::TryEvict(uint64_t inode) {
   const bool mapped = PagePool::IsMapped(file);
   {
     MutexLock lock(mutex_);
-    changed_.notify_all();
+    changed_.NotifyAll();
     if (mapped) {
       entries_.at(inode).leaving = false;
       return false;

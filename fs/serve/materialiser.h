@@ -12,7 +12,6 @@
 
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -83,7 +82,6 @@ class Materialiser {
   std::shared_ptr<const Backing> Lend(uint64_t inode, Entry& entry)
       EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Return(uint64_t inode);
-  void AwaitChange() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Null if it is not filled.
   BackingPtr FindFilled(uint64_t inode);
   // Fills it, unless somebody did meanwhile.
@@ -101,7 +99,7 @@ class Materialiser {
   const Fill fill_;
   SingleFlight<uint64_t, BackingPtr> filling_;  // by inode
   mutable Mutex mutex_;
-  std::condition_variable changed_;  // an entry that was leaving stays or went
+  CondVar changed_;  // an entry that was leaving stays or went
   std::map<uint64_t, Entry> entries_ GUARDED_BY(mutex_);
   uint64_t clock_ GUARDED_BY(mutex_) = 0;
   Counts counts_ GUARDED_BY(mutex_);

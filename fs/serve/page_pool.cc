@@ -117,9 +117,7 @@ bool PagePool::Reserve(uint64_t charge, File* reused, std::vector<File>* freed) 
 bool PagePool::AwaitPrepared() {
   MutexLock lock(mutex_);
   if (preparing_ == 0) return false;
-  std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
-  prepared_.wait(held);
-  held.release();
+  prepared_.Wait(mutex_);
   return true;
 }
 
@@ -185,7 +183,7 @@ uint64_t PagePool::Prepare(uint64_t size, const std::function<bool()>& stop) {
   MutexLock lock(mutex_);
   lent_ -= size;
   --preparing_;
-  prepared_.notify_all();
+  prepared_.NotifyAll();
   if (done == 0) return 0;
   file->size = file->charge = done;
   idle_bytes_ += done;

@@ -16,7 +16,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -90,7 +89,7 @@ class PagePool {
   const uint64_t budget_;
   std::atomic<unsigned> takers_{0};  // in Take now
   mutable Mutex mutex_;
-  std::condition_variable prepared_;
+  CondVar prepared_;
   unsigned preparing_ GUARDED_BY(mutex_) = 0;
   std::vector<File> idle_ GUARDED_BY(mutex_);
   uint64_t lent_ GUARDED_BY(mutex_) = 0;

@@ -49,7 +49,7 @@ PageReserve::~PageReserve() {
     MutexLock lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_one();
+  wake_.NotifyOne();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -59,13 +59,13 @@ bool PageReserve::settled() const {
 
 bool PageReserve::WaitForQuiet() {
   MutexLock lock(mutex_);
-  std::unique_lock<std::mutex> held(mutex_.native(), std::adopt_lock);
   uint64_t before = 0;
   do {
     before = activity_();
-    wake_.wait_for(held, kQuiet, [this] { return stop_.load(); });
+    const auto end = std::chrono::steady_clock::now() + kQuiet;
+    while (!stop_ && wake_.WaitUntil(mutex_, end)) {
+    }
   } while (!stop_ && activity_() != before);
-  held.release();
   return !stop_;
 }
 

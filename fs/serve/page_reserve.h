@@ -15,7 +15,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <thread>
@@ -51,7 +50,7 @@ class PageReserve {
   const std::function<uint64_t()> activity_;
   std::atomic<bool> no_room_{false};
   Mutex mutex_;
-  std::condition_variable wake_;
+  CondVar wake_;
   std::atomic<bool> stop_{false};
   std::thread thread_;  // last: it uses all others
 };

@@ -165,30 +165,39 @@ def test_a_directory_is_cut_where_its_heads_allow(mounted, variant, degrees):
             view_of(mounted, variant, f'tp{tp}'), 'rank0', 'model.safetensors'))
 
 
+def keep_and_train(built, name, out):
+    """What the engine holds is kept, and it can take a step."""
+    whole = make_huggingface.gather(built, name)
+    make_huggingface.train(built, 1)
+    if torch.distributed.get_rank() == 0:
+        save_file(whole, out)
+
+
+def starts(worker, variant, tmp_path, *args):
+    """An engine of all ranks, which then holds the variant's weights."""
+    out, log = str(tmp_path / 'loaded.safetensors'), str(tmp_path / 'rank')
+    done = launch.launch(worker, make_huggingface.WORLD, (*args, out), log)
+    assert done, launch.errors_of(log, make_huggingface.WORLD)
+    want, got = truth_of(variant)[0], load_file(out)
+    tied = {k for k in want if k not in got}
+    assert tied <= {'lm_head.weight'}
+    assert differ(got, {k: t for k, t in want.items() if k not in tied}) == []
+
+
 def start(variant, engine, directory, out):
     """One rank: an engine of other weights, which are loaded from the view."""
     torch.manual_seed(99)
     built = make_huggingface.engine_of(models.MODELS[variant](), variant, engine)
     path, _ = built.load_checkpoint(directory, load_module_only=True)
     assert path is not None
-    whole = make_huggingface.gather(built, variant)
-    make_huggingface.train(built, 1)
-    if torch.distributed.get_rank() == 0:
-        save_file(whole, out)
+    keep_and_train(built, variant, out)
 
 
 @pytest.mark.parametrize('variant,engine', [
     ('llama', 'zero1'), ('qwen2', 'zero2'), ('gpt2', 'zero1')])
 def test_a_directory_starts_an_engine(mounted, variant, engine, tmp_path):
-    out, log = str(tmp_path / 'loaded.safetensors'), str(tmp_path / 'rank')
     directory = os.path.join(view_of(mounted, variant), 'deepspeed')
-    done = launch.launch(start, make_huggingface.WORLD,
-                         (variant, engine, directory, out), log)
-    assert done, launch.errors_of(log, make_huggingface.WORLD)
-    want, got = truth_of(variant)[0], load_file(out)
-    tied = {k for k in want if k not in got}
-    assert tied <= {'lm_head.weight'}
-    assert differ(got, {k: t for k, t in want.items() if k not in tied}) == []
+    starts(start, variant, tmp_path, variant, engine, directory)
 
 
 def start_partitioned(name, directory, out):
@@ -196,24 +205,14 @@ def start_partitioned(name, directory, out):
     model = AutoModelForCausalLM.from_pretrained(directory)
     built = make_huggingface.engine_of(model, name, 'zero3')
     assert all(p.numel() == 0 for p in built.module.parameters())
-    whole = make_huggingface.gather(built, name)
-    make_huggingface.train(built, 1)
-    if torch.distributed.get_rank() == 0:
-        save_file(whole, out)
+    keep_and_train(built, name, out)
 
 
 @pytest.mark.parametrize('name,variant', [
     ('llama', 'llama'), ('gpt2', 'gpt2_zero3'), ('qwen2', 'qwen2_zero1')])
 def test_a_directory_starts_an_engine_at_zero3(mounted, name, variant, tmp_path):
-    out, log = str(tmp_path / 'loaded.safetensors'), str(tmp_path / 'rank')
     directory = os.path.join(view_of(mounted, variant), 'huggingface')
-    done = launch.launch(start_partitioned, make_huggingface.WORLD,
-                         (name, directory, out), log)
-    assert done, launch.errors_of(log, make_huggingface.WORLD)
-    want, got = truth_of(variant)[0], load_file(out)
-    tied = {k for k in want if k not in got}
-    assert tied <= {'lm_head.weight'}
-    assert differ(got, {k: t for k, t in want.items() if k not in tied}) == []
+    starts(start_partitioned, variant, tmp_path, name, directory)
 
 
 def test_without_a_config_the_view_is_absent_and_says_why(ckptfs, tmp_path):

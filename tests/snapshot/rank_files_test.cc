@@ -108,6 +108,15 @@ TEST(RankFilesTest, TheRanksFilesMakeOneModel) {
   EXPECT_NE(model->FindDocument("args"), nullptr);
 }
 
+TEST(RankFilesTest, AModelWithoutFloatsIsOne) {
+  std::vector<Capture> ranks(1);
+  ranks[0].tensors = {StateOf("seen", "weight", {1}, DType::kI64)};
+  ranks[0].parameters = {{"seen", "buffer"}};
+  const auto model = Read(std::move(ranks), 1);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_FALSE(model->model_dtype);
+}
+
 std::string Refusal(const std::function<void(std::vector<Capture>&)>& edit, uint32_t world = 2) {
   std::vector<Capture> ranks = SampleRanks();
   edit(ranks);

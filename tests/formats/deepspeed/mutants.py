@@ -204,37 +204,34 @@ def swapped_records(rng, whole, path):
     return f'{a} {b}'
 
 
-def cut_record(rng, whole, path):
-    kept = records(whole)
-    names = storages(kept)
-    if not names:
-        return None
-    name = rng.choice(names)
+def on_record(change):
+    """A mutant that changes the records so that one storage's is another."""
+    def mutant(rng, whole, path):
+        kept = records(whole)
+        names = storages(kept)
+        if not names:
+            return None
+        name = rng.choice(names)
+        change(rng, kept, name)
+        write(path, kept)
+        return name
+    mutant.__name__ = change.__name__
+    return mutant
+
+
+@on_record
+def cut_record(rng, kept, name):
     kept[name] = kept[name][:-rng.choice((1, 4, 16))]
-    write(path, kept)
-    return name
 
 
-def longer_record(rng, whole, path):
-    kept = records(whole)
-    names = storages(kept)
-    if not names:
-        return None
-    name = rng.choice(names)
+@on_record
+def longer_record(rng, kept, name):
     kept[name] += b'\1' * rng.choice((1, 4, 64))
-    write(path, kept)
-    return name
 
 
-def missing_record(rng, whole, path):
-    kept = records(whole)
-    names = storages(kept)
-    if not names:
-        return None
-    name = rng.choice(names)
+@on_record
+def missing_record(_, kept, name):
     del kept[name]
-    write(path, kept)
-    return name
 
 
 def written_anew(rng, whole, path):
