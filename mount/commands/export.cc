@@ -50,7 +50,7 @@ Status RunExport(const ExportFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::string destination, AbsolutePath(options.destination));
   CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, {}));
   CKPT_ASSIGN_OR_RETURN(RootMap roots, ParseRoots(options.roots));
-  const auto blobs = BlobReader::Create(step->model, Reading(std::move(roots)));
+  const auto blobs = BlobReader::Create(step->model, ReaderOptions(std::move(roots)));
   JobOptions job;
   job.threads = options.threads;
   job.progress = ProgressBar("export");

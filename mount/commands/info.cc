@@ -125,7 +125,7 @@ Status RunInfo(const InfoFlags& options) {
   Json info = Json::parse(RenderStepInfo(*step), nullptr, false);
   if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is no JSON");
   info["views"] = ViewsOf(step);
-  const auto blobs = BlobReader::Create(step->model, Reading());
+  const auto blobs = BlobReader::Create(step->model, ReaderOptions());
   const SourceReport sources = LookAtSources(step->model, *blobs);
   info["state"] = SourceStateName(sources.state);
   if (!sources.reason.empty()) info["reason"] = sources.reason;

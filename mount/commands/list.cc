@@ -23,7 +23,7 @@ struct ListFlags {
 SourceReport LookAt(Store& store, const StepRecord& record) {
   const auto step = store.Load(record);
   if (!step) return SourceReport{SourceState::kMissing, step.error().message};
-  const auto blobs = BlobReader::Create((*step)->model, Reading());
+  const auto blobs = BlobReader::Create((*step)->model, ReaderOptions());
   return LookAtSources((*step)->model, *blobs);
 }
 

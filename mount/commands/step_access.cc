@@ -88,7 +88,7 @@ Result<RootMap> ParseRoots(const std::vector<std::string>& words) {
   return roots;
 }
 
-BlobReader::Options Reading(RootMap roots) {
+BlobReader::Options ReaderOptions(RootMap roots) {
   BlobReader::Options reading;
   reading.roots = std::move(roots);
   reading.touched = std::make_shared<TouchedFiles>(TouchedFiles::Options{

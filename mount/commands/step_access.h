@@ -33,7 +33,7 @@ Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory);
 
 // Of a step's files, whose roots lie at `roots`; those that were touched are compared
 // with their own checksums.
-BlobReader::Options Reading(RootMap roots = {});
+BlobReader::Options ReaderOptions(RootMap roots = {});
 
 // --threads N.
 void AddThreadsOption(Command& command, unsigned& threads, const std::string& description);

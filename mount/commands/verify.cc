@@ -75,7 +75,7 @@ void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
 Status RunVerify(const VerifyFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, {}));
   CKPT_ASSIGN_OR_RETURN(RootMap roots, ParseRoots(options.roots));
-  const auto blobs = BlobReader::Create(step->model, Reading(std::move(roots)));
+  const auto blobs = BlobReader::Create(step->model, ReaderOptions(std::move(roots)));
   VerifyOptions verify;
   verify.finite = options.finite;
   verify.records = RecordsOfFile;
