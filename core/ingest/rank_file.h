@@ -39,7 +39,8 @@
 // one group if their hyper-parameters are equal.  Absent lists are empty; an absent
 // layout is dp<world>.  Fields that are not mentioned here are refused.
 //
-// Version 1 has no "layout" and no parts.
+// Version 1 has no "layout" and no parts.  Framework "deepspeed" has documents alone:
+// formats/snapshot/deepspeed_files.h.
 //
 // Written by snapshot/rank_file.cc, read by formats/snapshot.
 //

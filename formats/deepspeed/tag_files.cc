@@ -11,6 +11,7 @@ std::string TagFiles::PathOf(std::string_view name) const {
 }
 
 Result<TorchFile> TagFiles::Open(std::string_view name) const {
+  if (open_part) return open_part(name);
   CKPT_ASSIGN_OR_RETURN(auto opened, step.root->Open(JoinPath(step.directory, name)));
   CKPT_ASSIGN_OR_RETURN(TorchFile file, TorchFile::Open(std::move(opened)));
   CKPT_ASSIGN_OR_RETURN(const Digest frame, file.Frame());
@@ -26,7 +27,7 @@ BlobIndex TagFiles::BlobOf(std::string_view name) const {
 
 Result<TagFiles> Register(const StepCandidate& step, const SourceOptions& options, StepFiles names,
                           const std::vector<std::string>& order, Assembler& assembler) {
-  TagFiles out{assembler, step, options, std::move(names), {}};
+  TagFiles out{assembler, step, options, std::move(names), {}, {}};
   const uint32_t root = assembler.AddRoot(RootBelow(step.root, step.save));
   const std::string prefix = step.Prefix();
   for (const std::string& name : order) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -32,6 +33,8 @@ struct TagFiles {
   const SourceOptions& options;
   StepFiles names;
   std::map<std::string, BlobIndex, std::less<>> blobs;  // by path below the tag directory
+  // Opens one where they are no files of their own (formats/snapshot); from any thread.
+  std::function<Result<TorchFile>(std::string_view)> open_part;
 
   // For messages.
   std::string PathOf(std::string_view name) const;

@@ -12,6 +12,7 @@
 #include "core/ingest/assembler.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
+#include "formats/snapshot/deepspeed_files.h"
 #include "formats/snapshot/rank_entry.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
@@ -38,6 +39,7 @@ class RankFilesReader {
         return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
       }
     }
+    if (entries_[0].framework == kDeepSpeedRankFile) return std::move(*this).ReadDeepSpeed();
     CKPT_RETURN_IF_ERROR(FindWeights());
     CKPT_RETURN_IF_ERROR(FindModel());
     CKPT_RETURN_IF_ERROR(DeclareParameters());
@@ -55,6 +57,7 @@ class RankFilesReader {
   using Shapes = std::map<std::string, Shape, std::less<>>;
 
   Status ReadEntry(size_t rank);
+  Result<StepModel> ReadDeepSpeed() &&;
   Status FindWeights();
   Status FindModel();
   Result<FamilyVariables> RecordedSizes() const;
@@ -111,6 +114,16 @@ Status RankFilesReader::ReadEntry(size_t rank) {
   files_.push_back(file);
   entries_.push_back(std::move(entry));
   return {};
+}
+
+Result<StepModel> RankFilesReader::ReadDeepSpeed() && {
+  std::vector<OpenRankFile> ranks;
+  for (size_t rank = 0; rank < paths_.size(); ++rank) {
+    ranks.push_back({&entries_[rank], files_[rank], blobs_[rank]});
+  }
+  const std::string& first = paths_.front();
+  const std::string directory = first.substr(0, first.find_last_of('/'));
+  return ReadDeepSpeedFiles(root_, directory, ranks, options_, std::move(assembler_));
 }
 
 // A parameter has the shape of its weight.

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,6 +31,7 @@ namespace ckptfs {
 struct StorageRecord {
   uint64_t offset = 0;
   uint64_t length = 0;
+  std::optional<BlobIndex> blob = std::nullopt;  // of another file than the tree's
 };
 
 class FileTensor {

@@ -151,10 +151,15 @@ Result<Digest> TorchFile::Frame() const { return FrameDigestOf(*file_, records_)
 
 Result<std::string> TorchFile::Read(const FileTensor& tensor) const {
   CKPT_ASSIGN_OR_RETURN(const StorageRecord record, tensor.Bytes());
+  const auto storage = storages_.find(tensor.storage_key());
+  if (storage != storages_.end() && storage->second.blob) {
+    return Refuse("storage '", tensor.storage_key(), "' lies in another file");
+  }
   return file_->Read(record.offset, record.length, "a tensor");
 }
 
-Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages) {
+Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages,
+                                  std::shared_ptr<const File> from) {
   std::map<std::string_view, const TensorNode*> first;
   for (const TensorNode& tensor : tree.tensors) {
     if (tensor.form != TensorNode::Form::kStorage) continue;
@@ -167,6 +172,7 @@ Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages) {
                   tensor.storage_elements);
   }
   TorchFile file;
+  file.file_ = std::move(from);
   file.tree_ = std::move(tree);
   file.storages_ = std::move(storages);
   return file;
@@ -193,7 +199,7 @@ Result<FileTensor> TorchFile::Locate(const TensorNode& tensor, BlobIndex blob) c
     return rule(
         StrCat("a tensor of shape ", ShapeToString(tensor.shape), " reaches beyond its end"));
   }
-  return FileTensor(tensor, elements, found->second.offset, blob);
+  return FileTensor(tensor, elements, found->second.offset, found->second.blob.value_or(blob));
 }
 
 }  // namespace ckptfs

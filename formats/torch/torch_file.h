@@ -40,9 +40,10 @@ class TorchFile {
   static Result<TorchFile> Open(std::shared_ptr<const File> file);
   static Result<TorchFile> Open(std::shared_ptr<const File> file, const Extent& extent);
 
-  // Of what a container holds.  kInvalid if the pickle contradicts itself about
-  // a storage: torch gives every mention the type of the first.
-  static Result<TorchFile> Make(PickleTree tree, Storages storages);
+  // Of what a container holds, `file` if somebody is to Read.  kInvalid if the pickle
+  // contradicts itself about a storage: torch gives every mention the type of the first.
+  static Result<TorchFile> Make(PickleTree tree, Storages storages,
+                                std::shared_ptr<const File> file = nullptr);
 
   // Of the file, for messages; "" of one that was made.
   std::string_view name() const { return file_ ? std::string_view(file_->name()) : ""; }
@@ -60,7 +61,8 @@ class TorchFile {
   // REQUIRES: it was opened, as a whole file.  BLOCKS: on reading.
   Result<Digest> Frame() const;
 
-  // The bytes of a small tensor.  REQUIRES: it was opened.  BLOCKS: on reading.
+  // The bytes of a small tensor; kInvalid if they lie in another file.  REQUIRES: there
+  // is a file.  BLOCKS: on reading.
   Result<std::string> Read(const FileTensor& tensor) const;
 
  private:

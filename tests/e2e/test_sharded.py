@@ -77,7 +77,8 @@ def savers_fixture(ckptfs):
     made = []
 
     def start(collectors):
-        wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json').stdout,
+        wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json',
+                                                     check=False).stdout,
                    'the receiver')
         for rank, collector in enumerate(collectors):
             made.append(library.Saver(collector, 'job', ckptfs.store, rank=rank,

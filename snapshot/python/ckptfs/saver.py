@@ -8,6 +8,7 @@ import atexit
 import functools
 import logging
 import os
+import pickle
 import uuid
 import weakref
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Tuple
@@ -16,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _native, state
+from .saved_file import SavedFile
 from .state import NotHeld, State
 
 LOG = logging.getLogger('ckptfs')
@@ -49,6 +51,21 @@ class Collector(Protocol):
         and the parameter groups.  NotHeld, or any other exception, drops the
         snapshot.  Which of the states this rank writes is Shares' to say.
         """
+
+
+class FileCollector:
+    """A collector that has files of a framework's own checkpoint instead of states."""
+
+    lazy = False
+    framework = ''
+    version = ''
+
+    def start(self, rank: int, world: int) -> None:
+        """As Collector has it."""
+
+    def files(self, step: int, documents: Mapping[str, Any]) -> Tuple[str, List[SavedFile]]:
+        """(the checkpoint's tag, this rank's files and parts of files)."""
+        raise NotImplementedError
 
 
 def _place(rank: Optional[int], world: Optional[int],
@@ -117,10 +134,15 @@ class Saver:
         try:
             taken = self._save(int(step))
         except Exception as error:  # pylint: disable=broad-except
-            self._writer.drop(max(int(step), 0), str(error) or type(error).__name__)
+            self.drop(step, error)
             taken = False
         self._tell()
         return taken
+
+    def drop(self, step: int, why: Exception) -> None:
+        """Instead of a save, where there is nothing to save."""
+        self._writer.drop(max(int(step), 0), str(why) or type(why).__name__)
+        self._tell()
 
     def wait_durable(self, step: int, timeout: float = 600.0) -> bool:
         """True when the step is on disk with all ranks' parts; False if it was dropped
@@ -163,6 +185,8 @@ class Saver:
     def _save(self, step: int) -> bool:
         if step < 0:
             raise NotHeld(f'step {step} is below 0')
+        if isinstance(self._collector, FileCollector):
+            return self._save_files(step, self._collector)
         # Two saves between two updates: the first is copied by then.
         model, states, groups = self._collector.collect()
         shot = _Shot(self._collector.lazy)
@@ -180,6 +204,18 @@ class Saver:
             model.parameters if declares else [], model.aliases if declares else [],
             shot.groups, shot.documents, shot.kept,
             functools.partial(_changed, shot.watched))
+
+
+    def _save_files(self, step: int, collector: FileCollector) -> bool:
+        tag, files = collector.files(step, self._documents)
+        shot = _Shot(collector.lazy)
+        for file in files:
+            shot.add_file(file)
+        if self._rank == 0:
+            shot.add_document('tag', '', *state.document(tag))
+        return self._writer.save(
+            step, collector.framework, collector.version, '', shot.tensors, [], [], [],
+            shot.documents, shot.kept, functools.partial(_changed, shot.watched))
 
 
 class _Shot:
@@ -207,12 +243,28 @@ class _Shot:
                              list(plain.shape), plain.data_ptr(), lazy,
                              one.part() if one else None))
 
-    def add_state(self, one: State) -> None:
-        """A parameter's state or a part of one; lazily where it lies as it is stored."""
-        tensor = one.tensor
-        lazy = (self.lazy and one.updated and tensor.nbytes >= SMALL
+    def _waits(self, tensor: torch.Tensor, updated: bool) -> bool:
+        # Lazily where it lies as it is stored.
+        return (self.lazy and updated and tensor.nbytes >= SMALL
                 and tensor.device.type == 'cpu' and tensor.is_contiguous()
                 and not tensor.is_inference() and not tensor.is_neg())
+
+    def add_file(self, file: SavedFile) -> None:
+        """A file of a DeepSpeed checkpoint, or this rank's part of one."""
+        keys = [f'{file.name}/{storage.key}' for storage in file.storages]
+        for key, storage in zip(keys, file.storages):
+            tensor = storage.tensor
+            lazy = self._waits(tensor, storage.updated)
+            self._add(tensor, lazy, key)
+            if lazy:
+                self.watched.append((key, tensor, tensor._version, tensor.data_ptr()))
+        self.documents.append((file.name, 'file' if file.pickled else 'part', self._add_pickle(
+            f'ckptfs.file/{file.name}', file.pickled or pickle.dumps(None, 2)), keys))
+
+    def add_state(self, one: State) -> None:
+        """A parameter's state or a part of one."""
+        tensor = one.tensor
+        lazy = self._waits(tensor, one.updated)
         self._add(tensor, lazy, one=one)
         if not lazy:
             return

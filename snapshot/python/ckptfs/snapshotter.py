@@ -5,6 +5,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Union
 import torch
 from torch import nn
 
+from . import deepspeed
 from .collector import TorchCollector
 from .saver import Saver
 
@@ -22,7 +23,9 @@ class Snapshotter(Saver):
     model, optimizer: one each, or lists.  With several ranks, modules have to be in
         DDP or to have DTensor parameters: fully_shard (FSDP2), with replicas (HSDP),
         tensor parallelism (parallelize_module), or both.  torch.compile and
-        activation checkpointing may be around them.
+        activation checkpointing may be around them.  Or one DeepSpeedEngine, which has its
+        optimizer: save(step) is then collective, and takes what
+        engine.save_checkpoint would write as tag global_step<step>.
     run: the name under which the steps appear, /run/<run>/step/<step>.
     store: the directory of the store; `ckptfs mount --store STORE MNT` receives.
     documents: what else belongs to the job, by name: values that can be pickled
@@ -40,11 +43,15 @@ class Snapshotter(Saver):
     be taken is dropped, and the logger `ckptfs` says so once.
     """
 
-    def __init__(self, model: Modules, optimizer: Optimizers, run: str, store: str,
+    def __init__(self, model: Modules, optimizer: Optional[Optimizers] = None,
+                 run: str = 'job', store: str = '',
                  documents: Optional[Mapping[str, Any]] = None, *,
                  rank: Optional[int] = None, world: Optional[int] = None,
                  job: Optional[str] = None, slots: int = 2,
                  update_limit: float = 60.0) -> None:
-        collector = TorchCollector(_as_list(model), _as_list(optimizer))
+        if not store:
+            raise TypeError('store= is needed: the directory of the store')
+        collector = (deepspeed.EngineCollector(model) if deepspeed.is_engine(model)
+                     else TorchCollector(_as_list(model), _as_list(optimizer)))
         super().__init__(collector, run, store, documents, rank=rank, world=world, job=job,
                          slots=slots, update_limit=update_limit)

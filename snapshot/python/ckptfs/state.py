@@ -210,16 +210,19 @@ class _DocumentPickler(pickle.Pickler):
         return str(len(self.tensors) - 1) + marks + 'g' * value.requires_grad
 
 
+def value_of(value: Any) -> Any:
+    """A document as it is now: a state_dict(), what a function returns, or itself."""
+    if hasattr(value, 'state_dict'):
+        return value.state_dict()
+    return value() if callable(value) else value
+
+
 def document(value: Any) -> Tuple[bytes, List[torch.Tensor]]:
     """A pickle without tensors, and these.  A value with a state_dict() is that,
     one that can be called is what it returns."""
-    if hasattr(value, 'state_dict'):
-        value = value.state_dict()
-    elif callable(value):
-        value = value()
     file = BytesIO()
     pickler = _DocumentPickler(file)
-    pickler.dump(value)
+    pickler.dump(value_of(value))
     return file.getvalue(), pickler.tensors
 
 

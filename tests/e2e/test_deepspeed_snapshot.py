@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of real DeepSpeed engines, by configuration alone.
+
+A snapshot and a checkpoint that the stock engine writes are taken of one engine at one
+step: every file of every view must be the same, byte for byte.
+"""
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import daemon
+from daemon import step_of, wait_until
+from deepspeed_jobs import engine_of, run, stock_save
+from engine import train
+from make_deepspeed import client_state
+from tiny_model import Dims, Layout, Par
+from variants import SIZES, VARIANTS
+
+STEPS = 2
+TAG = f'global_step{STEPS}'
+DIMS = Dims(layers=1)
+# Every form of a checkpoint once; CKPTFS_LONG=1: all variants.
+SOME = ['stage0_fused', 'zero1_bf16', 'zero2_frozen', 'zero3_2groups', 'tp2_pp2', 'moe']
+CASES = list(VARIANTS) if os.environ.get('CKPTFS_LONG') else SOME
+
+
+def read(*path):
+    """A small file."""
+    with open(os.path.join(*path), encoding='utf-8') as file:
+        return file.read()
+
+
+def block(store):
+    """No snapshot can be stored until the returned path is removed."""
+    os.makedirs(os.path.join(store, 'blobs'), mode=0o700, exist_ok=True)
+    path = os.path.join(store, 'blobs', 'snapshots')
+    with open(path, 'w', encoding='utf-8'):
+        return path
+
+
+def watched(engine):
+    """Events, in order: 'wait', when all copies are made, and 'update', when the
+    optimizer begins to write."""
+    events, base = [], engine.optimizer
+    while not isinstance(base, torch.optim.Optimizer):
+        base = base.optimizer
+    snap = engine.checkpoint_engine.snap
+    wait = snap.before_update
+
+    def waited():
+        wait()
+        events.append('wait')
+
+    snap.before_update = waited
+    # Its own hooks come after those of all optimizers.
+    base.register_step_pre_hook(lambda *_: events.append('update'))
+    return events
+
+
+def trap(out, store, mount, lay):
+    """Both defects of DataStates' engine in DeepSpeed: it is decoupled, but what
+    get_commit_info() says (None) lets step() go on without a wait and leaves `latest`
+    unwritten; and a pipeline's step asks nobody."""
+    engine = engine_of(DIMS, lay, store, mount=mount)
+    ours = engine.checkpoint_engine
+    blocked = block(store) if Par.rank == 0 else None
+    train(engine, DIMS, lay, 0, 1)
+    events, save = watched(engine), os.path.join(out, 'save')
+    engine.save_checkpoint(save)
+    assert events == []
+    assert ours.is_decoupled() and not ours.get_commit_info().save_latest
+    train(engine, DIMS, lay, 1, 1)
+    assert events[0] == 'wait' and 'update' in events, events
+    # With a pipeline DeepSpeed has not come by.
+    assert (ours.get_commit_info() is None) == (lay.pp == 1)
+    assert not os.path.exists(os.path.join(save, 'latest'))
+    if Par.rank == 0:
+        os.unlink(blocked)
+    assert ours.snap.wait_durable(1, 60)
+    engine.destroy()
+    if Par.rank == 0:
+        assert read(save, 'latest') == read(save, 'latest_universal') == 'global_step1'
+        link = os.path.join(save, 'global_step1')
+        assert os.path.islink(link) and 'zero' in os.listdir(link)
+
+
+@pytest.mark.parametrize('lay', [Layout(stage=1, dp=2), Layout(stage=1, pp=2, pipe=True)],
+                         ids=['zero', 'pipeline'])
+def test_the_update_waits_and_latest_follows_the_store(ckptfs, tmp_path, lay):
+    _, mount = ckptfs.start()
+    run(trap, lay.world, (str(tmp_path), ckptfs.store, mount, lay), str(tmp_path))
+
+
+def save_both(out, store, name):
+    """A snapshot, then a checkpoint, then an update."""
+    lay = VARIANTS[name]
+    dims = Dims(**SIZES.get(name, {}))
+    engine = engine_of(dims, lay, store, name)
+    train(engine, dims, lay, 0, STEPS)
+    client = client_state(dims, lay, STEPS)
+    engine.save_checkpoint(os.path.join(out, 'ours'), client_state=client)
+    stock_save(engine, os.path.join(out, 'ckpt'), TAG, client)
+    train(engine, dims, lay, STEPS, 1)
+    assert engine.checkpoint_engine.snap.wait_durable(STEPS, 60), 'not durable'
+    engine.destroy()
+
+
+def files_of(folder):
+    """{path below: bytes, or where a link leads}, but for info.json, which names the run."""
+    found = {}
+    for where, _, names in os.walk(folder):
+        for name in sorted(set(names) - {'info.json'}):
+            path = os.path.join(where, name)
+            if os.path.islink(path):
+                found[os.path.relpath(path, folder)] = os.readlink(path)
+                continue
+            with open(path, 'rb') as file:
+                found[os.path.relpath(path, folder)] = file.read()
+    return found
+
+
+def layouts_of(name):
+    """Its own, and others."""
+    own = VARIANTS[name]
+    more = [] if own.moe else ['tp2', 'tp2_zero3' if not own.pipe else 'tp2_pp2']
+    return ['tp1', f'dp{own.dp}_zero{own.stage}', *more]
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_snapshot_is_what_a_checkpoint_would_be(ckptfs, tmp_path, name):
+    process, mount = ckptfs.start()
+    out = str(tmp_path)
+    run(save_both, VARIANTS[name].world, (out, ckptfs.store, name), out)
+    ckptfs.adopt(os.path.join(out, 'ckpt'), 'native')
+    wait_until(lambda: 'native' in os.listdir(os.path.join(mount, 'run')), 'the step', process)
+    ours, native = (os.path.join(step_of(mount, r, TAG), 'view') for r in (name, 'native'))
+    compared = 0
+    for layout in layouts_of(name):
+        if not os.path.isdir(os.path.join(native, layout)):
+            assert not os.path.isdir(os.path.join(ours, layout)), layout
+            continue
+        want, got = (files_of(os.path.join(view, layout)) for view in (native, ours))
+        assert got.keys() == want.keys(), layout
+        different = [path for path in want if got[path] != want[path]]
+        assert not different, (layout, different[:5])
+        compared += len(want)
+    assert compared > 20
+    check_spread(os.path.join(ckptfs.store, 'blobs', 'snapshots'), VARIANTS[name])
+
+
+def check_spread(folder, lay):
+    """What all data-parallel ranks hold is written by all of them."""
+    (step,) = os.listdir(folder)
+    sizes = [os.path.getsize(os.path.join(folder, step, f))
+             for f in sorted(os.listdir(os.path.join(folder, step)))]
+    assert len(sizes) == lay.world
+    if lay.pp == 1 and not lay.moe and lay.stage > 0 and not lay.frozen:
+        assert max(sizes) < 1.3 * min(sizes), sizes
+
+
+def without_daemon(out, store):
+    """Saves of a job that nobody receives."""
+    lay = Layout(stage=1, dp=2)
+    logging.getLogger('ckptfs').addHandler(logging.FileHandler(os.path.join(out, 'said')))
+    engine = engine_of(DIMS, lay, store, fallback=True)
+    train(engine, DIMS, lay, 0, 1)
+    engine.save_checkpoint(os.path.join(out, 'save'), client_state={'mine': 7})
+    assert read(out, 'save', 'latest') == 'global_step1'
+    train(engine, DIMS, lay, 1, 1)
+    engine.checkpoint_engine._fallback = False
+    engine.save_checkpoint(os.path.join(out, 'none'))
+    assert not os.path.exists(os.path.join(out, 'none', 'global_step2'))
+    engine.save_16bit_model(out, 'weights.bin')
+    path, client = engine.load_checkpoint(os.path.join(out, 'save'))
+    assert path and client['mine'] == 7 and engine.global_steps == 1
+    engine.destroy()
+
+
+def test_without_a_daemon_the_stock_engine_saves(ckptfs, tmp_path):
+    out = str(tmp_path)
+    run(without_daemon, 2, (out, ckptfs.store), out)
+    said = read(out, 'said')
+    assert said.count('snapshot dropped') == 2, said  # once per rank
+    assert len(torch.load(os.path.join(out, 'weights.bin'))) > 5
+    ckptfs.adopt(os.path.join(out, 'save'), 'run')
+
+
+def by_hand(out, store):
+    """The same by a Snapshotter, in an engine that is not told of the store."""
+    import ckptfs
+    lay = Layout(stage=2, dp=2)
+    engine = engine_of(DIMS, lay, '')
+    assert type(engine.checkpoint_engine).__name__ == 'TorchCheckpointEngine'
+    train(engine, DIMS, lay, 0, 1)
+    with ckptfs.Snapshotter(engine, run='job', store=store,
+                            documents={'mine': lambda: 7}) as snap:
+        assert snap.save(1)
+        assert type(engine.checkpoint_engine).__name__ == 'TorchCheckpointEngine'
+        engine.save_checkpoint(os.path.join(out, 'ckpt'), client_state={'mine': 7})
+        train(engine, DIMS, lay, 1, 1)
+        assert snap.wait_durable(1, 60)
+
+
+def test_a_snapshotter_takes_an_engine(ckptfs, tmp_path):
+    process, mount = ckptfs.start()
+    out = str(tmp_path)
+    run(by_hand, 2, (out, ckptfs.store), out)
+    ckptfs.adopt(os.path.join(out, 'ckpt'), 'native')
+    wait_until(lambda: 'native' in os.listdir(os.path.join(mount, 'run')), 'the step', process)
+    want, got = (files_of(os.path.join(step_of(mount, r, 'global_step1'), 'view', 'tp1'))
+                 for r in ('native', 'job'))
+    assert want == got and len(got) > 20
+
+
+HOOKED = """
+import os, site, sys
+site.addsitedir(os.environ['SITE'])
+assert 'torch' not in sys.modules and 'ckptfs' not in sys.modules
+import json
+import deepspeed
+assert hasattr(deepspeed.DeepSpeedEngine._configure_checkpointing, '_ckptfs_original')
+assert 'ckptfs' not in sys.modules
+assert deepspeed.runtime.engine.__spec__.loader.get_source('deepspeed.runtime.engine')
+"""
+
+
+def test_the_hook_of_every_interpreter(tmp_path):
+    import _ckptfs_hook
+    package = os.path.dirname(os.path.realpath(_ckptfs_hook.__file__))
+    for name in ('_ckptfs_hook.py', 'ckptfs.pth'):
+        os.symlink(os.path.join(package, name), tmp_path / name)
+    environment = {**os.environ, 'SITE': str(tmp_path), 'PYTHONPATH': ''}
+    subprocess.run([sys.executable, '-c', HOOKED], env=environment, check=True)
+    os.unlink(tmp_path / '_ckptfs_hook.py')  # half uninstalled
+    done = subprocess.run([sys.executable, '-c', 'import site; site.addsitedir("%s")' % tmp_path],
+                          env=environment, check=True, capture_output=True, text=True)
+    assert done.stderr == ''
