@@ -55,6 +55,30 @@ std::shared_ptr<PyObject> Shared(nb::object object) {
           }};
 }
 
+// The host's, after a Python function was called: tests hold copies up by it.
+class CalledCopier final : public Copier {
+ public:
+  explicit CalledCopier(std::shared_ptr<PyObject> call) : call_(std::move(call)) {}
+  Status Enqueue(std::span<const MemoryCopy> copies) override {
+    {
+      nb::gil_scoped_acquire lock;
+      try {
+        nb::borrow<nb::object>(call_.get())();
+      } catch (const std::exception& error) {
+        return Fail(ErrorCode::kInvalid, error.what());
+      }
+    }
+    return host_.Enqueue(copies);
+  }
+  Status Wait() override { return host_.Wait(); }
+  Status Follow(std::span<const DeviceStream> streams) override { return host_.Follow(streams); }
+  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
+
+ private:
+  std::shared_ptr<PyObject> call_;
+  HostCopier host_;
+};
+
 std::chrono::milliseconds Milliseconds(double seconds) {
   const double bounded = std::isnan(seconds) ? 0 : std::clamp(seconds, 0.0, 1e9);
   return std::chrono::milliseconds(static_cast<int64_t>(bounded * 1000));
@@ -192,7 +216,7 @@ NB_MODULE(_native, module) {
           "__init__",
           [](Writer* self, std::string store, std::string run, std::string job, uint32_t rank,
              uint32_t world, uint32_t slots, double update_limit, bool wait_for_room,
-             uint64_t pace, const std::string& cuda_library) {
+             uint64_t pace, const std::string& cuda_library, nb::object before_copy) {
             WriterOptions options{std::move(store),
                                   std::move(run),
                                   std::move(job),
@@ -203,11 +227,16 @@ NB_MODULE(_native, module) {
                                   CopierOf(cuda_library),
                                   wait_for_room,
                                   pace};
+            if (!before_copy.is_none()) {
+              options.make_copier = [call = Shared(std::move(before_copy))] {
+                return std::make_unique<CalledCopier>(call);
+              };
+            }
             new (self) Writer(std::move(options));
           },
           nb::arg("store"), nb::arg("run"), nb::arg("job"), nb::arg("rank"), nb::arg("world"),
           nb::arg("slots"), nb::arg("update_limit"), nb::arg("wait_for_room"), nb::arg("pace"),
-          nb::arg("cuda_library"))
+          nb::arg("cuda_library"), nb::arg("before_copy").none())
       .def("save", &Save, nb::arg("capture"), nb::arg("owner"), nb::arg("changed"),
            nb::arg("limit") = nb::none())
       .def("size", &SizeOf)

@@ -121,7 +121,7 @@ class Saver:
         self._pid = os.getpid()
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
                                       self._world, slots, update_limit,
-                                      full == 'wait', int(pace), _cuda_library())
+                                      full == 'wait', int(pace), _cuda_library(), None)
         this = weakref.ref(self)
 
         def before_update(*_: object) -> None:
