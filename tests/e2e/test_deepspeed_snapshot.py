@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -214,6 +215,34 @@ def test_a_snapshotter_takes_an_engine(ckptfs, tmp_path):
     want, got = (files_of(os.path.join(step_of(mount, r, 'global_step1'), 'view', 'tp1'))
                  for r in ('native', 'job'))
     assert want == got and len(got) > 20
+
+
+def life(out, store, mount, lay, steps):
+    """Goes on from what the save directory has, and saves it again under one tag."""
+    engine = engine_of(DIMS, lay, store, mount=mount)
+    save = os.path.join(out, 'save')
+    if os.path.exists(os.path.join(save, 'latest')):
+        engine.load_checkpoint(save)
+    assert engine.global_steps == steps - 2
+    train(engine, DIMS, lay, engine.global_steps, 2)
+    assert engine.save_checkpoint(save, tag='best')
+    engine.destroy()
+    if Par.rank == 0:
+        assert read(save, 'latest') == 'best'
+        held = torch.load(os.path.join(save, 'best', 'mp_rank_00_model_states.pt'),
+                          weights_only=False)
+        assert held['global_steps'] == steps
+
+
+def test_a_job_goes_on_from_its_save_directory(ckptfs, tmp_path):
+    _, mount = ckptfs.start()
+    out = str(tmp_path)
+    lives = [Layout(stage=1, dp=2), Layout(stage=2, dp=2), Layout(stage=1, dp=1)]
+    for number, lay in enumerate(lives):
+        lay = replace(lay, universal=True)
+        run(life, lay.world, (out, ckptfs.store, mount, lay, 2 * number + 2), out)
+    steps = os.listdir(os.path.join(mount, 'run', 'job', 'step'))
+    assert sorted(steps) == ['best', 'best-1', 'best-2']
 
 
 HOOKED = """
