@@ -53,6 +53,28 @@ std::shared_ptr<PyObject> Shared(nb::object object) {
           }};
 }
 
+// The host's, after a Python function was called: tests hold copies up by it.
+class CalledCopier final : public Copier {
+ public:
+  explicit CalledCopier(std::shared_ptr<PyObject> call) : call_(std::move(call)) {}
+  Status Enqueue(std::span<const MemoryCopy> copies) override {
+    {
+      nb::gil_scoped_acquire lock;
+      try {
+        nb::borrow<nb::object>(call_.get())();
+      } catch (const std::exception& error) {
+        return Fail(ErrorCode::kInvalid, error.what());
+      }
+    }
+    return host_.Enqueue(copies);
+  }
+  Status Wait() override { return host_.Wait(); }
+
+ private:
+  std::shared_ptr<PyObject> call_;
+  HostCopier host_;
+};
+
 std::chrono::milliseconds Milliseconds(double seconds) {
   const double bounded = std::isnan(seconds) ? 0 : std::clamp(seconds, 0.0, 1e9);
   return std::chrono::milliseconds(static_cast<int64_t>(bounded * 1000));
@@ -136,7 +158,7 @@ NB_MODULE(_native, module) {
       .def(
           "__init__",
           [](Writer* self, std::string store, std::string run, std::string job, uint32_t rank,
-             uint32_t world, uint32_t slots, double update_limit) {
+             uint32_t world, uint32_t slots, double update_limit, nb::object before_copy) {
             WriterOptions options{std::move(store),
                                   std::move(run),
                                   std::move(job),
@@ -145,10 +167,15 @@ NB_MODULE(_native, module) {
                                   slots,
                                   Milliseconds(update_limit),
                                   {}};
+            if (!before_copy.is_none()) {
+              options.make_copier = [call = Shared(std::move(before_copy))] {
+                return std::make_unique<CalledCopier>(call);
+              };
+            }
             new (self) Writer(std::move(options));
           },
           nb::arg("store"), nb::arg("run"), nb::arg("job"), nb::arg("rank"), nb::arg("world"),
-          nb::arg("slots"), nb::arg("update_limit"))
+          nb::arg("slots"), nb::arg("update_limit"), nb::arg("before_copy").none())
       .def("save", &Save)
       .def("drop", &SnapshotWriter::Drop, Unlocked())
       .def("wait_before_update", &SnapshotWriter::WaitBeforeUpdate, Unlocked())

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of states that lie in parts on several ranks, through a mount in other
 layouts, bit for bit."""
+import itertools
+import json
+import math
 import os
+import random
 
 import ckptfs as library
 import pytest
 import torch
+from ckptfs.dtensor import boxes_of
 from ckptfs.state import Model, State
 from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
-from test_snapshot import durable_steps
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from test_snapshot import Trainer, durable_steps
 
 NORM, UP, DOWN = ('model.norm.weight', 'model.layers.0.mlp.up_proj.weight',
                   'model.layers.0.mlp.down_proj.weight')
@@ -113,3 +120,105 @@ def test_parts_that_leave_a_gap_are_no_step(ckptfs, savers):
     assert ranks[0].status()['dropped'] == 1
     assert f"'{UP}' (exp_avg)" in ranks[0].status()['last_drop']
     assert os.listdir(os.path.join(mount, 'run', 'job', 'step')).count('4') == 0
+
+
+def torch_indexes(size, dim, mesh, at, placements):
+    """What torch.chunk leaves of a dimension, index by index."""
+    held = torch.arange(size)
+    for ranks, rank, placement in zip(mesh, at, placements):
+        if isinstance(placement, Replicate) or placement.dim != dim:
+            continue
+        inner = getattr(placement, 'split_factor', 1)
+        parts = [torch.chunk(c, ranks) for c in torch.chunk(held, inner)]
+        none = held[:0]
+        held = torch.cat([c[rank] if rank < len(c) else none for c in parts])
+    return held
+
+
+def test_boxes_are_what_torch_cuts():
+    seed = random.Random(1)
+    for _ in range(300):
+        shape = [seed.randrange(0, 12) for _ in range(seed.randrange(0, 4))]
+        mesh = [seed.randrange(1, 5) for _ in range(seed.randrange(1, 4))]
+        kinds = [Replicate()] + [Shard(d) for d in range(len(shape))] + [
+            _StridedShard(d, split_factor=seed.randrange(1, 4)) for d in range(len(shape))]
+        placements = [seed.choice(kinds) for _ in mesh]
+        whole = torch.arange(math.prod(shape)).view(shape)
+        for at in itertools.product(*map(range, mesh)):
+            truth = whole
+            for dim, size in enumerate(shape):
+                held = torch_indexes(size, dim, mesh, at, placements)
+                truth = truth.index_select(dim, held)
+            local = torch.full(truth.shape, -1)
+            for begin, end, place in boxes_of(shape, mesh, at, placements):
+                box = tuple(slice(b, e) for b, e in zip(begin, end))
+                local[tuple(slice(p, p + e - b) for b, e, p in zip(begin, end, place))] = whole[box]
+            assert torch.equal(local, truth), (shape, mesh, at, placements)
+
+
+# ---- real jobs ---------------------------------------------------------------
+
+LAYOUTS = (('tp1', 1), ('tp2', 2), ('dp3_zero3', 3))
+OWN = {'fsdp': 'dp4_zero3', 'hsdp': 'dp4_zero3', 'grid': 'tp2_dp2_zero3', 'tensor': 'tp2'}
+
+
+@pytest.fixture(name='job')
+def job_fixture(tmp_path, ckptfs):
+    """job(world): its ranks, which end with the test."""
+    jobs = []
+
+    def start(world):
+        jobs.append(Trainer(tmp_path, ckptfs.store, world, script='sharded_trainer.py'))
+        return jobs[-1]
+
+    yield start
+    for one in jobs:
+        one.close()
+
+
+def check_kind(mount, trainer, kind):
+    """Trains a model that is sharded so; its steps are what the live job had."""
+    trainer.tell(f'make {kind}', 'made')
+    for step in range(2):
+        answers = trainer.tell('step', 'saved')
+        assert all(taken == 'True' for _, taken, _ in answers), trainer.said()
+    # The backward pass ran while the first step's copies waited.
+    assert any(late == '1' for _, _, late in answers), answers
+    assert trainer.durable(1), trainer.said()
+    for step in ('0', '1'):
+        truth = torch.load(os.path.join(trainer.folder, f'truth-{kind}-{step}.pt'))
+        view = os.path.join(step_of(mount, kind, step), 'view')
+        for layout, world in LAYOUTS:
+            assert_equal(gathered(os.path.join(view, layout), world), truth)
+        own = OWN[kind]
+        world = len(trainer.ranks)
+        assert own in os.listdir(view)
+        assert_equal(gathered(os.path.join(view, own), world), truth)
+
+
+def test_four_ranks_of_every_kind(ckptfs, job):
+    _, mount = ckptfs.start()
+    trainer = job(4)
+    for kind in ('fsdp', 'hsdp', 'grid'):
+        check_kind(mount, trainer, kind)
+    trainer.end()
+
+
+def test_two_ranks_and_a_write_to_what_is_being_copied(ckptfs, job):
+    _, mount = ckptfs.start()
+    trainer = job(2)
+    check_kind(mount, trainer, 'tensor')
+    for answer in trainer.tell('refuse', 'refused'):
+        said = json.loads(' '.join(answer))
+        for what, line in zip(('DistributedDataParallel', 'fully_shard (FSDP2)',
+                               '1.weight is not sharded', 'weight is placed as P',
+                               'different names'), said, strict=True):
+            assert what in line, said
+    trainer.tell('make fsdp', 'made')
+    trainer.tell('step', 'saved')
+    trainer.tell('spoil', 'spoilt')
+    trainer.tell('step', 'saved')
+    assert trainer.durable(1), trainer.said()
+    assert not trainer.durable(0)
+    assert 'model.embed_tokens.weight' in trainer.said()
+    trainer.end()

@@ -19,9 +19,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Trainer:
     """The ranks of one job."""
 
-    def __init__(self, folder, store, world, slots=2):
+    def __init__(self, folder, store, world, slots=2, script='snapshot_trainer.py'):
         self.folder = str(folder)
-        words = [sys.executable, os.path.join(HERE, 'snapshot_trainer.py'), self.folder, store]
+        words = [sys.executable, os.path.join(HERE, script), self.folder, store]
         self.log = open(os.path.join(self.folder, 'trainer.log'), 'w', encoding='utf-8')
         self.ranks = [
             subprocess.Popen([*words, str(rank), str(world), str(slots)], text=True,

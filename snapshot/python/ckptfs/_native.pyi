@@ -13,7 +13,8 @@ Tensor = Tuple[str, str, str, str, bool, str, List[int], int, bool, Optional[Par
 
 class Writer:
     def __init__(self, store: str, run: str, job: str, rank: int, world: int,
-                 slots: int, update_limit: float) -> None: ...
+                 slots: int, update_limit: float,
+                 before_copy: Optional[Callable[[], None]]) -> None: ...
     def save(self, step: int, framework: str, framework_version: str, layout: str, tensors: List[Tensor],
              parameters: List[Tuple[str, str]], aliases: List[Tuple[str, str]],
              groups: List[Tuple[str, List[str], str]],

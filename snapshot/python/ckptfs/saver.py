@@ -110,7 +110,7 @@ class Saver:
         self._shares = state.Shares(self._rank, self._world)
         self._pid = os.getpid()
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
-                                      self._world, slots, update_limit)
+                                      self._world, slots, update_limit, None)
         this = weakref.ref(self)
 
         def before_update(*_: object) -> None:

@@ -76,34 +76,43 @@ class Model:
     framework_version: str = torch.__version__
 
 
+def _without(module: nn.Module, wrappers: Sequence[str]) -> nn.Module:
+    """The module inside of wrappers, by the attributes that these keep it under."""
+    found = True
+    while found:
+        found = False
+        for inner in wrappers:
+            if isinstance(module._modules.get(inner), nn.Module):
+                module, found = module._modules[inner], True
+    return module
+
+
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside DDP and torch.compile wrappers."""
+    """The module inside DDP, torch.compile and activation checkpointing."""
     while True:
-        if isinstance(module, DistributedDataParallel):
-            module = module.module
-        elif hasattr(module, '_orig_mod'):
-            module = module._orig_mod
-        else:
+        module = _without(module, ('_orig_mod', '_checkpoint_wrapped_module'))
+        if not isinstance(module, DistributedDataParallel):
             return module
+        module = module.module
+
+
+def data_parallel(module: nn.Module) -> Optional[DistributedDataParallel]:
+    """The DDP wrapper of a model, if it has one."""
+    module = _without(module, ('_orig_mod',))
+    return module if isinstance(module, DistributedDataParallel) else None
 
 
 def is_data_parallel(module: nn.Module) -> bool:
     """Whether all ranks hold the same parameters, as DDP keeps them."""
-    while hasattr(module, '_orig_mod'):
-        module = module._orig_mod
-    return isinstance(module, DistributedDataParallel)
+    return data_parallel(module) is not None
 
 
-def refuse_sharded(module: nn.Module) -> None:
-    """TypeError for modules whose ranks hold parts of parameters."""
+def refuse_unknown(module: nn.Module) -> None:
+    """TypeError for modules whose parameters are not their own."""
     for child in module.modules():
-        if type(child).__name__ in ('FullyShardedDataParallel', 'FSDPModule'):
-            raise TypeError('FSDP modules are not supported')
-    for name, parameter in module.named_parameters():
-        if type(parameter.data).__name__ == 'DTensor' or (
-                type(parameter).__name__ == 'DTensor'):
-            raise TypeError(f'{name} is a DTensor: sharded parameters are not '
-                            'supported')
+        if type(child).__name__ == 'FullyShardedDataParallel':
+            raise TypeError('FullyShardedDataParallel (FSDP1) is not supported: use '
+                            'torch.distributed.fsdp.fully_shard (FSDP2)')
 
 
 def _walk(module: nn.Module, prefix: str) -> Iterator[Tuple[str, nn.Module]]:
@@ -114,9 +123,11 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[Tuple[str, nn.Module]]:
             yield from _walk(child, f'{prefix}{name}.')
 
 
-def model_state(modules: Sequence[nn.Module]) -> Model:
+def model_state(modules: Sequence[nn.Module],
+                instead: Optional[Dict[Tuple[int, str], torch.Tensor]] = None) -> Model:
     """Parameters and persistent buffers as named_parameters() of the unwrapped
-    modules names them."""
+    modules names them.  `instead`: of what stands in a module for a while, by the
+    module's id and the name there."""
     model, seen = Model(), {}
     for prefix, module in (place for m in modules for place in _walk(m, '')):
         held = [(n, p, 'trainable' if p.requires_grad else 'frozen')
@@ -124,6 +135,7 @@ def model_state(modules: Sequence[nn.Module]) -> Model:
         held += [(n, b, 'buffer') for n, b in module._buffers.items()
                  if b is not None and n not in module._non_persistent_buffers_set]
         for name, tensor, role in held:
+            tensor = (instead or {}).get((id(module), name), tensor)
             name = prefix + name
             first = seen.setdefault(id(tensor), name)
             if first != name:

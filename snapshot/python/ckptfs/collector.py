@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TorchCollector: what modules and torch.optim optimizers hold on one rank."""
+from dataclasses import replace
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from . import state
+from .dtensor import Boxes, is_dtensor, local_of, mesh_key
+from .holders import Description, Holders, exchange, gather
+from .saver import Group
+from .state import NotHeld, State
+
+
+def _fsdp_params(models: Sequence[nn.Module]) -> Iterator[Any]:
+    """FSDP2's own record of each parameter that it shards."""
+    for model in models:
+        for module in model.modules():
+            get = getattr(module, '_get_fsdp_state', None)
+            if get is None:
+                continue
+            held = get()
+            groups = getattr(held, '_fsdp_param_groups', None)
+            for group in [held._fsdp_param_group] if groups is None else groups:
+                yield from group.fsdp_params if group is not None else ()
+
+
+def _sharded(models: Sequence[nn.Module]) -> Dict[Tuple[int, str], torch.Tensor]:
+    """By id of the module and name: the sharded parameters of FSDP2, which a module
+    does not have while they are gathered (reshard_after_forward=False, the root
+    after a forward without backward)."""
+    found = {}
+    for param in _fsdp_params(models):
+        info = param._module_info
+        places = [(info.module, info.param_name),
+                  *zip(info.shared_modules, info.shared_param_names)]
+        for module, name in places:
+            found[id(module), name] = param.sharded_param
+    return found
+
+
+class TorchCollector:
+    """A Collector of modules on one device, in DDP, or of DTensors: fully_shard (FSDP2),
+    with or without replicas, tensor parallelism, both.
+
+    TypeError for what it does not know.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        self._models = models
+        self._optimizers = optimizers
+        self.lazy = all(map(state.waits_for_hooks, optimizers))
+        self._boxes = Boxes()
+        self._holders: Optional[Holders] = None
+        # By name: who holds this rank's part, and who all parts.
+        self._ranks: Dict[str, Tuple[int, ...]] = {}
+        self._firsts: Dict[str, Tuple[int, ...]] = {}
+        self._layout = ''
+        for module in models:
+            state.refuse_unknown(module)
+
+    # ---- once ----------------------------------------------------------------
+
+    def start(self, rank: int, world: int) -> None:
+        """As Collector has it.  Collective where parameters are DTensors."""
+        tensors = self._model().tensors
+        if world == 1:
+            return
+        if not any(map(is_dtensor, tensors.values())):
+            if not all(map(state.is_data_parallel, self._models)):
+                raise TypeError('with several ranks every model has to be in '
+                                'DistributedDataParallel or to have DTensor parameters '
+                                '(fully_shard, parallelize_module)')
+            return
+        if not torch.distributed.is_initialized():
+            raise TypeError('DTensors of several ranks without torch.distributed')
+        groups = [torch.distributed.get_process_group_ranks(m.process_group)
+                  for m in map(state.data_parallel, self._models) if m is not None]
+        # Nobody waits for a rank that cannot go on.
+        told = gather((self._trouble(tensors), groups), world)
+        trouble = next((why for why, _ in told if why), '')
+        if trouble:
+            raise TypeError(trouble)
+        everybody = exchange(Description(tensors), world)
+        self._holders = Holders(rank, everybody, [g for _, held in told for g in held])
+        for name, tensor in tensors.items():
+            if not is_dtensor(tensor) or tensor.device_mesh.get_coordinate() is not None:
+                self._ranks[name] = self._holders.of(name, tensor)
+                self._firsts[name] = self._holders.first(name, tensor)
+        self._layout = self._layout_of(world, groups)
+
+    def _trouble(self, tensors: Dict[str, torch.Tensor]) -> str:
+        """What of the model cannot be saved."""
+        sharding = any(True for _ in _fsdp_params(self._models))
+        for name, tensor in tensors.items():
+            if is_dtensor(tensor):
+                try:
+                    self._boxes.of(tensor)
+                except NotHeld as error:
+                    return f'{name} {error}'
+            elif sharding and isinstance(tensor, nn.Parameter):
+                return (f'{name} is not sharded by fully_shard as others are, so nothing '
+                        'says that ranks keep it alike')
+        return ''
+
+    def _layout_of(self, world: int, groups: Sequence[Sequence[int]]) -> str:
+        """The job's degrees, where they multiply to its world."""
+        assert self._holders is not None
+        stages = len(set(self._holders.joined))
+        sizes = {param.mesh_info.mesh.size() for param in _fsdp_params(self._models)}
+        sharding = bool(sizes)
+        sizes = sizes or {len(group) for group in groups} or {1}
+        dp, per_stage = max(sizes), world // stages
+        if len(sizes) > 1 or per_stage % dp or per_stage * stages != world:
+            return ''
+        tokens = {'tp': per_stage // dp, 'pp': stages, 'dp': dp}
+        return '_'.join([f'{k}{v}' for k, v in tokens.items()] + ['zero3'] * sharding)
+
+    # ---- at every save -------------------------------------------------------
+
+    def _model(self) -> state.Model:
+        return state.model_state(self._models, _sharded(self._models))
+
+    def collect(self) -> Tuple[state.Model, List[State], List[Group]]:
+        """As Collector has it."""
+        model = self._model()
+        names = {id(tensor): name for name, tensor in model.tensors.items()}
+        updated, states, groups = set(), [], []
+        for index, optimizer in enumerate(self._optimizers):
+            label = str(index) if len(self._optimizers) > 1 else ''
+            states += state.optimizer_states(optimizer, label, names)
+            for group in optimizer.param_groups:
+                updated.update(id(p) for p in group['params'] if p.requires_grad)
+                groups.append((label, [names[id(p)] for p in group['params']],
+                               state.hyper_parameters(group)))
+        weights = [State(name, 'weight', '', tensor, updated=id(tensor) in updated)
+                   for name, tensor in model.tensors.items()]
+        if self._holders is not None:
+            model.per_rank, model.layout = self._holders.per_rank, self._layout
+        placed = []
+        for one in weights + states:
+            try:
+                placed += self._placed(one, model.tensors[one.parameter])
+            except NotHeld as error:
+                raise NotHeld(f'{one.kind} of {one.parameter} {error}') from error
+        return model, placed, groups
+
+    def _placed(self, one: State, weight: torch.Tensor) -> List[State]:
+        """The part of a state that this rank holds, if it holds any."""
+        if self._holders is None and not is_dtensor(one.tensor):
+            return [one]
+        ranks = None
+        if self._holders is not None:
+            if is_dtensor(weight) and weight.device_mesh.get_coordinate() is None:
+                return []
+            ranks = self._ranks.get(one.parameter)
+            if ranks is None:
+                raise NotHeld('was not there when the Snapshotter was made')
+            if self._holders.rank not in ranks:
+                return []
+        if not is_dtensor(one.tensor):
+            if not is_dtensor(weight):
+                return [replace(one, ranks=ranks)]
+            if one.tensor.numel() != 1:
+                raise NotHeld('is no DTensor, its parameter is one')
+            return [replace(one, ranks=self._firsts[one.parameter])]
+        if not is_dtensor(weight) or mesh_key(weight) != mesh_key(one.tensor) or (
+                weight.shape != one.tensor.shape):
+            raise NotHeld('is placed otherwise than the parameter')
+        boxes = self._boxes.of(one.tensor)
+        if boxes is None:
+            return []
+        local = replace(one, tensor=local_of(one.tensor), watched=(one.tensor,), ranks=ranks)
+        if len(boxes) == 1 and not any(boxes[0][0]) and list(boxes[0][1]) == list(weight.shape):
+            return [local]
+        return [replace(local, shape=list(weight.shape), pieces=boxes)]

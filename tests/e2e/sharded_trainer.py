@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a job whose parameters are DTensors, led by its input.
+
+Usage: sharded_trainer.py FOLDER STORE RANK WORLD
+
+Lines of the input: "make KIND" builds a model (fsdp, hsdp, grid, tensor) with a Snapshotter
+of the run KIND, "refuse" prints what it says of models that it does not take, "step"
+trains one step and saves it (prints "saved N BOOL LATE"), "spoil" writes a parameter after that, "durable N" waits for it, "status" prints it as JSON.
+Copies that may be late are held up until the backward pass after the save has ended.
+What each save has to hold goes to FOLDER/truth-KIND-N.pt, by rank 0.
+"""
+import json
+import os
+import sys
+import threading
+
+import ckptfs
+import snapshot_trainer
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,
+                                               parallelize_module)
+
+# Few rows, so that some ranks have none; a vocabulary whose part is worth being late.
+SIZES = {'HIDDEN': 6, 'HEADS': 2, 'MLP': 10, 'VOCAB': 12001, 'LAYERS': 2}
+PLAN = {f'self_attn.{n}_proj': ColwiseParallel() for n in 'qkv'}
+PLAN.update({f'mlp.{n}_proj': ColwiseParallel() for n in ('gate', 'up')})
+PLAN.update({'self_attn.o_proj': RowwiseParallel(), 'mlp.down_proj': RowwiseParallel()})
+
+
+def full(tensor):
+    """All of it, bit for bit; collective."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def build(kind, world):
+    """A model that lies as the kind says."""
+    net = snapshot_trainer.Net()
+    net.lm_head.weight = net.model.embed_tokens.weight
+    if kind == 'hsdp':
+        net = net.bfloat16()
+    dims = {'fsdp': {'dp': world}, 'tensor': {'tp': world}, 'hsdp': {'copies': 2, 'dp': world // 2},
+            'grid': {'dp': world // 2, 'tp': 2}}[kind]
+    mesh = init_device_mesh('cpu', tuple(dims.values()), mesh_dim_names=tuple(dims))
+    if 'tp' in dims:
+        for layer in net.model.layers:
+            parallelize_module(layer, mesh['tp'], PLAN)
+    if 'dp' in dims:
+        over = mesh if kind == 'hsdp' else mesh['dp']
+        for layer in net.model.layers:
+            fully_shard(layer, mesh=over)
+        fully_shard(net, mesh=over)
+    return net
+
+
+def refusals(world, store):
+    """What the constructor says of models that it cannot save."""
+    mesh = init_device_mesh('cpu', (world,))
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(inner[0], mesh=mesh)
+    partial = nn.Linear(4, 4)
+    partial.weight = nn.Parameter(DTensor.from_local(torch.ones(4, 4), mesh, [Partial()]))
+    stage = nn.Linear(4, 4)
+    own = init_device_mesh('cpu', (world, 1), mesh_dim_names=('pp', 'dp'))['dp']
+    for name in ('weight', 'bias'):
+        setattr(stage, name, nn.Parameter(DTensor.from_local(torch.ones(4), own,
+                                                             [Replicate()])))
+    said = []
+    old = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device('cpu'))
+    for model in (nn.Linear(2, 2), old, inner, partial, stage):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        try:
+            ckptfs.Snapshotter(model, optimizer, run='x', store=store)
+            said.append('')
+        except TypeError as error:
+            said.append(str(error))
+    return said
+
+
+class Job:
+    """A model, its optimizer and Snapshotter."""
+
+    def __init__(self, kind, folder, store, rank, world):
+        self.kind, self.folder, self.rank, self.world = kind, folder, rank, world
+        self.step, self.net = 0, build(kind, world)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
+        self.snap = ckptfs.Snapshotter(
+            self.net, self.optimizer, run=kind, store=store, slots=4,
+            documents={'args': {'num_attention_heads': SIZES['HEADS']}})
+
+    def truth(self):
+        """What a save has to hold."""
+        truth = {n: b.clone() for n, b in self.net.state_dict().items() if 'inv_freq' in n}
+        for name, parameter in self.net.named_parameters():
+            truth[name] = full(parameter)
+            for kind, value in self.optimizer.state[parameter].items():
+                truth[f'{kind}/{name}'] = full(value)
+        return truth
+
+    def train(self, gate):
+        """A step, and its save."""
+        shard = {'tensor': 0, 'grid': self.rank // 2}.get(self.kind, self.rank)
+        tokens = torch.randint(SIZES['VOCAB'], (4, 16), generator=torch.Generator().manual_seed(
+            self.step * self.world + shard))
+        loss = nn.functional.cross_entropy(self.net(tokens).flatten(0, 1), tokens.flatten())
+        loss.backward()
+        late = self.snap.status()['under_way']
+        gate.set()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        truth = self.truth()
+        with torch.no_grad():
+            self.net(tokens)  # leaves the root's parameters gathered
+        gate.clear()
+        taken = self.snap.save(self.step)
+        self.net.model.rotary_emb.inv_freq += 1
+        if self.rank == 0:
+            torch.save(truth, f'{self.folder}/truth-{self.kind}-{self.step}.pt')
+        print('saved', self.step, taken, late, flush=True)
+        self.step += 1
+
+
+def main():
+    """Train as the input says."""
+    folder, store, rank, world = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5])
+    for name, size in SIZES.items():
+        setattr(snapshot_trainer, name, size)
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        'gloo', init_method=f'file://{folder}/rendezvous', rank=rank, world_size=world)
+    gate = threading.Event()
+
+    def before_copy():
+        if threading.current_thread() is not threading.main_thread():
+            gate.wait(60)
+
+    native = ckptfs.saver._native
+    writer = native.Writer
+    native.Writer = lambda *args: writer(*args[:-1], before_copy)
+    job = None
+    print('ready', flush=True)
+    for line in sys.stdin:
+        word, *more = line.split()
+        if word == 'make':
+            gate.set()
+            if job:
+                job.snap.close()
+            torch.manual_seed(0)
+            job = Job(more[0], folder, store, rank, world)
+            print('made', job.kind, flush=True)
+        elif word == 'refuse':
+            print('refused', json.dumps(refusals(world, store)), flush=True)
+        elif word == 'step':
+            job.train(gate)
+        elif word == 'spoil':
+            with torch.no_grad():
+                for parameter in job.optimizer.param_groups[0]['params'][:1]:
+                    parameter.add_(1)
+            print('spoilt', flush=True)
+        elif word == 'durable':
+            gate.set()
+            print('durable', more[0], job.snap.wait_durable(int(more[0]), 60), flush=True)
+        elif word == 'status':
+            print(json.dumps(job.snap.status()), flush=True)
+    gate.set()
+    job.snap.close()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    os._exit(0)  # gloo's threads take their time
+
+
+if __name__ == '__main__':
+    main()
