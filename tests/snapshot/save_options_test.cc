@@ -22,8 +22,9 @@ class SaveOptionsTest : public ReceiverTest {
   // Copies that wait until Open.
   std::unique_ptr<SnapshotWriter> Slow() {
     return Writer(0, 1, [this] {
-      return std::make_unique<LateCopier>(0, [this, first = true]() mutable {
-        if (!std::exchange(first, false)) opened_.wait();  // not the eager part's
+      const bool eager = !std::exchange(made_, true);  // is the first that is made
+      return std::make_unique<LateCopier>(0, [this, eager] {
+        if (!eager) opened_.wait();
       });
     });
   }
@@ -35,6 +36,7 @@ class SaveOptionsTest : public ReceiverTest {
   void Open() { gate_.set_value(); }
 
  private:
+  bool made_ = false;
   std::promise<void> gate_;
   std::shared_future<void> opened_ = gate_.get_future().share();
 };

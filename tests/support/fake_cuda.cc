@@ -46,6 +46,7 @@ bool gate_open = true;
 bool refuse_pins = false;
 uint64_t calls = 0;
 uint64_t fail_at = 0;
+uint64_t stops = 0;  // how often all work was lost
 size_t largest = 0;
 Context contexts[kDevices];
 std::map<void*, size_t> pinned;
@@ -101,7 +102,9 @@ void Post(Stream* stream, std::function<void()> work) {
 
 // A device that failed copies no more.
 void StopAll() {
+  ++stops;
   for (auto& [handle, stream] : streams) stream->work.clear();
+  moved.notify_all();
 }
 
 }  // namespace
@@ -270,9 +273,9 @@ int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
   Stream* on = Find(stream);
   const auto event = events.find(handle);
   if (on == nullptr || event == events.end()) return kInvalidValue;
-  Post(on, [held = event->second, number = event->second->recorded] {
+  Post(on, [held = event->second, number = event->second->recorded, before = stops] {
     std::unique_lock inner(mutex);
-    moved.wait(inner, [&] { return held->reached >= number || (fail_at != 0 && calls >= fail_at); });
+    moved.wait(inner, [&] { return held->reached >= number || stops != before; });
   });
   return 0;
 }
@@ -283,9 +286,9 @@ int cuEventSynchronize(void* handle) {
   const auto event = events.find(handle);
   if (event == events.end()) return kInvalidValue;
   const auto held = event->second;
-  const uint64_t number = held->recorded;
-  moved.wait(lock, [&] { return held->reached >= number; });
-  return 0;
+  const uint64_t number = held->recorded, before = stops;
+  moved.wait(lock, [&] { return held->reached >= number || stops != before; });
+  return stops == before ? 0 : kLaunchFailed;
 }
 
 int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
