@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/base/checked_math.h"
+#include "core/base/fault_point.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
@@ -101,6 +102,7 @@ Status CopyBlob(const Root& bytes, const Blob& blob, StorageWriter& writer) {
                        blob.stamp.size, " in ", blob.chunks.size(), " chunks"));
   }
   CKPT_RETURN_IF_ERROR(BlobCopy(*file, blob, writer).Run());
+  FaultPoint();
   return writer.Close();
 }
 
@@ -172,11 +174,14 @@ Result<StepRecord> StepCatalogue::Persist(const StepRecord& record) {
   const StepModel& model = held->step->model;
   for (const Blob& blob : model.blobs) {
     CKPT_ASSIGN_OR_RETURN(const auto writer, store_.CreateBlob(blob.path));
+    FaultPoint();
     CKPT_RETURN_IF_ERROR(CopyBlob(*held->step->roots.at(store_.blobs()), blob, *writer));
+    FaultPoint();
   }
   CKPT_ASSIGN_OR_RETURN(StepRecord published,
                         store_.PublishAs(record.id, record.run, model, held->rendered,
                                          held->record.source, held->record.root));
+  FaultPoint();
   Forget(held);
   return published;
 }

@@ -32,9 +32,16 @@ def snapshotter_fixture(ckptfs):
 
 
 def daemon_counts(ckptfs):
-    """What `ckptfs status` says of snapshots."""
-    said = ckptfs.run('status', '--store', ckptfs.store, '--json').stdout
-    return json.loads(said)[0]['status']['snapshots']
+    """What `ckptfs status` says of snapshots; nothing if the daemon receives none yet."""
+    said = ckptfs.run('status', '--store', ckptfs.store, '--json', check=False).stdout
+    daemons = json.loads(said or '[]')
+    return daemons[0]['status'].get('snapshots') if daemons else None
+
+
+def receive(ckptfs):
+    """A mount that takes snapshots."""
+    ckptfs.start()
+    wait_until(lambda: daemon_counts(ckptfs) is not None, 'the receiver')
 
 
 def test_a_dry_run_needs_no_daemon(snapshotter):
@@ -45,7 +52,7 @@ def test_a_dry_run_needs_no_daemon(snapshotter):
 
 
 def test_progress_and_cancel(ckptfs, snapshotter):
-    ckptfs.start()
+    receive(ckptfs)
     snap = snapshotter()
     assert snap.progress(1) == {'bytes': 0, 'copied': 0, 'durable': 0}
     assert snap.save(1) and snap.wait_durable(1)
@@ -55,7 +62,7 @@ def test_progress_and_cancel(ckptfs, snapshotter):
 
 
 def test_a_deadline_that_is_over(ckptfs, snapshotter):
-    ckptfs.start()
+    receive(ckptfs)
     snap = snapshotter()
     assert snap.save(1, deadline=0)
     assert not snap.wait_durable(1)
@@ -64,7 +71,7 @@ def test_a_deadline_that_is_over(ckptfs, snapshotter):
 
 
 def test_a_full_arena(ckptfs, snapshotter):
-    ckptfs.start()
+    receive(ckptfs)
     os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
     block = os.path.join(ckptfs.store, 'blobs', 'snapshots')
     with open(block, 'w', encoding='utf-8'):
@@ -86,7 +93,7 @@ def test_no_other_policy(snapshotter):
 
 
 def test_a_pace_is_kept_but_by_updates(ckptfs, snapshotter):
-    ckptfs.start()
+    receive(ckptfs)
     snap = snapshotter(pace=1)  # a byte a second
     assert snap.save(1)
     snap.before_update()
