@@ -7,6 +7,7 @@ import ckptfs as snapshots
 import pytest
 import torch
 from daemon import wait_until
+from safetensors import safe_open
 
 SIZE = 300
 
@@ -100,3 +101,18 @@ def test_a_pace_is_kept_but_by_updates(ckptfs, snapshotter):
     assert snap.save(2)  # a chunk costs years from here on
     snap.before_update()
     assert snap.wait_durable(1) and snap.wait_durable(2)
+
+
+def test_documents_of_any_shape(ckptfs, snapshotter):
+    receive(ckptfs)
+    odd = {'1': torch.ones(3), 'a|b': (torch.zeros(0, 4), [torch.ones(2, 2).t()]),
+           7: {'deep': (torch.tensor(5),)}, '': None}
+    snap = snapshotter(documents={'odd|name/7': odd})
+    assert snap.save(1) and snap.wait_durable(1), snap.status()
+    folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    step, = os.listdir(folder)
+    with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as f:
+        held = [f.get_tensor(f'ckptfs.document/odd|name/7/{i}') for i in range(4)]
+    assert [list(t.shape) for t in held] == [[3], [0, 4], [2, 2], []]
+    assert held[3] == 5
+    ckptfs.run('verify', '--store', ckptfs.store, 'job/1')

@@ -4,6 +4,26 @@
 // between the steps by which a snapshot becomes durable (core/base/fault_point.h), one
 // after the other until a run goes through.  Whatever was killed: nothing half is in the
 // store, the other side goes on, and the next save works.
+//
+// The defects of published systems that snapshots must not have, and what shows it:
+//
+//   ranks commit one by one            receiver_test: AStepHasThePartsOfAllRanks;
+//                                      received_step_test
+//   the wait before an update waits    receiver_test: EverySaveHoldsTheMomentOfItsSave,
+//   for some of the queues             WhateverHappensAStepIsTheTruthOrNothing
+//   data is written, then its file     storage_suite: NothingUnderTheNameBeforeClose;
+//   truncated; no sync, no rename      snapshot_store_test: WheneverTheMachineStops...
+//   memory is freed under a copy       training.h: captures own theirs (address sanitizer's build)
+//   no checksums                       snapshot_store_test: BytesThatChangeBefore...
+//   a short write goes on elsewhere    storage_test: LargePartsInWholePages;
+//                                      snapshot_store_test: ALargeOneIsTheSameOnDisk
+//   keys with separators or digits,    test_save_options.py:
+//   tensors in tuples, of no elements  test_documents_of_any_shape
+//   an error ends the trainer          every test here that fails something; test_snapshot.py
+//   CUDA is needed; a context on       all tests run without; cuda_copier_test:
+//   GPU 0 by accident                  OnlyDevicesThatAreUsedHaveAContext
+//   a file or a copy per small tensor  capture_test: PiecesOfAnySizeCoverTheFileOnce
+//   threads before what they use       the thread sanitizer's build
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/wait.h>

@@ -102,6 +102,40 @@ TEST(SnapshotStoreTest, BytesThatChangeBeforeTheyAreWrittenAreNoStep) {
   }
 }
 
+// A full or failing disk, at every call: the step stays in memory, and the next try
+// stores it whole.
+TEST(SnapshotStoreTest, AStoreThatFailsTakesTheStepLater) {
+  for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kExhausted}) {
+    bool went_through = false;
+    uint64_t failed = 0;
+    for (uint64_t at = 1; !went_through; ++at) {
+      ASSERT_LT(at, 500u);
+      const auto disk = std::make_shared<MemoryRoot>("storage");
+      const auto faulty = std::make_shared<FaultyStorage>(disk);
+      const auto store = *Store::OpenOn(faulty);
+      StepCatalogue catalogue(*store);
+      const ReceivedStep received = Received(3);
+      const auto held = *catalogue.Hold(StepOf(*store, received));
+      const uint64_t before = faulty->calls();
+      faulty->FailAt(at, code);
+      const auto first = catalogue.Persist(held);
+      went_through = faulty->calls() < before + at;
+      if (!first) {
+        ++failed;
+        EXPECT_TRUE(catalogue.Load(held)) << "still shown";
+        const auto again = catalogue.Persist(held);
+        ASSERT_TRUE(again) << again.error().message;
+      }
+      const auto step = *store->Load(*store->Resolve("run", "3"));
+      const auto bytes =
+          ReadWhole(*disk, StrCat("blobs/", step->model.blobs[0].path), 1 << 24);
+      ASSERT_TRUE(bytes) << bytes.error().message;
+      EXPECT_EQ(*bytes, BytesOf(received.files[0])) << at;
+    }
+    EXPECT_GT(failed, 3u);
+  }
+}
+
 TEST(SnapshotStoreTest, ASecondSaveOfAStepIsAnotherStep) {
   const auto store = *Store::OpenOn(std::make_shared<MemoryRoot>("storage"));
   StepCatalogue catalogue(*store);
