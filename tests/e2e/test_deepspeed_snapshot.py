@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,14 +96,42 @@ def test_the_update_waits_and_latest_follows_the_store(ckptfs, tmp_path, lay):
     run(trap, lay.world, (str(tmp_path), ckptfs.store, mount, lay), str(tmp_path))
 
 
+def kept(engine):
+    """{key: storage} of what the next save keeps."""
+    found, ours = {}, engine.checkpoint_engine
+    save = ours.snap.save
+
+    def seen(step):
+        found.update((f'{file.name}/{s.key}', s) for file in ours.files for s in file.storages)
+        return save(step)
+
+    ours.snap.save = seen
+    return found
+
+
+def check_lazy(storages, lay):
+    """Nothing but what the optimizer writes is copied lazily."""
+    lazy = {key for key, storage in storages.items() if storage.updated}
+    buffers = {k for k in storages if 'tally' in k or 'inv_freq' in k or '/rng' in k}
+    assert not buffers & lazy
+    if not lay.fused:  # its storages have no names
+        assert buffers
+    if not lay.elastic and not lay.fused:
+        states = {k for k, s in storages.items() if 'exp_avg' in k or 'fp32_' in k}
+        assert states <= lazy and (states or lay.momentum or lay.moe), states - lazy
+
+
 def save_both(out, store, name):
     """A snapshot, then a checkpoint, then an update."""
     lay = VARIANTS[name]
     dims = Dims(**SIZES.get(name, {}))
     engine = engine_of(dims, lay, store, name)
     train(engine, dims, lay, 0, STEPS)
-    client = client_state(dims, lay, STEPS)
+    client = {**client_state(dims, lay, STEPS), 'rng': torch.get_rng_state()}
+    storages = kept(engine)
     engine.save_checkpoint(os.path.join(out, 'ours'), client_state=client)
+    if Par.rank == 0:
+        check_lazy(storages, lay)
     stock_save(engine, os.path.join(out, 'ckpt'), TAG, client)
     train(engine, dims, lay, STEPS, 1)
     assert engine.checkpoint_engine.snap.wait_durable(STEPS, 60), 'not durable'
@@ -177,7 +206,24 @@ def without_daemon(out, store):
     engine.save_16bit_model(out, 'weights.bin')
     path, client = engine.load_checkpoint(os.path.join(out, 'save'))
     assert path and client['mine'] == 7 and engine.global_steps == 1
+    linked(engine, out)
     engine.destroy()
+
+
+def linked(engine, out):
+    """A save the stock way replaces what led into a mount, and is `latest`."""
+    ours, link = engine.checkpoint_engine, os.path.join(out, 'save', 'best')
+    ours._fallback = True
+    if Par.rank == 0:
+        os.symlink('/nowhere', link)
+    engine.save_checkpoint(os.path.join(out, 'save'), tag='best')
+    assert not os.path.islink(link) and read(out, 'save', 'latest') == 'best'
+    if ours._pointers:  # an earlier save that becomes durable only now
+        ours._pointers._write(0, os.path.join(out, 'save'), 'before', True)
+        assert read(out, 'save', 'latest') == 'best'
+        # A later snapshot of the tag is not what the files are.
+        ours._pointers._write(1, os.path.join(out, 'save'), 'best', True)
+        assert read(out, 'save', 'latest') == 'best-snapshot'
 
 
 def test_without_a_daemon_the_stock_engine_saves(ckptfs, tmp_path):
@@ -214,6 +260,34 @@ def test_a_snapshotter_takes_an_engine(ckptfs, tmp_path):
     want, got = (files_of(os.path.join(step_of(mount, r, 'global_step1'), 'view', 'tp1'))
                  for r in ('native', 'job'))
     assert want == got and len(got) > 20
+
+
+def life(out, store, mount, lay, steps):
+    """Goes on from what the save directory has, and saves it again under one tag."""
+    engine = engine_of(DIMS, lay, store, mount=mount)
+    save = os.path.join(out, 'save')
+    if os.path.exists(os.path.join(save, 'latest')):
+        engine.load_checkpoint(save)
+    assert engine.global_steps == steps - 2
+    train(engine, DIMS, lay, engine.global_steps, 2)
+    assert engine.save_checkpoint(save, tag='best')
+    engine.destroy()
+    if Par.rank == 0:
+        assert read(save, 'latest') == 'best'
+        held = torch.load(os.path.join(save, 'best', 'mp_rank_00_model_states.pt'),
+                          weights_only=False)
+        assert held['global_steps'] == steps
+
+
+def test_a_job_goes_on_from_its_save_directory(ckptfs, tmp_path):
+    _, mount = ckptfs.start()
+    out = str(tmp_path)
+    lives = [Layout(stage=1, dp=2), Layout(stage=2, dp=2), Layout(stage=1, dp=1)]
+    for number, lay in enumerate(lives):
+        lay = replace(lay, universal=True)
+        run(life, lay.world, (out, ckptfs.store, mount, lay, 2 * number + 2), out)
+    steps = os.listdir(os.path.join(mount, 'run', 'job', 'step'))
+    assert sorted(steps) == ['best', 'best-1', 'best-2']
 
 
 HOOKED = """

@@ -8,6 +8,7 @@ hands to its checkpoint engine.  _ckptfs_hook puts this in its place.
 import logging
 import os
 import tempfile
+import weakref
 from typing import Any, Callable, List, Mapping, Optional, Set, Tuple
 
 import torch
@@ -158,6 +159,9 @@ def spread(engine: Any) -> bool:
     return before
 
 
+_RUNS: 'weakref.WeakKeyDictionary[Engine, Tuple[str, str]]' = weakref.WeakKeyDictionary()
+
+
 class Engine(Recorder):
     """What a DeepSpeedEngine has as its checkpoint_engine: saves become snapshots, loads
     and other files are `stock`'s, the engine that DeepSpeed chose."""
@@ -173,6 +177,8 @@ class Engine(Recorder):
         self._failed = False
 
     def __getattr__(self, name: str) -> Any:
+        if name == 'stock':
+            raise AttributeError(name)
         return getattr(self.stock, name)
 
     def install(self) -> None:
@@ -213,7 +219,8 @@ class Engine(Recorder):
         """Asked at the end of save_checkpoint, which is how we learn of it.  False if
         the save went the stock way: DeepSpeed then commits and writes `latest`."""
         info, self._info = self._info, None
-        if info is None or self.engine._running_engine_step:  # a save that raised
+        if info is None or getattr(
+                self.engine, '_running_engine_step', False):  # a save that raised
             return True
         taken = self._snapshot()
         stock = self._fallback and not self._all(taken)
@@ -246,8 +253,10 @@ class Engine(Recorder):
         return bool(agreed)
 
     def _save_stock(self) -> None:
+        from deepspeed import comm
         if self._pointers:
-            self._pointers.forget()
+            self._pointers.forget(self.folder)
+        comm.barrier()
         from deepspeed.checkpoint.utils import clone_tensors_for_torch_save
         for state_dict, path in self.given:
             name = os.path.relpath(path, self.folder)
@@ -273,6 +282,7 @@ class Engine(Recorder):
 
     def cleanup(self) -> None:
         """The engine goes."""
+        _RUNS.pop(self, None)
         if self._pointers:
             self._pointers.close()
         self.snap.close()
@@ -293,7 +303,7 @@ def plan(engine: Any, settings: Mapping[str, Any]) -> Callable[[], Engine]:
         raise ValueError('checkpoint.writer is chosen')
     collector = EngineCollector(engine)
     layout = _layout(engine)
-    run = settings.get('run') or 'job'
+    run = _free_run(settings['store'], settings.get('run') or 'job')
     more = {key: settings[key] for key in ('slots', 'update_limit') if key in settings}
 
     def make() -> Engine:
@@ -301,9 +311,17 @@ def plan(engine: Any, settings: Mapping[str, Any]) -> Callable[[], Engine]:
         pointers = None
         if engine.global_rank == 0:
             pointers = pointer.Pointers(snap, run, settings.get('mount'), layout)
-        return Engine(collector, stock, snap, settings.get('fallback', True), pointers)
+        made = Engine(collector, stock, snap, settings.get('fallback', True), pointers)
+        _RUNS[made] = (settings['store'], run)
+        return made
 
     return make
+
+
+def _free_run(store: str, run: str) -> str:
+    """Engines that live side by side are runs of their own; ranks make them alike."""
+    names = [run, *(f'{run}-{n}' for n in range(2, 1000))]
+    return next(n for n in names if (store, n) not in _RUNS.values())
 
 
 def _layout(engine: Any) -> str:

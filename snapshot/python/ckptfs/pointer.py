@@ -58,12 +58,15 @@ class Pointers:
                                             daemon=True)
             self._thread.start()
         self._asked += 1
-        self._waiting.put((step, self._asked if latest else 0, os.path.abspath(save_dir), tag))
+        self._waiting.put((step, self._asked, os.path.abspath(save_dir), tag, latest))
 
-    def forget(self) -> None:
-        """Somebody else writes `latest` now: it must not go back."""
+    def forget(self, folder: str) -> None:
+        """Somebody else writes `latest` now, which must not go back, and the directory of
+        a tag, where a link of ours would lead into the mount."""
         with self._lock:
             self._forgotten = self._asked
+            if os.path.islink(folder):
+                os.unlink(folder)
 
     def close(self, seconds: float = LAST_STEP) -> None:
         """What was asked for, unless it takes longer."""
@@ -77,25 +80,27 @@ class Pointers:
             item = self._waiting.get()
             if item is None:
                 return
-            step, number, save_dir, tag = item
+            step, number, save_dir, tag, latest = item
             try:
                 if self._snap.wait_durable(step):
-                    self._link(os.path.join(save_dir, tag), tag)
-                    self._latest(number, save_dir, tag)
+                    self._write(number, save_dir, tag, latest)
             except Exception as error:  # pylint: disable=broad-except
                 LOG.warning('%s does not show %s: %s', save_dir, tag, error)
 
-    def _latest(self, number: int, save_dir: str, tag: str) -> None:
+    def _write(self, number: int, save_dir: str, tag: str, latest: bool) -> None:
         with self._lock:
             if number <= self._forgotten:
                 return
-            for name in ('latest_universal', 'latest') if self._steps else ('latest',):
-                _replace(os.path.join(save_dir, name), lambda path: _write_text(path, tag))
-
-    def _link(self, path: str, tag: str) -> None:
-        if not self._steps or (os.path.exists(path) and not os.path.islink(path)):
-            return
-        _replace(path, lambda temporary: os.symlink(self._view(tag), temporary))
+            name = tag
+            if os.path.isdir(os.path.join(save_dir, tag)) and not os.path.islink(
+                    os.path.join(save_dir, tag)):
+                name = f'{tag}-snapshot'  # the tag's files are of another save
+            if self._steps:
+                _replace(os.path.join(save_dir, name),
+                         lambda path: os.symlink(self._view(tag), path))
+            for file in ('latest_universal', 'latest') if self._steps else ('latest',):
+                if latest:
+                    _replace(os.path.join(save_dir, file), lambda path: _write_text(path, name))
 
     def _view(self, tag: str) -> str:
         """The step's, which is <tag>-<n> if an earlier life of the job saved the tag."""
