@@ -15,7 +15,6 @@ import sys
 import threading
 
 import ckptfs
-import ckptfs.dcp
 import snapshot_trainer
 import torch
 import torch.distributed.checkpoint as dcp
