@@ -8,7 +8,16 @@
 
 Snapshotter is for PyTorch loops.  For others: Saver, which takes a Collector.
 """
+import importlib
+
 from .saver import Collector, Saver
 from .snapshotter import Snapshotter
 
 __all__ = ['Collector', 'Saver', 'Snapshotter']
+
+
+def __getattr__(name: str) -> object:
+    """ckptfs.dcp, when somebody asks: it loads torch.distributed.checkpoint."""
+    if name == 'dcp':
+        return importlib.import_module('.dcp', __name__)
+    raise AttributeError(name)
