@@ -5,7 +5,8 @@ Usage: sharded_trainer.py FOLDER STORE RANK WORLD
 
 Lines of the input: "make KIND" builds a model (fsdp, hsdp, grid, tensor) with a Snapshotter
 of the run KIND ("make KIND dcp": saves through torch.distributed.checkpoint instead), "refuse" prints what it says of models that it does not take, "step"
-trains one step and saves it (prints "saved N BOOL LATE"), "spoil" writes a parameter after that, "durable N" waits for it, "status" prints it as JSON.
+trains one step and saves it (prints "saved N BOOL LATE"), "spoil" writes a parameter after that, "durable N" waits for it, "load VIEW" empties the memory
+and loads by DCP (prints whether all is as before), "status" prints it as JSON.
 Copies that may be late are held up until the backward pass after the save has ended.
 What each save has to hold goes to FOLDER/truth-KIND-N.pt, by rank 0.
 """
@@ -18,7 +19,9 @@ import ckptfs
 import snapshot_trainer
 import torch
 import torch.distributed.checkpoint as dcp
+from ckptfs.dcp_reader import Planner, Reader
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -120,6 +123,26 @@ class Job:
         self.future.result()
         return self.writer.taken
 
+    def load(self, view):
+        """Whether DCP loads what the last save had into emptied memory."""
+        truth = self.truth()
+        with torch.no_grad():
+            for parameter in self.optimizer.param_groups[0]['params']:
+                for value in (parameter, *self.optimizer.state[parameter].values()):
+                    value.zero_()
+        model, optimizer = get_state_dict(self.net, self.optimizer)
+        model = {name: value for name, value in model.items() if 'inv_freq' not in name}
+        dcp.load({'model': model, 'optim': optimizer}, storage_reader=Reader(view),
+                 planner=Planner())
+        try:
+            dcp.load({'model': {'nowhere': torch.ones(1)}}, storage_reader=Reader(view),
+                     planner=Planner())
+        except CheckpointException as error:
+            found = self.truth()
+            return 'nowhere' in str(error) and all(
+                torch.equal(found[key], value) for key, value in truth.items())
+        return None
+
     def truth(self):
         """What a save has to hold."""
         truth = {n: b.clone() for n, b in self.net.state_dict().items() if 'inv_freq' in n}
@@ -192,6 +215,8 @@ def main():
         elif word == 'durable':
             gate.set()
             print('durable', more[0], job.durable(int(more[0])), flush=True)
+        elif word == 'load':
+            print('loaded', job.load(more[0]), flush=True)
         elif word == 'status':
             print(json.dumps(job.snap.status()), flush=True)
     gate.set()

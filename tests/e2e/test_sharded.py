@@ -11,6 +11,7 @@ import ckptfs as library
 import pytest
 import torch
 from ckptfs import dcp
+from ckptfs.dcp_reader import Planner, Reader
 from ckptfs.dtensor import boxes_of
 from ckptfs.state import Model, State
 from daemon import step_of, wait_until
@@ -210,6 +211,10 @@ def test_dcp_saves_by_its_own_plug_in(ckptfs, job):
     _, mount = ckptfs.start()
     trainer = job(2)
     check_kind(mount, trainer, 'fsdp', 'dcp')
+    view = os.path.join(step_of(mount, 'fsdp', '1'), 'view', 'tp1')
+    assert trainer.tell(f'load {view}', 'loaded') == [['True'], ['True']], trainer.said()
+    older = os.path.join(step_of(mount, 'fsdp', '0'), 'view', 'tp1')
+    assert trainer.tell(f'load {older}', 'loaded') == [['False'], ['False']]
     trainer.end()
 
 
@@ -237,6 +242,11 @@ def test_dcp_state_dicts_of_one_process(ckptfs, monkeypatch, caplog):
                                       checkpoint_id=f'ckptfs://{ckptfs.store}/dcp/3')
     step = step_of(mount, 'dcp', '3')
     assert_equal(gathered(os.path.join(step, 'view', 'tp1'), 1), truth)
+    plain = os.path.join(ckptfs.folder, 'export')
+    ckptfs.run('export', '--store', ckptfs.store, 'dcp/3', 'tp1', plain)
+    loaded = {'model': {k: torch.zeros_like(v) for k, v in model.items()}}
+    torch.distributed.checkpoint.load(loaded, storage_reader=Reader(plain), planner=Planner())
+    assert_equal(loaded['model'], dict(model))
     given['optim'] = optimizer.state_dict()
     torch.distributed.checkpoint.save(given, storage_writer=dcp.Writer(),
                                       checkpoint_id=f'ckptfs://{ckptfs.store}/dcp/4')

@@ -17,7 +17,7 @@ __all__ = ['Collector', 'Saver', 'Snapshotter']
 
 
 def __getattr__(name: str) -> object:
-    """ckptfs.dcp, when somebody asks: it loads torch.distributed.checkpoint."""
-    if name == 'dcp':
-        return importlib.import_module('.dcp', __name__)
+    """What loads torch.distributed.checkpoint, when somebody asks for it."""
+    if name in ('dcp', 'dcp_reader'):
+        return importlib.import_module(f'.{name}', __name__)
     raise AttributeError(name)
