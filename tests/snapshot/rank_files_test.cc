@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/base/strings.h"
+#include "core/ingest/rank_file.h"
 #include "core/io/memory_root.h"
 #include "formats/families/shipped.h"
 #include "snapshot/capture.h"
