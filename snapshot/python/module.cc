@@ -154,6 +154,8 @@ nb::dict StatusOf(const Writer& writer) {
 
 NB_MODULE(_native, module) {
   using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+  // A trainer that ends with its engine alive is no news to its user.
+  nb::set_leak_warnings(false);
   nb::class_<Writer>(module, "Writer")
       .def(
           "__init__",
