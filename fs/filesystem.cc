@@ -293,6 +293,13 @@ Status Filesystem::SwitchView(std::string_view run, std::string_view id) {
   return state_->names.SwitchView(run, id);
 }
 
+void Filesystem::LetGo(std::string_view run, std::string_view id) {
+  const auto step = state_->names.Snapshot()->tree.FindStep(run, id);
+  if (!step) return;
+  state_->files.DropPlans(step->record().manifest);
+  state_->names.LetGo(step->record().manifest);
+}
+
 void Filesystem::EndInvalidation() { state_->names.EndInvalidation(); }
 
 std::string Filesystem::StatusJson() const {

@@ -173,6 +173,10 @@ class Filesystem {
   Status Refresh();
   Status RefreshStep(std::string_view run, std::string_view id);
 
+  // What is only kept at hand of a step for the next who asks is dropped, so that the step
+  // may be removed unless somebody uses it.
+  void LetGo(std::string_view run, std::string_view id);
+
   // FilesystemOptions::invalidate is called no more.  BLOCKS: on the last call.
   void EndInvalidation();
 

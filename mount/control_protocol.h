@@ -5,11 +5,13 @@
 //
 //   message = JSON object in UTF-8, LF
 //   request = {"op": "hello" | "refresh" | "status"}
-//           | {"op": "switch" | "refresh", "run": text, "id": text}
+//           | {"op": "switch" | "refresh" | "let_go", "run": text, "id": text}
 //           | {"op": "warm", "layout": text, "prefix": text}
 //   reply   = {"ok": true, "result": any}
 //           | {"ok": false, "code": ErrorCodeName, "message": text}
 //   hello's result = {"store": text, "mountpoint": text, "pid": number}
+//
+// A daemon without a mount (an empty mount point) has a socket, too.
 //
 // core/base/runtime_directory.h says where the sockets lie.
 //

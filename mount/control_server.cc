@@ -47,7 +47,7 @@ std::string Success(Json result) { return Dump(Json{{"ok", true}, {"result", std
 }  // namespace
 
 Result<std::unique_ptr<ControlServer>> ControlServer::Start(
-    std::string store, std::string mountpoint, Filesystem& filesystem,
+    std::string store, std::string mountpoint, Filesystem* filesystem,
     std::function<std::string()> snapshots) {
   std::unique_ptr<ControlServer> server(
       new ControlServer(std::move(store), std::move(mountpoint), filesystem, std::move(snapshots)));
@@ -60,7 +60,9 @@ Result<std::unique_ptr<ControlServer>> ControlServer::Start(
 
 Status ControlServer::Listen() {
   CKPT_ASSIGN_OR_RETURN(const std::string directory, SocketDirectory(true));
-  path_ = StrCat(directory, "/", SocketName(store_, mountpoint_));
+  // Several may wait without a mount, each by its own name.
+  const std::string place = mountpoint_.empty() ? StrCat("daemon ", ::getpid()) : mountpoint_;
+  path_ = StrCat(directory, "/", SocketName(store_, place));
   CKPT_ASSIGN_OR_RETURN(const sockaddr_un address, SocketAddress(path_));
   listener_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   ::unlink(path_.c_str());
@@ -133,13 +135,20 @@ std::string ControlServer::Answer(const std::string& text) {
     return Success(Json{{"store", store_}, {"mountpoint", mountpoint_}, {"pid", ::getpid()}});
   }
   if (operation == "status") {
-    Json status = Json::parse(filesystem_.StatusJson(), nullptr, false);
+    Json status = filesystem_ == nullptr ? Json::object()
+                                         : Json::parse(filesystem_->StatusJson(), nullptr, false);
     const std::string snapshots = snapshots_ ? snapshots_() : "";
     if (!snapshots.empty()) status["snapshots"] = Json::parse(snapshots, nullptr, false);
     return Success(std::move(status));
   }
+  if (filesystem_ != nullptr) return AnswerOfMount(request, operation);
+  if (operation == "refresh" || operation == "let_go") return Success(nullptr);  // it shows none
+  return Refusal(Error{ErrorCode::kUnsupported, "a daemon without a mount"});
+}
+
+std::string ControlServer::AnswerOfMount(const Json& request, const std::string& operation) {
   if (operation == "warm") {
-    const auto done = filesystem_.Warm(Text(request, "layout"), Text(request, "prefix"));
+    const auto done = filesystem_->Warm(Text(request, "layout"), Text(request, "prefix"));
     if (!done) return Refusal(done.error());
     return Success(
         Json{{"files", done->files}, {"bytes", done->bytes}, {"skipped", done->skipped}});
@@ -147,11 +156,15 @@ std::string ControlServer::Answer(const std::string& text) {
   const std::string run = Text(request, "run");
   if (operation == "refresh") {
     const Status done =
-        run.empty() ? filesystem_.Refresh() : filesystem_.RefreshStep(run, Text(request, "id"));
+        run.empty() ? filesystem_->Refresh() : filesystem_->RefreshStep(run, Text(request, "id"));
     return done ? Success(nullptr) : Refusal(done.error());
   }
+  if (operation == "let_go") {
+    filesystem_->LetGo(run, Text(request, "id"));
+    return Success(nullptr);
+  }
   if (operation == "switch") {
-    const Status done = filesystem_.SwitchView(run, Text(request, "id"));
+    const Status done = filesystem_->SwitchView(run, Text(request, "id"));
     return done ? Success(nullptr) : Refusal(done.error());
   }
   return Refusal(Error{ErrorCode::kInvalid, StrCat("unknown operation '", operation, "'")});

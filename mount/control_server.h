@@ -12,6 +12,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,17 +24,18 @@ namespace ckptfs {
 
 class ControlServer {
  public:
-  // A socket left by a dead daemon of the same mount point is replaced.  `snapshots`:
-  // the status of those as JSON text, empty where none are received.
+  // A socket left by a dead daemon of the same mount point is replaced.  Without a
+  // filesystem it is that of a daemon without a mount, whose mount point is empty.
+  // `snapshots`: the status of those as JSON text, empty where none are received.
   static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
-                                                      Filesystem& filesystem,
+                                                      Filesystem* filesystem,
                                                       std::function<std::string()> snapshots = {});
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
 
  private:
-  ControlServer(std::string store, std::string mountpoint, Filesystem& filesystem,
+  ControlServer(std::string store, std::string mountpoint, Filesystem* filesystem,
                 std::function<std::string()> snapshots)
       : store_(std::move(store)),
         mountpoint_(std::move(mountpoint)),
@@ -43,10 +45,11 @@ class ControlServer {
   void Accept();
   void Converse(int connection);
   std::string Answer(const std::string& request);
+  std::string AnswerOfMount(const nlohmann::json& request, const std::string& operation);
 
   const std::string store_;
   const std::string mountpoint_;
-  Filesystem& filesystem_;
+  Filesystem* const filesystem_;
   const std::function<std::string()> snapshots_;
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay

@@ -2,12 +2,7 @@
 
 #include "mount/mount_process.h"
 
-#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,8 +12,6 @@
 #include <fstream>
 #include <set>
 
-#include "core/base/digest.h"
-#include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/store/model_of.h"
 #include "core/view/view_set.h"
@@ -29,8 +22,8 @@
 #include "mount/fuse_session.h"
 #include "mount/logging.h"
 #include "mount/mount_table.h"
-#include "mount/snapshot_keeper.h"
-#include "snapshot/receiver.h"
+#include "mount/process_setup.h"
+#include "mount/snapshot_service.h"
 
 namespace ckptfs {
 namespace {
@@ -40,36 +33,12 @@ constexpr unsigned kCapSysAdmin = 21;         // linux/capability.h
 
 void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
 
-// The receiver of snapshots, once this daemon has become that of its store; control
-// requests look at it.
-class SnapshotReceiver {
- public:
-  void Set(std::unique_ptr<Receiver> receiver) {
-    MutexLock lock(mutex_);
-    receiver_ = std::move(receiver);
-  }
-  std::shared_ptr<const Receiver> Get() const {
-    MutexLock lock(mutex_);
-    return receiver_;
-  }
-  void reset() {
-    std::shared_ptr<const Receiver> gone;
-    MutexLock lock(mutex_);
-    gone.swap(receiver_);
-  }
-
- private:
-  mutable Mutex mutex_;
-  std::shared_ptr<const Receiver> receiver_ GUARDED_BY(mutex_);
-};
-
 // What the daemon holds; destroyed in reverse: first nobody asks any more, then
 // nothing is mounted, then the tree goes.
 struct Daemon {
   ~Daemon() {
     control.reset();
-    if (keeper) keeper->Stop();
-    receiver.reset();
+    snapshots.reset();
     // While requests are still answered: the kernel may wait for them first.
     if (filesystem) filesystem->EndInvalidation();
   }
@@ -78,8 +47,7 @@ struct Daemon {
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
   std::unique_ptr<FuseSession> session;
-  std::unique_ptr<SnapshotKeeper> keeper;
-  SnapshotReceiver receiver;
+  std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<ControlServer> control;
 };
 
@@ -91,29 +59,6 @@ bool MayPassThrough() {
     return (std::strtoull(line.c_str() + 7, nullptr, 16) >> kCapSysAdmin & 1) != 0;
   }
   return false;
-}
-
-// Backing files and mapped sources want many descriptors.
-void RaiseDescriptorLimit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    Log(LogLevel::kWarning, "the limit of open files cannot be raised");
-  }
-}
-
-// SIGINT, SIGTERM and SIGHUP as a descriptor; blocked before any thread starts,
-// so that none of them ends a thread in the middle of something.
-Result<int> SignalDescriptor() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  ::signal(SIGPIPE, SIG_IGN);
-  const int fd = ::signalfd(-1, &signals, SFD_CLOEXEC);
-  if (fd < 0) return Fail(ErrnoError(errno, "signalfd"));
-  return fd;
 }
 
 Status PrepareMountpoint(const MountRequest& request) {
@@ -174,33 +119,6 @@ FilesystemOptions OptionsOf(const MountRequest& request) {
   options.touched =
       std::make_shared<TouchedFiles>(TouchedFiles::Options{RecordsOfFile, options.log});
   return options;
-}
-
-// The log's place once the terminal is gone.
-std::string LogTarget(const MountRequest& request) {
-  if (!request.log.empty()) return request.log;
-  const std::string directory = StrCat(request.store, "/log");
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return "syslog";
-  struct stat info {};
-  if (::lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return "syslog";
-  std::string name = request.mountpoint.substr(1);
-  for (char& letter : name) letter = letter == '/' ? '-' : letter;
-  if (name.size() > 100) name = DigestOf(name).Hex();
-  return StrCat(directory, "/", name, ".log");
-}
-
-// A named log must be writable before the terminal is gone; its directory is not made.
-Status CheckLog(const std::string& log) {
-  constexpr int kLogFlags =
-      O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
-  if (log.empty() || log == "stderr" || log == "syslog") return {};
-  const int fd = ::open(log.c_str(), kLogFlags, 0666);
-  if (fd < 0) return Fail(ErrnoError(errno, StrCat("--log ", log)));
-  struct stat info {};
-  const bool file = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  ::close(fd);
-  if (!file) return Fail(ErrorCode::kInvalid, StrCat("--log ", log, ": not a regular file"));
-  return {};
 }
 
 // "run/ckpt/step/global_step5/view", where /view leads.
@@ -281,30 +199,18 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   return {};
 }
 
-uint64_t SnapshotMemory(const MountRequest& request) {
-  if (request.snapshot_bytes) return *request.snapshot_bytes;
-  const uint64_t pages = static_cast<uint64_t>(std::max(::sysconf(_SC_PHYS_PAGES), 0L));
-  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / 4;
-}
-
-// From now on, unless another daemon of the store does; then whenever that has gone.
-void ReceiveSnapshots(const MountRequest& request, Daemon& daemon) {
-  if (daemon.receiver.Get() || SnapshotMemory(request) == 0) return;
-  if (!daemon.keeper) {
-    daemon.keeper = std::make_unique<SnapshotKeeper>(*daemon.store, *daemon.catalogue,
-                                                     *daemon.filesystem, request.store);
-  }
-  ReceiverOptions options;
-  options.store = request.store;
-  options.memory_bytes = SnapshotMemory(request);
-  options.keep = [raw = daemon.keeper.get()](ReceivedStep step) { return raw->Keep(std::move(step)); };
-  options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
-  auto receiver = Receiver::Start(std::move(options));
-  if (receiver) {
-    daemon.receiver.Set(*std::move(receiver));
-  } else if (receiver.error().code != ErrorCode::kExists) {
-    Log(LogLevel::kWarning, StrCat("no snapshots: ", receiver.error().message));
-  }
+std::unique_ptr<SnapshotService> MakeSnapshots(const MountRequest& request, Daemon& daemon) {
+  SnapshotService::Hooks hooks;
+  hooks.refresh = [raw = daemon.filesystem.get()](const StepRecord& record) {
+    return raw->RefreshStep(record.run, record.id);
+  };
+  hooks.let_go = [raw = daemon.filesystem.get()](const StepRecord& record) {
+    raw->LetGo(record.run, record.id);
+  };
+  SnapshotRequest snapshots = request.snapshots;
+  snapshots.store = request.store;
+  return std::make_unique<SnapshotService>(*daemon.store, *daemon.catalogue, std::move(snapshots),
+                                           std::move(hooks));
 }
 
 // The kernel's knobs, and proof that the mount answers.
@@ -317,13 +223,11 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   if (::stat(request.mountpoint.c_str(), &info) != 0) {
     return Fail(ErrnoError(errno, StrCat("the new mount at ", request.mountpoint)));
   }
-  ReceiveSnapshots(request, daemon);
-  const auto status = [raw = &daemon.receiver] {
-    const auto receiver = raw->Get();
-    return receiver ? receiver->StatusJson() : "";
-  };
+  daemon.snapshots = MakeSnapshots(request, daemon);
+  daemon.snapshots->StartReceiving();
   auto control =
-      ControlServer::Start(request.store, request.mountpoint, *daemon.filesystem, status);
+      ControlServer::Start(request.store, request.mountpoint, daemon.filesystem.get(),
+                           [raw = daemon.snapshots.get()] { return raw->StatusJson(); });
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {
@@ -333,7 +237,7 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
 }
 
 // Until somebody unmounts or a signal comes.
-void WaitForEnd(const MountRequest& request, Daemon& daemon, int signals) {
+void WaitForEnd(Daemon& daemon, int signals) {
   pollfd events[] = {{signals, POLLIN, 0}, {daemon.session->ended_fd(), POLLIN, 0}};
   while (true) {
     const int ready = ::poll(events, 2, kRefreshMilliseconds);
@@ -341,7 +245,7 @@ void WaitForEnd(const MountRequest& request, Daemon& daemon, int signals) {
     if (ready == 0) {
       const Status done = daemon.filesystem->Refresh();
       if (!done) Log(LogLevel::kWarning, done.error().message);
-      ReceiveSnapshots(request, daemon);
+      daemon.snapshots->StartReceiving();  // once nobody else does
     }
     if (ready <= 0) continue;
     if ((events[1].revents & POLLIN) != 0) return Say("unmounted");
@@ -354,19 +258,18 @@ void WaitForEnd(const MountRequest& request, Daemon& daemon, int signals) {
 Status RunMount(const MountRequest& request, const std::function<void()>& ready) {
   CKPT_RETURN_IF_ERROR(StartLogging("stderr"));
   CKPT_RETURN_IF_ERROR(CheckLog(request.log));
-  CKPT_ASSIGN_OR_RETURN(const int signals, SignalDescriptor());
+  CKPT_ASSIGN_OR_RETURN(const Descriptor signals, SignalDescriptor());
   RaiseDescriptorLimit();
   Daemon daemon;
   CKPT_RETURN_IF_ERROR(StartDaemon(request, daemon));
   CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
   SayMounted(request, daemon);
-  if (const Status moved = StartLogging(LogTarget(request)); !moved) {
+  if (const Status moved = StartLogging(LogTarget(request.log, request.store, request.mountpoint.substr(1))); !moved) {
     Log(LogLevel::kWarning, moved.error().message);
   }
   ready();
   Say(StrCat(request.store, " mounted at ", request.mountpoint));
-  WaitForEnd(request, daemon, signals);
-  ::close(signals);
+  WaitForEnd(daemon, signals.get());
   return {};
 }
 

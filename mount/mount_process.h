@@ -16,6 +16,7 @@
 #include "formats/model_files/model_files.h"
 #include "fs/filesystem.h"
 #include "mount/adoption.h"
+#include "mount/snapshot_service.h"
 
 namespace ckptfs {
 
@@ -32,7 +33,7 @@ struct MountRequest {
   std::optional<ServingMode> mode;
   uint64_t budget_bytes = 0;        // 0: the filesystem's default
   std::optional<uint64_t> reserve_bytes;  // absent: the filesystem's default
-  std::optional<uint64_t> snapshot_bytes;  // of arenas; absent: a quarter of RAM; 0: none are received
+  SnapshotRequest snapshots;  // but for its store
   uint64_t read_ahead_kib = 16384;  // 0: leave the kernel's
   unsigned threads = 0;
   bool clone_fd = false;

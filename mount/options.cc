@@ -166,6 +166,11 @@ Result<std::string> AbsolutePath(const std::string& path) {
   return text;
 }
 
+std::string AbsoluteLog(const std::string& log) {
+  if (log.empty() || log == "stderr" || log == "syslog") return log;
+  return std::filesystem::absolute(log).lexically_normal().string();
+}
+
 Result<StepReference> ParseStepReference(std::string_view text) {
   const size_t slash = text.find('/');
   if (slash == std::string_view::npos || text.find('/', slash + 1) != std::string_view::npos) {
@@ -205,6 +210,12 @@ Result<uint32_t> ParseCount(std::string_view text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error == std::errc() && end == text.data() + text.size() && number < 1u << 31) return number;
   return Fail(ErrorCode::kInvalid, StrCat("'", text, "' is no number from 0 to 2147483647"));
+}
+
+Result<uint32_t> ParsePositive(std::string_view text) {
+  CKPT_ASSIGN_OR_RETURN(const uint32_t count, ParseCount(text));
+  if (count != 0) return count;
+  return Fail(ErrorCode::kInvalid, "at least 1");
 }
 
 std::string HumanBytes(uint64_t bytes) {

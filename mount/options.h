@@ -39,6 +39,9 @@ std::string DefaultStore();
 // Absolute and without symlinks as far as the path exists.
 Result<std::string> AbsolutePath(const std::string& path);
 
+// --log's value; of a file its absolute path, in whose place a link is seen as one.
+std::string AbsoluteLog(const std::string& log);
+
 // A step on the command line: "RUN/ID" (ID may be "latest").
 struct StepReference {
   std::string run;
@@ -51,6 +54,9 @@ Result<uint64_t> ParseBytes(std::string_view text);
 
 // Digits, below 2^31.
 Result<uint32_t> ParseCount(std::string_view text);
+
+// The same, not 0.
+Result<uint32_t> ParsePositive(std::string_view text);
 
 // "1.2 GiB", for people.
 std::string HumanBytes(uint64_t bytes);

@@ -14,7 +14,6 @@
 #include "core/io/memory_root.h"
 #include "formats/families/shipped.h"
 #include "formats/snapshot/rank_files.h"
-#include "mount/control_client.h"
 #include "mount/logging.h"
 
 namespace ckptfs {
@@ -73,38 +72,32 @@ Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received
                     std::move(root)};
 }
 
-SnapshotKeeper::SnapshotKeeper(Store& store, StepCatalogue& catalogue, Filesystem& filesystem,
-                               std::string store_path)
-    : store_(store),
-      catalogue_(catalogue),
-      filesystem_(filesystem),
-      store_path_(std::move(store_path)) {}
+SnapshotKeeper::SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh)
+    : store_(store), catalogue_(catalogue), refresh_(std::move(refresh)) {}
 
-Status SnapshotKeeper::Keep(ReceivedStep received) {
+Result<StepRecord> SnapshotKeeper::Keep(ReceivedStep received) {
   CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
   CKPT_ASSIGN_OR_RETURN(MemoryStep step, MemoryStepOf(store_, received, families));
   received.files.clear();  // the step has them
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, catalogue_.Hold(std::move(step)));
-  CKPT_RETURN_IF_ERROR(filesystem_.RefreshStep(record.run, record.id));
-  const Status done = Persist(record);
+  CKPT_RETURN_IF_ERROR(refresh_(record));
+  auto done = Persist(record);
   if (!done) (void)catalogue_.Release(record);
-  CKPT_RETURN_IF_ERROR(filesystem_.RefreshStep(record.run, record.id));
-  if (done) RefreshDaemons(store_path_, {&record, 1});
+  CKPT_RETURN_IF_ERROR(refresh_(record));
   return done;
 }
 
-Status SnapshotKeeper::Persist(const StepRecord& record) {
+Result<StepRecord> SnapshotKeeper::Persist(const StepRecord& record) {
   const auto end = std::chrono::steady_clock::now() + kRetryLimit;
+  bool last = false;  // once more after it was stopped
   for (bool said = false;; said = true) {
-    const auto stored = catalogue_.Persist(record);
-    if (stored || stored.error().code == ErrorCode::kDataLoss) {
-      return stored ? Status() : Fail(stored.error());
-    }
+    auto stored = catalogue_.Persist(record);
+    if (stored || stored.error().code == ErrorCode::kDataLoss || last) return stored;
     if (!said) {
       Log(LogLevel::kWarning, StrCat("snapshot ", record.run, "/", record.id,
                                      " stays in memory: ", stored.error().message));
     }
-    if (std::chrono::steady_clock::now() >= end || !Pause()) return Fail(stored.error());
+    last = !Pause() || std::chrono::steady_clock::now() >= end;
   }
 }
 

@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SnapshotKeeper makes what a daemon receives steps of its store: first in memory, where
-// the mount shows them, then durable.  A store that fails is tried again: until it
+// a mount shows them, then durable.  A store that fails is tried again: until it
 // takes the step, this stays in memory, and those after it wait.
 //
 // Thread safety: Keep by one thread at a time, Stop by any.
-// Lifetime: store, catalogue and filesystem must outlive it.
+// Lifetime: store, catalogue and what `refresh` uses must outlive it.
 
 #pragma once
 
 #include <chrono>
+#include <functional>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/model/family.h"
 #include "core/store/step_catalogue.h"
-#include "fs/filesystem.h"
 #include "snapshot/received_step.h"
 
 namespace ckptfs {
 
 class SnapshotKeeper {
  public:
-  SnapshotKeeper(Store& store, StepCatalogue& catalogue, Filesystem& filesystem,
-                 std::string store_path);
+  // `refresh`: a step came, moved into the store, or went.
+  using Refresh = std::function<Status(const StepRecord&)>;
+  SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh);
 
-  // The step is durable.  kInvalid if it is not one; the store's error when that has failed
+  // The step as it is durable.  kInvalid if it is not one; the store's error when that has failed
   // for ten minutes, or Stop was called meanwhile.
   // BLOCKS: on the store.
-  Status Keep(ReceivedStep received);
+  Result<StepRecord> Keep(ReceivedStep received);
   // A step that waits for its store is not waited for any more.
   void Stop();
 
  private:
-  Status Persist(const StepRecord& record);
+  Result<StepRecord> Persist(const StepRecord& record);
   bool Pause();  // false when it was stopped
 
   Store& store_;
   StepCatalogue& catalogue_;
-  Filesystem& filesystem_;
-  const std::string store_path_;
+  const Refresh refresh_;
   Mutex mutex_;
   CondVar stop_;
   bool stopping_ GUARDED_BY(mutex_) = false;

@@ -43,7 +43,7 @@ OpenRoots OpenRootsOf(const StepCandidate& step) {
 }
 
 // The step on the store's own files.
-Result<StepModel> TakeFiles(const Store& store, const StepCandidate& step, StepModel model,
+Result<OwnedStep> TakeFiles(const Store& store, const StepCandidate& step, StepModel model,
                             const AdoptOptions& options) {
   if (!step.root->local()) {
     return Fail(ErrorCode::kUnsupported,
@@ -62,8 +62,11 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   Adopted adopted;
   CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath()));
   const bool owned = options.ownership != Ownership::kReference;
+  std::shared_ptr<const void> hold;  // until it is published
   if (owned) {
-    CKPT_ASSIGN_OR_RETURN(model, TakeFiles(store, step, std::move(model), options));
+    CKPT_ASSIGN_OR_RETURN(OwnedStep taken, TakeFiles(store, step, std::move(model), options));
+    model = std::move(taken.model);
+    hold = std::move(taken.hold);
   }
   const std::string id = model.id;
   PublishRequest wanted;
@@ -90,19 +93,12 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   return adopted;
 }
 
-void Sweep(Store& store, std::vector<std::string>& warnings) {
-  const Status swept = store.Sweep();
-  if (swept) return;
-  warnings.push_back(StrCat("side blobs of removed steps stay: ", swept.error().message));
-}
-
 }  // namespace
 
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options) {
   CKPT_ASSIGN_OR_RETURN(StepModel model, IngestStep(found, options.source));
   CKPT_ASSIGN_OR_RETURN(Adopted adopted,
                         Publish(store, found.candidate, std::move(model), options));
-  Sweep(store, adopted.warnings);
   return adopted;
 }
 
@@ -124,7 +120,6 @@ Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources
     report.steps.push_back(std::move(adopted->record));
   }
   if (report.steps.empty()) return Fail(std::move(report.refused.front()));
-  Sweep(store, report.warnings);
   return report;
 }
 

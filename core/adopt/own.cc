@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,7 +17,6 @@
 #include <vector>
 
 #include "core/base/digest.h"
-#include "core/base/file_lock.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/io/file_root.h"
@@ -26,6 +24,7 @@
 #include "core/io/kept_gates.h"
 #include "core/io/searched_directories.h"
 #include "core/jobs/work_list.h"
+#include "core/io/blob_directories.h"
 
 namespace ckptfs {
 namespace {
@@ -238,32 +237,15 @@ Status Unchanged(const StepModel& model) {
 
 constexpr std::string_view kPartial = ".partial-";
 
-// A directory locked by us, or null.
-std::unique_ptr<const FileLock> LockDirectory(const std::string& path) {
-  return FileLock::Take(path, O_RDONLY | O_DIRECTORY, LOCK_EX | LOCK_NB);
-}
-
 // What killed processes left.  Where there are no locks it stays.
-void RemoveLeftOvers(const std::string& directory) {
-  std::error_code error;
-  for (const auto& entry : files::directory_iterator(directory, error)) {
-    if (entry.path().filename().string().find(kPartial) == std::string::npos) continue;
-    const auto lock = LockDirectory(entry.path().string());
-    std::error_code ignored;
-    if (lock) files::remove_all(entry.path(), ignored);
+void RemoveLeftOvers(const std::string& store) {
+  const auto directories = ListBlobDirectories(store);
+  if (!directories) return;
+  for (const std::string& name : *directories) {
+    if (name.find(kPartial) == std::string::npos) continue;
+    const auto claim = ClaimBlobDirectory(store, name);
+    if (claim) (void)RemoveBlobDirectory(store, name);
   }
-}
-
-// A new directory for what will be `whole`, locked where there are locks.
-Result<std::string> MakePartial(const std::string& whole, std::unique_ptr<const FileLock>* lock) {
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    std::string path = StrCat(whole, kPartial, "XXXXXX");
-    if (::mkdtemp(path.data()) == nullptr) return Fail(ErrnoError(errno, path));
-    *lock = LockDirectory(path);
-    // Another process may have taken it for a left-over before it was locked.
-    if (files::exists(path)) return path;
-  }
-  return Fail(ErrorCode::kExhausted, StrCat(whole, ": its parts are being removed all the time"));
 }
 
 // How many names a file has; 0 if it is gone.
@@ -272,18 +254,21 @@ uint64_t NamesOf(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 ? info.st_nlink : 0;
 }
 
-// The directory in the store that holds what `directory` holds.
+// The directory in the store that holds what `directory` holds; `hold` keeps it.
 Result<std::string> Take(const std::string& store, const std::string& directory,
-                         const StepModel& model, Ownership ownership) {
+                         const StepModel& model, Ownership ownership,
+                         std::shared_ptr<const void>& hold) {
   const std::string blobs = store + "/blobs";
   if (::mkdir(blobs.c_str(), 0700) != 0 && errno != EEXIST) return Fail(ErrnoError(errno, blobs));
   if (ownership == Ownership::kLink && HasReflinks(blobs, model)) ownership = Ownership::kCopy;
   const std::string gates = GatesAbove(directory, model);
-  const std::string whole = StrCat(blobs, "/", DigestOfFiles(directory, model, ownership, gates));
+  const std::string name = DigestOfFiles(directory, model, ownership, gates);
+  const std::string whole = StrCat(blobs, "/", name);
+  RemoveLeftOvers(store);
+  CKPT_ASSIGN_OR_RETURN(hold, HoldBlobDirectory(store, name));
   if (files::exists(whole)) return whole;
-  RemoveLeftOvers(blobs);
-  std::unique_ptr<const FileLock> lock;
-  CKPT_ASSIGN_OR_RETURN(const std::string partial, MakePartial(whole, &lock));
+  std::string partial = StrCat(whole, kPartial, "XXXXXX");
+  if (::mkdtemp(partial.data()) == nullptr) return Fail(ErrnoError(errno, partial));
   Status taken = TakeFiles(directory, model, partial, ownership);
   if (taken) taken = WriteFile(StrCat(partial, "/", kKeptGatesName), gates);
   if (taken) taken = Unchanged(model);
@@ -336,9 +321,11 @@ StepModel WithFiles(StepModel model, std::string root, std::vector<Blob> blobs) 
 
 }  // namespace
 
-Result<StepModel> Own(const std::string& store, const std::string& directory, StepModel model,
+Result<OwnedStep> Own(const std::string& store, const std::string& directory, StepModel model,
                       Ownership ownership) {
-  CKPT_ASSIGN_OR_RETURN(const std::string root, Take(store, directory, model, ownership));
+  OwnedStep owned;
+  CKPT_ASSIGN_OR_RETURN(const std::string root,
+                        Take(store, directory, model, ownership, owned.hold));
   const files::path parent = files::path(directory).parent_path();
   std::vector<Blob> blobs(model.blobs.size());
   uint64_t total = 0;
@@ -351,7 +338,8 @@ Result<StepModel> Own(const std::string& store, const std::string& directory, St
     return source.stamp.size;
   };
   CKPT_RETURN_IF_ERROR(RunWorkList(blobs.size(), total, {}, take));
-  return WithFiles(std::move(model), root, std::move(blobs));
+  owned.model = WithFiles(std::move(model), root, std::move(blobs));
+  return owned;
 }
 
 }  // namespace ckptfs

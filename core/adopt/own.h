@@ -16,6 +16,7 @@
 
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "core/base/result.h"
@@ -29,6 +30,13 @@ enum class Ownership {
   kCopy,       // reflinks, or copies
 };
 
+struct OwnedStep {
+  StepModel model;
+  // Nobody takes the files for ones that no step needs while it lives: until the step is
+  // published.
+  std::shared_ptr<const void> hold;
+};
+
 // The step of the store's files.  `model` was read from the step directory (or file) `directory` (absolute); its
 // files lie in it or beside it.  kStale if a file changed meanwhile; kUnsupported if it cannot
 // be linked (another filesystem).  Copies are owned; a hard link is not: it keeps
@@ -36,7 +44,7 @@ enum class Ownership {
 // changes it).
 // REQUIRES: `ownership` is not kReference.
 // BLOCKS: on copying.
-Result<StepModel> Own(const std::string& store, const std::string& directory, StepModel model,
+Result<OwnedStep> Own(const std::string& store, const std::string& directory, StepModel model,
                       Ownership ownership);
 
 }  // namespace ckptfs

@@ -4,7 +4,7 @@
 // packed into a side blob.  What is there already, packed or not, is left as it
 // is.  The step appears with its side blob, or without one if the store has no
 // room for it, or not at all; a process killed on the way leaves at most a side
-// blob that Store::Sweep removes.
+// blob that Store::Collect removes.
 //
 // Thread safety: may be called concurrently, also by several processes.
 

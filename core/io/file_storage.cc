@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <system_error>
 
 #include "core/base/descriptor.h"
+#include "core/base/file_lock.h"
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
 #include "core/io/file_stamp.h"
@@ -24,7 +26,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::string_view kTemporary = ".tmp";
-constexpr int64_t kLeftoverSeconds = int64_t{24} * 3600;
+constexpr int kMaxRaces = 100;
 constexpr size_t kMaxWrite = size_t{1} << 30;  // per system call
 
 Error SystemError(std::string_view call, const std::string& path) {
@@ -155,6 +157,8 @@ class TemporaryFile final : public StorageWriter {
  private:
   Status Prepare() {
     if (fsync(descriptor_.get()) != 0) return Fail(SystemError("fsync", path_));
+    lock_ = Descriptor(fcntl(descriptor_.get(), F_DUPFD_CLOEXEC, 0));  // until it has its name
+    if (!lock_.valid()) return Fail(SystemError("dup", path_));
     CKPT_RETURN_IF_ERROR(descriptor_.Close(path_));
     return MakeDirectories(ParentOf(path_));
   }
@@ -162,8 +166,17 @@ class TemporaryFile final : public StorageWriter {
   std::string temporary_;
   std::string path_;
   Descriptor descriptor_;
+  Descriptor lock_;
   bool named_ = false;
 };
+
+// Marks a file as one that somebody writes.  False if it was taken for a leftover before
+// that.  Where there are no locks nothing is.
+bool Held(int fd) {
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
+  struct stat status;
+  return fstat(fd, &status) == 0 && status.st_nlink != 0;
+}
 
 Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& directory,
                                                      std::string path) {
@@ -171,24 +184,16 @@ Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& director
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   // Unique over the nodes that share the directory as far as O_EXCL needs it.
-  const std::string temporary =
-      StrCat(directory, "/", kTemporary, "/", getpid(), "-", int64_t{now.tv_sec}, "-",
-             int64_t{now.tv_nsec}, "-", counter.fetch_add(1));
-  CKPT_ASSIGN_OR_RETURN(Descriptor descriptor,
-                        OpenDescriptor(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
-  return std::make_unique<TemporaryFile>(temporary, std::move(path), std::move(descriptor));
-}
-
-void RemoveLeftovers(const std::string& directory) {
-  const int64_t limit = time(nullptr) - kLeftoverSeconds;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
-    struct stat status;
-    if (lstat(entry.path().c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
-        status.st_mtim.tv_sec < limit) {
-      unlink(entry.path().c_str());
-    }
+  for (int race = 0; race < kMaxRaces; ++race) {
+    const std::string temporary =
+        StrCat(directory, "/", kTemporary, "/", getpid(), "-", int64_t{now.tv_sec}, "-",
+               int64_t{now.tv_nsec}, "-", counter.fetch_add(1));
+    CKPT_ASSIGN_OR_RETURN(Descriptor descriptor,
+                          OpenDescriptor(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
+    if (!Held(descriptor.get())) continue;
+    return std::make_unique<TemporaryFile>(temporary, std::move(path), std::move(descriptor));
   }
+  return Fail(ErrorCode::kExhausted, StrCat(path, ": its parts are being removed all the time"));
 }
 
 // A plain path that is not that of the temporary files.
@@ -211,8 +216,21 @@ Result<std::unique_ptr<FileStorage>> FileStorage::Open(const std::string& direct
   if (create) CKPT_RETURN_IF_ERROR(MakeDirectories(absolute));
   CKPT_RETURN_IF_ERROR(OpenTrusted(absolute, "", O_RDONLY));  // before anything is written
   if (create) CKPT_RETURN_IF_ERROR(MakeDirectories(temporary));
-  RemoveLeftovers(temporary);
+  RemoveLeftovers(absolute);
   return std::unique_ptr<FileStorage>(new FileStorage(std::move(absolute)));
+}
+
+void FileStorage::RemoveLeftovers(const std::string& directory) {
+  std::error_code ignored;
+  const std::string temporary = StrCat(directory, "/", kTemporary);
+  for (const auto& entry : std::filesystem::directory_iterator(temporary, ignored)) {
+    const std::string path = entry.path().string();
+    struct stat status;
+    if (lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    // Whoever writes it holds it.
+    const auto lock = FileLock::Take(path, O_RDWR, LOCK_EX | LOCK_NB);
+    if (lock) unlink(path.c_str());
+  }
 }
 
 Result<std::vector<RootEntry>> FileStorage::List(std::string_view path) const {

@@ -26,8 +26,10 @@ namespace ckptfs {
 class FileStorage final : public Storage {
  public:
   // `directory` is created with mode 0700 (parents included) when `create`.
-  // Leftovers of writers that died more than a day ago are removed.
+  // Leftovers of writers that died are removed.
   static Result<std::unique_ptr<FileStorage>> Open(const std::string& directory, bool create);
+  // A writer that lives holds its file (flock); without locks nothing is a leftover.
+  static void RemoveLeftovers(const std::string& directory);
 
   Result<std::vector<RootEntry>> List(std::string_view path) const override;
   Result<EntryStat> Stat(std::string_view path) const override;

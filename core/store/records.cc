@@ -110,6 +110,12 @@ std::optional<Digest> DigestFromHex(std::string_view text) {
 
 }  // namespace
 
+std::optional<Digest> DigestNamed(std::string_view name) {
+  const auto digest = DigestFromHex(name);
+  // One spelling: no upper case, no sign.
+  return digest && digest->Hex() == name ? digest : std::nullopt;
+}
+
 std::optional<StepName> ParseStepName(std::string_view name, std::string_view folder) {
   if (!name.starts_with(folder) || name.size() <= folder.size() || name[folder.size()] != '/') {
     return std::nullopt;

@@ -45,6 +45,8 @@ std::optional<StepName> ParseStepName(std::string_view name, std::string_view fo
 std::string StepRecordName(const StepName& name);
 std::string DeletedName(const StepName& name);
 std::string ManifestName(const Digest& digest);
+// The digest that a name spells; nothing if it is not one.
+std::optional<Digest> DigestNamed(std::string_view name);
 // A step of an id that is taken has the next free one: "<id>" for attempt 0, else
 // "<id>-<attempt>".
 inline constexpr int kMaxAttempts = 10000;

@@ -2,6 +2,7 @@
 #include "core/store/step_catalogue.h"
 
 #include <algorithm>
+#include <set>
 
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
@@ -113,7 +114,12 @@ void StepCatalogue::Forget(const HeldPtr& held) {
 Result<StepRecord> StepCatalogue::Persist(const StepRecord& record) {
   CKPT_ASSIGN_OR_RETURN(const HeldPtr held, FindHeld(record));
   const StepModel& model = held->step->model;
+  std::vector<std::shared_ptr<const void>> holds;  // until the step is published
+  std::set<std::string> directories;
   for (const Blob& blob : model.blobs) {
+    if (directories.insert(ParentPath(blob.path)).second) {
+      CKPT_ASSIGN_OR_RETURN(holds.emplace_back(), store_.HoldBlobs(blob.path));
+    }
     CKPT_ASSIGN_OR_RETURN(const auto writer, store_.CreateBlob(blob.path));
     CKPT_RETURN_IF_ERROR(CopyBlob(*held->step->roots.at(store_.blobs()), blob, *writer));
   }
@@ -133,6 +139,10 @@ Status StepCatalogue::Release(const StepRecord& record) {
 Result<std::shared_ptr<const Step>> StepCatalogue::Load(const StepRecord& record) {
   if (const HeldPtr held = Find(record)) return held->step;
   return store_.Load(record);
+}
+
+std::shared_ptr<const void> StepCatalogue::Pin(const StepRecord& record) {
+  return Find(record) ? nullptr : store_.Hold(record);
 }
 
 Status StepCatalogue::Pull() {

@@ -56,6 +56,9 @@ class StepCatalogue {
   // Of either kind; as Store::Load.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
 
+  // As Store::Hold; null of a step that is only in memory.
+  std::shared_ptr<const void> Pin(const StepRecord& record);
+
   // Notice what other processes published since.
   Status Refresh() { return store_.Refresh(); }
   Status RefreshStep(std::string_view run, std::string_view id) {

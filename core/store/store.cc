@@ -32,7 +32,7 @@ std::string RandomId() {
 
 // What a store holds, and what is left of one that was not made to the end.
 constexpr auto kStoreNames = std::to_array<std::string_view>(
-    {".tmp", "blobs", "deleted", "format", "log", "lost+found", "manifests", "runs", "steps"});
+    {".tmp", "blobs", "deleted", "format", "holds", "log", "lost+found", "manifests", "runs", "steps"});
 
 // Nothing is written into a directory that is something else: a checkpoint given
 // for a store, say.
@@ -332,6 +332,7 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   }
   auto step = std::make_shared<Step>();
   step->record = record;
+  auto held = state_->HoldManifest(record.manifest);
   CKPT_ASSIGN_OR_RETURN(const WholeFile file,
                         WholeFile::Open(*state_->storage, ManifestName(record.manifest),
                                         kManifestHeaderSize + kManifestMaxPayload));
@@ -340,7 +341,8 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   if (!model) return Fail(std::move(model).error().WithContext(StrCat(record.run, "/", record.id)));
   ResolvedModel resolved = ResolveSideBlob(state_->directory, *std::move(model));
   step->model = std::move(resolved.model);
-  step->hold = std::move(resolved.hold);
+  using Holds = std::pair<std::shared_ptr<const void>, std::shared_ptr<const void>>;
+  step->hold = std::make_shared<const Holds>(std::move(held), std::move(resolved.hold));
   std::shared_ptr<const Step> loaded = std::move(step);
   MutexLock lock(state_->mutex);
   std::weak_ptr<const Step>& slot = state_->loaded[key];

@@ -14,6 +14,7 @@
 //   deleted/<run>/<id>/<n>  record: that step is gone (records.h says what n is)
 //   blobs/...               store-owned blobs (--link, --copy)
 //   blobs/side/...          copies of small pieces (side_blobs.h)
+//   holds/<digest>          locks on blobs in work (blob_directories.h)
 //   catalogue.sqlite        the cache
 //
 // Thread safety: all methods may be called concurrently, also by several
@@ -92,12 +93,14 @@ struct StepNews {
 };
 
 class Root;  // core/io/root.h
+struct CollectRequest;  // core/store/collect.h
+struct CollectReport;
 
 // A loaded, verified step.
 struct Step {
   StepRecord record;
   StepModel model;
-  std::shared_ptr<const void> hold;  // keeps its side blob from being removed
+  std::shared_ptr<const void> hold;  // keeps what it needs of the store from being removed
   // Where a step that is only in memory has its bytes, by the model's roots.
   std::map<std::string, std::shared_ptr<const Root>> roots = {};
 };
@@ -145,6 +148,10 @@ class Store {
   // A new blob of the store's own, at `path` in blobs().
   Result<std::unique_ptr<StorageWriter>> CreateBlob(std::string_view path);
 
+  // Where CreateBlob of this path writes stays as long as the result lives, though no step
+  // names it yet; null where that is not a directory of its own.
+  Result<std::shared_ptr<const void>> HoldBlobs(std::string_view path);
+
   // Store the bytes of a side blob, durably.  Hold the result until the step is
   // published.  kExhausted if there is no space.
   Result<SideBlob> PutSideBlob(std::string_view bytes);
@@ -161,10 +168,20 @@ class Store {
   // another is done without, and noted.
   // BLOCKS: on reading and checking it, unless somebody holds the step.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
-  // The name is gone at once; the side blob goes with a later Sweep, other blobs
-  // and the manifest are reclaimed by a later gc.
+  // As long as the result lives the step is not collected, nor what it needs; as if it was
+  // loaded.  Null if it is gone.
+  std::shared_ptr<const void> Hold(const StepRecord& record);
+  // The name is gone at once; what it needed is reclaimed by a later Collect.
   // kNotFound if it is gone already.
   Status Remove(const StepRecord& record);
+  // Removes the steps that a policy does not keep, and reclaims the manifests and blobs of
+  // the store's own that no step needs any more, or never did: those of removed steps, and
+  // of processes that were killed.  What somebody holds stays: a step that is loaded, and
+  // files that are being written; and all that a record or manifest which cannot be read
+  // might need.  What lies outside of the store is not touched.
+  // Safe beside publishers and others that collect; killed at any moment it leaves a sound
+  // store.  BLOCKS: on the disk.
+  Result<CollectReport> Collect(const CollectRequest& request);
 
   // Notice what other processes published since; of one step, which costs the
   // same however many there are.  A store that is away, or another one in its
@@ -179,8 +196,9 @@ class Store {
   const std::string& directory() const;  // empty unless on local disk
   std::string blobs() const;             // where its own blobs are; empty likewise
 
+  struct State;  // store_state.h
+
  private:
-  struct State;
   explicit Store(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

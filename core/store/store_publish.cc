@@ -32,6 +32,19 @@ Status Store::State::PutManifest(const std::string& bytes, const Digest& digest)
   return writer->Close();
 }
 
+Result<std::shared_ptr<const void>> Store::State::PutHeldManifest(const std::string& bytes,
+                                                                  const Digest& digest) {
+  for (int race = 0; race < kMaxPublishRaces; ++race) {
+    const Status put = PutManifest(bytes, digest);
+    const bool collected = !put && put.error().code == ErrorCode::kNotFound;  // between two looks
+    if (collected) continue;
+    if (!put) return Fail(Error(put.error()));
+    auto held = HoldManifest(digest);
+    if (held || directory.empty()) return held;
+  }
+  return Fail(ErrorCode::kExhausted, StrCat(ManifestName(digest), " is being removed all the time"));
+}
+
 // That no step of another root is in the run.
 Status Store::State::CheckOthers(const std::string& run, const std::string& root) {
   RecordTexts unused;
@@ -105,7 +118,7 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
       if (!replace || !there || there->source != wanted.source) return std::optional<StepRecord>();
       wanted.replaces = there->manifest;
     }
-    CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
+    CKPT_ASSIGN_OR_RETURN(const auto held, PutHeldManifest(rendered.bytes, rendered.manifest));
     // The greatest number is the step: the one it replaces is gone with this.
     const std::string name = StepRecordName(last.next());
     const std::string text = RenderStepRecord(wanted);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a Store is made of, for the sources that implement it: opening, index and
-// loading (store.cc), publishing and removing (store_publish.cc).
+// loading (store.cc), publishing and removing (store_publish.cc), holding and collecting
+// (collect.cc).
 //
 // The index is built when it is first asked for, so that who only publishes never
 // lists the store; from then on it is kept up by refreshes and by what this
@@ -14,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,13 @@ struct Store::State {
   std::vector<LocalChange> local GUARDED_BY(mutex);  // since the first of those began
   std::map<std::string, std::weak_ptr<const Step>> loaded GUARDED_BY(mutex);  // by record name
 
+  // What a manifest needs of the store's own directories of blobs.
+  struct Needs {
+    std::set<std::string> directories;  // below Blobs()
+    bool owned = false;                 // the step's bytes are the store's, some at least
+  };
+  std::map<Digest, Needs> needs GUARDED_BY(mutex);  // of manifests that Collect has read
+
   std::string CataloguePath() const { return directory + "/catalogue.sqlite"; }
   std::string Blobs() const;  // the store's blob directory
 
@@ -63,8 +72,17 @@ struct Store::State {
   bool Apply(const LocalChange& change, StoreIndex& to) const;
   void Remember(const RecordTexts& added) const;
 
+  // --- what is held and what goes (collect.cc) ---
+  Result<Needs> NeedsOfManifest(const Digest& manifest);
+  // Null if it is not there, or the store is on no local disk.  BLOCKS: on who is
+  // removing it.
+  std::shared_ptr<const void> HoldManifest(const Digest& manifest) const;
+
   // --- publishing (store_publish.cc) ---
   Status PutManifest(const std::string& bytes, const Digest& digest);
+  // As long as the result lives nobody takes it for one that no step needs.
+  Result<std::shared_ptr<const void>> PutHeldManifest(const std::string& bytes,
+                                                      const Digest& digest);
   Status ClaimRun(const std::string& run, const std::string& root);
   Status CheckOthers(const std::string& run, const std::string& root);
   Result<std::optional<StepRecord>> RecordOf(const Incarnation& live);

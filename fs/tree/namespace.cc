@@ -208,6 +208,21 @@ void Namespace::Announce(const std::vector<TreeChange>& changes, bool view_moved
   invalidator_.Drain();
 }
 
+void Namespace::PinView() {
+  std::shared_ptr<StepEntry> view;
+  {
+    MutexLock lock(snapshot_mutex_);
+    view = snapshot_->view;
+    if (view && pinned_ == view->record().manifest && pin_) return;
+  }
+  auto pin = view ? catalogue_.Pin(view->record()) : nullptr;
+  std::shared_ptr<const void> before;  // let go outside
+  MutexLock lock(snapshot_mutex_);
+  if (snapshot_->view != view) return;  // who moved it pins that
+  before = std::exchange(pin_, std::move(pin));
+  pinned_ = view ? std::optional(view->record().manifest) : std::nullopt;
+}
+
 Status Namespace::TakeInNews(const StepGone& gone) {
   for (;;) {
     uint64_t seen = 0;
@@ -216,8 +231,10 @@ Status Namespace::TakeInNews(const StepGone& gone) {
       seen = generation_;
     }
     CKPT_ASSIGN_OR_RETURN(const StepNews news, catalogue_.News(seen));
-    if (seen != 0 && !news.all && news.changes.empty()) return {};
-    if (Apply(news, seen, gone)) return {};
+    const bool nothing = seen != 0 && !news.all && news.changes.empty();
+    if (!nothing && !Apply(news, seen, gone)) continue;
+    PinView();
+    return {};
   }
 }
 
@@ -251,6 +268,7 @@ Status Namespace::SwitchView(std::string_view run, std::string_view id) {
     snapshot_ =
         std::make_shared<const TreeSnapshot>(TreeSnapshot{snapshot_->tree, view_target_.step()});
   }
+  PinView();
   invalidator_.Add(kRootInode, "view");
   invalidator_.Drain();
   return {};

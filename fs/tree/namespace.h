@@ -62,6 +62,8 @@ class Namespace {
   // kernel has been told.
   Status TakeInNews(const StepGone& gone);
   Status SwitchView(std::string_view run, std::string_view id);
+  // A step that is only kept for the next who asks is loaded no more.
+  void LetGo(const Digest& manifest) { recent_.Drop(manifest); }
   void EndInvalidation() { invalidator_.End(); }
 
   NodeTable& nodes() { return nodes_; }
@@ -72,6 +74,8 @@ class Namespace {
   const RecentSteps& recent() const { return recent_; }
 
  private:
+  // The step that /view shows is not to be collected.
+  void PinView();
   std::shared_ptr<const StepAccess> AccessOf(StepEntry& step);  // null: it cannot be loaded
   // Make the tree one with these news, which are of the generation after `seen`;
   // false if it is of another one by now.
@@ -91,6 +95,8 @@ class Namespace {
   std::shared_ptr<const TreeSnapshot> snapshot_ GUARDED_BY(snapshot_mutex_);
   ViewTarget view_target_ GUARDED_BY(snapshot_mutex_);
   uint64_t generation_ GUARDED_BY(snapshot_mutex_) = 0;  // of the catalogue's news; 0: none yet
+  std::optional<Digest> pinned_ GUARDED_BY(snapshot_mutex_);  // the manifest that `pin_` is of
+  std::shared_ptr<const void> pin_ GUARDED_BY(snapshot_mutex_);
 
   Invalidator invalidator_;  // last: its thread stops first
 };

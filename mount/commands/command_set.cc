@@ -180,6 +180,44 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
               "Take a step whose optimizer files were removed");
 }
 
+void AddSnapshotOptions(Command& command, SnapshotFlags& flags) {
+  command
+      .Add("--snapshot-memory", flags.memory,
+           "Memory for snapshots of training jobs; 0: none are received (default: a quarter of RAM)")
+      .Value("BYTES")
+      .Check(Checked(ParseBytes));
+  AddRetentionOptions(command, flags.request.retention);
+  command
+      .Add("--hot-steps", flags.request.hot_steps,
+           "Keep the files of the newest K durable snapshots in memory (default: 0)")
+      .Value("K")
+      .Check(Checked(ParseCount));
+  command.Add("--hot-memory", flags.hot_memory, "Memory for them (default: an eighth of RAM)")
+      .Value("BYTES")
+      .Check(Checked(ParseBytes));
+}
+
+Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags) {
+  SnapshotRequest request = flags.request;
+  if (!flags.memory.empty()) {
+    CKPT_ASSIGN_OR_RETURN(request.memory_bytes, ParseBytes(flags.memory));
+  }
+  if (!flags.hot_memory.empty()) {
+    CKPT_ASSIGN_OR_RETURN(request.hot_bytes, ParseBytes(flags.hot_memory));
+  }
+  return request;
+}
+
+void AddRetentionOptions(Command& command, Retention& retention) {
+  command.Add("--keep-last", retention.keep_last, "Of a run's steps, keep the newest N")
+      .Value("N")
+      .Check(Checked(ParsePositive));
+  command
+      .Add("--keep-every", retention.keep_every, "Keep those whose iteration is a multiple of M")
+      .Value("M")
+      .Check(Checked(ParsePositive));
+}
+
 Result<std::string> StorePath(const std::string& path) {
   return AbsolutePath(path.empty() ? DefaultStore() : path);
 }
@@ -206,6 +244,7 @@ Status RefuseUsage(std::string_view message) {
 std::unique_ptr<CommandSet> MakeCommandSet() {
   auto commands = std::make_unique<CommandSet>();
   AddMountCommand(*commands);
+  AddDaemonCommand(*commands);
   AddUmountCommand(*commands);
   AddAdoptCommand(*commands);
   AddListCommand(*commands);
@@ -213,6 +252,7 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddSwitchCommand(*commands);
   AddWarmCommand(*commands);
   AddRemoveCommand(*commands);
+  AddGcCommand(*commands);
   AddInfoCommand(*commands);
   AddExplainCommand(*commands);
   AddExportCommand(*commands);

@@ -16,6 +16,7 @@
 #include "core/store/store.h"
 #include "mount/adoption.h"
 #include "mount/commands/command.h"
+#include "mount/snapshot_service.h"
 
 namespace ckptfs {
 
@@ -38,6 +39,16 @@ class CommandSet {
 void AddStoreOption(Command& command, std::string& store);
 void AddJsonOption(Command& command, bool& json);
 void AddIngestOptions(Command& command, IngestRequest& request);
+// What a mount and a daemon are told of snapshots.
+struct SnapshotFlags {
+  SnapshotRequest request;
+  std::string memory;
+  std::string hot_memory;
+};
+void AddSnapshotOptions(Command& command, SnapshotFlags& flags);
+Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags);
+// --keep-last and --keep-every.
+void AddRetentionOptions(Command& command, Retention& retention);
 
 // The store at `path` (empty: the default); kNotFound unless `create`.
 Result<std::unique_ptr<Store>> OpenStore(const std::string& path, bool create);
@@ -57,8 +68,10 @@ int RunCommandLine(std::vector<std::string> words);
 std::unique_ptr<CommandSet> MakeCommandSet();
 
 void AddAdoptCommand(CommandSet& commands);
+void AddDaemonCommand(CommandSet& commands);
 void AddExplainCommand(CommandSet& commands);
 void AddExportCommand(CommandSet& commands);
+void AddGcCommand(CommandSet& commands);
 void AddInfoCommand(CommandSet& commands);
 void AddListCommand(CommandSet& commands);
 void AddMountCommand(CommandSet& commands);

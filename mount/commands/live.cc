@@ -30,12 +30,15 @@ void AddLiveOptions(Command& command, LiveOptions& options) {
   command.Add("--mountpoint", options.mountpoint, "Only the mount there").Value("DIR");
 }
 
-Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options) {
+Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons) {
   std::string store;
   if (options.mountpoint.empty() || !options.store.empty()) {
     CKPT_ASSIGN_OR_RETURN(store, StorePath(options.store));
   }
   std::vector<LiveMount> mounts = FindLiveMounts(store);
+  if (!daemons) {
+    std::erase_if(mounts, [](const LiveMount& mount) { return mount.mountpoint.empty(); });
+  }
   if (!options.mountpoint.empty()) {
     CKPT_ASSIGN_OR_RETURN(const std::string mountpoint, MountpointPath(options.mountpoint));
     std::erase_if(mounts, [&](const LiveMount& mount) { return mount.mountpoint != mountpoint; });

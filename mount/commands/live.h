@@ -22,8 +22,8 @@ struct LiveOptions {
 
 void AddLiveOptions(Command& command, LiveOptions& options);
 
-// The mounts of the store (or the one at the mount point); never empty:
-// kNotFound if none is live.
-Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options);
+// The mounts of the store (or the one at the mount point), and its daemons without a mount
+// if `daemons`; never empty: kNotFound if none is live.
+Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons = false);
 
 }  // namespace ckptfs

@@ -31,7 +31,7 @@ struct MountFlags {
   std::string mode;
   std::string budget;
   std::string reserve;
-  std::string snapshot_memory;
+  SnapshotFlags snapshots;
   bool foreground = false;
 };
 
@@ -88,13 +88,8 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
   if (!options.reserve.empty()) {
     CKPT_ASSIGN_OR_RETURN(request.reserve_bytes, ParseBytes(options.reserve));
   }
-  if (!options.snapshot_memory.empty()) {
-    CKPT_ASSIGN_OR_RETURN(request.snapshot_bytes, ParseBytes(options.snapshot_memory));
-  }
-  if (!request.log.empty() && request.log != "stderr" && request.log != "syslog") {
-    // Not AbsolutePath: a link in the log's place has to be seen as one.
-    request.log = std::filesystem::absolute(request.log).lexically_normal().string();
-  }
+  CKPT_ASSIGN_OR_RETURN(request.snapshots, SnapshotRequestOf(options.snapshots));
+  request.log = AbsoluteLog(request.log);
   request.allow_other = request.allow_other || ::geteuid() == 0;
   return request;
 }
@@ -134,11 +129,7 @@ void AddServingOptions(Command& command, MountFlags& options) {
            "Of it, kept ready for the next files (default: a third, at most 8G)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
-  command
-      .Add("--snapshot-memory", options.snapshot_memory,
-           "Memory for snapshots of training jobs; 0: none are received (default: a quarter of RAM)")
-      .Value("BYTES")
-      .Check(Checked(ParseBytes));
+  AddSnapshotOptions(command, options.snapshots);
   command
       .Add("--read-ahead", options.request.read_ahead_kib,
            "The kernel's read-ahead for the mount; 0 leaves it (default: 16384)")

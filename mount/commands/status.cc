@@ -39,7 +39,7 @@ void PrintTree(const Json& json, const std::string& indent) {
 }
 
 Status RunStatus(const StatusFlags& options) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live, true));
   Json all = Json::array();
   for (const LiveMount& mount : mounts) {
     const auto text = AskDaemon(mount, "status");

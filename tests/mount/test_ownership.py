@@ -78,10 +78,12 @@ def test_a_repaired_file_is_copied_again(ckptfs, source):
 
 def test_what_another_process_is_copying_is_left_alone(ckptfs, source):
     blobs = ckptfs.store + '/blobs'
-    parts = blobs + '/0123.partial-abc'
+    name = '0123456789abcdef' * 2
+    parts = f'{blobs}/{name}.partial-abc'
     os.makedirs(parts)
-    fd = os.open(parts, os.O_RDONLY)
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.mkdir(ckptfs.store + '/holds', 0o700)
+    fd = os.open(f'{ckptfs.store}/holds/{name}', os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_SH)
     ckptfs.adopt(source, 'one', extra=['--copy'])
     assert os.path.exists(parts)
     os.close(fd)

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Removing steps that a policy does not keep, and what no step needs.  Whatever order
+// processes are killed in: a step's record goes first, then its manifest, then what no
+// manifest names; and each of them only by who holds it alone and has looked once more
+// since.
+#include "core/store/collect.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <algorithm>
+#include <set>
+
+#include "core/base/file_lock.h"
+#include "core/base/strings.h"
+#include "core/io/file_storage.h"
+#include "core/io/blob_directories.h"
+#include "core/store/manifest_format.h"
+#include "core/store/records.h"
+#include "core/store/side_blobs.h"
+#include "core/store/store_state.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr size_t kLocksAtOnce = 256;
+constexpr std::string_view kManifests = "manifests";
+
+// What a manifest needs of the store, and whether the step's bytes are the store's.
+Store::State::Needs NeedsOf(const StepModel& model, const std::string& blobs) {
+  Store::State::Needs needs;
+  for (const Blob& blob : model.blobs) {
+    needs.owned = needs.owned || (blob.store_owned && !blob.side);
+    std::string directory = BlobDirectoryIn(blobs, model.PathOf(blob));
+    if (!directory.empty()) needs.directories.insert(std::move(directory));
+  }
+  return needs;
+}
+
+}  // namespace
+
+Result<Store::State::Needs> Store::State::NeedsOfManifest(const Digest& manifest) {
+  {
+    MutexLock lock(mutex);
+    const auto known = needs.find(manifest);
+    if (known != needs.end()) return known->second;
+  }
+  CKPT_ASSIGN_OR_RETURN(const WholeFile file,
+                        WholeFile::Open(*storage, ManifestName(manifest),
+                                        kManifestHeaderSize + kManifestMaxPayload));
+  CKPT_ASSIGN_OR_RETURN(const StepModel model, ParseNamedManifest(file.text(), manifest, Blobs()));
+  Needs found = NeedsOf(model, Blobs());
+  MutexLock lock(mutex);
+  needs.insert_or_assign(manifest, found);
+  return found;
+}
+
+namespace {
+
+using State = Store::State;
+
+std::string NameOf(const StepRecord& record) { return StrCat(record.run, "/", record.id); }
+
+// One call of Store::Collect.
+class Collection {
+ public:
+  Collection(Store& store, State& state, const CollectRequest& request)
+      : store_(store), state_(state), request_(request) {}
+
+  Result<CollectReport> Run();
+
+ private:
+  Result<StoreIndex> Look() const;
+  Status RemoveSteps(const StoreIndex& index);
+  // Of one run's steps, those that go; oldest first.
+  std::vector<StepRecord> Victims(const std::map<std::string, IndexedStep>& steps);
+  Status RemoveStep(const StepRecord& record);
+  // Digests of live steps; nothing if a record cannot be read.
+  std::optional<std::set<Digest>> Live(const StoreIndex& index);
+  Result<std::vector<Digest>> ManifestsThere() const;
+  Status ReclaimManifests(const std::set<Digest>& live);
+  // Directories that some manifest needs; nothing if one cannot be read.
+  Result<std::optional<std::set<std::string>>> NeededDirectories();
+  Status ReclaimDirectories(const std::set<Digest>& live);
+  void Note(std::string text) { report_.notes.push_back(std::move(text)); }
+
+  std::unique_ptr<const FileLock> LockManifest(const Digest& manifest) const {
+    return FileLock::Take(StrCat(state_.directory, "/", ManifestName(manifest)), O_RDWR,
+                          LOCK_EX | LOCK_NB);
+  }
+
+  Store& store_;
+  State& state_;
+  const CollectRequest& request_;
+  CollectReport report_;
+  std::set<Digest> gone_;  // manifests that were reclaimed, or would be
+};
+
+Result<StoreIndex> Collection::Look() const {
+  CKPT_RETURN_IF_ERROR(state_.CheckPresent());
+  RecordTexts unused;
+  const KnownRecord known = [this](const StepName& name) { return state_.Known(name); };
+  return BuildStoreIndex(*state_.storage, "", known, unused);
+}
+
+std::vector<StepRecord> Collection::Victims(const std::map<std::string, IndexedStep>& steps) {
+  std::vector<StepRecord> owned;
+  const StepRecord* latest = nullptr;
+  for (const auto& [id, step] : steps) {
+    if (!step.record) {
+      Note(StrCat(step.name.run, ": all steps stay: ", step.record.error().message));
+      return {};
+    }
+    if (latest == nullptr || IsOlder(*latest, *step.record)) latest = &*step.record;
+    const auto needs = state_.NeedsOfManifest(step.record->manifest);
+    if (!needs) Note(StrCat(NameOf(*step.record), " stays: ", needs.error().message));
+    if (needs && needs->owned) owned.push_back(*step.record);
+  }
+  std::sort(owned.begin(), owned.end(),
+            [](const StepRecord& a, const StepRecord& b) { return IsOlder(a, b); });
+  owned.resize(owned.size() - std::min<uint64_t>(owned.size(), request_.keep_last));
+  std::erase_if(owned, [&](const StepRecord& step) {
+    const bool multiple = request_.keep_every != 0 && step.iteration % request_.keep_every == 0;
+    return multiple || step.id == latest->id;
+  });
+  return owned;
+}
+
+Status Collection::RemoveStep(const StepRecord& record) {
+  if (request_.let_go) request_.let_go(record);
+  const auto lock = LockManifest(record.manifest);
+  if (!lock) {
+    report_.held.push_back(record);
+    return {};
+  }
+  if (!request_.dry_run) {
+    const Status removed = store_.Remove(record);
+    if (!removed && removed.error().code == ErrorCode::kNotFound) return {};  // by another
+    CKPT_RETURN_IF_ERROR(removed);
+  }
+  report_.removed.push_back(record);
+  return {};
+}
+
+Status Collection::RemoveSteps(const StoreIndex& index) {
+  if (request_.keep_last == 0 && request_.keep_every == 0) return {};
+  for (const auto& [run, steps] : index.runs) {
+    if (request_.run && *request_.run != run) continue;
+    for (const StepRecord& step : Victims(steps)) CKPT_RETURN_IF_ERROR(RemoveStep(step));
+  }
+  return {};
+}
+
+std::optional<std::set<Digest>> Collection::Live(const StoreIndex& index) {
+  std::set<Digest> live;
+  for (const auto& [run, steps] : index.runs) {
+    for (const auto& [id, step] : steps) {
+      if (!step.record) {
+        Note(StrCat("nothing is reclaimed: ", step.record.error().message));
+        return std::nullopt;
+      }
+      live.insert(step.record->manifest);
+    }
+  }
+  return live;
+}
+
+Result<std::vector<Digest>> Collection::ManifestsThere() const {
+  CKPT_ASSIGN_OR_RETURN(const auto names, ListFilesBelow(*state_.storage, kManifests));
+  std::vector<Digest> digests;
+  for (const std::string& name : names) {
+    const auto digest = DigestNamed(std::string_view(name).substr(kManifests.size() + 1));
+    if (digest) digests.push_back(*digest);
+  }
+  return digests;
+}
+
+Status Collection::ReclaimManifests(const std::set<Digest>& live) {
+  CKPT_ASSIGN_OR_RETURN(std::vector<Digest> dead, ManifestsThere());
+  std::erase_if(dead, [&](const Digest& digest) { return live.contains(digest); });
+  for (size_t at = 0; at < dead.size(); at += kLocksAtOnce) {
+    std::vector<std::pair<Digest, std::unique_ptr<const FileLock>>> locked;
+    for (size_t i = at; i < std::min(dead.size(), at + kLocksAtOnce); ++i) {
+      if (auto lock = LockManifest(dead[i])) locked.emplace_back(dead[i], std::move(lock));
+    }
+    // Once more under the locks: whoever held one may have published meanwhile.
+    std::optional<std::set<Digest>> now = live;
+    if (!request_.dry_run && !locked.empty()) {
+      CKPT_ASSIGN_OR_RETURN(const StoreIndex index, Look());
+      now = Live(index);
+    }
+    for (const auto& [digest, lock] : locked) {
+      if (!now || now->contains(digest)) continue;
+      if (!request_.dry_run) {
+        CKPT_RETURN_IF_ERROR(state_.storage->Remove(ManifestName(digest)));
+      }
+      gone_.insert(digest);
+      ++report_.manifests;
+    }
+  }
+  MutexLock lock(state_.mutex);
+  for (const Digest& digest : gone_) {
+    if (!request_.dry_run) state_.needs.erase(digest);
+  }
+  return {};
+}
+
+Result<std::optional<std::set<std::string>>> Collection::NeededDirectories() {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<Digest> there, ManifestsThere());
+  std::set<std::string> needed;
+  for (const Digest& digest : there) {
+    if (request_.dry_run && gone_.contains(digest)) continue;
+    const auto needs = state_.NeedsOfManifest(digest);
+    if (!needs) {
+      Note(StrCat("no blobs are reclaimed: ", ManifestName(digest), ": ", needs.error().message));
+      return std::optional<std::set<std::string>>();
+    }
+    needed.insert(needs->directories.begin(), needs->directories.end());
+  }
+  return std::optional(std::move(needed));
+}
+
+// A live step whose manifest is not there may need any of them.
+Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<Digest> there, ManifestsThere());
+  const std::set<Digest> present(there.begin(), there.end());
+  for (const Digest& digest : live) {
+    if (present.contains(digest)) continue;
+    Note(StrCat("no blobs are reclaimed: a step's manifest ", digest.Hex(), " is missing"));
+    return {};
+  }
+  CKPT_ASSIGN_OR_RETURN(std::vector<std::string> unneeded, ListBlobDirectories(state_.directory));
+  CKPT_ASSIGN_OR_RETURN(auto needed, NeededDirectories());
+  if (!needed) return {};
+  std::erase_if(unneeded, [&](const std::string& name) { return needed->contains(name); });
+  for (size_t at = 0; at < unneeded.size(); at += kLocksAtOnce) {
+    std::vector<std::pair<std::string, std::unique_ptr<const FileLock>>> claimed;
+    for (size_t i = at; i < std::min(unneeded.size(), at + kLocksAtOnce); ++i) {
+      auto claim = ClaimBlobDirectory(state_.directory, unneeded[i]);
+      if (claim) claimed.emplace_back(unneeded[i], std::move(claim));
+    }
+    // Once more: whoever held one may have published meanwhile.
+    CKPT_ASSIGN_OR_RETURN(needed, NeededDirectories());
+    if (!needed) return {};
+    for (const auto& [name, claim] : claimed) {
+      if (needed->contains(name)) continue;
+      report_.bytes += BytesOfBlobDirectory(state_.directory, name);
+      ++report_.directories;
+      if (request_.dry_run) continue;
+      const Status removed = RemoveBlobDirectory(state_.directory, name);
+      if (!removed) Note(StrCat("blobs/", name, " stays: ", removed.error().message));
+    }
+  }
+  return {};
+}
+
+Result<CollectReport> Collection::Run() {
+  CKPT_ASSIGN_OR_RETURN(StoreIndex index, Look());
+  CKPT_RETURN_IF_ERROR(RemoveSteps(index));
+  CKPT_ASSIGN_OR_RETURN(index, Look());
+  for (const StepRecord& record : report_.removed) {
+    const IndexedStep* const step = index.Find(record.run, record.id);
+    if (request_.dry_run && step != nullptr) index.Drop(StepName(step->name));
+  }
+  const auto live = Live(index);
+  if (live) {
+    CKPT_RETURN_IF_ERROR(ReclaimManifests(*live));
+    CKPT_RETURN_IF_ERROR(ReclaimDirectories(*live));
+  }
+  if (!request_.dry_run) {
+    CKPT_RETURN_IF_ERROR(store_.Sweep());
+    RemoveUnusedHolds(state_.directory);
+    FileStorage::RemoveLeftovers(state_.directory);
+  }
+  return std::move(report_);
+}
+
+}  // namespace
+
+Result<CollectReport> Store::Collect(const CollectRequest& request) {
+  if (state_->directory.empty()) {
+    return Fail(ErrorCode::kUnsupported, "only a store in a directory of this machine is collected");
+  }
+  return Collection(*this, *state_, request).Run();
+}
+
+Result<std::shared_ptr<const void>> Store::HoldBlobs(std::string_view path) {
+  const std::string_view directory = BlobDirectoryOf(path);
+  if (state_->directory.empty() || directory.empty()) return nullptr;
+  return HoldBlobDirectory(state_->directory, directory);
+}
+
+std::shared_ptr<const void> Store::Hold(const StepRecord& record) {
+  return state_->HoldManifest(record.manifest);
+}
+
+std::shared_ptr<const void> Store::State::HoldManifest(const Digest& manifest) const {
+  if (directory.empty()) return nullptr;
+  return FileLock::Take(StrCat(directory, "/", ManifestName(manifest)), O_RDONLY, LOCK_SH);
+}
+
+}  // namespace ckptfs

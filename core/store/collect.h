@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What Store::Collect is asked, and what it has done.
+//
+// Thread safety: values.
+// Units: bytes.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/store/store.h"
+
+namespace ckptfs {
+
+// Which steps go.  Of a run's steps whose bytes the store owns these stay: the newest
+// `keep_last`, those whose iteration is a multiple of `keep_every`, and the latest.  Without
+// either number all stay.  Steps that refer to files elsewhere are nobody's to remove here.
+struct CollectRequest {
+  std::optional<std::string> run;  // of this run only; absent: of every one
+  uint64_t keep_last = 0;
+  uint64_t keep_every = 0;
+  bool dry_run = false;  // nothing is removed: what would be is told
+  // Before a step is found to be held: who only keeps it at hand lets go of it.
+  std::function<void(const StepRecord&)> let_go;
+};
+
+struct CollectReport {
+  std::vector<StepRecord> removed;
+  std::vector<StepRecord> held;  // would have gone, but somebody uses them
+  uint64_t manifests = 0;        // reclaimed, with those of the steps removed now
+  uint64_t directories = 0;      // of blobs
+  uint64_t bytes = 0;
+  std::vector<std::string> notes;  // what could not be judged, and so stays
+};
+
+}  // namespace ckptfs

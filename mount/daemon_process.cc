@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/daemon_process.h"
+
+#include <poll.h>
+
+#include <cerrno>
+
+#include "core/base/strings.h"
+#include "mount/control_server.h"
+#include "mount/logging.h"
+#include "mount/process_setup.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr int kLookMilliseconds = 10'000;  // at whether nobody receives, as a mount does
+
+// Until a signal comes.
+void WaitForSignal(StepCatalogue& catalogue, SnapshotService& service, int signals) {
+  for (bool receiving = service.receiving();; receiving = service.receiving()) {
+    pollfd event{signals, POLLIN, 0};
+    const int ready = ::poll(&event, 1, kLookMilliseconds);
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return;
+    // Names that others have published are taken.
+    if (const Status seen = catalogue.Refresh(); !seen) {
+      Log(LogLevel::kWarning, seen.error().message);
+    }
+    service.StartReceiving();
+    if (!receiving && service.receiving()) Log(LogLevel::kInfo, "receives now");
+  }
+}
+
+}  // namespace
+
+Status RunDaemon(const DaemonRequest& request, const std::function<void()>& ready) {
+  CKPT_RETURN_IF_ERROR(StartLogging("stderr"));
+  CKPT_RETURN_IF_ERROR(CheckLog(request.log));
+  CKPT_ASSIGN_OR_RETURN(const Descriptor signals, SignalDescriptor());
+  RaiseDescriptorLimit();
+  const std::string& path = request.snapshots.store;
+  CKPT_ASSIGN_OR_RETURN(const auto store, Store::Open(path, true));
+  StepCatalogue catalogue(*store);
+  SnapshotService::Hooks hooks;
+  hooks.refresh = [&](const StepRecord& record) {
+    return catalogue.RefreshStep(record.run, record.id);
+  };
+  SnapshotService service(*store, catalogue, request.snapshots, std::move(hooks));
+  service.StartReceiving();
+  const auto control =
+      ControlServer::Start(path, "", nullptr, [&] { return service.StatusJson(); });
+  if (!control) {
+    Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
+  }
+  Log(LogLevel::kInfo, service.receiving()
+                           ? StrCat("receives snapshots for ", path)
+                           : StrCat("another daemon receives for ", path, "; waits for its end"));
+  if (const Status moved = StartLogging(LogTarget(request.log, path, "daemon")); !moved) {
+    Log(LogLevel::kWarning, moved.error().message);
+  }
+  ready();
+  WaitForSignal(catalogue, service, signals.get());
+  Log(LogLevel::kInfo, "ended by a signal");
+  return {};
+}
+
+}  // namespace ckptfs

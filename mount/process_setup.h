@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a daemon's process sets up before it serves: signals, descriptors, its log.
+//
+// Thread safety: REQUIRES the process's first thread, before it starts others.
+
+#pragma once
+
+#include <string>
+
+#include "core/base/descriptor.h"
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+// Backing files and mapped sources want many descriptors.
+void RaiseDescriptorLimit();
+
+// SIGINT, SIGTERM and SIGHUP as a descriptor; blocked before any thread starts, so that
+// none of them ends a thread in the middle of something.
+Result<Descriptor> SignalDescriptor();
+
+// The log's place once the terminal is gone: `log` if it is given, else a file in the
+// store named after `name`.
+std::string LogTarget(const std::string& log, const std::string& store, std::string name);
+// A named log must be writable before the terminal is gone; its directory is not made.
+Status CheckLog(const std::string& log);
+
+}  // namespace ckptfs

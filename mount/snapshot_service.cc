@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/snapshot_service.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "mount/control_client.h"
+#include "mount/logging.h"
+
+namespace ckptfs {
+namespace {
+
+uint64_t PartOfRam(uint64_t parts) {
+  const uint64_t pages = static_cast<uint64_t>(std::max(::sysconf(_SC_PHYS_PAGES), 0L));
+  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / parts;
+}
+
+}  // namespace
+
+SnapshotService::SnapshotService(Store& store, StepCatalogue& catalogue, SnapshotRequest request,
+                                 Hooks hooks)
+    : store_(store),
+      catalogue_(catalogue),
+      request_(std::move(request)),
+      memory_bytes_(request_.memory_bytes.value_or(PartOfRam(4))),
+      hooks_(std::move(hooks)),
+      hot_(request_.hot_steps, request_.hot_bytes.value_or(PartOfRam(8))) {}
+
+// The receiver goes first: what it has whole is kept by the keeper still.
+SnapshotService::~SnapshotService() {
+  if (keeper_) keeper_->Stop();
+  std::shared_ptr<const Receiver> gone;
+  {
+    MutexLock lock(mutex_);
+    gone.swap(receiver_);
+  }
+}
+
+Status SnapshotService::Keep(ReceivedStep step) {
+  const auto kept = keeper_->Keep(std::move(step));
+  if (!kept) {
+    collector_->Reclaim();
+    return Fail(Error(kept.error()));
+  }
+  KeepHot(*kept);
+  RefreshDaemons(request_.store, {&*kept, 1});
+  collector_->Ask(kept->run);
+  return {};
+}
+
+void SnapshotService::KeepHot(const StepRecord& record) {
+  if (request_.hot_steps == 0) return;
+  const auto step = store_.Load(record);
+  std::vector<std::string> paths;
+  if (step) {
+    for (const Blob& blob : (*step)->model.blobs) paths.push_back((*step)->model.PathOf(blob));
+  }
+  const Status hot = step ? hot_.Add(record, paths) : Fail(Error(step.error()));
+  if (!hot) Log(LogLevel::kWarning, StrCat("not kept in memory: ", hot.error().message));
+}
+
+void SnapshotService::StartReceiving() {
+  if (receiving() || memory_bytes_ == 0) return;
+  if (!keeper_) {
+    keeper_ = std::make_unique<SnapshotKeeper>(store_, catalogue_, hooks_.refresh);
+    const auto removed = [this](const StepRecord& record) {
+      hot_.Remove(record);
+      const Status told = hooks_.refresh(record);
+      if (!told) Log(LogLevel::kWarning, told.error().message);
+      RefreshDaemons(request_.store, {&record, 1});
+    };
+    collector_ = std::make_unique<StepCollector>(store_, request_.retention,
+                                                 StepCollector::Hooks{hooks_.let_go, removed});
+  }
+  ReceiverOptions options;
+  options.store = request_.store;
+  options.memory_bytes = memory_bytes_;
+  options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
+  options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  auto receiver = Receiver::Start(std::move(options));
+  if (!receiver) {
+    if (receiver.error().code == ErrorCode::kExists) return;
+    return Log(LogLevel::kWarning, StrCat("no snapshots: ", receiver.error().message));
+  }
+  MutexLock lock(mutex_);
+  receiver_ = *std::move(receiver);
+}
+
+std::shared_ptr<const Receiver> SnapshotService::Get() const {
+  MutexLock lock(mutex_);
+  return receiver_;
+}
+
+std::string SnapshotService::StatusJson() const {
+  const auto receiver = Get();
+  if (!receiver) return "";
+  auto status = nlohmann::json::parse(receiver->StatusJson(), nullptr, false);
+  status["retention"] = nlohmann::json::parse(collector_->StatusJson(), nullptr, false);
+  status["hot"] = nlohmann::json::parse(hot_.StatusJson(), nullptr, false);
+  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SnapshotService is a daemon's whole business with snapshots: the receiver, what makes
+// received steps durable, what keeps the newest in memory, and the retention of old ones.
+// Of the daemons of a store on a machine one receives; another one's service waits, and
+// takes over when that has gone.
+//
+// Thread safety: StartReceiving by one thread; StatusJson by any.
+// Lifetime: store, catalogue and what the hooks use must outlive it.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/store/step_catalogue.h"
+#include "mount/hot_steps.h"
+#include "mount/snapshot_keeper.h"
+#include "mount/step_collector.h"
+#include "snapshot/receiver.h"
+
+namespace ckptfs {
+
+struct SnapshotRequest {
+  std::string store;                     // absolute
+  std::optional<uint64_t> memory_bytes;  // of arenas; absent: a quarter of RAM; 0: none are received
+  Retention retention;                   // of the runs whose snapshots are received
+  uint64_t hot_steps = 0;                // HotSteps
+  std::optional<uint64_t> hot_bytes;     // absent: an eighth of RAM
+};
+
+class SnapshotService {
+ public:
+  struct Hooks {
+    // A step came, moved into the store, or went.
+    std::function<Status(const StepRecord&)> refresh;
+    std::function<void(const StepRecord&)> let_go;  // as CollectRequest's; may be empty
+  };
+  SnapshotService(Store& store, StepCatalogue& catalogue, SnapshotRequest request, Hooks hooks);
+  ~SnapshotService();
+
+  // From now on, unless it does already, no snapshots are wanted, or another daemon does.
+  // What else hinders it is logged.
+  void StartReceiving();
+  bool receiving() const { return Get() != nullptr; }
+  // Receiver::StatusJson, "retention" and "hot"; empty where none are received.
+  std::string StatusJson() const;
+
+ private:
+  std::shared_ptr<const Receiver> Get() const;
+  Status Keep(ReceivedStep step);
+  void KeepHot(const StepRecord& record);
+
+  Store& store_;
+  StepCatalogue& catalogue_;
+  const SnapshotRequest request_;
+  const uint64_t memory_bytes_;
+  const Hooks hooks_;
+  HotSteps hot_;
+  std::unique_ptr<SnapshotKeeper> keeper_;
+  std::unique_ptr<StepCollector> collector_;
+  mutable Mutex mutex_;
+  std::shared_ptr<const Receiver> receiver_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptfs

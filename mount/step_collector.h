@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepCollector applies a daemon's retention policy: after each snapshot that became
+// durable it removes the steps of that run which the policy does not keep, and what no
+// step needs.  It has a thread of its own, so that nothing waits for it; what is asked
+// while it works is done once more afterwards.
+//
+// Thread safety: Ask may be called by any thread.
+// Lifetime: the store must outlive it; the destructor waits for what is under way.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "core/base/mutex.h"
+#include "core/store/collect.h"
+
+namespace ckptfs {
+
+struct Retention {
+  uint64_t keep_last = 0;
+  uint64_t keep_every = 0;
+  bool given() const { return keep_last != 0 || keep_every != 0; }
+};
+
+class StepCollector {
+ public:
+  struct Hooks {
+    std::function<void(const StepRecord&)> let_go;
+    std::function<void(const StepRecord&)> removed;
+  };
+  // With a policy it begins by reclaiming what processes that were killed have left.
+  StepCollector(Store& store, const Retention& retention, Hooks hooks);
+  ~StepCollector();
+
+  // After a snapshot of `run` became durable: nothing without a policy.
+  void Ask(const std::string& run);
+  // What was written in vain goes.
+  void Reclaim();
+  // {"removed", "in_use", "reclaimed_bytes", "last_failure"}
+  std::string StatusJson() const;
+
+ private:
+  void Run();
+  void Collect(const std::optional<std::string>& run);
+  void Wake(std::optional<std::string> run);
+
+  Store& store_;
+  const Retention retention_;
+  const Hooks hooks_;
+  mutable Mutex mutex_;
+  CondVar wake_;
+  std::set<std::optional<std::string>> asked_ GUARDED_BY(mutex_);  // nothing: reclaim only
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  uint64_t removed_ GUARDED_BY(mutex_) = 0;
+  uint64_t in_use_ GUARDED_BY(mutex_) = 0;  // steps that the last look found so
+  uint64_t bytes_ GUARDED_BY(mutex_) = 0;
+  std::string failure_ GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace ckptfs
