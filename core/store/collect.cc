@@ -82,6 +82,8 @@ class Collection {
   Status ReclaimManifests(const std::set<Digest>& live);
   // Directories that some manifest needs; nothing if one cannot be read.
   Result<std::optional<std::set<std::string>>> NeededDirectories();
+  // A live step's manifest that is not there, if any.
+  Result<std::optional<Digest>> MissingOf(const std::set<Digest>& live) const;
   Status ReclaimDirectories(const std::set<Digest>& live);
   void Note(std::string text) { report_.notes.push_back(std::move(text)); }
 
@@ -221,13 +223,26 @@ Result<std::optional<std::set<std::string>>> Collection::NeededDirectories() {
   return std::optional(std::move(needed));
 }
 
-// A live step whose manifest is not there may need any of them.
-Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
+Result<std::optional<Digest>> Collection::MissingOf(const std::set<Digest>& live) const {
   CKPT_ASSIGN_OR_RETURN(const std::vector<Digest> there, ManifestsThere());
   const std::set<Digest> present(there.begin(), there.end());
   for (const Digest& digest : live) {
-    if (present.contains(digest)) continue;
-    Note(StrCat("no blobs are reclaimed: a step's manifest ", digest.Hex(), " is missing"));
+    if (!present.contains(digest)) return std::optional(digest);
+  }
+  return std::optional<Digest>();
+}
+
+// A live step whose manifest is not there may need any of them.
+Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
+  CKPT_ASSIGN_OR_RETURN(std::optional<Digest> missing, MissingOf(live));
+  if (missing) {  // unless another has collected that step meanwhile
+    CKPT_ASSIGN_OR_RETURN(const StoreIndex index, Look());
+    const auto now = Live(index);
+    if (!now) return {};
+    CKPT_ASSIGN_OR_RETURN(missing, MissingOf(*now));
+  }
+  if (missing) {
+    Note(StrCat("no blobs are reclaimed: a step's manifest ", missing->Hex(), " is missing"));
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(std::vector<std::string> unneeded, ListBlobDirectories(state_.directory));
@@ -258,10 +273,10 @@ Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
 Result<CollectReport> Collection::Run() {
   CKPT_ASSIGN_OR_RETURN(StoreIndex index, Look());
   CKPT_RETURN_IF_ERROR(RemoveSteps(index));
-  CKPT_ASSIGN_OR_RETURN(index, Look());
+  // What others did meanwhile is seen under the locks.
   for (const StepRecord& record : report_.removed) {
     const IndexedStep* const step = index.Find(record.run, record.id);
-    if (request_.dry_run && step != nullptr) index.Drop(StepName(step->name));
+    if (step != nullptr) index.Drop(StepName(step->name));
   }
   const auto live = Live(index);
   if (live) {

@@ -4,8 +4,9 @@
 Usage: sharded_trainer.py FOLDER STORE RANK WORLD
 
 Lines of the input: "make KIND" builds a model (fsdp, hsdp, grid, tensor) with a Snapshotter
-of the run KIND, "refuse" prints what it says of models that it does not take, "step"
-trains one step and saves it (prints "saved N BOOL LATE"), "spoil" writes a parameter after that, "durable N" waits for it, "status" prints it as JSON.
+of the run KIND ("make KIND dcp": saves through torch.distributed.checkpoint instead), "refuse" prints what it says of models that it does not take, "step"
+trains one step and saves it (prints "saved N BOOL LATE"), "spoil" writes a parameter after that, "durable N" waits for it, "load VIEW" empties the memory
+and loads by DCP (prints whether all is as before), "status" prints it as JSON.
 Copies that may be late are held up until the backward pass after the save has ended.
 What each save has to hold goes to FOLDER/truth-KIND-N.pt, by rank 0.
 """
@@ -17,7 +18,11 @@ import threading
 import ckptfs
 import snapshot_trainer
 import torch
+import torch.distributed.checkpoint as dcp
+from ckptfs.dcp_reader import Planner, Reader
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -83,13 +88,60 @@ def refusals(world, store):
 class Job:
     """A model, its optimizer and Snapshotter."""
 
-    def __init__(self, kind, folder, store, rank, world):
+    def __init__(self, kind, folder, store, rank, world, by_dcp):
+        self.store, self.dcp = store, by_dcp
+        self.future = self.writer = None
+        # DCP talks from a thread of its own, beside the training.
+        self.group = torch.distributed.new_group(backend='gloo') if by_dcp else None
         self.kind, self.folder, self.rank, self.world = kind, folder, rank, world
         self.step, self.net = 0, build(kind, world)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
         self.snap = ckptfs.Snapshotter(
             self.net, self.optimizer, run=kind, store=store, slots=4,
             documents={'args': {'num_attention_heads': SIZES['HEADS']}})
+
+    def save(self):
+        """The step, by Snapshotter or DCP; whether it was taken."""
+        if not self.dcp:
+            return self.snap.save(self.step)
+        model, optimizer = get_state_dict(self.net, self.optimizer)
+        self.writer = ckptfs.dcp.Writer(self.store, self.kind, self.step, slots=4)
+        self.future = dcp.async_save(
+            {'model': model, 'optim': optimizer, 'args': {'num_attention_heads': SIZES['HEADS']}},
+            storage_writer=self.writer, process_group=self.group)
+        return self.writer.taken
+
+    def late(self):
+        """How many saves are being copied or written."""
+        savers = list(ckptfs.dcp._SAVERS.values()) if self.dcp else [self.snap]
+        return sum(saver.status()['under_way'] for saver in savers)
+
+    def durable(self, step):
+        """Whether it is."""
+        if not self.dcp:
+            return self.snap.wait_durable(step, 60)
+        self.future.result()
+        return self.writer.taken
+
+    def load(self, view):
+        """Whether DCP loads what the last save had into emptied memory."""
+        truth = self.truth()
+        with torch.no_grad():
+            for parameter in self.optimizer.param_groups[0]['params']:
+                for value in (parameter, *self.optimizer.state[parameter].values()):
+                    value.zero_()
+        model, optimizer = get_state_dict(self.net, self.optimizer)
+        model = {name: value for name, value in model.items() if 'inv_freq' not in name}
+        dcp.load({'model': model, 'optim': optimizer}, storage_reader=Reader(view),
+                 planner=Planner())
+        try:
+            dcp.load({'model': {'nowhere': torch.ones(1)}}, storage_reader=Reader(view),
+                     planner=Planner())
+        except CheckpointException as error:
+            found = self.truth()
+            return 'nowhere' in str(error) and all(
+                torch.equal(found[key], value) for key, value in truth.items())
+        return None
 
     def truth(self):
         """What a save has to hold."""
@@ -107,7 +159,7 @@ class Job:
             self.step * self.world + shard))
         loss = nn.functional.cross_entropy(self.net(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
-        late = self.snap.status()['under_way']
+        late = self.late()
         gate.set()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -115,7 +167,7 @@ class Job:
         with torch.no_grad():
             self.net(tokens)  # leaves the root's parameters gathered
         gate.clear()
-        taken = self.snap.save(self.step)
+        taken = self.save()
         self.net.model.rotary_emb.inv_freq += 1
         if self.rank == 0:
             torch.save(truth, f'{self.folder}/truth-{self.kind}-{self.step}.pt')
@@ -149,7 +201,7 @@ def main():
             if job:
                 job.snap.close()
             torch.manual_seed(0)
-            job = Job(more[0], folder, store, rank, world)
+            job = Job(more[0], folder, store, rank, world, 'dcp' in more)
             print('made', job.kind, flush=True)
         elif word == 'refuse':
             print('refused', json.dumps(refusals(world, store)), flush=True)
@@ -162,7 +214,9 @@ def main():
             print('spoilt', flush=True)
         elif word == 'durable':
             gate.set()
-            print('durable', more[0], job.snap.wait_durable(int(more[0]), 60), flush=True)
+            print('durable', more[0], job.durable(int(more[0])), flush=True)
+        elif word == 'load':
+            print('loaded', job.load(more[0]), flush=True)
         elif word == 'status':
             print(json.dumps(job.snap.status()), flush=True)
     gate.set()

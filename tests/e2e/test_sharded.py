@@ -10,10 +10,13 @@ import random
 import ckptfs as library
 import pytest
 import torch
+from ckptfs import dcp
+from ckptfs.dcp_reader import Planner, Reader
 from ckptfs.dtensor import boxes_of
 from ckptfs.state import Model, State
 from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from test_snapshot import Trainer, durable_steps
@@ -176,9 +179,9 @@ def job_fixture(tmp_path, ckptfs):
         one.close()
 
 
-def check_kind(mount, trainer, kind):
+def check_kind(mount, trainer, kind, by=''):
     """Trains a model that is sharded so; its steps are what the live job had."""
-    trainer.tell(f'make {kind}', 'made')
+    trainer.tell(f'make {kind} {by}', 'made')
     for step in range(2):
         answers = trainer.tell('step', 'saved')
         assert all(taken == 'True' for _, taken, _ in answers), trainer.said()
@@ -190,7 +193,7 @@ def check_kind(mount, trainer, kind):
         view = os.path.join(step_of(mount, kind, step), 'view')
         for layout, world in LAYOUTS:
             assert_equal(gathered(os.path.join(view, layout), world), truth)
-        own = OWN[kind]
+        own = f'dp{len(trainer.ranks)}' if by else OWN[kind]
         world = len(trainer.ranks)
         assert own in os.listdir(view)
         assert_equal(gathered(os.path.join(view, own), world), truth)
@@ -202,6 +205,55 @@ def test_four_ranks_of_every_kind(ckptfs, job):
     for kind in ('fsdp', 'hsdp', 'grid'):
         check_kind(mount, trainer, kind)
     trainer.end()
+
+
+def test_dcp_saves_by_its_own_plug_in(ckptfs, job):
+    _, mount = ckptfs.start()
+    trainer = job(2)
+    check_kind(mount, trainer, 'fsdp', 'dcp')
+    view = os.path.join(step_of(mount, 'fsdp', '1'), 'view', 'tp1')
+    assert trainer.tell(f'load {view}', 'loaded') == [['True'], ['True']], trainer.said()
+    older = os.path.join(step_of(mount, 'fsdp', '0'), 'view', 'tp1')
+    assert trainer.tell(f'load {older}', 'loaded') == [['False'], ['False']]
+    trainer.end()
+
+
+def test_dcp_state_dicts_of_one_process(ckptfs, monkeypatch, caplog):
+    """Flattened optimizers, ties, documents; what cannot be named is dropped by name."""
+    monkeypatch.setattr(dcp, '_SAVERS', {})
+    _, mount = ckptfs.start()
+    wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json').stdout,
+               'the receiver')
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 8))
+    net[2].weight = net[0].weight
+    optimizer = torch.optim.AdamW([{'params': net[0].parameters(), 'lr': 0.5},
+                                   {'params': [*net[1].parameters(), net[2].bias]}])
+    net(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    model, states = get_state_dict(
+        net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    truth = {k: v.clone() for k, v in model.items() if k != '2.weight'}
+    for key, value in states.items():
+        if key.startswith('state.') and key.split('.', 1)[1].rpartition('.')[0] != '2.weight':
+            name, _, kind = key.removeprefix('state.').rpartition('.')
+            truth[f'{kind}/{name}'] = value.clone()
+    given = {'model': model, 'optim': states, 'loader': {'at': 7, 'seen': torch.arange(3)}}
+    torch.distributed.checkpoint.save(given, storage_writer=dcp.Writer(),
+                                      checkpoint_id=f'ckptfs://{ckptfs.store}/dcp/3')
+    step = step_of(mount, 'dcp', '3')
+    assert_equal(gathered(os.path.join(step, 'view', 'tp1'), 1), truth)
+    plain = os.path.join(ckptfs.folder, 'export')
+    ckptfs.run('export', '--store', ckptfs.store, 'dcp/3', 'tp1', plain)
+    loaded = {'model': {k: torch.zeros_like(v) for k, v in model.items()}}
+    torch.distributed.checkpoint.load(loaded, storage_reader=Reader(plain), planner=Planner())
+    assert_equal(loaded['model'], dict(model))
+    given['optim'] = optimizer.state_dict()
+    torch.distributed.checkpoint.save(given, storage_writer=dcp.Writer(),
+                                      checkpoint_id=f'ckptfs://{ckptfs.store}/dcp/4')
+    assert 'numbers its parameters' in caplog.text
+    assert durable_steps(ckptfs) == ['3']
+    for saver in dcp._SAVERS.values():
+        saver.close()
 
 
 def test_two_ranks_and_a_write_to_what_is_being_copied(ckptfs, job):

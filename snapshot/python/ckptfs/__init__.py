@@ -8,7 +8,16 @@
 
 Snapshotter is for PyTorch loops.  For others: Saver, which takes a Collector.
 """
+import importlib
+
 from .saver import Collector, Saver
 from .snapshotter import Snapshotter
 
 __all__ = ['Collector', 'Saver', 'Snapshotter']
+
+
+def __getattr__(name: str) -> object:
+    """What loads torch.distributed.checkpoint, when somebody asks for it."""
+    if name in ('dcp', 'dcp_reader'):
+        return importlib.import_module(f'.{name}', __name__)
+    raise AttributeError(name)

@@ -40,7 +40,93 @@ def _sharded(models: Sequence[nn.Module]) -> Dict[Tuple[int, str], torch.Tensor]
     return found
 
 
-class TorchCollector:
+class PlacingCollector:
+    """What collectors of DTensors share: which ranks hold what, found out once."""
+
+    lazy = False
+
+    def __init__(self) -> None:
+        self._boxes = Boxes()
+        self._rank = 0
+        self._holders: Optional[Holders] = None
+        # By name: who holds this rank's part, and who all parts.
+        self._ranks: Dict[str, Tuple[int, ...]] = {}
+        self._firsts: Dict[str, Tuple[int, ...]] = {}
+        self._layout = ''
+
+    def _meet(self, rank: int, world: int, tensors: Dict[str, torch.Tensor],
+              groups: Sequence[Sequence[int]], trouble: str) -> None:
+        """Collective.  groups: ranks of this one's DDP groups; trouble: why this rank
+        cannot go on.  TypeError for what cannot be saved."""
+        self._rank = rank
+        for name, tensor in tensors.items():
+            if is_dtensor(tensor) and not trouble:
+                try:
+                    self._boxes.of(tensor)
+                except NotHeld as error:
+                    trouble = f'{name} {error}'
+        # Nobody waits for a rank that cannot go on.
+        told = gather((trouble, groups), world)
+        trouble = next((why for why, _ in told if why), '')
+        if trouble:
+            raise TypeError(trouble)
+        everybody = exchange(Description(tensors), world)
+        plain = not any(one.meshes for one in everybody)
+        if plain and all(one.names == everybody[0].names for one in everybody):
+            return  # all hold all
+        self._holders = Holders(rank, everybody, [g for _, held in told for g in held])
+        for name, tensor in tensors.items():
+            if not is_dtensor(tensor) or tensor.device_mesh.get_coordinate() is not None:
+                self._ranks[name] = self._holders.of(name, tensor)
+                self._firsts[name] = self._holders.first(name, tensor)
+
+    def first_of(self, name: str) -> Optional[Tuple[int, ...]]:
+        """Who holds a tensor for all that nobody keeps alike; rank 0 where all hold it."""
+        return self._ranks.get(name) if self._holders is not None else (0,)
+
+    def _place_all(self, model: state.Model, states: Sequence[State]) -> List[State]:
+        if self._holders is not None:
+            model.per_rank, model.layout = self._holders.per_rank, self._layout
+        placed = []
+        for one in states:
+            try:
+                placed += self._placed(one, model.tensors[one.parameter])
+            except NotHeld as error:
+                raise NotHeld(f'{one.kind} of {one.parameter} {error}') from error
+        return placed
+
+    def _placed(self, one: State, weight: torch.Tensor) -> List[State]:
+        """The part of a state that this rank holds, if it holds any."""
+        if self._holders is None and not is_dtensor(one.tensor):
+            return [one] * (one.ranks is None or self._rank in one.ranks)
+        ranks = None
+        if self._holders is not None:
+            if is_dtensor(weight) and weight.device_mesh.get_coordinate() is None:
+                return []
+            ranks = self._ranks.get(one.parameter)
+            if ranks is None:
+                raise NotHeld('was not there when the Snapshotter was made')
+            if self._rank not in ranks:
+                return []
+        if not is_dtensor(one.tensor):
+            if not is_dtensor(weight):
+                return [replace(one, ranks=ranks)]
+            if one.tensor.numel() != 1:
+                raise NotHeld('is no DTensor, its parameter is one')
+            return [replace(one, ranks=self._firsts[one.parameter])]
+        if not is_dtensor(weight) or mesh_key(weight) != mesh_key(one.tensor) or (
+                weight.shape != one.tensor.shape):
+            raise NotHeld('is placed otherwise than the parameter')
+        boxes = self._boxes.of(one.tensor)
+        if boxes is None:
+            return []
+        local = replace(one, tensor=local_of(one.tensor), watched=(one.tensor,), ranks=ranks)
+        if len(boxes) == 1 and not any(boxes[0][0]) and list(boxes[0][1]) == list(weight.shape):
+            return [local]
+        return [replace(local, shape=list(weight.shape), pieces=boxes)]
+
+
+class TorchCollector(PlacingCollector):
     """A Collector of modules on one device, in DDP, or of DTensors: fully_shard (FSDP2),
     with or without replicas, tensor parallelism, both.
 
@@ -48,15 +134,10 @@ class TorchCollector:
     """
 
     def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+        super().__init__()
         self._models = models
         self._optimizers = optimizers
         self.lazy = all(map(state.waits_for_hooks, optimizers))
-        self._boxes = Boxes()
-        self._holders: Optional[Holders] = None
-        # By name: who holds this rank's part, and who all parts.
-        self._ranks: Dict[str, Tuple[int, ...]] = {}
-        self._firsts: Dict[str, Tuple[int, ...]] = {}
-        self._layout = ''
         for module in models:
             state.refuse_unknown(module)
 
@@ -77,29 +158,14 @@ class TorchCollector:
             raise TypeError('DTensors of several ranks without torch.distributed')
         groups = [torch.distributed.get_process_group_ranks(m.process_group)
                   for m in map(state.data_parallel, self._models) if m is not None]
-        # Nobody waits for a rank that cannot go on.
-        told = gather((self._trouble(tensors), groups), world)
-        trouble = next((why for why, _ in told if why), '')
-        if trouble:
-            raise TypeError(trouble)
-        everybody = exchange(Description(tensors), world)
-        self._holders = Holders(rank, everybody, [g for _, held in told for g in held])
-        for name, tensor in tensors.items():
-            if not is_dtensor(tensor) or tensor.device_mesh.get_coordinate() is not None:
-                self._ranks[name] = self._holders.of(name, tensor)
-                self._firsts[name] = self._holders.first(name, tensor)
+        self._meet(rank, world, tensors, groups, self._trouble(tensors))
         self._layout = self._layout_of(world, groups)
 
     def _trouble(self, tensors: Dict[str, torch.Tensor]) -> str:
         """What of the model cannot be saved."""
         sharding = any(True for _ in _fsdp_params(self._models))
         for name, tensor in tensors.items():
-            if is_dtensor(tensor):
-                try:
-                    self._boxes.of(tensor)
-                except NotHeld as error:
-                    return f'{name} {error}'
-            elif sharding and isinstance(tensor, nn.Parameter):
+            if sharding and isinstance(tensor, nn.Parameter) and not is_dtensor(tensor):
                 return (f'{name} is not sharded by fully_shard as others are, so nothing '
                         'says that ranks keep it alike')
         return ''
@@ -136,42 +202,4 @@ class TorchCollector:
                                state.hyper_parameters(group)))
         weights = [State(name, 'weight', '', tensor, updated=id(tensor) in updated)
                    for name, tensor in model.tensors.items()]
-        if self._holders is not None:
-            model.per_rank, model.layout = self._holders.per_rank, self._layout
-        placed = []
-        for one in weights + states:
-            try:
-                placed += self._placed(one, model.tensors[one.parameter])
-            except NotHeld as error:
-                raise NotHeld(f'{one.kind} of {one.parameter} {error}') from error
-        return model, placed, groups
-
-    def _placed(self, one: State, weight: torch.Tensor) -> List[State]:
-        """The part of a state that this rank holds, if it holds any."""
-        if self._holders is None and not is_dtensor(one.tensor):
-            return [one]
-        ranks = None
-        if self._holders is not None:
-            if is_dtensor(weight) and weight.device_mesh.get_coordinate() is None:
-                return []
-            ranks = self._ranks.get(one.parameter)
-            if ranks is None:
-                raise NotHeld('was not there when the Snapshotter was made')
-            if self._holders.rank not in ranks:
-                return []
-        if not is_dtensor(one.tensor):
-            if not is_dtensor(weight):
-                return [replace(one, ranks=ranks)]
-            if one.tensor.numel() != 1:
-                raise NotHeld('is no DTensor, its parameter is one')
-            return [replace(one, ranks=self._firsts[one.parameter])]
-        if not is_dtensor(weight) or mesh_key(weight) != mesh_key(one.tensor) or (
-                weight.shape != one.tensor.shape):
-            raise NotHeld('is placed otherwise than the parameter')
-        boxes = self._boxes.of(one.tensor)
-        if boxes is None:
-            return []
-        local = replace(one, tensor=local_of(one.tensor), watched=(one.tensor,), ranks=ranks)
-        if len(boxes) == 1 and not any(boxes[0][0]) and list(boxes[0][1]) == list(weight.shape):
-            return [local]
-        return [replace(local, shape=list(weight.shape), pieces=boxes)]
+        return model, self._place_all(model, weights + states), groups

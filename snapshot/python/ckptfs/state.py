@@ -161,6 +161,17 @@ def _number(value: object) -> torch.Tensor:
     return torch.tensor(value, dtype=dtype)
 
 
+def state_of(name: str, kind: str, label: str, value: Any) -> List[State]:
+    """What an optimizer has of a parameter; nothing for None."""
+    if isinstance(value, torch.Tensor):
+        return [State(name, kind, label, value, updated=True)]
+    if isinstance(value, (bool, int, float)):
+        return [State(name, kind, label, _number(value), number=True)]
+    if value is not None:
+        raise NotHeld(f"the optimizer's {kind} of {name} is a {type(value).__name__}")
+    return []
+
+
 def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
                      names: Dict[int, str]) -> List[State]:
     """The state of each parameter; `names` by id() of the parameters."""
@@ -170,13 +181,7 @@ def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
         if name is None:
             raise NotHeld('the optimizer has a parameter that the model has not')
         for kind, value in values.items():
-            if isinstance(value, torch.Tensor):
-                states.append(State(name, kind, label, value, updated=True))
-            elif isinstance(value, (bool, int, float)):
-                states.append(State(name, kind, label, _number(value), number=True))
-            elif value is not None:
-                raise NotHeld(f"the optimizer's {kind} of {name} is a "
-                              f'{type(value).__name__}')
+            states += state_of(name, kind, label, value)
     return states
 
 
@@ -205,6 +210,8 @@ class _DocumentPickler(pickle.Pickler):
             return None
         if value.layout != torch.strided or value.is_quantized:
             raise NotHeld('a document holds a tensor that is not strided')
+        if type(value).__name__ == 'DTensor':
+            raise NotHeld('a document holds a DTensor')
         self.tensors.append(value.detach())
         marks = 'p' if isinstance(value, nn.Parameter) else ''
         return str(len(self.tensors) - 1) + marks + 'g' * value.requires_grad
