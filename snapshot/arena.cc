@@ -174,6 +174,8 @@ Result<std::unique_ptr<ArenaWriter>> ArenaWriter::Open(int descriptor, const Are
   return std::unique_ptr<ArenaWriter>(new ArenaWriter(std::move(mapping), shape));
 }
 
+std::span<std::byte> ArenaWriter::All() const { return {mapping_->data(), shape_.bytes()}; }
+
 std::span<std::byte> ArenaWriter::Payload(uint32_t chunk) const {
   return {mapping_->data() + chunk * shape_.chunk_bytes + kArenaPage, shape_.payload_bytes()};
 }

@@ -105,6 +105,7 @@ class ArenaWriter {
   ~ArenaWriter();
 
   const ArenaShape& shape() const { return shape_; }
+  std::span<std::byte> All() const;
   // REQUIRES (both): chunk < shape().chunks.
   std::span<std::byte> Payload(uint32_t chunk) const;
   // Fills in what SealedHeader does and the payload's digest.

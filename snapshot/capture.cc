@@ -129,7 +129,8 @@ Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t w
     const CapturedTensor& tensor = capture.tensors[i];
     if (entries[i].end == entries[i].begin) continue;
     file.parts_.push_back(
-        {text.size() + entries[i].begin, text.size() + entries[i].end, tensor.from, tensor.lazy});
+        {text.size() + entries[i].begin, text.size() + entries[i].end, tensor.from, tensor.lazy,
+         tensor.device});
   }
   file.bytes_ = file.parts_.back().end;
   file.capture_ = std::move(capture);
@@ -144,7 +145,7 @@ std::vector<CopyRun> CaptureFile::Runs(uint64_t begin, uint64_t end, bool lazy) 
     if (part->lazy != lazy) continue;
     const uint64_t from = std::max(begin, part->begin);
     const uint64_t to = std::min(end, part->end);
-    runs.push_back({part->from + (from - part->begin), from, to - from});
+    runs.push_back({part->from + (from - part->begin), from, to - from, part->device});
   }
   return runs;
 }

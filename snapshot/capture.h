@@ -23,6 +23,7 @@
 #include "core/base/result.h"
 #include "core/blob/safetensors_header.h"
 #include "core/ingest/state_part.h"
+#include "snapshot/copier.h"
 
 namespace ckptfs {
 
@@ -38,6 +39,7 @@ struct CapturedTensor {
   Shape shape;
   std::optional<StatePart> part;  // of what state; absent: it is all of it
   const std::byte* from = nullptr;
+  int device = kHost;  // where that is (copier.h)
   // Nothing but an optimizer's step writes it: it may be copied until then.  All else
   // is copied before the save returns.
   bool lazy = false;
@@ -72,6 +74,8 @@ struct Capture {
   std::vector<CapturedGroup> groups;
   std::vector<CapturedDocument> documents;
   std::shared_ptr<const void> owner;
+  // What may still be writing the tensors of devices.
+  std::vector<DeviceStream> streams;
   // Asked once when all is copied: which tensor was written since the save, in
   // words; empty: none.  Called from the writer's own thread.
   std::function<std::string()> changed;
@@ -82,6 +86,7 @@ struct CopyRun {
   const std::byte* from = nullptr;
   uint64_t at = 0;  // in the file
   uint64_t bytes = 0;
+  int device = kHost;
 };
 
 class CaptureFile {
@@ -102,6 +107,7 @@ class CaptureFile {
     uint64_t end = 0;
     const std::byte* from = nullptr;
     bool lazy = false;
+    int device = kHost;
   };
   Capture capture_;
   std::shared_ptr<const std::string> header_;  // runs refer to it

@@ -2,28 +2,38 @@
 //
 // Copier is the seam over copies out of the memory that a training job computes
 // in.  HostCopier is that of the host (training on CPUs, optimizers whose state lies
-// there).
+// there), CudaCopier (cuda_copier.h) that of CUDA devices and the host.
 //
 // Whoever gets an error reuses the memory: when one is returned, nothing that was
 // enqueued is being copied any more.
 //
-// Thread safety: one thread at a time.
+// Thread safety: one thread at a time; Follow and Pin also beside it.
 // Units: bytes.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "core/base/result.h"
 
 namespace ckptfs {
 
+inline constexpr int kHost = -1;
+
 struct MemoryCopy {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;  // host memory
   uint64_t bytes = 0;
+  int device = kHost;  // where `from` is: an ordinal as the process counts devices
+};
+
+// A queue of a device's work.
+struct DeviceStream {
+  int device = 0;
+  uint64_t handle = 0;  // CUstream; 0: the default stream
 };
 
 class Copier {
@@ -33,16 +43,24 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
+  // What is enqueued from now on is copied after all work that these streams have been
+  // given so far.
+  virtual Status Follow(std::span<const DeviceStream> streams) = 0;
   // Begins copies, many small ones together: those of a chunk are one call.
   virtual Status Enqueue(std::span<const MemoryCopy> copies) = 0;
   // All that was enqueued is in host memory.  BLOCKS: until it is.
   virtual Status Wait() = 0;
+  // Makes copies into `memory` faster for as long as the result is kept; null if it
+  // cannot.  REQUIRES: the memory outlives the result.
+  virtual std::shared_ptr<const void> Pin(std::span<std::byte> memory) = 0;
 };
 
 class HostCopier final : public Copier {
  public:
+  Status Follow(std::span<const DeviceStream> streams) override;
   Status Enqueue(std::span<const MemoryCopy> copies) override;
   Status Wait() override;
+  std::shared_ptr<const void> Pin(std::span<std::byte> memory) override;
 };
 
 }  // namespace ckptfs

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "core/base/fault_point.h"
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 
@@ -110,12 +111,14 @@ Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passe
     control.header.cmsg_len = CMSG_LEN(sizeof passed);
     std::memcpy(CMSG_DATA(&control.header), &passed, sizeof passed);
   }
+  FaultPoint();
   while (sendmsg(socket, &out, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
     if (WouldBlock(errno))
       return Fail(ErrorCode::kExhausted, "snapshots: the other side does not read");
     return Fail(ErrnoError(errno, "snapshots"));
   }
+  FaultPoint();
   return {};
 }
 
@@ -150,6 +153,7 @@ Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor) {
     }
     CKPT_ASSIGN_OR_RETURN(incoming.message, Decode(wire, static_cast<size_t>(got)));
     incoming.kind = Incoming::Kind::kMessage;
+    FaultPoint();
     return incoming;
   }
 }

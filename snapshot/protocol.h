@@ -7,10 +7,12 @@
 //                           sequence = for how many there shall be room, text = run LF job)
 //   daemon -> rank    welcome(length = bytes of a chunk, sequence = chunks) + descriptor
 //                   | refused(text)                            and the end
-//   rank   -> daemon  begin(step, attempt, length = bytes of the rank's file)
+//   rank   -> daemon  begin(step, attempt, length = bytes of the rank's file,
+//                           sequence = 1: the rank had to wait for free chunks)
 //                     chunk(attempt, sequence, chunk) *        in order, without gaps
 //                     end(attempt)                             none of it has changed
-//                     drop(step, attempt, text = why)          instead, at any time
+//                     drop(step, attempt, text = why,          instead, at any time
+//                          sequence = 1: there were too few free chunks)
 //   daemon -> rank    free(chunk)                              the rank's again
 //                     durable(step, attempt) | dropped(step, attempt, text = why)
 //

@@ -100,6 +100,7 @@ Status RankSession::Handle(const SnapshotMessage& message, IncomingSteps& steps,
     case SnapshotWord::kEnd: return End(message, steps, whole);
     case SnapshotWord::kDrop:
       (void)steps.Begin(NameOf(message.attempt), rank_);  // it is over
+      if (message.sequence != 0) ++budget_->full_drops;
       parts_.erase(message.attempt);
       steps.Drop(NameOf(message.attempt), message.step, StrCat("rank ", rank_, ": ", message.text));
       return {};
@@ -194,6 +195,7 @@ Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) 
   if (!steps.Begin(NameOf(message.attempt), rank_)) {
     return Breach("an attempt of before; each life of a job needs a text of its own");
   }
+  if (message.sequence != 0) ++budget_->full_waits;
   auto part = std::make_unique<Part>();
   part->step = message.step;
   part->bytes = message.length;
@@ -230,11 +232,17 @@ Status RankSession::Chunk(const SnapshotMessage& message) {
   CKPT_RETURN_IF_ERROR(CheckHeader(header, part));
   if (header.attempt != message.attempt) return Breach("a chunk of another attempt");
   const auto bytes = hold_->reader().Payload(chunk).first(header.length);
-  if (DigestOf(bytes) != header.payload) {
+  // Both digests of a piece while it is in the processor's cache.
+  ChunkDigester whole(bytes.size());
+  for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
+    const auto piece = bytes.subspan(at, std::min<size_t>(kChunkBytes, bytes.size() - at));
+    whole.Add(piece);
+    part.digester.Add(piece);
+  }
+  if (std::move(whole).Finish().front() != header.payload) {
     return Fail(ErrorCode::kDataLoss, StrCat("chunk ", part.sequence, " of step ", part.step,
                                              " is not what its header says"));
   }
-  part.digester.Add(bytes);
   part.file.rope.push_back(bytes);
   part.received += bytes.size();
   ++part.sequence;

@@ -35,6 +35,9 @@ struct ArenaBudget {
   uint64_t chunk_bytes = kArenaChunkBytes;
   std::atomic<uint64_t> used{0};
   std::atomic<uint64_t> huge{0};  // of it in huge pages
+  // Snapshots that met a full arena: how often ranks dropped theirs, or waited.
+  std::atomic<uint64_t> full_drops{0};
+  std::atomic<uint64_t> full_waits{0};
   Descriptor wake;                // an eventfd
 
   void Wake() const;

@@ -270,6 +270,8 @@ std::string Receiver::StatusJson() const {
   const nlohmann::json status{{"ranks", state_->ranks},
                               {"arena_bytes", state_->budget->used.load()},
                               {"huge_bytes", state_->budget->huge.load()},
+                              {"full_drops", state_->budget->full_drops.load()},
+                              {"full_waits", state_->budget->full_waits.load()},
                               {"incoming", state_->incoming},
                               {"waiting", state_->whole.size()},
                               {"durable", state_->durable},

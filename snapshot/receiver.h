@@ -45,8 +45,8 @@ class Receiver {
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
 
-  // {"ranks", "arena_bytes", "huge_bytes", "incoming", "waiting", "durable", "dropped",
-  //  "last_durable", "last_drop"}
+  // {"ranks", "arena_bytes", "huge_bytes", "full_drops", "full_waits", "incoming",
+  //  "waiting", "durable", "dropped", "last_durable", "last_drop"}
   std::string StatusJson() const;
 
  private:

@@ -74,8 +74,13 @@ void SnapshotLink::Listen() {
     if (message.chunk >= ours_.size() || ours_[message.chunk]) break;  // not the daemon's to free
     ours_[message.chunk] = true;
     free_.push_back(static_cast<uint32_t>(message.chunk));
+    freed_.NotifyAll();
   }
-  gone_ = true;
+  {
+    MutexLock lock(mutex_);
+    gone_ = true;
+    freed_.NotifyAll();
+  }
   if (!leaving_) hear_(*this, nullptr);
 }
 
@@ -83,9 +88,11 @@ bool SnapshotLink::Fits(uint64_t bytes, uint32_t slots) const {
   return shape().ChunksFor(bytes) <= shape().chunks / slots;
 }
 
-std::vector<uint32_t> SnapshotLink::TakeChunks(uint64_t bytes) {
+std::vector<uint32_t> SnapshotLink::TakeChunks(uint64_t bytes, CondVar::Time end) {
   const uint64_t count = shape().ChunksFor(bytes);
   MutexLock lock(mutex_);
+  while (count > free_.size() && !gone_ && freed_.WaitUntil(mutex_, end)) {
+  }
   if (count > free_.size()) return {};
   const auto first = free_.end() - static_cast<ptrdiff_t>(count);
   std::vector<uint32_t> chunks(first, free_.end());
@@ -96,6 +103,7 @@ std::vector<uint32_t> SnapshotLink::TakeChunks(uint64_t bytes) {
 void SnapshotLink::GiveBack(const std::vector<uint32_t>& chunks) {
   MutexLock lock(mutex_);
   free_.insert(free_.end(), chunks.begin(), chunks.end());
+  freed_.NotifyAll();
 }
 
 Status SnapshotLink::Send(const SnapshotMessage& message) {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/mutex.h"
@@ -51,10 +52,14 @@ class SnapshotLink {
   const ArenaWriter& arena() const { return *arena_; }
   bool gone() const { return gone_; }
 
-  // Free chunks for `bytes` of payload; none if there are too few.
-  std::vector<uint32_t> TakeChunks(uint64_t bytes);
+  // Free chunks for `bytes` of payload; none if there are too few until `end`, or the
+  // daemon went away.  BLOCKS: until then at most; not if `end` is over.
+  std::vector<uint32_t> TakeChunks(uint64_t bytes, CondVar::Time end);
   // Chunks that were not handed over.
   void GiveBack(const std::vector<uint32_t>& chunks);
+  // Keeps what makes copies into the arena faster (Copier::Pin), as long as this has it.
+  // REQUIRES: one thread.
+  void KeepPinned(std::shared_ptr<const void> pinned) { pinned_ = std::move(pinned); }
   // BLOCKS: at most ten seconds; who does not read for so long is gone.
   Status Send(const SnapshotMessage& message);
 
@@ -64,12 +69,14 @@ class SnapshotLink {
 
   const Descriptor socket_;
   const std::unique_ptr<ArenaWriter> arena_;
+  std::shared_ptr<const void> pinned_;  // before the arena goes
   const Hear hear_;
   std::atomic<bool> gone_{false};
   std::atomic<bool> leaving_{false};
   Mutex mutex_;
   std::vector<bool> ours_ GUARDED_BY(mutex_);  // not the daemon's
   std::vector<uint32_t> free_ GUARDED_BY(mutex_);
+  CondVar freed_;  // or the daemon is gone
   std::thread reader_;
 };
 

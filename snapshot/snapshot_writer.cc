@@ -21,6 +21,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
+constexpr std::string_view kCancelled = "cancelled";
+constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -34,8 +36,11 @@ struct Job {
   std::vector<uint32_t> chunks;
   size_t copied = 0;  // chunks whose bytes are in the arena
   size_t sent = 0;
+  Clock::time_point end = Clock::time_point::max();  // dropped if it is not over by then
+  bool waited = false;                               // for room
   // Under State::mutex:
   bool safe = false;         // its memory may change
+  bool ended = false;        // all is handed over, or it is dropped
   std::string failure = {};  // why it is dropped
 
   uint64_t ChunkBegin(size_t i) const { return i * link->shape().payload_bytes(); }
@@ -50,7 +55,7 @@ std::vector<MemoryCopy> CopiesOf(const Job& job, size_t i, bool lazy) {
   const std::span<std::byte> payload = job.link->arena().Payload(job.chunks[i]);
   std::vector<MemoryCopy> copies;
   for (const CopyRun& run : job.file.Runs(begin, job.ChunkEnd(i), lazy)) {
-    copies.push_back({run.from, payload.data() + (run.at - begin), run.bytes});
+    copies.push_back({run.from, payload.data() + (run.at - begin), run.bytes, run.device});
   }
   return copies;
 }
@@ -67,7 +72,10 @@ SnapshotMessage MessageOf(const Job& job, SnapshotWord word) {
 struct SnapshotWriter::State {
   explicit State(WriterOptions given);
   void Run();
-  bool Begin(Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  bool Begin(Capture capture, Clock::time_point end) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Status TakeRoom(Job& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Status FollowDevices(const Job& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  void Pace(uint64_t bytes);
   void Abandon(const Job& job, uint64_t step, const std::string& why);
   Status Prepare(Job& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Result<std::shared_ptr<SnapshotLink>> Connected(uint64_t bytes)
@@ -77,13 +85,14 @@ struct SnapshotWriter::State {
   Status CopyOrSend(const JobPtr& job);
   Status SendChunk(Job& job);
   Status Verify(const JobPtr& job);
-  void Finish(const JobPtr& job, const Status& done);
+  void Finish(const JobPtr& job, Status done);
 
   enum class Fate { kUnderWay, kDurable, kDropped };
   struct Outcome {
     uint64_t step = 0;
     Fate fate = Fate::kUnderWay;
     const SnapshotLink* link = nullptr;  // to tell it by
+    WriterProgress progress = {};
   };
   void Settle(uint64_t attempt, Fate fate, const std::string& why) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Say(std::string line) EXCLUSIVE_LOCKS_REQUIRED(mutex);
@@ -103,6 +112,7 @@ struct SnapshotWriter::State {
   std::shared_ptr<SnapshotLink> link GUARDED_BY(save_mutex);
   // Earlier ones, whose arenas became too small, while their steps are written.
   std::vector<std::shared_ptr<SnapshotLink>> retired GUARDED_BY(save_mutex);
+  std::weak_ptr<const SnapshotLink> pinned GUARDED_BY(save_mutex);  // or tried to
 
   Mutex mutex;
   CondVar moved;  // a job became safe or ended, an outcome settled
@@ -113,6 +123,7 @@ struct SnapshotWriter::State {
   std::string said GUARDED_BY(mutex);  // the trouble that was said last
   bool urgent GUARDED_BY(mutex) = false;
   bool stopping GUARDED_BY(mutex) = false;
+  Clock::time_point next_copy = Clock::time_point::min();  // by pace; the copying thread's
   std::thread thread;
 };
 
@@ -134,13 +145,15 @@ void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::strin
   found->second.fate = fate;
   --status.under_way;
   if (fate == Fate::kDurable) {
+    found->second.progress.durable = found->second.progress.bytes;
     ++status.durable;
     status.last_durable = found->second.step;
     said.clear();
   } else {
     ++status.dropped;
     status.last_drop = StrCat("step ", found->second.step, ": ", why);
-    if (said != why) Say(StrCat("snapshot dropped: ", status.last_drop));
+    // Who cancels one knows.
+    if (said != why && why != kCancelled) Say(StrCat("snapshot dropped: ", status.last_drop));
     said = why;
   }
   while (outcomes.size() > kKeptOutcomes) outcomes.erase(outcomes.begin());
@@ -166,7 +179,7 @@ void SnapshotWriter::State::Hear(SnapshotLink& from, const SnapshotMessage* mess
 
 uint64_t SnapshotWriter::State::NewAttempt(uint64_t step) {
   ++status.under_way;
-  outcomes[++status.saves] = Outcome{step, Fate::kUnderWay, nullptr};
+  outcomes[++status.saves] = Outcome{step};
   return status.saves;
 }
 
@@ -214,21 +227,49 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t 
   return link;
 }
 
+Status SnapshotWriter::State::TakeRoom(Job& job) {
+  const uint64_t bytes = job.file.bytes();
+  job.chunks = job.link->TakeChunks(bytes, Clock::time_point::min());
+  if (job.chunks.empty() && options.wait_for_room && !job.link->gone()) {
+    job.waited = true;
+    {
+      MutexLock lock(mutex);
+      ++status.full_waits;
+    }
+    job.chunks = job.link->TakeChunks(bytes, std::min(job.end, Clock::now() + options.update_limit));
+  }
+  if (!job.chunks.empty()) return {};
+  MutexLock lock(mutex);
+  ++status.full_drops;
+  return Fail(ErrorCode::kExhausted, std::string(kNoRoom));
+}
+
+// Copies come after what the devices are doing to the tensors now.
+Status SnapshotWriter::State::FollowDevices(const Job& job) {
+  const auto& streams = job.file.capture().streams;
+  if (streams.empty()) return {};
+  CKPT_RETURN_IF_ERROR(eager_copier->Follow(streams));
+  CKPT_RETURN_IF_ERROR(lazy_copier->Follow(streams));
+  if (pinned.lock() == job.link) return {};
+  job.link->KeepPinned(eager_copier->Pin(job.link->arena().All()));
+  pinned = job.link;
+  return {};
+}
+
 // Chunks for all of it, and in them what cannot wait.
 Status SnapshotWriter::State::Prepare(Job& job, Capture capture) {
   CKPT_ASSIGN_OR_RETURN(job.file,
                         CaptureFile::Make(std::move(capture), options.rank, options.world));
   CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes()));
-  job.chunks = job.link->TakeChunks(job.file.bytes());
-  if (job.chunks.empty()) {
-    return Fail(ErrorCode::kExhausted, "the arena is full of steps that are still being written");
-  }
+  CKPT_RETURN_IF_ERROR(TakeRoom(job));
+  CKPT_RETURN_IF_ERROR(FollowDevices(job));
   for (size_t i = 0; i < job.chunks.size(); ++i) {
     CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(CopiesOf(job, i, false)));
   }
   CKPT_RETURN_IF_ERROR(eager_copier->Wait());
   SnapshotMessage message = MessageOf(job, SnapshotWord::kBegin);
   message.length = job.file.bytes();
+  message.sequence = job.waited ? 1 : 0;
   return job.link->Send(message);
 }
 
@@ -243,12 +284,14 @@ void SnapshotWriter::State::Abandon(const Job& job, uint64_t step, const std::st
   message.attempt = job.attempt;
   message.step = step;
   message.text = why;
+  message.sequence = why == kNoRoom ? 1 : 0;
   (void)job.link->Send(message);
   job.link->GiveBack(job.chunks);
 }
 
-bool SnapshotWriter::State::Begin(Capture capture) {
+bool SnapshotWriter::State::Begin(Capture capture, Clock::time_point end) {
   auto job = std::make_shared<Job>();
+  job->end = end;
   const uint64_t step = capture.step;
   {
     MutexLock lock(mutex);
@@ -260,7 +303,9 @@ bool SnapshotWriter::State::Begin(Capture capture) {
   }
   MutexLock lock(mutex);
   status.file_bytes = job->file.bytes();
-  outcomes[job->attempt].link = job->link.get();
+  Outcome& outcome = outcomes[job->attempt];
+  outcome.link = job->link.get();
+  outcome.progress.bytes = job->file.bytes();
   jobs.push_back(std::move(job));
   moved.NotifyAll();
   return true;
@@ -296,14 +341,32 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
   bool copy = job->copied == job->sent;
   {
     MutexLock lock(mutex);
+    const auto outcome = outcomes.find(job->attempt);
+    if (outcome != outcomes.end() && job->copied > 0) {
+      outcome->second.progress.copied = job->ChunkEnd(job->copied - 1);
+    }
     if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
+    if (Clock::now() >= job->end) return Fail(ErrorCode::kExhausted, "its time is over");
     copy = copy || (urgent && job->copied < job->chunks.size());
   }
   if (!copy) return SendChunk(*job);
+  Pace(job->ChunkEnd(job->copied) - job->ChunkBegin(job->copied));
   CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(CopiesOf(*job, job->copied, true)));
   CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
   ++job->copied;
   return job->copied == job->chunks.size() ? Verify(job) : Status();
+}
+
+// Returns when the next `bytes` may be read.
+void SnapshotWriter::State::Pace(uint64_t bytes) {
+  if (options.pace == 0) return;
+  const auto start = std::max(Clock::now(), next_copy);
+  next_copy = start + std::chrono::duration_cast<Clock::duration>(
+                          std::chrono::duration<double>(static_cast<double>(bytes) /
+                                                        static_cast<double>(options.pace)));
+  MutexLock lock(mutex);
+  while (!urgent && !stopping && moved.WaitUntil(mutex, start)) {
+  }
 }
 
 Status SnapshotWriter::State::SendChunk(Job& job) {
@@ -335,10 +398,13 @@ Status SnapshotWriter::State::Verify(const JobPtr& job) {
   return Fail(ErrorCode::kStale, StrCat(name, " was written before the update"));
 }
 
-void SnapshotWriter::State::Finish(const JobPtr& job, const Status& done) {
-  if (!done) {
-    MutexLock lock(mutex);  // first: the daemon tells all ranks
-    Settle(job->attempt, Fate::kDropped, done.error().message);
+void SnapshotWriter::State::Finish(const JobPtr& job, Status done) {
+  {
+    MutexLock lock(mutex);
+    if (done && !job->failure.empty()) done = Fail(ErrorCode::kExhausted, job->failure);
+    job->ended = true;
+    // First: the daemon tells all ranks.
+    if (!done) Settle(job->attempt, Fate::kDropped, done.error().message);
   }
   SnapshotMessage message = MessageOf(*job, done ? SnapshotWord::kEnd : SnapshotWord::kDrop);
   if (!done) message.text = done.error().message;
@@ -363,7 +429,7 @@ SnapshotWriter::~SnapshotWriter() {
   Close();
 }
 
-bool SnapshotWriter::Save(Capture capture) {
+bool SnapshotWriter::Save(Capture capture, std::optional<std::chrono::milliseconds> limit) {
   State& state = *state_;
   if (getpid() != state.process) return false;
   const auto start = Clock::now();
@@ -372,10 +438,26 @@ bool SnapshotWriter::Save(Capture capture) {
     MutexLock lock(state.mutex);
     if (state.stopping) return false;
   }
-  const bool begun = state.Begin(std::move(capture));
+  const bool begun =
+      state.Begin(std::move(capture), limit ? start + *limit : Clock::time_point::max());
   MutexLock lock(state.mutex);
   state.status.save_seconds += SecondsSince(start);
   return begun;
+}
+
+bool SnapshotWriter::Cancel(uint64_t step) {
+  State& state = *state_;
+  if (getpid() != state.process) return false;
+  MutexLock lock(state.mutex);
+  for (auto job = state.jobs.rbegin(); job != state.jobs.rend(); ++job) {
+    if ((*job)->file.capture().step != step) continue;
+    if ((*job)->ended) return false;
+    (*job)->failure = kCancelled;
+    (*job)->safe = true;
+    state.moved.NotifyAll();
+    return true;
+  }
+  return false;
 }
 
 void SnapshotWriter::Drop(uint64_t step, const std::string& why) {
@@ -401,6 +483,7 @@ void SnapshotWriter::WaitBeforeUpdate() {
   if (state.AllSafe()) return;
   const auto end = start + state.options.update_limit;
   state.urgent = true;
+  state.moved.NotifyAll();  // copies do not keep their pace now
   while (!state.AllSafe() && state.moved.WaitUntil(state.mutex, end)) {
   }
   state.urgent = false;
@@ -426,6 +509,27 @@ WriterStatus SnapshotWriter::status() const {
   if (getpid() != state_->process) return {};
   MutexLock lock(state_->mutex);
   return state_->status;
+}
+
+WriterProgress SnapshotWriter::Progress(uint64_t step) const {
+  if (getpid() != state_->process) return {};
+  MutexLock lock(state_->mutex);
+  for (auto at = state_->outcomes.rbegin(); at != state_->outcomes.rend(); ++at) {
+    if (at->second.step == step) return at->second.progress;
+  }
+  return {};
+}
+
+Result<SnapshotSize> SnapshotWriter::SizeOf(Capture capture) const {
+  const WriterOptions& options = state_->options;
+  CKPT_ASSIGN_OR_RETURN(const CaptureFile file,
+                        CaptureFile::Make(std::move(capture), options.rank, options.world));
+  SnapshotSize size{file.bytes()};
+  for (const CopyRun& run : file.Runs(0, file.bytes(), true)) size.lazy_bytes += run.bytes;
+  const ArenaShape shape;
+  size.arena_bytes =
+      shape.ChunksFor(file.bytes()) * std::max<uint32_t>(options.slots, 1) * shape.chunk_bytes;
+  return size;
 }
 
 std::vector<std::string> SnapshotWriter::TakeLog() {

@@ -36,9 +36,16 @@ struct WriterOptions {
   uint32_t rank = 0;
   uint32_t world = 1;
   uint32_t slots = 2;  // snapshots that the arena shall have room for
-  // For how long an update is held up: then the snapshot is dropped.
+  // For how long training is held up, by an update that waits for a copy or a save
+  // that waits for room: then the snapshot is dropped.
   std::chrono::milliseconds update_limit{60'000};
   std::function<std::unique_ptr<Copier>()> make_copier;  // the host's if it is empty
+  // What a save does while the arena is full of steps that are being written: wait for
+  // room, or drop the snapshot at once.
+  bool wait_for_room = false;
+  // How fast memory is read for snapshots, in bytes per second, while no update waits;
+  // 0: as fast as it goes.  So that copies leave room on a bus that training needs.
+  uint64_t pace = 0;
 };
 
 struct WriterStatus {
@@ -47,11 +54,27 @@ struct WriterStatus {
   uint64_t durable = 0;
   uint64_t dropped = 0;
   uint64_t under_way = 0;
+  uint64_t full_drops = 0;  // of the dropped ones, because the arena was full
+  uint64_t full_waits = 0;  // saves that waited for room
   std::optional<uint64_t> last_durable;  // step
   std::string last_drop;                 // why; empty: none was
   uint64_t file_bytes = 0;               // of the last capture
   double save_seconds = 0;               // in Save, all together
   double wait_seconds = 0;               // in WaitBeforeUpdate, all together
+};
+
+// How far a save of a step has come, in bytes of this rank's file.
+struct WriterProgress {
+  uint64_t bytes = 0;    // 0: not known (any more)
+  uint64_t copied = 0;   // their memory was read
+  uint64_t durable = 0;  // all at once, with those of all ranks
+};
+
+// What a capture takes.
+struct SnapshotSize {
+  uint64_t file_bytes = 0;
+  uint64_t lazy_bytes = 0;   // of them, copied after the save has returned
+  uint64_t arena_bytes = 0;  // of a daemon's with the usual chunks
 };
 
 class SnapshotWriter {
@@ -62,10 +85,14 @@ class SnapshotWriter {
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
   // False if it was dropped.  Until WaitBeforeUpdate returned, the lazy tensors must
-  // not change; of the others nothing is needed any more.
+  // not change; of the others nothing is needed any more.  What is not handed over
+  // whole `limit` after this call is dropped.
   // BLOCKS: on copying what is not lazy; the first time, on the daemon, which makes
-  // the arena.
-  bool Save(Capture capture);
+  // the arena; on room for it if it shall wait for that.
+  bool Save(Capture capture, std::optional<std::chrono::milliseconds> limit = std::nullopt);
+  // Drops the newest save of the step.  False if it is handed over whole already (then it
+  // becomes durable), over, or unknown.
+  bool Cancel(uint64_t step);
   // A save that there is nothing to capture of: the other ranks' parts are dropped.
   void Drop(uint64_t step, const std::string& why);
 
@@ -76,6 +103,10 @@ class SnapshotWriter {
   bool WaitDurable(uint64_t step, std::chrono::milliseconds timeout);
 
   WriterStatus status() const;
+  // Of the newest save of the step.
+  WriterProgress Progress(uint64_t step) const;
+  // A dry run: nothing is copied.  kInvalid as CaptureFile::Make.
+  Result<SnapshotSize> SizeOf(Capture capture) const;
   // What happened since the last call, in lines; the same trouble is said once.
   std::vector<std::string> TakeLog();
 

@@ -71,10 +71,14 @@ std::string FirstWrongChunk(const Blob& blob, std::span<const Digest> found) {
   if (blob.chunks.size() != found.size()) {
     return StrCat(found.size(), " chunks, recorded ", blob.chunks.size());
   }
-  const auto [recorded, wrong] =
-      std::mismatch(blob.chunks.begin(), blob.chunks.end(), found.begin());
-  if (recorded == blob.chunks.end()) return {};
-  const uint64_t begin = static_cast<uint64_t>(recorded - blob.chunks.begin()) * blob.chunk_bytes;
+  return WrongChunk(blob, 0, found);
+}
+
+std::string WrongChunk(const Blob& blob, uint64_t begin, std::span<const Digest> found) {
+  const auto first = blob.chunks.begin() + static_cast<ptrdiff_t>(begin / blob.chunk_bytes);
+  const auto [wrong, recorded] = std::mismatch(found.begin(), found.end(), first);
+  if (wrong == found.end()) return {};
+  begin += static_cast<uint64_t>(wrong - found.begin()) * blob.chunk_bytes;
   const uint64_t end = std::min(blob.stamp.size, begin + blob.chunk_bytes);
   return StrCat("the digest of bytes ", begin, " to ", end, " is ", wrong->Hex(), ", recorded ",
                 recorded->Hex());

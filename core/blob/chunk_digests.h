@@ -61,5 +61,8 @@ Result<std::vector<Digest>> ChunkDigestsOfFile(const File& file);
 // What is wrong with the first chunk that has another digest than recorded;
 // empty: nothing.
 std::string FirstWrongChunk(const Blob& blob, std::span<const Digest> found);
+// The same of `found` alone, which are those from byte `begin` on.
+// REQUIRES: the blob has as many from there on; begin is a multiple of its chunk_bytes.
+std::string WrongChunk(const Blob& blob, uint64_t begin, std::span<const Digest> found);
 
 }  // namespace ckptfs

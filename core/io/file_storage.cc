@@ -127,18 +127,38 @@ Status LinkIfAbsent(const std::string& temporary, const std::string& path) {
   return Fail(SystemError("rename", path));
 }
 
+// Of the memory and the place in the file, for what goes past the page cache; and how
+// much has to, so that it is worth it.
+constexpr uint64_t kDirectAlignment = 4096;
+constexpr uint64_t kDirectBytes = uint64_t{1} << 20;
+
+// How many of the bytes can be written past the page cache.
+uint64_t DirectPart(uint64_t offset, std::span<const std::byte> bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+  if (bytes.size() < kDirectBytes || (address | offset) % kDirectAlignment != 0) return 0;
+  return bytes.size() / kDirectAlignment * kDirectAlignment;
+}
+
 // A file of its own under .tmp, until it gets its name.
 class TemporaryFile final : public StorageWriter {
  public:
   TemporaryFile(std::string temporary, std::string path, Descriptor descriptor)
       : temporary_(std::move(temporary)),
         path_(std::move(path)),
-        descriptor_(std::move(descriptor)) {}
+        descriptor_(std::move(descriptor)),
+        direct_(open(temporary_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC)) {}
   ~TemporaryFile() override {
     if (!named_) unlink(temporary_.c_str());
   }
 
   Status WriteAt(uint64_t offset, std::span<const std::byte> bytes) override {
+    if (const uint64_t part = DirectPart(offset, bytes); part != 0 && direct_.valid()) {
+      // Where that fails the page cache's way does as well, or says why.
+      if (WriteAll(direct_.get(), offset, bytes.first(part), path_)) {
+        offset += part;
+        bytes = bytes.subspan(part);
+      }
+    }
     return WriteAll(descriptor_.get(), offset, bytes, path_);
   }
   Status Close() override {
@@ -166,6 +186,7 @@ class TemporaryFile final : public StorageWriter {
   std::string temporary_;
   std::string path_;
   Descriptor descriptor_;
+  const Descriptor direct_;  // none where the filesystem has no such writes
   Descriptor lock_;
   bool named_ = false;
 };

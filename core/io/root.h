@@ -78,7 +78,9 @@ class Root {
 class StorageWriter {
  public:
   virtual ~StorageWriter() = default;
-  // A part of the object.  Parts may come in any order and from several threads.
+  // A part of the object.  Parts may come in any order and from several threads.  A
+  // directory takes large parts of whole pages, from memory that begins at a page, past
+  // the page cache.
   // REQUIRES: when it is closed they cover [0, size) once.
   // BLOCKS: on the device.
   virtual Status WriteAt(uint64_t offset, std::span<const std::byte> bytes) = 0;

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "snapshot/cuda_copier.h"
 #include "snapshot/snapshot_writer.h"
 
 namespace nb = nanobind;
@@ -38,9 +39,10 @@ using Numbers = std::vector<uint64_t>;
 using PartTuple =
     std::tuple<Numbers, std::vector<std::tuple<Numbers, Numbers, Numbers>>, std::optional<Numbers>,
                std::optional<std::pair<uint64_t, uint64_t>>>;
-// (key, parameter, kind, optimizer, number, dtype, shape, address, lazy, part)
-using TensorTuple = std::tuple<std::string, std::string, std::string, std::string, bool,
-                               std::string, Numbers, uint64_t, bool, std::optional<PartTuple>>;
+// (key, parameter, kind, optimizer, number, dtype, shape, address, device, lazy, part)
+using TensorTuple =
+    std::tuple<std::string, std::string, std::string, std::string, bool, std::string, Numbers,
+               uint64_t, int, bool, std::optional<PartTuple>>;
 using GroupTuple = std::tuple<std::string, std::vector<std::string>, std::string>;
 using DocumentTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>>;
 
@@ -69,6 +71,8 @@ class CalledCopier final : public Copier {
     return host_.Enqueue(copies);
   }
   Status Wait() override { return host_.Wait(); }
+  Status Follow(std::span<const DeviceStream> streams) override { return host_.Follow(streams); }
+  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
 
  private:
   std::shared_ptr<PyObject> call_;
@@ -89,22 +93,33 @@ StatePart PartOf(const PartTuple& tuple) {
 }
 
 CapturedTensor TensorOf(const TensorTuple& tuple) {
-  const auto& [key, parameter, kind, optimizer, number, dtype, shape, address, lazy, part] = tuple;
+  const auto& [key, parameter, kind, optimizer, number, dtype, shape, address, device, lazy,
+               part] = tuple;
   const auto known = DTypeFromTorch(dtype);
   if (!known) throw std::invalid_argument(key + ": dtype " + dtype + " is not known");
-  return {key,    parameter, kind,
-          optimizer, number, *known,
-          shape,  part ? std::optional(PartOf(*part)) : std::nullopt,
-          reinterpret_cast<const std::byte*>(address), lazy};
+  CapturedTensor tensor;
+  tensor.key = key;
+  tensor.parameter = parameter;
+  tensor.kind = kind;
+  tensor.optimizer = optimizer;
+  tensor.number = number;
+  tensor.dtype = *known;
+  tensor.shape = shape;
+  if (part) tensor.part = PartOf(*part);
+  tensor.from = reinterpret_cast<const std::byte*>(address);
+  tensor.device = device;
+  tensor.lazy = lazy;
+  return tensor;
 }
 
-bool Save(Writer& writer, uint64_t step, const std::string& framework,
-          const std::string& framework_version,
-          const std::string& layout, const std::vector<TensorTuple>& tensors,
-          const std::vector<std::pair<std::string, std::string>>& parameters,
-          const std::vector<std::pair<std::string, std::string>>& aliases,
-          const std::vector<GroupTuple>& groups, const std::vector<DocumentTuple>& documents,
-          nb::object owner, nb::object changed) {
+Capture CaptureOf(uint64_t step, const std::string& framework,
+                  const std::string& framework_version, const std::string& layout,
+                  const std::vector<TensorTuple>& tensors,
+                  const std::vector<std::pair<std::string, std::string>>& parameters,
+                  const std::vector<std::pair<std::string, std::string>>& aliases,
+                  const std::vector<GroupTuple>& groups,
+                  const std::vector<DocumentTuple>& documents,
+                  const std::vector<std::pair<int, uint64_t>>& streams) {
   Capture capture;
   capture.step = step;
   capture.framework = framework;
@@ -119,6 +134,14 @@ bool Save(Writer& writer, uint64_t step, const std::string& framework,
   for (const auto& [key, scope, pickle, inner] : documents) {
     capture.documents.push_back({key, scope, pickle, inner});
   }
+  for (const auto& [device, handle] : streams) capture.streams.push_back({device, handle});
+  return capture;
+}
+
+// OWNERSHIP: what `given` held passes to the writer.
+bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed,
+          std::optional<double> limit) {
+  Capture capture = std::move(given);
   capture.owner = Shared(std::move(owner));
   capture.changed = [call = Shared(std::move(changed))]() -> std::string {
     nb::gil_scoped_acquire lock;
@@ -129,7 +152,36 @@ bool Save(Writer& writer, uint64_t step, const std::string& framework,
     }
   };
   nb::gil_scoped_release unlock;
-  return writer.Save(std::move(capture));
+  return writer.Save(std::move(capture), limit ? std::optional(Milliseconds(*limit)) : std::nullopt);
+}
+
+nb::dict SizeOf(const Writer& writer, const Capture& capture) {
+  const auto size = writer.SizeOf(capture);
+  if (!size) throw std::invalid_argument(size.error().message);
+  nb::dict out;
+  out["file_bytes"] = size->file_bytes;
+  out["lazy_bytes"] = size->lazy_bytes;
+  out["arena_bytes"] = size->arena_bytes;
+  return out;
+}
+
+nb::dict ProgressOf(const Writer& writer, uint64_t step) {
+  const WriterProgress progress = writer.Progress(step);
+  nb::dict out;
+  out["bytes"] = progress.bytes;
+  out["copied"] = progress.copied;
+  out["durable"] = progress.durable;
+  return out;
+}
+
+// The copier of a driver's library; the host's where there is none.
+std::function<std::unique_ptr<Copier>()> CopierOf(const std::string& library) {
+  if (library.empty() || !CudaCopier::Open(library)) return {};
+  return [library]() -> std::unique_ptr<Copier> {
+    auto copier = CudaCopier::Open(library);
+    if (!copier) return std::make_unique<HostCopier>();
+    return *std::move(copier);
+  };
 }
 
 nb::dict StatusOf(const Writer& writer) {
@@ -144,6 +196,8 @@ nb::dict StatusOf(const Writer& writer) {
   out["durable"] = status.durable;
   out["dropped"] = status.dropped;
   out["under_way"] = status.under_way;
+  out["full_drops"] = status.full_drops;
+  out["full_waits"] = status.full_waits;
   out["last_durable"] = status.last_durable ? nb::cast(*status.last_durable) : nb::none();
   out["last_drop"] = status.last_drop;
   out["file_bytes"] = status.file_bytes;
@@ -156,11 +210,15 @@ NB_MODULE(_native, module) {
   using Unlocked = nb::call_guard<nb::gil_scoped_release>;
   // A trainer that ends with its engine alive is no news to its user.
   nb::set_leak_warnings(false);
+  module.def("has_cuda", [](const std::string& library) { return bool(CopierOf(library)); });
+  nb::class_<Capture>(module, "Capture");
+  module.def("capture", &CaptureOf);
   nb::class_<Writer>(module, "Writer")
       .def(
           "__init__",
           [](Writer* self, std::string store, std::string run, std::string job, uint32_t rank,
-             uint32_t world, uint32_t slots, double update_limit, nb::object before_copy) {
+             uint32_t world, uint32_t slots, double update_limit, bool wait_for_room,
+             uint64_t pace, const std::string& cuda_library, nb::object before_copy) {
             WriterOptions options{std::move(store),
                                   std::move(run),
                                   std::move(job),
@@ -168,7 +226,9 @@ NB_MODULE(_native, module) {
                                   world,
                                   slots,
                                   Milliseconds(update_limit),
-                                  {}};
+                                  CopierOf(cuda_library),
+                                  wait_for_room,
+                                  pace};
             if (!before_copy.is_none()) {
               options.make_copier = [call = Shared(std::move(before_copy))] {
                 return std::make_unique<CalledCopier>(call);
@@ -177,8 +237,13 @@ NB_MODULE(_native, module) {
             new (self) Writer(std::move(options));
           },
           nb::arg("store"), nb::arg("run"), nb::arg("job"), nb::arg("rank"), nb::arg("world"),
-          nb::arg("slots"), nb::arg("update_limit"), nb::arg("before_copy").none())
-      .def("save", &Save)
+          nb::arg("slots"), nb::arg("update_limit"), nb::arg("wait_for_room"), nb::arg("pace"),
+          nb::arg("cuda_library"), nb::arg("before_copy").none())
+      .def("save", &Save, nb::arg("capture"), nb::arg("owner"), nb::arg("changed"),
+           nb::arg("limit") = nb::none())
+      .def("size", &SizeOf)
+      .def("progress", &ProgressOf)
+      .def("cancel", &SnapshotWriter::Cancel, Unlocked())
       .def("drop", &SnapshotWriter::Drop, Unlocked())
       .def("wait_before_update", &SnapshotWriter::WaitBeforeUpdate, Unlocked())
       .def(

@@ -2,6 +2,7 @@
 """Measure ckptfs against the stock way and against plain files.
 
 Usage: bench.py [--case NAME ...] [--work DIR] [--bin PROGRAM] [--json FILE]
+                [--parameters N] [--iterations N] [--device cuda]
 
 One runner, one table.  Every case compares the two sides in one run on the
 same bytes with a warm page cache, as medians of interleaved repetitions; the
@@ -22,7 +23,7 @@ sys.path[:0] = [HERE, os.path.join(ROOT, 'tests', 'e2e'),
                 os.path.join(ROOT, 'tests', 'fixtures', 'deepspeed')]
 
 CASES = ('start', 'load', 'files', 'native', 'cold', 'far', 'listing',
-         'memory', 'publish', 'huge')
+         'memory', 'publish', 'huge', 'snapshot')
 
 
 def hardware():
@@ -51,12 +52,20 @@ def main():
     parser.add_argument('--work', default=os.path.join(ROOT, '.cache', 'bench'))
     parser.add_argument('--bin', default=os.path.join(ROOT, 'build', 'ckptfs'))
     parser.add_argument('--repeat', type=int, default=5)
+    parser.add_argument('--parameters', type=float, default=2.2e8,
+                        help='of the model of the snapshot case')
+    parser.add_argument('--iterations', type=int, default=6,
+                        help='saved by the snapshot case')
+    parser.add_argument('--device', default='cpu',
+                        help='where the snapshot case trains: cpu or cuda')
     parser.add_argument('--json')
     args = parser.parse_args()
     os.environ['CKPTFS_BIN'] = os.path.abspath(args.bin)
     os.makedirs(args.work, exist_ok=True)
     from context import Context
     context, rows = Context(args.work, args.repeat), []
+    context.parameters, context.iterations = args.parameters, args.iterations
+    context.device = args.device
     for name in args.case or CASES:
         print(f'== {name}', file=sys.stderr, flush=True)
         new = importlib.import_module(f'cases.{name}').run(context)

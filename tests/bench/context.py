@@ -105,6 +105,8 @@ class Context:
 
     def __init__(self, work, repeat):
         self.work, self.repeat = work, repeat
+        # Of the snapshot case.
+        self.parameters, self.iterations, self.device = 2.2e8, 6, 'cpu'
 
     def path(self, *parts):
         """A path in the work directory."""

@@ -7,12 +7,14 @@
 #include <cstring>
 
 #include "core/blob/chunk_digests.h"
+#include "core/io/file_root.h"
 #include "core/io/memory_root.h"
 #include "core/store/step_catalogue.h"
 #include "formats/families/shipped.h"
 #include "mount/snapshot_keeper.h"
 #include "tests/snapshot/training.h"
 #include "tests/support/faulty_storage.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
 namespace {
@@ -21,8 +23,8 @@ using testing_support::BytesOf;
 using testing_support::RankMemory;
 
 // One rank's file, whose parameters it declares itself.
-ReceivedStep Received(uint64_t step) {
-  RankMemory memory({5000, 9, 70'000});
+ReceivedStep Received(uint64_t step, uint64_t elements = 70'000) {
+  RankMemory memory({5000, 9, elements});
   memory.Fill(static_cast<unsigned char>(step));
   Capture capture = memory.Save(step, 0);
   for (const CapturedTensor& tensor : capture.tensors) {
@@ -65,6 +67,77 @@ TEST(SnapshotStoreTest, ItIsTheSameStepInMemoryAndOnDisk) {
   EXPECT_EQ(stored->manifest, held->manifest);
   const std::string path = StrCat("blobs/", in_memory->model.blobs[0].path);
   EXPECT_EQ(*ReadWhole(*storage, path, 1 << 24), BytesOf(received.files[0]));
+}
+
+// It is written by several threads, past the page cache.
+TEST(SnapshotStoreTest, ALargeOneIsTheSameOnDisk) {
+  const TemporaryDirectory directory;
+  const auto store = *Store::Open(directory.path(), true);
+  StepCatalogue catalogue(*store);
+  const ReceivedStep received = Received(3, 5'000'000);
+  const auto held = *catalogue.Hold(StepOf(*store, received));
+  const auto stored = catalogue.Persist(held);
+  ASSERT_TRUE(stored) << stored.error().message;
+  const auto step = *store->Load(*stored);
+  const auto bytes = ReadWhole(FileRoot(store->blobs()), step->model.blobs[0].path, 1 << 26);
+  ASSERT_TRUE(bytes) << bytes.error().message;
+  EXPECT_TRUE(*bytes == BytesOf(received.files[0]));
+}
+
+// A trainer can write to its arena whenever it likes.
+TEST(SnapshotStoreTest, BytesThatChangeBeforeTheyAreWrittenAreNoStep) {
+  for (const uint64_t at : {uint64_t{0}, uint64_t{9} << 20, uint64_t{20'020'000}}) {
+    const TemporaryDirectory directory;
+    const auto store = *Store::Open(directory.path(), true);
+    StepCatalogue catalogue(*store);
+    const ReceivedStep received = Received(3, 5'000'000);
+    const auto held = *catalogue.Hold(StepOf(*store, received));
+    const auto span = received.files[0].rope[at < 100'000 ? 0 : 1];
+    auto* byte = const_cast<std::byte*>(&span[at < 100'000 ? at : at - 100'000]);
+    *byte ^= std::byte{1};
+    const auto stored = catalogue.Persist(held);
+    ASSERT_FALSE(stored) << at;
+    EXPECT_EQ(stored.error().code, ErrorCode::kDataLoss);
+    EXPECT_TRUE(ListFilesBelow(FileRoot(directory.path()), "blobs")->empty());
+  }
+}
+
+// A full or failing disk, at every call: the step stays in memory, and the next try
+// stores it whole.
+TEST(SnapshotStoreTest, AStoreThatFailsTakesTheStepLater) {
+  for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kExhausted}) {
+    bool went_through = false;
+    uint64_t failed = 0;
+    for (uint64_t at = 1; !went_through; ++at) {
+      ASSERT_LT(at, 500u);
+      const auto disk = std::make_shared<MemoryRoot>("storage");
+      const auto faulty = std::make_shared<FaultyStorage>(disk);
+      const auto store = *Store::OpenOn(faulty);
+      StepCatalogue catalogue(*store);
+      const ReceivedStep received = Received(3);
+      const auto held = *catalogue.Hold(StepOf(*store, received));
+      const uint64_t before = faulty->calls();
+      faulty->FailAt(at, code);
+      const auto first = catalogue.Persist(held);
+      went_through = faulty->calls() < before + at;
+      auto stored = first;
+      if (!first) {
+        ++failed;
+        EXPECT_TRUE(catalogue.Load(held)) << "still shown";
+        stored = catalogue.Persist(held);
+      }
+      ASSERT_TRUE(stored) << at << ": " << stored.error().message;
+      faulty->FailAt(1'000'000);  // what is looked at from here on is there
+      EXPECT_EQ(stored->id, "3") << at;
+      const auto step = store->Load(*stored);
+      ASSERT_TRUE(step) << at << ": " << step.error().message;
+      const auto bytes =
+          ReadWhole(*disk, StrCat("blobs/", (*step)->model.blobs[0].path), 1 << 24);
+      ASSERT_TRUE(bytes) << bytes.error().message;
+      EXPECT_EQ(*bytes, BytesOf(received.files[0])) << at;
+    }
+    EXPECT_GT(failed, 3u);
+  }
 }
 
 TEST(SnapshotStoreTest, ASecondSaveOfAStepIsAnotherStep) {

@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "snapshot/copier.h"
@@ -21,6 +22,8 @@ class LateCopier final : public Copier {
   explicit LateCopier(uint64_t fail_at = 0, std::function<void()> before = {})
       : fail_at_(fail_at), before_(std::move(before)) {}
 
+  Status Follow(std::span<const DeviceStream>) override { return {}; }
+  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
   Status Enqueue(std::span<const MemoryCopy> copies) override {
     if (++calls_ == fail_at_) return Gone();
     copies_.insert(copies_.end(), copies.begin(), copies.end());

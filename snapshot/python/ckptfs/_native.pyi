@@ -8,18 +8,31 @@ Part = Tuple[List[int], List[Tuple[List[int], List[int], List[int]]], Optional[L
              Optional[Tuple[int, int]]]
 
 # key, parameter, kind, optimizer, was a Python number, dtype as torch spells it, shape,
-# address of the first element (row-major), may be copied until the next update, part (None: whole)
-Tensor = Tuple[str, str, str, str, bool, str, List[int], int, bool, Optional[Part]]
+# address of the first element (row-major), device (-1: host), may be copied until the next
+# update, part (None: whole)
+Tensor = Tuple[str, str, str, str, bool, str, List[int], int, int, bool, Optional[Part]]
+
+class Capture: ...  # empty after it was saved
+
+# What a save takes.  `streams`: (device, CUstream) that may still be writing tensors.
+def capture(step: int, framework: str, framework_version: str, layout: str,
+            tensors: List[Tensor], parameters: List[Tuple[str, str]],
+            aliases: List[Tuple[str, str]], groups: List[Tuple[str, List[str], str]],
+            documents: List[Tuple[str, str, str, List[str]]],
+            streams: List[Tuple[int, int]]) -> Capture: ...
+
+# Whether this library is a driver that copies can be made with.
+def has_cuda(library: str) -> bool: ...
 
 class Writer:
-    def __init__(self, store: str, run: str, job: str, rank: int, world: int,
-                 slots: int, update_limit: float,
-                 before_copy: Optional[Callable[[], None]]) -> None: ...
-    def save(self, step: int, framework: str, framework_version: str, layout: str, tensors: List[Tensor],
-             parameters: List[Tuple[str, str]], aliases: List[Tuple[str, str]],
-             groups: List[Tuple[str, List[str], str]],
-             documents: List[Tuple[str, str, str, List[str]]],
-             owner: object, changed: Callable[[], str]) -> bool: ...
+    def __init__(self, store: str, run: str, job: str, rank: int, world: int, slots: int,
+                 update_limit: float, wait_for_room: bool, pace: int,
+                 cuda_library: str, before_copy: Optional[Callable[[], None]]) -> None: ...
+    def save(self, capture: Capture, owner: object, changed: Callable[[], str],
+             limit: Optional[float] = None) -> bool: ...
+    def size(self, capture: Capture) -> dict: ...
+    def progress(self, step: int) -> dict: ...
+    def cancel(self, step: int) -> bool: ...
     def drop(self, step: int, why: str) -> None: ...
     def wait_before_update(self) -> None: ...
     def wait_durable(self, step: int, seconds: float) -> bool: ...

@@ -11,7 +11,7 @@ import os
 import pickle
 import uuid
 import weakref
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -68,6 +68,13 @@ class FileCollector:
         raise NotImplementedError
 
 
+@functools.lru_cache(maxsize=None)
+def _cuda_library() -> str:
+    """NVIDIA's driver where torch computes with it, else ''."""
+    used = torch.version.cuda is not None and torch.cuda.is_available()
+    return 'libcuda.so.1' if used and _native.has_cuda('libcuda.so.1') else ''
+
+
 def _place(rank: Optional[int], world: Optional[int],
            job: Optional[str]) -> Tuple[int, int, str]:
     """(rank, world, job): the job is a text that all ranks of this life share."""
@@ -90,8 +97,8 @@ class Saver:
     """Hands the states that a collector finds to the ckptfs daemon of a store.
 
     collector: a Collector.
-    run, store, documents, rank, world, job, slots, update_limit: as Snapshotter has
-        them.
+    run, store, documents, rank, world, job, slots, update_limit, full, pace: as
+        Snapshotter has them.
 
     With torch.distributed initialised the constructor is collective.  It raises for
     arguments that make no sense; nothing else here raises: a snapshot that cannot
@@ -102,7 +109,10 @@ class Saver:
                  documents: Optional[Mapping[str, Any]] = None, *,
                  rank: Optional[int] = None, world: Optional[int] = None,
                  job: Optional[str] = None, slots: int = 2,
-                 update_limit: float = 60.0) -> None:
+                 update_limit: float = 60.0, full: str = 'drop',
+                 pace: int = 0) -> None:
+        if full not in ('drop', 'wait'):
+            raise ValueError(f"full={full!r} is neither 'drop' nor 'wait'")
         self._collector = collector
         self._documents = dict(documents or {})
         self._rank, self._world, job = _place(rank, world, job)
@@ -110,7 +120,8 @@ class Saver:
         self._shares = state.Shares(self._rank, self._world)
         self._pid = os.getpid()
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
-                                      self._world, slots, update_limit, None)
+                                      self._world, slots, update_limit,
+                                      full == 'wait', int(pace), _cuda_library(), None)
         this = weakref.ref(self)
 
         def before_update(*_: object) -> None:
@@ -122,17 +133,20 @@ class Saver:
         weakref.finalize(self, self._hook.remove)
         _ALIVE.add(self)
 
-    def save(self, step: int) -> bool:
+    def save(self, step: int, deadline: Optional[float] = None) -> bool:
         """Take a snapshot of everything as it is now, as step `step` (>= 0).
 
         Returns before parameters and optimizer states are copied: these must not be
         written but by the optimizers' next step, which waits for the copy.  All
-        else is copied before it returns.  False if the snapshot was dropped.
+        else is copied before it returns.  False if the snapshot was dropped.  What is
+        not handed over whole `deadline` seconds after this call is dropped.
         """
         if os.getpid() != self._pid:
             return False
         try:
-            taken = self._save(int(step))
+            shot, capture = self._capture(int(step))
+            taken = self._writer.save(capture, shot.kept,
+                                      functools.partial(_changed, shot.watched), deadline)
         except Exception as error:  # pylint: disable=broad-except
             self.drop(step, error)
             taken = False
@@ -143,6 +157,25 @@ class Saver:
         """Instead of a save, where there is nothing to save."""
         self._writer.drop(max(int(step), 0), str(why) or type(why).__name__)
         self._tell()
+
+    def cancel(self, step: int) -> bool:
+        """Drop the newest save of the step.  False if it is handed over whole already,
+        over, or unknown."""
+        return self._writer.cancel(step)
+
+    def progress(self, step: int) -> Dict[str, int]:
+        """Of the newest save of the step: bytes of this rank's file, how many of them
+        were copied, how many are durable (all at once, with those of all ranks)."""
+        return self._writer.progress(step)
+
+    def size(self) -> Dict[str, int]:
+        """What a save would take now, in bytes; nothing is handed over.
+
+        file_bytes: of this rank's file; lazy_bytes: of them, copied after save has
+        returned; arena_bytes: the daemon's memory for this rank.  Raises where a save
+        would be dropped.
+        """
+        return self._writer.size(self._capture(0)[1])
 
     def wait_durable(self, step: int, timeout: float = 600.0) -> bool:
         """True when the step is on disk with all ranks' parts; False if it was dropped
@@ -182,11 +215,11 @@ class Saver:
         for line in self._writer.take_log():
             LOG.warning('%s', line)
 
-    def _save(self, step: int) -> bool:
+    def _capture(self, step: int) -> Tuple['_Shot', _native.Capture]:
         if step < 0:
             raise NotHeld(f'step {step} is below 0')
         if isinstance(self._collector, FileCollector):
-            return self._save_files(step, self._collector)
+            return self._capture_files(step, self._collector)
         # Two saves between two updates: the first is copied by then.
         model, states, groups = self._collector.collect()
         shot = _Shot(self._collector.lazy)
@@ -199,23 +232,22 @@ class Saver:
         if declares:
             for group in groups:
                 shot.add_group(*group)
-        return self._writer.save(
+        return shot, _native.capture(
             step, model.framework, model.framework_version, model.layout, shot.tensors,
             model.parameters if declares else [], model.aliases if declares else [],
-            shot.groups, shot.documents, shot.kept,
-            functools.partial(_changed, shot.watched))
+            shot.groups, shot.documents, shot.streams())
 
-
-    def _save_files(self, step: int, collector: FileCollector) -> bool:
+    def _capture_files(self, step: int,
+                       collector: FileCollector) -> Tuple['_Shot', _native.Capture]:
         tag, files = collector.files(step, self._documents)
         shot = _Shot(collector.lazy)
         for file in files:
             shot.add_file(file)
         if self._rank == 0:
             shot.add_document('tag', '', *state.document(tag))
-        return self._writer.save(
+        return shot, _native.capture(
             step, collector.framework, collector.version, '', shot.tensors, [], [], [],
-            shot.documents, shot.kept, functools.partial(_changed, shot.watched))
+            shot.documents, shot.streams())
 
 
 class _Shot:
@@ -228,6 +260,12 @@ class _Shot:
         self.documents: List[Tuple[str, str, str, List[str]]] = []
         self.kept: List[torch.Tensor] = []
         self.watched: List[Watched] = []
+        self.devices: Set[int] = set()
+
+    def streams(self) -> List[Tuple[int, int]]:
+        """The streams that may still be writing what lies on devices."""
+        return [(device, torch.cuda.current_stream(device).cuda_stream)
+                for device in sorted(self.devices)]
 
     def _add(self, tensor: torch.Tensor, lazy: bool, key: str = '',
              one: Optional[State] = None) -> None:
@@ -236,17 +274,22 @@ class _Shot:
         plain = tensor.detach()
         if not lazy:  # else as it lies; the alias keeps its storage
             plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
+        device = -1 if plain.device.type == 'cpu' else plain.device.index
+        if device >= 0:
+            self.devices.add(device)
         self.kept.append(plain)
         is_what = ('', '', '', False) if one is None else (
             one.parameter, one.kind, one.optimizer, one.number)
         self.tensors.append((key, *is_what, str(plain.dtype).removeprefix('torch.'),
-                             list(plain.shape), plain.data_ptr(), lazy,
+                             list(plain.shape), plain.data_ptr(), device, lazy,
                              one.part() if one else None))
 
     def _waits(self, tensor: torch.Tensor, updated: bool) -> bool:
         # Lazily where it lies as it is stored.
+        here = tensor.device.type == 'cpu' or (
+            tensor.device.type == 'cuda' and bool(_cuda_library()))
         return (self.lazy and updated and tensor.nbytes >= SMALL
-                and tensor.device.type == 'cpu' and tensor.is_contiguous()
+                and here and tensor.is_contiguous()
                 and not tensor.is_inference() and not tensor.is_neg())
 
     def add_file(self, file: SavedFile) -> None:

@@ -37,6 +37,10 @@ class Snapshotter(Saver):
         while the next is taken.
     update_limit: seconds that an update waits for a copy before the snapshot is
         dropped instead.
+    full: what a save does while that memory is full of steps that are being written:
+        'drop' the snapshot, or 'wait' for room, update_limit seconds at most.
+    pace: bytes per second that are read for snapshots while no update waits; 0: as
+        fast as it goes.
 
     With torch.distributed initialised the constructor is collective.  It raises for
     arguments that make no sense; nothing else here raises: a snapshot that cannot
@@ -48,10 +52,11 @@ class Snapshotter(Saver):
                  documents: Optional[Mapping[str, Any]] = None, *,
                  rank: Optional[int] = None, world: Optional[int] = None,
                  job: Optional[str] = None, slots: int = 2,
-                 update_limit: float = 60.0) -> None:
+                 update_limit: float = 60.0, full: str = 'drop',
+                 pace: int = 0) -> None:
         if not store:
             raise TypeError('store= is needed: the directory of the store')
         collector = (deepspeed.EngineCollector(model) if deepspeed.is_engine(model)
                      else TorchCollector(_as_list(model), _as_list(optimizer)))
         super().__init__(collector, run, store, documents, rank=rank, world=world, job=job,
-                         slots=slots, update_limit=update_limit)
+                         slots=slots, update_limit=update_limit, full=full, pace=pace)

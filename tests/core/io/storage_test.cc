@@ -4,7 +4,10 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <thread>
 
 #include "core/io/file_root.h"
 #include "core/io/file_storage.h"
@@ -73,6 +76,27 @@ class SlowFixture {
 using Fixtures =
     testing::Types<FileFixture, FileRootFixture, MemoryFixture, FaultyFixture, SlowFixture>;
 INSTANTIATE_TYPED_TEST_SUITE_P(Storages, StorageSuite, Fixtures);
+
+// Parts that go past the page cache, and others between them.
+TEST(FileStorage, LargePartsInWholePages) {
+  constexpr size_t kPart = size_t{2} << 20;
+  constexpr size_t kSize = 2 * kPart + 4096 + 5;
+  const std::unique_ptr<char, decltype(&free)> memory(
+      static_cast<char*>(aligned_alloc(4096, 2 * kPart + 8192)), &free);
+  for (size_t i = 0; i < kSize; ++i) memory.get()[i] = static_cast<char>(i * 31 + i / 4093);
+  const auto bytes = std::as_bytes(std::span<const char>(memory.get(), kSize));
+  FileFixture fixture;
+  const auto writer = *fixture.storage().Create("large");
+  std::thread other([&] { EXPECT_TRUE(writer->WriteAt(kPart, bytes.subspan(kPart))); });
+  EXPECT_TRUE(writer->WriteAt(0, bytes.first(100)));
+  EXPECT_TRUE(writer->WriteAt(100, bytes.subspan(100, 3996)));
+  EXPECT_TRUE(writer->WriteAt(4096, bytes.subspan(4096, kPart - 4096)));
+  other.join();
+  ASSERT_TRUE(writer->Close());
+  const auto found = ReadWhole(fixture.root(), "large", 2 * kSize);
+  ASSERT_TRUE(found) << found.error().message;
+  EXPECT_TRUE(*found == std::string_view(memory.get(), kSize));
+}
 
 TEST(FileStorage, OpenWithoutCreateNeedsTheDirectory) {
   const TemporaryDirectory directory;

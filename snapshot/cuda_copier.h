@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// CudaCopier copies out of CUDA devices on a stream of its own per device: of the lowest
+// priority, so that computing goes first, and in pieces, so that others' copies get
+// between.  What lies on the host is copied at once.
+//
+// A device is touched when the first copy or stream of it comes and not before; its primary
+// context, which torch uses, is retained, and no other is ever made.
+//
+// Thread safety: as Copier.
+// Lifetime: the end waits for copies that are under way.
+// Units: bytes.
+
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "core/base/mutex.h"
+#include "snapshot/copier.h"
+#include "snapshot/cuda_driver.h"
+
+namespace ckptfs {
+
+inline constexpr const char* kCudaLibrary = "libcuda.so.1";
+
+class CudaCopier final : public Copier {
+ public:
+  // kUnsupported if the library cannot be used.  No device is touched.
+  static Result<std::unique_ptr<CudaCopier>> Open(const std::string& library = kCudaLibrary);
+  ~CudaCopier() override;
+
+  Status Follow(std::span<const DeviceStream> streams) override;
+  Status Enqueue(std::span<const MemoryCopy> copies) override;
+  Status Wait() override;
+  // Page-locks it for all devices, of which one has to be known by a Follow.
+  std::shared_ptr<const void> Pin(std::span<std::byte> memory) override;
+
+ private:
+  class Device;
+  explicit CudaCopier(std::shared_ptr<const CudaDriver> driver);
+  Result<std::shared_ptr<Device>> DeviceOf(int ordinal);
+  std::map<int, std::shared_ptr<Device>> Devices();
+  Status Begin(std::span<const MemoryCopy> copies);
+
+  const std::shared_ptr<const CudaDriver> driver_;
+  Mutex mutex_;
+  std::map<int, std::shared_ptr<Device>> devices_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training job that saves: one of the sides of the snapshot case.
+
+Usage: snapshot_job.py SIDE OUT PARAMETERS ITERATIONS DEVICE
+
+SIDE is one of SIDES below.  OUT is the store (ckptfs) or the directory that it saves
+into.  Trains without saving, saving every iteration, saving every tenth; prints one
+JSON object of seconds.
+"""
+import json
+import os
+import shutil
+import sys
+import time
+
+import snapshot_trainer as shape
+import torch
+from torch import nn
+
+KEPT = 2  # directories of the stock ways that are left on disk
+
+
+def make(parameters, device='cpu'):
+    """A model of about that many parameters, and its Adam."""
+    if parameters >= 50e6:
+        shape.HIDDEN, shape.HEADS, shape.MLP, shape.VOCAB = 1024, 16, 2816, 32000
+    layer = 4 * shape.HIDDEN ** 2 + 3 * shape.HIDDEN * shape.MLP
+    ends = 2 * shape.VOCAB * shape.HIDDEN
+    shape.LAYERS = max(1, -(-int(parameters - ends) // layer))
+    net = shape.Net().to(device)
+    return net, torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+
+
+def state_of(net, optimizer):
+    """What every side saves."""
+    return {'model': net.state_dict(), 'optimizer': optimizer.state_dict(),
+            'args': {'num_attention_heads': shape.HEADS}}
+
+
+class Nothing:
+    """Training alone."""
+
+    def __init__(self, out, net, optimizer):
+        self.out, self.net, self.optimizer = out, net, optimizer
+        self.blocked, self.saves, self.folders = 0.0, 0, []
+
+    def save(self, step):
+        """Nothing to do."""
+
+    def before_update(self):
+        """Before the optimizer's step."""
+
+    def drain(self):
+        """All that was begun is on its way to disk or there."""
+
+    def close(self):
+        """The end."""
+
+    def folder(self, step):
+        """A new directory; older ones go."""
+        self.folders.append(os.path.join(self.out, str(step)))
+        while len(self.folders) > KEPT:
+            shutil.rmtree(self.folders.pop(0), ignore_errors=True)
+        os.makedirs(self.folders[-1])
+        return self.folders[-1]
+
+
+class TorchSave(Nothing):
+    """torch.save, which returns when the kernel has the bytes."""
+
+    def save(self, step):
+        path = os.path.join(self.folder(step), 'all.pt')
+        torch.save(state_of(self.net, self.optimizer), path)
+
+
+class AsyncSave(Nothing):
+    """dcp.async_save; the one before has to be done first."""
+    stager = None
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        torch.distributed.init_process_group(
+            'gloo', init_method=f'file://{self.out}/rendezvous', rank=0, world_size=1)
+        self.future = None
+
+    def save(self, step):
+        import torch.distributed.checkpoint as dcp
+        self.drain()
+        self.future = dcp.async_save(
+            state_of(self.net, self.optimizer), checkpoint_id=self.folder(step),
+            async_stager=self.stager)
+
+    def drain(self):
+        if self.future is not None:
+            self.future.result()
+        self.future = None
+
+    def close(self):
+        torch.distributed.destroy_process_group()
+
+
+class SharedAsyncSave(AsyncSave):
+    """The same, staged into shared memory that is used again."""
+
+    def __init__(self, *args):
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+        super().__init__(*args)
+        self.stager = DefaultStager(StagingOptions(
+            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False,
+            use_non_blocking_copy=False))
+
+
+class PinnedAsyncSave(AsyncSave):
+    """The same, staged into page-locked memory beside the training."""
+
+    def __init__(self, *args):
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+        super().__init__(*args)
+        self.stager = DefaultStager(StagingOptions())
+
+    def save(self, step):
+        super().save(step)
+        self.staged = self.future.staging_completion
+        self.future = self.future.upload_completion
+
+    def before_update(self):
+        """What a user of it has to do before the next step."""
+        if self.future is not None:
+            self.staged.result()
+
+
+class Ckptfs(Nothing):
+    """Our own, with the policy that drops."""
+    policy = {}
+
+    def __init__(self, *args):
+        import ckptfs
+        super().__init__(*args)
+        self.snap = ckptfs.Snapshotter(
+            self.net, self.optimizer, run=f'job{os.getpid()}', store=self.out,
+            documents={'args': {'num_attention_heads': shape.HEADS}}, **self.policy)
+        self.last, self.waited = None, 0.0
+
+    def save(self, step):
+        if self.snap.save(step):
+            self.last = step
+        self.count()
+
+    def count(self):
+        """Waiting before updates is time in our calls, too."""
+        waited = self.snap.status()['wait_seconds']
+        self.blocked += waited - self.waited
+        self.waited = waited
+
+    def drain(self):
+        self.count()
+        if self.last is not None:
+            self.snap.wait_durable(self.last)
+
+    def close(self):
+        self.snap.close()
+
+
+class WaitingCkptfs(Ckptfs):
+    """The same, with the policy that keeps every step."""
+    policy = {'full': 'wait'}
+
+
+SIDES = {'nothing': Nothing, 'torch.save': TorchSave, 'dcp.async_save': AsyncSave,
+         'dcp.async_save, shared': SharedAsyncSave,
+         'dcp.async_save, pinned': PinnedAsyncSave, 'ckptfs': Ckptfs,
+         'ckptfs, waiting': WaitingCkptfs}
+
+
+class Job:
+    """A training loop and who saves it."""
+
+    def __init__(self, side, out, parameters, device):
+        torch.manual_seed(0)
+        self.device = device
+        self.net, self.optimizer = make(parameters, device)
+        self.tokens = torch.randint(shape.VOCAB, (8, 16), device=device)
+        self.train(1)
+        self.saver = SIDES[side](out, self.net, self.optimizer)
+        self.step = 0
+
+    def train(self, iterations, every=0):
+        """Seconds of a loop, and of the end of what it began."""
+        start = time.perf_counter()
+        for i in range(iterations):
+            loss = nn.functional.cross_entropy(
+                self.net(self.tokens).flatten(0, 1), self.tokens.flatten())
+            loss.backward()
+            start_update = time.perf_counter()
+            if every:
+                self.saver.before_update()
+                self.saver.blocked += time.perf_counter() - start_update
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if every and i % every == 0:
+                self.save()
+        self.synchronize()
+        end = time.perf_counter()
+        if every:
+            self.saver.drain()
+        return end - start, time.perf_counter() - end
+
+    def synchronize(self):
+        """The device has done all that it was told."""
+        if self.device != 'cpu':
+            torch.cuda.synchronize()
+
+    def save(self):
+        """One save, its time counted."""
+        start = time.perf_counter()
+        self.saver.save(self.step)
+        self.saver.blocked += time.perf_counter() - start
+        self.saver.saves += 1
+        self.step += 1
+
+    def loop(self, iterations, every):
+        """What saving at this rate costs."""
+        plain = self.train(iterations)[0]
+        self.saver.blocked, self.saver.saves, first = 0.0, 0, self.durable()
+        saving, drain = self.train(iterations, every)
+        return {'plain': plain, 'saving': saving, 'drain': drain, 'saves': self.saver.saves,
+                'blocked': self.saver.blocked / self.saver.saves,
+                'kept': self.durable() - first if first is not None else self.saver.saves}
+
+    def durable(self):
+        """Ours say how many were kept."""
+        return self.saver.snap.status()['durable'] if hasattr(self.saver, 'snap') else None
+
+
+def rate(job, saves):
+    """Bytes per second from memory to disk, of saves without training between them."""
+    snap, ends = job.saver.snap, []
+    for _ in range(saves):
+        job.save()
+        snap.before_update()
+        job.saver.drain()
+        ends.append(time.perf_counter())
+    return (saves - 1) * snap.status()['file_bytes'] / (ends[-1] - ends[0])
+
+
+def copy_rates(job):
+    """Bytes per second from the device into the arena, and into page-locked memory."""
+    snap = job.saver.snap
+    job.synchronize()
+    start = time.perf_counter()
+    job.save()
+    snap.before_update()
+    ours = snap.status()['file_bytes'] / (time.perf_counter() - start)
+    source = torch.empty(1 << 28, dtype=torch.uint8, device=job.device)
+    target = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+    best = 0.0
+    for _ in range(5):
+        job.synchronize()
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        job.synchronize()
+        best = max(best, source.nbytes / (time.perf_counter() - start))
+    return {'ours': ours, 'pinned': best}
+
+
+def main():
+    """Measure one side."""
+    side, out = sys.argv[1:3]
+    parameters, iterations = float(sys.argv[3]), int(sys.argv[4])
+    job = Job(side, out, parameters, sys.argv[5])
+    result = {'parameters': sum(p.numel() for p in job.net.parameters())}
+    if side != 'nothing':
+        first = time.perf_counter()
+        job.save()
+        result['first'] = time.perf_counter() - first  # memory is made here
+        job.train(1)
+        job.saver.drain()
+        result['each'] = job.loop(iterations, 1)
+        result['tenth'] = job.loop(10, 10)
+    if side == 'ckptfs':
+        result['rate'] = rate(job, 4)
+        if job.device != 'cpu':
+            result['copy'] = copy_rates(job)
+        result['status'] = job.saver.snap.status()
+    job.saver.close()
+    print(json.dumps(result))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a save can be told, and what it says of itself, from Python."""
+import json
+import os
+
+import ckptfs as snapshots
+import pytest
+import torch
+from daemon import wait_until
+from safetensors import safe_open
+
+SIZE = 300
+
+
+@pytest.fixture(name='snapshotter')
+def snapshotter_fixture(ckptfs):
+    """snapshotter(**options) of a small model after one update."""
+    made = []
+
+    def make(**options):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(SIZE, SIZE)
+        optimizer = torch.optim.AdamW(net.parameters())
+        net(torch.ones(1, SIZE)).sum().backward()
+        optimizer.step()
+        made.append(snapshots.Snapshotter(net, optimizer, run='job', store=ckptfs.store,
+                                          **options))
+        return made[-1]
+
+    yield make
+    for snap in made:
+        snap.close()
+
+
+def daemon_counts(ckptfs):
+    """What `ckptfs status` says of snapshots; nothing if the daemon receives none yet."""
+    said = ckptfs.run('status', '--store', ckptfs.store, '--json', check=False).stdout
+    daemons = json.loads(said or '[]')
+    return daemons[0]['status'].get('snapshots') if daemons else None
+
+
+def receive(ckptfs):
+    """A mount that takes snapshots."""
+    ckptfs.start()
+    wait_until(lambda: daemon_counts(ckptfs) is not None, 'the receiver')
+
+
+def test_a_dry_run_needs_no_daemon(snapshotter):
+    size = snapshotter(slots=3).size()
+    assert size['lazy_bytes'] == 3 * 4 * SIZE * SIZE
+    assert size['lazy_bytes'] < size['file_bytes'] < size['lazy_bytes'] + 20_000
+    assert size['arena_bytes'] == 3 * (16 << 20)
+
+
+def test_progress_and_cancel(ckptfs, snapshotter):
+    receive(ckptfs)
+    snap = snapshotter()
+    assert snap.progress(1) == {'bytes': 0, 'copied': 0, 'durable': 0}
+    assert snap.save(1) and snap.wait_durable(1)
+    done = snap.progress(1)
+    assert done['bytes'] == done['copied'] == done['durable'] == snap.status()['file_bytes']
+    assert not snap.cancel(1)  # it is durable
+
+
+def test_a_deadline_that_is_over(ckptfs, snapshotter):
+    receive(ckptfs)
+    snap = snapshotter()
+    assert snap.save(1, deadline=0)
+    assert not snap.wait_durable(1)
+    assert 'its time is over' in snap.status()['last_drop']
+    assert snap.save(2, deadline=60) and snap.wait_durable(2)
+
+
+def test_a_full_arena(ckptfs, snapshotter):
+    receive(ckptfs)
+    os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
+    block = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    with open(block, 'w', encoding='utf-8'):
+        pass
+    snap = snapshotter(slots=1)
+    patient = snapshotter(slots=1, full='wait', update_limit=0.05)
+    assert snap.save(1) and patient.save(2)
+    assert not snap.save(3) and not patient.save(4)
+    assert (snap.status()['full_drops'], snap.status()['full_waits']) == (1, 0)
+    assert (patient.status()['full_drops'], patient.status()['full_waits']) == (1, 1)
+    wait_until(lambda: daemon_counts(ckptfs)['full_drops'] == 2, 'the daemon to hear of it')
+    os.unlink(block)
+    assert snap.wait_durable(1) and patient.wait_durable(2)
+
+
+def test_no_other_policy(snapshotter):
+    with pytest.raises(ValueError, match='neither'):
+        snapshotter(full='hope')
+
+
+def test_a_pace_is_kept_but_by_updates(ckptfs, snapshotter):
+    receive(ckptfs)
+    snap = snapshotter(pace=1)  # a byte a second
+    assert snap.save(1)
+    snap.before_update()
+    assert snap.save(2)  # a chunk costs years from here on
+    snap.before_update()
+    assert snap.wait_durable(1) and snap.wait_durable(2)
+
+
+def test_documents_of_any_shape(ckptfs, snapshotter):
+    receive(ckptfs)
+    odd = {'1': torch.ones(3), 'a|b': (torch.zeros(0, 4), [torch.ones(2, 2).t()]),
+           7: {'deep': (torch.tensor(5),)}, '': None}
+    snap = snapshotter(documents={'odd|name/7': odd})
+    assert snap.save(1) and snap.wait_durable(1), snap.status()
+    folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    step, = os.listdir(folder)
+    with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as f:
+        held = [f.get_tensor(f'ckptfs.document/odd|name/7/{i}') for i in range(4)]
+    assert [list(t.shape) for t in held] == [[3], [0, 4], [2, 2], []]
+    assert held[3] == 5
+    ckptfs.run('verify', '--store', ckptfs.store, 'job/1')
