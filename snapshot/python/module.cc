@@ -208,6 +208,8 @@ nb::dict StatusOf(const Writer& writer) {
 
 NB_MODULE(_native, module) {
   using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+  // A trainer that ends with its engine alive is no news to its user.
+  nb::set_leak_warnings(false);
   module.def("has_cuda", [](const std::string& library) { return bool(CopierOf(library)); });
   nb::class_<Capture>(module, "Capture");
   module.def("capture", &CaptureOf);

@@ -6,6 +6,7 @@ step: every file of every view must be the same, byte for byte.
 """
 import logging
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -290,6 +291,43 @@ def test_a_job_goes_on_from_its_save_directory(ckptfs, tmp_path):
     assert sorted(steps) == ['best', 'best-1', 'best-2']
 
 
+SCRIPT = """
+import os, sys
+os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', LOCAL_SIZE='1',
+                  MASTER_ADDR='127.0.0.1', MASTER_PORT=sys.argv[2], DS_ACCELERATOR='cpu')
+import torch, deepspeed
+deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
+deepspeed.init_distributed('gloo', verbose=False)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+config = {'train_micro_batch_size_per_gpu': 2, 'zero_allow_untested_optimizer': True,
+          'zero_optimization': {'stage': 1}, 'bf16': {'enabled': True}}
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+for _ in range(3):
+    engine.backward(engine(torch.ones(2, 64, dtype=torch.bfloat16)).sum())
+    engine.step()
+engine.save_checkpoint(sys.argv[1])
+"""
+
+
+def test_an_unmodified_script(ckptfs, tmp_path):
+    """Told by the environment alone; it ends without a word to us."""
+    _, mount = ckptfs.start()
+    script, save = tmp_path / 'train.py', tmp_path / 'save'
+    script.write_text(SCRIPT)
+    sites = os.environ['PYTHONPATH'].split(':')[0]
+    (tmp_path / 'ckptfs.pth').symlink_to(os.path.join(sources(), 'ckptfs.pth'))
+    start = (f'import runpy, site, sys; sys.argv = {["train.py", str(save), free_port()]}; '
+             f'site.addsitedir("{tmp_path}"); runpy.run_path("{script}")')
+    done = subprocess.run([sys.executable, '-c', start], check=True, timeout=120, env={
+        **os.environ, 'PYTHONPATH': sites, 'CKPTFS_STORE': ckptfs.store, 'CKPTFS_RUN': 'mine',
+        'CKPTFS_MOUNT': mount}, stderr=subprocess.PIPE, text=True)
+    assert 'leaked' not in done.stderr and 'ckptfs' not in done.stderr
+    assert read(save, 'latest') == 'global_step3'
+    assert 'zero' in os.listdir(os.path.join(save, 'global_step3'))
+    assert 'global_step3' in os.listdir(os.path.join(mount, 'run', 'mine', 'step'))
+
+
 HOOKED = """
 import os, site, sys
 site.addsitedir(os.environ['SITE'])
@@ -302,11 +340,22 @@ assert deepspeed.runtime.engine.__spec__.loader.get_source('deepspeed.runtime.en
 """
 
 
-def test_the_hook_of_every_interpreter(tmp_path):
+def sources():
+    """Where the package's files lie."""
     import _ckptfs_hook
-    package = os.path.dirname(os.path.realpath(_ckptfs_hook.__file__))
+    return os.path.dirname(os.path.realpath(_ckptfs_hook.__file__))
+
+
+def free_port():
+    """A port that nobody listens at, in decimal."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        return str(free.getsockname()[1])
+
+
+def test_the_hook_of_every_interpreter(tmp_path):
     for name in ('_ckptfs_hook.py', 'ckptfs.pth'):
-        os.symlink(os.path.join(package, name), tmp_path / name)
+        os.symlink(os.path.join(sources(), name), tmp_path / name)
     environment = {**os.environ, 'SITE': str(tmp_path), 'PYTHONPATH': ''}
     subprocess.run([sys.executable, '-c', HOOKED], env=environment, check=True)
     os.unlink(tmp_path / '_ckptfs_hook.py')  # half uninstalled
