@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HotSteps keeps the files of the newest durable snapshots in memory: the pages that
-// writing them has left in the page cache are locked there, so that whoever loads the step
-// next does not wait for a disk.  It takes nothing of the arenas, hence never room that a
-// save needs.
+// HotSteps keeps the files of the newest durable snapshots in memory: their pages are
+// read in once and locked in the page cache, so that whoever loads the step next does not
+// wait for a disk.  It takes nothing of the arenas, hence never room that a save needs.
 //
 // Thread safety: all methods may be called concurrently; no lock is held while pages are
 // locked.
