@@ -160,7 +160,7 @@ def loop_rows(found, often, said):
         theirs = figures[often]
         rows.append(Row(
             'snapshot', f'{said}, waiting for room, against {side}'
-            f' ({figures["kept"]} of {figures["saves"]} kept)',
+            f' ({theirs["kept"]} of {theirs["saves"]} kept)',
             f'{slowdown(ours):.2f}x', f'{slowdown(theirs):.2f}x',
             f'{slowdown(ours) / slowdown(theirs):.2f}x', '' if side == OURS else '<= 1x',
             side == OURS or slowdown(ours) <= slowdown(theirs)))
