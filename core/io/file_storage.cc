@@ -151,6 +151,13 @@ class TemporaryFile final : public StorageWriter {
     if (!named_) unlink(temporary_.c_str());
   }
 
+  Status Reserve(uint64_t bytes) override {
+    while (bytes != 0 && fallocate(descriptor_.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
+      if (errno == EOPNOTSUPP) return {};  // not every filesystem can
+      if (errno != EINTR) return Fail(SystemError("reserve", path_));
+    }
+    return {};
+  }
   Status WriteAt(uint64_t offset, std::span<const std::byte> bytes) override {
     if (const uint64_t part = DirectPart(offset, bytes); part != 0 && direct_.valid()) {
       // Where that fails the page cache's way does as well, or says why.

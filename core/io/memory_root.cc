@@ -104,6 +104,8 @@ class MemoryRoot::Writer final : public StorageWriter {
  public:
   Writer(MemoryRoot& root, std::string path) : root_(root), path_(std::move(path)) {}
 
+  Status Reserve(uint64_t /*bytes*/) override { return {}; }
+
   Status WriteAt(uint64_t offset, std::span<const std::byte> bytes) override {
     MutexLock lock(mutex_);
     bytes_.resize(std::max<size_t>(bytes_.size(), offset + bytes.size()));

@@ -78,10 +78,14 @@ class Root {
 class StorageWriter {
  public:
   virtual ~StorageWriter() = default;
+  // The object will have `bytes`: a directory puts them aside, so that writing them neither
+  // runs out of space nor waits for each other.  kExhausted if there are not as many.
+  virtual Status Reserve(uint64_t bytes) = 0;
   // A part of the object.  Parts may come in any order and from several threads.  A
   // directory takes large parts of whole pages, from memory that begins at a page, past
   // the page cache.
-  // REQUIRES: when it is closed they cover [0, size) once.
+  // REQUIRES: when it is closed they cover [0, size) once, where `size` is what was
+  // reserved if anything was.
   // BLOCKS: on the device.
   virtual Status WriteAt(uint64_t offset, std::span<const std::byte> bytes) = 0;
   // The object exists, whole and durable, exactly when this returned success.

@@ -102,6 +102,7 @@ Status CopyBlob(const Root& bytes, const Blob& blob, StorageWriter& writer) {
                 StrCat(blob.path, ": ", file->size(), " bytes, the manifest says ",
                        blob.stamp.size, " in ", blob.chunks.size(), " chunks"));
   }
+  CKPT_RETURN_IF_ERROR(writer.Reserve(blob.stamp.size));
   CKPT_RETURN_IF_ERROR(BlobCopy(*file, blob, writer).Run());
   FaultPoint();
   return writer.Close();

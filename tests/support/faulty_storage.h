@@ -118,6 +118,10 @@ class FaultyStorage final : public Storage {
    public:
     Writer(FaultyStorage& storage, std::unique_ptr<StorageWriter> writer, uint64_t epoch)
         : storage_(storage), writer_(std::move(writer)), epoch_(epoch) {}
+    Status Reserve(uint64_t bytes) override {
+      CKPT_RETURN_IF_ERROR(storage_.Enter("room"));
+      return writer_->Reserve(bytes);
+    }
     Status WriteAt(uint64_t offset, std::span<const std::byte> bytes) override {
       CKPT_RETURN_IF_ERROR(storage_.Enter("a part"));
       return writer_->WriteAt(offset, bytes);

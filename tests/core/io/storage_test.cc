@@ -87,6 +87,9 @@ TEST(FileStorage, LargePartsInWholePages) {
   const auto bytes = std::as_bytes(std::span<const char>(memory.get(), kSize));
   FileFixture fixture;
   const auto writer = *fixture.storage().Create("large");
+  EXPECT_TRUE(writer->Reserve(kSize));
+  EXPECT_EQ(CodeOf((*fixture.storage().Create("too large"))->Reserve(uint64_t{1} << 42)),
+            ErrorCode::kExhausted);
   std::thread other([&] { EXPECT_TRUE(writer->WriteAt(kPart, bytes.subspan(kPart))); });
   EXPECT_TRUE(writer->WriteAt(0, bytes.first(100)));
   EXPECT_TRUE(writer->WriteAt(100, bytes.subspan(100, 3996)));
