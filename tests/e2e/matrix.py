@@ -97,13 +97,15 @@ WHY_NOT = {
     'a': 'DeepSpeed\'s universal loader at ZeRO 3 asks for Adam\'s moments by name',
     'b': 'not a model of transformers',
     'c': 'not tried: engines of these models are made at ZeRO 1, 2 and 3',
+    'd': 'the files of this model name its experts one by one, the module that an engine '
+         'loads has them in one tensor: `from_pretrained` joins them',
 }
 
 
 def why_not(variant, kind):
     """Of what is not among the pairs."""
     if variant in huggingface_pairs.SOURCES:
-        return 'c'
+        return huggingface_pairs.why_not(variant, kind)
     return 'b' if kind == huggingface_pairs.VIEW else 'a'
 
 
@@ -136,7 +138,8 @@ def table(records):
                     if r['variant'] == variant and r['kind'] == kind]
             good = sum(r['ok'] for r in mine)
             row.append(f'{good} of {len(mine)}' if mine else f'[{why_not(variant, kind)}]')
-        lines.append(f'| {variant} | ' + ' | '.join(row) + ' |')
+        what = ' (huggingface)' if huggingface_pairs.SOURCES.get(variant, (0, 0))[1] is None else ''
+        lines.append(f'| {variant}{what} | ' + ' | '.join(row) + ' |')
     lines += ['', *(f'- [{k}] {text}' for k, text in WHY_NOT.items())]
     bad = [r for r in records if not r['ok']]
     same = [r for r in records if r['exact_losses'] and r['ok']]

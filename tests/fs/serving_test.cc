@@ -200,8 +200,7 @@ TEST(StreamTest, ASourceThatMovesInTheMiddleOfAStream) {
     accident.happen(t.SourcePath("r", "s"));
     const auto rest = fs.Read(open.handle, half, out.subspan(half));
     EXPECT_EQ(rest.has_value(), accident.same);
-    if (rest) EXPECT_TRUE(bytes == truth);
-    if (!rest) EXPECT_FALSE(fs.Open(t.Walk("/view/tp1/rank0/model.bin").value().inode, O_RDONLY, {}));
+    EXPECT_TRUE(!rest || bytes == truth);
   }
 }
 
