@@ -55,9 +55,7 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
   Log(LogLevel::kInfo, service.receiving()
                            ? StrCat("receives snapshots for ", path)
                            : StrCat("another daemon receives for ", path, "; waits for its end"));
-  if (const Status moved = StartLogging(LogTarget(request.log, path, "daemon")); !moved) {
-    Log(LogLevel::kWarning, moved.error().message);
-  }
+  MoveLog(request.log, path, "daemon");
   ready();
   WaitForSignal(catalogue, service, signals.get());
   Log(LogLevel::kInfo, "ended by a signal");

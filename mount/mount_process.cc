@@ -264,9 +264,7 @@ Status RunMount(const MountRequest& request, const std::function<void()>& ready)
   CKPT_RETURN_IF_ERROR(StartDaemon(request, daemon));
   CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
   SayMounted(request, daemon);
-  if (const Status moved = StartLogging(LogTarget(request.log, request.store, request.mountpoint.substr(1))); !moved) {
-    Log(LogLevel::kWarning, moved.error().message);
-  }
+  MoveLog(request.log, request.store, request.mountpoint.substr(1));
   ready();
   Say(StrCat(request.store, " mounted at ", request.mountpoint));
   WaitForEnd(daemon, signals.get());

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 #include "core/base/digest.h"
 #include "core/base/strings.h"
@@ -38,8 +39,9 @@ Result<Descriptor> SignalDescriptor() {
   return signal_events;
 }
 
-std::string LogTarget(const std::string& log, const std::string& store, std::string name) {
-  if (!log.empty()) return log;
+namespace {
+
+std::string LogInStore(const std::string& store, std::string name) {
   const std::string directory = StrCat(store, "/log");
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return "syslog";
   struct stat info {};
@@ -47,6 +49,13 @@ std::string LogTarget(const std::string& log, const std::string& store, std::str
   for (char& letter : name) letter = letter == '/' ? '-' : letter;
   if (name.size() > 100) name = DigestOf(name).Hex();
   return StrCat(directory, "/", name, ".log");
+}
+
+}  // namespace
+
+void MoveLog(const std::string& log, const std::string& store, std::string name) {
+  const Status moved = StartLogging(log.empty() ? LogInStore(store, std::move(name)) : log);
+  if (!moved) Log(LogLevel::kWarning, moved.error().message);
 }
 
 Status CheckLog(const std::string& log) {

@@ -20,9 +20,9 @@ void RaiseDescriptorLimit();
 // none of them ends a thread in the middle of something.
 Result<Descriptor> SignalDescriptor();
 
-// The log's place once the terminal is gone: `log` if it is given, else a file in the
-// store named after `name`.
-std::string LogTarget(const std::string& log, const std::string& store, std::string name);
+// Logs where it is read once the terminal is gone: in `log` if it is given, else in a
+// file in the store named after `name`.  Stays where it is if that cannot be.
+void MoveLog(const std::string& log, const std::string& store, std::string name);
 // A named log must be writable before the terminal is gone; its directory is not made.
 Status CheckLog(const std::string& log);
 

@@ -14,6 +14,7 @@
 
 #include "core/base/strings.h"
 #include "formats/sharding/name_pattern.h"
+#include "mount/daemon.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 
@@ -234,6 +235,15 @@ Result<std::unique_ptr<Store>> OpenStore(const std::string& path, bool create) {
 Status ExitWith(int code) {
   if (code == 0) return {};
   return Fail(ErrorCode::kIo, StrCat(kExitPrefix, code));
+}
+
+Status RunService(bool foreground, std::string& log, const ServiceBody& body) {
+  if (foreground) {
+    if (log.empty()) log = "stderr";
+    return body([] {});
+  }
+  // The child says itself what went wrong: its parent only sees a code.
+  return ExitWith(RunInBackground([&](const auto& ready) { return Report(body(ready)); }));
 }
 
 Status RefuseUsage(std::string_view message) {

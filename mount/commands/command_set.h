@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,6 +55,11 @@ void AddRetentionOptions(Command& command, Retention& retention);
 Result<std::unique_ptr<Store>> OpenStore(const std::string& path, bool create);
 // Its absolute path.
 Result<std::string> StorePath(const std::string& path);
+
+// Runs a daemon's body, which calls `ready` once it serves: in the background unless
+// `foreground`, where an empty `log` becomes stderr.
+using ServiceBody = std::function<Status(const std::function<void()>& ready)>;
+Status RunService(bool foreground, std::string& log, const ServiceBody& body);
 
 // An exit code a body has decided itself (mount's parent process, verify).
 Status ExitWith(int code);

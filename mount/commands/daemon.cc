@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/daemon.h"
-
-#include <fmt/format.h>
-
-#include <cstdio>
-#include <filesystem>
+#include <memory>
+#include <string>
 
 #include "mount/commands/command_set.h"
 #include "mount/daemon_process.h"
 #include "mount/options.h"
-#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -31,22 +26,10 @@ Result<DaemonRequest> RequestOf(const DaemonFlags& options) {
   return request;
 }
 
-// As the mount's: its parent only sees a code.
-int ServeSnapshots(const DaemonRequest& request, const std::function<void()>& ready) {
-  const Status done = RunDaemon(request, ready);
-  if (done) return 0;
-  fmt::print(stderr, "ckptfs: {}\n", Printable(done.error().message));
-  return static_cast<int>(ExitCodeOf(done.error().code));
-}
-
 Status StartDaemon(const DaemonFlags& options) {
   CKPT_ASSIGN_OR_RETURN(DaemonRequest request, RequestOf(options));
-  if (!options.foreground) {
-    return ExitWith(
-        RunInBackground([&](const auto& ready) { return ServeSnapshots(request, ready); }));
-  }
-  if (request.log.empty()) request.log = "stderr";
-  return RunDaemon(request, [] {});
+  return RunService(options.foreground, request.log,
+                    [&](const auto& ready) { return RunDaemon(request, ready); });
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/daemon.h"
 #include "mount/mount_process.h"
 #include "mount/mount_table.h"
 #include "mount/options.h"
@@ -94,14 +93,6 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
   return request;
 }
 
-// The body of the daemon: reports its own error, as its parent only sees a code.
-int Serve(const MountRequest& request, const std::function<void()>& ready) {
-  const Status done = RunMount(request, ready);
-  if (done) return 0;
-  fmt::print(stderr, "ckptfs: {}\n", Printable(done.error().message));
-  return static_cast<int>(ExitCodeOf(done.error().code));
-}
-
 Status RunMount(const MountFlags& options) {
   if (options.request.follow && !options.step.empty() && options.step != "latest") {
     return RefuseUsage("--follow shows the latest step, --step " + options.step +
@@ -109,11 +100,8 @@ Status RunMount(const MountFlags& options) {
   }
   if (options.checkpoint.empty()) return RefuseUsage("MOUNTPOINT is required");
   CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
-  if (!options.foreground) {
-    return ExitWith(RunInBackground([&](const auto& ready) { return Serve(request, ready); }));
-  }
-  if (request.log.empty()) request.log = "stderr";
-  return RunMount(request, [] {});
+  return RunService(options.foreground, request.log,
+                    [&](const auto& ready) { return RunMount(request, ready); });
 }
 
 void AddServingOptions(Command& command, MountFlags& options) {

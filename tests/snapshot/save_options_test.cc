@@ -34,8 +34,17 @@ class SaveOptionsTest : public ReceiverTest {
     return std::make_unique<SnapshotWriter>(std::move(options));
   }
   void Open() { gate_.set_value(); }
+  // Saves step 0, which fills the arena until Hold(false), and step 1, which waits for it.
+  std::future<bool> SaveUntilOneWaits(SnapshotWriter& writer) {
+    Hold(true);
+    EXPECT_TRUE(writer.Save(memory_.Save(0, 0)));
+    auto second = std::async(std::launch::async, [&] { return writer.Save(memory_.Save(1, 0)); });
+    while (writer.status().full_waits == 0) std::this_thread::yield();
+    return second;
+  }
 
  private:
+  RankMemory memory_{{6000}};
   bool made_ = false;
   std::promise<void> gate_;
   std::shared_future<void> opened_ = gate_.get_future().share();
@@ -44,11 +53,7 @@ class SaveOptionsTest : public ReceiverTest {
 TEST_F(SaveOptionsTest, ASaveMayWaitForRoom) {
   Start();
   const auto writer = Waiting(kLong);
-  RankMemory memory({6000});
-  Hold(true);
-  ASSERT_TRUE(writer->Save(memory.Save(0, 0)));
-  auto second = std::async(std::launch::async, [&] { return writer->Save(memory.Save(1, 0)); });
-  while (writer->status().full_waits == 0) std::this_thread::yield();
+  auto second = SaveUntilOneWaits(*writer);
   Hold(false);
   EXPECT_TRUE(second.get());
   EXPECT_TRUE(writer->WaitDurable(1, kLong));
@@ -74,11 +79,7 @@ TEST_F(SaveOptionsTest, ItWaitsNoLongerThanTrainingMayBeHeldUp) {
 TEST_F(SaveOptionsTest, ADaemonThatGoesEndsTheWait) {
   Start();
   const auto writer = Waiting(kLong);
-  RankMemory memory({6000});
-  Hold(true);
-  ASSERT_TRUE(writer->Save(memory.Save(0, 0)));
-  auto second = std::async(std::launch::async, [&] { return writer->Save(memory.Save(1, 0)); });
-  while (writer->status().full_waits == 0) std::this_thread::yield();
+  auto second = SaveUntilOneWaits(*writer);
   auto end = std::async(std::launch::async, [&] { receiver_.reset(); });
   Hold(false);
   end.get();

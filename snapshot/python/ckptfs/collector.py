@@ -145,6 +145,7 @@ class TorchCollector(PlacingCollector):
         self.lazy = all(map(state.waits_for_hooks, optimizers))
         for module in models:
             state.refuse_unknown(module)
+        state.refuse_keepers(optimizers)
 
     # ---- once ----------------------------------------------------------------
 

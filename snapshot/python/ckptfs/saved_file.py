@@ -10,7 +10,7 @@ import torch
 
 from .state import NotHeld
 
-Place = Tuple[int, torch.dtype, Tuple[int, ...]]  # address, dtype, shape
+Place = Tuple[Any, ...]
 
 
 @dataclass
@@ -30,8 +30,10 @@ class SavedFile:
 
 
 def place(tensor: torch.Tensor) -> Place:
-    """What tells one view of memory from another."""
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape)
+    """What tells one view of memory from another: a transposed one begins where the
+    other does."""
+    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(),
+            tensor.is_conj(), tensor.is_neg())
 
 
 def _named(value: Any, path: str) -> Iterator[Tuple[str, torch.Tensor]]:

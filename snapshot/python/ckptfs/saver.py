@@ -93,6 +93,14 @@ def _place(rank: Optional[int], world: Optional[int],
     return distributed.get_rank(), distributed.get_world_size(), shared[0]
 
 
+def _number(step: Any) -> int:
+    """A step as the daemon counts them, whatever was given for one."""
+    try:
+        return min(max(int(step), 0), (1 << 64) - 1)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
 class Saver:
     """Hands the states that a collector finds to the ckptfs daemon of a store.
 
@@ -155,7 +163,7 @@ class Saver:
 
     def drop(self, step: int, why: Exception) -> None:
         """Instead of a save, where there is nothing to save."""
-        self._writer.drop(max(int(step), 0), str(why) or type(why).__name__)
+        self._writer.drop(_number(step), str(why) or type(why).__name__)
         self._tell()
 
     def cancel(self, step: int) -> bool:
@@ -216,8 +224,8 @@ class Saver:
             LOG.warning('%s', line)
 
     def _capture(self, step: int) -> Tuple['_Shot', _native.Capture]:
-        if step < 0:
-            raise NotHeld(f'step {step} is below 0')
+        if step != _number(step):
+            raise NotHeld(f'step {step} is below 0 or has more than 64 bits')
         if isinstance(self._collector, FileCollector):
             return self._capture_files(step, self._collector)
         # Two saves between two updates: the first is copied by then.
@@ -274,6 +282,9 @@ class _Shot:
         plain = tensor.detach()
         if not lazy:  # else as it lies; the alias keeps its storage
             plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
+        if plain.numel() and not plain.data_ptr():  # a subclass that wraps others
+            raise NotHeld(f'{key or one.parameter} is a {type(tensor).__name__}, which has no '
+                          'memory of its own')
         device = -1 if plain.device.type == 'cpu' else plain.device.index
         if device >= 0:
             self.devices.add(device)
@@ -290,7 +301,8 @@ class _Shot:
             tensor.device.type == 'cuda' and bool(_cuda_library()))
         return (self.lazy and updated and tensor.nbytes >= SMALL
                 and here and tensor.is_contiguous()
-                and not tensor.is_inference() and not tensor.is_neg())
+                and not tensor.is_inference()
+                and not tensor.is_neg() and not tensor.is_conj())
 
     def add_file(self, file: SavedFile) -> None:
         """A file of a DeepSpeed checkpoint, or this rank's part of one."""

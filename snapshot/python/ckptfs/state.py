@@ -156,6 +156,20 @@ def waits_for_hooks(optimizer: object) -> bool:
             and getattr(type(optimizer).step, 'hooked', False))
 
 
+def refuse_keepers(optimizers: Sequence[Any]) -> None:
+    """TypeError for optimizers whose states are not where they say, or not all here."""
+    for optimizer in optimizers:
+        if any(c.__name__ == 'ZeroRedundancyOptimizer' for c in type(optimizer).__mro__):
+            raise TypeError('ZeroRedundancyOptimizer is not supported: each rank has states of '
+                            'its own; use torch.distributed.fsdp.fully_shard (FSDP2)')
+        for inner in getattr(optimizer, '__dict__', {}).values():
+            if (isinstance(inner, torch.optim.Optimizer)
+                    and inner.state is not getattr(optimizer, 'state', None)
+                    and not any(inner is one for one in optimizers)):
+                raise TypeError(f'{type(optimizer).__name__} keeps states in a '
+                                f'{type(inner).__name__} of its own: pass that, too')
+
+
 def _number(value: object) -> torch.Tensor:
     dtype = torch.float64 if isinstance(value, float) else torch.int64
     return torch.tensor(value, dtype=dtype)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that do not lie in memory as they are, optimizers that keep their states
+elsewhere, and steps that are none: right, or dropped, and training goes on."""
+import os
+
+import ckptfs as snapshots
+import pytest
+import torch
+from ckptfs.saved_file import saved_file
+from safetensors import safe_open
+from test_save_options import receive
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.testing._internal.two_tensor import TwoTensor
+
+LARGE = 20_000  # is copied when save has returned
+
+
+class Weights(torch.nn.Module):
+    """Parameters of a name each."""
+
+    def __init__(self, **tensors):
+        super().__init__()
+        for name, tensor in tensors.items():
+            setattr(self, name, torch.nn.Parameter(tensor))
+
+
+def sgd(model):
+    """An optimizer that has no states."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+
+def held(ckptfs):
+    """The tensors of the only step's only rank."""
+    folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    step, = os.listdir(folder)
+    with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as file:
+        return {key: file.get_tensor(key) for key in file.keys()}
+
+
+def test_conjugates_and_negatives(ckptfs):
+    receive(ckptfs)
+    numbers = torch.randn(2, LARGE, dtype=torch.complex64)
+    model = Weights(lazy=numbers[0].conj(), small=numbers[0][:9].conj(),
+                    negative=torch._neg_view(numbers[1].real.contiguous()))
+    truth = {name: p.detach().clone().resolve_conj().resolve_neg()
+             for name, p in model.named_parameters()}
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store) as snap:
+        assert snap.save(1) and snap.wait_durable(1), snap.status()
+    found = held(ckptfs)
+    for name, tensor in truth.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize('size', [9, LARGE])
+def test_a_tensor_without_memory_is_dropped_by_name(ckptfs, size):
+    receive(ckptfs)
+    model = Weights(wrapped=TwoTensor(torch.ones(size), torch.ones(size)))
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store) as snap:
+        assert not snap.save(1)
+        assert 'wrapped is a' in snap.status()['last_drop']
+        assert 'no memory of its own' in snap.status()['last_drop']
+
+
+def test_states_of_an_optimizer_within_are_not_forgotten(ckptfs):
+    model = Weights(w=torch.ones(9))
+    inner = torch.optim.Adam(model.parameters())
+
+    class Outer(torch.optim.Optimizer):
+        """Has another one do the work, and says nothing of its states."""
+
+        def __init__(self):
+            super().__init__(model.parameters(), {})
+            self.base = inner
+
+    outer = Outer()
+    with pytest.raises(TypeError, match='Outer keeps states in a Adam of its own'):
+        snapshots.Snapshotter(model, outer, store=ckptfs.store)
+    snapshots.Snapshotter(model, [outer, inner], store=ckptfs.store).close()
+    outer.state = inner.state
+    snapshots.Snapshotter(model, outer, store=ckptfs.store).close()
+
+
+def test_an_optimizer_whose_states_are_spread(ckptfs, tmp_path):
+    torch.distributed.init_process_group('gloo', rank=0, world_size=1,
+                                         init_method=f'file://{tmp_path}/meet')
+    try:
+        model = Weights(w=torch.ones(9))
+        spread = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
+        with pytest.raises(TypeError, match='ZeroRedundancyOptimizer'):
+            snapshots.Snapshotter(model, spread, store=ckptfs.store)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize('step', [None, 'x', float('nan'), -1, 1 << 64])
+def test_a_step_that_is_none_is_dropped(ckptfs, step):
+    model = Weights(w=torch.ones(9))
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store) as snap:
+        assert snap.save(step) is False
+        assert snap.status()['dropped'] == 1
+
+
+def test_views_that_begin_at_one_place_are_not_one_tensor():
+    square = torch.arange(4.).view(2, 2)
+    wave = torch.tensor([1 + 2j])
+    file = saved_file('file', {'a': square, 'b': square.t(), 'again': square,
+                               'c': wave.imag, 'd': wave.conj().imag}, lambda tensor: False)
+    assert {s.key: s.tensor.tolist() for s in file.storages} == {
+        'a': [[0, 1], [2, 3]], 'b': [[0, 2], [1, 3]], 'c': [2], 'd': [-2]}
