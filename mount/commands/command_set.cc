@@ -266,6 +266,7 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddInfoCommand(*commands);
   AddExplainCommand(*commands);
   AddExportCommand(*commands);
+  AddReadCommand(*commands);
   AddVerifyCommand(*commands);
   AddStatusCommand(*commands);
   return commands;

@@ -81,6 +81,7 @@ void AddGcCommand(CommandSet& commands);
 void AddInfoCommand(CommandSet& commands);
 void AddListCommand(CommandSet& commands);
 void AddMountCommand(CommandSet& commands);
+void AddReadCommand(CommandSet& commands);
 void AddRemoveCommand(CommandSet& commands);
 void AddResolveCommand(CommandSet& commands);
 void AddStatusCommand(CommandSet& commands);

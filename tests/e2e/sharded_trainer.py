@@ -4,9 +4,9 @@
 Usage: sharded_trainer.py FOLDER STORE RANK WORLD
 
 Lines of the input: "make KIND" builds a model (fsdp, hsdp, grid, tensor) with a Snapshotter
-of the run KIND ("make KIND dcp": saves through torch.distributed.checkpoint instead), "refuse" prints what it says of models that it does not take, "step"
+of the run KIND ("make KIND dcp": saves through torch.distributed.checkpoint instead, "make KIND url": and names only where to), "refuse" prints what it says of models that it does not take, "step"
 trains one step and saves it (prints "saved N BOOL LATE"), "spoil" writes a parameter after that, "durable N" waits for it, "load VIEW" empties the memory
-and loads by DCP (prints whether all is as before), "status" prints it as JSON.
+and loads a view, or a URL, by DCP (prints whether all is as before), "status" prints it as JSON.
 Copies that may be late are held up until the backward pass after the save has ended.
 What each save has to hold goes to FOLDER/truth-KIND-N.pt, by rank 0.
 """
@@ -20,6 +20,7 @@ import snapshot_trainer
 import torch
 import torch.distributed.checkpoint as dcp
 from ckptfs.dcp_reader import Planner, Reader
+from ckptfs.url import is_url
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -105,6 +106,12 @@ class Job:
         if not self.dcp:
             return self.snap.save(self.step)
         model, optimizer = get_state_dict(self.net, self.optimizer)
+        if self.dcp == 'url':
+            self.future = dcp.async_save(
+                {'model': model, 'optim': optimizer, 'args': {'num_attention_heads': SIZES['HEADS']}},
+                checkpoint_id=f'ckptfs://{self.store}/{self.kind}/{self.step}',
+                process_group=self.group)
+            return True
         self.writer = ckptfs.dcp.Writer(self.store, self.kind, self.step, slots=4)
         self.future = dcp.async_save(
             {'model': model, 'optim': optimizer, 'args': {'num_attention_heads': SIZES['HEADS']}},
@@ -121,7 +128,8 @@ class Job:
         if not self.dcp:
             return self.snap.wait_durable(step, 60)
         self.future.result()
-        return self.writer.taken
+        savers = list(ckptfs.dcp._SAVERS.values())
+        return all(saver.wait_durable(step, 60) for saver in savers)
 
     def load(self, view):
         """Whether DCP loads what the last save had into emptied memory."""
@@ -132,11 +140,17 @@ class Job:
                     value.zero_()
         model, optimizer = get_state_dict(self.net, self.optimizer)
         model = {name: value for name, value in model.items() if 'inv_freq' not in name}
-        dcp.load({'model': model, 'optim': optimizer}, storage_reader=Reader(view),
-                 planner=Planner())
+        if is_url(view):
+            how, more = {'checkpoint_id': view}, {'args': {'num_attention_heads': 0}}
+            optimizer['param_groups'][0]['lr'] = 0.0
+        else:
+            how, more = {'storage_reader': Reader(view), 'planner': Planner()}, {}
+        dcp.load({'model': model, 'optim': optimizer, **more}, **how)
+        heads = more.get('args', {}).get('num_attention_heads', SIZES['HEADS'])
+        if (heads, optimizer['param_groups'][0]['lr']) != (SIZES['HEADS'], 1e-2):
+            return None
         try:
-            dcp.load({'model': {'nowhere': torch.ones(1)}}, storage_reader=Reader(view),
-                     planner=Planner())
+            dcp.load({'model': {'nowhere': torch.ones(1)}}, **how)
         except CheckpointException as error:
             found = self.truth()
             return 'nowhere' in str(error) and all(
@@ -201,7 +215,7 @@ def main():
             if job:
                 job.snap.close()
             torch.manual_seed(0)
-            job = Job(more[0], folder, store, rank, world, 'dcp' in more)
+            job = Job(more[0], folder, store, rank, world, ''.join(more[1:]))
             print('made', job.kind, flush=True)
         elif word == 'refuse':
             print('refused', json.dumps(refusals(world, store)), flush=True)

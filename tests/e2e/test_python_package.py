@@ -34,6 +34,9 @@ def test_it_installs_and_links_no_daemon(tmp_path):
     for library in ('tbb', 'sqlite', 'fuse', 'torch'):
         assert library not in linked, linked
     assert os.path.exists(os.path.join(tmp_path, 'ckptfs', 'py.typed'))
+    protocol = "import fsspec; assert fsspec.get_filesystem_class('ckptfs').protocol == 'ckptfs'"
+    subprocess.run([sys.executable, '-c', protocol], check=True, timeout=120,
+                   env={**env, 'PYTHONPATH': str(tmp_path)})
     for name in ('ckptfs.pth', '_ckptfs_hook.py'):  # where interpreters look at their start
         assert os.path.exists(os.path.join(tmp_path, name))
     subprocess.run([sys.executable, '-c', LET_GO], check=True, timeout=120,

@@ -8,6 +8,7 @@ import os
 import random
 
 import ckptfs as library
+import fsspec
 import pytest
 import torch
 from ckptfs import dcp
@@ -16,6 +17,7 @@ from ckptfs.dtensor import boxes_of
 from ckptfs.state import Model, State
 from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -185,8 +187,9 @@ def check_kind(mount, trainer, kind, by=''):
     for step in range(2):
         answers = trainer.tell('step', 'saved')
         assert all(taken == 'True' for _, taken, _ in answers), trainer.said()
-    # The backward pass ran while the first step's copies waited.
-    assert any(late == '1' for _, _, late in answers), answers
+    # The backward pass ran while the first step's copies waited; who names only where to
+    # has them copied by torch before that.
+    assert by == 'url' or any(late == '1' for _, _, late in answers), answers
     assert trainer.durable(1), trainer.said()
     for step in ('0', '1'):
         truth = torch.load(os.path.join(trainer.folder, f'truth-{kind}-{step}.pt'))
@@ -215,6 +218,19 @@ def test_dcp_saves_by_its_own_plug_in(ckptfs, job):
     assert trainer.tell(f'load {view}', 'loaded') == [['True'], ['True']], trainer.said()
     older = os.path.join(step_of(mount, 'fsdp', '0'), 'view', 'tp1')
     assert trainer.tell(f'load {older}', 'loaded') == [['False'], ['False']]
+    trainer.end()
+
+
+def test_dcp_saves_and_loads_by_a_url(ckptfs, job):
+    """The upload's thread talks while the training's does; the load needs no mount, and
+    brings hyper-parameters and documents."""
+    _, mount = ckptfs.start()
+    trainer = job(2)
+    check_kind(mount, trainer, 'fsdp', 'url')
+    ckptfs.umount(mount)
+    for step, newest in ((1, 'True'), (0, 'False')):
+        url = f'ckptfs://{ckptfs.store}/fsdp/{step}'
+        assert trainer.tell(f'load {url}', 'loaded') == [[newest]] * 2, trainer.said()
     trainer.end()
 
 
@@ -252,6 +268,34 @@ def test_dcp_state_dicts_of_one_process(ckptfs, monkeypatch, caplog):
                                       checkpoint_id=f'ckptfs://{ckptfs.store}/dcp/4')
     assert 'numbers its parameters' in caplog.text
     assert durable_steps(ckptfs) == ['3']
+    for saver in dcp._SAVERS.values():
+        saver.close()
+
+
+def test_a_url_means_what_was_saved_last(ckptfs, monkeypatch, caplog):
+    """A step that is saved again is another attempt; what is no step or no number is refused."""
+    monkeypatch.setattr(dcp, '_SAVERS', {})
+    ckptfs.start()
+    wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json').stdout,
+               'the receiver')
+    url = f'ckptfs://{ckptfs.store}/job/7'
+    for value in (1.0, 2.0):
+        torch.distributed.checkpoint.save({'w': torch.full((3,), value)}, checkpoint_id=url)
+    assert sorted(durable_steps(ckptfs)) == ['7', '7-1']
+    for step, value in (('7', 2.0), ('7-1', 2.0), ('latest', 2.0)):
+        loaded = {'w': torch.zeros(3)}
+        torch.distributed.checkpoint.load(
+            loaded, checkpoint_id=f'ckptfs://{ckptfs.store}/job/{step}')
+        assert loaded['w'].tolist() == [value] * 3
+    for bad in ('job/8', 'job/x/../7'):
+        with pytest.raises((CheckpointException, AssertionError)):
+            torch.distributed.checkpoint.load(
+                {'w': torch.zeros(3)}, checkpoint_id=f'ckptfs://{ckptfs.store}/{bad}')
+    for bad in ('ckptfs://job/7', f'ckptfs://{ckptfs.store}/job/seven'):
+        torch.distributed.checkpoint.save({'w': torch.ones(3)}, checkpoint_id=bad)
+        assert f'{bad} is not' in caplog.text or 'invalid literal' in caplog.text
+    with pytest.raises(NotImplementedError, match='ckptfs mount'):
+        fsspec.open(url).open()
     for saver in dcp._SAVERS.values():
         saver.close()
 

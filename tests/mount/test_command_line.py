@@ -117,6 +117,33 @@ def test_export_equals_the_mount(ckptfs, source):
     assert code == 7, said
 
 
+def test_read_answers_a_program(ckptfs, source):
+    ckptfs.adopt(source)
+    ckptfs.adopt(source, name='run7', extra=['--averaged', 'norm'])  # the tag again: another attempt
+    mount = ckptfs.mount('--step', TAG, '--run', 'run7')
+    name = 'rank0/model.safetensors'
+    whole = content(mount, 'view/dp2_zero1', name)
+    asked = [f'file 0 {len(whole)} {name}', f'file 7 100 {name}', f'file {len(whole) - 3} 100 {name}',
+             'file 0 8 rank0/none', 'file 0 8', 'file x 8 ' + name, 'tensor 100000 0', 'nonsense', '', 'step']
+    done = subprocess.run([BIN, 'read', '--store', ckptfs.store, f'run7/{TAG}', 'dp2_zero1'],
+                          input=('\n'.join(asked) + '\n').encode(), capture_output=True, check=True)
+    replies, rest = [], done.stdout
+    while rest:
+        head, _, rest = rest.partition(b'\n')
+        if head.startswith(b'-'):
+            replies.append(None)
+            continue
+        replies.append(rest[:int(head)])
+        rest = rest[int(head):]
+    assert replies[:3] == [whole, whole[7:107], whole[-3:]]
+    assert replies[3:-1] == [None] * 6
+    told = json.loads(replies[-1])
+    assert told['id'] == TAG and told['groups'][0]['parameters'] and told['documents']
+    for words, code in ((['run7/none', 'tp1'], 3), (['run7/latest', 'tp7'], 4),
+                        (['./run7', 'tp1'], 4), (['--newest', f'run7/{TAG}', 'tp1'], 4)):
+        assert rc(ckptfs, 'read', '--store', ckptfs.store, *words)[0] == code, words
+
+
 def test_verify_finds_a_changed_source(ckptfs, source):
     ckptfs.adopt(source)
     done = ckptfs.run('verify', 'run7/latest', '--finite', '--json', '--store', ckptfs.store)

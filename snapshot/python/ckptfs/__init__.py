@@ -17,7 +17,7 @@ __all__ = ['Collector', 'Saver', 'Snapshotter']
 
 
 def __getattr__(name: str) -> object:
-    """What loads torch.distributed.checkpoint, when somebody asks for it."""
-    if name in ('dcp', 'dcp_reader'):
+    """What loads another package, when somebody asks for it."""
+    if name in ('dcp', 'dcp_reader', 'lightning', 'transformers'):
         return importlib.import_module(f'.{name}', __name__)
     raise AttributeError(name)

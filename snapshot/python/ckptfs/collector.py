@@ -53,6 +53,7 @@ class PlacingCollector:
         self._ranks: Dict[str, Tuple[int, ...]] = {}
         self._firsts: Dict[str, Tuple[int, ...]] = {}
         self._layout = ''
+        self.gather = gather
 
     def _meet(self, rank: int, world: int, tensors: Dict[str, torch.Tensor],
               groups: Sequence[Sequence[int]], trouble: str) -> None:
@@ -66,11 +67,11 @@ class PlacingCollector:
                 except NotHeld as error:
                     trouble = f'{name} {error}'
         # Nobody waits for a rank that cannot go on.
-        told = gather((trouble, groups), world)
+        told = self.gather((trouble, groups), world)
         trouble = next((why for why, _ in told if why), '')
         if trouble:
             raise TypeError(trouble)
-        everybody = exchange(Description(tensors), world)
+        everybody = exchange(Description(tensors), world, self.gather)
         plain = not any(one.meshes for one in everybody)
         if plain and all(one.names == everybody[0].names for one in everybody):
             return  # all hold all
@@ -130,11 +131,15 @@ class TorchCollector(PlacingCollector):
     """A Collector of modules on one device, in DDP, or of DTensors: fully_shard (FSDP2),
     with or without replicas, tensor parallelism, both.
 
+    replicated: all ranks hold the same, though the models do not show the
+        DistributedDataParallel that they are in.
     TypeError for what it does not know.
     """
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Any],
+                 replicated: bool = False) -> None:
         super().__init__()
+        self._replicated = replicated
         self._models = models
         self._optimizers = optimizers
         self.lazy = all(map(state.waits_for_hooks, optimizers))
@@ -150,10 +155,13 @@ class TorchCollector(PlacingCollector):
         if world == 1:
             return
         if not any(map(is_dtensor, tensors.values())):
-            if not all(map(state.is_data_parallel, self._models)):
+            if not (self._replicated or all(map(state.is_data_parallel, self._models))):
                 raise TypeError('with several ranks every model has to be in '
                                 'DistributedDataParallel or to have DTensor parameters '
                                 '(fully_shard, parallelize_module)')
+            trouble = self._apart(world)
+            if trouble:
+                raise TypeError(trouble)
             return
         if not torch.distributed.is_initialized():
             raise TypeError('DTensors of several ranks without torch.distributed')
@@ -161,6 +169,18 @@ class TorchCollector(PlacingCollector):
                   for m in map(state.data_parallel, self._models) if m is not None]
         self._meet(rank, world, tensors, groups, self._trouble(tensors))
         self._layout = self._layout_of(world, groups)
+
+    def _apart(self, world: int) -> str:
+        """What DistributedDataParallel does not keep alike on all ranks."""
+        for ddp in filter(None, map(state.data_parallel, self._models)):
+            ranks = torch.distributed.get_process_group_ranks(ddp.process_group)
+            if len(ranks) != world:
+                return (f'DistributedDataParallel of ranks {ranks} alone: the other ranks have '
+                        'a model of their own')
+            for name, parameter in ddp.module.named_parameters():
+                if name in ddp.parameters_to_ignore and parameter.requires_grad:
+                    return f'DistributedDataParallel ignores {name}: each rank has its own'
+        return ''
 
     def _trouble(self, tensors: Dict[str, torch.Tensor]) -> str:
         """What of the model cannot be saved."""

@@ -7,8 +7,12 @@ The state dict holds a model's under 'model' (or is one itself) and optimizers' 
 torch.distributed.checkpoint.state_dict makes them, by names, flattened or not; all else is
 kept as documents.
 """
+import dataclasses
 import logging
 import os
+import pickle
+import uuid
+from datetime import timedelta
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
@@ -17,14 +21,19 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter
 from torch.futures import Future
 
-from . import state
+from . import state, url
 from .collector import PlacingCollector
 from .dtensor import is_dtensor, local_of
+from .saved_values import SPELLING
 from .saver import Group, Saver
 from .state import NotHeld, State
 
 LOG = logging.getLogger('ckptfs')
 _SAVERS: Dict[Tuple[str, str], Saver] = {}
+# How often ranks have met, by run: all count alike.
+_MEETINGS: Dict[Tuple[str, str], int] = {}
+# Seconds that ranks wait for each other.
+MEETING = timedelta(seconds=60)
 
 
 def _is_optimizer(value: Any) -> bool:
@@ -40,17 +49,20 @@ class StateDict:
 
     def __init__(self, state_dict: Mapping[str, Any]) -> None:
         self.model: Dict[str, torch.Tensor] = {}
+        self.model_key = ''
         self.optimizers: Dict[str, Mapping[str, Any]] = {}
         self.rest: Dict[str, Any] = {}
-        if state_dict and all(isinstance(v, torch.Tensor) for v in state_dict.values()):
-            state_dict = {'model': state_dict}
-        self._take(state_dict, '')
+        bare = bool(state_dict) and all(isinstance(v, torch.Tensor) for v in state_dict.values())
+        self._take({'model': state_dict} if bare else state_dict, '')
+        if bare:
+            self.model_key = ''
 
     def _take(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         for key, value in state_dict.items():
             name = f'{prefix}{key}'
             if key == 'model' and isinstance(value, Mapping) and not self.model:
                 self._take_model(value)
+                self.model_key = name
             elif _is_optimizer(value):
                 self.optimizers[name] = value
             elif isinstance(value, Mapping) and 'model' in value:
@@ -130,6 +142,7 @@ class StateDictCollector(PlacingCollector):
     def __init__(self) -> None:
         super().__init__()
         self.given = StateDict({})
+        self.ahead = True  # the optimizers step while the copy is under way
 
     def start(self, rank: int, world: int) -> None:
         """As Collector has it.  Collective."""
@@ -163,7 +176,7 @@ class StateDictCollector(PlacingCollector):
                 trained.update(members)
                 groups.append((label, members, state.hyper_parameters(hyper)))
         # Somebody's optimizer updates them, and waits for us.
-        self.lazy = bool(trained)
+        self.lazy = self.ahead and bool(trained)
         for name in model.tensors:
             role = 'trainable' if name in trained or not trained else 'frozen'
             model.parameters.append((name, role))
@@ -171,26 +184,67 @@ class StateDictCollector(PlacingCollector):
                          ranks=None if name in trained else self.first_of(name))
                    for name, tensor in model.tensors.items()]
         model.extra = dict(self.given.rest)
+        labels = {k if len(self.given.optimizers) > 1 else '': k for k in self.given.optimizers}
+        model.extra[SPELLING] = {'model': self.given.model_key, 'optimizers': labels}
         return model, self._place_all(model, weights + states), groups
 
 
-def _saver(store: str, run: str, given: StateDict, options: Mapping[str, Any]) -> Saver:
+class Meeting:
+    """Ranks tell each other by the store that they met in, as the save is not in the
+    training's thread: its collectives would mix with those of the training."""
+
+    def __init__(self, store: str, run: str) -> None:
+        number = _MEETINGS[store, run] = _MEETINGS.get((store, run), 0) + 1
+        self._name, self._said = f'ckptfs/{store}/{run}/{number}', 0
+
+    def gather(self, value: object, world: int) -> List[Any]:
+        """Everybody's value, by rank.  An error of the store if somebody does not come."""
+        store = torch.distributed.distributed_c10d._get_default_store()
+        self._said += 1
+        rank, name = torch.distributed.get_rank(), f'{self._name}/{self._said}'
+        store.set(f'{name}/{rank}', pickle.dumps(value))
+        if rank:
+            store.wait([f'{name}/all'], MEETING)
+            return pickle.loads(store.get(f'{name}/all'))
+        keys = [f'{name}/{other}' for other in range(world)]
+        store.wait(keys, MEETING)
+        values = [pickle.loads(store.get(key)) for key in keys]
+        store.set(f'{name}/all', pickle.dumps(values))
+        return values
+
+
+def _is_joined() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _make_saver(collector: StateDictCollector, store: str, run: str,
+                options: Mapping[str, Any]) -> Saver:
+    if collector.ahead or not _is_joined():
+        return Saver(collector, run, store, **options)
+    meeting = Meeting(store, run)
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    collector.gather = meeting.gather
+    job = meeting.gather(uuid.uuid4().hex, world)[0]
+    return Saver(collector, run, store, rank=rank, world=world, job=job, **options)
+
+
+def _saver(store: str, run: str, given: StateDict, ahead: bool,
+           options: Mapping[str, Any]) -> Saver:
     """One for all saves of a run: its memory is used again."""
     key = (os.path.realpath(store), run)
     saver = _SAVERS.get(key)
+    collector = StateDictCollector() if saver is None else saver._collector
+    collector.given, collector.ahead = given, ahead
     if saver is None:
-        collector = StateDictCollector()
-        collector.given = given
-        saver = _SAVERS[key] = Saver(collector, run, store, **options)
-    saver._collector.given = given
+        saver = _SAVERS[key] = _make_saver(collector, *key, options)
     return saver
 
 
 class Writer(StorageWriter, AsyncStager):
     """A StorageWriter of DCP that is its own AsyncStager: the step of a run in a store.
 
-    store, run, step: as Snapshotter has them.  For dcp.save alone, a checkpoint_id of
-        "ckptfs://STORE/RUN/STEP" says the same.
+    store, run, step: as Snapshotter has them.  A checkpoint_id of
+        "ckptfs://STORE/RUN/STEP" says the same, where a save is not staged by the writer.
     options: what else Saver takes (slots, update_limit).
 
     async_save returns before parameters and optimizer states are copied; the next
@@ -204,6 +258,7 @@ class Writer(StorageWriter, AsyncStager):
         self._store, self._run, self._step, self._options = store, run, step, options
         self._saver: Optional[Saver] = None
         self._staged = False
+        self._trouble = ''
         self.taken = False
 
     # ---- AsyncStager -----------------------------------------------------------
@@ -213,7 +268,7 @@ class Writer(StorageWriter, AsyncStager):
     def stage(self, state_dict: Mapping[str, Any]) -> Dict[str, Any]:
         """Takes the snapshot; what is left to plan is nothing."""
         self._staged = True
-        self._save(state_dict)
+        self._save(state_dict, True)
         return {}
 
     def synchronize_staging(self) -> None:
@@ -222,12 +277,14 @@ class Writer(StorageWriter, AsyncStager):
     def close(self) -> None:
         """The memory is kept for the next save."""
 
-    def _save(self, state_dict: Mapping[str, Any]) -> None:
+    def _save(self, state_dict: Mapping[str, Any], ahead: bool) -> None:
         try:
+            if self._trouble:
+                raise NotHeld(self._trouble)
             if not self._store or not self._run or self._step is None:
                 raise NotHeld('store, run and step are needed')
             given = StateDict(state_dict)
-            self._saver = _saver(self._store, self._run, given, self._options)
+            self._saver = _saver(self._store, self._run, given, ahead, self._options)
             self.taken = self._saver.save(self._step)
         except Exception as error:  # pylint: disable=broad-except
             LOG.warning('snapshot dropped: step %s: %s', self._step, error)
@@ -239,11 +296,12 @@ class Writer(StorageWriter, AsyncStager):
         """A checkpoint_id says store, run and step."""
         if checkpoint_id is None or self._staged:  # too late: it is being saved
             return
-        parts = str(checkpoint_id).removeprefix('ckptfs://').rsplit('/', 2)
-        if len(parts) == 3 and parts[2].isdecimal():
-            self._store, self._run, self._step = parts[0], parts[1], int(parts[2])
-        else:
-            LOG.warning('%s is not ckptfs://STORE/RUN/STEP', checkpoint_id)
+        self._trouble = ''
+        try:
+            self._store, self._run, step = url.parse(checkpoint_id)
+            self._step = int(step)
+        except ValueError as error:
+            self._trouble = f'{error}; a step that is saved is a number'
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing to set up."""
@@ -253,14 +311,17 @@ class Writer(StorageWriter, AsyncStager):
         return plan
 
     def prepare_global_plan(self, plans: List[Any]) -> List[Any]:
-        """As planned."""
-        return plans
+        """As planned, and how many ranks save."""
+        return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
 
     def write_data(self, plan: Any, planner: Any) -> Future:
         """Waits until the step is durable."""
         if not self._staged:
+            world = torch.distributed.get_world_size() if _is_joined() else 1
+            if plan.storage_data != world and not self._trouble:
+                self._trouble = f'{plan.storage_data} of {world} ranks save it'
             flat, paths = getattr(planner, 'state_dict', {}), getattr(planner, 'mappings', None)
-            self._save(unflatten_state_dict(flat, paths) if paths else flat)
+            self._save(unflatten_state_dict(flat, paths) if paths else flat, False)
         self._staged = False
         if self.taken and self._saver is not None and self._step is not None:
             self.taken = self._saver.wait_durable(self._step)
@@ -274,4 +335,4 @@ class Writer(StorageWriter, AsyncStager):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         """Whether it is one of ours."""
-        return str(checkpoint_id).startswith('ckptfs://')
+        return url.is_url(checkpoint_id)

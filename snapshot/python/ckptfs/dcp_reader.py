@@ -1,29 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch Distributed Checkpoint loads of any step, from a view of one rank.
+"""PyTorch Distributed Checkpoint loads of any step.
 
+    dcp.load(state_dict, checkpoint_id="ckptfs:///data/store/job/7")
     dcp.load(state_dict, planner=Planner(),
              storage_reader=Reader("/mnt/ckpt/run/job/step/7/view/tp1"))
 
-The directory may be in a mount or what `ckptfs export RUN/ID tp1 DIR` wrote.
+The first reads from the store, by the program `ckptfs`; a directory may be in a mount or what
+`ckptfs export RUN/ID tp1 DIR` wrote.
 """
+import io
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional
 
 import torch
-from safetensors import safe_open
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (ChunkStorageMetadata, Metadata,
-                                                   TensorProperties, TensorStorageMetadata)
+from torch.distributed.checkpoint.metadata import (BytesStorageMetadata, ChunkStorageMetadata,
+                                                   Metadata, TensorProperties,
+                                                   TensorStorageMetadata)
+from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-
-def _names(key: str) -> List[str]:
-    """How state dicts spell a tensor of a rank file, "<name>" or "<kind>/<name>"."""
-    kind, slash, name = key.partition('/')
-    if not slash:
-        return [f'model.{key}', key]
-    return [f'{optimizer}.state.{name}.{kind}' for optimizer in ('optim', 'optimizer')]
+from . import url
+from .saved_values import SavedValues
+from .step_files import Files, Program, Stored, open_files, tensors_of
 
 
 class Planner(DefaultLoadPlanner):
@@ -40,56 +40,69 @@ class Planner(DefaultLoadPlanner):
         return super().create_local_plan()
 
 
+def _describe(dtype: torch.dtype, shape: Any) -> TensorStorageMetadata:
+    size = torch.Size(shape)
+    whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), size, [whole])
+
+
 class Reader(StorageReader):
     """Reads each rank's parts, and nothing else, out of whole tensors.
 
-    path: a view of one rank (tp1), with rank0/model.safetensors and optimizer.safetensors.
-    A state dict holds 'model' (or is a model's) and 'optim' or 'optimizer', as
-    torch.distributed.checkpoint.state_dict makes them.  Hyper-parameters and documents
-    are not read: Planner keeps those of the state dict.  ValueError for a view of
-    several ranks.
+    path: ckptfs://STORE/RUN/STEP, or a view of one rank (tp1), a directory with
+    rank0/model.safetensors and optimizer.safetensors.  A state dict names things as the
+    one that was saved did, if DCP saved it; else it holds 'model' (or is a model's) and
+    'optim' or 'optimizer', as torch.distributed.checkpoint.state_dict makes them.
+    From a store hyper-parameters and documents are loaded, too, but for those of ranks and those
+    that are objects; a directory has none, and Planner keeps those of the state dict.
+    ValueError for a view of several ranks.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str = '') -> None:
         self._path = os.fspath(path)
-        self._tensors: Dict[str, Tuple[str, str]] = {}  # file, key
+        self._files: Optional[Files] = None
+        self._tensors: Dict[str, Stored] = {}
+        self._values: Dict[str, Any] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Another directory."""
+        """Another step."""
         if checkpoint_id is not None:
             self._path = os.fspath(checkpoint_id)
+        self._close()
+        self._tensors, self._values = {}, {}
+
+    def _close(self) -> None:
+        files, self._files = self._files, None
+        if files is not None:
+            files.close()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Out of the files' headers."""
-        if os.path.exists(os.path.join(self._path, 'rank1')):
-            raise ValueError(f'{self._path} is a view of several ranks: take tp1')
-        known = {}
-        self._tensors = {}
+        self.reset()
+        self._files = files = open_files(self._path)
+        saved = SavedValues(files.describe(),
+                            files.tensor if isinstance(files, Program) else _no_tensor)
+        self._values = saved.values
+        twice = set()
         for file in ('model', 'optimizer'):
-            path = os.path.join(self._path, 'rank0', f'{file}.safetensors')
-            with safe_open(path, 'pt') as opened:
-                keys = {key: key for key in opened.keys()}
-                aliases = (opened.metadata() or {}).items()
-                keys.update({alias: key for alias, key in aliases if key in keys})
-                for shown, key in keys.items():
-                    for name in _names(shown):
-                        known[name] = self._describe(opened, key)
-                        self._tensors[name] = (path, key)
+            for key, stored in tensors_of(files, f'rank0/{file}.safetensors').items():
+                for name in _names(file, key, saved):
+                    if self._tensors.setdefault(name, stored) is not stored:
+                        twice.add(name)
+        for name in twice:  # nobody says which is meant
+            del self._tensors[name]
+        known: Dict[str, Any] = {}
+        for name, value in self._values.items():
+            tensor = isinstance(value, torch.Tensor)
+            known[name] = _describe(value.dtype, value.shape) if tensor else BytesStorageMetadata()
+        known.update({name: _describe(one.dtype, one.shape)
+                      for name, one in self._tensors.items()})
         return Metadata(known)
-
-    @staticmethod
-    def _describe(opened: Any, key: str) -> TensorStorageMetadata:
-        part = opened.get_slice(key)
-        size = torch.Size(part.get_shape())
-        dtype = opened.get_tensor(key).dtype if not size else part[tuple(
-            slice(0, 0) for _ in size)].dtype
-        whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-        return TensorStorageMetadata(TensorProperties(dtype=dtype), size, [whole])
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool,
                               *args: Any, **kwargs: Any) -> None:
         """Ranks that read no metadata know the files, too."""
-        if not self._tensors:
+        if self._files is None:
             self.read_metadata()
 
     def prepare_local_plan(self, plan: Any) -> Any:
@@ -102,22 +115,50 @@ class Reader(StorageReader):
 
     def read_data(self, plan: Any, planner: Any) -> Future:
         """Each item's box of a tensor."""
-        files: Dict[str, Any] = {}
-        for item in plan.items:
-            path, key = self._tensors[item.storage_index.fqn]
-            opened = files.setdefault(path, None) or safe_open(path, 'pt')
-            files[path] = opened
-            box = tuple(slice(at, at + size)
-                        for at, size in zip(item.storage_offsets, item.lengths))
-            value = opened.get_slice(key)[box] if box else opened.get_tensor(key)
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(value)
-            planner.commit_tensor(item, target)
+        try:
+            for item in plan.items:
+                self._read_item(item, planner)
+        finally:
+            self._close()
         done: Future = Future()
         done.set_result(None)
         return done
 
+    def _read_item(self, item: Any, planner: Any) -> None:
+        name = item.storage_index.fqn
+        if item.type == LoadItemType.BYTE_IO:
+            text = io.BytesIO()
+            torch.save(self._values[name], text)
+            text.seek(0)
+            planner.load_bytes(item, text)
+            return
+        box = tuple(slice(at, at + size)
+                    for at, size in zip(item.storage_offsets, item.lengths))
+        target = planner.resolve_tensor(item).detach()
+        if name in self._tensors:
+            assert self._files is not None
+            self._tensors[name].load(self._files, box, target)
+        else:
+            target.copy_(self._values[name][box])
+        planner.commit_tensor(item, target)
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whether it is such a view."""
-        return os.path.exists(os.path.join(str(checkpoint_id), 'rank0', 'model.safetensors'))
+        """Whether it is such a step."""
+        return url.is_url(checkpoint_id) or os.path.exists(
+            os.path.join(str(checkpoint_id), 'rank0', 'model.safetensors'))
+
+
+def _no_tensor(*_: Any) -> torch.Tensor:
+    raise IndexError
+
+
+def _names(file: str, key: str, saved: SavedValues) -> List[str]:
+    """How state dicts spell a tensor of a rank file."""
+    if file == 'model':
+        return saved.spelling.model(key)
+    place = saved.place_of(key)
+    if place is None:
+        return []
+    label, kind, name = place
+    return [f'{at}.state.{name}.{kind}' for at in saved.spelling.optimizer(label)]

@@ -2,7 +2,7 @@
 """Which ranks hold the same parts of a model's parameters, by the meshes that its
 DTensors lie on."""
 import hashlib
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 
@@ -43,7 +43,8 @@ def gather(value: object, world: int) -> List[Any]:
     return out
 
 
-def exchange(mine: Description, world: int) -> List[Description]:
+def exchange(mine: Description, world: int,
+             gather: Callable[[object, int], List[Any]]) -> List[Description]:
     """Everybody's description.  Names travel only where they differ."""
     digest = hashlib.sha256('\0'.join(mine.names).encode()).digest()
     sent = gather((digest, mine.meshes, mine.where), world)

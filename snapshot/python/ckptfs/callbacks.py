@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the callbacks of training frameworks share: a Saver that comes late and may fail."""
+import logging
+import random
+import sys
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from .saver import Saver
+
+LOG = logging.getLogger('ckptfs')
+
+
+def rng_state() -> Dict[str, Any]:
+    """The generators' states of this process, as values and tensors."""
+    found: Dict[str, Any] = {'python': random.getstate(), 'cpu': torch.get_rng_state()}
+    numpy = sys.modules.get('numpy')
+    if numpy is not None:
+        name, keys, *rest = numpy.random.get_state()
+        found['numpy'] = (name, torch.tensor(keys.tolist()), *rest)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found['cuda'] = torch.cuda.get_rng_state()
+    return found
+
+
+class LateSaver:
+    """A Saver that is made when a training begins.  Nothing of it raises: without one
+    nothing is saved, and the logger `ckptfs` says why, once."""
+
+    def __init__(self) -> None:
+        self.snap: Optional[Saver] = None
+        self.last = -1  # the step that was asked for last
+
+    def begin(self, make: Callable[[], Saver]) -> None:
+        """make(): collective where the Saver is."""
+        self.end()
+        self.last = -1
+        try:
+            self.snap = make()
+        except Exception as error:  # pylint: disable=broad-except
+            LOG.warning('no snapshots: %s', error)
+
+    def save(self, step: int) -> None:
+        """Each step once."""
+        if self.snap is not None and step != self.last:
+            self.last = step
+            self.snap.save(step)
+
+    def end(self) -> None:
+        """What was handed over becomes durable without us."""
+        snap, self.snap = self.snap, None
+        if snap is not None:
+            snap.close()

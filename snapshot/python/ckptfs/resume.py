@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of a store, whole, for frameworks whose own loaders take files."""
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from . import url as urls
+from .saved_values import SavedValues, documents_of, hyper_parameters
+from .step_files import Program, Stored, tensors_of
+
+
+class SavedStep:
+    """url: ckptfs://STORE/RUN/STEP.  RuntimeError for what the step does not have."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._files = url, Program(*urls.parse(url))
+        self._description = self._files.describe()
+        self._tensors: Optional[Dict[Tuple[str, str, str], Stored]] = None
+
+    def __enter__(self) -> 'SavedStep':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def load(self, stored: Stored, box: Sequence[slice], target: torch.Tensor) -> None:
+        """Copies a box of a tensor."""
+        stored.load(self._files, box, target)
+
+    def _load(self, stored: Stored) -> torch.Tensor:
+        whole = torch.empty(stored.shape, dtype=stored.dtype)
+        self.load(stored, tuple(slice(0, size) for size in stored.shape), whole)
+        return whole
+
+    def tensors(self) -> Dict[Tuple[str, str, str], Stored]:
+        """By (optimizer, kind, parameter); weights and buffers are of kind weight."""
+        if self._tensors is None:
+            saved = SavedValues(self._description, self._files.tensor)
+            self._tensors = {('', 'weight', name): one for name, one in tensors_of(
+                self._files, 'rank0/model.safetensors').items()}
+            for key, one in tensors_of(self._files, 'rank0/optimizer.safetensors').items():
+                place = saved.place_of(key)
+                if place is None:
+                    raise RuntimeError(f'{self._url}: nobody says whose {key} is')
+                self._tensors[place] = one
+        return self._tensors
+
+    def weights(self, aliases: bool = False) -> Dict[str, torch.Tensor]:
+        """By name, buffers too; of names that share a tensor one, or all."""
+        found: Dict[int, torch.Tensor] = {}
+        weights = {}
+        for (_, kind, name), stored in self.tensors().items():
+            known = id(stored) in found
+            if kind != 'weight':
+                continue
+            if not known:
+                found[id(stored)] = self._load(stored)
+            if aliases or not known:
+                weights[name] = found[id(stored)]
+        return weights
+
+    def optimizer(self, label: str = '') -> Dict[str, Any]:
+        """What its state_dict() was: parameters have numbers, in the order of the groups."""
+        numbers: Dict[str, int] = {}
+        groups: List[Dict[str, Any]] = []
+        for group in self._description['groups']:
+            if group['optimizer'] != label:
+                continue
+            members = [numbers.setdefault(name, len(numbers)) for name in group['parameters']]
+            groups.append({**hyper_parameters(group), 'params': members})
+        states: Dict[int, Dict[str, torch.Tensor]] = {}
+        for (owner, kind, name), stored in self.tensors().items():
+            if kind != 'weight' and owner == label:
+                states.setdefault(numbers[name], {})[kind] = self._load(stored)
+        return {'state': states, 'param_groups': groups}
+
+    def optimizers(self) -> List[str]:
+        """Labels, in order."""
+        return list(dict.fromkeys(group['optimizer'] for group in self._description['groups']))
+
+    def ranks(self, key: str) -> int:
+        """How many ranks have this document."""
+        return sum(one['key'] == key for one in self._description['documents'])
+
+    def documents(self) -> Dict[str, str]:
+        """By key, whose they are: the scope of the one that is written last."""
+        return {one['key']: one['scope'] for one in self._description['documents']}
+
+    def document(self, key: str, rank: int = 0) -> Any:
+        """A rank's document."""
+        return self.scoped(key, f'dp{rank}' if rank else '')
+
+    def scoped(self, key: str, scope: str) -> Any:
+        """The document of a scope."""
+        found = documents_of(self._description, self._files.tensor, scope)
+        if key not in found:
+            raise RuntimeError(f'{self._url} has no {key} that can be loaded')
+        return found[key]
+
+
+def rng_of(saved: Dict[str, Any]) -> Dict[str, Any]:
+    """callbacks.rng_state() as random, numpy and torch take it back."""
+    out = dict(saved)
+    if 'numpy' in out:
+        import numpy
+        name, keys, *rest = out['numpy']
+        out['numpy'] = (name, numpy.array(keys.tolist(), dtype=numpy.uint32), *rest)
+    return out

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step has beside tensors of parameters, as a state dict of DCP names it."""
+import io
+import pickle
+import re
+from collections import OrderedDict
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+# A document: which keys of a state dict the model and the optimizers stood under.
+SPELLING = 'ckptfs.dcp'
+_SAFE = {('collections', 'OrderedDict'): OrderedDict, ('torch', 'Size'): torch.Size}
+
+
+class _Plain(pickle.Unpickler):
+    """Loads values that no code is run for."""
+
+    def __init__(self, text: bytes, tensor: Callable[[int], torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(text))
+        self._tensor = tensor
+
+    def find_class(self, module: str, name: str) -> Any:
+        """UnpicklingError for all but a few."""
+        if (module, name) not in _SAFE:
+            raise pickle.UnpicklingError(f'{module}.{name}')
+        return _SAFE[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        """A tensor by its number."""
+        number = re.match(r'\d+', str(pid))
+        if number is None:
+            raise pickle.UnpicklingError(f'{pid}')
+        return self._tensor(int(number.group()))
+
+
+def hyper_parameters(group: Mapping[str, Any]) -> Dict[str, Any]:
+    """Those of a group."""
+    return plain(bytes.fromhex(group['pickle']), lambda _: torch.empty(0))
+
+
+def documents_of(description: Mapping[str, Any], tensor: Callable[..., torch.Tensor],
+                 scope: str = '') -> Dict[str, Any]:
+    """By key, those of a scope ('': rank 0's) that load without running code."""
+    found = {}
+    for index, document in enumerate(description.get('documents', [])):
+        if document['scope'] != scope:
+            continue
+
+        def get(number: int, index: int = index, document: Any = document) -> torch.Tensor:
+            one = document['tensors'][number]
+            return tensor(index, number, getattr(torch, one['dtype']), one['shape'],
+                          one['strides'])
+
+        try:
+            found[document['key']] = plain(bytes.fromhex(document['pickle']), get)
+        except (pickle.UnpicklingError, AttributeError, IndexError):
+            continue
+    return found
+
+
+def plain(text: bytes, tensor: Callable[[int], torch.Tensor]) -> Any:
+    """What a pickle says.  UnpicklingError where that takes code."""
+    return _Plain(text, tensor).load()
+
+
+class Spelling:
+    """Where in a state dict a model and optimizers stand: as the step was saved by DCP, or
+    under the usual keys."""
+
+    def __init__(self, document: Any) -> None:
+        given = document if isinstance(document, dict) else {}
+        self._models = [f"{given['model']}."] if given.get('model') else ['model.', '']
+        self._optimizers: Dict[str, str] = dict(given.get('optimizers') or {})
+
+    def model(self, name: str) -> List[str]:
+        """A weight, buffer or extra state."""
+        return [f'{model}{name}' for model in self._models]
+
+    def optimizer(self, label: str) -> List[str]:
+        """An optimizer, by its label in the step."""
+        if self._optimizers:
+            return [self._optimizers[label]] if label in self._optimizers else []
+        return [label] if label else ['optim', 'optimizer']
+
+
+class SavedValues:
+    """description: what `ckptfs read` says of a step; tensor(document, number, dtype, shape,
+    strides): of a document's.
+
+    values: by name; what cannot be loaded without running code is left out.
+    labels: the optimizers that have a parameter, by its name.
+    """
+
+    def __init__(self, description: Mapping[str, Any], tensor: Callable[..., Any]) -> None:
+        self.values: Dict[str, Any] = {}
+        self.labels: Dict[str, List[str]] = {}
+        documents = documents_of(description, tensor)
+        self.spelling = Spelling(documents.pop(SPELLING, None))
+        for key, value in documents.items():
+            if key.startswith('extra_state/'):
+                place = key[len('extra_state/'):]
+                if not place or place.endswith('.'):  # as modules are named
+                    place += '_extra_state'
+                self.values.update(dict.fromkeys(self.spelling.model(place), value))
+            else:
+                self.values.update(flatten_state_dict({key: value})[0])
+        counts: Dict[str, int] = {}
+        for group in description.get('groups', []):
+            label = group['optimizer']
+            for name in group['parameters']:
+                self.labels.setdefault(name, []).append(label)
+            self._add_group(group, counts.setdefault(label, 0))
+            counts[label] += 1
+
+    def place_of(self, key: str) -> Optional[Tuple[str, str, str]]:
+        """(optimizer, kind, name) of a key of a rank's optimizer file: "<kind>/<name>" or, of
+        what a second optimizer has of a parameter, "<optimizer>/<kind>/<name>".  None where
+        nobody says whose it is."""
+        first, _, rest = key.partition('/')
+        if '/' in rest and any(first in held for held in self.labels.values()):
+            kind, _, name = rest.partition('/')
+            return first, kind, name
+        owners = set(self.labels.get(rest, ['']))
+        return (owners.pop(), first, rest) if len(owners) == 1 else None
+
+    def _add_group(self, group: Mapping[str, Any], index: int) -> None:
+        """Of state dicts that number groups, and of flattened ones."""
+        hyper = hyper_parameters(group)
+        for key in self.spelling.optimizer(group['optimizer']):
+            numbered = {key: {'param_groups': [{**hyper, 'params': list(group['parameters'])}]}}
+            for name, value in flatten_state_dict(numbered)[0].items():
+                at = f'{key}.param_groups.'
+                self.values[f'{at}{index}{name[len(at) + 1:]}'] = value
+            for name in group['parameters']:
+                for kind, value in hyper.items():
+                    self.values[f'{key}.param_groups.{name}.{kind}'] = value

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job of a framework whose callback takes snapshots: trains, goes on from a snapshot of the
+middle, and tells both.
+
+Usage: callback_trainer.py FRAMEWORK FOLDER STORE RANK WORLD
+
+FRAMEWORK is transformers or lightning.  What the snapshots have to hold goes to FOLDER/truth-N.pt and
+the losses to FOLDER/losses.json, by rank 0.
+"""
+import json
+import os
+import sys
+import time
+
+import ckptfs
+import torch
+from snapshot_trainer import truth_of
+
+UPDATES, MIDDLE, EVERY = 6, 4, 2
+VOCABULARY = 512
+
+
+def samples():
+    """Two micro-batches of two for each of two ranks and each update, and some."""
+    tokens = torch.randint(VOCABULARY, (2 * 2 * 2 * UPDATES + 8, 8),
+                           generator=torch.Generator().manual_seed(3))
+    return [{'input_ids': row, 'labels': row} for row in tokens]
+
+
+def barrier():
+    """Of the ranks, if there are several."""
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def rank():
+    """This one's."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def when_durable(make, end=60):
+    """make(), as soon as the step is there; by rank 0, for all."""
+    until = time.monotonic() + end
+    while rank() == 0:
+        try:
+            make()
+            break
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+    barrier()
+
+
+def keep_truth(folder, step, model, optimizer):
+    """Clones of what a step has to hold."""
+    if rank() == 0:
+        truth = truth_of(model, optimizer)
+        truth.pop('lm_head.weight', None)  # the embedding's other name
+        torch.save(truth, f'{folder}/truth-{step}.pt')
+
+
+def same_end(whole, middle):
+    """Both trainings end with the same bits."""
+    ends = middle.state_dict()
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, ends[name]), name
+
+
+def transformers(folder, store):
+    """(losses of the whole training, losses of one that goes on in the middle)."""
+    import transformers as hf
+    callback = ckptfs.transformers.SnapshotCallback(store, 'transformers', slots=4)
+
+    class Truth(hf.TrainerCallback):
+        """Of what the snapshot has just been taken."""
+
+        def on_save(self, args, state, control, model=None, optimizer=None, **_):
+            keep_truth(folder, state.global_step, model, optimizer.optimizer)
+
+    def trainer(name, callbacks):
+        hf.set_seed(1)
+        model = hf.LlamaForCausalLM(hf.LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+            attention_dropout=0.25, attn_implementation='eager'))
+        args = hf.TrainingArguments(
+            f'{folder}/{name}', max_steps=UPDATES, per_device_train_batch_size=2,
+            gradient_accumulation_steps=2, save_strategy='steps', save_steps=EVERY, use_cpu=True,
+            logging_steps=1, report_to=[], disable_tqdm=True, learning_rate=1e-2,
+            lr_scheduler_type='cosine')
+        return hf.Trainer(model, args, train_dataset=samples(), callbacks=callbacks)
+
+    def losses(one):
+        return [row['loss'] for row in one.state.log_history if 'loss' in row]
+
+    whole = trainer('whole', [callback, Truth()])
+    whole.train()
+    url = f'ckptfs://{store}/transformers/{MIDDLE}'
+    when_durable(lambda: ckptfs.transformers.checkpoint(url, folder))
+    # Nobody receives for this one: training goes on.
+    nobody = ckptfs.transformers.SnapshotCallback(store + '-none', every=1)
+    middle = trainer('middle', [nobody])
+    middle.train(resume_from_checkpoint=f'{folder}/checkpoint-{MIDDLE}')
+    same_end(whole.model, middle.model)
+    return losses(whole), losses(middle)[MIDDLE:]
+
+
+def lightning(folder, store):
+    """(losses of a training that goes on from Lightning's own checkpoint, from ours).  A
+    loader without a state begins again in both."""
+    import lightning.pytorch as pl
+    from snapshot_trainer import Net
+
+    class Module(pl.LightningModule):
+        """A net, and its losses."""
+
+        def __init__(self):
+            super().__init__()
+            self.net, self.losses = Net(), []
+
+        def training_step(self, batch, _):
+            tokens = batch['input_ids']
+            loss = torch.nn.functional.cross_entropy(
+                self.net(tokens).flatten(0, 1), tokens.flatten())
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            return [optimizer], [{'scheduler': torch.optim.lr_scheduler.LinearLR(optimizer),
+                                  'interval': 'step'}]
+
+    class Truth(pl.Callback):
+        """Of what the snapshot has just been taken."""
+
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            if trainer.global_step % EVERY == 0:
+                keep_truth(folder, trainer.global_step, pl_module, trainer.optimizers[0])
+            if trainer.global_step == MIDDLE and not os.path.exists(f'{folder}/own.ckpt'):
+                trainer.save_checkpoint(f'{folder}/own.ckpt')
+
+    def fit(callbacks, path=None):
+        pl.seed_everything(1)
+        module = Module()
+        world = int(os.environ.get('WORLD_SIZE', '1'))
+        trainer = pl.Trainer(
+            accelerator='cpu', devices=world, strategy='ddp' if world > 1 else 'auto',
+            max_steps=UPDATES, accumulate_grad_batches=2, logger=False, callbacks=callbacks,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            default_root_dir=folder)
+        loader = torch.utils.data.DataLoader(samples(), batch_size=2)
+        trainer.fit(module, loader, ckpt_path=path)
+        return module
+
+    callback = ckptfs.lightning.SnapshotCallback(store, 'lightning', EVERY, slots=4)
+    fit([callback, Truth()])
+    url, path = f'ckptfs://{store}/lightning/{MIDDLE}', f'{folder}/middle.ckpt'
+    when_durable(lambda: ckptfs.lightning.checkpoint(url, path))
+    # Nobody receives for this one: training goes on.
+    nobody = ckptfs.lightning.SnapshotCallback(store + '-none')
+    whole, middle = fit([], f'{folder}/own.ckpt'), fit([nobody], path)
+    same_end(whole, middle)
+    return whole.losses, middle.losses
+
+
+def main():
+    """One rank."""
+    framework, folder, store, number, world = sys.argv[1:]
+    torch.set_num_threads(1)
+    os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
+                      MASTER_ADDR='127.0.0.1', MASTER_PORT=os.environ['CALLBACK_PORT'],
+                      GROUP_RANK='0', NODE_RANK='0')
+    whole, middle = {'transformers': transformers, 'lightning': lightning}[framework](folder, store)
+    if number == '0':
+        with open(f'{folder}/losses.json', 'w', encoding='utf-8') as file:
+            json.dump([whole, middle], file)
+    barrier()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads take their time
+
+
+if __name__ == '__main__':
+    main()
