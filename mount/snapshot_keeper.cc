@@ -80,11 +80,19 @@ Result<StepRecord> SnapshotKeeper::Keep(ReceivedStep received) {
   CKPT_ASSIGN_OR_RETURN(MemoryStep step, MemoryStepOf(store_, received, families));
   received.files.clear();  // the step has them
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, catalogue_.Hold(std::move(step)));
-  CKPT_RETURN_IF_ERROR(refresh_(record));
+  Show(record);
   auto done = Persist(record);
   if (!done) (void)catalogue_.Release(record);
-  CKPT_RETURN_IF_ERROR(refresh_(record));
+  Show(record);
   return done;
+}
+
+// Where the store cannot be asked what is new, that is seen later.
+void SnapshotKeeper::Show(const StepRecord& record) {
+  const Status shown = refresh_(record);
+  if (shown) return;
+  Log(LogLevel::kWarning,
+      StrCat("snapshot ", record.run, "/", record.id, " is shown later: ", shown.error().message));
 }
 
 Result<StepRecord> SnapshotKeeper::Persist(const StepRecord& record) {

@@ -22,7 +22,7 @@ namespace ckptfs {
 
 class SnapshotKeeper {
  public:
-  // `refresh`: a step came, moved into the store, or went.
+  // `refresh`: a step came, moved into the store, or went; if that fails, others see it later.
   using Refresh = std::function<Status(const StepRecord&)>;
   SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh);
 
@@ -34,6 +34,7 @@ class SnapshotKeeper {
   void Stop();
 
  private:
+  void Show(const StepRecord& record);
   Result<StepRecord> Persist(const StepRecord& record);
   bool Pause();  // false when it was stopped
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/mutex.h"
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "snapshot/snapshot_link.h"
 
@@ -206,6 +207,10 @@ std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_
 
 // A link whose arena has room for captures of this size.
 Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t bytes) {
+  const uint32_t slots = std::max<uint32_t>(options.slots, 1);
+  if (link && (link->gone() || !link->Fits(bytes, slots))) {
+    retired.push_back(std::exchange(link, nullptr));
+  }
   std::vector<std::shared_ptr<SnapshotLink>> over;
   {
     MutexLock lock(mutex);
@@ -214,9 +219,8 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t 
     }
   }
   std::erase(retired, nullptr);
-  const uint32_t slots = std::max<uint32_t>(options.slots, 1);
-  if (link && !link->gone() && link->Fits(bytes, slots)) return link;
-  if (link) retired.push_back(std::exchange(link, nullptr));
+  if (link) return link;
+  over.clear();  // before more is asked for: the daemon may have room for one arena only
   const LinkRequest request{options.store, options.run, options.job, options.rank,
                             options.world, bytes,       slots};
   CKPT_ASSIGN_OR_RETURN(
@@ -297,7 +301,9 @@ bool SnapshotWriter::State::Begin(Capture capture, Clock::time_point end) {
     MutexLock lock(mutex);
     job->attempt = NewAttempt(step);
   }
-  if (const Status begun = Prepare(*job, std::move(capture)); !begun) {
+  const Status begun = Caught([&] { return Prepare(*job, std::move(capture)); });
+  if (!begun) {
+    (void)Caught([&] { return eager_copier->Wait(); });  // what was thrown left copies behind
     Abandon(*job, step, begun.error().message);
     return false;
   }
@@ -330,8 +336,9 @@ void SnapshotWriter::State::Run() {
 void SnapshotWriter::State::Copy(const JobPtr& job) {
   Status done;
   while (done && (job->copied < job->chunks.size() || job->sent < job->chunks.size())) {
-    done = CopyOrSend(job);
+    done = Caught([&] { return CopyOrSend(job); });
   }
+  if (!done) (void)Caught([&] { return lazy_copier->Wait(); });
   Finish(job, done);
 }
 

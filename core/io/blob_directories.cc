@@ -128,11 +128,14 @@ std::string_view BlobDirectoryOf(std::string_view path) {
   return path.substr(0, skip + name.size());
 }
 
-std::string BlobDirectoryIn(const std::string& blobs, const std::string& path) {
-  const std::string below = blobs + "/";
+std::vector<std::string> BlobDirectoriesOf(const std::string& path) {
   const std::string normal = std::filesystem::path(path).lexically_normal().string();
-  if (!normal.starts_with(below)) return {};
-  return std::string(BlobDirectoryOf(std::string_view(normal).substr(below.size())));
+  std::vector<std::string> found;
+  for (size_t at = 0; at != std::string::npos; at = normal.find('/', at + 1)) {
+    const std::string_view directory = BlobDirectoryOf(std::string_view(normal).substr(at + 1));
+    if (!directory.empty()) found.emplace_back(directory);
+  }
+  return found;
 }
 
 Result<std::shared_ptr<const void>> HoldBlobDirectory(const std::string& store,

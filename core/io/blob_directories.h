@@ -32,8 +32,9 @@ namespace ckptfs {
 // directory; else empty.
 std::string_view BlobDirectoryOf(std::string_view path);
 
-// The same of an absolute path, if it lies below `blobs`.
-std::string BlobDirectoryIn(const std::string& blobs, const std::string& path);
+// All that an absolute path may lie in, whatever the store is called there: another
+// mount of it, a link.
+std::vector<std::string> BlobDirectoriesOf(const std::string& path);
 
 // The name of a directory (as above) until the result is gone.
 // BLOCKS: on who is removing it.

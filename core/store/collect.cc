@@ -28,12 +28,13 @@ constexpr size_t kLocksAtOnce = 256;
 constexpr std::string_view kManifests = "manifests";
 
 // What a manifest needs of the store, and whether the step's bytes are the store's.
-Store::State::Needs NeedsOf(const StepModel& model, const std::string& blobs) {
+Store::State::Needs NeedsOf(const StepModel& model) {
   Store::State::Needs needs;
   for (const Blob& blob : model.blobs) {
     needs.owned = needs.owned || (blob.store_owned && !blob.side);
-    std::string directory = BlobDirectoryIn(blobs, model.PathOf(blob));
-    if (!directory.empty()) needs.directories.insert(std::move(directory));
+    for (std::string& directory : BlobDirectoriesOf(model.PathOf(blob))) {
+      needs.directories.insert(std::move(directory));
+    }
   }
   return needs;
 }
@@ -50,7 +51,7 @@ Result<Store::State::Needs> Store::State::NeedsOfManifest(const Digest& manifest
                         WholeFile::Open(*storage, ManifestName(manifest),
                                         kManifestHeaderSize + kManifestMaxPayload));
   CKPT_ASSIGN_OR_RETURN(const StepModel model, ParseNamedManifest(file.text(), manifest, Blobs()));
-  Needs found = NeedsOf(model, Blobs());
+  Needs found = NeedsOf(model);
   MutexLock lock(mutex);
   needs.insert_or_assign(manifest, found);
   return found;
@@ -61,6 +62,10 @@ namespace {
 using State = Store::State;
 
 std::string NameOf(const StepRecord& record) { return StrCat(record.run, "/", record.id); }
+
+bool WasSavedBefore(const StepRecord& a, const StepRecord& b) {
+  return a.mtime_ns != b.mtime_ns ? a.mtime_ns < b.mtime_ns : IsOlder(a, b);
+}
 
 // One call of Store::Collect.
 class Collection {
@@ -108,23 +113,27 @@ Result<StoreIndex> Collection::Look() const {
 
 std::vector<StepRecord> Collection::Victims(const std::map<std::string, IndexedStep>& steps) {
   std::vector<StepRecord> owned;
-  const StepRecord* latest = nullptr;
   for (const auto& [id, step] : steps) {
     if (!step.record) {
       Note(StrCat(step.name.run, ": all steps stay: ", step.record.error().message));
       return {};
     }
-    if (latest == nullptr || IsOlder(*latest, *step.record)) latest = &*step.record;
     const auto needs = state_.NeedsOfManifest(step.record->manifest);
     if (!needs) Note(StrCat(NameOf(*step.record), " stays: ", needs.error().message));
     if (needs && needs->owned) owned.push_back(*step.record);
   }
-  std::sort(owned.begin(), owned.end(),
-            [](const StepRecord& a, const StepRecord& b) { return IsOlder(a, b); });
-  owned.resize(owned.size() - std::min<uint64_t>(owned.size(), request_.keep_last));
+  // Who went back to an earlier step saves what is older than what is there.
+  std::set<std::string> newest;
+  for (const auto& older : {WasSavedBefore, IsOlder}) {
+    std::sort(owned.begin(), owned.end(), older);
+    const uint64_t kept = std::min<uint64_t>(owned.size(), std::max<uint64_t>(request_.keep_last, 1));
+    for (auto step = owned.end() - static_cast<ptrdiff_t>(kept); step != owned.end(); ++step) {
+      newest.insert(step->id);
+    }
+  }
   std::erase_if(owned, [&](const StepRecord& step) {
     const bool multiple = request_.keep_every != 0 && step.iteration % request_.keep_every == 0;
-    return multiple || step.id == latest->id;
+    return multiple || newest.contains(step.id);
   });
   return owned;
 }

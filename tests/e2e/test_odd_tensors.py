@@ -10,6 +10,8 @@ from ckptfs.saved_file import saved_file
 from safetensors import safe_open
 from test_save_options import receive
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 LARGE = 20_000  # is copied when save has returned
@@ -90,6 +92,27 @@ def test_an_optimizer_whose_states_are_spread(ckptfs, tmp_path):
             snapshots.Snapshotter(model, spread, store=ckptfs.store)
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(name='two_ranks')
+def two_ranks_fixture():
+    """This process is rank 0 of two, of which the other is not there."""
+    torch.distributed.init_process_group('fake', rank=0, world_size=2, store=FakeStore())
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_models_that_only_some_ranks_keep_alike(ckptfs, two_ranks):
+    model = Weights(w=torch.ones(9), v=torch.ones(9))
+    alone = DistributedDataParallel(model, process_group=torch.distributed.new_group([0]))
+    with pytest.raises(TypeError, match=r'of ranks \[0\] alone'):
+        snapshots.Snapshotter(alone, sgd(model), store=ckptfs.store)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ['v'])
+    apart = DistributedDataParallel(model)
+    with pytest.raises(TypeError, match='ignores v'):
+        snapshots.Snapshotter(apart, sgd(model), store=ckptfs.store)
+    model.v.requires_grad_(False)  # as it was loaded, on all ranks
+    snapshots.Snapshotter(apart, sgd(model), store=ckptfs.store).close()
 
 
 @pytest.mark.parametrize('step', [None, 'x', float('nan'), -1, 1 << 64])

@@ -15,6 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing_support::Client;
 using testing_support::kLong;
+using testing_support::kSmallChunk;
 using testing_support::RankMemory;
 using testing_support::ReceiverTest;
 
@@ -165,6 +166,47 @@ TEST_F(ReceiverTest, ASnapshotThatOutgrowsItsArenaGetsAnother) {
     EXPECT_TRUE(writer->WaitDurable(elements, kLong));
   }
   EXPECT_EQ(kept().size(), 3u);
+}
+
+TEST_F(ReceiverTest, AnArenaThatIsOutgrownMakesRoomForTheNext) {
+  Start(kLong, 64, 64 * kSmallChunk);
+  const auto writer = Writer();
+  for (const uint64_t chunks : {15, 30}) {  // twice both of them is more than all
+    const RankMemory memory({(chunks - 1) * (kSmallChunk - kArenaPage) / 4});
+    ASSERT_TRUE(writer->Save(memory.Save(chunks, 0))) << writer->status().last_drop;
+    EXPECT_TRUE(writer->WaitDurable(chunks, kLong));
+  }
+}
+
+// Memory ends, say: training goes on, and the ranks still count their saves alike.
+TEST_F(ReceiverTest, WhatIsThrownDropsOneSnapshot) {
+  Start();
+  for (const int throws : {0, 1}) {  // the copier of what cannot wait; the thread's
+    int made = 0;
+    bool thrown = false;
+    const auto copiers = [&] {
+      return std::make_unique<LateCopier>(0, [&thrown, mine = made++ == throws] {
+        if (mine && !std::exchange(thrown, true)) throw std::bad_alloc();
+      });
+    };
+    const std::string job = StrCat("job", throws);
+    const auto options = [&](uint32_t rank) {
+      return WriterOptions{directory_.path(), "run", job, rank, 2, 2, kLong, {}};
+    };
+    auto first = options(0);
+    first.make_copier = copiers;
+    SnapshotWriter bad(first), good(options(1));
+    RankMemory zero({5000}), one({5000});
+    EXPECT_EQ(bad.Save(zero.Save(1, 0)), throws == 1);
+    EXPECT_TRUE(good.Save(one.Save(1, 1)));
+    EXPECT_FALSE(bad.WaitDurable(1, kLong));
+    EXPECT_TRUE(thrown);
+    EXPECT_FALSE(good.WaitDurable(1, kLong));
+    EXPECT_TRUE(bad.Save(zero.Save(2, 0)) && good.Save(one.Save(2, 1)));
+    EXPECT_TRUE(bad.WaitDurable(2, kLong)) << bad.status().last_drop;
+    EXPECT_TRUE(good.WaitDurable(2, kLong)) << good.status().last_drop;
+    EXPECT_EQ(bad.status().under_way, 0u);
+  }
 }
 
 TEST_F(ReceiverTest, MemoryHasALimit) {

@@ -140,6 +140,20 @@ TEST(SnapshotStoreTest, AStoreThatFailsTakesTheStepLater) {
   }
 }
 
+// The store may be away when others are to be shown what is new.
+TEST(SnapshotStoreTest, ARefreshThatFailsLosesNoStep) {
+  const auto store = *Store::OpenOn(std::make_shared<MemoryRoot>("storage"));
+  StepCatalogue catalogue(*store);
+  SnapshotKeeper keeper(*store, catalogue,
+                        [](const StepRecord&) { return Fail(ErrorCode::kIo, "away"); });
+  ReceivedStep received = Received(3);
+  const std::weak_ptr<const void> lease = received.files[0].lease;
+  const auto kept = keeper.Keep(std::move(received));
+  ASSERT_TRUE(kept) << kept.error().message;
+  EXPECT_TRUE(store->Load(*kept));
+  EXPECT_TRUE(lease.expired()) << "nothing holds the memory";
+}
+
 TEST(SnapshotStoreTest, ASecondSaveOfAStepIsAnotherStep) {
   const auto store = *Store::OpenOn(std::make_shared<MemoryRoot>("storage"));
   StepCatalogue catalogue(*store);

@@ -159,6 +159,9 @@ class TorchCollector(PlacingCollector):
                 raise TypeError('with several ranks every model has to be in '
                                 'DistributedDataParallel or to have DTensor parameters '
                                 '(fully_shard, parallelize_module)')
+            trouble = self._apart(world)
+            if trouble:
+                raise TypeError(trouble)
             return
         if not torch.distributed.is_initialized():
             raise TypeError('DTensors of several ranks without torch.distributed')
@@ -166,6 +169,18 @@ class TorchCollector(PlacingCollector):
                   for m in map(state.data_parallel, self._models) if m is not None]
         self._meet(rank, world, tensors, groups, self._trouble(tensors))
         self._layout = self._layout_of(world, groups)
+
+    def _apart(self, world: int) -> str:
+        """What DistributedDataParallel does not keep alike on all ranks."""
+        for ddp in filter(None, map(state.data_parallel, self._models)):
+            ranks = torch.distributed.get_process_group_ranks(ddp.process_group)
+            if len(ranks) != world:
+                return (f'DistributedDataParallel of ranks {ranks} alone: the other ranks have '
+                        'a model of their own')
+            for name, parameter in ddp.module.named_parameters():
+                if name in ddp.parameters_to_ignore and parameter.requires_grad:
+                    return f'DistributedDataParallel ignores {name}: each rank has its own'
+        return ''
 
     def _trouble(self, tensors: Dict[str, torch.Tensor]) -> str:
         """What of the model cannot be saved."""

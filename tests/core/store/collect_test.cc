@@ -40,7 +40,7 @@ std::string FolderOf(const std::string& name) {
 
 // A step whose one file, in memory so far, will be the store's own.
 MemoryStep SnapshotOf(const Store& store, const std::string& run, int iteration,
-                      const std::string& folder) {
+                      const std::string& folder, int64_t mtime_ns) {
   const std::string id = std::to_string(iteration);
   const auto bytes = std::make_shared<const std::string>(StrCat(run, " of ", id));
   Blob blob;
@@ -50,7 +50,7 @@ MemoryStep SnapshotOf(const Store& store, const std::string& run, int iteration,
   blob.chunk_bytes = kChunkBytes;
   blob.chunks = ChunkDigestsOf(*bytes);
   MemoryStep step{run, "snapshot:" + run, "snapshot:" + run,
-                  TinyModel(id, static_cast<uint64_t>(iteration), iteration), nullptr};
+                  TinyModel(id, static_cast<uint64_t>(iteration), mtime_ns), nullptr};
   step.model.roots = {store.blobs()};
   step.model.blobs = {blob};
   auto root = std::make_shared<MemoryRoot>("memory");
@@ -60,11 +60,13 @@ MemoryStep SnapshotOf(const Store& store, const std::string& run, int iteration,
   return step;
 }
 
-Result<StepRecord> Save(Store& store, const std::string& run, int iteration) {
+// `again`: its time is that many nanoseconds after it would be.
+Result<StepRecord> Save(Store& store, const std::string& run, int iteration, int again = 0) {
   StepCatalogue catalogue(store);
-  CKPT_ASSIGN_OR_RETURN(const StepRecord held,
-                        catalogue.Hold(SnapshotOf(store, run, iteration,
-                                                  FolderOf(StrCat(run, iteration)))));
+  const std::string folder = FolderOf(StrCat(run, iteration, again == 0 ? "" : " again"));
+  CKPT_ASSIGN_OR_RETURN(
+      const StepRecord held,
+      catalogue.Hold(SnapshotOf(store, run, iteration, folder, iteration + again)));
   return catalogue.Persist(held);
 }
 
@@ -141,6 +143,44 @@ TEST_F(CollectTest, KeepsTheNewestTheMultiplesAndTheLatest) {
   Collect(every);
   EXPECT_THAT(Ids("a"), ElementsAre("0", "9"));
   EXPECT_THAT(Collect().removed, IsEmpty());
+}
+
+// Training that went back to an earlier step saves what is older than what is there.
+TEST_F(CollectTest, WhatWasSavedLastStays) {
+  SaveAll("a", 5);
+  ASSERT_TRUE(Save(*store_, "a", 2, 100));
+  KeepLast(1);
+  EXPECT_THAT(Ids("a"), ElementsAre("2-1", "4"));
+  ASSERT_TRUE(Save(*store_, "a", 3, 101));
+  KeepLast(2);
+  EXPECT_THAT(Ids("a"), ElementsAre("2-1", "3", "4"));
+  KeepLast(1);
+  EXPECT_THAT(Ids("a"), ElementsAre("3", "4"));
+  ASSERT_TRUE(Save(*store_, "a", 5, 102));
+  KeepLast(1);
+  EXPECT_THAT(Ids("a"), ElementsAre("5"));
+}
+
+// Manifests of before version 2 name the store as it was called then; it may have
+// other names (a link, a mount elsewhere).
+TEST_F(CollectTest, AManifestThatNamesTheStoreOtherwiseNeedsItsBlobs) {
+  SaveAll("a", 1);
+  fs::create_directory_symlink(store_->directory(), directory_.path() + "/name");
+  const std::string digest = DigestOf("copied").Hex();
+  for (const std::string& folder : {digest, FolderOf("another")}) {
+    fs::create_directories(Below("blobs/" + folder + "/tag"));
+    StepModel model = TinyModel(StrCat("r", folder.size()), 9, 9);
+    model.roots = {StrCat(directory_.path(), "/name/blobs/", folder)};
+    Blob blob;
+    blob.path = "tag/file";
+    blob.stamp = FileStamp{5, 6, 7, 8};
+    model.blobs = {blob};
+    ASSERT_TRUE(store_->Publish("b", model, "/s", "/r"));
+  }
+  fs::create_directories(Below("blobs/" + DigestOf("unneeded").Hex()));
+  EXPECT_EQ(Collect().directories, 1u);
+  EXPECT_TRUE(fs::exists(Below("blobs/" + digest + "/tag")));
+  EXPECT_TRUE(fs::exists(Below("blobs/" + FolderOf("another") + "/tag")));
 }
 
 TEST_F(CollectTest, WhatIsUsedStays) {
