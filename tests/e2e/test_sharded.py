@@ -164,7 +164,7 @@ def test_boxes_are_what_torch_cuts():
 # ---- real jobs ---------------------------------------------------------------
 
 LAYOUTS = (('tp1', 1), ('tp2', 2), ('dp3_zero3', 3))
-OWN = {'fsdp': 'dp4_zero3', 'hsdp': 'dp4_zero3', 'grid': 'tp2_dp2_zero3', 'tensor': 'tp2'}
+OWN = {'fsdp': 'dp4_zero3', 'offload': 'dp4_zero3', 'hsdp': 'dp4_zero3', 'grid': 'tp2_dp2_zero3', 'tensor': 'tp2'}
 
 
 @pytest.fixture(name='job')
@@ -205,7 +205,7 @@ def check_kind(mount, trainer, kind, by=''):
 def test_four_ranks_of_every_kind(ckptfs, job):
     _, mount = ckptfs.start()
     trainer = job(4)
-    for kind in ('fsdp', 'hsdp', 'grid'):
+    for kind in ('fsdp', 'offload', 'hsdp', 'grid'):
         check_kind(mount, trainer, kind)
     trainer.end()
 
@@ -308,7 +308,8 @@ def test_two_ranks_and_a_write_to_what_is_being_copied(ckptfs, job):
         said = json.loads(' '.join(answer))
         for what, line in zip(('DistributedDataParallel', 'fully_shard (FSDP2)',
                                '1.weight is not sharded', 'weight is placed as P',
-                               'different names'), said, strict=True):
+                               'different names', 'DistributedDataParallel of ranks'), said,
+                             strict=True):
             assert what in line, said
     trainer.tell('make fsdp', 'made')
     trainer.tell('step', 'saved')
