@@ -84,6 +84,9 @@ Result<std::string> EntryOf(const Capture& capture, uint32_t rank, uint32_t worl
                          {"pickle", document.pickle},
                          {"tensors", document.tensors}});
   }
+  for (const auto& [digest, ranks] : capture.alike) {
+    entry["alike"].push_back(Json::array({digest, ranks}));
+  }
   try {
     return entry.dump();
   } catch (const Json::exception&) {

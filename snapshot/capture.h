@@ -73,6 +73,9 @@ struct Capture {
   std::vector<std::pair<std::string, std::string>> aliases;  // alias, name
   std::vector<CapturedGroup> groups;
   std::vector<CapturedDocument> documents;
+  // Of each set of ranks that share out the writing of what they hold alike, of which this
+  // one is: a digest of what that is, and how many they are.
+  std::vector<std::pair<std::string, uint32_t>> alike;
   std::shared_ptr<const void> owner;
   // What may still be writing the tensors of devices.
   std::vector<DeviceStream> streams;

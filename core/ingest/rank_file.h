@@ -11,7 +11,8 @@
 //                 "parameters": [ parameter.. ],   in model order
 //                 "aliases": [ [alias, name].. ],
 //                 "groups": [ group.. ],
-//                 "documents": [ document.. ] }
+//                 "documents": [ document.. ],
+//                 "alike": [ [text, n].. ] }
 //   tensor    = { "parameter": name, "kind": text, "optimizer": text, "number": bool,
 //                 part }                           absent: it is the whole state
 //   part      = "shape": shape, "pieces": [ piece.. ]
@@ -34,15 +35,19 @@
 // "local_shape" that the pieces are of.  The parts of all ranks are the state exactly
 // once.  core/ingest/state_part.h checks a part.
 //
+// Ranks that hold states alike share them out, each by itself.  "alike" has, for each set
+// of ranks that this one shares with, a digest of the set and of all that these hold,
+// and how many ranks it has: as many have to say it, or a state may be left out.
+//
 // What several ranks say of one parameter or alias must be the same; the order is rank
 // 0's, then that of the others.  Their groups of one optimizer and place in the list are
 // one group if their hyper-parameters are equal.  Absent lists are empty; an absent
 // layout is dp<world>.  Fields that are not mentioned here are refused.
 //
-// Version 1 has no "layout" and no parts.  Framework "deepspeed" has documents alone:
+// Version 1 has no "layout", no "alike" and no parts.  Framework "deepspeed" has documents alone:
 // formats/snapshot/deepspeed_files.h.
 //
-// Written by snapshot/rank_file.cc, read by formats/snapshot.
+// Written by snapshot/capture.cc, read by formats/snapshot.
 //
 // Thread safety: constants.
 

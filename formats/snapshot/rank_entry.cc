@@ -217,6 +217,10 @@ void ReadModel(EntryReader& reader, RankEntry& out) {
     }
     out.documents.push_back(std::move(read));
   }
+  for (const Json& alike : reader.List(json, "alike")) {
+    if (!alike.is_array() || alike.size() != 2) return reader.Refuse("'alike' are not pairs");
+    out.alike.emplace_back(reader.AsText(alike[0], "alike"), reader.AsNumber(alike[1], "alike"));
+  }
 }
 
 }  // namespace
@@ -233,9 +237,11 @@ Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header) {
   if (reader.rule().empty() && (version == 0 || version > kRankFileVersion)) {
     return Refuse("a rank file of version ", version, ", this is version ", kRankFileVersion);
   }
-  if (version == 1 && json.contains("layout")) reader.Refuse("version 1 has no 'layout'");
+  for (const char* later : {"layout", "alike"}) {
+    if (version == 1 && json.contains(later)) reader.Refuse(StrCat("version 1 has no '", later, "'"));
+  }
   reader.Only(json, {"version", "rank", "world", "step", "framework", "framework_version", "layout",
-                     "tensors", "parameters", "aliases", "groups", "documents"});
+                     "tensors", "parameters", "aliases", "groups", "documents", "alike"});
   RankEntry entry;
   entry.rank = reader.Number(json, "rank");
   entry.world = reader.Number(json, "world");

@@ -40,6 +40,7 @@ class RankFilesReader {
       }
     }
     if (entries_[0].framework == kDeepSpeedRankFile) return std::move(*this).ReadDeepSpeed();
+    CKPT_RETURN_IF_ERROR(CheckAlike());
     CKPT_RETURN_IF_ERROR(FindWeights());
     CKPT_RETURN_IF_ERROR(FindModel());
     CKPT_RETURN_IF_ERROR(DeclareParameters());
@@ -58,6 +59,7 @@ class RankFilesReader {
 
   Status ReadEntry(size_t rank);
   Result<StepModel> ReadDeepSpeed() &&;
+  Status CheckAlike() const;
   Status FindWeights();
   Status FindModel();
   Result<FamilyVariables> RecordedSizes() const;
@@ -124,6 +126,20 @@ Result<StepModel> RankFilesReader::ReadDeepSpeed() && {
   const std::string& first = paths_.front();
   const std::string directory = first.substr(0, first.find_last_of('/'));
   return ReadDeepSpeedFiles(root_, directory, ranks, options_, std::move(assembler_));
+}
+
+// Those who shared out what they hold shared out the same.
+Status RankFilesReader::CheckAlike() const {
+  std::map<std::pair<std::string_view, uint64_t>, uint64_t> said;
+  for (const RankEntry& entry : entries_) {
+    for (const auto& [digest, ranks] : entry.alike) ++said[{digest, ranks}];
+  }
+  for (const auto& [alike, times] : said) {
+    if (times == alike.second) continue;
+    return Refuse("only ", times, " of ", alike.second, " ranks that share states out hold the same "
+                  "ones (an optimizer's states on some ranks only?)");
+  }
+  return {};
 }
 
 // A parameter has the shape of its weight.

@@ -119,7 +119,8 @@ Capture CaptureOf(uint64_t step, const std::string& framework,
                   const std::vector<std::pair<std::string, std::string>>& aliases,
                   const std::vector<GroupTuple>& groups,
                   const std::vector<DocumentTuple>& documents,
-                  const std::vector<std::pair<int, uint64_t>>& streams) {
+                  const std::vector<std::pair<int, uint64_t>>& streams,
+                  const std::vector<std::pair<std::string, uint32_t>>& alike) {
   Capture capture;
   capture.step = step;
   capture.framework = framework;
@@ -128,6 +129,7 @@ Capture CaptureOf(uint64_t step, const std::string& framework,
   for (const TensorTuple& tuple : tensors) capture.tensors.push_back(TensorOf(tuple));
   for (const auto& [name, role] : parameters) capture.parameters.push_back({name, role});
   capture.aliases = aliases;
+  capture.alike = alike;
   for (const auto& [optimizer, names, pickle] : groups) {
     capture.groups.push_back({optimizer, names, pickle});
   }

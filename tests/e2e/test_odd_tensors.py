@@ -6,6 +6,7 @@ import os
 import ckptfs as snapshots
 import pytest
 import torch
+from ckptfs import state
 from ckptfs.saved_file import saved_file
 from safetensors import safe_open
 from test_save_options import receive
@@ -113,6 +114,45 @@ def test_models_that_only_some_ranks_keep_alike(ckptfs, two_ranks):
         snapshots.Snapshotter(apart, sgd(model), store=ckptfs.store)
     model.v.requires_grad_(False)  # as it was loaded, on all ranks
     snapshots.Snapshotter(apart, sgd(model), store=ckptfs.store).close()
+
+
+class Held(snapshots.Collector):
+    """All states of a model, which one rank's optimizer may not have all of."""
+
+    lazy = False
+
+    def __init__(self, model, optimizer):
+        self._model, self._optimizer = model, optimizer
+
+    def start(self, rank, world):
+        """Nothing to say to the others."""
+
+    def collect(self):
+        """What is asked of a collector."""
+        model = state.model_state([self._model])
+        names = {id(tensor): name for name, tensor in model.tensors.items()}
+        weights = [state.State(name, 'weight', '', tensor)
+                   for name, tensor in model.tensors.items()]
+        held = state.optimizer_states(self._optimizer, '', names)
+        return model, weights + held, [('', list(model.tensors), state.hyper_parameters({}))]
+
+
+def test_states_that_only_some_ranks_hold_are_not_left_out(ckptfs):
+    receive(ckptfs)
+    model = Weights(w=torch.ones(9))
+    optimizer, none = torch.optim.Adam(model.parameters()), torch.optim.Adam(model.parameters())
+    model.w.sum().backward()
+    optimizer.step()
+    ranks = [snapshots.Saver(Held(model, one), 'job', ckptfs.store, rank=rank, world=2, job='x')
+             for rank, one in enumerate((optimizer, none))]
+    assert all(rank.save(1) for rank in ranks)
+    assert not any(rank.wait_durable(1) for rank in ranks)
+    assert 'only 1 of 2 ranks' in ranks[0].status()['last_drop']
+    none.step()
+    assert all(rank.save(2) for rank in ranks)
+    assert all(rank.wait_durable(2) for rank in ranks), ranks[0].status()
+    for rank in ranks:
+        rank.close()
 
 
 @pytest.mark.parametrize('step', [None, 'x', float('nan'), -1, 1 << 64])

@@ -299,6 +299,18 @@ TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
                 r[1].aliases = {{"second", "model.norm.weight"}};
               }),
               HasSubstr("stands for two parameters"));
+  EXPECT_EQ(ShardedRefusal([](auto& r) {
+              r[0].alike = {{"all", 2}, {"mine", 1}};
+              r[1].alike = {{"all", 2}};
+            }),
+            "none");
+  EXPECT_THAT(ShardedRefusal([](auto& r) {
+                r[0].alike = {{"all", 2}};
+                r[1].alike = {{"less", 2}};
+              }),
+              HasSubstr("only 1 of 2 ranks"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].alike = {{"all", 2}}; }),
+              HasSubstr("only 1 of 2 ranks"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].layout = "dp2"; }), HasSubstr("of layout 'dp2'"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "dp3"; }), HasSubstr("has 3 ranks"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "../x"; }), HasSubstr("../x"));
@@ -377,6 +389,11 @@ TEST(RankFilesTest, WhatIsNotUnderstoodIsRefused) {
   EXPECT_THAT(EntryRefusal(R"(,"shape":[2,4],"flat":[0,8])", "1"),
               HasSubstr("is not understood"));
   EXPECT_THAT(EntryRefusal("", "1", R"("layout":"dp1",)"), HasSubstr("version 1 has no"));
+  EXPECT_THAT(EntryRefusal("", "1", R"("alike":[],)"), HasSubstr("version 1 has no 'alike'"));
+  EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x"]],)"), HasSubstr("not pairs"));
+  EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x",-1]],)"), HasSubstr("'alike' is not a number"));
+  EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x",2]],)"), HasSubstr("only 1 of 2"));
+  EXPECT_EQ(EntryRefusal("", "2", R"("alike":[["x",1]],)"), "none");
   EXPECT_THAT(EntryRefusal("", "3"), HasSubstr("version 3"));
   EXPECT_THAT(EntryRefusal("", "0"), HasSubstr("version 0"));
 }

@@ -14,12 +14,14 @@ Tensor = Tuple[str, str, str, str, bool, str, List[int], int, int, bool, Optiona
 
 class Capture: ...  # empty after it was saved
 
-# What a save takes.  `streams`: (device, CUstream) that may still be writing tensors.
+# What a save takes.  `streams`: (device, CUstream) that may still be writing tensors;
+# `alike`: of each set of ranks that share out what they hold, a digest of that and how many
+# they are.
 def capture(step: int, framework: str, framework_version: str, layout: str,
             tensors: List[Tensor], parameters: List[Tuple[str, str]],
             aliases: List[Tuple[str, str]], groups: List[Tuple[str, List[str], str]],
             documents: List[Tuple[str, str, str, List[str]]],
-            streams: List[Tuple[int, int]]) -> Capture: ...
+            streams: List[Tuple[int, int]], alike: List[Tuple[str, int]]) -> Capture: ...
 
 # Whether this library is a driver that copies can be made with.
 def has_cuda(library: str) -> bool: ...

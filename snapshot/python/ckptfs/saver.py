@@ -243,7 +243,7 @@ class Saver:
         return shot, _native.capture(
             step, model.framework, model.framework_version, model.layout, shot.tensors,
             model.parameters if declares else [], model.aliases if declares else [],
-            shot.groups, shot.documents, shot.streams())
+            shot.groups, shot.documents, shot.streams(), self._shares.alike)
 
     def _capture_files(self, step: int,
                        collector: FileCollector) -> Tuple['_Shot', _native.Capture]:
@@ -255,7 +255,7 @@ class Saver:
             shot.add_document('tag', '', *state.document(tag))
         return shot, _native.capture(
             step, collector.framework, collector.version, '', shot.tensors, [], [], [],
-            shot.documents, shot.streams())
+            shot.documents, shot.streams(), [])
 
 
 class _Shot:

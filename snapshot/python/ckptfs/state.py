@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model and its optimizers hold, by name: nothing is copied here."""
+import hashlib
 import pickle
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -265,13 +266,15 @@ class Shares:
     """Which of the states that it holds a rank writes.
 
     All ranks that hold a state must see the same states of those ranks, by name and
-    size; then each state is written by exactly one of them.
+    size; then each state is written by exactly one of them.  `alike` says what this one
+    saw, for who has all ranks' parts to compare: a digest, and of how many ranks.
     """
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
         self._all = tuple(range(world))
-        self._known: Dict[Tuple[int, ...], Tuple[Any, Dict[str, int]]] = {}
+        self._known: Dict[Tuple[int, ...], Tuple[Any, Dict[str, int], str]] = {}
+        self.alike: List[Tuple[str, int]] = []
 
     def of(self, states: Sequence[State], roles: Dict[str, str]) -> List[State]:
         """Those that this rank writes: of what ranks hold alike an even part, by
@@ -286,6 +289,7 @@ class Shares:
                 mine += [one] * (ranks[0] == self._rank)
             else:
                 held.setdefault(tuple(ranks), []).append(one)
+        self.alike = []
         for ranks, alike in held.items():
             mine += self._spread(ranks, alike)
         return mine
@@ -294,6 +298,8 @@ class Shares:
         sizes = [(f'{s.optimizer}/{s.kind}/{s.parameter}', s.tensor.nbytes) for s in alike]
         known = self._known.get(ranks)
         if known is None or known[0] != sizes:
-            known = self._known[ranks] = (sizes, share(sizes, len(ranks)))
+            digest = hashlib.sha256(repr((ranks, sorted(sizes))).encode()).hexdigest()
+            known = self._known[ranks] = (sizes, share(sizes, len(ranks)), digest)
+        self.alike.append((known[2], len(ranks)))
         return [s for s, (key, _) in zip(alike, sizes)
                 if ranks[known[1][key]] == self._rank]
