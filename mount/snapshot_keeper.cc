@@ -3,7 +3,6 @@
 #include "mount/snapshot_keeper.h"
 
 #include <fmt/format.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <utility>
@@ -11,6 +10,7 @@
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/io/file_stamp.h"
 #include "core/io/memory_root.h"
 #include "formats/families/shipped.h"
 #include "formats/snapshot/rank_files.h"
@@ -21,12 +21,6 @@ namespace {
 
 constexpr std::chrono::seconds kRetryPause{1};
 constexpr std::chrono::minutes kRetryLimit{10};
-
-int64_t WallClock() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 // A directory that no other snapshot has, of whatever daemon.
 std::string DirectoryOf(const ReceivedStep& received, int64_t now) {
@@ -40,7 +34,7 @@ std::string DirectoryOf(const ReceivedStep& received, int64_t now) {
 
 Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received,
                                 const FamilySet& families) {
-  const int64_t now = WallClock();
+  const int64_t now = NowNs();
   const std::string directory = DirectoryOf(received, now);
   const OwnerAndMode access{0600, geteuid(), getegid(), false};
   auto root =
