@@ -50,6 +50,8 @@ from megatron.core import dist_checkpointing as dc  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
 from megatron.core import tensor_parallel  # noqa: E402
 from megatron.core.dist_checkpointing.mapping import ShardedObject  # noqa: E402
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (  # noqa: E402
+    FullyParallelSaveStrategyWrapper)
 from megatron.core.distributed import (DistributedDataParallel,  # noqa: E402
                                        DistributedDataParallelConfig)
 from megatron.core.models.gpt import GPTModel  # noqa: E402
@@ -223,7 +225,9 @@ def main():
     job = Job(world, False, seed=5)
     job.update(1)
     folder = made(f'{folder}/iter_0000003')
-    dc.save(job.sharded(), folder, ckptfs.megatron.SaveStrategy(store + '-none', 'none'))
+    nobody = ckptfs.megatron.SaveStrategy(store + '-none', 'none')
+    dc.save(job.sharded(), folder, FullyParallelSaveStrategyWrapper(
+        nobody, ps.get_data_parallel_group(with_context_parallel=True)))
     print('fallback', sorted(name for name in os.listdir(folder) if 'ckptfs' in name),
           dc.load(job.sharded(loading=True), folder)['iteration'], flush=True)
     torch.distributed.barrier()

@@ -181,6 +181,8 @@ class SaveStrategy(AsyncSaveShardedStrategy):
 
     def _take(self, sharded: Any, folder: Path, token: str) -> Tuple[int, bool]:
         """(step, whether this rank's part was taken)."""
+        if torch.distributed.get_rank() == 0:  # of an earlier save into this directory
+            (Path(folder) / POINTER).unlink(missing_ok=True)
         number = re.search(r'(\d+)$', Path(folder).name)
         step = int(number.group(1)) if number else -1
         try:
@@ -274,6 +276,14 @@ class LoadStrategy(LoadShardedStrategy):
             raise CheckpointingException(f'{BACKEND} of version {loaded_version}')
 
     @staticmethod
+    def _stock(folder: Any) -> Optional[Any]:
+        """What loads a directory that Megatron's own strategy has written: a wrapper around
+        ours has named ours for it."""
+        if (Path(folder) / POINTER).exists() or not (Path(folder) / '.metadata').exists():
+            return None
+        return get_default_strategy(StrategyAction.LOAD_SHARDED, 'torch_dist', 1)
+
+    @staticmethod
     def _pointer(folder: Any) -> Dict[str, str]:
         try:
             return json.loads((Path(folder) / POINTER).read_text(encoding='utf-8'))
@@ -290,6 +300,9 @@ class LoadStrategy(LoadShardedStrategy):
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
         """The same dict, with tensors and objects."""
+        stock = self._stock(checkpoint_dir)
+        if stock is not None:
+            return stock.load(sharded_state_dict, checkpoint_dir)
         with self._open(checkpoint_dir) as step:
             return dict_list_map_inplace(lambda one: self._one(step, one), sharded_state_dict)
 
@@ -321,6 +334,9 @@ class LoadStrategy(LoadShardedStrategy):
 
     def load_tensors_metadata(self, checkpoint_dir: Any) -> Mapping[str, Any]:
         """ShardedTensors without data, by key."""
+        stock = self._stock(checkpoint_dir)
+        if stock is not None:
+            return stock.load_tensors_metadata(checkpoint_dir)
         master = self._pointer(checkpoint_dir)['master']
         with self._open(checkpoint_dir) as step:
             known = {key_of(*place, master): one for place, one in step.tensors().items()}
@@ -330,6 +346,9 @@ class LoadStrategy(LoadShardedStrategy):
 
     def load_sharded_metadata(self, checkpoint_dir: Any) -> Mapping[str, Any]:
         """Of tensors and of objects."""
+        stock = self._stock(checkpoint_dir)
+        if stock is not None:
+            return stock.load_sharded_metadata(checkpoint_dir)
         found = dict(self.load_tensors_metadata(checkpoint_dir))
         with self._open(checkpoint_dir) as step:
             for key in step.documents():
