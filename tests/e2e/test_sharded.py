@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import random
 
 import ckptfs as library
@@ -14,7 +15,9 @@ import torch
 from ckptfs import dcp
 from ckptfs.dcp_reader import Planner, Reader
 from ckptfs.dtensor import boxes_of
+from ckptfs.saved_values import SavedValues
 from ckptfs.state import Model, State
+from ckptfs.step_files import Directory, tensors_of
 from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
 from torch.distributed.checkpoint.api import CheckpointException
@@ -298,6 +301,35 @@ def test_a_url_means_what_was_saved_last(ckptfs, monkeypatch, caplog):
         fsspec.open(url).open()
     for saver in dcp._SAVERS.values():
         saver.close()
+
+
+class Code:
+    """Runs some when it is loaded by those who let it."""
+
+    def __reduce__(self):
+        return os.system, ('touch "$CKPTFS_RAN"',)
+
+
+def test_loads_run_no_code_and_believe_no_header(tmp_path, monkeypatch):
+    monkeypatch.setenv('CKPTFS_RAN', str(tmp_path / 'ran'))
+    documents = [{'key': key, 'scope': '', 'pickle': pickle.dumps(value, 2).hex(), 'tensors': []}
+                 for key, value in (('bad', Code()), ('good', {'x': 1}))]
+    assert SavedValues({'documents': documents}, None).values == {'good.x': 1}
+    assert not os.path.exists(tmp_path / 'ran')
+    (tmp_path / 'rank0').mkdir()
+    files, name = Directory(str(tmp_path)), 'rank0/model.safetensors'
+
+    def written(shape, offsets):
+        text = json.dumps({'w': {'dtype': 'F32', 'shape': shape, 'data_offsets': offsets}}).encode()
+        (tmp_path / name).write_bytes(len(text).to_bytes(8, 'little') + text + bytes(64))
+        return tensors_of(files, name)
+
+    for shape, offsets in (([2], [0, 4]), ([-2, -1], [0, 8]), ([], [-4, 0])):
+        with pytest.raises(ValueError, match='w has'):
+            written(shape, offsets)
+    stored = written([1000], [0, 4000])['w']
+    with pytest.raises(EOFError, match='shorter'):
+        stored.load(files, (slice(0, 1000),), torch.empty(1000))
 
 
 def test_two_ranks_and_a_write_to_what_is_being_copied(ckptfs, job):
