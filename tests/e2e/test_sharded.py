@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from test_snapshot import Trainer, durable_steps
 
 NORM, UP, DOWN = ('model.norm.weight', 'model.layers.0.mlp.up_proj.weight',
@@ -301,6 +302,16 @@ def test_a_url_means_what_was_saved_last(ckptfs, monkeypatch, caplog):
         fsspec.open(url).open()
     for saver in dcp._SAVERS.values():
         saver.close()
+
+
+def test_a_save_of_some_ranks_is_dropped(tmp_path, caplog):
+    torch.distributed.init_process_group('fake', rank=0, world_size=2, store=FakeStore())
+    try:
+        torch.distributed.checkpoint.save({'w': torch.ones(3)}, no_dist=True,
+                                          checkpoint_id=f'ckptfs://{tmp_path}/job/1')
+    finally:
+        torch.distributed.destroy_process_group()
+    assert '1 of 2 ranks save it' in caplog.text
 
 
 class Code:
