@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/digest.h"
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/io/memory_root.h"
@@ -99,7 +100,7 @@ Result<StepRecord> SnapshotKeeper::Persist(const StepRecord& record) {
   const auto end = std::chrono::steady_clock::now() + kRetryLimit;
   bool last = false;  // once more after it was stopped
   for (bool said = false;; said = true) {
-    auto stored = catalogue_.Persist(record);
+    auto stored = Caught([&] { return catalogue_.Persist(record); });
     if (stored || stored.error().code == ErrorCode::kDataLoss || last) return stored;
     if (!said) {
       Log(LogLevel::kWarning, StrCat("snapshot ", record.run, "/", record.id,
