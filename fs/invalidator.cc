@@ -2,7 +2,12 @@
 
 #include "fs/invalidator.h"
 
+#include <algorithm>
 #include <mutex>
+#include <utility>
+#include <vector>
+
+#include "core/io/searched_directories.h"
 
 namespace ckptfs {
 namespace {
@@ -27,22 +32,23 @@ void Invalidator::End() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Invalidator::Add(InodeNumber parent, std::string name) {
+void Invalidator::Append(Name name) {
   if (!tell_) return;
   {
     MutexLock lock(mutex_);
-    queue_.emplace_back(parent, std::move(name));
+    if (!name.offered.empty() && queue_.size() >= kMaxOffers) return;
+    queue_.push_back(std::move(name));
     ++added_;
   }
   wake_.NotifyOne();
 }
 
-void Invalidator::Offer(InodeNumber parent, std::string name) {
-  {
-    MutexLock lock(mutex_);
-    if (queue_.size() >= kMaxOffers) return;
-  }
-  Add(parent, std::move(name));
+void Invalidator::Add(InodeNumber parent, std::string name) {
+  Append({parent, std::move(name), {}});
+}
+
+void Invalidator::Offer(InodeNumber parent, std::string path) {
+  Append({parent, path.substr(path.rfind('/') + 1), std::move(path)});
 }
 
 void Invalidator::Drain() {
@@ -52,16 +58,26 @@ void Invalidator::Drain() {
 }
 
 void Invalidator::Run() {
+  std::deque<Name> batch;
+  std::vector<std::string> in_use;  // looked up once for all that wait at a time
   while (true) {
-    std::pair<InodeNumber, std::string> next;
     {
       MutexLock lock(mutex_);
-      while (queue_.empty() && !stop_) wake_.Wait(mutex_);
+      while (batch.empty() && queue_.empty() && !stop_) wake_.Wait(mutex_);
       if (stop_) return;
-      next = std::move(queue_.front());
-      queue_.pop_front();
+      if (batch.empty()) {
+        batch.swap(queue_);
+        in_use.clear();
+      }
     }
-    tell_(next.first, next.second);
+    const Name next = std::move(batch.front());
+    batch.pop_front();
+    if (!next.offered.empty() && in_use.empty()) in_use = WorkingDirectories();
+    const bool stays = !next.offered.empty() &&
+                       std::any_of(in_use.begin(), in_use.end(), [&](const std::string& path) {
+                         return path.ends_with(next.offered);
+                       });
+    if (!stays) tell_(next.parent, next.name);
     MutexLock lock(mutex_);
     ++told_;
     progress_.NotifyAll();

@@ -14,7 +14,6 @@
 #include <functional>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "core/base/mutex.h"
 #include "fs/filesystem.h"
@@ -32,8 +31,10 @@ class Invalidator {
   Invalidator& operator=(const Invalidator&) = delete;
 
   void Add(InodeNumber parent, std::string name);
-  // The same of what may as well be left: not while many others wait.
-  void Offer(InodeNumber parent, std::string name);
+  // The same of what may as well be left: not while many others wait, nor a directory
+  // in which a process is, since `getcwd` would not answer it any more.  `path`: in
+  // the mount.
+  void Offer(InodeNumber parent, std::string path);
   // Wait until the kernel has been told all that was added before.
   // REQUIRES: not called from a thread that serves a request.
   void Drain();
@@ -41,13 +42,19 @@ class Invalidator {
   void End();
 
  private:
+  struct Name {
+    InodeNumber parent{};
+    std::string name;
+    std::string offered;  // the path, if it may be left
+  };
+  void Append(Name name);
   void Run();
 
   const Tell tell_;
   Mutex mutex_;
   CondVar wake_;
   CondVar progress_;
-  std::deque<std::pair<InodeNumber, std::string>> queue_ GUARDED_BY(mutex_);
+  std::deque<Name> queue_ GUARDED_BY(mutex_);
   uint64_t added_ GUARDED_BY(mutex_) = 0;
   uint64_t told_ GUARDED_BY(mutex_) = 0;
   bool stop_ GUARDED_BY(mutex_) = false;

@@ -22,29 +22,21 @@ constexpr std::chrono::seconds kDirectoryInterval{2};
 constexpr std::chrono::seconds kGroupsInterval{1};
 constexpr size_t kMaxKeptProcesses = 4096;
 
-AccessGate OwnerOnly(AccessGate gate) {
+// Nobody but root passes.
+constexpr OwnerAndMode kClosed{};
+
+OwnerAndMode OwnerOnly(OwnerAndMode gate) {
   gate.mode &= 0700;
   return gate;
 }
 
-// Nobody but root passes.
-AccessGate Closed() { return AccessGate{0, 0, 0, true}; }
-
-AccessGate GateOf(const OwnerAndMode& access, bool directory) {
-  const AccessGate gate{access.mode & 0777, access.uid, access.gid, directory};
-  return access.acl ? OwnerOnly(gate) : gate;
+OwnerAndMode RecordedAccess(const Blob& blob) {
+  return OwnerAndMode{blob.mode & 0777, blob.uid, blob.gid, false};
 }
 
 std::string ParentOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? std::string() : path.substr(0, slash);
-}
-
-// Of a file that no directory of this machine leads to; what cannot be looked at
-// is nobody's.
-AccessGate GateElsewhere(const Root& root, const Blob& blob) {
-  const auto found = root.Stat(blob.path);
-  return found ? GateOf(found->access, false) : Closed();
 }
 
 // The directories between a blob's root and the blob.
@@ -53,15 +45,6 @@ void AddBelowRoot(const std::string& path, const Blob& blob, std::set<std::strin
   for (std::string parent = ParentOf(path); parent.size() > root; parent = ParentOf(parent)) {
     out.insert(parent);
   }
-}
-
-// Gates of the directories above what was copied, when it was; false if they are
-// not known.
-bool AddKept(const std::string& root, std::vector<AccessGate>& gates) {
-  const auto kept = ReadKeptGates(root);
-  if (!kept) return false;
-  for (const OwnerAndMode& access : *kept) gates.push_back(GateOf(access, true));
-  return true;
 }
 
 template <class Gates>
@@ -96,46 +79,48 @@ std::vector<uint32_t> GroupCache::Of(const Caller& caller) {
   return groups;
 }
 
-bool PassesGate(const AccessGate& gate, uint32_t uid, const std::vector<uint32_t>& groups) {
+bool Passes(const OwnerAndMode& gate, uint32_t bit, uint32_t uid,
+            const std::vector<uint32_t>& groups) {
+  const uint32_t mode = gate.CertainMode();
   if (uid == 0) return true;
-  const uint32_t bit = gate.directory ? 1 : 4;
-  if (uid == gate.uid) return (gate.mode >> 6 & bit) != 0;
+  if (uid == gate.uid) return (mode >> 6 & bit) != 0;
   if (std::find(groups.begin(), groups.end(), gate.gid) != groups.end()) {
-    return (gate.mode >> 3 & bit) != 0;
+    return (mode >> 3 & bit) != 0;
   }
-  return (gate.mode & bit) != 0;
+  return (mode & bit) != 0;
 }
 
-AccessRule MakeAccessRule(std::vector<AccessGate> files, std::vector<AccessGate> directories) {
+AccessRule MakeAccessRule(std::vector<OwnerAndMode> files, std::vector<OwnerAndMode> directories) {
   AccessRule rule;
-  if (files.empty()) {
-    rule.gates = {Closed()};
+  rule.files = std::move(files);
+  rule.directories = std::move(directories);
+  if (rule.files.empty()) {
+    rule.files = {kClosed};
     return rule;
   }
-  rule.uid = files.front().uid;
-  rule.gid = files.front().gid;
+  const OwnerAndMode& first = rule.files.front();
+  rule.uid = first.uid;
+  rule.gid = first.gid;
   rule.exact = true;
   uint32_t all = 0777;          // bits that every file has
   uint32_t groups_others = 04;  // 04 if every file's group and others may read
-  for (const AccessGate& file : files) {
-    if (file.uid != files.front().uid) rule.uid = 0;
-    if (file.gid != files.front().gid) rule.gid = 0;
-    if (file.uid != files.front().uid || file.gid != files.front().gid) rule.exact = false;
-    all &= file.mode;
-    groups_others &= file.mode & file.mode >> 3;
+  for (const OwnerAndMode& file : rule.files) {
+    if (file.uid != first.uid) rule.uid = 0;
+    if (file.gid != first.gid) rule.gid = 0;
+    if (file.uid != first.uid || file.gid != first.gid) rule.exact = false;
+    all &= file.CertainMode();
+    groups_others &= file.CertainMode() & file.CertainMode() >> 3;
   }
   // A group that is not everybody's is shown only if the others may read, too.
   if (!rule.exact) all = (all & 0707) | groups_others << 3;
-  for (const AccessGate& directory : directories) {
+  for (const OwnerAndMode& directory : rule.directories) {
     // Search of every directory is needed, so x here is r of the files.
-    all &= directory.mode << 2 | 0333;
-    const bool everybody = (directory.mode & 0111) == 0111;
+    all &= directory.CertainMode() << 2 | 0333;
+    const bool everybody = (directory.CertainMode() & 0111) == 0111;
     const bool same = directory.uid == rule.uid && directory.gid == rule.gid;
     if (!everybody && !same) rule.exact = false;
   }
   rule.read_bits = all & 0444;
-  rule.gates = std::move(directories);
-  rule.gates.insert(rule.gates.end(), files.begin(), files.end());
   return rule;
 }
 
@@ -160,31 +145,35 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
     if (blob.side) continue;  // whoever may see the pieces may see their copies
     const BlobIndex index{static_cast<uint32_t>(i)};
     if (!blobs.RootOf(index).local()) {
-      files_.push_back(GateElsewhere(blobs.RootOf(index), blob));
+      const auto found = blobs.RootOf(index).Stat(blob.path);
+      files_.push_back(found ? found->access : kClosed);  // what cannot be looked at is nobody's
       continue;
     }
     const std::string& path = blobs.RootOf(index).name();
     if (step.roots.contains(path)) {  // in memory: there is nothing to look at
-      files_.push_back(OwnerOnly(AccessGate{blob.mode & 0777, blob.uid, blob.gid, false}));
+      files_.push_back(OwnerOnly(RecordedAccess(blob)));
       kept[path] = true;
       continue;
     }
     auto root = roots.find(path);
     if (root == roots.end()) root = roots.emplace(path, RootDirectory::Open(path)).first;
     const auto found = root->second ? root->second->Look(blob.path) : Fail(root->second.error());
-    AccessGate gate{blob.mode & 0777, blob.uid, blob.gid, false};
+    OwnerAndMode gate = RecordedAccess(blob);
     if (found) {
-      gate = GateOf(found->access, false);
+      gate = found->access;
       if (found->linked) linked_.push_back({path, blob.path});
     } else if (found.error().code != ErrorCode::kNotFound) {
-      gate = Closed();  // what cannot be looked at is nobody's
+      gate = kClosed;
     }
     AddBelowRoot(blobs.PathOf(index), blob, below);
     if (!blob.store_owned) {
       tops.insert(path);
     } else {
       const auto [known, first] = kept.try_emplace(path, false);
-      if (first) known->second = AddKept(path, kept_);
+      if (const auto gates = first ? ReadKeptGates(path) : std::nullopt) {
+        known->second = true;
+        kept_.insert(kept_.end(), gates->begin(), gates->end());
+      }
       if (!known->second) gate = OwnerOnly(gate);
     }
     if (!found || !found->linked) files_.push_back(gate);
@@ -200,8 +189,8 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
 
 // The directories on the way to the files, and files behind links, as they are now.
 std::shared_ptr<const AccessRule> StepAccess::MakeRule() const {
-  std::vector<AccessGate> files = files_;
-  std::vector<AccessGate> gates = kept_;
+  std::vector<OwnerAndMode> files = files_;
+  std::vector<OwnerAndMode> gates = kept_;
   std::set<std::string> searched;
   for (const std::string& top : tops_) AddSearched(top, searched);
   for (const std::string& directory : below_) {
@@ -211,18 +200,18 @@ std::shared_ptr<const AccessRule> StepAccess::MakeRule() const {
   }
   for (const std::string& directory : searched) {
     const auto access = AccessOfDirectory(directory);
-    if (!access) gates.push_back(Closed());
-    if (access && *access) gates.push_back(GateOf(**access, true));  // else a file was adopted
+    if (!access) gates.push_back(kClosed);
+    if (access && *access) gates.push_back(**access);  // else a file was adopted
   }
   for (const LinkedFile& file : linked_) {
     const auto root = RootDirectory::Open(file.root);
     const auto found = root ? root->Look(file.path) : Fail(root.error());
     if (!found) {
-      gates.push_back(Closed());
+      gates.push_back(kClosed);
       continue;
     }
-    files.push_back(GateOf(found->access, false));
-    for (const OwnerAndMode& access : found->searched) gates.push_back(GateOf(access, true));
+    files.push_back(found->access);
+    gates.insert(gates.end(), found->searched.begin(), found->searched.end());
   }
   SortUnique(files);
   SortUnique(gates);
@@ -247,9 +236,12 @@ bool StepAccess::Allows(const Caller& caller, GroupCache& groups) const {
   if (caller.uid == 0) return true;
   const auto current = rule();
   const std::vector<uint32_t> member_of = groups.Of(caller);
-  return std::all_of(current->gates.begin(), current->gates.end(), [&](const AccessGate& gate) {
-    return PassesGate(gate, caller.uid, member_of);
-  });
+  const auto passes = [&](const std::vector<OwnerAndMode>& gates, uint32_t bit) {
+    return std::all_of(gates.begin(), gates.end(), [&](const OwnerAndMode& gate) {
+      return Passes(gate, bit, caller.uid, member_of);
+    });
+  };
+  return passes(current->files, 04) && passes(current->directories, 01);
 }
 
 }  // namespace ckptfs

@@ -26,19 +26,11 @@
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
+#include "core/io/file.h"
 #include "core/store/store.h"
 #include "fs/filesystem.h"
 
 namespace ckptfs {
-
-// One kind of gate a caller has to pass: read a file or search a directory.
-struct AccessGate {
-  uint32_t mode = 0;
-  uint32_t uid = 0;
-  uint32_t gid = 0;
-  bool directory = false;
-  auto operator<=>(const AccessGate&) const = default;
-};
 
 // Supplementary groups of processes, from /proc/<pid>/status, kept for a second.
 class GroupCache {
@@ -58,12 +50,15 @@ class GroupCache {
 };
 
 // POSIX: the owner's bits for the owner, the group's for members, else the others'.
-bool PassesGate(const AccessGate& gate, uint32_t uid, const std::vector<uint32_t>& groups);
+// `bit`: 04 to read a file, 01 to search a directory.
+bool Passes(const OwnerAndMode& gate, uint32_t bit, uint32_t uid,
+            const std::vector<uint32_t>& groups);
 
 // What a caller has to pass, and how attributes show it.
 struct AccessRule {
-  std::vector<AccessGate> gates;  // distinct
-  uint32_t uid = 0;               // of the sources, 0 if they differ
+  std::vector<OwnerAndMode> files;        // distinct; to be read
+  std::vector<OwnerAndMode> directories;  // likewise; to be searched
+  uint32_t uid = 0;                       // of the sources, 0 if they differ
   uint32_t gid = 0;
   uint32_t read_bits = 0;  // subset of 0444: those that all gates have
   // The kernel's check of (uid, gid, read_bits) lets through exactly those who
@@ -71,8 +66,8 @@ struct AccessRule {
   bool exact = false;
 };
 
-// REQUIRES: files' gates first.  No gates: nobody but root passes.
-AccessRule MakeAccessRule(std::vector<AccessGate> files, std::vector<AccessGate> directories);
+// No files: nobody but root passes.
+AccessRule MakeAccessRule(std::vector<OwnerAndMode> files, std::vector<OwnerAndMode> directories);
 
 class StepAccess {
  public:
@@ -100,8 +95,8 @@ class StepAccess {
   std::shared_ptr<const AccessRule> MakeRule() const;
 
   // All distinct; filled by LookAtFiles.
-  std::vector<AccessGate> files_;     // of those that are not linked
-  std::vector<AccessGate> kept_;      // of the directories above what was copied
+  std::vector<OwnerAndMode> files_;   // of those that are not linked
+  std::vector<OwnerAndMode> kept_;    // of the directories above what was copied
   std::vector<std::string> tops_;     // directories that count with all above them
   std::vector<std::string> below_;    // those below, which count by themselves
   std::vector<LinkedFile> linked_;

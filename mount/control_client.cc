@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/base/descriptor.h"
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 #include "mount/control_protocol.h"
@@ -20,20 +21,6 @@ namespace ckptfs {
 namespace {
 
 using Json = nlohmann::json;
-
-class Socket {
- public:
-  explicit Socket(int fd) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Socket(const Socket&) = delete;
-  Socket& operator=(const Socket&) = delete;
-  int fd() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 // 0 or errno.
 int Connect(int fd, const std::string& path) {
@@ -44,15 +31,15 @@ int Connect(int fd, const std::string& path) {
 }
 
 Result<Json> Ask(const std::string& path, const Json& request) {
-  const Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (socket.fd() < 0) return Fail(ErrnoError(errno, "socket"));
-  if (const int error = Connect(socket.fd(), path)) {
+  const Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return Fail(ErrnoError(errno, "socket"));
+  if (const int error = Connect(socket.get(), path)) {
     if (error == ECONNREFUSED) ::unlink(path.c_str());  // its daemon was killed
     return Fail(ErrnoError(error, path));
   }
   CKPT_RETURN_IF_ERROR(
-      SendMessage(socket.fd(), request.dump(-1, ' ', false, Json::error_handler_t::replace)));
-  CKPT_ASSIGN_OR_RETURN(const std::string text, ReceiveMessage(socket.fd(), kMaxReply));
+      SendMessage(socket.get(), request.dump(-1, ' ', false, Json::error_handler_t::replace)));
+  CKPT_ASSIGN_OR_RETURN(const std::string text, ReceiveMessage(socket.get(), kMaxReply));
   Json reply = Json::parse(text, nullptr, false);
   if (!reply.is_object()) return Fail(ErrorCode::kInternal, "the daemon answered no JSON object");
   if (reply.value("ok", false)) return reply["result"];

@@ -64,12 +64,12 @@ Status ControlServer::Listen() {
   const std::string place = mountpoint_.empty() ? StrCat("daemon ", ::getpid()) : mountpoint_;
   path_ = StrCat(directory, "/", SocketName(store_, place));
   CKPT_ASSIGN_OR_RETURN(const sockaddr_un address, SocketAddress(path_));
-  listener_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  listener_ = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ::unlink(path_.c_str());
   struct stat info {};
-  if (listener_ < 0 ||
-      ::bind(listener_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      ::chmod(path_.c_str(), 0600) != 0 || ::listen(listener_, 16) != 0 ||
+  if (!listener_.valid() ||
+      ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      ::chmod(path_.c_str(), 0600) != 0 || ::listen(listener_.get(), 16) != 0 ||
       ::stat(path_.c_str(), &info) != 0) {
     return Fail(ErrnoError(errno, path_));
   }
@@ -79,9 +79,8 @@ Status ControlServer::Listen() {
 
 ControlServer::~ControlServer() {
   stopping_ = true;
-  if (listener_ >= 0) ::shutdown(listener_, SHUT_RDWR);  // wakes the threads in accept
+  ::shutdown(listener_.get(), SHUT_RDWR);  // wakes the threads in accept
   for (std::thread& thread : threads_) thread.join();
-  if (listener_ >= 0) ::close(listener_);
   struct stat info {};
   if (inode_ != 0 && ::stat(path_.c_str(), &info) == 0 && info.st_ino == inode_) {
     ::unlink(path_.c_str());
@@ -90,22 +89,18 @@ ControlServer::~ControlServer() {
 
 void ControlServer::Accept() {
   while (true) {
-    const int connection = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (stopping_) {
-      if (connection >= 0) ::close(connection);
-      return;
-    }
-    if (connection < 0) {
+    const Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (stopping_) return;
+    if (!connection.valid()) {
       if (errno != EINTR && errno != ECONNABORTED) std::this_thread::sleep_for(kPause);
       continue;
     }
-    ::setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
-    ::setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
+    ::setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
+    ::setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
     const Status spoken = Caught([&]() -> Status {
-      Converse(connection);
+      Converse(connection.get());
       return {};
     });
-    ::close(connection);
     // The thread goes on: one request that fails must not end the daemon.
     if (!spoken) Log(LogLevel::kError, StrCat("control request: ", spoken.error().message));
   }

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/descriptor.h"
 #include "core/base/result.h"
 #include "fs/filesystem.h"
 
@@ -53,7 +54,7 @@ class ControlServer {
   const std::function<std::string()> snapshots_;
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay
-  int listener_ = -1;
+  Descriptor listener_;
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> threads_;
 };

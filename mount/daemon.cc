@@ -69,6 +69,8 @@ int RunInBackground(const std::function<int(const std::function<void()>& ready)>
   }
   ::setsid();
   CloseInherited(pipe[1]);
+  // A service manager's descriptors are for the process that it started.
+  ::unsetenv("NOTIFY_SOCKET");
   if (::chdir("/") != 0) std::perror("ckptfs: chdir /");
   const int code = body([&] {
     Detach();

@@ -44,19 +44,17 @@ std::string MountOptionsText(const SessionOptions& options) {
 // The kernel's own mount, for those who may: libfuse's unmounting would detach
 // whatever lies at the mount point by then.  errno of the failure in the error.
 Result<int> MountPrivileged(const SessionOptions& options) {
-  const int fd = ::open("/dev/fuse", O_RDWR | O_CLOEXEC);
-  if (fd < 0) return Fail(ErrnoError(errno, "/dev/fuse"));
+  Descriptor device(::open("/dev/fuse", O_RDWR | O_CLOEXEC));
+  if (!device.valid()) return Fail(ErrnoError(errno, "/dev/fuse"));
   const std::string data =
-      StrCat("fd=", fd, ",rootmode=40000,user_id=", ::geteuid(), ",group_id=", ::getegid(),
+      StrCat("fd=", device.get(), ",rootmode=40000,user_id=", ::geteuid(), ",group_id=", ::getegid(),
              ",default_permissions,max_read=", kMaxRequestBytes,
              options.allow_other ? ",allow_other" : "");
   if (::mount(options.source.c_str(), options.mountpoint.c_str(), "fuse.ckptfs",
               MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME, data.c_str()) == 0) {
-    return fd;
+    return device.Release();
   }
-  const int why = errno;
-  ::close(fd);
-  return Fail(ErrnoError(why, StrCat("mounting at ", options.mountpoint)));
+  return Fail(ErrnoError(errno, StrCat("mounting at ", options.mountpoint)));
 }
 
 // Through mount(2), else through setuid fusermount3.
@@ -98,7 +96,7 @@ Status FuseSession::Start() {
     session_ = nullptr;
     return mounted;
   }
-  ended_fd_ = ::eventfd(0, EFD_CLOEXEC);
+  ended_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
   InstallWakeSignal();
   loop_ = std::thread([this] { Loop(); });
   return {};
@@ -112,7 +110,6 @@ FuseSession::~FuseSession() {
     const Status done = UnmountLazily(options_.mountpoint);
     if (!done) Log(LogLevel::kWarning, done.error().message);
   }
-  if (ended_fd_ >= 0) ::close(ended_fd_);
 }
 
 Result<SessionFeatures> FuseSession::WaitForInit() {
@@ -137,7 +134,7 @@ void FuseSession::Loop() {
   loop_ended_ = true;
   target_.Abandon();
   const uint64_t one = 1;
-  if (::write(ended_fd_, &one, sizeof one) < 0) Log(LogLevel::kError, "eventfd: cannot write");
+  if (::write(ended_.get(), &one, sizeof one) < 0) Log(LogLevel::kError, "eventfd: cannot write");
 }
 
 void FuseSession::InvalidateEntry(InodeNumber parent, const std::string& name) {

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/base/descriptor.h"
 #include "core/base/result.h"
 #include "fs/filesystem.h"
 #include "mount/fuse_ops.h"
@@ -47,7 +48,7 @@ class FuseSession {
 
   // A descriptor that becomes readable when the kernel ended the connection
   // (somebody unmounted).
-  int ended_fd() const { return ended_fd_; }
+  int ended_fd() const { return ended_.get(); }
 
   // Unmount (lazily, files may be open) and end the threads.
   void Stop();
@@ -60,7 +61,7 @@ class FuseSession {
   const SessionOptions options_;
   RequestTarget target_;
   fuse_session* session_ = nullptr;
-  int ended_fd_ = -1;
+  Descriptor ended_;
   std::atomic<bool> loop_ended_{false};
   std::atomic<bool> stopped_{false};
   std::thread loop_;

@@ -13,6 +13,7 @@
 #include <charconv>
 #include <filesystem>
 
+#include "core/base/descriptor.h"
 #include "core/base/strings.h"
 #include "mount/options.h"
 
@@ -108,13 +109,12 @@ Status SetReadAhead(const std::string& mountpoint, uint64_t kibibytes) {
   if (!entry) return Fail(ErrorCode::kNotFound, StrCat(mountpoint, ": not mounted"));
   const std::string knob = StrCat("/sys/class/bdi/", entry->device, "/read_ahead_kb");
   const std::string value = std::to_string(kibibytes);
-  const int fd = ::open(knob.c_str(), O_WRONLY | O_CLOEXEC);
-  const bool written =
-      fd >= 0 && ::write(fd, value.data(), value.size()) == static_cast<ssize_t>(value.size());
-  const int why = errno;
-  if (fd >= 0) ::close(fd);
-  if (written) return {};
-  return Fail(ErrnoError(why, StrCat("read-ahead stays at the kernel's default, which makes first "
+  const Descriptor file(::open(knob.c_str(), O_WRONLY | O_CLOEXEC));
+  if (file.valid() &&
+      ::write(file.get(), value.data(), value.size()) == static_cast<ssize_t>(value.size())) {
+    return {};
+  }
+  return Fail(ErrnoError(errno, StrCat("read-ahead stays at the kernel's default, which makes first "
                                      "reads slower; as root: echo ",
                                      value, " > ", knob)));
 }

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "core/base/descriptor.h"
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "mount/logging.h"
@@ -62,13 +63,11 @@ Status CheckLog(const std::string& log) {
   constexpr int kLogFlags =
       O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
   if (log.empty() || log == "stderr" || log == "syslog") return {};
-  const int fd = ::open(log.c_str(), kLogFlags, 0666);
-  if (fd < 0) return Fail(ErrnoError(errno, StrCat("--log ", log)));
+  const Descriptor file(::open(log.c_str(), kLogFlags, 0666));
+  if (!file.valid()) return Fail(ErrnoError(errno, StrCat("--log ", log)));
   struct stat info {};
-  const bool file = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  ::close(fd);
-  if (!file) return Fail(ErrorCode::kInvalid, StrCat("--log ", log, ": not a regular file"));
-  return {};
+  if (::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)) return {};
+  return Fail(ErrorCode::kInvalid, StrCat("--log ", log, ": not a regular file"));
 }
 
 }  // namespace ckptfs

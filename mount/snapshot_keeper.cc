@@ -3,15 +3,16 @@
 #include "mount/snapshot_keeper.h"
 
 #include <fmt/format.h>
-#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/digest.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/io/file_stamp.h"
 #include "core/io/memory_root.h"
 #include "formats/families/shipped.h"
 #include "formats/snapshot/rank_files.h"
@@ -23,11 +24,7 @@ namespace {
 constexpr std::chrono::seconds kRetryPause{1};
 constexpr std::chrono::minutes kRetryLimit{10};
 
-int64_t WallClock() {
-  timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
+std::string HomeOf(const std::string& run) { return StrCat("snapshot:", run); }
 
 // A directory that no other snapshot has, of whatever daemon.
 std::string DirectoryOf(const ReceivedStep& received, int64_t now) {
@@ -41,7 +38,7 @@ std::string DirectoryOf(const ReceivedStep& received, int64_t now) {
 
 Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received,
                                 const FamilySet& families) {
-  const int64_t now = WallClock();
+  const int64_t now = NowNs();
   const std::string directory = DirectoryOf(received, now);
   const OwnerAndMode access{0600, geteuid(), getegid(), false};
   auto root =
@@ -68,7 +65,7 @@ Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received
     blob.chunk_bytes = kChunkBytes;
     blob.chunks = received.files[i].chunks;
   }
-  const std::string home = StrCat("snapshot:", received.name.run);
+  const std::string home = HomeOf(received.name.run);
   return MemoryStep{received.name.run, StrCat(home, "/", received.step), home, std::move(model),
                     std::move(root)};
 }
@@ -76,16 +73,58 @@ Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received
 SnapshotKeeper::SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh)
     : store_(store), catalogue_(catalogue), refresh_(std::move(refresh)) {}
 
+Result<SnapshotKeeper::Found> SnapshotKeeper::FindStored(const PartAgain& part) {
+  CKPT_RETURN_IF_ERROR(store_.Refresh());
+  const auto records = store_.Steps(part.name.run);
+  if (!records && records.error().code == ErrorCode::kNotFound) return std::nullopt;
+  if (!records) return Fail(Error(records.error()));
+  for (const StepRecord& record : *records) {
+    if (record.iteration != part.step || record.root != HomeOf(part.name.run)) continue;
+    const auto step = store_.Load(record);
+    if (!step && step.error().code == ErrorCode::kDataLoss) continue;  // another's misfortune
+    if (!step) return Fail(Error(step.error()));
+    const std::vector<Blob>& blobs = (*step)->model.blobs;
+    if (blobs.size() != part.world || blobs[part.rank].stamp.size != part.file.bytes) continue;
+    if (blobs[part.rank].chunks == part.file.chunks) return record;
+  }
+  return std::nullopt;
+}
+
+Result<SnapshotKeeper::Found> SnapshotKeeper::FindWhole(const ReceivedStep& received) {
+  Found found;
+  const auto world = static_cast<uint32_t>(received.files.size());
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    const ReceivedFile& file = received.files[rank];
+    PartAgain part{received.name, received.step, rank, world, {}};
+    part.file.bytes = file.bytes;
+    part.file.chunks = file.chunks;
+    CKPT_ASSIGN_OR_RETURN(Found record, FindStored(part));
+    if (!record || (found && found->manifest != record->manifest)) return std::nullopt;
+    found = std::move(record);
+  }
+  return found;
+}
+
 Result<StepRecord> SnapshotKeeper::Keep(ReceivedStep received) {
+  const bool again = std::any_of(received.files.begin(), received.files.end(),
+                                 [](const ReceivedFile& file) { return file.again; });
+  if (again) {
+    CKPT_ASSIGN_OR_RETURN(const auto stored, Insist(StrCat(received.name.run, "/", received.step),
+                                                    [&] { return FindWhole(received); }));
+    if (stored) return *stored;
+  }
   CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
   CKPT_ASSIGN_OR_RETURN(MemoryStep step, MemoryStepOf(store_, received, families));
   received.files.clear();  // the step has them
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, catalogue_.Hold(std::move(step)));
   Show(record);
-  auto done = Persist(record);
+  auto done = Insist(StrCat(record.run, "/", record.id), [&] {
+    return catalogue_.Persist(record).map([](const StepRecord& stored) { return Found(stored); });
+  });
   if (!done) (void)catalogue_.Release(record);
   Show(record);
-  return done;
+  if (!done) return Fail(std::move(done).error());
+  return **done;
 }
 
 // Where the store cannot be asked what is new, that is seen later.
@@ -96,15 +135,16 @@ void SnapshotKeeper::Show(const StepRecord& record) {
       StrCat("snapshot ", record.run, "/", record.id, " is shown later: ", shown.error().message));
 }
 
-Result<StepRecord> SnapshotKeeper::Persist(const StepRecord& record) {
+Result<SnapshotKeeper::Found> SnapshotKeeper::Insist(const std::string& name,
+                                                     const std::function<Result<Found>()>& act) {
   const auto end = std::chrono::steady_clock::now() + kRetryLimit;
   bool last = false;  // once more after it was stopped
   for (bool said = false;; said = true) {
-    auto stored = Caught([&] { return catalogue_.Persist(record); });
+    auto stored = Caught(act);
     if (stored || stored.error().code == ErrorCode::kDataLoss || last) return stored;
     if (!said) {
-      Log(LogLevel::kWarning, StrCat("snapshot ", record.run, "/", record.id,
-                                     " stays in memory: ", stored.error().message));
+      Log(LogLevel::kWarning,
+          StrCat("snapshot ", name, " stays in memory: ", stored.error().message));
     }
     last = !Pause() || std::chrono::steady_clock::now() >= end;
   }

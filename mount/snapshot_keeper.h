@@ -11,11 +11,13 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/model/family.h"
 #include "core/store/step_catalogue.h"
+#include "snapshot/rank_session.h"
 #include "snapshot/received_step.h"
 
 namespace ckptfs {
@@ -26,16 +28,22 @@ class SnapshotKeeper {
   using Refresh = std::function<Status(const StepRecord&)>;
   SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh);
 
-  // The step as it is durable.  kInvalid if it is not one; the store's error when that has failed
+  // The step as it is durable; one that an earlier daemon has stored is not stored twice.
+  // kInvalid if it is not one; the store's error when that has failed
   // for ten minutes, or Stop was called meanwhile.
   // BLOCKS: on the store.
   Result<StepRecord> Keep(ReceivedStep received);
+  // The step that an earlier daemon has stored with this part.  BLOCKS: on the store.
+  using Found = std::optional<StepRecord>;
+  Result<Found> FindStored(const PartAgain& part);
   // A step that waits for its store is not waited for any more.
   void Stop();
 
  private:
   void Show(const StepRecord& record);
-  Result<StepRecord> Persist(const StepRecord& record);
+  Result<Found> FindWhole(const ReceivedStep& received);
+  // Again and again while the store fails.
+  Result<Found> Insist(const std::string& name, const std::function<Result<Found>()>& act);
   bool Pause();  // false when it was stopped
 
   Store& store_;

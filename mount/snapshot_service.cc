@@ -67,6 +67,7 @@ void SnapshotService::KeepHot(const StepRecord& record) {
 void SnapshotService::StartReceiving() {
   if (receiving() || memory_bytes_ == 0) return;
   if (!keeper_) {
+    shelf_ = ArenaShelf::FromEnvironment(request_.store);
     keeper_ = std::make_unique<SnapshotKeeper>(store_, catalogue_, hooks_.refresh);
     const auto removed = [this](const StepRecord& record) {
       hot_.Remove(record);
@@ -81,7 +82,13 @@ void SnapshotService::StartReceiving() {
   options.store = request_.store;
   options.memory_bytes = memory_bytes_;
   options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
+  options.stored = [this](const PartAgain& part) {
+    const auto found = keeper_->FindStored(part);
+    if (!found) Log(LogLevel::kWarning, found.error().message);
+    return found && found->has_value();
+  };
   options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  options.shelf = shelf_;
   auto receiver = Receiver::Start(std::move(options));
   if (!receiver) {
     if (receiver.error().code == ErrorCode::kExists) return;

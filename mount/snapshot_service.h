@@ -62,6 +62,7 @@ class SnapshotService {
   const uint64_t memory_bytes_;
   const Hooks hooks_;
   HotSteps hot_;
+  std::shared_ptr<ArenaShelf> shelf_;  // null: nobody keeps arenas for us
   std::unique_ptr<SnapshotKeeper> keeper_;
   std::unique_ptr<StepCollector> collector_;
   mutable Mutex mutex_;

@@ -3,14 +3,18 @@
 #include "snapshot/arena.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "core/base/strings.h"
 
@@ -132,6 +136,28 @@ Result<ArenaMemory> MakeArena(const ArenaShape& shape) {
   return memory;
 }
 
+Status CheckArenaMemory(int descriptor, const ArenaShape& shape) {
+  CKPT_RETURN_IF_ERROR(CheckArenaShape(shape));
+  const int seals = fcntl(descriptor, F_GET_SEALS);
+  struct stat info;
+  struct statfs where;
+  // Of hugetlbfs a page may be missing when it is read, which ends the reader.
+  if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) ||
+      fstat(descriptor, &info) != 0 || static_cast<uint64_t>(info.st_size) != shape.bytes() ||
+      fstatfs(descriptor, &where) != 0 || where.f_type != TMPFS_MAGIC) {
+    return Fail(ErrorCode::kInvalid, "arena: not a sealed memory file of the size that was said");
+  }
+  return {};
+}
+
+std::unique_ptr<const FileLock> ClaimArena(int descriptor) {
+  // A lock belongs to an open file, and the trainer has the one of `descriptor`.
+  const std::string path = StrCat("/proc/self/fd/", descriptor);
+  Descriptor own(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!own.valid() || flock(own.get(), LOCK_EX | LOCK_NB) != 0) return nullptr;
+  return std::make_unique<const FileLock>(std::move(own));
+}
+
 ArenaReader::ArenaReader(std::unique_ptr<ArenaMapping> mapping, const ArenaShape& shape)
     : mapping_(std::move(mapping)), shape_(shape) {}
 ArenaReader::~ArenaReader() = default;
@@ -159,13 +185,7 @@ ArenaWriter::ArenaWriter(std::unique_ptr<ArenaMapping> mapping, const ArenaShape
 ArenaWriter::~ArenaWriter() = default;
 
 Result<std::unique_ptr<ArenaWriter>> ArenaWriter::Open(int descriptor, const ArenaShape& shape) {
-  CKPT_RETURN_IF_ERROR(CheckArenaShape(shape));
-  const int seals = fcntl(descriptor, F_GET_SEALS);
-  struct stat info;
-  if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) ||
-      fstat(descriptor, &info) != 0 || static_cast<uint64_t>(info.st_size) != shape.bytes()) {
-    return Fail(ErrorCode::kInvalid, "arena: not a sealed memory file of the size that was said");
-  }
+  CKPT_RETURN_IF_ERROR(CheckArenaMemory(descriptor, shape));
   CKPT_ASSIGN_OR_RETURN(auto mapping,
                         ArenaMapping::Map(descriptor, shape.bytes(), PROT_READ | PROT_WRITE));
   if (madvise(mapping->data(), shape.bytes(), MADV_DONTFORK) != 0) {

@@ -25,6 +25,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/digest.h"
+#include "core/base/file_lock.h"
 #include "core/base/result.h"
 
 namespace ckptfs {
@@ -76,12 +77,20 @@ struct ArenaMemory {
 // kExhausted if there is none.  BLOCKS: on the kernel, seconds for gigabytes.
 Result<ArenaMemory> MakeArena(const ArenaShape& shape);
 
+// kInvalid unless the descriptor is a memory file of this shape that nobody can cut.
+Status CheckArenaMemory(int descriptor, const ArenaShape& shape);
+
+// The mark of the one daemon that reads an arena, which ends with it; null if another has it,
+// or the file cannot be opened anew (/proc).  Who shares the trainer's descriptor does not
+// share the mark.
+std::unique_ptr<const FileLock> ClaimArena(int descriptor);
+
 class ArenaMapping;
 
 // The daemon's side.
 class ArenaReader {
  public:
-  // REQUIRES: `descriptor` is what MakeArena made with this shape.
+  // REQUIRES: `descriptor` passes CheckArenaMemory with this shape.
   static Result<std::unique_ptr<ArenaReader>> Open(int descriptor, const ArenaShape& shape);
   ~ArenaReader();
 

@@ -53,7 +53,7 @@ Result<SnapshotMessage> Decode(const Wire& wire, size_t bytes) {
     return Fail(ErrorCode::kInvalid, "snapshots: a message of the wrong length");
   }
   if (wire.word < static_cast<uint32_t>(SnapshotWord::kHello) ||
-      wire.word > static_cast<uint32_t>(SnapshotWord::kDropped)) {
+      wire.word > static_cast<uint32_t>(SnapshotWord::kReturn)) {
     return Fail(ErrorCode::kInvalid, StrCat("snapshots: unknown message ", wire.word));
   }
   return SnapshotMessage{static_cast<SnapshotWord>(wire.word),
@@ -86,8 +86,10 @@ Digest StreamOf(std::string_view run, std::string_view job) {
   return DigestOf(StrCat(run, "\n", job));
 }
 
-Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passed) {
-  Wire wire;
+namespace {
+
+// How many bytes of `wire` are sent.
+size_t Encode(const SnapshotMessage& message, Wire& wire) {
   wire.word = static_cast<uint32_t>(message.word);
   wire.rank = message.rank;
   wire.world = message.world;
@@ -98,7 +100,26 @@ Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passe
   wire.length = message.length;
   wire.text_bytes = static_cast<uint32_t>(std::min(message.text.size(), kMaxSnapshotText));
   std::memcpy(wire.text, message.text.data(), wire.text_bytes);
-  iovec part{&wire, kWireHead + wire.text_bytes};
+  return kWireHead + wire.text_bytes;
+}
+
+}  // namespace
+
+std::string EncodeSnapshotMessage(const SnapshotMessage& message) {
+  Wire wire;
+  const size_t bytes = Encode(message, wire);
+  return {reinterpret_cast<const char*>(&wire), bytes};
+}
+
+Result<SnapshotMessage> DecodeSnapshotMessage(std::string_view bytes) {
+  Wire wire;
+  std::memcpy(&wire, bytes.data(), std::min(bytes.size(), sizeof wire));
+  return Decode(wire, bytes.size());
+}
+
+Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passed) {
+  Wire wire;
+  iovec part{&wire, Encode(message, wire)};
   msghdr out{};
   out.msg_iov = &part;
   out.msg_iovlen = 1;

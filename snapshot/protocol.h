@@ -5,10 +5,15 @@
 //
 //   rank   -> daemon  hello(rank, world, length = bytes of a snapshot,
 //                           sequence = for how many there shall be room, text = run LF job)
+//                   | return(rank, world, length = bytes of a chunk, sequence = chunks,
+//                            text = run LF job,
+//                            step = 1: for a rank, which may come itself later)
+//                     + descriptor                              of an arena of before
 //   daemon -> rank    welcome(length = bytes of a chunk, sequence = chunks) + descriptor
-//                   | refused(text)                            and the end
+//                   | refused(text, sequence = 1: for now)     and the end
 //   rank   -> daemon  begin(step, attempt, length = bytes of the rank's file,
-//                           sequence = 1: the rank had to wait for free chunks)
+//                           sequence = 1: the rank had to wait for free chunks,
+//                           chunk = 1: said before, to another daemon)
 //                     chunk(attempt, sequence, chunk) *        in order, without gaps
 //                     end(attempt)                             none of it has changed
 //                     drop(step, attempt, text = why,          instead, at any time
@@ -17,6 +22,8 @@
 //                     durable(step, attempt) | dropped(step, attempt, text = why)
 //
 // All chunks are the rank's at first; one is the daemon's from `chunk` until `free`.
+// Who returns says again what is not durable, from `begin` on, to the daemon that came
+// after another; the welcome then has no descriptor.
 // The bytes of a rank's file (core/ingest/rank_file.h) fill the payloads one after the
 // other, all but the last to the end.  A rank that goes away after `end` has done its
 // part.  The job is a text that all ranks of one life of a training job share.
@@ -53,6 +60,7 @@ enum class SnapshotWord : uint32_t {
   kFree = 8,
   kDurable = 9,
   kDropped = 10,
+  kReturn = 11,
 };
 
 struct SnapshotMessage {
@@ -69,6 +77,11 @@ struct SnapshotMessage {
 
 // What a chunk's header has to say of whose it is.
 Digest StreamOf(std::string_view run, std::string_view job);
+
+// As it is sent, whole.
+std::string EncodeSnapshotMessage(const SnapshotMessage& message);
+// kInvalid for what is not a message of this protocol.
+Result<SnapshotMessage> DecodeSnapshotMessage(std::string_view bytes);
 
 // `passed`: a descriptor that goes along; -1: none.  kExhausted if it would block
 // and the socket does not.

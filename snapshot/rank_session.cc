@@ -2,9 +2,12 @@
 
 #include "snapshot/rank_session.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -21,9 +24,14 @@ constexpr uint64_t kMaxSlots = 1024;
 
 // Chunks that a received file reads; they are the rank's again with it.
 struct ChunkLease {
-  ChunkLease(std::shared_ptr<ArenaHold> arena) : hold(std::move(arena)) {}
-  ~ChunkLease() { hold->Return(chunks); }
+  ChunkLease(std::shared_ptr<ArenaHold> arena, uint64_t number)
+      : hold(std::move(arena)), attempt(number) {}
+  ~ChunkLease() {
+    if (hold->place() != nullptr) hold->place()->Remove(attempt);
+    hold->Return(chunks);
+  }
   const std::shared_ptr<ArenaHold> hold;
+  const uint64_t attempt;
   std::vector<uint32_t> chunks;
 };
 
@@ -38,15 +46,23 @@ void ArenaBudget::Wake() const {
   if (write(wake.get(), &one, sizeof one) < 0) return;  // it is awake
 }
 
-ArenaHold::ArenaHold(std::unique_ptr<ArenaReader> reader, uint64_t huge,
+ArenaHold::ArenaHold(std::unique_ptr<ArenaReader> reader, std::unique_ptr<const FileLock> claim,
+                     std::shared_ptr<ShelfPlace> place, uint64_t huge,
                      std::shared_ptr<ArenaBudget> budget)
-    : reader_(std::move(reader)), huge_(huge), budget_(std::move(budget)) {
+    : claim_(std::move(claim)),
+      place_(std::move(place)),
+      reader_(std::move(reader)),
+      huge_(huge),
+      budget_(std::move(budget)) {
   budget_->huge += huge_;
 }
 
 ArenaHold::~ArenaHold() {
   budget_->huge -= huge_;
   budget_->used -= reader_->shape().bytes();
+  if (!left_ || !claim_) return;
+  (void)fallocate(claim_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  static_cast<off_t>(reader_->shape().bytes()));
 }
 
 void ArenaHold::Return(const std::vector<uint32_t>& chunks) {
@@ -67,9 +83,28 @@ struct RankSession::Part {
   uint64_t bytes = 0;  // of the whole file
   uint64_t received = 0;
   uint64_t sequence = 0;  // of the next chunk
+  bool over = false;      // PartAgain::over
   ReceivedFile file;
   std::shared_ptr<ChunkLease> lease;
   ChunkDigester digester;
+
+  // How it was handed over, to `end`.
+  std::vector<SnapshotMessage> Said(const SnapshotMessage& end) const {
+    SnapshotMessage message{SnapshotWord::kBegin};
+    message.attempt = end.attempt;
+    message.step = step;
+    message.length = bytes;
+    std::vector<SnapshotMessage> said{message};
+    message.word = SnapshotWord::kChunk;
+    message.length = 0;
+    for (const uint32_t chunk : lease->chunks) {
+      message.sequence = said.size() - 1;
+      message.chunk = chunk;
+      said.push_back(message);
+    }
+    said.push_back(end);
+    return said;
+  }
 };
 
 RankSession::RankSession(Descriptor socket, std::shared_ptr<ArenaBudget> budget)
@@ -80,24 +115,42 @@ RankSession::~RankSession() {
   if (making_.valid()) budget_->used -= shape_.bytes();
 }
 
-Result<bool> RankSession::Receive(IncomingSteps& steps, std::vector<ReceivedStep>& whole) {
+Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
   for (int i = 0; i < kMessagesPerTurn; ++i) {
-    CKPT_ASSIGN_OR_RETURN(const Incoming incoming, ReceiveSnapshotMessage(socket_.get()));
+    CKPT_ASSIGN_OR_RETURN(Incoming incoming, ReceiveSnapshotMessage(socket_.get(), !introduced()));
     if (incoming.kind == Incoming::Kind::kClosed) return false;
     if (incoming.kind == Incoming::Kind::kNothing) return true;
-    CKPT_RETURN_IF_ERROR(Handle(incoming.message, steps, whole));
+    CKPT_RETURN_IF_ERROR(Handle(std::move(incoming), steps, arrivals));
   }
   return true;
 }
 
-Status RankSession::Handle(const SnapshotMessage& message, IncomingSteps& steps,
-                           std::vector<ReceivedStep>& whole) {
+Status RankSession::Handle(Incoming incoming, IncomingSteps& steps, Arrivals& arrivals) {
+  const SnapshotMessage& message = incoming.message;
   if (message.word == SnapshotWord::kHello) return Hello(message);
+  if (message.word == SnapshotWord::kReturn) return Return(message, incoming.passed);
   if (!hold_) return Breach("no hello");
+  const Status done = HandlePart(message, steps, arrivals);
+  if (done || !for_another_) return done;
+  Forgo(message.attempt);
+  return {};
+}
+
+// A ledger may name what was over already, of which the rank has used the chunks again: that
+// goes alone.
+void RankSession::Forgo(uint64_t attempt) {
+  const auto found = parts_.find(attempt);
+  if (found == parts_.end()) return;
+  for (const uint32_t chunk : found->second->lease->chunks) ours_[chunk] = false;
+  parts_.erase(found);
+}
+
+Status RankSession::HandlePart(const SnapshotMessage& message, IncomingSteps& steps,
+                               Arrivals& arrivals) {
   switch (message.word) {
     case SnapshotWord::kBegin: return Begin(message, steps);
     case SnapshotWord::kChunk: return Chunk(message);
-    case SnapshotWord::kEnd: return End(message, steps, whole);
+    case SnapshotWord::kEnd: return End(message, steps, arrivals);
     case SnapshotWord::kDrop:
       (void)steps.Begin(NameOf(message.attempt), rank_);  // it is over
       if (message.sequence != 0) ++budget_->full_drops;
@@ -108,7 +161,7 @@ Status RankSession::Handle(const SnapshotMessage& message, IncomingSteps& steps,
   }
 }
 
-Status RankSession::Hello(const SnapshotMessage& message) {
+Status RankSession::CheckGreeting(const SnapshotMessage& message) const {
   if (introduced()) return Breach("a second hello");
   const size_t line = message.text.find('\n');
   if (line == std::string::npos) return Breach("a hello without a job");
@@ -117,6 +170,27 @@ Status RankSession::Hello(const SnapshotMessage& message) {
   if (message.world == 0 || message.world > kMaxSnapshotWorld || message.rank >= message.world) {
     return Breach(StrCat("rank ", message.rank, " of ", message.world));
   }
+  return {};
+}
+
+void RankSession::Introduce(const SnapshotMessage& message) {
+  const size_t line = message.text.find('\n');
+  run_ = message.text.substr(0, line);
+  job_ = message.text.substr(line + 1);
+  rank_ = message.rank;
+  world_ = message.world;
+}
+
+Status RankSession::Charge() {
+  if (budget_->used.fetch_add(shape_.bytes()) + shape_.bytes() <= budget_->limit) return {};
+  const uint64_t others = budget_->used -= shape_.bytes();
+  return Fail(ErrorCode::kExhausted,
+              StrCat("an arena of ", shape_.bytes(), " bytes beside ", others,
+                     " that are in use is more than snapshots may use (--snapshot-memory)"));
+}
+
+Status RankSession::Hello(const SnapshotMessage& message) {
+  CKPT_RETURN_IF_ERROR(CheckGreeting(message));
   const uint64_t slots = message.sequence;
   if (message.length == 0 || slots == 0 || slots > kMaxSlots) {
     return Breach(StrCat("an arena of ", slots, " times ", message.length, " bytes"));
@@ -129,16 +203,8 @@ Status RankSession::Hello(const SnapshotMessage& message) {
                                               " bytes that snapshots may use (--snapshot-memory)"));
   }
   shape_.chunks = static_cast<uint32_t>(chunks * slots);
-  if (budget_->used.fetch_add(shape_.bytes()) + shape_.bytes() > budget_->limit) {
-    const uint64_t others = budget_->used -= shape_.bytes();
-    return Fail(ErrorCode::kExhausted,
-                StrCat("an arena of ", shape_.bytes(), " bytes beside ", others,
-                       " that are in use is more than snapshots may use (--snapshot-memory)"));
-  }
-  run_ = message.text.substr(0, line);
-  job_ = message.text.substr(line + 1);
-  rank_ = message.rank;
-  world_ = message.world;
+  CKPT_RETURN_IF_ERROR(Charge());
+  Introduce(message);
   std::promise<Result<ArenaMemory>> made;
   making_ = made.get_future();
   maker_ = std::thread([made = std::move(made), shape = shape_, budget = budget_]() mutable {
@@ -146,6 +212,40 @@ Status RankSession::Hello(const SnapshotMessage& message) {
     budget->Wake();
   });
   return {};
+}
+
+// The memory is a stranger's: what is checked of it cannot change any more, and what can
+// (its bytes) is not believed before its digest.
+Status RankSession::Return(const SnapshotMessage& message, const Descriptor& memory) {
+  CKPT_RETURN_IF_ERROR(CheckGreeting(message));
+  if (!memory.valid() || message.sequence > std::numeric_limits<uint32_t>::max()) {
+    return Breach("a return without an arena");
+  }
+  const ArenaShape shape{message.length, static_cast<uint32_t>(message.sequence)};
+  CKPT_RETURN_IF_ERROR(CheckArenaMemory(memory.get(), shape));
+  struct stat info;
+  if (fstat(memory.get(), &info) != 0 || (info.st_uid != 0 && info.st_uid != geteuid())) {
+    return Fail(ErrorCode::kPermission, "an arena of another user");
+  }
+  auto claim = ClaimArena(memory.get());
+  if (!claim) return Fail(ErrorCode::kExists, "the arena is still read");
+  shape_ = shape;
+  CKPT_RETURN_IF_ERROR(Charge());
+  auto reader = ArenaReader::Open(memory.get(), shape_);
+  if (!reader) {
+    budget_->used -= shape_.bytes();
+    return Fail(std::move(reader).error());
+  }
+  Introduce(message);
+  for_another_ = message.step != 0;
+  auto place = budget_->shelf ? budget_->shelf->Place(memory.get(), Greeting()) : nullptr;
+  hold_ = std::make_shared<ArenaHold>(*std::move(reader), std::move(claim), std::move(place), 0,
+                                      budget_);
+  ours_.assign(shape_.chunks, false);
+  SnapshotMessage welcome{SnapshotWord::kWelcome};
+  welcome.length = shape_.chunk_bytes;
+  welcome.sequence = shape_.chunks;
+  return SendSnapshotMessage(socket_.get(), welcome);
 }
 
 Status RankSession::Welcome() {
@@ -157,12 +257,26 @@ Status RankSession::Welcome() {
     budget_->used -= shape_.bytes();
     return Fail(std::move(reader).error());
   }
-  hold_ = std::make_shared<ArenaHold>(*std::move(reader), memory->huge_bytes, budget_);
+  const int fd = memory->descriptor.get();
+  hold_ = std::make_shared<ArenaHold>(
+      *std::move(reader), ClaimArena(fd),
+      budget_->shelf ? budget_->shelf->Place(fd, Greeting()) : nullptr, memory->huge_bytes, budget_);
   ours_.assign(shape_.chunks, false);
   SnapshotMessage welcome{SnapshotWord::kWelcome};
   welcome.length = shape_.chunk_bytes;
   welcome.sequence = shape_.chunks;
   return SendSnapshotMessage(socket_.get(), welcome, memory->descriptor.get());
+}
+
+// As it would return.
+SnapshotMessage RankSession::Greeting() const {
+  SnapshotMessage message{SnapshotWord::kReturn};
+  message.rank = rank_;
+  message.world = world_;
+  message.length = shape_.chunk_bytes;
+  message.sequence = shape_.chunks;
+  message.text = StrCat(run_, "\n", job_);
+  return message;
 }
 
 Status RankSession::Advance() {
@@ -192,7 +306,8 @@ Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) 
   if (message.length == 0 || message.length > shape_.chunks * shape_.payload_bytes()) {
     return Breach(StrCat("a file of ", message.length, " bytes"));
   }
-  if (!steps.Begin(NameOf(message.attempt), rank_)) {
+  const bool fresh = steps.Begin(NameOf(message.attempt), rank_);
+  if (!fresh && (message.chunk == 0 || parts_.contains(message.attempt))) {
     return Breach("an attempt of before; each life of a job needs a text of its own");
   }
   if (message.sequence != 0) ++budget_->full_waits;
@@ -200,7 +315,9 @@ Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) 
   part->step = message.step;
   part->bytes = message.length;
   part->file.bytes = message.length;
-  part->lease = std::make_shared<ChunkLease>(hold_);
+  part->file.again = message.chunk != 0;
+  part->over = !fresh;
+  part->lease = std::make_shared<ChunkLease>(hold_, message.attempt);
   parts_[message.attempt] = std::move(part);
   return {};
 }
@@ -249,8 +366,7 @@ Status RankSession::Chunk(const SnapshotMessage& message) {
   return {};
 }
 
-Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps,
-                        std::vector<ReceivedStep>& whole) {
+Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals) {
   const auto found = parts_.find(message.attempt);
   if (found == parts_.end()) return Breach("the end of no attempt");
   const std::unique_ptr<Part> part = std::move(found->second);
@@ -260,10 +376,23 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps,
     return Breach("an end before all bytes");
   }
   part->file.chunks = std::move(part->digester).Finish();
+  PartAgain again{NameOf(message.attempt), part->step, rank_, world_, {}, part->over};
+  again.file.bytes = part->file.bytes;
+  again.file.again = part->file.again;
+  if (again.file.again) again.file.chunks = part->file.chunks;
+  if (again.over) {
+    arrivals.again.push_back(std::move(again));
+    return {};
+  }
+  if (hold_->place() != nullptr) hold_->place()->Add(message.attempt, part->Said(message));
   part->file.lease = std::move(part->lease);
-  auto step = steps.Add(NameOf(message.attempt), part->step, rank_, world_, std::move(part->file),
+  auto step = steps.Add(again.name, part->step, rank_, world_, std::move(part->file),
                         IncomingSteps::Time::clock::now());
-  if (step) whole.push_back(*std::move(step));
+  if (step) {
+    arrivals.whole.push_back(*std::move(step));
+  } else if (again.file.again) {
+    arrivals.again.push_back(std::move(again));
+  }
   return {};
 }
 
@@ -272,6 +401,7 @@ void RankSession::Leave(IncomingSteps& steps, const std::string& why) {
     steps.Drop(NameOf(attempt), part->step, StrCat("rank ", rank_, " ", why));
   }
   parts_.clear();
+  if (hold_ && !for_another_) hold_->LetGo();
 }
 
 }  // namespace ckptfs

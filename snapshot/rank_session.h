@@ -24,6 +24,7 @@
 #include "core/base/result.h"
 #include "core/blob/chunk_digests.h"
 #include "snapshot/arena.h"
+#include "snapshot/arena_shelf.h"
 #include "snapshot/protocol.h"
 #include "snapshot/received_step.h"
 
@@ -39,6 +40,7 @@ struct ArenaBudget {
   std::atomic<uint64_t> full_drops{0};
   std::atomic<uint64_t> full_waits{0};
   Descriptor wake;                // an eventfd
+  std::shared_ptr<ArenaShelf> shelf;  // null: arenas end with the daemon
 
   void Wake() const;
 };
@@ -47,19 +49,44 @@ struct ArenaBudget {
 class ArenaHold {
  public:
   // OWNERSHIP: the budget has counted the memory, this gives it back.
-  ArenaHold(std::unique_ptr<ArenaReader> reader, uint64_t huge,
-            std::shared_ptr<ArenaBudget> budget);
+  // `claim`: ClaimArena's, or null.
+  ArenaHold(std::unique_ptr<ArenaReader> reader, std::unique_ptr<const FileLock> claim,
+            std::shared_ptr<ShelfPlace> place, uint64_t huge, std::shared_ptr<ArenaBudget> budget);
   ~ArenaHold();
   const ArenaReader& reader() const { return *reader_; }
   void Return(const std::vector<uint32_t>& chunks);
   std::vector<uint32_t> TakeReturned();
+  // Null where it is not kept.
+  ShelfPlace* place() const { return place_.get(); }
+  // The rank has left: its memory goes with this, whoever has a descriptor of it still
+  // (a process that was forked).
+  void LetGo() { left_ = true; }
 
  private:
+  const std::unique_ptr<const FileLock> claim_;
+  const std::shared_ptr<ShelfPlace> place_;
   const std::unique_ptr<ArenaReader> reader_;
   const uint64_t huge_;
   const std::shared_ptr<ArenaBudget> budget_;
+  std::atomic<bool> left_{false};
   Mutex mutex_;
   std::vector<uint32_t> returned_ GUARDED_BY(mutex_);
+};
+
+// A part of a step that was handed over before, to another daemon.
+struct PartAgain {
+  AttemptName name;
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  uint32_t world = 0;
+  ReceivedFile file;  // without its bytes
+  bool over = false;  // this daemon has had it already: the step is stored or dropped
+};
+
+// What ranks have handed over by now.
+struct Arrivals {
+  std::vector<ReceivedStep> whole;  // the last part has come
+  std::vector<PartAgain> again;     // of steps that are not whole yet
 };
 
 class RankSession {
@@ -74,9 +101,8 @@ class RankSession {
   bool introduced() const { return world_ != 0; }
   bool wants_to_write() const { return !outbox_.empty(); }
 
-  // Reads what is there; false when the rank has left.  A step that became whole is
-  // added to `whole`.
-  Result<bool> Receive(IncomingSteps& steps, std::vector<ReceivedStep>& whole);
+  // Reads what is there; false when the rank has left.
+  Result<bool> Receive(IncomingSteps& steps, Arrivals& arrivals);
   // Says what became of an arena that is being made, frees chunks, sends what is waiting.
   Status Advance();
   // Not before the welcome, which answers the hello.
@@ -88,15 +114,22 @@ class RankSession {
 
  private:
   struct Part;  // of one attempt, while it comes in
-  Status Handle(const SnapshotMessage& message, IncomingSteps& steps,
-                std::vector<ReceivedStep>& whole);
+  Status Handle(Incoming incoming, IncomingSteps& steps, Arrivals& arrivals);
+  Status HandlePart(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals);
+  void Forgo(uint64_t attempt);
+  // The run, the job and the rank, which are nobody's yet.
+  Status CheckGreeting(const SnapshotMessage& message) const;
+  void Introduce(const SnapshotMessage& message);
+  // Counts the memory of shape_.
+  Status Charge();
   Status Hello(const SnapshotMessage& message);
+  Status Return(const SnapshotMessage& message, const Descriptor& memory);
   Status Begin(const SnapshotMessage& message, IncomingSteps& steps);
   Status Chunk(const SnapshotMessage& message);
   Status CheckHeader(const ChunkHeader& header, const Part& part) const;
-  Status End(const SnapshotMessage& message, IncomingSteps& steps,
-             std::vector<ReceivedStep>& whole);
+  Status End(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals);
   Status Welcome();
+  SnapshotMessage Greeting() const;
   AttemptName NameOf(uint64_t attempt) const { return {run_, job_, attempt}; }
 
   const Descriptor socket_;
@@ -105,6 +138,7 @@ class RankSession {
   std::string job_;
   uint32_t rank_ = 0;
   uint32_t world_ = 0;  // 0: no hello yet
+  bool for_another_ = false;
   ArenaShape shape_;
   std::future<Result<ArenaMemory>> making_;
   std::thread maker_;

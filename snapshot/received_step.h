@@ -31,6 +31,7 @@ struct ReceivedFile {
   uint64_t bytes = 0;
   std::vector<std::span<const std::byte>> rope;
   std::vector<Digest> chunks;  // of every kChunkBytes (core/blob/chunk_digests.h)
+  bool again = false;          // handed over before, to a daemon that may have stored the step
   std::shared_ptr<const void> lease;
 };
 
@@ -65,6 +66,8 @@ class IncomingSteps {
                                   uint32_t world, ReceivedFile file, Time now);
   // What is dropped is dropped for all ranks, also for those that end their part later.
   void Drop(const AttemptName& name, uint64_t step, const std::string& why);
+  // It is stored already: nothing more is expected of it.
+  void Forget(const AttemptName& name) { open_.erase(name); }
   // Whether `rank` has not begun this attempt, nor a later one, before.
   bool Begin(const AttemptName& name, uint32_t rank);
   // Those whose first part came before `limit`; the reason names the missing ranks.

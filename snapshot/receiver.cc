@@ -57,6 +57,7 @@ struct Receiver::State {
   Mutex mutex;
   CondVar wake_keeper;
   std::deque<ReceivedStep> whole GUARDED_BY(mutex);  // the first is being kept
+  std::deque<PartAgain> again GUARDED_BY(mutex);     // to be looked for in the store
   std::vector<Kept> kept GUARDED_BY(mutex);
   bool finish GUARDED_BY(mutex) = false;
   uint64_t durable GUARDED_BY(mutex) = 0;
@@ -68,13 +69,15 @@ struct Receiver::State {
 
   std::thread ranks_thread;
   std::thread keeper_thread;
+  std::thread shelf_thread;
 
   Status Listen();
   void Serve();
   void Keep();
   void Accept();
   // False if it is over.
-  bool Turn(RankSession& session, short events, std::vector<ReceivedStep>& done);
+  bool Turn(RankSession& session, short events, Arrivals& arrivals);
+  void LookFor(const PartAgain& part);
   void Say(std::string_view line) const {
     if (options.log) options.log(line);
   }
@@ -119,11 +122,11 @@ void Receiver::State::Accept() {
   }
 }
 
-bool Receiver::State::Turn(RankSession& session, short events, std::vector<ReceivedStep>& done) {
+bool Receiver::State::Turn(RankSession& session, short events, Arrivals& arrivals) {
   std::string why = "went away before its part was whole";
   const auto outcome = Caught([&]() -> Result<bool> {
     if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) {
-      CKPT_ASSIGN_OR_RETURN(const bool there, session.Receive(steps, done));
+      CKPT_ASSIGN_OR_RETURN(const bool there, session.Receive(steps, arrivals));
       if (!there) return false;
     }
     CKPT_RETURN_IF_ERROR(session.Advance());
@@ -132,9 +135,13 @@ bool Receiver::State::Turn(RankSession& session, short events, std::vector<Recei
   if (outcome && *outcome) return true;
   if (!outcome) {
     why = outcome.error().message;
-    Say(StrCat("snapshots of ", session.introduced() ? session.run() : "a stranger", ": ", why));
+    const bool later = outcome.error().code == ErrorCode::kExists;
+    if (!later) {
+      Say(StrCat("snapshots of ", session.introduced() ? session.run() : "a stranger", ": ", why));
+    }
     SnapshotMessage refused{SnapshotWord::kRefused};
     refused.text = why;
+    refused.sequence = later ? 1 : 0;
     (void)SendSnapshotMessage(session.socket(), refused);
   }
   session.Leave(steps, why);
@@ -163,6 +170,7 @@ void Receiver::State::TellNews() {
     ranks = sessions.size();
   }
   for (const Kept& one : news) {
+    steps.Forget(one.name);
     Tell(one.name, one.step, one.done ? SnapshotWord::kDurable : SnapshotWord::kDropped,
          one.done ? "" : one.done.error().message);
   }
@@ -187,15 +195,16 @@ void Receiver::State::Serve() {
     if (poll(events.data(), events.size(), kTurn) < 0 && errno != EINTR) return;
     uint64_t wakes = 0;
     if (read(budget->wake.get(), &wakes, sizeof wakes) < 0) wakes = 0;
-    std::vector<ReceivedStep> done;
+    Arrivals arrivals;
     for (size_t i = 0; i < sessions.size(); ++i) {
-      if (!Turn(*sessions[i], events[i + 2].revents, done)) sessions[i].reset();
+      if (!Turn(*sessions[i], events[i + 2].revents, arrivals)) sessions[i].reset();
     }
     std::erase(sessions, nullptr);
     steps.DropOlder(IncomingSteps::Time::clock::now() - options.patience);
-    if (!done.empty()) {
+    if (!arrivals.whole.empty() || !arrivals.again.empty()) {
       MutexLock guard(mutex);
-      for (ReceivedStep& step : done) whole.push_back(std::move(step));
+      for (ReceivedStep& step : arrivals.whole) whole.push_back(std::move(step));
+      for (PartAgain& part : arrivals.again) again.push_back(std::move(part));
       wake_keeper.NotifyAll();
     }
     TellNews();
@@ -203,15 +212,28 @@ void Receiver::State::Serve() {
   }
 }
 
+void Receiver::State::LookFor(const PartAgain& part) {
+  const bool stored = options.stored && options.stored(part);
+  if (!stored && !part.over) return;  // the other parts may come
+  MutexLock guard(mutex);
+  kept.push_back({part.name, part.step,
+                  stored ? Status() : Fail(ErrorCode::kNotFound, "it was dropped before")});
+  budget->Wake();
+}
+
 void Receiver::State::Keep() {
   while (true) {
     ReceivedStep step;
+    std::deque<PartAgain> parts;
     {
       MutexLock guard(mutex);
-      while (whole.empty() && !finish) wake_keeper.Wait(mutex);
-      if (whole.empty()) return;
-      step = std::move(whole.front());
+      while (whole.empty() && again.empty() && !finish) wake_keeper.Wait(mutex);
+      if (whole.empty() && again.empty()) return;
+      parts.swap(again);
+      if (!whole.empty()) step = std::move(whole.front());
     }
+    for (const PartAgain& part : parts) LookFor(part);
+    if (step.files.empty()) continue;
     Kept outcome{step.name, step.step, {}};
     const std::string name = NameOf(step.name, step.step);
     outcome.done = Caught([&] { return options.keep(std::move(step)); });
@@ -243,23 +265,40 @@ Result<std::unique_ptr<Receiver>> Receiver::Start(ReceiverOptions options) {
   state->options = std::move(options);
   state->budget->limit = state->options.memory_bytes;
   state->budget->chunk_bytes = state->options.chunk_bytes;
+  state->budget->shelf = state->options.shelf;
   CKPT_RETURN_IF_ERROR(CheckArenaShape({state->options.chunk_bytes, 1}));
   CKPT_RETURN_IF_ERROR(state->Listen());
   state->keeper_thread = std::thread([raw = state.get()] { raw->Keep(); });
   state->ranks_thread = std::thread([raw = state.get()] { raw->Serve(); });
+  if (state->options.shelf) {
+    state->shelf_thread = std::thread([raw = state.get()] {
+      raw->options.shelf->HandOver([raw](std::string_view line) { raw->Say(line); });
+    });
+  }
   return std::unique_ptr<Receiver>(new Receiver(std::move(state)));
 }
 
 Receiver::~Receiver() {
+  if (state_->shelf_thread.joinable()) state_->shelf_thread.join();  // while it is answered
   state_->stopping = true;
   state_->budget->Wake();
   state_->ranks_thread.join();
+  // What is not finished now is another daemon's.
+  if (state_->options.shelf) state_->options.shelf->Freeze();
+  uint64_t dropped = 0;
   {
     MutexLock guard(state_->mutex);
+    dropped = state_->dropped;
     state_->finish = true;
     state_->wake_keeper.NotifyAll();
   }
   state_->keeper_thread.join();
+  bool finished = state_->steps.size() == 0;
+  {
+    MutexLock guard(state_->mutex);
+    finished = finished && state_->dropped == dropped;
+  }
+  if (finished && state_->options.shelf) state_->options.shelf->Thaw();
   // Ours: the lock is still held.
   unlink(state_->path.c_str());
   unlink(StrCat(state_->path, ".lock").c_str());

@@ -6,8 +6,8 @@
 // (a lock beside the socket says which).  Only root and the daemon's own user are
 // answered.
 //
-// Thread safety: all methods may be called concurrently.  Two threads of its own: one
-// for the ranks, one for keeping.
+// Thread safety: all methods may be called concurrently.  Three threads of its own: one
+// for the ranks, one for keeping, and one that tells the first what lies on the shelf.
 // Lifetime: the destructor keeps what is whole and drops the rest; received bytes
 // outlive it.
 // Units: bytes.
@@ -22,6 +22,7 @@
 
 #include "core/base/result.h"
 #include "snapshot/arena.h"
+#include "snapshot/rank_session.h"
 #include "snapshot/received_step.h"
 
 namespace ckptfs {
@@ -34,7 +35,10 @@ struct ReceiverOptions {
   size_t max_sessions = 1024;
   // Makes a step durable.  Called from a thread of the receiver's, one step at a time.
   std::function<Status(ReceivedStep step)> keep;
+  // Whether an earlier daemon has stored the step that the part is of.  Called as `keep`.
+  std::function<bool(const PartAgain& part)> stored;
   std::function<void(std::string_view line)> log;
+  std::shared_ptr<ArenaShelf> shelf = nullptr;  // where arenas outlive the daemon
 };
 
 class Receiver {

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -15,73 +16,222 @@ namespace {
 constexpr timeval kWelcomePatience{60, 0};
 constexpr timeval kSendPatience{10, 0};
 constexpr timeval kForEver{0, 0};
+constexpr std::chrono::milliseconds kLookPause{250};  // for another daemon
 
 void SetPatience(int socket, int option, const timeval& patience) {
   setsockopt(socket, SOL_SOCKET, option, &patience, sizeof patience);
+}
+
+SnapshotMessage Greeting(const LinkRequest& request, SnapshotWord word) {
+  SnapshotMessage message{word};
+  message.rank = request.rank;
+  message.world = request.world;
+  message.text = StrCat(request.run, "\n", request.job);
+  return message;
+}
+
+// The welcome that answers a greeting; kExists if it is refused for now.
+Result<Incoming> Greet(int socket, const SnapshotMessage& greeting, int passed) {
+  SetPatience(socket, SO_RCVTIMEO, kWelcomePatience);
+  SetPatience(socket, SO_SNDTIMEO, kSendPatience);
+  CKPT_RETURN_IF_ERROR(SendSnapshotMessage(socket, greeting, passed));
+  CKPT_ASSIGN_OR_RETURN(Incoming answer, ReceiveSnapshotMessage(socket, true));
+  if (answer.kind != Incoming::Kind::kMessage) {
+    return Fail(ErrorCode::kIo, "the daemon does not answer");
+  }
+  const SnapshotMessage& said = answer.message;
+  if (said.word != SnapshotWord::kWelcome) {
+    const bool later = said.word == SnapshotWord::kRefused && said.sequence != 0;
+    return Fail(later ? ErrorCode::kExists : ErrorCode::kPermission,
+                StrCat("the daemon refuses: ", said.text));
+  }
+  SetPatience(socket, SO_RCVTIMEO, kForEver);
+  return answer;
 }
 
 }  // namespace
 
 Result<std::shared_ptr<SnapshotLink>> SnapshotLink::Open(const LinkRequest& request, Hear hear) {
   CKPT_ASSIGN_OR_RETURN(Descriptor socket, ConnectForSnapshots(request.store));
-  SetPatience(socket.get(), SO_RCVTIMEO, kWelcomePatience);
-  SetPatience(socket.get(), SO_SNDTIMEO, kSendPatience);
-  SnapshotMessage hello{SnapshotWord::kHello};
-  hello.rank = request.rank;
-  hello.world = request.world;
+  SnapshotMessage hello = Greeting(request, SnapshotWord::kHello);
   hello.length = request.bytes;
   hello.sequence = request.slots;
-  hello.text = StrCat(request.run, "\n", request.job);
-  CKPT_RETURN_IF_ERROR(SendSnapshotMessage(socket.get(), hello));
-  CKPT_ASSIGN_OR_RETURN(Incoming answer, ReceiveSnapshotMessage(socket.get(), true));
-  if (answer.kind != Incoming::Kind::kMessage) {
-    return Fail(ErrorCode::kIo, "the daemon does not answer");
-  }
-  if (answer.message.word != SnapshotWord::kWelcome || !answer.passed.valid()) {
-    return Fail(ErrorCode::kPermission, StrCat("the daemon refuses: ", answer.message.text));
-  }
+  CKPT_ASSIGN_OR_RETURN(Incoming answer, Greet(socket.get(), hello, -1));
   ArenaShape shape{answer.message.length, static_cast<uint32_t>(answer.message.sequence)};
   CKPT_ASSIGN_OR_RETURN(auto arena, ArenaWriter::Open(answer.passed.get(), shape));
-  SetPatience(socket.get(), SO_RCVTIMEO, kForEver);
   std::shared_ptr<SnapshotLink> link(
-      new SnapshotLink(std::move(socket), std::move(arena), std::move(hear)));
+      new SnapshotLink(request, std::make_shared<const Descriptor>(std::move(socket)),
+                       std::move(answer.passed), std::move(arena), std::move(hear)));
   link->reader_ = std::thread([raw = link.get()] { raw->Listen(); });
   return link;
 }
 
-SnapshotLink::SnapshotLink(Descriptor socket, std::unique_ptr<ArenaWriter> arena, Hear hear)
-    : socket_(std::move(socket)), arena_(std::move(arena)), hear_(std::move(hear)) {
+SnapshotLink::SnapshotLink(LinkRequest request, Socket socket, Descriptor memory,
+                           std::unique_ptr<ArenaWriter> arena, Hear hear)
+    : request_(std::move(request)),
+      memory_(std::move(memory)),
+      arena_(std::move(arena)),
+      hear_(std::move(hear)),
+      socket_(std::move(socket)) {
   ours_.assign(shape().chunks, true);
+  attempt_of_.assign(shape().chunks, 0);
   for (uint32_t chunk = shape().chunks; chunk > 0; --chunk) free_.push_back(chunk - 1);
 }
 
 SnapshotLink::~SnapshotLink() {
-  leaving_ = true;
-  shutdown(socket_.get(), SHUT_RDWR);
+  {
+    MutexLock lock(mutex_);
+    leaving_ = true;
+    shutdown(socket_->get(), SHUT_RDWR);
+    moved_.NotifyAll();
+  }
   if (reader_.joinable()) reader_.join();
 }
 
+SnapshotLink::Socket SnapshotLink::socket() const {
+  MutexLock lock(mutex_);
+  return socket_;
+}
+
+bool SnapshotLink::gone() const {
+  MutexLock lock(mutex_);
+  return state_ == State::kGone;
+}
+
 void SnapshotLink::Listen() {
-  while (true) {
-    const auto incoming = ReceiveSnapshotMessage(socket_.get());
-    if (!incoming || incoming->kind != Incoming::Kind::kMessage) break;
-    const SnapshotMessage& message = incoming->message;
-    if (message.word != SnapshotWord::kFree) {
-      hear_(*this, &message);
-      continue;
-    }
-    MutexLock lock(mutex_);
-    if (message.chunk >= ours_.size() || ours_[message.chunk]) break;  // not the daemon's to free
-    ours_[message.chunk] = true;
-    free_.push_back(static_cast<uint32_t>(message.chunk));
-    freed_.NotifyAll();
-  }
+  do {
+    HearAll();
+  } while (WaitForAnother());
+  SnapshotMessage last;
   {
     MutexLock lock(mutex_);
-    gone_ = true;
-    freed_.NotifyAll();
+    state_ = State::kGone;
+    last.text = why_;
+    moved_.NotifyAll();
   }
-  if (!leaving_) hear_(*this, nullptr);
+  if (!leaving_) hear_(*this, News::kGone, last);
+}
+
+void SnapshotLink::HearAll() {
+  const Socket from = socket();
+  while (true) {
+    const auto incoming = ReceiveSnapshotMessage(from->get());
+    if (!incoming || incoming->kind != Incoming::Kind::kMessage) return;
+    if (!TakeIn(incoming->message)) return;
+    if (incoming->message.word != SnapshotWord::kFree) {
+      hear_(*this, News::kSaid, incoming->message);
+    }
+  }
+}
+
+Status SnapshotLink::TakeIn(const SnapshotMessage& message) {
+  MutexLock lock(mutex_);
+  switch (message.word) {
+    case SnapshotWord::kFree:
+      if (message.chunk >= ours_.size() || ours_[message.chunk]) {
+        return Refuse("a chunk that is not the daemon's to free");
+      }
+      ours_[message.chunk] = true;
+      (said_.Has(attempt_of_[message.chunk]) ? early_ : free_)
+          .push_back(static_cast<uint32_t>(message.chunk));
+      moved_.NotifyAll();
+      return {};
+    case SnapshotWord::kDurable:
+    case SnapshotWord::kDropped:
+      said_.Settle(message.attempt);
+      ReleaseChunks();
+      return {};
+    default:
+      refused_ = true;
+      why_ = message.text;
+      return {};
+  }
+}
+
+bool SnapshotLink::WaitForAnother() {
+  const auto end = std::chrono::steady_clock::now() + request_.patience;
+  {
+    MutexLock lock(mutex_);
+    if (leaving_ || refused_ || said_.empty()) return false;
+    shutdown(socket_->get(), SHUT_RDWR);  // whoever sends shall not wait
+    state_ = State::kAway;
+    moved_.NotifyAll();
+  }
+  hear_(*this, News::kAway, {});
+  while (true) {
+    (void)ComeBack();
+    MutexLock lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    if (state_ == State::kConnected && !leaving_) return true;
+    if (leaving_ || refused_ || said_.empty() || now >= end) return false;
+    moved_.WaitUntil(mutex_, std::min(now + kLookPause, end));
+  }
+}
+
+Status SnapshotLink::ComeBack() {
+  MutexLock one(return_mutex_);
+  {
+    MutexLock lock(mutex_);
+    if (state_ == State::kConnected) return {};
+    if (state_ == State::kGone || refused_ || leaving_) {
+      return Fail(ErrorCode::kNotFound, "the daemon went away");
+    }
+  }
+  CKPT_ASSIGN_OR_RETURN(Descriptor connection, ConnectForSnapshots(request_.store));
+  const auto socket = std::make_shared<const Descriptor>(std::move(connection));
+  CKPT_RETURN_IF_ERROR(GreetAnother(socket));
+  {
+    MutexLock lock(mutex_);
+    if (leaving_) return Fail(ErrorCode::kNotFound, "it leaves");
+    while (sending_) moved_.Wait(mutex_);  // to the last one
+    said_.Restart();
+    Recount();
+    state_ = State::kConnected;
+    moved_.NotifyAll();
+  }
+  hear_(*this, News::kBack, {});
+  (void)SendAll();
+  return {};
+}
+
+Status SnapshotLink::GreetAnother(const Socket& socket) {
+  {
+    MutexLock lock(mutex_);
+    if (leaving_) return Fail(ErrorCode::kNotFound, "it leaves");
+    socket_ = socket;  // so that who leaves need not wait for an answer
+  }
+  SnapshotMessage greeting = Greeting(request_, SnapshotWord::kReturn);
+  greeting.length = shape().chunk_bytes;
+  greeting.sequence = shape().chunks;
+  const auto answer = Greet(socket->get(), greeting, memory_.get());
+  if (answer) return {};
+  MutexLock lock(mutex_);
+  if (answer.error().code == ErrorCode::kPermission) {
+    refused_ = true;
+    why_ = answer.error().message;
+  }
+  return Fail(Error(answer.error()));
+}
+
+// The next daemon has the chunks that it will be told of, and no others.
+void SnapshotLink::Recount() {
+  ReleaseChunks();
+  std::vector<bool> told(ours_.size(), false);
+  for (const uint64_t chunk : said_.Chunks()) told[chunk] = true;
+  for (uint32_t chunk = 0; chunk < ours_.size(); ++chunk) {
+    if (!ours_[chunk] && !told[chunk]) free_.push_back(chunk);
+    ours_[chunk] = !told[chunk];
+  }
+  early_.clear();
+}
+
+void SnapshotLink::ReleaseChunks() {
+  const auto over = std::partition(early_.begin(), early_.end(), [&](uint32_t chunk) {
+    return said_.Has(attempt_of_[chunk]);
+  });
+  free_.insert(free_.end(), over, early_.end());
+  early_.erase(over, early_.end());
+  moved_.NotifyAll();
 }
 
 bool SnapshotLink::Fits(uint64_t bytes, uint32_t slots) const {
@@ -91,7 +241,7 @@ bool SnapshotLink::Fits(uint64_t bytes, uint32_t slots) const {
 std::vector<uint32_t> SnapshotLink::TakeChunks(uint64_t bytes, CondVar::Time end) {
   const uint64_t count = shape().ChunksFor(bytes);
   MutexLock lock(mutex_);
-  while (count > free_.size() && !gone_ && freed_.WaitUntil(mutex_, end)) {
+  while (count > free_.size() && state_ != State::kGone && moved_.WaitUntil(mutex_, end)) {
   }
   if (count > free_.size()) return {};
   const auto first = free_.end() - static_cast<ptrdiff_t>(count);
@@ -103,20 +253,50 @@ std::vector<uint32_t> SnapshotLink::TakeChunks(uint64_t bytes, CondVar::Time end
 void SnapshotLink::GiveBack(const std::vector<uint32_t>& chunks) {
   MutexLock lock(mutex_);
   free_.insert(free_.end(), chunks.begin(), chunks.end());
-  freed_.NotifyAll();
+  moved_.NotifyAll();
 }
 
 Status SnapshotLink::Send(const SnapshotMessage& message) {
-  if (message.word == SnapshotWord::kChunk) {
+  const tl::unexpected<Error> away = Fail(ErrorCode::kIo, "the daemon went away");
+  {
     MutexLock lock(mutex_);
-    ours_[message.chunk] = false;  // before it can be freed
+    const bool begin = message.word == SnapshotWord::kBegin;
+    if (state_ == State::kGone || (begin && state_ == State::kAway)) return away;
+    const bool chunk = message.word == SnapshotWord::kChunk;
+    if (!said_.Add(message)) {
+      if (chunk) free_.push_back(static_cast<uint32_t>(message.chunk));
+      return {};
+    }
+    if (chunk) {  // before it can be freed
+      ours_[message.chunk] = false;
+      attempt_of_[message.chunk] = message.attempt;
+    }
   }
-  Status sent = SendSnapshotMessage(socket_.get(), message);
-  if (!sent) {
-    gone_ = true;
-    shutdown(socket_.get(), SHUT_RDWR);  // its reader tells
+  return SendAll() || message.word != SnapshotWord::kBegin ? Status() : away;
+}
+
+bool SnapshotLink::SendAll() {
+  while (true) {
+    Socket to;
+    SnapshotMessage message;
+    {
+      MutexLock lock(mutex_);
+      if (sending_) return true;
+      const auto next = said_.Next();
+      if (!next || state_ != State::kConnected) return true;
+      sending_ = true;
+      to = socket_;
+      message = *next;
+    }
+    const bool sent = SendSnapshotMessage(to->get(), message).has_value();
+    if (!sent) shutdown(to->get(), SHUT_RDWR);  // its reader tells
+    MutexLock lock(mutex_);
+    sending_ = false;
+    moved_.NotifyAll();
+    if (!sent) return false;
+    said_.Sent(message.attempt);
+    if (message.word == SnapshotWord::kDrop) ReleaseChunks();
   }
-  return sent;
 }
 
 }  // namespace ckptfs

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SnapshotLink is one connection of a rank to the daemon: the arena and which of its
-// chunks are free.
+// SnapshotLink connects a rank with the daemon: the arena and which of its chunks are free.
+// When the daemon dies while steps are not durable the arena stays, and goes to the next
+// daemon with all that was said of them.
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: the callbacks must outlive it; the destructor joins its thread.
@@ -10,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,6 +24,7 @@
 #include "core/base/result.h"
 #include "snapshot/arena.h"
 #include "snapshot/protocol.h"
+#include "snapshot/said_steps.h"
 
 namespace ckptfs {
 
@@ -33,13 +36,21 @@ struct LinkRequest {
   uint32_t world = 1;
   uint64_t bytes = 0;  // of a snapshot
   uint32_t slots = 2;  // snapshots that the arena shall have room for
+  // For how long an arena waits for another daemon.
+  std::chrono::milliseconds patience{600'000};
 };
 
 class SnapshotLink {
  public:
-  // What the daemon says later (durable, dropped); nothing: it is gone.  Called from
-  // the link's own thread, which must not let go of the link.
-  using Hear = std::function<void(SnapshotLink& from, const SnapshotMessage* message)>;
+  enum class News {
+    kSaid,  // the daemon did: durable, dropped
+    kAway,  // it went; the arena waits for another
+    kBack,  // another has the arena
+    kGone,  // nobody will have it; text: why another would not
+  };
+  // Called by the link's own thread, and with kBack by one that calls ComeBack; neither must
+  // let go of the link.
+  using Hear = std::function<void(SnapshotLink& from, News news, const SnapshotMessage& said)>;
 
   // kNotFound if there is no daemon; what it refuses with.  BLOCKS: until it has made
   // the arena, at most a minute.
@@ -50,33 +61,62 @@ class SnapshotLink {
   // Whether its arena has room for `slots` snapshots of `bytes`.
   bool Fits(uint64_t bytes, uint32_t slots) const;
   const ArenaWriter& arena() const { return *arena_; }
-  bool gone() const { return gone_; }
+  bool gone() const;
+  // If the daemon is away: hands the arena to another, now.  kNotFound if there is none;
+  // kExists while the last one still reads the arena.  BLOCKS: on its answer.
+  Status ComeBack();
 
   // Free chunks for `bytes` of payload; none if there are too few until `end`, or the
-  // daemon went away.  BLOCKS: until then at most; not if `end` is over.
+  // link is gone.  BLOCKS: until then at most; not if `end` is over.
   std::vector<uint32_t> TakeChunks(uint64_t bytes, CondVar::Time end);
   // Chunks that were not handed over.
   void GiveBack(const std::vector<uint32_t>& chunks);
   // Keeps what makes copies into the arena faster (Copier::Pin), as long as this has it.
   // REQUIRES: one thread.
   void KeepPinned(std::shared_ptr<const void> pinned) { pinned_ = std::move(pinned); }
-  // BLOCKS: at most ten seconds; who does not read for so long is gone.
+  // While the daemon is away it is said later, but for a begin, which fails.
+  // BLOCKS: at most ten seconds; who does not read for so long is away.
   Status Send(const SnapshotMessage& message);
 
  private:
-  SnapshotLink(Descriptor socket, std::unique_ptr<ArenaWriter> arena, Hear hear);
-  void Listen();
+  enum class State { kConnected, kAway, kGone };
+  using Socket = std::shared_ptr<const Descriptor>;
 
-  const Descriptor socket_;
+  SnapshotLink(LinkRequest request, Socket socket, Descriptor memory,
+               std::unique_ptr<ArenaWriter> arena, Hear hear);
+  void Listen();
+  // Until the connection ends.
+  void HearAll();
+  Status TakeIn(const SnapshotMessage& message);
+  // Whether another daemon has the arena.
+  bool WaitForAnother();
+  Status GreetAnother(const Socket& socket);
+  // Of several callers one sends what is to be sent, for all.
+  bool SendAll();
+  void Recount() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseChunks() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Socket socket() const;
+
+  const LinkRequest request_;
+  const Descriptor memory_;
   const std::unique_ptr<ArenaWriter> arena_;
   std::shared_ptr<const void> pinned_;  // before the arena goes
   const Hear hear_;
-  std::atomic<bool> gone_{false};
   std::atomic<bool> leaving_{false};
-  Mutex mutex_;
+  Mutex return_mutex_;  // one return at a time; before `mutex_`
+  mutable Mutex mutex_;
+  Socket socket_ GUARDED_BY(mutex_);
+  State state_ GUARDED_BY(mutex_) = State::kConnected;
+  bool refused_ GUARDED_BY(mutex_) = false;  // no daemon will have it
+  std::string why_ GUARDED_BY(mutex_);
+  bool sending_ GUARDED_BY(mutex_) = false;  // somebody does
+  SaidSteps said_ GUARDED_BY(mutex_);
   std::vector<bool> ours_ GUARDED_BY(mutex_);  // not the daemon's
   std::vector<uint32_t> free_ GUARDED_BY(mutex_);
-  CondVar freed_;  // or the daemon is gone
+  std::vector<uint64_t> attempt_of_ GUARDED_BY(mutex_);  // that a chunk was handed over for
+  // Came back before what they belong to was over: another daemon would need them.
+  std::vector<uint32_t> early_ GUARDED_BY(mutex_);
+  CondVar moved_;  // chunks are free, the state or `sending_` is another
   std::thread reader_;
 };
 

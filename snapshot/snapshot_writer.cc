@@ -81,7 +81,7 @@ struct SnapshotWriter::State {
   Status Prepare(Job& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Result<std::shared_ptr<SnapshotLink>> Connected(uint64_t bytes)
       EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  void Hear(SnapshotLink& from, const SnapshotMessage* message);
+  void Hear(SnapshotLink& from, SnapshotLink::News news, const SnapshotMessage& said);
   void Copy(const JobPtr& job);
   Status CopyOrSend(const JobPtr& job);
   Status SendChunk(Job& job);
@@ -161,21 +161,28 @@ void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::strin
   moved.NotifyAll();
 }
 
-void SnapshotWriter::State::Hear(SnapshotLink& from, const SnapshotMessage* message) {
+void SnapshotWriter::State::Hear(SnapshotLink& from, SnapshotLink::News news,
+                                 const SnapshotMessage& message) {
   MutexLock lock(mutex);
-  if (message != nullptr) {
-    if (message->word == SnapshotWord::kDurable) Settle(message->attempt, Fate::kDurable, "");
-    if (message->word == SnapshotWord::kDropped) {
-      Settle(message->attempt, Fate::kDropped, message->text);
+  if (news == SnapshotLink::News::kSaid) {
+    if (message.word == SnapshotWord::kDurable) Settle(message.attempt, Fate::kDurable, "");
+    if (message.word == SnapshotWord::kDropped) {
+      Settle(message.attempt, Fate::kDropped, message.text);
     }
     return;
   }
-  status.connected = false;
+  status.connected = news == SnapshotLink::News::kBack;
+  if (news == SnapshotLink::News::kAway) {
+    Say("the daemon went away; snapshots that are not durable wait for another");
+  }
+  if (news != SnapshotLink::News::kGone) return;
   std::vector<uint64_t> lost;
   for (const auto& [attempt, outcome] : outcomes) {
     if (outcome.link == &from && outcome.fate == Fate::kUnderWay) lost.push_back(attempt);
   }
-  for (const uint64_t attempt : lost) Settle(attempt, Fate::kDropped, "the daemon went away");
+  const std::string why =
+      StrCat("the daemon went away", message.text.empty() ? "" : ": ", message.text);
+  for (const uint64_t attempt : lost) Settle(attempt, Fate::kDropped, why);
 }
 
 uint64_t SnapshotWriter::State::NewAttempt(uint64_t step) {
@@ -219,13 +226,16 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t 
     }
   }
   std::erase(retired, nullptr);
-  if (link) return link;
+  if (link) {
+    CKPT_RETURN_IF_ERROR(link->ComeBack());
+    return link;
+  }
   over.clear();  // before more is asked for: the daemon may have room for one arena only
   const LinkRequest request{options.store, options.run, options.job, options.rank,
-                            options.world, bytes,       slots};
-  CKPT_ASSIGN_OR_RETURN(
-      link,
-      SnapshotLink::Open(request, [this](SnapshotLink& from, const auto* m) { Hear(from, m); }));
+                            options.world, bytes,       slots,       options.away_limit};
+  CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, [this](auto& from, auto news, auto& words) {
+                          Hear(from, news, words);
+                        }));
   MutexLock lock(mutex);
   status.connected = true;
   return link;

@@ -46,6 +46,8 @@ struct WriterOptions {
   // How fast memory is read for snapshots, in bytes per second, while no update waits;
   // 0: as fast as it goes.  So that copies leave room on a bus that training needs.
   uint64_t pace = 0;
+  // For how long snapshots that are not durable wait for another daemon when theirs died.
+  std::chrono::milliseconds away_limit{600'000};
 };
 
 struct WriterStatus {

@@ -16,23 +16,25 @@
 #include <set>
 #include <vector>
 
+#include "core/base/descriptor.h"
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/blob/frame.h"
+#include "core/io/blob_directories.h"
 #include "core/io/file_root.h"
 #include "core/io/file_stamp.h"
 #include "core/io/kept_gates.h"
 #include "core/io/searched_directories.h"
 #include "core/jobs/work_list.h"
-#include "core/io/blob_directories.h"
 
 namespace ckptfs {
 namespace {
 
 namespace files = std::filesystem;
 
-constexpr size_t kCopyChunk = 64 << 20;
-constexpr size_t kBufferBytes = 4 << 20;
+constexpr uint64_t kCopyChunk = 64 << 20;
+constexpr int64_t kSecond = 1'000'000'000;  // ns
 
 // Owner and mode of the directories that files of the step lie in.
 std::vector<std::string> DirectoryLines(const StepModel& model, const std::string& top) {
@@ -92,31 +94,20 @@ bool NeedsBuffer(int error) {
   return error == EXDEV || error == EINVAL || error == EOPNOTSUPP || error == ENOSYS;
 }
 
-// Up to a buffer's bytes, from and to the files' positions.
-ssize_t CopySome(int from, int to, std::vector<char>& buffer) {
-  const ssize_t count = ::read(from, buffer.data(), buffer.size());
-  for (ssize_t done = 0; done < count;) {
-    const ssize_t written = ::write(to, buffer.data() + done, static_cast<size_t>(count - done));
-    if (written < 0 && errno != EINTR) return -1;
-    done += std::max<ssize_t>(written, 0);
-  }
-  return count;
-}
-
-Status CopyBytes(int from, int to, uint64_t size, const std::string& name) {
-  std::vector<char> buffer;  // empty while the kernel copies
-  for (uint64_t done = 0; done < size;) {
-    const ssize_t count = buffer.empty()
-                              ? ::copy_file_range(from, nullptr, to, nullptr,
-                                                  std::min<uint64_t>(size - done, kCopyChunk), 0)
-                              : CopySome(from, to, buffer);
+Status CopyBytes(const File& from, int to) {
+  for (uint64_t done = 0; done < from.size();) {
+    const ssize_t count = ::copy_file_range(from.descriptor(), nullptr, to, nullptr,
+                                            std::min(from.size() - done, kCopyChunk), 0);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && buffer.empty() && NeedsBuffer(errno)) {
-      buffer.resize(kBufferBytes);
-      continue;
+    if (count < 0 && NeedsBuffer(errno)) {
+      return ReadAllOf(from, [&](uint64_t offset, std::span<const std::byte> bytes) {
+        return WriteAll(to, offset, bytes, from.name());
+      });
     }
-    if (count < 0) return Fail(ErrnoError(errno, StrCat("copying ", name)));
-    if (count == 0) return Fail(ErrorCode::kStale, StrCat(name, " was cut while it was copied"));
+    if (count < 0) return Fail(ErrnoError(errno, StrCat("copying ", from.name())));
+    if (count == 0) {
+      return Fail(ErrorCode::kStale, StrCat(from.name(), " was cut while it was copied"));
+    }
     done += static_cast<uint64_t>(count);
   }
   return {};
@@ -124,29 +115,36 @@ Status CopyBytes(int from, int to, uint64_t size, const std::string& name) {
 
 // Who may see the step follows from the owners and modes of what was taken.  An
 // ACL is not taken: its owner's bits are what is left.
-Status TakeAccess(int to, const std::string& from, const struct stat& info, uint32_t at_least) {
-  if (::geteuid() == 0 && ::fchown(to, info.st_uid, info.st_gid) != 0) {
-    return Fail(ErrnoError(errno, StrCat("owner of the copy of ", from)));
+Status TakeAccess(int to, const std::string& name, const OwnerAndMode& from, uint32_t at_least) {
+  if (::geteuid() == 0 && ::fchown(to, from.uid, from.gid) != 0) {
+    return Fail(ErrnoError(errno, StrCat("owner of ", name)));
   }
-  const uint32_t mode = (info.st_mode & (HasAcl(from) ? 0700 : 0777)) | at_least;
-  if (::fchmod(to, mode) != 0) return Fail(ErrnoError(errno, StrCat("mode of the copy of ", from)));
+  if (::fchmod(to, from.CertainMode() | at_least) != 0) {
+    return Fail(ErrnoError(errno, StrCat("mode of ", name)));
+  }
   return {};
 }
 
+// The file is the one that was read, and nobody has written it since; the change
+// time is moved by our own links.
+Status CheckUnchanged(const File& file, const Blob& read) {
+  CKPT_ASSIGN_OR_RETURN(FileIdentity now, file.Identity());
+  now.stamp.ctime_ns = read.stamp.ctime_ns;
+  return CompareStamps(file.name(), read.stamp, now.stamp);
+}
+
 // A reflink, or a copy.
-Status Duplicate(const std::string& from, const std::string& to) {
-  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-  struct stat info {};
-  if (source.get() < 0 || ::fstat(source.get(), &info) != 0) return Fail(ErrnoError(errno, from));
-  if (!S_ISREG(info.st_mode)) return Fail(ErrorCode::kStale, StrCat(from, " is no file any more"));
-  const Descriptor copy(::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (copy.get() < 0) return Fail(ErrnoError(errno, to));
-  if (::ioctl(copy.get(), FICLONE, source.get()) != 0) {
-    CKPT_RETURN_IF_ERROR(
-        CopyBytes(source.get(), copy.get(), static_cast<uint64_t>(info.st_size), from));
+Status Duplicate(const File& from, const Blob& read, const std::string& to) {
+  CKPT_ASSIGN_OR_RETURN(const Descriptor copy,
+                        OpenDescriptor(to, O_WRONLY | O_CREAT | O_EXCL, 0600));
+  if (::ioctl(copy.get(), FICLONE, from.descriptor()) != 0) {
+    CKPT_RETURN_IF_ERROR(CopyBytes(from, copy.get()));
   }
-  CKPT_RETURN_IF_ERROR(TakeAccess(copy.get(), from, info, 0));
-  const timespec times[2] = {info.st_atim, info.st_mtim};
+  CKPT_RETURN_IF_ERROR(CheckUnchanged(from, read));
+  CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, from.Identity());
+  CKPT_RETURN_IF_ERROR(TakeAccess(copy.get(), to, identity.access, 0));
+  const int64_t mtime = identity.stamp.mtime_ns;
+  const timespec times[2] = {{0, UTIME_OMIT}, {mtime / kSecond, mtime % kSecond}};
   if (::futimens(copy.get(), times) != 0 || ::fsync(copy.get()) != 0) {
     return Fail(ErrnoError(errno, to));
   }
@@ -154,30 +152,37 @@ Status Duplicate(const std::string& from, const std::string& to) {
 }
 
 Status WriteFile(const std::string& path, std::string_view text) {
-  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (file.get() < 0) return Fail(ErrnoError(errno, path));
-  if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
-    return Fail(ErrnoError(errno, path));
-  }
-  if (::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
-  return {};
+  CKPT_ASSIGN_OR_RETURN(const Descriptor file,
+                        OpenDescriptor(path, O_WRONLY | O_CREAT | O_EXCL, 0600));
+  CKPT_RETURN_IF_ERROR(WriteAll(file.get(), 0, std::as_bytes(std::span(text)), path));
+  return ::fsync(file.get()) == 0 ? Status() : Fail(ErrnoError(errno, path));
+}
+
+// The file that was read, below its root, whatever a link there leads to by now.
+Result<std::shared_ptr<const File>> OpenSource(const StepModel& model, const Blob& blob) {
+  CKPT_ASSIGN_OR_RETURN(auto file, FileRoot(model.roots[blob.root]).Open(blob.path));
+  CKPT_RETURN_IF_ERROR(CheckUnchanged(*file, blob));
+  return file;
 }
 
 // True if files of the step can be cloned into the directory.
 bool HasReflinks(const std::string& directory, const StepModel& model) {
   if (model.blobs.empty()) return false;
-  const std::string from = model.PathOf(model.blobs.front());
-  const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
-  const Descriptor probe(::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
-  return source.get() >= 0 && probe.get() >= 0 && ::ioctl(probe.get(), FICLONE, source.get()) == 0;
+  const auto source = OpenSource(model, model.blobs.front());
+  const auto probe = OpenDescriptor(directory, O_TMPFILE | O_WRONLY, 0600);
+  return source && probe && ::ioctl(probe->get(), FICLONE, (*source)->descriptor()) == 0;
 }
 
-Status TakeFile(const std::string& from, const std::string& to, Ownership ownership) {
-  if (ownership == Ownership::kCopy) return Duplicate(from, to);
-  if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
+Status TakeFile(const StepModel& model, const Blob& blob, const std::string& to,
+                Ownership ownership) {
+  CKPT_ASSIGN_OR_RETURN(const auto from, OpenSource(model, blob));
+  if (ownership == Ownership::kCopy) return Duplicate(*from, blob, to);
+  // Of what was opened: its name may be another file's by now.
+  const std::string opened = StrCat("/proc/self/fd/", from->descriptor());
+  if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
   if (errno == EXDEV || errno == EPERM || errno == EMLINK) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat(from,
+                StrCat(from->name(),
                        ": cannot be linked into the store (another filesystem, or not "
                        "yours); use --copy, or a store beside it"));
   }
@@ -186,13 +191,11 @@ Status TakeFile(const std::string& from, const std::string& to, Ownership owners
 
 // Owner and mode of the source's directory; we must be able to remove it.
 Status FinishDirectory(const std::string& from, const std::string& to) {
-  const Descriptor made(::open(to.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  struct stat info {};
-  if (made.get() < 0) return Fail(ErrnoError(errno, to));
-  if (::stat(from.c_str(), &info) != 0) return Fail(ErrnoError(errno, from));
-  CKPT_RETURN_IF_ERROR(TakeAccess(made.get(), from, info, 0700));
-  if (::fsync(made.get()) != 0) return Fail(ErrnoError(errno, to));
-  return {};
+  CKPT_ASSIGN_OR_RETURN(const Descriptor made, OpenDescriptor(to, O_RDONLY | O_DIRECTORY));
+  CKPT_ASSIGN_OR_RETURN(const auto access, AccessOfDirectory(from));
+  if (!access) return Fail(ErrorCode::kStale, StrCat(from, " is not a directory any more"));
+  CKPT_RETURN_IF_ERROR(TakeAccess(made.get(), to, *access, 0700));
+  return ::fsync(made.get()) == 0 ? Status() : Fail(ErrnoError(errno, to));
 }
 
 // Every file of the step to `to`, named as from the directory above `step`, then
@@ -214,23 +217,11 @@ Status TakeFiles(const std::string& step, const StepModel& model, const std::str
     for (files::path parent = name.parent_path(); !parent.empty(); parent = parent.parent_path()) {
       directories.insert(parent.string());
     }
-    CKPT_RETURN_IF_ERROR(TakeFile(from.string(), StrCat(to, "/", name.string()), ownership));
+    CKPT_RETURN_IF_ERROR(TakeFile(model, blob, StrCat(to, "/", name.string()), ownership));
   }
   if (error) return Fail(ErrnoError(error.value(), to));
   for (const std::string& inner : directories) {
     CKPT_RETURN_IF_ERROR(FinishDirectory((directory / inner).string(), StrCat(to, "/", inner)));
-  }
-  return {};
-}
-
-// The files are still those that were read, but for the change time, which our
-// own links alter.
-Status Unchanged(const StepModel& model) {
-  for (const Blob& blob : model.blobs) {
-    const std::string path = model.PathOf(blob);
-    CKPT_ASSIGN_OR_RETURN(BlobStamp now, StampOfFile(path));
-    now.ctime_ns = blob.stamp.ctime_ns;
-    CKPT_RETURN_IF_ERROR(CompareStamps(path, blob.stamp, now));
   }
   return {};
 }
@@ -264,14 +255,15 @@ Result<std::string> Take(const std::string& store, const std::string& directory,
   const std::string gates = GatesAbove(directory, model);
   const std::string name = DigestOfFiles(directory, model, ownership, gates);
   const std::string whole = StrCat(blobs, "/", name);
-  RemoveLeftOvers(store);
+  // Lists all that the store owns, so only where there is something to copy; before the hold,
+  // which keeps what is left over of this very step, too.
+  if (!files::exists(whole)) RemoveLeftOvers(store);
   CKPT_ASSIGN_OR_RETURN(hold, HoldBlobDirectory(store, name));
   if (files::exists(whole)) return whole;
   std::string partial = StrCat(whole, kPartial, "XXXXXX");
   if (::mkdtemp(partial.data()) == nullptr) return Fail(ErrnoError(errno, partial));
   Status taken = TakeFiles(directory, model, partial, ownership);
   if (taken) taken = WriteFile(StrCat(partial, "/", kKeptGatesName), gates);
-  if (taken) taken = Unchanged(model);
   if (taken) taken = SyncPath(partial);
   std::error_code error;
   if (taken) files::rename(partial, whole, error);
@@ -304,7 +296,11 @@ Result<Blob> TakenBlob(const std::string& root, const std::string& path, const B
   blob.chunk_bytes = kChunkBytes;
   CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(*file));
   blob.stamp.ctime_ns = 0;
-  if (NamesOf(name) == 1) blob.stamp = FileStamp{blob.stamp.size, 0, 0, 0};
+  if (NamesOf(name) == 1) {
+    blob.stamp = FileStamp{blob.stamp.size, 0, 0, 0};
+  } else if (blob.stamp.inode == source.stamp.inode) {
+    CKPT_RETURN_IF_ERROR(CheckUnchanged(*file, source));  // by its other names
+  }
   blob.mode = identity.access.mode;
   blob.uid = identity.access.uid;
   blob.gid = identity.access.gid;

@@ -150,31 +150,30 @@ std::string BlankFile(const StepModel& model, const Work& work, uint64_t& data_o
   return *std::move(header);
 }
 
-Result<FileAccess> AccessOf(const BlobReader& blobs, const StepModel& model, const Work& work) {
-  std::vector<FileAccess> files;
+Result<OwnerAndMode> AccessToAll(const BlobReader& blobs, const StepModel& model,
+                                 const Work& work) {
+  std::vector<OwnerAndMode> files;
   for (const uint32_t index : BlobsOf(work.pieces)) {
     const Blob& blob = model.blobs[index];
-    FileAccess access{blob.mode & 0777, blob.uid, blob.gid};
     CKPT_ASSIGN_OR_RETURN(const auto file, blobs.Open(BlobIndex{index}));
     CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
-    if (identity.access.acl) access.mode &= 0700;
-    files.push_back(access);
+    files.push_back({blob.mode & 0777, blob.uid, blob.gid, identity.access.acl});
   }
   return TightestAccess(files);
 }
 
 }  // namespace
 
-FileAccess TightestAccess(std::span<const FileAccess> files) {
+OwnerAndMode TightestAccess(std::span<const OwnerAndMode> files) {
   if (files.empty()) return {};
-  const bool one_owner = std::all_of(files.begin(), files.end(), [&](const FileAccess& file) {
+  const bool one_owner = std::all_of(files.begin(), files.end(), [&](const OwnerAndMode& file) {
     return file.uid == files.front().uid;
   });
-  const bool one_group = std::all_of(files.begin(), files.end(), [&](const FileAccess& file) {
+  const bool one_group = std::all_of(files.begin(), files.end(), [&](const OwnerAndMode& file) {
     return file.gid == files.front().gid;
   });
   uint32_t bits = 0777;
-  for (const FileAccess& file : files) bits &= file.mode;
+  for (const OwnerAndMode& file : files) bits &= file.CertainMode();
   uint32_t owner = bits >> 6 & 7;
   uint32_t group = bits >> 3 & 7;
   uint32_t others = bits & 7;
@@ -186,7 +185,7 @@ FileAccess TightestAccess(std::span<const FileAccess> files) {
     group &= bits >> 6;
     others &= bits >> 6;
   }
-  return FileAccess{owner << 6 | group << 3 | others, one_owner ? files.front().uid : 0,
+  return OwnerAndMode{owner << 6 | group << 3 | others, one_owner ? files.front().uid : 0,
                     one_group ? files.front().gid : 0};
 }
 
@@ -205,7 +204,7 @@ Result<Packing> PackSmallPieces(const StepModel& model, BlobReader& blobs,
   CKPT_ASSIGN_OR_RETURN(packing.reads, ReadScattered(blobs, work.pieces, options.threads,
                                                      packing.bytes.data() + data_offset));
   packing.pieces = work.pieces.size();
-  CKPT_ASSIGN_OR_RETURN(packing.access, AccessOf(blobs, model, work));
+  CKPT_ASSIGN_OR_RETURN(packing.access, AccessToAll(blobs, model, work));
   for (const Candidate& candidate : work.atoms) {
     packing.atoms.push_back(SideAtom{candidate.atom, data_offset + candidate.begin});
   }

@@ -24,22 +24,15 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
+#include "core/io/file.h"
 #include "core/model/side_blob.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
 
-// Who may read a file.
-struct FileAccess {
-  uint32_t mode = 0;  // st_mode permission bits
-  uint32_t uid = 0;
-  uint32_t gid = 0;
-  bool operator==(const FileAccess&) const = default;
-};
-
 // Whoever but root may read a file of this access may read each of `files`.
 // Where owners (or groups) differ their bits go to nobody who lacks the others'.
-FileAccess TightestAccess(std::span<const FileAccess> files);
+OwnerAndMode TightestAccess(std::span<const OwnerAndMode> files);
 
 struct PackOptions {
   uint64_t limit = 0;     // of the data; 0: the bound above
@@ -49,7 +42,7 @@ struct PackOptions {
 struct Packing {
   std::vector<SideAtom> atoms;  // empty: nothing is worth it, and no file
   std::string bytes;            // the side blob
-  FileAccess access;            // the tightest of the files that were read
+  OwnerAndMode access;          // the tightest of the files that were read
   uint64_t pieces = 0;          // runs of bytes that were gathered
   uint64_t reads = 0;           // by so many requests
 };

@@ -5,11 +5,17 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "core/base/strings.h"
 
 namespace ckptfs {
+namespace {
+
+constexpr size_t kMaxWrite = size_t{1} << 30;  // per system call
+
+}  // namespace
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
@@ -26,9 +32,22 @@ Result<Descriptor> OpenDescriptor(const std::string& path, int flags, mode_t mod
   return opened;
 }
 
+Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes,
+                const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::pwrite(fd, bytes.data(), std::min(bytes.size(), kMaxWrite),
+                               static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Fail(ErrnoError(errno, StrCat("write ", path)));
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
+  }
+  return {};
+}
+
 Status SyncPath(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0 || ::fsync(file.get()) != 0) return Fail(ErrnoError(errno, path));
+  CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenDescriptor(path, O_RDONLY));
+  if (::fsync(file.get()) != 0) return Fail(ErrnoError(errno, StrCat("fsync ", path)));
   return {};
 }
 

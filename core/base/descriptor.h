@@ -9,6 +9,9 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -43,6 +46,9 @@ class Descriptor {
 
 // open(2) with O_CLOEXEC; errors name the path.
 Result<Descriptor> OpenDescriptor(const std::string& path, int flags, mode_t mode = 0);
+
+// All bytes at `offset` of a file; errors name the path.  BLOCKS: on the device.
+Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, const std::string& path);
 
 // fsync(2) of a file or directory.  BLOCKS: on the device.
 Status SyncPath(const std::string& path);

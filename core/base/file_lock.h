@@ -9,6 +9,9 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+
+#include "core/base/descriptor.h"
 
 namespace ckptfs {
 
@@ -21,14 +24,11 @@ class FileLock {
   // BLOCKS: on another's lock, without LOCK_NB.
   static std::unique_ptr<const FileLock> Take(const std::string& path, int flags, int operation);
 
-  explicit FileLock(int fd) : fd_(fd) {}
-  ~FileLock();
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-  int fd() const { return fd_; }
+  explicit FileLock(Descriptor file) : file_(std::move(file)) {}
+  int fd() const { return file_.get(); }
 
  private:
-  const int fd_;
+  const Descriptor file_;
 };
 
 }  // namespace ckptfs

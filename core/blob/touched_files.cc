@@ -2,14 +2,13 @@
 
 #include "core/blob/touched_files.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/io/file_stamp.h"
 
 namespace ckptfs {
 namespace {
@@ -21,9 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kTickNs = 50'000'000;
 
 void LetTickPass(const FileStamp& stamp) {
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  const int64_t age = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec - stamp.ctime_ns;
+  const int64_t age = NowNs() - stamp.ctime_ns;
   if (age < kTickNs) {
     std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(kTickNs - age, kTickNs)));
   }

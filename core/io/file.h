@@ -35,6 +35,8 @@ struct OwnerAndMode {
   uint32_t gid = 0;
   bool acl = false;
   auto operator<=>(const OwnerAndMode&) const = default;
+  // Of one with an ACL only its owner's bits are certain.
+  uint32_t CertainMode() const { return acl ? mode & 0700 : mode; }
 };
 
 struct FileIdentity {

@@ -54,8 +54,7 @@ Result<RootEntry> EntryOf(int directory, const dirent& found, bool follow) {
 }
 
 EntryStat StatOf(const struct stat& status) {
-  return EntryStat{KindOf(status), StampOf(status),
-                   OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, false}};
+  return EntryStat{KindOf(status), StampOf(status), AccessOf(status)};
 }
 
 }  // namespace

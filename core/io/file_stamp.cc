@@ -3,8 +3,7 @@
 #include "core/io/file_stamp.h"
 
 #include <sys/xattr.h>
-
-#include <cerrno>
+#include <time.h>
 
 #include "core/base/strings.h"
 
@@ -20,15 +19,6 @@ int64_t Nanoseconds(const struct timespec& time) {
 FileStamp StampOf(const struct stat& status) {
   return FileStamp{static_cast<uint64_t>(status.st_size), Nanoseconds(status.st_mtim),
                    Nanoseconds(status.st_ctim), static_cast<uint64_t>(status.st_ino)};
-}
-
-Result<FileStamp> StampOfFile(const std::string& path) {
-  struct stat status;
-  if (stat(path.c_str(), &status) != 0) return Fail(ErrnoError(errno, path));
-  if (!S_ISREG(status.st_mode)) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, " is not a regular file"));
-  }
-  return StampOf(status);
 }
 
 Status CompareStamps(const std::string& path, const FileStamp& adopted, const FileStamp& now) {
@@ -49,8 +39,18 @@ Status CompareStamps(const std::string& path, const FileStamp& adopted, const Fi
   return Fail(ErrorCode::kStale, StrCat(path, " changed since it was adopted: ", differences));
 }
 
+OwnerAndMode AccessOf(const struct stat& status, bool acl) {
+  return OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, acl};
+}
+
 bool HasAcl(const std::string& path) {
   return getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
+}
+
+int64_t NowNs() {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  return Nanoseconds(now);
 }
 
 }  // namespace ckptfs

@@ -19,16 +19,17 @@ namespace ckptfs {
 
 FileStamp StampOf(const struct stat& status);
 
-// Of the file a path names now (symbolic links followed).  kInvalid unless it
-// is a regular file.
-Result<FileStamp> StampOfFile(const std::string& path);
-
 // kStale naming the file and every field that differs.  An adopted ctime of 0 is
 // not compared: of the store's hard links it changes when the source is deleted.
 // Of a stamp that is a size only nothing else is.
 Status CompareStamps(const std::string& path, const FileStamp& adopted, const FileStamp& now);
 
+OwnerAndMode AccessOf(const struct stat& status, bool acl = false);
+
 // True if a POSIX ACL says more than the mode.
 bool HasAcl(const std::string& path);
+
+// What a stamp of this moment says.
+int64_t NowNs();
 
 }  // namespace ckptfs

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,7 +26,6 @@ namespace {
 
 constexpr std::string_view kTemporary = ".tmp";
 constexpr int kMaxRaces = 100;
-constexpr size_t kMaxWrite = size_t{1} << 30;  // per system call
 
 Error SystemError(std::string_view call, const std::string& path) {
   return ErrnoError(errno, StrCat(call, " ", path));
@@ -73,12 +71,6 @@ Result<Descriptor> OpenTrusted(const std::string& directory, std::string_view na
 
 std::string ParentOf(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
-Status SyncDirectory(const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(Descriptor directory, OpenDescriptor(path, O_RDONLY | O_DIRECTORY));
-  if (fsync(directory.get()) != 0) return Fail(SystemError("fsync", path));
-  return {};
-}
-
 // Creates the missing directories of `path` and syncs the parents of those.
 Status MakeDirectories(const std::string& path) {
   struct stat status;
@@ -89,20 +81,7 @@ Status MakeDirectories(const std::string& path) {
   const std::string parent = ParentOf(path);
   if (!parent.empty()) CKPT_RETURN_IF_ERROR(MakeDirectories(parent));
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return Fail(SystemError("mkdir", path));
-  return SyncDirectory(parent.empty() ? "/" : parent);
-}
-
-Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes,
-                const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t n = pwrite(fd, bytes.data(), std::min(bytes.size(), kMaxWrite),
-                             static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Fail(SystemError("write", path));
-    bytes = bytes.subspan(static_cast<size_t>(n));
-    offset += static_cast<uint64_t>(n);
-  }
-  return {};
+  return SyncPath(parent.empty() ? "/" : parent);
 }
 
 // Gives the file `temporary` the name `path` unless that is taken.
@@ -165,13 +144,13 @@ class TemporaryFile final : public StorageWriter {
     CKPT_RETURN_IF_ERROR(Prepare());
     if (rename(temporary_.c_str(), path_.c_str()) != 0) return Fail(SystemError("rename", path_));
     named_ = true;
-    return SyncDirectory(ParentOf(path_));
+    return SyncPath(ParentOf(path_));
   }
   Status CloseIfAbsent() {
     CKPT_RETURN_IF_ERROR(Prepare());
     CKPT_RETURN_IF_ERROR(LinkIfAbsent(temporary_, path_));
     named_ = true;
-    return SyncDirectory(ParentOf(path_));
+    return SyncPath(ParentOf(path_));
   }
 
  private:
@@ -202,13 +181,10 @@ bool Held(int fd) {
 Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& directory,
                                                      std::string path) {
   static std::atomic<uint64_t> counter{0};
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
   // Unique over the nodes that share the directory as far as O_EXCL needs it.
   for (int race = 0; race < kMaxRaces; ++race) {
     const std::string temporary =
-        StrCat(directory, "/", kTemporary, "/", getpid(), "-", int64_t{now.tv_sec}, "-",
-               int64_t{now.tv_nsec}, "-", counter.fetch_add(1));
+        StrCat(directory, "/", kTemporary, "/", getpid(), "-", NowNs(), "-", counter.fetch_add(1));
     CKPT_ASSIGN_OR_RETURN(Descriptor descriptor,
                           OpenDescriptor(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
     if (!Held(descriptor.get())) continue;
@@ -266,8 +242,7 @@ Result<EntryStat> FileStorage::Stat(std::string_view path) const {
   const std::string full = PathOf(path);
   struct stat status;
   if (lstat(full.c_str(), &status) != 0) return Fail(SystemError("stat", full));
-  return EntryStat{KindOf(status), StampOf(status),
-                   OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, false}};
+  return EntryStat{KindOf(status), StampOf(status), AccessOf(status)};
 }
 
 Result<std::shared_ptr<const File>> FileStorage::Open(std::string_view path) const {
@@ -288,7 +263,7 @@ Result<std::unique_ptr<StorageWriter>> FileStorage::Create(std::string_view path
 // Who loses may rely on the winner's object, so its name is made durable first:
 // the winner may not have come to that yet.
 static Status AlreadyThere(const std::string& path) {
-  CKPT_RETURN_IF_ERROR(SyncDirectory(ParentOf(path)));
+  CKPT_RETURN_IF_ERROR(SyncPath(ParentOf(path)));
   return Fail(ErrorCode::kExists, StrCat(path, " exists"));
 }
 
@@ -308,7 +283,7 @@ Status FileStorage::Remove(std::string_view name) {
   CKPT_RETURN_IF_ERROR(CheckObjectPath(name));
   const std::string path = PathOf(name);
   if (unlink(path.c_str()) != 0) return Fail(SystemError("unlink", path));
-  return SyncDirectory(ParentOf(path));
+  return SyncPath(ParentOf(path));
 }
 
 }  // namespace ckptfs

@@ -47,8 +47,7 @@ Result<FileIdentity> LocalFile::Identity() const {
   struct stat status;
   if (fstat(file_.get(), &status) != 0) return Fail(ErrnoError(errno, StrCat("stat ", name())));
   const bool acl = fgetxattr(file_.get(), "system.posix_acl_access", nullptr, 0) > 0;
-  return FileIdentity{StampOf(status),
-                      OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, acl}};
+  return FileIdentity{StampOf(status), AccessOf(status, acl)};
 }
 
 Status LocalFile::ReadAt(std::span<const ReadRequest> requests) const {

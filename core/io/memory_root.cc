@@ -2,7 +2,6 @@
 
 #include "core/io/memory_root.h"
 
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <cstring>
 
 #include "core/base/strings.h"
+#include "core/io/file_stamp.h"
 
 namespace ckptfs {
 
@@ -31,9 +31,7 @@ std::shared_ptr<const Rope> MakeRope(std::vector<std::span<const std::byte>> spa
   std::erase_if(spans, [](const auto& span) { return span.empty(); });
   FileStamp& stamp = rope->identity.stamp;
   for (const auto& span : spans) rope->ends.push_back(stamp.size += span.size());
-  struct timespec now;
-  clock_gettime(CLOCK_REALTIME, &now);
-  stamp.mtime_ns = stamp.ctime_ns = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  stamp.mtime_ns = stamp.ctime_ns = NowNs();
   stamp.inode = ++serial;
   rope->spans = std::move(spans);
   rope->owner = std::move(owner);

@@ -7,7 +7,6 @@
 #include <linux/openat2.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,6 +14,7 @@
 #include <string_view>
 
 #include "core/base/strings.h"
+#include "core/io/file_stamp.h"
 
 namespace ckptfs {
 namespace {
@@ -37,12 +37,9 @@ bool NeedsWalk(int error) {
   return error == ELOOP || error == ENOSYS || error == EPERM || error == EAGAIN;
 }
 
-std::string ByNumber(int fd) { return StrCat("/proc/self/fd/", fd); }
-
-OwnerAndMode AccessOf(int fd, const struct stat& status) {
+OwnerAndMode AccessOfPlace(int fd, const struct stat& status) {
   // f*xattr does not take descriptors that are only places.
-  const bool acl = getxattr(ByNumber(fd).c_str(), "system.posix_acl_access", nullptr, 0) > 0;
-  return OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, acl};
+  return AccessOf(status, HasAcl(StrCat("/proc/self/fd/", fd)));
 }
 
 Status NotRegular(const std::string& name, const struct stat& status) {
@@ -84,7 +81,7 @@ class Walk {
   }
 
   FoundFile Found() {
-    return FoundFile{status_, AccessOf(place_.get(), status_), std::move(searched_), links_ > 0};
+    return FoundFile{status_, AccessOfPlace(place_.get(), status_), std::move(searched_), links_ > 0};
   }
   // The file itself, still the one of its place.
   Result<OpenedFile> Opened() {
@@ -120,7 +117,7 @@ class Walk {
     place_ = Descriptor();
     status_ = status;
     if (links_ == 0) return {};
-    const OwnerAndMode access = AccessOf(directory_.get(), status);
+    const OwnerAndMode access = AccessOfPlace(directory_.get(), status);
     CKPT_RETURN_IF_ERROR(MayPass(access, 1));
     searched_.push_back(access);
     return {};
@@ -159,7 +156,7 @@ class Walk {
     if (system.f_type == PROC_SUPER_MAGIC) {
       return Fail(ErrorCode::kPermission, StrCat(name_, ": a symbolic link into /proc"));
     }
-    return MayPass(AccessOf(fd, status), 4);
+    return MayPass(AccessOfPlace(fd, status), 4);
   }
 
   Status Follow(int link, const struct stat& status) {
@@ -229,14 +226,14 @@ Result<FoundFile> RootDirectory::Look(const std::string& path) const {
   FoundFile found;
   if (fstat(place.get(), &found.status) != 0) return Fail(ErrnoError(errno, StrCat("stat ", name)));
   CKPT_RETURN_IF_ERROR(NotRegular(name, found.status));
-  found.access = AccessOf(place.get(), found.status);
+  found.access = AccessOfPlace(place.get(), found.status);
   return found;
 }
 
 Result<OwnerAndMode> RootDirectory::Access() const {
   struct stat status;
   if (fstat(directory_.get(), &status) != 0) return Fail(ErrnoError(errno, StrCat("stat ", path_)));
-  return AccessOf(directory_.get(), status);
+  return AccessOfPlace(directory_.get(), status);
 }
 
 Result<OpenedFile> OpenBeneath(const std::string& root, const std::string& path) {

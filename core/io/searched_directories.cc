@@ -3,11 +3,16 @@
 #include "core/io/searched_directories.h"
 
 #include <sys/stat.h>
-#include <sys/xattr.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <string_view>
+
+#include "core/base/strings.h"
+#include "core/io/file_root.h"
+#include "core/io/file_stamp.h"
 
 namespace ckptfs {
 namespace {
@@ -37,8 +42,20 @@ Result<std::optional<OwnerAndMode>> AccessOfDirectory(const std::string& path) {
   struct stat status;
   if (stat(path.c_str(), &status) != 0) return Fail(ErrnoError(errno, path));
   if (!S_ISDIR(status.st_mode)) return std::optional<OwnerAndMode>();
-  const bool acl = getxattr(path.c_str(), "system.posix_acl_access", nullptr, 0) > 0;
-  return std::optional(OwnerAndMode{status.st_mode & 0777u, status.st_uid, status.st_gid, acl});
+  return std::optional(AccessOf(status, HasAcl(path)));
+}
+
+std::vector<std::string> WorkingDirectories() {
+  std::vector<std::string> paths;
+  const auto processes = ListDirectory("/proc", false);
+  for (const RootEntry& process : processes ? *processes : std::vector<RootEntry>()) {
+    if (!IsDigit(process.name.front())) continue;
+    char path[PATH_MAX];
+    const ssize_t length =
+        readlink(StrCat("/proc/", process.name, "/cwd").c_str(), path, sizeof(path));
+    if (length > 0) paths.emplace_back(path, static_cast<size_t>(length));
+  }
+  return paths;
 }
 
 }  // namespace ckptfs

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The directories that a path leads through: whoever opens a file by that path
-// has to be able to search each of them.
+// has to be able to search each of them.  And those that processes are in.
 //
 // Thread safety: pure functions over the filesystem.
 // BLOCKS: on stat.
@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/io/open_beneath.h"
 
@@ -23,5 +24,8 @@ void AddSearched(const std::string& directory, std::set<std::string>& out);
 // Of a directory, links followed; nothing of what is there but is not one.
 // Errors as ErrnoError.
 Result<std::optional<OwnerAndMode>> AccessOfDirectory(const std::string& path);
+
+// Where the processes are that we may look at, each path as its own namespace has it.
+std::vector<std::string> WorkingDirectories();
 
 }  // namespace ckptfs

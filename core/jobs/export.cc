@@ -37,24 +37,6 @@ constexpr std::string_view kJournal = ".ckptfs-export";
 constexpr std::string_view kPartial = ".ckptfs-partial";
 constexpr std::string_view kMagic = "ckptfs-export 1";
 
-Result<Descriptor> OpenFile(const std::string& path, int flags, mode_t mode = 0600) {
-  Descriptor file(::open(path.c_str(), flags | O_CLOEXEC, mode));
-  if (file.get() < 0) return Fail(ErrnoError(errno, path));
-  return file;
-}
-
-Status WriteAll(int fd, std::span<const std::byte> bytes, uint64_t offset,
-                const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Fail(ErrnoError(errno, path));
-    bytes = bytes.subspan(static_cast<size_t>(n));
-    offset += static_cast<uint64_t>(n);
-  }
-  return {};
-}
-
 struct Target {
   std::string view_path;  // below view/<layout>/
   std::string path;       // absolute
@@ -197,7 +179,7 @@ Status Export::OpenJournal(std::string_view wanted) {
                                            ": not empty and not an export that can "
                                            "be resumed"));
   }
-  CKPT_ASSIGN_OR_RETURN(journal_, OpenFile(path, O_RDWR | O_CREAT | O_APPEND));
+  CKPT_ASSIGN_OR_RETURN(journal_, OpenDescriptor(path, O_RDWR | O_CREAT | O_APPEND, 0600));
   if (::flock(journal_.get(), LOCK_EX | LOCK_NB) != 0) {
     return Fail(ErrorCode::kExists, StrCat(destination_, ": another export is writing there"));
   }
@@ -224,7 +206,7 @@ Status Export::DropForeignGroup(int fd, const std::string& path) const {
 
 Result<Descriptor> Export::CreateFile(const std::string& path) const {
   CKPT_ASSIGN_OR_RETURN(Descriptor file,
-                        OpenFile(path, O_RDWR | O_CREAT, 0600 | (access_.read_bits & 044)));
+                        OpenDescriptor(path, O_RDWR | O_CREAT, 0600 | (access_.read_bits & 044)));
   CKPT_RETURN_IF_ERROR(DropForeignGroup(file.get(), path));
   return file;
 }
@@ -233,7 +215,7 @@ Result<Descriptor> Export::CreateFile(const std::string& path) const {
 Status Export::MakeDirectory(const std::string& path) const {
   const mode_t bits = access_.read_bits & 044;
   if (::mkdir(path.c_str(), 0700 | bits | bits >> 2) == 0) {
-    CKPT_ASSIGN_OR_RETURN(const Descriptor made, OpenFile(path, O_RDONLY | O_DIRECTORY));
+    CKPT_ASSIGN_OR_RETURN(const Descriptor made, OpenDescriptor(path, O_RDONLY | O_DIRECTORY));
     return DropForeignGroup(made.get(), path);
   }
   const int error = errno;
@@ -328,7 +310,7 @@ Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
   const std::string partial = StrCat(target.path, kPartial);
   CKPT_ASSIGN_OR_RETURN(const PlanPtr plan, PlanOf(chunk.target));
   const PlanReader reader(*plan, views_.step(), blobs_);
-  CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenFile(partial, O_RDWR));
+  CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenDescriptor(partial, O_RDWR));
   const uint64_t begin = chunk.number * kChunk;
   const uint64_t end = std::min(target.size, begin + kChunk);
   std::vector<std::byte> buffer(std::min(kExportBuffer, end - begin));
@@ -336,7 +318,7 @@ Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
     const std::span<std::byte> piece(buffer.data(), std::min<uint64_t>(buffer.size(), end - at));
     CKPT_ASSIGN_OR_RETURN(const size_t got, reader.Read(at, piece));
     if (got != piece.size()) return Fail(ErrorCode::kInternal, "short read of a plan");
-    CKPT_RETURN_IF_ERROR(WriteAll(file.get(), piece, at, partial));
+    CKPT_RETURN_IF_ERROR(WriteAll(file.get(), at, piece, partial));
     at += got;
   }
   if (target.chunks_left->fetch_sub(1) == 1) {

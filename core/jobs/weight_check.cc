@@ -279,7 +279,7 @@ WeightPairs FindWeightPairs(const StepModel& model) {
     const size_t copies = weight.source.gathers.size();
     const bool paired = copies == master.source.gathers.size();
     const bool averaged = IsAveraged(weight.source) || IsAveraged(master.source);
-    if (averaged && !paired) {
+    if (model.weights_apart || (averaged && !paired)) {
       pairs.skipped.push_back(AtomIndex{i});
     } else {
       pairs.compared.push_back(

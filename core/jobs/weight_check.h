@@ -10,7 +10,8 @@
 //   equal      the same bits; any two NaN; two zeros; for bf16 and fp32 two
 //              values that are subnormal or zero (processors may flush those)
 //   not        averaged atoms of which weight and master have unequal numbers
-//              of copies: a mean rounds elsewhere
+//              of copies: a mean rounds elsewhere; all of a step before whose first
+//              optimizer step the masters were changed (StepModel::weights_apart)
 //
 // Thread safety: pure functions but for reading.
 // Units: elements.

@@ -133,6 +133,9 @@ struct StepModel {
   std::string family_rules;
   std::map<std::string, int64_t> family_sizes;
   uint32_t layers = 0;    // transformer layers, 0 if unknown
+  // No step of the optimizer was taken, and what made it changed the masters only:
+  // weights are not their casts.
+  bool weights_apart = false;
 
   std::vector<std::string> roots;  // absolute directories when adopted
   std::vector<Blob> blobs;         // every file of the step, the unread ones too

@@ -8,6 +8,8 @@
 
 #include <memory>
 
+#include "core/base/descriptor.h"
+
 namespace ckptfs {
 namespace {
 
@@ -28,8 +30,7 @@ bool PrepareFile(const std::string& path, bool create) {
   // Only what is new is opened here: closing a descriptor of a database that is
   // in use would end its locks.
   if (create) {
-    const int made = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (made >= 0) close(made);
+    (void)OpenDescriptor(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
   }
   struct stat status;
   if (lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return false;

@@ -140,6 +140,7 @@ Status Reader::ReadHeader() {
     model_.family_sizes[Text(size->name())] = size->value();
   }
   model_.layers = manifest_.layers();
+  model_.weights_apart = manifest_.weights_apart();
   for (const std::string& root : Texts(manifest_.roots())) {
     root_is_store_.push_back(!root.starts_with('/'));
     CKPT_ASSIGN_OR_RETURN(std::string here, LocateRoot(root, blobs_));

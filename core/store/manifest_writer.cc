@@ -220,7 +220,7 @@ std::string Writer::Write() {
       fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration,
                          model_.mtime_ns, layout, Optional(model_.model_dtype), family,
                          model_.layers, roots, blobs, parameters, atoms, aliases, groups, documents,
-                         notes, family_rules, family_sizes),
+                         notes, family_rules, family_sizes, model_.weights_apart),
       fb::ManifestIdentifier());
   return WrapManifest(std::string_view(
       reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()));

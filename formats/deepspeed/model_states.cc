@@ -108,6 +108,7 @@ Result<uint32_t> Degree(PickleRef dict, std::string_view key) {
 
 Status ReadCounters(PickleRef root, ModelStates& out) {
   const std::pair<std::string_view, uint64_t*> counters[] = {{kGlobalSteps, &out.global_steps},
+                                                             {kSkippedSteps, &out.skipped_steps},
                                                              {kDpWorldSize, &out.dp_world},
                                                              {kMpWorldSize, &out.mp_world}};
   for (const auto& [key, target] : counters) {

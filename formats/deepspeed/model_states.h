@@ -61,7 +61,8 @@ struct ModelStates {
   bool sharded = false;               // an optimizer of which every rank has a part in a file
   std::optional<ShardingInfo> info;   // universal_checkpoint_info
   std::map<std::string, int64_t> variables;  // the integers of client state's args
-  uint64_t global_steps = 0;
+  uint64_t global_steps = 0;          // the skipped ones too
+  uint64_t skipped_steps = UINT64_MAX;  // of these; not recorded
   uint64_t dp_world = 0;              // 0: not recorded, as mp_world; then the files tell
   uint64_t mp_world = 0;
   uint32_t pp_degree = 0;             // 0: not recorded

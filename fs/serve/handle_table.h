@@ -29,6 +29,8 @@ struct OpenHandle {
   std::shared_ptr<const std::string> text;
   std::shared_ptr<const Backing> backing;     // null: streamed
   Reading reading = Reading::kRandom;
+  // Bytes that were streamed, by this handle and those that took its place.
+  std::shared_ptr<std::atomic<uint64_t>> streamed = std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 class HandleTable {

@@ -184,8 +184,8 @@ Result<size_t> OpenFiles::Read(FileHandle handle, uint64_t offset, std::span<std
   if (!open) return Fail(ErrorCode::kInvalid, "no such open file");
   if (open->text) return CopyText(*open->text, offset, out);
   const bool filled = open->backing && open->backing->mode() == ServingMode::kMaterialise;
-  Result<size_t> count = filled ? ReadFilled(open->backing->fd(), offset, out)
-                                : open->plan->reader().Read(offset, out);
+  Result<size_t> count =
+      filled ? ReadFilled(open->backing->fd(), offset, out) : Stream(*open, offset, out);
   if (count) {
     counters_.CountServed(*count);
     return count;
@@ -194,6 +194,18 @@ Result<size_t> OpenFiles::Read(FileHandle handle, uint64_t offset, std::span<std
   counters_.CountError(error);
   options_.Say(error.message);
   return Fail(std::move(error));
+}
+
+Result<size_t> OpenFiles::Stream(const OpenHandle& open, uint64_t offset,
+                                 std::span<std::byte> out) {
+  CKPT_ASSIGN_OR_RETURN(const size_t count, open.plan->reader().Read(offset, out));
+  if (count == 0) return count;
+  const uint64_t size = open.plan->plan().size();
+  const uint64_t before = open.streamed->fetch_add(count, std::memory_order_relaxed);
+  if (before / size != (before + count) / size) {
+    CKPT_RETURN_IF_ERROR(open.plan->step().CheckStampsNow(open.plan->blobs()));
+  }
+  return count;
 }
 
 void OpenFiles::Release(FileHandle handle) {

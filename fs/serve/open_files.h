@@ -77,6 +77,9 @@ class OpenFiles {
   Result<std::shared_ptr<const Backing>> MakeBacking(const Node& file, const PreparedPlan& plan,
                                                      std::string* reason);
   OpenFile Describe(FileHandle handle, const OpenHandle& open) const;
+  // As PlanReader's.  Once as many bytes were read as the file has its sources are
+  // looked at again: who reads all of it is told of a change in the middle.
+  static Result<size_t> Stream(const OpenHandle& open, uint64_t offset, std::span<std::byte> out);
 
   const FilesystemOptions& options_;
   const Resolver& resolver_;

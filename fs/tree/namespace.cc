@@ -69,7 +69,7 @@ Result<NodePtr> Namespace::FindNode(InodeNumber inode) const {
 NodePtr Namespace::Reference(NodePtr node) {
   NodePtr surplus;
   NodePtr held = nodes_.Reference(std::move(node), &surplus);
-  if (surplus) invalidator_.Offer(surplus->parent, std::string(surplus->name()));
+  if (surplus) invalidator_.Offer(surplus->parent, surplus->path);
   return held;
 }
 

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "core/base/descriptor.h"
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/control_client.h"
@@ -19,23 +20,21 @@ struct UmountFlags {
   bool lazy = false;
 };
 
-// A descriptor that becomes readable when the daemon has ended, or -1.
-int DaemonOf(const std::string& mountpoint) {
+// Becomes readable when the daemon has ended; none if there is none.
+Descriptor DaemonOf(const std::string& mountpoint) {
   for (const LiveMount& mount : FindLiveMounts("")) {
     if (mount.mountpoint == mountpoint && mount.pid > 0) {
-      return static_cast<int>(::syscall(SYS_pidfd_open, mount.pid, 0));
+      return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, mount.pid, 0)));
     }
   }
-  return -1;
+  return {};
 }
 
 // The daemon writes its last words and frees its memory after the unmount.
-Status WaitForDaemon(int daemon) {
-  if (daemon < 0) return {};
-  pollfd event{daemon, POLLIN, 0};
-  const int ready = ::poll(&event, 1, kEndMilliseconds);
-  ::close(daemon);
-  if (ready == 1) return {};
+Status WaitForDaemon(const Descriptor& daemon) {
+  if (!daemon.valid()) return {};
+  pollfd event{daemon.get(), POLLIN, 0};
+  if (::poll(&event, 1, kEndMilliseconds) == 1) return {};
   return Fail(ErrorCode::kExists, "unmounted, but the daemon has not ended after 30 s");
 }
 
@@ -46,12 +45,8 @@ Status RunUmount(const UmountFlags& options) {
     return Fail(ErrorCode::kNotFound, StrCat(path, ": no ckptfs is mounted there"));
   }
   const bool dead = IsDeadMount(path);
-  const int daemon = dead || options.lazy ? -1 : DaemonOf(path);
-  Status done = dead || options.lazy ? UnmountLazily(path) : Unmount(path);
-  if (!done) {
-    if (daemon >= 0) ::close(daemon);
-    return done;
-  }
+  const Descriptor daemon = dead || options.lazy ? Descriptor() : DaemonOf(path);
+  CKPT_RETURN_IF_ERROR(dead || options.lazy ? UnmountLazily(path) : Unmount(path));
   return WaitForDaemon(daemon);
 }
 

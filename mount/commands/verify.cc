@@ -57,8 +57,8 @@ void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
   }
   if (report.weights_skipped > 0) {
     fmt::print(
-        "note: {} weights cannot be compared with their masters, being averages of other copies, "
-        "such as {}\n",
+        "note: {} weights cannot be compared with their masters, being averages of other copies or "
+        "from before the first optimizer step, such as {}\n",
         report.weights_skipped, report.skipped);
   }
   fmt::print(

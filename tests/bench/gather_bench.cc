@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
+#include "tests/support/stamp_of_file.h"
 
 namespace ckptfs {
 namespace {

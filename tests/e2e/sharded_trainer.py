@@ -3,7 +3,7 @@
 
 Usage: sharded_trainer.py FOLDER STORE RANK WORLD
 
-Lines of the input: "make KIND" builds a model (fsdp, hsdp, grid, tensor) with a Snapshotter
+Lines of the input: "make KIND" builds a model (fsdp, offload, hsdp, grid, tensor) with a Snapshotter
 of the run KIND ("make KIND dcp": saves through torch.distributed.checkpoint instead, "make KIND url": and names only where to), "refuse" prints what it says of models that it does not take, "step"
 trains one step and saves it (prints "saved N BOOL LATE"), "spoil" writes a parameter after that, "durable N" waits for it, "load VIEW" empties the memory
 and loads a view, or a URL, by DCP (prints whether all is as before), "status" prints it as JSON.
@@ -25,10 +25,12 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import (CPUOffloadPolicy, FullyShardedDataParallel,
+                                    fully_shard)
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,
                                                parallelize_module)
+from torch.nn.parallel import DistributedDataParallel
 
 # Few rows, so that some ranks have none; a vocabulary whose part is worth being late.
 SIZES = {'HIDDEN': 6, 'HEADS': 2, 'MLP': 10, 'VOCAB': 12001, 'LAYERS': 2}
@@ -48,17 +50,18 @@ def build(kind, world):
     net.lm_head.weight = net.model.embed_tokens.weight
     if kind == 'hsdp':
         net = net.bfloat16()
-    dims = {'fsdp': {'dp': world}, 'tensor': {'tp': world}, 'hsdp': {'copies': 2, 'dp': world // 2},
-            'grid': {'dp': world // 2, 'tp': 2}}[kind]
+    dims = {'fsdp': {'dp': world}, 'offload': {'dp': world}, 'tensor': {'tp': world},
+            'hsdp': {'copies': 2, 'dp': world // 2}, 'grid': {'dp': world // 2, 'tp': 2}}[kind]
     mesh = init_device_mesh('cpu', tuple(dims.values()), mesh_dim_names=tuple(dims))
     if 'tp' in dims:
         for layer in net.model.layers:
             parallelize_module(layer, mesh['tp'], PLAN)
     if 'dp' in dims:
         over = mesh if kind == 'hsdp' else mesh['dp']
+        more = {'offload_policy': CPUOffloadPolicy(pin_memory=False)} if kind == 'offload' else {}
         for layer in net.model.layers:
-            fully_shard(layer, mesh=over)
-        fully_shard(net, mesh=over)
+            fully_shard(layer, mesh=over, **more)
+        fully_shard(net, mesh=over, **more)
     return net
 
 
@@ -74,9 +77,13 @@ def refusals(world, store):
     for name in ('weight', 'bias'):
         setattr(stage, name, nn.Parameter(DTensor.from_local(torch.ones(4), own,
                                                              [Replicate()])))
+    # torch's DDP takes the DTensors of a tensor-parallel model away.
+    both = init_device_mesh('cpu', (1, world), mesh_dim_names=('copies', 'tp'))
+    copies = parallelize_module(nn.Sequential(nn.Linear(4, 4)), both['tp'], {'0': ColwiseParallel()})
+    copies = DistributedDataParallel(copies, device_mesh=both['copies'])
     said = []
     old = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device('cpu'))
-    for model in (nn.Linear(2, 2), old, inner, partial, stage):
+    for model in (nn.Linear(2, 2), old, inner, partial, stage, copies):
         optimizer = torch.optim.SGD(model.parameters(), lr=1)
         try:
             ckptfs.Snapshotter(model, optimizer, run='x', store=store)

@@ -67,7 +67,8 @@ class Inner(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
         self.norm = nn.LayerNorm(HIDDEN, bias=False)
         self.rotary_emb = nn.Module()
-        self.rotary_emb.register_buffer('inv_freq', torch.ones(HIDDEN // HEADS // 2))
+        # As large as what is copied late.
+        self.rotary_emb.register_buffer('inv_freq', torch.ones(1 << 15))
 
     def forward(self, tokens):
         x = self.embed_tokens(tokens)

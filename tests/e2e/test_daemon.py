@@ -7,13 +7,17 @@ import subprocess
 
 import pytest
 from daemon import BIN, step_of, wait_until
+from service_manager import ServiceManager
 from test_snapshot import assert_equal, block_store, durable_steps, gathered, job_fixture  # noqa: F401
 
 
-def start(ckptfs, *options):
+def start(ckptfs, *options, manager=None):
     """A daemon in the foreground."""
-    process = subprocess.Popen([BIN, 'daemon', '--foreground', '--store', ckptfs.store, *options],
-                               stdin=subprocess.DEVNULL)
+    command = [BIN, 'daemon', '--foreground', '--store', ckptfs.store, *options]
+    if manager is None:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    else:
+        process = manager.start(command)
     ckptfs.processes.append(process)
     wait_until(lambda: process.pid in [one['pid'] for one in status(ckptfs)], 'the daemon', process)
     return process
@@ -89,6 +93,50 @@ def test_what_is_whole_when_it_ends(ckptfs, job, how):
         daemon.kill()
         daemon.wait()
         assert ckptfs.list()['steps'] == []
+
+
+def test_both_die_and_a_service_manager_has_the_arena(ckptfs, job, tmp_path):
+    manager = ServiceManager(tmp_path)
+    first = start(ckptfs, manager=manager)
+    block = block_store(ckptfs)
+    trainer = job(2)
+    assert trainer.step() == [True, True]
+    wait_until(lambda: any(one['status']['snapshots']['waiting'] for one in status(ckptfs)),
+               'the step in memory', first)
+    trainer.kill()
+    first.kill()
+    first.wait()
+    os.unlink(block)
+    assert len(manager.hear()) == 4  # an arena and a ledger per rank
+    second = start(ckptfs, manager=manager)
+    wait_until(lambda: durable_steps(ckptfs) == ['0'], 'the step on disk', second)
+    wait_until(lambda: manager.hear() == [], 'nothing to keep', second)
+    mount = ckptfs.mount()
+    assert_equal(gathered(os.path.join(step_of(mount, 'job', '0'), 'view', 'tp2'), 2),
+                 trainer.truth(0))
+    second.terminate()
+    assert second.wait(60) == 0
+    manager.close()
+
+
+def test_a_rank_comes_back_though_its_arena_was_kept(ckptfs, job, tmp_path):
+    manager = ServiceManager(tmp_path)
+    first = start(ckptfs, manager=manager)
+    block = block_store(ckptfs)
+    trainer = job(2)
+    assert trainer.step() == [True, True]
+    wait_until(lambda: any(one['status']['snapshots']['waiting'] for one in status(ckptfs)),
+               'the step in memory', first)
+    first.kill()
+    first.wait()
+    os.unlink(block)
+    second = start(ckptfs, manager=manager)
+    assert trainer.durable(0)
+    wait_until(lambda: trainer.step() == [True, True], 'a save that is taken', second)
+    assert durable_steps(ckptfs)[0] == '0'
+    trainer.end()
+    wait_until(lambda: manager.hear() == [], 'nothing to keep', second)
+    manager.close()
 
 
 def test_in_the_background(ckptfs):

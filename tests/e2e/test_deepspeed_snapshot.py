@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ TAG = f'global_step{STEPS}'
 DIMS = Dims(layers=1)
 # Every form of a checkpoint once; CKPTFS_LONG=1: all variants.
 SOME = ['stage0_fused', 'zero1_bf16', 'zero2_frozen', 'zero3_2groups', 'tp2_pp2', 'moe']
+OFFLOADED = ['zero2_frozen', 'zero3_2groups']
 CASES = list(VARIANTS) if os.environ.get('CKPTFS_LONG') else SOME
 
 
@@ -127,6 +129,8 @@ def save_both(out, store, name):
     lay = VARIANTS[name]
     dims = Dims(**SIZES.get(name, {}))
     engine = engine_of(dims, lay, store, name)
+    offloads = 'offload_optimizer' in engine.config['zero_optimization']
+    assert bool(engine.zero_cpu_offload()) == offloads
     train(engine, dims, lay, 0, STEPS)
     client = {**client_state(dims, lay, STEPS), 'rng': torch.get_rng_state()}
     storages = kept(engine)
@@ -137,6 +141,22 @@ def save_both(out, store, name):
     train(engine, dims, lay, STEPS, 1)
     assert engine.checkpoint_engine.snap.wait_durable(STEPS, 60), 'not durable'
     engine.destroy()
+
+
+def save_offloaded(out, store, name):
+    """As save_both, with masters and states that DeepSpeed keeps in host memory (ZeRO-Offload)."""
+    import engine as fixture
+    offload = {'zero_force_ds_cpu_optimizer': False,
+               'zero_optimization': {'offload_optimizer': {'device': 'cpu'}}}
+    fixture.ds_config = partial(with_more, fixture.ds_config, offload)
+    save_both(out, store, name)
+
+
+def with_more(make, more, dims, lay, extra=None):
+    """A configuration with more, also of ZeRO."""
+    config = make(dims, lay, extra)
+    zero = {**config['zero_optimization'], **more['zero_optimization']}
+    return {**config, **more, 'zero_optimization': zero}
 
 
 def files_of(folder):
@@ -160,11 +180,12 @@ def layouts_of(name):
     return ['tp1', f'dp{own.dp}_zero{own.stage}', *more]
 
 
-@pytest.mark.parametrize('name', CASES)
-def test_a_snapshot_is_what_a_checkpoint_would_be(ckptfs, tmp_path, name):
+@pytest.mark.parametrize(('name', 'worker'), [(name, save_both) for name in CASES]
+                         + [(name, save_offloaded) for name in OFFLOADED])
+def test_a_snapshot_is_what_a_checkpoint_would_be(ckptfs, tmp_path, name, worker):
     process, mount = ckptfs.start()
     out = str(tmp_path)
-    run(save_both, VARIANTS[name].world, (out, ckptfs.store, name), out)
+    run(worker, VARIANTS[name].world, (out, ckptfs.store, name), out)
     ckptfs.adopt(os.path.join(out, 'ckpt'), 'native')
     wait_until(lambda: 'native' in os.listdir(os.path.join(mount, 'run')), 'the step', process)
     ours, native = (os.path.join(step_of(mount, r, TAG), 'view') for r in (name, 'native'))

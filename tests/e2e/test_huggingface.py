@@ -13,57 +13,25 @@ import os
 import random
 import shutil
 import struct
-import sys
 
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'huggingface'))
+import daemon
+import huggingface_pairs as pairs
+import models
+from huggingface_pairs import differ, load, same, source, truth_of
 
-import daemon  # noqa: E402
-import launch  # noqa: E402
-import make_huggingface  # noqa: E402
-import models  # noqa: E402
-
-FIXTURES = os.path.join(daemon.FIXTURES, 'huggingface')
-VARIANTS = [variant for variant, _, _ in make_huggingface.variants()]
 SMALL = ('generation_config.json', 'tokenizer.json', 'tokenizer_config.json')
-
-
-def source(variant):
-    """The checkpoint of a variant."""
-    return os.path.join(FIXTURES, variant, 'ckpt')
-
-
-def truth_of(variant):
-    """(state_dict, logits) of the live model."""
-    all_of = load_file(os.path.join(FIXTURES, variant, 'truth.safetensors'))
-    logits = all_of.pop('logits')
-    return {k.split('/', 1)[1]: t for k, t in all_of.items()}, logits
-
-
-def same(a, b):
-    """Equal in type, shape and every bit."""
-    return (a.dtype == b.dtype and a.shape == b.shape
-            and torch.equal(a.contiguous().flatten().view(torch.uint8),
-                            b.contiguous().flatten().view(torch.uint8)))
-
-
-def differ(got, want):
-    """Names that are in one only, or not equal."""
-    return sorted(k for k in got.keys() | want.keys()
-                  if k not in got or k not in want or not same(got[k], want[k]))
 
 
 @pytest.fixture(scope='module')
 def mounted(tmp_path_factory):
     """All variants in one mount."""
     program = daemon.Ckptfs(str(tmp_path_factory.mktemp('hf')))
-    for variant in VARIANTS:
+    for variant in pairs.SOURCES:
         program.adopt(source(variant), variant)
     yield program.mount()
     gc.collect()  # models map the view's files, and modules refer to themselves
@@ -75,15 +43,7 @@ def view_of(mount, variant, layout='tp1'):
     return os.path.join(daemon.step_of(mount, variant), 'view', layout)
 
 
-def load(directory):
-    """The model, which must have taken every tensor and missed none."""
-    model, said = AutoModelForCausalLM.from_pretrained(
-        directory, output_loading_info=True)
-    assert not {k: v for k, v in said.items() if v}
-    return model
-
-
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize('variant', pairs.SOURCES)
 def test_from_pretrained_loads_the_view(mounted, variant):
     want, logits = truth_of(variant)
     model = load(os.path.join(view_of(mounted, variant), 'huggingface'))
@@ -165,54 +125,18 @@ def test_a_directory_is_cut_where_its_heads_allow(mounted, variant, degrees):
             view_of(mounted, variant, f'tp{tp}'), 'rank0', 'model.safetensors'))
 
 
-def keep_and_train(built, name, out):
-    """What the engine holds is kept, and it can take a step."""
-    whole = make_huggingface.gather(built, name)
-    make_huggingface.train(built, 1)
-    if torch.distributed.get_rank() == 0:
-        save_file(whole, out)
-
-
-def starts(worker, variant, tmp_path, *args):
-    """An engine of all ranks, which then holds the variant's weights."""
-    out, log = str(tmp_path / 'loaded.safetensors'), str(tmp_path / 'rank')
-    done = launch.launch(worker, make_huggingface.WORLD, (*args, out), log)
-    assert done, launch.errors_of(log, make_huggingface.WORLD)
-    want, got = truth_of(variant)[0], load_file(out)
-    tied = {k for k in want if k not in got}
-    assert tied <= {'lm_head.weight'}
-    assert differ(got, {k: t for k, t in want.items() if k not in tied}) == []
-
-
-def start(variant, engine, directory, out):
-    """One rank: an engine of other weights, which are loaded from the view."""
-    torch.manual_seed(99)
-    built = make_huggingface.engine_of(models.MODELS[variant](), variant, engine)
-    path, _ = built.load_checkpoint(directory, load_module_only=True)
-    assert path is not None
-    keep_and_train(built, variant, out)
-
-
 @pytest.mark.parametrize('variant,engine', [
     ('llama', 'zero1'), ('qwen2', 'zero2'), ('gpt2', 'zero1')])
-def test_a_directory_starts_an_engine(mounted, variant, engine, tmp_path):
+def test_a_directory_starts_an_engine(mounted, variant, engine):
     directory = os.path.join(view_of(mounted, variant), 'deepspeed')
-    starts(start, variant, tmp_path, variant, engine, directory)
-
-
-def start_partitioned(name, directory, out):
-    """One rank: from_pretrained, and an engine at ZeRO 3 that cuts what it loaded."""
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    built = make_huggingface.engine_of(model, name, 'zero3')
-    assert all(p.numel() == 0 for p in built.module.parameters())
-    keep_and_train(built, name, out)
+    assert not pairs.starts(pairs.start, variant, variant, engine, directory, True)
 
 
 @pytest.mark.parametrize('name,variant', [
     ('llama', 'llama'), ('gpt2', 'gpt2_zero3'), ('qwen2', 'qwen2_zero1')])
-def test_a_directory_starts_an_engine_at_zero3(mounted, name, variant, tmp_path):
+def test_a_directory_starts_an_engine_at_zero3(mounted, name, variant):
     directory = os.path.join(view_of(mounted, variant), 'huggingface')
-    starts(start_partitioned, variant, tmp_path, name, directory)
+    assert not pairs.starts(pairs.start_partitioned, variant, name, directory)
 
 
 def test_without_a_config_the_view_is_absent_and_says_why(ckptfs, tmp_path):

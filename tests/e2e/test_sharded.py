@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import random
 
 import ckptfs as library
@@ -14,13 +15,16 @@ import torch
 from ckptfs import dcp
 from ckptfs.dcp_reader import Planner, Reader
 from ckptfs.dtensor import boxes_of
+from ckptfs.saved_values import SavedValues
 from ckptfs.state import Model, State
+from ckptfs.step_files import Directory, tensors_of
 from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from test_snapshot import Trainer, durable_steps
 
 NORM, UP, DOWN = ('model.norm.weight', 'model.layers.0.mlp.up_proj.weight',
@@ -164,7 +168,7 @@ def test_boxes_are_what_torch_cuts():
 # ---- real jobs ---------------------------------------------------------------
 
 LAYOUTS = (('tp1', 1), ('tp2', 2), ('dp3_zero3', 3))
-OWN = {'fsdp': 'dp4_zero3', 'hsdp': 'dp4_zero3', 'grid': 'tp2_dp2_zero3', 'tensor': 'tp2'}
+OWN = {'fsdp': 'dp4_zero3', 'offload': 'dp4_zero3', 'hsdp': 'dp4_zero3', 'grid': 'tp2_dp2_zero3', 'tensor': 'tp2'}
 
 
 @pytest.fixture(name='job')
@@ -205,7 +209,7 @@ def check_kind(mount, trainer, kind, by=''):
 def test_four_ranks_of_every_kind(ckptfs, job):
     _, mount = ckptfs.start()
     trainer = job(4)
-    for kind in ('fsdp', 'hsdp', 'grid'):
+    for kind in ('fsdp', 'offload', 'hsdp', 'grid'):
         check_kind(mount, trainer, kind)
     trainer.end()
 
@@ -300,6 +304,45 @@ def test_a_url_means_what_was_saved_last(ckptfs, monkeypatch, caplog):
         saver.close()
 
 
+def test_a_save_of_some_ranks_is_dropped(tmp_path, caplog):
+    torch.distributed.init_process_group('fake', rank=0, world_size=2, store=FakeStore())
+    try:
+        torch.distributed.checkpoint.save({'w': torch.ones(3)}, no_dist=True,
+                                          checkpoint_id=f'ckptfs://{tmp_path}/job/1')
+    finally:
+        torch.distributed.destroy_process_group()
+    assert '1 of 2 ranks save it' in caplog.text
+
+
+class Code:
+    """Runs some when it is loaded by those who let it."""
+
+    def __reduce__(self):
+        return os.system, ('touch "$CKPTFS_RAN"',)
+
+
+def test_loads_run_no_code_and_believe_no_header(tmp_path, monkeypatch):
+    monkeypatch.setenv('CKPTFS_RAN', str(tmp_path / 'ran'))
+    documents = [{'key': key, 'scope': '', 'pickle': pickle.dumps(value, 2).hex(), 'tensors': []}
+                 for key, value in (('bad', Code()), ('good', {'x': 1}))]
+    assert SavedValues({'documents': documents}, None).values == {'good.x': 1}
+    assert not os.path.exists(tmp_path / 'ran')
+    (tmp_path / 'rank0').mkdir()
+    files, name = Directory(str(tmp_path)), 'rank0/model.safetensors'
+
+    def written(shape, offsets):
+        text = json.dumps({'w': {'dtype': 'F32', 'shape': shape, 'data_offsets': offsets}}).encode()
+        (tmp_path / name).write_bytes(len(text).to_bytes(8, 'little') + text + bytes(64))
+        return tensors_of(files, name)
+
+    for shape, offsets in (([2], [0, 4]), ([-2, -1], [0, 8]), ([], [-4, 0])):
+        with pytest.raises(ValueError, match='w has'):
+            written(shape, offsets)
+    stored = written([1000], [0, 4000])['w']
+    with pytest.raises(EOFError, match='shorter'):
+        stored.load(files, (slice(0, 1000),), torch.empty(1000))
+
+
 def test_two_ranks_and_a_write_to_what_is_being_copied(ckptfs, job):
     _, mount = ckptfs.start()
     trainer = job(2)
@@ -308,7 +351,8 @@ def test_two_ranks_and_a_write_to_what_is_being_copied(ckptfs, job):
         said = json.loads(' '.join(answer))
         for what, line in zip(('DistributedDataParallel', 'fully_shard (FSDP2)',
                                '1.weight is not sharded', 'weight is placed as P',
-                               'different names'), said, strict=True):
+                               'different names', 'DistributedDataParallel of ranks'), said,
+                             strict=True):
             assert what in line, said
     trainer.tell('make fsdp', 'made')
     trainer.tell('step', 'saved')

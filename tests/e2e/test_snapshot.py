@@ -213,6 +213,27 @@ def test_a_daemon_that_dies_does_not_stop_the_training(ckptfs, job):
     trainer.end()
 
 
+def test_a_daemon_that_dies_leaves_the_step_to_the_next(ckptfs, job):
+    daemon, mount = ckptfs.start()
+    block = block_store(ckptfs)
+    trainer = job(2)
+    assert trainer.step() == [True, True]
+    steps = os.path.join(mount, 'run', 'job', 'step')
+    wait_until(lambda: '0' in os.listdir(steps), 'the step in memory', daemon)
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.wait()
+    os.unlink(block)
+    assert trainer.step() == [False, False]  # nobody receives
+    daemon, mount = ckptfs.start()
+    assert trainer.durable(0)
+    assert durable_steps(ckptfs) == ['0']
+    view = os.path.join(step_of(mount, 'job', '0'), 'view', 'tp2')
+    assert_equal(gathered(view, 2), trainer.truth(0))
+    assert trainer.step() == [True, True]
+    assert trainer.durable(2)
+    trainer.end()
+
+
 def test_without_a_daemon_training_goes_on(job):
     trainer = job(2)
     for _ in range(3):

@@ -218,6 +218,31 @@ TEST(FilesystemTest, TheKernelIsAskedToForgetNames) {
   EXPECT_LT(status["known_names"].get<int>(), 2000);
 }
 
+// What a process is in keeps its name, so that `getcwd` goes on answering; here it is in
+// a directory of another place, whose path ends alike.
+TEST(FilesystemTest, TheKernelIsNotAskedToForgetWhereAProcessIs) {
+  TreeFixture t;
+  t.AddStep("r", "s", 1);
+  t.format().max_tp = 1 << 20;
+  const std::string views = "/run/r/step/s/view";
+  const std::string inside = t.directory() + views + "/dp7";
+  std::filesystem::create_directories(inside);
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(inside);
+  std::set<std::string> told;
+  FilesystemOptions options;
+  options.max_names = 640;
+  options.invalidate = [&](InodeNumber, const std::string& name) { told.insert(name); };
+  t.Mount(std::move(options));
+  for (int dp = 1; dp <= 4000; ++dp) (void)t.Walk(StrCat(views, "/dp", dp));
+  t.AddStep("r", "other", 2);
+  ASSERT_TRUE(t.fs().Refresh());  // waits until all was told
+  std::filesystem::current_path(before);
+  EXPECT_TRUE(told.contains("dp6"));
+  EXPECT_TRUE(told.contains("dp8"));
+  EXPECT_FALSE(told.contains("dp7"));
+}
+
 // Who refreshes has no one to throw to.
 TEST(FilesystemTest, ARefreshThatThrowsIsAnErrorAndTheNextOneWorks) {
   const auto storage = std::make_shared<FaultyStorage>();

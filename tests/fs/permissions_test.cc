@@ -26,16 +26,16 @@ using testing::TreeFixture;
 constexpr Caller kStranger{12345, 12345, 0};
 
 TEST(PermissionsTest, GatesAreThoseOfPosix) {
-  const AccessGate file{0640, 10, 20, false};
-  EXPECT_TRUE(PassesGate(file, 10, {99}));
-  EXPECT_TRUE(PassesGate(file, 11, {99, 20}));
-  EXPECT_FALSE(PassesGate(file, 11, {99}));
-  EXPECT_TRUE(PassesGate(file, 0, {}));
-  const AccessGate odd{0404, 10, 20, false};
-  EXPECT_FALSE(PassesGate(odd, 11, {20})) << "a member gets the group's bits, not the others'";
-  const AccessGate directory{0711, 10, 20, true};
-  EXPECT_TRUE(PassesGate(directory, 11, {99})) << "search is enough";
-  EXPECT_FALSE(PassesGate({0744, 10, 20, true}, 11, {99}));
+  const OwnerAndMode file{0640, 10, 20};
+  EXPECT_TRUE(Passes(file, 04, 10, {99}));
+  EXPECT_TRUE(Passes(file, 04, 11, {99, 20}));
+  EXPECT_FALSE(Passes(file, 04, 11, {99}));
+  EXPECT_TRUE(Passes(file, 04, 0, {}));
+  EXPECT_FALSE(Passes({0404, 10, 20}, 04, 11, {20}))
+      << "a member gets the group's bits, not the others'";
+  EXPECT_TRUE(Passes({0711, 10, 20}, 01, 11, {99})) << "search is enough";
+  EXPECT_FALSE(Passes({0744, 10, 20}, 01, 11, {99}));
+  EXPECT_FALSE(Passes({0777, 10, 20, true}, 01, 11, {20})) << "an ACL: its owner's only";
 }
 
 TEST(PermissionsTest, StepsOfOthersAreNotThere) {

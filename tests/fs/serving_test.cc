@@ -10,8 +10,10 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <thread>
 
+#include "core/blob/touched_files.h"
 #include "fs/serve/page_pool.h"
 #include "tests/fs/tree_fixture.h"
 
@@ -175,6 +177,31 @@ TEST_F(PassthroughTest, PagesInAPipeOutliveTheEviction) {
   t_.fs().Release(other.handle);
   close(pipe_ends[0]);
   close(pipe_ends[1]);
+}
+
+// The same of a file that is streamed: its reader is told at its end, if not before.
+TEST(StreamTest, ASourceThatMovesInTheMiddleOfAStream) {
+  const std::string truth = TreeFixture::Expected(5, Layout{}, "rank0/model.bin");
+  for (const testing::Accident& accident : testing::Accidents()) {
+    SCOPED_TRACE(accident.name);
+    TreeFixture t;
+    t.WriteOldSource("r", "s", 5);
+    t.AddStep("r", "s", 1, 5);
+    FilesystemOptions options;
+    options.touched = std::make_shared<TouchedFiles>(TouchedFiles::Options{});
+    Filesystem& fs = t.Mount(std::move(options));
+    const OpenFile open =
+        fs.Open(t.Walk("/view/tp1/rank0/model.bin").value().inode, O_RDONLY, {}).value();
+    ASSERT_EQ(open.mode, ServingMode::kStream);
+    std::string bytes(truth.size(), '?');
+    const auto out = std::as_writable_bytes(std::span(bytes));
+    const size_t half = bytes.size() / 2;
+    ASSERT_EQ(fs.Read(open.handle, 0, out.first(half)).value(), half);
+    accident.happen(t.SourcePath("r", "s"));
+    const auto rest = fs.Read(open.handle, half, out.subspan(half));
+    EXPECT_EQ(rest.has_value(), accident.same);
+    EXPECT_TRUE(!rest || bytes == truth);
+  }
 }
 
 TEST_F(PassthroughTest, AFillFromASourceThatChangedMeanwhileFails) {

@@ -2,6 +2,7 @@
 
 #include "tests/fs/tree_fixture.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,9 +16,11 @@
 
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
-#include "core/io/file_stamp.h"
+#include "core/blob/fingerprint.h"
+#include "core/io/file_root.h"
 #include "core/io/memory_root.h"
 #include "core/tensor/piece.h"
+#include "tests/support/stamp_of_file.h"
 
 namespace ckptfs::testing {
 namespace {
@@ -227,6 +230,14 @@ std::string TreeFixture::SourcePath(const std::string& run, const std::string& i
   return directory_ / "source" / run / id / file;
 }
 
+void TreeFixture::WriteOldSource(const std::string& run, const std::string& id, uint32_t seed) {
+  const std::string path = SourcePath(run, id);
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path, std::ios::binary) << SourceBytes(seed);
+  const timespec times[2] = {{1000, 0}, {1000, 0}};
+  ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+}
+
 StepRecord TreeFixture::AddStep(const std::string& run, const std::string& id, uint64_t iteration,
                                 uint32_t seed, uint32_t mode, const std::string& file) {
   const std::string path = SourcePath(run, id, file);
@@ -241,6 +252,9 @@ StepRecord TreeFixture::AddStep(const std::string& run, const std::string& id, u
   Blob blob;
   blob.path = id + "/" + file;
   blob.stamp = StampOfFile(StrCat(root, "/", blob.path)).value();
+  blob.fingerprint = FingerprintOf(**OpenLocalFile(path)).value();
+  blob.chunk_bytes = kChunkBytes;
+  blob.chunks = ChunkDigestsOf(SourceBytes(seed));
   blob.mode = mode;
   blob.uid = geteuid();
   blob.gid = getegid();
@@ -334,6 +348,34 @@ Result<std::vector<std::string>> TreeFixture::List(std::string_view path, const 
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+std::vector<Accident> Accidents() {
+  const auto write = [](const std::string& path, bool flip) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    const auto at = static_cast<std::streamoff>(std::filesystem::file_size(path) * 9 / 10);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get());
+    file.seekp(at);
+    file.put(static_cast<char>(flip ? byte ^ 1 : byte));
+  };
+  std::vector<Accident> all{
+      {"chmod", [](const std::string& path) { chmod(path.c_str(), 0600); }},
+      {"link", [](const std::string& path) { EXPECT_EQ(link(path.c_str(), (path + "2").c_str()), 0); }},
+      {"touch", [](const std::string& path) { utimensat(AT_FDCWD, path.c_str(), nullptr, 0); }},
+      {"written alike", [write](const std::string& path) { write(path, false); }},
+      {"written and put back", [write](const std::string& path) { write(path, true), write(path, true); }},
+      {"written", [write](const std::string& path) { write(path, true); }, false},
+      {"cut", [](const std::string& path) { std::filesystem::resize_file(path, 5000); }, false},
+      {"exchanged", [](const std::string& path) {
+         std::filesystem::copy_file(path, path + ".new");
+         std::filesystem::rename(path + ".new", path);
+       }, false},
+      {"gone", [](const std::string& path) { std::filesystem::remove(path); }, false}};
+  if (geteuid() == 0) {
+    all.push_back({"chown", [](const std::string& path) { EXPECT_EQ(chown(path.c_str(), 7, 7), 0); }});
+  }
+  return all;
 }
 
 Result<std::string> ReadHandle(Filesystem& fs, FileHandle handle, size_t piece) {

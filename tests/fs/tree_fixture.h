@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -70,6 +71,9 @@ class TreeFixture {
 
   // The whole source file of a seed, and any file of a layout of it.
   static std::string SourceBytes(uint32_t seed);
+  // Writes the file that AddStep will take, and says that it is old: whatever happens to
+  // it later is another time.
+  void WriteOldSource(const std::string& run, const std::string& id, uint32_t seed);
   static std::string Expected(uint32_t seed, const Layout& layout, std::string_view path);
 
   Filesystem& Mount(FilesystemOptions options = {});
@@ -98,6 +102,14 @@ class TreeFixture {
   std::unique_ptr<Filesystem> filesystem_;
   std::shared_ptr<struct LogLines> log_;
 };
+
+// What may happen to a file while it is read.
+struct Accident {
+  const char* name;
+  std::function<void(const std::string& path)> happen;
+  bool same = true;  // its bytes are what they were, and it is the same file
+};
+std::vector<Accident> Accidents();
 
 // Lines that were logged; shared with the filesystem that logs.
 struct LogLines {

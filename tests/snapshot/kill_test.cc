@@ -3,7 +3,8 @@
 // The trainer and the daemon are killed at every message that they send or receive and
 // between the steps by which a snapshot becomes durable (core/base/fault_point.h), one
 // after the other until a run goes through.  Whatever was killed: nothing half is in the
-// store, the other side goes on, and the next save works.
+// store, the other side goes on, and the next save works.  While the trainer lives what it
+// has saved becomes durable, once, however often daemons die.
 //
 // The defects of published systems that snapshots must not have, and what shows it:
 //
@@ -26,15 +27,19 @@
 //   threads before what they use       the thread sanitizer's build
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <thread>
 
+#include "core/base/runtime_directory.h"
 #include "core/io/file_root.h"
 #include "core/store/step_catalogue.h"
-#include "formats/families/shipped.h"
 #include "mount/snapshot_keeper.h"
+#include "snapshot/arena_shelf.h"
 #include "tests/snapshot/receiving.h"
 
 namespace ckptfs {
@@ -48,13 +53,20 @@ constexpr uint64_t kMostPoints = 200;
 // What a daemon does with snapshots, without a mount.
 class StoreDaemon {
  public:
-  explicit StoreDaemon(const std::string& directory)
-      : store_(*Store::Open(directory, true)), catalogue_(*store_) {
+  explicit StoreDaemon(const std::string& directory, std::shared_ptr<ArenaShelf> shelf = nullptr)
+      : store_(*Store::Open(directory, true)),
+        catalogue_(*store_),
+        keeper_(*store_, catalogue_, [](const StepRecord&) { return Status(); }) {
     ReceiverOptions options;
     options.store = directory;
     options.memory_bytes = 4 << 20;
     options.chunk_bytes = testing_support::kSmallChunk;
-    options.keep = [this](ReceivedStep step) { return Keep(step); };
+    options.keep = [this](ReceivedStep step) {
+      const auto stored = keeper_.Keep(std::move(step));
+      return stored ? Status() : Fail(Error(stored.error()));
+    };
+    options.shelf = std::move(shelf);
+    options.stored = [this](const PartAgain& part) { return keeper_.FindStored(part)->has_value(); };
     receiver_ = *Receiver::Start(std::move(options));
   }
   // Nobody is connected, and what was received is stored or dropped.
@@ -67,17 +79,56 @@ class StoreDaemon {
   }
 
  private:
-  Status Keep(const ReceivedStep& received) {
-    CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
-    CKPT_ASSIGN_OR_RETURN(MemoryStep step, MemoryStepOf(*store_, received, families));
-    CKPT_ASSIGN_OR_RETURN(const StepRecord record, catalogue_.Hold(std::move(step)));
-    const auto stored = catalogue_.Persist(record);
-    return stored ? Status() : Fail(stored.error());
-  }
-
   const std::unique_ptr<Store> store_;
   StepCatalogue catalogue_;
+  SnapshotKeeper keeper_;
   std::unique_ptr<Receiver> receiver_;
+};
+
+// What systemd is for a daemon: keeps what it is given while daemons come and go.
+class FakeManager {
+ public:
+  FakeManager() : path_(StrCat(directory_.path(), "/notify")) {
+    const sockaddr_un address = *SocketAddress(path_);
+    socket_ = Descriptor(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    EXPECT_EQ(bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  // Does what the daemons have asked for.
+  void Hear() {
+    while (true) {
+      char text[1000];
+      iovec part{text, sizeof text};
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+      msghdr in{};
+      in.msg_iov = &part;
+      in.msg_iovlen = 1;
+      in.msg_control = control;
+      in.msg_controllen = sizeof control;
+      const ssize_t got = recvmsg(socket_.get(), &in, MSG_CMSG_CLOEXEC);
+      if (got < 0) return;
+      const std::string said(text, static_cast<size_t>(got));
+      const std::string name = said.substr(said.find("FDNAME=") + 7);
+      std::erase_if(kept_, [&](const auto& one) { return one.name == name; });
+      if (!said.starts_with("FDSTORE=1\n")) continue;
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&in)), sizeof fd);
+      kept_.push_back({name, Descriptor(fd)});
+    }
+  }
+  // In a daemon's process.
+  std::shared_ptr<ArenaShelf> Shelf(const std::string& store) const {
+    setenv("NOTIFY_SOCKET", path_.c_str(), 1);
+    std::vector<DescriptorStore::Kept> passed;
+    for (const auto& one : kept_) passed.push_back({one.name, Descriptor(dup(one.descriptor.get()))});
+    return ArenaShelf::Open(DescriptorStore::Find(), std::move(passed), store);
+  }
+  std::vector<DescriptorStore::Kept>& kept() { return kept_; }
+
+ private:
+  const TemporaryDirectory directory_;
+  const std::string path_;
+  Descriptor socket_;
+  std::vector<DescriptorStore::Kept> kept_;
 };
 
 // A process that is killed at its n-th point (0: never).  It says that it is ready, and goes
@@ -105,6 +156,11 @@ class Killed {
   void WaitUntilReady() const {
     char byte;
     if (read(end_.get(), &byte, 1) < 0) abort();  // 0: it is dead
+  }
+  bool IsDead() const {
+    siginfo_t info{};
+    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == pid_;
   }
   // Whether it was killed.
   bool End() {
@@ -138,16 +194,24 @@ class KillTest : public testing::Test {
   WriterOptions Options(const std::string& job) const {
     return {directory_.path(), "run", job, 0, 1, 2, kLong, {}};
   }
-  bool SaveDurably(SnapshotWriter& writer, uint64_t step) {
+  bool Save(SnapshotWriter& writer, uint64_t step) {
     const bool taken = writer.Save(CaptureAt(step));
     writer.WaitBeforeUpdate();
-    return taken && writer.WaitDurable(step, kLong);
+    return taken;
+  }
+  bool SaveDurably(SnapshotWriter& writer, uint64_t step) {
+    return Save(writer, step) && writer.WaitDurable(step, kLong);
   }
   // All that the store shows of the step is whole; whether it is there.
   bool IsStored(uint64_t step) {
     const auto store = *Store::Open(directory_.path(), true);
     const auto record = store->Resolve("run", StrCat(step));
     if (!record) return false;
+    const auto steps = store->Steps("run");
+    EXPECT_EQ(std::count_if(steps->begin(), steps->end(),
+                            [&](const StepRecord& one) { return one.iteration == step; }),
+              1)
+        << step;
     const auto loaded = store->Load(*record);
     EXPECT_TRUE(loaded) << loaded.error().message;
     if (!loaded) return true;
@@ -172,6 +236,7 @@ class KillTest : public testing::Test {
 TEST_F(KillTest, ADaemonAtEveryPoint) {
   SnapshotWriter writer(Options("job"));
   bool killed = true;
+  uint64_t taken_over = 0;
   for (uint64_t at = 1; killed; ++at) {
     SCOPED_TRACE(at);
     ASSERT_LT(at, kMostPoints);
@@ -181,20 +246,176 @@ TEST_F(KillTest, ADaemonAtEveryPoint) {
     };
     Killed first(at, daemon);
     first.WaitUntilReady();
-    const bool durable = SaveDurably(writer, 10 * at);
+    const bool taken = Save(writer, 10 * at);
+    while (writer.status().under_way > 0 && !first.IsDead()) std::this_thread::yield();
     killed = first.End();
-    EXPECT_TRUE(durable || killed);
-    EXPECT_TRUE(IsStored(10 * at) || !durable);
-    while (writer.status().connected) std::this_thread::yield();
+    EXPECT_TRUE(taken || killed);
+    taken_over += taken && killed ? 1 : 0;
 
     Killed second(0, daemon);
     second.WaitUntilReady();
+    EXPECT_EQ(taken, writer.WaitDurable(10 * at, kLong)) << writer.status().last_drop;
+    EXPECT_EQ(taken, IsStored(10 * at));
     EXPECT_TRUE(SaveDurably(writer, 10 * at + 1)) << writer.status().last_drop;
     EXPECT_TRUE(IsStored(10 * at + 1));
     EXPECT_FALSE(second.End());
     while (writer.status().connected) std::this_thread::yield();
   }
-  EXPECT_GT(writer.status().dropped, 10u);
+  EXPECT_GT(taken_over, 10u);
+}
+
+// The first dies with the whole step in memory, the second while it takes the arena over.
+TEST_F(KillTest, ADaemonThatComesBackAtEveryPoint) {
+  SnapshotWriter writer(Options("job"));
+  const auto dies = [&](const std::function<void()>& ready) {
+    ReceiverOptions options;
+    options.store = directory_.path();
+    options.memory_bytes = 4 << 20;
+    options.chunk_bytes = testing_support::kSmallChunk;
+    options.keep = [](const ReceivedStep&) -> Status {
+      raise(SIGKILL);
+      return {};
+    };
+    const auto receiver = *Receiver::Start(std::move(options));
+    ready();
+  };
+  const auto daemon = [&](const std::function<void()>& ready) {
+    const StoreDaemon one(directory_.path());
+    ready();
+  };
+  bool killed = true;
+  for (uint64_t at = 1; killed; ++at) {
+    SCOPED_TRACE(at);
+    ASSERT_LT(at, kMostPoints);
+    Killed first(0, dies);
+    first.WaitUntilReady();
+    ASSERT_TRUE(Save(writer, at)) << writer.status().last_drop;
+    while (!first.IsDead()) std::this_thread::yield();
+    EXPECT_TRUE(first.End());
+
+    Killed second(at, daemon);
+    second.WaitUntilReady();
+    while (writer.status().under_way > 0 && !second.IsDead()) std::this_thread::yield();
+    killed = second.End();
+    Killed third(0, daemon);
+    third.WaitUntilReady();
+    EXPECT_TRUE(writer.WaitDurable(at, kLong)) << writer.status().last_drop;
+    EXPECT_TRUE(IsStored(at));
+    EXPECT_FALSE(third.End());
+    while (writer.status().connected) std::this_thread::yield();
+  }
+  EXPECT_EQ(writer.status().dropped, 0u);
+}
+
+// The trainer has gone before: what it had handed over is in its arena alone.
+TEST_F(KillTest, ADaemonAtEveryPointAfterTheTrainer) {
+  FakeManager manager;
+  bool killed = true;
+  uint64_t kept = 0, at = 1;
+  for (; killed; ++at) {
+    SCOPED_TRACE(at);
+    ASSERT_LT(at, kMostPoints);
+    const auto daemon = [&](const std::function<void()>& ready) {
+      const StoreDaemon one(directory_.path(), manager.Shelf(directory_.path()));
+      ready();
+      one.Settle();
+    };
+    Killed trainer(0, [&](const std::function<void()>& ready) {
+      ready();
+      SnapshotWriter writer(Options(StrCat("life", at)));
+      (void)Save(writer, at);
+      writer.Close();  // it is handed over
+      _exit(0);
+    });
+    Killed first(at, daemon);
+    first.WaitUntilReady();
+    trainer.WaitUntilReady();
+    EXPECT_FALSE(trainer.End());
+    killed = first.End();
+    manager.Hear();
+    const bool handed_over = manager.kept().size() == 2;
+    Killed second(0, daemon);
+    second.WaitUntilReady();
+    EXPECT_FALSE(second.End());
+    manager.Hear();
+    EXPECT_TRUE(manager.kept().empty());
+    kept += IsStored(at) && handed_over ? 1 : 0;
+    EXPECT_TRUE(IsStored(at) || killed);
+  }
+  EXPECT_GT(kept, 4u);  // those that were killed after the end of its part
+}
+
+// Its descriptors are as good as a stranger's.
+TEST_F(KillTest, WhatAManagerHasKeptIsNotBelieved) {
+  FakeManager manager;
+  const auto dies = [&](const std::function<void()>& ready) {
+    ReceiverOptions options;
+    options.store = directory_.path();
+    options.memory_bytes = 4 << 20;
+    options.chunk_bytes = testing_support::kSmallChunk;
+    options.shelf = manager.Shelf(directory_.path());
+    options.keep = [](const ReceivedStep&) -> Status {
+      raise(SIGKILL);
+      return {};
+    };
+    const auto receiver = *Receiver::Start(std::move(options));
+    ready();
+  };
+  using Damage = std::function<void(int arena, int ledger)>;
+  const auto flip = [](int fd, off_t at) {
+    char byte = 0;
+    EXPECT_EQ(pread(fd, &byte, 1, at), 1);
+    byte = static_cast<char>(byte ^ 1);
+    EXPECT_EQ(pwrite(fd, &byte, 1, at), 1);
+  };
+  const std::vector<Damage> damages{
+      [](int, int) {},
+      [&](int, int ledger) { EXPECT_EQ(ftruncate(ledger, 0), 0); },
+      [&](int, int ledger) { EXPECT_EQ(ftruncate(ledger, 100 + off_t{kLedgerSlot}), 0); },
+      [&](int, int ledger) { flip(ledger, 0 + off_t{kLedgerSlot}); },    // its magic
+      [&](int, int ledger) { flip(ledger, 21 + off_t{kLedgerSlot}); },   // bytes
+      [&](int, int ledger) { flip(ledger, 100 + off_t{kLedgerSlot}); },  // what is said
+      [&](int arena, int ledger) {
+        const bool root = fchown(arena, 65534, 65534) == 0;
+        EXPECT_EQ(ftruncate(ledger, root ? off_t{2} * off_t{kLedgerSlot} : 0), 0);
+      },
+      [&](int arena, int) {
+        for (off_t chunk = 0; chunk < 8; ++chunk) flip(arena, chunk * off_t{testing_support::kSmallChunk} + 4096);
+      },
+      [&](int arena, int) {
+        for (off_t chunk = 0; chunk < 8; ++chunk) flip(arena, chunk * off_t{testing_support::kSmallChunk} + 20);
+      },
+      [&](int, int) { manager.kept().erase(manager.kept().begin()); },
+      [&](int, int) { std::swap(manager.kept()[0].descriptor, manager.kept()[1].descriptor); },
+  };
+  for (size_t i = 0; i < damages.size(); ++i) {
+    SCOPED_TRACE(i);
+    Killed trainer(0, [&](const std::function<void()>& ready) {
+      ready();
+      SnapshotWriter writer(Options(StrCat("life", i)));
+      (void)Save(writer, i);
+      writer.Close();
+      _exit(0);
+    });
+    Killed first(0, dies);
+    first.WaitUntilReady();
+    trainer.WaitUntilReady();
+    EXPECT_FALSE(trainer.End());
+    EXPECT_TRUE(first.End());
+    manager.Hear();
+    ASSERT_EQ(manager.kept().size(), 2u);
+    ASSERT_TRUE(manager.kept()[0].name.ends_with("-arena"));
+    damages[i](manager.kept()[0].descriptor.get(), manager.kept()[1].descriptor.get());
+    Killed second(0, [&](const std::function<void()>& ready) {
+      const StoreDaemon one(directory_.path(), manager.Shelf(directory_.path()));
+      ready();
+    });
+    second.WaitUntilReady();
+    EXPECT_FALSE(second.End());
+    manager.Hear();
+    EXPECT_TRUE(manager.kept().empty());
+    EXPECT_EQ(IsStored(i), i == 0);
+  }
 }
 
 TEST_F(KillTest, ATrainerAtEveryPoint) {

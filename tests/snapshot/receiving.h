@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -48,6 +49,7 @@ class ReceiverTest : public testing::Test {
     options.patience = patience;
     options.max_sessions = max_sessions;
     options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
+    options.stored = [this](const PartAgain&) { return stored_.load(); };
     auto started = Receiver::Start(std::move(options));
     ASSERT_TRUE(started) << started.error().message;
     receiver_ = *std::move(started);
@@ -96,6 +98,7 @@ class ReceiverTest : public testing::Test {
   bool hold_ = false;
   std::string refusal_;
   std::vector<Kept> kept_;
+  std::atomic<bool> stored_{false};  // what parts that come again are of
 };
 
 // A rank that need not keep to the protocol.
@@ -106,8 +109,8 @@ class Client {
     static int lives = 0;
     if (job_.empty()) job_ = StrCat("life", ++lives);
   }
-  void Say(const SnapshotMessage& message) const {
-    (void)SendSnapshotMessage(socket_.get(), message);
+  void Say(const SnapshotMessage& message, int passed = -1) const {
+    (void)SendSnapshotMessage(socket_.get(), message, passed);
   }
   // The next message; nothing if the daemon closed the connection.
   std::optional<SnapshotMessage> Hear() {
@@ -123,6 +126,16 @@ class Client {
     ASSERT_TRUE(welcome && welcome->word == SnapshotWord::kWelcome) << welcome->text;
     shape_ = {welcome->length, static_cast<uint32_t>(welcome->sequence)};
     arena_ = *ArenaWriter::Open(memory_.get(), shape_);
+  }
+  // Comes with an arena of its own making, or of another's.
+  void Return(const Descriptor& memory, const ArenaShape& shape, uint32_t rank = 0, uint32_t world = 1,
+              bool for_another = false) {
+    SnapshotMessage message = Hello(rank, world, shape.chunk_bytes);
+    message.step = for_another ? 1 : 0;
+    message.word = SnapshotWord::kReturn;
+    message.sequence = shape.chunks;
+    Say(message, memory.get());
+    if (auto arena = ArenaWriter::Open(memory.get(), shape)) arena_ = *std::move(arena);
   }
   SnapshotMessage Hello(uint32_t rank, uint32_t world, uint64_t length) const {
     SnapshotMessage hello{SnapshotWord::kHello};
@@ -142,7 +155,7 @@ class Client {
   // A chunk as it should be.
   SnapshotMessage Chunk(uint32_t chunk, uint64_t sequence, uint64_t length) const {
     ChunkHeader header;
-    header.stream = StreamOf("run", job_);
+    header.stream = Stream();
     header.attempt = 1;
     header.sequence = sequence;
     header.length = length;
@@ -154,6 +167,9 @@ class Client {
     return message;
   }
   const ArenaWriter& arena() const { return *arena_; }
+  const ArenaShape& shape() const { return shape_; }
+  const Descriptor& memory() const { return memory_; }
+  Digest Stream() const { return StreamOf("run", job_); }
   bool IsThrownOut() {
     while (const auto message = Hear()) {
       if (message->word == SnapshotWord::kRefused) return !Hear();

@@ -129,6 +129,16 @@ void FillHeader(const TagFiles& files, const Parsed& parsed, const Named& named,
   header.framework_version = first.ds_version;
   header.id = files.step.id;
   header.iteration = first.global_steps;
+  // When an optimizer without ZeRO is made it takes a step without gradients: decay
+  // reaches the masters then, and the weights with the next step that is taken.
+  header.weights_apart = parsed.stage == 0 && first.optimizer.has_value() &&
+                         first.optimizer->form != UnshardedOptimizer::Form::kPlain &&
+                         first.global_steps == first.skipped_steps;
+  if (header.weights_apart) {
+    header.notes.push_back(
+        "no optimizer step was taken before this save: weights are as the model was made, and not "
+        "compared with their masters, which weight decay may have changed");
+  }
   header.layout.tp = parsed.tp;
   header.layout.pp = parsed.pp;
   header.layout.dp = parsed.dp;

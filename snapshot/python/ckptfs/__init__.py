@@ -18,6 +18,6 @@ __all__ = ['Collector', 'Saver', 'Snapshotter']
 
 def __getattr__(name: str) -> object:
     """What loads another package, when somebody asks for it."""
-    if name in ('dcp', 'dcp_reader', 'lightning', 'transformers'):
+    if name in ('dcp', 'dcp_reader', 'lightning', 'megatron', 'transformers'):
         return importlib.import_module(f'.{name}', __name__)
     raise AttributeError(name)

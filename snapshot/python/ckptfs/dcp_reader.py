@@ -76,8 +76,9 @@ class Reader(StorageReader):
         if files is not None:
             files.close()
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Out of the files' headers."""
+    def read_metadata(self) -> Metadata:  # type: ignore[override]
+        """Out of the files' headers.  Without more arguments: DCP would try a second time,
+        and then as the only rank."""
         self.reset()
         self._files = files = open_files(self._path)
         saved = SavedValues(files.describe(),

@@ -185,7 +185,7 @@ def tensors_of(files: Files, file: str) -> Dict[str, Stored]:
         if dtype not in _DTYPES:
             continue  # torch has no such type
         stored = Stored(file, _DTYPES[dtype], shape, 8 + size + begin)
-        if end - begin != math.prod(shape) * stored.dtype.itemsize or min(shape, default=0) < 0:
+        if end - begin != math.prod(shape) * stored.dtype.itemsize or min([begin, *shape]) < 0:
             raise ValueError(f'{file}: {key} has {end - begin} bytes')
         found[key] = stored
     found.update({alias: found[key] for alias, key in aliases.items() if key in found})

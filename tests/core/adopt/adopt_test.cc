@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "core/blob/blob_reader.h"
 #include "core/io/memory_root.h"
@@ -132,6 +133,48 @@ TEST_F(AdoptTest, AChangeWhileFilesAreTakenIsRefused) {
   ASSERT_FALSE(owned);
   EXPECT_EQ(owned.error().code, ErrorCode::kStale);
   EXPECT_TRUE(std::filesystem::is_empty(store_->directory() + "/blobs"));
+}
+
+// What the store has linked before may have been written since, by its other name.
+TEST_F(AdoptTest, ALinkThatWasWrittenSinceIsRefused) {
+  const auto found = Scan(*PlaceOf(Path()), sources_);
+  auto model = IngestStep(found->front(), {});
+  ASSERT_TRUE(model);
+  const std::string step = found->front().candidate.Path();
+  const auto own = [&] { return Own(store_->directory(), step, *model, Ownership::kLink); };
+  ASSERT_TRUE(own());
+  const std::string data = step + "/data";
+  if (std::filesystem::hard_link_count(data) == 1) GTEST_SKIP() << "reflinks are copies";
+  EXPECT_TRUE(own()) << "it is there already";
+  std::fstream(data, std::ios::in | std::ios::out) << "!";
+  std::filesystem::last_write_time(data, std::filesystem::file_time_type::clock::now());
+  const auto changed = own();
+  ASSERT_FALSE(changed);
+  EXPECT_EQ(changed.error().code, ErrorCode::kStale);
+}
+
+// Listing all blobs is for who copies something; what is left of that very step goes, too.
+TEST_F(AdoptTest, LeftOversGoBeforeACopyAndOnlyThen) {
+  const auto found = Scan(*PlaceOf(Path()), sources_);
+  auto model = IngestStep(found->front(), {});
+  ASSERT_TRUE(model);
+  const std::string step = found->front().candidate.Path();
+  const auto own = [&] { return Own(store_->directory(), step, *model, Ownership::kCopy); };
+  std::string copy;
+  {
+    const auto owned = own();
+    ASSERT_TRUE(owned);
+    copy = owned->model.roots[0];
+  }
+  const std::string others = store_->directory() + "/blobs/" + std::string(32, 'a') + ".partial-b";
+  std::filesystem::create_directories(others + "/inner");
+  ASSERT_TRUE(own());
+  EXPECT_TRUE(std::filesystem::exists(others)) << "nothing was to be copied";
+  std::filesystem::rename(copy, copy + ".partial-old");  // as if its copier had been killed
+  ASSERT_TRUE(own());
+  EXPECT_FALSE(std::filesystem::exists(others));
+  EXPECT_FALSE(std::filesystem::exists(copy + ".partial-old"));
+  EXPECT_TRUE(std::filesystem::exists(copy));
 }
 
 }  // namespace

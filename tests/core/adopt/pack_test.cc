@@ -62,7 +62,7 @@ TEST(PackTest, ASafetensorsFileOfTheAtomsInSmallPieces) {
   EXPECT_EQ(packing.atoms[1].atom, norm);
   EXPECT_EQ(packing.atoms[2].atom, bias);
   EXPECT_EQ(packing.atoms[2].offset, header->data_offset + header->entries[2].begin);
-  EXPECT_EQ(packing.access, (FileAccess{0640, 1000, 100}));
+  EXPECT_EQ(packing.access, (OwnerAndMode{0640, 1000, 100}));
 }
 
 TEST(PackTest, NeighboursAreReadTogether) {
@@ -154,7 +154,7 @@ TEST(PackTest, AKeyIsTakenOnce) {
   EXPECT_THAT(Keys(Packed(pieces.model())), ElementsAre("a/b/norm"));
 }
 
-bool MayRead(const FileAccess& file, uint32_t uid, const std::vector<uint32_t>& groups) {
+bool MayRead(const OwnerAndMode& file, uint32_t uid, const std::vector<uint32_t>& groups) {
   if (uid == file.uid) return (file.mode & 0400) != 0;
   const bool member = std::find(groups.begin(), groups.end(), file.gid) != groups.end();
   return (file.mode & (member ? 0040 : 0004)) != 0;
@@ -165,26 +165,28 @@ TEST(PackTest, TheTightestAccessIsAsStrictAsEveryFile) {
   std::mt19937 random(3);
   int passed = 0;
   for (int round = 0; round < 20000; ++round) {
-    std::vector<FileAccess> files(1 + random() % 3);
-    for (FileAccess& file : files) {
-      file = FileAccess{static_cast<uint32_t>(random() % 4 == 0 ? 0777 & ~(random() % 512) : 0644),
+    std::vector<OwnerAndMode> files(1 + random() % 3);
+    for (OwnerAndMode& file : files) {
+      file = OwnerAndMode{static_cast<uint32_t>(random() % 4 == 0 ? 0777 & ~(random() % 512) : 0644),
                         static_cast<uint32_t>(random() % 3), static_cast<uint32_t>(random() % 3)};
     }
-    const FileAccess tightest = TightestAccess(files);
+    const OwnerAndMode tightest = TightestAccess(files);
     for (uint32_t uid = 1; uid < 4; ++uid) {
       for (const std::vector<uint32_t>& groups :
            {std::vector<uint32_t>{3}, {0}, {1}, {2}, {0, 1}, {1, 2}, {0, 1, 2}}) {
         if (!MayRead(tightest, uid, groups)) continue;
         ++passed;
-        for (const FileAccess& file : files) ASSERT_TRUE(MayRead(file, uid, groups)) << round;
+        for (const OwnerAndMode& file : files) ASSERT_TRUE(MayRead(file, uid, groups)) << round;
       }
     }
   }
   EXPECT_GT(passed, 10000);
-  const std::vector<FileAccess> alike(5, FileAccess{0640, 7, 8});
-  EXPECT_EQ(TightestAccess(alike), (FileAccess{0640, 7, 8}));
-  EXPECT_EQ(TightestAccess(std::vector<FileAccess>{{0644, 7, 8}, {0600, 7, 8}}),
-            (FileAccess{0600, 7, 8}));
+  const std::vector<OwnerAndMode> alike(5, OwnerAndMode{0640, 7, 8});
+  EXPECT_EQ(TightestAccess(alike), (OwnerAndMode{0640, 7, 8}));
+  EXPECT_EQ(TightestAccess(std::vector<OwnerAndMode>{{0644, 7, 8}, {0600, 7, 8}}),
+            (OwnerAndMode{0600, 7, 8}));
+  EXPECT_EQ(TightestAccess(std::vector<OwnerAndMode>{{0644, 7, 8, true}}),
+            (OwnerAndMode{0600, 7, 8}));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "core/blob/blob_reader.h"
 #include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
+#include "tests/support/stamp_of_file.h"
 
 namespace ckptfs::testing_support {
 

@@ -14,7 +14,7 @@
 
 #include "core/base/strings.h"
 #include "core/io/bus_guard.h"
-#include "core/io/file_stamp.h"
+#include "tests/support/stamp_of_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {

@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "core/io/file_root.h"
-#include "core/io/file_stamp.h"
+#include "tests/support/stamp_of_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {

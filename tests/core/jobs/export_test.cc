@@ -10,7 +10,7 @@
 #include <map>
 
 #include "core/base/strings.h"
-#include "core/io/file_stamp.h"
+#include "tests/support/stamp_of_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {

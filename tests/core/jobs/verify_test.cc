@@ -10,7 +10,7 @@
 
 #include "core/base/crc32.h"
 #include "core/blob/chunk_digests.h"
-#include "core/io/file_stamp.h"
+#include "tests/support/stamp_of_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {

@@ -8,9 +8,9 @@
 #include <cstring>
 #include <limits>
 
-#include "core/io/file_stamp.h"
 #include "core/jobs/verify.h"
 #include "core/tensor/cast.h"
+#include "tests/support/stamp_of_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {

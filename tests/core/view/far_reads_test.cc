@@ -10,10 +10,10 @@
 #include <thread>
 
 #include "core/io/file_root.h"
-#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
 #include "tests/core/view/random_case.h"
 #include "tests/support/slow_root.h"
+#include "tests/support/stamp_of_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
-#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
+#include "tests/support/stamp_of_file.h"
 
 namespace ckptfs {
 namespace {

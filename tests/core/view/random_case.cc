@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "core/base/strings.h"
-#include "core/io/file_stamp.h"
+#include "tests/support/stamp_of_file.h"
 
 namespace ckptfs {
 namespace {

@@ -6,8 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/io/file_stamp.h"
 #include "core/view/plan_reader.h"
+#include "tests/support/stamp_of_file.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {

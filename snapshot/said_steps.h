@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SaidSteps is what a rank has said to its daemon of attempts that are not over, message by
+// message, so that it can be said again to the daemon that comes after it.
+//
+// Thread safety: none.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "snapshot/protocol.h"
+
+namespace ckptfs {
+
+class SaidSteps {
+ public:
+  // To be sent: begin, chunk, end or drop.  False if it need not be, since its attempt was
+  // over when the last daemon went.
+  bool Add(const SnapshotMessage& message);
+  // The next to be sent, those of the oldest attempt first.
+  std::optional<SnapshotMessage> Next() const;
+  // What Next returned for this attempt is sent.
+  void Sent(uint64_t attempt);
+  // The daemon has said what became of it.
+  void Settle(uint64_t attempt);
+  // Whether there is anything that another daemon could finish.
+  bool empty() const;
+  // Another daemon: all that is not over is to be sent again.
+  void Restart();
+  // Whether it is not over, and to be said to another daemon if there is one.
+  bool Has(uint64_t attempt) const;
+  // Those of what is not over.
+  std::vector<uint64_t> Chunks() const;
+
+ private:
+  struct Attempt {
+    std::vector<SnapshotMessage> said;
+    size_t sent = 0;       // of them
+    bool settled = false;  // by the daemon
+    bool muted = false;    // was settled before its end, by a daemon that is gone
+    bool Ended() const;
+    bool Dropped() const;
+  };
+  std::map<uint64_t, Attempt> attempts_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of the matrix with transformers at an end: what each loads, and whether it holds.
+
+Sources are what `save_pretrained` wrote, and DeepSpeed's checkpoints of the same
+models.  Targets are `from_pretrained` of the view huggingface/, and engines: at ZeRO
+1 and 2 they load the universal view (of a directory without an optimizer the module
+only), at ZeRO 3 what has no optimizer is loaded by `from_pretrained` and then cut.
+Every entry of the state_dict must equal the truth bit for bit, and the logits.
+"""
+import os
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'huggingface'))
+
+import daemon  # noqa: E402
+import launch  # noqa: E402
+import make_huggingface  # noqa: E402
+import models  # noqa: E402
+
+FIXTURES = os.path.join(daemon.FIXTURES, 'huggingface')
+VIEW = 'huggingface'  # the column of from_pretrained
+TARGETS = (VIEW, 'zero1', 'zero2', 'zero3')
+SOURCES = {variant: (name, engine) for variant, name, engine in make_huggingface.variants()}
+# Of a sample: every target, model and kind of source.
+SAMPLE = [('llama', VIEW), ('gpt2_zero3', VIEW), ('mixtral_autotp2', VIEW), ('qwen2_zero1', VIEW),
+          ('llama_zero2', 'zero1'), ('qwen2_autotp2', 'zero3'), ('gpt2', 'zero2')]
+
+
+def why_not(variant, target):
+    """The letter of why a pair cannot be run or is not, or None."""
+    if target not in TARGETS:
+        return 'c'
+    return 'd' if variant == 'mixtral' and target in ('zero1', 'zero2') else None
+
+
+def everything():
+    """Every pair that can be run."""
+    return [(source, target) for source in SOURCES for target in TARGETS
+            if not why_not(source, target)]
+
+
+def source(variant):
+    """The checkpoint of a variant."""
+    return os.path.join(FIXTURES, variant, 'ckpt')
+
+
+def truth_of(variant):
+    """(state_dict, logits) of the live model."""
+    all_of = load_file(os.path.join(FIXTURES, variant, 'truth.safetensors'))
+    logits = all_of.pop('logits')
+    return {k.split('/', 1)[1]: t for k, t in all_of.items()}, logits
+
+
+def same(a, b):
+    """Equal in type, shape and every bit."""
+    return (a.dtype == b.dtype and a.shape == b.shape
+            and torch.equal(a.contiguous().flatten().view(torch.uint8),
+                            b.contiguous().flatten().view(torch.uint8)))
+
+
+def differ(got, want):
+    """Names that are in one only, or not equal."""
+    return sorted(k for k in got.keys() | want.keys()
+                  if k not in got or k not in want or not same(got[k], want[k]))
+
+
+def load(directory):
+    """The model, which must have taken every tensor and missed none."""
+    model, said = AutoModelForCausalLM.from_pretrained(
+        directory, output_loading_info=True)
+    assert not {k: v for k, v in said.items() if v}
+    return model
+
+
+def keep_and_train(built, name, out):
+    """What the engine holds is kept, and it can take a step."""
+    whole = make_huggingface.gather(built, name)
+    make_huggingface.train(built, 1)
+    if torch.distributed.get_rank() == 0:
+        save_file(whole, out)
+
+
+def start(name, engine, directory, module_only, out):
+    """One rank: an engine of other weights, which are loaded from the view."""
+    torch.manual_seed(99)
+    if not module_only:
+        make_huggingface.ENGINES[engine]['checkpoint'] = {'load_universal': True}
+    built = make_huggingface.engine_of(models.MODELS[name](), name, engine)
+    path, _ = built.load_checkpoint(directory, load_module_only=module_only)
+    assert path is not None
+    keep_and_train(built, name, out)
+
+
+def start_partitioned(name, directory, out):
+    """One rank: from_pretrained, and an engine at ZeRO 3 that cuts what it loaded."""
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    built = make_huggingface.engine_of(model, name, 'zero3')
+    assert all(p.numel() == 0 for p in built.module.parameters())
+    keep_and_train(built, name, out)
+
+
+def starts(worker, variant, *args):
+    """What is wrong with an engine of all ranks, which must hold the variant's weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, log = os.path.join(folder, 'loaded.safetensors'), os.path.join(folder, 'rank')
+        if not launch.launch(worker, make_huggingface.WORLD, (*args, out), log):
+            return launch.errors_of(log, make_huggingface.WORLD)
+        want, got = truth_of(variant)[0], load_file(out)
+    tied = {k for k in want if k not in got}
+    assert tied <= {'lm_head.weight'}
+    return differ(got, {k: t for k, t in want.items() if k not in tied})
+
+
+def check(step, variant, target):
+    """(layout, what is wrong) of a pair."""
+    name, engine = SOURCES[variant]
+    if target == VIEW:
+        want, logits = truth_of(variant)
+        model = load(os.path.join(step, 'view', 'tp1', VIEW))
+        wrong = differ(model.state_dict(), want)
+        return 'tp1', wrong + ([] if same(models.logits(model), logits) else ['logits'])
+    if engine is None and target == 'zero3':
+        return 'tp1', starts(start_partitioned, variant, name,
+                             os.path.join(step, 'view', 'tp1', VIEW))
+    layout = 'tp1' if engine is None else f'dp2_{target}'
+    return layout, starts(start, variant, name, target,
+                          os.path.join(step, 'view', layout, 'deepspeed'), engine is None)
+
+
+def run(mount, variant, target):
+    """One pair; returns its record, as matrix.py's."""
+    record = {'variant': variant, 'target': target, 'kind': target, 'exact_losses': False}
+    try:
+        layout, wrong = check(daemon.step_of(mount, variant), variant, target)
+    except (AssertionError, OSError, RuntimeError, ValueError) as e:
+        return {**record, 'ok': False, 'errors': [repr(e)]}
+    return {**record, 'layout': layout, 'ok': not wrong, 'different': wrong}

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core saves by our strategy: the step holds what Megatron's own checkpoint of that
+moment does, and Megatron loads either the same."""
+import os
+import subprocess
+import sys
+
+import torch
+from daemon import step_of, wait_until
+from gathered import assert_equal, gathered
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STATE = 'optimizer.state.'
+
+
+def key_of(name):
+    """How a rank file names what Megatron's files hold under a key."""
+    if not name.startswith(STATE):
+        return name
+    kind, _, parameter = name[len(STATE):].partition('.')
+    return f"{'master' if kind in ('param', 'fp32_param') else kind}/{parameter}"
+
+
+def test_two_ranks(ckptfs, tmp_path):
+    _, mount = ckptfs.start()
+    wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json').stdout,
+               'the receiver')
+    with open(tmp_path / 'log', 'w', encoding='utf-8') as log:
+        ranks = [subprocess.Popen(
+            [sys.executable, '-W', 'ignore', '-c', 'import megatron_trainer as job; job.main()',
+             str(tmp_path), ckptfs.store, str(rank), '2'], cwd=HERE, stdout=log, stderr=log)
+            for rank in range(2)]
+        try:
+            ended = [rank.wait(300) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    said = (tmp_path / 'log').read_text(encoding='utf-8')
+    assert ended == [0, 0], said
+    for kind in ('plain', 'distributed'):
+        compared = [line.split()[2] for line in said.splitlines() if f'compared {kind}' in line]
+        assert len(compared) == 4 and min(map(int, compared)) > 30, said
+        for step in '12':
+            truth = torch.load(tmp_path / f'truth-{kind}-{step}.pt')
+            view = os.path.join(step_of(mount, kind, step), 'view', 'tp1')
+            assert_equal(gathered(view, 1), {key_of(k): v for k, v in truth.items()
+                                             if isinstance(v, torch.Tensor)})
+    assert said.count('fallback [] 7') == 2, said
