@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/digest.h"
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/io/file_stamp.h"
@@ -139,7 +140,7 @@ Result<SnapshotKeeper::Found> SnapshotKeeper::Insist(const std::string& name,
   const auto end = std::chrono::steady_clock::now() + kRetryLimit;
   bool last = false;  // once more after it was stopped
   for (bool said = false;; said = true) {
-    auto stored = act();
+    auto stored = Caught(act);
     if (stored || stored.error().code == ErrorCode::kDataLoss || last) return stored;
     if (!said) {
       Log(LogLevel::kWarning,

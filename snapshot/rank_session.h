@@ -105,7 +105,10 @@ class RankSession {
   Result<bool> Receive(IncomingSteps& steps, Arrivals& arrivals);
   // Says what became of an arena that is being made, frees chunks, sends what is waiting.
   Status Advance();
-  void Say(SnapshotMessage message) { outbox_.push_back(std::move(message)); }
+  // Not before the welcome, which answers the hello.
+  void Say(SnapshotMessage message) {
+    if (hold_) outbox_.push_back(std::move(message));
+  }
   // It is over: what is not whole is dropped.
   void Leave(IncomingSteps& steps, const std::string& why);
 

@@ -54,7 +54,11 @@ std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t
 
 void IncomingSteps::Drop(const AttemptName& name, uint64_t step, const std::string& why) {
   if (!gone_.emplace(name, why).second) return;
-  if (gone_.size() > kRemembered) gone_.erase(gone_.begin());
+  gone_in_order_.push_back(name);
+  if (gone_in_order_.size() > kRemembered) {
+    gone_.erase(gone_in_order_.front());
+    gone_in_order_.pop_front();
+  }
   open_.erase(name);
   dropped_.push_back({name, step, why, false});
 }

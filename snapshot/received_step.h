@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -85,6 +86,7 @@ class IncomingSteps {
   };
   std::map<AttemptName, Open> open_;
   std::map<AttemptName, std::string> gone_;  // dropped lately, and why
+  std::deque<AttemptName> gone_in_order_;    // oldest first
   std::map<std::tuple<std::string, std::string, uint32_t>, uint64_t> begun_;  // run, job, rank
   std::vector<DroppedStep> dropped_;
 };

@@ -37,6 +37,17 @@ TEST(IncomingStepsTest, WhatOneRankDropsIsDroppedForAll) {
   EXPECT_EQ(steps.size(), 0u);
 }
 
+// However many another job has dropped.
+TEST(IncomingStepsTest, WhatWasDroppedLastIsRemembered) {
+  IncomingSteps steps;
+  for (uint64_t attempt = 1; attempt < 10'000; ++attempt) {
+    steps.Drop({"run", "other", attempt}, attempt, "full");
+  }
+  steps.Drop(kFirst, 7, "full");
+  EXPECT_FALSE(steps.Add(kFirst, 7, 0, 2, {}, Time()));
+  EXPECT_EQ(steps.size(), 0u) << "it waits for a rank that has dropped it";
+}
+
 TEST(IncomingStepsTest, RanksThatDisagreeMakeNoStep) {
   for (const auto& [step, world] : {std::pair(8, 2), std::pair(7, 3)}) {
     IncomingSteps steps;

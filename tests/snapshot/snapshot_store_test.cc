@@ -154,6 +154,26 @@ TEST(SnapshotStoreTest, ARefreshThatFailsLosesNoStep) {
   EXPECT_TRUE(lease.expired()) << "nothing holds the memory";
 }
 
+TEST(SnapshotStoreTest, WhatIsThrownOnTheWayIsTriedAgain) {
+  bool threw = false;
+  for (uint64_t at = 1; at < 500 && (threw || at == 1); ++at) {
+    const auto faulty = std::make_shared<FaultyStorage>();
+    const auto store = *Store::OpenOn(faulty);
+    StepCatalogue catalogue(*store);
+    ASSERT_FALSE(store->Resolve("run", "latest"));  // it has looked at what is there
+    SnapshotKeeper keeper(*store, catalogue, [](const StepRecord&) { return Status(); });
+    keeper.Stop();  // one more try, and no pause before it
+    ReceivedStep received = Received(3);
+    const std::weak_ptr<const void> lease = received.files[0].lease;
+    const uint64_t before = faulty->calls();
+    faulty->ThrowAt(at);
+    const auto kept = keeper.Keep(std::move(received));
+    ASSERT_TRUE(kept) << at << ": " << kept.error().message;
+    EXPECT_TRUE(lease.expired()) << at;
+    threw = faulty->calls() >= before + at;
+  }
+}
+
 TEST(SnapshotStoreTest, ASecondSaveOfAStepIsAnotherStep) {
   const auto store = *Store::OpenOn(std::make_shared<MemoryRoot>("storage"));
   StepCatalogue catalogue(*store);
