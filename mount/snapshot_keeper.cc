@@ -11,8 +11,7 @@
 #include "core/base/digest.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
-#include "core/blob/chunk_digests.h"
-#include "core/io/file_stamp.h"
+#include "core/commit/world_commit.h"
 #include "core/io/memory_root.h"
 #include "formats/families/shipped.h"
 #include "formats/snapshot/rank_files.h"
@@ -24,22 +23,11 @@ namespace {
 constexpr std::chrono::seconds kRetryPause{1};
 constexpr std::chrono::minutes kRetryLimit{10};
 
-std::string HomeOf(const std::string& run) { return StrCat("snapshot:", run); }
-
-// A directory that no other snapshot has, of whatever daemon.
-std::string DirectoryOf(const ReceivedStep& received, int64_t now) {
-  return StrCat("snapshots/", DigestOf(StrCat(received.name.run, "\n", received.name.job, "\n",
-                                              received.name.attempt, "\n", received.step, "\n",
-                                              getpid(), "\n", now))
-                                  .Hex());
-}
-
 }  // namespace
 
-Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received,
+Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
                                 const FamilySet& families) {
-  const int64_t now = NowNs();
-  const std::string directory = DirectoryOf(received, now);
+  const std::string directory = StrCat("snapshots/", RandomDigest().Hex());
   const OwnerAndMode access{0600, geteuid(), getegid(), false};
   auto root =
       std::make_shared<MemoryRoot>(StrCat("snapshot ", received.name.run, "/", received.step));
@@ -53,21 +41,27 @@ Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received
   options.families = &families;
   CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(root, paths, options));
   if (model.iteration != received.step) return Refuse("its files are of step ", model.iteration);
-  model.mtime_ns = now;
-  model.roots = {store.blobs()};
-  for (size_t i = 0; i < model.blobs.size(); ++i) {
-    Blob& blob = model.blobs[i];
-    blob.stamp = FileStamp{blob.stamp.size, 0, 0, 0};
+  std::vector<const std::vector<Digest>*> chunks;
+  for (const ReceivedFile& file : received.files) chunks.push_back(&file.chunks);
+  OwnRankFiles(model, store.blobs(), SaveTimeOf(store, received.name.run), chunks);
+  for (Blob& blob : model.blobs) {
     blob.mode = access.mode;
     blob.uid = access.uid;
     blob.gid = access.gid;
-    blob.store_owned = true;
-    blob.chunk_bytes = kChunkBytes;
-    blob.chunks = received.files[i].chunks;
   }
-  const std::string home = HomeOf(received.name.run);
+  const std::string home = SnapshotHome(received.name.run);
   return MemoryStep{received.name.run, StrCat(home, "/", received.step), home, std::move(model),
                     std::move(root)};
+}
+
+WorldCommit::ModelOf ModelOfRankFiles() {
+  return [](const std::shared_ptr<const Root>& blobs,
+            const std::vector<std::string>& paths) -> Result<StepModel> {
+    CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
+    SourceOptions options;
+    options.families = &families;
+    return ReadRankFiles(blobs, paths, options);
+  };
 }
 
 SnapshotKeeper::SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh)
@@ -79,7 +73,7 @@ Result<SnapshotKeeper::Found> SnapshotKeeper::FindStored(const PartAgain& part) 
   if (!records && records.error().code == ErrorCode::kNotFound) return std::nullopt;
   if (!records) return Fail(Error(records.error()));
   for (const StepRecord& record : *records) {
-    if (record.iteration != part.step || record.root != HomeOf(part.name.run)) continue;
+    if (record.iteration != part.step || record.root != SnapshotHome(part.name.run)) continue;
     const auto step = store_.Load(record);
     if (!step && step.error().code == ErrorCode::kDataLoss) continue;  // another's misfortune
     if (!step) return Fail(Error(step.error()));

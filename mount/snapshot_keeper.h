@@ -15,6 +15,7 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/commit/world_commit.h"
 #include "core/model/family.h"
 #include "core/store/step_catalogue.h"
 #include "snapshot/rank_session.h"
@@ -56,7 +57,10 @@ class SnapshotKeeper {
 
 // The step in memory that becomes a store's: its files lie where they will be.
 // Exposed for tests.
-Result<MemoryStep> MemoryStepOf(const Store& store, const ReceivedStep& received,
+Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
                                 const FamilySet& families);
+
+// The model of rank files of which several daemons wrote some (core/commit/world_commit.h).
+WorldCommit::ModelOf ModelOfRankFiles();
 
 }  // namespace ckptfs

@@ -53,6 +53,15 @@ Status SnapshotService::Keep(ReceivedStep step) {
   return {};
 }
 
+void SnapshotService::Stored(const StepRecord& record, bool published) {
+  if (const Status shown = hooks_.refresh(record); !shown) {
+    Log(LogLevel::kWarning, shown.error().message);
+  }
+  KeepHot(record);
+  RefreshDaemons(request_.store, {&record, 1});
+  if (published) collector_->Ask(record.run);
+}
+
 void SnapshotService::KeepHot(const StepRecord& record) {
   if (request_.hot_steps == 0) return;
   const auto step = store_.Load(record);
@@ -77,6 +86,7 @@ void SnapshotService::StartReceiving() {
     };
     collector_ = std::make_unique<StepCollector>(store_, request_.retention,
                                                  StepCollector::Hooks{hooks_.let_go, removed});
+    commit_ = std::make_unique<WorldCommit>(store_, ModelOfRankFiles());
   }
   ReceiverOptions options;
   options.store = request_.store;
@@ -88,6 +98,9 @@ void SnapshotService::StartReceiving() {
     return found && found->has_value();
   };
   options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  options.commit = commit_.get();
+  options.shown = [this](const StepRecord& record, bool published) { Stored(record, published); };
+  options.reclaim = [this] { collector_->Reclaim(); };
   options.shelf = shelf_;
   auto receiver = Receiver::Start(std::move(options));
   if (!receiver) {

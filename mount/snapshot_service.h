@@ -3,7 +3,7 @@
 // SnapshotService is a daemon's whole business with snapshots: the receiver, what makes
 // received steps durable, what keeps the newest in memory, and the retention of old ones.
 // Of the daemons of a store on a machine one receives; another one's service waits, and
-// takes over when that has gone.
+// takes over when that has gone.  Daemons of several machines make steps together.
 //
 // Thread safety: StartReceiving by one thread; StatusJson by any.
 // Lifetime: store, catalogue and what the hooks use must outlive it.
@@ -18,6 +18,7 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
+#include "core/commit/world_commit.h"
 #include "core/store/step_catalogue.h"
 #include "mount/hot_steps.h"
 #include "mount/snapshot_keeper.h"
@@ -55,6 +56,8 @@ class SnapshotService {
   std::shared_ptr<const Receiver> Get() const;
   Status Keep(ReceivedStep step);
   void KeepHot(const StepRecord& record);
+  // A step of which other daemons received ranks is durable; `published` by this one.
+  void Stored(const StepRecord& record, bool published);
 
   Store& store_;
   StepCatalogue& catalogue_;
@@ -65,6 +68,7 @@ class SnapshotService {
   std::shared_ptr<ArenaShelf> shelf_;  // null: nobody keeps arenas for us
   std::unique_ptr<SnapshotKeeper> keeper_;
   std::unique_ptr<StepCollector> collector_;
+  std::unique_ptr<WorldCommit> commit_;
   mutable Mutex mutex_;
   std::shared_ptr<const Receiver> receiver_ GUARDED_BY(mutex_);
 };

@@ -4,9 +4,10 @@
 // seqpacket socket, bytes in an arena (arena.h).
 //
 //   rank   -> daemon  hello(rank, world, length = bytes of a snapshot,
-//                           sequence = for how many there shall be room, text = run LF job)
+//                           sequence = for how many there shall be room,
+//                           attempt = a random number of this rank's life, text = run LF job)
 //                   | return(rank, world, length = bytes of a chunk, sequence = chunks,
-//                            text = run LF job,
+//                            attempt, text = as above,
 //                            step = 1: for a rank, which may come itself later)
 //                     + descriptor                              of an arena of before
 //   daemon -> rank    welcome(length = bytes of a chunk, sequence = chunks) + descriptor

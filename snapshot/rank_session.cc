@@ -179,6 +179,7 @@ void RankSession::Introduce(const SnapshotMessage& message) {
   job_ = message.text.substr(line + 1);
   rank_ = message.rank;
   world_ = message.world;
+  life_ = message.attempt;
 }
 
 Status RankSession::Charge() {
@@ -273,6 +274,7 @@ SnapshotMessage RankSession::Greeting() const {
   SnapshotMessage message{SnapshotWord::kReturn};
   message.rank = rank_;
   message.world = world_;
+  message.attempt = life_;
   message.length = shape_.chunk_bytes;
   message.sequence = shape_.chunks;
   message.text = StrCat(run_, "\n", job_);

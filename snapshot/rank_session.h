@@ -98,6 +98,8 @@ class RankSession {
   const std::string& run() const { return run_; }
   const std::string& job() const { return job_; }
   uint32_t rank() const { return rank_; }
+  uint32_t world() const { return world_; }
+  uint64_t life() const { return life_; }
   bool introduced() const { return world_ != 0; }
   bool wants_to_write() const { return !outbox_.empty(); }
 
@@ -138,6 +140,7 @@ class RankSession {
   std::string job_;
   uint32_t rank_ = 0;
   uint32_t world_ = 0;  // 0: no hello yet
+  uint64_t life_ = 0;
   bool for_another_ = false;
   ArenaShape shape_;
   std::future<Result<ArenaMemory>> making_;

@@ -11,18 +11,6 @@ namespace {
 
 constexpr size_t kRemembered = 4096;
 constexpr size_t kRememberedRanks = 1 << 16;
-constexpr size_t kNamedRanks = 8;
-
-std::string MissingRanks(const std::map<uint32_t, ReceivedFile>& files, uint32_t world) {
-  std::string text;
-  size_t missing = 0;
-  for (uint32_t rank = 0; rank < world; ++rank) {
-    if (files.contains(rank)) continue;
-    if (++missing <= kNamedRanks) text += StrCat(missing == 1 ? "" : ", ", rank);
-  }
-  if (missing > kNamedRanks) text += StrCat(" and ", missing - kNamedRanks, " more");
-  return text;
-}
 
 }  // namespace
 
@@ -33,7 +21,7 @@ std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t
     dropped_.push_back({name, step, gone->second, true});
     return std::nullopt;
   }
-  const auto [at, first] = open_.try_emplace(name, Open{step, world, now, {}});
+  const auto [at, first] = open_.try_emplace(name, Open{step, world, now, {}, {}});
   Open& open = at->second;
   if (open.step != step || open.world != world) {
     Drop(name, step,
@@ -41,7 +29,7 @@ std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t
                 " of ", world));
     return std::nullopt;
   }
-  if (!open.files.emplace(rank, std::move(file)).second) {
+  if (open.taken.contains(rank) || !open.files.emplace(rank, std::move(file)).second) {
     Drop(name, step, StrCat("rank ", rank, " handed its part over twice"));
     return std::nullopt;
   }
@@ -71,12 +59,34 @@ bool IncomingSteps::Begin(const AttemptName& name, uint32_t rank) {
   return true;
 }
 
-void IncomingSteps::DropOlder(Time limit) {
+std::vector<IncomingSteps::Waiting> IncomingSteps::waiting() const {
+  std::vector<Waiting> found;
+  for (const auto& [name, open] : open_) {
+    Waiting one{name, open.step, open.world, {}, open.taken};
+    for (const auto& [rank, file] : open.files) one.ended.insert(rank);
+    found.push_back(std::move(one));
+  }
+  return found;
+}
+
+IncomingSteps::Part IncomingSteps::Take(const AttemptName& name) {
+  Open& open = open_.at(name);
+  for (const auto& [rank, file] : open.files) open.taken.insert(rank);
+  return {open.first, std::exchange(open.files, {})};
+}
+
+void IncomingSteps::DropOlder(Time limit, const Elsewhere& elsewhere) {
   std::vector<DroppedStep> found;
   for (const auto& [name, open] : open_) {
-    if (open.first >= limit) continue;
-    found.push_back({name, open.step,
-                     StrCat("nothing came of rank ", MissingRanks(open.files, open.world)), false});
+    if (open.first >= limit || open.files.empty()) continue;
+    std::set<uint32_t> missing;
+    for (uint32_t rank = 0; rank < open.world; ++rank) {
+      if (!open.files.contains(rank) && !open.taken.contains(rank)) missing.insert(rank);
+    }
+    if (elsewhere) {
+      for (const uint32_t rank : elsewhere(name)) missing.erase(rank);
+    }
+    found.push_back({name, open.step, StrCat("nothing came of rank ", RanksText(missing)), false});
   }
   for (const DroppedStep& one : found) Drop(one.name, one.step, one.why);
 }

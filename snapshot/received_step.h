@@ -14,9 +14,11 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -24,6 +26,7 @@
 
 #include "core/base/digest.h"
 #include "core/base/result.h"
+#include "core/commit/commit_records.h"
 
 namespace ckptfs {
 
@@ -33,14 +36,6 @@ struct ReceivedFile {
   std::vector<Digest> chunks;  // of every kChunkBytes (core/blob/chunk_digests.h)
   bool again = false;          // handed over before, to a daemon that may have stored the step
   std::shared_ptr<const void> lease;
-};
-
-// What tells attempts apart.
-struct AttemptName {
-  std::string run;
-  std::string job;
-  uint64_t attempt = 0;
-  auto operator<=>(const AttemptName&) const = default;
 };
 
 struct ReceivedStep {
@@ -64,14 +59,32 @@ class IncomingSteps {
   // `rank` has ended its part.  The step, if that was the last part.
   std::optional<ReceivedStep> Add(const AttemptName& name, uint64_t step, uint32_t rank,
                                   uint32_t world, ReceivedFile file, Time now);
+  // Steps whose ranks have not all ended their part.
+  struct Waiting {
+    AttemptName name;
+    uint64_t step = 0;
+    uint32_t world = 0;
+    std::set<uint32_t> ended;  // and not taken
+    std::set<uint32_t> taken;
+  };
+  std::vector<Waiting> waiting() const;
+  // The parts that have ended, to be put together with those that other daemons receive; ranks
+  // may still end theirs.
+  struct Part {
+    Time first;
+    std::map<uint32_t, ReceivedFile> files;
+  };
+  Part Take(const AttemptName& name);
   // What is dropped is dropped for all ranks, also for those that end their part later.
   void Drop(const AttemptName& name, uint64_t step, const std::string& why);
   // It is stored already: nothing more is expected of it.
   void Forget(const AttemptName& name) { open_.erase(name); }
   // Whether `rank` has not begun this attempt, nor a later one, before.
   bool Begin(const AttemptName& name, uint32_t rank);
-  // Those whose first part came before `limit`; the reason names the missing ranks.
-  void DropOlder(Time limit);
+  // Those that were not taken and whose first part came before `limit`; the reason names the
+  // missing ranks, but for those that `elsewhere` has.
+  using Elsewhere = std::function<std::set<uint32_t>(const AttemptName& name)>;
+  void DropOlder(Time limit, const Elsewhere& elsewhere = {});
 
   // What was dropped since the last call.
   std::vector<DroppedStep> TakeDropped();
@@ -83,6 +96,7 @@ class IncomingSteps {
     uint32_t world = 0;
     Time first;
     std::map<uint32_t, ReceivedFile> files;
+    std::set<uint32_t> taken;
   };
   std::map<AttemptName, Open> open_;
   std::map<AttemptName, std::string> gone_;  // dropped lately, and why

@@ -15,7 +15,9 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -27,6 +29,7 @@
 #include "core/base/strings.h"
 #include "snapshot/protocol.h"
 #include "snapshot/rank_session.h"
+#include "snapshot/world_parts.h"
 
 namespace ckptfs {
 namespace {
@@ -48,6 +51,9 @@ struct Receiver::State {
   // The ranks' thread alone:
   std::vector<std::unique_ptr<RankSession>> sessions;
   IncomingSteps steps;
+  // The ranks that each job has or had here while it is here; by run and job.
+  std::map<std::pair<std::string, std::string>, NodeRanks> jobs;
+  std::unique_ptr<WorldParts> parts;  // null: all ranks have to be here
 
   struct Kept {
     AttemptName name;
@@ -58,12 +64,14 @@ struct Receiver::State {
   CondVar wake_keeper;
   std::deque<ReceivedStep> whole GUARDED_BY(mutex);  // the first is being kept
   std::deque<PartAgain> again GUARDED_BY(mutex);     // to be looked for in the store
+  std::multiset<AttemptName> looked_for GUARDED_BY(mutex);  // of these
   std::vector<Kept> kept GUARDED_BY(mutex);
   bool finish GUARDED_BY(mutex) = false;
   uint64_t durable GUARDED_BY(mutex) = 0;
   uint64_t dropped GUARDED_BY(mutex) = 0;
   uint64_t incoming GUARDED_BY(mutex) = 0;
   uint64_t ranks GUARDED_BY(mutex) = 0;
+  std::vector<std::string> incomplete GUARDED_BY(mutex);
   std::string last_durable GUARDED_BY(mutex);
   std::string last_drop GUARDED_BY(mutex);
 
@@ -81,6 +89,16 @@ struct Receiver::State {
   void Say(std::string_view line) const {
     if (options.log) options.log(line);
   }
+  void SeeJobs();
+  void ForgetJobs();
+  // Hands over what has ended of steps that other daemons have ranks of.
+  void Spread();
+  std::set<uint32_t> Elsewhere(const AttemptName& name) const;
+  void DropElsewhere(const DroppedStep& step);
+  void StartParts();
+  std::vector<std::string> WaitingLines() const;
+  // `drop`: why not; empty: it is durable.
+  void Count(const std::string& title, const std::string& drop) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text);
   void TellNews();
 };
@@ -160,11 +178,28 @@ void Receiver::State::Tell(const AttemptName& name, uint64_t step, SnapshotWord 
   }
 }
 
+// "run/7: waiting for ranks 2-3" of each step that has ranks which have not ended.
+std::vector<std::string> Receiver::State::WaitingLines() const {
+  std::vector<std::string> lines;
+  for (const auto& waiting : steps.waiting()) {
+    if (waiting.ended.empty()) continue;
+    std::set<uint32_t> missing;
+    for (uint32_t rank = 0; rank < waiting.world; ++rank) {
+      if (!waiting.ended.contains(rank) && !waiting.taken.contains(rank)) missing.insert(rank);
+    }
+    lines.push_back(StrCat(NameOf(waiting.name, waiting.step), ": waiting for rank",
+                           missing.size() == 1 ? " " : "s ", RanksText(missing)));
+  }
+  return lines;
+}
+
 // What was kept or dropped meanwhile.
 void Receiver::State::TellNews() {
   std::vector<Kept> news;
+  std::vector<std::string> lines = WaitingLines();
   {
     MutexLock guard(mutex);
+    incomplete = std::move(lines);
     news = std::exchange(kept, {});
     incoming = steps.size();
     ranks = sessions.size();
@@ -178,11 +213,106 @@ void Receiver::State::TellNews() {
     const std::string line = StrCat("snapshot ", NameOf(one.name, one.step), " dropped: ", one.why);
     Tell(one.name, one.step, SnapshotWord::kDropped, one.why);
     if (one.again) continue;
+    DropElsewhere(one);
     Say(line);
     MutexLock guard(mutex);
     ++dropped;
     last_drop = line;
   }
+}
+
+// ---- steps of several daemons --------------------------------------------------
+
+void Receiver::State::SeeJobs() {
+  for (const auto& session : sessions) {
+    if (!session->introduced() || session->world() == 1) continue;
+    const std::pair name(session->run(), session->job());
+    NodeRanks& job =
+        jobs.try_emplace(name, NodeRanks{name.first, name.second, session->world(), "", {}})
+            .first->second;
+    job.ranks[session->rank()] = session->life();
+  }
+}
+
+void Receiver::State::ForgetJobs() {
+  std::set<std::pair<std::string, std::string>> used;
+  for (const auto& session : sessions) used.emplace(session->run(), session->job());
+  for (const auto& waiting : steps.waiting()) used.emplace(waiting.name.run, waiting.name.job);
+  for (auto at = jobs.begin(); at != jobs.end();) {
+    if (used.contains(at->first)) {
+      ++at;
+      continue;
+    }
+    parts->Leave(at->first.first, at->first.second);
+    at = jobs.erase(at);
+  }
+}
+
+void Receiver::State::Spread() {
+  std::multiset<AttemptName> open;  // what may be stored already
+  {
+    MutexLock guard(mutex);
+    open = looked_for;
+    for (const Kept& one : kept) open.insert(one.name);
+  }
+  for (const auto& waiting : steps.waiting()) {
+    const AttemptName& name = waiting.name;
+    const auto job = jobs.find({name.run, name.job});
+    if (job == jobs.end() || waiting.ended.empty() || open.contains(name)) continue;
+    if (job->second.ranks.size() >= waiting.world) continue;  // all are here
+    parts->See(job->second);
+    const auto world = parts->WorldOf(name.run, name.job);
+    if (!world) steps.Drop(name, waiting.step, world.error().message);
+    if (!world || !world->life) continue;
+    bool all = true;
+    for (uint32_t rank = 0; rank < waiting.world && all; ++rank) {
+      all = waiting.ended.contains(rank) || waiting.taken.contains(rank) ||
+            world->elsewhere.contains(rank);
+    }
+    if (!all) continue;
+    IncomingSteps::Part part = steps.Take(name);
+    parts->Hand({name, waiting.step, waiting.world, std::move(part.files), part.first});
+  }
+}
+
+std::set<uint32_t> Receiver::State::Elsewhere(const AttemptName& name) const {
+  std::set<uint32_t> found;
+  const auto world = parts ? parts->WorldOf(name.run, name.job) : JobWorld();
+  if (!world) return found;
+  for (const auto& [rank, host] : world->elsewhere) found.insert(rank);
+  return found;
+}
+
+void Receiver::State::DropElsewhere(const DroppedStep& step) {
+  const auto job = jobs.find({step.name.run, step.name.job});
+  if (!parts || job == jobs.end() || job->second.ranks.size() >= job->second.world) return;
+  parts->See(job->second);
+  parts->Drop(step);
+}
+
+void Receiver::State::StartParts() {
+  if (options.commit == nullptr) return;
+  WorldPartsOptions of;
+  of.commit = options.commit;
+  of.patience = options.patience;
+  of.turn = options.turn;
+  of.stored = options.shown;
+  of.reclaim = options.reclaim;
+  of.log = options.log;
+  of.wake = [this] { budget->Wake(); };
+  of.settled = [this](const AttemptName& name, uint64_t step, const Status& done) {
+    const std::string title = NameOf(name, step);
+    const std::string drop =
+        done ? "" : StrCat("snapshot ", title, " dropped: ", done.error().message);
+    if (!done) Say(drop);
+    {
+      MutexLock guard(mutex);
+      Count(title, drop);
+      kept.push_back({name, step, done});
+    }
+    budget->Wake();
+  };
+  parts = std::make_unique<WorldParts>(std::move(of));
 }
 
 void Receiver::State::Serve() {
@@ -200,15 +330,34 @@ void Receiver::State::Serve() {
       if (!Turn(*sessions[i], events[i + 2].revents, arrivals)) sessions[i].reset();
     }
     std::erase(sessions, nullptr);
-    steps.DropOlder(IncomingSteps::Time::clock::now() - options.patience);
+    steps.DropOlder(IncomingSteps::Time::clock::now() - options.patience,
+                    [this](const AttemptName& name) { return Elsewhere(name); });
+    if (parts) SeeJobs();
     if (!arrivals.whole.empty() || !arrivals.again.empty()) {
       MutexLock guard(mutex);
       for (ReceivedStep& step : arrivals.whole) whole.push_back(std::move(step));
-      for (PartAgain& part : arrivals.again) again.push_back(std::move(part));
+      for (PartAgain& part : arrivals.again) {
+        looked_for.insert(part.name);
+        again.push_back(std::move(part));
+      }
       wake_keeper.NotifyAll();
     }
     TellNews();
+    if (parts) {
+      Spread();
+      ForgetJobs();
+    }
     if ((events[0].revents & POLLIN) != 0) Accept();
+  }
+}
+
+void Receiver::State::Count(const std::string& title, const std::string& drop) {
+  if (drop.empty()) {
+    ++durable;
+    last_durable = title;
+  } else {
+    ++dropped;
+    last_drop = drop;
   }
 }
 
@@ -224,15 +373,20 @@ void Receiver::State::LookFor(const PartAgain& part) {
 void Receiver::State::Keep() {
   while (true) {
     ReceivedStep step;
-    std::deque<PartAgain> parts;
+    std::deque<PartAgain> returned;
     {
       MutexLock guard(mutex);
       while (whole.empty() && again.empty() && !finish) wake_keeper.Wait(mutex);
       if (whole.empty() && again.empty()) return;
-      parts.swap(again);
+      returned.swap(again);
       if (!whole.empty()) step = std::move(whole.front());
     }
-    for (const PartAgain& part : parts) LookFor(part);
+    for (const PartAgain& part : returned) LookFor(part);
+    if (!returned.empty()) {
+      MutexLock guard(mutex);
+      for (const PartAgain& part : returned) looked_for.erase(looked_for.find(part.name));
+      budget->Wake();
+    }
     if (step.files.empty()) continue;
     Kept outcome{step.name, step.step, {}};
     const std::string name = NameOf(step.name, step.step);
@@ -245,13 +399,7 @@ void Receiver::State::Keep() {
     {
       MutexLock guard(mutex);
       whole.pop_front();
-      if (outcome.done) {
-        ++durable;
-        last_durable = name;
-      } else {
-        ++dropped;
-        last_drop = drop;
-      }
+      Count(name, drop);
       kept.push_back(std::move(outcome));
     }
     budget->Wake();
@@ -268,6 +416,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Start(ReceiverOptions options) {
   state->budget->shelf = state->options.shelf;
   CKPT_RETURN_IF_ERROR(CheckArenaShape({state->options.chunk_bytes, 1}));
   CKPT_RETURN_IF_ERROR(state->Listen());
+  state->StartParts();
   state->keeper_thread = std::thread([raw = state.get()] { raw->Keep(); });
   state->ranks_thread = std::thread([raw = state.get()] { raw->Serve(); });
   if (state->options.shelf) {
@@ -283,6 +432,7 @@ Receiver::~Receiver() {
   state_->stopping = true;
   state_->budget->Wake();
   state_->ranks_thread.join();
+  state_->parts.reset();
   // What is not finished now is another daemon's.
   if (state_->options.shelf) state_->options.shelf->Freeze();
   uint64_t dropped = 0;
@@ -305,7 +455,9 @@ Receiver::~Receiver() {
 }
 
 std::string Receiver::StatusJson() const {
+  auto lines = state_->parts ? state_->parts->Waiting() : std::vector<std::string>();
   MutexLock guard(state_->mutex);
+  lines.insert(lines.end(), state_->incomplete.begin(), state_->incomplete.end());
   const nlohmann::json status{{"ranks", state_->ranks},
                               {"arena_bytes", state_->budget->used.load()},
                               {"huge_bytes", state_->budget->huge.load()},
@@ -316,7 +468,8 @@ std::string Receiver::StatusJson() const {
                               {"durable", state_->durable},
                               {"dropped", state_->dropped},
                               {"last_durable", state_->last_durable},
-                              {"last_drop", state_->last_drop}};
+                              {"last_drop", state_->last_drop},
+                              {"steps", lines}};
   return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -2,12 +2,14 @@
 //
 // Receiver is the daemon's end of snapshots: it listens on the store's snapshot socket,
 // gives every rank an arena, puts the ranks' parts together and hands whole steps to
-// whoever keeps them, one after the other.  Of all daemons of a store one receives
+// whoever keeps them, one after the other.  Of a step whose ranks are spread over several
+// machines it makes its part durable (world_parts.h).  Of all daemons of a store one receives
 // (a lock beside the socket says which).  Only root and the daemon's own user are
 // answered.
 //
-// Thread safety: all methods may be called concurrently.  Three threads of its own: one
-// for the ranks, one for keeping, and one that tells the first what lies on the shelf.
+// Thread safety: all methods may be called concurrently.  Four threads of its own: one
+// for the ranks, one for keeping, one for steps that other daemons have ranks of; and one
+// that tells the first what lies on the shelf.
 // Lifetime: the destructor keeps what is whole and drops the rest; received bytes
 // outlive it.
 // Units: bytes.
@@ -21,6 +23,7 @@
 #include <string>
 
 #include "core/base/result.h"
+#include "core/commit/world_commit.h"
 #include "snapshot/arena.h"
 #include "snapshot/rank_session.h"
 #include "snapshot/received_step.h"
@@ -38,6 +41,14 @@ struct ReceiverOptions {
   // Whether an earlier daemon has stored the step that the part is of.  Called as `keep`.
   std::function<bool(const PartAgain& part)> stored;
   std::function<void(std::string_view line)> log;
+  // How steps are made with the ranks of other daemons; null: they are not.  Must outlive
+  // the receiver.
+  WorldCommit* commit = nullptr;
+  std::chrono::milliseconds turn{500};  // between looks at what became of such steps
+  // Such a step is durable, `published` by this daemon; something was written in vain, or
+  // another daemon left it.  From a thread of the receiver's.
+  std::function<void(const StepRecord& record, bool published)> shown = {};
+  std::function<void()> reclaim = {};
   std::shared_ptr<ArenaShelf> shelf = nullptr;  // where arenas outlive the daemon
 };
 
@@ -50,7 +61,8 @@ class Receiver {
   Receiver& operator=(const Receiver&) = delete;
 
   // {"ranks", "arena_bytes", "huge_bytes", "full_drops", "full_waits", "incoming",
-  //  "waiting", "durable", "dropped", "last_durable", "last_drop"}
+  //  "waiting", "durable", "dropped", "last_durable", "last_drop",
+  //  "steps": ["run/7: waiting for ranks 2-3"..]}
   std::string StatusJson() const;
 
  private:

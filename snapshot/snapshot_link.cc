@@ -26,6 +26,7 @@ SnapshotMessage Greeting(const LinkRequest& request, SnapshotWord word) {
   SnapshotMessage message{word};
   message.rank = request.rank;
   message.world = request.world;
+  message.attempt = request.life;
   message.text = StrCat(request.run, "\n", request.job);
   return message;
 }

@@ -36,6 +36,7 @@ struct LinkRequest {
   uint32_t world = 1;
   uint64_t bytes = 0;  // of a snapshot
   uint32_t slots = 2;  // snapshots that the arena shall have room for
+  uint64_t life = 0;   // a random number of this rank's process
   // For how long an arena waits for another daemon.
   std::chrono::milliseconds patience{600'000};
 };

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/mutex.h"
+#include "core/base/digest.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "snapshot/snapshot_link.h"
@@ -108,6 +109,7 @@ struct SnapshotWriter::State {
   const std::unique_ptr<Copier> eager_copier;
   const std::unique_ptr<Copier> lazy_copier;
   const Digest stream;
+  const uint64_t life = RandomDigest().low;
 
   Mutex save_mutex;  // one Save at a time; before `mutex`
   std::shared_ptr<SnapshotLink> link GUARDED_BY(save_mutex);
@@ -232,7 +234,8 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t 
   }
   over.clear();  // before more is asked for: the daemon may have room for one arena only
   const LinkRequest request{options.store, options.run, options.job, options.rank,
-                            options.world, bytes,       slots,       options.away_limit};
+                            options.world, bytes,       slots,       life,
+                            options.away_limit};
   CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, [this](auto& from, auto news, auto& words) {
                           Hear(from, news, words);
                         }));

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <random>
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -17,6 +19,15 @@ Digest DigestOf(std::span<const std::byte> bytes) {
 }
 
 Digest DigestOf(std::string_view bytes) { return DigestOf(std::as_bytes(std::span(bytes))); }
+
+Digest RandomDigest() {
+  std::random_device device;
+  Digest id;
+  for (uint64_t* half : {&id.high, &id.low}) {
+    *half = (uint64_t{device()} << 32) | device();
+  }
+  return id;
+}
 
 uint64_t HashOf(std::string_view text, uint64_t seed) {
   return XXH3_64bits_withSeed(text.data(), text.size(), seed);

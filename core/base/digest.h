@@ -2,7 +2,8 @@
 //
 // Digest is an XXH3-128 of some bytes: it detects accidents, not attackers.
 //
-// Thread safety: value type; the functions are pure.
+// Thread safety: value type; the functions are pure but for RandomDigest, which any thread
+// may call.
 
 #pragma once
 
@@ -26,6 +27,9 @@ struct Digest {
 
 Digest DigestOf(std::span<const std::byte> bytes);
 Digest DigestOf(std::string_view bytes);
+
+// 128 random bits, for a name that nothing else has.
+Digest RandomDigest();
 
 // 64-bit hash of a text; stable for ever (inode numbers derive from it).
 uint64_t HashOf(std::string_view text, uint64_t seed = 0);

@@ -14,6 +14,7 @@
 
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
+#include "core/commit/prepared_sweep.h"
 #include "core/io/file_storage.h"
 #include "core/io/blob_directories.h"
 #include "core/store/manifest_format.h"
@@ -85,7 +86,8 @@ class Collection {
   std::optional<std::set<Digest>> Live(const StoreIndex& index);
   Result<std::vector<Digest>> ManifestsThere() const;
   Status ReclaimManifests(const std::set<Digest>& live);
-  // Directories that some manifest needs; nothing if one cannot be read.
+  Result<std::optional<PreparedUse>> Prepared();
+  // Directories that some manifest needs, or daemons have in work; nothing if one cannot be read.
   Result<std::optional<std::set<std::string>>> NeededDirectories();
   // A live step's manifest that is not there, if any.
   Result<std::optional<Digest>> MissingOf(const std::set<Digest>& live) const;
@@ -190,6 +192,9 @@ Result<std::vector<Digest>> Collection::ManifestsThere() const {
 Status Collection::ReclaimManifests(const std::set<Digest>& live) {
   CKPT_ASSIGN_OR_RETURN(std::vector<Digest> dead, ManifestsThere());
   std::erase_if(dead, [&](const Digest& digest) { return live.contains(digest); });
+  CKPT_ASSIGN_OR_RETURN(const auto used, Prepared());
+  if (!used) return {};
+  std::erase_if(dead, [&](const Digest& digest) { return used->manifests.contains(digest); });
   for (size_t at = 0; at < dead.size(); at += kLocksAtOnce) {
     std::vector<std::pair<Digest, std::unique_ptr<const FileLock>>> locked;
     for (size_t i = at; i < std::min(dead.size(), at + kLocksAtOnce); ++i) {
@@ -217,9 +222,22 @@ Status Collection::ReclaimManifests(const std::set<Digest>& live) {
   return {};
 }
 
+// What other daemons have in work; nothing if that cannot be told.
+Result<std::optional<PreparedUse>> Collection::Prepared() {
+  CKPT_ASSIGN_OR_RETURN(PreparedUse use, SweepPrepared(*state_.storage, state_.directory,
+                                                       state_.presences, request_.dry_run));
+  report_.records += request_.dry_run ? 0 : use.records;
+  report_.watched = use.watched;
+  if (!use.unknown) return std::optional(std::move(use));
+  for (std::string& note : use.notes) Note(std::move(note));
+  return std::optional<PreparedUse>();
+}
+
 Result<std::optional<std::set<std::string>>> Collection::NeededDirectories() {
+  CKPT_ASSIGN_OR_RETURN(const auto used, Prepared());
+  if (!used) return std::optional<std::set<std::string>>();
+  std::set<std::string> needed = used->directories;
   CKPT_ASSIGN_OR_RETURN(const std::vector<Digest> there, ManifestsThere());
-  std::set<std::string> needed;
   for (const Digest& digest : there) {
     if (request_.dry_run && gone_.contains(digest)) continue;
     const auto needs = state_.NeedsOfManifest(digest);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <random>
 #include <tuple>
 
 #include "core/base/strings.h"
@@ -21,18 +20,10 @@ namespace {
 
 constexpr std::string_view kFormatName = "format";
 
-std::string RandomId() {
-  std::random_device device;
-  Digest id;
-  for (uint64_t* half : {&id.high, &id.low}) {
-    *half = (uint64_t{device()} << 32) | device();
-  }
-  return id.Hex();
-}
-
 // What a store holds, and what is left of one that was not made to the end.
 constexpr auto kStoreNames = std::to_array<std::string_view>(
-    {".tmp", "blobs", "deleted", "format", "holds", "log", "lost+found", "manifests", "runs", "steps"});
+    {".tmp", "blobs", "deleted", "format", "holds", "log", "lost+found", "manifests", "nodes",
+     "prepared", "runs", "steps"});
 
 // Nothing is written into a directory that is something else: a checkpoint given
 // for a store, say.
@@ -63,7 +54,7 @@ Result<std::string> Identity(Storage& storage, bool create) {
     }
     if (text.error().code != ErrorCode::kNotFound) return Fail(std::move(text).error());
     if (!create) return Fail(ErrorCode::kNotFound, "there is no store here");
-    const std::string rendered = RenderText("id", RandomId());
+    const std::string rendered = RenderText("id", RandomDigest().Hex());
     const Status published = PublishText(storage, kFormatName, rendered);
     if (!published && published.error().code != ErrorCode::kExists) {
       return Fail(Error(published.error()));
@@ -105,6 +96,10 @@ Result<std::unique_ptr<Store>> Store::OpenOn(std::shared_ptr<Storage> storage, b
 }
 
 const std::string& Store::directory() const { return state_->directory; }
+
+const std::shared_ptr<Storage>& Store::storage() const { return state_->storage; }
+
+PresenceWatch& Store::presences() { return state_->presences; }
 
 std::string Store::blobs() const { return state_->Blobs(); }
 

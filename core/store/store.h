@@ -12,6 +12,7 @@
 //   runs/<run>/<n>.settled  record: no step of another root is in the run
 //   steps/<run>/<id>/<n>    record: digest, iteration, mtime, source path
 //   deleted/<run>/<id>/<n>  record: that step is gone (records.h says what n is)
+//   prepared/..., nodes/... what daemons do together (core/commit/commit_records.h)
 //   blobs/...               store-owned blobs (--link, --copy)
 //   blobs/side/...          copies of small pieces (side_blobs.h)
 //   holds/<digest>          locks on blobs in work (blob_directories.h)
@@ -93,6 +94,7 @@ struct StepNews {
 };
 
 class Root;  // core/io/root.h
+class PresenceWatch;  // core/commit/node_presence.h
 struct CollectRequest;  // core/store/collect.h
 struct CollectReport;
 
@@ -194,6 +196,10 @@ class Store {
   Result<StepNews> News(uint64_t generation);
 
   const std::string& directory() const;  // empty unless on local disk
+  // What it is on, for records that are not about steps (core/commit).
+  const std::shared_ptr<Storage>& storage() const;
+  // Which other daemons work, as far as this process has seen.
+  PresenceWatch& presences();
   std::string blobs() const;             // where its own blobs are; empty likewise
 
   struct State;  // store_state.h

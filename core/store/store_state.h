@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/base/mutex.h"
+#include "core/commit/node_presence.h"
 #include "core/store/step_changes.h"
 #include "core/store/store.h"
 #include "core/store/store_index.h"
@@ -37,6 +38,7 @@ struct Store::State {
   std::shared_ptr<Storage> storage;
   std::string directory;  // empty: not on local disk
   std::string identity;
+  PresenceWatch presences;
 
   Mutex mutex;
   StoreIndex index GUARDED_BY(mutex);

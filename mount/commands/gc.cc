@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <thread>
 
 #include "core/base/strings.h"
+#include "core/commit/node_presence.h"
 #include "core/store/collect.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_json.h"
@@ -43,6 +45,27 @@ void PrintReport(const CollectReport& report, bool dry_run) {
              report.manifests);
 }
 
+// Again until it is known of every daemon that has left something whether it still works.
+Result<CollectReport> CollectWatching(Store& store, const CollectRequest& request) {
+  CKPT_ASSIGN_OR_RETURN(CollectReport report, store.Collect(request));
+  for (bool said = false; report.watched != 0 && !request.dry_run; said = true) {
+    if (!said) {
+      fmt::print(stderr, "ckptfs: looking whether {} daemons of other machines still work\n",
+                 report.watched);
+    }
+    std::this_thread::sleep_for(kBeat / 2);
+    CKPT_ASSIGN_OR_RETURN(CollectReport more, store.Collect(request));
+    report.removed.insert(report.removed.end(), more.removed.begin(), more.removed.end());
+    report.held = std::move(more.held);
+    report.notes = std::move(more.notes);
+    report.manifests += more.manifests;
+    report.directories += more.directories;
+    report.bytes += more.bytes;
+    report.watched = more.watched;
+  }
+  return report;
+}
+
 Status RunGc(const GcFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
   const std::vector<LiveMount> mounts = FindLiveMounts(store->directory());
@@ -57,7 +80,7 @@ Status RunGc(const GcFlags& options) {
       (void)AskDaemon(mount, "let_go", {{"run", record.run}, {"id", record.id}});
     }
   };
-  CKPT_ASSIGN_OR_RETURN(const CollectReport report, store->Collect(request));
+  CKPT_ASSIGN_OR_RETURN(const CollectReport report, CollectWatching(*store, request));
   for (const std::string& note : report.notes) {
     fmt::print(stderr, "ckptfs: {}\n", Printable(note));
   }

@@ -17,14 +17,15 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Trainer:
-    """The ranks of one job."""
+    """The ranks of one job.  enter: of a rank, the words that begin its command."""
 
-    def __init__(self, folder, store, world, slots=2, script='snapshot_trainer.py'):
+    def __init__(self, folder, store, world, slots=2, script='snapshot_trainer.py',
+                 enter=lambda rank: []):
         self.folder = str(folder)
         words = [sys.executable, os.path.join(HERE, script), self.folder, store]
         self.log = open(os.path.join(self.folder, 'trainer.log'), 'w', encoding='utf-8')
         self.ranks = [
-            subprocess.Popen([*words, str(rank), str(world), str(slots)], text=True,
+            subprocess.Popen([*enter(rank), *words, str(rank), str(world), str(slots)], text=True,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log)
             for rank in range(world)]
         self._answers('ready')

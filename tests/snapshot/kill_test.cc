@@ -28,7 +28,6 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,15 +39,16 @@
 #include "core/store/step_catalogue.h"
 #include "mount/snapshot_keeper.h"
 #include "snapshot/arena_shelf.h"
+#include "tests/snapshot/killed.h"
 #include "tests/snapshot/receiving.h"
 
 namespace ckptfs {
 namespace {
 
+using testing_support::Killed;
 using testing_support::kLong;
+using testing_support::kMostPoints;
 using testing_support::RankMemory;
-
-constexpr uint64_t kMostPoints = 200;
 
 // What a daemon does with snapshots, without a mount.
 class StoreDaemon {
@@ -129,55 +129,6 @@ class FakeManager {
   const std::string path_;
   Descriptor socket_;
   std::vector<DescriptorStore::Kept> kept_;
-};
-
-// A process that is killed at its n-th point (0: never).  It says that it is ready, and goes
-// on when End is called.
-class Killed {
- public:
-  Killed(uint64_t at, const std::function<void(std::function<void()> ready)>& work) {
-    int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) abort();
-    pid_ = fork();
-    if (pid_ == 0) {
-      close(ends[0]);
-      if (at != 0) setenv("CKPTFS_KILL_AT", StrCat(at).c_str(), 1);
-      work([&] {
-        char byte = 'r';
-        if (write(ends[1], &byte, 1) != 1 || read(ends[1], &byte, 1) != 1) _exit(2);
-      });
-      _exit(0);
-    }
-    close(ends[1]);
-    end_ = Descriptor(ends[0]);
-  }
-  ~Killed() { End(); }
-
-  void WaitUntilReady() const {
-    char byte;
-    if (read(end_.get(), &byte, 1) < 0) abort();  // 0: it is dead
-  }
-  bool IsDead() const {
-    siginfo_t info{};
-    return waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
-           info.si_pid == pid_;
-  }
-  // Whether it was killed.
-  bool End() {
-    if (pid_ == 0) return killed_;
-    const char byte = 'e';
-    (void)send(end_.get(), &byte, 1, MSG_NOSIGNAL);  // unless it is dead
-    int status = 0;
-    EXPECT_EQ(waitpid(pid_, &status, 0), pid_);
-    EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0) << status;
-    pid_ = 0;
-    return killed_ = WIFSIGNALED(status);
-  }
-
- private:
-  pid_t pid_ = 0;
-  bool killed_ = false;
-  Descriptor end_;
 };
 
 class KillTest : public testing::Test {

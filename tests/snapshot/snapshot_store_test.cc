@@ -46,7 +46,7 @@ ReceivedStep Received(uint64_t step, uint64_t elements = 70'000) {
   return {{"run", "job", 1}, step, {std::move(received)}};
 }
 
-MemoryStep StepOf(const Store& store, const ReceivedStep& received) {
+MemoryStep StepOf(Store& store, const ReceivedStep& received) {
   const FamilySet families = *ShippedFamilies();
   auto step = MemoryStepOf(store, received, families);
   EXPECT_TRUE(step) << step.error().message;

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// WorldCommit is how one daemon makes steps together with others that share its store,
+// each of which has some ranks of a job (commit_records.h says what is written):
+//
+//   1. each says which ranks it has.  When all ranks of the world are known, the digest of
+//      their lives tells this life of the job from any other of the same name;
+//   2. each makes the files of its ranks durable, then publishes one part: their sizes and
+//      digests;
+//   3. who sees the parts of all ranks renders the manifest, which is the same whoever does
+//      it, and publishes the outcome if it is absent: the step is decided.  Or somebody
+//      publishes that it is dropped.  One of them wins, for all;
+//   4. the step is published and, with it, what became of the attempt.  Any daemon goes
+//      on where another one died;
+//   5. each removes its part when it has seen that, the last one what is left.
+//
+// Nothing is decided by a clock; times are shown only.  Parts of different attempts, lives,
+// worlds or steps never make a step.
+//
+// Thread safety: one thread at a time.
+// Lifetime: the store must outlive it.
+
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/commit/commit_records.h"
+#include "core/commit/node_presence.h"
+#include "core/model/step_model.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+
+// Where the ranks of a job are.
+struct JobWorld {
+  std::optional<Digest> life;                 // once all are known
+  std::map<uint32_t, std::string> elsewhere;  // other daemons' ranks, and their hosts
+};
+
+// What is known of an attempt.
+struct AttemptNews {
+  enum class State { kWaiting, kDurable, kDropped };
+  State state = State::kWaiting;
+  bool whole = false;                // kWaiting: only to be published
+  std::set<uint32_t> missing;        // kWaiting: ranks whose parts are not there
+  std::set<uint32_t> passed;         // of them, those that are in a later save already
+  std::optional<StepRecord> record;  // kDurable, unless the step is gone again
+  bool published = false;            // kDurable: by this call
+  std::string why;                   // kDropped
+};
+
+class WorldCommit {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // The model of rank files, by rank, below the store's blobs.
+  using ModelOf = std::function<Result<StepModel>(const std::shared_ptr<const Root>& blobs,
+                                                  const std::vector<std::string>& paths)>;
+  WorldCommit(Store& store, ModelOf model_of, std::chrono::milliseconds beat = kBeat);
+  ~WorldCommit();
+
+  // Says that this daemon has those ranks of a job (more than before, or the same), and finds
+  // the others, of daemons that work.  kExists if one of them has a rank of the same number of another life,
+  // or of another world.  The host is filled in.
+  Result<JobWorld> Join(NodeRanks mine);
+  void Leave(const std::string& run, const std::string& job);
+
+  // Makes this daemon's part durable: the files, which `bytes` has under PathOf, and its
+  // record.  Nothing if the attempt is decided, or if just this is there already.  kExists
+  // if something else is there of one of its ranks.  May be tried again.
+  Status Prepare(PreparedPart part, const Root& bytes);
+
+  // What became of the attempt; `publish`: makes it a step if it is whole.  Of one that is
+  // decided our part is forgotten.
+  Result<AttemptNews> Look(const AttemptName& name, bool publish);
+  // It shall not be.  What was decided before counts.
+  Result<AttemptNews> Drop(const AttemptName& name, uint64_t step, const std::string& why);
+
+  // Goes on with what other daemons left: whole attempts whose records have been the same for
+  // `quiet`; forgets our own old outcomes.  True if some other daemon seems to be gone.
+  Result<bool> FinishOthers(Clock::time_point now, Clock::duration quiet);
+
+  const Digest& node() const { return said_.node(); }
+
+ private:
+  struct Names;  // of one attempt, as listed
+  struct Left {  // of others, as FinishOthers has seen it
+    std::set<std::string> names;
+    Clock::time_point since;
+  };
+  using Job = std::pair<std::string, std::string>;
+
+  Result<std::vector<std::string>> List() const;
+  Result<Names> NamesOf(const AttemptName& name) const;
+  Result<const PreparedPart*> PartAt(const std::string& path);
+  Result<std::map<uint32_t, const PreparedPart*>> PartsOf(const Names& names);
+  Result<std::set<uint32_t>> RanksOfLater(const AttemptName& name);
+  Result<AttemptNews> Waiting(const AttemptName& name, const Names& names,
+                              const std::set<uint32_t>& later, bool publish);
+  Status CheckUnprepared(const PreparedPart& part, bool& there);
+  Status WriteFile(const PreparedPart& part, const PreparedRank& rank, const Root& bytes);
+  Result<StepModel> ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts);
+  Result<AttemptNews> Publish(const AttemptName& name,
+                              const std::map<uint32_t, const PreparedPart*>& parts);
+  Status Decide(const AttemptOutcome& outcome, std::optional<AttemptOutcome>& decided);
+  Result<AttemptNews> Dropped(const AttemptName& name, const Names& names,
+                              const AttemptOutcome& outcome);
+  Result<AttemptNews> Done(const AttemptName& name, const Names& names);
+  void Forget(const std::string& path);
+  void ForgetPart(const AttemptName& name, const Names& names, bool all);
+  Result<bool> AnyGone(const std::vector<std::string>& names);
+  bool IsGone(const Digest& other, const std::map<Digest, NodePresence>& present);
+  void ForgetOutcomes(const std::vector<std::string>& names, Clock::time_point now);
+
+  Store& store_;
+  const ModelOf model_of_;
+  PresenceSaid said_;
+  std::map<Job, NodeRanks> joined_;                       // what was said last
+  std::map<Job, std::shared_ptr<const void>> joined_holds_;
+  std::map<std::string, PreparedPart> parts_;             // that were read, by path
+  std::map<std::string, Left> left_;                      // by the attempt's prefix
+  std::map<std::string, Clock::time_point> outcomes_;     // drops of ours, since when
+};
+
+// The time to show for a save: now, or later than that of all steps that the run has already, so
+// that what was saved last is told by it whatever the clock does.
+int64_t SaveTimeOf(Store& store, const std::string& run);
+
+// Makes the files of a model of rank files the store's own.  `chunks`: by blob.
+void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,
+                  const std::vector<const std::vector<Digest>*>& chunks);
+// StepRecord::root of a run's snapshots; "/<step>" behind it is the source.
+std::string SnapshotHome(const std::string& run);
+
+}  // namespace ckptfs
