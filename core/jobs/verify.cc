@@ -92,7 +92,7 @@ class Verification {
   Result<uint64_t> DigestBlob(BlobIndex index);
   RecordSums SumsOf(BlobIndex index);
   // True if no record is wrong; defects say which.
-  bool CompareSums(const std::string& path, const RecordSums& sums);
+  bool CompareSums(BlobIndex index, const RecordSums& sums);
   Result<uint64_t> CompareCopies(size_t atom);
   Result<uint64_t> CompareWeight(const WeightPair& pair);
   Result<uint64_t> CompareLocal(AtomIndex weight, AtomIndex master, const LocalTensor& local,
@@ -181,12 +181,15 @@ RecordSums Verification::SumsOf(BlobIndex index) {
   return RecordSums({});
 }
 
-bool Verification::CompareSums(const std::string& path, const RecordSums& sums) {
+bool Verification::CompareSums(BlobIndex index, const RecordSums& sums) {
+  const Blob& blob = step_.blob(index);
+  const std::string path = blobs_.PathOf(index);
+  const bool recorded = blob.chunk_bytes != 0 || blob.content != Digest{};
   std::vector<std::string> wrong = sums.Wrong();
   const bool good = wrong.empty();
   for (std::string& rule : wrong) Defect(path, std::move(rule));
   const MutexLock lock(mutex_);
-  report_.summed_bytes += sums.bytes_with_sum();
+  report_.summed_bytes += recorded ? blob.stamp.size : sums.bytes_with_sum();
   if (sums.bytes_without_sum() == 0) return good;
   ++report_.unsummed_blobs;
   if (report_.unsummed.empty() || path < report_.unsummed) report_.unsummed = path;
@@ -219,7 +222,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     Unreadable(path, same.error());
     return blob.stamp.size;
   }
-  const bool summed = CompareSums(path, sums);
+  const bool summed = CompareSums(index, sums);
   const XXH128_hash_t hash = XXH3_128bits_digest(&state);
   const Digest digest{hash.high64, hash.low64};
   std::string wrong = by_chunks ? FirstWrongChunk(blob, std::move(chunks).Finish()) : "";

@@ -32,8 +32,8 @@ struct VerifyDefect {
 struct VerifyReport {
   uint64_t blobs = 0;
   uint64_t blob_bytes = 0;
-  uint64_t summed_bytes = 0;    // of them compared with checksums that the files hold
-  uint64_t unsummed_blobs = 0;  // whose records were written without checksums
+  uint64_t summed_bytes = 0;    // of them compared with digests or checksums
+  uint64_t unsummed_blobs = 0;  // whose own records have no checksums
   std::string unsummed;         // one of these
   uint64_t atoms_compared = 0;  // with more than one copy
   uint64_t weights_compared = 0;  // with their masters (weight_check.h)

@@ -242,7 +242,8 @@ def test_listings_are_bounded(public):  # noqa: F811
         assert len(done.stdout.split()) > ranks
     with open(mount + '/.ckptfs/status') as f:
         assert json.load(f)['listed_bytes'] < 2 << 20
-    assert resident(pid) - before < 48 << 20
+    noise = 3 if os.environ.get('CKPTFS_SANITIZE') else 1  # keeps what was freed, and shadows
+    assert resident(pid) - before < noise * 48 << 20
 
 
 def test_the_control_groups_limit_is_the_pools(public):  # noqa: F811

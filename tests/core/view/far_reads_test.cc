@@ -28,9 +28,9 @@ std::string ReadPart(const PlanReader& reader, uint64_t offset, uint64_t length)
 }
 
 std::shared_ptr<SlowRoot> SlowRootAt(const std::string& directory,
-                                     std::chrono::microseconds latency) {
+                                     std::chrono::microseconds latency, uint64_t together = 0) {
   return std::make_shared<SlowRoot>(std::make_shared<FileRoot>(directory),
-                                    SlowRoot::Line{latency, 1e10});
+                                    SlowRoot::Line{latency, 1e10, together});
 }
 
 BlobReader::Options Far(const StepModel& model, uint64_t block) {
@@ -105,11 +105,14 @@ class FarRanks : public testing::Test {
                    DType::kBF16);
       plans_.push_back(std::move(builder).Finish());
     }
-    slow_ = SlowRootAt(directory_.path(), std::chrono::milliseconds(2));
+    near_ = BlobReader::Create(model_, {});
+    OpenFar();
+  }
+  void OpenFar(uint64_t together = 0) {
+    slow_ = SlowRootAt(directory_.path(), std::chrono::milliseconds(2), together);
     BlobReader::Options options;
     options.open_roots[directory_.path()] = slow_;
     far_ = BlobReader::Create(model_, options);
-    near_ = BlobReader::Create(model_, {});
   }
 
   TemporaryDirectory directory_;
@@ -138,6 +141,7 @@ TEST_F(FarRanks, SixteenReadersOfSiblingsFetchNothingTwice) {
 }
 
 TEST_F(FarRanks, ABulkReadHasItsRequestsInFlightTogether) {
+  OpenFar(8);
   const PlanReader reader(plans_[0], model_, *far_);
   std::string out(plans_[0].size(), '?');
   ASSERT_TRUE(reader.ReadParallel(0, std::as_writable_bytes(std::span(out))));
