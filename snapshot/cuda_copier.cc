@@ -202,4 +202,13 @@ std::shared_ptr<const void> CudaCopier::Pin(std::span<std::byte> memory) {
           }};
 }
 
+std::function<std::unique_ptr<Copier>()> CudaCopierMaker(const std::string& library) {
+  if (!CudaCopier::Open(library)) return {};
+  return [library]() -> std::unique_ptr<Copier> {
+    auto copier = CudaCopier::Open(library);
+    if (!copier) return std::make_unique<HostCopier>();
+    return *std::move(copier);
+  };
+}
+
 }  // namespace ckptfs

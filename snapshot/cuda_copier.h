@@ -13,6 +13,7 @@
 
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -48,5 +49,9 @@ class CudaCopier final : public Copier {
   Mutex mutex_;
   std::map<int, std::shared_ptr<Device>> devices_ GUARDED_BY(mutex_);
 };
+
+// Makes copiers of that library, the host's if it is gone by then; empty where it cannot
+// be used now.
+std::function<std::unique_ptr<Copier>()> CudaCopierMaker(const std::string& library = kCudaLibrary);
 
 }  // namespace ckptfs

@@ -304,12 +304,6 @@ class Shot {
   std::unordered_map<const void*, std::string> names_;  // by TensorImpl
 };
 
-std::unique_ptr<Copier> MakeCudaCopier() {
-  auto copier = CudaCopier::Open();
-  if (!copier) return std::make_unique<HostCopier>();
-  return *std::move(copier);
-}
-
 }  // namespace
 
 Result<std::unique_ptr<TorchSnapshotter>> TorchSnapshotter::Make(
@@ -330,7 +324,7 @@ Result<std::unique_ptr<TorchSnapshotter>> TorchSnapshotter::Make(
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
     options.job = DigestOf(StrCat(getpid(), "\n", now)).Hex();
   }
-  if (!options.make_copier && CudaCopier::Open()) options.make_copier = MakeCudaCopier;
+  if (!options.make_copier) options.make_copier = CudaCopierMaker();
   return std::unique_ptr<TorchSnapshotter>(
       new TorchSnapshotter(std::move(module), std::move(optimizer), std::move(options)));
 }

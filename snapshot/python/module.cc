@@ -176,14 +176,10 @@ nb::dict ProgressOf(const Writer& writer, uint64_t step) {
   return out;
 }
 
-// The copier of a driver's library; the host's where there is none.
+// Empty for the host's.
 std::function<std::unique_ptr<Copier>()> CopierOf(const std::string& library) {
-  if (library.empty() || !CudaCopier::Open(library)) return {};
-  return [library]() -> std::unique_ptr<Copier> {
-    auto copier = CudaCopier::Open(library);
-    if (!copier) return std::make_unique<HostCopier>();
-    return *std::move(copier);
-  };
+  if (library.empty()) return {};
+  return CudaCopierMaker(library);
 }
 
 nb::dict StatusOf(const Writer& writer) {

@@ -174,6 +174,22 @@ class Ckptfs:
         fail_on_reports()
 
 
+def run_ranks(commands, log, seconds, **options):
+    """One process a rank, all to their good end; what they wrote, which goes to `log`."""
+    with open(log, 'w', encoding='utf-8') as out:
+        ranks = [subprocess.Popen(words, stdout=out, stderr=out, **options) for words in commands]
+        try:
+            ended = [rank.wait(seconds) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    with open(log, encoding='utf-8') as f:
+        said = f.read()
+    assert ended == [0] * len(ranks), said
+    return said
+
+
 def wait_until(condition, what, process=None, seconds=60):
     """Poll until `condition()` holds; an error of it means not yet."""
     end = time.monotonic() + seconds

@@ -4,14 +4,13 @@ that goes on from it has the losses of one that never stopped."""
 import json
 import os
 import socket
-import subprocess
 import sys
 
 import callback_trainer
 import pytest
 import torch
 from callback_trainer import EVERY, UPDATES
-from daemon import step_of, wait_until
+from daemon import run_ranks, step_of, wait_until
 from gathered import assert_equal, gathered
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -51,20 +50,9 @@ def test_data_parallel(ckptfs, tmp_path, framework):
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     env = {**os.environ, 'CALLBACK_PORT': str(port)}
-    ranks = []
-    with open(tmp_path / 'log', 'w', encoding='utf-8') as log:
-        for rank in '01':
-            ranks.append(subprocess.Popen(
-                [sys.executable, os.path.join(HERE, 'callback_trainer.py'), framework,
-                 str(tmp_path), ckptfs.store, rank, '2'], env=env, stdout=log, stderr=log))
-        try:
-            ended = [rank.wait(240) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    said = (tmp_path / 'log').read_text(encoding='utf-8')
-    assert ended == [0, 0], said
+    run_ranks([[sys.executable, os.path.join(HERE, 'callback_trainer.py'), framework,
+                str(tmp_path), ckptfs.store, rank, '2'] for rank in '01'],
+              tmp_path / 'log', 240, env=env)
     whole, middle = json.loads((tmp_path / 'losses.json').read_text(encoding='utf-8'))
     assert whole[-len(middle):] == middle and middle, (whole, middle)
     check_steps(mount, tmp_path, framework)

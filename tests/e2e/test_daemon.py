@@ -81,8 +81,7 @@ def test_what_is_whole_when_it_ends(ckptfs, job, how):
     block = block_store(ckptfs)
     trainer = job(1)
     assert trainer.step() == [True]
-    wait_until(lambda: any(one['status']['snapshots']['waiting'] for one in status(ckptfs)),
-               'the step in memory', daemon)
+    until_in_memory(ckptfs, daemon)
     trainer.kill()
     if how == 'ended':
         os.unlink(block)
@@ -95,14 +94,25 @@ def test_what_is_whole_when_it_ends(ckptfs, job, how):
         assert ckptfs.list()['steps'] == []
 
 
-def test_both_die_and_a_service_manager_has_the_arena(ckptfs, job, tmp_path):
+def until_in_memory(ckptfs, daemon):
+    """Waits until a step is whole, and not durable."""
+    wait_until(lambda: any(one['status']['snapshots']['waiting'] for one in status(ckptfs)),
+               'the step in memory', daemon)
+
+
+def kept_by_a_manager(ckptfs, job, tmp_path):
+    """A step of two ranks that only memory holds, of a daemon with a service manager."""
     manager = ServiceManager(tmp_path)
     first = start(ckptfs, manager=manager)
     block = block_store(ckptfs)
     trainer = job(2)
     assert trainer.step() == [True, True]
-    wait_until(lambda: any(one['status']['snapshots']['waiting'] for one in status(ckptfs)),
-               'the step in memory', first)
+    until_in_memory(ckptfs, first)
+    return manager, first, block, trainer
+
+
+def test_both_die_and_a_service_manager_has_the_arena(ckptfs, job, tmp_path):
+    manager, first, block, trainer = kept_by_a_manager(ckptfs, job, tmp_path)
     trainer.kill()
     first.kill()
     first.wait()
@@ -120,13 +130,7 @@ def test_both_die_and_a_service_manager_has_the_arena(ckptfs, job, tmp_path):
 
 
 def test_a_rank_comes_back_though_its_arena_was_kept(ckptfs, job, tmp_path):
-    manager = ServiceManager(tmp_path)
-    first = start(ckptfs, manager=manager)
-    block = block_store(ckptfs)
-    trainer = job(2)
-    assert trainer.step() == [True, True]
-    wait_until(lambda: any(one['status']['snapshots']['waiting'] for one in status(ckptfs)),
-               'the step in memory', first)
+    manager, first, block, trainer = kept_by_a_manager(ckptfs, job, tmp_path)
     first.kill()
     first.wait()
     os.unlink(block)

@@ -2,11 +2,10 @@
 """Megatron-Core saves by our strategy: the step holds what Megatron's own checkpoint of that
 moment does, and Megatron loads either the same."""
 import os
-import subprocess
 import sys
 
 import torch
-from daemon import step_of, wait_until
+from daemon import run_ranks, step_of, wait_until
 from gathered import assert_equal, gathered
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -25,19 +24,10 @@ def test_two_ranks(ckptfs, tmp_path):
     _, mount = ckptfs.start()
     wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json').stdout,
                'the receiver')
-    with open(tmp_path / 'log', 'w', encoding='utf-8') as log:
-        ranks = [subprocess.Popen(
-            [sys.executable, '-W', 'ignore', '-c', 'import megatron_trainer as job; job.main()',
-             str(tmp_path), ckptfs.store, str(rank), '2'], cwd=HERE, stdout=log, stderr=log)
-            for rank in range(2)]
-        try:
-            ended = [rank.wait(300) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    said = (tmp_path / 'log').read_text(encoding='utf-8')
-    assert ended == [0, 0], said
+    said = run_ranks(
+        [[sys.executable, '-W', 'ignore', '-c', 'import megatron_trainer as job; job.main()',
+          str(tmp_path), ckptfs.store, str(rank), '2'] for rank in range(2)],
+        tmp_path / 'log', 300, cwd=HERE)
     for kind in ('plain', 'distributed'):
         compared = [line.split()[2] for line in said.splitlines() if f'compared {kind}' in line]
         assert len(compared) == 4 and min(map(int, compared)) > 30, said
