@@ -4,13 +4,17 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <linux/mempolicy.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -22,6 +26,10 @@ namespace ckptfs {
 namespace {
 
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
+// Huge pages that come slower than this (a second per GiB: memory is in pieces, or a host has
+// taken it back) hold up the first save more than small ones would.
+constexpr uint64_t kHugeBatch = uint64_t{64} << 20;
+constexpr std::chrono::milliseconds kHugeBatchTime{64};
 constexpr uint64_t kMagic = 0x6b6e756863746b63;  // "ckchunk"
 constexpr uint32_t kVersion = 1;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -80,6 +88,22 @@ class ArenaMapping {
   std::byte* const data_;
 };
 
+namespace {
+
+// The same pages as some payloads have, which begin and end at pages, side by side.
+class PayloadMapping final : public Mapping {
+ public:
+  PayloadMapping(void* begin, uint64_t room, uint64_t bytes)
+      : Mapping({static_cast<const std::byte*>(begin), bytes}), begin_(begin), room_(room) {}
+  ~PayloadMapping() override { munmap(begin_, room_); }
+
+ private:
+  void* const begin_;
+  const uint64_t room_;
+};
+
+}  // namespace
+
 Status CheckArenaShape(const ArenaShape& shape) {
   if (shape.chunk_bytes % kArenaPage != 0 || shape.chunk_bytes < 2 * kArenaPage ||
       shape.chunk_bytes > (uint64_t{1} << 30)) {
@@ -112,7 +136,22 @@ Status CheckChunkHeader(const ChunkHeader& header, const ArenaShape& shape) {
   return {};
 }
 
-Result<ArenaMemory> MakeArena(const ArenaShape& shape) {
+namespace {
+
+// The file's own policy from now on, whoever touches its pages first.
+void PreferNode(std::byte* memory, uint64_t bytes, uint64_t node) {
+  std::array<unsigned long, 16> nodes{};
+  constexpr uint64_t kBits = 8 * sizeof nodes[0];
+  constexpr uint64_t kNodes = kBits * nodes.size();
+  if (node >= kNodes - 1) return;  // the kernel looks at one less than it is told
+  nodes[node / kBits] = 1UL << (node % kBits);
+  // Where that cannot be, memory is where it comes from.
+  (void)syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, nodes.data(), kNodes, 0);
+}
+
+}  // namespace
+
+Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> node) {
   CKPT_RETURN_IF_ERROR(CheckArenaShape(shape));
   const uint64_t bytes = shape.bytes();
   ArenaMemory memory;
@@ -123,10 +162,19 @@ Result<ArenaMemory> MakeArena(const ArenaShape& shape) {
     return Fail(ArenaError("making memory", bytes));
   }
   CKPT_ASSIGN_OR_RETURN(const auto mapping, ArenaMapping::Map(fd, bytes, PROT_READ | PROT_WRITE));
+  if (node) PreferNode(mapping->data(), bytes, *node);
+  auto start = std::chrono::steady_clock::now();
   for (uint64_t at = 0; at + kHugePage <= bytes; at += kHugePage) {
-    // Where one is refused the next would be, too: small pages then, at once.
-    if (madvise(mapping->data() + at, kHugePage, MADV_COLLAPSE) != 0) break;
+    // Of no page no huge one is made; with one it comes to that one's node.  Where it is refused
+    // the next would be, too: small pages then, at once.
+    if (fallocate(fd, 0, static_cast<off_t>(at), kArenaPage) != 0 ||
+        madvise(mapping->data() + at, kHugePage, MADV_COLLAPSE) != 0) {
+      break;
+    }
     memory.huge_bytes += kHugePage;
+    if (memory.huge_bytes % kHugeBatch != 0) continue;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - std::exchange(start, now) > kHugeBatchTime) break;
   }
   const uint64_t rest = bytes - memory.huge_bytes;
   if (rest != 0 &&
@@ -178,6 +226,24 @@ ChunkHeader ArenaReader::CopyHeader(uint32_t chunk) const {
 
 std::span<const std::byte> ArenaReader::Payload(uint32_t chunk) const {
   return {mapping_->data() + chunk * shape_.chunk_bytes + kArenaPage, shape_.payload_bytes()};
+}
+
+std::shared_ptr<const Mapping> ArenaReader::MapPayloads(std::span<const uint32_t> chunks,
+                                                        uint64_t bytes) const {
+  const uint64_t payload = shape_.payload_bytes();
+  const uint64_t room = chunks.size() * payload;
+  void* const begin =
+      mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (begin == MAP_FAILED) return nullptr;
+  auto mapping = std::make_shared<const PayloadMapping>(begin, room, bytes);
+  auto* to = static_cast<std::byte*>(begin);
+  for (const uint32_t chunk : chunks) {
+    // Of shared memory a length of 0 maps it once more.
+    void* const from = const_cast<std::byte*>(Payload(chunk).data());
+    if (mremap(from, 0, payload, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) return nullptr;
+    to += payload;
+  }
+  return mapping;
 }
 
 ArenaWriter::ArenaWriter(std::unique_ptr<ArenaMapping> mapping, const ArenaShape& shape)

@@ -21,12 +21,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "core/base/descriptor.h"
 #include "core/base/digest.h"
 #include "core/base/file_lock.h"
 #include "core/base/result.h"
+#include "core/io/file.h"
 
 namespace ckptfs {
 
@@ -73,9 +75,10 @@ struct ArenaMemory {
   uint64_t huge_bytes = 0;  // in huge pages; the rest is in small ones
 };
 
-// New memory, all of it allocated: in huge pages where the kernel gives them.
+// New memory, all of it allocated: in huge pages where the kernel gives them, on that NUMA
+// node as long as it has some; any number is taken, of one that is not there nothing comes.
 // kExhausted if there is none.  BLOCKS: on the kernel, seconds for gigabytes.
-Result<ArenaMemory> MakeArena(const ArenaShape& shape);
+Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> node = std::nullopt);
 
 // kInvalid unless the descriptor is a memory file of this shape that nobody can cut.
 Status CheckArenaMemory(int descriptor, const ArenaShape& shape);
@@ -98,6 +101,10 @@ class ArenaReader {
   // REQUIRES (both): chunk < shape().chunks.
   ChunkHeader CopyHeader(uint32_t chunk) const;
   std::span<const std::byte> Payload(uint32_t chunk) const;
+  // The first `bytes` of these chunks' payloads as one piece of memory, which outlives this;
+  // null if the kernel maps no more.  REQUIRES: each chunk < shape().chunks; they have as many.
+  std::shared_ptr<const Mapping> MapPayloads(std::span<const uint32_t> chunks,
+                                             uint64_t bytes) const;
 
  private:
   ArenaReader(std::unique_ptr<ArenaMapping> mapping, const ArenaShape& shape);

@@ -5,7 +5,8 @@
 //
 //   rank   -> daemon  hello(rank, world, length = bytes of a snapshot,
 //                           sequence = for how many there shall be room,
-//                           attempt = a random number of this rank's life, text = run LF job)
+//                           attempt = a random number of this rank's life, text = run LF job,
+//                           chunk = 1 + the NUMA node that it runs on; 0: not known)
 //                   | return(rank, world, length = bytes of a chunk, sequence = chunks,
 //                            attempt, text = as above,
 //                            step = 1: for a rank, which may come itself later)

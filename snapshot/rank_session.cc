@@ -35,6 +35,12 @@ struct ChunkLease {
   std::vector<uint32_t> chunks;
 };
 
+// A received file in one piece.
+struct MappedLease {
+  std::shared_ptr<const void> chunks;
+  std::shared_ptr<const Mapping> mapping;  // ends before they are the rank's again
+};
+
 tl::unexpected<Error> Breach(const std::string& rule) {
   return Fail(ErrorCode::kInvalid, StrCat("breaks the protocol: ", rule));
 }
@@ -208,8 +214,9 @@ Status RankSession::Hello(const SnapshotMessage& message) {
   Introduce(message);
   std::promise<Result<ArenaMemory>> made;
   making_ = made.get_future();
-  maker_ = std::thread([made = std::move(made), shape = shape_, budget = budget_]() mutable {
-    made.set_value(MakeArena(shape));
+  const auto node = message.chunk == 0 ? std::nullopt : std::optional(message.chunk - 1);
+  maker_ = std::thread([made = std::move(made), shape = shape_, budget = budget_, node]() mutable {
+    made.set_value(MakeArena(shape, node));
     budget->Wake();
   });
   return {};
@@ -387,7 +394,14 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
     return {};
   }
   if (hold_->place() != nullptr) hold_->place()->Add(message.attempt, part->Said(message));
+  // What is in one piece can be mapped, so that views are gathered without a copy between.
+  auto mapping = hold_->reader().MapPayloads(part->lease->chunks, part->bytes);
   part->file.lease = std::move(part->lease);
+  if (mapping) {
+    part->file.rope = {mapping->bytes()};
+    part->file.lease = std::make_shared<const MappedLease>(
+        MappedLease{std::move(part->file.lease), std::move(mapping)});
+  }
   auto step = steps.Add(again.name, part->step, rank_, world_, std::move(part->file),
                         IncomingSteps::Time::clock::now());
   if (step) {

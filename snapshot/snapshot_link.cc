@@ -2,6 +2,7 @@
 
 #include "snapshot/snapshot_link.h"
 
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -57,6 +58,8 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotLink::Open(const LinkRequest& requ
   SnapshotMessage hello = Greeting(request, SnapshotWord::kHello);
   hello.length = request.bytes;
   hello.sequence = request.slots;
+  unsigned processor = 0, node = 0;
+  if (getcpu(&processor, &node) == 0) hello.chunk = 1 + uint64_t{node};
   CKPT_ASSIGN_OR_RETURN(Incoming answer, Greet(socket.get(), hello, -1));
   ArenaShape shape{answer.message.length, static_cast<uint32_t>(answer.message.sequence)};
   CKPT_ASSIGN_OR_RETURN(auto arena, ArenaWriter::Open(answer.passed.get(), shape));

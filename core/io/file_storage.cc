@@ -106,6 +106,10 @@ Status LinkIfAbsent(const std::string& temporary, const std::string& path) {
   return Fail(SystemError("rename", path));
 }
 
+bool IsNotFound(const Status& status) {
+  return !status && status.error().code == ErrorCode::kNotFound;
+}
+
 // Of the memory and the place in the file, for what goes past the page cache; and how
 // much has to, so that it is worth it.
 constexpr uint64_t kDirectAlignment = 4096;
@@ -155,7 +159,12 @@ class TemporaryFile final : public StorageWriter {
   }
   Status CloseIfAbsent() {
     CKPT_RETURN_IF_ERROR(Prepare());
-    CKPT_RETURN_IF_ERROR(LinkIfAbsent(temporary_, path_));
+    Status linked = LinkIfAbsent(temporary_, path_);
+    for (int race = 0; race < kMaxRaces && IsNotFound(linked); ++race) {  // Discard took it away
+      CKPT_RETURN_IF_ERROR(MakeDirectories(ParentOf(path_)));
+      linked = LinkIfAbsent(temporary_, path_);
+    }
+    CKPT_RETURN_IF_ERROR(linked);
     named_ = true;
     return SyncPath(ParentOf(path_));
   }
@@ -235,6 +244,12 @@ void FileStorage::RemoveLeftovers(const std::string& directory) {
     const auto lock = FileLock::Take(path, O_RDWR, LOCK_EX | LOCK_NB);
     if (lock) unlink(path.c_str());
   }
+}
+
+void FileStorage::Discard(const std::string& directory, std::string_view name) {
+  const std::string path = StrCat(directory, "/", name);
+  unlink(path.c_str());
+  rmdir(ParentOf(path).c_str());
 }
 
 Result<std::vector<RootEntry>> FileStorage::List(std::string_view path) const {

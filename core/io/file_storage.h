@@ -30,6 +30,9 @@ class FileStorage final : public Storage {
   static Result<std::unique_ptr<FileStorage>> Open(const std::string& directory, bool create);
   // A writer that lives holds its file (flock); without locks nothing is a leftover.
   static void RemoveLeftovers(const std::string& directory);
+  // Removes an object that nothing needs, and the directory that it was the last of.  If the
+  // machine stops it may be there again.
+  static void Discard(const std::string& directory, std::string_view name);
 
   Result<std::vector<RootEntry>> List(std::string_view path) const override;
   Result<EntryStat> Stat(std::string_view path) const override;

@@ -92,6 +92,9 @@ class Collection {
   // A live step's manifest that is not there, if any.
   Result<std::optional<Digest>> MissingOf(const std::set<Digest>& live) const;
   Status ReclaimDirectories(const std::set<Digest>& live);
+  // Whether builds that do not know that records go publish in the run no more.
+  Result<bool> IsClosedToOld(const std::string& run);
+  Status ReclaimRecords(const StepName& newest, bool durable);
   void Note(std::string text) { report_.notes.push_back(std::move(text)); }
 
   std::unique_ptr<const FileLock> LockManifest(const Digest& manifest) const {
@@ -104,6 +107,7 @@ class Collection {
   const CollectRequest& request_;
   CollectReport report_;
   std::set<Digest> gone_;  // manifests that were reclaimed, or would be
+  std::map<std::string, bool> closed_to_old_;  // by run
 };
 
 Result<StoreIndex> Collection::Look() const {
@@ -297,13 +301,50 @@ Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
   return {};
 }
 
+Result<bool> Collection::IsClosedToOld(const std::string& run) {
+  const auto [closed, first] = closed_to_old_.try_emplace(run);
+  if (!first) return closed->second;
+  CKPT_ASSIGN_OR_RETURN(const auto claim, LatestClaim(*state_.storage, run));
+  closed->second = claim && !claim->old;
+  if (!claim || closed->second || !claim->settled) return closed->second;
+  const Claim renewed{claim->n + 1, claim->root};  // settled as that was: nobody came between
+  const Status published = PublishClaim(*state_.storage, run, renewed);
+  if (!published && published.error().code == ErrorCode::kExists) return false;
+  CKPT_RETURN_IF_ERROR(published);
+  CKPT_RETURN_IF_ERROR(SettleClaim(*state_.storage, run, renewed));
+  return closed->second = true;
+}
+
+// The records of an id whose newest step is gone, so that nobody lists them any more.  `deleted`
+// goes on telling that their numbers were used.  `durable`: the newest one's deletion is.
+Status Collection::ReclaimRecords(const StepName& newest, bool durable) {
+  const std::string of = StrCat("/", newest.run, "/", newest.id);
+  CKPT_ASSIGN_OR_RETURN(const auto records, ListFilesBelow(*state_.storage, StrCat("steps", of)));
+  for (const std::string& record : records) {
+    const auto name = ParseStepName(record, "steps");
+    if (!name || name->n > newest.n) return {};  // there is one again
+    CKPT_ASSIGN_OR_RETURN(const bool gone, IsDeleted(*state_.storage, *name));
+    if (!gone) return {};  // who replaced it was killed before it said so
+  }
+  CKPT_ASSIGN_OR_RETURN(const bool closed, IsClosedToOld(newest.run));
+  if (!closed) return {};
+  if (!durable || records.size() > 1) {
+    CKPT_RETURN_IF_ERROR(SyncPath(StrCat(state_.directory, "/deleted", of)));
+  }
+  for (const std::string& record : records) FileStorage::Discard(state_.directory, record);
+  return {};
+}
+
 Result<CollectReport> Collection::Run() {
   CKPT_ASSIGN_OR_RETURN(StoreIndex index, Look());
   CKPT_RETURN_IF_ERROR(RemoveSteps(index));
+  std::vector<StepName> removed;
   // What others did meanwhile is seen under the locks.
   for (const StepRecord& record : report_.removed) {
     const IndexedStep* const step = index.Find(record.run, record.id);
-    if (step != nullptr) index.Drop(StepName(step->name));
+    if (step == nullptr) continue;
+    removed.push_back(step->name);
+    index.Drop(removed.back());
   }
   const auto live = Live(index);
   if (live) {
@@ -311,6 +352,8 @@ Result<CollectReport> Collection::Run() {
     CKPT_RETURN_IF_ERROR(ReclaimDirectories(*live));
   }
   if (!request_.dry_run) {
+    for (const StepName& name : removed) CKPT_RETURN_IF_ERROR(ReclaimRecords(name, true));
+    for (const StepName& name : index.dead) CKPT_RETURN_IF_ERROR(ReclaimRecords(name, false));
     CKPT_RETURN_IF_ERROR(store_.Sweep());
     RemoveUnusedHolds(state_.directory);
     FileStorage::RemoveLeftovers(state_.directory);

@@ -68,7 +68,7 @@ Error DamagedRecord(std::string_view rule) {
   return Error{ErrorCode::kDataLoss, StrCat("record: ", rule)};
 }
 
-Result<nlohmann::json> UnsealRecord(std::string_view bytes) {
+Result<nlohmann::json> UnsealRecord(std::string_view bytes, int expected) {
   const size_t line_end = bytes.find('\n');
   if (line_end == std::string_view::npos || bytes.size() != line_end + 18 || bytes.back() != '\n') {
     return Fail(DamagedRecord("not a line and its checksum"));
@@ -83,9 +83,9 @@ Result<nlohmann::json> UnsealRecord(std::string_view bytes) {
   if (version == object.end() || !version->is_number_unsigned()) {
     return Fail(DamagedRecord("no version"));
   }
-  if (version->get<uint64_t>() != kRecordVersion) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("record: version ", version->get<uint64_t>(), ", this build reads 1"));
+  if (version->get<uint64_t>() != static_cast<uint64_t>(expected)) {
+    return Fail(ErrorCode::kUnsupported, StrCat("record: version ", version->get<uint64_t>(),
+                                                ", this build reads ", expected));
   }
   return object;
 }

@@ -27,8 +27,8 @@ std::optional<std::string> DecodeText(std::string_view text);
 
 // REQUIRES: the object has its version, and every text in it is encoded.
 std::string SealRecord(const nlohmann::json& object);
-// kDataLoss when the bytes are not what was sealed, kUnsupported for a newer version.
-Result<nlohmann::json> UnsealRecord(std::string_view bytes);
+// kDataLoss when the bytes are not what was sealed, kUnsupported for another version.
+Result<nlohmann::json> UnsealRecord(std::string_view bytes, int version = kRecordVersion);
 Error DamagedRecord(std::string_view rule);
 
 // The decoded text under a key; nothing if there is none.

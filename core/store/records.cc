@@ -120,15 +120,15 @@ std::string RenderStepRecord(const StepRecord& record) {
   return SealRecord(object);
 }
 
-Result<std::string> ParseText(std::string_view bytes, std::string_view key) {
-  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
+Result<std::string> ParseText(std::string_view bytes, std::string_view key, int version) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes, version));
   const auto value = TextOf(object, std::string(key).c_str());
   if (!value) return Fail(DamagedRecord(StrCat("no '", key, "'")));
   return *value;
 }
 
-std::string RenderText(std::string_view key, std::string_view value) {
-  return SealRecord(json{{"version", kRecordVersion}, {std::string(key), EncodeText(value)}});
+std::string RenderText(std::string_view key, std::string_view value, int version) {
+  return SealRecord(json{{"version", version}, {std::string(key), EncodeText(value)}});
 }
 
 }  // namespace ckptfs

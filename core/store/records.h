@@ -14,7 +14,8 @@
 //
 // n counts from 0.  The greatest n of a name counts; n + 1 is published only
 // when n is deleted (or, of a run, empty), so no record is ever replaced and of
-// concurrent publishers exactly one wins.
+// concurrent publishers exactly one wins.  A step's record may go once its deletion is
+// there, which stays: no n is used twice.
 //
 // Paths in records are percent-encoded, so that any bytes survive.
 //
@@ -62,8 +63,12 @@ std::string RenderStepRecord(const StepRecord& record);
 StepRecord RecordOf(std::string_view run, const StepModel& model, const RenderedStep& rendered,
                     const std::string& source, const std::string& root);
 
+// Of the claims of runs: who publishes by one knows that the number of a removed step may be
+// among the deleted ones alone.
+inline constexpr int kClaimVersion = 2;
+
 // The root of a run's claim; the identity of the store.
-Result<std::string> ParseText(std::string_view bytes, std::string_view key);
-std::string RenderText(std::string_view key, std::string_view value);
+Result<std::string> ParseText(std::string_view bytes, std::string_view key, int version = 1);
+std::string RenderText(std::string_view key, std::string_view value, int version = 1);
 
 }  // namespace ckptfs

@@ -230,8 +230,8 @@ Status Store::RefreshStep(std::string_view run, std::string_view id) {
   }
   RecordTexts added;
   const KnownRecord known = [&s](const StepName& name) { return s.Known(name); };
-  CKPT_ASSIGN_OR_RETURN(IndexedStep step, ReadStep(*s.storage, last.name, known, added));
-  s.Note(last.name, std::move(step.record));
+  CKPT_ASSIGN_OR_RETURN(auto step, ReadStep(*s.storage, last.name, known, added));
+  s.Note(last.name, step ? std::optional(std::move(step->record)) : std::nullopt);
   s.Remember(added);
   return {};
 }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <set>
 
 #include "core/base/strings.h"
 #include "core/store/manifest_format.h"
@@ -52,11 +51,23 @@ bool StoreIndex::Drop(const StepName& name) {
   return true;
 }
 
-Result<IndexedStep> ReadStep(Storage& storage, const StepName& name, const KnownRecord& known,
-                             RecordTexts& added) {
+Result<bool> IsDeleted(const Storage& storage, const StepName& name) {
+  const auto deletion = storage.Stat(DeletedName(name));
+  if (!deletion && deletion.error().code != ErrorCode::kNotFound) {
+    return Fail(Error(deletion.error()));
+  }
+  return deletion.has_value();
+}
+
+Result<std::optional<IndexedStep>> ReadStep(Storage& storage, const StepName& name,
+                                            const KnownRecord& known, RecordTexts& added) {
   if (auto record = known(name)) return IndexedStep{name, *std::move(record)};
   const std::string key = StepRecordName(name);
   auto read = ReadWhole(storage, key, kRecordMaxBytes);
+  if (!read && read.error().code == ErrorCode::kNotFound) {
+    CKPT_ASSIGN_OR_RETURN(const bool gone, IsDeleted(storage, name));
+    if (gone) return std::nullopt;
+  }
   if (!read && read.error().code != ErrorCode::kInvalid) return Fail(std::move(read).error());
   auto record = read ? ParseStepRecord(*read, name) : Fail(Error(read.error()));
   if (!record) return IndexedStep{name, Fail(std::move(record).error().WithContext(key))};
@@ -67,16 +78,26 @@ Result<IndexedStep> ReadStep(Storage& storage, const StepName& name, const Known
 Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
                                    const KnownRecord& known, RecordTexts& added) {
   const std::string below = run.empty() ? "" : StrCat("/", run);
-  // Steps first: a step deleted in between is then seen as deleted.
   CKPT_ASSIGN_OR_RETURN(const auto steps, ListFilesBelow(storage, StrCat("steps", below)));
-  CKPT_ASSIGN_OR_RETURN(const auto deleted_names, ListFilesBelow(storage, StrCat("deleted", below)));
-  const std::set<std::string> deleted(deleted_names.begin(), deleted_names.end());
   StoreIndex fresh;
+  std::map<std::string, bool> removed;  // whether some step of the run was
   for (const auto& [key, n] : Newest(steps)) {
     const StepName name{key.first, key.second, n};
-    if (deleted.contains(DeletedName(name))) continue;
-    CKPT_ASSIGN_OR_RETURN(IndexedStep step, ReadStep(storage, name, known, added));
-    fresh.Put(std::move(step));
+    // Deletions, of which there may be any number, are asked for one by one.
+    const auto [any, first] = removed.try_emplace(name.run);
+    if (first) {
+      CKPT_ASSIGN_OR_RETURN(any->second, HasDirectory(storage, StrCat("deleted/", name.run)));
+    }
+    bool gone = false;
+    if (any->second) {
+      CKPT_ASSIGN_OR_RETURN(gone, IsDeleted(storage, name));
+    }
+    if (gone) {
+      fresh.dead.push_back(name);
+      continue;
+    }
+    CKPT_ASSIGN_OR_RETURN(auto step, ReadStep(storage, name, known, added));
+    if (step) fresh.Put(*std::move(step));
   }
   return fresh;
 }
@@ -85,17 +106,19 @@ Result<Incarnation> LastIncarnation(Storage& storage, const std::string& run,
                                     const std::string& id) {
   Incarnation last;
   last.name = StepName{run, id, 0};
-  CKPT_ASSIGN_OR_RETURN(const auto names, ListFilesBelow(storage, StrCat("steps/", run, "/", id)));
-  for (const std::string& text : names) {
-    const auto name = ParseStepName(text, "steps");
-    if (!name || name->run != run || name->id != id) continue;
-    last.any = true;
-    last.name.n = std::max(last.name.n, name->n);
+  // Deletions afterwards: they are there before a record goes.
+  for (const std::string_view folder : {"steps", "deleted"}) {
+    CKPT_ASSIGN_OR_RETURN(const auto names,
+                          ListFilesBelow(storage, StrCat(folder, "/", run, "/", id)));
+    for (const std::string& text : names) {
+      const auto name = ParseStepName(text, folder);
+      if (!name || name->run != run || name->id != id) continue;
+      if (last.any && name->n < last.name.n) continue;
+      last.any = true;
+      last.name.n = name->n;
+      last.live = folder == "steps";
+    }
   }
-  if (!last.any) return last;
-  const auto deleted = storage.Stat(DeletedName(last.name));
-  if (!deleted && deleted.error().code != ErrorCode::kNotFound) return Fail(Error(deleted.error()));
-  last.live = !deleted;
   return last;
 }
 
@@ -115,9 +138,16 @@ Result<std::optional<Claim>> LatestClaim(Storage& storage, const std::string& ru
   latest->settled = std::binary_search(names.begin(), names.end(), StrCat(name, kSettled));
   CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(storage, name, kRecordMaxBytes));
   auto root = ParseText(text, "root");
+  latest->old = root.has_value();
+  if (!root) root = ParseText(text, "root", kClaimVersion);
   if (!root) return Fail(std::move(root).error().WithContext(name));
   latest->root = *std::move(root);
   return latest;
+}
+
+Status PublishClaim(Storage& storage, const std::string& run, const Claim& claim) {
+  return PublishText(storage, ClaimName(run, claim.n),
+                     RenderText("root", claim.root, kClaimVersion));
 }
 
 Status SettleClaim(Storage& storage, const std::string& run, const Claim& claim) {

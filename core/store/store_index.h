@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/result.h"
 #include "core/io/root.h"
@@ -31,6 +32,8 @@ struct IndexedStep {
 struct StoreIndex {
   // run -> id -> step; only live steps, no run without one.
   std::map<std::string, std::map<std::string, IndexedStep>> runs;
+  // Of ids without a live step the newest one that has a record, when this was built.
+  std::vector<StepName> dead;
 
   // Null if there is none.
   const IndexedStep* Find(const std::string& run, const std::string& id) const;
@@ -48,9 +51,12 @@ using KnownRecord = std::function<std::optional<StepRecord>(const StepName&)>;
 Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
                                    const KnownRecord& known, RecordTexts& added);
 
-// The record of a live step; it may be unreadable.
-Result<IndexedStep> ReadStep(Storage& storage, const StepName& name, const KnownRecord& known,
-                             RecordTexts& added);
+// The record of a live step; it may be unreadable.  Nothing if the step is gone meanwhile.
+Result<std::optional<IndexedStep>> ReadStep(Storage& storage, const StepName& name,
+                                            const KnownRecord& known, RecordTexts& added);
+
+// A record goes after that.
+Result<bool> IsDeleted(const Storage& storage, const StepName& name);
 
 // The newest step that was published as (run, id), if any.
 struct Incarnation {
@@ -70,8 +76,11 @@ struct Claim {
   uint64_t n = 0;
   std::string root;
   bool settled = false;
+  bool old = false;  // builds can publish by it that look for used numbers among steps alone
 };
 Result<std::optional<Claim>> LatestClaim(Storage& storage, const std::string& run);
+// Publishes that claim; kExists if another has its number.
+Status PublishClaim(Storage& storage, const std::string& run, const Claim& claim);
 Status SettleClaim(Storage& storage, const std::string& run, const Claim& claim);
 
 Status PublishText(Storage& storage, std::string_view name, std::string_view text);

@@ -69,9 +69,8 @@ Status Store::State::ClaimRun(const std::string& run, const std::string& root) {
     if (ours && claim->settled) return {};
     if (!ours) {
       if (claim) CKPT_RETURN_IF_ERROR(CheckOthers(run, root));
-      claim = Claim{claim ? claim->n + 1 : 0, root, false};
-      const Status published =
-          PublishText(*storage, ClaimName(run, claim->n), RenderText("root", root));
+      claim = Claim{claim ? claim->n + 1 : 0, root};
+      const Status published = PublishClaim(*storage, run, *claim);
       if (!published && published.error().code == ErrorCode::kExists) continue;
       CKPT_RETURN_IF_ERROR(published);
     }
@@ -107,7 +106,9 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
     CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*storage, wanted.run, wanted.id));
     wanted.replaces.reset();
     if (last.live) {
-      CKPT_ASSIGN_OR_RETURN(auto there, RecordOf(last));
+      auto found = RecordOf(last);
+      if (!found && found.error().code == ErrorCode::kNotFound) continue;  // removed meanwhile
+      CKPT_ASSIGN_OR_RETURN(auto there, std::move(found));
       if (IsSame(there, rendered)) {
         if (there->manifest == rendered.manifest) {  // repaired if it was damaged
           CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
@@ -124,6 +125,9 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
     const std::string text = RenderStepRecord(wanted);
     const Status published = PublishText(*storage, name, text);
     if (published) {
+      // Others may have used the number, and reclaimed its record, since we looked.
+      CKPT_ASSIGN_OR_RETURN(const bool used, IsDeleted(*storage, last.next()));
+      if (used) continue;
       if (wanted.replaces) {
         (void)PublishText(*storage, DeletedName(last.name),
                           RenderText("manifest", wanted.replaces->Hex()));
@@ -132,7 +136,10 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
       Remember({{name, text}});
       return std::optional(wanted);
     }
-    if (published.error().code != ErrorCode::kExists) return Fail(Error(published.error()));
+    const ErrorCode why = published.error().code;  // kNotFound: such a record was reclaimed
+    if (why != ErrorCode::kExists && why != ErrorCode::kNotFound) {
+      return Fail(Error(published.error()));
+    }
   }
   return Fail(ErrorCode::kExhausted,
               StrCat("step '", wanted.id, "' is being published all the time"));
@@ -201,8 +208,9 @@ Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std
         const Incarnation last,
         LastIncarnation(*state_->storage, std::string(run), AttemptId(id, attempt)));
     if (!last.live) break;  // this id is what Publish would take
-    CKPT_ASSIGN_OR_RETURN(auto record, state_->RecordOf(last));
-    if (IsSame(record, rendered)) return record;
+    auto record = state_->RecordOf(last);
+    if (!record && record.error().code == ErrorCode::kNotFound) break;  // removed meanwhile
+    if (!record || IsSame(*record, rendered)) return record;
   }
   return std::optional<StepRecord>();
 }

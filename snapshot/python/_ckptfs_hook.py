@@ -15,10 +15,22 @@ def _warn(error):
     logging.getLogger('ckptfs').warning('DeepSpeed saves without ckptfs: %s', error)
 
 
-def selected(engine):
-    """The settings of an engine, None if nothing names a store."""
+def _take_place(engine):
+    """Of our package `datastates`, which saves nothing itself.  Its settings; None if DeepSpeed
+    chose another engine."""
+    named = getattr(engine.checkpoint_engine, 'ckpt_engine', None)
+    if not hasattr(named, 'ckptfs_stock'):
+        return None
+    engine.checkpoint_engine = named.ckptfs_stock
+    return named.ckptfs_settings
+
+
+def selected(engine, settings=None):
+    """The settings of an engine, None if nothing names a store.  `settings`: those that it
+    has if its configuration says nothing under "checkpoint"."""
     import os
     given = ((getattr(engine, 'config', None) or {}).get('checkpoint') or {}).get('ckptfs')
+    given = settings if given is None else given
     if given is None and not os.environ.get('CKPTFS_STORE'):
         return None
     settings = dict(given or {})
@@ -65,7 +77,7 @@ def patch(module):
     def configure(self, *args, **kwargs):
         original(self, *args, **kwargs)
         try:
-            settings = selected(self)
+            settings = selected(self, _take_place(self))
             if settings is not None:
                 _attach(self, settings)
         except Exception as error:

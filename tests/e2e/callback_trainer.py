@@ -2,10 +2,11 @@
 """A job of a framework whose callback takes snapshots: trains, goes on from a snapshot of the
 middle, and tells both.
 
-Usage: callback_trainer.py FRAMEWORK FOLDER STORE RANK WORLD
+Usage: callback_trainer.py FRAMEWORK FOLDER STORE RANK WORLD WAY
 
-FRAMEWORK is transformers or lightning.  What the snapshots have to hold goes to FOLDER/truth-N.pt and
-the losses to FOLDER/losses.json, by rank 0.
+FRAMEWORK is transformers or lightning, WAY ddp or fsdp2.  What the snapshots have to hold goes to
+FOLDER/truth-N.pt and the losses to FOLDER/losses.json, by rank 0.  One process has a gradient
+scaler.
 """
 import json
 import os
@@ -15,6 +16,7 @@ import time
 import ckptfs
 import torch
 from snapshot_trainer import truth_of
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 UPDATES, MIDDLE, EVERY = 6, 4, 2
 VOCABULARY = 512
@@ -52,11 +54,16 @@ def when_durable(make, end=60):
     barrier()
 
 
+def whole_of(tensor):
+    """Of all ranks."""
+    return tensor.full_tensor() if hasattr(tensor, 'full_tensor') else tensor
+
+
 def keep_truth(folder, step, model, optimizer):
     """Clones of what a step has to hold."""
+    truth = {name: whole_of(value) for name, value in truth_of(model, optimizer).items()}
+    truth.pop('lm_head.weight', None)  # the embedding's other name
     if rank() == 0:
-        truth = truth_of(model, optimizer)
-        truth.pop('lm_head.weight', None)  # the embedding's other name
         torch.save(truth, f'{folder}/truth-{step}.pt')
 
 
@@ -64,10 +71,24 @@ def same_end(whole, middle):
     """Both trainings end with the same bits."""
     ends = middle.state_dict()
     for name, value in whole.state_dict().items():
-        assert torch.equal(value, ends[name]), name
+        assert torch.equal(whole_of(value), whole_of(ends[name])), name
 
 
-def transformers(folder, store):
+def scaler(scale):
+    """It grows when MIDDLE is over, so that the next update overflows and is left out: who goes on
+    with another one has other losses."""
+    return torch.amp.GradScaler('cpu', scale, 2. ** 12, 2. ** -12, MIDDLE)
+
+
+def shard_on_the_cpu(args):
+    """accelerate shards on accelerators alone: this is one, to it."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+    assert args.distributed_state.distributed_type == DistributedType.MULTI_CPU
+    PartialState._shared_state['distributed_type'] = DistributedType.MULTI_GPU
+
+
+def transformers(folder, store, way='one'):
     """(losses of the whole training, losses of one that goes on in the middle)."""
     import transformers as hf
     callback = ckptfs.transformers.SnapshotCallback(store, 'transformers', slots=4)
@@ -76,6 +97,7 @@ def transformers(folder, store):
         """Of what the snapshot has just been taken."""
 
         def on_save(self, args, state, control, model=None, optimizer=None, **_):
+            assert isinstance(model, FSDPModule) == (way == 'fsdp2')
             keep_truth(folder, state.global_step, model, optimizer.optimizer)
 
     def trainer(name, callbacks):
@@ -84,12 +106,19 @@ def transformers(folder, store):
             vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
             attention_dropout=0.25, attn_implementation='eager'))
+        more = {'fsdp': True, 'fsdp_config': {
+            'version': 2, 'transformer_layer_cls_to_wrap': ['LlamaDecoderLayer']}}
         args = hf.TrainingArguments(
             f'{folder}/{name}', max_steps=UPDATES, per_device_train_batch_size=2,
             gradient_accumulation_steps=2, save_strategy='steps', save_steps=EVERY, use_cpu=True,
             logging_steps=1, report_to=[], disable_tqdm=True, learning_rate=1e-2,
-            lr_scheduler_type='cosine')
-        return hf.Trainer(model, args, train_dataset=samples(), callbacks=callbacks)
+            lr_scheduler_type='cosine', max_grad_norm=0, **(more if way == 'fsdp2' else {}))
+        if way == 'fsdp2':
+            shard_on_the_cpu(args)
+        made = hf.Trainer(model, args, train_dataset=samples(), callbacks=callbacks)
+        if way == 'one':
+            made.accelerator.scaler = scaler(2. ** 56)
+        return made
 
     def losses(one):
         return [row['loss'] for row in one.state.log_history if 'loss' in row]
@@ -97,7 +126,7 @@ def transformers(folder, store):
     whole = trainer('whole', [callback, Truth()])
     whole.train()
     url = f'ckptfs://{store}/transformers/{MIDDLE}'
-    when_durable(lambda: ckptfs.transformers.checkpoint(url, folder))
+    when_durable(lambda: ckptfs.transformers.checkpoint(url, folder, way == 'fsdp2'))
     # Nobody receives for this one: training goes on.
     nobody = ckptfs.transformers.SnapshotCallback(store + '-none', every=1)
     middle = trainer('middle', [nobody])
@@ -106,10 +135,12 @@ def transformers(folder, store):
     return losses(whole), losses(middle)[MIDDLE:]
 
 
-def lightning(folder, store):
+def lightning(folder, store, way='one'):
     """(losses of a training that goes on from Lightning's own checkpoint, from ours).  A
     loader without a state begins again in both."""
     import lightning.pytorch as pl
+    from lightning.pytorch.plugins.precision import MixedPrecision
+    from lightning.pytorch.strategies import ModelParallelStrategy
     from snapshot_trainer import Net
 
     class Module(pl.LightningModule):
@@ -118,6 +149,13 @@ def lightning(folder, store):
         def __init__(self):
             super().__init__()
             self.net, self.losses = Net(), []
+
+        def configure_model(self):
+            if way == 'fsdp2' and not isinstance(self.net, FSDPModule):
+                mesh = self.device_mesh['data_parallel']
+                for layer in self.net.model.layers:
+                    fully_shard(layer, mesh=mesh)
+                fully_shard(self.net, mesh=mesh)
 
         def training_step(self, batch, _):
             tokens = batch['input_ids']
@@ -133,19 +171,25 @@ def lightning(folder, store):
 
     class Truth(pl.Callback):
         """Of what the snapshot has just been taken."""
+        saved = False
 
         def on_train_batch_end(self, trainer, pl_module, *_):
             if trainer.global_step % EVERY == 0:
                 keep_truth(folder, trainer.global_step, pl_module, trainer.optimizers[0])
-            if trainer.global_step == MIDDLE and not os.path.exists(f'{folder}/own.ckpt'):
+            if trainer.global_step == MIDDLE and not self.saved:
+                self.saved = True
                 trainer.save_checkpoint(f'{folder}/own.ckpt')
+
+    world = int(os.environ.get('WORLD_SIZE', '1'))  # Lightning takes it away
 
     def fit(callbacks, path=None):
         pl.seed_everything(1)
         module = Module()
-        world = int(os.environ.get('WORLD_SIZE', '1'))
+        strategy = {'one': 'auto', 'ddp': 'ddp', 'fsdp2': ModelParallelStrategy(
+            world, 1, save_distributed_checkpoint=False)}[way]
+        plugins = [MixedPrecision('16-mixed', 'cpu', scaler(2. ** 8))] if way == 'one' else []
         trainer = pl.Trainer(
-            accelerator='cpu', devices=world, strategy='ddp' if world > 1 else 'auto',
+            accelerator='cpu', devices=world, strategy=strategy, plugins=plugins,
             max_steps=UPDATES, accumulate_grad_batches=2, logger=False, callbacks=callbacks,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             default_root_dir=folder)
@@ -166,12 +210,13 @@ def lightning(folder, store):
 
 def main():
     """One rank."""
-    framework, folder, store, number, world = sys.argv[1:]
+    framework, folder, store, number, world, way = sys.argv[1:]
     torch.set_num_threads(1)
     os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
                       MASTER_ADDR='127.0.0.1', MASTER_PORT=os.environ['CALLBACK_PORT'],
                       GROUP_RANK='0', NODE_RANK='0')
-    whole, middle = {'transformers': transformers, 'lightning': lightning}[framework](folder, store)
+    whole, middle = {'transformers': transformers, 'lightning': lightning}[framework](
+        folder, store, way)
     if number == '0':
         with open(f'{folder}/losses.json', 'w', encoding='utf-8') as file:
             json.dump([whole, middle], file)

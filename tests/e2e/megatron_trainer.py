@@ -4,15 +4,37 @@
 Usage: python -c "import megatron_trainer as job; job.main()" FOLDER STORE RANK WORLD
 (as a script it would be read again by each process that Megatron's own strategy starts)
 
-A GPT at TP WORLD, with a DistributedOptimizer and without one, saves step 1 at once and step 2
-asynchronously, with an update before it is finished, both ways; then a model at TP 1 loads what either
-has written.  Rank 0 writes what Megatron's own files hold to FOLDER/truth-KIND-N.pt.
+A GPT of each of KINDS (two ranks of a degree) saves step 1 at once and step 2 asynchronously, with an
+update before it is finished, both ways; then a model of other degrees loads what either has written.
+Rank 0 writes what Megatron's own files hold to FOLDER/truth-KIND-N.pt.
 """
 import os
 import sys
 import types
+from dataclasses import dataclass
 
 import torch
+
+@dataclass
+class Kind:
+    """Of a job; what no degree takes is data parallel."""
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    sharding: str = ''      # of DistributedOptimizer's state; '': an ordinary optimizer
+    parallel: bool = False  # all data-parallel ranks save (FullyParallelSaveStrategyWrapper)
+
+    def other(self):
+        """Where it is loaded: as data parallel as can be, unless that is what it was."""
+        if self.sharding == 'dp_reshardable':
+            return self
+        return Kind(tp=2 if self.tp * self.pp * self.ep == 1 else 1, sharding=self.sharding)
+
+
+KINDS = {'plain': Kind(tp=2), 'distributed': Kind(tp=2, sharding='fully_reshardable'),
+         'stages': Kind(pp=2, sharding='fully_reshardable'), 'replicas': Kind(parallel=True),
+         'shards': Kind(sharding='fully_reshardable'), 'buckets': Kind(sharding='dp_reshardable'),
+         'experts': Kind(ep=2, sharding='fully_reshardable')}
 
 
 def stand_in_for_cuda():
@@ -93,28 +115,33 @@ distrib_optimizer.HAVE_APEX_OR_TE = distrib_optimizer.USING_TE_OPTIMIZER = True
 class Job:
     """A model and its optimizer at a degree."""
 
-    def __init__(self, tp, distributed, seed):
-        self.distributed = distributed
+    def __init__(self, kind, seed, experts=0):
+        self.sharding = kind.sharding
         ps.destroy_model_parallel()
-        ps.initialize_model_parallel(tp)
+        ps.initialize_model_parallel(kind.tp, kind.pp, expert_model_parallel_size=kind.ep)
         torch.manual_seed(seed)
         tensor_parallel.model_parallel_cuda_manual_seed(seed)
         config = TransformerConfig(
             num_layers=2, hidden_size=64, num_attention_heads=8, num_query_groups=4,
             ffn_hidden_size=192, use_cpu_initialization=True, params_dtype=torch.bfloat16, bf16=True,
             gated_linear_unit=True, activation_func=torch.nn.functional.silu,
-            add_bias_linear=False, normalization='RMSNorm', tensor_model_parallel_size=tp,
+            add_bias_linear=False, normalization='RMSNorm', tensor_model_parallel_size=kind.tp,
+            pipeline_model_parallel_size=kind.pp, pipeline_dtype=torch.bfloat16,
+            expert_model_parallel_size=kind.ep, num_moe_experts=experts or None,
             bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False,
             apply_rope_fusion=False, gradient_accumulation_fusion=False)
-        net = GPTModel(config, get_gpt_layer_local_spec(normalization='RMSNorm'), vocab_size=512,
-                       max_sequence_length=16, position_embedding_type='rope', parallel_output=True)
+        layer = get_gpt_layer_local_spec(num_experts=experts or None, normalization='RMSNorm')
+        net = GPTModel(config, layer, vocab_size=512, max_sequence_length=16,
+                       position_embedding_type='rope', parallel_output=True,
+                       pre_process=ps.is_pipeline_first_stage(),
+                       post_process=ps.is_pipeline_last_stage())
         net = net.to(torch.bfloat16)
         net.model_type = None
         self.net = DistributedDataParallel(config, DistributedDataParallelConfig(
-            use_distributed_optimizer=distributed, grad_reduce_in_fp32=True), net)
+            use_distributed_optimizer=bool(kind.sharding), grad_reduce_in_fp32=True), net)
         self.optimizer = get_megatron_optimizer(OptimizerConfig(
             optimizer='adam', lr=1e-2, bf16=True, params_dtype=torch.bfloat16,
-            use_distributed_optimizer=distributed, clip_grad=0.0), [self.net])
+            use_distributed_optimizer=bool(kind.sharding), clip_grad=0.0), [self.net])
 
     def update(self, seed):
         """An optimizer step of gradients that replicas have alike."""
@@ -126,7 +153,7 @@ class Job:
 
     def sharded(self, loading=False):
         """What dist_checkpointing takes."""
-        kind = {'distrib_optim_sharding_type': 'fully_reshardable'} if self.distributed else {}
+        kind = {'distrib_optim_sharding_type': self.sharding} if self.sharding else {}
         metadata = {**kind, 'distrib_optim_fully_reshardable_mem_efficient': True,
                     'singleton_local_shards': False, 'chained_optim_avoid_prefix': True,
                     'dp_cp_group': ps.get_data_parallel_group(with_context_parallel=True)}
@@ -174,14 +201,17 @@ def same(ours, theirs, where=''):
     return 0
 
 
-def run(kind, folder, store, world):
+def run(kind, folder, store):
     """Saves and loads; prints how many tensors were compared."""
-    distributed = kind == 'distributed'
+    how, experts = KINDS[kind], 4 * (kind == 'experts')
     made(f'{folder}/{kind}')
     ours = [made(f'{folder}/{kind}/iter_000000{step}') for step in (1, 2)]
     theirs = [made(f'{folder}/{kind}/stock_{step}') for step in (1, 2)]
-    job = Job(world, distributed, seed=5)
+    job = Job(how, seed=5, experts=experts)
     strategy = ckptfs.megatron.SaveStrategy(store, kind, slots=4)
+    if how.parallel:
+        strategy = FullyParallelSaveStrategyWrapper(
+            strategy, ps.get_data_parallel_group(with_context_parallel=True))
     job.update(1)
     dc.save(job.sharded(), theirs[0])
     dc.save(job.sharded(), ours[0], strategy)
@@ -192,7 +222,7 @@ def run(kind, folder, store, world):
     request.execute_sync()
     for step in (1, 2):
         keep_truth(folder, kind, step)
-    loader = Job(1, distributed, seed=6)
+    loader = Job(how.other(), seed=6, experts=experts)
     loader.update(4)
     for mine, stock in zip(ours, theirs):
         states = [dc.load(loader.sharded(loading=True), path, strict='raise_all')
@@ -219,10 +249,10 @@ def main():
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         'gloo', init_method=f'file://{folder}/rendezvous', rank=rank, world_size=world)
-    for kind in ('plain', 'distributed'):
-        run(kind, folder, store, world)
+    for kind in KINDS:
+        run(kind, folder, store)
     # Nobody receives for another store: Megatron's own way.
-    job = Job(world, False, seed=5)
+    job = Job(Kind(tp=world), seed=5)
     job.update(1)
     folder = made(f'{folder}/iter_0000003')
     nobody = ckptfs.megatron.SaveStrategy(store + '-none', 'none')

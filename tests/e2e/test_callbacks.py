@@ -44,14 +44,15 @@ def test_one_process(ckptfs, tmp_path, framework):
 
 
 @pytest.mark.parametrize('framework', ['transformers', 'lightning'])
-def test_data_parallel(ckptfs, tmp_path, framework):
+@pytest.mark.parametrize('way', ['ddp', 'fsdp2'])
+def test_several_ranks(ckptfs, tmp_path, framework, way):
     mount = receiving(ckptfs)
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     env = {**os.environ, 'CALLBACK_PORT': str(port)}
     run_ranks([[sys.executable, os.path.join(HERE, 'callback_trainer.py'), framework,
-                str(tmp_path), ckptfs.store, rank, '2'] for rank in '01'],
+                str(tmp_path), ckptfs.store, rank, '2', way] for rank in '01'],
               tmp_path / 'log', 240, env=env)
     whole, middle = json.loads((tmp_path / 'losses.json').read_text(encoding='utf-8'))
     assert whole[-len(middle):] == middle and middle, (whole, middle)

@@ -65,11 +65,18 @@ def watched(engine):
     return events
 
 
-def trap(out, store, mount, lay):
+def datastates_engine(lay, settings):
+    """Of an engine whose configuration knows DataStates alone: ours has that name here."""
+    sys.path.insert(0, os.path.join(sources(), 'datastates'))
+    return engine_of(DIMS, lay, '', more={'datastates_ckpt': settings})
+
+
+def trap(out, store, mount, lay, shadowing):
     """Both defects of DataStates' engine in DeepSpeed: it is decoupled, but what
     get_commit_info() says (None) lets step() go on without a wait and leaves `latest`
     unwritten; and a pipeline's step asks nobody."""
-    engine = engine_of(DIMS, lay, store, mount=mount)
+    engine = (datastates_engine(lay, {'store': store, 'mount': mount, 'host_cache_size': 16})
+              if shadowing else engine_of(DIMS, lay, store, mount=mount))
     ours = engine.checkpoint_engine
     blocked = block(store) if Par.rank == 0 else None
     train(engine, DIMS, lay, 0, 1)
@@ -94,9 +101,30 @@ def trap(out, store, mount, lay):
 
 @pytest.mark.parametrize('lay', [Layout(stage=1, dp=2), Layout(stage=1, pp=2, pipe=True)],
                          ids=['zero', 'pipeline'])
-def test_the_update_waits_and_latest_follows_the_store(ckptfs, tmp_path, lay):
+@pytest.mark.parametrize('shadowing', [False, True], ids=['ckptfs', 'datastates'])
+def test_the_update_waits_and_latest_follows_the_store(ckptfs, tmp_path, lay, shadowing):
     _, mount = ckptfs.start()
-    run(trap, lay.world, (str(tmp_path), ckptfs.store, mount, lay), str(tmp_path))
+    run(trap, lay.world, (str(tmp_path), ckptfs.store, mount, lay, shadowing), str(tmp_path))
+
+
+def shadowing_nothing(out):
+    """`datastates_ckpt` without a store, and where no hook would put us in its place."""
+    import deepspeed
+    lay, save = Layout(stage=1), os.path.join(out, 'save')
+    engine = datastates_engine(lay, True)
+    assert type(engine.checkpoint_engine).__name__ == 'TorchCheckpointEngine'
+    engine.save_checkpoint(save)
+    assert read(save, 'latest') == 'global_step0'
+    assert os.path.getsize(os.path.join(save, 'global_step0', 'mp_rank_00_model_states.pt'))
+    hooked = deepspeed.DeepSpeedEngine._configure_checkpointing
+    deepspeed.DeepSpeedEngine._configure_checkpointing = hooked._ckptfs_original
+    sys.modules['_ckptfs_hook'].install = lambda: None
+    with pytest.raises(RuntimeError, match='ckptfs.pth'):
+        datastates_engine(lay, {'store': save})
+
+
+def test_datastates_without_a_store_or_a_hook(tmp_path):
+    run(shadowing_nothing, 1, (str(tmp_path),), str(tmp_path))
 
 
 def kept(engine):
@@ -132,7 +160,8 @@ def save_both(out, store, name):
     offloads = 'offload_optimizer' in engine.config['zero_optimization']
     assert bool(engine.zero_cpu_offload()) == offloads
     train(engine, dims, lay, 0, STEPS)
-    client = {**client_state(dims, lay, STEPS), 'rng': torch.get_rng_state()}
+    client = {**client_state(dims, lay, STEPS), 'rng': torch.get_rng_state(), 'a|b': torch.ones(2),
+              7: {'in/tuple': (torch.zeros(0, 3), [torch.tensor(5)])}}
     storages = kept(engine)
     engine.save_checkpoint(os.path.join(out, 'ours'), client_state=client)
     if Par.rank == 0:

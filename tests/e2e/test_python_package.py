@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package installs by itself and needs nothing that a trainer's machine has not."""
 import os
+import shutil
 import subprocess
 import sys
 
@@ -20,11 +21,16 @@ optimizer.step()
 """
 
 
+def install(source, target, env):
+    """As somebody would, without an index."""
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-build-isolation',
+                    '--no-deps', '--no-index', '--target', str(target), source],
+                   check=True, env=env)
+
+
 def test_it_installs_and_links_no_daemon(tmp_path):
     env = dict(os.environ)
-    subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-build-isolation',
-                    '--no-deps', '--no-index', '--target', str(tmp_path), SOURCE],
-                   check=True, env=env)
+    install(SOURCE, tmp_path, env)
     found = subprocess.run(
         [sys.executable, '-c', 'import ckptfs; print(ckptfs._native.__file__)'],
         check=True, capture_output=True, text=True, env={**env, 'PYTHONPATH': str(tmp_path)})
@@ -41,3 +47,11 @@ def test_it_installs_and_links_no_daemon(tmp_path):
         assert os.path.exists(os.path.join(tmp_path, name))
     subprocess.run([sys.executable, '-c', LET_GO], check=True, timeout=120,
                    env={**env, 'PYTHONPATH': str(tmp_path)})
+    assert not os.path.exists(os.path.join(tmp_path, 'datastates'))  # somebody else's name
+
+
+def test_the_name_datastates_is_asked_for(tmp_path):
+    source = tmp_path / 'source'  # setuptools builds beside it
+    shutil.copytree(os.path.join(SOURCE, 'datastates'), source)
+    install(str(source), tmp_path / 'target', dict(os.environ))
+    assert os.path.exists(tmp_path / 'target' / 'datastates' / '__init__.py')

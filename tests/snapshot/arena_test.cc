@@ -11,9 +11,14 @@
 #include <cstring>
 #include <fstream>
 #include <thread>
+#include <vector>
+
+#include "tests/snapshot/memory_policy.h"
 
 namespace ckptfs {
 namespace {
+
+using testing_support::MemoryPolicyOf;
 
 constexpr ArenaShape kSmall{64 << 10, 4};
 
@@ -48,6 +53,26 @@ TEST(ArenaTest, WhatOneSideWritesTheOtherReads) {
   EXPECT_EQ(header.step, 12u);
   EXPECT_EQ(header.payload, DigestOf(sides.reader->Payload(2).first(1000)));
   EXPECT_FALSE(CheckChunkHeader(sides.reader->CopyHeader(1), kSmall));
+}
+
+TEST(ArenaTest, PayloadsLieSideBySideWhereTheyAreMapped) {
+  std::shared_ptr<const Mapping> mapping;
+  std::string truth;
+  {
+    Sides sides;
+    const uint64_t payload = kSmall.payload_bytes();
+    for (const uint32_t chunk : {3u, 0u, 2u}) {
+      truth += std::string(payload, static_cast<char>('a' + chunk));
+      std::memset(sides.writer->Payload(chunk).data(), 'a' + static_cast<int>(chunk), payload);
+    }
+    truth.resize(truth.size() - 100);
+    mapping = sides.reader->MapPayloads(std::vector<uint32_t>{3, 0, 2}, truth.size());
+    ASSERT_TRUE(mapping);
+    sides.writer->Payload(0)[5] = std::byte{'x'};  // the same pages, no copy
+    truth[payload + 5] = 'x';
+  }
+  const auto bytes = mapping->bytes();
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), truth);
 }
 
 TEST(ArenaTest, ItCannotBeShortenedOrMadeLonger) {
@@ -133,12 +158,41 @@ TEST(ArenaTest, AForkedChildDoesNotHaveIt) {
   EXPECT_EQ(status, 0);
 }
 
+// Memory has a node before a page of it is there; one that does not exist is nobody's error.
+TEST(ArenaTest, MemoryIsOnTheNodeThatIsAskedFor) {
+  const auto policy_of = [](std::optional<uint64_t> node) {
+    return MemoryPolicyOf(MakeArena(kSmall, node)->descriptor.get());
+  };
+  EXPECT_EQ(policy_of(0), (std::pair<int, unsigned long>(MPOL_PREFERRED, 1)));
+  for (const uint64_t absent : {uint64_t{1000}, uint64_t{1023}, UINT64_MAX - 1}) {
+    EXPECT_EQ(policy_of(absent).first, MPOL_DEFAULT) << absent;
+  }
+  EXPECT_EQ(policy_of(std::nullopt).first, MPOL_DEFAULT);
+}
+
 TEST(ArenaTest, LargeOnesBeginAtAHugePage) {
   const ArenaShape shape{kArenaChunkBytes, 1};
   Sides sides(shape);
   const auto begin = reinterpret_cast<uintptr_t>(sides.reader->Payload(0).data()) - kArenaPage;
   EXPECT_EQ(begin % (uintptr_t{2} << 20), 0u);
   RecordProperty("huge_bytes", static_cast<int>(sides.memory.huge_bytes));
+}
+
+TEST(ArenaTest, ALargeOneIsOfHugePages) {
+  // What the kernel does with memory that has a page.
+  constexpr uint64_t kHuge = uint64_t{2} << 20;
+  const Descriptor plain(memfd_create("plain", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(plain.get(), kHuge), 0);
+  void* const room = mmap(nullptr, 2 * kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const auto begin = (reinterpret_cast<uintptr_t>(room) + kHuge - 1) / kHuge * kHuge;
+  char* const page = static_cast<char*>(mmap(reinterpret_cast<void*>(begin), kHuge,
+                                             PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                                             plain.get(), 0));
+  *page = 1;
+  const bool able = madvise(page, kHuge, 25 /* MADV_COLLAPSE */) == 0;
+  munmap(room, 2 * kHuge);
+  if (!able) GTEST_SKIP() << "the kernel gives none";
+  EXPECT_EQ(MakeArena({kArenaChunkBytes, 1})->huge_bytes, kArenaChunkBytes);
 }
 
 }  // namespace

@@ -3,10 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cstring>
+#include <filesystem>
 #include <random>
 
+#include "tests/snapshot/memory_policy.h"
 #include "tests/snapshot/receiving.h"
 
 namespace ckptfs {
@@ -16,6 +19,7 @@ using std::chrono::milliseconds;
 using testing_support::Client;
 using testing_support::kLong;
 using testing_support::kSmallChunk;
+using testing_support::MemoryPolicyOf;
 using testing_support::RankMemory;
 using testing_support::ReceiverTest;
 
@@ -100,6 +104,34 @@ TEST_F(ReceiverTest, WhateverHappensAStepIsTheTruthOrNothing) {
   for (const Kept& one : kept()) {
     const bool equal = one.files == truths[std::pair(one.job, one.step)];
     EXPECT_TRUE(equal) << one.job << " step " << one.step;
+  }
+}
+
+// What a rank says of where it runs, and what anybody may say.
+TEST_F(ReceiverTest, AnArenaLiesOnTheNodeThatItsTrainerRunsOn) {
+  Start();
+  RankMemory memory({100});
+  const auto writer = Writer();
+  ASSERT_TRUE(writer->Save(memory.Save(1, 0)));
+  unsigned processor = 0, node = 0;
+  ASSERT_EQ(getcpu(&processor, &node), 0);
+  int arenas = 0;  // the trainer's is in this process
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    if (!read_symlink(entry.path(), gone).string().starts_with("/memfd:ckptfs-snap")) continue;
+    const auto policy = MemoryPolicyOf(std::stoi(entry.path().filename()));
+    EXPECT_EQ(policy, (std::pair<int, unsigned long>(MPOL_PREFERRED, 1UL << node)));
+    ++arenas;
+  }
+  EXPECT_GE(arenas, 1);
+  for (const uint64_t said : {uint64_t{0}, uint64_t{1} << 40, UINT64_MAX}) {
+    Client client(directory_.path());
+    SnapshotMessage hello = client.Hello(0, 1, 100);
+    hello.chunk = said;
+    client.Say(hello);
+    const auto welcome = client.Hear();
+    ASSERT_TRUE(welcome && welcome->word == SnapshotWord::kWelcome);
+    EXPECT_EQ(MemoryPolicyOf(client.memory().get()).first, MPOL_DEFAULT);
   }
 }
 

@@ -64,7 +64,10 @@ class ReceiverTest : public testing::Test {
     moved_.wait(lock, [&] { return !hold_; });
     if (!refusal_.empty()) return Fail(ErrorCode::kIo, refusal_);
     Kept kept{step.name.job, step.step, {}};
-    for (const ReceivedFile& file : step.files) kept.files.push_back(BytesOf(file));
+    for (const ReceivedFile& file : step.files) {
+      EXPECT_EQ(file.rope.size(), 1u);  // it can be mapped
+      kept.files.push_back(BytesOf(file));
+    }
     kept_.push_back(std::move(kept));
     return {};
   }

@@ -6,7 +6,7 @@
 """
 import importlib
 import sys
-from typing import Any, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 import torch
 
@@ -32,9 +32,15 @@ def _package() -> Any:
 PACKAGE = _package()
 
 
+def _precision(plugin: Any) -> Dict[str, Any]:
+    """As a checkpoint of Lightning's has it: under the plugin's name, if there is anything."""
+    state = plugin.state_dict()
+    return {type(plugin).__qualname__: state} if state else {}
+
+
 class SnapshotCallback(PACKAGE.Callback):  # type: ignore[misc, name-defined]
-    """A snapshot of the module, its optimizers and schedulers, the loops' progress and each
-    rank's random numbers, as step `trainer.global_step`.
+    """A snapshot of the module, its optimizers and schedulers, the gradient scaler (fp16), the
+    loops' progress and each rank's random numbers, as step `trainer.global_step`.
 
     store, run, documents: as Snapshotter has them.
     every: one each so many updates.
@@ -63,6 +69,7 @@ class SnapshotCallback(PACKAGE.Callback):  # type: ignore[misc, name-defined]
         documents = {
             'rng': rng_state,
             'loops': lambda: {'fit_loop': trainer.fit_loop.state_dict()},
+            'precision': lambda: _precision(trainer.precision_plugin),
             'progress': lambda: {'epoch': trainer.current_epoch,
                                  'global_step': trainer.global_step},
             'schedulers': lambda: [one.scheduler.state_dict()
@@ -94,7 +101,8 @@ def checkpoint(url: str, path: str) -> str:
     """
     with resume.SavedStep(url) as step:
         optimizers: List[Any] = [step.optimizer(label) for label in step.optimizers()]
-        torch.save({'state_dict': step.weights(aliases=True), 'optimizer_states': optimizers,
+        precision = step.document('precision') if 'precision' in step.documents() else {}
+        torch.save({'state_dict': step.weights(aliases=True), 'optimizer_states': optimizers, **precision,
                     'lr_schedulers': step.document('schedulers'), 'callbacks': {},
                     'loops': step.document('loops'), **step.document('progress'),
                     'pytorch-lightning_version': PACKAGE.__version__}, path)

@@ -59,16 +59,18 @@ class SavedStep:
                 weights[name] = found[id(stored)]
         return weights
 
-    def optimizer(self, label: str = '') -> Dict[str, Any]:
-        """What its state_dict() was: parameters have numbers, in the order of the groups."""
-        numbers: Dict[str, int] = {}
+    def optimizer(self, label: str = '', named: bool = False) -> Dict[str, Any]:
+        """What its state_dict() was: parameters have numbers, in the order of the groups;
+        or their names."""
+        numbers: Dict[str, Any] = {}
         groups: List[Dict[str, Any]] = []
         for group in self._description['groups']:
             if group['optimizer'] != label:
                 continue
-            members = [numbers.setdefault(name, len(numbers)) for name in group['parameters']]
+            members = [numbers.setdefault(name, name if named else len(numbers))
+                       for name in group['parameters']]
             groups.append({**hyper_parameters(group), 'params': members})
-        states: Dict[int, Dict[str, torch.Tensor]] = {}
+        states: Dict[Any, Dict[str, torch.Tensor]] = {}
         for (owner, kind, name), stored in self.tensors().items():
             if kind != 'weight' and owner == label:
                 states.setdefault(numbers[name], {})[kind] = self._load(stored)

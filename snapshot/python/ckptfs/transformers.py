@@ -27,8 +27,8 @@ def _is_replicated() -> bool:
 
 
 class SnapshotCallback(TrainerCallback):
-    """A snapshot of the model, the optimizer, the scheduler, each rank's random numbers and
-    the Trainer's own state, as step `global_step`.
+    """A snapshot of the model, the optimizer, the scheduler, the gradient scaler (fp16), each
+    rank's random numbers and the Trainer's own state, as step `global_step`.
 
     store, run, documents: as Snapshotter has them.
     every: one each so many updates; None: whenever the Trainer saves (save_strategy).
@@ -65,6 +65,8 @@ class SnapshotCallback(TrainerCallback):
         if hasattr(model, 'config'):
             documents['args'] = json.loads(model.config.to_json_string(use_diff=False))
         if type(optimizer).__name__ == 'AcceleratedOptimizer':
+            if optimizer.scaler is not None:
+                documents['scaler'] = optimizer.scaler
             optimizer = optimizer.optimizer
         collector = TorchCollector([model], [optimizer], replicated=_is_replicated())
         return Saver(collector, self._run, self._store, {**documents, **self._documents},
@@ -92,22 +94,32 @@ class SnapshotCallback(TrainerCallback):
         self._late.end()
 
 
-def checkpoint(url: str, folder: str) -> str:
+def checkpoint(url: str, folder: str, fsdp: bool = False) -> str:
     """Writes a step as the directory that trainer.train(resume_from_checkpoint=...) takes,
     FOLDER/checkpoint-N, and returns it.
 
-    url: ckptfs://STORE/RUN/STEP.  For one process and DDP; RuntimeError for a step that
-    SnapshotCallback did not save.  It needs the program `ckptfs`, and room for the weights
-    in memory; one rank calls it.
+    url: ckptfs://STORE/RUN/STEP.
+    fsdp: for a training in FSDP2 (state_dict_type FULL_STATE_DICT), else for one process and
+        DDP, however the step was saved.
+    RuntimeError for a step that SnapshotCallback did not save.  It needs the program
+    `ckptfs`, and room for the weights in memory; one rank calls it.
     """
     from safetensors.torch import save_file
     with resume.SavedStep(url) as step:
         state = step.document('trainer_state')
         target = os.path.join(folder, f'checkpoint-{state["global_step"]}')
         os.makedirs(target, exist_ok=True)
-        save_file(step.weights(), os.path.join(target, 'model.safetensors'), {'format': 'pt'})
-        torch.save(step.optimizer(), os.path.join(target, 'optimizer.pt'))
+        if fsdp:
+            torch.save(step.weights(aliases=True), os.path.join(target, 'pytorch_model_fsdp.bin'))
+            torch.save(step.optimizer(named=True), os.path.join(target, 'optimizer.bin'))
+        else:
+            save_file(step.weights(), os.path.join(target, 'model.safetensors'),
+                      {'format': 'pt'})
+            torch.save(step.optimizer(), os.path.join(target, 'optimizer.pt'))
         torch.save(step.document('scheduler'), os.path.join(target, 'scheduler.pt'))
+        scaler = step.document('scaler') if 'scaler' in step.documents() else {}
+        if scaler:  # Trainer takes the file for one
+            torch.save(scaler, os.path.join(target, 'scaler.pt'))
         ranks = step.ranks('rng')
         for rank in range(ranks):
             name = f'rng_state_{rank}.pth' if ranks > 1 else 'rng_state.pth'

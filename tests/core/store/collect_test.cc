@@ -17,8 +17,12 @@
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
 #include "core/blob/chunk_digests.h"
+#include "core/io/file_storage.h"
 #include "core/io/memory_root.h"
+#include "core/store/records.h"
 #include "core/store/step_catalogue.h"
+#include "core/store/store_index.h"
+#include "tests/core/store/counting_storage.h"
 #include "tests/core/store/sample_model.h"
 #include "tests/support/temporary_directory.h"
 
@@ -31,6 +35,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
 using testing::UnorderedElementsAre;
+using testing_support::CountingStorage;
+using testing_support::StorageCalls;
 using testing_support::TinyModel;
 
 // "snapshots/<digest>" of a name.
@@ -308,12 +314,109 @@ TEST_F(CollectTest, NothingOutsideIsTouched) {
   EXPECT_THAT(Ids("a"), ElementsAre("0"));
 }
 
+// ---- records of removed steps ----------------------------------------------------
+
+TEST_F(CollectTest, RecordsOfRemovedStepsGoAndTheirNumbersStayUsed) {
+  SaveAll("a", 4);
+  const auto other = *Store::Open(store_->directory(), false);
+  ASSERT_THAT(*other->Steps("a"), SizeIs(4));
+  ASSERT_TRUE(store_->Remove(*store_->Resolve("a", "0")));  // not by who collects
+  KeepLast(1);
+  EXPECT_THAT(In("steps/a"), ElementsAre("3"));
+  EXPECT_THAT(In("deleted/a"), UnorderedElementsAre("0", "1", "2"));
+  ASSERT_TRUE(other->RefreshStep("a", "1"));
+  EXPECT_THAT(*other->Steps("a"), SizeIs(3));
+  ASSERT_TRUE(Save(*store_, "a", 1, 100));
+  EXPECT_THAT(In("steps/a/1"), ElementsAre("1"));
+  ASSERT_TRUE(other->RefreshStep("a", "1"));
+  EXPECT_EQ(other->Resolve("a", "1")->mtime_ns, 101);
+  ASSERT_TRUE(other->Refresh());
+  EXPECT_THAT(*other->Steps("a"), SizeIs(2));
+  EXPECT_THAT(Ids("a"), ElementsAre("1", "3"));
+}
+
+TEST_F(CollectTest, TheHundredthTimeAsksWhatTheTenthDid) {
+  const auto storage =
+      std::make_shared<CountingStorage>(*FileStorage::Open(store_->directory(), false));
+  store_ = *Store::OpenOn(storage, false, store_->directory());
+  StorageCalls tenth;
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(Save(*store_, "a", i));
+    storage->Take();
+    KeepLast(3);
+    if (i == 10) tenth = storage->Take();
+  }
+  EXPECT_EQ(storage->Take(), tenth);
+}
+
+// A number that others used, and of which nothing is listed any more, after it was found free.
+TEST_F(CollectTest, ANumberThatWasUsedMeanwhileIsNotTaken) {
+  class Racing final : public CountingStorage {
+   public:
+    using CountingStorage::CountingStorage;
+    Status PublishIfAbsent(std::string_view path, std::span<const std::byte> bytes) override {
+      if (path.starts_with("steps/") && before) std::exchange(before, nullptr)();
+      return CountingStorage::PublishIfAbsent(path, bytes);
+    }
+    std::function<void()> before;
+  };
+  const auto storage = std::make_shared<Racing>(*FileStorage::Open(store_->directory(), false));
+  const auto late = *Store::OpenOn(storage, false, store_->directory());
+  storage->before = [this] {
+    SaveAll("a", 1);
+    ASSERT_TRUE(store_->Remove(*store_->Resolve("a", "0")));
+    Collect();
+    ASSERT_THAT(In("steps/a"), IsEmpty());
+  };
+  ASSERT_TRUE(Save(*late, "a", 0));
+  ASSERT_TRUE(store_->Refresh());
+  EXPECT_THAT(Ids("a"), ElementsAre("0"));
+  EXPECT_THAT(In("steps/a/0"), UnorderedElementsAre("0", "1"));
+}
+
+// Who was killed between a step and the deletion of the one that it replaces.
+TEST_F(CollectTest, RecordsWithoutADeletionStay) {
+  StepModel model = TinyModel("s", 1, 1);
+  ASSERT_TRUE(store_->Publish("a", model, "/s", "/r"));
+  model.mtime_ns = 2;
+  PublishHow replace;
+  replace.replace = true;
+  ASSERT_TRUE(store_->Publish("a", model, "/s", "/r", replace));
+  ASSERT_TRUE(store_->Remove(*store_->Resolve("a", "s")));
+  fs::remove(Below("deleted/a/s/0"));
+  Collect();
+  EXPECT_THAT(In("steps/a/s"), SizeIs(2));
+  ASSERT_TRUE(store_->Refresh());
+  EXPECT_FALSE(store_->Steps("a"));
+}
+
+// Builds that look for used numbers among steps alone cannot read the run's claim any more.
+TEST_F(CollectTest, ARunOfAnOlderBuildIsClaimedAnew) {
+  const std::string root = "snapshot:a";
+  for (const char* name : {"runs/a/0", "runs/a/0.settled"}) {
+    ASSERT_TRUE(PublishText(*store_->storage(), name, RenderText("root", root)));
+  }
+  SaveAll("a", 2);
+  EXPECT_THAT(In("runs/a"), SizeIs(2));
+  KeepLast(1);
+  EXPECT_THAT(In("runs/a"), UnorderedElementsAre("0", "0.settled", "1", "1.settled"));
+  const std::string claim = *ReadWhole(*store_->storage(), "runs/a/1", kRecordMaxBytes);
+  EXPECT_EQ(ParseText(claim, "root").error().code, ErrorCode::kUnsupported);
+  EXPECT_EQ(*ParseText(claim, "root", kClaimVersion), root);
+  EXPECT_TRUE(Save(*store_, "a", 5));
+  EXPECT_FALSE(store_->Publish("a", TinyModel("x", 9, 9), "/s", "/another"));
+  KeepLast(1);
+  EXPECT_THAT(In("runs/a"), SizeIs(4));
+}
+
 // Publishes and collects for ever, beside another that does.
 [[noreturn]] void Churn(const std::string& directory, int child) {
   auto store = Store::Open(directory, false);
   if (!store) _exit(1);
   for (int i = 0;; ++i) {
-    if (!Save(**store, StrCat("run", child % 2), child * 1000 + i)) _exit(2);
+    if (!(*store)->Refresh()) _exit(4);
+    const int iteration = child * 1000 + i % 4;  // names are used again
+    if (!Save(**store, StrCat("run", child % 2), iteration, 1 + i)) _exit(2);
     CollectRequest request;
     request.keep_last = 2;
     if (!(*store)->Collect(request)) _exit(3);
@@ -348,7 +451,7 @@ TEST_F(CollectTest, KilledCollectorsLeaveASoundStore) {
         const Status read =
             blobs->Read(BlobIndex{0}, 0, std::as_writable_bytes(std::span(bytes)));
         ASSERT_TRUE(read) << read.error().message;
-        EXPECT_EQ(bytes, StrCat(run, " of ", record.id));
+        EXPECT_EQ(bytes, StrCat(run, " of ", record.iteration));
       }
     }
   }

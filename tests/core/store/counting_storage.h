@@ -32,7 +32,7 @@ struct StorageCalls {
   }
 };
 
-class CountingStorage final : public Storage {
+class CountingStorage : public Storage {
  public:
   explicit CountingStorage(std::shared_ptr<Storage> storage)
       : Storage(storage->name(), storage->local()), storage_(std::move(storage)) {}

@@ -65,14 +65,14 @@ TEST_F(StoreCostTest, TheThousandthStepCostsWhatTheTenthDid) {
       if (i == 10) tenth = storage_->Take();
     }
     EXPECT_EQ(storage_->Take(), tenth);
-    EXPECT_LE(tenth.lists, 4u);
+    EXPECT_LE(tenth.lists, 6u);
     EXPECT_LE(tenth.listed, 4u);
     EXPECT_EQ(tenth.writes, 2u);  // its manifest and its record
     EXPECT_THAT(*store_->Steps("run"), SizeIs(1000));
     // The same again finds itself.
     storage_->Take();
     EXPECT_EQ(Publish(*store_, Model(500)).id, "s500");
-    EXPECT_LE(storage_->Take().lists, 3u);
+    EXPECT_LE(storage_->Take().lists, 4u);
   }
 }
 
