@@ -136,8 +136,9 @@ void NodesTest::KillAtEveryPoint(uint32_t victim) {
   EXPECT_THAT(report->notes, testing::IsEmpty());
   EXPECT_THAT(*ListFilesBelow(*Disk(), kPreparedFolder), testing::IsEmpty());
   EXPECT_THAT(*ListFilesBelow(*Disk(), kNodesFolder), testing::IsEmpty());
-  const auto steps = *store->Steps("run");
-  EXPECT_EQ(ListBlobDirectories(directory_.path())->size(), steps.size());
+  const auto steps = store->Steps("run");
+  ASSERT_TRUE(steps);
+  EXPECT_EQ(ListBlobDirectories(directory_.path())->size(), steps->size());
 }
 
 TEST_F(NodesTest, TheDaemonOfRank0AtEveryPoint) { KillAtEveryPoint(0); }
