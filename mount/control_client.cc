@@ -30,8 +30,7 @@ int Connect(int fd, const std::string& path) {
   return ::connect(fd, at, sizeof *address) == 0 ? 0 : errno;
 }
 
-Result<Json> Ask(const std::string& path, const Json& request) {
-  const Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Result<Json> Ask(const Descriptor& socket, const std::string& path, const Json& request) {
   if (!socket.valid()) return Fail(ErrnoError(errno, "socket"));
   if (const int error = Connect(socket.get(), path)) {
     if (error == ECONNREFUSED) ::unlink(path.c_str());  // its daemon was killed
@@ -46,8 +45,17 @@ Result<Json> Ask(const std::string& path, const Json& request) {
   return Fail(ErrorCodeNamed(reply.value("code", "")), reply.value("message", "no reason given"));
 }
 
-std::optional<LiveMount> Greet(const std::string& path) {
-  const auto hello = Ask(path, Json{{"op", "hello"}});
+Descriptor NewSocket(Patience patience = {}) {
+  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval most{patience.count() / 1000, patience.count() % 1000 * 1000};
+  for (const int way : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    ::setsockopt(socket.get(), SOL_SOCKET, way, &most, sizeof most);
+  }
+  return socket;
+}
+
+std::optional<LiveMount> Greet(const std::string& path, Patience patience) {
+  const auto hello = Ask(NewSocket(patience), path, Json{{"op", "hello"}});
   if (!hello || !hello->is_object()) return std::nullopt;
   return LiveMount{path, hello->value("store", ""), hello->value("mountpoint", ""),
                    hello->value("pid", 0)};
@@ -55,7 +63,7 @@ std::optional<LiveMount> Greet(const std::string& path) {
 
 }  // namespace
 
-std::vector<LiveMount> FindLiveMounts(std::string_view store) {
+std::vector<LiveMount> FindLiveMounts(std::string_view store, Patience patience) {
   std::vector<LiveMount> mounts;
   const auto directory = SocketDirectory(false);
   if (!directory) return mounts;
@@ -68,17 +76,26 @@ std::vector<LiveMount> FindLiveMounts(std::string_view store) {
   }
   std::sort(paths.begin(), paths.end());
   for (const std::string& path : paths) {
-    if (auto mount = Greet(path)) mounts.push_back(std::move(*mount));
+    if (auto mount = Greet(path, patience)) mounts.push_back(std::move(*mount));
   }
   return mounts;
 }
 
 Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation,
-                              const std::map<std::string, std::string>& arguments) {
+                              const std::map<std::string, std::string>& arguments,
+                              Patience patience) {
   Json request(arguments);
   request["op"] = std::string(operation);
-  CKPT_ASSIGN_OR_RETURN(const Json result, Ask(mount.socket, request));
+  CKPT_ASSIGN_OR_RETURN(const Json result, Ask(NewSocket(patience), mount.socket, request));
   return result.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run,
+                              const std::string& id, const std::string& layout) {
+  Descriptor socket = NewSocket();
+  const Json request{{"op", "read"}, {"run", run}, {"id", id}, {"layout", layout}};
+  CKPT_RETURN_IF_ERROR(Ask(socket, mount.socket, request));
+  return socket;
 }
 
 namespace {

@@ -9,12 +9,14 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <map>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/base/descriptor.h"
 #include "core/base/result.h"
 #include "core/store/store.h"
 
@@ -27,14 +29,23 @@ struct LiveMount {
   pid_t pid = 0;
 };
 
-// This user's daemons on `store` (absolute; empty: on any); sockets that nobody
+// How long to wait for an answer; 0: for ever.
+using Patience = std::chrono::milliseconds;
+
+// This user's daemons on `store` (absolute; empty: on any) that answer; sockets that nobody
 // listens to are removed.
-std::vector<LiveMount> FindLiveMounts(std::string_view store);
+std::vector<LiveMount> FindLiveMounts(std::string_view store, Patience patience = {});
 
 // Ask and return the result as JSON text.  BLOCKS: until the daemon answers (a
 // warm fills files first).
 Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation,
-                              const std::map<std::string, std::string>& arguments = {});
+                              const std::map<std::string, std::string>& arguments = {},
+                              Patience patience = {});
+
+// A connection that answers as step_answers.h says, of a step that the daemon has in
+// memory.  kNotFound if it has not.
+Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run,
+                              const std::string& id, const std::string& layout);
 
 // Tell all daemons on `store` that it changed, and in which steps if those are
 // known; failures are only worth a line.

@@ -38,11 +38,15 @@ Result<std::string> ReceiveMessage(int socket, size_t limit) {
 
 Status SendMessage(int socket, std::string_view message) {
   const std::string line = StrCat(message, "\n");
-  for (size_t done = 0; done < line.size();) {
-    const ssize_t sent = ::send(socket, line.data() + done, line.size() - done, MSG_NOSIGNAL);
+  return SendBytes(socket, std::as_bytes(std::span<const char>(line)));
+}
+
+Status SendBytes(int socket, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent <= 0) return Fail(ErrnoError(errno, "control socket"));
-    done += static_cast<size_t>(sent);
+    bytes = bytes.subspan(static_cast<size_t>(sent));
   }
   return {};
 }

@@ -7,9 +7,13 @@
 //   request = {"op": "hello" | "refresh" | "status"}
 //           | {"op": "switch" | "refresh" | "let_go", "run": text, "id": text}
 //           | {"op": "warm", "layout": text, "prefix": text}
+//           | {"op": "read", "run": text, "id": text, "layout": text}
 //   reply   = {"ok": true, "result": any}
 //           | {"ok": false, "code": ErrorCodeName, "message": text}
 //   hello's result = {"store": text, "mountpoint": text, "pid": number}
+//
+// After a "read" that succeeded the connection goes on with requests and replies of
+// step_answers.h.
 //
 // A daemon without a mount (an empty mount point) has a socket, too.
 //
@@ -21,6 +25,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -38,6 +43,7 @@ std::string SocketPrefix(std::string_view store);  // of all its mounts
 // socket's own time limit.
 Result<std::string> ReceiveMessage(int socket, size_t limit);
 Status SendMessage(int socket, std::string_view message);
+Status SendBytes(int socket, std::span<const std::byte> bytes);
 
 ErrorCode ErrorCodeNamed(std::string_view name);  // kInternal if unknown
 

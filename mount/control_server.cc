@@ -48,9 +48,9 @@ std::string Success(Json result) { return Dump(Json{{"ok", true}, {"result", std
 
 Result<std::unique_ptr<ControlServer>> ControlServer::Start(
     std::string store, std::string mountpoint, Filesystem* filesystem,
-    std::function<std::string()> snapshots) {
-  std::unique_ptr<ControlServer> server(
-      new ControlServer(std::move(store), std::move(mountpoint), filesystem, std::move(snapshots)));
+    std::function<std::string()> snapshots, StepCatalogue* catalogue) {
+  std::unique_ptr<ControlServer> server(new ControlServer(
+      std::move(store), std::move(mountpoint), filesystem, std::move(snapshots), catalogue));
   CKPT_RETURN_IF_ERROR(server->Listen());
   for (int i = 0; i < kThreads; ++i) {
     server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
@@ -89,7 +89,7 @@ ControlServer::~ControlServer() {
 
 void ControlServer::Accept() {
   while (true) {
-    const Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Descriptor connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (stopping_) return;
     if (!connection.valid()) {
       if (errno != EINTR && errno != ECONNABORTED) std::this_thread::sleep_for(kPause);
@@ -98,7 +98,7 @@ void ControlServer::Accept() {
     ::setsockopt(connection.get(), SOL_SOCKET, SO_RCVTIMEO, &kPatience, sizeof kPatience);
     ::setsockopt(connection.get(), SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof kPatience);
     const Status spoken = Caught([&]() -> Status {
-      Converse(connection.get());
+      Converse(std::move(connection));
       return {};
     });
     // The thread goes on: one request that fails must not end the daemon.
@@ -106,23 +106,32 @@ void ControlServer::Accept() {
   }
 }
 
-void ControlServer::Converse(int connection) {
+void ControlServer::Converse(Descriptor connection) {
   std::string reply;
-  if (!IsPeerTrusted(connection)) {
+  if (!IsPeerTrusted(connection.get())) {
     reply = Refusal(Error{ErrorCode::kPermission, "the daemon answers its own user and root only"});
   } else {
     const auto answer = Caught([&]() -> Result<std::string> {
-      CKPT_ASSIGN_OR_RETURN(const std::string request, ReceiveMessage(connection, kMaxRequest));
-      return Answer(request);
+      CKPT_ASSIGN_OR_RETURN(const std::string request,
+                            ReceiveMessage(connection.get(), kMaxRequest));
+      return Answer(request, connection);
     });
     reply = answer ? *answer : Refusal(answer.error());
   }
-  if (const Status sent = SendMessage(connection, reply); !sent) {
+  if (!connection.valid()) return;  // it is a reader's
+  if (const Status sent = SendMessage(connection.get(), reply); !sent) {
     Log(LogLevel::kWarning, sent.error().message);
   }
 }
 
-std::string ControlServer::Answer(const std::string& text) {
+Status ControlServer::BeginReading(const Json& request, Descriptor& connection) {
+  if (!readers_) return Fail(ErrorCode::kUnsupported, "it has no steps in memory");
+  CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(Text(request, "layout")));
+  return readers_->Begin(connection, Text(request, "run"), Text(request, "id"), layout,
+                         Success(nullptr));
+}
+
+std::string ControlServer::Answer(const std::string& text, Descriptor& connection) {
   const Json request = Json::parse(text, nullptr, false);
   if (!request.is_object()) return Refusal(Error{ErrorCode::kInvalid, "no JSON object"});
   const std::string operation = Text(request, "op");
@@ -135,6 +144,10 @@ std::string ControlServer::Answer(const std::string& text) {
     const std::string snapshots = snapshots_ ? snapshots_() : "";
     if (!snapshots.empty()) status["snapshots"] = Json::parse(snapshots, nullptr, false);
     return Success(std::move(status));
+  }
+  if (operation == "read") {
+    const Status begun = BeginReading(request, connection);
+    return begun ? "" : Refusal(begun.error());
   }
   if (filesystem_ != nullptr) return AnswerOfMount(request, operation);
   if (operation == "refresh" || operation == "let_go") return Success(nullptr);  // it shows none

@@ -20,6 +20,7 @@
 #include "core/base/descriptor.h"
 #include "core/base/result.h"
 #include "fs/filesystem.h"
+#include "mount/step_readers.h"
 
 namespace ckptfs {
 
@@ -28,30 +29,36 @@ class ControlServer {
   // A socket left by a dead daemon of the same mount point is replaced.  Without a
   // filesystem it is that of a daemon without a mount, whose mount point is empty.
   // `snapshots`: the status of those as JSON text, empty where none are received.
+  // `catalogue`: of which steps in memory are read; null: none are.  It must outlive the server.
   static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
                                                       Filesystem* filesystem,
-                                                      std::function<std::string()> snapshots = {});
+                                                      std::function<std::string()> snapshots = {},
+                                                      StepCatalogue* catalogue = nullptr);
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
 
  private:
   ControlServer(std::string store, std::string mountpoint, Filesystem* filesystem,
-                std::function<std::string()> snapshots)
+                std::function<std::string()> snapshots, StepCatalogue* catalogue)
       : store_(std::move(store)),
         mountpoint_(std::move(mountpoint)),
         filesystem_(filesystem),
-        snapshots_(std::move(snapshots)) {}
+        snapshots_(std::move(snapshots)),
+        readers_(catalogue == nullptr ? nullptr : std::make_unique<StepReaders>(*catalogue)) {}
   Status Listen();
   void Accept();
-  void Converse(int connection);
-  std::string Answer(const std::string& request);
+  void Converse(Descriptor connection);
+  // Empty if somebody else answers on the connection from now on.
+  std::string Answer(const std::string& request, Descriptor& connection);
+  Status BeginReading(const nlohmann::json& request, Descriptor& connection);
   std::string AnswerOfMount(const nlohmann::json& request, const std::string& operation);
 
   const std::string store_;
   const std::string mountpoint_;
   Filesystem* const filesystem_;
   const std::function<std::string()> snapshots_;
+  const std::unique_ptr<StepReaders> readers_;
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay
   Descriptor listener_;

@@ -47,8 +47,8 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
   };
   SnapshotService service(*store, catalogue, request.snapshots, std::move(hooks));
   service.StartReceiving();
-  const auto control =
-      ControlServer::Start(path, "", nullptr, [&] { return service.StatusJson(); });
+  const auto control = ControlServer::Start(
+      path, "", nullptr, [&] { return service.StatusJson(); }, &catalogue);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   }

@@ -227,7 +227,8 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   daemon.snapshots->StartReceiving();
   auto control =
       ControlServer::Start(request.store, request.mountpoint, daemon.filesystem.get(),
-                           [raw = daemon.snapshots.get()] { return raw->StatusJson(); });
+                           [raw = daemon.snapshots.get()] { return raw->StatusJson(); },
+                           daemon.catalogue.get());
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {

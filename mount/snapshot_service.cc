@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "mount/commands/step_json.h"
 #include "mount/control_client.h"
 #include "mount/logging.h"
 
@@ -122,6 +123,10 @@ std::string SnapshotService::StatusJson() const {
   auto status = nlohmann::json::parse(receiver->StatusJson(), nullptr, false);
   status["retention"] = nlohmann::json::parse(collector_->StatusJson(), nullptr, false);
   status["hot"] = nlohmann::json::parse(hot_.StatusJson(), nullptr, false);
+  status["in_memory"] = nlohmann::json::array();
+  for (const StepRecord& record : catalogue_.held()) {
+    status["in_memory"].push_back(RecordJson(record));
+  }
   return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

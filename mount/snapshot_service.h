@@ -49,7 +49,8 @@ class SnapshotService {
   // What else hinders it is logged.
   void StartReceiving();
   bool receiving() const { return Get() != nullptr; }
-  // Receiver::StatusJson, "retention" and "hot"; empty where none are received.
+  // Receiver::StatusJson, "retention", "hot" and "in_memory", the records of steps that are
+  // only there; empty where none are received.
   std::string StatusJson() const;
 
  private:

@@ -120,6 +120,13 @@ Result<std::shared_ptr<const Step>> StepCatalogue::Load(const StepRecord& record
   return store_.Load(record);
 }
 
+std::vector<StepRecord> StepCatalogue::held() const {
+  std::vector<StepRecord> records;
+  MutexLock lock(mutex_);
+  for (const auto& [name, held] : held_) records.push_back(held->record);
+  return records;
+}
+
 std::shared_ptr<const void> StepCatalogue::Pin(const StepRecord& record) {
   return Find(record) ? nullptr : store_.Hold(record);
 }

@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
@@ -55,6 +56,9 @@ class StepCatalogue {
 
   // Of either kind; as Store::Load.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
+
+  // The records of those that are only in memory, by name.
+  std::vector<StepRecord> held() const;
 
   // As Store::Hold; null of a step that is only in memory.
   std::shared_ptr<const void> Pin(const StepRecord& record);

@@ -3,16 +3,21 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <set>
 
 #include "core/base/parallel.h"
+#include "core/base/strings.h"
 #include "core/jobs/source_state.h"
 #include "mount/commands/command_set.h"
+#include "mount/commands/held_steps.h"
 #include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
 #include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
+
+using Json = nlohmann::json;
 
 struct ListFlags {
   std::string run;
@@ -34,42 +39,80 @@ std::vector<SourceReport> LookAtAll(Store& store, const std::vector<StepRecord>&
   return states;
 }
 
-void PrintTable(const std::vector<StepRecord>& records, const std::vector<SourceReport>& states) {
+// Steps as RecordJson has them, with their "state".
+void PrintTable(const Json& steps) {
   size_t width = 4;
-  for (const StepRecord& record : records) {
-    width = std::max(width, record.run.size() + record.id.size() + 1);
-  }
-  for (size_t i = 0; i < records.size(); ++i) {
-    const StepRecord& record = records[i];
-    const std::string step = record.run + "/" + record.id;
-    const bool sound = states[i].state == SourceState::kSound;
-    fmt::print("{:<{}}  {:>10}  {}  {}{}{}\n", Printable(step), static_cast<int>(width),
-               record.iteration, LocalTime(record.mtime_ns), Printable(record.source),
-               sound ? "" : "  ", sound ? "" : SourceStateName(states[i].state));
+  for (const Json& step : steps) width = std::max(width, step.value("step", "").size());
+  for (const Json& step : steps) {
+    const std::string state = step.value("state", "");
+    const bool sound = state == SourceStateName(SourceState::kSound);
+    fmt::print("{:<{}}  {:>10}  {}  {}{}{}\n", Printable(step.value("step", "")),
+               static_cast<int>(width), step.value("iteration", uint64_t{0}),
+               LocalTime(step.value("mtime_ns", int64_t{0})), Printable(step.value("source", "")),
+               sound ? "" : "  ", sound ? "" : state);
   }
 }
 
-Status RunList(const ListFlags& options) {
-  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
-  CKPT_ASSIGN_OR_RETURN(std::vector<std::string> runs, store->Runs());
-  if (!options.run.empty()) runs = {options.run};
+Result<std::vector<StepRecord>> Published(Store& store, const std::string& run, bool held) {
+  CKPT_ASSIGN_OR_RETURN(std::vector<std::string> runs, store.Runs());
+  if (!run.empty()) runs = {run};
   std::vector<StepRecord> records;
-  for (const std::string& run : runs) {
-    CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> steps, store->Steps(run));
-    records.insert(records.end(), steps.begin(), steps.end());
+  for (const std::string& one : runs) {
+    const auto steps = store.Steps(one);
+    if (!steps && held && steps.error().code == ErrorCode::kNotFound) continue;
+    if (!steps) return Fail(Error(steps.error()));
+    records.insert(records.end(), steps->begin(), steps->end());
   }
+  return records;
+}
+
+HeldSteps HeldOf(const std::string& store, const std::string& run) {
+  HeldSteps held = FindHeldSteps(store);
+  if (run.empty()) return held;
+  std::erase_if(held.steps, [&](const HeldStep& one) { return one.run() != run; });
+  std::erase_if(held.waiting,
+                [&](const std::string& line) { return !line.starts_with(StrCat(run, "/")); });
+  return held;
+}
+
+// Those that are not published.
+Json InMemory(const HeldSteps& held, const Json& published) {
+  std::set<std::string> known;
+  for (const Json& step : published) known.insert(step.value("step", ""));
+  Json steps = Json::array();
+  for (const HeldStep& one : held.steps) {
+    if (known.contains(one.record.value("step", ""))) continue;
+    steps.push_back(one.record);
+    steps.back()["state"] = "in memory";
+  }
+  return steps;
+}
+
+Status RunList(const ListFlags& options) {
+  CKPT_ASSIGN_OR_RETURN(const std::string path, StorePath(options.store));
+  const HeldSteps held = HeldOf(path, options.run);  // before the store is looked at
+  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
+  const bool some = !held.steps.empty() || !held.waiting.empty();
+  CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> records,
+                        Published(*store, options.run, some));
   const std::vector<SourceReport> states = LookAtAll(*store, records);
-  if (!options.json) {
-    PrintTable(records, states);
-    return {};
-  }
-  nlohmann::json steps = nlohmann::json::array();
+  Json steps = Json::array();
   for (size_t i = 0; i < records.size(); ++i) {
     steps.push_back(RecordJson(records[i]));
     steps.back()["state"] = SourceStateName(states[i].state);
     if (!states[i].reason.empty()) steps.back()["reason"] = states[i].reason;
   }
-  PrintJson({{"store", store->directory()}, {"steps", steps}});
+  const Json in_memory = InMemory(held, steps);
+  if (options.json) {
+    PrintJson({{"store", store->directory()},
+               {"steps", steps},
+               {"in_memory", in_memory},
+               {"waiting", held.waiting}});
+    return {};
+  }
+  steps.insert(steps.end(), in_memory.begin(), in_memory.end());
+  PrintTable(steps);
+  for (const std::string& line : held.waiting) fmt::print("{}\n", Printable(line));
   return {};
 }
 

@@ -1,50 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `ckptfs read` answers a program that has no mount, request by request, on its
-// standard input and output:
-//
-//     request = "file" SP offset SP length SP path LF      bytes of a file of the view
-//             | "step" LF                                  groups and documents, as JSON
-//             | "tensor" SP document SP tensor LF          bytes of a document's tensor
-//     reply   = count LF count bytes | "-" text LF         the text says why not
-//
-// Numbers are decimal.  A file's reply is short at its end alone; it has at most
-// kLargestReply bytes.  The end of the input ends it.
+// `ckptfs read` answers a program that has no mount on its standard input and output
+// (mount/step_answers.h).  The end of the input ends it.  A step that is not published is
+// asked of the daemon that has it in memory.
 
-#include <fmt/format.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/store/model_of.h"
-#include "core/view/plan_reader.h"
-#include "core/view/view_set.h"
-#include "formats/registry.h"
 #include "mount/commands/command_set.h"
+#include "mount/commands/held_steps.h"
 #include "mount/commands/step_access.h"
+#include "mount/control_protocol.h"
 #include "mount/options.h"
+#include "mount/step_answers.h"
 
 namespace ckptfs {
 namespace {
-
-using Json = nlohmann::json;
-
-constexpr uint64_t kLargestReply = uint64_t{16} << 20;
 
 struct ReadFlags {
   std::string step;
@@ -52,111 +38,6 @@ struct ReadFlags {
   std::string store;
   std::vector<std::string> roots;
   bool newest = false;
-};
-
-std::string Hex(std::string_view bytes) {
-  std::string out;
-  for (const unsigned char byte : bytes) out += fmt::format("{:02x}", byte);
-  return out;
-}
-
-// Elements from a tensor's first to its last in memory; nothing says that they lie
-// without gaps.
-Result<uint64_t> SpanOf(const StoredTensor& tensor) {
-  uint64_t last = 0;
-  for (size_t d = 0; d < tensor.shape.size(); ++d) {
-    if (tensor.shape[d] == 0) return uint64_t{0};
-    CKPT_ASSIGN_OR_RETURN(const uint64_t way, CheckedMul(tensor.shape[d] - 1, tensor.strides[d], "a tensor's span"));
-    CKPT_ASSIGN_OR_RETURN(last, CheckedAdd(last, way, "a tensor's span"));
-  }
-  return CheckedAdd(last, 1, "a tensor's span");
-}
-
-class Answers {
- public:
-  Answers(const Step& step, std::shared_ptr<const ViewSet> views, BlobReader& blobs)
-      : model_(step.model), id_(step.record.id), views_(std::move(views)), blobs_(blobs) {}
-
-  Result<std::span<const std::byte>> To(const std::string& line) {
-    std::istringstream words(line);
-    std::string what;
-    words >> what;
-    if (what == "step") return Describe();
-    uint64_t first = 0;
-    uint64_t second = 0;
-    if (words >> first >> second) {
-      if (what == "tensor") return ReadTensor(first, second);
-      std::string path;
-      if (what == "file" && words.get() == ' ' && std::getline(words, path)) {
-        return ReadFile(path, first, second);
-      }
-    }
-    return Fail(ErrorCode::kInvalid, "this is not a request");
-  }
-
- private:
-  Result<std::span<const std::byte>> ReadFile(const std::string& path, uint64_t offset,
-                                              uint64_t length) {
-    if (path != path_) {
-      CKPT_ASSIGN_OR_RETURN(plan_, views_->MakePlan(path));
-      path_ = path;
-    }
-    bytes_.resize(std::min(length, kLargestReply));
-    const PlanReader reader(plan_, model_, blobs_);
-    CKPT_ASSIGN_OR_RETURN(const size_t count, reader.ReadParallel(offset, bytes_));
-    return std::span<const std::byte>(bytes_).first(count);
-  }
-
-  Result<std::span<const std::byte>> ReadTensor(uint64_t document, uint64_t number) {
-    if (document >= model_.documents.size() ||
-        number >= model_.documents[document].tensors.size()) {
-      return Fail(ErrorCode::kNotFound, "there is no such tensor");
-    }
-    const StoredTensor& tensor = model_.documents[document].tensors[number];
-    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, SpanOf(tensor));
-    CKPT_ASSIGN_OR_RETURN(const uint64_t size,
-                          CheckedMul(elements, ByteWidth(tensor.dtype), "a tensor's bytes"));
-    if (size > kLargestReply) return Fail(ErrorCode::kUnsupported, "the tensor is too large");
-    bytes_.resize(size);
-    if (size > 0) CKPT_RETURN_IF_ERROR(blobs_.Read(tensor.blob, tensor.offset, bytes_));
-    return std::span<const std::byte>(bytes_);
-  }
-
-  Result<std::span<const std::byte>> Describe() {
-    Json groups = Json::array();
-    for (const Group& group : model_.groups) {
-      Json names = Json::array();
-      for (const ParameterIndex p : group.parameters) names.push_back(model_.parameter(p).name);
-      groups.push_back({{"optimizer", group.optimizer},
-                        {"parameters", std::move(names)},
-                        {"pickle", Hex(group.hyper_parameters)}});
-    }
-    Json documents = Json::array();
-    for (const Document& document : model_.documents) {
-      Json tensors = Json::array();
-      for (const StoredTensor& tensor : document.tensors) {
-        tensors.push_back({{"dtype", TorchName(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"strides", tensor.strides}});
-      }
-      documents.push_back({{"key", document.key},
-                           {"scope", document.scope},
-                           {"pickle", Hex(document.pickle)},
-                           {"tensors", std::move(tensors)}});
-    }
-    text_ = Json({{"id", id_}, {"groups", std::move(groups)}, {"documents", std::move(documents)}})
-                .dump(-1, ' ', false, Json::error_handler_t::replace);
-    return std::as_bytes(std::span<const char>(text_));
-  }
-
-  const StepModel& model_;
-  const std::string id_;
-  const std::shared_ptr<const ViewSet> views_;
-  BlobReader& blobs_;
-  std::string path_;  // whose plan `plan_` is
-  Plan plan_;
-  std::vector<std::byte> bytes_;
-  std::string text_;
 };
 
 Status WriteOut(std::span<const std::byte> bytes) {
@@ -169,58 +50,137 @@ Status WriteOut(std::span<const std::byte> bytes) {
   return {};
 }
 
-Status Reply(const Result<std::span<const std::byte>>& answer) {
-  std::string head;
-  if (answer) {
-    head = StrCat(answer->size(), "\n");
-  } else {
-    head = StrCat("-", answer.error().message, "\n");
-    std::replace(head.begin(), head.end() - 1, '\n', ' ');
-  }
-  CKPT_RETURN_IF_ERROR(WriteOut(std::as_bytes(std::span<const char>(head))));
-  return answer ? WriteOut(*answer) : Status{};
+Status WriteOut(const std::string& text) {
+  return WriteOut(std::as_bytes(std::span<const char>(text)));
 }
 
-// RUN/N, N a number: of the attempts that were saved as step N the newest.
-Result<StepRecord> NewestAttempt(Store& store, std::string_view name) {
-  CKPT_ASSIGN_OR_RETURN(const StepReference asked, ParseStepReference(name));
-  CKPT_ASSIGN_OR_RETURN(const uint32_t number, ParseCount(asked.id));
-  CKPT_ASSIGN_OR_RETURN(std::vector<StepRecord> steps, store.Steps(asked.run));
-  const std::string begin = asked.id + "-";
-  StepRecord* newest = nullptr;
+struct Attempt {
+  std::string id;
+  uint64_t iteration = 0;
+};
+
+// Of the attempts that were saved as step `number` (N, N-1, ...) the newest, by its place.
+std::optional<size_t> NewestAttempt(const std::string& number, std::span<const Attempt> steps) {
+  const auto iteration = ParseCount(number);
+  const std::string begin = number + "-";
+  std::optional<size_t> newest;
   uint32_t newest_attempt = 0;
-  for (StepRecord& step : steps) {
-    if (step.iteration != number) continue;
+  for (size_t i = 0; iteration && i < steps.size(); ++i) {
+    const Attempt& step = steps[i];
+    if (step.iteration != *iteration) continue;
     uint32_t attempt = 0;
     if (step.id.starts_with(begin)) {
       const auto parsed = ParseCount(std::string_view(step.id).substr(begin.size()));
       if (parsed) attempt = *parsed;
     }
-    if (step.id != asked.id && attempt == 0) continue;
-    if (newest != nullptr && attempt < newest_attempt) continue;
-    newest = &step;
+    if (step.id != number && attempt == 0) continue;
+    if (newest && attempt < newest_attempt) continue;
+    newest = i;
     newest_attempt = attempt;
   }
-  if (newest == nullptr) return store.Resolve(asked.run, asked.id);  // which says why not
-  return std::move(*newest);
+  return newest;
+}
+
+Result<StepRecord> FindPublished(Store& store, const ReadFlags& options,
+                                 const StepReference& asked) {
+  if (!options.newest) return store.Resolve(asked.run, asked.id);
+  CKPT_RETURN_IF_ERROR(ParseCount(asked.id));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> steps, store.Steps(asked.run));
+  std::vector<Attempt> attempts;
+  for (const StepRecord& step : steps) attempts.push_back({step.id, step.iteration});
+  if (const auto newest = NewestAttempt(asked.id, attempts)) return steps[*newest];
+  return store.Resolve(asked.run, asked.id);  // which says why not
+}
+
+// Of a step that is not published.
+std::optional<HeldStep> FindInMemory(const std::string& store, const ReadFlags& options,
+                                     const StepReference& asked) {
+  std::vector<HeldStep> steps;
+  std::vector<Attempt> attempts;
+  for (HeldStep& step : FindHeldSteps(store).steps) {
+    if (step.run() != asked.run) continue;
+    attempts.push_back({step.id(), step.record.value("iteration", uint64_t{0})});
+    steps.push_back(std::move(step));
+  }
+  std::optional<size_t> found;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (attempts[i].id == asked.id) found = i;
+  }
+  if (options.newest) found = NewestAttempt(asked.id, attempts);
+  if (!found) return std::nullopt;
+  return std::move(steps[*found]);
+}
+
+// ---- what a daemon answers -----------------------------------------------------
+
+Status Gone() { return Fail(ErrorCode::kIo, "the daemon that has the step in memory went away"); }
+
+// A line of the daemon's, with its LF.
+Result<std::string> ReceiveHead(const Descriptor& daemon) {
+  std::string head;
+  for (char letter = 0; letter != '\n'; head += letter) {
+    const ssize_t got = ::recv(daemon.get(), &letter, 1, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return Fail(Gone().error());
+  }
+  return head;
+}
+
+Status PassOn(const Descriptor& daemon, uint64_t bytes) {
+  std::vector<std::byte> part(size_t{1} << 20);
+  while (bytes > 0) {
+    const ssize_t got = ::recv(daemon.get(), part.data(), std::min<uint64_t>(bytes, part.size()), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return Gone();
+    CKPT_RETURN_IF_ERROR(WriteOut(std::span(part).first(static_cast<size_t>(got))));
+    bytes -= static_cast<uint64_t>(got);
+  }
+  return {};
+}
+
+Status Relay(const Descriptor& daemon) {
+  for (std::string line; std::getline(std::cin, line);) {
+    if (!SendMessage(daemon.get(), line)) return Gone();
+    CKPT_ASSIGN_OR_RETURN(const std::string head, ReceiveHead(daemon));
+    CKPT_RETURN_IF_ERROR(WriteOut(head));
+    uint64_t bytes = 0;
+    std::from_chars(head.data(), head.data() + head.size(), bytes);
+    CKPT_RETURN_IF_ERROR(PassOn(daemon, bytes));
+  }
+  return {};
+}
+
+// --------------------------------------------------------------------------------
+
+Status AnswerAll(StepAnswers& answers) {
+  for (std::string line; std::getline(std::cin, line);) {
+    const StepAnswers::Answer answer = answers.To(line);
+    CKPT_RETURN_IF_ERROR(WriteOut(StepAnswers::HeadOf(answer)));
+    if (answer) CKPT_RETURN_IF_ERROR(WriteOut(*answer));
+  }
+  return {};
 }
 
 Status RunRead(const ReadFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(options.layout));
   CKPT_ASSIGN_OR_RETURN(RootMap roots, ParseRoots(options.roots));
+  CKPT_ASSIGN_OR_RETURN(const StepReference asked, ParseStepReference(options.step));
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
-  CKPT_ASSIGN_OR_RETURN(const StepRecord record, options.newest
-                                                     ? NewestAttempt(*store, options.step)
-                                                     : ResolveStep(*store, options.step));
-  CKPT_ASSIGN_OR_RETURN(const auto step, store->Load(record));
-  const auto blobs = BlobReader::Create(step->model, ReaderOptions(std::move(roots)));
-  const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats());
-  if (!views->offer().Any()) return Fail(views->offer().Refusal());
-  Answers answers(*step, views, *blobs);
-  for (std::string line; std::getline(std::cin, line);) {
-    CKPT_RETURN_IF_ERROR(Reply(answers.To(line)));
+  auto record = FindPublished(*store, options, asked);
+  if (!record && record.error().code == ErrorCode::kNotFound) {
+    if (const auto held = FindInMemory(store->directory(), options, asked)) {
+      const auto daemon = OpenReader(held->daemon, held->run(), held->id(), options.layout);
+      if (daemon) return Relay(*daemon);
+      if (daemon.error().code != ErrorCode::kNotFound) return Fail(Error(daemon.error()));
+    }
+    CKPT_RETURN_IF_ERROR(store->Refresh());  // it may have been published meanwhile
+    record = FindPublished(*store, options, asked);
   }
-  return {};
+  if (!record) return Fail(Error(record.error()));
+  CKPT_ASSIGN_OR_RETURN(auto step, store->Load(*record));
+  CKPT_ASSIGN_OR_RETURN(const auto answers, StepAnswers::Open(std::move(step), layout,
+                                                              ReaderOptions(std::move(roots))));
+  return AnswerAll(*answers);
 }
 
 }  // namespace

@@ -8,7 +8,8 @@ import subprocess
 import pytest
 from daemon import BIN, step_of, wait_until
 from service_manager import ServiceManager
-from test_snapshot import assert_equal, block_store, durable_steps, gathered, job_fixture  # noqa: F401
+from test_snapshot import (Program, assert_equal, block_store, durable_steps, gathered,  # noqa: F401
+                           job_fixture, loaded, steps_in_memory)
 
 
 def start(ckptfs, *options, manager=None):
@@ -83,6 +84,9 @@ def test_what_is_whole_when_it_ends(ckptfs, job, how):
     assert trainer.step() == [True]
     until_in_memory(ckptfs, daemon)
     trainer.kill()
+    wait_until(lambda: steps_in_memory(ckptfs) == ['0'], 'the list', daemon)
+    program = Program(ckptfs.store, 'job', '0')
+    assert_equal(loaded(program), trainer.truth(0))
     if how == 'ended':
         os.unlink(block)
         daemon.terminate()
@@ -91,7 +95,10 @@ def test_what_is_whole_when_it_ends(ckptfs, job, how):
     else:
         daemon.kill()
         daemon.wait()
-        assert ckptfs.list()['steps'] == []
+        assert ckptfs.list()['steps'] == [] and steps_in_memory(ckptfs) == []
+        with pytest.raises(RuntimeError, match='went away'):
+            program.describe()
+    program.close()
 
 
 def until_in_memory(ckptfs, daemon):

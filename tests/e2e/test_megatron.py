@@ -28,7 +28,7 @@ def test_two_ranks(ckptfs, tmp_path):
     said = run_ranks(
         [[sys.executable, '-W', 'ignore', '-c', 'import megatron_trainer as job; job.main()',
           str(tmp_path), ckptfs.store, str(rank), '2'] for rank in range(2)],
-        tmp_path / 'log', 500, cwd=HERE)
+        tmp_path / 'log', 800, cwd=HERE)
     for kind in KINDS:
         compared = [line.split()[2] for line in said.splitlines() if f'compared {kind}' in line]
         assert len(compared) == 4 and min(map(int, compared)) > 30, said

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from ckptfs.step_files import Program, tensors_of
 from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
 from safetensors import safe_open
@@ -121,6 +122,21 @@ def durable_steps(ckptfs):
     return sorted(step['id'] for step in ckptfs.list()['steps'])
 
 
+def steps_in_memory(ckptfs):
+    """What a daemon has, and the store has not."""
+    return sorted(step['id'] for step in ckptfs.list()['in_memory'])
+
+
+def loaded(files):
+    """What a program loads of a step without a mount."""
+    found = {}
+    for file in ('model', 'optimizer'):
+        for key, stored in tensors_of(files, f'rank0/{file}.safetensors').items():
+            found[key] = torch.empty(stored.shape, dtype=stored.dtype)
+            stored.load(files, [slice(0, size) for size in stored.shape], found[key])
+    return found
+
+
 def test_two_ranks_from_memory_then_from_disk(ckptfs, job):
     daemon, mount = ckptfs.start()
     block = block_store(ckptfs)
@@ -134,12 +150,18 @@ def test_two_ranks_from_memory_then_from_disk(ckptfs, job):
     truth = trainer.truth(0)
     for layout, world in (('tp2', 2), ('tp1', 1), ('dp2_tp2', 4)):
         assert_equal(gathered(os.path.join(view, layout), world), truth)
+    wait_until(lambda: steps_in_memory(ckptfs) == ['0'], 'the list')
+    assert 'job/0  ' in ckptfs.run('list', '--store', ckptfs.store, 'job').stdout
+    program = Program(ckptfs.store, 'job', '0')
+    assert_equal(loaded(program), truth)
     before = inodes(os.path.join(view, 'tp2'), 2)
     assert 'deepspeed' in os.listdir(os.path.join(view, 'dp2_zero1'))
 
     os.unlink(block)
     assert trainer.durable(2)
-    assert durable_steps(ckptfs) == ['0', '1', '2']
+    assert durable_steps(ckptfs) == ['0', '1', '2'] and steps_in_memory(ckptfs) == []
+    assert_equal(loaded(program), truth)  # it goes on
+    program.close()
     for step in range(3):
         view = os.path.join(step_of(mount, 'job', str(step)), 'view', 'tp2')
         assert_equal(gathered(view, 2), trainer.truth(step))
@@ -191,6 +213,7 @@ def test_a_trainer_that_dies_after_its_copies_loses_nothing(ckptfs, job):
     os.unlink(block)
     wait_until(lambda: durable_steps(ckptfs) == ['0'], 'the step on disk', daemon)
     assert_equal(gathered(view, 2), trainer.truth(0))
+    ckptfs.run('verify', '--store', ckptfs.store, 'job/0')
 
 
 def test_a_daemon_that_dies_does_not_stop_the_training(ckptfs, job):
@@ -232,6 +255,8 @@ def test_a_daemon_that_dies_leaves_the_step_to_the_next(ckptfs, job):
     assert_equal(gathered(view, 2), trainer.truth(0))
     assert trainer.step() == [True, True]
     assert trainer.durable(2)
+    for step in '02':
+        ckptfs.run('verify', '--store', ckptfs.store, f'job/{step}')
     trainer.end()
 
 

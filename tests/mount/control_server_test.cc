@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -41,6 +42,20 @@ TEST(ControlServerTest, ARequestThatThrowsIsRefusedAndTheNextIsAnswered) {
   EXPECT_THAT(failed.error().message, ::testing::HasSubstr("cannot log"));
   throws = false;
   EXPECT_TRUE(AskDaemon(mount, "status"));
+}
+
+// Who only wants to know what there is goes on without it.
+TEST(ControlServerTest, ADaemonThatDoesNotAnswerIsNotWaitedFor) {
+  const std::string store = "/silent/store";
+  const std::string path =
+      StrCat(SocketDirectory(true).value(), "/", SocketName(store, "/mnt/silent"));
+  unlink(path.c_str());
+  const Descriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_un address = SocketAddress(path).value();
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(listener.get(), 1), 0);
+  EXPECT_TRUE(FindLiveMounts(store, std::chrono::milliseconds(1)).empty());
+  unlink(path.c_str());
 }
 
 }  // namespace

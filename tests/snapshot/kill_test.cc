@@ -45,6 +45,7 @@
 namespace ckptfs {
 namespace {
 
+using testing_support::ExpectVerified;
 using testing_support::Killed;
 using testing_support::kLong;
 using testing_support::kMostPoints;
@@ -177,6 +178,7 @@ class KillTest : public testing::Test {
       }
     }
     EXPECT_TRUE(bytes && *bytes == truth) << "step " << step;
+    ExpectVerified(**loaded);
     return true;
   }
 

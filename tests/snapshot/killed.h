@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process of a test that is ended at one of its fault points (core/base/fault_point.h).
+// A process of a test that is ended at one of its fault points (core/base/fault_point.h), and
+// what it leaves.
 //
 // Thread safety: none.
 
@@ -18,10 +19,22 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/strings.h"
+#include "core/jobs/verify.h"
+#include "core/store/store.h"
 
 namespace ckptfs::testing_support {
 
 inline constexpr uint64_t kMostPoints = 300;  // that any process of a test reaches
+
+// What `ckptfs verify` says of a step that survived.
+inline void ExpectVerified(const Step& step) {
+  const auto report = VerifyStep(step.model, *BlobReader::Create(step.model, {}), {});
+  ASSERT_TRUE(report) << report.error().message;
+  EXPECT_GT(report->blob_bytes, 0u);
+  for (const VerifyDefect& found : report->defects) {
+    ADD_FAILURE() << found.subject << ": " << found.rule;
+  }
+}
 
 // A process that is killed at its n-th point (0: never).  It says that it is ready, and goes
 // on when End is called.

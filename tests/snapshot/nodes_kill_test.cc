@@ -21,6 +21,7 @@ namespace ckptfs {
 namespace {
 
 using testing_support::CaptureOf;
+using testing_support::ExpectVerified;
 using testing_support::IsStepThere;
 using testing_support::Killed;
 using testing_support::kLong;
@@ -74,6 +75,8 @@ class NodesTest : public testing::Test {
     return taken;
   }
   bool IsStored(uint64_t step) const {
+    const auto store = *Store::Open(directory_.path(), true);
+    if (const auto record = store->Resolve("run", StrCat(step))) ExpectVerified(**store->Load(*record));
     return IsStepThere(Disk(), StrCat(step), step, 2);
   }
   std::shared_ptr<Storage> Disk() const {

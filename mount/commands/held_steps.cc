@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/commands/held_steps.h"
+
+#include <utility>
+
+namespace ckptfs {
+
+HeldSteps FindHeldSteps(const std::string& store, Patience patience) {
+  using Json = nlohmann::json;
+  HeldSteps found;
+  for (const LiveMount& daemon : FindLiveMounts(store, patience)) {
+    const auto text = AskDaemon(daemon, "status", {}, patience);
+    if (!text) continue;
+    const Json status = Json::parse(*text, nullptr, false);
+    const Json none = Json::object();
+    const Json& snapshots = status.is_object() && status.contains("snapshots")
+                                ? status["snapshots"]
+                                : none;
+    if (!snapshots.is_object()) continue;
+    for (const Json& record : snapshots.value("in_memory", Json::array())) {
+      if (record.is_object()) found.steps.push_back({daemon, record});
+    }
+    for (const Json& line : snapshots.value("steps", Json::array())) {
+      if (line.is_string()) found.waiting.push_back(line.get<std::string>());
+    }
+  }
+  return found;
+}
+
+}  // namespace ckptfs

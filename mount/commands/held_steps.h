@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps that are not published yet, as the daemons of this machine tell of them.
+//
+// Thread safety: free functions without state.
+
+#pragma once
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "mount/control_client.h"
+
+namespace ckptfs {
+
+struct HeldStep {
+  LiveMount daemon;
+  nlohmann::json record;  // as RecordJson's
+  std::string run() const { return record.value("run", ""); }
+  std::string id() const { return record.value("id", ""); }
+};
+
+struct HeldSteps {
+  std::vector<HeldStep> steps;       // whole, in memory
+  std::vector<std::string> waiting;  // "job/7: waiting for ranks 2-3"
+};
+
+// Of this user's daemons on the store (absolute).  One that does not answer in time is left
+// out.  Who then looks at the store misses none that is published meanwhile.
+HeldSteps FindHeldSteps(const std::string& store, Patience patience = std::chrono::seconds(5));
+
+}  // namespace ckptfs
