@@ -26,7 +26,9 @@ void WaitForSignal(StepCatalogue& catalogue, SnapshotService& service, int signa
     if (const Status seen = catalogue.Refresh(); !seen) {
       Log(LogLevel::kWarning, seen.error().message);
     }
-    service.StartReceiving();
+    if (const Status receives = service.StartReceiving(); !receives) {
+      Log(LogLevel::kWarning, receives.error().message);
+    }
     if (!receiving && service.receiving()) Log(LogLevel::kInfo, "receives now");
   }
 }
@@ -46,7 +48,7 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
     return catalogue.RefreshStep(record.run, record.id);
   };
   SnapshotService service(*store, catalogue, request.snapshots, std::move(hooks));
-  service.StartReceiving();
+  CKPT_RETURN_IF_ERROR(service.StartReceiving());
   const auto control = ControlServer::Start(
       path, "", nullptr, [&] { return service.StatusJson(); }, &catalogue);
   if (!control) {

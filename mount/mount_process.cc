@@ -80,8 +80,10 @@ Status PrepareMountpoint(const MountRequest& request) {
     return Fail(ErrnoError(errno, StrCat("mount point ", path, " (--mkdir makes it)")));
   }
   if (!S_ISDIR(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory"));
-  if (path == request.store || request.store.starts_with(StrCat(path, "/"))) {
-    return Fail(ErrorCode::kInvalid, StrCat(path, ": the store ", request.store,
+  for (const auto& [what, below] : {std::pair("store", request.store),
+                                    std::pair("spool", request.snapshots.spool)}) {
+    if (path != below && !below.starts_with(StrCat(path, "/"))) continue;
+    return Fail(ErrorCode::kInvalid, StrCat(path, ": the ", what, " ", below,
                                             " must not lie under the mount point"));
   }
   return {};
@@ -224,7 +226,7 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
     return Fail(ErrnoError(errno, StrCat("the new mount at ", request.mountpoint)));
   }
   daemon.snapshots = MakeSnapshots(request, daemon);
-  daemon.snapshots->StartReceiving();
+  CKPT_RETURN_IF_ERROR(daemon.snapshots->StartReceiving());
   auto control =
       ControlServer::Start(request.store, request.mountpoint, daemon.filesystem.get(),
                            [raw = daemon.snapshots.get()] { return raw->StatusJson(); },
@@ -246,7 +248,8 @@ void WaitForEnd(Daemon& daemon, int signals) {
     if (ready == 0) {
       const Status done = daemon.filesystem->Refresh();
       if (!done) Log(LogLevel::kWarning, done.error().message);
-      daemon.snapshots->StartReceiving();  // once nobody else does
+      const Status receives = daemon.snapshots->StartReceiving();  // once nobody else does
+      if (!receives) Log(LogLevel::kWarning, receives.error().message);
     }
     if (ready <= 0) continue;
     if ((events[1].revents & POLLIN) != 0) return Say("unmounted");

@@ -12,6 +12,7 @@
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/commit/world_commit.h"
+#include "core/io/file_stamp.h"
 #include "core/io/memory_root.h"
 #include "formats/families/shipped.h"
 #include "formats/snapshot/rank_files.h"
@@ -27,23 +28,30 @@ constexpr std::chrono::minutes kRetryLimit{10};
 
 Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
                                 const FamilySet& families) {
-  const std::string directory = StrCat("snapshots/", RandomDigest().Hex());
   const OwnerAndMode access{0600, geteuid(), getegid(), false};
-  auto root =
+  const SaveBytes* const save = received.save.get();
+  const std::string directory =
+      save ? save->part().Directory() : StrCat("snapshots/", RandomDigest().Hex());
+  auto memory =
       std::make_shared<MemoryRoot>(StrCat("snapshot ", received.name.run, "/", received.step));
   std::vector<std::string> paths;
   for (size_t rank = 0; rank < received.files.size(); ++rank) {
     const ReceivedFile& file = received.files[rank];
     paths.push_back(fmt::format("{}/rank-{:05}.safetensors", directory, rank));
-    CKPT_RETURN_IF_ERROR(root->Add(paths.back(), file.rope, file.lease, access));
+    if (save == nullptr) {
+      CKPT_RETURN_IF_ERROR(memory->Add(paths.back(), file.rope, file.lease, access));
+    }
   }
+  const std::shared_ptr<const Root> root =
+      save ? std::shared_ptr<const Root>(received.save) : std::move(memory);
   SourceOptions options;
   options.families = &families;
   CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(root, paths, options));
   if (model.iteration != received.step) return Refuse("its files are of step ", model.iteration);
   std::vector<const std::vector<Digest>*> chunks;
   for (const ReceivedFile& file : received.files) chunks.push_back(&file.chunks);
-  OwnRankFiles(model, store.blobs(), SaveTimeOf(store, received.name.run), chunks);
+  const int64_t time = SaveTimeOf(store, received.name.run, save ? save->part().mtime_ns : NowNs());
+  OwnRankFiles(model, store.blobs(), time, chunks);
   for (Blob& blob : model.blobs) {
     blob.mode = access.mode;
     blob.uid = access.uid;
@@ -51,7 +59,7 @@ Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
   }
   const std::string home = SnapshotHome(received.name.run);
   return MemoryStep{received.name.run, StrCat(home, "/", received.step), home, std::move(model),
-                    std::move(root)};
+                    root};
 }
 
 WorldCommit::ModelOf ModelOfRankFiles() {
@@ -64,8 +72,14 @@ WorldCommit::ModelOf ModelOfRankFiles() {
   };
 }
 
-SnapshotKeeper::SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh)
-    : store_(store), catalogue_(catalogue), refresh_(std::move(refresh)) {}
+SnapshotKeeper::SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh,
+                               Spooler* spooler)
+    : store_(store), catalogue_(catalogue), refresh_(std::move(refresh)), spooler_(spooler) {}
+
+SnapshotKeeper::~SnapshotKeeper() {
+  Stop();
+  if (thread_.joinable()) thread_.join();
+}
 
 Result<SnapshotKeeper::Found> SnapshotKeeper::FindStored(const PartAgain& part) {
   CKPT_RETURN_IF_ERROR(store_.Refresh());
@@ -78,8 +92,10 @@ Result<SnapshotKeeper::Found> SnapshotKeeper::FindStored(const PartAgain& part) 
     if (!step && step.error().code == ErrorCode::kDataLoss) continue;  // another's misfortune
     if (!step) return Fail(Error(step.error()));
     const std::vector<Blob>& blobs = (*step)->model.blobs;
-    if (blobs.size() != part.world || blobs[part.rank].stamp.size != part.file.bytes) continue;
-    if (blobs[part.rank].chunks == part.file.chunks) return record;
+    if (blobs.size() != part.world) continue;
+    const bool same = part.place.empty() ? blobs[part.rank].chunks == part.file.chunks
+                                         : ParentPath(blobs[part.rank].path) == part.place;
+    if (same) return record;
   }
   return std::nullopt;
 }
@@ -99,26 +115,85 @@ Result<SnapshotKeeper::Found> SnapshotKeeper::FindWhole(const ReceivedStep& rece
   return found;
 }
 
-Result<StepRecord> SnapshotKeeper::Keep(ReceivedStep received) {
+Result<SnapshotKeeper::Entered> SnapshotKeeper::Enter(const ReceivedStep& received) {
   const bool again = std::any_of(received.files.begin(), received.files.end(),
                                  [](const ReceivedFile& file) { return file.again; });
   if (again) {
-    CKPT_ASSIGN_OR_RETURN(const auto stored, Insist(StrCat(received.name.run, "/", received.step),
-                                                    [&] { return FindWhole(received); }));
-    if (stored) return *stored;
+    CKPT_ASSIGN_OR_RETURN(const Found stored, FindWhole(received));
+    if (stored) return Entered{*stored, true};
   }
   CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
   CKPT_ASSIGN_OR_RETURN(MemoryStep step, MemoryStepOf(store_, received, families));
-  received.files.clear();  // the step has them
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, catalogue_.Hold(std::move(step)));
   Show(record);
-  auto done = Insist(StrCat(record.run, "/", record.id), [&] {
-    return catalogue_.Persist(record).map([](const StepRecord& stored) { return Found(stored); });
-  });
+  return Entered{record, false};
+}
+
+Result<StepRecord> SnapshotKeeper::Keep(ReceivedStep received) {
+  const Save save = received.save;
+  const std::string name = StrCat(received.name.run, "/", received.step);
+  if (save) spooler_->Begin(*save);
+  std::optional<Entered> entered = Shown(save);
+  if (!entered) {
+    const auto final = [](ErrorCode code) {
+      return code == ErrorCode::kInvalid || code == ErrorCode::kExists ||
+             code == ErrorCode::kDataLoss || code == ErrorCode::kUnsupported;
+    };
+    CKPT_ASSIGN_OR_RETURN(entered, Insist(name, save, final, [&] { return Enter(received); }));
+  }
+  if (entered->stored) return entered->record;
+  received.files.clear();  // the step has them
+  const StepRecord& record = entered->record;
+  auto done = Insist(name, save, [](ErrorCode code) { return code == ErrorCode::kDataLoss; },
+                     [&] {
+                       return catalogue_.Persist(record).map(
+                           [](const StepRecord& stored) { return Entered{stored, true}; });
+                     });
+  if (save && save->stays()) return Fail(std::move(done).error());  // it is shown until the end
   if (!done) (void)catalogue_.Release(record);
   Show(record);
-  if (!done) return Fail(std::move(done).error());
-  return **done;
+  if (done) return done->record;
+  Error error = std::move(done).error();
+  const bool disk = save && save->on_disk() && error.code == ErrorCode::kDataLoss;
+  return Fail(disk ? std::move(error).WithContext(spooler_->directory()) : std::move(error));
+}
+
+// ---- what waits behind others --------------------------------------------------
+
+void SnapshotKeeper::ShowSoon(ReceivedStep received) {
+  MutexLock lock(mutex_);
+  to_show_.push_back(std::move(received));
+  if (!thread_.joinable()) thread_ = std::thread([this] { ShowAll(); });
+  moved_.NotifyAll();
+}
+
+void SnapshotKeeper::ShowAll() {
+  while (true) {
+    ReceivedStep received;
+    {
+      MutexLock lock(mutex_);
+      while (to_show_.empty() && !stopping_) moved_.Wait(mutex_);
+      if (stopping_) return;
+      received = std::move(to_show_.front());
+      to_show_.pop_front();
+      showing_ = received.save;
+    }
+    // What fails is tried again when it is its turn.
+    auto entered = Caught([&] { return Enter(received); });
+    MutexLock lock(mutex_);
+    if (entered) shown_[received.save] = *std::move(entered);
+    showing_.reset();
+    moved_.NotifyAll();
+  }
+}
+
+std::optional<SnapshotKeeper::Entered> SnapshotKeeper::Shown(const Save& save) {
+  if (!save) return std::nullopt;
+  MutexLock lock(mutex_);
+  std::erase_if(to_show_, [&](const ReceivedStep& step) { return step.save == save; });
+  while (showing_ == save) moved_.Wait(mutex_);
+  const auto node = shown_.extract(save);
+  return node.empty() ? std::nullopt : std::optional(node.mapped());
 }
 
 // Where the store cannot be asked what is new, that is seen later.
@@ -129,25 +204,32 @@ void SnapshotKeeper::Show(const StepRecord& record) {
       StrCat("snapshot ", record.run, "/", record.id, " is shown later: ", shown.error().message));
 }
 
-Result<SnapshotKeeper::Found> SnapshotKeeper::Insist(const std::string& name,
-                                                     const std::function<Result<Found>()>& act) {
+Result<SnapshotKeeper::Entered> SnapshotKeeper::Insist(
+    const std::string& name, const Save& save, const std::function<bool(ErrorCode)>& final,
+    const std::function<Result<Entered>()>& act) {
   const auto end = std::chrono::steady_clock::now() + kRetryLimit;
   bool last = false;  // once more after it was stopped
   for (bool said = false;; said = true) {
     auto stored = Caught(act);
-    if (stored || stored.error().code == ErrorCode::kDataLoss || last) return stored;
+    if (stored || final(stored.error().code) || last) return stored;
+    if (save) spooler_->Fails(*save);
     if (!said) {
-      Log(LogLevel::kWarning,
-          StrCat("snapshot ", name, " stays in memory: ", stored.error().message));
+      Log(LogLevel::kWarning, StrCat("snapshot ", name, " stays in ",
+                                     save && save->on_disk() ? "the spool: " : "memory: ",
+                                     stored.error().message));
     }
-    last = !Pause() || std::chrono::steady_clock::now() >= end;
+    last = !Pause();
+    if (last && save && spooler_->Leave(*save)) return stored;
+    // A name that another's run has is not free again.
+    const bool safe = save && save->on_disk() && stored.error().code != ErrorCode::kExists;
+    last = last || (!safe && std::chrono::steady_clock::now() >= end);
   }
 }
 
 bool SnapshotKeeper::Pause() {
   MutexLock lock(mutex_);
   const auto end = std::chrono::steady_clock::now() + kRetryPause;
-  while (!stopping_ && stop_.WaitUntil(mutex_, end)) {
+  while (!stopping_ && moved_.WaitUntil(mutex_, end)) {
   }
   return !stopping_;
 }
@@ -155,7 +237,7 @@ bool SnapshotKeeper::Pause() {
 void SnapshotKeeper::Stop() {
   MutexLock lock(mutex_);
   stopping_ = true;
-  stop_.NotifyAll();
+  moved_.NotifyAll();
 }
 
 }  // namespace ckptfs

@@ -2,6 +2,7 @@
 
 #include "mount/snapshot_service.h"
 
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/io/root.h"
+#include "core/store/records.h"
 #include "mount/commands/step_json.h"
 #include "mount/control_client.h"
 #include "mount/logging.h"
@@ -34,6 +37,7 @@ SnapshotService::SnapshotService(Store& store, StepCatalogue& catalogue, Snapsho
 
 // The receiver goes first: what it has whole is kept by the keeper still.
 SnapshotService::~SnapshotService() {
+  if (spooler_) spooler_->End();  // first: what the keeper is at ends with it
   if (keeper_) keeper_->Stop();
   std::shared_ptr<const Receiver> gone;
   {
@@ -43,7 +47,10 @@ SnapshotService::~SnapshotService() {
 }
 
 Status SnapshotService::Keep(ReceivedStep step) {
+  const auto save = step.save;
   const auto kept = keeper_->Keep(std::move(step));
+  if (save && save->stays()) return Fail(Error(kept.error()));
+  if (save) spooler_->Over(*save);
   if (!kept) {
     collector_->Reclaim();
     return Fail(Error(kept.error()));
@@ -74,11 +81,36 @@ void SnapshotService::KeepHot(const StepRecord& record) {
   if (!hot) Log(LogLevel::kWarning, StrCat("not kept in memory: ", hot.error().message));
 }
 
-void SnapshotService::StartReceiving() {
-  if (receiving() || memory_bytes_ == 0) return;
-  if (!keeper_) {
+Result<bool> SnapshotService::OpenSpool() {
+  if (request_.spool.empty() || spooler_) return true;
+  CKPT_ASSIGN_OR_RETURN(const std::string format,
+                        ReadWhole(*store_.storage(), "format", kRecordMaxBytes));
+  auto opened = Spool::Open(request_.spool, format);
+  const ErrorCode code = opened ? ErrorCode::kInternal : opened.error().code;
+  if (!opened && code == ErrorCode::kExists) return false;
+  if (!opened && (code == ErrorCode::kIo || code == ErrorCode::kExhausted)) {
+    Log(LogLevel::kWarning, StrCat("no spool: ", opened.error().message));
+    return true;
+  }
+  if (!opened) return Fail(std::move(opened).error());
+  SpoolerOptions options;
+  options.budget = request_.spool_bytes.value_or(0);
+  if (!request_.spool_bytes) {
+    struct statvfs room {};
+    if (statvfs(request_.spool.c_str(), &room) == 0) options.budget = room.f_bavail * room.f_frsize / 2;
+    for (const PreparedPart& part : opened->left) options.budget += BytesOf(part);
+  }
+  options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  spooler_ = std::make_unique<Spooler>(*std::move(opened), std::move(options));
+  return true;
+}
+
+Status SnapshotService::StartReceiving() {
+  if (receiving() || memory_bytes_ == 0) return {};
+  CKPT_ASSIGN_OR_RETURN(const bool ready, OpenSpool());
+  if (!ready) return {};
+  if (!collector_) {
     shelf_ = ArenaShelf::FromEnvironment(request_.store);
-    keeper_ = std::make_unique<SnapshotKeeper>(store_, catalogue_, hooks_.refresh);
     const auto removed = [this](const StepRecord& record) {
       hot_.Remove(record);
       const Status told = hooks_.refresh(record);
@@ -89,8 +121,11 @@ void SnapshotService::StartReceiving() {
                                                  StepCollector::Hooks{hooks_.let_go, removed});
     commit_ = std::make_unique<WorldCommit>(store_, ModelOfRankFiles());
   }
+  keeper_ = std::make_unique<SnapshotKeeper>(store_, catalogue_, hooks_.refresh, spooler_.get());
   ReceiverOptions options;
   options.store = request_.store;
+  options.spooler = spooler_.get();
+  options.waits = [this](const ReceivedStep& step) { keeper_->ShowSoon(step); };
   options.memory_bytes = memory_bytes_;
   options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
   options.stored = [this](const PartAgain& part) {
@@ -105,11 +140,14 @@ void SnapshotService::StartReceiving() {
   options.shelf = shelf_;
   auto receiver = Receiver::Start(std::move(options));
   if (!receiver) {
-    if (receiver.error().code == ErrorCode::kExists) return;
-    return Log(LogLevel::kWarning, StrCat("no snapshots: ", receiver.error().message));
+    spooler_.reset();  // it is the receiving daemon's
+    if (receiver.error().code == ErrorCode::kExists) return {};
+    Log(LogLevel::kWarning, StrCat("no snapshots: ", receiver.error().message));
+    return {};
   }
   MutexLock lock(mutex_);
   receiver_ = *std::move(receiver);
+  return {};
 }
 
 std::shared_ptr<const Receiver> SnapshotService::Get() const {
@@ -122,6 +160,7 @@ std::string SnapshotService::StatusJson() const {
   if (!receiver) return "";
   auto status = nlohmann::json::parse(receiver->StatusJson(), nullptr, false);
   status["retention"] = nlohmann::json::parse(collector_->StatusJson(), nullptr, false);
+  if (spooler_) status["spool"] = nlohmann::json::parse(spooler_->StatusJson(), nullptr, false);
   status["hot"] = nlohmann::json::parse(hot_.StatusJson(), nullptr, false);
   status["in_memory"] = nlohmann::json::array();
   for (const StepRecord& record : catalogue_.held()) {

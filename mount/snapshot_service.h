@@ -33,6 +33,8 @@ struct SnapshotRequest {
   Retention retention;                   // of the runs whose snapshots are received
   uint64_t hot_steps = 0;                // HotSteps
   std::optional<uint64_t> hot_bytes;     // absent: an eighth of RAM
+  std::string spool;                     // absolute; empty: none
+  std::optional<uint64_t> spool_bytes;   // absent: half of what is free there
 };
 
 class SnapshotService {
@@ -46,15 +48,17 @@ class SnapshotService {
   ~SnapshotService();
 
   // From now on, unless it does already, no snapshots are wanted, or another daemon does.
-  // What else hinders it is logged.
-  void StartReceiving();
+  // kPermission, kInvalid if the spool cannot be one of this store; what else hinders it is logged.
+  Status StartReceiving();
   bool receiving() const { return Get() != nullptr; }
-  // Receiver::StatusJson, "retention", "hot" and "in_memory", the records of steps that are
-  // only there; empty where none are received.
+  // Receiver::StatusJson, "retention", "hot", "in_memory", the records of steps that are not in the
+  // store yet, and, where there is one, "spool"; empty where none are received.
   std::string StatusJson() const;
 
  private:
   std::shared_ptr<const Receiver> Get() const;
+  // False if the spool is another daemon's.
+  Result<bool> OpenSpool();
   Status Keep(ReceivedStep step);
   void KeepHot(const StepRecord& record);
   // A step of which other daemons received ranks is durable; `published` by this one.
@@ -67,6 +71,7 @@ class SnapshotService {
   const Hooks hooks_;
   HotSteps hot_;
   std::shared_ptr<ArenaShelf> shelf_;  // null: nobody keeps arenas for us
+  std::unique_ptr<Spooler> spooler_;  // null: there is none
   std::unique_ptr<SnapshotKeeper> keeper_;
   std::unique_ptr<StepCollector> collector_;
   std::unique_ptr<WorldCommit> commit_;

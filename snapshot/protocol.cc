@@ -53,7 +53,7 @@ Result<SnapshotMessage> Decode(const Wire& wire, size_t bytes) {
     return Fail(ErrorCode::kInvalid, "snapshots: a message of the wrong length");
   }
   if (wire.word < static_cast<uint32_t>(SnapshotWord::kHello) ||
-      wire.word > static_cast<uint32_t>(SnapshotWord::kReturn)) {
+      wire.word > static_cast<uint32_t>(SnapshotWord::kAsk)) {
     return Fail(ErrorCode::kInvalid, StrCat("snapshots: unknown message ", wire.word));
   }
   return SnapshotMessage{static_cast<SnapshotWord>(wire.word),

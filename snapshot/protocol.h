@@ -20,12 +20,17 @@
 //                     end(attempt)                             none of it has changed
 //                     drop(step, attempt, text = why,          instead, at any time
 //                          sequence = 1: there were too few free chunks)
-//   daemon -> rank    free(chunk)                              the rank's again
+//                     ask(step, attempt, text = where)         what became of it?  Of one that
+//                                                              an earlier daemon has on a disk
+//   daemon -> rank    free(chunk,                              the rank's again
+//                          sequence = 1: what it holds is on a disk of this node,
+//                          text = where)
 //                     durable(step, attempt) | dropped(step, attempt, text = why)
 //
 // All chunks are the rank's at first; one is the daemon's from `chunk` until `free`.
 // Who returns says again what is not durable, from `begin` on, to the daemon that came
-// after another; the welcome then has no descriptor.
+// after another; the welcome then has no descriptor.  Of what is on a disk it has nothing
+// to say again, and asks.
 // The bytes of a rank's file (core/ingest/rank_file.h) fill the payloads one after the
 // other, all but the last to the end.  A rank that goes away after `end` has done its
 // part.  The job is a text that all ranks of one life of a training job share.
@@ -63,6 +68,7 @@ enum class SnapshotWord : uint32_t {
   kDurable = 9,
   kDropped = 10,
   kReturn = 11,
+  kAsk = 12,
 };
 
 struct SnapshotMessage {

@@ -28,11 +28,12 @@ struct ChunkLease {
       : hold(std::move(arena)), attempt(number) {}
   ~ChunkLease() {
     if (hold->place() != nullptr) hold->place()->Remove(attempt);
-    hold->Return(chunks);
+    hold->Return(chunks, place);
   }
   const std::shared_ptr<ArenaHold> hold;
   const uint64_t attempt;
   std::vector<uint32_t> chunks;
+  std::string place;  // ReceivedFile::shelve
 };
 
 // A received file in one piece.
@@ -71,15 +72,15 @@ ArenaHold::~ArenaHold() {
                   static_cast<off_t>(reader_->shape().bytes()));
 }
 
-void ArenaHold::Return(const std::vector<uint32_t>& chunks) {
+void ArenaHold::Return(const std::vector<uint32_t>& chunks, const std::string& place) {
   {
     MutexLock lock(mutex_);
-    returned_.insert(returned_.end(), chunks.begin(), chunks.end());
+    for (const uint32_t chunk : chunks) returned_.push_back({chunk, place});
   }
   budget_->Wake();
 }
 
-std::vector<uint32_t> ArenaHold::TakeReturned() {
+std::vector<ArenaHold::Returned> ArenaHold::TakeReturned() {
   MutexLock lock(mutex_);
   return std::exchange(returned_, {});
 }
@@ -157,6 +158,7 @@ Status RankSession::HandlePart(const SnapshotMessage& message, IncomingSteps& st
     case SnapshotWord::kBegin: return Begin(message, steps);
     case SnapshotWord::kChunk: return Chunk(message);
     case SnapshotWord::kEnd: return End(message, steps, arrivals);
+    case SnapshotWord::kAsk: return Ask(message, steps, arrivals);
     case SnapshotWord::kDrop:
       (void)steps.Begin(NameOf(message.attempt), rank_);  // it is over
       if (message.sequence != 0) ++budget_->full_drops;
@@ -293,10 +295,12 @@ Status RankSession::Advance() {
     CKPT_RETURN_IF_ERROR(Welcome());
   }
   if (hold_) {
-    for (const uint32_t chunk : hold_->TakeReturned()) {
-      ours_[chunk] = false;
+    for (ArenaHold::Returned& returned : hold_->TakeReturned()) {
+      ours_[returned.chunk] = false;
       SnapshotMessage message{SnapshotWord::kFree};
-      message.chunk = chunk;
+      message.chunk = returned.chunk;
+      message.sequence = returned.place.empty() ? 0 : 1;
+      message.text = std::move(returned.place);
       Say(std::move(message));
     }
   }
@@ -394,6 +398,9 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
     return {};
   }
   if (hold_->place() != nullptr) hold_->place()->Add(message.attempt, part->Said(message));
+  part->file.shelve = [lease = std::weak_ptr(part->lease)](const std::string& place) {
+    if (const auto kept = lease.lock()) kept->place = place;
+  };
   // What is in one piece can be mapped, so that views are gathered without a copy between.
   auto mapping = hold_->reader().MapPayloads(part->lease->chunks, part->bytes);
   part->file.lease = std::move(part->lease);
@@ -409,6 +416,14 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
   } else if (again.file.again) {
     arrivals.again.push_back(std::move(again));
   }
+  return {};
+}
+
+Status RankSession::Ask(const SnapshotMessage& message, IncomingSteps& steps,
+                        Arrivals& arrivals) const {
+  if (message.text.empty()) return Breach("a question about nothing");
+  (void)steps.Begin(NameOf(message.attempt), rank_);  // it is over
+  arrivals.again.push_back({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text});
   return {};
 }
 

@@ -54,8 +54,13 @@ class ArenaHold {
             std::shared_ptr<ShelfPlace> place, uint64_t huge, std::shared_ptr<ArenaBudget> budget);
   ~ArenaHold();
   const ArenaReader& reader() const { return *reader_; }
-  void Return(const std::vector<uint32_t>& chunks);
-  std::vector<uint32_t> TakeReturned();
+  // `place`: where a disk has what they hold; empty: nowhere, or it is over.
+  void Return(const std::vector<uint32_t>& chunks, const std::string& place);
+  struct Returned {
+    uint32_t chunk = 0;
+    std::string place;
+  };
+  std::vector<Returned> TakeReturned();
   // Null where it is not kept.
   ShelfPlace* place() const { return place_.get(); }
   // The rank has left: its memory goes with this, whoever has a descriptor of it still
@@ -70,7 +75,7 @@ class ArenaHold {
   const std::shared_ptr<ArenaBudget> budget_;
   std::atomic<bool> left_{false};
   Mutex mutex_;
-  std::vector<uint32_t> returned_ GUARDED_BY(mutex_);
+  std::vector<Returned> returned_ GUARDED_BY(mutex_);
 };
 
 // A part of a step that was handed over before, to another daemon.
@@ -81,6 +86,7 @@ struct PartAgain {
   uint32_t world = 0;
   ReceivedFile file;  // without its bytes
   bool over = false;  // this daemon has had it already: the step is stored or dropped
+  std::string place = {};  // the rank asks about what lay there, and nothing else
 };
 
 // What ranks have handed over by now.
@@ -130,6 +136,7 @@ class RankSession {
   Status Chunk(const SnapshotMessage& message);
   Status CheckHeader(const ChunkHeader& header, const Part& part) const;
   Status End(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals);
+  Status Ask(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals) const;
   Status Welcome();
   SnapshotMessage Greeting() const;
   AttemptName NameOf(uint64_t attempt) const { return {run_, job_, attempt}; }

@@ -36,12 +36,17 @@ struct ReceivedFile {
   std::vector<Digest> chunks;  // of every kChunkBytes (core/blob/chunk_digests.h)
   bool again = false;          // handed over before, to a daemon that may have stored the step
   std::shared_ptr<const void> lease;
+  // A disk of this node has the file, at `place`: before the lease goes.  May be empty.
+  std::function<void(const std::string& place)> shelve = {};
 };
+
+class SaveBytes;
 
 struct ReceivedStep {
   AttemptName name;
   uint64_t step = 0;
   std::vector<ReceivedFile> files;  // by rank
+  std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then have not
 };
 
 // A step that will not be, and why.

@@ -11,6 +11,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -37,6 +38,22 @@ namespace {
 constexpr int kTurn = 1000;  // milliseconds between looks at what is late
 
 std::string NameOf(const AttemptName& name, uint64_t step) { return StrCat(name.run, "/", step); }
+
+// Takes the bytes of the files.
+std::shared_ptr<SaveBytes> SaveOf(AttemptName name, uint64_t step, uint32_t world,
+                                  std::map<uint32_t, ReceivedFile>& files) {
+  auto save = std::make_shared<SaveBytes>(std::move(name), step, world);
+  for (auto& [rank, file] : files) CKPT_CHECK(save->Add(rank, file));
+  return save;
+}
+
+bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b) {
+  return a.name == b.name && a.step == b.step &&
+         std::equal(a.files.begin(), a.files.end(), b.files.begin(), b.files.end(),
+                    [](const ReceivedFile& one, const ReceivedFile& other) {
+                      return one.bytes == other.bytes && one.chunks == other.chunks;
+                    });
+}
 
 }  // namespace
 
@@ -86,6 +103,11 @@ struct Receiver::State {
   // False if it is over.
   bool Turn(RankSession& session, short events, Arrivals& arrivals);
   void LookFor(const PartAgain& part);
+  // Those that an earlier daemon left in the spool are the first to be kept.
+  void TakeLeft();
+  // A step that is whole; from now on a spool may have it.
+  void Take(ReceivedStep step);
+  bool Waits(const AttemptName& name);
   void Say(std::string_view line) const {
     if (options.log) options.log(line);
   }
@@ -271,7 +293,11 @@ void Receiver::State::Spread() {
     }
     if (!all) continue;
     IncomingSteps::Part part = steps.Take(name);
-    parts->Hand({name, waiting.step, waiting.world, std::move(part.files), part.first});
+    WorldPart mine{name, waiting.step, waiting.world, std::move(part.files), part.first};
+    AttemptName lived = name;
+    lived.life = *world->life;
+    if (options.spooler != nullptr) mine.save = SaveOf(std::move(lived), mine.step, mine.world, mine.files);
+    parts->Hand(std::move(mine));
   }
 }
 
@@ -297,6 +323,13 @@ void Receiver::State::StartParts() {
   of.patience = options.patience;
   of.turn = options.turn;
   of.stored = options.shown;
+  of.spooler = options.spooler;
+  of.found = [this](const SaveBytes& save) {
+    const PreparedPart& part = save.part();
+    const PartAgain left{part.name,  part.step, part.ranks.front().rank,
+                         part.world, {},        true, part.Directory()};
+    return options.stored && options.stored(left);
+  };
   of.reclaim = options.reclaim;
   of.log = options.log;
   of.wake = [this] { budget->Wake(); };
@@ -333,9 +366,9 @@ void Receiver::State::Serve() {
     steps.DropOlder(IncomingSteps::Time::clock::now() - options.patience,
                     [this](const AttemptName& name) { return Elsewhere(name); });
     if (parts) SeeJobs();
-    if (!arrivals.whole.empty() || !arrivals.again.empty()) {
+    for (ReceivedStep& step : arrivals.whole) Take(std::move(step));
+    if (!arrivals.again.empty()) {
       MutexLock guard(mutex);
-      for (ReceivedStep& step : arrivals.whole) whole.push_back(std::move(step));
       for (PartAgain& part : arrivals.again) {
         looked_for.insert(part.name);
         again.push_back(std::move(part));
@@ -361,7 +394,61 @@ void Receiver::State::Count(const std::string& title, const std::string& drop) {
   }
 }
 
+void Receiver::State::Take(ReceivedStep step) {
+  if (options.spooler != nullptr) {
+    AttemptName name = step.name;
+    name.life = RandomDigest();
+    std::map<uint32_t, ReceivedFile> files;
+    for (ReceivedFile& file : step.files) files[static_cast<uint32_t>(files.size())] = std::move(file);
+    const auto world = static_cast<uint32_t>(files.size());
+    step.save = SaveOf(std::move(name), step.step, world, files);
+    for (auto& [rank, file] : files) step.files[rank] = std::move(file);
+  }
+  if (step.save) {
+    {
+      MutexLock guard(mutex);
+      // A rank that was not told says again what the spool has.
+      const auto same = [&](const ReceivedStep& one) { return IsSameSave(one, step); };
+      if (std::any_of(whole.begin(), whole.end(), same)) return;
+    }
+    options.spooler->Add(step.save);
+    if (options.waits) options.waits(step);
+  }
+  MutexLock guard(mutex);
+  whole.push_back(std::move(step));
+  wake_keeper.NotifyAll();
+}
+
+void Receiver::State::TakeLeft() {
+  for (const auto& save : options.spooler->left()) {
+    const PreparedPart& part = save->part();
+    AttemptName name = part.name;
+    name.life = {};
+    std::map<uint32_t, ReceivedFile> files;
+    for (const PreparedRank& rank : part.ranks) {
+      files[rank.rank] = ReceivedFile{rank.bytes, {}, rank.chunks, true, nullptr};
+    }
+    if (files.size() < part.world) {
+      if (parts) parts->Hand({name, part.step, part.world, std::move(files), IncomingSteps::Time::clock::now(), save});
+      continue;
+    }
+    ReceivedStep step{name, part.step, {}, save};
+    for (auto& [rank, file] : files) step.files.push_back(std::move(file));
+    if (options.waits) options.waits(step);
+    MutexLock guard(mutex);
+    whole.push_back(std::move(step));
+  }
+}
+
+bool Receiver::State::Waits(const AttemptName& name) {
+  if (parts && parts->Has(name)) return true;
+  MutexLock guard(mutex);
+  return std::any_of(whole.begin(), whole.end(),
+                     [&](const ReceivedStep& step) { return step.save && step.name == name; });
+}
+
 void Receiver::State::LookFor(const PartAgain& part) {
+  if (!part.place.empty() && Waits(part.name)) return;  // it is told when that is over
   const bool stored = options.stored && options.stored(part);
   if (!stored && !part.over) return;  // the other parts may come
   MutexLock guard(mutex);
@@ -379,7 +466,8 @@ void Receiver::State::Keep() {
       while (whole.empty() && again.empty() && !finish) wake_keeper.Wait(mutex);
       if (whole.empty() && again.empty()) return;
       returned.swap(again);
-      if (!whole.empty()) step = std::move(whole.front());
+      // What has a save is told by its name while it is kept.
+      if (!whole.empty()) step = whole.front().save ? whole.front() : std::move(whole.front());
     }
     for (const PartAgain& part : returned) LookFor(part);
     if (!returned.empty()) {
@@ -390,7 +478,13 @@ void Receiver::State::Keep() {
     if (step.files.empty()) continue;
     Kept outcome{step.name, step.step, {}};
     const std::string name = NameOf(step.name, step.step);
+    const auto save = step.save;
     outcome.done = Caught([&] { return options.keep(std::move(step)); });
+    if (save && save->stays()) {
+      MutexLock guard(mutex);
+      whole.pop_front();
+      continue;
+    }
     std::string drop;
     if (!outcome.done) {
       drop = StrCat("snapshot ", name, " dropped: ", outcome.done.error().message);
@@ -417,6 +511,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Start(ReceiverOptions options) {
   CKPT_RETURN_IF_ERROR(CheckArenaShape({state->options.chunk_bytes, 1}));
   CKPT_RETURN_IF_ERROR(state->Listen());
   state->StartParts();
+  if (state->options.spooler != nullptr) state->TakeLeft();
   state->keeper_thread = std::thread([raw = state.get()] { raw->Keep(); });
   state->ranks_thread = std::thread([raw = state.get()] { raw->Serve(); });
   if (state->options.shelf) {

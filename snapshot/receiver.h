@@ -27,6 +27,7 @@
 #include "snapshot/arena.h"
 #include "snapshot/rank_session.h"
 #include "snapshot/received_step.h"
+#include "snapshot/spooler.h"
 
 namespace ckptfs {
 
@@ -38,7 +39,8 @@ struct ReceiverOptions {
   size_t max_sessions = 1024;
   // Makes a step durable.  Called from a thread of the receiver's, one step at a time.
   std::function<Status(ReceivedStep step)> keep;
-  // Whether an earlier daemon has stored the step that the part is of.  Called as `keep`.
+  // Whether an earlier daemon has stored the step that the part is of.  Called as `keep`, and from
+  // another thread of the receiver's.
   std::function<bool(const PartAgain& part)> stored;
   std::function<void(std::string_view line)> log;
   // How steps are made with the ranks of other daemons; null: they are not.  Must outlive
@@ -50,6 +52,10 @@ struct ReceiverOptions {
   std::function<void(const StepRecord& record, bool published)> shown = {};
   std::function<void()> reclaim = {};
   std::shared_ptr<ArenaShelf> shelf = nullptr;  // where arenas outlive the daemon
+  // Where saves may lie until their store has them; null: in memory.  Must outlive the receiver.
+  Spooler* spooler = nullptr;
+  // A step with a save will be kept.  Returns at once.
+  std::function<void(const ReceivedStep& step)> waits = {};
 };
 
 class Receiver {

@@ -7,7 +7,7 @@
 namespace ckptfs {
 
 bool SaidSteps::Attempt::Ended() const {
-  return !said.empty() && said.back().word == SnapshotWord::kEnd;
+  return shelved || (!said.empty() && said.back().word == SnapshotWord::kEnd);
 }
 
 bool SaidSteps::Attempt::Dropped() const {
@@ -38,6 +38,16 @@ void SaidSteps::Sent(uint64_t attempt) {
   ++at->second.sent;
   // A drop is not always answered.
   if (at->second.Dropped() && at->second.sent == at->second.said.size()) attempts_.erase(at);
+}
+
+void SaidSteps::Shelve(uint64_t attempt, const std::string& place) {
+  const auto at = attempts_.find(attempt);
+  if (at == attempts_.end() || at->second.shelved || !at->second.Ended()) return;
+  SnapshotMessage ask{SnapshotWord::kAsk};
+  ask.attempt = attempt;
+  ask.step = at->second.said.front().step;
+  ask.text = place;
+  at->second = {{ask}, 1, at->second.settled, false, true};
 }
 
 void SaidSteps::Settle(uint64_t attempt) {
@@ -71,7 +81,7 @@ void SaidSteps::Restart() {
 
 bool SaidSteps::Has(uint64_t attempt) const {
   const auto at = attempts_.find(attempt);
-  return at != attempts_.end() && !at->second.muted;
+  return at != attempts_.end() && !at->second.muted && !at->second.shelved;
 }
 
 std::vector<uint64_t> SaidSteps::Chunks() const {

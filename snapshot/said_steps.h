@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "snapshot/protocol.h"
@@ -25,6 +26,8 @@ class SaidSteps {
   std::optional<SnapshotMessage> Next() const;
   // What Next returned for this attempt is sent.
   void Sent(uint64_t attempt);
+  // The daemon has all of it on a disk, at `place`: the next one is asked about it only.
+  void Shelve(uint64_t attempt, const std::string& place);
   // The daemon has said what became of it.
   void Settle(uint64_t attempt);
   // Whether there is anything that another daemon could finish.
@@ -42,6 +45,7 @@ class SaidSteps {
     size_t sent = 0;       // of them
     bool settled = false;  // by the daemon
     bool muted = false;    // was settled before its end, by a daemon that is gone
+    bool shelved = false;
     bool Ended() const;
     bool Dropped() const;
   };

@@ -136,6 +136,7 @@ Status SnapshotLink::TakeIn(const SnapshotMessage& message) {
         return Refuse("a chunk that is not the daemon's to free");
       }
       ours_[message.chunk] = true;
+      if (message.sequence != 0) said_.Shelve(attempt_of_[message.chunk], message.text);
       (said_.Has(attempt_of_[message.chunk]) ? early_ : free_)
           .push_back(static_cast<uint32_t>(message.chunk));
       moved_.NotifyAll();

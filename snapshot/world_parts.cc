@@ -74,7 +74,16 @@ Result<JobWorld> WorldParts::WorldOf(const std::string& run, const std::string& 
 }
 
 void WorldParts::Hand(WorldPart part) {
+  const auto save = part.save;
   MutexLock lock(mutex_);
+  if (save) {
+    // A rank that was not told says again what the spool has.
+    const auto same = [&](const auto& one) { return one.save && one.save->part().name == save->part().name; };
+    const bool known = std::any_of(handed_.begin(), handed_.end(), same) ||
+                       std::any_of(pending_.begin(), pending_.end(), same);
+    if (known || preparing_ == save->part().name) return;
+    if (!save->left()) options_.spooler->Add(save);
+  }
   handed_.push_back(std::move(part));
   asked_ = true;
   moved_.NotifyAll();
@@ -85,6 +94,16 @@ void WorldParts::Drop(const DroppedStep& step) {
   dropped_.emplace_back(step, Clock::now());
   asked_ = true;
   moved_.NotifyAll();
+}
+
+bool WorldParts::Has(const AttemptName& name) const {
+  const auto same = [&](const AttemptName& other) {
+    return other.run == name.run && other.job == name.job && other.attempt == name.attempt;
+  };
+  MutexLock lock(mutex_);
+  return (preparing_ && same(*preparing_)) ||
+         std::any_of(handed_.begin(), handed_.end(), [&](const auto& one) { return same(one.name); }) ||
+         std::any_of(pending_.begin(), pending_.end(), [&](const auto& one) { return same(one.name); });
 }
 
 void WorldParts::Leave(const std::string& run, const std::string& job) {
@@ -194,37 +213,58 @@ Status WorldParts::WriteDown(WorldPart& part, const AttemptName& name) {
   MemoryRoot bytes(StrCat("snapshot ", name.run, "/", part.step));
   for (const auto& [rank, file] : part.files) {
     prepared.ranks.push_back({rank, file.bytes, file.chunks});
+    if (part.save) continue;
     CKPT_RETURN_IF_ERROR(bytes.Add(prepared.PathOf(rank), file.rope, file.lease, {}));
   }
-  return options_.commit->Prepare(prepared, bytes);
+  return options_.commit->Prepare(prepared, part.save ? static_cast<const Root&>(*part.save) : bytes);
+}
+
+bool WorldParts::stopping() const {
+  MutexLock lock(mutex_);
+  return stopping_;
 }
 
 bool WorldParts::Prepare(WorldPart& part) {
-  const auto world = WorldOf(part.name.run, part.name.job);
-  const std::string title = StrCat(part.name.run, "/", part.step);
-  if (!world || !world->life) {  // it left meanwhile
-    Settle(part.name, part.step, Fail(ErrorCode::kNotFound, "its job has gone"));
-    return true;
+  const std::shared_ptr<SaveBytes> save = part.save;
+  if (save && stopping() && options_.spooler->Leave(*save)) return true;
+  AttemptName name;
+  if (save) {
+    name = save->part().name;
+    if (save->left() && options_.found && options_.found(*save)) {
+      Settle(name, part.step, {}, save);
+      return true;
+    }
+    if (!std::exchange(part.begun, true)) options_.spooler->Begin(*save);
+  } else {
+    const auto world = WorldOf(part.name.run, part.name.job);
+    if (!world || !world->life) {  // it left meanwhile
+      Settle(part.name, part.step, Fail(ErrorCode::kNotFound, "its job has gone"), save);
+      return true;
+    }
+    name = Lived(part.name, *world->life);
   }
-  const AttemptName name = Lived(part.name, *world->life);
   const Status done = Caught([&] { return WriteDown(part, name); });
   if (done) {
+    const bool spooled = save && save->on_disk();
+    // What is in memory only has its use behind it.
+    if (spooled) options_.spooler->Stored(*save);
+    if (save && !spooled) options_.spooler->Over(*save);
     MutexLock lock(mutex_);
-    pending_.push_back({name, part.step, part.first, part.files.contains(0), 0, {}});
+    pending_.push_back({name, part.step, part.first, part.files.contains(0), 0, {}, spooled ? save : nullptr});
     return true;
   }
-  bool stopping = false;
-  {
-    MutexLock lock(mutex_);
-    stopping = stopping_;
-  }
-  if (!IsFinal(done.error()) && !Late(part.first) && !stopping) {
-    const std::string line = StrCat("snapshot ", title, " stays in memory: ", done.error().message);
+  if (save) options_.spooler->Fails(*save);
+  const bool ends = stopping();
+  if (save && ends && options_.spooler->Leave(*save)) return true;
+  const bool safe = save && save->on_disk();
+  if (!IsFinal(done.error()) && (safe || !Late(part.first)) && !ends) {
+    const std::string line = StrCat("snapshot ", part.name.run, "/", part.step, " stays in ",
+                                    safe ? "the spool: " : "memory: ", done.error().message);
     if (std::exchange(said_, line) != line) Say(line);
     return false;
   }
   Drop({part.name, part.step, done.error().message, false});
-  Settle(part.name, part.step, done);
+  Settle(name, part.step, done, save);
   return true;
 }
 
@@ -237,10 +277,12 @@ void WorldParts::PrepareAll() {
       part = std::move(handed_.front());
       handed_.pop_front();
       handing_ = StrCat(part.name.run, "/", part.step);
+      preparing_ = part.save ? part.save->part().name : part.name;
     }
     const bool over = Prepare(part);
     MutexLock lock(mutex_);
     handing_.clear();
+    preparing_.reset();
     if (over) continue;
     handed_.push_front(std::move(part));
     return;
@@ -274,17 +316,17 @@ bool WorldParts::LookAt(Pending& pending) {
     news = Caught([&] { return commit.Drop(pending.name, pending.step, why); });
     if (!news || news->state == AttemptNews::State::kWaiting) {
       if (!Late(pending.first)) return false;
-      Settle(pending.name, pending.step, Fail(ErrorCode::kIo, why));
+      Settle(pending.name, pending.step, Fail(ErrorCode::kIo, why), pending.save);
       return true;
     }
   }
   if (news->state == AttemptNews::State::kDropped) {
-    Settle(pending.name, pending.step, Fail(ErrorCode::kIo, news->why));
+    Settle(pending.name, pending.step, Fail(ErrorCode::kIo, news->why), pending.save);
     if (options_.reclaim) options_.reclaim();  // what was written in vain
     return true;
   }
   if (news->record && options_.stored) options_.stored(*news->record, news->published);
-  Settle(pending.name, pending.step, Status());
+  Settle(pending.name, pending.step, Status(), pending.save);
   return true;
 }
 
@@ -332,7 +374,9 @@ void WorldParts::LeaveAll() {
   for (const auto& [run, job] : over) options_.commit->Leave(run, job);
 }
 
-void WorldParts::Settle(const AttemptName& name, uint64_t step, const Status& done) {
+void WorldParts::Settle(const AttemptName& name, uint64_t step, const Status& done,
+                        const std::shared_ptr<SaveBytes>& save) {
+  if (save) options_.spooler->Over(*save);
   options_.settled(Lived(name, Digest()), step, done);
 }
 

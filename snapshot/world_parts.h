@@ -29,6 +29,7 @@
 #include "core/base/result.h"
 #include "core/commit/world_commit.h"
 #include "snapshot/received_step.h"
+#include "snapshot/spooler.h"
 
 namespace ckptfs {
 
@@ -38,6 +39,8 @@ struct WorldPart {
   uint32_t world = 0;
   std::map<uint32_t, ReceivedFile> files;
   IncomingSteps::Time first;  // when the first of them came
+  std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then have not
+  bool begun = false;                    // the store has met it
 };
 
 struct WorldPartsOptions {
@@ -50,6 +53,10 @@ struct WorldPartsOptions {
   std::function<void(const StepRecord& record, bool published)> stored;
   std::function<void()> reclaim;  // something was written in vain, or another daemon left it
   std::function<void()> wake;     // more is known of a job than before
+  // Has the parts that come with a save; and whether such a one, of an earlier daemon's, is in a
+  // step already.
+  Spooler* spooler = nullptr;
+  std::function<bool(const SaveBytes& save)> found = {};
   std::function<void(std::string_view line)> log;
 };
 
@@ -65,6 +72,8 @@ class WorldParts {
   void Hand(WorldPart part);
   // A step of a job that was seen shall not be, for the ranks of other daemons either.
   void Drop(const DroppedStep& step);
+  // Whether an attempt is here of which it will be told what became of it.
+  bool Has(const AttemptName& name) const;
   // None of its ranks is here any more, nor a step that waits.
   void Leave(const std::string& run, const std::string& job);
 
@@ -88,6 +97,7 @@ class WorldParts {
     bool has_first_rank = false;
     int looks = 0;  // at all parts of it
     std::set<uint32_t> missing;
+    std::shared_ptr<SaveBytes> save;  // in the spool, until it is settled
   };
 
   void Run();
@@ -97,11 +107,13 @@ class WorldParts {
   // False: try again later.
   bool Prepare(WorldPart& part);
   Status WriteDown(WorldPart& part, const AttemptName& name);
+  bool stopping() const;
   void DropAll();
   void LookAtAll();
   bool LookAt(Pending& pending);
   void LeaveAll();
-  void Settle(const AttemptName& name, uint64_t step, const Status& done);
+  void Settle(const AttemptName& name, uint64_t step, const Status& done,
+              const std::shared_ptr<SaveBytes>& save);
   bool Late(Clock::time_point first) const { return Clock::now() - first >= options_.patience; }
   void Say(const std::string& line) const;
 
@@ -113,6 +125,7 @@ class WorldParts {
   std::deque<std::pair<DroppedStep, Clock::time_point>> dropped_ GUARDED_BY(mutex_);
   std::vector<Pending> pending_ GUARDED_BY(mutex_);  // changed by its thread only
   std::string handing_ GUARDED_BY(mutex_);           // what is being made durable
+  std::optional<AttemptName> preparing_ GUARDED_BY(mutex_);  // the same
   bool asked_ GUARDED_BY(mutex_) = false;
   bool stopping_ GUARDED_BY(mutex_) = false;
   Clock::time_point finished_{};  // its thread's: when it last looked at what others left

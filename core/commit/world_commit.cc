@@ -212,7 +212,7 @@ Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
     CKPT_RETURN_IF_ERROR(WriteFile(part, rank, bytes));
     FaultPoint();
   }
-  part.mtime_ns = SaveTimeOf(store_, part.name.run);
+  part.mtime_ns = SaveTimeOf(store_, part.name.run, NowNs());
   const Status published =
       PublishText(*store_.storage(), PartName(part, node()), RenderPart(part));
   FaultPoint();
@@ -469,8 +469,7 @@ Result<bool> WorldCommit::FinishOthers(Clock::time_point now, Clock::duration qu
 
 // ---- models --------------------------------------------------------------------
 
-int64_t SaveTimeOf(Store& store, const std::string& run) {
-  int64_t time = NowNs();
+int64_t SaveTimeOf(Store& store, const std::string& run, int64_t time) {
   const auto steps = store.Steps(run);
   if (!steps) return time;
   for (const StepRecord& step : *steps) time = std::max(time, step.mtime_ns + 1);

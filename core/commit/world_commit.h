@@ -131,7 +131,7 @@ class WorldCommit {
 
 // The time to show for a save: now, or later than that of all steps that the run has already, so
 // that what was saved last is told by it whatever the clock does.
-int64_t SaveTimeOf(Store& store, const std::string& run);
+int64_t SaveTimeOf(Store& store, const std::string& run, int64_t now);
 
 // Makes the files of a model of rank files the store's own.  `chunks`: by blob.
 void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,

@@ -193,6 +193,13 @@ void AddSnapshotOptions(Command& command, SnapshotFlags& flags) {
            "Keep the files of the newest K durable snapshots in memory (default: 0)")
       .Value("K")
       .Check(Checked(ParseCount));
+  command
+      .Add("--spool", flags.spool,
+           "A directory of this machine's own disk for snapshots that the store does not take at once")
+      .Value("DIR");
+  command.Add("--spool-size", flags.spool_size, "Room for them (default: half of what is free there)")
+      .Value("BYTES")
+      .Check(Checked(ParseBytes));
   command.Add("--hot-memory", flags.hot_memory, "Memory for them (default: an eighth of RAM)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
@@ -202,6 +209,12 @@ Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags) {
   SnapshotRequest request = flags.request;
   if (!flags.memory.empty()) {
     CKPT_ASSIGN_OR_RETURN(request.memory_bytes, ParseBytes(flags.memory));
+  }
+  if (!flags.spool.empty()) {
+    CKPT_ASSIGN_OR_RETURN(request.spool, AbsolutePath(flags.spool));
+  }
+  if (!flags.spool_size.empty()) {
+    CKPT_ASSIGN_OR_RETURN(request.spool_bytes, ParseBytes(flags.spool_size));
   }
   if (!flags.hot_memory.empty()) {
     CKPT_ASSIGN_OR_RETURN(request.hot_bytes, ParseBytes(flags.hot_memory));

@@ -45,6 +45,8 @@ struct SnapshotFlags {
   SnapshotRequest request;
   std::string memory;
   std::string hot_memory;
+  std::string spool;
+  std::string spool_size;
 };
 void AddSnapshotOptions(Command& command, SnapshotFlags& flags);
 Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags);

@@ -51,21 +51,38 @@ using testing_support::kLong;
 using testing_support::kMostPoints;
 using testing_support::RankMemory;
 
+std::unique_ptr<Spooler> SpoolerAt(const std::string& directory) {
+  if (directory.empty()) return nullptr;
+  SpoolerOptions options;
+  options.budget = 1 << 24;
+  options.patience = std::chrono::milliseconds(0);
+  options.log = [](std::string_view line) { ADD_FAILURE() << line; };
+  return std::make_unique<Spooler>(*Spool::Open(directory, "store"), std::move(options));
+}
+
 // What a daemon does with snapshots, without a mount.
 class StoreDaemon {
  public:
-  explicit StoreDaemon(const std::string& directory, std::shared_ptr<ArenaShelf> shelf = nullptr)
+  // `spool`: where all steps go before the store has them; empty: nowhere.
+  explicit StoreDaemon(const std::string& directory, std::shared_ptr<ArenaShelf> shelf = nullptr,
+                       const std::string& spool = "")
       : store_(*Store::Open(directory, true)),
         catalogue_(*store_),
-        keeper_(*store_, catalogue_, [](const StepRecord&) { return Status(); }) {
+        spooler_(SpoolerAt(spool)),
+        keeper_(*store_, catalogue_, [](const StepRecord&) { return Status(); }, spooler_.get()) {
     ReceiverOptions options;
     options.store = directory;
     options.memory_bytes = 4 << 20;
     options.chunk_bytes = testing_support::kSmallChunk;
     options.keep = [this](ReceivedStep step) {
+      const auto save = step.save;
+      while (save && !save->on_disk()) std::this_thread::yield();
       const auto stored = keeper_.Keep(std::move(step));
+      if (save) spooler_->Over(*save);
       return stored ? Status() : Fail(Error(stored.error()));
     };
+    options.spooler = spooler_.get();
+    options.waits = [this](const ReceivedStep& step) { keeper_.ShowSoon(step); };
     options.shelf = std::move(shelf);
     options.stored = [this](const PartAgain& part) { return keeper_.FindStored(part)->has_value(); };
     receiver_ = *Receiver::Start(std::move(options));
@@ -82,6 +99,7 @@ class StoreDaemon {
  private:
   const std::unique_ptr<Store> store_;
   StepCatalogue catalogue_;
+  const std::unique_ptr<Spooler> spooler_;
   SnapshotKeeper keeper_;
   std::unique_ptr<Receiver> receiver_;
 };
@@ -258,6 +276,82 @@ TEST_F(KillTest, ADaemonThatComesBackAtEveryPoint) {
     while (writer.status().connected) std::this_thread::yield();
   }
   EXPECT_EQ(writer.status().dropped, 0u);
+}
+
+// On its way through a spool.  The trainer lives: it has its arena back before the step is
+// durable, and asks the next daemon what became of it.
+TEST_F(KillTest, ADaemonWithASpoolAtEveryPoint) {
+  const std::string spool = directory_.path() + "/spool";
+  SnapshotWriter writer(Options("job"));
+  bool killed = true;
+  uint64_t taken_over = 0;
+  for (uint64_t at = 1; killed; ++at) {
+    SCOPED_TRACE(at);
+    ASSERT_LT(at, kMostPoints);
+    const auto daemon = [&](const std::function<void()>& ready) {
+      const StoreDaemon one(directory_.path(), nullptr, spool);
+      ready();
+    };
+    Killed first(at, daemon);
+    first.WaitUntilReady();
+    const bool taken = Save(writer, 10 * at);
+    while (writer.status().under_way > 0 && !first.IsDead()) std::this_thread::yield();
+    killed = first.End();
+    EXPECT_TRUE(taken || killed);
+    taken_over += taken && killed ? 1 : 0;
+
+    Killed second(0, daemon);
+    second.WaitUntilReady();
+    EXPECT_EQ(taken, writer.WaitDurable(10 * at, kLong)) << writer.status().last_drop;
+    EXPECT_EQ(taken, IsStored(10 * at));
+    EXPECT_TRUE(SaveDurably(writer, 10 * at + 1)) << writer.status().last_drop;
+    EXPECT_TRUE(IsStored(10 * at + 1));
+    EXPECT_FALSE(second.End());
+    while (writer.status().connected) std::this_thread::yield();
+    EXPECT_TRUE(Spool::Open(spool, "store")->left.empty());
+  }
+  EXPECT_GT(taken_over, 15u);
+}
+
+// The trainer has gone, too: what was in the spool becomes durable, once.
+TEST_F(KillTest, ADaemonWithASpoolAtEveryPointAfterTheTrainer) {
+  const std::string spool = directory_.path() + "/spool";
+  bool killed = true;
+  uint64_t spooled = 0, stored = 0;
+  for (uint64_t at = 1; killed; ++at) {
+    SCOPED_TRACE(at);
+    ASSERT_LT(at, kMostPoints);
+    const auto daemon = [&](const std::function<void()>& ready) {
+      const StoreDaemon one(directory_.path(), nullptr, spool);
+      ready();
+      one.Settle();
+    };
+    Killed trainer(0, [&](const std::function<void()>& ready) {
+      ready();
+      SnapshotWriter writer(Options(StrCat("life", at)));
+      (void)Save(writer, at);
+      writer.Close();
+      _exit(0);
+    });
+    Killed first(at, daemon);
+    first.WaitUntilReady();
+    trainer.WaitUntilReady();
+    EXPECT_FALSE(trainer.End());
+    killed = first.End();
+    const bool there = IsStored(at);
+    const size_t left = Spool::Open(spool, "store")->left.size();
+    EXPECT_LE(left, 1u);
+    Killed second(0, daemon);
+    second.WaitUntilReady();
+    EXPECT_FALSE(second.End());
+    EXPECT_EQ(IsStored(at), there || left == 1);
+    EXPECT_TRUE(IsStored(at) || killed);
+    EXPECT_TRUE(Spool::Open(spool, "store")->left.empty());
+    spooled += left;
+    stored += there ? 1 : 0;
+  }
+  EXPECT_GT(spooled, 3u);
+  EXPECT_GT(stored, 1u);
 }
 
 // The trainer has gone before: what it had handed over is in its arena alone.

@@ -22,7 +22,7 @@ constexpr SnapshotWord kBegin = SnapshotWord::kBegin, kChunk = SnapshotWord::kCh
 std::vector<std::string> Send(SaidSteps& said) {
   std::vector<std::string> sent;
   while (const auto next = said.Next()) {
-    const char* letters = "   .bced";
+    const char* letters = "   .bced    a";
     const std::string letter(1, letters[static_cast<uint32_t>(next->word)]);
     sent.push_back(std::to_string(next->attempt) + letter + (next->chunk == 1 ? "+" : ""));
     said.Sent(next->attempt);
@@ -68,6 +68,32 @@ TEST(SaidStepsTest, WhatTheLastDaemonDroppedIsNotSaidToTheNext) {
   EXPECT_FALSE(said.Add(Message(kEnd, 1)));
   EXPECT_THAT(Send(said), ElementsAre());
   EXPECT_TRUE(said.Add(Message(kBegin, 2)));
+}
+
+// It is asked about until somebody has told.
+TEST(SaidStepsTest, OfWhatIsOnADiskNothingIsSaidAgain) {
+  SaidSteps said;
+  said.Add(Message(kBegin, 1));
+  said.Add(Message(kChunk, 1, 5));
+  said.Shelve(1, "early");  // nobody can have all of it
+  EXPECT_TRUE(said.Has(1));
+  said.Add(Message(kEnd, 1));
+  Send(said);
+  said.Shelve(1, "there");
+  said.Shelve(1, "elsewhere");
+  EXPECT_FALSE(said.Has(1));
+  EXPECT_FALSE(said.empty());
+  EXPECT_THAT(said.Chunks(), ElementsAre());
+  EXPECT_THAT(Send(said), ElementsAre());
+  for (int daemon = 0; daemon < 2; ++daemon) {
+    said.Restart();
+    EXPECT_EQ(said.Next()->text, "there");
+    EXPECT_THAT(Send(said), ElementsAre("1a"));
+  }
+  said.Settle(1);
+  EXPECT_TRUE(said.empty());
+  said.Restart();
+  EXPECT_THAT(Send(said), ElementsAre());
 }
 
 TEST(SaidStepsTest, OfADropOnlyTheDropIsSaidAgain) {
