@@ -46,6 +46,7 @@ namespace ckptfs {
 namespace {
 
 using testing_support::ExpectVerified;
+using testing_support::kForks;
 using testing_support::Killed;
 using testing_support::kLong;
 using testing_support::kMostPoints;
@@ -152,6 +153,9 @@ class FakeManager {
 
 class KillTest : public testing::Test {
  protected:
+  void SetUp() override {
+    if (!kForks) GTEST_SKIP();
+  }
   // A rank that declares what it holds; its step is told by its bytes.
   Capture CaptureAt(uint64_t step) {
     memory_.Fill(static_cast<unsigned char>(step));

@@ -24,6 +24,13 @@
 
 namespace ckptfs::testing_support {
 
+// The thread sanitizer ends processes that were forked beside threads and start their own.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kForks = false;
+#else
+inline constexpr bool kForks = true;
+#endif
+
 inline constexpr uint64_t kMostPoints = 300;  // that any process of a test reaches
 
 // What `ckptfs verify` says of a step that survived.

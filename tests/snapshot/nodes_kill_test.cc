@@ -23,6 +23,7 @@ namespace {
 using testing_support::CaptureOf;
 using testing_support::ExpectVerified;
 using testing_support::IsStepThere;
+using testing_support::kForks;
 using testing_support::Killed;
 using testing_support::kLong;
 using testing_support::kMostPoints;
@@ -141,12 +142,19 @@ void NodesTest::KillAtEveryPoint(uint32_t victim) {
   EXPECT_EQ(ListBlobDirectories(directory_.path())->size(), steps->size());
 }
 
-TEST_F(NodesTest, TheDaemonOfRank0AtEveryPoint) { KillAtEveryPoint(0); }
+TEST_F(NodesTest, TheDaemonOfRank0AtEveryPoint) {
+  if (!kForks) GTEST_SKIP();
+  KillAtEveryPoint(0);
+}
 
-TEST_F(NodesTest, TheDaemonOfRank1AtEveryPoint) { KillAtEveryPoint(1); }
+TEST_F(NodesTest, TheDaemonOfRank1AtEveryPoint) {
+  if (!kForks) GTEST_SKIP();
+  KillAtEveryPoint(1);
+}
 
 // The processes of a job: rank 1's is killed at every point that it reaches.
 TEST_F(NodesTest, ARankAtEveryPoint) {
+  if (!kForks) GTEST_SKIP();
   bool killed = true;
   uint64_t stored = 0, at = 1;
   for (; killed; ++at) {
