@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 
 import snapshot_trainer as shape
@@ -49,6 +50,15 @@ class Nothing:
 
     def before_update(self):
         """Before the optimizer's step."""
+
+    def backward(self, loss):
+        """Gradients."""
+        loss.backward()
+
+    def update(self):
+        """An optimizer's step."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def drain(self):
         """All that was begun is on its way to disk or there."""
@@ -166,10 +176,70 @@ class WaitingCkptfs(Ckptfs):
     policy = {'full': 'wait'}
 
 
+class DeepSpeed(Nothing):
+    """A DeepSpeed engine (ZeRO 0, which copies nothing) and the checkpoint engine that it has by
+    itself."""
+    checkpoint = {}
+
+    def __init__(self, out, net, optimizer):
+        super().__init__(out, net, optimizer)
+        os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', LOCAL_SIZE='1',
+                          CROSS_RANK='0', CROSS_SIZE='1',
+                          MASTER_ADDR='127.0.0.1', MASTER_PORT='0', DS_ACCELERATOR='cpu')
+        import _ckptfs_hook
+        import deepspeed
+        _ckptfs_hook.install()
+        deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
+        deepspeed.init_distributed('gloo', verbose=False, rank=0, world_size=1,
+                                   init_method=f'file://{tempfile.mkdtemp()}/rendezvous')
+        self.engine = deepspeed.initialize(model=net, optimizer=optimizer, config={
+            'train_micro_batch_size_per_gpu': 8, 'zero_allow_untested_optimizer': True,
+            'steps_per_print': 10 ** 6, 'checkpoint': self.checkpoint_of(out)})[0]
+
+    def checkpoint_of(self, out):
+        """Of the engine's configuration."""
+        return self.checkpoint
+
+    def backward(self, loss):
+        self.engine.backward(loss)
+
+    def update(self):
+        self.engine.step()
+
+    def save(self, step):
+        folder = os.path.dirname(self.folder(step))
+        self.engine.save_checkpoint(folder, tag=str(step))
+
+    def close(self):
+        self.engine.destroy()
+
+
+class CkptfsDeepSpeed(DeepSpeed):
+    """Our engine in its place."""
+
+    def checkpoint_of(self, out):
+        return {'ckptfs': {'store': out, 'run': f'job{os.getpid()}', 'fallback': False}}
+
+    def __init__(self, out, net, optimizer):
+        super().__init__(out, net, optimizer)
+        self.snap = self.engine.checkpoint_engine.snap
+        self.saves_folder = os.path.join(os.path.dirname(out), 'saves')
+
+    def save(self, step):
+        self.engine.save_checkpoint(self.saves_folder, tag=str(step))
+
+    def before_update(self):
+        self.snap.before_update()
+
+    def drain(self):
+        self.snap.wait_durable(self.engine.global_steps)
+
+
 SIDES = {'nothing': Nothing, 'torch.save': TorchSave, 'dcp.async_save': AsyncSave,
          'dcp.async_save, shared': SharedAsyncSave,
          'dcp.async_save, pinned': PinnedAsyncSave, 'ckptfs': Ckptfs,
-         'ckptfs, waiting': WaitingCkptfs}
+         'ckptfs, waiting': WaitingCkptfs, 'deepspeed': DeepSpeed,
+         'ckptfs, deepspeed': CkptfsDeepSpeed}
 
 
 class Job:
@@ -180,9 +250,9 @@ class Job:
         self.device = device
         self.net, self.optimizer = make(parameters, device)
         self.tokens = torch.randint(shape.VOCAB, (8, 16), device=device)
-        self.train(1)
         self.saver = SIDES[side](out, self.net, self.optimizer)
         self.step = 0
+        self.train(1)
 
     def train(self, iterations, every=0):
         """Seconds of a loop, and of the end of what it began."""
@@ -190,13 +260,12 @@ class Job:
         for i in range(iterations):
             loss = nn.functional.cross_entropy(
                 self.net(self.tokens).flatten(0, 1), self.tokens.flatten())
-            loss.backward()
+            self.saver.backward(loss)
             start_update = time.perf_counter()
             if every:
                 self.saver.before_update()
                 self.saver.blocked += time.perf_counter() - start_update
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            self.saver.update()
             if every and i % every == 0:
                 self.save()
         self.synchronize()

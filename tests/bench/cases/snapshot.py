@@ -19,6 +19,8 @@ OURS = 'ckptfs'
 WAITING = 'ckptfs, waiting'  # for room, so that every step is kept
 SIDES = ('torch.save', 'dcp.async_save', 'dcp.async_save, shared', OURS, WAITING)
 PINNED = 'dcp.async_save, pinned'  # CUDA alone
+PLUGGED = 'ckptfs, deepspeed'
+ENGINES = ('deepspeed',)  # DeepSpeed's own, in the same training
 GIB = 1 << 30
 
 
@@ -174,6 +176,22 @@ def loop_rows(found, often, said):
     return rows
 
 
+def engine_rows(context):
+    """Our engine in DeepSpeed against its own; it does without the steps that it drops."""
+    found = {side: measure(side, context) for side in (PLUGGED, *ENGINES)}
+    ours, rows = found[PLUGGED], []
+    for side in ENGINES:
+        rows.append(ratio_row('snapshot', f'time in our calls per save in DeepSpeed, against {side}',
+                              ours['each']['blocked'], found[side]['each']['blocked'], 0.1))
+        for often, said in (('each', 'every step'), ('tenth', 'every tenth step')):
+            mine, theirs = slowdown(ours[often]), slowdown(found[side][often])
+            rows.append(Row('snapshot', f'DeepSpeed training that saves {said}, against {side} '
+                            f'({ours[often]["kept"]} of {ours[often]["saves"]} kept)',
+                            f'{mine:.2f}x', f'{theirs:.2f}x', f'{mine / theirs:.2f}x', '<= 1x',
+                            mine <= theirs))
+    return rows
+
+
 def run(context):
     """Rows of sections 4.2 (a) and (b), rates, and loading."""
     sides = SIDES if context.device == 'cpu' else (PINNED, *SIDES)
@@ -200,4 +218,4 @@ def run(context):
     if each['kept']:
         rows.append(rate_row('memory to disk while training, all steps',
                              each['kept'] * size / (each['saving'] + each['drain']), disk, tool))
-    return rows + load_rows(context)
+    return rows + engine_rows(context) + load_rows(context)
