@@ -39,14 +39,6 @@ constexpr int kTurn = 1000;  // milliseconds between looks at what is late
 
 std::string NameOf(const AttemptName& name, uint64_t step) { return StrCat(name.run, "/", step); }
 
-// Takes the bytes of the files.
-std::shared_ptr<SaveBytes> SaveOf(AttemptName name, uint64_t step, uint32_t world,
-                                  std::map<uint32_t, ReceivedFile>& files) {
-  auto save = std::make_shared<SaveBytes>(std::move(name), step, world);
-  for (auto& [rank, file] : files) CKPT_CHECK(save->Add(rank, file));
-  return save;
-}
-
 bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b) {
   return a.name == b.name && a.step == b.step &&
          std::equal(a.files.begin(), a.files.end(), b.files.begin(), b.files.end(),
@@ -294,9 +286,12 @@ void Receiver::State::Spread() {
     if (!all) continue;
     IncomingSteps::Part part = steps.Take(name);
     WorldPart mine{name, waiting.step, waiting.world, std::move(part.files), part.first};
-    AttemptName lived = name;
-    lived.life = *world->life;
-    if (options.spooler != nullptr) mine.save = SaveOf(std::move(lived), mine.step, mine.world, mine.files);
+    if (options.spooler != nullptr) {
+      AttemptName lived = name;
+      lived.life = *world->life;
+      mine.save = std::make_shared<SaveBytes>(std::move(lived), mine.step, mine.world);
+      for (auto& [rank, file] : mine.files) CKPT_CHECK(mine.save->Add(rank, file));
+    }
     parts->Hand(std::move(mine));
   }
 }
@@ -398,13 +393,11 @@ void Receiver::State::Take(ReceivedStep step) {
   if (options.spooler != nullptr) {
     AttemptName name = step.name;
     name.life = RandomDigest();
-    std::map<uint32_t, ReceivedFile> files;
-    for (ReceivedFile& file : step.files) files[static_cast<uint32_t>(files.size())] = std::move(file);
-    const auto world = static_cast<uint32_t>(files.size());
-    step.save = SaveOf(std::move(name), step.step, world, files);
-    for (auto& [rank, file] : files) step.files[rank] = std::move(file);
-  }
-  if (step.save) {
+    const auto world = static_cast<uint32_t>(step.files.size());
+    step.save = std::make_shared<SaveBytes>(std::move(name), step.step, world);
+    for (uint32_t rank = 0; rank < world; ++rank) {
+      CKPT_CHECK(step.save->Add(rank, step.files[rank]));
+    }
     {
       MutexLock guard(mutex);
       // A rank that was not told says again what the spool has.

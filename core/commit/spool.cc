@@ -14,7 +14,7 @@
 
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
-#include "core/blob/chunk_digests.h"
+#include "core/commit/world_commit.h"
 #include "core/io/file_root.h"
 #include "core/io/file_storage.h"
 #include "core/store/blob_copy.h"
@@ -30,15 +30,6 @@ constexpr std::string_view kFolders[] = {".tmp", kPreparedFolder, "snapshots"};
 constexpr int kMaxDepth = 3;
 
 std::string RecordPath(const PreparedPart& part) { return PartName(part, Digest()); }
-
-Blob BlobOf(const PreparedPart& part, const PreparedRank& rank) {
-  Blob blob;
-  blob.path = part.PathOf(rank.rank);
-  blob.stamp.size = rank.bytes;
-  blob.chunk_bytes = kChunkBytes;
-  blob.chunks = rank.chunks;
-  return blob;
-}
 
 tl::unexpected<Error> Foreign(const std::string& path, std::string_view rule) {
   return Fail(ErrorCode::kPermission, StrCat(path, " ", rule, ": not taken as part of a spool"));
@@ -88,6 +79,13 @@ Status CheckDirectory(const std::string& directory) {
   return CheckTree(directory, false);
 }
 
+// The files are there, of the sizes that the record says.  Their bytes are compared when they
+// are copied.
+Status CheckFiles(const Root& root, const PreparedPart& part) {
+  for (const PreparedRank& rank : part.ranks) CKPT_RETURN_IF_ERROR(CheckFile(root, part, rank));
+  return {};
+}
+
 }  // namespace
 
 uint64_t BytesOf(const PreparedPart& part) {
@@ -132,19 +130,6 @@ Status Spool::Claim(const std::string& store) {
   return Fail(ErrorCode::kInvalid, StrCat(storage_->name(), " is the spool of another store"));
 }
 
-// The files are there, of the sizes that the record says.  Their bytes are compared when they
-// are copied.
-Status Spool::CheckFiles(const PreparedPart& part) const {
-  for (const PreparedRank& rank : part.ranks) {
-    CKPT_ASSIGN_OR_RETURN(const EntryStat found, StatFile(*storage_, part.PathOf(rank.rank)));
-    if (found.stamp.size == rank.bytes) continue;
-    return Fail(ErrorCode::kDataLoss, StrCat(storage_->PathOf(part.PathOf(rank.rank)), ": ",
-                                             found.stamp.size, " bytes, its record says ",
-                                             rank.bytes));
-  }
-  return {};
-}
-
 // What is whole; the rest goes.
 Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& notes) {
   std::vector<PreparedPart> parts;
@@ -159,7 +144,7 @@ Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& not
     if (!part && part.error().code == ErrorCode::kUnsupported) {
       return Fail(Error(part.error()).WithContext(storage_->PathOf(path)));
     }
-    const Status whole = part ? CheckFiles(*part) : Fail(Error(part.error()));
+    const Status whole = part ? CheckFiles(*storage_, *part) : Fail(Error(part.error()));
     if (!whole && whole.error().code == ErrorCode::kIo) return Fail(Error(whole.error()));
     if (!whole || RecordPath(*part) != path) {
       notes.push_back(StrCat(storage_->PathOf(path), ": removed: ",
@@ -185,7 +170,7 @@ Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& not
 Status Spool::Write(const PreparedPart& part, const Root& bytes) {
   Status done;
   for (const PreparedRank& rank : part.ranks) {
-    const Blob blob = BlobOf(part, rank);
+    const Blob blob = FileOf(part, rank);
     auto writer = storage_->Create(blob.path);
     FaultPoint();
     done = writer ? CopyOwnedBlob(bytes, blob, **writer) : Fail(std::move(writer).error());

@@ -52,7 +52,6 @@ class Spool {
  private:
   explicit Spool(std::shared_ptr<Storage> storage) : storage_(std::move(storage)) {}
   Status Claim(const std::string& store);
-  Status CheckFiles(const PreparedPart& part) const;
   Result<std::vector<PreparedPart>> TakeStock(std::vector<std::string>& notes);
   Status RemoveFiles(const PreparedPart& part);
 

@@ -191,11 +191,7 @@ Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
 
 Status WorldCommit::WriteFile(const PreparedPart& part, const PreparedRank& rank,
                               const Root& bytes) {
-  Blob blob;
-  blob.path = part.PathOf(rank.rank);
-  blob.stamp.size = rank.bytes;
-  blob.chunk_bytes = kChunkBytes;
-  blob.chunks = rank.chunks;
+  const Blob blob = FileOf(part, rank);
   CKPT_ASSIGN_OR_RETURN(const auto writer, store_.CreateBlob(blob.path));
   FaultPoint();
   return CopyOwnedBlob(bytes, blob, *writer);
@@ -278,10 +274,7 @@ Result<StepModel> WorldCommit::ModelOfParts(const std::map<uint32_t, const Prepa
     const auto rank = std::find_if(part->ranks.begin(), part->ranks.end(),
                                    [n = number](const PreparedRank& r) { return r.rank == n; });
     chunks.push_back(&rank->chunks);
-    CKPT_ASSIGN_OR_RETURN(const EntryStat found, StatFile(*blobs, paths.back()));
-    if (found.stamp.size == rank->bytes) continue;
-    return Fail(ErrorCode::kDataLoss, StrCat(blobs->PathOf(paths.back()), ": ", found.stamp.size,
-                                             " bytes, its record says ", rank->bytes));
+    CKPT_RETURN_IF_ERROR(CheckFile(*blobs, *part, *rank));
   }
   CKPT_ASSIGN_OR_RETURN(StepModel model, model_of_(blobs, paths));
   const PreparedPart& first = *parts.begin()->second;  // rank 0's
@@ -474,6 +467,23 @@ int64_t SaveTimeOf(Store& store, const std::string& run, int64_t time) {
   if (!steps) return time;
   for (const StepRecord& step : *steps) time = std::max(time, step.mtime_ns + 1);
   return time;
+}
+
+Blob FileOf(const PreparedPart& part, const PreparedRank& rank) {
+  Blob blob;
+  blob.path = part.PathOf(rank.rank);
+  blob.stamp.size = rank.bytes;
+  blob.chunk_bytes = kChunkBytes;
+  blob.chunks = rank.chunks;
+  return blob;
+}
+
+Status CheckFile(const Root& root, const PreparedPart& part, const PreparedRank& rank) {
+  const std::string path = part.PathOf(rank.rank);
+  CKPT_ASSIGN_OR_RETURN(const EntryStat found, StatFile(root, path));
+  if (found.stamp.size == rank.bytes) return {};
+  return Fail(ErrorCode::kDataLoss, StrCat(root.PathOf(path), ": ", found.stamp.size,
+                                           " bytes, its record says ", rank.bytes));
 }
 
 void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,

@@ -133,6 +133,11 @@ class WorldCommit {
 // that what was saved last is told by it whatever the clock does.
 int64_t SaveTimeOf(Store& store, const std::string& run, int64_t now);
 
+// A rank's file of a part, as CopyOwnedBlob takes it.
+Blob FileOf(const PreparedPart& part, const PreparedRank& rank);
+// kDataLoss if the rank's file there is of another size than the part says.
+Status CheckFile(const Root& root, const PreparedPart& part, const PreparedRank& rank);
+
 // Makes the files of a model of rank files the store's own.  `chunks`: by blob.
 void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,
                   const std::vector<const std::vector<Digest>*>& chunks);
