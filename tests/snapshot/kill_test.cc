@@ -204,38 +204,58 @@ class KillTest : public testing::Test {
     return true;
   }
 
+  using Work = std::function<void(const std::function<void()>& ready)>;
+
+  // A trainer of a life of its own, which hands one step over and is gone.
+  Work Gone(uint64_t step) {
+    return [this, step](const std::function<void()>& ready) {
+      ready();
+      SnapshotWriter writer(Options(StrCat("life", step)));
+      (void)Save(writer, step);
+      writer.Close();
+      _exit(0);
+    };
+  }
+
+  // Of a trainer that lives.  `taken_over`: steps that daemon and trainer had taken and the next
+  // daemon finished.
+  void KillDaemons(const std::string& spool, uint64_t& taken_over) {
+    SnapshotWriter writer(Options("job"));
+    const Work daemon = [&](const std::function<void()>& ready) {
+      const StoreDaemon one(directory_.path(), nullptr, spool);
+      ready();
+    };
+    bool killed = true;
+    for (uint64_t at = 1; killed; ++at) {
+      SCOPED_TRACE(at);
+      ASSERT_LT(at, kMostPoints);
+      Killed first(at, daemon);
+      first.WaitUntilReady();
+      const bool taken = Save(writer, 10 * at);
+      while (writer.status().under_way > 0 && !first.IsDead()) std::this_thread::yield();
+      killed = first.End();
+      EXPECT_TRUE(taken || killed);
+      taken_over += taken && killed ? 1 : 0;
+
+      Killed second(0, daemon);
+      second.WaitUntilReady();
+      EXPECT_EQ(taken, writer.WaitDurable(10 * at, kLong)) << writer.status().last_drop;
+      EXPECT_EQ(taken, IsStored(10 * at));
+      EXPECT_TRUE(SaveDurably(writer, 10 * at + 1)) << writer.status().last_drop;
+      EXPECT_TRUE(IsStored(10 * at + 1));
+      EXPECT_FALSE(second.End());
+      while (writer.status().connected) std::this_thread::yield();
+      EXPECT_TRUE(spool.empty() || Spool::Open(spool, "store")->left.empty());
+    }
+  }
+
   TemporaryDirectory directory_;
   RankMemory memory_{{3000, 5, 1000}};
 };
 
 TEST_F(KillTest, ADaemonAtEveryPoint) {
-  SnapshotWriter writer(Options("job"));
-  bool killed = true;
   uint64_t taken_over = 0;
-  for (uint64_t at = 1; killed; ++at) {
-    SCOPED_TRACE(at);
-    ASSERT_LT(at, kMostPoints);
-    const auto daemon = [&](const std::function<void()>& ready) {
-      const StoreDaemon one(directory_.path());
-      ready();
-    };
-    Killed first(at, daemon);
-    first.WaitUntilReady();
-    const bool taken = Save(writer, 10 * at);
-    while (writer.status().under_way > 0 && !first.IsDead()) std::this_thread::yield();
-    killed = first.End();
-    EXPECT_TRUE(taken || killed);
-    taken_over += taken && killed ? 1 : 0;
-
-    Killed second(0, daemon);
-    second.WaitUntilReady();
-    EXPECT_EQ(taken, writer.WaitDurable(10 * at, kLong)) << writer.status().last_drop;
-    EXPECT_EQ(taken, IsStored(10 * at));
-    EXPECT_TRUE(SaveDurably(writer, 10 * at + 1)) << writer.status().last_drop;
-    EXPECT_TRUE(IsStored(10 * at + 1));
-    EXPECT_FALSE(second.End());
-    while (writer.status().connected) std::this_thread::yield();
-  }
+  KillDaemons("", taken_over);
   EXPECT_GT(taken_over, 10u);
 }
 
@@ -285,35 +305,8 @@ TEST_F(KillTest, ADaemonThatComesBackAtEveryPoint) {
 // On its way through a spool.  The trainer lives: it has its arena back before the step is
 // durable, and asks the next daemon what became of it.
 TEST_F(KillTest, ADaemonWithASpoolAtEveryPoint) {
-  const std::string spool = directory_.path() + "/spool";
-  SnapshotWriter writer(Options("job"));
-  bool killed = true;
   uint64_t taken_over = 0;
-  for (uint64_t at = 1; killed; ++at) {
-    SCOPED_TRACE(at);
-    ASSERT_LT(at, kMostPoints);
-    const auto daemon = [&](const std::function<void()>& ready) {
-      const StoreDaemon one(directory_.path(), nullptr, spool);
-      ready();
-    };
-    Killed first(at, daemon);
-    first.WaitUntilReady();
-    const bool taken = Save(writer, 10 * at);
-    while (writer.status().under_way > 0 && !first.IsDead()) std::this_thread::yield();
-    killed = first.End();
-    EXPECT_TRUE(taken || killed);
-    taken_over += taken && killed ? 1 : 0;
-
-    Killed second(0, daemon);
-    second.WaitUntilReady();
-    EXPECT_EQ(taken, writer.WaitDurable(10 * at, kLong)) << writer.status().last_drop;
-    EXPECT_EQ(taken, IsStored(10 * at));
-    EXPECT_TRUE(SaveDurably(writer, 10 * at + 1)) << writer.status().last_drop;
-    EXPECT_TRUE(IsStored(10 * at + 1));
-    EXPECT_FALSE(second.End());
-    while (writer.status().connected) std::this_thread::yield();
-    EXPECT_TRUE(Spool::Open(spool, "store")->left.empty());
-  }
+  KillDaemons(directory_.path() + "/spool", taken_over);
   EXPECT_GT(taken_over, 15u);
 }
 
@@ -330,13 +323,7 @@ TEST_F(KillTest, ADaemonWithASpoolAtEveryPointAfterTheTrainer) {
       ready();
       one.Settle();
     };
-    Killed trainer(0, [&](const std::function<void()>& ready) {
-      ready();
-      SnapshotWriter writer(Options(StrCat("life", at)));
-      (void)Save(writer, at);
-      writer.Close();
-      _exit(0);
-    });
+    Killed trainer(0, Gone(at));
     Killed first(at, daemon);
     first.WaitUntilReady();
     trainer.WaitUntilReady();
@@ -371,13 +358,7 @@ TEST_F(KillTest, ADaemonAtEveryPointAfterTheTrainer) {
       ready();
       one.Settle();
     };
-    Killed trainer(0, [&](const std::function<void()>& ready) {
-      ready();
-      SnapshotWriter writer(Options(StrCat("life", at)));
-      (void)Save(writer, at);
-      writer.Close();  // it is handed over
-      _exit(0);
-    });
+    Killed trainer(0, Gone(at));
     Killed first(at, daemon);
     first.WaitUntilReady();
     trainer.WaitUntilReady();
@@ -441,13 +422,7 @@ TEST_F(KillTest, WhatAManagerHasKeptIsNotBelieved) {
   };
   for (size_t i = 0; i < damages.size(); ++i) {
     SCOPED_TRACE(i);
-    Killed trainer(0, [&](const std::function<void()>& ready) {
-      ready();
-      SnapshotWriter writer(Options(StrCat("life", i)));
-      (void)Save(writer, i);
-      writer.Close();
-      _exit(0);
-    });
+    Killed trainer(0, Gone(i));
     Killed first(0, dies);
     first.WaitUntilReady();
     trainer.WaitUntilReady();
