@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 import random
+import threading
 
 import ckptfs as library
 import fsspec
@@ -300,6 +301,37 @@ def test_a_url_means_what_was_saved_last(ckptfs, monkeypatch, caplog):
         assert f'{bad} is not' in caplog.text or 'invalid literal' in caplog.text
     with pytest.raises(NotImplementedError, match='ckptfs mount'):
         fsspec.open(url).open()
+    for saver in dcp._SAVERS.values():
+        saver.close()
+
+
+def test_saves_that_overlap_do_not_mix(ckptfs, monkeypatch):
+    """async_save is called again while it still saves: each step has its own tensors."""
+    monkeypatch.setattr(dcp, '_SAVERS', {})
+    ckptfs.start()
+    wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json').stdout,
+               'the receiver')
+    url, saver_of, second = f'ckptfs://{ckptfs.store}/job', dcp._saver, []
+
+    def save(step):
+        torch.distributed.checkpoint.save({'w': torch.full((3,), float(step))},
+                                          checkpoint_id=f'{url}/{step}')
+
+    def overtaken(*args):
+        saver = saver_of(*args)
+        if not second:  # the first knows what it saves, and has not begun
+            second.append(threading.Thread(target=save, args=(1,)))
+            second[0].start()
+            second[0].join(1)
+        return saver
+
+    monkeypatch.setattr(dcp, '_saver', overtaken)
+    save(0)
+    second[0].join()
+    for step in (0, 1):
+        loaded = {'w': torch.zeros(3)}
+        torch.distributed.checkpoint.load(loaded, checkpoint_id=f'{url}/{step}')
+        assert loaded['w'].tolist() == [step] * 3
     for saver in dcp._SAVERS.values():
         saver.close()
 

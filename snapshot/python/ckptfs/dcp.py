@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import pickle
+import threading
 import uuid
 from datetime import timedelta
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -30,6 +31,8 @@ from .state import NotHeld, State
 
 LOG = logging.getLogger('ckptfs')
 _SAVERS: Dict[Tuple[str, str], Saver] = {}
+# async_save may be called again while it still saves: one at a time tells a Saver what.
+_SAVING = threading.Lock()
 # How often ranks have met, by run: all count alike.
 _MEETINGS: Dict[Tuple[str, str], int] = {}
 # Seconds that ranks wait for each other.
@@ -284,8 +287,9 @@ class Writer(StorageWriter, AsyncStager):
             if not self._store or not self._run or self._step is None:
                 raise NotHeld('store, run and step are needed')
             given = StateDict(state_dict)
-            self._saver = _saver(self._store, self._run, given, ahead, self._options)
-            self.taken = self._saver.save(self._step)
+            with _SAVING:
+                self._saver = _saver(self._store, self._run, given, ahead, self._options)
+                self.taken = self._saver.save(self._step)
         except Exception as error:  # pylint: disable=broad-except
             LOG.warning('snapshot dropped: step %s: %s', self._step, error)
             self.taken = False
