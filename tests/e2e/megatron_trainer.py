@@ -228,10 +228,15 @@ def run(kind, folder, store):
         states = [dc.load(loader.sharded(loading=True), path, strict='raise_all')
                   for path in (mine, stock)]
         assert states[0]['rng_state'] == {'seed': torch.distributed.get_rank()}
-        print('compared', kind, same(*[clone(s) for s in states]), flush=True)
+        say(f'compared {kind} {same(*[clone(s) for s in states])}')
         assert os.path.exists(f'{mine}/ckptfs.json')
         assert not [name for name in os.listdir(mine) if name.startswith('.ckptfs')]
     return strategy
+
+
+def say(line):
+    """In one piece: all ranks write to one file."""
+    os.write(1, f'{line}\n'.encode())
 
 
 def clone(value):
@@ -258,8 +263,8 @@ def main():
     nobody = ckptfs.megatron.SaveStrategy(store + '-none', 'none')
     dc.save(job.sharded(), folder, FullyParallelSaveStrategyWrapper(
         nobody, ps.get_data_parallel_group(with_context_parallel=True)))
-    print('fallback', sorted(name for name in os.listdir(folder) if 'ckptfs' in name),
-          dc.load(job.sharded(loading=True), folder)['iteration'], flush=True)
+    left = sorted(name for name in os.listdir(folder) if 'ckptfs' in name)
+    say(f"fallback {left} {dc.load(job.sharded(loading=True), folder)['iteration']}")
     torch.distributed.barrier()
     os._exit(0)  # gloo's threads take their time
 

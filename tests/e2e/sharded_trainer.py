@@ -187,6 +187,8 @@ class Job:
         truth = self.truth()
         with torch.no_grad():
             self.net(tokens)  # leaves the root's parameters gathered
+        if self.future:
+            self.future.result()  # its collectives must not meet those of the next save
         gate.clear()
         taken = self.save()
         self.net.model.rotary_emb.inv_freq += 1
