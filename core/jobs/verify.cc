@@ -488,6 +488,7 @@ Result<VerifyReport> Verification::Run() {
   CKPT_RETURN_IF_ERROR(
       RunWorkList(items, total, options_.job, [this](size_t i) { return VerifyItem(i); }));
   const MutexLock lock(mutex_);
+  std::sort(report_.defects.begin(), report_.defects.end());  // whoever found one first
   return std::move(report_);
 }
 

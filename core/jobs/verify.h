@@ -13,6 +13,7 @@
 
 #pragma once
 
+#include <compare>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ namespace ckptfs {
 struct VerifyDefect {
   std::string subject;  // a file's path, or an atom: "name (kind)"
   std::string rule;     // what is wrong, with the element and the files
+  auto operator<=>(const VerifyDefect&) const = default;
 };
 
 struct VerifyReport {
@@ -42,7 +44,7 @@ struct VerifyReport {
   uint64_t atoms_read = 0;      // others: every element found, averaged, cast
   uint64_t atoms_finite = 0;    // checked for NaN and infinity
   uint64_t defect_count = 0;
-  std::vector<VerifyDefect> defects;  // the first 100
+  std::vector<VerifyDefect> defects;  // the first 100 that were found, sorted: files first
 };
 
 struct VerifyOptions {
