@@ -77,7 +77,7 @@ struct SnapshotWriter::State {
   bool Begin(Capture capture, Clock::time_point end) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Status TakeRoom(Job& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Status FollowDevices(const Job& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  void Pace(uint64_t bytes);
+  bool Pace(const Job& job, uint64_t bytes);
   void Abandon(const Job& job, uint64_t step, const std::string& why);
   Status Prepare(Job& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Result<std::shared_ptr<SnapshotLink>> Connected(uint64_t bytes)
@@ -370,23 +370,28 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
     copy = copy || (urgent && job->copied < job->chunks.size());
   }
   if (!copy) return SendChunk(*job);
-  Pace(job->ChunkEnd(job->copied) - job->ChunkBegin(job->copied));
+  if (!Pace(*job, job->ChunkEnd(job->copied) - job->ChunkBegin(job->copied))) return {};
   CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(CopiesOf(*job, job->copied, true)));
   CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
   ++job->copied;
   return job->copied == job->chunks.size() ? Verify(job) : Status();
 }
 
-// Returns when the next `bytes` may be read.
-void SnapshotWriter::State::Pace(uint64_t bytes) {
-  if (options.pace == 0) return;
+// Returns when the next `bytes` may be read; false if the job is over before.
+bool SnapshotWriter::State::Pace(const Job& job, uint64_t bytes) {
+  if (options.pace == 0) return true;
   const auto start = std::max(Clock::now(), next_copy);
+  {
+    MutexLock lock(mutex);
+    while (!urgent && !stopping && job.failure.empty() &&
+           moved.WaitUntil(mutex, std::min(start, job.end))) {
+    }
+    if (!job.failure.empty() || Clock::now() >= job.end) return false;
+  }
   next_copy = start + std::chrono::duration_cast<Clock::duration>(
                           std::chrono::duration<double>(static_cast<double>(bytes) /
                                                         static_cast<double>(options.pace)));
-  MutexLock lock(mutex);
-  while (!urgent && !stopping && moved.WaitUntil(mutex, start)) {
-  }
+  return true;
 }
 
 Status SnapshotWriter::State::SendChunk(Job& job) {
