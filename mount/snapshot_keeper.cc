@@ -2,7 +2,6 @@
 
 #include "mount/snapshot_keeper.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,14 +29,15 @@ Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
                                 const FamilySet& families) {
   const OwnerAndMode access{0600, geteuid(), getegid(), false};
   const SaveBytes* const save = received.save.get();
-  const std::string directory =
-      save ? save->part().Directory() : StrCat("snapshots/", RandomDigest().Hex());
+  AttemptName name = received.name;
+  name.life = received.life;
+  const PreparedPart part = save ? save->part() : PreparedPart{std::move(name), received.step, 0, 0, {}};
   auto memory =
       std::make_shared<MemoryRoot>(StrCat("snapshot ", received.name.run, "/", received.step));
   std::vector<std::string> paths;
   for (size_t rank = 0; rank < received.files.size(); ++rank) {
     const ReceivedFile& file = received.files[rank];
-    paths.push_back(fmt::format("{}/rank-{:05}.safetensors", directory, rank));
+    paths.push_back(part.PathOf(static_cast<uint32_t>(rank)));
     if (save == nullptr) {
       CKPT_RETURN_IF_ERROR(memory->Add(paths.back(), file.rope, file.lease, access));
     }

@@ -133,6 +133,9 @@ Status SnapshotService::StartReceiving() {
     if (!found) Log(LogLevel::kWarning, found.error().message);
     return found && found->has_value();
   };
+  options.stream = [this](const std::string& path, uint64_t bytes, std::weak_ptr<const void> owner) {
+    return store_.StreamBlob(path, bytes, std::move(owner));
+  };
   options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
   options.commit = commit_.get();
   options.shown = [this](const StepRecord& record, bool published) { Stored(record, published); };

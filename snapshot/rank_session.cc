@@ -36,10 +36,11 @@ struct ChunkLease {
   std::string place;  // ReceivedFile::shelve
 };
 
-// A received file in one piece.
-struct MappedLease {
+// What a received file has of an arena.
+struct FileLease {
   std::shared_ptr<const void> chunks;
   std::shared_ptr<const Mapping> mapping;  // ends before they are the rank's again
+  std::shared_ptr<BlobStream> stream;      // writes them until it is asked for the whole file
 };
 
 tl::unexpected<Error> Breach(const std::string& rule) {
@@ -93,6 +94,7 @@ struct RankSession::Part {
   bool over = false;      // PartAgain::over
   ReceivedFile file;
   std::shared_ptr<ChunkLease> lease;
+  std::shared_ptr<BlobStream> stream;  // may be null
   ChunkDigester digester;
 
   // How it was handed over, to `end`.
@@ -331,6 +333,12 @@ Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) 
   part->file.again = message.chunk != 0;
   part->over = !fresh;
   part->lease = std::make_shared<ChunkLease>(hold_, message.attempt);
+  if (fresh && !part->file.again && budget_->stream) {
+    AttemptName name = NameOf(message.attempt);
+    name.life = steps.LifeOf(name);
+    const PreparedRank mine{rank_, message.length, {}};
+    part->stream = budget_->stream({std::move(name), message.step, world_, 0, {mine}}, part->lease);
+  }
   parts_[message.attempt] = std::move(part);
   return {};
 }
@@ -373,6 +381,7 @@ Status RankSession::Chunk(const SnapshotMessage& message) {
     return Fail(ErrorCode::kDataLoss, StrCat("chunk ", part.sequence, " of step ", part.step,
                                              " is not what its header says"));
   }
+  if (part.stream) part.stream->Add(bytes);
   part.file.rope.push_back(bytes);
   part.received += bytes.size();
   ++part.sequence;
@@ -403,12 +412,9 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
   };
   // What is in one piece can be mapped, so that views are gathered without a copy between.
   auto mapping = hold_->reader().MapPayloads(part->lease->chunks, part->bytes);
-  part->file.lease = std::move(part->lease);
-  if (mapping) {
-    part->file.rope = {mapping->bytes()};
-    part->file.lease = std::make_shared<const MappedLease>(
-        MappedLease{std::move(part->file.lease), std::move(mapping)});
-  }
+  if (mapping) part->file.rope = {mapping->bytes()};
+  part->file.lease = std::make_shared<const FileLease>(
+      FileLease{std::move(part->lease), std::move(mapping), std::move(part->stream)});
   auto step = steps.Add(again.name, part->step, rank_, world_, std::move(part->file),
                         IncomingSteps::Time::clock::now());
   if (step) {

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 #include "core/blob/chunk_digests.h"
+#include "core/store/blob_stream.h"
 #include "snapshot/arena.h"
 #include "snapshot/arena_shelf.h"
 #include "snapshot/protocol.h"
@@ -41,6 +43,9 @@ struct ArenaBudget {
   std::atomic<uint64_t> full_waits{0};
   Descriptor wake;                // an eventfd
   std::shared_ptr<ArenaShelf> shelf;  // null: arenas end with the daemon
+  // The file of `part`'s one rank, written while it comes in; null where it is not.  May be empty.
+  std::function<std::shared_ptr<BlobStream>(PreparedPart part, std::weak_ptr<const void> owner)>
+      stream;
 
   void Wake() const;
 };

@@ -34,10 +34,22 @@ std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t
     return std::nullopt;
   }
   if (open.files.size() < world) return std::nullopt;
-  ReceivedStep whole{name, step, {}};
+  ReceivedStep whole{name, step, {}, LifeOf(name)};
   for (auto& [number, part] : open.files) whole.files.push_back(std::move(part));
-  open_.erase(at);
+  Forget(name);
   return whole;
+}
+
+void IncomingSteps::Forget(const AttemptName& name) {
+  open_.erase(name);
+  lives_.erase(name);
+}
+
+Digest IncomingSteps::LifeOf(const AttemptName& name) {
+  if (gone_.contains(name)) return RandomDigest();
+  const auto [at, fresh] = lives_.try_emplace(name);
+  if (fresh) at->second = RandomDigest();
+  return at->second;
 }
 
 void IncomingSteps::Drop(const AttemptName& name, uint64_t step, const std::string& why) {
@@ -47,7 +59,7 @@ void IncomingSteps::Drop(const AttemptName& name, uint64_t step, const std::stri
     gone_.erase(gone_in_order_.front());
     gone_in_order_.pop_front();
   }
-  open_.erase(name);
+  Forget(name);
   dropped_.push_back({name, step, why, false});
 }
 

@@ -46,6 +46,7 @@ struct ReceivedStep {
   AttemptName name;
   uint64_t step = 0;
   std::vector<ReceivedFile> files;  // by rank
+  Digest life = {};  // IncomingSteps::LifeOf
   std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then have not
 };
 
@@ -83,9 +84,12 @@ class IncomingSteps {
   // What is dropped is dropped for all ranks, also for those that end their part later.
   void Drop(const AttemptName& name, uint64_t step, const std::string& why);
   // It is stored already: nothing more is expected of it.
-  void Forget(const AttemptName& name) { open_.erase(name); }
+  void Forget(const AttemptName& name);
   // Whether `rank` has not begun this attempt, nor a later one, before.
   bool Begin(const AttemptName& name, uint32_t rank);
+  // A random number that the names of an attempt's files are made of while no other life of its
+  // job is known, until it is whole or over.
+  Digest LifeOf(const AttemptName& name);
   // Those that were not taken and whose first part came before `limit`; the reason names the
   // missing ranks, but for those that `elsewhere` has.
   using Elsewhere = std::function<std::set<uint32_t>(const AttemptName& name)>;
@@ -104,6 +108,7 @@ class IncomingSteps {
     std::set<uint32_t> taken;
   };
   std::map<AttemptName, Open> open_;
+  std::map<AttemptName, Digest> lives_;
   std::map<AttemptName, std::string> gone_;  // dropped lately, and why
   std::deque<AttemptName> gone_in_order_;    // oldest first
   std::map<std::tuple<std::string, std::string, uint32_t>, uint64_t> begun_;  // run, job, rank

@@ -108,6 +108,7 @@ struct Receiver::State {
   // Hands over what has ended of steps that other daemons have ranks of.
   void Spread();
   std::set<uint32_t> Elsewhere(const AttemptName& name) const;
+  std::shared_ptr<BlobStream> Stream(PreparedPart part, std::weak_ptr<const void> owner) const;
   void DropElsewhere(const DroppedStep& step);
   void StartParts();
   std::vector<std::string> WaitingLines() const;
@@ -304,6 +305,15 @@ std::set<uint32_t> Receiver::State::Elsewhere(const AttemptName& name) const {
   return found;
 }
 
+// Under the name that it will have, if other daemons have ranks of the job and all are known.
+std::shared_ptr<BlobStream> Receiver::State::Stream(PreparedPart part,
+                                                    std::weak_ptr<const void> owner) const {
+  const auto world = parts ? parts->WorldOf(part.name.run, part.name.job) : JobWorld();
+  if (world && world->life) part.name.life = *world->life;
+  const PreparedRank& rank = part.ranks.front();
+  return options.stream(part.PathOf(rank.rank), rank.bytes, std::move(owner));
+}
+
 void Receiver::State::DropElsewhere(const DroppedStep& step) {
   const auto job = jobs.find({step.name.run, step.name.job});
   if (!parts || job == jobs.end() || job->second.ranks.size() >= job->second.world) return;
@@ -392,7 +402,7 @@ void Receiver::State::Count(const std::string& title, const std::string& drop) {
 void Receiver::State::Take(ReceivedStep step) {
   if (options.spooler != nullptr) {
     AttemptName name = step.name;
-    name.life = RandomDigest();
+    name.life = step.life;
     const auto world = static_cast<uint32_t>(step.files.size());
     step.save = std::make_shared<SaveBytes>(std::move(name), step.step, world);
     for (uint32_t rank = 0; rank < world; ++rank) {
@@ -425,7 +435,7 @@ void Receiver::State::TakeLeft() {
       if (parts) parts->Hand({name, part.step, part.world, std::move(files), IncomingSteps::Time::clock::now(), save});
       continue;
     }
-    ReceivedStep step{name, part.step, {}, save};
+    ReceivedStep step{name, part.step, {}, {}, save};
     for (auto& [rank, file] : files) step.files.push_back(std::move(file));
     if (options.waits) options.waits(step);
     MutexLock guard(mutex);
@@ -503,6 +513,11 @@ Result<std::unique_ptr<Receiver>> Receiver::Start(ReceiverOptions options) {
   state->budget->shelf = state->options.shelf;
   CKPT_RETURN_IF_ERROR(CheckArenaShape({state->options.chunk_bytes, 1}));
   CKPT_RETURN_IF_ERROR(state->Listen());
+  if (state->options.stream) {
+    state->budget->stream = [raw = state.get()](PreparedPart part, auto owner) {
+      return raw->Stream(std::move(part), std::move(owner));
+    };
+  }
   state->StartParts();
   if (state->options.spooler != nullptr) state->TakeLeft();
   state->keeper_thread = std::thread([raw = state.get()] { raw->Keep(); });

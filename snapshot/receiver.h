@@ -52,6 +52,9 @@ struct ReceiverOptions {
   std::function<void(const StepRecord& record, bool published)> shown = {};
   std::function<void()> reclaim = {};
   std::shared_ptr<ArenaShelf> shelf = nullptr;  // where arenas outlive the daemon
+  // Begins to write a rank's file to the store before it is whole: Store::StreamBlob.  May be empty.
+  std::function<std::shared_ptr<BlobStream>(const std::string& path, uint64_t bytes,
+                                            std::weak_ptr<const void> owner)> stream = {};
   // Where saves may lie until their store has them; null: in memory.  Must outlive the receiver.
   Spooler* spooler = nullptr;
   // A step with a save will be kept.  Returns at once.

@@ -8,7 +8,6 @@
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/io/file_stamp.h"
-#include "core/store/blob_copy.h"
 #include "core/store/records.h"
 #include "core/store/store_index.h"
 
@@ -189,14 +188,6 @@ Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
   return Fail(ErrorCode::kExists, "another daemon has a part of it already");
 }
 
-Status WorldCommit::WriteFile(const PreparedPart& part, const PreparedRank& rank,
-                              const Root& bytes) {
-  const Blob blob = FileOf(part, rank);
-  CKPT_ASSIGN_OR_RETURN(const auto writer, store_.CreateBlob(blob.path));
-  FaultPoint();
-  return CopyOwnedBlob(bytes, blob, *writer);
-}
-
 Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
   bool there = false;
   CKPT_RETURN_IF_ERROR(CheckUnprepared(part, there));
@@ -205,7 +196,7 @@ Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
   CKPT_ASSIGN_OR_RETURN(const auto said, said_.Hold(StrCat("blobs/", part.Directory())));
   CKPT_ASSIGN_OR_RETURN(const auto held, store_.HoldBlobs(part.PathOf(0)));
   for (const PreparedRank& rank : part.ranks) {
-    CKPT_RETURN_IF_ERROR(WriteFile(part, rank, bytes));
+    CKPT_RETURN_IF_ERROR(store_.StoreBlob(bytes, FileOf(part, rank)));
     FaultPoint();
   }
   part.mtime_ns = SaveTimeOf(store_, part.name.run, NowNs());

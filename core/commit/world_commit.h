@@ -105,7 +105,6 @@ class WorldCommit {
   Result<AttemptNews> Waiting(const AttemptName& name, const Names& names,
                               const std::set<uint32_t>& later, bool publish);
   Status CheckUnprepared(const PreparedPart& part, bool& there);
-  Status WriteFile(const PreparedPart& part, const PreparedRank& rank, const Root& bytes);
   Result<StepModel> ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts);
   Result<AttemptNews> Publish(const AttemptName& name,
                               const std::map<uint32_t, const PreparedPart*>& parts);

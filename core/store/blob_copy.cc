@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <new>
 #include <thread>
 #include <vector>
 
 #include "core/base/checked_math.h"
 #include "core/base/fault_point.h"
 #include "core/base/mutex.h"
+#include "core/base/pages.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
@@ -40,14 +40,11 @@ class BlobCopy {
   }
 
  private:
-  static constexpr uint64_t kCopyThreads = 3;
-  static constexpr uint64_t kCopyBytes = uint64_t{4} << 20;
   static_assert(kCopyBytes % kChunkBytes == 0);
 
   void Work() {
     const Status done = Caught([this]() -> Status {
-      const std::unique_ptr<std::byte[], FreePages> buffer(
-          static_cast<std::byte*>(::operator new(kCopyBytes, kPage)));
+      const Pages buffer = MakePages(kCopyBytes);
       for (uint64_t at; (at = next_.fetch_add(kCopyBytes)) < blob_.stamp.size;) {
         const uint64_t bytes = std::min(kCopyBytes, blob_.stamp.size - at);
         CKPT_RETURN_IF_ERROR(CopyPiece(at, {buffer.get(), bytes}));
@@ -69,11 +66,6 @@ class BlobCopy {
     return writer_.WriteAt(at, piece);
   }
 
-  static constexpr std::align_val_t kPage{4096};
-  struct FreePages {
-    void operator()(std::byte* pages) const { ::operator delete(pages, kPage); }
-  };
-
   const File& file_;
   const Blob& blob_;
   StorageWriter& writer_;
@@ -94,6 +86,10 @@ Status CopyOwnedBlob(const Root& bytes, const Blob& blob, StorageWriter& writer)
   }
   CKPT_RETURN_IF_ERROR(writer.Reserve(blob.stamp.size));
   CKPT_RETURN_IF_ERROR(BlobCopy(*file, blob, writer).Run());
+  return CloseOwnedBlob(writer);
+}
+
+Status CloseOwnedBlob(StorageWriter& writer) {
   FaultPoint();
   return writer.Close();
 }

@@ -7,7 +7,6 @@
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"
-#include "core/store/blob_copy.h"
 #include "core/store/records.h"
 
 namespace ckptfs {
@@ -96,9 +95,7 @@ Result<StepRecord> StepCatalogue::Persist(const StepRecord& record) {
     if (directories.insert(ParentPath(blob.path)).second) {
       CKPT_ASSIGN_OR_RETURN(holds.emplace_back(), store_.HoldBlobs(blob.path));
     }
-    CKPT_ASSIGN_OR_RETURN(const auto writer, store_.CreateBlob(blob.path));
-    FaultPoint();
-    CKPT_RETURN_IF_ERROR(CopyOwnedBlob(*held->step->roots.at(store_.blobs()), blob, *writer));
+    CKPT_RETURN_IF_ERROR(store_.StoreBlob(*held->step->roots.at(store_.blobs()), blob));
     FaultPoint();
   }
   CKPT_ASSIGN_OR_RETURN(StepRecord published,

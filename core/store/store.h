@@ -93,6 +93,7 @@ struct StepNews {
   std::vector<StepChange> changes;  // in order
 };
 
+class BlobStream;  // core/store/blob_stream.h
 class Root;  // core/io/root.h
 class PresenceWatch;  // core/commit/node_presence.h
 struct CollectRequest;  // core/store/collect.h
@@ -149,6 +150,12 @@ class Store {
 
   // A new blob of the store's own, at `path` in blobs().
   Result<std::unique_ptr<StorageWriter>> CreateBlob(std::string_view path);
+  // A blob whose bytes are still coming in: BlobStreams::Begin.
+  std::shared_ptr<BlobStream> StreamBlob(const std::string& path, uint64_t size,
+                                         std::weak_ptr<const void> owner);
+  // The bytes of `blob.path` in `bytes` are the store's own then: what is left of its stream, or
+  // all (CopyOwnedBlob).  BLOCKS: on writing them.
+  Status StoreBlob(const Root& bytes, const Blob& blob);
 
   // Where CreateBlob of this path writes stays as long as the result lives, though no step
   // names it yet; null where that is not a directory of its own.

@@ -3,9 +3,11 @@
 // Publishing and removing.  Everything here asks the storage for names that are
 // known, or for those of one run's claims and of one step: its cost does not
 // depend on how many steps the store has.
+#include "core/base/fault_point.h"
 #include "core/base/strings.h"
 #include "core/model/read_blobs.h"
 #include "core/model/side_blob.h"
+#include "core/store/blob_copy.h"
 #include "core/store/manifest_format.h"
 #include "core/store/records.h"
 #include "core/store/side_blobs.h"
@@ -217,6 +219,28 @@ Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std
 
 Result<std::unique_ptr<StorageWriter>> Store::CreateBlob(std::string_view path) {
   return state_->storage->Create(StrCat("blobs/", path));
+}
+
+std::shared_ptr<BlobStream> Store::StreamBlob(const std::string& path, uint64_t size,
+                                              std::weak_ptr<const void> owner) {
+  auto create = [storage = state_->storage, name = StrCat("blobs/", path)] {
+    return storage->Create(name);
+  };
+  return state_->streams.Begin(path, size, std::move(owner), std::move(create));
+}
+
+Status Store::StoreBlob(const Root& bytes, const Blob& blob) {
+  CKPT_ASSIGN_OR_RETURN(auto writer, state_->streams.Finish(blob));
+  const bool streamed = writer != nullptr;
+  if (!streamed) {
+    CKPT_ASSIGN_OR_RETURN(writer, CreateBlob(blob.path));
+  }
+  FaultPoint();
+  if (streamed) return CloseOwnedBlob(*writer);
+  Status done = CopyOwnedBlob(bytes, blob, *writer);
+  // The space may be that of saves which come after it.
+  if (!done && done.error().code == ErrorCode::kExhausted) state_->streams.Clear();
+  return done;
 }
 
 Result<SideBlob> Store::PutSideBlob(std::string_view bytes) {

@@ -21,6 +21,7 @@
 
 #include "core/base/mutex.h"
 #include "core/commit/node_presence.h"
+#include "core/store/blob_stream.h"
 #include "core/store/step_changes.h"
 #include "core/store/store.h"
 #include "core/store/store_index.h"
@@ -39,6 +40,7 @@ struct Store::State {
   std::string directory;  // empty: not on local disk
   std::string identity;
   PresenceWatch presences;
+  BlobStreams streams;
 
   Mutex mutex;
   StoreIndex index GUARDED_BY(mutex);

@@ -103,6 +103,35 @@ def test_a_pace_is_kept_but_by_updates(ckptfs, snapshotter):
     assert snap.wait_durable(1) and snap.wait_durable(2)
 
 
+def test_the_store_takes_bytes_as_they_come(ckptfs):
+    """The copy stops after a chunk; what came of it is written, and kept or taken back."""
+    receive(ckptfs)
+    net = torch.nn.Linear(2048, 2048)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 2048)).sum().backward()
+    optimizer.step()
+    parts, files = (os.path.join(ckptfs.store, *path) for path in
+                    (['.tmp'], ['blobs', 'snapshots']))
+    known = set()
+    for step, whole in ((1, True), (2, False), (3, True)):
+        truth = {name: value.clone() for name, value in net.state_dict().items()}
+        with snapshots.Snapshotter(net, optimizer, run='job', store=ckptfs.store, pace=1) as snap:
+            assert snap.save(step)
+            wait_until(lambda: len(os.listdir(parts)) == 1, 'the first chunk')
+            assert whole or snap.cancel(step)
+            optimizer.step()
+            assert snap.wait_durable(step) == whole
+        wait_until(lambda: not os.listdir(parts), 'nothing half')
+        if not whole:
+            continue
+        (new,) = set(os.listdir(files)) - known
+        known.add(new)
+        with safe_open(os.path.join(files, new, 'rank-00000.safetensors'), 'pt') as file:
+            for name, value in truth.items():
+                assert torch.equal(file.get_tensor(name), value)
+        ckptfs.run('verify', '--store', ckptfs.store, f'job/{step}')
+
+
 def test_documents_of_any_shape(ckptfs, snapshotter):
     receive(ckptfs)
     odd = {'1': torch.ones(3), 'a|b': (torch.zeros(0, 4), [torch.ones(2, 2).t()]),
