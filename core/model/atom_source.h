@@ -83,11 +83,11 @@ bool IsPythonNumber(const AtomSource& source);
 // It has what its kind needs.  kInvalid says what is wrong.
 Status CheckSource(const StepModel& model, const Atom& atom);
 
-// visit(uint32_t blob) for the blobs that any of its gathers lies in, as often
+// visit(uint32_t blob) for the blobs that any of the gathers lies in, as often
 // as they are mentioned, until it returns true; true if it did.
 template <class Visit>
-bool AnyBlobOf(const AtomSource& source, const Visit& visit) {
-  for (const Gather& gather : source.gathers) {
+bool AnyBlobOf(std::span<const Gather> gathers, const Visit& visit) {
+  for (const Gather& gather : gathers) {
     for (const FragmentSeries& series : gather.series) {
       const uint32_t fragments = series.blob_step == 0 ? 1 : series.count;
       for (uint32_t k = 0; k < fragments; ++k) {
@@ -97,6 +97,10 @@ bool AnyBlobOf(const AtomSource& source, const Visit& visit) {
     }
   }
   return false;
+}
+template <class Visit>
+bool AnyBlobOf(const AtomSource& source, const Visit& visit) {
+  return AnyBlobOf(std::span<const Gather>(source.gathers), visit);
 }
 
 }  // namespace ckptfs

@@ -26,9 +26,9 @@ uint64_t Plan::MemoryBytes() const {
   return bytes;
 }
 
-std::vector<BlobIndex> Plan::Blobs(const StepModel& model) const {
+std::vector<BlobIndex> Plan::Blobs(const StepModel& model, BlobUse use) const {
   std::vector<bool> marked(model.blobs.size());
-  for (const Segment& segment : segments_) MarkBlobs(segment, model, marked);
+  for (const Segment& segment : segments_) MarkBlobs(segment, model, use, marked);
   std::vector<BlobIndex> blobs;
   for (size_t i = 0; i < marked.size(); ++i) {
     if (marked[i]) blobs.push_back(BlobIndex{static_cast<uint32_t>(i)});

@@ -38,8 +38,8 @@ class Plan {
   // Heap bytes of segments and literals, for bounding plan caches.
   uint64_t MemoryBytes() const;
 
-  // Blobs that some byte may come from, sorted.  REQUIRES: Validate(model).
-  std::vector<BlobIndex> Blobs(const StepModel& model) const;
+  // Its blobs, sorted.  REQUIRES: Validate(model).
+  std::vector<BlobIndex> Blobs(const StepModel& model, BlobUse use) const;
 
   // Segments follow each other and fit the model (ValidateSegment).
   Status Validate(const StepModel& model) const;

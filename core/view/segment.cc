@@ -16,7 +16,7 @@ struct Kind {
   explicit Kind(const Segment& the_segment) : segment(the_segment) {}
 
   void Visit(const StepModel&, uint64_t, uint64_t, SourceVisitor&) const {}
-  void Mark(const StepModel&, std::vector<bool>&) const {}
+  void Mark(const StepModel&, BlobUse, std::vector<bool>&) const {}
   std::optional<BlobIndex> WholeBlob(const StepModel&) const { return std::nullopt; }
   uint64_t MemoryBytes() const { return 0; }
 
@@ -103,7 +103,7 @@ struct BlobKind : Kind {
     AppendOrigin(origins, origin);
     return {};
   }
-  void Mark(const StepModel&, std::vector<bool>& blobs) const {
+  void Mark(const StepModel&, BlobUse, std::vector<bool>& blobs) const {
     blobs[static_cast<uint32_t>(body.blob)] = true;
   }
   std::optional<BlobIndex> WholeBlob(const StepModel& model) const {
@@ -135,10 +135,13 @@ struct AtomKind : Kind {
                  std::vector<Origin>& origins) const {
     return ExplainAtomSegment(body, segment.begin, model, begin, end, limit, origins);
   }
-  void Mark(const StepModel& model, std::vector<bool>& blobs) const {
+  void Mark(const StepModel& model, BlobUse use, std::vector<bool>& blobs) const {
     for (std::optional<AtomIndex> now = body.atom; now;
          now = DerivedFrom(model.atom(*now).source)) {
-      AnyBlobOf(model.atom(*now).source, [&](uint32_t blob) {
+      const AtomSource& source = model.atom(*now).source;
+      const auto gathers = use == BlobUse::kRead ? GathersRead(source)
+                                                 : std::span<const Gather>(source.gathers);
+      AnyBlobOf(gathers, [&](uint32_t blob) {
         if (blob < blobs.size()) blobs[blob] = true;
         return false;
       });
@@ -188,8 +191,9 @@ Status ExplainSegment(const Segment& segment, const StepModel& model, uint64_t b
       segment, [&](const auto& kind) { return kind.Explain(model, begin, end, limit, origins); });
 }
 
-void MarkBlobs(const Segment& segment, const StepModel& model, std::vector<bool>& blobs) {
-  WithKind(segment, [&](const auto& kind) { kind.Mark(model, blobs); });
+void MarkBlobs(const Segment& segment, const StepModel& model, BlobUse use,
+               std::vector<bool>& blobs) {
+  WithKind(segment, [&](const auto& kind) { kind.Mark(model, use, blobs); });
 }
 
 std::optional<BlobIndex> WholeBlobOf(const Segment& segment, const StepModel& model) {

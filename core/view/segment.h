@@ -27,6 +27,9 @@
 
 namespace ckptfs {
 
+// Blobs that some byte is a copy of or comes from, or those alone that are read for it.
+enum class BlobUse { kAny, kRead };
+
 struct LiteralSegment {
   std::shared_ptr<const std::string> bytes;  // the whole string
 };
@@ -105,8 +108,9 @@ void VisitSources(const Segment& segment, const StepModel& model, uint64_t begin
 Status ExplainSegment(const Segment& segment, const StepModel& model, uint64_t begin, uint64_t end,
                       size_t limit, std::vector<Origin>& origins);
 
-// Marks the blobs that bytes of it may come from.
-void MarkBlobs(const Segment& segment, const StepModel& model, std::vector<bool>& blobs);
+// Marks the blobs of it.
+void MarkBlobs(const Segment& segment, const StepModel& model, BlobUse use,
+               std::vector<bool>& blobs);
 
 // The blob that it is, byte for byte.
 std::optional<BlobIndex> WholeBlobOf(const Segment& segment, const StepModel& model);

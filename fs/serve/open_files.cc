@@ -203,7 +203,7 @@ Result<size_t> OpenFiles::Stream(const OpenHandle& open, uint64_t offset,
   const uint64_t size = open.plan->plan().size();
   const uint64_t before = open.streamed->fetch_add(count, std::memory_order_relaxed);
   if (before / size != (before + count) / size) {
-    CKPT_RETURN_IF_ERROR(open.plan->step().CheckStampsNow(open.plan->blobs()));
+    CKPT_RETURN_IF_ERROR(open.plan->step().CheckStampsNow(open.plan->read_blobs()));
   }
   return count;
 }

@@ -29,8 +29,9 @@ class PreparedPlan {
   const Plan& plan() const { return plan_; }
   const PlanReader& reader() const { return reader_; }
   const std::string& path() const { return path_; }  // for messages
-  // Blobs that some byte may come from, sorted.
+  // Sorted: what some byte is a copy of, or comes from; and what is read.
   const std::vector<BlobIndex>& blobs() const { return blobs_; }
+  const std::vector<BlobIndex>& read_blobs() const { return read_; }
   uint64_t MemoryBytes() const;
 
  private:
@@ -39,6 +40,7 @@ class PreparedPlan {
   const PlanReader reader_;
   const std::string path_;
   std::vector<BlobIndex> blobs_;
+  std::vector<BlobIndex> read_;
 };
 
 }  // namespace ckptfs

@@ -46,6 +46,26 @@ Plan OneAtom(uint32_t atom, std::shared_ptr<const LocalTensor> local, uint64_t b
   return std::move(builder).Finish();
 }
 
+// A packed atom is read from its copy, and comes from many files.
+TEST(Plan, OfCopiesTheFirstIsRead) {
+  StepModel model = MakeModel();
+  for (uint32_t blob = 1; blob < 4; ++blob) {
+    model.blobs.push_back(model.blobs[0]);
+    model.atoms[0].source.gathers.push_back(model.atoms[0].source.gathers[0]);
+    model.atoms[0].source.gathers.back().series[0].blob = blob;
+  }
+  model.atoms[0].source.kind = SourceKind::kReplicas;
+  const auto of = [&](uint32_t atom, BlobUse use) {
+    return OneAtom(atom, Whole(), 0, 24, model.atoms[atom].dtype).Blobs(model, use);
+  };
+  for (const uint32_t atom : {0u, 2u}) {  // the second is cast from the first
+    EXPECT_EQ(of(atom, BlobUse::kAny).size(), 4u);
+    EXPECT_EQ(of(atom, BlobUse::kRead), std::vector{BlobIndex{0}});
+  }
+  model.atoms[0].source.kind = SourceKind::kAverage;
+  EXPECT_EQ(of(0, BlobUse::kRead).size(), 4u);
+}
+
 TEST(Plan, SegmentsFollowEachOtherAndEmptyOnesAreDropped) {
   PlanBuilder builder;
   builder.Literal(std::string("head"));
