@@ -10,8 +10,8 @@
 #include <limits>
 #include <utility>
 
+#include "core/base/names.h"
 #include "core/base/strings.h"
-#include "core/store/store.h"
 
 namespace ckptfs {
 namespace {

@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "core/base/digest.h"
+#include "core/base/names.h"
 #include "core/base/strings.h"
 #include "snapshot/cuda_copier.h"
 
@@ -314,6 +315,7 @@ Result<std::unique_ptr<TorchSnapshotter>> TorchSnapshotter::Make(
     return Fail(ErrorCode::kUnsupported,
                 "snapshots know Adam, AdamW, SGD, RMSprop and Adagrad of libtorch's optimizers");
   }
+  CKPT_RETURN_IF_ERROR(CheckName(options.run, "run"));
   if (options.world == 0 || options.rank >= options.world) {
     return Fail(ErrorCode::kInvalid, StrCat("rank ", options.rank, " of ", options.world));
   }

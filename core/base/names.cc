@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/base/names.h"
+
 #include "core/base/strings.h"
-#include "core/store/store.h"
 
 namespace ckptfs {
 
@@ -18,12 +19,6 @@ Status CheckName(std::string_view name, std::string_view what) {
     if (byte < 0x20 || byte == 0x7f) return refuse("holds a control character");
   }
   return {};
-}
-
-Status CheckStepId(std::string_view id) {
-  CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
-  if (id != "latest") return {};
-  return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
 }
 
 }  // namespace ckptfs

@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "core/base/names.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/store/record_text.h"

@@ -347,4 +347,10 @@ Result<std::shared_ptr<const Step>> Store::Load(const StepRecord& record) {
   return loaded;
 }
 
+Status CheckStepId(std::string_view id) {
+  CKPT_RETURN_IF_ERROR(CheckName(id, "step"));
+  if (id != "latest") return {};
+  return Fail(ErrorCode::kInvalid, "step name: 'latest' is taken");
+}
+
 }  // namespace ckptfs

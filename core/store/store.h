@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "core/base/digest.h"
+#include "core/base/names.h"
 #include "core/base/result.h"
 #include "core/io/root.h"
 #include "core/model/step_model.h"
@@ -222,10 +223,7 @@ class Store {
 Result<StepModel> ParseManifest(std::string_view bytes, std::string_view blobs = {});
 Result<std::string> RenderManifest(const StepModel& model, std::string_view blobs = {});
 
-// Run and step names as path components: not empty, not "." or "..", no '/',
-// no control characters, at most 200 bytes.
-Status CheckName(std::string_view name, std::string_view what);
-// As a step's; "latest" is taken.
+// CheckName of a step's; "latest" is taken.
 Status CheckStepId(std::string_view id);
 
 }  // namespace ckptfs

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/base/names.h"
 #include "core/base/strings.h"
 #include "mount/adoption.h"
 #include "mount/commands/command_set.h"

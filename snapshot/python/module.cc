@@ -16,6 +16,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "core/base/names.h"
 #include "snapshot/cuda_copier.h"
 #include "snapshot/snapshot_writer.h"
 
@@ -217,6 +218,8 @@ NB_MODULE(_native, module) {
           [](Writer* self, std::string store, std::string run, std::string job, uint32_t rank,
              uint32_t world, uint32_t slots, double update_limit, bool wait_for_room,
              uint64_t pace, const std::string& cuda_library, nb::object before_copy) {
+            const Status named = CheckName(run, "run");
+            if (!named) throw nb::value_error(named.error().message.c_str());
             WriterOptions options{std::move(store),
                                   std::move(run),
                                   std::move(job),

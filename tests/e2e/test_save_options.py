@@ -93,6 +93,13 @@ def test_no_other_policy(snapshotter):
         snapshotter(full='hope')
 
 
+@pytest.mark.parametrize('run', ['', 'a/b', '..', 'a' * 201, 'a\nb'])
+def test_no_other_run(ckptfs, run):
+    net = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match='run name'):
+        snapshots.Snapshotter(net, torch.optim.SGD(net.parameters()), run=run, store=ckptfs.store)
+
+
 def test_a_pace_is_kept_but_by_updates(ckptfs, snapshotter):
     receive(ckptfs)
     snap = snapshotter(pace=1)  # a byte a second

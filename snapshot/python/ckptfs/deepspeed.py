@@ -300,7 +300,8 @@ def plan(engine: Any, settings: Mapping[str, Any]) -> Callable[[], Engine]:
         raise ValueError('no store is named')
     stock = engine.checkpoint_engine
     if stock.is_decoupled():
-        raise ValueError('checkpoint.writer is chosen')
+        raise ValueError(f'DeepSpeed saves by a {type(stock).__name__}, which writes beside the '
+                         'training itself')
     collector = EngineCollector(engine)
     layout = _layout(engine)
     run = _free_run(settings['store'], settings.get('run') or 'job')
