@@ -10,6 +10,7 @@ import pytest
 from daemon import BIN, step_of, wait_until
 from gathered import assert_equal, gathered
 from test_snapshot import Trainer, durable_steps
+from test_spool import files_of
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason='namespaces need root')
 
@@ -32,11 +33,11 @@ class Node:
         """The words that begin a command in this machine."""
         return ['nsenter', '-t', str(self.machine.pid), '-m', *(['-n'] if network else []), '--']
 
-    def start(self):
+    def start(self, *options):
         """A daemon, in the foreground."""
         self.daemon = subprocess.Popen(
             [*self.enter(), os.path.abspath(BIN), 'mount', '--foreground', '--store', self.ckptfs.store,
-             *self.ckptfs.reserve, self.mountpoint], stdin=subprocess.DEVNULL)
+             *self.ckptfs.reserve, *options, self.mountpoint], stdin=subprocess.DEVNULL)
         wait_until(lambda: os.path.isdir(self.path('run')), 'the mount', self.daemon)
         wait_until(lambda: self.snapshots() is not None, 'the daemon', self.daemon)
 
@@ -143,4 +144,33 @@ def test_a_daemon_that_dies_costs_its_step_at_most(ckptfs, nodes, trainer):
     done = ckptfs.run('gc', '--store', ckptfs.store)
     blobs = os.path.join(ckptfs.store, 'blobs', 'snapshots')
     assert len(os.listdir(blobs)) == 2, done.stdout + done.stderr
+    trainer.end()
+
+
+def test_spools_of_two_nodes(ckptfs, nodes, trainer, tmp_path):
+    """The store takes nothing for longer than arenas have room for, and a daemon dies meanwhile."""
+    spools = {node: str(tmp_path / f'spool-{node.name}') for node in nodes}
+    for node, spool in spools.items():
+        node.kill()
+        node.start('--spool', spool)
+    block = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    os.makedirs(os.path.dirname(block), mode=0o700, exist_ok=True)
+    os.symlink('/nowhere', block)
+    for step in range(5):
+        assert trainer.step() == [True] * 4, trainer.said()
+        for node in nodes:
+            wait_until(lambda n=node, s=step: n.snapshots()['spool']['saves'] == s + 1,
+                       f'step {step} in the spool of the {node.name}', node.daemon)
+    second = nodes[1]
+    second.kill()
+    second.start('--spool', spools[second])
+    assert second.snapshots()['spool']['saves'] == 5
+    assert durable_steps(ckptfs) == []
+    os.unlink(block)
+    assert trainer.durable(4), trainer.said()
+    assert durable_steps(ckptfs) == list('01234')
+    for step in (0, 3, 4):
+        assert_step(nodes, trainer, step)
+    for spool in spools.values():
+        wait_until(lambda s=spool: files_of(s) == ['format'], 'an empty spool')
     trainer.end()
