@@ -38,9 +38,9 @@ struct ChunkLease {
 
 // What a received file has of an arena.
 struct FileLease {
+  std::shared_ptr<BlobStream> stream;  // writes them until it is asked for the whole file
   std::shared_ptr<const void> chunks;
   std::shared_ptr<const Mapping> mapping;  // ends before they are the rank's again
-  std::shared_ptr<BlobStream> stream;      // writes them until it is asked for the whole file
 };
 
 tl::unexpected<Error> Breach(const std::string& rule) {
@@ -333,14 +333,23 @@ Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) 
   part->file.again = message.chunk != 0;
   part->over = !fresh;
   part->lease = std::make_shared<ChunkLease>(hold_, message.attempt);
-  if (fresh && !part->file.again && budget_->stream) {
-    AttemptName name = NameOf(message.attempt);
-    name.life = steps.LifeOf(name);
-    const PreparedRank mine{rank_, message.length, {}};
-    part->stream = budget_->stream({std::move(name), message.step, world_, 0, {mine}}, part->lease);
-  }
+  if (fresh && !part->file.again) part->stream = Stream(message, steps, part->lease);
   parts_[message.attempt] = std::move(part);
   return {};
+}
+
+// What attempts under way have put aside of the store is never more than the arena has.
+std::shared_ptr<BlobStream> RankSession::Stream(const SnapshotMessage& begin, IncomingSteps& steps,
+                                                std::weak_ptr<const void> owner) const {
+  AttemptName name = NameOf(begin.attempt);
+  uint64_t open = begin.length;
+  for (const auto& [attempt, part] : parts_) open += part->bytes;
+  if (!budget_->stream || open > shape_.chunks * shape_.payload_bytes() || steps.IsGone(name)) {
+    return nullptr;
+  }
+  name.life = steps.LifeOf(name);
+  const PreparedRank mine{rank_, begin.length, {}};
+  return budget_->stream({std::move(name), begin.step, world_, 0, {mine}}, std::move(owner));
 }
 
 Status RankSession::CheckHeader(const ChunkHeader& header, const Part& part) const {
@@ -414,7 +423,7 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
   auto mapping = hold_->reader().MapPayloads(part->lease->chunks, part->bytes);
   if (mapping) part->file.rope = {mapping->bytes()};
   part->file.lease = std::make_shared<const FileLease>(
-      FileLease{std::move(part->lease), std::move(mapping), std::move(part->stream)});
+      FileLease{std::move(part->stream), std::move(part->lease), std::move(mapping)});
   auto step = steps.Add(again.name, part->step, rank_, world_, std::move(part->file),
                         IncomingSteps::Time::clock::now());
   if (step) {

@@ -138,6 +138,8 @@ class RankSession {
   Status Hello(const SnapshotMessage& message);
   Status Return(const SnapshotMessage& message, const Descriptor& memory);
   Status Begin(const SnapshotMessage& message, IncomingSteps& steps);
+  std::shared_ptr<BlobStream> Stream(const SnapshotMessage& begin, IncomingSteps& steps,
+                                     std::weak_ptr<const void> owner) const;
   Status Chunk(const SnapshotMessage& message);
   Status CheckHeader(const ChunkHeader& header, const Part& part) const;
   Status End(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals);

@@ -46,7 +46,7 @@ void IncomingSteps::Forget(const AttemptName& name) {
 }
 
 Digest IncomingSteps::LifeOf(const AttemptName& name) {
-  if (gone_.contains(name)) return RandomDigest();
+  if (IsGone(name)) return RandomDigest();
   const auto [at, fresh] = lives_.try_emplace(name);
   if (fresh) at->second = RandomDigest();
   return at->second;

@@ -87,6 +87,8 @@ class IncomingSteps {
   void Forget(const AttemptName& name);
   // Whether `rank` has not begun this attempt, nor a later one, before.
   bool Begin(const AttemptName& name, uint32_t rank);
+  // It was dropped, not long ago.
+  bool IsGone(const AttemptName& name) const { return gone_.contains(name); }
   // A random number that the names of an attempt's files are made of while no other life of its
   // job is known, until it is whole or over.
   Digest LifeOf(const AttemptName& name);

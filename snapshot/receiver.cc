@@ -305,11 +305,16 @@ std::set<uint32_t> Receiver::State::Elsewhere(const AttemptName& name) const {
   return found;
 }
 
-// Under the name that it will have, if other daemons have ranks of the job and all are known.
+// Under the name that it will have: the job's ranks are here, or all are known.  Not beside a save
+// that waits for its store, which would be slower for it, and may make this one go to a spool.
 std::shared_ptr<BlobStream> Receiver::State::Stream(PreparedPart part,
                                                     std::weak_ptr<const void> owner) const {
-  const auto world = parts ? parts->WorldOf(part.name.run, part.name.job) : JobWorld();
-  if (world && world->life) part.name.life = *world->life;
+  if (options.spooler != nullptr && options.spooler->waits()) return nullptr;
+  const auto job = jobs.find({part.name.run, part.name.job});
+  if (parts && (job == jobs.end() || job->second.ranks.size() < part.world)) {
+    const auto world = parts->WorldOf(part.name.run, part.name.job);
+    if (world && world->life) part.name.life = *world->life;
+  }
   const PreparedRank& rank = part.ranks.front();
   return options.stream(part.PathOf(rank.rank), rank.bytes, std::move(owner));
 }

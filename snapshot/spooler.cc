@@ -50,14 +50,22 @@ Spooler::Entries::iterator Spooler::Find(const SaveBytes& save) {
                       [&](const Entry& entry) { return entry.save.get() == &save; });
 }
 
+bool Spooler::AnyWaits() const {
+  return std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.waits; });
+}
+
+bool Spooler::waits() const {
+  MutexLock lock(mutex_);
+  return AnyWaits();
+}
+
 // ---- what happens to saves -----------------------------------------------------
 
 void Spooler::Add(SavePtr save) {
   const auto now = Clock::now();
   const uint64_t bytes = BytesOf(save->part());
   MutexLock lock(mutex_);
-  const bool behind =
-      std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.waits; });
+  const bool behind = AnyWaits();
   if (ending_) save->End();
   entries_.push_back({std::move(save), bytes, now});
   if (!behind && !ending_) entries_.back().due += options_.patience;

@@ -47,6 +47,8 @@ class Spooler {
   std::vector<SavePtr> left() const;
   // A save that is whole here waits for its store from now on.
   void Add(SavePtr save);
+  // Whether a save waits for its store, or is being stored.
+  bool waits() const;
   // The store begins with it.
   void Begin(const SaveBytes& save);
   // The store could not take it.
@@ -85,6 +87,7 @@ class Spooler {
   Status Write(SaveBytes& save);
   void Wrote(Entries::iterator entry, const Status& done);
   Entries::iterator Find(const SaveBytes& save) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AnyWaits() const EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const SaveBytes& save, uint64_t bytes);
 
   const SpoolerOptions options_;

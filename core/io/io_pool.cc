@@ -21,7 +21,7 @@ IoPool::~IoPool() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void IoPool::Post(std::function<void()> task) {
+bool IoPool::TryPost(std::function<void()>& task) {
   {
     MutexLock lock(mutex_);
     const bool enough = idle_ > tasks_.size() || threads_.size() >= max_threads_;
@@ -32,13 +32,16 @@ void IoPool::Post(std::function<void()> task) {
         // Those that there are will come to it.
       }
     }
-    if (!threads_.empty()) {
-      tasks_.push_back(std::move(task));
-      task = nullptr;
-    }
+    if (threads_.empty()) return false;
+    tasks_.push_back(std::move(task));
+    task = nullptr;
   }
-  if (task) return task();
   wake_.NotifyOne();
+  return true;
+}
+
+void IoPool::Post(std::function<void()> task) {
+  if (!TryPost(task)) task();
 }
 
 void IoPool::Work() {

@@ -29,6 +29,8 @@ class IoPool {
   // In the order of the calls.  Where not even one thread can be made the caller
   // runs the task.
   void Post(std::function<void()> task);
+  // False there, and the task is the caller's still.
+  bool TryPost(std::function<void()>& task);
 
  private:
   void Work();

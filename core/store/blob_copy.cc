@@ -23,8 +23,8 @@ namespace {
 // cache.
 class BlobCopy {
  public:
-  BlobCopy(const File& file, const Blob& blob, StorageWriter& writer)
-      : file_(file), blob_(blob), writer_(writer) {}
+  BlobCopy(const File& file, const Blob& blob, StorageWriter& writer, const WrittenPieces& written)
+      : file_(file), blob_(blob), writer_(writer), written_(written) {}
 
   Status Run() {
     const uint64_t pieces = CeilDiv(blob_.stamp.size, kCopyBytes);
@@ -46,6 +46,7 @@ class BlobCopy {
     const Status done = Caught([this]() -> Status {
       const Pages buffer = MakePages(kCopyBytes);
       for (uint64_t at; (at = next_.fetch_add(kCopyBytes)) < blob_.stamp.size;) {
+        if (!written_.empty() && written_[at / kCopyBytes]) continue;
         const uint64_t bytes = std::min(kCopyBytes, blob_.stamp.size - at);
         CKPT_RETURN_IF_ERROR(CopyPiece(at, {buffer.get(), bytes}));
       }
@@ -69,6 +70,7 @@ class BlobCopy {
   const File& file_;
   const Blob& blob_;
   StorageWriter& writer_;
+  const WrittenPieces& written_;
   std::atomic<uint64_t> next_{0};  // offset of the next piece
   Mutex mutex_;
   Status done_ GUARDED_BY(mutex_);
@@ -76,7 +78,8 @@ class BlobCopy {
 
 }  // namespace
 
-Status CopyOwnedBlob(const Root& bytes, const Blob& blob, StorageWriter& writer) {
+Status CopyOwnedBlob(const Root& bytes, const Blob& blob, StorageWriter& writer,
+                     const WrittenPieces& written) {
   CKPT_ASSIGN_OR_RETURN(const auto file, bytes.Open(blob.path));
   if (file->size() != blob.stamp.size || blob.chunk_bytes != kChunkBytes ||
       blob.chunks.size() != ChunkCount(blob.stamp.size, kChunkBytes)) {
@@ -84,12 +87,8 @@ Status CopyOwnedBlob(const Root& bytes, const Blob& blob, StorageWriter& writer)
                 StrCat(blob.path, ": ", file->size(), " bytes, the manifest says ",
                        blob.stamp.size, " in ", blob.chunks.size(), " chunks"));
   }
-  CKPT_RETURN_IF_ERROR(writer.Reserve(blob.stamp.size));
-  CKPT_RETURN_IF_ERROR(BlobCopy(*file, blob, writer).Run());
-  return CloseOwnedBlob(writer);
-}
-
-Status CloseOwnedBlob(StorageWriter& writer) {
+  if (written.empty()) CKPT_RETURN_IF_ERROR(writer.Reserve(blob.stamp.size));
+  CKPT_RETURN_IF_ERROR(BlobCopy(*file, blob, writer, written).Run());
   FaultPoint();
   return writer.Close();
 }

@@ -7,6 +7,9 @@
 
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "core/base/result.h"
 #include "core/blob/blob.h"
 #include "core/io/root.h"
@@ -17,10 +20,14 @@ namespace ckptfs {
 inline constexpr uint64_t kCopyThreads = 3;
 inline constexpr uint64_t kCopyBytes = uint64_t{4} << 20;
 
+// By piece of kCopyBytes: true for those that are written already, and are what the blob's
+// chunks say.  Empty: none is.
+using WrittenPieces = std::vector<bool>;
+
 // The bytes of `blob.path` in `bytes` into `writer`, and closes it.  kDataLoss if they are not
 // what the blob's size and chunks say.  BLOCKS: on writing them.
-Status CopyOwnedBlob(const Root& bytes, const Blob& blob, StorageWriter& writer);
-// The end of that.
-Status CloseOwnedBlob(StorageWriter& writer);
+// REQUIRES: where something is written, room for all was reserved.
+Status CopyOwnedBlob(const Root& bytes, const Blob& blob, StorageWriter& writer,
+                     const WrittenPieces& written = {});
 
 }  // namespace ckptfs

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/checked_math.h"
 #include "core/base/pages.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
@@ -22,8 +23,7 @@ constexpr size_t kMaxStreams = 64;
 
 struct BlobStream::State {
   State(uint64_t bytes, std::weak_ptr<const void> kept_by, BlobStreams::Create maker)
-      : size(bytes), owner(std::move(kept_by)), create(std::move(maker)),
-        digests(ChunkCount(bytes, kChunkBytes)) {}
+      : size(bytes), owner(std::move(kept_by)), create(std::move(maker)) {}
 
   struct Part {
     uint64_t begin = 0;
@@ -40,16 +40,17 @@ struct BlobStream::State {
   std::vector<Part> parts GUARDED_BY(mutex);  // in order, without a gap
   uint64_t added GUARDED_BY(mutex) = 0;
   uint64_t posted GUARDED_BY(mutex) = 0;
-  uint64_t written GUARDED_BY(mutex) = 0;
-  std::vector<Digest> digests GUARDED_BY(mutex);
+  std::map<uint64_t, std::vector<Digest>> written GUARDED_BY(mutex);  // by offset
   Writer writer GUARDED_BY(mutex);
-  bool making GUARDED_BY(mutex) = false;  // the writer
-  int busy GUARDED_BY(mutex) = 0;         // pieces that use it
-  bool over GUARDED_BY(mutex) = false;
+  bool making GUARDED_BY(mutex) = false;   // the writer
+  int busy GUARDED_BY(mutex) = 0;          // pieces that use it
+  bool over GUARDED_BY(mutex) = false;     // no more pieces
+  bool wanted GUARDED_BY(mutex) = false;   // by who finishes it
   bool failed GUARDED_BY(mutex) = false;
 
-  // What the writer had written goes with it, once no piece uses it.
-  void End(bool fails);
+  // What the writer had written goes with what this returns, if no piece uses it.
+  Writer End(bool fails);
+  Writer TakeUnused() EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Write(uint64_t at, uint64_t bytes);
   Status WritePiece(StorageWriter& to, uint64_t at, std::span<std::byte> piece);
   // Null if it is over.
@@ -57,13 +58,16 @@ struct BlobStream::State {
   void Copy(uint64_t at, std::span<std::byte> to);
 };
 
-void BlobStream::State::End(bool fails) {
-  Writer gone;
+BlobStream::State::Writer BlobStream::State::TakeUnused() {
+  moved.NotifyAll();
+  return over && !wanted && busy == 0 ? std::move(writer) : nullptr;
+}
+
+BlobStream::State::Writer BlobStream::State::End(bool fails) {
   MutexLock lock(mutex);
   failed = failed || fails;
   over = true;
-  if (busy == 0) gone = std::move(writer);
-  moved.NotifyAll();
+  return TakeUnused();
 }
 
 Result<StorageWriter*> BlobStream::State::Use() {
@@ -77,7 +81,6 @@ Result<StorageWriter*> BlobStream::State::Use() {
     }
     making = true;
   }
-  Status reserved;
   auto made = Caught([&]() -> Result<Writer> {
     CKPT_ASSIGN_OR_RETURN(Writer fresh, create());
     CKPT_RETURN_IF_ERROR(fresh->Reserve(size));
@@ -120,10 +123,10 @@ Status BlobStream::State::WritePiece(StorageWriter& to, uint64_t at, std::span<s
   }
   ChunkDigester digester(kChunkBytes);
   digester.Add(piece);
-  const std::vector<Digest> found = std::move(digester).Finish();
+  std::vector<Digest> found = std::move(digester).Finish();
   CKPT_RETURN_IF_ERROR(to.WriteAt(at, piece));
   MutexLock lock(mutex);
-  std::copy(found.begin(), found.end(), digests.begin() + static_cast<ptrdiff_t>(at / kChunkBytes));
+  written[at] = std::move(found);
   return {};
 }
 
@@ -131,23 +134,33 @@ void BlobStream::State::Write(uint64_t at, uint64_t bytes) {
   static thread_local const Pages buffer = MakePages(kCopyBytes);
   const auto to = Use();
   if (to && *to == nullptr) return;
-  const Status done = to ? WritePiece(**to, at, {buffer.get(), bytes}) : Fail(Error(to.error()));
+  const Status done = to ? Caught([&] { return WritePiece(**to, at, {buffer.get(), bytes}); })
+                         : Fail(Error(to.error()));
   Writer gone;
   MutexLock lock(mutex);
   if (to) --busy;
-  written += bytes;
   if (!done) {
     over = true;
     failed = done.error().code != ErrorCode::kNotFound;
   }
-  if (over && busy == 0) gone = std::move(writer);
-  moved.NotifyAll();
+  gone = TakeUnused();
 }
 
 BlobStream::BlobStream(std::shared_ptr<State> state, std::weak_ptr<IoPool> pool)
     : state_(std::move(state)), pool_(std::move(pool)) {}
 
-BlobStream::~BlobStream() { state_->End(false); }
+// A store that hangs must not hold whoever is the last that has it.
+BlobStream::~BlobStream() {
+  std::shared_ptr<StorageWriter> gone = state_->End(false);
+  const auto pool = gone ? pool_.lock() : nullptr;
+  if (!pool) return;
+  const Status posted = Caught([&]() -> Status {
+    std::function<void()> task = [last = std::move(gone)] {};
+    (void)pool->TryPost(task);
+    return {};
+  });
+  (void)posted;  // it went here
+}
 
 void BlobStream::Add(std::span<const std::byte> bytes) {
   State& state = *state_;
@@ -166,14 +179,16 @@ void BlobStream::Add(std::span<const std::byte> bytes) {
   }
   const auto pool = pool_.lock();
   for (const auto& [at, size] : pieces) {
-    if (!pool) return state.End(false);
-    pool->Post([kept = state_, from = at, count = size] {
+    std::function<void()> write = [kept = state_, from = at, count = size] {
       const Status done = Caught([&]() -> Status {
         kept->Write(from, count);
         return {};
       });
-      if (!done) kept->End(true);
-    });
+      if (!done) (void)kept->End(true);
+    };
+    if (pool && pool->TryPost(write)) continue;
+    (void)state.End(false);
+    return;
   }
 }
 
@@ -199,26 +214,31 @@ std::shared_ptr<BlobStream> BlobStreams::Begin(const std::string& path, uint64_t
   return std::make_shared<BlobStream>(std::move(state), pool_);
 }
 
-Result<std::unique_ptr<StorageWriter>> BlobStreams::Finish(const Blob& blob) {
+Result<StreamedBlob> BlobStreams::Finish(const Blob& blob) {
   StatePtr state;
   {
     MutexLock lock(mutex_);
     const auto found = streams_.extract(blob.path);
     if (!found.empty()) state = found.mapped().lock();
   }
+  StreamedBlob begun;  // destroyed after the lock is given back
   if (!state || state->size != blob.stamp.size || blob.chunk_bytes != kChunkBytes ||
       blob.chunks.size() != ChunkCount(blob.stamp.size, kChunkBytes)) {
-    return nullptr;
+    return begun;
   }
   MutexLock lock(state->mutex);
-  while (!state->over && state->added == state->size && state->written < state->size) {
-    state->moved.Wait(state->mutex);
+  if (state->over) return begun;
+  state->over = state->wanted = true;
+  while (state->busy > 0) state->moved.Wait(state->mutex);
+  begun.writer = std::move(state->writer);
+  if (state->failed || !begun.writer) return StreamedBlob();
+  begun.written.resize(CeilDiv(state->size, kCopyBytes));
+  for (const auto& [at, digests] : state->written) {
+    const std::string wrong = WrongChunk(blob, at, digests);
+    if (!wrong.empty()) return Fail(ErrorCode::kDataLoss, StrCat(blob.path, ": ", wrong));
+    begun.written[at / kCopyBytes] = true;
   }
-  if (state->over || state->written < state->size) return nullptr;
-  const std::string wrong = WrongChunk(blob, 0, state->digests);
-  if (!wrong.empty()) return Fail(ErrorCode::kDataLoss, StrCat(blob.path, ": ", wrong));
-  state->over = true;
-  return std::move(state->writer);
+  return begun;
 }
 
 void BlobStreams::Clear() {
@@ -228,7 +248,7 @@ void BlobStreams::Clear() {
     for (const auto& [name, one] : streams_) all.push_back(one.lock());
   }
   for (const StatePtr& one : all) {
-    if (one) one->End(true);
+    if (one) (void)one->End(true);
   }
 }
 

@@ -24,6 +24,7 @@
 #include "core/blob/blob.h"
 #include "core/io/io_pool.h"
 #include "core/io/root.h"
+#include "core/store/blob_copy.h"
 
 namespace ckptfs {
 
@@ -44,6 +45,12 @@ class BlobStream {
   const std::weak_ptr<IoPool> pool_;
 };
 
+// What was written of a blob while it came in.
+struct StreamedBlob {
+  std::unique_ptr<StorageWriter> writer;  // null: nothing
+  WrittenPieces written;
+};
+
 class BlobStreams {
  public:
   using Create = std::function<Result<std::unique_ptr<StorageWriter>>()>;
@@ -53,9 +60,9 @@ class BlobStreams {
   // are too many, or while one of them fails: what it lacks is not taken from it.
   std::shared_ptr<BlobStream> Begin(const std::string& path, uint64_t size,
                                     std::weak_ptr<const void> owner, Create create);
-  // The writer of the blob with all its bytes, to be closed.  Null if it was not begun, or
-  // failed.  kDataLoss if they are not what the blob's chunks say.  BLOCKS: on writing them.
-  Result<std::unique_ptr<StorageWriter>> Finish(const Blob& blob);
+  // Ends the blob's stream, for who writes what it has not.  kDataLoss if what it has is not
+  // what the blob's chunks say.  BLOCKS: on the pieces that are being written.
+  Result<StreamedBlob> Finish(const Blob& blob);
   // Lets go of all, and of the space that they have.
   void Clear();
 

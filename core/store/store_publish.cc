@@ -230,14 +230,15 @@ std::shared_ptr<BlobStream> Store::StreamBlob(const std::string& path, uint64_t 
 }
 
 Status Store::StoreBlob(const Root& bytes, const Blob& blob) {
-  CKPT_ASSIGN_OR_RETURN(auto writer, state_->streams.Finish(blob));
-  const bool streamed = writer != nullptr;
-  if (!streamed) {
-    CKPT_ASSIGN_OR_RETURN(writer, CreateBlob(blob.path));
-  }
-  FaultPoint();
-  if (streamed) return CloseOwnedBlob(*writer);
-  Status done = CopyOwnedBlob(bytes, blob, *writer);
+  const auto store = [&]() -> Status {
+    CKPT_ASSIGN_OR_RETURN(StreamedBlob begun, state_->streams.Finish(blob));
+    if (!begun.writer) {
+      CKPT_ASSIGN_OR_RETURN(begun.writer, CreateBlob(blob.path));
+    }
+    FaultPoint();
+    return CopyOwnedBlob(bytes, blob, *begun.writer, begun.written);
+  };
+  Status done = store();
   // The space may be that of saves which come after it.
   if (!done && done.error().code == ErrorCode::kExhausted) state_->streams.Clear();
   return done;

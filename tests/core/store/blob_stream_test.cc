@@ -3,15 +3,20 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <random>
 #include <thread>
 
+#include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/io/file_root.h"
+#include "core/io/file_storage.h"
 #include "core/io/memory_root.h"
+#include "core/store/blob_copy.h"
 #include "core/store/store.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_directory.h"
@@ -66,20 +71,41 @@ bool Comes(const std::function<bool()>& done) {
   return done();
 }
 
+// A store on a real directory that counts what is asked of it.
+struct Counted {
+  Counted()
+      : faulty(std::make_shared<FaultyStorage>(*FileStorage::Open(directory.path(), true))),
+        store(*Store::OpenOn(faulty, true, directory.path())) {}
+  // Its writer is there, and that many pieces are written.
+  bool Wrote(uint64_t before, uint64_t pieces) const {
+    return Comes([&] { return faulty->calls() >= before + 2 + pieces; });
+  }
+  const TemporaryDirectory directory;
+  const std::shared_ptr<FaultyStorage> faulty;
+  const std::unique_ptr<Store> store;
+};
+
+// What is written is not read again, what is not is.
 TEST(BlobStreamTest, WhatIsWrittenOnTheWayIsTheBlob) {
   for (const uint64_t size : {kSize, uint64_t{8} << 20, (uint64_t{4} << 20) + 1}) {
     for (const uint64_t part : {uint64_t{1'234'567}, uint64_t{5'000'001}, uint64_t{16} << 20}) {
-      const TemporaryDirectory directory;
-      const auto store = *Store::Open(directory.path(), true);
-      const auto truth = Truth(size);
-      const auto stream = store->StreamBlob(kPath, size, truth);
-      ASSERT_TRUE(stream);
-      AddAll(*stream, *truth, part);
-      // Nobody has them but the stream.
-      const Status stored = store->StoreBlob(MemoryRoot("nothing"), BlobOf(*truth));
-      ASSERT_TRUE(stored) << stored.error().message;
-      EXPECT_TRUE(*ReadWhole(FileRoot(store->blobs()), kPath, size) == *truth);
-      EXPECT_EQ(Unfinished(directory), 0u);
+      for (const uint64_t begun : {size, size / 2}) {
+        const Counted counted;
+        const auto truth = Truth(size);
+        const uint64_t before = counted.faulty->calls();
+        const auto stream = counted.store->StreamBlob(kPath, size, truth);
+        ASSERT_TRUE(stream);
+        AddAll(*stream, std::string_view(*truth).substr(0, begun), part);
+        const uint64_t whole = begun == size ? size : begun / kCopyBytes * kCopyBytes;
+        const uint64_t pieces = CeilDiv(whole, kCopyBytes);
+        ASSERT_TRUE(pieces == 0 || counted.Wrote(before, pieces));
+        const auto rest = std::make_shared<std::string>(*truth);
+        std::fill_n(rest->begin(), whole, '\0');
+        const Status stored = counted.store->StoreBlob(*RootOf(rest), BlobOf(*truth));
+        ASSERT_TRUE(stored) << stored.error().message;
+        EXPECT_TRUE(*ReadWhole(FileRoot(counted.store->blobs()), kPath, size) == *truth);
+        EXPECT_EQ(Unfinished(counted.directory), 0u);
+      }
     }
   }
 }
@@ -128,6 +154,7 @@ TEST(BlobStreamTest, AThrownErrorIsAFailure) {
     const auto stream = store->StreamBlob(kPath, kSize, truth);
     faulty->ThrowAt(at);
     AddAll(*stream, *truth);
+    ASSERT_TRUE(Comes([&] { return store->StreamBlob("snapshots/b/x", kSize, truth) == nullptr; }));
     const Status stored = store->StoreBlob(*RootOf(truth), BlobOf(*truth));
     ASSERT_TRUE(stored) << at << ": " << stored.error().message;
     EXPECT_TRUE(*ReadWhole(*disk, StrCat("blobs/", kPath), kSize) == *truth);
@@ -162,21 +189,52 @@ TEST(BlobStreamTest, BytesThatHaveGoneAreNotRead) {
   EXPECT_TRUE(*ReadWhole(FileRoot(store->blobs()), kPath, kSize) == *kept);
 }
 
-// A save that lacks space gets that of those which come after it.
+// A save that lacks space, wherever it does, gets that of those which come after it.
 TEST(BlobStreamTest, SpaceIsGivenBack) {
-  const TemporaryDirectory directory;
-  const auto store = *Store::OpenOn(std::make_shared<FaultyStorage>(*FileStorage::Open(directory.path(), true)),
-                                    true, directory.path());
+  for (uint64_t at = 1; at <= 3; ++at) {
+    const Counted counted;
+    const auto truth = Truth();
+    const uint64_t before = counted.faulty->calls();
+    const auto later = counted.store->StreamBlob("snapshots/b/x", kSize, truth);
+    later->Add(std::as_bytes(std::span(*truth)).first(5 << 20));
+    ASSERT_TRUE(counted.Wrote(before, 1));
+    counted.faulty->FailAt(at, ErrorCode::kExhausted);
+    const Status stored = counted.store->StoreBlob(*RootOf(truth), BlobOf(*truth));
+    ASSERT_FALSE(stored);
+    EXPECT_TRUE(Comes([&] { return Unfinished(counted.directory) == 0; }));
+    EXPECT_TRUE(counted.store->StoreBlob(*RootOf(truth), BlobOf(*truth)));
+  }
+}
+
+// Says which thread let go of it.
+class LastWriter final : public StorageWriter {
+ public:
+  explicit LastWriter(std::promise<std::thread::id>& last) : last_(last) {}
+  ~LastWriter() override { last_.set_value(std::this_thread::get_id()); }
+  Status Reserve(uint64_t) override { return {}; }
+  Status WriteAt(uint64_t, std::span<const std::byte>) override {
+    written = true;
+    return {};
+  }
+  Status Close() override { return {}; }
+  static inline std::atomic<bool> written{false};
+
+ private:
+  std::promise<std::thread::id>& last_;
+};
+
+// A store that hangs must not hold who drops a save, or moves it to a spool.
+TEST(BlobStreamTest, WhoLetsGoOfItDoesNotTouchTheStore) {
+  BlobStreams streams;
   const auto truth = Truth();
-  const auto later = store->StreamBlob("snapshots/b/x", kSize, truth);
-  later->Add(std::as_bytes(std::span(*truth)).first(5 << 20));
-  ASSERT_TRUE(Comes([&] { return Unfinished(directory) == 1; }));
-  auto faulty = std::static_pointer_cast<FaultyStorage>(store->storage());
-  faulty->FailAt(3, ErrorCode::kExhausted);
-  const Status stored = store->StoreBlob(*RootOf(truth), BlobOf(*truth));
-  ASSERT_FALSE(stored);
-  EXPECT_TRUE(Comes([&] { return Unfinished(directory) == 0; }));
-  EXPECT_TRUE(store->StoreBlob(*RootOf(truth), BlobOf(*truth)));
+  std::promise<std::thread::id> last;
+  auto stream = streams.Begin(kPath, kSize, truth, [&]() -> Result<std::unique_ptr<StorageWriter>> {
+    return std::make_unique<LastWriter>(last);
+  });
+  stream->Add(std::as_bytes(std::span(*truth)).first(5 << 20));
+  ASSERT_TRUE(Comes([] { return LastWriter::written.load(); }));
+  stream.reset();
+  EXPECT_NE(last.get_future().get(), std::this_thread::get_id());
 }
 
 TEST(BlobStreamTest, SmallOnesAndTooManyAreNotBegun) {

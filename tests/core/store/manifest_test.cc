@@ -196,6 +196,13 @@ TEST(ManifestTest, ValuesWithScalesAreRefusedByName) {
               HasSubstr("a source of kind 4 (values with scales per block)"));
 }
 
+TEST(ManifestTest, GoldenFileWhoseWeightsAreNotTheirMastersStillReads) {
+  StepModel model = OwnedModel(std::string(kBlobs));
+  model.weights_apart = true;
+  ExpectGolden("manifest_v2_apart.bin", 2, model);
+  EXPECT_TRUE(ParseManifest(ReadGolden("manifest_v2_apart.bin"), kBlobs)->weights_apart);
+}
+
 TEST(ManifestTest, GoldenFileOfVersion2StillReads) {
   ExpectGolden("manifest_v2.bin", 2, OwnedModel(std::string(kBlobs)));
 }
