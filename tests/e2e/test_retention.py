@@ -47,7 +47,8 @@ def test_a_daemon_keeps_what_its_policy_says(ckptfs, job):
         assert_equal(gathered(os.path.join(step_of(mount, 'job', '1'), 'view', 'tp1'), 1),
                      trainer.truth(1))
     assert trainer.step() == [True] and trainer.durable(8)
-    wait_until(lambda: durable_steps(ckptfs) == ['0', '4', '7', '8'], 'retention', daemon)
+    # Whoever is held is looked at again half a minute later, and then once more.
+    wait_until(lambda: durable_steps(ckptfs) == ['0', '4', '7', '8'], 'retention', daemon, 150)
     wait_until(lambda: len(blob_folders(ckptfs)) == 4, 'the blobs to go', daemon)
     steps = os.path.join(mount, 'run', 'job', 'step')
     wait_until(lambda: sorted(os.listdir(steps)) == ['0', '4', '7', '8'], 'the listing', daemon)
