@@ -284,7 +284,7 @@ class SpoolerTest : public testing::Test {
   }
   nlohmann::json status() const { return nlohmann::json::parse(spooler_->StatusJson()); }
   static void Await(const Save& save) {
-    while (save.InMemory()) std::this_thread::yield();
+    while (save.InMemory() || !save.bytes->on_disk()) std::this_thread::yield();
   }
 
   const std::shared_ptr<MemoryRoot> disk_ = std::make_shared<MemoryRoot>("disk");
