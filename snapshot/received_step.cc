@@ -46,7 +46,6 @@ void IncomingSteps::Forget(const AttemptName& name) {
 }
 
 Digest IncomingSteps::LifeOf(const AttemptName& name) {
-  if (IsGone(name)) return RandomDigest();
   const auto [at, fresh] = lives_.try_emplace(name);
   if (fresh) at->second = RandomDigest();
   return at->second;

@@ -90,7 +90,7 @@ class IncomingSteps {
   // It was dropped, not long ago.
   bool IsGone(const AttemptName& name) const { return gone_.contains(name); }
   // A random number that the names of an attempt's files are made of while no other life of its
-  // job is known, until it is whole or over.
+  // job is known, until it is whole or over.  REQUIRES: !IsGone(name).
   Digest LifeOf(const AttemptName& name);
   // Those that were not taken and whose first part came before `limit`; the reason names the
   // missing ranks, but for those that `elsewhere` has.

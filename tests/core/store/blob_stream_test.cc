@@ -125,39 +125,35 @@ TEST(BlobStreamTest, OtherBytesThanWereSaidAreRefused) {
 }
 
 // What goes wrong is nobody's business: the blob is copied whole.
+void ExpectCopied(const std::function<void(FaultyStorage&)>& breaks) {
+  const auto disk = std::make_shared<MemoryRoot>("storage");
+  const auto faulty = std::make_shared<FaultyStorage>(disk);
+  const auto store = *Store::OpenOn(faulty);
+  const auto truth = Truth();
+  const auto stream = store->StreamBlob(kPath, kSize, truth);
+  breaks(*faulty);
+  AddAll(*stream, *truth);
+  // Nothing else is begun that could take from it what it lacks.
+  ASSERT_TRUE(Comes([&] { return store->StreamBlob("snapshots/b/x", kSize, truth) == nullptr; }));
+  const Status stored = store->StoreBlob(*RootOf(truth), BlobOf(*truth));
+  ASSERT_TRUE(stored) << stored.error().message;
+  EXPECT_TRUE(*ReadWhole(*disk, StrCat("blobs/", kPath), kSize) == *truth);
+  EXPECT_NE(store->StreamBlob("snapshots/b/x", kSize, truth), nullptr);
+}
+
 TEST(BlobStreamTest, WhereverItFailsTheBlobIsCopied) {
-  for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kExhausted}) {
-    for (uint64_t at = 1; at <= 6; ++at) {
-      const auto disk = std::make_shared<MemoryRoot>("storage");
-      const auto faulty = std::make_shared<FaultyStorage>(disk);
-      const auto store = *Store::OpenOn(faulty);
-      const auto truth = Truth();
-      const auto stream = store->StreamBlob(kPath, kSize, truth);
-      faulty->FailAt(at, code);
-      AddAll(*stream, *truth);
-      // Nothing else is begun that could take from it what it lacks.
-      ASSERT_TRUE(Comes([&] { return store->StreamBlob("snapshots/b/x", kSize, truth) == nullptr; }));
-      const Status stored = store->StoreBlob(*RootOf(truth), BlobOf(*truth));
-      ASSERT_TRUE(stored) << at << ": " << stored.error().message;
-      EXPECT_TRUE(*ReadWhole(*disk, StrCat("blobs/", kPath), kSize) == *truth);
-      EXPECT_NE(store->StreamBlob("snapshots/b/x", kSize, truth), nullptr);
+  for (uint64_t at = 1; at <= 6; ++at) {
+    SCOPED_TRACE(at);
+    for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kExhausted}) {
+      ExpectCopied([&](FaultyStorage& storage) { storage.FailAt(at, code); });
     }
   }
 }
 
 TEST(BlobStreamTest, AThrownErrorIsAFailure) {
   for (uint64_t at = 1; at <= 6; ++at) {
-    const auto disk = std::make_shared<MemoryRoot>("storage");
-    const auto faulty = std::make_shared<FaultyStorage>(disk);
-    const auto store = *Store::OpenOn(faulty);
-    const auto truth = Truth();
-    const auto stream = store->StreamBlob(kPath, kSize, truth);
-    faulty->ThrowAt(at);
-    AddAll(*stream, *truth);
-    ASSERT_TRUE(Comes([&] { return store->StreamBlob("snapshots/b/x", kSize, truth) == nullptr; }));
-    const Status stored = store->StoreBlob(*RootOf(truth), BlobOf(*truth));
-    ASSERT_TRUE(stored) << at << ": " << stored.error().message;
-    EXPECT_TRUE(*ReadWhole(*disk, StrCat("blobs/", kPath), kSize) == *truth);
+    SCOPED_TRACE(at);
+    ExpectCopied([&](FaultyStorage& storage) { storage.ThrowAt(at); });
   }
 }
 
