@@ -56,7 +56,10 @@ Result<SourceOptions> OptionsOf(const IngestRequest& request, FamilySet& familie
 // could wait for each other, and it would keep itself busy for ever.
 Status CheckNoMountOf(const Store& store, const std::string& path) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return Fail(ErrnoError(errno, path));
+  if (::stat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return {};  // whoever wants it there says so
+    return Fail(ErrnoError(errno, path));
+  }
   const std::string device = StrCat(major(info.st_dev), ":", minor(info.st_dev));
   CKPT_ASSIGN_OR_RETURN(const std::vector<MountEntry> mounts, ReadMounts());
   for (const MountEntry& mount : mounts) {
@@ -90,12 +93,11 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
   return IngestPlace(place, sources, options);
 }
 
-Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request) {
-  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
+Result<AdoptOptions> AdoptOptionsOf(const Store& store, const AdoptRequest& request,
+                                    FamilySet& families) {
   if (request.ownership == Ownership::kReference) {
-    CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, path));
+    CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, request.ingest.path));
   }
-  CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
   AdoptOptions options;
   CKPT_ASSIGN_OR_RETURN(options.source, OptionsOf(request.ingest, families));
   options.run = request.name;
@@ -103,6 +105,13 @@ Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request) {
   options.pack = request.pack;
   options.check = request.check;
   options.refresh = request.refresh;
+  return options;
+}
+
+Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request) {
+  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
+  CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
+  CKPT_ASSIGN_OR_RETURN(const AdoptOptions options, AdoptOptionsOf(store, request, families));
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
   return AdoptPlace(store, place, sources, options);

@@ -48,9 +48,11 @@ std::string Success(Json result) { return Dump(Json{{"ok", true}, {"result", std
 
 Result<std::unique_ptr<ControlServer>> ControlServer::Start(
     std::string store, std::string mountpoint, Filesystem* filesystem,
-    std::function<std::string()> snapshots, StepCatalogue* catalogue) {
-  std::unique_ptr<ControlServer> server(new ControlServer(
-      std::move(store), std::move(mountpoint), filesystem, std::move(snapshots), catalogue));
+    std::function<std::string()> snapshots, StepCatalogue* catalogue,
+    std::function<std::string()> following) {
+  std::unique_ptr<ControlServer> server(
+      new ControlServer(std::move(store), std::move(mountpoint), filesystem, std::move(snapshots),
+                        catalogue, std::move(following)));
   CKPT_RETURN_IF_ERROR(server->Listen());
   for (int i = 0; i < kThreads; ++i) {
     server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
@@ -143,6 +145,7 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
                                          : Json::parse(filesystem_->StatusJson(), nullptr, false);
     const std::string snapshots = snapshots_ ? snapshots_() : "";
     if (!snapshots.empty()) status["snapshots"] = Json::parse(snapshots, nullptr, false);
+    if (following_) status["following"] = Json::parse(following_(), nullptr, false);
     return Success(std::move(status));
   }
   if (operation == "read") {

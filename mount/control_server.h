@@ -30,21 +30,25 @@ class ControlServer {
   // filesystem it is that of a daemon without a mount, whose mount point is empty.
   // `snapshots`: the status of those as JSON text, empty where none are received.
   // `catalogue`: of which steps in memory are read; null: none are.  It must outlive the server.
+  // `following`: the directories that are followed, as a JSON list.
   static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
                                                       Filesystem* filesystem,
                                                       std::function<std::string()> snapshots = {},
-                                                      StepCatalogue* catalogue = nullptr);
+                                                      StepCatalogue* catalogue = nullptr,
+                                                      std::function<std::string()> following = {});
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
 
  private:
   ControlServer(std::string store, std::string mountpoint, Filesystem* filesystem,
-                std::function<std::string()> snapshots, StepCatalogue* catalogue)
+                std::function<std::string()> snapshots, StepCatalogue* catalogue,
+                std::function<std::string()> following)
       : store_(std::move(store)),
         mountpoint_(std::move(mountpoint)),
         filesystem_(filesystem),
         snapshots_(std::move(snapshots)),
+        following_(std::move(following)),
         readers_(catalogue == nullptr ? nullptr : std::make_unique<StepReaders>(*catalogue)) {}
   Status Listen();
   void Accept();
@@ -58,6 +62,7 @@ class ControlServer {
   const std::string mountpoint_;
   Filesystem* const filesystem_;
   const std::function<std::string()> snapshots_;
+  const std::function<std::string()> following_;
   const std::unique_ptr<StepReaders> readers_;
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay

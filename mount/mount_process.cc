@@ -19,6 +19,7 @@
 #include "formats/torch/file_records.h"
 #include "mount/control_client.h"
 #include "mount/control_server.h"
+#include "mount/follow_service.h"
 #include "mount/fuse_session.h"
 #include "mount/logging.h"
 #include "mount/mount_table.h"
@@ -37,12 +38,15 @@ void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
 // nothing is mounted, then the tree goes.
 struct Daemon {
   ~Daemon() {
+    for (const auto& one : follows) one->Stop();
     control.reset();
     snapshots.reset();
     // While requests are still answered: the kernel may wait for them first.
     if (filesystem) filesystem->EndInvalidation();
   }
   std::unique_ptr<Store> store;
+  // What they copy is finished after the mount has gone.
+  std::vector<std::unique_ptr<FollowService>> follows;
   std::unique_ptr<StepCatalogue> catalogue;
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
@@ -105,6 +109,35 @@ Status AdoptAll(const MountRequest& request, Store& store, FilesystemOptions& op
   if (one) options.run = *runs.begin();
   if (one && request.adopt.size() == 1 && !request.step) options.step = step;
   return {};
+}
+
+// --follow of directories: each is looked at once; what /view shows comes from theirs.
+Status FollowAll(const MountRequest& request, Daemon& daemon, FilesystemOptions& options) {
+  std::set<std::string> runs;
+  for (const AdoptRequest& adopt : request.adopt) {
+    FollowService::Hooks hooks;
+    hooks.say = Say;
+    hooks.adopted = [store = request.store](const std::vector<StepRecord>& records) {
+      for (const StepRecord& record : records) {
+        Say(StrCat("adopted ", record.run, "/", record.id));
+      }
+      for (const std::string& line : RefreshDaemons(store, records)) {
+        Log(LogLevel::kWarning, StrCat("a live mount was not told: ", line));
+      }
+    };
+    CKPT_ASSIGN_OR_RETURN(auto follow,
+                          FollowService::Create(*daemon.store, adopt, std::move(hooks)));
+    runs.insert(follow->first().empty() ? follow->run() : follow->first().back().run);
+    daemon.follows.push_back(std::move(follow));
+  }
+  if (runs.size() == 1 && !request.run) options.run = *runs.begin();
+  return {};
+}
+
+std::string FollowsJson(const Daemon& daemon) {
+  std::string out;
+  for (const auto& one : daemon.follows) out += StrCat(out.empty() ? "" : ",", one->StatusJson());
+  return StrCat("[", out, "]");
 }
 
 FilesystemOptions OptionsOf(const MountRequest& request) {
@@ -171,7 +204,11 @@ void SayMounted(const MountRequest& request, const Daemon& daemon) {
 Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   FilesystemOptions options = OptionsOf(request);
   CKPT_ASSIGN_OR_RETURN(daemon.store, Store::Open(request.store, true));
-  CKPT_RETURN_IF_ERROR(AdoptAll(request, *daemon.store, options));
+  if (request.follow) {
+    CKPT_RETURN_IF_ERROR(FollowAll(request, daemon, options));
+  } else {
+    CKPT_RETURN_IF_ERROR(AdoptAll(request, *daemon.store, options));
+  }
   RefreshDaemons(request.store);
   CKPT_RETURN_IF_ERROR(PrepareMountpoint(request));
   daemon.catalogue = std::make_unique<StepCatalogue>(*daemon.store);
@@ -227,10 +264,12 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   }
   daemon.snapshots = MakeSnapshots(request, daemon);
   CKPT_RETURN_IF_ERROR(daemon.snapshots->StartReceiving());
+  std::function<std::string()> following;
+  if (!daemon.follows.empty()) following = [&daemon] { return FollowsJson(daemon); };
   auto control =
       ControlServer::Start(request.store, request.mountpoint, daemon.filesystem.get(),
                            [raw = daemon.snapshots.get()] { return raw->StatusJson(); },
-                           daemon.catalogue.get());
+                           daemon.catalogue.get(), std::move(following));
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {
@@ -271,6 +310,7 @@ Status RunMount(const MountRequest& request, const std::function<void()>& ready)
   MoveLog(request.log, request.store, request.mountpoint.substr(1));
   ready();
   Say(StrCat(request.store, " mounted at ", request.mountpoint));
+  for (const auto& follow : daemon.follows) follow->Start();
   WaitForEnd(daemon, signals.get());
   return {};
 }

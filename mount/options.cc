@@ -38,7 +38,8 @@ constexpr std::array kOptionWords = {
     OptionWord{"adopt", true},   OptionWord{"mode", true},      OptionWord{"budget", true},
     OptionWord{"reserve", true}, OptionWord{"log", true},       OptionWord{"read-ahead", true},
     OptionWord{"follow", false}, OptionWord{"mkdir", false},    OptionWord{"root", true},
-    OptionWord{"threads", true}, OptionWord{"clone-fd", false},
+    OptionWord{"threads", true}, OptionWord{"clone-fd", false}, OptionWord{"name", true},
+    OptionWord{"link", false},   OptionWord{"copy", false},
 };
 
 // What mount(8), systemd and mount.fuse know and we need not: the mount is

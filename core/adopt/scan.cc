@@ -125,7 +125,7 @@ Result<Place> PlaceOf(const std::string& path) {
                                                 "or the directory that holds several"));
 }
 
-Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources) {
+Result<std::vector<FoundStep>> ScanIfAny(const Place& place, Sources sources) {
   std::vector<FoundStep> found;
   for (const auto& source : sources) {
     CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates,
@@ -134,8 +134,13 @@ Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources) {
       found.push_back(FoundStep{std::move(candidate), source.get()});
     }
   }
-  if (found.empty()) return Fail(NothingKnown(place, sources));
   KeepEachOnce(found);
+  return found;
+}
+
+Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources) {
+  CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, ScanIfAny(place, sources));
+  if (found.empty()) return Fail(NothingKnown(place, sources));
   return found;
 }
 

@@ -45,8 +45,10 @@ struct Place {
 // nor a file.
 Result<Place> PlaceOf(const std::string& path);
 
-// In the sources' order.  kInvalid/kNotFound when no source knows the place: the
-// message lists what was looked for.  BLOCKS: on listing.
+// In the sources' order; none when no source knows the place.  BLOCKS: on listing.
+Result<std::vector<FoundStep>> ScanIfAny(const Place& place, Sources sources);
+
+// The same; kNotFound when there is none: the message lists what was looked for.
 Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources);
 
 // kInvalid if the step is not complete.  BLOCKS: on reading headers.

@@ -53,6 +53,10 @@ struct StepCandidate {
   }
 };
 
+// Of what a format writes last: there, with no entry of the step's directory newer than it;
+// not there, though the tools that make such directories write it; or nothing tells.
+enum class Seal { kUnknown, kMissing, kThere };
+
 class Source {
  public:
   virtual ~Source() = default;
@@ -68,6 +72,9 @@ class Source {
 
   // Success if every file the step needs is there; else which is missing.
   virtual Status Complete(const StepCandidate& step, const SourceOptions& options) const = 0;
+
+  // What tells that nobody writes the step any more.
+  virtual Result<Seal> SealOf(const StepCandidate&) const { return Seal::kUnknown; }
 
   // Index the step.  BLOCKS: on reading headers.
   virtual Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const = 0;

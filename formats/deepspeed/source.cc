@@ -7,6 +7,7 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/native/placed.h"
 #include "formats/deepspeed/step_directories.h"
+#include "formats/model_files/directories.h"
 
 namespace ckptfs {
 namespace {
@@ -50,6 +51,15 @@ class DeepSpeedSource : public Source {
                           deepspeed::ReadModelStates(file, BlobIndex{}, {false, false}));
     CKPT_RETURN_IF_ERROR(CheckRanks(step, files, states));
     return CheckOptimizer(file.name(), files, states, options);
+  }
+
+  // The last is the pointer; of a Trainer's step the state that it writes after that.
+  Result<Seal> SealOf(const StepCandidate& step) const override {
+    const std::string above = ParentPath(step.directory);
+    if (TrainerIteration(LastComponent(above))) return TrainerSeal(*step.root, above, step.mtime_ns);
+    CKPT_ASSIGN_OR_RETURN(const auto pointer, StatIfThere(*step.root, JoinPath(above, "latest")));
+    const bool there = pointer && pointer->stamp.mtime_ns >= step.mtime_ns;
+    return there ? Seal::kThere : Seal::kUnknown;  // it can be told not to write one
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {

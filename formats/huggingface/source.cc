@@ -104,6 +104,11 @@ class HuggingFaceSource : public Source {
     return {};
   }
 
+  Result<Seal> SealOf(const StepCandidate& step) const override {
+    if (!TrainerIteration(LastComponent(step.directory))) return Seal::kUnknown;
+    return TrainerSeal(*step.root, step.directory, step.mtime_ns);
+  }
+
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_ASSIGN_OR_RETURN(StepFiles files, huggingface::ListStep(step));
     return huggingface::Reader(step, options, std::move(files)).Read();

@@ -29,4 +29,12 @@ std::optional<uint64_t> TrainerIteration(std::string_view name) {
   return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(iteration) : std::nullopt;
 }
 
+Result<Seal> TrainerSeal(const Root& root, const std::string& directory, int64_t mtime_ns) {
+  CKPT_ASSIGN_OR_RETURN(const auto state,
+                        StatIfThere(root, JoinPath(directory, "trainer_state.json")));
+  if (!state) return Seal::kMissing;
+  // Other ranks may write their random state after it.
+  return state->stamp.mtime_ns >= mtime_ns ? Seal::kThere : Seal::kUnknown;
+}
+
 }  // namespace ckptfs

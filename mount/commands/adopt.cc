@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <fmt/format.h>
+#include <poll.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 
+#include "core/base/mutex.h"
 #include "core/base/names.h"
 #include "core/base/strings.h"
 #include "mount/adoption.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_json.h"
 #include "mount/control_client.h"
+#include "mount/follow_service.h"
 #include "mount/options.h"
 #include "mount/printable.h"
+#include "mount/process_setup.h"
 
 namespace ckptfs {
 namespace {
@@ -28,6 +34,7 @@ struct AdoptFlags {
   std::string pack = "auto";
   std::string check = "auto";
   bool json = false;
+  bool watch = false;
 };
 
 // What became of one of the paths.
@@ -84,6 +91,41 @@ void ComplainOf(const Outcome& outcome) {
   for (const std::string& line : outcome.report->warnings) Complain(line);
 }
 
+void TellDaemons(const Store& store, const std::vector<StepRecord>& adopted) {
+  for (const std::string& line : RefreshDaemons(store.directory(), adopted)) {
+    Complain(StrCat("a live mount was not told: ", line));
+  }
+}
+
+// Steps as they are adopted, a line each, until a signal comes.
+Status Watch(Store& store, AdoptRequest request, const AdoptFlags& options) {
+  CKPT_ASSIGN_OR_RETURN(const Descriptor signals, SignalDescriptor());
+  Mutex printing;
+  FollowService::Hooks hooks;
+  hooks.say = [](std::string_view line) { Complain(std::string(line)); };
+  hooks.adopted = [&](const std::vector<StepRecord>& records) {
+    TellDaemons(store, records);
+    const MutexLock lock(printing);
+    for (const StepRecord& record : records) {
+      fmt::print("{}\n", options.json ? RecordJson(record).dump(-1, ' ', false,
+                                                               Json::error_handler_t::replace)
+                                      : Printable(StrCat(record.run, "/", record.id)));
+    }
+    std::fflush(stdout);
+  };
+  std::vector<std::unique_ptr<FollowService>> follows;
+  for (const std::string& path : options.paths) {
+    request.ingest.path = path;
+    CKPT_ASSIGN_OR_RETURN(follows.emplace_back(), FollowService::Create(store, request, hooks));
+  }
+  for (const auto& follow : follows) follow->Start();
+  pollfd event{signals.get(), POLLIN, 0};
+  while (::poll(&event, 1, -1) < 0 && errno == EINTR) {
+  }
+  for (const auto& follow : follows) follow->Stop();
+  return {};
+}
+
 Status RunAdopt(const AdoptFlags& options) {
   AdoptRequest request = options.request;
   if (options.link) request.ownership = Ownership::kLink;
@@ -91,6 +133,7 @@ Status RunAdopt(const AdoptFlags& options) {
   request.pack = options.pack == "auto";
   request.check = options.check == "auto";
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, true));
+  if (options.watch) return Watch(*store, std::move(request), options);
   std::vector<Outcome> outcomes;
   int code = 0;  // of the first error
   for (const std::string& path : options.paths) {
@@ -106,9 +149,7 @@ Status RunAdopt(const AdoptFlags& options) {
     if (!outcome.report) continue;
     adopted.insert(adopted.end(), outcome.report->steps.begin(), outcome.report->steps.end());
   }
-  for (const std::string& line : RefreshDaemons(store->directory(), adopted)) {
-    Complain(StrCat("a live mount was not told: ", line));
-  }
+  TellDaemons(*store, adopted);
   if (options.json) {
     PrintAsJson(outcomes);
   } else {
@@ -148,6 +189,10 @@ void AddAdoptCommand(CommandSet& commands) {
       .Check(Checked(ParseAuto));
   command.Add("--refresh", options->request.refresh,
               "Replace steps that changed since they were adopted");
+  command
+      .Add("--watch", options->watch,
+           "Adopt steps as a job saves them, until interrupted; prints each")
+      .Excludes("--refresh");
   AddJsonOption(command, options->json);
   command.body = [options] { return RunAdopt(*options); };
 }

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "core/base/names.h"
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
@@ -22,6 +23,9 @@ struct MountFlags {
   std::string checkpoint;  // the mount point if no other is given
   std::string mountpoint;
   std::vector<std::string> adopt;
+  std::string name;
+  bool link = false;
+  bool copy = false;
   std::vector<std::string> layouts;
   std::vector<std::string> roots;
   std::string hf_config;
@@ -68,6 +72,9 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
   for (const std::string& path : paths) {
     AdoptRequest adopt;
     CKPT_ASSIGN_OR_RETURN(adopt.ingest.path, AbsolutePath(path));
+    adopt.name = options.name;
+    if (options.link) adopt.ownership = Ownership::kLink;
+    if (options.copy) adopt.ownership = Ownership::kCopy;
     request.adopt.push_back(std::move(adopt));
   }
   for (const std::string& text : options.layouts) {
@@ -136,9 +143,14 @@ void AddMountCommand(CommandSet& commands) {
   command.Add("MOUNTPOINT", options->mountpoint, "An existing directory");
   AddStoreOption(command, options->request.store);
   command.Add("--adopt", options->adopt, "Adopt a checkpoint first").Value("PATH");
+  command.Add("--name", options->name, "Name of the run that is adopted")
+      .Value("RUN")
+      .Check(Checked([](const std::string& name) { return CheckName(name, "run"); }));
+  command.Add("--link", options->link, "Adopt as `adopt --link` does");
+  command.Add("--copy", options->copy, "Adopt as `adopt --copy` does").Excludes("--link");
   command.Add("--run", options->run, "The run /view shows").Value("RUN");
   command.Add("--step", options->step, "The step /view shows (default: latest)").Value("ID|latest");
-  command.Add("--follow", options->request.follow, "Move /view when a newer step appears");
+  command.Add("--follow", options->request.follow, "Move /view when a newer step appears; adopt those of CHECKPOINT as a job saves them");
   command.Add("--layout", options->layouts, "A layout that listings show")
       .Value("LAYOUT")
       .Check(Checked(Layout::Parse));

@@ -23,7 +23,7 @@ sys.path[:0] = [HERE, os.path.join(ROOT, 'tests', 'e2e'),
                 os.path.join(ROOT, 'tests', 'fixtures', 'deepspeed')]
 
 CASES = ('start', 'load', 'files', 'native', 'cold', 'far', 'listing',
-         'memory', 'publish', 'saves', 'huge', 'snapshot')
+         'memory', 'publish', 'saves', 'follow', 'huge', 'snapshot')
 
 
 def hardware():
@@ -58,6 +58,8 @@ def main():
                         help='saved by the snapshot case')
     parser.add_argument('--device', default='cpu',
                         help='where the snapshot case trains: cpu or cuda')
+    parser.add_argument('--minutes', type=float, default=2,
+                        help='that the follow case lasts; its figures are of 60')
     parser.add_argument('--json')
     args = parser.parse_args()
     os.environ['CKPTFS_BIN'] = os.path.abspath(args.bin)
@@ -65,7 +67,7 @@ def main():
     from context import Context
     context, rows = Context(args.work, args.repeat), []
     context.parameters, context.iterations = args.parameters, args.iterations
-    context.device = args.device
+    context.device, context.minutes = args.device, args.minutes
     for name in args.case or CASES:
         print(f'== {name}', file=sys.stderr, flush=True)
         new = importlib.import_module(f'cases.{name}').run(context)

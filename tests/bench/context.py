@@ -107,6 +107,7 @@ class Context:
         self.work, self.repeat = work, repeat
         # Of the snapshot case.
         self.parameters, self.iterations, self.device = 2.2e8, 6, 'cpu'
+        self.minutes = 2.0  # of the follow case
 
     def path(self, *parts):
         """A path in the work directory."""

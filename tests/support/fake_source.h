@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -63,6 +64,14 @@ class FakeSource final : public Source {
     return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no file done"));
   }
 
+  // As the step's files `sealed` and `unsealed` say.
+  Result<Seal> SealOf(const StepCandidate& step) const override {
+    CKPT_ASSIGN_OR_RETURN(const bool sealed, HasFile(*step.root, JoinPath(step.directory, "sealed")));
+    CKPT_ASSIGN_OR_RETURN(const bool missing,
+                          HasFile(*step.root, JoinPath(step.directory, "unsealed")));
+    return sealed ? Seal::kThere : missing ? Seal::kMissing : Seal::kUnknown;
+  }
+
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions&) const override {
     CKPT_RETURN_IF_ERROR(Enter(step.Path()));
     CKPT_ASSIGN_OR_RETURN(const std::string text,
@@ -96,6 +105,11 @@ class FakeSource final : public Source {
     out.save = ParentPath(directory);
     out.id = directory.substr(directory.rfind('/') + 1);
     out.iteration = std::stoull(out.id.substr(prefix_.size()));
+    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(directory));
+    for (const RootEntry& entry : entries) {
+      CKPT_ASSIGN_OR_RETURN(const EntryStat found, root->Stat(JoinPath(directory, entry.name)));
+      out.mtime_ns = std::max(out.mtime_ns, found.stamp.mtime_ns);
+    }
     CKPT_ASSIGN_OR_RETURN(out.latest, HasFile(*root, JoinPath(directory, "latest")));
     CKPT_ASSIGN_OR_RETURN(out.converted, HasFile(*root, JoinPath(directory, "converted")));
     return out;

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/adopt/follow.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/io/file_stamp.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::chrono::seconds kPoll{10};  // whatever may or may not be heard
+constexpr std::chrono::milliseconds kBreath{200};
+constexpr int kBusy = 10;                  // looking takes at most one part in so many of a processor
+constexpr size_t kMaxFiles = 100'000;      // of a step whose files' times are looked at
+constexpr std::chrono::seconds kSurelyOld{60};  // by the clock of the files' machine
+
+void AppendEntry(std::string& text, const std::string& path, const FileStamp& stamp) {
+  text += StrCat(path, '\0', stamp.size, ' ', stamp.mtime_ns, '\n');
+}
+
+// The files of the step, those below it, too, unless it is the save directory itself.
+Result<std::vector<std::string>> FilesOf(const StepCandidate& step) {
+  const Root& root = *step.root;
+  CKPT_ASSIGN_OR_RETURN(const EntryStat itself, root.Stat(step.directory));
+  if (itself.kind != EntryKind::kDirectory) return std::vector{step.directory};
+  if (step.directory != step.save) return ListFilesBelow(root, step.directory);
+  std::vector<std::string> files;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(step.directory));
+  for (const RootEntry& entry : entries) {
+    if (entry.kind == EntryKind::kFile) files.push_back(JoinPath(step.directory, entry.name));
+  }
+  return files;
+}
+
+struct Stamped {
+  Digest digest;
+  int64_t newest_ns = 0;
+};
+
+Result<Stamped> StampOfStep(const StepCandidate& step) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(step));
+  std::string text;
+  Stamped out{{}, step.mtime_ns};
+  for (size_t i = 0; i < files.size() && i < kMaxFiles; ++i) {
+    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, files[i]));
+    if (!there) continue;
+    AppendEntry(text, files[i], there->stamp);
+    out.newest_ns = std::max(out.newest_ns, there->stamp.mtime_ns);
+  }
+  text += StrCat(files.size());
+  out.digest = DigestOf(text);
+  return out;
+}
+
+auto OrderOf(const StepCandidate& step) { return std::pair(step.iteration, step.mtime_ns); }
+
+// What may be otherwise the next time though no file changed.
+bool MayPass(ErrorCode code) {
+  return code == ErrorCode::kIo || code == ErrorCode::kExhausted || code == ErrorCode::kStale ||
+         code == ErrorCode::kNotFound || code == ErrorCode::kInternal;
+}
+
+}  // namespace
+
+Follower::Follower(Store& store, std::string directory, Sources sources, Options options)
+    : store_(store),
+      directory_(std::move(directory)),
+      sources_(sources),
+      options_([&] {
+        options.adopt.refresh = options.adopt.ownership == Ownership::kReference;
+        return std::move(options);
+      }()) {}
+
+Result<std::vector<FoundStep>> Follower::Find() const {
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(directory_));
+  CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, ScanIfAny(place, sources_));
+  std::stable_sort(found.begin(), found.end(), [](const FoundStep& a, const FoundStep& b) {
+    return OrderOf(a.candidate) < OrderOf(b.candidate);
+  });
+  return found;
+}
+
+Follower::Duration Follower::QuietOf(Seal seal) const {
+  switch (seal) {
+    case Seal::kThere: return options_.quiet;
+    case Seal::kMissing: return options_.missing_quiet;
+    case Seal::kUnknown: break;
+  }
+  return options_.unsealed_quiet;
+}
+
+std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& known, Time now) {
+  const StepCandidate& step = found.candidate;
+  const auto stamped = StampOfStep(step);
+  if (!stamped) {
+    known.why = stamped.error().message;
+    return now + options_.retry;
+  }
+  const bool changed = known.id.empty() || known.stamp != stamped->digest;
+  if (changed) {
+    known = Known{};
+    known.id = step.id;
+    known.iteration = step.iteration;
+    known.stamp = stamped->digest;
+    // What lay there before us, and long before, waits for nobody.
+    const bool old = first_ && stamped->newest_ns != 0 &&
+                     stamped->newest_ns < NowNs() - std::chrono::nanoseconds(kSurelyOld).count();
+    known.since = old ? now - options_.missing_quiet : now;
+  }
+  known.mtime_ns = step.mtime_ns;
+  if (known.settled) return Time::max();
+  if (known.retry > now) return known.retry;
+  const Seal seal = found.source->SealOf(step).value_or(Seal::kUnknown);
+  if (known.retry == Time()) {
+    known.why = seal == Seal::kMissing ? "the file that is written last is not there"
+                                       : "it is being written";
+  }
+  const Time until = known.since + QuietOf(seal);
+  return until > now ? std::optional(until) : std::nullopt;
+}
+
+void Follower::Refuse(Known& known, const Error& error, Time now, Seen& seen) {
+  const bool said = known.why == error.message;
+  known.why = error.message;
+  known.settled = !MayPass(error.code);
+  known.retry = now + options_.retry;
+  // One that is malformed may be cut off, and is named when later ones come.
+  if (error.code == ErrorCode::kInvalid || said) return;
+  seen.said.push_back(StrCat("not adopted: ", known.id, ": ", error.message));
+}
+
+void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) {
+  auto adopted = Adopt(store_, found, options_.adopt);
+  if (!adopted) return Refuse(known, adopted.error(), now, seen);
+  known.settled = known.adopted = true;
+  known.why.clear();
+  newest_ = std::max(newest_, OrderOf(found.candidate));
+  seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
+  seen.adopted.push_back(std::move(adopted->record));
+}
+
+void Follower::Sort(const std::vector<FoundStep>& found, Time now, Seen& seen) {
+  std::set<std::string> there;
+  for (const FoundStep& step : found) there.insert(step.candidate.directory);
+  for (auto it = known_.begin(); it != known_.end();) {
+    Known& known = it->second;
+    const bool gone = there.count(it->first) == 0;
+    if (gone && !known.adopted) {
+      seen.said.push_back(StrCat(known.id, " went before it could be adopted: ", known.why));
+    }
+    if (gone) {
+      it = known_.erase(it);
+      continue;
+    }
+    const bool behind = !known.adopted && Order(known.iteration, known.mtime_ns) < newest_ &&
+                        now - known.since >= options_.unsealed_quiet;
+    if (behind && !known.left_behind) {
+      seen.said.push_back(StrCat(known.id, " was left behind unfinished: ", known.why));
+    }
+    known.left_behind = behind;
+    ++it;
+  }
+}
+
+Follower::Seen Follower::Look(Time now) {
+  Seen seen;
+  seen.next = now + kPoll;
+  seen.earliest = now + kBreath;
+  const Time start = std::chrono::steady_clock::now();
+  const auto found = Find();
+  if (!found) {
+    // A directory that is away is no news of its steps, and one that loses a step while it
+    // is listed is listed again.
+    const bool gone = found.error().code == ErrorCode::kNotFound;
+    if (!gone && found.error().message != failed_) {
+      failed_ = found.error().message;
+      seen.said.push_back(failed_);
+    }
+    seen.next = now + (gone ? options_.quiet : options_.retry);
+    return seen;
+  }
+  failed_.clear();
+  for (const FoundStep& step : *found) {
+    Known& known = known_[step.candidate.directory];
+    // Nothing of it is asked while its newest entry is what it was.
+    if (known.adopted && known.mtime_ns == step.candidate.mtime_ns) continue;
+    const std::optional<Time> until = Wait(step, known, now);
+    if (until) {
+      seen.next = std::min(seen.next, *until);
+    } else {
+      Take(step, known, now, seen);
+      if (!known.settled) seen.next = std::min(seen.next, known.retry);
+    }
+  }
+  Sort(*found, now, seen);
+  first_ = false;
+  const Duration took = std::chrono::steady_clock::now() - start;
+  seen.earliest = std::max(seen.earliest, now + took * kBusy);
+  return seen;
+}
+
+std::vector<Follower::Waiting> Follower::waiting() const {
+  std::vector<Waiting> out;
+  for (const auto& [directory, known] : known_) {
+    if (!known.adopted) out.push_back(Waiting{known.id, known.why, known.left_behind});
+  }
+  std::stable_sort(out.begin(), out.end(), [](const Waiting& a, const Waiting& b) {
+    return a.left_behind > b.left_behind;
+  });
+  return out;
+}
+
+}  // namespace ckptfs

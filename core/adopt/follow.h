@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Follower adopts the steps of a directory in which a job saves, each once nobody writes it
+// any more:
+//
+//   what the format writes last is there   nothing of the step changed for `quiet`
+//   nothing tells                          for `unsealed_quiet`
+//   it is not there, and others write it   for `missing_quiet`
+//
+// and it parses and covers, as always.  A step that does not is looked at again when it changes;
+// one that later ones have overtaken was left behind by a save that died.  Steps that retention
+// removed stay what they are in the store.
+//
+// A step that is written again under its name is another attempt; where its files are not
+// the store's own it takes the place of the first, whose bytes are gone.
+//
+// It looks when it is told to and has no clock or thread of its own (mount/follow_service.h has).
+//
+// Thread safety: Look by one thread at a time.
+// Lifetime: store and sources must outlive it.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/adopt/adopt.h"
+#include "core/base/digest.h"
+#include "core/base/result.h"
+#include "core/store/store.h"
+
+namespace ckptfs {
+
+class Follower {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  using Duration = std::chrono::steady_clock::duration;
+
+  struct Options {
+    AdoptOptions adopt;  // but for `refresh`, which follows from the ownership
+    Duration quiet = std::chrono::seconds(1);
+    Duration unsealed_quiet = std::chrono::seconds(10);
+    Duration missing_quiet = std::chrono::seconds(120);
+    Duration retry = std::chrono::seconds(10);  // after what may pass: no space, a device
+  };
+
+  struct Seen {
+    std::vector<StepRecord> adopted;  // by iteration
+    std::vector<std::string> said;    // each once, for the log
+    Time next;                        // to look again, should nothing be heard before
+    Time earliest;                    // whatever is heard: looking must not keep a machine busy
+  };
+
+  // One that is not adopted.
+  struct Waiting {
+    std::string id;
+    std::string why;
+    bool left_behind = false;  // by its save: it did not change while a later step came
+  };
+
+  // `directory`: absolute.  It need not be there yet.
+  Follower(Store& store, std::string directory, Sources sources, Options options);
+
+  const std::string& directory() const { return directory_; }
+
+  // BLOCKS: on listing, on reading headers, on copying, on the store.
+  Seen Look(Time now);
+  // As of the last look: first those that are left behind.
+  std::vector<Waiting> waiting() const;
+
+ private:
+  using Order = std::pair<uint64_t, int64_t>;  // iteration by its name, newest entry
+
+  // Of one candidate, by its directory.
+  struct Known {
+    std::string id;
+    uint64_t iteration = 0;
+    int64_t mtime_ns = 0;
+    Digest stamp;               // of its files' names, sizes and times
+    Time since;                 // it is as it is now
+    bool settled = false;       // adopted or refused as it is
+    bool adopted = false;
+    bool left_behind = false;
+    std::string why;
+    Time retry;
+  };
+
+  Result<std::vector<FoundStep>> Find() const;
+  Duration QuietOf(Seal seal) const;
+  // Until when the step is left alone; nothing if it can be taken.
+  std::optional<Time> Wait(const FoundStep& found, Known& known, Time now);
+  void Take(const FoundStep& found, Known& known, Time now, Seen& seen);
+  void Refuse(Known& known, const Error& error, Time now, Seen& seen);
+  // Steps that are gone, and those that are overtaken.
+  void Sort(const std::vector<FoundStep>& found, Time now, Seen& seen);
+
+  Store& store_;
+  const std::string directory_;
+  const Sources sources_;
+  const Options options_;
+  std::map<std::string, Known> known_;
+  Order newest_;  // of what was adopted
+  bool first_ = true;
+  std::string failed_;   // why it could not look the last time
+};
+
+}  // namespace ckptfs

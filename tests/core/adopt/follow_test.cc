@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/adopt/follow.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/support/fake_source.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs {
+namespace {
+
+using std::chrono::seconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class FollowTest : public testing::Test {
+ protected:
+  FollowTest() {
+    auto source = std::make_unique<FakeSource>();
+    fake_ = source.get();
+    sources_.push_back(std::move(source));
+    store_ = *Store::Open(directory_.path() + "/store", true);
+    MakeFollower();
+  }
+  void MakeFollower() {
+    follower_ =
+        std::make_unique<Follower>(*store_, directory_.path() + "/run7", sources_, options_);
+  }
+  void Write(int number, const std::string& file, const std::string& text) {
+    directory_.Write("run7/step" + std::to_string(number) + "/" + file, text);
+  }
+  void WriteStep(int number, const std::string& last = "sealed") {
+    Write(number, "data", std::string(4000, static_cast<char>('a' + number)));
+    Write(number, "done", "w 1000 data 0\n");
+    if (!last.empty()) Write(number, last, "");
+  }
+  void RemoveStep(int number) {
+    std::filesystem::remove_all(directory_.path() + "/run7/step" + std::to_string(number));
+  }
+  // The ids that a look adopts so long after the last one.
+  std::vector<std::string> Look(std::chrono::milliseconds later = seconds(0)) {
+    now_ += later;
+    seen_ = follower_->Look(now_);
+    std::vector<std::string> ids;
+    for (const StepRecord& record : seen_.adopted) ids.push_back(record.id);
+    return ids;
+  }
+
+  TemporaryDirectory directory_;
+  std::vector<std::unique_ptr<Source>> sources_;
+  FakeSource* fake_ = nullptr;
+  std::unique_ptr<Store> store_;
+  Follower::Options options_;
+  std::unique_ptr<Follower> follower_;
+  Follower::Time now_ = Follower::Time(seconds(1'000'000));
+  Follower::Seen seen_;
+};
+
+TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
+  EXPECT_THAT(Look(), IsEmpty());  // the directory is not there yet
+  EXPECT_THAT(seen_.said, IsEmpty());
+  WriteStep(1);
+  EXPECT_THAT(Look(), IsEmpty());
+  EXPECT_EQ(seen_.next, now_ + options_.quiet);
+  EXPECT_THAT(Look(std::chrono::milliseconds(999)), IsEmpty());
+  Write(1, "more", "of it");
+  EXPECT_THAT(Look(std::chrono::milliseconds(1)), IsEmpty());
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  EXPECT_THAT(Look(seconds(100)), IsEmpty());
+  EXPECT_EQ(store_->Steps("run7")->size(), 1u);
+  EXPECT_THAT(follower_->waiting(), IsEmpty());
+}
+
+TEST_F(FollowTest, WhatNothingSealsIsWaitedForLonger) {
+  WriteStep(1, "");
+  WriteStep(2, "unsealed");
+  EXPECT_THAT(Look(), IsEmpty());
+  EXPECT_THAT(Look(seconds(9)), IsEmpty());
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  EXPECT_THAT(Look(seconds(109)), IsEmpty());
+  ASSERT_EQ(follower_->waiting().size(), 1u);
+  EXPECT_EQ(follower_->waiting()[0].why, "the file that is written last is not there");
+  EXPECT_FALSE(follower_->waiting()[0].left_behind);
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step2"));
+}
+
+TEST_F(FollowTest, WhatLayThereLongBeforeWaitsForNobody) {
+  WriteStep(1, "unsealed");
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(directory_.path() + "/run7")) {
+    std::filesystem::last_write_time(entry.path(),
+                                     std::filesystem::file_time_type::clock::now() - seconds(90));
+  }
+  WriteStep(2, "");
+  EXPECT_THAT(Look(), ElementsAre("step1"));
+}
+
+TEST_F(FollowTest, ASaveThatDiedIsNamedAndNeverAStep) {
+  Write(1, "data", "half");
+  EXPECT_THAT(Look(), IsEmpty());
+  EXPECT_THAT(Look(seconds(10)), IsEmpty());
+  EXPECT_THAT(seen_.said, IsEmpty());  // it may be in work
+  EXPECT_THAT(follower_->waiting()[0].why, HasSubstr("step1: no file done"));
+  WriteStep(2);
+  Look();
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step2"));
+  EXPECT_THAT(seen_.said, ElementsAre(HasSubstr("step1 was left behind unfinished: ")));
+  EXPECT_TRUE(follower_->waiting()[0].left_behind);
+  Look(seconds(1));
+  EXPECT_THAT(seen_.said, IsEmpty());
+  WriteStep(1);  // somebody wrote it after all
+  Look();
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  EXPECT_THAT(follower_->waiting(), IsEmpty());
+}
+
+TEST_F(FollowTest, RetentionTakesNoStepOfTheStore) {
+  options_.adopt.ownership = Ownership::kLink;
+  MakeFollower();
+  for (int n = 1; n < 8; ++n) {
+    WriteStep(n);
+    if (n > 2) RemoveStep(n - 2);
+    Look(seconds(4));
+    ASSERT_THAT(Look(seconds(1)), ElementsAre("step" + std::to_string(n)));
+    EXPECT_THAT(seen_.said, IsEmpty());
+  }
+  EXPECT_EQ(store_->Steps("run7")->size(), 7u);
+  std::filesystem::rename(directory_.path() + "/run7", directory_.path() + "/away");
+  EXPECT_THAT(Look(seconds(5)), IsEmpty());
+  EXPECT_THAT(seen_.said, IsEmpty());
+  std::filesystem::rename(directory_.path() + "/away", directory_.path() + "/run7");
+  EXPECT_THAT(Look(seconds(5)), IsEmpty());  // they are known
+  EXPECT_EQ(store_->Steps("run7")->size(), 7u);
+}
+
+TEST_F(FollowTest, AStepThatGoesUnfinishedIsSaid) {
+  Write(1, "data", "half");
+  Look();
+  RemoveStep(1);
+  Look(seconds(1));
+  EXPECT_THAT(seen_.said, ElementsAre("step1 went before it could be adopted: it is being written"));
+  EXPECT_THAT(follower_->waiting(), IsEmpty());
+}
+
+TEST_F(FollowTest, WhatIsWrittenAgainIsAnotherAttempt) {
+  for (const Ownership ownership : {Ownership::kReference, Ownership::kCopy}) {
+    options_.adopt.ownership = ownership;
+    options_.adopt.run = ownership == Ownership::kCopy ? "copied" : "referred";
+    MakeFollower();
+    WriteStep(1);
+    Look();
+    ASSERT_THAT(Look(seconds(1)), ElementsAre("step1"));
+    Write(1, "data", std::string(4000, 'z'));
+    Look(seconds(30));
+    const bool owned = ownership == Ownership::kCopy;  // of which the first is whole still
+    EXPECT_THAT(Look(seconds(1)), ElementsAre(owned ? "step1-1" : "step1"));
+  }
+}
+
+TEST_F(FollowTest, WhatMayPassIsTriedAgain) {
+  WriteStep(1);
+  Look();
+  fake_->FailAt(3, ErrorCode::kExhausted);  // after Find and Complete
+  EXPECT_THAT(Look(seconds(1)), IsEmpty());
+  EXPECT_THAT(seen_.said, ElementsAre(HasSubstr("not adopted: step1: ")));
+  EXPECT_EQ(seen_.next, now_ + options_.retry);
+  EXPECT_THAT(Look(seconds(9)), IsEmpty());
+  EXPECT_THAT(seen_.said, IsEmpty());
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+}
+
+TEST_F(FollowTest, WhatIsNotSupportedIsSaidOnce) {
+  WriteStep(1);
+  Look();
+  fake_->FailAt(3, ErrorCode::kUnsupported);
+  EXPECT_THAT(Look(seconds(1)), IsEmpty());
+  EXPECT_EQ(seen_.said.size(), 1u);
+  EXPECT_THAT(Look(seconds(100)), IsEmpty());
+  EXPECT_THAT(seen_.said, IsEmpty());
+  EXPECT_EQ(follower_->waiting().size(), 1u);
+}
+
+TEST_F(FollowTest, AListingThatFailsIsNoNewsOfSteps) {
+  Write(1, "data", "half");
+  Look();
+  fake_->FailAt(1, ErrorCode::kNotFound);  // a step went while it was listed
+  Look(seconds(1));
+  EXPECT_THAT(seen_.said, IsEmpty());
+  EXPECT_EQ(seen_.next, now_ + options_.quiet);
+  fake_->FailAt(1, ErrorCode::kIo);
+  Look(seconds(1));
+  EXPECT_EQ(seen_.said.size(), 1u);
+  fake_->FailAt(1, ErrorCode::kIo);
+  Look(seconds(1));
+  EXPECT_THAT(seen_.said, IsEmpty());
+  EXPECT_EQ(follower_->waiting().size(), 1u);
+}
+
+TEST_F(FollowTest, LookingIsPacedByWhatItTakes) {
+  WriteStep(1);
+  fake_->SetDelay(std::chrono::milliseconds(30));
+  Look();
+  EXPECT_GE(seen_.earliest, now_ + std::chrono::milliseconds(300));
+}
+
+}  // namespace
+}  // namespace ckptfs

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mount that follows a job: steps appear as they are saved, and what dies never does."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+from daemon import BIN, checkpoint, wait_until
+from rotating_job import DIES
+from safetensors.torch import load_file
+from test_snapshot import assert_equal
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def shown(mount):
+    """The step that /view leads to; nothing if there is none."""
+    try:
+        return os.readlink(os.path.join(mount, 'view')).split('/')[3]
+    except FileNotFoundError:
+        return None
+
+
+def following(ckptfs):
+    """What the status says of it."""
+    status = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
+    return status[0]['status']['following'][0]
+
+
+def watch(ckptfs, *words):
+    """`adopt --watch`, whose lines can be read."""
+    process = subprocess.Popen([BIN, 'adopt', '--watch', '--store', ckptfs.store,
+                                *map(str, words)], stdout=subprocess.PIPE, text=True)
+    ckptfs.processes.append(process)
+    return process
+
+
+def steps(ckptfs):
+    """All of the store."""
+    return {f"{step['run']}/{step['id']}" for step in ckptfs.list()['steps']}
+
+
+def save_as(variant, folder, tag):
+    """A DeepSpeed save of another iteration: its files one by one, then the pointer."""
+    source = os.path.join(checkpoint(variant), 'global_step5')
+    os.makedirs(os.path.join(folder, tag))
+    for name in sorted(os.listdir(source), reverse=True):
+        shutil.copyfile(os.path.join(source, name), os.path.join(folder, tag, name))
+        yield name
+    with open(os.path.join(folder, 'latest'), 'w', encoding='ascii') as f:
+        f.write(tag)
+
+
+def test_a_mount_follows_a_job(ckptfs, tmp_path):
+    job = tmp_path / 'job'  # which makes it itself
+    mount = ckptfs.mountpoint()
+    ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', job, mount)
+    assert shown(mount) is None
+    assert following(ckptfs)['adopted'] == 0
+    for _ in save_as('zero2', job, 'global_step5'):
+        assert shown(mount) is None and not steps(ckptfs)
+    wait_until(lambda: shown(mount) == 'global_step5', '/view')
+    view = os.path.join(mount, 'view', 'dp1', 'rank0', 'model.safetensors')
+    assert os.path.getsize(view) > 0
+    half = save_as('zero2', job, 'global_step6')
+    next(half)
+    for _ in save_as('zero2', job, 'global_step7'):
+        pass
+    wait_until(lambda: shown(mount) == 'global_step7', '/view')
+    assert steps(ckptfs) == {'job/global_step5', 'job/global_step7'}
+    wait_until(lambda: following(ckptfs)['waiting'], 'the step that died')
+    wait_until(lambda: following(ckptfs)['waiting'][0]['left_behind'], 'and that it did')
+    told = following(ckptfs)
+    assert told['adopted'] == 2 and told['run'] == 'job' and told['path'] == str(job)
+    assert [step['id'] for step in told['waiting']] == ['global_step6']
+    assert 'global_step6' in told['waiting'][0]['why']
+    for _ in half:  # somebody finished it after all: it is no later step
+        pass
+    wait_until(lambda: 'job/global_step6' in steps(ckptfs), 'the late step')
+    assert not following(ckptfs)['waiting']
+    ckptfs.umount(mount)
+
+
+def test_a_linked_step_outlives_the_jobs_own_retention(ckptfs, tmp_path):
+    output, truth = tmp_path / 'output', tmp_path / 'truth'
+    output.mkdir()
+    truth.mkdir()
+    mount = ckptfs.mount()
+    saves, lost = 6, set(range(DIES, 7, DIES))
+    watcher = watch(ckptfs, '--link', output)
+    job = [sys.executable, os.path.join(HERE, 'rotating_job.py'), output, truth, saves, 2.5, 2]
+    subprocess.run(list(map(str, job)), check=True, stdout=subprocess.DEVNULL)
+    kept = {f'output/checkpoint-{n}' for n in range(1, saves + 1) if n not in lost}
+    wait_until(lambda: steps(ckptfs) == kept, 'every whole step')
+    assert sorted(os.listdir(output)) == ['checkpoint-5', 'checkpoint-6']
+    watcher.send_signal(signal.SIGINT)
+    assert watcher.wait(20) == 0
+    assert {line.strip() for line in watcher.stdout} == kept
+    for number in set(range(1, saves + 1)) - lost:
+        view = os.path.join(mount, 'run', 'output', 'step', f'checkpoint-{number}', 'view')
+        assert_equal(load_file(os.path.join(view, 'tp1', 'rank0', 'model.safetensors')),
+                     load_file(truth / f'{number}.safetensors'))
+    assert shown(mount) is None or shown(mount) == 'checkpoint-1'  # it does not follow
+
+
+def test_a_daemon_that_dies_while_it_follows_goes_on(ckptfs, tmp_path):
+    job = tmp_path / 'job'
+    job.mkdir()
+    daemon, mount = ckptfs.start('--follow', '--copy', job)
+    for _ in save_as('zero2', job, 'global_step5'):
+        pass
+    wait_until(lambda: shown(mount) == 'global_step5', '/view', daemon)
+    for _ in save_as('zero2', job, 'global_step6'):
+        pass
+    daemon.kill()
+    daemon.wait()
+    for _ in save_as('zero2', job, 'global_step7'):
+        pass
+    shutil.rmtree(job / 'global_step5')
+    ckptfs.start('--follow', '--copy', job, path=mount)
+    wait_until(lambda: shown(mount) == 'global_step7', '/view')
+    kept = {f'job/global_step{n}' for n in (5, 6, 7)}
+    wait_until(lambda: steps(ckptfs) == kept, 'the others')
+    view = os.path.join(mount, 'run', 'job', 'step', 'global_step5', 'view', 'dp1', 'rank0')
+    with open(os.path.join(view, 'model.safetensors'), 'rb') as f:
+        assert f.read()
+
+
+def test_what_cannot_be_followed_is_refused(ckptfs, tmp_path):
+    file = tmp_path / 'file'
+    file.write_text('x')
+    mount = ckptfs.mountpoint()
+    for path, said in ((file, 'not a directory'), (tmp_path / 'no' / 'such', 'No such file')):
+        for words in (['adopt', '--watch', path], ['mount', '--follow', path, mount]):
+            done = ckptfs.run(*words, '--store', ckptfs.store, check=False)
+            assert done.returncode != 0 and said in done.stderr, done.stderr
