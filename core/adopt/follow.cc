@@ -38,13 +38,13 @@ Result<std::vector<std::string>> FilesOf(const StepCandidate& step) {
 
 struct Stamped {
   Digest digest;
-  int64_t newest_ns = 0;
+  int64_t newest_ns = 0;  // of the files, not of what they lie in
 };
 
 Result<Stamped> StampOfStep(const StepCandidate& step) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(step));
   std::string text;
-  Stamped out{{}, step.mtime_ns};
+  Stamped out;
   for (size_t i = 0; i < files.size() && i < kMaxFiles; ++i) {
     CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, files[i]));
     if (!there) continue;
@@ -101,8 +101,11 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
     return now + options_.retry;
   }
   const bool changed = known.id.empty() || known.stamp != stamped->digest;
-  if (changed) {
+  // Of a step that was taken files go, or are marked, without an end to that.
+  const bool written = !known.adopted || stamped->newest_ns > known.newest_ns;
+  if (changed && written) {
     known = Known{};
+    known.newest_ns = stamped->newest_ns;
     known.id = step.id;
     known.iteration = step.iteration;
     known.stamp = stamped->digest;

@@ -82,6 +82,7 @@ class Follower {
     uint64_t iteration = 0;
     int64_t mtime_ns = 0;
     Digest stamp;               // of its files' names, sizes and times
+    int64_t newest_ns = 0;      // of its files
     Time since;                 // it is as it is now
     bool settled = false;       // adopted or refused as it is
     bool adopted = false;

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from daemon import BIN, checkpoint, wait_until
 from rotating_job import DIES
 from safetensors.torch import load_file
@@ -126,6 +127,23 @@ def test_a_daemon_that_dies_while_it_follows_goes_on(ckptfs, tmp_path):
     view = os.path.join(mount, 'run', 'job', 'step', 'global_step5', 'view', 'dp1', 'rank0')
     with open(os.path.join(view, 'model.safetensors'), 'rb') as f:
         assert f.read()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounts a filesystem')
+def test_a_filesystem_that_tells_nothing_is_looked_at(ckptfs, tmp_path):
+    job = tmp_path / 'job'
+    job.mkdir()
+    subprocess.run(['mount', '-t', 'ramfs', 'none', job], check=True)
+    try:
+        daemon, mount = ckptfs.start('--follow', job)
+        assert following(ckptfs)['by'] == 'polling'
+        for _ in save_as('zero2', job, 'global_step5'):
+            pass
+        wait_until(lambda: shown(mount) == 'global_step5', '/view', daemon)
+        ckptfs.umount(mount)
+        daemon.wait(20)
+    finally:
+        subprocess.run(['umount', '-l', job], check=True)
 
 
 def test_what_cannot_be_followed_is_refused(ckptfs, tmp_path):

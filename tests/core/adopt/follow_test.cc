@@ -138,6 +138,41 @@ TEST_F(FollowTest, RetentionTakesNoStepOfTheStore) {
   EXPECT_EQ(store_->Steps("run7")->size(), 7u);
 }
 
+TEST_F(FollowTest, AStepThatIsBeingDeletedIsNotAnotherOne) {
+  options_.adopt.ownership = Ownership::kLink;
+  MakeFollower();
+  Write(1, "aside", "what no plan reads");
+  WriteStep(1);
+  Look();
+  ASSERT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  for (const std::string name : {"aside", "sealed", "data"}) {
+    std::filesystem::remove(directory_.path() + "/run7/step1/" + name);
+    EXPECT_THAT(Look(seconds(200)), IsEmpty());
+    EXPECT_THAT(Look(seconds(200)), IsEmpty());
+    EXPECT_THAT(seen_.said, IsEmpty());
+  }
+  RemoveStep(1);
+  Look();
+  EXPECT_THAT(seen_.said, IsEmpty());
+  EXPECT_EQ(store_->Steps("run7")->size(), 1u);
+}
+
+TEST_F(FollowTest, AMarkerMakesNoOtherStep) {
+  for (const Ownership ownership : {Ownership::kReference, Ownership::kLink, Ownership::kCopy}) {
+    options_.adopt.ownership = ownership;
+    options_.adopt.run = "run" + std::to_string(static_cast<int>(ownership));
+    MakeFollower();
+    WriteStep(1);
+    Look();
+    ASSERT_THAT(Look(seconds(1)), ElementsAre("step1"));
+    Write(1, "uploaded", options_.adopt.run);
+    Look();
+    Look(seconds(200));
+    EXPECT_EQ(store_->Steps(options_.adopt.run)->size(), 1u);
+    EXPECT_THAT(seen_.said, IsEmpty());
+  }
+}
+
 TEST_F(FollowTest, AStepThatGoesUnfinishedIsSaid) {
   Write(1, "data", "half");
   Look();

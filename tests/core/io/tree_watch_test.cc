@@ -53,6 +53,24 @@ TEST_F(TreeWatchTest, SaysNothingWhereNothingHappens) {
   EXPECT_GE(Clock::now() - start, milliseconds(50));
 }
 
+TEST_F(TreeWatchTest, HearsNothingWhereFilesChangeWithoutEvents) {
+  auto watch = *TreeWatch::Create("/proc/self");
+  EXPECT_FALSE(watch.hears());
+  watch.Wait(milliseconds(1));
+  EXPECT_FALSE(watch.hears());
+}
+
+TEST_F(TreeWatchTest, HearsOfWhatWasMovedThere) {
+  directory_.Write("run/file", "a");
+  directory_.Write("tmp-step1/file", "a");
+  auto watch = *TreeWatch::Create(directory_.path() + "/run");
+  if (!watch.hears()) GTEST_SKIP() << "this filesystem is polled";
+  std::filesystem::rename(directory_.path() + "/tmp-step1", directory_.path() + "/run/step1");
+  EXPECT_TRUE(Hears(watch));
+  directory_.Write("run/step1/another", "a");
+  EXPECT_TRUE(Hears(watch));
+}
+
 TEST_F(TreeWatchTest, IsWokenByOthers) {
   auto watch = *TreeWatch::Create(directory_.path() + "/not there yet");
   EXPECT_FALSE(watch.hears());
