@@ -22,16 +22,25 @@ void AppendEntry(std::string& text, const std::string& path, const FileStamp& st
   text += StrCat(path, '\0', stamp.size, ' ', stamp.mtime_ns, '\n');
 }
 
-// The files of the step, those below it, too, unless it is the save directory itself.
+// The files of the step, those below it, too, unless it is the save directory itself; of very
+// many the first.  Links to directories are not followed: they may lead in circles.
 Result<std::vector<std::string>> FilesOf(const StepCandidate& step) {
   const Root& root = *step.root;
   CKPT_ASSIGN_OR_RETURN(const EntryStat itself, root.Stat(step.directory));
   if (itself.kind != EntryKind::kDirectory) return std::vector{step.directory};
-  if (step.directory != step.save) return ListFilesBelow(root, step.directory);
   std::vector<std::string> files;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(step.directory));
-  for (const RootEntry& entry : entries) {
-    if (entry.kind == EntryKind::kFile) files.push_back(JoinPath(step.directory, entry.name));
+  std::vector<std::string> folders = {step.directory};
+  while (!folders.empty() && files.size() < kMaxFiles) {
+    const std::string folder = std::move(folders.back());
+    folders.pop_back();
+    const auto entries = root.List(folder);
+    if (!entries && folder == step.directory) return Fail(entries.error());
+    if (!entries) continue;  // somebody else's, or it went
+    for (const RootEntry& entry : *entries) {
+      const bool deeper = entry.kind == EntryKind::kDirectory && entry.link.empty();
+      if (deeper && step.directory != step.save) folders.push_back(JoinPath(folder, entry.name));
+      if (entry.kind == EntryKind::kFile) files.push_back(JoinPath(folder, entry.name));
+    }
   }
   return files;
 }

@@ -197,6 +197,19 @@ TEST_F(FollowTest, WhatIsWrittenAgainIsAnotherAttempt) {
   }
 }
 
+TEST_F(FollowTest, LinksThatLeadInCirclesAreNotFollowed) {
+  WriteStep(1);
+  const std::string step = directory_.path() + "/run7/step1";
+  for (const std::string name : {"a", "b", "c"}) {
+    std::filesystem::create_directory_symlink(step, step + "/" + name);
+  }
+  Write(1, "deeper/file", "x");
+  EXPECT_THAT(Look(), IsEmpty());
+  Write(1, "deeper/file", "xy");
+  EXPECT_THAT(Look(seconds(1)), IsEmpty());  // it is of the step, too
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+}
+
 TEST_F(FollowTest, WhatMayPassIsTriedAgain) {
   WriteStep(1);
   Look();
