@@ -11,6 +11,7 @@
 #include "core/base/strings.h"
 #include "formats/families/shipped.h"
 #include "formats/registry.h"
+#include "formats/runs/recognise.h"
 #include "mount/mount_table.h"
 #include "mount/options.h"
 
@@ -90,7 +91,17 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
   CKPT_ASSIGN_OR_RETURN(const SourceOptions options, OptionsOf(request, families));
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(request.path));
-  return IngestPlace(place, sources, options);
+  return IngestPlace(place, sources, options, RecogniseUnread);
+}
+
+Status CheckRequested(const Store& store, const AdoptRequest& request) {
+  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
+  if (request.ownership == Ownership::kReference) {
+    CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, path));
+  }
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
+  CKPT_RETURN_IF_ERROR(ScanPlace(place, MakeSources(), RecogniseUnread));
+  return {};
 }
 
 Result<AdoptOptions> AdoptOptionsOf(const Store& store, const AdoptRequest& request,
@@ -100,6 +111,7 @@ Result<AdoptOptions> AdoptOptionsOf(const Store& store, const AdoptRequest& requ
   }
   AdoptOptions options;
   CKPT_ASSIGN_OR_RETURN(options.source, OptionsOf(request.ingest, families));
+  options.recognise = RecogniseUnread;
   options.run = request.name;
   options.ownership = request.ownership;
   options.pack = request.pack;

@@ -43,6 +43,10 @@ Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& w
 // Index without publishing.  BLOCKS: on reading headers.
 Result<IngestResult> IngestRequested(const IngestRequest& request);
 
+// Whether there is anything at the path that could be adopted; what several paths are
+// asked before the first of them is adopted.  BLOCKS: on listing.
+Status CheckRequested(const Store& store, const AdoptRequest& request);
+
 // What AdoptPlace and a Follower are given.  `families` gets the family of a file, and must
 // outlive the options.  kUnsupported if the path lies in a mount of this very store.
 Result<AdoptOptions> AdoptOptionsOf(const Store& store, const AdoptRequest& request,

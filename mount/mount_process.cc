@@ -98,7 +98,11 @@ Status AdoptAll(const MountRequest& request, Store& store, FilesystemOptions& op
   std::set<std::string> runs;
   std::string step;
   for (const AdoptRequest& adopt : request.adopt) {
+    if (request.adopt.size() > 1) CKPT_RETURN_IF_ERROR(CheckRequested(store, adopt));
+  }
+  for (const AdoptRequest& adopt : request.adopt) {
     CKPT_ASSIGN_OR_RETURN(const AdoptReport outcome, AdoptRequested(store, adopt));
+    for (const std::string& line : outcome.said) Say(line);
     for (const Error& error : outcome.refused) Say(StrCat("not adopted: ", error.message));
     for (const std::string& line : outcome.skipped) Say(StrCat("skipped ", line));
     for (const std::string& line : outcome.warnings) Say(line);

@@ -2,6 +2,7 @@
 
 #include "core/adopt/adopt.h"
 
+#include <set>
 #include <utility>
 
 #include "core/adopt/publish.h"
@@ -12,18 +13,30 @@
 namespace ckptfs {
 namespace {
 
-// By default a run is named after its save directory.
+// By default a run is named after its save directory, or what that lies in.
 Result<std::string> RunNameOf(const std::string& wanted, const std::string& root) {
   if (!wanted.empty()) {
     CKPT_RETURN_IF_ERROR(CheckName(wanted, "--name"));
     return wanted;
   }
-  const std::string name = LastComponent(root);
+  const bool folder = IsStepsFolder(LastComponent(root));
+  const std::string name = LastComponent(folder ? ParentPath(root) : root);
   if (const Status valid = CheckName(name, "run"); !valid) {
     return Fail(ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
                                             valid.error().message, "); give --name"));
   }
   return name;
+}
+
+// One name for several runs that were only found would mix what nobody said to mix.
+Status CheckOneRun(const Place& place, const IngestResult& ingest, const std::string& name) {
+  std::set<std::string> saves;
+  for (const IngestedStep& step : ingest.steps) saves.insert(step.candidate.SavePath());
+  if (saves.size() < 2) return {};
+  return Fail(ErrorCode::kUnsupported,
+              StrCat(place.Path(), ": holds ", saves.size(), " runs (", *saves.begin(),
+                     ", ...), and --name is for one; to make one run of several name them: adopt "
+                     "--name ", name, " ", *saves.begin(), " ", *saves.rbegin()));
 }
 
 // How to take a step whose sample differs nevertheless.
@@ -74,7 +87,7 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   wanted.source = step.Path();
   wanted.root = step.SavePath();
   wanted.open_roots = OpenRootsOf(step);
-  wanted.how = PublishHow{step.converted, options.refresh};
+  wanted.how = PublishHow{step.converted, options.refresh, !options.run.empty()};
   wanted.pack = options.pack;
   wanted.check = options.check && !owned;
   auto published = PublishStep(store, std::move(model), wanted);
@@ -85,10 +98,13 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
     adopted.warnings.push_back(StrCat(name, ": ", published->warning));
   }
   if (adopted.record.id != id) {
+    const auto first = store.Resolve(run, id);
+    const bool other = first && first->source != adopted.record.source;
     adopted.warnings.push_back(
-        StrCat(name, ": the source changed since ", run, "/", id,
-               " was adopted, or that was adopted with other options; --refresh "
-               "replaces it"));
+        other ? StrCat(name, ": ", run, "/", id, " is that of ", first->source)
+              : StrCat(name, ": the source changed since ", run, "/", id,
+                       " was adopted, or that was adopted with other options; --refresh "
+                       "replaces it"));
   }
   return adopted;
 }
@@ -104,12 +120,15 @@ Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& 
 
 Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources,
                                const AdoptOptions& options) {
-  CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestPlace(place, sources, options.source));
+  CKPT_ASSIGN_OR_RETURN(IngestResult ingest,
+                        IngestPlace(place, sources, options.source, options.recognise));
+  if (!options.run.empty()) CKPT_RETURN_IF_ERROR(CheckOneRun(place, ingest, options.run));
   AdoptReport report;
+  report.said = std::move(ingest.said);
   report.skipped = std::move(ingest.skipped);
   report.refused = std::move(ingest.refused);
   for (IngestedStep& step : ingest.steps) {
-    report.whole_run = report.whole_run || step.candidate.directory != place.directory;
+    report.whole_run = report.whole_run || step.candidate.Own() != place.directory;
     auto adopted = Publish(store, step.candidate, std::move(step.model), options);
     if (!adopted) {
       report.refused.push_back(std::move(adopted).error().WithContext(step.candidate.id));

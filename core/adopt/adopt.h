@@ -24,7 +24,10 @@ namespace ckptfs {
 
 struct AdoptOptions {
   SourceOptions source;
-  std::string run;  // empty: the save directory's base name
+  Recognise recognise;  // what no source reads; may be empty
+  // Of the run, whatever save directories it has; empty: named after the save
+  // directory, or what that lies in if it is only called "checkpoints".
+  std::string run;
   Ownership ownership = Ownership::kReference;
   bool pack = true;   // small pieces into a side blob
   bool check = true;  // a sample of the weights against their masters
@@ -46,6 +49,7 @@ struct AdoptReport {
   std::vector<std::string> skipped;  // incomplete tags of a save directory
   std::vector<Error> refused;        // steps that are not adopted, by name
   std::vector<std::string> warnings;
+  std::vector<std::string> said;     // where the runs are, if not at the place itself
   bool whole_run = false;            // the path was a save directory, not one step's
 };
 

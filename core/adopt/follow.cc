@@ -26,19 +26,19 @@ void AppendEntry(std::string& text, const std::string& path, const FileStamp& st
 // many the first.  Links to directories are not followed: they may lead in circles.
 Result<std::vector<std::string>> FilesOf(const StepCandidate& step) {
   const Root& root = *step.root;
-  CKPT_ASSIGN_OR_RETURN(const EntryStat itself, root.Stat(step.directory));
-  if (itself.kind != EntryKind::kDirectory) return std::vector{step.directory};
+  CKPT_ASSIGN_OR_RETURN(const EntryStat itself, root.Stat(step.Own()));
+  if (itself.kind != EntryKind::kDirectory) return std::vector{step.Own()};
   std::vector<std::string> files;
-  std::vector<std::string> folders = {step.directory};
+  std::vector<std::string> folders = {step.Own()};
   while (!folders.empty() && files.size() < kMaxFiles) {
     const std::string folder = std::move(folders.back());
     folders.pop_back();
     const auto entries = root.List(folder);
-    if (!entries && folder == step.directory) return Fail(entries.error());
+    if (!entries && folder == step.Own()) return Fail(entries.error());
     if (!entries) continue;  // somebody else's, or it went
     for (const RootEntry& entry : *entries) {
       const bool deeper = entry.kind == EntryKind::kDirectory && entry.link.empty();
-      if (deeper && step.directory != step.save) folders.push_back(JoinPath(folder, entry.name));
+      if (deeper && step.Own() != step.save) folders.push_back(JoinPath(folder, entry.name));
       if (entry.kind == EntryKind::kFile) files.push_back(JoinPath(folder, entry.name));
     }
   }

@@ -3,8 +3,11 @@
 #include "core/adopt/scan.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <tuple>
 
@@ -15,6 +18,12 @@
 namespace ckptfs {
 namespace {
 
+// Directories in one place that are looked into for runs.
+constexpr size_t kMaxRuns = 4096;
+constexpr size_t kShownNames = 3;  // of many, in messages
+
+constexpr std::array<std::string_view, 2> kStepsFolders = {"checkpoints", "checkpoint"};
+
 // Directories above the one that is given: a run's, a save directory, a tag.
 constexpr int kAbove = 2;
 
@@ -24,12 +33,41 @@ struct Job {
   std::optional<Result<StepModel>> outcome;  // nothing if it is not complete
 };
 
+// "3 directories (a, b, c)", "40 files (x, y, z, ...)"
+std::string Counted(const std::vector<std::string>& names, std::string_view one,
+                    std::string_view many) {
+  std::string list;
+  for (size_t i = 0; i < std::min(names.size(), kShownNames); ++i) {
+    list += StrCat(i == 0 ? "" : ", ", names[i]);
+  }
+  if (names.size() > kShownNames) list += ", ...";
+  return StrCat(names.size(), " ", names.size() == 1 ? one : many, " (", list, ")");
+}
+
+// What a place holds, for who expected a checkpoint there.
+std::string Contents(const Place& place) {
+  const auto entries = place.root->List(place.directory);
+  if (!entries) return "";  // a file
+  std::vector<std::string> directories, files;
+  for (const RootEntry& entry : *entries) {
+    (entry.kind == EntryKind::kDirectory ? directories : files).push_back(entry.name);
+  }
+  if (directories.empty() && files.empty()) return "the directory is empty; ";
+  std::string out = "it holds ";
+  if (!directories.empty()) out += Counted(directories, "directory", "directories");
+  if (!directories.empty() && !files.empty()) out += " and ";
+  if (!files.empty()) out += Counted(files, "file", "files");
+  return out + "; ";
+}
+
 Error NothingKnown(const Place& place, Sources sources) {
   std::string names;
   for (const auto& source : sources) names += StrCat(names.empty() ? "" : ", ", source->name());
   return Error{ErrorCode::kNotFound,
-               StrCat(place.Path(), ": no checkpoint found; looked for the formats ", names,
-                      " (a save directory, one step's own directory, or a file of weights)")};
+               StrCat(place.Path(), ": no checkpoint found: ", Contents(place),
+                      "looked for the formats ", names,
+                      " (a directory of runs, a save directory, one step's own directory, or a "
+                      "file of weights)")};
 }
 
 bool IsBelow(const std::string& inner, const std::string& outer) {
@@ -76,7 +114,7 @@ void KeepEachOnce(std::vector<FoundStep>& found) {
 // True for a malformed step among others that its framework does not call the
 // latest: so a save that was cut off looks, and the others are sound.
 bool IsCutOff(const Error& error, const StepCandidate& step, const std::string& directory) {
-  return error.code == ErrorCode::kInvalid && !step.latest && step.directory != directory;
+  return error.code == ErrorCode::kInvalid && !step.latest && step.Own() != directory;
 }
 
 // What became of a step: among the steps, the skipped or the refused.
@@ -84,7 +122,7 @@ void Settle(Job& job, const std::string& directory, IngestResult& result) {
   const StepCandidate& step = job.found.candidate;
   if (!job.complete) {
     Error error = std::move(job.complete).error();
-    if (step.directory == directory) {
+    if (step.Own() == directory) {
       result.refused.push_back(std::move(error));
     } else {
       result.skipped.push_back(StrCat(step.id, ": incomplete: ", error.message));
@@ -101,6 +139,123 @@ void Settle(Job& job, const std::string& directory, IngestResult& result) {
   } else {
     result.refused.push_back(std::move(error));
   }
+}
+
+// Groups of directories that are alike, one line each.
+void NameUnread(const Place& place, const std::map<std::string, std::vector<std::string>>& alike,
+                std::vector<Error>& unread) {
+  for (const auto& [what, paths] : alike) {
+    const bool itself = paths.size() == 1 && paths[0] == place.directory;
+    std::vector<std::string> names;
+    for (const std::string& path : paths) names.push_back(LastComponent(path));
+    const std::string which = itself              ? ""
+                              : names.size() == 1 ? StrCat("/", names[0])
+                                                  : StrCat(": ", Counted(names, "directory", "directories"));
+    unread.push_back(
+        Error{ErrorCode::kUnsupported, StrCat(place.Path(), which, ": ", what)});
+  }
+}
+
+// What is known of a place and the directories in it, of which no source has a step.
+Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& scan) {
+  std::map<std::string, std::vector<std::string>> alike;
+  const auto look = [&](const std::string& path) -> Status {
+    const bool known = std::any_of(scan.steps.begin(), scan.steps.end(), [&](const FoundStep& step) {
+      return step.candidate.Own() == path || step.candidate.directory == path;
+    });
+    if (known) return {};
+    CKPT_ASSIGN_OR_RETURN(const auto what, recognise(*place.root, path));
+    if (what) alike[*what].push_back(path);
+    return {};
+  };
+  CKPT_RETURN_IF_ERROR(look(place.directory));
+  const auto entries = place.root->List(place.directory);
+  for (const RootEntry& entry : alike.empty() && entries ? *entries : std::vector<RootEntry>()) {
+    if (entry.kind == EntryKind::kOther) continue;
+    CKPT_RETURN_IF_ERROR(look(JoinPath(place.directory, entry.name)));
+  }
+  NameUnread(place, alike, scan.unread);
+  return {};
+}
+
+// True if there is anything that is known, read or not.
+Result<bool> LookAt(const Place& place, Sources sources, const Recognise& recognise,
+                    ScanResult& scan) {
+  ScanResult here;
+  for (const auto& source : sources) {
+    CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates,
+                          source->Find(place.root, place.directory));
+    for (StepCandidate& candidate : candidates) {
+      here.steps.push_back(FoundStep{std::move(candidate), source.get()});
+    }
+  }
+  KeepEachOnce(here.steps);
+  if (recognise) CKPT_RETURN_IF_ERROR(FindUnread(place, recognise, here));
+  const bool any = !here.steps.empty() || !here.unread.empty();
+  std::move(here.steps.begin(), here.steps.end(), std::back_inserter(scan.steps));
+  std::move(here.unread.begin(), here.unread.end(), std::back_inserter(scan.unread));
+  return any;
+}
+
+// One of the folders in a directory that hold a run's steps and do not name it.
+Result<bool> LookInStepsFolders(const Place& place, Sources sources, const Recognise& recognise,
+                                ScanResult& scan) {
+  for (const std::string_view name : kStepsFolders) {
+    const std::string path = JoinPath(place.directory, name);
+    CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(*place.root, path));
+    if (!there) continue;
+    CKPT_ASSIGN_OR_RETURN(const bool any,
+                          LookAt(Place{place.root, path}, sources, recognise, scan));
+    if (any) return true;
+  }
+  return false;
+}
+
+// Nothing of ours: it cannot be looked into, or is not there any more.
+bool IsOutOfReach(const Error& error) {
+  return error.code == ErrorCode::kPermission || error.code == ErrorCode::kNotFound;
+}
+
+// The directories in a place, as places; links, which may lead anywhere, are not
+// followed.
+Result<std::vector<Place>> PlacesIn(const Place& place) {
+  std::vector<Place> places;
+  const auto entries = place.root->List(place.directory);
+  for (const RootEntry& entry : entries ? *entries : std::vector<RootEntry>()) {
+    if (entry.kind != EntryKind::kDirectory || !entry.link.empty()) continue;
+    places.push_back(Place{place.root, JoinPath(place.directory, entry.name)});
+  }
+  if (places.size() <= kMaxRuns) return places;
+  return Fail(ErrorCode::kUnsupported,
+              StrCat(place.Path(), ": no step of its own, and ", places.size(),
+                     " directories, more than are looked into for runs (", kMaxRuns,
+                     "); name the runs themselves"));
+}
+
+// The runs in the directories of one that holds none itself.
+Status LookBelow(const Place& place, Sources sources, const Recognise& recognise, ScanResult& scan) {
+  CKPT_ASSIGN_OR_RETURN(const bool own, LookInStepsFolders(place, sources, recognise, scan));
+  if (own) return {};
+  CKPT_ASSIGN_OR_RETURN(const std::vector<Place> places, PlacesIn(place));
+  std::vector<std::string> runs;
+  for (const Place& inner : places) {
+    auto any = LookAt(inner, sources, recognise, scan);
+    if (any && !*any) any = LookInStepsFolders(inner, sources, recognise, scan);
+    if (!any && !IsOutOfReach(any.error())) return Fail(std::move(any).error());
+    if (any && *any) runs.push_back(LastComponent(inner.directory));
+  }
+  if (runs.empty()) return {};
+  scan.said.push_back(StrCat(place.Path(), ": no step of its own; one level below: ",
+                              Counted(runs, "run", "runs")));
+  return {};
+}
+
+// All of a place, its own or one level below.
+Result<ScanResult> ScanAll(const Place& place, Sources sources, const Recognise& recognise) {
+  ScanResult scan;
+  CKPT_ASSIGN_OR_RETURN(const bool there, LookAt(place, sources, recognise, scan));
+  if (!there) CKPT_RETURN_IF_ERROR(LookBelow(place, sources, recognise, scan));
+  return scan;
 }
 
 auto OrderOf(const IngestedStep& step) {
@@ -125,23 +280,25 @@ Result<Place> PlaceOf(const std::string& path) {
                                                 "or the directory that holds several"));
 }
 
+Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise) {
+  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanAll(place, sources, recognise));
+  if (!scan.steps.empty()) return scan;
+  if (!scan.unread.empty()) return Fail(std::move(scan.unread.front()));
+  return Fail(NothingKnown(place, sources));
+}
+
 Result<std::vector<FoundStep>> ScanIfAny(const Place& place, Sources sources) {
-  std::vector<FoundStep> found;
-  for (const auto& source : sources) {
-    CKPT_ASSIGN_OR_RETURN(std::vector<StepCandidate> candidates,
-                          source->Find(place.root, place.directory));
-    for (StepCandidate& candidate : candidates) {
-      found.push_back(FoundStep{std::move(candidate), source.get()});
-    }
-  }
-  KeepEachOnce(found);
-  return found;
+  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanAll(place, sources, {}));
+  return std::move(scan.steps);
+}
+
+bool IsStepsFolder(std::string_view name) {
+  return std::find(kStepsFolders.begin(), kStepsFolders.end(), name) != kStepsFolders.end();
 }
 
 Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources) {
-  CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, ScanIfAny(place, sources));
-  if (found.empty()) return Fail(NothingKnown(place, sources));
-  return found;
+  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanPlace(place, sources, {}));
+  return std::move(scan.steps);
 }
 
 Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& options) {
@@ -150,10 +307,10 @@ Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& option
 }
 
 Result<IngestResult> IngestPlace(const Place& place, Sources sources,
-                                 const SourceOptions& options) {
-  CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, Scan(place, sources));
+                                 const SourceOptions& options, const Recognise& recognise) {
+  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanPlace(place, sources, recognise));
   std::vector<Job> jobs;
-  for (FoundStep& step : found) {
+  for (FoundStep& step : scan.steps) {
     Status complete = step.source->Complete(step.candidate, options);
     jobs.push_back(Job{std::move(step), std::move(complete), std::nullopt});
   }
@@ -163,6 +320,8 @@ Result<IngestResult> IngestPlace(const Place& place, Sources sources,
   });
   IngestResult result;
   for (Job& job : jobs) Settle(job, place.directory, result);
+  std::move(scan.unread.begin(), scan.unread.end(), std::back_inserter(result.refused));
+  result.said = std::move(scan.said);
   if (result.steps.empty() && !result.refused.empty()) {
     return Fail(std::move(result.refused.front()));
   }

@@ -5,6 +5,9 @@
 // headers of one step; IngestPlace those of all, in parallel, each with its own
 // outcome: one that is broken refuses no other.
 //
+// Where a directory holds no step itself, the runs in the directories in it are
+// found; folders that are only called "checkpoints" count as what they lie in.
+//
 // A step that two sources claim is one step, the first source's; so are two
 // parts of one tree, such as what one framework saved inside the directory of
 // what another one saved.
@@ -14,7 +17,9 @@
 
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,6 +46,18 @@ struct Place {
   std::string Path() const { return root->PathOf(directory); }
 };
 
+// What a directory or file is that no source reads, in words ("Megatron
+// torch_dist: not readable yet"); nothing if it is nothing known.
+using Recognise = std::function<Result<std::optional<std::string>>(const Root& root,
+                                                                   const std::string& path)>;
+
+// What is at a place.
+struct ScanResult {
+  std::vector<FoundStep> steps;  // in the sources' order
+  std::vector<Error> unread;     // what was recognised and no source reads
+  std::vector<std::string> said;  // where the runs are, if not at the place itself
+};
+
 // Of a path of this machine, links resolved.  kInvalid if it is neither a directory
 // nor a file.
 Result<Place> PlaceOf(const std::string& path);
@@ -48,7 +65,9 @@ Result<Place> PlaceOf(const std::string& path);
 // In the sources' order; none when no source knows the place.  BLOCKS: on listing.
 Result<std::vector<FoundStep>> ScanIfAny(const Place& place, Sources sources);
 
-// The same; kNotFound when there is none: the message lists what was looked for.
+// The first of `unread`, or kNotFound, which says what is there and what was looked
+// for, when there is no step.  BLOCKS: on listing.
+Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise);
 Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources);
 
 // kInvalid if the step is not complete.  BLOCKS: on reading headers.
@@ -64,12 +83,16 @@ struct IngestResult {
                                      // it was converted from, mtime
   std::vector<std::string> skipped;  // "global_step7: incomplete: file ..." of a save directory
   std::vector<Error> refused;        // whole steps that cannot be taken, by name
+  std::vector<std::string> said;     // where the runs are, if not at the place itself
 };
+
+// True of the names of folders that hold a run's steps and do not name it.
+bool IsStepsFolder(std::string_view name);
 
 // All steps of a place.  In a save directory incomplete steps are skipped and
 // named, and malformed ones (a file that was cut off) unless the framework's
 // own pointer names them.  An error if no step is left: the first there was.
 Result<IngestResult> IngestPlace(const Place& place, Sources sources,
-                                 const SourceOptions& options);
+                                 const SourceOptions& options, const Recognise& recognise = {});
 
 }  // namespace ckptfs

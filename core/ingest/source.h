@@ -36,12 +36,17 @@ struct SourceOptions {
 struct StepCandidate {
   std::shared_ptr<const Root> root;  // what it was found in
   std::string directory;  // below the root: the tag directory, or the one file that is a step
+  // Below the root: what is all the step's, the tag directory or what a training tool
+  // wrote around it (checkpoint-500).  Empty: `directory`.
+  std::string own;
   std::string save;       // below the root: the save directory, which holds or is it
   std::string id;         // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
   bool latest = false;    // what the framework's own pointer names
   bool converted = false;  // made from another save: that one comes first
+
+  const std::string& Own() const { return own.empty() ? directory : own; }
 
   // For messages and records: absolute paths of local files.
   std::string Path() const { return root->PathOf(directory); }

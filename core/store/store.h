@@ -64,6 +64,9 @@ bool IsOlder(const StepRecord& a, const StepRecord& b);
 struct PublishHow {
   bool converted = false;  // StepRecord::converted
   bool replace = false;    // another step of the same id and source
+  // Into the run whatever root it belongs to: several save directories are one run,
+  // that of the first one's root.
+  bool join = false;
 };
 
 // A side blob on its way into a step (WithSideBlob).

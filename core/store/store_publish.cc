@@ -97,6 +97,11 @@ bool IsSame(const std::optional<StepRecord>& there, const RenderedStep& rendered
   return there && (there->unpacked == rendered.unpacked || there->manifest == rendered.manifest);
 }
 
+PublishHow Alone(PublishHow how) {
+  how.join = false;
+  return how;
+}
+
 }  // namespace
 
 // The record if the id was free, holds this very step, or one that it replaces;
@@ -181,9 +186,14 @@ Result<StepRecord> Store::PublishAs(std::string_view id, std::string_view run,
   CKPT_RETURN_IF_ERROR(CheckStepId(model.id));
   // What could not be loaded is never published.
   CKPT_RETURN_IF_ERROR(ParseManifest(rendered.bytes, state_->Blobs()));
+  CKPT_RETURN_IF_ERROR(state_->CheckPresent());
+  if (how.join) {
+    CKPT_ASSIGN_OR_RETURN(const auto claim, LatestClaim(*state_->storage, std::string(run)));
+    const bool directory = claim && claim->root.starts_with('/') && claim->root != root;
+    if (directory) return PublishAs(id, run, model, rendered, source, claim->root, Alone(how));
+  }
   StepRecord wanted = RecordOf(run, model, rendered, source, root);
   wanted.converted = how.converted;
-  CKPT_RETURN_IF_ERROR(state_->CheckPresent());
   CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
   const int first = id == model.id ? 0 : -1;  // -1: `id` itself
   for (int attempt = first; attempt < kMaxAttempts; ++attempt) {

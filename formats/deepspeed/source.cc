@@ -7,7 +7,7 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/native/placed.h"
 #include "formats/deepspeed/step_directories.h"
-#include "formats/model_files/directories.h"
+#include "formats/runs/step_tree.h"
 
 namespace ckptfs {
 namespace {
@@ -53,10 +53,13 @@ class DeepSpeedSource : public Source {
     return CheckOptimizer(file.name(), files, states, options);
   }
 
-  // The last is the pointer; of a Trainer's step the state that it writes after that.
+  // The last is the pointer; of a tool's step what that writes after it.
   Result<Seal> SealOf(const StepCandidate& step) const override {
     const std::string above = ParentPath(step.directory);
-    if (TrainerIteration(LastComponent(above))) return TrainerSeal(*step.root, above, step.mtime_ns);
+    if (step.Own() == above) {
+      CKPT_ASSIGN_OR_RETURN(const Seal tools, ToolSeal(*step.root, above, step.mtime_ns));
+      if (tools != Seal::kUnknown) return tools;
+    }
     CKPT_ASSIGN_OR_RETURN(const auto pointer, StatIfThere(*step.root, JoinPath(above, "latest")));
     const bool there = pointer && pointer->stamp.mtime_ns >= step.mtime_ns;
     return there ? Seal::kThere : Seal::kUnknown;  // it can be told not to write one

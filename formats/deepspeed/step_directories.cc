@@ -8,6 +8,8 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/names.h"
 #include "formats/model_files/directories.h"
+#include "formats/runs/step_names.h"
+#include "formats/runs/step_tree.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -46,38 +48,82 @@ StepCandidate PointerCandidate(const std::shared_ptr<const Root>& root,
   return out;
 }
 
+// One that cannot be looked into, named like a step: Complete says why.
+StepCandidate ClosedCandidate(const std::shared_ptr<const Root>& root,
+                              const std::string& directory) {
+  StepCandidate out;
+  out.root = root;
+  out.directory = directory;
+  out.save = ParentPath(directory);
+  out.id = LastComponent(directory);
+  out.iteration = IterationOfTag(out.id);
+  return out;
+}
+
 // The steps among the directories of `save`; `latest` names a tag below what
 // `folder` leads to `save` from.
 Status AddSteps(const std::shared_ptr<const Root>& root, const std::string& save,
                 const std::string& folder, const Result<std::optional<std::string>>& latest,
                 const IsStep& is_step, std::vector<StepCandidate>& out) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(save));
-  for (const RootEntry& entry : entries) {
-    if (entry.kind != EntryKind::kDirectory) continue;
-    const std::string tag = JoinPath(save, entry.name);
-    CKPT_ASSIGN_OR_RETURN(const bool step, is_step(*root, tag));
-    if (!step) continue;
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, save));
+  for (const std::string& name : entries.directories) {
+    const std::string tag = JoinPath(save, name);
+    const auto step = is_step(*root, tag);
+    if (!step && !IsOutOfReach(step.error())) return Fail(Error(step.error()));
+    if (!step && step.error().code == ErrorCode::kPermission && StepNumber(name)) {
+      out.push_back(ClosedCandidate(root, tag));
+    }
+    if (!step || !*step) continue;
     CKPT_ASSIGN_OR_RETURN(StepCandidate candidate, CandidateOf(root, tag));
-    candidate.latest = latest && *latest == JoinPath(folder, entry.name);
+    candidate.latest = latest && *latest == JoinPath(folder, name);
     out.push_back(std::move(candidate));
   }
   return {};
 }
 
-// Of a Trainer's output the steps in its checkpoint-N/, whose save directories
-// those are; the run is the output.
-Status AddTrainerSteps(const std::shared_ptr<const Root>& root, const std::string& output,
-                       std::string_view pointer, const IsStep& is_step,
-                       std::vector<StepCandidate>& out) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(output));
-  for (const RootEntry& entry : entries) {
-    if (entry.kind != EntryKind::kDirectory || !TrainerIteration(entry.name)) continue;
-    const std::string save = JoinPath(output, entry.name);
-    const auto latest = ReadTag(*root, save, pointer);
-    if (!latest && latest.error().code != ErrorCode::kInvalid) return Fail(latest.error());
-    const size_t before = out.size();
-    CKPT_RETURN_IF_ERROR(AddSteps(root, save, "", latest, is_step, out));
-    for (size_t i = before; i < out.size(); ++i) out[i].save = output;
+// What ds_to_universal adds to the name of what it converts.
+constexpr std::string_view kConverted = "_universal";
+
+// The tags in a directory; none where it cannot be read, which is nothing of ours.
+Result<std::vector<std::string>> TagsIn(const Root& root, const std::string& directory,
+                                        const StepEntries& entries, const IsStep& is_step) {
+  std::vector<std::string> tags;
+  for (const std::string& name : entries.directories) {
+    const auto step = is_step(root, JoinPath(directory, name));
+    if (!step && !IsOutOfReach(step.error())) return Fail(Error(step.error()));
+    if (step && *step) tags.push_back(name);
+  }
+  return tags;
+}
+
+// The steps that a training tool's directory holds, of a run in `save`.
+Status AddToolSteps(const std::shared_ptr<const Root>& root, const std::string& own,
+                    const std::string& save, const StepEntries& entries, const IsStep& is_step,
+                    std::vector<StepCandidate>& out) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> tags, TagsIn(*root, own, entries, is_step));
+  for (const std::string& tag : tags) {
+    CKPT_ASSIGN_OR_RETURN(StepCandidate step, ToolStep(root, own));
+    step.directory = JoinPath(own, tag);
+    step.save = save;
+    if (tags.size() > 1) step.id += StrCat("-", tag);
+    const bool said = step.id.ends_with(kConverted);
+    if (tag.ends_with(kConverted) && !said) step.id += kConverted;
+    CKPT_ASSIGN_OR_RETURN(step.mtime_ns, NewestEntry(*root, step.directory));
+    out.push_back(std::move(step));
+  }
+  return {};
+}
+
+// Of the directories in `run` those that a training tool wrote around steps.
+Status AddToolDirectories(const std::shared_ptr<const Root>& root, const std::string& run,
+                          const IsStep& is_step, std::vector<StepCandidate>& out) {
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, run));
+  for (const std::string& name : entries.directories) {
+    const std::string own = JoinPath(run, name);
+    const auto inside = ListStepEntries(*root, own);
+    if (!inside && !IsOutOfReach(inside.error())) return Fail(Error(inside.error()));
+    if (!inside || ToolOf(name, *inside) == StepTool::kNone) continue;
+    CKPT_RETURN_IF_ERROR(AddToolSteps(root, own, run, *inside, is_step, out));
   }
   return {};
 }
@@ -107,6 +153,13 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
     out.push_back(std::move(only));
     return out;
   }
+  const std::string name = LastComponent(root->PathOf(directory));
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, directory));
+  if (ToolOf(name, entries) != StepTool::kNone) {
+    CKPT_RETURN_IF_ERROR(
+        AddToolSteps(root, directory, RunOfToolStep(directory, name), entries, is_step, out));
+    if (!out.empty()) return out;
+  }
   const auto latest = ReadTag(*root, directory, pointer);
   if (!latest && latest.error().code != ErrorCode::kInvalid) return Fail(latest.error());
   // A tag such as "epoch1/step5" lies in a folder of its own, and others beside it.
@@ -115,7 +168,7 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
   for (const std::string& folder : folders) {
     CKPT_RETURN_IF_ERROR(AddSteps(root, JoinPath(directory, folder), folder, latest, is_step, out));
   }
-  CKPT_RETURN_IF_ERROR(AddTrainerSteps(root, directory, pointer, is_step, out));
+  CKPT_RETURN_IF_ERROR(AddToolDirectories(root, directory, is_step, out));
   if (!latest) out.push_back(PointerCandidate(root, directory, pointer));
   return out;
 }

@@ -3,8 +3,10 @@
 // Which directories are DeepSpeed steps: the one that is asked for itself, or every
 // tag of a save directory, its pointer file naming the newest.  Where that is a
 // path ("epoch1/step5"), the steps beside it are found, too, and the folder they
-// lie in is their save directory.  Of transformers' Trainer the output is taken,
-// too, with the steps in its checkpoint-N/.
+// lie in is their save directory.  Where a training tool wrote around a tag
+// (formats/runs/step_tree.h) its directory is the step, and names it; of a
+// conversion in it "_universal" is added.  Of several tags there each is a step,
+// named after both.
 //
 // Thread safety: pure but for reading directories.
 

@@ -9,14 +9,16 @@
 #include "core/base/strings.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/reader.h"
-#include "formats/model_files/directories.h"
+#include "formats/runs/step_names.h"
+#include "formats/runs/step_tree.h"
 
 namespace ckptfs {
 namespace {
 
 using huggingface::StepFiles;
 
-constexpr std::array<std::string_view, 4> kFileSuffixes = {".safetensors", ".bin", ".pt", ".pth"};
+constexpr std::array<std::string_view, 5> kFileSuffixes = {".safetensors", ".bin", ".pt", ".pth",
+                                                           ".ckpt"};
 
 using RootPointer = std::shared_ptr<const Root>;
 
@@ -31,41 +33,28 @@ bool IsHubFolder(const Root& root, const std::string& directory) {
 
 // A directory in which weights are, whatever Complete will say of them; an adapter
 // only where nothing else can be meant.
-Result<bool> HasWeights(const Root& root, const std::string& directory) {
-  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
-  if (!there) return false;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
-  std::vector<std::string> names;
-  bool deeper = false;
-  for (const RootEntry& entry : entries) {
-    names.push_back(entry.name);
-    deeper = deeper || entry.kind == EntryKind::kDirectory;
-  }
-  const auto chosen = huggingface::ChooseWeights(names);
+bool HasWeights(const StepEntries& entries) {
+  const auto chosen = huggingface::ChooseWeights(entries.files);
   if (!chosen || !*chosen) return !chosen;
-  return !(*chosen)->adapter || !deeper;
+  return !(*chosen)->adapter || entries.directories.empty();
 }
 
 Result<StepCandidate> CandidateOf(const RootPointer& root, const std::string& path,
                                   const std::string& save) {
-  StepCandidate out;
-  out.root = root;
-  out.directory = path;
+  CKPT_ASSIGN_OR_RETURN(StepCandidate out, ToolStep(root, path));
   out.save = save;
-  out.id = NameOf(*root, path);
-  out.iteration = TrainerIteration(out.id).value_or(0);
-  CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(*root, path));
   return out;
 }
 
-// The save directory of a step: itself, a Trainer's output, or the folder of a
-// model in the hub's cache.
-std::string SaveOf(const Root& root, const std::string& directory) {
+// The save directory of a step that was given by itself: itself, a run's, or the
+// folder of a model in the hub's cache.
+std::string SaveOf(const Root& root, const std::string& directory, const StepEntries& entries) {
   const std::string above = ParentPath(directory);
   const bool snapshot = directory != above && LastComponent(above) == "snapshots" &&
                         IsHubFolder(root, ParentPath(above));
   if (snapshot) return ParentPath(above);
-  return TrainerIteration(LastComponent(directory)) ? above : directory;
+  const std::string name = NameOf(root, directory);
+  return ToolOf(name, entries) == StepTool::kNone ? directory : RunOfToolStep(directory, name);
 }
 
 class HuggingFaceSource : public Source {
@@ -77,17 +66,23 @@ class HuggingFaceSource : public Source {
     std::vector<StepCandidate> out;
     CKPT_ASSIGN_OR_RETURN(const bool file, HasFile(*root, directory));
     if (file) return FindFile(root, directory);
-    CKPT_RETURN_IF_ERROR(Add(root, directory, SaveOf(*root, directory), out));
-    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(directory));
-    for (const RootEntry& entry : entries) {
-      const std::string path = JoinPath(directory, entry.name);
-      if (entry.name == "snapshots" && IsHubFolder(*root, directory)) {
-        CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> revisions, root->List(path));
-        for (const RootEntry& revision : revisions) {
-          CKPT_RETURN_IF_ERROR(Add(root, JoinPath(path, revision.name), directory, out));
+    CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, directory));
+    if (HasWeights(entries)) {
+      CKPT_RETURN_IF_ERROR(Add(root, directory, SaveOf(*root, directory, entries), out));
+    }
+    for (const std::string& name : entries.files) {
+      if (!IsLightningName(name)) continue;
+      CKPT_RETURN_IF_ERROR(Add(root, JoinPath(directory, name), directory, out));
+    }
+    for (const std::string& name : entries.directories) {
+      const std::string path = JoinPath(directory, name);
+      CKPT_RETURN_IF_ERROR(AddInner(root, path, directory, out));
+      if (name == "snapshots" && IsHubFolder(*root, directory)) {
+        CKPT_ASSIGN_OR_RETURN(const StepEntries revisions, ListStepEntries(*root, path));
+        for (const std::string& revision : revisions.directories) {
+          CKPT_RETURN_IF_ERROR(AddInner(root, JoinPath(path, revision), directory, out, true));
         }
       }
-      if (TrainerIteration(entry.name)) CKPT_RETURN_IF_ERROR(Add(root, path, directory, out));
     }
     return out;
   }
@@ -105,8 +100,9 @@ class HuggingFaceSource : public Source {
   }
 
   Result<Seal> SealOf(const StepCandidate& step) const override {
-    if (!TrainerIteration(LastComponent(step.directory))) return Seal::kUnknown;
-    return TrainerSeal(*step.root, step.directory, step.mtime_ns);
+    CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, step.directory));
+    if (!directory) return Seal::kUnknown;  // one file
+    return ToolSeal(*step.root, step.directory, step.mtime_ns);
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
@@ -117,11 +113,21 @@ class HuggingFaceSource : public Source {
  private:
   static Status Add(const RootPointer& root, const std::string& directory, const std::string& save,
                     std::vector<StepCandidate>& out) {
-    CKPT_ASSIGN_OR_RETURN(const bool weights, HasWeights(*root, directory));
-    if (!weights) return {};
     CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(root, directory, save));
     out.push_back(std::move(step));
     return {};
+  }
+
+  // A directory in the one that was given: a step of its run if a training tool
+  // wrote it (`any`: whoever did), else a model of its own.
+  static Status AddInner(const RootPointer& root, const std::string& directory,
+                         const std::string& save, std::vector<StepCandidate>& out,
+                         bool any = false) {
+    const auto entries = ListStepEntries(*root, directory);
+    if (!entries && IsOutOfReach(entries.error())) return {};
+    if (!entries) return Fail(Error(entries.error()));
+    const bool step = any || ToolOf(LastComponent(directory), *entries) != StepTool::kNone;
+    return step && HasWeights(*entries) ? Add(root, directory, save, out) : Status();
   }
 
   static Result<std::vector<StepCandidate>> FindFile(const RootPointer& root,

@@ -3,7 +3,6 @@
 #include "formats/model_files/directories.h"
 
 #include <algorithm>
-#include <charconv>
 #include <vector>
 
 namespace ckptfs {
@@ -18,23 +17,6 @@ Result<int64_t> NewestEntry(const Root& root, const std::string& path) {
     if (found) newest = std::max(newest, found->stamp.mtime_ns);
   }
   return newest;
-}
-
-std::optional<uint64_t> TrainerIteration(std::string_view name) {
-  constexpr std::string_view kPrefix = "checkpoint-";
-  uint64_t iteration = 0;
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const char* end = name.data() + name.size();
-  const auto parsed = std::from_chars(name.data() + kPrefix.size(), end, iteration);
-  return parsed.ec == std::errc() && parsed.ptr == end ? std::optional(iteration) : std::nullopt;
-}
-
-Result<Seal> TrainerSeal(const Root& root, const std::string& directory, int64_t mtime_ns) {
-  CKPT_ASSIGN_OR_RETURN(const auto state,
-                        StatIfThere(root, JoinPath(directory, "trainer_state.json")));
-  if (!state) return Seal::kMissing;
-  // Other ranks may write their random state after it.
-  return state->stamp.mtime_ns >= mtime_ns ? Seal::kThere : Seal::kUnknown;
 }
 
 }  // namespace ckptfs

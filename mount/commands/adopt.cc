@@ -57,6 +57,7 @@ Json OutcomeJson(const Outcome& outcome) {
   for (const Error& error : ErrorsOf(outcome)) refused.push_back(error.message);
   return {{"path", outcome.path},
           {"steps", steps},
+          {"said", outcome.report ? outcome.report->said : std::vector<std::string>()},
           {"skipped", outcome.report ? outcome.report->skipped : std::vector<std::string>()},
           {"refused", refused}};
 }
@@ -87,6 +88,7 @@ void Complain(const std::string& line) { fmt::print(stderr, "ckptfs: {}\n", Prin
 void ComplainOf(const Outcome& outcome) {
   for (const Error& error : ErrorsOf(outcome)) Complain(error.message);
   if (!outcome.report) return;
+  for (const std::string& line : outcome.report->said) Complain(line);
   for (const std::string& line : outcome.report->skipped) Complain(StrCat("skipped ", line));
   for (const std::string& line : outcome.report->warnings) Complain(line);
 }
@@ -126,6 +128,40 @@ Status Watch(Store& store, AdoptRequest request, const AdoptFlags& options) {
   return {};
 }
 
+// The outcomes of paths that nothing was done with, since one of them cannot be
+// adopted; none if all can.
+std::vector<Outcome> CheckAll(const Store& store, AdoptRequest request,
+                              const std::vector<std::string>& paths) {
+  std::vector<Outcome> outcomes;
+  bool sound = true;
+  for (const std::string& path : paths) {
+    request.ingest.path = path;
+    const Status checked = CheckRequested(store, request);
+    sound = sound && checked;
+    outcomes.push_back(checked ? Outcome{path, AdoptReport()}
+                               : Outcome{path, Fail(Error(checked.error()))});
+  }
+  if (sound) outcomes.clear();
+  return outcomes;
+}
+
+std::vector<Outcome> AdoptAll(Store& store, AdoptRequest request,
+                              const std::vector<std::string>& paths) {
+  std::vector<Outcome> outcomes;
+  if (paths.size() > 1) outcomes = CheckAll(store, request, paths);
+  if (!outcomes.empty()) {
+    for (const Outcome& outcome : outcomes) ComplainOf(outcome);
+    Complain(StrCat("nothing was adopted of ", paths.size(), " paths"));
+    return outcomes;
+  }
+  for (const std::string& path : paths) {
+    request.ingest.path = path;
+    outcomes.push_back(Outcome{path, AdoptRequested(store, request)});
+    ComplainOf(outcomes.back());
+  }
+  return outcomes;
+}
+
 Status RunAdopt(const AdoptFlags& options) {
   AdoptRequest request = options.request;
   if (options.link) request.ownership = Ownership::kLink;
@@ -134,13 +170,10 @@ Status RunAdopt(const AdoptFlags& options) {
   request.check = options.check == "auto";
   CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, true));
   if (options.watch) return Watch(*store, std::move(request), options);
-  std::vector<Outcome> outcomes;
+  const std::vector<Outcome> outcomes = AdoptAll(*store, request, options.paths);
   int code = 0;  // of the first error
-  for (const std::string& path : options.paths) {
-    request.ingest.path = path;
-    outcomes.push_back(Outcome{path, AdoptRequested(*store, request)});
-    ComplainOf(outcomes.back());
-    for (const Error& error : ErrorsOf(outcomes.back())) {
+  for (const Outcome& outcome : outcomes) {
+    for (const Error& error : ErrorsOf(outcome)) {
       if (code == 0) code = static_cast<int>(ExitCodeOf(error.code));
     }
   }
@@ -168,7 +201,7 @@ Result<bool> ParseAuto(const std::string& word) {
 void AddAdoptCommand(CommandSet& commands) {
   auto options = std::make_shared<AdoptFlags>();
   Command& command = commands.Add("adopt", "Index a checkpoint; its files stay where they are");
-  command.Add("PATH", options->paths, "A save directory, or one step's own").Required();
+  command.Add("PATH", options->paths, "A directory of runs, a run's, or one step's own").Required();
   AddStoreOption(command, options->store);
   command.Add("--name", options->request.name, "Name of the run (default: the save directory's)")
       .Value("RUN")

@@ -20,8 +20,7 @@ namespace {
 
 struct MountFlags {
   MountRequest request;
-  std::string checkpoint;  // the mount point if no other is given
-  std::string mountpoint;
+  std::vector<std::string> paths;  // checkpoints, and the mount point last
   std::vector<std::string> adopt;
   std::string name;
   bool link = false;
@@ -61,14 +60,10 @@ Status CheckCheckpoint(const std::string& path) {
 Result<MountRequest> RequestOf(const MountFlags& options) {
   MountRequest request = options.request;
   CKPT_ASSIGN_OR_RETURN(request.store, StorePath(request.store));
-  const bool one = options.mountpoint.empty();
-  CKPT_ASSIGN_OR_RETURN(request.mountpoint,
-                        MountpointPath(one ? options.checkpoint : options.mountpoint));
-  std::vector<std::string> paths = options.adopt;
-  if (!one) {
-    CKPT_RETURN_IF_ERROR(CheckCheckpoint(options.checkpoint));
-    paths.insert(paths.begin(), options.checkpoint);
-  }
+  CKPT_ASSIGN_OR_RETURN(request.mountpoint, MountpointPath(options.paths.back()));
+  std::vector<std::string> paths(options.paths.begin(), options.paths.end() - 1);
+  for (const std::string& path : paths) CKPT_RETURN_IF_ERROR(CheckCheckpoint(path));
+  paths.insert(paths.end(), options.adopt.begin(), options.adopt.end());
   for (const std::string& path : paths) {
     AdoptRequest adopt;
     CKPT_ASSIGN_OR_RETURN(adopt.ingest.path, AbsolutePath(path));
@@ -105,7 +100,7 @@ Status RunMount(const MountFlags& options) {
     return RefuseUsage("--follow shows the latest step, --step " + options.step +
                        " another one: give one of them");
   }
-  if (options.checkpoint.empty()) return RefuseUsage("MOUNTPOINT is required");
+  if (options.paths.empty()) return RefuseUsage("MOUNTPOINT is required");
   CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
   return RunService(options.foreground, request.log,
                     [&](const auto& ready) { return RunMount(request, ready); });
@@ -139,8 +134,8 @@ void AddServingOptions(Command& command, MountFlags& options) {
 void AddMountCommand(CommandSet& commands) {
   auto options = std::make_shared<MountFlags>();
   Command& command = commands.Add("mount", "Mount a store; returns when the mount answers");
-  command.Add("CHECKPOINT", options->checkpoint, "Adopt this checkpoint first");
-  command.Add("MOUNTPOINT", options->mountpoint, "An existing directory");
+  command.Add("PATH", options->paths,
+              "[CHECKPOINT...] MOUNTPOINT: what to adopt first, and an existing directory");
   AddStoreOption(command, options->request.store);
   command.Add("--adopt", options->adopt, "Adopt a checkpoint first").Value("PATH");
   command.Add("--name", options->name, "Name of the run that is adopted")

@@ -173,7 +173,7 @@ def test_a_trainers_checkpoint_is_one_step(ckptfs, tmp_path):
     (folder / 'trainer_state.json').write_text('{"global_step": 2}')
     for path, name in ((folder, 'itself'), (tmp_path / 'out', 'output')):
         done = ckptfs.adopt(str(path), name)
-        assert done.stdout.split() == [f'{name}/global_step2']
+        assert done.stdout.split() == [f'{name}/checkpoint-2']
 
 
 def test_a_final_model_is_no_part_of_the_one_step_beside_it(ckptfs, tmp_path):

@@ -60,16 +60,67 @@ def test_each_path_has_its_own_result(ckptfs, source, tmp_path):
     other = shutil.copytree(source, tmp_path / 'other')
     bad = hostile.copy_of_golden(str(tmp_path))
     hostile.truncate(hostile.inside(bad, hostile.MODEL), 100)
-    done = ckptfs.run('adopt', bad, source, tmp_path / 'none', other,
+    done = ckptfs.run('adopt', bad, source, other,
                       '--store', ckptfs.store, '--json', check=False)
     assert done.returncode == REFUSED  # of the first that failed
     result = json.loads(done.stdout)
-    assert [len(p['steps']) for p in result['paths']] == [0, 1, 0, 1]
-    assert [len(p['refused']) for p in result['paths']] == [1, 0, 1, 0]
+    assert [len(p['steps']) for p in result['paths']] == [0, 1, 1]
+    assert [len(p['refused']) for p in result['paths']] == [1, 0, 0]
     assert [s['run'] for s in result['steps']] == ['run7', 'other']
     assert hostile.MODEL in done.stderr
     again = ckptfs.adopt(source)  # nothing changes
     assert again.stdout.split() == [f'run7/{TAG}']
+
+
+def test_all_paths_are_checked_before_the_first_is_adopted(ckptfs, source, tmp_path):
+    (tmp_path / 'notes').mkdir()
+    (tmp_path / 'notes' / 'train.log').write_text('hello')
+    for wrong in 'none', 'notes':
+        words = ['adopt', source, tmp_path / wrong, '--store', ckptfs.store]
+        done = ckptfs.run(*words, check=False)
+        assert done.returncode == NOT_FOUND and done.stdout == ''
+        assert str(tmp_path / wrong) in done.stderr
+        assert 'nothing was adopted of 2 paths' in done.stderr
+        assert ckptfs.list()['steps'] == []
+    assert 'it holds 1 file (train.log)' in done.stderr
+    mnt = ckptfs.mountpoint()
+    done = ckptfs.run('mount', source, tmp_path / 'notes', mnt, '--store', ckptfs.store,
+                      check=False)
+    assert done.returncode == NOT_FOUND
+    assert ckptfs.list()['steps'] == []
+
+
+def test_several_paths_of_one_mount_are_one_run_where_it_is_named(ckptfs, source, tmp_path):
+    other = shutil.copytree(source, tmp_path / 'other')
+    os.rename(f'{other}/{TAG}', f'{other}/global_step9')
+    mnt = ckptfs.mountpoint()
+    ckptfs.run('mount', source, other, mnt, '--store', ckptfs.store, '--name', 'both')
+    assert os.listdir(f'{mnt}/run') == ['both']
+    assert sorted(os.listdir(f'{mnt}/run/both/step')) == [TAG, 'global_step9']
+    assert os.readlink(f'{mnt}/view').startswith('run/both/step/')
+
+
+def test_runs_one_level_below_are_found_and_said(ckptfs, source, tmp_path):
+    runs = tmp_path / 'experiments'
+    runs.mkdir()
+    for name in 'a', 'b':
+        shutil.copytree(source, runs / name)
+    done = ckptfs.adopt(runs)
+    assert done.stdout.split() == [f'a/{TAG}', f'b/{TAG}']
+    assert f'{runs}: no step of its own; one level below: 2 runs (a, b)' in done.stderr
+    done = ckptfs.adopt(runs, 'mixed', check=False)
+    assert done.returncode == REFUSED and 'adopt --name mixed' in done.stderr
+
+
+def test_what_is_known_and_not_read_is_named(ckptfs, tmp_path):
+    step = tmp_path / 'run' / 'iter_0000500'
+    step.mkdir(parents=True)
+    for name in '.metadata', 'common.pt', 'metadata.json', '__0_0.distcp':
+        (step / name).touch()
+    for path in step, step.parent:
+        done = ckptfs.adopt(path, check=False)
+        assert done.returncode == REFUSED
+        assert done.stderr == (f'ckptfs: {step}: Megatron torch_dist: not readable yet\n')
 
 
 def test_one_broken_step_refuses_no_other(ckptfs, source):

@@ -299,8 +299,10 @@ def test_refusals_of_mount(ckptfs, source):
     log = ckptfs.folder + '/missing/log'
     code, said = rc(ckptfs, 'mount', *store, '--log', log, other)
     assert code == 3 and log in said and not os.path.exists(os.path.dirname(log))
-    code, said = rc(ckptfs, 'mount', *store, '--adopt', ckptfs.folder, other)
-    assert code != 0 and not is_mounted(other)
+    empty = ckptfs.folder + '/empty'
+    os.mkdir(empty)
+    code, said = rc(ckptfs, 'mount', *store, '--adopt', empty, other)
+    assert code == 3 and 'the directory is empty' in said and not is_mounted(other)
     assert rc(ckptfs, 'umount', other)[0] == 3
 
 

@@ -90,6 +90,58 @@ TEST_F(AdoptTest, OneBrokenStepRefusesNoOther) {
   EXPECT_THAT(report->refused[0].message, HasSubstr("step2"));
 }
 
+TEST_F(AdoptTest, SeveralSaveDirectoriesAreOneRunWhereItIsNamed) {
+  directory_.Write("later/step2/data", std::string(4000, 'z'));
+  directory_.Write("later/step2/done", "w 1000 data 0\n");
+  directory_.Write("later/step3/data", std::string(4000, 'y'));
+  directory_.Write("later/step3/done", "w 1000 data 0\n");
+  options_.run = "both";
+  ASSERT_TRUE(AdoptAll());
+  const Place later = *PlaceOf(directory_.path() + "/later");
+  const auto report = AdoptPlace(*store_, later, sources_, options_);
+  ASSERT_TRUE(report) << report.error().message;
+  ASSERT_EQ(report->steps.size(), 2u);
+  EXPECT_EQ(report->steps[0].id, "step2-1");  // the name is taken by the other's
+  EXPECT_THAT(report->warnings, testing::ElementsAre(HasSubstr(
+                                    "both/step2-1: both/step2 is that of " + Path() + "/step2")));
+  EXPECT_EQ(report->steps[1].id, "step3");
+  EXPECT_EQ(store_->Resolve("both", "latest")->id, "step3");
+  EXPECT_TRUE(AdoptPlace(*store_, later, sources_, options_)) << "again changes nothing";
+  // Unnamed it is a run of its own, and nobody else's.
+  options_.run = "";
+  ASSERT_TRUE(AdoptAll());
+  directory_.Write("elsewhere/run7/step9/done", "");
+  const auto taken =
+      AdoptPlace(*store_, *PlaceOf(directory_.path() + "/elsewhere/run7"), sources_, options_);
+  ASSERT_FALSE(taken);
+  EXPECT_EQ(taken.error().code, ErrorCode::kExists);
+  EXPECT_THAT(taken.error().message, HasSubstr("--name"));
+}
+
+TEST_F(AdoptTest, RunsThatAreOnlyFoundAreNotMixedUnderOneName) {
+  directory_.Write("all/a/step1/done", "");
+  directory_.Write("all/b/step1/done", "");
+  const Place all = *PlaceOf(directory_.path() + "/all");
+  options_.run = "mixed";
+  const auto report = AdoptPlace(*store_, all, sources_, options_);
+  ASSERT_FALSE(report);
+  EXPECT_THAT(report.error().message, HasSubstr("adopt --name mixed"));
+  options_.run = "";
+  const auto apart = AdoptPlace(*store_, all, sources_, options_);
+  ASSERT_TRUE(apart) << apart.error().message;
+  ASSERT_EQ(apart->steps.size(), 2u);
+  EXPECT_EQ(apart->steps[0].run, "a");
+  EXPECT_EQ(apart->steps[1].run, "b");
+}
+
+TEST_F(AdoptTest, AFolderOfStepsDoesNotNameTheRun) {
+  directory_.Write("version_0/checkpoints/step1/done", "");
+  const auto report = AdoptPlace(*store_, *PlaceOf(directory_.path() + "/version_0/checkpoints"),
+                                 sources_, options_);
+  ASSERT_TRUE(report) << report.error().message;
+  EXPECT_EQ(report->steps[0].run, "version_0");
+}
+
 TEST_F(AdoptTest, NothingAdoptedIsAnError) {
   for (const char* step : {"run7/step1", "run7/step2"}) {
     directory_.Write(std::string(step) + "/done", "broken\n");

@@ -148,9 +148,56 @@ TEST_F(ScanTest, AnIncompleteTagByItselfIsAnError) {
   EXPECT_THAT(Ingest(directory.path()).error().message, HasSubstr("no complete step"));
 }
 
+TEST_F(ScanTest, RunsOneLevelBelowAreFoundAndSaid) {
+  directory.Write("a/step1/done", "");
+  directory.Write("b/checkpoints/step2/done", "");
+  directory.Write("c/notes", "");
+  const auto result = Ingest(directory.path());
+  ASSERT_TRUE(result) << result.error().message;
+  ASSERT_EQ(result->steps.size(), 2u);
+  ASSERT_EQ(result->said.size(), 1u);
+  EXPECT_THAT(result->said[0], HasSubstr("one level below: 2 runs (a, b)"));
+  directory.Write("step9/done", "");  // now it has one of its own
+  const auto own = Ingest(directory.path());
+  ASSERT_TRUE(own) << own.error().message;
+  ASSERT_EQ(own->steps.size(), 1u);
+  EXPECT_TRUE(own->said.empty());
+}
+
+TEST_F(ScanTest, AFolderOfStepsIsTheRunsOwn) {
+  directory.Write("run/checkpoints/step1/done", "");
+  const auto result = Ingest(directory.path() + "/run");
+  ASSERT_TRUE(result) << result.error().message;
+  EXPECT_TRUE(result->said.empty());
+  EXPECT_EQ(result->steps[0].candidate.SavePath(), directory.path() + "/run/checkpoints");
+}
+
+TEST_F(ScanTest, WhatIsOnlyRecognisedIsRefusedBesideTheOthers) {
+  directory.Write("step1/done", "");
+  directory.Write("alien1/x", "");
+  directory.Write("alien2/x", "");
+  const Recognise recognise =
+      [](const Root& root, const std::string& path) -> Result<std::optional<std::string>> {
+    const bool alien = LastComponent(root.PathOf(path)).starts_with("alien");
+    return alien ? std::optional<std::string>("alien: not readable yet") : std::nullopt;
+  };
+  const auto result = IngestPlace(*PlaceOf(directory.path()), sources, {}, recognise);
+  ASSERT_TRUE(result) << result.error().message;
+  EXPECT_EQ(result->steps.size(), 1u);
+  ASSERT_EQ(result->refused.size(), 1u);
+  EXPECT_EQ(result->refused[0].code, ErrorCode::kUnsupported);
+  EXPECT_EQ(result->refused[0].message, directory.path() + ": 2 directories (alien1, alien2): "
+                                                           "alien: not readable yet");
+  const auto one = IngestPlace(*PlaceOf(directory.path() + "/alien1"), sources, {}, recognise);
+  ASSERT_FALSE(one);
+  EXPECT_EQ(one.error().message, directory.path() + "/alien1: alien: not readable yet");
+}
+
 TEST_F(ScanTest, UnknownPathsSayWhatWasLookedFor) {
   directory.Write("notes/readme.txt", "hello");
   EXPECT_THAT(Ingest(directory.path() + "/notes").error().message, HasSubstr("fake"));
+  EXPECT_THAT(Ingest(directory.path() + "/notes").error().message,
+              HasSubstr("it holds 1 file (readme.txt)"));
   EXPECT_EQ(Ingest(directory.path() + "/none").error().code, ErrorCode::kNotFound);
   const auto file = Ingest(directory.path() + "/notes/readme.txt");  // weights may be one file
   EXPECT_EQ(file.error().code, ErrorCode::kNotFound);

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/runs/recognise.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "formats/runs/step_tree.h"
+
+namespace ckptfs {
+namespace {
+
+using Said = std::optional<std::string>;
+
+constexpr std::string_view kNotYet = ": not readable yet";
+constexpr std::string_view kToOneFile =
+    "; `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE.pt` makes a file "
+    "of it that can be adopted";
+
+// Files by their endings.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kFiles = {
+    std::pair(".nemo", "NeMo (an archive; `tar xf` unpacks it)"),
+    std::pair(".gguf", "GGUF, quantised for llama.cpp"),
+    std::pair(".msgpack", "Flax weights"),
+    std::pair(".h5", "Keras or TensorFlow weights"),
+    std::pair(".keras", "Keras weights"),
+};
+
+// What Megatron's ranks write into a mp_rank_XX of theirs.
+constexpr std::array<std::string_view, 4> kMegatronFiles = {"model_optim_rng.pt", "model_rng.pt",
+                                                            "distrib_optim.pt", "optim.pt"};
+
+bool HasEnding(const std::vector<std::string>& names, std::string_view ending) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name.ends_with(ending); });
+}
+
+std::optional<std::string> FirstWith(const std::vector<std::string>& names,
+                                     std::string_view beginning) {
+  const auto found = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+    return name.starts_with(beginning);
+  });
+  return found == names.end() ? std::nullopt : std::optional(*found);
+}
+
+Said OfFile(std::string_view name) {
+  for (const auto& [ending, what] : kFiles) {
+    if (name.ends_with(ending)) return StrCat(what, kNotYet);
+  }
+  return std::nullopt;
+}
+
+// torch.distributed.checkpoint and what is built on it.
+Said OfDistributed(std::string_view name, const StepEntries& entries) {
+  const bool common = entries.HasFile("common.pt") && entries.HasFile("metadata.json");
+  if (common && entries.HasFile(".metadata")) return StrCat("Megatron torch_dist", kNotYet);
+  if (common) return StrCat("Megatron dist_checkpointing (zarr)", kNotYet);
+  const bool shards = HasEnding(entries.files, ".distcp");
+  if (entries.HasFile(".metadata")) {
+    const std::string_view by = ToolName(ToolOf(name, entries));
+    return StrCat(by, by.empty() ? "" : ", ", "PyTorch DCP", by.empty() ? "" : " inside", kNotYet,
+                  kToOneFile);
+  }
+  if (!shards) return std::nullopt;
+  return "PyTorch DCP without its .metadata, which is written last: the save was cut off";
+}
+
+// Trainer and accelerate keep the model and the optimizer in two DCP directories.
+Said OfSharded(std::string_view name, const StepEntries& entries) {
+  const auto model = FirstWith(entries.directories, "pytorch_model_fsdp");
+  if (!model) return std::nullopt;
+  const std::string_view by = ToolName(ToolOf(name, entries));
+  return StrCat(by.empty() ? "accelerate" : by, " with FSDP, PyTorch DCP inside (", *model, ")",
+                kNotYet);
+}
+
+Result<Said> OfMegatron(const Root& root, const std::string& path, const StepEntries& entries) {
+  const auto rank = FirstWith(entries.directories, "mp_rank_");
+  if (!rank) return Said();
+  const auto inside = ListStepEntries(root, JoinPath(path, *rank));
+  if (!inside && IsOutOfReach(inside.error())) return Said();
+  if (!inside) return Fail(Error(inside.error()));
+  const bool megatron = std::any_of(kMegatronFiles.begin(), kMegatronFiles.end(),
+                                    [&](std::string_view file) { return inside->HasFile(file); });
+  if (megatron) return Said(StrCat("Megatron legacy (mp_rank_XX)", kNotYet));
+  return HasEnding(inside->files, ".ckpt") ? Said(StrCat("NeMo 1 (mp_rank_XX)", kNotYet)) : Said();
+}
+
+Said OfOthers(const StepEntries& entries) {
+  if (entries.HasDirectory("weights") && entries.HasDirectory("context")) {
+    return StrCat("NeMo 2 (weights/ and context/)", kNotYet);
+  }
+  if (entries.HasFile("model_config.yaml") && entries.HasDirectory("model_weights")) {
+    return StrCat("NeMo 1, unpacked (model_weights/)", kNotYet);
+  }
+  if (entries.HasFile("_CHECKPOINT_METADATA") || entries.HasFile("manifest.ocdbt")) {
+    return StrCat("Orbax (JAX)", kNotYet);
+  }
+  if (entries.HasFile("params.json") && FirstWith(entries.files, "consolidated.")) {
+    return StrCat("consolidated.XX.pth as Meta publishes Llama", kNotYet,
+                  "; transformers has a script that converts them");
+  }
+  if (HasEnding(entries.files, ".index") && FirstWith(entries.files, "checkpoint")) {
+    return StrCat("a TensorFlow checkpoint", kNotYet);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<std::optional<std::string>> RecogniseUnread(const Root& root, const std::string& path) {
+  const std::string name = LastComponent(root.PathOf(path));
+  CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(root, path));
+  if (!directory) return OfFile(name);
+  const auto entries = ListStepEntries(root, path);
+  if (!entries && IsOutOfReach(entries.error())) return Said();
+  if (!entries) return Fail(Error(entries.error()));
+  if (const Said sharded = OfSharded(name, *entries)) return sharded;
+  if (const Said distributed = OfDistributed(name, *entries)) return distributed;
+  if (const Said other = OfOthers(*entries)) return other;
+  return OfMegatron(root, path, *entries);
+}
+
+}  // namespace ckptfs

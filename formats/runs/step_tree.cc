@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/runs/step_tree.h"
+
+#include <algorithm>
+#include <set>
+
+#include "core/base/strings.h"
+#include "formats/model_files/directories.h"
+#include "formats/runs/step_names.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::string_view kTrainerState = "trainer_state.json";
+constexpr std::string_view kRandomState = "random_states_0.pkl";
+
+// The entry beside it that a link says; "" for one that leads elsewhere.
+std::string_view Beside(std::string_view link) {
+  if (link.starts_with("./")) link.remove_prefix(2);
+  while (link.ends_with('/')) link.remove_suffix(1);
+  return link.find('/') == std::string_view::npos && link != ".." ? link : std::string_view();
+}
+
+// accelerate's random states of one process: random_states_0.pkl.
+bool IsRandomStates(std::string_view name) {
+  return name.starts_with("random_states_") && name.ends_with(".pkl");
+}
+
+}  // namespace
+
+bool StepEntries::HasFile(std::string_view name) const {
+  return std::binary_search(files.begin(), files.end(), name);
+}
+
+bool StepEntries::HasDirectory(std::string_view name) const {
+  return std::binary_search(directories.begin(), directories.end(), name);
+}
+
+Result<StepEntries> ListStepEntries(const Root& root, const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  std::set<std::string_view> names;
+  for (const RootEntry& entry : entries) names.insert(entry.name);
+  StepEntries out;
+  for (const RootEntry& entry : entries) {
+    const std::string_view beside = Beside(entry.link);
+    const bool second = beside == "." || (!beside.empty() && names.contains(beside));
+    if (entry.kind == EntryKind::kDirectory) {
+      if (!second) out.directories.push_back(entry.name);
+    } else if (entry.kind == EntryKind::kFile || !entry.link.empty()) {
+      // One that a link was to lead to is missed, not passed over.
+      if (!second || !IsLightningName(entry.name)) out.files.push_back(entry.name);
+    }
+  }
+  if (out.directories.size() <= kMaxStepDirectories) return out;
+  return Fail(ErrorCode::kUnsupported, StrCat(root.PathOf(directory), ": ", out.directories.size(),
+                                              " directories, more than are looked into (",
+                                              kMaxStepDirectories, "); name the steps themselves"));
+}
+
+StepTool ToolOf(std::string_view name, const StepEntries& entries) {
+  if (IsLightningName(name)) return StepTool::kLightning;
+  if (entries.HasFile(kTrainerState)) return StepTool::kTrainer;
+  const bool random = std::any_of(entries.files.begin(), entries.files.end(), IsRandomStates);
+  if (random || entries.HasDirectory("pytorch_model")) return StepTool::kAccelerate;
+  return IsTrainerName(name) ? StepTool::kTrainer : StepTool::kNone;
+}
+
+std::string_view ToolName(StepTool tool) {
+  switch (tool) {
+    case StepTool::kNone: break;
+    case StepTool::kTrainer: return "transformers' Trainer";
+    case StepTool::kAccelerate: return "accelerate";
+    case StepTool::kLightning: return "Lightning";
+  }
+  return "";
+}
+
+Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns) {
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
+  const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
+  const std::string_view last = tool == StepTool::kTrainer      ? kTrainerState
+                                : tool == StepTool::kAccelerate ? kRandomState
+                                                                : "";
+  if (last.empty()) return Seal::kUnknown;
+  CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, JoinPath(own, last)));
+  if (!there) return Seal::kMissing;
+  // Other ranks may write theirs after it.
+  return there->stamp.mtime_ns >= mtime_ns ? Seal::kThere : Seal::kUnknown;
+}
+
+std::string RunOfToolStep(const std::string& directory, std::string_view name) {
+  return StepNumber(name) ? ParentPath(directory) : directory;
+}
+
+bool IsOutOfReach(const Error& error) {
+  return error.code == ErrorCode::kPermission || error.code == ErrorCode::kNotFound;
+}
+
+Result<StepCandidate> ToolStep(const std::shared_ptr<const Root>& root,
+                               const std::string& directory) {
+  StepCandidate out;
+  out.root = root;
+  out.directory = directory;
+  out.own = directory;
+  out.save = ParentPath(directory);
+  out.id = LastComponent(root->PathOf(directory));
+  out.iteration = StepNumber(out.id).value_or(0);
+  CKPT_ASSIGN_OR_RETURN(out.mtime_ns, NewestEntry(*root, directory));
+  return out;
+}
+
+}  // namespace ckptfs

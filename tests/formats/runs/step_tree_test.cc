@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/runs/step_tree.h"
+
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "core/adopt/scan.h"
+#include "core/base/strings.h"
+#include "core/io/memory_root.h"
+#include "formats/registry.h"
+#include "formats/runs/recognise.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+namespace files = std::filesystem;
+
+constexpr const char* kModel = "mp_rank_00_model_states.pt";
+
+struct StepTreeTest : testing::Test {
+  TemporaryDirectory directory;
+  std::vector<std::unique_ptr<Source>> sources = MakeSources();
+
+  std::string At(const std::string& path) const { return directory.path() + "/" + path; }
+  void Tag(const std::string& path) { directory.Write(path + "/" + kModel, ""); }
+  // "source: run/id iteration" of each step at a path.
+  std::vector<std::string> Found(const std::string& path) {
+    const auto scan = ScanPlace(*PlaceOf(At(path)), sources, RecogniseUnread);
+    if (!scan) return {scan.error().message};
+    std::vector<std::string> out;
+    for (const FoundStep& step : scan->steps) {
+      const StepCandidate& one = step.candidate;
+      EXPECT_TRUE(one.directory.starts_with(one.Own())) << one.directory;
+      out.push_back(StrCat(step.source->name(), ": ", LastComponent(one.SavePath()), "/", one.id,
+                           " ", one.iteration));
+    }
+    return out;
+  }
+};
+
+TEST_F(StepTreeTest, ATrainersDirectoryIsTheStep) {
+  for (const std::string step : {"9", "10"}) {
+    const std::string own = "out/checkpoint-" + step;
+    Tag(own + "/global_step" + step);
+    directory.Write(own + "/latest", "global_step" + step);
+    directory.Write(own + "/model.safetensors", "");
+    directory.Write(own + "/trainer_state.json", "");
+  }
+  EXPECT_THAT(Found("out"),
+              ElementsAre("deepspeed: out/checkpoint-10 10", "deepspeed: out/checkpoint-9 9"));
+  EXPECT_THAT(Found("out/checkpoint-9"), ElementsAre("deepspeed: out/checkpoint-9 9"));
+}
+
+TEST_F(StepTreeTest, AConversionBesideTheSaveIsAStepOfItsOwn) {
+  Tag("out/checkpoint-9/global_step9");
+  Tag("out/checkpoint-9/global_step9_universal");
+  files::create_directories(At("out/checkpoint-9/global_step9_universal/zero"));
+  EXPECT_THAT(Found("out"),
+              UnorderedElementsAre("deepspeed: out/checkpoint-9 9",
+                                   "deepspeed_universal: out/checkpoint-9_universal 9"));
+}
+
+TEST_F(StepTreeTest, SeveralTagsInOneDirectoryAreSeveralSteps) {
+  Tag("out/checkpoint-9/a");
+  Tag("out/checkpoint-9/b");
+  EXPECT_THAT(Found("out"),
+              ElementsAre("deepspeed: out/checkpoint-9-a 9", "deepspeed: out/checkpoint-9-b 9"));
+}
+
+TEST_F(StepTreeTest, AcceleratesDirectories) {
+  Tag("project/checkpoints/checkpoint_0/pytorch_model");
+  Tag("project/checkpoints/checkpoint_1/pytorch_model");
+  const std::vector<std::string> steps = {"deepspeed: checkpoints/checkpoint_0 0",
+                                          "deepspeed: checkpoints/checkpoint_1 1"};
+  EXPECT_EQ(Found("project/checkpoints"), steps);
+  EXPECT_EQ(Found("project"), steps);
+  for (const std::string step : {"step_5", "best"}) {
+    directory.Write("plain/" + step + "/model.safetensors", "");
+    directory.Write("plain/" + step + "/optimizer.bin", "");
+    directory.Write("plain/" + step + "/random_states_0.pkl", "");
+  }
+  EXPECT_THAT(Found("plain"),
+              ElementsAre("huggingface: plain/best 0", "huggingface: plain/step_5 5"));
+  EXPECT_THAT(Found("plain/step_5"), ElementsAre("huggingface: plain/step_5 5"));
+  EXPECT_THAT(Found("plain/best"), ElementsAre("huggingface: best/best 0"));
+}
+
+TEST_F(StepTreeTest, LightningsFilesAndDirectories) {
+  const std::string folder = "logs/version_0/checkpoints/";
+  directory.Write(folder + "epoch=0-step=5.ckpt", "");
+  directory.Write(folder + "epoch=1-step=10.ckpt", "");
+  files::create_symlink("epoch=1-step=10.ckpt", At(folder + "last.ckpt"));
+  const std::vector<std::string> steps = {"huggingface: checkpoints/epoch=0-step=5.ckpt 5",
+                                          "huggingface: checkpoints/epoch=1-step=10.ckpt 10"};
+  EXPECT_EQ(Found("logs/version_0/checkpoints"), steps);
+  EXPECT_EQ(Found("logs/version_0"), steps);
+  EXPECT_EQ(Found("logs"), steps);
+  Tag("deep/epoch=2-step=30.ckpt/checkpoint");
+  directory.Write("deep/epoch=2-step=30.ckpt/latest", "checkpoint");
+  EXPECT_THAT(Found("deep"), ElementsAre("deepspeed: deep/epoch=2-step=30.ckpt 30"));
+  EXPECT_THAT(Found("deep/epoch=2-step=30.ckpt"),
+              ElementsAre("deepspeed: deep/epoch=2-step=30.ckpt 30"));
+}
+
+TEST_F(StepTreeTest, RunsOneLevelBelowAreSaid) {
+  Tag("all/a/global_step1");
+  Tag("all/b/checkpoint-2/global_step2");
+  directory.Write("all/logs/x", "");
+  directory.Write("all/c/iter_0000500/common.pt", "");
+  directory.Write("all/c/iter_0000500/metadata.json", "");
+  EXPECT_THAT(Found("all"),
+              ElementsAre("deepspeed: a/global_step1 1", "deepspeed: b/checkpoint-2 2"));
+  const auto scan = ScanPlace(*PlaceOf(At("all")), sources, RecogniseUnread);
+  ASSERT_TRUE(scan);
+  ASSERT_EQ(scan->said.size(), 1u);
+  EXPECT_EQ(scan->said[0], At("all") + ": no step of its own; one level below: 3 runs (a, b, c)");
+  ASSERT_EQ(scan->unread.size(), 1u);
+  EXPECT_THAT(scan->unread[0].message, HasSubstr("all/c/iter_0000500: Megatron"));
+}
+
+TEST_F(StepTreeTest, SecondNamesAndLoopsAreNoSteps) {
+  Tag("run/global_step5");
+  files::create_directory_symlink("global_step5", At("run/best"));
+  files::create_directory_symlink(".", At("run/self"));
+  files::create_directory_symlink("..", At("run/up"));
+  files::create_directory_symlink("./global_step5/", At("run/newest"));
+  EXPECT_THAT(Found("run"), ElementsAre("deepspeed: run/global_step5 5"));
+  Tag("elsewhere/global_step6");
+  files::create_directory_symlink(At("elsewhere/global_step6"), At("run/global_step6"));
+  EXPECT_THAT(Found("run"),
+              ElementsAre("deepspeed: run/global_step5 5", "deepspeed: run/global_step6 6"));
+  // Where there is nothing, no link is followed to find something.
+  files::create_directories(At("none"));
+  files::create_directory_symlink(At("run"), At("none/other"));
+  files::create_directory_symlink("..", At("none/up"));
+  EXPECT_THAT(Found("none"), ElementsAre(HasSubstr("it holds 2 directories (other, up)")));
+}
+
+TEST_F(StepTreeTest, WhatCannotBeLookedIntoRefusesNothingElse) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root looks into everything";
+  Tag("run/global_step5");
+  Tag("run/global_step6");
+  directory.Write("run/private/x", "");
+  for (const char* name : {"run/global_step6", "run/private"}) ::chmod(At(name).c_str(), 0);
+  EXPECT_THAT(Found("run"),
+              ElementsAre("deepspeed: run/global_step5 5", "deepspeed: run/global_step6 6"));
+  for (const char* name : {"run/global_step6", "run/private"}) ::chmod(At(name).c_str(), 0700);
+}
+
+TEST_F(StepTreeTest, ManyDirectoriesAreRefused) {
+  const auto root = std::make_shared<MemoryRoot>("/memory");
+  const auto owner = std::make_shared<const std::string>("x");
+  for (size_t i = 0; i <= kMaxStepDirectories; ++i) {
+    ASSERT_TRUE(root->Add(StrCat("run/x", i, "/y"), {std::as_bytes(std::span(*owner))}, owner,
+                          {0600, 1, 2}));
+  }
+  const auto scan = ScanPlace(Place{root, "run"}, sources, RecogniseUnread);
+  ASSERT_FALSE(scan);
+  EXPECT_EQ(scan.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(scan.error().message, HasSubstr("65537 directories, more than are looked into"));
+}
+
+}  // namespace
+}  // namespace ckptfs
