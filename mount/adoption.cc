@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <fstream>
 
 #include "core/base/strings.h"
 #include "formats/families/shipped.h"
@@ -41,6 +42,18 @@ Result<std::string> ResolveFamily(const std::string& wanted, FamilySet& families
   return name;
 }
 
+// The names in a file, one a line; none without one.
+Result<std::vector<std::string>> ReadOrder(const std::string& path) {
+  std::vector<std::string> names;
+  if (path.empty()) return names;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty()) names.push_back(std::move(line));
+  }
+  if (!names.empty()) return names;
+  return Fail(ErrorCode::kInvalid, StrCat("--parameter-order ", path, ": no names in it"));
+}
+
 // `families` gets the family of a file, and must outlive the options.
 Result<SourceOptions> OptionsOf(const IngestRequest& request, FamilySet& families) {
   SourceOptions options;
@@ -50,6 +63,7 @@ Result<SourceOptions> OptionsOf(const IngestRequest& request, FamilySet& familie
   options.replicated = request.replicated;
   options.averaged = request.averaged;
   options.weights_only = request.weights_only;
+  CKPT_ASSIGN_OR_RETURN(options.parameter_order, ReadOrder(request.parameter_order));
   return options;
 }
 

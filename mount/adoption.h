@@ -26,6 +26,7 @@ struct IngestRequest {
   std::vector<std::string> replicated;    // regular expressions
   std::vector<std::string> averaged;
   bool weights_only = false;              // optimizer files may be gone
+  std::string parameter_order;            // a file of names
 };
 
 struct AdoptRequest {

@@ -35,6 +35,7 @@ StepModel IdentityOf(StepModel model) {
     read.pop_back();
     model.blobs.pop_back();
   }
+  model.texts.clear();
   int64_t newest = 0;
   for (size_t i = 0; i < read.size(); ++i) {
     Blob& blob = model.blobs[i];

@@ -117,6 +117,13 @@ struct Group {
   std::string hyper_parameters;
 };
 
+// A small file beside the step that later saves write again, as it was: a script, a
+// pointer.  It is no blob, since those must not change.
+struct SideText {
+  std::string path;  // below the first root
+  std::string text;
+};
+
 struct StepIndex;
 
 struct StepModel {
@@ -144,6 +151,7 @@ struct StepModel {
   std::vector<Alias> aliases;
   std::vector<Group> groups;
   std::vector<Document> documents;
+  std::vector<SideText> texts;     // shown below source/, and nowhere read
   std::vector<std::string> notes;  // said to the user: what is derived, averaged, ignored
 
   const Parameter& parameter(ParameterIndex i) const {

@@ -147,6 +147,12 @@ Status Reader::ReadHeader() {
     model_.roots.push_back(std::move(here));
   }
   model_.notes = Texts(manifest_.notes());
+  for (uint32_t i = 0; manifest_.texts() && i < manifest_.texts()->size(); ++i) {
+    const auto* one = manifest_.texts()->Get(i);
+    SideText text{Text(one->path()), Text(one->text())};
+    CKPT_RETURN_IF_ERROR(CheckBlobPath(text.path));
+    model_.texts.push_back(std::move(text));
+  }
   CKPT_ASSIGN_OR_RETURN(model_.layout, ReadLayout(manifest_.layout()));
   CKPT_ASSIGN_OR_RETURN(model_.model_dtype, OptionalDType(manifest_.model_dtype()));
   return {};

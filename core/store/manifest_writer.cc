@@ -216,11 +216,18 @@ std::string Writer::Write() {
     sizes.push_back(fb::CreateFamilySize(builder_, bytes, value));
   }
   const auto family_sizes = sizes.empty() ? 0 : builder_.CreateVector(sizes);
+  std::vector<Offset<fb::SideText>> side_texts;
+  for (const SideText& one : model_.texts) {
+    const auto path = Bytes(one.path);
+    const auto text = Bytes(one.text);
+    side_texts.push_back(fb::CreateSideText(builder_, path, text));
+  }
+  const auto texts = side_texts.empty() ? 0 : builder_.CreateVector(side_texts);
   builder_.Finish(
       fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration,
                          model_.mtime_ns, layout, Optional(model_.model_dtype), family,
                          model_.layers, roots, blobs, parameters, atoms, aliases, groups, documents,
-                         notes, family_rules, family_sizes, model_.weights_apart),
+                         notes, family_rules, family_sizes, model_.weights_apart, texts),
       fb::ManifestIdentifier());
   return WrapManifest(std::string_view(
       reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()));
@@ -237,6 +244,7 @@ uint64_t UpperBound(const StepModel& model) {
   uint64_t bytes = 4096;
   for (const auto& text : model.roots) bytes += 64 + text.size();
   for (const auto& text : model.notes) bytes += 64 + text.size();
+  for (const SideText& one : model.texts) bytes += 128 + one.path.size() + one.text.size();
   bytes += model.family_rules.size();
   for (const auto& [name, value] : model.family_sizes) bytes += 64 + name.size();
   for (const Blob& blob : model.blobs) bytes += 256 + blob.path.size() + 16 * blob.chunks.size();

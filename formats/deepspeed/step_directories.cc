@@ -3,13 +3,16 @@
 #include "formats/deepspeed/step_directories.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/names.h"
 #include "formats/model_files/directories.h"
+#include "formats/model_files/model_files.h"
 #include "formats/runs/step_names.h"
 #include "formats/runs/step_tree.h"
+#include "formats/runs/tool_files.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -81,6 +84,10 @@ Status AddSteps(const std::shared_ptr<const Root>& root, const std::string& save
   return {};
 }
 
+// What DeepSpeed copies beside its tags; they run where `latest` lies.
+constexpr std::array<std::string_view, 2> kScripts = {"zero_to_fp32.py", "zero_to_torch.py"};
+constexpr uint64_t kMaxScript = 256 << 10;
+
 // What ds_to_universal adds to the name of what it converts.
 constexpr std::string_view kConverted = "_universal";
 
@@ -134,6 +141,25 @@ Status CheckPointer(const StepCandidate& step) {
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, step.directory));
   if (directory) return {};
   CKPT_RETURN_IF_ERROR(ReadTag(*step.root, step.save, step.id));
+  return {};
+}
+
+Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_view pointer) {
+  if (step.Own() != step.directory) return CarryToolFiles(assembler, step);
+  StepModel& header = assembler.header();
+  CKPT_ASSIGN_OR_RETURN(const bool pointed, HasFile(*step.root, JoinPath(step.save, pointer)));
+  if (pointed) header.texts.push_back({std::string(pointer), LastComponent(step.directory)});
+  for (const std::string_view name : kScripts) {
+    const std::string script = JoinPath(step.save, name);
+    CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, script));
+    if (!there) continue;
+    auto text = ReadWhole(*step.root, script, kMaxScript);
+    if (text) {
+      header.texts.push_back({std::string(name), *std::move(text)});
+    } else {
+      CKPT_RETURN_IF_ERROR(LeaveOut(std::move(text).error(), header));
+    }
+  }
   return {};
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/ingest/assembler.h"
 #include "core/ingest/source.h"
 
 namespace ckptfs::deepspeed {
@@ -32,6 +33,11 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
 
 // kInvalid if the candidate is a pointer that names no directory.
 Status CheckPointer(const StepCandidate& step);
+
+// Carries what lies around a step: a tool's files, or as texts the scripts of its save
+// directory and `pointer`, which then names the step.  BLOCKS: on looking at them.
+// REQUIRES: all files that something is read of were added to the assembler.
+Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_view pointer);
 
 // True if <directory>/zero is a folder: the mark of a universal directory.
 Result<bool> HasUniversalStates(const Root& root, const std::string& directory);

@@ -17,10 +17,11 @@ struct Form {
   std::string_view end;
   bool index;
 };
-constexpr std::array<Form, 4> kForms = {Form{"model", ".safetensors", false},
+constexpr std::array<Form, 5> kForms = {Form{"model", ".safetensors", false},
                                         Form{"model.safetensors.index", ".json", true},
                                         Form{"pytorch_model", ".bin", false},
-                                        Form{"pytorch_model.bin.index", ".json", true}};
+                                        Form{"pytorch_model.bin.index", ".json", true},
+                                        Form{"pytorch_model_fsdp", ".bin", false}};
 constexpr std::array<std::string_view, 2> kAdapters = {"adapter_model.safetensors",
                                                        "adapter_model.bin"};
 

@@ -7,6 +7,7 @@
 //   model.safetensors.index.json           then this, with model-0000i-of-0000N.safetensors,
 //   pytorch_model.bin                      then this,
 //   pytorch_model.bin.index.json           then this, with pytorch_model-0000i-of-0000N.bin
+//   pytorch_model_fsdp.bin                 then this: FSDP's whole state (Trainer, accelerate)
 //   model.<variant>.safetensors, ...       where a directory has nothing else
 //   adapter_model.safetensors, .bin        PEFT: additions to another model
 //   checkpoint-<iteration>/                what a Trainer saves into its output

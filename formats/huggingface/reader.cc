@@ -9,7 +9,7 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
-#include "formats/sharding/placer.h"
+#include "formats/runs/tool_files.h"
 #include "formats/torch/stored_tensor.h"
 
 namespace ckptfs::huggingface {
@@ -25,8 +25,10 @@ constexpr std::array<std::string_view, 4> kEmbeddings = {
 constexpr std::array<std::string_view, 7> kPacked = {
     ".qweight", ".qzeros", ".absmax", ".quant_map", ".SCB", ".weight_scale", ".weight_scale_inv"};
 
-// Computed from the config when a model is built; old files have them.
-constexpr std::array<std::string_view, 2> kBuffers = {".rotary_emb.inv_freq", ".attn.masked_bias"};
+// Computed from the config when a model is built; old files have them.  And what batch
+// normalisation counts.
+constexpr std::array<std::string_view, 4> kBuffers = {".rotary_emb.inv_freq", ".attn.masked_bias",
+                                                      ".running_mean", ".running_var"};
 
 bool IsBuffer(const StoredWeight& weight) {
   return !IsFloat(weight.dtype) || std::any_of(kBuffers.begin(), kBuffers.end(), [&](auto suffix) {
@@ -48,6 +50,31 @@ Result<Sharding> ShardingOf(const StoredWeight& weight, const ShardingRules& rul
   return *std::move(sharding);
 }
 
+// The states of one parameter.
+Status PlaceStates(const deepspeed::PartitionStates& states, const StoredWeight& weight,
+                   ParameterIndex index, Placer& placer, std::vector<std::string>& notes) {
+  for (const NamedTensor& entry : states.flat) {
+    const Shape& shape = entry.tensor.shape();
+    const std::string what = StrCat("optimizer state '", entry.name, "' of '", weight.name, "'");
+    if (shape == weight.shape) {
+      CKPT_RETURN_IF_ERROR(placer.AddTensor(index, entry.name, entry.tensor));
+    } else if (deepspeed::CanBeReduced(entry.name, shape, weight.shape)) {
+      CKPT_RETURN_IF_ERROR(placer.AddReduced(index, entry.name, entry.tensor));
+    } else {
+      return Refuse(what, " has shape ", ShapeToString(shape), ", the parameter ",
+                    ShapeToString(weight.shape));
+    }
+  }
+  for (const std::string& opaque : states.opaque) {
+    notes.push_back(StrCat("optimizer state '", opaque, "' of '", weight.name,
+                           "' is not a tensor and is left out"));
+  }
+  for (const deepspeed::NamedScalar& scalar : states.scalars) {
+    CKPT_RETURN_IF_ERROR(placer.AddScalar(index, scalar.name, scalar.value));
+  }
+  return {};
+}
+
 Result<WeightMap> ReadIndex(const Root& root, const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(root, path, kMaxIndexBytes));
   auto map = ParseShardIndex(text);
@@ -64,6 +91,7 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   if (single) {
     out.directory = candidate.save;
     out.weights = {LastComponent(candidate.directory)};
+    out.optimizer = IsTorchName(out.weights[0]) ? out.weights[0] : "";
     return out;
   }
   out.directory = candidate.directory;
@@ -88,8 +116,10 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
     for (const auto& [tensor, file] : out.map) read.insert(file);
   }
   for (const std::string& name : read) {
-    if (name != out.index) out.weights.push_back(name);
+    if (name != out.index && name != out.optimizer) out.weights.push_back(name);
   }
+  out.optimizer = OptimizerFileAmong(names);
+  if (!out.optimizer.empty()) read.insert(out.optimizer);
   for (const RootEntry& entry : entries) {
     const bool other = !read.contains(entry.name) || entry.name == out.index;
     if (entry.kind == EntryKind::kFile && other) out.others.push_back(entry.name);
@@ -113,6 +143,8 @@ Status Reader::RegisterFiles() {
     CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, files_.prefix + name));
     blobs_.push_back(blob);
   }
+  if (files_.optimizer.empty()) return {};
+  CKPT_RETURN_IF_ERROR(assembler_.AddFile(root, files_.prefix + files_.optimizer));
   return {};
 }
 
@@ -221,10 +253,14 @@ Status Reader::DeclareParameters() {
     CKPT_ASSIGN_OR_RETURN(Sharding sharding, ShardingOf(*weight, rules, quantised));
     shardings.push_back(std::move(sharding));
   }
+  CKPT_RETURN_IF_ERROR(NameMembers(weights));
+  std::set<std::string_view> trained;
+  for (const auto& group : members_) trained.insert(group.begin(), group.end());
   Placer placer(assembler_);
   for (size_t i = 0; i < weights.size(); ++i) {
     const StoredWeight& weight = *weights[i];
-    const Role role = IsBuffer(weight) ? Role::kBuffer : Role::kTrainable;
+    const bool frozen = !trained.empty() && !trained.contains(weight.name);
+    const Role role = IsBuffer(weight) ? Role::kBuffer : frozen ? Role::kFrozen : Role::kTrainable;
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
                           placer.Declare(weight.name, role, shardings[i]));
     CKPT_RETURN_IF_ERROR(placer.AddHeld(index, "weight", weight.held));
@@ -235,6 +271,90 @@ Status Reader::DeclareParameters() {
     }
   }
   rules.Describe(assembler_.header());
+  return PlaceOptimizer(weights, placer);
+}
+
+// The optimizer beside the weights, or in their file, if there is one and it is asked for.
+Status Reader::ReadOptimizer() {
+  if (files_.optimizer.empty()) return {};
+  const std::string path = JoinPath(files_.directory, files_.optimizer);
+  optimizer_path_ = candidate_.root->PathOf(path);
+  CKPT_ASSIGN_OR_RETURN(auto opened, candidate_.root->Open(path));
+  CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
+  if (const auto step = file.root()["global_step"].Int(); step && *step >= 0) {
+    iteration_ = static_cast<uint64_t>(*step);  // Lightning's
+  }
+  const PickleRef dict = OptimizerDictOf(file.root());
+  if (!dict || options_.weights_only) return {};
+  CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
+                        assembler_.AddFile(0, files_.prefix + files_.optimizer));
+  auto read = ReadOptimizerFile(dict, file, blob);
+  if (!read) return Fail(std::move(read).error().WithContext(optimizer_path_));
+  optimizer_ = *std::move(read);
+  CKPT_ASSIGN_OR_RETURN(const Digest frame, file.Frame());
+  assembler_.SetFrame(blob, frame);
+  return {};
+}
+
+// Whose the states are.  The order of a torch file's dict is the model's; safetensors
+// are sorted, and say nothing of it.
+Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
+  if (!optimizer_) return {};
+  std::map<std::string_view, const StoredWeight*> by_name;
+  for (const StoredWeight* weight : weights) {
+    if (!IsBuffer(*weight)) by_name.emplace(weight->name, weight);
+  }
+  std::vector<deepspeed::NamedShape> parameters;
+  for (const std::string& name : options_.parameter_order) {
+    const auto found = by_name.find(name);
+    if (found != by_name.end()) parameters.push_back({name, found->second->shape});
+  }
+  const bool given = !options_.parameter_order.empty();
+  if (given && parameters.size() != by_name.size()) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat("--parameter-order: ", candidate_.Path(), " has ", by_name.size(),
+                       " parameters, of which it names ", parameters.size()));
+  }
+  for (const StoredWeight* weight : given ? std::vector<const StoredWeight*>() : weights) {
+    if (by_name.contains(weight->name)) parameters.push_back({weight->name, weight->shape});
+  }
+  const bool ordered = given || (files_.weights.size() == 1 && IsTorchName(files_.weights[0]));
+  auto members = NamesOfMembers(*optimizer_, parameters, ordered);
+  if (members) {
+    members_ = *std::move(members);
+    return {};
+  }
+  assembler_.header().notes.push_back(StrCat(
+      optimizer_path_, ": the optimizer numbers its states, and whose they are is not certain (",
+      members.error().message, "): weights only",
+      given ? ""
+            : "; `adopt --parameter-order FILE` takes them, with the names of "
+              "model.named_parameters() one a line"));
+  return {};
+}
+
+// The states of members whose names are certain; the weights are the masters.
+Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, Placer& placer) {
+  std::map<std::string_view, ParameterIndex> indexes;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    indexes.emplace(weights[i]->name, ParameterIndex{static_cast<uint32_t>(i)});
+  }
+  for (size_t g = 0; g < members_.size(); ++g) {
+    std::vector<ParameterIndex> members;
+    for (size_t k = 0; k < members_[g].size(); ++k) {
+      const ParameterIndex index = indexes.at(members_[g][k]);
+      members.push_back(index);
+      const StoredWeight& weight = *weights[static_cast<uint32_t>(index)];
+      CKPT_RETURN_IF_ERROR(placer.AddHeld(index, "master", weight.held));
+      const auto state = optimizer_->states.find(optimizer_->groups[g].members[k]);
+      if (state == optimizer_->states.end()) continue;
+      const Status placed =
+          PlaceStates(state->second, weight, index, placer, assembler_.header().notes);
+      if (!placed) return Fail(Error(placed.error()).WithContext(optimizer_path_));
+    }
+    placer.AddToGroup(g, optimizer_->groups[g].hyper_parameters, members);
+  }
+  if (!members_.empty()) placer.FinishGroups();
   return {};
 }
 
@@ -281,7 +401,7 @@ void Reader::FillHeader() {
   header.framework = "huggingface";
   header.framework_version = config_.version;
   header.id = candidate_.id;
-  header.iteration = candidate_.iteration;
+  header.iteration = iteration_.value_or(candidate_.iteration);
   header.model_dtype = MostCommon(elements_, std::nullopt);
   if (Quantised()) {
     header.notes.push_back(StrCat(
@@ -304,11 +424,13 @@ void Reader::FillHeader() {
 Result<StepModel> Reader::Read() && {
   CKPT_RETURN_IF_ERROR(RegisterFiles());
   CKPT_RETURN_IF_ERROR(ReadWeights());
+  CKPT_RETURN_IF_ERROR(ReadOptimizer());
   CKPT_RETURN_IF_ERROR(CarryFiles());
   TieByStorage();
   TieByConfig();
   CKPT_RETURN_IF_ERROR(DeclareParameters());
   FillHeader();
+  CKPT_RETURN_IF_ERROR(CarryToolFiles(assembler_, candidate_));
   return std::move(assembler_).Finish();
 }
 

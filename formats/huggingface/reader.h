@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reader indexes one Hugging Face directory, or one file of weights: whole
-// parameters, each with a weight and nothing else, ties as transformers makes
-// them, and the model files beside them.
+// parameters, ties as transformers makes them, and the model files beside them.
+// Where an optimizer's states lie there, too (optimizer_file.h), and it is certain whose
+// they are, the weights are its masters; else they are left, and a note says why.
 //
 // Thread safety: one reader per step; Read parses files on TBB's threads.
 // Lifetime: candidate and options must outlive the reader.
@@ -10,6 +11,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,10 +20,12 @@
 #include "core/ingest/assembler.h"
 #include "core/ingest/source.h"
 #include "formats/huggingface/names.h"
+#include "formats/huggingface/optimizer_file.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/weights_file.h"
 #include "formats/model_files/config_text.h"
 #include "formats/model_files/model_files.h"
+#include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
 
 namespace ckptfs::huggingface {
@@ -33,6 +37,7 @@ struct StepFiles {
   std::vector<std::string> weights;  // what tensors are read from
   std::string index;                 // "" without one
   WeightMap map;                     // what the index says
+  std::string optimizer;             // its file, which may be that of the weights; or ""
   std::vector<std::string> others;   // not read: shown as they are
   std::vector<std::string> folders;
 };
@@ -55,6 +60,9 @@ class Reader {
   void TieByStorage();
   void TieByConfig();
   Status DeclareParameters();
+  Status ReadOptimizer();
+  Status NameMembers(const std::vector<const StoredWeight*>& weights);
+  Status PlaceOptimizer(const std::vector<const StoredWeight*>& weights, Placer& placer);
   Status CarryFiles();
   void NoteFolders(const ModelFiles& carried);
   void FillHeader();
@@ -71,6 +79,10 @@ class Reader {
   std::map<std::string, std::string> aliases_;  // second name -> name
   std::set<std::string, std::less<>> names_;    // of tensors that are read
   std::map<DType, uint64_t> elements_;  // of floats
+  std::optional<OptimizerFile> optimizer_;
+  std::string optimizer_path_;  // for messages
+  std::vector<std::vector<std::string>> members_;  // of its groups, by name; empty: not certain
+  std::optional<uint64_t> iteration_;              // as the file says
 };
 
 }  // namespace ckptfs::huggingface

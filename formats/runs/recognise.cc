@@ -13,7 +13,7 @@
 namespace ckptfs {
 namespace {
 
-using Said = std::optional<std::string>;
+using Said = std::string;  // empty: nothing that is known
 
 constexpr std::string_view kNotYet = ": not readable yet";
 constexpr std::string_view kToOneFile =
@@ -50,7 +50,7 @@ Said OfFile(std::string_view name) {
   for (const auto& [ending, what] : kFiles) {
     if (name.ends_with(ending)) return StrCat(what, kNotYet);
   }
-  return std::nullopt;
+  return "";
 }
 
 // torch.distributed.checkpoint and what is built on it.
@@ -64,29 +64,32 @@ Said OfDistributed(std::string_view name, const StepEntries& entries) {
     return StrCat(by, by.empty() ? "" : ", ", "PyTorch DCP", by.empty() ? "" : " inside", kNotYet,
                   kToOneFile);
   }
-  if (!shards) return std::nullopt;
+  if (!shards) return "";
   return "PyTorch DCP without its .metadata, which is written last: the save was cut off";
 }
 
 // Trainer and accelerate keep the model and the optimizer in two DCP directories.
 Said OfSharded(std::string_view name, const StepEntries& entries) {
   const auto model = FirstWith(entries.directories, "pytorch_model_fsdp");
-  if (!model) return std::nullopt;
+  if (!model) return "";
   const std::string_view by = ToolName(ToolOf(name, entries));
   return StrCat(by.empty() ? "accelerate" : by, " with FSDP, PyTorch DCP inside (", *model, ")",
                 kNotYet);
 }
 
-Result<Said> OfMegatron(const Root& root, const std::string& path, const StepEntries& entries) {
+// Which of those that write mp_rank_XX; "" for none.
+Result<std::string_view> OfMegatron(const Root& root, const std::string& path,
+                                    const StepEntries& entries) {
   const auto rank = FirstWith(entries.directories, "mp_rank_");
-  if (!rank) return Said();
+  if (!rank) return std::string_view();
   const auto inside = ListStepEntries(root, JoinPath(path, *rank));
-  if (!inside && IsOutOfReach(inside.error())) return Said();
+  if (!inside && IsOutOfReach(inside.error())) return std::string_view();
   if (!inside) return Fail(Error(inside.error()));
   const bool megatron = std::any_of(kMegatronFiles.begin(), kMegatronFiles.end(),
                                     [&](std::string_view file) { return inside->HasFile(file); });
-  if (megatron) return Said(StrCat("Megatron legacy (mp_rank_XX)", kNotYet));
-  return HasEnding(inside->files, ".ckpt") ? Said(StrCat("NeMo 1 (mp_rank_XX)", kNotYet)) : Said();
+  if (megatron) return std::string_view("Megatron legacy (mp_rank_XX)");
+  const bool nemo = HasEnding(inside->files, ".ckpt");
+  return nemo ? std::string_view("NeMo 1 (mp_rank_XX)") : std::string_view();
 }
 
 Said OfOthers(const StepEntries& entries) {
@@ -106,22 +109,34 @@ Said OfOthers(const StepEntries& entries) {
   if (HasEnding(entries.files, ".index") && FirstWith(entries.files, "checkpoint")) {
     return StrCat("a TensorFlow checkpoint", kNotYet);
   }
-  return std::nullopt;
+  return "";
+}
+
+Said OfDirectory(std::string_view name, const StepEntries& entries) {
+  Said said = OfSharded(name, entries);
+  if (said.empty()) said = OfDistributed(name, entries);
+  return said.empty() ? OfOthers(entries) : said;
 }
 
 }  // namespace
 
 Result<std::optional<std::string>> RecogniseUnread(const Root& root, const std::string& path) {
-  const std::string name = LastComponent(root.PathOf(path));
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(root, path));
-  if (!directory) return OfFile(name);
-  const auto entries = ListStepEntries(root, path);
-  if (!entries && IsOutOfReach(entries.error())) return Said();
-  if (!entries) return Fail(Error(entries.error()));
-  if (const Said sharded = OfSharded(name, *entries)) return sharded;
-  if (const Said distributed = OfDistributed(name, *entries)) return distributed;
-  if (const Said other = OfOthers(*entries)) return other;
-  return OfMegatron(root, path, *entries);
+  Said said;
+  if (directory) {
+    const auto entries = ListStepEntries(root, path);
+    if (!entries && !IsOutOfReach(entries.error())) return Fail(Error(entries.error()));
+    if (entries) said = OfDirectory(LastComponent(root.PathOf(path)), *entries);
+    if (entries && said.empty()) {
+      CKPT_ASSIGN_OR_RETURN(const std::string_view ranks, OfMegatron(root, path, *entries));
+      if (!ranks.empty()) said = StrCat(ranks, kNotYet);
+    }
+  } else {
+    said = OfFile(LastComponent(root.PathOf(path)));
+  }
+  std::optional<std::string> out;
+  if (!said.empty()) out = std::move(said);
+  return out;
 }
 
 }  // namespace ckptfs

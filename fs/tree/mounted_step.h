@@ -52,6 +52,7 @@ using ParamIndex = std::map<std::string, ParamDirectory, std::less<>>;
 struct SourceEntry {
   bool directory = false;
   BlobIndex blob{};
+  std::optional<uint32_t> text;  // no blob: of StepModel::texts
 };
 using SourceDirectory = std::map<std::string, SourceEntry, std::less<>>;
 using SourceIndex = std::map<std::string, SourceDirectory, std::less<>>;

@@ -41,6 +41,7 @@ enum class NodeKind : uint8_t {
   kAtom,        // .../param/<name>/<kind>...
   kSourceDirectory,
   kSourceFile,
+  kSourceText,
   kStepInfo,  // .../info.json
   kViewLink,  // /view
   kIngest,    // /ingest
@@ -58,7 +59,7 @@ struct Node {
   uint64_t size = 0;
   int64_t mtime_ns = 0;
   Reading reading = Reading::kRandom;       // of a file
-  uint32_t index = 0;                       // kAtom: AtomIndex; kSourceFile: BlobIndex
+  uint32_t index = 0;                       // kAtom: AtomIndex; kSourceFile: BlobIndex; kSourceText: of texts
   std::shared_ptr<StepEntry> step;          // null above steps
   std::shared_ptr<const LayoutOffer> view;  // from kLayout down
 

@@ -85,6 +85,10 @@ NodePtr EntryNode(const Node& parent, const ViewEntry& entry) {
 NodePtr SourceNode(const Node& parent, const MountedStep& step, const std::string& name,
                    const SourceEntry& entry) {
   if (entry.directory) return Directory(parent, NodeKind::kSourceDirectory, name);
+  if (entry.text) {
+    const std::string& text = step.model().texts[*entry.text].text;
+    return FileNode(parent, NodeKind::kSourceText, name, text.size(), *entry.text);
+  }
   const Blob& blob = step.model().blob(entry.blob);
   Node node = Below(parent, NodeKind::kSourceFile, Type::kFile, name);
   node.size = blob.stamp.size;
@@ -377,6 +381,7 @@ Result<Plan> Resolver::RawPlan(const Node& file, const MountedStep& step) const 
     }
     case NodeKind::kAtom: return PlanAtomFile(step.model(), AtomIndex{file.index});
     case NodeKind::kSourceFile: return PlanSourceFile(step.model(), BlobIndex{file.index});
+    case NodeKind::kSourceText: text.Literal(step.model().texts[file.index].text); break;
     case NodeKind::kStepInfo: text.Literal(step.info()); break;
     case NodeKind::kLayoutInfo:
       text.Literal(RenderLayoutInfo(file.step->record(), *file.view));

@@ -30,11 +30,20 @@ bool AddDirectories(SourceIndex& index, std::string_view path) {
     const bool top = above == std::string::npos;
     SourceDirectory& parent = index[top ? std::string() : directory.substr(0, above)];
     const auto [entry, added] = parent.try_emplace(
-        top ? directory : directory.substr(above + 1), SourceEntry{true, BlobIndex{}});
+        top ? directory : directory.substr(above + 1), SourceEntry{true, BlobIndex{}, {}});
     if (!added && !entry->second.directory) return false;
     index.try_emplace(directory);
   }
   return true;
+}
+
+// Adds a file, unless its path and another's exclude each other.
+void AddFile(SourceIndex& index, const std::string& path, const SourceEntry& entry) {
+  if (!LegalPath(path) || !AddDirectories(index, path)) return;
+  const size_t slash = path.rfind('/');
+  const bool top = slash == std::string::npos;
+  index[top ? std::string() : path.substr(0, slash)].try_emplace(
+      top ? path : path.substr(slash + 1), entry);
 }
 
 }  // namespace
@@ -48,12 +57,11 @@ SourceIndex IndexSources(const StepModel& model) {
     const Blob& blob = model.blobs[i];
     if (blob.side || !LegalPath(blob.path)) continue;
     const std::string path = one_root ? blob.path : StrCat("root", blob.root, "/", blob.path);
-    if (!AddDirectories(index, path)) continue;
-    const size_t slash = path.rfind('/');
-    const bool top = slash == std::string::npos;
-    index[top ? std::string() : path.substr(0, slash)].try_emplace(
-        top ? path : path.substr(slash + 1),
-        SourceEntry{false, BlobIndex{static_cast<uint32_t>(i)}});
+    AddFile(index, path, SourceEntry{false, BlobIndex{static_cast<uint32_t>(i)}, {}});
+  }
+  for (uint32_t i = 0; i < model.texts.size(); ++i) {
+    const std::string& path = model.texts[i].path;
+    AddFile(index, one_root ? path : StrCat("root0/", path), SourceEntry{false, BlobIndex{}, i});
   }
   return index;
 }

@@ -177,6 +177,10 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
   command.Add("--averaged", request.averaged, "Parameters to average over tensor-parallel ranks")
       .Value("REGEX")
       .Check(Checked(NamePattern::Parse));
+  command
+      .Add("--parameter-order", request.parameter_order,
+           "Names of the model's parameters in its order, one a line: for optimizers that number them")
+      .Value("FILE");
   command.Add("--weights-only", request.weights_only,
               "Take a step whose optimizer files were removed");
 }

@@ -8,6 +8,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "formats/deepspeed/step_directories.h"
 #include "formats/model_files/model_files.h"
 
 namespace ckptfs::deepspeed::native {
@@ -202,6 +203,7 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
   }
   CKPT_RETURN_IF_ERROR(
       CarryModelFiles(assembler, RootBelow(files.step.root, files.step.save), files.step.Prefix()));
+  CKPT_RETURN_IF_ERROR(CarryBeside(assembler, files.step, "latest"));
   return std::move(assembler).Finish();
 }
 

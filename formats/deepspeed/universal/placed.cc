@@ -10,6 +10,7 @@
 #include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/state_dict_names.h"
 #include "formats/model_files/model_files.h"
+#include "formats/deepspeed/step_directories.h"
 #include "formats/sharding/placer.h"
 
 namespace ckptfs::deepspeed::universal {
@@ -292,6 +293,7 @@ Result<StepModel> Place(const Listed& listed, const Parsed& parsed, const Sharde
   for (const auto& [alias, folder] : listed.links) add_alias(alias, folder);
   const StepCandidate& step = listed.files.step;
   CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler, RootBelow(step.root, step.save), step.Prefix()));
+  CKPT_RETURN_IF_ERROR(CarryBeside(assembler, step, "latest_universal"));
   return std::move(assembler).Finish();
 }
 

@@ -12,6 +12,7 @@
 #include "core/io/memory_root.h"
 #include "formats/registry.h"
 #include "formats/runs/recognise.h"
+#include "formats/runs/tool_files.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ckptfs {
@@ -165,6 +166,31 @@ TEST_F(StepTreeTest, ManyDirectoriesAreRefused) {
   ASSERT_FALSE(scan);
   EXPECT_EQ(scan.error().code, ErrorCode::kUnsupported);
   EXPECT_THAT(scan.error().message, HasSubstr("65537 directories, more than are looked into"));
+}
+
+TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
+  const auto memory = std::make_shared<MemoryRoot>("/memory");
+  const auto owner = std::make_shared<const std::string>("x");
+  const auto add = [&](const std::string& path) {
+    ASSERT_TRUE(memory->Add(path, {std::as_bytes(std::span(*owner))}, owner, {0600, 1, 2}));
+  };
+  const std::string own = "run/step_5";
+  add(own + "/random_states_0.pkl");
+  add(own + "/1/2/3/kept");
+  add(own + "/1/2/3/4/deep");
+  add(own + "/checkpoint-7/others");
+  add("run/step_6/others");
+  StepCandidate step = *ToolStep(memory, own);
+  Assembler few;
+  ASSERT_TRUE(CarryToolFiles(few, step));
+  std::vector<std::string> paths;
+  for (uint32_t i = 0; i < 2; ++i) paths.push_back(few.blob(BlobIndex{i}).path);
+  EXPECT_THAT(paths, UnorderedElementsAre("step_5/random_states_0.pkl", "step_5/1/2/3/kept"));
+  EXPECT_TRUE(few.header().notes.empty());
+  for (size_t i = 0; i < kMaxToolFiles; ++i) add(StrCat(own, "/x", i));
+  Assembler many;
+  ASSERT_TRUE(CarryToolFiles(many, step));
+  EXPECT_THAT(many.header().notes, ElementsAre(HasSubstr("beyond the first 4096")));
 }
 
 }  // namespace

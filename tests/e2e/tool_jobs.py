@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings that transformers' Trainer, accelerate and Lightning drive, alone and with
+DeepSpeed: a whole one, which saves in the middle, and one that goes on from a path.
+
+Usage: tool_jobs.py TOOL WAY FOLDER RANK WORLD [PATH]
+
+TOOL is trainer, accelerate or lightning; WAY is plain or zero1, zero2, zero3.  The losses of
+every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
+the optimizer has in the middle goes to FOLDER/truth.pt, by rank 0.
+"""
+import json
+import os
+import sys
+
+UPDATES, MIDDLE = 6, 4
+VOCABULARY, ROWS = 250, 2
+
+
+def samples():
+    """As many rows for each update, whatever the number of ranks."""
+    import torch
+    tokens = torch.randint(VOCABULARY, (ROWS * UPDATES, 8),
+                           generator=torch.Generator().manual_seed(3))
+    return [{'input_ids': row, 'labels': row} for row in tokens]
+
+
+def engine_config(way, resumed):
+    """DeepSpeed's: `load_universal` is the line that a view asks for."""
+    zero = {'stage': int(way[-1])}
+    if way == 'zero3':
+        zero.update(stage3_gather_16bit_weights_on_model_save=True, sub_group_size=10**9)
+    config = {'zero_optimization': zero, 'zero_allow_untested_optimizer': True,
+              'train_micro_batch_size_per_gpu': 'auto', 'gradient_accumulation_steps': 1,
+              'steps_per_print': 10**6}
+    if resumed:
+        config['checkpoint'] = {'load_universal': True}
+    return config
+
+
+def model():
+    """A small Llama, the same every time."""
+    import transformers as hf
+    hf.set_seed(1)
+    return hf.LlamaForCausalLM(hf.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=48, intermediate_size=104, num_hidden_layers=2,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=64,
+        attention_dropout=0.25, attn_implementation='eager'))
+
+
+def quiet_engines():
+    """The shared-memory collective would be compiled at start; gloo is enough."""
+    import deepspeed
+    deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
+
+
+def keep_truth(folder, net, optimizer):
+    """{name: tensors} of a torch optimizer that has every parameter by itself."""
+    import torch
+    states = {}
+    for name, parameter in net.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        states[name] = {'weight': parameter.detach().clone(),
+                        **{k: v.clone() for k, v in state.items()}}
+    torch.save(states, f'{folder}/truth.pt')
+
+
+def trainer(folder, way, world, path):
+    """transformers' Trainer; saves output/checkpoint-MIDDLE."""
+    import transformers as hf
+    more = {'deepspeed': engine_config(way, path)} if way != 'plain' else {'use_cpu': True}
+    if way != 'plain':
+        quiet_engines()
+    args = hf.TrainingArguments(
+        f'{folder}/{"output" if path is None else "again"}', max_steps=UPDATES,
+        per_device_train_batch_size=ROWS // world, save_strategy='steps',
+        save_steps=MIDDLE if path is None else 10**6, logging_steps=1, report_to=[],
+        disable_tqdm=True, learning_rate=1e-2, lr_scheduler_type='cosine', max_grad_norm=0,
+        weight_decay=0.1, **more)
+
+    class Truth(hf.TrainerCallback):
+        """Of what has just been saved."""
+
+        def on_save(self, args, state, control, model=None, optimizer=None, **_):
+            if way == 'plain' and state.global_step == MIDDLE:
+                keep_truth(folder, model, getattr(optimizer, 'optimizer', optimizer))
+
+    made = hf.Trainer(model(), args, train_dataset=samples(), callbacks=[Truth()])
+    made.train(resume_from_checkpoint=path)
+    rows = [row['loss'] for row in made.state.log_history if 'loss' in row]
+    return rows[MIDDLE:] if path else rows
+
+
+def accelerate(folder, way, world, path):
+    """accelerate; saves project/checkpoints/checkpoint_0."""
+    import torch
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.utils import ProjectConfiguration, set_seed
+    more = {'cpu': True}
+    if way != 'plain':
+        quiet_engines()
+        config = engine_config(way, path)
+        config['train_micro_batch_size_per_gpu'] = ROWS // world
+        more = {'deepspeed_plugin': DeepSpeedPlugin(hf_ds_config=config)}
+    project = ProjectConfiguration(f'{folder}/project', automatic_checkpoint_naming=True)
+    accelerator = Accelerator(project_config=project, **more)
+    set_seed(5)
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    loader = torch.utils.data.DataLoader(samples(), batch_size=ROWS // world)
+    net, optimizer, loader, schedule = accelerator.prepare(net, optimizer, loader, schedule)
+    losses, first = [], 0
+    if path:
+        accelerator.load_state(path)
+        loader, first = accelerator.skip_first_batches(loader, MIDDLE), MIDDLE
+    net.train()
+    for update, batch in enumerate(loader, first):
+        loss = net(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(accelerator.gather(loss.detach()).mean().item())
+        if update + 1 == MIDDLE and path is None:
+            if way == 'plain':
+                keep_truth(folder, accelerator.unwrap_model(net), optimizer.optimizer)
+            accelerator.save_state()
+    return losses
+
+
+def on_the_cpu():
+    """Lightning's DeepSpeedStrategy but for its checks that there is a GPU."""
+    import torch
+    from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+
+    class OnTheCpu(DeepSpeedStrategy):
+        """What saves and loads is DeepSpeedStrategy's own."""
+
+        def setup_environment(self):
+            DDPStrategy.setup_environment(self)
+
+        def setup_distributed(self):
+            self.set_world_ranks()
+            self._init_deepspeed_distributed()
+
+        @property
+        def root_device(self):
+            return torch.device('cpu', 0)
+    return OnTheCpu
+
+
+def lightning(folder, way, world, path):
+    """Lightning; saves logs/checkpoints/epoch=0-step=MIDDLE.ckpt."""
+    import lightning.pytorch as pl
+    import torch
+
+    class Module(pl.LightningModule):
+        """The net, and its losses."""
+
+        def __init__(self):
+            super().__init__()
+            self.net, self.losses = model(), []
+
+        def training_step(self, batch, _):
+            loss = self.net(**batch).loss
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    class Middle(pl.Callback):
+        """Saves once."""
+
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            if trainer.global_step != MIDDLE or path:
+                return
+            if way == 'plain':
+                keep_truth(folder, pl_module, trainer.optimizers[0])
+            trainer.save_checkpoint(f'{folder}/logs/checkpoints/epoch=0-step={MIDDLE}.ckpt')
+
+    strategy = 'auto'
+    if way != 'plain':
+        quiet_engines()
+        config = engine_config(way, path)
+        config['train_micro_batch_size_per_gpu'] = ROWS // world
+        del config['gradient_accumulation_steps']  # Lightning's own
+        strategy = on_the_cpu()(config=config, process_group_backend='gloo')
+    pl.seed_everything(1)
+    module = Module()
+    fit = pl.Trainer(
+        accelerator='cpu', devices=1, strategy=strategy, max_epochs=1, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[Middle()], default_root_dir=folder)
+    rows = samples() if path is None else samples()[ROWS * MIDDLE:] + samples()[:ROWS * MIDDLE]
+    fit.fit(module, torch.utils.data.DataLoader(rows, batch_size=ROWS // world),
+            ckpt_path=path, weights_only=False)
+    return module.losses
+
+
+def main():
+    tool, way, folder, rank, world, *path = sys.argv[1:]
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
+                      MASTER_ADDR='127.0.0.1', MASTER_PORT=os.environ.get('TOOL_PORT', '29613'),
+                      HF_HUB_OFFLINE='1', ACCELERATE_TORCH_DEVICE='cpu')
+    if world == '1' and way == 'plain':
+        for name in 'RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE':
+            del os.environ[name]
+    import torch
+    torch.set_num_threads(1)
+    losses = globals()[tool](folder, way, int(world), path[0] if path else None)
+    if rank == '0':
+        with open(f'{folder}/{"resumed" if path else "losses"}.json', 'w', encoding='utf-8') as f:
+            json.dump(losses, f)
+
+
+if __name__ == '__main__':
+    main()
