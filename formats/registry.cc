@@ -10,6 +10,7 @@
 #include "formats/huggingface/source.h"
 #include "formats/huggingface/view.h"
 #include "formats/rank/rank_view.h"
+#include "formats/resume/resume_view.h"
 
 namespace ckptfs {
 
@@ -26,6 +27,9 @@ std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFile
   formats.push_back(std::make_unique<RankFormat>());
   formats.push_back(std::make_unique<deepspeed::UniversalFormat>());
   formats.push_back(std::make_unique<HuggingFaceFormat>(nullptr, std::move(models)));
+  for (const StepTool tool : {StepTool::kTrainer, StepTool::kAccelerate, StepTool::kLightning}) {
+    formats.push_back(std::make_unique<ResumeFormat>(tool));
+  }
   return formats;
 }
 

@@ -88,7 +88,12 @@ Document Render(StepTool tool, const std::string& own) {
 Status CarryToolFiles(Assembler& assembler, const StepCandidate& step) {
   const std::string& own = step.Own();
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, own));
-  if (!directory) return {};  // one file
+  const size_t above = step.save.empty() ? 0 : step.save.size() + 1;
+  if (!directory) {  // one file
+    if (!IsLightningName(LastComponent(own))) return {};
+    assembler.header().documents.push_back(Render(StepTool::kLightning, own.substr(above)));
+    return {};
+  }
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, own));
   const StepTool tool = ToolOf(LastComponent(step.root->PathOf(own)), entries);
   if (tool == StepTool::kNone) return {};
@@ -103,7 +108,6 @@ Status CarryToolFiles(Assembler& assembler, const StepCandidate& step) {
     }
     folders = std::move(deeper);
   }
-  const size_t above = step.save.empty() ? 0 : step.save.size() + 1;
   assembler.header().documents.push_back(
       Render(tool, own == step.save ? std::string() : own.substr(above)));
   return {};
@@ -126,6 +130,7 @@ Result<std::optional<ToolFiles>> ToolFilesOf(const StepModel& step) {
   const std::string above = out.own.empty() ? "" : out.own + "/";
   for (uint32_t i = 0; i < step.blobs.size(); ++i) {
     const Blob& blob = step.blobs[i];
+    if (blob.path == out.own) out.files.emplace(LastComponent(out.own), BlobIndex{i});
     if (blob.side || blob.root != 0 || !blob.path.starts_with(above)) continue;
     out.files.emplace(blob.path.substr(above.size()), BlobIndex{i});
   }

@@ -25,6 +25,8 @@ namespace ckptfs {
 // Files of one step's own directory that are carried.
 inline constexpr size_t kMaxToolFiles = 4096;
 
+// Of Lightning a step may be one file; nothing lies around that.
+//
 // Adds the files in the step's own directory and in the folders in it, but for those of
 // other steps, and the document.  Nothing where no tool wrote it.  What cannot be read is
 // left out with a note.  BLOCKS: on looking at each.
@@ -34,7 +36,7 @@ Status CarryToolFiles(Assembler& assembler, const StepCandidate& step);
 struct ToolFiles {
   StepTool tool = StepTool::kNone;
   std::string own;                         // below the root of the step's files
-  std::map<std::string, BlobIndex> files;  // by path below `own`
+  std::map<std::string, BlobIndex> files;  // by path below `own`; if that is a file, its name
 };
 
 // Nothing if no tool wrote the step.  kInvalid for a document of another form.

@@ -160,6 +160,23 @@ void AddGroups(Assembler& assembler, const TinyStepOptions& options,
   }
 }
 
+// What a training tool writes around a step: the files, and that they are its.
+void AddTool(Assembler& assembler, uint32_t root, const std::string& directory,
+             const std::string& tool) {
+  std::filesystem::create_directory(directory + "/more");
+  for (const std::string name : {"latest", "more/notes.txt", "scheduler.bin"}) {
+    std::ofstream(directory + "/" + name) << "of " << tool << ": " << name;
+    CKPT_CHECK(assembler.AddFile(root, name).has_value());
+  }
+  PickleBuilder builder;
+  const NodeId tool_key = builder.String("tool");
+  const NodeId tool_value = builder.String(tool);
+  const NodeId own = builder.String("own");
+  const NodeId dict = builder.Dict({{tool_key, tool_value}, {own, builder.String("")}});
+  assembler.header().documents.push_back(
+      {"training_tool", "", PrintPickle(std::move(builder).Finish(dict)).value(), {}});
+}
+
 }  // namespace
 
 TinyStep::TinyStep(const TinyStepOptions& options) : directory_(NewDirectory()) {
@@ -196,6 +213,7 @@ TinyStep::TinyStep(const TinyStepOptions& options) : directory_(NewDirectory()) 
   header.model_dtype = DType::kBF16;
   header.documents.push_back({"global_steps", "", PickledInt(5), {}});
   header.documents.push_back({"client/iteration", "", PickledInt(5), {}});
+  if (!options.tool.empty()) AddTool(assembler, root, directory_, options.tool);
   auto model = std::move(assembler).Finish();
   if (!model) CheckFailed(model.error().message.c_str(), __FILE__, __LINE__);
   model_ = std::make_shared<StepModel>(*std::move(model));

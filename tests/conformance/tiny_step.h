@@ -27,6 +27,7 @@ struct TinyStepOptions {
   bool lazy_state = false;   // one parameter without moments and step
   bool python_step = false;  // step is a Python int
   uint32_t groups = 1;       // 2: norms have their own
+  std::string tool = {};     // "trainer": what it wrote lies around the step
 };
 
 class TinyStep {

@@ -6,6 +6,7 @@
 #include "formats/huggingface/view.h"
 #include "formats/rank/rank_view.h"
 #include "formats/registry.h"
+#include "formats/resume/resume_view.h"
 #include "tests/conformance/view_format_suite.h"
 
 namespace ckptfs {
@@ -25,10 +26,18 @@ ViewFormatCase HuggingFace(std::string name, std::string layout, TinyStepOptions
   const auto make = [] {
     ModelFiles models;
     for (const char* file : {"config.json", "tokenizer.json"}) {
-      models.files.push_back({file, std::make_shared<const std::string>(R"({"dtype": "float32"})")});
+      models.files.push_back(
+          {file, std::make_shared<const std::string>(R"({"dtype": "float32"})")});
     }
     return std::make_unique<HuggingFaceFormat>(nullptr, std::move(models));
   };
+  return {std::move(name), make, step, std::move(layout)};
+}
+
+ViewFormatCase Resume(std::string name, StepTool tool, std::string layout,
+                      TinyStepOptions step = {}) {
+  const auto make = [tool] { return std::make_unique<ResumeFormat>(tool); };
+  step.tool = make()->name();
   return {std::move(name), make, step, std::move(layout)};
 }
 
@@ -59,6 +68,9 @@ const std::vector<ViewFormatCase>& Cases() {
       Case("deepspeed_lazy", false, "dp2_zero1", Lazy()),
       HuggingFace("huggingface_whole", "tp1"),
       HuggingFace("huggingface_masters_only", "dp2_zero1_bf16", Lazy()),
+      Resume("trainer_tp2", StepTool::kTrainer, "tp2_dp2_zero1"),
+      Resume("accelerate_lazy", StepTool::kAccelerate, "dp3_zero2", Lazy()),
+      Resume("lightning_whole", StepTool::kLightning, "tp1"),
       Case("deepspeed_experts", false, "dp4_ep2", Experts()),
   };
   return cases;

@@ -29,14 +29,14 @@ MADE = {
 }
 
 
-def train(folder, tool, way, ranks, *path):
+def train(folder, tool, way, ranks, *path, **more):
     """The losses of a training; with a path, of one that goes on from it."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     words = [sys.executable, os.path.join(HERE, 'tool_jobs.py'), tool, way, folder]
     run_ranks([[*words, str(rank), str(ranks), *path] for rank in range(ranks)],
-              f'{folder}/log', 300, env={**os.environ, 'TOOL_PORT': str(port)})
+              f'{folder}/log', 300, env={**os.environ, 'TOOL_PORT': str(port), **more})
     with open(f'{folder}/{"resumed" if path else "losses"}.json', encoding='utf-8') as f:
         return json.load(f)
 
@@ -60,9 +60,16 @@ class Job:
         assert f'{self.run}/{self.id}' in done.stdout.split(), done.stdout
         return os.path.join(ckptfs.mount(), 'run', self.run, 'step', self.id)
 
-    def resumed(self, path, way=None, ranks=None):
+    def resumed(self, path, way=None, ranks=None, **more):
         """The losses of a training that goes on from a path."""
-        return train(self.folder, self.tool, way or self.way, ranks or self.ranks, path)
+        return train(self.folder, self.tool, way or self.way, ranks or self.ranks, path, **more)
+
+    def expected(self):
+        """Of a training that goes on.  Lightning's DeepSpeedStrategy does not go on as one that
+        never stopped even from its own directory: then as from that."""
+        if self.tool != 'lightning' or self.way == 'plain':
+            return self.losses[MIDDLE:]
+        return self.resumed(f'{self.path}/checkpoints/{self.id}', TOOL_NATIVE='1')
 
 
 @pytest.fixture(scope='module', params=MADE, ids=lambda one: '-'.join(map(str, one)))
@@ -149,3 +156,32 @@ def test_a_save_that_trainer_did_not_end_is_skipped(ckptfs, job):
         assert 'no trainer_state.json, which Trainer writes last' in done.stderr
     finally:
         os.rename(f'{job.folder}/away', f'{last}/trainer_state.json')
+
+
+def test_a_training_goes_on_as_one_that_never_stopped(ckptfs, job):
+    """At the same degrees with the same losses, to the last bit."""
+    step = job.adopt(ckptfs)
+    layout = 'tp1' if job.way == 'plain' else f'dp{job.ranks}_{job.way}' if job.ranks > 1 else job.way
+    path = f'{step}/view/{layout}/{job.tool}'
+    if job.tool == 'lightning' and job.way == 'plain':
+        path = f'{path}/{job.id}'
+    assert job.resumed(path) == job.expected()
+
+
+def test_a_training_goes_on_at_other_degrees(ckptfs, job):
+    """Two ranks at ZeRO 2 as one at ZeRO 1, whose sums are rounded otherwise."""
+    if job.ranks == 1:
+        pytest.skip('one job will do')
+    step = job.adopt(ckptfs)
+    losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1', 1)
+    assert losses == pytest.approx(job.losses[MIDDLE:], abs=0.01)
+
+
+def test_views_of_a_tool_are_its_own(ckptfs, job):
+    step = job.adopt(ckptfs)
+    for tool in 'trainer', 'accelerate', 'lightning':
+        assert os.path.exists(f'{step}/view/tp1/{tool}') == (tool == job.tool)
+    with open(f'{step}/view/tp1/info.json', encoding='utf-8') as f:
+        assert 'not saved by' in f.read()
+    if job.way == 'plain':  # whole tensors, for data parallelism alone
+        assert not os.path.exists(f'{step}/view/tp2/{job.tool}')

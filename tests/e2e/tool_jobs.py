@@ -6,7 +6,8 @@ Usage: tool_jobs.py TOOL WAY FOLDER RANK WORLD [PATH]
 
 TOOL is trainer, accelerate or lightning; WAY is plain or zero1, zero2, zero3.  The losses of
 every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
-the optimizer has in the middle goes to FOLDER/truth.pt, by rank 0.
+the optimizer has in the middle goes to FOLDER/truth.pt, by rank 0.  With TOOL_NATIVE set it goes on
+from what the tool itself wrote.
 """
 import json
 import os
@@ -32,19 +33,19 @@ def engine_config(way, resumed):
     config = {'zero_optimization': zero, 'zero_allow_untested_optimizer': True,
               'train_micro_batch_size_per_gpu': 'auto', 'gradient_accumulation_steps': 1,
               'steps_per_print': 10**6}
-    if resumed:
+    if resumed and 'TOOL_NATIVE' not in os.environ:
         config['checkpoint'] = {'load_universal': True}
     return config
 
 
-def model():
+def model(dropout=0.):
     """A small Llama, the same every time."""
     import transformers as hf
     hf.set_seed(1)
     return hf.LlamaForCausalLM(hf.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=48, intermediate_size=104, num_hidden_layers=2,
         num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=64,
-        attention_dropout=0.25, attn_implementation='eager'))
+        attention_dropout=dropout, attn_implementation='eager'))
 
 
 def quiet_engines():
@@ -65,14 +66,15 @@ def keep_truth(folder, net, optimizer):
 
 
 def trainer(folder, way, world, path):
-    """transformers' Trainer; saves output/checkpoint-MIDDLE."""
+    """transformers' Trainer; saves output/checkpoint-MIDDLE.  On a CPU all ranks of an engine have
+    the same rows."""
     import transformers as hf
     more = {'deepspeed': engine_config(way, path)} if way != 'plain' else {'use_cpu': True}
     if way != 'plain':
         quiet_engines()
     args = hf.TrainingArguments(
         f'{folder}/{"output" if path is None else "again"}', max_steps=UPDATES,
-        per_device_train_batch_size=ROWS // world, save_strategy='steps',
+        per_device_train_batch_size=1, save_strategy='steps',
         save_steps=MIDDLE if path is None else 10**6, logging_steps=1, report_to=[],
         disable_tqdm=True, learning_rate=1e-2, lr_scheduler_type='cosine', max_grad_norm=0,
         weight_decay=0.1, **more)
@@ -84,7 +86,7 @@ def trainer(folder, way, world, path):
             if way == 'plain' and state.global_step == MIDDLE:
                 keep_truth(folder, model, getattr(optimizer, 'optimizer', optimizer))
 
-    made = hf.Trainer(model(), args, train_dataset=samples(), callbacks=[Truth()])
+    made = hf.Trainer(model(0.25), args, train_dataset=samples(), callbacks=[Truth()])
     made.train(resume_from_checkpoint=path)
     rows = [row['loss'] for row in made.state.log_history if 'loss' in row]
     return rows[MIDDLE:] if path else rows

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ResumeFormat shows a step as the directory from which the training tool that saved it
+// resumes, by path: the tool's own files as they are, and in the place of DeepSpeed's
+// tag a universal directory of the layout.  What each tool opens (transformers 5.23,
+// accelerate 1.15, Lightning 2.6):
+//
+//   trainer/      Trainer.train(resume_from_checkpoint=...): trainer_state.json,
+//                 scheduler.pt, rng_state*.pth, scaler.pt; with DeepSpeed the engine
+//                 loads the directory's latest_universal, and global_step* must be there;
+//                 else model.safetensors and optimizer.pt
+//   accelerate/   Accelerator.load_state(...): random_states_N.pkl, scheduler.bin,
+//                 custom_checkpoint_N.pkl; with DeepSpeed the tag pytorch_model, else
+//                 model.safetensors and optimizer.bin
+//   lightning/    Trainer.fit(ckpt_path=...): DeepSpeedStrategy's directory, whose tag
+//                 is checkpoint
+//
+// Thread safety: all methods may be called concurrently.
+// Lifetime: `families` (may be null) must outlive the format.
+
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "core/model/family.h"
+#include "core/view/view_format.h"
+#include "formats/runs/step_tree.h"
+
+namespace ckptfs {
+
+class ResumeFormat : public ViewFormat {
+ public:
+  // REQUIRES: `tool` is not kNone.
+  explicit ResumeFormat(StepTool tool, const FamilySet* families = nullptr)
+      : tool_(tool), families_(families) {}
+
+  std::string_view name() const override;
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
+                                           const Layout& layout) const override;
+
+ private:
+  const StepTool tool_;
+  const FamilySet* families_;
+};
+
+}  // namespace ckptfs
