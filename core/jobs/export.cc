@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -61,6 +62,9 @@ class Export {
 
   Status Collect(std::string_view part);
   Status OpenJournal(std::string_view identity);
+  // True if all of it is there already, byte for byte, from an export that was finished.
+  Result<bool> IsThere(const JobOptions& options);
+  ExportReport AllResumed() const;
   Status Prepare();
   Result<ExportReport> Run(const JobOptions& options);
 
@@ -70,6 +74,8 @@ class Export {
   std::string Owner(std::string_view identity) const;
   Status LoadJournal(std::string_view identity, const std::string& path);
   Result<PlanPtr> PlanOf(size_t target);
+  bool HasAllNames() const;
+  Result<bool> SameChunk(const Chunk& chunk);
   Result<uint64_t> WriteChunk(const Chunk& chunk);
   Status FinishFile(Target& target);
   Status Record(const Chunk& chunk);
@@ -330,6 +336,70 @@ Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
   return end - begin;
 }
 
+// Whether each file and link is there under its name, of its size.
+bool Export::HasAllNames() const {
+  std::error_code code;
+  if (stdfs::exists(StrCat(destination_, "/", kJournal), code)) return false;
+  return std::all_of(targets_.begin(), targets_.end(), [&](const Target& target) {
+    if (!target.link.empty()) return stdfs::read_symlink(target.path, code) == target.link;
+    struct stat info {};
+    return ::lstat(target.path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
+           static_cast<uint64_t>(info.st_size) == target.size;
+  });
+}
+
+Result<bool> Export::SameChunk(const Chunk& chunk) {
+  const Target& target = targets_[chunk.target];
+  CKPT_ASSIGN_OR_RETURN(const PlanPtr plan, PlanOf(chunk.target));
+  const PlanReader reader(*plan, views_.step(), blobs_);
+  CKPT_ASSIGN_OR_RETURN(const Descriptor file, OpenDescriptor(target.path, O_RDONLY));
+  const uint64_t end = std::min(target.size, (chunk.number + 1) * kChunk);
+  const uint64_t begin = chunk.number * kChunk;
+  std::vector<std::byte> mine(std::min(kExportBuffer, end - begin));
+  std::vector<std::byte> theirs(mine.size());
+  for (uint64_t at = begin; at < end;) {
+    const size_t bytes = std::min<uint64_t>(mine.size(), end - at);
+    CKPT_ASSIGN_OR_RETURN(const size_t got, reader.Read(at, std::span(mine).first(bytes)));
+    const ssize_t read = ::pread(file.get(), theirs.data(), bytes, static_cast<off_t>(at));
+    if (read < 0) return Fail(ErrnoError(errno, target.path));
+    if (got != bytes || static_cast<size_t>(read) != bytes) return false;
+    if (std::memcmp(mine.data(), theirs.data(), bytes) != 0) return false;
+    at += bytes;
+  }
+  return true;
+}
+
+Result<bool> Export::IsThere(const JobOptions& options) {
+  if (targets_.empty() || !HasAllNames()) return false;
+  std::vector<Chunk> chunks;
+  uint64_t total = 0;
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const uint64_t count = CeilDiv(targets_[i].size, kChunk);
+    for (uint64_t number = 0; number < count; ++number) chunks.push_back(Chunk{i, number});
+    total += targets_[i].size;
+  }
+  std::atomic<bool> same{true};
+  const auto compare = [&](size_t i) -> Result<uint64_t> {
+    if (!same) return uint64_t{0};
+    CKPT_ASSIGN_OR_RETURN(const bool equal, SameChunk(chunks[i]));
+    if (!equal) same = false;
+    return std::min(kChunk, targets_[chunks[i].target].size - chunks[i].number * kChunk);
+  };
+  CKPT_RETURN_IF_ERROR(RunWorkList(chunks.size(), total, options, compare));
+  return same.load();
+}
+
+ExportReport Export::AllResumed() const {
+  ExportReport report;
+  for (const Target& target : targets_) {
+    if (!target.link.empty()) continue;
+    ++report.files;
+    report.bytes += target.size;
+  }
+  report.bytes_resumed = report.bytes;
+  return report;
+}
+
 Status Export::SyncDirectories() {
   for (const std::string& directory : directories_) {
     CKPT_RETURN_IF_ERROR(SyncPath(directory));
@@ -362,6 +432,8 @@ Result<ExportReport> ExportView(const ViewSet& views, std::string_view part,
                                 const JobOptions& options) {
   Export job(views, destination, blobs, access);
   CKPT_RETURN_IF_ERROR(job.Collect(part));
+  CKPT_ASSIGN_OR_RETURN(const bool there, job.IsThere(options));
+  if (there) return job.AllResumed();
   CKPT_RETURN_IF_ERROR(job.OpenJournal(identity));
   CKPT_RETURN_IF_ERROR(job.Prepare());
   return job.Run(options);
