@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "core/base/printable.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "fs/serve/open_files.h"
@@ -37,6 +38,20 @@ Result<std::shared_ptr<StepEntry>> StepToWarm(const TreeSnapshot& now, std::stri
   auto step = latest ? run->latest : now.tree.FindStep(where.substr(0, middle), id);
   if (step) return step;
   return Fail(ErrorCode::kNotFound, StrCat("no step '", where, "' to warm"));
+}
+
+std::optional<ShownStep> NameOf(const StepEntry* step) {
+  if (step == nullptr) return std::nullopt;
+  return ShownStep{step->record().run, step->record().id};
+}
+
+// Why names that were looked up below view/ are not there, a line each.
+std::string ReasonsOf(const Node& node) {
+  if (node.kind == NodeKind::kViews) return node.step->Refusals();
+  std::string text;
+  if (node.kind != NodeKind::kLayout) return text;
+  for (const LayoutOffer::Cause& cause : node.view->Causes()) text += Printable(cause.Text()) + "\n";
+  return text;
 }
 
 }  // namespace
@@ -127,6 +142,24 @@ Result<std::string> Filesystem::ReadLink(InodeNumber inode, const Caller& caller
     return Fail(ErrorCode::kInvalid, StrCat(node->path, " is not a symbolic link"));
   }
   return node->target;
+}
+
+Result<std::string> Filesystem::Attribute(InodeNumber inode, std::string_view name,
+                                          const Caller& caller) {
+  State& s = *state_;
+  CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
+  const Error none{ErrorCode::kNotFound, StrCat(node->path, ": no attribute of the name")};
+  if (name != kReasonAttribute || !node->step) return Fail(none);
+  // Who may not see the step is told nothing of what is in it.
+  if (!s.names.Visible(*s.names.Snapshot(), *node, caller)) return Fail(none);
+  std::string text = ReasonsOf(*node);
+  if (text.empty()) return Fail(none);
+  return text;
+}
+
+std::vector<std::string> Filesystem::AttributeNames(InodeNumber inode, const Caller& caller) {
+  if (!Attribute(inode, kReasonAttribute, caller)) return {};
+  return {std::string(kReasonAttribute)};
 }
 
 Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode, uint64_t offset,
@@ -289,8 +322,14 @@ Status Filesystem::RefreshStep(std::string_view run, std::string_view id) {
   });
 }
 
-Status Filesystem::SwitchView(std::string_view run, std::string_view id) {
-  return state_->names.SwitchView(run, id);
+Result<std::optional<ShownStep>> Filesystem::SwitchView(std::string_view run,
+                                                        std::string_view id) {
+  CKPT_ASSIGN_OR_RETURN(const auto before, state_->names.SwitchView(run, id));
+  return NameOf(before.get());
+}
+
+std::optional<ShownStep> Filesystem::ViewShows() const {
+  return NameOf(state_->names.Snapshot()->view.get());
 }
 
 void Filesystem::LetGo(std::string_view run, std::string_view id) {

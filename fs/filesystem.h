@@ -118,6 +118,12 @@ struct WarmReport {
   std::map<std::string, uint64_t> skipped;  // files by the reason why they are not
 };
 
+// Which step /view shows.
+struct ShownStep {
+  std::string run;
+  std::string id;
+};
+
 class Filesystem {
  public:
   static Result<std::unique_ptr<Filesystem>> Create(StepCatalogue& catalogue, ViewFormats formats,
@@ -130,6 +136,12 @@ class Filesystem {
   void Forget(InodeNumber inode, uint64_t count);
   Result<Attributes> GetAttributes(InodeNumber inode, const Caller& caller);
   Result<std::string> ReadLink(InodeNumber inode, const Caller& caller);
+
+  // The value of an extended attribute; kNotFound if the inode has none of the name.  Directories
+  // of view/ have kReasonAttribute once a name that was looked up there was refused.
+  static constexpr std::string_view kReasonAttribute = "user.ckptfs.reason";
+  Result<std::string> Attribute(InodeNumber inode, std::string_view name, const Caller& caller);
+  std::vector<std::string> AttributeNames(InodeNumber inode, const Caller& caller);
 
   // Entries after `offset` (0: from the start, "." and ".." included), at most
   // `limit`.  Does not count references.
@@ -165,8 +177,9 @@ class Filesystem {
   // SwitchView and refreshes return when the kernel has been told; not to be
   // called from a thread that serves a request.
   //
-  // Move /view (`ckptfs switch`).
-  Status SwitchView(std::string_view run, std::string_view id);
+  // Move /view (`ckptfs switch`).  The result is what it showed before.
+  Result<std::optional<ShownStep>> SwitchView(std::string_view run, std::string_view id);
+  std::optional<ShownStep> ViewShows() const;
   // Take in what was published or removed since: all of it, or of one step
   // (`adopt`, `remove`), which costs the same however many there are.  What is
   // thrown meanwhile is an error: the tree stays as it was, the next one goes on.

@@ -63,6 +63,12 @@ Json RunsJson(const Tree& tree) {
   return json;
 }
 
+uint64_t LoadedBytes(const RecentSteps& recent) {
+  uint64_t bytes = 0;
+  for (const auto& step : recent.Loaded()) bytes += step->MemoryBytes();
+  return bytes;
+}
+
 // Steps in use whose files are not what was adopted, and why.  A touched one is not
 // known to be so.
 Json SourcesJson(const RecentSteps& recent) {
@@ -99,6 +105,7 @@ std::string RenderStatus(const Namespace& names, const OpenFiles& files, const C
   json["known_names"] = names.nodes().size();
   json["listed_bytes"] = names.listings().bytes();
   json["loaded_steps"] = names.recent().loaded();
+  json["loaded_bytes"] = LoadedBytes(names.recent());
   const OpenViews& views = names.recent().shared()->views;
   json["views"] = {{"layouts", views.size()}, {"bytes", views.bytes()}};
   json["plans"] = {{"files", files.plans()}, {"bytes", files.plan_bytes()}};

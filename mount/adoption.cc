@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 
 #include "core/base/strings.h"
@@ -69,7 +70,7 @@ Result<SourceOptions> OptionsOf(const IngestRequest& request, FamilySet& familie
 
 // A mount that referred to its own files would read through itself: its threads
 // could wait for each other, and it would keep itself busy for ever.
-Status CheckNoMountOf(const Store& store, const std::string& path) {
+Status CheckNoMountOf(const std::string& store, const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) {
     if (errno == ENOENT) return {};  // whoever wants it there says so
@@ -79,7 +80,7 @@ Status CheckNoMountOf(const Store& store, const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<MountEntry> mounts, ReadMounts());
   for (const MountEntry& mount : mounts) {
     if (mount.device != device || mount.type != "fuse.ckptfs") continue;
-    if (mount.source != store.directory()) continue;
+    if (mount.source != store) continue;
     return Fail(ErrorCode::kUnsupported,
                 StrCat(path, ": lies in a mount of this very store, which cannot refer to itself; "
                              "adopt the original checkpoint, or give --copy"));
@@ -108,7 +109,7 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
   return IngestPlace(place, sources, options, RecogniseUnread);
 }
 
-Status CheckRequested(const Store& store, const AdoptRequest& request) {
+Status CheckRequested(const std::string& store, const AdoptRequest& request) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
   if (request.ownership == Ownership::kReference) {
     CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, path));
@@ -118,7 +119,26 @@ Status CheckRequested(const Store& store, const AdoptRequest& request) {
   return {};
 }
 
-Result<AdoptOptions> AdoptOptionsOf(const Store& store, const AdoptRequest& request,
+namespace {
+
+bool IsStore(const std::string& directory) {
+  std::error_code error;
+  return std::filesystem::exists(directory + "/format", error);
+}
+
+}  // namespace
+
+StoreForAdoption::StoreForAdoption(std::string directory)
+    : directory_(std::move(directory)), fresh_(!IsStore(directory_)) {}
+
+Result<Store*> StoreForAdoption::Open() {
+  if (!store_) {
+    CKPT_ASSIGN_OR_RETURN(store_, Store::Open(directory_, true));
+  }
+  return store_.get();
+}
+
+Result<AdoptOptions> AdoptOptionsOf(const std::string& store, const AdoptRequest& request,
                                     FamilySet& families) {
   if (request.ownership == Ownership::kReference) {
     CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, request.ingest.path));
@@ -134,13 +154,13 @@ Result<AdoptOptions> AdoptOptionsOf(const Store& store, const AdoptRequest& requ
   return options;
 }
 
-Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request) {
+Result<AdoptReport> AdoptRequested(StoreForAdoption& store, const AdoptRequest& request) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
   CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
-  CKPT_ASSIGN_OR_RETURN(const AdoptOptions options, AdoptOptionsOf(store, request, families));
+  CKPT_ASSIGN_OR_RETURN(const AdoptOptions options, AdoptOptionsOf(store.directory(), request, families));
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
-  return AdoptPlace(store, place, sources, options);
+  return AdoptPlace(LaterStore{[&] { return store.Open(); }, store.fresh()}, place, sources, options);
 }
 
 }  // namespace ckptfs

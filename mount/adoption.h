@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,16 +45,33 @@ Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& w
 // Index without publishing.  BLOCKS: on reading headers.
 Result<IngestResult> IngestRequested(const IngestRequest& request);
 
+// The store in `directory` (absolute), which is made when the first step is adopted.
+// Thread safety: one thread at a time.
+class StoreForAdoption {
+ public:
+  explicit StoreForAdoption(std::string directory);
+  const std::string& directory() const { return directory_; }
+  bool fresh() const { return fresh_ && !store_; }
+  Result<Store*> Open();
+  // Null if nothing was adopted into a store that was not there.
+  std::unique_ptr<Store> Take() { return std::move(store_); }
+
+ private:
+  const std::string directory_;
+  const bool fresh_;
+  std::unique_ptr<Store> store_;
+};
+
 // Whether there is anything at the path that could be adopted; what several paths are
-// asked before the first of them is adopted.  BLOCKS: on listing.
-Status CheckRequested(const Store& store, const AdoptRequest& request);
+// asked before the first of them is adopted.  `store`: its directory.  BLOCKS: on listing.
+Status CheckRequested(const std::string& store, const AdoptRequest& request);
 
 // What AdoptPlace and a Follower are given.  `families` gets the family of a file, and must
-// outlive the options.  kUnsupported if the path lies in a mount of this very store.
-Result<AdoptOptions> AdoptOptionsOf(const Store& store, const AdoptRequest& request,
+// outlive the options.  `store`: its directory.  kUnsupported if the path lies in a mount of this very store.
+Result<AdoptOptions> AdoptOptionsOf(const std::string& store, const AdoptRequest& request,
                                     FamilySet& families);
 
 // AdoptPlace; kUnsupported if the path lies in a mount of this very store.
-Result<AdoptReport> AdoptRequested(Store& store, const AdoptRequest& request);
+Result<AdoptReport> AdoptRequested(StoreForAdoption& store, const AdoptRequest& request);
 
 }  // namespace ckptfs

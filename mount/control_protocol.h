@@ -4,13 +4,14 @@
 // one request and one reply per connection.
 //
 //   message = JSON object in UTF-8, LF
-//   request = {"op": "hello" | "refresh" | "status"}
+//   request = {"op": "hello" | "refresh" | "status" | "shown"}
 //           | {"op": "switch" | "refresh" | "let_go", "run": text, "id": text}
 //           | {"op": "warm", "layout": text, "prefix": text}
 //           | {"op": "read", "run": text, "id": text, "layout": text}
 //   reply   = {"ok": true, "result": any}
 //           | {"ok": false, "code": ErrorCodeName, "message": text}
 //   hello's result = {"store": text, "mountpoint": text, "pid": number}
+//   shown's, and switch's of what was shown before = {"run": text, "id": text} | null
 //
 // After a "read" that succeeded the connection goes on with requests and replies of
 // step_answers.h.

@@ -44,6 +44,11 @@ std::string Refusal(const Error& error) {
 
 std::string Success(Json result) { return Dump(Json{{"ok", true}, {"result", std::move(result)}}); }
 
+Json ShownJson(const std::optional<ShownStep>& step) {
+  if (!step) return nullptr;
+  return {{"run", step->run}, {"id", step->id}};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ControlServer>> ControlServer::Start(
@@ -174,9 +179,10 @@ std::string ControlServer::AnswerOfMount(const Json& request, const std::string&
     filesystem_->LetGo(run, Text(request, "id"));
     return Success(nullptr);
   }
+  if (operation == "shown") return Success(ShownJson(filesystem_->ViewShows()));
   if (operation == "switch") {
-    const Status done = filesystem_->SwitchView(run, Text(request, "id"));
-    return done ? Success(nullptr) : Refusal(done.error());
+    const auto before = filesystem_->SwitchView(run, Text(request, "id"));
+    return before ? Success(ShownJson(*before)) : Refusal(before.error());
   }
   return Refusal(Error{ErrorCode::kInvalid, StrCat("unknown operation '", operation, "'")});
 }

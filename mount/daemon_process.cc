@@ -8,6 +8,7 @@
 
 #include "core/base/strings.h"
 #include "mount/control_server.h"
+#include "mount/daemon_record.h"
 #include "mount/logging.h"
 #include "mount/process_setup.h"
 
@@ -17,11 +18,13 @@ namespace {
 constexpr int kLookMilliseconds = 10'000;  // at whether nobody receives, as a mount does
 
 // Until a signal comes.
-void WaitForSignal(StepCatalogue& catalogue, SnapshotService& service, int signals) {
+void WaitForSignal(StepCatalogue& catalogue, SnapshotService& service, int signals,
+                   const DaemonRecord* record) {
   for (bool receiving = service.receiving();; receiving = service.receiving()) {
     pollfd event{signals, POLLIN, 0};
     const int ready = ::poll(&event, 1, kLookMilliseconds);
     if (ready > 0 || (ready < 0 && errno != EINTR)) return;
+    if (record != nullptr) record->Beat();
     // Names that others have published are taken.
     if (const Status seen = catalogue.Refresh(); !seen) {
       Log(LogLevel::kWarning, seen.error().message);
@@ -54,12 +57,14 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   }
-  Log(LogLevel::kInfo, service.receiving()
-                           ? StrCat("receives snapshots for ", path)
-                           : StrCat("another daemon receives for ", path, "; waits for its end"));
-  MoveLog(request.log, path, "daemon");
+  const std::string log = LogTarget(request.log, path, "daemon");
+  Log(LogLevel::kInfo, StrCat(service.receiving() ? "receives snapshots for " : "another daemon receives for ",
+                              path, service.receiving() ? "" : "; waits for its end", "; log: ", log));
+  MoveLog(log);
+  const auto record = DaemonRecord::Write(path, "", log);
+  if (!record) Log(LogLevel::kWarning, record.error().message);
   ready();
-  WaitForSignal(catalogue, service, signals.get());
+  WaitForSignal(catalogue, service, signals.get(), record ? record->get() : nullptr);
   Log(LogLevel::kInfo, "ended by a signal");
   return {};
 }

@@ -52,7 +52,7 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
       new FollowService(store, std::move(hooks), std::move(watch)));
   CKPT_ASSIGN_OR_RETURN(service->families_, ShippedFamilies());
   Follower::Options options;
-  CKPT_ASSIGN_OR_RETURN(options.adopt, AdoptOptionsOf(store, request, service->families_));
+  CKPT_ASSIGN_OR_RETURN(options.adopt, AdoptOptionsOf(store.directory(), request, service->families_));
   service->run_ = request.name.empty() ? std::filesystem::path(path).filename().string()
                                        : request.name;
   service->sources_ = MakeSources();

@@ -2,6 +2,7 @@
 
 #include "mount/fuse_ops.h"
 
+#include <linux/limits.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -345,6 +346,41 @@ void ReadDirectoryPlus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t 
   });
 }
 
+// Answers with a value, or its size where that is asked for (0 bytes of room).
+void ReplyAttribute(fuse_req_t request, std::string_view value, size_t room) {
+  if (room == 0) {
+    fuse_reply_xattr(request, value.size());
+  } else if (value.size() > room) {
+    fuse_reply_err(request, ERANGE);
+  } else {
+    fuse_reply_buf(request, value.data(), value.size());
+  }
+}
+
+void GetAttribute(fuse_req_t request, fuse_ino_t inode, const char* name, size_t size) {
+  // The kernel asks for capabilities and ACLs: that must not cost a look at a node.
+  if (name != Filesystem::kReasonAttribute) {
+    fuse_reply_err(request, std::string_view(name).starts_with("user.") ? ENODATA : EOPNOTSUPP);
+    return;
+  }
+  WithFilesystem(request, [&](Filesystem& filesystem) {
+    const auto value = filesystem.Attribute(InodeNumber{inode}, name, CallerOf(request));
+    if (!value) return void(fuse_reply_err(request, ENODATA));
+    // The kernel takes no more.
+    ReplyAttribute(request, std::string_view(*value).substr(0, XATTR_SIZE_MAX), size);
+  });
+}
+
+void ListAttributes(fuse_req_t request, fuse_ino_t inode, size_t size) {
+  WithFilesystem(request, [&](Filesystem& filesystem) {
+    std::string names;
+    for (const std::string& name : filesystem.AttributeNames(InodeNumber{inode}, CallerOf(request))) {
+      names.append(name).push_back('\0');
+    }
+    ReplyAttribute(request, names, size);
+  });
+}
+
 // A read-only filesystem of no size of its own: nothing is stored in it.
 void StatFilesystem(fuse_req_t request, fuse_ino_t) {
   struct statvfs out {};
@@ -366,6 +402,8 @@ fuse_lowlevel_ops MakeOperations() {
   operations.read = Read;
   operations.release = Release;
   operations.opendir = OpenDirectory;
+  operations.getxattr = GetAttribute;
+  operations.listxattr = ListAttributes;
   operations.readdir = ReadDirectory;
   operations.readdirplus = ReadDirectoryPlus;
   operations.statfs = StatFilesystem;

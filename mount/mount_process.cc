@@ -19,6 +19,7 @@
 #include "formats/torch/file_records.h"
 #include "mount/control_client.h"
 #include "mount/control_server.h"
+#include "mount/daemon_record.h"
 #include "mount/follow_service.h"
 #include "mount/fuse_session.h"
 #include "mount/logging.h"
@@ -29,7 +30,8 @@
 namespace ckptfs {
 namespace {
 
-constexpr int kRefreshMilliseconds = 10'000;  // other nodes publish into a shared store
+// Other nodes publish into a shared store.
+constexpr int kRefreshMilliseconds = 1000 * DaemonRecord::kBeatSeconds;
 constexpr unsigned kCapSysAdmin = 21;         // linux/capability.h
 
 void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
@@ -53,6 +55,7 @@ struct Daemon {
   std::unique_ptr<FuseSession> session;
   std::unique_ptr<SnapshotService> snapshots;
   std::unique_ptr<ControlServer> control;
+  std::unique_ptr<DaemonRecord> record;
 };
 
 // Registering backing files needs the capability; without it opens go on without.
@@ -94,11 +97,11 @@ Status PrepareMountpoint(const MountRequest& request) {
 }
 
 // --adopt: what was adopted decides what /view shows unless --run and --step do.
-Status AdoptAll(const MountRequest& request, Store& store, FilesystemOptions& options) {
+Status AdoptAll(const MountRequest& request, StoreForAdoption& store, FilesystemOptions& options) {
   std::set<std::string> runs;
   std::string step;
   for (const AdoptRequest& adopt : request.adopt) {
-    if (request.adopt.size() > 1) CKPT_RETURN_IF_ERROR(CheckRequested(store, adopt));
+    if (request.adopt.size() > 1) CKPT_RETURN_IF_ERROR(CheckRequested(store.directory(), adopt));
   }
   for (const AdoptRequest& adopt : request.adopt) {
     CKPT_ASSIGN_OR_RETURN(const AdoptReport outcome, AdoptRequested(store, adopt));
@@ -195,23 +198,27 @@ Status WarnOfLayouts(const MountRequest& request, const Daemon& daemon,
 }
 
 // The mount and what it shows, on the caller's terminal.
-void SayMounted(const MountRequest& request, const Daemon& daemon) {
+void SayMounted(const MountRequest& request, const Daemon& daemon, const std::string& log) {
   const Result<std::string> target = ViewTargetOf(*daemon.filesystem);
   if (target && !request.layouts.empty()) {
     const Status warned = WarnOfLayouts(request, daemon, *target);
     if (!warned) Log(LogLevel::kWarning, warned.error().message);
   }
   Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
-             DescribeView(request, target)));
+             DescribeView(request, target), "; log: ", log));
 }
 
 Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   FilesystemOptions options = OptionsOf(request);
-  CKPT_ASSIGN_OR_RETURN(daemon.store, Store::Open(request.store, true));
+  StoreForAdoption store(request.store);
   if (request.follow) {
+    CKPT_RETURN_IF_ERROR(store.Open());
+    daemon.store = store.Take();
     CKPT_RETURN_IF_ERROR(FollowAll(request, daemon, options));
   } else {
-    CKPT_RETURN_IF_ERROR(AdoptAll(request, *daemon.store, options));
+    CKPT_RETURN_IF_ERROR(AdoptAll(request, store, options));
+    CKPT_RETURN_IF_ERROR(store.Open());
+    daemon.store = store.Take();
   }
   RefreshDaemons(request.store);
   CKPT_RETURN_IF_ERROR(PrepareMountpoint(request));
@@ -282,6 +289,15 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   return {};
 }
 
+void WriteRecord(const MountRequest& request, const std::string& log, Daemon& daemon) {
+  auto record = DaemonRecord::Write(request.store, request.mountpoint, log);
+  if (record) {
+    daemon.record = *std::move(record);
+  } else {
+    Log(LogLevel::kWarning, record.error().message);
+  }
+}
+
 // Until somebody unmounts or a signal comes.
 void WaitForEnd(Daemon& daemon, int signals) {
   pollfd events[] = {{signals, POLLIN, 0}, {daemon.session->ended_fd(), POLLIN, 0}};
@@ -289,6 +305,7 @@ void WaitForEnd(Daemon& daemon, int signals) {
     const int ready = ::poll(events, 2, kRefreshMilliseconds);
     if (ready < 0 && errno != EINTR) return;
     if (ready == 0) {
+      if (daemon.record) daemon.record->Beat();
       const Status done = daemon.filesystem->Refresh();
       if (!done) Log(LogLevel::kWarning, done.error().message);
       const Status receives = daemon.snapshots->StartReceiving();  // once nobody else does
@@ -310,8 +327,10 @@ Status RunMount(const MountRequest& request, const std::function<void()>& ready)
   Daemon daemon;
   CKPT_RETURN_IF_ERROR(StartDaemon(request, daemon));
   CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
-  SayMounted(request, daemon);
-  MoveLog(request.log, request.store, request.mountpoint.substr(1));
+  const std::string log = LogTarget(request.log, request.store, request.mountpoint.substr(1));
+  SayMounted(request, daemon, log);
+  MoveLog(log);
+  WriteRecord(request, log, daemon);
   ready();
   Say(StrCat(request.store, " mounted at ", request.mountpoint));
   for (const auto& follow : daemon.follows) follow->Start();

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -26,6 +27,18 @@ std::string HomeDirectory() {
   if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') return home;
   const passwd* entry = ::getpwuid(::getuid());
   return entry != nullptr && entry->pw_dir != nullptr ? entry->pw_dir : "/tmp";
+}
+
+// "s3://bucket/run" would else become a directory named "s3:".
+Status RefuseUrl(std::string_view path) {
+  const size_t scheme = path.find("://");
+  if (scheme == std::string_view::npos || scheme == 0) return {};
+  const bool letters = std::all_of(path.begin(), path.begin() + static_cast<ptrdiff_t>(scheme),
+                                   [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; });
+  if (!letters) return {};
+  return Fail(ErrorCode::kUnsupported,
+              StrCat(path, ": object stores are not read yet; give a directory of this machine "
+                           "(a copy, or the bucket mounted as a filesystem)"));
 }
 
 // Options of mount -o that become words of ours.
@@ -145,6 +158,9 @@ ExitCode ExitCodeOf(ErrorCode code) {
 }
 
 std::string DefaultStore() {
+  if (const char* store = std::getenv("CKPTFS_STORE"); store != nullptr && *store != '\0') {
+    return store;
+  }
   if (::geteuid() == 0) return "/var/lib/ckptfs";
   if (const char* data = std::getenv("XDG_DATA_HOME"); data != nullptr && *data == '/') {
     return StrCat(std::string(data), "/ckptfs");
@@ -154,6 +170,7 @@ std::string DefaultStore() {
 
 Result<std::string> AbsolutePath(const std::string& path) {
   std::error_code error;
+  CKPT_RETURN_IF_ERROR(RefuseUrl(path));
   const std::filesystem::path given = std::filesystem::absolute(path, error).lexically_normal();
   std::filesystem::path absolute = std::filesystem::weakly_canonical(given, error);
   if (error && (error.value() == ENOTCONN || error.value() == ECONNABORTED)) {
@@ -225,6 +242,14 @@ std::string HumanBytes(uint64_t bytes) {
   size_t unit = 0;
   for (number /= 1024; number >= 1024 && unit + 1 < kUnits.size(); ++unit) number /= 1024;
   return fmt::format("{:.1f} {}iB", number, kUnits[unit]);
+}
+
+std::string HumanDuration(int64_t nanoseconds) {
+  const int64_t seconds = std::max<int64_t>(nanoseconds / 1'000'000'000, 0);
+  if (seconds < 60) return StrCat(seconds, " s");
+  if (seconds < 3600) return StrCat(seconds / 60, " min");
+  if (seconds < 86400) return StrCat(seconds / 3600, " h ", seconds / 60 % 60, " min");
+  return StrCat(seconds / 86400, " d ", seconds / 3600 % 24, " h");
 }
 
 Result<std::vector<std::string>> TranslateMountWords(std::vector<std::string> words) {

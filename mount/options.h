@@ -32,11 +32,12 @@ enum class ExitCode : int {
 };
 ExitCode ExitCodeOf(ErrorCode code);
 
-// --store's default: /var/lib/ckptfs for root, else $XDG_DATA_HOME/ckptfs or
+// --store's default: $CKPTFS_STORE, else /var/lib/ckptfs for root, else $XDG_DATA_HOME/ckptfs or
 // ~/.local/share/ckptfs.
 std::string DefaultStore();
 
-// Absolute and without symlinks as far as the path exists.
+// Absolute and without symlinks as far as the path exists.  kUnsupported for a URL
+// ("s3://..."): only paths of this machine are read.
 Result<std::string> AbsolutePath(const std::string& path);
 
 // --log's value; of a file its absolute path, in whose place a link is seen as one.
@@ -61,6 +62,8 @@ Result<uint32_t> ParsePositive(std::string_view text);
 // "1.2 GiB", for people.
 std::string HumanBytes(uint64_t bytes);
 
+// "42 s", "3 min", "5 h 12 min", "2 d 3 h": the two largest units, for people.
+std::string HumanDuration(int64_t nanoseconds);
 
 // mount(8) calls `ckptfs SPEC DIR [-sfnv] [-N ns] [-t type] [-o options]`: if
 // `words` (without the program's name) look like that, the same request as words of the

@@ -54,8 +54,12 @@ std::string LogInStore(const std::string& store, std::string name) {
 
 }  // namespace
 
-void MoveLog(const std::string& log, const std::string& store, std::string name) {
-  const Status moved = StartLogging(log.empty() ? LogInStore(store, std::move(name)) : log);
+std::string LogTarget(const std::string& log, const std::string& store, std::string name) {
+  return log.empty() ? LogInStore(store, std::move(name)) : log;
+}
+
+void MoveLog(const std::string& target) {
+  const Status moved = StartLogging(target);
   if (!moved) Log(LogLevel::kWarning, moved.error().message);
 }
 

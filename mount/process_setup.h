@@ -20,9 +20,11 @@ void RaiseDescriptorLimit();
 // none of them ends a thread in the middle of something.
 Result<Descriptor> SignalDescriptor();
 
-// Logs where it is read once the terminal is gone: in `log` if it is given, else in a
-// file in the store named after `name`.  Stays where it is if that cannot be.
-void MoveLog(const std::string& log, const std::string& store, std::string name);
+// Where a daemon logs once the terminal is gone: `log` if it is given, else a file in the
+// store named after `name` (whose directory is made); "syslog" if that cannot be.
+std::string LogTarget(const std::string& log, const std::string& store, std::string name);
+// Stays where it is if that cannot be.
+void MoveLog(const std::string& target);
 // A named log must be writable before the terminal is gone; its directory is not made.
 Status CheckLog(const std::string& log);
 

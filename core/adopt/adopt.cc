@@ -118,18 +118,56 @@ Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& 
   return adopted;
 }
 
-Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources,
-                               const AdoptOptions& options) {
+namespace {
+
+// What is wrong with a step that needs no store to be found.
+Status CheckBefore(const IngestedStep& step, const AdoptOptions& options) {
+  CKPT_RETURN_IF_ERROR(RunNameOf(options.run, step.candidate.SavePath()));
+  if (!options.check) return {};
+  BlobReader::Options reading;
+  reading.open_roots = OpenRootsOf(step.candidate);
+  const auto blobs = BlobReader::Create(step.model, std::move(reading));
+  auto checked = CheckWeightSample(step.model, *blobs);
+  return checked ? Status{} : Fail(Explained(std::move(checked).error()));
+}
+
+// Those that pass; the others are refused.
+void CheckAllBefore(IngestResult& ingest, const AdoptOptions& options) {
+  std::vector<IngestedStep> sound;
+  for (IngestedStep& step : ingest.steps) {
+    Status checked = CheckBefore(step, options);
+    if (checked) {
+      sound.push_back(std::move(step));
+    } else {
+      ingest.refused.push_back(std::move(checked).error().WithContext(step.candidate.id));
+    }
+  }
+  ingest.steps = std::move(sound);
+}
+
+}  // namespace
+
+Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sources sources,
+                               const AdoptOptions& wanted) {
+  AdoptOptions options = wanted;
   CKPT_ASSIGN_OR_RETURN(IngestResult ingest,
                         IngestPlace(place, sources, options.source, options.recognise));
   if (!options.run.empty()) CKPT_RETURN_IF_ERROR(CheckOneRun(place, ingest, options.run));
   AdoptReport report;
+  for (const IngestedStep& step : ingest.steps) {
+    report.whole_run = report.whole_run || step.candidate.Own() != place.directory;
+  }
+  if (later.fresh) {
+    CheckAllBefore(ingest, options);
+    options.check = false;  // it is done
+    if (ingest.steps.empty()) return Fail(std::move(ingest.refused.front()));
+  }
+  CKPT_ASSIGN_OR_RETURN(Store* const store, later.open());
   report.said = std::move(ingest.said);
   report.skipped = std::move(ingest.skipped);
   report.refused = std::move(ingest.refused);
   for (IngestedStep& step : ingest.steps) {
-    report.whole_run = report.whole_run || step.candidate.Own() != place.directory;
-    auto adopted = Publish(store, step.candidate, std::move(step.model), options);
+    auto adopted = Publish(*store, step.candidate, std::move(step.model), options);
     if (!adopted) {
       report.refused.push_back(std::move(adopted).error().WithContext(step.candidate.id));
       continue;
@@ -140,6 +178,12 @@ Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources
   }
   if (report.steps.empty()) return Fail(std::move(report.refused.front()));
   return report;
+}
+
+Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources,
+                               const AdoptOptions& options) {
+  return AdoptPlace(LaterStore{[&store]() -> Result<Store*> { return &store; }, false}, place,
+                    sources, options);
 }
 
 }  // namespace ckptfs

@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,15 @@ struct AdoptReport {
 
 // An error if no step was adopted.
 Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources,
+                               const AdoptOptions& options);
+
+// A store that is opened, or made, when there is something to adopt: so that a place with
+// nothing in it leaves none behind.
+struct LaterStore {
+  std::function<Result<Store*>()> open;
+  bool fresh = false;  // it is not there yet: steps are checked before it is made
+};
+Result<AdoptReport> AdoptPlace(const LaterStore& store, const Place& place, Sources sources,
                                const AdoptOptions& options);
 
 }  // namespace ckptfs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/printable.h"
+#include "core/base/printable.h"
 
 #include <array>
 #include <cstddef>

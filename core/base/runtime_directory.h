@@ -4,6 +4,7 @@
 // $XDG_RUNTIME_DIR/ckptfs or /tmp/ckptfs-UID (0700).
 //
 //   <hash of store>-<hash of mount point>.sock   control (mount/control_protocol.h)
+//   <hash of store>-<hash of mount point>.json   the daemon (mount/daemon_record.h)
 //   <hash of store>.snapshots                    snapshots (snapshot/protocol.h)
 //   <hash of store>.snapshots.lock               held by the daemon that receives them
 //

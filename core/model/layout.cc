@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "core/base/strings.h"
+#include "core/model/layout_suggestion.h"
 
 namespace ckptfs {
 namespace {
@@ -154,6 +155,14 @@ class Parser {
 }  // namespace
 
 Result<Layout> Layout::Parse(std::string_view text) {
+  Result<Layout> layout = ParseExactly(text);
+  if (layout) return layout;
+  const std::string meant = SuggestLayout(text);
+  if (!meant.empty()) layout.error().message += StrCat("; do you mean ", meant, "?");
+  return layout;
+}
+
+Result<Layout> Layout::ParseExactly(std::string_view text) {
   if (text.empty()) return Fail(ErrorCode::kInvalid, "layout: empty");
   if (text.size() > kMaxLayoutText)
     return Fail(ErrorCode::kInvalid, "layout: longer than 4096 bytes");

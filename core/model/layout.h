@@ -40,8 +40,11 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 
   // kInvalid with the token and the rule (unknown, repeated, zero, world above
-  // 2^20, split not of pp * vpp numbers, ep not dividing the ranks, ...).
+  // 2^20, split not of pp * vpp numbers, ep not dividing the ranks, ...), and the layout that
+  // was meant if one is near (layout_suggestion.h).
   static Result<Layout> Parse(std::string_view text);
+  // The same without a suggestion.
+  static Result<Layout> ParseExactly(std::string_view text);
   std::string ToString() const;  // canonical
   uint64_t World() const { return uint64_t{tp} * cp * dp * pp; }
 };

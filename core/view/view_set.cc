@@ -41,10 +41,60 @@ bool LayoutOffer::Any() const {
                      [](const Answer& answer) { return answer.refusal.empty(); });
 }
 
+std::string LayoutOffer::Cause::Text() const {
+  std::string text;
+  for (const std::string& format : formats) text += StrCat(text.empty() ? "" : ", ", format);
+  return StrCat(text, ": ", reason);
+}
+
+std::vector<LayoutOffer::Cause> LayoutOffer::Causes() const {
+  std::vector<Cause> causes;
+  for (const Answer& answer : answers) {
+    if (answer.refusal.empty()) continue;
+    const auto same = std::find_if(causes.begin(), causes.end(), [&](const Cause& cause) {
+      return cause.reason == answer.refusal;
+    });
+    if (same != causes.end()) {
+      same->formats.push_back(answer.format);
+    } else {
+      causes.push_back({{answer.format}, answer.refusal, answer.code});
+    }
+  }
+  return causes;
+}
+
 Error LayoutOffer::Refusal() const {
   std::string message = StrCat("no format can show layout ", name);
-  for (const Answer& answer : answers) message += StrCat("; ", answer.format, ": ", answer.refusal);
+  for (const Cause& cause : Causes()) message += StrCat("; ", cause.Text());
   return Error{ErrorCode::kUnsupported, std::move(message)};
+}
+
+namespace {
+
+// Whether the clause says what to do.
+bool IsImperative(std::string_view clause) {
+  for (const std::string_view word : {"add ", "give ", "remove ", "write ", "set ", "use ", "declare "}) {
+    if (clause.starts_with(word)) return true;
+  }
+  return clause.find('`') != std::string_view::npos || clause.find("--") != std::string_view::npos;
+}
+
+}  // namespace
+
+RefusalDetail DetailOf(std::string_view reason) {
+  RefusalDetail detail;
+  const size_t open = reason.find('\'');
+  const size_t close = open == std::string_view::npos ? open : reason.find("': ", open + 1);
+  const bool named = close != std::string_view::npos &&
+                     (open == 0 || reason.substr(0, open).ends_with("parameter "));
+  if (named) detail.parameter = reason.substr(open + 1, close - open - 1);
+  for (size_t end = reason.size(); end != std::string_view::npos && detail.needs.empty();) {
+    const size_t begin = end == 0 ? std::string_view::npos : reason.rfind("; ", end - 1);
+    const size_t from = begin == std::string_view::npos ? 0 : begin + 2;
+    if (IsImperative(reason.substr(from, end - from))) detail.needs = reason.substr(from, end - from);
+    end = begin;
+  }
+  return detail;
 }
 
 ViewSet::ViewSet(std::shared_ptr<const StepModel> step, std::shared_ptr<const LayoutOffer> offer,
@@ -63,7 +113,8 @@ std::shared_ptr<const ViewSet> ViewSet::Open(std::shared_ptr<const StepModel> st
   std::vector<std::shared_ptr<const View>> views;
   for (const auto& format : formats) {
     auto view = format->Open(step, layout);
-    offer.answers.push_back({std::string(format->name()), view ? "" : view.error().message});
+    offer.answers.push_back({std::string(format->name()), view ? "" : view.error().message,
+                             view ? ErrorCode::kUnsupported : view.error().code});
     if (view) views.push_back(*std::move(view));
   }
   return std::shared_ptr<const ViewSet>(new ViewSet(
@@ -114,10 +165,9 @@ Error ViewSet::WhyAbsent(std::string_view path) const {
   std::string message = StrCat("no such part of the view: '", path, "'");
   if (OwnerOf(path)) return Error{ErrorCode::kNotFound, std::move(message)};
   bool refused = false;
-  for (const LayoutOffer::Answer& answer : offer_->answers) {
-    if (answer.refusal.empty()) continue;
+  for (const LayoutOffer::Cause& cause : offer_->Causes()) {
     refused = true;
-    message += StrCat("; ", answer.format, ": ", answer.refusal);
+    message += StrCat("; ", cause.Text());
   }
   return Error{refused ? ErrorCode::kUnsupported : ErrorCode::kNotFound, std::move(message)};
 }

@@ -29,17 +29,37 @@ struct LayoutOffer {
   struct Answer {
     std::string format;
     std::string refusal;  // empty: it is shown
+    ErrorCode code = ErrorCode::kUnsupported;  // of the refusal
 
     std::string Text() const;  // "yes", or "no: " and the reason
+  };
+  // A reason, and the formats that give it.
+  struct Cause {
+    std::vector<std::string> formats;
+    std::string reason;
+    ErrorCode code = ErrorCode::kUnsupported;
+
+    std::string Text() const;  // "rank, deepspeed: reason"
   };
   Layout layout;
   std::string name;             // the layout's canonical one
   std::vector<Answer> answers;  // in the order of the formats
 
   bool Any() const;  // some format shows it
-  // kUnsupported: "no format can show layout tp3; rank: ...; deepspeed: ...".
+  std::vector<Cause> Causes() const;  // of the refusals, each once, in order
+  // kUnsupported: "no format can show layout tp3; rank, deepspeed: ...; huggingface: ...".
   Error Refusal() const;
 };
+
+// What a refusal says that a program may act on.  Messages of views are written so that it
+// can be found: parameters in single quotes before ": ", what would settle it after the last "; "
+// or ": " as an imperative ("add a split such as split2-1", "give --family-set heads=N") or as
+// `a command`.
+struct RefusalDetail {
+  std::string parameter;  // the first that is named; empty: none is
+  std::string needs;      // empty: nothing that is known would settle it
+};
+RefusalDetail DetailOf(std::string_view reason);
 
 class ViewSet {
  public:

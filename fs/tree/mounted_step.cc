@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/base/printable.h"
 #include "core/base/strings.h"
 #include "core/store/model_of.h"
+#include "core/view/layout_survey.h"
 #include "fs/tree/names.h"
 #include "fs/tree/param_files.h"
 #include "fs/tree/source_files.h"
@@ -115,6 +117,24 @@ const SourceIndex& MountedStep::sources() const {
 const std::string& MountedStep::info() const {
   std::call_once(info_once_, [this] { info_ = RenderStepInfo(*step_); });
   return info_;
+}
+
+void MountedStep::Survey() const {
+  std::call_once(survey_once_, [this] {
+    const LayoutSurvey survey = SurveyLayouts(ModelOf(step_), formats_);
+    view_readme_ = RenderViewReadme(*step_, survey);
+    layout_index_ = RenderLayoutIndex(*step_, survey);
+  });
+}
+
+const std::string& MountedStep::view_readme() const {
+  Survey();
+  return view_readme_;
+}
+
+const std::string& MountedStep::layout_index() const {
+  Survey();
+  return layout_index_;
 }
 
 Status MountedStep::CheckStamps(const std::vector<BlobIndex>& blobs) const {
@@ -276,6 +296,25 @@ std::vector<std::string> StepEntry::LayoutsInUse() const {
   offers_.ForEach([&](const std::string& name, const auto&) { names.push_back(name); });
   std::sort(names.begin(), names.end());
   return names;
+}
+
+// Of names and reasons no more than an attribute may have.
+void StepEntry::NoteRefusal(std::string_view name, std::string_view reason) {
+  constexpr size_t kMostBytes = 2048;
+  if (name.starts_with('.')) return;  // file managers and shells look for these
+  std::pair<std::string, std::string> refusal{Printable(name.substr(0, 255)),
+                                              Printable(reason.substr(0, kMostBytes))};
+  MutexLock lock(mutex_);
+  std::erase_if(refusals_, [&](const auto& known) { return known.first == refusal.first; });
+  refusals_.push_front(std::move(refusal));
+  if (refusals_.size() > kMaxRefusals) refusals_.pop_back();
+}
+
+std::string StepEntry::Refusals() const {
+  MutexLock lock(mutex_);
+  std::string text;
+  for (const auto& [name, reason] : refusals_) text += StrCat(name, ": ", reason, "\n");
+  return text;
 }
 
 }  // namespace ckptfs

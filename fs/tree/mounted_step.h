@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +23,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/lru.h"
@@ -121,7 +123,9 @@ class MountedStep {
   // Computed when first asked for.
   const ParamIndex& params() const;
   const SourceIndex& sources() const;
-  const std::string& info() const;  // info.json
+  const std::string& info() const;          // info.json
+  const std::string& view_readme() const;   // view/README.txt
+  const std::string& layout_index() const;  // view/layouts.json
 
   // kStale, naming the file, if one of `blobs` changed or went since it was
   // adopted.  Each file is looked at once per interval.
@@ -136,16 +140,17 @@ class MountedStep {
   // Those that were last looked at before `after`, ns of the steady clock.
   Status CheckOlder(const std::vector<BlobIndex>& blobs, int64_t after) const;
   void NoteAccess(BlobIndex blob, const EntryStat& found) const;
+  void Survey() const;
 
   std::shared_ptr<const Step> step_;
   std::unique_ptr<BlobReader> blobs_;
   const ViewFormats formats_;
   const uint64_t memory_bytes_;
   const std::shared_ptr<SharedBySteps> shared_;
-  mutable std::once_flag params_once_, sources_once_, info_once_;
+  mutable std::once_flag params_once_, sources_once_, info_once_, survey_once_;
   mutable ParamIndex params_;
   mutable SourceIndex sources_;
-  mutable std::string info_;
+  mutable std::string info_, view_readme_, layout_index_;
   // Per blob: when it was last found unchanged, ns of the steady clock.
   std::unique_ptr<std::atomic<int64_t>[]> checked_;
   // Per blob: owner, group, mode and whether it was linked, mixed.
@@ -215,7 +220,11 @@ class StepEntry {
   Result<std::shared_ptr<const LayoutOffer>> Offer(const Layout& layout);
   std::vector<std::string> LayoutsInUse() const;  // canonical names, sorted
 
+  // Why a name that was looked up in view/ is not there; the last kMaxRefusals are kept.
+  void NoteRefusal(std::string_view name, std::string_view reason);
+  std::string Refusals() const;  // "tp3: rank, deepspeed: ...\n", the newest first
   static constexpr size_t kMaxLayouts = 256;
+  static constexpr size_t kMaxRefusals = 16;
 
  private:
   Result<std::shared_ptr<const MountedStep>> Load();
@@ -231,6 +240,7 @@ class StepEntry {
   Lru<std::string, std::shared_ptr<const LayoutOffer>> offers_{kMaxLayouts};
 
   mutable Mutex mutex_;
+  std::deque<std::pair<std::string, std::string>> refusals_ GUARDED_BY(mutex_);
   std::weak_ptr<const MountedStep> mounted_ GUARDED_BY(mutex_);
   const std::shared_ptr<std::atomic<uint64_t>> access_changes_ =
       std::make_shared<std::atomic<uint64_t>>(0);

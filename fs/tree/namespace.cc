@@ -259,19 +259,21 @@ std::vector<Namespace::Place> Namespace::EntriesAfter(const Node& directory, con
   return entries;
 }
 
-Status Namespace::SwitchView(std::string_view run, std::string_view id) {
+Result<std::shared_ptr<StepEntry>> Namespace::SwitchView(std::string_view run,
+                                                         std::string_view id) {
+  std::shared_ptr<StepEntry> before;
   {
     MutexLock lock(snapshot_mutex_);
-    const auto before = view_target_.step();
+    before = view_target_.step();
     CKPT_RETURN_IF_ERROR(view_target_.Switch(snapshot_->tree, run, id));
-    if (before == view_target_.step()) return {};
+    if (before == view_target_.step()) return before;
     snapshot_ =
         std::make_shared<const TreeSnapshot>(TreeSnapshot{snapshot_->tree, view_target_.step()});
   }
   PinView();
   invalidator_.Add(kRootInode, "view");
   invalidator_.Drain();
-  return {};
+  return before;
 }
 
 }  // namespace ckptfs

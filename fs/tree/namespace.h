@@ -61,7 +61,8 @@ class Namespace {
   // Makes the tree one with what the catalogue has news of, and waits until the
   // kernel has been told.
   Status TakeInNews(const StepGone& gone);
-  Status SwitchView(std::string_view run, std::string_view id);
+  // What /view showed before; null: nothing.
+  Result<std::shared_ptr<StepEntry>> SwitchView(std::string_view run, std::string_view id);
   // A step that is only kept for the next who asks is loaded no more.
   void LetGo(const Digest& manifest) { recent_.Drop(manifest); }
   void EndInvalidation() { invalidator_.End(); }

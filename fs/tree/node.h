@@ -32,6 +32,8 @@ enum class NodeKind : uint8_t {
   kSteps,       // /run/<run>/step
   kStep,        // /run/<run>/step/<id>
   kViews,       // .../view
+  kViewReadme,   // .../view/README.txt
+  kLayoutIndex,  // .../view/layouts.json
   kLayoutLink,  // .../view/<other order of tokens>, a symlink
   kLayout,      // .../view/<layout>
   kLayoutInfo,  // .../view/<layout>/info.json

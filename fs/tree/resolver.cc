@@ -16,6 +16,8 @@ namespace {
 using Type = ViewEntry::Type;
 constexpr size_t kMaxSaid = 4096;
 constexpr std::string_view kLayoutInfoName = "info.json";
+constexpr std::string_view kReadmeName = "README.txt";
+constexpr std::string_view kIndexName = "layouts.json";
 
 Node Below(const Node& parent, NodeKind kind, Type type, std::string_view name) {
   Node node;
@@ -160,6 +162,14 @@ NodePtr LayoutInfoNode(const Node& layout) {
   return FileNode(layout, NodeKind::kLayoutInfo, kLayoutInfoName, text.size());
 }
 
+NodePtr ReadmeNode(const Node& views, const MountedStep& step) {
+  return FileNode(views, NodeKind::kViewReadme, kReadmeName, step.view_readme().size());
+}
+
+NodePtr IndexNode(const Node& views, const MountedStep& step) {
+  return FileNode(views, NodeKind::kLayoutIndex, kIndexName, step.layout_index().size());
+}
+
 }  // namespace
 
 Resolver::Resolver(std::vector<Layout> declared, Log log)
@@ -245,14 +255,20 @@ Result<std::vector<NodePtr>> Resolver::Children(const TreeSnapshot& now, const N
 }
 
 Result<NodePtr> Resolver::LayoutChild(const Node& views, std::string_view name) const {
+  if (name == kReadmeName || name == kIndexName) {
+    CKPT_ASSIGN_OR_RETURN(const auto mounted, views.step->Mounted());
+    return name == kReadmeName ? ReadmeNode(views, *mounted) : IndexNode(views, *mounted);
+  }
   const Result<Layout> layout = Layout::Parse(name);
   if (!layout) {
+    views.step->NoteRefusal(name, layout.error().message);
     SayOnce(StrCat(views.path, "/", name), layout.error().message);
     return NoSuch(views, name);
   }
   const auto offer = views.step->Offer(*layout);
   if (!offer) {
     if (offer.error().code != ErrorCode::kUnsupported) return Fail(offer.error());
+    views.step->NoteRefusal(name, offer.error().message);
     SayOnce(StrCat(views.path, "/", name), offer.error().message);
     return NoSuch(views, name);
   }
@@ -271,7 +287,7 @@ Result<std::vector<NodePtr>> Resolver::LayoutChildren(const Node& views) const {
   std::set<std::string> names{mounted->model().layout.ToString()};
   for (const Layout& layout : declared_) names.insert(layout.ToString());
   for (std::string& name : views.step->LayoutsInUse()) names.insert(std::move(name));
-  Nodes children;
+  Nodes children = {ReadmeNode(views, *mounted), IndexNode(views, *mounted)};
   for (const std::string& name : names) {
     Result<NodePtr> child = LayoutChild(views, name);
     if (child) {
@@ -383,6 +399,8 @@ Result<Plan> Resolver::RawPlan(const Node& file, const MountedStep& step) const 
     case NodeKind::kSourceFile: return PlanSourceFile(step.model(), BlobIndex{file.index});
     case NodeKind::kSourceText: text.Literal(step.model().texts[file.index].text); break;
     case NodeKind::kStepInfo: text.Literal(step.info()); break;
+    case NodeKind::kViewReadme: text.Literal(step.view_readme()); break;
+    case NodeKind::kLayoutIndex: text.Literal(step.layout_index()); break;
     case NodeKind::kLayoutInfo:
       text.Literal(RenderLayoutInfo(file.step->record(), *file.view));
       break;

@@ -2,9 +2,13 @@
 
 #include "fs/tree/step_info.h"
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
+#include "core/base/printable.h"
 #include "core/base/strings.h"
 #include "core/model/side_blob.h"
 
@@ -129,6 +133,106 @@ std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer)
     shown[answer.format] = answer.Text();
   }
   json["formats"] = std::move(shown);
+  return Print(json);
+}
+
+namespace {
+
+std::string Joined(const std::vector<std::string>& words, std::string_view separator) {
+  std::string text;
+  for (const std::string& word : words) text += StrCat(text.empty() ? "" : separator, word);
+  return text;
+}
+
+std::string ShownText(const LayoutSurvey::Format& format) {
+  return StrCat("  ", format.name, "/: ",
+                format.shown.empty() ? "none of them" : Joined(format.shown, " "), "\n");
+}
+
+// A reason once, with the layouts and the formats that it is about.
+std::string RefusedText(const LayoutSurvey& survey) {
+  std::vector<std::pair<LayoutSurvey::Refused, std::vector<std::string>>> causes;
+  for (const LayoutSurvey::Format& format : survey.formats) {
+    for (const LayoutSurvey::Refused& refused : format.refused) {
+      const auto same = std::find_if(causes.begin(), causes.end(), [&](const auto& cause) {
+        return cause.first.reason == refused.reason && cause.first.layouts == refused.layouts;
+      });
+      if (same != causes.end()) {
+        same->second.push_back(format.name);
+      } else {
+        causes.push_back({refused, {format.name}});
+      }
+    }
+  }
+  std::string text;
+  for (const auto& [refused, formats] : causes) {
+    const bool all = refused.layouts.size() == survey.offers.size();
+    text += StrCat("  ", all ? "any layout" : Joined(refused.layouts, ", "), " (", Joined(formats, ", "),
+                   "): ", refused.reason, "\n");
+  }
+  return text;
+}
+
+Json CauseJson(const LayoutOffer::Cause& cause) {
+  const RefusalDetail detail = DetailOf(cause.reason);
+  Json json = {{"formats", cause.formats},
+               {"code", std::string(ErrorCodeName(cause.code))},
+               {"reason", cause.reason}};
+  json["parameter"] = detail.parameter.empty() ? Json(nullptr) : Json(detail.parameter);
+  json["needs"] = detail.needs.empty() ? Json(nullptr) : Json(detail.needs);
+  return json;
+}
+
+// A line a cause, whatever a checkpoint's names hold.
+std::string PrintableLines(const std::string& text) {
+  std::string out;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    out += Printable(std::string_view(text).substr(begin, end - begin)) + "\n";
+    begin = end + 1;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey) {
+  const std::string name = StrCat(step.record.run, "/", step.record.id);
+  std::string text = StrCat(
+      "This directory has step ", name, " in every parallel layout that it can be shown in.\n"
+      "Name a layout and it is there, though it is not listed: ls tp2_dp4_zero1\n\n"
+      "A layout is tokens joined by _ in any order: tpN ppN dpN epN etpN cpN vppN zero0..zero3\n"
+      "bf16 fp16 fp32 (of weights) splitN-N... (layers per stage) plain pipe (names).\n"
+      "The step was saved as ", step.model.layout.ToString(), ".\n\n"
+      "Of the layouts that are asked for most these work:\n");
+  for (const LayoutSurvey::Format& format : survey.formats) text += ShownText(format);
+  const std::string refused = RefusedText(survey);
+  if (!refused.empty()) text += StrCat("\nand these do not:\n", refused);
+  text += StrCat(
+      "\nWhy another one is not there, after `ls LAYOUT` in this directory:\n"
+      "  getfattr -n user.ckptfs.reason --only-values .\n"
+      "  ckptfs explain LAYOUT --step ", name, "\n"
+      "The same for programs is in layouts.json.\n");
+  return PrintableLines(text);
+}
+
+std::string RenderLayoutIndex(const Step& step, const LayoutSurvey& survey) {
+  Json json;
+  json["run"] = step.record.run;
+  json["step"] = step.record.id;
+  json["source_layout"] = step.model.layout.ToString();
+  json["layouts"] = Json::object();
+  for (const auto& offer : survey.offers) {
+    Json formats = Json::array();
+    for (const LayoutOffer::Answer& answer : offer->answers) {
+      if (answer.refusal.empty()) formats.push_back(answer.format);
+    }
+    Json refused = Json::array();
+    for (const LayoutOffer::Cause& cause : offer->Causes()) refused.push_back(CauseJson(cause));
+    json["layouts"][offer->name] = {{"world", offer->layout.World()},
+                                    {"formats", std::move(formats)},
+                                    {"refused", std::move(refused)}};
+  }
   return Print(json);
 }
 

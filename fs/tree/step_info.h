@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// info.json of a step (what it is) and of a layout (who can show it).
+// info.json of a step (what it is) and of a layout (who can show it), and what view/ says of
+// the layouts that it does not list: README.txt for people, layouts.json for programs.
 //
 // Thread safety: pure functions; the same input gives the same bytes.
 
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "core/store/store.h"
+#include "core/view/layout_survey.h"
 #include "core/view/view_set.h"
 
 namespace ckptfs {
@@ -19,5 +21,11 @@ std::string RenderStepInfo(const Step& step);
 
 // run, step, layout, world, and per format "yes" or the reason why not.
 std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer);
+
+// What is here, which usual layouts work, and what the others need.  Safe for a terminal.
+std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey);
+// {"run", "step", "source_layout", "layouts": {name: {"world", "formats": [...], "refused":
+// [{"formats", "code", "reason", "parameter", "needs"}]}}}
+std::string RenderLayoutIndex(const Step& step, const LayoutSurvey& survey);
 
 }  // namespace ckptfs

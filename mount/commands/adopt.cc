@@ -54,8 +54,13 @@ Json OutcomeJson(const Outcome& outcome) {
   if (outcome.report) {
     for (const StepRecord& record : outcome.report->steps) steps.push_back(RecordJson(record));
   }
-  for (const Error& error : ErrorsOf(outcome)) refused.push_back(error.message);
+  Json refusals = Json::array();
+  for (const Error& error : ErrorsOf(outcome)) {
+    refused.push_back(error.message);
+    refusals.push_back(ErrorJson(error));
+  }
   return {{"path", outcome.path},
+          {"refusals", refusals},
           {"steps", steps},
           {"said", outcome.report ? outcome.report->said : std::vector<std::string>()},
           {"skipped", outcome.report ? outcome.report->skipped : std::vector<std::string>()},
@@ -64,7 +69,7 @@ Json OutcomeJson(const Outcome& outcome) {
 
 // All paths' steps and lines together, and those of each.
 void PrintAsJson(const std::vector<Outcome>& outcomes) {
-  Json all = {{"steps", Json::array()}, {"skipped", Json::array()}, {"refused", Json::array()}};
+  Json all = {{"steps", Json::array()}, {"skipped", Json::array()}, {"refused", Json::array()}, {"refusals", Json::array()}};
   Json paths = Json::array();
   for (const Outcome& outcome : outcomes) {
     paths.push_back(OutcomeJson(outcome));
@@ -93,8 +98,8 @@ void ComplainOf(const Outcome& outcome) {
   for (const std::string& line : outcome.report->warnings) Complain(line);
 }
 
-void TellDaemons(const Store& store, const std::vector<StepRecord>& adopted) {
-  for (const std::string& line : RefreshDaemons(store.directory(), adopted)) {
+void TellDaemons(const std::string& store, const std::vector<StepRecord>& adopted) {
+  for (const std::string& line : RefreshDaemons(store, adopted)) {
     Complain(StrCat("a live mount was not told: ", line));
   }
 }
@@ -106,7 +111,7 @@ Status Watch(Store& store, AdoptRequest request, const AdoptFlags& options) {
   FollowService::Hooks hooks;
   hooks.say = [](std::string_view line) { Complain(std::string(line)); };
   hooks.adopted = [&](const std::vector<StepRecord>& records) {
-    TellDaemons(store, records);
+    TellDaemons(store.directory(), records);
     const MutexLock lock(printing);
     for (const StepRecord& record : records) {
       fmt::print("{}\n", options.json ? RecordJson(record).dump(-1, ' ', false,
@@ -130,13 +135,13 @@ Status Watch(Store& store, AdoptRequest request, const AdoptFlags& options) {
 
 // The outcomes of paths that nothing was done with, since one of them cannot be
 // adopted; none if all can.
-std::vector<Outcome> CheckAll(const Store& store, AdoptRequest request,
+std::vector<Outcome> CheckAll(const StoreForAdoption& store, AdoptRequest request,
                               const std::vector<std::string>& paths) {
   std::vector<Outcome> outcomes;
   bool sound = true;
   for (const std::string& path : paths) {
     request.ingest.path = path;
-    const Status checked = CheckRequested(store, request);
+    const Status checked = CheckRequested(store.directory(), request);
     sound = sound && checked;
     outcomes.push_back(checked ? Outcome{path, AdoptReport()}
                                : Outcome{path, Fail(Error(checked.error()))});
@@ -145,7 +150,7 @@ std::vector<Outcome> CheckAll(const Store& store, AdoptRequest request,
   return outcomes;
 }
 
-std::vector<Outcome> AdoptAll(Store& store, AdoptRequest request,
+std::vector<Outcome> AdoptAll(StoreForAdoption& store, AdoptRequest request,
                               const std::vector<std::string>& paths) {
   std::vector<Outcome> outcomes;
   if (paths.size() > 1) outcomes = CheckAll(store, request, paths);
@@ -168,9 +173,13 @@ Status RunAdopt(const AdoptFlags& options) {
   if (options.copy) request.ownership = Ownership::kCopy;
   request.pack = options.pack == "auto";
   request.check = options.check == "auto";
-  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, true));
-  if (options.watch) return Watch(*store, std::move(request), options);
-  const std::vector<Outcome> outcomes = AdoptAll(*store, request, options.paths);
+  CKPT_ASSIGN_OR_RETURN(const std::string directory, StorePath(options.store));
+  StoreForAdoption store(directory);
+  if (options.watch) {
+    CKPT_ASSIGN_OR_RETURN(Store* const opened, store.Open());
+    return Watch(*opened, std::move(request), options);
+  }
+  const std::vector<Outcome> outcomes = AdoptAll(store, request, options.paths);
   int code = 0;  // of the first error
   for (const Outcome& outcome : outcomes) {
     for (const Error& error : ErrorsOf(outcome)) {
@@ -182,7 +191,7 @@ Status RunAdopt(const AdoptFlags& options) {
     if (!outcome.report) continue;
     adopted.insert(adopted.end(), outcome.report->steps.begin(), outcome.report->steps.end());
   }
-  TellDaemons(*store, adopted);
+  TellDaemons(directory, adopted);
   if (options.json) {
     PrintAsJson(outcomes);
   } else {

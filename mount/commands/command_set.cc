@@ -12,8 +12,10 @@
 #include <exception>
 #include <filesystem>
 
+#include "core/base/edit_distance.h"
 #include "core/base/strings.h"
 #include "formats/sharding/name_pattern.h"
+#include "mount/commands/step_json.h"
 #include "mount/daemon.h"
 #include "mount/options.h"
 #include "mount/printable.h"
@@ -26,42 +28,20 @@ constexpr std::string_view kExitPrefix = "\x01exit ";
 constexpr std::string_view kHelpHint = "Run with --help for more information.";
 constexpr size_t kTypingErrors = 2;  // between a word and the command that was meant
 
-// The letters to insert, remove, replace or swap with their neighbour between
-// two words (optimal string alignment).
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<size_t>> cost(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  for (size_t i = 0; i <= a.size(); ++i) {
-    for (size_t j = 0; j <= b.size(); ++j) {
-      if (i == 0 || j == 0) {
-        cost[i][j] = i + j;
-        continue;
-      }
-      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1,
-                             cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (swapped) cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
-    }
-  }
-  return cost[a.size()][b.size()];
-}
-
 bool HasCommand(const CLI::App& app, std::string_view word) {
   const auto commands = app.get_subcommands(nullptr);
   return std::any_of(commands.begin(), commands.end(),
                      [&](const CLI::App* command) { return command->get_name() == word; });
 }
 
-// The commands that `word` may have meant, else all of them.
-std::string Suggestion(const CLI::App& app, std::string_view word) {
-  std::string near, all;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    const std::string& name = command->get_name();
-    all += StrCat(all.empty() ? "" : ", ", name);
-    const bool meant =
-        word.size() <= name.size() + kTypingErrors && EditDistance(word, name) <= kTypingErrors;
-    if (meant) near += StrCat(near.empty() ? "" : ", ", name);
+// "do you mean a, b?", or what there is.
+std::string Suggestion(std::string_view word, const std::vector<std::string>& known) {
+  const std::vector<std::string> near = NearestWords(word, known, kTypingErrors);
+  std::string list;
+  for (const std::string& one : near.empty() ? known : near) {
+    list += StrCat(list.empty() ? "" : ", ", one);
   }
-  return near.empty() ? StrCat("there are ", all) : StrCat("do you mean ", near, "?");
+  return near.empty() ? StrCat("there are ", list) : StrCat("do you mean ", list, "?");
 }
 
 int Report(const Status& status) {
@@ -99,7 +79,7 @@ int Execute(std::vector<std::string> words) {
 }
 
 void Configure(CLI::App& app) {
-  app.set_version_flag("--version", StrCat("ckptfs ", CKPTFS_VERSION));
+  app.set_version_flag("-V,--version", StrCat("ckptfs ", CKPTFS_VERSION));
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
@@ -136,28 +116,67 @@ void Declare(const Command& command, CLI::App& app, CommandBody& chosen) {
 
 }  // namespace
 
-int CommandSet::Run(const std::vector<std::string>& words) {
+std::vector<std::string> CommandSet::Names() const {
+  std::vector<std::string> names;
+  for (const Command& command : commands_) names.push_back(command.name);
+  return names;
+}
+
+// What was given and is none of the command's, with what was meant.
+std::string CommandSet::RefusalOf(const std::string& command, const std::string& extra) const {
+  const auto found = std::find_if(commands_.begin(), commands_.end(),
+                                  [&](const Command& one) { return one.name == command; });
+  if (found == commands_.end()) {
+    return StrCat("no command '", extra, "'; ", Suggestion(extra, Names()));
+  }
+  if (!extra.starts_with('-')) {
+    return StrCat("'", extra, "' is more than `", command, "` takes");
+  }
+  std::vector<std::string> options = {"--help"};
+  for (const CommandOption& option : found->options) {
+    if (!option.positional()) options.push_back(option.name);
+  }
+  const std::string written = extra.substr(0, extra.find('='));
+  return StrCat("`", command, "` has no option '", written, "'; ", Suggestion(written, options));
+}
+
+int CommandSet::Run(std::vector<std::string> words) {
   CLI::App app("Shows training checkpoints as reconfigurable views.", "ckptfs");
   Configure(app);
   CommandBody chosen;
   for (const Command& command : commands_) Declare(command, app, chosen);
-  if (!words.empty() && !words[0].starts_with('-') && !HasCommand(app, words[0])) {
-    return Report(RefuseUsage(StrCat("no command '", words[0], "'; ", Suggestion(app, words[0]))));
+  if (!words.empty() && words[0] == "help") {  // `help COMMAND` is `COMMAND --help`
+    words.erase(words.begin());
+    words.insert(words.begin() + (words.empty() ? 0 : 1), "--help");
+  }
+  const std::string command = words.empty() ? "" : words[0];
+  if (!command.empty() && !command.starts_with('-') && !HasCommand(app, command)) {
+    return Report(RefuseUsage(RefusalOf("", command)));
   }
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::ExtrasError&) {
+    const auto parsed = app.get_subcommands();
+    const auto extras = parsed.empty() ? app.remaining() : parsed.front()->remaining();
+    return Report(RefuseUsage(RefusalOf(command, extras.empty() ? "" : extras.front())));
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);
     return static_cast<int>(code == 0 ? ExitCode::kOk : ExitCode::kUsage);
   }
-  return chosen ? Report(chosen()) : static_cast<int>(ExitCode::kUsage);
+  if (!chosen) return static_cast<int>(ExitCode::kUsage);
+  const Status done = chosen();
+  const bool json = std::find(words.begin(), words.end(), "--json") != words.end();
+  if (json && !done && !done.error().message.starts_with(kExitPrefix)) {
+    PrintJson({{"error", ErrorJson(done.error())}});
+  }
+  return Report(done);
 }
 
 void AddStoreOption(Command& command, std::string& store) {
   command
       .Add("--store", store,
-           "Directory of the store (default: /var/lib/ckptfs for root, else "
-           "the XDG data directory)")
+           "Directory of the store (default: $CKPTFS_STORE, else /var/lib/ckptfs for root, "
+           "else the XDG data directory)")
       .Value("DIR");
 }
 
@@ -281,11 +300,16 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddRemoveCommand(*commands);
   AddGcCommand(*commands);
   AddInfoCommand(*commands);
+  AddLsCommand(*commands);
+  AddStatsCommand(*commands);
+  AddDiffCommand(*commands);
+  AddMapCommand(*commands);
   AddExplainCommand(*commands);
   AddExportCommand(*commands);
   AddReadCommand(*commands);
   AddVerifyCommand(*commands);
   AddStatusCommand(*commands);
+  AddCompletionsCommand(*commands);
   return commands;
 }
 

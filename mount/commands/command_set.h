@@ -30,9 +30,12 @@ class CommandSet {
   const std::deque<Command>& commands() const { return commands_; }
 
   // The exit code of the chosen command.
-  int Run(const std::vector<std::string>& words);
+  int Run(std::vector<std::string> words);
 
  private:
+  std::vector<std::string> Names() const;
+  std::string RefusalOf(const std::string& command, const std::string& extra) const;
+
   std::deque<Command> commands_;
 };
 
@@ -72,20 +75,28 @@ Status RefuseUsage(std::string_view message);
 // Everything: parse, run, report.  Returns the process's exit code.
 int RunCommandLine(std::vector<std::string> words);
 
+// What a shell ("bash", "zsh" or "fish") reads to complete the command line.
+std::string CompletionScript(const CommandSet& commands, const std::string& shell);
+
 // For tests: the whole command line, not run.
 std::unique_ptr<CommandSet> MakeCommandSet();
 
 void AddAdoptCommand(CommandSet& commands);
+void AddCompletionsCommand(CommandSet& commands);
 void AddDaemonCommand(CommandSet& commands);
+void AddDiffCommand(CommandSet& commands);
 void AddExplainCommand(CommandSet& commands);
 void AddExportCommand(CommandSet& commands);
 void AddGcCommand(CommandSet& commands);
 void AddInfoCommand(CommandSet& commands);
 void AddListCommand(CommandSet& commands);
+void AddLsCommand(CommandSet& commands);
+void AddMapCommand(CommandSet& commands);
 void AddMountCommand(CommandSet& commands);
 void AddReadCommand(CommandSet& commands);
 void AddRemoveCommand(CommandSet& commands);
 void AddResolveCommand(CommandSet& commands);
+void AddStatsCommand(CommandSet& commands);
 void AddStatusCommand(CommandSet& commands);
 void AddSwitchCommand(CommandSet& commands);
 void AddUmountCommand(CommandSet& commands);

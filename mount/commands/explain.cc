@@ -10,8 +10,13 @@
 #include "core/store/model_of.h"
 #include "core/view/plan_reader.h"
 #include "core/view/view_set.h"
+#include "core/view/layout_survey.h"
 #include "formats/registry.h"
+#include "fs/tree/param_files.h"
+#include "fs/tree/source_files.h"
+#include "fs/tree/step_info.h"
 #include "mount/commands/command_set.h"
+#include "mount/commands/mount_path.h"
 #include "mount/commands/step_access.h"
 #include "mount/commands/step_json.h"
 #include "mount/options.h"
@@ -33,15 +38,12 @@ struct ExplainFlags {
   bool json = false;
 };
 
-// Without --step: the latest step of the store's only run.
-Result<std::string> DefaultStep(const ExplainFlags& options) {
-  if (!options.step.empty()) return options.step;
-  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(options.store, false));
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, store->Runs());
-  if (runs.size() == 1) return StrCat(runs[0], "/latest");
-  return Fail(RefuseUsage(runs.empty() ? "the store is empty; give --step a checkpoint's path"
-                                       : "the store has several runs: give --step RUN/ID")
-                  .error());
+// A layout has no slash.
+bool IsPathArgument(const std::string& text) { return text.find('/') != std::string::npos; }
+
+std::string CheckLayoutOrPath(const std::string& text) {
+  const auto layout = IsPathArgument(text) ? Result<Layout>(Layout{}) : Layout::Parse(text);
+  return layout ? std::string() : layout.error().message;
 }
 
 Json OriginJson(const Origin& origin, const StepModel& model, BlobReader& blobs) {
@@ -106,23 +108,52 @@ void PrintOrigin(const Json& origin) {
              first.value("length", uint64_t{0}));
 }
 
-// Why each format shows the layout or not; an error if none does.
+// Why each format shows the layout or not, a line a cause; an error if none does.
 Status ExplainLayout(const ExplainFlags& options, const LayoutOffer& offer) {
-  Json json = {{"layout", offer.name}, {"formats", Json::object()}};
+  Json json = {{"layout", offer.name}, {"formats", Json::object()}, {"shown", Json::array()}};
+  std::string shown;
   for (const LayoutOffer::Answer& answer : offer.answers) {
     json["formats"][answer.format] = answer.Text();
+    if (!answer.refusal.empty()) continue;
+    json["shown"].push_back(answer.format);
+    shown += StrCat(shown.empty() ? "" : ", ", answer.format);
   }
+  json["refused"] = CausesJson(offer);
   if (options.json) {
     PrintJson(json);
   } else {
-    for (const auto& [name, answer] : json["formats"].items()) {
-      fmt::print("{}: {}\n", Printable(name), Printable(answer.get<std::string>()));
+    if (!shown.empty()) fmt::print("{}: yes\n", Printable(shown));
+    for (const Json& cause : json["refused"]) {
+      std::string formats;
+      for (const Json& format : cause["formats"]) {
+        formats += StrCat(formats.empty() ? "" : ", ", format.get<std::string>());
+      }
+      fmt::print("{}: no: {}\n", Printable(formats), Printable(cause.value("reason", "")));
     }
   }
   return offer.Any() ? Status{} : ExitWith(static_cast<int>(ExitCode::kRefused));
 }
 
-Status ExplainFile(const ExplainFlags& options, const StepModel& model, const Plan& plan) {
+// What a format has below a directory of a view.
+Status ExplainDirectory(const ExplainFlags& options, const ViewSet& views, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const auto entries, views.List(path));
+  Json json = {{"directory", path}, {"layout", views.offer().name}, {"entries", Json::array()}};
+  for (const ViewEntry& entry : entries) {
+    json["entries"].push_back({{"name", entry.name}, {"size", entry.size}});
+  }
+  if (options.json) {
+    PrintJson(json);
+    return {};
+  }
+  for (const ViewEntry& entry : entries) {
+    const bool file = entry.type == ViewEntry::Type::kFile;
+    fmt::print("{}{}\n", Printable(entry.name), file ? StrCat("  ", HumanBytes(entry.size)) : "/");
+  }
+  return {};
+}
+
+Status ExplainFile(const ExplainFlags& options, const StepModel& model, const std::string& file,
+                   const Plan& plan) {
   uint64_t offset = 0;
   uint64_t length = plan.size();
   if (!options.at.empty()) {
@@ -149,7 +180,7 @@ Status ExplainFile(const ExplainFlags& options, const StepModel& model, const Pl
     CKPT_RETURN_IF_ERROR(AddPieces(json.back(), origin, plan, unpacked, *blobs, options.limit));
   }
   if (options.json) {
-    PrintJson({{"file", options.file}, {"size", plan.size()}, {"origins", json}});
+    PrintJson({{"file", file}, {"size", plan.size()}, {"origins", json}});
     return {};
   }
   for (const Json& origin : json) PrintOrigin(origin);
@@ -157,18 +188,128 @@ Status ExplainFile(const ExplainFlags& options, const StepModel& model, const Pl
   return {};
 }
 
-Status RunExplain(const ExplainFlags& options) {
-  CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(options.layout));
-  CKPT_ASSIGN_OR_RETURN(const std::string subject, DefaultStep(options));
-  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {}));
+Status ExplainView(const ExplainFlags& options, const std::shared_ptr<const Step>& step,
+                   const std::string& layout_text, const std::string& file) {
+  CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(layout_text));
   const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats());
-  if (options.file.empty()) return ExplainLayout(options, views->offer());
-  const auto plan = views->MakePlan(options.file);
-  if (!plan && plan.error().code == ErrorCode::kNotFound) {
-    return Fail(views->WhyAbsent(options.file));
+  if (file.empty()) return ExplainLayout(options, views->offer());
+  const auto entry = views->Find(file);
+  if (entry && entry->type == ViewEntry::Type::kDirectory) {
+    return ExplainDirectory(options, *views, file);
   }
+  const auto plan = views->MakePlan(file);
+  if (!plan && plan.error().code == ErrorCode::kNotFound) return Fail(views->WhyAbsent(file));
   if (!plan) return Fail(plan.error());
-  return ExplainFile(options, step->model, *plan);
+  return ExplainFile(options, step->model, file, *plan);
+}
+
+// ---- a path in a mount ---------------------------------------------------------
+
+// What needs no bytes of a source: a line of text.
+Status Say(const ExplainFlags& options, const MountPath& path, const std::string& kind,
+           const std::string& text) {
+  if (options.json) {
+    PrintJson({{"path", StrCat("/", JoinedPath(path.parts, 0))},
+               {"mountpoint", path.mountpoint},
+               {"store", path.store},
+               {"kind", kind},
+               {"text", text}});
+  } else {
+    fmt::print("{}\n", Printable(text));
+  }
+  return {};
+}
+
+Status ExplainParameter(const ExplainFlags& options, const MountPath& path, const Step& step) {
+  const std::vector<std::string> inside = path.Inside();
+  if (inside.size() == 1) {
+    return Say(options, path, "parameters", "one directory per parameter: each of its states whole");
+  }
+  const ParamIndex index = IndexParameters(step.model);
+  const auto found = index.find(inside[1]);
+  if (found == index.end()) {
+    return Fail(ErrorCode::kNotFound, StrCat("no parameter '", inside[1], "' in ", path.Step()));
+  }
+  if (inside.size() == 2) {
+    return Say(options, path, "parameter",
+               StrCat("the states of parameter ", step.model.parameter(found->second.parameter).name,
+                      ", each whole: unsharded, unpadded, as stored"));
+  }
+  for (const ParamDirectory::File& file : found->second.files) {
+    if (file.component != inside[2]) continue;
+    CKPT_ASSIGN_OR_RETURN(const Plan plan, PlanAtomFile(step.model, file.atom));
+    CKPT_RETURN_IF_ERROR(plan.Validate(step.model));
+    return ExplainFile(options, step.model, file.component, plan);
+  }
+  return Fail(ErrorCode::kNotFound, StrCat("no '", inside[2], "' of parameter '", inside[1], "'"));
+}
+
+// The file that is shown as it is.
+Status ExplainSource(const ExplainFlags& options, const MountPath& path, const Step& step) {
+  const std::string wanted = JoinedPath(path.Inside(), 1);
+  const SourceIndex index = IndexSources(step.model);
+  const size_t slash = wanted.rfind('/');
+  const auto directory = index.find(slash == std::string::npos ? "" : wanted.substr(0, slash));
+  if (wanted.empty() || index.contains(wanted)) {
+    return Say(options, path, "source", StrCat("files as they were saved in ", step.record.source));
+  }
+  if (directory != index.end()) {
+    const auto entry = directory->second.find(wanted.substr(slash == std::string::npos ? 0 : slash + 1));
+    if (entry != directory->second.end()) {
+      const Blob& blob = step.model.blob(entry->second.blob);
+      return Say(options, path, "source file",
+                 StrCat(step.model.PathOf(blob), " as it is, ", blob.stamp.size, " bytes"));
+    }
+  }
+  return Fail(ErrorCode::kNotFound, StrCat("no source file '", wanted, "' in ", path.Step()));
+}
+
+Status ExplainInside(const ExplainFlags& options, const MountPath& path, const Step& step,
+                     const std::shared_ptr<const Step>& shared) {
+  const std::vector<std::string> inside = path.Inside();
+  if (inside.empty()) {
+    return Say(options, path, "step", StrCat("step ", path.Step(), ", adopted from ", step.record.source,
+                                             "; `ckptfs info ", path.Step(), "` tells of it"));
+  }
+  if (inside[0] == "param") return ExplainParameter(options, path, step);
+  if (inside[0] == "source") return ExplainSource(options, path, step);
+  if (inside[0] != "view" || inside.back() == "info.json") {
+    return Say(options, path, "text", "made by ckptfs from the step's index: no bytes of the source");
+  }
+  if (inside.size() == 1) {
+    const auto formats = MakeViewFormats();
+    const std::string text = RenderViewReadme(step, SurveyLayouts(ModelOf(shared), formats));
+    if (options.json) return Say(options, path, "layouts", text);
+    fmt::print("{}", text);  // printable as it is
+    return {};
+  }
+  if (inside[1] == "README.txt" || inside[1] == "layouts.json") {
+    return Say(options, path, "text", "made by ckptfs: which layouts work here, and what others need");
+  }
+  return ExplainView(options, shared, inside[1], JoinedPath(inside, 2));
+}
+
+Status ExplainPath(const ExplainFlags& options) {
+  CKPT_ASSIGN_OR_RETURN(const MountPath path, TakeApart(options.layout));
+  const std::string step = path.Step();
+  if (step.empty()) {
+    const std::string top = path.parts.empty() ? "" : path.parts[0];
+    const std::string what = top == "run"        ? "runs of the store, and below each its steps"
+                             : top == ".ckptfs"  ? "the daemon's status, for root and its own user"
+                             : top == "ingest"   ? "reserved; empty"
+                             : top == "view"     ? "no step is shown: `ckptfs switch RUN/ID` picks one"
+                                                 : "the mount's top: run/RUN/step/ID/, and /view, a link to one";
+    return Say(options, path, "mount", StrCat("store ", path.store, " at ", path.mountpoint, ": ", what));
+  }
+  CKPT_ASSIGN_OR_RETURN(const auto loaded, LoadSubject(step, path.store, {}));
+  return ExplainInside(options, path, *loaded, loaded);
+}
+
+Status RunExplain(const ExplainFlags& options) {
+  if (IsPathArgument(options.layout)) return ExplainPath(options);
+  CKPT_ASSIGN_OR_RETURN(const std::string subject, OnlyStep(options.step, options.store));
+  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {}));
+  return ExplainView(options, step, options.layout, options.file);
 }
 
 }  // namespace
@@ -177,9 +318,9 @@ void AddExplainCommand(CommandSet& commands) {
   auto options = std::make_shared<ExplainFlags>();
   Command& command =
       commands.Add("explain", "Which bytes of which source files; why a layout is refused");
-  command.Add("LAYOUT", options->layout, "Such as tp2_dp4_zero1")
+  command.Add("LAYOUT", options->layout, "Such as tp2_dp4_zero1; or any path in a mount")
       .Required()
-      .Check(Checked(Layout::Parse));
+      .Check(CheckLayoutOrPath);
   command.Add("FILE", options->file, "A file of the view, such as rank0/model.pt");
   command.Add("--step", options->step, "The step, or a path (default: the only run's latest)")
       .Value("RUN/ID|PATH");

@@ -9,7 +9,7 @@
 #include "core/base/strings.h"
 #include "core/jobs/source_state.h"
 #include "core/store/model_of.h"
-#include "core/view/view_set.h"
+#include "core/view/layout_survey.h"
 #include "formats/registry.h"
 #include "fs/tree/step_info.h"
 #include "mount/commands/command_set.h"
@@ -30,31 +30,15 @@ struct InfoFlags {
   bool json = false;
 };
 
-// Layouts that stand for the degrees a user may ask for, the step's own first.
-std::vector<Layout> Probes(const Layout& own) {
-  std::vector<Layout> probes = {own};
-  for (const char* text : {"tp1", "dp2_zero1", "dp3_zero2", "dp8_zero3", "tp2", "tp4", "tp8", "pp2",
-                           "pp3", "pp4", "tp2_pp2_dp2_zero1", "dp2_ep2", "cp2", "vpp2_pp2", "bf16",
-                           "fp16", "fp32", "plain", "pipe"}) {
-    auto layout = Layout::Parse(text);
-    if (layout && *layout != own) probes.push_back(*std::move(layout));
-  }
-  return probes;
-}
-
 // {"deepspeed": {"shown": [layouts], "refused": {reason: [layouts]}}}
 Json ViewsOf(const std::shared_ptr<const Step>& step) {
   const auto formats = MakeViewFormats();
   Json views = Json::object();
-  for (const auto& format : formats) {
-    views[std::string(format->name())] = {{"shown", Json::array()}, {"refused", Json::object()}};
-  }
-  for (const Layout& layout : Probes(step->model.layout)) {
-    const auto opened = ViewSet::Open(ModelOf(step), layout, formats);
-    for (const LayoutOffer::Answer& answer : opened->offer().answers) {
-      Json& view = views[answer.format];
-      Json& where = answer.refusal.empty() ? view["shown"] : view["refused"][answer.refusal];
-      where.push_back(opened->offer().name);
+  for (const LayoutSurvey::Format& format : SurveyLayouts(ModelOf(step), formats).formats) {
+    Json& view = views[format.name];
+    view = {{"shown", format.shown}, {"refused", Json::object()}};
+    for (const LayoutSurvey::Refused& refused : format.refused) {
+      view["refused"][refused.reason] = refused.layouts;
     }
   }
   return views;
@@ -90,12 +74,24 @@ void PrintSizes(const Json& info) {
   }
 }
 
+void PrintRun(const Json& info) {
+  if (!info.contains("run_steps")) return;
+  fmt::print("run: {} ({} steps: {}); this is the latest\n", Printable(info.value("run", "")),
+             info["run_steps"].size(), Printable(Joined(info["run_steps"], ", ")));
+}
+
 void PrintText(const Json& info) {
   fmt::print("{}\n", Printable(info.value("adopted_from", "")));
+  PrintRun(info);
   fmt::print("format: {} {}\n", Printable(info.value("framework", "")),
              Printable(info.value("framework_version", "")));
   fmt::print("step: {} (iteration {}, {})\n", Printable(info.value("step", "")),
              info.value("iteration", uint64_t{0}), LocalTime(info.value("mtime_ns", int64_t{0})));
+  for (const char* key : {"skipped", "refused"}) {
+    for (const Json& line : info.value(key, Json::array())) {
+      fmt::print("beside it {}: {}\n", key, Printable(line.get<std::string>()));
+    }
+  }
   fmt::print("layout: {} ({} ranks)\n", Printable(info.value("layout", "")),
              info.value("world", uint64_t{0}));
   for (const char* key : {"model_dtype", "family"}) {
@@ -120,13 +116,17 @@ void PrintText(const Json& info) {
 }
 
 Status RunInfo(const InfoFlags& options) {
-  CKPT_ASSIGN_OR_RETURN(const auto step,
-                        LoadSubject(options.subject, options.store, options.ingest));
+  CKPT_ASSIGN_OR_RETURN(const LoadedSubject subject,
+                        LookAtSubject(options.subject, options.store, options.ingest));
+  const std::shared_ptr<const Step>& step = subject.step;
   Json info = Json::parse(RenderStepInfo(*step), nullptr, false);
   if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is no JSON");
   info["views"] = ViewsOf(step);
   const auto blobs = BlobReader::Create(step->model, ReaderOptions());
   const SourceReport sources = LookAtSources(step->model, *blobs);
+  if (!subject.skipped.empty()) info["skipped"] = subject.skipped;
+  for (const Error& error : subject.refused) info["refused"].push_back(error.message);
+  for (const StepRecord& record : subject.steps) info["run_steps"].push_back(record.id);
   info["state"] = SourceStateName(sources.state);
   if (!sources.reason.empty()) info["reason"] = sources.reason;
   if (options.json) {
@@ -143,7 +143,7 @@ void AddInfoCommand(CommandSet& commands) {
   auto options = std::make_shared<InfoFlags>();
   Command& command =
       commands.Add("info", "What a checkpoint or a step holds, and which views it allows");
-  command.Add("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), or RUN/ID")
+  command.Add("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), RUN/ID, or RUN")
       .Required();
   AddStoreOption(command, options->store);
   AddIngestOptions(command, options->ingest);

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <set>
+#include <vector>
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
@@ -41,16 +43,17 @@ std::vector<SourceReport> LookAtAll(Store& store, const std::vector<StepRecord>&
 
 // Steps as RecordJson has them, with their "state".
 void PrintTable(const Json& steps) {
-  size_t width = 4;
-  for (const Json& step : steps) width = std::max(width, step.value("step", "").size());
+  if (steps.empty()) return;
+  std::vector<std::vector<std::string>> rows = {
+      {"STEP", "ITERATION", "SAVED", "AGE", "STATE", "SOURCE"}};
   for (const Json& step : steps) {
-    const std::string state = step.value("state", "");
-    const bool sound = state == SourceStateName(SourceState::kSound);
-    fmt::print("{:<{}}  {:>10}  {}  {}{}{}\n", Printable(step.value("step", "")),
-               static_cast<int>(width), step.value("iteration", uint64_t{0}),
-               LocalTime(step.value("mtime_ns", int64_t{0})), Printable(step.value("source", "")),
-               sound ? "" : "  ", sound ? "" : state);
+    const int64_t saved = step.value("mtime_ns", int64_t{0});
+    rows.push_back({Printable(step.value("step", "")),
+                    std::to_string(step.value("iteration", uint64_t{0})), LocalTime(saved),
+                    Ago(saved), Printable(step.value("state", "")),
+                    Printable(step.value("source", ""))});
   }
+  PrintColumns(rows);
 }
 
 Result<std::vector<StepRecord>> Published(Store& store, const std::string& run, bool held) {

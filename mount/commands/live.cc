@@ -30,12 +30,13 @@ void AddLiveOptions(Command& command, LiveOptions& options) {
   command.Add("--mountpoint", options.mountpoint, "Only the mount there").Value("DIR");
 }
 
-Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons) {
+Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons,
+                                            Patience patience) {
   std::string store;
   if (options.mountpoint.empty() || !options.store.empty()) {
     CKPT_ASSIGN_OR_RETURN(store, StorePath(options.store));
   }
-  std::vector<LiveMount> mounts = FindLiveMounts(store);
+  std::vector<LiveMount> mounts = FindLiveMounts(store, patience);
   if (!daemons) {
     std::erase_if(mounts, [](const LiveMount& mount) { return mount.mountpoint.empty(); });
   }

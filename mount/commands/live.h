@@ -23,7 +23,9 @@ struct LiveOptions {
 void AddLiveOptions(Command& command, LiveOptions& options);
 
 // The mounts of the store (or the one at the mount point), and its daemons without a mount
-// if `daemons`; never empty: kNotFound if none is live.
-Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons = false);
+// if `daemons`; never empty: kNotFound if none is live.  One that does not answer in time
+// is left out.
+Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons = false,
+                                            Patience patience = {});
 
 }  // namespace ckptfs

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// What live mounts do, and which are dead.  Each begins with a line that answers what one asks
+// first in an incident.
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
 #include "mount/commands/step_json.h"
+#include "mount/daemon_record.h"
+#include "mount/mount_table.h"
+#include "mount/options.h"
 #include "mount/printable.h"
 
 namespace ckptfs {
@@ -16,8 +26,12 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr std::chrono::seconds kGreets{5};
+constexpr std::chrono::seconds kAnswers{30};
+
 struct StatusFlags {
   LiveOptions live;
+  bool verbose = false;
   bool json = false;
 };
 
@@ -38,31 +52,217 @@ void PrintTree(const Json& json, const std::string& indent) {
   }
 }
 
+// ---- what there is to tell -----------------------------------------------------
+
+Json FactsJson(const DaemonFacts& facts) {
+  return {{"version", facts.version},
+          {"started_ns", facts.started_ns},
+          {"seen_ns", facts.seen_ns},
+          {"log", facts.log}};
+}
+
+// What to type for a mount whose daemon is gone.
+std::string Cure(const std::string& store, const std::string& mountpoint) {
+  if (mountpoint.empty()) return StrCat("`ckptfs daemon --store ", store, "` starts one");
+  return StrCat("`ckptfs mount --store ", store, " ", mountpoint, "` mounts it again, `ckptfs umount ",
+                mountpoint, "` cleans it up");
+}
+
+Result<Json> AliveJson(const LiveMount& mount, const std::vector<DaemonFacts>& records) {
+  const auto text = AskDaemon(mount, "status", {}, kAnswers);
+  if (!text) return Fail(Error(text.error()).WithContext(mount.mountpoint));
+  Json json = {{"mountpoint", mount.mountpoint},
+               {"store", mount.store},
+               {"pid", mount.pid},
+               {"alive", true},
+               {"status", Json::parse(*text, nullptr, false)}};
+  for (const DaemonFacts& facts : records) {
+    if (facts.pid == mount.pid && facts.mountpoint == mount.mountpoint) {
+      json["daemon"] = FactsJson(facts);
+    }
+  }
+  return json;
+}
+
+// A mount that is there with nobody behind it; nothing if it is not, or not for this user to ask.
+std::optional<Json> DeadJson(const std::string& store, const std::string& mountpoint,
+                             const DaemonFacts* facts) {
+  if (facts != nullptr && IsAlive(*facts)) {
+    return Json{{"mountpoint", mountpoint}, {"store", store}, {"pid", facts->pid}, {"alive", true},
+                {"answers", false},         {"daemon", FactsJson(*facts)}};
+  }
+  Json json = {{"mountpoint", mountpoint}, {"store", store}, {"alive", false},
+               {"cure", Cure(store, mountpoint)}};
+  if (facts != nullptr) json["daemon"] = FactsJson(*facts);
+  return json;
+}
+
+const DaemonFacts* RecordOf(const std::vector<DaemonFacts>& records, const std::string& mountpoint) {
+  const auto found = std::find_if(records.begin(), records.end(), [&](const DaemonFacts& one) {
+    return one.mountpoint == mountpoint;
+  });
+  return found == records.end() ? nullptr : &*found;
+}
+
+// Mounts of ckptfs that no daemon of this user answers for.
+std::vector<Json> DeadMounts(const std::string& store, const std::string& only,
+                             const std::vector<LiveMount>& live,
+                             const std::vector<DaemonFacts>& records) {
+  std::vector<Json> dead;
+  const auto mounts = ReadMounts();
+  for (const MountEntry& mount : mounts ? *mounts : std::vector<MountEntry>()) {
+    if (mount.type != "fuse.ckptfs" || (!store.empty() && mount.source != store)) continue;
+    if (!only.empty() && mount.mountpoint != only) continue;
+    const bool answers = std::any_of(live.begin(), live.end(), [&](const LiveMount& one) {
+      return one.mountpoint == mount.mountpoint;
+    });
+    if (answers) continue;
+    const DaemonFacts* const facts = RecordOf(records, mount.mountpoint);
+    if (facts == nullptr && !IsDeadMount(mount.mountpoint)) continue;  // another user's
+    if (auto json = DeadJson(mount.source, mount.mountpoint, facts)) dead.push_back(*std::move(json));
+  }
+  if (!only.empty()) return dead;
+  for (const DaemonFacts& facts : records) {  // of daemons without a mount
+    if (facts.mountpoint.empty() && !IsAlive(facts)) {
+      dead.push_back(*DeadJson(facts.store, "", &facts));
+    }
+  }
+  return dead;
+}
+
+// ---- in words ------------------------------------------------------------------
+
+int64_t NowNs() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::nanoseconds(now).count();
+}
+
+std::string WhereOf(const Json& mount) {
+  const std::string mountpoint = mount.value("mountpoint", "");
+  return mountpoint.empty() ? StrCat("daemon of ", mount.value("store", "")) : mountpoint;
+}
+
+uint64_t Number(const Json& json, const char* key) {
+  return json.is_object() && json.contains(key) && json[key].is_number_unsigned()
+             ? json[key].get<uint64_t>()
+             : 0;
+}
+
+// "1.2 GiB of 5.8 GiB filled, 14.0 MiB of indexes".
+std::string MemoryText(const Json& status) {
+  const Json none = Json::object();
+  const auto part = [&](const char* key) -> const Json& {
+    return status.contains(key) && status[key].is_object() ? status[key] : none;
+  };
+  const uint64_t indexes = Number(status, "listed_bytes") + Number(part("views"), "bytes") +
+                           Number(part("plans"), "bytes") + Number(status, "loaded_bytes");
+  const Json& filled = part("materialised");
+  const std::string kept = StrCat(HumanBytes(indexes), " of indexes");
+  if (filled.empty()) return kept;
+  return StrCat(HumanBytes(Number(filled, "bytes")), " of ", HumanBytes(Number(filled, "budget")),
+                " filled, ", kept);
+}
+
+std::string HealthText(const Json& mount) {
+  const Json facts = mount.value("daemon", Json::object());
+  const std::string log = facts.value("log", "");
+  const std::string where_log = log.empty() ? "" : StrCat("; log: ", log);
+  if (!mount.value("alive", false)) {
+    const int64_t seen = facts.value("seen_ns", int64_t{0});
+    const std::string since =
+        seen == 0 ? "" : StrCat(" since ", LocalTime(seen), " (", Ago(seen), ")");
+    return StrCat("DEAD: its daemon is gone", since, where_log, "; ", mount.value("cure", ""));
+  }
+  std::string text = StrCat("alive");
+  const int64_t started = facts.value("started_ns", int64_t{0});
+  if (started != 0) text += StrCat(" for ", HumanDuration(NowNs() - started));
+  text += StrCat(" (pid ", mount.value("pid", 0));
+  if (facts.contains("version")) text += StrCat(", ckptfs ", facts.value("version", ""));
+  text += ")";
+  if (!mount.value("answers", true)) return StrCat(text, ", but it DOES NOT ANSWER", where_log);
+  const Json& status = mount["status"];
+  if (status.contains("view")) {
+    text += status["view"].is_string() ? StrCat("; /view -> ", status["view"].get<std::string>())
+                                       : std::string("; no /view");
+    const size_t stale = status.value("unsound", Json::object()).size();
+    text += stale == 0 ? std::string("; no stale sources") : StrCat("; ", stale, " STALE sources");
+    text += StrCat("; memory: ", MemoryText(status));
+  }
+  return text + where_log;
+}
+
+void PrintServed(const Json& status) {
+  const Json requests = status.value("requests", Json::object());
+  const Json opens = status.value("opens", Json::object());
+  std::string ways;
+  for (const auto& [mode, count] : opens.items()) {
+    if (count != 0) ways += StrCat(ways.empty() ? "" : ", ", mode, " ", count.get<uint64_t>());
+  }
+  fmt::print("  served: {} in {} reads, {} read from sources; {} open files{}\n",
+             HumanBytes(Number(status, "bytes_served")), Number(requests, "read"),
+             HumanBytes(Number(status, "bytes_read")), Number(status, "open_files"),
+             ways.empty() ? "" : StrCat("; opens so far: ", ways));
+  const Json unsound = status.value("unsound", Json::object());
+  for (const auto& [step, why] : unsound.items()) {
+    fmt::print("  {} {}: {}\n", Printable(why.value("state", "")), Printable(step),
+               Printable(why.value("reason", "")));
+  }
+  const Json errors = status.value("recent_errors", Json::array());
+  const size_t first = errors.size() > 3 ? errors.size() - 3 : 0;
+  for (size_t i = first; i < errors.size(); ++i) {
+    fmt::print("  error: {}\n", Printable(errors[i].is_string() ? errors[i].get<std::string>() : ""));
+  }
+}
+
+void PrintMount(const Json& mount, bool verbose) {
+  fmt::print("{}: {}\n", Printable(WhereOf(mount)), Printable(HealthText(mount)));
+  if (!mount.contains("status") || !mount["status"].is_object()) return;
+  const Json& status = mount["status"];
+  if (verbose) return PrintTree(status, "  ");
+  const Json runs = status.value("runs", Json::object());
+  for (const auto& [run, steps] : runs.items()) {
+    fmt::print("  run {}: {} steps, latest {}\n", Printable(run), Number(steps, "steps"),
+               Printable(steps.value("latest", "")));
+  }
+  if (status.contains("requests")) PrintServed(status);
+  if (!status.contains("snapshots")) return;
+  fmt::print("  snapshots:\n");
+  PrintTree(status["snapshots"], "    ");
+}
+
 Status RunStatus(const StatusFlags& options) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live, true));
+  std::string store, only;
+  if (options.live.mountpoint.empty() || !options.live.store.empty()) {
+    CKPT_ASSIGN_OR_RETURN(store, StorePath(options.live.store));
+  }
+  if (!options.live.mountpoint.empty()) {
+    CKPT_ASSIGN_OR_RETURN(only, MountpointPath(options.live.mountpoint));
+  }
+  const std::vector<DaemonFacts> records = FindDaemonRecords(store);
+  const auto mounts = ChooseMounts(options.live, true, kGreets);
   Json all = Json::array();
-  for (const LiveMount& mount : mounts) {
-    const auto text = AskDaemon(mount, "status");
-    if (!text) return Fail(Error(text.error()).WithContext(mount.mountpoint));
-    all.push_back({{"mountpoint", mount.mountpoint},
-                   {"store", mount.store},
-                   {"pid", mount.pid},
-                   {"status", Json::parse(*text, nullptr, false)}});
+  for (const LiveMount& mount : mounts ? *mounts : std::vector<LiveMount>()) {
+    CKPT_ASSIGN_OR_RETURN(Json json, AliveJson(mount, records));
+    all.push_back(std::move(json));
   }
-  if (options.json) {
-    PrintJson(all);
-    return {};
+  for (Json& dead : DeadMounts(store, only, mounts ? *mounts : std::vector<LiveMount>(), records)) {
+    all.push_back(std::move(dead));
   }
-  for (const Json& mount : all) PrintTree(mount, "");
-  return {};
+  if (options.json && !all.empty()) PrintJson(all);
+  if (!options.json) {
+    for (const Json& mount : all) PrintMount(mount, options.verbose);
+  }
+  if (!mounts && all.empty()) return Fail(Error(mounts.error()));
+  return ExitWith(mounts ? 0 : static_cast<int>(ExitCode::kNotFound));
 }
 
 }  // namespace
 
 void AddStatusCommand(CommandSet& commands) {
   auto options = std::make_shared<StatusFlags>();
-  Command& command = commands.Add("status", "What live mounts have served, and how");
+  Command& command = commands.Add("status", "Whether mounts are alive, and what they have served");
   AddLiveOptions(command, options->live);
+  command.Add("--verbose", options->verbose, "Every counter, and how recent files were served");
   AddJsonOption(command, options->json);
   command.body = [options] { return RunStatus(*options); };
 }

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
@@ -21,15 +22,18 @@ namespace {
 constexpr int kBarWidth = 40;
 
 void Draw(const std::string& what, const JobProgress& progress) {
-  const double share = progress.bytes_total == 0 ? 1.0
-                                                 : static_cast<double>(progress.bytes_done) /
+  // Bytes that are read or written, and nothing else; a part that is done again counts once.
+  const bool done = progress.items_done == progress.items_total;
+  const uint64_t bytes = done ? progress.bytes_total
+                              : std::min(progress.bytes_done, progress.bytes_total);
+  const double share = progress.bytes_total == 0 ? (done ? 1.0 : 0.0)
+                                                 : static_cast<double>(bytes) /
                                                        static_cast<double>(progress.bytes_total);
   const int filled = static_cast<int>(share * kBarWidth);
   const std::string bar = std::string(static_cast<size_t>(filled), '#') +
                           std::string(static_cast<size_t>(kBarWidth - filled), ' ');
-  const bool done = progress.items_done == progress.items_total;
-  fmt::print(stderr, "\r{} [{}] {:>3.0f} %  {} of {} {}", what, bar, share * 100,
-             HumanBytes(progress.bytes_done), HumanBytes(progress.bytes_total), done ? "\n" : "");
+  fmt::print(stderr, "\r{} [{}] {:>3.0f} %  {} of {}\x1b[K{}", what, bar, share * 100,
+             HumanBytes(bytes), HumanBytes(progress.bytes_total), done ? "\n" : "");
 }
 
 Result<std::pair<std::string, std::string>> ParseRoot(const std::string& word) {
@@ -106,24 +110,13 @@ Result<StepRecord> ResolveStep(Store& store, std::string_view name) {
   return store.Resolve(step.run, step.id);
 }
 
-Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
-                                                const std::string& store,
-                                                const IngestRequest& request) {
-  if (!IsPath(subject)) {
-    auto opened = OpenStore(store, false);
-    if (!opened) {
-      return Fail(
-          std::move(opened).error().WithContext(StrCat(subject, " is no file here; as a step")));
-    }
-    CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(**opened, subject));
-    return (*opened)->Load(record);
-  }
+namespace {
+
+Result<LoadedSubject> LookAtPath(const std::string& subject, const IngestRequest& request) {
   CKPT_RETURN_IF_ERROR(CheckPath(subject));
   IngestRequest from_path = request;
   from_path.path = subject;
   CKPT_ASSIGN_OR_RETURN(IngestResult ingest, IngestRequested(from_path));
-  // An older step is not what was asked for.
-  if (!ingest.refused.empty()) return Fail(std::move(ingest.refused.front()));
   IngestedStep& newest = ingest.steps.back();
   auto step = std::make_shared<Step>();
   step->record.id = newest.candidate.id;
@@ -131,7 +124,70 @@ Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
   step->record.mtime_ns = newest.model.mtime_ns;
   step->record.source = newest.candidate.Path();
   step->model = std::move(newest.model);
-  return std::shared_ptr<const Step>(std::move(step));
+  return LoadedSubject{std::move(step), std::move(ingest.skipped), std::move(ingest.refused), {}};
+}
+
+// The steps of the run that the store has under this name; none if it has not.
+Result<std::vector<StepRecord>> StepsOfRun(const std::string& store, const std::string& name) {
+  CKPT_ASSIGN_OR_RETURN(const auto opened, OpenStore(store, false));
+  return opened->Steps(name);
+}
+
+Result<LoadedSubject> LookAtStep(const std::string& subject, const std::string& store) {
+  auto opened = OpenStore(store, false);
+  if (!opened) {
+    return Fail(
+        std::move(opened).error().WithContext(StrCat(subject, " is no file here; as a step")));
+  }
+  CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(**opened, subject));
+  CKPT_ASSIGN_OR_RETURN(auto step, (*opened)->Load(record));
+  return LoadedSubject{std::move(step), {}, {}, {}};
+}
+
+// A word that could be a run, and is no path.
+bool MayBeRun(const std::string& subject) {
+  struct stat info {};
+  return CheckName(subject, "run") && subject != "." && subject != ".." &&
+         ::stat(subject.c_str(), &info) != 0 && errno == ENOENT;
+}
+
+}  // namespace
+
+Result<LoadedSubject> LookAtSubject(const std::string& subject, const std::string& store,
+                                    const IngestRequest& request) {
+  CKPT_RETURN_IF_ERROR(AbsolutePath(subject));  // not a URL
+  if (!IsPath(subject)) return LookAtStep(subject, store);
+  if (MayBeRun(subject)) {
+    auto steps = StepsOfRun(store, subject);
+    if (steps && !steps->empty()) {
+      CKPT_ASSIGN_OR_RETURN(LoadedSubject loaded, LookAtStep(subject + "/latest", store));
+      loaded.steps = *std::move(steps);
+      return loaded;
+    }
+  }
+  return LookAtPath(subject, request);
+}
+
+Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
+                                                const std::string& store,
+                                                const IngestRequest& request) {
+  CKPT_ASSIGN_OR_RETURN(LoadedSubject loaded, LookAtSubject(subject, store, request));
+  if (loaded.refused.empty()) return std::move(loaded.step);
+  // An older step is not what was asked for.
+  Error error = std::move(loaded.refused.front());
+  error.message += StrCat("; name the directory of the step that is meant, such as ",
+                          loaded.step->record.source);
+  return Fail(std::move(error));
+}
+
+Result<std::string> OnlyStep(const std::string& given, const std::string& store_path) {
+  if (!given.empty()) return given;
+  CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(store_path, false));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> runs, store->Runs());
+  if (runs.size() == 1) return StrCat(runs[0], "/latest");
+  return Fail(RefuseUsage(runs.empty() ? "the store is empty; give --step a checkpoint's path"
+                                       : "the store has several runs: give --step RUN/ID")
+                  .error());
 }
 
 std::function<void(const JobProgress&)> ProgressBar(const std::string& what) {

@@ -42,10 +42,25 @@ void AddThreadsOption(Command& command, unsigned& threads, const std::string& de
 Result<StepRecord> ResolveStep(Store& store, std::string_view name);
 
 // The newest step of the checkpoint at the path `subject` without adopting it,
-// or an adopted step (RUN/ID).  What exists, and what cannot be RUN/ID, is a path.
+// or an adopted step (RUN/ID; RUN is RUN/latest).  What exists, and what cannot be either, is a
+// path.  kInvalid where a step beside the newest whole one is refused: that may be newer.
 Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
                                                 const std::string& store,
                                                 const IngestRequest& request);
+
+// The same, and what there is beside it: of a path what was skipped or refused, of a run
+// its steps.
+struct LoadedSubject {
+  std::shared_ptr<const Step> step;
+  std::vector<std::string> skipped;  // "global_step20: incomplete: ..."
+  std::vector<Error> refused;
+  std::vector<StepRecord> steps;     // of the run, oldest first; none unless it was asked for
+};
+Result<LoadedSubject> LookAtSubject(const std::string& subject, const std::string& store,
+                                    const IngestRequest& request);
+
+// `given`, or if that is empty the latest step of the store's only run.
+Result<std::string> OnlyStep(const std::string& given, const std::string& store);
 
 // A bar on stderr if that is a terminal, else nothing.
 std::function<void(const JobProgress&)> ProgressBar(const std::string& what);

@@ -4,9 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <ctime>
+
+#include "mount/options.h"
 
 namespace ckptfs {
 
@@ -18,6 +22,37 @@ nlohmann::json RecordJson(const StepRecord& record) {
           {"mtime_ns", record.mtime_ns},
           {"source", record.source},
           {"manifest", record.manifest.Hex()}};
+}
+
+namespace {
+
+void AddDetail(nlohmann::json& json, const std::string& reason) {
+  const RefusalDetail detail = DetailOf(reason);
+  json["parameter"] = nullptr;
+  json["needs"] = nullptr;
+  if (!detail.parameter.empty()) json["parameter"] = detail.parameter;
+  if (!detail.needs.empty()) json["needs"] = detail.needs;
+}
+
+}  // namespace
+
+nlohmann::json ErrorJson(const Error& error) {
+  nlohmann::json json = {{"code", std::string(ErrorCodeName(error.code))},
+                         {"message", error.message}};
+  AddDetail(json, error.message);
+  return json;
+}
+
+nlohmann::json CausesJson(const LayoutOffer& offer) {
+  nlohmann::json causes = nlohmann::json::array();
+  for (const LayoutOffer::Cause& cause : offer.Causes()) {
+    nlohmann::json json = {{"formats", cause.formats},
+                           {"code", std::string(ErrorCodeName(cause.code))},
+                           {"reason", cause.reason}};
+    AddDetail(json, cause.reason);
+    causes.push_back(std::move(json));
+  }
+  return causes;
 }
 
 void PrintJson(const nlohmann::json& json) {
@@ -32,6 +67,40 @@ std::string LocalTime(int64_t nanoseconds) {
   std::array<char, 32> text{};
   std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%S", &parts);
   return text.data();
+}
+
+namespace {
+
+// Characters, each of which is taken to be one place wide.
+size_t WidthOf(const std::string& text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+void PrintColumns(const std::vector<std::vector<std::string>>& rows, std::string_view align) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], WidthOf(row[i]));
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(widths[i] - WidthOf(row[i]), ' ');
+      const bool right = i < align.size() && align[i] == 'r';
+      line += right ? pad + row[i] : row[i];
+      if (i + 1 < row.size()) line += (right ? "" : pad) + "  ";
+    }
+    fmt::print("{}\n", line);
+  }
+}
+
+std::string Ago(int64_t nanoseconds) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const int64_t age = std::chrono::nanoseconds(now).count() - nanoseconds;
+  return age >= 0 ? HumanDuration(age) + " ago" : "in " + HumanDuration(-age);
 }
 
 }  // namespace ckptfs

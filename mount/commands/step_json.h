@@ -8,17 +8,32 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/store/store.h"
+#include "core/view/view_set.h"
 
 namespace ckptfs {
 
 nlohmann::json RecordJson(const StepRecord& record);
+
+// {"code", "message", "parameter", "needs"}, the last two null where nothing is known.
+nlohmann::json ErrorJson(const Error& error);
+// [{"formats", "code", "reason", "parameter", "needs"}] of a layout's refusals.
+nlohmann::json CausesJson(const LayoutOffer& offer);
 
 // Indented, with a newline; bytes that are no UTF-8 are replaced.
 void PrintJson(const nlohmann::json& json);
 
 // "2026-11-21 12:41:07" in local time.
 std::string LocalTime(int64_t nanoseconds);
+
+// Rows of columns that are as wide as what they hold; the last one is not padded.  Of numbers
+// ("r" in `align`, a letter a column) the end is aligned.  The caller makes them printable.
+void PrintColumns(const std::vector<std::vector<std::string>>& rows, std::string_view align = "");
+
+// "5 min ago"; "in 3 s" for what clocks disagree about.
+std::string Ago(int64_t nanoseconds);
 
 }  // namespace ckptfs

@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
 #include "mount/commands/step_access.h"
+#include "mount/commands/step_json.h"
+#include "mount/mount_users.h"
 #include "mount/options.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -12,16 +20,60 @@ namespace {
 struct SwitchFlags {
   LiveOptions live;
   std::string step;
+  bool json = false;
 };
+
+// A mount that is to show a step, which its store has.
+struct Move {
+  LiveMount mount;
+  StepRecord to;
+};
+
+// What became of it: what /view showed before, and who still has files of that open.
+nlohmann::json MoveOne(const Move& move, const std::string& reply) {
+  const auto before = nlohmann::json::parse(reply, nullptr, false);
+  const std::string to = StrCat(move.to.run, "/", move.to.id);
+  std::string from;
+  if (before.is_object()) from = StrCat(before.value("run", ""), "/", before.value("id", ""));
+  nlohmann::json told = {{"mountpoint", move.mount.mountpoint}, {"from", nullptr}, {"to", to}};
+  told["users"] = nlohmann::json::array();
+  if (from.empty()) return told;
+  told["from"] = from;
+  if (from == to) return told;
+  told["users"] = UsersJson(FindMountUsers(StrCat(move.mount.mountpoint, "/run/",
+                                                  before.value("run", ""), "/step/",
+                                                  before.value("id", ""))));
+  return told;
+}
+
+void PrintMove(const nlohmann::json& told) {
+  const std::string from = told["from"].is_string() ? told["from"].get<std::string>() : "nothing";
+  const std::string to = told.value("to", "");
+  fmt::print("{}: /view: {}\n", Printable(told.value("mountpoint", "")),
+             Printable(from == to ? StrCat(to, " (it showed that already)")
+                                  : StrCat(from, " -> ", to)));
+  for (const auto& user : told["users"]) {
+    fmt::print("  {} (pid {}) goes on with {} files of {}\n", Printable(user.value("name", "")),
+               user.value("pid", 0), user["files"].size(), Printable(from));
+  }
+}
 
 Status RunSwitch(const SwitchFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
+  std::vector<Move> moves;  // all of them can be made before the first is
   for (const LiveMount& mount : mounts) {
     CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(mount.store, false));
-    CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(*store, options.step));
-    const auto done = AskDaemon(mount, "switch", {{"run", record.run}, {"id", record.id}});
-    if (!done) return Fail(Error(done.error()).WithContext(mount.mountpoint));
+    CKPT_ASSIGN_OR_RETURN(StepRecord record, ResolveStep(*store, options.step));
+    moves.push_back({mount, std::move(record)});
   }
+  nlohmann::json all = nlohmann::json::array();
+  for (const Move& move : moves) {
+    const auto done = AskDaemon(move.mount, "switch", {{"run", move.to.run}, {"id", move.to.id}});
+    if (!done) return Fail(Error(done.error()).WithContext(move.mount.mountpoint));
+    all.push_back(MoveOne(move, *done));
+    if (!options.json) PrintMove(all.back());
+  }
+  if (options.json) PrintJson(all);
   return {};
 }
 
@@ -34,6 +86,7 @@ void AddSwitchCommand(CommandSet& commands) {
       .Required()
       .Check(Checked(ParseStepReference));
   AddLiveOptions(command, options->live);
+  AddJsonOption(command, options->json);
   command.body = [options] { return RunSwitch(*options); };
 }
 

@@ -8,7 +8,9 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/control_client.h"
+#include "mount/daemon_record.h"
 #include "mount/mount_table.h"
+#include "mount/mount_users.h"
 
 namespace ckptfs {
 namespace {
@@ -38,6 +40,25 @@ Status WaitForDaemon(const Descriptor& daemon) {
   return Fail(ErrorCode::kExists, "unmounted, but the daemon has not ended after 30 s");
 }
 
+// Who keeps the mount busy.
+Status Busy(const std::string& path, Error error) {
+  const std::vector<MountUser> users = FindMountUsers(path);
+  if (users.empty()) {
+    error.message += "; none of the processes that this user may look at has them (root sees all)";
+  } else {
+    error.message = StrCat(path, ": in use by ", DescribeUsers(users),
+                           "; end them, or `ckptfs umount --lazy ", path, "`");
+  }
+  return Fail(std::move(error));
+}
+
+// What a daemon that was killed has left beside the mount.
+void RemoveRecords(const std::string& path) {
+  for (const DaemonFacts& daemon : FindDaemonRecords("")) {
+    if (daemon.mountpoint == path && !IsAlive(daemon)) RemoveDaemonRecord(daemon);
+  }
+}
+
 Status RunUmount(const UmountFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, MountpointPath(options.mountpoint));
   CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(path));
@@ -46,7 +67,10 @@ Status RunUmount(const UmountFlags& options) {
   }
   const bool dead = IsDeadMount(path);
   const Descriptor daemon = dead || options.lazy ? Descriptor() : DaemonOf(path);
-  CKPT_RETURN_IF_ERROR(dead || options.lazy ? UnmountLazily(path) : Unmount(path));
+  Status done = dead || options.lazy ? UnmountLazily(path) : Unmount(path);
+  if (!done && done.error().code == ErrorCode::kExists) return Busy(path, std::move(done).error());
+  CKPT_RETURN_IF_ERROR(done);
+  if (dead) RemoveRecords(path);
   return WaitForDaemon(daemon);
 }
 

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A LayoutSurvey tries the layouts that a user is likely to ask for, so that a step can say what
+// works and what the others need before anybody asks.
+//
+// Thread safety: pure functions over immutable values.
+
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/model/layout.h"
+#include "core/view/view_set.h"
+
+namespace ckptfs {
+
+// Those that stand for the degrees a user may ask for, the step's own first, each once.
+std::vector<Layout> UsualLayouts(const Layout& own);
+
+struct LayoutSurvey {
+  // Of one format: the layouts that it shows, and why not the others.
+  struct Refused {
+    std::string reason;
+    ErrorCode code = ErrorCode::kUnsupported;
+    std::vector<std::string> layouts;
+  };
+  struct Format {
+    std::string name;
+    std::vector<std::string> shown;
+    std::vector<Refused> refused;  // a reason once
+  };
+  std::vector<Format> formats;
+  std::vector<std::shared_ptr<const LayoutOffer>> offers;  // as UsualLayouts
+};
+
+// BLOCKS: on opening the views of some twenty layouts, in parallel.
+LayoutSurvey SurveyLayouts(const std::shared_ptr<const StepModel>& step,
+                           std::span<const std::unique_ptr<ViewFormat>> formats);
+
+}  // namespace ckptfs

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/commands/mount_path.h"
+
+#include "core/base/strings.h"
+#include "core/io/mount_info.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr size_t kStepParts = 4;  // run/RUN/step/ID
+
+bool Holds(const std::string& mountpoint, const std::string& path) {
+  return path == mountpoint || path.starts_with(mountpoint + "/");
+}
+
+}  // namespace
+
+std::string JoinedPath(const std::vector<std::string>& parts, size_t first) {
+  std::string text;
+  for (size_t i = first; i < parts.size(); ++i) text += StrCat(i == first ? "" : "/", parts[i]);
+  return text;
+}
+
+std::string MountPath::Step() const {
+  if (parts.size() < kStepParts || parts[0] != "run" || parts[2] != "step") return "";
+  return StrCat(parts[1], "/", parts[3]);
+}
+
+std::vector<std::string> MountPath::Inside() const {
+  return {parts.begin() + kStepParts, parts.end()};
+}
+
+Result<MountPath> TakeApart(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const std::string absolute, AbsolutePath(path));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<MountEntry> mounts, ReadMounts());
+  const MountEntry* found = nullptr;
+  for (const MountEntry& mount : mounts) {
+    if (!Holds(mount.mountpoint, absolute)) continue;
+    const bool longer = found == nullptr || mount.mountpoint.size() >= found->mountpoint.size();
+    if (longer) found = &mount;
+  }
+  if (found == nullptr || found->type != "fuse.ckptfs") {
+    return Fail(ErrorCode::kNotFound,
+                StrCat(path, ": not in a mount of ckptfs; give a layout, or a path below a mount point"));
+  }
+  MountPath taken{found->mountpoint, found->source, {}};
+  for (size_t begin = found->mountpoint.size() + 1; begin < absolute.size();) {
+    const size_t end = std::min(absolute.find('/', begin), absolute.size());
+    if (end > begin) taken.parts.push_back(absolute.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return taken;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DaemonRecord is what a daemon leaves beside its control socket for whoever asks after it when
+// it answers no more: who it is, where it logs, and by the file's time when it last lived.
+//
+//   <socket directory>/<name of its socket>.json
+//     {"store", "mountpoint", "pid", "version", "started_ns", "start_ticks", "log"}
+//
+// It goes with the daemon; one that was killed leaves it.
+//
+// Thread safety: a record is one thread's; the functions are pure over the files.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+struct DaemonFacts {
+  std::string store;
+  std::string mountpoint;  // empty: a daemon without a mount
+  int pid = 0;
+  std::string version;
+  int64_t started_ns = 0;
+  std::string log;
+  int64_t seen_ns = 0;      // its last sign of life, at most kBeatSeconds before its end
+  int64_t start_ticks = 0;  // tells its process from a later one of the same pid
+};
+
+class DaemonRecord {
+ public:
+  static constexpr int kBeatSeconds = 10;
+
+  // pid, version and times are this process's and now.
+  static Result<std::unique_ptr<DaemonRecord>> Write(const std::string& store,
+                                                     const std::string& mountpoint,
+                                                     const std::string& log);
+  ~DaemonRecord();
+  DaemonRecord(const DaemonRecord&) = delete;
+  DaemonRecord& operator=(const DaemonRecord&) = delete;
+
+  // Still alive.
+  void Beat() const;
+
+ private:
+  DaemonRecord(std::string path, uint64_t inode) : path_(std::move(path)), inode_(inode) {}
+  const std::string path_;
+  const uint64_t inode_;  // a successor's stays
+};
+
+// Of this user's daemons on `store` (absolute; empty: on any), also of those that are gone.
+std::vector<DaemonFacts> FindDaemonRecords(std::string_view store);
+// Whether the process is there that wrote it.
+bool IsAlive(const DaemonFacts& daemon);
+// Of a daemon that is gone, when its mount has been cleaned up.
+void RemoveDaemonRecord(const DaemonFacts& daemon);
+
+}  // namespace ckptfs

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/layout_map.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "core/base/printable.h"
+#include "core/base/strings.h"
+#include "core/view/shard.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr uint64_t kMostColumns = 64;
+constexpr size_t kMostParameters = 64;  // rows of their own
+constexpr size_t kMostRows = 256;
+constexpr size_t kMostRuns = 64;
+constexpr size_t kNameLetters = 44;
+constexpr uint64_t kWideCells = 8;  // columns whose fractions are written out
+
+// All ranks, or the first of those that hold the same weights; never more than kMostColumns.
+void ChooseColumns(LayoutMap& map) {
+  const uint64_t world = map.layout.World();
+  const bool experts = map.layout.ep > 1 || map.layout.etp > 1;
+  const uint64_t stage = world / map.layout.pp;
+  for (uint64_t rank = 0; rank < world; ++rank) {
+    if (world > kMostColumns && !experts && rank % stage >= map.layout.tp) continue;
+    map.ranks.push_back(rank);
+  }
+  if (map.ranks.size() < world) map.alike = uint64_t{map.layout.cp} * map.layout.dp;
+  if (map.ranks.size() <= kMostColumns) return;
+  std::vector<uint64_t> some;
+  for (uint64_t i = 0; i < kMostColumns; ++i) {
+    some.push_back(map.ranks[i * map.ranks.size() / kMostColumns]);
+  }
+  map.ranks = std::move(some);
+}
+
+uint64_t Volume(const Shape& shape) { return ElementCount(shape).value_or(0); }
+
+// Where the piece lies along the dim that is cut.
+std::pair<double, double> RunOf(const Piece& piece, const Shape& shape) {
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (piece.shape[d] == shape[d] || shape[d] == 0) continue;  // not cut
+    const auto size = static_cast<double>(shape[d]);
+    return {static_cast<double>(piece.atom_begin[d]) / size,
+            static_cast<double>(piece.atom_begin[d] + piece.shape[d]) / size};
+  }
+  return {0, 1};
+}
+
+// What a rank's local tensor has of the parameter.
+LayoutMap::Cell CellOf(const LocalTensor& local, const Shape& shape) {
+  LayoutMap::Cell cell;
+  for (const Piece& piece : local.pieces) {
+    cell.elements += Volume(piece.shape);
+    if (cell.runs.size() < kMostRuns) cell.runs.push_back(RunOf(piece, shape));
+  }
+  if (cell.elements == Volume(shape)) cell.runs.clear();
+  return cell;
+}
+
+Result<LayoutMap::Row> RowOf(const StepModel& step, const LayoutMap& map, const Parameter& parameter) {
+  LayoutMap::Row row{parameter.name, 1, Volume(parameter.shape), {}};
+  for (const uint64_t rank : map.ranks) {
+    const RankCoordinate at = CoordinateOf(map.layout, rank);
+    CKPT_ASSIGN_OR_RETURN(const bool holds, Holds(step, map.layout, at, parameter));
+    if (!holds) {
+      row.cells.emplace_back();
+      continue;
+    }
+    CKPT_ASSIGN_OR_RETURN(const auto local, LocalOf(step, map.layout, at, parameter));
+    row.cells.push_back(CellOf(*local, parameter.shape));
+  }
+  return row;
+}
+
+// Parameters of one layer, or of none, become one row.
+void Merge(std::vector<LayoutMap::Row>& rows, const Parameter& parameter, LayoutMap::Row row,
+           std::map<std::string, size_t>& known) {
+  const bool layer = parameter.stage == StageRule::kLayer;
+  const std::string name = layer ? StrCat("layer ", parameter.layer) : parameter.name;
+  const auto [place, fresh] = known.try_emplace(name, rows.size());
+  if (fresh) {
+    row.name = name;
+    rows.push_back(std::move(row));
+    return;
+  }
+  LayoutMap::Row& into = rows[place->second];
+  ++into.parameters;
+  into.elements += row.elements;
+  for (size_t i = 0; i < row.cells.size(); ++i) {
+    LayoutMap::Cell& cell = into.cells[i];
+    if (cell.runs.empty()) cell.runs = std::move(row.cells[i].runs);
+    cell.elements += row.cells[i].elements;
+  }
+}
+
+std::string Fraction(const LayoutMap::Row& row, const LayoutMap::Cell& cell) {
+  if (cell.elements == 0) return ".";
+  if (cell.elements == row.elements) return "all";
+  const uint64_t divisor = std::gcd(cell.elements, row.elements);
+  const uint64_t below = row.elements / divisor;
+  if (below <= 99) return StrCat(cell.elements / divisor, "/", below);
+  return fmt::format("{:.0f}%", 100.0 * static_cast<double>(cell.elements) / static_cast<double>(row.elements));
+}
+
+std::string ShortName(const LayoutMap::Row& row) {
+  std::string name = Printable(row.name);
+  if (row.parameters > 1) name += StrCat(" (", row.parameters, ")");
+  if (name.size() > kNameLetters) name = ".." + name.substr(name.size() - kNameLetters + 2);
+  return name;
+}
+
+std::string CoordinateText(const Layout& layout, uint64_t rank) {
+  const RankCoordinate at = CoordinateOf(layout, rank);
+  std::string text;
+  const auto add = [&](const char* name, uint32_t degree, uint32_t place) {
+    if (degree > 1) text += StrCat(text.empty() ? "" : " ", name, place);
+  };
+  add("tp", layout.tp, at.tp);
+  add("cp", layout.cp, at.cp);
+  add("dp", layout.dp, at.dp);
+  add("pp", layout.pp, at.pp);
+  add("ep", layout.ep, at.ep);
+  return text;
+}
+
+std::vector<std::string> Remarks(const LayoutMap& map) {
+  std::vector<std::string> lines;
+  if (map.alike > 1) {
+    lines.push_back(StrCat("each rank that is shown stands for ", map.alike, " that hold the same weights"));
+  }
+  if (map.layout.zero > 0) {
+    lines.push_back(StrCat("ZeRO ", map.layout.zero, ": of the optimizer's states of what is held here each of the ",
+                           map.layout.dp, " data-parallel ranks has one slice"));
+  }
+  if (map.rows_left_out > 0) lines.push_back(StrCat(map.rows_left_out, " rows more are not shown"));
+  return lines;
+}
+
+constexpr Colour kInk{40, 40, 48};
+constexpr Colour kPale{226, 229, 235};
+constexpr Colour kWhole{96, 125, 176};
+constexpr Colour kHues[] = {{217, 95, 2},   {27, 158, 119}, {117, 112, 179}, {231, 41, 138},
+                            {102, 166, 30}, {230, 171, 2},  {166, 118, 29},  {55, 126, 184}};
+
+}  // namespace
+
+Result<LayoutMap> MapLayout(const StepModel& step, const Layout& layout) {
+  CKPT_RETURN_IF_ERROR(CheckLayout(step, layout));
+  LayoutMap map;
+  map.layout = layout;
+  ChooseColumns(map);
+  const bool merged = step.parameters.size() > kMostParameters;
+  std::map<std::string, size_t> known;
+  for (const Parameter& parameter : step.parameters) {
+    CKPT_ASSIGN_OR_RETURN(LayoutMap::Row row, RowOf(step, map, parameter));
+    if (merged) {
+      Merge(map.rows, parameter, std::move(row), known);
+    } else {
+      map.rows.push_back(std::move(row));
+    }
+  }
+  if (map.rows.size() > kMostRows) {
+    map.rows_left_out = map.rows.size() - kMostRows;
+    map.rows.resize(kMostRows);
+  }
+  return map;
+}
+
+std::string MapText(const LayoutMap& map) {
+  size_t name_width = 4, cell_width = 1;
+  const bool wide = map.ranks.size() <= kWideCells;
+  for (const LayoutMap::Row& row : map.rows) name_width = std::max(name_width, ShortName(row).size());
+  if (wide) cell_width = 6;
+  for (const uint64_t rank : map.ranks) cell_width = std::max(cell_width, std::to_string(rank).size());
+  std::string text = StrCat(map.layout.ToString(), ": ", map.layout.World(), " ranks\n");
+  text += fmt::format("{:<{}}", "rank", name_width);
+  for (const uint64_t rank : map.ranks) text += fmt::format("  {:>{}}", rank, cell_width);
+  text += "\n";
+  for (const LayoutMap::Row& row : map.rows) {
+    text += fmt::format("{:<{}}", ShortName(row), name_width);
+    for (const LayoutMap::Cell& cell : row.cells) {
+      const std::string narrow = cell.elements == 0 ? "." : cell.elements == row.elements ? "#" : "/";
+      text += fmt::format("  {:>{}}", wide ? Fraction(row, cell) : narrow, cell_width);
+    }
+    text += "\n";
+  }
+  if (!wide) text += "# all of it, / a part, . nothing\n";
+  for (const std::string& line : Remarks(map)) text += line + "\n";
+  return text;
+}
+
+nlohmann::json MapJson(const LayoutMap& map) {
+  using Json = nlohmann::json;
+  Json columns = Json::array();
+  for (const uint64_t rank : map.ranks) {
+    const RankCoordinate at = CoordinateOf(map.layout, rank);
+    columns.push_back({{"rank", rank}, {"tp", at.tp}, {"cp", at.cp}, {"dp", at.dp},
+                       {"pp", at.pp},  {"ep", at.ep}, {"etp", at.etp}});
+  }
+  Json rows = Json::array();
+  for (const LayoutMap::Row& row : map.rows) {
+    Json held = Json::array();
+    for (const LayoutMap::Cell& cell : row.cells) {
+      held.push_back({{"elements", cell.elements}, {"runs", cell.runs}});
+    }
+    rows.push_back({{"name", row.name}, {"parameters", row.parameters},
+                    {"elements", row.elements}, {"held", std::move(held)}});
+  }
+  return {{"layout", map.layout.ToString()}, {"world", map.layout.World()},
+          {"ranks_alike", map.alike},        {"columns", std::move(columns)},
+          {"rows", std::move(rows)},         {"rows_left_out", map.rows_left_out}};
+}
+
+namespace {
+
+constexpr int kMargin = 16, kRowHeight = 20, kBar = 17;
+constexpr int kScale = 2;  // of letters
+constexpr int kLetter = kScale * Picture::kLetterWidth;
+
+// Where things are in the picture.
+struct Sheet {
+  int names = 0;  // width of the column of names
+  int cell = 0;   // width of a rank's
+  int head = kMargin + 3 * kRowHeight;
+  int X(size_t column) const { return kMargin + names + static_cast<int>(column) * cell; }
+  int Y(size_t row) const { return head + static_cast<int>(row) * kRowHeight; }
+};
+
+Colour HueOf(const Layout& layout, uint64_t rank) {
+  const RankCoordinate at = CoordinateOf(layout, rank);
+  return kHues[(layout.ep > 1 && layout.tp == 1 ? at.ep : at.tp) % std::size(kHues)];
+}
+
+void DrawHead(Picture& picture, const LayoutMap& map, const Sheet& sheet) {
+  picture.Text(kMargin, sheet.head - 28, "rank", kInk, kScale);
+  for (size_t c = 0; c < map.ranks.size(); ++c) {
+    const bool large = sheet.cell >= 28;
+    picture.Text(sheet.X(c) + 2, sheet.head - 28, StrCat(map.ranks[c]), kInk, large ? kScale : 1);
+    const std::string at = CoordinateText(map.layout, map.ranks[c]);
+    const bool fits = static_cast<int>(at.size()) * Picture::kLetterWidth <= sheet.cell;
+    if (fits) picture.Text(sheet.X(c) + 2, sheet.head - 10, at, kInk, 1);
+  }
+}
+
+void DrawCell(Picture& picture, const LayoutMap& map, const Sheet& sheet, size_t row, size_t column) {
+  const LayoutMap::Cell& held = map.rows[row].cells[column];
+  const int x = sheet.X(column), y = sheet.Y(row), room = sheet.cell - 2;
+  const bool whole = held.elements == map.rows[row].elements && held.elements > 0;
+  picture.Rectangle(x, y, room, kBar, whole ? kWhole : kPale);
+  const Colour hue = HueOf(map.layout, map.ranks[column]);
+  for (const auto& [begin, end] : held.runs) {
+    const int from = static_cast<int>(begin * room);
+    picture.Rectangle(x + from, y, std::max(static_cast<int>(end * room) - from, 1), kBar, hue);
+  }
+}
+
+void DrawFoot(Picture& picture, const std::vector<std::string>& remarks, int y) {
+  picture.Rectangle(kMargin, y, 28, kBar, kWhole);
+  picture.Text(kMargin + 36, y + 2, "all of it", kInk, kScale);
+  picture.Rectangle(kMargin + 170, y, 28, kBar, kPale);
+  picture.Rectangle(kMargin + 170, y, 14, kBar, kHues[0]);
+  picture.Text(kMargin + 206, y + 2, "a part, where it lies", kInk, kScale);
+  picture.Rectangle(kMargin + 490, y, 28, kBar, kPale);
+  picture.Text(kMargin + 526, y + 2, "nothing", kInk, kScale);
+  for (const std::string& line : remarks) picture.Text(kMargin, y += kRowHeight, line, kInk, kScale);
+}
+
+}  // namespace
+
+Picture DrawMap(const LayoutMap& map, const std::string& title) {
+  Sheet sheet;
+  sheet.cell = std::clamp(960 / std::max(static_cast<int>(map.ranks.size()), 1), 14, 120);
+  size_t longest = 4;
+  for (const LayoutMap::Row& row : map.rows) longest = std::max(longest, ShortName(row).size());
+  sheet.names = static_cast<int>(longest) * kLetter + 12;
+  const std::vector<std::string> remarks = Remarks(map);
+  size_t letters = std::max<size_t>(Printable(title).size(), 54);
+  for (const std::string& line : remarks) letters = std::max(letters, line.size());
+  const int width = std::max(sheet.X(map.ranks.size()), kMargin + static_cast<int>(letters) * kLetter);
+  const int foot = sheet.Y(map.rows.size()) + 6;
+  Picture picture(width + kMargin,
+                  foot + static_cast<int>(remarks.size() + 1) * kRowHeight + kMargin);
+  picture.Text(kMargin, kMargin, title, kInk, kScale);
+  DrawHead(picture, map, sheet);
+  for (size_t row = 0; row < map.rows.size(); ++row) {
+    picture.Text(kMargin, sheet.Y(row) + 2, ShortName(map.rows[row]), kInk, kScale);
+    for (size_t c = 0; c < map.ranks.size(); ++c) DrawCell(picture, map, sheet, row, c);
+  }
+  DrawFoot(picture, remarks, foot);
+  return picture;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A LayoutMap says which rank of a layout holds what of a step: a row per parameter (or per
+// layer, where there are too many), a column per rank (or per ranks that hold the same, where
+// there are too many), and in each cell which part.
+//
+// Thread safety: pure functions over immutable values.
+// Units: elements.
+
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/model/layout.h"
+#include "core/model/step_model.h"
+#include "mount/picture.h"
+
+namespace ckptfs {
+
+struct LayoutMap {
+  struct Cell {
+    uint64_t elements = 0;  // held of the row's
+    // Where it lies along the dim that is cut, as shares of that, of the row's first parameter
+    // that is cut; empty if nothing is held, or all.
+    std::vector<std::pair<double, double>> runs;
+  };
+  struct Row {
+    std::string name;
+    uint64_t parameters = 1;
+    uint64_t elements = 0;
+    std::vector<Cell> cells;  // one per column
+  };
+  Layout layout;
+  std::vector<uint64_t> ranks;  // a column each
+  uint64_t alike = 1;           // ranks that hold the same weights as one that is shown
+  std::vector<Row> rows;
+  size_t rows_left_out = 0;
+};
+
+// kUnsupported, or the rule, where the step cannot be cut so.
+Result<LayoutMap> MapLayout(const StepModel& step, const Layout& layout);
+
+std::string MapText(const LayoutMap& map);
+nlohmann::json MapJson(const LayoutMap& map);
+Picture DrawMap(const LayoutMap& map, const std::string& title);
+
+}  // namespace ckptfs
