@@ -31,8 +31,8 @@ def source(tmp_path):
 
 
 def steps(ckptfs):
-    """The list command's lines."""
-    return ckptfs.run('list', '--store', ckptfs.store).stdout.splitlines()
+    """The list command's lines, without the headings."""
+    return ckptfs.run('list', '--store', ckptfs.store).stdout.splitlines()[1:]
 
 
 def test_killed_while_adopting(ckptfs, source):
@@ -158,7 +158,7 @@ def test_a_step_replaced_under_its_name(ckptfs, source, tmp_path):
               os.path.join(other, hostile.TAG))
     with open(os.path.join(other, 'latest'), 'w') as f:
         f.write(hostile.TAG)
-    ckptfs.run('remove', f'run/{hostile.TAG}', '--store', ckptfs.store)
+    ckptfs.run('remove', '--force', f'run/{hostile.TAG}', '--store', ckptfs.store)
     wait_until(lambda: not os.path.exists(file), 'the removal')
     ckptfs.adopt(other, 'run')
     wait_until(lambda: os.path.exists(file), 'the new step')

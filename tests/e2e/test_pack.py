@@ -164,7 +164,7 @@ def test_the_side_blob_goes_with_the_step_but_not_from_under_a_reader(
     path = (f'{mount}/run/packed/step/{synthetic.TAG}/param/{name}/'
             'master.safetensors')
     with open(path, 'rb') as held:
-        ckptfs.run('remove', f'packed/{synthetic.TAG}', '--store', ckptfs.store)
+        ckptfs.run('remove', '--force', f'packed/{synthetic.TAG}', '--store', ckptfs.store)
         wait_until(lambda: 'packed' not in os.listdir(f'{mount}/run'),
                    'the removal')
         assert states['master'][name].numpy().tobytes() in held.read()

@@ -64,8 +64,7 @@ def test_refused_with_parameter_element_and_files(ckptfs, good, damage, how):
     assert '--check never' in done.stderr
     blobs = os.path.join(ckptfs.store, 'blobs')
     assert not os.path.exists(blobs) or not os.listdir(blobs)
-    listed = ckptfs.run('list', '--store', ckptfs.store, '--json')
-    assert json.loads(listed.stdout)['steps'] == []
+    assert not os.path.exists(ckptfs.store)
     verified = ckptfs.run('verify', good, check=False)
     assert verified.returncode == DATA_LOSS
     assert 'but its master, cast to bf16, is ' in verified.stdout
@@ -74,7 +73,7 @@ def test_refused_with_parameter_element_and_files(ckptfs, good, damage, how):
 def test_taken_if_asked_for(ckptfs, good):
     exchange_files(good)
     ckptfs.run('adopt', good, '--store', ckptfs.store, '--check', 'never')
-    step = ckptfs.run('list', '--store', ckptfs.store).stdout.split()[0]
+    step = ckptfs.run('list', '--store', ckptfs.store).stdout.splitlines()[1].split()[0]
     done = ckptfs.run('verify', step, '--store', ckptfs.store, check=False)
     assert done.returncode == DATA_LOSS
 

@@ -35,10 +35,10 @@ TEST(FilesystemTest, ShowsTheTree) {
   EXPECT_THAT(t.List("/run/llama/step").value(), ElementsAre("global_step5"));
   const std::string step = "/run/llama/step/global_step5";
   EXPECT_THAT(t.List(step).value(), ElementsAre("info.json", "param", "source", "view"));
-  EXPECT_THAT(t.List(step + "/view").value(), ElementsAre("tp1"));
+  EXPECT_THAT(t.List(step + "/view").value(), ElementsAre("README.txt", "layouts.json", "tp1"));
   EXPECT_THAT(t.List(step + "/view/tp2").value(),
               ElementsAre("extra", "info.json", "rank0", "rank1"));
-  EXPECT_THAT(t.List(step + "/view").value(), ElementsAre("tp1", "tp2"));
+  EXPECT_THAT(t.List(step + "/view").value(), ElementsAre("README.txt", "layouts.json", "tp1", "tp2"));
   EXPECT_THAT(t.List(step + "/view/tp2/rank1").value(),
               ElementsAre("link", "model.bin", "small.json", "whole.bin"));
   EXPECT_THAT(t.List(step + "/param").value(),
@@ -109,7 +109,7 @@ TEST(FilesystemTest, DeclaredLayoutsAreListed) {
   FilesystemOptions options;
   options.layouts = {Layout::Parse("tp4").value(), Layout::Parse("tp32").value()};
   t.Mount(std::move(options));
-  EXPECT_THAT(t.List("/view").value(), ElementsAre("tp1", "tp4"));
+  EXPECT_THAT(t.List("/view").value(), ElementsAre("README.txt", "layouts.json", "tp1", "tp4"));
 }
 
 TEST(FilesystemTest, InodesAreStableUniqueAndAgreeWithReaddir) {
@@ -384,6 +384,24 @@ TEST(FilesystemTest, StatusIsJson) {
   EXPECT_EQ(status["opens"]["stream"], 1);
   EXPECT_EQ(status["recent_opens"][0]["reason"], "no passthrough");
   EXPECT_FALSE(t.ReadAll("/.ckptfs/status", Caller{12345, 12345, 0}));
+}
+
+TEST(FilesystemTest, TellsWhyALayoutIsNotThere) {
+  TreeFixture t;
+  t.AddStep("r", "s", 1);
+  t.Mount();
+  const Caller root{};
+  const auto inode = t.Walk("/run/r/step/s/view").value().inode;
+  EXPECT_EQ(t.fs().Attribute(inode, Filesystem::kReasonAttribute, root).error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(t.fs().AttributeNames(inode, root), ElementsAre());
+  EXPECT_FALSE(t.fs().Lookup(inode, "TP2", root));
+  EXPECT_FALSE(t.fs().Lookup(inode, "tp32", root));
+  const auto reason = t.fs().Attribute(inode, Filesystem::kReasonAttribute, root);
+  ASSERT_TRUE(reason) << reason.error().message;
+  EXPECT_THAT(*reason, ::testing::StartsWith("tp32: no format can show layout tp32"));
+  EXPECT_THAT(*reason, ::testing::HasSubstr("\nTP2: layout token 'TP2'"));
+  EXPECT_THAT(t.fs().AttributeNames(inode, root), ElementsAre("user.ckptfs.reason"));
+  EXPECT_FALSE(t.fs().Attribute(inode, "user.other", root));
 }
 
 }  // namespace

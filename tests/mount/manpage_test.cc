@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "mount/commands/command_set.h"
+#include "mount/manual.h"
 #include "mount/options.h"
 
 namespace ckptfs {
@@ -78,6 +79,37 @@ TEST(ManPage, HeadingsNameThePositionals) {
       heading += option.required ? " " + option.name + many : " [" + option.name + "]" + many;
     }
     EXPECT_NE(page.find(heading + "\n"), std::string::npos) << heading;
+  }
+}
+
+TEST(ManPage, IsRoff) {
+  const std::string page = ManPageOf(ManPage(), "what it is");
+  EXPECT_TRUE(page.starts_with(".TH CKPTFS 1\n.SH NAME\nckptfs \\- what it is\n"));
+  for (const char* line : {"\n.SH COMMANDS\n", "\n.SS mount [CHECKPOINT] [MOUNTPOINT]\n", "\n.TP\n0\nsuccess\n",
+                           "\\fB\\-\\-store DIR\\fR the store"}) {
+    EXPECT_NE(page.find(line), std::string::npos) << line;
+  }
+  std::istringstream lines(page);
+  const std::regex macro("\\.(TH|SH|SS|PP|IP|TP|RS|RE|nf|fi)( .*)?");
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_TRUE(!line.starts_with('.') || std::regex_match(line, macro)) << line;
+    EXPECT_FALSE(line.starts_with('\'')) << line;
+    EXPECT_EQ(line.find('`'), std::string::npos) << line;
+  }
+}
+
+TEST(Completions, NameEveryCommandAndOption) {
+  const auto set = MakeCommandSet();
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const std::string script = CompletionScript(*set, shell);
+    for (const Command& command : set->commands()) {
+      EXPECT_NE(script.find(command.name), std::string::npos) << shell << " " << command.name;
+      for (const CommandOption& option : command.options) {
+        if (option.positional()) continue;
+        const std::string written = std::string(shell) == "fish" ? option.name.substr(2) : option.name;
+        EXPECT_NE(script.find(written), std::string::npos) << shell << " " << option.name;
+      }
+    }
   }
 }
 

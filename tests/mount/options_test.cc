@@ -91,6 +91,32 @@ TEST(AbsolutePath, IsStableForPathsThatDoNotExist) {
   EXPECT_EQ(*AbsolutePath("x"), here == "/" ? "/x" : here + "/x");
 }
 
+TEST(AbsolutePath, RefusesUrls) {
+  for (const char* url : {"s3://bucket/run", "hf://org/model", "GS://b"}) {
+    const auto path = AbsolutePath(url);
+    ASSERT_FALSE(path) << url;
+    EXPECT_EQ(path.error().code, ErrorCode::kUnsupported);
+  }
+  EXPECT_TRUE(AbsolutePath("/data/a://b"));
+}
+
+TEST(HumanDuration, HasTwoUnits) {
+  constexpr int64_t kSecond = 1'000'000'000;
+  EXPECT_EQ(HumanDuration(-5), "0 s");
+  EXPECT_EQ(HumanDuration(59 * kSecond), "59 s");
+  EXPECT_EQ(HumanDuration(60 * kSecond), "1 min");
+  EXPECT_EQ(HumanDuration((2 * 3600 + 180) * kSecond), "2 h 3 min");
+  EXPECT_EQ(HumanDuration((49 * 3600) * kSecond), "2 d 1 h");
+}
+
+TEST(DefaultStore, IsWhatTheEnvironmentSays) {
+  ::setenv("CKPTFS_STORE", "/data/store", 1);
+  EXPECT_EQ(DefaultStore(), "/data/store");
+  ::setenv("CKPTFS_STORE", "", 1);
+  EXPECT_NE(DefaultStore(), "");
+  ::unsetenv("CKPTFS_STORE");
+}
+
 TEST(DefaultStore, DependsOnTheUser) {
   if (::geteuid() == 0) {
     EXPECT_EQ(DefaultStore(), "/var/lib/ckptfs");

@@ -58,7 +58,7 @@ def test_a_live_mount_sees_adopt_switch_and_remove(ckptfs, source):
     assert os.readlink(f'{mount}/view') == f'run/run7/step/{TAG}/view'
     before = content(mount, FILE)
     with open(f'{mount}/{FILE}', 'rb') as held:
-        ckptfs.run('remove', f'run7/{TAG}', '--store', ckptfs.store)
+        ckptfs.run('remove', '--force', f'run7/{TAG}', '--store', ckptfs.store)
         wait_until(lambda: 'run7' not in os.listdir(f'{mount}/run'), 'the removal')
         assert held.read() == before
     assert rc(ckptfs, 'remove', f'run7/{TAG}', '--store', ckptfs.store)[0] == 3

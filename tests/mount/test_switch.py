@@ -36,6 +36,6 @@ def test_a_removed_step_is_gone_at_once(ckptfs, source):
     tag = os.listdir(f'{mount}/run/run7/step')[0]
     for _ in range(ROUNDS // 2):
         assert os.path.exists(f'{mount}/run/run7/step/{tag}/info.json')
-        ckptfs.run('remove', f'run7/{tag}', '--store', ckptfs.store)
+        ckptfs.run('remove', '--force', f'run7/{tag}', '--store', ckptfs.store)
         assert not os.path.exists(f'{mount}/run/run7/step/{tag}')
         ckptfs.adopt(source, 'run7')

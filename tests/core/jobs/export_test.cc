@@ -185,6 +185,21 @@ TEST_F(ExportTest, ADirectoryWithOtherThingsIsLeftAlone) {
   EXPECT_EQ(Read("mine"), "precious");
 }
 
+TEST_F(ExportTest, AFinishedOneThatIsRunAgainHasNothingLeftToDo) {
+  ASSERT_TRUE(Run("fake"));
+  const auto again = Run("fake", "whatever it was called");
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(again->files, 3u);
+  EXPECT_EQ(again->bytes_resumed, again->bytes);
+  {
+    std::fstream file(Target() + "/deep/big", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(2 * kChunk));
+    file << "x";
+  }
+  EXPECT_EQ(Run("fake").error().code, ErrorCode::kExists);
+  EXPECT_EQ(Read("deep/big")[2 * kChunk], 'x');  // it is left alone
+}
+
 TEST_F(ExportTest, OneFileOrAPartNobodyHas) {
   ASSERT_TRUE(Run("fake/blob"));
   EXPECT_EQ(Read("blob"), "bytes of the blob");

@@ -163,5 +163,32 @@ TEST(ReadingTest, IsGuessedByTheNameOfASourceFile) {
   EXPECT_EQ(GuessReading("latest"), Reading::kRandom);
 }
 
+TEST(LayoutOffer, NamesACauseOnce) {
+  LayoutOffer offer;
+  offer.name = "tp3";
+  offer.answers = {{"rank", "too wide", ErrorCode::kInvalid}, {"deepspeed", "too wide", ErrorCode::kInvalid},
+                   {"huggingface", "no config"}, {"other", ""}};
+  ASSERT_EQ(offer.Causes().size(), 2u);
+  EXPECT_EQ(offer.Causes()[0].Text(), "rank, deepspeed: too wide");
+  EXPECT_EQ(offer.Refusal().message,
+            "no format can show layout tp3; rank, deepspeed: too wide; huggingface: no config");
+}
+
+TEST(DetailOf, FindsTheParameterAndTheNeed) {
+  const auto detail = [](std::string_view reason) {
+    const RefusalDetail found = DetailOf(reason);
+    return found.parameter + "|" + found.needs;
+  };
+  EXPECT_EQ(detail("'a.b': pattern: dim 0: 3 does not divide by 2 ranks; and 1 more parameters"), "a.b|");
+  EXPECT_EQ(detail("parameter 'a.b': no rule; give --family-set heads=N"), "a.b|give --family-set heads=N");
+  EXPECT_EQ(detail("3 layers do not divide by 2 stages; add a split such as split2-1"),
+            "|add a split such as split2-1");
+  EXPECT_EQ(detail("no config.json; `mount --hf-config DIR` gives one"), "|`mount --hf-config DIR` gives one");
+  EXPECT_EQ(detail("layout token 'x': unknown"), "|");
+  EXPECT_EQ(detail(""), "|");
+  EXPECT_EQ(detail("'"), "|");
+  EXPECT_EQ(detail("'': "), "|");
+}
+
 }  // namespace
 }  // namespace ckptfs

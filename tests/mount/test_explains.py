@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tool says of itself: refusals where people look, health, inspection."""
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import zlib
+
+import pytest
+
+from daemon import BIN, is_mounted, public_program, wait_until
+
+TAG = 'global_step3'
+REASON = 'user.ckptfs.reason'
+
+
+def rc(ckptfs, *words, **more):
+    """Exit code, stdout and stderr of a command that may fail."""
+    done = ckptfs.run(*words, check=False, **more)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def store(ckptfs):
+    return ['--store', ckptfs.store]
+
+
+# ---- refusals where people look --------------------------------------------------
+
+
+def test_readme_and_index(ckptfs, source, store):
+    mount = ckptfs.mount(adopt=[source])
+    view = f'{mount}/view'
+    assert {'README.txt', 'layouts.json'} < set(os.listdir(view))
+    with open(f'{view}/README.txt') as f:
+        text = f.read()
+    assert os.path.getsize(f'{view}/README.txt') == len(text.encode())
+    assert f'run7/{TAG}' in text and 'dp4_zero2_plain' in text and '--hf-config' in text
+    assert all(c == '\n' or c.isprintable() for c in text)
+    with open(f'{view}/layouts.json') as f:
+        index = json.load(f)
+    assert index['source_layout'] == 'dp4_zero2_plain'
+    for name, layout in index['layouts'].items():
+        shown = os.path.isdir(f'{view}/{name}')
+        assert shown == bool(layout['formats']), name
+        if shown:
+            assert (layout['world'] > 0) and 'info.json' in os.listdir(f'{view}/{name}')
+    refused, = index['layouts']['tp1']['refused']
+    assert refused['formats'] == ['huggingface'] and refused['code'] == 'unsupported'
+    assert 'mount --hf-config DIR' in refused['needs'] and refused['parameter'] is None
+    cut = index['layouts']['tp8']['refused'][0]
+    assert cut['parameter'] == 'model.layers.0.self_attn.qkv_proj.weight'
+
+
+def test_the_reason_is_an_attribute(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    view = f'{mount}/view/'
+    assert os.listxattr(view) == []
+    with pytest.raises(OSError):
+        os.getxattr(view, REASON)
+    for name in ('tp7', 'TP2', '.hidden', 'nonsense', 'tp2'):
+        os.path.exists(view + name)
+    lines = os.getxattr(view, REASON).decode().splitlines()
+    assert os.listxattr(view) == [REASON]
+    assert [line.split(':')[0] for line in lines] == ['nonsense', 'TP2', 'tp7']
+    assert 'do you mean tp2?' in lines[1] and 'does not divide by 7' in lines[2]
+    assert '--hf-config' in os.getxattr(view + 'tp2', REASON).decode()
+    for path in (mount, view + 'tp2/rank0', view + 'tp2/rank0/model.pt'):
+        assert os.listxattr(path) == []
+    for n in range(40):  # the last ones are kept
+        os.path.exists(f'{view}tp2_x{n}')
+    assert len(os.getxattr(view, REASON).decode().splitlines()) == 16
+
+
+def test_hostile_names_move_no_cursor(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    name = 'tp2\x1b[2Jx\n\u202e'
+    os.path.exists(f'{mount}/view/{name}')
+    text = os.getxattr(f'{mount}/view/', REASON).decode()
+    assert '\\x1b' in text and text.count('\n') == 1 and '\x1b' not in text and '\u202e' not in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
+def test_reasons_are_for_those_who_see_the_step(ckptfs, source):
+    os.chmod(ckptfs.folder, 0o755)
+    mount = ckptfs.mount(adopt=[source])
+    view = f'{mount}/run/run7/step/{TAG}/view'
+    os.path.exists(view + '/tp7')
+    for name in os.listdir(source / TAG):
+        os.chmod(source / TAG / name, 0o600)
+    look = 'import os, sys\ntry:\n print(os.getxattr(sys.argv[1], "user.ckptfs.reason"))\nexcept OSError as e:\n print(e.errno)'
+    for word in (view, view + '/README.txt'):
+        done = subprocess.run(['python3', '-c', look, word], user=65534, group=65534, extra_groups=[],
+                              capture_output=True, text=True)
+        assert done.stdout.strip() in ('2', '13'), done
+
+
+def test_errors_as_json(ckptfs, source, store):
+    ckptfs.adopt(source)
+    code, out, _ = rc(ckptfs, 'export', 'run7/latest', 'tp7', '/nonexist/x', '--json', *store)
+    error = json.loads(out)['error']
+    assert code == 4 and error['code'] == 'unsupported' and 'qkv_proj' in error['message']
+    code, out, _ = rc(ckptfs, 'explain', 'tp7', '--json', *store)
+    told = json.loads(out)
+    assert code == 4 and told['shown'] == [] and told['layout'] == 'tp7'
+    assert [c['formats'] for c in told['refused']] == [['rank', 'deepspeed'], ['huggingface']] or \
+        len(told['refused']) >= 2
+    code, out, _ = rc(ckptfs, 'adopt', '/nonexist', '--json', *store)
+    assert json.loads(out)['refusals'][0]['code'] == 'not found' and code == 3
+    done = ckptfs.run('explain', 'pp4', *store, check=False)
+    assert 'add a split such as split' in done.stdout
+
+
+# ---- words that were misspelt ----------------------------------------------------
+
+
+@pytest.mark.parametrize('words, meant', [
+    ('adopt /x --lnik', '--link'), ('mount /m --runn a', '--run'), ('export a/b tp2 /x --thread 2', '--threads'),
+    ('lst', 'list'), ('statsu', 'status'), ('explain TP2', 'tp2?'), ('export a/b tp2-dp4 /x', 'tp2_dp4?'),
+    ('warm tp2dp4', 'tp2_dp4?'), ('completions tcsh', 'bash, zsh or fish')])
+def test_what_was_meant_is_told(ckptfs, words, meant):
+    code, _, said = rc(ckptfs, *words.split())
+    assert code == 2 and meant in said
+
+
+def test_small_things(ckptfs, source, store):
+    code, _, said = rc(ckptfs, 'explain', 'tp2 dp4', *store)
+    assert code == 2 and 'do you mean tp2_dp4?' in said
+    assert ckptfs.run('-V').stdout == ckptfs.run('--version').stdout
+    assert ckptfs.run('help', 'adopt').stdout == ckptfs.run('adopt', '--help').stdout
+    assert 'SUBCOMMAND' in ckptfs.run('help').stdout
+    for words in (['adopt', 's3://b/x', *store], ['info', 's3://b/x'], ['mount', 's3://b/x', ckptfs.folder]):
+        code, _, said = rc(ckptfs, *words)
+        assert code == 4 and 'object stores are not read yet' in said
+    code, _, said = rc(ckptfs, 'adopt', ckptfs.folder, *store)
+    assert code == 3 and not os.path.exists(ckptfs.store)  # nothing adopted, no store
+    code, _, said = rc(ckptfs, 'mount', '--adopt', ckptfs.folder, ckptfs.mountpoint(), *store)
+    assert code == 3 and not os.path.exists(ckptfs.store)
+    ckptfs.run('adopt', source, env={'CKPTFS_STORE': ckptfs.store})
+    listed = ckptfs.run('list', env={'CKPTFS_STORE': ckptfs.store}).stdout.splitlines()
+    assert listed[0].split() == ['STEP', 'ITERATION', 'SAVED', 'AGE', 'STATE', 'SOURCE']
+    assert listed[1].startswith(f'run7/{TAG} ') and ' ago ' in listed[1]
+
+
+def test_an_adopt_whose_sample_differs_leaves_no_store(ckptfs, source, store):
+    folder = source / TAG
+    names = sorted(n for n in os.listdir(folder) if 'zero_pp_rank' in n)
+    os.rename(folder / names[0], folder / 'x')
+    os.rename(folder / names[1], folder / names[0])
+    os.rename(folder / 'x', folder / names[1])
+    code, _, said = rc(ckptfs, 'adopt', source, *store)
+    assert code == 9 and '--check never' in said and not os.path.exists(ckptfs.store)
+
+
+def test_info_of_a_run_and_of_an_incomplete_step(ckptfs, source, store):
+    shutil.copytree(source / TAG, source / 'global_step9')
+    for name in os.listdir(source / 'global_step9'):
+        if 'zero_pp_rank_1' in name:
+            os.unlink(source / 'global_step9' / name)
+    text = ckptfs.run('info', source).stdout
+    assert 'step: global_step3 ' in text and 'skipped: global_step9: incomplete' in text
+    told = json.loads(ckptfs.run('info', source, '--json').stdout)
+    assert 'global_step9' in told['skipped'][0]
+    ckptfs.adopt(source)
+    assert f'run: run7 (1 steps: {TAG})' in ckptfs.run('info', 'run7', *store).stdout
+    assert json.loads(ckptfs.run('info', 'run7', '--json', *store).stdout)['run_steps'] == [TAG]
+    assert rc(ckptfs, 'info', 'run8', *store)[0] == 3
+
+
+def test_a_truncated_step_refuses_no_other(ckptfs, source, store):
+    """Not even the one that the framework's pointer names."""
+    shutil.copytree(source / TAG, source / 'global_step9')
+    bad = source / 'global_step9' / 'mp_rank_00_model_states.pt'
+    os.truncate(bad, os.path.getsize(bad) // 2)
+    (source / 'latest').write_text('global_step9')
+    told = json.loads(ckptfs.run('info', source, '--json').stdout)
+    others = told.get('skipped', []) + told.get('refused', [])
+    assert told['step'] == TAG and 'global_step9' in others[0]
+    _, out, said = rc(ckptfs, 'adopt', source, *store)
+    assert out == f'run7/{TAG}\n' and 'global_step9' in said
+    mount = ckptfs.mount()
+    assert os.listdir(f'{mount}/run/run7/step') == [TAG]
+
+
+def test_a_finished_export_is_success(ckptfs, source, store):
+    ckptfs.adopt(source)
+    to = os.path.join(ckptfs.folder, 'out')
+    words = ['export', 'run7/latest', 'dp2_zero1/deepspeed', to, *store]
+    first = ckptfs.run(*words).stdout
+    again = ckptfs.run(*words).stdout
+    assert 'were there' in again and first.split(' in ')[0] == again.split(' in ')[0]
+    name = next(os.path.join(f, n) for f, _, ns in os.walk(to) for n in ns if n.endswith('.pt'))
+    with open(name, 'r+b') as f:
+        f.seek(-1, 2)
+        last = f.read(1)
+        f.seek(-1, 2)
+        f.write(bytes([last[0] ^ 1]))
+    assert rc(ckptfs, *words)[0] == 7
+
+
+# ---- incidents -------------------------------------------------------------------
+
+
+def test_status_begins_with_health(ckptfs, source, store):
+    mount = ckptfs.mountpoint()
+    said = ckptfs.run('mount', '--reserve', '0', *store, source, mount).stderr
+    log = re.search(r'; log: (\S+)', said)[1]
+    assert os.path.exists(log)
+    with open(f'{mount}/view/tp1/rank0/model.pt', 'rb') as f:
+        f.read()
+    text = ckptfs.run('status', *store).stdout
+    first = text.splitlines()[0]
+    for part in (f'{mount}: alive for ', ', ckptfs ', f'/view -> /run/run7/step/{TAG}/view', 'no stale sources',
+                 'memory: ', ' GiB filled', f'log: {log}'):
+        assert part in first, (part, first)
+    assert 'recent_opens' not in text and 'served: ' in text
+    assert 'recent_opens' in ckptfs.run('status', '--verbose', *store).stdout
+    os.utime(source / TAG / 'mp_rank_00_model_states.pt')
+    with open(source / TAG / 'mp_rank_00_model_states.pt', 'ab') as f:
+        f.write(b'x')
+    assert '1 STALE sources' in ckptfs.run('status', *store).stdout.splitlines()[0]
+    assert json.loads(ckptfs.run('status', '--json', *store).stdout)[0]['daemon']['log'] == log
+
+
+def test_a_dead_mount_is_told(ckptfs, source, store):
+    ckptfs.adopt(source)
+    process, mount = ckptfs.start()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: rc(ckptfs, 'status', *store)[0] == 3, 'the end')
+    for words in (store, ['--mountpoint', mount]):
+        code, out, _ = rc(ckptfs, 'status', *words)
+        assert code == 3 and f'{mount}: DEAD: its daemon is gone since 20' in out
+        assert f'`ckptfs umount {mount}`' in out and f'ckptfs mount --store {ckptfs.store} {mount}' in out
+    dead, = json.loads(rc(ckptfs, 'status', '--json', *store)[1])
+    assert not dead['alive'] and dead['daemon']['seen_ns'] > 0
+    ckptfs.run('umount', mount)
+    assert rc(ckptfs, 'status', *store)[1] == ''
+
+
+def test_busy_mounts_name_who_uses_them(ckptfs, source, store):
+    mount = ckptfs.mount(adopt=[source])
+    name = f'run/run7/step/{TAG}/view/tp1/rank0/model.pt'
+    with open(f'{mount}/{name}', 'rb'):
+        code, _, said = rc(ckptfs, 'umount', mount)
+        assert code == 7 and f'(pid {os.getpid()}: {name})' in said and '--lazy' in said
+        code, _, said = rc(ckptfs, 'remove', f'run7/{TAG}', *store)
+        assert code == 7 and mount in said and '--force' in said and 'Nothing was removed' in said
+        assert [s['step'] for s in ckptfs.list()['steps']] == [f'run7/{TAG}']
+        told = json.loads(ckptfs.run('remove', '--force', '--json', f'run7/{TAG}', *store).stdout)
+        removed, = told['removed']
+        assert removed['shown_by'] == [mount] and removed['users'][0]['pid'] == os.getpid()
+
+
+def test_switch_and_remove_check_all_first(ckptfs, source, store, tmp_path):
+    other = shutil.copytree(source, tmp_path / 'other')
+    mount = ckptfs.mount(adopt=[source])
+    ckptfs.adopt(other)
+    with open(f'{mount}/view/tp1/rank0/model.pt', 'rb'):
+        out = ckptfs.run('switch', f'other/{TAG}', *store).stdout
+    assert out.splitlines()[0] == f'{mount}: /view: run7/{TAG} -> other/{TAG}'
+    assert f'(pid {os.getpid()}) goes on with 1 files of run7/{TAG}' in out
+    assert 'showed that already' in ckptfs.run('switch', f'other/{TAG}', *store).stdout
+    assert rc(ckptfs, 'switch', 'other/none', *store)[0] == 3
+    assert rc(ckptfs, 'remove', f'run7/{TAG}', 'other/none', *store)[0] == 3
+    assert len(ckptfs.list()['steps']) == 2
+    assert ckptfs.run('remove', f'run7/{TAG}', f'run7/{TAG}', *store).stdout == f'removed run7/{TAG}\n'
+    assert len(ckptfs.list()['steps']) == 1
+
+
+# ---- inspection ------------------------------------------------------------------
+
+
+def test_ls_names_every_tensor(ckptfs, source, store):
+    ckptfs.adopt(source)
+    told = json.loads(ckptfs.run('ls', 'run7', '--json', *store).stdout)['tensors']
+    mount = ckptfs.mount()
+    names = {(t['name'], t['kind']) for t in told}
+    params = f'{mount}/run/run7/step/{TAG}/param'
+    assert names == {(p, k.removesuffix('.safetensors')) for p in os.listdir(params) for k in os.listdir(f'{params}/{p}')}
+    for tensor in told:
+        with open(f"{params}/{tensor['name']}/{tensor['kind']}.safetensors", 'rb') as f:
+            size, = struct.unpack('<Q', f.read(8))
+            header, = (v for k, v in json.loads(f.read(size)).items() if k != '__metadata__')
+        assert header['shape'] == tensor['shape']
+        assert header['data_offsets'][1] - header['data_offsets'][0] == tensor['bytes']
+    master = next(t for t in told if t['kind'] == 'master')
+    assert master['held_by']['files'] >= 1
+    text = ckptfs.run('ls', 'run7', '*.bias', '--kind', 'weight', *store).stdout.splitlines()
+    assert text[0].split()[:5] == ['NAME', 'KIND', 'SHAPE', 'DTYPE', 'BYTES'] and len(text) == 4
+    code, _, said = rc(ckptfs, 'ls', 'run7', 'model.norm.wieght', *store)
+    assert code == 3 and 'do you mean model.norm.weight?' in said
+
+
+def test_explain_any_path(ckptfs, source, store):
+    mount = ckptfs.mount(adopt=[source])
+    step = f'{mount}/run/run7/step/{TAG}'
+    for path in (mount, f'{mount}/run', f'{mount}/run/run7', step, f'{mount}/.ckptfs/status', f'{mount}/ingest'):
+        assert ckptfs.run('explain', path).stdout, path
+        assert json.loads(ckptfs.run('explain', path, '--json').stdout)['mountpoint'] == mount
+    for folder, folders, files in os.walk(step):
+        for name in folders[:2] + files[:2]:
+            path = os.path.join(folder, name)
+            assert ckptfs.run('explain', path, '--limit', '2').stdout, path
+        folders[:] = folders[:2]
+    by_path = ckptfs.run('explain', f'{mount}/view/tp2/rank1/model.pt', '--json').stdout
+    by_name = ckptfs.run('explain', 'tp2', 'rank1/model.pt', '--json', *store).stdout
+    assert json.loads(by_path) == json.loads(by_name)
+    code, out, _ = rc(ckptfs, 'explain', f'{mount}/view/tp7')
+    assert code == 4 and 'does not divide by 7' in out
+    assert rc(ckptfs, 'explain', f'{mount}/view/tp2/rank9')[0] in (3, 4)
+    assert rc(ckptfs, 'explain', f'{mount}/view/tp2/rank0/none')[0] in (3, 4)
+    code, _, said = rc(ckptfs, 'explain', ckptfs.folder + '/x')
+    assert code == 3 and 'not in a mount' in said
+    with open(f'{step}/source/{TAG}/mp_rank_00_model_states.pt', 'rb'):
+        out = ckptfs.run('explain', f'{step}/source/{TAG}/mp_rank_00_model_states.pt').stdout
+    assert f'{source}/{TAG}/mp_rank_00_model_states.pt as it is' in out
+
+
+def png(path):
+    """Width, height and rows of an RGB picture, by the specification."""
+    with open(path, 'rb') as f:
+        data = f.read()
+    assert data[:8] == b'\x89PNG\r\n\x1a\n'
+    at, chunks = 8, []
+    while at < len(data):
+        size, kind = struct.unpack('>I4s', data[at:at + 8])
+        body = data[at + 8:at + 8 + size]
+        assert struct.unpack('>I', data[at + 8 + size:at + 12 + size])[0] == zlib.crc32(kind + body)
+        chunks.append((kind, body))
+        at += 12 + size
+    assert [k for k, _ in chunks] == [b'IHDR', b'IDAT', b'IEND']
+    width, height, depth, colour = struct.unpack('>IIBB', chunks[0][1][:10])
+    assert (depth, colour) == (8, 2)
+    raw = zlib.decompress(chunks[1][1])
+    rows = [raw[y * (1 + 3 * width):(y + 1) * (1 + 3 * width)] for y in range(height)]
+    assert all(row[0] == 0 for row in rows) and len(raw) == height * (1 + 3 * width)
+    return width, height, [row[1:] for row in rows]
+
+
+def test_map(ckptfs, source, store):
+    ckptfs.adopt(source)
+    told = json.loads(ckptfs.run('map', 'tp2_pp2', '--json', *store).stdout)
+    assert told['world'] == 4 and [c['rank'] for c in told['columns']] == [0, 1, 2, 3]
+    tensors = json.loads(ckptfs.run('ls', 'run7', '--kind', 'weight', '--json', *store).stdout)['tensors']
+    shapes = {t['name']: t['shape'] for t in tensors}
+    for row in told['rows']:
+        held = [h['elements'] for h in row['held']]
+        whole = row['elements']
+        stages = [sum(held[:2]), sum(held[2:])]
+        # Whole on both ranks of a stage, or once over them; on one stage.
+        assert sorted(stages)[0] == 0 and max(stages) in (whole, 2 * whole), row
+        if 'qkv' in row['name']:
+            assert len(row['held'][0]['runs'] or row['held'][2]['runs']) == 3
+    assert {r['name'] for r in told['rows']} == set(shapes)
+    text = ckptfs.run('map', 'tp2_pp2', *store).stdout
+    assert 'lm_head.weight' in text and '1/2' in text and 'all' in text
+    svg, picture = ckptfs.folder + '/a.svg', ckptfs.folder + '/a.png'
+    ckptfs.run('map', 'tp2_pp2', '--output', svg, *store)
+    with open(svg) as f:
+        drawn = f.read()
+    assert drawn.startswith('<svg') and 'lm_head.weight' in drawn and drawn.count('<rect') > 4 * len(told['rows'])
+    ckptfs.run('map', 'tp2_pp2', '--output', picture, *store)
+    width, height, rows = png(picture)
+    size = re.search(r'width="(\d+)" height="(\d+)"', drawn)
+    assert (width, height) == (int(size[1]), int(size[2]))
+    colours = {row[3 * x:3 * x + 3] for row in rows[::5] for x in range(0, width, 3)}
+    assert len(colours) >= 5
+    many = json.loads(ckptfs.run('map', 'tp2_dp64_zero1', '--json', *store).stdout)
+    assert len(many['columns']) == 2 and many['ranks_alike'] == 64
+    code, _, said = rc(ckptfs, 'map', 'tp7', *store)
+    assert code == 4 and 'does not divide' in said
+    assert rc(ckptfs, 'map', 'tp2', '--output', 'x.jpg', *store)[0] == 2
+
+
+def test_completions(ckptfs, source):
+    script = ckptfs.run('completions', 'bash').stdout
+    complete = script + '''
+ckptfs() { "$BIN" "$@"; }
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ckptfs; printf '%s\\n' "${COMPREPLY[@]}"'''
+
+    def completed(*words):
+        done = subprocess.run(['bash', '-c', complete, 'bash', *words], capture_output=True, text=True, check=True,
+                              env={**os.environ, 'BIN': BIN, 'CKPTFS_STORE': ckptfs.store}, cwd=ckptfs.folder)
+        assert done.stderr == ''
+        return done.stdout.split()
+    assert set(completed('ckptfs', 'st')) == {'stats', 'status'}
+    assert completed('ckptfs', 'adopt', '--li') == ['--link']
+    assert completed('ckptfs', 'mount', '--mode', '') == ['stream', 'materialise', 'direct']
+    ckptfs.adopt(source)
+    assert set(completed('ckptfs', 'verify', 'run7/g')) == {f'run7/{TAG}'}
+    assert subprocess.run(['bash', '-n'], input=script, text=True).returncode == 0
+    for shell in ('zsh', 'fish'):
+        text = ckptfs.run('completions', shell).stdout
+        if shutil.which(shell):
+            assert subprocess.run([shell, '-n'], input=text, text=True).returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
+def test_inspection_obeys_the_files(ckptfs, source):
+    """Who cannot read the source's files reads no value of them."""
+    os.chmod(ckptfs.folder, 0o755)
+    for name in os.listdir(source / TAG):
+        os.chmod(source / TAG / name, 0o600)
+    with tempfile.TemporaryDirectory() as public:
+        program = public_program(public)
+        for words in (['stats', str(source)], ['diff', str(source), str(source)], ['ls', str(source)],
+                      ['map', 'tp2', '--step', str(source)]):
+            done = subprocess.run([program, *words], user=65534, group=65534, extra_groups=[],
+                                  capture_output=True, text=True, timeout=60)
+            assert done.returncode != 0 and 'denied' in done.stderr, done
