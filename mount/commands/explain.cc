@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
@@ -38,8 +39,12 @@ struct ExplainFlags {
   bool json = false;
 };
 
-// A layout has no slash.
-bool IsPathArgument(const std::string& text) { return text.find('/') != std::string::npos; }
+// A layout has no slash; what is none and is there is a path, too.
+bool IsPathArgument(const std::string& text) {
+  std::error_code error;
+  return text.find('/') != std::string::npos ||
+         (!Layout::Parse(text) && std::filesystem::exists(text, error));
+}
 
 std::string CheckLayoutOrPath(const std::string& text) {
   const auto layout = IsPathArgument(text) ? Result<Layout>(Layout{}) : Layout::Parse(text);

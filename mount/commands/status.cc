@@ -118,7 +118,9 @@ std::vector<Json> DeadMounts(const std::string& store, const std::string& only,
     });
     if (answers) continue;
     const DaemonFacts* const facts = RecordOf(records, mount.mountpoint);
-    if (facts == nullptr && !IsDeadMount(mount.mountpoint)) continue;  // another user's
+    // Another user's that lives, maybe where one of ours was.
+    const bool ours = facts != nullptr && IsAlive(*facts);
+    if (!ours && !IsDeadMount(mount.mountpoint)) continue;
     if (auto json = DeadJson(mount.source, mount.mountpoint, facts)) dead.push_back(*std::move(json));
   }
   if (!only.empty()) return dead;

@@ -314,6 +314,8 @@ def test_explain_any_path(ckptfs, source, store):
     assert code == 4 and 'does not divide by 7' in out
     assert rc(ckptfs, 'explain', f'{mount}/view/tp2/rank9')[0] in (3, 4)
     assert rc(ckptfs, 'explain', f'{mount}/view/tp2/rank0/none')[0] in (3, 4)
+    done = subprocess.run([BIN, 'explain', 'README.txt'], cwd=f'{mount}/view', capture_output=True, text=True)
+    assert done.returncode == 0 and 'which layouts work here' in done.stdout
     code, _, said = rc(ckptfs, 'explain', ckptfs.folder + '/x')
     assert code == 3 and 'not in a mount' in said
     with open(f'{step}/source/{TAG}/mp_rank_00_model_states.pt', 'rb'):
