@@ -73,6 +73,32 @@ struct ZeroKind : Kind {
   const ZeroSegment& body;
 };
 
+struct RenderedKind : Kind {
+  RenderedKind(const Segment& the_segment, const RenderedSegment& the_body)
+      : Kind(the_segment), body(the_body) {}
+
+  // That the length is right shows when it is rendered.
+  Status Validate(const StepModel&) const {
+    if (body.renderer != nullptr && *body.renderer) return {};
+    return Refuse("a rendered segment without a renderer");
+  }
+  Status Read(const StepModel&, BlobReader&, uint64_t begin, uint64_t end, std::byte* out) const {
+    CKPT_ASSIGN_OR_RETURN(const std::string bytes, (*body.renderer)(body.piece));
+    if (bytes.size() != segment.length()) {
+      return Fail(ErrorCode::kInternal, StrCat("piece ", body.piece, " has ", bytes.size(),
+                                               " bytes instead of ", segment.length()));
+    }
+    std::memcpy(out, bytes.data() + begin, end - begin);
+    return {};
+  }
+  Status Explain(const StepModel&, uint64_t begin, uint64_t end, size_t,
+                 std::vector<Origin>& origins) const {
+    return ExplainAs(Origin::Kind::kLiteral, begin, end, origins);
+  }
+
+  const RenderedSegment& body;
+};
+
 struct BlobKind : Kind {
   BlobKind(const Segment& the_segment, const BlobSegment& the_body)
       : Kind(the_segment), body(the_body) {}
@@ -162,6 +188,7 @@ LiteralKind KindOf(const Segment& s, const LiteralSegment& body) { return {s, bo
 ZeroKind KindOf(const Segment& s, const ZeroSegment& body) { return {s, body}; }
 BlobKind KindOf(const Segment& s, const BlobSegment& body) { return {s, body}; }
 AtomKind KindOf(const Segment& s, const AtomSegment& body) { return {s, body}; }
+RenderedKind KindOf(const Segment& s, const RenderedSegment& body) { return {s, body}; }
 
 template <class Act>
 auto WithKind(const Segment& segment, Act&& act) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A segment says what some bytes of a virtual file are: literal bytes, a flat
-// range of a rank's local tensor of an atom (cast), a range of a blob, or zeros.
+// A segment says what some bytes of a virtual file are: literal bytes, kept or
+// rendered when they are read, a flat range of a rank's local tensor of an atom
+// (cast), a range of a blob, or zeros.
 // What is done with segments is here, and segment.cc is the only place that
 // tells the kinds apart: a new kind is a body, a line in SegmentBody, and one
 // class with its KindOf there.
@@ -14,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,7 +57,19 @@ struct ZeroSegment {
   uint64_t length = 0;
 };
 
-using SegmentBody = std::variant<LiteralSegment, AtomSegment, BlobSegment, ZeroSegment>;
+// The bytes of one of the pieces that a long literal consists of.  Pure: the same
+// piece has the same bytes every time.  May be called concurrently.
+using PieceRenderer = std::function<Result<std::string>(uint64_t piece)>;
+
+// A piece of a literal that is too long to be kept (the index of two million
+// chunks): its length is known, its bytes are made by whoever reads them.
+struct RenderedSegment {
+  std::shared_ptr<const PieceRenderer> renderer;
+  uint64_t piece = 0;
+};
+
+using SegmentBody =
+    std::variant<LiteralSegment, AtomSegment, BlobSegment, ZeroSegment, RenderedSegment>;
 
 struct Segment {
   uint64_t begin = 0;  // first byte in the file
