@@ -39,6 +39,17 @@ constexpr std::array<DtypeToken, 3> kDtypes = {{
     {"fp32", DType::kF32},
 }};
 
+struct KeysToken {
+  std::string_view name;
+  StateKeys keys;
+};
+constexpr std::array<KeysToken, 4> kKeys = {{
+    {"nested", StateKeys::kNested},
+    {"flat", StateKeys::kFlat},
+    {"titan", StateKeys::kTitan},
+    {"accelerate", StateKeys::kAccelerate},
+}};
+
 // All of `text` as a number of at most `maximum`.
 std::optional<uint32_t> Number(std::string_view text, uint64_t maximum) {
   if (text.empty() || !IsDigit(text.front())) return std::nullopt;
@@ -65,6 +76,13 @@ class Parser {
       layout_.naming = token == "pipe" ? Naming::kPipe : Naming::kPlain;
       return {};
     }
+    for (const KeysToken& candidate : kKeys) {
+      if (token == candidate.name) {
+        CKPT_RETURN_IF_ERROR(Once("a key shape", token));
+        layout_.keys = candidate.keys;
+        return {};
+      }
+    }
     size_t letters = 0;
     while (letters < token.size() && !IsDigit(token[letters])) ++letters;
     const std::string_view word = token.substr(0, letters);
@@ -76,7 +94,7 @@ class Parser {
     }
     return Refuse(token,
                   "unknown; known are tp2 pp2 dp2 ep2 etp2 cp2 vpp2 zero1 bf16 fp16 fp32 "
-                  "split3-5 plain pipe");
+                  "split3-5 plain pipe nested flat titan accelerate");
   }
 
   Result<Layout> Finish() {
@@ -197,6 +215,9 @@ std::string Layout::ToString() const {
   }
   if (naming == Naming::kPlain) add("plain");
   if (naming == Naming::kPipe) add("pipe");
+  for (const KeysToken& candidate : kKeys) {
+    if (keys == candidate.keys) add(candidate.name);
+  }
   return text.empty() ? "tp1" : text;
 }
 

@@ -9,6 +9,7 @@
 //          | "bf16" | "fp16" | "fp32"
 //          | "split" 1*DIGIT *( "-" 1*DIGIT )
 //          | "plain" | "pipe"
+//          | "nested" | "flat" | "titan" | "accelerate"
 //
 // An absent degree is 1, an absent zero 0.  Each token appears at most once.
 // The canonical text has the order above and omits degree 1 (an otherwise
@@ -31,12 +32,23 @@ namespace ckptfs {
 
 enum class Naming : uint8_t { kAsSource = 0, kPlain = 1, kPipe = 2 };
 
+// Under which keys a state dict of torch.distributed.checkpoint has what; of no
+// interest to other formats.
+enum class StateKeys : uint8_t {
+  kAsSource = 0,  // a DCP source's own; of any other as kNested
+  kNested,        // {model, optim}: get_state_dict's
+  kFlat,          // the same with flatten_optimizer_state_dict
+  kTitan,         // torchtitan's: parameters at the top, a flat "optimizer"
+  kAccelerate,    // accelerate's: {model, optimizer}
+};
+
 struct Layout {
   uint32_t tp = 1, pp = 1, dp = 1, ep = 1, etp = 1, cp = 1, vpp = 1;
   uint32_t zero = 0;
   std::optional<DType> dtype;   // of weights only; absent: as stored
   std::vector<uint32_t> split;  // layers per pipeline stage; empty: even
   Naming naming = Naming::kAsSource;
+  StateKeys keys = StateKeys::kAsSource;
   bool operator==(const Layout&) const = default;
 
   // kInvalid with the token and the rule (unknown, repeated, zero, world above

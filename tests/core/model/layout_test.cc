@@ -24,6 +24,10 @@ TEST(LayoutTest, RendersCanonically) {
   EXPECT_EQ(Canonical("vpp2_pp2_split1-2-3-4"), "pp2_vpp2_split1-2-3-4");
   EXPECT_EQ(Canonical("tp04"), "tp4");
   EXPECT_EQ(Canonical("ep2_dp2_plain"), "dp2_ep2_plain");
+  EXPECT_EQ(Canonical("flat_plain_fp32_dp2"), "dp2_fp32_plain_flat");
+  EXPECT_EQ(Canonical("titan_dp1"), "titan");
+  EXPECT_EQ(Canonical("accelerate_tp2"), "tp2_accelerate");
+  EXPECT_EQ(Canonical("nested"), "nested");
 }
 
 TEST(LayoutTest, CanonicalTextParsesToTheSameLayout) {
@@ -47,6 +51,7 @@ TEST(LayoutTest, RefusesWithTheTokenAndTheRule) {
   EXPECT_THAT(Canonical("tp2_tp4"), HasSubstr("twice"));
   EXPECT_THAT(Canonical("bf16_fp16"), HasSubstr("twice"));
   EXPECT_THAT(Canonical("plain_pipe"), HasSubstr("twice"));
+  EXPECT_THAT(Canonical("flat_nested"), HasSubstr("a key shape is given twice"));
   EXPECT_THAT(Canonical("zero4"), HasSubstr("0, 1, 2 or 3"));
   EXPECT_THAT(Canonical("zero"), HasSubstr("0, 1, 2 or 3"));
   EXPECT_THAT(Canonical("tp99999999999999999999"), HasSubstr("1048576"));
