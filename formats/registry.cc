@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "formats/dcp/view.h"
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/deepspeed/universal/universal_view.h"
@@ -30,6 +31,7 @@ std::vector<std::unique_ptr<ViewFormat>> MakeViewFormats(std::optional<ModelFile
   for (const StepTool tool : {StepTool::kTrainer, StepTool::kAccelerate, StepTool::kLightning}) {
     formats.push_back(std::make_unique<ResumeFormat>(tool));
   }
+  formats.push_back(std::make_unique<DcpFormat>());
   return formats;
 }
 

@@ -137,6 +137,22 @@ Result<NodeId> ArchiveBuilder::Value(const Document& document) {
   });
 }
 
+Result<NodeId> ArchiveBuilder::PartOf(const Document& document, PickleRef value) {
+  std::vector<size_t> used;  // of the document's tensors, in the order of their storages
+  const size_t base = storages_.size();
+  const NodeId copy = pickle_.Copy(value, [&](const TensorNode& tensor) {
+    used.push_back(std::stoul(tensor.storage_key));
+    return std::to_string(base + used.size() - 1);
+  });
+  for (size_t i : used) {
+    ArchiveStorage storage;
+    CKPT_ASSIGN_OR_RETURN(storage.parts, RunsOf(document.tensors.at(i)));
+    for (const auto& part : storage.parts) storage.length += part.first;
+    storages_.push_back(std::move(storage));
+  }
+  return copy;
+}
+
 ArchiveContent ArchiveBuilder::Finish(NodeId root) && {
   return ArchiveContent{std::move(pickle_).Finish(root), std::move(storages_)};
 }

@@ -48,6 +48,8 @@ class ArchiveBuilder {
   Result<NodeId> Scalar(const StepModel& step, AtomIndex atom);
   // A document's value, its tensors included.
   Result<NodeId> Value(const Document& document);
+  // A value of its tree (ParseDocument) alone, with the tensors in it.
+  Result<NodeId> PartOf(const Document& document, PickleRef value);
 
   ArchiveContent Finish(NodeId root) &&;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/dcp/view.h"
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/huggingface/view.h"
 #include "formats/rank/rank_view.h"
@@ -41,6 +42,12 @@ ViewFormatCase Resume(std::string name, StepTool tool, std::string layout,
   return {std::move(name), make, step, std::move(layout)};
 }
 
+// Cuts whatever has 64 bytes.
+ViewFormatCase Dcp(std::string name, std::string layout, TinyStepOptions step = {}) {
+  const auto make = [] { return std::make_unique<DcpFormat>(nullptr, 64); };
+  return {std::move(name), make, step, std::move(layout)};
+}
+
 TinyStepOptions Experts() {
   TinyStepOptions options;
   options.experts = 4;
@@ -72,6 +79,11 @@ const std::vector<ViewFormatCase>& Cases() {
       Resume("accelerate_lazy", StepTool::kAccelerate, "dp3_zero2", Lazy()),
       Resume("lightning_whole", StepTool::kLightning, "tp1"),
       Case("deepspeed_experts", false, "dp4_ep2", Experts()),
+      Dcp("dcp_whole", "tp1"),
+      Dcp("dcp_fsdp_tp", "tp2_dp4_fp32"),
+      Dcp("dcp_uneven_shards", "dp3_cp2", Lazy()),
+      Dcp("dcp_flat", "tp3_dp5_bf16_flat", Lazy()),
+      Dcp("dcp_titan", "pp2_dp2_titan", Experts()),
   };
   return cases;
 }

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/document_entries.h"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs::dcp {
+namespace {
+
+using Kind = PickleNode::Kind;
+
+// Nested deeper than this is one value.
+constexpr size_t kMaxDepth = 64;
+
+// True if the condition holds for any node below, itself included.
+bool Any(PickleRef value, const std::function<bool(const PickleNode&)>& condition) {
+  std::vector<NodeId> work = {value.id()};
+  std::set<NodeId> seen;
+  while (!work.empty()) {
+    const NodeId id = work.back();
+    work.pop_back();
+    if (!seen.insert(id).second) continue;
+    const PickleNode& node = value.tree().nodes[id];
+    if (condition(node)) return true;
+    ForEachEdge(node, value.tree().ExtraOf(node), [&](NodeId child) { work.push_back(child); });
+  }
+  return false;
+}
+
+bool IsOfClass(const PickleNode& node) {
+  return node.kind == Kind::kGlobal || node.kind == Kind::kReduce || node.kind == Kind::kObject ||
+         node.kind == Kind::kPersistent;
+}
+
+// A list whose items are entries of their own.
+bool IsTraversed(PickleRef list, size_t depth) {
+  if (list.node().kind != Kind::kList || depth == 0) return false;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const PickleRef item = list.at(i);
+    if (item.IsDict() || item.Tensor() != nullptr || IsTraversed(item, depth - 1)) return true;
+  }
+  return false;
+}
+
+class Flattener {
+ public:
+  Flattener(const Document& document, bool trusted, ObjectArchives& objects,
+            std::vector<Entry>& entries)
+      : document_(document), trusted_(trusted), objects_(objects), entries_(entries) {}
+
+  Status Add(std::vector<PathStep>& path, PickleRef value) {
+    const bool deep = path.size() < kMaxDepth;
+    if (deep && value.IsDict()) {
+      for (const auto& [key, item] : value.Items()) {
+        const bool number = key.node().kind == Kind::kInt;
+        if (!number && !key.String()) continue;  // str() of other keys is not known
+        path.push_back({number ? std::to_string(*key.Int()) : std::string(*key.String()), {}});
+        CKPT_RETURN_IF_ERROR(Add(path, item));
+        path.pop_back();
+      }
+      return {};
+    }
+    if (deep && IsTraversed(value, kMaxDepth - path.size())) {
+      for (size_t i = 0; i < value.size(); ++i) {
+        path.push_back({"", static_cast<uint32_t>(i)});
+        CKPT_RETURN_IF_ERROR(Add(path, value.at(i)));
+        path.pop_back();
+      }
+      return {};
+    }
+    return AddLeaf(path, value);
+  }
+
+ private:
+  Status AddLeaf(const std::vector<PathStep>& path, PickleRef value) {
+    if (!trusted_ && Any(value, IsOfClass)) return {};
+    Entry entry;
+    entry.key = KeyOf(path);
+    entry.path = path;
+    const bool tensors = Any(value, [](const PickleNode& n) { return n.kind == Kind::kTensor; });
+    if (!tensors) {
+      PickleBuilder builder;
+      const NodeId copy = builder.Copy(value);
+      CKPT_ASSIGN_OR_RETURN(entry.body, objects_.Of(std::move(builder).Finish(copy)));
+    } else {
+      ArchiveBuilder archive;
+      CKPT_ASSIGN_OR_RETURN(const NodeId copy, archive.PartOf(document_, value));
+      entry.body = std::make_shared<const ArchiveContent>(std::move(archive).Finish(copy));
+      if (const TensorNode* tensor = value.Tensor()) {
+        entry.tensor = true;
+        entry.dtype = tensor->dtype;
+        entry.shape = tensor->shape;
+      }
+    }
+    entries_.push_back(std::move(entry));
+    return {};
+  }
+
+  const Document& document_;
+  const bool trusted_;
+  ObjectArchives& objects_;
+  std::vector<Entry>& entries_;
+};
+
+}  // namespace
+
+bool IsPlain(PickleRef value) {
+  return !Any(value, [](const PickleNode& n) { return IsOfClass(n) || n.kind == Kind::kTensor; });
+}
+
+std::string KeyOf(const std::vector<PathStep>& path) {
+  std::string key;
+  for (const PathStep& step : path) {
+    if (!key.empty()) key += '.';
+    key += step.index ? std::to_string(*step.index) : step.text;
+  }
+  return key;
+}
+
+Status AppendDocument(const Document& document, std::vector<PathStep> path, bool trusted,
+                      ObjectArchives& objects, std::vector<Entry>& entries) {
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(document));
+  return Flattener(document, trusted, objects, entries).Add(path, RootOf(tree));
+}
+
+}  // namespace ckptfs::dcp

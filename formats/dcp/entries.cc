@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/entries.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <set>
+#include <unordered_set>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/view/shown_weight.h"
+#include "formats/deepspeed/document_keys.h"
+#include "formats/dcp/document_entries.h"
+#include "formats/dcp/implied_values.h"
+#include "formats/dcp/object_archives.h"
+#include "formats/torch/pickle/text.h"
+#include "formats/torch/pickle_reader.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs::dcp {
+namespace {
+
+// A document: {'model': key, 'optimizers': {label: key}, 'flat': bool}, as the state dict
+// had them that DCP saved (snapshot/python/ckptfs/saved_values.py).
+constexpr std::string_view kSpelling = "ckptfs.dcp";
+constexpr std::string_view kExtraState = "extra_state/";
+
+// States that begin as zeros, so that a parameter which never had a gradient can be
+// given them; others (Adagrad's sum, Rprop's step sizes) begin elsewhere.
+constexpr std::array<std::string_view, 4> kBeginAsZeros = {"exp_avg", "exp_avg_sq",
+                                                           "max_exp_avg_sq", "step"};
+
+Status CheckDType(DType dtype, std::string_view what) {
+  if (ByteWidth(dtype) > 0 && !TorchName(dtype).empty()) return {};
+  return Fail(ErrorCode::kUnsupported,
+              StrCat("'", what, "': torch has no dtype ", DTypeName(dtype), " of whole bytes"));
+}
+
+// A number as the 0-d fp32 tensor in which torch's optimizers count their steps.
+std::string StepBytes(double number) {
+  return std::string(std::bit_cast<std::array<char, sizeof(float)>>(static_cast<float>(number))
+                         .data(),
+                     sizeof(float));
+}
+
+template <class T>
+double NumberIn(const std::string& bytes) {
+  T value{};
+  std::memcpy(&value, bytes.data(), sizeof(T));
+  return static_cast<double>(value);
+}
+
+// What a scalar that stands in the manifest is; nothing if it is in a file or no number.
+std::optional<double> NumberOf(const Atom& atom) {
+  const std::string& bytes = atom.source.inline_bytes;
+  if (bytes.size() != ByteWidth(atom.dtype)) return std::nullopt;
+  switch (atom.dtype) {
+    case DType::kF32: return NumberIn<float>(bytes);
+    case DType::kF64: return NumberIn<double>(bytes);
+    case DType::kI64: return NumberIn<int64_t>(bytes);
+    case DType::kI32: return NumberIn<int32_t>(bytes);
+    default: return std::nullopt;
+  }
+}
+
+// `steps` below a key that is keys of dicts in dicts, joined by dots.
+std::vector<PathStep> Below(std::string_view key, std::vector<PathStep> steps) {
+  std::vector<PathStep> path;
+  while (!key.empty()) {
+    const size_t dot = std::min(key.find('.'), key.size());
+    path.push_back({std::string(key.substr(0, dot)), {}});
+    key.remove_prefix(std::min(dot + 1, key.size()));
+  }
+  path.insert(path.end(), std::make_move_iterator(steps.begin()),
+              std::make_move_iterator(steps.end()));
+  return path;
+}
+
+// A group, and where its hyper-parameters stand.
+struct ShownGroup {
+  const Group* group;
+  const std::string* optimizer;  // the key
+  uint32_t number;               // in that optimizer
+};
+
+class Collector {
+ public:
+  Collector(const StepModel& step, const Layout& layout, const ShownNames& names,
+            const KeyShape& keys)
+      : step_(step), layout_(layout), names_(names), keys_(keys) {}
+
+  Result<std::vector<Entry>> Collect() && {
+    states_.resize(step_.parameters.size());
+    CKPT_RETURN_IF_ERROR(AddModel());
+    CKPT_RETURN_IF_ERROR(AddStates());
+    CKPT_RETURN_IF_ERROR(AddGroups());
+    CKPT_RETURN_IF_ERROR(CheckKeys());
+    CKPT_RETURN_IF_ERROR(AddDocuments());
+    return std::move(entries_);
+  }
+
+ private:
+  const std::string& Name(ParameterIndex index) const {
+    return names_.parameters[static_cast<uint32_t>(index)];
+  }
+
+  // Appends an entry; its key follows from the path.
+  Entry& Add(std::vector<PathStep> path) {
+    Entry entry;
+    entry.key = KeyOf(path);
+    entry.path = std::move(path);
+    entries_.push_back(std::move(entry));
+    return entries_.back();
+  }
+
+  Entry& AddTensor(std::vector<PathStep> path, DType dtype, const Shape& shape) {
+    Entry& entry = Add(std::move(path));
+    entry.tensor = true;
+    entry.dtype = dtype;
+    entry.shape = shape;
+    return entry;
+  }
+
+  const std::string& OptimizerKey(const std::string& label) const {
+    const auto found = keys_.optimizers.find(label);
+    return found == keys_.optimizers.end() ? keys_.optimizer : found->second;
+  }
+  std::vector<PathStep> ModelPath(const std::string& name) const {
+    return Below(keys_.model, {{name, {}}});
+  }
+  std::vector<PathStep> StatePath(const std::string& label, const std::string& name,
+                                  const std::string& kind) const {
+    if (keys_.flat) {
+      return Below(OptimizerKey(label), {{StrCat("state.", name, ".", kind), {}}});
+    }
+    return Below(OptimizerKey(label), {{"state", {}}, {name, {}}, {kind, {}}});
+  }
+
+  std::optional<uint32_t> TensorParallelDim(const Parameter& parameter, const Shape& shape) const {
+    if (layout_.tp == 1 || parameter.expert || parameter.stacked_experts > 0) return std::nullopt;
+    if (!IsOneCut(parameter.pattern)) return std::nullopt;
+    const uint32_t dim = parameter.pattern.cuts[0].dim;
+    return dim < shape.size() ? std::optional(dim) : std::nullopt;
+  }
+
+  // Both names of a tied weight, as a module's state dict has both.
+  Status AddModel() {
+    for (uint32_t i = 0; i < step_.parameters.size(); ++i) {
+      CKPT_RETURN_IF_ERROR(AddWeight(Name(ParameterIndex{i}), ParameterIndex{i}));
+    }
+    for (size_t i = 0; i < step_.aliases.size(); ++i) {
+      if (names_.aliases[i].empty()) continue;
+      CKPT_RETURN_IF_ERROR(AddWeight(names_.aliases[i], step_.aliases[i].parameter));
+    }
+    return {};
+  }
+
+  Status AddWeight(const std::string& name, ParameterIndex parameter) {
+    const auto weight = WeightOf(step_, layout_, parameter);
+    if (!weight) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("parameter '", name, "' has neither a weight nor a master"));
+    }
+    CKPT_RETURN_IF_ERROR(CheckDType(weight->dtype, name));
+    Entry& entry = AddTensor(ModelPath(name), weight->dtype, step_.atom(weight->atom).shape);
+    entry.tp_dim = TensorParallelDim(step_.parameter(parameter), entry.shape);
+    entry.body = weight->atom;
+    return {};
+  }
+
+  Status AddStates() {
+    for (uint32_t i = 0; i < step_.atoms.size(); ++i) {
+      const Atom& atom = step_.atoms[i];
+      if (atom.kind == "weight" || atom.kind == "master" || atom.kind == "grad") continue;
+      // Of the ranks that wrote it alone.
+      if (atom.relation == Relation::kOpaque) continue;
+      states_[static_cast<uint32_t>(atom.parameter)].emplace(atom.kind, AtomIndex{i});
+      CKPT_RETURN_IF_ERROR(AddState(AtomIndex{i}));
+    }
+    return {};
+  }
+
+  Status AddState(AtomIndex index) {
+    const Atom& atom = step_.atom(index);
+    const auto path = StatePath(atom.optimizer, Name(atom.parameter), atom.kind);
+    if (atom.kind == "step") {
+      if (const auto number = NumberOf(atom)) {
+        AddStep(path, atom.parameter, *number);
+        return {};
+      }
+    }
+    CKPT_RETURN_IF_ERROR(CheckDType(atom.dtype, StrCat(Name(atom.parameter), "/", atom.kind)));
+    Entry& entry = AddTensor(path, atom.dtype, atom.shape);
+    if (atom.relation == Relation::kSame) {
+      entry.tp_dim = TensorParallelDim(step_.parameter(atom.parameter), atom.shape);
+    }
+    entry.body = index;
+    return {};
+  }
+
+  void AddStep(std::vector<PathStep> path, ParameterIndex parameter, double number) {
+    steps_.emplace(parameter, number);
+    AddTensor(std::move(path), DType::kF32, {}).body = ShortTensor{StepBytes(number)};
+  }
+
+  Status AddObject(std::vector<PathStep> path, const std::function<NodeId(PickleBuilder&)>& value) {
+    PickleBuilder builder;
+    const NodeId root = value(builder);
+    CKPT_ASSIGN_OR_RETURN(ObjectBytes archive,
+                          objects_.Of(std::move(builder).Finish(root)));
+    Add(std::move(path)).body = std::move(archive);
+    return {};
+  }
+
+  Status AddGroups() {
+    std::map<std::string_view, uint32_t> numbers;  // by the optimizer's key
+    for (size_t g = 0; g < step_.groups.size(); ++g) {
+      const std::string& optimizer = OptimizerKey(step_.groups[g].optimizer);
+      auto added = AddGroup({&step_.groups[g], &optimizer, numbers[optimizer]++});
+      if (!added) return Fail(std::move(added).error().WithContext(StrCat("group ", g)));
+    }
+    return {};
+  }
+
+  Status AddGroup(const ShownGroup& shown) {
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, HyperParametersOf(*shown.group));
+    const PickleRef dict = RootOf(tree);
+    CKPT_RETURN_IF_ERROR(AddMissingStates(*shown.group, dict));
+    if (!keys_.flat) {
+      CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, "params", [&](PickleBuilder& builder) {
+        std::vector<NodeId> items;
+        for (ParameterIndex p : shown.group->parameters) items.push_back(builder.String(Name(p)));
+        return builder.List(std::move(items));
+      }));
+    }
+    for (const auto& [key, value] : dict.Items()) {
+      const auto name = key.String();
+      if (!name || *name == "params" || !IsPlain(value)) continue;
+      const PickleRef shown_value = value;
+      CKPT_RETURN_IF_ERROR(AddHyperParameter(
+          shown, std::string(*name), [&](PickleBuilder& b) { return b.Copy(shown_value); }));
+    }
+    CKPT_RETURN_IF_ERROR(AddImplied(shown, dict));
+    return AddGroupStep(shown, dict);
+  }
+
+  Status AddImplied(const ShownGroup& shown, PickleRef dict) {
+    const auto has = [&](std::string_view kind) {
+      return std::any_of(shown.group->parameters.begin(), shown.group->parameters.end(),
+                         [&](ParameterIndex p) {
+                           return states_[static_cast<uint32_t>(p)].contains(std::string(kind));
+                         });
+    };
+    if (!has("exp_avg_sq")) return {};
+    CKPT_ASSIGN_OR_RETURN(const std::vector<ImpliedValue> implied,
+                          ImpliedValues(step_, dict, has("max_exp_avg_sq")));
+    for (const auto& [key, value] : implied) {
+      const std::optional<bool> said = value;
+      CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, std::string(key), [&](PickleBuilder& b) {
+        return said ? b.Bool(*said) : b.None();
+      }));
+    }
+    return {};
+  }
+
+  Status AddHyperParameter(const ShownGroup& shown, const std::string& key,
+                           const std::function<NodeId(PickleBuilder&)>& value) {
+    if (!keys_.flat) {
+      return AddObject(Below(*shown.optimizer,
+                             {{"param_groups", {}}, {"", shown.number}, {key, {}}}),
+                       value);
+    }
+    for (ParameterIndex p : shown.group->parameters) {
+      CKPT_RETURN_IF_ERROR(AddObject(
+          Below(*shown.optimizer, {{StrCat("param_groups.", Name(p), ".", key), {}}}), value));
+    }
+    return {};
+  }
+
+  static Result<PickleTree> HyperParametersOf(const Group& group) {
+    if (group.hyper_parameters.empty()) {
+      PickleBuilder builder;
+      const NodeId root = builder.Dict({});
+      return std::move(builder).Finish(root);
+    }
+    CKPT_ASSIGN_OR_RETURN(ParsedPickle parsed, ParsePickle(group.hyper_parameters));
+    return std::move(parsed.tree);
+  }
+
+  // Optimizers that count per group (apex's and DeepSpeed's FusedAdam) ask for the
+  // group's step: it is known if its parameters agree.
+  Status AddGroupStep(const ShownGroup& shown, PickleRef dict) {
+    if (dict["step"]) return {};
+    std::optional<double> common;
+    for (ParameterIndex p : shown.group->parameters) {
+      const auto found = steps_.find(p);
+      if (found == steps_.end() || (common && *common != found->second)) return {};
+      common = found->second;
+    }
+    if (!common) return {};
+    const auto whole = static_cast<int64_t>(*common);
+    if (static_cast<double>(whole) != *common) return {};
+    return AddHyperParameter(shown, "step", [&](PickleBuilder& b) { return b.Int(whole); });
+  }
+
+  // What a target asks for that the source has no state of its own for: the step that
+  // its group counts, and where Adam starts a parameter that never had a gradient.
+  Status AddMissingStates(const Group& group, PickleRef dict) {
+    std::map<std::string, AtomIndex> of_group;  // by kind, any parameter's
+    for (ParameterIndex p : group.parameters) {
+      const auto& states = states_[static_cast<uint32_t>(p)];
+      of_group.insert(states.begin(), states.end());
+    }
+    const bool zeros = std::all_of(of_group.begin(), of_group.end(), [](const auto& state) {
+      return std::find(kBeginAsZeros.begin(), kBeginAsZeros.end(), state.first) !=
+             kBeginAsZeros.end();
+    });
+    const bool counted = of_group.contains("step");
+    const std::optional<double> group_step = counted ? std::nullopt : dict["step"].Number();
+    for (ParameterIndex p : group.parameters) {
+      const bool never = states_[static_cast<uint32_t>(p)].empty();
+      if (never && (!zeros || step_.parameter(p).role != Role::kTrainable)) continue;
+      if (never) CKPT_RETURN_IF_ERROR(StartAtZero(group, p, of_group));
+      if (of_group.empty() || !group_step) continue;
+      AddStep(StatePath(group.optimizer, Name(p), "step"), p, never ? 0 : *group_step);
+    }
+    return {};
+  }
+
+  Status StartAtZero(const Group& group, ParameterIndex parameter,
+                     const std::map<std::string, AtomIndex>& of_group) {
+    for (const auto& [kind, like] : of_group) {
+      const auto path = StatePath(group.optimizer, Name(parameter), kind);
+      if (kind == "step") {
+        AddStep(path, parameter, 0);
+        continue;
+      }
+      Entry& entry = AddTensor(path, step_.atom(like).dtype, step_.parameter(parameter).shape);
+      entry.tp_dim = TensorParallelDim(step_.parameter(parameter), entry.shape);
+      entry.body = Zeros{};
+    }
+    return {};
+  }
+
+  // What others than parameters have, under their own keys, which tensors have first.
+  Status AddDocuments() {
+    std::unordered_set<std::string> taken;
+    for (const Entry& entry : entries_) taken.insert(entry.key);
+    std::vector<Entry> found;
+    for (const Document& document : step_.documents) {
+      const auto path = PathOf(document);
+      if (path.empty()) continue;
+      // What torch itself would have loaded from the source as objects stays so.
+      const bool trusted = step_.framework == "dcp";
+      auto added = AppendDocument(document, path, trusted, objects_, found);
+      if (!added) return Fail(std::move(added).error().WithContext(document.key));
+    }
+    for (Entry& entry : found) {
+      if (taken.insert(entry.key).second) entries_.push_back(std::move(entry));
+    }
+    return {};
+  }
+
+  // Where a document stands; nowhere if it is a matter of the source's own engine, or of
+  // one of its ranks.
+  std::vector<PathStep> PathOf(const Document& document) const {
+    std::string_view key = document.key;
+    if (!document.scope.empty() || key == kSpelling) return {};
+    if (key == "client/universal_checkpoint_info") return {};
+    if (key.starts_with(deepspeed::kClientPrefix)) {
+      key.remove_prefix(deepspeed::kClientPrefix.size());
+    } else if (step_.framework.starts_with("deepspeed")) {
+      const bool shown = key == deepspeed::kGlobalSteps || key == deepspeed::kGlobalSamples ||
+                         key == deepspeed::kSkippedSteps || key == deepspeed::kLrScheduler;
+      if (!shown) return {};
+    }
+    if (key.starts_with(kExtraState)) {
+      key.remove_prefix(kExtraState.size());
+      const bool module = key.empty() || key.ends_with('.');
+      return ModelPath(StrCat(key, module ? "_extra_state" : ""));
+    }
+    return {{std::string(key), {}}};
+  }
+
+  Status CheckKeys() const {
+    std::unordered_set<std::string_view> seen;
+    for (const Entry& entry : entries_) {
+      if (!IsUtf8(entry.key)) {
+        return Fail(ErrorCode::kUnsupported,
+                    StrCat("the key '", entry.key, "' is not UTF-8, which a pickle's texts are"));
+      }
+      if (seen.insert(entry.key).second) continue;
+      return Fail(ErrorCode::kUnsupported, StrCat("two values would have the key '", entry.key, "'"));
+    }
+    return {};
+  }
+
+  const StepModel& step_;
+  const Layout& layout_;
+  const ShownNames& names_;
+  const KeyShape& keys_;
+  ObjectArchives objects_;
+  std::vector<std::map<std::string, AtomIndex>> states_;  // by parameter, kind
+  std::map<ParameterIndex, double> steps_;
+  std::vector<Entry> entries_;
+};
+
+// What the state dict was saved with, if DCP saved it.
+Result<KeyShape> SpelledKeys(const StepModel& step) {
+  KeyShape keys;
+  const Document* document = step.FindDocument(kSpelling);
+  if (document == nullptr) return keys;
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
+  const PickleRef given = RootOf(tree);
+  if (const auto model = given["model"].String()) keys.model = *model;
+  keys.flat = given["flat"].Bool().value_or(false);
+  for (const auto& [label, key] : given["optimizers"].Items()) {
+    if (label.String() && key.String()) {
+      keys.optimizers.emplace(std::string(*label.String()), std::string(*key.String()));
+    }
+  }
+  return keys;
+}
+
+}  // namespace
+
+Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {
+  switch (layout.keys) {
+    case ckptfs::StateKeys::kAsSource: return SpelledKeys(step);
+    case ckptfs::StateKeys::kNested: break;
+    case ckptfs::StateKeys::kFlat: return KeyShape{.flat = true};
+    case ckptfs::StateKeys::kTitan: return KeyShape{.model = "", .optimizer = "optimizer", .flat = true};
+    case ckptfs::StateKeys::kAccelerate: return KeyShape{.optimizer = "optimizer"};
+  }
+  return KeyShape();
+}
+
+Result<std::vector<Entry>> EntriesOf(const StepModel& step, const Layout& layout,
+                                     const ShownNames& names, const KeyShape& keys) {
+  return Collector(step, layout, names, keys).Collect();
+}
+
+}  // namespace ckptfs::dcp

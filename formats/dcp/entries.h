@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Entries are what a step is as a state dict of torch.distributed.checkpoint: every
+// tensor and object by its key, which is its path in the dict joined by dots, as
+// flatten_state_dict (torch 2.13, checkpoint/_nested_dict.py) spells it.
+//
+//   <model>.<parameter>                            weights, frozen ones and buffers too
+//   <optim>.state.<parameter>.<kind>               step, exp_avg, exp_avg_sq, ...
+//   <optim>.param_groups.<i>.<hyper-parameter>     one object each, and `params`
+//   <document>...                                  client state, flattened likewise
+//
+// A snapshot that DCP saved, and any step by a layout token, has other keys (KeyShape).
+// With flat optimizer keys (flatten_optimizer_state_dict) hyper-parameters are by
+// parameter, <optim>.param_groups.<parameter>.<hyper-parameter>.
+//
+// Thread safety: immutable values; the functions are pure.
+// Lifetime: refers to the step's atoms and blobs by index.
+// Units: bytes where said.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/model/layout.h"
+#include "core/model/step_model.h"
+#include "core/view/shown_names.h"
+#include "formats/torch/archive_builder.h"
+
+namespace ckptfs::dcp {
+
+// A key of a dict, or an index of a list.
+struct PathStep {
+  std::string text;
+  std::optional<uint32_t> index;
+};
+
+// Elements that no source holds: where an optimizer starts.
+struct Zeros {};
+// Little-endian elements.
+struct ShortTensor {
+  std::string bytes;
+};
+// A whole archive without tensors; entries of one value share it.
+using ObjectBytes = std::shared_ptr<const std::string>;
+// An archive that holds tensors of a document.
+using Content = std::shared_ptr<const ArchiveContent>;
+
+struct Entry {
+  std::string key;
+  std::vector<PathStep> path;
+  // An object has neither dtype nor shape.
+  bool tensor = false;
+  DType dtype = DType::kF32;
+  Shape shape;
+  // The dim along which tensor parallelism cuts it, if it does.
+  std::optional<uint32_t> tp_dim;
+  std::variant<AtomIndex, Zeros, ShortTensor, ObjectBytes, Content> body;
+};
+
+// Where a state dict has what: keys of dicts in dicts, joined by dots.
+struct KeyShape {
+  std::string model = "model";  // empty: parameters stand at the top
+  std::string optimizer = "optim";
+  // Of a step with several optimizers: by their labels.
+  std::map<std::string, std::string, std::less<>> optimizers = {};
+  bool flat = false;  // flatten_optimizer_state_dict
+};
+
+// That which a layout asks for, or the step was saved with by DCP, or get_state_dict's.
+Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout);
+
+// kUnsupported names the parameter that cannot be shown or the key that two would
+// have.
+Result<std::vector<Entry>> EntriesOf(const StepModel& step, const Layout& layout,
+                                     const ShownNames& names, const KeyShape& keys);
+
+}  // namespace ckptfs::dcp

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/view.h"
+
+#include <charconv>
+#include <optional>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/view/shard.h"
+#include "core/view/shown_names.h"
+#include "formats/dcp/entries.h"
+#include "formats/dcp/metadata_writer.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::string_view kTop = "dcp";
+constexpr std::string_view kMetadataFile = ".metadata";
+
+tl::unexpected<Error> NoSuch(std::string_view path) {
+  return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in a DCP view"));
+}
+
+ViewEntry Directory() {
+  return {std::string(kTop), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
+}
+
+class DcpView : public View {
+ public:
+  DcpView(std::shared_ptr<const StepModel> step, dcp::DirectoryIndex index)
+      : step_(std::move(step)),
+        index_(std::make_shared<const dcp::DirectoryIndex>(std::move(index))),
+        metadata_size_(dcp::MetadataSize(*index_)) {}
+
+  Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
+  Result<ViewEntry> Find(std::string_view path) const override;
+  Result<Plan> MakePlan(std::string_view file) const override;
+  uint64_t MemoryBytes() const override { return sizeof(*this) + index_->MemoryBytes(); }
+
+ private:
+  ViewEntry Metadata() const {
+    return {std::string(kMetadataFile), ViewEntry::Type::kFile, metadata_size_, "",
+            Reading::kRandom};
+  }
+  ViewEntry DataFile(uint64_t rank) const {
+    return {dcp::DataFileName(rank), ViewEntry::Type::kFile, index_->FileSize(rank), "",
+            Reading::kCopied};
+  }
+  // The rank of a data file that there is, by its path in its one spelling.
+  std::optional<uint64_t> RankOf(std::string_view path) const;
+
+  const std::shared_ptr<const StepModel> step_;
+  const std::shared_ptr<const dcp::DirectoryIndex> index_;
+  const uint64_t metadata_size_;
+};
+
+// What stands behind "dcp/"; "" for any other path.
+std::string_view BelowTop(std::string_view path) {
+  const bool below = path.starts_with(kTop) && path.size() > kTop.size() && path[kTop.size()] == '/';
+  return below ? path.substr(kTop.size() + 1) : std::string_view();
+}
+
+std::optional<uint64_t> DcpView::RankOf(std::string_view path) const {
+  constexpr std::string_view kPrefix = "__";
+  const std::string_view name = BelowTop(path);
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  uint64_t rank = 0;
+  const auto parsed = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), rank);
+  if (parsed.ec != std::errc() || rank >= index_->ranks()) return std::nullopt;
+  const bool there = name == dcp::DataFileName(rank) && index_->FileSize(rank) > 0;
+  return there ? std::optional(rank) : std::nullopt;
+}
+
+Result<std::vector<ViewEntry>> DcpView::List(std::string_view directory) const {
+  if (directory.empty()) return std::vector<ViewEntry>{Directory()};
+  if (directory != kTop) return NoSuch(directory);
+  std::vector<ViewEntry> entries = {Metadata()};
+  for (uint64_t rank = 0; rank < index_->ranks(); ++rank) {
+    if (index_->FileSize(rank) > 0) entries.push_back(DataFile(rank));
+  }
+  return entries;
+}
+
+Result<ViewEntry> DcpView::Find(std::string_view path) const {
+  if (path == kTop) return Directory();
+  if (BelowTop(path) == kMetadataFile) return Metadata();
+  if (const auto rank = RankOf(path)) return DataFile(*rank);
+  return NoSuch(path);
+}
+
+Result<Plan> DcpView::MakePlan(std::string_view file) const {
+  if (BelowTop(file) == kMetadataFile) return dcp::MetadataPlan(index_);
+  const auto rank = RankOf(file);
+  if (!rank) return NoSuch(file);
+  PlanBuilder plan;
+  CKPT_RETURN_IF_ERROR(index_->AppendFile(*rank, plan));
+  return std::move(plan).Finish();
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const View>> DcpFormat::Open(std::shared_ptr<const StepModel> step,
+                                                    const Layout& layout) const {
+  CKPT_RETURN_IF_ERROR(CheckDegrees(*step, layout));
+  CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
+  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
+  CKPT_ASSIGN_OR_RETURN(std::vector<dcp::Entry> entries,
+                        dcp::EntriesOf(*step, layout, names, keys));
+  if (entries.empty()) return Fail(ErrorCode::kUnsupported, "the step holds no tensors");
+  const dcp::Mesh mesh{layout.tp, uint64_t{layout.dp} * layout.cp};
+  CKPT_ASSIGN_OR_RETURN(dcp::DirectoryIndex index,
+                        dcp::DirectoryIndex::Build(std::move(entries), mesh, cut_from_));
+  return std::make_shared<const DcpView>(std::move(step), std::move(index));
+}
+
+}  // namespace ckptfs

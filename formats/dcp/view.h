@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DcpFormat shows a step as the directory that torch.distributed.checkpoint.load
+// (torch 2.13) reads at any mesh:
+//
+//   dcp/.metadata             which boxes of which tensors lie where
+//   dcp/__<rank>_0.distcp     one torch.save archive after the other
+//
+// Tensors are cut for the layout's mesh: tp, and dp * cp shards.  The degrees decide
+// only how much a rank reads; any mesh loads any layout.  docs/view-formats.md has
+// the rules.
+//
+// Thread safety: all methods may be called concurrently.
+// Lifetime: `families` (may be null) must outlive the format.
+
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "core/model/family.h"
+#include "core/view/view_format.h"
+#include "formats/dcp/directory_index.h"
+
+namespace ckptfs {
+
+class DcpFormat : public ViewFormat {
+ public:
+  // `cut_from`: the size in bytes from which a tensor is cut.
+  explicit DcpFormat(const FamilySet* families = nullptr, uint64_t cut_from = dcp::kCutFrom)
+      : families_(families), cut_from_(cut_from) {}
+
+  std::string_view name() const override { return "dcp"; }
+  Result<std::shared_ptr<const View>> Open(std::shared_ptr<const StepModel> step,
+                                           const Layout& layout) const override;
+
+ private:
+  const FamilySet* families_;
+  const uint64_t cut_from_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DCP views: real checkpoints, loaded by torch.distributed.checkpoint at other meshes."""
+import os
+import pathlib
+import pickle
+import shutil
+import tempfile
+from dataclasses import replace
+
+import launch
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint._storage_utils import _storage_setup
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import dcp_loads
+import dcp_model
+import dcp_pairs
+from daemon import Ckptfs, checkpoint, truth_of
+from dcp_loads import Load
+
+def assert_is_truth(found, truth):
+    """Every tensor of the live engine, and no other."""
+    assert not dcp_pairs.wrong_of(found, truth)
+
+
+# Of dcp_pairs.py: every mesh; frozen parameters and buffers, ties, states in bf16, SGD, ZeRO-3,
+# two groups, tensor-parallel and pipelined sources, models of transformers.
+SAMPLE = [('zero1', 'fsdp2'), ('zero2_frozen', 'fsdp3'), ('zero3_2groups', 'hsdp2x2'),
+          ('tp2', 'fsdp2_tp2'), ('zero2_tied', 'fsdp3'), ('pp2_untied', 'ddp1'), ('zero2_low', 'fsdp2'),
+          ('zero2_momentum', 'fsdp3'), ('qwen2', 'fsdp2'), ('llama_autotp2', 'fsdp3')]
+
+
+def test_a_sample_of_the_pairs_holds():
+    records = dcp_pairs.run_all(SAMPLE)
+    assert [r for r in records if not r['ok']] == []
+
+
+JOB = dcp_model.Job(stage=2, dp=2, groups=2)
+# mesh -> the layout that is cut for it
+MESHES = {'fsdp1': 'tp1', 'fsdp2': 'dp2', 'fsdp3': 'dp3', 'fsdp4': 'dp4', 'hsdp2x2': 'dp2',
+          'fsdp2_tp2': 'tp2_dp2', 'tp2': 'tp2'}
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """(mount, truth) of a model with tensors of a MiB, trained by DeepSpeed."""
+    folder = str(tmp_path_factory.mktemp('trained'))
+    program = Ckptfs(folder)
+    program.adopt(dcp_model.save(os.path.join(folder, 'made'), JOB), 'job')
+    yield program.mount('--run', 'job'), torch.load(os.path.join(folder, 'made', 'truth.pt'))
+    program.close()
+
+
+def state_of(truth, job):
+    """The truth as a state dict that torch fills a model with."""
+    model = {k.partition('/')[2]: v for k, v in truth.items() if k.startswith('buffer/')}
+    model.update({k.partition('/')[2]: v.float() for k, v in truth.items()
+                  if k.startswith('weight/')})
+    model.update({k.partition('/')[2]: v for k, v in truth.items() if k.startswith('model/')})
+    made = job.model()
+    optimizer = job.optimizer(made)
+    names = {p: n for n, p in made.named_parameters()}
+    states = {name: {'step': torch.tensor(3.), 'exp_avg': truth[f'exp_avg/{name}'],
+                     'exp_avg_sq': truth[f'exp_avg_sq/{name}']}
+              for name in names.values() if f'exp_avg/{name}' in truth}
+    groups = [{**group, 'params': [names[p] for p in group['params']]}
+              for group in optimizer.param_groups]
+    return {'model': model, 'optim': {'state': states, 'param_groups': groups}}
+
+
+def job_load(job, mesh, **more):
+    """A load into the job's model."""
+    return Load(mesh, job.model, job.optimizer, dcp_model.torch_step, first_step=3,
+                plan=dcp_model.tensor_parallel, **more)
+
+
+def metadata_of(view):
+    """What plain pickle reads."""
+    with open(os.path.join(view, '.metadata'), 'rb') as f:
+        return pickle.load(f)
+
+
+def assert_cut_for(found, metadata, mesh):
+    """Every rank asks for boxes that the directory has, in the rank's own file."""
+    boxes_of_key = {}
+    for index, info in metadata.storage_data.items():
+        if index.offset is not None:
+            boxes_of_key.setdefault(index.fqn, {})[tuple(index.offset)] = info.relative_path
+    for rank, boxes in enumerate(found['boxes']):
+        for key, offset, size in boxes:
+            if key not in found['large']:
+                continue
+            files, described = boxes_of_key[key], metadata.state_dict_metadata[key].chunks
+            assert [tuple(c.sizes) for c in described if tuple(c.offsets) == offset] == [size], key
+            if len(files) == len(found['boxes']):  # no two ranks ask for one box
+                assert files[offset] == f'__{rank}_0.distcp', (key, offset)
+
+
+def assert_no_more_is_read(found):
+    """Of tensors that are cut, torch reads little more than the ranks get."""
+    delivered = sum(torch.Size(size).numel() * 4 for boxes in found['boxes']
+                    for key, _, size in boxes if key in found['large'])
+    assert delivered > 10 * dcp_loads.LARGE
+    assert delivered < sum(found['read_large']) <= 1.1 * delivered
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+def test_a_mesh_finds_the_boxes_that_it_asks_for(trained, mesh):
+    mount, truth = trained
+    view = os.path.join(mount, 'view', f'{MESHES[mesh]}_fp32', 'dcp')
+    load = job_load(JOB, mesh, steps=2, native=state_of(truth, JOB))
+    found = dcp_loads.run(view, load)
+    assert_is_truth(found, truth)
+    assert {float(v) for k, v in found['tensors'].items() if k.startswith('step/')} == {3.}
+    assert [g['lr'] for g in found['groups']] == [1e-3, 2e-3]
+    assert found['losses'] == found['native']
+    assert_cut_for(found, metadata_of(view), mesh)
+    assert_no_more_is_read(found)
+
+
+def test_any_mesh_loads_any_layout(trained):
+    mount, truth = trained
+    for mesh, layout in (('fsdp3', 'tp2_dp4'), ('fsdp2_tp2', 'dp8'), ('ddp1', 'tp4_dp2')):
+        view = os.path.join(mount, 'view', layout, 'dcp')
+        assert_is_truth(dcp_loads.run(view, job_load(JOB, mesh)), truth)
+
+
+def test_other_key_shapes_by_token(trained):
+    """Flattened optimizer, torchtitan's and accelerate's keys; groups of another number."""
+    mount, truth = trained
+    for token, load in (('flat', {'flat': True}),
+                        ('titan', {'flat': True, 'top': ('', 'optimizer')}),
+                        ('accelerate', {'top': ('model', 'optimizer')})):
+        view = os.path.join(mount, 'view', f'dp2_{token}', 'dcp')
+        found = dcp_loads.run(view, job_load(JOB, 'fsdp2', **load))
+        assert_is_truth(found, truth)
+        assert [g['lr'] for g in found['groups']] == [1e-3, 2e-3]
+
+
+def test_documents_are_objects_under_their_keys(trained):
+    mount, truth = trained
+    more = {'iteration': 0, 'seen': {'tokens': 0, 'shards': [], 'note': ''}, 'global_steps': 0}
+    view = os.path.join(mount, 'view', 'tp1', 'dcp')
+    found = dcp_loads.run(view, job_load(JOB, 'fsdp1', more=more))
+    assert_is_truth(found, truth)
+    assert found['more'] == {'iteration': 3, 'global_steps': 3,
+                             'seen': {'tokens': 216, 'shards': [1, 2], 'note': 'größer'}}
+
+
+def test_becomes_a_torch_file(trained, tmp_path):
+    mount, truth = trained
+    for layout in ('tp1', 'tp2_dp4'):
+        out = str(tmp_path / 'all.pt')
+        dcp_to_torch_save(os.path.join(mount, 'view', layout, 'dcp'), out)
+        whole = torch.load(out, weights_only=False)
+        want = state_of(truth, JOB)
+        assert whole['model'].keys() == want['model'].keys()
+        for name, value in want['model'].items():
+            assert torch.equal(whole['model'][name], value), name
+        assert whole['optim']['state'].keys() == want['optim']['state'].keys()
+        for name, state in want['optim']['state'].items():
+            for kind, value in state.items():
+                assert torch.equal(whole['optim']['state'][name][kind], value), (name, kind)
+        assert [g['params'] for g in whole['optim']['param_groups']] == [
+            g['params'] for g in want['optim']['param_groups']]
+        assert whole['seen'] == {'tokens': 216, 'shards': [1, 2], 'note': 'größer'}
+
+
+def test_what_is_not_there_is_named(trained):
+    mount, _ = trained
+    view = os.path.join(mount, 'view', 'tp1', 'dcp')
+    with pytest.raises(AssertionError, match='Missing key in checkpoint state_dict: no_such'):
+        dcp_loads.run(view, job_load(JOB, 'fsdp1', more={'no_such': 0}))
+    assert not os.path.exists(os.path.join(mount, 'view', 'dp2_flat_nested'))
+
+
+def read_by_nobody(view, load, out):
+    """One process without privileges: DCP's own choice of a reader, for a str and for a path."""
+    os.chdir('/')
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    chosen = _storage_setup(None, view, reader=True)
+    asked = {'model': {name: torch.empty_like(t) for name, t in load.model().state_dict().items()}}
+    dcp.load(asked, checkpoint_id=view, no_dist=True)
+    again = {'model': {name: torch.empty_like(t) for name, t in asked['model'].items()}}
+    dcp.load(again, storage_reader=FileSystemReader(pathlib.Path(view)), no_dist=True)
+    assert all(torch.equal(a, b) for a, b in zip(asked['model'].values(), again['model'].values()))
+    with open(out, 'wb') as f:
+        torch.save({'tensors': asked['model'], 'reader': type(chosen).__name__}, f)
+
+
+def test_readers_without_privileges():
+    """Where no directory above can be written DCP takes fsspec's reader."""
+    assert os.geteuid() == 0, 'becomes another user'
+    with tempfile.TemporaryDirectory(dir='/var') as folder:  # /tmp can be written by all
+        os.chmod(folder, 0o755)
+        program = Ckptfs(folder)
+        try:
+            made = shutil.copytree(checkpoint('zero1'), os.path.join(folder, 'made'))
+            program.adopt(made, 'zero1')
+            mount = program.mount('--run', 'zero1')
+            view = os.path.join(mount, 'view', 'dp2_fp32', 'dcp')
+            out = os.path.join(folder, 'out')
+            os.mkdir(out)
+            os.chmod(out, 0o777)
+            log = os.path.join(out, 'log')
+            load = dcp_pairs.tiny_load('zero1', 'fsdp1')
+            file = os.path.join(out, 'found.pt')
+            assert launch.launch(read_by_nobody, 1, (view, load, file), log), open(f'{log}.0').read()
+            found = torch.load(file, weights_only=False)
+            assert found['reader'] == 'FsspecReader'
+            truth = load_file(truth_of('zero1'))
+            for key, value in truth.items():
+                if key.startswith('model/'):
+                    assert torch.equal(found['tensors'][key[6:]], value)
+        finally:
+            program.close()
