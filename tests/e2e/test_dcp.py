@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DCP views: real checkpoints, loaded by torch.distributed.checkpoint at other meshes."""
+import io
 import os
 import pathlib
 import pickle
@@ -220,3 +221,58 @@ def test_readers_without_privileges():
                     assert torch.equal(found['tensors'][key[6:]], value)
         finally:
             program.close()
+
+
+def odd_tensors():
+    """Names and shapes that a state dict may have."""
+    gen = torch.Generator().manual_seed(5)
+
+    def rand(*shape, dtype=torch.float32):
+        return torch.randn(shape, generator=gen).to(dtype)
+    return {'plain': rand(3, 5), 'with.many.dots.0.1': rand(7), 'größe.ß.🎉': rand(2, 2),
+            '0.1.2': rand(4), 'scalar': rand(), 'empty': rand(0, 6), 'none.left': rand(3, 0),
+            'half': rand(9, dtype=torch.float16), 'brain': rand(5, 3, dtype=torch.bfloat16),
+            'double': rand(2, dtype=torch.float64), 'long': torch.arange(-3, 4),
+            'flags': torch.tensor([True, False, True]), 'bytes': torch.arange(7, dtype=torch.uint8),
+            'deep': rand(2, 1, 3, 1, 2), 'large.odd': rand(7, 50001),
+            'large.flat': rand(300007), 'a b\tc': rand(2), 'quote"\'\\': rand(1)}
+
+
+@pytest.fixture(scope='module')
+def odd(tmp_path_factory):
+    """A mount of a file with odd_tensors()."""
+    folder = str(tmp_path_factory.mktemp('odd'))
+    program = Ckptfs(folder)
+    os.mkdir(os.path.join(folder, 'odd'))
+    torch.save(odd_tensors(), os.path.join(folder, 'odd', 'weights.pt'))
+    program.adopt(os.path.join(folder, 'odd', 'weights.pt'), 'odd')
+    yield program.mount('--run', 'odd')
+    program.close()
+
+
+@pytest.mark.parametrize('layout', ['tp1', 'dp4', 'tp2_dp3', 'dp9_titan'])
+def test_odd_names_shapes_and_types(odd, layout):
+    view = os.path.join(odd, 'view', layout, 'dcp')
+    values = odd_tensors()
+    asked = {name: torch.full_like(value, 1) for name, value in values.items()}
+    top = asked if layout.endswith('titan') else {'model': asked}
+    dcp.load(top, storage_reader=FileSystemReader(view), no_dist=True)
+    for name, value in values.items():
+        assert torch.equal(asked[name], value), name
+    metadata = metadata_of(view)
+    ends = {}
+    for index, info in metadata.storage_data.items():
+        name = index.fqn if layout.endswith('titan') else index.fqn.removeprefix('model.')
+        chunk = next(c for c in metadata.state_dict_metadata[index.fqn].chunks
+                     if c.offsets == index.offset)
+        with open(os.path.join(view, info.relative_path), 'rb') as f:
+            f.seek(info.offset)
+            one = torch.load(io.BytesIO(f.read(info.length)), weights_only=True)
+        box = tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes))
+        assert torch.equal(one, values[name][box]) and one.dtype == values[name].dtype
+        ends.setdefault(info.relative_path, []).append((info.offset, info.offset + info.length))
+    for file, extents in ends.items():  # one behind the other, without gaps
+        extents.sort()
+        assert [b for b, _ in extents] == [0] + [e for _, e in extents[:-1]]
+        assert extents[-1][1] == os.path.getsize(os.path.join(view, file))
+    assert {f for f in os.listdir(view) if f != '.metadata'} == set(ends)
