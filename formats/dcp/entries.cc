@@ -29,6 +29,9 @@ namespace {
 // A document: {'model': key, 'optimizers': {label: key}, 'flat': bool}, as the state dict
 // had them that DCP saved (snapshot/python/ckptfs/saved_values.py).
 constexpr std::string_view kSpelling = "ckptfs.dcp";
+// A DCP source's: {'model': prefix, 'optimizers': [prefix], 'flat': bool}; prefixes end
+// with a dot, or are empty.
+constexpr std::string_view kSourceKeys = "dcp/keys";
 constexpr std::string_view kExtraState = "extra_state/";
 
 // States that begin as zeros, so that a parameter which never had a gradient can be
@@ -127,6 +130,9 @@ class Collector {
     return entry;
   }
 
+  // What torch itself would have loaded from the source as objects stays so.
+  bool FromDcp() const { return step_.framework == "dcp"; }
+
   const std::string& OptimizerKey(const std::string& label) const {
     const auto found = keys_.optimizers.find(label);
     return found == keys_.optimizers.end() ? keys_.optimizer : found->second;
@@ -189,11 +195,19 @@ class Collector {
   Status AddState(AtomIndex index) {
     const Atom& atom = step_.atom(index);
     const auto path = StatePath(atom.optimizer, Name(atom.parameter), atom.kind);
-    if (atom.kind == "step") {
-      if (const auto number = NumberOf(atom)) {
-        AddStep(path, atom.parameter, *number);
-        return {};
-      }
+    const auto number = NumberOf(atom);
+    const bool step = atom.kind == "step" && number;
+    if (step) steps_.emplace(atom.parameter, *number);
+    // torch's optimizers count in a tensor, whatever others do; a DCP step has what it had.
+    if (number && IsPythonNumber(atom.source) && (!step || FromDcp())) {
+      const auto whole = static_cast<int64_t>(*number);
+      return AddObject(path, [&](PickleBuilder& b) {
+        return atom.dtype == DType::kI64 ? b.Int(whole) : b.Float(*number);
+      });
+    }
+    if (step) {
+      AddStep(path, atom.parameter, *number);
+      return {};
     }
     CKPT_RETURN_IF_ERROR(CheckDType(atom.dtype, StrCat(Name(atom.parameter), "/", atom.kind)));
     Entry& entry = AddTensor(path, atom.dtype, atom.shape);
@@ -241,7 +255,7 @@ class Collector {
     }
     for (const auto& [key, value] : dict.Items()) {
       const auto name = key.String();
-      if (!name || *name == "params" || !IsPlain(value)) continue;
+      if (!name || *name == "params" || !(IsPlain(value) || FromDcp())) continue;
       const PickleRef shown_value = value;
       CKPT_RETURN_IF_ERROR(AddHyperParameter(
           shown, std::string(*name), [&](PickleBuilder& b) { return b.Copy(shown_value); }));
@@ -356,9 +370,7 @@ class Collector {
     for (const Document& document : step_.documents) {
       const auto path = PathOf(document);
       if (path.empty()) continue;
-      // What torch itself would have loaded from the source as objects stays so.
-      const bool trusted = step_.framework == "dcp";
-      auto added = AppendDocument(document, path, trusted, objects_, found);
+      auto added = AppendDocument(document, path, FromDcp(), objects_, found);
       if (!added) return Fail(std::move(added).error().WithContext(document.key));
     }
     for (Entry& entry : found) {
@@ -371,7 +383,7 @@ class Collector {
   // one of its ranks.
   std::vector<PathStep> PathOf(const Document& document) const {
     std::string_view key = document.key;
-    if (!document.scope.empty() || key == kSpelling) return {};
+    if (!document.scope.empty() || key == kSpelling || key == kSourceKeys) return {};
     if (key == "client/universal_checkpoint_info") return {};
     if (key.starts_with(deepspeed::kClientPrefix)) {
       key.remove_prefix(deepspeed::kClientPrefix.size());
@@ -411,9 +423,30 @@ class Collector {
   std::vector<Entry> entries_;
 };
 
+std::string WithoutDot(std::string_view prefix) {
+  if (prefix.ends_with('.')) prefix.remove_suffix(1);
+  return std::string(prefix);
+}
+
+Result<KeyShape> SourceKeys(const Document& document) {
+  KeyShape keys;
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(document));
+  const PickleRef given = RootOf(tree);
+  keys.model = WithoutDot(given["model"].String().value_or("model"));
+  keys.flat = given["flat"].Bool().value_or(false);
+  const PickleRef optimizers = given["optimizers"];
+  for (size_t i = 0; optimizers && i < optimizers.size(); ++i) {
+    const std::string key = WithoutDot(optimizers.at(i).String().value_or("optim"));
+    if (optimizers.size() == 1) keys.optimizer = key;
+    if (optimizers.size() > 1) keys.optimizers.emplace(key, key);
+  }
+  return keys;
+}
+
 // What the state dict was saved with, if DCP saved it.
 Result<KeyShape> SpelledKeys(const StepModel& step) {
   KeyShape keys;
+  if (const Document* source = step.FindDocument(kSourceKeys)) return SourceKeys(*source);
   const Document* document = step.FindDocument(kSpelling);
   if (document == nullptr) return keys;
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
