@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "formats/dcp/source.h"
 #include "formats/dcp/view.h"
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
@@ -19,6 +20,7 @@ std::vector<std::unique_ptr<Source>> MakeSources() {
   std::vector<std::unique_ptr<Source>> sources;
   sources.push_back(MakeDeepSpeedSource());
   sources.push_back(MakeDeepSpeedUniversalSource());
+  sources.push_back(MakeDcpSource());
   sources.push_back(MakeHuggingFaceSource());
   return sources;
 }

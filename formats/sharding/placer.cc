@@ -19,6 +19,16 @@ std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
   return otherwise;
 }
 
+Relation RelationOf(const Shape& state, const Shape& parameter) {
+  if (state == parameter) return Relation::kSame;
+  if (state.empty()) return Relation::kScalar;
+  bool reduced = state.size() == parameter.size();
+  for (size_t d = 0; reduced && d < state.size(); ++d) {
+    reduced = state[d] == parameter[d] || state[d] == 1;
+  }
+  return reduced ? Relation::kReduced : Relation::kOpaque;
+}
+
 Parameter ParameterOf(std::string name, Role role, const Sharding& sharding) {
   Parameter parameter;
   parameter.name = std::move(name);

@@ -44,6 +44,9 @@ std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
 // As its Sharding says, without the stages that held it.
 Parameter ParameterOf(std::string name, Role role, const Sharding& sharding);
 
+// How the shape of an optimizer's state stands to its parameter's.
+Relation RelationOf(const Shape& state, const Shape& parameter);
+
 class Placer {
  public:
   explicit Placer(Assembler& assembler) : assembler_(assembler) {}

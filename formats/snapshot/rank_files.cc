@@ -262,16 +262,6 @@ Status RankFilesReader::ReadContent(size_t rank) {
   return {};
 }
 
-Relation RelationOf(const Shape& state, const Shape& parameter) {
-  if (state == parameter) return Relation::kSame;
-  if (state.empty()) return Relation::kScalar;
-  bool reduced = state.size() == parameter.size();
-  for (size_t d = 0; reduced && d < state.size(); ++d) {
-    reduced = state[d] == parameter[d] || state[d] == 1;
-  }
-  return reduced ? Relation::kReduced : Relation::kOpaque;
-}
-
 // One local tensor for all ranks that hold ranges of it.
 Result<uint32_t> RankFilesReader::LocalOf(AtomIndex atom, const LocalTensor& local) {
   std::vector<uint64_t> words = local.shape;

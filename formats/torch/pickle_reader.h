@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "core/base/result.h"
+#include "formats/torch/pickle/opcodes.h"
 #include "formats/torch/pickle_value.h"
 
 namespace ckptfs {
@@ -21,7 +22,8 @@ struct ParsedPickle {
   size_t length = 0;  // bytes consumed, STOP included
 };
 
-// kInvalid names the opcode, its offset and the rule.
-Result<ParsedPickle> ParsePickle(std::string_view bytes);
+// kInvalid names the opcode, its offset and the rule.  More than `max_nodes` values are
+// refused.
+Result<ParsedPickle> ParsePickle(std::string_view bytes, size_t max_nodes = kMaxPickleNodes);
 
 }  // namespace ckptfs

@@ -4,14 +4,18 @@
 
 #include "core/base/strings.h"
 #include "formats/torch/pickle/machine.h"
+#include "formats/torch/pickle/packed_values.h"
+#include "formats/torch/pickle/tree_values.h"
+#include "formats/torch/pickle_reader.h"
 
 namespace ckptfs {
 
+template <class Values>
 struct PickleHandlers {
-  using M = PickleMachine;
+  using M = PickleMachine<Values>;
   struct Entry {
     Op op;
-    M::Handler handler;
+    typename M::Handler handler;
   };
   static constexpr Entry kEntries[] = {
       {Op::kMark, &M::DoMark}, {Op::kStop, &M::DoStop}, {Op::kPop, &M::DoPop},
@@ -42,29 +46,49 @@ struct PickleHandlers {
       {Op::kFrame, &M::DoFrame}, {Op::kByteArray8, &M::DoByteArray8},
       {Op::kNextBuffer, &M::DoRefuse}, {Op::kReadOnlyBuffer, &M::DoRefuse},
   };
-  static constexpr std::array<M::Handler, 256> kTable = [] {
-    std::array<M::Handler, 256> table{};
+  static constexpr std::array<typename M::Handler, 256> kTable = [] {
+    std::array<typename M::Handler, 256> table{};
     for (const Entry& entry : kEntries) table[static_cast<unsigned char>(entry.op)] = entry.handler;
     return table;
   }();
 };
 
-Result<ParsedPickle> PickleMachine::Run() && {
-  while (!stopped_) {
-    opcode_at_ = position_;
-    if (position_ >= bytes_.size()) {
-      return Fail(ErrorCode::kInvalid, StrCat("the pickle ends at byte ", position_,
-                                              " without a STOP opcode"));
-    }
-    Handler handler = PickleHandlers::kTable[static_cast<unsigned char>(bytes_[position_++])];
-    if (handler == nullptr) return Fail(Rule("no such opcode"));
-    CKPT_RETURN_IF_ERROR((this->*handler)());
-  }
-  return ParsedPickle{std::move(tree_), position_};
+namespace {
+
+Error AtOpcode(Error error, unsigned char opcode, uint64_t at) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  return std::move(error).WithContext(
+      StrCat("pickle opcode 0x", kHex[opcode >> 4], kHex[opcode & 15], " at byte ", at));
 }
 
-Result<ParsedPickle> ParsePickle(std::string_view bytes) {
-  return PickleMachine(bytes).Run();
+}  // namespace
+
+template <class Values>
+auto PickleMachine<Values>::Run() && -> Result<Value> {
+  while (!stopped_) {
+    const uint64_t at = input_.position();
+    if (at >= input_.size()) {
+      return Refuse("the pickle ends at byte ", at, " without a STOP opcode");
+    }
+    CKPT_ASSIGN_OR_RETURN(const std::string_view opcode, input_.Take(1));
+    const auto code = static_cast<unsigned char>(opcode.front());
+    const Handler handler = PickleHandlers<Values>::kTable[code];
+    if (handler == nullptr) return Fail(AtOpcode(Error{ErrorCode::kInvalid, "no such opcode"}, code, at));
+    if (Status done = (this->*handler)(); !done) [[unlikely]] {
+      return Fail(AtOpcode(std::move(done).error(), code, at));
+    }
+  }
+  return stack_.back();
+}
+
+template class PickleMachine<PickleTreeValues>;
+template class PickleMachine<PackedValues>;
+
+Result<ParsedPickle> ParsePickle(std::string_view bytes, size_t max_nodes) {
+  PickleInput input(bytes);
+  PickleTreeValues values(bytes.size(), max_nodes);
+  CKPT_ASSIGN_OR_RETURN(const NodeId root, PickleMachine(input, values).Run());
+  return ParsedPickle{std::move(values).Finish(root), static_cast<size_t>(input.position())};
 }
 
 }  // namespace ckptfs

@@ -1,66 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PickleMachine is the virtual machine behind ParsePickle: a stack of node
-// ids, marks and a memo.  Handlers of one opcode each, found by a table;
-// scalars in scalars.cc, containers and calls in machine.cc, the table and the
-// loop in dispatch.cc.
+// PickleMachine is the virtual machine of pickle protocols 0-5: opcodes, their operands,
+// a stack, marks and a memo.  What a value is, its Values say: nodes of a tree
+// (tree_values.h), or words from which objects are told as soon as they are whole
+// (packed_values.h).  Handlers of one opcode each, found by a table; scalars in
+// scalars.cc, containers and calls in machine.cc, the table and the loop in dispatch.cc.
+//
+//   Values::Value                     copied freely; what stack and memo hold
+//   None, Bool, Int, BigInt, Float, String, Bytes, ByteArray, Tuple, List, Dict, Set,
+//   FrozenSet, Global, Reduce, Object, Persistent    -> Result<Value>
+//   Append, SetItems, AddItems, Build                -> Status, of a value that was made
+//   NamesOf(module, name)             what two strings say (STACK_GLOBAL)
+//   kMaxMemo                          entries of the memo, of the stack and of marks
+//
+// Errors say the rule; Run adds the opcode and where it is.
 //
 // Thread safety: none; one machine parses one pickle.
-// Lifetime: `bytes` must outlive the machine; nodes copy what they keep.
+// Lifetime: input and values must outlive the machine.
 
 #pragma once
 
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "core/base/result.h"
 #include "formats/torch/pickle/opcodes.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_input.h"
 
 namespace ckptfs {
 
+template <class Values>
 class PickleMachine {
  public:
-  // More than `max_nodes` values are refused.
-  explicit PickleMachine(std::string_view bytes, size_t max_nodes = kMaxPickleNodes)
-      : bytes_(bytes), max_nodes_(max_nodes) {}
-  Result<ParsedPickle> Run() &&;
+  using Value = typename Values::Value;
+
+  PickleMachine(PickleInput& input, Values& values) : input_(input), values_(values) {}
+  // What STOP leaves.  kInvalid names the opcode, its offset and the rule.
+  Result<Value> Run() &&;
 
   using Handler = Status (PickleMachine::*)();
 
  private:
+  template <class V>
   friend struct PickleHandlers;  // the table
 
   // Operands.
-  Result<std::string_view> Take(uint64_t length);
   Result<uint64_t> TakeInteger(int width);  // little-endian
-  Result<std::string_view> TakeLine();      // without its newline
   Result<std::string_view> TakeSized(int width);
+  Result<uint64_t> TakeIndex();  // of the memo, in decimal
 
   // Stack; no pop reaches below the latest mark.
-  Status Push(PickleNode node);
-  Status PushId(NodeId id);
-  Status PushShared(NodeId& shared, PickleNode::Kind kind, int64_t integer = 0);
-  Status PushText(PickleNode::Kind kind, std::string_view text);
+  Status Push(Result<Value> value);
   Status PushString(std::string_view text, bool may_be_bytes = false);
-  Status PushInteger(int64_t value);
   Status PushLong(std::string_view little_endian);
-  Result<NodeId> Pop();
-  Result<NodeId> Top();
-  Result<std::vector<NodeId>> PopMark();
+  Result<Value> Pop();
+  Result<Value> Top();
+  // What lies above the latest mark; DropMark takes it off.
+  Result<std::span<const Value>> Marked();
+  void DropMark();
   Status PutMemo(uint64_t index);
   Status GetMemo(uint64_t index);
-
-  // Calls.
+  Status PushTuple(size_t count);
   Status PushGlobal(std::string_view module, std::string_view name);
-  Status PushReduce(NodeId callee, NodeId arguments);
-  Status PushPersistent(NodeId id);
-  Status Charge(const PickleNode& node);
-  Result<NodeId> AddTuple(std::vector<NodeId> items);
-  Status AppendTo(const std::vector<NodeId>& items);
-  Status SetItemsOf(const std::vector<NodeId>& items);
-
-  Error Rule(std::string_view rule) const;  // with opcode and offset
+  Result<Value> MakeGlobal(std::string_view module, std::string_view name);
+  size_t MemoSize() const { return memo_.size() + scattered_.size(); }
 
   // Opcodes: containers and calls.
   Status DoMark();
@@ -130,23 +135,15 @@ class PickleMachine {
   Status DoBinBytes8();
   Status DoByteArray8();
 
-  static constexpr NodeId kNoNode = ~NodeId{0};
-
-  std::string_view bytes_;
-  size_t max_nodes_;
-  size_t position_ = 0;
-  size_t opcode_at_ = 0;
+  PickleInput& input_;
+  Values& values_;
   int protocol_ = 0;
   bool stopped_ = false;
-  PickleTree tree_;
-  std::vector<NodeId> stack_;
+  std::vector<Value> stack_;
   std::vector<size_t> marks_;
-  std::unordered_map<uint64_t, NodeId> memo_;
-  uint64_t charged_ = 0;  // bytes that calls made nodes copy
-  NodeId none_ = kNoNode;
-  NodeId true_ = kNoNode;
-  NodeId false_ = kNoNode;
-  NodeId empty_tuple_ = kNoNode;
+  // Picklers number their memos from 0; any other index is kept apart.
+  std::vector<Value> memo_;
+  std::unordered_map<uint64_t, Value> scattered_;
 };
 
 }  // namespace ckptfs

@@ -5,21 +5,16 @@
 
 #include "core/base/strings.h"
 #include "formats/torch/pickle/machine.h"
+#include "formats/torch/pickle/packed_values.h"
 #include "formats/torch/pickle/text.h"
+#include "formats/torch/pickle/tree_values.h"
 
 namespace ckptfs {
 
-using Kind = PickleNode::Kind;
-
-Status PickleMachine::PushInteger(int64_t value) {
-  PickleNode node;
-  node.kind = Kind::kInt;
-  node.integer = value;
-  return Push(std::move(node));
-}
 
 // Two's complement; trailing sign bytes that say nothing are dropped.
-Status PickleMachine::PushLong(std::string_view little_endian) {
+template <class Values>
+Status PickleMachine<Values>::PushLong(std::string_view little_endian) {
   std::string_view digits = little_endian;
   auto byte = [&](size_t i) { return static_cast<unsigned char>(digits[i]); };
   while (digits.size() > 1) {
@@ -28,162 +23,178 @@ Status PickleMachine::PushLong(std::string_view little_endian) {
     if (last != (negative ? 0xff : 0)) break;
     digits.remove_suffix(1);
   }
-  if (digits.size() > 8) return PushText(Kind::kBigInt, digits);
+  if (digits.size() > 8) return Push(values_.BigInt(digits));
   uint64_t value = 0;
   for (size_t i = 0; i < digits.size(); ++i) value |= uint64_t{byte(i)} << (8 * i);
   if (!digits.empty() && digits.size() < 8 && (byte(digits.size() - 1) & 0x80) != 0) {
     value |= ~uint64_t{0} << (8 * digits.size());
   }
-  return PushInteger(static_cast<int64_t>(value));
-}
-
-Status PickleMachine::PushText(Kind kind, std::string_view text) {
-  PickleNode node;
-  node.kind = kind;
-  node.text = text;
-  return Push(std::move(node));
+  return Push(values_.Int(static_cast<int64_t>(value)));
 }
 
 // Python 2 strings may be either text or bytes.
-Status PickleMachine::PushString(std::string_view text, bool may_be_bytes) {
-  if (IsUtf8(text)) return PushText(Kind::kString, text);
-  if (may_be_bytes) return PushText(Kind::kBytes, text);
-  return Fail(Rule("the string is not UTF-8"));
+template <class Values>
+Status PickleMachine<Values>::PushString(std::string_view text, bool may_be_bytes) {
+  if (IsUtf8(text)) return Push(values_.String(text));
+  if (may_be_bytes) return Push(values_.Bytes(text));
+  return Refuse("the string is not UTF-8");
 }
 
-Status PickleMachine::DoNone() { return PushShared(none_, Kind::kNone); }
-Status PickleMachine::DoTrue() { return PushShared(true_, Kind::kBool, 1); }
-Status PickleMachine::DoFalse() { return PushShared(false_, Kind::kBool, 0); }
+template <class Values>
+Status PickleMachine<Values>::DoNone() { return Push(values_.None()); }
+template <class Values>
+Status PickleMachine<Values>::DoTrue() { return Push(values_.Bool(true)); }
+template <class Values>
+Status PickleMachine<Values>::DoFalse() { return Push(values_.Bool(false)); }
 
-Status PickleMachine::DoBinInt() {
+template <class Values>
+Status PickleMachine<Values>::DoBinInt() {
   CKPT_ASSIGN_OR_RETURN(uint64_t value, TakeInteger(4));
-  return PushInteger(static_cast<int32_t>(static_cast<uint32_t>(value)));
+  return Push(values_.Int(static_cast<int32_t>(static_cast<uint32_t>(value))));
 }
 
-Status PickleMachine::DoBinInt1() {
+template <class Values>
+Status PickleMachine<Values>::DoBinInt1() {
   CKPT_ASSIGN_OR_RETURN(uint64_t value, TakeInteger(1));
-  return PushInteger(static_cast<int64_t>(value));
+  return Push(values_.Int(static_cast<int64_t>(value)));
 }
 
-Status PickleMachine::DoBinInt2() {
+template <class Values>
+Status PickleMachine<Values>::DoBinInt2() {
   CKPT_ASSIGN_OR_RETURN(uint64_t value, TakeInteger(2));
-  return PushInteger(static_cast<int64_t>(value));
+  return Push(values_.Int(static_cast<int64_t>(value)));
 }
 
-Status PickleMachine::DoInt() {
-  CKPT_ASSIGN_OR_RETURN(std::string_view line, TakeLine());
+template <class Values>
+Status PickleMachine<Values>::DoInt() {
+  CKPT_ASSIGN_OR_RETURN(std::string_view line, input_.TakeLine());
   if (line == "00") return DoFalse();
   if (line == "01") return DoTrue();
   auto little_endian = ParseDecimal(line);
-  if (!little_endian) return Fail(Rule("the operand is not a decimal integer"));
+  if (!little_endian) return Refuse("the operand is not a decimal integer");
   return PushLong(*little_endian);
 }
 
-Status PickleMachine::DoLong() {
-  CKPT_ASSIGN_OR_RETURN(std::string_view line, TakeLine());
+template <class Values>
+Status PickleMachine<Values>::DoLong() {
+  CKPT_ASSIGN_OR_RETURN(std::string_view line, input_.TakeLine());
   if (line.ends_with('L')) line.remove_suffix(1);
-  if (line.size() > kMaxDecimalDigits) return Fail(Rule("more than 4300 decimal digits"));
+  if (line.size() > kMaxDecimalDigits) return Refuse("more than 4300 decimal digits");
   auto little_endian = ParseDecimal(line);
-  if (!little_endian) return Fail(Rule("the operand is not a decimal integer"));
+  if (!little_endian) return Refuse("the operand is not a decimal integer");
   return PushLong(*little_endian);
 }
 
-Status PickleMachine::DoLong1() {
+template <class Values>
+Status PickleMachine<Values>::DoLong1() {
   CKPT_ASSIGN_OR_RETURN(std::string_view digits, TakeSized(1));
   return PushLong(digits);
 }
 
-Status PickleMachine::DoLong4() {
+template <class Values>
+Status PickleMachine<Values>::DoLong4() {
   CKPT_ASSIGN_OR_RETURN(uint64_t length, TakeInteger(4));
-  if (length > 0x7fffffff) return Fail(Rule("a negative length"));
-  CKPT_ASSIGN_OR_RETURN(std::string_view digits, Take(length));
+  if (length > 0x7fffffff) return Refuse("a negative length");
+  CKPT_ASSIGN_OR_RETURN(std::string_view digits, input_.Take(length));
   return PushLong(digits);
 }
 
-Status PickleMachine::DoFloat() {
-  CKPT_ASSIGN_OR_RETURN(std::string_view line, TakeLine());
-  PickleNode node;
-  node.kind = Kind::kFloat;
-  auto [end, code] = std::from_chars(line.data(), line.data() + line.size(), node.real);
+template <class Values>
+Status PickleMachine<Values>::DoFloat() {
+  CKPT_ASSIGN_OR_RETURN(std::string_view line, input_.TakeLine());
+  double real = 0;
+  auto [end, code] = std::from_chars(line.data(), line.data() + line.size(), real);
   if (code != std::errc() || end != line.data() + line.size()) {
-    return Fail(Rule("the operand is not a number"));
+    return Refuse("the operand is not a number");
   }
-  return Push(std::move(node));
+  return Push(values_.Float(real));
 }
 
-Status PickleMachine::DoBinFloat() {
-  CKPT_ASSIGN_OR_RETURN(std::string_view raw, Take(8));
+template <class Values>
+Status PickleMachine<Values>::DoBinFloat() {
+  CKPT_ASSIGN_OR_RETURN(std::string_view raw, input_.Take(8));
   uint64_t bits = 0;
   for (char c : raw) bits = (bits << 8) | static_cast<unsigned char>(c);
-  PickleNode node;
-  node.kind = Kind::kFloat;
-  node.real = std::bit_cast<double>(bits);
-  return Push(std::move(node));
+  return Push(values_.Float(std::bit_cast<double>(bits)));
 }
 
-Status PickleMachine::DoString() {
-  CKPT_ASSIGN_OR_RETURN(std::string_view line, TakeLine());
+template <class Values>
+Status PickleMachine<Values>::DoString() {
+  CKPT_ASSIGN_OR_RETURN(std::string_view line, input_.TakeLine());
   if (line.size() < 2 || line.front() != line.back() ||
       (line.front() != '\'' && line.front() != '"')) {
-    return Fail(Rule("the operand is not quoted"));
+    return Refuse("the operand is not quoted");
   }
   auto text = UnescapeString(line.substr(1, line.size() - 2));
-  if (!text) return Fail(Rule("a bad escape"));
+  if (!text) return Refuse("a bad escape");
   return PushString(*text, true);
 }
 
-Status PickleMachine::DoBinString() {
+template <class Values>
+Status PickleMachine<Values>::DoBinString() {
   CKPT_ASSIGN_OR_RETURN(uint64_t length, TakeInteger(4));
-  if (length > 0x7fffffff) return Fail(Rule("a negative length"));
-  CKPT_ASSIGN_OR_RETURN(std::string_view text, Take(length));
+  if (length > 0x7fffffff) return Refuse("a negative length");
+  CKPT_ASSIGN_OR_RETURN(std::string_view text, input_.Take(length));
   return PushString(text, true);
 }
 
-Status PickleMachine::DoShortBinString() {
+template <class Values>
+Status PickleMachine<Values>::DoShortBinString() {
   CKPT_ASSIGN_OR_RETURN(std::string_view text, TakeSized(1));
   return PushString(text, true);
 }
 
-Status PickleMachine::DoUnicode() {
-  CKPT_ASSIGN_OR_RETURN(std::string_view line, TakeLine());
+template <class Values>
+Status PickleMachine<Values>::DoUnicode() {
+  CKPT_ASSIGN_OR_RETURN(std::string_view line, input_.TakeLine());
   auto text = UnescapeRawUnicode(line);
-  if (!text) return Fail(Rule("a bad escape"));
+  if (!text) return Refuse("a bad escape");
   return PushString(*text);
 }
 
-Status PickleMachine::DoBinUnicode() {
+template <class Values>
+Status PickleMachine<Values>::DoBinUnicode() {
   CKPT_ASSIGN_OR_RETURN(std::string_view text, TakeSized(4));
   return PushString(text);
 }
 
-Status PickleMachine::DoShortBinUnicode() {
+template <class Values>
+Status PickleMachine<Values>::DoShortBinUnicode() {
   CKPT_ASSIGN_OR_RETURN(std::string_view text, TakeSized(1));
   return PushString(text);
 }
 
-Status PickleMachine::DoBinUnicode8() {
+template <class Values>
+Status PickleMachine<Values>::DoBinUnicode8() {
   CKPT_ASSIGN_OR_RETURN(std::string_view text, TakeSized(8));
   return PushString(text);
 }
 
-Status PickleMachine::DoBinBytes() {
+template <class Values>
+Status PickleMachine<Values>::DoBinBytes() {
   CKPT_ASSIGN_OR_RETURN(std::string_view text, TakeSized(4));
-  return PushText(Kind::kBytes, text);
+  return Push(values_.Bytes(text));
 }
 
-Status PickleMachine::DoShortBinBytes() {
+template <class Values>
+Status PickleMachine<Values>::DoShortBinBytes() {
   CKPT_ASSIGN_OR_RETURN(std::string_view text, TakeSized(1));
-  return PushText(Kind::kBytes, text);
+  return Push(values_.Bytes(text));
 }
 
-Status PickleMachine::DoBinBytes8() {
+template <class Values>
+Status PickleMachine<Values>::DoBinBytes8() {
   CKPT_ASSIGN_OR_RETURN(std::string_view text, TakeSized(8));
-  return PushText(Kind::kBytes, text);
+  return Push(values_.Bytes(text));
 }
 
-Status PickleMachine::DoByteArray8() {
+template <class Values>
+Status PickleMachine<Values>::DoByteArray8() {
   CKPT_ASSIGN_OR_RETURN(std::string_view text, TakeSized(8));
-  return PushText(Kind::kByteArray, text);
+  return Push(values_.ByteArray(text));
 }
+
+template class PickleMachine<PickleTreeValues>;
+template class PickleMachine<PackedValues>;
 
 }  // namespace ckptfs

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/reader.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/ingest/model_config.h"
+#include "formats/model_files/model_files.h"
+#include "formats/sharding/placer.h"
+#include "formats/sharding/sharding.h"
+#include "formats/torch/stored_tensor.h"
+
+namespace ckptfs::dcp {
+namespace {
+
+// Buffers of torch's own layers, and what is computed when a model is built.
+constexpr std::array<std::string_view, 5> kBuffers = {
+    ".running_mean", ".running_var", ".num_batches_tracked", ".inv_freq", ".masked_bias"};
+
+std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
+  double number = -1;
+  if (value.dtype == DType::kF32) {
+    float single;
+    std::memcpy(&single, value.bytes.data(), sizeof(single));
+    number = static_cast<double>(single);
+  } else if (value.dtype == DType::kF64) {
+    std::memcpy(&number, value.bytes.data(), sizeof(number));
+  } else if (value.dtype == DType::kI64) {
+    int64_t integer;
+    std::memcpy(&integer, value.bytes.data(), sizeof(integer));
+    number = static_cast<double>(integer);
+  }
+  const bool whole = number >= 0 && number < 1e15 && number == std::floor(number);
+  return whole ? std::optional(static_cast<uint64_t>(number)) : std::nullopt;
+}
+
+}  // namespace
+
+Result<StepModel> Reader::Read() && {
+  CKPT_ASSIGN_OR_RETURN(StoredState state, StoredState::Read(candidate_, parts_, assembler_));
+  auto keys = ReadStateKeys(state.metadata(), !options_.weights_only);
+  if (!keys) return Fail(std::move(keys).error().WithContext(candidate_.Path()));
+  keys_ = *std::move(keys);
+  if (keys_.weights.empty()) {
+    return Refuse(candidate_.Path(), ": no weights of a model are in it");
+  }
+  ObjectReader objects(state);
+  const auto work = [&]() -> Status {
+    CKPT_RETURN_IF_ERROR(ReadGroups(objects));
+    CKPT_RETURN_IF_ERROR(DeclareParameters(state));
+    CKPT_RETURN_IF_ERROR(AddStates(state, objects));
+    CKPT_RETURN_IF_ERROR(AddGroups());
+    CKPT_ASSIGN_OR_RETURN(auto documents, objects.Documents(keys_.others));
+    for (Document& one : documents) assembler_.header().documents.push_back(std::move(one));
+    return {};
+  };
+  if (Status done = work(); !done) {
+    return Fail(std::move(done).error().WithContext(candidate_.Path()));
+  }
+  CKPT_RETURN_IF_ERROR(CarryOthers());
+  FillHeader(objects);
+  auto model = std::move(assembler_).Finish();
+  if (!model) return Fail(std::move(model).error().WithContext(candidate_.Path()));
+  return model;
+}
+
+// ---- parameters -------------------------------------------------------------------
+
+// Nothing in a DCP checkpoint says it; what an optimizer does not know is not trained.
+Role Reader::RoleOf(const std::string& name, DType dtype) const {
+  const bool buffer = !IsFloat(dtype) || std::ranges::any_of(kBuffers, [&](std::string_view end) {
+    return name.ends_with(end) || name == end.substr(1);
+  });
+  if (trained_.contains(name) || (trained_.empty() && !buffer)) return Role::kTrainable;
+  return buffer ? Role::kBuffer : Role::kFrozen;
+}
+
+Status Reader::DeclareParameters(StoredState& state) {
+  const auto& tensors = state.metadata().tensors;
+  std::vector<NamedLocals> locals;
+  for (const auto& weight : keys_.weights) {
+    locals.emplace_back(weight.name, std::vector<Shape>{tensors[weight.tensor].shape});
+  }
+  CKPT_ASSIGN_OR_RETURN(ModelSizes sizes, SizesOf({}, options_.variables, candidate_));
+  CKPT_ASSIGN_OR_RETURN(
+      const ShardingRules rules,
+      ShardingRules::Make(nullptr, options_, std::move(locals), std::move(sizes)));
+  for (const auto& weight : keys_.weights) {
+    const TensorEntry& tensor = tensors[weight.tensor];
+    const Role role = RoleOf(weight.name, tensor.dtype);
+    CKPT_ASSIGN_OR_RETURN(
+        auto sharding, rules.Resolve(weight.name, {&tensor.shape, 1}, role == Role::kBuffer));
+    if (!IsFloat(tensor.dtype) && sharding->pattern.kind == PatternKind::kShard) {
+      sharding->pattern = Pattern{};
+    }
+    Parameter parameter = ParameterOf(weight.name, role, *sharding);
+    parameter.shape = tensor.shape;
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
+                          assembler_.AddParameter(std::move(parameter)));
+    parameters_.emplace(weight.name, index);
+    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, assembler_.AddAtom(index, "", "weight",
+                                                                   tensor.dtype, tensor.shape));
+    CKPT_RETURN_IF_ERROR(state.AddFragments(weight.tensor, atom));
+    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
+    if (IsFloat(tensor.dtype)) elements_[tensor.dtype] += elements;
+  }
+  rules.Describe(assembler_.header());
+  return {};
+}
+
+// ---- the optimizer ------------------------------------------------------------------
+
+Status Reader::AddStates(StoredState& state, ObjectReader& objects) {
+  std::set<std::tuple<std::string_view, std::string_view, std::string_view>> known;
+  for (const auto& key : keys_.states) {
+    if (!known.emplace(key.optimizer, key.parameter, key.kind).second) {
+      return Refuse("'", key.parameter, "' has two states '", key.kind, "'");
+    }
+    CKPT_RETURN_IF_ERROR(AddState(state, objects, key));
+  }
+  return {};
+}
+
+Status Reader::AddState(StoredState& state, ObjectReader& objects, const StateKeys::State& key) {
+  const ParameterIndex parameter = parameters_.find(key.parameter)->second;
+  const TensorEntry* tensor =
+      key.entry.object ? nullptr : &state.metadata().tensors[key.entry.index];
+  const bool scalar = tensor == nullptr || (tensor->shape.empty() && key.kind == "step");
+  const Shape& whole = assembler_.parameter(parameter).shape;
+  if (scalar || (tensor->shape.empty() && !whole.empty())) {
+    CKPT_ASSIGN_OR_RETURN(const auto value, objects.Scalar(key.entry));
+    if (!value) {
+      // An optimizer that has not begun (momentum_buffer: None) or keeps settings there.
+      assembler_.header().notes.push_back(
+          StrCat("'", key.parameter, "': its state '", key.kind, "' is no number: left out"));
+      return {};
+    }
+    if (key.kind == "step") {
+      if (const auto steps = WholeNumber(*value)) steps_ = std::max(steps_.value_or(0), *steps);
+    }
+    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                          assembler_.AddAtom(parameter, key.optimizer, key.kind, value->dtype,
+                                             value->shape, Relation::kScalar));
+    return assembler_.SetInline(atom, value->bytes, value->python_number);
+  }
+  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                        assembler_.AddAtom(parameter, key.optimizer, key.kind, tensor->dtype,
+                                           tensor->shape, RelationOf(tensor->shape, whole)));
+  return state.AddFragments(key.entry.index, atom);
+}
+
+Status Reader::ReadGroups(ObjectReader& objects) {
+  for (const auto& state : keys_.states) trained_.insert(state.parameter);
+  CKPT_RETURN_IF_ERROR(ReadNumberedGroups(objects));
+  CKPT_RETURN_IF_ERROR(ReadGroupsByParameter(objects));
+  for (const NamedGroup& group : groups_) trained_.insert(group.names.begin(), group.names.end());
+  return {};
+}
+
+Status Reader::ReadNumberedGroups(ObjectReader& objects) {
+  std::map<std::pair<std::string, uint32_t>, ObjectReader::Items> groups;
+  for (const auto& one : keys_.hyper_parameters) {
+    if (one.group) groups[{one.optimizer, *one.group}].emplace_back(one.key, one.entry);
+  }
+  for (auto& [at, items] : groups) {
+    NamedGroup group{at.first, "", {}};
+    const auto params = std::ranges::find(items, "params", &ObjectReader::Items::value_type::first);
+    if (params == items.end()) {
+      return Refuse("group ", at.second, " of the optimizer does not say its parameters");
+    }
+    CKPT_ASSIGN_OR_RETURN(group.names, objects.Names(params->second));
+    items.erase(params);
+    CKPT_ASSIGN_OR_RETURN(group.hyper_parameters, objects.HyperParameters(items));
+    groups_.push_back(std::move(group));
+  }
+  return {};
+}
+
+// Flattened: parameters of equal hyper-parameters make a group.
+Status Reader::ReadGroupsByParameter(ObjectReader& objects) {
+  std::map<std::pair<std::string, std::string>, ObjectReader::Items> by_name;
+  std::vector<std::pair<std::string, std::string>> order;
+  for (const auto& one : keys_.hyper_parameters) {
+    if (one.group) continue;
+    auto& items = by_name[{one.optimizer, one.parameter}];
+    if (items.empty()) order.emplace_back(one.optimizer, one.parameter);
+    items.emplace_back(one.key, one.entry);
+  }
+  std::map<std::pair<std::string, std::string>, size_t> known;  // optimizer, pickle: in groups_
+  for (const auto& at : order) {
+    auto& items = by_name[at];
+    std::ranges::sort(items, {}, &ObjectReader::Items::value_type::first);
+    CKPT_ASSIGN_OR_RETURN(std::string pickle, objects.HyperParameters(items));
+    const auto [group, added] = known.try_emplace({at.first, pickle}, groups_.size());
+    if (added) groups_.push_back({at.first, std::move(pickle), {}});
+    groups_[group->second].names.push_back(at.second);
+  }
+  return {};
+}
+
+Status Reader::AddGroups() {
+  std::set<std::pair<std::string_view, std::string_view>> grouped;
+  for (const NamedGroup& group : groups_) {
+    Group out{group.optimizer, {}, group.hyper_parameters};
+    for (const std::string& name : group.names) {
+      const auto parameter = parameters_.find(name);
+      if (parameter == parameters_.end()) {
+        return Refuse("a group of the optimizer has '", name, "', which is no weight");
+      }
+      if (!grouped.emplace(group.optimizer, name).second) {
+        return Refuse("'", name, "' is in two groups of the optimizer");
+      }
+      out.parameters.push_back(parameter->second);
+    }
+    assembler_.AddGroup(std::move(out));
+  }
+  return {};
+}
+
+// ---- the rest -----------------------------------------------------------------------
+
+// The model files, and what else lies in the step's own directory.
+Status Reader::CarryOthers() {
+  const auto root = RootBelow(candidate_.root, candidate_.save);
+  CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, root, candidate_.Prefix()));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries,
+                        candidate_.root->List(candidate_.directory));
+  for (const RootEntry& entry : entries) {
+    if (entry.kind != EntryKind::kFile) continue;
+    auto added = assembler_.AddFile(assembler_.AddRoot(root), candidate_.Prefix() + entry.name);
+    if (!added) CKPT_RETURN_IF_ERROR(LeaveOut(std::move(added).error(), assembler_.header()));
+  }
+  return {};
+}
+
+void Reader::FillHeader(const ObjectReader& objects) {
+  StepModel& header = assembler_.header();
+  header.framework = "dcp";
+  header.id = candidate_.id;
+  header.iteration = candidate_.iteration;
+  if (header.iteration == 0) header.iteration = objects.iteration().value_or(steps_.value_or(0));
+  header.model_dtype = MostCommon(elements_, std::nullopt);
+  AddLeftOutNote({keys_.left_out.begin(), keys_.left_out.end()}, header.notes);
+  const auto& cut = objects.left_out();
+  if (!cut.empty()) {
+    header.notes.push_back(StrCat(cut.size(), " keys beside the model (", *cut.begin(),
+                                  cut.size() > 1 ? ", ...)" : ")",
+                                  " are tensors in several pieces, or objects that cannot be "
+                                  "kept: left out"));
+  }
+  const bool unsized = std::ranges::any_of(parts_, [](const PartFiles& part) {
+    return !part.shards.empty() && !part.metadata;
+  });
+  if (unsized) {
+    header.notes.push_back(
+        "nothing in these safetensors shards says how large tensors are: they are as large as "
+        "the shards that are there, as torch reads them");
+  }
+}
+
+}  // namespace ckptfs::dcp

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reader makes a step of a DCP checkpoint: weights under their names in the model, the
+// optimizer's states and groups, and documents.  Every tensor is whole, whatever ranks
+// held; a tie is nowhere declared, so two names are two parameters.
+//
+// Thread safety: one reader per step; archives are looked at in parallel.
+// Lifetime: candidate and options must outlive it.
+
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/assembler.h"
+#include "core/ingest/source.h"
+#include "formats/dcp/objects.h"
+#include "formats/dcp/state_keys.h"
+#include "formats/dcp/step_files.h"
+#include "formats/dcp/stored_state.h"
+
+namespace ckptfs::dcp {
+
+class Reader {
+ public:
+  Reader(const StepCandidate& candidate, const SourceOptions& options,
+         std::vector<PartFiles> parts)
+      : candidate_(candidate), options_(options), parts_(std::move(parts)) {}
+
+  Result<StepModel> Read() &&;
+
+ private:
+  Status DeclareParameters(StoredState& state);
+  Status AddStates(StoredState& state, ObjectReader& objects);
+  Status AddState(StoredState& state, ObjectReader& objects, const StateKeys::State& key);
+  Status ReadGroups(ObjectReader& objects);
+  Status ReadNumberedGroups(ObjectReader& objects);
+  Status ReadGroupsByParameter(ObjectReader& objects);
+  Role RoleOf(const std::string& name, DType dtype) const;
+  Status AddGroups();
+  Status CarryOthers();
+  void FillHeader(const ObjectReader& objects);
+
+  const StepCandidate& candidate_;
+  const SourceOptions& options_;
+  const std::vector<PartFiles> parts_;
+  Assembler assembler_;
+  StateKeys keys_;
+  struct NamedGroup {
+    std::string optimizer;
+    std::string hyper_parameters;
+    std::vector<std::string> names;
+  };
+  std::vector<NamedGroup> groups_;
+  std::set<std::string, std::less<>> trained_;  // names with states or in groups
+  std::map<std::string, ParameterIndex, std::less<>> parameters_;
+  std::map<DType, uint64_t> elements_;  // of float weights
+  std::optional<uint64_t> steps_;       // the greatest `step` of a state
+};
+
+}  // namespace ckptfs::dcp

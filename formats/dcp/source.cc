@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/source.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "formats/dcp/reader.h"
+#include "formats/dcp/step_files.h"
+#include "formats/model_files/directories.h"
+
+namespace ckptfs {
+namespace {
+
+using dcp::PartFiles;
+
+class DcpSource : public Source {
+ public:
+  std::string_view name() const override { return "dcp"; }
+
+  Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
+                                          const std::string& directory) const override {
+    std::vector<StepCandidate> out;
+    CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(*root, directory));
+    if (!there) return out;
+    CKPT_RETURN_IF_ERROR(Add(root, directory, SaveOf(directory), out));
+    if (!out.empty()) return out;
+    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(directory));
+    // What consolidates shards of safetensors leaves them here.
+    const bool consolidated = std::ranges::any_of(
+        entries, [](const RootEntry& entry) { return entry.name.ends_with(".safetensors"); });
+    for (const RootEntry& entry : entries) {
+      if (entry.kind != EntryKind::kDirectory || (consolidated && entry.name == "sharded")) continue;
+      CKPT_RETURN_IF_ERROR(Add(root, JoinPath(directory, entry.name), directory, out));
+    }
+    return out;
+  }
+
+  Status Complete(const StepCandidate& step, const SourceOptions&) const override {
+    CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts,
+                          dcp::ListParts(*step.root, step.directory));
+    for (const PartFiles& part : parts) {
+      if (part.metadata || !part.ranks.empty() || !part.shards.empty()) continue;
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(step.root->PathOf(JoinPath(step.directory, part.directory)),
+                         ": no .metadata, which is written last: the save did not finish"));
+    }
+    if (!parts.empty()) return {};
+    return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no .metadata"));
+  }
+
+  Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
+    CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> parts,
+                          dcp::ListParts(*step.root, step.directory));
+    if (options.weights_only) {
+      std::erase_if(parts, [](const PartFiles& part) {
+        return part.directory.starts_with("optimizer_");
+      });
+    }
+    return dcp::Reader(step, options, std::move(parts)).Read();
+  }
+
+ private:
+  // A step that is named as one of several lies in the directory of all.
+  static std::string SaveOf(const std::string& directory) {
+    const bool one_of = dcp::StepNumber(LastComponent(directory)).has_value();
+    return one_of && directory.find('/') != std::string::npos ? ParentPath(directory) : directory;
+  }
+
+  static Status Add(const std::shared_ptr<const Root>& root, const std::string& directory,
+                    const std::string& save, std::vector<StepCandidate>& out) {
+    CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts, dcp::ListParts(*root, directory));
+    if (parts.empty()) return {};
+    StepCandidate step;
+    step.root = root;
+    step.directory = directory;
+    step.save = save;
+    step.id = LastComponent(root->PathOf(directory));
+    step.iteration = dcp::StepNumber(step.id).value_or(0);
+    CKPT_ASSIGN_OR_RETURN(step.mtime_ns, NewestEntry(*root, directory));
+    out.push_back(std::move(step));
+    return {};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Source> MakeDcpSource() { return std::make_unique<DcpSource>(); }
+
+}  // namespace ckptfs

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/state_keys.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <set>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace ckptfs::dcp {
+namespace {
+
+constexpr std::string_view kState = "state.";
+constexpr std::string_view kGroups = "param_groups.";
+constexpr size_t kMaxPrefixes = 64;  // that a model may have
+
+constexpr std::array<std::string_view, 7> kOptimizerWords = {
+    "optim", "optimizer", "optimizers", "optim_state", "optimizer_state", "optimizer_states",
+    "opt"};
+constexpr std::array<std::string_view, 8> kModelWords = {
+    "model", "state_dict", "model_state_dict", "model_state", "module", "net", "network",
+    "weights"};
+// First words of what is beside a model whose weights stand at the top.
+constexpr std::array<std::string_view, 10> kOtherWords = {
+    "train_state", "dataloader",  "data_loader", "rng",   "rng_state",
+    "lr_scheduler", "scheduler", "trainer",     "extra", "ema"};
+
+// "optim", "optimizer_0", "optimizer1".
+bool IsOptimizerWord(std::string_view word) {
+  while (!word.empty() && IsDigit(word.back())) word.remove_suffix(1);
+  if (word.ends_with('_')) word.remove_suffix(1);
+  return std::ranges::find(kOptimizerWords, word) != kOptimizerWords.end();
+}
+
+bool IsModelWord(std::string_view word) {
+  return std::ranges::find(kModelWords, word) != kModelWords.end();
+}
+
+// The part of a key up to and with an optimizer's word and its dot, if states or
+// groups come behind it.
+std::optional<std::string_view> OptimizerPrefix(std::string_view key) {
+  size_t begin = 0;
+  for (int depth = 0; depth < 3; ++depth) {
+    const size_t dot = key.find('.', begin);
+    if (dot == std::string_view::npos) return std::nullopt;
+    const std::string_view rest = key.substr(dot + 1);
+    if (IsOptimizerWord(key.substr(begin, dot - begin)) &&
+        (rest.starts_with(kState) || rest.starts_with(kGroups))) {
+      return key.substr(0, dot + 1);
+    }
+    begin = dot + 1;
+  }
+  return std::nullopt;
+}
+
+std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find('.')); }
+
+// All elements of a path but the last, as a prefix of a key.
+std::string Container(const std::vector<PathElement>& path) {
+  std::string out;
+  for (size_t i = 0; i + 1 < path.size(); ++i) out += StrCat(path[i].text, ".");
+  return out;
+}
+
+std::optional<uint32_t> Number(std::string_view text) {
+  uint32_t number = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool all = code == std::errc() && end == text.data() + text.size() && !text.empty();
+  return all ? std::optional(number) : std::nullopt;
+}
+
+class KeyReader {
+ public:
+  KeyReader(const DcpMetadata& metadata, bool optimizers)
+      : metadata_(metadata), with_optimizers_(optimizers) {}
+
+  Result<StateKeys> Run() {
+    FindOptimizers();
+    Split();
+    ChooseModel();
+    AddWeights();
+    if (with_optimizers_) {
+      for (const Inside& key : inside_) CKPT_RETURN_IF_ERROR(AddOfOptimizer(key));
+    }
+    return std::move(out_);
+  }
+
+ private:
+  // A key of an optimizer, without its prefix.
+  struct Inside {
+    std::string_view prefix;
+    std::string_view rest;
+    KeyedEntry entry;
+  };
+
+  std::string_view NameOf(KeyedEntry entry) const {
+    return entry.object ? std::string_view(metadata_.objects[entry.index].name)
+                        : std::string_view(metadata_.tensors[entry.index].name);
+  }
+  const std::vector<PathElement>& PathOf(KeyedEntry entry) const {
+    return entry.object ? metadata_.object_paths[entry.index]
+                        : metadata_.tensor_paths[entry.index];
+  }
+  template <class Visit>
+  void ForEach(Visit visit) const {
+    for (size_t i = 0; i < metadata_.tensors.size(); ++i) visit(KeyedEntry{false, i});
+    for (size_t i = 0; i < metadata_.objects.size(); ++i) visit(KeyedEntry{true, i});
+  }
+
+  void FindOptimizers();
+  void Split();
+  void ChooseModel();
+  std::set<std::string> Prefixes() const;
+  size_t Named(const std::string& prefix) const;
+  std::string PrefixByWord() const;
+  bool IsWeight(size_t tensor) const;
+  void AddWeights();
+  std::string OptimizerName(std::string_view prefix) const;
+  std::optional<std::pair<std::string, std::string>> NameAndRest(std::string_view text) const;
+  Status AddOfOptimizer(const Inside& key);
+  Status AddHyperParameter(const Inside& key, std::string_view rest);
+
+  const DcpMetadata& metadata_;
+  const bool with_optimizers_;
+  StateKeys out_;
+  std::set<std::string, std::less<>> optimizers_;  // prefixes
+  std::vector<Inside> inside_;
+  std::vector<KeyedEntry> outside_;
+  std::set<std::string_view> names_;  // of weights
+};
+
+// A state dict may be an optimizer's and nothing else.
+void KeyReader::FindOptimizers() {
+  bool state = false;
+  bool groups = false;
+  ForEach([&](KeyedEntry entry) {
+    const std::string_view key = NameOf(entry);
+    if (const auto prefix = OptimizerPrefix(key)) optimizers_.emplace(*prefix);
+    state |= key.starts_with(kState);
+    groups |= key.starts_with(kGroups);
+  });
+  if (optimizers_.empty() && state && groups) optimizers_.emplace("");
+}
+
+void KeyReader::Split() {
+  ForEach([&](KeyedEntry entry) {
+    const std::string_view key = NameOf(entry);
+    std::optional<std::string_view> prefix = OptimizerPrefix(key);
+    const bool bare = optimizers_.contains("") &&
+                      (key.starts_with(kState) || key.starts_with(kGroups));
+    if (bare) prefix = "";
+    if (prefix) {
+      inside_.push_back({key.substr(0, prefix->size()), key.substr(prefix->size()), entry});
+    } else {
+      outside_.push_back(entry);
+    }
+  });
+}
+
+// What may stand before the weights' names.
+std::set<std::string> KeyReader::Prefixes() const {
+  std::set<std::string> prefixes;
+  for (const KeyedEntry entry : outside_) {
+    if (entry.object || prefixes.size() >= kMaxPrefixes) continue;
+    const auto& path = PathOf(entry);
+    if (!path.empty()) {
+      prefixes.insert(Container(path));
+      continue;
+    }
+    const std::string_view key = NameOf(entry);
+    prefixes.insert("");
+    size_t dot = key.find('.');
+    for (int depth = 0; depth < 2 && dot != std::string_view::npos; ++depth) {
+      if (IsModelWord(key.substr(0, dot).substr(key.substr(0, dot).rfind('.') + 1))) {
+        prefixes.insert(std::string(key.substr(0, dot + 1)));
+      }
+      dot = key.find('.', dot + 1);
+    }
+  }
+  return prefixes;
+}
+
+// How many states are of weights, if these stand behind the prefix.
+size_t KeyReader::Named(const std::string& prefix) const {
+  std::set<std::string_view> names;
+  for (const KeyedEntry entry : outside_) {
+    const std::string_view key = NameOf(entry);
+    if (!entry.object && key.starts_with(prefix)) names.insert(key.substr(prefix.size()));
+  }
+  size_t named = 0;
+  for (const Inside& key : inside_) {
+    if (!key.rest.starts_with(kState)) continue;
+    const std::string_view rest = key.rest.substr(kState.size());
+    for (size_t dot = rest.rfind('.'); dot != std::string_view::npos && dot > 0;
+         dot = rest.rfind('.', dot - 1)) {
+      if (!names.contains(rest.substr(0, dot))) continue;
+      ++named;
+      break;
+    }
+  }
+  return named;
+}
+
+// Of a checkpoint without an optimizer.
+std::string KeyReader::PrefixByWord() const {
+  std::map<std::string, size_t> containers;
+  for (const KeyedEntry entry : outside_) {
+    const auto& path = PathOf(entry);
+    if (entry.object || path.empty()) continue;
+    if (path.size() == 1) {
+      ++containers[""];
+    } else if (IsModelWord(path[path.size() - 2].text)) {
+      ++containers[Container(path)];
+    }
+  }
+  std::string best;
+  size_t most = 0;
+  for (const auto& [prefix, count] : containers) {
+    if (count > most) std::tie(best, most) = std::tie(prefix, count);
+  }
+  return best;
+}
+
+void KeyReader::ChooseModel() {
+  size_t most = 0;
+  for (const std::string& prefix : Prefixes()) {
+    const size_t named = Named(prefix);
+    if (named <= most) continue;
+    most = named;
+    out_.model = prefix;
+  }
+  if (most == 0) out_.model = PrefixByWord();
+}
+
+bool KeyReader::IsWeight(size_t tensor) const {
+  const std::string& key = metadata_.tensors[tensor].name;
+  if (!key.starts_with(out_.model)) return false;
+  if (!out_.model.empty()) return true;
+  const auto& path = metadata_.tensor_paths[tensor];
+  if (!path.empty()) return path.size() == 1;
+  return std::ranges::find(kOtherWords, FirstWord(key)) == kOtherWords.end();
+}
+
+void KeyReader::AddWeights() {
+  for (const KeyedEntry entry : outside_) {
+    const std::string_view key = NameOf(entry);
+    if (!entry.object && IsWeight(entry.index)) {
+      const std::string_view name = key.substr(out_.model.size());
+      out_.weights.push_back({std::string(name), entry.index});
+      names_.insert(name);
+    } else if (entry.object && !out_.model.empty() && key.starts_with(out_.model)) {
+      out_.left_out.emplace_back(key);
+    } else {
+      out_.others.push_back(entry);
+    }
+  }
+}
+
+std::string KeyReader::OptimizerName(std::string_view prefix) const {
+  if (optimizers_.size() == 1) return "";
+  return std::string(prefix.substr(0, prefix.size() - 1));
+}
+
+// A weight's name, the longest that fits, and what stands behind its dot.
+std::optional<std::pair<std::string, std::string>> KeyReader::NameAndRest(
+    std::string_view text) const {
+  for (size_t dot = text.rfind('.'); dot != std::string_view::npos && dot > 0;
+       dot = text.rfind('.', dot - 1)) {
+    if (names_.contains(text.substr(0, dot))) {
+      return std::pair(std::string(text.substr(0, dot)), std::string(text.substr(dot + 1)));
+    }
+  }
+  return std::nullopt;
+}
+
+Status KeyReader::AddOfOptimizer(const Inside& key) {
+  if (key.rest.starts_with(kGroups)) return AddHyperParameter(key, key.rest.substr(kGroups.size()));
+  const std::string_view rest = key.rest.substr(kState.size());
+  const auto found = NameAndRest(rest);
+  if (found) {
+    out_.states.push_back({OptimizerName(key.prefix), found->first, found->second, key.entry});
+    return {};
+  }
+  if (Number(FirstWord(rest))) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("'", NameOf(key.entry), "': the optimizer numbers its parameters "
+                       "(optimizer.state_dict(), not get_optimizer_state_dict), and nothing tells "
+                       "which parameter has which number; --weights-only takes the weights"));
+  }
+  return Refuse("'", NameOf(key.entry), "' is a state of no weight",
+                out_.model.empty() ? "" : StrCat(" below '", out_.model, "'"));
+}
+
+Status KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
+  StateKeys::HyperParameter out;
+  out.optimizer = OptimizerName(key.prefix);
+  out.entry = key.entry;
+  if (const auto found = NameAndRest(rest)) {
+    out.parameter = found->first;
+    out.key = found->second;
+    out_.flat_optimizer = true;
+  } else if (const auto group = Number(FirstWord(rest)); group && rest.find('.') != rest.npos) {
+    out.group = *group;
+    out.key = rest.substr(rest.find('.') + 1);
+  } else {
+    return Refuse("'", NameOf(key.entry), "' is a hyper-parameter of neither a group nor a weight");
+  }
+  out_.hyper_parameters.push_back(std::move(out));
+  return {};
+}
+
+}  // namespace
+
+Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers) {
+  return KeyReader(metadata, optimizers).Run();
+}
+
+}  // namespace ckptfs::dcp

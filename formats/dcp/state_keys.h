@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StateKeys says what each key of a DCP checkpoint stands for.  A state dict is saved
+// flat, its keys joined by dots, and training code names its parts as it likes:
+//
+//   model.<name>                            weights; the prefix is "model.", "app.model.",
+//                                           "" (torchtitan) ... (torch get_model_state_dict)
+//   <optim>.state.<name>.<kind>             an optimizer's states, nested or flattened
+//   <optim>.param_groups.<N>.<key>          hyper-parameters of a group, and its `params`
+//   <optim>.param_groups.<name>.<key>       the same, flattened: of one parameter
+//   anything else                           documents: train_state, dataloader, rng ...
+//
+// <optim> is a word for an optimizer (optim, optimizer, optimizer_0 ...) below at most two
+// others.  The planner's paths, where they were saved, tell a key of a dict with dots from
+// nested dicts.
+//
+// Thread safety: pure.
+// Lifetime: refers to the metadata by index.
+
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "formats/dcp/metadata.h"
+
+namespace ckptfs::dcp {
+
+// A tensor or an object of the metadata.
+struct KeyedEntry {
+  bool object = false;
+  size_t index = 0;  // in tensors or objects
+};
+
+struct StateKeys {
+  struct Weight {
+    std::string name;
+    size_t tensor = 0;
+  };
+  struct State {
+    std::string optimizer;  // "" of the only one
+    std::string parameter;
+    std::string kind;
+    KeyedEntry entry;
+  };
+  struct HyperParameter {
+    std::string optimizer;
+    std::optional<uint32_t> group;
+    std::string parameter;  // without a group
+    std::string key;
+    KeyedEntry entry;
+  };
+
+  std::string model;  // prefix of the weights' keys
+  bool flat_optimizer = false;
+  std::vector<Weight> weights;  // in the file's order
+  std::vector<State> states;
+  std::vector<HyperParameter> hyper_parameters;
+  std::vector<KeyedEntry> others;
+  std::vector<std::string> left_out;  // objects of the model (_extra_state)
+};
+
+// kUnsupported: an optimizer that numbers its parameters, which nothing can name;
+// kInvalid: a state of what is no weight.
+// Without `optimizers` their keys are passed over.
+Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers);
+
+}  // namespace ckptfs::dcp

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/step_files.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "core/blob/safetensors_header.h"
+#include "core/base/strings.h"
+#include "formats/dcp/safetensors_shards.h"
+
+namespace ckptfs::dcp {
+namespace {
+
+std::optional<uint64_t> Digits(std::string_view text) {
+  uint64_t number = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool all = code == std::errc() && end == text.data() + text.size() && !text.empty();
+  return all ? std::optional(number) : std::nullopt;
+}
+
+// The rank of "__3.metadata".
+std::optional<uint64_t> MetadataRank(std::string_view name) {
+  if (!name.starts_with("__") || !name.ends_with(kMetadataFile)) return std::nullopt;
+  return Digits(name.substr(2, name.size() - 2 - kMetadataFile.size()));
+}
+
+}  // namespace
+
+std::optional<uint64_t> StepNumber(std::string_view name) {
+  size_t begin = name.size();
+  while (begin > 0 && IsDigit(name[begin - 1])) --begin;
+  const std::string_view word = name.substr(0, begin);
+  const bool known = word.empty() || word.ends_with('-') || word.ends_with('_') ||
+                     word.ends_with("step") || word.ends_with('=');
+  return known && begin < name.size() ? Digits(name.substr(begin)) : std::nullopt;
+}
+
+bool IsPartName(std::string_view name) {
+  for (const std::string_view prefix : {"pytorch_model_fsdp_", "optimizer_"}) {
+    if (name.starts_with(prefix) && Digits(name.substr(prefix.size()))) return true;
+  }
+  return false;
+}
+
+Result<PartFiles> ListPart(const Root& root, const std::string& directory) {
+  PartFiles out;
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
+  if (!there) return out;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  std::map<uint64_t, std::string> ranks;
+  std::vector<std::string> safetensors;
+  for (const RootEntry& entry : entries) {
+    if (entry.kind != EntryKind::kFile) continue;
+    if (entry.name == kMetadataFile) out.metadata = true;
+    if (const auto rank = MetadataRank(entry.name)) ranks.emplace(*rank, entry.name);
+    if (entry.name.ends_with(".distcp") || entry.name == ".metadata.tmp") out.data = true;
+    if (entry.name.ends_with(".safetensors")) safetensors.push_back(entry.name);
+  }
+  for (auto& [rank, name] : ranks) out.ranks.push_back(std::move(name));
+  if (out.Any() || safetensors.empty()) return out;
+  CKPT_ASSIGN_OR_RETURN(const bool sharded,
+                        IsShard(root, JoinPath(directory, safetensors.front())));
+  if (sharded) out.shards = std::move(safetensors);
+  return out;
+}
+
+Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& directory) {
+  std::vector<PartFiles> out;
+  CKPT_ASSIGN_OR_RETURN(PartFiles own, ListPart(root, directory));
+  if (own.Any()) {
+    out.push_back(std::move(own));
+    return out;
+  }
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
+  if (!there) return out;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  for (const RootEntry& entry : entries) {
+    if (entry.kind != EntryKind::kDirectory || !IsPartName(entry.name)) continue;
+    CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, entry.name)));
+    if (!part.Any()) continue;
+    part.directory = entry.name;
+    out.push_back(std::move(part));
+  }
+  return out;
+}
+
+}  // namespace ckptfs::dcp

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepFiles are the DCP directories that one step consists of: itself, or what accelerate
+// and transformers' Trainer put into it (pytorch_model_fsdp_0/ and optimizer_0/).  Which of
+// them has the weights, the keys tell.
+//
+// A DCP directory is one with `.metadata`, which torch writes last, by a rename; with
+// `__<rank>.metadata` of each rank, where ranks saved by themselves; or, of the writer of
+// safetensors that writes no metadata, with files whose headers say DCP_SHARDING_INFO.
+//
+// Thread safety: pure but for looking at files.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/io/root.h"
+
+namespace ckptfs::dcp {
+
+inline constexpr std::string_view kMetadataFile = ".metadata";
+
+// One DCP directory.
+struct PartFiles {
+  std::string directory;              // below the step: "" or "pytorch_model_fsdp_0"
+  bool metadata = false;              // .metadata is there
+  std::vector<std::string> ranks;     // __0.metadata, __1.metadata ..., in order
+  std::vector<std::string> shards;    // safetensors files with sharding information
+  bool data = false;                  // *.distcp is there
+
+  // That it is one, whole or not.
+  bool Any() const { return metadata || !ranks.empty() || !shards.empty() || data; }
+};
+
+// Of a directory below the root; nothing where there is no such directory.
+Result<PartFiles> ListPart(const Root& root, const std::string& directory);
+
+// The parts of the step that a directory is; empty if it is none.
+Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& directory);
+
+// "pytorch_model_fsdp_0", "optimizer_1": what is a part where it stands beside another.
+bool IsPartName(std::string_view name);
+
+// The number at the end of a step's name: step-1000, checkpoint-500, epoch_3, 1000.
+std::optional<uint64_t> StepNumber(std::string_view name);
+
+}  // namespace ckptfs::dcp

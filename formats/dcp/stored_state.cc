@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/stored_state.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "core/base/parallel.h"
+#include "core/base/strings.h"
+#include "formats/dcp/chunk_archives.h"
+#include "formats/dcp/safetensors_shards.h"
+
+namespace ckptfs::dcp {
+namespace {
+
+constexpr size_t kMaxOpen = 64;
+constexpr size_t kSlice = 16384;  // archives that one piece of work looks at
+
+// Where a box begins in the row-major tensor if it is one run of it.
+std::optional<uint64_t> RunBegin(const Shape& shape, std::span<const uint64_t> offsets,
+                                 std::span<const uint64_t> sizes) {
+  const std::vector<uint64_t> strides = RowMajorStrides(shape);
+  uint64_t begin = 0;
+  bool inside = false;  // behind the dim that is cut
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (inside && sizes[d] != shape[d]) return std::nullopt;
+    inside |= sizes[d] != 1;
+    begin += offsets[d] * strides[d];
+  }
+  return begin;
+}
+
+uint64_t VolumeOf(std::span<const uint64_t> sizes) {
+  uint64_t volume = 1;
+  for (const uint64_t size : sizes) volume *= size;
+  return volume;
+}
+
+}  // namespace
+
+Result<StoredState> StoredState::Read(const StepCandidate& step,
+                                      const std::vector<PartFiles>& parts, Assembler& assembler) {
+  StoredState state(step, assembler);
+  CKPT_RETURN_IF_ERROR(state.ReadParts(parts));
+  CKPT_RETURN_IF_ERROR(state.RegisterFiles());
+  state.first_byte_.assign(state.metadata_.chunks.size(), 0);
+  CKPT_RETURN_IF_ERROR(state.metadata_.archives ? state.LocateArchives() : state.LocatePlain());
+  return state;
+}
+
+// ---- what there is --------------------------------------------------------------
+
+Status StoredState::ReadParts(const std::vector<PartFiles>& parts) {
+  std::vector<DcpMetadata> all;
+  for (const PartFiles& part : parts) {
+    by_rank_ |= !part.metadata && part.ranks.size() > 1;
+    CKPT_ASSIGN_OR_RETURN(DcpMetadata metadata, ReadPart(part));
+    for (std::string& file : metadata.files) {
+      if (Status plain = CheckPlainPath(file); !plain) {
+        return Fail(std::move(plain).error().WithContext(
+            StrCat(step_.root->PathOf(BelowStep(part.directory)), ": .metadata")));
+      }
+      file = JoinPath(part.directory, file);
+    }
+    all.push_back(std::move(metadata));
+  }
+  auto merged = MergeMetadata(std::move(all));
+  if (!merged) return Fail(std::move(merged).error().WithContext(step_.Path()));
+  metadata_ = *std::move(merged);
+  return {};
+}
+
+Result<DcpMetadata> StoredState::ReadPart(const PartFiles& part) {
+  if (part.metadata) {
+    return ReadMetadataFile(JoinPath(part.directory, std::string(kMetadataFile)));
+  }
+  if (!part.shards.empty()) {
+    return ReadShards(*step_.root, BelowStep(part.directory), part.shards);
+  }
+  std::vector<DcpMetadata> ranks;
+  for (size_t rank = 0; rank < part.ranks.size(); ++rank) {
+    if (part.ranks[rank] != StrCat("__", rank, kMetadataFile)) {
+      return Refuse(step_.Path(), ": there is ", part.ranks[rank], ", but no __", rank,
+                    kMetadataFile);
+    }
+    CKPT_ASSIGN_OR_RETURN(DcpMetadata one,
+                          ReadMetadataFile(JoinPath(part.directory, part.ranks[rank])));
+    ranks.push_back(std::move(one));
+  }
+  if (ranks.empty()) return Refuse(step_.Path(), ": no .metadata");
+  auto merged = MergeMetadata(std::move(ranks));
+  if (!merged) return Fail(std::move(merged).error().WithContext(step_.Path()));
+  return merged;
+}
+
+// Its stamp first, so that what changes while it is read is found.
+Result<DcpMetadata> StoredState::ReadMetadataFile(const std::string& path) {
+  const auto root = RootBelow(step_.root, step_.save);
+  CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
+                        assembler_.AddFile(assembler_.AddRoot(root), step_.Prefix() + path));
+  CKPT_ASSIGN_OR_RETURN(const auto file, step_.root->Open(BelowStep(path)));
+  CKPT_ASSIGN_OR_RETURN(DcpMetadata metadata, ReadMetadata(*file));
+  CKPT_RETURN_IF_ERROR(CheckUnchanged(*file, blob));
+  return metadata;
+}
+
+Status StoredState::CheckUnchanged(const File& file, BlobIndex blob) const {
+  CKPT_ASSIGN_OR_RETURN(const FileIdentity now, file.Identity());
+  if (now.stamp == assembler_.blob(blob).stamp) return {};
+  return Fail(ErrorCode::kStale, StrCat(file.name(), ": changed while it was read"));
+}
+
+Status StoredState::RegisterFiles() {
+  const auto root = assembler_.AddRoot(RootBelow(step_.root, step_.save));
+  for (const std::string& file : metadata_.files) {
+    auto blob = assembler_.AddFile(root, step_.Prefix() + file);
+    if (!blob && blob.error().code == ErrorCode::kNotFound) {
+      return Refuse(step_.root->PathOf(BelowStep(file)), ": not there, though .metadata names it");
+    }
+    if (!blob) return Fail(std::move(blob).error());
+    blobs_.push_back(*blob);
+  }
+  return {};
+}
+
+Result<std::shared_ptr<const File>> StoredState::OpenFile(uint32_t file) {
+  const auto known = open_.find(file);
+  if (known != open_.end()) return known->second;
+  if (open_.size() >= kMaxOpen) open_.clear();
+  CKPT_ASSIGN_OR_RETURN(auto opened, step_.root->Open(BelowStep(metadata_.files[file])));
+  CKPT_RETURN_IF_ERROR(CheckUnchanged(*opened, blobs_[file]));
+  open_.emplace(file, opened);
+  return opened;
+}
+
+// ---- where it lies --------------------------------------------------------------
+
+bool StoredState::IsEmpty(const TensorEntry& tensor, size_t chunk) const {
+  return VolumeOf(metadata_.SizesOf(tensor, chunk)) == 0;
+}
+
+// File by file in the order of their bytes, many at a time.
+Status StoredState::LocateArchives() {
+  struct Asked {
+    uint32_t file;
+    uint32_t tensor;
+    size_t chunk;  // of all
+  };
+  std::vector<Asked> asked;
+  asked.reserve(metadata_.chunks.size());
+  for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
+    const TensorEntry& tensor = metadata_.tensors[t];
+    for (size_t i = 0; i < tensor.chunk_count; ++i) {
+      const size_t chunk = tensor.first_chunk + i;
+      if (!IsEmpty(tensor, i)) asked.push_back({metadata_.chunks[chunk].file, t, chunk});
+    }
+  }
+  std::sort(asked.begin(), asked.end(), [&](const Asked& a, const Asked& b) {
+    return std::pair(a.file, metadata_.chunks[a.chunk].offset) <
+           std::pair(b.file, metadata_.chunks[b.chunk].offset);
+  });
+  std::vector<size_t> slices;  // where each begins
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const bool begins = slices.empty() || asked[i].file != asked[slices.back()].file ||
+                        i - slices.back() == kSlice;
+    if (begins) slices.push_back(i);
+  }
+  slices.push_back(asked.size());
+  std::vector<Status> outcomes(slices.size() - 1);
+  std::vector<std::vector<std::pair<size_t, FileTensor>>> strided(outcomes.size());
+  ParallelFor(outcomes.size(), [&](size_t s) {
+    const auto work = [&]() -> Status {
+      const std::span<const Asked> part(asked.data() + slices[s], slices[s + 1] - slices[s]);
+      const uint32_t number = part[0].file;
+      CKPT_ASSIGN_OR_RETURN(const auto file,
+                            step_.root->Open(BelowStep(metadata_.files[number])));
+      std::vector<ChunkAsked> chunks;
+      chunks.reserve(part.size());
+      for (const Asked& one : part) {
+        const TensorEntry& tensor = metadata_.tensors[one.tensor];
+        const StoredExtent& extent = metadata_.chunks[one.chunk];
+        chunks.push_back({extent.offset, extent.length, tensor.dtype,
+                          metadata_.SizesOf(tensor, one.chunk - tensor.first_chunk)});
+      }
+      CKPT_ASSIGN_OR_RETURN(ChunksFound found, LocateChunks(file, blobs_[number], chunks));
+      for (size_t i = 0; i < part.size(); ++i) first_byte_[part[i].chunk] = found.dense[i];
+      for (auto& [i, tensor] : found.strided) {
+        strided[s].emplace_back(part[i].chunk, std::move(tensor));
+      }
+      return CheckUnchanged(*file, blobs_[number]);
+    };
+    outcomes[s] = work();
+  });
+  for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
+  for (auto& part : strided) {
+    for (auto& [chunk, tensor] : part) strided_.emplace(chunk, std::move(tensor));
+  }
+  return {};
+}
+
+// Elements by themselves.
+Status StoredState::LocatePlain() {
+  for (const TensorEntry& tensor : metadata_.tensors) {
+    if (ByteWidth(tensor.dtype) == 0) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat(step_.Path(), ": '", tensor.name, "': elements of less than a byte"));
+    }
+    for (size_t i = 0; i < tensor.chunk_count; ++i) {
+      const StoredExtent& extent = metadata_.chunks[tensor.first_chunk + i];
+      const auto sizes = metadata_.SizesOf(tensor, i);
+      CKPT_ASSIGN_OR_RETURN(const uint64_t bytes,
+                            ByteCount({sizes.begin(), sizes.end()}, tensor.dtype));
+      CKPT_CHECK(bytes == extent.length);  // as the header's parser found
+      first_byte_[tensor.first_chunk + i] = extent.offset;
+    }
+  }
+  return {};
+}
+
+// ---- tensors ---------------------------------------------------------------------
+
+// Chunks (of the tensor) by copy.  Ranks that save by themselves write what they hold
+// alike each: boxes that are there equally often make as many copies, else the first
+// of each is taken.
+std::vector<std::vector<size_t>> StoredState::CopiesOf(const TensorEntry& tensor) const {
+  std::map<std::pair<std::vector<uint64_t>, std::vector<uint64_t>>, size_t> times;
+  std::vector<std::vector<size_t>> copies(1);
+  std::vector<size_t> chunks;
+  for (size_t i = 0; i < tensor.chunk_count; ++i) {
+    if (!IsEmpty(tensor, i)) chunks.push_back(i);
+  }
+  if (!by_rank_) {
+    copies[0] = std::move(chunks);
+    return copies;
+  }
+  for (const size_t i : chunks) {
+    const auto offsets = metadata_.OffsetsOf(tensor, i);
+    const auto sizes = metadata_.SizesOf(tensor, i);
+    const size_t copy = times[{{offsets.begin(), offsets.end()}, {sizes.begin(), sizes.end()}}]++;
+    if (copies.size() <= copy) copies.resize(copy + 1);
+    copies[copy].push_back(i);
+  }
+  const bool even = std::ranges::all_of(
+      copies, [&](const std::vector<size_t>& copy) { return copy.size() == copies[0].size(); });
+  if (!even) copies.resize(1);
+  return copies;
+}
+
+Status StoredState::AddFragments(size_t tensor, AtomIndex atom) const {
+  const TensorEntry& entry = metadata_.tensors[tensor];
+  const auto copies = CopiesOf(entry);
+  for (uint32_t copy = 0; copy < copies.size(); ++copy) {
+    if (Status added = AddCopy(entry, copies[copy], atom, copy); !added) {
+      return Fail(std::move(added).error().WithContext(StrCat("'", entry.name, "'")));
+    }
+  }
+  if (copies.size() > 1) assembler_.DeclareReplicas(atom);
+  return {};
+}
+
+Status StoredState::AddCopy(const TensorEntry& tensor, const std::vector<size_t>& chunks,
+                            AtomIndex atom, uint32_t copy) const {
+  std::vector<std::pair<uint64_t, size_t>> runs;  // begin, chunk
+  for (const size_t i : chunks) {
+    const auto begin =
+        RunBegin(tensor.shape, metadata_.OffsetsOf(tensor, i), metadata_.SizesOf(tensor, i));
+    if (!begin || strided_.contains(tensor.first_chunk + i)) break;
+    runs.emplace_back(*begin, i);
+  }
+  if (runs.size() != chunks.size()) {
+    for (const size_t i : chunks) CKPT_RETURN_IF_ERROR(AddBox(tensor, i, atom, copy));
+    return {};
+  }
+  std::sort(runs.begin(), runs.end());
+  const uint32_t local = assembler_.AddLocal(atom, copy, WholeTensor(tensor.shape));
+  for (const auto& [begin, i] : runs) {
+    const size_t chunk = tensor.first_chunk + i;
+    assembler_.AddFragment(atom, copy, local,
+                           {begin, begin + VolumeOf(metadata_.SizesOf(tensor, i)),
+                            blobs_[metadata_.chunks[chunk].file], first_byte_[chunk],
+                            tensor.dtype});
+  }
+  return {};
+}
+
+Status StoredState::AddBox(const TensorEntry& tensor, size_t i, AtomIndex atom,
+                           uint32_t copy) const {
+  const size_t chunk = tensor.first_chunk + i;
+  const auto offsets = metadata_.OffsetsOf(tensor, i);
+  const auto sizes = metadata_.SizesOf(tensor, i);
+  LocalTensor local{{sizes.begin(), sizes.end()}, {}};
+  local.pieces.push_back(Piece{local.shape, {offsets.begin(), offsets.end()}, 0,
+                               RowMajorStrides(local.shape), 1.0});
+  Fragment fragment{0, VolumeOf(sizes), blobs_[metadata_.chunks[chunk].file], first_byte_[chunk],
+                    tensor.dtype};
+  if (const auto strided = strided_.find(chunk); strided != strided_.end()) {
+    CKPT_ASSIGN_OR_RETURN(FileTensor::Held held, strided->second.As(local));
+    local = std::move(held.local);
+    fragment = held.fragment;
+  }
+  const uint32_t index = assembler_.AddLocal(atom, copy, std::move(local));
+  assembler_.AddFragment(atom, copy, index, fragment);
+  return {};
+}
+
+std::optional<StoredTensor> StoredState::Whole(size_t tensor) const {
+  const TensorEntry& entry = metadata_.tensors[tensor];
+  const auto copies = CopiesOf(entry);
+  if (copies[0].size() != 1) return std::nullopt;
+  const size_t i = copies[0][0];
+  const size_t chunk = entry.first_chunk + i;
+  const bool whole = std::ranges::equal(metadata_.SizesOf(entry, i), entry.shape);
+  if (!whole || strided_.contains(chunk)) return std::nullopt;
+  return StoredTensor{entry.dtype, entry.shape, RowMajorStrides(entry.shape),
+                      blobs_[metadata_.chunks[chunk].file], first_byte_[chunk]};
+}
+
+Result<std::string> StoredState::ReadSmall(size_t tensor) {
+  const TensorEntry& entry = metadata_.tensors[tensor];
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(entry.shape));
+  const auto stored = Whole(tensor);
+  if (elements != 1 || !stored) {
+    return Refuse("'", entry.name, "' is not one element in one place");
+  }
+  const StoredExtent& extent = metadata_.chunks[entry.first_chunk + CopiesOf(entry)[0][0]];
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenFile(extent.file));
+  return file->Read(stored->offset, ByteWidth(entry.dtype), entry.name);
+}
+
+Result<StoredState::Object> StoredState::OpenObject(size_t object) {
+  const ObjectEntry& entry = metadata_.objects[object];
+  CKPT_ASSIGN_OR_RETURN(const auto file, OpenFile(entry.extent.file));
+  auto opened = OpenArchive(file, entry.extent.offset, entry.extent.length);
+  if (!opened) return Fail(std::move(opened).error().WithContext(StrCat("'", entry.name, "'")));
+  return Object{*std::move(opened), blobs_[entry.extent.file]};
+}
+
+}  // namespace ckptfs::dcp

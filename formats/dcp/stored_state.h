@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StoredState is a DCP step as it lies: its metadata, its files as blobs of a step, and
+// the byte at which each chunk's elements begin.  What is asked of it are tensors as
+// fragments of an atom, small values, and objects.
+//
+// Thread safety: none; files are looked at in parallel inside.
+// Lifetime: the candidate and the assembler must outlive it.
+// Units: bytes; fragments as in core/model/fragment.h.
+
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/ingest/assembler.h"
+#include "core/ingest/source.h"
+#include "formats/dcp/metadata.h"
+#include "formats/dcp/step_files.h"
+#include "formats/torch/file_tensor.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs::dcp {
+
+class StoredState {
+ public:
+  // kInvalid names the file and the rule; kStale a file that changed meanwhile.
+  // BLOCKS: on reading metadata and all archives' frames.
+  static Result<StoredState> Read(const StepCandidate& step, const std::vector<PartFiles>& parts,
+                                  Assembler& assembler);
+
+  const DcpMetadata& metadata() const { return metadata_; }
+
+  // All of a tensor under an atom of its dtype and shape: chunks that are runs of the
+  // row-major tensor as a series, others by their boxes.  Chunks that several ranks
+  // wrote (per-rank metadata) are replicas.
+  Status AddFragments(size_t tensor, AtomIndex atom) const;
+
+  // The bytes of a tensor of one element.  BLOCKS: on reading.
+  Result<std::string> ReadSmall(size_t tensor);
+
+  // A tensor that lies in one piece, for a document; nothing if it does not.
+  std::optional<StoredTensor> Whole(size_t tensor) const;
+
+  struct Object {
+    TorchFile file;
+    BlobIndex blob{};
+  };
+  // BLOCKS: on reading.
+  Result<Object> OpenObject(size_t object);
+
+ private:
+  StoredState(const StepCandidate& step, Assembler& assembler)
+      : step_(step), assembler_(assembler) {}
+
+  Status ReadParts(const std::vector<PartFiles>& parts);
+  Result<DcpMetadata> ReadPart(const PartFiles& part);
+  Result<DcpMetadata> ReadMetadataFile(const std::string& path);
+  Status RegisterFiles();
+  Status LocateArchives();
+  Status LocatePlain();
+  Result<std::shared_ptr<const File>> OpenFile(uint32_t file);
+  Status CheckUnchanged(const File& file, BlobIndex blob) const;
+  std::string BelowStep(const std::string& path) const { return JoinPath(step_.directory, path); }
+  bool IsEmpty(const TensorEntry& tensor, size_t chunk) const;
+  std::vector<std::vector<size_t>> CopiesOf(const TensorEntry& tensor) const;
+  Status AddCopy(const TensorEntry& tensor, const std::vector<size_t>& chunks, AtomIndex atom,
+                 uint32_t copy) const;
+  Status AddBox(const TensorEntry& tensor, size_t chunk, AtomIndex atom, uint32_t copy) const;
+
+  const StepCandidate& step_;
+  Assembler& assembler_;
+  DcpMetadata metadata_;             // files: below the step's directory
+  bool by_rank_ = false;             // ranks saved by themselves
+  std::vector<BlobIndex> blobs_;     // by file
+  std::vector<uint64_t> first_byte_;  // by chunk; of one without elements 0
+  std::map<size_t, FileTensor> strided_;  // by chunk
+  std::map<uint32_t, std::shared_ptr<const File>> open_;
+};
+
+}  // namespace ckptfs::dcp

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/dcp/source.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "core/adopt/scan.h"
+#include "core/io/file_root.h"
+#include "core/view/source_runs.h"
+#include "formats/dcp/chunk_archives.h"
+#include "formats/families/shipped.h"
+#include "tests/formats/dcp/dcp_maker.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs::dcp {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr const char* kFile = "__0_0.distcp";
+constexpr const char* kOther = "__1_0.distcp";
+
+// Two ranks, a weight cut along dim 0, one along dim 1, one whole; Adam's states of the
+// first; groups and client state.
+DcpMaker Honest() {
+  DcpMaker made;
+  made.AddTensor("model.a.weight", {5, 4}, 100, {{{0, 0}, {3, 4}, kFile}, {{3, 0}, {2, 4}, kOther}},
+                 {"model", "a.weight"});
+  made.AddTensor("model.b.weight", {2, 4}, 200, {{{0, 0}, {2, 2}, kFile}, {{0, 2}, {2, 2}, kOther}},
+                 {"model", "b.weight"});
+  made.AddTensor("model.norm", {3}, 300, {{{0}, {3}, kFile}}, {"model", "norm"});
+  made.AddTensor("optim.state.a.weight.exp_avg", {5, 4}, 400,
+                 {{{0, 0}, {3, 4}, kFile}, {{3, 0}, {2, 4}, kOther}},
+                 {"optim", "state", "a.weight", "exp_avg"});
+  made.AddTensor("optim.state.a.weight.step", {}, 7, {{{}, {}, kFile}},
+                 {"optim", "state", "a.weight", "step"});
+  made.AddObject("optim.param_groups.0.params", NamesArchive({"a.weight", "b.weight"}), kOther,
+                 {"optim", "param_groups", "0", "params"});
+  made.AddObject("optim.param_groups.0.lr", NumberArchive(3), kOther,
+                 {"optim", "param_groups", "0", "lr"});
+  made.AddObject("train_state.step", NumberArchive(12), kFile, {"train_state", "step"});
+  return made;
+}
+
+std::string Bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class DcpSourceTest : public testing::Test {
+ protected:
+  DcpSourceTest() : source_(MakeDcpSource()), families_(ShippedFamilies().value()) {
+    options_.families = &families_;
+    path_ = directory_.path() + "/run/ckpt";
+    std::filesystem::create_directories(path_);
+  }
+
+  void Write(const std::string& name, const std::string& bytes) {
+    directory_.Write("run/ckpt/" + name, bytes);
+  }
+  void WriteAll(const DcpMaker& made) {
+    for (const auto& [name, bytes] : made.files) Write(name, bytes);
+    Write(".metadata", made.Metadata());
+  }
+
+  Result<StepModel> Read() {
+    CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path_));
+    CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(place.root, place.directory));
+    if (found.size() != 1) return Fail(ErrorCode::kNotFound, std::to_string(found.size()) + " steps");
+    CKPT_RETURN_IF_ERROR(source_->Complete(found[0], options_));
+    return source_->Read(found[0], options_);
+  }
+  std::string Refusal() {
+    const auto read = Read();
+    return read ? "taken" : read.error().message;
+  }
+  std::string RefusalOf(const std::function<void(DcpMaker&)>& change) {
+    DcpMaker made = Honest();
+    change(made);
+    WriteAll(made);
+    return Refusal();
+  }
+
+  // All elements of an atom, by its fragments, out of the files.
+  std::vector<float> Elements(const StepModel& step, std::string_view name, std::string_view kind) {
+    const Atom& atom = step.atom(*step.FindAtom(*step.FindParameter(name), kind));
+    std::vector<float> out(ElementCount(atom.shape).value(), -1);
+    const RunsEnd end = ForEachSourceRun(
+        atom.source.gathers.at(0), WholeTensor(atom.shape), 0, out.size(),
+        [&](const SourceRun& run) {
+          const std::string bytes = Bytes(step.PathOf(step.blob(run.blob)));
+          for (uint64_t i = 0; i < run.count; ++i) {
+            std::memcpy(&out[run.target + i * run.target_stride],
+                        bytes.data() + run.offset + i * run.source_stride * sizeof(float),
+                        sizeof(float));
+          }
+          return true;
+        });
+    EXPECT_EQ(end, RunsEnd::kDone);
+    return out;
+  }
+
+  TemporaryDirectory directory_;
+  std::string path_;
+  std::unique_ptr<Source> source_;
+  FamilySet families_;
+  SourceOptions options_;
+};
+
+std::vector<float> Counted(float first, size_t count) {
+  std::vector<float> out;
+  for (size_t i = 0; i < count; ++i) out.push_back(first + static_cast<float>(i));
+  return out;
+}
+
+TEST_F(DcpSourceTest, TensorsAreWholeWhateverRanksHeld) {
+  WriteAll(Honest());
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(step->framework, "dcp");
+  EXPECT_EQ(step->iteration, 12u);
+  EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(100, 20));
+  EXPECT_EQ(Elements(*step, "b.weight", "weight"), Counted(200, 8));
+  EXPECT_EQ(Elements(*step, "norm", "weight"), Counted(300, 3));
+  EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(400, 20));
+  // Rows are one local tensor, columns two.
+  const auto locals = [&](std::string_view name) {
+    return step->atom(*step->FindAtom(*step->FindParameter(name), "weight"))
+        .source.gathers[0].locals.size();
+  };
+  EXPECT_EQ(locals("a.weight"), 1u);
+  EXPECT_EQ(locals("b.weight"), 2u);
+  const Atom& count = step->atom(*step->FindAtom(*step->FindParameter("a.weight"), "step"));
+  float seven = 0;
+  std::memcpy(&seven, count.source.inline_bytes.data(), sizeof(seven));
+  EXPECT_EQ(seven, 7);
+  ASSERT_EQ(step->groups.size(), 1u);
+  EXPECT_EQ(step->groups[0].parameters.size(), 2u);
+  EXPECT_NE(step->FindDocument("client/train_state"), nullptr);
+  EXPECT_EQ(step->parameter(*step->FindParameter("norm")).role, Role::kFrozen);
+}
+
+TEST_F(DcpSourceTest, WhatContradictsItselfIsRefused) {
+  const std::vector<std::pair<std::function<void(DcpMaker&)>, std::string>> cases = {
+      {[](DcpMaker& m) { m.entries[0].chunks.pop_back(); }, "elements [12, 20)"},
+      {[](DcpMaker& m) { m.entries[1].chunks.pop_back(); }, "hold 4 of the 8"},
+      {[](DcpMaker& m) { m.entries[1].chunks[1].offsets[1] = 1; }, "both hold"},
+      {[](DcpMaker& m) { m.entries[0].chunks[1].offsets[0] = 4; }, "leaves the 5"},
+      {[](DcpMaker& m) { m.entries[0].chunks[1].offsets[0] = 2; }, "stored twice"},
+      {[](DcpMaker& m) { m.entries[0].dtype = "float64"; }, ".metadata says fp64"},
+      {[](DcpMaker& m) { m.entries[2].chunks[0].sizes[0] = 2; }, ".metadata says fp32 [2]"},
+      {[](DcpMaker& m) { m.entries[0].dtype = "quint8"; }, "dtype that is not known"},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].length -= 9; }, "chunk at byte"},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].offset += 1; }, "chunk at byte"},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].offset = 1 << 30; }, "leaves the file"},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].file = "../__0_0.distcp"; }, ".."},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].file = "/etc/passwd"; }, "/etc/passwd"},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].file = "gone.distcp"; }, "not there"},
+      {[](DcpMaker& m) { m.entries[3].key = "optim.state.c.weight.exp_avg"; }, "state of no weight"},
+      {[](DcpMaker& m) { m.entries[3].key = "optim.state.0.exp_avg"; }, "--weights-only"},
+      {[](DcpMaker& m) { m.transform = "stream.zstd"; }, "stream.zstd"},
+      {[](DcpMaker& m) { m.layout = "torch.sparse_coo"; }, "sparse_coo"},
+      {[](DcpMaker& m) { m.extra = "checksum"; }, "checksum"},
+      {[](DcpMaker& m) { m.entries.push_back(m.entries[2]); }, "there twice"},
+  };
+  for (const auto& [change, rule] : cases) EXPECT_THAT(RefusalOf(change), HasSubstr(rule));
+}
+
+TEST_F(DcpSourceTest, ASaveThatDidNotFinishIsNoStep) {
+  DcpMaker made = Honest();
+  WriteAll(made);
+  std::filesystem::rename(path_ + "/.metadata", path_ + "/.metadata.tmp");
+  EXPECT_THAT(Refusal(), HasSubstr("written last"));
+}
+
+TEST_F(DcpSourceTest, ALinkOutOfTheDirectoryIsRefused) {
+  WriteAll(Honest());
+  std::filesystem::rename(path_ + "/" + kOther, directory_.path() + "/moved");
+  std::filesystem::create_symlink(directory_.path() + "/moved", path_ + "/" + kOther);
+  EXPECT_THAT(Refusal(), HasSubstr("leaves the checkpoint"));
+}
+
+TEST_F(DcpSourceTest, AColumnMajorChunkIsReadByItsStrides) {
+  DcpMaker made = Honest();
+  MadeEntry& entry = made.AddTensor("model.t", {2, 3}, 0, {}, {"model", "t"});
+  // Elements 0..5 of [2, 3], stored column by column.
+  entry.chunks.push_back(made.Place(
+      {{0, 0}, {2, 3}, kFile}, TensorArchive({2, 3}, {0, 3, 1, 4, 2, 5}, std::vector<uint64_t>{1, 2})));
+  WriteAll(made);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "t", "weight"), Counted(0, 6));
+}
+
+TEST_F(DcpSourceTest, FlattenedStatesMakeGroupsOfEqualHyperParameters) {
+  DcpMaker made;
+  for (const char* name : {"layers.0.weight", "layers.1.weight", "norm"}) {
+    made.AddTensor(name, {4}, 1, {{{0}, {4}, kFile}}, {name});
+    const std::string state = std::string("state.") + name + ".exp_avg";
+    made.AddTensor("optimizer." + state, {4}, 2, {{{0}, {4}, kFile}}, {"optimizer", state});
+    const std::string rate = std::string("param_groups.") + name + ".lr";
+    made.AddObject("optimizer." + rate, NumberArchive(std::string(name) == "norm" ? 1 : 2), kFile,
+                   {"optimizer", rate});
+  }
+  WriteAll(made);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(step->parameters.size(), 3u);
+  ASSERT_EQ(step->groups.size(), 2u);
+  EXPECT_EQ(step->groups[0].parameters.size(), 2u);
+}
+
+TEST_F(DcpSourceTest, EqualArchivesAreParsedOnceAndOthersByThemselves) {
+  std::string bytes;
+  const Shape sizes = {2, 3};
+  std::vector<ChunkAsked> asked;
+  const auto add = [&](const std::string& archive) {
+    asked.push_back({bytes.size(), archive.size(), DType::kF32, sizes});
+    bytes += archive;
+  };
+  for (float i = 0; i < 2000; ++i) add(TensorArchive(sizes, std::vector<float>(6, i)));
+  directory_.Write("file", bytes);
+  const FileRoot root(directory_.path());
+  auto found = LocateChunks(*root.Open("file"), BlobIndex{}, asked);
+  ASSERT_TRUE(found) << found.error().message;
+  EXPECT_EQ(found->parsed, 1u);
+  for (size_t i = 0; i < asked.size(); ++i) {
+    float value = -1;
+    std::memcpy(&value, bytes.data() + found->dense[i], sizeof(value));
+    EXPECT_EQ(value, static_cast<float>(i));
+  }
+  // Any other byte of a frame is noticed.
+  const std::string other = TensorArchive(sizes, std::vector<float>(6, 5), std::vector<uint64_t>{1, 2});
+  ASSERT_EQ(other.size(), asked[1999].length);
+  bytes.replace(asked[1999].offset, other.size(), other);
+  directory_.Write("file", bytes);
+  found = LocateChunks(*root.Open("file"), BlobIndex{}, asked);
+  ASSERT_TRUE(found) << found.error().message;
+  ASSERT_EQ(found->strided.size(), 1u);
+  EXPECT_EQ(found->strided[0].first, 1999u);
+}
+
+TEST_F(DcpSourceTest, NoByteOfAnArchivesFrameIsPassedOver) {
+  const Shape sizes = {3};
+  const std::string archive = TensorArchive(sizes, {1, 2, 3});
+  const std::vector<ChunkAsked> both = {{0, archive.size(), DType::kF32, sizes},
+                                        {archive.size(), archive.size(), DType::kF32, sizes}};
+  const FileRoot root(directory_.path());
+  for (size_t i = 0; i < archive.size(); ++i) {
+    std::string changed = archive;
+    changed[i] = static_cast<char>(changed[i] ^ 1);
+    directory_.Write("file", archive + changed);
+    const auto together = LocateChunks(*root.Open("file"), BlobIndex{}, both);
+    const auto alone = LocateChunks(*root.Open("file"), BlobIndex{}, {&both[1], 1});
+    // What is compared says what is parsed by itself.
+    ASSERT_EQ(together.has_value(), alone.has_value()) << i;
+    if (!together) continue;
+    EXPECT_EQ(together->dense[1], alone->dense[0]) << i;
+  }
+}
+
+}  // namespace
+}  // namespace ckptfs::dcp
