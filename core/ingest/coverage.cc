@@ -16,6 +16,8 @@ using Defect = std::optional<CoverageDefect>;
 
 // Series with gaps are expanded only up to this many fragments in one proof.
 constexpr uint64_t kMaxExpanded = uint64_t{1} << 24;
+// Boxes that one sweep cannot tell apart are compared with each other, so often at most.
+constexpr uint64_t kMaxCompared = uint64_t{1} << 31;
 
 struct Hole {
   uint64_t begin = 0;
@@ -221,9 +223,14 @@ Defect CheckBoxes(const Gather& gather, const Shape& atom, uint64_t total) {
     std::sort(boxes.begin(), boxes.end(), [dim](const Box& a, const Box& b) {
       return a.piece->atom_begin[dim] < b.piece->atom_begin[dim];
     });
+    uint64_t compared = 0;
     for (size_t i = 0; i < boxes.size(); ++i) {
       const uint64_t end = boxes[i].piece->atom_begin[dim] + boxes[i].piece->shape[dim];
       for (size_t j = i + 1; j < boxes.size() && boxes[j].piece->atom_begin[dim] < end; ++j) {
+        if (++compared > kMaxCompared) {
+          return CoverageDefect{StrCat(boxes.size(), " boxes of a form that takes too long to prove"),
+                                {}};
+        }
         if (!Overlap(*boxes[i].piece, *boxes[j].piece)) continue;
         return CoverageDefect{StrCat("local tensors ", boxes[i].local, " and ", boxes[j].local,
                                      " both hold the elements from ",

@@ -50,6 +50,29 @@ class DcpSource : public Source {
     return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no .metadata"));
   }
 
+  // The coordinator writes .metadata when all ranks' files are there.
+  Result<Seal> SealOf(const StepCandidate& step) const override {
+    if (TrainerIteration(LastComponent(step.directory))) {
+      return TrainerSeal(*step.root, step.directory, step.mtime_ns);
+    }
+    CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts,
+                          dcp::ListParts(*step.root, step.directory));
+    bool newest = parts.size() == 1;  // of two directories the other may come yet
+    for (const PartFiles& part : parts) {
+      const std::string folder = JoinPath(step.directory, part.directory);
+      CKPT_ASSIGN_OR_RETURN(const auto written,
+                            StatIfThere(*step.root, JoinPath(folder, dcp::kMetadataFile)));
+      if (!written) return part.data && part.ranks.empty() ? Seal::kMissing : Seal::kUnknown;
+      CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, step.root->List(folder));
+      for (const RootEntry& entry : entries) {
+        CKPT_ASSIGN_OR_RETURN(const auto found,
+                              StatIfThere(*step.root, JoinPath(folder, entry.name)));
+        newest = newest && (!found || found->stamp.mtime_ns <= written->stamp.mtime_ns);
+      }
+    }
+    return newest ? Seal::kThere : Seal::kUnknown;
+  }
+
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> parts,
                           dcp::ListParts(*step.root, step.directory));

@@ -165,3 +165,156 @@ def test_verify_export_and_param(ckptfs, tmp_path):
     mount = ckptfs.mount()
     folder = os.path.join(daemon.step_of(mount, 'fsdp2_tp', STEP), 'param')
     assert 'lm_head.weight' in os.listdir(folder)
+
+
+# ---- what is changed ------------------------------------------------------------------
+
+
+def small_checkpoint(folder):
+    """Two weights in one directory, by torch itself."""
+    state = {'model': {'a': torch.arange(24.).view(6, 4), 'b': torch.arange(5.).view(5) + 100},
+             'step': 3}
+    dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+
+
+def torch_reads(folder):
+    """{name: tensor} as torch loads them; nothing where it refuses."""
+    reader = dcp.FileSystemReader(folder)
+    metadata = reader.read_metadata()
+    state = {}
+    for key, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            assert entry.size.numel() < 1 << 20
+            # What no chunk covers stays as it is.
+            state[key] = torch.full(entry.size, 7, dtype=entry.properties.dtype)
+    dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    return state
+
+
+READ_BY_TORCH = '''
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+sys.path[:0] = [sys.argv[1]]
+import torch
+from test_dcp import torch_reads
+for name in sorted(os.listdir(sys.argv[2])):
+    try:
+        read = torch_reads(os.path.join(sys.argv[2], name))
+    except BaseException:
+        continue
+    torch.save(read, os.path.join(sys.argv[3], name))
+'''
+
+
+def compare_with_torch(ckptfs, folder, tmp_path):
+    """How many of the changed directories we take; what we take, torch reads so."""
+    ours, theirs = {}, tmp_path / 'theirs'
+    done = ckptfs.adopt(str(folder), 'changed', check=False)
+    assert done.returncode in (0, 1, 3, 4, 5, 6, 9), done.stderr
+    mount = ckptfs.mount()
+    steps = os.path.join(mount, 'run', 'changed', 'step')
+    for name in os.listdir(steps) if os.path.isdir(steps) else ():
+        rank = os.path.join(steps, name, 'view', 'tp1', 'rank0', 'model.safetensors')
+        ours[name] = load_file(rank)
+    theirs.mkdir()
+    subprocess.run([sys.executable, '-c', READ_BY_TORCH, HERE, str(folder), str(theirs)],
+                   check=True, stderr=subprocess.DEVNULL, timeout=300)
+    compared = 0
+    for name, tensors in ours.items():
+        if not (theirs / name).exists():
+            continue
+        want = torch.load(theirs / name)
+        compared += 1
+        for key, tensor in tensors.items():
+            full = next(k for k in (f'model.{key}', key) if k in want)
+            assert not differ({key: tensor}, {key: want[full]}), (name, key)
+    return len(ours), compared
+
+
+@pytest.mark.parametrize('what', ['.metadata', '__0_0.distcp'])
+def test_changed_files_are_refused_or_mean_the_same(ckptfs, tmp_path, what):
+    pick = random.Random(len(what))
+    small_checkpoint(tmp_path / 'sound')
+    sound = (tmp_path / 'sound' / what).read_bytes()
+    folder = tmp_path / 'changed'
+    count = 100
+    for i in range(count):
+        shutil.copytree(tmp_path / 'sound', folder / f'step-{i + 1}')
+        changed = bytearray(sound)
+        for _ in range(pick.choice((1, 1, 1, 2))):
+            at = pick.randrange(len(changed))
+            changed[at] = pick.choice((changed[at] ^ (1 << pick.randrange(8)),
+                                       pick.randrange(256), changed[at] + 1 & 255))
+        (folder / f'step-{i + 1}' / what).write_bytes(bytes(changed))
+    taken, compared = compare_with_torch(ckptfs, folder, tmp_path)
+    assert 0 < taken < count and compared > 0
+
+
+def test_shards_that_contradict_each_other_are_refused(ckptfs, tmp_path):
+    for old, new in ((b'"saved_offsets"', b'"Saved_offsets"'), (b'DCP_SHARDING_INFO', b'DCP_SHARDING_INFX')):
+        folder = tmp_path / new.decode().strip('"')
+        shutil.copytree(source('shards'), folder)
+        shard = folder / sorted(os.listdir(folder))[1]
+        data = shard.read_bytes()
+        assert old in data or old.replace(b'"', b'\\"') in data
+        for text in (old, old.replace(b'"', b'\\"')):
+            data = data.replace(text, new if text == old else new.replace(b'"', b'\\"'))
+        shard.write_bytes(data)
+        done = ckptfs.adopt(str(folder), check=False)
+        assert done.returncode != 0 and shard.name in done.stderr, done.stderr
+    folder = tmp_path / 'gap'
+    shutil.copytree(source('shards'), folder)
+    os.unlink(folder / sorted(os.listdir(folder))[1])
+    done = ckptfs.adopt(str(folder), check=False)
+    assert done.returncode != 0 and 'in no file' in done.stderr, done.stderr
+
+
+def test_a_save_that_died_is_skipped_and_said(ckptfs, tmp_path):
+    shutil.copytree(source('ddp'), tmp_path / 'run' / 'step-1')
+    shutil.copytree(source('ddp'), tmp_path / 'run' / 'step-2')
+    os.rename(tmp_path / 'run' / 'step-2' / '.metadata', tmp_path / 'run' / 'step-2' / '.metadata.tmp')
+    done = ckptfs.adopt(str(tmp_path / 'run'))
+    assert done.stdout.split() == ['run/step-1']
+    assert 'step-2' in done.stderr and 'did not finish' in done.stderr
+
+
+RESUME = '''
+import os, sys
+os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1',
+                  MASTER_PORT=sys.argv[4], DS_ACCELERATOR='cpu', TORCHDYNAMO_DISABLE='1')
+sys.path[:0] = [sys.argv[1]]
+import torch, deepspeed
+from safetensors.torch import load_file
+import dcp_model
+deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
+deepspeed.init_distributed('gloo', verbose=False)
+model = dcp_model.Model(seed=99)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config={
+    'train_micro_batch_size_per_gpu': 1, 'gradient_accumulation_steps': 1,
+    'zero_allow_untested_optimizer': True, 'zero_optimization': {'stage': 1},
+    'checkpoint': {'load_universal': True}})
+engine.load_checkpoint(sys.argv[2])
+truth = load_file(sys.argv[3])
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+for name, parameter in engine.module.named_parameters():
+    assert torch.equal(safe_get_full_fp32_param(parameter), truth['weight/' + name]), name
+    for kind in ('exp_avg', 'exp_avg_sq'):
+        got = safe_get_full_optimizer_state(parameter, kind)
+        assert torch.equal(got.view(-1), truth[kind + '/' + name].view(-1)), (kind, name)
+group = engine.optimizer.param_groups[0]
+assert group['lr'] == dcp_model.RATE, group['lr']
+steps = {float(s['step']) for s in engine.optimizer.optimizer.state.values()}
+assert steps == {2.0}, steps
+print('resumed')
+'''
+
+
+def test_a_deepspeed_engine_resumes_an_fsdp_job(mounted, tmp_path):
+    folder = os.path.join(view_of(mounted, 'accelerate', 'tp1_zero1'), 'deepspeed')
+    done = subprocess.run(
+        [sys.executable, '-c', RESUME, os.path.join(HERE, '..', 'fixtures', 'dcp'), folder,
+         os.path.join(FIXTURES, 'accelerate', 'truth.safetensors'),
+         str(20000 + os.getpid() % 20000)],
+        capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0 and 'resumed' in done.stdout, done.stderr[-3000:]
