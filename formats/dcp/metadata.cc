@@ -453,7 +453,10 @@ Result<DcpMetadata> MergeMetadata(std::vector<DcpMetadata> parts) {
       tensors[at->second].push_back({p, i});
     }
     for (size_t i = 0; i < part.objects.size(); ++i) {
-      if (!objects.try_emplace(part.objects[i].name, i).second) continue;
+      if (!objects.try_emplace(part.objects[i].name, i).second) {
+        ++out.dropped_objects;
+        continue;
+      }
       ObjectEntry object = part.objects[i];
       object.extent.file += first_file[p];
       out.objects.push_back(std::move(object));

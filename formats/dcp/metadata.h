@@ -77,6 +77,7 @@ struct DcpMetadata {
   std::vector<std::vector<PathElement>> tensor_paths;
   std::vector<std::vector<PathElement>> object_paths;
   bool has_paths = false;
+  uint64_t dropped_objects = 0;  // of merged parts: those under another's name
   bool archives = true;  // false: an extent is the elements themselves
 
   std::span<const uint64_t> OffsetsOf(const TensorEntry& tensor, size_t chunk) const {

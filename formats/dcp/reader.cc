@@ -11,6 +11,7 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
+#include "formats/dcp/source_keys.h"
 #include "formats/model_files/model_files.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
@@ -58,13 +59,13 @@ Result<StepModel> Reader::Read() && {
     CKPT_RETURN_IF_ERROR(AddGroups());
     CKPT_ASSIGN_OR_RETURN(auto documents, objects.Documents(keys_.others));
     for (Document& one : documents) assembler_.header().documents.push_back(std::move(one));
-    return {};
+    return KeepKeys();
   };
   if (Status done = work(); !done) {
     return Fail(std::move(done).error().WithContext(candidate_.Path()));
   }
   CKPT_RETURN_IF_ERROR(CarryOthers());
-  FillHeader(objects);
+  FillHeader(objects, state.metadata().dropped_objects);
   auto model = std::move(assembler_).Finish();
   if (!model) return Fail(std::move(model).error().WithContext(candidate_.Path()));
   return model;
@@ -225,6 +226,22 @@ Status Reader::AddGroups() {
 
 // ---- the rest -----------------------------------------------------------------------
 
+Status Reader::KeepKeys() {
+  PickleBuilder builder;
+  std::vector<NodeId> prefixes;
+  for (const std::string& prefix : keys_.optimizers) prefixes.push_back(builder.String(prefix));
+  const std::array<NodeId, 6> nodes = {
+      builder.String("model"),      builder.String(keys_.model),
+      builder.String("optimizers"), builder.List(std::move(prefixes)),
+      builder.String("flat"),       builder.Bool(keys_.flat_optimizer)};
+  const NodeId root = builder.Dict(
+      {{nodes[0], nodes[1]}, {nodes[2], nodes[3]}, {nodes[4], nodes[5]}});
+  CKPT_ASSIGN_OR_RETURN(std::string pickle, PrintPickle(std::move(builder).Finish(root)));
+  assembler_.header().documents.push_back(
+      {.key = std::string(kSourceKeys), .scope = "", .pickle = std::move(pickle), .tensors = {}});
+  return {};
+}
+
 // The model files, and what else lies in the step's own directory.
 Status Reader::CarryOthers() {
   const auto root = RootBelow(candidate_.root, candidate_.save);
@@ -239,7 +256,7 @@ Status Reader::CarryOthers() {
   return {};
 }
 
-void Reader::FillHeader(const ObjectReader& objects) {
+void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
   StepModel& header = assembler_.header();
   header.framework = "dcp";
   header.id = candidate_.id;
@@ -253,6 +270,10 @@ void Reader::FillHeader(const ObjectReader& objects) {
                                   cut.size() > 1 ? ", ...)" : ")",
                                   " are tensors in several pieces, or objects that cannot be "
                                   "kept: left out"));
+  }
+  if (dropped > 0) {
+    header.notes.push_back(StrCat(dropped, " objects of ranks that saved by themselves have the "
+                                           "name of another rank's: the first rank's is kept"));
   }
   const bool unsized = std::ranges::any_of(parts_, [](const PartFiles& part) {
     return !part.shards.empty() && !part.metadata;

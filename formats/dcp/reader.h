@@ -41,8 +41,9 @@ class Reader {
   Status ReadGroupsByParameter(ObjectReader& objects);
   Role RoleOf(const std::string& name, DType dtype) const;
   Status AddGroups();
+  Status KeepKeys();
   Status CarryOthers();
-  void FillHeader(const ObjectReader& objects);
+  void FillHeader(const ObjectReader& objects, uint64_t dropped);
 
   const StepCandidate& candidate_;
   const SourceOptions& options_;

@@ -85,6 +85,7 @@ class KeyReader {
     Split();
     ChooseModel();
     AddWeights();
+    out_.optimizers.assign(optimizers_.begin(), optimizers_.end());
     if (with_optimizers_) {
       for (const Inside& key : inside_) CKPT_RETURN_IF_ERROR(AddOfOptimizer(key));
     }

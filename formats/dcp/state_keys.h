@@ -56,6 +56,7 @@ struct StateKeys {
   };
 
   std::string model;  // prefix of the weights' keys
+  std::vector<std::string> optimizers;  // prefixes of their keys
   bool flat_optimizer = false;
   std::vector<Weight> weights;  // in the file's order
   std::vector<State> states;

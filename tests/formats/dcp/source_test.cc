@@ -143,6 +143,12 @@ TEST_F(DcpSourceTest, TensorsAreWholeWhateverRanksHeld) {
   ASSERT_EQ(step->groups.size(), 1u);
   EXPECT_EQ(step->groups[0].parameters.size(), 2u);
   EXPECT_NE(step->FindDocument("client/train_state"), nullptr);
+  const Document* keys = step->FindDocument("dcp/keys");
+  ASSERT_NE(keys, nullptr);
+  const PickleTree tree = ParseDocument(*keys).value();
+  EXPECT_EQ(RootOf(tree)["model"].String(), "model.");
+  EXPECT_EQ(RootOf(tree)["optimizers"].at(0).String(), "optim.");
+  EXPECT_EQ(RootOf(tree)["flat"].Bool(), false);
   EXPECT_EQ(step->parameter(*step->FindParameter("norm")).role, Role::kFrozen);
 }
 
