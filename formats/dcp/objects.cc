@@ -88,11 +88,16 @@ Result<std::vector<std::string>> ObjectReader::Names(KeyedEntry entry) {
   if (!list.IsSequence()) return refuse(ErrorCode::kInvalid, "not a list");
   for (size_t i = 0; i < list.size(); ++i) {
     const auto name = list.at(i).String();
-    if (!name && list.at(i).Int()) {
+    const auto number = list.at(i).Int();
+    if (number && *number >= 0 && static_cast<uint64_t>(*number) < order_.size()) {
+      names.push_back(order_[static_cast<size_t>(*number)]);
+      continue;
+    }
+    if (!name && number) {
       return refuse(ErrorCode::kUnsupported,
                     "the optimizer numbers its parameters (optimizer.state_dict(), not "
                     "get_optimizer_state_dict), and nothing tells which parameter has which "
-                    "number; --weights-only takes the weights");
+                    "number; --parameter-order says it, --weights-only takes the weights");
     }
     if (!name) return refuse(ErrorCode::kInvalid, "not a list of names");
     names.emplace_back(*name);

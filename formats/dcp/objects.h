@@ -30,12 +30,14 @@ namespace ckptfs::dcp {
 
 class ObjectReader {
  public:
-  explicit ObjectReader(StoredState& state) : state_(state) {}
+  // `order`: names of numbered parameters (StateKeys).
+  ObjectReader(StoredState& state, const std::vector<std::string>& order)
+      : state_(state), order_(order) {}
 
   // A dict of hyper-parameters as a pickle; 0-d tensors become numbers.
   using Items = std::vector<std::pair<std::string, KeyedEntry>>;
   Result<std::string> HyperParameters(const Items& items);
-  // `params` of a group.  kUnsupported if they are numbers.
+  // `params` of a group.  kUnsupported if they are numbers without an order.
   Result<std::vector<std::string>> Names(KeyedEntry entry);
   // A number that is an object or a tensor: a scalar state.
   Result<std::optional<ScalarValue>> Scalar(KeyedEntry entry);
@@ -62,6 +64,7 @@ class ObjectReader {
   std::optional<NodeId> AddTensor(size_t tensor);
 
   StoredState& state_;
+  const std::vector<std::string>& order_;
   std::optional<uint64_t> iteration_;
   std::set<std::string> left_out_;
   // Of the document that is being made.

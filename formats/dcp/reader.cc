@@ -45,13 +45,13 @@ std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
 
 Result<StepModel> Reader::Read() && {
   CKPT_ASSIGN_OR_RETURN(StoredState state, StoredState::Read(candidate_, parts_, assembler_));
-  auto keys = ReadStateKeys(state.metadata(), !options_.weights_only);
+  auto keys = ReadStateKeys(state.metadata(), !options_.weights_only, options_.parameter_order);
   if (!keys) return Fail(std::move(keys).error().WithContext(candidate_.Path()));
   keys_ = *std::move(keys);
   if (keys_.weights.empty()) {
     return Refuse(candidate_.Path(), ": no weights of a model are in it");
   }
-  ObjectReader objects(state);
+  ObjectReader objects(state, options_.parameter_order);
   const auto work = [&]() -> Status {
     CKPT_RETURN_IF_ERROR(ReadGroups(objects));
     CKPT_RETURN_IF_ERROR(DeclareParameters(state));
@@ -86,6 +86,11 @@ Status Reader::DeclareParameters(StoredState& state) {
   const auto& tensors = state.metadata().tensors;
   std::vector<NamedLocals> locals;
   for (const auto& weight : keys_.weights) {
+    if (weight.name.ends_with("flat_param")) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("'", weight.name, "': a flat parameter of FSDP1 (LOCAL_STATE_DICT), whose "
+                         "names and shapes are in no file; SHARDED_STATE_DICT can be read"));
+    }
     locals.emplace_back(weight.name, std::vector<Shape>{tensors[weight.tensor].shape});
   }
   CKPT_ASSIGN_OR_RETURN(ModelSizes sizes, SizesOf({}, options_.variables, candidate_));

@@ -9,6 +9,8 @@
 #include "formats/dcp/reader.h"
 #include "formats/dcp/step_files.h"
 #include "formats/model_files/directories.h"
+#include "formats/runs/step_names.h"
+#include "formats/runs/step_tree.h"
 
 namespace ckptfs {
 namespace {
@@ -24,15 +26,17 @@ class DcpSource : public Source {
     std::vector<StepCandidate> out;
     CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(*root, directory));
     if (!there) return out;
-    CKPT_RETURN_IF_ERROR(Add(root, directory, SaveOf(directory), out));
+    const std::string name = LastComponent(root->PathOf(directory));
+    CKPT_RETURN_IF_ERROR(Add(root, directory, RunOfToolStep(directory, name), out));
     if (!out.empty()) return out;
-    CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root->List(directory));
+    CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, directory));
     // What consolidates shards of safetensors leaves them here.
     const bool consolidated = std::ranges::any_of(
-        entries, [](const RootEntry& entry) { return entry.name.ends_with(".safetensors"); });
-    for (const RootEntry& entry : entries) {
-      if (entry.kind != EntryKind::kDirectory || (consolidated && entry.name == "sharded")) continue;
-      CKPT_RETURN_IF_ERROR(Add(root, JoinPath(directory, entry.name), directory, out));
+        entries.files, [](const std::string& file) { return file.ends_with(".safetensors"); });
+    for (const std::string& inner : entries.directories) {
+      if (consolidated && inner == "sharded") continue;
+      Status added = Add(root, JoinPath(directory, inner), directory, out);
+      if (!added && !IsOutOfReach(added.error())) return Fail(std::move(added).error());
     }
     return out;
   }
@@ -52,8 +56,10 @@ class DcpSource : public Source {
 
   // The coordinator writes .metadata when all ranks' files are there.
   Result<Seal> SealOf(const StepCandidate& step) const override {
-    if (TrainerIteration(LastComponent(step.directory))) {
-      return TrainerSeal(*step.root, step.directory, step.mtime_ns);
+    CKPT_ASSIGN_OR_RETURN(const StepEntries around, ListStepEntries(*step.root, step.directory));
+    const StepTool tool = ToolOf(LastComponent(step.directory), around);
+    if (tool == StepTool::kTrainer || tool == StepTool::kAccelerate) {
+      return ToolSeal(*step.root, step.directory, step.mtime_ns);
     }
     CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts,
                           dcp::ListParts(*step.root, step.directory));
@@ -85,12 +91,6 @@ class DcpSource : public Source {
   }
 
  private:
-  // A step that is named as one of several lies in the directory of all.
-  static std::string SaveOf(const std::string& directory) {
-    const bool one_of = dcp::StepNumber(LastComponent(directory)).has_value();
-    return one_of && directory.find('/') != std::string::npos ? ParentPath(directory) : directory;
-  }
-
   static Status Add(const std::shared_ptr<const Root>& root, const std::string& directory,
                     const std::string& save, std::vector<StepCandidate>& out) {
     CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts, dcp::ListParts(*root, directory));
@@ -100,7 +100,7 @@ class DcpSource : public Source {
     step.directory = directory;
     step.save = save;
     step.id = LastComponent(root->PathOf(directory));
-    step.iteration = dcp::StepNumber(step.id).value_or(0);
+    step.iteration = StepNumber(step.id).value_or(0);
     CKPT_ASSIGN_OR_RETURN(step.mtime_ns, NewestEntry(*root, directory));
     out.push_back(std::move(step));
     return {};

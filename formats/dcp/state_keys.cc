@@ -77,8 +77,8 @@ std::optional<uint32_t> Number(std::string_view text) {
 
 class KeyReader {
  public:
-  KeyReader(const DcpMetadata& metadata, bool optimizers)
-      : metadata_(metadata), with_optimizers_(optimizers) {}
+  KeyReader(const DcpMetadata& metadata, bool optimizers, const std::vector<std::string>& order)
+      : metadata_(metadata), with_optimizers_(optimizers), order_(order) {}
 
   Result<StateKeys> Run() {
     FindOptimizers();
@@ -129,6 +129,7 @@ class KeyReader {
 
   const DcpMetadata& metadata_;
   const bool with_optimizers_;
+  const std::vector<std::string>& order_;
   StateKeys out_;
   std::set<std::string, std::less<>> optimizers_;  // prefixes
   std::vector<Inside> inside_;
@@ -288,11 +289,21 @@ Status KeyReader::AddOfOptimizer(const Inside& key) {
     out_.states.push_back({OptimizerName(key.prefix), found->first, found->second, key.entry});
     return {};
   }
-  if (Number(FirstWord(rest))) {
+  const auto number = Number(FirstWord(rest));
+  if (number && *number < order_.size() && rest.find('.') != rest.npos) {
+    if (!names_.contains(order_[*number])) {
+      return Refuse("--parameter-order: '", order_[*number], "' is no weight");
+    }
+    const std::string kind(rest.substr(rest.find('.') + 1));
+    out_.states.push_back({OptimizerName(key.prefix), order_[*number], kind, key.entry});
+    return {};
+  }
+  if (number) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat("'", NameOf(key.entry), "': the optimizer numbers its parameters "
                        "(optimizer.state_dict(), not get_optimizer_state_dict), and nothing tells "
-                       "which parameter has which number; --weights-only takes the weights"));
+                       "which parameter has which number; --parameter-order says it, "
+                       "--weights-only takes the weights"));
   }
   return Refuse("'", NameOf(key.entry), "' is a state of no weight",
                 out_.model.empty() ? "" : StrCat(" below '", out_.model, "'"));
@@ -318,8 +329,9 @@ Status KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
 
 }  // namespace
 
-Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers) {
-  return KeyReader(metadata, optimizers).Run();
+Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers,
+                                const std::vector<std::string>& order) {
+  return KeyReader(metadata, optimizers, order).Run();
 }
 
 }  // namespace ckptfs::dcp

@@ -67,7 +67,9 @@ struct StateKeys {
 
 // kUnsupported: an optimizer that numbers its parameters, which nothing can name;
 // kInvalid: a state of what is no weight.
-// Without `optimizers` their keys are passed over.
-Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers);
+// Without `optimizers` their keys are passed over.  `order`: names of the parameters that an
+// optimizer numbers; empty where nobody says them.
+Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers,
+                                const std::vector<std::string>& order);
 
 }  // namespace ckptfs::dcp

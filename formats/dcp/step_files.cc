@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <optional>
 
 #include "core/blob/safetensors_header.h"
 #include "core/base/strings.h"
@@ -28,15 +29,6 @@ std::optional<uint64_t> MetadataRank(std::string_view name) {
 
 }  // namespace
 
-std::optional<uint64_t> StepNumber(std::string_view name) {
-  size_t begin = name.size();
-  while (begin > 0 && IsDigit(name[begin - 1])) --begin;
-  const std::string_view word = name.substr(0, begin);
-  const bool known = word.empty() || word.ends_with('-') || word.ends_with('_') ||
-                     word.ends_with("step") || word.ends_with('=');
-  return known && begin < name.size() ? Digits(name.substr(begin)) : std::nullopt;
-}
-
 bool IsPartName(std::string_view name) {
   for (const std::string_view prefix : {"pytorch_model_fsdp_", "optimizer_"}) {
     if (name.starts_with(prefix) && Digits(name.substr(prefix.size()))) return true;
@@ -51,18 +43,22 @@ Result<PartFiles> ListPart(const Root& root, const std::string& directory) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   std::map<uint64_t, std::string> ranks;
   std::vector<std::string> safetensors;
+  int megatron = 0;
   for (const RootEntry& entry : entries) {
     if (entry.kind != EntryKind::kFile) continue;
+    megatron += entry.name == "common.pt" || entry.name == "metadata.json";
     if (entry.name == kMetadataFile) out.metadata = true;
     if (const auto rank = MetadataRank(entry.name)) ranks.emplace(*rank, entry.name);
     if (entry.name.ends_with(".distcp") || entry.name == ".metadata.tmp") out.data = true;
     if (entry.name.ends_with(".safetensors")) safetensors.push_back(entry.name);
   }
+  if (megatron == 2) return PartFiles();
   for (auto& [rank, name] : ranks) out.ranks.push_back(std::move(name));
   if (out.Any() || safetensors.empty()) return out;
-  CKPT_ASSIGN_OR_RETURN(const bool sharded,
-                        IsShard(root, JoinPath(directory, safetensors.front())));
-  if (sharded) out.shards = std::move(safetensors);
+  // What is broken, or goes away, is for whoever reads such files otherwise to tell.
+  const auto sharded = IsShard(root, JoinPath(directory, safetensors.front()));
+  if (!sharded && sharded.error().code == ErrorCode::kIo) return Fail(Error(sharded.error()));
+  if (sharded && *sharded) out.shards = std::move(safetensors);
   return out;
 }
 

@@ -7,13 +7,12 @@
 // A DCP directory is one with `.metadata`, which torch writes last, by a rename; with
 // `__<rank>.metadata` of each rank, where ranks saved by themselves; or, of the writer of
 // safetensors that writes no metadata, with files whose headers say DCP_SHARDING_INFO.
+// Megatron's torch_dist (common.pt, metadata.json) is none, though DCP wrote it.
 //
 // Thread safety: pure but for looking at files.
 
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,8 +44,5 @@ Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& di
 
 // "pytorch_model_fsdp_0", "optimizer_1": what is a part where it stands beside another.
 bool IsPartName(std::string_view name);
-
-// The number at the end of a step's name: step-1000, checkpoint-500, epoch_3, 1000.
-std::optional<uint64_t> StepNumber(std::string_view name);
 
 }  // namespace ckptfs::dcp

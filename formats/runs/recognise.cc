@@ -16,9 +16,6 @@ namespace {
 using Said = std::string;  // empty: nothing that is known
 
 constexpr std::string_view kNotYet = ": not readable yet";
-constexpr std::string_view kToOneFile =
-    "; `python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR FILE.pt` makes a file "
-    "of it that can be adopted";
 
 // Files by their endings.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kFiles = {
@@ -53,28 +50,10 @@ Said OfFile(std::string_view name) {
   return "";
 }
 
-// torch.distributed.checkpoint and what is built on it.
-Said OfDistributed(std::string_view name, const StepEntries& entries) {
-  const bool common = entries.HasFile("common.pt") && entries.HasFile("metadata.json");
-  if (common && entries.HasFile(".metadata")) return StrCat("Megatron torch_dist", kNotYet);
-  if (common) return StrCat("Megatron dist_checkpointing (zarr)", kNotYet);
-  const bool shards = HasEnding(entries.files, ".distcp");
-  if (entries.HasFile(".metadata")) {
-    const std::string_view by = ToolName(ToolOf(name, entries));
-    return StrCat(by, by.empty() ? "" : ", ", "PyTorch DCP", by.empty() ? "" : " inside", kNotYet,
-                  kToOneFile);
-  }
-  if (!shards) return "";
-  return "PyTorch DCP without its .metadata, which is written last: the save was cut off";
-}
-
-// Trainer and accelerate keep the model and the optimizer in two DCP directories.
-Said OfSharded(std::string_view name, const StepEntries& entries) {
-  const auto model = FirstWith(entries.directories, "pytorch_model_fsdp");
-  if (!model) return "";
-  const std::string_view by = ToolName(ToolOf(name, entries));
-  return StrCat(by.empty() ? "accelerate" : by, " with FSDP, PyTorch DCP inside (", *model, ")",
-                kNotYet);
+Said OfMegatronDirectory(const StepEntries& entries) {
+  if (!entries.HasFile("common.pt") || !entries.HasFile("metadata.json")) return "";
+  const bool dist = entries.HasFile(".metadata");
+  return StrCat(dist ? "Megatron torch_dist" : "Megatron dist_checkpointing (zarr)", kNotYet);
 }
 
 // Which of those that write mp_rank_XX; "" for none.
@@ -112,9 +91,8 @@ Said OfOthers(const StepEntries& entries) {
   return "";
 }
 
-Said OfDirectory(std::string_view name, const StepEntries& entries) {
-  Said said = OfSharded(name, entries);
-  if (said.empty()) said = OfDistributed(name, entries);
+Said OfDirectory(const StepEntries& entries) {
+  Said said = OfMegatronDirectory(entries);
   return said.empty() ? OfOthers(entries) : said;
 }
 
@@ -126,7 +104,7 @@ Result<std::optional<std::string>> RecogniseUnread(const Root& root, const std::
   if (directory) {
     const auto entries = ListStepEntries(root, path);
     if (!entries && !IsOutOfReach(entries.error())) return Fail(Error(entries.error()));
-    if (entries) said = OfDirectory(LastComponent(root.PathOf(path)), *entries);
+    if (entries) said = OfDirectory(*entries);
     if (entries && said.empty()) {
       CKPT_ASSIGN_OR_RETURN(const std::string_view ranks, OfMegatron(root, path, *entries));
       if (!ranks.empty()) said = StrCat(ranks, kNotYet);

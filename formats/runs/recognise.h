@@ -7,8 +7,6 @@
 //   metadata.json, common.pt               Megatron's dist_checkpointing
 //   mp_rank_00/model_optim_rng.pt, ...     Megatron's older form
 //   weights/, context/; *.nemo             NeMo
-//   .metadata, *.distcp                    torch.distributed.checkpoint (DCP)
-//   pytorch_model_fsdp_0/, optimizer_0/    the same, by Trainer or accelerate
 //
 // Thread safety: pure but for listing directories.
 

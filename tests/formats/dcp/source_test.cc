@@ -170,6 +170,7 @@ TEST_F(DcpSourceTest, WhatContradictsItselfIsRefused) {
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "gone.distcp"; }, "not there"},
       {[](DcpMaker& m) { m.entries[3].key = "optim.state.c.weight.exp_avg"; }, "state of no weight"},
       {[](DcpMaker& m) { m.entries[3].key = "optim.state.0.exp_avg"; }, "--weights-only"},
+      {[](DcpMaker& m) { m.entries[2].key = "model._flat_param"; }, "SHARDED_STATE_DICT"},
       {[](DcpMaker& m) { m.transform = "stream.zstd"; }, "stream.zstd"},
       {[](DcpMaker& m) { m.layout = "torch.sparse_coo"; }, "sparse_coo"},
       {[](DcpMaker& m) { m.extra = "checksum"; }, "checksum"},
@@ -183,6 +184,16 @@ TEST_F(DcpSourceTest, ASaveThatDidNotFinishIsNoStep) {
   WriteAll(made);
   std::filesystem::rename(path_ + "/.metadata", path_ + "/.metadata.tmp");
   EXPECT_THAT(Refusal(), HasSubstr("written last"));
+}
+
+TEST_F(DcpSourceTest, OtherDirectoriesAreNoSteps) {
+  Write("common.pt", "");
+  Write("metadata.json", "{}");
+  Write(".metadata", "");
+  EXPECT_EQ(Refusal(), "0 steps");  // Megatron's
+  std::filesystem::remove_all(path_);
+  Write("model.safetensors", "broken: for others to tell");
+  EXPECT_EQ(Refusal(), "0 steps");
 }
 
 TEST_F(DcpSourceTest, ALinkOutOfTheDirectoryIsRefused) {
@@ -202,6 +213,23 @@ TEST_F(DcpSourceTest, AColumnMajorChunkIsReadByItsStrides) {
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_EQ(Elements(*step, "t", "weight"), Counted(0, 6));
+}
+
+TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
+  DcpMaker made;
+  made.AddTensor("model.a", {4}, 100, {{{0}, {4}, kFile}}, {"model", "a"});
+  made.AddTensor("model.b", {4}, 200, {{{0}, {4}, kFile}}, {"model", "b"});
+  made.AddTensor("optim.state.0.exp_avg", {4}, 300, {{{0}, {4}, kFile}}, {"optim", "state", "0", "exp_avg"});
+  made.AddTensor("optim.state.1.exp_avg", {4}, 400, {{{0}, {4}, kFile}}, {"optim", "state", "1", "exp_avg"});
+  WriteAll(made);
+  EXPECT_THAT(Refusal(), HasSubstr("--parameter-order"));
+  options_.parameter_order = {"b", "a"};
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "b", "exp_avg"), Counted(300, 4));
+  EXPECT_EQ(Elements(*step, "a", "exp_avg"), Counted(400, 4));
+  options_.parameter_order = {"b", "c"};
+  EXPECT_THAT(Refusal(), HasSubstr("no weight"));
 }
 
 TEST_F(DcpSourceTest, FlattenedStatesMakeGroupsOfEqualHyperParameters) {
