@@ -16,7 +16,7 @@ namespace {
 using Kind = PickleNode::Kind;
 
 // Nested deeper than this is one value.
-constexpr size_t kMaxDepth = 64;
+constexpr size_t kDeepest = 64;
 
 // True if the condition holds for any node below, itself included.
 bool Any(PickleRef value, const std::function<bool(const PickleNode&)>& condition) {
@@ -55,7 +55,7 @@ class Flattener {
       : document_(document), trusted_(trusted), objects_(objects), entries_(entries) {}
 
   Status Add(std::vector<PathStep>& path, PickleRef value) {
-    const bool deep = path.size() < kMaxDepth;
+    const bool deep = path.size() < kDeepest;
     if (deep && value.IsDict()) {
       for (const auto& [key, item] : value.Items()) {
         const bool number = key.node().kind == Kind::kInt;
@@ -66,7 +66,7 @@ class Flattener {
       }
       return {};
     }
-    if (deep && IsTraversed(value, kMaxDepth - path.size())) {
+    if (deep && IsTraversed(value, kDeepest - path.size())) {
       for (size_t i = 0; i < value.size(); ++i) {
         path.push_back({"", static_cast<uint32_t>(i)});
         CKPT_RETURN_IF_ERROR(Add(path, value.at(i)));

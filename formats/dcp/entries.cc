@@ -19,6 +19,7 @@
 #include "formats/dcp/document_entries.h"
 #include "formats/dcp/implied_values.h"
 #include "formats/dcp/object_archives.h"
+#include "formats/dcp/source_keys.h"
 #include "formats/torch/pickle/text.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/torch/torch_file.h"
@@ -29,9 +30,6 @@ namespace {
 // A document: {'model': key, 'optimizers': {label: key}, 'flat': bool}, as the state dict
 // had them that DCP saved (snapshot/python/ckptfs/saved_values.py).
 constexpr std::string_view kSpelling = "ckptfs.dcp";
-// A DCP source's: {'model': prefix, 'optimizers': [prefix], 'flat': bool}; prefixes end
-// with a dot, or are empty.
-constexpr std::string_view kSourceKeys = "dcp/keys";
 constexpr std::string_view kExtraState = "extra_state/";
 
 // States that begin as zeros, so that a parameter which never had a gradient can be

@@ -15,7 +15,7 @@ namespace {
 // A reader of 128 KiB renders few pieces, and little that it did not ask for.
 constexpr uint64_t kPieceBytes = 64 << 10;
 
-constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata";
+constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 
 // What the memo holds, by number.
 enum Memo : uint8_t {
@@ -46,13 +46,13 @@ struct MemoGlobal {
   std::string_view name;
 };
 constexpr std::array<MemoGlobal, 9> kGlobals = {{
-    {kTensorClass, kMetadata, "TensorStorageMetadata"},
-    {kBytesClass, kMetadata, "BytesStorageMetadata"},
-    {kPropertiesClass, kMetadata, "TensorProperties"},
-    {kChunkClass, kMetadata, "ChunkStorageMetadata"},
-    {kIndexClass, kMetadata, "MetadataIndex"},
+    {kTensorClass, kMetadataModule, "TensorStorageMetadata"},
+    {kBytesClass, kMetadataModule, "BytesStorageMetadata"},
+    {kPropertiesClass, kMetadataModule, "TensorProperties"},
+    {kChunkClass, kMetadataModule, "ChunkStorageMetadata"},
+    {kIndexClass, kMetadataModule, "MetadataIndex"},
     {kInfoClass, "torch.distributed.checkpoint.filesystem", "_StorageInfo"},
-    {kMemoryFormat, kMetadata, "_MEM_FORMAT_ENCODING"},
+    {kMemoryFormat, kMetadataModule, "_MEM_FORMAT_ENCODING"},
     {kSize, "torch", "Size"},
     {kGetLayout, "torch.serialization", "_get_layout"},
 }};
@@ -194,7 +194,7 @@ class Writer {
       PutString(text);
       Remember(memo);
     }
-    PutGlobal(kMetadata, "Metadata");
+    PutGlobal(kMetadataModule, "Metadata");
     sink_.Put(")\x81}");
     PutString("state_dict_metadata");
     sink_.Put("}");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A step as the tree shows it.  StepEntry is its place in a run and stays
-// small; MountedStep is the loaded manifest with its blobs, loaded when
-// somebody looks inside and dropped when nobody does.
+// A step as the tree shows it.  StepEntry is its place in a run and stays small; MountedStep is
+// the loaded manifest with its blobs, loaded when somebody looks inside and dropped when nobody does.
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.
