@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "tests/formats/dcp/dcp_maker.h"
 #include "tests/conformance/source_samples.h"
 
 #include <filesystem>
@@ -159,6 +160,22 @@ SourceSample WriteHuggingFace(const std::string& directory) {
   std::ofstream(StrCat(tag, "/config.json")) << R"({"model_type": "none"})";
   std::ofstream(StrCat(tag, "/trainer_state.json")) << "{}";
   return {save, tag, {"a.safetensors", "b.safetensors"}};
+}
+
+SourceSample WriteDcp(const std::string& directory) {
+  const std::string save = StrCat(directory, "/run");
+  const std::string tag = StrCat(save, "/step-3");
+  files::create_directories(tag);
+  dcp::DcpMaker made;
+  const std::string first = "__0_0.distcp", second = "__1_0.distcp";
+  made.AddTensor("model.a.weight", {64, 256}, 1,
+                 {{{0, 0}, {32, 256}, first}, {{32, 0}, {32, 256}, second}}, {"model", "a.weight"});
+  made.AddTensor("model.b.bias", {4096}, 2, {{{0}, {4096}, second}}, {"model", "b.bias"});
+  for (const auto& [name, bytes] : made.files) {
+    std::ofstream(StrCat(tag, "/", name), std::ios::binary) << bytes;
+  }
+  std::ofstream(StrCat(tag, "/.metadata"), std::ios::binary) << made.Metadata();
+  return {save, tag, {".metadata"}};
 }
 
 SourceSample WriteFake(const std::string& directory) {

@@ -27,6 +27,8 @@ SourceSample WriteUniversalOfHoles(const std::string& directory);
 // Stage 3, with a state of a parameter that has no folder.
 SourceSample WriteUniversalWithoutAFolder(const std::string& directory);
 SourceSample WriteHuggingFace(const std::string& directory);  // a Trainer's, in shards
+// Two ranks: a weight cut along dim 0, and a whole one.
+SourceSample WriteDcp(const std::string& directory);
 SourceSample WriteFake(const std::string& directory);
 
 }  // namespace ckptfs

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "core/adopt/scan.h"
+#include "formats/dcp/source.h"
 #include "formats/deepspeed/source.h"
 #include "formats/deepspeed/universal_source.h"
 #include "formats/huggingface/source.h"
@@ -19,6 +20,7 @@ const std::vector<SourceCase>& SourceCases() {
       {"universal_of_tiny_step", MakeDeepSpeedUniversalSource, WriteUniversalOfTinyStep},
       {"universal_of_holes", MakeDeepSpeedUniversalSource, WriteUniversalOfHoles},
       {"huggingface_shards", MakeHuggingFaceSource, WriteHuggingFace},
+      {"dcp_of_two_ranks", MakeDcpSource, WriteDcp},
       {"fake", [] { return std::make_unique<FakeSource>(); }, WriteFake},
   };
   return cases;

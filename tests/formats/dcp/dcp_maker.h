@@ -23,7 +23,7 @@
 namespace ckptfs::dcp {
 
 // A torch.save file of one fp32 tensor.
-inline std::string TensorArchive(const Shape& shape, const std::vector<float>& values,
+inline std::string ArchiveOf(const Shape& shape, const std::vector<float>& values,
                                  std::optional<std::vector<uint64_t>> strides = std::nullopt) {
   PickleBuilder builder;
   TensorNode node;
@@ -94,7 +94,7 @@ class DcpMaker {
     MadeEntry entry{key, std::move(path), true, "float32", shape, {}};
     for (const Cut& cut : cuts) {
       entry.chunks.push_back(Place({cut.offsets, cut.sizes, cut.file},
-                                   TensorArchive(cut.sizes, Values(shape, first, cut))));
+                                   ArchiveOf(cut.sizes, Values(shape, first, cut))));
     }
     entries.push_back(std::move(entry));
     return entries.back();

@@ -208,7 +208,7 @@ TEST_F(DcpSourceTest, AColumnMajorChunkIsReadByItsStrides) {
   MadeEntry& entry = made.AddTensor("model.t", {2, 3}, 0, {}, {"model", "t"});
   // Elements 0..5 of [2, 3], stored column by column.
   entry.chunks.push_back(made.Place(
-      {{0, 0}, {2, 3}, kFile}, TensorArchive({2, 3}, {0, 3, 1, 4, 2, 5}, std::vector<uint64_t>{1, 2})));
+      {{0, 0}, {2, 3}, kFile}, ArchiveOf({2, 3}, {0, 3, 1, 4, 2, 5}, std::vector<uint64_t>{1, 2})));
   WriteAll(made);
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
@@ -258,7 +258,7 @@ TEST_F(DcpSourceTest, EqualArchivesAreParsedOnceAndOthersByThemselves) {
     asked.push_back({bytes.size(), archive.size(), DType::kF32, sizes});
     bytes += archive;
   };
-  for (float i = 0; i < 2000; ++i) add(TensorArchive(sizes, std::vector<float>(6, i)));
+  for (float i = 0; i < 2000; ++i) add(ArchiveOf(sizes, std::vector<float>(6, i)));
   directory_.Write("file", bytes);
   const FileRoot root(directory_.path());
   auto found = LocateChunks(*root.Open("file"), BlobIndex{}, asked);
@@ -270,7 +270,7 @@ TEST_F(DcpSourceTest, EqualArchivesAreParsedOnceAndOthersByThemselves) {
     EXPECT_EQ(value, static_cast<float>(i));
   }
   // Any other byte of a frame is noticed.
-  const std::string other = TensorArchive(sizes, std::vector<float>(6, 5), std::vector<uint64_t>{1, 2});
+  const std::string other = ArchiveOf(sizes, std::vector<float>(6, 5), std::vector<uint64_t>{1, 2});
   ASSERT_EQ(other.size(), asked[1999].length);
   bytes.replace(asked[1999].offset, other.size(), other);
   directory_.Write("file", bytes);
@@ -282,7 +282,7 @@ TEST_F(DcpSourceTest, EqualArchivesAreParsedOnceAndOthersByThemselves) {
 
 TEST_F(DcpSourceTest, NoByteOfAnArchivesFrameIsPassedOver) {
   const Shape sizes = {3};
-  const std::string archive = TensorArchive(sizes, {1, 2, 3});
+  const std::string archive = ArchiveOf(sizes, {1, 2, 3});
   const std::vector<ChunkAsked> both = {{0, archive.size(), DType::kF32, sizes},
                                         {archive.size(), archive.size(), DType::kF32, sizes}};
   const FileRoot root(directory_.path());
