@@ -102,7 +102,7 @@ def test_explain_names_files_and_offsets(ckptfs, source):
     # Whole elements are told: the one that holds the byte.
     assert len(at) == 1 and at[0]['begin'] <= one['begin'] + 5 < at[0]['end']
     assert at[0]['offset'] - one['offset'] == at[0]['begin'] - one['begin']
-    code, _ = rc(ckptfs, 'explain', 'tp7', '--store', ckptfs.store)
+    code, _ = rc(ckptfs, 'explain', 'pp16', '--store', ckptfs.store)
     assert code == 4
 
 
@@ -139,7 +139,7 @@ def test_read_answers_a_program(ckptfs, source):
     assert replies[3:-1] == [None] * 6
     told = json.loads(replies[-1])
     assert told['id'] == TAG and told['groups'][0]['parameters'] and told['documents']
-    for words, code in ((['run7/none', 'tp1'], 3), (['run7/latest', 'tp7'], 4),
+    for words, code in ((['run7/none', 'tp1'], 3), (['run7/latest', 'pp16'], 4),
                         (['./run7', 'tp1'], 4), (['--newest', f'run7/{TAG}', 'tp1'], 4)):
         assert rc(ckptfs, 'read', '--store', ckptfs.store, *words)[0] == code, words
 
@@ -309,17 +309,17 @@ def test_refusals_of_mount(ckptfs, source):
 def test_a_layout_that_cannot_be_shown_is_told(ckptfs, source):
     ckptfs.adopt(source)
     path = ckptfs.mountpoint()
-    done = ckptfs.run('mount', '--store', ckptfs.store, '--layout', 'tp8', '--layout', 'tp2', path)
+    done = ckptfs.run('mount', '--store', ckptfs.store, '--layout', 'pp16', '--layout', 'tp2', path)
     told = [line for line in done.stderr.splitlines() if '--layout' in line]
-    assert len(told) == 1 and 'tp8' in told[0] and '8 ranks' in told[0]
+    assert len(told) == 1 and 'pp16' in told[0] and 'stages' in told[0]
 
 
 def test_warm_says_what_it_did_not_fill(ckptfs, source):
     ckptfs.adopt(source)
     mount = ckptfs.mount()
     store = ['--store', ckptfs.store]
-    code, said = rc(ckptfs, 'warm', 'tp8', *store)
-    assert code == 4 and 'tp8' in said and '8 ranks' in said
+    code, said = rc(ckptfs, 'warm', 'pp16', *store)
+    assert code == 4 and 'pp16' in said and 'stages' in said
     assert rc(ckptfs, 'warm', 'bogus', *store)[0] == 2
     assert rc(ckptfs, 'warm', 'run7/never/tp2', *store)[0] == 3
     if not json.loads(content(mount, '.ckptfs/status'))['passthrough']:
