@@ -125,19 +125,22 @@ struct Model {
   }
 };
 
-std::optional<Model> Learn(const File& file, const ChunkAsked& chunk, const FileTensor& tensor) {
+// Nothing of an archive that others cannot be compared with.
+Result<std::optional<Model>> Learn(const File& file, const ChunkAsked& chunk,
+                                   const FileTensor& tensor) {
+  const std::optional<Model> none;
   const auto bytes = tensor.Bytes();
   const bool all = tensor.storage_offset() == 0 && tensor.storage_elements() == tensor.elements();
-  if (!bytes || !all || bytes->length == 0) return std::nullopt;
+  if (!bytes || !all || bytes->length == 0) return none;
   const uint64_t payload = bytes->offset - chunk.offset;
   const uint64_t behind = payload + bytes->length;
-  if (payload > kMaxFrame || chunk.length - behind > kMaxFrame) return std::nullopt;
-  auto head = file.Read(chunk.offset, payload, "an archive");
-  auto tail = file.Read(chunk.offset + behind, chunk.length - behind, "an archive");
-  if (!head || !tail) return std::nullopt;
-  auto idle = IdleFinder(*tail, behind).Find();
-  if (!idle) return std::nullopt;
-  return Model{*std::move(head), *std::move(tail), payload, *std::move(idle)};
+  if (payload > kMaxFrame || chunk.length - behind > kMaxFrame) return none;
+  CKPT_ASSIGN_OR_RETURN(std::string head, file.Read(chunk.offset, payload, "an archive"));
+  CKPT_ASSIGN_OR_RETURN(std::string tail,
+                        file.Read(chunk.offset + behind, chunk.length - behind, "an archive"));
+  auto idle = IdleFinder(tail, behind).Find();
+  if (!idle) return none;
+  return std::optional(Model{std::move(head), std::move(tail), payload, *std::move(idle)});
 }
 
 class Locator {
@@ -242,9 +245,8 @@ class Locator {
     } else {
       found_.strided.emplace_back(i, *tensor);
     }
-    if (auto model = Learn(*file_, chunk, *tensor)) {
-      models_.try_emplace(KindOf(chunk), *std::move(model));
-    }
+    CKPT_ASSIGN_OR_RETURN(auto model, Learn(*file_, chunk, *tensor));
+    if (model) models_.try_emplace(KindOf(chunk), *std::move(model));
     return {};
   }
 

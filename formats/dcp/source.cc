@@ -24,8 +24,8 @@ class DcpSource : public Source {
   Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
                                           const std::string& directory) const override {
     std::vector<StepCandidate> out;
-    CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(*root, directory));
-    if (!there) return out;
+    CKPT_ASSIGN_OR_RETURN(const EntryStat itself, root->Stat(directory));
+    if (itself.kind != EntryKind::kDirectory) return out;
     const std::string name = LastComponent(root->PathOf(directory));
     CKPT_RETURN_IF_ERROR(Add(root, directory, RunOfToolStep(directory, name), out));
     if (!out.empty()) return out;

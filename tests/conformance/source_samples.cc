@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "tests/formats/dcp/dcp_maker.h"
 #include "tests/conformance/source_samples.h"
 
 #include <filesystem>
@@ -15,6 +14,7 @@
 #include "formats/registry.h"
 #include "formats/torch/archive_builder.h"
 #include "tests/conformance/tiny_step.h"
+#include "tests/formats/dcp/dcp_maker.h"
 
 namespace ckptfs {
 namespace {

@@ -85,7 +85,7 @@ TEST(ManPage, HeadingsNameThePositionals) {
 TEST(ManPage, IsRoff) {
   const std::string page = ManPageOf(ManPage(), "what it is");
   EXPECT_TRUE(page.starts_with(".TH CKPTFS 1\n.SH NAME\nckptfs \\- what it is\n"));
-  for (const char* line : {"\n.SH COMMANDS\n", "\n.SS mount [CHECKPOINT] [MOUNTPOINT]\n", "\n.TP\n0\nsuccess\n",
+  for (const char* line : {"\n.SH COMMANDS\n", "\n.SS mount [PATH]...\n", "\n.TP\n0\nsuccess\n",
                            "\\fB\\-\\-store DIR\\fR the store"}) {
     EXPECT_NE(page.find(line), std::string::npos) << line;
   }

@@ -24,7 +24,7 @@ namespace ckptfs::dcp {
 
 // A torch.save file of one fp32 tensor.
 inline std::string ArchiveOf(const Shape& shape, const std::vector<float>& values,
-                                 std::optional<std::vector<uint64_t>> strides = std::nullopt) {
+                             std::optional<std::vector<uint64_t>> strides = std::nullopt) {
   PickleBuilder builder;
   TensorNode node;
   node.storage_key = "0";
