@@ -81,13 +81,13 @@ def test_all_paths_are_checked_before_the_first_is_adopted(ckptfs, source, tmp_p
         assert done.returncode == NOT_FOUND and done.stdout == ''
         assert str(tmp_path / wrong) in done.stderr
         assert 'nothing was adopted of 2 paths' in done.stderr
-        assert ckptfs.list()['steps'] == []
+        assert not os.path.exists(ckptfs.store)
     assert 'it holds 1 file (train.log)' in done.stderr
     mnt = ckptfs.mountpoint()
     done = ckptfs.run('mount', source, tmp_path / 'notes', mnt, '--store', ckptfs.store,
                       check=False)
     assert done.returncode == NOT_FOUND
-    assert ckptfs.list()['steps'] == []
+    assert not os.path.exists(ckptfs.store) or ckptfs.list()['steps'] == []
 
 
 def test_several_paths_of_one_mount_are_one_run_where_it_is_named(ckptfs, source, tmp_path):
