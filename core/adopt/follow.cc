@@ -182,7 +182,9 @@ Follower::Seen Follower::Look(Time now) {
   Seen seen;
   seen.next = now + kPoll;
   seen.earliest = now + kBreath;
-  const Time start = std::chrono::steady_clock::now();
+  using Clock = std::chrono::steady_clock;
+  const Time start = Clock::now();
+  Duration taking{};  // which waits for a disk, and is no reason to look away
   const auto found = Find();
   if (!found) {
     // A directory that is away is no news of its steps, and one that loses a step while it
@@ -204,13 +206,15 @@ Follower::Seen Follower::Look(Time now) {
     if (until) {
       seen.next = std::min(seen.next, *until);
     } else {
+      const Time begin = Clock::now();
       Take(step, known, now, seen);
+      taking += Clock::now() - begin;
       if (!known.settled) seen.next = std::min(seen.next, known.retry);
     }
   }
   Sort(*found, now, seen);
   first_ = false;
-  const Duration took = std::chrono::steady_clock::now() - start;
+  const Duration took = Clock::now() - start - taking;
   seen.earliest = std::max(seen.earliest, now + took * kBusy);
   return seen;
 }

@@ -249,6 +249,16 @@ TEST_F(FollowTest, AListingThatFailsIsNoNewsOfSteps) {
   EXPECT_EQ(follower_->waiting().size(), 1u);
 }
 
+TEST_F(FollowTest, TakingIsNoReasonToLookAway) {
+  WriteStep(1);
+  Look();
+  const std::chrono::milliseconds delay(100);
+  fake_->SetDelay(delay);  // of Find, which counts, and of Complete and Read, which do not
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  EXPECT_GE(seen_.earliest, now_ + 10 * delay);
+  EXPECT_LT(seen_.earliest, now_ + 10 * 3 * delay);
+}
+
 TEST_F(FollowTest, LookingIsPacedByWhatItTakes) {
   WriteStep(1);
   fake_->SetDelay(std::chrono::milliseconds(30));
