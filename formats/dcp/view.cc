@@ -98,11 +98,26 @@ Result<Plan> DcpView::MakePlan(std::string_view file) const {
   return std::move(plan).Finish();
 }
 
+// A degree that would cut through a head is no mesh of this model.  DTensor cuts all else
+// unevenly where it has to.
+Status CheckCuts(const StepModel& step, const Layout& layout) {
+  for (const Parameter& parameter : step.parameters) {
+    const bool heads = IsOneCut(parameter.pattern) && parameter.pattern.cuts[0].unit > 1;
+    if (layout.tp == 1 || !heads || parameter.expert) continue;
+    auto local = MakeLocal(parameter.pattern, parameter.shape, 0, layout.tp);
+    if (!local) {
+      return Fail(std::move(local).error().WithContext(StrCat("parameter '", parameter.name, "'")));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const View>> DcpFormat::Open(std::shared_ptr<const StepModel> step,
                                                     const Layout& layout) const {
   CKPT_RETURN_IF_ERROR(CheckDegrees(*step, layout));
+  CKPT_RETURN_IF_ERROR(CheckCuts(*step, layout));
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
   CKPT_ASSIGN_OR_RETURN(std::vector<dcp::Entry> entries,
