@@ -6,9 +6,11 @@ optimizer's groups are made.  run() forks the ranks; each starts from values tha
 has, loads strictly, and rank 0 returns what is there then, gathered by torch, with the losses of
 the next steps.
 """
+import glob
 import os
 import re
 import tempfile
+import traceback
 from dataclasses import dataclass, field
 
 import launch
@@ -241,11 +243,22 @@ def worker(path, load, out):
     dist.destroy_process_group()
 
 
+def telling(job, errors, *args):
+    """The job, whose error is written down: pytest has the ranks' stderr."""
+    try:
+        job(*args)
+    except BaseException:
+        with open(f'{errors}.{os.environ["RANK"]}', 'w', encoding='utf-8') as f:
+            traceback.print_exc(file=f)
+        raise
+
+
 def run(path, load, job=worker, result=True):
     """What rank 0 found after the load; an AssertionError has the ranks' errors."""
     with tempfile.TemporaryDirectory() as folder:
-        out, log = os.path.join(folder, 'out.pt'), os.path.join(folder, 'log')
-        if not launch.launch(job, load.world, (path, load, out), log):
-            said = [open(f'{log}.{r}', errors='replace').read()[-3000:] for r in range(load.world)]
+        out, errors = os.path.join(folder, 'out.pt'), os.path.join(folder, 'errors')
+        if not launch.launch(telling, load.world, (job, errors, path, load, out),
+                             os.path.join(folder, 'log')):
+            said = [open(one, encoding='utf-8').read()[-3000:] for one in glob.glob(f'{errors}.*')]
             raise AssertionError('\n'.join(said))
         return torch.load(out, weights_only=False) if result else None
