@@ -134,7 +134,13 @@ Status RunInfo(const InfoFlags& options) {
   } else {
     PrintText(info);
   }
-  return {};
+  // One that is told is there; so are those beside it that adopt would refuse.
+  for (const Error& error : subject.refused) {
+    fmt::print(stderr, "ckptfs: {}\n", Printable(error.message));
+  }
+  return subject.refused.empty()
+             ? Status()
+             : ExitWith(static_cast<int>(ExitCodeOf(subject.refused.front().code)));
 }
 
 }  // namespace
