@@ -196,7 +196,7 @@ import os, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
 sys.path[:0] = [sys.argv[1]]
 import torch
-from test_dcp import torch_reads
+from test_dcp_source import torch_reads
 for name in sorted(os.listdir(sys.argv[2])):
     try:
         read = torch_reads(os.path.join(sys.argv[2], name))
