@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from . import state
-from .dtensor import Boxes, is_dtensor, local_of, mesh_key
+from .dtensor import Boxes, is_cut, is_dtensor, local_of, mesh_key
 from .holders import Description, Holders, exchange, gather
 from .saver import Group
 from .state import NotHeld, State
@@ -122,7 +122,7 @@ class PlacingCollector:
         if boxes is None:
             return []
         local = replace(one, tensor=local_of(one.tensor), watched=(one.tensor,), ranks=ranks)
-        if len(boxes) == 1 and not any(boxes[0][0]) and list(boxes[0][1]) == list(weight.shape):
+        if not is_cut(one.tensor):
             return [local]
         return [replace(local, shape=list(weight.shape), pieces=boxes)]
 

@@ -87,6 +87,13 @@ def _runs(size: int, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[i
     return runs
 
 
+def is_cut(tensor: Any) -> bool:
+    """Whether its ranks have parts of it.  One may have all of it, where it has fewer
+    rows than there are ranks: the others have an empty part each."""
+    return any(ranks > 1 and _is_shard(placement)
+               for ranks, placement in zip(tensor.device_mesh.shape, tensor.placements))
+
+
 def boxes_of(shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int],
              placements: Sequence[Any]) -> List[Box]:
     """The boxes of a whole of `shape` that the rank at `coordinate` holds, and where
