@@ -76,8 +76,9 @@ void PrintSizes(const Json& info) {
 
 void PrintRun(const Json& info) {
   if (!info.contains("run_steps")) return;
-  fmt::print("run: {} ({} steps: {}); this is the latest\n", Printable(info.value("run", "")),
-             info["run_steps"].size(), Printable(Joined(info["run_steps"], ", ")));
+  const size_t steps = info["run_steps"].size();
+  fmt::print("run: {} ({} step{}: {}); this is the latest\n", Printable(info.value("run", "")),
+             steps, steps == 1 ? "" : "s", Printable(Joined(info["run_steps"], ", ")));
 }
 
 void PrintText(const Json& info) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -216,6 +217,16 @@ void PrintServed(const Json& status) {
   }
 }
 
+// A mount that no job has saved through so far says nothing of it.
+bool AnySnapshots(const Json& status) {
+  const Json snapshots = status.value("snapshots", Json::object());
+  const char* const counters[] = {"ranks",   "arena_bytes", "incoming", "waiting",
+                                  "durable", "dropped",     "full_drops"};
+  return std::any_of(std::begin(counters), std::end(counters),
+                     [&](const char* counter) { return Number(snapshots, counter) != 0; }) ||
+         Number(snapshots.value("spool", Json::object()), "saves") != 0;
+}
+
 void PrintMount(const Json& mount, bool verbose) {
   fmt::print("{}: {}\n", Printable(WhereOf(mount)), Printable(HealthText(mount)));
   if (!mount.contains("status") || !mount["status"].is_object()) return;
@@ -223,11 +234,12 @@ void PrintMount(const Json& mount, bool verbose) {
   if (verbose) return PrintTree(status, "  ");
   const Json runs = status.value("runs", Json::object());
   for (const auto& [run, steps] : runs.items()) {
-    fmt::print("  run {}: {} steps, latest {}\n", Printable(run), Number(steps, "steps"),
+    const uint64_t count = Number(steps, "steps");
+    fmt::print("  run {}: {} step{}, latest {}\n", Printable(run), count, count == 1 ? "" : "s",
                Printable(steps.value("latest", "")));
   }
   if (status.contains("requests")) PrintServed(status);
-  if (!status.contains("snapshots")) return;
+  if (!AnySnapshots(status)) return;
   fmt::print("  snapshots:\n");
   PrintTree(status["snapshots"], "    ");
 }

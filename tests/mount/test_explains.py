@@ -166,7 +166,7 @@ def test_info_of_a_run_and_of_an_incomplete_step(ckptfs, source, store):
     told = json.loads(ckptfs.run('info', source, '--json').stdout)
     assert 'global_step9' in told['skipped'][0]
     ckptfs.adopt(source)
-    assert f'run: run7 (1 steps: {TAG})' in ckptfs.run('info', 'run7', *store).stdout
+    assert f'run: run7 (1 step: {TAG})' in ckptfs.run('info', 'run7', *store).stdout
     assert json.loads(ckptfs.run('info', 'run7', '--json', *store).stdout)['run_steps'] == [TAG]
     assert rc(ckptfs, 'info', 'run8', *store)[0] == 3
 
