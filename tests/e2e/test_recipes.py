@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/recipes.md, typed: every block of a section is run, in order, by the real tools."""
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from daemon import BIN, is_mounted
+
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'docs', 'recipes.md')
+
+
+def sections():
+    """Name of a section -> its blocks (language, text)."""
+    with open(PAGE, encoding='utf-8') as f:
+        parts = re.split(r'^## (.*)\n', f.read(), flags=re.M)
+    return {name: re.findall(r'^```(\w+)\n(.*?)^```$', text, flags=re.M | re.S)
+            for name, text in zip(parts[1::2], parts[2::2])}
+
+
+@pytest.fixture
+def typed(tmp_path):
+    """Runs a shell block in an empty directory."""
+    programs = tmp_path / 'bin'
+    programs.mkdir()
+    os.symlink(os.path.abspath(BIN), programs / 'ckptfs')
+    for name in ('python', 'python3'):  # a link would lose the virtual environment
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (programs / name).chmod(0o755)
+    (programs / 'torchrun').write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run --rdzv-backend c10d '
+                                       '--rdzv-endpoint 127.0.0.1:0 "$@"\n')
+    (programs / 'torchrun').chmod(0o755)
+    work = tmp_path / 'work'
+    work.mkdir()
+    env = {**os.environ, 'PATH': f"{programs}:{os.environ['PATH']}", 'CKPTFS_STORE': str(tmp_path / 'store'),
+           'CKPTFS_BIN': os.path.abspath(BIN), 'DS_ACCELERATOR': 'cpu', 'OMP_NUM_THREADS': '1', 'MPLBACKEND': 'agg',
+           'HF_HUB_OFFLINE': '1', 'TOKENIZERS_PARALLELISM': 'false'}
+
+    def run(block):
+        done = subprocess.run(['bash', '-euo', 'pipefail', '-c', block], cwd=work, env=env, capture_output=True,
+                              text=True, timeout=300)
+        assert done.returncode == 0, f'{block}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}'
+        return done.stdout
+    run.work = work
+    yield run
+    if is_mounted(str(work / 'mnt')):
+        subprocess.run([BIN, 'umount', '--lazy', str(work / 'mnt')], check=False)
+    told = subprocess.run([BIN, 'status', '--json'], env=env, capture_output=True, text=True)
+    for daemon in json.loads(told.stdout or '[]'):
+        if 'pid' in daemon:
+            os.kill(daemon['pid'], signal.SIGTERM)
+
+
+def test_the_page_has_a_recipe_for_each_tool():
+    assert list(sections()) == ['DeepSpeed', 'Trainer', 'accelerate', 'Lightning', 'FSDP']
+    for name, blocks in sections().items():
+        assert {language for language, _ in blocks} == {'python', 'sh'}, name
+
+
+@pytest.mark.parametrize('name', list(sections()))
+def test_every_block_runs(typed, name):
+    said = ''
+    for language, block in sections()[name]:
+        if language == 'python':
+            first, text = block.split('\n', 1)
+            (typed.work / re.fullmatch(r'# (\w+\.py)', first)[1]).write_text(text)
+        else:
+            said += typed(block)
+    if name == 'FSDP':  # who saved and who loaded have the same next loss
+        losses = {float(x) for x in re.findall(r'next loss: (\S+)', said)}
+        assert len(losses) == 1 or max(losses) - min(losses) < 1e-6, said
+    if name == 'DeepSpeed':
+        assert (typed.work / 'map.png').stat().st_size > 500
+        assert said.count('steps: 3') == 2 and said.count('steps: 6') == 1
+    shutil.rmtree(typed.work / 'output', ignore_errors=True)
