@@ -20,7 +20,8 @@ constexpr uint64_t kMostColumns = 64;
 constexpr size_t kMostParameters = 64;  // rows of their own
 constexpr size_t kMostRows = 256;
 constexpr size_t kMostRuns = 64;
-constexpr size_t kNameLetters = 44;
+constexpr size_t kNameLetters = 48;
+constexpr size_t kNameHead = 18;  // of a longer one: "model.layers.12.ml..gate_up_proj.weight"
 constexpr uint64_t kWideCells = 8;  // columns whose fractions are written out
 
 // All ranks, or the first of those that hold the same weights; never more than kMostColumns.
@@ -113,7 +114,10 @@ std::string Fraction(const LayoutMap::Row& row, const LayoutMap::Cell& cell) {
 std::string ShortName(const LayoutMap::Row& row) {
   std::string name = Printable(row.name);
   if (row.parameters > 1) name += StrCat(" (", row.parameters, ")");
-  if (name.size() > kNameLetters) name = ".." + name.substr(name.size() - kNameLetters + 2);
+  if (name.size() > kNameLetters) {
+    const size_t tail = kNameLetters - kNameHead - 2;
+    name = StrCat(name.substr(0, kNameHead), "..", name.substr(name.size() - tail));
+  }
   return name;
 }
 
@@ -221,7 +225,7 @@ nlohmann::json MapJson(const LayoutMap& map) {
 
 namespace {
 
-constexpr int kMargin = 16, kRowHeight = 20, kBar = 17;
+constexpr int kMargin = 16, kRowHeight = 20, kBar = 17, kFootGap = 6;
 constexpr int kScale = 2;  // of letters
 constexpr int kLetter = kScale * Picture::kLetterWidth;
 
@@ -270,6 +274,7 @@ void DrawFoot(Picture& picture, const std::vector<std::string>& remarks, int y) 
   picture.Text(kMargin + 206, y + 2, "a part, where it lies", kInk, kScale);
   picture.Rectangle(kMargin + 490, y, 28, kBar, kPale);
   picture.Text(kMargin + 526, y + 2, "nothing", kInk, kScale);
+  y += kFootGap;
   for (const std::string& line : remarks) picture.Text(kMargin, y += kRowHeight, line, kInk, kScale);
 }
 
@@ -287,7 +292,7 @@ Picture DrawMap(const LayoutMap& map, const std::string& title) {
   const int width = std::max(sheet.X(map.ranks.size()), kMargin + static_cast<int>(letters) * kLetter);
   const int foot = sheet.Y(map.rows.size()) + 6;
   Picture picture(width + kMargin,
-                  foot + static_cast<int>(remarks.size() + 1) * kRowHeight + kMargin);
+                  foot + static_cast<int>(remarks.size() + 1) * kRowHeight + kFootGap + kMargin);
   picture.Text(kMargin, kMargin, title, kInk, kScale);
   DrawHead(picture, map, sheet);
   for (size_t row = 0; row < map.rows.size(); ++row) {

@@ -81,6 +81,8 @@ int Execute(std::vector<std::string> words) {
 void Configure(CLI::App& app) {
   app.set_version_flag("-V,--version", StrCat("ckptfs ", CKPTFS_VERSION));
   app.require_subcommand(1);
+  app.footer("Recipes for DeepSpeed, Trainer, accelerate, Lightning and FSDP: recipes.md, installed in "
+             "share/doc/ckptfs.  The manual: man ckptfs.");
   app.get_formatter()->column_width(34);
   app.failure_message([](const CLI::App*, const CLI::Error& error) {
     return StrCat("ckptfs: ", Printable(error.what()), "\n", kHelpHint, "\n");

@@ -32,6 +32,14 @@ std::string ChoicesOf(const std::string& value) {
 
 bool IsFlag(const CommandOption& option) { return std::holds_alternative<bool*>(option.target); }
 
+// Of what stands without an option.
+std::string WordsOf(const Command& command) {
+  for (const CommandOption& option : command.options) {
+    if (option.positional()) return ChoicesOf(option.value);
+  }
+  return "";
+}
+
 bool TakesStep(const Command& command) {
   for (const CommandOption& option : command.options) {
     if (!option.positional()) continue;
@@ -64,8 +72,10 @@ std::string Quoted(const std::string& text) {
 constexpr std::string_view kSteps = "ckptfs list 2>/dev/null | sed 1d | cut -d' ' -f1";
 
 std::string BashScript(const CommandSet& commands) {
-  std::string names, options, choices, steps;
+  std::string names, options, choices, steps, fixed;
   for (const Command& command : commands.commands()) {
+    const std::string own = WordsOf(command);
+    if (!own.empty()) fixed += StrCat("    ", command.name, ") words='", own, "' ;;\n");
     names += StrCat(names.empty() ? "" : " ", command.name);
     options += StrCat("    ", command.name, ") options='", OptionsText(command), "' ;;\n");
     if (TakesStep(command)) steps += StrCat(steps.empty() ? "" : "|", command.name);
@@ -101,9 +111,8 @@ std::string BashScript(const CommandSet& commands) {
       "    COMPREPLY=($(compgen -W \"$options\" -- \"$cur\"))\n"
       "    return\n"
       "  fi\n"
-      "  case $command in\n"
-      "    ",
-      steps, ") words=$(", kSteps,
+      "  case $command in\n",
+      fixed, "    ", steps, ") words=$(", kSteps,
       ") ;;\n"
       "  esac\n"
       "  COMPREPLY=($(compgen -W \"$words\" -- \"$cur\") $(compgen -f -- \"$cur\"))\n"
@@ -128,7 +137,9 @@ std::string ZshScript(const CommandSet& commands) {
       cases += StrCat(" \\\n        ", Quoted(StrCat(option.many() ? "*" : "", option.name, "[", help,
                                                   "]", value)));
     }
-    cases += StrCat(" \\\n        '*:argument:", TakesStep(command) ? "_ckptfs_steps" : "_files", "'\n      ;;\n");
+    const std::string own = WordsOf(command);
+    const std::string rest = TakesStep(command) ? "_ckptfs_steps" : own.empty() ? "_files" : StrCat("(", own, ")");
+    cases += StrCat(" \\\n        '*:argument:", rest, "'\n      ;;\n");
   }
   return StrCat(
       "#compdef ckptfs\n"
@@ -146,7 +157,7 @@ std::string ZshScript(const CommandSet& commands) {
       "  commands=(\n",
       names,
       "  )\n"
-      "  if (( CURRENT == 2 )); then\n"
+      "  if (( CURRENT == 2 )) || [[ $words[2] == help ]]; then\n"
       "    _describe command commands\n"
       "    return\n"
       "  fi\n"
@@ -165,9 +176,15 @@ std::string FishScript(const CommandSet& commands) {
       "# ckptfs(1) completions for fish; made by `ckptfs completions fish`\n"
       "complete -c ckptfs -n __fish_use_subcommand -f -a help -d 'How a command is used'\n";
   for (const Command& command : commands.commands()) {
+    text += StrCat("complete -c ckptfs -n '__fish_seen_subcommand_from help' -f -a ", command.name, " -d ",
+                   Quoted(command.description), "\n");
+  }
+  for (const Command& command : commands.commands()) {
     const std::string seen = StrCat(" -n '__fish_seen_subcommand_from ", command.name, "'");
     text += StrCat("complete -c ckptfs -n __fish_use_subcommand -f -a ", command.name, " -d ",
                    Quoted(command.description), "\n");
+    const std::string own = WordsOf(command);
+    if (!own.empty()) text += StrCat("complete -c ckptfs", seen, " -f -a '", own, "'\n");
     if (TakesStep(command)) text += StrCat("complete -c ckptfs", seen, " -a '(", "ckptfs list 2>/dev/null | sed 1d | cut -d \" \" -f1", ")'\n");
     for (const CommandOption& option : command.options) {
       if (option.positional()) continue;
@@ -195,7 +212,10 @@ std::string CompletionScript(const CommandSet& commands, const std::string& shel
 void AddCompletionsCommand(CommandSet& commands) {
   auto options = std::make_shared<CompletionsFlags>();
   Command& command = commands.Add("completions", "Print what a shell completes of this command line");
-  command.Add("SHELL", options->shell, "bash, zsh or fish").Required().Check(Checked(CheckShell));
+  command.Add("SHELL", options->shell, "bash, zsh or fish")
+      .Value("bash|zsh|fish")
+      .Required()
+      .Check(Checked(CheckShell));
   command.body = [options, &commands]() -> Status {
     fmt::print("{}", CompletionScript(commands, options->shell));
     return {};
