@@ -20,6 +20,7 @@
 #include "formats/dcp/implied_values.h"
 #include "formats/dcp/object_archives.h"
 #include "formats/dcp/source_keys.h"
+#include "formats/runs/tool_files.h"
 #include "formats/torch/pickle/text.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/torch/torch_file.h"
@@ -43,31 +44,11 @@ Status CheckDType(DType dtype, std::string_view what) {
               StrCat("'", what, "': torch has no dtype ", DTypeName(dtype), " of whole bytes"));
 }
 
-// A number as the 0-d fp32 tensor in which torch's optimizers count their steps.
-std::string StepBytes(double number) {
-  return std::string(std::bit_cast<std::array<char, sizeof(float)>>(static_cast<float>(number))
-                         .data(),
-                     sizeof(float));
-}
-
 template <class T>
 double NumberIn(const std::string& bytes) {
   T value{};
   std::memcpy(&value, bytes.data(), sizeof(T));
   return static_cast<double>(value);
-}
-
-// What a scalar that stands in the manifest is; nothing if it is in a file or no number.
-std::optional<double> NumberOf(const Atom& atom) {
-  const std::string& bytes = atom.source.inline_bytes;
-  if (bytes.size() != ByteWidth(atom.dtype)) return std::nullopt;
-  switch (atom.dtype) {
-    case DType::kF32: return NumberIn<float>(bytes);
-    case DType::kF64: return NumberIn<double>(bytes);
-    case DType::kI64: return NumberIn<int64_t>(bytes);
-    case DType::kI32: return NumberIn<int32_t>(bytes);
-    default: return std::nullopt;
-  }
 }
 
 // `steps` below a key that is keys of dicts in dicts, joined by dots.
@@ -382,7 +363,7 @@ class Collector {
   std::vector<PathStep> PathOf(const Document& document) const {
     std::string_view key = document.key;
     if (!document.scope.empty() || key == kSpelling || key == kSourceKeys) return {};
-    if (key == "client/universal_checkpoint_info") return {};
+    if (key == "client/universal_checkpoint_info" || key == kToolDocument) return {};
     if (key.starts_with(deepspeed::kClientPrefix)) {
       key.remove_prefix(deepspeed::kClientPrefix.size());
     } else if (step_.framework.starts_with("deepspeed")) {
@@ -460,6 +441,24 @@ Result<KeyShape> SpelledKeys(const StepModel& step) {
 }
 
 }  // namespace
+
+std::string StepBytes(double number) {
+  return std::string(std::bit_cast<std::array<char, sizeof(float)>>(static_cast<float>(number))
+                         .data(),
+                     sizeof(float));
+}
+
+std::optional<double> NumberOf(const Atom& atom) {
+  const std::string& bytes = atom.source.inline_bytes;
+  if (bytes.size() != ByteWidth(atom.dtype)) return std::nullopt;
+  switch (atom.dtype) {
+    case DType::kF32: return NumberIn<float>(bytes);
+    case DType::kF64: return NumberIn<double>(bytes);
+    case DType::kI64: return NumberIn<int64_t>(bytes);
+    case DType::kI32: return NumberIn<int32_t>(bytes);
+    default: return std::nullopt;
+  }
+}
 
 Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {
   switch (layout.keys) {

@@ -13,6 +13,7 @@
 #include "core/ingest/model_config.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/model_files/model_files.h"
+#include "formats/runs/tool_files.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
 #include "formats/torch/stored_tensor.h"
@@ -258,7 +259,7 @@ Status Reader::CarryOthers() {
     auto added = assembler_.AddFile(assembler_.AddRoot(root), candidate_.Prefix() + entry.name);
     if (!added) CKPT_RETURN_IF_ERROR(LeaveOut(std::move(added).error(), assembler_.header()));
   }
-  return {};
+  return CarryToolFiles(assembler_, candidate_);
 }
 
 void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {

@@ -22,14 +22,11 @@ tl::unexpected<Error> NoSuch(std::string_view path) {
   return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in a DCP view"));
 }
 
-ViewEntry Directory() {
-  return {std::string(kTop), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
-}
-
 class DcpView : public View {
  public:
-  DcpView(std::shared_ptr<const StepModel> step, dcp::DirectoryIndex index)
+  DcpView(std::shared_ptr<const StepModel> step, std::string top, dcp::DirectoryIndex index)
       : step_(std::move(step)),
+        top_(std::move(top)),
         index_(std::make_shared<const dcp::DirectoryIndex>(std::move(index))),
         metadata_size_(dcp::MetadataSize(*index_)) {}
 
@@ -47,18 +44,23 @@ class DcpView : public View {
     return {dcp::DataFileName(rank), ViewEntry::Type::kFile, index_->FileSize(rank), "",
             Reading::kCopied};
   }
+  ViewEntry Directory() const {
+    return {top_, ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
+  }
+  // What stands behind "<top>/"; "" for any other path.
+  std::string_view BelowTop(std::string_view path) const;
   // The rank of a data file that there is, by its path in its one spelling.
   std::optional<uint64_t> RankOf(std::string_view path) const;
 
   const std::shared_ptr<const StepModel> step_;
+  const std::string top_;
   const std::shared_ptr<const dcp::DirectoryIndex> index_;
   const uint64_t metadata_size_;
 };
 
-// What stands behind "dcp/"; "" for any other path.
-std::string_view BelowTop(std::string_view path) {
-  const bool below = path.starts_with(kTop) && path.size() > kTop.size() && path[kTop.size()] == '/';
-  return below ? path.substr(kTop.size() + 1) : std::string_view();
+std::string_view DcpView::BelowTop(std::string_view path) const {
+  const bool below = path.starts_with(top_) && path.size() > top_.size() && path[top_.size()] == '/';
+  return below ? path.substr(top_.size() + 1) : std::string_view();
 }
 
 std::optional<uint64_t> DcpView::RankOf(std::string_view path) const {
@@ -74,7 +76,7 @@ std::optional<uint64_t> DcpView::RankOf(std::string_view path) const {
 
 Result<std::vector<ViewEntry>> DcpView::List(std::string_view directory) const {
   if (directory.empty()) return std::vector<ViewEntry>{Directory()};
-  if (directory != kTop) return NoSuch(directory);
+  if (directory != top_) return NoSuch(directory);
   std::vector<ViewEntry> entries = {Metadata()};
   for (uint64_t rank = 0; rank < index_->ranks(); ++rank) {
     if (index_->FileSize(rank) > 0) entries.push_back(DataFile(rank));
@@ -83,7 +85,7 @@ Result<std::vector<ViewEntry>> DcpView::List(std::string_view directory) const {
 }
 
 Result<ViewEntry> DcpView::Find(std::string_view path) const {
-  if (path == kTop) return Directory();
+  if (path == top_) return Directory();
   if (BelowTop(path) == kMetadataFile) return Metadata();
   if (const auto rank = RankOf(path)) return DataFile(*rank);
   return NoSuch(path);
@@ -112,7 +114,36 @@ Status CheckCuts(const StepModel& step, const Layout& layout) {
   return {};
 }
 
+Result<std::shared_ptr<const View>> OpenPart(std::shared_ptr<const StepModel> step,
+                                             const Layout& layout, const ShownNames& names,
+                                             const dcp::KeyShape& keys, const DcpPart& part,
+                                             uint64_t cut_from) {
+  CKPT_ASSIGN_OR_RETURN(std::vector<dcp::Entry> entries,
+                        dcp::EntriesOf(*step, layout, names, keys));
+  if (!part.only.empty()) {
+    std::erase_if(entries, [&](const dcp::Entry& e) { return e.path.front().text != part.only; });
+  }
+  if (entries.empty()) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("the step holds no tensors", part.only.empty() ? "" : " of '", part.only,
+                       part.only.empty() ? "" : "'"));
+  }
+  const dcp::Mesh mesh{layout.tp, uint64_t{layout.dp} * layout.cp};
+  CKPT_ASSIGN_OR_RETURN(dcp::DirectoryIndex index,
+                        dcp::DirectoryIndex::Build(std::move(entries), mesh, cut_from));
+  return std::make_shared<const DcpView>(std::move(step), part.top, std::move(index));
+}
+
 }  // namespace
+
+Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const StepModel> step,
+                                                const Layout& layout, const FamilySet* families,
+                                                const dcp::KeyShape& keys, const DcpPart& part) {
+  CKPT_RETURN_IF_ERROR(CheckDegrees(*step, layout));
+  CKPT_RETURN_IF_ERROR(CheckCuts(*step, layout));
+  CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families));
+  return OpenPart(std::move(step), layout, names, keys, part, dcp::kCutFrom);
+}
 
 Result<std::shared_ptr<const View>> DcpFormat::Open(std::shared_ptr<const StepModel> step,
                                                     const Layout& layout) const {
@@ -120,13 +151,7 @@ Result<std::shared_ptr<const View>> DcpFormat::Open(std::shared_ptr<const StepMo
   CKPT_RETURN_IF_ERROR(CheckCuts(*step, layout));
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
-  CKPT_ASSIGN_OR_RETURN(std::vector<dcp::Entry> entries,
-                        dcp::EntriesOf(*step, layout, names, keys));
-  if (entries.empty()) return Fail(ErrorCode::kUnsupported, "the step holds no tensors");
-  const dcp::Mesh mesh{layout.tp, uint64_t{layout.dp} * layout.cp};
-  CKPT_ASSIGN_OR_RETURN(dcp::DirectoryIndex index,
-                        dcp::DirectoryIndex::Build(std::move(entries), mesh, cut_from_));
-  return std::make_shared<const DcpView>(std::move(step), std::move(index));
+  return OpenPart(std::move(step), layout, names, keys, {std::string(kTop), ""}, cut_from_);
 }
 
 }  // namespace ckptfs

@@ -16,11 +16,13 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "core/model/family.h"
 #include "core/view/view_format.h"
 #include "formats/dcp/directory_index.h"
+#include "formats/dcp/entries.h"
 
 namespace ckptfs {
 
@@ -38,5 +40,17 @@ class DcpFormat : public ViewFormat {
   const FamilySet* families_;
   const uint64_t cut_from_;
 };
+
+// What a directory of DCP's is called and has of a step's state dict.
+struct DcpPart {
+  std::string top;   // its name
+  std::string only;  // the first word of the keys in it; empty: all
+};
+
+// One of the directories that a tool keeps apart: accelerate has the weights in one and
+// the optimizer in another.  Errors as of Open, and kUnsupported where nothing is in it.
+Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const StepModel> step,
+                                                const Layout& layout, const FamilySet* families,
+                                                const dcp::KeyShape& keys, const DcpPart& part);
 
 }  // namespace ckptfs

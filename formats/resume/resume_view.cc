@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -12,14 +13,27 @@
 #include "core/base/strings.h"
 #include "core/io/root.h"
 #include "core/view/shard.h"
+#include "formats/dcp/entries.h"
+#include "formats/dcp/step_files.h"
+#include "formats/dcp/view.h"
 #include "formats/deepspeed/universal/universal_view.h"
+#include "formats/rank/rank_view.h"
+#include "formats/resume/plain_optimizer.h"
 #include "formats/runs/tool_files.h"
 
 namespace ckptfs {
 namespace {
 
-constexpr std::string_view kInner = "deepspeed";  // what the universal view calls itself
+constexpr std::string_view kUniversal = "deepspeed";  // what the universal view calls itself
 constexpr std::string_view kPointers[] = {"latest", "latest_universal"};
+// accelerate/utils/fsdp_utils.py 1.15: FSDP_MODEL_NAME and OPTIMIZER_NAME, each with the number
+// of the model.
+constexpr std::string_view kFsdpModel = "pytorch_model_fsdp_";
+constexpr std::string_view kFsdpOptimizer = "optimizer_";
+constexpr std::string_view kWeights = "model.safetensors";
+constexpr std::string_view kRank = "rank0/";  // of the rank view, whose file has the weights
+constexpr std::string_view kWhyNot = "ckptfs.txt";
+constexpr std::string_view kArchive = "archive";
 
 std::string_view TopOf(StepTool tool) {
   if (tool == StepTool::kTrainer) return "trainer";
@@ -33,9 +47,19 @@ std::string TagOf(StepTool tool, const StepModel& step) {
 }
 
 bool IsOfDeepSpeed(const StepModel& step) { return step.framework.starts_with("deepspeed"); }
+bool IsOfDcp(const StepModel& step) { return step.framework == "dcp"; }
 
-// A file of the source, or a text.
-using Body = std::variant<BlobIndex, std::shared_ptr<const std::string>>;
+// A directory or a file of another format that stands in this one.
+struct Part {
+  std::string shown;  // below the top
+  std::string inner;  // its name in `view`
+  std::shared_ptr<const View> view;
+};
+
+// What PlainOptimizer makes of the step, when it is read.
+struct MadeOptimizer {};
+// A file of the source, a text, or that.
+using Body = std::variant<BlobIndex, std::shared_ptr<const std::string>, MadeOptimizer>;
 struct ShownFile {
   ViewEntry entry;
   Body body;
@@ -48,14 +72,12 @@ ViewEntry FolderNamed(std::string_view name) {
 
 class ResumeView : public View {
  public:
-  // `inner` (may be null) is shown as <top>/<tag>.
   ResumeView(std::shared_ptr<const StepModel> step, std::string_view top, ShownFiles files,
-             std::string tag, std::shared_ptr<const View> inner)
+             std::vector<Part> parts)
       : step_(std::move(step)),
         top_(top),
         files_(std::move(files)),
-        tag_(std::move(tag)),
-        inner_(std::move(inner)) {}
+        parts_(std::move(parts)) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
   Result<ViewEntry> Find(std::string_view path) const override;
@@ -68,15 +90,14 @@ class ResumeView : public View {
   }
   // What stands behind "<top>/"; nothing for other paths.
   std::optional<std::string_view> BelowTop(std::string_view path) const;
-  // The universal view's name of a path below the top; "" for what is not its.
-  std::string InnerPath(std::string_view below) const;
+  // The part that a path below the top is in; null if in none.
+  const Part* PartOf(std::string_view below) const;
   bool HasFolder(std::string_view folder) const;
 
   const std::shared_ptr<const StepModel> step_;
   const std::string top_;
   const ShownFiles files_;
-  const std::string tag_;
-  const std::shared_ptr<const View> inner_;
+  const std::vector<Part> parts_;
 };
 
 std::optional<std::string_view> ResumeView::BelowTop(std::string_view path) const {
@@ -86,11 +107,19 @@ std::optional<std::string_view> ResumeView::BelowTop(std::string_view path) cons
   return below ? std::optional(path.substr(top_.size() + 1)) : std::nullopt;
 }
 
-std::string ResumeView::InnerPath(std::string_view below) const {
-  const bool inside =
-      below.starts_with(tag_) && (below.size() == tag_.size() || below[tag_.size()] == '/');
-  if (!inner_ || !inside) return "";
-  return StrCat(kInner, "/", step_->id, below.substr(tag_.size()));
+const Part* ResumeView::PartOf(std::string_view below) const {
+  for (const Part& part : parts_) {
+    const size_t length = part.shown.size();
+    const bool inside =
+        below.starts_with(part.shown) && (below.size() == length || below[length] == '/');
+    if (inside) return &part;
+  }
+  return nullptr;
+}
+
+// The part's own name of a path that is in it.
+std::string InnerPath(const Part& part, std::string_view below) {
+  return StrCat(part.inner, below.substr(part.shown.size()));
 }
 
 // `folder` ends with '/'.
@@ -103,11 +132,16 @@ Result<std::vector<ViewEntry>> ResumeView::List(std::string_view directory) cons
   if (directory.empty()) return std::vector<ViewEntry>{FolderNamed(top_)};
   const auto below = BelowTop(directory);
   if (!below) return NoSuch(directory);
-  if (const std::string inner = InnerPath(*below); !inner.empty()) return inner_->List(inner);
+  if (const Part* part = PartOf(*below)) return part->view->List(InnerPath(*part, *below));
   const std::string folder = below->empty() ? "" : StrCat(*below, "/");
   if (!folder.empty() && !HasFolder(folder)) return NoSuch(directory);
   std::vector<ViewEntry> entries;
-  if (folder.empty() && inner_) entries.push_back(FolderNamed(tag_));
+  for (const Part& part : parts_) {
+    if (!folder.empty()) continue;
+    CKPT_ASSIGN_OR_RETURN(ViewEntry entry, part.view->Find(part.inner));
+    entry.name = part.shown;
+    entries.push_back(std::move(entry));
+  }
   for (auto at = files_.lower_bound(folder); at != files_.end() && at->first.starts_with(folder);
        ++at) {
     const std::string_view rest = std::string_view(at->first).substr(folder.size());
@@ -125,9 +159,9 @@ Result<ViewEntry> ResumeView::Find(std::string_view path) const {
   const auto below = BelowTop(path);
   if (!below) return NoSuch(path);
   if (below->empty()) return FolderNamed(top_);
-  if (const std::string inner = InnerPath(*below); !inner.empty()) {
-    CKPT_ASSIGN_OR_RETURN(ViewEntry entry, inner_->Find(inner));
-    if (*below == tag_) entry.name = tag_;
+  if (const Part* part = PartOf(*below)) {
+    CKPT_ASSIGN_OR_RETURN(ViewEntry entry, part->view->Find(InnerPath(*part, *below)));
+    if (*below == part->shown) entry.name = part->shown;
     return entry;
   }
   if (const auto file = files_.find(*below); file != files_.end()) return file->second.entry;
@@ -138,9 +172,13 @@ Result<ViewEntry> ResumeView::Find(std::string_view path) const {
 Result<Plan> ResumeView::MakePlan(std::string_view path) const {
   const auto below = BelowTop(path);
   if (!below) return NoSuch(path);
-  if (const std::string inner = InnerPath(*below); !inner.empty()) return inner_->MakePlan(inner);
+  if (const Part* part = PartOf(*below)) return part->view->MakePlan(InnerPath(*part, *below));
   const auto file = files_.find(*below);
   if (file == files_.end()) return NoSuch(path);
+  if (std::holds_alternative<MadeOptimizer>(file->second.body)) {
+    CKPT_ASSIGN_OR_RETURN(ArchiveContent content, PlainOptimizer(*step_));
+    return std::move(content).MakePlan(kArchive);
+  }
   PlanBuilder plan;
   if (const auto* blob = std::get_if<BlobIndex>(&file->second.body)) {
     plan.BlobRange(*blob, 0, file->second.entry.size);
@@ -151,7 +189,8 @@ Result<Plan> ResumeView::MakePlan(std::string_view path) const {
 }
 
 uint64_t ResumeView::MemoryBytes() const {
-  uint64_t bytes = sizeof(*this) + (inner_ ? inner_->MemoryBytes() : 0);
+  uint64_t bytes = sizeof(*this);
+  for (const Part& part : parts_) bytes += sizeof(part) + part.view->MemoryBytes();
   for (const auto& [path, file] : files_) {
     bytes += sizeof(path) + path.capacity() + sizeof(file) + file.entry.name.capacity() +
              4 * sizeof(void*);
@@ -181,20 +220,32 @@ std::string OwnTag(const StepModel& step, const ToolFiles& files) {
   return "";
 }
 
-// All that the tool wrote but the tag, in whose place the layout's is shown.
+// The directories of DCP's that a step has, each with a '/' behind it.
+std::set<std::string> OwnDcpParts(const StepModel& step, const ToolFiles& files) {
+  std::set<std::string> parts;
+  for (const auto& [path, blob] : files.files) {
+    const size_t slash = path.find('/');
+    if (!IsOfDcp(step) || slash == std::string::npos) continue;
+    if (dcp::IsPartName(path.substr(0, slash))) parts.insert(path.substr(0, slash + 1));
+  }
+  return parts;
+}
+
+// All that the tool wrote but the states, in whose place the layout's are shown.
 ShownFiles FilesAround(const StepModel& step, const ToolFiles& files) {
-  const std::string tag = OwnTag(step, files);
+  std::set<std::string> states = OwnDcpParts(step, files);
+  if (std::string tag = OwnTag(step, files); !tag.empty()) states.insert(std::move(tag));
   ShownFiles shown;
   for (const auto& [path, blob] : files.files) {
     const bool pointer =
         std::find(std::begin(kPointers), std::end(kPointers), path) != std::end(kPointers);
-    if (pointer || (!tag.empty() && path.starts_with(tag))) continue;
-    shown.emplace(path, SourceFile(step, path, blob));
+    const bool state = states.contains(path.substr(0, path.find('/') + 1));
+    if (!pointer && !state) shown.emplace(path, SourceFile(step, path, blob));
   }
   return shown;
 }
 
-// A tool without DeepSpeed keeps whole tensors in one file: there is nothing to re-lay.
+// A tool without DeepSpeed or FSDP keeps whole tensors in one file: there is nothing to re-lay.
 Status CheckPlain(const Layout& layout, std::string_view tool) {
   if (layout.dtype) {
     return Fail(ErrorCode::kUnsupported,
@@ -205,6 +256,103 @@ Status CheckPlain(const Layout& layout, std::string_view tool) {
               StrCat(tool, " without DeepSpeed saved whole tensors for data parallelism alone"));
 }
 
+// The directory of an engine, and the pointers to it.
+Status AddUniversal(const std::shared_ptr<const StepModel>& step, const Layout& layout,
+                    const FamilySet* families, const std::string& tag, ShownFiles& shown,
+                    std::vector<Part>& parts) {
+  auto universal = deepspeed::UniversalFormat(families).Open(step, layout);
+  // Of another framework's step it is more than the tool saved.
+  if (!universal && !IsOfDeepSpeed(*step)) return {};
+  if (!universal) return Fail(std::move(universal).error());
+  parts.push_back({tag, StrCat(kUniversal, "/", step->id), *std::move(universal)});
+  std::erase_if(shown, [&](const auto& file) { return file.first.starts_with(tag + "/"); });
+  for (const std::string_view pointer : kPointers) {
+    shown.insert_or_assign(std::string(pointer), TextFile(pointer, tag));
+  }
+  return {};
+}
+
+// The two directories of an FSDP job: of the weights, and of the optimizer if there is one.
+Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
+               const FamilySet* families, StepTool tool, std::vector<Part>& parts) {
+  if (tool == StepTool::kLightning) {
+    return Fail(ErrorCode::kUnsupported,
+                "what Lightning saved with FSDP is not re-laid: it is in source/ as it was, and in "
+                "dcp/ for any mesh");
+  }
+  if (layout.keys != StateKeys::kAsSource && layout.keys != StateKeys::kAccelerate) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(ToolName(tool), " asks for keys of its own: leave nested, flat and titan out "
+                       "of the layout"));
+  }
+  layout.keys = StateKeys::kAccelerate;
+  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
+  const bool optimizer = !step->groups.empty();
+  for (const bool states : {false, true}) {
+    if (states && !optimizer) continue;
+    const std::string name = StrCat(states ? kFsdpOptimizer : kFsdpModel, 0);
+    CKPT_ASSIGN_OR_RETURN(auto view, OpenDcpPart(step, layout, families, keys,
+                                                 {name, states ? keys.optimizer : keys.model}));
+    parts.push_back({name, name, std::move(view)});
+  }
+  return {};
+}
+
+// Files of weights as transformers and accelerate write them.
+bool IsWeights(std::string_view path) {
+  const bool top = path.find('/') == std::string_view::npos;
+  const bool index = path.ends_with(".safetensors.index.json") || path.ends_with(".bin.index.json");
+  return top && (path.ends_with(".safetensors") || index || path.starts_with("pytorch_model"));
+}
+
+// What the tool would load of a step of DeepSpeed's if it went on without it: weights, those
+// of the layout's dtype, and the optimizer, or why it is not there.
+Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layout,
+                const FamilySet* families, StepTool tool, ShownFiles& shown,
+                std::vector<Part>& parts) {
+  const std::string name = tool == StepTool::kTrainer ? "optimizer.pt" : "optimizer.bin";
+  auto optimizer = PlainOptimizer(*step);
+  if (!optimizer) {
+    shown.insert_or_assign(
+        std::string(kWhyNot),
+        TextFile(kWhyNot, StrCat("There is no ", name, " for a training without DeepSpeed: ",
+                                 optimizer.error().message, "\n")));
+    return {};
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t size, optimizer->Size(kArchive));
+  shown.insert_or_assign(
+      name, ShownFile{{name, ViewEntry::Type::kFile, size, "", Reading::kCopied}, MadeOptimizer{}});
+  const bool own = std::any_of(shown.begin(), shown.end(),
+                               [](const auto& file) { return IsWeights(file.first); });
+  if (own && !layout.dtype) return {};
+  Layout whole;
+  whole.dtype = layout.dtype;
+  whole.naming = layout.naming;
+  CKPT_ASSIGN_OR_RETURN(auto weights, RankFormat(families).Open(step, whole));
+  std::erase_if(shown, [](const auto& file) { return IsWeights(file.first); });
+  parts.push_back({std::string(kWeights), StrCat(kRank, kWeights), std::move(weights)});
+  return {};
+}
+
+// Of each model accelerate numbers the directories; a step has the tensors of one.
+Status CheckOneModel(const StepModel& step, const ToolFiles& files) {
+  for (const std::string& part : OwnDcpParts(step, files)) {
+    if (part == StrCat(kFsdpModel, "0/") || part == StrCat(kFsdpOptimizer, "0/")) continue;
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("'", part, "': several models or optimizers in one save are not re-laid; "
+                       "they are in source/ as they were"));
+  }
+  return {};
+}
+
+// A tool's name for what another tool saved: one text for all of them, so that it is said
+// once.
+Error NotItsOwn(const std::optional<ToolFiles>& files) {
+  return {ErrorCode::kUnsupported,
+          files ? StrCat("not saved by it, but by ", ToolName(files->tool))
+                : std::string("not saved by a training tool")};
+}
+
 }  // namespace
 
 std::string_view ResumeFormat::name() const { return TopOf(tool_); }
@@ -212,27 +360,24 @@ std::string_view ResumeFormat::name() const { return TopOf(tool_); }
 Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const StepModel> step,
                                                        const Layout& layout) const {
   CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(*step));
-  if (!files || files->tool != tool_) {
-    return Fail(ErrorCode::kUnsupported, StrCat("not saved by ", ToolName(tool_)));
+  if (!files || files->tool != tool_) return Fail(NotItsOwn(files));
+  const bool fsdp = IsOfDcp(*step) || layout.keys == StateKeys::kAccelerate;
+  if (!IsOfDeepSpeed(*step) && !IsOfDcp(*step)) {
+    CKPT_RETURN_IF_ERROR(CheckPlain(layout, ToolName(tool_)));
   }
-  const std::string tag = TagOf(tool_, *step);
+  CKPT_RETURN_IF_ERROR(CheckOneModel(*step, *files));
   ShownFiles shown = FilesAround(*step, *files);
-  std::shared_ptr<const View> inner;
-  const bool states = !step->groups.empty();
-  if (IsOfDeepSpeed(*step) || states) {
-    auto universal = deepspeed::UniversalFormat(families_).Open(step, layout);
-    if (!universal && IsOfDeepSpeed(*step)) return Fail(std::move(universal).error());
-    if (universal) inner = *std::move(universal);
+  std::vector<Part> parts;
+  if (fsdp) CKPT_RETURN_IF_ERROR(AddFsdp(step, layout, families_, tool_, parts));
+  if (IsOfDeepSpeed(*step) || !step->groups.empty()) {
+    CKPT_RETURN_IF_ERROR(
+        AddUniversal(step, layout, families_, TagOf(tool_, *step), shown, parts));
   }
-  if (!IsOfDeepSpeed(*step)) CKPT_RETURN_IF_ERROR(CheckPlain(layout, ToolName(tool_)));
-  if (inner) {
-    std::erase_if(shown, [&](const auto& file) { return file.first.starts_with(tag + "/"); });
-    for (const std::string_view pointer : kPointers) {
-      shown.insert_or_assign(std::string(pointer), TextFile(pointer, tag));
-    }
+  if (IsOfDeepSpeed(*step) && tool_ != StepTool::kLightning) {
+    CKPT_RETURN_IF_ERROR(AddPlain(step, layout, families_, tool_, shown, parts));
   }
-  return std::make_shared<const ResumeView>(std::move(step), name(), std::move(shown), tag,
-                                            std::move(inner));
+  return std::make_shared<const ResumeView>(std::move(step), name(), std::move(shown),
+                                            std::move(parts));
 }
 
 }  // namespace ckptfs

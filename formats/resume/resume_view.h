@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ResumeFormat shows a step as the directory from which the training tool that saved it
-// resumes, by path: the tool's own files as they are, and in the place of DeepSpeed's
-// tag a universal directory of the layout.  What each tool opens (transformers 5.23,
-// accelerate 1.15, Lightning 2.6):
+// resumes, by path: the tool's own files as they are, and in the place of what
+// DeepSpeed or FSDP saved the same for the layout.  What each tool opens (transformers
+// 5.23, accelerate 1.15, Lightning 2.6):
 //
 //   trainer/      Trainer.train(resume_from_checkpoint=...): trainer_state.json,
 //                 scheduler.pt, rng_state*.pth, scaler.pt; with DeepSpeed the engine
 //                 loads the directory's latest_universal, and global_step* must be there;
+//                 with FSDP pytorch_model_fsdp_0/ and optimizer_0/, directories of DCP's;
 //                 else model.safetensors and optimizer.pt
 //   accelerate/   Accelerator.load_state(...): random_states_N.pkl, scheduler.bin,
-//                 custom_checkpoint_N.pkl; with DeepSpeed the tag pytorch_model, else
-//                 model.safetensors and optimizer.bin
+//                 custom_checkpoint_N.pkl; with DeepSpeed the tag pytorch_model, with FSDP
+//                 the two directories, else model.safetensors and optimizer.bin
 //   lightning/    Trainer.fit(ckpt_path=...): DeepSpeedStrategy's directory, whose tag
 //                 is checkpoint
+//
+// What is there is decided by what saved the step: FSDP's two directories are there for a
+// step of FSDP's, and for others with the layout token `accelerate`; whole tensors for a step that
+// had them, and for one of DeepSpeed's where it is certain whose the states are
+// (formats/resume/plain_optimizer.h).
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: `families` (may be null) must outlive the format.

@@ -15,7 +15,6 @@
 namespace ckptfs {
 namespace {
 
-constexpr std::string_view kDocument = "training_tool";
 constexpr std::string_view kToolKey = "tool";
 constexpr std::string_view kOwnKey = "own";
 constexpr int kDeepest = 4;  // folders in folders
@@ -80,7 +79,7 @@ Document Render(StepTool tool, const std::string& own) {
   auto printed = PrintPickle(std::move(pickle).Finish(root));
   CKPT_CHECK(printed.has_value());  // texts
   return Document{
-      .key = std::string(kDocument), .scope = "", .pickle = *std::move(printed), .tensors = {}};
+      .key = std::string(kToolDocument), .scope = "", .pickle = *std::move(printed), .tensors = {}};
 }
 
 }  // namespace
@@ -114,7 +113,7 @@ Status CarryToolFiles(Assembler& assembler, const StepCandidate& step) {
 }
 
 Result<std::optional<ToolFiles>> ToolFilesOf(const StepModel& step) {
-  const Document* document = step.FindDocument(kDocument);
+  const Document* document = step.FindDocument(kToolDocument);
   if (document == nullptr) return std::optional<ToolFiles>();
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
   const auto word = RootOf(tree)[kToolKey].String();

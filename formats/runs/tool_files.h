@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/base/result.h"
 #include "core/ingest/assembler.h"
@@ -21,6 +22,8 @@
 #include "formats/runs/step_tree.h"
 
 namespace ckptfs {
+
+inline constexpr std::string_view kToolDocument = "training_tool";
 
 // Files of one step's own directory that are carried.
 inline constexpr size_t kMaxToolFiles = 4096;

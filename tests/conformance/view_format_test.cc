@@ -78,6 +78,8 @@ const std::vector<ViewFormatCase>& Cases() {
       Resume("trainer_tp2", StepTool::kTrainer, "tp2_dp2_zero1"),
       Resume("accelerate_lazy", StepTool::kAccelerate, "dp3_zero2", Lazy()),
       Resume("lightning_whole", StepTool::kLightning, "tp1"),
+      Resume("trainer_fsdp", StepTool::kTrainer, "dp3_fp32_accelerate", Lazy()),
+      Resume("accelerate_fsdp", StepTool::kAccelerate, "tp2_dp2_accelerate"),
       Case("deepspeed_experts", false, "dp4_ep2", Experts()),
       Dcp("dcp_whole", "tp1"),
       Dcp("dcp_fsdp_tp", "tp2_dp4_fp32"),

@@ -174,10 +174,11 @@ class Ckptfs:
         fail_on_reports()
 
 
-def run_ranks(commands, log, seconds, **options):
-    """One process a rank, all to their good end; what they wrote, which goes to `log`."""
+def run_ranks(commands, log, seconds, start=subprocess.Popen, **options):
+    """One process a rank, all to their good end; what they wrote, which goes to `log`.  `start` may be
+    a zygote's."""
     with open(log, 'w', encoding='utf-8') as out:
-        ranks = [subprocess.Popen(words, stdout=out, stderr=out, **options) for words in commands]
+        ranks = [start(words, stdout=out, stderr=out, **options) for words in commands]
         try:
             ended = [rank.wait(seconds) for rank in ranks]
         finally:

@@ -12,8 +12,18 @@ import torch
 from callback_trainer import EVERY, UPDATES
 from daemon import run_ranks, step_of, wait_until
 from gathered import assert_equal, gathered
+from zygote import Zygote
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@pytest.fixture(scope='module')
+def zygote():
+    """Has imported what the trainings need."""
+    one = Zygote(['callback_trainer', 'transformers.trainer', 'transformers.models.llama.modeling_llama',
+                  'lightning.pytorch'])
+    yield one
+    one.close()
 
 
 def receiving(ckptfs):
@@ -45,7 +55,7 @@ def test_one_process(ckptfs, tmp_path, framework):
 
 @pytest.mark.parametrize('framework', ['transformers', 'lightning'])
 @pytest.mark.parametrize('way', ['ddp', 'fsdp2'])
-def test_several_ranks(ckptfs, tmp_path, framework, way):
+def test_several_ranks(ckptfs, tmp_path, zygote, framework, way):
     mount = receiving(ckptfs)
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
@@ -53,7 +63,7 @@ def test_several_ranks(ckptfs, tmp_path, framework, way):
     env = {**os.environ, 'CALLBACK_PORT': str(port)}
     run_ranks([[sys.executable, os.path.join(HERE, 'callback_trainer.py'), framework,
                 str(tmp_path), ckptfs.store, rank, '2', way] for rank in '01'],
-              tmp_path / 'log', 240, env=env)
+              tmp_path / 'log', 240, zygote.start, env=env)
     whole, middle = json.loads((tmp_path / 'losses.json').read_text(encoding='utf-8'))
     assert whole[-len(middle):] == middle and middle, (whole, middle)
     check_steps(mount, tmp_path, framework)

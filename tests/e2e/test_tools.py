@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tool_jobs import MIDDLE, UPDATES, model
 
 from daemon import checkpoint, run_ranks
+from zygote import Zygote
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -22,22 +23,39 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 MADE = {
     ('trainer', 'plain', 1): ('output', 'output', f'checkpoint-{MIDDLE}'),
     ('trainer', 'zero2', 2): ('output', 'output', f'checkpoint-{MIDDLE}'),
+    ('trainer', 'fsdp1', 2): ('output', 'output', f'checkpoint-{MIDDLE}'),
+    ('trainer', 'fsdp2', 2): ('output', 'output', f'checkpoint-{MIDDLE}'),
+    ('accelerate', 'plain', 1): ('project', 'project', 'checkpoint_0'),
     ('accelerate', 'zero1', 1): ('project', 'project', 'checkpoint_0'),
+    ('accelerate', 'fsdp2', 2): ('project', 'project', 'checkpoint_0'),
     ('lightning', 'plain', 1): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
+    ('lightning', 'zero1', 1): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
 }
-if os.environ.get('CKPTFS_LONG') == '1':
-    MADE['accelerate', 'plain', 1] = ('project', 'project', 'checkpoint_0')
-    MADE['lightning', 'zero1', 1] = ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt')
+
+ZYGOTE = Zygote(['transformers.trainer', 'transformers.models.llama.modeling_llama', 'deepspeed',
+                 'lightning.pytorch', 'torch.distributed.checkpoint', 'torch.distributed.fsdp'])
 
 
-def train(folder, tool, way, ranks, *path, **more):
-    """The losses of a training; with a path, of one that goes on from it."""
+@pytest.fixture(scope='module', autouse=True)
+def end_of_zygote():
+    """It waits for programs to start."""
+    yield
+    ZYGOTE.close()
+
+
+def run(folder, tool, way, ranks, *path, **more):
+    """A training to its end."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     words = [sys.executable, os.path.join(HERE, 'tool_jobs.py'), tool, way, folder]
-    run_ranks([[*words, str(rank), str(ranks), *path] for rank in range(ranks)],
-              f'{folder}/log', 300, env={**os.environ, 'TOOL_PORT': str(port), **more})
+    run_ranks([[*words, str(rank), str(ranks), *path] for rank in range(ranks)], f'{folder}/log', 300,
+              ZYGOTE.start, env={**os.environ, 'TOOL_PORT': str(port), **more})
+
+
+def train(folder, tool, way, ranks, *path, **more):
+    """The losses of a training; with a path, of one that goes on from it."""
+    run(folder, tool, way, ranks, *path, **more)
     with open(f'{folder}/{"resumed" if path else "losses"}.json', encoding='utf-8') as f:
         return json.load(f)
 
@@ -65,12 +83,34 @@ class Job:
         """The losses of a training that goes on from a path."""
         return train(self.folder, self.tool, way or self.way, ranks or self.ranks, path, **more)
 
+    def loaded(self, path, way, ranks):
+        """{parameter: {kind: tensor}} of a job that was to go on from a path."""
+        file = f'{self.folder}/loaded.pt'
+        run(self.folder, self.tool, way, ranks, path, TOOL_LOAD=file)
+        return torch.load(file)
+
+    def own(self):
+        """What the tool itself wrote."""
+        above = '' if self.tool == 'trainer' else 'checkpoints/'
+        return f'{self.path}/{above}{self.id}'
+
     def expected(self):
-        """Of a training that goes on.  Lightning's DeepSpeedStrategy does not go on as one that
-        never stopped even from its own directory: then as from that."""
-        if self.tool != 'lightning' or self.way == 'plain':
+        """Of a training that goes on.  Lightning's DeepSpeedStrategy and FSDP1 under accelerate do not go
+        on as one that never stopped even from their own directory: then as from that."""
+        if (self.tool, self.way) not in (('lightning', 'zero1'), ('trainer', 'fsdp1')):
             return self.losses[MIDDLE:]
-        return self.resumed(f'{self.path}/checkpoints/{self.id}', TOOL_NATIVE='1')
+        return self.resumed(self.own(), TOOL_NATIVE='1')
+
+    @property
+    def sharded(self):
+        """By FSDP."""
+        return self.way.startswith('fsdp')
+
+    @property
+    def layout(self):
+        """Of the degrees that it has."""
+        words = [f'dp{self.ranks}'] if self.ranks > 1 else []
+        return '_'.join(words + ([self.way] if self.way.startswith('zero') else [])) or 'tp1'
 
 
 @pytest.fixture(scope='module', params=MADE, ids=lambda one: '-'.join(map(str, one)))
@@ -82,10 +122,11 @@ def job(request, tmp_path_factory):
 def shown(step):
     """{parameter: {kind: tensor}} of a step's rank files."""
     folder = f'{step}/view/tp1/rank0'
-    out = {k: {'weight': t} for k, t in load_file(f'{folder}/model.safetensors').items()}
+    # Copies: a file that is mapped keeps the mount.
+    out = {k: {'weight': t.clone()} for k, t in load_file(f'{folder}/model.safetensors').items()}
     for key, tensor in load_file(f'{folder}/optimizer.safetensors').items():
         kind, name = key.split('/', 1)
-        out[name][kind] = tensor
+        out[name][kind] = tensor.clone()
     return out
 
 
@@ -94,7 +135,7 @@ def info(ckptfs, path, *words):
 
 
 def test_a_step_is_found_and_is_what_the_job_had(ckptfs, job):
-    if job.way != 'plain':
+    if job.way.startswith('zero'):
         said = info(ckptfs, job.path)
         assert said['kinds']['exp_avg']['atoms'] == said['parameters']['trainable']['number']
         assert said['iteration'] >= MIDDLE
@@ -102,7 +143,7 @@ def test_a_step_is_found_and_is_what_the_job_had(ckptfs, job):
         return
     plain = info(ckptfs, job.path)
     words = ()
-    if job.tool != 'lightning':  # whose file has the model's order, and the states fit in one way
+    if job.way == 'plain' and job.tool != 'lightning':  # whose file has the model's order
         assert 'exp_avg' not in plain['kinds']
         assert any('--parameter-order' in n and 'weights only' in n for n in plain['notes'])
         words = '--parameter-order', job.order
@@ -112,7 +153,7 @@ def test_a_step_is_found_and_is_what_the_job_had(ckptfs, job):
     for name, states in truth.items():
         for kind, tensor in states.items():
             assert torch.equal(step[name][kind], tensor), (name, kind)
-        assert torch.equal(step[name]['master'], states['weight']), name
+        assert job.sharded or torch.equal(step[name]['master'], states['weight']), name
 
 
 def test_source_is_the_directory_as_it_is(ckptfs, job):
@@ -162,8 +203,7 @@ def test_a_save_that_trainer_did_not_end_is_skipped(ckptfs, job):
 def test_a_training_goes_on_as_one_that_never_stopped(ckptfs, job):
     """At the same degrees with the same losses, to the last bit."""
     step = job.adopt(ckptfs)
-    layout = 'tp1' if job.way == 'plain' else f'dp{job.ranks}_{job.way}' if job.ranks > 1 else job.way
-    path = f'{step}/view/{layout}/{job.tool}'
+    path = f'{step}/view/{job.layout}/{job.tool}'
     if job.tool == 'lightning' and job.way == 'plain':
         path = f'{path}/{job.id}'
     assert job.resumed(path) == job.expected()
@@ -171,11 +211,74 @@ def test_a_training_goes_on_as_one_that_never_stopped(ckptfs, job):
 
 def test_a_training_goes_on_at_other_degrees(ckptfs, job):
     """Two ranks at ZeRO 2 as one at ZeRO 1, whose sums are rounded otherwise."""
-    if job.ranks == 1:
+    if job.way != 'zero2':
         pytest.skip('one job will do')
     step = job.adopt(ckptfs)
     losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1', 1)
     assert losses == pytest.approx(job.losses[MIDDLE:], abs=0.01)
+
+
+def assert_same(loaded, truth):
+    """Bit for bit, and nothing more or less."""
+    assert set(loaded) == set(truth)
+    for name, states in truth.items():
+        assert set(loaded[name]) == set(states), name
+        for kind, tensor in states.items():
+            assert torch.equal(loaded[name][kind], tensor), (name, kind)
+
+
+def masters_of(step):
+    """{parameter: {kind: tensor}} of a job that holds masters."""
+    return {name: {'weight': states['master'], **{k: states[k] for k in ('exp_avg', 'exp_avg_sq', 'step')}}
+            for name, states in shown(step).items()}
+
+
+def test_a_sharded_training_goes_on_on_more_ranks(ckptfs, job):
+    """What the job holds then is what the other held, bit for bit."""
+    if not job.sharded:
+        pytest.skip('of FSDP')
+    step = job.adopt(ckptfs)
+    truth = torch.load(f'{job.folder}/truth.pt')
+    if job.way == 'fsdp1':  # see tool_jobs.end_when_loaded
+        truth = {name: {'weight': states['weight']} for name, states in truth.items()}
+    assert_same(job.loaded(f'{step}/view/dp3/{job.tool}', job.way, 3), truth)
+
+
+def test_a_training_goes_on_under_another_hand(ckptfs, job):
+    """FSDP's with DeepSpeed, whose sums are rounded otherwise, and DeepSpeed's with FSDP."""
+    if (job.tool, job.way) not in (('trainer', 'fsdp2'), ('trainer', 'zero2')):
+        pytest.skip('one job each will do')
+    step = job.adopt(ckptfs)
+    if job.sharded:
+        losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1', 1)
+        assert len(losses) == UPDATES - MIDDLE
+        return
+    assert not os.path.exists(f'{step}/view/dp2/trainer/optimizer_0')
+    assert_same(job.loaded(f'{step}/view/dp2_fp32_accelerate/trainer', 'fsdp2', 2), masters_of(step))
+
+
+def test_a_training_goes_on_without_deepspeed(ckptfs, job):
+    """With the optimizer, whose states are numbered by two groups of Trainer's."""
+    if (job.tool, job.way) not in (('trainer', 'zero2'), ('accelerate', 'zero1')):
+        pytest.skip('one job each will do')
+    step = job.adopt(ckptfs)
+    path = f'{step}/view/fp32/{job.tool}'
+    assert_same(job.loaded(path, 'plain', 1), masters_of(step))
+    assert job.resumed(path, 'plain', 1) == pytest.approx(job.losses[MIDDLE:], abs=0.01)
+
+
+def test_sharded_weights_are_merged_by_the_tool(ckptfs, job, tmp_path):
+    """accelerate's own merge of a directory, which must have the weights and nothing else."""
+    if (job.tool, job.way) != ('accelerate', 'fsdp2'):
+        pytest.skip('one job will do')
+    step = job.adopt(ckptfs)
+    ZYGOTE.start([sys.executable, '-c', 'import sys; from accelerate.utils import merge_fsdp_weights; '
+                  'merge_fsdp_weights(*sys.argv[1:])', f'{step}/view/dp2/accelerate/pytorch_model_fsdp_0',
+                  tmp_path]).wait(60)
+    merged = load_file(tmp_path / 'model.safetensors')
+    truth = torch.load(f'{job.folder}/truth.pt')
+    assert set(merged) == set(truth)
+    assert all(torch.equal(merged[name], states['weight']) for name, states in truth.items())
 
 
 def test_a_plain_training_goes_on_with_deepspeed(ckptfs, job):
@@ -199,3 +302,5 @@ def test_views_of_a_tool_are_its_own(ckptfs, job):
         assert 'not saved by' in f.read()
     if job.way == 'plain':  # whole tensors, for data parallelism alone
         assert not os.path.exists(f'{step}/view/tp2/{job.tool}')
+    if job.sharded:  # whose keys the tool chose
+        assert not os.path.exists(f'{step}/view/titan/{job.tool}')

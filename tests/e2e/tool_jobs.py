@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainings that transformers' Trainer, accelerate and Lightning drive, alone and with
-DeepSpeed: a whole one, which saves in the middle, and one that goes on from a path.
+"""Trainings that transformers' Trainer, accelerate and Lightning drive, alone, with DeepSpeed
+and with FSDP: a whole one, which saves in the middle, and one that goes on from a path.
 
 Usage: tool_jobs.py TOOL WAY FOLDER RANK WORLD [PATH]
 
-TOOL is trainer, accelerate or lightning; WAY is plain or zero1, zero2, zero3.  The losses of
-every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
+TOOL is trainer, accelerate or lightning; WAY is plain, zero1, zero2, zero3, fsdp1 or fsdp2.  The losses
+of every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
 the optimizer has in the middle goes to FOLDER/truth.pt, by rank 0.  With TOOL_NATIVE set it goes on
-from what the tool itself wrote.
+from what the tool itself wrote; with TOOL_LOAD set to a file, what was loaded goes there, and it ends.
 """
 import json
 import os
@@ -54,7 +54,29 @@ def quiet_engines():
     deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
 
 
-def keep_truth(folder, net, optimizer):
+def shard_on_the_cpu():
+    """accelerate shards on accelerators alone (AcceleratorState.__init__ asks for MULTI_GPU and its
+    kin): this is one, to it."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+    assert PartialState(cpu=True).distributed_type == DistributedType.MULTI_CPU
+    PartialState._shared_state['distributed_type'] = DistributedType.MULTI_GPU
+
+
+def keep_gathered(file, net, optimizer):
+    """{name: tensors}, gathered by torch; without an optimizer the weights alone."""
+    import torch
+    from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict,
+                                                         get_optimizer_state_dict)
+    options = StateDictOptions(full_state_dict=True)
+    weights = get_model_state_dict(net, options=options)
+    states = get_optimizer_state_dict(net, optimizer, options=options) if optimizer else {'state': {}}
+    if torch.distributed.get_rank() == 0:
+        torch.save({name: {'weight': weight, **states['state'].get(name, {})}
+                    for name, weight in weights.items()}, file)
+
+
+def keep_truth(file, net, optimizer):
     """{name: tensors} of a torch optimizer that has every parameter by itself."""
     import torch
     states = {}
@@ -62,16 +84,32 @@ def keep_truth(folder, net, optimizer):
         state = optimizer.state.get(parameter, {})
         states[name] = {'weight': parameter.detach().clone(),
                         **{k: v.clone() for k, v in state.items()}}
-    torch.save(states, f'{folder}/truth.pt')
+    torch.save(states, file)
+
+
+def end_when_loaded(way, net, optimizer):
+    """What was loaded, if nothing else is asked for.  accelerate 1.15 loads no states into FSDP1's
+    optimizers: it asks DCP for those that a fresh one has, which are none (load_fsdp_optimizer)."""
+    if 'TOOL_LOAD' in os.environ:
+        if way == 'plain':
+            keep_truth(os.environ['TOOL_LOAD'], net, optimizer)
+            sys.exit()
+        keep_gathered(os.environ['TOOL_LOAD'], net, None if way == 'fsdp1' else optimizer)
+        sys.exit()
 
 
 def trainer(folder, way, world, path):
     """transformers' Trainer; saves output/checkpoint-MIDDLE.  On a CPU all ranks of an engine have
     the same rows."""
     import transformers as hf
-    more = {'deepspeed': engine_config(way, path)} if way != 'plain' else {'use_cpu': True}
-    if way != 'plain':
+    more = {'use_cpu': True}
+    if way.startswith('zero'):
         quiet_engines()
+        more = {'deepspeed': engine_config(way, path)}
+    if way.startswith('fsdp'):
+        more.update(fsdp=True, fsdp_config={
+            'version': int(way[-1]), 'transformer_layer_cls_to_wrap': ['LlamaDecoderLayer'],
+            'state_dict_type': 'SHARDED_STATE_DICT', 'sync_module_states': False})
     args = hf.TrainingArguments(
         f'{folder}/{"output" if path is None else "again"}', max_steps=UPDATES,
         per_device_train_batch_size=1, save_strategy='steps',
@@ -82,10 +120,21 @@ def trainer(folder, way, world, path):
     class Truth(hf.TrainerCallback):
         """Of what has just been saved."""
 
-        def on_save(self, args, state, control, model=None, optimizer=None, **_):
-            if way == 'plain' and state.global_step == MIDDLE:
-                keep_truth(folder, model, getattr(optimizer, 'optimizer', optimizer))
+        def on_train_begin(self, args, state, control, model=None, optimizer=None, **_):
+            end_when_loaded(way, model, getattr(optimizer, 'optimizer', optimizer))
 
+        def on_save(self, args, state, control, model=None, optimizer=None, **_):
+            if state.global_step != MIDDLE:
+                return
+            optimizer = getattr(optimizer, 'optimizer', optimizer)
+            if way == 'plain':
+                keep_truth(f'{folder}/truth.pt', model, optimizer)
+            if way.startswith('fsdp'):
+                keep_gathered(f'{folder}/truth.pt', model, optimizer)
+
+    if way.startswith('fsdp'):
+        assert args.device.type == 'cpu'  # makes the state
+        shard_on_the_cpu()
     made = hf.Trainer(model(0.25), args, train_dataset=samples(), callbacks=[Truth()])
     made.train(resume_from_checkpoint=path)
     rows = [row['loss'] for row in made.state.log_history if 'loss' in row]
@@ -95,10 +144,16 @@ def trainer(folder, way, world, path):
 def accelerate(folder, way, world, path):
     """accelerate; saves project/checkpoints/checkpoint_0."""
     import torch
-    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
     from accelerate.utils import ProjectConfiguration, set_seed
     more = {'cpu': True}
-    if way != 'plain':
+    if way.startswith('fsdp'):
+        shard_on_the_cpu()
+        more['fsdp_plugin'] = FullyShardedDataParallelPlugin(
+            fsdp_version=int(way[-1]), state_dict_type='SHARDED_STATE_DICT', sync_module_states=False,
+            auto_wrap_policy='transformer_based_wrap', cpu_ram_efficient_loading=False,
+            transformer_cls_names_to_wrap=['LlamaDecoderLayer'])
+    if way.startswith('zero'):
         quiet_engines()
         config = engine_config(way, path)
         config['train_micro_batch_size_per_gpu'] = ROWS // world
@@ -109,11 +164,12 @@ def accelerate(folder, way, world, path):
     net = model()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    loader = torch.utils.data.DataLoader(samples(), batch_size=ROWS // world)
+    loader = torch.utils.data.DataLoader(samples(), batch_size=max(1, ROWS // world))
     net, optimizer, loader, schedule = accelerator.prepare(net, optimizer, loader, schedule)
     losses, first = [], 0
     if path:
         accelerator.load_state(path)
+        end_when_loaded(way, net, optimizer.optimizer)
         loader, first = accelerator.skip_first_batches(loader, MIDDLE), MIDDLE
     net.train()
     for update, batch in enumerate(loader, first):
@@ -125,7 +181,9 @@ def accelerate(folder, way, world, path):
         losses.append(accelerator.gather(loss.detach()).mean().item())
         if update + 1 == MIDDLE and path is None:
             if way == 'plain':
-                keep_truth(folder, accelerator.unwrap_model(net), optimizer.optimizer)
+                keep_truth(f'{folder}/truth.pt', accelerator.unwrap_model(net), optimizer.optimizer)
+            if way.startswith('fsdp'):
+                keep_gathered(f'{folder}/truth.pt', net, optimizer.optimizer)
             accelerator.save_state()
     return losses
 
@@ -178,7 +236,7 @@ def lightning(folder, way, world, path):
             if trainer.global_step != MIDDLE or path:
                 return
             if way == 'plain':
-                keep_truth(folder, pl_module, trainer.optimizers[0])
+                keep_truth(f'{folder}/truth.pt', pl_module, trainer.optimizers[0])
             trainer.save_checkpoint(f'{folder}/logs/checkpoints/epoch=0-step={MIDDLE}.ckpt')
 
     strategy = 'auto'

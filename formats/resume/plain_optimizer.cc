@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/resume/plain_optimizer.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "formats/dcp/document_entries.h"
+#include "formats/dcp/entries.h"
+#include "formats/dcp/implied_values.h"
+#include "formats/deepspeed/document_keys.h"
+#include "formats/torch/pickle_reader.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs {
+namespace {
+
+using Items = std::vector<std::pair<NodeId, NodeId>>;
+using States = std::map<ParameterIndex, std::map<std::string, AtomIndex>>;
+
+template <class... Words>
+tl::unexpected<Error> Refuse(const Words&... words) {
+  return Fail(ErrorCode::kUnsupported, StrCat(words...));
+}
+
+// That the members of the step's groups are in the order in which the optimizer had them.
+Status CheckOrder(const StepModel& step) {
+  if (step.framework != "deepspeed") {
+    return Refuse("nothing in a universal directory says in which order the optimizer had its parameters");
+  }
+  if (step.groups.empty()) return Refuse("the step has no optimizer");
+  if (step.layout.tp > 1 || step.layout.pp > 1) {
+    return Refuse("the step was saved as ", step.layout.ToString(),
+                  ": each model-parallel rank has an optimizer of its own");
+  }
+  for (const Parameter& parameter : step.parameters) {
+    if (parameter.expert || parameter.stacked_experts > 0) {
+      return Refuse("'", parameter.name, "': DeepSpeed gives experts groups of their own");
+    }
+  }
+  if (step.layout.zero != 1 && step.layout.zero != 2) return {};
+  const Document* config = step.FindDocument(deepspeed::kDsConfig);
+  if (config == nullptr) {
+    return Refuse("no ds_config in the step says whether round_robin_gradients changed the order of "
+                  "the parameters");
+  }
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
+  const PickleRef dealt = RootOf(tree)["zero_optimization"]["round_robin_gradients"];
+  if (!dealt || dealt.Bool() == false) return {};
+  return Refuse("round_robin_gradients of the ds_config changed the order of the parameters");
+}
+
+Result<States> StatesOf(const StepModel& step) {
+  States states;
+  for (uint32_t i = 0; i < step.atoms.size(); ++i) {
+    const Atom& atom = step.atoms[i];
+    if (atom.kind == "weight" || atom.kind == "master" || atom.kind == "grad") continue;
+    if (atom.relation == Relation::kReduced || atom.relation == Relation::kOpaque) {
+      return Refuse("state '", atom.kind, "' of '", step.parameter(atom.parameter).name,
+                    "' has a shape of its own");
+    }
+    states[atom.parameter].emplace(atom.kind, AtomIndex{i});
+  }
+  return states;
+}
+
+class Renderer {
+ public:
+  explicit Renderer(const StepModel& step, States states) : step_(step), states_(std::move(states)) {}
+
+  Result<ArchiveContent> Render() && {
+    std::vector<NodeId> groups;
+    for (size_t g = 0; g < step_.groups.size(); ++g) {
+      auto group = AddGroup(step_.groups[g]);
+      if (!group) return Fail(std::move(group).error().WithContext(StrCat("group ", g)));
+      groups.push_back(*group);
+    }
+    PickleBuilder& pickle = archive_.pickle();
+    const NodeId state = pickle.Dict(state_);
+    const NodeId root = pickle.Dict({{pickle.String("state"), state},
+                                     {pickle.String("param_groups"), pickle.List(std::move(groups))}});
+    return std::move(archive_).Finish(root);
+  }
+
+ private:
+  // torch's optimizers count their steps in a 0-d fp32 tensor.
+  Result<NodeId> Step(double number) {
+    auto bytes = std::make_shared<const std::string>(dcp::StepBytes(number));
+    return archive_.Tensor(DType::kF32, {}, {{bytes->size(), LiteralSegment{std::move(bytes)}}});
+  }
+
+  Result<NodeId> State(const std::string& kind, AtomIndex index) {
+    const Atom& atom = step_.atom(index);
+    const auto number = dcp::NumberOf(atom);
+    if (kind == "step" && number) return Step(*number);
+    if (atom.relation == Relation::kScalar) return archive_.Scalar(step_, index);
+    return archive_.WholeAtom(step_, index, atom.dtype);
+  }
+
+  // A parameter that never had a gradient has no state, as in torch's own.
+  Status AddStates(ParameterIndex parameter, std::optional<double> group_step) {
+    const auto found = states_.find(parameter);
+    const int64_t number = next_++;
+    if (found == states_.end()) return {};
+    PickleBuilder& pickle = archive_.pickle();
+    Items items;
+    if (group_step && !found->second.contains("step")) {
+      CKPT_ASSIGN_OR_RETURN(const NodeId value, Step(*group_step));
+      items.emplace_back(pickle.String("step"), value);
+    }
+    for (const auto& [kind, atom] : found->second) {
+      CKPT_ASSIGN_OR_RETURN(const NodeId value, State(kind, atom));
+      items.emplace_back(pickle.String(kind), value);
+    }
+    state_.emplace_back(pickle.Int(number), pickle.Dict(items));
+    return {};
+  }
+
+  bool Has(const Group& group, std::string_view kind) const {
+    for (const ParameterIndex p : group.parameters) {
+      const auto found = states_.find(p);
+      if (found != states_.end() && found->second.contains(std::string(kind))) return true;
+    }
+    return false;
+  }
+
+  Result<NodeId> AddGroup(const Group& group) {
+    if (group.hyper_parameters.empty()) {
+      return Refuse("its learning rate and other hyper-parameters are not in the step");
+    }
+    CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
+    const PickleRef dict = RootOf(parsed.tree);
+    PickleBuilder& pickle = archive_.pickle();
+    Items items;
+    for (const auto& [key, value] : dict.Items()) {
+      const auto name = key.String();
+      if (!name || *name == "params" || *name == "step" || !dcp::IsPlain(value)) continue;
+      items.emplace_back(pickle.String(*name), pickle.Copy(value));
+    }
+    if (Has(group, "exp_avg_sq")) {
+      CKPT_ASSIGN_OR_RETURN(const auto implied,
+                            dcp::ImpliedValues(step_, dict, Has(group, "max_exp_avg_sq")));
+      for (const auto& [key, value] : implied) {
+        items.emplace_back(pickle.String(key), value ? pickle.Bool(*value) : pickle.None());
+      }
+    }
+    std::vector<NodeId> members;
+    for (const ParameterIndex p : group.parameters) {
+      members.push_back(pickle.Int(next_));
+      CKPT_RETURN_IF_ERROR(AddStates(p, dict["step"].Number()));
+    }
+    items.emplace_back(pickle.String("params"), pickle.List(std::move(members)));
+    return pickle.Dict(items);
+  }
+
+  const StepModel& step_;
+  const States states_;
+  ArchiveBuilder archive_;
+  Items state_;
+  int64_t next_ = 0;
+};
+
+}  // namespace
+
+Result<ArchiveContent> PlainOptimizer(const StepModel& step) {
+  CKPT_RETURN_IF_ERROR(CheckOrder(step));
+  CKPT_ASSIGN_OR_RETURN(States states, StatesOf(step));
+  return Renderer(step, std::move(states)).Render();
+}
+
+}  // namespace ckptfs
