@@ -184,12 +184,24 @@ NodePtr Resolver::Root(const TreeSnapshot& now) {
 }
 
 void Resolver::SayOnce(const std::string& path, std::string_view reason) const {
+  SayOnceAbout(path, path, reason);
+}
+
+void Resolver::SayOnceAbout(const std::string& subject, const std::string& path,
+                            std::string_view reason) const {
   if (!log_) return;
   {
     MutexLock lock(mutex_);
-    if (said_.size() >= kMaxSaid || !said_.insert(path).second) return;
+    if (said_.size() >= kMaxSaid || !said_.insert(subject).second) return;
   }
   log_(StrCat(path, ": ", reason));
+}
+
+// Where other layouts, and the run's other steps, have a format refused for the same reason that
+// is no news.
+void Resolver::SayCause(const Node& views, std::string_view layout, const std::string& cause) const {
+  const std::string run = views.path.substr(0, views.path.find("/step/"));
+  SayOnceAbout(StrCat(run, "\n", cause), StrCat(views.path, "/", layout), cause);
 }
 
 bool Resolver::Fixed(const Node& directory) {
@@ -273,10 +285,7 @@ Result<NodePtr> Resolver::LayoutChild(const Node& views, std::string_view name) 
     return NoSuch(views, name);
   }
   if ((*offer)->name != name) return Link(views, NodeKind::kLayoutLink, name, (*offer)->name);
-  for (const LayoutOffer::Answer& answer : (*offer)->answers) {
-    if (answer.refusal.empty()) continue;
-    SayOnce(StrCat(views.path, "/", name, "/", answer.format), answer.refusal);
-  }
+  for (const LayoutOffer::Cause& cause : (*offer)->Causes()) SayCause(views, name, cause.Text());
   Node node = Below(views, NodeKind::kLayout, Type::kDirectory, name);
   node.view = *offer;
   return Finish(std::move(node));

@@ -61,6 +61,11 @@ class Resolver {
   Result<Plan> RawPlan(const Node& file, const MountedStep& step) const;
   // Log a refused name once.
   void SayOnce(const std::string& path, std::string_view reason) const;
+  // The same of what several names have in common.
+  void SayOnceAbout(const std::string& subject, const std::string& path,
+                    std::string_view reason) const;
+  // Log why formats do not show a layout, once for the run.
+  void SayCause(const Node& views, std::string_view layout, const std::string& cause) const;
 
   const std::vector<Layout> declared_;
   const Log log_;

@@ -20,6 +20,7 @@
 namespace ckptfs {
 namespace {
 
+using ::ckptfs::testing::FakeFormat;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::TreeFixture;
@@ -266,6 +267,28 @@ TEST(FilesystemTest, ARefreshThatThrowsIsAnErrorAndTheNextOneWorks) {
   storage->ThrowAt(1);
   EXPECT_EQ(fs->RefreshStep("run", "id").error().code, ErrorCode::kExhausted);
   EXPECT_TRUE(fs->RefreshStep("run", "id"));
+}
+
+// Whatever is looked up: the other layouts of a run and its other steps have the same cause.
+TEST(FilesystemTest, WhyAFormatIsNotThereIsLoggedOnceForARun) {
+  std::vector<std::unique_ptr<ViewFormat>> formats;
+  formats.push_back(std::make_unique<FakeFormat>());
+  auto never = std::make_unique<FakeFormat>("never");
+  never->max_tp = 0;
+  formats.push_back(std::move(never));
+  TreeFixture t(std::move(formats));
+  t.AddStep("r", "one", 1);
+  t.AddStep("r", "two", 2);
+  t.AddStep("other", "one", 3);
+  t.Mount();
+  for (const std::string_view path : {"/run/r/step/one/view/dp2", "/run/r/step/one/view/dp3",
+                                      "/run/r/step/two/view/dp2", "/run/other/step/one/view/dp2"}) {
+    ASSERT_TRUE(t.Walk(path)) << path;
+  }
+  std::vector<std::string> said = t.Log();
+  std::erase_if(said, [](const std::string& line) { return line.find("never") == std::string::npos; });
+  EXPECT_THAT(said, ElementsAre(::testing::StartsWith("/run/r/step/one/view/dp2: never: "),
+                                         ::testing::StartsWith("/run/other/step/one/view/dp2: never: ")));
 }
 
 TEST(FilesystemTest, WritingIsRefused) {
