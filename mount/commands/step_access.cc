@@ -55,9 +55,15 @@ Status CheckPath(const std::string& subject) {
   return Fail(std::move(error));
 }
 
+// RUN/latest is a step also where a DeepSpeed run lies in this directory, whose pointer
+// file has that path and is no checkpoint.
 bool IsPath(const std::string& subject) {
-  if (!ParseStepReference(subject)) return true;
+  const auto step = ParseStepReference(subject);
+  if (!step) return true;
   struct stat info {};
+  if (step->id == "latest" && ::stat(subject.c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
+    return false;
+  }
   return ::stat(subject.c_str(), &info) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 

@@ -380,6 +380,14 @@ def test_map(ckptfs, source, store):
     assert rc(ckptfs, 'map', 'tp2', '--output', 'x.jpg', *store)[0] == 2
 
 
+def test_the_latest_step_is_not_the_pointer_file_of_a_run_that_lies_here(ckptfs, source):
+    """DeepSpeed's run7/latest is a file, and run7/latest a step."""
+    ckptfs.adopt(source)
+    for words in ['map', 'tp1'], ['explain', 'tp1'], ['ls', 'run7/latest'], ['info', 'run7/latest']:
+        done = subprocess.run([BIN, *words, '--store', ckptfs.store], cwd=source.parent, capture_output=True, text=True)
+        assert done.returncode == 0 and 'no checkpoint' not in done.stderr, done
+
+
 def test_completions(ckptfs, source):
     script = ckptfs.run('completions', 'bash').stdout
     complete = script + '''
