@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "core/base/parallel.h"
@@ -20,6 +21,8 @@ namespace {
 
 // Directories in one place that are looked into for runs.
 constexpr size_t kMaxRuns = 4096;
+// Entries of one place of which it is asked what they are, if they are no steps.
+constexpr size_t kMaxUnread = 1 << 16;
 constexpr size_t kShownNames = 3;  // of many, in messages
 
 constexpr std::array<std::string_view, 2> kStepsFolders = {"checkpoints", "checkpoint"};
@@ -70,45 +73,72 @@ Error NothingKnown(const Place& place, Sources sources) {
                       "file of weights)")};
 }
 
-bool IsBelow(const std::string& inner, const std::string& outer) {
-  return inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '/';
-}
+// Steps by their directories, so that what lies below one is found in the order of their
+// number: a run may have tens of thousands.
+class ByDirectory {
+ public:
+  void Add(const FoundStep& step) { steps_.emplace(step.candidate.directory, &step); }
 
-// How many steps of the source lie below the directory.
-size_t CountBelow(const std::vector<FoundStep>& found, const Source* source,
-                  const std::string& directory) {
-  return static_cast<size_t>(std::count_if(found.begin(), found.end(), [&](const FoundStep& one) {
-    return one.source == source && IsBelow(one.candidate.directory, directory);
-  }));
-}
+  // Until `visit` says true.
+  template <class Visit>
+  bool AnyAt(const std::string& directory, const Visit& visit) const {
+    const auto [begin, end] = steps_.equal_range(directory);
+    return std::any_of(begin, end, [&](const auto& at) { return visit(*at.second); });
+  }
+  template <class Visit>
+  bool AnyBelow(const std::string& directory, const Visit& visit) const {
+    const auto begin = steps_.lower_bound(directory + "/");
+    return std::any_of(begin, steps_.lower_bound(directory + "0"),  // '/' and one more
+                       [&](const auto& at) { return visit(*at.second); });
+  }
+  // Directories above one, the root apart.
+  template <class Visit>
+  bool AnyAbove(const std::string& directory, const Visit& visit) const {
+    for (std::string above = ParentPath(directory); !above.empty(); above = ParentPath(above)) {
+      if (AnyAt(above, visit)) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::multimap<std::string, const FoundStep*> steps_;
+};
 
 // A save directory holds what was saved at many moments; its own files are of one
 // that nothing tells.
 bool IsSaveDirectory(const StepCandidate& step) { return step.directory == step.save; }
 
-// True if `later` is a step that an earlier source claims, or the only part of
-// its kind in the same tree of one moment.
-bool IsSameStep(const std::vector<FoundStep>& found, const FoundStep& earlier,
-                const FoundStep& later) {
-  const std::string& one = earlier.candidate.directory;
-  const std::string& other = later.candidate.directory;
-  if (one == other) return true;
-  const FoundStep& outer = IsBelow(other, one) ? earlier : later;
-  const FoundStep& inner = IsBelow(other, one) ? later : earlier;
-  return IsBelow(inner.candidate.directory, outer.candidate.directory) &&
-         !IsSaveDirectory(outer.candidate) &&
-         CountBelow(found, inner.source, outer.candidate.directory) == 1;
+// True if a source has no other step below the directory.
+bool IsAloneBelow(const ByDirectory& of_source, const std::string& directory) {
+  size_t count = 0;
+  of_source.AnyBelow(directory, [&](const FoundStep&) { return ++count > 1; });
+  return count == 1;
 }
 
+// Of what several sources found a step that an earlier one claims, and the only part of its kind
+// in the same tree of one moment, are one: the earlier.
 void KeepEachOnce(std::vector<FoundStep>& found) {
-  std::vector<FoundStep> kept;
+  std::map<const Source*, ByDirectory> of_source;
+  for (const FoundStep& step : found) of_source[step.source].Add(step);
+  ByDirectory kept;
+  std::vector<bool> keep;
   for (const FoundStep& step : found) {
-    const bool known = std::any_of(kept.begin(), kept.end(), [&](const FoundStep& other) {
-      return other.source != step.source && IsSameStep(found, other, step);
-    });
-    if (!known) kept.push_back(step);
+    const std::string& directory = step.candidate.directory;
+    const auto others = [&](const FoundStep& other) { return other.source != step.source; };
+    const auto outer = [&](const FoundStep& other) {
+      return others(other) && !IsSaveDirectory(other.candidate) &&
+             IsAloneBelow(of_source[step.source], other.candidate.directory);
+    };
+    const auto inner = [&](const FoundStep& other) {
+      return others(other) && IsAloneBelow(of_source[other.source], directory);
+    };
+    const bool known = kept.AnyAt(directory, others) || kept.AnyAbove(directory, outer) ||
+                       (!IsSaveDirectory(step.candidate) && kept.AnyBelow(directory, inner));
+    keep.push_back(!known);
+    if (!known) kept.Add(step);
   }
-  found = std::move(kept);
+  size_t at = 0;
+  std::erase_if(found, [&](const FoundStep&) { return !keep[at++]; });
 }
 
 // True for a malformed step among others that its framework does not call the
@@ -159,19 +189,20 @@ void NameUnread(const Place& place, const std::map<std::string, std::vector<std:
 // What is known of a place and the directories in it, of which no source has a step.
 Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& scan) {
   std::map<std::string, std::vector<std::string>> alike;
+  std::set<std::string_view> known;
+  for (const FoundStep& step : scan.steps) known.insert({step.candidate.Own(), step.candidate.directory});
   const auto look = [&](const std::string& path) -> Status {
-    const bool known = std::any_of(scan.steps.begin(), scan.steps.end(), [&](const FoundStep& step) {
-      return step.candidate.Own() == path || step.candidate.directory == path;
-    });
-    if (known) return {};
+    if (known.contains(path)) return {};
     CKPT_ASSIGN_OR_RETURN(const auto what, recognise(*place.root, path));
     if (what) alike[*what].push_back(path);
     return {};
   };
   CKPT_RETURN_IF_ERROR(look(place.directory));
   const auto entries = place.root->List(place.directory);
+  size_t looked = 0;
   for (const RootEntry& entry : alike.empty() && entries ? *entries : std::vector<RootEntry>()) {
     if (entry.kind == EntryKind::kOther) continue;
+    if (++looked > kMaxUnread) break;
     CKPT_RETURN_IF_ERROR(look(JoinPath(place.directory, entry.name)));
   }
   NameUnread(place, alike, scan.unread);
@@ -241,6 +272,10 @@ Status LookBelow(const Place& place, Sources sources, const Recognise& recognise
   for (const Place& inner : places) {
     auto any = LookAt(inner, sources, recognise, scan);
     if (any && !*any) any = LookInStepsFolders(inner, sources, recognise, scan);
+    if (!any && any.error().code == ErrorCode::kUnsupported) {  // more than is looked into
+      scan.unread.push_back(any.error());
+      continue;
+    }
     if (!any && !IsOutOfReach(any.error())) return Fail(std::move(any).error());
     if (any && *any) runs.push_back(LastComponent(inner.directory));
   }

@@ -59,7 +59,7 @@ EntryStat StatOf(const struct stat& status) {
 
 }  // namespace
 
-Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follow) {
+Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follow, size_t most) {
   const std::unique_ptr<DIR, CloseDirectory> handle(::opendir(path.c_str()));
   if (!handle) return Fail(ErrnoError(errno, path));
   std::vector<RootEntry> entries;
@@ -70,6 +70,10 @@ Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follo
     if (entry == nullptr) break;
     const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
+    if (entries.size() == most) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat(path, ": more than ", most, " entries, which are not looked into"));
+    }
     auto described = EntryOf(::dirfd(handle.get()), *entry, follow);
     if (!described) return Fail(std::move(described).error().WithContext(path));
     entries.push_back(*std::move(described));

@@ -32,6 +32,10 @@ Result<std::shared_ptr<const File>> OpenLocalFile(const std::string& path);
 
 // What the directory at an absolute path holds, sorted by name.  `follow`: links
 // count as what they lead to; else as kOther.
-Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follow);
+// Sorted by name; links are what they lead to, or kOther if they are not followed.  kUnsupported
+// of more than `most` entries, each of which takes some hundred bytes here.
+inline constexpr size_t kMaxEntries = 1 << 21;
+Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follow,
+                                             size_t most = kMaxEntries);
 
 }  // namespace ckptfs

@@ -73,7 +73,11 @@ void TreeWatch::AddAll() {
   for (int depth = 0; depth <= kDepth && !level.empty(); ++depth) {
     std::vector<std::string> below;
     for (const std::string& folder : level) {
-      if (++count > kMaxWatches) return;
+      // Of so many only a part would be heard, and each sound would have us look for more.
+      if (++count > kMaxWatches) {
+        hears_ = false;
+        return;
+      }
       if (::inotify_add_watch(inotify_.get(), folder.c_str(), kEvents) < 0) {
         if (errno != ENOSPC) continue;  // it went
         hears_ = false;

@@ -2,7 +2,8 @@
 //
 // TreeWatch waits for somebody to change a directory or what lies below it: by inotify on
 // filesystems of this machine, where other machines may write by nothing but the time (a
-// network filesystem tells only what this machine writes).
+// network filesystem tells only what this machine writes), and so where there are more directories
+// than are watched.
 //
 // It is a hint, never proof: whoever waits looks by itself from time to time.
 //

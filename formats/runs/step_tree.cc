@@ -94,7 +94,8 @@ std::string RunOfToolStep(const std::string& directory, std::string_view name) {
 }
 
 bool IsOutOfReach(const Error& error) {
-  return error.code == ErrorCode::kPermission || error.code == ErrorCode::kNotFound;
+  return error.code == ErrorCode::kPermission || error.code == ErrorCode::kNotFound ||
+         error.code == ErrorCode::kUnsupported;
 }
 
 Result<StepCandidate> ToolStep(const std::shared_ptr<const Root>& root,

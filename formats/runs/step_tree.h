@@ -63,7 +63,8 @@ Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns
 // name has a number, else the step's own.
 std::string RunOfToolStep(const std::string& directory, std::string_view name);
 
-// A directory that cannot be looked into, or is not there any more: nothing of ours.
+// A directory that cannot be looked into, holds more than is looked into, or is not there any
+// more: nothing of ours, and no reason to refuse what lies beside it.
 bool IsOutOfReach(const Error& error);
 
 // A directory of a training tool that holds all of one step; its run is above it.

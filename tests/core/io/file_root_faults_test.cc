@@ -64,5 +64,16 @@ TEST(FileRootFaultsTest, ADeviceThatFailsIsAnErrorAndNeverASmallerTree) {
   }
 }
 
+TEST(FileRootTest, MoreEntriesThanMemoryIsMeantForAreRefusedByTheirNumber) {
+  const TemporaryDirectory directory;
+  for (const char* name : {"a", "b", "c"}) directory.Write(name, "");
+  EXPECT_EQ(ListDirectory(directory.path(), true, 3)->size(), 3u);
+  const auto refused = ListDirectory(directory.path(), true, 2);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
+  EXPECT_EQ(refused.error().message,
+            directory.path() + ": more than 2 entries, which are not looked into");
+}
+
 }  // namespace
 }  // namespace ckptfs

@@ -88,5 +88,26 @@ TEST_F(TreeWatchTest, ADirectoryThatComesLaterIsHeardThen) {
   EXPECT_TRUE(Hears(watch));
 }
 
+TEST_F(TreeWatchTest, MoreDirectoriesThanAreWatchedArePolled) {
+  const TemporaryDirectory& directory = directory_;
+  for (int i = 0; i < 999; ++i) {
+    std::filesystem::create_directory(directory.path() + "/" + std::to_string(i));
+  }
+  auto watch = TreeWatch::Create(directory.path());
+  ASSERT_TRUE(watch);
+  if (!watch->hears()) GTEST_SKIP() << "this filesystem is polled";
+  std::filesystem::create_directory(directory.path() + "/one more");
+  watch->Wait(std::chrono::milliseconds(0));
+  EXPECT_FALSE(watch->hears());
+  // Nobody is woken by what is heard all the same.
+  directory.Write("0/x", "");
+  const auto begin = std::chrono::steady_clock::now();
+  watch->Wait(std::chrono::milliseconds(50));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(50));
+  std::filesystem::remove(directory.path() + "/one more");
+  watch->Wait(std::chrono::milliseconds(0));
+  EXPECT_TRUE(watch->hears());
+}
+
 }  // namespace
 }  // namespace ckptfs

@@ -5,10 +5,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <filesystem>
 
 #include "core/adopt/scan.h"
 #include "core/base/strings.h"
+#include "core/io/file_root.h"
 #include "core/io/memory_root.h"
 #include "formats/registry.h"
 #include "formats/runs/recognise.h"
@@ -155,17 +158,118 @@ TEST_F(StepTreeTest, WhatCannotBeLookedIntoRefusesNothingElse) {
   for (const char* name : {"run/global_step6", "run/private"}) ::chmod(At(name).c_str(), 0700);
 }
 
-TEST_F(StepTreeTest, ManyDirectoriesAreRefused) {
-  const auto root = std::make_shared<MemoryRoot>("/memory");
-  const auto owner = std::make_shared<const std::string>("x");
-  for (size_t i = 0; i <= kMaxStepDirectories; ++i) {
-    ASSERT_TRUE(root->Add(StrCat("run/x", i, "/y"), {std::as_bytes(std::span(*owner))}, owner,
-                          {0600, 1, 2}));
+// A directory that holds `count` directories of which nobody made one; all else as it is.
+class WideRoot final : public Root {
+ public:
+  WideRoot(std::shared_ptr<const Root> root, std::string wide, size_t count, EntryKind kind)
+      : Root(root->name(), false), root_(std::move(root)), wide_(std::move(wide)), count_(count),
+        kind_(kind) {}
+
+  Result<std::vector<RootEntry>> List(std::string_view path) const override {
+    if (path != wide_) return root_->List(path);
+    auto entries = root_->List(path).value_or(std::vector<RootEntry>());
+    for (size_t i = 0; i < count_; ++i) entries.push_back({StrCat("x", 1'000'000'000 + i), kind_});
+    ++listed;
+    return entries;
   }
-  const auto scan = ScanPlace(Place{root, "run"}, sources, RecogniseUnread);
-  ASSERT_FALSE(scan);
-  EXPECT_EQ(scan.error().code, ErrorCode::kUnsupported);
-  EXPECT_THAT(scan.error().message, HasSubstr("65537 directories, more than are looked into"));
+  Result<EntryStat> Stat(std::string_view path) const override {
+    if (path.starts_with(wide_ + "/x")) {
+      ++asked;
+      return EntryStat{kind_};
+    }
+    return root_->Stat(path);
+  }
+  Result<std::shared_ptr<const File>> Open(std::string_view path) const override {
+    return root_->Open(path);
+  }
+
+  mutable std::atomic<size_t> listed = 0, asked = 0;
+
+ private:
+  const std::shared_ptr<const Root> root_;
+  const std::string wide_;
+  const size_t count_;
+  const EntryKind kind_;
+};
+
+// "<run>/<id>" of each step, then what is not read and the error.
+std::vector<std::string> Said(const std::shared_ptr<const Root>& root, const std::string& path,
+                              Sources sources) {
+  const auto scan = ScanPlace(Place{root, path}, sources, RecogniseUnread);
+  if (!scan) return {scan.error().message};
+  std::vector<std::string> out;
+  for (const FoundStep& step : scan->steps) out.push_back(step.candidate.directory);
+  for (const Error& error : scan->unread) out.push_back(error.message);
+  return out;
+}
+
+TEST_F(StepTreeTest, ManyDirectoriesAreRefusedAndKeepNothingElseOut) {
+  Tag("all/run/global_step5");
+  const auto files = std::make_shared<FileRoot>(directory.path());
+  const auto with = [&](const std::string& wide) {
+    return std::make_shared<WideRoot>(files, wide, kMaxStepDirectories + 1, EntryKind::kDirectory);
+  };
+  const auto too_many = HasSubstr("65537 directories, more than are looked into");
+  EXPECT_THAT(Said(with("all/none"), "all/none", sources), ElementsAre(HasSubstr("all/none")));
+  directory.Write("all/run/samples/x", "");
+  EXPECT_THAT(Said(with("all/run/samples"), "all/run/samples", sources), ElementsAre(too_many));
+  // A job's pictures beside its steps, and beside its run.
+  EXPECT_THAT(Said(with("all/run/samples"), "all/run", sources), ElementsAre("all/run/global_step5"));
+  directory.Write("all/pictures/x", "");
+  EXPECT_THAT(Said(with("all/pictures"), "all", sources),
+              ElementsAre("all/run/global_step5", too_many));
+}
+
+// CKPTFS_LONG=1: a million.
+TEST_F(StepTreeTest, ManyFilesAreListedAFewTimesAndNotLookedAtOneByOne) {
+  const size_t count = std::getenv("CKPTFS_LONG") != nullptr ? 1'000'000 : 100'000;
+  directory.Write("run/x", "");
+  const auto files = std::make_shared<FileRoot>(directory.path());
+  const WideRoot* root = nullptr;
+  const auto with = [&](const std::string& wide) {
+    auto made = std::make_shared<WideRoot>(files, wide, count, EntryKind::kFile);
+    root = made.get();
+    return made;
+  };
+  const auto none = with("run");
+  EXPECT_THAT(Said(none, "run", sources), ElementsAre(HasSubstr(StrCat("it holds ", count + 1, " files"))));
+  EXPECT_LE(root->listed, 16u);
+  EXPECT_LE(root->asked, 1u << 16);
+  Tag("run/global_step5");
+  const auto one = with("run");
+  EXPECT_THAT(Said(one, "run", sources), ElementsAre("run/global_step5"));
+  EXPECT_LE(root->asked, 1u << 16);
+}
+
+// What several formats would claim, in one tree.
+TEST_F(StepTreeTest, WhatSeveralSourcesClaimIsOneStep) {
+  const auto dcp = [&](const std::string& path) {
+    directory.Write(path + "/.metadata", "");
+    directory.Write(path + "/__0_0.distcp", "");
+  };
+  Tag("one/global_step5");
+  dcp("one/global_step5");
+  directory.Write("one/global_step5/model.safetensors", "");
+  EXPECT_THAT(Found("one"), ElementsAre("deepspeed: one/global_step5 5"));
+  EXPECT_THAT(Found("one/global_step5"), ElementsAre("deepspeed: one/global_step5 5"));
+  // accelerate with FSDP, whose weights lie beside.
+  dcp("two/checkpoint_3/pytorch_model_fsdp_0");
+  dcp("two/checkpoint_3/optimizer_0");
+  directory.Write("two/checkpoint_3/model.safetensors", "");
+  directory.Write("two/checkpoint_3/random_states_0.pkl", "");
+  EXPECT_THAT(Found("two"), ElementsAre("dcp: two/checkpoint_3 3"));
+  EXPECT_THAT(Found("two/checkpoint_3"), ElementsAre("dcp: two/checkpoint_3 3"));
+  // A Trainer's, of two tags and DCP: each of its own moment.
+  Tag("three/checkpoint-5/global_step5");
+  Tag("three/checkpoint-5/global_step4");
+  dcp("three/checkpoint-5/pytorch_model_fsdp_0");
+  directory.Write("three/checkpoint-5/model.safetensors", "");
+  directory.Write("three/checkpoint-5/trainer_state.json", "");
+  for (const char* at : {"three", "three/checkpoint-5"}) {
+    EXPECT_THAT(Found(at), ElementsAre("deepspeed: three/checkpoint-5-global_step4 5",
+                                       "deepspeed: three/checkpoint-5-global_step5 5",
+                                       "dcp: three/checkpoint-5 5"));
+  }
 }
 
 TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
