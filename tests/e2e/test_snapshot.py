@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training job's snapshots through a mount: from memory first, then from disk, then
 after everything has died; always the bytes of the moment of the save."""
+import functools
 import json
 import os
 import signal
@@ -13,8 +14,13 @@ from ckptfs.step_files import Program, tensors_of
 from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
 from safetensors import safe_open
+from zygote import Zygote
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+# Importing torch would be most of what these tests wait for.
+ZYGOTE = Zygote(['torch', 'safetensors', 'ckptfs'])
 
 
 class Trainer:
@@ -25,10 +31,12 @@ class Trainer:
         self.folder = str(folder)
         words = [sys.executable, os.path.join(HERE, script), self.folder, store]
         self.log = open(os.path.join(self.folder, 'trainer.log'), 'w', encoding='utf-8')
-        self.ranks = [
-            subprocess.Popen([*enter(rank), *words, str(rank), str(world), str(slots)], text=True,
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log)
-            for rank in range(world)]
+        self.ranks = []
+        for rank in range(world):
+            begin = enter(rank)
+            start = functools.partial(subprocess.Popen, text=True) if begin else ZYGOTE.start
+            self.ranks.append(start([*begin, *words, str(rank), str(world), str(slots)],
+                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log))
         self._answers('ready')
 
     def _answers(self, word):

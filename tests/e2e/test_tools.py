@@ -25,6 +25,7 @@ MADE = {
     ('trainer', 'zero2', 2): ('output', 'output', f'checkpoint-{MIDDLE}'),
     ('trainer', 'fsdp1', 2): ('output', 'output', f'checkpoint-{MIDDLE}'),
     ('trainer', 'fsdp2', 2): ('output', 'output', f'checkpoint-{MIDDLE}'),
+    ('trainer', 'fsdp2full', 2): ('output', 'output', f'checkpoint-{MIDDLE}'),
     ('accelerate', 'plain', 1): ('project', 'project', 'checkpoint_0'),
     ('accelerate', 'zero1', 1): ('project', 'project', 'checkpoint_0'),
     ('accelerate', 'fsdp2', 2): ('project', 'project', 'checkpoint_0'),
@@ -103,8 +104,8 @@ class Job:
 
     @property
     def sharded(self):
-        """By FSDP."""
-        return self.way.startswith('fsdp')
+        """By FSDP, in what it saved."""
+        return self.way in ('fsdp1', 'fsdp2')
 
     @property
     def layout(self):
@@ -113,10 +114,33 @@ class Job:
         return '_'.join(words + ([self.way] if self.way.startswith('zero') else [])) or 'tp1'
 
 
-@pytest.fixture(scope='module', params=MADE, ids=lambda one: '-'.join(map(str, one)))
-def job(request, tmp_path_factory):
+@pytest.fixture(scope='module')
+def jobs(tmp_path_factory):
     """Each tool's job, made once."""
-    return Job(str(tmp_path_factory.mktemp('job')), *request.param)
+    made = {}
+
+    def get(key):
+        if key not in made:
+            made[key] = Job(str(tmp_path_factory.mktemp('job')), *key)
+        return made[key]
+    return get
+
+
+@pytest.fixture
+def job(request, jobs):
+    """One of them."""
+    return jobs(request.param)
+
+
+def of(*keys):
+    """Marks a test that is about these jobs."""
+    return pytest.mark.parametrize('job', keys, ids=lambda one: '-'.join(map(str, one)), indirect=True)
+
+
+OF_ALL = of(*MADE)
+FULL = ('trainer', 'fsdp2full', 2)
+TRAINER, ZERO, FSDP1, FSDP2 = ('trainer', 'plain', 1), ('trainer', 'zero2', 2), ('trainer', 'fsdp1', 2), ('trainer', 'fsdp2', 2)
+ACCELERATE_ZERO, ACCELERATE_FSDP = ('accelerate', 'zero1', 1), ('accelerate', 'fsdp2', 2)
 
 
 def shown(step):
@@ -134,6 +158,7 @@ def info(ckptfs, path, *words):
     return json.loads(ckptfs.run('info', path, '--json', *words).stdout)
 
 
+@OF_ALL
 def test_a_step_is_found_and_is_what_the_job_had(ckptfs, job):
     if job.way.startswith('zero'):
         said = info(ckptfs, job.path)
@@ -156,6 +181,7 @@ def test_a_step_is_found_and_is_what_the_job_had(ckptfs, job):
         assert job.sharded or torch.equal(step[name]['master'], states['weight']), name
 
 
+@OF_ALL
 def test_source_is_the_directory_as_it_is(ckptfs, job):
     step = job.adopt(ckptfs)
     made = subprocess.run(['find', job.path, '-name', job.id], capture_output=True, text=True,
@@ -187,9 +213,8 @@ def test_stock_scripts_run_in_source(ckptfs, tmp_path):
     assert {s['state'] for s in ckptfs.list()['steps']} == {'sound'}
 
 
+@of(TRAINER)
 def test_a_save_that_trainer_did_not_end_is_skipped(ckptfs, job):
-    if job.tool != 'trainer' or job.way != 'plain':
-        pytest.skip('of a plain Trainer')
     last = f'{job.path}/checkpoint-{UPDATES}'
     os.rename(f'{last}/trainer_state.json', f'{job.folder}/away')
     try:
@@ -200,6 +225,7 @@ def test_a_save_that_trainer_did_not_end_is_skipped(ckptfs, job):
         os.rename(f'{job.folder}/away', f'{last}/trainer_state.json')
 
 
+@OF_ALL
 def test_a_training_goes_on_as_one_that_never_stopped(ckptfs, job):
     """At the same degrees with the same losses, to the last bit."""
     step = job.adopt(ckptfs)
@@ -209,10 +235,9 @@ def test_a_training_goes_on_as_one_that_never_stopped(ckptfs, job):
     assert job.resumed(path) == job.expected()
 
 
+@of(ZERO)
 def test_a_training_goes_on_at_other_degrees(ckptfs, job):
     """Two ranks at ZeRO 2 as one at ZeRO 1, whose sums are rounded otherwise."""
-    if job.way != 'zero2':
-        pytest.skip('one job will do')
     step = job.adopt(ckptfs)
     losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1', 1)
     assert losses == pytest.approx(job.losses[MIDDLE:], abs=0.01)
@@ -233,10 +258,9 @@ def masters_of(step):
             for name, states in shown(step).items()}
 
 
+@of(FSDP1, FSDP2, ACCELERATE_FSDP)
 def test_a_sharded_training_goes_on_on_more_ranks(ckptfs, job):
     """What the job holds then is what the other held, bit for bit."""
-    if not job.sharded:
-        pytest.skip('of FSDP')
     step = job.adopt(ckptfs)
     truth = torch.load(f'{job.folder}/truth.pt')
     if job.way == 'fsdp1':  # see tool_jobs.end_when_loaded
@@ -244,33 +268,31 @@ def test_a_sharded_training_goes_on_on_more_ranks(ckptfs, job):
     assert_same(job.loaded(f'{step}/view/dp3/{job.tool}', job.way, 3), truth)
 
 
+@of(FSDP2, ZERO, FULL)
 def test_a_training_goes_on_under_another_hand(ckptfs, job):
-    """FSDP's with DeepSpeed, whose sums are rounded otherwise, and DeepSpeed's with FSDP."""
-    if (job.tool, job.way) not in (('trainer', 'fsdp2'), ('trainer', 'zero2')):
-        pytest.skip('one job each will do')
+    """FSDP's with DeepSpeed, whose sums are rounded otherwise, and with FSDP that shards what it saves what
+    DeepSpeed saved, or one that did not."""
     step = job.adopt(ckptfs)
     if job.sharded:
         losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1', 1)
-        assert len(losses) == UPDATES - MIDDLE
+        assert len(losses) == UPDATES - MIDDLE and losses[0] != job.losses[0]
         return
     assert not os.path.exists(f'{step}/view/dp2/trainer/optimizer_0')
     assert_same(job.loaded(f'{step}/view/dp2_fp32_accelerate/trainer', 'fsdp2', 2), masters_of(step))
 
 
+@of(ZERO, ACCELERATE_ZERO)
 def test_a_training_goes_on_without_deepspeed(ckptfs, job):
     """With the optimizer, whose states are numbered by two groups of Trainer's."""
-    if (job.tool, job.way) not in (('trainer', 'zero2'), ('accelerate', 'zero1')):
-        pytest.skip('one job each will do')
     step = job.adopt(ckptfs)
     path = f'{step}/view/fp32/{job.tool}'
     assert_same(job.loaded(path, 'plain', 1), masters_of(step))
     assert job.resumed(path, 'plain', 1) == pytest.approx(job.losses[MIDDLE:], abs=0.01)
 
 
+@of(ACCELERATE_FSDP)
 def test_sharded_weights_are_merged_by_the_tool(ckptfs, job, tmp_path):
     """accelerate's own merge of a directory, which must have the weights and nothing else."""
-    if (job.tool, job.way) != ('accelerate', 'fsdp2'):
-        pytest.skip('one job will do')
     step = job.adopt(ckptfs)
     ZYGOTE.start([sys.executable, '-c', 'import sys; from accelerate.utils import merge_fsdp_weights; '
                   'merge_fsdp_weights(*sys.argv[1:])', f'{step}/view/dp2/accelerate/pytorch_model_fsdp_0',
@@ -281,10 +303,9 @@ def test_sharded_weights_are_merged_by_the_tool(ckptfs, job, tmp_path):
     assert all(torch.equal(merged[name], states['weight']) for name, states in truth.items())
 
 
+@of(TRAINER)
 def test_a_plain_training_goes_on_with_deepspeed(ckptfs, job):
     """Where its optimizer's states have names; sums are rounded otherwise after the first."""
-    if job.tool != 'trainer' or job.way != 'plain':
-        pytest.skip('of a plain Trainer')
     unnamed = job.adopt(ckptfs)
     assert not os.path.exists(f'{unnamed}/view/zero1/trainer/latest_universal')
     ckptfs.adopt(job.path, 'named', extra=('--parameter-order', job.order))
@@ -294,6 +315,7 @@ def test_a_plain_training_goes_on_with_deepspeed(ckptfs, job):
     assert losses == pytest.approx(job.losses[MIDDLE:], abs=0.01)
 
 
+@OF_ALL
 def test_views_of_a_tool_are_its_own(ckptfs, job):
     step = job.adopt(ckptfs)
     for tool in 'trainer', 'accelerate', 'lightning':

@@ -4,8 +4,8 @@ and with FSDP: a whole one, which saves in the middle, and one that goes on from
 
 Usage: tool_jobs.py TOOL WAY FOLDER RANK WORLD [PATH]
 
-TOOL is trainer, accelerate or lightning; WAY is plain, zero1, zero2, zero3, fsdp1 or fsdp2.  The losses
-of every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
+TOOL is trainer, accelerate or lightning; WAY is plain, zero1, zero2, zero3, fsdp1, fsdp2 or fsdp2full
+(which saves whole tensors, transformers' default).  The losses of every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
 the optimizer has in the middle goes to FOLDER/truth.pt, by rank 0.  With TOOL_NATIVE set it goes on
 from what the tool itself wrote; with TOOL_LOAD set to a file, what was loaded goes there, and it ends.
 """
@@ -108,8 +108,9 @@ def trainer(folder, way, world, path):
         more = {'deepspeed': engine_config(way, path)}
     if way.startswith('fsdp'):
         more.update(fsdp=True, fsdp_config={
-            'version': int(way[-1]), 'transformer_layer_cls_to_wrap': ['LlamaDecoderLayer'],
-            'state_dict_type': 'SHARDED_STATE_DICT', 'sync_module_states': False})
+            'version': int(way[4]), 'transformer_layer_cls_to_wrap': ['LlamaDecoderLayer'],
+            'sync_module_states': False,
+            'state_dict_type': 'FULL_STATE_DICT' if way.endswith('full') else 'SHARDED_STATE_DICT'})
     args = hf.TrainingArguments(
         f'{folder}/{"output" if path is None else "again"}', max_steps=UPDATES,
         per_device_train_batch_size=1, save_strategy='steps',

@@ -32,7 +32,8 @@ LOST = -signal.SIGKILL  # of a program that ended without a word
 class Job:
     """A program that runs; as subprocess.Popen."""
 
-    def __init__(self, pid, status):
+    def __init__(self, pid, status, stdin=None, stdout=None, stderr=None):
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         self.pid, self._status, self._said, self.returncode = pid, status, b'', None
 
     def poll(self, seconds=0):
@@ -80,20 +81,30 @@ class Zygote:
         self._socket = ours
 
     def start(self, words, env=None, cwd=None, **streams):
-        """Runs [python, script or -c code, argument...]; streams are files or nothing."""
+        """Runs [python, script or -c code, argument...]; streams are files, subprocess.PIPE for text, or nothing."""
         if self._socket is None:
             self._begin()
         null = os.open(os.devnull, os.O_RDWR)
         status, theirs = os.pipe()
-        given = [streams[name].fileno() if streams.get(name) else null for name in STREAMS]
+        ours, given = {}, []
+        for name in STREAMS:
+            stream = streams.get(name)
+            if stream == subprocess.PIPE:
+                ends = os.pipe()
+                mine, its = reversed(ends) if name == 'stdin' else ends
+                ours[name] = open(mine, 'w' if name == 'stdin' else 'r', encoding='utf-8')
+                given.append(its)
+            else:
+                given.append(stream.fileno() if stream else null)
         request = {'words': [str(word) for word in words[1:]], 'env': dict(env or os.environ),
                    'cwd': str(cwd or os.getcwd())}
         socket.send_fds(self._socket, [json.dumps(request).encode()], [*given, theirs])
-        os.close(null)
-        os.close(theirs)
+        piped = [end for name, end in zip(STREAMS, given) if name in ours]
+        for end in (null, theirs, *piped):
+            os.close(end)
         said = self._socket.recv(64)
         assert said, f'the process that imports {" ".join(self._modules)} ended'
-        return Job(int(said), status)
+        return Job(int(said), status, **ours)
 
     def close(self):
         """The programs it started go on."""
