@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/blob/blob.h"
@@ -18,6 +19,8 @@
 #include "core/tensor/piece.h"
 
 namespace ckptfs {
+
+class BoxIndex;
 
 struct Fragment {
   uint64_t flat_begin = 0;  // [flat_begin, flat_end) of the local tensor
@@ -56,7 +59,11 @@ struct FragmentSeries {
 struct Gather {
   std::vector<LocalTensor> locals;
   std::vector<FragmentSeries> series;
-  bool operator==(const Gather&) const = default;
+  // Of the locals, made by StepModel::BuildIndex; null: they are all looked at.
+  std::shared_ptr<const BoxIndex> index = {};
+  bool operator==(const Gather& other) const {
+    return locals == other.locals && series == other.series;
+  }
 };
 
 }  // namespace ckptfs

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "core/base/strings.h"
+#include "core/model/box_index.h"
 
 namespace ckptfs {
 
@@ -88,6 +89,7 @@ void StepModel::BuildIndex() {
     built->tied[parameter_index] = true;
   }
   for (uint32_t i = 0; i < atoms.size(); ++i) {
+    for (Gather& gather : atoms[i].source.gathers) gather.index = BoxIndex::Of(gather.locals);
     const auto parameter_index = static_cast<uint32_t>(atoms[i].parameter);
     if (parameter_index < parameters.size()) built->atoms_of[parameter_index].push_back(i);
   }

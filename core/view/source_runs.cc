@@ -64,6 +64,29 @@ uint64_t EndOf(const Piece& piece) {
   return last + 1;
 }
 
+AtomBox BoxWithin(const Piece& piece, uint64_t begin, uint64_t end) {
+  AtomBox box;
+  uint64_t low = piece.local_offset;             // of all that is not left out yet
+  uint64_t reach = EndOf(piece) - 1 - low;       // from there to the last
+  for (size_t d = 0; d < piece.shape.size(); ++d) {
+    const uint64_t stride = piece.local_strides[d];
+    const uint64_t others = reach - (piece.shape[d] - 1) * stride;
+    uint64_t first = 0;
+    uint64_t last = piece.shape[d];
+    if (stride > 0) {  // index i lies at offsets [low + i * stride, that + others]
+      if (begin > low + others) first = (begin - low - others + stride - 1) / stride;
+      last = end > low ? std::min(last, (end - low + stride - 1) / stride) : 0;
+    }
+    last = std::max(first, last);
+    box.begin[d] = piece.atom_begin[d] + first;
+    box.end[d] = piece.atom_begin[d] + last;
+    if (first == last) continue;  // empty, whatever the others are
+    low += first * stride;
+    reach = others + (last - 1 - first) * stride;
+  }
+  return box;
+}
+
 uint64_t ElementsWithin(const Piece& piece, uint64_t begin, uint64_t end) {
   if (const DenseRange range = DenseRangeOf(piece); range.dense) {
     const uint64_t from = std::max(begin, range.begin);

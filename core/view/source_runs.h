@@ -11,10 +11,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "core/base/result.h"
+#include "core/model/box_index.h"
 #include "core/model/fragment.h"
 #include "core/tensor/box_runs.h"
 
@@ -121,6 +124,15 @@ RunsEnd VisitIntersection(const BoxRuns& runs, FragmentCursor& cursor, double fa
 
 }  // namespace internal
 
+// A box of the atom, half-open.
+struct AtomBox {
+  std::array<uint64_t, kMaxDimensions> begin;
+  std::array<uint64_t, kMaxDimensions> end;
+};
+// One that has all the piece's elements at target offsets [begin, end), and as few others
+// as one look at each dimension tells.
+AtomBox BoxWithin(const Piece& piece, uint64_t begin, uint64_t end);
+
 // visit(const SourceRun&) for the elements of `target` at flat offsets
 // [begin, end); visit returns false to stop.  kHole: some mapped element is in
 // no fragment (what was visited before is right).
@@ -128,21 +140,38 @@ RunsEnd VisitIntersection(const BoxRuns& runs, FragmentCursor& cursor, double fa
 template <class Visit>
 RunsEnd ForEachSourceRun(const Gather& gather, const LocalTensor& target, uint64_t begin,
                          uint64_t end, Visit&& visit) {
+  const BoxIndex* index = gather.index.get();
+  if (index != nullptr && index->locals() != gather.locals.size()) index = nullptr;
   for (const Piece& piece : target.pieces) {
     if (piece.local_offset >= end || EndOf(piece) <= begin) continue;
     const uint64_t wanted = ElementsWithin(piece, begin, end);
     uint64_t visited = 0;
-    for (uint32_t local = 0; local < gather.locals.size() && visited < wanted; ++local) {
+    RunsEnd how = RunsEnd::kDone;
+    // False: no more of this piece.
+    const auto take = [&](uint32_t local, const Piece& source) {
+      const auto runs = BoxRuns::Intersect(piece, source);
+      if (!runs) return true;
       FragmentCursor cursor(gather, local);
-      for (const Piece& source : gather.locals[local].pieces) {
-        const auto runs = BoxRuns::Intersect(piece, source);
-        if (!runs) continue;
-        const double factor = piece.scale == source.scale ? 1.0 : piece.scale / source.scale;
-        const RunsEnd how =
-            internal::VisitIntersection(*runs, cursor, factor, begin, end, visited, visit);
-        if (how != RunsEnd::kDone) return how;
+      const double factor = piece.scale == source.scale ? 1.0 : piece.scale / source.scale;
+      how = internal::VisitIntersection(*runs, cursor, factor, begin, end, visited, visit);
+      return how == RunsEnd::kDone && visited < wanted;
+    };
+    if (index != nullptr) {
+      const AtomBox box = BoxWithin(piece, begin, end);
+      index->ForEach(std::span(box.begin).first(piece.shape.size()),
+                     std::span(box.end).first(piece.shape.size()), [&](BoxIndex::Entry entry) {
+                       const auto& pieces = gather.locals[entry.local].pieces;
+                       return entry.piece >= pieces.size() || take(entry.local, pieces[entry.piece]);
+                     });
+    } else {
+      bool more = wanted > 0;
+      for (uint32_t local = 0; local < gather.locals.size() && more; ++local) {
+        for (const Piece& source : gather.locals[local].pieces) {
+          if (!(more = take(local, source))) break;
+        }
       }
     }
+    if (how != RunsEnd::kDone) return how;
     if (visited != wanted) return RunsEnd::kHole;
   }
   return RunsEnd::kDone;

@@ -7,6 +7,7 @@
 
 #include "core/base/printable.h"
 #include "core/base/strings.h"
+#include "core/model/box_index.h"
 #include "core/store/model_of.h"
 #include "core/view/layout_survey.h"
 #include "fs/tree/names.h"
@@ -39,6 +40,7 @@ uint64_t BytesOfModel(const StepModel& model) {
     bytes += sizeof(atom) + kNames + atom.source.inline_bytes.capacity();
     for (const Gather& gather : atom.source.gathers) {
       bytes += sizeof(gather) + gather.series.capacity() * sizeof(FragmentSeries);
+      if (gather.index) bytes += gather.index->MemoryBytes();
       for (const LocalTensor& local : gather.locals) {
         bytes += sizeof(local) + local.pieces.capacity() * (sizeof(Piece) + kNames);
       }

@@ -16,28 +16,29 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (ChunkStorageMetadata, Metadata, MetadataIndex,
                                                    TensorProperties, TensorStorageMetadata)
 
-ROWS, COLUMNS = 4, 16  # of a chunk
+CHUNK = (4, 16)
 
 
-def boxes_of(ranks, columns):
+def boxes_of(ranks, columns, chunk):
     """(whole shape, offsets of each rank's chunk)."""
-    rows = ranks // columns
-    return (torch.Size([rows * ROWS, columns * COLUMNS]),
-            [torch.Size([r // columns * ROWS, r % columns * COLUMNS]) for r in range(ranks)])
+    height, width = chunk
+    return (torch.Size([ranks // columns * height, columns * width]),
+            [torch.Size([r // columns * height, r % columns * width]) for r in range(ranks)])
 
 
-def make(out, tensors, ranks, columns=1):
-    """Write the directory."""
+def make(out, tensors, ranks, columns=1, chunk=CHUNK, files=None):
+    """Write the directory; `files`, if there are not as many as ranks."""
+    files = files or ranks
     os.makedirs(out)
     buffer = io.BytesIO()
-    torch.save(torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS), buffer)
+    torch.save(torch.arange(chunk[0] * chunk[1], dtype=torch.float32).view(chunk), buffer)
     archive = buffer.getvalue()
     with open(f'{out}/__0_0.distcp', 'wb') as f:
-        f.write(archive * tensors)
-    for rank in range(1, ranks):
+        f.write(archive * (tensors * ranks // files))
+    for rank in range(1, files):
         os.link(f'{out}/__0_0.distcp', f'{out}/__{rank}_0.distcp')
-    shape, offsets = boxes_of(ranks, columns)
-    sizes = torch.Size([ROWS, COLUMNS])
+    shape, offsets = boxes_of(ranks, columns, chunk)
+    sizes = torch.Size(chunk)
     states, places = {}, {}
     for i in range(tensors):
         name = f'model.layers.{i // 8}.mlp.experts.{i % 8}.gate_proj.weight'
@@ -45,8 +46,9 @@ def make(out, tensors, ranks, columns=1):
             TensorProperties(dtype=torch.float32), shape,
             [ChunkStorageMetadata(torch.Size(o), torch.Size(sizes)) for o in offsets])
         for rank, offset in enumerate(offsets):
+            at = (i * (ranks // files) + rank // files) * len(archive)
             places[MetadataIndex(name, torch.Size(offset), rank)] = _StorageInfo(
-                f'__{rank}_0.distcp', i * len(archive), len(archive))
+                f'__{rank % files}_0.distcp', at, len(archive))
     paths = {name: ('model', name[len('model.'):]) for name in states}
     with open(f'{out}/.metadata', 'wb') as f:
         pickle.dump(Metadata(states, paths, places), f)

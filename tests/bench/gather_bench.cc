@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/model/box_index.h"
 #include "core/view/plan_reader.h"
 #include "tests/support/stamp_of_file.h"
 
@@ -83,6 +84,26 @@ LocalTensor Transposed(uint64_t rows, uint64_t columns) {
   return LocalTensor{{columns, rows}, {Piece{{rows, columns}, {0, 0}, 0, {1, rows}, 1.0}}};
 }
 
+// The source as a grid of boxes behind each other, as ranks of a mesh hold them.
+Gather GridOf(uint64_t rows, bool indexed) {
+  constexpr uint64_t kHeight = 16;
+  constexpr uint64_t kWidth = 64;
+  Gather grid;
+  for (uint64_t row = 0; row + kHeight <= rows; row += kHeight) {
+    for (uint64_t column = 0; column < kColumns; column += kWidth) {
+      const Shape box{kHeight, kWidth};
+      FragmentSeries series;
+      series.local = static_cast<uint32_t>(grid.locals.size());
+      series.elements = series.flat_step = kHeight * kWidth;
+      series.offset = series.local * series.elements * sizeof(float);
+      grid.locals.push_back({box, {Piece{box, {row, column}, 0, {kWidth, 1}, 1.0}}});
+      grid.series.push_back(series);
+    }
+  }
+  if (indexed) grid.index = BoxIndex::Of(grid.locals);
+  return grid;
+}
+
 double ProcessorSeconds() {
   struct timespec now;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -129,13 +150,19 @@ int Run(uint64_t bytes, const std::string& directory) {
   const std::string path = directory + "/source.bin";
   WriteSource(path, bytes);
   const BlobStamp stamp = *StampOfFile(path);
-  const uint64_t rows = bytes / sizeof(float) / kColumns;
+  const uint64_t rows = bytes / sizeof(float) / kColumns;  // MiBs: a multiple of 16
   const uint64_t elements = rows * kColumns;
   const Shape shape{rows, kColumns};
   const LocalTensor whole = WholeTensor(shape);
   const auto make = [&](std::string name, uint64_t fragment, LocalTensor target, DType shown) {
     return MakeCase(std::move(name), directory, stamp, shape, fragment, std::move(target), shown);
   };
+  const auto grid = [&](std::string name, bool indexed) {
+    Case made = make(std::move(name), elements, whole, DType::kF32);
+    made.model.atoms[0].source.gathers = {GridOf(rows, indexed)};
+    return made;
+  };
+  const uint64_t boxes = elements / 1024;
   const Case cases[] = {
       make("contiguous", elements, whole, DType::kF32),
       make("contiguous, 64 KiB fragments", 1 << 14, whole, DType::kF32),
@@ -145,6 +172,8 @@ int Run(uint64_t bytes, const std::string& directory) {
       make("fp32 -> fp16", elements, whole, DType::kF16),
       make("4 KiB runs, fp32 -> bf16", elements, ColumnSlice(rows, 1024, 1024), DType::kBF16),
       make("transposed", elements, Transposed(rows, kColumns), DType::kF32),
+      grid(std::to_string(boxes) + " boxes, 256-byte runs", true),
+      grid(std::to_string(boxes) + " boxes, without an index", false),
   };
   printf("%-32s %10s %10s %10s\n", "GB/s out", "1 thread", "per CPU s", "2 threads");
   for (const Case& test : cases) {
