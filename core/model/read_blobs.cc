@@ -28,17 +28,15 @@ std::vector<uint8_t> FindReadBlobs(const StepModel& model) {
   return read;
 }
 
-StepModel IdentityOf(StepModel model) {
-  if (FindSideBlob(model)) model = WithoutSideBlob(std::move(model));
+StepIdentity IdentityOf(const StepModel& model) {
+  CKPT_CHECK(!FindSideBlob(model));
   std::vector<uint8_t> read = FindReadBlobs(model);
-  while (!read.empty() && read.back() == 0) {  // sources list such files last
-    read.pop_back();
-    model.blobs.pop_back();
-  }
-  model.texts.clear();
+  while (!read.empty() && read.back() == 0) read.pop_back();  // sources list such files last
+  StepIdentity out{{model.blobs.begin(), model.blobs.begin() + static_cast<ptrdiff_t>(read.size())},
+               model.mtime_ns};
   int64_t newest = 0;
   for (size_t i = 0; i < read.size(); ++i) {
-    Blob& blob = model.blobs[i];
+    Blob& blob = out.blobs[i];
     blob.mode = blob.uid = blob.gid = 0;
     blob.stamp.ctime_ns = 0;
     blob.frame = Digest{};  // manifests of before do not have it
@@ -49,8 +47,8 @@ StepModel IdentityOf(StepModel model) {
     blob.stamp = BlobStamp{};
     blob.fingerprint = blob.content = Digest{};
   }
-  if (newest != 0) model.mtime_ns = newest;
-  return model;
+  if (newest != 0) out.mtime_ns = newest;
+  return out;
 }
 
 }  // namespace ckptfs

@@ -17,9 +17,15 @@ namespace ckptfs {
 // By blob: 1 if bytes of atoms or of documents' tensors lie in it.
 std::vector<uint8_t> FindReadBlobs(const StepModel& model);
 
-// The step without what may change though the step does not: its side blob,
-// files that nothing is read of, owners, modes and change times.  Two steps of
-// which this is equal are the same.
-StepModel IdentityOf(StepModel model);
+// What a step is, without what may change though the step does not: its side blob, files
+// that nothing is read of, texts, owners, modes and change times.  All else is the step's.
+struct StepIdentity {
+  std::vector<Blob> blobs;
+  int64_t mtime_ns = 0;
+};
+
+// Two steps of which this and all else is equal are the same.  It is a part and no model,
+// since the atoms of a step may be half a gigabyte.  REQUIRES: no side blob.
+StepIdentity IdentityOf(const StepModel& model);
 
 }  // namespace ckptfs

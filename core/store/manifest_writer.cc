@@ -2,9 +2,13 @@
 //
 // StepModel -> manifest bytes.  The order of construction is fixed, so equal
 // models give equal bytes.
+#include <span>
+
 #include "core/base/strings.h"
-#include "core/store/manifest_generated.h"
+#include "core/model/read_blobs.h"
+#include "core/model/side_blob.h"
 #include "core/store/manifest_format.h"
+#include "core/store/manifest_generated.h"
 #include "core/store/store.h"
 
 namespace ckptfs {
@@ -17,9 +21,14 @@ using VectorOffset = Offset<flatbuffers::Vector<T>>;
 
 class Writer {
  public:
-  Writer(const StepModel& model, std::string_view blobs) : model_(model), blobs_(blobs) {}
+  // `bound`: no fewer bytes than it takes, so that nothing is ever copied to grow; what is
+  // not written costs no memory.
+  Writer(const StepModel& model, std::string_view blobs, uint64_t bound)
+      : model_(model), blobs_(blobs), builder_(bound) {}
 
-  std::string Write();
+  // The payload.  Lifetime: the writer's.
+  std::string_view Write() { return Write(model_.blobs, model_.mtime_ns, model_.texts); }
+  std::string_view Write(const StepIdentity& of) { return Write(of.blobs, of.mtime_ns, {}); }
 
  private:
   // Absent when empty: an absent vector reads back as an empty one.
@@ -46,6 +55,8 @@ class Writer {
     });
   }
 
+  std::string_view Write(std::span<const Blob> blobs, int64_t mtime_ns,
+                         std::span<const SideText> texts);
   std::string StoredRoot(const std::string& root) const;
   Offset<fb::Blob> WriteBlob(const Blob& blob);
   Offset<fb::Layout> WriteLayout(const Layout& layout);
@@ -58,7 +69,7 @@ class Writer {
 
   const StepModel& model_;
   const std::string_view blobs_;  // the store's blob directory
-  flatbuffers::FlatBufferBuilder builder_{1 << 20};
+  flatbuffers::FlatBufferBuilder builder_;
 };
 
 int16_t Optional(const std::optional<DType>& dtype) {
@@ -181,7 +192,8 @@ Offset<fb::Document> Writer::WriteDocument(const Document& document) {
   return fb::CreateDocument(builder_, key, scope, pickle, tensors);
 }
 
-std::string Writer::Write() {
+std::string_view Writer::Write(std::span<const Blob> step_blobs, int64_t mtime_ns,
+                               std::span<const SideText> step_texts) {
   const auto framework = Bytes(model_.framework);
   const auto framework_version = Bytes(model_.framework_version);
   const auto id = Bytes(model_.id);
@@ -190,7 +202,7 @@ std::string Writer::Write() {
   std::vector<std::string> root_texts;
   for (const std::string& root : model_.roots) root_texts.push_back(StoredRoot(root));
   const auto roots = Texts(root_texts);
-  const auto blobs = Tables<fb::Blob>(model_.blobs, [this](const Blob& b) { return WriteBlob(b); });
+  const auto blobs = Tables<fb::Blob>(step_blobs, [this](const Blob& b) { return WriteBlob(b); });
   const auto parameters = Tables<fb::Parameter>(
       model_.parameters, [this](const Parameter& p) { return WriteParameter(p); });
   const auto atoms = Tables<fb::Atom>(model_.atoms, [this](const Atom& a) { return WriteAtom(a); });
@@ -217,7 +229,7 @@ std::string Writer::Write() {
   }
   const auto family_sizes = sizes.empty() ? 0 : builder_.CreateVector(sizes);
   std::vector<Offset<fb::SideText>> side_texts;
-  for (const SideText& one : model_.texts) {
+  for (const SideText& one : step_texts) {
     const auto path = Bytes(one.path);
     const auto text = Bytes(one.text);
     side_texts.push_back(fb::CreateSideText(builder_, path, text));
@@ -225,12 +237,11 @@ std::string Writer::Write() {
   const auto texts = side_texts.empty() ? 0 : builder_.CreateVector(side_texts);
   builder_.Finish(
       fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration,
-                         model_.mtime_ns, layout, Optional(model_.model_dtype), family,
+                         mtime_ns, layout, Optional(model_.model_dtype), family,
                          model_.layers, roots, blobs, parameters, atoms, aliases, groups, documents,
                          notes, family_rules, family_sizes, model_.weights_apart, texts),
       fb::ManifestIdentifier());
-  return WrapManifest(std::string_view(
-      reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()));
+  return {reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()};
 }
 
 uint64_t UpperBound(const Pattern& pattern) {
@@ -274,15 +285,24 @@ uint64_t UpperBound(const StepModel& model) {
   return bytes;
 }
 
+Result<uint64_t> CheckedBound(const StepModel& model) {
+  const uint64_t bound = UpperBound(model);
+  if (bound <= kManifestMaxPayload) return bound;
+  return Fail(ErrorCode::kExhausted,
+              StrCat("manifest: up to ", bound, " bytes, more than 2 GiB"));
+}
+
 }  // namespace
 
 Result<std::string> RenderManifest(const StepModel& model, std::string_view blobs) {
-  const uint64_t bound = UpperBound(model);
-  if (bound > kManifestMaxPayload) {
-    return Fail(ErrorCode::kExhausted,
-                StrCat("manifest: up to ", bound, " bytes, more than 2 GiB"));
-  }
-  return Writer(model, blobs).Write();
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bound, CheckedBound(model));
+  return WrapManifest(Writer(model, blobs, bound).Write());
+}
+
+Result<Digest> IdentityDigest(const StepModel& model, std::string_view blobs) {
+  if (FindSideBlob(model)) return IdentityDigest(WithoutSideBlob(model), blobs);
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bound, CheckedBound(model));
+  return DigestOf(Writer(model, blobs, bound).Write(IdentityOf(model)));
 }
 
 }  // namespace ckptfs

@@ -225,6 +225,8 @@ class Store {
 // are found where the store is now.
 Result<StepModel> ParseManifest(std::string_view bytes, std::string_view blobs = {});
 Result<std::string> RenderManifest(const StepModel& model, std::string_view blobs = {});
+// Of what the step is (core/model/read_blobs.h), rendered likewise.
+Result<Digest> IdentityDigest(const StepModel& model, std::string_view blobs = {});
 
 // CheckName of a step's; "latest" is taken.
 Status CheckStepId(std::string_view id);

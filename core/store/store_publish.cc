@@ -5,7 +5,6 @@
 // depend on how many steps the store has.
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
-#include "core/model/read_blobs.h"
 #include "core/model/side_blob.h"
 #include "core/store/blob_copy.h"
 #include "core/store/manifest_format.h"
@@ -154,14 +153,13 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
 
 Result<RenderedStep> Store::Render(const StepModel& model, std::optional<Digest> unpacked) const {
   RenderedStep rendered;
+  if (unpacked) {
+    rendered.unpacked = *unpacked;
+  } else {
+    CKPT_ASSIGN_OR_RETURN(rendered.unpacked, IdentityDigest(model, state_->Blobs()));
+  }
   CKPT_ASSIGN_OR_RETURN(rendered.bytes, RenderManifest(model, state_->Blobs()));
   rendered.manifest = ManifestDigest(rendered.bytes);
-  if (!unpacked) {
-    CKPT_ASSIGN_OR_RETURN(const std::string bytes,
-                          RenderManifest(IdentityOf(model), state_->Blobs()));
-    unpacked = ManifestDigest(bytes);
-  }
-  rendered.unpacked = *unpacked;
   return rendered;
 }
 
