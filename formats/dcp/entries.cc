@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/model/step_counts.h"
 #include "core/view/shown_weight.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/dcp/document_entries.h"
@@ -42,13 +43,6 @@ Status CheckDType(DType dtype, std::string_view what) {
   if (ByteWidth(dtype) > 0 && !TorchName(dtype).empty()) return {};
   return Fail(ErrorCode::kUnsupported,
               StrCat("'", what, "': torch has no dtype ", DTypeName(dtype), " of whole bytes"));
-}
-
-template <class T>
-double NumberIn(const std::string& bytes) {
-  T value{};
-  std::memcpy(&value, bytes.data(), sizeof(T));
-  return static_cast<double>(value);
 }
 
 // `steps` below a key that is keys of dicts in dicts, joined by dots.
@@ -446,18 +440,6 @@ std::string StepBytes(double number) {
   return std::string(std::bit_cast<std::array<char, sizeof(float)>>(static_cast<float>(number))
                          .data(),
                      sizeof(float));
-}
-
-std::optional<double> NumberOf(const Atom& atom) {
-  const std::string& bytes = atom.source.inline_bytes;
-  if (bytes.size() != ByteWidth(atom.dtype)) return std::nullopt;
-  switch (atom.dtype) {
-    case DType::kF32: return NumberIn<float>(bytes);
-    case DType::kF64: return NumberIn<double>(bytes);
-    case DType::kI64: return NumberIn<int64_t>(bytes);
-    case DType::kI32: return NumberIn<int32_t>(bytes);
-    default: return std::nullopt;
-  }
 }
 
 Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {

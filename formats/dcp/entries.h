@@ -77,9 +77,6 @@ struct KeyShape {
 // A number as the 0-d fp32 tensor in which torch's optimizers count their steps.
 std::string StepBytes(double number);
 
-// What a scalar that stands in the manifest is; nothing if it is in a file or no number.
-std::optional<double> NumberOf(const Atom& atom);
-
 // That which a layout asks for, or the step was saved with by DCP, or get_state_dict's.
 Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout);
 

@@ -352,10 +352,10 @@ Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, P
           PlaceStates(state->second, weight, index, placer, assembler_.header().notes);
       if (!placed) return Fail(Error(placed.error()).WithContext(optimizer_path_));
     }
-    placer.AddToGroup(g, optimizer_->groups[g].hyper_parameters, members);
+    CKPT_RETURN_IF_ERROR(
+        placer.AddToGroup(g, optimizer_->groups[g].hyper_parameters, members));
   }
-  if (!members_.empty()) placer.FinishGroups();
-  return {};
+  return members_.empty() ? Status{} : placer.FinishGroups();
 }
 
 // Folders that nothing is taken of (original/, onnx/, other steps).

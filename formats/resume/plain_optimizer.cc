@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/model/step_counts.h"
 #include "formats/dcp/document_entries.h"
 #include "formats/dcp/entries.h"
 #include "formats/dcp/implied_values.h"
@@ -96,7 +97,7 @@ class Renderer {
 
   Result<NodeId> State(const std::string& kind, AtomIndex index) {
     const Atom& atom = step_.atom(index);
-    const auto number = dcp::NumberOf(atom);
+    const auto number = NumberOf(atom);
     if (kind == "step" && number) return Step(*number);
     if (atom.relation == Relation::kScalar) return archive_.Scalar(step_, index);
     return archive_.WholeAtom(step_, index, atom.dtype);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -46,6 +47,10 @@ Parameter ParameterOf(std::string name, Role role, const Sharding& sharding);
 
 // How the shape of an optimizer's state stands to its parameter's.
 Relation RelationOf(const Shape& state, const Shape& parameter);
+
+// The document of a step some of whose groups were kept apart: a list of the numbers that
+// they had (Placer::AddToGroup).  A target that takes groups by number cannot take them.
+inline constexpr std::string_view kGroupNumbers = "group_numbers";
 
 class Placer {
  public:
@@ -84,12 +89,15 @@ class Placer {
   bool HasWeight(ParameterIndex parameter) const { return Of(parameter).weight.has_value(); }
   const Sharding& sharding(ParameterIndex parameter) const { return *Of(parameter).sharding; }
 
-  // Optimizer groups, by their number; hyper-parameters are those of the first who
-  // has any, a parameter is in a group once.
-  void AddToGroup(size_t number, const std::string& hyper_parameters,
-                  std::span<const ParameterIndex> parameters);
-  // Hands the groups to the assembler.
-  void FinishGroups();
+  // Optimizer groups, by their number.  Each stage of a pipeline has an optimizer of its
+  // own: groups of one number whose hyper-parameters differ are kept apart, behind all
+  // others.  Empty ones are those of the first.  A parameter is in a group once; kInvalid
+  // if ranks put it under different hyper-parameters of one number.
+  Status AddToGroup(size_t number, const std::string& hyper_parameters,
+                    std::span<const ParameterIndex> parameters);
+  // Hands the groups to the assembler; where some were kept apart, the numbers of all are
+  // a document (kGroupNumbers).
+  Status FinishGroups();
 
  private:
   struct Declared {
@@ -103,8 +111,16 @@ class Placer {
   Assembler& assembler_;
   std::vector<Declared> declared_;                                        // by ParameterIndex
   std::map<std::tuple<AtomIndex, uint32_t, uint32_t>, uint32_t> locals_;  // atom, copy, tp
-  std::vector<Group> groups_;
-  std::vector<std::set<ParameterIndex>> grouped_;  // what is in each of groups_
+  struct NumberedGroup {
+    size_t number = 0;
+    Group group;
+    std::set<ParameterIndex> members;
+  };
+  Result<NumberedGroup*> GroupFor(size_t number, const std::string& hyper_parameters);
+
+  std::vector<NumberedGroup> groups_;  // by number
+  std::deque<NumberedGroup> apart_;
+  std::string apart_by_;  // a hyper-parameter, if there are any
 };
 
 }  // namespace ckptfs

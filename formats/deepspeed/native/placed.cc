@@ -197,7 +197,7 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
   CKPT_RETURN_IF_ERROR(DeriveWeights(named, placer, header.notes));
   FillHeader(files, parsed, named, header);
   KeepDocuments(parsed, header);
-  placer.FinishGroups();
+  CKPT_RETURN_IF_ERROR(placer.FinishGroups());
   for (const auto& [alias, name] : named.aliases) {
     if (const auto index = named.Find(name)) assembler.AddAlias(alias, *index);
   }

@@ -253,10 +253,10 @@ Result<size_t> OptimizerGroup(const Parsed& parsed, const NamedGroup& group) {
   return Refuse(states.file, ": sub-group ", group.number, " is in no param_groups entry");
 }
 
-void AddToGroup(size_t number, const std::vector<HyperGroup>& hyper, const NamedGroup& group,
-                Placer& placer) {
-  placer.AddToGroup(number, number < hyper.size() ? hyper[number].hyper_parameters : "",
-                    group.parameters);
+Status AddToGroup(size_t number, const std::vector<HyperGroup>& hyper, const NamedGroup& group,
+                  Placer& placer) {
+  return placer.AddToGroup(number, number < hyper.size() ? hyper[number].hyper_parameters : "",
+                           group.parameters);
 }
 
 Status PlacePartitions(const NamedGroup& named, Placing& placing) {
@@ -282,8 +282,8 @@ Status PlacePartitions(const NamedGroup& named, Placing& placing) {
   }
   CKPT_RETURN_IF_ERROR(PlaceFlat(std::move(group), placing));
   CKPT_ASSIGN_OR_RETURN(const size_t number, OptimizerGroup(parsed, named));
-  AddToGroup(number, parsed.optimizers.at(RankKey{named.mp, 0}).groups, named, placing.placer);
-  return {};
+  return AddToGroup(number, parsed.optimizers.at(RankKey{named.mp, 0}).groups, named,
+                    placing.placer);
 }
 
 // Stage 0, a state of one parameter.
@@ -374,7 +374,7 @@ Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
     const bool fused = optimizer.form == UnshardedOptimizer::Form::kFused;
     CKPT_RETURN_IF_ERROR(fused ? PlaceFused(group, optimizer, placing)
                                : PlaceWhole(group, optimizer, placing));
-    AddToGroup(group.number, optimizer.groups, group, placer);
+    CKPT_RETURN_IF_ERROR(AddToGroup(group.number, optimizer.groups, group, placer));
   }
   return {};
 }

@@ -157,7 +157,7 @@ Status PlaceGroups(const Listed& listed, const Parsed& parsed, const Names& fold
                    StepModel& header) {
   const OptimizerState& optimizer = parsed.optimizer;
   for (size_t g = 0; g < optimizer.groups.size(); ++g) {
-    placer.AddToGroup(g, optimizer.groups[g].hyper_parameters, {});
+    CKPT_RETURN_IF_ERROR(placer.AddToGroup(g, optimizer.groups[g].hyper_parameters, {}));
   }
   bool named = false;
   for (const auto& [mp, model] : parsed.models) {
@@ -171,17 +171,18 @@ Status PlaceGroups(const Listed& listed, const Parsed& parsed, const Names& fold
                         listed.files.PathOf("zero/" + entry.name));
         }
         named = true;
-        placer.AddToGroup(*group, "", {&found->second, 1});
+        CKPT_RETURN_IF_ERROR(placer.AddToGroup(*group, "", {&found->second, 1}));
       }
     }
   }
   if (!named && optimizer.groups.size() == 1) {
-    for (const auto& [name, index] : folders) placer.AddToGroup(0, "", {&index, 1});
+    for (const auto& [name, index] : folders) {
+      CKPT_RETURN_IF_ERROR(placer.AddToGroup(0, "", {&index, 1}));
+    }
   } else if (!named && optimizer.groups.size() > 1) {
     header.notes.emplace_back("which parameter is in which optimizer group is not recorded");
   }
-  placer.FinishGroups();
-  return {};
+  return placer.FinishGroups();
 }
 
 Status PlaceSteps(const Parsed& parsed, const Names& folders, Placer& placer) {

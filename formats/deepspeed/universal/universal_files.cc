@@ -7,8 +7,10 @@
 #include <set>
 
 #include "core/base/strings.h"
+#include "core/model/step_counts.h"
 #include "core/view/shard.h"
 #include "core/view/shown_weight.h"
+#include "formats/dcp/source_keys.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 #include "formats/deepspeed/universal/universal_info.h"
@@ -220,8 +222,24 @@ Result<std::set<std::string>> SharedKeys(const StepModel& step) {
   return keys;
 }
 
+// Whether a flattened state dict says hyper-parameters by parameter, and nothing which of
+// them were one group of the optimizer.
+Result<bool> IsFlattened(const StepModel& step) {
+  const Document* keys = step.FindDocument(dcp::kSourceKeys);
+  if (keys == nullptr) return false;
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*keys));
+  return RootOf(tree)["flat"].Bool().value_or(false);
+}
+
 Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
   std::vector<NodeId> groups;
+  CKPT_ASSIGN_OR_RETURN(const bool flattened, IsFlattened(step));
+  if (flattened && !step.groups.empty()) {  // what is true of every group that there may be
+    CKPT_ASSIGN_OR_RETURN(const std::set<std::string> shared, SharedKeys(step));
+    CKPT_ASSIGN_OR_RETURN(const PickleItems items, GroupItems(step, 0, pickle, &shared));
+    const NodeId every = pickle.Dict(items);
+    return pickle.List(std::vector<NodeId>(kParameterGroups, every));
+  }
   for (size_t g = 0; g < step.groups.size(); ++g) {
     CKPT_ASSIGN_OR_RETURN(PickleItems items, GroupItems(step, g, pickle, nullptr));
     groups.push_back(pickle.Dict(items));
@@ -235,7 +253,14 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
                                ArchiveBuilder& archive) {
   PickleBuilder& pickle = archive.pickle();
   PickleItems state;
+  std::vector<ParameterIndex> all;
+  for (const Group& group : step.groups) {
+    all.insert(all.end(), group.parameters.begin(), group.parameters.end());
+  }
+  // Where they differ there is none that such an engine could take for all.
+  const bool one_step = CheckOneStep(step, all).has_value();
   for (const UniversalParameter& parameter : index.parameters) {
+    if (!one_step) break;
     auto found = std::find_if(parameter.states.begin(), parameter.states.end(),
                               [](const UniversalState& s) { return s.file == "step"; });
     if (found == parameter.states.end() || found->atoms.empty()) continue;

@@ -9,9 +9,12 @@
 #include <span>
 
 #include "core/base/strings.h"
+#include "core/model/step_counts.h"
 #include "core/view/shown_names.h"
 #include "formats/deepspeed/universal/universal_files.h"
 #include "formats/deepspeed/universal/universal_index.h"
+#include "formats/sharding/placer.h"
+#include "formats/torch/pickle_reader.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -255,6 +258,37 @@ Result<FixedSizes> SizesOf(const StepModel& step, const Layout& layout, const Sh
   return sizes;
 }
 
+// An engine takes hyper-parameters by the number of its group, and counts steps once for
+// each; at stage 3 once for all.
+Status CheckGroups(const StepModel& step, const Layout& layout) {
+  if (const Document* numbers = step.FindDocument(kGroupNumbers)) {
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*numbers));
+    const auto apart = RootOf(tree).at(step.groups.size() - 1).Int().value_or(0);
+    const auto name = [&](size_t group) {
+      const auto& members = step.groups.at(group).parameters;
+      return members.empty() ? std::string("?") : step.parameter(members[0]).name;
+    };
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("group ", apart, " of the optimizer has other hyper-parameters on one "
+                       "pipeline stage ('", name(static_cast<size_t>(apart)), "') than on another ('",
+                       name(step.groups.size() - 1), "'), and an engine takes groups by number"));
+  }
+  std::vector<ParameterIndex> all;
+  for (size_t g = 0; g < step.groups.size(); ++g) {
+    const auto& members = step.groups[g].parameters;
+    if (Status one = CheckOneStep(step, members); !one) {
+      return Fail(std::move(one).error().WithContext(
+          StrCat("group ", g, ", of which an engine counts the steps once")));
+    }
+    all.insert(all.end(), members.begin(), members.end());
+  }
+  if (layout.zero != 3) return {};
+  if (Status one = CheckOneStep(step, all); !one) {
+    return Fail(std::move(one).error().WithContext("ZeRO-3 counts the steps of all groups once"));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const View>> UniversalFormat::Open(std::shared_ptr<const StepModel> step,
@@ -263,6 +297,7 @@ Result<std::shared_ptr<const View>> UniversalFormat::Open(std::shared_ptr<const 
   if (index.tag == "latest" || index.tag == "latest_universal") {
     return Fail(ErrorCode::kUnsupported, "the tag is named like DeepSpeed's own pointer file");
   }
+  CKPT_RETURN_IF_ERROR(CheckGroups(*step, layout));
   CKPT_ASSIGN_OR_RETURN(ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(FixedSizes sizes, SizesOf(*step, layout, names, index));
   return std::make_shared<const UniversalView>(std::move(step), layout, std::move(names),

@@ -12,6 +12,8 @@
 #include "core/base/strings.h"
 #include "core/view/plan_reader.h"
 #include "formats/deepspeed/universal/universal_info.h"
+#include "formats/sharding/placer.h"
+#include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
 #include "tests/conformance/tiny_step.h"
 #include "tests/support/open_torch_file.h"
@@ -178,6 +180,86 @@ TEST_F(UniversalViewTest, GroupsKeepTheirValuesAndStageThreeGetsTheShared) {
   EXPECT_FALSE(three["param_groups"].at(0)["weight_decay"]);
   EXPECT_TRUE(three["state"].AtInt(0)["step"]);
   EXPECT_TRUE(file.root()["ds_version"].String().has_value());
+}
+
+// An engine counts the steps of a group once, ZeRO-3 those of all.
+TEST_F(UniversalViewTest, StepsThatDifferAreRefusedWhereTheyAreCountedOnce) {
+  TinyStepOptions options;
+  options.groups = 2;
+  Make(options, "tp1");
+  StepModel step = step_->model();
+  const auto set = [&](ParameterIndex parameter, float steps) {
+    Atom& atom = step.atoms[static_cast<uint32_t>(step.FindAtom(parameter, "step").value())];
+    atom.source.inline_bytes.assign(reinterpret_cast<const char*>(&steps), sizeof(steps));
+  };
+  ASSERT_GT(step.groups[1].parameters.size(), 0u);
+  for (const ParameterIndex parameter : step.groups[1].parameters) set(parameter, 4);
+  EXPECT_TRUE(OpenOf(step, layout_));
+  const auto third = OpenOf(step, Layout::Parse("dp2_zero3").value());
+  ASSERT_FALSE(third);
+  EXPECT_EQ(third.error().code, ErrorCode::kUnsupported);
+  EXPECT_NE(third.error().message.find("5 steps of parameter"), std::string::npos);
+  const ParameterIndex first = step.groups[0].parameters[0];
+  set(first, 3);
+  const auto one = OpenOf(step, layout_);
+  ASSERT_FALSE(one);
+  EXPECT_NE(one.error().message.find("group 0"), std::string::npos) << one.error().message;
+  EXPECT_NE(one.error().message.find(step.parameter(first).name), std::string::npos);
+}
+
+TEST_F(UniversalViewTest, AStageThreeEngineFindsNoStepWhereTheyDiffer) {
+  TinyStepOptions options;
+  options.groups = 2;
+  Make(options, "tp1");
+  StepModel step = step_->model();
+  const float four = 4;
+  for (const ParameterIndex parameter : step.groups[1].parameters) {
+    Atom& atom = step.atoms[static_cast<uint32_t>(step.FindAtom(parameter, "step").value())];
+    atom.source.inline_bytes.assign(reinterpret_cast<const char*>(&four), sizeof(four));
+  }
+  view_ = OpenOf(step, layout_).value();
+  const TorchFile file = Open("zero/optimizer_state.pt");
+  EXPECT_EQ(file.root()["optimizer_state_dict"]["state"].size(), 0u);
+}
+
+// A flattened state dict has no groups: every group gets what holds of all parameters.
+TEST_F(UniversalViewTest, GroupsOfAFlattenedSourceHaveWhatIsShared) {
+  TinyStepOptions options;
+  options.groups = 2;
+  Make(options, "tp1");
+  StepModel step = step_->model();
+  PickleBuilder builder;
+  const NodeId root = builder.Dict({{builder.String("flat"), builder.Bool(true)}});
+  step.documents.push_back({.key = "dcp/keys", .scope = "",
+                            .pickle = PrintPickle(std::move(builder).Finish(root)).value(),
+                            .tensors = {}});
+  view_ = OpenOf(step, layout_).value();
+  const TorchFile file = Open("zero/optimizer_state.pt");
+  const PickleRef groups = file.root()["param_groups"];
+  EXPECT_GE(groups.size(), 16u);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    EXPECT_EQ(groups.at(g)["lr"].Number(), 0.01);
+    EXPECT_FALSE(groups.at(g)["weight_decay"]);
+  }
+}
+
+TEST_F(UniversalViewTest, GroupsThatWereKeptApartAreRefused) {
+  TinyStepOptions options;
+  options.groups = 2;
+  Make(options, "tp1");
+  StepModel step = step_->model();
+  PickleBuilder builder;
+  const NodeId root = builder.List({builder.Int(0), builder.Int(0)});
+  step.documents.push_back({.key = std::string(kGroupNumbers), .scope = "",
+                            .pickle = PrintPickle(std::move(builder).Finish(root)).value(),
+                            .tensors = {}});
+  const auto view = OpenOf(step, layout_);
+  ASSERT_FALSE(view);
+  EXPECT_EQ(view.error().code, ErrorCode::kUnsupported);
+  for (const Group& group : step.groups) {
+    const std::string& name = step.parameter(group.parameters[0]).name;
+    EXPECT_NE(view.error().message.find(name), std::string::npos) << view.error().message;
+  }
 }
 
 TEST_F(UniversalViewTest, ParameterWithoutStateGetsZerosAndTheStepOfTheOthers) {

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many steps an optimizer has taken of each parameter.  torch's optimizers count by
+// parameter; DeepSpeed's keep one count per group, and ZeRO-3 one for all.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "core/base/result.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+// The number that an atom in the manifest is; nothing if it is in a file, or none.
+std::optional<double> NumberOf(const Atom& atom);
+
+// The parameter's `step`; nothing if it has no count of its own.
+std::optional<double> StepsOf(const StepModel& step, ParameterIndex parameter);
+
+// kUnsupported names two of the parameters whose counts differ, for a target that keeps
+// one for all of them ("one group"); those without a count agree with any.
+Status CheckOneStep(const StepModel& step, std::span<const ParameterIndex> parameters);
+
+}  // namespace ckptfs
