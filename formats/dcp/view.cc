@@ -42,7 +42,7 @@ class DcpView : public View {
   }
   ViewEntry DataFile(uint64_t rank) const {
     return {dcp::DataFileName(rank), ViewEntry::Type::kFile, index_->FileSize(rank), "",
-            Reading::kCopied};
+            Reading::kOnce};
   }
   ViewEntry Directory() const {
     return {top_, ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
