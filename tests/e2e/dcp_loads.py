@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import launch
 import torch
@@ -28,6 +28,10 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 
 LARGE = 1 << 20  # bytes from which a view cuts a tensor
+# Keys of a state dict, as Load has them.
+SHAPES = {'nested': {'flat': False, 'top': ('model', 'optim')},
+          'flat': {'flat': True, 'top': ('model', 'optim')},
+          'titan': {'flat': True, 'top': ('', 'optimizer')}}
 
 
 @dataclass
@@ -47,6 +51,8 @@ class Load:
     checkpoint_id: callable = str
     model_only: bool = False  # `tensors` is then its state_dict
     more: dict = field(default_factory=dict)   # what else is loaded: {key: value}
+    save: str = None          # what was loaded is saved by torch below here, in every SHAPE
+    again: tuple = ()         # (path, name of a SHAPE): loaded after it, by the same ranks
 
     @property
     def degrees(self):
@@ -210,6 +216,19 @@ def take(model, optimizer, load, asked):
                    options=StateDictOptions(flatten_optimizer_state_dict=load.flat))
 
 
+def loaded_again(model, optimizer, load, path):
+    """What is there after another load."""
+    spoil(model, optimizer)
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.fill_(7)
+    asked = wanted(model, optimizer, load)
+    dcp.load(asked, checkpoint_id=path)
+    take(model, optimizer, load, asked)
+    tensors, groups = gathered(model, optimizer)
+    return {'tensors': tensors, 'groups': groups}
+
+
 def worker(path, load, out):
     """One rank."""
     dist.init_process_group('gloo')
@@ -230,6 +249,11 @@ def worker(path, load, out):
     read_large = bytes_read() - before - os.path.getsize(os.path.join(path, '.metadata'))
     take(model, optimizer, load, asked)
     tensors, groups = gathered(model, optimizer)
+    for shape, keys in SHAPES.items() if load.save else ():
+        dcp.save(wanted(model, optimizer, replace(load, **keys)),
+                 checkpoint_id=os.path.join(load.save, shape, 'step-3'))
+    again = [loaded_again(model, optimizer, replace(load, **SHAPES[shape]), one)
+             for one, shape in load.again]
     losses = train_on(model, optimizer, load, rank, ranks)
     native = train_on(*fill_natively(load)) if load.native else None
     by_rank = [None] * dist.get_world_size()
@@ -238,7 +262,7 @@ def worker(path, load, out):
         torch.save({'tensors': tensors, 'groups': groups, 'losses': losses, 'native': native,
                     'boxes': [b for b, _, _ in by_rank], 'read': [r for _, r, _ in by_rank],
                     'read_large': [r for _, _, r in by_rank], 'large': list(large),
-                    'more': {k: asked[k] for k in load.more}}, out)
+                    'again': again, 'more': {k: asked[k] for k in load.more}}, out)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DCP views: real checkpoints, loaded by torch.distributed.checkpoint at other meshes."""
+import gc
 import io
 import os
 import pathlib
@@ -11,16 +12,21 @@ from dataclasses import replace
 import launch
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint._storage_utils import _storage_setup
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import fully_shard
 
 import dcp_loads
 import dcp_model
 import dcp_pairs
-from daemon import Ckptfs, checkpoint, truth_of
+import huggingface_pairs
+import models
+from daemon import TALLY, Ckptfs, checkpoint, step_of, truth_of
 from dcp_loads import Load
 
 def assert_is_truth(found, truth):
@@ -41,6 +47,7 @@ def test_a_sample_of_the_pairs_holds():
 
 
 JOB = dcp_model.Job(stage=2, dp=2, groups=2)
+HEADS = ('--family-set', f'head_dim={dcp_model.DIM // dcp_model.HEADS}')  # no config.json tells
 # mesh -> the layout that is cut for it
 MESHES = {'fsdp1': 'tp1', 'fsdp2': 'dp2', 'fsdp3': 'dp3', 'fsdp4': 'dp4', 'hsdp2x2': 'dp2',
           'fsdp2_tp2': 'tp2_dp2', 'tp2': 'tp2'}
@@ -51,9 +58,23 @@ def trained(tmp_path_factory):
     """(mount, truth) of a model with tensors of a MiB, trained by DeepSpeed."""
     folder = str(tmp_path_factory.mktemp('trained'))
     program = Ckptfs(folder)
-    program.adopt(dcp_model.save(os.path.join(folder, 'made'), JOB), 'job', extra=(
-        '--family-set', f'head_dim={dcp_model.DIM // dcp_model.HEADS}'))  # no config.json tells
+    program.adopt(dcp_model.save(os.path.join(folder, 'made'), JOB), 'job', extra=HEADS)
     yield program.mount('--run', 'job'), torch.load(os.path.join(folder, 'made', 'truth.pt'))
+    program.close()
+
+
+@pytest.fixture(scope='module')
+def resaved(trained, tmp_path_factory):
+    """The same state as FSDP2 on two ranks saves it: a mount with a run of each key shape."""
+    mount, truth = trained
+    folder = str(tmp_path_factory.mktemp('resaved'))
+    found = dcp_loads.run(os.path.join(mount, 'view', 'dp2_fp32', 'dcp'),
+                          job_load(JOB, 'fsdp2', save=folder))
+    assert_is_truth(found, truth)
+    program = Ckptfs(folder)
+    for shape in dcp_loads.SHAPES:
+        program.adopt(os.path.join(folder, shape), shape, extra=HEADS)
+    yield program.mount()
     program.close()
 
 
@@ -110,13 +131,23 @@ def assert_no_more_is_read(found):
     assert delivered < sum(found['read_large']) <= 1.1 * delivered
 
 
+# mesh -> the key shapes of FSDP2's own checkpoints that are loaded there, too
+RESAVED = {'fsdp3': ('nested',), 'fsdp4': ('titan',), 'fsdp2_tp2': ('flat', 'nested')}
+
+
 @pytest.mark.parametrize('mesh', MESHES)
-def test_a_mesh_finds_the_boxes_that_it_asks_for(trained, mesh):
+def test_a_mesh_finds_the_boxes_that_it_asks_for(trained, resaved, mesh):
     mount, truth = trained
     view = os.path.join(mount, 'view', f'{MESHES[mesh]}_fp32', 'dcp')
-    load = job_load(JOB, mesh, steps=2, native=state_of(truth, JOB))
+    again = [(os.path.join(resaved, 'run', shape, 'step', 'step-3', 'view', MESHES[mesh], 'dcp'),
+              shape) for shape in RESAVED.get(mesh, ())]
+    load = job_load(JOB, mesh, steps=2, native=state_of(truth, JOB), again=again)
     found = dcp_loads.run(view, load)
     assert_is_truth(found, truth)
+    for other in found['again']:  # the keys that they were saved under, without a token
+        assert_is_truth(other, truth)
+        assert other['groups'] == found['groups']
+    assert len(found['again']) == len(again)
     assert {float(v) for k, v in found['tensors'].items() if k.startswith('step/')} == {3.}
     assert [g['lr'] for g in found['groups']] == [1e-3, 2e-3]
     assert found['losses'] == found['native']
@@ -180,6 +211,46 @@ def test_what_is_not_there_is_named(trained):
     assert not os.path.exists(os.path.join(mount, 'view', 'dp2_flat_nested'))
 
 
+def save_transformers(folder, _):
+    """One rank: models of transformers over FSDP2, saved as get_model_state_dict has them."""
+    dist.init_process_group('gloo')
+    for name in TRANSFORMERS:
+        model = models.rounded(models.make(name))
+        out = os.path.join(folder, name, 'step-1')
+        if dist.get_rank() == 0:
+            os.makedirs(out)
+            models.write_small_files(model, os.path.dirname(out))
+            torch.save(model.state_dict(), os.path.join(folder, f'{name}.pt'))
+        dist.barrier()
+        for layer in model.get_submodule('model').layers:
+            fully_shard(layer)
+        fully_shard(model)
+        dcp.save({'model': get_model_state_dict(model)}, checkpoint_id=out)
+    dist.destroy_process_group()
+
+
+TRANSFORMERS = ('llama', 'qwen2')  # the second is tied
+
+
+def test_from_pretrained_reads_what_fsdp_saved(tmp_path):
+    log = str(tmp_path / 'log')
+    assert launch.launch(save_transformers, 2, (str(tmp_path), 0), log), launch.errors_of(log, 2)
+    program = Ckptfs(str(tmp_path))
+    try:
+        for name in TRANSFORMERS:
+            program.adopt(str(tmp_path / name), name)
+        mount = program.mount()
+        for name in TRANSFORMERS:
+            view = os.path.join(step_of(mount, name, 'step-1'), 'view', 'tp1', 'huggingface')
+            loaded = huggingface_pairs.load(view)
+            assert not huggingface_pairs.differ(loaded.state_dict(),
+                                                torch.load(tmp_path / f'{name}.pt'))
+            del loaded
+        gc.collect()  # nothing of the mount is mapped
+    finally:
+        program.close()
+
+
 def read_by_nobody(view, load, out):
     """One process without privileges: DCP's own choice of a reader, for a str and for a path."""
     os.chdir('/')
@@ -222,6 +293,32 @@ def test_readers_without_privileges():
                     assert torch.equal(found['tensors'][key[6:]], value)
         finally:
             program.close()
+
+
+def test_groups_of_pipeline_stages_are_not_united(tmp_path):
+    """The second stage's only group has another weight decay than the first's."""
+    made = shutil.copytree(checkpoint('pp2_untied'), tmp_path / 'made')
+    for file in made.glob('*/*mp_rank_01_optim_states.pt'):
+        content = torch.load(file, weights_only=False)
+        for group in content['optimizer_state_dict']['base_optimizer_state']['param_groups']:
+            group['weight_decay'] = 0.5
+        torch.save(content, file)
+    program = Ckptfs(str(tmp_path))
+    try:
+        program.adopt(made, 'stages', extra=TALLY)
+        mount = program.mount('--run', 'stages')
+        whole = str(tmp_path / 'all.pt')
+        dcp_to_torch_save(os.path.join(mount, 'view', 'dp2_flat', 'dcp'), whole)
+        decays = {key.split('.')[1]: value for key, value in torch.load(
+            whole, weights_only=False)['optim'].items() if key.endswith('.weight_decay')}
+        layers = sorted(decays, key=int)
+        assert decays[layers[0]] == 0.1 and decays[layers[-1]] == 0.5, decays
+        view = os.path.join(mount, 'view', 'dp2_zero1')
+        assert not os.path.exists(os.path.join(view, 'deepspeed'))
+        said = program.run('explain', os.path.join(view, 'deepspeed'), check=False)
+        assert 'group 0 of the optimizer' in said.stdout + said.stderr, said
+    finally:
+        program.close()
 
 
 def odd_tensors():

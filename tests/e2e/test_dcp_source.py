@@ -10,11 +10,13 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import daemon
@@ -53,9 +55,9 @@ def mounted(tmp_path_factory):
     program.close()
 
 
-def view_of(mount, variant, layout):
+def view_of(mount, variant, layout, step=STEP):
     """The directory of a layout."""
-    return os.path.join(daemon.step_of(mount, variant, STEP), 'view', layout)
+    return os.path.join(daemon.step_of(mount, variant, step), 'view', layout)
 
 
 def differ(got, want):
@@ -237,7 +239,7 @@ def test_changed_files_are_refused_or_mean_the_same(ckptfs, tmp_path, what):
     small_checkpoint(tmp_path / 'sound')
     sound = (tmp_path / 'sound' / what).read_bytes()
     folder = tmp_path / 'changed'
-    count = 100
+    count = 60
     for i in range(count):
         shutil.copytree(tmp_path / 'sound', folder / f'step-{i + 1}')
         changed = bytearray(sound)
@@ -278,13 +280,103 @@ def test_a_save_that_died_is_skipped_and_said(ckptfs, tmp_path):
     assert 'step-2' in done.stderr and 'did not finish' in done.stderr
 
 
+def small_weights(mount, run):
+    """What a mount shows of a small checkpoint; an OSError where it cannot."""
+    rank = os.path.join(daemon.step_of(mount, run, 'step-1'), 'view', 'tp1', 'rank0')
+    with open(os.path.join(rank, 'model.safetensors'), 'rb') as f:
+        return load(f.read())
+
+
+def same_weights(got):
+    """Those of small_checkpoint."""
+    return not differ(got, {'a': torch.arange(24.).view(6, 4), 'b': torch.arange(5.) + 100})
+
+
+@pytest.mark.parametrize('name', ['.metadata', '__0_0.distcp'])
+def test_a_file_that_vanishes_while_it_is_adopted_is_named(ckptfs, tmp_path, name):
+    small_checkpoint(tmp_path / 'step-1')
+    file, away = tmp_path / 'step-1' / name, tmp_path / 'away'
+    done = threading.Event()
+
+    def come_and_go():
+        while not done.is_set():
+            os.rename(file, away)
+            time.sleep(pick.random() * 0.01)
+            os.rename(away, file)
+            time.sleep(pick.random() * 0.02)
+    pick = random.Random(4)
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        tries = [ckptfs.adopt(str(tmp_path / 'step-1'), f'try{i}', check=False) for i in range(20)]
+    finally:
+        done.set()
+        thread.join()
+    taken = [i for i, one in enumerate(tries) if one.returncode == 0]
+    for one in tries:
+        assert one.returncode in (0, 1, 3, 4, 5, 6), one.stderr
+        assert one.returncode == 0 or 'step-1' in one.stderr, one.stderr
+    mount = ckptfs.mount()
+    assert all(same_weights(small_weights(mount, f'try{i}')) for i in taken)
+    assert sorted(os.listdir(os.path.join(mount, 'run'))) == sorted(f'try{i}' for i in taken)
+
+
+def test_files_that_go_or_change_after_the_mount_are_errors(ckptfs, tmp_path):
+    for run in ('gone', 'changed', 'kept', 'listless'):
+        small_checkpoint(tmp_path / run / 'step-1')
+        ckptfs.adopt(str(tmp_path / run), run, extra=['--link'] if run == 'kept' else [])
+    mount = ckptfs.mount()
+    os.unlink(tmp_path / 'gone' / 'step-1' / '__0_0.distcp')
+    file = tmp_path / 'changed' / 'step-1' / '__0_0.distcp'
+    data = bytearray(file.read_bytes())
+    at = data.index(torch.arange(24.).numpy().tobytes())
+    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1:])
+    shutil.rmtree(tmp_path / 'kept')  # as retention does
+    os.unlink(tmp_path / 'listless' / 'step-1' / '.metadata')
+    for run in ('gone', 'changed'):
+        with pytest.raises(OSError):
+            small_weights(mount, run)
+        done = ckptfs.run('verify', f'{run}/step-1', '--store', ckptfs.store, check=False)
+        assert done.returncode != 0 and '__0_0.distcp' in done.stderr + done.stdout
+    for run in ('kept', 'listless'):  # nothing of .metadata is read once a step is taken
+        assert same_weights(small_weights(mount, run))
+
+
+def test_steps_that_differ_are_told_where_a_target_counts_once(ckptfs, tmp_path):
+    """A DeepSpeed engine and a fused optimizer count the steps of a group once."""
+    model = {name: torch.arange(6.) + i for i, name in enumerate(('early', 'late'))}
+    states = {name: {'step': torch.tensor(2. + i), 'exp_avg': torch.ones(6), 'exp_avg_sq': torch.ones(6)}
+              for i, name in enumerate(model)}
+    for run, groups in (('one', [['early', 'late']]), ('two', [['early'], ['late']])):
+        group = {'lr': 0.1, 'betas': (0.9, 0.99)}
+        dcp.save({'model': model, 'optim': {
+            'state': states, 'param_groups': [{**group, 'params': names} for names in groups]}},
+                 checkpoint_id=str(tmp_path / run / 'step-1'), no_dist=True)
+        ckptfs.adopt(str(tmp_path / run), run)
+    mount = ckptfs.mount()
+    for run, layout, why in (('one', 'dp2', 'group 0'), ('two', 'dp2_zero3', 'ZeRO-3')):
+        view = view_of(mount, run, layout, 'step-1')
+        assert not os.path.exists(os.path.join(view, 'deepspeed'))
+        done = ckptfs.run('explain', os.path.join(view, 'deepspeed'), check=False)
+        said = done.stdout + done.stderr
+        assert why in said and "2 steps of parameter 'early' and 3 of 'late'" in said, said
+    assert os.path.exists(os.path.join(view_of(mount, 'two', 'dp2_zero1', 'step-1'), 'deepspeed'))
+    asked = {'optim': {'state': {'late': {'step': torch.tensor(0.)}}, 'param_groups': [{'lr': 0}]}}
+    view = os.path.join(view_of(mount, 'one', 'dp2', 'step-1'), 'dcp')
+    dcp.load(asked, storage_reader=dcp.FileSystemReader(view), no_dist=True)
+    assert float(asked['optim']['state']['late']['step']) == 3  # by parameter, as it is
+    asked['optim']['param_groups'][0]['step'] = 0
+    with pytest.raises(dcp.CheckpointException, match='param_groups.0.step'):
+        dcp.load(asked, storage_reader=dcp.FileSystemReader(view), no_dist=True)
+
+
 RESUME = '''
 import os, sys
 os.environ.update(RANK='0', LOCAL_RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1',
                   MASTER_PORT=sys.argv[4], DS_ACCELERATOR='cpu', TORCHDYNAMO_DISABLE='1')
 sys.path[:0] = [sys.argv[1]]
 import torch, deepspeed
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 import dcp_model
 deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
 deepspeed.init_distributed('gloo', verbose=False)
