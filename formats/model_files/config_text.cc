@@ -16,6 +16,13 @@ std::string TextAt(const json& object, const char* key) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
+// A discarded value for what is not JSON.  A NUL byte, which the parser takes for the end, is none:
+// what stands behind it has been looked at by nobody.
+json Parsed(std::string_view text) {
+  if (text.find('\0') != std::string_view::npos) return json(json::value_t::discarded);
+  return json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+}
+
 // Walks over JSON that is known to be well-formed and finds the texts that stand
 // under keys, with the keys above them.
 class TextValues {
@@ -72,7 +79,7 @@ bool IsPart(std::string_view key) {
 }  // namespace
 
 Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
-  const json parsed = json::parse(config.begin(), config.end(), nullptr, /*allow_exceptions=*/false);
+  const json parsed = Parsed(config);
   if (!parsed.is_object()) return Fail(ErrorCode::kInvalid, "not a JSON object");
   ConfigFacts facts;
   facts.model_type = TextAt(parsed, "model_type");
@@ -93,7 +100,7 @@ Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
 }
 
 std::vector<std::string> ReadModuleFolders(std::string_view modules) {
-  const json parsed = json::parse(modules.begin(), modules.end(), nullptr, /*allow_exceptions=*/false);
+  const json parsed = Parsed(modules);
   std::vector<std::string> folders;
   for (size_t i = 0; parsed.is_array() && i < parsed.size(); ++i) {
     std::string path = parsed[i].is_object() ? TextAt(parsed[i], "path") : "";

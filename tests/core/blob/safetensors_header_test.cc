@@ -69,6 +69,7 @@ TEST(SafetensorsHeaderTest, RefusesWhatIsNotTheGrammar) {
     EXPECT_FALSE(Parse(json, 0).has_value()) << json;
   }
   ExpectRefused(std::string("{\"a\xff\":{}}"), 0, "no JSON");
+  ExpectRefused(std::string("{}") + '\0' + "{", 0, "a NUL byte");
   ExpectRefused(std::string(100000, '['), 0, "wrong place");
   std::string deep;
   for (int i = 0; i < 100000; ++i) deep += "{\"a\":";

@@ -41,6 +41,7 @@ TEST(ModelConfigTest, WhatIsNotASizeIsPassedOver) {
     EXPECT_FALSE(ParseModelConfig(bad)) << bad;
   }
   EXPECT_FALSE(ParseModelConfig(R"({"a": )" + std::string(100000, '[')));
+  EXPECT_FALSE(ParseModelConfig(std::string("{}") + '\0' + "{"));
   EXPECT_FALSE(ParseModelConfig(R"({"a": )" + std::string(100, '[') + std::string(100, ']') + "}"));
 }
 

@@ -34,6 +34,11 @@ TEST(ConfigTextTest, ReadsWhatMattersToWeights) {
   EXPECT_FALSE(ReadConfigFacts("[1]"));
   EXPECT_FALSE(ReadConfigFacts("{\"a\": "));
   EXPECT_FALSE(ReadConfigFacts(std::string(100000, '[')));
+  // The parser takes a NUL for the end; what replaces dtypes would walk on.
+  for (const char* behind : {"", "\"", "}}}", " "}) {
+    EXPECT_FALSE(ReadConfigFacts(std::string("{\"dtype\": \"float32\"}") + '\0' + behind)) << behind;
+  }
+  EXPECT_TRUE(ReadModuleFolders(std::string("[{\"path\": \"a\"}]") + '\0').empty());
 }
 
 TEST(ConfigTextTest, OnlyTheDTypesOfWeightsAreReplaced) {
