@@ -77,15 +77,18 @@ def full(tensor):
 
 
 def cut_for_tp(model, mesh, cuts):
-    """Make DTensors of the parameters that tensor parallelism cuts."""
+    """Make DTensors of the parameters that tensor parallelism cuts; tied ones stay one."""
+    made = {}
     for prefix, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             path = f'{prefix}.{name}' if prefix else name
             for pattern, dim in cuts.items():
                 if re.fullmatch(pattern, path):
-                    value = distribute_tensor(parameter.detach(), mesh, [Shard(dim)])
-                    module.register_parameter(name, torch.nn.Parameter(
-                        value, requires_grad=parameter.requires_grad))
+                    if parameter not in made:
+                        value = distribute_tensor(parameter.detach(), mesh, [Shard(dim)])
+                        made[parameter] = torch.nn.Parameter(
+                            value, requires_grad=parameter.requires_grad)
+                    module.register_parameter(name, made[parameter])
 
 
 def spread(model, load):
@@ -133,7 +136,8 @@ def wanted(model, optimizer, load):
     """What the target asks the checkpoint for."""
     options = StateDictOptions(flatten_optimizer_state_dict=load.flat)
     if load.model_only:
-        return {load.top[0]: get_model_state_dict(model)}
+        state = get_model_state_dict(model)
+        return {load.top[0]: state} if load.top[0] else state
     state, optim = get_state_dict(model, optimizer, options=options)
     model_key, optim_key = load.top
     asked = {model_key: state} if model_key else dict(state)
@@ -151,12 +155,15 @@ def train_on(model, optimizer, load, rank, ranks):
 
 
 def spoil(model, optimizer):
-    """Values that no checkpoint has, and states, so that a load has to replace them."""
+    """Values that no checkpoint has, and states, so that a load has to replace them.  Buffers that are
+    no part of a state dict are the model's own."""
+    saved = model.state_dict()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.25)
-        for buffer in model.buffers():
-            buffer.fill_(1)
+        for name, buffer in model.named_buffers():
+            if name in saved:
+                buffer.fill_(1)
     for group in optimizer.param_groups if optimizer else ():
         group['lr'] = 0.5
 

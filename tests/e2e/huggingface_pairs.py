@@ -22,27 +22,41 @@ import daemon  # noqa: E402
 import launch  # noqa: E402
 import make_huggingface  # noqa: E402
 import models  # noqa: E402
+from cells import NOT_TRIED, RANKS, TOOLS, Target, probe, said_of  # noqa: E402
 
 FIXTURES = os.path.join(daemon.FIXTURES, 'huggingface')
+TITLE = 'Hugging Face, and DeepSpeed of the same models (tests/fixtures/huggingface)'
 VIEW = 'huggingface'  # the column of from_pretrained
 TARGETS = (VIEW, 'zero1', 'zero2', 'zero3')
 SOURCES = {variant: (name, engine) for variant, name, engine in make_huggingface.variants()}
 # Of a sample: every target, model and kind of source.
-SAMPLE = [('llama', VIEW), ('gpt2_zero3', VIEW), ('mixtral_autotp2', VIEW), ('qwen2_zero1', VIEW),
-          ('llama_zero2', 'zero1'), ('qwen2_autotp2', 'zero3'), ('gpt2', 'zero2')]
+SAMPLE = [Target(source, target, target) for source, target in (
+    ('llama', VIEW), ('gpt2_zero3', VIEW), ('mixtral_autotp2', VIEW), ('qwen2_zero1', VIEW),
+    ('llama_zero2', 'zero1'), ('qwen2_autotp2', 'zero3'), ('gpt2', 'zero2'))]
+LAYOUTS = ('tp1', 'tp2')
+ONE_BY_ONE = ('the files of this model name its experts one by one, the module that is loaded has them in '
+              'one tensor: `from_pretrained` joins them')
 
 
-def why_not(variant, target):
-    """The letter of why a pair cannot be run or is not, or None."""
-    if target not in TARGETS:
-        return 'c'
-    return 'd' if variant == 'mixtral' and target in ('zero1', 'zero2') else None
+def adopt(program, variant):
+    """Into the program's store."""
+    return program.adopt(source(variant), variant, check=False)
 
 
-def everything():
-    """Every pair that can be run."""
-    return [(source, target) for source in SOURCES for target in TARGETS
-            if not why_not(source, target)]
+def why_not(variant, column):
+    """Why a column has no pair of this source."""
+    if column in ('zero1_autotp', 'zero1_bf16', 'zero3_autotp'):
+        return NOT_TRIED
+    if variant == 'mixtral' and column in ('zero1', 'zero2'):
+        return ONE_BY_ONE
+    return None
+
+
+def pairs():
+    """All but those with DCP (dcp_pairs.py)."""
+    out = [Target(source, target, target) for source in SOURCES for target in (*TARGETS, *TOOLS)
+           if not why_not(source, target)]
+    return out + [Target(source, RANKS, layout) for source in SOURCES for layout in LAYOUTS]
 
 
 def source(variant):
@@ -133,11 +147,59 @@ def check(step, variant, target):
                           os.path.join(step, 'view', layout, 'deepspeed'), engine is None)
 
 
-def run(mount, variant, target):
-    """One pair; returns its record, as matrix.py's."""
-    record = {'variant': variant, 'target': target, 'kind': target, 'exact_losses': False}
+def cut(name, whole, tp, rank, gpt2):
+    """What the engine's layers hold of a tensor, by the model's own code."""
+    if gpt2 and '.c_attn.' in name:
+        dim = whole.ndim - 1
+        return torch.cat([p.chunk(tp, dim)[rank] for p in whole.chunk(3, dim)], dim)
+    if gpt2 and '.c_fc.' in name:
+        return whole.chunk(tp, whole.ndim - 1)[rank]
+    if gpt2 and name.endswith('c_proj.weight'):
+        return whole.chunk(tp, 0)[rank]
+    if any(p in name for p in ('q_proj', 'k_proj', 'v_proj', 'gate_proj', 'up_proj',
+                               '.w1.', '.w3.')):
+        return whole.chunk(tp, 0)[rank]
+    if any(p in name for p in ('o_proj', 'down_proj', '.w2.')):
+        return whole.chunk(tp, 1)[rank]
+    if any(p in name for p in ('embed_tokens', 'lm_head', 'wte')):
+        rows = -(-whole.shape[0] // ((128 if gpt2 else 1) * tp)) * (128 if gpt2 else 1)
+        padded = torch.cat([whole, whole.new_zeros(rows * tp - whole.shape[0],
+                                                   whole.shape[1])])
+        return padded[rank * rows:(rank + 1) * rows]
+    return whole
+
+
+def compare_ranks(step, variant, layout):
+    """What is wrong with the weights in the files of a layout's ranks.  Of experts that are one tensor,
+    which no family cuts, and of a vocabulary that AutoTP left whole, the files tell what they hold."""
+    name, engine = SOURCES[variant]
+    truth, tp, wrong = truth_of(variant)[0], int(layout[2:]), []
+    folder = os.path.join(step, 'view', layout)
+    if not os.path.isdir(os.path.join(folder, 'rank0')):
+        return {'ok': True, 'state': 'refused', 'layout': layout, 'why': said_of(step, layout, 'rank')}
+    if engine is None:  # names of the files, which from_pretrained may join
+        truth = {}
+        for file in filter(lambda f: f.endswith('.safetensors'), os.listdir(source(variant))):
+            truth.update(load_file(os.path.join(source(variant), file)))
+    for rank in range(tp):
+        got = load_file(os.path.join(folder, f'rank{rank}', 'model.safetensors'))
+        whole = engine == 'autotp2' and tp == 2
+        vocabulary = lambda k: any(p in k for p in ('embed_tokens', 'lm_head', 'wte'))
+        want = {k: cut(k, t, tp, rank, name == 'gpt2') if tp > 1 and not (whole and vocabulary(k))
+                else t for k, t in truth.items()}
+        wrong += [k for k in differ(got, want) if k in got or k != 'lm_head.weight']
+    return {'layout': layout, 'ok': not wrong, 'different': wrong[:5]}
+
+
+def run(mount, pair):
+    """One pair; its record."""
+    step = daemon.step_of(mount, pair.source)
+    if pair.column == RANKS:
+        return compare_ranks(step, pair.source, pair.target)
+    if pair.column in TOOLS:
+        return probe(step, 'tp1', pair.column)
     try:
-        layout, wrong = check(daemon.step_of(mount, variant), variant, target)
+        layout, wrong = check(step, pair.source, pair.target)
     except (AssertionError, OSError, RuntimeError, ValueError) as e:
-        return {**record, 'ok': False, 'errors': [repr(e)]}
-    return {**record, 'layout': layout, 'ok': not wrong, 'different': wrong}
+        return {'ok': False, 'errors': [repr(e)]}
+    return {'layout': layout, 'ok': not wrong, 'different': wrong}

@@ -1,178 +1,187 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load mounted views of every source into every target engine, and into transformers.
+"""Every kind of source against everything that loads a view: docs/compatibility.md.
 
-Usage: matrix.py [--all] [--variant V ...] [--kind K ...] [--table FILE] [--results FILE]
+Usage: matrix.py [--all] [--part P ...] [--source S ...] [--column C ...] [--missing]
+                 [--table [FILE]] [--results FILE]
 
-Adopts the fixture checkpoints into one store, mounts it once, and for each
-pair of cases.py lets an unmodified DeepSpeed engine load the universal view of
-the target's layout.  Every master, moment and 16-bit weight must equal the
-truth bit for bit, and the next steps' losses the uninterrupted run's: exactly
-where gradients are added in the same order, within rounding noise elsewhere.
-huggingface_pairs.py has the pairs with transformers at an end.  Without --all it runs a
-selection that has every source, target kind and degree.
+Adopts the sources into one store, mounts it once, and for each pair lets unmodified software load
+the view: DeepSpeed's engines, torch.distributed.checkpoint on meshes, from_pretrained, Trainer,
+accelerate, Lightning; and reads the files of ranks.  What is loaded must equal a truth that none of
+our code made, bit for bit; the next losses those of the run that never stopped, or of a
+module that torch itself filled.  The parts say which pairs there are:
+
+  deepspeed    deepspeed_pairs.py     the tiny model's checkpoints, engines, rank<N>
+  dcp          dcp_sources.py         what torch.distributed.checkpoint saved, all columns
+  huggingface  huggingface_pairs.py   transformers' models
+  tools        tool_sources.py        directories of Trainer, accelerate, Lightning
+  to_dcp       dcp_pairs.py           sources of DeepSpeed's and transformers' models on every mesh
+
+Without --all (or one of the choices) it runs a selection that has every source, target kind and
+degree.  Results are kept in --results (.cache/matrix.json), with the program that gave them; --missing
+runs what has none of this program.  --table alone writes the page from them: a cell whose result is of
+another program, or is only on the page that was there before, says so.
 Exit code 0 only if every pair held.
 """
 import argparse
 import datetime
+import fcntl
 import gc
+import hashlib
+import importlib
 import json
 import os
 import sys
 import tempfile
 import time
+import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, HERE)
 sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'deepspeed'))
 
-import cases  # noqa: E402
 import daemon  # noqa: E402
-import huggingface_pairs  # noqa: E402
-import load_deepspeed  # noqa: E402
+from cells import COLUMNS  # noqa: E402
 
-STEPS = 2
-# A changed order of bf16 sums moves this model's loss by 0.002 at most (seen
-# over 66 pairs); a wrong layout of its tensors moves it by 0.1 and more.
-NOISE = 0.01
-# Where several groups are loaded at ZeRO 3, DeepSpeed gives all of them the
-# rates of the first, and the losses then say nothing about the load.
-NO_BOUND = 1.0
+# In the order of the page; a later one has columns of the sources of the earlier.
+PARTS = {'deepspeed': 'deepspeed_pairs', 'dcp': 'dcp_sources', 'huggingface': 'huggingface_pairs',
+         'tools': 'tool_sources', 'to_dcp': 'dcp_pairs'}
+PAGE = os.path.join(ROOT, 'docs', 'compatibility.md')
 
 
-def run(mount, variant, target):
-    """One pair; returns its record."""
+def program():
+    """What the bytes of a view follow from: a digest of the program's sources."""
+    out = hashlib.sha256()
+    for folder in ('core', 'formats', 'fs', 'mount'):
+        for base, folders, names in os.walk(os.path.join(ROOT, folder)):
+            folders.sort()
+            for name in sorted(n for n in names if n.endswith(('.h', '.cc', '.fbs'))):
+                out.update(name.encode())
+                with open(os.path.join(base, name), 'rb') as f:
+                    out.update(f.read())
+    return out.hexdigest()[:8]
+
+
+def part_of(pair, parts):
+    """The name of the part whose pair it is."""
+    return next(name for name, part in parts.items() if pair in part.pairs())
+
+
+def run_pair(part, mount, pair):
+    """Its record; of one that ends otherwise what it says."""
     start = time.monotonic()
-    layout = cases.layout_name(variant, target)
-    step = daemon.step_of(mount, variant)
-    view = os.path.join(step, 'view', layout, 'deepspeed')
-    record = {'variant': variant, 'target': str(target), 'kind': target.kind,
-              'layout': layout}
-    if not os.path.isdir(view):
-        return {**record, 'ok': False, 'errors': [f'no {view}']}
-    steps = 0 if cases.cannot_train(variant, target) else STEPS
-    code, report = load_deepspeed.load(
-        view, daemon.truth_of(variant), cases.engine_layout(variant, target),
-        steps=steps)
-    exact = steps > 0 and cases.loss_must_match(variant, target)
-    diff = report.get('loss_diff')
-    most = NO_BOUND if cases.mixes_rates(variant, target) else NOISE
-    losses_ok = steps == 0 or (
-        diff is not None and (diff == 0 if exact else diff < most))
-    keep = ('tensors_equal', 'tensors_different', 'different', 'step_equal',
-            'bit16_differs', 'loss_diff', 'errors')
-    return {**record, **{k: report[k] for k in keep if k in report},
-            'exact_losses': exact, 'ok': code == 0 and losses_ok,
-            'seconds': round(time.monotonic() - start, 1)}
+    try:
+        record = part.run(mount, pair)
+    except Exception as e:  # the other pairs are run all the same
+        traceback.print_exc()
+        record = {'ok': False, 'errors': [repr(e)[-300:]]}
+    state = record.get('state') or ('exact' if record['ok'] else 'FAILS')
+    return {'source': pair.source, 'column': pair.column, 'target': str(pair.target), **record,
+            'state': state, 'seconds': round(time.monotonic() - start, 1)}
 
 
-def run_all(pairs, results):
-    """Adopt, mount, run every pair."""
-    this, records = sys.modules[__name__], []
+def adopt_all(ckptfs, pairs, adopters):
+    """Every source once; those that cannot be taken say why."""
+    for source in dict.fromkeys(pair.source for _, pair in pairs):
+        done = adopters[source](ckptfs, source)
+        if done.returncode:
+            print(f'adopt {source}: {done.stderr.strip()}', flush=True)
+
+
+def run_all(pairs, parts, keep):
+    """Adopt, mount, run every (name of its part, pair)."""
+    adopters = {source: part.adopt for part in parts.values() for source in getattr(part, 'SOURCES', ())}
+    records = []
     with tempfile.TemporaryDirectory() as folder:
-        program = daemon.Ckptfs(folder)
+        ckptfs = daemon.Ckptfs(folder)
         try:
-            for variant in sorted({v for v, _ in pairs}):
-                if variant in huggingface_pairs.SOURCES:
-                    done = program.adopt(huggingface_pairs.source(variant), variant, check=False)
-                else:
-                    done = program.adopt_variant(variant, check=False)
-                if done.returncode:
-                    print(f'adopt {variant}: {done.stderr.strip()}', flush=True)
-            mount = program.mount()
-            for variant, target in pairs:
-                one = huggingface_pairs if variant in huggingface_pairs.SOURCES else this
-                record = one.run(mount, variant, target)
-                records.append(record)
-                print(json.dumps(record), flush=True)
-                if results:
-                    results.write(json.dumps(record) + '\n')
+            adopt_all(ckptfs, pairs, adopters)
+            mount = ckptfs.mount()
+            for name, pair in pairs:
+                records.append(run_pair(parts[name], mount, pair))
+                print(json.dumps(records[-1]), flush=True)
+                keep(pair.key, records[-1])
             gc.collect()  # models map the view's files, and modules refer to themselves
-            program.umount(mount)
+            ckptfs.umount(mount)
         finally:
-            program.close()
+            ckptfs.close()
     return records
 
 
-WHY_NOT = {
-    'a': 'DeepSpeed\'s universal loader at ZeRO 3 asks for Adam\'s moments by name',
-    'b': 'not a model of transformers',
-    'c': 'not tried: engines of these models are made at ZeRO 1, 2 and 3',
-    'd': 'the files of this model name its experts one by one, the module that an engine '
-         'loads has them in one tensor: `from_pretrained` joins them',
-}
+class Results:
+    """The file in which records are kept."""
+
+    def __init__(self, path):
+        self.path, self.program = path, program()
+        self.today = datetime.date.today().isoformat()
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        self.records = self.read()
+
+    def read(self):
+        """What is in the file."""
+        if not os.path.exists(self.path):
+            return {}
+        with open(self.path, encoding='utf-8') as f:
+            return json.load(f)
+
+    def keep(self, key, record):
+        """Written at once, since a run takes hours; others may run other pairs meanwhile."""
+        with open(f'{self.path}.lock', 'w', encoding='utf-8') as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.records = {**self.read(), key: {**record, 'program': self.program,
+                                                 'date': self.today}}
+            with open(f'{self.path}.new', 'w', encoding='utf-8') as f:
+                json.dump(self.records, f, indent=0)
+            os.replace(f'{self.path}.new', self.path)
+
+    def has(self, pair):
+        """Whether this program has a good result of it."""
+        record = self.records.get(pair.key)
+        return record is not None and record['ok'] and record['program'] == self.program
 
 
-def why_not(variant, kind):
-    """Of what is not among the pairs."""
-    if variant in huggingface_pairs.SOURCES:
-        return huggingface_pairs.why_not(variant, kind)
-    return 'b' if kind == huggingface_pairs.VIEW else 'a'
+def sample(parts):
+    """[(part, pair)] that have every source, kind of target and degree, in a few minutes."""
+    import cases
+    from cells import Target
+    chosen = [('deepspeed', Target(v, t.kind, t)) for v, t in cases.thinned(64)]
+    chosen += [('huggingface', pair) for pair in parts['huggingface'].SAMPLE]
+    return chosen + [('dcp', Target(*pair)) for pair in (
+        ('dcp_titan', 'hsdp2x2', 'hsdp2x2'), ('dcp_fsdp2_tp', 'zero2', 'zero2'))]
 
 
-def table(records):
-    """docs/compatibility.md of a run."""
-    kinds = sorted({r['kind'] for r in records})
-    lines = ['# Compatibility', '',
-             'Generated by `tests/e2e/matrix.py --all --table '
-             'docs/compatibility.md` on '
-             f'{datetime.date.today().isoformat()} with DeepSpeed 0.19.7 and '
-             'torch 2.13.0 (CPU).', '',
-             'Rows are source checkpoints (tests/fixtures/deepspeed/variants.py; '
-             'the last ones, named as models of transformers, of',
-             'tests/fixtures/huggingface), columns the unmodified engine that loaded '
-             'the mounted universal view, and', '`from_pretrained` of the view '
-             '`huggingface`. Of models of transformers every entry of the state_dict '
-             'was equal, and', 'the logits (tests/e2e/huggingface_pairs.py). Of the '
-             'others a cell counts the layouts (DP 1-4, TP 1, 2, 4, PP 1-3, at '
-             'most 8 ranks) in which every', 'master, moment and 16-bit weight '
-             'equalled the truth bit for bit and the losses of the next two '
-             'steps were', 'those of the uninterrupted run (to the last bit '
-             'where gradients are added in the same order, within rounding noise '
-             'elsewhere).', '',
-             '| source | ' + ' | '.join(kinds) + ' |',
-             '| --- |' + ' --- |' * len(kinds)]
-    for variant in dict.fromkeys(r['variant'] for r in records):
-        row = []
-        for kind in kinds:
-            mine = [r for r in records
-                    if r['variant'] == variant and r['kind'] == kind]
-            good = sum(r['ok'] for r in mine)
-            row.append(f'{good} of {len(mine)}' if mine else f'[{why_not(variant, kind)}]')
-        what = ' (huggingface)' if huggingface_pairs.SOURCES.get(variant, (0, 0))[1] is None else ''
-        lines.append(f'| {variant}{what} | ' + ' | '.join(row) + ' |')
-    lines += ['', *(f'- [{k}] {text}' for k, text in WHY_NOT.items())]
-    bad = [r for r in records if not r['ok']]
-    same = [r for r in records if r['exact_losses'] and r['ok']]
-    lines += ['', f'{len(records) - len(bad)} of {len(records)} pairs hold; in '
-              f'{len(same)} of them the losses had to be, and were, equal to '
-              'the last bit.']
-    lines += [f'- fails: {r["variant"]} -> {r["target"]}: '
-              f'{r.get("errors") or r.get("different")}' for r in bad]
-    return '\n'.join(lines) + '\n'
+def chosen_pairs(args, parts, results):
+    """[(part, pair)] that the command line asks for."""
+    if not (args.all or args.part or args.source or args.column or args.missing):
+        return [] if args.table else sample(parts)
+    return [(name, pair) for name, part in parts.items() for pair in part.pairs()
+            if (not args.part or name in args.part)
+            and (not args.source or pair.source in args.source)
+            and (not args.column or pair.column in args.column)
+            and not (args.missing and results.has(pair))]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--all', action='store_true')
-    parser.add_argument('--count', type=int, default=66)
-    parser.add_argument('--variant', action='append')
-    parser.add_argument('--kind', action='append')
-    parser.add_argument('--table')
-    parser.add_argument('--results')
+    parser.add_argument('--part', action='append', choices=PARTS)
+    parser.add_argument('--source', action='append')
+    parser.add_argument('--column', action='append', choices=COLUMNS)
+    parser.add_argument('--missing', action='store_true')
+    parser.add_argument('--table', nargs='?', const=PAGE)
+    parser.add_argument('--results', default=os.path.join(ROOT, '.cache', 'matrix.json'))
     args = parser.parse_args()
-    pairs = (cases.everything() + huggingface_pairs.everything() if args.all
-             else cases.thinned(args.count) + huggingface_pairs.SAMPLE)
-    pairs = [(v, t) for v, t in pairs
-             if (not args.variant or v in args.variant)
-             and (not args.kind or getattr(t, 'kind', t) in args.kind)]
-    results = open(args.results, 'a', buffering=1) if args.results else None
-    records = run_all(pairs, results)
+    parts = {name: importlib.import_module(module) for name, module in PARTS.items()}
+    results = Results(args.results)
+    pairs = chosen_pairs(args, parts, results)
+    records = run_all(pairs, parts, results.keep) if pairs else []
     if args.table:
-        with open(args.table, 'w') as f:
-            f.write(table(records))
+        import matrix_page
+        matrix_page.write(args.table, parts, results)
     good = sum(r['ok'] for r in records)
     print(f'{good} passed, {len(records) - good} failed')
-    return 0 if records and good == len(records) else 1
+    return 0 if good == len(records) and (records or args.table) else 1
 
 
 if __name__ == '__main__':

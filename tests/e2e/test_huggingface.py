@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import daemon
 import huggingface_pairs as pairs
 import models
-from huggingface_pairs import differ, load, same, source, truth_of
+from huggingface_pairs import cut, differ, load, same, source, truth_of
 
 SMALL = ('generation_config.json', 'tokenizer.json', 'tokenizer_config.json')
 
@@ -81,28 +81,6 @@ def test_a_dtype_in_the_layout_is_that_of_the_model(mounted):
     assert {t.dtype for t in got.values()} == {torch.float32}
     assert differ({k: t.to(torch.bfloat16) for k, t in got.items()}, want) == []
     assert any(not same(t, want[k].float()) for k, t in got.items()), 'masters'
-
-
-def cut(name, whole, tp, rank, gpt2):
-    """What the engine's layers hold of a tensor, by the model's own code."""
-    if gpt2 and '.c_attn.' in name:
-        dim = whole.ndim - 1
-        return torch.cat([p.chunk(tp, dim)[rank] for p in whole.chunk(3, dim)], dim)
-    if gpt2 and '.c_fc.' in name:
-        return whole.chunk(tp, whole.ndim - 1)[rank]
-    if gpt2 and name.endswith('c_proj.weight'):
-        return whole.chunk(tp, 0)[rank]
-    if any(p in name for p in ('q_proj', 'k_proj', 'v_proj', 'gate_proj', 'up_proj',
-                               '.w1.', '.w3.')):
-        return whole.chunk(tp, 0)[rank]
-    if any(p in name for p in ('o_proj', 'down_proj', '.w2.')):
-        return whole.chunk(tp, 1)[rank]
-    if any(p in name for p in ('embed_tokens', 'lm_head', 'wte')):
-        rows = -(-whole.shape[0] // ((128 if gpt2 else 1) * tp)) * (128 if gpt2 else 1)
-        padded = torch.cat([whole, whole.new_zeros(rows * tp - whole.shape[0],
-                                                   whole.shape[1])])
-        return padded[rank * rows:(rank + 1) * rows]
-    return whole
 
 
 @pytest.mark.parametrize('variant,degrees', [

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of the matrix share: its columns, a pair, and what the program says of a view
+that it does not show."""
+import json
+import os
+from dataclasses import dataclass
+
+ENGINES = ('zero1', 'zero1_autotp', 'zero1_bf16', 'zero2', 'zero3', 'zero3_autotp')
+# mesh -> the layout that is cut for it
+MESHES = {'fsdp2': 'dp2', 'fsdp3': 'dp3', 'hsdp2x2': 'dp2', 'fsdp2_tp2': 'tp2_dp2', 'ddp1': 'tp1'}
+TOOLS = ('trainer', 'accelerate', 'lightning')
+RANKS = 'rank<N>'
+COLUMNS = (*ENGINES, *MESHES, 'huggingface', *TOOLS, RANKS)
+NOT_TRIED = 'not tried: engines of these models are made at ZeRO 1, 2 and 3'
+# Words of a reason for which a view cannot be asked of a source at all.
+NOT_OF_THIS = ('not saved by', 'no config.json')
+
+
+@dataclass(frozen=True)
+class Target:
+    """One pair: a source, a column of the page, and what is loaded there."""
+    source: str
+    column: str
+    target: object
+
+    @property
+    def key(self):
+        """Its name in the results."""
+        return f'{self.source} | {self.column} | {self.target}'
+
+
+def said_of(step, layout, view):
+    """Why the program does not show a view, or None if it does."""
+    folder = os.path.join(step, 'view', layout)
+    if os.path.isdir(os.path.join(folder, view)):
+        return None
+    with open(os.path.join(folder, 'info.json'), encoding='utf-8') as f:
+        formats = json.load(f)['formats']
+    return formats[view].removeprefix('no: ')
+
+
+def probe(step, layout, view):
+    """The record of a view that is not expected: refused or not applicable, as the program says."""
+    why = said_of(step, layout, view)
+    if why is None:
+        return {'layout': layout, 'ok': False, 'errors': ['it is shown, and nothing compares it']}
+    state = 'n/a' if any(words in why for words in NOT_OF_THIS) else 'refused'
+    return {'layout': layout, 'ok': True, 'state': state, 'why': why}

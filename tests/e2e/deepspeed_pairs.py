@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of the matrix from the tiny model's DeepSpeed checkpoints (tests/fixtures/deepspeed).
+
+Targets are unmodified engines that load the universal view (cases.py): every master, moment and
+16-bit weight must equal the truth bit for bit, and the next steps' losses the uninterrupted run's,
+exactly where gradients are added in the same order, within rounding noise elsewhere; and
+the files rank<N>, compared with what the model's own rules cut out of the truth.
+"""
+import os
+
+from safetensors.torch import load_file
+
+import cases
+import daemon
+import load_deepspeed
+import test_rank_files
+from cells import RANKS, TOOLS, Target, probe
+from variants import VARIANTS
+
+TITLE = 'DeepSpeed (tests/fixtures/deepspeed/variants.py)'
+SOURCES = tuple(VARIANTS)
+STEPS = 2
+# A changed order of bf16 sums moves this model's loss by 0.002 at most (seen
+# over 66 pairs); a wrong layout of its tensors moves it by 0.1 and more.
+NOISE = 0.01
+# Where several groups are loaded at ZeRO 3, DeepSpeed gives all of them the
+# rates of the first, and the losses then say nothing about the load.
+NO_BOUND = 1.0
+
+
+def adopt(program, variant):
+    """Into the program's store."""
+    return program.adopt_variant(variant, check=False)
+
+
+def why_not(variant, column):
+    """Why a column has no pair of this source."""
+    if VARIANTS[variant].moe:
+        return 'DeepSpeed loads no universal checkpoint of its own experts'
+    if column in ('zero3', 'zero3_autotp'):
+        return "DeepSpeed's universal loader at ZeRO 3 asks for Adam's moments by name"
+    return None
+
+
+def engines(variant):
+    """Every engine that the variant can be loaded into."""
+    return [Target(variant, t.kind, t) for v, t in cases.everything() if v == variant]
+
+
+def pairs():
+    """All but those with DCP (dcp_pairs.py)."""
+    out = []
+    for variant in SOURCES:
+        out += engines(variant)
+        out += [Target(variant, column, column) for column in ('huggingface', *TOOLS)]
+        out += [Target(variant, RANKS, layout) for v, layout in test_rank_files.pairs()
+                if v == variant]
+    return out
+
+
+def load_engine(mount, variant, target):
+    """What an engine found."""
+    layout = cases.layout_name(variant, target)
+    view = os.path.join(daemon.step_of(mount, variant), 'view', layout, 'deepspeed')
+    if not os.path.isdir(view):
+        return {'layout': layout, 'ok': False, 'errors': [f'no {view}']}
+    steps = 0 if cases.cannot_train(variant, target) else STEPS
+    code, report = load_deepspeed.load(
+        view, daemon.truth_of(variant), cases.engine_layout(variant, target),
+        steps=steps)
+    exact = steps > 0 and cases.loss_must_match(variant, target)
+    diff = report.get('loss_diff')
+    most = NO_BOUND if cases.mixes_rates(variant, target) else NOISE
+    losses_ok = steps == 0 or (
+        diff is not None and (diff == 0 if exact else diff < most))
+    keep = ('tensors_equal', 'tensors_different', 'different', 'step_equal',
+            'bit16_differs', 'loss_diff', 'errors')
+    return {'layout': layout, **{k: report[k] for k in keep if k in report},
+            'exact_losses': exact, 'ok': code == 0 and losses_ok}
+
+
+def compare_ranks(mount, variant, layout):
+    """What the files of all ranks of a layout hold."""
+    truth = load_file(daemon.truth_of(variant))
+    dims, degrees = (load_deepspeed.recorded(daemon.truth_of(variant))[0],
+                     test_rank_files.degrees(layout))
+    degrees['whole_vocab'] = VARIANTS[variant].autotp == degrees['tp']
+    view, seen = os.path.join(daemon.step_of(mount, variant), 'view', layout), set()
+    for rank in range(degrees['tp'] * degrees['dp'] * degrees['pp']):
+        seen |= test_rank_files.check_rank(os.path.join(view, f'rank{rank}'), rank, truth, dims,
+                                           degrees)
+    missing = test_rank_files.wanted_keys(truth) - seen
+    if VARIANTS[variant].moe and VARIANTS[variant].stage == 0:
+        missing = {key for key in missing if key[0] == 'model'}  # states without names
+    return {'layout': layout, 'ok': not missing, 'different': sorted(map(str, missing))[:5]}
+
+
+def run(mount, pair):
+    """One pair; its record."""
+    if pair.column == RANKS:
+        return compare_ranks(mount, pair.source, pair.target)
+    if isinstance(pair.target, cases.Target):
+        return load_engine(mount, pair.source, pair.target)
+    return probe(daemon.step_of(mount, pair.source), 'tp1', pair.column)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of the matrix from what transformers' Trainer, accelerate and Lightning wrote themselves
+(tool_jobs.py; which, test_tools.py says).
+
+The truth is what the job's own process kept or gathered; of DeepSpeed's engines what its own
+ds_to_universal makes of their files.  A column of the tool holds if a training that goes on from the
+view has the losses of the one that never stopped.
+"""
+import functools
+import glob
+import math
+import os
+import subprocess
+import sys
+import tempfile
+
+os.environ['CKPTFS_LONG'] = '1'  # all that test_tools.py can make
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.tensor import Replicate  # noqa: E402
+from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,  # noqa: E402
+                                               parallelize_module)
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+import daemon  # noqa: E402
+import test_dcp_source  # noqa: E402
+import test_tools  # noqa: E402
+import tool_jobs  # noqa: E402
+import torch_jobs  # noqa: E402
+from cells import MESHES, NOT_TRIED, RANKS, TOOLS, Target, probe, said_of  # noqa: E402
+
+TITLE = 'Trainer, accelerate and Lightning (tests/e2e/tool_jobs.py)'
+SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE}
+HERE = os.path.dirname(os.path.abspath(__file__))
+FOLDER = tempfile.TemporaryDirectory(prefix='ckptfs-tools-')
+
+
+@functools.cache
+def made(source):
+    """The job, which trains when it is asked for first."""
+    folder = os.path.join(FOLDER.name, source)
+    os.mkdir(folder)
+    return test_tools.Job(folder, *SOURCES[source])
+
+
+def adopt(program, source):
+    """Into the program's store."""
+    job = made(source)
+    order = job.way == 'plain' and job.tool != 'lightning'
+    return program.adopt(job.path, source, check=False,
+                         extra=('--parameter-order', job.order) if order else ())
+
+
+def why_not(_, column):
+    """Why a column has no pair of this source."""
+    if column in ('zero1_autotp', 'zero1_bf16', 'zero3_autotp'):
+        return NOT_TRIED
+    return None
+
+
+def pairs():
+    """Every pair that can be run."""
+    columns = ('zero1', 'zero2', 'zero3', *MESHES, 'huggingface', *TOOLS)
+    out = [Target(source, column, column) for source in SOURCES for column in columns]
+    return out + [Target(source, RANKS, layout) for source in SOURCES
+                  for layout in torch_jobs.LAYOUTS]
+
+
+# ---- what is loaded into -------------------------------------------------------------------
+
+
+class Wrapped(nn.Module):
+    """As Lightning's module of tool_jobs.py names it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = tool_jobs.model()
+
+    def forward(self, **batch):
+        return self.net(**batch)
+
+
+def loss(model, number, _, __):
+    """Of an update's rows; every rank has all."""
+    rows = tool_jobs.samples()
+    at = number % tool_jobs.UPDATES * tool_jobs.ROWS
+    batch = torch.stack([row['input_ids'] for row in rows[at:at + tool_jobs.ROWS]])
+    return model(input_ids=batch, labels=batch).loss
+
+
+def plan(prefix, model, mesh):
+    """The usual one of a Llama."""
+    layer = f'{prefix}model.layers.*.'
+    cuts = {f'{prefix}model.embed_tokens': RowwiseParallel(input_layouts=Replicate()),
+            f'{prefix}lm_head': ColwiseParallel(output_layouts=Replicate())}
+    for name in ('self_attn.q_proj', 'self_attn.k_proj', 'self_attn.v_proj', 'mlp.gate_proj',
+                 'mlp.up_proj'):
+        cuts[layer + name] = ColwiseParallel()
+    for name in ('self_attn.o_proj', 'mlp.down_proj'):
+        cuts[layer + name] = RowwiseParallel()
+    parallelize_module(model, mesh, cuts)
+
+
+# Of the next step: a cosine over six updates; halved every second; none.
+RATES = {'trainer': 1e-2 * (1 + math.cos(math.pi * tool_jobs.MIDDLE / tool_jobs.UPDATES)) / 2,
+         'accelerate': 1e-2 / 2**(tool_jobs.MIDDLE // 2), 'lightning': 1e-2}
+
+
+def optimizer(tool, model):
+    """Groups as the tool makes them, at the rate that it has come to."""
+    if tool != 'trainer':
+        return torch.optim.AdamW(model.parameters(), lr=RATES[tool])
+    groups = [[p for p in model.parameters() if p.ndim > 1],
+              [p for p in model.parameters() if p.ndim < 2]]
+    return torch.optim.AdamW([{'params': groups[0], 'weight_decay': 0.1},
+                              {'params': groups[1], 'weight_decay': 0.}], lr=RATES[tool])
+
+
+def converted(job):
+    """({kind: {name: tensor}}, bound of gradients) by DeepSpeed's own conversion of the middle tag."""
+    states = glob.glob(f'{job.path}/**/*mp_rank_00_model_states.pt', recursive=True)
+    states = [path for path in states if f'/{job.id}/' in path][0]
+    out = os.path.join(job.folder, 'converted')
+    subprocess.run([sys.executable, '-m', 'deepspeed.checkpoint.ds_to_universal', '--inject_missing_state',
+                    '--input_folder', os.path.dirname(states), '--output_folder', out], check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    truth = {}
+    for path in glob.glob(f'{out}/zero/*/*.pt'):
+        kind, name = os.path.basename(path)[:-3], os.path.basename(os.path.dirname(path))
+        value = torch.load(path, weights_only=False)
+        value = value['param'] if isinstance(value, dict) else torch.as_tensor(value)
+        if kind in ('fp32', 'exp_avg', 'exp_avg_sq'):
+            truth.setdefault('weight' if kind == 'fp32' else kind, {})[name] = value
+    step = torch.load(glob.glob(f'{out}/zero/*/step.pt')[0], weights_only=False)
+    truth['step'] = {name: torch.tensor(float(step)) for name in truth['exp_avg']}
+    settings = torch.load(f'{out}/zero/optimizer_state.pt', weights_only=False)
+    return truth, settings['clip_grad']
+
+
+@functools.cache
+def job_of(source):
+    """Whose checkpoint it is."""
+    job = made(source)
+    prefix = 'net.' if job.tool == 'lightning' else ''
+    if os.path.exists(f'{job.folder}/truth.pt'):
+        truth, clip = {}, 0.
+        for name, states in torch.load(f'{job.folder}/truth.pt').items():
+            for kind, tensor in states.items():
+                truth.setdefault(kind, {})[name] = tensor
+    else:
+        truth, clip = converted(job)
+    return torch_jobs.Job(Wrapped if prefix else tool_jobs.model,
+                          functools.partial(optimizer, job.tool), loss,
+                          functools.partial(plan, prefix), truth, tool_jobs.MIDDLE, clip, False)
+
+
+# ---- columns ---------------------------------------------------------------------------------
+
+
+def resumed(step, job, tool):
+    """The record of a training that goes on from the tool's view."""
+    layout = 'tp1'
+    if job.way.startswith('zero'):
+        layout = f'dp{job.ranks}_{job.way}' if job.ranks > 1 else job.way
+    why = said_of(step, layout, tool)
+    if why:
+        return {'layout': layout, 'ok': True, 'why': why,
+                'state': 'n/a' if 'not saved by' in why else 'refused'}
+    path = os.path.join(step, 'view', layout, tool)
+    if tool == 'lightning' and job.way == 'plain':
+        path = os.path.join(path, job.id)
+    try:
+        losses, expected = job.resumed(path), job.expected()
+    except AssertionError as e:
+        return {'layout': layout, 'ok': False, 'errors': [str(e)[-400:]]}
+    return {'layout': layout, 'ok': losses == expected, 'exact_losses': True,
+            'errors': [] if losses == expected else [f'{losses} for {expected}']}
+
+
+def pretrained(step, job):
+    """The record of from_pretrained."""
+    folder = os.path.join(step, 'view', 'tp1', 'huggingface')
+    if not os.path.isdir(folder):
+        return probe(step, 'tp1', 'huggingface')
+    model, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    wrong = sorted(map(str, (v for v in said.values() if v)))
+    wrong += torch_jobs.bits_differ(model.state_dict(), job.truth['weight'])
+    return {'layout': 'tp1', 'ok': not wrong, 'different': wrong[:5]}
+
+
+def run(mount, pair):
+    """One pair; its record."""
+    tool, job = made(pair.source), job_of(pair.source)
+    step = daemon.step_of(mount, pair.source, tool.id)
+    if pair.column == RANKS:
+        return torch_jobs.compare_ranks(step, job, pair.target, test_dcp_source.cut)
+    if pair.column in MESHES:
+        return torch_jobs.load_mesh(step, job, pair.column)
+    if pair.column.startswith('zero'):
+        return torch_jobs.load_engine(step, job, int(pair.column[-1]))
+    if pair.column == 'huggingface':
+        return pretrained(step, job)
+    return resumed(step, tool, pair.column)
