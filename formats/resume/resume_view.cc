@@ -256,6 +256,19 @@ Status CheckPlain(const Layout& layout, std::string_view tool) {
               StrCat(tool, " without DeepSpeed saved whole tensors for data parallelism alone"));
 }
 
+// Nothing of the source has a name that something of the layout is shown under.
+void MakeRoom(std::string_view name, ShownFiles& shown) {
+  const std::string below = StrCat(name, "/");
+  std::erase_if(shown, [&](const auto& file) {
+    return file.first == name || file.first.starts_with(below);
+  });
+}
+
+void Show(std::string_view name, ShownFile file, ShownFiles& shown) {
+  MakeRoom(name, shown);
+  shown.emplace(name, std::move(file));
+}
+
 // The directory of an engine, and the pointers to it.
 Status AddUniversal(const std::shared_ptr<const StepModel>& step, const Layout& layout,
                     const FamilySet* families, const std::string& tag, ShownFiles& shown,
@@ -265,10 +278,7 @@ Status AddUniversal(const std::shared_ptr<const StepModel>& step, const Layout& 
   if (!universal && !IsOfDeepSpeed(*step)) return {};
   if (!universal) return Fail(std::move(universal).error());
   parts.push_back({tag, StrCat(kUniversal, "/", step->id), *std::move(universal)});
-  std::erase_if(shown, [&](const auto& file) { return file.first.starts_with(tag + "/"); });
-  for (const std::string_view pointer : kPointers) {
-    shown.insert_or_assign(std::string(pointer), TextFile(pointer, tag));
-  }
+  for (const std::string_view pointer : kPointers) Show(pointer, TextFile(pointer, tag), shown);
   return {};
 }
 
@@ -313,15 +323,13 @@ Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layo
   const std::string name = tool == StepTool::kTrainer ? "optimizer.pt" : "optimizer.bin";
   auto optimizer = PlainOptimizer(*step);
   if (!optimizer) {
-    shown.insert_or_assign(
-        std::string(kWhyNot),
-        TextFile(kWhyNot, StrCat("There is no ", name, " for a training without DeepSpeed: ",
-                                 optimizer.error().message, "\n")));
+    const std::string why = StrCat("There is no ", name, " for a training without DeepSpeed: ",
+                                   optimizer.error().message, "\n");
+    Show(kWhyNot, TextFile(kWhyNot, why), shown);
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(const uint64_t size, optimizer->Size(kArchive));
-  shown.insert_or_assign(
-      name, ShownFile{{name, ViewEntry::Type::kFile, size, "", Reading::kCopied}, MadeOptimizer{}});
+  Show(name, {{name, ViewEntry::Type::kFile, size, "", Reading::kCopied}, MadeOptimizer{}}, shown);
   const bool own = std::any_of(shown.begin(), shown.end(),
                                [](const auto& file) { return IsWeights(file.first); });
   if (own && !layout.dtype) return {};
@@ -376,6 +384,7 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const Ste
   if (IsOfDeepSpeed(*step) && tool_ != StepTool::kLightning) {
     CKPT_RETURN_IF_ERROR(AddPlain(step, layout, families_, tool_, shown, parts));
   }
+  for (const Part& part : parts) MakeRoom(part.shown, shown);
   return std::make_shared<const ResumeView>(std::move(step), name(), std::move(shown),
                                             std::move(parts));
 }

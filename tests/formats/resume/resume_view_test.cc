@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/resume/resume_view.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/tiny_step.h"
+
+namespace ckptfs {
+namespace {
+
+using ::testing::HasSubstr;
+
+TinyStepOptions SavedBy(const std::string& tool) {
+  TinyStepOptions options;
+  options.tool = tool;
+  return options;
+}
+
+void Rename(StepModel& step, std::string_view from, const std::string& to) {
+  for (Blob& blob : step.blobs) {
+    if (blob.path == from) blob.path = to;
+  }
+}
+
+std::set<std::string> Names(const View& view, std::string_view directory) {
+  std::set<std::string> names;
+  const std::vector<ViewEntry> entries = view.List(directory).value();
+  for (const ViewEntry& entry : entries) {
+    EXPECT_TRUE(names.insert(entry.name).second) << entry.name << " twice";
+  }
+  return names;
+}
+
+std::shared_ptr<const View> Open(const TinyStep& step, StepTool tool, std::string_view layout) {
+  return ResumeFormat(tool).Open(step.shared(), Layout::Parse(layout).value()).value();
+}
+
+std::string Refusal(const TinyStep& step, StepTool tool, std::string_view layout) {
+  const auto view = ResumeFormat(tool).Open(step.shared(), Layout::Parse(layout).value());
+  return view ? "none" : view.error().message;
+}
+
+// A job may have left anything beside its states.
+TEST(ResumeViewTest, WhatIsShownTakesThePlaceOfFilesOfItsName) {
+  TinyStep step(SavedBy("accelerate"));
+  Rename(step.model(), "more/notes.txt", "optimizer_0/notes.txt");
+  Rename(step.model(), "scheduler.bin", "optimizer.bin/more");
+  const auto view = Open(step, StepTool::kAccelerate, "dp2_accelerate");
+  const std::set<std::string> names = Names(*view, "accelerate");
+  for (const char* name : {"pytorch_model_fsdp_0", "optimizer_0", "pytorch_model", "latest",
+                           "model.safetensors", "optimizer.bin"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+  EXPECT_TRUE(Names(*view, "accelerate/optimizer_0").contains(".metadata"));
+  EXPECT_EQ(view->Find("accelerate/optimizer.bin")->type, ViewEntry::Type::kFile);
+  EXPECT_FALSE(view->Find("accelerate/optimizer.bin/more"));
+}
+
+// A Trainer without FSDP refuses a directory that has them.
+TEST(ResumeViewTest, DirectoriesOfFsdpAreThereWhereTheyAreAskedFor) {
+  const TinyStep step(SavedBy("trainer"));
+  EXPECT_FALSE(Open(step, StepTool::kTrainer, "dp2")->Find("trainer/optimizer_0"));
+  EXPECT_TRUE(Open(step, StepTool::kTrainer, "dp2_accelerate")->Find("trainer/optimizer_0"));
+}
+
+TEST(ResumeViewTest, AStepWithoutACertainOrderSaysSo) {
+  TinyStep step(SavedBy("trainer"));
+  step.model().layout.zero = 2;  // and no ds_config
+  const auto view = Open(step, StepTool::kTrainer, "tp1");
+  EXPECT_FALSE(view->Find("trainer/optimizer.pt"));
+  EXPECT_TRUE(view->Find("trainer/ckptfs.txt"));
+}
+
+TEST(ResumeViewTest, OneReasonForAllToolsButItsOwn) {
+  const TinyStep step(SavedBy("trainer"));
+  EXPECT_EQ(Refusal(step, StepTool::kAccelerate, "tp1"), Refusal(step, StepTool::kLightning, "tp1"));
+  EXPECT_THAT(Refusal(step, StepTool::kLightning, "tp1"), HasSubstr("but by transformers' Trainer"));
+  const TinyStep alone(TinyStepOptions{});
+  EXPECT_THAT(Refusal(alone, StepTool::kTrainer, "tp1"), HasSubstr("not saved by a training tool"));
+}
+
+TEST(ResumeViewTest, WhatIsNotReLaidIsRefusedByName) {
+  TinyStep step(SavedBy("accelerate"));
+  step.model().framework = "dcp";
+  EXPECT_THAT(Refusal(step, StepTool::kAccelerate, "titan"), HasSubstr("keys of its own"));
+  Rename(step.model(), "more/notes.txt", "pytorch_model_fsdp_1/.metadata");
+  EXPECT_THAT(Refusal(step, StepTool::kAccelerate, "dp2"), HasSubstr("'pytorch_model_fsdp_1/'"));
+  TinyStep other(SavedBy("lightning"));
+  other.model().framework = "dcp";
+  EXPECT_THAT(Refusal(other, StepTool::kLightning, "dp2"), HasSubstr("not re-laid"));
+}
+
+}  // namespace
+}  // namespace ckptfs
