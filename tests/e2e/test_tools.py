@@ -278,7 +278,8 @@ def test_a_training_goes_on_under_another_hand(ckptfs, job):
         assert len(losses) == UPDATES - MIDDLE and losses[0] != job.losses[0]
         return
     assert not os.path.exists(f'{step}/view/dp2/trainer/optimizer_0')
-    assert_same(job.loaded(f'{step}/view/dp2_fp32_accelerate/trainer', 'fsdp2', 2), masters_of(step))
+    layout = 'dp2_accelerate' if job.way == 'fsdp2full' else 'dp2_fp32_accelerate'
+    assert_same(job.loaded(f'{step}/view/{layout}/trainer', 'fsdp2', 2), masters_of(step))
 
 
 @of(ZERO, ACCELERATE_ZERO)
