@@ -26,7 +26,7 @@ import time
 
 STREAMS = ('stdin', 'stdout', 'stderr')
 LARGEST = 1 << 20  # of one request
-LOST = -signal.SIGKILL  # of a program that ended without a word
+LOST = -signal.SIGKILL  # where nobody is left to say how it ended
 
 
 class Job:
@@ -138,8 +138,8 @@ def run(words):
 
 
 def become(request, given):
-    """In the child: the program; returns its exit code."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    """In the program's process; returns its exit code."""
+    os.close(given[-1])
     for number in range(len(STREAMS)):
         os.dup2(given[number], number)
     for number in given[:len(STREAMS)]:
@@ -168,13 +168,19 @@ def main():
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for a child
     while (asked := receive(server)) is not None:
         request, given = asked
-        pid = os.fork()
-        if pid == 0:
-            server.close()
-            code = become(request, given)
-            os.write(given[-1], str(code).encode())
-            sys.exit(code)
-        server.send(str(pid).encode())
+        if os.fork() == 0:
+            # In between, for the exit code: a program may end as it likes.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            pid = os.fork()
+            if pid == 0:
+                server.close()
+                sys.exit(become(request, given))
+            server.send(str(pid).encode())
+            for number in given[:-1]:
+                os.close(number)
+            ended = os.waitpid(pid, 0)[1]
+            os.write(given[-1], str(os.waitstatus_to_exitcode(ended)).encode())
+            os._exit(0)
         for number in given:
             os.close(number)
 
