@@ -55,11 +55,6 @@ std::string Joined(const Json& texts, const char* separator) {
 void PrintViews(const Json& views) {
   fmt::print("views (any legal layout may be asked for; these were tried):\n");
   for (const auto& [format, answer] : views.items()) {
-    const Json& refused = answer["refused"];
-    if (answer["shown"].empty() && refused.size() == 1) {  // whatever the layout
-      fmt::print("  {}: none: {}\n", Printable(format), Printable(refused.begin().key()));
-      continue;
-    }
     fmt::print("  {}: {}\n", Printable(format), Printable(Joined(answer["shown"], " ")));
     for (const auto& [reason, layouts] : answer["refused"].items()) {
       fmt::print("    not {}: {}\n", Printable(Joined(layouts, ", ")), Printable(reason));
