@@ -86,8 +86,8 @@ LocalTensor Transposed(uint64_t rows, uint64_t columns) {
 
 // The source as a grid of boxes behind each other, as ranks of a mesh hold them.
 Gather GridOf(uint64_t rows, bool indexed) {
-  constexpr uint64_t kHeight = 16;
-  constexpr uint64_t kWidth = 64;
+  constexpr uint64_t kHeight = 8;
+  constexpr uint64_t kWidth = 8;
   Gather grid;
   for (uint64_t row = 0; row + kHeight <= rows; row += kHeight) {
     for (uint64_t column = 0; column < kColumns; column += kWidth) {
@@ -150,7 +150,7 @@ int Run(uint64_t bytes, const std::string& directory) {
   const std::string path = directory + "/source.bin";
   WriteSource(path, bytes);
   const BlobStamp stamp = *StampOfFile(path);
-  const uint64_t rows = bytes / sizeof(float) / kColumns;  // MiBs: a multiple of 16
+  const uint64_t rows = bytes / sizeof(float) / kColumns;  // of the grids a sixteenth
   const uint64_t elements = rows * kColumns;
   const Shape shape{rows, kColumns};
   const LocalTensor whole = WholeTensor(shape);
@@ -158,11 +158,13 @@ int Run(uint64_t bytes, const std::string& directory) {
     return MakeCase(std::move(name), directory, stamp, shape, fragment, std::move(target), shown);
   };
   const auto grid = [&](std::string name, bool indexed) {
-    Case made = make(std::move(name), elements, whole, DType::kF32);
-    made.model.atoms[0].source.gathers = {GridOf(rows, indexed)};
+    const Shape part{rows / 16, kColumns};
+    Case made = MakeCase(std::move(name), directory, stamp, part, part[0] * kColumns,
+                         WholeTensor(part), DType::kF32);
+    made.model.atoms[0].source.gathers = {GridOf(part[0], indexed)};
     return made;
   };
-  const uint64_t boxes = elements / 1024;
+  const uint64_t boxes = elements / 16 / 64;
   const Case cases[] = {
       make("contiguous", elements, whole, DType::kF32),
       make("contiguous, 64 KiB fragments", 1 << 14, whole, DType::kF32),
@@ -172,7 +174,7 @@ int Run(uint64_t bytes, const std::string& directory) {
       make("fp32 -> fp16", elements, whole, DType::kF16),
       make("4 KiB runs, fp32 -> bf16", elements, ColumnSlice(rows, 1024, 1024), DType::kBF16),
       make("transposed", elements, Transposed(rows, kColumns), DType::kF32),
-      grid(std::to_string(boxes) + " boxes, 256-byte runs", true),
+      grid(std::to_string(boxes) + " boxes, 32-byte runs", true),
       grid(std::to_string(boxes) + " boxes, without an index", false),
   };
   printf("%-32s %10s %10s %10s\n", "GB/s out", "1 thread", "per CPU s", "2 threads");
