@@ -6,6 +6,7 @@ The truth is what the job's own process kept or gathered; of DeepSpeed's engines
 ds_to_universal makes of their files.  A column of the tool holds if a training that goes on from the
 view has the losses of the one that never stopped.
 """
+import atexit
 import functools
 import glob
 import math
@@ -34,6 +35,8 @@ TITLE = 'Trainer, accelerate and Lightning (tests/e2e/tool_jobs.py)'
 SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE}
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = tempfile.TemporaryDirectory(prefix='ckptfs-tools-')
+if hasattr(test_tools, 'ZYGOTE'):  # a process that starts the jobs
+    atexit.register(test_tools.ZYGOTE.close)
 
 
 @functools.cache
@@ -160,9 +163,8 @@ def job_of(source):
 
 def resumed(step, job, tool):
     """The record of a training that goes on from the tool's view."""
-    layout = 'tp1'
-    if job.way.startswith('zero'):
-        layout = f'dp{job.ranks}_{job.way}' if job.ranks > 1 else job.way
+    words = [f'dp{job.ranks}'] if job.ranks > 1 else []
+    layout = '_'.join(words + ([job.way] if job.way.startswith('zero') else [])) or 'tp1'
     why = said_of(step, layout, tool)
     if why:
         return {'layout': layout, 'ok': True, 'why': why,

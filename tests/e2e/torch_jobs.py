@@ -222,7 +222,9 @@ def compare_ranks(step, job, layout, cut):
         return {'layout': layout, 'ok': True, 'state': 'refused', 'why': said_of(step, layout, 'rank')}
     parts = []
     for rank in range(ranks):
-        held = lambda name: load_file(os.path.join(folder, f'rank{rank}', f'{name}.safetensors'))
+        # Copies: a file that is mapped keeps the mount.
+        held = lambda name: {k: t.clone() for k, t in load_file(
+            os.path.join(folder, f'rank{rank}', f'{name}.safetensors')).items()}
         want = {k: part(k, t, rank) for k, t in job.truth['weight'].items()}
         wrong += bits_differ(held('model'), want)
         if states:  # masters are there as well where they are not the weights
