@@ -7,6 +7,7 @@ models.  Targets are `from_pretrained` of the view huggingface/, and engines: at
 only), at ZeRO 3 what has no optimizer is loaded by `from_pretrained` and then cut.
 Every entry of the state_dict must equal the truth bit for bit, and the logits.
 """
+import glob
 import os
 import sys
 import tempfile
@@ -169,25 +170,36 @@ def cut(name, whole, tp, rank, gpt2):
     return whole
 
 
-def compare_ranks(step, variant, layout):
-    """What is wrong with the weights in the files of a layout's ranks.  Of experts that are one tensor,
-    which no family cuts, and of a vocabulary that AutoTP left whole, the files tell what they hold."""
+def held_by(variant, tp, rank):
+    """{name: tensor} of a tensor-parallel rank: of AutoTP's degree what the engine itself saved there, of
+    a directory the tensors of its files, which from_pretrained may join, of others the truth, cut."""
     name, engine = SOURCES[variant]
-    truth, tp, wrong = truth_of(variant)[0], int(layout[2:]), []
+    if engine == 'autotp2' and tp == 2:
+        path, = glob.glob(f'{source(variant)}/global_step*/mp_rank_{rank:02d}_model_states.pt')
+        return torch.load(path, weights_only=False)['module']
+    truth = truth_of(variant)[0]
+    if engine is None:
+        truth = {}
+        for file in glob.glob(f'{source(variant)}/*.safetensors'):
+            truth.update(load_file(file))
+    return {k: cut(k, t, tp, rank, name == 'gpt2') if tp > 1 else t for k, t in truth.items()}
+
+
+def compare_ranks(step, variant, target):
+    """What is wrong with the weights in the files of a layout's ranks."""
+    tp, wrong = int(target[2:]), []
+    name, engine = SOURCES[variant]
+    experts = name == 'mixtral' and engine != 'autotp2' and tp > 1
+    layout = f'{target}_etp{tp}' if experts else target
     folder = os.path.join(step, 'view', layout)
     if not os.path.isdir(os.path.join(folder, 'rank0')):
         return {'ok': True, 'state': 'refused', 'layout': layout, 'why': said_of(step, layout, 'rank')}
-    if engine is None:  # names of the files, which from_pretrained may join
-        truth = {}
-        for file in filter(lambda f: f.endswith('.safetensors'), os.listdir(source(variant))):
-            truth.update(load_file(os.path.join(source(variant), file)))
     for rank in range(tp):
-        got = load_file(os.path.join(folder, f'rank{rank}', 'model.safetensors'))
-        whole = engine == 'autotp2' and tp == 2
-        vocabulary = lambda k: any(p in k for p in ('embed_tokens', 'lm_head', 'wte'))
-        want = {k: cut(k, t, tp, rank, name == 'gpt2') if tp > 1 and not (whole and vocabulary(k))
-                else t for k, t in truth.items()}
-        wrong += [k for k in differ(got, want) if k in got or k != 'lm_head.weight']
+        # Copies: a file that is mapped keeps the mount.
+        got = {k: t.clone() for k, t in load_file(
+            os.path.join(folder, f'rank{rank}', 'model.safetensors')).items()}
+        wrong += [k for k in differ(got, held_by(variant, tp, rank))
+                  if k in got or k != 'lm_head.weight']  # one that is tied has one name
     return {'layout': layout, 'ok': not wrong, 'different': wrong[:5]}
 
 

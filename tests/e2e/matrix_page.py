@@ -46,7 +46,8 @@ class Footnotes:
 
 def plain(why):
     """A reason without what is of one source alone."""
-    return re.sub(r"\s+", ' ', re.sub(r"(/[\w.-]+)+/", '.../', why)).strip()
+    why = re.sub(r"(/[\w.-]+)+/", '.../', why).split('; adopt with')[0]
+    return re.sub(r"\s+", ' ', why).strip()
 
 
 def old_page(path):
