@@ -3,6 +3,7 @@
 that it does not show."""
 import json
 import os
+import re
 from dataclasses import dataclass
 
 ENGINES = ('zero1', 'zero1_autotp', 'zero1_bf16', 'zero2', 'zero3', 'zero3_autotp')
@@ -34,6 +35,11 @@ def said_of(step, layout, view):
     folder = os.path.join(step, 'view', layout)
     if os.path.isdir(os.path.join(folder, view)):
         return None
+    if not os.path.isdir(folder):  # no format shows it, and the attribute says why of each
+        said = os.getxattr(os.path.dirname(folder), 'user.ckptfs.reason').decode()
+        _, found, behind = said.partition(f'; {view}: ')
+        behind = behind if found else said.partition(': ')[2]  # one cause of several formats
+        return re.split(r'; (?:rank|deepspeed|huggingface|trainer|accelerate|lightning|dcp): ', behind)[0].strip()
     with open(os.path.join(folder, 'info.json'), encoding='utf-8') as f:
         formats = json.load(f)['formats']
     return formats[view].removeprefix('no: ')
