@@ -16,6 +16,7 @@
 #include "formats/dcp/entries.h"
 #include "formats/dcp/step_files.h"
 #include "formats/dcp/view.h"
+#include "formats/deepspeed/names.h"
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/rank/rank_view.h"
 #include "formats/resume/plain_optimizer.h"
@@ -208,14 +209,21 @@ ShownFile TextFile(std::string_view name, const std::string& text) {
           std::make_shared<const std::string>(text)};
 }
 
+// One of DeepSpeed's files of states, by its name: a job may have written others that end alike.
+bool IsStates(std::string_view path) {
+  if (path.ends_with("/zero/optimizer_state.pt")) return true;
+  deepspeed::StepFiles found;
+  return deepspeed::ClassifyFile(LastComponent(path), found) && found.IsDeepSpeed();
+}
+
 // The path of the step's own tag below its own directory: where its states are read
 // from, "" where they lie in that itself.
 std::string OwnTag(const StepModel& step, const ToolFiles& files) {
   for (const auto& [path, blob] : files.files) {
-    const bool states = path.ends_with("_states.pt") || path.ends_with("/zero/optimizer_state.pt");
     const size_t slash = path.find('/');
-    if (IsOfDeepSpeed(step) && states && slash != std::string::npos)
+    if (IsOfDeepSpeed(step) && slash != std::string::npos && IsStates(path)) {
       return path.substr(0, slash + 1);
+    }
   }
   return "";
 }

@@ -62,6 +62,16 @@ TEST(ResumeViewTest, WhatIsShownTakesThePlaceOfFilesOfItsName) {
   EXPECT_FALSE(view->Find("accelerate/optimizer.bin/more"));
 }
 
+// The states are re-laid; what only ends like them is a job's own.
+TEST(ResumeViewTest, TheTagIsWhereDeepSpeedsFilesAre) {
+  TinyStep step(SavedBy("trainer"));
+  Rename(step.model(), "more/notes.txt", "eval/logits_states.pt");
+  Rename(step.model(), "scheduler.bin", "own/mp_rank_00_model_states.pt");
+  const auto view = Open(step, StepTool::kTrainer, "dp2");
+  EXPECT_TRUE(view->Find("trainer/eval/logits_states.pt"));
+  EXPECT_FALSE(view->Find("trainer/own/mp_rank_00_model_states.pt"));
+}
+
 // A Trainer without FSDP refuses a directory that has them.
 TEST(ResumeViewTest, DirectoriesOfFsdpAreThereWhereTheyAreAskedFor) {
   const TinyStep step(SavedBy("trainer"));
