@@ -3,7 +3,6 @@
 that goes on from it has the losses of one that never stopped."""
 import json
 import os
-import socket
 import sys
 
 import callback_trainer
@@ -12,6 +11,7 @@ import torch
 from callback_trainer import EVERY, UPDATES
 from daemon import run_ranks, step_of, wait_until
 from gathered import assert_equal, gathered
+from ports import held_port
 from zygote import Zygote
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -57,13 +57,10 @@ def test_one_process(ckptfs, tmp_path, framework):
 @pytest.mark.parametrize('way', ['ddp', 'fsdp2'])
 def test_several_ranks(ckptfs, tmp_path, zygote, framework, way):
     mount = receiving(ckptfs)
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, 'CALLBACK_PORT': str(port)}
-    run_ranks([[sys.executable, os.path.join(HERE, 'callback_trainer.py'), framework,
-                str(tmp_path), ckptfs.store, rank, '2', way] for rank in '01'],
-              tmp_path / 'log', 240, zygote.start, env=env)
+    with held_port() as port:
+        run_ranks([[sys.executable, os.path.join(HERE, 'callback_trainer.py'), framework,
+                    str(tmp_path), ckptfs.store, rank, '2', way] for rank in '01'],
+                  tmp_path / 'log', 240, zygote.start, env={**os.environ, 'CALLBACK_PORT': str(port)})
     whole, middle = json.loads((tmp_path / 'losses.json').read_text(encoding='utf-8'))
     assert whole[-len(middle):] == middle and middle, (whole, middle)
     check_steps(mount, tmp_path, framework)

@@ -22,8 +22,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 import daemon
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'dcp'))
+sys.path[:0] = [os.path.join(HERE, '..', 'fixtures', kind) for kind in ('dcp', 'deepspeed')]
 from make_dcp import STEPS, VARIANTS  # noqa: E402
+from ports import held_port  # noqa: E402
 
 FIXTURES = os.path.join(daemon.FIXTURES, 'dcp')
 STEP = f'step-{STEPS}'
@@ -404,9 +405,9 @@ print('resumed')
 
 def test_a_deepspeed_engine_resumes_an_fsdp_job(mounted, tmp_path):
     folder = os.path.join(view_of(mounted, 'accelerate', 'tp1_zero1'), 'deepspeed')
-    done = subprocess.run(
-        [sys.executable, '-c', RESUME, os.path.join(HERE, '..', 'fixtures', 'dcp'), folder,
-         os.path.join(FIXTURES, 'accelerate', 'truth.safetensors'),
-         str(20000 + os.getpid() % 20000)],
-        capture_output=True, text=True, timeout=300, check=False)
+    with held_port() as port:
+        done = subprocess.run(
+            [sys.executable, '-c', RESUME, os.path.join(HERE, '..', 'fixtures', 'dcp'), folder,
+             os.path.join(FIXTURES, 'accelerate', 'truth.safetensors'), str(port)],
+            capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0 and 'resumed' in done.stdout, done.stderr[-3000:]

@@ -9,7 +9,6 @@ iterations, and all cases.
 import json
 import os
 import random
-import socket
 from dataclasses import asdict, dataclass, replace
 
 import pytest
@@ -25,6 +24,7 @@ from deepspeed_jobs import engine_of, run
 from engine import train
 from gather import gather_state, live_step
 from make_deepspeed import client_state
+from ports import held_port
 from tiny_model import Dims, Layout, Par
 
 LONG = bool(os.environ.get('CKPTFS_LONG'))
@@ -121,17 +121,15 @@ def killed(out, args, world, seed):
     """Runs a job and kills a rank of it, then the others, at some iteration."""
     chance = random.Random(seed)
     at, victim = chance.randint(3, ITERATIONS), chance.randrange(world)
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
     context = mp.get_context('fork')
-    ranks = [context.Process(target=launch._child, args=(r, job, world, port, args,
-                                                         os.path.join(out, 'rank')))
-             for r in range(world)]
-    for rank in ranks:
-        rank.start()
-    wait_until(lambda: len(lines_of(os.path.join(out, 'losses'))) >= at
-               or not all(r.is_alive() for r in ranks), f'iteration {at}', seconds=300)
+    with held_port() as port:
+        ranks = [context.Process(target=launch._child, args=(r, job, world, port, args,
+                                                             os.path.join(out, 'rank')))
+                 for r in range(world)]
+        for rank in ranks:
+            rank.start()
+        wait_until(lambda: len(lines_of(os.path.join(out, 'losses'))) >= at
+                   or not all(r.is_alive() for r in ranks), f'iteration {at}', seconds=300)
     assert all(r.is_alive() or r.exitcode == 0 for r in ranks), 'the job failed'
     for rank in [ranks[victim], *ranks]:
         rank.kill()

@@ -6,7 +6,6 @@ step: every file of every view must be the same, byte for byte.
 """
 import logging
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +19,7 @@ from daemon import step_of, wait_until
 from deepspeed_jobs import engine_of, run, stock_save
 from engine import train
 from make_deepspeed import client_state
+from ports import held_port
 from tiny_model import Dims, Layout, Par
 from variants import SIZES, VARIANTS
 
@@ -367,11 +367,12 @@ def test_an_unmodified_script(ckptfs, tmp_path):
     script.write_text(SCRIPT)
     sites = os.environ['PYTHONPATH'].split(':')[0]
     (tmp_path / 'ckptfs.pth').symlink_to(os.path.join(sources(), 'ckptfs.pth'))
-    start = (f'import runpy, site, sys; sys.argv = {["train.py", str(save), free_port()]}; '
-             f'site.addsitedir("{tmp_path}"); runpy.run_path("{script}")')
-    done = subprocess.run([sys.executable, '-c', start], check=True, timeout=120, env={
-        **os.environ, 'PYTHONPATH': sites, 'CKPTFS_STORE': ckptfs.store, 'CKPTFS_RUN': 'mine',
-        'CKPTFS_MOUNT': mount}, stderr=subprocess.PIPE, text=True)
+    with held_port() as port:
+        start = (f'import runpy, site, sys; sys.argv = {["train.py", str(save), str(port)]}; '
+                 f'site.addsitedir("{tmp_path}"); runpy.run_path("{script}")')
+        done = subprocess.run([sys.executable, '-c', start], check=True, timeout=120, env={
+            **os.environ, 'PYTHONPATH': sites, 'CKPTFS_STORE': ckptfs.store, 'CKPTFS_RUN': 'mine',
+            'CKPTFS_MOUNT': mount}, stderr=subprocess.PIPE, text=True)
     assert 'leaked' not in done.stderr and 'ckptfs' not in done.stderr
     assert read(save, 'latest') == 'global_step3'
     assert 'zero' in os.listdir(os.path.join(save, 'global_step3'))
@@ -394,13 +395,6 @@ def sources():
     """Where the package's files lie."""
     import _ckptfs_hook
     return os.path.dirname(os.path.realpath(_ckptfs_hook.__file__))
-
-
-def free_port():
-    """A port that nobody listens at, in decimal."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        return str(free.getsockname()[1])
 
 
 def test_the_hook_of_every_interpreter(tmp_path):
