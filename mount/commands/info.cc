@@ -52,13 +52,23 @@ std::string Joined(const Json& texts, const char* separator) {
   return out;
 }
 
+// A reason once, with all formats that have it for the same layouts; "" stands for every layout.
 void PrintViews(const Json& views) {
   fmt::print("views (any legal layout may be asked for; these were tried):\n");
+  std::map<std::pair<std::string, std::string>, Json> refused;  // (reason, layouts) -> formats
   for (const auto& [format, answer] : views.items()) {
-    fmt::print("  {}: {}\n", Printable(format), Printable(Joined(answer["shown"], " ")));
+    const bool none = answer["shown"].empty();
+    if (!none) fmt::print("  {}: {}\n", Printable(format), Printable(Joined(answer["shown"], " ")));
     for (const auto& [reason, layouts] : answer["refused"].items()) {
-      fmt::print("    not {}: {}\n", Printable(Joined(layouts, ", ")), Printable(reason));
+      const bool all = none && answer["refused"].size() == 1;
+      refused[{reason, all ? "" : Joined(layouts, ", ")}].push_back(format);
     }
+  }
+  if (!refused.empty()) fmt::print("not shown:\n");
+  for (const auto& [what, formats] : refused) {
+    const auto& [reason, layouts] = what;
+    fmt::print("  {}{}{}: {}\n", Printable(Joined(formats, ", ")), layouts.empty() ? "" : " in ",
+               Printable(layouts), Printable(reason));
   }
 }
 

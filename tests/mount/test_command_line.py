@@ -81,7 +81,10 @@ def test_info_of_a_path_and_of_a_step(ckptfs, source):
     views = step['views']['rank']
     assert 'tp2' in views['shown']
     assert any('tp8' in layouts for layouts in views['refused'].values())
-    assert 'tp8' in ckptfs.run('info', source).stdout
+    said = ckptfs.run('info', source).stdout
+    reasons = [line for line in said.split('not shown:\n')[1].splitlines() if line.startswith('  ')]
+    assert any('tp8' in line for line in reasons)
+    assert len({line.split(': ', 1)[1] for line in reasons}) == len(reasons) and said.count('not saved by') == 1
 
 
 def test_explain_names_files_and_offsets(ckptfs, source):
