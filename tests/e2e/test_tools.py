@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from tool_jobs import MIDDLE, UPDATES, model
 
 from daemon import checkpoint, run_ranks
+from ports import held_port
 from zygote import Zygote
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -46,12 +46,10 @@ def end_of_zygote():
 
 def run(folder, tool, way, ranks, *path, **more):
     """A training to its end."""
-    with socket.socket() as free:
-        free.bind(('127.0.0.1', 0))
-        port = free.getsockname()[1]
     words = [sys.executable, os.path.join(HERE, 'tool_jobs.py'), tool, way, folder]
-    run_ranks([[*words, str(rank), str(ranks), *path] for rank in range(ranks)], f'{folder}/log', 300,
-              ZYGOTE.start, env={**os.environ, 'TOOL_PORT': str(port), **more})
+    with held_port() as port:
+        run_ranks([[*words, str(rank), str(ranks), *path] for rank in range(ranks)], f'{folder}/log', 300,
+                  ZYGOTE.start, env={**os.environ, 'TOOL_PORT': str(port), **more})
 
 
 def train(folder, tool, way, ranks, *path, **more):
@@ -138,6 +136,7 @@ def of(*keys):
 
 
 OF_ALL = of(*MADE)
+ROUNDED = 1e-4  # what a loss may differ by where sums have another order; a wrong moment or rate moves it by more
 FULL = ('trainer', 'fsdp2full', 2)
 TRAINER, ZERO, FSDP1, FSDP2 = ('trainer', 'plain', 1), ('trainer', 'zero2', 2), ('trainer', 'fsdp1', 2), ('trainer', 'fsdp2', 2)
 ACCELERATE_ZERO, ACCELERATE_FSDP = ('accelerate', 'zero1', 1), ('accelerate', 'fsdp2', 2)
@@ -237,10 +236,10 @@ def test_a_training_goes_on_as_one_that_never_stopped(ckptfs, job):
 
 @of(ZERO)
 def test_a_training_goes_on_at_other_degrees(ckptfs, job):
-    """Two ranks at ZeRO 2 as one at ZeRO 1, whose sums are rounded otherwise."""
+    """Two ranks at ZeRO 2 as one at ZeRO 1."""
     step = job.adopt(ckptfs)
     losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1', 1)
-    assert losses == pytest.approx(job.losses[MIDDLE:], abs=0.01)
+    assert losses == pytest.approx(job.losses[MIDDLE:], abs=ROUNDED)
 
 
 def assert_same(loaded, truth):
@@ -270,12 +269,13 @@ def test_a_sharded_training_goes_on_on_more_ranks(ckptfs, job):
 
 @of(FSDP2, ZERO, FULL)
 def test_a_training_goes_on_under_another_hand(ckptfs, job):
-    """FSDP's with DeepSpeed, whose sums are rounded otherwise, and with FSDP that shards what it saves what
-    DeepSpeed saved, or one that did not."""
+    """FSDP's with DeepSpeed, on one rank that has the rows of both, and with FSDP that shards what it saves
+    what DeepSpeed saved, or one that did not."""
     step = job.adopt(ckptfs)
     if job.sharded:
-        losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1', 1)
-        assert len(losses) == UPDATES - MIDDLE and losses[0] != job.losses[0]
+        losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1', 1, TOOL_DROPOUT='0', TOOL_BATCH='2')
+        own = job.resumed(job.own(), TOOL_DROPOUT='0')
+        assert losses == pytest.approx(own, abs=ROUNDED)
         return
     assert not os.path.exists(f'{step}/view/dp2/trainer/optimizer_0')
     layout = 'dp2_accelerate' if job.way == 'fsdp2full' else 'dp2_fp32_accelerate'
@@ -288,7 +288,7 @@ def test_a_training_goes_on_without_deepspeed(ckptfs, job):
     step = job.adopt(ckptfs)
     path = f'{step}/view/fp32/{job.tool}'
     assert_same(job.loaded(path, 'plain', 1), masters_of(step))
-    assert job.resumed(path, 'plain', 1) == pytest.approx(job.losses[MIDDLE:], abs=0.01)
+    assert job.resumed(path, 'plain', 1) == pytest.approx(job.losses[MIDDLE:], abs=ROUNDED)
 
 
 @of(ACCELERATE_FSDP)
@@ -306,14 +306,13 @@ def test_sharded_weights_are_merged_by_the_tool(ckptfs, job, tmp_path):
 
 @of(TRAINER)
 def test_a_plain_training_goes_on_with_deepspeed(ckptfs, job):
-    """Where its optimizer's states have names; sums are rounded otherwise after the first."""
+    """Where its optimizer's states have names."""
     unnamed = job.adopt(ckptfs)
     assert not os.path.exists(f'{unnamed}/view/zero1/trainer/latest_universal')
     ckptfs.adopt(job.path, 'named', extra=('--parameter-order', job.order))
     step = os.path.join(ckptfs.mount(), 'run', 'named', 'step', job.id)
     losses = job.resumed(f'{step}/view/zero1/trainer', 'zero1')
-    assert losses[0] == job.losses[MIDDLE]
-    assert losses == pytest.approx(job.losses[MIDDLE:], abs=0.01)
+    assert losses == pytest.approx(job.losses[MIDDLE:], abs=ROUNDED)
 
 
 @OF_ALL

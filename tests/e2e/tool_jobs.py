@@ -8,6 +8,7 @@ TOOL is trainer, accelerate or lightning; WAY is plain, zero1, zero2, zero3, fsd
 (which saves whole tensors, transformers' default).  The losses of every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
 the optimizer has in the middle goes to FOLDER/truth.pt, by rank 0.  With TOOL_NATIVE set it goes on
 from what the tool itself wrote; with TOOL_LOAD set to a file, what was loaded goes there, and it ends.
+TOOL_BATCH is Trainer's batch of a rank, TOOL_DROPOUT the probability, of which each rank has draws of its own.
 """
 import json
 import os
@@ -32,7 +33,7 @@ def engine_config(way, resumed):
         zero.update(stage3_gather_16bit_weights_on_model_save=True, sub_group_size=10**9)
     config = {'zero_optimization': zero, 'zero_allow_untested_optimizer': True,
               'train_micro_batch_size_per_gpu': 'auto', 'gradient_accumulation_steps': 1,
-              'steps_per_print': 10**6}
+              'gradient_clipping': 0., 'steps_per_print': 10**6}  # or accelerate clips at 1
     if resumed and 'TOOL_NATIVE' not in os.environ:
         config['checkpoint'] = {'load_universal': True}
     return config
@@ -113,7 +114,7 @@ def trainer(folder, way, world, path):
             'state_dict_type': 'FULL_STATE_DICT' if way.endswith('full') else 'SHARDED_STATE_DICT'})
     args = hf.TrainingArguments(
         f'{folder}/{"output" if path is None else "again"}', max_steps=UPDATES,
-        per_device_train_batch_size=1, save_strategy='steps',
+        per_device_train_batch_size=int(os.environ.get('TOOL_BATCH', 1)), save_strategy='steps',
         save_steps=MIDDLE if path is None else 10**6, logging_steps=1, report_to=[],
         disable_tqdm=True, learning_rate=1e-2, lr_scheduler_type='cosine', max_grad_norm=0,
         weight_decay=0.1, **more)
@@ -136,7 +137,7 @@ def trainer(folder, way, world, path):
     if way.startswith('fsdp'):
         assert args.device.type == 'cpu'  # makes the state
         shard_on_the_cpu()
-    made = hf.Trainer(model(0.25), args, train_dataset=samples(), callbacks=[Truth()])
+    made = hf.Trainer(model(float(os.environ.get('TOOL_DROPOUT', 0.25))), args, train_dataset=samples(), callbacks=[Truth()])
     made.train(resume_from_checkpoint=path)
     rows = [row['loss'] for row in made.state.log_history if 'loss' in row]
     return rows[MIDDLE:] if path else rows
@@ -245,7 +246,7 @@ def lightning(folder, way, world, path):
         quiet_engines()
         config = engine_config(way, path)
         config['train_micro_batch_size_per_gpu'] = ROWS // world
-        del config['gradient_accumulation_steps']  # Lightning's own
+        del config['gradient_accumulation_steps'], config['gradient_clipping']  # Lightning's own
         strategy = on_the_cpu()(config=config, process_group_backend='gloo')
     pl.seed_everything(1)
     module = Module()
