@@ -28,6 +28,7 @@ MADE = {
     ('trainer', 'fsdp2full', 2): ('output', 'output', f'checkpoint-{MIDDLE}'),
     ('accelerate', 'plain', 1): ('project', 'project', 'checkpoint_0'),
     ('accelerate', 'zero1', 1): ('project', 'project', 'checkpoint_0'),
+    ('accelerate', 'fsdp1', 2): ('project', 'project', 'checkpoint_0'),
     ('accelerate', 'fsdp2', 2): ('project', 'project', 'checkpoint_0'),
     ('lightning', 'plain', 1): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
     ('lightning', 'zero1', 1): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
@@ -96,7 +97,7 @@ class Job:
     def expected(self):
         """Of a training that goes on.  Lightning's DeepSpeedStrategy and FSDP1 under accelerate do not go
         on as one that never stopped even from their own directory: then as from that."""
-        if (self.tool, self.way) not in (('lightning', 'zero1'), ('trainer', 'fsdp1')):
+        if self.way != 'fsdp1' and (self.tool, self.way) != ('lightning', 'zero1'):
             return self.losses[MIDDLE:]
         return self.resumed(self.own(), TOOL_NATIVE='1')
 

@@ -164,6 +164,8 @@ def accelerate(folder, way, world, path):
     accelerator = Accelerator(project_config=project, **more)
     set_seed(5)
     net = model()
+    if way == 'fsdp1':  # whose flat parameters the optimizer must have
+        net = accelerator.prepare(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     loader = torch.utils.data.DataLoader(samples(), batch_size=max(1, ROWS // world))
