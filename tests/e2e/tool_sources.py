@@ -32,7 +32,7 @@ import torch_jobs  # noqa: E402
 from cells import MESHES, NOT_TRIED, RANKS, TOOLS, Target, probe, said_of  # noqa: E402
 
 TITLE = 'Trainer, accelerate and Lightning (tests/e2e/tool_jobs.py)'
-SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE}
+SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE if made not in test_tools.OTHER_STAGES}
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = tempfile.TemporaryDirectory(prefix='ckptfs-tools-')
 if hasattr(test_tools, 'ZYGOTE'):  # a process that starts the jobs
