@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
+#include <string_view>
+#include <utility>
 
 #include "core/base/strings.h"
 #include "formats/torch/stored_tensor.h"
@@ -188,14 +191,23 @@ Result<std::optional<NodeId>> ObjectReader::Build(const Branch& branch) {
   }
   bool list = true;
   std::vector<NodeId> values;
+  // A list's tensors were met before its objects.
+  std::vector<size_t> order(branch.children.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto element = [&](size_t i) -> const PathElement& { return branch.children[i].first; };
+  if (std::ranges::all_of(order, [&](size_t i) { return element(i).index; })) {
+    std::ranges::stable_sort(order, {}, [&](size_t i) {
+      return std::pair(element(i).text.size(), std::string_view(element(i).text));
+    });
+  }
   std::vector<std::pair<NodeId, NodeId>> items;
-  for (size_t i = 0; i < branch.children.size(); ++i) {
-    const auto& [element, child] = branch.children[i];
-    list = list && element.index && element.text == std::to_string(i);
+  for (size_t i = 0; i < order.size(); ++i) {
+    const auto& [path, child] = branch.children[order[i]];
+    list = list && path.index && path.text == std::to_string(i);
     CKPT_ASSIGN_OR_RETURN(const auto value, Build(child));
     if (!value) continue;
     values.push_back(*value);
-    const NodeId name = builder_.String(element.text);
+    const NodeId name = builder_.String(path.text);
     items.emplace_back(name, *value);
   }
   if (values.empty() && !branch.children.empty()) return std::optional<NodeId>();

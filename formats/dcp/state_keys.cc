@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
-#include <unordered_map>
+#include <tuple>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -31,32 +32,68 @@ constexpr std::array<std::string_view, 10> kOtherWords = {
     "train_state", "dataloader",  "data_loader", "rng",   "rng_state",
     "lr_scheduler", "scheduler", "trainer",     "extra", "ema"};
 
-// "optim", "optimizer_0", "optimizer1".
+// Words for copies of weights that no optimizer trains, as a part of a name ("model_ema").
+constexpr std::array<std::string_view, 10> kAveragedWords = {
+    "ema", "averaged", "average", "avg", "swa", "teacher", "shadow", "polyak", "slow", "target"};
+
+bool Contains(std::span<const std::string_view> words, std::string_view word) {
+  return std::ranges::find(words, word) != words.end();
+}
+
+// Visits the parts of a text between separators; true once one is of the words.
+bool HasPart(std::string_view text, char separator, const auto& is_one) {
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(separator), text.size());
+    if (is_one(text.substr(0, end))) return true;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return false;
+}
+
+// "optim", "optimizer_0", "optimizer1", "optim_muon".
 bool IsOptimizerWord(std::string_view word) {
   while (!word.empty() && IsDigit(word.back())) word.remove_suffix(1);
   if (word.ends_with('_')) word.remove_suffix(1);
-  return std::ranges::find(kOptimizerWords, word) != kOptimizerWords.end();
+  if (Contains(kOptimizerWords, word)) return true;
+  return HasPart(word, '_', [](std::string_view part) {
+    return part == "optim" || part == "optimizer" || part == "optimizers";
+  });
 }
 
-bool IsModelWord(std::string_view word) {
-  return std::ranges::find(kModelWords, word) != kModelWords.end();
+// A key's or prefix's components name an average.
+bool IsAveraged(std::string_view prefix) {
+  return HasPart(prefix, '.', [](std::string_view word) {
+    return HasPart(word, '_', [](std::string_view part) { return Contains(kAveragedWords, part); });
+  });
 }
 
-// The part of a key up to and with an optimizer's word and its dot, if states or
-// groups come behind it.
+bool IsModelWord(std::string_view word) { return Contains(kModelWords, word); }
+
+// The part of a key up to and with an optimizer's word, at most one more (of a list or a dict of
+// optimizers) and a dot, if states or groups come behind it.
 std::optional<std::string_view> OptimizerPrefix(std::string_view key) {
   size_t begin = 0;
-  for (int depth = 0; depth < 3; ++depth) {
+  bool before = false;  // the word before was an optimizer's
+  for (int depth = 0; depth < 4; ++depth) {
     const size_t dot = key.find('.', begin);
     if (dot == std::string_view::npos) return std::nullopt;
     const std::string_view rest = key.substr(dot + 1);
-    if (IsOptimizerWord(key.substr(begin, dot - begin)) &&
-        (rest.starts_with(kState) || rest.starts_with(kGroups))) {
+    const bool among = std::exchange(before, IsOptimizerWord(key.substr(begin, dot - begin)));
+    if ((before || among) && (rest.starts_with(kState) || rest.starts_with(kGroups))) {
       return key.substr(0, dot + 1);
     }
     begin = dot + 1;
   }
   return std::nullopt;
+}
+
+// Of what a model's weights may stand behind: one that is no average of others comes before one
+// that is, a word for a model before any other.
+int LikelinessOf(std::string_view prefix) {
+  const std::string_view above = prefix.substr(0, prefix.empty() ? 0 : prefix.size() - 1);
+  const size_t dot = above.rfind('.');
+  const std::string_view last = dot == above.npos ? above : above.substr(dot + 1);
+  return (IsAveraged(prefix) ? 0 : 2) + (prefix.empty() || IsModelWord(last) ? 1 : 0);
 }
 
 std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find('.')); }
@@ -83,10 +120,17 @@ class KeyReader {
   Result<StateKeys> Run() {
     FindOptimizers();
     Split();
-    ChooseModel();
+    CKPT_RETURN_IF_ERROR(ChooseModel());
     AddWeights();
     out_.optimizers.assign(optimizers_.begin(), optimizers_.end());
     if (with_optimizers_) {
+      for (const KeyedEntry entry : out_.others) {
+        if (!entry.object && LooksLikeState(NameOf(entry))) {
+          return Fail(ErrorCode::kUnsupported,
+                      StrCat("'", NameOf(entry), "' looks like a state of an optimizer, and no word before it "
+                             "names one; --weights-only takes the weights"));
+        }
+      }
       for (const Inside& key : inside_) CKPT_RETURN_IF_ERROR(AddOfOptimizer(key));
     }
     return std::move(out_);
@@ -116,10 +160,11 @@ class KeyReader {
 
   void FindOptimizers();
   void Split();
-  void ChooseModel();
+  Status ChooseModel();
   std::set<std::string> Prefixes() const;
   size_t Named(const std::string& prefix) const;
-  std::string PrefixByWord() const;
+  std::map<std::string, size_t> PrefixesByWord() const;
+  bool LooksLikeState(std::string_view key) const;
   bool IsWeight(size_t tensor) const;
   void AddWeights();
   std::string OptimizerName(std::string_view prefix) const;
@@ -171,7 +216,7 @@ std::set<std::string> KeyReader::Prefixes() const {
   for (const KeyedEntry entry : outside_) {
     if (entry.object || prefixes.size() >= kMaxPrefixes) continue;
     const auto& path = PathOf(entry);
-    if (!path.empty()) {
+    if (path.size() > 1) {
       prefixes.insert(Container(path));
       continue;
     }
@@ -209,8 +254,8 @@ size_t KeyReader::Named(const std::string& prefix) const {
   return named;
 }
 
-// Of a checkpoint without an optimizer.
-std::string KeyReader::PrefixByWord() const {
+// Of a checkpoint without an optimizer: prefix -> tensors.
+std::map<std::string, size_t> KeyReader::PrefixesByWord() const {
   std::map<std::string, size_t> containers;
   for (const KeyedEntry entry : outside_) {
     const auto& path = PathOf(entry);
@@ -221,23 +266,41 @@ std::string KeyReader::PrefixByWord() const {
       ++containers[Container(path)];
     }
   }
-  std::string best;
-  size_t most = 0;
-  for (const auto& [prefix, count] : containers) {
-    if (count > most) std::tie(best, most) = std::tie(prefix, count);
-  }
-  return best;
+  return containers;
 }
 
-void KeyReader::ChooseModel() {
-  size_t most = 0;
+// What stands behind several prefixes alike is the weights of none of them by chance: an average
+// has the names of what it is of.
+Status KeyReader::ChooseModel() {
+  std::vector<std::tuple<size_t, int, std::string>> found;
   for (const std::string& prefix : Prefixes()) {
-    const size_t named = Named(prefix);
-    if (named <= most) continue;
-    most = named;
-    out_.model = prefix;
+    if (const size_t named = Named(prefix)) found.emplace_back(named, LikelinessOf(prefix), prefix);
   }
-  if (most == 0) out_.model = PrefixByWord();
+  if (found.empty()) {
+    for (const auto& [prefix, count] : PrefixesByWord()) {
+      // Whose average has more tensors than itself is still the model.
+      const int likely = LikelinessOf(prefix);
+      found.emplace_back(likely >= 2 ? count : 0, likely, prefix);
+    }
+  }
+  if (found.empty()) return {};
+  std::ranges::sort(found, std::greater<>());
+  const auto& [named, likely, prefix] = found.front();
+  if (found.size() > 1 && std::get<0>(found[1]) == named && std::get<1>(found[1]) == likely) {
+    const auto said = [](const std::string& one) { return one.empty() ? "no prefix" : StrCat("'", one, "'"); };
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("weights of the same names stand behind ", said(prefix), " and ",
+                       said(std::get<2>(found[1])), ", and nothing tells which of them are the model's"));
+  }
+  out_.model = prefix;
+  return {};
+}
+
+// "...state.<weight>.<kind>" outside of every optimizer.
+bool KeyReader::LooksLikeState(std::string_view key) const {
+  size_t at = key.find(kState);
+  while (at != key.npos && at > 0 && key[at - 1] != '.') at = key.find(kState, at + 1);
+  return at != key.npos && NameAndRest(key.substr(at + kState.size())).has_value();
 }
 
 bool KeyReader::IsWeight(size_t tensor) const {
@@ -245,8 +308,8 @@ bool KeyReader::IsWeight(size_t tensor) const {
   if (!key.starts_with(out_.model)) return false;
   if (!out_.model.empty()) return true;
   const auto& path = metadata_.tensor_paths[tensor];
-  if (!path.empty()) return path.size() == 1;
-  return std::ranges::find(kOtherWords, FirstWord(key)) == kOtherWords.end();
+  if (!path.empty()) return path.size() == 1 && !Contains(kOtherWords, key);
+  return !Contains(kOtherWords, FirstWord(key));
 }
 
 void KeyReader::AddWeights() {

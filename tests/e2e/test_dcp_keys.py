@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training code names the parts of a DCP state dict: the model is never taken for its average, an optimizer
+never for nothing."""
+import os
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from daemon import step_of
+
+MODEL = {'a.weight': torch.arange(12.).reshape(3, 4), 'b.bias': torch.arange(5.) + 100}
+EMA = {name: -tensor - 1 for name, tensor in MODEL.items()}
+
+
+def optimizer(names=tuple(MODEL), base=0.25):
+    """As get_optimizer_state_dict has it."""
+    return {'state': {name: {'step': torch.tensor(2.), 'exp_avg': MODEL[name] + base, 'exp_avg_sq': MODEL[name] * base}
+                      for name in names},
+            'param_groups': [{'lr': 0.5, 'betas': (0.9, 0.99), 'params': list(names)}]}
+
+
+def adopt(ckptfs, folder, state, *more, **options):
+    dcp.save(state, checkpoint_id=str(folder / 'step-1'), no_dist=True)
+    return ckptfs.adopt(str(folder), 'run', extra=more, **options)
+
+
+def weights(ckptfs, file='model'):
+    path = os.path.join(step_of(ckptfs.mount(), 'run'), 'view', 'tp1', 'rank0', f'{file}.safetensors')
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+
+
+def same(got, want):
+    return set(got) == set(want) and all(torch.equal(got[name], tensor) for name, tensor in want.items())
+
+
+AVERAGED = {
+    'ema': {'model': MODEL, 'ema': EMA},
+    'ema_of_the_model': {'model': MODEL, 'ema': {'model': EMA}},
+    'averaged': {'model': MODEL, 'averaged': EMA},
+    'net': {'net': MODEL, 'ema': EMA},
+    'app': {'app': {'model': MODEL, 'ema': EMA}},
+    'model_ema': {'state_dict': MODEL, 'model_ema': EMA},
+    'avg_model': {'module': MODEL, 'avg_model': {'module': EMA}},
+    'flat': {f'{top}.{name}': tensor for top, part in (('ema.model', EMA), ('model', MODEL)) for name, tensor in part.items()},
+    'torchtitan': {**MODEL, 'ema': EMA},
+}
+
+
+@pytest.mark.parametrize('trained', [True, False])
+@pytest.mark.parametrize('shape', AVERAGED)
+def test_an_average_of_the_weights_is_not_the_model(ckptfs, tmp_path, shape, trained):
+    adopt(ckptfs, tmp_path, {**AVERAGED[shape], **({'optim': optimizer()} if trained else {})})
+    flat = shape == 'flat' and not trained  # its keys are all that anybody says: names with dots
+    assert same(weights(ckptfs), AVERAGED['flat'] if flat else MODEL)
+
+
+def test_two_models_of_the_same_names_are_refused(ckptfs, tmp_path):
+    done = adopt(ckptfs, tmp_path, {'left': {'model': MODEL}, 'right': {'model': EMA}, 'optim': optimizer()}, check=False)
+    assert done.returncode != 0 and "'left.model.'" in done.stderr and "'right.model.'" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize('optimizers', [
+    {'optim_muon': optimizer(('a.weight',)), 'optim_adamw': optimizer(('b.bias',))},
+    {'optimizers': [optimizer()]},
+    {'optimizers': {'muon': optimizer(('a.weight',)), 'adam': optimizer(('b.bias',))}},
+], ids=['words', 'list', 'dict'])
+def test_every_optimizer_is_seen(ckptfs, tmp_path, optimizers):
+    adopt(ckptfs, tmp_path, {'model': MODEL, **optimizers})
+    got = weights(ckptfs, 'optimizer')
+    for name, states in optimizer()['state'].items():
+        assert torch.equal(got[f'exp_avg/{name}'], states['exp_avg']), name
+
+
+def test_an_optimizer_without_a_word_for_one_is_refused(ckptfs, tmp_path):
+    state = {'model': MODEL, 'adam': optimizer()}
+    done = adopt(ckptfs, tmp_path, state, check=False)
+    assert done.returncode != 0 and "'adam.state.a.weight" in done.stderr and '--weights-only' in done.stderr
+    adopt(ckptfs, tmp_path, state, '--weights-only')
+    assert same(weights(ckptfs), MODEL)
+
+
+def test_lists_and_what_is_no_weight_stay(ckptfs, tmp_path):
+    mixed = [torch.ones(2), 5, {'deep': [1, torch.zeros(3)]}]
+    adopt(ckptfs, tmp_path, {**MODEL, 'rng': torch.arange(7, dtype=torch.uint8), 'notes': {'list': mixed},
+                             'optimizer': optimizer()})
+    assert same(weights(ckptfs), MODEL)
+    view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view', 'tp1', 'dcp')
+    out = tmp_path / 'whole.pt'
+    dcp_to_torch_save(view, out)
+    got = torch.load(out)['notes']['list']
+    assert isinstance(got, list) and got[1] == 5 and torch.equal(got[0], mixed[0]), got
+    assert isinstance(got[2]['deep'], list) and torch.equal(got[2]['deep'][1], torch.zeros(3))
