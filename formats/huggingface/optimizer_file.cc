@@ -17,9 +17,10 @@ using deepspeed::HyperGroup;
 using deepspeed::NamedShape;
 using deepspeed::PartitionStates;
 
-// Trainer's and accelerate's; a second optimizer's file has a number.
+// Trainer's and accelerate's; what is of a second optimizer or model has a number.
 constexpr std::array<std::string_view, 2> kNames = {"optimizer.pt", "optimizer.bin"};
-constexpr std::string_view kSecond = "optimizer_1.bin";
+constexpr std::array<std::string_view, 4> kSecond = {"optimizer_1.bin", "model_1.safetensors",
+                                                     "pytorch_model_1.bin", "model_1.safetensors.index.json"};
 constexpr std::string_view kLightning = "optimizer_states";
 
 // States that are as large as their parameter in every optimizer of torch.
@@ -126,10 +127,13 @@ std::string OptimizerFileAmong(const std::vector<std::string>& names) {
   const auto has = [&](std::string_view name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
-  for (const std::string_view name : kNames) {
-    if (has(name)) return has(kSecond) ? std::string() : std::string(name);
-  }
-  return "";
+  if (std::ranges::any_of(kSecond, has)) return "";
+  const auto name = std::ranges::find_if(kNames, has);
+  return name == kNames.end() ? "" : std::string(*name);
+}
+
+bool IsOptimizerFile(std::string_view name) {
+  return std::ranges::find(kNames, name) != kNames.end();
 }
 
 PickleRef OptimizerDictOf(PickleRef root) {
@@ -168,7 +172,8 @@ Result<OptimizerFile> ReadOptimizerFile(PickleRef dict, const TorchFile& file, B
 }
 
 Result<std::vector<std::vector<std::string>>> NamesOfMembers(
-    const OptimizerFile& optimizer, const std::vector<NamedShape>& parameters, bool ordered) {
+    const OptimizerFile& optimizer, const std::vector<NamedShape>& parameters,
+    ParameterOrder order) {
   bool given = !optimizer.groups.empty();
   std::vector<std::vector<std::optional<Shape>>> shapes;
   for (size_t g = 0; g < optimizer.groups.size(); ++g) {
@@ -181,8 +186,18 @@ Result<std::vector<std::vector<std::string>>> NamesOfMembers(
     CKPT_RETURN_IF_ERROR(CheckGiven(optimizer, parameters));
     return optimizer.names;
   }
-  return ordered ? deepspeed::MatchStates(parameters, shapes)
-                 : OnlyOnesOfTheirShape(shapes, parameters);
+  if (order == ParameterOrder::kUnknown) return OnlyOnesOfTheirShape(shapes, parameters);
+  auto matched = deepspeed::MatchStates(parameters, shapes);
+  if (!matched || order == ParameterOrder::kGiven) return matched;
+  // Optimizers are given sorted names, too (a set of decayed ones).
+  std::vector<NamedShape> sorted = parameters;
+  std::ranges::sort(sorted, {}, &NamedShape::name);
+  const auto other = deepspeed::MatchStates(sorted, shapes);
+  if (other && *other != *matched) {
+    return Fail(ErrorCode::kUnsupported,
+                "the order of the model and that of the sorted names both fit the states' shapes");
+  }
+  return matched;
 }
 
 }  // namespace ckptfs::huggingface

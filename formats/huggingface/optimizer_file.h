@@ -34,8 +34,9 @@ struct OptimizerFile {
 };
 
 // The name of the optimizer's file among those of a directory; empty if there is none,
-// or there are several optimizers.
+// or there are several optimizers or models, of which nothing tells what it trains.
 std::string OptimizerFileAmong(const std::vector<std::string>& names);
+bool IsOptimizerFile(std::string_view name);
 
 // The optimizer's dict in a file of one, or in Lightning's (of a single optimizer).
 PickleRef OptimizerDictOf(PickleRef root);
@@ -43,10 +44,13 @@ PickleRef OptimizerDictOf(PickleRef root);
 // kInvalid names the key.  BLOCKS: on reading numbers that are tensors.
 Result<OptimizerFile> ReadOptimizerFile(PickleRef dict, const TorchFile& file, BlobIndex blob);
 
-// Per group the names of its members, among `parameters`, which `ordered` says are in the
-// model's order.  kUnsupported says why they are not certain.
+// Whose order parameters are in: nobody's, the model's, or the one that a user gives.
+enum class ParameterOrder : uint8_t { kUnknown, kModel, kGiven };
+
+// Per group the names of its members, among `parameters`.  kUnsupported says why they are
+// not certain.
 Result<std::vector<std::vector<std::string>>> NamesOfMembers(
     const OptimizerFile& optimizer, const std::vector<deepspeed::NamedShape>& parameters,
-    bool ordered);
+    ParameterOrder order);
 
 }  // namespace ckptfs::huggingface

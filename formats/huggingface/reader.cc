@@ -15,6 +15,9 @@
 namespace ckptfs::huggingface {
 namespace {
 
+// Lightning's WeightAveraging: what is trained, beside its average.
+constexpr std::string_view kTrained = "current_model_state";
+
 // Heads that share the embedding where a model ties them and its files hold one.
 constexpr std::string_view kHead = "lm_head.weight";
 constexpr std::array<std::string_view, 4> kEmbeddings = {
@@ -276,7 +279,15 @@ Status Reader::DeclareParameters() {
 
 // The optimizer beside the weights, or in their file, if there is one and it is asked for.
 Status Reader::ReadOptimizer() {
-  if (files_.optimizer.empty()) return {};
+  std::vector<std::string>& notes = assembler_.header().notes;
+  if (files_.optimizer.empty()) {
+    const auto unread = std::ranges::find_if(files_.others, IsOptimizerFile);
+    if (unread != files_.others.end()) {
+      notes.push_back(StrCat(*unread, ": beside it are several models or optimizers, and nothing "
+                             "tells which of them it is of: weights only"));
+    }
+    return {};
+  }
   const std::string path = JoinPath(files_.directory, files_.optimizer);
   optimizer_path_ = candidate_.root->PathOf(path);
   CKPT_ASSIGN_OR_RETURN(auto opened, candidate_.root->Open(path));
@@ -286,6 +297,11 @@ Status Reader::ReadOptimizer() {
   }
   const PickleRef dict = OptimizerDictOf(file.root());
   if (!dict || options_.weights_only) return {};
+  if (file.root()[kTrained]) {
+    notes.push_back(StrCat(optimizer_path_, ": its state_dict is an average of the weights that the "
+                           "optimizer trains ('", kTrained, "'): weights only"));
+    return {};
+  }
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
                         assembler_.AddFile(0, files_.prefix + files_.optimizer));
   auto read = ReadOptimizerFile(dict, file, blob);
@@ -318,8 +334,11 @@ Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
   for (const StoredWeight* weight : given ? std::vector<const StoredWeight*>() : weights) {
     if (by_name.contains(weight->name)) parameters.push_back({weight->name, weight->shape});
   }
-  const bool ordered = given || (files_.weights.size() == 1 && IsTorchName(files_.weights[0]));
-  auto members = NamesOfMembers(*optimizer_, parameters, ordered);
+  const bool ordered = files_.weights.size() == 1 && IsTorchName(files_.weights[0]);
+  auto members = NamesOfMembers(*optimizer_, parameters,
+                                given     ? ParameterOrder::kGiven
+                                : ordered ? ParameterOrder::kModel
+                                          : ParameterOrder::kUnknown);
   if (members) {
     members_ = *std::move(members);
     return {};

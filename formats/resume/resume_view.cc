@@ -316,20 +316,37 @@ Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
   return {};
 }
 
-// Files of weights as transformers and accelerate write them.
+// Files of weights as transformers and accelerate write them, of one model; whatever else a job
+// wrote in such a format is its own.
 bool IsWeights(std::string_view path) {
-  const bool top = path.find('/') == std::string_view::npos;
-  const bool index = path.ends_with(".safetensors.index.json") || path.ends_with(".bin.index.json");
-  return top && (path.ends_with(".safetensors") || index || path.starts_with("pytorch_model"));
+  if (path.find('/') != std::string_view::npos) return false;
+  const std::string_view name = path.substr(0, path.find('.'));
+  for (const std::string_view model : {"model", "pytorch_model"}) {
+    if (!name.starts_with(model)) continue;
+    const std::string_view rest = name.substr(model.size());
+    const std::string_view type = path.substr(name.size());
+    const bool known = type == ".safetensors" || type == ".bin" || type == ".safetensors.index.json" ||
+                       type == ".bin.index.json";
+    if (known && (rest.empty() || rest.starts_with("-"))) return true;
+  }
+  return false;
+}
+
+// Trainer loads an optimizer where it finds a schedule beside it, and else says nothing.
+Status CheckSchedule(StepTool tool, const ShownFiles& shown) {
+  if (tool != StepTool::kTrainer || shown.contains("scheduler.pt")) return {};
+  return Fail(ErrorCode::kUnsupported,
+              "Trainer loads an optimizer beside a scheduler.pt alone, and the engine had the schedule");
 }
 
 // What the tool would load of a step of DeepSpeed's if it went on without it: weights, those
 // of the layout's dtype, and the optimizer, or why it is not there.
 Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layout,
-                const FamilySet* families, StepTool tool, ShownFiles& shown,
-                std::vector<Part>& parts) {
+                const FamilySet* families, StepTool tool, const std::string& tag,
+                ShownFiles& shown, std::vector<Part>& parts) {
   const std::string name = tool == StepTool::kTrainer ? "optimizer.pt" : "optimizer.bin";
   auto optimizer = PlainOptimizer(*step);
+  if (const Status whole = CheckSchedule(tool, shown); !whole) optimizer = Fail(Error(whole.error()));
   if (!optimizer) {
     const std::string why = StrCat("There is no ", name, " for a training without DeepSpeed: ",
                                    optimizer.error().message, "\n");
@@ -338,8 +355,11 @@ Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layo
   }
   CKPT_ASSIGN_OR_RETURN(const uint64_t size, optimizer->Size(kArchive));
   Show(name, {{name, ViewEntry::Type::kFile, size, "", Reading::kCopied}, MadeOptimizer{}}, shown);
-  const bool own = std::any_of(shown.begin(), shown.end(),
-                               [](const auto& file) { return IsWeights(file.first); });
+  // Of one directory's several tags the weights are those of one.
+  const bool one = tag.empty() || !step->id.ends_with(StrCat("-", tag.substr(0, tag.size() - 1)));
+  const bool own = one && std::any_of(shown.begin(), shown.end(), [](const auto& file) {
+                     return IsWeights(file.first) || file.first.starts_with("adapter_model.");
+                   });
   if (own && !layout.dtype) return {};
   Layout whole;
   whole.dtype = layout.dtype;
@@ -350,13 +370,22 @@ Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layo
   return {};
 }
 
+constexpr std::string_view kNextEngine = "pytorch_model_";
+constexpr std::string_view kSeveral =
+    "': several models or optimizers in one save are not re-laid; they are in source/ as they were";
+
 // Of each model accelerate numbers the directories; a step has the tensors of one.
 Status CheckOneModel(const StepModel& step, const ToolFiles& files) {
   for (const std::string& part : OwnDcpParts(step, files)) {
     if (part == StrCat(kFsdpModel, "0/") || part == StrCat(kFsdpOptimizer, "0/")) continue;
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("'", part, "': several models or optimizers in one save are not re-laid; "
-                       "they are in source/ as they were"));
+    return Fail(ErrorCode::kUnsupported, StrCat("'", part, kSeveral));
+  }
+  for (const auto& [path, blob] : files.files) {
+    const bool engine = path.starts_with(kNextEngine) && path.find('/') != std::string::npos;
+    if (IsOfDeepSpeed(step) && engine && IsStates(path)) {
+      return Fail(ErrorCode::kUnsupported,
+                  StrCat("'", path.substr(0, path.find('/') + 1), kSeveral));
+    }
   }
   return {};
 }
@@ -384,13 +413,17 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const Ste
   CKPT_RETURN_IF_ERROR(CheckOneModel(*step, *files));
   ShownFiles shown = FilesAround(*step, *files);
   std::vector<Part> parts;
-  if (fsdp) CKPT_RETURN_IF_ERROR(AddFsdp(step, layout, families_, tool_, parts));
+  if (fsdp) {
+    if (IsOfDeepSpeed(*step)) CKPT_RETURN_IF_ERROR(CheckSchedule(tool_, shown));
+    CKPT_RETURN_IF_ERROR(AddFsdp(step, layout, families_, tool_, parts));
+  }
   if (IsOfDeepSpeed(*step) || !step->groups.empty()) {
     CKPT_RETURN_IF_ERROR(
         AddUniversal(step, layout, families_, TagOf(tool_, *step), shown, parts));
   }
   if (IsOfDeepSpeed(*step) && tool_ != StepTool::kLightning) {
-    CKPT_RETURN_IF_ERROR(AddPlain(step, layout, families_, tool_, shown, parts));
+    CKPT_RETURN_IF_ERROR(
+        AddPlain(step, layout, families_, tool_, OwnTag(*step, *files), shown, parts));
   }
   for (const Part& part : parts) MakeRoom(part.shown, shown);
   return std::make_shared<const ResumeView>(std::move(step), name(), std::move(shown),

@@ -13,6 +13,7 @@
 #include "core/ingest/assembler.h"
 #include "core/io/file_root.h"
 #include "formats/torch/pickle_writer.h"
+#include "tests/formats/dcp/dcp_maker.h"
 
 namespace ckptfs {
 namespace {
@@ -164,8 +165,9 @@ void AddGroups(Assembler& assembler, const TinyStepOptions& options,
 void AddTool(Assembler& assembler, uint32_t root, const std::string& directory,
              const std::string& tool) {
   std::filesystem::create_directory(directory + "/more");
-  for (const std::string name : {"latest", "more/notes.txt", "scheduler.bin"}) {
-    std::ofstream(directory + "/" + name) << "of " << tool << ": " << name;
+  for (const std::string name : {"latest", "more/notes.txt", "scheduler.bin", "scheduler.pt"}) {
+    std::ofstream(directory + "/" + name)
+        << (name.ends_with(".pt") ? dcp::NumberArchive(7) : StrCat("of ", tool, ": ", name));
     CKPT_CHECK(assembler.AddFile(root, name).has_value());
   }
   PickleBuilder builder;

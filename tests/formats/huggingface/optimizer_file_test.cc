@@ -70,9 +70,13 @@ class Saved {
   NodeId root_{};
 };
 
-Result<Names> NamesOf(Saved saved, const std::vector<NamedShape>& parameters, bool ordered) {
+Result<Names> NamesOf(Saved saved, const std::vector<NamedShape>& parameters, bool ordered,
+                      bool given = false) {
   CKPT_ASSIGN_OR_RETURN(const OptimizerFile read, std::move(saved).Read());
-  return NamesOfMembers(read, parameters, ordered);
+  return NamesOfMembers(read, parameters,
+                        given     ? ParameterOrder::kGiven
+                        : ordered ? ParameterOrder::kModel
+                                  : ParameterOrder::kUnknown);
 }
 
 const std::vector<NamedShape> kModel = {
@@ -93,15 +97,27 @@ TEST(OptimizerFileTest, TwoOfOneShapeAreNotGuessed) {
 }
 
 TEST(OptimizerFileTest, TheModelsOrderTellsWhereThereIsOneWay) {
-  EXPECT_EQ(*NamesOf(Saved({{{2, 2}, {2}, {2, 2}}}), kTwins, true),
-            (Names{{"q.weight", "q.bias", "o.weight"}}));
-  EXPECT_EQ(*NamesOf(Saved({{{2, 2}, {2, 2}}, {{2}}}), kTwins, true),
-            (Names{{"q.weight", "o.weight"}, {"q.bias"}}));
+  const std::vector<NamedShape> sorted = {{"a.weight", {2, 2}}, {"b.bias", {2}}, {"c.weight", {2, 2}}};
+  EXPECT_EQ(*NamesOf(Saved({{{2, 2}, {2}, {2, 2}}}), sorted, true),
+            (Names{{"a.weight", "b.bias", "c.weight"}}));
+  EXPECT_EQ(*NamesOf(Saved({{{2, 2}, {2, 2}}, {{2}}}), sorted, true),
+            (Names{{"a.weight", "c.weight"}, {"b.bias"}}));
   // One of the twins is frozen, or each is in a group of its own: which, nothing says.
   EXPECT_FALSE(
       NamesOf(Saved({{{2, 2}, {2}}, {}}), {{"q", {2, 2}}, {"o", {2, 2}}, {"x", {2}}}, true));
   EXPECT_FALSE(
       NamesOf(Saved({{{2, 2}}, {{2, 2}, {2}}}), {{"q", {2, 2}}, {"o", {2, 2}}, {"x", {2}}}, true));
+}
+
+// An optimizer that is given a sorted set of names is as common as one that is given the model's.
+TEST(OptimizerFileTest, SortedNamesThatFitAsWellAreNotRuledOut) {
+  for (const auto& shapes : {std::vector<std::vector<Shape>>{{{2, 2}, {2}, {2, 2}}}, {{{2, 2}, {2, 2}}, {{2}}}}) {
+    const auto names = NamesOf(Saved(shapes), kTwins, true);
+    ASSERT_FALSE(names);
+    EXPECT_THAT(names.error().message, HasSubstr("sorted names"));
+  }
+  EXPECT_EQ(*NamesOf(Saved({{{2, 2}, {2}, {2, 2}}}), kTwins, true, true),
+            (Names{{"q.weight", "q.bias", "o.weight"}}));  // as a user says
 }
 
 TEST(OptimizerFileTest, NamesThatTheFileSaysCount) {
@@ -134,6 +150,8 @@ TEST(OptimizerFileTest, TheFileAmongOthers) {
   EXPECT_EQ(OptimizerFileAmong({"model.safetensors", "optimizer.pt"}), "optimizer.pt");
   EXPECT_EQ(OptimizerFileAmong({"optimizer.bin", "random_states_0.pkl"}), "optimizer.bin");
   EXPECT_EQ(OptimizerFileAmong({"optimizer.bin", "optimizer_1.bin"}), "");
+  EXPECT_EQ(OptimizerFileAmong({"model.safetensors", "model_1.safetensors", "optimizer.bin"}), "");
+  EXPECT_EQ(OptimizerFileAmong({"optimizer.bin", "pytorch_model.bin", "pytorch_model_1.bin"}), "");
   EXPECT_EQ(OptimizerFileAmong({"scheduler.pt"}), "");
 }
 

@@ -72,6 +72,23 @@ TEST(ResumeViewTest, TheTagIsWhereDeepSpeedsFilesAre) {
   EXPECT_FALSE(view->Find("trainer/own/mp_rank_00_model_states.pt"));
 }
 
+// What is of another tag, model or schedule is never beside an optimizer as if it were its own.
+TEST(ResumeViewTest, TrainersOptimizerIsShownWhereItWouldLoadIt) {
+  TinyStep step(SavedBy("trainer"));
+  Rename(step.model(), "scheduler.pt", "schedule_of_mine.pt");
+  Rename(step.model(), "scheduler.bin", "schedule_of_mine.bin");
+  const auto view = Open(step, StepTool::kTrainer, "dp2");
+  EXPECT_FALSE(view->Find("trainer/optimizer.pt"));
+  EXPECT_TRUE(view->Find("trainer/ckptfs.txt"));
+  EXPECT_THAT(Refusal(step, StepTool::kTrainer, "dp2_accelerate"), HasSubstr("scheduler.pt"));
+}
+
+TEST(ResumeViewTest, SeveralEnginesInOneSaveAreRefused) {
+  TinyStep step(SavedBy("accelerate"));
+  Rename(step.model(), "more/notes.txt", "pytorch_model_1/mp_rank_00_model_states.pt");
+  EXPECT_THAT(Refusal(step, StepTool::kAccelerate, "dp2"), HasSubstr("'pytorch_model_1/'"));
+}
+
 // A Trainer without FSDP refuses a directory that has them.
 TEST(ResumeViewTest, DirectoriesOfFsdpAreThereWhereTheyAreAskedFor) {
   const TinyStep step(SavedBy("trainer"));
