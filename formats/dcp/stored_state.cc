@@ -220,6 +220,8 @@ Status StoredState::LocatePlain() {
 
 // ---- tensors ---------------------------------------------------------------------
 
+constexpr std::string_view kSpares = "more ranks saved some boxes than others, such as of ";
+
 // Chunks (of the tensor) by copy.  Ranks that save by themselves write what they hold
 // alike each: boxes that are there equally often make as many copies, else the first
 // of each is taken.
@@ -256,7 +258,20 @@ Status StoredState::AddFragments(size_t tensor, AtomIndex atom) const {
     }
   }
   if (copies.size() > 1) assembler_.DeclareReplicas(atom);
+  if (copies.size() == 1 && by_rank_) NoteSpares(entry, copies[0].size());
   return {};
+}
+
+// Of the first such tensor: boxes that more ranks have than others, of which one is compared
+// with nothing.
+void StoredState::NoteSpares(const TensorEntry& tensor, size_t taken) const {
+  size_t held = 0;
+  for (size_t i = 0; i < tensor.chunk_count; ++i) held += IsEmpty(tensor, i) ? 0 : 1;
+  std::vector<std::string>& notes = assembler_.header().notes;
+  const auto said = [](const std::string& note) { return note.starts_with(kSpares); };
+  if (held == taken || std::ranges::any_of(notes, said)) return;
+  notes.push_back(StrCat(kSpares, "'", tensor.name, "': the first is taken, and the others are not "
+                         "compared with it"));
 }
 
 Status StoredState::AddCopy(const TensorEntry& tensor, const std::vector<size_t>& chunks,

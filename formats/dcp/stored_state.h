@@ -69,6 +69,7 @@ class StoredState {
   std::string BelowStep(const std::string& path) const { return JoinPath(step_.directory, path); }
   bool IsEmpty(const TensorEntry& tensor, size_t chunk) const;
   std::vector<std::vector<size_t>> CopiesOf(const TensorEntry& tensor) const;
+  void NoteSpares(const TensorEntry& tensor, size_t taken) const;
   Status AddCopy(const TensorEntry& tensor, const std::vector<size_t>& chunks, AtomIndex atom,
                  uint32_t copy) const;
   Status AddBox(const TensorEntry& tensor, size_t chunk, AtomIndex atom, uint32_t copy) const;

@@ -2,12 +2,15 @@
 """What training code names the parts of a DCP state dict: the model is never taken for its average, an optimizer
 never for nothing."""
 import os
+import pickle
+import shutil
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from daemon import step_of
 
@@ -93,3 +96,32 @@ def test_lists_and_what_is_no_weight_stay(ckptfs, tmp_path):
     got = torch.load(out)['notes']['list']
     assert isinstance(got, list) and got[1] == 5 and torch.equal(got[0], mixed[0]), got
     assert isinstance(got[2]['deep'], list) and torch.equal(got[2]['deep'][1], torch.zeros(3))
+
+
+def save_by_ranks(folder, parts):
+    """Rows of model.w by ranks that save without collectives: [(first row, tensor)]."""
+    step = folder / 'step-1'
+    step.mkdir(parents=True)
+    for rank, (first, part) in enumerate(parts):
+        own = folder / f'own{rank}'
+        dcp.save({'model': {'w': part}}, checkpoint_id=str(own), no_dist=True)
+        metadata = pickle.loads((own / '.metadata').read_bytes())
+        metadata.state_dict_metadata['model.w'].size = torch.Size([8, 4])
+        metadata.state_dict_metadata['model.w'].chunks[0].offsets = torch.Size([first, 0])
+        stored, = metadata.storage_data.values()
+        stored.relative_path = f'__{rank}_0.distcp'
+        metadata.storage_data = {MetadataIndex('model.w', torch.Size([first, 0])): stored}
+        (step / f'__{rank}.metadata').write_bytes(pickle.dumps(metadata))
+        (own / '__0_0.distcp').rename(step / stored.relative_path)
+        shutil.rmtree(own)
+
+
+def test_boxes_that_some_ranks_alone_repeat_are_told(ckptfs, tmp_path):
+    rows = torch.arange(16.).reshape(4, 4)
+    save_by_ranks(tmp_path / 'even', [(0, rows), (4, rows + 50)])
+    save_by_ranks(tmp_path / 'more', [(0, rows), (4, rows + 50), (0, rows + 1)])
+    for run, told in (('even', False), ('more', True)):
+        said = ckptfs.run('info', str(tmp_path / run)).stdout
+        assert ("more ranks saved some boxes than others, such as of 'model.w'" in said) == told, said
+    ckptfs.adopt(str(tmp_path / 'more'), 'run')
+    assert same(weights(ckptfs), {'w': torch.cat([rows, rows + 50])})
