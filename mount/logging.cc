@@ -83,6 +83,30 @@ spdlog::sink_ptr MakeSink(const std::string& target) {
                                                                 handlers);
 }
 
+// The logger that lines go to.  spdlog's own default must not be exchanged while somebody
+// writes to it, and a target changes while requests are served.
+class Target {
+ public:
+  void Set(std::shared_ptr<spdlog::logger> logger) {
+    MutexLock lock(mutex_);
+    logger_.swap(logger);  // the old one goes with whoever uses it last
+  }
+  std::shared_ptr<spdlog::logger> Get() {
+    MutexLock lock(mutex_);
+    return logger_ ? logger_ : spdlog::default_logger();
+  }
+
+ private:
+  Mutex mutex_;
+  std::shared_ptr<spdlog::logger> logger_ GUARDED_BY(mutex_);
+};
+
+// Never destroyed: threads may log while the process exits.
+Target& TheTarget() {
+  static Target& target = *new Target;
+  return target;
+}
+
 spdlog::level::level_enum LevelOf(LogLevel level) {
   switch (level) {
     case LogLevel::kInfo: return spdlog::level::info;
@@ -99,7 +123,7 @@ Status StartLogging(const std::string& target) {
     auto logger = std::make_shared<spdlog::logger>("ckptfs", MakeSink(target));
     logger->set_pattern(target == "stderr" ? "ckptfs: %v" : "%Y-%m-%dT%H:%M:%S.%e %P %L %v");
     logger->flush_on(spdlog::level::info);
-    spdlog::set_default_logger(std::move(logger));
+    TheTarget().Set(std::move(logger));
   } catch (const std::exception& error) {
     return Fail(ErrorCode::kIo, StrCat("log ", target, ": ", std::string(error.what())));
   }
@@ -107,14 +131,14 @@ Status StartLogging(const std::string& target) {
 }
 
 void Log(LogLevel level, std::string_view line) {
-  static Repetition repetition;
+  static Repetition& repetition = *new Repetition;
   const std::string text = Printable(line);
   uint64_t swallowed = 0;
   if (!repetition.Admit(text, swallowed)) return;
   const std::string more = swallowed == 0 ? "" : StrCat(" (", swallowed, " more like this)");
-  spdlog::log(LevelOf(level), "{}{}", text, more);
+  TheTarget().Get()->log(LevelOf(level), "{}{}", text, more);
 }
 
-void FlushLog() { spdlog::default_logger()->flush(); }
+void FlushLog() { TheTarget().Get()->flush(); }
 
 }  // namespace ckptfs

@@ -3,8 +3,8 @@
 // The process's log.  Lower layers return errors or call FilesystemOptions::log;
 // only mount/ writes lines.  The same line is written at most once a minute.
 //
-// Thread safety: all functions may be called concurrently once StartLogging
-// has returned.
+// Thread safety: all functions may be called concurrently; a line goes to the target of
+// before or after a change.
 
 #pragma once
 
