@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/base/checked_math.h"
+#include "core/base/json_text.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -322,8 +323,7 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view head, uint64_t
   header.data_offset = kPrefix + length;
   std::string_view json = head.substr(kPrefix, length);
   HeaderEvents events(header);
-  // The parser takes it for the end, and would not see what else there is.
-  if (json.find('\0') != std::string_view::npos) return Rule("no JSON: a NUL byte");
+  if (HasNul(json)) return Rule("no JSON: a NUL byte");
   if (!nlohmann::json::sax_parse(json.begin(), json.end(), &events)) return Rule(events.rule());
   CKPT_RETURN_IF_ERROR(CheckRanges(header, file_size - header.data_offset));
   return header;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/base/json_text.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"
 
@@ -101,8 +102,7 @@ Result<std::optional<std::string>> ReadSmallFile(const Root& root, const std::st
 Result<FamilyVariables> ParseModelConfig(std::string_view json) {
   ConfigEvents events;
   const size_t first = json.find_first_not_of(" \t\r\n");
-  const bool object = first != std::string_view::npos && json[first] == '{' &&
-                      json.find('\0') == std::string_view::npos;  // which counts as the end below
+  const bool object = first != std::string_view::npos && json[first] == '{' && !HasNul(json);
   if (!object || !nlohmann::json::sax_parse(json.begin(), json.end(), &events)) {
     return Fail(ErrorCode::kInvalid, "not a JSON object");
   }

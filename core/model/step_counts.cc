@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "core/base/strings.h"
 
@@ -58,6 +59,14 @@ Status CheckOneStep(const StepModel& step, std::span<const ParameterIndex> param
                        step.parameter(parameter).name, "'"));
   }
   return {};
+}
+
+Status CheckOneStep(const StepModel& step) {
+  std::vector<ParameterIndex> all;
+  for (const Group& group : step.groups) {
+    all.insert(all.end(), group.parameters.begin(), group.parameters.end());
+  }
+  return CheckOneStep(step, all);
 }
 
 }  // namespace ckptfs

@@ -21,9 +21,8 @@ constexpr std::string_view kState = "state.";
 constexpr std::string_view kGroups = "param_groups.";
 constexpr size_t kMaxPrefixes = 64;  // that a model may have
 
-constexpr std::array<std::string_view, 7> kOptimizerWords = {
-    "optim", "optimizer", "optimizers", "optim_state", "optimizer_state", "optimizer_states",
-    "opt"};
+// Parts of the words for an optimizer.
+constexpr std::array<std::string_view, 3> kOptimizerParts = {"optim", "optimizer", "optimizers"};
 constexpr std::array<std::string_view, 8> kModelWords = {
     "model", "state_dict", "model_state_dict", "model_state", "module", "net", "network",
     "weights"};
@@ -50,13 +49,12 @@ bool HasPart(std::string_view text, char separator, const auto& is_one) {
   return false;
 }
 
-// "optim", "optimizer_0", "optimizer1", "optim_muon".
+// "opt", "optim", "optimizer_0", "optimizer1", "optim_muon", "optimizer_state".
 bool IsOptimizerWord(std::string_view word) {
   while (!word.empty() && IsDigit(word.back())) word.remove_suffix(1);
   if (word.ends_with('_')) word.remove_suffix(1);
-  if (Contains(kOptimizerWords, word)) return true;
-  return HasPart(word, '_', [](std::string_view part) {
-    return part == "optim" || part == "optimizer" || part == "optimizers";
+  return word == "opt" || HasPart(word, '_', [](std::string_view part) {
+    return Contains(kOptimizerParts, part);
   });
 }
 
@@ -87,16 +85,22 @@ std::optional<std::string_view> OptimizerPrefix(std::string_view key) {
   return std::nullopt;
 }
 
-// Of what a model's weights may stand behind: one that is no average of others comes before one
-// that is, a word for a model before any other.
-int LikelinessOf(std::string_view prefix) {
-  const std::string_view above = prefix.substr(0, prefix.empty() ? 0 : prefix.size() - 1);
-  const size_t dot = above.rfind('.');
-  const std::string_view last = dot == above.npos ? above : above.substr(dot + 1);
-  return (IsAveraged(prefix) ? 0 : 2) + (prefix.empty() || IsModelWord(last) ? 1 : 0);
-}
-
 std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find('.')); }
+
+std::string_view LastWord(std::string_view key) { return key.substr(key.rfind('.') + 1); }
+
+// Of what a model's weights may stand behind, to be compared: one that is no average of others
+// comes before one that is, a word for a model before any other.
+struct Likeliness {
+  bool own = false;
+  bool word = false;
+  auto operator<=>(const Likeliness&) const = default;
+};
+
+Likeliness LikelinessOf(std::string_view prefix) {
+  const bool top = prefix.empty();
+  return {!IsAveraged(prefix), top || IsModelWord(LastWord(prefix.substr(0, prefix.size() - 1)))};
+}
 
 // All elements of a path but the last, as a prefix of a key.
 std::string Container(const std::vector<PathElement>& path) {
@@ -224,7 +228,7 @@ std::set<std::string> KeyReader::Prefixes() const {
     prefixes.insert("");
     size_t dot = key.find('.');
     for (int depth = 0; depth < 2 && dot != std::string_view::npos; ++depth) {
-      if (IsModelWord(key.substr(0, dot).substr(key.substr(0, dot).rfind('.') + 1))) {
+      if (IsModelWord(LastWord(key.substr(0, dot)))) {
         prefixes.insert(std::string(key.substr(0, dot + 1)));
       }
       dot = key.find('.', dot + 1);
@@ -272,15 +276,15 @@ std::map<std::string, size_t> KeyReader::PrefixesByWord() const {
 // What stands behind several prefixes alike is the weights of none of them by chance: an average
 // has the names of what it is of.
 Status KeyReader::ChooseModel() {
-  std::vector<std::tuple<size_t, int, std::string>> found;
+  std::vector<std::tuple<size_t, Likeliness, std::string>> found;
   for (const std::string& prefix : Prefixes()) {
     if (const size_t named = Named(prefix)) found.emplace_back(named, LikelinessOf(prefix), prefix);
   }
   if (found.empty()) {
     for (const auto& [prefix, count] : PrefixesByWord()) {
       // Whose average has more tensors than itself is still the model.
-      const int likely = LikelinessOf(prefix);
-      found.emplace_back(likely >= 2 ? count : 0, likely, prefix);
+      const Likeliness likely = LikelinessOf(prefix);
+      found.emplace_back(likely.own ? count : 0, likely, prefix);
     }
   }
   if (found.empty()) return {};

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_text.h"
 #include "core/base/strings.h"
 #include "formats/huggingface/names.h"
 
@@ -80,8 +81,7 @@ class IndexEvents : public nlohmann::json_sax<nlohmann::json> {
 
 Result<WeightMap> ParseShardIndex(std::string_view json) {
   IndexEvents events;
-  // It counts as the end there.
-  if (json.find('\0') != std::string_view::npos) return Fail(ErrorCode::kInvalid, "a NUL byte");
+  if (HasNul(json)) return Fail(ErrorCode::kInvalid, "a NUL byte");
   const bool parsed = nlohmann::json::sax_parse(json.begin(), json.end(), &events);
   if (parsed && events.found && !events.map.empty()) return std::move(events.map);
   if (events.rule.empty()) events.rule = events.found ? "its weight_map is empty" : "no weight_map";

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_text.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -16,10 +17,9 @@ std::string TextAt(const json& object, const char* key) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
-// A discarded value for what is not JSON.  A NUL byte, which the parser takes for the end, is none:
-// what stands behind it has been looked at by nobody.
+// A discarded value for what is not JSON.
 json Parsed(std::string_view text) {
-  if (text.find('\0') != std::string_view::npos) return json(json::value_t::discarded);
+  if (HasNul(text)) return json(json::value_t::discarded);
   return json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
 }
 

@@ -240,9 +240,9 @@ std::set<std::string> OwnDcpParts(const StepModel& step, const ToolFiles& files)
 }
 
 // All that the tool wrote but the states, in whose place the layout's are shown.
-ShownFiles FilesAround(const StepModel& step, const ToolFiles& files) {
+ShownFiles FilesAround(const StepModel& step, const ToolFiles& files, const std::string& tag) {
   std::set<std::string> states = OwnDcpParts(step, files);
-  if (std::string tag = OwnTag(step, files); !tag.empty()) states.insert(std::move(tag));
+  if (!tag.empty()) states.insert(tag);
   ShownFiles shown;
   for (const auto& [path, blob] : files.files) {
     const bool pointer =
@@ -345,8 +345,9 @@ Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layo
                 const FamilySet* families, StepTool tool, const std::string& tag,
                 ShownFiles& shown, std::vector<Part>& parts) {
   const std::string name = tool == StepTool::kTrainer ? "optimizer.pt" : "optimizer.bin";
-  auto optimizer = PlainOptimizer(*step);
-  if (const Status whole = CheckSchedule(tool, shown); !whole) optimizer = Fail(Error(whole.error()));
+  Status scheduled = CheckSchedule(tool, shown);
+  auto optimizer = scheduled ? PlainOptimizer(*step)
+                             : Result<ArchiveContent>(Fail(std::move(scheduled).error()));
   if (!optimizer) {
     const std::string why = StrCat("There is no ", name, " for a training without DeepSpeed: ",
                                    optimizer.error().message, "\n");
@@ -380,11 +381,11 @@ Status CheckOneModel(const StepModel& step, const ToolFiles& files) {
     if (part == StrCat(kFsdpModel, "0/") || part == StrCat(kFsdpOptimizer, "0/")) continue;
     return Fail(ErrorCode::kUnsupported, StrCat("'", part, kSeveral));
   }
+  if (!IsOfDeepSpeed(step)) return {};
   for (const auto& [path, blob] : files.files) {
-    const bool engine = path.starts_with(kNextEngine) && path.find('/') != std::string::npos;
-    if (IsOfDeepSpeed(step) && engine && IsStates(path)) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("'", path.substr(0, path.find('/') + 1), kSeveral));
+    const size_t slash = path.find('/');
+    if (slash != std::string::npos && path.starts_with(kNextEngine) && IsStates(path)) {
+      return Fail(ErrorCode::kUnsupported, StrCat("'", path.substr(0, slash + 1), kSeveral));
     }
   }
   return {};
@@ -411,7 +412,8 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const Ste
     CKPT_RETURN_IF_ERROR(CheckPlain(layout, ToolName(tool_)));
   }
   CKPT_RETURN_IF_ERROR(CheckOneModel(*step, *files));
-  ShownFiles shown = FilesAround(*step, *files);
+  const std::string tag = OwnTag(*step, *files);
+  ShownFiles shown = FilesAround(*step, *files, tag);
   std::vector<Part> parts;
   if (fsdp) {
     if (IsOfDeepSpeed(*step)) CKPT_RETURN_IF_ERROR(CheckSchedule(tool_, shown));
@@ -422,8 +424,7 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const Ste
         AddUniversal(step, layout, families_, TagOf(tool_, *step), shown, parts));
   }
   if (IsOfDeepSpeed(*step) && tool_ != StepTool::kLightning) {
-    CKPT_RETURN_IF_ERROR(
-        AddPlain(step, layout, families_, tool_, OwnTag(*step, *files), shown, parts));
+    CKPT_RETURN_IF_ERROR(AddPlain(step, layout, families_, tool_, tag, shown, parts));
   }
   for (const Part& part : parts) MakeRoom(part.shown, shown);
   return std::make_shared<const ResumeView>(std::move(step), name(), std::move(shown),

@@ -253,12 +253,8 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
                                ArchiveBuilder& archive) {
   PickleBuilder& pickle = archive.pickle();
   PickleItems state;
-  std::vector<ParameterIndex> all;
-  for (const Group& group : step.groups) {
-    all.insert(all.end(), group.parameters.begin(), group.parameters.end());
-  }
   // Where they differ there is none that such an engine could take for all.
-  const bool one_step = CheckOneStep(step, all).has_value();
+  const bool one_step = CheckOneStep(step).has_value();
   for (const UniversalParameter& parameter : index.parameters) {
     if (!one_step) break;
     auto found = std::find_if(parameter.states.begin(), parameter.states.end(),

@@ -273,17 +273,14 @@ Status CheckGroups(const StepModel& step, const Layout& layout) {
                        "pipeline stage ('", name(static_cast<size_t>(apart)), "') than on another ('",
                        name(step.groups.size() - 1), "'), and an engine takes groups by number"));
   }
-  std::vector<ParameterIndex> all;
   for (size_t g = 0; g < step.groups.size(); ++g) {
-    const auto& members = step.groups[g].parameters;
-    if (Status one = CheckOneStep(step, members); !one) {
+    if (Status one = CheckOneStep(step, step.groups[g].parameters); !one) {
       return Fail(std::move(one).error().WithContext(
           StrCat("group ", g, ", of which an engine counts the steps once")));
     }
-    all.insert(all.end(), members.begin(), members.end());
   }
   if (layout.zero != 3) return {};
-  if (Status one = CheckOneStep(step, all); !one) {
+  if (Status one = CheckOneStep(step); !one) {
     return Fail(std::move(one).error().WithContext("ZeRO-3 counts the steps of all groups once"));
   }
   return {};
