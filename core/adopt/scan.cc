@@ -115,8 +115,13 @@ bool IsAloneBelow(const ByDirectory& of_source, const std::string& directory) {
   return count == 1;
 }
 
+// What a tool wrote of one moment: its directory, and parts of that number in it.
+bool OfOneMoment(const StepCandidate& outer, const StepCandidate& inner) {
+  return outer.iteration != 0 && outer.iteration == inner.iteration;
+}
+
 // Of what several sources found a step that an earlier one claims, and the only part of its kind
-// in the same tree of one moment, are one: the earlier.
+// or those of its number in the same tree of one moment, are one: the earlier.
 void KeepEachOnce(std::vector<FoundStep>& found) {
   std::map<const Source*, ByDirectory> of_source;
   for (const FoundStep& step : found) of_source[step.source].Add(step);
@@ -127,10 +132,12 @@ void KeepEachOnce(std::vector<FoundStep>& found) {
     const auto others = [&](const FoundStep& other) { return other.source != step.source; };
     const auto outer = [&](const FoundStep& other) {
       return others(other) && !IsSaveDirectory(other.candidate) &&
-             IsAloneBelow(of_source[step.source], other.candidate.directory);
+             (IsAloneBelow(of_source[step.source], other.candidate.directory) ||
+              OfOneMoment(other.candidate, step.candidate));
     };
     const auto inner = [&](const FoundStep& other) {
-      return others(other) && IsAloneBelow(of_source[other.source], directory);
+      return others(other) && (IsAloneBelow(of_source[other.source], directory) ||
+                               OfOneMoment(step.candidate, other.candidate));
     };
     const bool known = kept.AnyAt(directory, others) || kept.AnyAbove(directory, outer) ||
                        (!IsSaveDirectory(step.candidate) && kept.AnyBelow(directory, inner));

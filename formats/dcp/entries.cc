@@ -9,11 +9,13 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <span>
 #include <unordered_set>
 #include <utility>
 
 #include "core/base/strings.h"
 #include "core/model/step_counts.h"
+#include "core/tensor/cast.h"
 #include "core/view/shown_weight.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/dcp/document_entries.h"
@@ -55,6 +57,28 @@ std::vector<PathStep> Below(std::string_view key, std::vector<PathStep> steps) {
   path.insert(path.end(), std::make_move_iterator(steps.begin()),
               std::make_move_iterator(steps.end()));
   return path;
+}
+
+// A number as an element of the dtype; nothing if it is none of that.
+std::optional<std::string> OneElement(PickleRef value, DType dtype) {
+  const auto bytes = [](auto number) {
+    return std::string(std::bit_cast<std::array<char, sizeof(number)>>(number).data(), sizeof(number));
+  };
+  if (const auto truth = value ? value.Bool() : std::nullopt; truth && dtype == DType::kBool) {
+    return std::string(1, static_cast<char>(*truth));
+  }
+  const auto whole = value ? value.Int() : std::nullopt;
+  if (whole && dtype == DType::kI64) return bytes(*whole);
+  if (whole && dtype == DType::kI32) return bytes(static_cast<int32_t>(*whole));
+  const auto number = value ? value.Number() : std::nullopt;
+  if (!number || !IsFloat(dtype)) return std::nullopt;
+  const std::string wide = bytes(*number);
+  if (dtype == DType::kF64) return wide;
+  const CastFunction cast = FindCast(DType::kF64, dtype);
+  if (cast == nullptr) return std::nullopt;
+  std::string out(ByteWidth(dtype), '\0');
+  cast(std::as_bytes(std::span(wide)).data(), std::as_writable_bytes(std::span(out)).data(), 1);
+  return out;
 }
 
 // A group, and where its hyper-parameters stand.
@@ -170,17 +194,14 @@ class Collector {
     const auto number = NumberOf(atom);
     const bool step = atom.kind == "step" && number;
     if (step) steps_.emplace(atom.parameter, *number);
-    // torch's optimizers count in a tensor, whatever others do; a DCP step has what it had.
+    // torch's optimizers count in an fp32 tensor, whatever others do; a DCP step has what it had.
     if (number && IsPythonNumber(atom.source) && (!step || FromDcp())) {
       const auto whole = static_cast<int64_t>(*number);
       return AddObject(path, [&](PickleBuilder& b) {
         return atom.dtype == DType::kI64 ? b.Int(whole) : b.Float(*number);
       });
     }
-    if (step) {
-      AddStep(path, atom.parameter, *number);
-      return {};
-    }
+    if (step && !FromDcp()) return AddStep(path, atom.parameter, *number);
     CKPT_RETURN_IF_ERROR(CheckDType(atom.dtype, StrCat(Name(atom.parameter), "/", atom.kind)));
     Entry& entry = AddTensor(path, atom.dtype, atom.shape);
     if (atom.relation == Relation::kSame) {
@@ -190,9 +211,12 @@ class Collector {
     return {};
   }
 
-  void AddStep(std::vector<PathStep> path, ParameterIndex parameter, double number) {
+  Status AddStep(std::vector<PathStep> path, ParameterIndex parameter, double number) {
     steps_.emplace(parameter, number);
-    AddTensor(std::move(path), DType::kF32, {}).body = ShortTensor{StepBytes(number)};
+    auto bytes = StepBytes(number);
+    if (!bytes) return Fail(std::move(bytes).error().WithContext(Name(parameter)));
+    AddTensor(std::move(path), DType::kF32, {}).body = ShortTensor{*std::move(bytes)};
+    return {};
   }
 
   Status AddObject(std::vector<PathStep> path, const std::function<NodeId(PickleBuilder&)>& value) {
@@ -229,8 +253,8 @@ class Collector {
       const auto name = key.String();
       if (!name || *name == "params" || !(IsPlain(value) || FromDcp())) continue;
       const PickleRef shown_value = value;
-      CKPT_RETURN_IF_ERROR(AddHyperParameter(
-          shown, std::string(*name), [&](PickleBuilder& b) { return b.Copy(shown_value); }));
+      const auto copy = [&](PickleBuilder& b) { return b.Copy(shown_value); };
+      CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, std::string(*name), copy, value));
     }
     CKPT_RETURN_IF_ERROR(AddImplied(shown, dict));
     return AddGroupStep(shown, dict);
@@ -255,16 +279,27 @@ class Collector {
     return {};
   }
 
+  // `number`: what the value is, if the source has it.
   Status AddHyperParameter(const ShownGroup& shown, const std::string& key,
-                           const std::function<NodeId(PickleBuilder&)>& value) {
+                           const std::function<NodeId(PickleBuilder&)>& value,
+                           PickleRef number = {}) {
+    const auto add = [&](std::vector<PathStep> path) -> Status {
+      const auto tensor = keys_.tensors.find(KeyOf(path));
+      const auto bytes = tensor == keys_.tensors.end()
+                             ? std::nullopt
+                             : OneElement(number, tensor->second.first);
+      if (!bytes) return AddObject(std::move(path), value);
+      AddTensor(std::move(path), tensor->second.first, tensor->second.second).body =
+          ShortTensor{*bytes};
+      return {};
+    };
     if (!keys_.flat) {
-      return AddObject(Below(*shown.optimizer,
-                             {{"param_groups", {}}, {"", shown.number}, {key, {}}}),
-                       value);
+      return add(Below(*shown.optimizer,
+                       {{"param_groups", {}}, {"", shown.number}, {key, {}}}));
     }
     for (ParameterIndex p : shown.group->parameters) {
-      CKPT_RETURN_IF_ERROR(AddObject(
-          Below(*shown.optimizer, {{StrCat("param_groups.", Name(p), ".", key), {}}}), value));
+      CKPT_RETURN_IF_ERROR(
+          add(Below(*shown.optimizer, {{StrCat("param_groups.", Name(p), ".", key), {}}})));
     }
     return {};
   }
@@ -314,7 +349,8 @@ class Collector {
       if (never && (!zeros || step_.parameter(p).role != Role::kTrainable)) continue;
       if (never) CKPT_RETURN_IF_ERROR(StartAtZero(group, p, of_group));
       if (of_group.empty() || !group_step) continue;
-      AddStep(StatePath(group.optimizer, Name(p), "step"), p, never ? 0 : *group_step);
+      CKPT_RETURN_IF_ERROR(
+          AddStep(StatePath(group.optimizer, Name(p), "step"), p, never ? 0 : *group_step));
     }
     return {};
   }
@@ -324,7 +360,7 @@ class Collector {
     for (const auto& [kind, like] : of_group) {
       const auto path = StatePath(group.optimizer, Name(parameter), kind);
       if (kind == "step") {
-        AddStep(path, parameter, 0);
+        CKPT_RETURN_IF_ERROR(AddStep(path, parameter, 0));
         continue;
       }
       Entry& entry = AddTensor(path, step_.atom(like).dtype, step_.parameter(parameter).shape);
@@ -359,7 +395,9 @@ class Collector {
     if (key == "client/universal_checkpoint_info" || key == kToolDocument) return {};
     if (key.starts_with(deepspeed::kClientPrefix)) {
       key.remove_prefix(deepspeed::kClientPrefix.size());
-    } else if (step_.framework.starts_with("deepspeed")) {
+      return {{std::string(key), {}}};
+    }
+    if (step_.framework.starts_with("deepspeed")) {
       const bool shown = key == deepspeed::kGlobalSteps || key == deepspeed::kGlobalSamples ||
                          key == deepspeed::kSkippedSteps || key == deepspeed::kLrScheduler;
       if (!shown) return {};
@@ -412,6 +450,13 @@ Result<KeyShape> SourceKeys(const Document& document) {
     if (optimizers.size() == 1) keys.optimizer = key;
     if (optimizers.size() > 1) keys.optimizers.emplace(key, key);
   }
+  for (const auto& [key, tensor] : given["tensors"].Items()) {
+    const auto dtype = tensor.IsSequence() && tensor.size() == 2 ? tensor.at(0).String() : std::nullopt;
+    const auto known = dtype ? DTypeFromName(*dtype) : std::nullopt;
+    auto shape = known ? tensor.at(1).AsShape() : std::nullopt;
+    if (!shape || !key.String()) continue;
+    keys.tensors.emplace(*key.String(), std::pair(*known, *std::move(shape)));
+  }
   return keys;
 }
 
@@ -435,10 +480,14 @@ Result<KeyShape> SpelledKeys(const StepModel& step) {
 
 }  // namespace
 
-std::string StepBytes(double number) {
-  return std::string(std::bit_cast<std::array<char, sizeof(float)>>(static_cast<float>(number))
-                         .data(),
-                     sizeof(float));
+Result<std::string> StepBytes(double number) {
+  const auto count = static_cast<float>(number);
+  if (static_cast<double>(count) != number) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat(std::to_string(number), " steps: torch's optimizers count in fp32, which does "
+                       "not hold that number"));
+  }
+  return std::string(std::bit_cast<std::array<char, sizeof(float)>>(count).data(), sizeof(float));
 }
 
 Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {

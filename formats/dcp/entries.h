@@ -72,10 +72,13 @@ struct KeyShape {
   // Of a step with several optimizers: by their labels.
   std::map<std::string, std::string, std::less<>> optimizers = {};
   bool flat = false;  // flatten_optimizer_state_dict
+  // Hyper-parameters that are tensors of one element (lr=torch.tensor(..)), by their keys.
+  std::map<std::string, std::pair<DType, Shape>, std::less<>> tensors = {};
 };
 
 // A number as the 0-d fp32 tensor in which torch's optimizers count their steps.
-std::string StepBytes(double number);
+// kUnsupported: fp32 does not hold it.
+Result<std::string> StepBytes(double number);
 
 // That which a layout asks for, or the step was saved with by DCP, or get_state_dict's.
 Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout);

@@ -6,10 +6,12 @@
 #include <array>
 #include <cstring>
 #include <numeric>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/tensor/cast.h"
 #include "formats/torch/stored_tensor.h"
 #include "formats/torch/torch_file.h"
 
@@ -38,8 +40,13 @@ std::optional<NodeId> NumberNode(DType dtype, const std::string& bytes, PickleBu
     case DType::kI64: return builder.Int(As<int64_t>(bytes));
     case DType::kI32: return builder.Int(As<int32_t>(bytes));
     case DType::kBool: return builder.Bool(bytes[0] != 0);
-    default: return std::nullopt;
+    default: break;
   }
+  const CastFunction cast = FindCast(dtype, DType::kF64);
+  if (cast == nullptr) return std::nullopt;
+  std::string wide(sizeof(double), '\0');
+  cast(std::as_bytes(std::span(bytes)).data(), std::as_writable_bytes(std::span(wide)).data(), 1);
+  return builder.Float(As<double>(wide));
 }
 
 }  // namespace
@@ -68,6 +75,7 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items) {
       const TensorEntry& tensor = state_.metadata().tensors[entry.index];
       CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_.ReadSmall(entry.index));
       value = NumberNode(tensor.dtype, bytes, builder);
+      tensor_keys_.emplace(tensor.name, entry.index);
     }
     if (!value) {
       return Fail(ErrorCode::kUnsupported,
@@ -252,6 +260,7 @@ Result<NodeId> ObjectReader::CopyObject(size_t object) {
 
 std::optional<NodeId> ObjectReader::AddTensor(size_t tensor) {
   const auto stored = state_.Whole(tensor);
+  if (stored && state_.HasCopies(tensor)) ++dropped_;
   const auto elements = stored ? ElementCount(stored->shape) : Result<uint64_t>(0);
   if (!stored || !elements || ByteWidth(stored->dtype) == 0) return std::nullopt;
   TensorNode node;

@@ -34,7 +34,8 @@ class ObjectReader {
   ObjectReader(StoredState& state, const std::vector<std::string>& order)
       : state_(state), order_(order) {}
 
-  // A dict of hyper-parameters as a pickle; 0-d tensors become numbers.
+  // A dict of hyper-parameters as a pickle; tensors of one element become numbers, and their keys
+  // stay known.
   using Items = std::vector<std::pair<std::string, KeyedEntry>>;
   Result<std::string> HyperParameters(const Items& items);
   // `params` of a group.  kUnsupported if they are numbers without an order.
@@ -45,6 +46,10 @@ class ObjectReader {
   Result<std::vector<Document>> Documents(const std::vector<KeyedEntry>& entries);
   // What the documents call the step, if they do.
   std::optional<uint64_t> iteration() const { return iteration_; }
+  // Hyper-parameters that were tensors, by their keys.
+  const std::map<std::string, size_t>& tensor_keys() const { return tensor_keys_; }
+  // Tensors of documents that several ranks saved, of which the first's is kept.
+  uint64_t dropped() const { return dropped_; }
   // Keys that no document could have: tensors in several pieces.
   const std::set<std::string>& left_out() const { return left_out_; }
 
@@ -67,6 +72,8 @@ class ObjectReader {
   const std::vector<std::string>& order_;
   std::optional<uint64_t> iteration_;
   std::set<std::string> left_out_;
+  std::map<std::string, size_t> tensor_keys_;  // tensors of the metadata
+  uint64_t dropped_ = 0;
   // Of the document that is being made.
   PickleBuilder builder_;
   TorchFile::Storages storages_;

@@ -60,13 +60,13 @@ Result<StepModel> Reader::Read() && {
     CKPT_RETURN_IF_ERROR(AddGroups());
     CKPT_ASSIGN_OR_RETURN(auto documents, objects.Documents(keys_.others));
     for (Document& one : documents) assembler_.header().documents.push_back(std::move(one));
-    return KeepKeys();
+    return KeepKeys(state.metadata(), objects);
   };
   if (Status done = work(); !done) {
     return Fail(std::move(done).error().WithContext(candidate_.Path()));
   }
   CKPT_RETURN_IF_ERROR(CarryOthers());
-  FillHeader(objects, state.metadata().dropped_objects);
+  FillHeader(objects, state.metadata().dropped_objects + objects.dropped());
   auto model = std::move(assembler_).Finish();
   if (!model) return Fail(std::move(model).error().WithContext(candidate_.Path()));
   return model;
@@ -232,16 +232,26 @@ Status Reader::AddGroups() {
 
 // ---- the rest -----------------------------------------------------------------------
 
-Status Reader::KeepKeys() {
+Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects) {
   PickleBuilder builder;
+  std::vector<std::pair<NodeId, NodeId>> tensors;
+  for (const auto& [key, index] : objects.tensor_keys()) {
+    const TensorEntry& tensor = metadata.tensors[index];
+    const NodeId name = builder.String(key);
+    const NodeId dtype = builder.String(DTypeName(tensor.dtype));
+    tensors.emplace_back(name, builder.Tuple({dtype, builder.Size(tensor.shape)}));
+  }
   std::vector<NodeId> prefixes;
   for (const std::string& prefix : keys_.optimizers) prefixes.push_back(builder.String(prefix));
-  const std::array<NodeId, 6> nodes = {
+  const std::array<NodeId, 8> nodes = {
       builder.String("model"),      builder.String(keys_.model),
       builder.String("optimizers"), builder.List(std::move(prefixes)),
-      builder.String("flat"),       builder.Bool(keys_.flat_optimizer)};
-  const NodeId root = builder.Dict(
-      {{nodes[0], nodes[1]}, {nodes[2], nodes[3]}, {nodes[4], nodes[5]}});
+      builder.String("flat"),       builder.Bool(keys_.flat_optimizer),
+      builder.String("tensors"),    builder.Dict(tensors)};
+  const NodeId root = builder.Dict({{nodes[0], nodes[1]},
+                                    {nodes[2], nodes[3]},
+                                    {nodes[4], nodes[5]},
+                                    {nodes[6], nodes[7]}});
   CKPT_ASSIGN_OR_RETURN(std::string pickle, PrintPickle(std::move(builder).Finish(root)));
   assembler_.header().documents.push_back(
       {.key = std::string(kSourceKeys), .scope = "", .pickle = std::move(pickle), .tensors = {}});
@@ -278,7 +288,7 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
                                   "kept: left out"));
   }
   if (dropped > 0) {
-    header.notes.push_back(StrCat(dropped, " objects of ranks that saved by themselves have the "
+    header.notes.push_back(StrCat(dropped, " values of ranks that saved by themselves have the "
                                            "name of another rank's: the first rank's is kept"));
   }
   const bool unsized = std::ranges::any_of(parts_, [](const PartFiles& part) {

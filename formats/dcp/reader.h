@@ -41,7 +41,7 @@ class Reader {
   Status ReadGroupsByParameter(ObjectReader& objects);
   Role RoleOf(const std::string& name, DType dtype) const;
   Status AddGroups();
-  Status KeepKeys();
+  Status KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects);
   Status CarryOthers();
   void FillHeader(const ObjectReader& objects, uint64_t dropped);
 

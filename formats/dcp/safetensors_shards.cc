@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/checked_math.h"
+#include "core/base/json_text.h"
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 
@@ -40,6 +41,7 @@ class ShardReader {
   Status Add(uint32_t number, const SafetensorsHeader& header) {
     const auto text = header.metadata.find(kShardingKey);
     if (text == header.metadata.end()) return Refuse("it has no ", kShardingKey, ", as others do");
+    if (HasNul(text->second)) return Refuse(kShardingKey, ": a NUL byte");
     const auto json = nlohmann::json::parse(text->second, nullptr, false);
     if (!json.is_object()) return Refuse(kShardingKey, " is not a JSON object");
     for (const SafetensorsEntry& entry : header.entries) {

@@ -5,7 +5,9 @@
 //
 //   kSourceKeys   { "model": prefix of the weights, "" or with '.' at its end,
 //                   "optimizers": [ prefix.. ], "" for an optimizer's own state dict,
-//                   "flat": whether hyper-parameters are by parameter }
+//                   "flat": whether hyper-parameters are by parameter,
+//                   "tensors": { key of a hyper-parameter that was a tensor of one element:
+//                                (dtype, torch.Size) } }
 //
 // Thread safety: constants.
 

@@ -293,7 +293,7 @@ Status KeyReader::ChooseModel() {
   if (found.size() > 1 && std::get<0>(found[1]) == named && std::get<1>(found[1]) == likely) {
     const auto said = [](const std::string& one) { return one.empty() ? "no prefix" : StrCat("'", one, "'"); };
     return Fail(ErrorCode::kUnsupported,
-                StrCat("weights of the same names stand behind ", said(prefix), " and ",
+                StrCat("as many weights stand behind ", said(prefix), " as behind ",
                        said(std::get<2>(found[1])), ", and nothing tells which of them are the model's"));
   }
   out_.model = prefix;

@@ -334,13 +334,22 @@ std::optional<StoredTensor> StoredState::Whole(size_t tensor) const {
 Result<std::string> StoredState::ReadSmall(size_t tensor) {
   const TensorEntry& entry = metadata_.tensors[tensor];
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(entry.shape));
-  const auto stored = Whole(tensor);
-  if (elements != 1 || !stored) {
+  if (elements != 1 || !Whole(tensor)) {
     return Refuse("'", entry.name, "' is not one element in one place");
   }
-  const StoredExtent& extent = metadata_.chunks[entry.first_chunk + CopiesOf(entry)[0][0]];
-  CKPT_ASSIGN_OR_RETURN(const auto file, OpenFile(extent.file));
-  return file->Read(stored->offset, ByteWidth(entry.dtype), entry.name);
+  std::optional<std::string> bytes;
+  for (const std::vector<size_t>& copy : CopiesOf(entry)) {
+    const size_t chunk = entry.first_chunk + copy[0];
+    CKPT_ASSIGN_OR_RETURN(const auto file, OpenFile(metadata_.chunks[chunk].file));
+    CKPT_ASSIGN_OR_RETURN(std::string read,
+                          file->Read(first_byte_[chunk], ByteWidth(entry.dtype), entry.name));
+    if (bytes && *bytes != read) {
+      return Refuse("'", entry.name, "': ranks that saved by themselves have different values: ",
+                    "what they saved is not of one moment");
+    }
+    bytes = std::move(read);
+  }
+  return *std::move(bytes);
 }
 
 Result<StoredState::Object> StoredState::OpenObject(size_t object) {

@@ -41,11 +41,12 @@ class StoredState {
   // wrote (per-rank metadata) are replicas.
   Status AddFragments(size_t tensor, AtomIndex atom) const;
 
-  // The bytes of a tensor of one element.  BLOCKS: on reading.
+  // The bytes of a tensor of one element, the same in all copies.  BLOCKS: on reading.
   Result<std::string> ReadSmall(size_t tensor);
 
-  // A tensor that lies in one piece, for a document; nothing if it does not.
+  // A tensor that lies in one piece, for a document, the first rank's; nothing if it does not.
   std::optional<StoredTensor> Whole(size_t tensor) const;
+  bool HasCopies(size_t tensor) const { return CopiesOf(metadata_.tensors[tensor]).size() > 1; }
 
   struct Object {
     TorchFile file;

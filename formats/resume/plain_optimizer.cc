@@ -91,7 +91,8 @@ class Renderer {
  private:
   // torch's optimizers count their steps in a 0-d fp32 tensor.
   Result<NodeId> Step(double number) {
-    auto bytes = std::make_shared<const std::string>(dcp::StepBytes(number));
+    CKPT_ASSIGN_OR_RETURN(std::string count, dcp::StepBytes(number));
+    auto bytes = std::make_shared<const std::string>(std::move(count));
     return archive_.Tensor(DType::kF32, {}, {{bytes->size(), LiteralSegment{std::move(bytes)}}});
   }
 

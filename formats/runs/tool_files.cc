@@ -31,16 +31,25 @@ struct Walk {
   size_t files = 0;
 };
 
+// A path as it stands below the save directory.
+std::string Shown(const Walk& walk, const std::string& path) {
+  return path.substr(walk.step.save.empty() ? 0 : walk.step.save.size() + 1);
+}
+
 // A folder of another step: one in a Trainer's output that is a model itself.
 bool IsAnothers(const Walk& walk, std::string_view name, const std::string& path) {
   return StepNumber(name) && path != walk.step.directory;
 }
 
 Status CarryFile(Walk& walk, const std::string& path) {
-  const size_t above = walk.step.save.empty() ? 0 : walk.step.save.size() + 1;
-  auto added = walk.assembler.AddFile(walk.root, path.substr(above));
+  auto added = walk.assembler.AddFile(walk.root, Shown(walk, path));
   if (added) return {};
   return LeaveOut(std::move(added).error(), walk.assembler.header());
+}
+
+void LeaveOutFolder(Walk& walk, const std::string& path, std::string_view why) {
+  walk.assembler.header().notes.push_back(
+      StrCat("left out: the folder '", Shown(walk, path), "', ", why));
 }
 
 // The files of one directory; the folders in it, to be looked into.
@@ -61,7 +70,11 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
   }
   for (const std::string& name : entries->directories) {
     std::string path = JoinPath(directory, name);
-    if (!IsAnothers(walk, name, path)) folders.push_back(std::move(path));
+    if (!IsAnothers(walk, name, path)) {
+      folders.push_back(std::move(path));
+    } else if (walk.step.Own() != walk.step.save) {
+      LeaveOutFolder(walk, path, "named as a step of its own");
+    }
   }
   return folders;
 }
@@ -107,6 +120,7 @@ Status CarryToolFiles(Assembler& assembler, const StepCandidate& step) {
     }
     folders = std::move(deeper);
   }
+  if (own != step.save && !folders.empty()) LeaveOutFolder(walk, folders[0], "and what is as deep");
   assembler.header().documents.push_back(
       Render(tool, own == step.save ? std::string() : own.substr(above)));
   return {};

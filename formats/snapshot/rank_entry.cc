@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 
+#include "core/base/json_text.h"
 #include "core/base/strings.h"
 #include "core/ingest/rank_file.h"
 
@@ -230,7 +231,7 @@ Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header) {
   if (text == header.metadata.end()) {
     return Refuse("not a rank file: its __metadata__ does not have '", kRankFileKey, "'");
   }
-  const Json json = Json::parse(text->second, nullptr, false);
+  const Json json = HasNul(text->second) ? Json() : Json::parse(text->second, nullptr, false);
   if (!json.is_object()) return Refuse("'", kRankFileKey, "' is not a JSON object");
   EntryReader reader(json, header);
   const uint64_t version = reader.Number(json, "version");

@@ -116,6 +116,63 @@ def save_by_ranks(folder, parts):
         shutil.rmtree(own)
 
 
+def loaded(ckptfs, state):
+    """What torch.distributed.checkpoint fills a dict of these keys with, through the view."""
+    view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view', 'tp1', 'dcp')
+    dcp.load(state, checkpoint_id=view, no_dist=True)
+    return state
+
+
+@pytest.mark.parametrize('flat', [False, True])
+@pytest.mark.parametrize('lr', [torch.tensor(0.1), torch.tensor(0.3, dtype=torch.float64), torch.tensor([0.2]),
+                                torch.tensor(0.7, dtype=torch.bfloat16), torch.tensor(0.7, dtype=torch.float16)],
+                         ids=lambda lr: f'{lr.dtype}{list(lr.shape)}')
+def test_hyper_parameters_that_are_tensors_stay_so(ckptfs, tmp_path, lr, flat):
+    def state(value, word):
+        groups = ({f'param_groups.{name}.{key}': one for name in MODEL for key, one in (('lr', value), ('name', word))}
+                  if flat else {'param_groups': [{'lr': value, 'name': word, 'params': list(MODEL)}]})
+        states = {f'state.{name}.exp_avg': tensor + 1 for name, tensor in MODEL.items()}
+        nested = {'state': {name: {'exp_avg': tensor + 1} for name, tensor in MODEL.items()}}
+        return {'model': {name: tensor.clone() for name, tensor in MODEL.items()},
+                'optim': {**(states if flat else nested), **groups}}
+    adopt(ckptfs, tmp_path, state(lr, 'first'))
+    group = loaded(ckptfs, state(torch.zeros_like(lr), ''))['optim']
+    group = {key.split('.')[-1]: one for key, one in group.items()} if flat else group['param_groups'][0]
+    assert group['name'] == 'first' and torch.equal(group['lr'], lr), group
+
+
+def test_counts_beyond_what_fp32_holds_stay_whole(ckptfs, tmp_path):
+    count = 2 ** 24 + 1
+    state = {'model': MODEL, 'optim': optimizer()}
+    for states in state['optim']['state'].values():
+        states['step'] = torch.tensor(count)
+    adopt(ckptfs, tmp_path, state)
+    into = {'optim': {'state': {name: {'step': torch.tensor(0)} for name in MODEL}}}
+    assert [one['step'].item() for one in loaded(ckptfs, into)['optim']['state'].values()] == [count] * len(MODEL)
+
+
+def test_a_key_of_the_job_s_own_is_not_a_module_s_extra_state(ckptfs, tmp_path):
+    adopt(ckptfs, tmp_path, {'model': MODEL, 'extra_state/x': 5})
+    assert loaded(ckptfs, {'extra_state/x': 0})['extra_state/x'] == 5
+
+
+def test_ranks_by_themselves_with_other_counts_are_refused(ckptfs, tmp_path):
+    for rank, count in enumerate((3., 4.)):
+        state = {'model': MODEL, 'optim': optimizer()}
+        state['optim']['state']['a.weight']['step'] = torch.tensor(count)
+        own = tmp_path / f'own{rank}'
+        dcp.save(state, checkpoint_id=str(own), no_dist=True)
+        metadata = pickle.loads((own / '.metadata').read_bytes())
+        for stored in metadata.storage_data.values():
+            stored.relative_path = f'__{rank}_0.distcp'
+        (tmp_path / 'step-1').mkdir(exist_ok=True)
+        (tmp_path / 'step-1' / f'__{rank}.metadata').write_bytes(pickle.dumps(metadata))
+        (own / '__0_0.distcp').rename(tmp_path / 'step-1' / f'__{rank}_0.distcp')
+        shutil.rmtree(own)
+    done = ckptfs.adopt(str(tmp_path), 'run', check=False)
+    assert done.returncode != 0 and "'optim.state.a.weight.step'" in done.stderr and 'not of one moment' in done.stderr
+
+
 def test_boxes_that_some_ranks_alone_repeat_are_told(ckptfs, tmp_path):
     rows = torch.arange(16.).reshape(4, 4)
     save_by_ranks(tmp_path / 'even', [(0, rows), (4, rows + 50)])
