@@ -21,6 +21,17 @@ namespace {
 
 constexpr size_t kDefectsShown = 3;
 
+// Python's texts may hold half a character (a lone surrogate), which files that are JSON
+// inside, as safetensors' headers, cannot have in a name.
+Status CheckName(std::string_view name) {
+  for (size_t at = name.find('\xed'); at != name.npos; at = name.find('\xed', at + 1)) {
+    if (at + 1 == name.size() || static_cast<unsigned char>(name[at + 1]) < 0xa0) continue;
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("the name '", name, "' holds a lone surrogate, which is not UTF-8"));
+  }
+  return {};
+}
+
 // A file's name, all links resolved, stays below its directory.
 Status CheckInside(const Root& root, std::string_view path) {
   const std::string name = root.PathOf(path);
@@ -141,6 +152,7 @@ Result<ParameterIndex> Assembler::AddParameter(Parameter parameter) {
   const auto [at, added] = state_->parameter_by_name.try_emplace(
       parameter.name, ParameterIndex{static_cast<uint32_t>(parameters.size())});
   if (added) {
+    CKPT_RETURN_IF_ERROR(CheckName(parameter.name));
     CKPT_RETURN_IF_ERROR(ElementCount(parameter.shape));
     CKPT_CHECK(NamesItsExpert(parameter));
     parameters.push_back(std::move(parameter));
@@ -172,6 +184,7 @@ Result<AtomIndex> Assembler::AddAtom(ParameterIndex parameter, std::string_view 
       {static_cast<uint32_t>(parameter), std::string(optimizer), std::string(kind)},
       AtomIndex{static_cast<uint32_t>(atoms.size())});
   if (added) {
+    CKPT_RETURN_IF_ERROR(CheckName(kind));
     CKPT_RETURN_IF_ERROR(ElementCount(shape));
     Atom atom;
     atom.parameter = parameter;

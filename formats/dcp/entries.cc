@@ -180,8 +180,8 @@ class Collector {
     for (uint32_t i = 0; i < step_.atoms.size(); ++i) {
       const Atom& atom = step_.atoms[i];
       if (atom.kind == "weight" || atom.kind == "master" || atom.kind == "grad") continue;
-      // Of the ranks that wrote it alone.
-      if (atom.relation == Relation::kOpaque) continue;
+      // Of the ranks that wrote it alone; DCP has it whole, as torch would load it anywhere.
+      if (atom.relation == Relation::kOpaque && !FromDcp()) continue;
       states_[static_cast<uint32_t>(atom.parameter)].emplace(atom.kind, AtomIndex{i});
       CKPT_RETURN_IF_ERROR(AddState(AtomIndex{i}));
     }

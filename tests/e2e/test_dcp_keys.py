@@ -151,6 +151,15 @@ def test_counts_beyond_what_fp32_holds_stay_whole(ckptfs, tmp_path):
     assert [one['step'].item() for one in loaded(ckptfs, into)['optim']['state'].values()] == [count] * len(MODEL)
 
 
+def test_states_of_other_shapes_than_their_weights(ckptfs, tmp_path):
+    def states(fill):
+        return {'optim': {'state': {'a.weight': {'row_var': fill(3, 1), 'codes': fill(2, 6), 'absmax': fill(7), 'none': fill(0)}}}}
+    saved = states(torch.rand)
+    adopt(ckptfs, tmp_path, {'model': MODEL, **saved})
+    got = loaded(ckptfs, states(torch.zeros))['optim']['state']['a.weight']
+    assert same(got, saved['optim']['state']['a.weight'])
+
+
 def test_a_key_of_the_job_s_own_is_not_a_module_s_extra_state(ckptfs, tmp_path):
     adopt(ckptfs, tmp_path, {'model': MODEL, 'extra_state/x': 5})
     assert loaded(ckptfs, {'extra_state/x': 0})['extra_state/x'] == 5

@@ -148,6 +148,19 @@ TEST(AssemblerTest, ContradictingShapesAreRefused) {
   EXPECT_TRUE(f.assembler.AddAtom(f.parameter, "", "master", DType::kF32, {4, 4}));
 }
 
+TEST(AssemblerTest, NamesOfHalfACharacterAreRefused) {
+  Fixture fixture({4});
+  Parameter other;
+  other.shape = {4};
+  for (const char* good : {"w\xc3\xa9", "w\xed\x95\x9c"}) {  // e acute, a syllable of Hangul
+    other.name = good;
+    EXPECT_TRUE(fixture.assembler.AddParameter(other));
+  }
+  other.name = "w\xed\xa0\x80";
+  EXPECT_THAT(fixture.assembler.AddParameter(other).error().message, HasSubstr("lone surrogate"));
+  EXPECT_FALSE(fixture.assembler.AddAtom(fixture.parameter, "", "\xed\xb2\x80", DType::kF32, {4}));
+}
+
 TEST(AssemblerTest, TwoValuesOfOneScalarAreRefused) {
   Fixture f({4});
   const AtomIndex step = *f.assembler.AddAtom(f.parameter, "", "step", DType::kF32, {},
