@@ -83,6 +83,29 @@ TEST(ResumeViewTest, TrainersOptimizerIsShownWhereItWouldLoadIt) {
   EXPECT_THAT(Refusal(step, StepTool::kTrainer, "dp2_accelerate"), HasSubstr("scheduler.pt"));
 }
 
+// The layout's weights stand for the model's files, not for what else is in their format.
+TEST(ResumeViewTest, AJobsOwnFilesOfWeightsStay) {
+  TinyStep step(SavedBy("trainer"));
+  Rename(step.model(), "more/notes.txt", "embeddings.safetensors");
+  Rename(step.model(), "scheduler.bin", "model-00001-of-00002.safetensors");
+  const auto view = Open(step, StepTool::kTrainer, "dp2_bf16");
+  EXPECT_TRUE(view->Find("trainer/embeddings.safetensors"));
+  EXPECT_TRUE(view->Find("trainer/model.safetensors"));
+  EXPECT_FALSE(view->Find("trainer/model-00001-of-00002.safetensors"));
+}
+
+// Of two tags in one directory the weights beside them are those of one, and nobody says which.
+TEST(ResumeViewTest, WeightsBesideSeveralTagsAreOfNoneForCertain) {
+  TinyStep step(SavedBy("trainer"));
+  Rename(step.model(), "more/notes.txt", "pytorch_model.bin");
+  Rename(step.model(), "scheduler.bin", "global_step4/mp_rank_00_model_states.pt");
+  EXPECT_TRUE(Open(step, StepTool::kTrainer, "dp2")->Find("trainer/pytorch_model.bin"));
+  step.model().id = "checkpoint-5-global_step4";
+  const auto view = Open(step, StepTool::kTrainer, "dp2");
+  EXPECT_FALSE(view->Find("trainer/pytorch_model.bin"));
+  EXPECT_TRUE(view->Find("trainer/model.safetensors"));
+}
+
 TEST(ResumeViewTest, SeveralEnginesInOneSaveAreRefused) {
   TinyStep step(SavedBy("accelerate"));
   Rename(step.model(), "more/notes.txt", "pytorch_model_1/mp_rank_00_model_states.pt");
