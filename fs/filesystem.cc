@@ -254,6 +254,14 @@ Result<size_t> Filesystem::Read(FileHandle handle, uint64_t offset, std::span<st
   return state_->files.Read(handle, offset, out);
 }
 
+std::optional<LentRange> Filesystem::Lend(FileHandle handle, uint64_t offset, uint64_t length) {
+  auto lent = state_->files.Lend(handle, offset, length);
+  if (lent) state_->counters.Count(Request::kRead);
+  return lent;
+}
+
+void Filesystem::LentInVain(FileHandle handle) { state_->files.LentInVain(handle); }
+
 void Filesystem::Release(FileHandle handle) {
   state_->counters.Count(Request::kRelease);
   state_->files.Release(handle);

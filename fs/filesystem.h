@@ -24,6 +24,7 @@
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
 #include "core/store/step_catalogue.h"
+#include "core/view/lent_bytes.h"
 #include "core/view/view_format.h"
 
 namespace ckptfs {
@@ -84,6 +85,12 @@ struct OpenFile {
   uint64_t backing_token = 0;
   bool keep_cache = false;
   bool direct_io = false;  // answer READs of read-type readers without the page cache
+};
+
+// A range of an open file where it lies in memory.
+struct LentRange {
+  LentBytes bytes;
+  size_t size = 0;
 };
 
 struct FilesystemOptions {
@@ -159,6 +166,10 @@ class Filesystem {
   // at once.
   Result<OpenFile> Open(InodeNumber inode, int flags, const Caller& caller);
   Result<size_t> Read(FileHandle handle, uint64_t offset, std::span<std::byte> out);
+  // What Read would copy, where it lies; nothing if it has to be copied: Read tells why, too.
+  std::optional<LentRange> Lend(FileHandle handle, uint64_t offset, uint64_t length);
+  // What was lent was not there when it was touched: said and counted.
+  void LentInVain(FileHandle handle);
   void Release(FileHandle handle);
 
   // The kernel refused this open's backing: serve it by READs.  kExists if

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -256,12 +257,26 @@ class Scratch {
   size_t bytes_ = 0;
 };
 
+// Answers with bytes that lie in memory: the kernel copies them from there.
+void ReplyLent(fuse_req_t request, Filesystem& filesystem, FileHandle handle, const LentRange& lent) {
+  std::vector<iovec> parts;
+  for (const std::span<const std::byte> span : lent.bytes.spans) {
+    parts.push_back({const_cast<std::byte*>(span.data()), span.size()});
+  }
+  const int sent = fuse_reply_iov(request, parts.data(), static_cast<int>(parts.size()));
+  if (sent == -EFAULT) filesystem.LentInVain(handle);  // the reader has got EIO
+}
+
 void Read(fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* info) {
   WithFilesystem(request, [&](Filesystem& filesystem) {
+    const FileHandle handle{info->fh};
+    if (const auto lent = filesystem.Lend(handle, static_cast<uint64_t>(offset), size)) {
+      return ReplyLent(request, filesystem, handle, *lent);
+    }
     thread_local Scratch scratch;
     const std::span<std::byte> buffer = scratch.Get(std::max<size_t>(size, 1)).first(size);
     const auto got =
-        filesystem.Read(FileHandle{info->fh}, static_cast<uint64_t>(offset), buffer);
+        filesystem.Read(handle, static_cast<uint64_t>(offset), buffer);
     if (!got) return ReplyError(request, got.error());
     fuse_reply_buf(request, reinterpret_cast<const char*>(buffer.data()), *got);
   });

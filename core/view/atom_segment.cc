@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -164,6 +165,36 @@ Status ReadAtomSegment(const AtomSegment& body, const StepModel& model, BlobRead
   }
   if (whole_end * width < end) return filler.PartOfElement(whole_end, whole_end * width, end);
   return {};
+}
+
+bool LendAtomSegment(const AtomSegment& body, const StepModel& model, uint64_t begin, uint64_t end,
+                     Lender& lender) {
+  const uint64_t width = ByteWidth(body.dtype);
+  if (width == 0 || begin % width != 0 || end % width != 0) return false;
+  const auto stored = FindStoredAtom(model, body.atom, body.dtype);
+  if (!stored) return false;
+  const AtomSource& source = stored->atom->source;
+  const bool gathered = source.kind == SourceKind::kGather || source.kind == SourceKind::kReplicas;
+  if (!gathered || source.gathers.empty()) return false;
+  const uint64_t first = body.flat_begin + begin / width;
+  const uint64_t last = body.flat_begin + end / width;
+  std::vector<SourceRun> runs;
+  const RunsEnd how = ForEachSourceRun(
+      source.gathers.front(), *body.local, first, last, [&](const SourceRun& run) {
+        const bool dense = run.count == 1 || (run.target_stride == 1 && run.source_stride == 1);
+        if (!dense || runs.size() == Lender::kMaxStretches) return false;
+        const auto conversion = stored->MakeConversion(run.stored, run.factor);
+        runs.push_back(run);
+        return conversion && conversion->is_copy();
+      });
+  if (how != RunsEnd::kDone) return false;
+  std::ranges::sort(runs, {}, &SourceRun::target);
+  uint64_t next = first;
+  for (const SourceRun& run : runs) {
+    if (run.target != next || !lender.Add(run.blob, run.offset, run.count * width)) return false;
+    next += run.count;
+  }
+  return next == last;  // what no piece maps is zeros
 }
 
 void VisitAtomSources(const AtomSegment& body, const StepModel& model, uint64_t begin, uint64_t end,

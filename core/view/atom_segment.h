@@ -17,6 +17,9 @@ Status ValidateAtomSegment(const AtomSegment& body, uint64_t length, const StepM
 Status ReadAtomSegment(const AtomSegment& body, const StepModel& model, BlobReader& blobs,
                        uint64_t begin, uint64_t end, std::byte* out);
 
+bool LendAtomSegment(const AtomSegment& body, const StepModel& model, uint64_t begin, uint64_t end,
+                     Lender& lender);
+
 void VisitAtomSources(const AtomSegment& body, const StepModel& model, uint64_t begin, uint64_t end,
                       SourceVisitor& visitor);
 

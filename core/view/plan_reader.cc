@@ -47,6 +47,24 @@ Result<size_t> PlanReader::Read(uint64_t offset, std::span<std::byte> out) const
   return static_cast<size_t>(end - offset);
 }
 
+std::optional<LentBytes> PlanReader::Lend(uint64_t offset, uint64_t length) const {
+  if (offset >= plan_.size() || length < kBulkRead || blobs_.far()) return std::nullopt;
+  const uint64_t end = offset + std::min(length, plan_.size() - offset);
+  Lender lender(blobs_);
+  const std::vector<Segment>& segments = plan_.segments();
+  for (size_t i = plan_.FindSegment(offset); i < segments.size() && segments[i].begin < end; ++i) {
+    const Segment& segment = segments[i];
+    const uint64_t from = std::max(offset, segment.begin);
+    const uint64_t to = std::min(end, segment.end);
+    if (!LendSegment(segment, model_, from - segment.begin, to - segment.begin, lender)) {
+      return std::nullopt;
+    }
+  }
+  if (!lender.IsWorthIt()) return std::nullopt;
+  ReadAhead(plan_, model_, blobs_, offset + kReadAhead, end - offset);
+  return std::move(lender).Take();
+}
+
 Result<size_t> PlanReader::ReadParallel(uint64_t offset, std::span<std::byte> out) const {
   if (offset >= plan_.size() || out.empty()) return size_t{0};
   const uint64_t size = std::min<uint64_t>(out.size(), plan_.size() - offset);

@@ -14,11 +14,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
+#include "core/view/lent_bytes.h"
 #include "core/view/plan.h"
 
 namespace ckptfs {
@@ -33,6 +35,10 @@ class PlanReader {
   // `out` is unspecified and no partial count is returned.
   // BLOCKS: on the device where the page cache is cold.
   Result<size_t> Read(uint64_t offset, std::span<std::byte> out) const;
+
+  // The same bytes where they lie, of a range that is long and has all of them in
+  // memory; nothing for any other, and for a reason that Read tells.
+  std::optional<LentBytes> Lend(uint64_t offset, uint64_t length) const;
 
   // The same with the arithmetic spread over TBB: for large fills.
   Result<size_t> ReadParallel(uint64_t offset, std::span<std::byte> out) const;

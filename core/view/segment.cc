@@ -3,6 +3,7 @@
 #include "core/view/segment.h"
 
 #include <cstring>
+#include <span>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -15,6 +16,7 @@ namespace {
 struct Kind {
   explicit Kind(const Segment& the_segment) : segment(the_segment) {}
 
+  bool Lend(const StepModel&, uint64_t, uint64_t, Lender&) const { return false; }
   void Visit(const StepModel&, uint64_t, uint64_t, SourceVisitor&) const {}
   void Mark(const StepModel&, BlobUse, std::vector<bool>&) const {}
   std::optional<BlobIndex> WholeBlob(const StepModel&) const { return std::nullopt; }
@@ -44,6 +46,9 @@ struct LiteralKind : Kind {
   Status Read(const StepModel&, BlobReader&, uint64_t begin, uint64_t end, std::byte* out) const {
     std::memcpy(out, body.bytes->data() + begin, end - begin);
     return {};
+  }
+  bool Lend(const StepModel&, uint64_t begin, uint64_t end, Lender& lender) const {
+    return lender.Add(std::as_bytes(std::span(*body.bytes)).subspan(begin, end - begin));
   }
   Status Explain(const StepModel&, uint64_t begin, uint64_t end, size_t,
                  std::vector<Origin>& origins) const {
@@ -114,6 +119,9 @@ struct BlobKind : Kind {
               std::byte* out) const {
     return blobs.Read(body.blob, body.offset + begin, {out, end - begin});
   }
+  bool Lend(const StepModel&, uint64_t begin, uint64_t end, Lender& lender) const {
+    return lender.Add(body.blob, body.offset + begin, end - begin);
+  }
   void Visit(const StepModel&, uint64_t begin, uint64_t end, SourceVisitor& visitor) const {
     (void)visitor.Visit(body.blob, body.offset + begin, end - begin);
   }
@@ -153,6 +161,9 @@ struct AtomKind : Kind {
   Status Read(const StepModel& model, BlobReader& blobs, uint64_t begin, uint64_t end,
               std::byte* out) const {
     return ReadAtomSegment(body, model, blobs, begin, end, out);
+  }
+  bool Lend(const StepModel& model, uint64_t begin, uint64_t end, Lender& lender) const {
+    return LendAtomSegment(body, model, begin, end, lender);
   }
   void Visit(const StepModel& model, uint64_t begin, uint64_t end, SourceVisitor& visitor) const {
     VisitAtomSources(body, model, begin, end, visitor);
@@ -205,6 +216,11 @@ Status ReadSegment(const Segment& segment, const StepModel& model, BlobReader& b
                    uint64_t begin, uint64_t end, std::byte* out) {
   return WithKind(segment,
                   [&](const auto& kind) { return kind.Read(model, blobs, begin, end, out); });
+}
+
+bool LendSegment(const Segment& segment, const StepModel& model, uint64_t begin, uint64_t end,
+                 Lender& lender) {
+  return WithKind(segment, [&](const auto& kind) { return kind.Lend(model, begin, end, lender); });
 }
 
 void VisitSources(const Segment& segment, const StepModel& model, uint64_t begin, uint64_t end,

@@ -26,6 +26,7 @@
 #include "core/blob/blob_reader.h"
 #include "core/model/step_model.h"
 #include "core/tensor/piece.h"
+#include "core/view/lent_bytes.h"
 
 namespace ckptfs {
 
@@ -111,6 +112,11 @@ Status ValidateSegment(const Segment& segment, const StepModel& model);
 // BLOCKS: on the device where the page cache is cold.
 Status ReadSegment(const Segment& segment, const StepModel& model, BlobReader& blobs,
                    uint64_t begin, uint64_t end, std::byte* out);
+
+// Lends the same bytes.  False if they do not lie anywhere as they are shown, or for a
+// reason that ReadSegment tells.
+bool LendSegment(const Segment& segment, const StepModel& model, uint64_t begin, uint64_t end,
+                 Lender& lender);
 
 // Where the sources of [begin, end) lie.  Only a hint: what cannot be found is
 // left out.

@@ -208,6 +208,37 @@ Result<size_t> OpenFiles::Stream(const OpenHandle& open, uint64_t offset,
   return count;
 }
 
+// The bytes that complete a pass over the file are copied: what is compared with the stamps
+// after them must not be read after that.
+std::optional<LentRange> OpenFiles::Lend(FileHandle handle, uint64_t offset, uint64_t length) {
+  const auto open = handles_.Find(handle);
+  if (!open || open->text || open->backing) return std::nullopt;
+  const uint64_t size = open->plan->plan().size();
+  if (offset >= size) return std::nullopt;
+  const uint64_t count = std::min(length, size - offset);
+  const auto completes = [&](uint64_t before) { return before / size != (before + count) / size; };
+  uint64_t before = open->streamed->load(std::memory_order_relaxed);
+  if (completes(before)) return std::nullopt;
+  auto lent = open->plan->reader().Lend(offset, count);
+  if (!lent) return std::nullopt;
+  lent->owner = open;
+  while (!open->streamed->compare_exchange_weak(before, before + count, std::memory_order_relaxed)) {
+    if (completes(before)) return std::nullopt;
+  }
+  counters_.CountServed(count);
+  return LentRange{*std::move(lent), count};
+}
+
+void OpenFiles::LentInVain(FileHandle handle) {
+  const auto open = handles_.Find(handle);
+  if (!open || !open->plan) return;
+  const Error error{ErrorCode::kDataLoss,
+                    StrCat(open->plan->path(), ": a source no longer holds all bytes it had when it "
+                           "was opened (truncated, or its device failed)")};
+  counters_.CountError(error);
+  options_.Say(error.message);
+}
+
 void OpenFiles::Release(FileHandle handle) {
   const auto open = handles_.Remove(handle);
   if (open && open->plan) live_.Leave(open->inode);

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -18,6 +20,26 @@ std::string ReadRange(const PlanReader& reader, uint64_t offset, uint64_t length
   const auto read = reader.Read(offset, std::as_writable_bytes(std::span(out)));
   if (!read) return "error: " + read.error().message;
   out.resize(*read);
+  return out;
+}
+
+// A range of the file as its segments lend it; nothing if one of them does not.
+std::optional<std::string> LentText(const RandomCase& test_case, BlobReader& blobs, uint64_t offset,
+                                    uint64_t end) {
+  Lender lender(blobs);
+  for (const Segment& segment : test_case.plan().segments()) {
+    const uint64_t from = std::max(offset, segment.begin);
+    const uint64_t to = std::min(end, segment.end);
+    if (from >= to) continue;
+    if (!LendSegment(segment, test_case.model(), from - segment.begin, to - segment.begin, lender)) {
+      return std::nullopt;
+    }
+  }
+  std::string out;
+  const LentBytes lent = std::move(lender).Take();
+  for (const std::span<const std::byte> span : lent.spans) {
+    out.append(reinterpret_cast<const char*>(span.data()), span.size());
+  }
   return out;
 }
 
@@ -47,6 +69,36 @@ TEST_P(RandomLayouts, EqualTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(0, 8));
+
+// What is lent is what would be read, whatever is cut, cast, scaled or left out.
+TEST_P(RandomLayouts, LendWhatTheyAre) {
+  int lent = 0;
+  for (int i = 0; i < 250; ++i) {
+    const uint64_t seed = static_cast<uint64_t>(GetParam()) * 1000 + static_cast<uint64_t>(i);
+    const RandomCase test_case(seed);
+    const auto blobs = BlobReader::Create(test_case.model(), {});
+    const std::string& expected = test_case.expected();
+    std::mt19937_64 random(seed);
+    for (int k = 0; k < 20; ++k) {
+      const uint64_t begin = k == 0 ? 0 : random() % (expected.size() + 1);
+      const uint64_t end = k == 0 ? expected.size() : begin + random() % (expected.size() - begin + 1);
+      const auto text = LentText(test_case, *blobs, begin, end);
+      if (!text) continue;
+      ASSERT_TRUE(*text == expected.substr(begin, end - begin))
+          << "seed " << seed << ": " << test_case.Describe() << ", " << begin << " to " << end;
+      lent += text->empty() ? 0 : 1;
+    }
+  }
+  EXPECT_GT(lent, 100);
+}
+
+TEST(PlanReader, OnlyLongRangesAreLent) {
+  const RandomCase test_case(1);
+  const auto blobs = BlobReader::Create(test_case.model(), {});
+  const PlanReader reader(test_case.plan(), test_case.model(), *blobs);
+  EXPECT_FALSE(reader.Lend(0, 4096));
+  EXPECT_FALSE(reader.Lend(test_case.plan().size(), 1 << 20));
+}
 
 TEST(PlanReader, SixtyFourThreadsReadAtOnce) {
   for (uint64_t seed = 90000; seed < 90004; ++seed) {
