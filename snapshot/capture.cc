@@ -153,4 +153,12 @@ std::vector<CopyRun> CaptureFile::Runs(uint64_t begin, uint64_t end, bool lazy) 
   return runs;
 }
 
+std::string CaptureFile::KeyAt(uint64_t at) const {
+  const auto part = std::upper_bound(parts_.begin(), parts_.end(), at,
+                                     [](uint64_t byte, const Part& p) { return byte < p.end; });
+  if (part == parts_.end()) return "";
+  const auto tensor = std::ranges::find(capture_.tensors, part->from, &CapturedTensor::from);
+  return tensor == capture_.tensors.end() ? "" : tensor->key;
+}
+
 }  // namespace ckptfs

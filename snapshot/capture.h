@@ -103,6 +103,8 @@ class CaptureFile {
   // What [begin, end) of the file is made of, in order: of the tensors that are
   // lazy, or of all else (the header, too).
   std::vector<CopyRun> Runs(uint64_t begin, uint64_t end, bool lazy) const;
+  // The key of the tensor that a byte of the file belongs to; of the header "".
+  std::string KeyAt(uint64_t at) const;
 
  private:
   struct Part {

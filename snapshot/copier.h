@@ -36,6 +36,10 @@ struct DeviceStream {
   uint64_t handle = 0;  // CUstream; 0: the default stream
 };
 
+// What the trainer's threads do meanwhile.  Where they go on they may give memory back that is
+// being copied: then that is an error (kStale).
+enum class Trainer { kWaits, kGoesOn };
+
 class Copier {
  public:
   Copier() = default;
@@ -47,7 +51,7 @@ class Copier {
   // given so far.
   virtual Status Follow(std::span<const DeviceStream> streams) = 0;
   // Begins copies, many small ones together: those of a chunk are one call.
-  virtual Status Enqueue(std::span<const MemoryCopy> copies) = 0;
+  virtual Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) = 0;
   // All that was enqueued is in host memory.  BLOCKS: until it is.
   virtual Status Wait() = 0;
   // Makes copies into `memory` faster for as long as the result is kept; null if it
@@ -55,10 +59,13 @@ class Copier {
   virtual std::shared_ptr<const void> Pin(std::span<std::byte> memory) = 0;
 };
 
+// One copy of host memory.
+Status CopyHostMemory(const MemoryCopy& copy, Trainer trainer);
+
 class HostCopier final : public Copier {
  public:
   Status Follow(std::span<const DeviceStream> streams) override;
-  Status Enqueue(std::span<const MemoryCopy> copies) override;
+  Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override;
   Status Wait() override;
   std::shared_ptr<const void> Pin(std::span<std::byte> memory) override;
 };

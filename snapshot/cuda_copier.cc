@@ -3,7 +3,6 @@
 #include "snapshot/cuda_copier.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -153,10 +152,10 @@ Status CudaCopier::Follow(std::span<const DeviceStream> streams) {
   return {};
 }
 
-Status CudaCopier::Begin(std::span<const MemoryCopy> copies) {
+Status CudaCopier::Begin(std::span<const MemoryCopy> copies, Trainer trainer) {
   for (const MemoryCopy& copy : copies) {
     if (copy.device == kHost) {
-      std::memcpy(copy.to, copy.from, copy.bytes);
+      CKPT_RETURN_IF_ERROR(CopyHostMemory(copy, trainer));
       continue;
     }
     CKPT_ASSIGN_OR_RETURN(const auto device, DeviceOf(copy.device));
@@ -165,8 +164,8 @@ Status CudaCopier::Begin(std::span<const MemoryCopy> copies) {
   return {};
 }
 
-Status CudaCopier::Enqueue(std::span<const MemoryCopy> copies) {
-  Status begun = Begin(copies);
+Status CudaCopier::Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) {
+  Status begun = Begin(copies, trainer);
   if (!begun) {
     for (const auto& [ordinal, device] : Devices()) device->Quiet();
   }

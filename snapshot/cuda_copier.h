@@ -33,7 +33,7 @@ class CudaCopier final : public Copier {
   ~CudaCopier() override;
 
   Status Follow(std::span<const DeviceStream> streams) override;
-  Status Enqueue(std::span<const MemoryCopy> copies) override;
+  Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override;
   Status Wait() override;
   // Page-locks it for all devices, of which one has to be known by a Follow.
   std::shared_ptr<const void> Pin(std::span<std::byte> memory) override;
@@ -43,7 +43,7 @@ class CudaCopier final : public Copier {
   explicit CudaCopier(std::shared_ptr<const CudaDriver> driver);
   Result<std::shared_ptr<Device>> DeviceOf(int ordinal);
   std::map<int, std::shared_ptr<Device>> Devices();
-  Status Begin(std::span<const MemoryCopy> copies);
+  Status Begin(std::span<const MemoryCopy> copies, Trainer trainer);
 
   const std::shared_ptr<const CudaDriver> driver_;
   Mutex mutex_;

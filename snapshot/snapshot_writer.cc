@@ -15,6 +15,7 @@
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "snapshot/snapshot_link.h"
+#include "snapshot/source_samples.h"
 
 namespace ckptfs {
 namespace {
@@ -33,6 +34,7 @@ double SecondsSince(Clock::time_point start) {
 // A snapshot whose lazy part is not in the arena yet, or not handed over.
 struct Job {
   CaptureFile file;
+  SourceSamples samples = {};
   uint64_t attempt = 0;
   std::shared_ptr<SnapshotLink> link;
   std::vector<uint32_t> chunks;
@@ -62,6 +64,16 @@ std::vector<MemoryCopy> CopiesOf(const Job& job, size_t i, bool lazy) {
   return copies;
 }
 
+// What was copied is what was there at the save, as far as samples tell.
+Status CheckSamples(const Job& job, size_t i) {
+  const uint64_t begin = job.ChunkBegin(i);
+  const auto changed = job.samples.FindChange(
+      begin, job.link->arena().Payload(job.chunks[i]).first(job.ChunkEnd(i) - begin));
+  if (!changed) return {};
+  return Fail(ErrorCode::kStale,
+              StrCat(job.file.KeyAt(*changed), " was written before the update"));
+}
+
 SnapshotMessage MessageOf(const Job& job, SnapshotWord word) {
   SnapshotMessage message{word};
   message.step = job.file.capture().step;
@@ -89,7 +101,7 @@ struct SnapshotWriter::State {
   Status Verify(const JobPtr& job);
   void Finish(const JobPtr& job, Status done);
 
-  enum class Fate { kUnderWay, kDurable, kDropped };
+  enum class Fate { kUnderWay, kDurable, kDropped, kLeft };
   struct Outcome {
     uint64_t step = 0;
     Fate fate = Fate::kUnderWay;
@@ -281,8 +293,9 @@ Status SnapshotWriter::State::Prepare(Job& job, Capture capture) {
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
   CKPT_RETURN_IF_ERROR(FollowDevices(job));
   for (size_t i = 0; i < job.chunks.size(); ++i) {
-    CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(CopiesOf(job, i, false)));
+    CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(CopiesOf(job, i, false), Trainer::kWaits));
   }
+  job.samples = SourceSamples(job.file);
   CKPT_RETURN_IF_ERROR(eager_copier->Wait());
   SnapshotMessage message = MessageOf(job, SnapshotWord::kBegin);
   message.length = job.file.bytes();
@@ -359,6 +372,7 @@ void SnapshotWriter::State::Copy(const JobPtr& job) {
 // for the copies.
 Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
   bool copy = job->copied == job->sent;
+  Trainer trainer = Trainer::kGoesOn;
   {
     MutexLock lock(mutex);
     const auto outcome = outcomes.find(job->attempt);
@@ -368,11 +382,13 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
     if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
     if (Clock::now() >= job->end) return Fail(ErrorCode::kExhausted, "its time is over");
     copy = copy || (urgent && job->copied < job->chunks.size());
+    if (urgent) trainer = Trainer::kWaits;
   }
   if (!copy) return SendChunk(*job);
   if (!Pace(*job, job->ChunkEnd(job->copied) - job->ChunkBegin(job->copied))) return {};
-  CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(CopiesOf(*job, job->copied, true)));
+  CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(CopiesOf(*job, job->copied, true), trainer));
   CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
+  CKPT_RETURN_IF_ERROR(CheckSamples(*job, job->copied));
   ++job->copied;
   return job->copied == job->chunks.size() ? Verify(job) : Status();
 }
@@ -575,6 +591,13 @@ void SnapshotWriter::Close() {
   if (state.thread.joinable()) state.thread.join();
   state.link.reset();
   state.retired.clear();
+  MutexLock lock(state.mutex);
+  for (auto& [attempt, outcome] : state.outcomes) {
+    if (outcome.fate != State::Fate::kUnderWay) continue;
+    outcome.fate = State::Fate::kLeft;  // the daemon's: nobody here hears what becomes of it
+    --state.status.under_way;
+  }
+  state.moved.NotifyAll();
 }
 
 }  // namespace ckptfs

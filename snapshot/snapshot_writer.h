@@ -101,7 +101,7 @@ class SnapshotWriter {
   // BLOCKS: until all that was saved is copied, no longer than update_limit.
   void WaitBeforeUpdate();
   // True when the newest save of the step is durable with all ranks' parts, false if it
-  // was dropped, is unknown, or the time is over.
+  // was dropped, is unknown, or the time is over; of what was under way at Close, too.
   bool WaitDurable(uint64_t step, std::chrono::milliseconds timeout);
 
   WriterStatus status() const;

@@ -60,7 +60,7 @@ std::shared_ptr<PyObject> Shared(nb::object object) {
 class CalledCopier final : public Copier {
  public:
   explicit CalledCopier(std::shared_ptr<PyObject> call) : call_(std::move(call)) {}
-  Status Enqueue(std::span<const MemoryCopy> copies) override {
+  Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override {
     {
       nb::gil_scoped_acquire lock;
       try {
@@ -69,7 +69,7 @@ class CalledCopier final : public Copier {
         return Fail(ErrorCode::kInvalid, error.what());
       }
     }
-    return host_.Enqueue(copies);
+    return host_.Enqueue(copies, trainer);
   }
   Status Wait() override { return host_.Wait(); }
   Status Follow(std::span<const DeviceStream> streams) override { return host_.Follow(streams); }

@@ -83,7 +83,7 @@ TEST_F(CudaCopierTest, BytesOfDevicesAndOfTheHostArrive) {
   std::string host(1000, '?'), one(50'000'000, '?'), two(7, '?');
   const std::vector<MemoryCopy> copies{CopyOf(on_host, host, kHost), CopyOf(on_one, one, 1),
                                        CopyOf(on_two, two, 2)};
-  ASSERT_TRUE(copier->Enqueue(copies));
+  ASSERT_TRUE(copier->Enqueue(copies, Trainer::kWaits));
   ASSERT_TRUE(copier->Wait());
   EXPECT_TRUE(host == on_host && one == on_one && two == on_two);
   EXPECT_LE(Fake<FakeCudaLargest>("FakeCudaLargestCall")(), size_t{16} << 20);
@@ -97,7 +97,7 @@ TEST_F(CudaCopierTest, OnlyDevicesThatAreUsedHaveAContext) {
     const std::string from(7, 'd');
     std::string to(7, '?');
     const MemoryCopy copy = CopyOf(from, to, 3);
-    ASSERT_TRUE(copier->Enqueue({&copy, 1}));
+    ASSERT_TRUE(copier->Enqueue({&copy, 1}, Trainer::kWaits));
     ASSERT_TRUE(copier->Wait());
     EXPECT_EQ(Contexts(), 8u);
   }
@@ -113,7 +113,7 @@ TEST_F(CudaCopierTest, CopiesComeAfterWhatTheStreamWasGiven) {
   const std::vector streams{Training()};
   ASSERT_TRUE(copier->Follow(streams));
   const MemoryCopy copy = CopyOf(memory, ordered, 1);
-  ASSERT_TRUE(copier->Enqueue({&copy, 1}));
+  ASSERT_TRUE(copier->Enqueue({&copy, 1}, Trainer::kWaits));
   Gate(true);
   ASSERT_TRUE(copier->Wait());
   EXPECT_EQ(ordered, std::string(1000, 'b'));
@@ -129,7 +129,7 @@ TEST_F(CudaCopierTest, WithoutAnEventNothingIsOrdered) {
       [](void* opened) { static_cast<std::promise<void>*>(opened)->get_future().wait(); }, &gate);
   Update(memory);
   const MemoryCopy copy = CopyOf(memory, unordered, 1);
-  ASSERT_TRUE(copier->Enqueue({&copy, 1}));
+  ASSERT_TRUE(copier->Enqueue({&copy, 1}, Trainer::kWaits));
   ASSERT_TRUE(copier->Wait());
   EXPECT_EQ(unordered[0], 'a');
   gate.set_value();
@@ -149,7 +149,7 @@ TEST_F(CudaCopierTest, WhateverFailsNothingMovesAfterwards) {
     const std::vector streams{Training()};
     const MemoryCopy copy = CopyOf(memory, copied, 1);
     Status done = copier->Follow(streams);
-    if (done) done = copier->Enqueue({&copy, 1});
+    if (done) done = copier->Enqueue({&copy, 1}, Trainer::kWaits);
     if (done) done = copier->Wait();
     went_through = done.has_value();
     EXPECT_EQ(went_through, Calls() < at) << at;

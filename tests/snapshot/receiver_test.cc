@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <random>
 
 #include "tests/snapshot/memory_policy.h"
@@ -146,6 +148,84 @@ TEST_F(ReceiverTest, ATensorThatWasWrittenMeanwhileIsNamed) {
   ASSERT_TRUE(writer->Save(memory.Save(2, 0)));
   EXPECT_TRUE(writer->WaitDurable(2, kLong));
   EXPECT_EQ(kept().size(), 1u);
+}
+
+// The host's, as soon as a gate is open.
+class GatedCopier final : public Copier {
+ public:
+  explicit GatedCopier(std::mutex& gate) : gate_(gate) {}
+  Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override {
+    if (trainer == Trainer::kWaits) return host_.Enqueue(copies, trainer);
+    const std::lock_guard wait(gate_);
+    return host_.Enqueue(copies, trainer);
+  }
+  Status Wait() override { return {}; }
+  Status Follow(std::span<const DeviceStream>) override { return {}; }
+  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
+
+ private:
+  std::mutex& gate_;
+  HostCopier host_;
+};
+
+// Through an alias of its memory, say.
+TEST_F(ReceiverTest, AWriteThatNobodyCountedShows) {
+  Start();
+  std::mutex gate;
+  const auto writer = Writer(0, 1, [&] { return std::make_unique<GatedCopier>(gate); });
+  RankMemory memory({9000});
+  for (uint64_t step = 0; step < 4; ++step) {
+    memory.Fill(1);
+    gate.lock();
+    ASSERT_TRUE(writer->Save(memory.Save(step, 0)));
+    if (step % 2 == 1) memory.Fill(2);
+    gate.unlock();
+    EXPECT_EQ(writer->WaitDurable(step, kLong), step % 2 == 0);
+  }
+  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("p0.of0 was written before the update"));
+  EXPECT_EQ(kept().size(), 2u);
+}
+
+// share_memory(), resize_(0): the trainer goes on.
+TEST_F(ReceiverTest, MemoryThatIsGivenBackBeforeItWasCopied) {
+  Start();
+  std::mutex gate;
+  const auto writer = Writer(0, 1, [&] { return std::make_unique<GatedCopier>(gate); });
+  constexpr size_t kBytes = 64 << 10;
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  Capture capture;
+  capture.step = 1;
+  CapturedTensor tensor;
+  tensor.parameter = "w";
+  tensor.kind = "weight";
+  tensor.shape = {kBytes / 4};
+  tensor.from = static_cast<const std::byte*>(memory);
+  tensor.lazy = true;
+  capture.tensors.push_back(tensor);
+  gate.lock();
+  ASSERT_TRUE(writer->Save(std::move(capture))) << writer->status().last_drop;
+  munmap(memory, kBytes);
+  gate.unlock();
+  EXPECT_FALSE(writer->WaitDurable(1, kLong));
+  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("given back"));
+  RankMemory other({100});
+  ASSERT_TRUE(writer->Save(other.Save(2, 0)));
+  EXPECT_TRUE(writer->WaitDurable(2, kLong));
+}
+
+// What the daemon makes of it nobody here hears.
+TEST_F(ReceiverTest, NothingIsUnderWayAfterClose) {
+  Start();
+  Hold(true);
+  const auto writer = Writer();
+  RankMemory memory({100});
+  ASSERT_TRUE(writer->Save(memory.Save(1, 0)));
+  writer->Close();
+  EXPECT_EQ(writer->status().under_way, 0u);
+  EXPECT_FALSE(writer->WaitDurable(1, std::chrono::hours(1)));
+  Hold(false);
 }
 
 TEST_F(ReceiverTest, AFullArenaDropsTheSnapshotAndSaysSoOnce) {

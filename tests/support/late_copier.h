@@ -24,7 +24,7 @@ class LateCopier final : public Copier {
 
   Status Follow(std::span<const DeviceStream>) override { return {}; }
   std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
-  Status Enqueue(std::span<const MemoryCopy> copies) override {
+  Status Enqueue(std::span<const MemoryCopy> copies, Trainer) override {
     if (++calls_ == fail_at_) return Gone();
     copies_.insert(copies_.end(), copies.begin(), copies.end());
     return {};
