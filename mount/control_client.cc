@@ -45,7 +45,7 @@ Result<Json> Ask(const Descriptor& socket, const std::string& path, const Json& 
   return Fail(ErrorCodeNamed(reply.value("code", "")), reply.value("message", "no reason given"));
 }
 
-Descriptor NewSocket(Patience patience = {}) {
+Descriptor NewSocket(Patience patience) {
   Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const timeval most{patience.count() / 1000, patience.count() % 1000 * 1000};
   for (const int way : {SO_RCVTIMEO, SO_SNDTIMEO}) {
@@ -81,6 +81,22 @@ std::vector<LiveMount> FindLiveMounts(std::string_view store, Patience patience)
   return mounts;
 }
 
+std::vector<DaemonFacts> SilentDaemons(std::string_view store,
+                                       std::span<const LiveMount> answered) {
+  std::vector<DaemonFacts> daemons = FindDaemonRecords(store);
+  std::erase_if(daemons, [&](const DaemonFacts& daemon) {
+    return daemon.pid == ::getpid() || !IsAlive(daemon) ||
+           std::any_of(answered.begin(), answered.end(),
+                       [&](const LiveMount& mount) { return mount.pid == daemon.pid; });
+  });
+  return daemons;
+}
+
+std::string DescribeSilent(const DaemonFacts& daemon) {
+  return StrCat(daemon.mountpoint.empty() ? daemon.store : daemon.mountpoint, ": its daemon (pid ",
+                daemon.pid, ") does not answer");
+}
+
 Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation,
                               const std::map<std::string, std::string>& arguments,
                               Patience patience) {
@@ -92,7 +108,7 @@ Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation
 
 Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run,
                               const std::string& id, const std::string& layout) {
-  Descriptor socket = NewSocket();
+  Descriptor socket = NewSocket(kAnswer);
   const Json request{{"op", "read"}, {"run", run}, {"id", id}, {"layout", layout}};
   CKPT_RETURN_IF_ERROR(Ask(socket, mount.socket, request));
   return socket;
@@ -126,9 +142,13 @@ Status Refresh(const LiveMount& mount, std::span<const StepRecord> steps) {
 
 std::vector<std::string> RefreshDaemons(std::string_view store, std::span<const StepRecord> steps) {
   std::vector<std::string> failures;
-  for (const LiveMount& mount : FindLiveMounts(store)) {
+  const std::vector<LiveMount> mounts = FindLiveMounts(store);
+  for (const LiveMount& mount : mounts) {
     const Status done = Refresh(mount, steps);
     if (!done) failures.push_back(StrCat(mount.mountpoint, ": ", done.error().message));
+  }
+  for (const DaemonFacts& daemon : SilentDaemons(store, mounts)) {
+    failures.push_back(StrCat(DescribeSilent(daemon), "; it will see it when it does"));
   }
   return failures;
 }

@@ -19,6 +19,7 @@
 #include "core/base/descriptor.h"
 #include "core/base/result.h"
 #include "core/store/store.h"
+#include "mount/daemon_record.h"
 
 namespace ckptfs {
 
@@ -31,16 +32,23 @@ struct LiveMount {
 
 // How long to wait for an answer; 0: for ever.
 using Patience = std::chrono::milliseconds;
+inline constexpr Patience kGreeting = std::chrono::seconds(5);
+inline constexpr Patience kAnswer = std::chrono::seconds(60);  // it may look at its store first
 
 // This user's daemons on `store` (absolute; empty: on any) that answer; sockets that nobody
 // listens to are removed.
-std::vector<LiveMount> FindLiveMounts(std::string_view store, Patience patience = {});
+std::vector<LiveMount> FindLiveMounts(std::string_view store, Patience patience = kGreeting);
+
+// Those that live and are not among the ones that answered: stopped, or stuck.
+std::vector<DaemonFacts> SilentDaemons(std::string_view store, std::span<const LiveMount> answered);
+// "MOUNTPOINT: its daemon (pid 7) does not answer"
+std::string DescribeSilent(const DaemonFacts& daemon);
 
 // Ask and return the result as JSON text.  BLOCKS: until the daemon answers (a
 // warm fills files first).
 Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation,
                               const std::map<std::string, std::string>& arguments = {},
-                              Patience patience = {});
+                              Patience patience = kAnswer);
 
 // A connection that answers as step_answers.h says, of a step that the daemon has in
 // memory.  kNotFound if it has not.

@@ -26,6 +26,9 @@ Result<std::string> ReceiveMessage(int socket, size_t limit) {
   while (message.size() <= limit) {
     const ssize_t got = ::recv(socket, part.data(), part.size(), 0);
     if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      return Fail(ErrorCode::kIo, "control socket: no answer in time");
+    }
     if (got < 0) return Fail(ErrnoError(errno, "control socket"));
     if (got == 0) return Fail(ErrorCode::kIo, "control socket: the other side went away");
     message.append(part.data(), static_cast<size_t>(got));

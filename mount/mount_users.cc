@@ -79,7 +79,7 @@ std::vector<MountUser> FindMountUsers(const std::string& directory) {
     const std::string name = entry->path().filename();
     MountUser user;
     const auto parsed = std::from_chars(name.data(), name.data() + name.size(), user.pid);
-    if (parsed.ptr != name.data() + name.size()) continue;
+    if (parsed.ptr != name.data() + name.size() || user.pid == ::getpid()) continue;
     Process process(entry->path(), directory);
     user.files = process.Files();
     if (user.files.empty()) continue;

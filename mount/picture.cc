@@ -56,6 +56,7 @@ std::string Hex(Colour colour) {
   return fmt::format("#{:02x}{:02x}{:02x}", colour.red, colour.green, colour.blue);
 }
 
+// REQUIRES: printable text.
 std::string EscapedXml(std::string_view text) {
   std::string out;
   for (const char letter : text) {

@@ -24,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
+constexpr std::string_view kWritten = " was written before the update";
 constexpr std::string_view kCancelled = "cancelled";
 constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
 
@@ -62,16 +63,6 @@ std::vector<MemoryCopy> CopiesOf(const Job& job, size_t i, bool lazy) {
     copies.push_back({run.from, payload.data() + (run.at - begin), run.bytes, run.device});
   }
   return copies;
-}
-
-// What was copied is what was there at the save, as far as samples tell.
-Status CheckSamples(const Job& job, size_t i) {
-  const uint64_t begin = job.ChunkBegin(i);
-  const auto changed = job.samples.FindChange(
-      begin, job.link->arena().Payload(job.chunks[i]).first(job.ChunkEnd(i) - begin));
-  if (!changed) return {};
-  return Fail(ErrorCode::kStale,
-              StrCat(job.file.KeyAt(*changed), " was written before the update"));
 }
 
 SnapshotMessage MessageOf(const Job& job, SnapshotWord word) {
@@ -372,7 +363,7 @@ void SnapshotWriter::State::Copy(const JobPtr& job) {
 // for the copies.
 Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
   bool copy = job->copied == job->sent;
-  Trainer trainer = Trainer::kGoesOn;
+  Trainer trainer;
   {
     MutexLock lock(mutex);
     const auto outcome = outcomes.find(job->attempt);
@@ -382,13 +373,17 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
     if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
     if (Clock::now() >= job->end) return Fail(ErrorCode::kExhausted, "its time is over");
     copy = copy || (urgent && job->copied < job->chunks.size());
-    if (urgent) trainer = Trainer::kWaits;
+    trainer = urgent ? Trainer::kWaits : Trainer::kGoesOn;
   }
   if (!copy) return SendChunk(*job);
   if (!Pace(*job, job->ChunkEnd(job->copied) - job->ChunkBegin(job->copied))) return {};
   CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(CopiesOf(*job, job->copied, true), trainer));
   CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
-  CKPT_RETURN_IF_ERROR(CheckSamples(*job, job->copied));
+  const uint64_t begin = job->ChunkBegin(job->copied);
+  const auto copied = job->link->arena().Payload(job->chunks[job->copied]);
+  const auto changed = job->samples.FindChange(
+      begin, copied.first(job->ChunkEnd(job->copied) - begin));
+  if (changed) return Fail(ErrorCode::kStale, StrCat(job->file.KeyAt(*changed), kWritten));
   ++job->copied;
   return job->copied == job->chunks.size() ? Verify(job) : Status();
 }
@@ -436,7 +431,7 @@ Status SnapshotWriter::State::Verify(const JobPtr& job) {
   job->safe = true;
   moved.NotifyAll();
   if (name.empty()) return {};
-  return Fail(ErrorCode::kStale, StrCat(name, " was written before the update"));
+  return Fail(ErrorCode::kStale, StrCat(name, kWritten));
 }
 
 void SnapshotWriter::State::Finish(const JobPtr& job, Status done) {

@@ -94,17 +94,17 @@ bool NeedsBuffer(int error) {
   return error == EXDEV || error == EINVAL || error == EOPNOTSUPP || error == ENOSYS;
 }
 
-Status CopyBytes(const File& from, int to) {
+Status CopyBytes(const File& from, int to, const std::string& name) {
   for (uint64_t done = 0; done < from.size();) {
     const ssize_t count = ::copy_file_range(from.descriptor(), nullptr, to, nullptr,
                                             std::min(from.size() - done, kCopyChunk), 0);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && NeedsBuffer(errno)) {
       return ReadAllOf(from, [&](uint64_t offset, std::span<const std::byte> bytes) {
-        return WriteAll(to, offset, bytes, from.name());
+        return WriteAll(to, offset, bytes, name);
       });
     }
-    if (count < 0) return Fail(ErrnoError(errno, StrCat("copying ", from.name())));
+    if (count < 0) return Fail(ErrnoError(errno, StrCat("copying ", from.name(), " to ", name)));
     if (count == 0) {
       return Fail(ErrorCode::kStale, StrCat(from.name(), " was cut while it was copied"));
     }
@@ -138,7 +138,7 @@ Status Duplicate(const File& from, const Blob& read, const std::string& to) {
   CKPT_ASSIGN_OR_RETURN(const Descriptor copy,
                         OpenDescriptor(to, O_WRONLY | O_CREAT | O_EXCL, 0600));
   if (::ioctl(copy.get(), FICLONE, from.descriptor()) != 0) {
-    CKPT_RETURN_IF_ERROR(CopyBytes(from, copy.get()));
+    CKPT_RETURN_IF_ERROR(CopyBytes(from, copy.get(), to));
   }
   CKPT_RETURN_IF_ERROR(CheckUnchanged(from, read));
   CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, from.Identity());

@@ -154,12 +154,19 @@ bool IsCutOff(const Error& error, const StepCandidate& step, const std::string& 
   return error.code == ErrorCode::kInvalid && !step.latest && step.Own() != directory;
 }
 
+// True for a step that may be looked at, and is not whole: a save that is under way, or died.
+bool IsIncomplete(const Error& error) {
+  return error.code != ErrorCode::kPermission && error.code != ErrorCode::kIo;
+}
+
 // What became of a step: among the steps, the skipped or the refused.
 void Settle(Job& job, const std::string& directory, IngestResult& result) {
   const StepCandidate& step = job.found.candidate;
   if (!job.complete) {
     Error error = std::move(job.complete).error();
-    if (step.Own() == directory) {
+    if (!IsIncomplete(error)) {
+      result.refused.push_back(std::move(error).WithContext(step.id));
+    } else if (step.Own() == directory) {
       result.refused.push_back(std::move(error));
     } else {
       result.skipped.push_back(StrCat(step.id, ": incomplete: ", error.message));

@@ -24,6 +24,7 @@ constexpr size_t kDefectsShown = 3;
 // Python's texts may hold half a character (a lone surrogate), which files that are JSON
 // inside, as safetensors' headers, cannot have in a name.
 Status CheckName(std::string_view name) {
+  if (name.empty()) return Fail(ErrorCode::kUnsupported, "a tensor without a name");
   for (size_t at = name.find('\xed'); at != name.npos; at = name.find('\xed', at + 1)) {
     if (at + 1 == name.size() || static_cast<unsigned char>(name[at + 1]) < 0xa0) continue;
     return Fail(ErrorCode::kUnsupported,

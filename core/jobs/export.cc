@@ -133,6 +133,7 @@ Status Export::CollectDirectory(const std::string& directory, const std::string&
 }
 
 Status Export::Collect(std::string_view part) {
+  while (part.ends_with('/')) part.remove_suffix(1);
   if (!views_.offer().Any()) return Fail(views_.offer().Refusal());
   directories_.push_back(destination_);
   if (part.empty()) return CollectDirectory("", "");
@@ -228,6 +229,8 @@ Status Export::MakeDirectory(const std::string& path) const {
   if (error == EEXIST && stdfs::is_directory(path)) return {};
   const std::string parent = stdfs::path(path).parent_path().string();
   if (error != ENOENT || parent.empty() || parent == path) return Fail(ErrnoError(error, path));
+  // There are places where nothing can be made though what is above is there (/proc).
+  if (stdfs::is_directory(parent)) return Fail(ErrnoError(error, path));
   CKPT_RETURN_IF_ERROR(MakeDirectory(parent));
   return MakeDirectory(path);
 }

@@ -144,7 +144,9 @@ class Parser {
   Status Degree(const DegreeToken& degree, std::string_view token, std::string_view number) {
     CKPT_RETURN_IF_ERROR(Once(degree.name, token));
     const auto value = Number(number, kMaxWorld);
-    if (!value || *value == 0) return Refuse(token, "a degree is from 1 to 1048576");
+    if (!value || *value == 0) {
+      return Refuse(token, StrCat("'", degree.name, "' is followed by a whole number from 1 to 1048576"));
+    }
     layout_.*degree.field = *value;
     return {};
   }

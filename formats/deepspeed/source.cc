@@ -45,12 +45,14 @@ class DeepSpeedSource : public Source {
       return Fail(ErrorCode::kInvalid,
                   StrCat(step.Path(), ": no *_model_states.pt beside the optimizer states"));
     }
-    CKPT_ASSIGN_OR_RETURN(auto opened, step.root->Open(JoinPath(step.directory, first)));
-    CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
-    CKPT_ASSIGN_OR_RETURN(const ModelStates states,
-                          deepspeed::ReadModelStates(file, BlobIndex{}, {false, false}));
-    CKPT_RETURN_IF_ERROR(CheckRanks(step, files, states));
-    return CheckOptimizer(file.name(), files, states, options);
+    // What is there and damaged, or not for us to read, Read says.
+    auto opened = step.root->Open(JoinPath(step.directory, first));
+    const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(opened.error());
+    const auto states = file ? deepspeed::ReadModelStates(*file, BlobIndex{}, {false, false})
+                             : Fail(file.error());
+    if (!states) return {};
+    CKPT_RETURN_IF_ERROR(CheckRanks(step, files, *states));
+    return CheckOptimizer(file->name(), files, *states, options);
   }
 
   // The last is the pointer; of a tool's step what that writes after it.

@@ -144,8 +144,25 @@ Status CheckPointer(const StepCandidate& step) {
   return {};
 }
 
+namespace {
+
+// What a training tool wrote beside several tags is of the one that the pointer there names.
+Status CarryTools(Assembler& assembler, const StepCandidate& step, std::string_view pointer) {
+  const std::string tag = LastComponent(step.directory);
+  if (!step.id.ends_with(StrCat("-", tag))) return CarryToolFiles(assembler, step);
+  const auto named = ReadTag(*step.root, step.Own(), pointer);
+  if (named && *named == tag) return CarryToolFiles(assembler, step);
+  assembler.header().notes.push_back(
+      StrCat("left out: what ", LastComponent(step.Own()), " has beside its tags: its ", pointer,
+             named && *named ? StrCat(" names ", **named) : " names none of them",
+             ", and the training's own state is of that moment"));
+  return {};
+}
+
+}  // namespace
+
 Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_view pointer) {
-  if (step.Own() != step.directory) return CarryToolFiles(assembler, step);
+  if (step.Own() != step.directory) return CarryTools(assembler, step, pointer);
   StepModel& header = assembler.header();
   CKPT_ASSIGN_OR_RETURN(const bool pointed, HasFile(*step.root, JoinPath(step.save, pointer)));
   if (pointed) header.texts.push_back({std::string(pointer), LastComponent(step.directory)});

@@ -25,6 +25,7 @@ namespace {
 
 // ExitWith's errors: the text is the code.
 constexpr std::string_view kExitPrefix = "\x01exit ";
+constexpr std::string_view kUsagePrefix = "\x01usage ";  // RefuseUsage's
 constexpr std::string_view kHelpHint = "Run with --help for more information.";
 constexpr size_t kTypingErrors = 2;  // between a word and the command that was meant
 
@@ -50,8 +51,23 @@ int Report(const Status& status) {
   if (error.message.starts_with(kExitPrefix)) {
     return std::stoi(error.message.substr(kExitPrefix.size()));
   }
+  if (error.message.starts_with(kUsagePrefix)) {
+    fmt::print(stderr, "ckptfs: {}\n{}\n",
+               Printable(std::string_view(error.message).substr(kUsagePrefix.size())), kHelpHint);
+    return static_cast<int>(ExitCode::kUsage);
+  }
   fmt::print(stderr, "ckptfs: {}\n", Printable(error.message));
   return static_cast<int>(ExitCodeOf(error.code));
+}
+
+// What --json prints of an error; nothing of an exit code alone.
+void PrintErrorJson(const Error& error) {
+  if (error.message.starts_with(kExitPrefix)) return;
+  const bool usage = error.message.starts_with(kUsagePrefix);
+  nlohmann::json json =
+      ErrorJson({error.code, error.message.substr(usage ? kUsagePrefix.size() : 0)});
+  if (usage) json["code"] = "usage";
+  PrintJson({{"error", json}});
 }
 
 // What was printed must have arrived: a full disk behind a redirection is a failure.
@@ -84,9 +100,6 @@ void Configure(CLI::App& app) {
   app.footer("Recipes for DeepSpeed, Trainer, accelerate, Lightning and FSDP: recipes.md, installed in "
              "share/doc/ckptfs.  The manual: man ckptfs.");
   app.get_formatter()->column_width(34);
-  app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return StrCat("ckptfs: ", Printable(error.what()), "\n", kHelpHint, "\n");
-  });
 }
 
 CLI::Option* DeclareOption(const CommandOption& option, CLI::App& app) {
@@ -152,26 +165,26 @@ int CommandSet::Run(std::vector<std::string> words) {
     words.insert(words.begin() + (words.empty() ? 0 : 1), "--help");
   }
   const std::string command = words.empty() ? "" : words[0];
+  const bool json = std::find(words.begin(), words.end(), "--json") != words.end();
+  const auto finish = [&](const Status& done) {
+    if (json && !done) PrintErrorJson(done.error());
+    return Report(done);
+  };
   if (!command.empty() && !command.starts_with('-') && !HasCommand(app, command)) {
-    return Report(RefuseUsage(RefusalOf("", command)));
+    return finish(RefuseUsage(RefusalOf("", command)));
   }
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ExtrasError&) {
     const auto parsed = app.get_subcommands();
     const auto extras = parsed.empty() ? app.remaining() : parsed.front()->remaining();
-    return Report(RefuseUsage(RefusalOf(command, extras.empty() ? "" : extras.front())));
+    return finish(RefuseUsage(RefusalOf(command, extras.empty() ? "" : extras.front())));
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return static_cast<int>(code == 0 ? ExitCode::kOk : ExitCode::kUsage);
+    if (error.get_exit_code() != 0) return finish(RefuseUsage(error.what()));
+    return app.exit(error);  // prints what was asked for: help, the version
   }
   if (!chosen) return static_cast<int>(ExitCode::kUsage);
-  const Status done = chosen();
-  const bool json = std::find(words.begin(), words.end(), "--json") != words.end();
-  if (json && !done && !done.error().message.starts_with(kExitPrefix)) {
-    PrintJson({{"error", ErrorJson(done.error())}});
-  }
-  return Report(done);
+  return finish(chosen());
 }
 
 void AddStoreOption(Command& command, std::string& store) {
@@ -285,8 +298,7 @@ Status RunService(bool foreground, std::string& log, const ServiceBody& body) {
 }
 
 Status RefuseUsage(std::string_view message) {
-  fmt::print(stderr, "ckptfs: {}\n{}\n", Printable(message), kHelpHint);
-  return ExitWith(static_cast<int>(ExitCode::kUsage));
+  return Fail(ErrorCode::kInvalid, StrCat(kUsagePrefix, message));
 }
 
 std::unique_ptr<CommandSet> MakeCommandSet() {

@@ -69,7 +69,8 @@ Status RunService(bool foreground, std::string& log, const ServiceBody& body);
 // An exit code a body has decided itself (mount's parent process, verify).
 Status ExitWith(int code);
 
-// Says what is wrong with a command line whose words are right one by one.
+// What is wrong with a command line whose words are right one by one; it is said by who
+// runs the command.
 Status RefuseUsage(std::string_view message);
 
 // Everything: parse, run, report.  Returns the process's exit code.

@@ -130,6 +130,10 @@ Status RunDiff(const DiffFlags& options) {
                 [&](const std::string& name, const std::string& kind) {
                   return Chooses(options.choice, name, kind);
                 }));
+  if (diffs.empty()) {
+    CKPT_RETURN_IF_ERROR(ChooseAtoms(a->model, options.choice));
+    CKPT_RETURN_IF_ERROR(ChooseAtoms(b->model, options.choice));
+  }
   Json changes = Json::array();
   size_t same = 0, excused = 0;
   for (const AtomDiff& diff : diffs) {

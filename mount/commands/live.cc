@@ -2,11 +2,15 @@
 
 #include "mount/commands/live.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
+
+#include <cstdio>
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/mount_table.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
@@ -51,6 +55,25 @@ Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool dae
   return Fail(ErrorCode::kNotFound, options.mountpoint.empty()
                                         ? StrCat("no live mount of the store ", store)
                                         : StrCat("no live mount at ", options.mountpoint));
+}
+
+Result<std::vector<LiveMount>> ChooseAnswering(const LiveOptions& options) {
+  auto mounts = ChooseMounts(options);
+  std::string store, wanted;
+  if (options.mountpoint.empty() || !options.store.empty()) {
+    CKPT_ASSIGN_OR_RETURN(store, StorePath(options.store));
+  }
+  if (!options.mountpoint.empty()) {
+    CKPT_ASSIGN_OR_RETURN(wanted, MountpointPath(options.mountpoint));
+  }
+  const std::vector<LiveMount> answered = mounts ? *mounts : std::vector<LiveMount>();
+  for (const DaemonFacts& daemon : SilentDaemons(store, answered)) {
+    const bool asked = wanted.empty() ? !daemon.mountpoint.empty() : daemon.mountpoint == wanted;
+    if (!asked) continue;
+    if (!mounts) return Fail(ErrorCode::kIo, DescribeSilent(daemon));
+    fmt::print(stderr, "ckptfs: {}\n", Printable(DescribeSilent(daemon)));
+  }
+  return mounts;
 }
 
 }  // namespace ckptfs

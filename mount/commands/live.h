@@ -26,6 +26,9 @@ void AddLiveOptions(Command& command, LiveOptions& options);
 // if `daemons`; never empty: kNotFound if none is live.  One that does not answer in time
 // is left out.
 Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons = false,
-                                            Patience patience = {});
+                                            Patience patience = kGreeting);
+
+// Its mounts; those that do not answer are named on standard error (kIo if none does).
+Result<std::vector<LiveMount>> ChooseAnswering(const LiveOptions& options);
 
 }  // namespace ckptfs

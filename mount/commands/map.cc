@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -34,12 +35,18 @@ Result<bool> IsPng(const std::string& path) {
 }
 
 Status WritePicture(const std::string& path, const std::string& bytes) {
-  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!file.valid()) return Fail(ErrnoError(errno, path));
+  const Descriptor out(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!out.valid()) return Fail(ErrnoError(errno, path));
   for (size_t at = 0; at < bytes.size();) {
-    const ssize_t n = ::write(file.get(), bytes.data() + at, bytes.size() - at);
+    const ssize_t n = ::write(out.get(), bytes.data() + at, bytes.size() - at);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return Fail(ErrnoError(errno, path));
+    if (n < 0) {
+      Error error = ErrnoError(errno, path);
+      struct stat made {};
+      const bool file = ::fstat(out.get(), &made) == 0 && S_ISREG(made.st_mode);
+      if (file) ::unlink(path.c_str());  // half a picture shows nothing
+      return Fail(std::move(error));
+    }
     at += static_cast<size_t>(n);
   }
   return {};

@@ -44,7 +44,7 @@ struct Removal {
 
 // What /view of the mount shows; nothing also for a daemon that cannot say.
 std::string ShownBy(const LiveMount& mount) {
-  const auto text = AskDaemon(mount, "shown", {}, std::chrono::seconds(5));
+  const auto text = AskDaemon(mount, "shown", {}, kGreeting);
   const auto shown = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
   if (!shown.is_object()) return "";
   return StrCat(shown.value("run", ""), "/", shown.value("id", ""));
@@ -74,7 +74,13 @@ Result<std::vector<Removal>> CheckAll(Store& store, const RemoveFlags& options) 
     });
     if (!again) removals.push_back(Removal{std::move(record), {}, {}});
   }
-  LookAtMounts(FindLiveMounts(store.directory(), std::chrono::seconds(5)), removals);
+  const std::vector<LiveMount> mounts = FindLiveMounts(store.directory());
+  LookAtMounts(mounts, removals);
+  for (const DaemonFacts& daemon : SilentDaemons(store.directory(), mounts)) {
+    if (options.force || daemon.mountpoint.empty()) continue;
+    return Fail(ErrorCode::kExists, StrCat(DescribeSilent(daemon), ", and nothing tells which step it "
+                                           "shows; --force removes all the same. Nothing was removed"));
+  }
   for (const Removal& removal : removals) {
     if (removal.shown.empty() || options.force) continue;
     return Fail(ErrorCode::kExists,

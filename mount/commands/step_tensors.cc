@@ -24,8 +24,9 @@ std::string NoSuchParameter(const StepModel& model, const TensorChoice& choice) 
   for (const Parameter& parameter : model.parameters) {
     if (names.size() < kNamesCompared) names.push_back(parameter.name);
   }
-  std::string text = StrCat("no tensor '", choice.parameter, "'",
-                            choice.kind.empty() ? "" : StrCat(" of kind '", choice.kind, "'"));
+  std::string text = "no tensor";
+  if (!choice.parameter.empty()) text += StrCat(" '", choice.parameter, "'");
+  if (!choice.kind.empty()) text += StrCat(" of kind '", choice.kind, "'");
   const auto near = NearestWords(choice.parameter, names, kNameErrors);
   if (!near.empty()) return StrCat(text, "; do you mean ", near.front(), "?");
   return StrCat(text, "; `ckptfs ls` lists them, and * stands for anything");

@@ -59,7 +59,7 @@ void PrintMove(const nlohmann::json& told) {
 }
 
 Status RunSwitch(const SwitchFlags& options) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseAnswering(options.live));
   std::vector<Move> moves;  // all of them can be made before the first is
   for (const LiveMount& mount : mounts) {
     CKPT_ASSIGN_OR_RETURN(const auto store, OpenStore(mount.store, false));

@@ -7,7 +7,6 @@
 #include "core/base/descriptor.h"
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
-#include "mount/control_client.h"
 #include "mount/daemon_record.h"
 #include "mount/mount_table.h"
 #include "mount/mount_users.h"
@@ -22,11 +21,12 @@ struct UmountFlags {
   bool lazy = false;
 };
 
-// Becomes readable when the daemon has ended; none if there is none.
+// Becomes readable when the daemon has ended; none if there is none of this user's.  It is not
+// asked: who unmounts may do so because it does not answer.
 Descriptor DaemonOf(const std::string& mountpoint) {
-  for (const LiveMount& mount : FindLiveMounts("")) {
-    if (mount.mountpoint == mountpoint && mount.pid > 0) {
-      return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, mount.pid, 0)));
+  for (const DaemonFacts& daemon : FindDaemonRecords("")) {
+    if (daemon.mountpoint == mountpoint && IsAlive(daemon)) {
+      return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, daemon.pid, 0)));
     }
   }
   return {};
@@ -40,8 +40,22 @@ Status WaitForDaemon(const Descriptor& daemon) {
   return Fail(ErrorCode::kExists, "unmounted, but the daemon has not ended after 30 s");
 }
 
+// Mounts in the mount.
+std::vector<std::string> MountsBelow(const std::string& path) {
+  std::vector<std::string> below;
+  const auto mounts = ReadMounts();
+  for (const MountEntry& mount : mounts ? *mounts : std::vector<MountEntry>()) {
+    if (mount.mountpoint.starts_with(path + "/")) below.push_back(mount.mountpoint);
+  }
+  return below;
+}
+
 // Who keeps the mount busy.
 Status Busy(const std::string& path, Error error) {
+  if (const auto below = MountsBelow(path); !below.empty()) {
+    error.message = StrCat(path, ": ", below.front(), " is mounted in it; unmount that first");
+    return Fail(std::move(error));
+  }
   const std::vector<MountUser> users = FindMountUsers(path);
   if (users.empty()) {
     error.message += "; none of the processes that this user may look at has them (root sees all)";
@@ -65,13 +79,13 @@ Status RunUmount(const UmountFlags& options) {
   if (!entry || entry->type != "fuse.ckptfs") {
     return Fail(ErrorCode::kNotFound, StrCat(path, ": no ckptfs is mounted there"));
   }
-  const bool dead = IsDeadMount(path);
-  const Descriptor daemon = dead || options.lazy ? Descriptor() : DaemonOf(path);
+  const Descriptor daemon = DaemonOf(path);
+  const bool dead = !daemon.valid() && IsDeadMount(path);
   Status done = dead || options.lazy ? UnmountLazily(path) : Unmount(path);
   if (!done && done.error().code == ErrorCode::kExists) return Busy(path, std::move(done).error());
   CKPT_RETURN_IF_ERROR(done);
   if (dead) RemoveRecords(path);
-  return WaitForDaemon(daemon);
+  return options.lazy ? Status() : WaitForDaemon(daemon);
 }
 
 }  // namespace

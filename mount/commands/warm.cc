@@ -38,10 +38,10 @@ void Print(const std::string& mountpoint, const std::string& text) {
 }
 
 Status RunWarm(const WarmFlags& options) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseMounts(options.live));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<LiveMount> mounts, ChooseAnswering(options.live));
   for (const LiveMount& mount : mounts) {
     const auto done =
-        AskDaemon(mount, "warm", {{"layout", options.layout}, {"prefix", options.path}});
+        AskDaemon(mount, "warm", {{"layout", options.layout}, {"prefix", options.path}}, Patience{0});
     if (!done) return Fail(Error(done.error()).WithContext(mount.mountpoint));
     Print(mount.mountpoint, *done);
   }

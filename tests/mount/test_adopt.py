@@ -5,16 +5,20 @@ import glob
 import json
 import os
 import shutil
+import subprocess
+import tempfile
 import time
 import zipfile
 
 import pytest
 
 import hostile
+from daemon import public_program
 from hostile import TAG
 
 REFUSED = 4
 NOT_FOUND = 3
+NOT_PERMITTED = 6
 
 
 def names(folder):
@@ -132,6 +136,21 @@ def test_one_broken_step_refuses_no_other(ckptfs, source):
     assert done.returncode == REFUSED
     assert done.stdout.split() == [f'run7/{TAG}']
     assert 'global_step4' in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
+@pytest.mark.parametrize('name', ['mp_rank_00_model_states.pt', hostile.zero_file(2), ''])
+def test_what_may_not_be_read_is_not_incomplete(source, name):
+    later = shutil.copytree(f'{source}/{TAG}', f'{source}/global_step4')
+    os.chmod(os.path.join(later, name), 0o600)
+    with tempfile.TemporaryDirectory() as public:
+        shutil.move(source, f'{public}/run7')
+        os.mkdir(f'{public}/theirs')
+        os.chown(f'{public}/theirs', 65534, 65534)
+        done = subprocess.run([public_program(public), 'adopt', f'{public}/run7', '--store', f'{public}/theirs/store'],
+                              user=65534, group=65534, extra_groups=[], capture_output=True, text=True, timeout=60)
+    assert done.returncode == NOT_PERMITTED and done.stdout == f'run7/{TAG}\n', done
+    assert 'global_step4' in done.stderr and 'incomplete' not in done.stderr
 
 
 def test_a_checkpoint_is_no_store(ckptfs, source, tmp_path):

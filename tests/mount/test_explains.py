@@ -126,6 +126,48 @@ def test_what_was_meant_is_told(ckptfs, words, meant):
     assert code == 2 and meant in said
 
 
+@pytest.mark.parametrize('words, message', [
+    (['map', 'xx', '--json'], "layout token 'xx'"),
+    (['explain', 'tp2.0', '--json'], "'tp' is followed by a whole number"),
+    (['gc', '--keep-last', '-1', '--json'], '--keep-last'),
+    (['nothing', '--json'], "no command 'nothing'"),
+    (['list', '--json', '--nothing'], "'--nothing'"),
+])
+def test_usage_errors_as_json(ckptfs, words, message):
+    done = ckptfs.run(*words, check=False)
+    error = json.loads(done.stdout)['error']
+    assert done.returncode == 2 and error['code'] == 'usage' and message in error['message']
+    assert message in done.stderr
+
+
+def test_a_diff_of_nothing_is_refused(ckptfs, source, store):
+    ckptfs.adopt(source, 'run7')
+    for words, named in (['no_such'], "'no_such'"), (['--kind', 'exp_avgg'], "kind 'exp_avgg'"):
+        done = ckptfs.run('diff', *store, 'run7', 'run7', *words, check=False)
+        assert done.returncode == 3 and 'no tensor' in done.stderr and named in done.stderr
+
+
+def test_places_where_nothing_can_be_made(ckptfs, source, store):
+    ckptfs.adopt(source, 'run7')
+    done = ckptfs.run('export', *store, 'run7', 'dp2_zero1', '/proc/nothing', check=False)
+    assert done.returncode == 3 and '/proc/nothing' in done.stderr, done
+    done = ckptfs.run('export', *store, 'run7', 'dp2_zero1/rank9', str(source / 'out'), check=False)
+    assert done.returncode == 3 and 'there are rank0 to rank1' in done.stderr
+    ckptfs.run('export', *store, 'run7', 'dp2_zero1/rank0/', str(source / 'out'))
+    assert 'model.safetensors' in os.listdir(source / 'out')
+
+
+def test_a_picture_that_cannot_be_written_is_none(ckptfs, source, store, tmp_path):
+    small = tmp_path / 'small'
+    small.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=4k', 'tmpfs', small], check=True)
+    try:
+        done = ckptfs.run('map', 'dp2_zero1', '--step', str(source), '--output', str(small / 'map.svg'), check=False)
+        assert done.returncode == 8 and not os.listdir(small), done
+    finally:
+        subprocess.run(['umount', small], check=True)
+
+
 def test_small_things(ckptfs, source, store):
     code, _, said = rc(ckptfs, 'explain', 'tp2 dp4', *store)
     assert code == 2 and 'do you mean tp2_dp4?' in said
@@ -177,11 +219,10 @@ def test_a_truncated_step_refuses_no_other(ckptfs, source, store):
     bad = source / 'global_step9' / 'mp_rank_00_model_states.pt'
     os.truncate(bad, os.path.getsize(bad) // 2)
     (source / 'latest').write_text('global_step9')
-    told = json.loads(ckptfs.run('info', source, '--json').stdout)
-    others = told.get('skipped', []) + told.get('refused', [])
-    assert told['step'] == TAG and 'global_step9' in others[0]
-    _, out, said = rc(ckptfs, 'adopt', source, *store)
-    assert out == f'run7/{TAG}\n' and 'global_step9' in said
+    code, out, said = rc(ckptfs, 'info', source, '--json')
+    assert code == 4 and json.loads(out)['step'] == TAG and 'global_step9' in said
+    code, out, said = rc(ckptfs, 'adopt', source, *store)
+    assert code == 4 and out == f'run7/{TAG}\n' and 'global_step9' in said and 'incomplete' not in said
     mount = ckptfs.mount()
     assert os.listdir(f'{mount}/run/run7/step') == [TAG]
 

@@ -123,7 +123,7 @@ Status CheckRank(const Parsed& parsed, const std::string& file, RankKey key) {
   if (key.mp < parsed.model_ranks() && key.dp < parsed.dp) return {};
   return Refuse(file, ": a rank beyond dp_world_size ", parsed.dp, " x mp_world_size ",
                 parsed.model_ranks(), " of ", parsed.models.begin()->second.file,
-                "; two runs lie in one directory");
+                "; two runs lie in one directory: what the earlier one left (the times of the files tell) has to be removed");
 }
 
 Status CheckOneRun(const Parsed& parsed) {

@@ -13,6 +13,7 @@
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
 #include "core/io/memory_root.h"
+#include "formats/deepspeed/step_directories.h"
 #include "formats/registry.h"
 #include "formats/runs/recognise.h"
 #include "formats/runs/tool_files.h"
@@ -76,6 +77,28 @@ TEST_F(StepTreeTest, SeveralTagsInOneDirectoryAreSeveralSteps) {
   Tag("out/checkpoint-9/b");
   EXPECT_THAT(Found("out"),
               ElementsAre("deepspeed: out/checkpoint-9-a 9", "deepspeed: out/checkpoint-9-b 9"));
+}
+
+// What lies beside them is the training's own state at the moment of one.
+TEST_F(StepTreeTest, WhatLiesBesideSeveralTagsIsOfTheOneThatIsNamed) {
+  Tag("out/checkpoint-9/a");
+  Tag("out/checkpoint-9/b");
+  directory.Write("out/checkpoint-9/trainer_state.json", "{}");
+  const auto carried = [&](const std::string& id) {
+    Assembler assembler;
+    const auto steps = ScanIfAny(*PlaceOf(At("out")), sources);
+    for (const FoundStep& step : *steps) {
+      if (step.candidate.id != id) continue;
+      EXPECT_TRUE(deepspeed::CarryBeside(assembler, step.candidate, "latest"));
+    }
+    const StepModel& header = assembler.header();
+    EXPECT_EQ(header.documents.empty(), !header.notes.empty());
+    return header.documents.empty() ? header.notes.front() : "";
+  };
+  EXPECT_THAT(carried("checkpoint-9-a"), HasSubstr("its latest names none of them"));
+  directory.Write("out/checkpoint-9/latest", "b");
+  EXPECT_THAT(carried("checkpoint-9-a"), HasSubstr("its latest names b"));
+  EXPECT_EQ(carried("checkpoint-9-b"), "");
 }
 
 TEST_F(StepTreeTest, AcceleratesDirectories) {
