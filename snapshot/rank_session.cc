@@ -3,6 +3,7 @@
 #include "snapshot/rank_session.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "core/base/names.h"
+#include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -45,6 +47,12 @@ struct FileLease {
 
 tl::unexpected<Error> Breach(const std::string& rule) {
   return Fail(ErrorCode::kInvalid, StrCat("breaks the protocol: ", rule));
+}
+
+// Helpers that a rank forked keep its socket open when it was killed.
+bool HasEnded(const Descriptor& process) {
+  pollfd event{process.get(), POLLIN, 0};
+  return process.valid() && poll(&event, 1, 0) == 1;
 }
 
 }  // namespace
@@ -117,7 +125,7 @@ struct RankSession::Part {
 };
 
 RankSession::RankSession(Descriptor socket, std::shared_ptr<ArenaBudget> budget)
-    : socket_(std::move(socket)), budget_(std::move(budget)) {}
+    : socket_(std::move(socket)), process_(PeerProcess(socket_.get())), budget_(std::move(budget)) {}
 RankSession::~RankSession() {
   if (maker_.joinable()) maker_.join();
   // Counted when it was asked for; of no use now.
@@ -128,7 +136,7 @@ Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
   for (int i = 0; i < kMessagesPerTurn; ++i) {
     CKPT_ASSIGN_OR_RETURN(Incoming incoming, ReceiveSnapshotMessage(socket_.get(), !introduced()));
     if (incoming.kind == Incoming::Kind::kClosed) return false;
-    if (incoming.kind == Incoming::Kind::kNothing) return true;
+    if (incoming.kind == Incoming::Kind::kNothing) return !HasEnded(process_);
     CKPT_RETURN_IF_ERROR(Handle(std::move(incoming), steps, arrivals));
   }
   return true;

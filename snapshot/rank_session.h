@@ -106,6 +106,8 @@ class RankSession {
   ~RankSession();
 
   int socket() const { return socket_.get(); }
+  // Becomes readable when the rank's process has ended, whoever else has its socket; may be -1.
+  int process() const { return process_.get(); }
   const std::string& run() const { return run_; }
   const std::string& job() const { return job_; }
   uint32_t rank() const { return rank_; }
@@ -149,6 +151,7 @@ class RankSession {
   AttemptName NameOf(uint64_t attempt) const { return {run_, job_, attempt}; }
 
   const Descriptor socket_;
+  const Descriptor process_;
   const std::shared_ptr<ArenaBudget> budget_;
   std::string run_;
   std::string job_;

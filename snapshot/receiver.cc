@@ -365,12 +365,15 @@ void Receiver::State::Serve() {
       const short writes = session->wants_to_write() ? POLLOUT : 0;
       events.push_back({session->socket(), static_cast<short>(POLLIN | writes), 0});
     }
+    for (const auto& session : sessions) events.push_back({session->process(), POLLIN, 0});
     if (poll(events.data(), events.size(), kTurn) < 0 && errno != EINTR) return;
     uint64_t wakes = 0;
     if (read(budget->wake.get(), &wakes, sizeof wakes) < 0) wakes = 0;
     Arrivals arrivals;
-    for (size_t i = 0; i < sessions.size(); ++i) {
-      if (!Turn(*sessions[i], events[i + 2].revents, arrivals)) sessions[i].reset();
+    const size_t count = sessions.size();
+    for (size_t i = 0; i < count; ++i) {
+      const int happened = events[i + 2].revents | events[count + i + 2].revents;
+      if (!Turn(*sessions[i], static_cast<short>(happened), arrivals)) sessions[i].reset();
     }
     std::erase(sessions, nullptr);
     steps.DropOlder(IncomingSteps::Time::clock::now() - options.patience,

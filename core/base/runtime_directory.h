@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/descriptor.h"
 #include "core/base/result.h"
 
 namespace ckptfs {
@@ -30,6 +31,10 @@ std::string StoreSocketName(std::string_view store);
 
 // kInvalid if the path is too long for one.
 Result<sockaddr_un> SocketAddress(const std::string& path);
+
+// The process that made a Unix connection, as a pidfd; none where the kernel has no name for it
+// (another pid namespace).
+Descriptor PeerProcess(int connection);
 
 // Whether the other side of a Unix connection is this user or root, as the kernel says.
 bool IsPeerTrusted(int connection);

@@ -5,11 +5,15 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 
 #include "tests/snapshot/memory_policy.h"
 #include "tests/snapshot/receiving.h"
@@ -213,6 +217,33 @@ TEST_F(ReceiverTest, MemoryThatIsGivenBackBeforeItWasCopied) {
   RankMemory other({100});
   ASSERT_TRUE(writer->Save(other.Save(2, 0)));
   EXPECT_TRUE(writer->WaitDurable(2, kLong));
+}
+
+// Helpers that it forked have its socket still.
+TEST_F(ReceiverTest, WhoIsKilledIsGone) {
+  Start();
+  int until[2];
+  ASSERT_EQ(pipe(until), 0);
+  const pid_t rank = fork();
+  if (rank == 0) {
+    Client client(directory_.path());
+    client.Say(client.Hello(0, 1, 100));
+    const bool welcome = client.Hear().has_value();
+    if (fork() == 0) {
+      char end;
+      close(until[1]);
+      _exit(static_cast<int>(read(until[0], &end, 1)));
+    }
+    _exit(welcome ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(rank, &status, 0), rank);
+  EXPECT_EQ(status, 0);
+  const auto ranks = [&] { return nlohmann::json::parse(receiver_->StatusJson())["ranks"]; };
+  for (int i = 0; i < 100 && ranks() != 0; ++i) std::this_thread::sleep_for(milliseconds(100));
+  EXPECT_EQ(ranks(), 0);
+  close(until[0]);
+  close(until[1]);
 }
 
 // What the daemon makes of it nobody here hears.
