@@ -130,7 +130,15 @@ StepAnswers::Answer StepAnswers::Describe() {
                          {"pickle", Hex(document.pickle)},
                          {"tensors", std::move(tensors)}});
   }
-  text_ = Json({{"id", step_->record.id}, {"groups", std::move(groups)}, {"documents", std::move(documents)}})
+  Json numbers = Json::array();
+  for (const Atom& atom : model.atoms) {
+    if (!IsPythonNumber(atom.source)) continue;
+    numbers.push_back({atom.optimizer, atom.kind, model.parameter(atom.parameter).name});
+  }
+  text_ = Json({{"id", step_->record.id},
+                {"groups", std::move(groups)},
+                {"documents", std::move(documents)},
+                {"numbers", std::move(numbers)}})
               .dump(-1, ' ', false, Json::error_handler_t::replace);
   return std::as_bytes(std::span<const char>(text_));
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that do not lie in memory as they are, optimizers that keep their states
 elsewhere, and steps that are none: right, or dropped, and training goes on."""
+import functools
 import os
 
 import ckptfs as snapshots
@@ -81,6 +82,45 @@ def test_states_of_an_optimizer_within_are_not_forgotten(ckptfs):
     snapshots.Snapshotter(model, [outer, inner], store=ckptfs.store).close()
     outer.state = inner.state
     snapshots.Snapshotter(model, outer, store=ckptfs.store).close()
+
+
+def lazily(snap):
+    """Whether a save returns before weights are copied."""
+    return snap.size()['lazy_bytes'] > 0
+
+
+def test_a_step_that_writes_outside_of_the_hooks_is_not_waited_for(ckptfs):
+    model = Weights(w=torch.ones(LARGE))
+    optimizer = sgd(model)
+    with snapshots.Snapshotter(model, optimizer, store=ckptfs.store) as snap:
+        assert lazily(snap)
+        optimizer.step = optimizer.step  # bound, as accelerate leaves it
+        assert lazily(snap)
+        del optimizer.step
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        assert 'step' in vars(optimizer) and lazily(snap)
+        inner = optimizer.step
+
+        @functools.wraps(inner)
+        def decayed():
+            for parameter in model.parameters():
+                parameter.data.mul_(0.9)
+            inner()
+
+        optimizer.step = decayed
+        assert not lazily(snap)
+
+
+def test_what_is_said_before_a_write_of_ones_own_is_whole(ckptfs):
+    """As diffusers' EMAModel.copy_to and restore write: no counter tells of it."""
+    receive(ckptfs)
+    model = Weights(w=torch.ones(5_000_000))
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store, pace=1) as snap:
+        assert snap.save(1)
+        snap.before_update()
+        model.w.data.copy_(torch.zeros(5_000_000))
+        assert snap.wait_durable(1)
+    assert held(ckptfs)['w'].eq(1).all()
 
 
 def test_an_optimizer_whose_states_are_spread(ckptfs, tmp_path):

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a save can be told, and what it says of itself, from Python."""
 import json
+import multiprocessing
 import os
+import signal
+import time
 
 import ckptfs as snapshots
 import pytest
@@ -86,6 +89,57 @@ def test_a_full_arena(ckptfs, snapshotter):
     wait_until(lambda: daemon_counts(ckptfs)['full_drops'] == 2, 'the daemon to hear of it')
     os.unlink(block)
     assert snap.wait_durable(1) and patient.wait_durable(2)
+
+
+def test_signals_are_handled_while_a_step_is_waited_for(ckptfs, snapshotter):
+    receive(ckptfs)
+    os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
+    block = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    with open(block, 'w', encoding='utf-8'):
+        pass
+    snap = snapshotter()
+    assert snap.save(1)
+    begun, ran = time.monotonic(), []
+    before = signal.signal(signal.SIGALRM, lambda *_: ran.append(time.monotonic() - begun))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        assert not snap.wait_durable(1, 2)
+        assert ran and ran[0] < 1.5 <= time.monotonic() - begun
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            snap.wait_durable(1, 20)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    os.unlink(block)
+    assert snap.wait_durable(1)
+
+
+def test_a_step_that_is_dropped_is_not_waited_for(ckptfs, snapshotter):
+    receive(ckptfs)
+    begun = time.monotonic()
+    assert not snapshotter().wait_durable(1)  # nobody saved it
+    assert time.monotonic() - begun < 10
+
+
+def save_in_a_cycle(store):
+    """A Saver that nothing but the end of the process closes."""
+    net = torch.nn.Linear(3000, 3000)
+    job = {'net': net}
+    job['snap'] = snapshots.Snapshotter(net, torch.optim.SGD(net.parameters()), store=store, pace=1)
+    job['itself'] = job
+    assert job['snap'].save(7)
+
+
+@pytest.mark.parametrize('way', ['fork', 'spawn'])
+def test_the_last_save_of_a_process_of_multiprocessing(ckptfs, way):
+    receive(ckptfs)
+    child = multiprocessing.get_context(way).Process(target=save_in_a_cycle, args=(ckptfs.store,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    wait_until(lambda: [step['id'] for step in ckptfs.list()['steps']] == ['7'], 'the step', seconds=20)
 
 
 def test_no_other_policy(snapshotter):

@@ -20,7 +20,8 @@ def rng_state() -> Dict[str, Any]:
         name, keys, *rest = numpy.random.get_state()
         found['numpy'] = (name, torch.tensor(keys.tolist()), *rest)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found['cuda'] = torch.cuda.get_rng_state()
+        found['cuda'] = torch.cuda.get_rng_state_all()
+        found['cuda_device'] = torch.cuda.current_device()
     return found
 
 

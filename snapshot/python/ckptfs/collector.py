@@ -152,6 +152,10 @@ class TorchCollector(PlacingCollector):
     def start(self, rank: int, world: int) -> None:
         """As Collector has it.  Collective where parameters are DTensors."""
         tensors = self._model().tensors
+        foreign = state.foreign(self._optimizers, {id(one): '' for one in tensors.values()})
+        if world == 1 or not any(map(is_dtensor, tensors.values())):
+            if foreign:
+                raise TypeError(foreign)
         if world == 1:
             return
         if not any(map(is_dtensor, tensors.values())):
@@ -167,7 +171,7 @@ class TorchCollector(PlacingCollector):
             raise TypeError('DTensors of several ranks without torch.distributed')
         groups = [torch.distributed.get_process_group_ranks(m.process_group)
                   for m in map(state.data_parallel, self._models) if m is not None]
-        self._meet(rank, world, tensors, groups, self._trouble(tensors))
+        self._meet(rank, world, tensors, groups, foreign or self._trouble(tensors))
         self._layout = self._layout_of(world, groups)
 
     def _apart(self, world: int) -> str:
@@ -213,14 +217,20 @@ class TorchCollector(PlacingCollector):
         """As Collector has it."""
         model = self._model()
         names = {id(tensor): name for name, tensor in model.tensors.items()}
+        foreign = state.foreign(self._optimizers, names)
+        if foreign:  # since a later add_param_group
+            raise NotHeld(foreign)
+        # Somebody may have put a step of their own into an optimizer meanwhile.
+        self.lazy = all(map(state.waits_for_hooks, self._optimizers))
         updated, states, groups = set(), [], []
         for index, optimizer in enumerate(self._optimizers):
             label = str(index) if len(self._optimizers) > 1 else ''
             states += state.optimizer_states(optimizer, label, names)
-            for group in optimizer.param_groups:
+            for number, group in enumerate(optimizer.param_groups):
+                where = f'parameter group {number}' + f' of optimizer {label}' * bool(label)
                 updated.update(id(p) for p in group['params'] if p.requires_grad)
                 groups.append((label, [names[id(p)] for p in group['params']],
-                               state.hyper_parameters(group)))
+                               state.hyper_parameters(group, where)))
         weights = [State(name, 'weight', '', tensor, updated=id(tensor) in updated)
                    for name, tensor in model.tensors.items()]
         return model, self._place_all(model, weights + states), groups

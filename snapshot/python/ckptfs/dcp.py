@@ -174,10 +174,11 @@ class StateDictCollector(PlacingCollector):
             optimizer = _Optimizer(key, value, names)
             for name, kind, one in optimizer.states:
                 states += state.state_of(names[name], kind, label, one)
-            for members, hyper in optimizer.groups:
+            for number, (members, hyper) in enumerate(optimizer.groups):
                 members = list(dict.fromkeys(names[name] for name in members))
                 trained.update(members)
-                groups.append((label, members, state.hyper_parameters(hyper)))
+                groups.append((label, members, state.hyper_parameters(
+                    hyper, f'parameter group {number} of {key}')))
         # Somebody's optimizer updates them, and waits for us.
         self.lazy = self.ahead and bool(trained)
         for name in model.tensors:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from . import url
+from .plain_pickle import Unreadable
 from .saved_values import SavedValues
 from .step_files import Files, Program, Stored, open_files, tensors_of
 
@@ -128,8 +129,11 @@ class Reader(StorageReader):
     def _read_item(self, item: Any, planner: Any) -> None:
         name = item.storage_index.fqn
         if item.type == LoadItemType.BYTE_IO:
+            value = self._values[name]
+            if isinstance(value, Unreadable):
+                raise RuntimeError(f'{self._path}: {name} cannot be loaded: it holds a {value.what}')
             text = io.BytesIO()
-            torch.save(self._values[name], text)
+            torch.save(value, text)
             text.seek(0)
             planner.load_bytes(item, text)
             return

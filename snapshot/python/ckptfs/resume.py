@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step of a store, whole, for frameworks whose own loaders take files."""
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import pickle
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from . import url as urls
-from .saved_values import SavedValues, documents_of, hyper_parameters
+from .plain_pickle import Unreadable
+from .saved_values import SavedValues, document_of, hyper_parameters
 from .step_files import Program, Stored, tensors_of
 
 
@@ -16,6 +18,8 @@ class SavedStep:
         self._url, self._files = url, Program(*urls.parse(url))
         self._description = self._files.describe()
         self._tensors: Optional[Dict[Tuple[str, str, str], Stored]] = None
+        # (optimizer, kind, parameter) of the states that were Python numbers.
+        self._numbers = {tuple(one) for one in self._description.get('numbers', [])}
 
     def __enter__(self) -> 'SavedStep':
         return self
@@ -67,14 +71,29 @@ class SavedStep:
         for group in self._description['groups']:
             if group['optimizer'] != label:
                 continue
+            hyper = self._hyper_parameters(group, f'parameter group {len(groups)}')
             members = [numbers.setdefault(name, name if named else len(numbers))
                        for name in group['parameters']]
-            groups.append({**hyper_parameters(group), 'params': members})
-        states: Dict[Any, Dict[str, torch.Tensor]] = {}
+            groups.append({**hyper, 'params': members})
+        states: Dict[Any, Dict[str, Any]] = {}
         for (owner, kind, name), stored in self.tensors().items():
             if kind != 'weight' and owner == label:
-                states.setdefault(numbers[name], {})[kind] = self._load(stored)
+                value = self._load(stored)
+                number = (owner, kind, name) in self._numbers
+                states.setdefault(numbers[name], {})[kind] = value.item() if number else value
         return {'state': states, 'param_groups': groups}
+
+    def _hyper_parameters(self, group: Mapping[str, Any], where: str) -> Dict[str, Any]:
+        where += f" of optimizer {group['optimizer']}" * bool(group['optimizer'])
+        try:
+            hyper = hyper_parameters(group)
+        except pickle.UnpicklingError as error:
+            raise RuntimeError(f'{self._url}: {where} cannot be loaded: {error}') from None
+        for key, value in hyper.items():
+            if isinstance(value, Unreadable):
+                raise RuntimeError(f'{self._url}: {key} of {where} cannot be loaded: it holds a '
+                                   f'{value.what}')
+        return hyper
 
     def optimizers(self) -> List[str]:
         """Labels, in order."""
@@ -94,15 +113,22 @@ class SavedStep:
 
     def scoped(self, key: str, scope: str) -> Any:
         """The document of a scope."""
-        found = documents_of(self._description, self._files.tensor, scope)
-        if key not in found:
-            raise RuntimeError(f'{self._url} has no {key} that can be loaded')
-        return found[key]
+        try:
+            return document_of(self._description, self._files.tensor, key, scope)
+        except KeyError:
+            raise RuntimeError(f'{self._url} has no {key}') from None
+        except pickle.UnpicklingError as error:
+            raise RuntimeError(f'{self._url}: {key} cannot be loaded: {error}') from None
 
 
-def rng_of(saved: Dict[str, Any]) -> Dict[str, Any]:
-    """callbacks.rng_state() as random, numpy and torch take it back."""
+def rng_of(saved: Dict[str, Any], every: bool = False) -> Dict[str, Any]:
+    """callbacks.rng_state() as random, numpy and torch take it back.  every: CUDA's state is a
+    list, one of each device (set_rng_state_all), else the one of the device that was used."""
     out = dict(saved)
+    used = out.pop('cuda_device', 0)
+    if 'cuda' in out:
+        devices = out['cuda'] if isinstance(out['cuda'], list) else [out['cuda']]
+        out['cuda'] = devices if every else devices[min(used, len(devices) - 1)]
     if 'numpy' in out:
         import numpy
         name, keys, *rest = out['numpy']

@@ -1,43 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step has beside tensors of parameters, as a state dict of DCP names it."""
-import io
 import pickle
-import re
-from collections import OrderedDict
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from .plain_pickle import Unreadable, plain, unknown_in
 
 # A document: which keys of a state dict the model and the optimizers stood under.
 SPELLING = 'ckptfs.dcp'
-_SAFE = {('collections', 'OrderedDict'): OrderedDict, ('torch', 'Size'): torch.Size}
-
-
-class _Plain(pickle.Unpickler):
-    """Loads values that no code is run for."""
-
-    def __init__(self, text: bytes, tensor: Callable[[int], torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(text))
-        self._tensor = tensor
-
-    def find_class(self, module: str, name: str) -> Any:
-        """UnpicklingError for all but a few."""
-        if (module, name) not in _SAFE:
-            raise pickle.UnpicklingError(f'{module}.{name}')
-        return _SAFE[module, name]
-
-    def persistent_load(self, pid: Any) -> Any:
-        """A tensor by its number."""
-        number = re.match(r'\d+', str(pid))
-        if number is None:
-            raise pickle.UnpicklingError(f'{pid}')
-        return self._tensor(int(number.group()))
 
 
 def hyper_parameters(group: Mapping[str, Any]) -> Dict[str, Any]:
-    """Those of a group."""
-    return plain(bytes.fromhex(group['pickle']), lambda _: torch.empty(0))
+    """Those of a group, Unreadable where that would take code.  UnpicklingError for what is not
+    a group."""
+    values = plain(bytes.fromhex(group['pickle']), lambda _: torch.empty(0), True)
+    if not isinstance(values, dict):
+        raise pickle.UnpicklingError(f'it holds a {type(values).__name__}')
+    unknown = {key: unknown_in(value) for key, value in values.items()}
+    return {key: Unreadable(unknown[key]) if unknown[key] else value
+            for key, value in values.items()}
+
+
+def _load(description: Mapping[str, Any], index: int, tensor: Callable[..., torch.Tensor]) -> Any:
+    document = description['documents'][index]
+
+    def get(number: int) -> torch.Tensor:
+        one = document['tensors'][number]
+        return tensor(index, number, getattr(torch, one['dtype']), one['shape'], one['strides'])
+
+    return plain(bytes.fromhex(document['pickle']), get)
+
+
+def document_of(description: Mapping[str, Any], tensor: Callable[..., torch.Tensor], key: str,
+                scope: str) -> Any:
+    """The last of a key and a scope.  KeyError if there is none; UnpicklingError, with the
+    class, for what takes code."""
+    found = [index for index, one in enumerate(description.get('documents', []))
+             if (one['key'], one['scope']) == (key, scope)]
+    if not found:
+        raise KeyError(key)
+    return _load(description, found[-1], tensor)
 
 
 def documents_of(description: Mapping[str, Any], tensor: Callable[..., torch.Tensor],
@@ -47,22 +50,11 @@ def documents_of(description: Mapping[str, Any], tensor: Callable[..., torch.Ten
     for index, document in enumerate(description.get('documents', [])):
         if document['scope'] != scope:
             continue
-
-        def get(number: int, index: int = index, document: Any = document) -> torch.Tensor:
-            one = document['tensors'][number]
-            return tensor(index, number, getattr(torch, one['dtype']), one['shape'],
-                          one['strides'])
-
         try:
-            found[document['key']] = plain(bytes.fromhex(document['pickle']), get)
-        except (pickle.UnpicklingError, AttributeError, IndexError):
+            found[document['key']] = _load(description, index, tensor)
+        except pickle.UnpicklingError:
             continue
     return found
-
-
-def plain(text: bytes, tensor: Callable[[int], torch.Tensor]) -> Any:
-    """What a pickle says.  UnpicklingError where that takes code."""
-    return _Plain(text, tensor).load()
 
 
 class Spelling:
@@ -89,13 +81,15 @@ class SavedValues:
     """description: what `ckptfs read` says of a step; tensor(document, number, dtype, shape,
     strides): of a document's.
 
-    values: by name; what cannot be loaded without running code is left out.
+    values: by name; documents that cannot be loaded without running code are left out, and
+        hyper-parameters are Unreadable.
     labels: the optimizers that have a parameter, by its name.
     """
 
     def __init__(self, description: Mapping[str, Any], tensor: Callable[..., Any]) -> None:
         self.values: Dict[str, Any] = {}
         self.labels: Dict[str, List[str]] = {}
+        from torch.distributed.checkpoint._nested_dict import flatten_state_dict
         documents = documents_of(description, tensor)
         self.spelling = Spelling(documents.pop(SPELLING, None))
         for key, value in documents.items():
@@ -127,7 +121,11 @@ class SavedValues:
 
     def _add_group(self, group: Mapping[str, Any], index: int) -> None:
         """Of state dicts that number groups, and of flattened ones."""
-        hyper = hyper_parameters(group)
+        from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+        try:
+            hyper = hyper_parameters(group)
+        except pickle.UnpicklingError:
+            return
         for key in self.spelling.optimizer(group['optimizer']):
             numbered = {key: {'param_groups': [{**hyper, 'params': list(group['parameters'])}]}}
             for name, value in flatten_state_dict(numbered)[0].items():

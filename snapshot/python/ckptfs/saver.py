@@ -9,8 +9,10 @@ import functools
 import logging
 import os
 import pickle
+import time
 import uuid
 import weakref
+from multiprocessing.util import Finalize
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 import torch
@@ -21,6 +23,8 @@ from .saved_file import SavedFile
 from .state import NotHeld, State
 
 LOG = logging.getLogger('ckptfs')
+# Seconds that a wait is in C: signals are handled between two of them.
+SLICE = 0.2
 # Below this many bytes a tensor is copied at once: looking at it again costs more.
 SMALL = 64 << 10
 
@@ -123,6 +127,7 @@ class Saver:
             raise ValueError(f"full={full!r} is neither 'drop' nor 'wait'")
         self._collector = collector
         self._documents = dict(documents or {})
+        self._known: Set[str] = set()  # documents of which it was asked whether they can be loaded
         self._rank, self._world, job = _place(rank, world, job)
         collector.start(self._rank, self._world)
         self._shares = state.Shares(self._rank, self._world)
@@ -140,6 +145,9 @@ class Saver:
         self._hook = register_optimizer_step_pre_hook(before_update)
         weakref.finalize(self, self._hook.remove)
         _ALIVE.add(self)
+        # A process of multiprocessing that was forked runs no atexit handlers.
+        end = Finalize(None, _close, (this,), exitpriority=10)
+        weakref.finalize(self, end.cancel).atexit = False
 
     def save(self, step: int, deadline: Optional[float] = None) -> bool:
         """Take a snapshot of everything as it is now, as step `step` (>= 0).
@@ -187,8 +195,15 @@ class Saver:
 
     def wait_durable(self, step: int, timeout: float = 600.0) -> bool:
         """True when the step is on disk with all ranks' parts; False if it was dropped
-        or `timeout` seconds are over."""
-        done = self._writer.wait_durable(step, timeout)
+        or `timeout` seconds are over.  Handlers of signals run meanwhile, and may raise."""
+        now = time.monotonic()
+        end, done, early = now + timeout, False, False
+        # A wait that ends early has heard that the step was dropped.
+        while not done and not early:
+            begun, left = now, max(min(end - now, SLICE), 0.0)
+            done = self._writer.wait_durable(step, left)
+            now = time.monotonic()
+            early = now >= end or now - begun < left / 2
         self._tell()
         return done
 
@@ -200,7 +215,8 @@ class Saver:
 
     def close(self) -> None:
         """Finish what is being copied and leave.  What was handed over becomes durable
-        without us."""
+        without us.  Called at the end of the process, and of one that multiprocessing has
+        started, unless that is os._exit or a signal's."""
         if os.getpid() != self._pid:
             return
         self._hook.remove()
@@ -235,7 +251,7 @@ class Saver:
             shot.add_state(one)
         scope = f'dp{self._rank}' if self._rank else ''
         for key, value in {**self._documents, **model.extra}.items():
-            shot.add_document(key, scope, *state.document(value))
+            shot.add_document(key, scope, *self._document(key, value))
         declares = self._rank == 0 or model.per_rank
         if declares:
             for group in groups:
@@ -244,6 +260,15 @@ class Saver:
             step, model.framework, model.framework_version, model.layout, shot.tensors,
             model.parameters if declares else [], model.aliases if declares else [],
             shot.groups, shot.documents, shot.streams(), self._shares.alike)
+
+    def _document(self, key: str, value: Any) -> Tuple[bytes, List[torch.Tensor]]:
+        """Says at its first save what of it cannot be loaded again."""
+        pickled, tensors = state.document(value)
+        refused = '' if key in self._known else state.refusal(pickled, tensors)
+        self._known.add(key)
+        if refused:
+            LOG.warning('the document %s is saved, but could not be loaded again: %s', key, refused)
+        return pickled, tensors
 
     def _capture_files(self, step: int,
                        collector: FileCollector) -> Tuple['_Shot', _native.Capture]:
@@ -353,6 +378,12 @@ def _changed(watched: List[Watched]) -> str:
         if tensor._version != version or address not in (None, tensor.data_ptr()):
             return name
     return ''
+
+
+def _close(reference: 'weakref.ref[Saver]') -> None:
+    saver = reference()
+    if saver is not None:
+        saver.close()
 
 
 @atexit.register

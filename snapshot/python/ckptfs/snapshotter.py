@@ -14,23 +14,27 @@ Optimizers = Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer]]
 
 
 def _as_list(given: Any) -> List[Any]:
+    if given is None:
+        return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 class Snapshotter(Saver):
     """Hands the state of a training job to the ckptfs daemon of a store.
 
-    model, optimizer: one each, or lists.  With several ranks, modules have to be in
-        DDP or to have DTensor parameters: fully_shard (FSDP2), with replicas (HSDP),
-        tensor parallelism (parallelize_module), or both.  torch.compile and
-        activation checkpointing may be around them.  Or one DeepSpeedEngine, which has its
+    model, optimizer: one each, or lists; None where nothing is optimized.  With several
+        ranks, modules have to be in DDP or to have DTensor parameters: fully_shard (FSDP2),
+        with replicas (HSDP), tensor parallelism (parallelize_module), or both.
+        torch.compile and activation checkpointing may be around them.  An optimizer has no
+        parameters but those of the models.  Or one DeepSpeedEngine, which has its
         optimizer: save(step) is then collective, and takes what
         engine.save_checkpoint would write as tag global_step<step>.
     run: the name under which the steps appear, /run/<run>/step/<step>.
     store: the directory of the store; `ckptfs mount --store STORE MNT` receives.
     documents: what else belongs to the job, by name: values that can be pickled
         (tensors in them included), objects with a state_dict(), or functions that
-        return one of these.  They are taken at every save.
+        return one of these.  They are taken at every save; docs/snapshots.md says which
+        values are loaded again.
     rank, world: if torch.distributed is not initialised and there are several ranks;
         then job: a text that all ranks of this life of the job share, and no other.
     slots: how many snapshots the memory has room for: 1 is being written to disk

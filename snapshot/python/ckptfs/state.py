@@ -2,13 +2,18 @@
 """What a model and its optimizers hold, by name: nothing is copied here."""
 import hashlib
 import pickle
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from copy import copy
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from .plain_pickle import plain
 
 
 class NotHeld(Exception):
@@ -151,10 +156,21 @@ def model_state(modules: Sequence[nn.Module],
     return model
 
 
+def _is_its_own(optimizer: object, step: Any) -> bool:
+    """Whether what is called as its step does nothing but what its class's does: that, bound,
+    or inside of what torch's schedulers put around it."""
+    while getattr(step, '__globals__', {}).get('__name__') == 'torch.optim.lr_scheduler':
+        step = getattr(step, '__wrapped__', None)
+    return getattr(step, '__func__', step) is type(optimizer).step
+
+
 def waits_for_hooks(optimizer: object) -> bool:
-    """Whether its step calls torch's global pre-hooks."""
-    return (isinstance(optimizer, torch.optim.Optimizer)
-            and getattr(type(optimizer).step, 'hooked', False))
+    """Whether its step calls torch's global pre-hooks before it writes anything."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return False
+    own = type(optimizer).step
+    return (getattr(own, 'hooked', False)
+            and _is_its_own(optimizer, vars(optimizer).get('step', own)))
 
 
 def refuse_keepers(optimizers: Sequence[Any]) -> None:
@@ -187,6 +203,18 @@ def state_of(name: str, kind: str, label: str, value: Any) -> List[State]:
     return []
 
 
+def foreign(optimizers: Sequence[Any], names: Mapping[int, str]) -> str:
+    """Which parameter of a group the model does not have, or ''; `names` by id()."""
+    for optimizer in optimizers:
+        for index, group in enumerate(getattr(optimizer, 'param_groups', [])):
+            for parameter in group['params']:
+                if id(parameter) not in names:
+                    return (f'parameter group {index} of the {type(optimizer).__name__} has a '
+                            f'parameter of shape {list(parameter.shape)} that the model does not '
+                            'have: pass the module that has it, too')
+    return ''
+
+
 def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
                      names: Dict[int, str]) -> List[State]:
     """The state of each parameter; `names` by id() of the parameters."""
@@ -194,30 +222,95 @@ def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
     for parameter, values in optimizer.state.items():
         name = names.get(id(parameter))
         if name is None:
-            raise NotHeld('the optimizer has a parameter that the model has not')
+            raise NotHeld(foreign([optimizer], names)
+                          or 'the optimizer has states of a parameter that is in no group')
         for kind, value in values.items():
             states += state_of(name, kind, label, value)
     return states
 
 
-def hyper_parameters(group: Dict[str, Any]) -> bytes:
-    """A parameter group without its parameters, as a pickle of numbers and texts."""
-    plain = {}
-    for key, value in group.items():
-        if key == 'params':
-            continue
-        if isinstance(value, torch.Tensor):
-            value = value.item() if value.numel() == 1 else value.tolist()
-        plain[key] = value
-    return pickle.dumps(plain, protocol=2)
+def _copied(value: Any, leaf: Callable[[Any], Any], known: Dict[int, Any]) -> Any:
+    """A copy with leaf(x) of everything in dicts, lists and tuples; known: by id."""
+    if id(value) in known:
+        return known[id(value)]
+    if type(value) in (dict, OrderedDict, defaultdict, Counter):
+        known[id(value)] = made = copy(value)
+        made.clear()
+        for key, one in value.items():
+            made[_copied(key, leaf, known)] = _copied(one, leaf, known)
+    elif type(value) is list:
+        known[id(value)] = made = []
+        made += [_copied(one, leaf, known) for one in value]
+    elif type(value) is tuple:
+        made = tuple(_copied(one, leaf, known) for one in value)
+    else:
+        made = leaf(value)
+    return made
+
+
+def _is_scalar(value: Any) -> bool:
+    numpy = sys.modules.get('numpy')
+    return numpy is not None and isinstance(value, numpy.generic)
+
+
+def _number_of(value: Any) -> Any:
+    """Numbers of numpy as Python has them."""
+    return value.item() if _is_scalar(value) else value
+
+
+def _numbers_of(value: Any) -> Any:
+    """Tensors and arrays, too."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    numpy = sys.modules.get('numpy')
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return value.tolist()
+    return _number_of(value)
+
+
+def _unreadable(value: Any) -> str:
+    """Why it could not be loaded again, or ''."""
+    try:
+        plain(pickle.dumps(value, protocol=2), lambda _: torch.empty(0))
+    except pickle.UnpicklingError as error:
+        return str(error)
+    except Exception:  # pylint: disable=broad-except
+        return f'it holds a {type(value).__name__}'  # no pickle, either
+    return ''
+
+
+def hyper_parameters(group: Dict[str, Any], where: str = 'a parameter group') -> bytes:
+    """A parameter group without its parameters, as a pickle of values that are loaded without
+    running code: numbers of tensors and of numpy are Python's.  NotHeld for others."""
+    known: Dict[int, Any] = {}
+    held = {key: _copied(value, _numbers_of, known) for key, value in group.items()
+            if key != 'params'}
+    if _unreadable(held):
+        for key, value in held.items():
+            what = _unreadable(value)
+            if what:
+                raise NotHeld(f'{key} of {where} could not be loaded again: {what}')
+        raise NotHeld(f'{where} could not be loaded again')
+    return pickle.dumps(held, protocol=2)
+
+
+class _Scalar(Exception):
+    """A number of numpy in a document."""
 
 
 class _DocumentPickler(pickle.Pickler):
     """Tensors become their number in `tensors`."""
 
-    def __init__(self, file: BytesIO) -> None:
+    def __init__(self, file: BytesIO, scalars: bool) -> None:
         super().__init__(file, protocol=2)
         self.tensors: List[torch.Tensor] = []
+        self._scalars = scalars
+
+    def reducer_override(self, value: Any) -> Any:
+        """_Scalar for a number of numpy, unless these may be."""
+        if not self._scalars and _is_scalar(value):
+            raise _Scalar
+        return NotImplemented
 
     def persistent_id(self, value: object) -> Any:
         """The tensor's number, with the marks of a parameter and of a gradient."""
@@ -239,13 +332,30 @@ def value_of(value: Any) -> Any:
     return value() if callable(value) else value
 
 
+def _pickled(value: Any, scalars: bool) -> Tuple[bytes, List[torch.Tensor]]:
+    file = BytesIO()
+    pickler = _DocumentPickler(file, scalars)
+    pickler.dump(value)
+    return file.getvalue(), pickler.tensors
+
+
 def document(value: Any) -> Tuple[bytes, List[torch.Tensor]]:
     """A pickle without tensors, and these.  A value with a state_dict() is that,
-    one that can be called is what it returns."""
-    file = BytesIO()
-    pickler = _DocumentPickler(file)
-    pickler.dump(value_of(value))
-    return file.getvalue(), pickler.tensors
+    one that can be called is what it returns; numbers of numpy are Python's."""
+    value = value_of(value)
+    try:
+        return _pickled(value, False)
+    except _Scalar:
+        return _pickled(_copied(value, _number_of, {}), True)
+
+
+def refusal(pickled: bytes, tensors: Sequence[torch.Tensor]) -> str:
+    """Why a document could not be loaded again, or ''."""
+    try:
+        plain(pickled, tensors.__getitem__)
+    except pickle.UnpicklingError as error:
+        return str(error)
+    return ''
 
 
 def share(sizes: Sequence[Tuple[str, int]], world: int) -> Dict[str, int]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a view of one rank, from a directory or, without a mount, from the store."""
 import json
+import logging
 import math
 import os
 import shutil
@@ -12,6 +13,7 @@ import torch
 
 from . import url
 
+LOG = logging.getLogger('ckptfs')
 # The most that is asked for at once; mount/commands/read.cc has the protocol.
 PIECE = 16 << 20
 LARGEST_HEADER = 100 << 20  # of safetensors
@@ -21,7 +23,9 @@ _DTYPES = {
     'I64': torch.int64, 'I32': torch.int32, 'I16': torch.int16, 'I8': torch.int8,
     'U8': torch.uint8, 'BOOL': torch.bool, 'C64': torch.complex64}
 for _key, _name in (('U16', 'uint16'), ('U32', 'uint32'), ('U64', 'uint64'),
-                    ('F8_E4M3', 'float8_e4m3fn'), ('F8_E5M2', 'float8_e5m2')):
+                    ('F8_E4M3', 'float8_e4m3fn'), ('F8_E5M2', 'float8_e5m2'),
+                    ('F8_E4M3FNUZ', 'float8_e4m3fnuz'), ('F8_E5M2FNUZ', 'float8_e5m2fnuz'),
+                    ('F8_E8M0', 'float8_e8m0fnu')):
     if hasattr(torch, _name):
         _DTYPES[_key] = getattr(torch, _name)
 
@@ -169,7 +173,8 @@ class Stored:
 
 
 def tensors_of(files: Files, file: str) -> Dict[str, Stored]:
-    """By key, and by the names that share it.  ValueError for a malformed header."""
+    """By key, and by the names that share it; the logger `ckptfs` names what torch has no dtype
+    for.  ValueError for a malformed header."""
     length = bytearray(8)
     files.read(file, 0, memoryview(length))
     size = int.from_bytes(length, 'little')
@@ -183,7 +188,8 @@ def tensors_of(files: Files, file: str) -> Dict[str, Stored]:
     for key, one in header.items():
         dtype, shape, (begin, end) = one['dtype'], one['shape'], one['data_offsets']
         if dtype not in _DTYPES:
-            continue  # torch has no such type
+            LOG.warning('%s: %s is left out: this torch has no dtype for %s', file, key, dtype)
+            continue
         stored = Stored(file, _DTYPES[dtype], shape, 8 + size + begin)
         if end - begin != math.prod(shape) * stored.dtype.itemsize or min([begin, *shape]) < 0:
             raise ValueError(f'{file}: {key} has {end - begin} bytes')

@@ -123,7 +123,8 @@ def checkpoint(url: str, folder: str, fsdp: bool = False) -> str:
         ranks = step.ranks('rng')
         for rank in range(ranks):
             name = f'rng_state_{rank}.pth' if ranks > 1 else 'rng_state.pth'
-            torch.save(resume.rng_of(step.document('rng', rank)), os.path.join(target, name))
+            saved = resume.rng_of(step.document('rng', rank), ranks > 1)
+            torch.save(saved, os.path.join(target, name))
         with open(os.path.join(target, 'trainer_state.json'), 'w', encoding='utf-8') as file:
             json.dump(state, file)
     return target
