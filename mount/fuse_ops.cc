@@ -54,9 +54,11 @@ void RequestTarget::InitDone(const SessionFeatures& features) {
 namespace {
 
 constexpr double kForever = 1e9;  // seconds that immutable names and attributes are cached
-// Of a page: readers with a buffer of this size (Python's) seek between the
-// records of a zip file, and would read it whole after every seek.
 constexpr uint32_t kBlockSize = 4096;
+// What a file's reader that keeps a buffer (Python's) takes at once.  Between the records of a zip
+// file it seeks: of a page at a time it asks twice as often, of much more it reads bytes that nobody
+// wants.
+constexpr uint32_t kReaderBlock = 16 << 10;
 constexpr unsigned kMaxBackground = 128;
 constexpr unsigned kCongestion = 96;
 constexpr size_t kHugePage = 2 << 20;
@@ -83,7 +85,7 @@ struct stat StatOf(const Attributes& attributes) {
   out.st_gid = attributes.gid;
   out.st_size = static_cast<off_t>(attributes.size);
   out.st_blocks = static_cast<blkcnt_t>(attributes.blocks);
-  out.st_blksize = kBlockSize;
+  out.st_blksize = S_ISREG(attributes.mode) ? kReaderBlock : kBlockSize;
   out.st_mtim.tv_sec = attributes.mtime_ns / 1'000'000'000;
   out.st_mtim.tv_nsec = attributes.mtime_ns % 1'000'000'000;
   if (out.st_mtim.tv_nsec < 0) {  // before the epoch
