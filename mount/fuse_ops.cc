@@ -58,7 +58,7 @@ constexpr uint32_t kBlockSize = 4096;
 // What a file's reader that keeps a buffer (Python's) takes at once.  Between the records of a zip
 // file it seeks: of a page at a time it asks twice as often, of much more it reads bytes that nobody
 // wants.
-constexpr uint32_t kReaderBlock = 16 << 10;
+constexpr uint32_t kReaderBlock = 8 << 10;
 constexpr unsigned kMaxBackground = 128;
 constexpr unsigned kCongestion = 96;
 constexpr size_t kHugePage = 2 << 20;

@@ -45,12 +45,13 @@ class DeepSpeedSource : public Source {
       return Fail(ErrorCode::kInvalid,
                   StrCat(step.Path(), ": no *_model_states.pt beside the optimizer states"));
     }
-    // What is there and damaged, or not for us to read, Read says.
+    // What is there and damaged is not incomplete: Read says how.
     auto opened = step.root->Open(JoinPath(step.directory, first));
     const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(opened.error());
     const auto states = file ? deepspeed::ReadModelStates(*file, BlobIndex{}, {false, false})
                              : Fail(file.error());
-    if (!states) return {};
+    if (!states && states.error().code == ErrorCode::kInvalid) return {};
+    if (!states) return Fail(states.error());
     CKPT_RETURN_IF_ERROR(CheckRanks(step, files, *states));
     return CheckOptimizer(file->name(), files, *states, options);
   }
