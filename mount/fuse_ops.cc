@@ -266,7 +266,12 @@ void ReplyLent(fuse_req_t request, Filesystem& filesystem, FileHandle handle, co
     parts.push_back({const_cast<std::byte*>(span.data()), span.size()});
   }
   const int sent = fuse_reply_iov(request, parts.data(), static_cast<int>(parts.size()));
-  if (sent == -EFAULT) filesystem.LentInVain(handle);  // the reader has got EIO
+  if (sent != -EFAULT) return;
+  try {
+    filesystem.LentInVain(handle);  // the reader has got EIO
+  } catch (const std::bad_alloc&) {
+    return;  // the request is answered: nothing may be said of it to the kernel again
+  }
 }
 
 void Read(fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* info) {

@@ -115,9 +115,15 @@ bool IsAloneBelow(const ByDirectory& of_source, const std::string& directory) {
   return count == 1;
 }
 
-// What a tool wrote of one moment: its directory, and parts of that number in it.
-bool OfOneMoment(const StepCandidate& outer, const StepCandidate& inner) {
-  return outer.iteration != 0 && outer.iteration == inner.iteration;
+// What a tool wrote of one moment: its directory, and all that the other source has in it,
+// of that number.
+bool OfOneMoment(const StepCandidate& outer, const ByDirectory& inner) {
+  bool same = true;
+  inner.AnyBelow(outer.directory, [&](const FoundStep& step) {
+    same = step.candidate.iteration == outer.iteration;
+    return !same;
+  });
+  return outer.iteration != 0 && same;
 }
 
 // Of what several sources found a step that an earlier one claims, and the only part of its kind
@@ -133,11 +139,11 @@ void KeepEachOnce(std::vector<FoundStep>& found) {
     const auto outer = [&](const FoundStep& other) {
       return others(other) && !IsSaveDirectory(other.candidate) &&
              (IsAloneBelow(of_source[step.source], other.candidate.directory) ||
-              OfOneMoment(other.candidate, step.candidate));
+              OfOneMoment(other.candidate, of_source[step.source]));
     };
     const auto inner = [&](const FoundStep& other) {
       return others(other) && (IsAloneBelow(of_source[other.source], directory) ||
-                               OfOneMoment(step.candidate, other.candidate));
+                               OfOneMoment(step.candidate, of_source[other.source]));
     };
     const bool known = kept.AnyAt(directory, others) || kept.AnyAbove(directory, outer) ||
                        (!IsSaveDirectory(step.candidate) && kept.AnyBelow(directory, inner));

@@ -70,6 +70,8 @@ std::optional<std::string> OneElement(PickleRef value, DType dtype) {
   const auto whole = value ? value.Int() : std::nullopt;
   if (whole && dtype == DType::kI64) return bytes(*whole);
   if (whole && dtype == DType::kI32) return bytes(static_cast<int32_t>(*whole));
+  if (whole && dtype == DType::kI16) return bytes(static_cast<int16_t>(*whole));
+  if (whole && (dtype == DType::kI8 || dtype == DType::kU8)) return bytes(static_cast<uint8_t>(*whole));
   const auto number = value ? value.Number() : std::nullopt;
   if (!number || !IsFloat(dtype)) return std::nullopt;
   const std::string wide = bytes(*number);
@@ -454,7 +456,8 @@ Result<KeyShape> SourceKeys(const Document& document) {
     const auto dtype = tensor.IsSequence() && tensor.size() == 2 ? tensor.at(0).String() : std::nullopt;
     const auto known = dtype ? DTypeFromName(*dtype) : std::nullopt;
     auto shape = known ? tensor.at(1).AsShape() : std::nullopt;
-    if (!shape || !key.String()) continue;
+    const auto elements = shape ? ElementCount(*shape) : Result<uint64_t>(0);
+    if (!elements || *elements != 1 || !key.String()) continue;
     keys.tensors.emplace(*key.String(), std::pair(*known, *std::move(shape)));
   }
   return keys;
@@ -463,7 +466,8 @@ Result<KeyShape> SourceKeys(const Document& document) {
 // What the state dict was saved with, if DCP saved it.
 Result<KeyShape> SpelledKeys(const StepModel& step) {
   KeyShape keys;
-  if (const Document* source = step.FindDocument(kSourceKeys)) return SourceKeys(*source);
+  const Document* source = step.framework == "dcp" ? step.FindDocument(kSourceKeys) : nullptr;
+  if (source != nullptr) return SourceKeys(*source);
   const Document* document = step.FindDocument(kSpelling);
   if (document == nullptr) return keys;
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));

@@ -39,6 +39,9 @@ std::optional<NodeId> NumberNode(DType dtype, const std::string& bytes, PickleBu
     case DType::kF32: return builder.Float(static_cast<double>(As<float>(bytes)));
     case DType::kI64: return builder.Int(As<int64_t>(bytes));
     case DType::kI32: return builder.Int(As<int32_t>(bytes));
+    case DType::kI16: return builder.Int(As<int16_t>(bytes));
+    case DType::kI8: return builder.Int(As<int8_t>(bytes));
+    case DType::kU8: return builder.Int(As<uint8_t>(bytes));
     case DType::kBool: return builder.Bool(bytes[0] != 0);
     default: break;
   }

@@ -125,7 +125,8 @@ def loaded(ckptfs, state):
 
 @pytest.mark.parametrize('flat', [False, True])
 @pytest.mark.parametrize('lr', [torch.tensor(0.1), torch.tensor(0.3, dtype=torch.float64), torch.tensor([0.2]),
-                                torch.tensor(0.7, dtype=torch.bfloat16), torch.tensor(0.7, dtype=torch.float16)],
+                                torch.tensor(0.7, dtype=torch.bfloat16), torch.tensor(0.7, dtype=torch.float16),
+                                torch.tensor(-3, dtype=torch.int16), torch.tensor(200, dtype=torch.uint8)],
                          ids=lambda lr: f'{lr.dtype}{list(lr.shape)}')
 def test_hyper_parameters_that_are_tensors_stay_so(ckptfs, tmp_path, lr, flat):
     def state(value, word):

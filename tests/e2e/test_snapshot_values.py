@@ -323,6 +323,39 @@ def test_a_pickle_does_not_write_into_what_makes_values(place):
     assert argparse.Namespace(a=1).a == 1
 
 
+@pytest.mark.parametrize('deep', [
+    {('float32', numpy.dtype('f4')), (int, 1)}, frozenset([(str, numpy.dtype('i2'))]), [{(int, (dict,))}],
+    {('a', int): {(float,)}}])
+def test_values_within_sets_come_back(deep):
+    for protocol in 2, 4:
+        assert plain(pickle.dumps({'deep': deep}, protocol), None)['deep'] == deep
+
+
+def test_what_is_noted_on_an_ordered_dict_comes_back():
+    noted = OrderedDict(a=1)
+    noted.noted = {'dtype': numpy.dtype('f8'), 'type': int, 'space': argparse.Namespace(b=int)}
+    assert vars(plain(pickle.dumps(noted, 2), None)) == vars(noted)
+
+
+def test_tensors_are_written_by_nobody_else():
+    tensor = torch.arange(4.)
+    pid = b'X\x01\x00\x00\x000Q'
+    assert plain(b'\x80\x02' + pid + b'.', lambda _: tensor) is tensor
+    assert plain(b'\x80\x02]' + b'(' + pid + pid + b'e.', lambda _: tensor.clone())[0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(pickle.UnpicklingError):  # BUILD: set_(source, 0, (9,), (1,)), which would resize it
+        plain(b'\x80\x02' + pid + b'(' + pid + b'K\x00K\t\x85K\x01\x85tb.', lambda _: tensor)
+    assert tensor.untyped_storage().nbytes() == 16
+
+
+@pytest.mark.parametrize('text', [
+    b'\x80\x02Nr\x00\x00\x00\x04.',  # a memo of a gigabyte
+    b'\x80\x02c_codecs\nencode\n}X\x01\x00\x00\x00aK\x01sb.',  # writes into a function
+    b'\x80\x02(I1\nI2\ntQ.'])  # a tensor without a number
+def test_pickles_of_a_few_bytes_that_would_cost_more(text):
+    with pytest.raises(pickle.UnpicklingError):
+        plain(text, None)
+
+
 def test_a_value_that_holds_itself_and_doubles():
     cycle = [numpy.arange(2)]
     cycle.append((cycle, {'again': cycle}))

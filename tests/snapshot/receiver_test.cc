@@ -190,8 +190,10 @@ TEST_F(ReceiverTest, AWriteThatNobodyCountedShows) {
   EXPECT_EQ(kept().size(), 2u);
 }
 
-// share_memory(), resize_(0): the trainer goes on.
-TEST_F(ReceiverTest, MemoryThatIsGivenBackBeforeItWasCopied) {
+// share_memory(), resize_(0), a page that an allocator has closed: the trainer goes on.
+struct GoneTest : ReceiverTest, testing::WithParamInterface<std::pair<bool, bool>> {};
+TEST_P(GoneTest, MemoryThatIsGivenBackBeforeItWasCopied) {
+  const auto [closed, waits] = GetParam();
   Start();
   std::mutex gate;
   const auto writer = Writer(0, 1, [&] { return std::make_unique<GatedCopier>(gate); });
@@ -210,14 +212,24 @@ TEST_F(ReceiverTest, MemoryThatIsGivenBackBeforeItWasCopied) {
   capture.tensors.push_back(tensor);
   gate.lock();
   ASSERT_TRUE(writer->Save(std::move(capture))) << writer->status().last_drop;
-  munmap(memory, kBytes);
+  if (closed) mprotect(memory, kBytes, PROT_NONE);
+  if (!closed) munmap(memory, kBytes);
+  std::thread update;
+  if (waits) update = std::thread([&] { writer->WaitBeforeUpdate(); });
+  if (waits) std::this_thread::sleep_for(milliseconds(50));
   gate.unlock();
+  if (update.joinable()) update.join();
   EXPECT_FALSE(writer->WaitDurable(1, kLong));
   EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("given back"));
   RankMemory other({100});
   ASSERT_TRUE(writer->Save(other.Save(2, 0)));
   EXPECT_TRUE(writer->WaitDurable(2, kLong));
+  if (closed) munmap(memory, kBytes);
 }
+
+INSTANTIATE_TEST_SUITE_P(Ways, GoneTest,
+                         testing::Values(std::pair(false, false), std::pair(true, false),
+                                         std::pair(false, true)));
 
 // Helpers that it forked have its socket still.
 TEST_F(ReceiverTest, WhoIsKilledIsGone) {

@@ -4,10 +4,10 @@ import argparse
 import io
 import math
 import pickle
+import pickletools
 import re
 from collections import Counter, OrderedDict, defaultdict
-from types import MethodType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -15,7 +15,9 @@ import torch
 _NUMPY = re.compile(r'b1|[iu][1248]|f[248]|c8|c16')
 # What a malformed pickle may raise.
 _MALFORMED = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, LookupError,
-              MemoryError, OverflowError, RecursionError, TypeError, ValueError)
+              MemoryError, OverflowError, RecursionError, RuntimeError, TypeError, ValueError)
+# Bytes that arrays of one pickle may share.
+_MOST_COPIED = 64 << 20
 
 
 def _check(holds: Any, what: str) -> None:
@@ -44,13 +46,15 @@ class _DType:
     """Stands for a dtype of numpy, whose own __setstate__ believes what it is told of memory."""
 
     def __init__(self, name: Any) -> None:
-        _check(isinstance(name, str) and _NUMPY.fullmatch(name), f'numpy.dtype {name}')
+        _check(type(name) is str, 'numpy.dtype')
+        _check(_NUMPY.fullmatch(name), f'numpy.dtype {name[:20]}')
         self.name, self.order = name, '='
 
     def __setstate__(self, state: Any) -> None:
         _, self.order, *rest = state
-        _check(self.order in ('<', '>', '|', '=') and rest[:5] == [None, None, None, -1, -1],
-               'numpy.dtype')
+        _check(type(self.order) is str and self.order in ('<', '>', '|', '=')
+               and all(one is None for one in rest[:3])
+               and all(type(one) is int and one == -1 for one in rest[3:5]), 'numpy.dtype')
 
     def made(self) -> Any:
         """The dtype."""
@@ -58,11 +62,47 @@ class _DType:
         return numpy.dtype(self.order + self.name)
 
 
+class _Call:
+    """A function that pickle calls; nothing can be written into it."""
+    __slots__ = ('_function',)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        object.__setattr__(self, '_function', function)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def __setattr__(self, *_: Any) -> None:
+        raise pickle.UnpicklingError('it writes into what makes its values')
+
+    __setstate__ = __setattr__
+
+
+class _Tensor:
+    """Stands for a tensor, whose own __setstate__ believes what it is told of memory."""
+    __slots__ = ('_number',)
+
+    def __init__(self, number: int) -> None:
+        object.__setattr__(self, '_number', number)
+
+    @property
+    def number(self) -> int:
+        """Of the document's tensors."""
+        return self._number  # type: ignore[no-any-return]
+
+    def __setattr__(self, *_: Any) -> None:
+        raise pickle.UnpicklingError('it writes into a tensor')
+
+    __setstate__ = __setattr__
+
+
 class _Array:
     """Stands for an array of numpy, of numbers alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: List[int]) -> None:
+        """room: bytes that all arrays of the pickle may have together, one number."""
         self.state: Tuple = ()
+        self.room = room
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, data = state
@@ -78,12 +118,15 @@ class _Array:
         dtype = stands.made()
         _check(min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == len(data),
                'numpy.ndarray of another size')
+        self.room[0] -= len(data)
+        _check(self.room[0] >= 0, 'value many times over')
         return numpy.ndarray(shape, dtype, bytearray(data), order='F' if fortran else 'C')
 
 
 def _real(value: Any) -> Any:
-    """What it stands for.  UnpicklingError for a method of ours, which is a class that is a value."""
-    _check(type(value) is not MethodType, 'class')
+    """What it stands for.  UnpicklingError for a function of ours, which is a class that is a
+    value."""
+    _check(type(value) is not _Call, 'class')
     if type(value) is _Type:
         return value.type
     return value.made() if type(value) in (_DType, _Array) else value
@@ -111,9 +154,9 @@ class _Plain(pickle.Unpickler):
 
     What find_class returns may be called with anything, and BUILD may write attributes of it.
     So it is a value; a type of C, which cannot be written, with a harmless constructor; a class
-    that is made for this pickle alone; or a method of ours, which cannot be written either and
+    that is made for this pickle alone; or a _Call, which cannot be written either and
     looks at its arguments: a list that is there is copied, nothing is asked for its items,
-    size or text.
+    size or text.  Tensors come in at the end.
     """
 
     def __init__(self, text: bytes, tensor: Callable[[int], torch.Tensor],
@@ -122,6 +165,8 @@ class _Plain(pickle.Unpickler):
         super().__init__(io.BytesIO(text))
         self._tensor, self._lenient = tensor, lenient
         self._stands = False  # something for something else
+        self._made: Dict[int, torch.Tensor] = {}
+        self._room = [len(text) + _MOST_COPIED]
         self._namespace: Any = type('Namespace', (), {})
         self._found: Dict[Tuple[str, str], Any] = {
             ('_codecs', 'encode'): self._bytes,
@@ -134,6 +179,9 @@ class _Plain(pickle.Unpickler):
         for multiarray in ('numpy.core.multiarray', 'numpy._core.multiarray'):
             self._found[multiarray, '_reconstruct'] = self._array
             self._found[multiarray, 'scalar'] = self._scalar
+        for where, found in self._found.items():
+            if found is not self._namespace:
+                self._found[where] = _Call(found)
 
     def find_class(self, module: str, name: str) -> Any:
         """UnpicklingError for all but a few."""
@@ -155,20 +203,34 @@ class _Plain(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         """A tensor by its number."""
-        number = re.match(r'\d+', str(pid))
+        _check(type(pid) in (str, int), 'tensor without a number')
+        number = re.match(r'\d{1,9}(?!\d)', str(pid)[:99])
         if number is None:
-            raise pickle.UnpicklingError(f'{pid}')
-        return self._tensor(int(number.group()))
+            raise pickle.UnpicklingError(f'it holds a tensor {str(pid)[:99]}')
+        self._stands = True
+        return _Tensor(int(number.group()))
 
     def load(self) -> Any:
         """The value, without what stood for others."""
         value = super().load()
-        return self._finished(value, {}) if self._stands else value
+        if not self._stands:
+            return value
+        value = self._finished(value, {})
+        for one in _inside(value):
+            _check(type(one) not in (_Type, _Call, _Tensor, _DType, _Array), 'value that holds itself')
+        return value
+
+    def _stood_for(self, value: Any) -> Any:
+        if type(value) is not _Tensor:
+            return _real(value)
+        if value.number not in self._made:
+            self._made[value.number] = self._tensor(value.number)
+        return self._made[value.number]
 
     def _finished(self, value: Any, known: Dict[int, Tuple[Any, Any]]) -> Any:
         """known: by id what was finished, which stays alive, and what it has become."""
         if id(value) not in known:
-            become = argparse.Namespace() if isinstance(value, self._namespace) else _real(value)
+            become = argparse.Namespace() if isinstance(value, self._namespace) else self._stood_for(value)
             _check(value is not self._namespace, 'class')
             known[id(value)] = (value, become)
             if isinstance(value, self._namespace):
@@ -184,6 +246,14 @@ class _Plain(pickle.Unpickler):
                 value.clear()
                 for key, one in items:
                     value[key] = one
+                for name, one in list(getattr(value, '__dict__', {}).items()):
+                    vars(value)[name] = self._finished(one, known)
+            elif type(value) is set:
+                members = [self._finished(one, known) for one in value]
+                value.clear()
+                value.update(members)
+            elif type(value) is frozenset:
+                known[id(value)] = (value, frozenset(self._finished(one, known) for one in value))
         return known[id(value)][1]
 
     # ---- what pickle calls; none of these takes more than pickle gives it ----
@@ -217,7 +287,7 @@ class _Plain(pickle.Unpickler):
         return _DType(name)
 
     def _array(self, *_: Any) -> _Array:
-        return _Array()
+        return _Array(self._room)
 
     def _scalar(self, dtype: Any, data: Any) -> Any:
         _check(type(dtype) is _DType and type(data) is bytes, 'numpy.generic')
@@ -263,25 +333,47 @@ _BUILTINS.update({
     'unicode': _BUILTINS['str'], 'xrange': _of_numbers(range, int)})
 
 
+def _puts_beyond(text: bytes) -> bool:
+    """Whether it numbers its memo beyond its own length, which the unpickler makes room for."""
+    at = text.find(b'r')
+    while at >= 0:
+        if int.from_bytes(text[at + 1:at + 5], 'little') > len(text):
+            return any(code.name == 'LONG_BINPUT' and put > len(text)
+                       for code, put, _ in pickletools.genops(text))
+        at = text.find(b'r', at + 1)
+    return False
+
+
 def plain(text: bytes, tensor: Callable[[int], torch.Tensor], lenient: bool = False) -> Any:
     """What a pickle says.  UnpicklingError where that takes code, which says of what
     class."""
     try:
+        _check(not _puts_beyond(text), 'memo that is longer than the pickle')
         return _Plain(text, tensor, lenient).load()
     except _MALFORMED as error:
         why = str(error) or f'it is malformed ({type(error).__name__})'
         raise pickle.UnpicklingError(why) from error
 
 
-def unknown_in(value: Any) -> str:
-    """The first class in it that is not loaded, or ''."""
+def _inside(value: Any) -> Iterator[Any]:
+    """It and all that it holds, each once."""
     left: List[Any] = [value]
-    seen: Set[int] = set()
+    seen: Dict[int, Any] = {}
     while left:
         one = left.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        yield one
+        if isinstance(one, (dict, list, tuple, set, frozenset)) and type(one) is not _Type:
+            left += [*one, *one.values()] if isinstance(one, dict) else one
+        if isinstance(one, (dict, argparse.Namespace)):
+            left += getattr(one, '__dict__', {}).values()
+
+
+def unknown_in(value: Any) -> str:
+    """The first class in it that is not loaded, or ''."""
+    for one in _inside(value):
         if isinstance(one, _Unknown) or isinstance(one, type) and issubclass(one, _Unknown):
             return one.what
-        if id(one) not in seen and isinstance(one, (dict, list, tuple, set, frozenset)):
-            seen.add(id(one))
-            left += [*one, *one.values()] if isinstance(one, dict) else one
     return ''

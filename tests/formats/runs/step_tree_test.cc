@@ -293,6 +293,16 @@ TEST_F(StepTreeTest, WhatSeveralSourcesClaimIsOneStep) {
   }
 }
 
+// Its weights, and a job's own checkpoints of other moments.
+TEST_F(StepTreeTest, OtherStepsInADirectoryHideNothing) {
+  directory.Write("run/checkpoint-5/model.safetensors", "");
+  for (const std::string step : {"step-5", "step-10"}) {
+    directory.Write("run/checkpoint-5/" + step + "/.metadata", "");
+    directory.Write("run/checkpoint-5/" + step + "/__0_0.distcp", "");
+  }
+  EXPECT_THAT(Found("run/checkpoint-5"), testing::Contains(HasSubstr("huggingface: ")));
+}
+
 TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
   const auto memory = std::make_shared<MemoryRoot>("/memory");
   const auto owner = std::make_shared<const std::string>("x");
