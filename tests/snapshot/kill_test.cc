@@ -392,6 +392,8 @@ TEST_F(KillTest, WhatAManagerHasKeptIsNotBelieved) {
     };
     const auto receiver = *Receiver::Start(std::move(options));
     ready();
+    // What the trainer said last may still be on its way.
+    while (nlohmann::json::parse(receiver->StatusJson())["ranks"] != 0) std::this_thread::yield();
   };
   using Damage = std::function<void(int arena, int ledger)>;
   const auto flip = [](int fd, off_t at) {
