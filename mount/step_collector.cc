@@ -2,6 +2,7 @@
 
 #include "mount/step_collector.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -10,6 +11,12 @@
 #include "mount/logging.h"
 
 namespace ckptfs {
+namespace {
+
+constexpr std::chrono::steady_clock::duration kFirstPause = std::chrono::seconds(2);
+constexpr std::chrono::steady_clock::duration kLastPause = std::chrono::minutes(5);
+
+}  // namespace
 
 StepCollector::StepCollector(Store& store, const Retention& retention, Hooks hooks)
     : store_(store), retention_(retention), hooks_(std::move(hooks)) {
@@ -34,28 +41,42 @@ void StepCollector::Reclaim() { Wake(std::nullopt); }
 
 void StepCollector::Wake(std::optional<std::string> run) {
   MutexLock lock(mutex_);
-  asked_.insert(std::move(run));
+  asked_.insert_or_assign(std::move(run), Look{Clock::now(), kFirstPause});
   wake_.NotifyAll();
 }
 
 void StepCollector::Run() {
   for (;;) {
     std::optional<std::string> run;
+    Clock::duration pause{};
     {
       MutexLock lock(mutex_);
-      while (asked_.empty() && !stopping_) wake_.Wait(mutex_);
-      if (stopping_) return;  // the next daemon goes on
-      run = std::move(asked_.extract(asked_.begin()).value());
+      const auto earlier = [](const auto& a, const auto& b) { return a.second.due < b.second.due; };
+      auto next = asked_.end();
+      for (;;) {
+        if (stopping_) return;  // the next daemon goes on
+        next = std::min_element(asked_.begin(), asked_.end(), earlier);
+        if (next == asked_.end()) wake_.Wait(mutex_);
+        else if (next->second.due <= Clock::now()) break;
+        else wake_.WaitUntil(mutex_, next->second.due);
+      }
+      run = next->first;
+      pause = next->second.pause;
+      asked_.erase(next);
     }
+    bool held = false;
     const Status done = Caught([&]() -> Status {
-      Collect(run);
+      held = Collect(run);
       return {};
     });
     if (!done) Log(LogLevel::kWarning, StrCat("retention: ", done.error().message));
+    if (!held) continue;
+    MutexLock lock(mutex_);
+    asked_.try_emplace(run, Look{Clock::now() + pause, std::min(2 * pause, kLastPause)});
   }
 }
 
-void StepCollector::Collect(const std::optional<std::string>& run) {
+bool StepCollector::Collect(const std::optional<std::string>& run) {
   CollectRequest request;
   request.run = run;
   request.keep_last = run ? retention_.keep_last : 0;
@@ -72,10 +93,11 @@ void StepCollector::Collect(const std::optional<std::string>& run) {
   }
   MutexLock lock(mutex_);
   failure_ = failure;
-  if (!report) return;
+  if (!report) return false;
   removed_ += report->removed.size();
   bytes_ += report->bytes;
   if (run) in_use_ = report->held.size();
+  return report->busy != 0 || !report->held.empty();
 }
 
 std::string StepCollector::StatusJson() const {

@@ -3,17 +3,19 @@
 // StepCollector applies a daemon's retention policy: after each snapshot that became
 // durable it removes the steps of that run which the policy does not keep, and what no
 // step needs.  It has a thread of its own, so that nothing waits for it; what is asked
-// while it works is done once more afterwards.
+// while it works is done once more afterwards.  What somebody holds is looked at again,
+// after two seconds first and at last every five minutes.
 //
 // Thread safety: Ask may be called by any thread.
 // Lifetime: the store must outlive it; the destructor waits for what is under way.
 
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 
@@ -46,8 +48,15 @@ class StepCollector {
   std::string StatusJson() const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+  struct Look {
+    Clock::time_point due;
+    Clock::duration pause;  // before the next one, if something is held then
+  };
+
   void Run();
-  void Collect(const std::optional<std::string>& run);
+  // Whether something would have gone that somebody holds.
+  bool Collect(const std::optional<std::string>& run);
   void Wake(std::optional<std::string> run);
 
   Store& store_;
@@ -55,7 +64,7 @@ class StepCollector {
   const Hooks hooks_;
   mutable Mutex mutex_;
   CondVar wake_;
-  std::set<std::optional<std::string>> asked_ GUARDED_BY(mutex_);  // nothing: reclaim only
+  std::map<std::optional<std::string>, Look> asked_ GUARDED_BY(mutex_);  // nothing: reclaim only
   bool stopping_ GUARDED_BY(mutex_) = false;
   uint64_t removed_ GUARDED_BY(mutex_) = 0;
   uint64_t in_use_ GUARDED_BY(mutex_) = 0;  // steps that the last look found so

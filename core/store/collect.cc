@@ -202,7 +202,9 @@ Status Collection::ReclaimManifests(const std::set<Digest>& live) {
   for (size_t at = 0; at < dead.size(); at += kLocksAtOnce) {
     std::vector<std::pair<Digest, std::unique_ptr<const FileLock>>> locked;
     for (size_t i = at; i < std::min(dead.size(), at + kLocksAtOnce); ++i) {
-      if (auto lock = LockManifest(dead[i])) locked.emplace_back(dead[i], std::move(lock));
+      auto lock = LockManifest(dead[i]);
+      if (lock) locked.emplace_back(dead[i], std::move(lock));
+      else ++report_.busy;
     }
     // Once more under the locks: whoever held one may have published meanwhile.
     std::optional<std::set<Digest>> now = live;
@@ -285,6 +287,7 @@ Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
     for (size_t i = at; i < std::min(unneeded.size(), at + kLocksAtOnce); ++i) {
       auto claim = ClaimBlobDirectory(state_.directory, unneeded[i]);
       if (claim) claimed.emplace_back(unneeded[i], std::move(claim));
+      else ++report_.busy;
     }
     // Once more: whoever held one may have published meanwhile.
     CKPT_ASSIGN_OR_RETURN(needed, NeededDirectories());

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Old steps go, what is used stays: `ckptfs gc` and a daemon's policy, beside real mounts,
 trainers and readers."""
+import fcntl
 import json
 import os
 import signal
@@ -47,7 +48,7 @@ def test_a_daemon_keeps_what_its_policy_says(ckptfs, job):
         assert_equal(gathered(os.path.join(step_of(mount, 'job', '1'), 'view', 'tp1'), 1),
                      trainer.truth(1))
     assert trainer.step() == [True] and trainer.durable(8)
-    # Whoever is held is looked at again half a minute later, and then once more.
+    # Whoever is held is looked at again: `list` holds what it looks at, too.
     wait_until(lambda: durable_steps(ckptfs) == ['0', '4', '7', '8'], 'retention', daemon, 150)
     wait_until(lambda: len(blob_folders(ckptfs)) == 4, 'the blobs to go', daemon)
     steps = os.path.join(mount, 'run', 'job', 'step')
@@ -58,6 +59,39 @@ def test_a_daemon_keeps_what_its_policy_says(ckptfs, job):
     status = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
     retention = status[0]['status']['snapshots']['retention']
     assert retention['removed'] == 5 and retention['last_failure'] == ''
+    trainer.end()
+
+
+def held(path):
+    """Opens what a step needs as a reader does, until it is closed."""
+    file = open(path, 'rb')  # pylint: disable=consider-using-with
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def test_what_was_held_goes_when_it_is_let_go(ckptfs, job):
+    daemon, _ = ckptfs.start('--keep-last', '1', '--keep-every', '100')
+    trainer = job(1)
+    manifests = os.path.join(ckptfs.store, 'manifests')
+    blobs = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    assert trainer.step() == [True] and trainer.durable(0)  # stays: /view shows it
+    before = os.listdir(manifests), os.listdir(blobs)
+    assert trainer.step() == [True] and trainer.durable(1)
+    manifest, = set(os.listdir(manifests)).difference(before[0])
+    with held(os.path.join(manifests, manifest)):
+        assert trainer.step() == [True] and trainer.durable(2)
+        time.sleep(1)
+        assert durable_steps(ckptfs) == ['0', '1', '2']
+    # Nothing is saved any more.
+    wait_until(lambda: durable_steps(ckptfs) == ['0', '2'], 'retention', daemon)
+    wait_until(lambda: len(blob_folders(ckptfs)) == 2, 'the blobs to go', daemon)
+    blob, = set(os.listdir(blobs)).difference(before[1])
+    with held(os.path.join(ckptfs.store, 'holds', blob)):
+        assert trainer.step() == [True] and trainer.durable(3)
+        wait_until(lambda: durable_steps(ckptfs) == ['0', '3'], 'retention', daemon)
+        time.sleep(1)
+        assert len(blob_folders(ckptfs)) == 3
+    wait_until(lambda: len(blob_folders(ckptfs)) == 2, 'the blobs to go', daemon)
     trainer.end()
 
 
