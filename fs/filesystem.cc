@@ -254,7 +254,7 @@ Result<size_t> Filesystem::Read(FileHandle handle, uint64_t offset, std::span<st
   return state_->files.Read(handle, offset, out);
 }
 
-std::optional<LentRange> Filesystem::Lend(FileHandle handle, uint64_t offset, uint64_t length) {
+std::optional<LentBytes> Filesystem::Lend(FileHandle handle, uint64_t offset, uint64_t length) {
   auto lent = state_->files.Lend(handle, offset, length);
   if (lent) state_->counters.Count(Request::kRead);
   return lent;

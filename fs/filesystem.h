@@ -87,12 +87,6 @@ struct OpenFile {
   bool direct_io = false;  // answer READs of read-type readers without the page cache
 };
 
-// A range of an open file where it lies in memory.
-struct LentRange {
-  LentBytes bytes;
-  size_t size = 0;
-};
-
 struct FilesystemOptions {
   std::optional<std::string> run;  // --run
   std::string step = "latest";     // --step
@@ -167,7 +161,7 @@ class Filesystem {
   Result<OpenFile> Open(InodeNumber inode, int flags, const Caller& caller);
   Result<size_t> Read(FileHandle handle, uint64_t offset, std::span<std::byte> out);
   // What Read would copy, where it lies; nothing if it has to be copied: Read tells why, too.
-  std::optional<LentRange> Lend(FileHandle handle, uint64_t offset, uint64_t length);
+  std::optional<LentBytes> Lend(FileHandle handle, uint64_t offset, uint64_t length);
   // What was lent was not there when it was touched: said and counted.
   void LentInVain(FileHandle handle);
   void Release(FileHandle handle);

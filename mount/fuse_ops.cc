@@ -260,9 +260,9 @@ class Scratch {
 };
 
 // Answers with bytes that lie in memory: the kernel copies them from there.
-void ReplyLent(fuse_req_t request, Filesystem& filesystem, FileHandle handle, const LentRange& lent) {
+void ReplyLent(fuse_req_t request, Filesystem& filesystem, FileHandle handle, const LentBytes& lent) {
   std::vector<iovec> parts;
-  for (const std::span<const std::byte> span : lent.bytes.spans) {
+  for (const std::span<const std::byte> span : lent.spans) {
     parts.push_back({const_cast<std::byte*>(span.data()), span.size()});
   }
   const int sent = fuse_reply_iov(request, parts.data(), static_cast<int>(parts.size()));

@@ -133,8 +133,8 @@ RankSession::~RankSession() {
 }
 
 Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
+  const bool ended = HasEnded(process_);  // before: what it sent last is read first
   for (int i = 0; i < kMessagesPerTurn; ++i) {
-    const bool ended = HasEnded(process_);  // before: what it sent last is read first
     CKPT_ASSIGN_OR_RETURN(Incoming incoming, ReceiveSnapshotMessage(socket_.get(), !introduced()));
     if (incoming.kind == Incoming::Kind::kClosed) return false;
     if (incoming.kind == Incoming::Kind::kNothing) return !ended;

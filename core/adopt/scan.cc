@@ -115,9 +115,10 @@ bool IsAloneBelow(const ByDirectory& of_source, const std::string& directory) {
   return count == 1;
 }
 
-// What a tool wrote of one moment: its directory, and all that the other source has in it,
-// of that number.
-bool OfOneMoment(const StepCandidate& outer, const ByDirectory& inner) {
+// Whether a directory and what another source has in it are of one moment: the only step there, or
+// all of the directory's number.
+bool IsOneMoment(const StepCandidate& outer, const ByDirectory& inner) {
+  if (IsAloneBelow(inner, outer.directory)) return true;
   bool same = true;
   inner.AnyBelow(outer.directory, [&](const FoundStep& step) {
     same = step.candidate.iteration == outer.iteration;
@@ -138,12 +139,10 @@ void KeepEachOnce(std::vector<FoundStep>& found) {
     const auto others = [&](const FoundStep& other) { return other.source != step.source; };
     const auto outer = [&](const FoundStep& other) {
       return others(other) && !IsSaveDirectory(other.candidate) &&
-             (IsAloneBelow(of_source[step.source], other.candidate.directory) ||
-              OfOneMoment(other.candidate, of_source[step.source]));
+             IsOneMoment(other.candidate, of_source[step.source]);
     };
     const auto inner = [&](const FoundStep& other) {
-      return others(other) && (IsAloneBelow(of_source[other.source], directory) ||
-                               OfOneMoment(step.candidate, of_source[other.source]));
+      return others(other) && IsOneMoment(step.candidate, of_source[other.source]);
     };
     const bool known = kept.AnyAt(directory, others) || kept.AnyAbove(directory, outer) ||
                        (!IsSaveDirectory(step.candidate) && kept.AnyBelow(directory, inner));

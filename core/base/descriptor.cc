@@ -3,6 +3,7 @@
 #include "core/base/descriptor.h"
 
 #include <fcntl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,6 +31,10 @@ Result<Descriptor> OpenDescriptor(const std::string& path, int flags, mode_t mod
   Descriptor opened(::open(path.c_str(), flags | O_CLOEXEC, mode));
   if (!opened.valid()) return Fail(ErrnoError(errno, StrCat("open ", path)));
   return opened;
+}
+
+Descriptor OpenProcess(pid_t pid) {
+  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
 Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes,

@@ -47,6 +47,9 @@ class Descriptor {
 // open(2) with O_CLOEXEC; errors name the path.
 Result<Descriptor> OpenDescriptor(const std::string& path, int flags, mode_t mode = 0);
 
+// A process, readable when it has ended (a pidfd); none if there is no such process.
+Descriptor OpenProcess(pid_t pid);
+
 // All bytes at `offset` of a file; errors name the path.  BLOCKS: on the device.
 Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, const std::string& path);
 

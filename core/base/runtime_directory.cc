@@ -5,12 +5,12 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "core/base/digest.h"
 #include "core/base/strings.h"
@@ -24,6 +24,14 @@ std::string RuntimeDirectoryName() {
     return StrCat(std::string(runtime), "/ckptfs");
   }
   return StrCat("/tmp/ckptfs-", ::geteuid());
+}
+
+// As the kernel saw it when it connected.
+std::optional<ucred> PeerOf(int connection) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return std::nullopt;
+  return peer;
 }
 
 }  // namespace
@@ -57,18 +65,13 @@ Result<sockaddr_un> SocketAddress(const std::string& path) {
 }
 
 Descriptor PeerProcess(int connection) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return {};
-  if (peer.pid <= 0) return {};  // of another namespace
-  return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0)));
+  const auto peer = PeerOf(connection);
+  return peer && peer->pid > 0 ? OpenProcess(peer->pid) : Descriptor();
 }
 
 bool IsPeerTrusted(int connection) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  return peer.uid == 0 || peer.uid == ::geteuid();
+  const auto peer = PeerOf(connection);
+  return peer && (peer->uid == 0 || peer->uid == ::geteuid());
 }
 
 }  // namespace ckptfs

@@ -161,28 +161,28 @@ Result<ViewEntry> ViewSet::Find(std::string_view path) const {
   return entry;
 }
 
-// How many entries at the top are the same word with a number behind it.
-uint64_t ViewSet::NumberedLike(std::string_view name) const {
+// "rank0 to rank3" of a word with a number: the entries at the top that are that word with another;
+// empty if there are none.
+std::string ViewSet::NumberedLike(std::string_view name) const {
   const size_t digits = name.find_first_of("0123456789");
   const auto is_number = [](std::string_view text) {
     return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
   };
-  if (digits == 0 || digits == name.npos || !is_number(name.substr(digits))) return 0;
+  if (digits == 0 || digits == name.npos || !is_number(name.substr(digits))) return "";
   const auto entries = ListTop();
-  if (!entries) return 0;
-  return static_cast<uint64_t>(std::ranges::count_if(*entries, [&](const ViewEntry& entry) {
-    return entry.name.starts_with(name.substr(0, digits)) && is_number(entry.name.substr(digits));
-  }));
+  if (!entries) return "";
+  const std::string_view word = name.substr(0, digits);
+  const auto count = std::ranges::count_if(*entries, [&](const ViewEntry& entry) {
+    return entry.name.starts_with(word) && is_number(entry.name.substr(digits));
+  });
+  return count == 0 ? "" : StrCat(word, "0 to ", word, count - 1);
 }
 
 Error ViewSet::WhyAbsent(std::string_view path) const {
   std::string message = StrCat("no such part of the view: '", path, "'");
   if (OwnerOf(path)) return Error{ErrorCode::kNotFound, std::move(message)};
-  const std::string_view first = path.substr(0, path.find('/'));
-  if (const uint64_t count = NumberedLike(first); count > 0) {
-    const std::string_view word = first.substr(0, first.find_first_of("0123456789"));
-    return Error{ErrorCode::kNotFound,
-                 StrCat(message, "; there are ", word, "0 to ", word, count - 1)};
+  if (const std::string others = NumberedLike(path.substr(0, path.find('/'))); !others.empty()) {
+    return Error{ErrorCode::kNotFound, StrCat(message, "; there are ", others)};
   }
   bool refused = false;
   for (const LayoutOffer::Cause& cause : offer_->Causes()) {

@@ -88,7 +88,7 @@ class ViewSet {
           std::vector<std::shared_ptr<const View>> views);
   Result<const View*> OwnerOf(std::string_view path) const;
   Result<std::vector<ViewEntry>> ListTop() const;
-  uint64_t NumberedLike(std::string_view name) const;
+  std::string NumberedLike(std::string_view name) const;
 
   const std::shared_ptr<const StepModel> step_;
   const std::shared_ptr<const LayoutOffer> offer_;

@@ -32,8 +32,8 @@ struct Walk {
 };
 
 // A path as it stands below the save directory.
-std::string Shown(const Walk& walk, const std::string& path) {
-  return path.substr(walk.step.save.empty() ? 0 : walk.step.save.size() + 1);
+std::string Shown(const StepCandidate& step, const std::string& path) {
+  return path.substr(step.save.empty() ? 0 : step.save.size() + 1);
 }
 
 // A folder of another step: one in a Trainer's output that is a model itself.
@@ -42,14 +42,14 @@ bool IsAnothers(const Walk& walk, std::string_view name, const std::string& path
 }
 
 Status CarryFile(Walk& walk, const std::string& path) {
-  auto added = walk.assembler.AddFile(walk.root, Shown(walk, path));
+  auto added = walk.assembler.AddFile(walk.root, Shown(walk.step, path));
   if (added) return {};
   return LeaveOut(std::move(added).error(), walk.assembler.header());
 }
 
 void LeaveOutFolder(Walk& walk, const std::string& path, std::string_view why) {
   walk.assembler.header().notes.push_back(
-      StrCat("left out: the folder '", Shown(walk, path), "', ", why));
+      StrCat("left out: the folder '", Shown(walk.step, path), "', ", why));
 }
 
 // The files of one directory; the folders in it, to be looked into.
@@ -100,10 +100,9 @@ Document Render(StepTool tool, const std::string& own) {
 Status CarryToolFiles(Assembler& assembler, const StepCandidate& step) {
   const std::string& own = step.Own();
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, own));
-  const size_t above = step.save.empty() ? 0 : step.save.size() + 1;
   if (!directory) {  // one file
     if (!IsLightningName(LastComponent(own))) return {};
-    assembler.header().documents.push_back(Render(StepTool::kLightning, own.substr(above)));
+    assembler.header().documents.push_back(Render(StepTool::kLightning, Shown(step, own)));
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, own));
@@ -122,7 +121,7 @@ Status CarryToolFiles(Assembler& assembler, const StepCandidate& step) {
   }
   if (own != step.save && !folders.empty()) LeaveOutFolder(walk, folders[0], "and what is as deep");
   assembler.header().documents.push_back(
-      Render(tool, own == step.save ? std::string() : own.substr(above)));
+      Render(tool, own == step.save ? std::string() : Shown(step, own)));
   return {};
 }
 

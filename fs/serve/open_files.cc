@@ -210,7 +210,7 @@ Result<size_t> OpenFiles::Stream(const OpenHandle& open, uint64_t offset,
 
 // The bytes that complete a pass over the file are copied: what is compared with the stamps
 // after them must not be read after that.
-std::optional<LentRange> OpenFiles::Lend(FileHandle handle, uint64_t offset, uint64_t length) {
+std::optional<LentBytes> OpenFiles::Lend(FileHandle handle, uint64_t offset, uint64_t length) {
   const auto open = handles_.Find(handle);
   if (!open || open->text || open->backing) return std::nullopt;
   const uint64_t size = open->plan->plan().size();
@@ -226,7 +226,7 @@ std::optional<LentRange> OpenFiles::Lend(FileHandle handle, uint64_t offset, uin
     if (completes(before)) return std::nullopt;
   }
   counters_.CountServed(count);
-  return LentRange{*std::move(lent), count};
+  return lent;
 }
 
 void OpenFiles::LentInVain(FileHandle handle) {

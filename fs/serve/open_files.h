@@ -48,7 +48,7 @@ class OpenFiles {
   Result<OpenFile> OpenText(InodeNumber inode, std::string text);
   // As Filesystem's.
   Result<size_t> Read(FileHandle handle, uint64_t offset, std::span<std::byte> out);
-  std::optional<LentRange> Lend(FileHandle handle, uint64_t offset, uint64_t length);
+  std::optional<LentBytes> Lend(FileHandle handle, uint64_t offset, uint64_t length);
   void LentInVain(FileHandle handle);
   void Release(FileHandle handle);
   Result<OpenFile> Degrade(FileHandle handle);

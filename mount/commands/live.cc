@@ -34,41 +34,44 @@ void AddLiveOptions(Command& command, LiveOptions& options) {
   command.Add("--mountpoint", options.mountpoint, "Only the mount there").Value("DIR");
 }
 
+Result<LiveScope> ScopeOf(const LiveOptions& options) {
+  LiveScope scope;
+  if (options.mountpoint.empty() || !options.store.empty()) {
+    CKPT_ASSIGN_OR_RETURN(scope.store, StorePath(options.store));
+  }
+  if (!options.mountpoint.empty()) {
+    CKPT_ASSIGN_OR_RETURN(scope.mountpoint, MountpointPath(options.mountpoint));
+  }
+  return scope;
+}
+
 Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool daemons,
                                             Patience patience) {
-  std::string store;
-  if (options.mountpoint.empty() || !options.store.empty()) {
-    CKPT_ASSIGN_OR_RETURN(store, StorePath(options.store));
-  }
-  std::vector<LiveMount> mounts = FindLiveMounts(store, patience);
+  CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options));
+  std::vector<LiveMount> mounts = FindLiveMounts(scope.store, patience);
   if (!daemons) {
     std::erase_if(mounts, [](const LiveMount& mount) { return mount.mountpoint.empty(); });
   }
-  if (!options.mountpoint.empty()) {
-    CKPT_ASSIGN_OR_RETURN(const std::string mountpoint, MountpointPath(options.mountpoint));
-    std::erase_if(mounts, [&](const LiveMount& mount) { return mount.mountpoint != mountpoint; });
+  if (!scope.mountpoint.empty()) {
+    std::erase_if(mounts,
+                  [&](const LiveMount& mount) { return mount.mountpoint != scope.mountpoint; });
   }
   if (!mounts.empty()) return mounts;
   if (!options.mountpoint.empty()) {
     CKPT_RETURN_IF_ERROR(CheckOwnMount(options.mountpoint));
   }
   return Fail(ErrorCode::kNotFound, options.mountpoint.empty()
-                                        ? StrCat("no live mount of the store ", store)
+                                        ? StrCat("no live mount of the store ", scope.store)
                                         : StrCat("no live mount at ", options.mountpoint));
 }
 
 Result<std::vector<LiveMount>> ChooseAnswering(const LiveOptions& options) {
   auto mounts = ChooseMounts(options);
-  std::string store, wanted;
-  if (options.mountpoint.empty() || !options.store.empty()) {
-    CKPT_ASSIGN_OR_RETURN(store, StorePath(options.store));
-  }
-  if (!options.mountpoint.empty()) {
-    CKPT_ASSIGN_OR_RETURN(wanted, MountpointPath(options.mountpoint));
-  }
+  CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options));
   const std::vector<LiveMount> answered = mounts ? *mounts : std::vector<LiveMount>();
-  for (const DaemonFacts& daemon : SilentDaemons(store, answered)) {
-    const bool asked = wanted.empty() ? !daemon.mountpoint.empty() : daemon.mountpoint == wanted;
+  for (const DaemonFacts& daemon : SilentDaemons(scope.store, answered)) {
+    const bool asked = scope.mountpoint.empty() ? !daemon.mountpoint.empty()
+                                                : daemon.mountpoint == scope.mountpoint;
     if (!asked) continue;
     if (!mounts) return Fail(ErrorCode::kIo, DescribeSilent(daemon));
     fmt::print(stderr, "ckptfs: {}\n", Printable(DescribeSilent(daemon)));

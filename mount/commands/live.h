@@ -22,6 +22,13 @@ struct LiveOptions {
 
 void AddLiveOptions(Command& command, LiveOptions& options);
 
+// What they say, resolved: the store whose daemons are meant (empty: of any), the one mount.
+struct LiveScope {
+  std::string store;
+  std::string mountpoint;
+};
+Result<LiveScope> ScopeOf(const LiveOptions& options);
+
 // The mounts of the store (or the one at the mount point), and its daemons without a mount
 // if `daemons`; never empty: kNotFound if none is live.  One that does not answer in time
 // is left out.

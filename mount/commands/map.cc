@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>

@@ -245,21 +245,16 @@ void PrintMount(const Json& mount, bool verbose) {
 }
 
 Status RunStatus(const StatusFlags& options) {
-  std::string store, only;
-  if (options.live.mountpoint.empty() || !options.live.store.empty()) {
-    CKPT_ASSIGN_OR_RETURN(store, StorePath(options.live.store));
-  }
-  if (!options.live.mountpoint.empty()) {
-    CKPT_ASSIGN_OR_RETURN(only, MountpointPath(options.live.mountpoint));
-  }
-  const std::vector<DaemonFacts> records = FindDaemonRecords(store);
+  CKPT_ASSIGN_OR_RETURN(const LiveScope scope, ScopeOf(options.live));
+  const std::vector<DaemonFacts> records = FindDaemonRecords(scope.store);
   const auto mounts = ChooseMounts(options.live, true, kGreets);
+  const std::vector<LiveMount> alive = mounts ? *mounts : std::vector<LiveMount>();
   Json all = Json::array();
-  for (const LiveMount& mount : mounts ? *mounts : std::vector<LiveMount>()) {
+  for (const LiveMount& mount : alive) {
     CKPT_ASSIGN_OR_RETURN(Json json, AliveJson(mount, records));
     all.push_back(std::move(json));
   }
-  for (Json& dead : DeadMounts(store, only, mounts ? *mounts : std::vector<LiveMount>(), records)) {
+  for (Json& dead : DeadMounts(scope.store, scope.mountpoint, alive, records)) {
     all.push_back(std::move(dead));
   }
   if (options.json && !all.empty()) PrintJson(all);

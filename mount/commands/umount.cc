@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <poll.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core/base/descriptor.h"
@@ -26,7 +25,7 @@ struct UmountFlags {
 Descriptor DaemonOf(const std::string& mountpoint) {
   for (const DaemonFacts& daemon : FindDaemonRecords("")) {
     if (daemon.mountpoint == mountpoint && IsAlive(daemon)) {
-      return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, daemon.pid, 0)));
+      return OpenProcess(daemon.pid);
     }
   }
   return {};

@@ -74,12 +74,17 @@ def test_a_deadline_that_is_over(ckptfs, snapshotter):
     assert snap.save(2, deadline=60) and snap.wait_durable(2)
 
 
-def test_a_full_arena(ckptfs, snapshotter):
+def receive_and_keep_nothing(ckptfs):
+    """Starts a daemon that no step becomes durable at until the file that is returned goes."""
     receive(ckptfs)
     os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
     block = os.path.join(ckptfs.store, 'blobs', 'snapshots')
     with open(block, 'w', encoding='utf-8'):
-        pass
+        return block
+
+
+def test_a_full_arena(ckptfs, snapshotter):
+    block = receive_and_keep_nothing(ckptfs)
     snap = snapshotter(slots=1)
     patient = snapshotter(slots=1, full='wait', update_limit=0.05)
     assert snap.save(1) and patient.save(2)
@@ -92,11 +97,7 @@ def test_a_full_arena(ckptfs, snapshotter):
 
 
 def test_signals_are_handled_while_a_step_is_waited_for(ckptfs, snapshotter):
-    receive(ckptfs)
-    os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
-    block = os.path.join(ckptfs.store, 'blobs', 'snapshots')
-    with open(block, 'w', encoding='utf-8'):
-        pass
+    block = receive_and_keep_nothing(ckptfs)
     snap = snapshotter()
     assert snap.save(1)
     begun, ran = time.monotonic(), []

@@ -62,15 +62,13 @@ class _DType:
         return numpy.dtype(self.order + self.name)
 
 
-class _Call:
-    """A function that pickle calls; nothing can be written into it."""
-    __slots__ = ('_function',)
+class _Closed:
+    """Holds one thing; nothing can be written into it."""
+    __slots__ = ('held',)
+    held: Any
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        object.__setattr__(self, '_function', function)
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*args)
+    def __init__(self, held: Any) -> None:
+        object.__setattr__(self, 'held', held)
 
     def __setattr__(self, *_: Any) -> None:
         raise pickle.UnpicklingError('it writes into what makes its values')
@@ -78,22 +76,17 @@ class _Call:
     __setstate__ = __setattr__
 
 
-class _Tensor:
-    """Stands for a tensor, whose own __setstate__ believes what it is told of memory."""
-    __slots__ = ('_number',)
+class _Call(_Closed):
+    """A function that pickle calls."""
+    __slots__ = ()
 
-    def __init__(self, number: int) -> None:
-        object.__setattr__(self, '_number', number)
+    def __call__(self, *args: Any) -> Any:
+        return self.held(*args)
 
-    @property
-    def number(self) -> int:
-        """Of the document's tensors."""
-        return self._number  # type: ignore[no-any-return]
 
-    def __setattr__(self, *_: Any) -> None:
-        raise pickle.UnpicklingError('it writes into a tensor')
-
-    __setstate__ = __setattr__
+class _Tensor(_Closed):
+    """Stands for a tensor, by its number: its own __setstate__ believes what it is told of memory."""
+    __slots__ = ()
 
 
 class _Array:
@@ -223,9 +216,9 @@ class _Plain(pickle.Unpickler):
     def _stood_for(self, value: Any) -> Any:
         if type(value) is not _Tensor:
             return _real(value)
-        if value.number not in self._made:
-            self._made[value.number] = self._tensor(value.number)
-        return self._made[value.number]
+        if value.held not in self._made:
+            self._made[value.held] = self._tensor(value.held)
+        return self._made[value.held]
 
     def _finished(self, value: Any, known: Dict[int, Tuple[Any, Any]]) -> Any:
         """known: by id what was finished, which stays alive, and what it has become."""

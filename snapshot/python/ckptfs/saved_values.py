@@ -4,6 +4,7 @@ import pickle
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from .plain_pickle import Unreadable, plain, unknown_in
 
@@ -89,7 +90,6 @@ class SavedValues:
     def __init__(self, description: Mapping[str, Any], tensor: Callable[..., Any]) -> None:
         self.values: Dict[str, Any] = {}
         self.labels: Dict[str, List[str]] = {}
-        from torch.distributed.checkpoint._nested_dict import flatten_state_dict
         documents = documents_of(description, tensor)
         self.spelling = Spelling(documents.pop(SPELLING, None))
         for key, value in documents.items():
@@ -121,7 +121,6 @@ class SavedValues:
 
     def _add_group(self, group: Mapping[str, Any], index: int) -> None:
         """Of state dicts that number groups, and of flattened ones."""
-        from torch.distributed.checkpoint._nested_dict import flatten_state_dict
         try:
             hyper = hyper_parameters(group)
         except pickle.UnpicklingError:

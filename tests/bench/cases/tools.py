@@ -155,9 +155,7 @@ def resumes(context, step, way, layout):
     for folder in again, plain:
         shutil.rmtree(folder, ignore_errors=True)
     what = f"Trainer's resume, {way}"
-    # DeepSpeed reads a universal directory, which the view is, by other code than its own save.
-    rows = [ratio_row('tools', f'{what}, against its own directory', ours, others[0],
-                      1.3 if way == 'plain' else None),
+    rows = [ratio_row('tools', f'{what}, against its own directory', ours, others[0], 1.3),
             ratio_row('tools', f'{what}: first after the mount', first, others[0])]
     if way == 'plain':
         return rows
