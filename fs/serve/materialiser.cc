@@ -126,6 +126,7 @@ Result<Materialiser::BackingPtr> Materialiser::Make(uint64_t inode, const Prepar
   if (auto filled = FindFilled(inode)) return filled;
   if (Full()) EvictOne();
   if (Full()) return Fail(ErrorCode::kExhausted, "too many materialised files are in use");
+  pool_->ExpectNoMore(inode);
   CKPT_ASSIGN_OR_RETURN(const PagePool::File file, FillNew(plan));
   MutexLock lock(mutex_);
   Entry& entry = entries_[inode];

@@ -51,8 +51,10 @@ class Materialiser {
   // BLOCKS: on filling, its own or that of a concurrent caller.
   Result<std::shared_ptr<const Backing>> Acquire(InodeNumber inode, const PreparedPlan& plan);
 
-  // A file of this size may be wanted soon.
-  void Expect(uint64_t size) { pool_->Expect(size); }
+  // The file, of this size, may be wanted soon.
+  void Expect(InodeNumber inode, uint64_t size) {
+    if (!IsFilled(inode)) pool_->Expect(static_cast<uint64_t>(inode), size);
+  }
   // True if Acquire would not have to fill.
   bool IsFilled(InodeNumber inode) const;
   // Make a removed step's files the first to go.

@@ -89,7 +89,7 @@ void OpenFiles::Expect(const Node& file) {
       file.reading == Reading::kOnce || file.size < kSmallFile) {
     return;
   }
-  materialiser_->Expect(file.size);
+  materialiser_->Expect(file.inode, file.size);
 }
 
 ServingChoice OpenFiles::Choose(const Node& file, const PreparedPlan& plan, bool warming) const {

@@ -153,9 +153,20 @@ Result<PagePool::File> PagePool::Take(uint64_t size) {
   return result;
 }
 
-void PagePool::Expect(uint64_t size) {
+void PagePool::Expect(uint64_t file, uint64_t size) {
   MutexLock lock(mutex_);
-  expected_ = ChargeOf(size);
+  const auto known = std::ranges::find(expected_, file, &Expected::file);
+  if (known != expected_.end()) {
+    known->charge = ChargeOf(size);
+    return;
+  }
+  if (expected_.size() == kMostExpected) expected_.pop_front();
+  expected_.push_back({file, ChargeOf(size)});
+}
+
+void PagePool::ExpectNoMore(uint64_t file) {
+  MutexLock lock(mutex_);
+  std::erase_if(expected_, [file](const Expected& one) { return one.file == file; });
 }
 
 uint64_t PagePool::Prepare(uint64_t size, const std::function<bool()>& stop) {
@@ -224,7 +235,9 @@ uint64_t PagePool::idle_bytes() const {
 
 PagePool::Idle PagePool::idle() const {
   MutexLock lock(mutex_);
-  return {idle_.size(), idle_bytes_, last_taken_, expected_};
+  Idle idle{idle_.size(), idle_bytes_, last_taken_};
+  for (const Expected& one : expected_) idle.expected.push_back(one.charge);
+  return idle;
 }
 
 }  // namespace ckptfs

@@ -17,6 +17,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -49,8 +50,11 @@ class PagePool {
   // Takes it back with its pages.  REQUIRES: no reader ever had it: a pipe or a
   // socket can hold pages that nobody has open or mapped any more.
   void Give(File file);
-  // A file of this size may be taken soon: somebody looked at one.
-  void Expect(uint64_t size);
+  // A file of this size may be taken soon: somebody looked at it.  `file` is any number of
+  // its own; of many the last kMostExpected are remembered, in the order of the first looks.
+  void Expect(uint64_t file, uint64_t size);
+  void ExpectNoMore(uint64_t file);
+  static constexpr size_t kMostExpected = 64;
   // Add an idle file of at most `size` bytes (a multiple of kHugePage) with its
   // pages touched, so that who takes it faults none.  Returns its size: less if
   // `stop` was true or somebody takes a file, 0 if it does not fit beside what
@@ -72,7 +76,7 @@ class PagePool {
     size_t files = 0;
     uint64_t bytes = 0;
     uint64_t last_taken = 0;  // charge of the file taken last; 0: none yet
-    uint64_t expected = 0;    // charge of the file expected last; 0: none yet
+    std::vector<uint64_t> expected = {};  // charges
   };
   Idle idle() const;
 
@@ -95,7 +99,11 @@ class PagePool {
   uint64_t lent_ GUARDED_BY(mutex_) = 0;
   uint64_t idle_bytes_ GUARDED_BY(mutex_) = 0;
   uint64_t last_taken_ GUARDED_BY(mutex_) = 0;
-  uint64_t expected_ GUARDED_BY(mutex_) = 0;
+  struct Expected {
+    uint64_t file = 0;
+    uint64_t charge = 0;
+  };
+  std::deque<Expected> expected_ GUARDED_BY(mutex_);
 };
 
 // The machine's or our control group's memory, whichever is less.

@@ -30,10 +30,12 @@ uint64_t DefaultReserve(uint64_t budget) { return std::min(budget / 3, uint64_t{
 uint64_t NextToPrepare(uint64_t reserve, const PagePool::Idle& idle) {
   reserve = reserve / kHugePage * kHugePage;
   if (idle.files >= kMostIdle || idle.bytes >= reserve) return 0;
-  if (idle.last_taken == 0) {
-    const uint64_t wanted = std::min(idle.expected, reserve);
-    return wanted > idle.bytes ? wanted - idle.bytes : 0;
+  uint64_t wanted = 0;
+  for (const uint64_t charge : idle.expected) {
+    wanted += charge;
+    if (wanted > idle.bytes) return std::min(wanted, reserve) - idle.bytes;
   }
+  if (idle.last_taken == 0) return 0;
   if (idle.last_taken > reserve) return reserve - idle.bytes;
   return idle.bytes + idle.last_taken <= reserve ? idle.last_taken : 0;
 }
@@ -73,9 +75,10 @@ void PageReserve::PrepareAll() {
   const uint64_t before = activity_();
   const auto stop = [&] { return stop_ || activity_() != before; };
   while (!stop()) {
-    const uint64_t size = std::min(NextToPrepare(bytes_, pool_.idle()), FreeMemory());
+    const uint64_t wanted = NextToPrepare(bytes_, pool_.idle());
+    const uint64_t size = std::min(wanted, FreeMemory());
     const uint64_t got = size == 0 ? 0 : pool_.Prepare(size, stop);
-    no_room_ = got == 0 && !stop();
+    no_room_ = wanted != 0 && got == 0 && !stop();
     if (got == 0) return;
   }
 }

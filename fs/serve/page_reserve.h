@@ -2,8 +2,8 @@
 //
 // PageReserve keeps some memory of a pool touched before anybody opens a file:
 // on the path of an open, first-touch page faults would cost more than the
-// filling.  A thread of the lowest priority prepares idle files: one for a
-// file that somebody looked at, and, once files are opened, such as were opened
+// filling.  A thread of the lowest priority prepares idle files: for files that
+// somebody looked at, and, once files are opened, such as were opened
 // last, as the next rank's are.  It works while no file is read, since a restart
 // needs the processors, and takes only memory that is free, never the page
 // cache's.

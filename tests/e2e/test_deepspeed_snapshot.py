@@ -269,6 +269,7 @@ def linked(engine, out):
         os.symlink('/nowhere', link)
     engine.save_checkpoint(os.path.join(out, 'save'), tag='best')
     assert not os.path.islink(link) and read(out, 'save', 'latest') == 'best'
+    torch.distributed.barrier()  # all ranks have looked
     if ours._pointers:  # an earlier save that becomes durable only now
         ours._pointers._write(0, os.path.join(out, 'save'), 'before', True)
         assert read(out, 'save', 'latest') == 'best'

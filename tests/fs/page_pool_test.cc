@@ -169,22 +169,41 @@ TEST(PageReserveTest, PreparesWhatIsExpectedThenSuchAsWereTaken) {
   const uint64_t page = kHugePage;
   const uint64_t reserve = 100 * page;
   EXPECT_EQ(NextToPrepare(reserve, {}), 0u) << "nothing is known";
-  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 0, 30 * page}), 30 * page);
-  EXPECT_EQ(NextToPrepare(reserve, {1, 10 * page, 0, 30 * page}), 20 * page) << "it was stopped";
-  EXPECT_EQ(NextToPrepare(reserve, {1, 30 * page, 0, 30 * page}), 0u) << "one is enough";
-  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 0, 300 * page}), reserve) << "as much as it may";
-  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 30 * page, 7 * page}), 30 * page);
-  EXPECT_EQ(NextToPrepare(reserve, {2, 60 * page, 30 * page, 0}), 30 * page);
-  EXPECT_EQ(NextToPrepare(reserve, {3, 90 * page, 30 * page, 0}), 0u);
-  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 300 * page, 0}), reserve);
-  EXPECT_EQ(NextToPrepare(page - 1, {0, 0, page, page}), 0u);
+  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 0, {30 * page}}), 30 * page);
+  EXPECT_EQ(NextToPrepare(reserve, {1, 10 * page, 0, {30 * page}}), 20 * page) << "it was stopped";
+  EXPECT_EQ(NextToPrepare(reserve, {1, 30 * page, 0, {30 * page}}), 0u) << "one is enough";
+  EXPECT_EQ(NextToPrepare(reserve, {1, 30 * page, 0, {30 * page, 50 * page}}), 50 * page);
+  EXPECT_EQ(NextToPrepare(reserve, {2, 80 * page, 0, {30 * page, 50 * page, 50 * page}}), 20 * page)
+      << "as much as it may";
+  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 0, {300 * page}}), reserve) << "as much as it may";
+  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 30 * page, {7 * page}}), 7 * page);
+  EXPECT_EQ(NextToPrepare(reserve, {1, 7 * page, 30 * page, {7 * page}}), 30 * page);
+  EXPECT_EQ(NextToPrepare(reserve, {2, 60 * page, 30 * page}), 30 * page);
+  EXPECT_EQ(NextToPrepare(reserve, {3, 90 * page, 30 * page}), 0u);
+  EXPECT_EQ(NextToPrepare(reserve, {0, 0, 300 * page}), reserve);
+  EXPECT_EQ(NextToPrepare(page - 1, {0, 0, page, {page}}), 0u);
+}
+
+TEST_F(PagePoolTest, TheLastFilesLookedAtAreExpectedOnce) {
+  Open(4 * kHugePage);
+  if (!pool_) return;
+  for (uint64_t file = 0; file < PagePool::kMostExpected + 2; ++file) {
+    pool_->Expect(file, file * kHugePage);
+  }
+  pool_->Expect(5, 1);
+  pool_->ExpectNoMore(7);
+  const auto expected = pool_->idle().expected;
+  ASSERT_EQ(expected.size(), PagePool::kMostExpected - 1);
+  EXPECT_EQ(expected.front(), 2 * kHugePage);
+  EXPECT_EQ(expected[3], kHugePage) << "5, of another size now";
+  EXPECT_EQ(expected[5], 8 * kHugePage) << "not 7";
 }
 
 TEST_F(PagePoolTest, AReserveIsReadyAndMadeUpForWhenItIsQuiet) {
   Open(64 * kHugePage);
   if (!pool_) return;
   std::atomic<uint64_t> activity{0};
-  std::atomic<bool> busy{true};
+  std::atomic<bool> busy{false};
   PageReserve reserve(*pool_, 16 * kHugePage,
                       [&] { return busy ? activity.fetch_add(1) : activity.load(); });
   const auto wait_for = [&](uint64_t idle) {
@@ -193,11 +212,17 @@ TEST_F(PagePoolTest, AReserveIsReadyAndMadeUpForWhenItIsQuiet) {
     }
     return pool_->idle_bytes() == idle;
   };
-  pool_->Expect(16 * kHugePage);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  EXPECT_TRUE(reserve.settled()) << "nothing is wanted";
+  busy = true;
+  pool_->Expect(1, 16 * kHugePage);
+  EXPECT_FALSE(reserve.settled());
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   EXPECT_EQ(pool_->idle_bytes(), 0u) << "not while files are read";
   busy = false;
   ASSERT_TRUE(wait_for(16 * kHugePage));
+  EXPECT_TRUE(reserve.settled());
+  pool_->ExpectNoMore(1);
   const auto file = pool_->Take(5 * kHugePage).value();
   EXPECT_TRUE(wait_for(15 * kHugePage)) << "three of the size that was taken";
   pool_->Give(file);

@@ -22,6 +22,7 @@ PINNED = 'dcp.async_save, pinned'  # CUDA alone
 PLUGGED = 'ckptfs, deepspeed'
 ENGINES = ('deepspeed',)  # DeepSpeed's own, in the same training
 GIB = 1 << 30
+FILES = ('model.safetensors', 'optimizer.safetensors')
 
 
 @contextlib.contextmanager
@@ -96,16 +97,17 @@ def drop_caches(folder):
 
 def look(context, mount, view):
     """Looks at what will be loaded, so that the daemon makes memory ready for it."""
-    os.stat(os.path.join(view, 'rank0', 'optimizer.safetensors'))
+    for rank in range(2):
+        for file in FILES:
+            os.stat(os.path.join(view, f'rank{rank}', file))
     context.settle(mount)
 
 
 def load(view):
     """All tensors of a layout's two ranks."""
     for rank in range(2):
-        for file in ('model', 'optimizer'):
-            for tensor in load_file(os.path.join(view, f'rank{rank}',
-                                                 f'{file}.safetensors')).values():
+        for file in FILES:
+            for tensor in load_file(os.path.join(view, f'rank{rank}', file)).values():
                 tensor.clone()  # a mapped one is not read before
 
 
