@@ -98,13 +98,14 @@ Status SaveBytes::MoveTo(const Root& disk) {
     CKPT_ASSIGN_OR_RETURN(files[path], disk.Open(path));
   }
   for (const auto& shelve : shelve_) shelve(part_.Directory());
-  on_disk_ = true;
   memory_.reset();
   for (const auto& [path, place] : places_) {
     MutexLock lock(place->mutex);  // the last file of the arena goes after it
     place->on_disk = true;
     place->file.swap(files[path]);
   }
+  files.clear();  // the arena has its room back before anybody is told
+  on_disk_ = true;
   return {};
 }
 

@@ -137,6 +137,9 @@ class Ckptfs:
         self.processes.append(process)
         wait_until(lambda: is_mounted(path) and os.listdir(path),
                    'the mount', process)
+        # Which it does, and receives snapshots, only after it serves files.
+        wait_until(lambda: self.run('status', '--store', self.store, '--mountpoint', path,
+                                    check=False).returncode == 0, 'its answer', process)
         return process, path
 
     def umount(self, path):

@@ -156,7 +156,9 @@ def compare(view, truth):
 def check_steps(out, mount, case):
     """All visible steps; the newest one's number."""
     layout = 'tp1_plain' if case.source.pipe else 'tp1'
-    names = os.listdir(os.path.join(mount, 'run', 'job', 'step'))
+    steps = os.path.join(mount, 'run', 'job', 'step')
+    wait_until(lambda: os.listdir(steps), 'a step')
+    names = os.listdir(steps)
     numbers = sorted(int(n.removeprefix('global_step')) for n in names)
     for number in numbers:
         view = os.path.join(step_of(mount, 'job', f'global_step{number}'), 'view', layout)

@@ -89,6 +89,7 @@ def trap(out, store, mount, lay, shadowing):
     # With a pipeline DeepSpeed has not come by.
     assert (ours.get_commit_info() is None) == (lay.pp == 1)
     assert not os.path.exists(os.path.join(save, 'latest'))
+    torch.distributed.barrier()  # all ranks have looked
     if Par.rank == 0:
         os.unlink(blocked)
     assert ours.snap.wait_durable(1, 60)
@@ -371,7 +372,7 @@ def test_an_unmodified_script(ckptfs, tmp_path):
     with held_port() as port:
         start = (f'import runpy, site, sys; sys.argv = {["train.py", str(save), str(port)]}; '
                  f'site.addsitedir("{tmp_path}"); runpy.run_path("{script}")')
-        done = subprocess.run([sys.executable, '-c', start], check=True, timeout=120, env={
+        done = subprocess.run([sys.executable, '-c', start], check=True, timeout=300, env={
             **os.environ, 'PYTHONPATH': sites, 'CKPTFS_STORE': ckptfs.store, 'CKPTFS_RUN': 'mine',
             'CKPTFS_MOUNT': mount}, stderr=subprocess.PIPE, text=True)
     assert 'leaked' not in done.stderr and 'ckptfs' not in done.stderr

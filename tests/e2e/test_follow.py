@@ -80,7 +80,7 @@ def test_a_mount_follows_a_job(ckptfs, tmp_path):
     for _ in half:  # somebody finished it after all: it is no later step
         pass
     wait_until(lambda: 'job/global_step6' in steps(ckptfs), 'the late step')
-    assert not following(ckptfs)['waiting']
+    wait_until(lambda: not following(ckptfs)['waiting'], 'nothing to be waited for')
     ckptfs.umount(mount)
 
 
@@ -91,7 +91,7 @@ def test_a_linked_step_outlives_the_jobs_own_retention(ckptfs, tmp_path):
     mount = ckptfs.mount()
     saves, lost = 6, set(range(DIES, 7, DIES))
     watcher = watch(ckptfs, '--link', output)
-    job = [sys.executable, os.path.join(HERE, 'rotating_job.py'), output, truth, saves, 2.5, 2]
+    job = [sys.executable, os.path.join(HERE, 'rotating_job.py'), output, truth, saves, 5, 2]
     subprocess.run(list(map(str, job)), check=True, stdout=subprocess.DEVNULL)
     kept = {f'output/checkpoint-{n}' for n in range(1, saves + 1) if n not in lost}
     wait_until(lambda: steps(ckptfs) == kept, 'every whole step')

@@ -104,6 +104,22 @@ def test_the_step_that_a_view_shows_stays(ckptfs, job):
     wait_until(lambda: durable_steps(ckptfs) == ['0', '2'], 'retention', daemon)
     assert names(gc(ckptfs, '--keep-last', '1')['in_use']) == ['job/0']
     ckptfs.run('switch', '--store', ckptfs.store, 'job/2')
+    # By this, or by the daemon, which looks again.
+    assert names(gc(ckptfs, '--keep-last', '1')['removed']) in (['job/0'], [])
+    wait_until(lambda: durable_steps(ckptfs) == ['2'], 'retention', daemon)
+    steps = os.path.join(mount, 'run', 'job', 'step')
+    wait_until(lambda: os.listdir(steps) == ['2'], 'the listing', daemon)
+    trainer.end()
+
+
+def test_gc_removes_what_a_view_has_left(ckptfs, job):
+    _, mount = ckptfs.start('--run', 'job')
+    trainer = job(1)
+    for step in range(3):
+        assert trainer.step() == [True] and trainer.durable(step)
+    done = gc(ckptfs, '--keep-last', '1')
+    assert names(done['in_use']) == ['job/0'] and names(done['removed']) == ['job/1']
+    ckptfs.run('switch', '--store', ckptfs.store, 'job/2')
     assert names(gc(ckptfs, '--keep-last', '1')['removed']) == ['job/0']
     assert os.listdir(os.path.join(mount, 'run', 'job', 'step')) == ['2']
     trainer.end()

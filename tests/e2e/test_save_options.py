@@ -39,7 +39,7 @@ def daemon_counts(ckptfs):
     """What `ckptfs status` says of snapshots; nothing if the daemon receives none yet."""
     said = ckptfs.run('status', '--store', ckptfs.store, '--json', check=False).stdout
     daemons = json.loads(said or '[]')
-    return daemons[0]['status'].get('snapshots') if daemons else None
+    return daemons[0]['status'].get('snapshots') if daemons and isinstance(daemons, list) else None
 
 
 def receive(ckptfs):
@@ -104,8 +104,8 @@ def test_signals_are_handled_while_a_step_is_waited_for(ckptfs, snapshotter):
     before = signal.signal(signal.SIGALRM, lambda *_: ran.append(time.monotonic() - begun))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
-        assert not snap.wait_durable(1, 2)
-        assert ran and ran[0] < 1.5 <= time.monotonic() - begun
+        assert not snap.wait_durable(1, 8)
+        assert ran and ran[0] < 6 <= time.monotonic() - begun
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(KeyboardInterrupt):

@@ -231,6 +231,7 @@ def test_a_daemon_that_dies_does_not_stop_the_training(ckptfs, job):
     assert trainer.durable(0)
     os.kill(daemon.pid, signal.SIGKILL)
     daemon.wait()
+    wait_until(lambda: not trainer.status()['connected'], 'the trainer to see it')
     assert trainer.step() == [False]
     assert trainer.step() == [False]
     assert trainer.said().count('snapshot dropped') == 1, trainer.said()

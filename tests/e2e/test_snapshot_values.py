@@ -71,8 +71,9 @@ def test_states_that_were_numbers_are_numbers(saved):
     got = saved(model, optimizer).optimizer()
     state = got['state'][0]
     assert {key: value for key, value in state.items() if not torch.is_tensor(value)} == {
-        'step': 3, 'updates': 1001, 'rms': 0.1, 'warm': 1}
+        'step': 3, 'updates': 1001, 'rms': 0.1, 'warm': True}
     assert type(state['updates']) is int and type(state['rms']) is float
+    assert state['warm'] is True
     assert state['seen'].dtype == torch.int64 and state['seen'] == 5
     again = Counting(model.parameters(), lr=0.1)
     again.load_state_dict(got)

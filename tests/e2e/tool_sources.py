@@ -105,19 +105,23 @@ def plan(prefix, model, mesh):
     parallelize_module(model, mesh, cuts)
 
 
-# Of the next step: a cosine over six updates; halved every second; none.
-RATES = {'trainer': 1e-2 * (1 + math.cos(math.pi * tool_jobs.MIDDLE / tool_jobs.UPDATES)) / 2,
-         'accelerate': 1e-2 / 2**(tool_jobs.MIDDLE // 2), 'lightning': 1e-2}
+def rate_of(tool, way, ranks):
+    """Of the next step: a cosine over six updates; halved every second, where accelerate steps
+    the schedule once per rank unless DeepSpeed does it; none."""
+    if tool == 'trainer':
+        return 1e-2 * (1 + math.cos(math.pi * tool_jobs.MIDDLE / tool_jobs.UPDATES)) / 2
+    steps = tool_jobs.MIDDLE * (1 if way.startswith('zero') else ranks)
+    return 1e-2 / 2**(steps // 2) if tool == 'accelerate' else 1e-2
 
 
-def optimizer(tool, model):
+def optimizer(tool, rate, model):
     """Groups as the tool makes them, at the rate that it has come to."""
     if tool != 'trainer':
-        return torch.optim.AdamW(model.parameters(), lr=RATES[tool])
+        return torch.optim.AdamW(model.parameters(), lr=rate)
     groups = [[p for p in model.parameters() if p.ndim > 1],
               [p for p in model.parameters() if p.ndim < 2]]
     return torch.optim.AdamW([{'params': groups[0], 'weight_decay': 0.1},
-                              {'params': groups[1], 'weight_decay': 0.}], lr=RATES[tool])
+                              {'params': groups[1], 'weight_decay': 0.}], lr=rate)
 
 
 def converted(job):
@@ -154,7 +158,8 @@ def job_of(source):
     else:
         truth, clip = converted(job)
     return torch_jobs.Job(Wrapped if prefix else tool_jobs.model,
-                          functools.partial(optimizer, job.tool), loss,
+                          functools.partial(optimizer, job.tool,
+                                            rate_of(job.tool, job.way, job.ranks)), loss,
                           functools.partial(plan, prefix), truth, tool_jobs.MIDDLE, clip, False)
 
 

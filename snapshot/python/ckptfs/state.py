@@ -188,7 +188,8 @@ def refuse_keepers(optimizers: Sequence[Any]) -> None:
 
 
 def _number(value: object) -> torch.Tensor:
-    dtype = torch.float64 if isinstance(value, float) else torch.int64
+    dtype = (torch.bool if isinstance(value, bool) else
+             torch.float64 if isinstance(value, float) else torch.int64)
     return torch.tensor(value, dtype=dtype)
 
 
