@@ -70,14 +70,16 @@ Status ControlServer::Listen() {
   // Several may wait without a mount, each by its own name.
   const std::string place = mountpoint_.empty() ? StrCat("daemon ", ::getpid()) : mountpoint_;
   path_ = StrCat(directory, "/", SocketName(store_, place));
-  CKPT_ASSIGN_OR_RETURN(const sockaddr_un address, SocketAddress(path_));
+  // Its name is there once it listens: clients remove what refuses them.
+  const std::string begun = path_ + "~";
+  CKPT_ASSIGN_OR_RETURN(const sockaddr_un address, SocketAddress(begun));
   listener_ = Descriptor(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ::unlink(path_.c_str());
+  ::unlink(begun.c_str());
   struct stat info {};
   if (!listener_.valid() ||
       ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      ::chmod(path_.c_str(), 0600) != 0 || ::listen(listener_.get(), 16) != 0 ||
-      ::stat(path_.c_str(), &info) != 0) {
+      ::chmod(begun.c_str(), 0600) != 0 || ::listen(listener_.get(), 16) != 0 ||
+      ::stat(begun.c_str(), &info) != 0 || ::rename(begun.c_str(), path_.c_str()) != 0) {
     return Fail(ErrnoError(errno, path_));
   }
   inode_ = info.st_ino;

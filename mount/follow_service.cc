@@ -25,8 +25,10 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPolled{2};  // where changes are not heard
 constexpr size_t kShown = 100;              // steps that wait, in a status
 
+}  // namespace
+
 // One that a job will make is not there yet; a path that leads nowhere is a mistake.
-Status CheckDirectory(const std::string& path) {
+Status FollowService::Check(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) {
     const int error = errno;
@@ -37,8 +39,6 @@ Status CheckDirectory(const std::string& path) {
   return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory in which a job saves"));
 }
 
-}  // namespace
-
 FollowService::FollowService(Store& store, Hooks hooks, TreeWatch watch)
     : store_(store), hooks_(std::move(hooks)), watch_(std::move(watch)) {}
 
@@ -46,7 +46,7 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
                                                              const AdoptRequest& request,
                                                              Hooks hooks) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
-  CKPT_RETURN_IF_ERROR(CheckDirectory(path));
+  CKPT_RETURN_IF_ERROR(Check(path));
   CKPT_ASSIGN_OR_RETURN(TreeWatch watch, TreeWatch::Create(path));
   std::unique_ptr<FollowService> service(
       new FollowService(store, std::move(hooks), std::move(watch)));

@@ -33,6 +33,8 @@ class FollowService {
     std::function<void(std::string_view)> say;                    // one line for the log
   };
 
+  // Whether there is a directory to be followed: as Create, before a store is opened.
+  static Status Check(const std::string& path);
   // Errors: those of the request; kNotFound if neither the directory nor what it would lie in is
   // there; kInvalid if it is a file.  Looks for the first time; nothing there is no error.
   // BLOCKS: on that.

@@ -87,6 +87,11 @@ Status PrepareMountpoint(const MountRequest& request) {
     return Fail(ErrnoError(errno, StrCat("mount point ", path, " (--mkdir makes it)")));
   }
   if (!S_ISDIR(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory"));
+  if (!entry && !request.nonempty && !std::filesystem::is_empty(path, error) && !error) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path, ": not empty, and what is in it would be hidden; the mount point comes last "
+                             "(`ckptfs mount CHECKPOINT MOUNTPOINT`), or --nonempty"));
+  }
   for (const auto& [what, below] : {std::pair("store", request.store),
                                     std::pair("spool", request.snapshots.spool)}) {
     if (path != below && !below.starts_with(StrCat(path, "/"))) continue;
@@ -210,8 +215,12 @@ void SayMounted(const MountRequest& request, const Daemon& daemon, const std::st
 
 Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   FilesystemOptions options = OptionsOf(request);
+  CKPT_RETURN_IF_ERROR(PrepareMountpoint(request));  // before anything is made
   StoreForAdoption store(request.store);
   if (request.follow) {
+    for (const AdoptRequest& adopt : request.adopt) {
+      CKPT_RETURN_IF_ERROR(FollowService::Check(adopt.ingest.path));
+    }
     CKPT_RETURN_IF_ERROR(store.Open());
     daemon.store = store.Take();
     CKPT_RETURN_IF_ERROR(FollowAll(request, daemon, options));
@@ -221,7 +230,6 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
     daemon.store = store.Take();
   }
   RefreshDaemons(request.store);
-  CKPT_RETURN_IF_ERROR(PrepareMountpoint(request));
   daemon.catalogue = std::make_unique<StepCatalogue>(*daemon.store);
   daemon.formats = MakeViewFormats(request.models);
 

@@ -39,6 +39,7 @@ struct MountRequest {
   bool clone_fd = false;
   bool allow_other = false;
   bool mkdir = false;
+  bool nonempty = false;  // the mount point may have files in it, which are hidden
   std::string log;  // "stderr", "syslog", a file; empty: <store>/log/...
 };
 

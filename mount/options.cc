@@ -52,7 +52,7 @@ constexpr std::array kOptionWords = {
     OptionWord{"reserve", true}, OptionWord{"log", true},       OptionWord{"read-ahead", true},
     OptionWord{"follow", false}, OptionWord{"mkdir", false},    OptionWord{"root", true},
     OptionWord{"threads", true}, OptionWord{"clone-fd", false}, OptionWord{"name", true},
-    OptionWord{"link", false},   OptionWord{"copy", false},
+    OptionWord{"link", false},   OptionWord{"copy", false},     OptionWord{"nonempty", false},
 };
 
 // What mount(8), systemd and mount.fuse know and we need not: the mount is

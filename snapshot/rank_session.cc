@@ -318,7 +318,11 @@ Status RankSession::Advance() {
   while (!outbox_.empty()) {
     const Status sent = SendSnapshotMessage(socket_.get(), outbox_.front());
     if (!sent && sent.error().code == ErrorCode::kExhausted) break;
-    CKPT_RETURN_IF_ERROR(sent);
+    if (!sent) {
+      deaf_ = true;
+      outbox_.clear();
+      break;
+    }
     outbox_.pop_front();
   }
   if (outbox_.size() > kMaxOutbox) return Breach("it does not read");

@@ -122,7 +122,7 @@ class RankSession {
   Status Advance();
   // Not before the welcome, which answers the hello.
   void Say(SnapshotMessage message) {
-    if (hold_) outbox_.push_back(std::move(message));
+    if (hold_ && !deaf_) outbox_.push_back(std::move(message));
   }
   // It is over: what is not whole is dropped.
   void Leave(IncomingSteps& steps, const std::string& why);
@@ -166,6 +166,7 @@ class RankSession {
   std::vector<bool> ours_;                           // chunks that the rank has handed over
   std::map<uint64_t, std::unique_ptr<Part>> parts_;  // by attempt
   std::deque<SnapshotMessage> outbox_;
+  bool deaf_ = false;  // it hears nothing any more; what it said before is read all the same
 };
 
 }  // namespace ckptfs

@@ -146,9 +146,14 @@ void Receiver::State::Accept() {
     SnapshotMessage refused{SnapshotWord::kRefused};
     if (!IsPeerTrusted(connection.get()))
       refused.text = "snapshots are taken of its own user and root only";
-    if (sessions.size() >= options.max_sessions) refused.text = "too many ranks";
+    if (sessions.size() >= options.max_sessions) {
+      refused.text = "too many ranks";
+      refused.sequence = 1;  // later there may be room
+    }
     if (refused.text.empty()) {
       sessions.push_back(std::make_unique<RankSession>(std::move(connection), budget));
+      MutexLock guard(mutex);
+      ranks = sessions.size();  // before it is welcomed
     } else {
       (void)SendSnapshotMessage(connection.get(), refused);
     }
@@ -216,8 +221,6 @@ void Receiver::State::TellNews() {
     MutexLock guard(mutex);
     incomplete = std::move(lines);
     news = std::exchange(kept, {});
-    incoming = steps.size();
-    ranks = sessions.size();
   }
   for (const Kept& one : news) {
     steps.Forget(one.name);
@@ -234,6 +237,9 @@ void Receiver::State::TellNews() {
     ++dropped;
     last_drop = line;
   }
+  MutexLock guard(mutex);  // last: who sees that nothing is left sees what became of it
+  incoming = steps.size();
+  ranks = sessions.size();
 }
 
 // ---- steps of several daemons --------------------------------------------------

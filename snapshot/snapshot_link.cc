@@ -102,6 +102,11 @@ bool SnapshotLink::gone() const {
   return state_ == State::kGone;
 }
 
+bool SnapshotLink::connected() const {
+  MutexLock lock(mutex_);
+  return state_ == State::kConnected;
+}
+
 void SnapshotLink::Listen() {
   do {
     HearAll();

@@ -63,6 +63,7 @@ class SnapshotLink {
   bool Fits(uint64_t bytes, uint32_t slots) const;
   const ArenaWriter& arena() const { return *arena_; }
   bool gone() const;
+  bool connected() const;
   // If the daemon is away: hands the arena to another, now.  kNotFound if there is none;
   // kExists while the last one still reads the arena.  BLOCKS: on its answer.
   Status ComeBack();

@@ -243,7 +243,7 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t 
                           Hear(from, news, words);
                         }));
   MutexLock lock(mutex);
-  status.connected = true;
+  status.connected = link->connected();  // its reader may have told of that first
   return link;
 }
 

@@ -176,6 +176,10 @@ Status RunAdopt(const AdoptFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::string directory, StorePath(options.store));
   StoreForAdoption store(directory);
   if (options.watch) {
+    for (const std::string& path : options.paths) {  // before a store is made
+      CKPT_ASSIGN_OR_RETURN(const std::string absolute, AbsolutePath(path));
+      CKPT_RETURN_IF_ERROR(FollowService::Check(absolute));
+    }
     CKPT_ASSIGN_OR_RETURN(Store* const opened, store.Open());
     return Watch(*opened, std::move(request), options);
   }

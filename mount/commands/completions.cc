@@ -89,7 +89,7 @@ std::string BashScript(const CommandSet& commands) {
       "# ckptfs(1) completions for bash; made by `ckptfs completions bash`\n"
       "_ckptfs() {\n"
       "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
-      "  local command=${COMP_WORDS[1]} options= words=\n"
+      "  local command=${COMP_WORDS[1]} options= words= steps=\n"
       "  if [ \"$COMP_CWORD\" -le 1 ]; then\n"
       "    COMPREPLY=($(compgen -W 'help --help --version ",
       names,
@@ -112,10 +112,15 @@ std::string BashScript(const CommandSet& commands) {
       "    return\n"
       "  fi\n"
       "  case $command in\n",
-      fixed, "    ", steps, ") words=$(", kSteps,
+      fixed, "    ", steps, ") steps=$(", kSteps,
       ") ;;\n"
       "  esac\n"
-      "  COMPREPLY=($(compgen -W \"$words\" -- \"$cur\") $(compgen -f -- \"$cur\"))\n"
+      "  local word\n"
+      "  COMPREPLY=()\n"
+      "  while IFS= read -r word; do\n"  // not compgen -W, which expands what names hold
+      "    if [[ $word == \"$cur\"* && -n $word ]]; then COMPREPLY+=(\"$word\"); fi\n"
+      "  done <<< \"$steps\"\n"
+      "  while IFS= read -r word; do COMPREPLY+=(\"$word\"); done < <(compgen -W \"$words\" -- \"$cur\"; compgen -f -- \"$cur\")\n"
       "}\n"
       "complete -o filenames -F _ckptfs ckptfs\n");
 }

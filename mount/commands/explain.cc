@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -225,6 +227,12 @@ Status Say(const ExplainFlags& options, const MountPath& path, const std::string
   return {};
 }
 
+Status CheckThere(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) == 0) return {};
+  return Fail(ErrnoError(errno, path));
+}
+
 Status ExplainParameter(const ExplainFlags& options, const MountPath& path, const Step& step) {
   const std::vector<std::string> inside = path.Inside();
   if (inside.size() == 1) {
@@ -261,6 +269,14 @@ Status ExplainSource(const ExplainFlags& options, const MountPath& path, const S
   if (directory != index.end()) {
     const auto entry = directory->second.find(wanted.substr(slash == std::string::npos ? 0 : slash + 1));
     if (entry != directory->second.end()) {
+      if (entry->second.directory) {
+        return Say(options, path, "source", StrCat("files as they were saved in ", step.record.source));
+      }
+      if (entry->second.text) {
+        const SideText& text = step.model.texts[*entry->second.text];
+        return Say(options, path, "source file",
+                   StrCat(text.path, " as it was when the step was adopted, ", text.text.size(), " bytes"));
+      }
       const Blob& blob = step.model.blob(entry->second.blob);
       return Say(options, path, "source file",
                  StrCat(step.model.PathOf(blob), " as it is, ", blob.stamp.size, " bytes"));
@@ -279,6 +295,7 @@ Status ExplainInside(const ExplainFlags& options, const MountPath& path, const S
   if (inside[0] == "param") return ExplainParameter(options, path, step);
   if (inside[0] == "source") return ExplainSource(options, path, step);
   if (inside[0] != "view" || inside.back() == "info.json") {
+    CKPT_RETURN_IF_ERROR(CheckThere(options.layout));
     return Say(options, path, "text", "made by ckptfs from the step's index: no bytes of the source");
   }
   if (inside.size() == 1) {
@@ -299,6 +316,7 @@ Status ExplainPath(const ExplainFlags& options) {
   const std::string step = path.Step();
   if (step.empty()) {
     const std::string top = path.parts.empty() ? "" : path.parts[0];
+    if (top != "view") CKPT_RETURN_IF_ERROR(CheckThere(options.layout));
     const std::string what = top == "run"        ? "runs of the store, and below each its steps"
                              : top == ".ckptfs"  ? "the daemon's status, for root and its own user"
                              : top == "ingest"   ? "reserved; empty"

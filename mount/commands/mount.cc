@@ -155,6 +155,7 @@ void AddMountCommand(CommandSet& commands) {
   command.Add("--allow-other", options->request.allow_other,
               "Let other users in (always for root)");
   command.Add("--mkdir", options->request.mkdir, "Make the mount point if it is missing");
+  command.Add("--nonempty", options->request.nonempty, "Mount over a directory that has files in it");
   command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");

@@ -227,6 +227,17 @@ bool AnySnapshots(const Json& status) {
          Number(snapshots.value("spool", Json::object()), "saves") != 0;
 }
 
+// The directory of a job, and what is not whole in it.
+void PrintFollow(const Json& follow) {
+  const uint64_t adopted = Number(follow, "adopted");
+  fmt::print("  follows {}: {} step{} adopted\n", Printable(follow.value("path", "")), adopted,
+             adopted == 1 ? "" : "s");
+  for (const Json& step : follow.value("waiting", Json::array())) {
+    fmt::print("    {} {}: {}\n", step.value("left_behind", false) ? "died:" : "not whole yet:",
+               Printable(step.value("id", "")), Printable(step.value("why", "")));
+  }
+}
+
 void PrintMount(const Json& mount, bool verbose) {
   fmt::print("{}: {}\n", Printable(WhereOf(mount)), Printable(HealthText(mount)));
   if (!mount.contains("status") || !mount["status"].is_object()) return;
@@ -238,6 +249,7 @@ void PrintMount(const Json& mount, bool verbose) {
     fmt::print("  run {}: {} step{}, latest {}\n", Printable(run), count, count == 1 ? "" : "s",
                Printable(steps.value("latest", "")));
   }
+  for (const Json& follow : status.value("following", Json::array())) PrintFollow(follow);
   if (status.contains("requests")) PrintServed(status);
   if (!AnySnapshots(status)) return;
   fmt::print("  snapshots:\n");

@@ -77,6 +77,9 @@ def test_a_mount_follows_a_job(ckptfs, tmp_path):
     assert told['adopted'] == 2 and told['run'] == 'job' and told['path'] == str(job)
     assert [step['id'] for step in told['waiting']] == ['global_step6']
     assert 'global_step6' in told['waiting'][0]['why']
+    shown_to_people = ckptfs.run('status', '--store', ckptfs.store).stdout
+    assert f'follows {job}: 2 steps adopted' in shown_to_people
+    assert 'died: global_step6' in shown_to_people
     for _ in half:  # somebody finished it after all: it is no later step
         pass
     wait_until(lambda: 'job/global_step6' in steps(ckptfs), 'the late step')

@@ -176,6 +176,33 @@ def test_mount_of_a_checkpoint_adopts_it(ckptfs, source):
     assert f'do you mean --store {ckptfs.store}?' in done.stderr
 
 
+def test_nothing_is_hidden_by_a_mount_that_was_given_no_place(ckptfs, source, tmp_path):
+    other = shutil.copytree(source, tmp_path / 'other')
+    for words in ([source], [source, other], ['--follow', source], [source, tmp_path / 'none']):
+        done = ckptfs.run('mount', '--store', ckptfs.store, *words, check=False)
+        assert done.returncode != 0, words
+        assert str(words[-1]) in done.stderr
+        assert not os.path.exists(ckptfs.store), words
+    assert 'not empty' in ckptfs.run('mount', source, check=False, env={'CKPTFS_STORE': ckptfs.store}).stderr
+    mnt = ckptfs.mountpoint()
+    with open(f'{mnt}/mine', 'w', encoding='utf-8'):
+        pass
+    ckptfs.run('mount', source, '--nonempty', mnt, '--store', ckptfs.store)
+    assert 'mine' not in os.listdir(mnt)
+    ckptfs.umount(mnt)
+    assert os.listdir(mnt) == ['mine']
+
+
+def test_what_cannot_be_followed_leaves_no_store(ckptfs, source, tmp_path):
+    file = tmp_path / 'file'
+    file.write_text('x')
+    for words in (['adopt', '--watch', tmp_path / 'no/such'], ['adopt', '--watch', file],
+                  ['mount', '--follow', file, ckptfs.mountpoint()]):
+        done = ckptfs.run(*words, '--store', ckptfs.store, check=False)
+        assert done.returncode != 0 and str(tmp_path) in done.stderr
+        assert not os.path.exists(ckptfs.store), words
+
+
 def big_file(source):
     """The largest file of the checkpoint's step."""
     return max((os.path.join(source, TAG, n)

@@ -355,6 +355,12 @@ def test_explain_any_path(ckptfs, source, store):
     code, out, _ = rc(ckptfs, 'explain', f'{mount}/view/pp16')
     assert code == 4 and ': no: ' in out
     assert rc(ckptfs, 'explain', f'{mount}/view/tp2/rank9')[0] in (3, 4)
+    for none in ('vew', 'run/nope', 'run/run7/stp', '.ckptfs/nope', f'run/run7/step/{TAG}/veiw'):
+        code, _, said = rc(ckptfs, 'explain', f'{mount}/{none}')
+        assert code == 3 and none in said, none
+    latest = f'{mount}/run/run7/step/{TAG}/source/latest'
+    assert f'latest as it was when the step was adopted, {os.path.getsize(latest)} bytes' in (
+        ckptfs.run('explain', latest).stdout)
     assert rc(ckptfs, 'explain', f'{mount}/view/tp2/rank0/none')[0] in (3, 4)
     done = subprocess.run([BIN, 'explain', 'README.txt'], cwd=f'{mount}/view', capture_output=True, text=True)
     assert done.returncode == 0 and 'which layouts work here' in done.stdout
@@ -445,6 +451,12 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ckptfs; printf '%s\\n' "${COMPREPLY[
     assert completed('ckptfs', 'mount', '--mode', '') == ['stream', 'materialise', 'direct']
     ckptfs.adopt(source)
     assert set(completed('ckptfs', 'verify', 'run7/g')) == {f'run7/{TAG}'}
+    hostile = source.parent / '$(touch made)`touch made`'
+    shutil.copytree(source, hostile)
+    ckptfs.adopt(hostile)
+    assert f'{hostile.name}/{TAG}'.split()[0] in completed('ckptfs', 'info', '$')
+    assert set(completed('ckptfs', 'info', 'run7/g')) == {f'run7/{TAG}'}
+    assert not os.path.exists(os.path.join(ckptfs.folder, 'made'))
     assert subprocess.run(['bash', '-n'], input=script, text=True).returncode == 0
     for shell in ('zsh', 'fish'):
         text = ckptfs.run('completions', shell).stdout
