@@ -45,34 +45,35 @@ void StepCollector::Wake(std::optional<std::string> run) {
   wake_.NotifyAll();
 }
 
-void StepCollector::Run() {
-  for (;;) {
-    std::optional<std::string> run;
-    Clock::duration pause{};
-    {
-      MutexLock lock(mutex_);
-      const auto earlier = [](const auto& a, const auto& b) { return a.second.due < b.second.due; };
-      auto next = asked_.end();
-      for (;;) {
-        if (stopping_) return;  // the next daemon goes on
-        next = std::min_element(asked_.begin(), asked_.end(), earlier);
-        if (next == asked_.end()) wake_.Wait(mutex_);
-        else if (next->second.due <= Clock::now()) break;
-        else wake_.WaitUntil(mutex_, next->second.due);
-      }
-      run = next->first;
-      pause = next->second.pause;
-      asked_.erase(next);
+std::optional<std::pair<std::optional<std::string>, StepCollector::Clock::duration>>
+StepCollector::NextDue() {
+  const auto earlier = [](const auto& a, const auto& b) { return a.second.due < b.second.due; };
+  MutexLock lock(mutex_);
+  while (!stopping_) {
+    const auto next = std::min_element(asked_.begin(), asked_.end(), earlier);
+    if (next == asked_.end()) {
+      wake_.Wait(mutex_);
+    } else if (next->second.due > Clock::now()) {
+      wake_.WaitUntil(mutex_, next->second.due);
+    } else {
+      const auto node = asked_.extract(next);
+      return std::pair(node.key(), node.mapped().pause);
     }
+  }
+  return std::nullopt;  // the next daemon goes on
+}
+
+void StepCollector::Run() {
+  while (const auto due = NextDue()) {
     bool held = false;
     const Status done = Caught([&]() -> Status {
-      held = Collect(run);
+      held = Collect(due->first);
       return {};
     });
     if (!done) Log(LogLevel::kWarning, StrCat("retention: ", done.error().message));
     if (!held) continue;
     MutexLock lock(mutex_);
-    asked_.try_emplace(run, Look{Clock::now() + pause, std::min(2 * pause, kLastPause)});
+    asked_.try_emplace(due->first, Look{Clock::now() + due->second, std::min(2 * due->second, kLastPause)});
   }
 }
 

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/base/mutex.h"
 #include "core/store/collect.h"
@@ -55,6 +56,8 @@ class StepCollector {
   };
 
   void Run();
+  // Waits for the next look that is due, and takes it; nothing when it is to end.
+  std::optional<std::pair<std::optional<std::string>, Clock::duration>> NextDue();
   // Whether something would have gone that somebody holds.
   bool Collect(const std::optional<std::string>& run);
   void Wake(std::optional<std::string> run);

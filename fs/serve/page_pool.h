@@ -81,6 +81,11 @@ class PagePool {
   Idle idle() const;
 
  private:
+  struct Expected {
+    uint64_t file = 0;
+    uint64_t charge = 0;
+  };
+
   PagePool(int mount_fd, uint64_t budget) : mount_fd_(mount_fd), budget_(budget) {}
   // Picks an idle file to use again and makes room in the accounts; the files
   // that had to go are appended to `freed`.  False if there is no room.
@@ -99,10 +104,6 @@ class PagePool {
   uint64_t lent_ GUARDED_BY(mutex_) = 0;
   uint64_t idle_bytes_ GUARDED_BY(mutex_) = 0;
   uint64_t last_taken_ GUARDED_BY(mutex_) = 0;
-  struct Expected {
-    uint64_t file = 0;
-    uint64_t charge = 0;
-  };
   std::deque<Expected> expected_ GUARDED_BY(mutex_);
 };
 

@@ -227,6 +227,7 @@ Status Say(const ExplainFlags& options, const MountPath& path, const std::string
   return {};
 }
 
+// What would be told of a name is no answer where the name is not there.
 Status CheckThere(const std::string& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0) return {};
@@ -269,9 +270,6 @@ Status ExplainSource(const ExplainFlags& options, const MountPath& path, const S
   if (directory != index.end()) {
     const auto entry = directory->second.find(wanted.substr(slash == std::string::npos ? 0 : slash + 1));
     if (entry != directory->second.end()) {
-      if (entry->second.directory) {
-        return Say(options, path, "source", StrCat("files as they were saved in ", step.record.source));
-      }
       if (entry->second.text) {
         const SideText& text = step.model.texts[*entry->second.text];
         return Say(options, path, "source file",

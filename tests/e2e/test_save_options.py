@@ -11,6 +11,7 @@ import pytest
 import torch
 from daemon import wait_until
 from safetensors import safe_open
+from test_snapshot import block_store
 
 SIZE = 300
 
@@ -36,16 +37,15 @@ def snapshotter_fixture(ckptfs):
 
 
 def daemon_counts(ckptfs):
-    """What `ckptfs status` says of snapshots; nothing if the daemon receives none yet."""
-    said = ckptfs.run('status', '--store', ckptfs.store, '--json', check=False).stdout
-    daemons = json.loads(said or '[]')
-    return daemons[0]['status'].get('snapshots') if daemons and isinstance(daemons, list) else None
+    """What `ckptfs status` says of snapshots."""
+    said = ckptfs.run('status', '--store', ckptfs.store, '--json').stdout
+    return json.loads(said)[0]['status']['snapshots']
 
 
 def receive(ckptfs):
     """A mount that takes snapshots."""
     ckptfs.start()
-    wait_until(lambda: daemon_counts(ckptfs) is not None, 'the receiver')
+    assert daemon_counts(ckptfs) is not None
 
 
 def test_a_dry_run_needs_no_daemon(snapshotter):
@@ -77,10 +77,7 @@ def test_a_deadline_that_is_over(ckptfs, snapshotter):
 def receive_and_keep_nothing(ckptfs):
     """Starts a daemon that no step becomes durable at until the file that is returned goes."""
     receive(ckptfs)
-    os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
-    block = os.path.join(ckptfs.store, 'blobs', 'snapshots')
-    with open(block, 'w', encoding='utf-8'):
-        return block
+    return block_store(ckptfs)
 
 
 def test_a_full_arena(ckptfs, snapshotter):
