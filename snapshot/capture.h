@@ -79,9 +79,10 @@ struct Capture {
   std::shared_ptr<const void> owner;
   // What may still be writing the tensors of devices.
   std::vector<DeviceStream> streams;
-  // Asked once when all is copied: which tensor was written since the save, in
-  // words; empty: none.  Called from the writer's own thread.
-  std::function<std::string()> changed;
+  // Which tensor was written since the save, in words; empty: none.  Asked in Save when
+  // what cannot wait is copied (false: of that alone), which another thread may have
+  // written; and from the writer's own thread when all is (true: of what waited).
+  std::function<std::string(bool all)> changed;
 };
 
 // Bytes of memory that make up a range of the file.

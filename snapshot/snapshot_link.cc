@@ -14,13 +14,13 @@
 namespace ckptfs {
 namespace {
 
-constexpr timeval kWelcomePatience{60, 0};
-constexpr timeval kSendPatience{10, 0};
-constexpr timeval kForEver{0, 0};
+constexpr std::chrono::milliseconds kSendPatience{10'000};
+constexpr std::chrono::milliseconds kForEver{0};
 constexpr std::chrono::milliseconds kLookPause{250};  // for another daemon
 
-void SetPatience(int socket, int option, const timeval& patience) {
-  setsockopt(socket, SOL_SOCKET, option, &patience, sizeof patience);
+void SetPatience(int socket, int option, std::chrono::milliseconds patience) {
+  const timeval time{patience.count() / 1000, patience.count() % 1000 * 1000};
+  setsockopt(socket, SOL_SOCKET, option, &time, sizeof time);
 }
 
 SnapshotMessage Greeting(const LinkRequest& request, SnapshotWord word) {
@@ -33,8 +33,9 @@ SnapshotMessage Greeting(const LinkRequest& request, SnapshotWord word) {
 }
 
 // The welcome that answers a greeting; kExists if it is refused for now.
-Result<Incoming> Greet(int socket, const SnapshotMessage& greeting, int passed) {
-  SetPatience(socket, SO_RCVTIMEO, kWelcomePatience);
+Result<Incoming> Greet(int socket, const SnapshotMessage& greeting, int passed,
+                       std::chrono::milliseconds patience) {
+  SetPatience(socket, SO_RCVTIMEO, patience);
   SetPatience(socket, SO_SNDTIMEO, kSendPatience);
   CKPT_RETURN_IF_ERROR(SendSnapshotMessage(socket, greeting, passed));
   CKPT_ASSIGN_OR_RETURN(Incoming answer, ReceiveSnapshotMessage(socket, true));
@@ -60,7 +61,7 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotLink::Open(const LinkRequest& requ
   hello.sequence = request.slots;
   unsigned processor = 0, node = 0;
   if (getcpu(&processor, &node) == 0) hello.chunk = 1 + uint64_t{node};
-  CKPT_ASSIGN_OR_RETURN(Incoming answer, Greet(socket.get(), hello, -1));
+  CKPT_ASSIGN_OR_RETURN(Incoming answer, Greet(socket.get(), hello, -1, request.welcome));
   ArenaShape shape{answer.message.length, static_cast<uint32_t>(answer.message.sequence)};
   CKPT_ASSIGN_OR_RETURN(auto arena, ArenaWriter::Open(answer.passed.get(), shape));
   std::shared_ptr<SnapshotLink> link(
@@ -213,7 +214,7 @@ Status SnapshotLink::GreetAnother(const Socket& socket) {
   SnapshotMessage greeting = Greeting(request_, SnapshotWord::kReturn);
   greeting.length = shape().chunk_bytes;
   greeting.sequence = shape().chunks;
-  const auto answer = Greet(socket->get(), greeting, memory_.get());
+  const auto answer = Greet(socket->get(), greeting, memory_.get(), request_.welcome);
   if (answer) return {};
   MutexLock lock(mutex_);
   if (answer.error().code == ErrorCode::kPermission) {

@@ -39,6 +39,8 @@ struct LinkRequest {
   uint64_t life = 0;   // a random number of this rank's process
   // For how long an arena waits for another daemon.
   std::chrono::milliseconds patience{600'000};
+  // For how long a daemon may take for its answer: it makes the arena.
+  std::chrono::milliseconds welcome{60'000};
 };
 
 class SnapshotLink {
@@ -54,7 +56,7 @@ class SnapshotLink {
   using Hear = std::function<void(SnapshotLink& from, News news, const SnapshotMessage& said)>;
 
   // kNotFound if there is no daemon; what it refuses with.  BLOCKS: until it has made
-  // the arena, at most a minute.
+  // the arena, at most `welcome`.
   static Result<std::shared_ptr<SnapshotLink>> Open(const LinkRequest& request, Hear hear);
   ~SnapshotLink();
 

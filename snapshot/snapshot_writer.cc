@@ -14,16 +14,18 @@
 #include "core/base/digest.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
+#include "snapshot/save_job.h"
 #include "snapshot/snapshot_link.h"
-#include "snapshot/source_samples.h"
 
 namespace ckptfs {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = SaveJob::Clock;
+using JobPtr = std::shared_ptr<SaveJob>;
 
 constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
+constexpr std::chrono::seconds kSlowAnswer{1};
 constexpr std::string_view kWritten = " was written before the update";
 constexpr std::string_view kCancelled = "cancelled";
 constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
@@ -32,63 +34,24 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// A snapshot whose lazy part is not in the arena yet, or not handed over.
-struct Job {
-  CaptureFile file;
-  SourceSamples samples = {};
-  uint64_t attempt = 0;
-  std::shared_ptr<SnapshotLink> link;
-  std::vector<uint32_t> chunks;
-  size_t copied = 0;  // chunks whose bytes are in the arena
-  size_t sent = 0;
-  Clock::time_point end = Clock::time_point::max();  // dropped if it is not over by then
-  bool waited = false;                               // for room
-  // Under State::mutex:
-  bool safe = false;         // its memory may change
-  bool ended = false;        // all is handed over, or it is dropped
-  std::string failure = {};  // why it is dropped
-
-  uint64_t ChunkBegin(size_t i) const { return i * link->shape().payload_bytes(); }
-  uint64_t ChunkEnd(size_t i) const {
-    return std::min(file.bytes(), ChunkBegin(i) + link->shape().payload_bytes());
-  }
-};
-using JobPtr = std::shared_ptr<Job>;
-
-std::vector<MemoryCopy> CopiesOf(const Job& job, size_t i, bool lazy) {
-  const uint64_t begin = job.ChunkBegin(i);
-  const std::span<std::byte> payload = job.link->arena().Payload(job.chunks[i]);
-  std::vector<MemoryCopy> copies;
-  for (const CopyRun& run : job.file.Runs(begin, job.ChunkEnd(i), lazy)) {
-    copies.push_back({run.from, payload.data() + (run.at - begin), run.bytes, run.device});
-  }
-  return copies;
-}
-
-SnapshotMessage MessageOf(const Job& job, SnapshotWord word) {
-  SnapshotMessage message{word};
-  message.step = job.file.capture().step;
-  message.attempt = job.attempt;
-  return message;
-}
-
 }  // namespace
 
 struct SnapshotWriter::State {
   explicit State(WriterOptions given);
   void Run();
   bool Begin(Capture capture, Clock::time_point end) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Status TakeRoom(Job& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Status FollowDevices(const Job& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  bool Pace(const Job& job, uint64_t bytes);
-  void Abandon(const Job& job, uint64_t step, const std::string& why);
-  Status Prepare(Job& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Status TakeRoom(SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Status FollowDevices(const SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  bool Pace(const SaveJob& job, uint64_t bytes);
+  void Abandon(const SaveJob& job, uint64_t step, const std::string& why);
+  Status Prepare(SaveJob& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Result<std::shared_ptr<SnapshotLink>> Connected(uint64_t bytes)
       EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Result<std::shared_ptr<SnapshotLink>> Greet(uint64_t bytes) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   void Hear(SnapshotLink& from, SnapshotLink::News news, const SnapshotMessage& said);
   void Copy(const JobPtr& job);
   Status CopyOrSend(const JobPtr& job);
-  Status SendChunk(Job& job);
+  Status SendChunk(SaveJob& job);
   Status Verify(const JobPtr& job);
   void Finish(const JobPtr& job, Status done);
 
@@ -119,6 +82,7 @@ struct SnapshotWriter::State {
   // Earlier ones, whose arenas became too small, while their steps are written.
   std::vector<std::shared_ptr<SnapshotLink>> retired GUARDED_BY(save_mutex);
   std::weak_ptr<const SnapshotLink> pinned GUARDED_BY(save_mutex);  // or tried to
+  Clock::time_point next_greeting GUARDED_BY(save_mutex) = Clock::time_point::min();
 
   Mutex mutex;
   CondVar moved;  // a job became safe or ended, an outcome settled
@@ -217,8 +181,20 @@ std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_
   return std::nullopt;
 }
 
-// A link whose arena has room for captures of this size.
+// A link whose arena has room for captures of this size.  A daemon that takes its time to
+// say no (it is stopped, say) is asked a tenth of the time at most: training goes on.
 Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t bytes) {
+  const auto start = Clock::now();
+  if (start < next_greeting && !(link && link->connected())) {
+    return Fail(ErrorCode::kIo, "the daemon did not answer, and is asked again later");
+  }
+  auto connected = Greet(bytes);
+  const auto now = Clock::now();
+  if (!connected && now - start >= kSlowAnswer) next_greeting = now + 9 * (now - start);
+  return connected;
+}
+
+Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Greet(uint64_t bytes) {
   const uint32_t slots = std::max<uint32_t>(options.slots, 1);
   if (link && (link->gone() || !link->Fits(bytes, slots))) {
     retired.push_back(std::exchange(link, nullptr));
@@ -238,7 +214,8 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t 
   over.clear();  // before more is asked for: the daemon may have room for one arena only
   const LinkRequest request{options.store, options.run, options.job, options.rank,
                             options.world, bytes,       slots,       life,
-                            options.away_limit};
+                            options.away_limit,
+                            options.welcome_limit};
   CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, [this](auto& from, auto news, auto& words) {
                           Hear(from, news, words);
                         }));
@@ -247,7 +224,7 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t 
   return link;
 }
 
-Status SnapshotWriter::State::TakeRoom(Job& job) {
+Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
   const uint64_t bytes = job.file.bytes();
   job.chunks = job.link->TakeChunks(bytes, Clock::time_point::min());
   if (job.chunks.empty() && options.wait_for_room && !job.link->gone()) {
@@ -265,7 +242,7 @@ Status SnapshotWriter::State::TakeRoom(Job& job) {
 }
 
 // Copies come after what the devices are doing to the tensors now.
-Status SnapshotWriter::State::FollowDevices(const Job& job) {
+Status SnapshotWriter::State::FollowDevices(const SaveJob& job) {
   const auto& streams = job.file.capture().streams;
   if (streams.empty()) return {};
   CKPT_RETURN_IF_ERROR(eager_copier->Follow(streams));
@@ -277,25 +254,27 @@ Status SnapshotWriter::State::FollowDevices(const Job& job) {
 }
 
 // Chunks for all of it, and in them what cannot wait.
-Status SnapshotWriter::State::Prepare(Job& job, Capture capture) {
+Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   CKPT_ASSIGN_OR_RETURN(job.file,
                         CaptureFile::Make(std::move(capture), options.rank, options.world));
   CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes()));
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
   CKPT_RETURN_IF_ERROR(FollowDevices(job));
   for (size_t i = 0; i < job.chunks.size(); ++i) {
-    CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(CopiesOf(job, i, false), Trainer::kWaits));
+    CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(job.Copies(i, false), Trainer::kWaits));
   }
   job.samples = SourceSamples(job.file);
   CKPT_RETURN_IF_ERROR(eager_copier->Wait());
-  SnapshotMessage message = MessageOf(job, SnapshotWord::kBegin);
+  const std::string name = job.Changed(false);
+  if (!name.empty()) return Fail(ErrorCode::kStale, StrCat(name, " was written while it was saved"));
+  SnapshotMessage message = job.Message(SnapshotWord::kBegin);
   message.length = job.file.bytes();
   message.sequence = job.waited ? 1 : 0;
   return job.link->Send(message);
 }
 
 // Nothing of it was handed over.
-void SnapshotWriter::State::Abandon(const Job& job, uint64_t step, const std::string& why) {
+void SnapshotWriter::State::Abandon(const SaveJob& job, uint64_t step, const std::string& why) {
   {
     MutexLock lock(mutex);  // first: the daemon tells all ranks
     Settle(job.attempt, Fate::kDropped, why);
@@ -311,7 +290,7 @@ void SnapshotWriter::State::Abandon(const Job& job, uint64_t step, const std::st
 }
 
 bool SnapshotWriter::State::Begin(Capture capture, Clock::time_point end) {
-  auto job = std::make_shared<Job>();
+  auto job = std::make_shared<SaveJob>();
   job->end = end;
   const uint64_t step = capture.step;
   {
@@ -377,7 +356,7 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
   }
   if (!copy) return SendChunk(*job);
   if (!Pace(*job, job->ChunkEnd(job->copied) - job->ChunkBegin(job->copied))) return {};
-  CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(CopiesOf(*job, job->copied, true), trainer));
+  CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(job->Copies(job->copied, true), trainer));
   CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
   const uint64_t begin = job->ChunkBegin(job->copied);
   const auto copied = job->link->arena().Payload(job->chunks[job->copied]);
@@ -389,7 +368,7 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
 }
 
 // Returns when the next `bytes` may be read; false if the job is over before.
-bool SnapshotWriter::State::Pace(const Job& job, uint64_t bytes) {
+bool SnapshotWriter::State::Pace(const SaveJob& job, uint64_t bytes) {
   if (options.pace == 0) return true;
   const auto start = std::max(Clock::now(), next_copy);
   {
@@ -405,7 +384,7 @@ bool SnapshotWriter::State::Pace(const Job& job, uint64_t bytes) {
   return true;
 }
 
-Status SnapshotWriter::State::SendChunk(Job& job) {
+Status SnapshotWriter::State::SendChunk(SaveJob& job) {
   const uint32_t chunk = job.chunks[job.sent];
   ChunkHeader header;
   header.rank = options.rank;
@@ -415,7 +394,7 @@ Status SnapshotWriter::State::SendChunk(Job& job) {
   header.sequence = job.sent;
   header.length = job.ChunkEnd(job.sent) - job.ChunkBegin(job.sent);
   job.link->arena().WriteHeader(chunk, header);
-  SnapshotMessage message = MessageOf(job, SnapshotWord::kChunk);
+  SnapshotMessage message = job.Message(SnapshotWord::kChunk);
   message.sequence = job.sent;
   message.chunk = chunk;
   ++job.sent;  // whether or not it arrives, it is not ours to reuse
@@ -424,8 +403,7 @@ Status SnapshotWriter::State::SendChunk(Job& job) {
 
 // All is copied: nothing of it was written meanwhile, and from now on may be.
 Status SnapshotWriter::State::Verify(const JobPtr& job) {
-  const auto& changed = job->file.capture().changed;
-  const std::string name = changed ? changed() : "";
+  const std::string name = job->Changed(true);
   MutexLock lock(mutex);
   if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
   job->safe = true;
@@ -442,7 +420,7 @@ void SnapshotWriter::State::Finish(const JobPtr& job, Status done) {
     // First: the daemon tells all ranks.
     if (!done) Settle(job->attempt, Fate::kDropped, done.error().message);
   }
-  SnapshotMessage message = MessageOf(*job, done ? SnapshotWord::kEnd : SnapshotWord::kDrop);
+  SnapshotMessage message = job->Message(done ? SnapshotWord::kEnd : SnapshotWord::kDrop);
   if (!done) message.text = done.error().message;
   const Status sent = job->link->Send(message);
   job->link->GiveBack({job->chunks.begin() + static_cast<ptrdiff_t>(job->sent), job->chunks.end()});

@@ -48,6 +48,8 @@ struct WriterOptions {
   uint64_t pace = 0;
   // For how long snapshots that are not durable wait for another daemon when theirs died.
   std::chrono::milliseconds away_limit{600'000};
+  // For how long a save waits for a daemon that takes its time to make the arena.
+  std::chrono::milliseconds welcome_limit{60'000};
 };
 
 struct WriterStatus {

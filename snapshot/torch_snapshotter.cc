@@ -207,7 +207,7 @@ class Shot {
     std::shared_ptr<const std::vector<Watched>> watched =
         std::make_shared<const std::vector<Watched>>(std::move(watched_));
     capture_.owner = std::make_shared<const std::vector<Tensor>>(std::move(kept_));
-    capture_.changed = [watched]() -> std::string {
+    capture_.changed = [watched](bool) -> std::string {
       for (const Watched& one : *watched) {
         if (one.tensor._version() != one.version || one.tensor.const_data_ptr() != one.address) {
           return one.name;

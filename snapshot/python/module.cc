@@ -146,10 +146,10 @@ bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed,
           std::optional<double> limit) {
   Capture capture = std::move(given);
   capture.owner = Shared(std::move(owner));
-  capture.changed = [call = Shared(std::move(changed))]() -> std::string {
+  capture.changed = [call = Shared(std::move(changed))](bool all) -> std::string {
     nb::gil_scoped_acquire lock;
     try {
-      return nb::cast<std::string>(nb::borrow<nb::object>(call.get())());
+      return nb::cast<std::string>(nb::borrow<nb::object>(call.get())(all));
     } catch (const std::exception& error) {
       return std::string("a tensor that could not be looked at (") + error.what() + ")";
     }

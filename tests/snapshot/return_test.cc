@@ -68,6 +68,13 @@ class FakeDaemon {
     refused.sequence = for_now ? 1 : 0;
     (void)SendSnapshotMessage(rank.get(), refused);
   }
+  // How many ranks came to a daemon that serves nobody.
+  size_t Unserved() const {
+    fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
+    size_t count = 0;
+    while (Descriptor(accept(listener_.get(), nullptr, nullptr)).valid()) ++count;
+    return count;
+  }
 
  private:
   const std::string path_;
@@ -116,6 +123,17 @@ TEST_F(ReturnTest, WhatWasHandedOverGoesToTheNextDaemon) {
     receiver_.reset();
     kept_.clear();
   }
+}
+
+// One that is stopped: its socket is there.
+TEST_F(ReturnTest, ADaemonThatDoesNotAnswerIsAskedRarely) {
+  WriterOptions options{directory_.path(), "run", "job", 0, 1, 2, kLong, {}};
+  options.welcome_limit = milliseconds(2'000);
+  SnapshotWriter writer(std::move(options));
+  const FakeDaemon stopped(directory_.path());
+  for (uint64_t step = 1; step <= 9; ++step) EXPECT_FALSE(writer.Save(memory_.Save(step, 0)));
+  EXPECT_EQ(stopped.Unserved(), 1u);
+  EXPECT_EQ(writer.TakeLog().size(), 2u);  // what the first heard, and the others
 }
 
 TEST_F(ReturnTest, NobodyWaitsForEver) {

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchCollector: what modules and torch.optim optimizers hold on one rank."""
+import logging
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from .dtensor import Boxes, is_cut, is_dtensor, local_of, mesh_key
 from .holders import Description, Holders, exchange, gather
 from .saver import Group
 from .state import NotHeld, State
+
+LOG = logging.getLogger('ckptfs')
 
 
 def _fsdp_params(models: Sequence[nn.Module]) -> Iterator[Any]:
@@ -44,6 +47,7 @@ class PlacingCollector:
     """What collectors of DTensors share: which ranks hold what, found out once."""
 
     lazy = False
+    staged = False
 
     def __init__(self) -> None:
         self._boxes = Boxes()
@@ -140,9 +144,9 @@ class TorchCollector(PlacingCollector):
                  replicated: bool = False) -> None:
         super().__init__()
         self._replicated = replicated
+        self._told = False  # why all is copied at once
         self._models = models
         self._optimizers = optimizers
-        self.lazy = all(map(state.waits_for_hooks, optimizers))
         for module in models:
             state.refuse_unknown(module)
         state.refuse_keepers(optimizers)
@@ -210,6 +214,15 @@ class TorchCollector(PlacingCollector):
 
     # ---- at every save -------------------------------------------------------
 
+    def _is_lazy(self, tensors: Iterable[torch.Tensor]) -> bool:
+        # Somebody may have put a step or a hook of their own there meanwhile.
+        hook = state.updates_in_backward(tensors)
+        if hook and not self._told:
+            self._told = True
+            LOG.warning('all is copied before save returns: %s may write in the backward pass',
+                        hook)
+        return not hook and all(map(state.waits_for_hooks, self._optimizers))
+
     def _model(self) -> state.Model:
         return state.model_state(self._models, _sharded(self._models))
 
@@ -220,15 +233,16 @@ class TorchCollector(PlacingCollector):
         foreign = state.foreign(self._optimizers, names)
         if foreign:  # since a later add_param_group
             raise NotHeld(foreign)
-        # Somebody may have put a step of their own into an optimizer meanwhile.
-        self.lazy = all(map(state.waits_for_hooks, self._optimizers))
+        self.lazy = self._is_lazy(model.tensors.values())
+        forward = state.written_by_forward(self._models)
         updated, states, groups = set(), [], []
         for index, optimizer in enumerate(self._optimizers):
             label = str(index) if len(self._optimizers) > 1 else ''
             states += state.optimizer_states(optimizer, label, names)
             for number, group in enumerate(optimizer.param_groups):
                 where = f'parameter group {number}' + f' of optimizer {label}' * bool(label)
-                updated.update(id(p) for p in group['params'] if p.requires_grad)
+                updated.update(id(p) for p in group['params']
+                               if p.requires_grad and id(p) not in forward)
                 groups.append((label, [names[id(p)] for p in group['params']],
                                state.hyper_parameters(group, where)))
         weights = [State(name, 'weight', '', tensor, updated=id(tensor) in updated)

@@ -24,10 +24,11 @@ from torch.futures import Future
 
 from . import state, url
 from .collector import PlacingCollector
-from .dtensor import is_dtensor, local_of
+from .dtensor import is_dtensor, local_of, memory_of
 from .saved_values import SPELLING
 from .saver import Group, Saver
 from .state import NotHeld, State
+from .stepped import stepped_memory
 
 LOG = logging.getLogger('ckptfs')
 _SAVERS: Dict[Tuple[str, str], Saver] = {}
@@ -168,23 +169,25 @@ class StateDictCollector(PlacingCollector):
     def collect(self) -> Tuple[state.Model, List[State], List[Group]]:
         """As Collector has it."""
         model, names = self._model()
+        stepped = stepped_memory() if self.ahead else set()
         states, groups, trained = [], [], set()
         for key, value in self.given.optimizers.items():
             label = key if len(self.given.optimizers) > 1 else ''
             optimizer = _Optimizer(key, value, names)
             for name, kind, one in optimizer.states:
-                states += state.state_of(names[name], kind, label, one)
+                updated = isinstance(one, torch.Tensor) and memory_of(one) in stepped
+                states += state.state_of(names[name], kind, label, one, updated)
             for number, (members, hyper) in enumerate(optimizer.groups):
                 members = list(dict.fromkeys(names[name] for name in members))
                 trained.update(members)
                 groups.append((label, members, state.hyper_parameters(
                     hyper, f'parameter group {number} of {key}')))
-        # Somebody's optimizer updates them, and waits for us.
-        self.lazy = self.ahead and bool(trained)
+        self.lazy = bool(stepped)
         for name in model.tensors:
             role = 'trainable' if name in trained or not trained else 'frozen'
             model.parameters.append((name, role))
-        weights = [State(name, 'weight', '', tensor, updated=name in trained,
+        weights = [State(name, 'weight', '', tensor,
+                         updated=name in trained and memory_of(tensor) in stepped,
                          ranks=None if name in trained else self.first_of(name))
                    for name, tensor in model.tensors.items()]
         model.extra = dict(self.given.rest)
@@ -238,7 +241,7 @@ def _saver(store: str, run: str, given: StateDict, ahead: bool,
     key = (os.path.realpath(store), run)
     saver = _SAVERS.get(key)
     collector = StateDictCollector() if saver is None else saver._collector
-    collector.given, collector.ahead = given, ahead
+    collector.given, collector.ahead, collector.staged = given, ahead, not ahead
     if saver is None:
         saver = _SAVERS[key] = _make_saver(collector, *key, options)
     return saver

@@ -14,6 +14,7 @@ from typing import Any, Callable, List, Mapping, Optional, Set, Tuple
 import torch
 
 from . import pointer, state
+from .dtensor import memory_of
 from .saved_file import SavedFile, saved_file
 from .saver import FileCollector, Saver
 from .state import NotHeld
@@ -40,11 +41,8 @@ def _base(engine: Any) -> Any:
 
 def is_lazy(engine: Any) -> bool:
     """Whether the engine's states change in an optimizer's step and nowhere else."""
-    return state.waits_for_hooks(_base(engine))
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return (state.waits_for_hooks(_base(engine))
+            and not state.updates_in_backward(engine.module.parameters()))
 
 
 def updated_memory(engine: Any) -> Set[int]:
@@ -55,7 +53,7 @@ def updated_memory(engine: Any) -> Set[int]:
         found += group['params']
     for master, values in getattr(base, 'state', {}).items():
         found += [v for v in (master, *values.values()) if isinstance(v, torch.Tensor)]
-    return {_memory(t) for t in found if t.numel() > 1}
+    return {memory_of(t) for t in found if t.numel() > 1}
 
 
 def refusal(engine: Any) -> str:
@@ -98,7 +96,7 @@ class Recorder:
         """Keeps a file of the tag."""
         self.given.append((state_dict, path))
         name = os.path.relpath(path, self.folder)
-        one = saved_file(name, state_dict, lambda t: _memory(t) in self._updated,
+        one = saved_file(name, state_dict, lambda t: memory_of(t) in self._updated,
                          self._fused())
         if _is_replica(self.engine, name):
             one = self._part(one)
@@ -344,12 +342,13 @@ class EngineCollector(FileCollector):
         why = refusal(engine)
         if why:
             raise TypeError(why)
-        self.engine, self.lazy, self.version = engine, is_lazy(engine), __version__
+        self.engine, self.version = engine, __version__
         self.recorded: Optional[Recorder] = None
 
     def files(self, step: int, documents: Mapping[str, Any]) -> Tuple[str, List[SavedFile]]:
         """As FileCollector has it; documents are the client state.  Collective, as
         engine.save_checkpoint is."""
+        self.lazy = is_lazy(self.engine)
         if self.recorded is not None:
             return self.recorded.tag, self.recorded.files
         engine, recorder = self.engine, Recorder(self.engine)

@@ -31,6 +31,13 @@ def local_of(tensor: Any) -> torch.Tensor:
     return tensor._local_tensor
 
 
+def memory_of(tensor: torch.Tensor) -> int:
+    """Where the storage begins that its values, or this rank's part of them, lie in; 0 if
+    nowhere."""
+    local = local_of(tensor) if is_dtensor(tensor) else tensor
+    return local.untyped_storage().data_ptr() if local.layout == torch.strided else 0
+
+
 def _cut(runs: Sequence[Run], begin: int, end: int) -> List[Run]:
     """The indexes that stand at places [begin, end) of `runs`."""
     out, at = [], 0

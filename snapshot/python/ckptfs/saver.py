@@ -13,14 +13,13 @@ import time
 import uuid
 import weakref
 from multiprocessing.util import Finalize
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
 from . import _native, state
 from .saved_file import SavedFile
 from .state import NotHeld, State
+from .turns import Turns
 
 LOG = logging.getLogger('ckptfs')
 # Seconds that a wait is in C: signals are handled between two of them.
@@ -43,6 +42,8 @@ class Collector(Protocol):
     # every step that writes them calls torch's global pre-hooks of optimizers, or
     # Saver.before_update.  Otherwise all is copied before save returns.
     lazy: bool
+    # Whether nobody else writes what is collected: optimizers go on beside a save.
+    staged: bool = False
 
     def start(self, rank: int, world: int) -> None:
         """Called once, by all ranks alike, before the first collect.  May talk to the
@@ -61,6 +62,7 @@ class FileCollector:
     """A collector that has files of a framework's own checkpoint instead of states."""
 
     lazy = False
+    staged = False
     framework = ''
     version = ''
 
@@ -137,13 +139,13 @@ class Saver:
                                       full == 'wait', int(pace), _cuda_library(), None)
         this = weakref.ref(self)
 
-        def before_update(*_: object) -> None:
+        def before_update() -> None:
             alive = this()
             if alive is not None:
                 alive.before_update()
 
-        self._hook = register_optimizer_step_pre_hook(before_update)
-        weakref.finalize(self, self._hook.remove)
+        self._turns = Turns(update_limit, before_update)
+        weakref.finalize(self, self._turns.close)
         _ALIVE.add(self)
         # A process of multiprocessing that was forked runs no atexit handlers.
         end = Finalize(None, _close, (this,), exitpriority=10)
@@ -155,14 +157,16 @@ class Saver:
         Returns before parameters and optimizer states are copied: these must not be
         written but by the optimizers' next step, which waits for the copy.  All
         else is copied before it returns.  False if the snapshot was dropped.  What is
-        not handed over whole `deadline` seconds after this call is dropped.
+        not handed over whole `deadline` seconds after this call is dropped.  From
+        another thread than the optimizers' it waits for the end of a step of theirs.
         """
         if os.getpid() != self._pid:
             return False
         try:
-            shot, capture = self._capture(int(step))
-            taken = self._writer.save(capture, shot.kept,
-                                      functools.partial(_changed, shot.watched), deadline)
+            with self._turns.save(getattr(self._collector, 'staged', False)) as overtaken:
+                shot, capture = self._capture(int(step))
+                shot.overtaken = overtaken
+                taken = self._writer.save(capture, shot.kept, shot.changed, deadline)
         except Exception as error:  # pylint: disable=broad-except
             self.drop(step, error)
             taken = False
@@ -219,7 +223,7 @@ class Saver:
         started, unless that is os._exit or a signal's."""
         if os.getpid() != self._pid:
             return
-        self._hook.remove()
+        self._turns.close()
         self._writer.close()
         self._tell()
 
@@ -291,8 +295,10 @@ class _Shot:
         self.tensors: List[_native.Tensor] = []
         self.groups: List[Tuple[str, List[str], str]] = []
         self.documents: List[Tuple[str, str, str, List[str]]] = []
+        self.overtaken: Callable[[], bool] = bool  # whether a step did not wait for it
         self.kept: List[torch.Tensor] = []
-        self.watched: List[Watched] = []
+        self._late: List[Watched] = []   # copied after the save
+        self._early: List[Watched] = []  # and by it
         self.devices: Set[int] = set()
 
     def streams(self) -> List[Tuple[int, int]]:
@@ -300,12 +306,31 @@ class _Shot:
         return [(device, torch.cuda.current_stream(device).cuda_stream)
                 for device in sorted(self.devices)]
 
+    @staticmethod
+    def _watch(watched: List[Watched], name: str, tensor: torch.Tensor,
+               address: Optional[int]) -> None:
+        if not tensor.is_inference():  # those do not count
+            watched.append((name, tensor, tensor._version, address))
+
+    def changed(self, late: bool) -> str:
+        """The first tensor that is not what it was when it was collected: of those that
+        are copied late, or of the others, of which it is asked once."""
+        if not late and self.overtaken():
+            return 'something'
+        watched = self._late if late else self._early
+        self._early = []
+        for name, tensor, version, address in watched:
+            if tensor._version != version or address not in (None, tensor.data_ptr()):
+                return name
+        return ''
+
     def _add(self, tensor: torch.Tensor, lazy: bool, key: str = '',
              one: Optional[State] = None) -> None:
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise NotHeld(f'{key or one.parameter} is not a strided tensor')
         plain = tensor.detach()
         if not lazy:  # else as it lies; the alias keeps its storage
+            self._watch(self._early, one.parameter if one else key, tensor, None)
             plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
         if plain.numel() and not plain.data_ptr():  # a subclass that wraps others
             raise NotHeld(f'{key or one.parameter} is a {type(tensor).__name__}, which has no '
@@ -337,7 +362,7 @@ class _Shot:
             lazy = self._waits(tensor, storage.updated)
             self._add(tensor, lazy, key)
             if lazy:
-                self.watched.append((key, tensor, tensor._version, tensor.data_ptr()))
+                self._watch(self._late, key, tensor, tensor.data_ptr())
         self.documents.append((file.name, 'file' if file.pickled else 'part', self._add_pickle(
             f'ckptfs.file/{file.name}', file.pickled or pickle.dumps(None, 2)), keys))
 
@@ -349,9 +374,9 @@ class _Shot:
         if not lazy:
             return
         name = one.parameter if one.kind == 'weight' else f'{one.kind} of {one.parameter}'
-        self.watched.append((name, tensor, tensor._version, tensor.data_ptr()))
+        self._watch(self._late, name, tensor, tensor.data_ptr())
         for other in one.watched:
-            self.watched.append((name, other, other._version, None))
+            self._watch(self._late, name, other, None)
 
     def _add_pickle(self, key: str, text: bytes) -> str:
         self._add(torch.frombuffer(bytearray(text), dtype=torch.uint8), False, key)
@@ -370,14 +395,6 @@ class _Shot:
             self._add(tensor, False, key)
         self.documents.append(
             (name, scope, self._add_pickle(f'ckptfs.document/{name}', pickled), keys))
-
-
-def _changed(watched: List[Watched]) -> str:
-    """The first tensor that is not what it was when it was saved."""
-    for name, tensor, version, address in watched:
-        if tensor._version != version or address not in (None, tensor.data_ptr()):
-            return name
-    return ''
 
 
 def _close(reference: 'weakref.ref[Saver]') -> None:

@@ -6,8 +6,10 @@ import sys
 from collections import Counter, OrderedDict, defaultdict
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence,
+                    Set, Tuple)
 
 import torch
 from torch import nn
@@ -173,6 +175,30 @@ def waits_for_hooks(optimizer: object) -> bool:
             and _is_its_own(optimizer, vars(optimizer).get('step', own)))
 
 
+# Their hooks of parameters write gradients, or call the step of an optimizer.
+_KNOWN = {'torch', 'deepspeed', 'megatron'}
+
+
+def updates_in_backward(parameters: Iterable[torch.Tensor]) -> str:
+    """The first hook of the backward pass that a parameter has, by its place in somebody's
+    code, which may update parameters beside every optimizer's step (LOMO); or ''."""
+    for parameter in parameters:
+        for kind in ('_post_accumulate_grad_hooks', '_backward_hooks'):
+            for hook in (getattr(parameter, kind, None) or {}).values():
+                while isinstance(hook, partial):
+                    hook = hook.func
+                module = getattr(hook, '__module__', None) or ''
+                if module.partition('.')[0] not in _KNOWN:
+                    return f'{module}.{getattr(hook, "__qualname__", type(hook).__qualname__)}'
+    return ''
+
+
+def written_by_forward(modules: Iterable[nn.Module]) -> Set[int]:
+    """The parameters, by id, that a forward pass writes: embeddings of bounded norm."""
+    return {id(module.weight) for one in modules for module in one.modules()
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm}
+
+
 def refuse_keepers(optimizers: Sequence[Any]) -> None:
     """TypeError for optimizers whose states are not where they say, or not all here."""
     for optimizer in optimizers:
@@ -193,10 +219,11 @@ def _number(value: object) -> torch.Tensor:
     return torch.tensor(value, dtype=dtype)
 
 
-def state_of(name: str, kind: str, label: str, value: Any) -> List[State]:
-    """What an optimizer has of a parameter; nothing for None."""
+def state_of(name: str, kind: str, label: str, value: Any,
+             updated: bool = True) -> List[State]:
+    """What an optimizer has of a parameter; nothing for None.  updated: as State has it."""
     if isinstance(value, torch.Tensor):
-        return [State(name, kind, label, value, updated=True)]
+        return [State(name, kind, label, value, updated=updated)]
     if isinstance(value, (bool, int, float)):
         return [State(name, kind, label, _number(value), number=True)]
     if value is not None:
