@@ -10,6 +10,7 @@ scaler.
 """
 import json
 import os
+import pathlib
 import sys
 import time
 
@@ -146,9 +147,14 @@ def lightning(folder, store, way='one'):
     class Module(pl.LightningModule):
         """A net, and its losses."""
 
-        def __init__(self):
+        def __init__(self, width=3, where=None):
             super().__init__()
+            self.save_hyperparameters()
             self.net, self.losses = Net(), []
+
+        def on_save_checkpoint(self, checkpoint):
+            if way != 'fsdp2':  # where Lightning gathers weights for it
+                checkpoint['sum'] = checkpoint['state_dict']['net.model.norm.weight'].sum().detach()
 
         def configure_model(self):
             if way == 'fsdp2' and not isinstance(self.net, FSDPModule):
@@ -169,9 +175,24 @@ def lightning(folder, store, way='one'):
             return [optimizer], [{'scheduler': torch.optim.lr_scheduler.LinearLR(optimizer),
                                   'interval': 'step'}]
 
+    class Data(pl.LightningDataModule):
+        """Samples, and what became of them."""
+
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(samples(), batch_size=2)
+
+        def state_dict(self):
+            return {'seen': self.trainer.global_step}
+
     class Truth(pl.Callback):
         """Of what the snapshot has just been taken."""
-        saved = False
+        saved, state_key = False, 'truth'
+
+        def state_dict(self):
+            return {'every': EVERY}
+
+        def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+            checkpoint['noted'] = [trainer.global_step]
 
         def on_train_batch_end(self, trainer, pl_module, *_):
             if trainer.global_step % EVERY == 0:
@@ -184,7 +205,8 @@ def lightning(folder, store, way='one'):
 
     def fit(callbacks, path=None):
         pl.seed_everything(1)
-        module = Module()
+        # Lightning itself loads no such thing under FSDP2.
+        module = Module(where=pathlib.Path('here') if way != 'fsdp2' else None)
         strategy = {'one': 'auto', 'ddp': 'ddp', 'fsdp2': ModelParallelStrategy(
             world, 1, save_distributed_checkpoint=False)}[way]
         plugins = [MixedPrecision('16-mixed', 'cpu', scaler(2. ** 8))] if way == 'one' else []
@@ -193,14 +215,19 @@ def lightning(folder, store, way='one'):
             max_steps=UPDATES, accumulate_grad_batches=2, logger=False, callbacks=callbacks,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             default_root_dir=folder)
-        loader = torch.utils.data.DataLoader(samples(), batch_size=2)
-        trainer.fit(module, loader, ckpt_path=path)
+        trainer.fit(module, datamodule=Data(), ckpt_path=path, weights_only=False)
         return module
 
     callback = ckptfs.lightning.SnapshotCallback(store, 'lightning', EVERY, slots=4)
     fit([callback, Truth()])
     url, path = f'ckptfs://{store}/lightning/{MIDDLE}', f'{folder}/middle.ckpt'
     when_durable(lambda: ckptfs.lightning.checkpoint(url, path))
+    own, ours = (torch.load(one, weights_only=False) for one in (f'{folder}/own.ckpt', path))
+    if way != 'fsdp2':
+        del own['hyper_parameters']['where']  # which takes code
+    assert set(own) == set(ours), (set(own), set(ours))
+    for key in set(own) - {'state_dict', 'optimizer_states'}:
+        assert str(own[key]) == str(ours[key]), (key, own[key], ours[key])
     # Nobody receives for this one: training goes on.
     nobody = ckptfs.lightning.SnapshotCallback(store + '-none')
     whole, middle = fit([], f'{folder}/own.ckpt'), fit([nobody], path)

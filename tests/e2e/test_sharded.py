@@ -277,6 +277,50 @@ def test_dcp_state_dicts_of_one_process(ckptfs, monkeypatch, caplog):
         saver.close()
 
 
+def test_state_dicts_of_several_models(ckptfs, monkeypatch, caplog):
+    """A model beside the one that is trained is a document; one that is trained, too, is another
+    run's.  What configurations call a model is none."""
+    monkeypatch.setattr(dcp, '_SAVERS', {})
+    ckptfs.start()
+    nets = [torch.nn.Linear(4, 4) for _ in range(2)]
+    each = []
+    for net in nets:
+        optimizer = torch.optim.AdamW(net.parameters())
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        each.append(dict(zip(('model', 'optim'), get_state_dict(net, optimizer))))
+    url = f'ckptfs://{ckptfs.store}/job'
+
+    def save(state, step):
+        torch.distributed.checkpoint.save(state, checkpoint_id=f'{url}/{step}')
+        return str(step) in durable_steps(ckptfs)
+
+    config = {'model': {'hidden': 4}, 'data': 'x'}
+    assert save({'config': config, **each[0], 'teacher': {'model': each[1]['model']}}, 1)
+    loaded = {'model': {k: torch.zeros_like(v) for k, v in each[0]['model'].items()}}
+    torch.distributed.checkpoint.load(loaded, checkpoint_id=f'{url}/1')
+    assert_equal(loaded['model'], dict(each[0]['model']))
+    assert not save({'gen': each[0], 'disc': each[1]}, 2)
+    assert 'disc.optim is of disc.model, not of gen.model' in caplog.text
+    assert not save({**each[0], 'other': each[1]['optim']}, 3)
+    assert 'is in optimizer optim and in other' in caplog.text
+    for saver in dcp._SAVERS.values():
+        saver.close()
+
+
+def test_memory_of_runs_that_are_over_goes(ckptfs, monkeypatch):
+    monkeypatch.setattr(dcp, '_SAVERS', {})
+    ckptfs.start()
+    for run in range(dcp.KEPT_RUNS + 3):
+        torch.distributed.checkpoint.save(
+            {'w': torch.full((3,), float(run))}, checkpoint_id=f'ckptfs://{ckptfs.store}/job{run}/1')
+    assert [run for _, run in dcp._SAVERS] == [f'job{run}' for run in range(3, dcp.KEPT_RUNS + 3)]
+    wait_until(lambda: json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)[0]
+               ['status']['snapshots']['ranks'] == dcp.KEPT_RUNS, 'the arenas to go')
+    for saver in dcp._SAVERS.values():
+        saver.close()
+
+
 def test_a_url_means_what_was_saved_last(ckptfs, monkeypatch, caplog):
     """A step that is saved again is another attempt; what is no step or no number is refused."""
     monkeypatch.setattr(dcp, '_SAVERS', {})

@@ -136,6 +136,122 @@ def test_weights_load_though_a_group_does_not(ckptfs, saved, monkeypatch):
         dcp.load({**state, 'optim.param_groups.weight.odd': 1}, checkpoint_id=url, no_dist=True)
 
 
+class Whole(torch.nn.Module):
+    """What a state dict can have: tied weights, buffers, extra states."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = torch.nn.Linear(SIZE, SIZE), torch.nn.BatchNorm1d(SIZE)
+        self.last = torch.nn.Linear(SIZE, SIZE)
+        self.last.weight = self.first.weight
+        self.extra = {'seen': 0, 'mean': torch.zeros(2)}
+
+    def extra_only(self):
+        """Without anything else."""
+        self.first = self.norm = self.last = None
+        return self
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+    def forward(self, x):
+        self.extra = {'seen': self.extra['seen'] + len(x), 'mean': torch.ones(2)}
+        return self.last(self.norm(self.first(x)))
+
+
+def test_a_loop_of_ones_own_goes_on(saved):
+    """As docs/snapshots.md has it."""
+    def training():
+        torch.manual_seed(0)
+        model = Whole()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return model, optimizer, lr_scheduler.StepLR(optimizer, 2)
+
+    def train(model, optimizer, scheduler, count):
+        losses = []
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, SIZE)).square().sum()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+        return losses
+
+    whole = training()
+    train(*whole, 3)
+    state = torch.get_rng_state()
+    step = saved(*whole[:2], {'scheduler': whole[2]})
+    torch.set_rng_state(state)
+    truth = train(*whole, 3)
+    model, optimizer, scheduler = training()
+    model.load_state_dict(step.model())
+    optimizer.load_state_dict(step.optimizer())
+    scheduler.load_state_dict(step.document('scheduler'))
+    assert model.extra['seen'] == 12 and model.extra['mean'].eq(1).all()
+    torch.set_rng_state(state)
+    assert train(model, optimizer, scheduler, 3) == truth
+
+
+@pytest.mark.parametrize('name, models', [
+    ('_extra_state', [Whole().extra_only(), Whole().extra_only()]),
+    ('weight', [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])])
+def test_two_of_one_name_are_refused(ckptfs, name, models):
+    with pytest.raises(TypeError, match=f'two modules have a {name}: save each as a run'):
+        snapshots.Snapshotter(models, None, 'job', ckptfs.store)
+
+
+def test_a_parameter_of_two_optimizers_is_refused(ckptfs):
+    receive(ckptfs)
+    model, optimizer = trained()
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match='weight is in optimizer 0 and in 1'):
+        snapshots.Snapshotter(model, [optimizer, other], 'job', ckptfs.store)
+    apart = torch.optim.SGD([model.bias], lr=0.1)
+    del optimizer.param_groups[0]['params'][1:]
+    optimizer.state.pop(model.bias)
+    with snapshots.Snapshotter(model, [optimizer, apart], 'job', ckptfs.store) as snap:
+        assert snap.save(1)
+        apart.add_param_group({'params': [model.weight]})
+        assert not snap.save(2)
+        assert 'weight is in optimizer 0 and in 1' in snap.status()['last_drop']
+
+
+def test_wrappers_are_left_out_of_names(saved):
+    model, optimizer = trained()
+    step = saved(torch.nn.DataParallel(torch.compile(model)), optimizer)
+    assert set(step.weights()) == {'weight', 'bias'}
+
+
+def test_a_scripted_module_is_refused(ckptfs):
+    with pytest.raises(TypeError, match='pass the module that was scripted'):
+        snapshots.Snapshotter(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), None,
+                              'job', ckptfs.store)
+
+
+@pytest.mark.parametrize('step', [None, 'x', float('nan'), 1.5, -1, 1 << 64])
+def test_nobody_knows_of_a_step_that_is_none(ckptfs, step):
+    receive(ckptfs)
+    model, optimizer = trained()
+    with snapshots.Snapshotter(model, optimizer, 'job', ckptfs.store) as snap:
+        assert snap.save(0) and snap.wait_durable(0)
+        assert not snap.wait_durable(step) and not snap.cancel(step)
+        assert snap.progress(step) == {'bytes': 0, 'copied': 0, 'durable': 0}
+        assert not snap.wait_durable(5, float('nan')) and snap.wait_durable(0.0)
+
+
+def test_a_run_whose_name_begins_with_a_dash(ckptfs):
+    receive(ckptfs)
+    model, optimizer = trained()
+    with snapshots.Snapshotter(model, optimizer, '-job', ckptfs.store) as snap:
+        assert snap.save(1) and snap.wait_durable(1)
+    with snapshots.SavedStep(f'ckptfs://{ckptfs.store}/-job/1') as step:
+        assert torch.equal(step.weights()['weight'], model.weight)
+
+
 def test_no_optimizer(saved):
     model, _ = trained()
     step = saved(model, None)
@@ -193,7 +309,7 @@ def test_schedulers_come_back(saved, name):
 
 
 @pytest.mark.parametrize('framework,documents', [
-    ('lightning', {'schedulers': [argparse.ArgumentParser], 'loops': {}, 'progress': {}}),
+    ('lightning', {'schedulers': [argparse.ArgumentParser], 'checkpoint': {}, 'precision': {}}),
     ('transformers', {'trainer_state': {'global_step': 1}, 'scheduler': [argparse.ArgumentParser]})])
 def test_a_checkpoint_names_what_cannot_be_loaded(ckptfs, saved, tmp_path, framework, documents):
     model, optimizer = trained()

@@ -6,14 +6,16 @@
         ...                       # forward, backward, optimizer.step()
         snap.save(step)           # returns before the copy is done
 
-Snapshotter is for PyTorch loops.  For others: Saver, which takes a Collector.
+Snapshotter is for PyTorch loops.  For others: Saver, which takes a Collector.  SavedStep reads
+what was saved.
 """
 import importlib
 
+from .resume import SavedStep
 from .saver import Collector, Saver
 from .snapshotter import Snapshotter
 
-__all__ = ['Collector', 'Saver', 'Snapshotter']
+__all__ = ['Collector', 'SavedStep', 'Saver', 'Snapshotter']
 
 
 def __getattr__(name: str) -> object:

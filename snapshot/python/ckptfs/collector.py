@@ -155,7 +155,11 @@ class TorchCollector(PlacingCollector):
 
     def start(self, rank: int, world: int) -> None:
         """As Collector has it.  Collective where parameters are DTensors."""
-        tensors = self._model().tensors
+        try:
+            tensors = self._model().tensors
+            state.refuse_twice(self._members({id(one): name for name, one in tensors.items()}))
+        except NotHeld as error:
+            raise TypeError(str(error)) from None
         foreign = state.foreign(self._optimizers, {id(one): '' for one in tensors.values()})
         if world == 1 or not any(map(is_dtensor, tensors.values())):
             if foreign:
@@ -177,6 +181,12 @@ class TorchCollector(PlacingCollector):
                   for m in map(state.data_parallel, self._models) if m is not None]
         self._meet(rank, world, tensors, groups, foreign or self._trouble(tensors))
         self._layout = self._layout_of(world, groups)
+
+    def _members(self, names: Dict[int, str]) -> Dict[str, List[str]]:
+        """The names of each optimizer's parameters, by its number."""
+        return {str(index): [names[id(p)] for group in getattr(one, 'param_groups', [])
+                             for p in group['params'] if id(p) in names]
+                for index, one in enumerate(self._optimizers)}
 
     def _apart(self, world: int) -> str:
         """What DistributedDataParallel does not keep alike on all ranks."""
@@ -233,6 +243,7 @@ class TorchCollector(PlacingCollector):
         foreign = state.foreign(self._optimizers, names)
         if foreign:  # since a later add_param_group
             raise NotHeld(foreign)
+        state.refuse_twice(self._members(names))
         self.lazy = self._is_lazy(model.tensors.values())
         forward = state.written_by_forward(self._models)
         updated, states, groups = set(), [], []

@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import threading
+import time
 import uuid
 from datetime import timedelta
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -31,7 +32,9 @@ from .state import NotHeld, State
 from .stepped import stepped_memory
 
 LOG = logging.getLogger('ckptfs')
+# By store and run, the one that was used last at the end; all ranks use them in one order.
 _SAVERS: Dict[Tuple[str, str], Saver] = {}
+KEPT_RUNS = 4
 # async_save may be called again while it still saves: one at a time tells a Saver what.
 _SAVING = threading.Lock()
 # How often ranks have met, by run: all count alike.
@@ -48,6 +51,12 @@ def _is_optimizer(value: Any) -> bool:
     return all(str(key).startswith(('state.', 'param_groups.')) for key in value)
 
 
+def _is_model(value: Any) -> bool:
+    """Not a configuration of one."""
+    return isinstance(value, Mapping) and (
+        not value or any(isinstance(one, torch.Tensor) for one in value.values()))
+
+
 class StateDict:
     """A state dict taken apart: a model's tensors, optimizers, all else."""
 
@@ -62,11 +71,15 @@ class StateDict:
             self.model_key = ''
 
     def _take(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        another = _is_model(state_dict.get('model')) and bool(self.model)
         for key, value in state_dict.items():
             name = f'{prefix}{key}'
-            if key == 'model' and isinstance(value, Mapping) and not self.model:
+            if key == 'model' and _is_model(value) and not another:
                 self._take_model(value)
                 self.model_key = name
+            elif _is_optimizer(value) and another:
+                raise NotHeld(f'{name} is of {prefix}model, not of {self.model_key}: save each '
+                              'model as a run of its own')
             elif _is_optimizer(value):
                 self.optimizers[name] = value
             elif isinstance(value, Mapping) and 'model' in value:
@@ -171,6 +184,7 @@ class StateDictCollector(PlacingCollector):
         model, names = self._model()
         stepped = stepped_memory() if self.ahead else set()
         states, groups, trained = [], [], set()
+        by_key: Dict[str, List[str]] = {}
         for key, value in self.given.optimizers.items():
             label = key if len(self.given.optimizers) > 1 else ''
             optimizer = _Optimizer(key, value, names)
@@ -180,8 +194,10 @@ class StateDictCollector(PlacingCollector):
             for number, (members, hyper) in enumerate(optimizer.groups):
                 members = list(dict.fromkeys(names[name] for name in members))
                 trained.update(members)
+                by_key.setdefault(key, []).extend(members)
                 groups.append((label, members, state.hyper_parameters(
                     hyper, f'parameter group {number} of {key}')))
+        state.refuse_twice(by_key)
         self.lazy = bool(stepped)
         for name in model.tensors:
             role = 'trainable' if name in trained or not trained else 'frozen'
@@ -237,14 +253,23 @@ def _make_saver(collector: StateDictCollector, store: str, run: str,
 
 def _saver(store: str, run: str, given: StateDict, ahead: bool,
            options: Mapping[str, Any]) -> Saver:
-    """One for all saves of a run: its memory is used again."""
+    """One for all saves of a run: its memory is used again, while few other runs are saved."""
     key = (os.path.realpath(store), run)
-    saver = _SAVERS.get(key)
+    saver = _SAVERS.pop(key, None)
     collector = StateDictCollector() if saver is None else saver._collector
     collector.given, collector.ahead, collector.staged = given, ahead, not ahead
-    if saver is None:
-        saver = _SAVERS[key] = _make_saver(collector, *key, options)
-    return saver
+    _SAVERS[key] = _make_saver(collector, *key, options) if saver is None else saver
+    while len(_SAVERS) > KEPT_RUNS:
+        old = _SAVERS.pop(next(iter(_SAVERS)))
+        threading.Thread(target=_retire, args=[old], daemon=True).start()
+    return _SAVERS[key]
+
+
+def _retire(saver: Saver) -> None:
+    """Its memory goes when what was saved is durable or dropped: somebody may wait for that."""
+    while saver.status()['under_way']:
+        time.sleep(1)
+    saver.close()
 
 
 class Writer(StorageWriter, AsyncStager):

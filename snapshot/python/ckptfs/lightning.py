@@ -4,13 +4,15 @@
     Trainer(..., callbacks=[ckptfs.lightning.SnapshotCallback(store="/data/store", run="job",
                                                               every=100)])
 """
+import copy
 import importlib
+import logging
 import sys
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 import torch
 
-from . import resume
+from . import resume, state
 from .callbacks import LateSaver, rng_state
 from .saver import Saver
 from .snapshotter import Snapshotter
@@ -30,6 +32,7 @@ def _package() -> Any:
 
 
 PACKAGE = _package()
+LOG = logging.getLogger('ckptfs')
 
 
 def _precision(plugin: Any) -> Dict[str, Any]:
@@ -38,9 +41,59 @@ def _precision(plugin: Any) -> Dict[str, Any]:
     return {type(plugin).__qualname__: state} if state else {}
 
 
+def _refusal(value: Any) -> str:
+    try:
+        return state.refusal(*state.document(value))
+    except Exception as error:  # pylint: disable=broad-except
+        return str(error) or type(error).__name__
+
+
+class _Others:
+    """What a checkpoint of Lightning's has beside weights, optimizers, schedules and the
+    precision's state: progress, loops, callbacks' states, hyper-parameters, the data module's
+    state, and what on_save_checkpoint adds."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._call = importlib.import_module(f'{PACKAGE.__name__}.trainer.call')
+        self._told: Set[str] = set()
+        kinds = [(PACKAGE.LightningModule, trainer.lightning_module),
+                 *((PACKAGE.Callback, one) for one in trainer.callbacks)]
+        self._asked = any(type(one).on_save_checkpoint is not kind.on_save_checkpoint
+                          for kind, one in kinds)
+
+    def __call__(self) -> Dict[str, Any]:
+        """Without what could not be loaded again, which is said once."""
+        trainer = self._trainer
+        connector = copy.copy(trainer._checkpoint_connector)
+        # Who has such a hook may look at the weights; nothing is moved for it.
+        connector._get_lightning_module_state_dict = (
+            trainer.lightning_module.state_dict if self._asked else dict)
+        checkpoint = connector.dump_checkpoint(weights_only=True)
+        checkpoint['callbacks'] = self._call._call_callbacks_state_dict(trainer)
+        self._call._call_callbacks_on_save_checkpoint(trainer, checkpoint)
+        del checkpoint['state_dict']
+        return self._loadable(checkpoint, '')
+
+    def _loadable(self, values: Mapping[str, Any], prefix: str) -> Dict[str, Any]:
+        found = {}
+        for key, value in values.items():
+            why = _refusal(value)
+            if not why:
+                found[key] = value
+            elif type(value) is dict:
+                found[key] = self._loadable(value, f'{prefix}{key}.')
+            elif f'{prefix}{key}' not in self._told:
+                self._told.add(f'{prefix}{key}')
+                LOG.warning('%s%s of the checkpoint is left out, it could not be loaded again: %s',
+                            prefix, key, why)
+        return found
+
+
 class SnapshotCallback(PACKAGE.Callback):  # type: ignore[misc, name-defined]
-    """A snapshot of the module, its optimizers and schedulers, the gradient scaler (fp16), the
-    loops' progress and each rank's random numbers, as step `trainer.global_step`.
+    """A snapshot of the module, its optimizers and schedulers, the gradient scaler (fp16), what
+    else Lightning's own checkpoint has (progress, hyper-parameters, states of callbacks and of the
+    data module) and each rank's random numbers, as step `trainer.global_step`.
 
     store, run, documents: as Snapshotter has them.
     every: one each so many updates.
@@ -68,10 +121,8 @@ class SnapshotCallback(PACKAGE.Callback):  # type: ignore[misc, name-defined]
         """The strategy has wrapped what it trains.  Collective."""
         documents = {
             'rng': rng_state,
-            'loops': lambda: {'fit_loop': trainer.fit_loop.state_dict()},
+            'checkpoint': _Others(trainer),
             'precision': lambda: _precision(trainer.precision_plugin),
-            'progress': lambda: {'epoch': trainer.current_epoch,
-                                 'global_step': trainer.global_step},
             'schedulers': lambda: [one.scheduler.state_dict()
                                    for one in trainer.lr_scheduler_configs]}
 
@@ -101,9 +152,7 @@ def checkpoint(url: str, path: str) -> str:
     """
     with resume.SavedStep(url) as step:
         optimizers: List[Any] = [step.optimizer(label) for label in step.optimizers()]
-        precision = step.document('precision') if 'precision' in step.documents() else {}
-        torch.save({'state_dict': step.weights(aliases=True), 'optimizer_states': optimizers, **precision,
-                    'lr_schedulers': step.document('schedulers'), 'callbacks': {},
-                    'loops': step.document('loops'), **step.document('progress'),
-                    'pytorch-lightning_version': PACKAGE.__version__}, path)
+        torch.save({**step.document('checkpoint'), **step.document('precision'),
+                    'state_dict': step.model(), 'optimizer_states': optimizers,
+                    'lr_schedulers': step.document('schedulers')}, path)
     return path

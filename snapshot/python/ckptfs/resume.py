@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of a store, whole, for frameworks whose own loaders take files."""
+"""A step of a store, whole, as the state dicts that it was saved of.
+
+    with ckptfs.SavedStep("ckptfs:///data/store/job/latest") as step:
+        model.load_state_dict(step.model())
+        optimizer.load_state_dict(step.optimizer())
+        scheduler.load_state_dict(step.document("scheduler"))
+"""
 import pickle
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -12,7 +18,12 @@ from .step_files import Program, Stored, tensors_of
 
 
 class SavedStep:
-    """url: ckptfs://STORE/RUN/STEP.  RuntimeError for what the step does not have."""
+    """url: ckptfs://STORE/RUN/STEP; STEP may be `latest`.
+
+    Tensors are in host memory and whole, at whatever degrees they were saved; it needs the
+    program `ckptfs`, and room for what it is asked for.  RuntimeError for what the step does
+    not have or what cannot be loaded.  One thread's.
+    """
 
     def __init__(self, url: str) -> None:
         self._url, self._files = url, Program(*urls.parse(url))
@@ -62,6 +73,15 @@ class SavedStep:
             if aliases or not known:
                 weights[name] = found[id(stored)]
         return weights
+
+    def model(self) -> Dict[str, Any]:
+        """What its state_dict() was: weights and buffers under all their names, extra states."""
+        found: Dict[str, Any] = dict(self.weights(aliases=True))
+        for key in self.documents():
+            if key.startswith('extra_state/'):
+                name = key.removeprefix('extra_state/').removesuffix('_extra_state')
+                found[f'{name}_extra_state'] = self.document(key)
+        return found
 
     def optimizer(self, label: str = '', named: bool = False) -> Dict[str, Any]:
         """What its state_dict() was: parameters have numbers, in the order of the groups;

@@ -99,6 +99,11 @@ def _place(rank: Optional[int], world: Optional[int],
     return distributed.get_rank(), distributed.get_world_size(), shared[0]
 
 
+def _asked(step: Any) -> int:
+    """The step that somebody asks about; -1, which there is none of, for what is no step."""
+    return _number(step) if step == _number(step) else -1
+
+
 def _number(step: Any) -> int:
     """A step as the daemon counts them, whatever was given for one."""
     try:
@@ -181,12 +186,15 @@ class Saver:
     def cancel(self, step: int) -> bool:
         """Drop the newest save of the step.  False if it is handed over whole already,
         over, or unknown."""
-        return self._writer.cancel(step)
+        step = _asked(step)
+        return step >= 0 and self._writer.cancel(step)
 
     def progress(self, step: int) -> Dict[str, int]:
         """Of the newest save of the step: bytes of this rank's file, how many of them
         were copied, how many are durable (all at once, with those of all ranks)."""
-        return self._writer.progress(step)
+        step = _asked(step)
+        return self._writer.progress(step) if step >= 0 else {
+            'bytes': 0, 'copied': 0, 'durable': 0}
 
     def size(self) -> Dict[str, int]:
         """What a save would take now, in bytes; nothing is handed over.
@@ -200,8 +208,10 @@ class Saver:
     def wait_durable(self, step: int, timeout: float = 600.0) -> bool:
         """True when the step is on disk with all ranks' parts; False if it was dropped
         or `timeout` seconds are over.  Handlers of signals run meanwhile, and may raise."""
-        now = time.monotonic()
-        end, done, early = now + timeout, False, False
+        step, now = _asked(step), time.monotonic()
+        # A time that is none is over.
+        end = now + timeout if timeout == timeout else now
+        done, early = False, step < 0
         # A wait that ends early has heard that the step was dropped.
         while not done and not early:
             begun, left = now, max(min(end - now, SLICE), 0.0)

@@ -13,7 +13,7 @@ from typing import (Any, Callable, Dict, Iterable, Iterator, List, Mapping, Opti
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from .plain_pickle import plain
 
@@ -95,18 +95,22 @@ def _without(module: nn.Module, wrappers: Sequence[str]) -> nn.Module:
     return module
 
 
+# Around DDP: torch.compile, Lightning's Fabric.
+_OUTER = ('_orig_mod', '_forward_module')
+
+
 def unwrap(module: nn.Module) -> nn.Module:
-    """The module inside DDP, torch.compile and activation checkpointing."""
+    """The module inside DDP, DataParallel, torch.compile, activation checkpointing, Fabric."""
     while True:
-        module = _without(module, ('_orig_mod', '_checkpoint_wrapped_module'))
-        if not isinstance(module, DistributedDataParallel):
+        module = _without(module, (*_OUTER, '_checkpoint_wrapped_module'))
+        if not isinstance(module, (DistributedDataParallel, DataParallel)):
             return module
         module = module.module
 
 
 def data_parallel(module: nn.Module) -> Optional[DistributedDataParallel]:
     """The DDP wrapper of a model, if it has one."""
-    module = _without(module, ('_orig_mod',))
+    module = _without(module, _OUTER)
     return module if isinstance(module, DistributedDataParallel) else None
 
 
@@ -118,6 +122,9 @@ def is_data_parallel(module: nn.Module) -> bool:
 def refuse_unknown(module: nn.Module) -> None:
     """TypeError for modules whose parameters are not their own."""
     for child in module.modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            raise TypeError('a ScriptModule is not supported: its parameters have no names of a '
+                            'module in Python; pass the module that was scripted or traced')
         if type(child).__name__ == 'FullyShardedDataParallel':
             raise TypeError('FullyShardedDataParallel (FSDP1) is not supported: use '
                             'torch.distributed.fsdp.fully_shard (FSDP2)')
@@ -150,10 +157,13 @@ def model_state(modules: Sequence[nn.Module],
                 model.aliases.append((name, first))
                 continue
             if name in model.tensors:
-                raise NotHeld(f'two modules have a {name}')
+                raise NotHeld(f'two modules have a {name}: save each as a run of its own')
             model.parameters.append((name, role))
             model.tensors[name] = tensor
         if type(module).get_extra_state is not nn.Module.get_extra_state:
+            if f'extra_state/{prefix}' in model.extra:
+                raise NotHeld(f'two modules have a {prefix}_extra_state: save each as a run of '
+                              'its own')
             model.extra[f'extra_state/{prefix}'] = module.get_extra_state()
     return model
 
@@ -241,6 +251,17 @@ def foreign(optimizers: Sequence[Any], names: Mapping[int, str]) -> str:
                             f'parameter of shape {list(parameter.shape)} that the model does not '
                             'have: pass the module that has it, too')
     return ''
+
+
+def refuse_twice(optimizers: Mapping[str, Iterable[str]]) -> None:
+    """NotHeld for a parameter that is in two optimizers, whose states would have one name; by
+    what the optimizers are called, the names of their parameters."""
+    first: Dict[str, str] = {}
+    for optimizer, names in optimizers.items():
+        for name in names:
+            if first.setdefault(name, optimizer) != optimizer:
+                raise NotHeld(f'{name} is in optimizer {first[name]} and in {optimizer}: each '
+                              'parameter can have one')
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer, label: str,

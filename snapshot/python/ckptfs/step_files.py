@@ -71,7 +71,7 @@ class Program:
         self._what = f'{run}/{step} of {store}'
         newest = ['--newest'] if step.isdecimal() else []
         self._process = subprocess.Popen(
-            [program, 'read', '--store', store, *newest, f'{run}/{step}', 'tp1'],
+            [program, 'read', '--store', store, *newest, '--', f'{run}/{step}', 'tp1'],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def _ask(self, request: str) -> int:
