@@ -65,54 +65,6 @@ TEST_F(ReceiverTest, AStepHasThePartsOfAllRanks) {
   EXPECT_EQ(kept()[0].files, (std::vector{memory.Truth(4, 0, 2), memory.Truth(4, 1, 2)}));
 }
 
-// Any seed: slow copies, a full arena, devices and disks that fail, ranks that drop.
-TEST_F(ReceiverTest, WhateverHappensAStepIsTheTruthOrNothing) {
-  Start();
-  std::map<std::pair<std::string, uint64_t>, std::vector<std::string>> truths;
-  for (unsigned seed = 0; seed < 60; ++seed) {
-    std::mt19937 random(seed);
-    const uint32_t world = 1 + random() % 3;
-    std::vector<RankMemory> memories;
-    std::vector<std::unique_ptr<SnapshotWriter>> writers;
-    const std::string job = StrCat("job", seed);
-    for (uint32_t rank = 0; rank < world; ++rank) {
-      std::vector<uint64_t> sizes(1 + random() % 5);
-      for (uint64_t& size : sizes) size = random() % 6000;
-      memories.emplace_back(sizes);
-      const uint64_t fail_at = random() % 4 == 0 ? 1 + random() % 60 : 0;
-      WriterOptions options{directory_.path(), "run", job, rank, world, 1 + seed % 3u, kLong, {}};
-      options.make_copier = [fail_at] { return std::make_unique<LateCopier>(fail_at); };
-      writers.push_back(std::make_unique<SnapshotWriter>(std::move(options)));
-    }
-    for (uint64_t step = 0; step < 4; ++step) {
-      RefuseToKeep(random() % 8 == 0 ? "disk full" : "");
-      for (uint32_t rank = 0; rank < world; ++rank) {
-        memories[rank].Fill(static_cast<unsigned char>(random()));
-        truths[{job, step}].push_back(memories[rank].Truth(step, rank, world));
-        const std::string changed = random() % 16 == 0 ? "p0" : "";
-        if (random() % 16 == 0) {
-          writers[rank]->Drop(step, "nothing to save");
-        } else {
-          writers[rank]->Save(memories[rank].Save(step, rank, changed));
-        }
-        memories[rank].ChangeEager();
-      }
-      for (uint32_t rank = 0; rank < world; ++rank) {
-        writers[rank]->WaitBeforeUpdate();
-        memories[rank].Fill(0x77);
-      }
-      if (random() % 2 == 0) (void)writers[0]->WaitDurable(step, kLong);
-    }
-    for (const auto& writer : writers) (void)writer->WaitDurable(3, kLong);
-  }
-  receiver_.reset();  // which keeps what is whole
-  EXPECT_GT(kept().size(), 60u);
-  for (const Kept& one : kept()) {
-    const bool equal = one.files == truths[std::pair(one.job, one.step)];
-    EXPECT_TRUE(equal) << one.job << " step " << one.step;
-  }
-}
-
 // What a rank says of where it runs, and what anybody may say.
 TEST_F(ReceiverTest, AnArenaLiesOnTheNodeThatItsTrainerRunsOn) {
   Start();

@@ -59,7 +59,7 @@ class ReceiverTest : public testing::Test {
     receiver_.reset();
   }
 
-  Status Keep(ReceivedStep step) {
+  virtual Status Keep(ReceivedStep step) {
     std::unique_lock lock(mutex_);
     moved_.wait(lock, [&] { return !hold_; });
     if (!refusal_.empty()) return Fail(ErrorCode::kIo, refusal_);
