@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -107,6 +110,28 @@ StepAnswers::Answer StepAnswers::ReadTensor(uint64_t document, uint64_t number) 
   return std::span<const std::byte>(bytes_);
 }
 
+namespace {
+
+// [optimizer, kind, parameter] of the first state of each kind of what several optimizers have:
+// a rank's files do not say which one's it is.
+Json FirstOwners(const StepModel& model) {
+  std::map<ParameterIndex, std::set<std::string>> optimizers;
+  for (const Group& group : model.groups) {
+    for (const ParameterIndex p : group.parameters) optimizers[p].insert(group.optimizer);
+  }
+  Json owners = Json::array();
+  std::set<std::pair<ParameterIndex, std::string>> seen;
+  for (const Atom& atom : model.atoms) {
+    const auto held = optimizers.find(atom.parameter);
+    if (atom.kind == "weight" || held == optimizers.end() || held->second.size() < 2) continue;
+    if (!seen.emplace(atom.parameter, atom.kind).second) continue;
+    owners.push_back({atom.optimizer, atom.kind, model.parameter(atom.parameter).name});
+  }
+  return owners;
+}
+
+}  // namespace
+
 StepAnswers::Answer StepAnswers::Describe() {
   const StepModel& model = step_->model;
   Json groups = Json::array();
@@ -138,6 +163,7 @@ StepAnswers::Answer StepAnswers::Describe() {
   text_ = Json({{"id", step_->record.id},
                 {"groups", std::move(groups)},
                 {"documents", std::move(documents)},
+                {"owners", FirstOwners(model)},
                 {"numbers", std::move(numbers)}})
               .dump(-1, ' ', false, Json::error_handler_t::replace);
   return std::as_bytes(std::span<const char>(text_));

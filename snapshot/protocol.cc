@@ -35,6 +35,13 @@ struct Wire {
 };
 constexpr size_t kWireHead = offsetof(Wire, text);
 
+// How many bytes of a text are sent: no part of a character.
+size_t CutText(std::string_view text, size_t most) {
+  if (text.size() <= most) return text.size();
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
+  return most;
+}
+
 union Control {
   cmsghdr header;
   char bytes[CMSG_SPACE(sizeof(int))];
@@ -98,7 +105,7 @@ size_t Encode(const SnapshotMessage& message, Wire& wire) {
   wire.sequence = message.sequence;
   wire.chunk = message.chunk;
   wire.length = message.length;
-  wire.text_bytes = static_cast<uint32_t>(std::min(message.text.size(), kMaxSnapshotText));
+  wire.text_bytes = static_cast<uint32_t>(CutText(message.text, kMaxSnapshotText));
   std::memcpy(wire.text, message.text.data(), wire.text_bytes);
   return kWireHead + wire.text_bytes;
 }

@@ -549,7 +549,7 @@ Receiver::~Receiver() {
   state_->stopping = true;
   state_->budget->Wake();
   state_->ranks_thread.join();
-  state_->parts.reset();
+  if (state_->parts) state_->parts->Stop();  // the keeper may ask about them
   // What is not finished now is another daemon's.
   if (state_->options.shelf) state_->options.shelf->Freeze();
   uint64_t dropped = 0;

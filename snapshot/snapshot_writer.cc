@@ -2,6 +2,7 @@
 
 #include "snapshot/snapshot_writer.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +30,13 @@ constexpr std::chrono::seconds kSlowAnswer{1};
 constexpr std::string_view kWritten = " was written before the update";
 constexpr std::string_view kCancelled = "cancelled";
 constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
+
+// Which socket a store's daemon has; another daemon has another.
+uint64_t DoorOf(const std::string& store) {
+  struct stat status {};
+  const auto path = SnapshotSocketPath(store, false);
+  return path && stat(path->c_str(), &status) == 0 ? status.st_ino : 0;
+}
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -83,6 +91,7 @@ struct SnapshotWriter::State {
   std::vector<std::shared_ptr<SnapshotLink>> retired GUARDED_BY(save_mutex);
   std::weak_ptr<const SnapshotLink> pinned GUARDED_BY(save_mutex);  // or tried to
   Clock::time_point next_greeting GUARDED_BY(save_mutex) = Clock::time_point::min();
+  uint64_t silent GUARDED_BY(save_mutex) = 0;  // the door behind which nobody answered
 
   Mutex mutex;
   CondVar moved;  // a job became safe or ended, an outcome settled
@@ -185,12 +194,16 @@ std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_
 // say no (it is stopped, say) is asked a tenth of the time at most: training goes on.
 Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t bytes) {
   const auto start = Clock::now();
-  if (start < next_greeting && !(link && link->connected())) {
+  const uint64_t door = DoorOf(options.store);
+  if (start < next_greeting && door == silent && !(link && link->connected())) {
     return Fail(ErrorCode::kIo, "the daemon did not answer, and is asked again later");
   }
   auto connected = Greet(bytes);
   const auto now = Clock::now();
-  if (!connected && now - start >= kSlowAnswer) next_greeting = now + 9 * (now - start);
+  if (!connected && now - start >= kSlowAnswer) {
+    next_greeting = now + 9 * (now - start);
+    silent = door;
+  }
   return connected;
 }
 
@@ -355,8 +368,11 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
     trainer = urgent ? Trainer::kWaits : Trainer::kGoesOn;
   }
   if (!copy) return SendChunk(*job);
-  if (!Pace(*job, job->ChunkEnd(job->copied) - job->ChunkBegin(job->copied))) return {};
-  CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(job->Copies(job->copied, true), trainer));
+  const std::vector<MemoryCopy> copies = job->Copies(job->copied, true);
+  uint64_t bytes = 0;
+  for (const MemoryCopy& one : copies) bytes += one.bytes;
+  if (!Pace(*job, bytes)) return {};
+  CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(copies, trainer));
   CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
   const uint64_t begin = job->ChunkBegin(job->copied);
   const auto copied = job->link->arena().Payload(job->chunks[job->copied]);
@@ -369,7 +385,7 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
 
 // Returns when the next `bytes` may be read; false if the job is over before.
 bool SnapshotWriter::State::Pace(const SaveJob& job, uint64_t bytes) {
-  if (options.pace == 0) return true;
+  if (options.pace == 0 || bytes == 0) return true;
   const auto start = std::max(Clock::now(), next_copy);
   {
     MutexLock lock(mutex);
@@ -486,6 +502,8 @@ void SnapshotWriter::Drop(uint64_t step, const std::string& why) {
     message.attempt = state.NewAttempt(step);
     state.Settle(message.attempt, State::Fate::kDropped, why);
   }
+  // The other ranks hear of it, though this one has handed over nothing yet.
+  if (!state.link && state.options.world > 1) (void)state.Connected(1);
   if (state.link) (void)state.link->Send(message);
 }
 

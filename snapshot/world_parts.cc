@@ -39,13 +39,15 @@ WorldParts::WorldParts(WorldPartsOptions options) : options_(std::move(options))
   thread_ = std::thread([this] { Run(); });
 }
 
-WorldParts::~WorldParts() {
+WorldParts::~WorldParts() { Stop(); }
+
+void WorldParts::Stop() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
     moved_.NotifyAll();
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void WorldParts::Say(const std::string& line) const {

@@ -65,6 +65,10 @@ class WorldParts {
   explicit WorldParts(WorldPartsOptions options);
   ~WorldParts();
 
+  // Its thread ends; what is here stays, and may be asked about.  BLOCKS: on what it does.
+  // REQUIRES: one thread.
+  void Stop();
+
   // A step waits for ranks that are not here; these are, or were.
   void See(const NodeRanks& mine);
   // What is known of a job that was seen; an error if its ranks cannot make a step.

@@ -183,6 +183,11 @@ std::function<std::unique_ptr<Copier>()> CopierOf(const std::string& library) {
   return CudaCopierMaker(library);
 }
 
+// Paths and what others say need not be UTF-8.
+nb::object TextOf(const std::string& text) {
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
 nb::dict StatusOf(const Writer& writer) {
   WriterStatus status;
   {
@@ -198,7 +203,7 @@ nb::dict StatusOf(const Writer& writer) {
   out["full_drops"] = status.full_drops;
   out["full_waits"] = status.full_waits;
   out["last_durable"] = status.last_durable ? nb::cast(*status.last_durable) : nb::none();
-  out["last_drop"] = status.last_drop;
+  out["last_drop"] = TextOf(status.last_drop);
   out["file_bytes"] = status.file_bytes;
   out["save_seconds"] = status.save_seconds;
   out["wait_seconds"] = status.wait_seconds;
@@ -254,7 +259,12 @@ NB_MODULE(_native, module) {
           },
           Unlocked())
       .def("status", &StatusOf)
-      .def("take_log", &SnapshotWriter::TakeLog, Unlocked())
+      .def("take_log",
+           [](Writer& self) {
+             nb::list lines;
+             for (const std::string& line : self.TakeLog()) lines.append(TextOf(line));
+             return lines;
+           })
       .def("close", &SnapshotWriter::Close, Unlocked());
 }
 

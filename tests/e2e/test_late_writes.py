@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who writes parameters while a save is being copied, beside the step of an optimizer that waits
 for it: what it writes is copied before save returns, or waited for, or the step is dropped."""
+import functools
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 
 import ckptfs as snapshots
 import pytest
 import torch
 from ckptfs import dcp as ours
+from ckptfs.collector import TorchCollector
 from safetensors import safe_open
 from test_odd_tensors import LARGE, Weights, held, lazily, sgd
 from test_save_options import receive
@@ -199,20 +202,205 @@ def test_a_child_waits_for_no_thread_of_its_parent(collecting):
     assert save.join() == [True]
 
 
-def test_a_step_that_raised_is_over_with_the_next(ckptfs):
+class Stepping:
+    """A step of an optimizer in another thread that is in its closure until it is let go."""
+
+    def __init__(self, optimizer):
+        self._go_on, inside = threading.Event(), threading.Event()
+
+        def closure():
+            inside.set()
+            self._go_on.wait(60)
+            raise RuntimeError('no loss')
+
+        def step():
+            with pytest.raises(RuntimeError, match='no loss'):
+                optimizer.step(closure)
+
+        self._thread = threading.Thread(target=step)
+        self._thread.start()
+        inside.wait(60)
+
+    def end(self):
+        """By what its closure raises."""
+        self._go_on.set()
+        self._thread.join(60)
+
+
+def test_a_step_of_another_thread_is_waited_for(ckptfs):
+    receive(ckptfs)
+    model, other = Weights(w=torch.zeros(9)), Weights(w=torch.zeros(9))
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store,
+                               update_limit=0.2) as snap:
+        stepping = Stepping(sgd(model))  # whoever it is of
+        assert not snap.save(1)
+        assert 'an optimizer is in its step, in another thread' in snap.status()['last_drop']
+        stepping.end()
+        assert snap.save(2)
+        unrelated = Stepping(sgd(other))
+        assert snap.save(3)
+        unrelated.end()
+        assert snap.wait_durable(2) and snap.wait_durable(3)
+
+
+class Noting(torch.optim.SGD):
+    """Calls its closure when it has written half of what it writes."""
+
+    def step(self, closure=None):
+        for number, parameter in enumerate(self.param_groups[0]['params']):
+            parameter.data += 1
+            if number == 0 and closure:
+                closure()
+
+
+def test_a_save_within_a_step(ckptfs):
+    """From its hooks all is copied, since the step waits no more; in its middle none is taken."""
+    receive(ckptfs)
+    model = Weights(a=torch.zeros(LARGE), b=torch.zeros(LARGE))
+    optimizer = Noting(model.parameters(), lr=1)
+    with snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store, pace=1) as snap:
+        optimizer.step(lambda: snap.save(0))
+        assert 'within the step of an optimizer' in snap.status()['last_drop']
+        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+            handle = register(lambda *_: (snap.save(1), None)[1])
+            optimizer.step()
+            handle.remove()
+            assert snap.wait_durable(1), snap.status()
+    folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    found = set()
+    for step in os.listdir(folder):
+        with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as file:
+            found.add(tuple(float(v) for k in 'ab' for v in file.get_tensor(k).unique()))
+    assert found == {(1, 1), (3, 3)}
+
+
+def test_a_patched_class_is_not_waited_for(ckptfs, monkeypatch):
+    model = Weights(w=torch.zeros(LARGE))
+    inner = torch.optim.SGD.step
+
+    @functools.wraps(inner)
+    def step(self, closure=None):
+        model.w.data[100:102] += 1
+        return inner(self, closure)
+
+    monkeypatch.setattr(torch.optim.SGD, 'step', step)
+    with snapshots.Snapshotter(model, sgd(model), store=ckptfs.store) as snap:
+        assert not lazily(snap)
+
+
+class Odd(torch.optim.SGD):
+    """As a dataclass is."""
+
+    def __eq__(self, other):
+        return NotImplemented
+
+
+def test_memory_that_others_write_is_not_the_optimizers(ckptfs, gloo):
+    """One that has gone to others since the last save, or lies beside."""
+    receive(ckptfs)
+    flat = torch.zeros(2 * LARGE)
+    model = Weights(a=flat[:LARGE], b=flat[LARGE:])
+    optimizer = Odd([model.a], lr=0.1)
+    model.a.grad = torch.ones(LARGE)
+    writer, late = ours.Writer(ckptfs.store, 'job'), []
+    for step in (1, 2, 3):
+        if step < 3:
+            optimizer.step()
+        else:
+            sgd(Weights(w=torch.zeros(9))).step()
+        state = {'model': {'a': model.a, 'b': model.b}, 'optim': {
+            'state': {}, 'param_groups': [{'params': ['a', 'b'], 'lr': 1.0}]}}
+        writer = ours.Writer(ckptfs.store, 'job', step)
+        dcp.async_save(state, storage_writer=writer).result()
+        late.append(late_bytes(writer))
+        assert writer.taken
+    assert late == [4 * LARGE, 4 * LARGE, 0]
+
+
+# ---- handlers of signals -----------------------------------------------------------
+
+
+@pytest.mark.parametrize('ask', [lambda snap: snap.save(9), lambda snap: snap.close(),
+                                 lambda snap: snap.drop(9, ValueError('x'))])
+def test_a_handler_may_ask_in_the_middle_of_a_save(ckptfs, monkeypatch, ask):
     receive(ckptfs)
     model = Weights(w=torch.zeros(9))
-    optimizer = sgd(model)
-
-    def fail():
-        raise RuntimeError('no loss')
-
-    with snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store,
-                               update_limit=0.2) as snap:
-        with pytest.raises(RuntimeError, match='no loss'):
-            optimizer.step(fail)
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store) as snap:
+        signal_within_save(monkeypatch, lambda *_: ask(snap))
         assert snap.save(1)
-        assert InAnotherThread(snap, lambda: None).join() == [False]
-        assert 'an optimizer is in its step' in snap.status()['last_drop']
-        optimizer.step()
-        assert InAnotherThread(snap, lambda: None).join() == [True]
+        assert snap.wait_durable(1) or ask.__code__.co_names == ('close',)
+
+
+def test_what_a_handler_raises_ends_the_save(ckptfs, monkeypatch):
+    receive(ckptfs)
+    model = Weights(w=torch.zeros(9))
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store) as snap:
+        with pytest.raises(KeyboardInterrupt):
+            signal_within_save(monkeypatch, signal.default_int_handler)
+            snap.save(1)
+        assert snap.save(2) and snap.wait_durable(2)
+        assert snap.status()['dropped'] == 1
+
+
+def signal_within_save(monkeypatch, handler):
+    """Has a handler run while the next save is in the library, once."""
+    before = signal.signal(signal.SIGUSR1, handler)
+    find = snapshots.saver._Shot._find_change
+
+    def found(shot, late):
+        if not late and signal.getsignal(signal.SIGUSR1) is handler:
+            try:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                for _ in range(1000):  # it runs between two of these
+                    pass
+            finally:
+                signal.signal(signal.SIGUSR1, before)
+        return find(shot, late)
+
+    monkeypatch.setattr(snapshots.saver._Shot, '_find_change', found)
+
+
+# ---- what is said ------------------------------------------------------------------
+
+
+class Unsayable(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self):
+        raise ValueError('nothing')
+
+
+@pytest.mark.parametrize('error', [ValueError('caf\udce9'), ValueError('x' + 'é' * 3000), Unsayable()])
+def test_any_reason_can_be_said(ckptfs, error):
+    receive(ckptfs)
+    models = [Weights(w=torch.zeros(9)) for _ in range(2)]
+    fails = [False]
+
+    def document():
+        if fails[0]:
+            raise error
+        return 1
+
+    ranks = [snapshots.Saver(TorchCollector([model], [], replicated=True), 'job', ckptfs.store,
+                             {'x': document} if rank else {}, rank=rank, world=2, job='x')
+             for rank, model in enumerate(models)]
+    for step in (1, 2):
+        assert [rank.save(step) for rank in ranks] == [True, not fails[0]]
+        assert ranks[0].wait_durable(step) is not fails[0]
+        fails[0] = True
+    assert all(rank.status()['dropped'] == 1 for rank in ranks)
+    for rank in ranks:
+        rank.close()
+
+
+def test_who_never_saved_drops_for_the_others_too(ckptfs):
+    receive(ckptfs)
+    models = [Weights(w=torch.zeros(9)) for _ in range(2)]
+    ranks = [snapshots.Saver(TorchCollector([model], [], replicated=True), 'job', ckptfs.store,
+                             {'x': lambda: 1 / 0} if rank else {}, rank=rank, world=2, job='x')
+             for rank, model in enumerate(models)]
+    assert [rank.save(1) for rank in ranks] == [True, False]
+    assert not ranks[0].wait_durable(1, 30)
+    assert 'division by zero' in ranks[0].status()['last_drop']
+    for rank in ranks:
+        rank.close()

@@ -204,20 +204,24 @@ def test_two_of_one_name_are_refused(ckptfs, name, models):
         snapshots.Snapshotter(models, None, 'job', ckptfs.store)
 
 
-def test_a_parameter_of_two_optimizers_is_refused(ckptfs):
-    receive(ckptfs)
-    model, optimizer = trained()
-    other = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match='weight is in optimizer 0 and in 1'):
-        snapshots.Snapshotter(model, [optimizer, other], 'job', ckptfs.store)
-    apart = torch.optim.SGD([model.bias], lr=0.1)
-    del optimizer.param_groups[0]['params'][1:]
-    optimizer.state.pop(model.bias)
-    with snapshots.Snapshotter(model, [optimizer, apart], 'job', ckptfs.store) as snap:
-        assert snap.save(1)
-        apart.add_param_group({'params': [model.weight]})
-        assert not snap.save(2)
-        assert 'weight is in optimizer 0 and in 1' in snap.status()['last_drop']
+def test_a_parameter_of_several_optimizers(ckptfs, saved):
+    """Of states of one kind, and of different ones."""
+    model, first = trained()
+    others = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), torch.optim.SGD(
+        [model.weight], lr=0.2), torch.optim.Adam([model.weight], lr=0.3)]
+    for other in others:
+        other.step()
+    optimizers = [first, *others]
+    step = saved(model, optimizers)
+    for label, optimizer in enumerate(optimizers):
+        got, want = step.optimizer(str(label)), optimizer.state_dict()
+        assert set(got['state']) == set(want['state'])
+        for number, values in want['state'].items():
+            assert set(got['state'][number]) == {k for k, v in values.items() if v is not None}
+            for kind, value in got['state'][number].items():
+                assert torch.equal(value, values[kind]), (label, number, kind)
+        assert [group['lr'] for group in got['param_groups']] == [
+            group['lr'] for group in want['param_groups']]
 
 
 def test_wrappers_are_left_out_of_names(saved):

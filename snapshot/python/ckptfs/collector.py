@@ -2,7 +2,7 @@
 """TorchCollector: what modules and torch.optim optimizers hold on one rank."""
 import logging
 from dataclasses import replace
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -145,6 +145,7 @@ class TorchCollector(PlacingCollector):
         super().__init__()
         self._replicated = replicated
         self._told = False  # why all is copied at once
+        self._ids: Set[int] = set()  # of the models' tensors
         self._models = models
         self._optimizers = optimizers
         for module in models:
@@ -157,7 +158,7 @@ class TorchCollector(PlacingCollector):
         """As Collector has it.  Collective where parameters are DTensors."""
         try:
             tensors = self._model().tensors
-            state.refuse_twice(self._members({id(one): name for name, one in tensors.items()}))
+            self._ids = {id(one) for one in tensors.values()}
         except NotHeld as error:
             raise TypeError(str(error)) from None
         foreign = state.foreign(self._optimizers, {id(one): '' for one in tensors.values()})
@@ -181,12 +182,6 @@ class TorchCollector(PlacingCollector):
                   for m in map(state.data_parallel, self._models) if m is not None]
         self._meet(rank, world, tensors, groups, foreign or self._trouble(tensors))
         self._layout = self._layout_of(world, groups)
-
-    def _members(self, names: Dict[int, str]) -> Dict[str, List[str]]:
-        """The names of each optimizer's parameters, by its number."""
-        return {str(index): [names[id(p)] for group in getattr(one, 'param_groups', [])
-                             for p in group['params'] if id(p) in names]
-                for index, one in enumerate(self._optimizers)}
 
     def _apart(self, world: int) -> str:
         """What DistributedDataParallel does not keep alike on all ranks."""
@@ -224,6 +219,11 @@ class TorchCollector(PlacingCollector):
 
     # ---- at every save -------------------------------------------------------
 
+    def touches(self, optimizer: Any) -> bool:
+        """Whether it updates what is saved."""
+        return any(id(parameter) in self._ids for group in getattr(optimizer, 'param_groups', [])
+                   for parameter in group['params'])
+
     def _is_lazy(self, tensors: Iterable[torch.Tensor]) -> bool:
         # Somebody may have put a step or a hook of their own there meanwhile.
         hook = state.updates_in_backward(tensors)
@@ -240,10 +240,10 @@ class TorchCollector(PlacingCollector):
         """As Collector has it."""
         model = self._model()
         names = {id(tensor): name for name, tensor in model.tensors.items()}
+        self._ids = set(names)
         foreign = state.foreign(self._optimizers, names)
         if foreign:  # since a later add_param_group
             raise NotHeld(foreign)
-        state.refuse_twice(self._members(names))
         self.lazy = self._is_lazy(model.tensors.values())
         forward = state.written_by_forward(self._models)
         updated, states, groups = set(), [], []

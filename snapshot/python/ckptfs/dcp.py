@@ -25,11 +25,11 @@ from torch.futures import Future
 
 from . import state, url
 from .collector import PlacingCollector
-from .dtensor import is_dtensor, local_of, memory_of
+from .dtensor import is_dtensor, local_of
 from .saved_values import SPELLING
 from .saver import Group, Saver
 from .state import NotHeld, State
-from .stepped import stepped_memory
+from .stepped import Stepped
 
 LOG = logging.getLogger('ckptfs')
 # By store and run, the one that was used last at the end; all ranks use them in one order.
@@ -160,6 +160,7 @@ class StateDictCollector(PlacingCollector):
         super().__init__()
         self.given = StateDict({})
         self.ahead = True  # the optimizers step while the copy is under way
+        self._stepped = Stepped()
 
     def start(self, rank: int, world: int) -> None:
         """As Collector has it.  Collective."""
@@ -182,28 +183,28 @@ class StateDictCollector(PlacingCollector):
     def collect(self) -> Tuple[state.Model, List[State], List[Group]]:
         """As Collector has it."""
         model, names = self._model()
-        stepped = stepped_memory() if self.ahead else set()
+        stepped = self._stepped
+        if self.ahead:
+            stepped.update()
+        else:
+            stepped.clear()
         states, groups, trained = [], [], set()
-        by_key: Dict[str, List[str]] = {}
         for key, value in self.given.optimizers.items():
             label = key if len(self.given.optimizers) > 1 else ''
             optimizer = _Optimizer(key, value, names)
             for name, kind, one in optimizer.states:
-                updated = isinstance(one, torch.Tensor) and memory_of(one) in stepped
-                states += state.state_of(names[name], kind, label, one, updated)
+                states += state.state_of(names[name], kind, label, one, stepped.has(one))
             for number, (members, hyper) in enumerate(optimizer.groups):
                 members = list(dict.fromkeys(names[name] for name in members))
                 trained.update(members)
-                by_key.setdefault(key, []).extend(members)
                 groups.append((label, members, state.hyper_parameters(
                     hyper, f'parameter group {number} of {key}')))
-        state.refuse_twice(by_key)
         self.lazy = bool(stepped)
         for name in model.tensors:
             role = 'trainable' if name in trained or not trained else 'frozen'
             model.parameters.append((name, role))
         weights = [State(name, 'weight', '', tensor,
-                         updated=name in trained and memory_of(tensor) in stepped,
+                         updated=name in trained and stepped.has(tensor),
                          ranks=None if name in trained else self.first_of(name))
                    for name, tensor in model.tensors.items()]
         model.extra = dict(self.given.rest)

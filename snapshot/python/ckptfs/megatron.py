@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from megatron.core.dist_checkpointing.core import CheckpointingException
@@ -32,11 +32,10 @@ from megatron.core.dist_checkpointing.strategies.base import (AsyncSaveShardedSt
                                                               register_default_strategy)
 
 from . import resume, state
-from .dtensor import memory_of
 from .holders import gather
 from .saver import Group, Saver
 from .state import NotHeld, State
-from .stepped import stepped_memory
+from .stepped import Stepped
 
 LOG = logging.getLogger('ckptfs')
 BACKEND, VERSION = 'ckptfs', 1
@@ -70,8 +69,8 @@ def _shape(tensor: ShardedTensor) -> List[int]:
     return [1] * tensor.prepend_axis_num + list(tensor.local_shape)
 
 
-def _states(key: str, parts: Sequence[ShardedTensor], rank: int, stepped: Set[int]) -> State:
-    """What this rank writes of a global tensor; stepped: stepped_memory()."""
+def _states(key: str, parts: Sequence[ShardedTensor], rank: int, stepped: Stepped) -> State:
+    """What this rank writes of a global tensor."""
     label, kind, name = place_of(key)
     shape = list(parts[0].global_shape)
     boxes, at, tensors = [], 0, []
@@ -82,7 +81,7 @@ def _states(key: str, parts: Sequence[ShardedTensor], rank: int, stepped: Set[in
         at += local[0]
         tensors.append(part.data.view(local) if part.flattened_range is None else part.data)
     # Weights may be gathered beside the training.
-    updated = kind != 'weight' and memory_of(tensors[0]) in stepped
+    updated = kind != 'weight' and stepped.has(tensors[0])
     one = State(name, kind, label, tensors[0], updated=updated, ranks=(rank,))
     if not shape:
         return one
@@ -104,6 +103,7 @@ class _Collector:
 
     def __init__(self) -> None:
         self.rank, self.token = 0, ''
+        self._stepped = Stepped()
         self.tensors: Dict[str, List[ShardedTensor]] = {}
         self.objects: List[ShardedObject] = []
 
@@ -132,8 +132,8 @@ class _Collector:
     def collect(self) -> Tuple[state.Model, List[State], List[Group]]:
         """As Collector has it."""
         model = state.Model(framework='megatron', framework_version='core', per_rank=True)
-        stepped = stepped_memory()
-        states = [_states(key, parts, self.rank, stepped) for key, parts in self.tensors.items()]
+        self._stepped.update()
+        states = [_states(key, parts, self.rank, self._stepped) for key, parts in self.tensors.items()]
         model.parameters = [(name, 'trainable')
                             for name in dict.fromkeys(one.parameter for one in states)]
         model.extra[TOKEN] = self.token

@@ -91,6 +91,8 @@ class SavedValues:
         self.values: Dict[str, Any] = {}
         self.labels: Dict[str, List[str]] = {}
         documents = documents_of(description, tensor)
+        self._owners = {(kind, name): label
+                        for label, kind, name in description.get('owners', [])}
         self.spelling = Spelling(documents.pop(SPELLING, None))
         for key, value in documents.items():
             if key.startswith('extra_state/'):
@@ -117,6 +119,8 @@ class SavedValues:
             kind, _, name = rest.partition('/')
             return first, kind, name
         owners = set(self.labels.get(rest, ['']))
+        if (first, rest) in self._owners:
+            owners = {self._owners[first, rest]}
         return (owners.pop(), first, rest) if len(owners) == 1 else None
 
     def _add_group(self, group: Mapping[str, Any], index: int) -> None:

@@ -7,8 +7,10 @@ their own collector.
 import atexit
 import functools
 import logging
+import math
 import os
 import pickle
+import threading
 import time
 import uuid
 import weakref
@@ -19,7 +21,7 @@ import torch
 from . import _native, state
 from .saved_file import SavedFile
 from .state import NotHeld, State
-from .turns import Turns
+from .turns import Turn, Turns
 
 LOG = logging.getLogger('ckptfs')
 # Seconds that a wait is in C: signals are handled between two of them.
@@ -100,8 +102,20 @@ def _place(rank: Optional[int], world: Optional[int],
 
 
 def _asked(step: Any) -> int:
-    """The step that somebody asks about; -1, which there is none of, for what is no step."""
-    return _number(step) if step == _number(step) else -1
+    """The step that somebody means; -1, which there is none of, for what is no step."""
+    try:
+        return _number(step) if step == _number(step) else -1
+    except Exception:  # pylint: disable=broad-except
+        return -1  # a tensor of several, say
+
+
+def _text(error: Exception) -> str:
+    """What it says, whatever that is."""
+    try:
+        said = str(error) or type(error).__name__
+    except Exception:  # pylint: disable=broad-except
+        said = type(error).__name__
+    return said.encode('utf-8', 'replace').decode()
 
 
 def _number(step: Any) -> int:
@@ -149,8 +163,11 @@ class Saver:
             if alive is not None:
                 alive.before_update()
 
-        self._turns = Turns(update_limit, before_update)
+        touches = getattr(collector, 'touches', lambda _: True)
+        self._turns = Turns(update_limit, touches, before_update)
         weakref.finalize(self, self._turns.close)
+        self._busy: Optional[int] = None  # the thread that is in the writer's save
+        self._after: List[Callable[[], None]] = []  # what handlers of signals asked of it
         _ALIVE.add(self)
         # A process of multiprocessing that was forked runs no atexit handlers.
         end = Finalize(None, _close, (this,), exitpriority=10)
@@ -167,20 +184,38 @@ class Saver:
         """
         if os.getpid() != self._pid:
             return False
+        raised: Optional[BaseException] = None
         try:
-            with self._turns.save(getattr(self._collector, 'staged', False)) as overtaken:
-                shot, capture = self._capture(int(step))
-                shot.overtaken = overtaken
-                taken = self._writer.save(capture, shot.kept, shot.changed, deadline)
+            if _asked(step) < 0:
+                raise NotHeld(f'{step} is no step: a whole number from 0 to 2**64 - 1')
+            with self._turns.save(getattr(self._collector, 'staged', False)) as turn:
+                shot, capture = self._capture(_asked(step), turn)
+                taken = self._hand_over(shot, capture, deadline)
+                raised = shot.raised
         except Exception as error:  # pylint: disable=broad-except
             self.drop(step, error)
             taken = False
+        while self._after and self._busy is None:
+            self._after.pop(0)()
         self._tell()
+        if raised is not None:  # by a handler of a signal
+            raise raised
         return taken
+
+    def _hand_over(self, shot: '_Shot', capture: _native.Capture,
+                   deadline: Optional[float]) -> bool:
+        self._busy = threading.get_ident()
+        try:
+            return self._writer.save(capture, shot.kept, shot.changed, deadline)
+        finally:
+            self._busy = None
 
     def drop(self, step: int, why: Exception) -> None:
         """Instead of a save, where there is nothing to save."""
-        self._writer.drop(_number(step), str(why) or type(why).__name__)
+        if self._busy == threading.get_ident():
+            self._after.append(functools.partial(self.drop, step, why))
+            return
+        self._writer.drop(_number(step), _text(why))
         self._tell()
 
     def cancel(self, step: int) -> bool:
@@ -203,12 +238,13 @@ class Saver:
         returned; arena_bytes: the daemon's memory for this rank.  Raises where a save
         would be dropped.
         """
-        return self._writer.size(self._capture(0)[1])
+        return self._writer.size(self._capture(0, Turn())[1])
 
-    def wait_durable(self, step: int, timeout: float = 600.0) -> bool:
+    def wait_durable(self, step: int, timeout: Optional[float] = 600.0) -> bool:
         """True when the step is on disk with all ranks' parts; False if it was dropped
-        or `timeout` seconds are over.  Handlers of signals run meanwhile, and may raise."""
+        or `timeout` seconds (None: no time) are over.  Handlers of signals run meanwhile, and may raise."""
         step, now = _asked(step), time.monotonic()
+        timeout = math.inf if timeout is None else timeout
         # A time that is none is over.
         end = now + timeout if timeout == timeout else now
         done, early = False, step < 0
@@ -233,6 +269,9 @@ class Saver:
         started, unless that is os._exit or a signal's."""
         if os.getpid() != self._pid:
             return
+        if self._busy == threading.get_ident():
+            self._after.append(self.close)
+            return
         self._turns.close()
         self._writer.close()
         self._tell()
@@ -253,14 +292,12 @@ class Saver:
         for line in self._writer.take_log():
             LOG.warning('%s', line)
 
-    def _capture(self, step: int) -> Tuple['_Shot', _native.Capture]:
-        if step != _number(step):
-            raise NotHeld(f'step {step} is below 0 or has more than 64 bits')
+    def _capture(self, step: int, turn: Turn) -> Tuple['_Shot', _native.Capture]:
         if isinstance(self._collector, FileCollector):
-            return self._capture_files(step, self._collector)
+            return self._capture_files(step, turn, self._collector)
         # Two saves between two updates: the first is copied by then.
         model, states, groups = self._collector.collect()
-        shot = _Shot(self._collector.lazy)
+        shot = _Shot(self._collector.lazy, turn)
         for one in self._shares.of(states, dict(model.parameters)):
             shot.add_state(one)
         scope = f'dp{self._rank}' if self._rank else ''
@@ -284,10 +321,10 @@ class Saver:
             LOG.warning('the document %s is saved, but could not be loaded again: %s', key, refused)
         return pickled, tensors
 
-    def _capture_files(self, step: int,
+    def _capture_files(self, step: int, turn: Turn,
                        collector: FileCollector) -> Tuple['_Shot', _native.Capture]:
         tag, files = collector.files(step, self._documents)
-        shot = _Shot(collector.lazy)
+        shot = _Shot(collector.lazy, turn)
         for file in files:
             shot.add_file(file)
         if self._rank == 0:
@@ -300,12 +337,13 @@ class Saver:
 class _Shot:
     """The arguments of one save, and what keeps their memory."""
 
-    def __init__(self, lazy: bool) -> None:
-        self.lazy = lazy
+    def __init__(self, lazy: bool, turn: Turn) -> None:
+        self.lazy = lazy and not turn.eager
+        self._turn = turn
+        self.raised: Optional[BaseException] = None  # by a handler of a signal, in changed()
         self.tensors: List[_native.Tensor] = []
         self.groups: List[Tuple[str, List[str], str]] = []
         self.documents: List[Tuple[str, str, str, List[str]]] = []
-        self.overtaken: Callable[[], bool] = bool  # whether a step did not wait for it
         self.kept: List[torch.Tensor] = []
         self._late: List[Watched] = []   # copied after the save
         self._early: List[Watched] = []  # and by it
@@ -325,7 +363,14 @@ class _Shot:
     def changed(self, late: bool) -> str:
         """The first tensor that is not what it was when it was collected: of those that
         are copied late, or of the others, of which it is asked once."""
-        if not late and self.overtaken():
+        try:
+            return self._find_change(late)
+        except BaseException as error:  # pylint: disable=broad-except
+            self.raised = error
+            return 'something'
+
+    def _find_change(self, late: bool) -> str:
+        if self._turn.overtaken:
             return 'something'
         watched = self._late if late else self._early
         self._early = []

@@ -168,6 +168,10 @@ def model_state(modules: Sequence[nn.Module],
     return model
 
 
+# What every optimizer's step of torch's is inside of, which calls the hooks.
+HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
+
+
 def _is_its_own(optimizer: object, step: Any) -> bool:
     """Whether what is called as its step does nothing but what its class's does: that, bound,
     or inside of what torch's schedulers put around it."""
@@ -181,7 +185,8 @@ def waits_for_hooks(optimizer: object) -> bool:
     if not isinstance(optimizer, torch.optim.Optimizer):
         return False
     own = type(optimizer).step
-    return (getattr(own, 'hooked', False)
+    # A patch of the class may have copied what marks a hooked one (functools.wraps).
+    return (getattr(own, '__code__', None) is HOOKED_STEP
             and _is_its_own(optimizer, vars(optimizer).get('step', own)))
 
 
@@ -251,17 +256,6 @@ def foreign(optimizers: Sequence[Any], names: Mapping[int, str]) -> str:
                             f'parameter of shape {list(parameter.shape)} that the model does not '
                             'have: pass the module that has it, too')
     return ''
-
-
-def refuse_twice(optimizers: Mapping[str, Iterable[str]]) -> None:
-    """NotHeld for a parameter that is in two optimizers, whose states would have one name; by
-    what the optimizers are called, the names of their parameters."""
-    first: Dict[str, str] = {}
-    for optimizer, names in optimizers.items():
-        for name in names:
-            if first.setdefault(name, optimizer) != optimizer:
-                raise NotHeld(f'{name} is in optimizer {first[name]} and in {optimizer}: each '
-                              'parameter can have one')
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
