@@ -9,6 +9,7 @@
 #include "core/base/strings.h"
 #include "core/io/root.h"
 #include "core/jobs/weight_check.h"
+#include "core/model/step_notes.h"
 
 namespace ckptfs {
 namespace {
@@ -73,6 +74,7 @@ Result<OwnedStep> TakeFiles(const Store& store, const StepCandidate& step, StepM
 Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model,
                         const AdoptOptions& options) {
   Adopted adopted;
+  adopted.weights_only = WeightsOnlyNotes(model);
   CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath()));
   const bool owned = options.ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
@@ -131,6 +133,24 @@ Status CheckBefore(const IngestedStep& step, const AdoptOptions& options) {
   return checked ? Status{} : Fail(Explained(std::move(checked).error()));
 }
 
+// The steps of a run mostly have the same reason: it is told of the first that was adopted.
+struct WeightsOnly {
+  void Add(const Adopted& adopted) {
+    if (adopted.weights_only.empty() || steps++ > 0) return;
+    first = StrCat(adopted.record.run, "/", adopted.record.id);
+    why = adopted.weights_only;
+  }
+  void Tell(std::vector<std::string>& warnings) const {
+    const std::string others =
+        steps < 2 ? "" : StrCat(" (and ", steps - 1, " other step", steps > 2 ? "s" : "", ")");
+    for (const std::string& note : why) warnings.push_back(StrCat(first, others, ": ", note));
+  }
+
+  size_t steps = 0;
+  std::string first;
+  std::vector<std::string> why;
+};
+
 // Those that pass; the others are refused.
 void CheckAllBefore(IngestResult& ingest, const AdoptOptions& options) {
   std::vector<IngestedStep> sound;
@@ -166,6 +186,7 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
   report.said = std::move(ingest.said);
   report.skipped = std::move(ingest.skipped);
   report.refused = std::move(ingest.refused);
+  WeightsOnly weights_only;
   for (IngestedStep& step : ingest.steps) {
     auto adopted = Publish(*store, step.candidate, std::move(step.model), options);
     if (!adopted) {
@@ -174,9 +195,11 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
     }
     report.warnings.insert(report.warnings.end(), adopted->warnings.begin(),
                            adopted->warnings.end());
+    weights_only.Add(*adopted);
     report.steps.push_back(std::move(adopted->record));
   }
   if (report.steps.empty()) return Fail(std::move(report.refused.front()));
+  weights_only.Tell(report.warnings);
   return report;
 }
 

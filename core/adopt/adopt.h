@@ -38,6 +38,7 @@ struct AdoptOptions {
 struct Adopted {
   StepRecord record;
   std::vector<std::string> warnings;
+  std::vector<std::string> weights_only;  // why the optimizer that is there is not taken
 };
 
 // Errors: those of the source; kDataLoss if the sample differs; those of Own
@@ -49,7 +50,7 @@ struct AdoptReport {
   std::vector<StepRecord> steps;     // in order, the newest last
   std::vector<std::string> skipped;  // incomplete tags of a save directory
   std::vector<Error> refused;        // steps that are not adopted, by name
-  std::vector<std::string> warnings;
+  std::vector<std::string> warnings;  // why optimizers are not taken, too: once for all steps
   std::vector<std::string> said;     // where the runs are, if not at the place itself
   bool whole_run = false;            // the path was a save directory, not one step's
 };

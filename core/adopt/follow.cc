@@ -152,6 +152,10 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   known.why.clear();
   newest_ = std::max(newest_, OrderOf(found.candidate));
   seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
+  for (const std::string& note : adopted->weights_only) {
+    if (!told_weights_only_) seen.said.push_back(StrCat(known.id, ": ", note));
+  }
+  told_weights_only_ = told_weights_only_ || !adopted->weights_only.empty();
   seen.adopted.push_back(std::move(adopted->record));
 }
 

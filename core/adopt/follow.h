@@ -107,6 +107,7 @@ class Follower {
   std::map<std::string, Known> known_;
   Order newest_;  // of what was adopted
   bool first_ = true;
+  bool told_weights_only_ = false;  // of one step: those after it are as it is
   std::string failed_;   // why it could not look the last time
 };
 

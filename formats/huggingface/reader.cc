@@ -9,6 +9,7 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
+#include "core/model/step_notes.h"
 #include "formats/runs/tool_files.h"
 #include "formats/torch/stored_tensor.h"
 
@@ -284,7 +285,7 @@ Status Reader::ReadOptimizer() {
     const auto unread = std::ranges::find_if(files_.others, IsOptimizerFile);
     if (unread != files_.others.end()) {
       notes.push_back(StrCat(*unread, ": beside it are several models or optimizers, and nothing "
-                             "tells which of them it is of: weights only"));
+                             "tells which of them it is of: ", kWeightsOnly));
     }
     return {};
   }
@@ -299,7 +300,7 @@ Status Reader::ReadOptimizer() {
   if (!dict || options_.weights_only) return {};
   if (file.root()[kTrained]) {
     notes.push_back(StrCat(optimizer_path_, ": its state_dict is an average of the weights that the "
-                           "optimizer trains ('", kTrained, "'): weights only"));
+                           "optimizer trains ('", kTrained, "'): ", kWeightsOnly));
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
@@ -345,7 +346,7 @@ Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
   }
   assembler_.header().notes.push_back(StrCat(
       optimizer_path_, ": the optimizer numbers its states, and whose they are is not certain (",
-      members.error().message, "): weights only",
+      members.error().message, "): ", kWeightsOnly,
       given ? ""
             : "; `adopt --parameter-order FILE` takes them, with the names of "
               "model.named_parameters() one a line"));

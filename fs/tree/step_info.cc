@@ -11,6 +11,7 @@
 #include "core/base/printable.h"
 #include "core/base/strings.h"
 #include "core/model/side_blob.h"
+#include "core/model/step_notes.h"
 
 namespace ckptfs {
 namespace {
@@ -203,7 +204,12 @@ std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey) {
       "Name a layout and it is there, though it is not listed: ls tp2_dp4_zero1\n\n"
       "A layout is tokens joined by _ in any order: tpN ppN dpN epN etpN cpN vppN zero0..zero3\n"
       "bf16 fp16 fp32 (of weights) splitN-N... (layers per stage) plain pipe (names).\n"
-      "The step was saved as ", step.model.layout.ToString(), ".\n\n"
+      "The step was saved as ", step.model.layout.ToString(), ".\n");
+  for (const std::string& note : WeightsOnlyNotes(step.model)) {
+    text += StrCat("Its optimizer is in no view: ", note, "\n");
+  }
+  text += StrCat(
+      "\n"
       "Of the layouts that are asked for most these work:\n");
   for (const LayoutSurvey::Format& format : survey.formats) text += ShownText(format);
   const std::string refused = RefusedText(survey);

@@ -64,12 +64,14 @@ Json OutcomeJson(const Outcome& outcome) {
           {"steps", steps},
           {"said", outcome.report ? outcome.report->said : std::vector<std::string>()},
           {"skipped", outcome.report ? outcome.report->skipped : std::vector<std::string>()},
+          {"warnings", outcome.report ? outcome.report->warnings : std::vector<std::string>()},
           {"refused", refused}};
 }
 
 // All paths' steps and lines together, and those of each.
 void PrintAsJson(const std::vector<Outcome>& outcomes) {
-  Json all = {{"steps", Json::array()}, {"skipped", Json::array()}, {"refused", Json::array()}, {"refusals", Json::array()}};
+  Json all = Json::object();
+  for (const char* key : {"steps", "skipped", "warnings", "refused", "refusals"}) all[key] = Json::array();
   Json paths = Json::array();
   for (const Outcome& outcome : outcomes) {
     paths.push_back(OutcomeJson(outcome));

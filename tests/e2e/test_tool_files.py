@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that tools wrote of more than one model and its optimizer: nobody's states are given to another."""
 import json
+import os
 
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 from torch import nn
 
 
@@ -44,3 +46,45 @@ def test_an_average_is_not_what_lightnings_optimizer_trains(ckptfs, tmp_path):
     said = info(ckptfs, tmp_path / 'average.ckpt')
     assert set(said['kinds']) == {'weight'}
     assert any('average' in note and 'current_model_state' in note for note in said['notes'])
+
+
+def save_ambiguous(folder, step):
+    """A Trainer's directory whose optimizer numbers two parameters of one shape."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    own = folder / f'checkpoint-{step}'
+    own.mkdir(parents=True)
+    save_file(model.state_dict(), own / 'model.safetensors')
+    torch.save(optimizer.state_dict(), own / 'optimizer.pt')
+    (own / 'trainer_state.json').write_text('{}')
+    return [name for name, _ in model.named_parameters()]
+
+
+def test_moments_that_are_not_taken_are_told_where_people_look(ckptfs, tmp_path):
+    names = [save_ambiguous(tmp_path / 'output', step) for step in (1, 2)][0]
+    done = ckptfs.adopt(tmp_path / 'output')
+    line, = done.stderr.splitlines()
+    assert line.startswith('ckptfs: output/checkpoint-1 (and 1 other step): ')
+    assert 'weights only' in line and '--parameter-order FILE' in line
+    mount = ckptfs.mountpoint()
+    said = ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', tmp_path / 'output', mount).stderr
+    assert said.count('--parameter-order FILE') == 1
+    with open(f'{mount}/view/README.txt', encoding='utf-8') as f:
+        assert '--parameter-order' in f.read()
+    (tmp_path / 'order').write_text('\n'.join(names))
+    done = ckptfs.adopt(tmp_path / 'output', extra=['--refresh', '--parameter-order', tmp_path / 'order'])
+    assert done.stderr == ''
+    with open(f'{mount}/view/README.txt', encoding='utf-8') as f:
+        assert '--parameter-order' not in f.read()
+
+
+def test_a_mount_that_follows_tells_it_too(ckptfs, tmp_path):
+    output = tmp_path / 'output'
+    save_ambiguous(output, 1)
+    for name in (output / 'checkpoint-1').iterdir():  # long ago, so that it is taken at once
+        os.utime(name, (1e9, 1e9))
+    said = ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', output,
+                      ckptfs.mountpoint()).stderr
+    assert said.count('--parameter-order FILE') == 1

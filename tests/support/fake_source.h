@@ -6,6 +6,8 @@
 //
 //   NAME ELEMENTS FILE OFFSET        fp32, in bytes of FILE from OFFSET on
 //
+// A file `note` is a note of the step.
+//
 // Thread safety: all methods may be called concurrently.
 
 #pragma once
@@ -81,6 +83,8 @@ class FakeSource final : public Source {
     assembler.header().framework = "fake";
     assembler.header().id = step.id;
     assembler.header().iteration = step.iteration;
+    const auto note = ReadWhole(*step.root, JoinPath(step.directory, "note"), 1 << 10);
+    if (note) assembler.header().notes.push_back(*note);
     const std::string prefix = step.Prefix();
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {

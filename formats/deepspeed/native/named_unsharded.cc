@@ -7,6 +7,7 @@
 #include <span>
 
 #include "core/base/strings.h"
+#include "core/model/step_notes.h"
 #include "formats/deepspeed/native/named.h"
 #include "formats/deepspeed/state_names.h"
 
@@ -146,7 +147,7 @@ Status NameUnsharded(const TagFiles& files, const Parsed& parsed, const StateDic
     if (!model.has_module || !parsed.experts.empty()) {
       out.notes.push_back(StrCat(model.file, ": optimizer states without ZeRO of a ",
                                  model.has_module ? "mixture of experts" : "pipeline",
-                                 " have no parameter names; weights only"));
+                                 " have no parameter names; ", kWeightsOnly));
       continue;
     }
     const std::vector<NamedShape> candidates = Candidates(model, spellings, out);

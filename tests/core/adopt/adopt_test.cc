@@ -90,6 +90,21 @@ TEST_F(AdoptTest, OneBrokenStepRefusesNoOther) {
   EXPECT_THAT(report->refused[0].message, HasSubstr("step2"));
 }
 
+TEST_F(AdoptTest, WhyAnOptimizerIsNotTakenIsToldOnce) {
+  WriteStep(3);
+  for (const char* step : {"step2", "step3"}) {
+    directory_.Write(std::string("run7/") + step + "/note", "nobody knows whose: weights only");
+  }
+  directory_.Write("run7/step1/note", "two layers are tied");
+  for (int pass = 0; pass < 2; ++pass) {
+    const auto report = AdoptAll();
+    ASSERT_TRUE(report);
+    EXPECT_THAT(report->warnings,
+                testing::ElementsAre(
+                    "run7/step2 (and 1 other step): nobody knows whose: weights only"));
+  }
+}
+
 TEST_F(AdoptTest, SeveralSaveDirectoriesAreOneRunWhereItIsNamed) {
   directory_.Write("later/step2/data", std::string(4000, 'z'));
   directory_.Write("later/step2/done", "w 1000 data 0\n");

@@ -76,6 +76,17 @@ TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
   EXPECT_THAT(follower_->waiting(), IsEmpty());
 }
 
+TEST_F(FollowTest, WhyAnOptimizerIsNotTakenIsSaidOnce) {
+  for (int n = 1; n < 3; ++n) {
+    WriteStep(n);
+    Write(n, "note", "nobody knows whose: weights only");
+    Look();
+    ASSERT_THAT(Look(seconds(1)), ElementsAre("step" + std::to_string(n)));
+    const std::vector<std::string> first = {"step1: nobody knows whose: weights only"};
+    EXPECT_EQ(seen_.said, n == 1 ? first : std::vector<std::string>());
+  }
+}
+
 TEST_F(FollowTest, WhatNothingSealsIsWaitedForLonger) {
   WriteStep(1, "");
   WriteStep(2, "unsealed");
