@@ -84,10 +84,10 @@ Follower::Follower(Store& store, std::string directory, Sources sources, Options
         return std::move(options);
       }()) {}
 
-Result<std::vector<FoundStep>> Follower::Find() const {
+Result<ScanResult> Follower::Find() const {
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(directory_));
-  CKPT_ASSIGN_OR_RETURN(std::vector<FoundStep> found, ScanIfAny(place, sources_));
-  std::stable_sort(found.begin(), found.end(), [](const FoundStep& a, const FoundStep& b) {
+  CKPT_ASSIGN_OR_RETURN(ScanResult found, ScanIfAny(place, sources_, options_.adopt.recognise));
+  std::stable_sort(found.steps.begin(), found.steps.end(), [](const FoundStep& a, const FoundStep& b) {
     return OrderOf(a.candidate) < OrderOf(b.candidate);
   });
   return found;
@@ -159,13 +159,32 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   seen.adopted.push_back(std::move(adopted->record));
 }
 
-void Follower::Sort(const std::vector<FoundStep>& found, Time now, Seen& seen) {
-  std::set<std::string> there;
-  for (const FoundStep& step : found) there.insert(step.candidate.directory);
+void Follower::NoteBegun(const std::vector<BegunStep>& begun, Time now) {
+  for (const BegunStep& step : begun) {
+    if (!first_ && step.iteration <= newest_.first) continue;
+    const auto [it, fresh] = known_.try_emplace(step.directory);
+    Known& known = it->second;
+    if (fresh) {
+      known.id = step.id;
+      known.iteration = step.iteration;
+      known.since = now;
+      known.begun = true;
+    }
+    if (known.begun) known.why = step.missing;
+  }
+}
+
+void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
+  std::set<std::string> there, grown;
+  for (const FoundStep& step : found.steps) {
+    there.insert(step.candidate.directory);
+    grown.insert(step.candidate.Own());
+  }
+  for (const BegunStep& step : found.begun) there.insert(step.directory);
   for (auto it = known_.begin(); it != known_.end();) {
     Known& known = it->second;
     const bool gone = there.count(it->first) == 0;
-    if (gone && !known.adopted) {
+    if (gone && !known.adopted && !(known.begun && grown.contains(it->first))) {
       seen.said.push_back(StrCat(known.id, " went before it could be adopted: ", known.why));
     }
     if (gone) {
@@ -202,7 +221,7 @@ Follower::Seen Follower::Look(Time now) {
     return seen;
   }
   failed_.clear();
-  for (const FoundStep& step : *found) {
+  for (const FoundStep& step : found->steps) {
     Known& known = known_[step.candidate.directory];
     // Nothing of it is asked while its newest entry is what it was.
     if (known.adopted && known.mtime_ns == step.candidate.mtime_ns) continue;
@@ -216,6 +235,7 @@ Follower::Seen Follower::Look(Time now) {
       if (!known.settled) seen.next = std::min(seen.next, known.retry);
     }
   }
+  NoteBegun(found->begun, now);
   Sort(*found, now, seen);
   first_ = false;
   const Duration took = Clock::now() - start - taking;

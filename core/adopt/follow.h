@@ -8,7 +8,8 @@
 //   it is not there, and others write it   for `missing_quiet`
 //
 // and it parses and covers, as always.  A step that does not is looked at again when it changes;
-// one that later ones have overtaken was left behind by a save that died.  Steps that retention
+// one that later ones have overtaken was left behind by a save that died.  So is a directory that
+// is named as the next step and has nothing of one yet.  Steps that retention
 // removed stay what they are in the store.
 //
 // A step that is written again under its name is another attempt; where its files are not
@@ -87,18 +88,21 @@ class Follower {
     bool settled = false;       // adopted or refused as it is
     bool adopted = false;
     bool left_behind = false;
+    bool begun = false;         // no more than a directory of the name
     std::string why;
     Time retry;
   };
 
-  Result<std::vector<FoundStep>> Find() const;
+  Result<ScanResult> Find() const;
   Duration QuietOf(Seal seal) const;
   // Until when the step is left alone; nothing if it can be taken.
   std::optional<Time> Wait(const FoundStep& found, Known& known, Time now);
   void Take(const FoundStep& found, Known& known, Time now, Seen& seen);
   void Refuse(Known& known, const Error& error, Time now, Seen& seen);
+  // Those of steps that are later than what was adopted: of earlier ones the rest is being deleted.
+  void NoteBegun(const std::vector<BegunStep>& begun, Time now);
   // Steps that are gone, and those that are overtaken.
-  void Sort(const std::vector<FoundStep>& found, Time now, Seen& seen);
+  void Sort(const ScanResult& found, Time now, Seen& seen);
 
   Store& store_;
   const std::string directory_;

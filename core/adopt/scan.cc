@@ -63,16 +63,6 @@ std::string Contents(const Place& place) {
   return out + "; ";
 }
 
-Error NothingKnown(const Place& place, Sources sources) {
-  std::string names;
-  for (const auto& source : sources) names += StrCat(names.empty() ? "" : ", ", source->name());
-  return Error{ErrorCode::kNotFound,
-               StrCat(place.Path(), ": no checkpoint found: ", Contents(place),
-                      "looked for the formats ", names,
-                      " (a directory of runs, a save directory, one step's own directory, or a "
-                      "file of weights)")};
-}
-
 // Steps by their directories, so that what lies below one is found in the order of their
 // number: a run may have tens of thousands.
 class ByDirectory {
@@ -205,6 +195,26 @@ void NameUnread(const Place& place, const std::map<std::string, std::vector<std:
   }
 }
 
+std::string WithoutDigits(std::string_view name) {
+  std::string out(name);
+  std::erase_if(out, [](char letter) { return IsDigit(letter); });
+  return out;
+}
+
+// Whether a name is of the form of the numbered steps that are there, if any are: "epoch_2" beside
+// checkpoint-1 is of somebody else.
+bool IsNamedLike(std::string_view name, const std::vector<FoundStep>& steps) {
+  const std::string form = WithoutDigits(name);
+  bool numbered = false;
+  for (const FoundStep& step : steps) {
+    const std::string other = LastComponent(step.candidate.Own());
+    if (WithoutDigits(other) == other) continue;
+    numbered = true;
+    if (WithoutDigits(other) == form) return true;
+  }
+  return !numbered;
+}
+
 // What is known of a place and the directories in it, of which no source has a step.
 Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& scan) {
   std::map<std::string, std::vector<std::string>> alike;
@@ -213,7 +223,11 @@ Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& sc
   const auto look = [&](const std::string& path) -> Status {
     if (known.contains(path)) return {};
     CKPT_ASSIGN_OR_RETURN(const auto what, recognise(*place.root, path));
-    if (what) alike[*what].push_back(path);
+    const std::string name = LastComponent(place.root->PathOf(path));
+    if (what && !what->step) alike[what->what].push_back(path);
+    if (what && what->step && IsNamedLike(name, scan.steps)) {
+      scan.begun.push_back({path, name, *what->step, what->what});
+    }
     return {};
   };
   CKPT_RETURN_IF_ERROR(look(place.directory));
@@ -243,6 +257,7 @@ Result<bool> LookAt(const Place& place, Sources sources, const Recognise& recogn
   if (recognise) CKPT_RETURN_IF_ERROR(FindUnread(place, recognise, here));
   const bool any = !here.steps.empty() || !here.unread.empty();
   std::move(here.steps.begin(), here.steps.end(), std::back_inserter(scan.steps));
+  std::move(here.begun.begin(), here.begun.end(), std::back_inserter(scan.begun));
   std::move(here.unread.begin(), here.unread.end(), std::back_inserter(scan.unread));
   return any;
 }
@@ -309,6 +324,12 @@ Result<ScanResult> ScanAll(const Place& place, Sources sources, const Recognise&
   ScanResult scan;
   CKPT_ASSIGN_OR_RETURN(const bool there, LookAt(place, sources, recognise, scan));
   if (!there) CKPT_RETURN_IF_ERROR(LookBelow(place, sources, recognise, scan));
+  ByDirectory steps;
+  for (const FoundStep& step : scan.steps) steps.Add(step);
+  const auto any = [](const FoundStep&) { return true; };
+  std::erase_if(scan.begun, [&](const BegunStep& begun) {  // a run that is named like a step
+    return steps.AnyBelow(begun.directory, any);
+  });
   return scan;
 }
 
@@ -334,16 +355,29 @@ Result<Place> PlaceOf(const std::string& path) {
                                                 "or the directory that holds several"));
 }
 
+Error NothingKnown(const Place& place, Sources sources) {
+  std::string names;
+  for (const auto& source : sources) names += StrCat(names.empty() ? "" : ", ", source->name());
+  return Error{ErrorCode::kNotFound,
+               StrCat(place.Path(), ": no checkpoint found: ", Contents(place),
+                      "looked for the formats ", names,
+                      " (a directory of runs, a save directory, one step's own directory, or a "
+                      "file of weights)")};
+}
+
 Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise) {
   CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanAll(place, sources, recognise));
   if (!scan.steps.empty()) return scan;
   if (!scan.unread.empty()) return Fail(std::move(scan.unread.front()));
+  if (!scan.begun.empty()) {
+    const BegunStep& begun = scan.begun.front();
+    return Fail(ErrorCode::kInvalid, StrCat(place.root->PathOf(begun.directory), ": not whole: ", begun.missing));
+  }
   return Fail(NothingKnown(place, sources));
 }
 
-Result<std::vector<FoundStep>> ScanIfAny(const Place& place, Sources sources) {
-  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanAll(place, sources, {}));
-  return std::move(scan.steps);
+Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const Recognise& recognise) {
+  return ScanAll(place, sources, recognise);
 }
 
 bool IsStepsFolder(std::string_view name) {
@@ -374,6 +408,9 @@ Result<IngestResult> IngestPlace(const Place& place, Sources sources,
   });
   IngestResult result;
   for (Job& job : jobs) Settle(job, place.directory, result);
+  for (const BegunStep& begun : scan.begun) {
+    result.skipped.push_back(StrCat(begun.id, ": not whole: ", begun.missing));
+  }
   std::move(scan.unread.begin(), scan.unread.end(), std::back_inserter(result.refused));
   result.said = std::move(scan.said);
   if (result.steps.empty() && !result.refused.empty()) {

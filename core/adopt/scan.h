@@ -46,14 +46,28 @@ struct Place {
   std::string Path() const { return root->PathOf(directory); }
 };
 
-// What a directory or file is that no source reads, in words ("Megatron
-// torch_dist: not readable yet"); nothing if it is nothing known.
-using Recognise = std::function<Result<std::optional<std::string>>(const Root& root,
-                                                                   const std::string& path)>;
+// What a directory or file is that no source has a step of, in words ("Megatron torch_dist:
+// not readable yet").
+struct Recognised {
+  std::string what;
+  std::optional<uint64_t> step;  // by its name a step of this number, of which `what` is missing
+};
+// Nothing if it is nothing known.
+using Recognise = std::function<Result<std::optional<Recognised>>(const Root& root,
+                                                                  const std::string& path)>;
+
+// A directory that is named like a step and is none yet: a save that is under way, or died.
+struct BegunStep {
+  std::string directory;  // below the root
+  std::string id;
+  uint64_t iteration = 0;
+  std::string missing;    // "no weights yet"
+};
 
 // What is at a place.
 struct ScanResult {
   std::vector<FoundStep> steps;  // in the sources' order
+  std::vector<BegunStep> begun;  // named as the steps are, if there are any
   std::vector<Error> unread;     // what was recognised and no source reads
   std::vector<std::string> said;  // where the runs are, if not at the place itself
 };
@@ -62,11 +76,13 @@ struct ScanResult {
 // nor a file.
 Result<Place> PlaceOf(const std::string& path);
 
-// In the sources' order; none when no source knows the place.  BLOCKS: on listing.
-Result<std::vector<FoundStep>> ScanIfAny(const Place& place, Sources sources);
+// Nothing is found when no source knows the place.  BLOCKS: on listing.
+Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const Recognise& recognise = {});
 
-// The first of `unread`, or kNotFound, which says what is there and what was looked
-// for, when there is no step.  BLOCKS: on listing.
+// kNotFound: what is there and what was looked for.  BLOCKS: on listing.
+Error NothingKnown(const Place& place, Sources sources);
+
+// When there is no step the first of `unread`, kInvalid for one that was begun, or NothingKnown.  BLOCKS: on listing.
 Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise);
 Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources);
 
@@ -81,7 +97,8 @@ struct IngestedStep {
 struct IngestResult {
   std::vector<IngestedStep> steps;   // oldest first: by iteration, what was converted before what
                                      // it was converted from, mtime
-  std::vector<std::string> skipped;  // "global_step7: incomplete: file ..." of a save directory
+  std::vector<std::string> skipped;  // "global_step7: incomplete: file ..." of a save directory,
+                                     // "checkpoint-9: not whole: no weights yet"
   std::vector<Error> refused;        // whole steps that cannot be taken, by name
   std::vector<std::string> said;     // where the runs are, if not at the place itself
 };

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "formats/runs/step_names.h"
 #include "formats/runs/step_tree.h"
 
 namespace ckptfs {
@@ -96,11 +97,22 @@ Said OfDirectory(const StepEntries& entries) {
   return said.empty() ? OfOthers(entries) : said;
 }
 
+// What a step's directory has not got.
+Said MissingOf(const StepEntries& entries) {
+  const bool shards = std::ranges::any_of(entries.files, [](const std::string& file) {
+    return (file.starts_with("model-") || file.starts_with("pytorch_model-")) &&
+           file.find("-of-") != std::string::npos;
+  });
+  return shards ? "shards of weights, and not yet the index that is written after them"
+                : "no weights yet";
+}
+
 }  // namespace
 
-Result<std::optional<std::string>> RecogniseUnread(const Root& root, const std::string& path) {
+Result<std::optional<Recognised>> RecogniseUnread(const Root& root, const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(root, path));
   Said said;
+  std::optional<uint64_t> step;
   if (directory) {
     const auto entries = ListStepEntries(root, path);
     if (!entries && !IsOutOfReach(entries.error())) return Fail(Error(entries.error()));
@@ -109,12 +121,15 @@ Result<std::optional<std::string>> RecogniseUnread(const Root& root, const std::
       CKPT_ASSIGN_OR_RETURN(const std::string_view ranks, OfMegatron(root, path, *entries));
       if (!ranks.empty()) said = StrCat(ranks, kNotYet);
     }
+    if (entries && said.empty()) {
+      step = StepNumber(LastComponent(root.PathOf(path)));
+      if (step) said = MissingOf(*entries);
+    }
   } else {
     said = OfFile(LastComponent(root.PathOf(path)));
   }
-  std::optional<std::string> out;
-  if (!said.empty()) out = std::move(said);
-  return out;
+  if (said.empty()) return std::optional<Recognised>();
+  return std::optional(Recognised{std::move(said), step});
 }
 
 }  // namespace ckptfs

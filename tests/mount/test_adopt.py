@@ -138,6 +138,26 @@ def test_one_broken_step_refuses_no_other(ckptfs, source):
     assert 'global_step4' in done.stderr
 
 
+def test_a_step_without_weights_is_named(ckptfs, source):
+    os.mkdir(f'{source}/global_step500')
+    done = ckptfs.adopt(source)
+    assert done.stdout.split() == [f'run7/{TAG}']
+    assert done.stderr == 'ckptfs: skipped global_step500: not whole: no weights yet\n'
+    mount = ckptfs.mountpoint()
+    said = ckptfs.run('mount', source, mount, '--store', ckptfs.store).stderr
+    assert said.count('skipped global_step500: not whole: no weights yet') == 1
+    done = ckptfs.adopt(f'{source}/global_step500', check=False)
+    assert done.returncode == REFUSED and done.stderr == f'ckptfs: {source}/global_step500: not whole: no weights yet\n'
+
+
+def test_a_follower_waits_for_the_step_that_was_begun(ckptfs, source):
+    os.makedirs(f'{source}/global_step500')
+    os.utime(source / TAG / 'mp_rank_00_model_states.pt', (1e9, 1e9))
+    ckptfs.mount('--follow', source)
+    said = ckptfs.run('status', '--store', ckptfs.store).stdout
+    assert 'not whole yet: global_step500: no weights yet' in said
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
 @pytest.mark.parametrize('name', ['mp_rank_00_model_states.pt', hostile.zero_file(2), ''])
 def test_what_may_not_be_read_is_not_incomplete(source, name):

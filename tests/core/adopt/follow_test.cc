@@ -130,6 +130,37 @@ TEST_F(FollowTest, ASaveThatDiedIsNamedAndNeverAStep) {
   EXPECT_THAT(follower_->waiting(), IsEmpty());
 }
 
+// "3step" is one that was begun; FakeSource has those of the other spelling.
+Result<std::optional<Recognised>> Begun(const Root&, const std::string& path) {
+  const std::string name = LastComponent(path);
+  if (!name.ends_with("step")) return std::optional<Recognised>();
+  return std::optional(Recognised{"no weights yet", std::stoull(name)});
+}
+
+TEST_F(FollowTest, AStepThatWasBegunIsWaitedForAndWhatIsBeingDeletedIsNot) {
+  options_.adopt.recognise = Begun;
+  MakeFollower();
+  WriteStep(1);
+  Look();
+  ASSERT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  EXPECT_THAT(follower_->waiting(), IsEmpty());
+  directory_.Write("run7/1step/rest", "");  // of a step that went, by its number
+  directory_.Write("run7/3step/config.json", "");
+  Look(seconds(1));
+  ASSERT_EQ(follower_->waiting().size(), 1u);
+  EXPECT_EQ(follower_->waiting()[0].id, "3step");
+  EXPECT_EQ(follower_->waiting()[0].why, "no weights yet");
+  EXPECT_FALSE(follower_->waiting()[0].left_behind);
+  std::filesystem::remove_all(directory_.path() + "/run7/1step");
+  Look(seconds(1));
+  EXPECT_THAT(seen_.said, IsEmpty());
+  WriteStep(4);
+  Look(seconds(10));
+  ASSERT_THAT(Look(seconds(1)), ElementsAre("step4"));
+  EXPECT_THAT(seen_.said, ElementsAre("3step was left behind unfinished: no weights yet"));
+  EXPECT_TRUE(follower_->waiting()[0].left_behind);
+}
+
 TEST_F(FollowTest, RetentionTakesNoStepOfTheStore) {
   options_.adopt.ownership = Ownership::kLink;
   MakeFollower();

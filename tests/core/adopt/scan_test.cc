@@ -177,9 +177,9 @@ TEST_F(ScanTest, WhatIsOnlyRecognisedIsRefusedBesideTheOthers) {
   directory.Write("alien1/x", "");
   directory.Write("alien2/x", "");
   const Recognise recognise =
-      [](const Root& root, const std::string& path) -> Result<std::optional<std::string>> {
+      [](const Root& root, const std::string& path) -> Result<std::optional<Recognised>> {
     const bool alien = LastComponent(root.PathOf(path)).starts_with("alien");
-    return alien ? std::optional<std::string>("alien: not readable yet") : std::nullopt;
+    return alien ? std::optional(Recognised{"alien: not readable yet", {}}) : std::nullopt;
   };
   const auto result = IngestPlace(*PlaceOf(directory.path()), sources, {}, recognise);
   ASSERT_TRUE(result) << result.error().message;

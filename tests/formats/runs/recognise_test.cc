@@ -25,7 +25,7 @@ struct RecogniseTest : testing::Test {
   std::string What(const std::string& path) {
     const auto what = RecogniseUnread(FileRoot(directory.path()), path);
     EXPECT_TRUE(what) << what.error().message;
-    return what && *what ? **what : "";
+    return what && *what && !(*what)->step ? (*what)->what : "";
   }
 };
 
@@ -53,6 +53,18 @@ TEST_F(RecogniseTest, EveryShapeByItsName) {
   EXPECT_THAT(What("m.nemo"), HasSubstr("tar xf"));
   EXPECT_THAT(What("x.gguf"), HasSubstr("GGUF"));
   EXPECT_THAT(What("orbax"), HasSubstr("Orbax"));
+}
+
+TEST_F(RecogniseTest, AStepThatHasNothingOfOneYet) {
+  Write({"checkpoint-500/config.json", "checkpoint-600/model-00001-of-00002.safetensors"});
+  files::create_directories(directory.path() + "/global_step7");
+  const auto begun = [&](const std::string& path) {
+    return **RecogniseUnread(FileRoot(directory.path()), path);
+  };
+  EXPECT_EQ(begun("checkpoint-500").what, "no weights yet");
+  EXPECT_EQ(begun("checkpoint-500").step, 500u);
+  EXPECT_THAT(begun("checkpoint-600").what, HasSubstr("not yet the index"));
+  EXPECT_EQ(begun("global_step7").step, 7u);
 }
 
 TEST_F(RecogniseTest, OthersAreNothing) {

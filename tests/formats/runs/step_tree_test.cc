@@ -87,7 +87,7 @@ TEST_F(StepTreeTest, WhatLiesBesideSeveralTagsIsOfTheOneThatIsNamed) {
   const auto carried = [&](const std::string& id) {
     Assembler assembler;
     const auto steps = ScanIfAny(*PlaceOf(At("out")), sources);
-    for (const FoundStep& step : *steps) {
+    for (const FoundStep& step : steps->steps) {
       if (step.candidate.id != id) continue;
       EXPECT_TRUE(deepspeed::CarryBeside(assembler, step.candidate, "latest"));
     }
@@ -150,6 +150,27 @@ TEST_F(StepTreeTest, RunsOneLevelBelowAreSaid) {
   EXPECT_EQ(scan->said[0], At("all") + ": no step of its own; one level below: 3 runs (a, b, c)");
   ASSERT_EQ(scan->unread.size(), 1u);
   EXPECT_THAT(scan->unread[0].message, HasSubstr("all/c/iter_0000500: Megatron"));
+}
+
+TEST_F(StepTreeTest, WhatIsNamedAsTheStepsAreAndIsNoneYetIsTold) {
+  Tag("out/checkpoint-9/global_step9");
+  directory.Write("out/checkpoint-10/config.json", "{}");
+  files::create_directories(At("out/checkpoint-11"));
+  directory.Write("out/epoch_2/predictions.csv", "");
+  const auto begun = [&](const std::string& path) {
+    std::vector<std::string> out;
+    const auto scan = ScanIfAny(*PlaceOf(At(path)), sources, RecogniseUnread);
+    for (const BegunStep& step : scan->begun) out.push_back(step.id);
+    return out;
+  };
+  EXPECT_THAT(begun("out"), ElementsAre("checkpoint-10", "checkpoint-11"));
+  EXPECT_THAT(Found("out"), ElementsAre("deepspeed: out/checkpoint-9 9"));
+  EXPECT_THAT(Found("out/checkpoint-10"),
+              ElementsAre(At("out/checkpoint-10") + ": not whole: no weights yet"));
+  // A run that is named like a step is none.
+  Tag("sweep/iter_1/global_step5");
+  EXPECT_THAT(begun("sweep"), testing::IsEmpty());
+  EXPECT_THAT(Found("sweep"), ElementsAre("deepspeed: iter_1/global_step5 5"));
 }
 
 TEST_F(StepTreeTest, SecondNamesAndLoopsAreNoSteps) {
