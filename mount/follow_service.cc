@@ -59,7 +59,16 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
   service->follower_ =
       std::make_unique<Follower>(store, path, service->sources_, std::move(options));
   service->first_ = service->Look();
+  service->SayIdle(true);
   return service;
+}
+
+// What is waited for is told once; what is there and will never be read also when it comes later.
+void FollowService::SayIdle(bool first) {
+  const Follower::Idle& idle = follower_->idle();
+  const bool news = first || (idle.unread && !told_unread_);
+  told_unread_ = told_unread_ || idle.unread;
+  if (news && !idle.why.empty()) hooks_.say(idle.why);
 }
 
 FollowService::~FollowService() {
@@ -84,6 +93,7 @@ std::vector<StepRecord> FollowService::Look() {
   if (!seen.adopted.empty()) hooks_.adopted(seen.adopted);
   const MutexLock lock(mutex_);
   waiting_ = follower_->waiting();
+  idle_ = follower_->idle().why;
   hears_ = hears;
   adopted_ += seen.adopted.size();
   return std::move(seen.adopted);
@@ -100,7 +110,9 @@ void FollowService::Run() {
   while (!stopping_) {
     watch_.Wait(left(next_));
     while (!stopping_ && Clock::now() < earliest_) watch_.Wait(left(earliest_));
-    if (!stopping_) Look();
+    if (stopping_) return;
+    Look();
+    SayIdle(false);
   }
 }
 
@@ -120,7 +132,8 @@ std::string FollowService::StatusJson() const {
               {"run", run_},
               {"by", hears_ ? "events" : "polling"},
               {"adopted", adopted_},
-              {"waiting", std::move(waiting)}}
+              {"waiting", std::move(waiting)},
+              {"idle", idle_.empty() ? Json(nullptr) : Json(idle_)}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -51,12 +51,13 @@ class FollowService {
   void Run();    // until Stop
   void Stop();
   // {"path", "run", "by": "events" | "polling", "adopted": number, "waiting": [{"id", "why",
-  // "left_behind"}]}: the first hundred of those.
+  // "left_behind"}], "idle": why nothing was adopted so far, or null}: the first hundred of those.
   std::string StatusJson() const;
 
  private:
   FollowService(Store& store, Hooks hooks, TreeWatch watch);
   std::vector<StepRecord> Look();  // what it adopted
+  void SayIdle(bool first);
 
   Store& store_;
   const Hooks hooks_;
@@ -70,7 +71,9 @@ class FollowService {
   Follower::Time earliest_;
   std::atomic<bool> stopping_{false};
   mutable Mutex mutex_;
+  bool told_unread_ = false;
   std::vector<Follower::Waiting> waiting_ GUARDED_BY(mutex_);
+  std::string idle_ GUARDED_BY(mutex_);
   bool hears_ GUARDED_BY(mutex_) = false;
   size_t adopted_ GUARDED_BY(mutex_) = 0;
   std::thread thread_;

@@ -49,6 +49,7 @@ struct Daemon {
   std::unique_ptr<Store> store;
   // What they copy is finished after the mount has gone.
   std::vector<std::unique_ptr<FollowService>> follows;
+  bool awaits_view = false;  // it is known of which run, and none of its steps is there
   std::unique_ptr<StepCatalogue> catalogue;
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
@@ -143,6 +144,7 @@ Status FollowAll(const MountRequest& request, Daemon& daemon, FilesystemOptions&
     daemon.follows.push_back(std::move(follow));
   }
   if (runs.size() == 1 && !request.run) options.run = *runs.begin();
+  daemon.awaits_view = runs.size() == 1;
   return {};
 }
 
@@ -178,10 +180,11 @@ Result<std::string> ViewTargetOf(Filesystem& filesystem) {
 }
 
 // "view -> run/ckpt/step/global_step5", or why there is none.
-std::string DescribeView(const MountRequest& request, const Result<std::string>& target) {
+std::string DescribeView(const MountRequest& request, const Daemon& daemon,
+                         const Result<std::string>& target) {
   if (target) return StrCat("view -> ", *target);
   if (target.error().code != ErrorCode::kNotFound) return StrCat("view: ", target.error().message);
-  if (request.run || request.step) return "no view yet: it appears when its step is adopted";
+  if (request.run || request.step || daemon.awaits_view) return "no view yet: it appears when its step is adopted";
   return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
 }
 
@@ -210,7 +213,7 @@ void SayMounted(const MountRequest& request, const Daemon& daemon, const std::st
     if (!warned) Log(LogLevel::kWarning, warned.error().message);
   }
   Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
-             DescribeView(request, target), "; log: ", log));
+             DescribeView(request, daemon, target), "; log: ", log));
 }
 
 Status StartDaemon(const MountRequest& request, Daemon& daemon) {

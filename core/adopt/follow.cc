@@ -201,6 +201,21 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
   }
 }
 
+Follower::Idle Follower::IdleOf(const ScanResult& found) const {
+  if (newest_ != Order()) return {};
+  if (!found.steps.empty() || !found.begun.empty()) {
+    const std::vector<Waiting> steps = waiting();
+    return {StrCat(directory_, ": waits for the first step: ", steps.front().id, ": ", steps.front().why)};
+  }
+  if (!found.unread.empty()) {
+    return {StrCat(found.unread.front().message, "; nothing of it is adopted: convert it, or follow a "
+                   "directory in which steps of ", FormatNames(sources_), " are saved"), true};
+  }
+  const auto place = PlaceOf(directory_);
+  return {StrCat(directory_, ": waits for the first step: ",
+                 place ? WhatIsThere(*place, sources_) : place.error().message)};
+}
+
 Follower::Seen Follower::Look(Time now) {
   Seen seen;
   seen.next = now + kPoll;
@@ -213,6 +228,9 @@ Follower::Seen Follower::Look(Time now) {
     // A directory that is away is no news of its steps, and one that loses a step while it
     // is listed is listed again.
     const bool gone = found.error().code == ErrorCode::kNotFound;
+    if (gone && first_) {
+      idle_ = {StrCat(directory_, ": waits for the first step: the directory is not there yet")};
+    }
     if (!gone && found.error().message != failed_) {
       failed_ = found.error().message;
       seen.said.push_back(failed_);
@@ -237,6 +255,7 @@ Follower::Seen Follower::Look(Time now) {
   }
   NoteBegun(found->begun, now);
   Sort(*found, now, seen);
+  idle_ = IdleOf(*found);
   first_ = false;
   const Duration took = Clock::now() - start - taking;
   seen.earliest = std::max(seen.earliest, now + took * kBusy);

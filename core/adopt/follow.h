@@ -64,6 +64,12 @@ class Follower {
     bool left_behind = false;  // by its save: it did not change while a later step came
   };
 
+  // While nothing was adopted: what lies there instead, and what is waited for.
+  struct Idle {
+    std::string why;      // a line; empty once something was adopted
+    bool unread = false;  // checkpoints are there, and no source reads them
+  };
+
   // `directory`: absolute.  It need not be there yet.
   Follower(Store& store, std::string directory, Sources sources, Options options);
 
@@ -73,6 +79,7 @@ class Follower {
   Seen Look(Time now);
   // As of the last look: first those that are left behind.
   std::vector<Waiting> waiting() const;
+  const Idle& idle() const { return idle_; }
 
  private:
   using Order = std::pair<uint64_t, int64_t>;  // iteration by its name, newest entry
@@ -103,6 +110,7 @@ class Follower {
   void NoteBegun(const std::vector<BegunStep>& begun, Time now);
   // Steps that are gone, and those that are overtaken.
   void Sort(const ScanResult& found, Time now, Seen& seen);
+  Idle IdleOf(const ScanResult& found) const;
 
   Store& store_;
   const std::string directory_;
@@ -110,6 +118,7 @@ class Follower {
   const Options options_;
   std::map<std::string, Known> known_;
   Order newest_;  // of what was adopted
+  Idle idle_;
   bool first_ = true;
   bool told_weights_only_ = false;  // of one step: those after it are as it is
   std::string failed_;   // why it could not look the last time

@@ -355,14 +355,15 @@ Result<Place> PlaceOf(const std::string& path) {
                                                 "or the directory that holds several"));
 }
 
-Error NothingKnown(const Place& place, Sources sources) {
+std::string FormatNames(Sources sources) {
   std::string names;
   for (const auto& source : sources) names += StrCat(names.empty() ? "" : ", ", source->name());
-  return Error{ErrorCode::kNotFound,
-               StrCat(place.Path(), ": no checkpoint found: ", Contents(place),
-                      "looked for the formats ", names,
-                      " (a directory of runs, a save directory, one step's own directory, or a "
-                      "file of weights)")};
+  return names;
+}
+
+std::string WhatIsThere(const Place& place, Sources sources) {
+  return StrCat(Contents(place), "looked for the formats ", FormatNames(sources),
+                " (a directory of runs, a save directory, one step's own directory, or a file of weights)");
 }
 
 Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise) {
@@ -373,7 +374,8 @@ Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognis
     const BegunStep& begun = scan.begun.front();
     return Fail(ErrorCode::kInvalid, StrCat(place.root->PathOf(begun.directory), ": not whole: ", begun.missing));
   }
-  return Fail(NothingKnown(place, sources));
+  return Fail(ErrorCode::kNotFound,
+              StrCat(place.Path(), ": no checkpoint found: ", WhatIsThere(place, sources)));
 }
 
 Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const Recognise& recognise) {

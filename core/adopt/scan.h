@@ -79,10 +79,14 @@ Result<Place> PlaceOf(const std::string& path);
 // Nothing is found when no source knows the place.  BLOCKS: on listing.
 Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const Recognise& recognise = {});
 
-// kNotFound: what is there and what was looked for.  BLOCKS: on listing.
-Error NothingKnown(const Place& place, Sources sources);
+// "deepspeed, dcp".
+std::string FormatNames(Sources sources);
+// Of a place without a step: "the directory is empty; looked for the formats deepspeed, dcp (...)".
+// BLOCKS: on listing.
+std::string WhatIsThere(const Place& place, Sources sources);
 
-// When there is no step the first of `unread`, kInvalid for one that was begun, or NothingKnown.  BLOCKS: on listing.
+// When there is no step the first of `unread`, kInvalid for one that was begun, or kNotFound,
+// which says what is there and what was looked for.  BLOCKS: on listing.
 Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise);
 Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources);
 

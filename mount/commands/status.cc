@@ -232,7 +232,10 @@ void PrintFollow(const Json& follow) {
   const uint64_t adopted = Number(follow, "adopted");
   fmt::print("  follows {}: {} step{} adopted\n", Printable(follow.value("path", "")), adopted,
              adopted == 1 ? "" : "s");
-  for (const Json& step : follow.value("waiting", Json::array())) {
+  const Json waiting = follow.value("waiting", Json::array());
+  const bool idle = waiting.empty() && follow.contains("idle") && follow["idle"].is_string();
+  if (idle) fmt::print("    {}\n", Printable(follow["idle"].get<std::string>()));
+  for (const Json& step : waiting) {
     fmt::print("    {} {}: {}\n", step.value("left_behind", false) ? "died:" : "not whole yet:",
                Printable(step.value("id", "")), Printable(step.value("why", "")));
   }

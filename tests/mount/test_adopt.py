@@ -127,6 +127,26 @@ def test_what_is_known_and_not_read_is_named(ckptfs, tmp_path):
         assert done.stderr == (f'ckptfs: {step}: Megatron torch_dist: not readable yet\n')
 
 
+def test_a_follower_says_what_it_sees_and_waits_for(ckptfs, tmp_path):
+    step = tmp_path / 'megatron' / 'iter_0000500'
+    step.mkdir(parents=True)
+    for name in 'common.pt', 'metadata.json', '.metadata':
+        (step / name).touch()
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'logs').mkdir()
+    (tmp_path / 'logs' / 'train.log').touch()
+    seen = {'megatron': f'{step}: Megatron torch_dist: not readable yet; nothing of it is adopted',
+            'empty': 'waits for the first step: the directory is empty',
+            'logs': 'waits for the first step: it holds 1 file (train.log)',
+            'none': 'waits for the first step: the directory is not there yet'}
+    for name, line in seen.items():
+        mount = ckptfs.mountpoint()
+        said = ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', tmp_path / name, mount).stderr
+        assert said.count(line) == 1 and '--run' not in said and 'it appears when its step' in said, said
+        assert line in ckptfs.run('status', '--mountpoint', mount).stdout
+        ckptfs.umount(mount)
+
+
 def test_one_broken_step_refuses_no_other(ckptfs, source):
     later = shutil.copytree(f'{source}/{TAG}', f'{source}/global_step4')
     hostile.truncate(os.path.join(later, hostile.zero_file(2)), 2000)

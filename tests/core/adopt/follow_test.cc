@@ -64,8 +64,10 @@ class FollowTest : public testing::Test {
 TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
   EXPECT_THAT(Look(), IsEmpty());  // the directory is not there yet
   EXPECT_THAT(seen_.said, IsEmpty());
+  EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: the directory is not there yet"));
   WriteStep(1);
   EXPECT_THAT(Look(), IsEmpty());
+  EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: step1: it is being written"));
   EXPECT_EQ(seen_.next, now_ + options_.quiet);
   EXPECT_THAT(Look(std::chrono::milliseconds(999)), IsEmpty());
   Write(1, "more", "of it");
@@ -74,6 +76,27 @@ TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
   EXPECT_THAT(Look(seconds(100)), IsEmpty());
   EXPECT_EQ(store_->Steps("run7")->size(), 1u);
   EXPECT_THAT(follower_->waiting(), IsEmpty());
+  EXPECT_EQ(follower_->idle().why, "");
+}
+
+TEST_F(FollowTest, WhatLiesThereAndIsNoStepIsTold) {
+  options_.adopt.recognise = [](const Root&, const std::string& path) {
+    const bool alien = LastComponent(path) == "alien";
+    return Result<std::optional<Recognised>>(
+        alien ? std::optional(Recognised{"alien: not readable yet", {}}) : std::nullopt);
+  };
+  MakeFollower();
+  std::filesystem::create_directory(directory_.path() + "/run7");
+  Look();
+  EXPECT_THAT(follower_->idle().why, HasSubstr("the directory is empty; looked for the formats fake"));
+  directory_.Write("run7/train.log", "x");
+  Look();
+  EXPECT_THAT(follower_->idle().why, HasSubstr("it holds 1 file (train.log)"));
+  EXPECT_FALSE(follower_->idle().unread);
+  directory_.Write("run7/alien/x", "x");
+  Look();
+  EXPECT_TRUE(follower_->idle().unread);
+  EXPECT_THAT(follower_->idle().why, HasSubstr("run7/alien: alien: not readable yet; nothing of it is adopted"));
 }
 
 TEST_F(FollowTest, WhyAnOptimizerIsNotTakenIsSaidOnce) {
