@@ -161,7 +161,7 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
 
 void Follower::NoteBegun(const std::vector<BegunStep>& begun, Time now) {
   for (const BegunStep& step : begun) {
-    if (!first_ && step.iteration <= newest_.first) continue;
+    if (!first_ && newest_ != Order() && step.iteration <= newest_.first) continue;
     const auto [it, fresh] = known_.try_emplace(step.directory);
     Known& known = it->second;
     if (fresh) {
@@ -203,8 +203,7 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
 
 Follower::Idle Follower::IdleOf(const ScanResult& found) const {
   if (newest_ != Order()) return {};
-  if (!found.steps.empty() || !found.begun.empty()) {
-    const std::vector<Waiting> steps = waiting();
+  if (const std::vector<Waiting> steps = waiting(); !steps.empty()) {
     return {StrCat(directory_, ": waits for the first step: ", steps.front().id, ": ", steps.front().why)};
   }
   if (!found.unread.empty()) {
