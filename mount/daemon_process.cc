@@ -61,7 +61,7 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
   Log(LogLevel::kInfo, StrCat(service.receiving() ? "receives snapshots for " : "another daemon receives for ",
                               path, service.receiving() ? "" : "; waits for its end", "; log: ", log));
   MoveLog(log);
-  const auto record = DaemonRecord::Write(path, "", log);
+  const auto record = DaemonRecord::Write(path, "", log, request.again);
   if (!record) Log(LogLevel::kWarning, record.error().message);
   ready();
   WaitForSignal(catalogue, service, signals.get(), record ? record->get() : nullptr);

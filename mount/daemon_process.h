@@ -17,7 +17,8 @@ namespace ckptfs {
 
 struct DaemonRequest {
   SnapshotRequest snapshots;
-  std::string log;  // as MountRequest's
+  std::string log;    // as MountRequest's
+  std::string again;  // as well
 };
 
 // `ready` is called once when it receives, or waits for another daemon to go; then returns

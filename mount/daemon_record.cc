@@ -77,7 +77,7 @@ std::optional<DaemonFacts> Read(const std::string& path) {
   };
   DaemonFacts facts{word("store"),   word("mountpoint"),   static_cast<int>(number("pid")),
                     word("version"), number("started_ns"), word("log"),
-                    0,               number("start_ticks")};
+                    word("again"),   0,                    number("start_ticks")};
   facts.seen_ns = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
   return facts;
 }
@@ -86,11 +86,13 @@ std::optional<DaemonFacts> Read(const std::string& path) {
 
 Result<std::unique_ptr<DaemonRecord>> DaemonRecord::Write(const std::string& store,
                                                           const std::string& mountpoint,
-                                                          const std::string& log) {
+                                                          const std::string& log,
+                                                          const std::string& again) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, PathOf(store, mountpoint, ::getpid(), true));
-  const Json json = {{"store", store},           {"mountpoint", mountpoint}, {"pid", ::getpid()},
+  Json json = {{"store", store},           {"mountpoint", mountpoint}, {"pid", ::getpid()},
                      {"version", CKPTFS_VERSION}, {"started_ns", Now()},      {"log", log},
                      {"start_ticks", StartTicks(::getpid())}};
+  if (again.size() < kMaxRecord / 4) json["again"] = again;  // of thousands of words nobody types one
   const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   ::unlink(path.c_str());  // a predecessor's, which was killed
   const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));

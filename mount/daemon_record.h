@@ -4,7 +4,7 @@
 // it answers no more: who it is, where it logs, and by the file's time when it last lived.
 //
 //   <socket directory>/<name of its socket>.json
-//     {"store", "mountpoint", "pid", "version", "started_ns", "start_ticks", "log"}
+//     {"store", "mountpoint", "pid", "version", "started_ns", "start_ticks", "log", "again"}
 //
 // It goes with the daemon; one that was killed leaves it.
 //
@@ -29,6 +29,7 @@ struct DaemonFacts {
   std::string version;
   int64_t started_ns = 0;
   std::string log;
+  std::string again;        // the command that starts it, for a shell
   int64_t seen_ns = 0;      // its last sign of life, at most kBeatSeconds before its end
   int64_t start_ticks = 0;  // tells its process from a later one of the same pid
 };
@@ -40,7 +41,8 @@ class DaemonRecord {
   // pid, version and times are this process's and now.
   static Result<std::unique_ptr<DaemonRecord>> Write(const std::string& store,
                                                      const std::string& mountpoint,
-                                                     const std::string& log);
+                                                     const std::string& log,
+                                                     const std::string& again);
   ~DaemonRecord();
   DaemonRecord(const DaemonRecord&) = delete;
   DaemonRecord& operator=(const DaemonRecord&) = delete;

@@ -301,7 +301,7 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
 }
 
 void WriteRecord(const MountRequest& request, const std::string& log, Daemon& daemon) {
-  auto record = DaemonRecord::Write(request.store, request.mountpoint, log);
+  auto record = DaemonRecord::Write(request.store, request.mountpoint, log, request.again);
   if (record) {
     daemon.record = *std::move(record);
   } else {

@@ -40,6 +40,7 @@ struct MountRequest {
   bool allow_other = false;
   bool mkdir = false;
   bool nonempty = false;  // the mount point may have files in it, which are hidden
+  std::string again;  // the command that makes this mount, for a shell
   std::string log;  // "stderr", "syslog", a file; empty: <store>/log/...
 };
 

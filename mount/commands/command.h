@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -47,6 +48,7 @@ struct CommandOption {
   ValueCheck check;   // empty: any
   bool required = false;
   std::string excludes;  // the option that it cannot be given with
+  uint64_t initial = 0;  // of a number, where it is not given
 
   bool positional() const { return !name.starts_with('-'); }
   bool many() const { return std::holds_alternative<std::vector<std::string>*>(target); }
@@ -65,8 +67,10 @@ struct Command {
 
   template <class T>
   CommandOption& Add(std::string option, T& target, std::string help) {
-    return options.emplace_back(
-        CommandOption{std::move(option), &target, std::move(help), {}, {}, false, {}});
+    CommandOption& added = options.emplace_back(
+        CommandOption{std::move(option), &target, std::move(help), {}, {}, false, {}, 0});
+    if constexpr (std::is_same_v<T, unsigned> || std::is_same_v<T, uint64_t>) added.initial = target;
+    return added;
   }
 };
 

@@ -19,6 +19,7 @@
 #include "mount/daemon.h"
 #include "mount/options.h"
 #include "mount/printable.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -299,6 +300,48 @@ Status RunService(bool foreground, std::string& log, const ServiceBody& body) {
 
 Status RefuseUsage(std::string_view message) {
   return Fail(ErrorCode::kInvalid, StrCat(kUsagePrefix, message));
+}
+
+namespace {
+
+// Of options that take no path as it was written.
+std::string AbsoluteValue(const CommandOption& option, const std::string& value) {
+  if (option.value == "FILE|syslog|stderr") return AbsoluteLog(value);
+  const size_t begin = option.value == "FROM=TO" ? value.find('=') + 1 : 0;
+  const bool path = begin != 0 || option.value == "DIR" || option.value == "PATH" || option.positional();
+  const auto absolute = path ? AbsolutePath(value.substr(begin)) : Result<std::string>(value);
+  return absolute ? value.substr(0, begin) + *absolute : value;
+}
+
+// What was given to an option, if anything was; a flag's is empty.
+std::vector<std::string> GivenValues(const CommandOption& option) {
+  const auto number = [](uint64_t given, uint64_t initial) {
+    return given == initial ? std::vector<std::string>() : std::vector{std::to_string(given)};
+  };
+  if (const auto flag = std::get_if<bool*>(&option.target)) return std::vector<std::string>(**flag ? 1 : 0);
+  if (const auto many = std::get_if<std::vector<std::string>*>(&option.target)) return **many;
+  if (const auto count = std::get_if<unsigned*>(&option.target)) return number(**count, option.initial);
+  if (const auto count = std::get_if<uint64_t*>(&option.target)) return number(**count, option.initial);
+  const std::string& text = **std::get_if<std::string*>(&option.target);
+  return text.empty() ? std::vector<std::string>() : std::vector{text};
+}
+
+}  // namespace
+
+std::string CommandAgain(const Command& command, const std::string& store) {
+  std::string words = StrCat("ckptfs ", command.name, " --store ", ShellWord(store)), places;
+  for (const CommandOption& option : command.options) {
+    if (option.name == "--store" || option.name == "--foreground") continue;
+    for (const std::string& value : GivenValues(option)) {
+      const std::string word = value.empty() ? "" : StrCat(" ", ShellWord(AbsoluteValue(option, value)));
+      if (option.positional()) {
+        places += word;
+      } else {
+        words += StrCat(" ", option.name, word);
+      }
+    }
+  }
+  return words + places;
 }
 
 std::unique_ptr<CommandSet> MakeCommandSet() {

@@ -73,6 +73,10 @@ Status ExitWith(int code);
 // runs the command.
 Status RefuseUsage(std::string_view message);
 
+// The command as it was given, to be typed again in any directory: what was left out stays so,
+// paths are absolute, the store (absolute) is named, and it goes into the background.
+std::string CommandAgain(const Command& command, const std::string& store);
+
 // Everything: parse, run, report.  Returns the process's exit code.
 int RunCommandLine(std::vector<std::string> words);
 

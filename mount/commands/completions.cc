@@ -11,6 +11,7 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/options.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -54,19 +55,6 @@ std::string OptionsText(const Command& command) {
     if (!option.positional()) text += " " + option.name;
   }
   return text;
-}
-
-// In single quotes of a POSIX shell.
-std::string Quoted(const std::string& text) {
-  std::string out = "'";
-  for (const char letter : text) {
-    if (letter == '\'') {
-      out += "'\\''";
-    } else {
-      out += letter;
-    }
-  }
-  return out + "'";
 }
 
 constexpr std::string_view kSteps = "ckptfs list 2>/dev/null | sed 1d | cut -d' ' -f1";
@@ -129,7 +117,7 @@ std::string ZshScript(const CommandSet& commands) {
   std::string names, cases;
   for (const Command& command : commands.commands()) {
     std::string described = command.description;
-    names += StrCat("    ", Quoted(StrCat(command.name, ":", described)), "\n");
+    names += StrCat("    ", SingleQuoted(StrCat(command.name, ":", described)), "\n");
     cases += StrCat("    ", command.name, ")\n      _arguments '--help[how it is used]'");
     for (const CommandOption& option : command.options) {
       if (option.positional()) continue;
@@ -139,7 +127,7 @@ std::string ZshScript(const CommandSet& commands) {
       const std::string value = IsFlag(option)  ? ""
                                 : words.empty() ? ":value:_files"
                                                 : StrCat(":value:(", words, ")");
-      cases += StrCat(" \\\n        ", Quoted(StrCat(option.many() ? "*" : "", option.name, "[", help,
+      cases += StrCat(" \\\n        ", SingleQuoted(StrCat(option.many() ? "*" : "", option.name, "[", help,
                                                   "]", value)));
     }
     const std::string own = WordsOf(command);
@@ -182,12 +170,12 @@ std::string FishScript(const CommandSet& commands) {
       "complete -c ckptfs -n __fish_use_subcommand -f -a help -d 'How a command is used'\n";
   for (const Command& command : commands.commands()) {
     text += StrCat("complete -c ckptfs -n '__fish_seen_subcommand_from help' -f -a ", command.name, " -d ",
-                   Quoted(command.description), "\n");
+                   SingleQuoted(command.description), "\n");
   }
   for (const Command& command : commands.commands()) {
     const std::string seen = StrCat(" -n '__fish_seen_subcommand_from ", command.name, "'");
     text += StrCat("complete -c ckptfs -n __fish_use_subcommand -f -a ", command.name, " -d ",
-                   Quoted(command.description), "\n");
+                   SingleQuoted(command.description), "\n");
     const std::string own = WordsOf(command);
     if (!own.empty()) text += StrCat("complete -c ckptfs", seen, " -f -a '", own, "'\n");
     if (TakesStep(command)) text += StrCat("complete -c ckptfs", seen, " -a '(", "ckptfs list 2>/dev/null | sed 1d | cut -d \" \" -f1", ")'\n");
@@ -195,8 +183,8 @@ std::string FishScript(const CommandSet& commands) {
       if (option.positional()) continue;
       const std::string words = ChoicesOf(option.value);
       text += StrCat("complete -c ckptfs", seen, " -l ", option.name.substr(2), " -d ",
-                     Quoted(option.help), IsFlag(option) ? "" : " -r",
-                     words.empty() ? "" : StrCat(" -f -a ", Quoted(words)), "\n");
+                     SingleQuoted(option.help), IsFlag(option) ? "" : " -r",
+                     words.empty() ? "" : StrCat(" -f -a ", SingleQuoted(words)), "\n");
     }
   }
   return text;

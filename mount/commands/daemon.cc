@@ -26,8 +26,9 @@ Result<DaemonRequest> RequestOf(const DaemonFlags& options) {
   return request;
 }
 
-Status StartDaemon(const DaemonFlags& options) {
+Status StartDaemon(const DaemonFlags& options, const Command& command) {
   CKPT_ASSIGN_OR_RETURN(DaemonRequest request, RequestOf(options));
+  request.again = CommandAgain(command, request.snapshots.store);
   return RunService(options.foreground, request.log,
                     [&](const auto& ready) { return RunDaemon(request, ready); });
 }
@@ -43,7 +44,7 @@ void AddDaemonCommand(CommandSet& commands) {
       .Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
-  command.body = [options] { return StartDaemon(*options); };
+  command.body = [options, &command] { return StartDaemon(*options, command); };
 }
 
 }  // namespace ckptfs

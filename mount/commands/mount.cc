@@ -95,13 +95,14 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
   return request;
 }
 
-Status RunMount(const MountFlags& options) {
+Status RunMount(const MountFlags& options, const Command& command) {
   if (options.request.follow && !options.step.empty() && options.step != "latest") {
     return RefuseUsage("--follow shows the latest step, --step " + options.step +
                        " another one: give one of them");
   }
   if (options.paths.empty()) return RefuseUsage("MOUNTPOINT is required");
   CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
+  request.again = CommandAgain(command, request.store);
   return RunService(options.foreground, request.log,
                     [&](const auto& ready) { return RunMount(request, ready); });
 }
@@ -159,7 +160,7 @@ void AddMountCommand(CommandSet& commands) {
   command.Add("--log", options->request.log, "Where the daemon logs (default: log/ in the store)")
       .Value("FILE|syslog|stderr");
   command.Add("--foreground", options->foreground, "Stay in the foreground; log to stderr");
-  command.body = [options] { return RunMount(*options); };
+  command.body = [options, &command] { return RunMount(*options, command); };
 }
 
 }  // namespace ckptfs

@@ -21,6 +21,7 @@
 #include "mount/mount_table.h"
 #include "mount/options.h"
 #include "mount/printable.h"
+#include "mount/shell_words.h"
 
 namespace ckptfs {
 namespace {
@@ -62,11 +63,16 @@ Json FactsJson(const DaemonFacts& facts) {
           {"log", facts.log}};
 }
 
-// What to type for a mount whose daemon is gone.
-std::string Cure(const std::string& store, const std::string& mountpoint) {
-  if (mountpoint.empty()) return StrCat("`ckptfs daemon --store ", store, "` starts one");
-  return StrCat("`ckptfs mount --store ", store, " ", mountpoint, "` mounts it again, `ckptfs umount ",
-                mountpoint, "` cleans it up");
+// What to type for a mount whose daemon is gone: as it was started, where that is known.
+std::string Cure(const std::string& store, const std::string& mountpoint, const DaemonFacts* facts) {
+  std::string again = facts == nullptr ? "" : facts->again;
+  if (mountpoint.empty()) {
+    if (again.empty()) again = StrCat("ckptfs daemon --store ", ShellWord(store));
+    return StrCat("`", again, "` starts one");
+  }
+  const std::string where = ShellWord(mountpoint);
+  if (again.empty()) again = StrCat("ckptfs mount --store ", ShellWord(store), " ", where);
+  return StrCat("`", again, "` mounts it again, `ckptfs umount ", where, "` cleans it up");
 }
 
 Result<Json> AliveJson(const LiveMount& mount, const std::vector<DaemonFacts>& records) {
@@ -93,7 +99,7 @@ std::optional<Json> DeadJson(const std::string& store, const std::string& mountp
                 {"answers", false},         {"daemon", FactsJson(*facts)}};
   }
   Json json = {{"mountpoint", mountpoint}, {"store", store}, {"alive", false},
-               {"cure", Cure(store, mountpoint)}};
+               {"cure", Cure(store, mountpoint, facts)}};
   if (facts != nullptr) json["daemon"] = FactsJson(*facts);
   return json;
 }

@@ -277,11 +277,37 @@ def test_a_dead_mount_is_told(ckptfs, source, store):
     for words in (store, ['--mountpoint', mount]):
         code, out, _ = rc(ckptfs, 'status', *words)
         assert code == 3 and f'{mount}: DEAD: its daemon is gone since 20' in out
-        assert f'`ckptfs umount {mount}`' in out and f'ckptfs mount --store {ckptfs.store} {mount}' in out
+        assert f'`ckptfs umount {mount}`' in out and f'`ckptfs mount --store {ckptfs.store} --reserve 0 {mount}`' in out
     dead, = json.loads(rc(ckptfs, 'status', '--json', *store)[1])
     assert not dead['alive'] and dead['daemon']['seen_ns'] > 0
     ckptfs.run('umount', mount)
     assert rc(ckptfs, 'status', *store)[1] == ''
+
+
+@pytest.mark.parametrize('name', ["a job's", 'job\n\x1b[2J', 'job'])
+def test_the_cure_of_a_dead_mount_restores_it(ckptfs, source, tmp_path, name):
+    """Typed in any directory, whatever the names hold, and the dead mount still there."""
+    job = tmp_path / name
+    os.rename(source, job)
+    mount = ckptfs.mountpoint()
+    words = ['mount', '--store', ckptfs.store, '--reserve', '0', '--layout', 'tp2', '--run', 'mine', '--name', 'mine',
+             '--read-ahead', '0', '--follow', name, os.path.relpath(mount, tmp_path)]
+    subprocess.run([BIN, *words], cwd=tmp_path, check=True, capture_output=True)
+    wait_until(lambda: os.path.exists(f'{mount}/view/tp2'), 'the step', seconds=20)
+    before, = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
+    os.kill(before['pid'], signal.SIGKILL)
+    wait_until(lambda: rc(ckptfs, 'status', '--store', ckptfs.store)[0] == 3, 'the end')
+    cure = json.loads(rc(ckptfs, 'status', '--store', ckptfs.store, '--json')[1])[0]['cure']
+    assert cure.split('`')[1] in rc(ckptfs, 'status', '--store', ckptfs.store)[1]
+    for given in '--layout tp2', '--run mine', '--follow', '--name mine', '--read-ahead 0', '--reserve 0':
+        assert given in cure
+    os.makedirs(tmp_path / 'bin')
+    os.symlink(os.path.abspath(BIN), tmp_path / 'bin' / 'ckptfs')
+    subprocess.run(['bash', '-c', cure.split('`')[1]], cwd='/', check=True, capture_output=True,
+                   env={**os.environ, 'PATH': f"{tmp_path}/bin:{os.environ['PATH']}"})
+    after, = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
+    assert after['mountpoint'] == mount and after['status']['following'][0]['path'] == before['status']['following'][0]['path']
+    assert after['status']['view'] == before['status']['view'] and 'tp2' in os.listdir(f'{mount}/view')
 
 
 def test_busy_mounts_name_who_uses_them(ckptfs, source, store):
