@@ -90,8 +90,8 @@ Result<std::unique_ptr<DaemonRecord>> DaemonRecord::Write(const std::string& sto
                                                           const std::string& again) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, PathOf(store, mountpoint, ::getpid(), true));
   Json json = {{"store", store},           {"mountpoint", mountpoint}, {"pid", ::getpid()},
-                     {"version", CKPTFS_VERSION}, {"started_ns", Now()},      {"log", log},
-                     {"start_ticks", StartTicks(::getpid())}};
+               {"version", CKPTFS_VERSION}, {"started_ns", Now()},      {"log", log},
+               {"start_ticks", StartTicks(::getpid())}};
   if (again.size() < kMaxRecord / 4) json["again"] = again;  // of thousands of words nobody types one
   const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   ::unlink(path.c_str());  // a predecessor's, which was killed
