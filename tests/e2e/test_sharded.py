@@ -4,6 +4,7 @@ layouts, bit for bit."""
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import pickle
 import random
@@ -23,6 +24,7 @@ from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -317,6 +319,35 @@ def test_memory_of_runs_that_are_over_goes(ckptfs, monkeypatch):
                ['status']['snapshots']['ranks'] == dcp.KEPT_RUNS, 'the arenas to go')
     for saver in dcp._SAVERS.values():
         saver.close()
+
+
+def save_by_a_process(store, folder):
+    """One rank that has each of its saves done by torch's process; what it asked for is taken."""
+    os.environ.update(RANK='0', WORLD_SIZE='1', LOCAL_RANK='0', MASTER_ADDR='127.0.0.1', MASTER_PORT='0')
+    torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=0,
+                                         world_size=1)
+    writer = dcp.Writer(store, 'job', 2)
+    for how in ({'checkpoint_id': f'ckptfs://{store}/job/1'}, {'storage_writer': writer}):
+        torch.distributed.checkpoint.async_save(
+            {'model': {'w': torch.arange(9.)}}, **how,
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS).result(120)
+    assert writer.taken and writer._saver.wait_durable(2)
+    os._exit(0)
+
+
+def test_saves_by_a_process_of_torch(ckptfs, tmp_path):
+    ckptfs.start()
+    rank = multiprocessing.get_context('spawn').Process(target=save_by_a_process,
+                                                        args=(ckptfs.store, tmp_path))
+    rank.start()
+    rank.join(240)
+    assert rank.exitcode == 0
+    assert sorted(durable_steps(ckptfs)) == ['1', '2']
+    for step in '12':
+        loaded = {'model': {'w': torch.zeros(9)}}
+        torch.distributed.checkpoint.load(
+            loaded, checkpoint_id=f'ckptfs://{ckptfs.store}/job/{step}')
+        assert torch.equal(loaded['model']['w'], torch.arange(9.))
 
 
 def test_a_url_means_what_was_saved_last(ckptfs, monkeypatch, caplog):

@@ -294,6 +294,10 @@ class Writer(StorageWriter, AsyncStager):
         self._trouble = ''
         self.taken = False
 
+    def __getstate__(self) -> Dict[str, Any]:
+        """For async_save's process: what it staged is taken, and ours to end."""
+        return {**self.__dict__, '_saver': None}
+
     # ---- AsyncStager -----------------------------------------------------------
 
     _synchronize_after_execute = False
