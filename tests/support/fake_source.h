@@ -83,8 +83,11 @@ class FakeSource final : public Source {
     assembler.header().framework = "fake";
     assembler.header().id = step.id;
     assembler.header().iteration = step.iteration;
-    const auto note = ReadWhole(*step.root, JoinPath(step.directory, "note"), 1 << 10);
-    if (note) assembler.header().notes.push_back(*note);
+    const std::string note = JoinPath(step.directory, "note");
+    CKPT_ASSIGN_OR_RETURN(const bool noted, HasFile(*step.root, note));
+    if (noted) {
+      CKPT_ASSIGN_OR_RETURN(assembler.header().notes.emplace_back(), ReadWhole(*step.root, note, 1 << 10));
+    }
     const std::string prefix = step.Prefix();
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
