@@ -17,6 +17,7 @@
 #include "core/base/strings.h"
 #include "core/store/model_of.h"
 #include "core/view/plan_reader.h"
+#include "formats/rank/rank_tensors.h"
 #include "formats/registry.h"
 
 namespace ckptfs {
@@ -40,6 +41,27 @@ Result<uint64_t> SpanOf(const StoredTensor& tensor) {
     CKPT_ASSIGN_OR_RETURN(last, CheckedAdd(last, way, "a tensor's span"));
   }
   return CheckedAdd(last, 1, "a tensor's span");
+}
+
+// [optimizer, kind, parameter] of the states that a rank's files do not name by their optimizer,
+// of what several optimizers have.
+Json FirstOwners(const StepModel& model) {
+  std::map<ParameterIndex, std::set<std::string>> optimizers;
+  for (const Group& group : model.groups) {
+    for (const ParameterIndex p : group.parameters) optimizers[p].insert(group.optimizer);
+  }
+  const ParameterAtoms atoms(model);
+  Json owners = Json::array();
+  for (const auto& [parameter, having] : optimizers) {
+    if (having.size() < 2) continue;
+    const auto held = atoms.Of(parameter);
+    for (size_t i = 0; i < held.size(); ++i) {
+      const Atom& atom = model.atom(held[i]);
+      if (atom.kind == "weight" || !IsFirstOfKind(model, held, i)) continue;
+      owners.push_back({atom.optimizer, atom.kind, model.parameter(parameter).name});
+    }
+  }
+  return owners;
 }
 
 }  // namespace
@@ -109,28 +131,6 @@ StepAnswers::Answer StepAnswers::ReadTensor(uint64_t document, uint64_t number) 
   if (size > 0) CKPT_RETURN_IF_ERROR(blobs_->Read(tensor.blob, tensor.offset, bytes_));
   return std::span<const std::byte>(bytes_);
 }
-
-namespace {
-
-// [optimizer, kind, parameter] of the first state of each kind of what several optimizers have:
-// a rank's files do not say which one's it is.
-Json FirstOwners(const StepModel& model) {
-  std::map<ParameterIndex, std::set<std::string>> optimizers;
-  for (const Group& group : model.groups) {
-    for (const ParameterIndex p : group.parameters) optimizers[p].insert(group.optimizer);
-  }
-  Json owners = Json::array();
-  std::set<std::pair<ParameterIndex, std::string>> seen;
-  for (const Atom& atom : model.atoms) {
-    const auto held = optimizers.find(atom.parameter);
-    if (atom.kind == "weight" || held == optimizers.end() || held->second.size() < 2) continue;
-    if (!seen.emplace(atom.parameter, atom.kind).second) continue;
-    owners.push_back({atom.optimizer, atom.kind, model.parameter(atom.parameter).name});
-  }
-  return owners;
-}
-
-}  // namespace
 
 StepAnswers::Answer StepAnswers::Describe() {
   const StepModel& model = step_->model;

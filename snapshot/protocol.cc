@@ -13,6 +13,7 @@
 #include "core/base/fault_point.h"
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 
 namespace ckptfs {
 namespace {
@@ -34,13 +35,6 @@ struct Wire {
   char text[kMaxSnapshotText];  // the first text_bytes are sent
 };
 constexpr size_t kWireHead = offsetof(Wire, text);
-
-// How many bytes of a text are sent: no part of a character.
-size_t CutText(std::string_view text, size_t most) {
-  if (text.size() <= most) return text.size();
-  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
-  return most;
-}
 
 union Control {
   cmsghdr header;
@@ -105,7 +99,7 @@ size_t Encode(const SnapshotMessage& message, Wire& wire) {
   wire.sequence = message.sequence;
   wire.chunk = message.chunk;
   wire.length = message.length;
-  wire.text_bytes = static_cast<uint32_t>(CutText(message.text, kMaxSnapshotText));
+  wire.text_bytes = static_cast<uint32_t>(CutUtf8(message.text, kMaxSnapshotText).size());
   std::memcpy(wire.text, message.text.data(), wire.text_bytes);
   return kWireHead + wire.text_bytes;
 }

@@ -99,15 +99,11 @@ class Builder {
     return {};
   }
 
-  // A state of a second optimizer says which.
   Status AddStates(ParameterIndex parameter) {
     const auto atoms = atoms_.Of(parameter);
     for (size_t i = 0; i < atoms.size(); ++i) {
-      const std::string& kind = step_.atom(atoms[i]).kind;
-      if (kind == "weight") continue;
-      const bool first = std::none_of(atoms.begin(), atoms.begin() + static_cast<ptrdiff_t>(i),
-                                      [&](AtomIndex a) { return step_.atom(a).kind == kind; });
-      CKPT_RETURN_IF_ERROR(AddState(atoms[i], first));
+      if (step_.atom(atoms[i]).kind == "weight") continue;
+      CKPT_RETURN_IF_ERROR(AddState(atoms[i], IsFirstOfKind(step_, atoms, i)));
     }
     return {};
   }
@@ -186,6 +182,11 @@ class Builder {
 };
 
 }  // namespace
+
+bool IsFirstOfKind(const StepModel& step, std::span<const AtomIndex> atoms, size_t i) {
+  const std::string& kind = step.atom(atoms[i]).kind;
+  return std::ranges::none_of(atoms.first(i), [&](AtomIndex a) { return step.atom(a).kind == kind; });
+}
 
 ParameterAtoms::ParameterAtoms(const StepModel& step) {
   begin_.assign(step.parameters.size() + 1, 0);

@@ -42,6 +42,10 @@ class ParameterAtoms {
   std::vector<AtomIndex> atoms_;  // in the step's order
 };
 
+// Whether the atom at `i` of a parameter's is named by its kind alone: another of that kind, a
+// second optimizer's, says whose it is.
+bool IsFirstOfKind(const StepModel& step, std::span<const AtomIndex> atoms, size_t i);
+
 struct RankTensor {
   std::string key;  // "<name>" or "<kind>/<name>"
   ParameterIndex parameter{};

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 
 namespace ckptfs {
 namespace {
@@ -22,8 +23,7 @@ bool NeedsEscape(unsigned char letter) {
 // The longest prefix of at most `limit` bytes that ends neither inside an
 // escape nor inside a UTF-8 sequence.
 std::string_view CutAtBorder(std::string_view escaped, size_t limit) {
-  size_t end = limit;
-  while (end > 0 && (static_cast<unsigned char>(escaped[end]) & 0xc0) == 0x80) --end;
+  size_t end = CutUtf8(escaped, limit).size();
   if (end >= 1 && escaped[end - 1] == '%')
     end -= 1;
   else if (end >= 2 && escaped[end - 2] == '%')

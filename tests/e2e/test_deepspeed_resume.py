@@ -8,7 +8,6 @@ iterations, and all cases.
 """
 import json
 import os
-import random
 from dataclasses import asdict, dataclass, replace
 
 import pytest
@@ -23,6 +22,7 @@ from daemon import step_of, wait_until
 from deepspeed_jobs import engine_of, run
 from engine import train
 from gather import gather_state, live_step
+from killed_jobs import kill, losses_of, note
 from make_deepspeed import client_state
 from ports import held_port
 from tiny_model import Dims, Layout, Par
@@ -78,12 +78,6 @@ def extra_of(case):
     return FP16 if case.half else {}
 
 
-def note(path, line):
-    """Appends to a file that others read meanwhile."""
-    with open(path, 'a', encoding='utf-8') as file:
-        file.write(f'{line}\n')
-
-
 def job(out, store, mount, case):
     """Saves every iteration until it is killed, or the last is durable."""
     lay = case.source
@@ -109,18 +103,8 @@ def uninterrupted(out, case):
             json.dump(losses, file)
 
 
-def lines_of(path):
-    """So far."""
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding='utf-8') as file:
-        return file.read().split()
-
-
 def killed(out, args, world, seed):
     """Runs a job and kills a rank of it, then the others, at some iteration."""
-    chance = random.Random(seed)
-    at, victim = chance.randint(3, ITERATIONS), chance.randrange(world)
     context = mp.get_context('fork')
     with held_port() as port:
         ranks = [context.Process(target=launch._child, args=(r, job, world, port, args,
@@ -128,13 +112,7 @@ def killed(out, args, world, seed):
                  for r in range(world)]
         for rank in ranks:
             rank.start()
-        wait_until(lambda: len(lines_of(os.path.join(out, 'losses'))) >= at
-                   or not all(r.is_alive() for r in ranks), f'iteration {at}', seconds=300)
-    assert all(r.is_alive() or r.exitcode == 0 for r in ranks), 'the job failed'
-    for rank in [ranks[victim], *ranks]:
-        rank.kill()
-        rank.join()
-    return at
+        return kill(ranks, os.path.join(out, 'losses'), ITERATIONS, seed)
 
 
 def compare(view, truth):
@@ -174,7 +152,7 @@ def test_a_killed_job_goes_on_in_another_layout(ckptfs, tmp_path, case):
     with open(os.path.join(out, 'reference'), encoding='utf-8') as file:
         reference = json.load(file)
     at = killed(out, (out, ckptfs.store, mount, case), case.source.world, case.name)
-    losses = [float(loss) for loss in lines_of(os.path.join(out, 'losses'))]
+    losses = losses_of(os.path.join(out, 'losses'))
     assert losses == reference[:len(losses)]  # saving changes nothing
     numbers = check_steps(out, mount, case)
     newest = numbers[-1]

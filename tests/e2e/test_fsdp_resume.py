@@ -4,9 +4,7 @@ job held at that moment, and the newest goes on in another layout by torch's own
 
 CKPTFS_LONG=1: 50 iterations, and all cases.
 """
-import json
 import os
-import random
 from dataclasses import dataclass
 
 import ckptfs as snapshots
@@ -18,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from daemon import step_of, wait_until
 from gathered import assert_equal, gathered
+from killed_jobs import kill, losses_of, note
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 LONG = bool(os.environ.get('CKPTFS_LONG'))
@@ -98,20 +97,6 @@ class Training:
         return found
 
 
-def note(path, value):
-    """Appends to a file that others read meanwhile."""
-    with open(path, 'a', encoding='utf-8') as file:
-        file.write(f'{json.dumps(value)}\n')
-
-
-def noted(path):
-    """So far."""
-    if not os.path.exists(path):
-        return []
-    with open(path, encoding='utf-8') as file:
-        return [json.loads(line) for line in file if line.endswith('\n')]
-
-
 def uninterrupted(layout, rank, out):
     """The losses of the same job, which knows nothing of us."""
     training = Training(layout, rank)
@@ -182,28 +167,14 @@ def run(work, layout, out, *args):
     assert codes == [0] * layout.world, (work.__name__, codes)
 
 
-def killed(layout, out, store, seed):
-    """Runs a job and kills a rank of it, then the others, at some iteration."""
-    chance = random.Random(seed)
-    at, victim = chance.randint(3, ITERATIONS), chance.randrange(layout.world)
-    ranks = start(saving, layout, out, store)
-    wait_until(lambda: len(noted(f'{out}/losses')) >= at or not all(r.is_alive() for r in ranks),
-               f'iteration {at}', seconds=300)
-    assert all(r.is_alive() or r.exitcode == 0 for r in ranks), 'the job failed'
-    for rank in [ranks[victim], *ranks]:
-        rank.kill()
-        rank.join()
-    return at
-
-
 @pytest.mark.parametrize('case', [c for c in CASES if LONG or c.quick], ids=str)
 def test_a_killed_job_goes_on_in_another_layout(ckptfs, tmp_path, case):
     _, mount = ckptfs.start()
     out, source = str(tmp_path), case.source
     run(uninterrupted, source, out)
-    reference = noted(f'{out}/reference')
-    at = killed(source, out, ckptfs.store, str(case))
-    losses = noted(f'{out}/losses')
+    reference = losses_of(f'{out}/reference')
+    at = kill(start(saving, source, out, ckptfs.store), f'{out}/losses', ITERATIONS, str(case))
+    losses = losses_of(f'{out}/losses')
     assert losses == reference[:len(losses)]  # saving changes nothing
     steps = os.path.join(mount, 'run', 'job', 'step')
     wait_until(lambda: os.listdir(steps), 'a step')
@@ -214,7 +185,7 @@ def test_a_killed_job_goes_on_in_another_layout(ckptfs, tmp_path, case):
     newest, target = numbers[-1], case.target
     view = os.path.join(step_of(mount, 'job', str(newest)), 'view', f'dp{target.world}', 'dcp')
     run(going_on, target, out, view, newest)
-    after = noted(f'{out}/after')
+    after = losses_of(f'{out}/after')
     wanted = reference[newest + 1:newest + 1 + AFTER]
     print(f'{case}: killed after {at}, {len(numbers)} visible, newest {newest}, losses {after}')
     assert len(after) == len(wanted)

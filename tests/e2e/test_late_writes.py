@@ -13,8 +13,7 @@ import pytest
 import torch
 from ckptfs import dcp as ours
 from ckptfs.collector import TorchCollector
-from safetensors import safe_open
-from test_odd_tensors import LARGE, Weights, held, lazily, sgd
+from test_odd_tensors import LARGE, Weights, all_held, held, lazily, sgd
 from test_save_options import receive
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -140,11 +139,9 @@ def test_a_save_of_another_thread_is_of_one_moment(ckptfs):
             optimizer.step()
         thread.join()
         assert len(taken) == 12, snap.status()
-    folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
     moments = set()
-    for step in os.listdir(folder):
-        with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as file:
-            values = {v for name in names for v in file.get_tensor(name).unique().tolist()}
+    for tensors in all_held(ckptfs):
+        values = {v for name in names for v in tensors[name].unique().tolist()}
         assert len(values) == 1, values
         moments |= values
     assert len(moments) > 1
@@ -266,11 +263,8 @@ def test_a_save_within_a_step(ckptfs):
             optimizer.step()
             handle.remove()
             assert snap.wait_durable(1), snap.status()
-    folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
-    found = set()
-    for step in os.listdir(folder):
-        with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as file:
-            found.add(tuple(float(v) for k in 'ab' for v in file.get_tensor(k).unique()))
+    found = {tuple(float(v) for k in 'ab' for v in tensors[k].unique())
+             for tensors in all_held(ckptfs)}
     assert found == {(1, 1), (3, 3)}
 
 
@@ -302,7 +296,7 @@ def test_memory_that_others_write_is_not_the_optimizers(ckptfs, gloo):
     model = Weights(a=flat[:LARGE], b=flat[LARGE:])
     optimizer = Odd([model.a], lr=0.1)
     model.a.grad = torch.ones(LARGE)
-    writer, late = ours.Writer(ckptfs.store, 'job'), []
+    late = []
     for step in (1, 2, 3):
         if step < 3:
             optimizer.step()

@@ -33,12 +33,18 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
 
 
-def held(ckptfs):
-    """The tensors of the only step's only rank."""
+def all_held(ckptfs):
+    """The tensors of each step's only rank."""
     folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
-    step, = os.listdir(folder)
-    with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as file:
-        return {key: file.get_tensor(key) for key in file.keys()}
+    for step in os.listdir(folder):
+        with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as file:
+            yield {key: file.get_tensor(key) for key in file.keys()}
+
+
+def held(ckptfs):
+    """Of the only step."""
+    step, = all_held(ckptfs)
+    return step
 
 
 def test_conjugates_and_negatives(ckptfs):

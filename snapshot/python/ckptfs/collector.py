@@ -47,7 +47,6 @@ class PlacingCollector:
     """What collectors of DTensors share: which ranks hold what, found out once."""
 
     lazy = False
-    staged = False
 
     def __init__(self) -> None:
         self._boxes = Boxes()
@@ -158,7 +157,6 @@ class TorchCollector(PlacingCollector):
         """As Collector has it.  Collective where parameters are DTensors."""
         try:
             tensors = self._model().tensors
-            self._ids = {id(one) for one in tensors.values()}
         except NotHeld as error:
             raise TypeError(str(error)) from None
         foreign = state.foreign(self._optimizers, {id(one): '' for one in tensors.values()})
@@ -234,13 +232,14 @@ class TorchCollector(PlacingCollector):
         return not hook and all(map(state.waits_for_hooks, self._optimizers))
 
     def _model(self) -> state.Model:
-        return state.model_state(self._models, _sharded(self._models))
+        model = state.model_state(self._models, _sharded(self._models))
+        self._ids = {id(tensor) for tensor in model.tensors.values()}
+        return model
 
     def collect(self) -> Tuple[state.Model, List[State], List[Group]]:
         """As Collector has it."""
         model = self._model()
         names = {id(tensor): name for name, tensor in model.tensors.items()}
-        self._ids = set(names)
         foreign = state.foreign(self._optimizers, names)
         if foreign:  # since a later add_param_group
             raise NotHeld(foreign)

@@ -25,7 +25,7 @@ from torch.futures import Future
 
 from . import state, url
 from .collector import PlacingCollector
-from .dtensor import is_dtensor, local_of
+from .dtensor import local_of
 from .saved_values import SPELLING
 from .saver import Group, Saver
 from .state import NotHeld, State
@@ -97,7 +97,7 @@ class StateDict:
 
 def _place_of(tensor: torch.Tensor) -> Optional[Tuple]:
     """What two names of one tensor have alike."""
-    local = local_of(tensor) if is_dtensor(tensor) else tensor
+    local = local_of(tensor)
     if local.layout != torch.strided or not local.untyped_storage().data_ptr():
         return None
     return (local.untyped_storage().data_ptr(), local.storage_offset(), tuple(local.shape),
@@ -162,6 +162,11 @@ class StateDictCollector(PlacingCollector):
         self.ahead = True  # the optimizers step while the copy is under way
         self._stepped = Stepped()
 
+    @property
+    def staged(self) -> bool:
+        """As Collector has it: torch has made a copy."""
+        return not self.ahead
+
     def start(self, rank: int, world: int) -> None:
         """As Collector has it.  Collective."""
         if world > 1 and torch.distributed.is_initialized():
@@ -183,11 +188,9 @@ class StateDictCollector(PlacingCollector):
     def collect(self) -> Tuple[state.Model, List[State], List[Group]]:
         """As Collector has it."""
         model, names = self._model()
-        stepped = self._stepped
+        stepped = self._stepped if self.ahead else Stepped()
         if self.ahead:
             stepped.update()
-        else:
-            stepped.clear()
         states, groups, trained = [], [], set()
         for key, value in self.given.optimizers.items():
             label = key if len(self.given.optimizers) > 1 else ''
@@ -258,7 +261,7 @@ def _saver(store: str, run: str, given: StateDict, ahead: bool,
     key = (os.path.realpath(store), run)
     saver = _SAVERS.pop(key, None)
     collector = StateDictCollector() if saver is None else saver._collector
-    collector.given, collector.ahead, collector.staged = given, ahead, not ahead
+    collector.given, collector.ahead = given, ahead
     _SAVERS[key] = _make_saver(collector, *key, options) if saver is None else saver
     while len(_SAVERS) > KEPT_RUNS:
         old = _SAVERS.pop(next(iter(_SAVERS)))

@@ -14,7 +14,6 @@ from typing import Any, Callable, List, Mapping, Optional, Set, Tuple
 import torch
 
 from . import pointer, state
-from .dtensor import memory_of
 from .saved_file import SavedFile, saved_file
 from .saver import FileCollector, Saver
 from .state import NotHeld
@@ -45,6 +44,10 @@ def is_lazy(engine: Any) -> bool:
             and not state.updates_in_backward(engine.module.parameters()))
 
 
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def updated_memory(engine: Any) -> Set[int]:
     """Where the weights, masters and states lie that the optimizer's step writes."""
     found = [p.data for p in engine.module.parameters() if p.requires_grad]
@@ -53,7 +56,7 @@ def updated_memory(engine: Any) -> Set[int]:
         found += group['params']
     for master, values in getattr(base, 'state', {}).items():
         found += [v for v in (master, *values.values()) if isinstance(v, torch.Tensor)]
-    return {memory_of(t) for t in found if t.numel() > 1}
+    return {_memory(t) for t in found if t.numel() > 1}
 
 
 def refusal(engine: Any) -> str:
@@ -96,7 +99,7 @@ class Recorder:
         """Keeps a file of the tag."""
         self.given.append((state_dict, path))
         name = os.path.relpath(path, self.folder)
-        one = saved_file(name, state_dict, lambda t: memory_of(t) in self._updated,
+        one = saved_file(name, state_dict, lambda t: _memory(t) in self._updated,
                          self._fused())
         if _is_replica(self.engine, name):
             one = self._part(one)

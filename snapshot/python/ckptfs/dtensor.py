@@ -27,15 +27,8 @@ def is_dtensor(tensor: object) -> bool:
 
 
 def local_of(tensor: Any) -> torch.Tensor:
-    """This rank's part, as it is kept: nothing is moved."""
-    return tensor._local_tensor
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    """Where the storage begins that its values, or this rank's part of them, lie in; 0 if
-    nowhere."""
-    local = local_of(tensor) if is_dtensor(tensor) else tensor
-    return local.untyped_storage().data_ptr() if local.layout == torch.strided else 0
+    """This rank's part, as it is kept: nothing is moved.  Of another tensor that itself."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def _cut(runs: Sequence[Run], begin: int, end: int) -> List[Run]:

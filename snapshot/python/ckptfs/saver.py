@@ -44,8 +44,13 @@ class Collector(Protocol):
     # every step that writes them calls torch's global pre-hooks of optimizers, or
     # Saver.before_update.  Otherwise all is copied before save returns.
     lazy: bool
-    # Whether nobody else writes what is collected: optimizers go on beside a save.
+    # Whether nobody else writes what is collected: optimizers go on beside a save.  May be
+    # left out.
     staged: bool = False
+
+    def touches(self, optimizer: Any) -> bool:
+        """Whether its steps may write what is collected.  May be left out: all may."""
+        return True
 
     def start(self, rank: int, world: int) -> None:
         """Called once, by all ranks alike, before the first collect.  May talk to the
@@ -64,7 +69,6 @@ class FileCollector:
     """A collector that has files of a framework's own checkpoint instead of states."""
 
     lazy = False
-    staged = False
     framework = ''
     version = ''
 

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import state
-from .dtensor import is_dtensor, local_of
+from .dtensor import local_of
 
 # By id: an optimizer, and how many steps had been made with its last, since this was imported.
 _SEEN: Dict[int, Tuple['weakref.ref[Any]', int]] = {}
@@ -34,7 +34,7 @@ register_optimizer_step_pre_hook(_note)
 
 def _extent(tensor: torch.Tensor) -> Tuple[int, int]:
     """The addresses of its values, or of this rank's part of them; none if they lie apart."""
-    local = local_of(tensor) if is_dtensor(tensor) else tensor
+    local = local_of(tensor)
     if local.layout != torch.strided or not local.is_contiguous():
         return (0, 0)
     return (local.data_ptr(), local.data_ptr() + local.nbytes)
@@ -73,10 +73,6 @@ class Stepped:
             return []
         return found + [value for values in optimizer.state.values() for value in values.values()
                         if isinstance(value, torch.Tensor)]
-
-    def clear(self) -> None:
-        """Nothing is."""
-        self._extents = []
 
     def __bool__(self) -> bool:
         return bool(self._extents)
