@@ -57,7 +57,7 @@ struct ChunkHeader {
   uint32_t rank = 0;
   Digest stream;  // StreamOf: which job's
   uint64_t step = 0;
-  uint64_t attempt = 0;   // counts the job's saves
+  uint64_t attempt = 0;   // NextAttempt
   uint64_t sequence = 0;  // of the chunks of one attempt, from 0
   uint64_t length = 0;    // of the payload that is used
   Digest payload;         // of these bytes

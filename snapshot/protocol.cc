@@ -83,6 +83,13 @@ bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 }  // namespace
 
+uint64_t NextAttempt(uint64_t last, uint64_t step) {
+  constexpr uint64_t kTurn = 1ull << 42;  // milliseconds since 1970 are below it
+  const uint64_t within = std::min(step, kTurn - 2) + 1;
+  const uint64_t turn = last / kTurn + (within <= last % kTurn ? 1 : 0);
+  return turn * kTurn + within;
+}
+
 Digest StreamOf(std::string_view run, std::string_view job) {
   return DigestOf(StrCat(run, "\n", job));
 }

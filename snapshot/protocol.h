@@ -83,6 +83,11 @@ struct SnapshotMessage {
   std::string text = {};  // cut to kMaxSnapshotText when it is sent
 };
 
+// The number of a rank's save after `last` (0: none).  It is made of the step, which all ranks
+// have, not of how many saves there were: a rank that misses one is with the others at its next.
+// A step that is not beyond the last one begins another turn, on every rank.
+uint64_t NextAttempt(uint64_t last, uint64_t step);
+
 // What a chunk's header has to say of whose it is.
 Digest StreamOf(std::string_view run, std::string_view job);
 

@@ -171,7 +171,7 @@ Status RankSession::HandlePart(const SnapshotMessage& message, IncomingSteps& st
     case SnapshotWord::kEnd: return End(message, steps, arrivals);
     case SnapshotWord::kAsk: return Ask(message, steps, arrivals);
     case SnapshotWord::kDrop:
-      (void)steps.Begin(NameOf(message.attempt), rank_);  // it is over
+      (void)steps.Begin(NameOf(message.attempt), rank_, true);  // it is over
       if (message.sequence != 0) ++budget_->full_drops;
       parts_.erase(message.attempt);
       steps.Drop(NameOf(message.attempt), message.step, StrCat("rank ", rank_, ": ", message.text));
@@ -334,7 +334,7 @@ Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) 
   if (message.length == 0 || message.length > shape_.chunks * shape_.payload_bytes()) {
     return Breach(StrCat("a file of ", message.length, " bytes"));
   }
-  const bool fresh = steps.Begin(NameOf(message.attempt), rank_);
+  const bool fresh = steps.Begin(NameOf(message.attempt), rank_, message.chunk != 0);
   if (!fresh && (message.chunk == 0 || parts_.contains(message.attempt))) {
     return Breach("an attempt of before; each life of a job needs a text of its own");
   }
@@ -450,7 +450,7 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
 Status RankSession::Ask(const SnapshotMessage& message, IncomingSteps& steps,
                         Arrivals& arrivals) const {
   if (message.text.empty()) return Breach("a question about nothing");
-  (void)steps.Begin(NameOf(message.attempt), rank_);  // it is over
+  (void)steps.Begin(NameOf(message.attempt), rank_, true);  // it is over
   arrivals.again.push_back({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text});
   return {};
 }

@@ -2,6 +2,7 @@
 
 #include "snapshot/received_step.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -11,6 +12,7 @@ namespace {
 
 constexpr size_t kRemembered = 4096;
 constexpr size_t kRememberedRanks = 1 << 16;
+constexpr size_t kRememberedAttempts = 16;
 
 }  // namespace
 
@@ -33,7 +35,10 @@ std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t
     Drop(name, step, StrCat("rank ", rank, " handed its part over twice"));
     return std::nullopt;
   }
-  if (open.files.size() < world) return std::nullopt;
+  if (open.files.size() < world) {
+    DropPassed(name, step);
+    return std::nullopt;
+  }
   ReceivedStep whole{name, step, {}, LifeOf(name)};
   for (auto& [number, part] : open.files) whole.files.push_back(std::move(part));
   Forget(name);
@@ -62,12 +67,41 @@ void IncomingSteps::Drop(const AttemptName& name, uint64_t step, const std::stri
   dropped_.push_back({name, step, why, false});
 }
 
-bool IncomingSteps::Begin(const AttemptName& name, uint32_t rank) {
+bool IncomingSteps::Begin(const AttemptName& name, uint32_t rank, bool again) {
   if (begun_.size() > kRememberedRanks) begun_.clear();
-  uint64_t& last = begun_[{name.run, name.job, rank}];
-  if (name.attempt <= last) return false;
-  last = name.attempt;
+  Begun& begun = begun_[{name.run, name.job, rank}];
+  if (!begun.attempts.empty() && name.attempt <= *begun.attempts.rbegin()) return false;
+  begun.attempts.insert(name.attempt);
+  if (begun.attempts.size() > kRememberedAttempts) begun.attempts.erase(begun.attempts.begin());
+  if (!begun.first && !again) begun.first = name.attempt;
+  std::vector<std::pair<AttemptName, uint64_t>> before;
+  for (const auto& [other, open] : open_) {
+    if (other.run == name.run && other.job == name.job && other.attempt < name.attempt) {
+      before.emplace_back(other, open.step);
+    }
+  }
+  for (const auto& [other, step] : before) DropPassed(other, step);
   return true;
+}
+
+std::set<uint32_t> IncomingSteps::PassedBy(const AttemptName& name) const {
+  std::set<uint32_t> ranks;
+  for (auto at = begun_.lower_bound({name.run, name.job, 0}); at != begun_.end(); ++at) {
+    const auto& [run, job, rank] = at->first;
+    if (run != name.run || job != name.job) break;
+    const auto& [first, attempts] = at->second;
+    if (!first || name.attempt < std::max(*first, *attempts.begin())) continue;
+    if (name.attempt > *attempts.rbegin() || attempts.contains(name.attempt)) continue;
+    ranks.insert(rank);
+  }
+  return ranks;
+}
+
+void IncomingSteps::DropPassed(const AttemptName& name, uint64_t step) {
+  const std::set<uint32_t> ranks = PassedBy(name);
+  if (ranks.empty()) return;
+  Drop(name, step,
+       StrCat(ranks.size() == 1 ? "rank " : "ranks ", RanksText(ranks), " went on without it"));
 }
 
 std::vector<IncomingSteps::Waiting> IncomingSteps::waiting() const {

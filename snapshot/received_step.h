@@ -85,8 +85,10 @@ class IncomingSteps {
   void Drop(const AttemptName& name, uint64_t step, const std::string& why);
   // It is stored already: nothing more is expected of it.
   void Forget(const AttemptName& name);
-  // Whether `rank` has not begun this attempt, nor a later one, before.
-  bool Begin(const AttemptName& name, uint32_t rank);
+  // Whether `rank` has not begun this attempt, nor a later one, before.  `again`: it may have
+  // begun others that it does not name again, with an earlier daemon.  What it passes over of
+  // the attempts between two that it begins here never comes, and those are dropped.
+  bool Begin(const AttemptName& name, uint32_t rank, bool again);
   // It was dropped, not long ago.
   bool IsGone(const AttemptName& name) const { return gone_.contains(name); }
   // A random number that the names of an attempt's files are made of while no other life of its
@@ -113,7 +115,16 @@ class IncomingSteps {
   std::map<AttemptName, Digest> lives_;
   std::map<AttemptName, std::string> gone_;  // dropped lately, and why
   std::deque<AttemptName> gone_in_order_;    // oldest first
-  std::map<std::tuple<std::string, std::string, uint32_t>, uint64_t> begun_;  // run, job, rank
+  // What a rank has begun, the newest kRememberedAttempts of it.
+  struct Begun {
+    std::optional<uint64_t> first;  // that was not begun with an earlier daemon
+    std::set<uint64_t> attempts;
+  };
+  // Ranks that began attempts before and after this one, here, and not this one.
+  std::set<uint32_t> PassedBy(const AttemptName& name) const;
+  void DropPassed(const AttemptName& name, uint64_t step);
+
+  std::map<std::tuple<std::string, std::string, uint32_t>, Begun> begun_;  // run, job, rank
   std::vector<DroppedStep> dropped_;
 };
 

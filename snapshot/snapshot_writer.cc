@@ -97,6 +97,7 @@ struct SnapshotWriter::State {
   CondVar moved;  // a job became safe or ended, an outcome settled
   std::deque<JobPtr> jobs GUARDED_BY(mutex);
   std::map<uint64_t, Outcome> outcomes GUARDED_BY(mutex);  // by attempt
+  uint64_t last_attempt GUARDED_BY(mutex) = 0;
   WriterStatus status GUARDED_BY(mutex);
   std::vector<std::string> log GUARDED_BY(mutex);
   std::string said GUARDED_BY(mutex);  // the trouble that was said last
@@ -165,8 +166,10 @@ void SnapshotWriter::State::Hear(SnapshotLink& from, SnapshotLink::News news,
 
 uint64_t SnapshotWriter::State::NewAttempt(uint64_t step) {
   ++status.under_way;
-  outcomes[++status.saves] = Outcome{step};
-  return status.saves;
+  ++status.saves;
+  last_attempt = NextAttempt(last_attempt, step);
+  outcomes[last_attempt] = Outcome{step};
+  return last_attempt;
 }
 
 bool SnapshotWriter::State::HasUnderWay(const SnapshotLink* of) const {
@@ -507,24 +510,26 @@ void SnapshotWriter::Drop(uint64_t step, const std::string& why) {
   if (state.link) (void)state.link->Send(message);
 }
 
-void SnapshotWriter::WaitBeforeUpdate() {
+bool SnapshotWriter::WaitBeforeUpdate(std::optional<std::chrono::milliseconds> limit, bool last) {
   State& state = *state_;
-  if (getpid() != state.process) return;
+  if (getpid() != state.process) return true;
   const auto start = Clock::now();
   MutexLock lock(state.mutex);
-  if (state.AllSafe()) return;
-  const auto end = start + state.options.update_limit;
+  if (state.AllSafe()) return true;
+  const auto end = start + limit.value_or(state.options.update_limit);
   state.urgent = true;
   state.moved.NotifyAll();  // copies do not keep their pace now
   while (!state.AllSafe() && state.moved.WaitUntil(state.mutex, end)) {
   }
   state.urgent = false;
+  state.status.wait_seconds += SecondsSince(start);
   for (const JobPtr& job : state.jobs) {
     if (job->safe) continue;
+    if (!last) return false;
     job->failure = "its copy took longer than an update may wait";
     job->safe = true;
   }
-  state.status.wait_seconds += SecondsSince(start);
+  return true;
 }
 
 bool SnapshotWriter::WaitDurable(uint64_t step, std::chrono::milliseconds timeout) {

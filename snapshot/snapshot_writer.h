@@ -100,8 +100,10 @@ class SnapshotWriter {
   // A save that there is nothing to capture of: the other ranks' parts are dropped.
   void Drop(uint64_t step, const std::string& why);
 
-  // BLOCKS: until all that was saved is copied, no longer than update_limit.
-  void WaitBeforeUpdate();
+  // BLOCKS: until all that was saved is copied, no longer than `limit` (update_limit).  What is
+  // not copied then is dropped; or, if this is not the `last` part of a wait, it is false.
+  bool WaitBeforeUpdate(std::optional<std::chrono::milliseconds> limit = std::nullopt,
+                        bool last = true);
   // True when the newest save of the step is durable with all ranks' parts, false if it
   // was dropped, is unknown, or the time is over; of what was under way at Close, too.
   bool WaitDurable(uint64_t step, std::chrono::milliseconds timeout);

@@ -251,7 +251,12 @@ NB_MODULE(_native, module) {
       .def("progress", &ProgressOf)
       .def("cancel", &SnapshotWriter::Cancel, Unlocked())
       .def("drop", &SnapshotWriter::Drop, Unlocked())
-      .def("wait_before_update", &SnapshotWriter::WaitBeforeUpdate, Unlocked())
+      .def(
+          "wait_before_update",
+          [](Writer& self, double seconds, bool last) {
+            return self.WaitBeforeUpdate(Milliseconds(seconds), last);
+          },
+          Unlocked())
       .def(
           "wait_durable",
           [](Writer& self, uint64_t step, double seconds) {

@@ -4,11 +4,13 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import ckptfs as snapshots
 import pytest
 import torch
+from ckptfs import _native
 from daemon import wait_until
 from safetensors import safe_open
 from test_snapshot import block_store
@@ -111,6 +113,32 @@ def test_signals_are_handled_while_a_step_is_waited_for(ckptfs, snapshotter):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     os.unlink(block)
+    assert snap.wait_durable(1)
+
+
+def test_signals_are_handled_while_an_update_waits(ckptfs, snapshotter, monkeypatch):
+    """Ctrl-C ends the wait for a copy that hangs, and the step before it wrote anything."""
+    late, writer = threading.Event(), _native.Writer
+
+    def before_copy():
+        if threading.current_thread() is not threading.main_thread():
+            late.wait(60)
+
+    monkeypatch.setattr(_native, 'Writer', lambda *args: writer(*args[:-1], before_copy))
+    receive(ckptfs)
+    snap = snapshotter()
+    assert snap.save(1)
+    begun, before = time.monotonic(), signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            snap.before_update()
+        assert time.monotonic() - begun < 30
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        late.set()
+    snap.before_update()
     assert snap.wait_durable(1)
 
 

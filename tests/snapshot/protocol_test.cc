@@ -56,6 +56,25 @@ size_t OpenDescriptors() {
   return count;
 }
 
+TEST(SnapshotProtocolTest, RanksThatMissASaveAreTogetherAtTheNext) {
+  const auto after = [](std::initializer_list<uint64_t> steps) {
+    uint64_t last = 0;
+    for (const uint64_t step : steps) {
+      const uint64_t next = NextAttempt(last, step);
+      EXPECT_GT(next, last) << step;
+      last = next;
+    }
+    return last;
+  };
+  EXPECT_EQ(after({0, 10, 20, 30}), after({0, 20, 30}));
+  EXPECT_EQ(after({10, 20, 30}), after({30}));
+  EXPECT_NE(after({10, 20, 10}), after({10})) << "another save of that step";
+  EXPECT_EQ(after({10, 20, 30, 5, 6}), after({10, 30, 6}));
+  EXPECT_NE(after({7, 7}), after({7}));
+  constexpr uint64_t kLast = UINT64_MAX;  // of steps that are clocks, say, each is a turn
+  EXPECT_EQ(after({kLast - 2, kLast - 1, kLast}), after({kLast, kLast, kLast}));
+}
+
 TEST(SnapshotProtocolTest, MessagesArriveAsTheyWereSent) {
   Pair pair;
   ASSERT_TRUE(SendSnapshotMessage(pair.a.get(), Sample()));

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/base/strings.h"
+
 namespace ckptfs {
 namespace {
 
@@ -63,6 +65,50 @@ TEST(IncomingStepsTest, RanksThatDisagreeMakeNoStep) {
   EXPECT_EQ(twice.TakeDropped().size(), 1u);
 }
 
+TEST(IncomingStepsTest, WhatARankPassesOverIsDroppedAtOnce) {
+  const auto name = [](uint64_t attempt) { return AttemptName{"run", "job", attempt}; };
+  const auto why = [](IncomingSteps& steps) {
+    const auto dropped = steps.TakeDropped();
+    return dropped.size() == 1 ? dropped.front().why : StrCat(dropped.size(), " steps dropped");
+  };
+  IncomingSteps steps;
+  for (const uint32_t rank : {0, 1}) EXPECT_TRUE(steps.Begin(name(1), rank, false));
+  EXPECT_FALSE(steps.Add(name(1), 1, 0, 2, {}, Time()));
+  EXPECT_TRUE(steps.Add(name(1), 1, 1, 2, {}, Time()));
+
+  // Rank 1 has nothing of 2: known when it begins 3,
+  EXPECT_TRUE(steps.Begin(name(2), 0, false));
+  EXPECT_FALSE(steps.Add(name(2), 2, 0, 2, {}, Time()));
+  EXPECT_EQ(steps.size(), 1u);
+  EXPECT_TRUE(steps.Begin(name(3), 1, false));
+  EXPECT_EQ(why(steps), "rank 1 went on without it");
+  EXPECT_EQ(steps.size(), 0u);
+  // or, where the others are slower, when they end theirs.
+  EXPECT_TRUE(steps.Begin(name(4), 1, false));
+  EXPECT_TRUE(steps.Begin(name(5), 1, false));
+  EXPECT_TRUE(steps.Begin(name(4), 0, false));
+  EXPECT_FALSE(steps.Add(name(4), 4, 0, 2, {}, Time()));
+  EXPECT_EQ(steps.size(), 1u) << "rank 1 has begun it";
+  EXPECT_TRUE(steps.TakeDropped().empty());
+  EXPECT_FALSE(steps.Add(name(3), 3, 1, 2, {}, Time()));
+  EXPECT_EQ(why(steps), "rank 0 went on without it");
+  EXPECT_TRUE(steps.Begin({"run", "other", 9}, 1, false)) << "of another job";
+  EXPECT_TRUE(steps.Add(name(4), 4, 1, 2, {}, Time()));
+}
+
+// A rank that returns names only what is not settled for it: the others may still ask.
+TEST(IncomingStepsTest, WhatWasBegunWithAnEarlierDaemonIsNotPassedOver) {
+  const AttemptName kThird{"run", "job", 3};
+  IncomingSteps steps;
+  EXPECT_TRUE(steps.Begin(kFirst, 1, true));
+  EXPECT_TRUE(steps.Begin(kThird, 1, false));
+  EXPECT_TRUE(steps.Begin(kSecond, 0, true));
+  EXPECT_FALSE(steps.Add(kSecond, 2, 0, 2, {}, Time()));
+  EXPECT_TRUE(steps.Begin({"run", "job", 4}, 1, false));
+  EXPECT_TRUE(steps.TakeDropped().empty());
+  EXPECT_EQ(steps.size(), 1u);
+}
+
 TEST(IncomingStepsTest, RanksThatNeverComeAreNamed) {
   IncomingSteps steps;
   EXPECT_FALSE(steps.Add(kFirst, 7, 1, 4, {}, Time() + seconds(1)));
@@ -77,12 +123,12 @@ TEST(IncomingStepsTest, RanksThatNeverComeAreNamed) {
 
 TEST(IncomingStepsTest, ARankBeginsAnAttemptOnce) {
   IncomingSteps steps;
-  EXPECT_TRUE(steps.Begin(kFirst, 0));
-  EXPECT_FALSE(steps.Begin(kFirst, 0));
-  EXPECT_TRUE(steps.Begin(kFirst, 1));
-  EXPECT_TRUE(steps.Begin(kSecond, 0));
-  EXPECT_FALSE(steps.Begin(kFirst, 0));
-  EXPECT_TRUE(steps.Begin({"run", "other", 1}, 0));
+  EXPECT_TRUE(steps.Begin(kFirst, 0, false));
+  EXPECT_FALSE(steps.Begin(kFirst, 0, false));
+  EXPECT_TRUE(steps.Begin(kFirst, 1, false));
+  EXPECT_TRUE(steps.Begin(kSecond, 0, false));
+  EXPECT_FALSE(steps.Begin(kFirst, 0, false));
+  EXPECT_TRUE(steps.Begin({"run", "other", 1}, 0, false));
 }
 
 TEST(IncomingStepsTest, WhoEndsItsPartTooLateIsTold) {

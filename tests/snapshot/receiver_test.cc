@@ -337,6 +337,24 @@ TEST_F(ReceiverTest, ARankThatNeverComesIsNamed) {
   EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("nothing came of rank 0, 2"));
 }
 
+TEST_F(ReceiverTest, ARankThatMissesASaveIsThereAtTheNext) {
+  Start();
+  const auto zero = Writer(0, 2);
+  const auto one = Writer(1, 2);
+  RankMemory memory({3000, 10});
+  for (const uint64_t step : {10, 20, 30, 40}) {
+    memory.Fill(static_cast<unsigned char>(step));
+    ASSERT_TRUE(zero->Save(memory.Save(step, 0)));
+    zero->WaitBeforeUpdate();
+    if (step == 20) continue;
+    ASSERT_TRUE(one->Save(memory.Save(step, 1)));
+    ASSERT_TRUE(zero->WaitDurable(step, kLong)) << zero->status().last_drop;
+  }
+  EXPECT_FALSE(zero->WaitDurable(20, kLong));
+  EXPECT_EQ(zero->status().last_drop, "step 20: rank 1 went on without it");
+  EXPECT_EQ(kept().size(), 3u);
+}
+
 TEST_F(ReceiverTest, OneDaemonOfAStoreReceives) {
   Start();
   ReceiverOptions options;

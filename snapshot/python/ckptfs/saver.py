@@ -5,7 +5,9 @@ Snapshotter (snapshotter.py) is the Saver of a PyTorch loop; plug-ins of framewo
 their own collector.
 """
 import atexit
+import contextlib
 import functools
+import gc
 import logging
 import math
 import os
@@ -15,7 +17,7 @@ import time
 import uuid
 import weakref
 from multiprocessing.util import Finalize
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Set, Tuple
 
 import torch
 from . import _native, state
@@ -130,6 +132,19 @@ def _number(step: Any) -> int:
         return 0
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is looked for meanwhile: thousands of objects are made, all of use, and to look
+    through the trainer's for each few hundred takes as long as all else."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 class Saver:
     """Hands the states that a collector finds to the ckptfs daemon of a store.
 
@@ -157,6 +172,7 @@ class Saver:
         collector.start(self._rank, self._world)
         self._shares = state.Shares(self._rank, self._world)
         self._pid = os.getpid()
+        self._update_limit = update_limit
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
                                       self._world, slots, update_limit,
                                       full == 'wait', int(pace), _cuda_library(), None)
@@ -193,7 +209,8 @@ class Saver:
             if _asked(step) < 0:
                 raise NotHeld(f'{step} is no step: a whole number from 0 to 2**64 - 1')
             with self._turns.save(getattr(self._collector, 'staged', False)) as turn:
-                shot, capture = self._capture(_asked(step), turn)
+                with _uncollected():
+                    shot, capture = self._capture(_asked(step), turn)
                 taken = self._hand_over(shot, capture, deadline)
                 raised = shot.raised
         except Exception as error:  # pylint: disable=broad-except
@@ -288,9 +305,15 @@ class Saver:
 
     def before_update(self) -> None:
         """Returns when parameters and optimizer states may be written.  The steps of
-        torch's optimizers call it themselves."""
-        if os.getpid() == self._pid:
-            self._writer.wait_before_update()
+        torch's optimizers call it themselves.  Handlers of signals run meanwhile, and may
+        raise."""
+        if os.getpid() != self._pid:
+            return
+        left, last = self._update_limit, False
+        end = time.monotonic() + left
+        while not self._writer.wait_before_update(max(min(left, SLICE), 0.0), last):
+            left = end - time.monotonic()
+            last = not left > SLICE
 
     def _tell(self) -> None:
         for line in self._writer.take_log():
@@ -336,6 +359,10 @@ class Saver:
         return shot, _native.capture(
             step, collector.framework, collector.version, '', shot.tensors, [], [], [],
             shot.documents, shot.streams(), [])
+
+
+def _is_stored_as_it_is(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 class _Shot:
@@ -390,7 +417,8 @@ class _Shot:
         plain = tensor.detach()
         if not lazy:  # else as it lies; the alias keeps its storage
             self._watch(self._early, one.parameter if one else key, tensor, None)
-            plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
+            if tensor.device.type != 'cpu' or not _is_stored_as_it_is(tensor):
+                plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
         if plain.numel() and not plain.data_ptr():  # a subclass that wraps others
             raise NotHeld(f'{key or one.parameter} is a {type(tensor).__name__}, which has no '
                           'memory of its own')
@@ -406,12 +434,11 @@ class _Shot:
 
     def _waits(self, tensor: torch.Tensor, updated: bool) -> bool:
         # Lazily where it lies as it is stored.
+        if not self.lazy or not updated or tensor.nbytes < SMALL:
+            return False
         here = tensor.device.type == 'cpu' or (
             tensor.device.type == 'cuda' and bool(_cuda_library()))
-        return (self.lazy and updated and tensor.nbytes >= SMALL
-                and here and tensor.is_contiguous()
-                and not tensor.is_inference()
-                and not tensor.is_neg() and not tensor.is_conj())
+        return here and _is_stored_as_it_is(tensor) and not tensor.is_inference()
 
     def add_file(self, file: SavedFile) -> None:
         """A file of a DeepSpeed checkpoint, or this rank's part of one."""
