@@ -16,10 +16,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason='namespaces need root'
 
 
 class Node:
-    """A machine: its own mounts, network and runtime directory, and a daemon with a mount."""
+    """A machine: its own mounts, network and runtime directory, and a daemon with a mount.
+    words: begin each command of ckptfs there."""
 
-    def __init__(self, ckptfs, name):
-        self.ckptfs, self.name = ckptfs, name
+    def __init__(self, ckptfs, name, words=()):
+        self.ckptfs, self.name, self.words = ckptfs, name, words
         self.mountpoint = os.path.join(ckptfs.folder, name)
         os.mkdir(self.mountpoint)
         self.machine = subprocess.Popen(
@@ -36,7 +37,7 @@ class Node:
     def start(self, *options):
         """A daemon, in the foreground."""
         self.daemon = subprocess.Popen(
-            [*self.enter(), os.path.abspath(BIN), 'mount', '--foreground', '--store', self.ckptfs.store,
+            [*self.enter(), *self.words, os.path.abspath(BIN), 'mount', '--foreground', '--store', self.ckptfs.store,
              *self.ckptfs.reserve, *options, self.mountpoint], stdin=subprocess.DEVNULL)
         wait_until(lambda: os.path.isdir(self.path('run')), 'the mount', self.daemon)
         wait_until(lambda: self.snapshots() is not None, 'the daemon', self.daemon)
@@ -50,11 +51,14 @@ class Node:
         """A path in its mount, as seen from here."""
         return os.path.join(f'/proc/{self.machine.pid}/root{self.mountpoint}', *names)
 
+    def run(self, *words):
+        """A command of ckptfs there, on the store."""
+        return subprocess.run([*self.enter(), *self.words, os.path.abspath(BIN), *words, '--store', self.ckptfs.store],
+                              capture_output=True, text=True, timeout=60)
+
     def snapshots(self):
         """What `ckptfs status` says of snapshots there."""
-        done = subprocess.run([*self.enter(), os.path.abspath(BIN), 'status', '--json', '--store', self.ckptfs.store,
-                               '--mountpoint', self.mountpoint],
-                              capture_output=True, text=True, timeout=60)
+        done = self.run('status', '--json', '--mountpoint', self.mountpoint)
         mounts = json.loads(done.stdout) if done.returncode == 0 else []
         return mounts[0]['status'].get('snapshots') if mounts else None
 
