@@ -3,6 +3,7 @@
 #include "snapshot/protocol.h"
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include <algorithm>
@@ -84,10 +85,13 @@ bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 }  // namespace
 
 uint64_t NextAttempt(uint64_t last, uint64_t step) {
-  constexpr uint64_t kTurn = 1ull << 42;  // milliseconds since 1970 are below it
-  const uint64_t within = std::min(step, kTurn - 2) + 1;
-  const uint64_t turn = last / kTurn + (within <= last % kTurn ? 1 : 0);
-  return turn * kTurn + within;
+  constexpr uint64_t kAgain = 8;                // saves of one step
+  constexpr uint64_t kTurn = kAgain * (1ull << 42);  // steps: milliseconds since 1970 are below
+  const uint64_t first = (std::min(step, kTurn / kAgain - 2) + 1) * kAgain;
+  const uint64_t before = last % kTurn;
+  if (first > before) return last - before + first;
+  const bool again = first == before - before % kAgain && before % kAgain < kAgain - 1;
+  return again ? last + 1 : last - before + kTurn + first;
 }
 
 Digest StreamOf(std::string_view run, std::string_view job) {
@@ -192,6 +196,12 @@ Result<std::string> SnapshotSocketPath(std::string_view store, bool create) {
   std::string path = StrCat(directory, "/", StoreSocketName(store), ".snapshots");
   CKPT_RETURN_IF_ERROR(SocketAddress(path));
   return path;
+}
+
+uint64_t SnapshotDoorOf(const std::string& store) {
+  struct stat status {};
+  const auto path = SnapshotSocketPath(store, false);
+  return path && stat(path->c_str(), &status) == 0 ? status.st_ino : 0;
 }
 
 Result<Descriptor> ConnectForSnapshots(std::string_view store) {

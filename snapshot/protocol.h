@@ -84,8 +84,8 @@ struct SnapshotMessage {
 };
 
 // The number of a rank's save after `last` (0: none).  It is made of the step, which all ranks
-// have, not of how many saves there were: a rank that misses one is with the others at its next.
-// A step that is not beyond the last one begins another turn, on every rank.
+// have, not of how many saves there were: a rank that misses one, or saves a step again alone, is
+// with the others at its next.  A step before the last one begins another turn, on every rank.
 uint64_t NextAttempt(uint64_t last, uint64_t step);
 
 // What a chunk's header has to say of whose it is.
@@ -113,6 +113,8 @@ Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor = false);
 
 // The socket of the daemon that receives snapshots for `store` (absolute).
 Result<std::string> SnapshotSocketPath(std::string_view store, bool create);
+// Which socket it has; another daemon has another.  0: none.
+uint64_t SnapshotDoorOf(const std::string& store);
 // kNotFound if there is no daemon.
 Result<Descriptor> ConnectForSnapshots(std::string_view store);
 

@@ -2,7 +2,6 @@
 
 #include "snapshot/snapshot_writer.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,13 +29,6 @@ constexpr std::chrono::seconds kSlowAnswer{1};
 constexpr std::string_view kWritten = " was written before the update";
 constexpr std::string_view kCancelled = "cancelled";
 constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
-
-// Which socket a store's daemon has; another daemon has another.
-uint64_t DoorOf(const std::string& store) {
-  struct stat status {};
-  const auto path = SnapshotSocketPath(store, false);
-  return path && stat(path->c_str(), &status) == 0 ? status.st_ino : 0;
-}
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -71,6 +63,7 @@ struct SnapshotWriter::State {
     WriterProgress progress = {};
   };
   void Settle(uint64_t attempt, Fate fate, const std::string& why) EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  void CountDrop(const std::string& what, const std::string& why) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Say(std::string line) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   uint64_t NewAttempt(uint64_t step) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   bool HasUnderWay(const SnapshotLink* of) const EXCLUSIVE_LOCKS_REQUIRED(mutex);
@@ -130,14 +123,18 @@ void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::strin
     status.last_durable = found->second.step;
     said.clear();
   } else {
-    ++status.dropped;
-    status.last_drop = StrCat("step ", found->second.step, ": ", why);
-    // Who cancels one knows.
-    if (said != why && why != kCancelled) Say(StrCat("snapshot dropped: ", status.last_drop));
-    said = why;
+    CountDrop(StrCat("step ", found->second.step, ": "), why);
   }
   while (outcomes.size() > kKeptOutcomes) outcomes.erase(outcomes.begin());
   moved.NotifyAll();
+}
+
+void SnapshotWriter::State::CountDrop(const std::string& what, const std::string& why) {
+  ++status.dropped;
+  status.last_drop = what + why;
+  // Who cancels one knows.
+  if (said != why && why != kCancelled) Say("snapshot dropped: " + status.last_drop);
+  said = why;
 }
 
 void SnapshotWriter::State::Hear(SnapshotLink& from, SnapshotLink::News news,
@@ -197,7 +194,7 @@ std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_
 // say no (it is stopped, say) is asked a tenth of the time at most: training goes on.
 Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t bytes) {
   const auto start = Clock::now();
-  const uint64_t door = DoorOf(options.store);
+  const uint64_t door = SnapshotDoorOf(options.store);
   if (start < next_greeting && door == silent && !(link && link->connected())) {
     return Fail(ErrorCode::kIo, "the daemon did not answer, and is asked again later");
   }
@@ -493,16 +490,17 @@ bool SnapshotWriter::Cancel(uint64_t step) {
   return false;
 }
 
-void SnapshotWriter::Drop(uint64_t step, const std::string& why) {
+void SnapshotWriter::Drop(std::optional<uint64_t> step, const std::string& why) {
   State& state = *state_;
   if (getpid() != state.process) return;
   MutexLock one(state.save_mutex);
-  SnapshotMessage message{SnapshotWord::kDrop};
-  message.step = step;
+  SnapshotMessage message{SnapshotWord::kDrop, 0, 0, step.value_or(0)};
   message.text = why;
   {
     MutexLock lock(state.mutex);
-    message.attempt = state.NewAttempt(step);
+    state.status.saves += step ? 0 : 1;
+    if (!step) return state.CountDrop("", why);
+    message.attempt = state.NewAttempt(*step);
     state.Settle(message.attempt, State::Fate::kDropped, why);
   }
   // The other ranks hear of it, though this one has handed over nothing yet.

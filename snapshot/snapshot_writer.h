@@ -97,8 +97,9 @@ class SnapshotWriter {
   // Drops the newest save of the step.  False if it is handed over whole already (then it
   // becomes durable), over, or unknown.
   bool Cancel(uint64_t step);
-  // A save that there is nothing to capture of: the other ranks' parts are dropped.
-  void Drop(uint64_t step, const std::string& why);
+  // A save that there is nothing to capture of: the other ranks' parts are dropped.  Of no
+  // step: it is counted and said alone.
+  void Drop(std::optional<uint64_t> step, const std::string& why);
 
   // BLOCKS: until all that was saved is copied, no longer than `limit` (update_limit).  What is
   // not copied then is dropped; or, if this is not the `last` part of a wait, it is false.

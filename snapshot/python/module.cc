@@ -250,7 +250,7 @@ NB_MODULE(_native, module) {
       .def("size", &SizeOf)
       .def("progress", &ProgressOf)
       .def("cancel", &SnapshotWriter::Cancel, Unlocked())
-      .def("drop", &SnapshotWriter::Drop, Unlocked())
+      .def("drop", &SnapshotWriter::Drop, nb::arg("step").none(), nb::arg("why"), Unlocked())
       .def(
           "wait_before_update",
           [](Writer& self, double seconds, bool last) {

@@ -82,6 +82,17 @@ def receive_and_keep_nothing(ckptfs):
     return block_store(ckptfs)
 
 
+@pytest.mark.parametrize('step', [-1, 1.5, '7', None, 1 << 64, float('nan'), torch.ones(2)])
+def test_what_is_no_step(ckptfs, snapshotter, caplog, step):
+    receive(ckptfs)
+    snap = snapshotter()
+    assert not snap.save(step)
+    assert 'is no step: a whole number' in caplog.text
+    status = snap.status()
+    assert (status['saves'], status['dropped'], status['under_way']) == (1, 1, 0)
+    assert snap.save(torch.tensor(0)) and snap.wait_durable(0)
+
+
 def test_a_full_arena(ckptfs, snapshotter):
     block = receive_and_keep_nothing(ckptfs)
     snap = snapshotter(slots=1)

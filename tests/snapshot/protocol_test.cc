@@ -71,7 +71,9 @@ TEST(SnapshotProtocolTest, RanksThatMissASaveAreTogetherAtTheNext) {
   EXPECT_NE(after({10, 20, 10}), after({10})) << "another save of that step";
   EXPECT_EQ(after({10, 20, 30, 5, 6}), after({10, 30, 6}));
   EXPECT_NE(after({7, 7}), after({7}));
-  constexpr uint64_t kLast = UINT64_MAX;  // of steps that are clocks, say, each is a turn
+  EXPECT_EQ(after({7, 7, 7, 8}), after({7, 8})) << "one tried again alone";
+  EXPECT_NE(after({7, 7, 7, 7, 7, 7, 7, 7, 7}), after({8}));
+  constexpr uint64_t kLast = UINT64_MAX;  // steps that are clocks, say, are counted
   EXPECT_EQ(after({kLast - 2, kLast - 1, kLast}), after({kLast, kLast, kLast}));
 }
 

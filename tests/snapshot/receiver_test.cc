@@ -353,6 +353,17 @@ TEST_F(ReceiverTest, ARankThatMissesASaveIsThereAtTheNext) {
   EXPECT_FALSE(zero->WaitDurable(20, kLong));
   EXPECT_EQ(zero->status().last_drop, "step 20: rank 1 went on without it");
   EXPECT_EQ(kept().size(), 3u);
+
+  // Nor is it alone after what it does alone: what is no step, and one step again.
+  one->Drop(std::nullopt, "minus one is no step");
+  EXPECT_EQ(one->status().last_drop, "minus one is no step");
+  EXPECT_EQ(one->status().saves, 4u);
+  ASSERT_TRUE(one->Save(memory.Save(40, 1)));
+  one->WaitBeforeUpdate();
+  for (const auto& writer : {zero.get(), one.get()}) {
+    ASSERT_TRUE(writer->Save(memory.Save(50, writer == one.get() ? 1 : 0)));
+  }
+  EXPECT_TRUE(one->WaitDurable(50, kLong)) << one->status().last_drop;
 }
 
 TEST_F(ReceiverTest, OneDaemonOfAStoreReceives) {
@@ -483,7 +494,9 @@ TEST_F(ReceiverTest, ARankThatLeavesBeforeItsEndHasGivenNothing) {
     Client client(directory_.path(), "job");
     client.Say(client.Hello(0, 2, 1000));
     ASSERT_TRUE(client.Hear());
-    client.Say(client.Begin(10));
+    SnapshotMessage begin = client.Begin(10);
+    begin.attempt = NextAttempt(0, 0);
+    client.Say(begin);
   }
   ASSERT_TRUE(other->Save(memory.Save(0, 1)));
   EXPECT_FALSE(other->WaitDurable(0, kLong));

@@ -110,7 +110,8 @@ def _place(rank: Optional[int], world: Optional[int],
 def _asked(step: Any) -> int:
     """The step that somebody means; -1, which there is none of, for what is no step."""
     try:
-        return _number(step) if step == _number(step) else -1
+        number = int(step)
+        return number if 0 <= number < 1 << 64 and step == number else -1
     except Exception:  # pylint: disable=broad-except
         return -1  # a tensor of several, say
 
@@ -122,14 +123,6 @@ def _text(error: Exception) -> str:
     except Exception:  # pylint: disable=broad-except
         said = type(error).__name__
     return said.encode('utf-8', 'replace').decode()
-
-
-def _number(step: Any) -> int:
-    """A step as the daemon counts them, whatever was given for one."""
-    try:
-        return min(max(int(step), 0), (1 << 64) - 1)
-    except (TypeError, ValueError, OverflowError):
-        return 0
 
 
 @contextlib.contextmanager
@@ -236,7 +229,8 @@ class Saver:
         if self._busy == threading.get_ident():
             self._after.append(functools.partial(self.drop, step, why))
             return
-        self._writer.drop(_number(step), _text(why))
+        step = _asked(step)
+        self._writer.drop(step if step >= 0 else None, _text(why))
         self._tell()
 
     def cancel(self, step: int) -> bool:
