@@ -17,6 +17,8 @@ namespace {
 
 using dcp::PartFiles;
 
+constexpr std::string_view kLightningMeta = "meta.pt";  // which its strategies write after DCP
+
 class DcpSource : public Source {
  public:
   std::string_view name() const override { return "dcp"; }
@@ -54,7 +56,8 @@ class DcpSource : public Source {
     return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no .metadata"));
   }
 
-  // The coordinator writes .metadata when all ranks' files are there.
+  // The coordinator writes .metadata when all ranks' files are there, and Lightning its own file
+  // after that.
   Result<Seal> SealOf(const StepCandidate& step) const override {
     CKPT_ASSIGN_OR_RETURN(const StepEntries around, ListStepEntries(*step.root, step.directory));
     const StepTool tool = ToolOf(LastComponent(step.directory), around);
@@ -63,12 +66,14 @@ class DcpSource : public Source {
     }
     CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts,
                           dcp::ListParts(*step.root, step.directory));
+    const bool lightning = tool == StepTool::kLightning;
     bool newest = parts.size() == 1;  // of two directories the other may come yet
     for (const PartFiles& part : parts) {
       const std::string folder = JoinPath(step.directory, part.directory);
-      CKPT_ASSIGN_OR_RETURN(const auto written,
-                            StatIfThere(*step.root, JoinPath(folder, dcp::kMetadataFile)));
-      if (!written) return part.data && part.ranks.empty() ? Seal::kMissing : Seal::kUnknown;
+      const std::string last = JoinPath(folder, lightning ? kLightningMeta : dcp::kMetadataFile);
+      CKPT_ASSIGN_OR_RETURN(const auto written, StatIfThere(*step.root, last));
+      const bool known = lightning || (part.data && part.ranks.empty());
+      if (!written) return known ? Seal::kMissing : Seal::kUnknown;
       CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, step.root->List(folder));
       for (const RootEntry& entry : entries) {
         CKPT_ASSIGN_OR_RETURN(const auto found,

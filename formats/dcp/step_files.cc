@@ -14,6 +14,9 @@
 namespace ckptfs::dcp {
 namespace {
 
+constexpr std::string_view kUnfinished = ".metadata.tmp";
+constexpr std::string_view kDataEnding = ".distcp";
+
 std::optional<uint64_t> Digits(std::string_view text) {
   uint64_t number = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -28,6 +31,11 @@ std::optional<uint64_t> MetadataRank(std::string_view name) {
 }
 
 }  // namespace
+
+bool IsFileName(std::string_view name) {
+  return name == kMetadataFile || name == kUnfinished || name.ends_with(kDataEnding) ||
+         MetadataRank(name);
+}
 
 bool IsPartName(std::string_view name) {
   for (const std::string_view prefix : {"pytorch_model_fsdp_", "optimizer_"}) {
@@ -49,7 +57,7 @@ Result<PartFiles> ListPart(const Root& root, const std::string& directory) {
     megatron += entry.name == "common.pt" || entry.name == "metadata.json";
     if (entry.name == kMetadataFile) out.metadata = true;
     if (const auto rank = MetadataRank(entry.name)) ranks.emplace(*rank, entry.name);
-    if (entry.name.ends_with(".distcp") || entry.name == ".metadata.tmp") out.data = true;
+    if (entry.name.ends_with(kDataEnding) || entry.name == kUnfinished) out.data = true;
     if (entry.name.ends_with(".safetensors")) safetensors.push_back(entry.name);
   }
   if (megatron == 2) return PartFiles();

@@ -45,4 +45,7 @@ Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& di
 // "pytorch_model_fsdp_0", "optimizer_1": what is a part where it stands beside another.
 bool IsPartName(std::string_view name);
 
+// ".metadata", "__0.metadata", "__0_0.distcp": what DCP's writers call the files of a directory.
+bool IsFileName(std::string_view name);
+
 }  // namespace ckptfs::dcp

@@ -31,6 +31,8 @@ constexpr std::string_view kPointers[] = {"latest", "latest_universal"};
 // of the model.
 constexpr std::string_view kFsdpModel = "pytorch_model_fsdp_";
 constexpr std::string_view kFsdpOptimizer = "optimizer_";
+// lightning/fabric/strategies/fsdp.py 2.6: _METADATA_FILENAME, all of a checkpoint but the states.
+constexpr std::string_view kLightningMeta = "meta.pt";
 constexpr std::string_view kWeights = "model.safetensors";
 constexpr std::string_view kRank = "rank0/";  // of the rank view, whose file has the weights
 constexpr std::string_view kWhyNot = "ckptfs.txt";
@@ -52,7 +54,7 @@ bool IsOfDcp(const StepModel& step) { return step.framework == "dcp"; }
 
 // A directory or a file of another format that stands in this one.
 struct Part {
-  std::string shown;  // below the top
+  std::string shown;  // below the top; empty: what is in it stands there
   std::string inner;  // its name in `view`
   std::shared_ptr<const View> view;
 };
@@ -108,19 +110,24 @@ std::optional<std::string_view> ResumeView::BelowTop(std::string_view path) cons
   return below ? std::optional(path.substr(top_.size() + 1)) : std::nullopt;
 }
 
+// The part's own name of a path that is in it.
+std::string InnerPath(const Part& part, std::string_view below) {
+  if (part.shown.empty()) return JoinPath(part.inner, std::string(below));
+  return StrCat(part.inner, below.substr(part.shown.size()));
+}
+
 const Part* ResumeView::PartOf(std::string_view below) const {
   for (const Part& part : parts_) {
+    if (part.shown.empty()) {
+      if (!below.empty() && part.view->Find(InnerPath(part, below))) return &part;
+      continue;
+    }
     const size_t length = part.shown.size();
     const bool inside =
         below.starts_with(part.shown) && (below.size() == length || below[length] == '/');
     if (inside) return &part;
   }
   return nullptr;
-}
-
-// The part's own name of a path that is in it.
-std::string InnerPath(const Part& part, std::string_view below) {
-  return StrCat(part.inner, below.substr(part.shown.size()));
 }
 
 // `folder` ends with '/'.
@@ -139,6 +146,11 @@ Result<std::vector<ViewEntry>> ResumeView::List(std::string_view directory) cons
   std::vector<ViewEntry> entries;
   for (const Part& part : parts_) {
     if (!folder.empty()) continue;
+    if (part.shown.empty()) {
+      CKPT_ASSIGN_OR_RETURN(const auto inside, part.view->List(part.inner));
+      entries.insert(entries.end(), inside.begin(), inside.end());
+      continue;
+    }
     CKPT_ASSIGN_OR_RETURN(ViewEntry entry, part.view->Find(part.inner));
     entry.name = part.shown;
     entries.push_back(std::move(entry));
@@ -290,14 +302,31 @@ Status AddUniversal(const std::shared_ptr<const StepModel>& step, const Layout& 
   return {};
 }
 
+// The one directory of Lightning's FSDPStrategy and ModelParallelStrategy, with the keys that the
+// strategy saved: what is in it stands beside the tool's own file.
+Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& layout,
+                  const FamilySet* families, ShownFiles& shown, std::vector<Part>& parts) {
+  if (!IsOfDcp(*step) || layout.keys != StateKeys::kAsSource) {
+    return Fail(ErrorCode::kUnsupported,
+                "Lightning's strategies ask for keys of their own: leave nested, flat, titan and "
+                "accelerate out of the layout");
+  }
+  if (!shown.contains(kLightningMeta)) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("no ", kLightningMeta, " is in the step's directory, which Lightning's strategies "
+                       "write beside what DCP saved: it is in dcp/ for any mesh"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
+  const std::string top(TopOf(StepTool::kLightning));
+  CKPT_ASSIGN_OR_RETURN(auto view, OpenDcpPart(step, layout, families, keys, {top, ""}));
+  std::erase_if(shown, [](const auto& file) { return dcp::IsFileName(LastComponent(file.first)); });
+  parts.push_back({"", top, std::move(view)});
+  return {};
+}
+
 // The two directories of an FSDP job: of the weights, and of the optimizer if there is one.
 Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
                const FamilySet* families, StepTool tool, std::vector<Part>& parts) {
-  if (tool == StepTool::kLightning) {
-    return Fail(ErrorCode::kUnsupported,
-                "what Lightning saved with FSDP is not re-laid: it is in source/ as it was, and in "
-                "dcp/ for any mesh");
-  }
   if (layout.keys != StateKeys::kAsSource && layout.keys != StateKeys::kAccelerate) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat(ToolName(tool), " asks for keys of its own: leave nested, flat and titan out "
@@ -407,6 +436,7 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const Ste
                                                        const Layout& layout) const {
   CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(*step));
   if (!files || files->tool != tool_) return Fail(NotItsOwn(files));
+  const bool lightning = tool_ == StepTool::kLightning;
   const bool fsdp = IsOfDcp(*step) || layout.keys == StateKeys::kAccelerate;
   if (!IsOfDeepSpeed(*step) && !IsOfDcp(*step)) {
     CKPT_RETURN_IF_ERROR(CheckPlain(layout, ToolName(tool_)));
@@ -417,16 +447,21 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const Ste
   std::vector<Part> parts;
   if (fsdp) {
     if (IsOfDeepSpeed(*step)) CKPT_RETURN_IF_ERROR(CheckSchedule(tool_, shown));
-    CKPT_RETURN_IF_ERROR(AddFsdp(step, layout, families_, tool_, parts));
+    CKPT_RETURN_IF_ERROR(lightning ? AddSharded(step, layout, families_, shown, parts)
+                                   : AddFsdp(step, layout, families_, tool_, parts));
   }
-  if (IsOfDeepSpeed(*step) || !step->groups.empty()) {
+  // Lightning's DeepSpeedStrategy asks the engine for what meta.pt has.
+  const bool engine = IsOfDeepSpeed(*step) || !step->groups.empty();
+  if (engine && !(fsdp && lightning)) {
     CKPT_RETURN_IF_ERROR(
         AddUniversal(step, layout, families_, TagOf(tool_, *step), shown, parts));
   }
-  if (IsOfDeepSpeed(*step) && tool_ != StepTool::kLightning) {
+  if (IsOfDeepSpeed(*step) && !lightning) {
     CKPT_RETURN_IF_ERROR(AddPlain(step, layout, families_, tool_, tag, shown, parts));
   }
-  for (const Part& part : parts) MakeRoom(part.shown, shown);
+  for (const Part& part : parts) {
+    if (!part.shown.empty()) MakeRoom(part.shown, shown);
+  }
   return std::make_shared<const ResumeView>(std::move(step), name(), std::move(shown),
                                             std::move(parts));
 }

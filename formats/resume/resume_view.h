@@ -14,9 +14,10 @@
 //                 custom_checkpoint_N.pkl; with DeepSpeed the tag pytorch_model, with FSDP
 //                 the two directories, else model.safetensors and optimizer.bin
 //   lightning/    Trainer.fit(ckpt_path=...): DeepSpeedStrategy's directory, whose tag
-//                 is checkpoint
+//                 is checkpoint; FSDPStrategy's and ModelParallelStrategy's, which is one of
+//                 DCP's with a meta.pt
 //
-// What is there is decided by what saved the step: FSDP's two directories are there for a
+// What is there is decided by what saved the step: FSDP's directories are there for a
 // step of FSDP's, and for others with the layout token `accelerate`; whole tensors for a step that
 // had them, and for one of DeepSpeed's where it is certain whose the states are
 // (formats/resume/plain_optimizer.h).

@@ -34,6 +34,10 @@ MADE = {
     ('accelerate', 'fsdp2', 2): ('project', 'project', 'checkpoint_0'),
     ('lightning', 'plain', 1): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
     ('lightning', 'zero1', 1): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
+    ('lightning', 'fsdp1', 2): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
+    ('lightning', 'fsdp1full', 2): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
+    ('lightning', 'fsdp2', 2): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
+    ('lightning', 'fsdp2full', 2): ('logs', 'logs', f'epoch=0-step={MIDDLE}.ckpt'),
 }
 
 ZYGOTE = Zygote(['transformers.trainer', 'transformers.models.llama.modeling_llama', 'deepspeed',
@@ -99,9 +103,15 @@ class Job:
     def expected(self):
         """Of a training that goes on.  Lightning's DeepSpeedStrategy and FSDP1 under accelerate do not go
         on as one that never stopped even from their own directory: then as from that."""
-        if self.way != 'fsdp1' and (self.tool, self.way) != ('lightning', 'zero1'):
+        if (self.tool, self.way) not in (('trainer', 'fsdp1'), ('accelerate', 'fsdp1'), ('lightning', 'zero1')):
             return self.losses[MIDDLE:]
         return self.resumed(self.own(), TOOL_NATIVE='1')
+
+    def path_in(self, step, layout):
+        """What the tool goes on from: Lightning's whole tensors are one file."""
+        folder = f'{step}/view/{layout}/{self.tool}'
+        file = self.tool == 'lightning' and (self.way == 'plain' or self.way.endswith('full'))
+        return f'{folder}/{self.id}' if file else folder
 
     @property
     def sharded(self):
@@ -143,6 +153,7 @@ OF_ALL = of(*(key for key in MADE if key not in OTHER_STAGES))
 ROUNDED = 1e-4  # what a loss may differ by where sums have another order; a wrong moment or rate moves it by more
 FULL = ('trainer', 'fsdp2full', 2)
 TRAINER, ZERO, FSDP1, FSDP2 = ('trainer', 'plain', 1), ('trainer', 'zero2', 2), ('trainer', 'fsdp1', 2), ('trainer', 'fsdp2', 2)
+LIGHTNING_SHARDED = [('lightning', 'fsdp1', 2), ('lightning', 'fsdp2', 2)]
 ACCELERATE_ZERO, ACCELERATE_FSDP = ('accelerate', 'zero1', 1), ('accelerate', 'fsdp2', 2)
 
 
@@ -232,10 +243,7 @@ def test_a_save_that_trainer_did_not_end_is_skipped(ckptfs, job):
 def test_a_training_goes_on_as_one_that_never_stopped(ckptfs, job):
     """At the same degrees with the same losses, to the last bit."""
     step = job.adopt(ckptfs)
-    path = f'{step}/view/{job.layout}/{job.tool}'
-    if job.tool == 'lightning' and job.way == 'plain':
-        path = f'{path}/{job.id}'
-    assert job.resumed(path) == job.expected()
+    assert job.resumed(job.path_in(step, job.layout)) == job.expected()
 
 
 @of(ZERO)
@@ -261,12 +269,12 @@ def masters_of(step):
             for name, states in shown(step).items()}
 
 
-@of(FSDP1, FSDP2, ACCELERATE_FSDP)
+@of(FSDP1, FSDP2, ACCELERATE_FSDP, *LIGHTNING_SHARDED)
 def test_a_sharded_training_goes_on_on_more_ranks(ckptfs, job):
     """What the job holds then is what the other held, bit for bit."""
     step = job.adopt(ckptfs)
     truth = torch.load(f'{job.folder}/truth.pt')
-    if job.way == 'fsdp1':  # see tool_jobs.end_when_loaded
+    if job.way == 'fsdp1' and job.tool != 'lightning':  # see tool_jobs.end_when_loaded
         truth = {name: {'weight': states['weight']} for name, states in truth.items()}
     assert_same(job.loaded(f'{step}/view/dp3/{job.tool}', job.way, 3), truth)
 
@@ -330,3 +338,26 @@ def test_views_of_a_tool_are_its_own(ckptfs, job):
         assert not os.path.exists(f'{step}/view/tp2/{job.tool}')
     if job.sharded:  # whose keys the tool chose
         assert not os.path.exists(f'{step}/view/titan/{job.tool}')
+
+
+@of(*LIGHTNING_SHARDED)
+def test_lightnings_directory_has_the_layouts_files_alone(ckptfs, job):
+    """Of the two ranks' files none for three that is not theirs, and no engine's tag."""
+    step = job.adopt(ckptfs)
+    folder = f'{step}/view/tp1/lightning'
+    assert sorted(os.listdir(folder)) == ['.metadata', '__0_0.distcp', 'meta.pt']
+    with open(f'{folder}/meta.pt', 'rb') as shown, open(f'{job.own()}/meta.pt', 'rb') as own:
+        assert shown.read() == own.read()
+    assert not os.path.exists(f'{step}/view/accelerate/lightning')
+
+
+@of(LIGHTNING_SHARDED[0])
+def test_without_its_own_file_it_is_no_strategys(ckptfs, job):
+    """What dcp.save alone wrote into a directory that is named so."""
+    shutil.copytree(job.own(), f'{job.folder}/bare/epoch=0-step={MIDDLE}.ckpt')
+    os.remove(f'{job.folder}/bare/{job.id}/meta.pt')
+    ckptfs.adopt(f'{job.folder}/bare')
+    step = os.path.join(ckptfs.mount(), 'run', 'bare', 'step', job.id)
+    assert not os.path.exists(f'{step}/view/tp1/lightning')
+    with open(f'{step}/view/tp1/info.json', encoding='utf-8') as f:
+        assert 'no meta.pt' in f.read()

@@ -4,8 +4,8 @@ and with FSDP: a whole one, which saves in the middle, and one that goes on from
 
 Usage: tool_jobs.py TOOL WAY FOLDER RANK WORLD [PATH]
 
-TOOL is trainer, accelerate or lightning; WAY is plain, zero1, zero2, zero3, fsdp1, fsdp2 or fsdp2full
-(which saves whole tensors, transformers' default).  The losses of every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
+TOOL is trainer, accelerate or lightning; WAY is plain, zero1, zero2, zero3, fsdp1, fsdp2, fsdp1full or fsdp2full
+(which save whole tensors, transformers' and Lightning's default).  The losses of every update go to FOLDER/losses.json, or FOLDER/resumed.json with a PATH to go on from; what
 the optimizer has in the middle goes to FOLDER/truth.pt, by rank 0.  With TOOL_NATIVE set it goes on
 from what the tool itself wrote; with TOOL_LOAD set to a file, what was loaded goes there, and it ends.
 TOOL_BATCH is Trainer's batch of a rank, TOOL_DROPOUT the probability, of which each rank has draws of its own.
@@ -88,14 +88,15 @@ def keep_truth(file, net, optimizer):
     torch.save(states, file)
 
 
-def end_when_loaded(way, net, optimizer):
-    """What was loaded, if nothing else is asked for.  accelerate 1.15 loads no states into FSDP1's
-    optimizers: it asks DCP for those that a fresh one has, which are none (load_fsdp_optimizer)."""
+def end_when_loaded(tool, way, net, optimizer):
+    """What was loaded, if nothing else is asked for.  accelerate 1.15, which Trainer loads with, too, loads no states
+    into FSDP1's optimizers: it asks DCP for those that a fresh one has, which are none (load_fsdp_optimizer)."""
     if 'TOOL_LOAD' in os.environ:
         if way == 'plain':
             keep_truth(os.environ['TOOL_LOAD'], net, optimizer)
             sys.exit()
-        keep_gathered(os.environ['TOOL_LOAD'], net, None if way == 'fsdp1' else optimizer)
+        none = way == 'fsdp1' and tool != 'lightning'
+        keep_gathered(os.environ['TOOL_LOAD'], net, None if none else optimizer)
         sys.exit()
 
 
@@ -123,7 +124,7 @@ def trainer(folder, way, world, path):
         """Of what has just been saved."""
 
         def on_train_begin(self, args, state, control, model=None, optimizer=None, **_):
-            end_when_loaded(way, model, getattr(optimizer, 'optimizer', optimizer))
+            end_when_loaded('trainer', way, model, getattr(optimizer, 'optimizer', optimizer))
 
         def on_save(self, args, state, control, model=None, optimizer=None, **_):
             if state.global_step != MIDDLE:
@@ -173,7 +174,7 @@ def accelerate(folder, way, world, path):
     losses, first = [], 0
     if path:
         accelerator.load_state(path)
-        end_when_loaded(way, net, optimizer.optimizer)
+        end_when_loaded('accelerate', way, net, optimizer.optimizer)
         loader, first = accelerator.skip_first_batches(loader, MIDDLE), MIDDLE
     net.train()
     for update, batch in enumerate(loader, first):
@@ -213,10 +214,41 @@ def on_the_cpu():
     return OnTheCpu
 
 
+def sharding_strategy(way):
+    """Lightning's FSDPStrategy of FSDP1, and ModelParallelStrategy of FSDP2.  The first asks for a GPU by its type
+    alone, and FSDP1 unless a device is named.  What FSDP1 is to move to the CPU it takes for a copy, and overwrites
+    or frees it (optimizer states of torch 2.13 had the next one's elements): here nothing is moved."""
+    import torch
+    from lightning.pytorch import strategies
+    from torch.distributed import fsdp
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    class OnTheCpu(strategies.FSDPStrategy):
+        """What saves and loads is FSDPStrategy's own."""
+
+    def whole(module, world_size, rank0_only=True):
+        del world_size
+        return fsdp.FullyShardedDataParallel.state_dict_type(
+            module, fsdp.StateDictType.FULL_STATE_DICT, fsdp.FullStateDictConfig(rank0_only=rank0_only),
+            fsdp.FullOptimStateDictConfig(offload_to_cpu=False, rank0_only=rank0_only))
+    full = way.endswith('full')
+    if way.startswith('fsdp1'):
+        made = fsdp.fully_sharded_data_parallel
+        with_device = made._init_device_handle
+        made._init_device_handle = lambda *given: with_device(*given[:3], torch.device('cpu'))
+        strategies.fsdp._get_full_state_dict_context = whole
+        return OnTheCpu(state_dict_type='full' if full else 'sharded', process_group_backend='gloo',
+                        auto_wrap_policy={LlamaDecoderLayer})
+    return strategies.ModelParallelStrategy(
+        data_parallel_size=int(os.environ['WORLD_SIZE']), tensor_parallel_size=1,
+        save_distributed_checkpoint=not full, process_group_backend='gloo')
+
+
 def lightning(folder, way, world, path):
     """Lightning; saves logs/checkpoints/epoch=0-step=MIDDLE.ckpt."""
     import lightning.pytorch as pl
     import torch
+    from torch.distributed.fsdp import fully_shard
 
     class Module(pl.LightningModule):
         """The net, and its losses."""
@@ -224,6 +256,13 @@ def lightning(folder, way, world, path):
         def __init__(self):
             super().__init__()
             self.net, self.losses = model(), []
+
+        def configure_model(self):
+            if way.startswith('fsdp2'):
+                mesh = self.device_mesh['data_parallel']
+                for layer in self.net.model.layers:
+                    fully_shard(layer, mesh=mesh)
+                fully_shard(self.net, mesh=mesh)
 
         def training_step(self, batch, _):
             loss = self.net(**batch).loss
@@ -236,15 +275,22 @@ def lightning(folder, way, world, path):
     class Middle(pl.Callback):
         """Saves once."""
 
+        def on_train_start(self, trainer, pl_module):
+            end_when_loaded('lightning', way, trainer.strategy.model, trainer.optimizers[0])
+
         def on_train_batch_end(self, trainer, pl_module, *_):
             if trainer.global_step != MIDDLE or path:
                 return
             if way == 'plain':
                 keep_truth(f'{folder}/truth.pt', pl_module, trainer.optimizers[0])
+            if way.startswith('fsdp'):
+                keep_gathered(f'{folder}/truth.pt', trainer.strategy.model, trainer.optimizers[0])
             trainer.save_checkpoint(f'{folder}/logs/checkpoints/epoch=0-step={MIDDLE}.ckpt')
 
     strategy = 'auto'
-    if way != 'plain':
+    if way.startswith('fsdp'):
+        strategy = sharding_strategy(way)
+    if way.startswith('zero'):
         quiet_engines()
         config = engine_config(way, path)
         config['train_micro_batch_size_per_gpu'] = ROWS // world
@@ -253,11 +299,13 @@ def lightning(folder, way, world, path):
     pl.seed_everything(1)
     module = Module()
     fit = pl.Trainer(
-        accelerator='cpu', devices=1, strategy=strategy, max_epochs=1, logger=False,
+        accelerator='cpu', devices=world, strategy=strategy, max_epochs=1, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         callbacks=[Middle()], default_root_dir=folder)
     rows = samples() if path is None else samples()[ROWS * MIDDLE:] + samples()[:ROWS * MIDDLE]
-    fit.fit(module, torch.utils.data.DataLoader(rows, batch_size=ROWS // world),
+    sampler = None if world == 1 else torch.utils.data.DistributedSampler(
+        rows, world, int(os.environ['RANK']), shuffle=False)
+    fit.fit(module, torch.utils.data.DataLoader(rows, batch_size=max(1, ROWS // world), sampler=sampler),
             ckpt_path=path, weights_only=False)
     return module.losses
 

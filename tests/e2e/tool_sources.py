@@ -174,11 +174,8 @@ def resumed(step, job, tool):
     if why:
         return {'layout': layout, 'ok': True, 'why': why,
                 'state': 'n/a' if 'not saved by' in why else 'refused'}
-    path = os.path.join(step, 'view', layout, tool)
-    if tool == 'lightning' and job.way == 'plain':
-        path = os.path.join(path, job.id)
     try:
-        losses, expected = job.resumed(path), job.expected()
+        losses, expected = job.resumed(job.path_in(step, layout)), job.expected()
     except AssertionError as e:
         return {'layout': layout, 'ok': False, 'errors': [str(e)[-400:]]}
     return {'layout': layout, 'ok': losses == expected, 'exact_losses': True,

@@ -299,5 +299,20 @@ TEST_F(DcpSourceTest, NoByteOfAnArchivesFrameIsPassedOver) {
   }
 }
 
+// What is written last, and by whom, decides when a followed step is whole.
+TEST_F(DcpSourceTest, LightningsOwnFileSealsItsDirectory) {
+  WriteAll(Honest());
+  const auto seal = [&] {
+    const Place place = PlaceOf(path_).value();
+    return source_->SealOf(source_->Find(place.root, place.directory).value().at(0)).value();
+  };
+  EXPECT_EQ(seal(), Seal::kThere);
+  std::filesystem::rename(path_, directory_.path() + "/run/epoch=0-step=3.ckpt");
+  path_ = directory_.path() + "/run/epoch=0-step=3.ckpt";
+  EXPECT_EQ(seal(), Seal::kMissing);
+  directory_.Write("run/epoch=0-step=3.ckpt/meta.pt", "loops");
+  EXPECT_EQ(seal(), Seal::kThere);
+}
+
 }  // namespace
 }  // namespace ckptfs::dcp

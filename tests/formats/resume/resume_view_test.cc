@@ -15,6 +15,7 @@ namespace ckptfs {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 
 TinyStepOptions SavedBy(const std::string& tool) {
   TinyStepOptions options;
@@ -141,9 +142,25 @@ TEST(ResumeViewTest, WhatIsNotReLaidIsRefusedByName) {
   EXPECT_THAT(Refusal(step, StepTool::kAccelerate, "titan"), HasSubstr("keys of its own"));
   Rename(step.model(), "more/notes.txt", "pytorch_model_fsdp_1/.metadata");
   EXPECT_THAT(Refusal(step, StepTool::kAccelerate, "dp2"), HasSubstr("'pytorch_model_fsdp_1/'"));
-  TinyStep other(SavedBy("lightning"));
-  other.model().framework = "dcp";
-  EXPECT_THAT(Refusal(other, StepTool::kLightning, "dp2"), HasSubstr("not re-laid"));
+}
+
+// Lightning's strategies keep one directory, with a file of their own beside what DCP saved.
+TEST(ResumeViewTest, LightningsDirectoryIsTheLayouts) {
+  TinyStep step(SavedBy("lightning"));
+  step.model().framework = "dcp";
+  EXPECT_THAT(Refusal(step, StepTool::kLightning, "dp2"), HasSubstr("no meta.pt"));
+  Rename(step.model(), "more/notes.txt", "meta.pt");
+  Rename(step.model(), "scheduler.bin", "__7_0.distcp");
+  const auto view = Open(step, StepTool::kLightning, "dp2");
+  EXPECT_THAT(Names(*view, "lightning"), IsSupersetOf({".metadata", "__0_0.distcp", "meta.pt"}));
+  EXPECT_FALSE(Names(*view, "lightning").contains("__7_0.distcp"));
+  EXPECT_FALSE(view->Find("lightning/__7_0.distcp"));
+  EXPECT_FALSE(view->Find("lightning/checkpoint"));
+  EXPECT_TRUE(view->MakePlan("lightning/.metadata"));
+  EXPECT_TRUE(view->MakePlan("lightning/meta.pt"));
+  EXPECT_THAT(Refusal(step, StepTool::kLightning, "dp2_titan"), HasSubstr("keys of their own"));
+  step.model().framework = "deepspeed";
+  EXPECT_THAT(Refusal(step, StepTool::kLightning, "dp2_accelerate"), HasSubstr("keys of their own"));
 }
 
 }  // namespace
