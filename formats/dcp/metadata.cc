@@ -102,9 +102,14 @@ Result<uint32_t> Objects::AddInfo(Fields fields, const PackedValues& values) {
   const auto names = values.SequenceOf(transforms);
   if (!none && !(names && names->empty())) {
     const auto first = names ? values.StringOf(names->front()) : std::nullopt;
+    const std::string_view name = first.value_or("?");
+    const std::string how = name.starts_with("stream.zstd")
+                                ? StrCat("is compressed with zstd ('", name, "')")
+                                : StrCat("was written through a transform ('", name, "')");
     return Fail(ErrorCode::kUnsupported,
-                StrCat("chunks were written through a transform ('", first.value_or("?"),
-                       "'), which is not read"));
+                StrCat("what is in ", *values.StringOf(fields[0]), " ", how,
+                       ", which is not read: load it with torch.distributed.checkpoint and save it "
+                       "again without _extensions"));
   }
   return Keep(infos, Info{fields[0], static_cast<uint64_t>(*offset), static_cast<uint64_t>(*length)});
 }

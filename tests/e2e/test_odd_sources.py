@@ -4,14 +4,18 @@
 Head sizes and families, names of wrapped models (with a real engine), tags
 that are paths, and refusals that must say what they are about.
 """
+import io
 import json
 import os
+import pickle
 import shutil
 import sys
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint._extension import StreamTransformExtension, ZStandard
 
 import launch
 
@@ -393,3 +397,62 @@ def test_frozen_parameters_that_nothing_tells_apart(ckptfs, tmp_path):
     assert "'d.weight'" not in said and '--weights-only' in said
     kinds = info(ckptfs, tag, '--weights-only')['kinds']
     assert 'weight' in kinds and 'exp_avg' not in kinds
+
+
+class Inverted(StreamTransformExtension):
+    """A transform of somebody's own."""
+
+    class Stream(io.RawIOBase):
+        """What is written to it goes on inverted."""
+
+        def __init__(self, output):
+            super().__init__()
+            self.output = output
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            return self.output.write(bytes(byte ^ 255 for byte in bytes(data)))
+
+    @staticmethod
+    def from_descriptor(version):
+        return Inverted()
+
+    @staticmethod
+    def registry_name():
+        return 'stream.inverted'
+
+    def get_descriptor(self):
+        return 'stream.inverted@here/3'
+
+    def transform_to(self, output):
+        return self.Stream(output)
+
+    def transform_from(self, input):  # pylint: disable=redefined-builtin
+        raise NotImplementedError
+
+
+class SaidToBeZstd(Inverted):
+    """Where no package compresses: what torch's own leaves in the metadata."""
+
+    def get_descriptor(self):
+        return 'stream.zstd/1'
+
+
+@pytest.mark.parametrize('extension,said', [
+    (ZStandard if ZStandard.is_available() else SaidToBeZstd, "compressed with zstd ('stream.zstd/1')"),
+    (Inverted, "written through a transform ('stream.inverted@here/3')")])
+def test_transformed_chunks_are_refused_by_name(ckptfs, tmp_path, extension, said):
+    step = tmp_path / 'run' / 'step-3'
+    dcp.save({'model': {'w': torch.arange(4096.)}, 'note': 'x'}, no_dist=True,
+             storage_writer=dcp.FileSystemWriter(step, _extensions=[extension()]))
+    why = refused(ckptfs, step)
+    assert f'{step}/.metadata' in why and 'what is in __0_0.distcp' in why and said in why, why
+    assert 'save it again without _extensions' in why
+    # And where the metadata does not say it, by what the chunks are not.
+    metadata = pickle.loads((step / '.metadata').read_bytes())
+    for stored in metadata.storage_data.values():
+        stored.transform_descriptors = None
+    (step / '.metadata').write_bytes(pickle.dumps(metadata))
+    assert '__0_0.distcp' in refused(ckptfs, step)
