@@ -134,6 +134,10 @@ Result<BlobIndex> Assembler::AddFile(uint32_t root, std::string_view relative_pa
   return AddBlob(std::move(blob));
 }
 
+bool Assembler::HasFile(uint32_t root, std::string_view relative_path) const {
+  return state_->blob_by_path.contains({root, std::string(relative_path)});
+}
+
 BlobIndex Assembler::AddBlob(Blob blob) {
   auto& blobs = state_->model.blobs;
   const auto [at, added] = state_->blob_by_path.try_emplace(

@@ -40,6 +40,7 @@ class Assembler {
   // index.  kInvalid for ".." or an absolute path, and for links that leave the
   // root.  BLOCKS: on reading.
   Result<BlobIndex> AddFile(uint32_t root, std::string_view relative_path);
+  bool HasFile(uint32_t root, std::string_view relative_path) const;
   // What a file's frame is (core/blob/frame.h).  May be called for several files at the
   // same time, once all are added.
   void SetFrame(BlobIndex index, const Digest& frame);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/model/side_blob.h"
+#include "core/model/step_notes.h"
 
 namespace ckptfs {
 
@@ -32,8 +33,11 @@ StepIdentity IdentityOf(const StepModel& model) {
   CKPT_CHECK(!FindSideBlob(model));
   std::vector<uint8_t> read = FindReadBlobs(model);
   while (!read.empty() && read.back() == 0) read.pop_back();  // sources list such files last
-  StepIdentity out{{model.blobs.begin(), model.blobs.begin() + static_cast<ptrdiff_t>(read.size())},
-               model.mtime_ns};
+  StepIdentity out;
+  out.blobs.assign(model.blobs.begin(), model.blobs.begin() + static_cast<ptrdiff_t>(read.size()));
+  out.notes = model.notes;
+  std::erase_if(out.notes, [](const std::string& note) { return note.starts_with(kNotShownNote); });
+  out.mtime_ns = model.mtime_ns;
   int64_t newest = 0;
   for (size_t i = 0; i < read.size(); ++i) {
     Blob& blob = out.blobs[i];

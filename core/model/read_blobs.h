@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/model/step_model.h"
@@ -21,6 +22,7 @@ std::vector<uint8_t> FindReadBlobs(const StepModel& model);
 // that nothing is read of, texts, owners, modes and change times.  All else is the step's.
 struct StepIdentity {
   std::vector<Blob> blobs;
+  std::vector<std::string> notes;  // but for those of such files
   int64_t mtime_ns = 0;
 };
 

@@ -122,6 +122,7 @@ struct Group {
 struct SideText {
   std::string path;  // below the first root
   std::string text;
+  uint32_t run_bits = 0;  // of its mode: subset of 0111
 };
 
 struct StepIndex;

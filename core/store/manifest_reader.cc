@@ -149,7 +149,7 @@ Status Reader::ReadHeader() {
   model_.notes = Texts(manifest_.notes());
   for (uint32_t i = 0; manifest_.texts() && i < manifest_.texts()->size(); ++i) {
     const auto* one = manifest_.texts()->Get(i);
-    SideText text{Text(one->path()), Text(one->text())};
+    SideText text{Text(one->path()), Text(one->text()), one->run_bits() & 0111};
     CKPT_RETURN_IF_ERROR(CheckBlobPath(text.path));
     model_.texts.push_back(std::move(text));
   }

@@ -27,8 +27,12 @@ class Writer {
       : model_(model), blobs_(blobs), builder_(bound) {}
 
   // The payload.  Lifetime: the writer's.
-  std::string_view Write() { return Write(model_.blobs, model_.mtime_ns, model_.texts); }
-  std::string_view Write(const StepIdentity& of) { return Write(of.blobs, of.mtime_ns, {}); }
+  std::string_view Write() {
+    return Write(model_.blobs, model_.notes, model_.mtime_ns, model_.texts);
+  }
+  std::string_view Write(const StepIdentity& of) {
+    return Write(of.blobs, of.notes, of.mtime_ns, {});
+  }
 
  private:
   // Absent when empty: an absent vector reads back as an empty one.
@@ -55,8 +59,8 @@ class Writer {
     });
   }
 
-  std::string_view Write(std::span<const Blob> blobs, int64_t mtime_ns,
-                         std::span<const SideText> texts);
+  std::string_view Write(std::span<const Blob> blobs, const std::vector<std::string>& notes,
+                         int64_t mtime_ns, std::span<const SideText> texts);
   std::string StoredRoot(const std::string& root) const;
   Offset<fb::Blob> WriteBlob(const Blob& blob);
   Offset<fb::Layout> WriteLayout(const Layout& layout);
@@ -192,7 +196,8 @@ Offset<fb::Document> Writer::WriteDocument(const Document& document) {
   return fb::CreateDocument(builder_, key, scope, pickle, tensors);
 }
 
-std::string_view Writer::Write(std::span<const Blob> step_blobs, int64_t mtime_ns,
+std::string_view Writer::Write(std::span<const Blob> step_blobs,
+                               const std::vector<std::string>& step_notes, int64_t mtime_ns,
                                std::span<const SideText> step_texts) {
   const auto framework = Bytes(model_.framework);
   const auto framework_version = Bytes(model_.framework_version);
@@ -220,7 +225,7 @@ std::string_view Writer::Write(std::span<const Blob> step_blobs, int64_t mtime_n
   });
   const auto documents = Tables<fb::Document>(
       model_.documents, [this](const Document& d) { return WriteDocument(d); });
-  const auto notes = Texts(model_.notes);
+  const auto notes = Texts(step_notes);
   const auto family_rules = model_.family_rules.empty() ? 0 : Bytes(model_.family_rules);
   std::vector<Offset<fb::FamilySize>> sizes;
   for (const auto& [name, value] : model_.family_sizes) {
@@ -232,7 +237,7 @@ std::string_view Writer::Write(std::span<const Blob> step_blobs, int64_t mtime_n
   for (const SideText& one : step_texts) {
     const auto path = Bytes(one.path);
     const auto text = Bytes(one.text);
-    side_texts.push_back(fb::CreateSideText(builder_, path, text));
+    side_texts.push_back(fb::CreateSideText(builder_, path, text, one.run_bits));
   }
   const auto texts = side_texts.empty() ? 0 : builder_.CreateVector(side_texts);
   builder_.Finish(

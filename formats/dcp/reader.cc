@@ -262,14 +262,7 @@ Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects
 Status Reader::CarryOthers() {
   const auto root = RootBelow(candidate_.root, candidate_.save);
   CKPT_RETURN_IF_ERROR(CarryModelFiles(assembler_, root, candidate_.Prefix()));
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries,
-                        candidate_.root->List(candidate_.directory));
-  for (const RootEntry& entry : entries) {
-    if (entry.kind != EntryKind::kFile) continue;
-    auto added = assembler_.AddFile(assembler_.AddRoot(root), candidate_.Prefix() + entry.name);
-    if (!added) CKPT_RETURN_IF_ERROR(LeaveOut(std::move(added).error(), assembler_.header()));
-  }
-  return CarryToolFiles(assembler_, candidate_);
+  return CarryOwnFiles(assembler_, candidate_);
 }
 
 void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {

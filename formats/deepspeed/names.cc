@@ -109,7 +109,6 @@ Status ClassifyFile(std::string_view name, StepFiles& files) {
   if (ScanLayer(name, layer)) return Insert(files.layers, layer, name);
   if (ScanExpert(name, expert)) return Insert(files.experts, expert, name);
   if (ScanExpertOptimizer(name, rank)) return Insert(files.expert_optimizer, rank, name);
-  files.others.emplace_back(name);
   return {};
 }
 

@@ -58,7 +58,6 @@ struct StepFiles {
   std::map<LayerKey, std::string> layers;
   std::map<ExpertKey, std::string> experts;
   std::map<RankKey, std::string> expert_optimizer;  // dp: the expert-parallel rank
-  std::vector<std::string> others;               // everything else, sorted
   bool offloaded = false;                        // a folder of swapped tensors
 
   // Degrees that the names of the files tell: one more than their greatest rank.

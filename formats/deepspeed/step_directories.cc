@@ -149,14 +149,16 @@ namespace {
 // What a training tool wrote beside several tags is of the one that the pointer there names.
 Status CarryTools(Assembler& assembler, const StepCandidate& step, std::string_view pointer) {
   const std::string tag = LastComponent(step.directory);
-  if (!step.id.ends_with(StrCat("-", tag))) return CarryToolFiles(assembler, step);
+  if (!step.id.ends_with(StrCat("-", tag))) return CarryOwnFiles(assembler, step);
   const auto named = ReadTag(*step.root, step.Own(), pointer);
-  if (named && *named == tag) return CarryToolFiles(assembler, step);
+  if (named && *named == tag) return CarryOwnFiles(assembler, step);
   assembler.header().notes.push_back(
       StrCat("left out: what ", LastComponent(step.Own()), " has beside its tags: its ", pointer,
              named && *named ? StrCat(" names ", **named) : " names none of them",
              ", and the training's own state is of that moment"));
-  return {};
+  StepCandidate alone = step;
+  alone.own = step.directory;
+  return CarryOwnFiles(assembler, alone);
 }
 
 }  // namespace
@@ -165,19 +167,19 @@ Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_
   if (step.Own() != step.directory) return CarryTools(assembler, step, pointer);
   StepModel& header = assembler.header();
   CKPT_ASSIGN_OR_RETURN(const bool pointed, HasFile(*step.root, JoinPath(step.save, pointer)));
-  if (pointed) header.texts.push_back({std::string(pointer), LastComponent(step.directory)});
+  if (pointed) header.texts.push_back({std::string(pointer), LastComponent(step.directory), 0});
   for (const std::string_view name : kScripts) {
     const std::string script = JoinPath(step.save, name);
-    CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, script));
-    if (!there) continue;
+    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, script));
+    if (!there || there->kind != EntryKind::kFile) continue;
     auto text = ReadWhole(*step.root, script, kMaxScript);
     if (text) {
-      header.texts.push_back({std::string(name), *std::move(text)});
+      header.texts.push_back({std::string(name), *std::move(text), there->access.mode & 0111});
     } else {
       CKPT_RETURN_IF_ERROR(LeaveOut(std::move(text).error(), header));
     }
   }
-  return {};
+  return CarryOwnFiles(assembler, step);
 }
 
 Result<bool> HasUniversalStates(const Root& root, const std::string& directory) {

@@ -34,8 +34,8 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
 // kInvalid if the candidate is a pointer that names no directory.
 Status CheckPointer(const StepCandidate& step);
 
-// Carries what lies around a step: a tool's files, or as texts the scripts of its save
-// directory and `pointer`, which then names the step.  BLOCKS: on looking at them.
+// Carries what lies around a step: all files of its own directory, and, where no tool wrote that,
+// as texts the scripts of its save directory and `pointer`, which then names the step.  BLOCKS: on looking at them.
 // REQUIRES: all files that something is read of were added to the assembler.
 Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_view pointer);
 

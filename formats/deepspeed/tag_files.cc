@@ -48,7 +48,6 @@ std::vector<std::string> NamesInOrder(const StepFiles& names) {
   add(names.layers);
   add(names.experts);
   add(names.expert_optimizer);
-  out.insert(out.end(), names.others.begin(), names.others.end());
   return out;
 }
 

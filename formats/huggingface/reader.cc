@@ -378,8 +378,10 @@ Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, P
   return members_.empty() ? Status{} : placer.FinishGroups();
 }
 
-// Folders that nothing is taken of (original/, onnx/, other steps).
+// Folders that nothing is taken of (original/, onnx/, other steps); of a directory that is a step's
+// alone they are carried.
 void Reader::NoteFolders(const ModelFiles& carried) {
+  if (candidate_.Own() != candidate_.save) return;
   constexpr size_t kShown = 5;
   std::string list;
   size_t others = 0;
@@ -450,7 +452,7 @@ Result<StepModel> Reader::Read() && {
   TieByConfig();
   CKPT_RETURN_IF_ERROR(DeclareParameters());
   FillHeader();
-  CKPT_RETURN_IF_ERROR(CarryToolFiles(assembler_, candidate_));
+  CKPT_RETURN_IF_ERROR(CarryOwnFiles(assembler_, candidate_));
   return std::move(assembler_).Finish();
 }
 

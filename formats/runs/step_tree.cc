@@ -46,7 +46,9 @@ Result<StepEntries> ListStepEntries(const Root& root, const std::string& directo
     const std::string_view beside = Beside(entry.link);
     const bool second = beside == "." || (!beside.empty() && names.contains(beside));
     if (entry.kind == EntryKind::kDirectory) {
-      if (!second) out.directories.push_back(entry.name);
+      if (second) continue;
+      out.directories.push_back(entry.name);
+      if (!entry.link.empty()) out.links.insert(entry.name);
     } else if (entry.kind == EntryKind::kFile || !entry.link.empty()) {
       // One that a link was to lead to is missed, not passed over.
       if (!second || !IsLightningName(entry.name)) out.files.push_back(entry.name);

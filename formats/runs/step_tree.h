@@ -19,6 +19,7 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,7 @@ inline constexpr size_t kMaxStepDirectories = 1 << 16;
 struct StepEntries {
   std::vector<std::string> files;
   std::vector<std::string> directories;
+  std::set<std::string, std::less<>> links;  // of the directories those that are symbolic links
 
   bool HasFile(std::string_view name) const;
   bool HasDirectory(std::string_view name) const;

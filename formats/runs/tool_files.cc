@@ -2,12 +2,15 @@
 
 #include "formats/runs/tool_files.h"
 
+#include <algorithm>
 #include <array>
+#include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
-#include "formats/model_files/model_files.h"
+#include "core/model/step_notes.h"
 #include "formats/runs/step_names.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
@@ -18,6 +21,8 @@ namespace {
 constexpr std::string_view kToolKey = "tool";
 constexpr std::string_view kOwnKey = "own";
 constexpr int kDeepest = 4;  // folders in folders
+constexpr uint32_t kRead = 0444;
+constexpr uint32_t kSearch = 0111;
 
 constexpr std::array<std::pair<StepTool, std::string_view>, 3> kTools = {
     std::pair(StepTool::kTrainer, "trainer"), std::pair(StepTool::kAccelerate, "accelerate"),
@@ -28,6 +33,10 @@ struct Walk {
   Assembler& assembler;
   const StepCandidate& step;
   uint32_t root = 0;
+  bool tool = false;
+  // Of files that something is read of: mode, owner and group.
+  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> readers = {};
+  std::set<std::string, std::less<>> folders = {};  // below the root: those that something is read in
   size_t files = 0;
 };
 
@@ -41,15 +50,67 @@ bool IsAnothers(const Walk& walk, std::string_view name, const std::string& path
   return StepNumber(name) && path != walk.step.directory;
 }
 
-Status CarryFile(Walk& walk, const std::string& path) {
-  auto added = walk.assembler.AddFile(walk.root, Shown(walk.step, path));
-  if (added) return {};
-  return LeaveOut(std::move(added).error(), walk.assembler.header());
+void Note(Walk& walk, std::string_view why) {
+  walk.assembler.header().notes.push_back(StrCat(kNotShownNote, why));
 }
 
 void LeaveOutFolder(Walk& walk, const std::string& path, std::string_view why) {
-  walk.assembler.header().notes.push_back(
-      StrCat("left out: the folder '", Shown(walk.step, path), "', ", why));
+  Note(walk, StrCat("the folder '", Shown(walk.step, path), "', ", why));
+}
+
+// Nothing is read of the file: one that is no file, is closed, goes or is cut meanwhile leaves the
+// step whole.  A device that fails does not.
+Status LeaveOutFile(Walk& walk, Error why) {
+  constexpr std::array kOfTheFile = {ErrorCode::kInvalid,     ErrorCode::kNotFound, ErrorCode::kPermission,
+                                     ErrorCode::kUnsupported, ErrorCode::kStale,    ErrorCode::kDataLoss};
+  if (std::ranges::find(kOfTheFile, why.code) == kOfTheFile.end()) return Fail(std::move(why));
+  Note(walk, why.message);
+  return {};
+}
+
+// That whoever may read the rest of the step may read this, too: nobody is to lose sight of a step
+// because somebody keeps a note of his own beside it.
+bool IsForItsReaders(const Walk& walk, const OwnerAndMode& file) {
+  const uint32_t bits = file.CertainMode() & kRead;
+  return bits == kRead || std::ranges::any_of(walk.readers, [&](const auto& reader) {
+           const auto& [mode, uid, gid] = reader;
+           return uid == file.uid && gid == file.gid && (mode & kRead & ~bits) == 0;
+         });
+}
+
+Status CarryFile(Walk& walk, const std::string& path) {
+  if (!walk.tool) {
+    const auto file = walk.step.root->Open(path);
+    const auto identity = file ? (*file)->Identity() : Result<FileIdentity>(Fail(Error(file.error())));
+    if (!identity) return LeaveOutFile(walk, identity.error());
+    if (!IsForItsReaders(walk, identity->access)) {
+      Note(walk, StrCat("'", Shown(walk.step, path), "', which not all may read who may read the step"));
+      return {};
+    }
+  }
+  auto added = walk.assembler.AddFile(walk.root, Shown(walk.step, path));
+  return added ? Status() : LeaveOutFile(walk, std::move(added).error());
+}
+
+// A folder that holds nothing of the step, and that fewer may search than the step's own.
+Result<bool> IsClosedToReaders(const Walk& walk, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const auto folder, StatIfThere(*walk.step.root, path));
+  CKPT_ASSIGN_OR_RETURN(const auto own, StatIfThere(*walk.step.root, walk.step.Own()));
+  if (!folder || !own) return true;
+  const uint32_t bits = folder->access.mode & kSearch;
+  return bits != kSearch && (folder->access.uid != own->access.uid || folder->access.gid != own->access.gid ||
+                             (own->access.mode & kSearch & ~bits) != 0);
+}
+
+// What the sources of the step's kind read.
+void LookAtFilesSoFar(Walk& walk) {
+  for (const Blob& blob : walk.assembler.header().blobs) {
+    walk.readers.emplace(blob.mode, blob.uid, blob.gid);
+    if (blob.root != walk.root) continue;
+    for (std::string folder = ParentPath(blob.path); !folder.empty(); folder = ParentPath(folder)) {
+      if (!walk.folders.insert(folder).second) break;
+    }
+  }
 }
 
 // The files of one directory; the folders in it, to be looked into.
@@ -57,23 +118,30 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
   std::vector<std::string> folders;
   auto entries = ListStepEntries(*walk.step.root, directory);
   if (!entries) {
-    CKPT_RETURN_IF_ERROR(LeaveOut(std::move(entries).error(), walk.assembler.header()));
+    CKPT_RETURN_IF_ERROR(LeaveOutFile(walk, std::move(entries).error()));
     return folders;
   }
   for (const std::string& name : entries->files) {
+    const std::string path = JoinPath(directory, name);
+    if (walk.assembler.HasFile(walk.root, Shown(walk.step, path))) continue;
     if (++walk.files > kMaxToolFiles) {
-      walk.assembler.header().notes.push_back(
-          StrCat("left out: of the files around the step those beyond the first ", kMaxToolFiles));
+      Note(walk, StrCat("of the files around the step those beyond the first ", kMaxToolFiles));
       return std::vector<std::string>();
     }
-    CKPT_RETURN_IF_ERROR(CarryFile(walk, JoinPath(directory, name)));
+    CKPT_RETURN_IF_ERROR(CarryFile(walk, path));
   }
   for (const std::string& name : entries->directories) {
     std::string path = JoinPath(directory, name);
-    if (!IsAnothers(walk, name, path)) {
+    if (IsAnothers(walk, name, path)) {
+      if (walk.step.Own() != walk.step.save) LeaveOutFolder(walk, path, "named as a step of its own");
+    } else if (walk.tool || walk.folders.contains(Shown(walk.step, path))) {
       folders.push_back(std::move(path));
-    } else if (walk.step.Own() != walk.step.save) {
-      LeaveOutFolder(walk, path, "named as a step of its own");
+    } else if (entries->links.contains(name)) {
+      LeaveOutFolder(walk, path, "a symbolic link");
+    } else {
+      CKPT_ASSIGN_OR_RETURN(const bool closed, IsClosedToReaders(walk, path));
+      if (closed) LeaveOutFolder(walk, path, "which not all may search who may read the step");
+      if (!closed) folders.push_back(std::move(path));
     }
   }
   return folders;
@@ -97,7 +165,7 @@ Document Render(StepTool tool, const std::string& own) {
 
 }  // namespace
 
-Status CarryToolFiles(Assembler& assembler, const StepCandidate& step) {
+Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
   const std::string& own = step.Own();
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, own));
   if (!directory) {  // one file
@@ -107,19 +175,21 @@ Status CarryToolFiles(Assembler& assembler, const StepCandidate& step) {
   }
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, own));
   const StepTool tool = ToolOf(LastComponent(step.root->PathOf(own)), entries);
-  if (tool == StepTool::kNone) return {};
-  Walk walk{assembler, step, assembler.AddRoot(RootBelow(step.root, step.save)), 0};
+  Walk walk{assembler, step, assembler.AddRoot(RootBelow(step.root, step.save)), tool != StepTool::kNone};
+  LookAtFilesSoFar(walk);
   std::vector<std::string> folders{own};
-  for (int depth = 0; depth < kDeepest && !folders.empty(); ++depth) {
+  // Folders of a save directory are a run's, with whatever lies in them.
+  const int deepest = own == step.save ? 1 : kDeepest;
+  for (int depth = 0; depth < deepest && !folders.empty(); ++depth) {
     std::vector<std::string> deeper;
     for (const std::string& folder : folders) {
-      if (depth > 0 && own == step.save) break;  // a run's, with whatever lies in it
       CKPT_ASSIGN_OR_RETURN(const auto inside, CarryDirectory(walk, folder));
       deeper.insert(deeper.end(), inside.begin(), inside.end());
     }
     folders = std::move(deeper);
   }
   if (own != step.save && !folders.empty()) LeaveOutFolder(walk, folders[0], "and what is as deep");
+  if (!walk.tool) return {};
   assembler.header().documents.push_back(
       Render(tool, own == step.save ? std::string() : Shown(step, own)));
   return {};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ToolFiles are what a training tool wrote around a step: schedulers, random states,
-// counters of batches, scripts.  Nothing is read of them; a step carries all files of
-// its own directory, so that they can be shown as they were and be passed on to
-// who resumes.
+// A step carries all files of its own directory, so that they can be shown as they were:
+// somebody's notes and logs, and ToolFiles, which a training tool wrote around it
+// (schedulers, random states, counters of batches, scripts) and which are passed on to who
+// resumes.  Nothing is read of them.
 //
 //   document "training_tool" = {"tool": text, "own": path below the root}
 //
@@ -31,10 +31,11 @@ inline constexpr size_t kMaxToolFiles = 4096;
 // Of Lightning a step may be one file; nothing lies around that.
 //
 // Adds the files in the step's own directory and in the folders in it, but for those of
-// other steps, and the document.  Nothing where no tool wrote it.  What cannot be read is
-// left out with a note.  BLOCKS: on looking at each.
+// other steps, and the document if a tool wrote it.  If none did, what fewer may read than the
+// step's own files is left out, since a step is seen by who may read all of it; so is what
+// cannot be read.  A note says what (kNotShownNote).  BLOCKS: on looking at each.
 // REQUIRES: all files that something is read of were added to the assembler.
-Status CarryToolFiles(Assembler& assembler, const StepCandidate& step);
+Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step);
 
 struct ToolFiles {
   StepTool tool = StepTool::kNone;

@@ -30,10 +30,12 @@ uint32_t TypeBits(Type type) {
   return S_IFREG;
 }
 
-// Directories can be searched by who can read.
-uint32_t PermissionBits(Type type, uint32_t read_bits) {
-  if (type == Type::kSymlink) return 0777;
-  return type == Type::kDirectory ? read_bits | read_bits >> 2 : read_bits;
+// Directories can be searched by who can read; a file is executed by those who could do so in the
+// source, and read it here.
+uint32_t PermissionBits(const Node& node, uint32_t read_bits) {
+  if (node.type == Type::kSymlink) return 0777;
+  const uint32_t run_bits = node.type == Type::kDirectory ? 0111 : node.run_bits;
+  return read_bits | (read_bits >> 2 & run_bits);
 }
 
 bool Immutable(const Node& node) {
@@ -123,7 +125,7 @@ Attributes Namespace::AttributesOf(const Node& node) {
       attributes.valid_ms = 0;
     }
   }
-  attributes.mode = TypeBits(node.type) | PermissionBits(node.type, read_bits);
+  attributes.mode = TypeBits(node.type) | PermissionBits(node, read_bits);
   return attributes;
 }
 

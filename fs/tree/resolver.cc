@@ -46,10 +46,11 @@ NodePtr Directory(const Node& parent, NodeKind kind, std::string_view name) {
 }
 
 NodePtr FileNode(const Node& parent, NodeKind kind, std::string_view name, uint64_t size,
-                 uint32_t index = 0) {
+                 uint32_t index = 0, uint32_t run_bits = 0) {
   Node node = Below(parent, kind, Type::kFile, name);
   node.size = size;
   node.index = index;
+  node.run_bits = run_bits;
   return Finish(std::move(node));
 }
 
@@ -88,14 +89,15 @@ NodePtr SourceNode(const Node& parent, const MountedStep& step, const std::strin
                    const SourceEntry& entry) {
   if (entry.directory) return Directory(parent, NodeKind::kSourceDirectory, name);
   if (entry.text) {
-    const std::string& text = step.model().texts[*entry.text].text;
-    return FileNode(parent, NodeKind::kSourceText, name, text.size(), *entry.text);
+    const SideText& text = step.model().texts[*entry.text];
+    return FileNode(parent, NodeKind::kSourceText, name, text.text.size(), *entry.text, text.run_bits);
   }
   const Blob& blob = step.model().blob(entry.blob);
   Node node = Below(parent, NodeKind::kSourceFile, Type::kFile, name);
   node.size = blob.stamp.size;
   node.mtime_ns = blob.owned() ? step.model().mtime_ns : blob.stamp.mtime_ns;
   node.index = static_cast<uint32_t>(entry.blob);
+  node.run_bits = blob.mode & 0111;
   node.reading = GuessReading(name);
   return Finish(std::move(node));
 }

@@ -11,6 +11,7 @@
 
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
+#include "core/model/step_notes.h"
 #include "tests/core/store/sample_model.h"
 #include "tests/support/faulty_storage.h"
 
@@ -125,10 +126,14 @@ TEST_F(StoreTest, WhatNothingIsReadOfIsNoPartOfAStep) {
   model.blobs.back().stamp.mtime_ns += 5;
   model.blobs.push_back(log);
   model.blobs.back().path = "a/uploaded";
+  model.notes.push_back(StrCat(kNotShownNote, "'a/private'"));
+  model.texts.push_back({"run.sh", "ls", 0111});
   model.blobs[0].mode = 0600;
   model.blobs[0].stamp.ctime_ns += 5;
   EXPECT_EQ(Publish(*store, model).id, record.id);
   EXPECT_EQ(Publish(*store, model).manifest, record.manifest);
+  model.texts = {{"run.sh", "ls", 0110}};
+  EXPECT_EQ(ParseManifest(*RenderManifest(model))->texts[0].run_bits, 0110u);
   model.blobs[0].fingerprint = DigestOf("other bytes");
   EXPECT_EQ(Publish(*store, model).id, record.id + "-1");
 }

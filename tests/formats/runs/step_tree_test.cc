@@ -338,7 +338,7 @@ TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
   add("run/step_6/others");
   StepCandidate step = *ToolStep(memory, own);
   Assembler few;
-  ASSERT_TRUE(CarryToolFiles(few, step));
+  ASSERT_TRUE(CarryOwnFiles(few, step));
   std::vector<std::string> paths;
   for (uint32_t i = 0; i < 2; ++i) paths.push_back(few.blob(BlobIndex{i}).path);
   EXPECT_THAT(paths, UnorderedElementsAre("step_5/random_states_0.pkl", "step_5/1/2/3/kept"));
@@ -346,7 +346,7 @@ TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
                                                        HasSubstr("'step_5/1/2/3/4'")));
   for (size_t i = 0; i < kMaxToolFiles; ++i) add(StrCat(own, "/x", i));
   Assembler many;
-  ASSERT_TRUE(CarryToolFiles(many, step));
+  ASSERT_TRUE(CarryOwnFiles(many, step));
   EXPECT_THAT(many.header().notes, Contains(HasSubstr("beyond the first 4096")));
 }
 

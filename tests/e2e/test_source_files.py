@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""source/ is the step's directory as it is: somebody's notes, logs and scripts, too, which are no part of what
+the step is."""
+import json
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import tempfile
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+GOLDEN = os.path.join(HERE, '..', 'golden', 'deepspeed_tiny', 'ckpt')
+SCRIPT = '#!/bin/sh\nls "$(dirname "$0")"\n'
+
+
+def tree(folder):
+    """{path: content} of the regular files below a folder."""
+    out = {}
+    for above, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(above, name)
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                with open(path, 'rb') as f:
+                    out[os.path.relpath(path, folder)] = f.read()
+    return out
+
+
+def notes_of(ckptfs, path):
+    """What a look at a step says that source/ does not have."""
+    said = json.loads(ckptfs.run('info', path, '--json').stdout)['notes']
+    return [note for note in said if note.startswith('not in source/')]
+
+
+def write(path, text, mode=0o644):
+    """A file in folders that need not be there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(mode)
+
+
+@pytest.fixture
+def folder():
+    """One that all may search, as pytest's own is not."""
+    with tempfile.TemporaryDirectory(prefix='ckptfs-source-') as made:
+        os.chmod(made, 0o755)
+        yield pathlib.Path(made)
+
+
+@pytest.fixture
+def run(folder):
+    """A run of DeepSpeed's with its only tag."""
+    shutil.copytree(GOLDEN, folder / 'run')
+    for above, _, names in os.walk(folder / 'run'):
+        os.chmod(above, 0o755)
+        for name in names:
+            os.chmod(os.path.join(above, name), 0o644)
+    tag, = [name for name in os.listdir(folder / 'run') if name.startswith('global_step')]
+    return folder / 'run' / tag
+
+
+def mounted(ckptfs, tag, *words):
+    """source/ of the step."""
+    ckptfs.adopt(tag.parent, extra=words)
+    return f'{ckptfs.mount()}/run/run/step/{tag.name}/source'
+
+
+def test_all_files_of_the_step_are_there(ckptfs, run):
+    write(run / 'notes.txt', 'lr was too high\n')
+    write(run / 'eval' / 'deep' / 'scores.json', '{}')
+    write(run / '.hidden', 'x')
+    write(run / 'bell\a\nline \udcff'.encode('utf-8', 'surrogateescape').decode('utf-8', 'surrogateescape'), 'odd')
+    source = mounted(ckptfs, run)
+    assert tree(f'{source}/{run.name}') == tree(run)
+    assert not notes_of(ckptfs, run.parent)
+    assert {s['state'] for s in ckptfs.list()['steps']} == {'sound'}
+
+
+def test_scripts_are_executed_where_they_could_be(ckptfs, run):
+    write(run / 'show.sh', SCRIPT, 0o755)
+    write(run / 'mine.sh', SCRIPT, 0o744)
+    write(run / 'text.sh', SCRIPT)
+    write(run.parent / 'zero_to_fp32.py', '#!/bin/sh\nls "$1"\n', 0o775)
+    source = mounted(ckptfs, run)
+    modes = {name: stat.S_IMODE(os.stat(f'{source}/{run.name}/{name}').st_mode)
+             for name in ('show.sh', 'mine.sh', 'text.sh')}
+    assert modes == {'show.sh': 0o555, 'mine.sh': 0o544, 'text.sh': 0o444}
+    assert stat.S_IMODE(os.stat(f'{source}/zero_to_fp32.py').st_mode) == 0o555
+    assert stat.S_IMODE(os.stat(f'{source}/latest').st_mode) == 0o444
+    said = subprocess.run([f'{source}/{run.name}/show.sh'], capture_output=True, text=True, check=True).stdout
+    assert 'show.sh' in said.split()
+    said = subprocess.run(['./zero_to_fp32.py', '.'], cwd=source, capture_output=True, text=True, check=True).stdout
+    assert 'latest' in said.split()
+
+
+def test_nobody_executes_what_only_another_may(ckptfs, run):
+    """The bits of who may read the step, and no others."""
+    write(run / 'show.sh', SCRIPT, 0o755)
+    for name in os.listdir(run):
+        os.chmod(run / name, 0o740 if name == 'show.sh' else 0o640)
+    source = mounted(ckptfs, run)
+    assert stat.S_IMODE(os.stat(f'{source}/{run.name}/show.sh').st_mode) == 0o540
+
+
+def test_a_log_that_grows_is_no_other_step(ckptfs, run):
+    log = run / 'train.log'
+    write(log, 'begun\n')
+    source = mounted(ckptfs, run)
+    with open(log, 'a', encoding='utf-8') as f:
+        f.write('goes on\n')
+    write(run / 'uploaded', '')
+    assert {s['state'] for s in ckptfs.list()['steps']} == {'sound'}
+    with pytest.raises(OSError, match='Stale'):
+        with open(f'{source}/{run.name}/train.log', 'rb') as f:
+            f.read()
+    view = source.replace('/source', '/view/tp1/rank0/model.pt')
+    assert torch.load(view)
+    done = ckptfs.adopt(run.parent)
+    assert done.stdout.split() == [f'run/{run.name}']
+    os.remove(log)
+    assert {s['state'] for s in ckptfs.list()['steps']} == {'sound'}
+    assert torch.load(view)
+
+
+def test_what_cannot_be_shown_is_said(ckptfs, run):
+    write(run.parent.parent / 'elsewhere', 'not ours')
+    write(run / 'private.txt', 'fewer may read it', 0o600)
+    write(run / 'closed' / 'inside.txt', 'x')
+    (run / 'closed').chmod(0o700)
+    write(run / 'global_step9' / 'notes.txt', 'of another step')
+    os.symlink('../../elsewhere', run / 'out')
+    os.symlink('..', run / 'up')
+    os.symlink('nowhere', run / 'dangling')
+    os.symlink('private.txt', run / 'private_too')
+    os.mkfifo(run / 'fifo')
+    write(run / 'kept.txt', 'x')
+    os.symlink('kept.txt', run / 'second')
+    said = '\n'.join(notes_of(ckptfs, run.parent))
+    for name in 'private.txt', 'private_too', 'closed', 'global_step9', 'out', 'up', 'dangling':
+        assert f'{run.name}/{name}' in said, name
+    source = mounted(ckptfs, run)
+    shown = set(os.listdir(f'{source}/{run.name}'))
+    assert {'kept.txt', 'second'} <= shown
+    assert not shown & {'private.txt', 'private_too', 'closed', 'global_step9', 'out', 'up', 'dangling', 'fifo'}
+    assert oct(stat.S_IMODE(os.stat(f'{source}/{run.name}/kept.txt').st_mode)) == '0o444'
+
+
+def test_a_note_of_what_is_not_shown_is_no_part_of_the_step(ckptfs, run):
+    mounted(ckptfs, run)
+    write(run / 'private.txt', 'fewer may read it', 0o600)
+    assert notes_of(ckptfs, run.parent)
+    assert ckptfs.adopt(run.parent).stdout.split() == [f'run/{run.name}']
+    assert len(ckptfs.list()['steps']) == 1
+
+
+def test_more_files_than_are_carried_are_said(ckptfs, run):
+    for i in range(4100):
+        (run / f'x{i:04}').touch()
+    assert any('beyond the first 4096' in note for note in notes_of(ckptfs, run.parent))
+    source = mounted(ckptfs, run)
+    assert 4096 <= len(os.listdir(f'{source}/{run.name}')) < 4100 + len(os.listdir(GOLDEN))
+
+
+@pytest.mark.parametrize('how', ['--copy', '--link'])
+def test_they_go_with_what_the_store_takes(ckptfs, run, how):
+    write(run / 'notes.txt', 'lr was too high\n')
+    write(run / 'eval' / 'show.sh', SCRIPT, 0o755)
+    source = mounted(ckptfs, run, how)
+    saved = tree(run)
+    shutil.rmtree(run.parent)
+    assert tree(f'{source}/{run.name}') == saved
+    assert stat.S_IMODE(os.stat(f'{source}/{run.name}/eval/show.sh').st_mode) == 0o555
+
+
+def test_of_a_dcp_directory_too(ckptfs, folder):
+    step = folder / 'job' / 'step-5'
+    dcp.save({'model': torch.nn.Linear(4, 4).state_dict()}, checkpoint_id=step)
+    for name in os.listdir(step):
+        os.chmod(step / name, 0o644)
+    write(step / 'config.yaml', 'lr: 1\n')
+    write(step / 'logs' / 'rank0.log', 'begun\n')
+    write(step / 'private.txt', 'fewer may read it', 0o600)
+    ckptfs.adopt(step.parent)
+    shown = tree(f'{ckptfs.mount()}/run/job/step/step-5/source/step-5')
+    saved = tree(step)
+    del saved['private.txt']
+    assert shown == saved
