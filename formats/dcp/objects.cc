@@ -64,6 +64,7 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items) {
   std::vector<std::pair<NodeId, NodeId>> dict;
   for (const auto& [key, entry] : items) {
     std::optional<NodeId> value;
+    std::string what = "an object that holds tensors";
     if (entry.object) {
       CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state_.OpenObject(entry.index));
       const PickleRef root = object.file.root();
@@ -76,13 +77,19 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items) {
       }
     } else {
       const TensorEntry& tensor = state_.metadata().tensors[entry.index];
-      CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_.ReadSmall(entry.index));
-      value = NumberNode(tensor.dtype, bytes, builder);
-      tensor_keys_.emplace(tensor.name, entry.index);
+      what = StrCat("a tensor of ", DTypeName(tensor.dtype), " ", ShapeToString(tensor.shape));
+      CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
+      if (elements == 1) {
+        CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_.ReadSmall(entry.index));
+        value = NumberNode(tensor.dtype, bytes, builder);
+        tensor_keys_.emplace(tensor.name, entry.index);
+      }
     }
     if (!value) {
       return Fail(ErrorCode::kUnsupported,
-                  StrCat("'", KeyOf(entry), "': a hyper-parameter that holds tensors"));
+                  StrCat("'", KeyOf(entry), "': a hyper-parameter that is ", what,
+                         " and no number, which no view of the optimizer has room for; "
+                         "--weights-only takes the weights"));
     }
     const NodeId name = builder.String(key);
     dict.emplace_back(name, *value);

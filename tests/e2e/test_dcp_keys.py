@@ -192,3 +192,17 @@ def test_boxes_that_some_ranks_alone_repeat_are_told(ckptfs, tmp_path):
         assert ("more ranks saved some boxes than others, such as of 'model.w'" in said) == told, said
     ckptfs.adopt(str(tmp_path / 'more'), 'run')
     assert same(weights(ckptfs), {'w': torch.cat([rows, rows + 50])})
+
+
+@pytest.mark.parametrize('value,what', [
+    (torch.tensor(1 + 2j), 'a tensor of complex64 []'), (torch.ones(2), 'a tensor of fp32 [2]'),
+    (torch.tensor(0.5).to(torch.float8_e4m3fn), 'a tensor of'),
+    ((torch.tensor(0.9), torch.tensor(0.99)), 'an object that holds tensors')])
+def test_a_hyper_parameter_that_is_no_number_costs_the_optimizer_alone(ckptfs, tmp_path, value, what):
+    state = {'model': MODEL, 'optim': optimizer()}
+    state['optim']['param_groups'][0]['odd'] = value
+    done = adopt(ckptfs, tmp_path, state, check=False)
+    assert done.returncode != 0 and "'optim.param_groups.0.odd'" in done.stderr and what in done.stderr, done.stderr
+    assert '--weights-only takes the weights' in done.stderr
+    ckptfs.adopt(str(tmp_path), 'run', extra=['--weights-only'])
+    assert same(weights(ckptfs), MODEL)
