@@ -113,6 +113,22 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
 
 }  // namespace
 
+void WeightsOnlyNotice::Add(const Adopted& adopted) {
+  if (adopted.weights_only.empty() || steps_++ > 0) return;
+  first_ = StrCat(adopted.record.run, "/", adopted.record.id);
+  why_ = adopted.weights_only;
+}
+
+std::vector<std::string> WeightsOnlyNotice::Take() {
+  if (told_ || steps_ == 0) return {};
+  told_ = true;
+  const std::string others =
+      steps_ < 2 ? "" : StrCat(" (and ", steps_ - 1, " other step", steps_ > 2 ? "s" : "", ")");
+  std::vector<std::string> lines;
+  for (const std::string& note : why_) lines.push_back(StrCat(first_, others, ": ", note));
+  return lines;
+}
+
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options) {
   CKPT_ASSIGN_OR_RETURN(StepModel model, IngestStep(found, options.source));
   CKPT_ASSIGN_OR_RETURN(Adopted adopted,
@@ -132,24 +148,6 @@ Status CheckBefore(const IngestedStep& step, const AdoptOptions& options) {
   auto checked = CheckWeightSample(step.model, *blobs);
   return checked ? Status{} : Fail(Explained(std::move(checked).error()));
 }
-
-// The steps of a run mostly have the same reason: it is told of the first that was adopted.
-struct WeightsOnly {
-  void Add(const Adopted& adopted) {
-    if (adopted.weights_only.empty() || steps++ > 0) return;
-    first = StrCat(adopted.record.run, "/", adopted.record.id);
-    why = adopted.weights_only;
-  }
-  void Tell(std::vector<std::string>& warnings) const {
-    const std::string others =
-        steps < 2 ? "" : StrCat(" (and ", steps - 1, " other step", steps > 2 ? "s" : "", ")");
-    for (const std::string& note : why) warnings.push_back(StrCat(first, others, ": ", note));
-  }
-
-  size_t steps = 0;
-  std::string first;
-  std::vector<std::string> why;
-};
 
 // Those that pass; the others are refused.
 void CheckAllBefore(IngestResult& ingest, const AdoptOptions& options) {
@@ -186,7 +184,7 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
   report.said = std::move(ingest.said);
   report.skipped = std::move(ingest.skipped);
   report.refused = std::move(ingest.refused);
-  WeightsOnly weights_only;
+  WeightsOnlyNotice weights_only;
   for (IngestedStep& step : ingest.steps) {
     auto adopted = Publish(*store, step.candidate, std::move(step.model), options);
     if (!adopted) {
@@ -199,7 +197,7 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
     report.steps.push_back(std::move(adopted->record));
   }
   if (report.steps.empty()) return Fail(std::move(report.refused.front()));
-  weights_only.Tell(report.warnings);
+  for (std::string& line : weights_only.Take()) report.warnings.push_back(std::move(line));
   return report;
 }
 

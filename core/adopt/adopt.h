@@ -41,6 +41,21 @@ struct Adopted {
   std::vector<std::string> weights_only;  // why the optimizer that is there is not taken
 };
 
+// That steps are taken without the optimizers that are there is told once, of the first step: those
+// of a run mostly have the same reason.
+class WeightsOnlyNotice {
+ public:
+  void Add(const Adopted& adopted);
+  // "run7/step2 (and 3 other steps): why", if it was not told yet.
+  std::vector<std::string> Take();
+
+ private:
+  size_t steps_ = 0;
+  std::string first_;
+  std::vector<std::string> why_;
+  bool told_ = false;
+};
+
 // Errors: those of the source; kDataLoss if the sample differs; those of Own
 // and PublishStep.
 // BLOCKS: on reading headers, on copying, on the store.

@@ -152,10 +152,7 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   known.why.clear();
   newest_ = std::max(newest_, OrderOf(found.candidate));
   seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
-  for (const std::string& note : adopted->weights_only) {
-    if (!told_weights_only_) seen.said.push_back(StrCat(known.id, ": ", note));
-  }
-  told_weights_only_ = told_weights_only_ || !adopted->weights_only.empty();
+  weights_only_.Add(*adopted);
   seen.adopted.push_back(std::move(adopted->record));
 }
 
@@ -252,6 +249,7 @@ Follower::Seen Follower::Look(Time now) {
       if (!known.settled) seen.next = std::min(seen.next, known.retry);
     }
   }
+  for (std::string& line : weights_only_.Take()) seen.said.push_back(std::move(line));
   NoteBegun(found->begun, now);
   Sort(*found, now, seen);
   idle_ = IdleOf(*found);

@@ -120,7 +120,7 @@ class Follower {
   Order newest_;  // of what was adopted
   Idle idle_;
   bool first_ = true;
-  bool told_weights_only_ = false;  // of one step: those after it are as it is
+  WeightsOnlyNotice weights_only_;
   std::string failed_;   // why it could not look the last time
 };
 

@@ -105,7 +105,7 @@ TEST_F(FollowTest, WhyAnOptimizerIsNotTakenIsSaidOnce) {
     Write(n, "note", "nobody knows whose: weights only");
     Look();
     ASSERT_THAT(Look(seconds(1)), ElementsAre("step" + std::to_string(n)));
-    const std::vector<std::string> first = {"step1: nobody knows whose: weights only"};
+    const std::vector<std::string> first = {"run7/step1: nobody knows whose: weights only"};
     EXPECT_EQ(seen_.said, n == 1 ? first : std::vector<std::string>());
   }
 }
