@@ -2,7 +2,8 @@
 //
 // A LayoutMap says which rank of a layout holds what of a step: a row per parameter (or per
 // layer, where there are too many), a column per rank (or per ranks that hold the same, where
-// there are too many), and in each cell which part.
+// there are too many), and in each cell which part.  With ZeRO there are second rows: which slice
+// of that part's optimizer states (at stage 3 of its weights, too) the rank has.
 //
 // Thread safety: pure functions over immutable values.
 // Units: elements.
@@ -26,8 +27,10 @@ struct LayoutMap {
   struct Cell {
     uint64_t elements = 0;  // held of the row's
     // Where it lies along the dim that is cut, as shares of that, of the row's first parameter
-    // that is cut; empty if nothing is held, or all.
+    // that is cut; empty if nothing is held, or all.  Of a slice: along the rank's part.
     std::vector<std::pair<double, double>> runs;
+    // Of a slice: [begin, end) of the rank's row-major local tensor, of the row's first parameter.
+    std::pair<uint64_t, uint64_t> slice{};
   };
   struct Row {
     std::string name;
@@ -37,8 +40,10 @@ struct LayoutMap {
   };
   Layout layout;
   std::vector<uint64_t> ranks;  // a column each
-  uint64_t alike = 1;           // ranks that hold the same weights as one that is shown
+  uint64_t alike = 1;           // ranks that hold the same as one that is shown
+  uint64_t slices_shown = 0;    // of the data-parallel ranks' slices, where not all are
   std::vector<Row> rows;
+  std::vector<Row> slices;  // empty without ZeRO, or where nothing of the step is sliced
   size_t rows_left_out = 0;
 };
 

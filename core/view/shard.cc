@@ -280,6 +280,12 @@ Result<std::shared_ptr<const LocalTensor>> LocalOf(const StepModel& step, const 
   return std::make_shared<const LocalTensor>(*std::move(local));
 }
 
+ZeroSlice ZeroSliceOf(const Layout& layout, const RankCoordinate& rank, const Parameter& parameter) {
+  if (!IsExpert(parameter)) return {rank.dp, layout.dp};
+  const uint64_t grid = uint64_t{layout.tp} * layout.cp * layout.dp;
+  return {rank.edp, grid / (uint64_t{layout.ep} * layout.etp)};
+}
+
 std::pair<uint64_t, uint64_t> ZeroRange(uint64_t elements, uint64_t dp, uint64_t degree) {
   const uint64_t slice = CeilDiv(elements, degree);
   return {dp * slice, (dp + 1) * slice};

@@ -57,4 +57,12 @@ Result<std::shared_ptr<const LocalTensor>> LocalOf(const StepModel& step, const 
 // ceil(elements / degree); end may pass `elements` (padding).
 std::pair<uint64_t, uint64_t> ZeroRange(uint64_t elements, uint64_t dp, uint64_t degree);
 
+// Into how many slices ZeRO cuts the parameter's states, and which of them the rank has.  Experts
+// are sliced over the ranks that hold the same ones.
+struct ZeroSlice {
+  uint64_t number = 0;
+  uint64_t degree = 1;
+};
+ZeroSlice ZeroSliceOf(const Layout& layout, const RankCoordinate& rank, const Parameter& parameter);
+
 }  // namespace ckptfs

@@ -152,9 +152,7 @@ class Builder {
   // The flat slices of one data-parallel group.
   void Slice(const Parameter& parameter, RankTensor& tensor) const {
     tensor.expert = parameter.expert || parameter.stacked_experts > 0;
-    const uint64_t grid = uint64_t{layout_.tp} * layout_.cp * layout_.dp;
-    const uint64_t expert_degree = grid / (uint64_t{layout_.ep} * layout_.etp);
-    tensor.degree = tensor.expert ? expert_degree : layout_.dp;
+    tensor.degree = ZeroSliceOf(layout_, rank_, parameter).degree;
     tensor.flat = true;
     tensor.slice = CeilDiv(tensor.elements, tensor.degree);
     tensor.shape = {tensor.slice};

@@ -32,6 +32,12 @@ def ckptfs(tmp_path):
 
 
 @pytest.fixture
+def store(ckptfs):
+    """The option that names it."""
+    return ['--store', ckptfs.store]
+
+
+@pytest.fixture
 def source(tmp_path):
     """A checkpoint of one's own."""
     return shutil.copytree(GOLDEN, tmp_path / 'run7')

@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import tempfile
-import zlib
 
 import pytest
 
@@ -22,11 +21,6 @@ def rc(ckptfs, *words, **more):
     """Exit code, stdout and stderr of a command that may fail."""
     done = ckptfs.run(*words, check=False, **more)
     return done.returncode, done.stdout, done.stderr
-
-
-@pytest.fixture
-def store(ckptfs):
-    return ['--store', ckptfs.store]
 
 
 # ---- refusals where people look --------------------------------------------------
@@ -395,62 +389,6 @@ def test_explain_any_path(ckptfs, source, store):
     with open(f'{step}/source/{TAG}/mp_rank_00_model_states.pt', 'rb'):
         out = ckptfs.run('explain', f'{step}/source/{TAG}/mp_rank_00_model_states.pt').stdout
     assert f'{source}/{TAG}/mp_rank_00_model_states.pt as it is' in out
-
-
-def png(path):
-    """Width, height and rows of an RGB picture, by the specification."""
-    with open(path, 'rb') as f:
-        data = f.read()
-    assert data[:8] == b'\x89PNG\r\n\x1a\n'
-    at, chunks = 8, []
-    while at < len(data):
-        size, kind = struct.unpack('>I4s', data[at:at + 8])
-        body = data[at + 8:at + 8 + size]
-        assert struct.unpack('>I', data[at + 8 + size:at + 12 + size])[0] == zlib.crc32(kind + body)
-        chunks.append((kind, body))
-        at += 12 + size
-    assert [k for k, _ in chunks] == [b'IHDR', b'IDAT', b'IEND']
-    width, height, depth, colour = struct.unpack('>IIBB', chunks[0][1][:10])
-    assert (depth, colour) == (8, 2)
-    raw = zlib.decompress(chunks[1][1])
-    rows = [raw[y * (1 + 3 * width):(y + 1) * (1 + 3 * width)] for y in range(height)]
-    assert all(row[0] == 0 for row in rows) and len(raw) == height * (1 + 3 * width)
-    return width, height, [row[1:] for row in rows]
-
-
-def test_map(ckptfs, source, store):
-    ckptfs.adopt(source)
-    told = json.loads(ckptfs.run('map', 'tp2_pp2', '--json', *store).stdout)
-    assert told['world'] == 4 and [c['rank'] for c in told['columns']] == [0, 1, 2, 3]
-    tensors = json.loads(ckptfs.run('ls', 'run7', '--kind', 'weight', '--json', *store).stdout)['tensors']
-    shapes = {t['name']: t['shape'] for t in tensors}
-    for row in told['rows']:
-        held = [h['elements'] for h in row['held']]
-        whole = row['elements']
-        stages = [sum(held[:2]), sum(held[2:])]
-        # Whole on both ranks of a stage, or once over them; on one stage.
-        assert sorted(stages)[0] == 0 and max(stages) in (whole, 2 * whole), row
-        if 'qkv' in row['name']:
-            assert len(row['held'][0]['runs'] or row['held'][2]['runs']) == 3
-    assert {r['name'] for r in told['rows']} == set(shapes)
-    text = ckptfs.run('map', 'tp2_pp2', *store).stdout
-    assert 'lm_head.weight' in text and '1/2' in text and 'all' in text
-    svg, picture = ckptfs.folder + '/a.svg', ckptfs.folder + '/a.png'
-    ckptfs.run('map', 'tp2_pp2', '--output', svg, *store)
-    with open(svg) as f:
-        drawn = f.read()
-    assert drawn.startswith('<svg') and 'lm_head.weight' in drawn and drawn.count('<rect') > 4 * len(told['rows'])
-    ckptfs.run('map', 'tp2_pp2', '--output', picture, *store)
-    width, height, rows = png(picture)
-    size = re.search(r'width="(\d+)" height="(\d+)"', drawn)
-    assert (width, height) == (int(size[1]), int(size[2]))
-    colours = {row[3 * x:3 * x + 3] for row in rows[::5] for x in range(0, width, 3)}
-    assert len(colours) >= 5
-    many = json.loads(ckptfs.run('map', 'tp2_dp64_zero1', '--json', *store).stdout)
-    assert len(many['columns']) == 2 and many['ranks_alike'] == 64
-    code, _, said = rc(ckptfs, 'map', 'tp7', *store)
-    assert code == 4 and 'does not divide' in said
-    assert rc(ckptfs, 'map', 'tp2', '--output', 'x.jpg', *store)[0] == 2
 
 
 def test_the_latest_step_is_not_the_pointer_file_of_a_run_that_lies_here(ckptfs, source):
