@@ -81,9 +81,9 @@ Status CheckNoMountOf(const std::string& store, const std::string& path) {
   for (const MountEntry& mount : mounts) {
     if (mount.device != device || mount.type != "fuse.ckptfs") continue;
     if (mount.source != store) continue;
-    return Fail(ErrorCode::kUnsupported,
-                StrCat(path, ": lies in a mount of this very store, which cannot refer to itself; "
-                             "adopt the original checkpoint, or give --copy"));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat(path, ": lies in a mount of this very store, which cannot refer to itself")}
+                    .Needing("adopt the original checkpoint, or give --copy"));
   }
   return {};
 }

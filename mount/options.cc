@@ -36,9 +36,9 @@ Status RefuseUrl(std::string_view path) {
   const bool letters = std::all_of(path.begin(), path.begin() + static_cast<ptrdiff_t>(scheme),
                                    [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; });
   if (!letters) return {};
-  return Fail(ErrorCode::kUnsupported,
-              StrCat(path, ": object stores are not read yet; give a directory of this machine "
-                           "(a copy, or the bucket mounted as a filesystem)"));
+  return Fail(Error{ErrorCode::kUnsupported, StrCat(path, ": object stores are not read yet")}
+                  .Needing("give a directory of this machine (a copy, or the bucket mounted as a "
+                           "filesystem)"));
 }
 
 // Options of mount -o that become words of ours.

@@ -23,8 +23,9 @@ Result<std::string> RunNameOf(const std::string& wanted, const std::string& root
   const bool folder = IsStepsFolder(LastComponent(root));
   const std::string name = LastComponent(folder ? ParentPath(root) : root);
   if (const Status valid = CheckName(name, "run"); !valid) {
-    return Fail(ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
-                                            valid.error().message, "); give --name"));
+    return Fail(Error{ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
+                                                  valid.error().message, ")")}
+                    .Needing("give --name"));
   }
   return name;
 }
@@ -34,20 +35,18 @@ Status CheckOneRun(const Place& place, const IngestResult& ingest, const std::st
   std::set<std::string> saves;
   for (const IngestedStep& step : ingest.steps) saves.insert(step.candidate.SavePath());
   if (saves.size() < 2) return {};
-  return Fail(ErrorCode::kUnsupported,
-              StrCat(place.Path(), ": holds ", saves.size(), " runs (", *saves.begin(),
-                     ", ...), and --name is for one; to make one run of several name them: adopt "
-                     "--name ", name, " ", *saves.begin(), " ", *saves.rbegin()));
+  return Fail(Error{ErrorCode::kUnsupported,
+                    StrCat(place.Path(), ": holds ", saves.size(), " runs (", *saves.begin(),
+                           ", ...), and --name is for one")}
+                  .Needing(StrCat("to make one run of several name them: adopt --name ", name, " ",
+                                  *saves.begin(), " ", *saves.rbegin())));
 }
 
 // How to take a step whose sample differs nevertheless.
 Error Explained(Error error) {
-  if (error.code == ErrorCode::kDataLoss) {
-    error.message +=
-        "; files of two ranks or saves were exchanged, or one is damaged (`adopt "
-        "--check never` takes the step as it is)";
-  }
-  return error;
+  if (error.code != ErrorCode::kDataLoss) return error;
+  error.message += "; files of two ranks or saves were exchanged, or one is damaged";
+  return std::move(error).Needing("`adopt --check never` takes the step as it is");
 }
 
 // What the step's files lie in, unless that is a directory of this machine.

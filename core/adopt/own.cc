@@ -181,10 +181,10 @@ Status TakeFile(const StepModel& model, const Blob& blob, const std::string& to,
   const std::string opened = StrCat("/proc/self/fd/", from->descriptor());
   if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
   if (errno == EXDEV || errno == EPERM || errno == EMLINK) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat(from->name(),
-                       ": cannot be linked into the store (another filesystem, or not "
-                       "yours); use --copy, or a store beside it"));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat(from->name(),
+                             ": cannot be linked into the store (another filesystem, or not yours)")}
+                    .Needing("use --copy, or a store beside it"));
   }
   return Fail(ErrnoError(errno, to));
 }

@@ -291,10 +291,10 @@ Result<std::vector<Place>> PlacesIn(const Place& place) {
     places.push_back(Place{place.root, JoinPath(place.directory, entry.name)});
   }
   if (places.size() <= kMaxRuns) return places;
-  return Fail(ErrorCode::kUnsupported,
-              StrCat(place.Path(), ": no step of its own, and ", places.size(),
-                     " directories, more than are looked into for runs (", kMaxRuns,
-                     "); name the runs themselves"));
+  return Fail(Error{ErrorCode::kUnsupported,
+                    StrCat(place.Path(), ": no step of its own, and ", places.size(),
+                           " directories, more than are looked into for runs (", kMaxRuns, ")")}
+                  .Needing("name the runs themselves"));
 }
 
 // The runs in the directories of one that holds none itself.
@@ -351,8 +351,8 @@ Result<Place> PlaceOf(const std::string& path) {
               std::string(below.substr(below.starts_with('/') ? 1 : 0))};
   CKPT_ASSIGN_OR_RETURN(const EntryStat found, place.root->Stat(place.directory));
   if (found.kind != EntryKind::kOther) return place;
-  return Fail(ErrorCode::kInvalid, StrCat(path, ": neither a directory nor a file; give a checkpoint "
-                                                "or the directory that holds several"));
+  return Fail(Error{ErrorCode::kInvalid, StrCat(path, ": neither a directory nor a file")}
+                  .Needing("give a checkpoint or the directory that holds several"));
 }
 
 std::string FormatNames(Sources sources) {

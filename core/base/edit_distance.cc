@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "core/base/strings.h"
+
 namespace ckptfs {
 
 size_t EditDistance(std::string_view a, std::string_view b) {
@@ -36,6 +38,14 @@ std::vector<std::string> NearestWords(std::string_view word, std::span<const std
     nearest.push_back(candidate);
   }
   return nearest;
+}
+
+std::string MeantText(std::string_view word, std::span<const std::string> words, size_t most) {
+  constexpr size_t kShown = 3;
+  const std::vector<std::string> near = NearestWords(word, words, most);
+  std::string list;
+  for (size_t i = 0; i < std::min(near.size(), kShown); ++i) list += StrCat(i == 0 ? "" : ", ", near[i]);
+  return near.empty() ? "" : StrCat("; do you mean ", list, near.size() > kShown ? ", ...?" : "?");
 }
 
 }  // namespace ckptfs

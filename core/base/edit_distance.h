@@ -23,4 +23,7 @@ size_t EditDistance(std::string_view a, std::string_view b);
 std::vector<std::string> NearestWords(std::string_view word, std::span<const std::string> words,
                                       size_t most);
 
+// "; do you mean a, b?" of those words; empty if there are none.
+std::string MeantText(std::string_view word, std::span<const std::string> words, size_t most = 2);
+
 }  // namespace ckptfs

@@ -28,7 +28,19 @@ std::string_view ErrorCodeName(ErrorCode code) {
 }
 
 Error Error::WithContext(std::string_view context) && {
-  return Error{code, StrCat(context, ": ", message)};
+  message = StrCat(context, ": ", message);
+  return std::move(*this);
+}
+
+Error Error::OfParameter(std::string_view name) && {
+  if (parameter.empty()) parameter = name;
+  return std::move(*this).WithContext(StrCat("'", name, "'"));
+}
+
+Error Error::Needing(std::string_view remedy) && {
+  message += StrCat("; ", remedy);
+  needs = remedy;
+  return std::move(*this);
 }
 
 Error ErrnoError(int error_number, std::string_view what) {

@@ -38,9 +38,17 @@ std::string_view ErrorCodeName(ErrorCode code);
 struct [[nodiscard]] Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
+  // What of the message a program may act on; empty where that is not known.
+  std::string parameter = {};  // the tensor of the model that it is about
+  std::string needs = {};      // what would settle it: "give --family-set heads=N"
+  std::string layout = {};     // the layout that was asked for
 
   // "context: message", for adding the file, step or atom as an error rises.
   Error WithContext(std::string_view context) &&;
+  // The same with the name in quotes.  Of several parameters the first one given stays.
+  Error OfParameter(std::string_view name) &&;
+  // "message; remedy", and that is what it needs.
+  Error Needing(std::string_view remedy) &&;
 };
 
 template <class T>

@@ -53,10 +53,12 @@ Status CheckOneStep(const StepModel& step, std::span<const ParameterIndex> param
       common = steps;
     }
     if (*steps == *common) continue;
-    return Fail(ErrorCode::kUnsupported,
+    Error error{ErrorCode::kUnsupported,
                 StrCat("the optimizer took ", TextOf(*common), " steps of parameter '",
                        step.parameter(*first).name, "' and ", TextOf(*steps), " of '",
-                       step.parameter(parameter).name, "'"));
+                       step.parameter(parameter).name, "'")};
+    error.parameter = step.parameter(parameter).name;
+    return Fail(std::move(error));
   }
   return {};
 }

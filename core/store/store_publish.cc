@@ -56,8 +56,8 @@ Status Store::State::CheckOthers(const std::string& run, const std::string& root
   for (const auto& [id, step] : found->second) {
     if (!step.record) return Fail(Error(step.record.error()));
     if (step.record->root == root) continue;
-    return Fail(ErrorCode::kExists, StrCat("run '", run, "' belongs to ", step.record->root,
-                                           "; adopt under another name (--name)"));
+    return Fail(Error{ErrorCode::kExists, StrCat("run '", run, "' belongs to ", step.record->root)}
+                    .Needing("adopt under another name (--name)"));
   }
   return {};
 }

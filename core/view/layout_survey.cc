@@ -6,21 +6,41 @@
 
 #include "core/base/parallel.h"
 #include "core/base/single_flight.h"
+#include "core/base/strings.h"
 
 namespace ckptfs {
 namespace {
 
 void Add(LayoutSurvey::Format& format, const LayoutOffer::Answer& answer, const std::string& layout) {
-  if (answer.refusal.empty()) {
+  if (!answer.refusal) {
     format.shown.push_back(layout);
     return;
   }
-  for (LayoutSurvey::Refused& refused : format.refused) {
-    if (refused.reason != answer.refusal) continue;
-    refused.layouts.push_back(layout);
+  const std::string& reason = answer.refusal->message;
+  const auto same = std::ranges::find(format.refused, reason, [](const auto& one) { return one.first; });
+  if (same != format.refused.end()) {
+    same->second.push_back(layout);
+  } else {
+    format.refused.push_back({reason, {layout}});
+  }
+}
+
+std::string Joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += StrCat(text.empty() ? "" : ", ", word);
+  return text;
+}
+
+// Where a reason is given: the layouts by the formats that refuse them.
+using Places = std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>>;
+
+void AddPlace(Places& places, const LayoutOffer::Cause& cause) {
+  for (auto& [formats, layouts] : places) {
+    if (formats != cause.formats) continue;
+    layouts.push_back(cause.error.layout);
     return;
   }
-  format.refused.push_back({answer.refusal, answer.code, {layout}});
+  places.push_back({cause.formats, {cause.error.layout}});
 }
 
 }  // namespace
@@ -55,6 +75,27 @@ LayoutSurvey SurveyLayouts(const std::shared_ptr<const StepModel>& step,
     }
   }
   return survey;
+}
+
+std::vector<std::string> LayoutSurvey::CauseLines() const {
+  std::vector<std::pair<std::string, Places>> causes;
+  for (const auto& offer : offers) {
+    for (const LayoutOffer::Cause& cause : offer->Causes()) {
+      auto same = std::ranges::find(causes, cause.error.message, [](const auto& one) { return one.first; });
+      if (same == causes.end()) same = causes.insert(same, {cause.error.message, {}});
+      AddPlace(same->second, cause);
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [reason, places] : causes) {
+    std::string where;
+    for (const auto& [who, which] : places) {
+      const bool all = which.size() == offers.size();
+      where += StrCat(where.empty() ? "" : "; ", all ? "any layout" : Joined(which), " (", Joined(who), ")");
+    }
+    lines.push_back(StrCat(where, ": ", reason));
+  }
+  return lines;
 }
 
 }  // namespace ckptfs

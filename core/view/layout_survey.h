@@ -22,18 +22,16 @@ std::vector<Layout> UsualLayouts(const Layout& own);
 
 struct LayoutSurvey {
   // Of one format: the layouts that it shows, and why not the others.
-  struct Refused {
-    std::string reason;
-    ErrorCode code = ErrorCode::kUnsupported;
-    std::vector<std::string> layouts;
-  };
   struct Format {
     std::string name;
     std::vector<std::string> shown;
-    std::vector<Refused> refused;  // a reason once
+    std::vector<std::pair<std::string, std::vector<std::string>>> refused;  // a reason once
   };
   std::vector<Format> formats;
   std::vector<std::shared_ptr<const LayoutOffer>> offers;  // as UsualLayouts
+
+  // A line a reason: "tp8, pp3 (rank, deepspeed); cp2 (dcp): reason", or "any layout (rank): ...".
+  std::vector<std::string> CauseLines() const;
 };
 
 // BLOCKS: on opening the views of some twenty layouts, in parallel.

@@ -16,6 +16,11 @@ namespace {
 constexpr uint64_t kSensibleWorld = 65'536;
 constexpr uint64_t kSensibleGrowth = 16;
 
+template <class... Pieces>
+Error Invalid(const Pieces&... pieces) {
+  return Error{ErrorCode::kInvalid, StrCat(pieces...)};
+}
+
 bool IsExpert(const Parameter& parameter) {
   return parameter.expert.has_value() || parameter.stacked_experts > 0;
 }
@@ -55,13 +60,12 @@ Status CheckStages(const StepModel& step, const Layout& layout) {
   }
   if (chunks == 1) return {};
   if (layers == 0) {
-    return Refuse("pp", layout.pp,
-                  ": no parameter has a layer number; a family with layer rules "
-                  "would tell (adopt --family)");
+    return Fail(Invalid("pp", layout.pp, ": no parameter has a layer number")
+                    .Needing("adopt with --family FILE (a family with layer rules)"));
   }
   if (layers % chunks != 0) {
-    return Refuse(layers, " layers do not divide by ", chunks, " stages; add a split such as ",
-                  SuggestSplit(layers, chunks));
+    return Fail(Invalid(layers, " layers do not divide by ", chunks, " stages")
+                    .Needing(StrCat("add a split such as ", SuggestSplit(layers, chunks))));
   }
   return {};
 }
@@ -128,31 +132,44 @@ Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& 
   }
   if (pattern.kind != PatternKind::kUnknown) return {};
   if (parameter.source_pattern) {
-    return Refuse("its source cut it unevenly over tp", step.layout.tp,
-                  ", and nothing says in what "
-                  "units tp",
-                  layout.tp, " may; adopt with --family FILE (a rule for this name)");
+    return Fail(Invalid("its source cut it unevenly over tp", step.layout.tp,
+                        ", and nothing says in what units tp", layout.tp, " may")
+                    .Needing("adopt with --family FILE (a rule for this name)"));
   }
-  return Refuse("no rule says how it is spread over tp", layout.tp,
-                "; adopt with --family FILE (a rule for this name), --family-set (a size that "
-                "the rule needs) or --replicated REGEX");
+  return Fail(Invalid("no rule says how it is spread over tp", layout.tp)
+                  .Needing("adopt with --family FILE (a rule for this name), --family-set NAME=NUMBER "
+                           "(a size that the rule needs) or --replicated REGEX"));
 }
 
-// "the rule R needs head_dim, ...", if the family has a rule for the parameter
-// but not every size that it mentions; else empty.
-std::string MissingSizes(const StepModel& step, const Parameter& parameter,
-                         std::optional<Family>& family) {
-  if (step.family_rules.empty()) return "";
+// "--family-set heads=NUMBER --family-set head_dim=NUMBER" of "heads, head_dim".
+std::string FlagsFor(std::string_view missing) {
+  std::string flags;
+  for (size_t begin = 0; begin < missing.size();) {
+    const size_t end = std::min(missing.find(", ", begin), missing.size());
+    flags += StrCat(begin == 0 ? "" : " ", "--family-set ", missing.substr(begin, end - begin), "=NUMBER");
+    begin = end + 2;
+  }
+  return flags;
+}
+
+// Says of a refusal which sizes the parameter's rule lacks, if the family has one and lacks any:
+// that is why, where no pattern is known.
+Error WithMissingSizes(Error error, const StepModel& step, const Parameter& parameter,
+                       std::shared_ptr<const Family>& family) {
+  if (step.family_rules.empty()) return error;
   if (!family) {
     auto parsed = Family::Parse(step.family_rules, step.family);
-    if (!parsed) return "";
-    family = *std::move(parsed);
+    if (!parsed) return error;
+    family = std::make_shared<const Family>(*std::move(parsed));
   }
   const auto match = family->Match(parameter.name, step.family_sizes);
-  if (!match || !*match || (*match)->missing.empty()) return "";
-  return StrCat("the rule ", (*match)->rule, " needs ", (*match)->missing,
-                ", which nothing tells: adopt with --family-set NAME=NUMBER, or with the model's "
-                "config.json beside the checkpoint");
+  if (!match || !*match || (*match)->missing.empty()) return error;
+  const std::string lack = StrCat("the rule ", (*match)->rule, " needs ", (*match)->missing,
+                                  ", which nothing tells");
+  const bool open = parameter.pattern.kind == PatternKind::kUnknown;
+  error.message = open ? lack : StrCat(error.message, "; ", lack);
+  return std::move(error).Needing(StrCat("adopt with ", FlagsFor((*match)->missing),
+                                         ", or with the model's config.json beside the checkpoint"));
 }
 
 Status CheckParameter(const StepModel& step, const Layout& layout, const Parameter& parameter) {
@@ -167,6 +184,36 @@ Status CheckParameter(const StepModel& step, const Layout& layout, const Paramet
 }
 
 }  // namespace
+
+void ParameterRefusals::Add(const Parameter& parameter, Error reason) {
+  reason = WithMissingSizes(std::move(reason), step_, parameter, family_);
+  const auto same = std::ranges::find(reasons_, reason.message,
+                                      [](const Reason& one) { return one.error.message; });
+  if (same != reasons_.end()) {
+    ++same->parameters;
+  } else {
+    reason.parameter = parameter.name;
+    reasons_.push_back({std::move(reason), 1});
+  }
+}
+
+Status ParameterRefusals::Finish() const {
+  constexpr size_t kShown = 3;
+  if (reasons_.empty()) return {};
+  Error all = reasons_.front().error;
+  all.message.clear();
+  for (size_t i = 0; i < std::min(reasons_.size(), kShown); ++i) {
+    const auto& [error, parameters] = reasons_[i];
+    all.message += StrCat(i == 0 ? "" : "; ", "'", error.parameter, "'");
+    if (parameters > 1) all.message += StrCat(" and ", parameters - 1, " more");
+    all.message += StrCat(": ", error.message);
+    if (all.needs.empty()) all.needs = error.needs;
+  }
+  if (reasons_.size() > kShown) {
+    all.message += StrCat("; and ", reasons_.size() - kShown, " other reasons of further parameters");
+  }
+  return Fail(std::move(all));
+}
 
 Status CheckDegrees(const StepModel& step, const Layout& layout) {
   uint64_t largest = 1;
@@ -197,26 +244,17 @@ Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_o
   // Its own needs no rule but for what nothing tells the stage of (StagesOf).
   if (!IsOwnPipeline(step, layout)) CKPT_RETURN_IF_ERROR(CheckStages(step, layout));
   bool experts = false;
-  constexpr int kShown = 3;
-  std::string refusals;
-  int refused = 0;
-  std::optional<Family> family;  // parsed for messages only
+  ParameterRefusals refusals(step);
   for (const Parameter& parameter : step.parameters) {
     experts = experts || IsExpert(parameter);
     if (trainable_only && parameter.role != Role::kTrainable) continue;
-    const Status status = CheckParameter(step, layout, parameter);
-    if (status) continue;
-    if (++refused > kShown) continue;
-    const std::string sizes = MissingSizes(step, parameter, family);
-    const bool open = parameter.pattern.kind == PatternKind::kUnknown && !sizes.empty();
-    refusals +=
-        StrCat(refused == 1 ? "" : "; ", "'", parameter.name,
-               "': ", open ? "" : status.error().message, open || sizes.empty() ? "" : "; ", sizes);
+    Status status = CheckParameter(step, layout, parameter);
+    if (!status) refusals.Add(parameter, std::move(status).error());
   }
-  if (refused > kShown) refusals += StrCat("; and ", refused - kShown, " more parameters");
-  if (refused > 0) return Refuse(refusals);
+  CKPT_RETURN_IF_ERROR(refusals.Finish());
   if (!experts && (layout.ep > 1 || layout.etp > 1)) {
-    return Refuse("ep", layout.ep, " etp", layout.etp, ": the step has no experts");
+    return Fail(Invalid("ep", layout.ep, " etp", layout.etp, ": the step has no experts")
+                    .Needing("leave ep and etp out of the layout"));
   }
   return {};
 }
@@ -260,7 +298,8 @@ Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordi
   if (parameter.expert && layout.ep > 1) {
     const uint32_t experts = step.ExpertsOf(parameter);
     if (experts % layout.ep != 0) {
-      return Refuse("'", parameter.name, "': ", experts, " experts do not divide by ep", layout.ep);
+      return Fail(Invalid(experts, " experts do not divide by ep", layout.ep)
+                      .OfParameter(parameter.name));
     }
     if (*parameter.expert / (experts / layout.ep) != rank.ep) return false;
   }
@@ -276,7 +315,7 @@ Result<std::shared_ptr<const LocalTensor>> LocalOf(const StepModel& step, const 
                                                    const RankCoordinate& rank,
                                                    const Parameter& parameter) {
   Result<LocalTensor> local = Local(step, layout, rank, parameter);
-  if (!local) return Fail(std::move(local).error().WithContext(parameter.name));
+  if (!local) return Fail(std::move(local).error().OfParameter(parameter.name));
   return std::make_shared<const LocalTensor>(*std::move(local));
 }
 

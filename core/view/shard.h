@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,11 +22,35 @@
 
 namespace ckptfs {
 
+class Family;
+
 // kInvalid for degrees beyond what the step's numbers make sense of: tp or etp
 // above the largest dimension, more pipeline stages than layers and two for
 // what stands before and behind them, more ranks than 65,536 and 16 times the
 // source's.  CheckLayout begins with it.
 Status CheckDegrees(const StepModel& step, const Layout& layout);
+
+// Refusals of single parameters as one: a reason once, with the first parameter that has it and
+// how many have it besides.
+class ParameterRefusals {
+ public:
+  // REQUIRES: the step outlives the refusals.
+  explicit ParameterRefusals(const StepModel& step) : step_(step) {}
+
+  // Where the parameter's family rule lacks sizes the reason says so.
+  void Add(const Parameter& parameter, Error reason);
+  // kInvalid: "'a' and 3 more: reason; 'b': another".  Success if nothing was added.
+  Status Finish() const;
+
+ private:
+  struct Reason {
+    Error error;
+    uint64_t parameters = 0;
+  };
+  const StepModel& step_;
+  std::shared_ptr<const Family> family_;  // the step's, once it was needed
+  std::vector<Reason> reasons_;           // in the order of their first parameters
+};
 
 // kInvalid with the parameter and the rule when a degree does not fit: part
 // sizes that do not divide, layers that do not split (naming the split token),

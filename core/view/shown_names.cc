@@ -33,10 +33,10 @@ Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family
   for (size_t i = 0; i < step.parameters.size(); ++i) {
     auto shown = family.Rename(step.parameters[i].name, to, layers, tied);
     if (!shown) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("parameter '", step.parameters[i].name, "': family '", family.name(),
-                         "' has no rename rule for it to the ",
-                         to == Naming::kPipe ? "pipe" : "plain", " module structure"));
+      return Fail(Error{ErrorCode::kUnsupported,
+                        StrCat("family '", family.name(), "' has no rename rule for it to the ",
+                               to == Naming::kPipe ? "pipe" : "plain", " module structure")}
+                      .OfParameter(step.parameters[i].name));
     }
     auto [other, inserted] = taken.emplace(*shown, i);
     if (!inserted) {
@@ -71,10 +71,10 @@ Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
   }
   const std::string token = layout.naming == Naming::kPipe ? "pipe" : "plain";
   if (step.family.empty()) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("naming '", token,
-                       "' needs a family with rename rules, and the step was "
-                       "adopted with none (adopt --family)"));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat("naming '", token, "' needs a family with rename rules, and the step was "
+                             "adopted with none")}
+                    .Needing("adopt with --family NAME or FILE"));
   }
   if (!step.family_rules.empty()) {
     CKPT_ASSIGN_OR_RETURN(const Family own, Family::Parse(step.family_rules, step.family));
@@ -82,9 +82,10 @@ Result<ShownNames> NamesFor(const StepModel& step, const Layout& layout,
   }
   const Family* family = families == nullptr ? nullptr : families->Find(step.family);
   if (family == nullptr) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("naming '", token, "': the step was adopted before the rules of its family '",
-                       step.family, "' were kept with it; adopt it again"));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat("naming '", token, "': the step was adopted before the rules of its "
+                             "family '", step.family, "' were kept with it")}
+                    .Needing("adopt it again"));
   }
   return Rename(step, layout.naming, *family);
 }

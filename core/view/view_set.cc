@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/edit_distance.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -17,7 +18,8 @@ Error NoSuch(std::string_view path) {
 uint64_t BytesOf(const LayoutOffer& offer, std::span<const std::shared_ptr<const View>> views) {
   uint64_t bytes = sizeof(ViewSet) + sizeof(LayoutOffer) + offer.name.size();
   for (const LayoutOffer::Answer& answer : offer.answers) {
-    bytes += sizeof(answer) + answer.format.size() + answer.refusal.size();
+    bytes += sizeof(answer) + answer.format.size();
+    if (answer.refusal) bytes += answer.refusal->message.size() + answer.refusal->needs.size();
   }
   for (const auto& view : views) bytes += view->MemoryBytes();
   return bytes;
@@ -33,68 +35,49 @@ Reading GuessReading(std::string_view file_name) {
 }
 
 std::string LayoutOffer::Answer::Text() const {
-  return refusal.empty() ? "yes" : StrCat("no: ", refusal);
+  return refusal ? StrCat("no: ", refusal->message) : "yes";
 }
 
 bool LayoutOffer::Any() const {
   return std::any_of(answers.begin(), answers.end(),
-                     [](const Answer& answer) { return answer.refusal.empty(); });
+                     [](const Answer& answer) { return !answer.refusal; });
 }
 
 std::string LayoutOffer::Cause::Text() const {
   std::string text;
   for (const std::string& format : formats) text += StrCat(text.empty() ? "" : ", ", format);
-  return StrCat(text, ": ", reason);
+  return StrCat(text, ": ", error.message);
 }
 
 std::vector<LayoutOffer::Cause> LayoutOffer::Causes() const {
   std::vector<Cause> causes;
   for (const Answer& answer : answers) {
-    if (answer.refusal.empty()) continue;
+    if (!answer.refusal) continue;
     const auto same = std::find_if(causes.begin(), causes.end(), [&](const Cause& cause) {
-      return cause.reason == answer.refusal;
+      return cause.error.message == answer.refusal->message;
     });
     if (same != causes.end()) {
       same->formats.push_back(answer.format);
-    } else {
-      causes.push_back({{answer.format}, answer.refusal, answer.code});
+      continue;
     }
+    causes.push_back({{answer.format}, *answer.refusal});
+    causes.back().error.layout = name;
   }
   return causes;
 }
 
 Error LayoutOffer::Refusal() const {
-  std::string message = StrCat("no format can show layout ", name);
-  for (const Cause& cause : Causes()) message += StrCat("; ", cause.Text());
-  return Error{ErrorCode::kUnsupported, std::move(message)};
-}
-
-namespace {
-
-// Whether the clause says what to do.
-bool IsImperative(std::string_view clause) {
-  for (const std::string_view word : {"add ", "give ", "remove ", "write ", "set ", "use ", "declare "}) {
-    if (clause.starts_with(word)) return true;
+  Error error{ErrorCode::kUnsupported, StrCat("no format can show layout ", name)};
+  error.layout = name;
+  size_t most = 0;
+  for (const Cause& cause : Causes()) {
+    error.message += StrCat("; ", cause.Text());
+    if (cause.formats.size() <= most) continue;
+    most = cause.formats.size();
+    error.parameter = cause.error.parameter;
+    error.needs = cause.error.needs;
   }
-  return clause.find('`') != std::string_view::npos || clause.find("--") != std::string_view::npos;
-}
-
-}  // namespace
-
-RefusalDetail DetailOf(std::string_view reason) {
-  RefusalDetail detail;
-  const size_t open = reason.find('\'');
-  const size_t close = open == std::string_view::npos ? open : reason.find("': ", open + 1);
-  const bool named = close != std::string_view::npos &&
-                     (open == 0 || reason.substr(0, open).ends_with("parameter "));
-  if (named) detail.parameter = reason.substr(open + 1, close - open - 1);
-  for (size_t end = reason.size(); end != std::string_view::npos && detail.needs.empty();) {
-    const size_t begin = end == 0 ? std::string_view::npos : reason.rfind("; ", end - 1);
-    const size_t from = begin == std::string_view::npos ? 0 : begin + 2;
-    if (IsImperative(reason.substr(from, end - from))) detail.needs = reason.substr(from, end - from);
-    end = begin;
-  }
-  return detail;
+  return error;
 }
 
 ViewSet::ViewSet(std::shared_ptr<const StepModel> step, std::shared_ptr<const LayoutOffer> offer,
@@ -113,9 +96,12 @@ std::shared_ptr<const ViewSet> ViewSet::Open(std::shared_ptr<const StepModel> st
   std::vector<std::shared_ptr<const View>> views;
   for (const auto& format : formats) {
     auto view = format->Open(step, layout);
-    offer.answers.push_back({std::string(format->name()), view ? "" : view.error().message,
-                             view ? ErrorCode::kUnsupported : view.error().code});
-    if (view) views.push_back(*std::move(view));
+    offer.answers.push_back({std::string(format->name()), std::nullopt});
+    if (view) {
+      views.push_back(*std::move(view));
+    } else {
+      offer.answers.back().refusal = std::move(view).error();
+    }
   }
   return std::shared_ptr<const ViewSet>(new ViewSet(
       std::move(step), std::make_shared<const LayoutOffer>(std::move(offer)), std::move(views)));
@@ -161,35 +147,78 @@ Result<ViewEntry> ViewSet::Find(std::string_view path) const {
   return entry;
 }
 
-// "rank0 to rank3" of a word with a number: the entries at the top that are that word with another;
-// empty if there are none.
-std::string ViewSet::NumberedLike(std::string_view name) const {
+namespace {
+
+bool IsNumber(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+}
+
+// "rank" of rank12; empty if it is not a word and a number.
+std::string_view WordOfNumbered(std::string_view name) {
   const size_t digits = name.find_first_of("0123456789");
-  const auto is_number = [](std::string_view text) {
-    return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
-  };
-  if (digits == 0 || digits == name.npos || !is_number(name.substr(digits))) return "";
-  const auto entries = ListTop();
-  if (!entries) return "";
-  const std::string_view word = name.substr(0, digits);
-  const auto count = std::ranges::count_if(*entries, [&](const ViewEntry& entry) {
-    return entry.name.starts_with(word) && is_number(entry.name.substr(digits));
-  });
-  return count == 0 ? "" : StrCat(word, "0 to ", word, count - 1);
+  return digits != name.npos && IsNumber(name.substr(digits)) ? name.substr(0, digits) : "";
+}
+
+// "; there are rank0 to rank3" for another rank, "; do you mean deepspeed?" for what is near; empty
+// if nothing is like it.
+std::string Alternatives(std::string_view name, const std::vector<std::string>& known) {
+  constexpr size_t kTypingErrors = 2;
+  if (const std::string_view word = WordOfNumbered(name); !word.empty()) {
+    const auto count = std::ranges::count_if(known, [&](const std::string& one) {
+      return one.starts_with(word) && IsNumber(std::string_view(one).substr(word.size()));
+    });
+    if (count > 0) return StrCat("; there are ", word, "0 to ", word, count - 1);
+  }
+  return MeantText(name, known, kTypingErrors);
+}
+
+}  // namespace
+
+// Names of the directory that is there, and the first name of the path that is not.
+std::pair<std::vector<std::string>, std::string> ViewSet::NamesBeside(std::string_view path) const {
+  size_t begin = 0;
+  for (size_t end = path.find('/'); end != path.npos; end = path.find('/', end + 1)) {
+    if (!Find(path.substr(0, end))) break;
+    begin = end + 1;
+  }
+  std::vector<std::string> names;
+  if (const auto entries = List(path.substr(0, begin == 0 ? 0 : begin - 1))) {
+    for (const ViewEntry& entry : *entries) names.push_back(entry.name);
+  }
+  if (begin == 0) {
+    for (const LayoutOffer::Answer& answer : offer_->answers) {
+      if (answer.refusal) names.push_back(answer.format);
+    }
+  }
+  return {std::move(names), std::string(path.substr(begin, path.find('/', begin) - begin))};
 }
 
 Error ViewSet::WhyAbsent(std::string_view path) const {
   std::string message = StrCat("no such part of the view: '", path, "'");
-  if (OwnerOf(path)) return Error{ErrorCode::kNotFound, std::move(message)};
-  if (const std::string others = NumberedLike(path.substr(0, path.find('/'))); !others.empty()) {
-    return Error{ErrorCode::kNotFound, StrCat(message, "; there are ", others)};
+  const std::string_view top = path.substr(0, path.find('/'));
+  const auto absent = [&](ErrorCode code, std::string text) {
+    Error error{code, std::move(text)};
+    error.layout = offer_->name;
+    return error;
+  };
+  for (const LayoutOffer::Cause& cause : offer_->Causes()) {
+    for (const std::string& format : cause.formats) {
+      if (top != format && WordOfNumbered(top) != format) continue;
+      Error error = Error(cause.error).WithContext(StrCat("layout ", offer_->name, " has no ", top));
+      error.code = ErrorCode::kUnsupported;
+      return error;
+    }
   }
+  const auto [names, missing] = NamesBeside(path);
+  const std::string meant = Alternatives(missing, names);
+  if (!meant.empty()) return absent(ErrorCode::kNotFound, message + meant);
+  if (OwnerOf(path)) return absent(ErrorCode::kNotFound, message);
   bool refused = false;
   for (const LayoutOffer::Cause& cause : offer_->Causes()) {
     refused = true;
     message += StrCat("; ", cause.Text());
   }
-  return Error{refused ? ErrorCode::kUnsupported : ErrorCode::kNotFound, std::move(message)};
+  return absent(refused ? ErrorCode::kUnsupported : ErrorCode::kNotFound, message);
 }
 
 Result<Plan> ViewSet::MakePlan(std::string_view file) const {

@@ -12,9 +12,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/result.h"
@@ -28,16 +30,14 @@ namespace ckptfs {
 struct LayoutOffer {
   struct Answer {
     std::string format;
-    std::string refusal;  // empty: it is shown
-    ErrorCode code = ErrorCode::kUnsupported;  // of the refusal
+    std::optional<Error> refusal;  // none: it is shown
 
     std::string Text() const;  // "yes", or "no: " and the reason
   };
   // A reason, and the formats that give it.
   struct Cause {
     std::vector<std::string> formats;
-    std::string reason;
-    ErrorCode code = ErrorCode::kUnsupported;
+    Error error;  // its layout is this one
 
     std::string Text() const;  // "rank, deepspeed: reason"
   };
@@ -48,18 +48,9 @@ struct LayoutOffer {
   bool Any() const;  // some format shows it
   std::vector<Cause> Causes() const;  // of the refusals, each once, in order
   // kUnsupported: "no format can show layout tp3; rank, deepspeed: ...; huggingface: ...".
+  // Parameter and needs are those of the cause that most formats give.
   Error Refusal() const;
 };
-
-// What a refusal says that a program may act on.  Messages of views are written so that it
-// can be found: parameters in single quotes before ": ", what would settle it after the last "; "
-// or ": " as an imperative ("add a split such as split2-1", "give --family-set heads=N") or as
-// `a command`.
-struct RefusalDetail {
-  std::string parameter;  // the first that is named; empty: none is
-  std::string needs;      // empty: nothing that is known would settle it
-};
-RefusalDetail DetailOf(std::string_view reason);
 
 class ViewSet {
  public:
@@ -77,8 +68,9 @@ class ViewSet {
   Result<ViewEntry> Find(std::string_view path) const;
   // The plan has the size that Find tells and passes Plan::Validate.
   Result<Plan> MakePlan(std::string_view file) const;
-  // Why Find says kNotFound: nobody has it (kNotFound), or a format that does not
-  // show the layout might (kUnsupported, with the reasons).
+  // Why Find says kNotFound: nobody has it (kNotFound, with what may have been meant), or
+  // a format that does not show the layout might (kUnsupported, with the reasons; of
+  // a format that is named its own alone).
   Error WhyAbsent(std::string_view path) const;
 
   uint64_t MemoryBytes() const { return memory_bytes_; }
@@ -88,7 +80,7 @@ class ViewSet {
           std::vector<std::shared_ptr<const View>> views);
   Result<const View*> OwnerOf(std::string_view path) const;
   Result<std::vector<ViewEntry>> ListTop() const;
-  std::string NumberedLike(std::string_view name) const;
+  std::pair<std::vector<std::string>, std::string> NamesBeside(std::string_view path) const;
 
   const std::shared_ptr<const StepModel> step_;
   const std::shared_ptr<const LayoutOffer> offer_;

@@ -53,9 +53,10 @@ Status DirectoryIndex::MakeCuts(const Mesh& mesh, uint64_t cut_from) {
     }
     cuts_.push_back(std::move(cut));
     if (boxes > kMaxBoxes) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("cut for ", mesh.ranks(), " ranks it would have more than ", kMaxBoxes,
-                         " chunks, which no reader holds; a smaller mesh loads there, too"));
+      return Fail(Error{ErrorCode::kUnsupported,
+                        StrCat("cut for ", mesh.ranks(), " ranks it would have more than ", kMaxBoxes,
+                               " chunks, which no reader holds")}
+                      .Needing("ask for a smaller mesh: what is cut for it loads at this one, too"));
     }
   }
   return {};

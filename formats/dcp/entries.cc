@@ -42,8 +42,9 @@ constexpr std::array<std::string_view, 4> kBeginAsZeros = {"exp_avg", "exp_avg_s
 
 Status CheckDType(DType dtype, std::string_view what) {
   if (ByteWidth(dtype) > 0 && !TorchName(dtype).empty()) return {};
-  return Fail(ErrorCode::kUnsupported,
-              StrCat("'", what, "': torch has no dtype ", DTypeName(dtype), " of whole bytes"));
+  return Fail(Error{ErrorCode::kUnsupported,
+                    StrCat("torch has no dtype ", DTypeName(dtype), " of whole bytes")}
+                  .OfParameter(what));
 }
 
 // `steps` below a key that is keys of dicts in dicts, joined by dots.
@@ -168,8 +169,7 @@ class Collector {
   Status AddWeight(const std::string& name, ParameterIndex parameter) {
     const auto weight = WeightOf(step_, layout_, parameter);
     if (!weight) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("parameter '", name, "' has neither a weight nor a master"));
+      return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(name));
     }
     CKPT_RETURN_IF_ERROR(CheckDType(weight->dtype, name));
     Entry& entry = AddTensor(ModelPath(name), weight->dtype, step_.atom(weight->atom).shape);

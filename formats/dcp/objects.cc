@@ -100,13 +100,13 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items) {
 
 Result<std::vector<std::string>> ObjectReader::Names(KeyedEntry entry) {
   std::vector<std::string> names;
-  const auto refuse = [&](ErrorCode code, std::string_view what) {
-    return Fail(code, StrCat("'", KeyOf(entry), "': ", what));
+  const auto refuse = [&](std::string_view what, ErrorCode code = ErrorCode::kInvalid) {
+    return Error{code, StrCat("'", KeyOf(entry), "': ", what)};
   };
-  if (!entry.object) return refuse(ErrorCode::kInvalid, "a tensor, not a list of names");
+  if (!entry.object) return Fail(refuse("a tensor, not a list of names"));
   CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state_.OpenObject(entry.index));
   const PickleRef list = object.file.root();
-  if (!list.IsSequence()) return refuse(ErrorCode::kInvalid, "not a list");
+  if (!list.IsSequence()) return Fail(refuse("not a list"));
   for (size_t i = 0; i < list.size(); ++i) {
     const auto name = list.at(i).String();
     const auto number = list.at(i).Int();
@@ -115,12 +115,12 @@ Result<std::vector<std::string>> ObjectReader::Names(KeyedEntry entry) {
       continue;
     }
     if (!name && number) {
-      return refuse(ErrorCode::kUnsupported,
-                    "the optimizer numbers its parameters (optimizer.state_dict(), not "
-                    "get_optimizer_state_dict), and nothing tells which parameter has which "
-                    "number; --parameter-order says it, --weights-only takes the weights");
+      return Fail(refuse("the optimizer numbers its parameters (optimizer.state_dict(), not "
+                         "get_optimizer_state_dict), and nothing tells which parameter has which "
+                         "number", ErrorCode::kUnsupported)
+                      .Needing("--parameter-order says it, --weights-only takes the weights"));
     }
-    if (!name) return refuse(ErrorCode::kInvalid, "not a list of names");
+    if (!name) return Fail(refuse("not a list of names"));
     names.emplace_back(*name);
   }
   return names;

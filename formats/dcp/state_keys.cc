@@ -130,9 +130,10 @@ class KeyReader {
     if (with_optimizers_) {
       for (const KeyedEntry entry : out_.others) {
         if (!entry.object && LooksLikeState(NameOf(entry))) {
-          return Fail(ErrorCode::kUnsupported,
-                      StrCat("'", NameOf(entry), "' looks like a state of an optimizer, and no word before it "
-                             "names one; --weights-only takes the weights"));
+          return Fail(Error{ErrorCode::kUnsupported,
+                            StrCat("'", NameOf(entry), "' looks like a state of an optimizer, and no word "
+                                   "before it names one")}
+                          .Needing("--weights-only takes the weights"));
         }
       }
       for (const Inside& key : inside_) CKPT_RETURN_IF_ERROR(AddOfOptimizer(key));
@@ -366,11 +367,11 @@ Status KeyReader::AddOfOptimizer(const Inside& key) {
     return {};
   }
   if (number) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("'", NameOf(key.entry), "': the optimizer numbers its parameters "
-                       "(optimizer.state_dict(), not get_optimizer_state_dict), and nothing tells "
-                       "which parameter has which number; --parameter-order says it, "
-                       "--weights-only takes the weights"));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat("'", NameOf(key.entry), "': the optimizer numbers its parameters "
+                             "(optimizer.state_dict(), not get_optimizer_state_dict), and nothing tells "
+                             "which parameter has which number")}
+                    .Needing("--parameter-order says it, --weights-only takes the weights"));
   }
   return Refuse("'", NameOf(key.entry), "' is a state of no weight",
                 out_.model.empty() ? "" : StrCat(" below '", out_.model, "'"));

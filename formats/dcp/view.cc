@@ -103,15 +103,14 @@ Result<Plan> DcpView::MakePlan(std::string_view file) const {
 // A degree that would cut through a head is no mesh of this model.  DTensor cuts all else
 // unevenly where it has to.
 Status CheckCuts(const StepModel& step, const Layout& layout) {
+  ParameterRefusals refusals(step);
   for (const Parameter& parameter : step.parameters) {
     const bool heads = IsOneCut(parameter.pattern) && parameter.pattern.cuts[0].unit > 1;
     if (layout.tp == 1 || !heads || parameter.expert) continue;
     auto local = MakeLocal(parameter.pattern, parameter.shape, 0, layout.tp);
-    if (!local) {
-      return Fail(std::move(local).error().WithContext(StrCat("parameter '", parameter.name, "'")));
-    }
+    if (!local) refusals.Add(parameter, std::move(local).error());
   }
-  return {};
+  return refusals.Finish();
 }
 
 Result<std::shared_ptr<const View>> OpenPart(std::shared_ptr<const StepModel> step,

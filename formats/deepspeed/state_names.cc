@@ -81,9 +81,9 @@ class Matcher {
                  StrCat("the optimizer numbers its parameters and leaves the frozen ones out, and of "
                         "parameters with equal shapes nothing tells which are trained: ", names,
                         count > kStateNamesShown ? StrCat(", ... (", count, " in all)") : "",
-                        ".  `adopt --weights-only` takes the weights without the optimizer; an "
-                        "optimizer made from named_parameters() (torch 2.6) or a ZeRO stage above 0 "
-                        "records the names")};
+                        "; an optimizer made from named_parameters() (torch 2.6) or a ZeRO stage "
+                        "above 0 records the names")}
+        .Needing("`adopt --weights-only` takes the weights without the optimizer");
   }
 
   static void Add(Level& level, Positions at, int ways, int group) {

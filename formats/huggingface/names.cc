@@ -57,10 +57,10 @@ Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> na
   }
   if (const auto plain = variants.find(""); plain != variants.end()) return std::optional(plain->second);
   if (variants.size() > 1) {
-    return Fail(ErrorCode::kInvalid,
-                StrCat("weights of several variants (", variants.begin()->second.file, ", ",
-                       variants.rbegin()->second.file,
-                       ") and none without one; name the file that is meant"));
+    return Fail(Error{ErrorCode::kInvalid,
+                      StrCat("weights of several variants (", variants.begin()->second.file, ", ",
+                             variants.rbegin()->second.file, ") and none without one")}
+                    .Needing("name the file that is meant"));
   }
   if (!variants.empty()) return std::optional(variants.begin()->second);
   for (const std::string_view adapter : kAdapters) {

@@ -108,10 +108,10 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   if (!*chosen) return Fail(ErrorCode::kInvalid, StrCat(candidate.Path(), ": no weights"));
   const WeightsName& weights = **chosen;
   if (weights.adapter) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat(candidate.Path(), "/", weights.file,
-                       ": an adapter (PEFT), which holds additions "
-                       "to another model's weights; the file itself can be adopted"));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat(candidate.Path(), "/", weights.file,
+                             ": an adapter (PEFT), which holds additions to another model's weights")}
+                    .Needing("adopt the file itself"));
   }
   std::set<std::string> read{weights.file};
   if (weights.index) {
@@ -413,9 +413,10 @@ Status Reader::CarryFiles() {
   if (config_.weights.empty() || files_.weights.empty()) return {};
   const bool same = config_.weights == files_.index || config_.weights == files_.weights.front();
   if (same) return {};
-  return Fail(ErrorCode::kUnsupported,
-              StrCat(candidate_.Path(), "/config.json: its transformers_weights name '",
-                     config_.weights, "'; adopt that file by itself"));
+  return Fail(Error{ErrorCode::kUnsupported,
+                    StrCat(candidate_.Path(), "/config.json: its transformers_weights name '",
+                           config_.weights, "'")}
+                  .Needing("adopt that file by itself"));
 }
 
 void Reader::FillHeader() {

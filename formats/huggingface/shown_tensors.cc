@@ -33,7 +33,7 @@ Status CheckName(const std::string& name) {
     const size_t at = name.find(part);
     const bool component = at != std::string::npos && (at == 0 || name[at - 1] == '.');
     if (!component) continue;
-    return Fail(ErrorCode::kUnsupported, StrCat("parameter '", name, "' is of ", what));
+    return Fail(Error{ErrorCode::kUnsupported, StrCat("it is of ", what)}.OfParameter(name));
   }
   return {};
 }
@@ -75,8 +75,7 @@ Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout
     }
     const auto weight = WeightOf(step, layout, ParameterIndex{i});
     if (!weight) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("parameter '", kept, "' has neither a weight nor a master"));
+      return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(kept));
     }
     tensor.atom = weight->atom;
     tensor.dtype = weight->dtype;

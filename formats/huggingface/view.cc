@@ -243,13 +243,15 @@ Status CheckStep(const StepModel& step, const Layout& layout, const std::string&
   CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
   const Naming naming = layout.naming == Naming::kAsSource ? step.layout.naming : layout.naming;
   if (naming == Naming::kPipe) {
-    return Fail(ErrorCode::kUnsupported, "names are those of a pipeline, which transformers does not "
-                                         "have; add 'plain' to the layout");
+    return Fail(Error{ErrorCode::kUnsupported,
+                      "names are those of a pipeline, which transformers does not have"}
+                    .Needing("add 'plain' to the layout"));
   }
   CKPT_ASSIGN_OR_RETURN(const ConfigFacts facts, ReadConfigFacts(config));
   if (!facts.quantisation.empty() && layout.dtype) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("quantised weights (", facts.quantisation, ") are shown as stored only"));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat("quantised weights (", facts.quantisation, ") are shown as stored only")}
+                    .Needing("leave the dtype out of the layout"));
   }
   return {};
 }
@@ -261,8 +263,8 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<cons
   CKPT_ASSIGN_OR_RETURN(const ModelFiles own, ModelFilesOf(*step));
   const ModelFiles& models = own.config() == nullptr && given_ ? *given_ : own;
   if (models.config() == nullptr) {
-    return Fail(ErrorCode::kUnsupported, "no config.json in the step's directory or beside it; "
-                                         "`mount --hf-config DIR` gives one");
+    return Fail(Error{ErrorCode::kUnsupported, "no config.json in the step's directory or beside it"}
+                    .Needing("`mount --hf-config DIR` gives one"));
   }
   CKPT_RETURN_IF_ERROR(CheckStep(*step, layout, *models.config()));
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));

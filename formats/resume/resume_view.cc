@@ -268,8 +268,8 @@ ShownFiles FilesAround(const StepModel& step, const ToolFiles& files, const std:
 // A tool without DeepSpeed or FSDP keeps whole tensors in one file: there is nothing to re-lay.
 Status CheckPlain(const Layout& layout, std::string_view tool) {
   if (layout.dtype) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat(tool, " resumes with the dtype that it saved: leave it out of the layout"));
+    return Fail(Error{ErrorCode::kUnsupported, StrCat(tool, " resumes with the dtype that it saved")}
+                    .Needing("leave it out of the layout"));
   }
   if (layout.tp == 1 && layout.pp == 1 && layout.ep == 1) return {};
   return Fail(ErrorCode::kUnsupported,
@@ -328,9 +328,8 @@ Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& la
 Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
                const FamilySet* families, StepTool tool, std::vector<Part>& parts) {
   if (layout.keys != StateKeys::kAsSource && layout.keys != StateKeys::kAccelerate) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat(ToolName(tool), " asks for keys of its own: leave nested, flat and titan out "
-                       "of the layout"));
+    return Fail(Error{ErrorCode::kUnsupported, StrCat(ToolName(tool), " asks for keys of its own")}
+                    .Needing("leave nested, flat and titan out of the layout"));
   }
   layout.keys = StateKeys::kAccelerate;
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));

@@ -55,9 +55,10 @@ Result<StepEntries> ListStepEntries(const Root& root, const std::string& directo
     }
   }
   if (out.directories.size() <= kMaxStepDirectories) return out;
-  return Fail(ErrorCode::kUnsupported, StrCat(root.PathOf(directory), ": ", out.directories.size(),
-                                              " directories, more than are looked into (",
-                                              kMaxStepDirectories, "); name the steps themselves"));
+  return Fail(Error{ErrorCode::kUnsupported,
+                    StrCat(root.PathOf(directory), ": ", out.directories.size(),
+                           " directories, more than are looked into (", kMaxStepDirectories, ")")}
+                  .Needing("name the steps themselves"));
 }
 
 StepTool ToolOf(std::string_view name, const StepEntries& entries) {

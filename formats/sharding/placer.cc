@@ -114,8 +114,8 @@ Result<Placer::Local> Placer::LocalOf(ParameterIndex parameter, std::string_view
   const bool average = sharding.how == Sharding::How::kAverage;
   const bool replicas = sharding.how == Sharding::How::kReplicas;
   if (average && holder.place > 0) {
-    return Fail(ErrorCode::kUnsupported, StrCat("'", assembler_.parameter(parameter).name,
-                                                "' is averaged and on several pipeline stages"));
+    return Fail(Error{ErrorCode::kUnsupported, "averaged, and on several pipeline stages"}
+                    .OfParameter(assembler_.parameter(parameter).name));
   }
   if (average) assembler_.DeclareAverage(atom);
   if (replicas || (holder.place > 0 && sharding.on_several_stages))

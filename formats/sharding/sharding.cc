@@ -26,7 +26,7 @@ namespace {
 
 template <class... Pieces>
 tl::unexpected<Error> RefuseParameter(std::string_view name, const Pieces&... pieces) {
-  return Fail(ErrorCode::kInvalid, StrCat("'", name, "': ", pieces...));
+  return Fail(Error{ErrorCode::kInvalid, StrCat(pieces...)}.OfParameter(name));
 }
 
 Result<std::vector<NamePattern>> WholeNamePatterns(const std::vector<std::string>& texts,
@@ -286,10 +286,9 @@ Status ShardingRules::DecideByInfo(std::string_view name, std::span<const Shape>
                                    Decision& out) const {
   for (const auto& [pattern, reason] : info_->unsupported) {
     if (locals.size() > 1 && pattern.MatchesPrefix(name)) {
-      return Fail(ErrorCode::kUnsupported, StrCat("'", name,
-                                                  "': its engine recorded that its cut "
-                                                  "cannot be described: ",
-                                                  reason));
+      return Fail(Error{ErrorCode::kUnsupported,
+                        StrCat("its engine recorded that its cut cannot be described: ", reason)}
+                      .OfParameter(name));
     }
   }
   out.rule = "universal_checkpoint_info";
@@ -463,8 +462,8 @@ Status ShardingRules::ResolveAffine(std::string_view name, std::span<const Shape
     }
     for (const Piece& piece : affine.ranks[r].pieces) {
       if (piece.scale == 1.0) continue;
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("'", name, "': affine_map scales its shards, which is not understood"));
+      return Fail(Error{ErrorCode::kUnsupported, "affine_map scales its shards, which is not understood"}
+                      .OfParameter(name));
     }
   }
   out.shape = affine.logical_shape;
@@ -500,8 +499,9 @@ Status ShardingRules::ResolveShards(std::string_view name, std::span<const Shape
                                                     std::move(decision.widths), decision.rows, out);
   }
   if (out.pattern.kind == PatternKind::kUnique || out.pattern.bias_scaled) {
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("'", name, "': ", decision.rule, " is not readable from several ranks"));
+    return Fail(Error{ErrorCode::kUnsupported,
+                      StrCat(decision.rule, " is not readable from several ranks")}
+                    .OfParameter(name));
   }
   out.how = out.pattern.kind == PatternKind::kPartial ? Sharding::How::kAverage
                                                       : Sharding::How::kReplicas;

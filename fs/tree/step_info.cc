@@ -123,6 +123,20 @@ std::string RenderStepInfo(const Step& step) {
   return Print(json);
 }
 
+Json RefusalsJson(const LayoutOffer& offer) {
+  const auto known = [](const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); };
+  Json refusals = Json::array();
+  for (const LayoutOffer::Cause& cause : offer.Causes()) {
+    refusals.push_back({{"layout", offer.name},
+                        {"formats", cause.formats},
+                        {"code", std::string(ErrorCodeName(cause.error.code))},
+                        {"reason", cause.error.message},
+                        {"parameter", known(cause.error.parameter)},
+                        {"needs", known(cause.error.needs)}});
+  }
+  return refusals;
+}
+
 std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer) {
   Json json;
   json["run"] = record.run;
@@ -134,6 +148,7 @@ std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer)
     shown[answer.format] = answer.Text();
   }
   json["formats"] = std::move(shown);
+  json["refused"] = RefusalsJson(offer);
   return Print(json);
 }
 
@@ -145,43 +160,53 @@ std::string Joined(const std::vector<std::string>& words, std::string_view separ
   return text;
 }
 
-std::string ShownText(const LayoutSurvey::Format& format) {
-  return StrCat("  ", format.name, "/: ",
-                format.shown.empty() ? "none of them" : Joined(format.shown, " "), "\n");
-}
 
-// A reason once, with the layouts and the formats that it is about.
-std::string RefusedText(const LayoutSurvey& survey) {
-  std::vector<std::pair<LayoutSurvey::Refused, std::vector<std::string>>> causes;
-  for (const LayoutSurvey::Format& format : survey.formats) {
-    for (const LayoutSurvey::Refused& refused : format.refused) {
-      const auto same = std::find_if(causes.begin(), causes.end(), [&](const auto& cause) {
-        return cause.first.reason == refused.reason && cause.first.layouts == refused.layouts;
-      });
-      if (same != causes.end()) {
-        same->second.push_back(format.name);
-      } else {
-        causes.push_back({refused, {format.name}});
-      }
+// Where a line may end: never within a quoted name, a command in backticks, or a flag and its value.
+std::vector<std::string_view> UnbrokenWords(std::string_view text) {
+  std::vector<std::string_view> words;
+  char quote = 0;
+  size_t begin = 0;
+  for (size_t i = 0; i <= text.size(); ++i) {
+    const bool end = i == text.size();
+    const bool opens = i == begin || text[i - 1] == ' ' || text[i - 1] == '(';
+    if (!end && quote == 0 && (text[i] == '`' || (text[i] == '\'' && opens))) {
+      quote = text.find(text[i], i + 1) == text.npos ? '\0' : text[i];
+    } else if (!end && quote != 0 && text[i] == quote) {
+      quote = 0;
     }
+    if (!end && (text[i] != ' ' || quote != 0)) continue;
+    const std::string_view word = text.substr(begin, i - begin);
+    const bool flag = word.starts_with("--") && word.find_first_of(" ,") == word.npos;
+    if (flag && !end) continue;  // with its value
+    words.push_back(word);
+    begin = i + 1;
   }
-  std::string text;
-  for (const auto& [refused, formats] : causes) {
-    const bool all = refused.layouts.size() == survey.offers.size();
-    text += StrCat("  ", all ? "any layout" : Joined(refused.layouts, ", "), " (", Joined(formats, ", "),
-                   "): ", refused.reason, "\n");
-  }
-  return text;
+  return words;
 }
 
-Json CauseJson(const LayoutOffer::Cause& cause) {
-  const RefusalDetail detail = DetailOf(cause.reason);
-  Json json = {{"formats", cause.formats},
-               {"code", std::string(ErrorCodeName(cause.code))},
-               {"reason", cause.reason}};
-  json["parameter"] = detail.parameter.empty() ? Json(nullptr) : Json(detail.parameter);
-  json["needs"] = detail.needs.empty() ? Json(nullptr) : Json(detail.needs);
-  return json;
+// Lines of at most some 100 letters, of which all but the first begin with `further`.
+std::string Wrapped(std::string_view first, std::string_view text, std::string_view further) {
+  constexpr size_t kLine = 100;
+  std::string out;
+  std::string line(first);
+  bool begun = false;
+  for (const std::string_view word : UnbrokenWords(text)) {
+    if (begun && line.size() + 1 + word.size() > kLine) {
+      out += line + "\n";
+      line = further;
+      begun = false;
+    }
+    line += StrCat(begun ? " " : "", word);
+    begun = true;
+  }
+  return StrCat(out, line, "\n");
+}
+
+constexpr std::string_view kFurther = "      ";
+
+std::string ShownText(const LayoutSurvey::Format& format) {
+  return Wrapped(StrCat("  ", format.name, "/: "),
+                 format.shown.empty() ? "none of them" : Joined(format.shown, " "), kFurther);
 }
 
 // A line a cause, whatever a checkpoint's names hold.
@@ -206,14 +231,15 @@ std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey) {
       "bf16 fp16 fp32 (of weights) splitN-N... (layers per stage) plain pipe (names).\n"
       "The step was saved as ", step.model.layout.ToString(), ".\n");
   for (const std::string& note : WeightsOnlyNotes(step.model)) {
-    text += StrCat("Its optimizer is in no view: ", note, "\n");
+    text += Wrapped("Its optimizer is in no view: ", note, kFurther);
   }
   text += StrCat(
       "\n"
       "Of the layouts that are asked for most these work:\n");
   for (const LayoutSurvey::Format& format : survey.formats) text += ShownText(format);
-  const std::string refused = RefusedText(survey);
-  if (!refused.empty()) text += StrCat("\nand these do not:\n", refused);
+  const std::vector<std::string> refused = survey.CauseLines();
+  if (!refused.empty()) text += "\nand these do not:\n";
+  for (const std::string& line : refused) text += Wrapped("  ", line, kFurther);
   text += StrCat(
       "\nWhy another one is not there, after `ls LAYOUT` in this directory:\n"
       "  getfattr -n user.ckptfs.reason --only-values .\n"
@@ -231,13 +257,11 @@ std::string RenderLayoutIndex(const Step& step, const LayoutSurvey& survey) {
   for (const auto& offer : survey.offers) {
     Json formats = Json::array();
     for (const LayoutOffer::Answer& answer : offer->answers) {
-      if (answer.refusal.empty()) formats.push_back(answer.format);
+      if (!answer.refusal) formats.push_back(answer.format);
     }
-    Json refused = Json::array();
-    for (const LayoutOffer::Cause& cause : offer->Causes()) refused.push_back(CauseJson(cause));
     json["layouts"][offer->name] = {{"world", offer->layout.World()},
                                     {"formats", std::move(formats)},
-                                    {"refused", std::move(refused)}};
+                                    {"refused", RefusalsJson(*offer)}};
   }
   return Print(json);
 }

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "core/store/store.h"
@@ -19,13 +20,17 @@ namespace ckptfs {
 // documents, groups, roots, notes.
 std::string RenderStepInfo(const Step& step);
 
-// run, step, layout, world, and per format "yes" or the reason why not.
+// [{"layout", "formats", "code", "reason", "parameter", "needs"}], one per cause; the last two
+// null where nothing is known.
+nlohmann::ordered_json RefusalsJson(const LayoutOffer& offer);
+
+// run, step, layout, world, per format "yes" or the reason why not, and these as RefusalsJson.
 std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer);
 
 // What is here, which usual layouts work, and what the others need.  Safe for a terminal.
 std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey);
 // {"run", "step", "source_layout", "layouts": {name: {"world", "formats": [...], "refused":
-// [{"formats", "code", "reason", "parameter", "needs"}]}}}
+// RefusalsJson}}}
 std::string RenderLayoutIndex(const Step& step, const LayoutSurvey& survey);
 
 }  // namespace ckptfs

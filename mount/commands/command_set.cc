@@ -65,8 +65,9 @@ int Report(const Status& status) {
 void PrintErrorJson(const Error& error) {
   if (error.message.starts_with(kExitPrefix)) return;
   const bool usage = error.message.starts_with(kUsagePrefix);
-  nlohmann::json json =
-      ErrorJson({error.code, error.message.substr(usage ? kUsagePrefix.size() : 0)});
+  Error said = error;
+  if (usage) said.message.erase(0, kUsagePrefix.size());
+  nlohmann::json json = ErrorJson(said);
   if (usage) json["code"] = "usage";
   PrintJson({{"error", json}});
 }
@@ -278,8 +279,8 @@ Result<std::string> StorePath(const std::string& path) {
 Result<std::unique_ptr<Store>> OpenStore(const std::string& path, bool create) {
   CKPT_ASSIGN_OR_RETURN(const std::string directory, StorePath(path));
   if (!create && !std::filesystem::exists(directory)) {
-    return Fail(ErrorCode::kNotFound,
-                StrCat("no store at ", directory, "; `ckptfs adopt PATH` makes one"));
+    return Fail(Error{ErrorCode::kNotFound, StrCat("no store at ", directory)}
+                    .Needing("`ckptfs adopt PATH` makes one"));
   }
   return Store::Open(directory, create);
 }

@@ -121,11 +121,11 @@ Status ExplainLayout(const ExplainFlags& options, const LayoutOffer& offer) {
   std::string shown;
   for (const LayoutOffer::Answer& answer : offer.answers) {
     json["formats"][answer.format] = answer.Text();
-    if (!answer.refusal.empty()) continue;
+    if (answer.refusal) continue;
     json["shown"].push_back(answer.format);
     shown += StrCat(shown.empty() ? "" : ", ", answer.format);
   }
-  json["refused"] = CausesJson(offer);
+  json["refused"] = Json(RefusalsJson(offer));
   if (options.json) {
     PrintJson(json);
   } else {

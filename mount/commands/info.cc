@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
@@ -30,18 +29,18 @@ struct InfoFlags {
   bool json = false;
 };
 
-// {"deepspeed": {"shown": [layouts], "refused": {reason: [layouts]}}}
-Json ViewsOf(const std::shared_ptr<const Step>& step) {
-  const auto formats = MakeViewFormats();
-  Json views = Json::object();
-  for (const LayoutSurvey::Format& format : SurveyLayouts(ModelOf(step), formats).formats) {
+// "views": {"deepspeed": {"shown": [layouts], "refused": {reason: [layouts]}}}, and "refusals".
+void AddViews(const LayoutSurvey& survey, Json& info) {
+  Json& views = info["views"] = Json::object();
+  for (const LayoutSurvey::Format& format : survey.formats) {
     Json& view = views[format.name];
     view = {{"shown", format.shown}, {"refused", Json::object()}};
-    for (const LayoutSurvey::Refused& refused : format.refused) {
-      view["refused"][refused.reason] = refused.layouts;
-    }
+    for (const auto& [reason, layouts] : format.refused) view["refused"][reason] = layouts;
   }
-  return views;
+  Json& refusals = info["refusals"] = Json::array();
+  for (const auto& offer : survey.offers) {
+    for (const auto& refusal : RefusalsJson(*offer)) refusals.push_back(Json(refusal));
+  }
 }
 
 std::string Joined(const Json& texts, const char* separator) {
@@ -52,24 +51,15 @@ std::string Joined(const Json& texts, const char* separator) {
   return out;
 }
 
-// A reason once, with all formats that have it for the same layouts; "" stands for every layout.
-void PrintViews(const Json& views) {
+void PrintViews(const LayoutSurvey& survey) {
   fmt::print("views (any legal layout may be asked for; these were tried):\n");
-  std::map<std::pair<std::string, std::string>, Json> refused;  // (reason, layouts) -> formats
-  for (const auto& [format, answer] : views.items()) {
-    const bool none = answer["shown"].empty();
-    if (!none) fmt::print("  {}: {}\n", Printable(format), Printable(Joined(answer["shown"], " ")));
-    for (const auto& [reason, layouts] : answer["refused"].items()) {
-      const bool all = none && answer["refused"].size() == 1;
-      refused[{reason, all ? "" : Joined(layouts, ", ")}].push_back(format);
-    }
+  for (const LayoutSurvey::Format& format : survey.formats) {
+    if (format.shown.empty()) continue;
+    fmt::print("  {}: {}\n", Printable(format.name), Printable(Joined(format.shown, " ")));
   }
+  const std::vector<std::string> refused = survey.CauseLines();
   if (!refused.empty()) fmt::print("not shown:\n");
-  for (const auto& [what, formats] : refused) {
-    const auto& [reason, layouts] = what;
-    fmt::print("  {}{}{}: {}\n", Printable(Joined(formats, ", ")), layouts.empty() ? "" : " in ",
-               Printable(layouts), Printable(reason));
-  }
+  for (const std::string& line : refused) fmt::print("  {}\n", Printable(line));
 }
 
 void PrintSizes(const Json& info) {
@@ -91,7 +81,7 @@ void PrintRun(const Json& info) {
              steps, steps == 1 ? "" : "s", Printable(Joined(info["run_steps"], ", ")));
 }
 
-void PrintText(const Json& info) {
+void PrintText(const Json& info, const LayoutSurvey& survey) {
   fmt::print("{}\n", Printable(info.value("adopted_from", "")));
   PrintRun(info);
   fmt::print("format: {} {}\n", Printable(info.value("framework", "")),
@@ -123,7 +113,7 @@ void PrintText(const Json& info) {
   for (const Json& note : info["notes"]) {
     fmt::print("note: {}\n", Printable(note.get<std::string>()));
   }
-  PrintViews(info["views"]);
+  PrintViews(survey);
 }
 
 Status RunInfo(const InfoFlags& options) {
@@ -132,7 +122,9 @@ Status RunInfo(const InfoFlags& options) {
   const std::shared_ptr<const Step>& step = subject.step;
   Json info = Json::parse(RenderStepInfo(*step), nullptr, false);
   if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is no JSON");
-  info["views"] = ViewsOf(step);
+  const auto formats = MakeViewFormats();
+  const LayoutSurvey survey = SurveyLayouts(ModelOf(step), formats);
+  AddViews(survey, info);
   const auto blobs = BlobReader::Create(step->model, ReaderOptions());
   const SourceReport sources = LookAtSources(step->model, *blobs);
   if (!subject.skipped.empty()) info["skipped"] = subject.skipped;
@@ -143,7 +135,7 @@ Status RunInfo(const InfoFlags& options) {
   if (options.json) {
     PrintJson(info);
   } else {
-    PrintText(info);
+    PrintText(info, survey);
   }
   // One that is told is there; so are those beside it that adopt would refuse.
   for (const Error& error : subject.refused) {

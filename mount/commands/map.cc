@@ -57,7 +57,11 @@ Status RunMap(const MapFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::string subject, OnlyStep(options.step, options.store));
   CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {}));
   auto map = MapLayout(step->model, layout);
-  if (!map) return Fail(std::move(map).error().WithContext(StrCat("layout ", layout.ToString())));
+  if (!map) {
+    Error error = std::move(map).error().WithContext(StrCat("layout ", layout.ToString()));
+    error.layout = layout.ToString();
+    return Fail(std::move(error));
+  }
   if (!options.output.empty()) {
     CKPT_ASSIGN_OR_RETURN(const bool png, IsPng(options.output));
     const std::string name = step->record.run.empty() ? step->record.source

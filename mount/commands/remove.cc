@@ -29,8 +29,8 @@ struct RemoveFlags {
 Result<StepReference> ParseOneStep(const std::string& text) {
   CKPT_ASSIGN_OR_RETURN(StepReference name, ParseStepReference(text));
   if (name.id != "latest") return name;
-  return Fail(ErrorCode::kInvalid, StrCat(text, ": name the step to remove; `ckptfs resolve ",
-                                          name.run, "` says which is the latest"));
+  return Fail(Error{ErrorCode::kInvalid, StrCat(text, ": name the step to remove")}
+                  .Needing(StrCat("`ckptfs resolve ", name.run, "` says which is the latest")));
 }
 
 // A step that is to go, and whom that meets.
@@ -83,9 +83,9 @@ Result<std::vector<Removal>> CheckAll(Store& store, const RemoveFlags& options) 
   }
   for (const Removal& removal : removals) {
     if (removal.shown.empty() || options.force) continue;
-    return Fail(ErrorCode::kExists,
-                StrCat(removal.name(), ": /view of ", removal.shown.front(),
-                       " shows it; `ckptfs switch RUN/ID` first, or give --force. Nothing was removed"));
+    return Fail(Error{ErrorCode::kExists, StrCat("Nothing was removed. ", removal.name(), ": /view of ",
+                                                 removal.shown.front(), " shows it")}
+                    .Needing("`ckptfs switch RUN/ID` first, or give --force"));
   }
   return removals;
 }

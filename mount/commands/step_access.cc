@@ -51,8 +51,8 @@ Status CheckPath(const std::string& subject) {
   const bool may_mean_a_step =
       errno == ENOENT && !subject.starts_with('/') && !subject.starts_with('.');
   Error error = ErrnoError(errno, subject);
-  if (may_mean_a_step) error.message += "; a step is written RUN/ID, as `ckptfs list` shows it";
-  return Fail(std::move(error));
+  if (!may_mean_a_step) return Fail(std::move(error));
+  return Fail(std::move(error).Needing("a step is written RUN/ID, as `ckptfs list` shows it"));
 }
 
 // RUN/latest is a step also where a DeepSpeed run lies in this directory, whose pointer
@@ -181,9 +181,8 @@ Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
   if (loaded.refused.empty()) return std::move(loaded.step);
   // An older step is not what was asked for.
   Error error = std::move(loaded.refused.front());
-  error.message += StrCat("; name the directory of the step that is meant, such as ",
-                          loaded.step->record.source);
-  return Fail(std::move(error));
+  return Fail(std::move(error).Needing(StrCat("name the directory of the step that is meant, such as ",
+                                              loaded.step->record.source)));
 }
 
 Result<std::string> OnlyStep(const std::string& given, const std::string& store_path) {

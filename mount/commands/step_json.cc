@@ -24,35 +24,15 @@ nlohmann::json RecordJson(const StepRecord& record) {
           {"manifest", record.manifest.Hex()}};
 }
 
-namespace {
-
-void AddDetail(nlohmann::json& json, const std::string& reason) {
-  const RefusalDetail detail = DetailOf(reason);
-  json["parameter"] = nullptr;
-  json["needs"] = nullptr;
-  if (!detail.parameter.empty()) json["parameter"] = detail.parameter;
-  if (!detail.needs.empty()) json["needs"] = detail.needs;
-}
-
-}  // namespace
-
 nlohmann::json ErrorJson(const Error& error) {
-  nlohmann::json json = {{"code", std::string(ErrorCodeName(error.code))},
-                         {"message", error.message}};
-  AddDetail(json, error.message);
-  return json;
-}
-
-nlohmann::json CausesJson(const LayoutOffer& offer) {
-  nlohmann::json causes = nlohmann::json::array();
-  for (const LayoutOffer::Cause& cause : offer.Causes()) {
-    nlohmann::json json = {{"formats", cause.formats},
-                           {"code", std::string(ErrorCodeName(cause.code))},
-                           {"reason", cause.reason}};
-    AddDetail(json, cause.reason);
-    causes.push_back(std::move(json));
-  }
-  return causes;
+  const auto known = [](const std::string& text) {
+    return text.empty() ? nlohmann::json(nullptr) : nlohmann::json(text);
+  };
+  return {{"code", std::string(ErrorCodeName(error.code))},
+          {"message", error.message},
+          {"layout", known(error.layout)},
+          {"parameter", known(error.parameter)},
+          {"needs", known(error.needs)}};
 }
 
 void PrintJson(const nlohmann::json& json) {

@@ -12,16 +12,13 @@
 #include <vector>
 
 #include "core/store/store.h"
-#include "core/view/view_set.h"
 
 namespace ckptfs {
 
 nlohmann::json RecordJson(const StepRecord& record);
 
-// {"code", "message", "parameter", "needs"}, the last two null where nothing is known.
+// {"code", "message", "layout", "parameter", "needs"}, the last three null where nothing is known.
 nlohmann::json ErrorJson(const Error& error);
-// [{"formats", "code", "reason", "parameter", "needs"}] of a layout's refusals.
-nlohmann::json CausesJson(const LayoutOffer& offer);
 
 // Indented, with a newline; bytes that are no UTF-8 are replaced.
 void PrintJson(const nlohmann::json& json);

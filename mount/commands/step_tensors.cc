@@ -19,7 +19,7 @@ constexpr size_t kNameErrors = 4;
 constexpr size_t kNamesCompared = 4096;
 constexpr size_t kStagesTold = 8;
 
-std::string NoSuchParameter(const StepModel& model, const TensorChoice& choice) {
+Error NoSuchParameter(const StepModel& model, const TensorChoice& choice) {
   std::vector<std::string> names;
   for (const Parameter& parameter : model.parameters) {
     if (names.size() < kNamesCompared) names.push_back(parameter.name);
@@ -27,9 +27,11 @@ std::string NoSuchParameter(const StepModel& model, const TensorChoice& choice) 
   std::string text = "no tensor";
   if (!choice.parameter.empty()) text += StrCat(" '", choice.parameter, "'");
   if (!choice.kind.empty()) text += StrCat(" of kind '", choice.kind, "'");
-  const auto near = NearestWords(choice.parameter, names, kNameErrors);
-  if (!near.empty()) return StrCat(text, "; do you mean ", near.front(), "?");
-  return StrCat(text, "; `ckptfs ls` lists them, and * stands for anything");
+  const std::string meant = MeantText(choice.parameter, names, kNameErrors);
+  Error error{ErrorCode::kNotFound, text + meant};
+  error.parameter = choice.parameter;
+  if (!meant.empty()) return error;
+  return std::move(error).Needing("`ckptfs ls` lists them, and * stands for anything");
 }
 
 // Which of the source's tensor-parallel ranks: "tp 0-1 cut dim 0", "tp 0-1 whole".
@@ -82,7 +84,7 @@ Result<std::vector<AtomIndex>> ChooseAtoms(const StepModel& model, const TensorC
   }
   const bool asked = !choice.parameter.empty() || !choice.kind.empty();
   if (!atoms.empty() || !asked) return atoms;
-  return Fail(ErrorCode::kNotFound, NoSuchParameter(model, choice));
+  return Fail(NoSuchParameter(model, choice));
 }
 
 std::string ShapeText(const std::vector<uint64_t>& shape) {

@@ -35,6 +35,11 @@ def test_readme_and_index(ckptfs, source, store):
     assert os.path.getsize(f'{view}/README.txt') == len(text.encode())
     assert f'run7/{TAG}' in text and 'dp4_zero2_plain' in text and '--hf-config' in text
     assert all(c == '\n' or c.isprintable() for c in text)
+    assert max(map(len, text.splitlines())) <= 100 and '\n  any layout (huggingface): ' in text
+    reasons = ' '.join(text.split())
+    assert reasons.count('would cut through a unit of 8 (a slice is 4)') == 3  # dim 0 of tp4 and tp8, dim 1 of tp8
+    for whole in '`mount --hf-config DIR`', f'ckptfs explain LAYOUT --step run7/{TAG}':
+        assert whole in text
     with open(f'{view}/layouts.json') as f:
         index = json.load(f)
     assert index['source_layout'] == 'dp4_zero2_plain'
@@ -48,6 +53,36 @@ def test_readme_and_index(ckptfs, source, store):
     assert 'mount --hf-config DIR' in refused['needs'] and refused['parameter'] is None
     cut = next(c for c in index['layouts']['tp8']['refused'] if 'rank' in c['formats'])
     assert cut['parameter'] == 'model.layers.0.self_attn.qkv_proj.weight'
+    assert cut['formats'] == ['rank', 'deepspeed', 'dcp'] and cut['layout'] == 'tp8'
+    told = json.loads(ckptfs.run('info', 'run7', '--json', *store).stdout)['refusals']
+    assert told == sum((layout['refused'] for layout in index['layouts'].values()), [])
+    with open(f'{view}/tp2/info.json') as f:
+        assert json.load(f)['refused'] == index['layouts']['tp2']['refused']
+
+
+@pytest.mark.parametrize('words, code', [
+    (['explain', 'pp3'], 0), (['map', 'pp3'], 4), (['export', 'run7/latest', 'pp3/rank0', 'OUT'], 4),
+    (['export', 'run7/latest', 'tp8', 'OUT'], 4), (['map', 'tp8'], 4), (['explain', 'tp8'], 4),
+    (['explain', 'tp2', 'huggingface'], 4), (['explain', 'dp2', 'rank7'], 3)])
+def test_a_refusal_has_one_structure(ckptfs, source, store, words, code):
+    """Layout, code, parameter and needs, where the command refuses as where it explains."""
+    ckptfs.adopt(source)
+    words = [w.replace('OUT', ckptfs.folder + '/out') for w in words]
+    done, text, said = rc(ckptfs, *words, *store)
+    _, out, said_json = rc(ckptfs, *words, '--json', *store)
+    assert done == code and said == said_json
+    told = json.loads(out)
+    refusal = told['error'] if 'error' in told else told['refused'][0]
+    layout = words[2 if words[0] == 'export' else 1].split('/')[0]
+    assert refusal['layout'] == layout and refusal['code'] in ('invalid', 'unsupported', 'not found')
+    reason = refusal.get('message') or refusal['reason']
+    assert reason in said + text
+    needs = {'pp3': 'add a split such as split1-1-0', 'tp2': '`mount --hf-config DIR` gives one'}.get(layout)
+    assert refusal['needs'] == needs
+    cut = 'model.layers.0.self_attn.qkv_proj.weight'
+    assert refusal['parameter'] == (cut if layout == 'tp8' else None)
+    if layout == 'tp8':
+        assert reason.count('dim 0') == 1 and f"'{cut}' and 3 more: " in reason
 
 
 def test_the_reason_is_an_attribute(ckptfs, source):

@@ -52,8 +52,10 @@ Result<ParameterIndex> AddParameter(const std::string& name, Role role, uint32_t
   auto& shapes = out[at->second].shapes[stage];
   shapes.resize(draft.parsed.tp);
   if (shapes[tp] && *shapes[tp] != shape) {
-    return Refuse("'", name, "' has shape ", ShapeToString(*shapes[tp]), " in one file and ",
-                  ShapeToString(shape), " in another of the same rank");
+    return Fail(Error{ErrorCode::kInvalid,
+                      StrCat("shape ", ShapeToString(*shapes[tp]), " in one file and ",
+                             ShapeToString(shape), " in another of the same rank")}
+                    .OfParameter(name));
   }
   shapes[tp] = shape;
   return at->second;
@@ -77,7 +79,7 @@ Status AddWeight(const std::string& name, const FileTensor& tensor, std::set<uin
     }
     out[*index].anywhere = anywhere;
   } else if (out[*index].shapes.begin()->second[tp] != tensor.shape()) {
-    return Refuse("'", name, "' has another shape in its expert file");
+    return Fail(Error{ErrorCode::kInvalid, "another shape in its expert file"}.OfParameter(name));
   }
   draft.order.push_back(*index);
   out.weights.push_back(NamedWeight{*index, &tensor, tp});

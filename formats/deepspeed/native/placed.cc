@@ -81,7 +81,8 @@ Status DeriveWeights(const Named& named, Placer& placer, std::vector<std::string
     CKPT_ASSIGN_OR_RETURN(const bool master,
                           placer.DeriveWeight(ParameterIndex{i}, named.model_dtype));
     if (!master) {
-      return Refuse("'", parameter.name, "': neither a weight nor a master of it is in any file");
+      return Fail(Error{ErrorCode::kInvalid, "neither a weight nor a master of it is in any file"}
+                      .OfParameter(parameter.name));
     }
     ++derived;
   }

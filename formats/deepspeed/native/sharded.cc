@@ -39,11 +39,12 @@ Error Uncovered(const OpenNames& open, uint32_t tp) {
     list += StrCat(names.size() > kNamesShown ? StrCat(", ... (", names.size(), " in all)") : "",
                    ": ", why);
   }
-  return Error{
-      ErrorCode::kUnsupported,
-      StrCat("nothing says how these are spread over the ", tp, " tensor-parallel ranks: ", list,
-             ".  Settle it with --family-set NAME=NUMBER (a size that a rule needs), --replicated "
-             "REGEX, --averaged REGEX, or a rule of your own (--family FILE)")};
+  Error error{ErrorCode::kUnsupported,
+              StrCat("nothing says how these are spread over the ", tp, " tensor-parallel ranks: ", list)};
+  error.parameter = open.begin()->second.front();
+  return std::move(error).Needing(
+      "settle it with --family-set NAME=NUMBER (a size that a rule needs), --replicated REGEX, "
+      "--averaged REGEX, or a rule of your own (--family FILE)");
 }
 
 // What the tensor-parallel ranks hold, which is the same on each pipeline stage.
@@ -52,15 +53,17 @@ Result<std::vector<Shape>> LocalShapes(const NamedParameter& parameter, uint32_t
   const auto& [first_stage, first] = *parameter.shapes.begin();
   for (uint32_t tp = 0; tp < ranks; ++tp) {
     if (!first[tp]) {
-      return Refuse("'", parameter.name, "': tensor-parallel rank ", tp,
-                    " has no such parameter, other ranks do");
+      return Fail(Error{ErrorCode::kInvalid, StrCat("tensor-parallel rank ", tp,
+                                                    " has no such parameter, other ranks do")}
+                      .OfParameter(parameter.name));
     }
     out.push_back(*first[tp]);
   }
   for (const auto& [stage, shapes] : parameter.shapes) {
     if (shapes == first) continue;
-    return Refuse("'", parameter.name, "' has other shapes on pipeline stage ", stage, " than on ",
-                  first_stage);
+    return Fail(Error{ErrorCode::kInvalid, StrCat("other shapes on pipeline stage ", stage, " than on ",
+                                                  first_stage)}
+                    .OfParameter(parameter.name));
   }
   return out;
 }

@@ -53,10 +53,12 @@ Status ShardFolders(const Listed& listed, const Parsed& parsed, Sharded& out) {
     // Views of native MoE join the experts of several ranks under the name of one;
     // which belongs to which rank is not in the file.
     if (sharding->expert && experts > 0) {
-      return Fail(ErrorCode::kUnsupported,
+      Error error{ErrorCode::kUnsupported,
                   StrCat(listed.files.PathOf("zero/" + folder.name),
-                         ": experts of several expert-parallel ranks in one tensor; adopt the "
-                         "original checkpoint, or a view of it without ep in its layout"));
+                         ": experts of several expert-parallel ranks in one tensor")};
+      error.parameter = folder.name;
+      return Fail(std::move(error).Needing(
+          "adopt the original checkpoint, or a view of it without ep in its layout"));
     }
     sharding->stacked_experts = std::max(sharding->stacked_experts, experts);
     out.folders.push_back(*std::move(sharding));
@@ -73,11 +75,12 @@ Status ShardOther(const ModelStates& model, std::string name,
   for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape());
   CKPT_ASSIGN_OR_RETURN(auto sharding, out.rules.Resolve(name, locals, buffer));
   if (!sharding && !buffer) {
-    return Fail(
-        ErrorCode::kUnsupported,
-        StrCat("nothing says how frozen '", name,
-               "' is spread over tensor-parallel ranks: ", out.rules.WhyOpen(name),
-               "; settle it with --family-set NAME=NUMBER, --replicated REGEX or a family file"));
+    Error error{ErrorCode::kUnsupported,
+                StrCat("nothing says how frozen '", name,
+                       "' is spread over tensor-parallel ranks: ", out.rules.WhyOpen(name))};
+    error.parameter = name;
+    return Fail(std::move(error).Needing(
+        "settle it with --family-set NAME=NUMBER, --replicated REGEX or a family file"));
   }
   if (!sharding) sharding = ReplicatedSharding(locals[0], static_cast<uint32_t>(locals.size()));
   sharding->source_pattern.reset();  // of a tp degree that this directory does not have

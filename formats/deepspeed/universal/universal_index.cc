@@ -62,8 +62,9 @@ class Collector {
     const std::string file = FileOf(atom);
     if (parameter.role != Role::kTrainable || file.empty()) return {};
     if ((atom.kind == "fp32") || (file == "step" && atom.relation != Relation::kScalar)) {
-      return Fail(ErrorCode::kUnsupported, StrCat("optimizer state '", atom.kind, "' of '",
-                                                  parameter.name, "' has a reserved file name"));
+      return Fail(Error{ErrorCode::kUnsupported,
+                        StrCat("optimizer state '", atom.kind, "' has a reserved file name")}
+                      .OfParameter(parameter.name));
     }
     const bool whole = atom.relation == Relation::kSame;
     if (!whole && file != "step") {
@@ -82,8 +83,8 @@ class Collector {
       if (step_.parameters[i].role != Role::kTrainable || states_[i].contains("fp32")) continue;
       auto weight = step_.FindAtom(ParameterIndex{i}, "weight");
       if (!weight) {
-        return Fail(ErrorCode::kUnsupported, StrCat("parameter '", step_.parameters[i].name,
-                                                    "' has neither a master nor a weight"));
+        return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}
+                        .OfParameter(step_.parameters[i].name));
       }
       states_[i].emplace("fp32", std::vector<AtomIndex>{*weight});
     }
@@ -124,8 +125,8 @@ class ExpertStacker {
     const Parameter& parameter = step_.parameter(index);
     const std::string family = WithExpert(parameter, Name(index), 0);
     if (family.empty()) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("expert parameter '", parameter.name, "' does not say its number"));
+      return Fail(Error{ErrorCode::kUnsupported, "the name does not say the expert's number"}
+                      .OfParameter(parameter.name));
     }
     experts_[family].emplace(*parameter.expert, index);
     return {};
@@ -157,21 +158,22 @@ class ExpertStacker {
     const ParameterIndex first = members.at(static_cast<uint32_t>(local));
     UniversalParameter shown{Name(first), first, states_.Of(first), ep_};
     if (step_.parameter(first).shape.empty()) {
-      return Fail(ErrorCode::kUnsupported, StrCat("expert parameter '", Name(first), "' is 0-d"));
+      return Fail(Error{ErrorCode::kUnsupported, "0-d, and of an expert"}.OfParameter(Name(first)));
     }
     for (uint64_t rank = 1; rank < ep_; ++rank) {
       const ParameterIndex other = members.at(static_cast<uint32_t>(rank * per_rank + local));
       const auto states = states_.Of(other);
       if (step_.parameter(other).shape != step_.parameter(first).shape ||
           states.size() != shown.states.size()) {
-        return Fail(ErrorCode::kUnsupported,
-                    StrCat("experts '", Name(first), "' and '", Name(other), "' differ"));
+        return Fail(Error{ErrorCode::kUnsupported, StrCat("differs from expert '", Name(first), "'")}
+                        .OfParameter(Name(other)));
       }
       for (size_t s = 0; s < states.size(); ++s) {
         if (states[s].file == "step") continue;
         if (states[s].atoms.empty() != shown.states[s].atoms.empty()) {
-          return Fail(ErrorCode::kUnsupported, StrCat("state '", states[s].file, "' of '",
-                                                      Name(other), "' is not of all experts"));
+          return Fail(Error{ErrorCode::kUnsupported,
+                            StrCat("state '", states[s].file, "' is not of all experts")}
+                          .OfParameter(Name(other)));
         }
         auto& atoms = shown.states[s].atoms;
         atoms.insert(atoms.end(), states[s].atoms.begin(), states[s].atoms.end());

@@ -135,9 +135,12 @@ TEST(ShardTest, RefusesByNameWhatNoRuleCovers) {
       Make("u", {4}, Pattern{PatternKind::kUnique, {}, {}, false}, StageRule::kEvery));
   EXPECT_EQ(Refusal(step, "dp4_zero2"), "accepted");
   const std::string message = Refusal(step, "tp2");
-  EXPECT_THAT(message, HasSubstr("'a': no rule"));
   EXPECT_THAT(message, HasSubstr("--family"));
-  EXPECT_THAT(message, HasSubstr("2 more parameters"));
+  EXPECT_THAT(message, HasSubstr("'a' and 3 more: no rule")) << "a reason once";
+  EXPECT_THAT(message, HasSubstr("'u': held by one"));
+  const Error error = CheckLayout(step, L("tp2")).error();
+  EXPECT_EQ(error.parameter, "a");
+  EXPECT_THAT(error.needs, HasSubstr("adopt with --family FILE"));
   EXPECT_THAT(Refusal(Model(2), "tp3"), HasSubstr("'embed'"));
 }
 
@@ -194,7 +197,7 @@ unit = "head_dim"
 )";
   step.parameters.push_back(Make("open", {8}, Pattern{}, StageRule::kEvery));
   EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': the rule mine: open needs ffn"));
-  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("--family-set"));
+  EXPECT_THAT(CheckLayout(step, L("tp2")).error().needs, HasSubstr("--family-set ffn=NUMBER"));
   step.family_sizes = {{"ffn", 4}};
   EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': no rule"));
   Pattern pattern = Pattern::Shard(0);

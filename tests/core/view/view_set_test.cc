@@ -164,30 +164,51 @@ TEST(ReadingTest, IsGuessedByTheNameOfASourceFile) {
 }
 
 TEST(LayoutOffer, NamesACauseOnce) {
+  const Error wide = Error{ErrorCode::kInvalid, "too wide"}.OfParameter("a.b").Needing("give --narrow");
   LayoutOffer offer;
   offer.name = "tp3";
-  offer.answers = {{"rank", "too wide", ErrorCode::kInvalid}, {"deepspeed", "too wide", ErrorCode::kInvalid},
-                   {"huggingface", "no config"}, {"other", ""}};
+  offer.answers = {{"huggingface", Error{ErrorCode::kUnsupported, "no config"}},
+                   {"rank", wide}, {"deepspeed", wide}, {"other", {}}};
   ASSERT_EQ(offer.Causes().size(), 2u);
-  EXPECT_EQ(offer.Causes()[0].Text(), "rank, deepspeed: too wide");
-  EXPECT_EQ(offer.Refusal().message,
-            "no format can show layout tp3; rank, deepspeed: too wide; huggingface: no config");
+  EXPECT_EQ(offer.Causes()[1].Text(), "rank, deepspeed: 'a.b': too wide; give --narrow");
+  EXPECT_EQ(offer.Causes()[1].error.layout, "tp3");
+  const Error refusal = offer.Refusal();
+  EXPECT_EQ(refusal.message, "no format can show layout tp3; huggingface: no config; "
+                             "rank, deepspeed: 'a.b': too wide; give --narrow");
+  EXPECT_EQ(refusal.layout, "tp3");
+  EXPECT_EQ(refusal.parameter, "a.b") << "that of the cause that most give";
+  EXPECT_EQ(refusal.needs, "give --narrow");
 }
 
-TEST(DetailOf, FindsTheParameterAndTheNeed) {
-  const auto detail = [](std::string_view reason) {
-    const RefusalDetail found = DetailOf(reason);
-    return found.parameter + "|" + found.needs;
-  };
-  EXPECT_EQ(detail("'a.b': pattern: dim 0: 3 does not divide by 2 ranks; and 1 more parameters"), "a.b|");
-  EXPECT_EQ(detail("parameter 'a.b': no rule; give --family-set heads=N"), "a.b|give --family-set heads=N");
-  EXPECT_EQ(detail("3 layers do not divide by 2 stages; add a split such as split2-1"),
-            "|add a split such as split2-1");
-  EXPECT_EQ(detail("no config.json; `mount --hf-config DIR` gives one"), "|`mount --hf-config DIR` gives one");
-  EXPECT_EQ(detail("layout token 'x': unknown"), "|");
-  EXPECT_EQ(detail(""), "|");
-  EXPECT_EQ(detail("'"), "|");
-  EXPECT_EQ(detail("'': "), "|");
+TEST(ErrorTest, KeepsWhatAProgramMayActOnAsItRises) {
+  const Error error = Error{ErrorCode::kInvalid, "reason"}
+                          .OfParameter("inner")
+                          .Needing("give --x")
+                          .OfParameter("outer")
+                          .WithContext("step 3");
+  EXPECT_EQ(error.message, "step 3: 'outer': 'inner': reason; give --x");
+  EXPECT_EQ(error.parameter, "inner");
+  EXPECT_EQ(error.needs, "give --x");
+}
+
+TEST(ViewSetTest, OfAFormatThatIsNamedItsOwnReasonAloneIsTold) {
+  const auto views = Open({{"deepspeed", {}}, {"rank", {}}, {"shown", {"dir/file"}}});
+  for (const char* path : {"deepspeed", "deepspeed/latest"}) {
+    const Error why = views->WhyAbsent(path);
+    EXPECT_EQ(why.code, ErrorCode::kUnsupported);
+    EXPECT_EQ(why.message, StrCat("layout ", Layout{}.ToString(), " has no deepspeed: deepspeed cannot"));
+    EXPECT_EQ(why.layout, Layout{}.ToString());
+  }
+  EXPECT_THAT(views->WhyAbsent("rank7/model.pt").message, HasSubstr("has no rank7: rank cannot"));
+}
+
+TEST(ViewSetTest, WhatWasMeantIsTold) {
+  const auto views = Open({{"deepspeed", {}}, {"rank", {"rank0/model.pt", "rank1/model.pt", "rank2/x"}}});
+  const auto said = [&](std::string_view path) { return views->WhyAbsent(path).message; };
+  EXPECT_THAT(said("deepspede/latest"), HasSubstr("do you mean deepspeed?"));
+  EXPECT_THAT(said("rank0/modle.pt"), HasSubstr("do you mean model.pt?"));
+  EXPECT_THAT(said("rank9/model.pt"), HasSubstr("there are rank0 to rank2"));
+  EXPECT_EQ(views->WhyAbsent("deepspede").code, ErrorCode::kNotFound);
 }
 
 }  // namespace
