@@ -74,7 +74,7 @@ class Export {
   std::string Owner(std::string_view identity) const;
   Status LoadJournal(std::string_view identity, const std::string& path);
   Result<PlanPtr> PlanOf(size_t target);
-  bool HasAllNames() const;
+  bool HasAllNames();
   Result<bool> SameChunk(const Chunk& chunk);
   Result<uint64_t> WriteChunk(const Chunk& chunk);
   Status FinishFile(Target& target);
@@ -88,6 +88,8 @@ class Export {
   const std::string destination_;
   BlobReader& blobs_;
   const ExportAccess access_;
+  // What a finished export that is there lacks; empty: it is not one.
+  std::string defect_;
   std::vector<Target> targets_;
   std::vector<std::string> directories_;
   std::vector<Chunk> chunks_;                           // still to do
@@ -154,8 +156,8 @@ Status Export::LoadJournal(std::string_view identity, const std::string& path) {
   std::string owner;
   std::getline(in, owner);
   if (line != kMagic || owner != identity) {
-    return Fail(ErrorCode::kExists, StrCat(destination_, ": holds an export of '", owner,
-                                           "'; choose an empty directory"));
+    return Fail(Error{ErrorCode::kExists, StrCat(destination_, ": holds an export of '", owner, "'")}
+                    .Needing("choose an empty directory"));
   }
   while (std::getline(in, line) && !in.eof()) {  // a line without its end was cut off
     std::istringstream words(line);
@@ -182,9 +184,14 @@ Status Export::OpenJournal(std::string_view wanted) {
   const std::string path = StrCat(destination_, "/", kJournal);
   const bool fresh = !stdfs::exists(path, code);
   if (fresh && stdfs::directory_iterator(destination_, code) != stdfs::directory_iterator()) {
-    return Fail(ErrorCode::kExists, StrCat(destination_,
-                                           ": not empty and not an export that can "
-                                           "be resumed"));
+    if (defect_.empty()) {
+      return Fail(Error{ErrorCode::kExists,
+                        StrCat(destination_, ": not empty and not an export that can be resumed")}
+                      .Needing("choose an empty directory"));
+    }
+    return Fail(Error{ErrorCode::kExists,
+                      StrCat(destination_, ": holds this export, which was finished, but ", defect_)}
+                    .Needing("remove that directory, or choose an empty one, and export again"));
   }
   CKPT_ASSIGN_OR_RETURN(journal_, OpenDescriptor(path, O_RDWR | O_CREAT | O_APPEND, 0600));
   if (::flock(journal_.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -339,16 +346,34 @@ Result<uint64_t> Export::WriteChunk(const Chunk& chunk) {
   return end - begin;
 }
 
+// Why the target is not there as it was exported; empty: it is.
+std::string LacksOf(const Target& target) {
+  std::error_code code;
+  struct stat info {};
+  if (::lstat(target.path.c_str(), &info) != 0) return StrCat("'", target.view_path, "' is missing");
+  if (!target.link.empty()) {
+    return stdfs::read_symlink(target.path, code) == target.link
+               ? ""
+               : StrCat("'", target.view_path, "' does not lead to ", target.link);
+  }
+  if (!S_ISREG(info.st_mode)) return StrCat("'", target.view_path, "' is not a file");
+  const auto size = static_cast<uint64_t>(info.st_size);
+  if (size == target.size) return "";
+  return StrCat("'", target.view_path, "' has ", size, " bytes instead of ", target.size);
+}
+
 // Whether each file and link is there under its name, of its size.
-bool Export::HasAllNames() const {
+bool Export::HasAllNames() {
   std::error_code code;
   if (stdfs::exists(StrCat(destination_, "/", kJournal), code)) return false;
-  return std::all_of(targets_.begin(), targets_.end(), [&](const Target& target) {
-    if (!target.link.empty()) return stdfs::read_symlink(target.path, code) == target.link;
-    struct stat info {};
-    return ::lstat(target.path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
-           static_cast<uint64_t>(info.st_size) == target.size;
-  });
+  size_t lacking = 0;
+  for (const Target& target : targets_) {
+    const std::string lacks = LacksOf(target);
+    if (!lacks.empty() && lacking++ == 0) defect_ = lacks;
+  }
+  if (lacking == targets_.size()) defect_.clear();  // something else lies there
+  if (lacking > 1 && !defect_.empty()) defect_ += StrCat(" (and ", lacking - 1, " more)");
+  return lacking == 0;
 }
 
 Result<bool> Export::SameChunk(const Chunk& chunk) {
@@ -382,13 +407,16 @@ Result<bool> Export::IsThere(const JobOptions& options) {
     total += targets_[i].size;
   }
   std::atomic<bool> same{true};
+  std::atomic<size_t> different{0};
   const auto compare = [&](size_t i) -> Result<uint64_t> {
     if (!same) return uint64_t{0};
     CKPT_ASSIGN_OR_RETURN(const bool equal, SameChunk(chunks[i]));
+    if (!equal) different = chunks[i].target;
     if (!equal) same = false;
     return std::min(kChunk, targets_[chunks[i].target].size - chunks[i].number * kChunk);
   };
   CKPT_RETURN_IF_ERROR(RunWorkList(chunks.size(), total, options, compare));
+  if (!same) defect_ = StrCat("'", targets_[different].view_path, "' holds other bytes");
   return same.load();
 }
 

@@ -45,8 +45,9 @@ struct ExportReport {
 // or empty for all of it; what it names is written directly into `destination`
 // (a directory; created).  `identity` tells exports apart (step and view): a
 // destination with another identity's journal, or with files and no journal, is kExists,
-// unless all that would be written is there byte for byte: then nothing is left to do.  kNotFound if no format has the part, kUnsupported if none
-// shows the layout at all.  Files and directories that are made have no wider
+// unless all that would be written is there byte for byte: then nothing is left to do; where
+// part of it is, the error names what is missing or other.  kNotFound if no format has the part,
+// kUnsupported if none shows the layout at all.  Files and directories that are made have no wider
 // modes than `access` and the umask say.
 // BLOCKS: until all files are durable.
 Result<ExportReport> ExportView(const ViewSet& views, std::string_view part,

@@ -269,7 +269,14 @@ def test_a_finished_export_is_success(ckptfs, source, store):
         last = f.read(1)
         f.seek(-1, 2)
         f.write(bytes([last[0] ^ 1]))
-    assert rc(ckptfs, *words)[0] == 7
+    code, _, said = rc(ckptfs, *words)
+    assert code == 7 and f"'deepspeed/{os.path.relpath(name, to)}' holds other bytes" in said
+    os.unlink(name)
+    code, out, said = rc(ckptfs, *words, '--json')
+    assert code == 7 and f"'deepspeed/{os.path.relpath(name, to)}' is missing" in said
+    assert json.loads(out)['error']['needs'] == 'remove that directory, or choose an empty one, and export again'
+    code, _, said = rc(ckptfs, 'export', 'run7/latest', 'dp2_zero1/rank0', to, *store)
+    assert code == 7 and 'not an export' in said and 'missing' not in said
 
 
 # ---- incidents -------------------------------------------------------------------
