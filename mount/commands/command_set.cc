@@ -141,8 +141,7 @@ std::vector<std::string> CommandSet::Names() const {
 
 // What was given and is none of the command's, with what was meant.
 std::string CommandSet::RefusalOf(const std::string& command, const std::string& extra) const {
-  const auto found = std::find_if(commands_.begin(), commands_.end(),
-                                  [&](const Command& one) { return one.name == command; });
+  const auto found = std::ranges::find(commands_, command, &Command::name);
   if (found == commands_.end()) {
     return StrCat("no command '", extra, "'; ", Suggestion(extra, Names()));
   }
@@ -155,6 +154,36 @@ std::string CommandSet::RefusalOf(const std::string& command, const std::string&
   }
   const std::string written = extra.substr(0, extra.find('='));
   return StrCat("`", command, "` has no option '", written, "'; ", Suggestion(written, options));
+}
+
+// The first word that looks like an option and is none: found before the words are taken apart,
+// since what stands behind it would be taken for something else.
+std::string CommandSet::UnknownOption(const std::vector<std::string>& words) const {
+  if (words.empty()) return "";
+  const auto command = std::ranges::find(commands_, words[0], &Command::name);
+  if (command == commands_.end()) return "";
+  for (size_t i = 1; i < words.size() && words[i] != "--"; ++i) {
+    if (!words[i].starts_with("--") || words[i] == "--help") continue;
+    const std::string name = words[i].substr(0, words[i].find('='));
+    const auto option = std::ranges::find(command->options, name, &CommandOption::name);
+    if (option == command->options.end()) return words[i];
+    const bool flag = std::holds_alternative<bool*>(option->target);
+    if (!flag && name == words[i]) ++i;  // its value
+  }
+  return "";
+}
+
+// Of a line that begins with an option: the program itself has but two.
+std::string CommandSet::WhyNotInFront(const std::vector<std::string>& words) const {
+  std::vector<std::string> known = {"--help", "--version"};
+  for (const Command& command : commands_) {
+    if (std::ranges::find(words, command.name) == words.end()) continue;
+    for (const CommandOption& option : command.options) known.push_back(option.name);
+    break;
+  }
+  const std::string name = words[0].substr(0, words[0].find('='));
+  return StrCat("'", name, "': options stand behind the command, as in `ckptfs COMMAND --help`",
+                std::ranges::find(known, name) == known.end() ? MeantText(name, known) : "");
 }
 
 int CommandSet::Run(std::vector<std::string> words) {
@@ -174,6 +203,12 @@ int CommandSet::Run(std::vector<std::string> words) {
   };
   if (!command.empty() && !command.starts_with('-') && !HasCommand(app, command)) {
     return finish(RefuseUsage(RefusalOf("", command)));
+  }
+  if (command.starts_with("--") && command != "--help" && command != "--version") {
+    return finish(RefuseUsage(WhyNotInFront(words)));
+  }
+  if (const std::string unknown = UnknownOption(words); !unknown.empty()) {
+    return finish(RefuseUsage(RefusalOf(command, unknown)));
   }
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "core/base/edit_distance.h"
 #include "core/base/strings.h"
 #include "core/model/side_blob.h"
 #include "core/store/model_of.h"
@@ -227,11 +228,37 @@ Status Say(const ExplainFlags& options, const MountPath& path, const std::string
   return {};
 }
 
+// kNotFound, with what may have been meant.
+Error NotThere(std::string_view what, std::string_view name, const std::vector<std::string>& known) {
+  return Error{ErrorCode::kNotFound, StrCat(what, MeantText(name, known))};
+}
+
 // What would be told of a name is no answer where the name is not there.
 Status CheckThere(const std::string& path) {
+  namespace files = std::filesystem;
   struct stat info {};
   if (::lstat(path.c_str(), &info) == 0) return {};
-  return Fail(ErrnoError(errno, path));
+  Error error = ErrnoError(errno, path);
+  // The first name that is not there, among those beside it.
+  files::path missing = files::absolute(path).lexically_normal();
+  if (!missing.has_filename()) missing = missing.parent_path();
+  std::error_code code;
+  while (missing.has_relative_path() && !files::exists(missing.parent_path(), code)) {
+    missing = missing.parent_path();
+  }
+  std::vector<std::string> names;
+  for (files::directory_iterator entry(missing.parent_path(), code), end; !code && entry != end;
+       entry.increment(code)) {
+    names.push_back(entry->path().filename().string());
+  }
+  error.message += MeantText(missing.filename().string(), names);
+  return Fail(std::move(error));
+}
+
+std::vector<std::string> KeysOf(const auto& map) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : map) keys.emplace_back(key);
+  return keys;
 }
 
 Status ExplainParameter(const ExplainFlags& options, const MountPath& path, const Step& step) {
@@ -242,20 +269,25 @@ Status ExplainParameter(const ExplainFlags& options, const MountPath& path, cons
   const ParamIndex index = IndexParameters(step.model);
   const auto found = index.find(inside[1]);
   if (found == index.end()) {
-    return Fail(ErrorCode::kNotFound, StrCat("no parameter '", inside[1], "' in ", path.Step()));
+    Error error = NotThere(StrCat("no parameter '", inside[1], "' in ", path.Step()), inside[1],
+                           KeysOf(index));
+    error.parameter = inside[1];
+    return Fail(std::move(error));
   }
   if (inside.size() == 2) {
     return Say(options, path, "parameter",
                StrCat("the states of parameter ", step.model.parameter(found->second.parameter).name,
                       ", each whole: unsharded, unpadded, as stored"));
   }
+  std::vector<std::string> states;
   for (const ParamDirectory::File& file : found->second.files) {
+    states.push_back(file.component);
     if (file.component != inside[2]) continue;
     CKPT_ASSIGN_OR_RETURN(const Plan plan, PlanAtomFile(step.model, file.atom));
     CKPT_RETURN_IF_ERROR(plan.Validate(step.model));
     return ExplainFile(options, step.model, file.component, plan);
   }
-  return Fail(ErrorCode::kNotFound, StrCat("no '", inside[2], "' of parameter '", inside[1], "'"));
+  return Fail(NotThere(StrCat("no '", inside[2], "' of parameter '", inside[1], "'"), inside[2], states));
 }
 
 // The file that is shown as it is.
@@ -280,7 +312,16 @@ Status ExplainSource(const ExplainFlags& options, const MountPath& path, const S
                  StrCat(step.model.PathOf(blob), " as it is, ", blob.stamp.size, " bytes"));
     }
   }
-  return Fail(ErrorCode::kNotFound, StrCat("no source file '", wanted, "' in ", path.Step()));
+  // The first name that is not there, among those of its directory.
+  size_t begin = 0;
+  for (size_t end = wanted.find('/'); end != std::string::npos; end = wanted.find('/', end + 1)) {
+    if (!index.contains(wanted.substr(0, end))) break;
+    begin = end + 1;
+  }
+  const auto beside = index.find(begin == 0 ? "" : wanted.substr(0, begin - 1));
+  return Fail(NotThere(StrCat("no source file '", wanted, "' in ", path.Step()),
+                       wanted.substr(begin, wanted.find('/', begin) - begin),
+                       beside == index.end() ? std::vector<std::string>() : KeysOf(beside->second)));
 }
 
 Status ExplainInside(const ExplainFlags& options, const MountPath& path, const Step& step,

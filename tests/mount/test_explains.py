@@ -149,7 +149,10 @@ def test_errors_as_json(ckptfs, source, store):
 @pytest.mark.parametrize('words, meant', [
     ('adopt /x --lnik', '--link'), ('mount /m --runn a', '--run'), ('export a/b tp2 /x --thread 2', '--threads'),
     ('lst', 'list'), ('statsu', 'status'), ('explain TP2', 'tp2?'), ('export a/b tp2-dp4 /x', 'tp2_dp4?'),
-    ('warm tp2dp4', 'tp2_dp4?'), ('completions tcsh', 'bash, zsh or fish')])
+    ('warm tp2dp4', 'tp2_dp4?'), ('completions tcsh', 'bash, zsh or fish'),
+    ('mount --adpot /x /m', '--adopt?'), ('export --outptu X', 'export'), ('map --outptu x.svg tp2', '--output?'),
+    ('info --familly x /x', '--family?'), ('export --thread 2', '--threads?'), ('gc --keep-lats=3', '--keep-last?'),
+    ('--stroe /x list', '--store?'), ('--json list', 'behind the command')])
 def test_what_was_meant_is_told(ckptfs, words, meant):
     code, _, said = rc(ckptfs, *words.split())
     assert code == 2 and meant in said
@@ -167,6 +170,19 @@ def test_usage_errors_as_json(ckptfs, words, message):
     error = json.loads(done.stdout)['error']
     assert done.returncode == 2 and error['code'] == 'usage' and message in error['message']
     assert message in done.stderr
+
+
+def test_names_in_a_mount_that_were_meant(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    step = f'run/run7/step/{TAG}'
+    for name, meant in [('view/tp2/deepspede', 'deepspeed'), ('view/tp2/rank0/modle.pt', 'model.pt'),
+                        ('view/tp2/deepspeed/latset', 'latest'), (f'{step}/param/model.norm.wieght', 'model.norm.weight'),
+                        (f'{step}/param/model.norm.weight/exp_avgg.safetensors', 'exp_avg.safetensors'),
+                        (f'{step}/source/lastest', 'latest'), (f'{step}/source/global_setp3/x', 'global_step3'),
+                        (f'{step}/source/{TAG}/mp_rank_00_model_state.pt', 'mp_rank_00_model_states.pt'),
+                        (f'{step}/veiw', 'view'), ('vew', 'view'), ('run/rnu7', 'run7')]:
+        code, _, said = rc(ckptfs, 'explain', f'{mount}/{name}')
+        assert code == 3 and f'do you mean {meant}' in said, (name, said)
 
 
 def test_a_diff_of_nothing_is_refused(ckptfs, source, store):
