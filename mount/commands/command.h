@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <variant>
@@ -36,6 +37,15 @@ ValueCheck Checked(Parse parse) {
   };
 }
 
+// What a shell offers for a value, joined by |.
+enum Offer : unsigned {
+  kOfferNothing = 0,
+  kOfferFiles = 1,
+  kOfferSteps = 2,  // RUN/ID of the store
+  kOfferRuns = 4,
+  kOfferIds = 8,  // those of the run that is the first word
+};
+
 struct CommandOption {
   // Where the value goes; a bool is a flag without one, and of an option with a
   // list each occurrence adds one (of a positional: each word).
@@ -49,12 +59,14 @@ struct CommandOption {
   bool required = false;
   std::string excludes;  // the option that it cannot be given with
   uint64_t initial = 0;  // of a number, where it is not given
+  std::optional<unsigned> offers = {};  // Offer; none: what `value` says
 
   bool positional() const { return !name.starts_with('-'); }
   bool many() const { return std::holds_alternative<std::vector<std::string>*>(target); }
 
   CommandOption& Required() { return required = true, *this; }
   CommandOption& Value(std::string written) { return value = std::move(written), *this; }
+  CommandOption& Offers(unsigned words) { return offers = words, *this; }
   CommandOption& Check(ValueCheck checked) { return check = std::move(checked), *this; }
   CommandOption& Excludes(std::string other) { return excludes = std::move(other), *this; }
 };

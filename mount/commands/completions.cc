@@ -7,6 +7,8 @@
 
 #include <cctype>
 #include <cstdio>
+#include <set>
+#include <utility>
 
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
@@ -33,20 +35,26 @@ std::string ChoicesOf(const std::string& value) {
 
 bool IsFlag(const CommandOption& option) { return std::holds_alternative<bool*>(option.target); }
 
-// Of what stands without an option.
-std::string WordsOf(const Command& command) {
-  for (const CommandOption& option : command.options) {
-    if (option.positional()) return ChoicesOf(option.value);
+// What a shell offers for the value; of a choice of words those.
+unsigned OffersOf(const CommandOption& option) {
+  if (option.offers) return *option.offers;
+  if (option.value == "RUN") return kOfferRuns;
+  if (option.positional() && option.value.empty()) return kOfferFiles;
+  for (const std::string_view files : {"DIR", "PATH", "FILE"}) {
+    if (option.value.find(files) != std::string::npos) return kOfferFiles;
   }
-  return "";
+  return kOfferNothing;
 }
 
-bool TakesStep(const Command& command) {
-  for (const CommandOption& option : command.options) {
-    if (!option.positional()) continue;
-    return option.name == "STEP" || option.name == "SUBJECT" || option.name == "RUN";
+// "steps files": the words that the scripts know offers by.
+std::string OfferWords(const CommandOption& option) {
+  const unsigned offers = OffersOf(option);
+  std::string words;
+  for (const auto& [offer, word] : {std::pair(kOfferSteps, "steps"), std::pair(kOfferRuns, "runs"),
+                                    std::pair(kOfferIds, "ids"), std::pair(kOfferFiles, "files")}) {
+    if ((offers & offer) != 0) words += StrCat(words.empty() ? "" : " ", word);
   }
-  return false;
+  return words.empty() ? "nothing" : words;
 }
 
 std::string OptionsText(const Command& command) {
@@ -57,27 +65,82 @@ std::string OptionsText(const Command& command) {
   return text;
 }
 
-constexpr std::string_view kSteps = "ckptfs list 2>/dev/null | sed 1d | cut -d' ' -f1";
-
-std::string BashScript(const CommandSet& commands) {
-  std::string names, options, choices, steps, fixed;
+// Options of any command that take a value: the word behind them has no place of its own.
+std::set<std::string> ValuedOptions(const CommandSet& commands) {
+  std::set<std::string> names;
   for (const Command& command : commands.commands()) {
-    const std::string own = WordsOf(command);
-    if (!own.empty()) fixed += StrCat("    ", command.name, ") words='", own, "' ;;\n");
-    names += StrCat(names.empty() ? "" : " ", command.name);
-    options += StrCat("    ", command.name, ") options='", OptionsText(command), "' ;;\n");
-    if (TakesStep(command)) steps += StrCat(steps.empty() ? "" : "|", command.name);
     for (const CommandOption& option : command.options) {
-      const std::string words = ChoicesOf(option.value);
-      if (words.empty() || option.positional()) continue;
-      choices += StrCat("    ", command.name, ":", option.name, ") words='", words, "' ;;\n");
+      if (!option.positional() && !IsFlag(option)) names.insert(option.name);
     }
   }
-  return StrCat(
+  return names;
+}
+
+std::string Joined(const std::set<std::string>& words, std::string_view separator) {
+  std::string text;
+  for (const std::string& word : words) text += StrCat(text.empty() ? "" : separator, word);
+  return text;
+}
+
+// The place of a word as the scripts count it: 0, 1, ...; `any` stands for all where there may be
+// any number.
+std::string PlaceOf(const CommandOption& option, size_t place, std::string_view any) {
+  return option.many() ? std::string(any) : std::to_string(place);
+}
+
+constexpr std::string_view kSteps = "ckptfs list 2>/dev/null | sed 1d | cut -d' ' -f1";
+
+// "words='a b'" or "offer='steps files'".
+std::string BashCase(const std::string& pattern, const CommandOption& option) {
+  const std::string words = ChoicesOf(option.value);
+  return StrCat("    ", pattern, ") ", words.empty() ? StrCat("offer='", OfferWords(option), "'")
+                                                     : StrCat("words='", words, "'"), " ;;\n");
+}
+
+constexpr std::string_view kBashTail = R"sh(  local word one kind run='' found=
+  case $offer in *steps* | *runs* | *ids*) found=$(%STEPS%) ;; esac
+  COMPREPLY=()
+  while IFS= read -r word; do  # not compgen -W, which expands what names hold
+    for kind in $offer; do
+      case $kind in
+        steps) one=$word ;;
+        runs) one=${word%%/*}; [ "$one" != "$run" ] || continue; run=$one ;;
+        ids) [[ $word == "$first/"* ]] || continue; one=${word#*/} ;;
+        *) continue ;;
+      esac
+      if [[ -n $one && $one == "$cur"* ]]; then COMPREPLY+=("$one"); fi
+    done
+  done <<< "$found"
+  if [[ " $offer " == *' files '* ]]; then
+    while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -f -- "$cur")
+  fi
+}
+complete -o filenames -F _ckptfs ckptfs
+)sh";
+
+std::string Replaced(std::string text, std::string_view from, std::string_view to) {
+  return text.replace(text.find(from), from.size(), to);
+}
+
+std::string BashScript(const CommandSet& commands) {
+  std::string names, options, values, places;
+  for (const Command& command : commands.commands()) {
+    names += StrCat(names.empty() ? "" : " ", command.name);
+    options += StrCat("    ", command.name, ") options='", OptionsText(command), "' ;;\n");
+    size_t place = 0;
+    for (const CommandOption& option : command.options) {
+      if (option.positional()) {
+        places += BashCase(StrCat(command.name, ":", PlaceOf(option, place++, "*")), option);
+      } else if (!IsFlag(option)) {
+        values += BashCase(StrCat(command.name, ":", option.name), option);
+      }
+    }
+  }
+  const std::string head = StrCat(
       "# ckptfs(1) completions for bash; made by `ckptfs completions bash`\n"
       "_ckptfs() {\n"
       "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]}\n"
-      "  local command=${COMP_WORDS[1]} options= words= steps=\n"
+      "  local command=${COMP_WORDS[1]} options= words= offer= first= place=0 i\n"
       "  if [ \"$COMP_CWORD\" -le 1 ]; then\n"
       "    COMPREPLY=($(compgen -W 'help --help --version ",
       names,
@@ -85,66 +148,87 @@ std::string BashScript(const CommandSet& commands) {
       "    return\n"
       "  fi\n"
       "  case $command:$prev in\n",
-      choices,
+      values,
       "  esac\n"
-      "  if [ -n \"$words\" ]; then\n"
-      "    COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
-      "    return\n"
-      "  fi\n"
       "  case $command in\n"
       "    help) options='",
       names, "' ;;\n", options,
       "  esac\n"
-      "  if [[ $cur == -* || $command == help ]]; then\n"
-      "    COMPREPLY=($(compgen -W \"$options\" -- \"$cur\"))\n"
+      "  if [ -z \"$words$offer\" ] && [[ $cur == -* || $command == help ]]; then words=$options; fi\n");
+  const std::string count = StrCat(
+      "  for ((i = 2; i < COMP_CWORD; i++)); do\n"
+      "    case ${COMP_WORDS[i]} in\n"
+      "      ", Joined(ValuedOptions(commands), "|"), ")\n"
+      "        [ \"${COMP_WORDS[i+1]}\" = = ] && ((i++))\n"
+      "        ((i++)) ;;\n"
+      "      -*) ;;\n"
+      "      *) [ $place -eq 0 ] && first=${COMP_WORDS[i]}\n"
+      "         ((++place)) ;;\n"
+      "    esac\n"
+      "  done\n"
+      "  [ -n \"$words$offer\" ] || case $command:$place in\n",
+      places, "  esac\n"
+      "  if [ -n \"$words\" ]; then\n"
+      "    COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
       "    return\n"
-      "  fi\n"
-      "  case $command in\n",
-      fixed, "    ", steps, ") steps=$(", kSteps,
-      ") ;;\n"
-      "  esac\n"
-      "  local word\n"
-      "  COMPREPLY=()\n"
-      "  while IFS= read -r word; do\n"  // not compgen -W, which expands what names hold
-      "    if [[ $word == \"$cur\"* && -n $word ]]; then COMPREPLY+=(\"$word\"); fi\n"
-      "  done <<< \"$steps\"\n"
-      "  while IFS= read -r word; do COMPREPLY+=(\"$word\"); done < <(compgen -W \"$words\" -- \"$cur\"; compgen -f -- \"$cur\")\n"
-      "}\n"
-      "complete -o filenames -F _ckptfs ckptfs\n");
+      "  fi\n");
+  return StrCat(head, count, Replaced(std::string(kBashTail), "%STEPS%", kSteps));
 }
+
+// What zsh does for a value.
+std::string ZshAction(const CommandOption& option) {
+  if (const std::string words = ChoicesOf(option.value); !words.empty()) return StrCat("(", words, ")");
+  const std::string offer = OfferWords(option);
+  if (offer == "nothing") return " ";
+  return offer == "files" ? "_files" : StrCat("{_ckptfs_offer ", offer, "}");
+}
+
+std::string ZshCase(const Command& command) {
+  std::string text = StrCat("    ", command.name, ")\n      _arguments '--help[how it is used]'");
+  size_t place = 1;
+  for (const CommandOption& option : command.options) {
+    const std::string action = ZshAction(option);
+    std::string spec = StrCat(PlaceOf(option, place, "*"), ":", option.name, ":", action);
+    if (option.positional()) {
+      ++place;
+    } else {
+      std::string help = option.help;
+      for (char& letter : help) letter = letter == '[' || letter == ']' ? '|' : letter;
+      spec = StrCat(option.many() ? "*" : "", option.name, "[", help, "]",
+                    IsFlag(option) ? "" : StrCat(":value:", action));
+    }
+    text += StrCat(" \\\n        ", SingleQuoted(spec));
+  }
+  return text + "\n      ;;\n";
+}
+
+constexpr std::string_view kZshOffer = R"sh(_ckptfs_offer() {
+  local -a steps
+  steps=(${(f)"$(%STEPS%)"})
+  local offer run
+  for offer in $@; do
+    case $offer in
+      steps) compadd -a steps ;;
+      runs) compadd -- ${(u)steps%%/*} ;;
+      ids)
+        for run in ${words[2,CURRENT-1]}; do [[ $run == -* ]] || break; done
+        compadd -- ${${(M)steps:#${run}/*}#*/} ;;
+      files) _files ;;
+    esac
+  done
+}
+)sh";
 
 std::string ZshScript(const CommandSet& commands) {
   std::string names, cases;
   for (const Command& command : commands.commands()) {
-    std::string described = command.description;
-    names += StrCat("    ", SingleQuoted(StrCat(command.name, ":", described)), "\n");
-    cases += StrCat("    ", command.name, ")\n      _arguments '--help[how it is used]'");
-    for (const CommandOption& option : command.options) {
-      if (option.positional()) continue;
-      std::string help = option.help;
-      for (char& letter : help) letter = letter == '[' || letter == ']' ? '|' : letter;
-      const std::string words = ChoicesOf(option.value);
-      const std::string value = IsFlag(option)  ? ""
-                                : words.empty() ? ":value:_files"
-                                                : StrCat(":value:(", words, ")");
-      cases += StrCat(" \\\n        ", SingleQuoted(StrCat(option.many() ? "*" : "", option.name, "[", help,
-                                                  "]", value)));
-    }
-    const std::string own = WordsOf(command);
-    const std::string rest = TakesStep(command) ? "_ckptfs_steps" : own.empty() ? "_files" : StrCat("(", own, ")");
-    cases += StrCat(" \\\n        '*:argument:", rest, "'\n      ;;\n");
+    names += StrCat("    ", SingleQuoted(StrCat(command.name, ":", command.description)), "\n");
+    cases += ZshCase(command);
   }
   return StrCat(
       "#compdef ckptfs\n"
-      "# ckptfs(1) completions for zsh; made by `ckptfs completions zsh`\n"
-      "_ckptfs_steps() {\n"
-      "  local -a steps\n"
-      "  steps=(${(f)\"$(",
-      kSteps,
-      ")\"})\n"
-      "  compadd -a steps\n"
-      "  _files\n"
-      "}\n"
+      "# ckptfs(1) completions for zsh; made by `ckptfs completions zsh`\n",
+      Replaced(std::string(kZshOffer), "%STEPS%", kSteps),
       "_ckptfs() {\n"
       "  local -a commands\n"
       "  commands=(\n",
@@ -164,10 +248,59 @@ std::string ZshScript(const CommandSet& commands) {
       "_ckptfs \"$@\"\n");
 }
 
+constexpr std::string_view kFishFunctions = R"sh(function __ckptfs_words  # of the line, but options and their values
+  set -l value 0
+  for token in (commandline -opc)
+    if test $value = 1
+      set value 0
+      continue
+    end
+    switch $token
+      case %VALUED%
+        set value 1
+      case '-*'
+      case '*'
+        printf '%s\n' $token
+    end
+  end
+end
+function __ckptfs_at  # COMMAND PLACE: where the word that is typed stands; * is any place
+  set -l words (__ckptfs_words)
+  test "$words[2]" = $argv[1]; and begin; test $argv[2] = '*'; or test (count $words) = (math $argv[2] + 2); end
+end
+function __ckptfs_steps
+  ckptfs list 2>/dev/null | sed 1d | cut -d ' ' -f1
+end
+function __ckptfs_runs
+  __ckptfs_steps | cut -d / -f1 | sort -u
+end
+function __ckptfs_ids
+  set -l words (__ckptfs_words)
+  for step in (__ckptfs_steps)
+    string match -q -- "$words[3]/*" $step; and string split -m 1 / $step | tail -n 1
+  end
+end
+)sh";
+
+// "-f -a '(__ckptfs_steps)'", as much as the value asks for.
+std::string FishOffer(const CommandOption& option) {
+  if (const std::string words = ChoicesOf(option.value); !words.empty()) {
+    return StrCat(" -f -a ", SingleQuoted(words));
+  }
+  const std::string offers = OfferWords(option);
+  std::string text = offers.find("files") == std::string::npos ? " -f" : " -F";
+  std::string made;
+  for (const char* word : {"steps", "runs", "ids"}) {
+    if (offers.find(word) != std::string::npos) made += StrCat(made.empty() ? "" : " ", "(__ckptfs_", word, ")");
+  }
+  return made.empty() ? text : StrCat(text, " -a '", made, "'");
+}
+
 std::string FishScript(const CommandSet& commands) {
-  std::string text =
-      "# ckptfs(1) completions for fish; made by `ckptfs completions fish`\n"
-      "complete -c ckptfs -n __fish_use_subcommand -f -a help -d 'How a command is used'\n";
+  std::string text = StrCat(
+      "# ckptfs(1) completions for fish; made by `ckptfs completions fish`\n",
+      Replaced(std::string(kFishFunctions), "%VALUED%", Joined(ValuedOptions(commands), " ")),
+      "complete -c ckptfs -n __fish_use_subcommand -f -a help -d 'How a command is used'\n");
   for (const Command& command : commands.commands()) {
     text += StrCat("complete -c ckptfs -n '__fish_seen_subcommand_from help' -f -a ", command.name, " -d ",
                    SingleQuoted(command.description), "\n");
@@ -176,15 +309,16 @@ std::string FishScript(const CommandSet& commands) {
     const std::string seen = StrCat(" -n '__fish_seen_subcommand_from ", command.name, "'");
     text += StrCat("complete -c ckptfs -n __fish_use_subcommand -f -a ", command.name, " -d ",
                    SingleQuoted(command.description), "\n");
-    const std::string own = WordsOf(command);
-    if (!own.empty()) text += StrCat("complete -c ckptfs", seen, " -f -a '", own, "'\n");
-    if (TakesStep(command)) text += StrCat("complete -c ckptfs", seen, " -a '(", "ckptfs list 2>/dev/null | sed 1d | cut -d \" \" -f1", ")'\n");
+    text += StrCat("complete -c ckptfs", seen, " -f\n");  // files where one asks for them
+    size_t place = 0;
     for (const CommandOption& option : command.options) {
-      if (option.positional()) continue;
-      const std::string words = ChoicesOf(option.value);
+      if (option.positional()) {
+        text += StrCat("complete -c ckptfs -n \"__ckptfs_at ", command.name, " ", PlaceOf(option, place++, "'*'"),
+                       "\"", FishOffer(option), "\n");
+        continue;
+      }
       text += StrCat("complete -c ckptfs", seen, " -l ", option.name.substr(2), " -d ",
-                     SingleQuoted(option.help), IsFlag(option) ? "" : " -r",
-                     words.empty() ? "" : StrCat(" -f -a ", SingleQuoted(words)), "\n");
+                     SingleQuoted(option.help), IsFlag(option) ? "" : StrCat(" -r", FishOffer(option)), "\n");
     }
   }
   return text;

@@ -158,8 +158,9 @@ Status RunDiff(const DiffFlags& options) {
 void AddDiffCommand(CommandSet& commands) {
   auto options = std::make_shared<DiffFlags>();
   Command& command = commands.Add("diff", "What two steps differ in: tensors, shapes, and values by how much");
-  command.Add("STEP", options->a, "RUN/ID, RUN, or a checkpoint's path").Required();
-  command.Add("OTHER", options->b, "The other one").Required();
+  const unsigned offered = kOfferSteps | kOfferRuns | kOfferFiles;
+  command.Add("STEP", options->a, "RUN/ID, RUN, or a checkpoint's path").Required().Offers(offered);
+  command.Add("OTHER", options->b, "The other one").Required().Offers(offered);
   AddTensorChoice(command, options->choice);
   command.Add("--atol", options->absolute, "Excuse values that are no further apart (default: bits are compared)")
       .Value("X")

@@ -383,9 +383,11 @@ void AddExplainCommand(CommandSet& commands) {
   command.Add("LAYOUT", options->layout, "Such as tp2_dp4_zero1; or any path in a mount")
       .Required()
       .Check(CheckLayoutOrPath);
-  command.Add("FILE", options->file, "A file of the view, such as rank0/model.pt");
+  command.Add("FILE", options->file, "A file of the view, such as rank0/model.pt")
+      .Offers(kOfferNothing);
   command.Add("--step", options->step, "The step, or a path (default: the only run's latest)")
-      .Value("RUN/ID|PATH");
+      .Value("RUN/ID|PATH")
+      .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   command.Add("--at", options->at, "Only the byte at this offset")
       .Value("OFFSET")
       .Check(Checked(ParseBytes));

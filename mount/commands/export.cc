@@ -83,9 +83,12 @@ void AddExportCommand(CommandSet& commands) {
   auto options = std::make_shared<ExportFlags>();
   Command& command =
       commands.Add("export", "Write a view as plain files; goes on where it was interrupted");
-  command.Add("STEP", options->step, "RUN/ID, or a checkpoint's path").Required();
+  command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path")
+      .Required()
+      .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   command.Add("VIEW", options->view, "LAYOUT, or a part of it: tp2_dp2_zero1/deepspeed")
       .Required()
+      .Offers(kOfferNothing)
       .Check(Checked(LayoutOfView));
   command.Add("DEST", options->destination, "A directory, made if missing").Required();
   AddStoreOption(command, options->store);

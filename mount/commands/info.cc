@@ -153,7 +153,8 @@ void AddInfoCommand(CommandSet& commands) {
   Command& command =
       commands.Add("info", "What a checkpoint or a step holds, and which views it allows");
   command.Add("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), RUN/ID, or RUN")
-      .Required();
+      .Required()
+      .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   AddStoreOption(command, options->store);
   AddIngestOptions(command, options->ingest);
   AddJsonOption(command, options->json);

@@ -124,7 +124,7 @@ Status RunList(const ListFlags& options) {
 void AddListCommand(CommandSet& commands) {
   auto options = std::make_shared<ListFlags>();
   Command& command = commands.Add("list", "List runs and their steps");
-  command.Add("RUN", options->run, "Only this run");
+  command.Add("RUN", options->run, "Only this run").Offers(kOfferRuns);
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
   command.body = [options] { return RunList(*options); };

@@ -63,7 +63,9 @@ Status RunLs(const LsFlags& options) {
 void AddLsCommand(CommandSet& commands) {
   auto options = std::make_shared<LsFlags>();
   Command& command = commands.Add("ls", "List a step's tensors: shape, dtype, bytes, and who holds them");
-  command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path").Required();
+  command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path")
+      .Required()
+      .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   AddTensorChoice(command, options->choice);
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);

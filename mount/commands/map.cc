@@ -84,9 +84,13 @@ Status RunMap(const MapFlags& options) {
 void AddMapCommand(CommandSet& commands) {
   auto options = std::make_shared<MapFlags>();
   Command& command = commands.Add("map", "Draw which rank of a layout holds what: text, SVG or PNG");
-  command.Add("LAYOUT", options->layout, "Such as tp2_pp2").Required().Check(Checked(Layout::Parse));
+  command.Add("LAYOUT", options->layout, "Such as tp2_pp2")
+      .Required()
+      .Offers(kOfferNothing)
+      .Check(Checked(Layout::Parse));
   command.Add("--step", options->step, "The step, or a path (default: the only run's latest)")
-      .Value("RUN/ID|PATH");
+      .Value("RUN/ID|PATH")
+      .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   command.Add("--output", options->output, "Write a picture there instead of text")
       .Value("FILE.svg|FILE.png")
       .Check(Checked(IsPng));

@@ -189,8 +189,8 @@ void AddReadCommand(CommandSet& commands) {
   auto options = std::make_shared<ReadFlags>();
   Command& command =
       commands.Add("read", "Answer a program's reads of a view on standard input and output");
-  command.Add("STEP", options->step, "RUN/ID").Required();
-  command.Add("LAYOUT", options->layout, "Such as tp1").Required().Check(Checked(Layout::Parse));
+  command.Add("STEP", options->step, "RUN/ID").Required().Offers(kOfferSteps);
+  command.Add("LAYOUT", options->layout, "Such as tp1").Required().Offers(kOfferNothing).Check(Checked(Layout::Parse));
   AddStoreOption(command, options->store);
   command.Add("--newest", options->newest, "RUN/N: of the attempts that were saved as step N the newest");
   AddRootOption(command, options->roots);

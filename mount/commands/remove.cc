@@ -141,7 +141,7 @@ void AddRemoveCommand(CommandSet& commands) {
   auto options = std::make_shared<RemoveFlags>();
   Command& command =
       commands.Add("remove", "Forget steps; an adopted checkpoint's own files are not touched");
-  command.Add("STEP", options->steps, "RUN/ID").Required().Check(Checked(ParseOneStep));
+  command.Add("STEP", options->steps, "RUN/ID").Required().Offers(kOfferSteps).Check(Checked(ParseOneStep));
   AddStoreOption(command, options->store);
   command.Add("--force", options->force, "Also a step that /view of a live mount shows");
   AddJsonOption(command, options->json);

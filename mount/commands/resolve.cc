@@ -34,8 +34,8 @@ Status RunResolve(const ResolveFlags& options) {
 void AddResolveCommand(CommandSet& commands) {
   auto options = std::make_shared<ResolveFlags>();
   Command& command = commands.Add("resolve", "Print the one id that `latest` means now");
-  command.Add("RUN", options->run, "The run").Required();
-  command.Add("ID", options->id, "latest (the default), or an id to check");
+  command.Add("RUN", options->run, "The run").Required().Offers(kOfferRuns);
+  command.Add("ID", options->id, "latest (the default), or an id to check").Offers(kOfferIds);
   AddStoreOption(command, options->store);
   AddJsonOption(command, options->json);
   command.body = [options] { return RunResolve(*options); };

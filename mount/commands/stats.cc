@@ -100,7 +100,9 @@ void AddStatsCommand(CommandSet& commands) {
   auto options = std::make_shared<StatsFlags>();
   Command& command =
       commands.Add("stats", "Least, greatest and mean values of a step's tensors, zeros, NaN and infinity");
-  command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path").Required();
+  command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path")
+      .Required()
+      .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   AddTensorChoice(command, options->choice);
   AddStoreOption(command, options->store);
   AddRootOption(command, options->roots);

@@ -62,7 +62,8 @@ std::vector<uint32_t> PipelineStages(const StepModel& model, const Parameter& pa
 }  // namespace
 
 void AddTensorChoice(Command& command, TensorChoice& choice) {
-  command.Add("PARAM", choice.parameter, "Only this parameter, or those that a pattern with * matches");
+  command.Add("PARAM", choice.parameter, "Only this parameter, or those that a pattern with * matches")
+      .Offers(kOfferNothing);
   command.Add("--kind", choice.kind, "Only this state: weight, master, exp_avg, ...").Value("KIND");
 }
 

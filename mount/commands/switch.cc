@@ -84,6 +84,7 @@ void AddSwitchCommand(CommandSet& commands) {
   Command& command = commands.Add("switch", "Move /view of live mounts to another step");
   command.Add("STEP", options->step, "RUN/ID, or RUN/latest")
       .Required()
+      .Offers(kOfferSteps)
       .Check(Checked(ParseStepReference));
   AddLiveOptions(command, options->live);
   AddJsonOption(command, options->json);

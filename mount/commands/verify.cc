@@ -95,7 +95,9 @@ Status RunVerify(const VerifyFlags& options) {
 void AddVerifyCommand(CommandSet& commands) {
   auto options = std::make_shared<VerifyFlags>();
   Command& command = commands.Add("verify", "Read everything a step refers to; compare replicas");
-  command.Add("STEP", options->step, "RUN/ID, or a checkpoint's path").Required();
+  command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path")
+      .Required()
+      .Offers(kOfferSteps | kOfferRuns | kOfferFiles);
   AddStoreOption(command, options->store);
   AddRootOption(command, options->roots);
   command.Add("--finite", options->finite, "Look for NaN and infinity, too");

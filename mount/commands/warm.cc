@@ -55,8 +55,10 @@ void AddWarmCommand(CommandSet& commands) {
   Command& command = commands.Add("warm", "Fill a layout's files into memory before they are read");
   command.Add("LAYOUT", options->layout, "Of the step /view shows, or RUN/ID/LAYOUT")
       .Required()
+      .Offers(kOfferNothing)
       .Check(Checked(LayoutOfPath));
-  command.Add("PATH", options->path, "Only what lies below it, such as rank0");
+  command.Add("PATH", options->path, "Only what lies below it, such as rank0")
+      .Offers(kOfferNothing);
   AddLiveOptions(command, options->live);
   command.body = [options] { return RunWarm(*options); };
 }

@@ -473,6 +473,15 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ckptfs; printf '%s\\n' "${COMPREPLY[
     assert completed('ckptfs', 'mount', '--mode', '') == ['stream', 'materialise', 'direct']
     ckptfs.adopt(source)
     assert set(completed('ckptfs', 'verify', 'run7/g')) == {f'run7/{TAG}'}
+    store = ckptfs.store
+    for words in (['list'], ['resolve'], ['list', '--store', store], ['gc', '--run'], ['list', '--store', '=', store]):
+        assert completed('ckptfs', *words, 'r') == ['run7'], words
+    assert completed('ckptfs', 'list', 'run7/') == [] == completed('ckptfs', 'warm', 'r')
+    assert completed('ckptfs', 'resolve', 'run7', '') == [TAG] == completed('ckptfs', 'resolve', '--json', 'run7', 'g')
+    assert completed('ckptfs', 'switch', 'r') == [f'run7/{TAG}']
+    assert {'run7', f'run7/{TAG}'} <= set(completed('ckptfs', 'diff', 'run7', 'r'))
+    assert completed('ckptfs', 'export', 'run7/latest', 'r') == []
+    assert 'store' in completed('ckptfs', 'export', 'run7/latest', 'tp1', 's')
     hostile = source.parent / '$(touch made)`touch made`'
     shutil.copytree(source, hostile)
     ckptfs.adopt(hostile)

@@ -36,6 +36,15 @@ def env(prefix):
     return {**os.environ, 'PATH': f"{prefix}/bin:{os.environ['PATH']}", 'LC_ALL': 'C.UTF-8'}
 
 
+@pytest.fixture
+def with_steps(env, tmp_path):
+    """A default store with steps in two runs."""
+    env['CKPTFS_STORE'] = str(tmp_path / 'store')
+    for run in 'first', 'second':
+        subprocess.run(['ckptfs', 'adopt', '--name', run, GOLDEN], check=True, capture_output=True, env=env)
+    return env
+
+
 def test_all_of_it_is_there_and_nothing_else(prefix):
     found = {str(p.relative_to(prefix)) for p in prefix.rglob('*') if p.is_file()}
     assert found == INSTALLED
@@ -73,7 +82,8 @@ def test_bash_finds_its_completions(prefix, env):
     assert '-F _ckptfs ckptfs' in done.stdout
 
 
-def test_fish_completes(prefix, env):
+def test_fish_completes(prefix, with_steps):
+    env = with_steps
     if shutil.which('fish') is None:
         pytest.skip('no fish')
 
@@ -87,6 +97,12 @@ def test_fish_completes(prefix, env):
     assert completed('ckptfs help dif') == ['diff']
     assert completed('ckptfs completions ') == ['bash', 'fish', 'zsh']
     assert completed('ckptfs mount --mode str') == ['stream']
+    assert completed('ckptfs list ') == completed('ckptfs list --store x ') == ['first', 'second']
+    assert completed('ckptfs gc --run ') == ['first', 'second'] and completed('ckptfs list first ') == []
+    assert completed('ckptfs resolve second ') == ['global_step3'] and completed('ckptfs map ') == []
+    assert completed('ckptfs switch ') == ['first/global_step3', 'second/global_step3']
+    assert {'first', 'second/global_step3', 'bin/'} <= set(completed('ckptfs diff first '))
+    assert 'bin/' in completed('ckptfs export first tp1 ') and 'first' not in completed('ckptfs export first tp1 ')
 
 
 class Zsh:
@@ -119,14 +135,20 @@ class Zsh:
         os.waitpid(self.pid, 0)
 
 
-def test_zsh_completes(prefix, env, tmp_path):
+def test_zsh_completes(prefix, with_steps, tmp_path):
+    env = with_steps
     if shutil.which('zsh') is None:
         pytest.skip('no zsh')
     zsh = Zsh(prefix, env, tmp_path)
     try:
         for typed, line in [('ckptfs expl', 'ckptfs explain '), ('ckptfs adopt --li', 'ckptfs adopt --link '),
                             ('ckptfs help dif', 'ckptfs help diff '), ('ckptfs completions fi', 'ckptfs completions fish '),
-                            ('ckptfs mount --mode str', 'ckptfs mount --mode stream ')]:
+                            ('ckptfs mount --mode str', 'ckptfs mount --mode stream '),
+                            ('ckptfs list fi', 'ckptfs list first '), ('ckptfs gc --run s', 'ckptfs gc --run second '),
+                            ('ckptfs resolve --json second g', 'ckptfs resolve --json second global_step3 '),
+                            ('ckptfs switch se', 'ckptfs switch second/global_step3 '),
+                            ('ckptfs diff first second/', 'ckptfs diff first second/global_step3 '),
+                            ('ckptfs list second/', 'ckptfs list second/'), ('ckptfs warm fi', 'ckptfs warm fi')]:
             assert zsh.said(typed + '\t\x18') == line
     finally:
         zsh.close()
