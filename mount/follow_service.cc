@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "core/adopt/adopt.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "formats/families/shipped.h"
@@ -53,8 +54,7 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
   CKPT_ASSIGN_OR_RETURN(service->families_, ShippedFamilies());
   Follower::Options options;
   CKPT_ASSIGN_OR_RETURN(options.adopt, AdoptOptionsOf(store.directory(), request, service->families_));
-  service->run_ = request.name.empty() ? std::filesystem::path(path).filename().string()
-                                       : request.name;
+  service->run_ = RunNameOf(request.name, path).value_or("");
   service->sources_ = MakeSources();
   service->follower_ =
       std::make_unique<Follower>(store, path, service->sources_, std::move(options));
@@ -96,6 +96,7 @@ std::vector<StepRecord> FollowService::Look() {
   idle_ = follower_->idle().why;
   hears_ = hears;
   adopted_ += seen.adopted.size();
+  if (!seen.adopted.empty()) run_ = seen.adopted.back().run;
   return std::move(seen.adopted);
 }
 

@@ -42,7 +42,8 @@ class FollowService {
                                                        Hooks hooks);
   ~FollowService();
 
-  // The run that the steps of the directory belong to, as far as its name tells.
+  // The run that the steps of the directory belong to, as far as its name tells while there is
+  // none.  REQUIRES: not started.
   const std::string& run() const { return run_; }
   // What the first look adopted, by iteration.
   const std::vector<StepRecord>& first() const { return first_; }

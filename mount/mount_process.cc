@@ -124,27 +124,45 @@ Status AdoptAll(const MountRequest& request, StoreForAdoption& store, Filesystem
   return {};
 }
 
+// "run/ckpt/step/global_step5/view", where /view leads.
+Result<std::string> ViewTargetOf(Filesystem& filesystem) {
+  const Caller caller{::geteuid(), ::getegid(), static_cast<uint32_t>(::getpid())};
+  CKPT_ASSIGN_OR_RETURN(const Attributes view, filesystem.Lookup(kRootInode, "view", caller));
+  auto target = filesystem.ReadLink(view.inode, caller);
+  filesystem.Forget(view.inode, 1);
+  return target;
+}
+
+// A directory that is followed may hold runs of other names than its own.
+void ShowIfNothingIs(const MountRequest& request, const Daemon& daemon, const StepRecord& step) {
+  const bool waits = daemon.awaits_view && !request.run && !request.step;
+  if (!waits || !daemon.filesystem || ViewTargetOf(*daemon.filesystem)) return;
+  const auto shown = daemon.filesystem->SwitchView(step.run, "latest");
+  if (!shown) Log(LogLevel::kWarning, shown.error().message);
+}
+
 // --follow of directories: each is looked at once; what /view shows comes from theirs.
 Status FollowAll(const MountRequest& request, Daemon& daemon, FilesystemOptions& options) {
   std::set<std::string> runs;
   for (const AdoptRequest& adopt : request.adopt) {
     FollowService::Hooks hooks;
     hooks.say = Say;
-    hooks.adopted = [store = request.store](const std::vector<StepRecord>& records) {
+    hooks.adopted = [&request, &daemon](const std::vector<StepRecord>& records) {
       for (const StepRecord& record : records) {
         Say(StrCat("adopted ", record.run, "/", record.id));
       }
-      for (const std::string& line : RefreshDaemons(store, records)) {
+      for (const std::string& line : RefreshDaemons(request.store, records)) {
         Log(LogLevel::kWarning, StrCat("a live mount was not told: ", line));
       }
+      ShowIfNothingIs(request, daemon, records.back());
     };
     CKPT_ASSIGN_OR_RETURN(auto follow,
                           FollowService::Create(*daemon.store, adopt, std::move(hooks)));
-    runs.insert(follow->first().empty() ? follow->run() : follow->first().back().run);
+    if (!follow->run().empty()) runs.insert(follow->run());
     daemon.follows.push_back(std::move(follow));
   }
   if (runs.size() == 1 && !request.run) options.run = *runs.begin();
-  daemon.awaits_view = runs.size() == 1;
+  daemon.awaits_view = daemon.follows.size() == 1;
   return {};
 }
 
@@ -168,15 +186,6 @@ FilesystemOptions OptionsOf(const MountRequest& request) {
   options.touched =
       std::make_shared<TouchedFiles>(TouchedFiles::Options{RecordsOfFile, options.log});
   return options;
-}
-
-// "run/ckpt/step/global_step5/view", where /view leads.
-Result<std::string> ViewTargetOf(Filesystem& filesystem) {
-  const Caller caller{::geteuid(), ::getegid(), static_cast<uint32_t>(::getpid())};
-  CKPT_ASSIGN_OR_RETURN(const Attributes view, filesystem.Lookup(kRootInode, "view", caller));
-  auto target = filesystem.ReadLink(view.inode, caller);
-  filesystem.Forget(view.inode, 1);
-  return target;
 }
 
 // "view -> run/ckpt/step/global_step5", or why there is none.

@@ -14,22 +14,6 @@
 namespace ckptfs {
 namespace {
 
-// By default a run is named after its save directory, or what that lies in.
-Result<std::string> RunNameOf(const std::string& wanted, const std::string& root) {
-  if (!wanted.empty()) {
-    CKPT_RETURN_IF_ERROR(CheckName(wanted, "--name"));
-    return wanted;
-  }
-  const bool folder = IsStepsFolder(LastComponent(root));
-  const std::string name = LastComponent(folder ? ParentPath(root) : root);
-  if (const Status valid = CheckName(name, "run"); !valid) {
-    return Fail(Error{ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
-                                                  valid.error().message, ")")}
-                    .Needing("give --name"));
-  }
-  return name;
-}
-
 // One name for several runs that were only found would mix what nobody said to mix.
 Status CheckOneRun(const Place& place, const IngestResult& ingest, const std::string& name) {
   std::set<std::string> saves;
@@ -111,6 +95,21 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
 }
 
 }  // namespace
+
+Result<std::string> RunNameOf(const std::string& wanted, const std::string& root) {
+  if (!wanted.empty()) {
+    CKPT_RETURN_IF_ERROR(CheckName(wanted, "--name"));
+    return wanted;
+  }
+  const bool folder = IsStepsFolder(LastComponent(root));
+  const std::string name = LastComponent(folder ? ParentPath(root) : root);
+  if (const Status valid = CheckName(name, "run"); !valid) {
+    return Fail(Error{ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
+                                                  valid.error().message, ")")}
+                    .Needing("give --name"));
+  }
+  return name;
+}
 
 void WeightsOnlyNotice::Add(const Adopted& adopted) {
   if (adopted.weights_only.empty() || steps_++ > 0) return;

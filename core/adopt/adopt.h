@@ -35,6 +35,10 @@ struct AdoptOptions {
   bool refresh = false;  // a step that changed takes the place of what it was
 };
 
+// The run that steps below the directory `root` belong to: `wanted` (AdoptOptions::run), or by its
+// name.  kInvalid if that cannot name one.
+Result<std::string> RunNameOf(const std::string& wanted, const std::string& root);
+
 struct Adopted {
   StepRecord record;
   std::vector<std::string> warnings;

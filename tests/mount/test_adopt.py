@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 import hostile
-from daemon import public_program
+from daemon import public_program, wait_until
 from hostile import TAG
 
 REFUSED = 4
@@ -145,6 +145,23 @@ def test_a_follower_says_what_it_sees_and_waits_for(ckptfs, tmp_path):
         assert said.count(line) == 1 and '--run' not in said and 'it appears when its step' in said, said
         assert line in ckptfs.run('status', '--mountpoint', mount).stdout
         ckptfs.umount(mount)
+
+
+@pytest.mark.parametrize('below', ['checkpoints', 'late', ''])
+def test_view_appears_with_a_run_of_another_name(ckptfs, source, tmp_path, below):
+    """What a job saves in is named for nothing, or it makes a directory of its own in there."""
+    top = tmp_path / 'exp'
+    followed = top / 'checkpoints' if below == 'checkpoints' else top
+    followed.mkdir(parents=True)
+    mount = ckptfs.mountpoint()
+    ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', followed, mount)
+    shutil.copytree(source, top / below, dirs_exist_ok=True)
+    run = below if below == 'late' else 'exp'
+    wait_until(lambda: os.readlink(f'{mount}/view') == f'run/{run}/step/{TAG}/view', 'the view')
+    status = json.loads(ckptfs.run('status', '--mountpoint', mount, '--json').stdout)[0]['status']
+    assert [one['run'] for one in status['following']] == [run]
+    shutil.copytree(f'{source}/{TAG}', f'{top}/{below}/global_step7')
+    wait_until(lambda: os.readlink(f'{mount}/view') == f'run/{run}/step/global_step7/view', 'the next')
 
 
 def test_one_broken_step_refuses_no_other(ckptfs, source):
