@@ -15,6 +15,7 @@
 #include "core/base/descriptor.h"
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 #include "mount/control_protocol.h"
 
 namespace ckptfs {
@@ -57,8 +58,8 @@ Descriptor NewSocket(Patience patience) {
 std::optional<LiveMount> Greet(const std::string& path, Patience patience) {
   const auto hello = Ask(NewSocket(patience), path, Json{{"op", "hello"}});
   if (!hello || !hello->is_object()) return std::nullopt;
-  return LiveMount{path, hello->value("store", ""), hello->value("mountpoint", ""),
-                   hello->value("pid", 0)};
+  return LiveMount{path, BytesOfUtf8(hello->value("store", "")),
+                   BytesOfUtf8(hello->value("mountpoint", "")), hello->value("pid", 0)};
 }
 
 }  // namespace
@@ -100,8 +101,8 @@ std::string DescribeSilent(const DaemonFacts& daemon) {
 Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation,
                               const std::map<std::string, std::string>& arguments,
                               Patience patience) {
-  Json request(arguments);
-  request["op"] = std::string(operation);
+  Json request{{"op", std::string(operation)}};
+  for (const auto& [key, value] : arguments) request[key] = Utf8OfBytes(value);
   CKPT_ASSIGN_OR_RETURN(const Json result, Ask(NewSocket(patience), mount.socket, request));
   return result.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -109,7 +110,8 @@ Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation
 Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run,
                               const std::string& id, const std::string& layout) {
   Descriptor socket = NewSocket(kAnswer);
-  const Json request{{"op", "read"}, {"run", run}, {"id", id}, {"layout", layout}};
+  const Json request{
+      {"op", "read"}, {"run", Utf8OfBytes(run)}, {"id", Utf8OfBytes(id)}, {"layout", layout}};
   CKPT_RETURN_IF_ERROR(Ask(socket, mount.socket, request));
   return socket;
 }

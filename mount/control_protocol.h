@@ -13,6 +13,8 @@
 //   hello's result = {"store": text, "mountpoint": text, "pid": number}
 //   shown's, and switch's of what was shown before = {"run": text, "id": text} | null
 //
+// Names and paths are Utf8OfBytes of what they are (core/base/utf8.h).
+//
 // After a "read" that succeeded the connection goes on with requests and replies of
 // step_answers.h.
 //

@@ -15,6 +15,7 @@
 #include "core/base/runtime_directory.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 #include "mount/control_protocol.h"
 #include "mount/logging.h"
 
@@ -29,7 +30,8 @@ constexpr std::chrono::milliseconds kPause{50};  // until descriptors or memory 
 
 std::string Text(const Json& request, const char* key) {
   const auto found = request.find(key);
-  return found != request.end() && found->is_string() ? found->get<std::string>() : "";
+  const bool there = found != request.end() && found->is_string();
+  return there ? BytesOfUtf8(found->get_ref<const std::string&>()) : "";
 }
 
 // Hostile or odd bytes in names must not end the daemon.
@@ -46,7 +48,7 @@ std::string Success(Json result) { return Dump(Json{{"ok", true}, {"result", std
 
 Json ShownJson(const std::optional<ShownStep>& step) {
   if (!step) return nullptr;
-  return {{"run", step->run}, {"id", step->id}};
+  return {{"run", Utf8OfBytes(step->run)}, {"id", Utf8OfBytes(step->id)}};
 }
 
 }  // namespace
@@ -145,7 +147,9 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
   if (!request.is_object()) return Refusal(Error{ErrorCode::kInvalid, "no JSON object"});
   const std::string operation = Text(request, "op");
   if (operation == "hello") {
-    return Success(Json{{"store", store_}, {"mountpoint", mountpoint_}, {"pid", ::getpid()}});
+    return Success(Json{{"store", Utf8OfBytes(store_)},
+                        {"mountpoint", Utf8OfBytes(mountpoint_)},
+                        {"pid", ::getpid()}});
   }
   if (operation == "status") {
     Json status = filesystem_ == nullptr ? Json::object()

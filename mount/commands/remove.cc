@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_json.h"
 #include "mount/control_client.h"
@@ -47,7 +48,7 @@ std::string ShownBy(const LiveMount& mount) {
   const auto text = AskDaemon(mount, "shown", {}, kGreeting);
   const auto shown = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();
   if (!shown.is_object()) return "";
-  return StrCat(shown.value("run", ""), "/", shown.value("id", ""));
+  return BytesOfUtf8(StrCat(shown.value("run", ""), "/", shown.value("id", "")));
 }
 
 void LookAtMounts(const std::vector<LiveMount>& mounts, std::vector<Removal>& removals) {

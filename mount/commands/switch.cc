@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
+#include "core/base/utf8.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
 #include "mount/commands/step_access.h"
@@ -33,16 +34,19 @@ struct Move {
 nlohmann::json MoveOne(const Move& move, const std::string& reply) {
   const auto before = nlohmann::json::parse(reply, nullptr, false);
   const std::string to = StrCat(move.to.run, "/", move.to.id);
-  std::string from;
-  if (before.is_object()) from = StrCat(before.value("run", ""), "/", before.value("id", ""));
+  std::string run, id;
+  if (before.is_object()) {
+    run = BytesOfUtf8(before.value("run", ""));
+    id = BytesOfUtf8(before.value("id", ""));
+  }
+  const std::string from = run.empty() ? "" : StrCat(run, "/", id);
   nlohmann::json told = {{"mountpoint", move.mount.mountpoint}, {"from", nullptr}, {"to", to}};
   told["users"] = nlohmann::json::array();
   if (from.empty()) return told;
   told["from"] = from;
   if (from == to) return told;
-  told["users"] = UsersJson(FindMountUsers(StrCat(move.mount.mountpoint, "/run/",
-                                                  before.value("run", ""), "/step/",
-                                                  before.value("id", ""))));
+  told["users"] = UsersJson(
+      FindMountUsers(StrCat(move.mount.mountpoint, "/run/", run, "/step/", id)));
   return told;
 }
 

@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from daemon import BIN, is_mounted, public_program, wait_until
+from daemon import BIN, checkpoint, is_mounted, public_program, wait_until
 
 TAG = 'global_step3'
 REASON = 'user.ckptfs.reason'
@@ -508,3 +508,20 @@ def test_inspection_obeys_the_files(ckptfs, source):
             done = subprocess.run([program, *words], user=65534, group=65534, extra_groups=[],
                                   capture_output=True, text=True, timeout=60)
             assert done.returncode != 0 and 'denied' in done.stderr, done
+
+
+def test_names_that_are_not_utf8_are_those_that_were_meant(ckptfs, tmp_path):
+    """A daemon hears of a run and of a mount point what they are called, byte by byte."""
+    run = tmp_path / os.fsdecode(b'exp\xe9')
+    shutil.copytree(checkpoint('zero2'), run)
+    mount = str(tmp_path / os.fsdecode(b'mnt\xff'))
+    os.mkdir(mount)
+    try:
+        ckptfs.run('mount', run, mount, '--store', ckptfs.store, '--reserve', '0')
+        step = f'{os.fspath(run.name)}/global_step5'
+        done = ckptfs.run('remove', '--store', ckptfs.store, step, check=False)
+        assert done.returncode == 7 and 'shows it' in done.stderr
+        ckptfs.run('switch', '--mountpoint', mount, step)
+        assert 'alive' in ckptfs.run('status', '--mountpoint', mount).stdout
+    finally:
+        subprocess.run(['fusermount3', '-uz', mount], check=False)
