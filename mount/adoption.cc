@@ -48,8 +48,12 @@ Result<std::vector<std::string>> ReadOrder(const std::string& path) {
   std::vector<std::string> names;
   if (path.empty()) return names;
   std::ifstream file(path);
+  const int error = file ? 0 : errno;
   for (std::string line; std::getline(file, line);) {
     if (!line.empty()) names.push_back(std::move(line));
+  }
+  if (error != 0 || file.bad()) {
+    return Fail(ErrnoError(error != 0 ? error : EIO, StrCat("--parameter-order ", path)));
   }
   if (!names.empty()) return names;
   return Fail(ErrorCode::kInvalid, StrCat("--parameter-order ", path, ": no names in it"));

@@ -396,6 +396,22 @@ Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& option
   return found.source->Read(found.candidate, options);
 }
 
+namespace {
+
+// Why none of the steps is taken, each by its name.
+Error NoneOf(const Place& place, IngestResult result) {
+  constexpr size_t kNamed = 8;
+  std::vector<std::string> others = std::move(result.skipped);
+  for (size_t i = 1; i < result.refused.size(); ++i) others.push_back(result.refused[i].message);
+  Error error{ErrorCode::kInvalid, StrCat(place.Path(), ": no complete step")};
+  if (!result.refused.empty()) error = std::move(result.refused.front());
+  for (size_t i = 0; i < std::min(others.size(), kNamed); ++i) error.message += StrCat("; ", others[i]);
+  if (others.size() > kNamed) error.message += StrCat("; and ", others.size() - kNamed, " more");
+  return error;
+}
+
+}  // namespace
+
 Result<IngestResult> IngestPlace(const Place& place, Sources sources,
                                  const SourceOptions& options, const Recognise& recognise) {
   CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanPlace(place, sources, recognise));
@@ -415,13 +431,7 @@ Result<IngestResult> IngestPlace(const Place& place, Sources sources,
   }
   std::move(scan.unread.begin(), scan.unread.end(), std::back_inserter(result.refused));
   result.said = std::move(scan.said);
-  if (result.steps.empty() && !result.refused.empty()) {
-    return Fail(std::move(result.refused.front()));
-  }
-  if (result.steps.empty()) {
-    return Fail(ErrorCode::kInvalid,
-                StrCat(place.Path(), ": no complete step; ", result.skipped.front()));
-  }
+  if (result.steps.empty()) return Fail(NoneOf(place, std::move(result)));
   std::stable_sort(
       result.steps.begin(), result.steps.end(),
       [](const IngestedStep& a, const IngestedStep& b) { return OrderOf(a) < OrderOf(b); });

@@ -175,6 +175,20 @@ def test_one_broken_step_refuses_no_other(ckptfs, source):
     assert 'global_step4' in done.stderr
 
 
+def test_where_none_is_complete_each_is_named(ckptfs, source):
+    later = shutil.copytree(f'{source}/{TAG}', f'{source}/global_step7')
+    os.unlink(f'{later}/mp_rank_00_model_states.pt')
+    hostile.truncate(os.path.join(f'{source}/{TAG}', hostile.zero_file(2)), 2000)
+    done = ckptfs.adopt(source, check=False)
+    assert done.returncode == REFUSED
+    assert hostile.zero_file(2) in done.stderr and 'global_step7' in done.stderr
+
+
+def test_an_order_that_is_not_there(ckptfs, source):
+    done = ckptfs.adopt(source, check=False, extra=('--parameter-order', '/nonexistent'))
+    assert (done.returncode, done.stderr) == (3, 'ckptfs: --parameter-order /nonexistent: No such file or directory\n')
+
+
 def test_a_step_without_weights_is_named(ckptfs, source):
     os.mkdir(f'{source}/global_step500')
     done = ckptfs.adopt(source)
