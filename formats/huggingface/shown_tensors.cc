@@ -9,6 +9,7 @@
 #include "core/base/strings.h"
 #include "core/model/name_normaliser.h"
 #include "core/view/shown_weight.h"
+#include "formats/runs/tool_files.h"
 
 namespace ckptfs::huggingface {
 namespace {
@@ -56,6 +57,22 @@ const std::string& KeptName(const std::vector<std::string>& names) {
   return names.front();
 }
 
+// What of `name` stands before the model's own: the first word with its dot.
+std::string_view AttributeOf(std::string_view name) { return name.substr(0, name.find('.') + 1); }
+
+// A LightningModule has the model in an attribute, whose name every parameter then begins
+// with.  Where it has several nothing says which is the model, and names stay.
+Status TakeAttributeOff(const StepModel& step, std::vector<ShownTensor>& tensors) {
+  CKPT_ASSIGN_OR_RETURN(const auto files, ToolFilesOf(step));
+  if (!files || files->tool != StepTool::kLightning || tensors.empty()) return {};
+  const std::string attribute(AttributeOf(tensors.front().name));
+  for (const ShownTensor& tensor : tensors) {
+    if (AttributeOf(tensor.name) != attribute || tensor.name.size() == attribute.size()) return {};
+  }
+  for (ShownTensor& tensor : tensors) tensor.name.erase(0, attribute.size());
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout& layout,
@@ -85,6 +102,7 @@ Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout
     tensor.trainable = parameter.role != Role::kBuffer;
     out.push_back(std::move(tensor));
   }
+  CKPT_RETURN_IF_ERROR(TakeAttributeOff(step, out));
   return out;
 }
 

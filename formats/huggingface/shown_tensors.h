@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ShowTensors says what a step's weights are as save_pretrained would write them:
-// whole, under the names of the model itself, tied ones once.
+// whole, under the names of the model itself (without the attribute of a LightningModule
+// that has it), tied ones once.
 //
 // Thread safety: immutable values; ShowTensors is pure.
 // Lifetime: refers to the step by index.

@@ -9,6 +9,7 @@
 #include "core/io/file_root.h"
 #include "core/view/plan_reader.h"
 #include "formats/huggingface/shard_index.h"
+#include "formats/torch/pickle_writer.h"
 #include "tests/conformance/tiny_step.h"
 
 namespace ckptfs {
@@ -39,8 +40,18 @@ std::string LiteralOf(const View& view, const std::string& path) {
 
 // Parameters of one blob that is as long as they need.
 std::shared_ptr<const StepModel> StepOf(const std::vector<std::pair<std::string, Shape>>& parameters,
-                                        const std::vector<std::pair<std::string, size_t>>& aliases = {}) {
+                                        const std::vector<std::pair<std::string, size_t>>& aliases = {},
+                                        const std::string& tool = "") {
   Assembler assembler;
+  if (!tool.empty()) {
+    PickleBuilder builder;
+    const NodeId tool_key = builder.String("tool");
+    const NodeId tool_value = builder.String(tool);
+    const NodeId own = builder.String("own");
+    const NodeId dict = builder.Dict({{tool_key, tool_value}, {own, builder.String("own")}});
+    assembler.header().documents.push_back(
+        {"training_tool", "", PrintPickle(std::move(builder).Finish(dict)).value(), {}});
+  }
   Blob blob;
   blob.root = assembler.AddRoot(std::make_shared<FileRoot>("/nowhere"));
   blob.path = "data";
@@ -71,6 +82,24 @@ std::vector<std::string> TensorNames(const View& view, const std::string& path) 
   const SafetensorsHeader parsed = ParseSafetensorsHeader(header, size).value();
   for (const SafetensorsEntry& entry : parsed.entries) names.push_back(entry.name);
   return names;
+}
+
+// The names in a view of a step that a tool saved, by position.
+std::vector<std::string> NamesOf(const std::string& tool, const std::vector<std::string>& names) {
+  std::vector<std::pair<std::string, Shape>> parameters;
+  for (const std::string& name : names) parameters.push_back({name, {2}});
+  const auto view = HuggingFaceFormat(nullptr, Given("{}")).Open(StepOf(parameters, {}, tool), LayoutOf("tp1"));
+  return TensorNames(**view, "huggingface/model.safetensors");
+}
+
+TEST(HuggingFaceViewTest, TheAttributeOfALightningModuleIsTakenOff) {
+  const std::vector<std::string> own = {"net.model.norm.weight", "net.lm_head.weight"};
+  EXPECT_THAT(NamesOf("lightning", own), ElementsAre("model.norm.weight", "lm_head.weight"));
+  EXPECT_EQ(NamesOf("trainer", own), own);
+  const std::vector<std::string> several = {"net.model.norm.weight", "metric.total"};
+  EXPECT_EQ(NamesOf("lightning", several), several);
+  const std::vector<std::string> bare = {"net.", "net.weight"};
+  EXPECT_EQ(NamesOf("lightning", bare), bare);
 }
 
 TEST(HuggingFaceViewTest, IsAbsentWithoutAConfig) {
