@@ -10,9 +10,13 @@ ENGINES = ('zero1', 'zero1_autotp', 'zero1_bf16', 'zero2', 'zero3', 'zero3_autot
 # mesh -> the layout that is cut for it
 MESHES = {'fsdp2': 'dp2', 'fsdp3': 'dp3', 'hsdp2x2': 'dp2', 'fsdp2_tp2': 'tp2_dp2', 'ddp1': 'tp1'}
 TOOLS = ('trainer', 'accelerate', 'lightning')
+GIVEN = 'hf_config'  # huggingface/ of a mount with --hf-config
 RANKS = 'rank<N>'
-COLUMNS = (*ENGINES, *MESHES, 'huggingface', *TOOLS, RANKS)
+COLUMNS = (*ENGINES, *MESHES, 'huggingface', GIVEN, *TOOLS, RANKS)
 NOT_TRIED = 'not tried: engines of these models are made at ZeRO 1, 2 and 3'
+NOT_OF_TRANSFORMERS = 'the model is none of transformers'
+OWN_CONFIG = 'the step has a config.json of its own, which --hf-config does not replace'
+VIEWS = 'rank|deepspeed|huggingface|trainer|accelerate|lightning|dcp'
 # Words of a reason for which a view cannot be asked of a source at all.
 NOT_OF_THIS = ('not saved by', 'no config.json')
 
@@ -30,16 +34,24 @@ class Target:
         return f'{self.source} | {self.column} | {self.target}'
 
 
+def cause_of(said, view):
+    """Of what the program says of a layout that no format shows ('no format ...; rank, dcp: why; trainer: why')
+    the cause of one format, or the first where it names others."""
+    words, causes = re.split(rf'; ((?:{VIEWS})(?:, (?:{VIEWS}))*): ', said), {}
+    for names, why in zip(words[1::2], words[2::2]):
+        for name in names.split(', '):
+            causes.setdefault(name, why.strip())
+    return causes.get(view) or next(iter(causes.values()), said)
+
+
 def said_of(step, layout, view):
     """Why the program does not show a view, or None if it does."""
     folder = os.path.join(step, 'view', layout)
     if os.path.isdir(os.path.join(folder, view)):
         return None
     if not os.path.isdir(folder):  # no format shows it, and the attribute says why of each
-        said = os.getxattr(os.path.dirname(folder), 'user.ckptfs.reason').decode()
-        _, found, behind = said.partition(f'; {view}: ')
-        behind = behind if found else said.partition(': ')[2]  # one cause of several formats
-        return re.split(r'; (?:rank|deepspeed|huggingface|trainer|accelerate|lightning|dcp): ', behind)[0].strip()
+        said = os.getxattr(os.path.dirname(folder), 'user.ckptfs.reason').decode().splitlines()
+        return cause_of(next(line for line in said if line.startswith(f'{layout}: ')), view)
     with open(os.path.join(folder, 'info.json'), encoding='utf-8') as f:
         formats = json.load(f)['formats']
     return formats[view].removeprefix('no: ')

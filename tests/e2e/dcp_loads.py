@@ -18,13 +18,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict,
                                                      get_state_dict, set_model_state_dict,
                                                      set_state_dict)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 
 LARGE = 1 << 20  # bytes from which a view cuts a tensor
@@ -270,6 +271,30 @@ def worker(path, load, out):
                     'boxes': [b for b, _, _ in by_rank], 'read': [r for _, r, _ in by_rank],
                     'read_large': [r for _, _, r in by_rank], 'large': list(large),
                     'again': again, 'more': {k: asked[k] for k in load.more}}, out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def placements_of(degrees, ndim):
+    """How a mesh without a module cuts a tensor: data along the first dim, tensor parallelism along the second."""
+    dims = {'fsdp': 0, 'tp': 1}
+    return [Shard(dims[name]) if dims.get(name, ndim) < ndim else Replicate() for name in degrees]
+
+
+def bare_worker(path, load, out):
+    """One rank, of a model that only its own framework can make: every tensor that the directory names, as a
+    DTensor of the mesh."""
+    dist.init_process_group('gloo')
+    degrees = load.degrees
+    mesh = init_device_mesh('cpu', tuple(degrees.values()), mesh_dim_names=tuple(degrees))
+    named = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    asked = {key: distribute_tensor(torch.ones(of.size, dtype=of.properties.dtype), mesh,
+                                    placements_of(degrees, len(of.size)))
+             for key, of in named.items() if isinstance(of, TensorStorageMetadata)}
+    dcp.load(asked, checkpoint_id=path)
+    tensors = {key: full(value) for key, value in asked.items()}
+    if dist.get_rank() == 0:
+        torch.save({'tensors': tensors}, out)
     dist.barrier()
     dist.destroy_process_group()
 

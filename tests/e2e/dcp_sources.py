@@ -3,13 +3,14 @@
 import functools
 import os
 import sys
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 import daemon
-from cells import MESHES, NOT_TRIED, RANKS, TOOLS, Target, probe
+from cells import GIVEN, MESHES, NOT_OF_TRANSFORMERS, NOT_TRIED, RANKS, TOOLS, Target, probe
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'dcp'))
@@ -22,6 +23,7 @@ from make_dcp import VARIANTS, dcp_model  # noqa: E402
 TITLE = 'PyTorch DCP (tests/fixtures/dcp/make_dcp.py)'
 PREFIX = 'dcp_'  # there is an fsdp2 among the columns
 SOURCES = tuple(PREFIX + variant for variant in VARIANTS)
+ADOPTED = (' '.join(test_dcp_source.SAID),)
 
 
 def adopt(program, source):
@@ -34,18 +36,28 @@ def why_not(source, column):
     """Why a column has no pair of this source."""
     if column in ('zero1_autotp', 'zero1_bf16', 'zero3_autotp'):
         return NOT_TRIED
-    if column.startswith('zero') and source == PREFIX + 'shards':
-        return 'weights alone: a module for an engine, and no optimizer'
+    if column == GIVEN and not VARIANTS[source.removeprefix(PREFIX)][1].get('transformers'):
+        return NOT_OF_TRANSFORMERS
+    if column == 'zero3' and source == PREFIX + 'shards':
+        return "weights alone: DeepSpeed's universal loader at ZeRO 3 asks for Adam's moments by name"
     return None
 
 
 def pairs():
     """Every pair that can be run."""
-    columns = ('zero1', 'zero2', 'zero3', *MESHES, 'huggingface', *TOOLS)
+    columns = ('zero1', 'zero2', 'zero3', *MESHES, 'huggingface', GIVEN, *TOOLS)
     out = [Target(source, column, column) for source in SOURCES for column in columns
            if not why_not(source, column)]
     return out + [Target(source, RANKS, layout) for source in SOURCES
                   for layout in torch_jobs.LAYOUTS]
+
+
+def sample():
+    """Of every source: a mesh, an engine, `from_pretrained`, or the files of ranks."""
+    said = {'titan': 'hsdp2x2', 'fsdp2_tp': 'zero2', 'ddp': 'fsdp3', 'fsdp2_bf16': 'ddp1', 'fsdp2': 'huggingface',
+            'llama': GIVEN}
+    return [Target(PREFIX + source, said[source], said[source]) if source in said else
+            Target(PREFIX + source, RANKS, 'dp3_zero1') for source in VARIANTS]
 
 
 def optimizer(source, model):
@@ -78,8 +90,7 @@ def loss(model, number, rank, ranks):
 def job_of(source):
     """Whose checkpoint it is."""
     variant = source.removeprefix(PREFIX)
-    dtype = VARIANTS[variant][1].get('dtype', torch.float32)
-    return torch_jobs.Job(lambda: dcp_model.Model(seed=99).to(dtype),
+    return torch_jobs.Job(lambda: make_dcp.made(VARIANTS[variant][1], seed=99),
                           functools.partial(optimizer, variant), loss, dcp_model.cut_for_tp,
                           test_dcp_source.truth_of(variant), make_dcp.STEPS)
 
@@ -88,13 +99,14 @@ def run(mount, pair):
     """One pair; its record."""
     job = job_of(pair.source)
     step = daemon.step_of(mount, pair.source, test_dcp_source.STEP)
+    if pair.source == PREFIX + 'shards' and pair.column not in MESHES:  # the writer of safetensors saves weights alone
+        job = replace(job, truth={'weight': job.truth['weight']})
     if pair.column == RANKS:
-        if pair.source == PREFIX + 'shards':
-            job = torch_jobs.Job(job.model, job.optimizer, job.loss, job.plan,
-                                 {'weight': job.truth['weight']})
         return torch_jobs.compare_ranks(step, job, pair.target, test_dcp_source.cut)
     if pair.column in MESHES:
         return torch_jobs.load_mesh(step, job, pair.column)
     if pair.column.startswith('zero'):
         return torch_jobs.load_engine(step, job, int(pair.column[-1]))
+    if pair.column == GIVEN:
+        return torch_jobs.pretrained(step, job)
     return probe(step, 'tp1', pair.column)

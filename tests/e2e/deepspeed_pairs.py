@@ -14,11 +14,12 @@ import cases
 import daemon
 import load_deepspeed
 import test_rank_files
-from cells import RANKS, TOOLS, Target, probe
+from cells import GIVEN, NOT_OF_TRANSFORMERS, RANKS, TOOLS, Target, probe
 from variants import VARIANTS
 
 TITLE = 'DeepSpeed (tests/fixtures/deepspeed/variants.py)'
 SOURCES = tuple(VARIANTS)
+ADOPTED = (' '.join(daemon.TALLY),)
 STEPS = 2
 # A changed order of bf16 sums moves this model's loss by 0.002 at most (seen
 # over 66 pairs); a wrong layout of its tensors moves it by 0.1 and more.
@@ -35,6 +36,8 @@ def adopt(program, variant):
 
 def why_not(variant, column):
     """Why a column has no pair of this source."""
+    if column == GIVEN:
+        return NOT_OF_TRANSFORMERS
     if VARIANTS[variant].moe:
         return 'DeepSpeed loads no universal checkpoint of its own experts'
     if column in ('zero3', 'zero3_autotp'):
@@ -56,6 +59,13 @@ def pairs():
         out += [Target(variant, RANKS, layout) for v, layout in test_rank_files.pairs()
                 if v == variant]
     return out
+
+
+def sample():
+    """Of every source, target kind and degree; of experts the files, since no engine loads them."""
+    return [Target(v, t.kind, t) for v, t in cases.thinned(64)] + [
+        next(pair for pair in pairs() if (pair.source, pair.column) == (variant, RANKS))
+        for variant in SOURCES if VARIANTS[variant].moe]
 
 
 def load_engine(mount, variant, target):

@@ -22,17 +22,18 @@ from torch import nn  # noqa: E402
 from torch.distributed.tensor import Replicate  # noqa: E402
 from torch.distributed.tensor.parallel import (ColwiseParallel, RowwiseParallel,  # noqa: E402
                                                parallelize_module)
-from transformers import AutoModelForCausalLM  # noqa: E402
 
 import daemon  # noqa: E402
 import test_dcp_source  # noqa: E402
 import test_tools  # noqa: E402
 import tool_jobs  # noqa: E402
 import torch_jobs  # noqa: E402
-from cells import MESHES, NOT_TRIED, RANKS, TOOLS, Target, probe, said_of  # noqa: E402
+from cells import GIVEN, MESHES, NOT_TRIED, OWN_CONFIG, RANKS, TOOLS, Target, said_of  # noqa: E402
 
 TITLE = 'Trainer, accelerate and Lightning (tests/e2e/tool_jobs.py)'
 SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE if made not in test_tools.OTHER_STAGES}
+HEADS = ('--family-set', 'head_dim=8')  # what a config.json beside the checkpoint tells
+ADOPTED = (' '.join(HEADS), 'of Trainer and accelerate alone `--parameter-order FILE`')
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = tempfile.TemporaryDirectory(prefix='ckptfs-tools-')
 if hasattr(test_tools, 'ZYGOTE'):  # a process that starts the jobs
@@ -52,22 +53,45 @@ def adopt(program, source):
     job = made(source)
     order = job.way == 'plain' and job.tool != 'lightning'
     return program.adopt(job.path, source, check=False,
-                         extra=('--parameter-order', job.order) if order else ())
+                         extra=(*HEADS, *(('--parameter-order', job.order) if order else ())))
 
 
-def why_not(_, column):
+def has_config(source):
+    """Whether the step has a config.json: Trainer writes one, but for FSDP's shards."""
+    tool, way, _ = SOURCES[source]
+    return tool == 'trainer' and way not in ('fsdp1', 'fsdp2')
+
+
+def why_not(source, column):
     """Why a column has no pair of this source."""
     if column in ('zero1_autotp', 'zero1_bf16', 'zero3_autotp'):
         return NOT_TRIED
+    if column == GIVEN and has_config(source):
+        return OWN_CONFIG
     return None
 
 
 def pairs():
     """Every pair that can be run."""
-    columns = ('zero1', 'zero2', 'zero3', *MESHES, 'huggingface', *TOOLS)
-    out = [Target(source, column, column) for source in SOURCES for column in columns]
+    columns = ('zero1', 'zero2', 'zero3', *MESHES, 'huggingface', GIVEN, *TOOLS)
+    out = [Target(source, column, column) for source in SOURCES for column in columns
+           if not why_not(source, column)]
     return out + [Target(source, RANKS, layout) for source in SOURCES
                   for layout in torch_jobs.LAYOUTS]
+
+
+def kind_of(source):
+    """What one of stands for all of its kind: the tool, and what drives it."""
+    tool, way, _ = SOURCES[source]
+    return {tool, next(kind for kind in ('plain', 'zero', 'fsdp') if way.startswith(kind))}
+
+
+def sample():
+    """Each tool and each way, which are trained when they are asked for: a training takes longer than a load."""
+    chosen = {'trainer-zero2-2': ('trainer', 'huggingface', 'fsdp2'),
+              'accelerate-fsdp2-2': ('accelerate', GIVEN, 'zero3'),
+              'lightning-plain-1': ('lightning', 'ddp1', 'trainer')}
+    return [Target(source, column, column) for source, columns in chosen.items() for column in columns]
 
 
 # ---- what is loaded into -------------------------------------------------------------------
@@ -182,17 +206,6 @@ def resumed(step, job, tool):
             'errors': [] if losses == expected else [f'{losses} for {expected}']}
 
 
-def pretrained(step, job):
-    """The record of from_pretrained."""
-    folder = os.path.join(step, 'view', 'tp1', 'huggingface')
-    if not os.path.isdir(folder):
-        return probe(step, 'tp1', 'huggingface')
-    model, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    wrong = sorted(map(str, (v for v in said.values() if v)))
-    wrong += torch_jobs.bits_differ(model.state_dict(), job.truth['weight'])
-    return {'layout': 'tp1', 'ok': not wrong, 'different': wrong[:5]}
-
-
 def run(mount, pair):
     """One pair; its record."""
     tool, job = made(pair.source), job_of(pair.source)
@@ -203,6 +216,6 @@ def run(mount, pair):
         return torch_jobs.load_mesh(step, job, pair.column)
     if pair.column.startswith('zero'):
         return torch_jobs.load_engine(step, job, int(pair.column[-1]))
-    if pair.column == 'huggingface':
-        return pretrained(step, job)
+    if pair.column in ('huggingface', GIVEN):
+        return torch_jobs.pretrained(step, job)
     return resumed(step, tool, pair.column)

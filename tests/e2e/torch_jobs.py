@@ -3,7 +3,7 @@
 
 A Job makes the module and its optimizer anew, and has the truth, {kind: {name: tensor}}: what the
 live job held, gathered by torch.  It is loaded by an engine of DeepSpeed's, by
-torch.distributed.checkpoint on every mesh, and read as the files of ranks.
+torch.distributed.checkpoint on every mesh, by from_pretrained, and read as the files of ranks.
 """
 import os
 import pickle
@@ -14,10 +14,11 @@ import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 import dcp_loads
 import launch
-from cells import MESHES, said_of
+from cells import MESHES, probe, said_of
 
 NOISE = 0.01
 # In fp32 at ZeRO 1 and 2 the sums are those of one process: another rate would show.
@@ -91,7 +92,7 @@ def bits_differ(got, want):
 
 
 def engine_worker(job, directory, stage, out):
-    """One rank: an engine loads the view, and takes the next steps."""
+    """One rank: an engine loads the view, of weights alone the module, and takes the next steps."""
     deepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False
     deepspeed.init_distributed('gloo', verbose=False)
     torch.manual_seed(99)
@@ -102,11 +103,11 @@ def engine_worker(job, directory, stage, out):
     zero = {'stage': stage, **({'sub_group_size': 10**9} if stage == 3 else {})}
     config = {'train_micro_batch_size_per_gpu': 1, 'gradient_accumulation_steps': 1,
               'steps_per_print': 10**6, 'zero_allow_untested_optimizer': True, 'gradient_clipping': 0.,
-              'zero_optimization': zero, 'checkpoint': {'load_universal': True}}
+              'zero_optimization': zero, 'checkpoint': {'load_universal': bool(job.states())}}
     if job.half:
         config['bf16'] = {'enabled': True}
     engine, *_ = deepspeed.initialize(model=model, optimizer=job.optimizer(model), config=config)
-    path, _ = engine.load_checkpoint(directory)
+    path, _ = engine.load_checkpoint(directory, load_module_only=not job.states())
     assert path is not None
     found = {}
     for name, parameter in engine.module.named_parameters():
@@ -151,7 +152,7 @@ def load_engine(step, job, stage):
     diff = max(abs(a - b) for a, b in zip(losses, expected))
     most = NOISE if job.half or stage == 3 else QUIET
     return {'layout': layout, 'different': bits_differ(found, want)[:5], 'loss_diff': diff,
-            'ok': not bits_differ(found, want) and diff < most}
+            'module_only': not job.states(), 'ok': not bits_differ(found, want) and diff < most}
 
 
 # ---- torch.distributed.checkpoint ---------------------------------------------------------
@@ -201,6 +202,30 @@ def compared(found, job, model_only):
            for k, v in tensors.items()}
     return got, {f'{kind}/{name}': value for kind, held in job.truth.items()
                  for name, value in held.items()}
+
+
+# ---- from_pretrained ------------------------------------------------------------------------
+
+
+def logits_of(model):
+    """What it says to a fixed batch."""
+    with torch.no_grad():
+        return model.eval()(torch.arange(32).view(2, 16)).logits
+
+
+def pretrained(step, job):
+    """The record of from_pretrained: every entry of the state_dict, and the logits of a model that torch filled."""
+    folder = os.path.join(step, 'view', 'tp1', 'huggingface')
+    if not os.path.isdir(folder):
+        return probe(step, 'tp1', 'huggingface')
+    model, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    wrong = sorted(map(str, (v for v in said.values() if v)))
+    wrong += bits_differ(model.state_dict(), job.truth['weight'])
+    if not wrong:
+        twin = type(model)(model.config)
+        twin.load_state_dict(job.truth['weight'])
+        wrong += bits_differ({'logits': logits_of(model)}, {'logits': logits_of(twin)})
+    return {'layout': 'tp1', 'ok': not wrong, 'different': wrong[:5]}
 
 
 # ---- rank<N> --------------------------------------------------------------------------------
