@@ -51,6 +51,7 @@ class Load:
     top: tuple = ('model', 'optim')
     checkpoint_id: callable = str
     model_only: bool = False  # `tensors` is then its state_dict
+    partial: bool = False     # what the directory lacks stays as it was (DefaultLoadPlanner's allow_partial_load)
     more: dict = field(default_factory=dict)   # what else is loaded: {key: value}
     save: str = None          # what was loaded is saved by torch below here, in every SHAPE
     again: tuple = ()         # (path, name of a SHAPE): loaded after it, by the same ranks
@@ -247,7 +248,8 @@ def worker(path, load, out):
     spoil(model, optimizer)
     asked = wanted(model, optimizer, load)
     boxes, before = boxes_of(asked), bytes_read()
-    dcp.load(asked, checkpoint_id=load.checkpoint_id(path))
+    dcp.load(asked, checkpoint_id=load.checkpoint_id(path),
+             planner=dcp.DefaultLoadPlanner(allow_partial_load=load.partial))
     read = bytes_read() - before
     large = {k: v for k, v in flatten_state_dict(asked)[0].items() if isinstance(v, torch.Tensor)
              and v.numel() * v.element_size() >= LARGE}

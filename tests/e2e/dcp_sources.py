@@ -23,7 +23,7 @@ from make_dcp import VARIANTS, dcp_model  # noqa: E402
 TITLE = 'PyTorch DCP (tests/fixtures/dcp/make_dcp.py)'
 PREFIX = 'dcp_'  # there is an fsdp2 among the columns
 SOURCES = tuple(PREFIX + variant for variant in VARIANTS)
-ADOPTED = (' '.join(test_dcp_source.SAID),)
+ADOPTED = '`{} {}` and `{} {!r}`'.format(*test_dcp_source.SAID)
 
 
 def adopt(program, source):

@@ -19,7 +19,7 @@ from variants import VARIANTS
 
 TITLE = 'DeepSpeed (tests/fixtures/deepspeed/variants.py)'
 SOURCES = tuple(VARIANTS)
-ADOPTED = (' '.join(daemon.TALLY),)
+ADOPTED = '`{} {!r}`'.format(*daemon.TALLY)
 STEPS = 2
 # A changed order of bf16 sums moves this model's loss by 0.002 at most (seen
 # over 66 pairs); a wrong layout of its tensors moves it by 0.1 and more.

@@ -50,7 +50,7 @@ class Footnotes:
 
 def plain(why):
     """A reason without what is of one parameter or one path alone: the first parameter stands for the others."""
-    why = re.sub(r"(/[\w.-]+)+/", '.../', why).split('; adopt with')[0]
+    why = re.sub(r"(/[\w.-]+)+/", '.../', why)
     why, *others = re.split(r"; (?='[\w.]+': )|; and \d+ more parameters", why)
     return re.sub(r"\s+", ' ', why).strip() + ('; other parameters alike' if others else '')
 
@@ -125,8 +125,7 @@ class Page:
     def table(self, part):
         """The rows of one part's sources."""
         lines = [f'## {part.TITLE}', '']
-        if getattr(part, 'ADOPTED', ()):
-            lines += [f'Adopted with {", ".join(part.ADOPTED)}.', '']
+        lines += [f'Adopted with {part.ADOPTED}.' if getattr(part, 'ADOPTED', '') else 'Adopted without options.', '']
         lines += ['| source | ' + ' | '.join(COLUMNS) + ' |', '| --- |' + ' --- |' * len(COLUMNS)]
         for source in part.SOURCES:
             cells = [self.cell(part, source, column) for column in COLUMNS]

@@ -52,7 +52,7 @@ def small_part():
     """Two sources and one column of three pairs, one of one pair, and one that has none."""
     pairs = [Target(source, cells.RANKS, layout) for source in ('first', 'second') for layout in ('tp1', 'tp2', 'dp2')]
     pairs += [Target(source, 'zero1', 'zero1') for source in ('first', 'second')]
-    return types.SimpleNamespace(TITLE='Small', SOURCES=('first', 'second'), ADOPTED=('--replicated X',),
+    return types.SimpleNamespace(TITLE='Small', SOURCES=('first', 'second'), ADOPTED='`--replicated X`',
                                  pairs=lambda: pairs, why_not=lambda source, column: f'no {column}')
 
 

@@ -33,7 +33,8 @@ from cells import GIVEN, MESHES, NOT_TRIED, OWN_CONFIG, RANKS, TOOLS, Target, sa
 TITLE = 'Trainer, accelerate and Lightning (tests/e2e/tool_jobs.py)'
 SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE if made not in test_tools.OTHER_STAGES}
 HEADS = ('--family-set', 'head_dim=8')  # what a config.json beside the checkpoint tells
-ADOPTED = (' '.join(HEADS), 'of Trainer and accelerate alone `--parameter-order FILE`')
+ADOPTED = (f'`{" ".join(HEADS)}`, and with `--parameter-order FILE` where Trainer or accelerate saved without DeepSpeed '
+           'and FSDP, whose optimizers then have no names')
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = tempfile.TemporaryDirectory(prefix='ckptfs-tools-')
 if hasattr(test_tools, 'ZYGOTE'):  # a process that starts the jobs
