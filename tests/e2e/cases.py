@@ -26,6 +26,7 @@ class Target:
     pp: int = 1
     grad32: bool = False
     autotp: bool = False
+    ep: int = 1
 
     @property
     def kind(self):
@@ -39,7 +40,7 @@ class Target:
         return self.dp * self.tp * self.pp
 
     def __str__(self):
-        return f'{self.kind} dp{self.dp} tp{self.tp} pp{self.pp}'
+        return f'{self.kind} dp{self.dp} tp{self.tp} pp{self.pp}' + (f' ep{self.ep}' if self.ep > 1 else '')
 
 
 def targets():
@@ -63,15 +64,22 @@ def fits(variant, target):
     """Why DeepSpeed itself cannot run this pair, or None."""
     source = VARIANTS[variant]
     if source.moe:
-        return 'no universal loading of native MoE'
+        return None if source.stage else 'the states of experts have no names without ZeRO'
     if source.momentum and target.stage == 3:
         return 'the ZeRO-3 universal loader asks for Adam moments by name'
     return None
 
 
+def expert_targets():
+    """Of engines with experts of their own, which DeepSpeed has for ZeRO 1 and 2: every degree of theirs."""
+    return [Target(stage, dp, ep=ep, grad32=grad32) for stage, grad32 in ((1, False), (1, True), (2, False))
+            for dp, ep in itertools.product((1, 2, 4), (1, 2, 4)) if dp % ep == 0]
+
+
 def everything():
     """Every pair that can be run."""
-    return [(v, t) for v in VARIANTS for t in targets() if not fits(v, t)]
+    return [(v, t) for v, source in VARIANTS.items() for t in (expert_targets() if source.moe else targets())
+            if not fits(v, t)]
 
 
 def thinned(count=66, seed=7):
@@ -110,7 +118,7 @@ def is_pipe(source):
 
 def layout_name(variant, target):
     """The view directory a user would name for this target."""
-    words = [f'{k}{n}' for k, n in (('tp', target.tp), ('pp', target.pp),
+    words = [f'{k}{n}' for k, n in (('tp', target.tp), ('pp', target.pp), ('ep', target.ep),
                                     ('dp', target.dp)) if n > 1]
     words.append(f'zero{target.stage}')
     pipe = target.pp > 1
@@ -123,7 +131,7 @@ def engine_layout(variant, target):
     """The Layout of the engine that loads."""
     source = VARIANTS[variant]
     lay = replace(
-        source, stage=target.stage, dp=target.dp, pp=target.pp,
+        source, stage=target.stage, dp=target.dp, pp=target.pp, ep=target.ep,
         tp=1 if target.autotp else target.tp,
         autotp=target.tp if target.autotp else 0, pipe=target.pp > 1,
         grad32=target.grad32, round_robin=False, elastic=False, fused=False,
@@ -165,4 +173,4 @@ def loss_must_match(variant, target):
     if source.stage != lay.stage and lay.dp > 2:
         return False
     return all(getattr(source, k) == getattr(lay, k) for k in
-               ('dp', 'tp', 'pp', 'autotp', 'dtype', 'grad32'))
+               ('dp', 'tp', 'pp', 'ep', 'autotp', 'dtype', 'grad32'))
