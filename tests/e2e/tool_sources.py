@@ -218,5 +218,5 @@ def run(mount, pair):
     if pair.column.startswith('zero'):
         return torch_jobs.load_engine(step, job, int(pair.column[-1]))
     if pair.column in ('huggingface', GIVEN):
-        return torch_jobs.pretrained(step, job)
+        return torch_jobs.pretrained(step, job, 'net.' if tool.tool == 'lightning' else '')
     return resumed(step, tool, pair.column)

@@ -213,17 +213,19 @@ def logits_of(model):
         return model.eval()(torch.arange(32).view(2, 16)).logits
 
 
-def pretrained(step, job):
-    """The record of from_pretrained: every entry of the state_dict, and the logits of a model that torch filled."""
+def pretrained(step, job, attribute=''):
+    """The record of from_pretrained: every entry of the state_dict, and the logits of a model that torch filled.
+    `attribute`: where the job's module has the model, with a dot."""
+    weights = {name.removeprefix(attribute): tensor for name, tensor in job.truth['weight'].items()}
     folder = os.path.join(step, 'view', 'tp1', 'huggingface')
     if not os.path.isdir(folder):
         return probe(step, 'tp1', 'huggingface')
     model, said = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     wrong = sorted(map(str, (v for v in said.values() if v)))
-    wrong += bits_differ(model.state_dict(), job.truth['weight'])
+    wrong += bits_differ(model.state_dict(), weights)
     if not wrong:
         twin = type(model)(model.config)
-        twin.load_state_dict(job.truth['weight'])
+        twin.load_state_dict(weights)
         wrong += bits_differ({'logits': logits_of(model)}, {'logits': logits_of(twin)})
     return {'layout': 'tp1', 'ok': not wrong, 'different': wrong[:5]}
 
