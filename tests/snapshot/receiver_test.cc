@@ -166,10 +166,10 @@ TEST_P(GoneTest, MemoryThatIsGivenBackBeforeItWasCopied) {
   capture.tensors.push_back(tensor);
   gate.lock();
   ASSERT_TRUE(writer->Save(std::move(capture))) << writer->status().last_drop;
+  std::thread update;  // before: its own memory shall not take that place
+  if (waits) update = std::thread([&] { writer->WaitBeforeUpdate(); });
   if (closed) mprotect(memory, kBytes, PROT_NONE);
   if (!closed) munmap(memory, kBytes);
-  std::thread update;
-  if (waits) update = std::thread([&] { writer->WaitBeforeUpdate(); });
   if (waits) std::this_thread::sleep_for(milliseconds(50));
   gate.unlock();
   if (update.joinable()) update.join();
