@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Who uses files below a directory of a mount: open files, mapped files and working directories,
-// as /proc tells of them.  Nothing in the mount is touched.
+// as /proc tells of them; and who has a copy of the mount.  Nothing in the mount is touched.
 //
 // Thread safety: pure functions over the kernel's state.
 
@@ -22,7 +22,12 @@ struct MountUser {
 // Those that this user may look at (root: all), by pid.  `directory` is absolute.
 std::vector<MountUser> FindMountUsers(const std::string& directory);
 
-// "python3 (pid 4711: view/tp2/rank0/model.pt and 3 more), bash (pid 12: .)"; at most a few.
+// Those with the file system of `device` ("major:minor") among the mounts of a mount namespace that
+// is not this process's, by pid and without files: where it was copied (unshare -m, containers) an
+// unmount here takes nothing away.  Of processes that this user may look at.
+std::vector<MountUser> FindMountHolders(const std::string& device);
+
+// "python3 (pid 4711: view/tp2/rank0/model.pt and 3 more), bash (pid 12: .)", without files "sleep (pid 13)"; at most a few.
 std::string DescribeUsers(const std::vector<MountUser>& users);
 nlohmann::json UsersJson(const std::vector<MountUser>& users);
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
+
+#include <cstdio>
 
 #include "core/base/descriptor.h"
 #include "core/base/strings.h"
@@ -9,10 +12,12 @@
 #include "mount/daemon_record.h"
 #include "mount/mount_table.h"
 #include "mount/mount_users.h"
+#include "mount/printable.h"
 
 namespace ckptfs {
 namespace {
 
+constexpr int kSoonMilliseconds = 200;  // an idle daemon's end
 constexpr int kEndMilliseconds = 30'000;
 
 struct UmountFlags {
@@ -31,12 +36,45 @@ Descriptor DaemonOf(const std::string& mountpoint) {
   return {};
 }
 
-// The daemon writes its last words and frees its memory after the unmount.
-Status WaitForDaemon(const Descriptor& daemon) {
-  if (!daemon.valid()) return {};
+// Where else in this namespace the file system is mounted.
+std::vector<std::string> OtherPlaces(const std::string& device) {
+  std::vector<std::string> places;
+  const auto mounts = ReadMounts();
+  for (const MountEntry& mount : mounts ? *mounts : std::vector<MountEntry>()) {
+    if (mount.device == device && mount.type == "fuse.ckptfs") places.push_back(mount.mountpoint);
+  }
+  return places;
+}
+
+// Who still has the file system that was unmounted here, in words; "" if none is seen.  The kernel
+// ends the daemon with the last of its mounts.
+std::string StillServed(const std::string& device) {
+  if (const auto places = OtherPlaces(device); !places.empty()) {
+    return StrCat(places.front(), " shows it, too: the daemon serves that until it is unmounted");
+  }
+  const std::vector<MountUser> holders = FindMountHolders(device);
+  if (holders.empty()) return "";
+  const bool one = holders.size() == 1;
+  return StrCat(DescribeUsers(holders), one ? " has" : " have", " it in a mount namespace of ",
+                one ? "its" : "their", " own: the daemon serves ", one ? "it until it ends" : "them until they end");
+}
+
+bool HasEnded(const Descriptor& daemon, int milliseconds) {
   pollfd event{daemon.get(), POLLIN, 0};
-  if (::poll(&event, 1, kEndMilliseconds) == 1) return {};
-  return Fail(ErrorCode::kExists, "unmounted, but the daemon has not ended after 30 s");
+  return ::poll(&event, 1, milliseconds) == 1;
+}
+
+// The daemon writes its last words and frees its memory after the unmount.
+Status WaitForDaemon(const Descriptor& daemon, const MountEntry& mount) {
+  if (!daemon.valid() || HasEnded(daemon, kSoonMilliseconds)) return {};
+  if (const std::string why = StillServed(mount.device); !why.empty()) {
+    fmt::print(stderr, "ckptfs: {}: unmounted here; {}\n", Printable(mount.mountpoint), Printable(why));
+    return {};
+  }
+  if (HasEnded(daemon, kEndMilliseconds)) return {};
+  return Fail(ErrorCode::kExists,
+              "unmounted, but the daemon has not ended after 30 s; none of the processes that this "
+              "user may look at has the mount in a namespace of its own (root sees all)");
 }
 
 // Mounts in the mount.
@@ -84,7 +122,7 @@ Status RunUmount(const UmountFlags& options) {
   if (!done && done.error().code == ErrorCode::kExists) return Busy(path, std::move(done).error());
   CKPT_RETURN_IF_ERROR(done);
   if (dead) RemoveRecords(path);
-  return options.lazy ? Status() : WaitForDaemon(daemon);
+  return options.lazy ? Status() : WaitForDaemon(daemon, *entry);
 }
 
 }  // namespace

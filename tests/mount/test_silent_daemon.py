@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -47,3 +48,32 @@ def test_it_is_unmounted(ckptfs, silent):
     _, mount, pid = silent
     done = ckptfs.run('umount', '--lazy', mount, check=False)
     assert done.returncode == 0 and not is_mounted(mount), done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='copies a mount')
+def test_a_copy_in_another_namespace_is_named(ckptfs):
+    mount = ckptfs.mount()
+    told = json.loads(ckptfs.run('status', '--json', '--store', ckptfs.store).stdout)
+    copy = subprocess.Popen(['unshare', '-m', 'sh', '-c', 'echo; exec sleep 60'], stdout=subprocess.PIPE)
+    try:
+        assert copy.stdout.readline()
+        start = time.monotonic()
+        done = ckptfs.run('umount', mount, check=False)
+        assert time.monotonic() - start < 10
+        assert done.returncode == 0 and not is_mounted(mount), done.stderr
+        assert (f'{mount}: unmounted here; sleep (pid {copy.pid}) has it in a mount namespace of its own' in
+                done.stderr), done.stderr
+        os.kill(told[0]['pid'], 0)
+    finally:
+        copy.kill()
+        copy.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='binds a mount')
+def test_a_bind_mount_beside_it_is_named(ckptfs):
+    mount, other = ckptfs.mount(), ckptfs.mountpoint()
+    subprocess.run(['mount', '--bind', mount, other], check=True)
+    done = ckptfs.run('umount', mount, check=False)
+    assert done.returncode == 0 and f'unmounted here; {other} shows it, too' in done.stderr, done.stderr
+    assert os.listdir(other)
+    ckptfs.run('umount', other)
