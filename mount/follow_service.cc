@@ -26,10 +26,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPolled{2};  // where changes are not heard
 constexpr size_t kShown = 100;              // steps that wait, in a status
 
-}  // namespace
-
 // One that a job will make is not there yet; a path that leads nowhere is a mistake.
-Status FollowService::Check(const std::string& path) {
+Status CheckDirectory(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) {
     const int error = errno;
@@ -40,6 +38,14 @@ Status FollowService::Check(const std::string& path) {
   return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory in which a job saves"));
 }
 
+}  // namespace
+
+Status FollowService::Check(const std::string& store, const AdoptRequest& request) {
+  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
+  CKPT_RETURN_IF_ERROR(CheckDirectory(path));
+  return request.ownership == Ownership::kLink ? CheckLinks(store, path) : Status();
+}
+
 FollowService::FollowService(Store& store, Hooks hooks, TreeWatch watch)
     : store_(store), hooks_(std::move(hooks)), watch_(std::move(watch)) {}
 
@@ -47,7 +53,7 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
                                                              const AdoptRequest& request,
                                                              Hooks hooks) {
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
-  CKPT_RETURN_IF_ERROR(Check(path));
+  CKPT_RETURN_IF_ERROR(Check(store.directory(), request));
   CKPT_ASSIGN_OR_RETURN(TreeWatch watch, TreeWatch::Create(path));
   std::unique_ptr<FollowService> service(
       new FollowService(store, std::move(hooks), std::move(watch)));
@@ -127,7 +133,7 @@ std::string FollowService::StatusJson() const {
   Json waiting = Json::array();
   for (const Follower::Waiting& step : waiting_) {
     if (waiting.size() == kShown) break;
-    waiting.push_back({{"id", step.id}, {"why", step.why}, {"left_behind", step.left_behind}});
+    waiting.push_back({{"id", step.id}, {"why", step.why}, {"left_behind", step.left_behind}, {"refused", step.refused}});
   }
   return Json{{"path", follower_->directory()},
               {"run", run_},

@@ -33,8 +33,9 @@ class FollowService {
     std::function<void(std::string_view)> say;                    // one line for the log
   };
 
-  // Whether there is a directory to be followed: as Create, before a store is opened.
-  static Status Check(const std::string& path);
+  // Whether there is a directory to be followed, and with --link whether its files can be linked into
+  // the store at `store`: before that is opened.
+  static Status Check(const std::string& store, const AdoptRequest& request);
   // Errors: those of the request; kNotFound if neither the directory nor what it would lie in is
   // there; kInvalid if it is a file.  Looks for the first time; nothing there is no error.
   // BLOCKS: on that.
@@ -52,7 +53,7 @@ class FollowService {
   void Run();    // until Stop
   void Stop();
   // {"path", "run", "by": "events" | "polling", "adopted": number, "waiting": [{"id", "why",
-  // "left_behind"}], "idle": why nothing was adopted so far, or null}: the first hundred of those.
+  // "left_behind", "refused"}], "idle": why nothing was adopted so far, or null}: the first hundred of those.
   std::string StatusJson() const;
 
  private:

@@ -231,7 +231,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   StoreForAdoption store(request.store);
   if (request.follow) {
     for (const AdoptRequest& adopt : request.adopt) {
-      CKPT_RETURN_IF_ERROR(FollowService::Check(adopt.ingest.path));
+      CKPT_RETURN_IF_ERROR(FollowService::Check(request.store, adopt));
     }
     CKPT_RETURN_IF_ERROR(store.Open());
     daemon.store = store.Take();

@@ -73,6 +73,11 @@ bool MayPass(ErrorCode code) {
          code == ErrorCode::kNotFound || code == ErrorCode::kInternal;
 }
 
+// True for a step that is whole: what is cut off, is written or goes is not.
+bool IsRefusal(ErrorCode code) {
+  return code != ErrorCode::kInvalid && code != ErrorCode::kStale && code != ErrorCode::kNotFound;
+}
+
 }  // namespace
 
 Follower::Follower(Store& store, std::string directory, Sources sources, Options options)
@@ -139,6 +144,7 @@ void Follower::Refuse(Known& known, const Error& error, Time now, Seen& seen) {
   const bool said = known.why == error.message;
   known.why = error.message;
   known.settled = !MayPass(error.code);
+  known.refused = IsRefusal(error.code);
   known.retry = now + options_.retry;
   // One that is malformed may be cut off, and is named when later ones come.
   if (error.code == ErrorCode::kInvalid || said) return;
@@ -149,6 +155,7 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   auto adopted = Adopt(store_, found, options_.adopt);
   if (!adopted) return Refuse(known, adopted.error(), now, seen);
   known.settled = known.adopted = true;
+  known.refused = false;
   known.why.clear();
   newest_ = std::max(newest_, OrderOf(found.candidate));
   seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
@@ -188,7 +195,7 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
       it = known_.erase(it);
       continue;
     }
-    const bool behind = !known.adopted && Order(known.iteration, known.mtime_ns) < newest_ &&
+    const bool behind = !known.adopted && !known.refused && Order(known.iteration, known.mtime_ns) < newest_ &&
                         now - known.since >= options_.unsealed_quiet;
     if (behind && !known.left_behind) {
       seen.said.push_back(StrCat(known.id, " was left behind unfinished: ", known.why));
@@ -201,6 +208,9 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
 Follower::Idle Follower::IdleOf(const ScanResult& found) const {
   if (newest_ != Order()) return {};
   if (const std::vector<Waiting> steps = waiting(); !steps.empty()) {
+    if (steps.front().refused) {
+      return {StrCat(directory_, ": nothing is adopted yet: ", steps.front().id, ": ", steps.front().why)};
+    }
     return {StrCat(directory_, ": waits for the first step: ", steps.front().id, ": ", steps.front().why)};
   }
   if (!found.unread.empty()) {
@@ -262,7 +272,7 @@ Follower::Seen Follower::Look(Time now) {
 std::vector<Follower::Waiting> Follower::waiting() const {
   std::vector<Waiting> out;
   for (const auto& [directory, known] : known_) {
-    if (!known.adopted) out.push_back(Waiting{known.id, known.why, known.left_behind});
+    if (!known.adopted) out.push_back(Waiting{known.id, known.why, known.left_behind, known.refused});
   }
   std::stable_sort(out.begin(), out.end(), [](const Waiting& a, const Waiting& b) {
     return a.left_behind > b.left_behind;

@@ -62,6 +62,7 @@ class Follower {
     std::string id;
     std::string why;
     bool left_behind = false;  // by its save: it did not change while a later step came
+    bool refused = false;      // it is whole, and cannot be adopted as it is
   };
 
   // While nothing was adopted: what lies there instead, and what is waited for.
@@ -95,6 +96,7 @@ class Follower {
     bool settled = false;       // adopted or refused as it is
     bool adopted = false;
     bool left_behind = false;
+    bool refused = false;       // though it is whole
     bool begun = false;         // no more than a directory of the name
     std::string why;
     Time retry;

@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -173,6 +175,47 @@ bool HasReflinks(const std::string& directory, const StepModel& model) {
   return source && probe && ::ioctl(probe->get(), FICLONE, (*source)->descriptor()) == 0;
 }
 
+Status CannotLink(const std::string& what, std::string_view why) {
+  return Fail(Error{ErrorCode::kUnsupported, StrCat(what, ": cannot be linked into the store (", why, ")")}
+                  .Needing("use --copy, or a store beside it"));
+}
+
+// The directory, or the first above it that is there.
+Result<Descriptor> OpenNearest(files::path directory) {
+  for (;; directory = directory.parent_path()) {
+    auto opened = OpenDescriptor(directory.string(), O_PATH | O_DIRECTORY);
+    const bool away = !opened && opened.error().code == ErrorCode::kNotFound;
+    if (!away || !directory.has_relative_path()) return opened;
+  }
+}
+
+// linkat() stays within one mount, and some filesystems' volumes have devices of their own.
+bool IsSameMount(const Descriptor& a, const Descriptor& b) {
+  struct statx one {}, other {};
+  if (::statx(a.get(), "", AT_EMPTY_PATH, STATX_MNT_ID, &one) != 0) return true;  // not refused unasked
+  if (::statx(b.get(), "", AT_EMPTY_PATH, STATX_MNT_ID, &other) != 0) return true;
+  const bool told = (one.stx_mask & other.stx_mask & STATX_MNT_ID) != 0;
+  return one.stx_dev_major == other.stx_dev_major && one.stx_dev_minor == other.stx_dev_minor &&
+         (!told || one.stx_mnt_id == other.stx_mnt_id);
+}
+
+// True if both are of one kind that has reflinks.
+bool MayHaveReflinks(const Descriptor& a, const Descriptor& b) {
+  struct statfs one {}, other {};
+  if (::fstatfs(a.get(), &one) != 0 || ::fstatfs(b.get(), &other) != 0) return false;
+  return one.f_type == other.f_type && (one.f_type == BTRFS_SUPER_MAGIC || one.f_type == XFS_SUPER_MAGIC);
+}
+
+// True if a file of one directory can be cloned into the other; tried with files without names.
+bool CanReflink(const Descriptor& from, const Descriptor& to) {
+  const auto probe = [](const Descriptor& directory) {
+    return OpenDescriptor(StrCat("/proc/self/fd/", directory.get()), O_TMPFILE | O_RDWR, 0600);
+  };
+  const auto source = probe(from), target = probe(to);
+  if (!source || !target) return MayHaveReflinks(from, to);
+  return ::ioctl(target->get(), FICLONE, source->get()) == 0;
+}
+
 Status TakeFile(const StepModel& model, const Blob& blob, const std::string& to,
                 Ownership ownership) {
   CKPT_ASSIGN_OR_RETURN(const auto from, OpenSource(model, blob));
@@ -181,10 +224,7 @@ Status TakeFile(const StepModel& model, const Blob& blob, const std::string& to,
   const std::string opened = StrCat("/proc/self/fd/", from->descriptor());
   if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
   if (errno == EXDEV || errno == EPERM || errno == EMLINK) {
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat(from->name(),
-                             ": cannot be linked into the store (another filesystem, or not yours)")}
-                    .Needing("use --copy, or a store beside it"));
+    return CannotLink(from->name(), "another filesystem, or not yours");
   }
   return Fail(ErrnoError(errno, to));
 }
@@ -316,6 +356,13 @@ StepModel WithFiles(StepModel model, std::string root, std::vector<Blob> blobs) 
 }
 
 }  // namespace
+
+Status CheckLinks(const std::string& store, const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const Descriptor from, OpenNearest(directory));
+  CKPT_ASSIGN_OR_RETURN(const Descriptor to, OpenNearest(store));
+  if (IsSameMount(from, to) || CanReflink(from, to)) return {};
+  return CannotLink(directory, StrCat(store, " is on another filesystem or mount"));
+}
 
 Result<OwnedStep> Own(const std::string& store, const std::string& directory, StepModel model,
                       Ownership ownership) {

@@ -37,6 +37,11 @@ struct OwnedStep {
   std::shared_ptr<const void> hold;
 };
 
+// Whether files of the directory can be linked into the store; of one that is not there yet, of what
+// it would lie in.  kUnsupported if they lie on another filesystem or mount without reflinks to it.
+// That a file is somebody else's is not asked.
+Status CheckLinks(const std::string& store, const std::string& directory);
+
 // The step of the store's files.  `model` was read from the step directory (or file) `directory` (absolute); its
 // files lie in it or beside it.  kStale if a file changed meanwhile; kUnsupported if it cannot
 // be linked (another filesystem).  Copies are owned; a hard link is not: it keeps

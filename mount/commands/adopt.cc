@@ -179,8 +179,8 @@ Status RunAdopt(const AdoptFlags& options) {
   StoreForAdoption store(directory);
   if (options.watch) {
     for (const std::string& path : options.paths) {  // before a store is made
-      CKPT_ASSIGN_OR_RETURN(const std::string absolute, AbsolutePath(path));
-      CKPT_RETURN_IF_ERROR(FollowService::Check(absolute));
+      request.ingest.path = path;
+      CKPT_RETURN_IF_ERROR(FollowService::Check(directory, request));
     }
     CKPT_ASSIGN_OR_RETURN(Store* const opened, store.Open());
     return Watch(*opened, std::move(request), options);

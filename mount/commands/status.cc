@@ -242,8 +242,10 @@ void PrintFollow(const Json& follow) {
   const bool idle = waiting.empty() && follow.contains("idle") && follow["idle"].is_string();
   if (idle) fmt::print("    {}\n", Printable(follow["idle"].get<std::string>()));
   for (const Json& step : waiting) {
-    fmt::print("    {} {}: {}\n", step.value("left_behind", false) ? "died:" : "not whole yet:",
-               Printable(step.value("id", "")), Printable(step.value("why", "")));
+    const char* const state = step.value("left_behind", false) ? "died:"
+                              : step.value("refused", false)   ? "cannot be adopted:"
+                                                               : "not whole yet:";
+    fmt::print("    {} {}: {}\n", state, Printable(step.value("id", "")), Printable(step.value("why", "")));
   }
 }
 

@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 import hostile
-from daemon import public_program, wait_until
+from daemon import is_mounted, public_program, wait_until
 from hostile import TAG
 
 REFUSED = 4
@@ -272,6 +272,44 @@ def test_what_cannot_be_followed_leaves_no_store(ckptfs, source, tmp_path):
         done = ckptfs.run(*words, '--store', ckptfs.store, check=False)
         assert done.returncode != 0 and str(tmp_path) in done.stderr
         assert not os.path.exists(ckptfs.store), words
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounts a filesystem')
+def test_links_to_another_filesystem_are_refused_at_the_start(ckptfs, tmp_path):
+    job, mnt = tmp_path / 'elsewhere', ckptfs.mountpoint()
+    job.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', 'tmpfs', job], check=True)
+    try:
+        for path in job, job / 'later':
+            for words in (['mount', '--follow', path, mnt], ['adopt', '--watch', path]):
+                done = ckptfs.run(*words, '--link', '--store', ckptfs.store, check=False, timeout=20)
+                assert done.returncode == REFUSED, done
+                assert f'{path}: cannot be linked into the store' in done.stderr and '--copy' in done.stderr
+                assert not os.path.exists(ckptfs.store) and not is_mounted(mnt)
+        ckptfs.run('mount', '--follow', job, mnt, '--link', '--store', job / 'store')
+        ckptfs.umount(mnt)
+    finally:
+        subprocess.run(['umount', job], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounts a filesystem')
+def test_a_whole_step_that_is_refused_is_not_called_unfinished(ckptfs, source):
+    for folder, _, files in os.walk(source):
+        for name in files:
+            os.utime(f'{folder}/{name}', (1e9, 1e9))
+    tag = source / TAG
+    copy = shutil.copytree(tag, source.parent / 'copy')
+    subprocess.run(['mount', '--bind', copy, tag], check=True)  # a mount that no link leads out of
+    try:
+        ckptfs.mount('--follow', source, '--link')
+        said = ckptfs.run('status', '--store', ckptfs.store).stdout
+        assert f'cannot be adopted: {TAG}: ' in said and 'not whole' not in said, said
+        told = json.loads(ckptfs.run('status', '--json', '--store', ckptfs.store).stdout)
+        assert told[0]['status']['following'][0]['waiting'][0]['refused'] is True
+    finally:
+        for mount in ckptfs.mounts:
+            ckptfs.umount(mount)
+        subprocess.run(['umount', tag], check=True)
 
 
 def big_file(source):

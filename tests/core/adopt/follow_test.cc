@@ -295,7 +295,18 @@ TEST_F(FollowTest, WhatIsNotSupportedIsSaidOnce) {
   EXPECT_EQ(seen_.said.size(), 1u);
   EXPECT_THAT(Look(seconds(100)), IsEmpty());
   EXPECT_THAT(seen_.said, IsEmpty());
-  EXPECT_EQ(follower_->waiting().size(), 1u);
+  ASSERT_EQ(follower_->waiting().size(), 1u);
+  EXPECT_TRUE(follower_->waiting()[0].refused);
+  EXPECT_THAT(follower_->idle().why, HasSubstr("nothing is adopted yet: step1: "));
+  WriteStep(2);
+  Look();
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step2"));
+  Look(seconds(100));
+  EXPECT_FALSE(follower_->waiting()[0].left_behind);  // it is whole
+  EXPECT_THAT(seen_.said, IsEmpty());
+  Write(1, "data", std::string(4000, 'z'));
+  Look();
+  EXPECT_FALSE(follower_->waiting()[0].refused);  // as it is now
 }
 
 TEST_F(FollowTest, AListingThatFailsIsNoNewsOfSteps) {
