@@ -89,9 +89,20 @@ Follower::Follower(Store& store, std::string directory, Sources sources, Options
         return std::move(options);
       }()) {}
 
-Result<ScanResult> Follower::Find() const {
+void Follower::DropPointers(ScanResult& found) {
+  pointer_.clear();
+  std::erase_if(found.steps, [&](const FoundStep& step) {
+    if (!step.candidate.pointer) return false;
+    const Status why = step.source->Complete(step.candidate, options_.adopt.source);
+    if (!why && pointer_.empty()) pointer_ = why.error().message;
+    return true;
+  });
+}
+
+Result<ScanResult> Follower::Find() {
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(directory_));
   CKPT_ASSIGN_OR_RETURN(ScanResult found, ScanIfAny(place, sources_, options_.adopt.recognise));
+  DropPointers(found);
   std::stable_sort(found.steps.begin(), found.steps.end(), [](const FoundStep& a, const FoundStep& b) {
     return OrderOf(a.candidate) < OrderOf(b.candidate);
   });
@@ -217,6 +228,7 @@ Follower::Idle Follower::IdleOf(const ScanResult& found) const {
     return {StrCat(found.unread.front().message, "; nothing of it is adopted: convert it, or follow a "
                    "directory in which steps of ", FormatNames(sources_), " are saved"), true};
   }
+  if (!pointer_.empty()) return {StrCat(directory_, ": waits for the first step: ", pointer_)};
   const auto place = PlaceOf(directory_);
   return {StrCat(directory_, ": waits for the first step: ",
                  place ? WhatIsThere(*place, sources_) : place.error().message)};

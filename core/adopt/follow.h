@@ -102,7 +102,9 @@ class Follower {
     Time retry;
   };
 
-  Result<ScanResult> Find() const;
+  Result<ScanResult> Find();
+  // A pointer to a step that is not there yet is no step, and its name nobody's.
+  void DropPointers(ScanResult& found);
   Duration QuietOf(Seal seal) const;
   // Until when the step is left alone; nothing if it can be taken.
   std::optional<Time> Wait(const FoundStep& found, Known& known, Time now);
@@ -123,6 +125,7 @@ class Follower {
   Idle idle_;
   bool first_ = true;
   WeightsOnlyNotice weights_only_;
+  std::string pointer_;  // what a pointer that names no directory says; "" without one
   std::string failed_;   // why it could not look the last time
 };
 

@@ -45,6 +45,7 @@ struct StepCandidate {
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
   bool latest = false;    // what the framework's own pointer names
+  bool pointer = false;   // no step: a pointer file that names no directory, as Complete says
   bool converted = false;  // made from another save: that one comes first
 
   const std::string& Own() const { return own.empty() ? directory : own; }

@@ -48,6 +48,7 @@ StepCandidate PointerCandidate(const std::shared_ptr<const Root>& root,
   out.directory = JoinPath(directory, pointer);
   out.save = directory;
   out.id = pointer;
+  out.pointer = true;
   return out;
 }
 

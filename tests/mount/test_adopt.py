@@ -209,6 +209,24 @@ def test_a_follower_waits_for_the_step_that_was_begun(ckptfs, source):
     assert 'not whole yet: global_step500: no weights yet' in said
 
 
+def test_a_pointer_to_no_step_is_no_step(ckptfs, tmp_path):
+    job = tmp_path / 'job'
+    job.mkdir()
+    (job / 'latest').write_text('global_step9')
+    mount = ckptfs.mountpoint()
+    said = ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', job, mount).stderr
+    line = f"waits for the first step: {job}/latest: names the tag 'global_step9', and there is no such directory"
+    status = ckptfs.run('status', '--store', ckptfs.store).stdout
+    assert line in said and line in status and 'not whole' not in status, status
+    (job / 'latest').unlink()
+    (job / 'global_step9').mkdir()
+    begun = 'not whole yet: global_step9: no weights yet'
+    wait_until(lambda: begun in ckptfs.run('status', '--store', ckptfs.store).stdout, 'the step that was begun')
+    log, = glob.glob(f'{ckptfs.store}/log/*.log')
+    with open(log, encoding='utf-8') as f:
+        assert 'went before' not in f.read()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
 @pytest.mark.parametrize('name', ['mp_rank_00_model_states.pt', hostile.zero_file(2), ''])
 def test_what_may_not_be_read_is_not_incomplete(source, name):
