@@ -350,6 +350,17 @@ Status ExplainInside(const ExplainFlags& options, const MountPath& path, const S
   return ExplainView(options, shared, inside[1], JoinedPath(inside, 2));
 }
 
+// RUN/latest is a step in a command, and not a name below run/RUN/step/.
+Status CheckStepName(const MountPath& path, const Step& step) {
+  const std::string& name = path.parts[3];
+  if (name == step.record.id) return {};
+  std::vector<std::string> real = path.parts;
+  real[3] = step.record.id;
+  return Fail(ErrorCode::kNotFound,
+              StrCat("'", name, "' is not a name in the mount; it means ", path.mountpoint, "/",
+                     JoinedPath(real, 0)));
+}
+
 Status ExplainPath(const ExplainFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const MountPath path, TakeApart(options.layout));
   const std::string step = path.Step();
@@ -364,6 +375,7 @@ Status ExplainPath(const ExplainFlags& options) {
     return Say(options, path, "mount", StrCat("store ", path.store, " at ", path.mountpoint, ": ", what));
   }
   CKPT_ASSIGN_OR_RETURN(const auto loaded, LoadSubject(step, path.store, {}));
+  CKPT_RETURN_IF_ERROR(CheckStepName(path, *loaded));
   return ExplainInside(options, path, *loaded, loaded);
 }
 

@@ -436,6 +436,10 @@ def test_explain_any_path(ckptfs, source, store):
     for none in ('vew', 'run/nope', 'run/run7/stp', '.ckptfs/nope', f'run/run7/step/{TAG}/veiw'):
         code, _, said = rc(ckptfs, 'explain', f'{mount}/{none}')
         assert code == 3 and none in said, none
+    for below in '', '/view', '/view/tp1/rank0/model.pt':
+        code, out, said = rc(ckptfs, 'explain', f'{mount}/run/run7/step/latest{below}')
+        assert code == 3 and not out
+        assert f"'latest' is not a name in the mount; it means {mount}/run/run7/step/{TAG}{below}\n" in said
     latest = f'{mount}/run/run7/step/{TAG}/source/latest'
     assert f'latest as it was when the step was adopted, {os.path.getsize(latest)} bytes' in (
         ckptfs.run('explain', latest).stdout)
