@@ -120,6 +120,7 @@ Status CheckRequested(const std::string& store, const AdoptRequest& request) {
   }
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
   CKPT_RETURN_IF_ERROR(ScanPlace(place, MakeSources(), RecogniseUnread));
+  if (request.ownership == Ownership::kLink) return CheckLinks(store, path);
   return {};
 }
 
@@ -162,6 +163,9 @@ Result<AdoptReport> AdoptRequested(StoreForAdoption& store, const AdoptRequest& 
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
   CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
   CKPT_ASSIGN_OR_RETURN(const AdoptOptions options, AdoptOptionsOf(store.directory(), request, families));
+  if (request.ownership == Ownership::kLink) {  // before a store is made
+    CKPT_RETURN_IF_ERROR(CheckLinks(store.directory(), path));
+  }
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
   return AdoptPlace(LaterStore{[&] { return store.Open(); }, store.fresh()}, place, sources, options);

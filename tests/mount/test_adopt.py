@@ -175,6 +175,20 @@ def test_one_broken_step_refuses_no_other(ckptfs, source):
     assert 'global_step4' in done.stderr
 
 
+def test_what_cannot_be_linked_leaves_no_store(ckptfs, source, tmp_path):
+    other = tmp_path / 'other'
+    other.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', 'tmpfs', other], check=True)
+    try:
+        for words in (['adopt'], ['mount', '--adopt']):
+            more = [] if words[0] == 'adopt' else [ckptfs.mountpoint()]
+            done = ckptfs.run(*words, source, *more, '--store', f'{other}/store', '--link', check=False)
+            assert done.returncode == REFUSED and 'use --copy, or a store beside it' in done.stderr
+            assert os.listdir(other) == []
+    finally:
+        subprocess.run(['umount', other], check=True)
+
+
 def test_where_none_is_complete_each_is_named(ckptfs, source):
     later = shutil.copytree(f'{source}/{TAG}', f'{source}/global_step7')
     os.unlink(f'{later}/mp_rank_00_model_states.pt')
