@@ -107,7 +107,8 @@ Result<std::pair<std::string, int64_t>> ParseFamilyVariable(const std::string& w
 
 Result<IngestResult> IngestRequested(const IngestRequest& request) {
   CKPT_ASSIGN_OR_RETURN(FamilySet families, ShippedFamilies());
-  CKPT_ASSIGN_OR_RETURN(const SourceOptions options, OptionsOf(request, families));
+  CKPT_ASSIGN_OR_RETURN(SourceOptions options, OptionsOf(request, families));
+  options.pieces = true;
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(request.path));
   return IngestPlace(place, sources, options, RecogniseUnread);

@@ -31,6 +31,7 @@ struct SourceOptions {
   std::vector<std::string> replicated;  // --replicated REGEX: declared equal over tp
   std::vector<std::string> averaged;    // --averaged REGEX
   bool weights_only = false;            // --weights-only: optimizer files may be gone
+  bool pieces = false;                  // one file of a model in several may be looked at by itself
   std::vector<std::string> parameter_order;  // --parameter-order: the model's, by name
 };
 

@@ -86,7 +86,31 @@ Result<WeightMap> ReadIndex(const Root& root, const std::string& path) {
   return map;
 }
 
+bool IsIndexName(std::string_view name) {
+  return name.ends_with(".json") && name.find(".index.") != std::string_view::npos;
+}
+
 }  // namespace
+
+Status CheckNoPiece(const StepCandidate& candidate) {
+  const Root& root = *candidate.root;
+  CKPT_ASSIGN_OR_RETURN(const bool file, HasFile(root, candidate.directory));
+  const auto entries = file ? root.List(candidate.save) : std::vector<RootEntry>();
+  if (!entries) return {};
+  const std::string own = LastComponent(candidate.directory);
+  for (const RootEntry& entry : *entries) {
+    if (entry.kind != EntryKind::kFile || !IsIndexName(entry.name)) continue;
+    const auto index = ReadIndex(root, JoinPath(candidate.save, entry.name));
+    if (!index) continue;
+    std::set<std::string_view> shards;
+    for (const auto& [tensor, shard] : *index) shards.insert(shard);
+    if (shards.size() < 2 || !shards.contains(own)) continue;
+    return Fail(Error{ErrorCode::kUnsupported, StrCat(candidate.Path(), ": is one of ", shards.size(),
+                                                      " shards of ", entry.name)}
+                    .Needing(StrCat("adopt the directory ", candidate.SavePath())));
+  }
+  return {};
+}
 
 Result<StepFiles> ListStep(const StepCandidate& candidate) {
   StepFiles out;

@@ -46,6 +46,10 @@ struct StepFiles {
 // an adapter.  Files that the index names need not be there.
 Result<StepFiles> ListStep(const StepCandidate& candidate);
 
+// kUnsupported if the candidate is one file of several that an index beside it names: a part of a
+// model.  What cannot be read there says nothing.
+Status CheckNoPiece(const StepCandidate& candidate);
+
 class Reader {
  public:
   Reader(const StepCandidate& candidate, const SourceOptions& options, StepFiles files);

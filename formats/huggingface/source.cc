@@ -88,6 +88,7 @@ class HuggingFaceSource : public Source {
   }
 
   Status Complete(const StepCandidate& step, const SourceOptions& options) const override {
+    if (!options.pieces) CKPT_RETURN_IF_ERROR(huggingface::CheckNoPiece(step));
     CKPT_ASSIGN_OR_RETURN(const StepFiles files, huggingface::ListStep(step));
     CKPT_RETURN_IF_ERROR(CheckTrainer(step, files, options));
     for (const std::string& name : files.weights) {

@@ -5,6 +5,7 @@ import glob
 import json
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
@@ -254,6 +255,30 @@ def test_what_may_not_be_read_is_not_incomplete(source, name):
                               user=65534, group=65534, extra_groups=[], capture_output=True, text=True, timeout=60)
     assert done.returncode == NOT_PERMITTED and done.stdout == f'run7/{TAG}\n', done
     assert 'global_step4' in done.stderr and 'incomplete' not in done.stderr
+
+
+def test_one_shard_of_a_model_is_no_step(ckptfs, tmp_path):
+    model = tmp_path / 'llama'
+    model.mkdir()
+    shards = [model / f'model-0000{n}-of-00003.safetensors' for n in (1, 2, 3)]
+    for n, shard in enumerate(shards):
+        header = json.dumps({f'w{n}': {'dtype': 'F32', 'shape': [4], 'data_offsets': [0, 16]}}).encode()
+        shard.write_bytes(struct.pack('<Q', len(header)) + header + bytes(16))
+    alone = shutil.copy(shards[0], tmp_path / 'alone.safetensors')
+    index = model / 'model.safetensors.index.json'
+    index.write_text(json.dumps({'metadata': {}, 'weight_map': {f'w{n}': s.name for n, s in enumerate(shards)}}))
+    for paths in shards, shards[:1]:
+        done = ckptfs.adopt(paths[0], extra=paths[1:], check=False)
+        assert done.returncode == REFUSED and not done.stdout
+        for shard in paths:
+            line = f'{shard}: is one of 3 shards of model.safetensors.index.json; adopt the directory {model}\n'
+            assert done.stderr.count(line) == 1, done.stderr
+        assert not os.path.exists(ckptfs.store)
+    assert 'w1' in ckptfs.run('ls', shards[1]).stdout  # which may be looked at
+    assert ckptfs.adopt(model).stdout.split() == ['llama/llama']
+    ckptfs.adopt(alone)
+    index.unlink()
+    ckptfs.adopt(shards[0], name='part')  # nothing tells what else there was
 
 
 def test_a_checkpoint_is_no_store(ckptfs, source, tmp_path):
