@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from daemon import BIN, checkpoint, is_mounted, public_program, wait_until
+from daemon import BIN, is_mounted, public_program, wait_until
 
 TAG = 'global_step3'
 REASON = 'user.ckptfs.reason'
@@ -514,15 +514,16 @@ def test_inspection_obeys_the_files(ckptfs, source):
             assert done.returncode != 0 and 'denied' in done.stderr, done
 
 
-def test_names_that_are_not_utf8_are_those_that_were_meant(ckptfs, tmp_path):
+def test_names_that_are_not_utf8_are_those_that_were_meant(ckptfs, source, tmp_path):
     """A daemon hears of a run and of a mount point what they are called, byte by byte."""
     run = tmp_path / os.fsdecode(b'exp\xe9')
-    shutil.copytree(checkpoint('zero2'), run)
+    shutil.copytree(source, run)
     mount = str(tmp_path / os.fsdecode(b'mnt\xff'))
     os.mkdir(mount)
     try:
         ckptfs.run('mount', run, mount, '--store', ckptfs.store, '--reserve', '0')
-        step = f'{os.fspath(run.name)}/global_step5'
+        step = ckptfs.list()['steps'][0]['id']
+        step = f'{run.name}/{step}'
         done = ckptfs.run('remove', '--store', ckptfs.store, step, check=False)
         assert done.returncode == 7 and 'shows it' in done.stderr
         ckptfs.run('switch', '--mountpoint', mount, step)

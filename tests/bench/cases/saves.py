@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the 1,000th snapshot of a job costs and leaves, against the 10th, while old steps go
-and a reader keeps one of them open."""
+and a reader keeps one of them open; and one of thousands of small parameters."""
 import json
 import os
 import shutil
@@ -11,9 +11,10 @@ import tempfile
 import time
 
 import daemon
-from context import Row, disk_bytes, seconds
+from context import Row, disk_bytes, ratio_row, seconds
 
 SAVES, KEPT, WINDOW = 1000, 5, 20
+SMALL, ROUNDS = 3000, 9
 SLACK = 16 << 20  # of memory: what allocators keep
 
 
@@ -40,20 +41,44 @@ def settled(program, process, newest):
             'disk': disk_bytes(blobs)}
 
 
+def python(name, *words, **options):
+    """A script of the benchmark, with our package."""
+    script = os.path.join(os.path.dirname(os.path.dirname(__file__)), name)
+    path = [os.path.join(os.path.dirname(os.environ['CKPTFS_BIN']), 'python'), *sys.path]
+    return subprocess.Popen([sys.executable, script, *words], stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, 'PYTHONPATH': os.pathsep.join(path)}, **options)
+
+
+def small_row(context):
+    """A save whose cost is in the number of tensors."""
+    folder = tempfile.mkdtemp(prefix='small', dir=context.work)
+    program = daemon.Ckptfs(folder)
+    try:
+        program.start()
+        job = python('snapshot_small.py', program.store, os.path.join(folder, 'stock.pt'),
+                     str(SMALL), str(ROUNDS))
+        taken = json.loads(job.communicate()[0])
+    finally:
+        program.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return ratio_row('saves', f'{SMALL:,} parameters of 4 KiB with Adam, a save, against torch.save',
+                     *(statistics.median(taken[side]) for side in ('ours', 'theirs')))
+
+
 def run(context):
     """Rows: time per save, and memory, descriptors and disk."""
+    return [*many_rows(context), small_row(context)]
+
+
+def many_rows(context):
+    """Those of a thousand saves."""
     folder = tempfile.mkdtemp(prefix='saves', dir=context.work)
     program = daemon.Ckptfs(folder)
     marks = (KEPT + WINDOW, KEPT + 2 * WINDOW, SAVES - WINDOW, SAVES)
     try:
         process, mount = program.start('--keep-last', KEPT, '--hot-steps', 1)
-        job = subprocess.Popen(
-            [sys.executable, os.path.join(os.path.dirname(os.path.dirname(__file__)),
-                                          'snapshot_many.py'), program.store, str(SAVES), '2',
-             *map(str, marks)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, 'PYTHONPATH': os.pathsep.join(
-                [os.path.join(os.path.dirname(os.environ['CKPTFS_BIN']), 'python'), *sys.path])})
+        job = python('snapshot_many.py', program.store, str(SAVES), '2', *map(str, marks),
+                     stdin=subprocess.PIPE)
 
         def go_on():
             job.stdin.write('\n')
