@@ -324,6 +324,8 @@ def main():
     if rank == '0':
         with open(f'{folder}/{"resumed" if path else "losses"}.json', 'w', encoding='utf-8') as f:
             json.dump(losses, f)
+    if torch.distributed.is_initialized():  # its threads are not to be met by the process's end
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == '__main__':

@@ -339,8 +339,9 @@ TEST_F(ReceiverTest, ARankThatNeverComesIsNamed) {
 
 TEST_F(ReceiverTest, ARankThatMissesASaveIsThereAtTheNext) {
   Start();
-  const auto zero = Writer(0, 2);
-  const auto one = Writer(1, 2);
+  // Of as many slots as saves: room comes back after a step was told to be durable.
+  const auto zero = Writer(0, 2, {}, kLong, 6);
+  const auto one = Writer(1, 2, {}, kLong, 6);
   RankMemory memory({3000, 10});
   for (const uint64_t step : {10, 20, 30, 40}) {
     memory.Fill(static_cast<unsigned char>(step));
