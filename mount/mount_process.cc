@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -283,16 +284,29 @@ std::unique_ptr<SnapshotService> MakeSnapshots(const MountRequest& request, Daem
                                            std::move(hooks));
 }
 
+// That the mount answers, by another process, which has none of our files: a thread that waits for
+// its own process's answer cannot be killed, and would keep the mount, and itself, for good.
+Status AskMount(const std::string& mountpoint) {
+  const pid_t child = ::fork();
+  if (child == 0) {  // of a process with threads: system calls only
+    ::close_range(0, ~0u, 0);
+    struct stat info {};
+    ::_exit(::stat(mountpoint.c_str(), &info) == 0 ? 0 : errno);
+  }
+  int ended = 0;
+  while (child > 0 && ::waitpid(child, &ended, 0) < 0 && errno == EINTR) {
+  }
+  const int error = child < 0 ? errno : WIFEXITED(ended) ? WEXITSTATUS(ended) : EIO;
+  return error == 0 ? Status() : Fail(ErrnoError(error, StrCat("the new mount at ", mountpoint)));
+}
+
 // The kernel's knobs, and proof that the mount answers.
 Status CheckMount(const MountRequest& request, Daemon& daemon) {
   if (request.read_ahead_kib != 0) {
     const Status set = SetReadAhead(request.mountpoint, request.read_ahead_kib);
     if (!set) Log(LogLevel::kWarning, set.error().message);
   }
-  struct stat info {};
-  if (::stat(request.mountpoint.c_str(), &info) != 0) {
-    return Fail(ErrnoError(errno, StrCat("the new mount at ", request.mountpoint)));
-  }
+  CKPT_RETURN_IF_ERROR(AskMount(request.mountpoint));
   daemon.snapshots = MakeSnapshots(request, daemon);
   CKPT_RETURN_IF_ERROR(daemon.snapshots->StartReceiving());
   std::function<std::string()> following;

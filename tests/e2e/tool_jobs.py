@@ -324,8 +324,13 @@ def main():
     if rank == '0':
         with open(f'{folder}/{"resumed" if path else "losses"}.json', 'w', encoding='utf-8') as f:
             json.dump(losses, f)
-    if torch.distributed.is_initialized():  # its threads are not to be met by the process's end
+    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    # All is written.  torch ends now and then by "terminate called without an active exception", in a
+    # thread of its own that FSDP1 has left.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == '__main__':
