@@ -31,8 +31,6 @@ constexpr std::string_view kPointers[] = {"latest", "latest_universal"};
 // of the model.
 constexpr std::string_view kFsdpModel = "pytorch_model_fsdp_";
 constexpr std::string_view kFsdpOptimizer = "optimizer_";
-// lightning/fabric/strategies/fsdp.py 2.6: _METADATA_FILENAME, all of a checkpoint but the states.
-constexpr std::string_view kLightningMeta = "meta.pt";
 constexpr std::string_view kWeights = "model.safetensors";
 constexpr std::string_view kRank = "rank0/";  // of the rank view, whose file has the weights
 constexpr std::string_view kWhyNot = "ckptfs.txt";
@@ -311,9 +309,9 @@ Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& la
                 "Lightning's strategies ask for keys of their own: leave nested, flat, titan and "
                 "accelerate out of the layout");
   }
-  if (!shown.contains(kLightningMeta)) {
+  if (!shown.contains(dcp::kLightningMeta)) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("no ", kLightningMeta, " is in the step's directory, which Lightning's strategies "
+                StrCat("no ", dcp::kLightningMeta, " is in the step's directory, which Lightning's strategies "
                        "write beside what DCP saved: it is in dcp/ for any mesh"));
   }
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));

@@ -160,7 +160,6 @@ std::string Joined(const std::vector<std::string>& words, std::string_view separ
   return text;
 }
 
-
 // Where a line may end: never within a quoted name, a command in backticks, or a flag and its value.
 std::vector<std::string_view> UnbrokenWords(std::string_view text) {
   std::vector<std::string_view> words;
