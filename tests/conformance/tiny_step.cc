@@ -14,6 +14,7 @@
 #include "core/io/file_root.h"
 #include "formats/torch/pickle_writer.h"
 #include "tests/formats/dcp/dcp_maker.h"
+#include "tests/support/tool_document.h"
 
 namespace ckptfs {
 namespace {
@@ -170,13 +171,7 @@ void AddTool(Assembler& assembler, uint32_t root, const std::string& directory,
         << (name.ends_with(".pt") ? dcp::NumberArchive(7) : StrCat("of ", tool, ": ", name));
     CKPT_CHECK(assembler.AddFile(root, name).has_value());
   }
-  PickleBuilder builder;
-  const NodeId tool_key = builder.String("tool");
-  const NodeId tool_value = builder.String(tool);
-  const NodeId own = builder.String("own");
-  const NodeId dict = builder.Dict({{tool_key, tool_value}, {own, builder.String("")}});
-  assembler.header().documents.push_back(
-      {"training_tool", "", PrintPickle(std::move(builder).Finish(dict)).value(), {}});
+  assembler.header().documents.push_back(testing_support::ToolDocument(tool, ""));
 }
 
 }  // namespace

@@ -9,8 +9,8 @@
 #include "core/io/file_root.h"
 #include "core/view/plan_reader.h"
 #include "formats/huggingface/shard_index.h"
-#include "formats/torch/pickle_writer.h"
 #include "tests/conformance/tiny_step.h"
+#include "tests/support/tool_document.h"
 
 namespace ckptfs {
 namespace {
@@ -44,13 +44,7 @@ std::shared_ptr<const StepModel> StepOf(const std::vector<std::pair<std::string,
                                         const std::string& tool = "") {
   Assembler assembler;
   if (!tool.empty()) {
-    PickleBuilder builder;
-    const NodeId tool_key = builder.String("tool");
-    const NodeId tool_value = builder.String(tool);
-    const NodeId own = builder.String("own");
-    const NodeId dict = builder.Dict({{tool_key, tool_value}, {own, builder.String("own")}});
-    assembler.header().documents.push_back(
-        {"training_tool", "", PrintPickle(std::move(builder).Finish(dict)).value(), {}});
+    assembler.header().documents.push_back(testing_support::ToolDocument(tool, "own"));
   }
   Blob blob;
   blob.root = assembler.AddRoot(std::make_shared<FileRoot>("/nowhere"));
