@@ -367,7 +367,7 @@ def test_a_dead_mount_is_cleaned_up(ckptfs, source):
     process, mount = ckptfs.start()
     process.kill()
     process.wait()
-    wait_until(lambda: rc(ckptfs, 'status', '--store', ckptfs.store)[0] == 3, 'the end')
+    wait_until(lambda: 'DEAD' in rc(ckptfs, 'status', '--store', ckptfs.store)[1], 'the end')
     ckptfs.run('mount', '--store', ckptfs.store, mount)
     assert len(content(mount, FILE)) > 1000
     status, = json.loads(ckptfs.run('status', '--json', '--store', ckptfs.store).stdout)

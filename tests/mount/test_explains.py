@@ -325,7 +325,7 @@ def test_a_dead_mount_is_told(ckptfs, source, store):
     wait_until(lambda: 'started_ns' in rc(ckptfs, 'status', '--json', *store)[1], 'its record', process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    wait_until(lambda: rc(ckptfs, 'status', *store)[0] == 3, 'the end')
+    wait_until(lambda: 'DEAD' in rc(ckptfs, 'status', *store)[1], 'the end')
     for words in (store, ['--mountpoint', mount]):
         code, out, _ = rc(ckptfs, 'status', *words)
         assert code == 3 and f'{mount}: DEAD: its daemon is gone since 20' in out
@@ -348,7 +348,7 @@ def test_the_cure_of_a_dead_mount_restores_it(ckptfs, source, tmp_path, name):
     wait_until(lambda: os.path.exists(f'{mount}/view/tp2'), 'the step', seconds=20)
     before, = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
     os.kill(before['pid'], signal.SIGKILL)
-    wait_until(lambda: rc(ckptfs, 'status', '--store', ckptfs.store)[0] == 3, 'the end')
+    wait_until(lambda: 'DEAD' in rc(ckptfs, 'status', '--store', ckptfs.store)[1], 'the end')
     cure = json.loads(rc(ckptfs, 'status', '--store', ckptfs.store, '--json')[1])[0]['cure']
     assert cure.split('`')[1] in rc(ckptfs, 'status', '--store', ckptfs.store)[1]
     for given in '--layout tp2', '--run mine', '--follow', '--name mine', '--read-ahead 0', '--reserve 0':
