@@ -59,7 +59,7 @@ def truth_of(variant):
 def is_mounted(path):
     """Whether the kernel lists a mount at `path`."""
     path = os.path.realpath(path).replace(' ', '\\040')
-    with open('/proc/mounts') as f:
+    with open('/proc/mounts', errors='surrogateescape') as f:
         return any(line.split()[1] == path for line in f)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training code names the parts of a DCP state dict: the model is never taken for its average, an optimizer
 never for nothing."""
+import glob
+import json
 import os
 import pickle
 import shutil
@@ -206,3 +208,46 @@ def test_a_hyper_parameter_that_is_no_number_costs_the_optimizer_alone(ckptfs, t
     assert '--weights-only takes the weights' in done.stderr
     ckptfs.adopt(str(tmp_path), 'run', extra=['--weights-only'])
     assert same(weights(ckptfs), MODEL)
+
+
+def two_groups(flat):
+    """Groups that differ in their decay alone."""
+    decay = {'a.weight': 0.1, 'b.bias': 0.0}
+    told = {name: {'lr': 0.5, 'weight_decay': decay[name]} for name in MODEL}
+    if flat:
+        state = {f'state.{name}.{kind}': value for name, kinds in optimizer()['state'].items() for kind, value in kinds.items()}
+        return state | {f'param_groups.{name}.{key}': value for name in MODEL for key, value in told[name].items()}
+    return {'state': optimizer()['state'], 'param_groups': [told[name] | {'params': [name]} for name in MODEL]}
+
+
+@pytest.mark.parametrize('flat', [True, False])
+def test_hyper_parameters_that_an_engine_does_not_get_are_told(ckptfs, tmp_path, flat):
+    adopt(ckptfs, tmp_path, {'model': MODEL, 'optim': two_groups(flat)})
+    view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view')
+    with open(f'{view}/README.txt') as file:
+        readme = ' '.join(file.read().split())
+    with open(f'{view}/layouts.json') as file:
+        layouts = json.load(file)['layouts']
+    for layout in 'dp2_zero1', 'dp8_zero3':
+        file, = glob.glob(f'{view}/{layout}/deepspeed/*/zero/optimizer_state.pt')
+        state = torch.load(file, weights_only=False)
+        groups = state['param_groups'] if 'zero3' not in layout else state['optimizer_state_dict']['param_groups']
+        left_out = flat or 'zero3' in layout
+        assert groups[0]['lr'] == 0.5 and ('weight_decay' not in groups[0]) == left_out
+        told = json.loads(ckptfs.run('explain', layout, '--store', ckptfs.store, '--json').stdout)['left_out']
+        assert told == layouts[layout]['left_out'] and len(told) == left_out
+        for one in told:
+            assert one['format'] == 'deepspeed' and one['layout'] == layout
+            assert "'weight_decay', different for 'a.weight' and 'b.bias'" in one['what'] and "'lr'" not in one['what']
+            assert one['what'] in readme
+            said = ckptfs.run('explain', layout, '--store', ckptfs.store).stdout
+            assert f"deepspeed leaves out: {one['what']}\n" in said
+    assert ('any layout (deepspeed): hyper-parameters' in readme) == flat
+
+
+def test_groups_that_are_alike_leave_nothing_out(ckptfs, tmp_path):
+    adopt(ckptfs, tmp_path, {'model': MODEL, 'optim': optimizer()})
+    view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view')
+    with open(f'{view}/README.txt') as file:
+        assert 'a view does not' not in file.read()
+    assert 'left out:' not in ckptfs.run('info', 'run', '--store', ckptfs.store).stdout

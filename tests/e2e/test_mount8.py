@@ -53,7 +53,7 @@ def source(tmp_path):
 
 def entry(path):
     """The mount's line in /proc/mounts, split."""
-    with open('/proc/mounts') as f:
+    with open('/proc/mounts', errors='surrogateescape') as f:
         return next(words for words in map(str.split, f) if words[1] == path)
 
 
@@ -95,7 +95,7 @@ def test_a_line_of_fstab(ckptfs, source, tmp_path):
             f'run/run7/step/{hostile.TAG}/view')
         # What is there already is passed over by -a.
         assert mount8('-T', fstab, '-a').returncode == 0
-        with open('/proc/mounts') as f:
+        with open('/proc/mounts', errors='surrogateescape') as f:
             assert sum(line.split()[1] == path for line in f) == 1
         umount8(path)
 

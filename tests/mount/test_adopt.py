@@ -4,6 +4,7 @@ import errno
 import glob
 import json
 import os
+import pathlib
 import shutil
 import struct
 import subprocess
@@ -552,6 +553,29 @@ def test_logs_and_markers_are_no_part_of_a_step(ckptfs, source):
         f.write('yes')
     os.chmod(big_file(source), 0o600)
     assert ckptfs.adopt(source).stdout.split() == [f'run7/{TAG}']
+    assert states(ckptfs) == {TAG: 'sound'}
+
+
+def test_refresh_takes_notes_that_changed(ckptfs, source):
+    log = f'{source}/{TAG}/train.log'
+    with open(log, 'w') as f:
+        f.write('begun')
+    mount = ckptfs.mount(adopt=[source])
+    shown = pathlib.Path(f'{mount}/run/run7/step/{TAG}/source/{TAG}')
+    with open(log, 'a') as f:
+        f.write('; done')
+    with open(f'{source}/{TAG}/.uploaded', 'w') as f:
+        f.write('yes')
+    with pytest.raises(OSError) as error:
+        (shown / 'train.log').read_bytes()
+    assert error.value.errno == errno.ESTALE and '.uploaded' not in os.listdir(shown)
+    for _ in range(2):
+        done = ckptfs.adopt(source, extra=['--refresh'])
+        assert done.stdout.split() == [f'run7/{TAG}'] and done.stderr == ''
+        assert (shown / 'train.log').read_bytes() == b'begun; done' and (shown / '.uploaded').read_bytes() == b'yes'
+    inode = os.stat(f'{mount}/view/dp2_zero1/rank0/optimizer.safetensors').st_ino
+    ckptfs.adopt(source, extra=['--refresh'])  # nothing changed, small pieces are packed as before
+    assert os.stat(f'{mount}/view/dp2_zero1/rank0/optimizer.safetensors').st_ino == inode
     assert states(ckptfs) == {TAG: 'sound'}
 
 
