@@ -72,7 +72,10 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   wanted.source = step.Path();
   wanted.root = step.SavePath();
   wanted.open_roots = OpenRootsOf(step);
-  wanted.how = PublishHow{step.converted, options.refresh, !options.run.empty()};
+  wanted.how.converted = step.converted;
+  wanted.how.replace = options.refresh;
+  wanted.how.notes = options.notes && !owned;
+  wanted.how.join = !options.run.empty();
   wanted.pack = options.pack;
   wanted.check = options.check && !owned;
   auto published = PublishStep(store, std::move(model), wanted);

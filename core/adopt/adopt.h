@@ -33,6 +33,7 @@ struct AdoptOptions {
   bool pack = true;   // small pieces into a side blob
   bool check = true;  // a sample of the weights against their masters
   bool refresh = false;  // a step that changed takes the place of what it was
+  bool notes = false;    // with `refresh`: also one of which only files changed that nothing reads
 };
 
 // The run that steps below the directory `root` belong to: `wanted` (AdoptOptions::run), or by its

@@ -34,6 +34,15 @@ Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model, BlobRea
   return std::move(side->hold);
 }
 
+// Whether a step that is the same as far as anything is read of it is so in all else, too.
+bool HasOtherNotes(Store& store, const StepRecord& published, const RenderedStep& rendered) {
+  if (published.manifest == rendered.manifest) return false;
+  const auto there = store.Load(published);
+  if (!there) return true;
+  const auto whole = store.Render(WithoutSideBlob((*there)->model), rendered.unpacked);
+  return !whole || whole->manifest != rendered.manifest;
+}
+
 }  // namespace
 
 Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishRequest& request) {
@@ -42,9 +51,11 @@ Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishR
   CKPT_ASSIGN_OR_RETURN(RenderedStep rendered, store.Render(model));
   BlobReader::Options reading;
   reading.open_roots = request.open_roots;
-  if (request.pack || request.check) {
-    CKPT_ASSIGN_OR_RETURN(const auto published,
-                          store.FindPublished(request.run, model.id, rendered));
+  PublishHow how = request.how;
+  if (request.pack || request.check || how.notes) {
+    CKPT_ASSIGN_OR_RETURN(auto published, store.FindPublished(request.run, model.id, rendered));
+    how.notes = how.notes && published && HasOtherNotes(store, *published, rendered);
+    if (how.notes) published.reset();
     const auto blobs = BlobReader::Create(model, std::move(reading));
     if (request.check && !published) CKPT_RETURN_IF_ERROR(CheckWeightSample(model, *blobs));
     if (request.pack && !published) {
@@ -57,7 +68,7 @@ Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishR
   }
   std::vector<Atom>().swap(model.atoms);  // they are in the manifest, which is read once more
   CKPT_ASSIGN_OR_RETURN(outcome.record, store.Publish(request.run, model, rendered, request.source,
-                                                      request.root, request.how));
+                                                      request.root, how));
   return outcome;
 }
 

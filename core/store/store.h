@@ -64,6 +64,7 @@ bool IsOlder(const StepRecord& a, const StepRecord& b);
 struct PublishHow {
   bool converted = false;  // StepRecord::converted
   bool replace = false;    // another step of the same id and source
+  bool notes = false;      // with `replace`: also the same one with other notes beside it
   // Into the run whatever root it belongs to: several save directories are one run,
   // that of the first one's root.
   bool join = false;

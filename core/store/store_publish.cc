@@ -107,7 +107,7 @@ PublishHow Alone(PublishHow how) {
 // nothing if it is another step's.
 Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
                                                            const RenderedStep& rendered,
-                                                           bool replace) {
+                                                           const PublishHow& how) {
   for (int race = 0; race < kMaxPublishRaces; ++race) {
     CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*storage, wanted.run, wanted.id));
     wanted.replaces.reset();
@@ -115,14 +115,16 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
       auto found = RecordOf(last);
       if (!found && found.error().code == ErrorCode::kNotFound) continue;  // removed meanwhile
       CKPT_ASSIGN_OR_RETURN(auto there, std::move(found));
-      if (IsSame(there, rendered)) {
-        if (there->manifest == rendered.manifest) {  // repaired if it was damaged
+      const bool whole = there && there->manifest == rendered.manifest;
+      const bool may_replace = how.replace && there && there->source == wanted.source;
+      if (IsSame(there, rendered) && (whole || !how.notes || !may_replace)) {
+        if (whole) {  // repaired if it was damaged
           CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
         }
         Note(last.name, *there);
         return there;
       }
-      if (!replace || !there || there->source != wanted.source) return std::optional<StepRecord>();
+      if (!may_replace) return std::optional<StepRecord>();
       wanted.replaces = there->manifest;
     }
     CKPT_ASSIGN_OR_RETURN(const auto held, PutHeldManifest(rendered.bytes, rendered.manifest));
@@ -197,7 +199,7 @@ Result<StepRecord> Store::PublishAs(std::string_view id, std::string_view run,
   for (int attempt = first; attempt < kMaxAttempts; ++attempt) {
     wanted.id = attempt < 0 ? std::string(id) : AttemptId(model.id, attempt);
     CKPT_RETURN_IF_ERROR(CheckName(wanted.id, "step"));
-    CKPT_ASSIGN_OR_RETURN(const auto published, state_->TryPublish(wanted, rendered, how.replace));
+    CKPT_ASSIGN_OR_RETURN(const auto published, state_->TryPublish(wanted, rendered, how));
     if (!published) continue;
     CKPT_ASSIGN_OR_RETURN(const auto claim, LatestClaim(*state_->storage, wanted.run));
     if (!claim || claim->root != root) {  // lost the name to a concurrent claim

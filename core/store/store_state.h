@@ -91,7 +91,7 @@ struct Store::State {
   Status CheckOthers(const std::string& run, const std::string& root);
   Result<std::optional<StepRecord>> RecordOf(const Incarnation& live);
   Result<std::optional<StepRecord>> TryPublish(StepRecord wanted, const RenderedStep& rendered,
-                                               bool replace);
+                                               const PublishHow& how);
 
 };
 
