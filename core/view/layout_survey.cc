@@ -31,17 +31,40 @@ std::string Joined(const std::vector<std::string>& words) {
   return text;
 }
 
-// Where a reason is given: the layouts by the formats that refuse them.
-using Places = std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>>;
-
-void AddPlace(Places& places, const LayoutOffer::Cause& cause) {
-  for (auto& [formats, layouts] : places) {
-    if (formats != cause.formats) continue;
-    layouts.push_back(cause.error.layout);
-    return;
+// Texts, each once, with where they are said: layouts by the formats that say it of them.
+class SaidOf {
+ public:
+  void Add(const std::string& text, const std::vector<std::string>& formats, const std::string& layout) {
+    auto said = std::ranges::find(texts_, text, [](const auto& one) { return one.first; });
+    if (said == texts_.end()) said = texts_.insert(said, {text, {}});
+    for (auto& [who, which] : said->second) {
+      if (who != formats) continue;
+      which.push_back(layout);
+      return;
+    }
+    said->second.push_back({formats, {layout}});
   }
-  places.push_back({cause.formats, {cause.error.layout}});
-}
+
+  // "tp8, pp3 (rank, deepspeed); cp2 (dcp): text"; "any layout" where as many as `all` says of
+  // the formats were named.
+  template <typename All>
+  std::vector<std::string> Lines(All all) const {
+    std::vector<std::string> lines;
+    for (const auto& [text, places] : texts_) {
+      std::string where;
+      for (const auto& [who, which] : places) {
+        where += StrCat(where.empty() ? "" : "; ", which.size() == all(who) ? "any layout" : Joined(which),
+                        " (", Joined(who), ")");
+      }
+      lines.push_back(StrCat(where, ": ", text));
+    }
+    return lines;
+  }
+
+ private:
+  using Places = std::vector<std::pair<std::vector<std::string>, std::vector<std::string>>>;
+  std::vector<std::pair<std::string, Places>> texts_;
+};
 
 }  // namespace
 
@@ -78,24 +101,26 @@ LayoutSurvey SurveyLayouts(const std::shared_ptr<const StepModel>& step,
 }
 
 std::vector<std::string> LayoutSurvey::CauseLines() const {
-  std::vector<std::pair<std::string, Places>> causes;
+  SaidOf causes;
   for (const auto& offer : offers) {
     for (const LayoutOffer::Cause& cause : offer->Causes()) {
-      auto same = std::ranges::find(causes, cause.error.message, [](const auto& one) { return one.first; });
-      if (same == causes.end()) same = causes.insert(same, {cause.error.message, {}});
-      AddPlace(same->second, cause);
+      causes.Add(cause.error.message, cause.formats, offer->name);
     }
   }
-  std::vector<std::string> lines;
-  for (const auto& [reason, places] : causes) {
-    std::string where;
-    for (const auto& [who, which] : places) {
-      const bool all = which.size() == offers.size();
-      where += StrCat(where.empty() ? "" : "; ", all ? "any layout" : Joined(which), " (", Joined(who), ")");
+  return causes.Lines([&](const auto&) { return offers.size(); });
+}
+
+std::vector<std::string> LayoutSurvey::LeftOutLines() const {
+  SaidOf left_out;
+  for (const auto& offer : offers) {
+    for (const LayoutOffer::Answer& answer : offer->answers) {
+      for (const std::string& line : answer.left_out) left_out.Add(line, {answer.format}, offer->name);
     }
-    lines.push_back(StrCat(where, ": ", reason));
   }
-  return lines;
+  return left_out.Lines([&](const std::vector<std::string>& of) {
+    const auto format = std::ranges::find(formats, of.front(), &Format::name);
+    return format == formats.end() ? 0 : format->shown.size();
+  });
 }
 
 }  // namespace ckptfs

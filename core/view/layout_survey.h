@@ -32,6 +32,8 @@ struct LayoutSurvey {
 
   // A line a reason: "tp8, pp3 (rank, deepspeed); cp2 (dcp): reason", or "any layout (rank): ...".
   std::vector<std::string> CauseLines() const;
+  // Likewise of what views leave out: "tp1, tp2 (deepspeed): 'lr' of ...".
+  std::vector<std::string> LeftOutLines() const;
 };
 
 // BLOCKS: on opening the views of some twenty layouts, in parallel.

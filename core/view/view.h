@@ -63,6 +63,10 @@ class View {
   // A file's plan; its size equals Find's.
   virtual Result<Plan> MakePlan(std::string_view file) const = 0;
 
+  // What the step has and this view's files do not, where who loads them might count on it: a
+  // line each, in the view's own words.
+  virtual std::vector<std::string> LeftOut() const { return {}; }
+
   // Heap bytes of what was derived, the step itself apart, once everything was
   // asked for: what bounds a cache of views.
   virtual uint64_t MemoryBytes() const = 0;

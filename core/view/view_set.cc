@@ -20,6 +20,7 @@ uint64_t BytesOf(const LayoutOffer& offer, std::span<const std::shared_ptr<const
   for (const LayoutOffer::Answer& answer : offer.answers) {
     bytes += sizeof(answer) + answer.format.size();
     if (answer.refusal) bytes += answer.refusal->message.size() + answer.refusal->needs.size();
+    for (const std::string& line : answer.left_out) bytes += sizeof(line) + line.size();
   }
   for (const auto& view : views) bytes += view->MemoryBytes();
   return bytes;
@@ -96,8 +97,9 @@ std::shared_ptr<const ViewSet> ViewSet::Open(std::shared_ptr<const StepModel> st
   std::vector<std::shared_ptr<const View>> views;
   for (const auto& format : formats) {
     auto view = format->Open(step, layout);
-    offer.answers.push_back({std::string(format->name()), std::nullopt});
+    offer.answers.push_back({std::string(format->name()), std::nullopt, {}});
     if (view) {
+      offer.answers.back().left_out = (*view)->LeftOut();
       views.push_back(*std::move(view));
     } else {
       offer.answers.back().refusal = std::move(view).error();

@@ -31,6 +31,7 @@ struct LayoutOffer {
   struct Answer {
     std::string format;
     std::optional<Error> refusal;  // none: it is shown
+    std::vector<std::string> left_out = {};  // as View's
 
     std::string Text() const;  // "yes", or "no: " and the reason
   };

@@ -137,6 +137,16 @@ Json RefusalsJson(const LayoutOffer& offer) {
   return refusals;
 }
 
+Json LeftOutJson(const LayoutOffer& offer) {
+  Json left_out = Json::array();
+  for (const LayoutOffer::Answer& answer : offer.answers) {
+    for (const std::string& line : answer.left_out) {
+      left_out.push_back({{"layout", offer.name}, {"format", answer.format}, {"what", line}});
+    }
+  }
+  return left_out;
+}
+
 std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer) {
   Json json;
   json["run"] = record.run;
@@ -149,6 +159,7 @@ std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer)
   }
   json["formats"] = std::move(shown);
   json["refused"] = RefusalsJson(offer);
+  json["left_out"] = LeftOutJson(offer);
   return Print(json);
 }
 
@@ -239,6 +250,9 @@ std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey) {
   const std::vector<std::string> refused = survey.CauseLines();
   if (!refused.empty()) text += "\nand these do not:\n";
   for (const std::string& line : refused) text += Wrapped("  ", line, kFurther);
+  const std::vector<std::string> left_out = survey.LeftOutLines();
+  if (!left_out.empty()) text += "\nThe step has these, and a view does not:\n";
+  for (const std::string& line : left_out) text += Wrapped("  ", line, kFurther);
   text += StrCat(
       "\nWhy another one is not there, after `ls LAYOUT` in this directory:\n"
       "  getfattr -n user.ckptfs.reason --only-values .\n"
@@ -260,7 +274,8 @@ std::string RenderLayoutIndex(const Step& step, const LayoutSurvey& survey) {
     }
     json["layouts"][offer->name] = {{"world", offer->layout.World()},
                                     {"formats", std::move(formats)},
-                                    {"refused", RefusalsJson(*offer)}};
+                                    {"refused", RefusalsJson(*offer)},
+                                    {"left_out", LeftOutJson(*offer)}};
   }
   return Print(json);
 }

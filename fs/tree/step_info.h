@@ -24,13 +24,17 @@ std::string RenderStepInfo(const Step& step);
 // null where nothing is known.
 nlohmann::ordered_json RefusalsJson(const LayoutOffer& offer);
 
-// run, step, layout, world, per format "yes" or the reason why not, and these as RefusalsJson.
+// [{"layout", "format", "what"}]: what the step has and a view of it does not.
+nlohmann::ordered_json LeftOutJson(const LayoutOffer& offer);
+
+// run, step, layout, world, per format "yes" or the reason why not, these as RefusalsJson, and
+// LeftOutJson.
 std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer);
 
 // What is here, which usual layouts work, and what the others need.  Safe for a terminal.
 std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey);
 // {"run", "step", "source_layout", "layouts": {name: {"world", "formats": [...], "refused":
-// RefusalsJson}}}
+// RefusalsJson, "left_out": LeftOutJson}}}
 std::string RenderLayoutIndex(const Step& step, const LayoutSurvey& survey);
 
 }  // namespace ckptfs

@@ -127,10 +127,14 @@ Status ExplainLayout(const ExplainFlags& options, const LayoutOffer& offer) {
     shown += StrCat(shown.empty() ? "" : ", ", answer.format);
   }
   json["refused"] = Json(RefusalsJson(offer));
+  json["left_out"] = Json(LeftOutJson(offer));
   if (options.json) {
     PrintJson(json);
   } else {
     if (!shown.empty()) fmt::print("{}: yes\n", Printable(shown));
+    for (const Json& line : json["left_out"]) {
+      fmt::print("{} leaves out: {}\n", line.value("format", ""), Printable(line.value("what", "")));
+    }
     for (const Json& cause : json["refused"]) {
       std::string formats;
       for (const Json& format : cause["formats"]) {

@@ -29,7 +29,7 @@ struct InfoFlags {
   bool json = false;
 };
 
-// "views": {"deepspeed": {"shown": [layouts], "refused": {reason: [layouts]}}}, and "refusals".
+// "views": {"deepspeed": {"shown": [layouts], "refused": {reason: [layouts]}}}, and "refusals" and "left_out".
 void AddViews(const LayoutSurvey& survey, Json& info) {
   Json& views = info["views"] = Json::object();
   for (const LayoutSurvey::Format& format : survey.formats) {
@@ -37,10 +37,14 @@ void AddViews(const LayoutSurvey& survey, Json& info) {
     view = {{"shown", format.shown}, {"refused", Json::object()}};
     for (const auto& [reason, layouts] : format.refused) view["refused"][reason] = layouts;
   }
-  Json& refusals = info["refusals"] = Json::array();
+  Json refusals = Json::array();
+  Json left_out = Json::array();
   for (const auto& offer : survey.offers) {
     for (const auto& refusal : RefusalsJson(*offer)) refusals.push_back(Json(refusal));
+    for (const auto& line : LeftOutJson(*offer)) left_out.push_back(Json(line));
   }
+  info["refusals"] = std::move(refusals);
+  info["left_out"] = std::move(left_out);
 }
 
 std::string Joined(const Json& texts, const char* separator) {
@@ -60,6 +64,9 @@ void PrintViews(const LayoutSurvey& survey) {
   const std::vector<std::string> refused = survey.CauseLines();
   if (!refused.empty()) fmt::print("not shown:\n");
   for (const std::string& line : refused) fmt::print("  {}\n", Printable(line));
+  const std::vector<std::string> left_out = survey.LeftOutLines();
+  if (!left_out.empty()) fmt::print("left out:\n");
+  for (const std::string& line : left_out) fmt::print("  {}\n", Printable(line));
 }
 
 void PrintSizes(const Json& info) {

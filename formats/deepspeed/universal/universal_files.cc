@@ -206,20 +206,36 @@ Result<std::map<std::string, std::string>> PrintedItems(const StepModel& step, s
   return printed;
 }
 
+// Which keys all groups share, and of each other key two groups that differ in it.
+struct ComparedGroups {
+  std::set<std::string> shared;
+  std::map<std::string, std::pair<size_t, size_t>> differing;
+};
+
+Result<ComparedGroups> CompareGroups(const StepModel& step) {
+  ComparedGroups out;
+  std::map<std::string, std::pair<size_t, std::string>> first;  // the first group with the key
+  for (size_t g = 0; g < step.groups.size(); ++g) {
+    CKPT_ASSIGN_OR_RETURN(const auto printed, PrintedItems(step, g));
+    for (const auto& [key, value] : printed) {
+      const auto [seen, added] = first.try_emplace(key, g, value);
+      if (added && g > 0) out.differing.try_emplace(key, 0, g);  // group 0 lacks it
+      if (seen->second.second != value) out.differing.try_emplace(key, seen->second.first, g);
+    }
+    for (const auto& [key, seen] : first) {
+      if (!printed.contains(key)) out.differing.try_emplace(key, seen.first, g);
+    }
+  }
+  for (const auto& [key, seen] : first) {
+    if (!out.differing.contains(key)) out.shared.insert(key);
+  }
+  return out;
+}
+
 // ZeRO-3 copies group 0's keys into every group: what all groups share.
 Result<std::set<std::string>> SharedKeys(const StepModel& step) {
-  std::map<std::string, std::string> shared;
-  for (size_t g = 0; g < step.groups.size(); ++g) {
-    CKPT_ASSIGN_OR_RETURN(auto printed, PrintedItems(step, g));
-    if (g == 0) shared = printed;
-    std::erase_if(shared, [&](const auto& item) {
-      auto found = printed.find(item.first);
-      return found == printed.end() || found->second != item.second;
-    });
-  }
-  std::set<std::string> keys;
-  for (const auto& item : shared) keys.insert(item.first);
-  return keys;
+  CKPT_ASSIGN_OR_RETURN(ComparedGroups compared, CompareGroups(step));
+  return std::move(compared.shared);
 }
 
 // Whether a flattened state dict says hyper-parameters by parameter, and nothing which of
@@ -246,6 +262,11 @@ Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
   }
   while (groups.size() < kParameterGroups) groups.push_back(pickle.Dict({}));
   return pickle.List(std::move(groups));
+}
+
+std::string FirstOf(const StepModel& step, size_t group) {
+  const auto& members = step.groups.at(group).parameters;
+  return members.empty() ? StrCat("group ", group) : StrCat("'", step.parameter(members[0]).name, "'");
 }
 
 // {'state': {0: {'step': S}}, 'param_groups': [shared]} for the stage-3 loader.
@@ -389,6 +410,30 @@ Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalPara
     items.emplace_back(pickle.String("ep_num_experts"), pickle.Int(static_cast<int64_t>(shape[0])));
   }
   return std::move(archive).Finish(pickle.Dict(items));
+}
+
+Result<std::string> HyperParametersLeftOut(const StepModel& step, const Layout& layout) {
+  CKPT_ASSIGN_OR_RETURN(const bool flattened, IsFlattened(step));
+  if (!flattened && layout.zero != 3) return std::string();
+  CKPT_ASSIGN_OR_RETURN(const ComparedGroups compared, CompareGroups(step));
+  if (compared.differing.empty()) return std::string();
+  std::map<std::pair<size_t, size_t>, std::string> keys;  // by who differs
+  for (const auto& [key, groups] : compared.differing) {
+    if (key == "params" || key == "name" || key == "moe") continue;  // say what a group is
+    std::string& of_these = keys[groups];
+    of_these += StrCat(of_these.empty() ? "" : ", ", "'", key, "'");
+  }
+  if (keys.empty()) return std::string();
+  std::string text;
+  for (const auto& [groups, of_these] : keys) {
+    text += StrCat(text.empty() ? "" : "; ", of_these, ", different for ", FirstOf(step, groups.first),
+                   " and ", FirstOf(step, groups.second));
+  }
+  return StrCat("hyper-parameters: ", text, "; ",
+                flattened ? "the source has them by parameter and does not say which parameters "
+                            "are one group"
+                          : "a ZeRO-3 engine would take one value for all groups",
+                ", so the engine keeps its own");
 }
 
 }  // namespace ckptfs::deepspeed

@@ -35,6 +35,9 @@ uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t
 Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layout,
                                        const ShownNames& names, uint32_t source_rank);
 Result<ArchiveContent> OptimizerState(const StepModel& step, const UniversalIndex& index);
+// The hyper-parameters that OptimizerState does not give an engine of that layout because groups
+// differ in them, a line for the user; empty if it gives all.
+Result<std::string> HyperParametersLeftOut(const StepModel& step, const Layout& layout);
 Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalParameter& parameter,
                                       const UniversalState& state);
 

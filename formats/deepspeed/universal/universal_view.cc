@@ -132,16 +132,18 @@ struct FixedSizes {
 class UniversalView : public View {
  public:
   UniversalView(std::shared_ptr<const StepModel> step, const Layout& layout, ShownNames names,
-                UniversalIndex index, FixedSizes sizes)
+                UniversalIndex index, FixedSizes sizes, std::vector<std::string> left_out)
       : step_(std::move(step)),
         layout_(layout),
         names_(std::move(names)),
         index_(std::move(index)),
-        sizes_(std::move(sizes)) {}
+        sizes_(std::move(sizes)),
+        left_out_(std::move(left_out)) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
   Result<ViewEntry> Find(std::string_view path) const override;
   Result<Plan> MakePlan(std::string_view file) const override;
+  std::vector<std::string> LeftOut() const override { return left_out_; }
   uint64_t MemoryBytes() const override {
     return sizeof(*this) + names_.MemoryBytes() + index_.MemoryBytes() +
            sizes_.model.size() * 8 * sizeof(uint64_t);
@@ -155,6 +157,7 @@ class UniversalView : public View {
   const ShownNames names_;
   const UniversalIndex index_;
   const FixedSizes sizes_;
+  const std::vector<std::string> left_out_;
 };
 
 Result<ViewEntry> UniversalView::Find(std::string_view path) const {
@@ -286,6 +289,19 @@ Status CheckGroups(const StepModel& step, const Layout& layout) {
   return {};
 }
 
+Result<std::vector<std::string>> LeftOutOf(const StepModel& step, const Layout& layout,
+                                           const UniversalIndex& index) {
+  std::vector<std::string> lines;
+  CKPT_ASSIGN_OR_RETURN(std::string hyper_parameters, HyperParametersLeftOut(step, layout));
+  if (!hyper_parameters.empty()) lines.push_back(std::move(hyper_parameters));
+  if (!index.left_out.empty()) {
+    lines.push_back(StrCat("states of other shapes than their parameters' (", index.left_out.size(),
+                           ": '", index.left_out[0], "'", index.left_out.size() > 1 ? ", ...)" : ")",
+                           ", for which a universal directory has no form"));
+  }
+  return lines;
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const View>> UniversalFormat::Open(std::shared_ptr<const StepModel> step,
@@ -297,8 +313,10 @@ Result<std::shared_ptr<const View>> UniversalFormat::Open(std::shared_ptr<const 
   CKPT_RETURN_IF_ERROR(CheckGroups(*step, layout));
   CKPT_ASSIGN_OR_RETURN(ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(FixedSizes sizes, SizesOf(*step, layout, names, index));
+  CKPT_ASSIGN_OR_RETURN(std::vector<std::string> left_out, LeftOutOf(*step, layout, index));
   return std::make_shared<const UniversalView>(std::move(step), layout, std::move(names),
-                                               std::move(index), std::move(sizes));
+                                               std::move(index), std::move(sizes),
+                                               std::move(left_out));
 }
 
 }  // namespace ckptfs::deepspeed
