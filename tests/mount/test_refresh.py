@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step whose source, or what lies beside it, is not what it was."""
+import errno
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from hostile import TAG
+
+
+def big_file(source):
+    """The largest file of the checkpoint's step."""
+    return max((os.path.join(source, TAG, n)
+                for n in os.listdir(f'{source}/{TAG}')), key=os.path.getsize)
+
+
+def states(ckptfs):
+    """What `list` says of each step."""
+    return {s['id']: s['state'] for s in ckptfs.list()['steps']}
+
+
+def test_logs_and_markers_are_no_part_of_a_step(ckptfs, source):
+    with open(f'{source}/{TAG}/train.log', 'w') as f:
+        f.write('begun')
+    ckptfs.adopt(source)
+    with open(f'{source}/{TAG}/train.log', 'a') as f:
+        f.write('; done')
+    with open(f'{source}/{TAG}/.uploaded', 'w') as f:
+        f.write('yes')
+    os.chmod(big_file(source), 0o600)
+    assert ckptfs.adopt(source).stdout.split() == [f'run7/{TAG}']
+    assert states(ckptfs) == {TAG: 'sound'}
+
+
+def test_refresh_takes_notes_that_changed(ckptfs, source):
+    log = f'{source}/{TAG}/train.log'
+    with open(log, 'w') as f:
+        f.write('begun')
+    mount = ckptfs.mount(adopt=[source])
+    shown = pathlib.Path(f'{mount}/run/run7/step/{TAG}/source/{TAG}')
+    with open(log, 'a') as f:
+        f.write('; done')
+    with open(f'{source}/{TAG}/.uploaded', 'w') as f:
+        f.write('yes')
+    with pytest.raises(OSError) as error:
+        (shown / 'train.log').read_bytes()
+    assert error.value.errno == errno.ESTALE and '.uploaded' not in os.listdir(shown)
+    for _ in range(2):
+        done = ckptfs.adopt(source, extra=['--refresh'])
+        assert done.stdout.split() == [f'run7/{TAG}'] and done.stderr == ''
+        assert (shown / 'train.log').read_bytes() == b'begun; done' and (shown / '.uploaded').read_bytes() == b'yes'
+    inode = os.stat(f'{mount}/view/dp2_zero1/rank0/optimizer.safetensors').st_ino
+    ckptfs.adopt(source, extra=['--refresh'])  # nothing changed, small pieces are packed as before
+    assert os.stat(f'{mount}/view/dp2_zero1/rank0/optimizer.safetensors').st_ino == inode
+    assert states(ckptfs) == {TAG: 'sound'}
+
+
+def test_refresh_replaces_a_step_and_tells_its_mounts(ckptfs, source):
+    mount = ckptfs.mount(adopt=[source])
+    path = f'{mount}/view/dp2_zero1/rank0/optimizer.safetensors'
+    with open(path, 'rb') as f:
+        before = f.read()
+    inode = os.stat(path).st_ino
+    done = ckptfs.adopt(source, extra=['--refresh'])  # nothing changed
+    assert done.stdout.split() == [f'run7/{TAG}']
+    assert os.stat(path).st_ino == inode
+    for name in os.listdir(f'{source}/{TAG}'):
+        where = f'{source}/{TAG}/{name}'
+        shutil.copy(where, where + '.new')  # the same bytes, other files
+        os.rename(where + '.new', where)
+    assert states(ckptfs) == {TAG: 'stale'}
+    done = ckptfs.adopt(source)
+    assert done.stdout.split() == [f'run7/{TAG}-1']
+    assert '--refresh' in done.stderr
+    ckptfs.run('remove', f'run7/{TAG}-1', '--store', ckptfs.store)
+    done = ckptfs.adopt(source, extra=['--refresh'])
+    assert done.stdout.split() == [f'run7/{TAG}']
+    assert states(ckptfs) == {TAG: 'sound'}
+    with open(path, 'rb') as f:  # below /view, of the mount that was there
+        assert f.read() == before
+    assert os.stat(path).st_ino != inode
