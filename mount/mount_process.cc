@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
+#include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/store/model_of.h"
 #include "core/view/view_set.h"
@@ -37,20 +39,42 @@ constexpr unsigned kCapSysAdmin = 21;         // linux/capability.h
 
 void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
 
+// What is mounted, for who may still be at work when it is not any more.
+class Mounted {
+ public:
+  // Of null it waits for those who use what was there.
+  void Set(Filesystem* filesystem) {
+    const MutexLock lock(mutex_);
+    filesystem_ = filesystem;
+  }
+  // Calls it with what is mounted, if anything is.
+  template <class Use>
+  void With(const Use& use) {
+    const MutexLock lock(mutex_);
+    if (filesystem_ != nullptr) use(*filesystem_);
+  }
+
+ private:
+  Mutex mutex_;
+  Filesystem* filesystem_ GUARDED_BY(mutex_) = nullptr;
+};
+
 // What the daemon holds; destroyed in reverse: first nobody asks any more, then
 // nothing is mounted, then the tree goes.
 struct Daemon {
   ~Daemon() {
     for (const auto& one : follows) one->Stop();
+    mounted.Set(nullptr);
     control.reset();
     snapshots.reset();
     // While requests are still answered: the kernel may wait for them first.
     if (filesystem) filesystem->EndInvalidation();
   }
   std::unique_ptr<Store> store;
+  Mounted mounted;
   // What they copy is finished after the mount has gone.
   std::vector<std::unique_ptr<FollowService>> follows;
-  bool awaits_view = false;  // it is known of which run, and none of its steps is there
+  std::atomic<bool> awaits_view = false;  // it is known of which run, and none of its steps is there
   std::unique_ptr<StepCatalogue> catalogue;
   std::vector<std::unique_ptr<ViewFormat>> formats;
   std::unique_ptr<Filesystem> filesystem;
@@ -135,11 +159,13 @@ Result<std::string> ViewTargetOf(Filesystem& filesystem) {
 }
 
 // A directory that is followed may hold runs of other names than its own.
-void ShowIfNothingIs(const MountRequest& request, const Daemon& daemon, const StepRecord& step) {
-  const bool waits = daemon.awaits_view && !request.run && !request.step;
-  if (!waits || !daemon.filesystem || ViewTargetOf(*daemon.filesystem)) return;
-  const auto shown = daemon.filesystem->SwitchView(step.run, "latest");
-  if (!shown) Log(LogLevel::kWarning, shown.error().message);
+void ShowIfNothingIs(const MountRequest& request, Daemon& daemon, const StepRecord& step) {
+  if (!daemon.awaits_view || request.run || request.step) return;
+  daemon.mounted.With([&](Filesystem& filesystem) {
+    if (ViewTargetOf(filesystem)) return;
+    const auto shown = filesystem.SwitchView(step.run, "latest");
+    if (!shown) Log(LogLevel::kWarning, shown.error().message);
+  });
 }
 
 // --follow of directories: each is looked at once; what /view shows comes from theirs.
@@ -266,6 +292,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   };
   CKPT_ASSIGN_OR_RETURN(daemon.filesystem,
                         Filesystem::Create(*daemon.catalogue, daemon.formats, std::move(options)));
+  daemon.mounted.Set(daemon.filesystem.get());
   daemon.session->Serve(*daemon.filesystem);
   return {};
 }
@@ -289,14 +316,20 @@ std::unique_ptr<SnapshotService> MakeSnapshots(const MountRequest& request, Daem
 Status AskMount(const std::string& mountpoint) {
   const pid_t child = ::fork();
   if (child == 0) {  // of a process with threads: system calls only
-    ::close_range(0, ~0u, 0);
+    CloseAllDescriptors();
     struct stat info {};
     ::_exit(::stat(mountpoint.c_str(), &info) == 0 ? 0 : errno);
   }
-  int ended = 0;
-  while (child > 0 && ::waitpid(child, &ended, 0) < 0 && errno == EINTR) {
+  if (child < 0) {  // no more processes for this user: no reason not to serve
+    Log(LogLevel::kWarning, StrCat("the new mount is not tried: ", ErrnoError(errno, "fork").message));
+    return {};
   }
-  const int error = child < 0 ? errno : WIFEXITED(ended) ? WEXITSTATUS(ended) : EIO;
+  int ended = 0;
+  pid_t waited = 0;
+  do {
+    waited = ::waitpid(child, &ended, 0);
+  } while (waited < 0 && errno == EINTR);
+  const int error = waited < 0 ? errno : WIFEXITED(ended) ? WEXITSTATUS(ended) : EIO;
   return error == 0 ? Status() : Fail(ErrnoError(error, StrCat("the new mount at ", mountpoint)));
 }
 

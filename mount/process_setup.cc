@@ -29,12 +29,20 @@ void RaiseDescriptorLimit() {
   }
 }
 
+void CloseAllDescriptors() {
+  if (::close_range(0, ~0u, 0) == 0) return;
+  rlimit limit{};  // a kernel before 5.9
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = 1 << 20;
+  for (rlim_t file = 0; file < limit.rlim_cur; ++file) ::close(static_cast<int>(file));
+}
+
 Result<Descriptor> SignalDescriptor() {
   sigset_t signals;
   sigemptyset(&signals);
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD, SIG_DFL);  // whoever started us may have ignored it: no child could be waited for
   Descriptor signal_events(::signalfd(-1, &signals, SFD_CLOEXEC));
   if (!signal_events.valid()) return Fail(ErrnoError(errno, "signalfd"));
   return signal_events;

@@ -16,6 +16,9 @@ namespace ckptfs {
 // Backing files and mapped sources want many descriptors.
 void RaiseDescriptorLimit();
 
+// In a child of a process with threads: system calls only.
+void CloseAllDescriptors();
+
 // SIGINT, SIGTERM and SIGHUP as a descriptor; blocked before any thread starts, so that
 // none of them ends a thread in the middle of something.
 Result<Descriptor> SignalDescriptor();

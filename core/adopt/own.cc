@@ -11,10 +11,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -22,6 +24,7 @@
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
+#include "core/blob/fingerprint.h"
 #include "core/blob/frame.h"
 #include "core/io/blob_directories.h"
 #include "core/io/file_root.h"
@@ -29,6 +32,8 @@
 #include "core/io/kept_gates.h"
 #include "core/io/searched_directories.h"
 #include "core/jobs/work_list.h"
+#include "core/model/read_blobs.h"
+#include "core/model/step_notes.h"
 
 namespace ckptfs {
 namespace {
@@ -238,6 +243,47 @@ Status FinishDirectory(const std::string& from, const std::string& to) {
   return ::fsync(made.get()) == 0 ? Status() : Fail(ErrnoError(errno, to));
 }
 
+// Where the files begin that nothing is read of: sources list them last.
+size_t FirstNote(const StepModel& model) {
+  const std::vector<uint8_t> read = FindReadBlobs(model);
+  size_t end = read.size();
+  while (end > 0 && read[end - 1] == 0) --end;
+  return end;
+}
+
+// True for what one file alone is the reason of, and not the device or the store.
+bool IsOfTheFile(const Error& error) {
+  constexpr std::array kOfTheFile = {ErrorCode::kInvalid,     ErrorCode::kNotFound, ErrorCode::kPermission,
+                                     ErrorCode::kUnsupported, ErrorCode::kStale,    ErrorCode::kDataLoss};
+  return std::ranges::find(kOfTheFile, error.code) != kOfTheFile.end();
+}
+
+// A file as it is now.
+Status DuplicateNow(const StepModel& model, const Blob& blob, const std::string& to) {
+  CKPT_ASSIGN_OR_RETURN(const auto from, FileRoot(model.roots[blob.root]).Open(blob.path));
+  CKPT_ASSIGN_OR_RETURN(const FileIdentity now, from->Identity());
+  const OwnerAndMode& access = now.access;
+  if (access.mode != blob.mode || access.uid != blob.uid || access.gid != blob.gid) {
+    return Fail(ErrorCode::kStale, StrCat(from->name(), " has another owner or mode"));
+  }
+  Blob as_it_is = blob;
+  as_it_is.stamp = now.stamp;
+  return Duplicate(*from, as_it_is, to);
+}
+
+// A file that nothing is read of: somebody may be writing it, or it is another's and cannot be
+// linked.  One that is gone, closed or written without an end is not taken.
+Status TakeNote(const StepModel& model, const Blob& blob, const std::string& to, Ownership ownership) {
+  Status taken = TakeFile(model, blob, to, ownership);
+  if (!taken && IsOfTheFile(taken.error())) {
+    ::unlink(to.c_str());
+    taken = DuplicateNow(model, blob, to);
+  }
+  if (taken || !IsOfTheFile(taken.error())) return taken;
+  ::unlink(to.c_str());
+  return {};
+}
+
 // Every file of the step to `to`, named as from the directory above `step`, then
 // the directories made durable.
 Status TakeFiles(const std::string& step, const StepModel& model, const std::string& to,
@@ -245,7 +291,9 @@ Status TakeFiles(const std::string& step, const StepModel& model, const std::str
   const files::path directory = files::path(step).parent_path();
   std::error_code error;
   std::set<std::string> directories;  // relative to `to`
-  for (const Blob& blob : model.blobs) {
+  const size_t first_note = FirstNote(model);
+  for (size_t i = 0; i < model.blobs.size(); ++i) {
+    const Blob& blob = model.blobs[i];
     const files::path from = model.PathOf(blob);
     const files::path name = from.lexically_normal().lexically_relative(directory);
     if (name.empty() || *name.begin() == "..") {
@@ -257,7 +305,9 @@ Status TakeFiles(const std::string& step, const StepModel& model, const std::str
     for (files::path parent = name.parent_path(); !parent.empty(); parent = parent.parent_path()) {
       directories.insert(parent.string());
     }
-    CKPT_RETURN_IF_ERROR(TakeFile(model, blob, StrCat(to, "/", name.string()), ownership));
+    const std::string taken = StrCat(to, "/", name.string());
+    CKPT_RETURN_IF_ERROR(i < first_note ? TakeFile(model, blob, taken, ownership)
+                                        : TakeNote(model, blob, taken, ownership));
   }
   if (error) return Fail(ErrnoError(error.value(), to));
   for (const std::string& inner : directories) {
@@ -321,7 +371,8 @@ Result<std::string> Take(const std::string& store, const std::string& directory,
 // A source's file as the store has it, with the digests of all chunks.  A copy is
 // owned; a hard link is not, since whoever has its other name may write it: it
 // keeps its stamp, but for the change time.
-Result<Blob> TakenBlob(const std::string& root, const std::string& path, const Blob& source) {
+Result<Blob> TakenBlob(const std::string& root, const std::string& path, const Blob& source,
+                       bool note) {
   const std::string name = StrCat(root, "/", path);
   CKPT_ASSIGN_OR_RETURN(const auto file, OpenLocalFile(name));
   CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
@@ -329,7 +380,12 @@ Result<Blob> TakenBlob(const std::string& root, const std::string& path, const B
   blob.root = 0;
   blob.path = path;
   blob.stamp = identity.stamp;
-  if (blob.stamp.size != source.stamp.size) {
+  const bool changed = blob.stamp.size != source.stamp.size ||
+                       blob.stamp.mtime_ns != source.stamp.mtime_ns;
+  if (note && changed) {
+    blob.content = blob.frame = Digest{};
+    CKPT_ASSIGN_OR_RETURN(blob.fingerprint, FingerprintOf(*file));
+  } else if (blob.stamp.size != source.stamp.size) {
     return Fail(ErrorCode::kDataLoss,
                 StrCat(name, " has ", blob.stamp.size, " bytes, its source ", source.stamp.size));
   }
@@ -348,11 +404,18 @@ Result<Blob> TakenBlob(const std::string& root, const std::string& path, const B
   return blob;
 }
 
-// The same step in files that hold the same bytes at the same places.
-StepModel WithFiles(StepModel model, std::string root, std::vector<Blob> blobs) {
-  model.roots = {std::move(root)};
+// Takes out the files that were not taken, of which nothing is read and which come last.
+void LeaveOutNotes(StepModel& model, std::vector<std::optional<Blob>>& taken) {
+  std::vector<Blob> blobs;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (taken[i]) {
+      blobs.push_back(*std::move(taken[i]));
+      continue;
+    }
+    model.notes.push_back(StrCat(kNotShownNote, "'", model.blobs[i].path,
+                                 "', which changed while the step was taken"));
+  }
   model.blobs = std::move(blobs);
-  return model;
 }
 
 }  // namespace
@@ -370,18 +433,26 @@ Result<OwnedStep> Own(const std::string& store, const std::string& directory, St
   CKPT_ASSIGN_OR_RETURN(const std::string root,
                         Take(store, directory, model, ownership, owned.hold));
   const files::path parent = files::path(directory).parent_path();
-  std::vector<Blob> blobs(model.blobs.size());
+  std::vector<std::optional<Blob>> taken(model.blobs.size());
+  const size_t first_note = FirstNote(model);
   uint64_t total = 0;
   for (const Blob& source : model.blobs) total += source.stamp.size;
   const auto take = [&](size_t i) -> Result<uint64_t> {
     const Blob& source = model.blobs[i];
     const files::path from = files::path(model.PathOf(source)).lexically_normal();
-    CKPT_ASSIGN_OR_RETURN(blobs[i],
-                          TakenBlob(root, from.lexically_relative(parent).string(), source));
+    const std::string path = from.lexically_relative(parent).string();
+    auto blob = TakenBlob(root, path, source, i >= first_note);
+    if (blob) {
+      taken[i] = *std::move(blob);
+    } else if (i < first_note || !IsOfTheFile(blob.error())) {
+      return Fail(std::move(blob).error());
+    }
     return source.stamp.size;
   };
-  CKPT_RETURN_IF_ERROR(RunWorkList(blobs.size(), total, {}, take));
-  owned.model = WithFiles(std::move(model), root, std::move(blobs));
+  CKPT_RETURN_IF_ERROR(RunWorkList(taken.size(), total, {}, take));
+  LeaveOutNotes(model, taken);
+  model.roots = {root};
+  owned.model = std::move(model);
   return owned;
 }
 

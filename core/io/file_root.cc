@@ -110,6 +110,7 @@ Result<EntryStat> FileRoot::Stat(std::string_view path) const {
   EntryStat linked = StatOf(found.status);
   linked.access = found.access;
   linked.linked = found.linked;
+  linked.searched = found.searched;
   return linked;
 }
 

@@ -43,6 +43,7 @@ struct EntryStat {
   FileStamp stamp = {};
   OwnerAndMode access = {};  // without ACLs, unless a link led here
   bool linked = false;
+  std::vector<OwnerAndMode> searched = {};  // of a linked file: directories from the first link on
 };
 
 class Root {

@@ -16,6 +16,7 @@
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/jobs/weight_check.h"
+#include "core/model/read_blobs.h"
 #include "core/view/plan.h"
 #include "core/view/plan_reader.h"
 
@@ -114,6 +115,8 @@ class Verification {
   void Defect(std::string subject, std::string rule);
   // A file that changes meanwhile is one defect, however many atoms meet it.
   void Unreadable(const std::string& subject, const Error& error);
+  // Of a whole file; what somebody else may write, and nothing is read of, is no defect.
+  void UnreadableFile(BlobIndex index, const Error& error);
   std::string NameOf(const Atom& atom) const {
     return StrCat(step_.parameter(atom.parameter).name, " (", atom.kind, ")");
   }
@@ -126,6 +129,7 @@ class Verification {
   std::vector<size_t> compared_;     // atoms with copies that must be equal
   std::vector<size_t> read_;         // other atoms, read whole: every element is found
   std::vector<uint8_t> changed_;     // by blob: not the file that was adopted, so not read
+  std::vector<uint8_t> of_step_;     // by blob: something is read of it
   std::vector<uint8_t> holds_;       // by blob: bytes of atoms lie in it
   Mutex mutex_;
   VerifyReport report_ GUARDED_BY(mutex_);
@@ -151,17 +155,29 @@ void Verification::Unreadable(const std::string& subject, const Error& error) {
   Defect(subject, rule);
 }
 
+void Verification::UnreadableFile(BlobIndex index, const Error& error) {
+  const std::string path = blobs_.PathOf(index);
+  const Blob& blob = step_.blob(index);
+  const bool ours = blob.store_owned && blob.stamp.inode == 0;  // nobody else has a name of it
+  const bool changed = error.code == ErrorCode::kStale || error.code == ErrorCode::kNotFound;
+  if (of_step_[static_cast<uint32_t>(index)] != 0 || ours || !changed) return Unreadable(path, error);
+  const std::string how = StrCat(path, ": ", WithoutSubject(error.message, path));
+  const MutexLock lock(mutex_);
+  ++report_.changed_notes;
+  if (report_.changed_note.empty() || how < report_.changed_note) report_.changed_note = how;
+}
+
 // One defect for a file that is not the one that was adopted, however many
 // tensors it held.
 void Verification::CheckBlobs() {
+  of_step_ = FindReadBlobs(step_);
   changed_.assign(step_.blobs.size(), 0);
   ParallelFor(step_.blobs.size(), [this](size_t i) {
     const BlobIndex index{static_cast<uint32_t>(i)};
     const Status same = blobs_.Check(index);
     if (same) return;
     changed_[i] = 1;
-    const std::string path = blobs_.PathOf(index);
-    Defect(path, WithoutSubject(same.error().message, path));
+    UnreadableFile(index, same.error());
   });
 }
 
@@ -210,7 +226,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     const std::span<std::byte> piece(buffer.data(),
                                      std::min<uint64_t>(buffer.size(), blob.stamp.size - at));
     if (auto read = blobs_.Read(index, at, piece); !read) {
-      Unreadable(path, read.error());
+      UnreadableFile(index, read.error());
       return blob.stamp.size;
     }
     XXH3_128bits_update(&state, piece.data(), piece.size());
@@ -219,7 +235,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     at += piece.size();
   }
   if (auto same = blobs_.CheckAgain(index); !same) {
-    Unreadable(path, same.error());
+    UnreadableFile(index, same.error());
     return blob.stamp.size;
   }
   const bool summed = CompareSums(index, sums);

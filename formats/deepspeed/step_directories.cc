@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/base/strings.h"
+#include "core/model/step_notes.h"
 #include "formats/deepspeed/names.h"
 #include "formats/model_files/directories.h"
 #include "formats/model_files/model_files.h"
@@ -169,15 +170,20 @@ Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_
   StepModel& header = assembler.header();
   CKPT_ASSIGN_OR_RETURN(const bool pointed, HasFile(*step.root, JoinPath(step.save, pointer)));
   if (pointed) header.texts.push_back({std::string(pointer), LastComponent(step.directory), 0});
+  const ReadersSoFar readers(header);
   for (const std::string_view name : kScripts) {
     const std::string script = JoinPath(step.save, name);
     CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, script));
     if (!there || there->kind != EntryKind::kFile) continue;
-    auto text = ReadWhole(*step.root, script, kMaxScript);
-    if (text) {
-      header.texts.push_back({std::string(name), *std::move(text), there->access.mode & 0111});
-    } else {
+    auto readable = readers.MayRead(*step.root, script);
+    auto text = readable ? ReadWhole(*step.root, script, kMaxScript) : Fail(readable.error());
+    if (!text) {
       CKPT_RETURN_IF_ERROR(LeaveOut(std::move(text).error(), header));
+    } else if (!*readable) {
+      header.notes.push_back(
+          StrCat(kNotShownNote, "'", name, "', which not all may read who may read the step"));
+    } else {
+      header.texts.push_back({std::string(name), *std::move(text), there->access.mode & 0111});
     }
   }
   return CarryOwnFiles(assembler, step);

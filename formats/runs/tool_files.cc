@@ -34,10 +34,10 @@ struct Walk {
   const StepCandidate& step;
   uint32_t root = 0;
   bool tool = false;
-  // Of files that something is read of: mode, owner and group.
-  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> readers = {};
+  ReadersSoFar readers;
   std::set<std::string, std::less<>> folders = {};  // below the root: those that something is read in
   size_t files = 0;
+  size_t looked_into = 0;  // folders
 };
 
 // A path as it stands below the save directory.
@@ -68,22 +68,11 @@ Status LeaveOutFile(Walk& walk, Error why) {
   return {};
 }
 
-// That whoever may read the rest of the step may read this, too: nobody is to lose sight of a step
-// because somebody keeps a note of his own beside it.
-bool IsForItsReaders(const Walk& walk, const OwnerAndMode& file) {
-  const uint32_t bits = file.CertainMode() & kRead;
-  return bits == kRead || std::ranges::any_of(walk.readers, [&](const auto& reader) {
-           const auto& [mode, uid, gid] = reader;
-           return uid == file.uid && gid == file.gid && (mode & kRead & ~bits) == 0;
-         });
-}
-
 Status CarryFile(Walk& walk, const std::string& path) {
   if (!walk.tool) {
-    const auto file = walk.step.root->Open(path);
-    const auto identity = file ? (*file)->Identity() : Result<FileIdentity>(Fail(Error(file.error())));
-    if (!identity) return LeaveOutFile(walk, identity.error());
-    if (!IsForItsReaders(walk, identity->access)) {
+    auto readable = walk.readers.MayRead(*walk.step.root, path);
+    if (!readable) return LeaveOutFile(walk, std::move(readable).error());
+    if (!*readable) {
       Note(walk, StrCat("'", Shown(walk.step, path), "', which not all may read who may read the step"));
       return {};
     }
@@ -92,8 +81,10 @@ Status CarryFile(Walk& walk, const std::string& path) {
   return added ? Status() : LeaveOutFile(walk, std::move(added).error());
 }
 
-// A folder that holds nothing of the step, and that fewer may search than the step's own.
-Result<bool> IsClosedToReaders(const Walk& walk, const std::string& path) {
+// A folder that holds nothing of the step, and that fewer may search than the step's own.  A
+// tool's are the step's.
+Result<bool> IsClosed(const Walk& walk, const std::string& path) {
+  if (walk.tool) return false;
   CKPT_ASSIGN_OR_RETURN(const auto folder, StatIfThere(*walk.step.root, path));
   CKPT_ASSIGN_OR_RETURN(const auto own, StatIfThere(*walk.step.root, walk.step.Own()));
   if (!folder || !own) return true;
@@ -102,10 +93,9 @@ Result<bool> IsClosedToReaders(const Walk& walk, const std::string& path) {
                              (own->access.mode & kSearch & ~bits) != 0);
 }
 
-// What the sources of the step's kind read.
+// Where the sources of the step's kind read.
 void LookAtFilesSoFar(Walk& walk) {
   for (const Blob& blob : walk.assembler.header().blobs) {
-    walk.readers.emplace(blob.mode, blob.uid, blob.gid);
     if (blob.root != walk.root) continue;
     for (std::string folder = ParentPath(blob.path); !folder.empty(); folder = ParentPath(folder)) {
       if (!walk.folders.insert(folder).second) break;
@@ -116,6 +106,12 @@ void LookAtFilesSoFar(Walk& walk) {
 // The files of one directory; the folders in it, to be looked into.
 Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& directory) {
   std::vector<std::string> folders;
+  if (++walk.looked_into > kMaxToolFolders) {
+    if (walk.looked_into == kMaxToolFolders + 1) {
+      Note(walk, StrCat("what folders around the step hold beyond the first ", kMaxToolFolders));
+    }
+    return folders;
+  }
   auto entries = ListStepEntries(*walk.step.root, directory);
   if (!entries) {
     CKPT_RETURN_IF_ERROR(LeaveOutFile(walk, std::move(entries).error()));
@@ -134,12 +130,12 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
     std::string path = JoinPath(directory, name);
     if (IsAnothers(walk, name, path)) {
       if (walk.step.Own() != walk.step.save) LeaveOutFolder(walk, path, "named as a step of its own");
-    } else if (walk.tool || walk.folders.contains(Shown(walk.step, path))) {
+    } else if (walk.folders.contains(Shown(walk.step, path))) {
       folders.push_back(std::move(path));
-    } else if (entries->links.contains(name)) {
+    } else if (entries->links.contains(name)) {  // it may lead anywhere, and round and round
       LeaveOutFolder(walk, path, "a symbolic link");
     } else {
-      CKPT_ASSIGN_OR_RETURN(const bool closed, IsClosedToReaders(walk, path));
+      CKPT_ASSIGN_OR_RETURN(const bool closed, IsClosed(walk, path));
       if (closed) LeaveOutFolder(walk, path, "which not all may search who may read the step");
       if (!closed) folders.push_back(std::move(path));
     }
@@ -165,6 +161,27 @@ Document Render(StepTool tool, const std::string& own) {
 
 }  // namespace
 
+ReadersSoFar::ReadersSoFar(const StepModel& files_so_far) {
+  for (const Blob& blob : files_so_far.blobs) readers_.emplace(blob.mode, blob.uid, blob.gid);
+}
+
+bool ReadersSoFar::Covers(uint32_t bits, const OwnerAndMode& of) const {
+  return bits == kRead || std::ranges::any_of(readers_, [&](const auto& reader) {
+           const auto& [mode, uid, gid] = reader;
+           return uid == of.uid && gid == of.gid && (mode & kRead & ~bits) == 0;
+         });
+}
+
+Result<bool> ReadersSoFar::MayRead(const Root& root, const std::string& path) const {
+  CKPT_ASSIGN_OR_RETURN(const auto file, root.Open(path));
+  CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file->Identity());
+  CKPT_ASSIGN_OR_RETURN(const EntryStat place, root.Stat(path));
+  return Covers(identity.access.CertainMode() & kRead, identity.access) &&
+         std::ranges::all_of(place.searched, [&](const OwnerAndMode& directory) {
+           return Covers((directory.CertainMode() & kSearch) << 2, directory);
+         });
+}
+
 Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
   const std::string& own = step.Own();
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, own));
@@ -175,7 +192,8 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
   }
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, own));
   const StepTool tool = ToolOf(LastComponent(step.root->PathOf(own)), entries);
-  Walk walk{assembler, step, assembler.AddRoot(RootBelow(step.root, step.save)), tool != StepTool::kNone};
+  Walk walk{assembler, step, assembler.AddRoot(RootBelow(step.root, step.save)), tool != StepTool::kNone,
+            ReadersSoFar(assembler.header())};
   LookAtFilesSoFar(walk);
   std::vector<std::string> folders{own};
   // Folders of a save directory are a run's, with whatever lies in them.

@@ -13,12 +13,16 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "core/base/result.h"
 #include "core/ingest/assembler.h"
 #include "core/ingest/source.h"
+#include "core/io/root.h"
+#include "core/model/step_model.h"
 #include "formats/runs/step_tree.h"
 
 namespace ckptfs {
@@ -27,6 +31,23 @@ inline constexpr std::string_view kToolDocument = "training_tool";
 
 // Files of one step's own directory that are carried.
 inline constexpr size_t kMaxToolFiles = 4096;
+
+// Folders there that are looked into.
+inline constexpr size_t kMaxToolFolders = 4096;
+
+// Who may read the files that a step is read from.  Nobody is to lose sight of a step because
+// somebody keeps a note of his own beside it, nor to read with the step what he could not read.
+class ReadersSoFar {
+ public:
+  explicit ReadersSoFar(const StepModel& files_so_far);
+  // Whether all of them may read a file, and search what a link leads through.  Errors as of
+  // Root::Open.
+  Result<bool> MayRead(const Root& root, const std::string& path) const;
+
+ private:
+  bool Covers(uint32_t bits, const OwnerAndMode& of) const;
+  std::set<std::tuple<uint32_t, uint32_t, uint32_t>> readers_;  // mode, owner and group
+};
 
 // Of Lightning a step may be one file; nothing lies around that.
 //

@@ -40,6 +40,7 @@ void PrintAsJson(const VerifyReport& report) {
              {"weights_compared", report.weights_compared},
              {"weights_skipped", report.weights_skipped},
              {"atoms_finite", report.atoms_finite},
+             {"changed_notes", report.changed_notes},
              {"defect_count", report.defect_count},
              {"defects", defects}});
 }
@@ -54,6 +55,11 @@ void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
   if (report.unsummed_blobs > 0) {
     fmt::print("note: {} files were written without checksums, such as {}\n", report.unsummed_blobs,
                Printable(report.unsummed));
+  }
+  if (report.changed_notes > 0) {
+    fmt::print("note: {} files beside the step, of which nothing is read, are not what they were: {}; "
+               "`adopt --refresh` takes them as they are\n", report.changed_notes,
+               Printable(report.changed_note));
   }
   if (report.weights_skipped > 0) {
     fmt::print(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """source/ is the step's directory as it is: somebody's notes, logs and scripts, too, which are no part of what
 the step is."""
+import contextlib
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 
 import pytest
 import torch
@@ -189,3 +191,119 @@ def test_of_a_dcp_directory_too(ckptfs, folder):
     saved = tree(step)
     del saved['private.txt']
     assert shown == saved
+
+
+@pytest.mark.parametrize('how', [[], ['--copy']])
+def test_scripts_are_for_those_who_may_read_them(ckptfs, folder, run, how):
+    write(folder / 'private' / 'secret', 'nobody else reads this')
+    (folder / 'private').chmod(0o700)
+    os.symlink('../private/secret', run.parent / 'zero_to_fp32.py')
+    write(run.parent / 'zero_to_torch.py', 'nobody else reads this', 0o600)
+    source = mounted(ckptfs, run, *how)
+    assert set(os.listdir(source)) == {run.name, 'latest'}
+    said = '\n'.join(notes_of(ckptfs, run.parent))
+    assert "'zero_to_fp32.py'" in said and "'zero_to_torch.py'" in said
+    (folder / 'private').chmod(0o755)
+    (run.parent / 'zero_to_torch.py').chmod(0o644)
+    ckptfs.adopt(run.parent, extra=['--refresh', *how])
+    assert how or {'zero_to_fp32.py', 'zero_to_torch.py'} < set(os.listdir(source))
+
+
+def test_a_note_in_a_closed_directory_hides_no_step(ckptfs, folder, run):
+    write(folder / 'private' / 'secret', 'nobody else reads this')
+    (folder / 'private').chmod(0o700)
+    os.symlink('../../private/secret', run / 'via')
+    write(run / 'later.txt', 'x')
+    source = mounted(ckptfs, run)
+    assert 'via' not in os.listdir(f'{source}/{run.name}') and f'{run.name}/via' in '\n'.join(notes_of(ckptfs, run.parent))
+    mode = lambda: stat.S_IMODE(os.stat(source).st_mode)  # by who may see the step
+    assert mode() == 0o555
+    (run / 'later.txt').chmod(0o600)
+    ckptfs.adopt(run.parent, extra=['--refresh'])
+    assert mode() == 0o555 and 'later.txt' not in os.listdir(f'{source}/{run.name}')
+
+
+@pytest.fixture
+def trainer(folder, run):
+    """The same as a step of transformers' Trainer."""
+    step = folder / 'out' / 'checkpoint-5'
+    shutil.copytree(run.parent, step)
+    write(step / 'trainer_state.json', '{}')
+    return step
+
+
+def test_links_to_folders_are_followed_nowhere(ckptfs, folder, trainer):
+    write(folder / 'private' / 'customer.pdf', 'x')
+    os.symlink('../../private', trainer / 'x')
+    os.symlink('/proc', trainer / 'proc')
+    said = '\n'.join(notes_of(ckptfs, trainer.parent))
+    assert 'checkpoint-5/x' in said and 'checkpoint-5/proc' in said and 'customer' not in said and '/proc/' not in said
+    ckptfs.adopt(trainer.parent)
+    shown = f'{ckptfs.mount()}/run/out/step/checkpoint-5/source/checkpoint-5'
+    assert not {'x', 'proc'} & set(os.listdir(shown))
+
+
+def test_links_round_and_round_end(ckptfs, trainer):
+    for here, there in ('a', 'b'), ('b', 'a'):
+        os.makedirs(trainer / here, exist_ok=True)
+        for i in range(400):
+            os.symlink(f'../{there}', trainer / here / f'l{i}')
+    assert len(notes_of(ckptfs, trainer.parent)) == 800
+    assert ckptfs.adopt(trainer.parent).returncode == 0
+
+
+def test_more_folders_than_are_looked_into_are_said(ckptfs, trainer):
+    for i in range(4100):
+        (trainer / f'd{i:04}').mkdir()
+    assert any('what folders around the step hold beyond' in note for note in notes_of(ckptfs, trainer.parent))
+
+
+@contextlib.contextmanager
+def meanwhile(act):
+    """Does it again and again, in another thread."""
+    end = threading.Event()
+
+    def run():
+        while not end.wait(0.001):
+            act()
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.parametrize('how', ['--copy', '--link'])
+def test_a_note_that_changes_costs_no_step(ckptfs, run, how):
+    def act():
+        with open(run / 'train.log', 'a', encoding='utf-8') as f:
+            f.write('goes on\n')
+        (run / 'passing').touch()
+        (run / 'passing').unlink()
+    write(run / 'kept.txt', 'x')
+    weights = tree(run)
+    with meanwhile(act):
+        ckptfs.adopt(run.parent, extra=[how])
+    assert len(ckptfs.list()['steps']) == 1
+    shown = tree(f'{ckptfs.mount()}/run/run/step/{run.name}/source/{run.name}')
+    log = shown.pop('train.log', b'goes on\n')
+    assert (run / 'train.log').read_bytes().startswith(log) and log.startswith(b'goes on\n')
+    shown.pop('passing', None)
+    assert shown == weights
+    assert ckptfs.run('verify', f'run/{run.name}', '--store', ckptfs.store).returncode == 0
+
+
+@pytest.mark.parametrize('how', [None, '--link'])
+def test_a_note_that_changed_is_no_defect(ckptfs, run, how):
+    write(run / 'train.log', 'begun\n')
+    ckptfs.adopt(run.parent, extra=[how] if how else [])
+    with open(run / 'train.log', 'a', encoding='utf-8') as f:
+        f.write('goes on\n')
+    done = ckptfs.run('verify', f'run/{run.name}', '--store', ckptfs.store)
+    assert 'note: 1 files beside the step' in done.stdout and 'train.log' in done.stdout and ': 0 defects' in done.stdout
+    big = max((p for p in run.iterdir() if p.suffix == '.pt'), key=lambda p: p.stat().st_size)
+    with open(big, 'ab') as f:
+        f.write(b'x')
+    assert ckptfs.run('verify', f'run/{run.name}', '--store', ckptfs.store, check=False).returncode == 9
