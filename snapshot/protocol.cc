@@ -80,18 +80,25 @@ Descriptor TakeDescriptor(msghdr& message) {
   return Descriptor(fd);
 }
 
+constexpr uint64_t kAgain = 64;                    // saves of one step
+constexpr uint64_t kTurn = kAgain * (1ull << 42);  // steps: milliseconds since 1970 are below
+
 bool WouldBlock(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 }  // namespace
 
 uint64_t NextAttempt(uint64_t last, uint64_t step) {
-  constexpr uint64_t kAgain = 8;                // saves of one step
-  constexpr uint64_t kTurn = kAgain * (1ull << 42);  // steps: milliseconds since 1970 are below
   const uint64_t first = (std::min(step, kTurn / kAgain - 2) + 1) * kAgain;
   const uint64_t before = last % kTurn;
   if (first > before) return last - before + first;
   const bool again = first == before - before % kAgain && before % kAgain < kAgain - 1;
   return again ? last + 1 : last - before + kTurn + first;
+}
+
+uint64_t TurnOf(uint64_t attempt) { return attempt / kTurn; }
+
+uint64_t InTurnOf(uint64_t attempt, uint64_t last) {
+  return TurnOf(attempt) > TurnOf(last) ? TurnOf(attempt) * kTurn : last;
 }
 
 Digest StreamOf(std::string_view run, std::string_view job) {

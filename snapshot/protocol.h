@@ -25,7 +25,9 @@
 //   daemon -> rank    free(chunk,                              the rank's again
 //                          sequence = 1: what it holds is on a disk of this node,
 //                          text = where)
-//                     durable(step, attempt) | dropped(step, attempt, text = why)
+//                     durable(step, attempt)
+//                   | dropped(step, attempt, text = why,
+//                             sequence = 1: the ranks are in different turns, go on in this one)
 //
 // All chunks are the rank's at first; one is the daemon's from `chunk` until `free`.
 // Who returns says again what is not durable, from `begin` on, to the daemon that came
@@ -33,7 +35,9 @@
 // to say again, and asks.
 // The bytes of a rank's file (core/ingest/rank_file.h) fill the payloads one after the
 // other, all but the last to the end.  A rank that goes away after `end` has done its
-// part.  The job is a text that all ranks of one life of a training job share.
+// part.  The job is a text that all ranks of one life of a training job share; one that begins
+// with kOwnJob was made for one life alone, of any other that is believed only where nothing that
+// the daemon sees speaks against it (job_lives.h).
 //
 // Thread safety: sends of different threads do not mix.
 // Units: bytes.
@@ -54,6 +58,7 @@ namespace ckptfs {
 inline constexpr uint32_t kSnapshotProtocol = 1;
 inline constexpr size_t kMaxSnapshotText = 1024;
 inline constexpr uint32_t kMaxSnapshotWorld = 1u << 20;
+inline constexpr std::string_view kOwnJob = "own:";
 
 // The numbers are spoken between processes: append only.
 enum class SnapshotWord : uint32_t {
@@ -85,8 +90,14 @@ struct SnapshotMessage {
 
 // The number of a rank's save after `last` (0: none).  It is made of the step, which all ranks
 // have, not of how many saves there were: a rank that misses one, or saves a step again alone, is
-// with the others at its next.  A step before the last one begins another turn, on every rank.
+// with the others at its next.  A step before the last one begins another turn, and so does one that
+// is saved for the 65th time; a rank that did so alone is in a turn of its own until the daemon
+// says so.
 uint64_t NextAttempt(uint64_t last, uint64_t step);
+// How often a rank went back before it.
+uint64_t TurnOf(uint64_t attempt);
+// What `last` is to a rank that goes on in the turn of `attempt`, unless its own is later.
+uint64_t InTurnOf(uint64_t attempt, uint64_t last);
 
 // What a chunk's header has to say of whose it is.
 Digest StreamOf(std::string_view run, std::string_view job);

@@ -145,8 +145,8 @@ Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
 
 Status RankSession::Handle(Incoming incoming, IncomingSteps& steps, Arrivals& arrivals) {
   const SnapshotMessage& message = incoming.message;
-  if (message.word == SnapshotWord::kHello) return Hello(message);
-  if (message.word == SnapshotWord::kReturn) return Return(message, incoming.passed);
+  if (message.word == SnapshotWord::kHello) return Hello(message, steps);
+  if (message.word == SnapshotWord::kReturn) return Return(message, incoming.passed, steps);
   if (!hold_) return Breach("no hello");
   const Status done = HandlePart(message, steps, arrivals);
   if (done || !for_another_) return done;
@@ -171,7 +171,7 @@ Status RankSession::HandlePart(const SnapshotMessage& message, IncomingSteps& st
     case SnapshotWord::kEnd: return End(message, steps, arrivals);
     case SnapshotWord::kAsk: return Ask(message, steps, arrivals);
     case SnapshotWord::kDrop:
-      (void)steps.Begin(NameOf(message.attempt), rank_, true);  // it is over
+      (void)steps.Begin(NameOf(message.attempt), message.step, rank_, true);  // it is over
       if (message.sequence != 0) ++budget_->full_drops;
       parts_.erase(message.attempt);
       steps.Drop(NameOf(message.attempt), message.step, StrCat("rank ", rank_, ": ", message.text));
@@ -192,13 +192,25 @@ Status RankSession::CheckGreeting(const SnapshotMessage& message) const {
   return {};
 }
 
-void RankSession::Introduce(const SnapshotMessage& message) {
+JobLives::Comes RankSession::how() const {
+  if (!back_) return JobLives::Comes::kNew;
+  return for_another_ ? JobLives::Comes::kForAnother : JobLives::Comes::kBack;
+}
+
+Status RankSession::Introduce(const SnapshotMessage& message, IncomingSteps& steps) {
   const size_t line = message.text.find('\n');
-  run_ = message.text.substr(0, line);
-  job_ = message.text.substr(line + 1);
-  rank_ = message.rank;
-  world_ = message.world;
-  life_ = message.attempt;
+  const RankOfJob who{message.text.substr(0, line), message.text.substr(line + 1), message.rank,
+                      message.world, message.attempt};
+  back_ = message.word == SnapshotWord::kReturn;
+  for_another_ = back_ && message.step != 0;
+  CKPT_RETURN_IF_ERROR(steps.Greet(who, how(), PeerBirth(socket_.get())));
+  run_ = who.run;
+  job_ = who.job;
+  rank_ = who.rank;
+  world_ = who.world;
+  life_ = who.life;
+  seen_ = TimeSinceBoot();
+  return {};
 }
 
 Status RankSession::Charge() {
@@ -209,7 +221,7 @@ Status RankSession::Charge() {
                      " that are in use is more than snapshots may use (--snapshot-memory)"));
 }
 
-Status RankSession::Hello(const SnapshotMessage& message) {
+Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) {
   CKPT_RETURN_IF_ERROR(CheckGreeting(message));
   const uint64_t slots = message.sequence;
   if (message.length == 0 || slots == 0 || slots > kMaxSlots) {
@@ -224,7 +236,10 @@ Status RankSession::Hello(const SnapshotMessage& message) {
   }
   shape_.chunks = static_cast<uint32_t>(chunks * slots);
   CKPT_RETURN_IF_ERROR(Charge());
-  Introduce(message);
+  if (Status known = Introduce(message, steps); !known) {
+    budget_->used -= shape_.bytes();
+    return known;
+  }
   std::promise<Result<ArenaMemory>> made;
   making_ = made.get_future();
   const auto node = message.chunk == 0 ? std::nullopt : std::optional(message.chunk - 1);
@@ -237,7 +252,8 @@ Status RankSession::Hello(const SnapshotMessage& message) {
 
 // The memory is a stranger's: what is checked of it cannot change any more, and what can
 // (its bytes) is not believed before its digest.
-Status RankSession::Return(const SnapshotMessage& message, const Descriptor& memory) {
+Status RankSession::Return(const SnapshotMessage& message, const Descriptor& memory,
+                           IncomingSteps& steps) {
   CKPT_RETURN_IF_ERROR(CheckGreeting(message));
   if (!memory.valid() || message.sequence > std::numeric_limits<uint32_t>::max()) {
     return Breach("a return without an arena");
@@ -257,8 +273,10 @@ Status RankSession::Return(const SnapshotMessage& message, const Descriptor& mem
     budget_->used -= shape_.bytes();
     return Fail(std::move(reader).error());
   }
-  Introduce(message);
-  for_another_ = message.step != 0;
+  if (Status known = Introduce(message, steps); !known) {
+    budget_->used -= shape_.bytes();
+    return known;
+  }
   auto place = budget_->shelf ? budget_->shelf->Place(memory.get(), Greeting()) : nullptr;
   hold_ = std::make_shared<ArenaHold>(*std::move(reader), std::move(claim), std::move(place), 0,
                                       budget_);
@@ -334,9 +352,9 @@ Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) 
   if (message.length == 0 || message.length > shape_.chunks * shape_.payload_bytes()) {
     return Breach(StrCat("a file of ", message.length, " bytes"));
   }
-  const bool fresh = steps.Begin(NameOf(message.attempt), rank_, message.chunk != 0);
+  const bool fresh = steps.Begin(NameOf(message.attempt), message.step, rank_, message.chunk != 0);
   if (!fresh && (message.chunk == 0 || parts_.contains(message.attempt))) {
-    return Breach("an attempt of before; each life of a job needs a text of its own");
+    return Breach("an attempt of before");
   }
   if (message.sequence != 0) ++budget_->full_waits;
   auto part = std::make_unique<Part>();
@@ -450,7 +468,7 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
 Status RankSession::Ask(const SnapshotMessage& message, IncomingSteps& steps,
                         Arrivals& arrivals) const {
   if (message.text.empty()) return Breach("a question about nothing");
-  (void)steps.Begin(NameOf(message.attempt), rank_, true);  // it is over
+  (void)steps.Begin(NameOf(message.attempt), message.step, rank_, true);  // it is over
   arrivals.again.push_back({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text});
   return {};
 }
@@ -460,6 +478,7 @@ void RankSession::Leave(IncomingSteps& steps, const std::string& why) {
     steps.Drop(NameOf(attempt), part->step, StrCat("rank ", rank_, " ", why));
   }
   parts_.clear();
+  if (introduced()) steps.Leave({run_, job_, rank_, world_, life_}, how(), seen_);
   if (hold_ && !for_another_) hold_->LetGo();
 }
 

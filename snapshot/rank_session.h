@@ -124,6 +124,8 @@ class RankSession {
   void Say(SnapshotMessage message) {
     if (hold_ && !deaf_) outbox_.push_back(std::move(message));
   }
+  // It was there at that time.
+  void Saw(JobLives::Time now) { seen_ = now; }
   // It is over: what is not whole is dropped.
   void Leave(IncomingSteps& steps, const std::string& why);
 
@@ -134,11 +136,13 @@ class RankSession {
   void Forgo(uint64_t attempt);
   // The run, the job and the rank, which are nobody's yet.
   Status CheckGreeting(const SnapshotMessage& message) const;
-  void Introduce(const SnapshotMessage& message);
+  // Errors as of JobLives::Greet.
+  Status Introduce(const SnapshotMessage& message, IncomingSteps& steps);
+  JobLives::Comes how() const;
   // Counts the memory of shape_.
   Status Charge();
-  Status Hello(const SnapshotMessage& message);
-  Status Return(const SnapshotMessage& message, const Descriptor& memory);
+  Status Hello(const SnapshotMessage& message, IncomingSteps& steps);
+  Status Return(const SnapshotMessage& message, const Descriptor& memory, IncomingSteps& steps);
   Status Begin(const SnapshotMessage& message, IncomingSteps& steps);
   std::shared_ptr<BlobStream> Stream(const SnapshotMessage& begin, IncomingSteps& steps,
                                      std::weak_ptr<const void> owner) const;
@@ -158,7 +162,9 @@ class RankSession {
   uint32_t rank_ = 0;
   uint32_t world_ = 0;  // 0: no hello yet
   uint64_t life_ = 0;
+  bool back_ = false;
   bool for_another_ = false;
+  JobLives::Time seen_{0};
   ArenaShape shape_;
   std::future<Result<ArenaMemory>> making_;
   std::thread maker_;

@@ -3,7 +3,7 @@
 // ReceivedStep is what all ranks of a job handed over of one step: a file per rank, as
 // spans of arenas.  IncomingSteps puts the ranks' parts together: a step is there when
 // every rank of the world has ended its part of the same attempt, and parts of
-// different attempts never meet.
+// different attempts, or of different lives of a job, never meet.
 //
 // Thread safety: IncomingSteps: none; its owner's thread.
 // Lifetime: the bytes of a file stay while its lease does.
@@ -21,12 +21,15 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/base/digest.h"
 #include "core/base/result.h"
 #include "core/commit/commit_records.h"
+#include "snapshot/job_lives.h"
 
 namespace ckptfs {
 
@@ -50,6 +53,9 @@ struct ReceivedStep {
   std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then have not
 };
 
+// Whether they are of one attempt and have the same files.
+bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b);
+
 // A step that will not be, and why.
 struct DroppedStep {
   AttemptName name;
@@ -58,9 +64,28 @@ struct DroppedStep {
   bool again = false;  // said before; a rank ended its part only now
 };
 
+// DroppedStep::why: some went back where others did not, and who did not shall now be in the later
+// turn (protocol.h), too.
+inline constexpr std::string_view kApart = "its ranks went back to different steps";
+
 class IncomingSteps {
  public:
   using Time = std::chrono::steady_clock::time_point;
+
+  // A rank that speaks to this daemon from now on.  What is open of its job with those who are not
+  // of its life is dropped.  Errors as of JobLives::Greet.
+  Status Greet(const RankOfJob& who, JobLives::Comes how, std::optional<JobLives::Time> born);
+  void Leave(const RankOfJob& who, JobLives::Comes how, JobLives::Time seen) {
+    lives_of_jobs_.Leave(who, how, seen);
+  }
+  // The ranks that other daemons have are known.
+  void Meet(const AttemptName& of) { lives_of_jobs_.Meet(of.run, of.job); }
+  // Drops an attempt with ranks that left before those of other daemons were known.
+  bool DropUnmet(const AttemptName& name);
+  // Forgets jobs of which nobody is here and nothing is open or being stored.
+  void ForgetJobs();
+  // Jobs that began another life since the last call.
+  std::set<JobLives::JobName> TakeRenewed() { return std::exchange(renewed_, {}); }
 
   // `rank` has ended its part.  The step, if that was the last part.
   std::optional<ReceivedStep> Add(const AttemptName& name, uint64_t step, uint32_t rank,
@@ -83,12 +108,16 @@ class IncomingSteps {
   Part Take(const AttemptName& name);
   // What is dropped is dropped for all ranks, also for those that end their part later.
   void Drop(const AttemptName& name, uint64_t step, const std::string& why);
-  // It is stored already: nothing more is expected of it.
+  // It is stored already, or not to be: nothing more is expected of it.
   void Forget(const AttemptName& name);
+  // It is being stored, by what an earlier daemon left.
+  void Keep(const AttemptName& name) { kept_.insert(name); }
   // Whether `rank` has not begun this attempt, nor a later one, before.  `again`: it may have
   // begun others that it does not name again, with an earlier daemon.  What it passes over of
-  // the attempts between two that it begins here never comes, and those are dropped.
-  bool Begin(const AttemptName& name, uint32_t rank, bool again);
+  // the attempts between two that it begins here never comes, and those are dropped; so is what
+  // it saved of the same step before, unless all ranks have begun that, and what another rank
+  // saved of that step in another turn (kApart).
+  bool Begin(const AttemptName& name, uint64_t step, uint32_t rank, bool again);
   // It was dropped, not long ago.
   bool IsGone(const AttemptName& name) const { return gone_.contains(name); }
   // A random number that the names of an attempt's files are made of while no other life of its
@@ -118,14 +147,28 @@ class IncomingSteps {
   // What a rank has begun, the newest kRememberedAttempts of it.
   struct Begun {
     std::optional<uint64_t> first;  // that was not begun with an earlier daemon
-    std::set<uint64_t> attempts;
+    std::map<uint64_t, uint64_t> attempts;  // and their steps
+    bool Has(const AttemptName& name) const { return attempts.contains(name.attempt); }
+    uint64_t last() const { return attempts.rbegin()->first; }
   };
+  // Of each rank of a job.
+  std::map<uint32_t, const Begun*> BegunOf(const AttemptName& of) const;
   // Ranks that began attempts before and after this one, here, and not this one.
   std::set<uint32_t> PassedBy(const AttemptName& name) const;
   void DropPassed(const AttemptName& name, uint64_t step);
+  void DropEarlierSave(const AttemptName& name, uint64_t step, uint32_t rank);
+  void DropApart(const AttemptName& name, uint64_t step, uint32_t rank);
+  // Of what is open; `of`: whether it is meant.
+  void DropIf(const AttemptName& job, const std::string& why,
+              const std::function<bool(const AttemptName& name, const Open& open)>& of);
+  void ForgetLife(const JobLives::JobName& job);
+  void ForgetDrops(const AttemptName& job);
 
   std::map<std::tuple<std::string, std::string, uint32_t>, Begun> begun_;  // run, job, rank
   std::vector<DroppedStep> dropped_;
+  std::set<AttemptName> kept_;  // whole or taken, and not forgotten
+  JobLives lives_of_jobs_;
+  std::set<JobLives::JobName> renewed_;
 };
 
 }  // namespace ckptfs

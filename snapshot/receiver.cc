@@ -39,14 +39,6 @@ constexpr int kTurn = 1000;  // milliseconds between looks at what is late
 
 std::string NameOf(const AttemptName& name, uint64_t step) { return StrCat(name.run, "/", step); }
 
-bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b) {
-  return a.name == b.name && a.step == b.step &&
-         std::equal(a.files.begin(), a.files.end(), b.files.begin(), b.files.end(),
-                    [](const ReceivedFile& one, const ReceivedFile& other) {
-                      return one.bytes == other.bytes && one.chunks == other.chunks;
-                    });
-}
-
 }  // namespace
 
 struct Receiver::State {
@@ -63,6 +55,7 @@ struct Receiver::State {
   // The ranks that each job has or had here while it is here; by run and job.
   std::map<std::pair<std::string, std::string>, NodeRanks> jobs;
   std::unique_ptr<WorldParts> parts;  // null: all ranks have to be here
+  bool somebody_left = false;         // since jobs were last forgotten
 
   struct Kept {
     AttemptName name;
@@ -171,6 +164,7 @@ bool Receiver::State::Turn(RankSession& session, short events, Arrivals& arrival
     return true;
   });
   if (outcome && *outcome) return true;
+  somebody_left = true;
   if (!outcome) {
     why = outcome.error().message;
     const bool later = outcome.error().code == ErrorCode::kExists;
@@ -194,6 +188,7 @@ void Receiver::State::Tell(const AttemptName& name, uint64_t step, SnapshotWord 
     message.step = step;
     message.attempt = name.attempt;
     message.text = text;
+    message.sequence = word == SnapshotWord::kDropped && text == kApart ? 1 : 0;
     session->Say(std::move(message));
   }
 }
@@ -245,6 +240,9 @@ void Receiver::State::TellNews() {
 // ---- steps of several daemons --------------------------------------------------
 
 void Receiver::State::SeeJobs() {
+  for (const auto& name : steps.TakeRenewed()) {
+    if (jobs.erase(name) != 0) parts->Leave(name.first, name.second);
+  }
   for (const auto& session : sessions) {
     if (!session->introduced() || session->world() == 1) continue;
     const std::pair name(session->run(), session->job());
@@ -252,6 +250,10 @@ void Receiver::State::SeeJobs() {
         jobs.try_emplace(name, NodeRanks{name.first, name.second, session->world(), "", {}})
             .first->second;
     job.ranks[session->rank()] = session->life();
+  }
+  for (const auto& [name, job] : jobs) {
+    const auto world = parts->WorldOf(name.first, name.second);
+    if (world && world->life) steps.Meet({name.first, name.second});
   }
 }
 
@@ -290,7 +292,7 @@ void Receiver::State::Spread() {
       all = waiting.ended.contains(rank) || waiting.taken.contains(rank) ||
             world->elsewhere.contains(rank);
     }
-    if (!all) continue;
+    if (!all || steps.DropUnmet(name)) continue;
     IncomingSteps::Part part = steps.Take(name);
     WorldPart mine{name, waiting.step, waiting.world, std::move(part.files), part.first};
     if (options.spooler != nullptr) {
@@ -372,13 +374,16 @@ void Receiver::State::Serve() {
       events.push_back({session->socket(), static_cast<short>(POLLIN | writes), 0});
     }
     for (const auto& session : sessions) events.push_back({session->process(), POLLIN, 0});
-    if (poll(events.data(), events.size(), kTurn) < 0 && errno != EINTR) return;
+    const auto before = TimeSinceBoot();
+    const bool polled = poll(events.data(), events.size(), kTurn) >= 0;
+    if (!polled && errno != EINTR) return;
     uint64_t wakes = 0;
     if (read(budget->wake.get(), &wakes, sizeof wakes) < 0) wakes = 0;
     Arrivals arrivals;
     const size_t count = sessions.size();
     for (size_t i = 0; i < count; ++i) {
       const int happened = events[i + 2].revents | events[count + i + 2].revents;
+      if (polled && happened == 0) sessions[i]->Saw(before);
       if (!Turn(*sessions[i], static_cast<short>(happened), arrivals)) sessions[i].reset();
     }
     std::erase(sessions, nullptr);
@@ -394,11 +399,10 @@ void Receiver::State::Serve() {
       }
       wake_keeper.NotifyAll();
     }
+    if (parts) Spread();
     TellNews();
-    if (parts) {
-      Spread();
-      ForgetJobs();
-    }
+    if (parts) ForgetJobs();
+    if (std::exchange(somebody_left, false)) steps.ForgetJobs();
     if ((events[0].revents & POLLIN) != 0) Accept();
   }
 }
@@ -446,9 +450,12 @@ void Receiver::State::TakeLeft() {
       files[rank.rank] = ReceivedFile{rank.bytes, {}, rank.chunks, true, nullptr};
     }
     if (files.size() < part.world) {
-      if (parts) parts->Hand({name, part.step, part.world, std::move(files), IncomingSteps::Time::clock::now(), save});
+      if (!parts) continue;
+      steps.Keep(name);
+      parts->Hand({name, part.step, part.world, std::move(files), IncomingSteps::Time::clock::now(), save});
       continue;
     }
+    steps.Keep(name);
     ReceivedStep step{name, part.step, {}, {}, save};
     for (auto& [rank, file] : files) step.files.push_back(std::move(file));
     if (options.waits) options.waits(step);

@@ -143,6 +143,7 @@ void SnapshotWriter::State::Hear(SnapshotLink& from, SnapshotLink::News news,
   if (news == SnapshotLink::News::kSaid) {
     if (message.word == SnapshotWord::kDurable) Settle(message.attempt, Fate::kDurable, "");
     if (message.word == SnapshotWord::kDropped) {
+      if (message.sequence != 0) last_attempt = InTurnOf(message.attempt, last_attempt);
       Settle(message.attempt, Fate::kDropped, message.text);
     }
     return;

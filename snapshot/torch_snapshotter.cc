@@ -26,6 +26,7 @@
 #include "core/base/names.h"
 #include "core/base/strings.h"
 #include "snapshot/cuda_copier.h"
+#include "snapshot/protocol.h"
 
 namespace ckptfs {
 namespace {
@@ -324,7 +325,7 @@ Result<std::unique_ptr<TorchSnapshotter>> TorchSnapshotter::Make(
   }
   if (options.job.empty()) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-    options.job = DigestOf(StrCat(getpid(), "\n", now)).Hex();
+    options.job = StrCat(kOwnJob, DigestOf(StrCat(getpid(), "\n", now)).Hex());
   }
   if (!options.make_copier) options.make_copier = CudaCopierMaker();
   return std::unique_ptr<TorchSnapshotter>(

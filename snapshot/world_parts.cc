@@ -7,6 +7,7 @@
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
 #include "core/io/memory_root.h"
+#include "snapshot/protocol.h"
 
 namespace ckptfs {
 namespace {
@@ -65,6 +66,7 @@ void WorldParts::See(const NodeRanks& mine) {
   job.changed = true;
   job.leaves = false;
   if (!added) return;
+  job.world = JobWorld();  // that of other lives, perhaps
   asked_ = true;
   moved_.NotifyAll();
 }
@@ -291,6 +293,20 @@ void WorldParts::PrepareAll() {
   }
 }
 
+bool WorldParts::DropApart(const Pending& pending, const std::map<uint64_t, uint64_t>& later) {
+  bool apart = false;
+  for (const auto& [attempt, step] : later) {
+    if (step != pending.step || TurnOf(attempt) <= TurnOf(pending.name.attempt)) continue;
+    AttemptName theirs = pending.name;
+    theirs.attempt = attempt;
+    const auto dropped = Caught([&] { return options_.commit->Drop(theirs, step, std::string(kApart)); });
+    if (!dropped || dropped->state != AttemptNews::State::kDropped) continue;
+    apart = true;
+    options_.settled(Lived(theirs, Digest()), step, Fail(ErrorCode::kIo, std::string(kApart)));
+  }
+  return apart;
+}
+
 // True when it is settled.
 bool WorldParts::LookAt(Pending& pending) {
   WorldCommit& commit = *options_.commit;
@@ -302,7 +318,10 @@ bool WorldParts::LookAt(Pending& pending) {
     pending.looks += news->whole ? 1 : 0;
     const bool late = !news->whole && Late(pending.first);
     if (late) why = StrCat("nothing came of ", Missing(news->missing));
-    if (!news->passed.empty()) why = StrCat(Missing(news->passed), " went on without it");
+    if (!news->passed.empty()) {
+      why = DropApart(pending, news->later) ? std::string(kApart)
+                                            : StrCat(Missing(news->passed), " went on without it");
+    }
     lost = !why.empty();
     MutexLock lock(mutex_);
     pending.missing = news->missing;

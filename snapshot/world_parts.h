@@ -115,6 +115,8 @@ class WorldParts {
   void DropAll();
   void LookAtAll();
   bool LookAt(Pending& pending);
+  // Other machines' ranks saved the step in a later turn: that is dropped, and ours are told.
+  bool DropApart(const Pending& pending, const std::map<uint64_t, uint64_t>& later);
   void LeaveAll();
   void Settle(const AttemptName& name, uint64_t step, const Status& done,
               const std::shared_ptr<SaveBytes>& save);

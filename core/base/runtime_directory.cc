@@ -2,7 +2,9 @@
 
 #include "core/base/runtime_directory.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,7 +12,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <optional>
+#include <sstream>
 
 #include "core/base/digest.h"
 #include "core/base/strings.h"
@@ -67,6 +71,35 @@ Result<sockaddr_un> SocketAddress(const std::string& path) {
 Descriptor PeerProcess(int connection) {
   const auto peer = PeerOf(connection);
   return peer && peer->pid > 0 ? OpenProcess(peer->pid) : Descriptor();
+}
+
+std::chrono::nanoseconds TimeSinceBoot() {
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+}
+
+std::optional<std::chrono::nanoseconds> PeerBirth(int connection) {
+  constexpr int kBirth = 22;  // proc_pid_stat(5); the second one is a name in parentheses
+  const auto peer = PeerOf(connection);
+  const Descriptor process = PeerProcess(connection);
+  if (!process.valid()) return std::nullopt;
+  const auto file = OpenDescriptor(StrCat("/proc/", peer->pid, "/stat"), O_RDONLY);
+  std::string fields(4096, '\0');
+  const ssize_t got = file ? ::read(file->get(), fields.data(), fields.size()) : -1;
+  if (got < 0) return std::nullopt;
+  fields.resize(static_cast<size_t>(got));
+  fields.erase(0, fields.rfind(')') + 1);
+  std::istringstream words(fields);
+  std::string word;
+  for (int at = 2; at + 1 < kBirth; ++at) words >> word;
+  uint64_t ticks = 0;
+  words >> ticks;
+  pollfd ended{process.get(), POLLIN, 0};
+  const long second = ::sysconf(_SC_CLK_TCK);
+  // One that has ended may have left its number to another.
+  if (!words || second <= 0 || ::poll(&ended, 1, 0) != 0) return std::nullopt;
+  return std::chrono::nanoseconds((ticks + 1) * (1'000'000'000 / static_cast<uint64_t>(second)));
 }
 
 bool IsPeerTrusted(int connection) {

@@ -14,6 +14,8 @@
 
 #include <sys/un.h>
 
+#include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -35,6 +37,11 @@ Result<sockaddr_un> SocketAddress(const std::string& path);
 // The process that made a Unix connection, as a pidfd; none where the kernel has no name for it
 // (another pid namespace).
 Descriptor PeerProcess(int connection);
+
+// When that process began, since boot and rounded up to what the kernel counts in (10 ms); nothing
+// where that cannot be known.
+std::optional<std::chrono::nanoseconds> PeerBirth(int connection);
+std::chrono::nanoseconds TimeSinceBoot();
 
 // Whether the other side of a Unix connection is this user or root, as the kernel says.
 bool IsPeerTrusted(int connection);

@@ -208,12 +208,17 @@ Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
 
 // ---- what becomes of an attempt ------------------------------------------------
 
-// Ranks that have a part in a later save.  A daemon prepares the saves of a rank in order, so
-// what is not there once that was seen never comes.
-Result<std::set<uint32_t>> WorldCommit::RanksOfLater(const AttemptName& name) {
+struct WorldCommit::Later {
+  std::set<uint32_t> ranks;
+  std::map<uint64_t, uint64_t> steps;  // by attempt
+};
+
+// A daemon prepares the saves of a rank in order, so what is not there of a rank that has a part in
+// a later one never comes.
+Result<WorldCommit::Later> WorldCommit::SavesAfter(const AttemptName& name) {
   const CommitName mine = *ParseCommitName(OutcomeName(name));
   CKPT_ASSIGN_OR_RETURN(const auto paths, List());
-  std::set<uint32_t> ranks;
+  Later later;
   for (const std::string& path : paths) {
     const auto other = ParseCommitName(path);
     if (!other || other->kind != Kind::kPart || other->job != mine.job ||
@@ -222,13 +227,14 @@ Result<std::set<uint32_t>> WorldCommit::RanksOfLater(const AttemptName& name) {
     }
     CKPT_ASSIGN_OR_RETURN(const PreparedPart* const part, PartAt(path));
     if (part == nullptr) continue;
-    for (const PreparedRank& rank : part->ranks) ranks.insert(rank.rank);
+    later.steps.emplace(other->attempt, part->step);
+    for (const PreparedRank& rank : part->ranks) later.ranks.insert(rank.rank);
   }
-  return ranks;
+  return later;
 }
 
 Result<AttemptNews> WorldCommit::Look(const AttemptName& name, bool publish) {
-  CKPT_ASSIGN_OR_RETURN(const auto later, RanksOfLater(name));  // before the others
+  CKPT_ASSIGN_OR_RETURN(const Later later, SavesAfter(name));  // before the others
   CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(name));
   if (names.done) return Done(name, names);
   if (names.outcome) {
@@ -243,14 +249,15 @@ Result<AttemptNews> WorldCommit::Look(const AttemptName& name, bool publish) {
 }
 
 Result<AttemptNews> WorldCommit::Waiting(const AttemptName& name, const Names& names,
-                                         const std::set<uint32_t>& later, bool publish) {
+                                         const Later& later, bool publish) {
   CKPT_ASSIGN_OR_RETURN(const auto parts, PartsOf(names));
   AttemptNews news;
+  news.later = later.steps;
   const uint32_t world = parts.empty() ? 0 : parts.begin()->second->world;
   for (uint32_t rank = 0; rank < world; ++rank) {
     if (parts.contains(rank)) continue;
     news.missing.insert(rank);
-    if (later.contains(rank)) news.passed.insert(rank);
+    if (later.ranks.contains(rank)) news.passed.insert(rank);
   }
   news.whole = !parts.empty() && news.missing.empty();
   return news.whole && publish ? Publish(name, parts) : news;

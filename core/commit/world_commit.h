@@ -52,6 +52,7 @@ struct AttemptNews {
   bool whole = false;                // kWaiting: only to be published
   std::set<uint32_t> missing;        // kWaiting: ranks whose parts are not there
   std::set<uint32_t> passed;         // of them, those that are in a later save already
+  std::map<uint64_t, uint64_t> later;  // attempts of such saves, and their steps
   std::optional<StepRecord> record;  // kDurable, unless the step is gone again
   bool published = false;            // kDurable: by this call
   std::string why;                   // kDropped
@@ -101,9 +102,10 @@ class WorldCommit {
   Result<Names> NamesOf(const AttemptName& name) const;
   Result<const PreparedPart*> PartAt(const std::string& path);
   Result<std::map<uint32_t, const PreparedPart*>> PartsOf(const Names& names);
-  Result<std::set<uint32_t>> RanksOfLater(const AttemptName& name);
-  Result<AttemptNews> Waiting(const AttemptName& name, const Names& names,
-                              const std::set<uint32_t>& later, bool publish);
+  struct Later;  // saves of the job, in some node's part
+  Result<Later> SavesAfter(const AttemptName& name);
+  Result<AttemptNews> Waiting(const AttemptName& name, const Names& names, const Later& later,
+                              bool publish);
   Status CheckUnprepared(const PreparedPart& part, bool& there);
   Result<StepModel> ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts);
   Result<AttemptNews> Publish(const AttemptName& name,

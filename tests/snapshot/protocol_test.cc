@@ -72,7 +72,18 @@ TEST(SnapshotProtocolTest, RanksThatMissASaveAreTogetherAtTheNext) {
   EXPECT_EQ(after({10, 20, 30, 5, 6}), after({10, 30, 6}));
   EXPECT_NE(after({7, 7}), after({7}));
   EXPECT_EQ(after({7, 7, 7, 8}), after({7, 8})) << "one tried again alone";
-  EXPECT_NE(after({7, 7, 7, 7, 7, 7, 7, 7, 7}), after({8}));
+  EXPECT_EQ(after({7, 7, 7, 7, 7, 7, 7, 7, 7, 8}), after({7, 8}));
+  EXPECT_EQ(TurnOf(after({7, 7, 7, 8})), 0u);
+  EXPECT_EQ(TurnOf(after({7, 6, 5})), 2u);
+  const auto again = [](int times, uint64_t then) {
+    uint64_t last = 0;
+    for (int i = 0; i < times; ++i) last = NextAttempt(last, 7);
+    return NextAttempt(last, then);
+  };
+  EXPECT_EQ(again(64, 8), after({8}));
+  EXPECT_NE(again(65, 8), after({8})) << "it needs a turn of its own";
+  EXPECT_EQ(NextAttempt(InTurnOf(again(65, 8), after({7})), 9), NextAttempt(again(65, 8), 9));
+  EXPECT_EQ(InTurnOf(after({7}), again(65, 8)), again(65, 8)) << "it is in a later one";
   constexpr uint64_t kLast = UINT64_MAX;  // steps that are clocks, say, are counted
   EXPECT_EQ(after({kLast - 2, kLast - 1, kLast}), after({kLast, kLast, kLast}));
 }

@@ -367,6 +367,56 @@ TEST_F(ReceiverTest, ARankThatMissesASaveIsThereAtTheNext) {
   EXPECT_TRUE(one->WaitDurable(50, kLong)) << one->status().last_drop;
 }
 
+// The daemon says so, and only what it could not put together is lost.
+TEST_F(ReceiverTest, ARankThatWentBackAloneIsWithTheOthersAgain) {
+  Start(kLong, 64, 64 << 20);
+  const auto zero = Writer(0, 2, {}, kLong, 6), one = Writer(1, 2, {}, kLong, 6);
+  const RankMemory memory({3000, 10});
+  const auto save = [&](SnapshotWriter& writer, uint64_t step) {
+    EXPECT_TRUE(writer.Save(memory.Save(step, &writer == one.get() ? 1 : 0)));
+    writer.WaitBeforeUpdate();
+  };
+  save(*zero, 1'000'000);  // a typing error, say
+  for (const uint64_t step : {40, 41, 42}) {
+    save(*zero, step);
+    save(*one, step);
+    EXPECT_EQ(zero->WaitDurable(step, kLong), step > 40) << zero->status().last_drop;
+    EXPECT_EQ(one->WaitDurable(step, kLong), step > 40) << one->status().last_drop;
+  }
+  EXPECT_EQ(one->status().last_drop, "step 40: its ranks went back to different steps");
+}
+
+// A job that was queued again, with the text that it had.
+TEST_F(ReceiverTest, LivesOfOneTextNeverMix) {
+  Start(kLong, 64, 64 << 20);
+  const RankMemory memory({3000, 10});
+  const auto save = [&](SnapshotWriter& writer, uint64_t step, uint32_t rank) {
+    const bool taken = writer.Save(memory.Save(step, rank));
+    writer.WaitBeforeUpdate();
+    return taken;
+  };
+  auto zero = Writer(0, 2), one = Writer(1, 2);
+  ASSERT_TRUE(save(*zero, 4, 0) && save(*one, 4, 1) && zero->WaitDurable(4, kLong));
+  ASSERT_TRUE(save(*zero, 5, 0));
+  zero.reset();
+  while (status()["ranks"] != 1) std::this_thread::yield();
+  const auto arenas = status()["arena_bytes"];
+  auto early = Writer(0, 2);
+  EXPECT_FALSE(save(*early, 5, 0)) << "rank 1 is at work";
+  EXPECT_THAT(early->status().last_drop, testing::HasSubstr("needs a text of its own"));
+  EXPECT_EQ(status()["arena_bytes"], arenas) << "it got one";
+  one.reset();
+  while (status()["ranks"] != 0) std::this_thread::yield();
+
+  zero = Writer(0, 2), one = Writer(1, 2);
+  ASSERT_TRUE(save(*one, 5, 1));
+  EXPECT_FALSE(one->WaitDurable(5, milliseconds(300)));
+  EXPECT_EQ(kept().size(), 1u) << "rank 0's part was of another life";
+  ASSERT_TRUE(save(*zero, 5, 0));
+  EXPECT_TRUE(one->WaitDurable(5, kLong)) << one->status().last_drop;
+  EXPECT_EQ(status()["last_drop"], "snapshot run/5 dropped: another life of its job began");
+}
+
 TEST_F(ReceiverTest, OneDaemonOfAStoreReceives) {
   Start();
   ReceiverOptions options;

@@ -13,7 +13,6 @@ import os
 import pickle
 import threading
 import time
-import uuid
 from datetime import timedelta
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -27,7 +26,7 @@ from . import state, url
 from .collector import PlacingCollector
 from .dtensor import local_of
 from .saved_values import SPELLING
-from .saver import Group, Saver
+from .saver import Group, Saver, own_job
 from .state import NotHeld, State
 from .stepped import Stepped
 
@@ -251,7 +250,7 @@ def _make_saver(collector: StateDictCollector, store: str, run: str,
     meeting = Meeting(store, run)
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     collector.gather = meeting.gather
-    job = meeting.gather(uuid.uuid4().hex, world)[0]
+    job = meeting.gather(own_job(), world)[0]
     return Saver(collector, run, store, rank=rank, world=world, job=job, **options)
 
 

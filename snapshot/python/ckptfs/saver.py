@@ -89,6 +89,11 @@ def _cuda_library() -> str:
     return 'libcuda.so.1' if used and _native.has_cuda('libcuda.so.1') else ''
 
 
+def own_job() -> str:
+    """A job's text for one life alone (snapshot/protocol.h, kOwnJob)."""
+    return f'own:{uuid.uuid4().hex}'
+
+
 def _place(rank: Optional[int], world: Optional[int],
            job: Optional[str]) -> Tuple[int, int, str]:
     """(rank, world, job): the job is a text that all ranks of this life share."""
@@ -99,10 +104,10 @@ def _place(rank: Optional[int], world: Optional[int],
         if world > 1 and not job:
             raise ValueError('job= is needed: a text that all ranks of this life '
                              'share, and no other life has')
-        return rank, world, job or uuid.uuid4().hex
+        return rank, world, job or own_job()
     if not distributed.is_available() or not distributed.is_initialized():
-        return 0, 1, job or uuid.uuid4().hex
-    shared = [job or uuid.uuid4().hex]
+        return 0, 1, job or own_job()
+    shared = [own_job()]  # whatever was given may have been given before
     distributed.broadcast_object_list(shared, src=0)
     return distributed.get_rank(), distributed.get_world_size(), shared[0]
 

@@ -37,6 +37,7 @@ class Snapshotter(Saver):
         values are loaded again.
     rank, world: if torch.distributed is not initialised and there are several ranks;
         then job: a text that all ranks of this life of the job share, and no other.
+        Where torch.distributed is initialised it is not used.
     slots: how many snapshots the memory has room for: 1 is being written to disk
         while the next is taken.
     update_limit: seconds that an update waits for a copy before the snapshot is

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// JobLives knows which ranks of each job are here, or were, and of which life of their processes,
+// so that nothing is put together of two lives of a job that were given one text.  A life is a
+// random number of each process: two ranks that were never seen before may be of two lives.  Those
+// are told apart by when their processes lived: who began when another had gone is not of its life.
+//
+// Thread safety: none; the receiver's thread.
+// Units: times are since boot.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "core/base/result.h"
+
+namespace ckptfs {
+
+struct RankOfJob {
+  std::string run;
+  std::string job;
+  uint32_t rank = 0;
+  uint32_t world = 0;
+  uint64_t life = 0;
+};
+
+class JobLives {
+ public:
+  using Time = std::chrono::nanoseconds;
+  // kBack: with what it said to an earlier daemon.  kForAnother: so does somebody else.
+  enum class Comes { kNew, kBack, kForAnother };
+
+  // Of whom what is not whole is not to be put together with what comes now.
+  struct Strangers {
+    bool all = false;  // of the job, which begins another life
+    std::set<uint32_t> ranks;
+  };
+  // `born`: when its process began, if that is known.  `busy`: a step of the job is being stored.
+  // kExists if that, or a process of another life of its job, is still at work: later it may come.
+  // kStale for what is said for a rank of an earlier life.
+  Result<Strangers> Greet(const RankOfJob& who, Comes how, std::optional<Time> born, bool busy);
+  // `seen`: when its process was known to be there.
+  void Leave(const RankOfJob& who, Comes how, Time seen);
+  // All ranks of the job's world are known, also those that other daemons have: who is here now is
+  // of their life.
+  void Meet(const std::string& run, const std::string& job);
+  // Whether it was here then.
+  bool HasMet(const std::string& run, const std::string& job, uint32_t rank) const;
+  // Ranks of the job that greeted.
+  std::set<uint32_t> RanksOf(const std::string& run, const std::string& job) const;
+  // Forgets jobs of which nobody is here and that are not `used`.
+  using JobName = std::pair<std::string, std::string>;  // run, job
+  std::set<JobName> Forget(const std::set<JobName>& used);
+
+ private:
+  struct Rank {
+    uint64_t life = 0;
+    int here = 0;     // conversations
+    int spoken_for = 0;
+    Time seen{0};     // who has left
+    bool met = false;
+    bool fresh = false;  // it came kNew
+  };
+  struct Job {
+    uint32_t world = 0;
+    std::map<uint32_t, Rank> ranks;
+  };
+  std::map<JobName, Job> jobs_;
+};
+
+// Whether a job's text was made for one life alone.
+bool IsOwnJob(const std::string& job);
+
+}  // namespace ckptfs
