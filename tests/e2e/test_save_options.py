@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a save can be told, and what it says of itself, from Python."""
+import gc
 import json
 import multiprocessing
 import os
@@ -243,3 +244,36 @@ def test_documents_of_any_shape(ckptfs, snapshotter):
     assert [list(t.shape) for t in held] == [[3], [0, 4], [2, 2], []]
     assert held[3] == 5
     ckptfs.run('verify', '--store', ckptfs.store, 'job/1')
+
+
+def test_garbage_is_collected_again(ckptfs, snapshotter):
+    receive(ckptfs)
+    before = gc.get_threshold()
+    seen = []
+
+    def document():
+        seen.append(gc.get_threshold()[0])
+        child = os.fork()  # a data loader's, in another thread
+        if child == 0:
+            os._exit(gc.get_threshold() != before)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    snap = snapshotter(documents={'x': document})
+    assert snap.save(1) and snap.wait_durable(1)
+    with snapshots.SavedStep(f'ckptfs://{ckptfs.store}/job/1') as step:
+        assert step.document('x') == 0, 'the child looks for garbage'
+    assert seen == [0] and gc.get_threshold() == before and gc.isenabled()
+
+    def switched():
+        gc.disable()  # whoever else does
+        return 1
+
+    snap = snapshotter(documents={'x': switched})
+    assert snap.save(2)
+    assert not gc.isenabled() and gc.get_threshold() == before
+    gc.enable()
+    gc.set_threshold(0)
+    try:
+        assert snap.save(3) and gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)

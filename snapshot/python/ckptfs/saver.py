@@ -5,9 +5,7 @@ Snapshotter (snapshotter.py) is the Saver of a PyTorch loop; plug-ins of framewo
 their own collector.
 """
 import atexit
-import contextlib
 import functools
-import gc
 import logging
 import math
 import os
@@ -17,13 +15,14 @@ import time
 import uuid
 import weakref
 from multiprocessing.util import Finalize
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 import torch
 from . import _native, state
 from .saved_file import SavedFile
 from .state import NotHeld, State
 from .turns import Turn, Turns
+from .uncollected import uncollected
 
 LOG = logging.getLogger('ckptfs')
 # Seconds that a wait is in C: signals are handled between two of them.
@@ -130,19 +129,6 @@ def _text(error: Exception) -> str:
     return said.encode('utf-8', 'replace').decode()
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage is looked for meanwhile: thousands of objects are made, all of use, and to look
-    through the trainer's for each few hundred takes as long as all else."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
 class Saver:
     """Hands the states that a collector finds to the ckptfs daemon of a store.
 
@@ -207,7 +193,7 @@ class Saver:
             if _asked(step) < 0:
                 raise NotHeld(f'{step} is no step: a whole number from 0 to 2**64 - 1')
             with self._turns.save(getattr(self._collector, 'staged', False)) as turn:
-                with _uncollected():
+                with uncollected():
                     shot, capture = self._capture(_asked(step), turn)
                 taken = self._hand_over(shot, capture, deadline)
                 raised = shot.raised
