@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <map>
 
 #include "core/base/strings.h"
@@ -68,6 +69,25 @@ Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> na
     return std::optional(WeightsName{std::string(adapter), false, "", true});
   }
   return std::optional<WeightsName>();
+}
+
+std::optional<ShardNumber> ShardNumberOf(std::string_view name) {
+  constexpr std::string_view kOf = "-of-";
+  constexpr size_t kDigits = 5;
+  const auto number = [](std::string_view text) -> std::optional<uint64_t> {
+    uint64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool digits = text.size() >= kDigits && error == std::errc() && end == text.data() + text.size();
+    return digits ? std::optional(value) : std::nullopt;
+  };
+  const std::string_view stem = name.substr(0, name.rfind('.'));
+  const size_t of = stem.rfind(kOf);
+  if (of == std::string_view::npos) return std::nullopt;
+  const std::string_view before = stem.substr(0, of);
+  const auto shard = number(before.substr(before.rfind('-') + 1));
+  const auto shards = number(stem.substr(of + kOf.size()));
+  if (!shard || !shards || *shards < 2) return std::nullopt;
+  return ShardNumber{*shard, *shards};
 }
 
 bool IsTorchName(std::string_view name) { return !name.ends_with(".safetensors"); }

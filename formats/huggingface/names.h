@@ -39,6 +39,14 @@ struct WeightsName {
 // there.
 Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> names);
 
+// Which shard of how many a name says that it is ("model-00001-of-00003.safetensors": 1, 3);
+// nothing for other names and for the only one.
+struct ShardNumber {
+  uint64_t shard = 0;
+  uint64_t shards = 0;
+};
+std::optional<ShardNumber> ShardNumberOf(std::string_view name);
+
 // True for what torch.load reads; other weights are safetensors.
 bool IsTorchName(std::string_view name);
 

@@ -98,9 +98,14 @@ Status CheckNoPiece(const StepCandidate& candidate) {
   const auto entries = file ? root.List(candidate.save) : std::vector<RootEntry>();
   if (!entries) return {};
   const std::string own = LastComponent(candidate.directory);
+  // One that an index names is found in its text before that is parsed: there may be hundreds of
+  // files beside an index of many megabytes.
+  const bool plain = std::ranges::all_of(own, [](char c) { return c > ' ' && c < 127 && c != '"' && c != '\\' && c != '/'; });
   for (const RootEntry& entry : *entries) {
     if (entry.kind != EntryKind::kFile || !IsIndexName(entry.name)) continue;
-    const auto index = ReadIndex(root, JoinPath(candidate.save, entry.name));
+    const auto text = ReadWhole(root, JoinPath(candidate.save, entry.name), kMaxIndexBytes);
+    if (!text || (plain && text->find(own) == std::string::npos)) continue;
+    const auto index = ParseShardIndex(*text);
     if (!index) continue;
     std::set<std::string_view> shards;
     for (const auto& [tensor, shard] : *index) shards.insert(shard);
@@ -109,7 +114,13 @@ Status CheckNoPiece(const StepCandidate& candidate) {
                                                       " shards of ", entry.name)}
                     .Needing(StrCat("adopt the directory ", candidate.SavePath())));
   }
-  return {};
+  const auto number = file ? ShardNumberOf(own) : std::nullopt;
+  if (!number) return {};
+  return Fail(Error{ErrorCode::kUnsupported,
+                    StrCat(candidate.Path(), ": is shard ", number->shard, " of ", number->shards,
+                           " by its name, and no index beside it names the others")}
+                  .Needing("put the model's index (*.index.json) and all shards there and adopt the directory; a file "
+                           "of another name is taken as it is"));
 }
 
 Result<StepFiles> ListStep(const StepCandidate& candidate) {

@@ -46,8 +46,8 @@ struct StepFiles {
 // an adapter.  Files that the index names need not be there.
 Result<StepFiles> ListStep(const StepCandidate& candidate);
 
-// kUnsupported if the candidate is one file of several that an index beside it names: a part of a
-// model.  What cannot be read there says nothing.
+// kUnsupported if the candidate is one file of several that an index beside it names, or by its own
+// name: a part of a model.  What cannot be read there says nothing.
 Status CheckNoPiece(const StepCandidate& candidate);
 
 class Reader {

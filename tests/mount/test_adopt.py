@@ -279,7 +279,10 @@ def test_one_shard_of_a_model_is_no_step(ckptfs, tmp_path):
     assert ckptfs.adopt(model).stdout.split() == ['llama/llama']
     ckptfs.adopt(alone)
     index.unlink()
-    ckptfs.adopt(shards[0], name='part')  # nothing tells what else there was
+    done = ckptfs.adopt(shards[0], check=False)
+    assert done.returncode == REFUSED
+    assert f'{shards[0]}: is shard 1 of 3 by its name, and no index' in done.stderr
+    ckptfs.adopt(shutil.copy(shards[0], model / 'model-00001-of-00001.safetensors'), name='only')
 
 
 def test_a_checkpoint_is_no_store(ckptfs, source, tmp_path):
