@@ -2,6 +2,7 @@
 
 #include "core/adopt/adopt.h"
 
+#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "core/base/strings.h"
 #include "core/io/root.h"
 #include "core/jobs/weight_check.h"
+#include "core/model/read_blobs.h"
 #include "core/model/step_notes.h"
 
 namespace ckptfs {
@@ -130,8 +132,23 @@ std::vector<std::string> WeightsOnlyNotice::Take() {
   return lines;
 }
 
+namespace {
+
+Status CheckNotGrowing(const StepModel& model, const std::set<std::string>& growing) {
+  if (growing.empty()) return {};
+  const std::vector<uint8_t> read = FindReadBlobs(model);
+  for (size_t i = 0; i < model.blobs.size(); ++i) {
+    const std::string path = std::filesystem::path(model.PathOf(model.blobs[i])).lexically_normal();
+    if (read[i] != 0 && growing.contains(path)) return Fail(ErrorCode::kStale, StrCat(path, ": is being written"));
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options) {
   CKPT_ASSIGN_OR_RETURN(StepModel model, IngestStep(found, options.source));
+  CKPT_RETURN_IF_ERROR(CheckNotGrowing(model, options.growing));
   CKPT_ASSIGN_OR_RETURN(Adopted adopted,
                         Publish(store, found.candidate, std::move(model), options));
   return adopted;

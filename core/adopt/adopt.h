@@ -13,6 +13,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ struct AdoptOptions {
   bool pack = true;   // small pieces into a side blob
   bool check = true;  // a sample of the weights against their masters
   bool refresh = false;  // a step that changed takes the place of what it was
+  std::set<std::string> growing = {};  // paths of files of which nothing may be read: they are written
   bool notes = false;    // with `refresh`: also one of which only files changed that nothing reads
 };
 
@@ -61,8 +63,8 @@ class WeightsOnlyNotice {
   bool told_ = false;
 };
 
-// Errors: those of the source; kDataLoss if the sample differs; those of Own
-// and PublishStep.
+// Errors: those of the source; kStale if something is read of a file that is `growing`; kDataLoss if
+// the sample differs; those of Own and PublishStep.
 // BLOCKS: on reading headers, on copying, on the store.
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options);
 

@@ -16,6 +16,7 @@ constexpr std::chrono::seconds kPoll{10};  // whatever may or may not be heard
 constexpr std::chrono::milliseconds kBreath{200};
 constexpr int kBusy = 10;                  // looking takes at most one part in so many of a processor
 constexpr size_t kMaxFiles = 100'000;      // of a step whose files' times are looked at
+constexpr size_t kMaxGrowing = 64;         // files of a step that only become longer
 constexpr std::chrono::seconds kSurelyOld{60};  // by the clock of the files' machine
 
 void AppendEntry(std::string& text, const std::string& path, const FileStamp& stamp) {
@@ -48,6 +49,7 @@ Result<std::vector<std::string>> FilesOf(const StepCandidate& step) {
 struct Stamped {
   Digest digest;
   int64_t newest_ns = 0;  // of the files, not of what they lie in
+  std::map<std::string, FileStamp> files;
 };
 
 Result<Stamped> StampOfStep(const StepCandidate& step) {
@@ -59,6 +61,7 @@ Result<Stamped> StampOfStep(const StepCandidate& step) {
     if (!there) continue;
     AppendEntry(text, files[i], there->stamp);
     out.newest_ns = std::max(out.newest_ns, there->stamp.mtime_ns);
+    out.files.emplace(files[i], there->stamp);
   }
   text += StrCat(files.size());
   out.digest = DigestOf(text);
@@ -109,18 +112,36 @@ Result<ScanResult> Follower::Find() {
   return found;
 }
 
-Follower::Duration Follower::QuietOf(Seal seal) const {
+Follower::Duration Follower::QuietOf(const Known& known, Seal seal) const {
   switch (seal) {
-    case Seal::kThere: return options_.quiet;
+    case Seal::kThere: return known.growing.empty() ? options_.quiet : options_.unsealed_quiet;
     case Seal::kMissing: return options_.missing_quiet;
     case Seal::kUnknown: break;
   }
   return options_.unsealed_quiet;
 }
 
+bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now) {
+  if (!known.sealed || known.files.empty()) return false;
+  std::set<std::string> grown;
+  for (const auto& [path, stamp] : now) {
+    const auto before = known.files.find(path);
+    if (before == known.files.end()) return false;
+    if (before->second == stamp) continue;
+    // One that is written anew is empty first, or as long as it was.
+    if (stamp.size <= before->second.size || known.read.contains(path)) return false;
+    if (known.adopted && !known.growing.contains(path)) return false;
+    grown.insert(path);
+  }
+  // Of a step that was taken files go without an end to that.
+  if (grown.empty() || (!known.adopted && now.size() != known.files.size())) return false;
+  known.growing.merge(grown);
+  return known.growing.size() <= kMaxGrowing;
+}
+
 std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& known, Time now) {
   const StepCandidate& step = found.candidate;
-  const auto stamped = StampOfStep(step);
+  auto stamped = StampOfStep(step);
   if (!stamped) {
     known.why = stamped.error().message;
     return now + options_.retry;
@@ -128,8 +149,15 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
   const bool changed = known.id.empty() || known.stamp != stamped->digest;
   // Of a step that was taken files go, or are marked, without an end to that.
   const bool written = !known.adopted || stamped->newest_ns > known.newest_ns;
-  if (changed && written) {
+  if (changed && written && OnlyGrew(known, stamped->files)) {
+    known.newest_ns = stamped->newest_ns;
+    known.stamp = stamped->digest;
+    known.files = std::move(stamped->files);
+  } else if (changed && written) {
+    auto read = std::move(known.read);
     known = Known{};
+    known.read = std::move(read);
+    known.files = std::move(stamped->files);
     known.newest_ns = stamped->newest_ns;
     known.id = step.id;
     known.iteration = step.iteration;
@@ -147,7 +175,8 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
     known.why = seal == Seal::kMissing ? "the file that is written last is not there"
                                        : "it is being written";
   }
-  const Time until = known.since + QuietOf(seal);
+  known.sealed = seal == Seal::kThere;
+  const Time until = known.since + QuietOf(known, seal);
   return until > now ? std::optional(until) : std::nullopt;
 }
 
@@ -163,8 +192,15 @@ void Follower::Refuse(Known& known, const Error& error, Time now, Seen& seen) {
 }
 
 void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) {
-  auto adopted = Adopt(store_, found, options_.adopt);
-  if (!adopted) return Refuse(known, adopted.error(), now, seen);
+  AdoptOptions options = options_.adopt;
+  for (const std::string& path : known.growing) options.growing.insert(found.candidate.root->PathOf(path));
+  auto adopted = Adopt(store_, found, options);
+  if (known.growing.empty()) known.files.clear();
+  if (!adopted) {
+    if (!known.growing.empty()) known.since = now;
+    known.read.merge(std::exchange(known.growing, {}));
+    return Refuse(known, adopted.error(), now, seen);
+  }
   known.settled = known.adopted = true;
   known.refused = false;
   known.why.clear();

@@ -3,7 +3,9 @@
 // Follower adopts the steps of a directory in which a job saves, each once nobody writes it
 // any more:
 //
-//   what the format writes last is there   nothing of the step changed for `quiet`
+//   what the format writes last is there   nothing of the step changed for `quiet`; or, while
+//                                          files of which nothing is read (a log) only become
+//                                          longer, nothing else for `unsealed_quiet`
 //   nothing tells                          for `unsealed_quiet`
 //   it is not there, and others write it   for `missing_quiet`
 //
@@ -26,6 +28,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +36,7 @@
 #include "core/adopt/adopt.h"
 #include "core/base/digest.h"
 #include "core/base/result.h"
+#include "core/io/file_stamp.h"
 #include "core/store/store.h"
 
 namespace ckptfs {
@@ -92,7 +96,11 @@ class Follower {
     int64_t mtime_ns = 0;
     Digest stamp;               // of its files' names, sizes and times
     int64_t newest_ns = 0;      // of its files
-    Time since;                 // it is as it is now
+    Time since;                 // it is as it is now, but for what grows
+    std::map<std::string, FileStamp> files;  // while it is waited for, or some of them grow
+    std::set<std::string> growing;           // of them; others read them
+    std::set<std::string> read;              // that grew, and are no log
+    bool sealed = false;
     bool settled = false;       // adopted or refused as it is
     bool adopted = false;
     bool left_behind = false;
@@ -105,7 +113,9 @@ class Follower {
   Result<ScanResult> Find();
   // A pointer to a step that is not there yet is no step, and its name nobody's.
   void DropPointers(ScanResult& found);
-  Duration QuietOf(Seal seal) const;
+  Duration QuietOf(const Known& known, Seal seal) const;
+  // Whether that is the step as it was, but for files that became longer.
+  static bool OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now);
   // Until when the step is left alone; nothing if it can be taken.
   std::optional<Time> Wait(const FoundStep& found, Known& known, Time now);
   void Take(const FoundStep& found, Known& known, Time now, Seen& seen);

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -109,6 +110,29 @@ def test_a_linked_step_outlives_the_jobs_own_retention(ckptfs, tmp_path):
         assert found.keys() == there.keys()
         assert all(torch.equal(found[name], value) for name, value in there.items()), number
     assert shown(mount) is None or shown(mount) == 'checkpoint-1'  # it does not follow
+
+
+@pytest.mark.parametrize('how', ['by reference', '--copy'])
+def test_a_log_that_grows_in_a_steps_directory_keeps_it_from_nobody(ckptfs, tmp_path, how):
+    job = tmp_path / 'job'
+    for _ in save_as('zero2', job, 'global_step5'):
+        pass
+    log = job / 'global_step5' / 'train.log'
+    watch(ckptfs, *[word for word in [how] if word.startswith('-')], job)
+
+    def grow():
+        with open(log, 'a', encoding='ascii') as f:
+            f.write('and on\n')
+        return steps(ckptfs)
+    grow()
+    wait_until(grow, 'the step')
+    mount = ckptfs.mount()
+    source = os.path.join(mount, 'run', 'job', 'step', 'global_step5', 'source', 'global_step5')
+    assert os.path.getsize(os.path.join(mount, 'view', 'dp1', 'rank0', 'model.safetensors')) > 0
+    assert 'train.log' in os.listdir(source)
+    for _ in range(30):
+        assert grow() == {'job/global_step5'}
+        time.sleep(0.1)
 
 
 def test_a_daemon_that_dies_while_it_follows_goes_on(ckptfs, tmp_path):

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <thread>
 
 #include "tests/support/fake_source.h"
 #include "tests/support/temporary_directory.h"
@@ -121,6 +122,63 @@ TEST_F(FollowTest, WhatNothingSealsIsWaitedForLonger) {
   EXPECT_EQ(follower_->waiting()[0].why, "the file that is written last is not there");
   EXPECT_FALSE(follower_->waiting()[0].left_behind);
   EXPECT_THAT(Look(seconds(1)), ElementsAre("step2"));
+}
+
+// A log beside a step that is whole grows for hours.
+TEST_F(FollowTest, AFileThatOnlyBecomesLongerKeepsNoStepBack) {
+  WriteStep(1);
+  std::string log = "0";
+  const auto grow = [&](int number) {
+    log += " and on";
+    Write(number, "train.log", log);
+  };
+  grow(1);
+  for (int second = 0; second < 10; ++second) {
+    EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
+    grow(1);
+  }
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  for (int second = 0; second < 30; ++second) {
+    grow(1);
+    EXPECT_THAT(Look(seconds(1)), IsEmpty()) << "it is the same step";
+  }
+  EXPECT_EQ(store_->Steps("run7")->size(), 1u);
+  // It is saved again: what is read changes, in another tick of the kernel's clock.
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  Write(1, "data", std::string(4000, 'z'));
+  for (int second = 0; second < 10; ++second) {
+    EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
+    grow(1);
+  }
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+}
+
+TEST_F(FollowTest, WhatIsReadIsNoLog) {
+  WriteStep(1);
+  std::string data(4000, 'a');
+  const auto grow = [&] { Write(1, "data", data += 'b'); };
+  for (int second = 0; second < 40; ++second) {
+    EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
+    grow();
+  }
+  EXPECT_THAT(seen_.said, IsEmpty());
+  ASSERT_THAT(follower_->waiting(), testing::SizeIs(1));
+  EXPECT_THAT(follower_->waiting()[0].why, HasSubstr("is being written"));
+  EXPECT_THAT(Look(), IsEmpty());
+  EXPECT_THAT(Look(seconds(20)), ElementsAre("step1"));
+}
+
+TEST_F(FollowTest, WhatIsWrittenAnewBesideALogIsWaitedFor) {
+  for (const char* last : {"sealed", ""}) {  // and what nothing seals
+    RemoveStep(1);
+    WriteStep(1, last);
+    std::string log = "0";
+    for (int second = 0; second < 40; ++second) {
+      EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
+      Write(1, "train.log", log += " and on");
+      if (*last != 0) Write(1, "data", std::string(4000, static_cast<char>('a' + second % 3)));
+    }
+  }
 }
 
 TEST_F(FollowTest, WhatLayThereLongBeforeWaitsForNobody) {
@@ -270,7 +328,7 @@ TEST_F(FollowTest, LinksThatLeadInCirclesAreNotFollowed) {
   }
   Write(1, "deeper/file", "x");
   EXPECT_THAT(Look(), IsEmpty());
-  Write(1, "deeper/file", "xy");
+  Write(1, "deeper/file", "");
   EXPECT_THAT(Look(seconds(1)), IsEmpty());  // it is of the step, too
   EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
 }
