@@ -21,6 +21,8 @@ namespace {
 constexpr size_t kMaxParts = 64;
 constexpr size_t kMaxOutbox = 1 << 20;
 constexpr int kMessagesPerTurn = 16;
+// More than a socket has room for.
+constexpr int kMessagesOfTheGone = 1 << 16;
 constexpr size_t kMaxJob = 200;
 constexpr uint64_t kMaxSlots = 1024;
 
@@ -53,6 +55,11 @@ tl::unexpected<Error> Breach(const std::string& rule) {
 bool HasEnded(const Descriptor& process) {
   pollfd event{process.get(), POLLIN, 0};
   return process.valid() && poll(&event, 1, 0) == 1;
+}
+
+bool HasHungUp(const Descriptor& socket) {
+  pollfd event{socket.get(), 0, 0};
+  return poll(&event, 1, 0) == 1;
 }
 
 }  // namespace
@@ -134,7 +141,10 @@ RankSession::~RankSession() {
 
 Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
   const bool ended = HasEnded(process_);  // before: what it sent last is read first
-  for (int i = 0; i < kMessagesPerTurn; ++i) {
+  // Of who is gone all is heard at once: a process that began after that may greet in the next turn,
+  // and is not to find it at work.
+  const bool gone = ended || HasHungUp(socket_);
+  for (int i = 0; i < (gone ? kMessagesOfTheGone : kMessagesPerTurn); ++i) {
     CKPT_ASSIGN_OR_RETURN(Incoming incoming, ReceiveSnapshotMessage(socket_.get(), !introduced()));
     if (incoming.kind == Incoming::Kind::kClosed) return false;
     if (incoming.kind == Incoming::Kind::kNothing) return !ended;
@@ -171,10 +181,9 @@ Status RankSession::HandlePart(const SnapshotMessage& message, IncomingSteps& st
     case SnapshotWord::kEnd: return End(message, steps, arrivals);
     case SnapshotWord::kAsk: return Ask(message, steps, arrivals);
     case SnapshotWord::kDrop:
-      (void)steps.Begin(NameOf(message.attempt), message.step, rank_, true);  // it is over
       if (message.sequence != 0) ++budget_->full_drops;
       parts_.erase(message.attempt);
-      steps.Drop(NameOf(message.attempt), message.step, StrCat("rank ", rank_, ": ", message.text));
+      steps.Cancel(NameOf(message.attempt), message.step, rank_, message.text);
       return {};
     default: return Breach("a message of the daemon's");
   }

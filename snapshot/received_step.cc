@@ -103,6 +103,13 @@ bool IncomingSteps::Begin(const AttemptName& name, uint64_t step, uint32_t rank,
   return true;
 }
 
+void IncomingSteps::Cancel(const AttemptName& name, uint64_t step, uint32_t rank,
+                           const std::string& why) {
+  const bool fresh = Begin(name, step, rank, true);  // it is over
+  Drop(name, step, StrCat("rank ", rank, ": ", why));
+  if (fresh) DropApart(name, step, rank);
+}
+
 std::map<uint32_t, const IncomingSteps::Begun*> IncomingSteps::BegunOf(const AttemptName& of) const {
   std::map<uint32_t, const Begun*> found;
   for (auto at = begun_.lower_bound({of.run, of.job, 0}); at != begun_.end(); ++at) {

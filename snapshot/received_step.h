@@ -118,6 +118,9 @@ class IncomingSteps {
   // it saved of the same step before, unless all ranks have begun that, and what another rank
   // saved of that step in another turn (kApart).
   bool Begin(const AttemptName& name, uint64_t step, uint32_t rank, bool again);
+  // `rank` drops its save, begun or not.  What another rank saved of the step in another turn goes
+  // with it.
+  void Cancel(const AttemptName& name, uint64_t step, uint32_t rank, const std::string& why);
   // It was dropped, not long ago.
   bool IsGone(const AttemptName& name) const { return gone_.contains(name); }
   // A random number that the names of an attempt's files are made of while no other life of its

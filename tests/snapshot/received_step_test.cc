@@ -164,8 +164,28 @@ class Ranks {
     }
     EXPECT_TRUE(steps.Begin(name, step, rank, false));
     const auto whole = steps.Add(name, step, rank, 2, {}, Time());
-    std::string why = whole ? "whole" : "";
+    const std::string why = Hear(name);
     if (whole) steps.Forget(name);
+    return whole ? "whole" : why;
+  }
+  // Both ranks.
+  std::string Save(uint64_t step) {
+    Save(0, step);
+    return Save(1, step);
+  }
+  void Drop(uint32_t rank, uint64_t step) {
+    last_[rank] = NextAttempt(last_[rank], step);
+    steps.Cancel({"run", "job", last_[rank]}, step, rank, "full");
+    Hear({});
+  }
+  static JobLives::Time Born() { return JobLives::Time(1); }
+  IncomingSteps steps;
+  std::vector<std::string> dropped;
+
+ private:
+  // What all ranks are told; why this attempt is dropped.
+  std::string Hear(const AttemptName& name) {
+    std::string why;
     for (const DroppedStep& one : steps.TakeDropped()) {
       if (one.name == name && !one.again) why = one.why;
       dropped.push_back(StrCat(one.step, ": ", one.why));
@@ -174,16 +194,7 @@ class Ranks {
     }
     return why;
   }
-  // Both ranks.
-  std::string Save(uint64_t step) {
-    Save(0, step);
-    return Save(1, step);
-  }
-  static JobLives::Time Born() { return JobLives::Time(1); }
-  IncomingSteps steps;
-  std::vector<std::string> dropped;
 
- private:
   std::map<uint32_t, uint64_t> last_;
   std::set<uint32_t> greeted_;
 };
@@ -211,6 +222,20 @@ TEST(IncomingStepsTest, RanksThatWentBackAloneAreTogetherAgain) {
     job.Save(1, 5);
     job.Save(40);
     for (const uint64_t step : {41, 42}) EXPECT_EQ(job.Save(step), "whole") << step;
+    EXPECT_EQ(job.steps.size(), 0u);
+  }
+}
+
+// It has no room for the step, say, and the other one has begun it before that is known.
+TEST(IncomingStepsTest, ARankThatDropsItsSaveIsApartAllTheSame) {
+  for (const bool before : {true, false}) {
+    Ranks job;
+    EXPECT_EQ(job.Save(5), "whole");
+    job.Save(0, 1'000'000);
+    if (before) job.Drop(0, 40);
+    job.Save(1, 40);
+    if (!before) job.Drop(0, 40);
+    for (const uint64_t step : {41, 42}) EXPECT_EQ(job.Save(step), "whole") << step << " " << before;
     EXPECT_EQ(job.steps.size(), 0u);
   }
 }
