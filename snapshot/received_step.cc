@@ -190,7 +190,9 @@ Status IncomingSteps::Greet(const RankOfJob& who, JobLives::Comes how,
   const bool busy = std::ranges::any_of(kept_, [&](const AttemptName& name) { return IsOf(name, job); });
   CKPT_ASSIGN_OR_RETURN(const auto strangers, lives_of_jobs_.Greet(who, how, born, busy));
   if (strangers.all) {
+    const size_t before = dropped_.size();
     DropIf(job, "another life of its job began", [](auto&, auto&) { return true; });
+    for (size_t i = before; i < dropped_.size(); ++i) dropped_[i].earlier = true;
     ForgetLife({who.run, who.job});
     renewed_.emplace(who.run, who.job);
     return {};

@@ -62,6 +62,8 @@ struct DroppedStep {
   uint64_t step = 0;
   std::string why;
   bool again = false;  // said before; a rank ended its part only now
+  // Of a life of its job of which nobody is here: who came may save a step of that name by now.
+  bool earlier = false;
 };
 
 // DroppedStep::why: some went back where others did not, and who did not shall now be in the later

@@ -224,7 +224,7 @@ void Receiver::State::TellNews() {
   }
   for (const DroppedStep& one : steps.TakeDropped()) {
     const std::string line = StrCat("snapshot ", NameOf(one.name, one.step), " dropped: ", one.why);
-    Tell(one.name, one.step, SnapshotWord::kDropped, one.why);
+    if (!one.earlier) Tell(one.name, one.step, SnapshotWord::kDropped, one.why);
     if (one.again) continue;
     DropElsewhere(one);
     Say(line);

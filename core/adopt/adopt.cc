@@ -2,7 +2,6 @@
 
 #include "core/adopt/adopt.h"
 
-#include <filesystem>
 #include <set>
 #include <utility>
 
@@ -134,12 +133,15 @@ std::vector<std::string> WeightsOnlyNotice::Take() {
 
 namespace {
 
-Status CheckNotGrowing(const StepModel& model, const std::set<std::string>& growing) {
+// By their inodes: a file may have several names.
+Status CheckNotGrowing(const StepModel& model, const std::set<uint64_t>& growing) {
   if (growing.empty()) return {};
   const std::vector<uint8_t> read = FindReadBlobs(model);
   for (size_t i = 0; i < model.blobs.size(); ++i) {
-    const std::string path = std::filesystem::path(model.PathOf(model.blobs[i])).lexically_normal();
-    if (read[i] != 0 && growing.contains(path)) return Fail(ErrorCode::kStale, StrCat(path, ": is being written"));
+    const Blob& blob = model.blobs[i];
+    if (read[i] != 0 && growing.contains(blob.stamp.inode)) {
+      return Fail(ErrorCode::kStale, StrCat(model.PathOf(blob), ": is being written"));
+    }
   }
   return {};
 }

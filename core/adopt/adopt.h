@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <set>
 #include <string>
@@ -34,7 +35,7 @@ struct AdoptOptions {
   bool pack = true;   // small pieces into a side blob
   bool check = true;  // a sample of the weights against their masters
   bool refresh = false;  // a step that changed takes the place of what it was
-  std::set<std::string> growing = {};  // paths of files of which nothing may be read: they are written
+  std::set<uint64_t> growing = {};  // inodes of files of which nothing may be read: they are written
   bool notes = false;    // with `refresh`: also one of which only files changed that nothing reads
 };
 

@@ -129,7 +129,8 @@ bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& no
     if (before == known.files.end()) return false;
     if (before->second == stamp) continue;
     // One that is written anew is empty first, or as long as it was.
-    if (stamp.size <= before->second.size || known.read.contains(path)) return false;
+    const FileStamp& was = before->second;
+    if (stamp.size <= was.size || stamp.inode != was.inode || known.read.contains(path)) return false;
     if (known.adopted && !known.growing.contains(path)) return false;
     grown.insert(path);
   }
@@ -193,7 +194,9 @@ void Follower::Refuse(Known& known, const Error& error, Time now, Seen& seen) {
 
 void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) {
   AdoptOptions options = options_.adopt;
-  for (const std::string& path : known.growing) options.growing.insert(found.candidate.root->PathOf(path));
+  for (const std::string& path : known.growing) {
+    if (const auto at = known.files.find(path); at != known.files.end()) options.growing.insert(at->second.inode);
+  }
   auto adopted = Adopt(store_, found, options);
   if (known.growing.empty()) known.files.clear();
   if (!adopted) {

@@ -287,6 +287,7 @@ TEST(JobLivesTest, AnotherLifeWaitsUntilTheFirstIsGone) {
   const auto dropped = steps.TakeDropped();
   ASSERT_EQ(dropped.size(), 1u);
   EXPECT_EQ(dropped[0].why, "another life of its job began");
+  EXPECT_TRUE(dropped[0].earlier) << "who comes may save one of that name, and would take it for its own";
   EXPECT_EQ(steps.TakeRenewed().size(), 1u);
   // Its saves are its own: the first life's were as many.
   EXPECT_TRUE(steps.Begin(kFirst, 5, 1, false));

@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <latch>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -166,10 +167,17 @@ TEST_P(GoneTest, MemoryThatIsGivenBackBeforeItWasCopied) {
   capture.tensors.push_back(tensor);
   gate.lock();
   ASSERT_TRUE(writer->Save(std::move(capture))) << writer->status().last_drop;
+  std::latch gone(1);
   std::thread update;  // before: its own memory shall not take that place
-  if (waits) update = std::thread([&] { writer->WaitBeforeUpdate(); });
+  if (waits) {
+    update = std::thread([&] {
+      gone.wait();
+      writer->WaitBeforeUpdate();
+    });
+  }
   if (closed) mprotect(memory, kBytes, PROT_NONE);
   if (!closed) munmap(memory, kBytes);
+  gone.count_down();
   if (waits) std::this_thread::sleep_for(milliseconds(50));
   gate.unlock();
   if (update.joinable()) update.join();

@@ -8,10 +8,12 @@
 
 #include <stdlib.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace ckptfs {
 
@@ -19,7 +21,10 @@ class TemporaryDirectory {
  public:
   TemporaryDirectory() {
     std::string name = (std::filesystem::temp_directory_path() / "ckptfs_test_XXXXXX").string();
-    path_ = mkdtemp(name.data());
+    if (mkdtemp(name.data()) == nullptr) {
+      throw std::filesystem::filesystem_error("mkdtemp", name, {errno, std::generic_category()});
+    }
+    path_ = name;
   }
   ~TemporaryDirectory() {
     std::error_code ignored;
