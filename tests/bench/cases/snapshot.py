@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ PLUGGED = 'ckptfs, deepspeed'
 ENGINES = ('deepspeed',)  # DeepSpeed's own, in the same training
 GIB = 1 << 30
 FILES = ('model.safetensors', 'optimizer.safetensors')
+LINE = 200 * 10 ** 6  # bytes a second of a store that is no disk of this machine
+BLKIO = '/sys/fs/cgroup/blkio'
 
 
 @contextlib.contextmanager
@@ -40,14 +43,32 @@ def receiving(context):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def job(side, out, context):
-    """One side's figures."""
-    words = [sys.executable, os.path.join(os.path.dirname(HERE), 'snapshot_job.py'), side, out,
-             str(context.parameters), str(context.iterations), context.device]
+def program_of(script, *words):
+    """(words, environment) of a script beside these that imports ckptfs."""
     path = os.pathsep.join([os.path.join(os.path.dirname(os.environ['CKPTFS_BIN']), 'python'),
                             *sys.path])
-    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, 'PYTHONPATH': path})
+    return ([sys.executable, os.path.join(os.path.dirname(HERE), script), *map(str, words)],
+            {**os.environ, 'PYTHONPATH': path})
+
+
+@contextlib.contextmanager
+def asked(script, *words):
+    """One that answers lines, until its input ends."""
+    argv, env = program_of(script, *words)
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env=env)
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+def job(side, out, context):
+    """One side's figures."""
+    argv, env = program_of('snapshot_job.py', side, out, context.parameters, context.iterations,
+                           context.device)
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, env=env)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -111,18 +132,52 @@ def load(view):
                 tensor.clone()  # a mapped one is not read before
 
 
+@contextlib.contextmanager
+def line(folder, processes):
+    """The disk of `folder` gives these processes LINE bytes a second; yields whether it does."""
+    group = os.path.join(BLKIO, f'ckptfs-bench-{os.getpid()}')
+    device = os.stat(folder).st_dev
+    try:
+        os.mkdir(group)
+        for name, text in [('blkio.throttle.read_bps_device',
+                            f'{os.major(device)}:{os.minor(device)} {LINE}'),
+                           *(('cgroup.procs', str(pid)) for pid in processes)]:
+            with open(os.path.join(group, name), 'w', encoding='ascii') as f:
+                f.write(text)
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        for pid in processes:
+            with contextlib.suppress(OSError), open(os.path.join(BLKIO, 'cgroup.procs'), 'w',
+                                                    encoding='ascii') as f:
+                f.write(str(pid))
+        os.rmdir(group)
+
+
+def cold_load(context, program, limited):
+    """(seconds, how) of the same load with nothing of the store in memory, or nothing."""
+    dropped = drop_caches(program.store)
+    process, mount = program.start()
+    view = os.path.join(daemon.step_of(mount, 'job', '0'), 'view', 'tp2')
+    look(context, mount, view)
+    how = '' if dropped else ' (only its own files dropped from the page cache)'
+    with line(program.store, [process.pid, os.getpid()] if limited else []) as held:
+        taken = clock(load, view)[0] if held or not limited else None
+    program.umount(mount)
+    return taken, how
+
+
 def load_rows(context):
-    """Loading a step that is only in memory, against the same from a cold disk."""
+    """Loading a step that is only in memory, against the same from a cold disk, and from one that
+    is behind a line."""
     with receiving(context) as (program, process, mount):
         parts = os.path.join(program.store, '.tmp')  # no blob is begun without it
         os.rename(parts, parts + '-away')
-        holder = subprocess.Popen(
-            [sys.executable, os.path.join(os.path.dirname(HERE), 'snapshot_hold.py'),
-             program.store, str(context.parameters)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, env={**os.environ, 'PYTHONPATH': os.pathsep.join(
-                [os.path.join(os.path.dirname(os.environ['CKPTFS_BIN']), 'python'), *sys.path])})
         run = os.path.join(mount, 'run')
-        try:
+        with asked('snapshot_hold.py', program.store, context.parameters) as holder:
             assert holder.stdout.readline() == 'saved\n'
             daemon.wait_until(lambda: os.path.isdir(run) and os.listdir(run), 'the step', process)
             view = os.path.join(daemon.step_of(mount, 'job', '0'), 'view', 'tp2')
@@ -130,19 +185,15 @@ def load_rows(context):
             memory = clock(load, view)[0]
             os.rename(parts + '-away', parts)
             daemon.wait_until(lambda: program.list()['steps'], 'the step on disk', process, 600)
-        finally:
-            holder.stdin.close()
-            holder.wait()
         program.umount(mount)
-        dropped = drop_caches(program.store)
-        process, mount = program.start()
-        view = os.path.join(daemon.step_of(mount, 'job', '0'), 'view', 'tp2')
-        look(context, mount, view)
-        disk = clock(load, view)[0]
-    how = '' if dropped else ' (only its own files dropped from the page cache)'
-    return [Row('snapshot', 'load at tp2 from memory, against a cold disk' + how,
-                seconds(memory), seconds(disk), f'{disk / memory:.1f}x faster', '>= 5x',
-                disk >= 5 * memory)]
+        rows = []
+        for limited, what in ((False, 'a cold disk'), (True, f'a store at {LINE // 10 ** 6} MB/s')):
+            taken, how = cold_load(context, program, limited)
+            if taken is not None:
+                rows.append(Row('snapshot', f'load at tp2 from memory, against {what}{how}',
+                                seconds(memory), seconds(taken), f'{taken / memory:.1f}x faster',
+                                '>= 5x', taken >= 5 * memory))
+    return rows
 
 
 def gib(value):
@@ -154,6 +205,26 @@ def rate_row(what, ours, disk, tool, least=0.0):
     """A row of bytes per second."""
     return Row('snapshot', what, gib(ours), f'{gib(disk)} ({tool})', f'{ours / disk:.2f} of it',
                f'>= {least}' if least else '', ours >= least * disk)
+
+
+def disk_rows(context, rounds=5, steps=3):
+    """From memory to disk with nothing beside it, in turns with the disk alone: what it takes moves
+    by halves from one minute to the next."""
+    pairs, tool = [], ''
+    with receiving(context) as (program, _, _), \
+            asked('snapshot_rates.py', program.store, context.parameters) as saver:
+        for _ in range(rounds):
+            saver.stdin.write(f'{steps}\n')
+            saver.stdin.flush()
+            size, taken = json.loads(saver.stdout.readline())
+            program.run('gc', '--store', program.store, '--keep-last', '1')
+            disk, tool = disk_rate(context, size)
+            pairs.append((size / taken, disk))
+    ours, disk = (statistics.median(side) for side in zip(*pairs))
+    ratios = sorted(one / other for one, other in pairs)
+    tool += f', {rounds} times in turn: {ratios[0]:.2f} to {ratios[-1]:.2f} of it'
+    return [rate_row('memory to disk, no training beside, one save behind the other', ours, disk,
+                     tool, 0.9)]
 
 
 def slowdown(figures):
@@ -212,7 +283,8 @@ def run(context):
     rows += loop_rows(found, 'each', 'training that saves every step')
     rows += loop_rows(found, 'tenth', 'training that saves every tenth step')
     disk, tool = disk_rate(context, size)
-    rows.append(rate_row('memory to disk, no training beside', ours['rate'], disk, tool, 0.9))
+    rows.append(rate_row('memory to disk, each save by itself', ours['rate'], disk, tool))
+    rows += disk_rows(context)
     if 'copy' in ours:
         rows.append(rate_row('device to arena', ours['copy']['ours'], ours['copy']['pinned'],
                              'pinned copy', 0.9))

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves when it is told to, with nothing beside it.
+
+Usage: snapshot_rates.py STORE PARAMETERS
+
+Each line of the input is a number of steps to save, one right behind the other; the answer is
+[BYTES, SECONDS] until all of them are durable.
+"""
+import json
+import sys
+import time
+
+from snapshot_job import Job
+
+job = Job('ckptfs, waiting', sys.argv[1], float(sys.argv[2]), 'cpu')
+snap = job.saver.snap
+for line in sys.stdin:
+    start = time.perf_counter()
+    for _ in range(int(line)):
+        job.save()
+        snap.before_update()
+    job.saver.drain()
+    seconds = time.perf_counter() - start
+    print(json.dumps([int(line) * snap.status()['file_bytes'], seconds]), flush=True)
+snap.close()
