@@ -34,6 +34,7 @@
 #include "core/jobs/work_list.h"
 #include "core/model/read_blobs.h"
 #include "core/model/step_notes.h"
+#include "core/model/tool_document.h"
 
 namespace ckptfs {
 namespace {
@@ -243,8 +244,10 @@ Status FinishDirectory(const std::string& from, const std::string& to) {
   return ::fsync(made.get()) == 0 ? Status() : Fail(ErrnoError(errno, to));
 }
 
-// Where the files begin that nothing is read of: sources list them last.
+// Where the files begin that nothing is read of: sources list them last.  What a training tool wrote
+// is no note: its next save's in the place of this one's would make one step of two.
 size_t FirstNote(const StepModel& model) {
+  if (model.FindDocument(kDocumentOfTool) != nullptr) return model.blobs.size();
   const std::vector<uint8_t> read = FindReadBlobs(model);
   size_t end = read.size();
   while (end > 0 && read[end - 1] == 0) --end;

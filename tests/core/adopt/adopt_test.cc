@@ -9,7 +9,9 @@
 #include <fstream>
 
 #include "core/blob/blob_reader.h"
+#include "core/io/file_root.h"
 #include "core/io/memory_root.h"
+#include "core/model/tool_document.h"
 #include "tests/support/fake_source.h"
 #include "tests/support/temporary_directory.h"
 
@@ -200,6 +202,38 @@ TEST_F(AdoptTest, AChangeWhileFilesAreTakenIsRefused) {
   ASSERT_FALSE(owned);
   EXPECT_EQ(owned.error().code, ErrorCode::kStale);
   EXPECT_TRUE(std::filesystem::is_empty(store_->directory() + "/blobs"));
+}
+
+// Of what nothing is read of, somebody's notes are taken as they are; what a training tool wrote is of
+// its save.
+TEST_F(AdoptTest, WhatAToolWroteIsNotTakenOfItsNextSave) {
+  const auto found = Scan(*PlaceOf(Path()), sources_);
+  auto model = IngestStep(found->front(), {});
+  ASSERT_TRUE(model);
+  const std::string step = found->front().candidate.Path();
+  for (const bool tool : {true, false}) {
+    directory_.Write("run7/" + model->id + "/scheduler.pt", "of this save");
+    const FileIdentity written = *(*OpenLocalFile(step + "/scheduler.pt"))->Identity();
+    StepModel with = *model;
+    Blob beside = with.blobs.front();
+    beside.path = beside.path.substr(0, beside.path.rfind('/') + 1) + "scheduler.pt";
+    beside.stamp = written.stamp;
+    beside.mode = written.access.mode;
+    with.blobs.push_back(beside);
+    if (tool) with.documents.push_back({std::string(kDocumentOfTool), "", "", {}});
+    const auto own = [&] { return Own(store_->directory(), step, with, Ownership::kCopy); };
+    directory_.Write("run7/" + model->id + "/scheduler.pt", "of the next save");
+    const auto changed = own();
+    ASSERT_EQ(changed.has_value(), !tool);
+    std::filesystem::remove(step + "/scheduler.pt");
+    with.blobs.back().stamp.mtime_ns = 1;  // another step to the store
+    const auto gone = own();
+    ASSERT_EQ(gone.has_value(), !tool);
+    if (!tool) continue;
+    EXPECT_EQ(changed.error().code, ErrorCode::kStale);
+    EXPECT_EQ(gone.error().code, ErrorCode::kNotFound);
+    EXPECT_TRUE(std::filesystem::is_empty(store_->directory() + "/blobs"));
+  }
 }
 
 // What the store has linked before may have been written since, by its other name.
