@@ -148,6 +148,21 @@ Status CheckPointer(const StepCandidate& step) {
 
 namespace {
 
+// A root that opens nothing but the file which was opened there: what is looked at is what is read,
+// whatever has its name by then.
+class OpenedRoot final : public Root {
+ public:
+  OpenedRoot(const Root& root, const Result<std::shared_ptr<const File>>& file)
+      : Root(root.name(), root.local()), root_(root), file_(file) {}
+  Result<std::vector<RootEntry>> List(std::string_view path) const override { return root_.List(path); }
+  Result<EntryStat> Stat(std::string_view path) const override { return root_.Stat(path); }
+  Result<std::shared_ptr<const File>> Open(std::string_view) const override { return file_; }
+
+ private:
+  const Root& root_;
+  const Result<std::shared_ptr<const File>>& file_;
+};
+
 // What a training tool wrote beside several tags is of the one that the pointer there names.
 Status CarryTools(Assembler& assembler, const StepCandidate& step, std::string_view pointer) {
   const std::string tag = LastComponent(step.directory);
@@ -175,8 +190,10 @@ Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_
     const std::string script = JoinPath(step.save, name);
     CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, script));
     if (!there || there->kind != EntryKind::kFile) continue;
-    auto readable = readers.MayRead(*step.root, script);
-    auto text = readable ? ReadWhole(*step.root, script, kMaxScript) : Fail(readable.error());
+    const auto file = step.root->Open(script);
+    const OpenedRoot opened(*step.root, file);
+    auto readable = readers.MayRead(opened, script);
+    auto text = readable ? ReadWhole(opened, script, kMaxScript) : Fail(readable.error());
     if (!text) {
       CKPT_RETURN_IF_ERROR(LeaveOut(std::move(text).error(), header));
     } else if (!*readable) {

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -18,6 +19,7 @@
 #include "formats/runs/recognise.h"
 #include "formats/runs/tool_files.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/watched_root.h"
 
 namespace ckptfs {
 namespace {
@@ -348,6 +350,25 @@ TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
   Assembler many;
   ASSERT_TRUE(CarryOwnFiles(many, step));
   EXPECT_THAT(many.header().notes, Contains(HasSubstr("beyond the first 4096")));
+}
+
+// Who put another file under the name in between would have it shown to all.
+TEST_F(StepTreeTest, AScriptIsReadAsItWasLookedAt) {
+  directory.Write("run/global_step5/zero_to_fp32.py", "a note");
+  directory.Write("run/zero_to_fp32.py", "import torch");
+  const auto root = std::make_shared<WatchedRoot>(std::make_shared<FileRoot>(directory.path()));
+  StepCandidate step;
+  step.root = root;
+  step.directory = "run/global_step5";
+  step.save = "run";
+  root->Watch();
+  Assembler assembler;
+  ASSERT_TRUE(deepspeed::CarryBeside(assembler, step, "latest"));
+  ASSERT_EQ(assembler.header().texts.size(), 1u);
+  EXPECT_EQ(assembler.header().texts[0].text, "import torch");
+  EXPECT_EQ(std::ranges::count_if(root->calls(), [&](const IoCall& call) {
+              return call.name == "open" && call.path == At("run/zero_to_fp32.py");
+            }), 1);
 }
 
 }  // namespace
