@@ -14,6 +14,7 @@
 #include "core/io/kept_gates.h"
 #include "core/io/open_beneath.h"
 #include "core/io/searched_directories.h"
+#include "core/model/read_blobs.h"
 
 namespace ckptfs {
 namespace {
@@ -38,6 +39,17 @@ std::string ParentOf(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? std::string() : path.substr(0, slash);
 }
+
+// Of what nothing of the step is read of, what is gone closes nothing: none of its bytes can be shown
+// any more.  Such directories, and roots of links, are marked.
+std::string MarkedBeside(const std::string& path) { return path + "/"; }
+bool IsBeside(std::string_view path) { return path.ends_with('/'); }
+std::string Unmarked(std::string path) {
+  if (IsBeside(path)) path.pop_back();
+  return path;
+}
+
+bool IsGone(const Error& error) { return error.code == ErrorCode::kNotFound; }
 
 // The directories between a blob's root and the blob.
 void AddBelowRoot(const std::string& path, const Blob& blob, std::set<std::string>& out) {
@@ -138,6 +150,8 @@ StepAccess::StepAccess(const Step& step, const BlobReader& blobs, const StepAcce
 void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
   std::set<std::string> tops;
   std::set<std::string> below;
+  std::set<std::string> beside;
+  const std::vector<uint8_t> read = FindReadBlobs(step.model);
   std::map<std::string, Result<RootDirectory>> roots;
   std::map<std::string, bool> kept;  // root of the store's copies -> whether its gates are known
   for (size_t i = 0; i < step.model.blobs.size(); ++i) {
@@ -161,11 +175,11 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
     OwnerAndMode gate = RecordedAccess(blob);
     if (found) {
       gate = found->access;
-      if (found->linked) linked_.push_back({path, blob.path});
+      if (found->linked) linked_.push_back({read[i] != 0 ? path : MarkedBeside(path), blob.path});
     } else if (found.error().code != ErrorCode::kNotFound) {
       gate = kClosed;
     }
-    AddBelowRoot(blobs.PathOf(index), blob, below);
+    AddBelowRoot(blobs.PathOf(index), blob, read[i] != 0 ? below : beside);
     if (!blob.store_owned) {
       tops.insert(path);
     } else {
@@ -183,6 +197,9 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
   if (kept.empty() && !source.empty() && stat(source.c_str(), &info) == 0) tops.insert(source);
   tops_.assign(tops.begin(), tops.end());
   below_.assign(below.begin(), below.end());
+  for (const std::string& directory : beside) {
+    if (!below.contains(directory)) below_.push_back(MarkedBeside(directory));
+  }
   SortUnique(files_);
   SortUnique(kept_);
 }
@@ -193,10 +210,12 @@ std::shared_ptr<const AccessRule> StepAccess::MakeRule() const {
   std::vector<OwnerAndMode> gates = kept_;
   std::set<std::string> searched;
   for (const std::string& top : tops_) AddSearched(top, searched);
-  for (const std::string& directory : below_) {
+  for (const std::string& marked : below_) {
+    const std::string directory = Unmarked(marked);
     struct stat info;
-    const bool link = lstat(directory.c_str(), &info) == 0 && S_ISLNK(info.st_mode);
-    link ? AddSearched(directory, searched) : void(searched.insert(directory));
+    const bool there = lstat(directory.c_str(), &info) == 0;
+    if (!there && IsBeside(marked) && IsGone(ErrnoError(errno, directory))) continue;
+    there && S_ISLNK(info.st_mode) ? AddSearched(directory, searched) : void(searched.insert(directory));
   }
   for (const std::string& directory : searched) {
     const auto access = AccessOfDirectory(directory);
@@ -204,10 +223,10 @@ std::shared_ptr<const AccessRule> StepAccess::MakeRule() const {
     if (access && *access) gates.push_back(**access);  // else a file was adopted
   }
   for (const LinkedFile& file : linked_) {
-    const auto root = RootDirectory::Open(file.root);
+    const auto root = RootDirectory::Open(Unmarked(file.root));
     const auto found = root ? root->Look(file.path) : Fail(root.error());
     if (!found) {
-      gates.push_back(kClosed);
+      if (!IsBeside(file.root) || !IsGone(found.error())) gates.push_back(kClosed);
       continue;
     }
     files.push_back(found->access);

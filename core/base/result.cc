@@ -48,7 +48,7 @@ Error ErrnoError(int error_number, std::string_view what) {
   switch (error_number) {
     case ENOENT: case ENOTDIR: code = ErrorCode::kNotFound; break;
     case EACCES: case EPERM: case EROFS: code = ErrorCode::kPermission; break;
-    case ELOOP: case ENXIO: code = ErrorCode::kInvalid; break;
+    case ELOOP: case ENAMETOOLONG: case ENXIO: code = ErrorCode::kInvalid; break;
     case EEXIST: code = ErrorCode::kExists; break;
     case ENOSPC: case EDQUOT: case EMFILE: case ENFILE: case ENOMEM:
       code = ErrorCode::kExhausted; break;

@@ -25,7 +25,8 @@ struct CloseDirectory {
 // There is nothing that we can see: nothing at all, or a link that leads nowhere
 // or where we may not go.
 bool IsNothing(int error) {
-  return error == ENOENT || error == ENOTDIR || error == ELOOP || error == EACCES;
+  return error == ENOENT || error == ENOTDIR || error == ELOOP || error == EACCES ||
+         error == ENAMETOOLONG;
 }
 
 Result<std::string> LinkAt(int directory, const char* name) {

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/io/searched_directories.h"
 #include "core/model/step_notes.h"
+#include "core/model/tool_document.h"
 #include "formats/runs/step_names.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
@@ -21,6 +23,8 @@ namespace {
 constexpr std::string_view kToolKey = "tool";
 constexpr std::string_view kOwnKey = "own";
 constexpr int kDeepest = 4;  // folders in folders
+constexpr size_t kMaxToolNotes = 1000;
+static_assert(kToolDocument == kDocumentOfTool);
 constexpr uint32_t kRead = 0444;
 constexpr uint32_t kSearch = 0111;
 
@@ -38,6 +42,7 @@ struct Walk {
   std::set<std::string, std::less<>> folders = {};  // below the root: those that something is read in
   size_t files = 0;
   size_t looked_into = 0;  // folders
+  size_t notes = 0;        // also those that are too many
 };
 
 // A path as it stands below the save directory.
@@ -51,7 +56,7 @@ bool IsAnothers(const Walk& walk, std::string_view name, const std::string& path
 }
 
 void Note(Walk& walk, std::string_view why) {
-  walk.assembler.header().notes.push_back(StrCat(kNotShownNote, why));
+  if (walk.notes++ < kMaxToolNotes) walk.assembler.header().notes.push_back(StrCat(kNotShownNote, why));
 }
 
 void LeaveOutFolder(Walk& walk, const std::string& path, std::string_view why) {
@@ -81,16 +86,26 @@ Status CarryFile(Walk& walk, const std::string& path) {
   return added ? Status() : LeaveOutFile(walk, std::move(added).error());
 }
 
+Result<OwnerAndMode> AccessOf(const Root& root, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const EntryStat found, root.Stat(path));
+  if (!root.local()) return found.access;
+  CKPT_ASSIGN_OR_RETURN(const auto with_acl, AccessOfDirectory(root.PathOf(path)));
+  return with_acl.value_or(found.access);
+}
+
 // A folder that holds nothing of the step, and that fewer may search than the step's own.  A
 // tool's are the step's.
 Result<bool> IsClosed(const Walk& walk, const std::string& path) {
   if (walk.tool) return false;
-  CKPT_ASSIGN_OR_RETURN(const auto folder, StatIfThere(*walk.step.root, path));
-  CKPT_ASSIGN_OR_RETURN(const auto own, StatIfThere(*walk.step.root, walk.step.Own()));
-  if (!folder || !own) return true;
-  const uint32_t bits = folder->access.mode & kSearch;
-  return bits != kSearch && (folder->access.uid != own->access.uid || folder->access.gid != own->access.gid ||
-                             (own->access.mode & kSearch & ~bits) != 0);
+  const auto folder = AccessOf(*walk.step.root, path);
+  const auto own = AccessOf(*walk.step.root, walk.step.Own());
+  for (const auto* one : {&folder, &own}) {
+    if (!*one && one->error().code == ErrorCode::kNotFound) return true;
+    if (!*one) return Fail(one->error());
+  }
+  const uint32_t bits = folder->CertainMode() & kSearch;
+  return bits != kSearch && (folder->uid != own->uid || folder->gid != own->gid ||
+                             (own->CertainMode() & kSearch & ~bits) != 0);
 }
 
 // Where the sources of the step's kind read.
@@ -207,6 +222,10 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
     folders = std::move(deeper);
   }
   if (own != step.save && !folders.empty()) LeaveOutFolder(walk, folders[0], "and what is as deep");
+  if (walk.notes > kMaxToolNotes) {
+    assembler.header().notes.push_back(
+        StrCat(kNotShownNote, "and ", walk.notes - kMaxToolNotes, " more files and folders"));
+  }
   if (!walk.tool) return {};
   assembler.header().documents.push_back(
       Render(tool, own == step.save ? std::string() : Shown(step, own)));

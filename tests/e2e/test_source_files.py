@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import stat
+import struct
 import subprocess
 import tempfile
 import threading
@@ -14,6 +15,7 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from daemon import wait_until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GOLDEN = os.path.join(HERE, '..', 'golden', 'deepspeed_tiny', 'ckpt')
@@ -223,6 +225,37 @@ def test_a_note_in_a_closed_directory_hides_no_step(ckptfs, folder, run):
     assert mode() == 0o555 and 'later.txt' not in os.listdir(f'{source}/{run.name}')
 
 
+def test_a_note_that_went_hides_no_step(ckptfs, run):
+    write(run / 'eval' / 'deep' / 'scores.json', '{}')
+    ckptfs.adopt(run.parent)
+    shutil.rmtree(run / 'eval')
+    source = f'{ckptfs.mount()}/run/run/step/{run.name}/source'
+    assert stat.S_IMODE(os.stat(source).st_mode) == 0o555  # by who may see the step
+    with pytest.raises(OSError, match='Stale'):
+        with open(f'{source}/{run.name}/eval/deep/scores.json', 'rb') as f:
+            f.read()
+    (run / 'eval').mkdir()
+    (run / 'eval').chmod(0o700)
+    wait_until(lambda: stat.S_IMODE(os.stat(source).st_mode) == 0o500, 'a look at what lies there')
+
+
+def test_a_folder_with_an_acl_hides_no_step(ckptfs, run):
+    """Of one the group bits are a mask, and nothing that the group may."""
+    write(run / 'theirs' / 'notes.txt', 'x')
+    entries = (0x01, 7, -1), (0x02, 5, 65534), (0x04, 0, -1), (0x10, 5, -1), (0x20, 5, -1)
+    os.setxattr(run / 'theirs', 'system.posix_acl_access',
+                struct.pack('<I', 2) + b''.join(struct.pack('<HHi', *entry) for entry in entries))
+    assert f"the folder '{run.name}/theirs'" in '\n'.join(notes_of(ckptfs, run.parent))
+    source = mounted(ckptfs, run)
+    assert stat.S_IMODE(os.stat(source).st_mode) == 0o555
+
+
+def test_a_link_that_is_no_name_costs_no_step(ckptfs, run):
+    os.symlink('x' * 300, run / 'long')
+    assert f'{run.name}/long' in '\n'.join(notes_of(ckptfs, run.parent))
+    assert ckptfs.adopt(run.parent).returncode == 0
+
+
 @pytest.fixture
 def trainer(folder, run):
     """The same as a step of transformers' Trainer."""
@@ -250,6 +283,13 @@ def test_links_round_and_round_end(ckptfs, trainer):
             os.symlink(f'../{there}', trainer / here / f'l{i}')
     assert len(notes_of(ckptfs, trainer.parent)) == 800
     assert ckptfs.adopt(trainer.parent).returncode == 0
+
+
+def test_what_is_not_shown_is_said_a_thousand_times(ckptfs, run):
+    for i in range(1100):
+        os.symlink('..', run / f'l{i}')
+    said = notes_of(ckptfs, run.parent)
+    assert len(said) == 1001 and said[-1].endswith('and 100 more files and folders')
 
 
 def test_more_folders_than_are_looked_into_are_said(ckptfs, trainer):
