@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason='namespaces need root'
 
 class Node:
     """A machine: its own mounts, network and runtime directory, and a daemon with a mount.
-    words: begin each command of ckptfs there."""
+    words: begin each command of ckptfs there.  It has no mount of a test that runs beside this one: that would
+    keep its daemon alive."""
 
     def __init__(self, ckptfs, name, words=()):
         self.ckptfs, self.name, self.words = ckptfs, name, words
@@ -25,7 +26,7 @@ class Node:
         os.mkdir(self.mountpoint)
         self.machine = subprocess.Popen(
             ['unshare', '-nm', '--propagation', 'private', 'sh', '-c',
-             'mount -t tmpfs tmpfs /run && echo up && exec sleep infinity'],
+             'umount -ali -t fuse.ckptfs; mount -t tmpfs tmpfs /run && echo up && exec sleep infinity'],
             stdout=subprocess.PIPE, text=True)
         assert self.machine.stdout.readline() == 'up\n'
         self.daemon = None
