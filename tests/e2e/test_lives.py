@@ -20,8 +20,9 @@ store, rank, value = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 model = torch.nn.Module()
 for name in 'ab':
     model.register_parameter(name, torch.nn.Parameter(torch.full((1000,), value)))
+# Room comes back after a rank was told what became of a step.
 saver = Saver(TorchCollector([model], [], replicated=True), 'job', store, rank=rank, world=2,
-              job='slurm-7')
+              job='slurm-7', slots=8, full='wait')
 for line in sys.stdin:
     what, step = line.split()
     if what == 'save':
