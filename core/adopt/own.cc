@@ -244,10 +244,8 @@ Status FinishDirectory(const std::string& from, const std::string& to) {
   return ::fsync(made.get()) == 0 ? Status() : Fail(ErrnoError(errno, to));
 }
 
-// Where the files begin that nothing is read of: sources list them last.  What a training tool wrote
-// is no note: its next save's in the place of this one's would make one step of two.
+// Where the files begin that nothing is read of: sources list them last.
 size_t FirstNote(const StepModel& model) {
-  if (model.FindDocument(kDocumentOfTool) != nullptr) return model.blobs.size();
   const std::vector<uint8_t> read = FindReadBlobs(model);
   size_t end = read.size();
   while (end > 0 && read[end - 1] == 0) --end;
@@ -261,6 +259,35 @@ bool IsOfTheFile(const Error& error) {
   return std::ranges::find(kOfTheFile, error.code) != kOfTheFile.end();
 }
 
+// The first bytes of a file.
+class Beginning final : public File {
+ public:
+  Beginning(const File& file, uint64_t size) : File(file.name(), size), file_(file) {}
+  Result<FileIdentity> Identity() const override { return file_.Identity(); }
+  Status ReadAt(std::span<const ReadRequest> requests) const override {
+    CKPT_RETURN_IF_ERROR(CheckRanges(requests));
+    return file_.ReadAt(requests);
+  }
+  Result<std::shared_ptr<const Mapping>> Map() const override { return std::shared_ptr<const Mapping>(); }
+  int descriptor() const override { return -1; }
+
+ private:
+  const File& file_;
+};
+
+bool IsOfTool(const StepModel& model) { return model.FindDocument(kDocumentOfTool) != nullptr; }
+
+// What a training tool wrote is of its save: the next one's in its place would make one step of two.
+// A log that somebody keeps there goes on, and what it held stays.
+Status CheckOnlyGrew(const File& file, const FileIdentity& now, const Blob& read) {
+  const uint64_t size = read.stamp.size;
+  if (now.stamp.inode == read.stamp.inode && size > 0 && file.size() > size) {
+    CKPT_ASSIGN_OR_RETURN(const Digest begins, FingerprintOf(Beginning(file, size)));
+    if (begins == read.fingerprint) return {};
+  }
+  return CheckUnchanged(file, read);
+}
+
 // A file as it is now.
 Status DuplicateNow(const StepModel& model, const Blob& blob, const std::string& to) {
   CKPT_ASSIGN_OR_RETURN(const auto from, FileRoot(model.roots[blob.root]).Open(blob.path));
@@ -269,20 +296,22 @@ Status DuplicateNow(const StepModel& model, const Blob& blob, const std::string&
   if (access.mode != blob.mode || access.uid != blob.uid || access.gid != blob.gid) {
     return Fail(ErrorCode::kStale, StrCat(from->name(), " has another owner or mode"));
   }
+  if (IsOfTool(model)) CKPT_RETURN_IF_ERROR(CheckOnlyGrew(*from, now, blob));
   Blob as_it_is = blob;
   as_it_is.stamp = now.stamp;
   return Duplicate(*from, as_it_is, to);
 }
 
 // A file that nothing is read of: somebody may be writing it, or it is another's and cannot be
-// linked.  One that is gone, closed or written without an end is not taken.
+// linked.  One that is gone, closed or written without an end is not taken; of a tool's directory
+// it refuses the step.
 Status TakeNote(const StepModel& model, const Blob& blob, const std::string& to, Ownership ownership) {
   Status taken = TakeFile(model, blob, to, ownership);
   if (!taken && IsOfTheFile(taken.error())) {
     ::unlink(to.c_str());
     taken = DuplicateNow(model, blob, to);
   }
-  if (taken || !IsOfTheFile(taken.error())) return taken;
+  if (taken || IsOfTool(model) || !IsOfTheFile(taken.error())) return taken;
   ::unlink(to.c_str());
   return {};
 }

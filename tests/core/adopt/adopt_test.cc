@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "core/blob/blob_reader.h"
+#include "core/blob/fingerprint.h"
 #include "core/io/file_root.h"
 #include "core/io/memory_root.h"
 #include "core/model/tool_document.h"
@@ -219,6 +220,7 @@ TEST_F(AdoptTest, WhatAToolWroteIsNotTakenOfItsNextSave) {
     beside.path = beside.path.substr(0, beside.path.rfind('/') + 1) + "scheduler.pt";
     beside.stamp = written.stamp;
     beside.mode = written.access.mode;
+    beside.fingerprint = *FingerprintOf(**OpenLocalFile(step + "/scheduler.pt"));
     with.blobs.push_back(beside);
     if (tool) with.documents.push_back({std::string(kDocumentOfTool), "", "", {}});
     const auto own = [&] { return Own(store_->directory(), step, with, Ownership::kCopy); };
@@ -233,6 +235,10 @@ TEST_F(AdoptTest, WhatAToolWroteIsNotTakenOfItsNextSave) {
     EXPECT_EQ(changed.error().code, ErrorCode::kStale);
     EXPECT_EQ(gone.error().code, ErrorCode::kNotFound);
     EXPECT_TRUE(std::filesystem::is_empty(store_->directory() + "/blobs"));
+    directory_.Write("run7/" + model->id + "/scheduler.pt", "of this save, and on");  // it is a log
+    with.blobs.back().stamp = (*(*OpenLocalFile(step + "/scheduler.pt"))->Identity()).stamp;
+    with.blobs.back().stamp.size = std::string("of this save").size();
+    EXPECT_TRUE(own());
   }
 }
 
