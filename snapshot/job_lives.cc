@@ -12,6 +12,11 @@ namespace {
 
 constexpr std::string_view kRule = "; each life of a job needs a text of its own";
 
+// Whoever comes now would be told of that step as if it were its own.
+tl::unexpected<Error> StillWritten() {
+  return Fail(ErrorCode::kExists, StrCat("a step of an earlier life of the job is still written", kRule));
+}
+
 }  // namespace
 
 bool IsOwnJob(const std::string& job) { return job.starts_with(kOwnJob); }
@@ -33,10 +38,7 @@ Result<JobLives::Strangers> JobLives::Greet(const RankOfJob& who, Comes how,
                       : StrCat("the job has ", job.world, " ranks, not ", who.world, kRule));
     }
     if (how == Comes::kForAnother) return Fail(ErrorCode::kStale, "another life of the job came");
-    if (busy) {
-      return Fail(ErrorCode::kExists,
-                  StrCat("a step of an earlier life of the job is still written", kRule));
-    }
+    if (busy) return StillWritten();
     strangers.all = true;
     job.ranks.clear();
   } else if (fresh && !IsOwnJob(who.job)) {
@@ -47,6 +49,7 @@ Result<JobLives::Strangers> JobLives::Greet(const RankOfJob& who, Comes how,
       const bool gone = rank.here == 0 && (!born || rank.seen < *born);
       if (how == Comes::kNew && gone) strangers.ranks.insert(number);
     }
+    if (busy && !strangers.ranks.empty()) return StillWritten();
     for (const uint32_t rank : strangers.ranks) job.ranks.erase(rank);
   }
   job.world = who.world;

@@ -218,6 +218,7 @@ Status RankSession::Introduce(const SnapshotMessage& message, IncomingSteps& ste
   rank_ = who.rank;
   world_ = who.world;
   life_ = who.life;
+  greeting_ = steps.greetings();
   seen_ = TimeSinceBoot();
   return {};
 }

@@ -113,6 +113,7 @@ class RankSession {
   uint32_t rank() const { return rank_; }
   uint32_t world() const { return world_; }
   uint64_t life() const { return life_; }
+  uint64_t greeting() const { return greeting_; }  // IncomingSteps::greetings, with it
   bool introduced() const { return world_ != 0; }
   bool wants_to_write() const { return !outbox_.empty(); }
 
@@ -162,6 +163,7 @@ class RankSession {
   uint32_t rank_ = 0;
   uint32_t world_ = 0;  // 0: no hello yet
   uint64_t life_ = 0;
+  uint64_t greeting_ = 0;
   bool back_ = false;
   bool for_another_ = false;
   JobLives::Time seen_{0};

@@ -34,7 +34,7 @@ std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t
                                                uint32_t rank, uint32_t world, ReceivedFile file,
                                                Time now) {
   if (const auto gone = gone_.find(name); gone != gone_.end()) {
-    dropped_.push_back({name, step, gone->second, true});
+    dropped_.push_back({name, step, gone->second, true, greetings_});
     return std::nullopt;
   }
   const auto [at, first] = open_.try_emplace(name, Open{step, world, now, {}, {}});
@@ -81,7 +81,7 @@ void IncomingSteps::Drop(const AttemptName& name, uint64_t step, const std::stri
   }
   open_.erase(name);
   lives_.erase(name);
-  dropped_.push_back({name, step, why, false});
+  dropped_.push_back({name, step, why, false, greetings_});
 }
 
 bool IncomingSteps::Begin(const AttemptName& name, uint64_t step, uint32_t rank, bool again) {
@@ -177,7 +177,7 @@ void IncomingSteps::DropApart(const AttemptName& name, uint64_t step, uint32_t r
     }
   }
   for (const AttemptName& one : apart) {
-    if (IsGone(one)) dropped_.push_back({one, step, std::string(kApart), true});
+    if (IsGone(one)) dropped_.push_back({one, step, std::string(kApart), true, greetings_});
     Drop(one, step, std::string(kApart));
   }
 }
@@ -189,13 +189,11 @@ Status IncomingSteps::Greet(const RankOfJob& who, JobLives::Comes how,
   const AttemptName job{who.run, who.job};
   const bool busy = std::ranges::any_of(kept_, [&](const AttemptName& name) { return IsOf(name, job); });
   CKPT_ASSIGN_OR_RETURN(const auto strangers, lives_of_jobs_.Greet(who, how, born, busy));
+  const size_t before = dropped_.size();
   if (strangers.all) {
-    const size_t before = dropped_.size();
     DropIf(job, "another life of its job began", [](auto&, auto&) { return true; });
-    for (size_t i = before; i < dropped_.size(); ++i) dropped_[i].earlier = true;
     ForgetLife({who.run, who.job});
     renewed_.emplace(who.run, who.job);
-    return {};
   }
   for (const uint32_t rank : strangers.ranks) {
     DropIf(job, StrCat("rank ", rank, " had gone when rank ", who.rank, "'s process began"),
@@ -205,6 +203,8 @@ Status IncomingSteps::Greet(const RankOfJob& who, JobLives::Comes how,
   if (!strangers.ranks.empty()) {
     ForgetDrops(job);  // its own saves may have the same names
   }
+  for (size_t i = before; i < dropped_.size(); ++i) dropped_[i].earlier = true;
+  ++greetings_;
   return {};
 }
 
@@ -277,7 +277,7 @@ void IncomingSteps::DropOlder(Time limit, const Elsewhere& elsewhere) {
     if (elsewhere) {
       for (const uint32_t rank : elsewhere(name)) missing.erase(rank);
     }
-    found.push_back({name, open.step, StrCat("nothing came of rank ", RanksText(missing)), false});
+    found.push_back({name, open.step, StrCat("nothing came of rank ", RanksText(missing))});
   }
   for (const DroppedStep& one : found) Drop(one.name, one.step, one.why);
 }

@@ -62,8 +62,8 @@ struct DroppedStep {
   uint64_t step = 0;
   std::string why;
   bool again = false;  // said before; a rank ended its part only now
-  // Of a life of its job of which nobody is here: who came may save a step of that name by now.
-  bool earlier = false;
+  uint64_t greetings = 0;  // before it: who came later may have other saves of that name
+  bool earlier = false;    // of an earlier life of its job
 };
 
 // DroppedStep::why: some went back where others did not, and who did not shall now be in the later
@@ -77,6 +77,8 @@ class IncomingSteps {
   // A rank that speaks to this daemon from now on.  What is open of its job with those who are not
   // of its life is dropped.  Errors as of JobLives::Greet.
   Status Greet(const RankOfJob& who, JobLives::Comes how, std::optional<JobLives::Time> born);
+  // How many have come: the number of the last one.
+  uint64_t greetings() const { return greetings_; }
   void Leave(const RankOfJob& who, JobLives::Comes how, JobLives::Time seen) {
     lives_of_jobs_.Leave(who, how, seen);
   }
@@ -171,6 +173,7 @@ class IncomingSteps {
 
   std::map<std::tuple<std::string, std::string, uint32_t>, Begun> begun_;  // run, job, rank
   std::vector<DroppedStep> dropped_;
+  uint64_t greetings_ = 0;
   std::set<AttemptName> kept_;  // whole or taken, and not forgotten
   JobLives lives_of_jobs_;
   std::set<JobLives::JobName> renewed_;

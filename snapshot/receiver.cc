@@ -107,7 +107,9 @@ struct Receiver::State {
   std::vector<std::string> WaitingLines() const;
   // `drop`: why not; empty: it is durable.
   void Count(const std::string& title, const std::string& drop) EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text);
+  // Those who came with these greetings.
+  void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text,
+            uint64_t greetings);
   void TellNews();
 };
 
@@ -181,9 +183,10 @@ bool Receiver::State::Turn(RankSession& session, short events, Arrivals& arrival
 }
 
 void Receiver::State::Tell(const AttemptName& name, uint64_t step, SnapshotWord word,
-                           const std::string& text) {
+                           const std::string& text, uint64_t greetings) {
   for (const auto& session : sessions) {
     if (session->run() != name.run || session->job() != name.job) continue;
+    if (session->greeting() > greetings) continue;
     SnapshotMessage message{word};
     message.step = step;
     message.attempt = name.attempt;
@@ -220,13 +223,13 @@ void Receiver::State::TellNews() {
   for (const Kept& one : news) {
     steps.Forget(one.name);
     Tell(one.name, one.step, one.done ? SnapshotWord::kDurable : SnapshotWord::kDropped,
-         one.done ? "" : one.done.error().message);
+         one.done ? "" : one.done.error().message, steps.greetings());
   }
   for (const DroppedStep& one : steps.TakeDropped()) {
     const std::string line = StrCat("snapshot ", NameOf(one.name, one.step), " dropped: ", one.why);
-    if (!one.earlier) Tell(one.name, one.step, SnapshotWord::kDropped, one.why);
+    Tell(one.name, one.step, SnapshotWord::kDropped, one.why, one.greetings);
     if (one.again) continue;
-    DropElsewhere(one);
+    if (!one.earlier) DropElsewhere(one);  // there, too, the name may be another save's by now
     Say(line);
     MutexLock guard(mutex);
     ++dropped;

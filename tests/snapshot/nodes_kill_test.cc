@@ -249,6 +249,22 @@ TEST_F(NodesTest, WhatARankDropsIsDroppedOnAllNodesAtOnce) {
   EXPECT_TRUE(IsStored(3));
 }
 
+// The next one saves the same step, under the same number.
+TEST_F(NodesTest, WhatAnEarlierLifeLeftDropsNothingOfTheNext) {
+  const NodeDaemon a(directory_.path(), 0), b(directory_.path(), 1);
+  {
+    SnapshotWriter gone(Options(0));
+    ASSERT_TRUE(Save(gone, 5, 0));
+    while (a.status()["steps"].empty()) std::this_thread::yield();
+  }
+  while (a.status()["ranks"] != 0) std::this_thread::yield();
+  SnapshotWriter first(Options(0)), second(Options(1));
+  ASSERT_TRUE(Save(first, 5, 0) && Save(second, 5, 1)) << first.status().last_drop;
+  EXPECT_TRUE(first.WaitDurable(5, kLong)) << first.status().last_drop;
+  EXPECT_TRUE(second.WaitDurable(5, kLong)) << second.status().last_drop;
+  EXPECT_TRUE(IsStored(5));
+}
+
 // Two jobs write one step number of one run at the same time, each over both nodes.
 TEST_F(NodesTest, TwoJobsOfOneStepNumberAreTwoSteps) {
   const NodeDaemon a(directory_.path(), 0), b(directory_.path(), 1);

@@ -287,7 +287,7 @@ TEST(JobLivesTest, AnotherLifeWaitsUntilTheFirstIsGone) {
   const auto dropped = steps.TakeDropped();
   ASSERT_EQ(dropped.size(), 1u);
   EXPECT_EQ(dropped[0].why, "another life of its job began");
-  EXPECT_TRUE(dropped[0].earlier) << "who comes may save one of that name, and would take it for its own";
+  EXPECT_LT(dropped[0].greetings, steps.greetings()) << "its own save has that name, too";
   EXPECT_EQ(steps.TakeRenewed().size(), 1u);
   // Its saves are its own: the first life's were as many.
   EXPECT_TRUE(steps.Begin(kFirst, 5, 1, false));
@@ -307,6 +307,20 @@ TEST(JobLivesTest, WhatIsStillWrittenIsOfTheFirstLife) {
   EXPECT_TRUE(steps.Greet(RankOf(0, 2, 1), Comes::kNew, kLate));
 }
 
+// On two machines, whose ranks have changed places.
+TEST(JobLivesTest, WhatIsStillWrittenIsNotOfWhoWasNotSeenBefore) {
+  IncomingSteps steps;
+  EXPECT_TRUE(steps.Greet(RankOf(0, 1), Comes::kNew, kEarly));
+  EXPECT_FALSE(steps.Add(kFirst, 5, 0, 2, {}, Time()));
+  steps.Take(kFirst);
+  steps.Leave(RankOf(0, 1), Comes::kNew, kSeen);
+  EXPECT_EQ(steps.Greet(RankOf(1, 2), Comes::kNew, kLate).error().code, ErrorCode::kExists);
+  EXPECT_TRUE(steps.Greet(RankOf(1, 3), Comes::kNew, kEarly)) << "of one life";
+  steps.Leave(RankOf(1, 3), Comes::kNew, kSeen);
+  steps.Forget(kFirst);
+  EXPECT_TRUE(steps.Greet(RankOf(1, 2), Comes::kNew, kLate));
+}
+
 // A rank that was not seen in the first life.
 TEST(JobLivesTest, WhoBeganWhenAnotherHadGoneIsNotOfItsLife) {
   for (const auto& [born, job, mixes] :
@@ -320,7 +334,12 @@ TEST(JobLivesTest, WhoBeganWhenAnotherHadGoneIsNotOfItsLife) {
     EXPECT_FALSE(steps.Add(name, 5, 0, 2, {}, Time()));
     steps.Leave(RankOf(0, 1, 2, job), Comes::kNew, kSeen);
     EXPECT_TRUE(steps.Greet(RankOf(1, 2, 2, job), Comes::kNew, born));
-    EXPECT_EQ(steps.TakeDropped().size(), mixes ? 0u : 1u);
+    const auto dropped = steps.TakeDropped();
+    EXPECT_EQ(dropped.size(), mixes ? 0u : 1u);
+    for (const DroppedStep& one : dropped) {
+      EXPECT_TRUE(one.earlier);
+      EXPECT_LT(one.greetings, steps.greetings());
+    }
     EXPECT_EQ(steps.Add(name, 5, 1, 2, {}, Time()).has_value(), mixes);
     if (mixes) continue;
     // And the first one's next life is that of the second.
