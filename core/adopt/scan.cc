@@ -319,6 +319,27 @@ Status LookBelow(const Place& place, Sources sources, const Recognise& recognise
   return {};
 }
 
+// Says which directories beside a run's steps hold a model that is none of them ("best").  What is
+// in one that cannot be looked into is not known.
+void NameOthers(const Place& place, Sources sources, ScanResult& scan) {
+  ByDirectory steps;
+  for (const FoundStep& step : scan.steps) steps.Add(step);
+  const auto any = [](const FoundStep&) { return true; };
+  const auto places = PlacesIn(place);
+  if (steps.AnyAt(place.directory, any) || !places) return;
+  std::vector<std::string> others;
+  for (const Place& inner : *places) {
+    if (steps.AnyAt(inner.directory, any) || steps.AnyBelow(inner.directory, any)) continue;
+    ScanResult found;
+    const auto model = LookAt(inner, sources, {}, found);
+    if (model && *model) others.push_back(LastComponent(inner.directory));
+  }
+  if (others.empty()) return;
+  scan.said.push_back(StrCat(place.Path(), ": beside these steps there are models of their own in ",
+                              Counted(others, "directory", "directories"),
+                              ", which are not adopted with them; give their paths"));
+}
+
 // All of a place, its own or one level below.
 Result<ScanResult> ScanAll(const Place& place, Sources sources, const Recognise& recognise) {
   ScanResult scan;
@@ -368,6 +389,7 @@ std::string WhatIsThere(const Place& place, Sources sources) {
 
 Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise) {
   CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanAll(place, sources, recognise));
+  if (!scan.steps.empty() && recognise && scan.said.empty()) NameOthers(place, sources, scan);
   if (!scan.steps.empty()) return scan;
   if (!scan.unread.empty()) return Fail(std::move(scan.unread.front()));
   if (!scan.begun.empty()) {

@@ -46,6 +46,12 @@ Result<StepCandidate> CandidateOf(const RootPointer& root, const std::string& pa
   return out;
 }
 
+// Whether a directory is one of several steps of what lies above it: a training tool wrote
+// it, or it is named so (torchtitan's step-500, a script's own epoch_1).
+bool IsOneOfSeveral(std::string_view name, const StepEntries& entries) {
+  return ToolOf(name, entries) != StepTool::kNone || StepNumber(name);
+}
+
 // The save directory of a step that was given by itself: itself, a run's, or the
 // folder of a model in the hub's cache.
 std::string SaveOf(const Root& root, const std::string& directory, const StepEntries& entries) {
@@ -54,7 +60,7 @@ std::string SaveOf(const Root& root, const std::string& directory, const StepEnt
                         IsHubFolder(root, ParentPath(above));
   if (snapshot) return ParentPath(above);
   const std::string name = NameOf(root, directory);
-  return ToolOf(name, entries) == StepTool::kNone ? directory : RunOfToolStep(directory, name);
+  return IsOneOfSeveral(name, entries) ? RunOfToolStep(directory, name) : directory;
 }
 
 class HuggingFaceSource : public Source {
@@ -133,15 +139,15 @@ class HuggingFaceSource : public Source {
     return {};
   }
 
-  // A directory in the one that was given: a step of its run if a training tool
-  // wrote it (`any`: whoever did), else a model of its own.
+  // A directory in the one that was given: a step of its run if it is one of several
+  // (`any`: whatever it is), else a model of its own.
   static Status AddInner(const RootPointer& root, const std::string& directory,
                          const std::string& save, std::vector<StepCandidate>& out,
                          bool any = false) {
     const auto entries = ListStepEntries(*root, directory);
     if (!entries && IsOutOfReach(entries.error())) return {};
     if (!entries) return Fail(Error(entries.error()));
-    const bool step = any || ToolOf(LastComponent(directory), *entries) != StepTool::kNone;
+    const bool step = any || IsOneOfSeveral(LastComponent(directory), *entries);
     return step && HasWeights(*entries) ? Add(root, directory, save, out) : Status();
   }
 

@@ -118,6 +118,36 @@ def test_runs_one_level_below_are_found_and_said(ckptfs, source, tmp_path):
     assert done.returncode == REFUSED and 'adopt --name mixed' in done.stderr
 
 
+def write_model(folder):
+    """Weights of one element."""
+    os.makedirs(folder)
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    with open(f'{folder}/model.safetensors', 'wb') as f:
+        f.write(struct.pack('<Q', len(header)) + header + b'wwww')
+
+
+def test_directories_that_are_named_as_steps_are_one_run(ckptfs, tmp_path):
+    """What a script saves by save_pretrained; a model beside them is named, and nothing else."""
+    for name in 'epoch_1', 'epoch_2', 'step_500', 'best':
+        write_model(tmp_path / 'out' / name)
+    (tmp_path / 'out' / 'logs').mkdir()
+    done = ckptfs.adopt(tmp_path / 'out')
+    assert done.stdout.split() == ['out/epoch_1', 'out/epoch_2', 'out/step_500']
+    assert 'beside these steps there are models of their own in 1 directory (best)' in done.stderr
+    assert 'not whole' not in done.stderr
+    assert ckptfs.adopt(tmp_path / 'out' / 'best').stdout.split() == ['best/best']
+    assert ckptfs.adopt(tmp_path / 'out' / 'step_500').stdout.split() == ['out/step_500']
+
+
+def test_many_steps_of_a_run_are_not_all_told(ckptfs, tmp_path):
+    for number in range(1, 12):
+        write_model(tmp_path / 'out' / f'step_{number}')
+    ckptfs.adopt(tmp_path / 'out')
+    said = ckptfs.run('info', 'out', '--store', ckptfs.store).stdout
+    assert 'run: out (11 steps: step_1 to step_11; `ckptfs list` names all); this is the latest\n' in said
+    assert len(json.loads(ckptfs.run('info', 'out', '--json', '--store', ckptfs.store).stdout)['run_steps']) == 11
+
+
 def test_what_is_known_and_not_read_is_named(ckptfs, tmp_path):
     step = tmp_path / 'run' / 'iter_0000500'
     step.mkdir(parents=True)
@@ -332,6 +362,7 @@ def test_what_cannot_be_followed_leaves_no_store(ckptfs, source, tmp_path):
                   ['mount', '--follow', file, ckptfs.mountpoint()]):
         done = ckptfs.run(*words, '--store', ckptfs.store, check=False)
         assert done.returncode != 0 and str(tmp_path) in done.stderr
+        assert ('make that directory first' in done.stderr) == ('no/such' in str(words[2])), done.stderr
         assert not os.path.exists(ckptfs.store), words
 
 

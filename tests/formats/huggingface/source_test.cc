@@ -235,6 +235,25 @@ TEST_F(HuggingFaceSourceTest, ATrainersOutputHasCheckpoints) {
   EXPECT_THAT(ids, ElementsAre("model 0", "checkpoint-10 10", "checkpoint-9 9"));
 }
 
+TEST_F(HuggingFaceSourceTest, DirectoriesThatAreNamedAsStepsAreSteps) {
+  const std::string tensors = Safetensors({{"a", DType::kF32, {2}}});
+  for (const char* name : {"step-6/", "epoch_1/", "best/"}) {
+    Write(std::string(name) + "model.safetensors", tensors);
+  }
+  const Place place = PlaceOf(path_).value();
+  const auto found = source_->Find(place.root, place.directory);
+  ASSERT_TRUE(found) << found.error().message;
+  std::vector<std::string> ids;
+  for (const StepCandidate& step : *found) ids.push_back(step.id);
+  EXPECT_THAT(ids, ElementsAre("epoch_1", "step-6"));
+  for (const auto& [name, save] : {std::pair("/step-6", ""), std::pair("/best", "/best")}) {
+    const Place alone = PlaceOf(path_ + name).value();
+    const auto one = source_->Find(alone.root, alone.directory);
+    ASSERT_TRUE(one && one->size() == 1) << name;
+    EXPECT_EQ(one->front().SavePath(), path_ + save);
+  }
+}
+
 TEST_F(HuggingFaceSourceTest, TheHubsCacheWorks) {
   const std::string hub = directory_.path() + "/models--me--it";
   directory_.Write("models--me--it/blobs/abc", Safetensors({{"a", DType::kF32, {2}}}));
