@@ -79,6 +79,10 @@ Said OfOthers(const StepEntries& entries) {
   if (entries.HasFile("model_config.yaml") && entries.HasDirectory("model_weights")) {
     return StrCat("NeMo 1, unpacked (model_weights/)", kNotYet);
   }
+  if (entries.HasFile("metadata.pkl") && FirstWith(entries.files, "model_")) {
+    return StrCat("torch_checkpointing (metadata.pkl)", kNotYet,
+                  "; torchtitan's CheckpointManager saves with DCP, which is");
+  }
   if (entries.HasFile("_CHECKPOINT_METADATA") || entries.HasFile("manifest.ocdbt")) {
     return StrCat("Orbax (JAX)", kNotYet);
   }

@@ -43,6 +43,8 @@ TEST_F(RecogniseTest, EveryShapeByItsName) {
          "nemo2/context/io.json",
          "m.nemo",
          "x.gguf",
+         "titan/metadata.pkl",
+         "titan/model_0.pt",
          "orbax/_CHECKPOINT_METADATA"});
   EXPECT_EQ(What("dist"), "Megatron torch_dist: not readable yet");
   EXPECT_THAT(What("zarr"), HasSubstr("Megatron dist_checkpointing (zarr): not readable yet"));
@@ -52,6 +54,7 @@ TEST_F(RecogniseTest, EveryShapeByItsName) {
   EXPECT_THAT(What("nemo2"), HasSubstr("NeMo 2"));
   EXPECT_THAT(What("m.nemo"), HasSubstr("tar xf"));
   EXPECT_THAT(What("x.gguf"), HasSubstr("GGUF"));
+  EXPECT_THAT(What("titan"), HasSubstr("torch_checkpointing (metadata.pkl): not readable yet"));
   EXPECT_THAT(What("orbax"), HasSubstr("Orbax"));
 }
 
