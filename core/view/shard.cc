@@ -136,7 +136,7 @@ Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& 
                         ", and nothing says in what units tp", layout.tp, " may")
                     .Needing("adopt with --family FILE (a rule for this name)"));
   }
-  return Fail(Invalid("no rule says how it is spread over tp", layout.tp)
+  return Fail(Invalid("no rule says how it is spread over tensor-parallel ranks")
                   .Needing("adopt with --family FILE (a rule for this name), --family-set NAME=NUMBER "
                            "(a size that the rule needs) or --replicated REGEX"));
 }
@@ -152,41 +152,46 @@ std::string FlagsFor(std::string_view missing) {
   return flags;
 }
 
-// Says of a refusal which sizes the parameter's rule lacks, if the family has one and lacks any:
-// that is why, where no pattern is known.
-Error WithMissingSizes(Error error, const StepModel& step, const Parameter& parameter,
-                       std::shared_ptr<const Family>& family) {
-  if (step.family_rules.empty()) return error;
+// Which sizes the parameter's family rule lacks, if the family has one and it lacks any.
+std::optional<Error> MissingSizes(const StepModel& step, const Parameter& parameter,
+                                  std::shared_ptr<const Family>& family) {
+  if (step.family_rules.empty()) return std::nullopt;
   if (!family) {
     auto parsed = Family::Parse(step.family_rules, step.family);
-    if (!parsed) return error;
+    if (!parsed) return std::nullopt;
     family = std::make_shared<const Family>(*std::move(parsed));
   }
   const auto match = family->Match(parameter.name, step.family_sizes);
-  if (!match || !*match || (*match)->missing.empty()) return error;
-  const std::string lack = StrCat("the rule ", (*match)->rule, " needs ", (*match)->missing,
-                                  ", which nothing tells");
-  const bool open = parameter.pattern.kind == PatternKind::kUnknown;
-  error.message = open ? lack : StrCat(error.message, "; ", lack);
-  return std::move(error).Needing(StrCat("adopt with ", FlagsFor((*match)->missing),
-                                         ", or with the model's config.json beside the checkpoint"));
+  if (!match || !*match || (*match)->missing.empty()) return std::nullopt;
+  const std::string& missing = (*match)->missing;
+  return Invalid("nothing tells ", missing, ", which the rules of family ", step.family, " need")
+      .Needing(StrCat("adopt with ", FlagsFor(missing),
+                      ", or with the model's config.json beside the checkpoint"));
 }
 
-Status CheckParameter(const StepModel& step, const Layout& layout, const Parameter& parameter) {
-  if (IsExpert(parameter)) {
-    CKPT_RETURN_IF_ERROR(CheckExpert(step, layout, parameter));
-  } else {
-    CKPT_RETURN_IF_ERROR(CheckKnown(step, layout, parameter));
+// The first that is wrong with a parameter.
+void CheckParameter(const StepModel& step, const Layout& layout, const Parameter& parameter,
+                    ParameterRefusals& refusals) {
+  const bool expert = IsExpert(parameter);
+  const Status known = expert ? CheckExpert(step, layout, parameter) : CheckKnown(step, layout, parameter);
+  if (!known) {
+    return expert ? refusals.Add(parameter, known.error()) : refusals.AddCut(parameter, known.error());
   }
-  CKPT_RETURN_IF_ERROR(StagesOf(step, layout, parameter));
-  CKPT_RETURN_IF_ERROR(Local(step, layout, RankCoordinate{}, parameter));
-  return {};
+  if (const auto stages = StagesOf(step, layout, parameter); !stages) {
+    return refusals.Add(parameter, stages.error());
+  }
+  const auto local = Local(step, layout, RankCoordinate{}, parameter);
+  if (!local) refusals.AddCut(parameter, local.error());
 }
 
 }  // namespace
 
+void ParameterRefusals::AddCut(const Parameter& parameter, Error reason) {
+  auto missing = MissingSizes(step_, parameter, family_);
+  Add(parameter, missing ? *std::move(missing) : std::move(reason));
+}
+
 void ParameterRefusals::Add(const Parameter& parameter, Error reason) {
-  reason = WithMissingSizes(std::move(reason), step_, parameter, family_);
   const auto same = std::ranges::find(reasons_, reason.message,
                                       [](const Reason& one) { return one.error.message; });
   if (same != reasons_.end()) {
@@ -248,8 +253,7 @@ Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_o
   for (const Parameter& parameter : step.parameters) {
     experts = experts || IsExpert(parameter);
     if (trainable_only && parameter.role != Role::kTrainable) continue;
-    Status status = CheckParameter(step, layout, parameter);
-    if (!status) refusals.Add(parameter, std::move(status).error());
+    CheckParameter(step, layout, parameter, refusals);
   }
   CKPT_RETURN_IF_ERROR(refusals.Finish());
   if (!experts && (layout.ep > 1 || layout.etp > 1)) {

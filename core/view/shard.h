@@ -37,8 +37,10 @@ class ParameterRefusals {
   // REQUIRES: the step outlives the refusals.
   explicit ParameterRefusals(const StepModel& step) : step_(step) {}
 
-  // Where the parameter's family rule lacks sizes the reason says so.
   void Add(const Parameter& parameter, Error reason);
+  // Of one that cannot be cut so: where its family rule lacks sizes they are the reason, which all
+  // parameters, degrees and formats have in common.
+  void AddCut(const Parameter& parameter, Error reason);
   // kInvalid: "'a' and 3 more: reason; 'b': another".  Success if nothing was added.
   Status Finish() const;
 

@@ -108,7 +108,7 @@ Status CheckCuts(const StepModel& step, const Layout& layout) {
     const bool heads = IsOneCut(parameter.pattern) && parameter.pattern.cuts[0].unit > 1;
     if (layout.tp == 1 || !heads || parameter.expert) continue;
     auto local = MakeLocal(parameter.pattern, parameter.shape, 0, layout.tp);
-    if (!local) refusals.Add(parameter, std::move(local).error());
+    if (!local) refusals.AddCut(parameter, std::move(local).error());
   }
   return refusals.Finish();
 }

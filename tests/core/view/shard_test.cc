@@ -196,15 +196,24 @@ pattern = "column"
 unit = "head_dim"
 )";
   step.parameters.push_back(Make("open", {8}, Pattern{}, StageRule::kEvery));
-  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': the rule mine: open needs ffn"));
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': nothing tells ffn, which the rules of family mine need"));
   EXPECT_THAT(CheckLayout(step, L("tp2")).error().needs, HasSubstr("--family-set ffn=NUMBER"));
   step.family_sizes = {{"ffn", 4}};
   EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'open': no rule"));
+  EXPECT_EQ(Refusal(step, "tp2"), Refusal(step, "tp4")) << "one cause at any degree";
   Pattern pattern = Pattern::Shard(0);
   pattern.cuts[0].unit = 8;
   step.parameters.back() = Make("heads", {8}, pattern, StageRule::kEvery);
+  const std::string lacks = Refusal(step, "tp2");
+  EXPECT_THAT(lacks, HasSubstr("'heads': nothing tells head_dim, which the rules of family mine need"));
+  pattern.cuts[0].unit = 4;  // of another parameter, and at another degree it is the same
+  step.parameters.push_back(Make("heads", {4}, pattern, StageRule::kEvery));
+  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("'heads' and 1 more: nothing tells head_dim"));
+  step.parameters.pop_back();
+  EXPECT_EQ(Refusal(step, "tp4"), lacks);
+  EXPECT_THAT(Refusal(step, "pp3"), testing::Not(HasSubstr("head_dim")));
+  step.family_sizes["head_dim"] = 8;
   EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("unit of 8"));
-  EXPECT_THAT(Refusal(step, "tp2"), HasSubstr("needs head_dim"));
 }
 
 StepModel Experts(uint32_t experts) {
