@@ -32,7 +32,11 @@ Status CheckDirectory(const std::string& path) {
   if (::stat(path.c_str(), &info) != 0) {
     const int error = errno;
     const std::string above = std::filesystem::path(path).parent_path();
-    if (error != ENOENT || ::stat(above.c_str(), &info) != 0) return Fail(ErrnoError(error, path));
+    if (error != ENOENT) return Fail(ErrnoError(error, path));
+    if (::stat(above.c_str(), &info) != 0) {
+      return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": not there yet, nor is ", above, ", in which it is to be")}
+                      .Needing("make that directory first, or correct the path"));
+    }
   }
   if (S_ISDIR(info.st_mode)) return {};
   return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory in which a job saves"));

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -32,7 +33,12 @@ struct ExportFlags {
 };
 
 Result<Layout> LayoutOfView(const std::string& view) {
-  return Layout::Parse(std::string_view(view).substr(0, view.find('/')));
+  const std::string_view first = std::string_view(view).substr(0, view.find('/'));
+  Result<Layout> layout = Layout::Parse(first);
+  const auto is_it = [&](const auto& format) { return first.starts_with(format->name()); };
+  if (layout || std::ranges::none_of(MakeViewFormats(), is_it)) return layout;
+  return Fail(Error{ErrorCode::kInvalid, StrCat("'", view, "' is a part of a layout")}
+                  .Needing(StrCat("write LAYOUT/", view, ", such as tp1/", view)));
 }
 
 // Where one group does not say who may read all of the source, only everybody or

@@ -83,9 +83,15 @@ void PrintSizes(const Json& info) {
 
 void PrintRun(const Json& info) {
   if (!info.contains("run_steps")) return;
-  const size_t steps = info["run_steps"].size();
+  constexpr size_t kShown = 8;  // `list` has all
+  const Json& steps = info["run_steps"];
+  std::string names = Joined(steps, ", ");
+  if (steps.size() > kShown) {
+    names = StrCat(steps.front().get<std::string>(), " to ", steps.back().get<std::string>(),
+                   "; `ckptfs list` names all");
+  }
   fmt::print("run: {} ({} step{}: {}); this is the latest\n", Printable(info.value("run", "")),
-             steps, steps == 1 ? "" : "s", Printable(Joined(info["run_steps"], ", ")));
+             steps.size(), steps.size() == 1 ? "" : "s", Printable(names));
 }
 
 void PrintText(const Json& info, const LayoutSurvey& survey) {

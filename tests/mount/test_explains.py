@@ -196,6 +196,8 @@ def test_places_where_nothing_can_be_made(ckptfs, source, store):
     ckptfs.adopt(source, 'run7')
     done = ckptfs.run('export', *store, 'run7', 'dp2_zero1', '/proc/nothing', check=False)
     assert done.returncode == 3 and '/proc/nothing' in done.stderr, done
+    done = ckptfs.run('export', *store, 'run7', 'huggingface', str(source / 'out'), check=False)
+    assert done.returncode == 2 and 'such as tp1/huggingface' in done.stderr
     done = ckptfs.run('export', *store, 'run7', 'dp2_zero1/rank9', str(source / 'out'), check=False)
     assert done.returncode == 3 and 'there are rank0 to rank1' in done.stderr
     ckptfs.run('export', *store, 'run7', 'dp2_zero1/rank0/', str(source / 'out'))
