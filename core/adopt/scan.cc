@@ -164,7 +164,8 @@ void Settle(Job& job, const std::string& directory, IngestResult& result) {
     } else if (step.Own() == directory) {
       result.refused.push_back(std::move(error));
     } else {
-      result.skipped.push_back(StrCat(step.id, ": incomplete: ", error.message));
+      const bool whole = error.code == ErrorCode::kUnsupported;  // an adapter
+      result.skipped.push_back(StrCat(step.id, whole ? ": " : ": incomplete: ", error.message));
     }
     return;
   }
@@ -425,7 +426,7 @@ Error NoneOf(const Place& place, IngestResult result) {
   constexpr size_t kNamed = 8;
   std::vector<std::string> others = std::move(result.skipped);
   for (size_t i = 1; i < result.refused.size(); ++i) others.push_back(result.refused[i].message);
-  Error error{ErrorCode::kInvalid, StrCat(place.Path(), ": no complete step")};
+  Error error{ErrorCode::kInvalid, StrCat(place.Path(), ": no complete step that can be read")};
   if (!result.refused.empty()) error = std::move(result.refused.front());
   for (size_t i = 0; i < std::min(others.size(), kNamed); ++i) error.message += StrCat("; ", others[i]);
   if (others.size() > kNamed) error.message += StrCat("; and ", others.size() - kNamed, " more");

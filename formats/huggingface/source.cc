@@ -46,10 +46,16 @@ Result<StepCandidate> CandidateOf(const RootPointer& root, const std::string& pa
   return out;
 }
 
+// A run of its own, whose last model lies in it: it has steps, or DeepSpeed's pointer to one.
+bool IsRun(const StepEntries& entries) {
+  const auto is_step = [](const std::string& name) { return StepNumber(name).has_value(); };
+  return entries.HasFile("latest") || std::ranges::any_of(entries.directories, is_step);
+}
+
 // Whether a directory is one of several steps of what lies above it: a training tool wrote
 // it, or it is named so (torchtitan's step-500, a script's own epoch_1).
 bool IsOneOfSeveral(std::string_view name, const StepEntries& entries) {
-  return ToolOf(name, entries) != StepTool::kNone || StepNumber(name);
+  return ToolOf(name, entries) != StepTool::kNone || (StepNumber(name) && !IsRun(entries));
 }
 
 // The save directory of a step that was given by itself: itself, a run's, or the

@@ -118,11 +118,11 @@ def test_runs_one_level_below_are_found_and_said(ckptfs, source, tmp_path):
     assert done.returncode == REFUSED and 'adopt --name mixed' in done.stderr
 
 
-def write_model(folder):
+def write_model(folder, file='model.safetensors'):
     """Weights of one element."""
     os.makedirs(folder)
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    with open(f'{folder}/model.safetensors', 'wb') as f:
+    with open(f'{folder}/{file}', 'wb') as f:
         f.write(struct.pack('<Q', len(header)) + header + b'wwww')
 
 
@@ -137,6 +137,16 @@ def test_directories_that_are_named_as_steps_are_one_run(ckptfs, tmp_path):
     assert 'not whole' not in done.stderr
     assert ckptfs.adopt(tmp_path / 'out' / 'best').stdout.split() == ['best/best']
     assert ckptfs.adopt(tmp_path / 'out' / 'step_500').stdout.split() == ['out/step_500']
+
+
+def test_an_adapter_is_not_called_unfinished(ckptfs, tmp_path):
+    file = 'adapter_model.safetensors'
+    for number in 10, 20:
+        write_model(tmp_path / f'out/checkpoint-{number}', file)
+    done = ckptfs.adopt(tmp_path / 'out', check=False)
+    assert done.returncode == 4 and 'incomplete' not in done.stderr
+    assert done.stderr.count('an adapter (PEFT)') == 2 and 'adopt the file itself' in done.stderr
+    assert ckptfs.adopt(tmp_path / 'out/checkpoint-10' / file).stdout.split() == [f'checkpoint-10/{file}']
 
 
 def test_many_steps_of_a_run_are_not_all_told(ckptfs, tmp_path):

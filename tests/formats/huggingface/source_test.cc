@@ -237,9 +237,11 @@ TEST_F(HuggingFaceSourceTest, ATrainersOutputHasCheckpoints) {
 
 TEST_F(HuggingFaceSourceTest, DirectoriesThatAreNamedAsStepsAreSteps) {
   const std::string tensors = Safetensors({{"a", DType::kF32, {2}}});
-  for (const char* name : {"step-6/", "epoch_1/", "best/"}) {
+  // The last two are runs: of a Trainer and of DeepSpeed, with a model of their own.
+  for (const char* name : {"step-6/", "epoch_1/", "best/", "iter_1/", "iter_1/checkpoint-10/", "iter_2/"}) {
     Write(std::string(name) + "model.safetensors", tensors);
   }
+  Write("iter_2/latest", "some_tag");
   const Place place = PlaceOf(path_).value();
   const auto found = source_->Find(place.root, place.directory);
   ASSERT_TRUE(found) << found.error().message;
