@@ -33,7 +33,7 @@ namespace ckptfs {
 inline constexpr uint64_t kMaxFrameBytes = uint64_t{16} << 20;
 
 // The zero digest if there are no records, if one has no checksum, or the frame is
-// beyond the bound.  BLOCKS: on reading the frame, in one call.
+// beyond the bound.  BLOCKS: on reading the frame, few requests of it.
 Result<Digest> FrameDigestOf(const File& file, std::span<const FileRecord> records);
 
 // Whether every byte of the file is what it was when `frame` was the digest of its

@@ -12,11 +12,14 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/blob/blob.h"
 #include "core/io/file.h"
+#include "core/io/near_reads.h"
 
 namespace ckptfs {
 
@@ -39,12 +42,28 @@ class FileRange {
   // does not have them.  BLOCKS: on the device.
   Result<std::string> Read(uint64_t offset, uint64_t length, std::string_view what) const {
     if (RangeInside(offset, length, size_)) return file_.Read(begin_ + offset, length, what);
-    return Fail(ErrorCode::kInvalid,
-                StrCat(what, " (bytes ", offset, " and ", length,
-                       " on) lies beyond the end of the ", size_, "-byte file"));
+    return Beyond(offset, length, what);
+  }
+
+  // All requests, whose offsets are of the range, neighbours together (near_reads.h);
+  // errors as of Read.  BLOCKS: on the device.
+  Status ReadNear(std::vector<ReadRequest> requests, std::string_view what) const {
+    for (ReadRequest& request : requests) {
+      if (!RangeInside(request.offset, request.out.size(), size_)) {
+        return Beyond(request.offset, request.out.size(), what);
+      }
+      request.offset += begin_;
+    }
+    auto read = ckptfs::ReadNear(file_, requests);
+    return read ? Status{} : Fail(std::move(read).error().WithContext(what));
   }
 
  private:
+  tl::unexpected<Error> Beyond(uint64_t offset, uint64_t length, std::string_view what) const {
+    return Fail(ErrorCode::kInvalid,
+                StrCat(what, " (bytes ", offset, " and ", length, " on) lies beyond the end of the ",
+                       size_, "-byte file"));
+  }
   FileRange(const File& file, uint64_t begin, uint64_t size)
       : file_(file), begin_(begin), size_(size) {}
 

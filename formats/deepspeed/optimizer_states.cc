@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 
 #include "core/base/strings.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/torch/pickle_writer.h"
+#include "formats/torch/print_value.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -318,36 +318,10 @@ Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, Bl
 
 namespace {
 
-// One node for equal strings: whether two of them are one object depends on the
-// Python that wrote the file, and not on what it wrote.
-void MergeEqualStrings(PickleTree& tree) {
-  std::map<std::string_view, NodeId> first;
-  std::vector<NodeId> same(tree.nodes.size());
-  for (size_t i = 0; i < tree.nodes.size(); ++i) {
-    const auto id = static_cast<NodeId>(i);
-    const PickleNode& node = tree.nodes[i];
-    const bool string = node.kind == PickleNode::Kind::kString;
-    same[i] = string ? first.try_emplace(node.text, id).first->second : id;
-  }
-  const auto merge = [&same](std::vector<NodeId>& ids) {
-    for (NodeId& id : ids) id = same[static_cast<size_t>(id)];
-  };
-  for (PickleNode& node : tree.nodes) merge(node.children);
-  for (PickleExtra& extra : tree.extras) {
-    merge(extra.appended);
-    merge(extra.items);
-    if (extra.state) extra.state = same[static_cast<size_t>(*extra.state)];
-  }
-}
-
 }  // namespace
 
 Result<Digest> DigestOfValue(PickleRef value) {
-  PickleBuilder builder;
-  const NodeId root = builder.Copy(value);
-  PickleTree tree = std::move(builder).Finish(root);
-  MergeEqualStrings(tree);
-  CKPT_ASSIGN_OR_RETURN(const std::string text, PrintPickle(tree));
+  CKPT_ASSIGN_OR_RETURN(const std::string text, PrintValue(value));
   return DigestOf(std::string_view(text));
 }
 

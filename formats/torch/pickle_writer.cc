@@ -6,11 +6,13 @@
 #include <bit>
 #include <limits>
 #include <map>
+#include <unordered_map>
 
 #include "core/base/strings.h"
 #include "formats/torch/pickle/opcodes.h"
 #include "formats/torch/pickle/storage_types.h"
 #include "formats/torch/pickle/text.h"
+#include "formats/torch/print_value.h"
 
 namespace ckptfs {
 namespace {
@@ -23,7 +25,9 @@ constexpr size_t kBatch = 1000;  // items per APPENDS or SETITEMS, as CPython wr
 // machine stack.
 class PicklePrinter {
  public:
-  explicit PicklePrinter(const PickleTree& tree) : tree_(tree) {}
+  enum class Strings : uint8_t { kByIdentity, kByText };
+  PicklePrinter(const PickleTree& tree, NodeId root, Strings strings)
+      : tree_(tree), root_(root), merged_(strings == Strings::kByText) {}
   Result<std::string> Print();
 
  private:
@@ -64,14 +68,18 @@ class PicklePrinter {
   // A constant that many tensors name: spelled once, then fetched.
   Status PutShared(std::string_view module, std::string_view name);
   Status PutSharedString(std::string_view text);
+  Status PutMerged(std::string_view text);
 
   const PickleTree& tree_;
+  const NodeId root_;
+  const bool merged_;  // equal strings are one
   std::string out_;
   std::vector<Task> stack_;
   std::vector<Task> pending_;
   std::vector<uint8_t> shared_;  // by node: referenced more than once
   std::vector<uint32_t> memo_;   // by node: index + 1, 0 = none
   std::map<std::string, uint32_t, std::less<>> constants_;
+  std::unordered_map<std::string_view, uint32_t> texts_;  // those of the tree, by memo index
   uint32_t memo_size_ = 0;
   uint64_t edges_ = 0;
 };
@@ -103,7 +111,7 @@ void PicklePrinter::CountReferences() {
   enum State : uint8_t { kNew, kOpen, kDone };
   std::vector<uint8_t> states(tree_.nodes.size(), kNew);
   std::vector<uint8_t> seen(tree_.nodes.size(), 0);
-  std::vector<NodeId> work{tree_.root};
+  std::vector<NodeId> work{root_};
   bool cyclic = false;
   while (!work.empty()) {
     NodeId id = work.back();
@@ -219,6 +227,16 @@ Status PicklePrinter::PutSharedString(std::string_view text) {
   }
   CKPT_RETURN_IF_ERROR(PutString(text));
   constants_.emplace(text, PutMemo());
+  return {};
+}
+
+Status PicklePrinter::PutMerged(std::string_view text) {
+  if (const auto found = texts_.find(text); found != texts_.end()) {
+    PutGet(found->second);
+    return {};
+  }
+  CKPT_RETURN_IF_ERROR(PutString(text));
+  texts_.emplace(text, PutMemo());
   return {};
 }
 
@@ -411,6 +429,7 @@ Status PicklePrinter::Save(NodeId id) {
       break;
     case Kind::kTensor: CKPT_RETURN_IF_ERROR(SaveTensor(id, node)); break;
     default:
+      if (merged_ && node.kind == Kind::kString) return PutMerged(node.text);
       CKPT_RETURN_IF_ERROR(PutScalar(node));
       return IsAtom(node.kind) ? Status() : Created(id);
   }
@@ -439,7 +458,7 @@ Result<std::string> PicklePrinter::Print() {
   CountReferences();
   Put(Op::kProto);
   out_ += '\x02';
-  stack_.push_back({Task::Type::kSave, Op::kStop, tree_.root});
+  stack_.push_back({Task::Type::kSave, Op::kStop, root_});
   uint64_t budget = 16 * (edges_ + 64);  // cycles through immutable values print parts twice
   while (!stack_.empty()) {
     Task task = stack_.back();
@@ -459,6 +478,12 @@ Result<std::string> PicklePrinter::Print() {
 
 }  // namespace
 
-Result<std::string> PrintPickle(const PickleTree& tree) { return PicklePrinter(tree).Print(); }
+Result<std::string> PrintPickle(const PickleTree& tree) {
+  return PicklePrinter(tree, tree.root, PicklePrinter::Strings::kByIdentity).Print();
+}
+
+Result<std::string> PrintValue(PickleRef value) {
+  return PicklePrinter(value.tree(), value.id(), PicklePrinter::Strings::kByText).Print();
+}
 
 }  // namespace ckptfs

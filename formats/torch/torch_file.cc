@@ -3,6 +3,7 @@
 #include "formats/torch/torch_file.h"
 
 #include <span>
+#include <unordered_map>
 
 #include "core/base/checked_math.h"
 #include "core/base/crc32.h"
@@ -160,7 +161,7 @@ Result<std::string> TorchFile::Read(const FileTensor& tensor) const {
 
 Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages,
                                   std::shared_ptr<const File> from) {
-  std::map<std::string_view, const TensorNode*> first;
+  std::unordered_map<std::string_view, const TensorNode*> first;
   for (const TensorNode& tensor : tree.tensors) {
     if (tensor.form != TensorNode::Form::kStorage) continue;
     const TensorNode& known = *first.try_emplace(tensor.storage_key, &tensor).first->second;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <span>
+#include <utility>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -26,6 +28,7 @@ constexpr uint64_t kMaxDirectoryBytes = uint64_t{1} << 30;
 constexpr uint64_t kTailBytes = 4096;                        // usually holds all end records
 constexpr uint64_t kMaxTailBytes = zip::kEndBytes + 0xffff;  // with the longest comment
 constexpr uint64_t kTypicalName = 256;                       // read along with a local header
+constexpr size_t kLocalBytesAtOnce = size_t{1} << 19;        // of local headers
 
 // The end record nearest to the end of the file whose comment ends with it.
 std::optional<size_t> FindEnd(std::string_view tail) {
@@ -164,18 +167,23 @@ Result<ZipRecord> ParseCentral(std::string_view& rest) {
   return record;
 }
 
-// Finds the payload.  `limit` is where the central directory begins.
-Status ReadLocal(const FileRange& file, uint64_t limit, ZipRecord& record) {
-  auto rule = [&](std::string_view what) {
-    return Refuse("zip record '", record.name, "': ", what);
-  };
+// A rule that a record breaks.
+auto RefuseRecord(const ZipRecord& record, std::string_view what) {
+  return Refuse("zip record '", record.name, "': ", what);
+}
+
+// How much of the file is read for a record's local header.
+Result<uint64_t> LocalBytes(const ZipRecord& record, uint64_t limit) {
   if (!RangeInside(record.header_offset, zip::kLocalBytes, limit)) {
-    return rule("its local header lies beyond the central directory");
+    return RefuseRecord(record, "its local header lies beyond the central directory");
   }
-  uint64_t wanted = zip::kLocalBytes + std::max<uint64_t>(record.name.size(), kTypicalName);
-  wanted = std::min(wanted, limit - record.header_offset);
-  CKPT_ASSIGN_OR_RETURN(std::string header,
-                        file.Read(record.header_offset, wanted, "a local header"));
+  const uint64_t wanted = zip::kLocalBytes + std::max<uint64_t>(record.name.size(), kTypicalName);
+  return std::min(wanted, limit - record.header_offset);
+}
+
+// Finds the payload; `header` is what LocalBytes says of the file.
+Status ParseLocal(std::string_view header, uint64_t limit, ZipRecord& record) {
+  auto rule = [&](std::string_view what) { return RefuseRecord(record, what); };
   if (Load<uint32_t>(header, 0) != zip::kLocalSignature) return rule("it has no local header");
   uint64_t name = Load<uint16_t>(header, 26);
   uint64_t extra = Load<uint16_t>(header, 28);
@@ -192,6 +200,55 @@ Status ReadLocal(const FileRange& file, uint64_t limit, ZipRecord& record) {
   record.offset = record.header_offset + zip::kLocalBytes + name + extra;
   if (!RangeInside(record.offset, record.length, limit)) {
     return rule(StrCat("its ", record.length, " bytes reach beyond the central directory"));
+  }
+  return {};
+}
+
+// The local headers of some records, read together: a file may have thousands of records
+// of nothing, one header after another.
+class LocalHeaders {
+ public:
+  // As many of the first records as one reading is for, at least one.
+  static Result<LocalHeaders> Read(const FileRange& file, uint64_t limit,
+                                   std::span<const ZipRecord> records) {
+    LocalHeaders headers;
+    size_t total = 0;
+    for (const ZipRecord& record : records) {
+      if (total >= kLocalBytesAtOnce) break;
+      CKPT_ASSIGN_OR_RETURN(const uint64_t length, LocalBytes(record, limit));
+      headers.ends_.push_back(total += length);
+    }
+    headers.bytes_.resize(total);
+    std::vector<ReadRequest> requests;
+    for (size_t i = 0; i < headers.size(); ++i) {
+      requests.push_back({records[i].header_offset,
+                          std::as_writable_bytes(std::span(headers.bytes_))
+                              .subspan(headers.Begin(i), headers.ends_[i] - headers.Begin(i))});
+    }
+    CKPT_RETURN_IF_ERROR(file.ReadNear(std::move(requests), "a local header"));
+    return headers;
+  }
+
+  size_t size() const { return ends_.size(); }
+  std::string_view operator[](size_t i) const {
+    return std::string_view(bytes_).substr(Begin(i), ends_[i] - Begin(i));
+  }
+
+ private:
+  size_t Begin(size_t i) const { return i == 0 ? 0 : ends_[i - 1]; }
+
+  std::string bytes_;
+  std::vector<size_t> ends_;
+};
+
+// Finds the payloads.  `limit` is where the central directory begins.
+Status ReadLocals(const FileRange& file, uint64_t limit, std::span<ZipRecord> records) {
+  while (!records.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const LocalHeaders headers, LocalHeaders::Read(file, limit, records));
+    for (size_t i = 0; i < headers.size(); ++i) {
+      CKPT_RETURN_IF_ERROR(ParseLocal(headers[i], limit, records[i]));
+    }
+    records = records.subspan(headers.size());
   }
   return {};
 }
@@ -238,9 +295,7 @@ Result<ZipArchive> ZipArchive::Open(const FileRange& file) {
       return Refuse("two zip records are named '", name(archive.by_name_[i]), "'");
     }
   }
-  for (ZipRecord& record : archive.records_) {
-    CKPT_RETURN_IF_ERROR(ReadLocal(file, directory.offset, record));
-  }
+  CKPT_RETURN_IF_ERROR(ReadLocals(file, directory.offset, archive.records_));
   CKPT_RETURN_IF_ERROR(CheckOverlaps(archive.records_));
   for (ZipRecord& record : archive.records_) {
     record.header_offset += file.begin();

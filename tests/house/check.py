@@ -35,7 +35,7 @@ HOSTS = re.compile(r'pypi\.org|pythonhosted|deb\.debian|download\.pytorch'
 # Calls that open, map or list files, and the files of core, formats and fs outside
 # core/io that may make them, with what for.  (mount has logs, sockets and /proc.)
 RAW_FILES = re.compile(
-    r'(?<![\w.>"])(?:::)?(?:open|openat|fopen|mmap|pread|opendir|readdir|realpath)\((?!\))'
+    r'(?<![\w.>"])(?:::)?(?:open|openat|fopen|mmap|pread|preadv2|opendir|readdir|realpath)\((?!\))'
     r'|std::[io]?fstream|std::filesystem')
 MAY_OPEN = {
     'core/adopt/own.cc': 'writes what it takes',

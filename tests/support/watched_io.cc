@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <array>
@@ -38,6 +39,12 @@ std::string PathOf(int fd) {
   const auto length = static_cast<ssize_t>(
       ::syscall(SYS_readlink, link.c_str(), target.data(), target.size()));
   return length > 0 ? std::string(target.data(), static_cast<size_t>(length)) : "";
+}
+
+bool IsActive() {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  return watch.active;
 }
 
 // True if this call is to fail.
@@ -105,6 +112,7 @@ int __real_stat(const char* path, struct stat* info);
 int __real_lstat(const char* path, struct stat* info);
 int __real_fstat(int fd, struct stat* info);
 ssize_t __real_pread(int fd, void* out, size_t length, off_t offset);
+ssize_t __real_preadv2(int fd, const struct iovec* out, int count, off_t offset, int flags);
 ssize_t __real_readlinkat(int fd, const char* path, char* out, size_t length);
 int __real_fstatat(int fd, const char* path, struct stat* info, int flags);
 
@@ -138,6 +146,13 @@ int __wrap_fstat(int fd, struct stat* info) {
 ssize_t __wrap_pread(int fd, void* out, size_t length, off_t offset) {
   if (ckptfs::Enter({"pread", ckptfs::PathOf(fd), static_cast<uint64_t>(offset), length})) return -1;
   return __real_pread(fd, out, length, offset);
+}
+
+// Of a watched file nothing is in memory, so that all of it comes through pread.
+ssize_t __wrap_preadv2(int fd, const struct iovec* out, int count, off_t offset, int flags) {
+  if (!ckptfs::IsActive()) return __real_preadv2(fd, out, count, offset, flags);
+  errno = EAGAIN;
+  return -1;
 }
 
 ssize_t __wrap_readlinkat(int fd, const char* path, char* out, size_t length) {

@@ -3,8 +3,8 @@
 // WatchedIo records what the code under test asks of the operating system and
 // can make the n-th call fail.  It sees the calls that the linker redirects
 // (--wrap, in tests/core/io/CMakeLists.txt): opendir, readdir, stat, lstat, fstat,
-// fstatat, readlinkat and pread of code linked statically into the program, on
-// any thread.
+// fstatat, readlinkat and pread (preadv2 finds nothing in memory) of code linked
+// statically into the program, on any thread.
 //
 // Thread safety: one at a time exists; the calls may come from any thread.
 

@@ -2,6 +2,7 @@
 
 #include "formats/torch/pickle/tree_values.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -12,6 +13,10 @@ namespace ckptfs {
 using Kind = PickleNode::Kind;
 
 namespace {
+
+// What torch.save takes for a value, rarely less.
+constexpr size_t kBytesOfNode = 8;
+constexpr size_t kMaxReserved = size_t{1} << 16;
 
 bool CanHold(Kind kind) { return kind == Kind::kReduce || kind == Kind::kObject; }
 
@@ -27,8 +32,13 @@ Status PickleTreeValues::CheckRoom() const {
   return Refuse("more than ", max_nodes_, " values");
 }
 
+PickleTreeValues::PickleTreeValues(uint64_t pickle_bytes, size_t max_nodes)
+    : pickle_bytes_(pickle_bytes), max_nodes_(max_nodes) {
+  tree_.nodes.reserve(std::min({pickle_bytes / kBytesOfNode, kMaxReserved, max_nodes}));
+}
+
 Result<NodeId> PickleTreeValues::Add(PickleNode node) {
-  CKPT_RETURN_IF_ERROR(CheckRoom());
+  if (tree_.nodes.size() >= max_nodes_) [[unlikely]] CKPT_RETURN_IF_ERROR(CheckRoom());
   tree_.nodes.push_back(std::move(node));
   return static_cast<NodeId>(tree_.nodes.size() - 1);
 }

@@ -24,8 +24,7 @@ class PickleTreeValues {
   static constexpr size_t kMaxMemo = size_t{1} << 26;
 
   // More than `max_nodes` values are refused.
-  PickleTreeValues(uint64_t pickle_bytes, size_t max_nodes)
-      : pickle_bytes_(pickle_bytes), max_nodes_(max_nodes) {}
+  PickleTreeValues(uint64_t pickle_bytes, size_t max_nodes);
   PickleTree Finish(NodeId root) &&;
 
   Result<NodeId> None() { return Shared(none_, PickleNode::Kind::kNone); }

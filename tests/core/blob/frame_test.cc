@@ -7,6 +7,7 @@
 #include "core/base/crc32.h"
 #include "core/io/file_root.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/watched_root.h"
 
 namespace ckptfs {
 namespace {
@@ -74,6 +75,27 @@ TEST_F(FrameTest, ThereIsNoneThatCouldNotBeTrusted) {
   records = Records();
   records[2].length = ~uint64_t{0} - 100;
   EXPECT_EQ(FrameOf(records), Digest{});
+}
+
+// Thousands of records of nothing are what a rank of ZeRO-3 has for its weights.
+TEST_F(FrameTest, ManyGapsCloseTogetherAreFewRequests) {
+  bytes_.resize(200'000);
+  std::vector<FileRecord> records;
+  for (uint64_t at = 100; at < 190'000; at += 100) records.push_back({"", at, at % 3, 0});
+  directory_.Write("file", bytes_);
+  WatchedRoot root(std::make_shared<FileRoot>(directory_.path()));
+  const auto file = *root.Open("file");
+  root.Watch();
+  EXPECT_EQ(*FrameDigestOf(*file, records), FrameOf(records));
+  size_t requests = 0;
+  for (const IoCall& call : root.calls()) requests += call.ranges.size();
+  EXPECT_LE(requests, 2u);
+  const Digest frame = FrameOf(records);
+  for (const uint64_t at : {0, 99, 50'050, 189'999, 199'999}) {  // of no record
+    bytes_[at] ^= 1;
+    EXPECT_NE(FrameOf(records), frame) << at;
+    bytes_[at] ^= 1;
+  }
 }
 
 TEST_F(FrameTest, WhatIsReadForItIsBounded) {

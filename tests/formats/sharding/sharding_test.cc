@@ -10,6 +10,7 @@
 #include "formats/deepspeed/optimizer_states.h"
 #include "formats/families/shipped.h"
 #include "formats/torch/pickle_writer.h"
+#include "formats/torch/print_value.h"
 
 namespace ckptfs {
 namespace {
@@ -58,6 +59,22 @@ TEST(DigestOfValueTest, DoesNotDependOnWhichStringsAreOneObject) {
   };
   EXPECT_EQ(digest(true, ""), digest(false, "auto"));
   EXPECT_NE(digest(false, "auto"), digest(false, "none"));
+}
+
+TEST(DigestOfValueTest, ATextThatIsMeantManyTimesIsPrintedOnce) {
+  PickleBuilder builder;
+  const NodeId text = builder.String(std::string(100'000, 'x'));
+  const NodeId list = builder.List(std::vector<NodeId>(1000, text));
+  const NodeId root = builder.Dict({{builder.String("other"), builder.String("y")},
+                                    {builder.String("list"), list}});
+  const PickleTree tree = std::move(builder).Finish(root);
+  EXPECT_LT(PrintValue(RootOf(tree))->size(), 110'000u);
+  // Where it stands: what is beside it does not matter.
+  PickleBuilder alone;
+  const NodeId copy = alone.Copy(RootOf(tree)["list"]);
+  const PickleTree other = std::move(alone).Finish(copy);
+  EXPECT_EQ(deepspeed::DigestOfValue(RootOf(tree)["list"]).value(),
+            deepspeed::DigestOfValue(RootOf(other)).value());
 }
 
 // universal_checkpoint_info with one list.

@@ -7,9 +7,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/io/file_root.h"
 #include "formats/torch/torch_file.h"
 #include "tests/formats/torch/zip_maker.h"
 #include "tests/support/open_torch_file.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/watched_root.h"
 
 namespace ckptfs {
 namespace {
@@ -69,6 +72,37 @@ TEST_F(ZipArchiveTest, DescriptorsNeedNoLocalSize) {
   made.records[2].flags |= zip::kFlagDescriptor;
   made.records[2].local_size = 0;
   EXPECT_TRUE(OpenMade(made).has_value());
+}
+
+// Thousands of records of nothing are what a rank of ZeRO-3 has for its weights.
+TEST_F(ZipArchiveTest, HeadersCloseTogetherAreFewRequests) {
+  MadeZip made;
+  for (int i = 0; i < 5000; ++i) {
+    made.records.push_back({.name = "x/data/" + std::to_string(i), .payload = std::string(i % 3, 'p')});
+  }
+  made.records[4000].payload = std::string(100'000, 'q');
+  const TemporaryDirectory directory;
+  const std::string bytes = MakeZip(made);
+  directory.Write("zip", bytes);
+  WatchedRoot root(std::make_shared<FileRoot>(directory.path()));
+  const auto file = *root.Open("zip");
+  root.Watch();
+  const auto archive = ZipArchive::Open(FileRange(*file));
+  ASSERT_TRUE(archive.has_value()) << archive.error().message;
+  size_t requests = 0;
+  for (const IoCall& call : root.calls()) requests += call.ranges.size();
+  EXPECT_LE(requests, 10u);
+  ASSERT_EQ(archive->records().size(), made.records.size());
+  for (size_t i = 0; i < made.records.size(); ++i) {
+    const ZipRecord& record = archive->records()[i];
+    EXPECT_EQ(record.name, made.records[i].name);
+    EXPECT_EQ(bytes.substr(record.offset, record.length), made.records[i].payload) << i;
+  }
+  for (const size_t i : {size_t{0}, size_t{1830}, size_t{4001}, size_t{4999}}) {
+    MadeZip lies = made;
+    lies.records[i].local_name = "x/data/y" + std::to_string(i);
+    ExpectRefused(lies, "'x/data/" + std::to_string(i) + "': its local header has another name");
+  }
 }
 
 TEST_F(ZipArchiveTest, RefusesHostileNames) {
