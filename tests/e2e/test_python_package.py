@@ -37,7 +37,7 @@ def test_it_installs_and_links_no_daemon(tmp_path):
     module = found.stdout.strip()
     assert module.startswith(str(tmp_path))
     linked = subprocess.run(['ldd', module], check=True, capture_output=True, text=True).stdout
-    for library in ('tbb', 'sqlite', 'fuse', 'torch'):
+    for library in ('tbb', 'sqlite', 'fuse', 'torch', 'fmt'):
         assert library not in linked, linked
     assert os.path.exists(os.path.join(tmp_path, 'ckptfs', 'py.typed'))
     protocol = "import fsspec; assert fsspec.get_filesystem_class('ckptfs').protocol == 'ckptfs'"
