@@ -136,7 +136,7 @@ Result<SnapshotMessage> DecodeSnapshotMessage(std::string_view bytes) {
   return Decode(wire, bytes.size());
 }
 
-Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passed) {
+Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passed, Full full) {
   Wire wire;
   iovec part{&wire, Encode(message, wire)};
   msghdr out{};
@@ -152,7 +152,8 @@ Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passe
     std::memcpy(CMSG_DATA(&control.header), &passed, sizeof passed);
   }
   FaultPoint();
-  while (sendmsg(socket, &out, MSG_NOSIGNAL) < 0) {
+  const int flags = MSG_NOSIGNAL | (full == Full::kFail ? MSG_DONTWAIT : 0);
+  while (sendmsg(socket, &out, flags) < 0) {
     if (errno == EINTR) continue;
     if (WouldBlock(errno))
       return Fail(ErrorCode::kExhausted, "snapshots: the other side does not read");

@@ -107,9 +107,11 @@ std::string EncodeSnapshotMessage(const SnapshotMessage& message);
 // kInvalid for what is not a message of this protocol.
 Result<SnapshotMessage> DecodeSnapshotMessage(std::string_view bytes);
 
-// `passed`: a descriptor that goes along; -1: none.  kExhausted if it would block
-// and the socket does not.
-Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passed = -1);
+// `passed`: a descriptor that goes along; -1: none.  kExhausted if it would block and it or
+// the socket does not, or the socket's time is over.
+enum class Full { kWait, kFail };
+Status SendSnapshotMessage(int socket, const SnapshotMessage& message, int passed = -1,
+                           Full full = Full::kWait);
 
 struct Incoming {
   enum class Kind { kMessage, kNothing, kClosed };

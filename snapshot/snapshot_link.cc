@@ -68,6 +68,7 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotLink::Open(const LinkRequest& requ
       new SnapshotLink(request, std::make_shared<const Descriptor>(std::move(socket)),
                        std::move(answer.passed), std::move(arena), std::move(hear)));
   link->reader_ = std::thread([raw = link.get()] { raw->Listen(); });
+  link->pusher_ = std::thread([raw = link.get()] { raw->Push(); });
   return link;
 }
 
@@ -91,6 +92,7 @@ SnapshotLink::~SnapshotLink() {
     moved_.NotifyAll();
   }
   if (reader_.joinable()) reader_.join();
+  if (pusher_.joinable()) pusher_.join();
 }
 
 SnapshotLink::Socket SnapshotLink::socket() const {
@@ -201,7 +203,7 @@ Status SnapshotLink::ComeBack() {
     moved_.NotifyAll();
   }
   hear_(*this, News::kBack, {});
-  (void)SendAll();
+  (void)SendAll(Full::kFail);
   return {};
 }
 
@@ -283,10 +285,10 @@ Status SnapshotLink::Send(const SnapshotMessage& message) {
       attempt_of_[message.chunk] = message.attempt;
     }
   }
-  return SendAll() || message.word != SnapshotWord::kBegin ? Status() : away;
+  return SendAll(Full::kFail) || message.word != SnapshotWord::kBegin ? Status() : away;
 }
 
-bool SnapshotLink::SendAll() {
+bool SnapshotLink::SendAll(Full full) {
   while (true) {
     Socket to;
     SnapshotMessage message;
@@ -299,14 +301,28 @@ bool SnapshotLink::SendAll() {
       to = socket_;
       message = *next;
     }
-    const bool sent = SendSnapshotMessage(to->get(), message).has_value();
-    if (!sent) shutdown(to->get(), SHUT_RDWR);  // its reader tells
+    const Status sent = SendSnapshotMessage(to->get(), message, -1, full);
+    const bool later = !sent && full == Full::kFail && sent.error().code == ErrorCode::kExhausted;
+    if (!sent && !later) shutdown(to->get(), SHUT_RDWR);  // its reader tells
     MutexLock lock(mutex_);
     sending_ = false;
+    full_ = later;
     moved_.NotifyAll();
-    if (!sent) return false;
+    if (!sent) return later;
     said_.Sent(message.attempt);
     if (message.word == SnapshotWord::kDrop) ReleaseChunks();
+  }
+}
+
+void SnapshotLink::Push() {
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      while (!full_ && !leaving_ && state_ != State::kGone) moved_.Wait(mutex_);
+      if (leaving_ || state_ == State::kGone) return;
+      full_ = false;
+    }
+    (void)SendAll(Full::kWait);
   }
 }
 

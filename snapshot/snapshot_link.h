@@ -5,7 +5,7 @@
 // daemon with all that was said of them.
 //
 // Thread safety: all methods may be called concurrently.
-// Lifetime: the callbacks must outlive it; the destructor joins its thread.
+// Lifetime: the callbacks must outlive it; the destructor joins its threads.
 // Units: bytes.
 
 #pragma once
@@ -78,8 +78,9 @@ class SnapshotLink {
   // Keeps what makes copies into the arena faster (Copier::Pin), as long as this has it.
   // REQUIRES: one thread.
   void KeepPinned(std::shared_ptr<const void> pinned) { pinned_ = std::move(pinned); }
-  // While the daemon is away it is said later, but for a begin, which fails.
-  // BLOCKS: at most ten seconds; who does not read for so long is away.
+  // While the daemon is away it is said later, but for a begin, which fails; and while it
+  // does not read (it is stopped, say), by a thread of the link's.  Who does not read for ten
+  // seconds is away.
   Status Send(const SnapshotMessage& message);
 
  private:
@@ -95,8 +96,11 @@ class SnapshotLink {
   // Whether another daemon has the arena.
   bool WaitForAnother();
   Status GreetAnother(const Socket& socket);
-  // Of several callers one sends what is to be sent, for all.
-  bool SendAll();
+  // Of several callers one sends what is to be sent, for all.  kFail: what does not go at once
+  // is left to Push.
+  bool SendAll(Full full);
+  // BLOCKS: on a daemon that does not read, until the link ends.
+  void Push();
   void Recount() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseChunks() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Socket socket() const;
@@ -114,14 +118,16 @@ class SnapshotLink {
   bool refused_ GUARDED_BY(mutex_) = false;  // no daemon will have it
   std::string why_ GUARDED_BY(mutex_);
   bool sending_ GUARDED_BY(mutex_) = false;  // somebody does
+  bool full_ GUARDED_BY(mutex_) = false;     // the socket was
   SaidSteps said_ GUARDED_BY(mutex_);
   std::vector<bool> ours_ GUARDED_BY(mutex_);  // not the daemon's
   std::vector<uint32_t> free_ GUARDED_BY(mutex_);
   std::vector<uint64_t> attempt_of_ GUARDED_BY(mutex_);  // that a chunk was handed over for
   // Came back before what they belong to was over: another daemon would need them.
   std::vector<uint32_t> early_ GUARDED_BY(mutex_);
-  CondVar moved_;  // chunks are free, the state or `sending_` is another
+  CondVar moved_;  // chunks are free, the state, `sending_` or `full_` is another
   std::thread reader_;
+  std::thread pusher_;
 };
 
 }  // namespace ckptfs

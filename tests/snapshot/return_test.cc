@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <future>
 #include <thread>
 
 #include "core/base/runtime_directory.h"
@@ -58,6 +59,27 @@ class FakeDaemon {
         const auto heard = ReceiveSnapshotMessage(rank.get());
         if (!heard || heard->kind != Incoming::Kind::kMessage || heard->message.word == last) return;
       }
+    });
+  }
+  // Gives the next rank an arena, and hears nothing of it until `gate`; then all until `last`
+  // drops.  Returns how many there were.
+  std::future<size_t> ServeLate(std::shared_future<void> gate, size_t last) {
+    return std::async(std::launch::async, [this, gate, last] {
+      const Descriptor rank(accept(listener_.get(), nullptr, nullptr));
+      (void)*ReceiveSnapshotMessage(rank.get());
+      const auto memory = *MakeArena(kShape);
+      SnapshotMessage welcome{SnapshotWord::kWelcome};
+      welcome.length = kShape.chunk_bytes;
+      welcome.sequence = kShape.chunks;
+      (void)SendSnapshotMessage(rank.get(), welcome, memory.descriptor.get());
+      gate.wait();
+      size_t drops = 0;
+      while (drops < last) {
+        const auto heard = ReceiveSnapshotMessage(rank.get());
+        if (!heard || heard->kind != Incoming::Kind::kMessage) break;
+        drops += heard->message.word == SnapshotWord::kDrop ? 1 : 0;
+      }
+      return drops;
     });
   }
   // Refuses the next rank, for good or for now.
@@ -123,6 +145,23 @@ TEST_F(ReturnTest, WhatWasHandedOverGoesToTheNextDaemon) {
     receiver_.reset();
     kept_.clear();
   }
+}
+
+// One that is stopped after its welcome: its socket fills, and training goes on.
+TEST_F(ReturnTest, ADaemonThatDoesNotReadIsNotWaitedFor) {
+  constexpr size_t kDrops = 1000;  // more than a socket takes
+  FakeDaemon daemon(directory_.path());
+  std::promise<void> gate;
+  auto drops = daemon.ServeLate(gate.get_future().share(), kDrops);
+  WriterOptions options{directory_.path(), "run", "job", 0, 1, 2, kLong, {}};
+  SnapshotWriter writer(std::move(options));
+  memory_.Fill(7);
+  ASSERT_TRUE(writer.Save(memory_.Save(0, 0))) << writer.status().last_drop;
+  writer.WaitBeforeUpdate();
+  for (uint64_t step = 1; step <= kDrops; ++step) writer.Drop(step, "there is nothing to save");
+  EXPECT_TRUE(writer.status().connected);
+  gate.set_value();
+  EXPECT_EQ(drops.get(), kDrops);  // all of them are said to it
 }
 
 // One that is stopped: its socket is there.
