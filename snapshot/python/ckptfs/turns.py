@@ -83,9 +83,11 @@ class Turns:
         me = threading.get_ident()
         with self._moved:
             self._held.add(me)
-            free = self._moved.wait_for(lambda: self._saving in (None, me), self._limit)
-            self._turn.overtaken |= not free
-            self._held.discard(me)
+            try:
+                free = self._moved.wait_for(lambda: self._saving in (None, me), self._limit)
+                self._turn.overtaken |= not free
+            finally:  # a handler of a signal may raise: the thread's next step is waited for
+                self._held.discard(me)
 
     @contextmanager
     def save(self, staged: bool) -> Iterator[Turn]:
