@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "core/base/strings.h"
 #include "core/ingest/rank_file.h"
@@ -14,45 +13,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string KeyOf(const CapturedTensor& tensor) {
-  if (!tensor.key.empty()) return tensor.key;
-  std::string key = tensor.parameter;
-  if (tensor.kind != "weight") key = StrCat(tensor.kind, "/", key);
-  if (!tensor.optimizer.empty()) key = StrCat(tensor.optimizer, "/", key);
-  return key;
-}
-
-Json PiecesOf(const StatePart& part) {
-  Json pieces = Json::array();
-  for (const StateBox& piece : part.pieces) {
-    Json box = Json::array();
-    for (size_t d = 0; d < piece.begin.size(); ++d) {
-      box.push_back(Json::array({piece.begin[d], piece.end[d]}));
-    }
-    pieces.push_back({{"box", std::move(box)}, {"at", piece.at}});
-  }
-  return pieces;
-}
-
-Json TensorsOf(const Capture& capture) {
-  Json tensors = Json::object();
-  for (const CapturedTensor& tensor : capture.tensors) {
-    if (tensor.parameter.empty()) continue;
-    Json& json = tensors[tensor.key] = Json{{"parameter", tensor.parameter},
-                                            {"kind", tensor.kind},
-                                            {"optimizer", tensor.optimizer},
-                                            {"number", tensor.number}};
-    if (!tensor.part) continue;
-    json["shape"] = tensor.part->shape;
-    if (!tensor.part->pieces.empty()) json["pieces"] = PiecesOf(*tensor.part);
-    if (tensor.part->flat) json["flat"] = *tensor.part->flat;
-    if (tensor.part->local_shape) json["local_shape"] = *tensor.part->local_shape;
-  }
-  return tensors;
-}
-
 // kInvalid if a text is not UTF-8.
-Result<std::string> EntryOf(const Capture& capture, uint32_t rank, uint32_t world) {
+Result<std::string> EntryOf(const Capture& capture, const std::string& tensors, uint32_t rank,
+                            uint32_t world) {
   Json entry{{"version", kRankFileVersion},
              {"rank", rank},
              {"world", world},
@@ -60,7 +23,6 @@ Result<std::string> EntryOf(const Capture& capture, uint32_t rank, uint32_t worl
              {"framework", capture.framework},
              {"framework_version", capture.framework_version}};
   if (!capture.layout.empty()) entry["layout"] = capture.layout;
-  entry["tensors"] = TensorsOf(capture);
   if (!capture.parameters.empty()) {
     Json& parameters = entry["parameters"] = Json::array();
     for (const CapturedParameter& parameter : capture.parameters) {
@@ -88,40 +50,67 @@ Result<std::string> EntryOf(const Capture& capture, uint32_t rank, uint32_t worl
     entry["alike"].push_back(Json::array({digest, ranks}));
   }
   try {
-    return entry.dump();
+    return StrCat("{\"tensors\":{", tensors, "},", entry.dump().substr(1));
   } catch (const Json::exception&) {
     return Fail(ErrorCode::kInvalid, "snapshot: a name is not UTF-8");
   }
 }
 
-// The widest first, so that each lies aligned; of one width those that are copied
-// at once together.
-void Arrange(std::vector<CapturedTensor>& tensors) {
-  std::stable_sort(
-      tensors.begin(), tensors.end(), [](const CapturedTensor& a, const CapturedTensor& b) {
-        return std::pair(BitWidth(b.dtype), a.lazy) < std::pair(BitWidth(a.dtype), b.lazy);
-      });
+struct Placed {
+  const PlannedTensor* tensor = nullptr;
+  const std::byte* from = nullptr;
+};
+
+std::vector<Placed> PlacedOf(const CapturePlan& plan,
+                             const std::vector<const std::byte*>& sources) {
+  std::vector<Placed> placed;
+  placed.reserve(plan.tensors().size());
+  for (const PlannedTensor& tensor : plan.tensors()) {
+    placed.push_back({&tensor, sources[tensor.given]});
+  }
+  return placed;
+}
+
+// Of both plans, in the file's order; `sources`: of the rest.
+Result<std::vector<Placed>> Arranged(const Capture& capture, const CapturePlan& rest,
+                                     const std::vector<const std::byte*>& sources) {
+  std::vector<Placed> placed = PlacedOf(rest, sources);
+  if (!capture.plan) return placed;
+  if (capture.sources.size() != capture.plan->tensors().size()) {
+    return Fail(ErrorCode::kInvalid, "snapshot: a plan of other tensors");
+  }
+  for (const Placed& one : placed) {
+    const std::string& key = one.tensor->entry.name;
+    if (!capture.plan->Has(key)) continue;
+    return Fail(ErrorCode::kInvalid, StrCat("snapshot: two tensors '", key, "'"));
+  }
+  std::vector<Placed> all = PlacedOf(*capture.plan, capture.sources);
+  const auto middle = all.insert(all.end(), placed.begin(), placed.end());
+  std::inplace_merge(all.begin(), middle, all.end(), [](const Placed& a, const Placed& b) {
+    return a.tensor->Before(*b.tensor);
+  });
+  return all;
+}
+
+// What both say of their tensors.
+std::string WordsOf(const CapturePlan* plan, const CapturePlan& rest) {
+  if (plan == nullptr || plan->words().empty()) return rest.words();
+  return StrCat(plan->words(), rest.words().empty() ? "" : ",", rest.words());
 }
 
 }  // namespace
 
 Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t world) {
   CaptureFile file;
-  Arrange(capture.tensors);
+  std::vector<const std::byte*> sources;
+  for (const CapturedTensor& tensor : capture.tensors) sources.push_back(tensor.from);
+  CKPT_ASSIGN_OR_RETURN(file.rest_, CapturePlan::Make(std::move(capture.tensors)));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<Placed> placed, Arranged(capture, file.rest_, sources));
+  CKPT_ASSIGN_OR_RETURN(
+      std::string entry, EntryOf(capture, WordsOf(capture.plan.get(), file.rest_), rank, world));
   std::vector<SafetensorsEntry> entries;
-  std::set<std::string> keys;
-  for (CapturedTensor& tensor : capture.tensors) {
-    tensor.key = KeyOf(tensor);
-    if (!keys.insert(tensor.key).second) {
-      return Fail(ErrorCode::kInvalid, StrCat("snapshot: two tensors '", tensor.key, "'"));
-    }
-    if (tensor.part) {
-      auto checked = LocalRangeOf(*tensor.part, tensor.shape);
-      if (!checked) return Fail(std::move(checked).error().WithContext("snapshot: " + tensor.key));
-    }
-    entries.push_back({tensor.key, tensor.dtype, tensor.shape, 0, 0});
-  }
-  CKPT_ASSIGN_OR_RETURN(std::string entry, EntryOf(capture, rank, world));
+  entries.reserve(placed.size());
+  for (const Placed& one : placed) entries.push_back(one.tensor->entry);
   CKPT_ASSIGN_OR_RETURN(
       std::string header,
       RenderSafetensorsHeader({{"format", "pt"}, {kRankFileKey, std::move(entry)}}, entries));
@@ -129,11 +118,10 @@ Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t w
   const auto text = std::as_bytes(std::span(*file.header_));
   file.parts_.push_back({0, text.size(), text.data(), false});
   for (size_t i = 0; i < entries.size(); ++i) {
-    const CapturedTensor& tensor = capture.tensors[i];
+    const PlannedTensor& tensor = *placed[i].tensor;
     if (entries[i].end == entries[i].begin) continue;
-    file.parts_.push_back(
-        {text.size() + entries[i].begin, text.size() + entries[i].end, tensor.from, tensor.lazy,
-         tensor.device});
+    file.parts_.push_back({text.size() + entries[i].begin, text.size() + entries[i].end,
+                           placed[i].from, tensor.lazy, tensor.device, &tensor.entry.name});
   }
   file.bytes_ = file.parts_.back().end;
   file.capture_ = std::move(capture);
@@ -156,9 +144,7 @@ std::vector<CopyRun> CaptureFile::Runs(uint64_t begin, uint64_t end, bool lazy) 
 std::string CaptureFile::KeyAt(uint64_t at) const {
   const auto part = std::upper_bound(parts_.begin(), parts_.end(), at,
                                      [](uint64_t byte, const Part& p) { return byte < p.end; });
-  if (part == parts_.end()) return "";
-  const auto tensor = std::ranges::find(capture_.tensors, part->from, &CapturedTensor::from);
-  return tensor == capture_.tensors.end() ? "" : tensor->key;
+  return part == parts_.end() || part->key == nullptr ? "" : *part->key;
 }
 
 }  // namespace ckptfs

@@ -23,6 +23,7 @@
 #include "core/base/result.h"
 #include "core/blob/safetensors_header.h"
 #include "core/ingest/state_part.h"
+#include "snapshot/capture_plan.h"
 #include "snapshot/copier.h"
 
 namespace ckptfs {
@@ -69,6 +70,10 @@ struct Capture {
   std::string framework_version;
   std::string layout;  // of the job (core/model/layout.h); empty: dp<world>
   std::vector<CapturedTensor> tensors;
+  // More of them, planned before, and where each lies now, in the order of what the plan was
+  // made of.
+  std::shared_ptr<const CapturePlan> plan;
+  std::vector<const std::byte*> sources;
   std::vector<CapturedParameter> parameters;
   std::vector<std::pair<std::string, std::string>> aliases;  // alias, name
   std::vector<CapturedGroup> groups;
@@ -95,10 +100,15 @@ struct CopyRun {
 
 class CaptureFile {
  public:
-  // kInvalid if two tensors have one key, a name is not UTF-8, or a part is none
-  // (LocalRangeOf).
+  CaptureFile() = default;
+  CaptureFile(CaptureFile&&) = default;
+  CaptureFile& operator=(CaptureFile&&) = default;
+
+  // kInvalid if two tensors have one key, a name is not UTF-8, a part is none
+  // (LocalRangeOf), or a plan has more or fewer tensors than there are sources.
   static Result<CaptureFile> Make(Capture capture, uint32_t rank, uint32_t world);
 
+  // Without its tensors.
   const Capture& capture() const { return capture_; }
   uint64_t bytes() const { return bytes_; }
   // What [begin, end) of the file is made of, in order: of the tensors that are
@@ -114,8 +124,10 @@ class CaptureFile {
     const std::byte* from = nullptr;
     bool lazy = false;
     int device = kHost;
+    const std::string* key = nullptr;  // of a plan; of the header none
   };
   Capture capture_;
+  CapturePlan rest_;  // of what was not planned before
   std::shared_ptr<const std::string> header_;  // runs refer to it
   std::vector<Part> parts_;                    // sorted, without gaps from 0 to bytes_
   uint64_t bytes_ = 0;

@@ -59,8 +59,9 @@ class Copier {
   virtual std::shared_ptr<const void> Pin(std::span<std::byte> memory) = 0;
 };
 
-// One copy of host memory.
+// Copies of host memory.
 Status CopyHostMemory(const MemoryCopy& copy, Trainer trainer);
+Status CopyHostMemory(std::span<const MemoryCopy> copies, Trainer trainer);
 
 class HostCopier final : public Copier {
  public:

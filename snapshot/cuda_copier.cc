@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "core/base/strings.h"
 
@@ -68,15 +69,10 @@ class CudaCopier::Device {
     });
   }
 
-  Status Copy(const MemoryCopy& copy) const {
+  // Nothing is waited for between them.
+  Status Copy(std::span<const MemoryCopy> copies) const {
     return Inside([&]() -> Status {
-      for (uint64_t at = 0; at < copy.bytes; at += kPieceBytes) {
-        const uint64_t bytes = std::min(kPieceBytes, copy.bytes - at);
-        const auto from = static_cast<CudaDriver::Address>(
-            reinterpret_cast<uintptr_t>(copy.from + at));
-        CKPT_RETURN_IF_ERROR(driver_->Check(
-            driver_->copy_to_host(copy.to + at, from, bytes, stream_), "cuMemcpyDtoHAsync"));
-      }
+      for (const MemoryCopy& copy : copies) CKPT_RETURN_IF_ERROR(Copy(copy));
       return {};
     });
   }
@@ -102,6 +98,17 @@ class CudaCopier::Device {
   Device(std::shared_ptr<const CudaDriver> driver, CudaDriver::Device number,
          CudaDriver::Handle context)
       : driver_(std::move(driver)), number_(number), context_(context) {}
+
+  Status Copy(const MemoryCopy& copy) const {
+    for (uint64_t at = 0; at < copy.bytes; at += kPieceBytes) {
+      const uint64_t bytes = std::min(kPieceBytes, copy.bytes - at);
+      const auto from = static_cast<CudaDriver::Address>(
+          reinterpret_cast<uintptr_t>(copy.from + at));
+      CKPT_RETURN_IF_ERROR(driver_->Check(
+          driver_->copy_to_host(copy.to + at, from, bytes, stream_), "cuMemcpyDtoHAsync"));
+    }
+    return {};
+  }
 
   Status MakeStream() {
     int least = 0, greatest = 0;
@@ -153,15 +160,15 @@ Status CudaCopier::Follow(std::span<const DeviceStream> streams) {
 }
 
 Status CudaCopier::Begin(std::span<const MemoryCopy> copies, Trainer trainer) {
-  for (const MemoryCopy& copy : copies) {
-    if (copy.device == kHost) {
-      CKPT_RETURN_IF_ERROR(CopyHostMemory(copy, trainer));
-      continue;
-    }
-    CKPT_ASSIGN_OR_RETURN(const auto device, DeviceOf(copy.device));
-    CKPT_RETURN_IF_ERROR(device->Copy(copy));
+  std::map<int, std::vector<MemoryCopy>> by_device;
+  for (const MemoryCopy& copy : copies) by_device[copy.device].push_back(copy);
+  // A device copies while this thread copies what is the host's.
+  for (const auto& [ordinal, its] : by_device) {
+    if (ordinal == kHost) continue;
+    CKPT_ASSIGN_OR_RETURN(const auto device, DeviceOf(ordinal));
+    CKPT_RETURN_IF_ERROR(device->Copy(its));
   }
-  return {};
+  return CopyHostMemory(by_device[kHost], trainer);
 }
 
 Status CudaCopier::Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) {

@@ -8,6 +8,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <functional>
+#include <vector>
 
 #include "core/base/descriptor.h"
 #include "snapshot/copier.h"
@@ -16,6 +18,7 @@ namespace ckptfs {
 namespace {
 
 constexpr uint64_t kPiece = 1 << 20;
+constexpr uint64_t kSmall = 64 << 10;
 constexpr uintptr_t kPage = 4096;  // at most the system's: more entries than it fills
 
 // Whether all of it belongs to a mapping now.
@@ -85,6 +88,28 @@ Status CopyMapped(const MemoryCopy& copy) {
   return {};
 }
 
+// Small ones, sorted by where they lie, none of them far from the next: the kernel, which
+// takes longer for its answer than a copy does, is asked once for as many as it can be.
+Status CopyNeighbours(std::span<const MemoryCopy> copies) {
+  while (!copies.empty()) {
+    const std::byte* const begin = copies.front().from;
+    size_t count = 0;
+    uint64_t bytes = 0;
+    for (; count < copies.size(); ++count) {
+      const uint64_t all = static_cast<uint64_t>(copies[count].from - begin) + copies[count].bytes;
+      if (all > kPiece) break;
+      bytes = std::max(bytes, all);
+    }
+    const bool mapped = IsMapped(begin, bytes);
+    for (const MemoryCopy& copy : copies.first(count)) {
+      if (!mapped && !IsMapped(copy.from, copy.bytes)) return GivenBack();
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    }
+    copies = copies.subspan(count);
+  }
+  return {};
+}
+
 }  // namespace
 
 Status CopyHostMemory(const MemoryCopy& copy, Trainer trainer) {
@@ -100,14 +125,25 @@ Status HostCopier::Follow(std::span<const DeviceStream> streams) {
   return Fail(ErrorCode::kUnsupported, "memory of a device without its driver");
 }
 
+Status CopyHostMemory(std::span<const MemoryCopy> copies, Trainer trainer) {
+  std::vector<MemoryCopy> small;
+  for (const MemoryCopy& copy : copies) {
+    if (trainer == Trainer::kWaits && copy.bytes < kSmall) {
+      small.push_back(copy);
+    } else {
+      CKPT_RETURN_IF_ERROR(CopyHostMemory(copy, trainer));
+    }
+  }
+  std::ranges::sort(small, std::less<const std::byte*>(), &MemoryCopy::from);
+  return CopyNeighbours(small);
+}
+
 Status HostCopier::Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) {
   for (const MemoryCopy& copy : copies) {
-    if (copy.device != kHost) {
-      return Fail(ErrorCode::kUnsupported, "memory of a device without its driver");
-    }
-    CKPT_RETURN_IF_ERROR(CopyHostMemory(copy, trainer));
+    if (copy.device == kHost) continue;
+    return Fail(ErrorCode::kUnsupported, "memory of a device without its driver");
   }
-  return {};
+  return CopyHostMemory(copies, trainer);
 }
 
 Status HostCopier::Wait() { return {}; }

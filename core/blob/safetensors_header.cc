@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <unordered_set>
 
 #include "core/base/checked_math.h"
 #include "core/base/json_text.h"
@@ -289,7 +290,8 @@ Status WriteHeader(Sink& sink, const std::map<std::string, std::string>& metadat
 }
 
 Status CheckNames(const std::vector<SafetensorsEntry>& entries) {
-  std::set<std::string_view> names;
+  std::unordered_set<std::string_view> names;
+  names.reserve(entries.size());
   for (const SafetensorsEntry& entry : entries) {
     if (entry.name == "__metadata__") return Rule("a tensor named __metadata__");
     if (!names.insert(entry.name).second) return Rule(StrCat("two tensors '", entry.name, "'"));

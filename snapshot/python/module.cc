@@ -47,6 +47,11 @@ using TensorTuple =
 using GroupTuple = std::tuple<std::string, std::vector<std::string>, std::string>;
 using DocumentTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>>;
 
+// What Python keeps from one save to the next.
+struct Plan {
+  std::shared_ptr<const CapturePlan> plan;
+};
+
 // A Python object that may be let go from any thread.
 std::shared_ptr<PyObject> Shared(nb::object object) {
   return {object.release().ptr(), [](PyObject* held) {
@@ -113,9 +118,19 @@ CapturedTensor TensorOf(const TensorTuple& tuple) {
   return tensor;
 }
 
+// Of tensors without addresses.
+Plan PlanOf(const std::vector<TensorTuple>& tuples) {
+  std::vector<CapturedTensor> tensors;
+  for (const TensorTuple& tuple : tuples) tensors.push_back(TensorOf(tuple));
+  auto plan = CapturePlan::Make(std::move(tensors));
+  if (!plan) throw std::invalid_argument(plan.error().message);
+  return {std::make_shared<const CapturePlan>(*std::move(plan))};
+}
+
 Capture CaptureOf(uint64_t step, const std::string& framework,
                   const std::string& framework_version, const std::string& layout,
-                  const std::vector<TensorTuple>& tensors,
+                  const std::vector<TensorTuple>& tensors, const Plan& plan,
+                  const Numbers& addresses,
                   const std::vector<std::pair<std::string, std::string>>& parameters,
                   const std::vector<std::pair<std::string, std::string>>& aliases,
                   const std::vector<GroupTuple>& groups,
@@ -128,6 +143,10 @@ Capture CaptureOf(uint64_t step, const std::string& framework,
   capture.framework_version = framework_version;
   capture.layout = layout;
   for (const TensorTuple& tuple : tensors) capture.tensors.push_back(TensorOf(tuple));
+  capture.plan = plan.plan;
+  for (const uint64_t address : addresses) {
+    capture.sources.push_back(reinterpret_cast<const std::byte*>(address));
+  }
   for (const auto& [name, role] : parameters) capture.parameters.push_back({name, role});
   capture.aliases = aliases;
   capture.alike = alike;
@@ -216,6 +235,8 @@ NB_MODULE(_native, module) {
   nb::set_leak_warnings(false);
   module.def("has_cuda", [](const std::string& library) { return bool(CopierOf(library)); });
   nb::class_<Capture>(module, "Capture");
+  nb::class_<Plan>(module, "Plan");
+  module.def("plan", &PlanOf);
   module.def("capture", &CaptureOf);
   nb::class_<Writer>(module, "Writer")
       .def(

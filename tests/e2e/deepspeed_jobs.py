@@ -12,9 +12,9 @@ def engine_of(dims, lay, store, run='job', more=None, **settings):
     """An engine that the import hook has met.  Every tensor is copied lazily, however
     small; `more`: of its configuration."""
     import _ckptfs_hook
-    from ckptfs import saver
+    from ckptfs import shot
     _ckptfs_hook.install()
-    saver.SMALL = 0
+    shot.SMALL = 0
     torch.manual_seed(dims.seed)
     checkpoint = {'load_universal': True} if lay.universal else {}
     if store:

@@ -189,6 +189,30 @@ def test_an_update_does_not_wait_for_good(collecting):
     assert 'was written while it was saved' in snap.status()['last_drop']
 
 
+def test_an_interrupted_wait_does_not_hide_the_next_step(collecting):
+    snap, optimizer, save, go_on = collecting
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    go_on.set()
+    assert save.join() == [True]
+    taken = []
+
+    def closure():
+        thread = threading.Thread(target=lambda: taken.append(snap.save(2)))
+        thread.start()
+        thread.join(60)
+
+    optimizer.step(closure)
+    assert taken == [False]
+    assert 'an optimizer is in its step, in another thread' in snap.status()['last_drop']
+
+
 def test_a_child_waits_for_no_thread_of_its_parent(collecting):
     _, optimizer, save, go_on = collecting
     child = multiprocessing.get_context('fork').Process(target=optimizer.step)
@@ -339,7 +363,7 @@ def test_what_a_handler_raises_ends_the_save(ckptfs, monkeypatch):
 def signal_within_save(monkeypatch, handler):
     """Has a handler run while the next save is in the library, once."""
     before = signal.signal(signal.SIGUSR1, handler)
-    find = snapshots.saver._Shot._find_change
+    find = snapshots.shot.Shot._find_change
 
     def found(shot, late):
         if not late and signal.getsignal(signal.SIGUSR1) is handler:
@@ -351,7 +375,7 @@ def signal_within_save(monkeypatch, handler):
                 signal.signal(signal.SIGUSR1, before)
         return find(shot, late)
 
-    monkeypatch.setattr(snapshots.saver._Shot, '_find_change', found)
+    monkeypatch.setattr(snapshots.shot.Shot, '_find_change', found)
 
 
 # ---- what is said ------------------------------------------------------------------

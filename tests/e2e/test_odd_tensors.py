@@ -61,6 +61,104 @@ def test_conjugates_and_negatives(ckptfs):
         assert torch.equal(found[name], tensor), name
 
 
+def _halved(model, optimizer):
+    """The same Parameter objects, in other memory."""
+    model.half()
+    for values in optimizer.state.values():
+        for kind, value in values.items():
+            values[kind] = value.half()
+
+
+def _turned(model, _):
+    for parameter in model.parameters():
+        parameter.data = parameter.data.T
+
+
+def _narrowed(model, optimizer):
+    """Fewer rows, in the same memory."""
+    for parameter in model.parameters():
+        optimizer.state[parameter]['momentum_buffer'] = (
+            optimizer.state[parameter]['momentum_buffer'][:2])
+        parameter.data = parameter.data[:2]
+
+
+def _loaded(_, optimizer):
+    optimizer.load_state_dict(optimizer.state_dict())
+    for values in optimizer.state.values():
+        values['momentum_buffer'] = values['momentum_buffer'] * 3
+
+
+def _more(model, optimizer):
+    for parameter in model.parameters():
+        optimizer.state[parameter]['seen'] = torch.arange(LARGE)
+
+
+def _fewer(_, optimizer):
+    optimizer.state.clear()
+
+
+def _frozen(model, _):
+    """Nobody waits with writes to them."""
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+
+
+def _negated(model, _):
+    for parameter in model.parameters():
+        parameter.data = torch._neg_view(parameter.data)
+
+
+def _renamed(model, _):
+    model.other = model.large
+    del model.large
+
+
+def _assigned(model, _):
+    """The same object, as if it had always been so."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+        parameter.data.mul_(-7)
+
+
+CHANGES = {change.__name__: change for change in (
+    _halved, _turned, _narrowed, _loaded, _more, _fewer, _frozen, _negated, _renamed, _assigned)}
+
+
+@pytest.mark.parametrize('change', CHANGES)
+def test_what_became_of_tensors_between_saves(ckptfs, change):
+    """Whatever a save remembers of the last one, it has the step as it is."""
+    receive(ckptfs)
+    model = Weights(large=torch.randn(4, LARGE), small=torch.randn(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    with snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store) as snap:
+        for step in range(2):
+            assert snap.save(step) and snap.wait_durable(step), snap.status()
+        CHANGES[change](model, optimizer)
+        assert snap.save(2), snap.status()
+        truth = {name: p.detach().clone().resolve_neg().contiguous()
+                 for name, p in model.named_parameters()}
+        if change == '_frozen':
+            for parameter in model.parameters():
+                parameter.data.zero_()
+        for name, parameter in model.named_parameters():
+            for kind, value in optimizer.state[parameter].items():
+                truth[f'{kind}/{name}'] = value.clone()
+        assert snap.wait_durable(2), snap.status()
+    found = sum(same(tensors, truth) for tensors in all_held(ckptfs))
+    assert found == (3 if change == '_frozen' else 1)
+
+
+def same(tensors, truth):
+    """Whether these are all that there is of tensors, bit for bit."""
+    held = {key for key in tensors if not key.startswith('ckptfs.')}
+    return held == truth.keys() and all(
+        tensors[key].dtype == one.dtype and torch.equal(tensors[key], one)
+        for key, one in truth.items())
+
+
 @pytest.mark.parametrize('size', [9, LARGE])
 def test_a_tensor_without_memory_is_dropped_by_name(ckptfs, size):
     receive(ckptfs)

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
+#include <memory>
 #include <random>
 
 #include "core/base/strings.h"
@@ -59,6 +61,70 @@ TEST(CaptureTest, ItIsAFileThatAnyoneReads) {
         bytes.substr(header->data_offset + entry.begin, entry.end - entry.begin);
     EXPECT_EQ(data, entry.name == "a" ? weight : entry.name == "exp_avg/a" ? moment : "");
   }
+}
+
+// By key, what the file says of it and its bytes.
+std::map<std::string, std::string> HeldIn(const CaptureFile& file) {
+  const std::string bytes = Gathered(file, 11);
+  const auto header = ParseSafetensorsHeader(bytes, bytes.size());
+  EXPECT_TRUE(header) << header.error().message;
+  std::map<std::string, std::string> held{{"", header->metadata.at(kRankFileKey)}};
+  for (const SafetensorsEntry& entry : header->entries) {
+    held[entry.name] =
+        StrCat(SafetensorsName(entry.dtype), ShapeToString(entry.shape),
+               bytes.substr(header->data_offset + entry.begin, entry.end - entry.begin));
+    if (entry.end > entry.begin) {
+      EXPECT_EQ(file.KeyAt(header->data_offset + entry.begin), entry.name);
+    }
+  }
+  return held;
+}
+
+TEST(CaptureTest, APlannedOneHoldsWhatOneOfTensorsHolds) {
+  const std::string weight(24, 'w'), moment(48, 'm'), step(8, 's'), pickle(5, 'p');
+  const auto tensors = [&] {
+    CapturedTensor part = Tensor("a", "exp_avg", DType::kF32, {3, 4}, moment, true);
+    part.part = StatePart{{6, 4}, {{{3, 0}, {6, 4}, {0, 0}}}, std::nullopt, {}};
+    return std::vector{Tensor("a", "weight", DType::kBF16, {3, 4}, weight, true), part,
+                       Tensor("a", "step", DType::kF64, {}, step, false),
+                       Tensor("none", "weight", DType::kF32, {0, 4}, moment, true)};
+  };
+  CapturedTensor text = Tensor("", "", DType::kU8, {5}, pickle, false);
+  text.key = "ckptfs.group/0";
+  Capture told;
+  told.tensors = tensors();
+  told.tensors.push_back(text);
+  const auto truth = CaptureFile::Make(std::move(told), 0, 1);
+  ASSERT_TRUE(truth) << truth.error().message;
+
+  auto planned = CapturePlan::Make(tensors());
+  ASSERT_TRUE(planned) << planned.error().message;
+  const auto plan = std::make_shared<const CapturePlan>(*std::move(planned));
+  for (int round = 0; round < 2; ++round) {  // it serves for more than one
+    Capture capture;
+    capture.tensors = {text};
+    capture.plan = plan;
+    for (const CapturedTensor& one : tensors()) capture.sources.push_back(one.from);
+    const auto file = CaptureFile::Make(std::move(capture), 0, 1);
+    ASSERT_TRUE(file) << file.error().message;
+    EXPECT_EQ(HeldIn(*file), HeldIn(*truth));
+  }
+}
+
+TEST(CaptureTest, APlanOfOtherTensorsIsRefused) {
+  const std::string bytes(4, 'x');
+  auto planned = CapturePlan::Make({Tensor("a", "weight", DType::kF32, {1}, bytes, true)});
+  ASSERT_TRUE(planned);
+  Capture capture;
+  capture.plan = std::make_shared<const CapturePlan>(*std::move(planned));
+  EXPECT_FALSE(CaptureFile::Make(capture, 0, 1));
+  const auto* const from = reinterpret_cast<const std::byte*>(bytes.data());
+  capture.sources = {from};
+  EXPECT_TRUE(CaptureFile::Make(capture, 0, 1));
+  capture.tensors = {Tensor("a", "weight", DType::kF32, {1}, bytes, false)};
+  const auto twice = CaptureFile::Make(capture, 0, 1);
+  ASSERT_FALSE(twice);
+  EXPECT_EQ(twice.error().message, "snapshot: two tensors 'a'");
 }
 
 TEST(CaptureTest, TwoTensorsOfOneNameAreRefused) {

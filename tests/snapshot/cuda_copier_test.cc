@@ -89,6 +89,24 @@ TEST_F(CudaCopierTest, BytesOfDevicesAndOfTheHostArrive) {
   EXPECT_LE(Fake<FakeCudaLargest>("FakeCudaLargestCall")(), size_t{16} << 20);
 }
 
+// The device is behind, and nobody waits for it before all are begun.
+TEST_F(CudaCopierTest, SmallOnesAreBegunTogether) {
+  const auto copier = Open();
+  std::vector<std::string> from, to(100, std::string(50, '?'));
+  for (int i = 0; i < 100; ++i) from.emplace_back(50, static_cast<char>('0' + i));
+  std::vector<MemoryCopy> copies;
+  for (size_t i = 0; i < from.size(); ++i) copies.push_back(CopyOf(from[i], to[i], i % 2 ? 1 : 2));
+  const std::vector streams{Training(1), Training(2)};
+  ASSERT_TRUE(copier->Follow(streams));
+  Gate(false);
+  const uint64_t before = Calls();
+  ASSERT_TRUE(copier->Enqueue(copies, Trainer::kWaits));
+  EXPECT_EQ(Calls() - before, from.size());  // begun, and nothing else
+  Gate(true);
+  ASSERT_TRUE(copier->Wait());
+  EXPECT_TRUE(to == from);
+}
+
 TEST_F(CudaCopierTest, OnlyDevicesThatAreUsedHaveAContext) {
   EXPECT_EQ(Contexts(), 0u);
   {

@@ -13,12 +13,18 @@ Part = Tuple[List[int], List[Tuple[List[int], List[int], List[int]]], Optional[L
 Tensor = Tuple[str, str, str, str, bool, str, List[int], int, int, bool, Optional[Part]]
 
 class Capture: ...  # empty after it was saved
+class Plan: ...     # of tensors, their addresses left out
 
-# What a save takes.  `streams`: (device, CUstream) that may still be writing tensors;
+# Of tensors whose addresses are not looked at: what captures say of them, made once.
+def plan(tensors: List[Tensor]) -> Plan: ...
+
+# What a save takes.  `tensors`: beside those of the plan, which lie at `addresses`, in its
+# order; `streams`: (device, CUstream) that may still be writing tensors;
 # `alike`: of each set of ranks that share out what they hold, a digest of that and how many
 # they are.
 def capture(step: int, framework: str, framework_version: str, layout: str,
-            tensors: List[Tensor], parameters: List[Tuple[str, str]],
+            tensors: List[Tensor], plan: Plan, addresses: List[int],
+            parameters: List[Tuple[str, str]],
             aliases: List[Tuple[str, str]], groups: List[Tuple[str, List[str], str]],
             documents: List[Tuple[str, str, str, List[str]]],
             streams: List[Tuple[int, int]], alike: List[Tuple[str, int]]) -> Capture: ...

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from . import state
-from .dtensor import Boxes, is_cut, is_dtensor, local_of, mesh_key
+from .dtensor import Boxes, is_cut, is_dtensor, is_dtensor_type, local_of, mesh_key
 from .holders import Description, Holders, exchange, gather
 from .saver import Group
 from .state import NotHeld, State
@@ -91,6 +91,8 @@ class PlacingCollector:
     def _place_all(self, model: state.Model, states: Sequence[State]) -> List[State]:
         if self._holders is not None:
             model.per_rank, model.layout = self._holders.per_rank, self._layout
+        elif not any(map(is_dtensor_type, {type(one.tensor) for one in states})):
+            return [one for one in states if one.ranks is None or self._rank in one.ranks]
         placed = []
         for one in states:
             try:

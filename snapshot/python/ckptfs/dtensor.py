@@ -26,6 +26,11 @@ def is_dtensor(tensor: object) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def is_dtensor_type(kind: type) -> bool:
+    """Whether its objects are."""
+    return issubclass(kind, DTensor)
+
+
 def local_of(tensor: Any) -> torch.Tensor:
     """This rank's part, as it is kept: nothing is moved.  Of another tensor that itself."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor

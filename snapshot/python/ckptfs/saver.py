@@ -9,7 +9,6 @@ import functools
 import logging
 import math
 import os
-import pickle
 import threading
 import time
 import uuid
@@ -20,6 +19,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Set, 
 import torch
 from . import _native, state
 from .saved_file import SavedFile
+from .shot import Plans, Shot, cuda_library
 from .state import NotHeld, State
 from .turns import Turn, Turns
 from .uncollected import uncollected
@@ -27,15 +27,11 @@ from .uncollected import uncollected
 LOG = logging.getLogger('ckptfs')
 # Seconds that a wait is in C: signals are handled between two of them.
 SLICE = 0.2
-# Below this many bytes a tensor is copied at once: looking at it again costs more.
-SMALL = 64 << 10
 
 _ALIVE: 'weakref.WeakSet[Saver]' = weakref.WeakSet()
 
 # (label of the optimizer, names of its parameters, hyper-parameters: a pickle of protocol 2)
 Group = Tuple[str, List[str], bytes]
-# name, tensor, its version, its address (None: does not matter)
-Watched = Tuple[str, torch.Tensor, int, Optional[int]]
 
 
 class Collector(Protocol):
@@ -79,13 +75,6 @@ class FileCollector:
     def files(self, step: int, documents: Mapping[str, Any]) -> Tuple[str, List[SavedFile]]:
         """(the checkpoint's tag, this rank's files and parts of files)."""
         raise NotImplementedError
-
-
-@functools.lru_cache(maxsize=None)
-def _cuda_library() -> str:
-    """NVIDIA's driver where torch computes with it, else ''."""
-    used = torch.version.cuda is not None and torch.cuda.is_available()
-    return 'libcuda.so.1' if used and _native.has_cuda('libcuda.so.1') else ''
 
 
 def own_job() -> str:
@@ -155,11 +144,12 @@ class Saver:
         self._rank, self._world, job = _place(rank, world, job)
         collector.start(self._rank, self._world)
         self._shares = state.Shares(self._rank, self._world)
+        self._plans = Plans()
         self._pid = os.getpid()
         self._update_limit = update_limit
         self._writer = _native.Writer(os.path.realpath(store), run, job, self._rank,
                                       self._world, slots, update_limit,
-                                      full == 'wait', int(pace), _cuda_library(), None)
+                                      full == 'wait', int(pace), cuda_library(), None)
         this = weakref.ref(self)
 
         def before_update() -> None:
@@ -207,7 +197,7 @@ class Saver:
             raise raised
         return taken
 
-    def _hand_over(self, shot: '_Shot', capture: _native.Capture,
+    def _hand_over(self, shot: Shot, capture: _native.Capture,
                    deadline: Optional[float]) -> bool:
         self._busy = threading.get_ident()
         try:
@@ -304,14 +294,13 @@ class Saver:
         for line in self._writer.take_log():
             LOG.warning('%s', line)
 
-    def _capture(self, step: int, turn: Turn) -> Tuple['_Shot', _native.Capture]:
+    def _capture(self, step: int, turn: Turn) -> Tuple[Shot, _native.Capture]:
         if isinstance(self._collector, FileCollector):
             return self._capture_files(step, turn, self._collector)
         # Two saves between two updates: the first is copied by then.
         model, states, groups = self._collector.collect()
-        shot = _Shot(self._collector.lazy, turn)
-        for one in self._shares.of(states, dict(model.parameters)):
-            shot.add_state(one)
+        shot = Shot(self._collector.lazy, turn)
+        shot.add_states(self._shares.of(states, dict(model.parameters)))
         scope = f'dp{self._rank}' if self._rank else ''
         for key, value in {**self._documents, **model.extra}.items():
             shot.add_document(key, scope, *self._document(key, value))
@@ -321,6 +310,7 @@ class Saver:
                 shot.add_group(*group)
         return shot, _native.capture(
             step, model.framework, model.framework_version, model.layout, shot.tensors,
+            self._plans.of(shot.planned), shot.addresses,
             model.parameters if declares else [], model.aliases if declares else [],
             shot.groups, shot.documents, shot.streams(), self._shares.alike)
 
@@ -334,138 +324,17 @@ class Saver:
         return pickled, tensors
 
     def _capture_files(self, step: int, turn: Turn,
-                       collector: FileCollector) -> Tuple['_Shot', _native.Capture]:
+                       collector: FileCollector) -> Tuple[Shot, _native.Capture]:
         tag, files = collector.files(step, self._documents)
-        shot = _Shot(collector.lazy, turn)
+        shot = Shot(collector.lazy, turn)
         for file in files:
             shot.add_file(file)
         if self._rank == 0:
             shot.add_document('tag', '', *state.document(tag))
         return shot, _native.capture(
-            step, collector.framework, collector.version, '', shot.tensors, [], [], [],
+            step, collector.framework, collector.version, '', shot.tensors,
+            self._plans.of(shot.planned), shot.addresses, [], [], [],
             shot.documents, shot.streams(), [])
-
-
-def _is_stored_as_it_is(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
-
-
-class _Shot:
-    """The arguments of one save, and what keeps their memory."""
-
-    def __init__(self, lazy: bool, turn: Turn) -> None:
-        self.lazy = lazy and not turn.eager
-        self._turn = turn
-        self.raised: Optional[BaseException] = None  # by a handler of a signal, in changed()
-        self.tensors: List[_native.Tensor] = []
-        self.groups: List[Tuple[str, List[str], str]] = []
-        self.documents: List[Tuple[str, str, str, List[str]]] = []
-        self.kept: List[torch.Tensor] = []
-        self._late: List[Watched] = []   # copied after the save
-        self._early: List[Watched] = []  # and by it
-        self.devices: Set[int] = set()
-
-    def streams(self) -> List[Tuple[int, int]]:
-        """The streams that may still be writing what lies on devices."""
-        return [(device, torch.cuda.current_stream(device).cuda_stream)
-                for device in sorted(self.devices)]
-
-    @staticmethod
-    def _watch(watched: List[Watched], name: str, tensor: torch.Tensor,
-               address: Optional[int]) -> None:
-        if not tensor.is_inference():  # those do not count
-            watched.append((name, tensor, tensor._version, address))
-
-    def changed(self, late: bool) -> str:
-        """The first tensor that is not what it was when it was collected: of those that
-        are copied late, or of the others, of which it is asked once."""
-        try:
-            return self._find_change(late)
-        except BaseException as error:  # pylint: disable=broad-except
-            self.raised = error
-            return 'something'
-
-    def _find_change(self, late: bool) -> str:
-        if self._turn.overtaken:
-            return 'something'
-        watched = self._late if late else self._early
-        self._early = []
-        for name, tensor, version, address in watched:
-            if tensor._version != version or address not in (None, tensor.data_ptr()):
-                return name
-        return ''
-
-    def _add(self, tensor: torch.Tensor, lazy: bool, key: str = '',
-             one: Optional[State] = None) -> None:
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            raise NotHeld(f'{key or one.parameter} is not a strided tensor')
-        plain = tensor.detach()
-        if not lazy:  # else as it lies; the alias keeps its storage
-            self._watch(self._early, one.parameter if one else key, tensor, None)
-            if tensor.device.type != 'cpu' or not _is_stored_as_it_is(tensor):
-                plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
-        if plain.numel() and not plain.data_ptr():  # a subclass that wraps others
-            raise NotHeld(f'{key or one.parameter} is a {type(tensor).__name__}, which has no '
-                          'memory of its own')
-        device = -1 if plain.device.type == 'cpu' else plain.device.index
-        if device >= 0:
-            self.devices.add(device)
-        self.kept.append(plain)
-        is_what = ('', '', '', False) if one is None else (
-            one.parameter, one.kind, one.optimizer, one.number)
-        self.tensors.append((key, *is_what, str(plain.dtype).removeprefix('torch.'),
-                             list(plain.shape), plain.data_ptr(), device, lazy,
-                             one.part() if one else None))
-
-    def _waits(self, tensor: torch.Tensor, updated: bool) -> bool:
-        # Lazily where it lies as it is stored.
-        if not self.lazy or not updated or tensor.nbytes < SMALL:
-            return False
-        here = tensor.device.type == 'cpu' or (
-            tensor.device.type == 'cuda' and bool(_cuda_library()))
-        return here and _is_stored_as_it_is(tensor) and not tensor.is_inference()
-
-    def add_file(self, file: SavedFile) -> None:
-        """A file of a DeepSpeed checkpoint, or this rank's part of one."""
-        keys = [f'{file.name}/{storage.key}' for storage in file.storages]
-        for key, storage in zip(keys, file.storages):
-            tensor = storage.tensor
-            lazy = self._waits(tensor, storage.updated)
-            self._add(tensor, lazy, key)
-            if lazy:
-                self._watch(self._late, key, tensor, tensor.data_ptr())
-        self.documents.append((file.name, 'file' if file.pickled else 'part', self._add_pickle(
-            f'ckptfs.file/{file.name}', file.pickled or pickle.dumps(None, 2)), keys))
-
-    def add_state(self, one: State) -> None:
-        """A parameter's state or a part of one."""
-        tensor = one.tensor
-        lazy = self._waits(tensor, one.updated)
-        self._add(tensor, lazy, one=one)
-        if not lazy:
-            return
-        name = one.parameter if one.kind == 'weight' else f'{one.kind} of {one.parameter}'
-        self._watch(self._late, name, tensor, tensor.data_ptr())
-        for other in one.watched:
-            self._watch(self._late, name, other, None)
-
-    def _add_pickle(self, key: str, text: bytes) -> str:
-        self._add(torch.frombuffer(bytearray(text), dtype=torch.uint8), False, key)
-        return key
-
-    def add_group(self, optimizer: str, names: List[str], pickled: bytes) -> None:
-        """A parameter group."""
-        key = self._add_pickle(f'ckptfs.group/{len(self.groups)}', pickled)
-        self.groups.append((optimizer, names, key))
-
-    def add_document(self, name: str, scope: str, pickled: bytes,
-                     tensors: List[torch.Tensor]) -> None:
-        """A document and the tensors in it."""
-        keys = [f'ckptfs.document/{name}/{i}' for i in range(len(tensors))]
-        for key, tensor in zip(keys, tensors):
-            self._add(tensor, False, key)
-        self.documents.append(
-            (name, scope, self._add_pickle(f'ckptfs.document/{name}', pickled), keys))
 
 
 def _close(reference: 'weakref.ref[Saver]') -> None:

@@ -268,7 +268,10 @@ def optimizer_states(optimizer: torch.optim.Optimizer, label: str,
             raise NotHeld(foreign([optimizer], names)
                           or 'the optimizer has states of a parameter that is in no group')
         for kind, value in values.items():
-            states += state_of(name, kind, label, value)
+            if isinstance(value, torch.Tensor):  # most are: not a list for each
+                states.append(State(name, kind, label, value, False, True))
+            else:
+                states += state_of(name, kind, label, value)
     return states
 
 
@@ -432,6 +435,9 @@ class Shares:
     def of(self, states: Sequence[State], roles: Dict[str, str]) -> List[State]:
         """Those that this rank writes: of what ranks hold alike an even part, by
         bytes; buffers, which nobody keeps alike, are the first rank's."""
+        self.alike = []
+        if len(self._all) == 1 and {one.ranks for one in states} == {None}:
+            return list(states)
         held: Dict[Tuple[int, ...], List[State]] = {}
         mine = []
         for one in states:
@@ -442,7 +448,6 @@ class Shares:
                 mine += [one] * (ranks[0] == self._rank)
             else:
                 held.setdefault(tuple(ranks), []).append(one)
-        self.alike = []
         for ranks, alike in held.items():
             mine += self._spread(ranks, alike)
         return mine

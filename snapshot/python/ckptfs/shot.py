@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shot: what one save hands to the writer, and what keeps its memory.
+
+Of a model of thousands of tensors each save looks at every one, since anything about them may
+have changed; what they are is said to the writer again only where something has.
+"""
+import functools
+import pickle
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, Iterable, List, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import nn
+
+from . import _native
+from .saved_file import SavedFile
+from .state import NotHeld, State
+from .turns import Turn
+
+# Below this many bytes a tensor is copied at once: looking at it again costs more.
+SMALL = 64 << 10
+
+# name, tensor, its version, its address (None: does not matter)
+Watched = Tuple[str, torch.Tensor, int, Optional[int]]
+# key, parameter, kind, optimizer, whether it was a number, dtype, shape, device, lazy, part
+Planned = Tuple[Any, ...]
+# As the writer spells them: those whose bytes are all there is of them.
+_NAMES = {dtype: str(dtype).removeprefix('torch.') for dtype in vars(torch).values()
+          if isinstance(dtype, torch.dtype) and not str(dtype).startswith('torch.q')}
+_COMPLEX = {dtype for dtype in _NAMES if dtype.is_complex}
+_TYPES = {torch.Tensor, nn.Parameter}
+
+
+@functools.lru_cache(maxsize=None)
+def cuda_library() -> str:
+    """NVIDIA's driver where torch computes with it, else ''."""
+    used = torch.version.cuda is not None and torch.cuda.is_available()
+    return 'libcuda.so.1' if used and _native.has_cuda('libcuda.so.1') else ''
+
+
+class Plans:
+    """What a save says of its tensors beside where they lie, made anew where that changed."""
+
+    def __init__(self) -> None:
+        self._planned: Sequence[Planned] = ()
+        self._plan = _native.plan([])
+
+    def of(self, planned: List[Planned]) -> _native.Plan:
+        """The plan of these tensors."""
+        if planned != self._planned:
+            self._plan = _native.plan([(*one[:6], list(one[6]), 0, *one[7:]) for one in planned])
+            self._planned = planned
+        return self._plan
+
+
+def _is_stored_as_it_is(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+class Shot:
+    """The arguments of one save, and what keeps their memory."""
+
+    def __init__(self, lazy: bool, turn: Turn) -> None:
+        self.lazy = lazy and not turn.eager
+        self._turn = turn
+        self.raised: Optional[BaseException] = None  # by a handler of a signal, in changed()
+        self.planned: List[Planned] = []
+        self.addresses: List[int] = []  # of what is planned
+        self.tensors: List[_native.Tensor] = []  # all others
+        self.groups: List[Tuple[str, List[str], str]] = []
+        self.documents: List[Tuple[str, str, str, List[str]]] = []
+        self.kept: List[Any] = []
+        self._late: List[Watched] = []   # copied after the save
+        self._early: List[Watched] = []  # and by it
+        self.devices: Set[int] = set()
+
+    def streams(self) -> List[Tuple[int, int]]:
+        """The streams that may still be writing what lies on devices."""
+        return [(device, torch.cuda.current_stream(device).cuda_stream)
+                for device in sorted(self.devices)]
+
+    # ---- what was written meanwhile ------------------------------------------
+
+    @staticmethod
+    def _watch(watched: List[Watched], name: str, tensor: torch.Tensor,
+               address: Optional[int]) -> None:
+        if not tensor.is_inference():  # those do not count
+            watched.append((name, tensor, tensor._version, address))
+
+    def changed(self, late: bool) -> str:
+        """The first tensor that is not what it was when it was collected: of those that
+        are copied late, or of the others, of which it is asked once."""
+        try:
+            return self._find_change(late)
+        except BaseException as error:  # pylint: disable=broad-except
+            self.raised = error
+            return 'something'
+
+    def _find_change(self, late: bool) -> str:
+        if self._turn.overtaken:
+            return 'something'
+        watched = self._late if late else self._early
+        self._early = []
+        for name, tensor, version, address in watched:
+            if tensor._version != version or (address is not None
+                                              and address != tensor.data_ptr()):
+                return name
+        return ''
+
+    # ---- tensors -------------------------------------------------------------
+
+    def _plan(self, asked: Iterable[Tuple[str, Optional[State], torch.Tensor, bool]]) -> None:
+        """(key, state, tensor, whether only optimizers write it) of what lies in tensors of
+        somebody's.  One loop: a call for each of them would take as long as all else."""
+        names, lazies, cuda = _NAMES, self.lazy, bool(cuda_library())
+        planned, addresses, kept = self.planned.append, self.addresses.append, self.kept.append
+        early, strided = self._early.append, torch.strided
+        for key, one, tensor, updated in asked:
+            is_plain = type(tensor) in _TYPES
+            plain = tensor if is_plain else tensor.detach()
+            dtype = plain.dtype
+            name, address = names.get(dtype), 0
+            on_cuda = cuda and plain.is_cuda
+            if (name is not None and plain.layout is strided and plain.is_contiguous()
+                    and (on_cuda or plain.is_cpu) and not plain.is_neg()
+                    and not (dtype in _COMPLEX and plain.is_conj())):
+                try:
+                    version, address = tensor._version, plain.data_ptr()
+                except RuntimeError:  # of inference mode
+                    address = 0
+            if not address:  # its bytes cannot be read from where it lies
+                self._add(tensor, key, one)
+                continue
+            device = -1
+            if on_cuda:
+                device = plain.get_device()
+                self.devices.add(device)
+            lazy = lazies and updated and plain.nbytes >= SMALL
+            addresses(address)
+            if one is None:
+                planned((key, '', '', '', False, name, plain.shape, device, lazy, None))
+            else:
+                planned((key, one.parameter, one.kind, one.optimizer, one.number, name,
+                         plain.shape, device, lazy, None if one.shape is None else one.part()))
+            # The memory, whatever the tensor is given meanwhile.
+            kept(plain.untyped_storage() if is_plain else plain)
+            if lazy:
+                self._watch_late(key, one, tensor, version)
+            else:
+                early((key or one.parameter, tensor, version, None))
+
+    def _watch_late(self, key: str, one: Optional[State], tensor: torch.Tensor,
+                    version: int) -> None:
+        if one is not None:
+            key = one.parameter if one.kind == 'weight' else f'{one.kind} of {one.parameter}'
+        self._late.append((key, tensor, version, tensor.data_ptr()))
+        for other in one.watched if one is not None else ():
+            self._watch(self._late, key, other, None)
+
+    def _add(self, tensor: torch.Tensor, key: str = '', one: Optional[State] = None) -> None:
+        """One that is copied here, or by the save, whatever it is."""
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise NotHeld(f'{key or one.parameter} is not a strided tensor')
+        self._watch(self._early, one.parameter if one else key, tensor, None)
+        plain = tensor.detach()
+        if tensor.device.type != 'cpu' or not _is_stored_as_it_is(tensor):
+            plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
+        if plain.numel() and not plain.data_ptr():  # a subclass that wraps others
+            raise NotHeld(f'{key or one.parameter} is a {type(tensor).__name__}, which has no '
+                          'memory of its own')
+        self.kept.append(plain)
+        is_what = ('', '', '', False) if one is None else (
+            one.parameter, one.kind, one.optimizer, one.number)
+        self.tensors.append((key, *is_what, str(plain.dtype).removeprefix('torch.'),
+                             list(plain.shape), plain.data_ptr(), -1, False,
+                             one.part() if one else None))
+
+    # ---- what a save is made of ----------------------------------------------
+
+    def add_states(self, states: Sequence[State]) -> None:
+        """Parameters' states, and parts of them."""
+        self._plan(zip(repeat(''), states, map(attrgetter('tensor'), states),
+                       map(attrgetter('updated'), states)))
+
+    def add_file(self, file: SavedFile) -> None:
+        """A file of a DeepSpeed checkpoint, or this rank's part of one."""
+        keys = [f'{file.name}/{storage.key}' for storage in file.storages]
+        self._plan((key, None, storage.tensor, storage.updated)
+                   for key, storage in zip(keys, file.storages))
+        self.documents.append((file.name, 'file' if file.pickled else 'part', self._add_pickle(
+            f'ckptfs.file/{file.name}', file.pickled or pickle.dumps(None, 2)), keys))
+
+    def _add_pickle(self, key: str, text: bytes) -> str:
+        self._add(torch.frombuffer(bytearray(text), dtype=torch.uint8), key)
+        return key
+
+    def add_group(self, optimizer: str, names: List[str], pickled: bytes) -> None:
+        """A parameter group."""
+        key = self._add_pickle(f'ckptfs.group/{len(self.groups)}', pickled)
+        self.groups.append((optimizer, names, key))
+
+    def add_document(self, name: str, scope: str, pickled: bytes,
+                     tensors: List[torch.Tensor]) -> None:
+        """A document and the tensors in it."""
+        keys = [f'ckptfs.document/{name}/{i}' for i in range(len(tensors))]
+        for key, tensor in zip(keys, tensors):
+            self._add(tensor, key)
+        self.documents.append(
+            (name, scope, self._add_pickle(f'ckptfs.document/{name}', pickled), keys))
