@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "core/io/file_root.h"
+#include "core/store/record_text.h"
 #include "snapshot/spooler.h"
 #include "snapshot/world_parts.h"
 #include "tests/snapshot/nodes.h"
@@ -172,6 +173,13 @@ TEST(SpoolTest, AForeignOneIsRefusedWithFileAndRule) {
          EXPECT_EQ(link((path + "/" + files[0]).c_str(), (path + ".second").c_str()), 0);
        },
        ErrorCode::kPermission, "rank-00000.safetensors is a file with a second name"},
+      {[](const auto& path) {
+         std::string deep = path + "/prepared";
+         for (const char* name : {"/a", "/b", "/c", "/d"}) {
+           EXPECT_EQ(mkdir((deep += name).c_str(), 0700), 0);
+         }
+       },
+       ErrorCode::kPermission, "/prepared/a/b/c is a directory too deep"},
       {[&](const auto& path) { write(path + "/prepared/x", 0666); EXPECT_EQ(chmod((path + "/prepared/x").c_str(), 0666), 0); },
        ErrorCode::kPermission, "/prepared/x may be entered or read by others"},
   };
@@ -255,6 +263,78 @@ TEST(SpoolTest, WhatIsNotWholeGoesAndIsNamed) {
               EXPECT_TRUE(disk.Remove(record(part)));  // as one that was being written
             }),
             "");
+}
+
+// It is another daemon's, which had a later version; nothing is lost by looking.
+TEST(SpoolTest, ARecordOfAnotherVersionRefusesAll) {
+  const auto disk = std::make_shared<MemoryRoot>("disk");
+  const Save save(3), other(4);
+  const std::string record = PartName(save.part(), Digest());
+  {
+    const auto opened = Spool::OpenOn(disk, "store");
+    EXPECT_TRUE(opened->spool->Write(save.part(), *save.bytes));
+    EXPECT_TRUE(opened->spool->Write(other.part(), *other.bytes));
+  }
+  Put(*disk, record, SealRecord({{"version", 1000}}));
+  const auto opened = Spool::OpenOn(disk, "store");
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(opened.error().message, HasSubstr(record));
+  Put(*disk, record, RenderPart(save.part()));
+  EXPECT_EQ(Spool::OpenOn(disk, "store")->left.size(), 2u);
+}
+
+TEST(SpoolTest, ADiskThatFailsWhileItIsLookedAtLosesNothing) {
+  for (uint64_t at = 1, failed = 0; at < 2 || failed > 0; ++at) {
+    const auto disk = std::make_shared<MemoryRoot>("disk");
+    const Save save(3);
+    EXPECT_TRUE(Spool::OpenOn(disk, "store")->spool->Write(save.part(), *save.bytes));
+    const auto faulty = std::make_shared<FaultyStorage>(disk);
+    faulty->FailAt(at);
+    failed = Spool::OpenOn(faulty, "store") ? 0 : 1;
+    const auto opened = Spool::OpenOn(disk, "store");
+    ASSERT_TRUE(opened) << opened.error().message;
+    EXPECT_THAT(opened->notes, ElementsAre()) << at;
+    ASSERT_EQ(opened->left.size(), 1u) << at;
+    ExpectWhole(*disk, save.part());
+  }
+}
+
+// Whose record cannot be removed keeps its files: it is whole or not there.
+TEST(SpoolTest, ADiskThatFailsWhileOneIsRemovedLosesNoHalf) {
+  for (uint64_t at = 1, failed = 0; at < 2 || failed > 0; ++at) {
+    const auto disk = std::make_shared<MemoryRoot>("disk");
+    const auto faulty = std::make_shared<FaultyStorage>(disk);
+    const Save save(3);
+    {
+      const auto opened = Spool::OpenOn(faulty, "store");
+      ASSERT_TRUE(opened->spool->Write(save.part(), *save.bytes));
+      faulty->FailAt(at);
+      failed = opened->spool->Remove(save.part()) ? 0 : 1;
+    }
+    const auto opened = Spool::OpenOn(disk, "store");
+    EXPECT_THAT(opened->notes, ElementsAre()) << at;
+    for (const PreparedPart& part : opened->left) ExpectWhole(*disk, part);
+  }
+}
+
+// Whatever their names are.
+TEST(SpoolTest, TheOldestIsTheFirst) {
+  const Save one(9), other(3);
+  for (const Save* older : {&one, &other}) {
+    const auto disk = std::make_shared<MemoryRoot>("disk");
+    {
+      const auto opened = Spool::OpenOn(disk, "store");
+      for (const Save* save : {&one, &other}) {
+        PreparedPart part = save->part();
+        part.mtime_ns = save == older ? 1000 : 2000;
+        ASSERT_TRUE(opened->spool->Write(part, *save->bytes));
+      }
+    }
+    const auto opened = Spool::OpenOn(disk, "store");
+    ASSERT_EQ(opened->left.size(), 2u);
+    EXPECT_EQ(opened->left[0].step, older->part().step);
+  }
 }
 
 // Bytes that are not those of the record are found when they are read for the store.
@@ -383,6 +463,19 @@ TEST_F(SpoolerTest, AtTheEndAllGoesThereAndNothingFurther) {
   EXPECT_TRUE(spooler_->left()[0]->left());
   ExpectWhole(*spooler_->left()[0], save.part());
   EXPECT_EQ(status()["bytes"], BytesOf(save.part()));
+}
+
+TEST_F(SpoolerTest, WhatComesAtTheEndGoesThereToo) {
+  Start(kNever);
+  spooler_->End();
+  const Save save(1);
+  const auto reader = *save.bytes->Open(save.part().PathOf(0));
+  spooler_->Add(save.bytes);
+  spooler_->Begin(*save.bytes);  // the store has no more time for it
+  Await(save);
+  std::byte byte{};
+  EXPECT_FALSE(reader->ReadAt(0, {&byte, 1}));
+  EXPECT_TRUE(spooler_->Leave(*save.bytes));
 }
 
 // ---- parts of steps of several nodes -------------------------------------------
