@@ -107,9 +107,7 @@ struct Receiver::State {
   std::vector<std::string> WaitingLines() const;
   // `drop`: why not; empty: it is durable.
   void Count(const std::string& title, const std::string& drop) EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  // Those who came with these greetings.
-  void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text,
-            uint64_t greetings);
+  void Tell(const AttemptName& name, uint64_t step, SnapshotWord word, const std::string& text, uint64_t greetings);
   void TellNews();
 };
 
@@ -185,8 +183,7 @@ bool Receiver::State::Turn(RankSession& session, short events, Arrivals& arrival
 void Receiver::State::Tell(const AttemptName& name, uint64_t step, SnapshotWord word,
                            const std::string& text, uint64_t greetings) {
   for (const auto& session : sessions) {
-    if (session->run() != name.run || session->job() != name.job) continue;
-    if (session->greeting() > greetings) continue;
+    if (session->run() != name.run || session->job() != name.job || session->greeting() > greetings) continue;
     SnapshotMessage message{word};
     message.step = step;
     message.attempt = name.attempt;

@@ -252,14 +252,25 @@ TEST_F(NodesTest, WhatARankDropsIsDroppedOnAllNodesAtOnce) {
 // The next one saves the same step, under the same number.
 TEST_F(NodesTest, WhatAnEarlierLifeLeftDropsNothingOfTheNext) {
   const NodeDaemon a(directory_.path(), 0), b(directory_.path(), 1);
+  const auto told = [&] {  // of the ranks that each node has
+    std::string all;
+    const auto files = ListFilesBelow(*Disk(), kNodesFolder);
+    for (const std::string& path : *files) {
+      all += StrCat(path, "\n", ReadWhole(*Disk(), path, 1 << 20).value_or(""));
+    }
+    return all;
+  };
   {
     SnapshotWriter gone(Options(0));
     ASSERT_TRUE(Save(gone, 5, 0));
-    while (a.status()["steps"].empty()) std::this_thread::yield();
+    while (told().empty()) std::this_thread::yield();
   }
   while (a.status()["ranks"] != 0) std::this_thread::yield();
+  const std::string before = told();
   SnapshotWriter first(Options(0)), second(Options(1));
-  ASSERT_TRUE(Save(first, 5, 0) && Save(second, 5, 1)) << first.status().last_drop;
+  ASSERT_TRUE(Save(first, 5, 0)) << first.status().last_drop;
+  while (told() == before) std::this_thread::yield();
+  ASSERT_TRUE(Save(second, 5, 1));
   EXPECT_TRUE(first.WaitDurable(5, kLong)) << first.status().last_drop;
   EXPECT_TRUE(second.WaitDurable(5, kLong)) << second.status().last_drop;
   EXPECT_TRUE(IsStored(5));
