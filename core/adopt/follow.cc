@@ -121,8 +121,18 @@ Follower::Duration Follower::QuietOf(const Known& known, Seal seal) const {
   return options_.unsealed_quiet;
 }
 
+StepCandidate Follower::WithoutGrowing(StepCandidate step, const Known& known) {
+  if (known.growing.empty()) return step;
+  step.growing = known.growing;
+  step.mtime_ns = 0;
+  for (const auto& [path, stamp] : known.files) {
+    if (!known.growing.contains(path)) step.mtime_ns = std::max(step.mtime_ns, stamp.mtime_ns);
+  }
+  return step;
+}
+
 bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now) {
-  if (!known.sealed || known.files.empty()) return false;
+  if (known.files.empty()) return false;
   std::set<std::string> grown;
   for (const auto& [path, stamp] : now) {
     const auto before = known.files.find(path);
@@ -150,7 +160,8 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
   const bool changed = known.id.empty() || known.stamp != stamped->digest;
   // Of a step that was taken files go, or are marked, without an end to that.
   const bool written = !known.adopted || stamped->newest_ns > known.newest_ns;
-  if (changed && written && OnlyGrew(known, stamped->files)) {
+  const bool grew = changed && written && OnlyGrew(known, stamped->files);
+  if (grew) {
     known.newest_ns = stamped->newest_ns;
     known.stamp = stamped->digest;
     known.files = std::move(stamped->files);
@@ -171,12 +182,15 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
   known.mtime_ns = step.mtime_ns;
   if (known.settled) return Time::max();
   if (known.retry > now) return known.retry;
-  const Seal seal = found.source->SealOf(step).value_or(Seal::kUnknown);
+  const Seal seal = found.source->SealOf(WithoutGrowing(step, known)).value_or(Seal::kUnknown);
+  if (grew && seal != Seal::kThere) {  // it is the save that writes
+    known.growing.clear();
+    known.since = now;
+  }
   if (known.retry == Time()) {
     known.why = seal == Seal::kMissing ? "the file that is written last is not there"
                                        : "it is being written";
   }
-  known.sealed = seal == Seal::kThere;
   const Time until = known.since + QuietOf(known, seal);
   return until > now ? std::optional(until) : std::nullopt;
 }

@@ -100,7 +100,6 @@ class Follower {
     std::map<std::string, FileStamp> files;  // while it is waited for, or some of them grow
     std::set<std::string> growing;           // of them; others read them
     std::set<std::string> read;              // that grew, and are no log
-    bool sealed = false;
     bool settled = false;       // adopted or refused as it is
     bool adopted = false;
     bool left_behind = false;
@@ -114,6 +113,8 @@ class Follower {
   // A pointer to a step that is not there yet is no step, and its name nobody's.
   void DropPointers(ScanResult& found);
   Duration QuietOf(const Known& known, Seal seal) const;
+  // The step as if it had no files that grow.
+  static StepCandidate WithoutGrowing(StepCandidate step, const Known& known);
   // Whether that is the step as it was, but for files that became longer.
   static bool OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now);
   // Until when the step is left alone; nothing if it can be taken.

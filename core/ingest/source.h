@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,7 @@ struct StepCandidate {
   std::string id;         // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
+  std::set<std::string> growing = {};  // below the root: logs, of which SealOf takes no notice
   bool latest = false;    // what the framework's own pointer names
   bool pointer = false;   // no step: a pointer file that names no directory, as Complete says
   bool converted = false;  // made from another save: that one comes first

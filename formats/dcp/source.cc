@@ -74,8 +74,9 @@ class DcpSource : public Source {
       if (!written) return known ? Seal::kMissing : Seal::kUnknown;
       CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, step.root->List(folder));
       for (const RootEntry& entry : entries) {
-        CKPT_ASSIGN_OR_RETURN(const auto found,
-                              StatIfThere(*step.root, JoinPath(folder, entry.name)));
+        const std::string path = JoinPath(folder, entry.name);
+        if (step.growing.contains(path)) continue;
+        CKPT_ASSIGN_OR_RETURN(const auto found, StatIfThere(*step.root, path));
         newest = newest && (!found || found->stamp.mtime_ns <= written->stamp.mtime_ns);
       }
     }

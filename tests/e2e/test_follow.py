@@ -118,6 +118,7 @@ def test_a_log_that_grows_in_a_steps_directory_keeps_it_from_nobody(ckptfs, tmp_
     for _ in save_as('zero2', job, 'global_step5'):
         pass
     log = job / 'global_step5' / 'train.log'
+    mount = ckptfs.mount()  # which makes the store
     watch(ckptfs, *[word for word in [how] if word.startswith('-')], job)
 
     def grow():
@@ -126,10 +127,10 @@ def test_a_log_that_grows_in_a_steps_directory_keeps_it_from_nobody(ckptfs, tmp_
         return steps(ckptfs)
     grow()
     wait_until(grow, 'the step')
-    mount = ckptfs.mount()
-    source = os.path.join(mount, 'run', 'job', 'step', 'global_step5', 'source', 'global_step5')
-    assert os.path.getsize(os.path.join(mount, 'view', 'dp1', 'rank0', 'model.safetensors')) > 0
-    assert 'train.log' in os.listdir(source)
+    step = os.path.join(mount, 'run', 'job', 'step', 'global_step5')
+    wait_until(lambda: os.listdir(step), 'the step in the mount')
+    assert os.path.getsize(os.path.join(step, 'view', 'dp1', 'rank0', 'model.safetensors')) > 0
+    assert 'train.log' in os.listdir(os.path.join(step, 'source', 'global_step5'))
     for _ in range(30):
         assert grow() == {'job/global_step5'}
         time.sleep(0.1)
@@ -179,7 +180,7 @@ def test_what_cannot_be_followed_is_refused(ckptfs, tmp_path):
     file = tmp_path / 'file'
     file.write_text('x')
     mount = ckptfs.mountpoint()
-    for path, said in ((file, 'not a directory'), (tmp_path / 'no' / 'such', 'No such file')):
+    for path, said in ((file, 'not a directory'), (tmp_path / 'no' / 'such', 'nor is')):
         for words in (['adopt', '--watch', path], ['mount', '--follow', path, mount]):
             done = ckptfs.run(*words, '--store', ckptfs.store, check=False)
             assert done.returncode != 0 and said in done.stderr, done.stderr

@@ -66,12 +66,15 @@ class FakeSource final : public Source {
     return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no file done"));
   }
 
-  // As the step's files `sealed` and `unsealed` say.
+  // As the step's files `sealed` and `unsealed` say; with `newest` nothing of it may be newer.
   Result<Seal> SealOf(const StepCandidate& step) const override {
     CKPT_ASSIGN_OR_RETURN(const bool sealed, HasFile(*step.root, JoinPath(step.directory, "sealed")));
     CKPT_ASSIGN_OR_RETURN(const bool missing,
                           HasFile(*step.root, JoinPath(step.directory, "unsealed")));
-    return sealed ? Seal::kThere : missing ? Seal::kMissing : Seal::kUnknown;
+    CKPT_ASSIGN_OR_RETURN(const auto newest,
+                          StatIfThere(*step.root, JoinPath(step.directory, "newest")));
+    const bool is_newest = newest && newest->stamp.mtime_ns >= step.mtime_ns;
+    return sealed || is_newest ? Seal::kThere : missing ? Seal::kMissing : Seal::kUnknown;
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions&) const override {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 #include "core/adopt/scan.h"
 #include "core/io/file_root.h"
@@ -312,6 +313,17 @@ TEST_F(DcpSourceTest, LightningsOwnFileSealsItsDirectory) {
   EXPECT_EQ(seal(), Seal::kMissing);
   directory_.Write("run/epoch=0-step=3.ckpt/meta.pt", "loops");
   EXPECT_EQ(seal(), Seal::kThere);
+}
+
+TEST_F(DcpSourceTest, ALogThatGrowsUnsealsNothing) {
+  WriteAll(Honest());
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));  // a tick of the kernel's clock
+  directory_.Write("run/ckpt/train.log", "and on");
+  const Place place = PlaceOf(path_).value();
+  StepCandidate step = source_->Find(place.root, place.directory).value().at(0);
+  EXPECT_EQ(source_->SealOf(step).value(), Seal::kUnknown);
+  step.growing = {step.directory + "/train.log"};
+  EXPECT_EQ(source_->SealOf(step).value(), Seal::kThere);
 }
 
 }  // namespace
