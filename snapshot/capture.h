@@ -88,6 +88,9 @@ struct Capture {
   // what cannot wait is copied (false: of that alone), which another thread may have
   // written; and from the writer's own thread when all is (true: of what waited).
   std::function<std::string(bool all)> changed;
+  // Asked several times a second while Save waits for room or for a daemon, by its thread:
+  // true ends it.  May be empty.
+  std::function<bool()> interrupted;
 };
 
 // Bytes of memory that make up a range of the file.

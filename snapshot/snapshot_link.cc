@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kSendPatience{10'000};
 constexpr std::chrono::milliseconds kForEver{0};
+constexpr std::chrono::milliseconds kSlice{200};  // between looks whether who waits is interrupted
 constexpr std::chrono::milliseconds kLookPause{250};  // for another daemon
 
 void SetPatience(int socket, int option, std::chrono::milliseconds patience) {
@@ -32,13 +33,27 @@ SnapshotMessage Greeting(const LinkRequest& request, SnapshotWord word) {
   return message;
 }
 
+Result<Incoming> AwaitMessage(int socket, std::chrono::milliseconds patience,
+                              const SnapshotLink::Interrupted& interrupted) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        end - std::chrono::steady_clock::now());
+    // None is no time to be set: it would be for ever.
+    SetPatience(socket, SO_RCVTIMEO, std::clamp(left, std::chrono::milliseconds(1), kSlice));
+    CKPT_ASSIGN_OR_RETURN(Incoming answer, ReceiveSnapshotMessage(socket, true));
+    if (answer.kind != Incoming::Kind::kNothing || left <= kSlice) return answer;
+    if (interrupted && interrupted()) return Fail(ErrorCode::kIo, "interrupted");
+  }
+}
+
 // The welcome that answers a greeting; kExists if it is refused for now.
 Result<Incoming> Greet(int socket, const SnapshotMessage& greeting, int passed,
-                       std::chrono::milliseconds patience) {
-  SetPatience(socket, SO_RCVTIMEO, patience);
+                       std::chrono::milliseconds patience,
+                       const SnapshotLink::Interrupted& interrupted) {
   SetPatience(socket, SO_SNDTIMEO, kSendPatience);
   CKPT_RETURN_IF_ERROR(SendSnapshotMessage(socket, greeting, passed));
-  CKPT_ASSIGN_OR_RETURN(Incoming answer, ReceiveSnapshotMessage(socket, true));
+  CKPT_ASSIGN_OR_RETURN(Incoming answer, AwaitMessage(socket, patience, interrupted));
   if (answer.kind != Incoming::Kind::kMessage) {
     return Fail(ErrorCode::kIo, "the daemon does not answer");
   }
@@ -54,14 +69,16 @@ Result<Incoming> Greet(int socket, const SnapshotMessage& greeting, int passed,
 
 }  // namespace
 
-Result<std::shared_ptr<SnapshotLink>> SnapshotLink::Open(const LinkRequest& request, Hear hear) {
+Result<std::shared_ptr<SnapshotLink>> SnapshotLink::Open(const LinkRequest& request, Hear hear,
+                                                         const Interrupted& interrupted) {
   CKPT_ASSIGN_OR_RETURN(Descriptor socket, ConnectForSnapshots(request.store));
   SnapshotMessage hello = Greeting(request, SnapshotWord::kHello);
   hello.length = request.bytes;
   hello.sequence = request.slots;
   unsigned processor = 0, node = 0;
   if (getcpu(&processor, &node) == 0) hello.chunk = 1 + uint64_t{node};
-  CKPT_ASSIGN_OR_RETURN(Incoming answer, Greet(socket.get(), hello, -1, request.welcome));
+  CKPT_ASSIGN_OR_RETURN(Incoming answer,
+                        Greet(socket.get(), hello, -1, request.welcome, interrupted));
   ArenaShape shape{answer.message.length, static_cast<uint32_t>(answer.message.sequence)};
   CKPT_ASSIGN_OR_RETURN(auto arena, ArenaWriter::Open(answer.passed.get(), shape));
   std::shared_ptr<SnapshotLink> link(
@@ -181,7 +198,7 @@ bool SnapshotLink::WaitForAnother() {
   }
 }
 
-Status SnapshotLink::ComeBack() {
+Status SnapshotLink::ComeBack(const Interrupted& interrupted) {
   MutexLock one(return_mutex_);
   {
     MutexLock lock(mutex_);
@@ -192,7 +209,7 @@ Status SnapshotLink::ComeBack() {
   }
   CKPT_ASSIGN_OR_RETURN(Descriptor connection, ConnectForSnapshots(request_.store));
   const auto socket = std::make_shared<const Descriptor>(std::move(connection));
-  CKPT_RETURN_IF_ERROR(GreetAnother(socket));
+  CKPT_RETURN_IF_ERROR(GreetAnother(socket, interrupted));
   {
     MutexLock lock(mutex_);
     if (leaving_) return Fail(ErrorCode::kNotFound, "it leaves");
@@ -207,7 +224,7 @@ Status SnapshotLink::ComeBack() {
   return {};
 }
 
-Status SnapshotLink::GreetAnother(const Socket& socket) {
+Status SnapshotLink::GreetAnother(const Socket& socket, const Interrupted& interrupted) {
   {
     MutexLock lock(mutex_);
     if (leaving_) return Fail(ErrorCode::kNotFound, "it leaves");
@@ -216,7 +233,7 @@ Status SnapshotLink::GreetAnother(const Socket& socket) {
   SnapshotMessage greeting = Greeting(request_, SnapshotWord::kReturn);
   greeting.length = shape().chunk_bytes;
   greeting.sequence = shape().chunks;
-  const auto answer = Greet(socket->get(), greeting, memory_.get(), request_.welcome);
+  const auto answer = Greet(socket->get(), greeting, memory_.get(), request_.welcome, interrupted);
   if (answer) return {};
   MutexLock lock(mutex_);
   if (answer.error().code == ErrorCode::kPermission) {
@@ -251,12 +268,23 @@ bool SnapshotLink::Fits(uint64_t bytes, uint32_t slots) const {
   return shape().ChunksFor(bytes) <= shape().chunks / slots;
 }
 
-std::vector<uint32_t> SnapshotLink::TakeChunks(uint64_t bytes, CondVar::Time end) {
+std::vector<uint32_t> SnapshotLink::TakeChunks(uint64_t bytes, CondVar::Time end,
+                                               const Interrupted& interrupted) {
   const uint64_t count = shape().ChunksFor(bytes);
-  MutexLock lock(mutex_);
-  while (count > free_.size() && state_ != State::kGone && moved_.WaitUntil(mutex_, end)) {
+  while (true) {
+    const auto slice = std::min(end, std::chrono::steady_clock::now() + kSlice);
+    {
+      MutexLock lock(mutex_);
+      while (count > free_.size() && state_ != State::kGone && moved_.WaitUntil(mutex_, slice)) {
+      }
+      if (count <= free_.size()) return TakeFree(count);
+      if (state_ == State::kGone || slice == end) return {};
+    }
+    if (interrupted && interrupted()) return {};
   }
-  if (count > free_.size()) return {};
+}
+
+std::vector<uint32_t> SnapshotLink::TakeFree(uint64_t count) {
   const auto first = free_.end() - static_cast<ptrdiff_t>(count);
   std::vector<uint32_t> chunks(first, free_.end());
   free_.erase(first, free_.end());

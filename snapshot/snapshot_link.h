@@ -55,9 +55,13 @@ class SnapshotLink {
   // let go of the link.
   using Hear = std::function<void(SnapshotLink& from, News news, const SnapshotMessage& said)>;
 
+  // Asked while a daemon or room is waited for, without a lock that others need: true ends that.
+  using Interrupted = std::function<bool()>;
+
   // kNotFound if there is no daemon; what it refuses with.  BLOCKS: until it has made
   // the arena, at most `welcome`.
-  static Result<std::shared_ptr<SnapshotLink>> Open(const LinkRequest& request, Hear hear);
+  static Result<std::shared_ptr<SnapshotLink>> Open(const LinkRequest& request, Hear hear,
+                                                    const Interrupted& interrupted = {});
   ~SnapshotLink();
 
   const ArenaShape& shape() const { return arena_->shape(); }
@@ -68,11 +72,12 @@ class SnapshotLink {
   bool connected() const;
   // If the daemon is away: hands the arena to another, now.  kNotFound if there is none;
   // kExists while the last one still reads the arena.  BLOCKS: on its answer.
-  Status ComeBack();
+  Status ComeBack(const Interrupted& interrupted = {});
 
   // Free chunks for `bytes` of payload; none if there are too few until `end`, or the
   // link is gone.  BLOCKS: until then at most; not if `end` is over.
-  std::vector<uint32_t> TakeChunks(uint64_t bytes, CondVar::Time end);
+  std::vector<uint32_t> TakeChunks(uint64_t bytes, CondVar::Time end,
+                                   const Interrupted& interrupted = {});
   // Chunks that were not handed over.
   void GiveBack(const std::vector<uint32_t>& chunks);
   // Keeps what makes copies into the arena faster (Copier::Pin), as long as this has it.
@@ -95,12 +100,13 @@ class SnapshotLink {
   Status TakeIn(const SnapshotMessage& message);
   // Whether another daemon has the arena.
   bool WaitForAnother();
-  Status GreetAnother(const Socket& socket);
+  Status GreetAnother(const Socket& socket, const Interrupted& interrupted);
   // Of several callers one sends what is to be sent, for all.  kFail: what does not go at once
   // is left to Push.
   bool SendAll(Full full);
   // BLOCKS: on a daemon that does not read, until the link ends.
   void Push();
+  std::vector<uint32_t> TakeFree(uint64_t count) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Recount() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseChunks() EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Socket socket() const;

@@ -22,6 +22,8 @@ namespace {
 
 using Clock = SaveJob::Clock;
 using JobPtr = std::shared_ptr<SaveJob>;
+using LinkPtr = std::shared_ptr<SnapshotLink>;
+using Interrupted = SnapshotLink::Interrupted;
 
 constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
@@ -45,9 +47,9 @@ struct SnapshotWriter::State {
   bool Pace(const SaveJob& job, uint64_t bytes);
   void Abandon(const SaveJob& job, uint64_t step, const std::string& why);
   Status Prepare(SaveJob& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Result<std::shared_ptr<SnapshotLink>> Connected(uint64_t bytes)
+  Result<LinkPtr> Connected(uint64_t bytes, const Interrupted& asked = {})
       EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Result<std::shared_ptr<SnapshotLink>> Greet(uint64_t bytes) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  Result<LinkPtr> Greet(uint64_t bytes, const Interrupted& asked) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   void Hear(SnapshotLink& from, SnapshotLink::News news, const SnapshotMessage& said);
   void Copy(const JobPtr& job);
   Status CopyOrSend(const JobPtr& job);
@@ -79,9 +81,9 @@ struct SnapshotWriter::State {
   const uint64_t life = RandomDigest().low;
 
   Mutex save_mutex;  // one Save at a time; before `mutex`
-  std::shared_ptr<SnapshotLink> link GUARDED_BY(save_mutex);
+  LinkPtr link GUARDED_BY(save_mutex);
   // Earlier ones, whose arenas became too small, while their steps are written.
-  std::vector<std::shared_ptr<SnapshotLink>> retired GUARDED_BY(save_mutex);
+  std::vector<LinkPtr> retired GUARDED_BY(save_mutex);
   std::weak_ptr<const SnapshotLink> pinned GUARDED_BY(save_mutex);  // or tried to
   Clock::time_point next_greeting GUARDED_BY(save_mutex) = Clock::time_point::min();
   uint64_t silent GUARDED_BY(save_mutex) = 0;  // the door behind which nobody answered
@@ -193,13 +195,13 @@ std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_
 
 // A link whose arena has room for captures of this size.  A daemon that takes its time to
 // say no (it is stopped, say) is asked a tenth of the time at most: training goes on.
-Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t bytes) {
+Result<LinkPtr> SnapshotWriter::State::Connected(uint64_t bytes, const Interrupted& asked) {
   const auto start = Clock::now();
   const uint64_t door = SnapshotDoorOf(options.store);
   if (start < next_greeting && door == silent && !(link && link->connected())) {
     return Fail(ErrorCode::kIo, "the daemon did not answer, and is asked again later");
   }
-  auto connected = Greet(bytes);
+  auto connected = Greet(bytes, asked);
   const auto now = Clock::now();
   if (!connected && now - start >= kSlowAnswer) {
     next_greeting = now + 9 * (now - start);
@@ -208,12 +210,12 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Connected(uint64_t 
   return connected;
 }
 
-Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Greet(uint64_t bytes) {
+Result<LinkPtr> SnapshotWriter::State::Greet(uint64_t bytes, const Interrupted& asked) {
   const uint32_t slots = std::max<uint32_t>(options.slots, 1);
   if (link && (link->gone() || !link->Fits(bytes, slots))) {
     retired.push_back(std::exchange(link, nullptr));
   }
-  std::vector<std::shared_ptr<SnapshotLink>> over;
+  std::vector<LinkPtr> over;
   {
     MutexLock lock(mutex);
     for (auto& one : retired) {
@@ -222,7 +224,7 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Greet(uint64_t byte
   }
   std::erase(retired, nullptr);
   if (link) {
-    CKPT_RETURN_IF_ERROR(link->ComeBack());
+    CKPT_RETURN_IF_ERROR(link->ComeBack(asked));
     return link;
   }
   over.clear();  // before more is asked for: the daemon may have room for one arena only
@@ -230,9 +232,8 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotWriter::State::Greet(uint64_t byte
                             options.world, bytes,       slots,       life,
                             options.away_limit,
                             options.welcome_limit};
-  CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, [this](auto& from, auto news, auto& words) {
-                          Hear(from, news, words);
-                        }));
+  const auto hear = [this](auto& from, auto news, auto& words) { Hear(from, news, words); };
+  CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, hear, asked));
   MutexLock lock(mutex);
   status.connected = link->connected();  // its reader may have told of that first
   return link;
@@ -247,7 +248,8 @@ Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
       MutexLock lock(mutex);
       ++status.full_waits;
     }
-    job.chunks = job.link->TakeChunks(bytes, std::min(job.end, Clock::now() + options.update_limit));
+    job.chunks = job.link->TakeChunks(bytes, std::min(job.end, Clock::now() + options.update_limit),
+                                      job.file.capture().interrupted);
   }
   if (!job.chunks.empty()) return {};
   MutexLock lock(mutex);
@@ -271,7 +273,7 @@ Status SnapshotWriter::State::FollowDevices(const SaveJob& job) {
 Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   CKPT_ASSIGN_OR_RETURN(job.file,
                         CaptureFile::Make(std::move(capture), options.rank, options.world));
-  CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes()));
+  CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes(), job.file.capture().interrupted));
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
   CKPT_RETURN_IF_ERROR(FollowDevices(job));
   for (size_t i = 0; i < job.chunks.size(); ++i) {

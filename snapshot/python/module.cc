@@ -161,7 +161,8 @@ Capture CaptureOf(uint64_t step, const std::string& framework,
 }
 
 // OWNERSHIP: what `given` held passes to the writer.
-bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed,
+// `raised` is called with what the handler of a signal raised.
+bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed, nb::object raised,
           std::optional<double> limit) {
   Capture capture = std::move(given);
   capture.owner = Shared(std::move(owner));
@@ -172,6 +173,13 @@ bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed,
     } catch (const std::exception& error) {
       return std::string("a tensor that could not be looked at (") + error.what() + ")";
     }
+  };
+  capture.interrupted = [keep = Shared(std::move(raised))] {
+    nb::gil_scoped_acquire lock;
+    if (PyErr_CheckSignals() == 0) return false;
+    const nb::python_error error;  // takes it
+    nb::borrow<nb::object>(keep.get())(error.value());
+    return true;
   };
   nb::gil_scoped_release unlock;
   return writer.Save(std::move(capture), limit ? std::optional(Milliseconds(*limit)) : std::nullopt);
@@ -267,6 +275,7 @@ NB_MODULE(_native, module) {
           nb::arg("slots"), nb::arg("update_limit"), nb::arg("wait_for_room"), nb::arg("pace"),
           nb::arg("cuda_library"), nb::arg("before_copy").none())
       .def("save", &Save, nb::arg("capture"), nb::arg("owner"), nb::arg("changed"),
+           nb::arg("raised"),
            nb::arg("limit") = nb::none())
       .def("size", &SizeOf)
       .def("progress", &ProgressOf)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a save can be told, and what it says of itself, from Python."""
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -128,6 +129,20 @@ def test_signals_are_handled_while_a_step_is_waited_for(ckptfs, snapshotter):
     assert snap.wait_durable(1)
 
 
+@contextlib.contextmanager
+def interrupted():
+    """Ctrl-C ends what would take a minute."""
+    begun, before = time.monotonic(), signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        assert time.monotonic() - begun < 30
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_signals_are_handled_while_an_update_waits(ckptfs, snapshotter, monkeypatch):
     """Ctrl-C ends the wait for a copy that hangs, and the step before it wrote anything."""
     late, writer = threading.Event(), _native.Writer
@@ -140,18 +155,39 @@ def test_signals_are_handled_while_an_update_waits(ckptfs, snapshotter, monkeypa
     receive(ckptfs)
     snap = snapshotter()
     assert snap.save(1)
-    begun, before = time.monotonic(), signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted():
             snap.before_update()
-        assert time.monotonic() - begun < 30
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         late.set()
     snap.before_update()
     assert snap.wait_durable(1)
+
+
+def test_signals_are_handled_while_a_save_waits_for_room(ckptfs, snapshotter):
+    block = receive_and_keep_nothing(ckptfs)
+    snap = snapshotter(slots=1, full='wait')
+    assert snap.save(1)
+    with interrupted():
+        snap.save(2)
+    assert (snap.status()['full_waits'], snap.status()['dropped']) == (1, 1)
+    os.unlink(block)
+    assert snap.wait_durable(1)
+    assert snap.save(3) and snap.wait_durable(3)
+
+
+def test_signals_are_handled_while_a_daemon_is_greeted(ckptfs, snapshotter):
+    receive(ckptfs)
+    said = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
+    daemon, snap = said[0]['pid'], snapshotter()
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        with interrupted():
+            snap.save(1)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    assert snap.status()['dropped'] == 1
+    assert snap.save(2) and snap.wait_durable(2)
 
 
 def test_a_step_that_is_dropped_is_not_waited_for(ckptfs, snapshotter):

@@ -201,7 +201,8 @@ class Saver:
                    deadline: Optional[float]) -> bool:
         self._busy = threading.get_ident()
         try:
-            return self._writer.save(capture, shot.kept, shot.changed, deadline)
+            return self._writer.save(capture, shot.kept, shot.changed, shot.keep_raised,
+                                     deadline)
         finally:
             self._busy = None
 

@@ -64,7 +64,7 @@ class Shot:
     def __init__(self, lazy: bool, turn: Turn) -> None:
         self.lazy = lazy and not turn.eager
         self._turn = turn
-        self.raised: Optional[BaseException] = None  # by a handler of a signal, in changed()
+        self.raised: Optional[BaseException] = None  # by a handler of a signal, in the save
         self.planned: List[Planned] = []
         self.addresses: List[int] = []  # of what is planned
         self.tensors: List[_native.Tensor] = []  # all others
@@ -87,6 +87,10 @@ class Shot:
                address: Optional[int]) -> None:
         if not tensor.is_inference():  # those do not count
             watched.append((name, tensor, tensor._version, address))
+
+    def keep_raised(self, error: BaseException) -> None:
+        """What the handler of a signal raised while the save waited."""
+        self.raised = error
 
     def changed(self, late: bool) -> str:
         """The first tensor that is not what it was when it was collected: of those that
