@@ -18,12 +18,6 @@
 #include "mount/logging.h"
 
 namespace ckptfs {
-namespace {
-
-constexpr std::chrono::seconds kRetryPause{1};
-constexpr std::chrono::minutes kRetryLimit{10};
-
-}  // namespace
 
 Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
                                 const FamilySet& families) {
@@ -73,8 +67,12 @@ WorldCommit::ModelOf ModelOfRankFiles() {
 }
 
 SnapshotKeeper::SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh,
-                               Spooler* spooler)
-    : store_(store), catalogue_(catalogue), refresh_(std::move(refresh)), spooler_(spooler) {}
+                               Spooler* spooler, Retries retries)
+    : store_(store),
+      catalogue_(catalogue),
+      refresh_(std::move(refresh)),
+      spooler_(spooler),
+      retries_(retries) {}
 
 SnapshotKeeper::~SnapshotKeeper() {
   Stop();
@@ -207,7 +205,7 @@ void SnapshotKeeper::Show(const StepRecord& record) {
 Result<SnapshotKeeper::Entered> SnapshotKeeper::Insist(
     const std::string& name, const Save& save, const std::function<bool(ErrorCode)>& final,
     const std::function<Result<Entered>()>& act) {
-  const auto end = std::chrono::steady_clock::now() + kRetryLimit;
+  const auto end = std::chrono::steady_clock::now() + retries_.limit;
   bool last = false;  // once more after it was stopped
   for (bool said = false;; said = true) {
     auto stored = Caught(act);
@@ -228,7 +226,7 @@ Result<SnapshotKeeper::Entered> SnapshotKeeper::Insist(
 
 bool SnapshotKeeper::Pause() {
   MutexLock lock(mutex_);
-  const auto end = std::chrono::steady_clock::now() + kRetryPause;
+  const auto end = std::chrono::steady_clock::now() + retries_.pause;
   while (!stopping_ && moved_.WaitUntil(mutex_, end)) {
   }
   return !stopping_;

@@ -33,16 +33,24 @@ class SnapshotKeeper {
  public:
   // `refresh`: a step came, moved into the store, or went; if that fails, others see it later.
   using Refresh = std::function<Status(const StepRecord&)>;
-  // `spooler`: has the saves of steps that come with one; may be null.
+  struct Retries {
+    std::chrono::milliseconds pause{1'000};
+    std::chrono::milliseconds limit{600'000};
+  };
+  // `spooler`: has the saves of steps that come with one; may be null.  `retries`: of a store
+  // that fails.
+  SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh, Spooler* spooler,
+                 Retries retries);
   SnapshotKeeper(Store& store, StepCatalogue& catalogue, Refresh refresh,
-                 Spooler* spooler = nullptr);
+                 Spooler* spooler = nullptr)
+      : SnapshotKeeper(store, catalogue, std::move(refresh), spooler, Retries()) {}
   ~SnapshotKeeper();
 
   // Shows a step that will be kept, though others are before it.  REQUIRES: it has a save.
   void ShowSoon(ReceivedStep received);
   // The step as it is durable; one that an earlier daemon has stored is not stored twice.
   // kInvalid if it is not one; the store's error when that has failed
-  // for ten minutes, which do not count while a spool has it, or Stop was called meanwhile.
+  // for `retries.limit`, which does not count while a spool has it, or Stop was called meanwhile.
   // A save that then stays in its spool says so.
   // BLOCKS: on the store.
   Result<StepRecord> Keep(ReceivedStep received);
@@ -76,6 +84,7 @@ class SnapshotKeeper {
   StepCatalogue& catalogue_;
   const Refresh refresh_;
   Spooler* const spooler_;
+  const Retries retries_;
   Mutex mutex_;
   CondVar moved_;
   bool stopping_ GUARDED_BY(mutex_) = false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Saves on a disk of this node, on their way from memory to the store: whole or not there
-// whenever the machine stops, and there only for what the store does not take at once.
-// kill_test.cc has the daemons that die.
+// whenever the machine stops.  spooler_test.cc has which saves go there, kill_test.cc the
+// daemons that die.
 #include "core/commit/spool.h"
 
 #include <fcntl.h>
@@ -12,14 +12,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
-#include <thread>
-
 #include "core/io/file_root.h"
 #include "core/store/record_text.h"
-#include "snapshot/spooler.h"
-#include "snapshot/world_parts.h"
 #include "tests/snapshot/nodes.h"
+#include "tests/snapshot/spooling.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_directory.h"
 
@@ -28,42 +24,8 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing_support::RankFileOf;
-
-constexpr std::chrono::hours kNever{1'000};
-
-// A save of two ranks, in memory.
-struct Save {
-  explicit Save(uint64_t step) {
-    bytes = std::make_shared<SaveBytes>(AttemptName{"run", "job", step, RandomDigest()}, step, 2);
-    for (uint32_t rank = 0; rank < 2; ++rank) {
-      auto text = std::make_shared<std::string>(RankFileOf(step, rank, 2));
-      ReceivedFile file;
-      file.bytes = text->size();
-      file.rope = {std::as_bytes(std::span(*text)).first(999), std::as_bytes(std::span(*text)).subspan(999)};
-      file.chunks = ChunkDigestsOf(*text);
-      file.shelve = [places = places](const std::string& place) { places->push_back(place); };
-      memory.push_back(text);
-      file.lease = std::move(text);
-      EXPECT_TRUE(bytes->Add(rank, file));
-      EXPECT_EQ(file.lease, nullptr);
-    }
-  }
-  const PreparedPart& part() const { return bytes->part(); }
-  bool InMemory() const { return !memory[0].expired() || !memory[1].expired(); }
-
-  std::shared_ptr<SaveBytes> bytes;
-  std::vector<std::weak_ptr<std::string>> memory;
-  std::shared_ptr<std::vector<std::string>> places = std::make_shared<std::vector<std::string>>();
-};
-
-void ExpectWhole(const Root& root, const PreparedPart& part) {
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    const auto bytes = ReadWhole(root, part.PathOf(rank), 1 << 20);
-    ASSERT_TRUE(bytes) << bytes.error().message;
-    EXPECT_TRUE(*bytes == RankFileOf(part.step, rank, 2)) << "rank " << rank;
-  }
-}
+using testing_support::ExpectWhole;
+using testing_support::Save;
 
 TEST(SpoolTest, WhatIsThereIsFoundAgainAndGoesOnce) {
   const TemporaryDirectory directory;
@@ -348,240 +310,6 @@ TEST(SpoolTest, BytesThatChangeAreNotWritten) {
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error().code, ErrorCode::kDataLoss);
   EXPECT_THAT(*ListFilesBelow(*disk, ""), ElementsAre("format"));
-}
-
-// ---- which saves go there ------------------------------------------------------
-
-class SpoolerTest : public testing::Test {
- protected:
-  void Start(std::chrono::milliseconds patience, uint64_t budget = 1 << 20) {
-    SpoolerOptions options;
-    options.budget = budget;
-    options.patience = patience;
-    options.pause = std::chrono::milliseconds(1);
-    options.log = [this](std::string_view line) { log_.emplace_back(line); };
-    spooler_ = std::make_unique<Spooler>(*Spool::OpenOn(faulty_, "store"), std::move(options));
-  }
-  nlohmann::json status() const { return nlohmann::json::parse(spooler_->StatusJson()); }
-  static void Await(const Save& save) {
-    while (save.InMemory() || !save.bytes->on_disk()) std::this_thread::yield();
-  }
-
-  const std::shared_ptr<MemoryRoot> disk_ = std::make_shared<MemoryRoot>("disk");
-  const std::shared_ptr<FaultyStorage> faulty_ = std::make_shared<FaultyStorage>(disk_);
-  std::vector<std::string> log_;
-  std::unique_ptr<Spooler> spooler_;
-};
-
-TEST_F(SpoolerTest, OnlyWhatTheStoreDoesNotTakeAtOnceGoesThere) {
-  Start(kNever);
-  const Save first(1), second(2), third(3);
-  spooler_->Add(first.bytes);
-  spooler_->Begin(*first.bytes);
-  spooler_->Add(second.bytes);
-  Await(second);
-  EXPECT_THAT(*second.places, ElementsAre(second.part().Directory(), second.part().Directory()));
-  EXPECT_TRUE(first.InMemory());
-  EXPECT_FALSE(first.bytes->on_disk());
-  ExpectWhole(*second.bytes, second.part());
-  EXPECT_EQ(status()["saves"], 1);
-  spooler_->Over(*first.bytes);
-  spooler_->Add(third.bytes);  // the second waits still
-  Await(third);
-  spooler_->Over(*second.bytes);
-  spooler_->Over(*third.bytes);
-  EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
-  EXPECT_EQ(status()["bytes"], 0);
-  EXPECT_EQ(status()["spooled"], 2);
-  const Save fourth(4);
-  spooler_->Add(fourth.bytes);
-  EXPECT_TRUE(fourth.InMemory());
-}
-
-TEST_F(SpoolerTest, AStoreThatFailsOrIsSlowGetsItFromThere) {
-  Start(kNever);
-  const Save failed(1);
-  spooler_->Add(failed.bytes);
-  const auto reader = *failed.bytes->Open(failed.part().PathOf(0));
-  spooler_->Fails(*failed.bytes);
-  Await(failed);
-  // Who had it open reads the disk now, and goes on when the save is over.
-  spooler_->Over(*failed.bytes);
-  std::string bytes(reader->size(), '\0');
-  ASSERT_TRUE(reader->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
-  EXPECT_TRUE(bytes == RankFileOf(1, 0, 2));
-  spooler_.reset();
-  Start(std::chrono::milliseconds(0));
-  const Save slow(2);
-  spooler_->Add(slow.bytes);
-  spooler_->Begin(*slow.bytes);
-  Await(slow);
-}
-
-TEST_F(SpoolerTest, WhatHasNoRoomStaysInMemoryUntilThereIs) {
-  const Save first(1), second(2);
-  Start(std::chrono::milliseconds(0), BytesOf(first.part()) + 1);
-  spooler_->Add(first.bytes);
-  Await(first);
-  spooler_->Add(second.bytes);
-  while (status()["full"] != 1) std::this_thread::yield();
-  EXPECT_TRUE(second.InMemory());
-  EXPECT_FALSE(spooler_->Leave(*second.bytes));
-  EXPECT_EQ(status()["full"], 1);
-  spooler_->Over(*first.bytes);
-  Await(second);
-  EXPECT_TRUE(spooler_->Leave(*second.bytes));
-}
-
-TEST_F(SpoolerTest, ADiskThatFailsIsTriedAgainAndSaidOnce) {
-  Start(std::chrono::milliseconds(0));
-  const uint64_t before = faulty_->calls();
-  faulty_->FailAt(1, ErrorCode::kExhausted);
-  const Save save(1);
-  spooler_->Add(save.bytes);
-  Await(save);
-  EXPECT_GT(faulty_->calls(), before);
-  EXPECT_EQ(status()["failed"], 1);
-  EXPECT_EQ(status()["bytes"], BytesOf(save.part()));
-  spooler_.reset();
-  EXPECT_THAT(log_, ElementsAre(HasSubstr("spool: saves stay in memory: ")));
-}
-
-TEST_F(SpoolerTest, AtTheEndAllGoesThereAndNothingFurther) {
-  Start(kNever);
-  const Save save(1);
-  spooler_->Add(save.bytes);
-  const auto reader = *save.bytes->Open(save.part().PathOf(0));
-  spooler_->End();
-  EXPECT_TRUE(spooler_->Leave(*save.bytes));
-  EXPECT_TRUE(save.bytes->stays());
-  std::byte byte{};
-  EXPECT_FALSE(reader->ReadAt(0, {&byte, 1}));
-  spooler_.reset();
-  Start(kNever);
-  ASSERT_EQ(spooler_->left().size(), 1u);
-  EXPECT_TRUE(spooler_->left()[0]->left());
-  ExpectWhole(*spooler_->left()[0], save.part());
-  EXPECT_EQ(status()["bytes"], BytesOf(save.part()));
-}
-
-TEST_F(SpoolerTest, WhatComesAtTheEndGoesThereToo) {
-  Start(kNever);
-  spooler_->End();
-  const Save save(1);
-  const auto reader = *save.bytes->Open(save.part().PathOf(0));
-  spooler_->Add(save.bytes);
-  spooler_->Begin(*save.bytes);  // the store has no more time for it
-  Await(save);
-  std::byte byte{};
-  EXPECT_FALSE(reader->ReadAt(0, {&byte, 1}));
-  EXPECT_TRUE(spooler_->Leave(*save.bytes));
-}
-
-// ---- parts of steps of several nodes -------------------------------------------
-
-class SpooledPartTest : public SpoolerTest {
- protected:
-  using Settled = std::vector<std::pair<uint64_t, std::string>>;
-  std::unique_ptr<WorldParts> Parts(const testing_support::Node& node, bool found = false) {
-    WorldPartsOptions options;
-    options.commit = node.commit.get();
-    options.turn = std::chrono::milliseconds(1);
-    options.settled = [this](const AttemptName&, uint64_t step, const Status& done) {
-      MutexLock lock(mutex_);
-      settled_.emplace_back(step, done ? "" : done.error().message);
-    };
-    options.spooler = spooler_.get();
-    options.found = [found](const SaveBytes&) { return found; };
-    return std::make_unique<WorldParts>(std::move(options));
-  }
-  // Rank 0 of two; in memory unless the spool has left it.
-  WorldPart Part(std::shared_ptr<SaveBytes> save = nullptr) {
-    AttemptName name = testing_support::AttemptOf(1, 2);
-    auto text = std::make_shared<std::string>(RankFileOf(5, 0, 2));
-    ReceivedFile file{text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text};
-    if (!save) {
-      memory_ = text;
-      save = std::make_shared<SaveBytes>(name, 5, 2);
-      EXPECT_TRUE(save->Add(0, file));
-    }
-    file.rope.clear();
-    file.lease.reset();
-    name.life = {};
-    return {name, 5, 2, {{0, std::move(file)}}, IncomingSteps::Time::clock::now(), std::move(save)};
-  }
-  Settled Await() {
-    while (true) {
-      std::this_thread::yield();
-      MutexLock lock(mutex_);
-      if (!settled_.empty()) return std::exchange(settled_, {});
-    }
-  }
-  Mutex mutex_;
-  Settled settled_;
-  std::weak_ptr<std::string> memory_;
-};
-
-TEST_F(SpooledPartTest, ItWaitsThereForTheStoreAndForTheOthers) {
-  const auto disk = std::make_shared<MemoryRoot>("store");
-  const auto away = std::make_shared<FaultyStorage>(disk);
-  const testing_support::Node other(disk);
-  Start(std::chrono::milliseconds(0));
-  {
-    const testing_support::Node node(away);
-    away->StopAt(1, false);
-    const auto parts = Parts(node);
-    WorldPart part = Part();
-    const auto save = part.save;
-    parts->Hand(std::move(part));
-    while (!memory_.expired()) std::this_thread::yield();
-    EXPECT_TRUE(parts->Has({"run", "job", 1}));
-    EXPECT_FALSE(parts->Has({"run", "job", 2}));
-  }
-  EXPECT_TRUE(settled_.empty());  // neither durable nor dropped
-  spooler_.reset();
-  Start(std::chrono::milliseconds(0));
-  ASSERT_EQ(spooler_->left().size(), 1u);
-
-  const testing_support::Node next(disk);
-  {
-    const auto parts = Parts(next);
-    parts->Hand(Part(spooler_->left()[0]));
-    ASSERT_TRUE(other.Prepare(testing_support::AttemptOf(1, 2), 5, {1}, 2));
-    const Settled settled = Await();
-    EXPECT_EQ(settled, (Settled{{5, ""}}));
-  }
-  EXPECT_TRUE(testing_support::IsStepThere(disk, "5", 5, 2));
-  EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
-}
-
-// Its daemon died when the step was there, before the spool had forgotten it.
-TEST_F(SpooledPartTest, WhatIsAStepAlreadyIsNotPreparedAgain) {
-  const auto disk = std::make_shared<MemoryRoot>("store");
-  {
-    const auto spool = Spool::OpenOn(disk_, "store");
-    const WorldPart part = Part();
-    ASSERT_TRUE(spool->spool->Write(part.save->part(), *part.save));
-  }
-  Start(std::chrono::milliseconds(0));
-  const testing_support::Node node(disk);
-  const auto parts = Parts(node, true);
-  parts->Hand(Part(spooler_->left().at(0)));
-  EXPECT_EQ(Await(), (Settled{{5, ""}}));
-  EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
-  EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
-}
-
-TEST_F(SpooledPartTest, WhatOthersDroppedGoes) {
-  const auto disk = std::make_shared<MemoryRoot>("store");
-  Start(kNever);
-  const testing_support::Node node(disk), other(disk);
-  const auto parts = Parts(node);
-  ASSERT_TRUE(other.commit->Drop(testing_support::AttemptOf(1, 2), 5, "a reason"));
-  parts->Hand(Part());
-  EXPECT_EQ(Await(), (Settled{{5, "a reason"}}));
-  EXPECT_TRUE(memory_.expired());
-  EXPECT_EQ(status()["spooled"], 0);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FaultyStorage is another Storage (memory, unless told otherwise) that can fail
-// or throw at the n-th call, be late, forget what was not made durable when the machine
-// "crashes", or stop for good.
+// or throw at the n-th call, fail until it is mended, be late, forget what was not made
+// durable when the machine "crashes", or stop for good.
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: writers and files must not outlive it.
@@ -34,8 +34,19 @@ class FaultyStorage final : public Storage {
   // too) fails.
   void FailAt(uint64_t n, ErrorCode code = ErrorCode::kIo) {
     MutexLock lock(mutex_);
-    fail_at_ = calls_ + n;
+    fail_at_ = fail_to_ = calls_ + n;
     fail_code_ = code;
+  }
+  // All from the n-th call from now on fail, until it is mended.
+  void FailFrom(uint64_t n, ErrorCode code = ErrorCode::kIo) {
+    MutexLock lock(mutex_);
+    fail_at_ = calls_ + n;
+    fail_to_ = UINT64_MAX;
+    fail_code_ = code;
+  }
+  void Mend() {
+    MutexLock lock(mutex_);
+    fail_at_ = fail_to_ = 0;
   }
   // The n-th call from now on throws, as one that gets no memory does.
   void ThrowAt(uint64_t n) {
@@ -151,7 +162,7 @@ class FaultyStorage final : public Storage {
     ErrorCode code;
     {
       MutexLock lock(mutex_);
-      fails = ++calls_ == fail_at_;
+      fails = ++calls_ >= fail_at_ && calls_ <= fail_to_;
       throws = calls_ == throw_at_;
       code = fail_code_;
       delay = delay_;
@@ -184,6 +195,7 @@ class FaultyStorage final : public Storage {
   mutable Mutex mutex_;
   mutable uint64_t calls_ GUARDED_BY(mutex_) = 0;
   uint64_t fail_at_ GUARDED_BY(mutex_) = 0;
+  uint64_t fail_to_ GUARDED_BY(mutex_) = 0;  // the last that does
   uint64_t throw_at_ GUARDED_BY(mutex_) = 0;
   ErrorCode fail_code_ GUARDED_BY(mutex_) = ErrorCode::kIo;
   std::chrono::milliseconds delay_ GUARDED_BY(mutex_){0};

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which saves go to a disk of this node, on their way from memory to the store: only those
+// that the store does not take at once.
+#include "snapshot/spooler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "snapshot/world_parts.h"
+#include "tests/snapshot/nodes.h"
+#include "tests/snapshot/spooling.h"
+#include "tests/support/faulty_storage.h"
+
+namespace ckptfs {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing_support::ExpectWhole;
+using testing_support::kNever;
+using testing_support::RankFileOf;
+using testing_support::Save;
+
+class SpoolerTest : public testing::Test {
+ protected:
+  void Start(std::chrono::milliseconds patience, uint64_t budget = 1 << 20,
+             std::chrono::milliseconds pause = std::chrono::milliseconds(1)) {
+    SpoolerOptions options;
+    options.budget = budget;
+    options.patience = patience;
+    options.pause = pause;
+    options.log = [this](std::string_view line) { log_.emplace_back(line); };
+    spooler_ = std::make_unique<Spooler>(*Spool::OpenOn(faulty_, "store"), std::move(options));
+  }
+  nlohmann::json status() const { return nlohmann::json::parse(spooler_->StatusJson()); }
+  static void Await(const Save& save) {
+    while (save.InMemory() || !save.bytes->on_disk()) std::this_thread::yield();
+  }
+
+  const std::shared_ptr<MemoryRoot> disk_ = std::make_shared<MemoryRoot>("disk");
+  const std::shared_ptr<FaultyStorage> faulty_ = std::make_shared<FaultyStorage>(disk_);
+  std::vector<std::string> log_;
+  std::unique_ptr<Spooler> spooler_;
+};
+
+TEST_F(SpoolerTest, OnlyWhatTheStoreDoesNotTakeAtOnceGoesThere) {
+  Start(kNever);
+  const Save first(1), second(2), third(3);
+  spooler_->Add(first.bytes);
+  spooler_->Begin(*first.bytes);
+  spooler_->Add(second.bytes);
+  Await(second);
+  EXPECT_THAT(*second.places, ElementsAre(second.part().Directory(), second.part().Directory()));
+  EXPECT_TRUE(first.InMemory());
+  EXPECT_FALSE(first.bytes->on_disk());
+  ExpectWhole(*second.bytes, second.part());
+  EXPECT_EQ(status()["saves"], 1);
+  spooler_->Over(*first.bytes);
+  spooler_->Add(third.bytes);  // the second waits still
+  Await(third);
+  spooler_->Over(*second.bytes);
+  spooler_->Over(*third.bytes);
+  EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
+  EXPECT_EQ(status()["bytes"], 0);
+  EXPECT_EQ(status()["spooled"], 2);
+  const Save fourth(4);
+  spooler_->Add(fourth.bytes);
+  EXPECT_TRUE(fourth.InMemory());
+}
+
+TEST_F(SpoolerTest, AStoreThatFailsOrIsSlowGetsItFromThere) {
+  Start(kNever);
+  const Save failed(1);
+  spooler_->Add(failed.bytes);
+  const auto reader = *failed.bytes->Open(failed.part().PathOf(0));
+  spooler_->Fails(*failed.bytes);
+  Await(failed);
+  // Who had it open reads the disk now, and goes on when the save is over.
+  spooler_->Over(*failed.bytes);
+  std::string bytes(reader->size(), '\0');
+  ASSERT_TRUE(reader->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
+  EXPECT_TRUE(bytes == RankFileOf(1, 0, 2));
+  spooler_.reset();
+  Start(std::chrono::milliseconds(0));
+  const Save slow(2);
+  spooler_->Add(slow.bytes);
+  spooler_->Begin(*slow.bytes);
+  Await(slow);
+}
+
+TEST_F(SpoolerTest, WhatHasNoRoomStaysInMemoryUntilThereIs) {
+  const Save first(1), second(2);
+  Start(std::chrono::milliseconds(0), BytesOf(first.part()) + 1);
+  spooler_->Add(first.bytes);
+  Await(first);
+  spooler_->Add(second.bytes);
+  while (status()["full"] != 1) std::this_thread::yield();
+  EXPECT_TRUE(second.InMemory());
+  EXPECT_FALSE(spooler_->Leave(*second.bytes));
+  EXPECT_EQ(status()["full"], 1);
+  spooler_->Over(*first.bytes);
+  Await(second);
+  EXPECT_TRUE(spooler_->Leave(*second.bytes));
+}
+
+TEST_F(SpoolerTest, ADiskThatFailsIsTriedAgainAndSaidOnce) {
+  Start(std::chrono::milliseconds(0));
+  const uint64_t before = faulty_->calls();
+  faulty_->FailAt(1, ErrorCode::kExhausted);
+  const Save save(1);
+  spooler_->Add(save.bytes);
+  Await(save);
+  EXPECT_GT(faulty_->calls(), before);
+  EXPECT_EQ(status()["failed"], 1);
+  EXPECT_EQ(status()["bytes"], BytesOf(save.part()));
+  spooler_.reset();
+  EXPECT_THAT(log_, ElementsAre(HasSubstr("spool: saves stay in memory: ")));
+}
+
+TEST_F(SpoolerTest, AtTheEndAllGoesThereAndNothingFurther) {
+  Start(kNever);
+  const Save save(1);
+  spooler_->Add(save.bytes);
+  const auto reader = *save.bytes->Open(save.part().PathOf(0));
+  spooler_->End();
+  EXPECT_TRUE(spooler_->Leave(*save.bytes));
+  EXPECT_TRUE(save.bytes->stays());
+  std::byte byte{};
+  EXPECT_FALSE(reader->ReadAt(0, {&byte, 1}));
+  spooler_.reset();
+  Start(kNever);
+  ASSERT_EQ(spooler_->left().size(), 1u);
+  EXPECT_TRUE(spooler_->left()[0]->left());
+  ExpectWhole(*spooler_->left()[0], save.part());
+  EXPECT_EQ(status()["bytes"], BytesOf(save.part()));
+}
+
+TEST_F(SpoolerTest, WhatComesAtTheEndGoesThereToo) {
+  Start(kNever);
+  spooler_->End();
+  const Save save(1);
+  const auto reader = *save.bytes->Open(save.part().PathOf(0));
+  spooler_->Add(save.bytes);
+  spooler_->Begin(*save.bytes);  // the store has no more time for it
+  Await(save);
+  std::byte byte{};
+  EXPECT_FALSE(reader->ReadAt(0, {&byte, 1}));
+  EXPECT_TRUE(spooler_->Leave(*save.bytes));
+}
+
+// The thread takes them in order: when the second has been tried, the first would have been.
+TEST_F(SpoolerTest, AStoreThatFailsDoesNotHurryADiskThatFails) {
+  Start(std::chrono::milliseconds(0), 1 << 20, kNever);
+  faulty_->FailFrom(1);
+  const Save first(1), second(2);
+  spooler_->Add(first.bytes);
+  while (status()["failed"] != 1) std::this_thread::yield();
+  spooler_->Fails(*first.bytes);
+  faulty_->Mend();
+  spooler_->Add(second.bytes);
+  Await(second);
+  EXPECT_FALSE(first.bytes->on_disk());
+  EXPECT_TRUE(first.InMemory());
+  EXPECT_TRUE(spooler_->Leave(*first.bytes));  // the daemon's end does
+}
+
+TEST_F(SpoolerTest, WhatTheStoreHasIsNotWritten) {
+  Start(kNever);
+  const Save first(1), second(2);
+  spooler_->Add(first.bytes);
+  spooler_->Stored(*first.bytes);
+  EXPECT_FALSE(spooler_->waits());
+  spooler_->End();
+  spooler_->Add(second.bytes);
+  Await(second);
+  EXPECT_FALSE(first.bytes->on_disk());
+  EXPECT_EQ(status()["spooled"], 1);
+}
+
+// Whatever fails of it, reading it again, too: it is in memory, and nothing of it on the disk.
+TEST_F(SpoolerTest, ADiskThatFailsHasNothing) {
+  uint64_t failed = 0;
+  for (bool fails = true; fails; failed += fails ? 1 : 0) {
+    Start(std::chrono::milliseconds(0), 1 << 20, kNever);
+    faulty_->FailAt(failed + 1);
+    const Save save(1);
+    spooler_->Add(save.bytes);
+    while (status()["failed"] == 0 && status()["spooled"] == 0) std::this_thread::yield();
+    fails = status()["failed"] == 1;
+    EXPECT_EQ(save.InMemory(), fails);
+    EXPECT_EQ(ListFilesBelow(*disk_, "")->size(), fails ? 1u : 4u) << failed;
+    spooler_.reset();
+  }
+  EXPECT_GT(failed, 8u);
+}
+
+// Then it is the store's to refuse them.
+TEST_F(SpoolerTest, BytesThatChangedAreTriedOnce) {
+  Start(std::chrono::milliseconds(0));
+  const Save changed(1), other(2);
+  const auto text = changed.memory[1].lock();
+  (*text)[500] = static_cast<char>((*text)[500] ^ 1);
+  spooler_->Add(changed.bytes);
+  spooler_->Add(other.bytes);
+  Await(other);
+  EXPECT_TRUE(changed.InMemory());
+  EXPECT_EQ(status()["failed"], 0);
+  EXPECT_EQ(status()["last_failure"], "");
+  EXPECT_FALSE(spooler_->Leave(*changed.bytes));
+  spooler_.reset();
+  EXPECT_THAT(log_, ElementsAre());
+}
+
+TEST_F(SpoolerTest, ADiskThatGoesOnFailingIsSaidOnce) {
+  Start(std::chrono::milliseconds(0));
+  faulty_->FailFrom(1);
+  const Save save(1);
+  spooler_->Add(save.bytes);
+  while (status()["failed"] < 3) std::this_thread::yield();
+  faulty_->Mend();
+  Await(save);
+  EXPECT_EQ(status()["last_failure"], "");
+  spooler_.reset();
+  EXPECT_THAT(log_, ElementsAre(HasSubstr("spool: saves stay in memory: ")));
+}
+
+TEST_F(SpoolerTest, WhatIsOverWhileItIsWrittenGoes) {
+  Start(std::chrono::milliseconds(0));
+  faulty_->SetDelay(std::chrono::milliseconds(20));
+  const Save save(1);
+  spooler_->Add(save.bytes);
+  while (status()["bytes"] == 0) std::this_thread::yield();
+  spooler_->Over(*save.bytes);
+  spooler_.reset();
+  EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
+}
+
+TEST_F(SpoolerTest, AtTheEndNothingHasTime) {
+  Start(kNever);
+  const Save first(1), second(2);
+  spooler_->Add(first.bytes);
+  spooler_->End();
+  spooler_->Add(second.bytes);
+  Await(second);
+  EXPECT_TRUE(first.bytes->on_disk());
+}
+
+// A mapping would keep the arena.
+TEST_F(SpoolerTest, WhatMayMoveIsNotMapped) {
+  Start(kNever);
+  const auto text = std::make_shared<std::string>(RankFileOf(1, 0, 2));
+  ReceivedFile file{text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text};
+  const auto save = std::make_shared<SaveBytes>(AttemptName{"run", "job", 1, RandomDigest()}, 1, 2);
+  ASSERT_TRUE(save->Add(0, file));
+  const auto reader = *save->Open(save->part().PathOf(0));
+  EXPECT_EQ(*reader->Map(), nullptr);
+  spooler_->Add(save);
+  ASSERT_TRUE(spooler_->Leave(*save));
+  EXPECT_EQ(text.use_count(), 1);
+  const auto mapped = *reader->Map();
+  ASSERT_NE(mapped, nullptr);
+  EXPECT_TRUE(std::ranges::equal(mapped->bytes(), std::as_bytes(std::span(*text))));
+}
+
+// ---- parts of steps of several nodes -------------------------------------------
+
+class SpooledPartTest : public SpoolerTest {
+ protected:
+  using Settled = std::vector<std::pair<uint64_t, std::string>>;
+  using SpoolerTest::Await;
+  // Its store is looked at only when it is handed something.
+  std::unique_ptr<WorldParts> RareParts(const testing_support::Node& node) {
+    WorldPartsOptions options = OptionsOf(node);
+    options.turn = kNever;
+    return std::make_unique<WorldParts>(std::move(options));
+  }
+  std::unique_ptr<WorldParts> Parts(const testing_support::Node& node, bool found = false) {
+    WorldPartsOptions options = OptionsOf(node);
+    options.found = [found](const SaveBytes&) { return found; };
+    return std::make_unique<WorldParts>(std::move(options));
+  }
+  WorldPartsOptions OptionsOf(const testing_support::Node& node) {
+    WorldPartsOptions options;
+    options.commit = node.commit.get();
+    options.turn = std::chrono::milliseconds(1);
+    options.log = [this](std::string_view line) {
+      MutexLock lock(mutex_);
+      lines_.emplace_back(line);
+    };
+    options.settled = [this](const AttemptName&, uint64_t step, const Status& done) {
+      MutexLock lock(mutex_);
+      settled_.emplace_back(step, done ? "" : done.error().message);
+    };
+    options.spooler = spooler_.get();
+    return options;
+  }
+  // Rank 0 of two; in memory unless the spool has left it.
+  WorldPart Part(std::shared_ptr<SaveBytes> save = nullptr) {
+    AttemptName name = testing_support::AttemptOf(1, 2);
+    auto text = std::make_shared<std::string>(RankFileOf(5, 0, 2));
+    ReceivedFile file{text->size(), {std::as_bytes(std::span(*text))}, ChunkDigestsOf(*text), false, text};
+    if (!save) {
+      memory_ = text;
+      save = std::make_shared<SaveBytes>(name, 5, 2);
+      EXPECT_TRUE(save->Add(0, file));
+    }
+    file.rope.clear();
+    file.lease.reset();
+    name.life = {};
+    return {name, 5, 2, {{0, std::move(file)}}, IncomingSteps::Time::clock::now(), std::move(save)};
+  }
+  void LeaveInSpool() {
+    const auto spool = Spool::OpenOn(disk_, "store");
+    const WorldPart part = Part();
+    ASSERT_TRUE(spool->spool->Write(part.save->part(), *part.save));
+  }
+  Settled Await() {
+    while (true) {
+      std::this_thread::yield();
+      MutexLock lock(mutex_);
+      if (!settled_.empty()) return std::exchange(settled_, {});
+    }
+  }
+  // What it says first.
+  std::string AwaitLine() {
+    while (true) {
+      std::this_thread::yield();
+      MutexLock lock(mutex_);
+      if (!lines_.empty()) return lines_[0];
+    }
+  }
+  Mutex mutex_;
+  Settled settled_;
+  std::vector<std::string> lines_;
+  std::weak_ptr<std::string> memory_;
+};
+
+TEST_F(SpooledPartTest, ItWaitsThereForTheStoreAndForTheOthers) {
+  const auto disk = std::make_shared<MemoryRoot>("store");
+  const auto away = std::make_shared<FaultyStorage>(disk);
+  const testing_support::Node other(disk);
+  Start(std::chrono::milliseconds(0));
+  {
+    const testing_support::Node node(away);
+    away->StopAt(1, false);
+    const auto parts = Parts(node);
+    WorldPart part = Part();
+    const auto save = part.save;
+    parts->Hand(std::move(part));
+    while (!memory_.expired()) std::this_thread::yield();
+    EXPECT_TRUE(parts->Has({"run", "job", 1}));
+    EXPECT_FALSE(parts->Has({"run", "job", 2}));
+  }
+  EXPECT_TRUE(settled_.empty());  // neither durable nor dropped
+  spooler_.reset();
+  Start(std::chrono::milliseconds(0));
+  ASSERT_EQ(spooler_->left().size(), 1u);
+
+  const testing_support::Node next(disk);
+  {
+    const auto parts = Parts(next);
+    parts->Hand(Part(spooler_->left()[0]));
+    while (parts->Waiting() != std::vector<std::string>{"run/5: waiting for rank 1"}) {
+      std::this_thread::yield();
+    }
+    EXPECT_FALSE(spooler_->waits());  // for the others, not for the store
+    ASSERT_TRUE(other.Prepare(testing_support::AttemptOf(1, 2), 5, {1}, 2));
+    const Settled settled = Await();
+    EXPECT_EQ(settled, (Settled{{5, ""}}));
+  }
+  EXPECT_TRUE(testing_support::IsStepThere(disk, "5", 5, 2));
+  EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
+  EXPECT_EQ(status()["saves"], 0);
+  EXPECT_EQ(status()["bytes"], 0);
+}
+
+// As ranks do that were not told what became of it.
+TEST_F(SpooledPartTest, WhatIsHandedOverAgainIsOnePart) {
+  const auto disk = std::make_shared<MemoryRoot>("store");
+  LeaveInSpool();
+  Start(kNever);
+  const testing_support::Node node(disk), other(disk);
+  {
+    const auto parts = Parts(node);
+    parts->Hand(Part(spooler_->left().at(0)));
+    while (parts->Waiting() != std::vector<std::string>{"run/5: waiting for rank 1"}) {
+      std::this_thread::yield();
+    }
+    parts->Hand(Part(spooler_->left().at(0)));
+    EXPECT_THAT(parts->Waiting(), ElementsAre("run/5: waiting for rank 1"));
+    ASSERT_TRUE(other.Prepare(testing_support::AttemptOf(1, 2), 5, {1}, 2));
+    EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  }
+  EXPECT_TRUE(settled_.empty());
+}
+
+TEST_F(SpooledPartTest, AStoreThatFailsGetsItFromThere) {
+  const auto away = std::make_shared<FaultyStorage>();
+  Start(kNever);
+  const testing_support::Node node(away);
+  const auto parts = RareParts(node);
+  away->FailAt(1);
+  parts->Hand(Part());
+  EXPECT_THAT(AwaitLine(), HasSubstr("run/5 stays in memory: "));
+  const Save other(6);
+  spooler_->Add(other.bytes);
+  Await(other);
+  EXPECT_TRUE(memory_.expired());
+}
+
+// Though the store could take it by now: it may be slow.
+TEST_F(SpooledPartTest, AtTheEndItStaysThere) {
+  const auto away = std::make_shared<FaultyStorage>();
+  Start(kNever);
+  const testing_support::Node node(away);
+  const auto parts = RareParts(node);
+  away->FailAt(1);
+  WorldPart part = Part();
+  const auto save = part.save;
+  parts->Hand(std::move(part));
+  (void)AwaitLine();
+  parts->Stop();
+  EXPECT_TRUE(save->stays());
+  EXPECT_THAT(*ListFilesBelow(*away, kPreparedFolder), ElementsAre());
+  EXPECT_TRUE(settled_.empty());
+}
+
+TEST_F(SpooledPartTest, AStoreThatFailsWhileTheDaemonEndsDropsNothing) {
+  const auto away = std::make_shared<FaultyStorage>();
+  Start(kNever);
+  const testing_support::Node node(away);
+  const auto parts = RareParts(node);
+  away->SetDelay(std::chrono::milliseconds(200));
+  away->FailFrom(1);
+  const uint64_t before = away->calls();
+  WorldPart part = Part();
+  const auto save = part.save;
+  parts->Hand(std::move(part));
+  while (away->calls() == before) std::this_thread::yield();
+  parts->Stop();
+  EXPECT_TRUE(save->stays());
+  EXPECT_TRUE(settled_.empty());
+}
+
+// Patience is for what takes up memory.
+TEST_F(SpooledPartTest, WhatIsThereMayBeLate) {
+  const auto away = std::make_shared<FaultyStorage>();
+  LeaveInSpool();
+  Start(kNever);
+  const testing_support::Node node(away);
+  ASSERT_TRUE(node.Prepare(testing_support::AttemptOf(1, 2), 5, {1}, 2));
+  WorldPartsOptions options = OptionsOf(node);
+  options.patience = std::chrono::milliseconds(0);
+  WorldParts parts(std::move(options));
+  away->FailFrom(1);
+  parts.Hand(Part(spooler_->left().at(0)));
+  EXPECT_THAT(AwaitLine(), HasSubstr("run/5 stays in the spool: "));
+  away->Mend();
+  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+}
+
+// Its daemon died when the step was there, before the spool had forgotten it.
+TEST_F(SpooledPartTest, WhatIsAStepAlreadyIsNotPreparedAgain) {
+  const auto disk = std::make_shared<MemoryRoot>("store");
+  LeaveInSpool();
+  Start(std::chrono::milliseconds(0));
+  const testing_support::Node node(disk);
+  const auto parts = Parts(node, true);
+  parts->Hand(Part(spooler_->left().at(0)));
+  EXPECT_EQ(Await(), (Settled{{5, ""}}));
+  EXPECT_THAT(*ListFilesBelow(*disk, kPreparedFolder), ElementsAre());
+  EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
+}
+
+TEST_F(SpooledPartTest, WhatOthersDroppedGoes) {
+  const auto disk = std::make_shared<MemoryRoot>("store");
+  Start(kNever);
+  const testing_support::Node node(disk), other(disk);
+  const auto parts = Parts(node);
+  ASSERT_TRUE(other.commit->Drop(testing_support::AttemptOf(1, 2), 5, "a reason"));
+  parts->Hand(Part());
+  EXPECT_EQ(Await(), (Settled{{5, "a reason"}}));
+  EXPECT_TRUE(memory_.expired());
+  EXPECT_EQ(status()["spooled"], 0);
+}
+
+}  // namespace
+}  // namespace ckptfs
