@@ -21,6 +21,7 @@ namespace {
 
 // Directories in one place that are looked into for runs.
 constexpr size_t kMaxRuns = 4096;
+constexpr int kMaxHintLooks = 200;
 // Entries of one place of which it is asked what they are, if they are no steps.
 constexpr size_t kMaxUnread = 1 << 16;
 constexpr size_t kShownNames = 3;  // of many, in messages
@@ -341,6 +342,25 @@ void NameOthers(const Place& place, Sources sources, ScanResult& scan) {
                               ", which are not adopted with them; give their paths"));
 }
 
+// A directory in which there are runs, though they lie deeper than is looked; of the first ones.
+std::optional<std::string> RunsFurtherBelow(const Place& place, Sources sources) {
+  int looks = 0;
+  const auto places = PlacesIn(place);
+  if (!places) return std::nullopt;
+  for (const Place& inner : *places) {
+    const auto innermost = PlacesIn(inner);
+    if (!innermost) continue;
+    for (const Place& one : *innermost) {
+      if (++looks > kMaxHintLooks) return std::nullopt;
+      ScanResult found;
+      auto any = LookAt(one, sources, {}, found);
+      if (any && !*any) any = LookInStepsFolders(one, sources, {}, found);
+      if (any && *any) return inner.Path();
+    }
+  }
+  return std::nullopt;
+}
+
 // All of a place, its own or one level below.
 Result<ScanResult> ScanAll(const Place& place, Sources sources, const Recognise& recognise) {
   ScanResult scan;
@@ -397,8 +417,12 @@ Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognis
     const BegunStep& begun = scan.begun.front();
     return Fail(ErrorCode::kInvalid, StrCat(place.root->PathOf(begun.directory), ": not whole: ", begun.missing));
   }
-  return Fail(ErrorCode::kNotFound,
-              StrCat(place.Path(), ": no checkpoint found: ", WhatIsThere(place, sources)));
+  Error none{ErrorCode::kNotFound,
+             StrCat(place.Path(), ": no checkpoint found: ", WhatIsThere(place, sources))};
+  // So that "nothing here" is not the end of it.
+  const auto below = RunsFurtherBelow(place, sources);
+  if (below) return Fail(std::move(none).Needing(StrCat("there are runs further below: give ", *below)));
+  return Fail(std::move(none));
 }
 
 Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const Recognise& recognise) {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "tests/support/fake_source.h"
 #include "tests/support/temporary_directory.h"
 
@@ -162,6 +164,18 @@ TEST_F(ScanTest, RunsOneLevelBelowAreFoundAndSaid) {
   ASSERT_TRUE(own) << own.error().message;
   ASSERT_EQ(own->steps.size(), 1u);
   EXPECT_TRUE(own->said.empty());
+}
+
+TEST_F(ScanTest, RunsFurtherBelowAreNamedAndNotTaken) {
+  directory.Write("logs/run/checkpoints/step1/done", "");
+  directory.Write("data/x", "");
+  const auto result = Ingest(directory.path());
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(result.error().needs, "there are runs further below: give " + directory.path() + "/logs");
+  EXPECT_TRUE(Ingest(directory.path() + "/logs"));
+  std::filesystem::remove_all(directory.path() + "/logs/run");
+  EXPECT_EQ(Ingest(directory.path()).error().needs, "");
 }
 
 TEST_F(ScanTest, AFolderOfStepsIsTheRunsOwn) {
