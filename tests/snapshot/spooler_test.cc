@@ -159,8 +159,8 @@ TEST_F(SpoolerTest, AStoreThatFailsDoesNotHurryADiskThatFails) {
   const Save first(1), second(2);
   spooler_->Add(first.bytes);
   while (status()["failed"] != 1) std::this_thread::yield();
-  spooler_->Fails(*first.bytes);
   faulty_->Mend();
+  spooler_->Fails(*first.bytes);
   spooler_->Add(second.bytes);
   Await(second);
   EXPECT_FALSE(first.bytes->on_disk());
