@@ -6,16 +6,47 @@
 
 #include <random>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "core/base/xxh3.h"
 
 namespace ckptfs {
+namespace {
+
+// With AVX2 it is two to three times as fast as with what every x86-64 has.
+const internal::Xxh3& Xxh3Here() {
+  static const internal::Xxh3* const chosen = [] {
+    const internal::Xxh3* avx2 = internal::Xxh3OfAvx2();
+#if defined(__x86_64__)
+    if (avx2 != nullptr && __builtin_cpu_supports("avx2")) return avx2;
+#endif
+    return &internal::kXxh3Here;
+  }();
+  return *chosen;
+}
+
+}  // namespace
 
 std::string Digest::Hex() const { return fmt::format("{:016x}{:016x}", high, low); }
 
 Digest DigestOf(std::span<const std::byte> bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
-  return Digest{hash.high64, hash.low64};
+  uint64_t halves[2];
+  Xxh3Here().hash(bytes.data(), bytes.size(), halves);
+  return Digest{halves[0], halves[1]};
+}
+
+DigestStream::DigestStream() {
+  static_assert(sizeof state_ >= sizeof(XXH3_state_t) && alignof(DigestStream) >= alignof(XXH3_state_t));
+  Xxh3Here().reset(state_.data());
+}
+
+void DigestStream::Add(std::span<const std::byte> bytes) {
+  Xxh3Here().update(state_.data(), bytes.data(), bytes.size());
+}
+
+Digest DigestStream::Finish() {
+  uint64_t halves[2];
+  Xxh3Here().digest(state_.data(), halves);
+  Xxh3Here().reset(state_.data());
+  return Digest{halves[0], halves[1]};
 }
 
 Digest DigestOf(std::string_view bytes) { return DigestOf(std::as_bytes(std::span(bytes))); }

@@ -3,7 +3,7 @@
 // Digest is an XXH3-128 of some bytes: it detects accidents, not attackers.
 //
 // Thread safety: value type; the functions are pure but for RandomDigest, which any thread
-// may call.
+// may call; a DigestStream is one thread's.
 
 #pragma once
 
@@ -27,6 +27,18 @@ struct Digest {
 
 Digest DigestOf(std::span<const std::byte> bytes);
 Digest DigestOf(std::string_view bytes);
+
+// The digest of bytes that come piece by piece.
+class DigestStream {
+ public:
+  DigestStream();
+  void Add(std::span<const std::byte> bytes);
+  // Of what was added since the last one.
+  Digest Finish();
+
+ private:
+  alignas(64) std::array<std::byte, 576> state_;
+};
 
 // 128 random bits, for a name that nothing else has.
 Digest RandomDigest();

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StrCat joins strings and integers into one std::string; IsDigit is of ASCII.
+// StrCat joins strings and integers into one std::string; IsDigit is of ASCII; Counted is
+// "1 file", "3 files".
 //
 // Thread safety: pure functions.
 
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -28,6 +30,12 @@ std::string StrCat(const Pieces&... pieces) {
   std::string out;
   (internal::AppendPiece(out, pieces), ...);
   return out;
+}
+
+// `many` of a noun that does not have an s.
+inline std::string Counted(uint64_t count, std::string_view one, std::string_view many = {}) {
+  if (count == 1 || !many.empty()) return StrCat(count, " ", count == 1 ? one : many);
+  return StrCat(count, " ", one, "s");
 }
 
 }  // namespace ckptfs

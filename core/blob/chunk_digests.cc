@@ -4,27 +4,15 @@
 
 #include <algorithm>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/blob/frame.h"
 
 namespace ckptfs {
 
-struct ChunkDigester::Hash {
-  XXH3_state_t state;
-};
-
 uint64_t ChunkCount(uint64_t size, uint64_t chunk_bytes) { return CeilDiv(size, chunk_bytes); }
 
-ChunkDigester::ChunkDigester(uint64_t chunk_bytes)
-    : chunk_bytes_(chunk_bytes), hash_(std::make_unique<Hash>()) {
-  XXH3_128bits_reset(&hash_->state);
-}
-
-ChunkDigester::~ChunkDigester() = default;
+ChunkDigester::ChunkDigester(uint64_t chunk_bytes) : chunk_bytes_(chunk_bytes) {}
 
 void ChunkDigester::Add(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
@@ -32,7 +20,7 @@ void ChunkDigester::Add(std::span<const std::byte> bytes) {
     if (length == chunk_bytes_) {  // a whole chunk needs no state
       digests_.push_back(DigestOf(bytes.first(length)));
     } else {
-      XXH3_128bits_update(&hash_->state, bytes.data(), length);
+      hash_.Add(bytes.first(length));
       filled_ += length;
       if (filled_ == chunk_bytes_) EndChunk();
     }
@@ -41,9 +29,7 @@ void ChunkDigester::Add(std::span<const std::byte> bytes) {
 }
 
 void ChunkDigester::EndChunk() {
-  const XXH128_hash_t hash = XXH3_128bits_digest(&hash_->state);
-  digests_.push_back(Digest{hash.high64, hash.low64});
-  XXH3_128bits_reset(&hash_->state);
+  digests_.push_back(hash_.Finish());
   filled_ = 0;
 }
 

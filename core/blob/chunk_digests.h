@@ -38,17 +38,15 @@ uint64_t ChunkCount(uint64_t size, uint64_t chunk_bytes);
 class ChunkDigester {
  public:
   explicit ChunkDigester(uint64_t chunk_bytes = kChunkBytes);
-  ~ChunkDigester();
 
   // REQUIRES: calls follow each other without a gap.
   void Add(std::span<const std::byte> bytes);
   std::vector<Digest> Finish() &&;
 
  private:
-  struct Hash;
   void EndChunk();
   const uint64_t chunk_bytes_;
-  std::unique_ptr<Hash> hash_;
+  DigestStream hash_;
   uint64_t filled_ = 0;  // of the chunk that is being hashed
   std::vector<Digest> digests_;
 };

@@ -7,9 +7,6 @@
 #include <cstring>
 #include <set>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include "core/base/checked_math.h"
 #include "core/base/mutex.h"
 #include "core/base/parallel.h"
@@ -217,8 +214,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   const std::string path = blobs_.PathOf(index);
   if (changed_[static_cast<uint32_t>(index)] != 0) return blob.stamp.size;
   RecordSums sums = SumsOf(index);
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
+  DigestStream content;
   const bool by_chunks = blob.chunk_bytes != 0;
   ChunkDigester chunks(std::max<uint64_t>(blob.chunk_bytes, 1));
   std::vector<std::byte> buffer(std::min(kVerifyBuffer, blob.stamp.size));
@@ -229,7 +225,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
       UnreadableFile(index, read.error());
       return blob.stamp.size;
     }
-    XXH3_128bits_update(&state, piece.data(), piece.size());
+    if (blob.content != Digest{}) content.Add(piece);
     sums.Add(at, piece);
     if (by_chunks) chunks.Add(piece);
     at += piece.size();
@@ -239,8 +235,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
     return blob.stamp.size;
   }
   const bool summed = CompareSums(index, sums);
-  const XXH128_hash_t hash = XXH3_128bits_digest(&state);
-  const Digest digest{hash.high64, hash.low64};
+  const Digest digest = content.Finish();
   std::string wrong = by_chunks ? FirstWrongChunk(blob, std::move(chunks).Finish()) : "";
   if (wrong.empty() && blob.content != Digest{} && blob.content != digest) {
     wrong = StrCat("content digest is ", digest.Hex(), ", recorded ", blob.content.Hex());
