@@ -39,11 +39,12 @@ def train(folder, mesh, ranks, *path, **more):
 
 
 class Job:
-    """A run of two ranks of FSDP2 and a mount of it, which shows the step that was saved on the way."""
+    """A run of two ranks and a mount of it, which shows the step that was saved on the way."""
 
-    def __init__(self, folder, ckptfs):
+    def __init__(self, folder, ckptfs, mesh):
         self.folder = folder
-        self.losses = train(folder, 'fsdp=2', 2)
+        self.losses = train(folder, mesh, 2)
+        self.same = mesh
         self.saved = f'{folder}/checkpoint'
         self.adopted = ckptfs.adopt(self.saved, extra=HEADS)
         self.mount = ckptfs.mount('--step', f'step-{MIDDLE}')
@@ -54,17 +55,28 @@ class Job:
 
     def resumed(self, mesh, ranks, path):
         """torchtitan takes a data loader's place at the same number of data-parallel ranks alone."""
-        more = {} if mesh.startswith('fsdp=2') else {'TITAN_EXCLUDE': 'dataloader'}
+        more = {} if mesh.startswith(self.same) else {'TITAN_EXCLUDE': 'dataloader'}
         return train(self.folder, mesh, ranks, path, **more)
+
+
+def made(tmp_path_factory, mesh):
+    """A Job."""
+    folder = tmp_path_factory.mktemp('titan')
+    ckptfs = daemon.Ckptfs(str(folder))
+    yield Job(str(folder / 'job'), ckptfs, mesh)
+    ckptfs.close()
 
 
 @pytest.fixture(scope='module')
 def job(tmp_path_factory):
-    """Made once."""
-    folder = tmp_path_factory.mktemp('titan')
-    ckptfs = daemon.Ckptfs(str(folder))
-    yield Job(str(folder / 'job'), ckptfs)
-    ckptfs.close()
+    """FSDP2, made once."""
+    yield from made(tmp_path_factory, 'fsdp=2')
+
+
+@pytest.fixture(scope='module')
+def staged(tmp_path_factory):
+    """Two stages of a pipeline, made once."""
+    yield from made(tmp_path_factory, 'pp=2')
 
 
 def test_a_run_is_named_after_what_it_lies_in(job):
@@ -72,7 +84,9 @@ def test_a_run_is_named_after_what_it_lies_in(job):
     assert 'skipped' not in job.adopted.stderr
 
 
-def test_every_tensor_is_the_live_jobs(job):
+@pytest.mark.parametrize('kind', ['job', 'staged'])
+def test_every_tensor_is_the_live_jobs(request, kind):
+    job = request.getfixturevalue(kind)
     truth = load_file(f'{job.folder}/truth.safetensors')
     rank = f'{job.step(MIDDLE)}/view/tp1/rank0'
     held = {f'weight/{name}': tensor for name, tensor in load_file(f'{rank}/model.safetensors').items()}
@@ -102,6 +116,23 @@ def test_a_training_goes_on_from_a_view(job, mesh, ranks, layout):
     else:  # as torch itself cuts the source for that mesh
         assert losses == job.resumed(mesh, ranks, f'{job.saved}/step-{MIDDLE}')
         assert losses == pytest.approx(job.losses[MIDDLE:], abs=1e-4)
+
+
+@pytest.mark.parametrize('mesh, ranks, layout', [('pp=2', 2, 'dp1'), ('fsdp=2', 2, 'dp2'), ('fsdp=2,tp=2', 4, 'tp2_dp2')])
+def test_a_pipeline_goes_on_from_a_view(staged, mesh, ranks, layout):
+    """Each of its stages loads what is its."""
+    losses = staged.resumed(mesh, ranks, f'{staged.step(MIDDLE)}/view/{layout}/dcp')
+    if mesh == 'pp=2':
+        assert losses == staged.losses[MIDDLE:]
+    else:
+        assert losses == staged.resumed(mesh, ranks, f'{staged.saved}/step-{MIDDLE}')
+        assert losses == pytest.approx(staged.losses[MIDDLE:], abs=1e-4)
+
+
+def test_a_fsdp_job_goes_on_as_a_pipeline(job):
+    losses = job.resumed('pp=2', 2, f'{job.step(MIDDLE)}/view/dp1/dcp')
+    assert losses == job.resumed('pp=2', 2, f'{job.saved}/step-{MIDDLE}')
+    assert losses == pytest.approx(job.losses[MIDDLE:], abs=1e-4)
 
 
 def test_a_last_step_in_safetensors_is_one_of_the_run(ckptfs, tmp_path):

@@ -5,6 +5,8 @@ since torchtitan's want a GPU's compiler.
 
 Usage: titan_job.py FOLDER MESH RANK MEETING [PATH]
 
+MESH is as dcp_model.py has it, or pp=2: two stages of torch's own pipelining.
+
 Without PATH it trains UPDATES, saves FOLDER/checkpoint/step-MIDDLE on the way and, as torchtitan does, the weights
 alone at the end (as safetensors if TITAN_HF is set); what is in the middle goes to FOLDER/truth.safetensors.  With
 PATH it goes on from there (--checkpoint.initial_load_path).  Losses go to FOLDER/losses.json or FOLDER/resumed.json.
@@ -19,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.dataloader import ParallelAwareDataloader
@@ -27,6 +30,66 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 import dcp_model
 
 UPDATES, MIDDLE, RATE = 6, 4, 1e-2
+
+
+class Stage(dcp_model.Model):
+    """Half of a model, whose parameters have the names that the whole one gives them."""
+
+    def __init__(self, seed, index):
+        super().__init__(seed)
+        self.index = index
+        self.model.layers[1 - index] = torch.nn.Identity()
+        if index == 0:
+            self.lm_head = self.model.norm = torch.nn.Identity()
+            del self.model.gain, self.model.seen, self.model.running_mean
+        else:
+            self.model.embed_tokens = torch.nn.Identity()
+
+    def forward(self, x):
+        if self.index == 0:
+            return self.model.layers[0](self.model.embed_tokens(x))
+        return self.lm_head(self.model.norm(self.model.layers[1](x)) * self.model.gain.mean())
+
+
+class Whole:
+    """Trains a model that each rank has all layers of."""
+
+    def __init__(self, seed, mesh):
+        self.model, self.rank, self.count = dcp_model.spread(dcp_model.Model(seed), mesh)
+        self.ranks = dist.get_world_size()
+
+    def learn(self, tokens):
+        """The gradients of a batch; its loss, the mean of all ranks'."""
+        logits = self.model(tokens[:, :-1])
+        logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        whole = loss.detach().clone()
+        dist.all_reduce(whole)
+        return whole.item() / self.ranks
+
+
+class Halves:
+    """Trains a model of which each of two ranks has half of the layers."""
+    rank, count = 0, 1  # data-parallel
+
+    def __init__(self, seed):
+        self.index = dist.get_rank()
+        self.model = Stage(seed, self.index)
+        stage = PipelineStage(self.model, self.index, 2, torch.device('cpu'))
+        self.schedule = ScheduleGPipe(
+            stage, 2, lambda logits, target: F.cross_entropy(logits.flatten(0, 1), target.flatten()))
+
+    def learn(self, tokens):
+        """As Whole's."""
+        losses = []
+        if self.index == 0:
+            self.schedule.step(tokens[:, :-1].contiguous())
+        else:
+            self.schedule.step(target=tokens[:, 1:].contiguous(), losses=losses)
+        whole = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+        dist.all_reduce(whole)
+        return whole.item()
 
 
 class Rows(torch.utils.data.IterableDataset):
@@ -74,10 +137,13 @@ class Adapter:
 def containers(model):
     """(optimizers, schedules) of torchtitan."""
     adam = {'lr': RATE, 'betas': (0.9, 0.95), 'weight_decay': 0.1}
-    optimizers = OptimizersContainer.Config(implementation='for-loop', param_groups=[
+    groups = [
         ParamGroupConfig(pattern='norm', optimizer_name='AdamW', optimizer_kwargs={**adam, 'weight_decay': 0.}),
         ParamGroupConfig(pattern='lm_head', optimizer_name='Adam', optimizer_kwargs={'lr': RATE / 2}),
-        ParamGroupConfig(pattern='.*', optimizer_name='AdamW', optimizer_kwargs=adam)]).build(model_parts=[model])
+        ParamGroupConfig(pattern='.*', optimizer_name='AdamW', optimizer_kwargs=adam)]
+    if not any('lm_head' in name for name, _ in model.named_parameters()):  # a stage that has none
+        del groups[1]
+    optimizers = OptimizersContainer.Config(implementation='for-loop', param_groups=groups).build(model_parts=[model])
     schedules = LRSchedulersContainer.Config(warmup_steps=2, decay_type='cosine').build(
         optimizers=optimizers, training_steps=UPDATES)
     return optimizers, schedules
@@ -90,7 +156,9 @@ def truth(model, optimizers):
     for optimizer in optimizers:
         for parameter, states in optimizer.state.items():
             out.update({f'{kind}/{names[parameter]}': dcp_model.whole(value) for kind, value in states.items()})
-    return out
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, out)
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def main():
@@ -99,17 +167,18 @@ def main():
     ranks = dcp_model.ranks_of(mesh)
     os.environ.update(RANK=rank, WORLD_SIZE=str(ranks), LOCAL_RANK=rank)
     dist.init_process_group('gloo', init_method=f'file://{meeting}', rank=int(rank), world_size=ranks)
-    model, data_rank, count = dcp_model.spread(dcp_model.Model(seed=99 if path else 7), mesh)
-    optimizers, schedules = containers(model)
+    seed = 99 if path else 7
+    job = Halves(seed) if 'pp' in mesh else Whole(seed, mesh)
+    optimizers, schedules = containers(job.model)
     state = TrainState()
-    loader = ParallelAwareDataloader(Rows(data_rank, count), data_rank, count, batch_size=None)
+    loader = ParallelAwareDataloader(Rows(job.rank, job.count), job.rank, job.count, batch_size=None)
     manager = CheckpointManager.Config(
         enable=True, folder='checkpoint' if not path else 'again', interval=MIDDLE, keep_latest_k=0,
         last_save_in_hf='TITAN_HF' in os.environ, export_dtype='bfloat16',
         initial_load_path=path[0] if path else None, initial_load_model_only=False,
         # which torchtitan loads at the same data-parallel degree alone
         exclude_from_loading=os.environ.get('TITAN_EXCLUDE', '').split()).build(
-            dataloader=loader, model_parts=[model], optimizers=optimizers, lr_schedulers=schedules,
+            dataloader=loader, model_parts=[job.model], optimizers=optimizers, lr_schedulers=schedules,
             states={'train_state': state}, sd_adapter=Adapter(), base_folder=folder)
     assert manager.load() == bool(path)
     if path and 'dataloader' in os.environ.get('TITAN_EXCLUDE', ''):
@@ -117,22 +186,16 @@ def main():
     losses, rows = [], iter(loader)
     while state.step < UPDATES:
         tokens = next(rows)
-        logits = model(tokens[:, :-1])
-        logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
+        losses.append(job.learn(tokens))
         optimizers.step()
         schedules.step()
         optimizers.zero_grad()
         state.step += 1
         state.ntokens_seen += tokens.numel()
-        whole = loss.detach().clone()
-        dist.all_reduce(whole)
-        losses.append(whole.item() / ranks)
         if not path:
             manager.save(state.step, last_step=state.step == UPDATES)
             if state.step == MIDDLE:
-                held = truth(model, optimizers)
+                held = truth(job.model, optimizers)
                 if rank == '0':
                     save_file(held, f'{folder}/truth.safetensors')
     manager.close()
