@@ -161,8 +161,9 @@ Capture CaptureOf(uint64_t step, const std::string& framework,
 }
 
 // OWNERSHIP: what `given` held passes to the writer.
-// `raised` is called with what the handler of a signal raised.
-bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed, nb::object raised,
+// `shot.raised` becomes what the handler of a signal raised.  It is set, not called: in a call more
+// handlers could run.
+bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed, nb::object shot,
           std::optional<double> limit) {
   Capture capture = std::move(given);
   capture.owner = Shared(std::move(owner));
@@ -174,11 +175,11 @@ bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed, 
       return std::string("a tensor that could not be looked at (") + error.what() + ")";
     }
   };
-  capture.interrupted = [keep = Shared(std::move(raised))] {
+  capture.interrupted = [shot = Shared(std::move(shot))] {
     nb::gil_scoped_acquire lock;
     if (PyErr_CheckSignals() == 0) return false;
     const nb::python_error error;  // takes it
-    nb::borrow<nb::object>(keep.get())(error.value());
+    nb::setattr(nb::handle(shot.get()), "raised", error.value());
     return true;
   };
   nb::gil_scoped_release unlock;
@@ -275,7 +276,7 @@ NB_MODULE(_native, module) {
           nb::arg("slots"), nb::arg("update_limit"), nb::arg("wait_for_room"), nb::arg("pace"),
           nb::arg("cuda_library"), nb::arg("before_copy").none())
       .def("save", &Save, nb::arg("capture"), nb::arg("owner"), nb::arg("changed"),
-           nb::arg("raised"),
+           nb::arg("shot"),
            nb::arg("limit") = nb::none())
       .def("size", &SizeOf)
       .def("progress", &ProgressOf)

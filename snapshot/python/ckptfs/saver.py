@@ -201,8 +201,7 @@ class Saver:
                    deadline: Optional[float]) -> bool:
         self._busy = threading.get_ident()
         try:
-            return self._writer.save(capture, shot.kept, shot.changed, shot.keep_raised,
-                                     deadline)
+            return self._writer.save(capture, shot.kept, shot.changed, shot, deadline)
         finally:
             self._busy = None
 

@@ -88,10 +88,6 @@ class Shot:
         if not tensor.is_inference():  # those do not count
             watched.append((name, tensor, tensor._version, address))
 
-    def keep_raised(self, error: BaseException) -> None:
-        """What the handler of a signal raised while the save waited."""
-        self.raised = error
-
     def changed(self, late: bool) -> str:
         """The first tensor that is not what it was when it was collected: of those that
         are copied late, or of the others, of which it is asked once."""
