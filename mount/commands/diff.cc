@@ -103,7 +103,8 @@ void PrintDiff(const Json& changes, size_t same, size_t excused) {
     fmt::print("{:<9} {} {}: {}\n", change.value("change", ""), Printable(change.value("name", "")),
                Printable(change.value("kind", "")), ChangeText(change));
   }
-  fmt::print("{} tensors differ, {} are the same{}\n", changes.size(), same,
+  fmt::print("{} {}, {} {} the same{}\n", Counted(changes.size(), "tensor"),
+             changes.size() == 1 ? "differs" : "differ", same, same == 1 ? "is" : "are",
              excused == 0 ? "" : StrCat(", ", excused, " within the tolerance"));
 }
 

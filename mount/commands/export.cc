@@ -75,7 +75,7 @@ Status RunExport(const ExportFlags& options) {
                {"bytes_resumed", report.bytes_resumed}});
     return {};
   }
-  fmt::print("{} files, {} in {}", report.files, HumanBytes(report.bytes), Printable(destination));
+  fmt::print("{}, {} in {}", Counted(report.files, "file"), HumanBytes(report.bytes), Printable(destination));
   if (report.bytes_resumed > 0) {
     fmt::print(" ({} were there)", HumanBytes(report.bytes_resumed));
   }

@@ -40,9 +40,9 @@ void PrintSteps(const char* label, const std::vector<StepRecord>& records) {
 void PrintReport(const CollectReport& report, bool dry_run) {
   PrintSteps(dry_run ? "would remove" : "removed", report.removed);
   PrintSteps("in use, stays:", report.held);
-  fmt::print("{} {} in {} directories, and {} manifests\n",
-             dry_run ? "would reclaim" : "reclaimed", HumanBytes(report.bytes), report.directories,
-             report.manifests);
+  fmt::print("{} {} in {}, and {}\n", dry_run ? "would reclaim" : "reclaimed",
+             HumanBytes(report.bytes), Counted(report.directories, "directory", "directories"),
+             Counted(report.manifests, "manifest"));
 }
 
 // Again until it is known of every daemon that has left something whether it still works.

@@ -71,8 +71,9 @@ void PrintViews(const LayoutSurvey& survey) {
 
 void PrintSizes(const Json& info) {
   for (const auto& [role, counted] : info["parameters"].items()) {
-    fmt::print("{} parameters: {} with {} elements\n", Printable(role),
-               counted.value("number", uint64_t{0}), counted.value("elements", uint64_t{0}));
+    fmt::print("{} parameters: {} with {}\n", Printable(role),
+               counted.value("number", uint64_t{0}),
+               Counted(counted.value("elements", uint64_t{0}), "element"));
   }
   for (const auto& [kind, sum] : info["kinds"].items()) {
     fmt::print("  {:<12} {:>8} tensors  {:>10}  {}{}\n", Printable(kind),
@@ -106,21 +107,21 @@ void PrintText(const Json& info, const LayoutSurvey& survey) {
       fmt::print("beside it {}: {}\n", key, Printable(line.get<std::string>()));
     }
   }
-  fmt::print("layout: {} ({} ranks)\n", Printable(info.value("layout", "")),
-             info.value("world", uint64_t{0}));
+  fmt::print("layout: {} ({})\n", Printable(info.value("layout", "")),
+             Counted(info.value("world", uint64_t{0}), "rank"));
   for (const char* key : {"model_dtype", "family"}) {
     if (info.contains(key)) fmt::print("{}: {}\n", key, Printable(info.value(key, "")));
   }
   PrintSizes(info);
   const Json& source = info["source"];
-  fmt::print("source: {} files, {}\n", source.value("files", uint64_t{0}),
+  fmt::print("source: {}, {}\n", Counted(source.value("files", uint64_t{0}), "file"),
              HumanBytes(source.value("bytes", uint64_t{0})));
   if (info.contains("reason")) {
     fmt::print("{}: {}\n", info.value("state", ""), Printable(info.value("reason", "")));
   }
   if (info.contains("side_blob")) {
-    fmt::print("packed: {} tensors in small pieces, {}\n",
-               info["side_blob"].value("tensors", uint64_t{0}),
+    fmt::print("packed: {} in small pieces, {}\n",
+               Counted(info["side_blob"].value("tensors", uint64_t{0}), "tensor"),
                HumanBytes(info["side_blob"].value("bytes", uint64_t{0})));
   }
   for (const Json& note : info["notes"]) {

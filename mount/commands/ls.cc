@@ -37,7 +37,7 @@ void PrintTensors(const nlohmann::json& tensors) {
                     Printable(HolderText(tensor["held_by"]))});
   }
   PrintColumns(rows, "llllrl");
-  fmt::print("{} tensors, {}\n", tensors.size(), HumanBytes(bytes));
+  fmt::print("{}, {}\n", Counted(tensors.size(), "tensor"), HumanBytes(bytes));
 }
 
 Status RunLs(const LsFlags& options) {

@@ -207,9 +207,10 @@ void PrintServed(const Json& status) {
   for (const auto& [mode, count] : opens.items()) {
     if (count != 0) ways += StrCat(ways.empty() ? "" : ", ", mode, " ", count.get<uint64_t>());
   }
-  fmt::print("  served: {} in {} reads, {} read from sources; {} open files{}\n",
-             HumanBytes(Number(status, "bytes_served")), Number(requests, "read"),
-             HumanBytes(Number(status, "bytes_read")), Number(status, "open_files"),
+  fmt::print("  served: {} in {}, {} read from sources; {}{}\n",
+             HumanBytes(Number(status, "bytes_served")), Counted(Number(requests, "read"), "read"),
+             HumanBytes(Number(status, "bytes_read")),
+             Counted(Number(status, "open_files"), "open file"),
              ways.empty() ? "" : StrCat("; opens so far: ", ways));
   const Json unsound = status.value("unsound", Json::object());
   for (const auto& [step, why] : unsound.items()) {

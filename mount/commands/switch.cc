@@ -57,8 +57,8 @@ void PrintMove(const nlohmann::json& told) {
              Printable(from == to ? StrCat(to, " (it showed that already)")
                                   : StrCat(from, " -> ", to)));
   for (const auto& user : told["users"]) {
-    fmt::print("  {} (pid {}) goes on with {} files of {}\n", Printable(user.value("name", "")),
-               user.value("pid", 0), user["files"].size(), Printable(from));
+    fmt::print("  {} (pid {}) goes on with {} of {}\n", Printable(user.value("name", "")),
+               user.value("pid", 0), Counted(user["files"].size(), "file"), Printable(from));
   }
 }
 

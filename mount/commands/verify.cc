@@ -53,29 +53,28 @@ void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
     fmt::print("... and {} more\n", report.defect_count - report.defects.size());
   }
   if (report.unsummed_blobs > 0) {
-    fmt::print("note: {} files were written without checksums, such as {}\n", report.unsummed_blobs,
-               Printable(report.unsummed));
+    fmt::print("note: {} written without checksums, such as {}\n",
+               Counted(report.unsummed_blobs, "file"), Printable(report.unsummed));
   }
   if (report.changed_notes > 0) {
-    fmt::print("note: {} files beside the step, of which nothing is read, are not what they were: {}; "
-               "`adopt --refresh` takes them as they are\n", report.changed_notes,
+    fmt::print("note: {} beside the step, of which nothing is read, changed: {}; "
+               "`adopt --refresh` takes them as they are\n", Counted(report.changed_notes, "file"),
                Printable(report.changed_note));
   }
   if (report.weights_skipped > 0) {
     fmt::print(
-        "note: {} weights cannot be compared with their masters, being averages of other copies or "
+        "note: {} cannot be compared with masters, being averages of other copies or "
         "from before the first optimizer step, such as {}\n",
-        report.weights_skipped, report.skipped);
+        Counted(report.weights_skipped, "weight"), report.skipped);
   }
   fmt::print(
-      "{} files ({}) read, {} compared with checksums, {} replicated tensors compared, {} weights "
-      "compared with their masters",
-      report.blobs, HumanBytes(report.blob_bytes), HumanBytes(report.summed_bytes),
-      report.atoms_compared, report.weights_compared);
+      "{} ({}) read, {} compared with checksums, {} compared, {} compared with masters",
+      Counted(report.blobs, "file"), HumanBytes(report.blob_bytes), HumanBytes(report.summed_bytes),
+      Counted(report.atoms_compared, "replicated tensor"), Counted(report.weights_compared, "weight"));
   if (options.finite) {
-    fmt::print(", {} tensors checked for NaN and infinity", report.atoms_finite);
+    fmt::print(", {} checked for NaN and infinity", Counted(report.atoms_finite, "tensor"));
   }
-  fmt::print(": {} defects\n", report.defect_count);
+  fmt::print(": {}\n", Counted(report.defect_count, "defect"));
 }
 
 Status RunVerify(const VerifyFlags& options) {

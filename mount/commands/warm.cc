@@ -30,10 +30,10 @@ Result<Layout> LayoutOfPath(const std::string& text) {
 void Print(const std::string& mountpoint, const std::string& text) {
   auto result = nlohmann::json::parse(text, nullptr, false);
   if (!result.is_object()) result = nlohmann::json::object();
-  fmt::print("{}: {} files, {} in memory\n", Printable(mountpoint),
-             result.value("files", uint64_t{0}), HumanBytes(result.value("bytes", uint64_t{0})));
+  fmt::print("{}: {}, {} in memory\n", Printable(mountpoint),
+             Counted(result.value("files", uint64_t{0}), "file"), HumanBytes(result.value("bytes", uint64_t{0})));
   for (const auto& [reason, files] : result["skipped"].items()) {
-    fmt::print("  {} files not filled: {}\n", files.get<uint64_t>(), Printable(reason));
+    fmt::print("  {} not filled: {}\n", Counted(files.get<uint64_t>(), "file"), Printable(reason));
   }
 }
 

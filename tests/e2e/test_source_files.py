@@ -342,7 +342,7 @@ def test_a_note_that_changed_is_no_defect(ckptfs, run, how):
     with open(run / 'train.log', 'a', encoding='utf-8') as f:
         f.write('goes on\n')
     done = ckptfs.run('verify', f'run/{run.name}', '--store', ckptfs.store)
-    assert 'note: 1 files beside the step' in done.stdout and 'train.log' in done.stdout and ': 0 defects' in done.stdout
+    assert 'note: 1 file beside the step' in done.stdout and 'train.log' in done.stdout and ': 0 defects' in done.stdout
     big = max((p for p in run.iterdir() if p.suffix == '.pt'), key=lambda p: p.stat().st_size)
     with open(big, 'ab') as f:
         f.write(b'x')

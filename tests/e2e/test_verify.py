@@ -46,7 +46,7 @@ def test_damaged_before_it_was_adopted(ckptfs, good):
     damage(path)
     ckptfs.adopt(good, 'run')
     lines = verify(ckptfs, f'run/{TAG}', DATA_LOSS)
-    assert len(lines) == 2 and lines[1].endswith(': 1 defects')
+    assert len(lines) == 2 and lines[1].endswith(': 1 defect')
     assert lines[0].startswith(f'{path}: record ')
     assert f"{hostile.largest(path)}' is damaged" in lines[0]
 
@@ -81,7 +81,7 @@ def test_written_without_checksums(ckptfs, good):
         without_sums(inside(good, zero_file(rank)))
     ckptfs.adopt(good, 'run')
     lines = verify(ckptfs, f'run/{TAG}')
-    assert lines[0] == ('note: 4 files were written without checksums, '
+    assert lines[0] == ('note: 4 files written without checksums, '
                         f'such as {inside(good, zero_file(0))}')
     assert len(lines) == 2
     damage(inside(good, MODEL))

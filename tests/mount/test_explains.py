@@ -385,7 +385,7 @@ def test_switch_and_remove_check_all_first(ckptfs, source, store, tmp_path):
     with open(f'{mount}/view/tp1/rank0/model.pt', 'rb'):
         out = ckptfs.run('switch', f'other/{TAG}', *store).stdout
     assert out.splitlines()[0] == f'{mount}: /view: run7/{TAG} -> other/{TAG}'
-    assert f'(pid {os.getpid()}) goes on with 1 files of run7/{TAG}' in out
+    assert f'(pid {os.getpid()}) goes on with 1 file of run7/{TAG}' in out
     assert 'showed that already' in ckptfs.run('switch', f'other/{TAG}', *store).stdout
     assert rc(ckptfs, 'switch', 'other/none', *store)[0] == 3
     assert rc(ckptfs, 'remove', f'run7/{TAG}', 'other/none', *store)[0] == 3
