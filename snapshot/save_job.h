@@ -36,6 +36,7 @@ struct SaveJob {
   size_t sent = 0;
   Clock::time_point end = Clock::time_point::max();  // dropped if it is not over by then
   bool waited = false;                               // for room
+  bool interrupted = false;                          // while it did, or waited for a daemon
   // Under the writer's mutex:
   bool safe = false;         // its memory may change
   bool ended = false;        // all is handed over, or it is dropped
@@ -44,6 +45,13 @@ struct SaveJob {
   uint64_t ChunkBegin(size_t i) const { return i * link->shape().payload_bytes(); }
   uint64_t ChunkEnd(size_t i) const {
     return std::min(file.bytes(), ChunkBegin(i) + link->shape().payload_bytes());
+  }
+
+  // Capture::interrupted; by the thread that saves.
+  bool Interrupted() {
+    const auto& ask = file.capture().interrupted;
+    interrupted = interrupted || (ask && ask());
+    return interrupted;
   }
 
   // Capture::changed.

@@ -2,20 +2,22 @@
 
 #include "snapshot/snapshot_link.h"
 
+#include <poll.h>
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
+#include "core/base/single_flight.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
 namespace {
 
 constexpr std::chrono::milliseconds kSendPatience{10'000};
-constexpr std::chrono::milliseconds kForEver{0};
 constexpr std::chrono::milliseconds kSlice{200};  // between looks whether who waits is interrupted
 constexpr std::chrono::milliseconds kLookPause{250};  // for another daemon
 
@@ -39,10 +41,12 @@ Result<Incoming> AwaitMessage(int socket, std::chrono::milliseconds patience,
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(
         end - std::chrono::steady_clock::now());
-    // None is no time to be set: it would be for ever.
-    SetPatience(socket, SO_RCVTIMEO, std::clamp(left, std::chrono::milliseconds(1), kSlice));
-    CKPT_ASSIGN_OR_RETURN(Incoming answer, ReceiveSnapshotMessage(socket, true));
-    if (answer.kind != Incoming::Kind::kNothing || left <= kSlice) return answer;
+    pollfd answers{socket, POLLIN, 0};
+    const auto slice = std::clamp(left, std::chrono::milliseconds(0), kSlice);
+    const int ready = poll(&answers, 1, static_cast<int>(slice.count()));
+    if (ready > 0) return ReceiveSnapshotMessage(socket, true);
+    if (ready < 0 && errno != EINTR) return Fail(ErrnoError(errno, "snapshots"));
+    if (left.count() <= 0) return Incoming();
     if (interrupted && interrupted()) return Fail(ErrorCode::kIo, "interrupted");
   }
 }
@@ -63,7 +67,6 @@ Result<Incoming> Greet(int socket, const SnapshotMessage& greeting, int passed,
     return Fail(later ? ErrorCode::kExists : ErrorCode::kPermission,
                 StrCat("the daemon refuses: ", said.text));
   }
-  SetPatience(socket, SO_RCVTIMEO, kForEver);
   return answer;
 }
 
@@ -198,8 +201,29 @@ bool SnapshotLink::WaitForAnother() {
   }
 }
 
+bool SnapshotLink::BeginReturn(const Interrupted& interrupted) {
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      const auto slice = std::chrono::steady_clock::now() + kSlice;
+      while (returning_ && moved_.WaitUntil(mutex_, slice)) {
+      }
+      if (!std::exchange(returning_, true)) return true;
+    }
+    if (interrupted && interrupted()) return false;
+  }
+}
+
 Status SnapshotLink::ComeBack(const Interrupted& interrupted) {
-  MutexLock one(return_mutex_);
+  if (!BeginReturn(interrupted)) return Fail(ErrorCode::kIo, "interrupted");
+  Status done = Caught([&] { return Return(interrupted); });
+  MutexLock lock(mutex_);
+  returning_ = false;
+  moved_.NotifyAll();
+  return done;
+}
+
+Status SnapshotLink::Return(const Interrupted& interrupted) {
   {
     MutexLock lock(mutex_);
     if (state_ == State::kConnected) return {};

@@ -55,7 +55,7 @@ class SnapshotLink {
   // let go of the link.
   using Hear = std::function<void(SnapshotLink& from, News news, const SnapshotMessage& said)>;
 
-  // Asked while a daemon or room is waited for, without a lock that others need: true ends that.
+  // Asked while a daemon or room is waited for, under no lock of the link: true ends that.
   using Interrupted = std::function<bool()>;
 
   // kNotFound if there is no daemon; what it refuses with.  BLOCKS: until it has made
@@ -100,6 +100,9 @@ class SnapshotLink {
   Status TakeIn(const SnapshotMessage& message);
   // Whether another daemon has the arena.
   bool WaitForAnother();
+  // One return at a time; false if it was interrupted.
+  bool BeginReturn(const Interrupted& interrupted);
+  Status Return(const Interrupted& interrupted);
   Status GreetAnother(const Socket& socket, const Interrupted& interrupted);
   // Of several callers one sends what is to be sent, for all.  kFail: what does not go at once
   // is left to Push.
@@ -117,13 +120,13 @@ class SnapshotLink {
   std::shared_ptr<const void> pinned_;  // before the arena goes
   const Hear hear_;
   std::atomic<bool> leaving_{false};
-  Mutex return_mutex_;  // one return at a time; before `mutex_`
   mutable Mutex mutex_;
   Socket socket_ GUARDED_BY(mutex_);
   State state_ GUARDED_BY(mutex_) = State::kConnected;
   bool refused_ GUARDED_BY(mutex_) = false;  // no daemon will have it
   std::string why_ GUARDED_BY(mutex_);
-  bool sending_ GUARDED_BY(mutex_) = false;  // somebody does
+  bool returning_ GUARDED_BY(mutex_) = false;  // somebody does
+  bool sending_ GUARDED_BY(mutex_) = false;    // somebody does
   bool full_ GUARDED_BY(mutex_) = false;     // the socket was
   SaidSteps said_ GUARDED_BY(mutex_);
   std::vector<bool> ours_ GUARDED_BY(mutex_);  // not the daemon's
@@ -131,7 +134,7 @@ class SnapshotLink {
   std::vector<uint64_t> attempt_of_ GUARDED_BY(mutex_);  // that a chunk was handed over for
   // Came back before what they belong to was over: another daemon would need them.
   std::vector<uint32_t> early_ GUARDED_BY(mutex_);
-  CondVar moved_;  // chunks are free, the state, `sending_` or `full_` is another
+  CondVar moved_;  // chunks are free, the state, `returning_`, `sending_` or `full_` is another
   std::thread reader_;
   std::thread pusher_;
 };

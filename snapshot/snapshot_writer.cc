@@ -47,7 +47,7 @@ struct SnapshotWriter::State {
   bool Pace(const SaveJob& job, uint64_t bytes);
   void Abandon(const SaveJob& job, uint64_t step, const std::string& why);
   Status Prepare(SaveJob& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Result<LinkPtr> Connected(uint64_t bytes, const Interrupted& asked = {})
+  Result<LinkPtr> Connected(uint64_t bytes, const Interrupted& asked)
       EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Result<LinkPtr> Greet(uint64_t bytes, const Interrupted& asked) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   void Hear(SnapshotLink& from, SnapshotLink::News news, const SnapshotMessage& said);
@@ -201,9 +201,10 @@ Result<LinkPtr> SnapshotWriter::State::Connected(uint64_t bytes, const Interrupt
   if (start < next_greeting && door == silent && !(link && link->connected())) {
     return Fail(ErrorCode::kIo, "the daemon did not answer, and is asked again later");
   }
-  auto connected = Greet(bytes, asked);
+  bool interrupted = false;  // that says nothing of the daemon
+  auto connected = Greet(bytes, [&] { return interrupted = asked && asked(); });
   const auto now = Clock::now();
-  if (!connected && now - start >= kSlowAnswer) {
+  if (!connected && !interrupted && now - start >= kSlowAnswer) {
     next_greeting = now + 9 * (now - start);
     silent = door;
   }
@@ -230,8 +231,7 @@ Result<LinkPtr> SnapshotWriter::State::Greet(uint64_t bytes, const Interrupted& 
   over.clear();  // before more is asked for: the daemon may have room for one arena only
   const LinkRequest request{options.store, options.run, options.job, options.rank,
                             options.world, bytes,       slots,       life,
-                            options.away_limit,
-                            options.welcome_limit};
+                            options.away_limit, options.welcome_limit};
   const auto hear = [this](auto& from, auto news, auto& words) { Hear(from, news, words); };
   CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, hear, asked));
   MutexLock lock(mutex);
@@ -249,9 +249,10 @@ Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
       ++status.full_waits;
     }
     job.chunks = job.link->TakeChunks(bytes, std::min(job.end, Clock::now() + options.update_limit),
-                                      job.file.capture().interrupted);
+                                      [&] { return job.Interrupted(); });
   }
   if (!job.chunks.empty()) return {};
+  if (job.interrupted) return Fail(ErrorCode::kExhausted, "interrupted while it waited for room");
   MutexLock lock(mutex);
   ++status.full_drops;
   return Fail(ErrorCode::kExhausted, std::string(kNoRoom));
@@ -273,7 +274,7 @@ Status SnapshotWriter::State::FollowDevices(const SaveJob& job) {
 Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   CKPT_ASSIGN_OR_RETURN(job.file,
                         CaptureFile::Make(std::move(capture), options.rank, options.world));
-  CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes(), job.file.capture().interrupted));
+  CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes(), [&] { return job.Interrupted(); }));
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
   CKPT_RETURN_IF_ERROR(FollowDevices(job));
   for (size_t i = 0; i < job.chunks.size(); ++i) {
@@ -493,7 +494,7 @@ bool SnapshotWriter::Cancel(uint64_t step) {
   return false;
 }
 
-void SnapshotWriter::Drop(std::optional<uint64_t> step, const std::string& why) {
+void SnapshotWriter::Drop(std::optional<uint64_t> step, const std::string& why, const Interrupted& asked) {
   State& state = *state_;
   if (getpid() != state.process) return;
   MutexLock one(state.save_mutex);
@@ -507,7 +508,7 @@ void SnapshotWriter::Drop(std::optional<uint64_t> step, const std::string& why) 
     state.Settle(message.attempt, State::Fate::kDropped, why);
   }
   // The other ranks hear of it, though this one has handed over nothing yet.
-  if (!state.link && state.options.world > 1) (void)state.Connected(1);
+  if (!state.link && state.options.world > 1) (void)state.Connected(1, asked);
   if (state.link) (void)state.link->Send(message);
 }
 
@@ -564,9 +565,8 @@ Result<SnapshotSize> SnapshotWriter::SizeOf(Capture capture) const {
                         CaptureFile::Make(std::move(capture), options.rank, options.world));
   SnapshotSize size{file.bytes()};
   for (const CopyRun& run : file.Runs(0, file.bytes(), true)) size.lazy_bytes += run.bytes;
-  const ArenaShape shape;
-  size.arena_bytes =
-      shape.ChunksFor(file.bytes()) * std::max<uint32_t>(options.slots, 1) * shape.chunk_bytes;
+  const uint64_t chunks = ArenaShape().ChunksFor(file.bytes()) * std::max<uint32_t>(options.slots, 1);
+  size.arena_bytes = chunks * ArenaShape().chunk_bytes;
   return size;
 }
 

@@ -99,7 +99,9 @@ class SnapshotWriter {
   bool Cancel(uint64_t step);
   // A save that there is nothing to capture of: the other ranks' parts are dropped.  Of no
   // step: it is counted and said alone.
-  void Drop(std::optional<uint64_t> step, const std::string& why);
+  // BLOCKS: the first time, on the daemon; `interrupted` as Capture has it.
+  void Drop(std::optional<uint64_t> step, const std::string& why,
+            const std::function<bool()>& interrupted = {});
 
   // BLOCKS: until all that was saved is copied, no longer than `limit` (update_limit).  What is
   // not copied then is dropped; or, if this is not the `last` part of a wait, it is false.

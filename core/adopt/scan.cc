@@ -348,6 +348,7 @@ std::optional<std::string> RunsFurtherBelow(const Place& place, Sources sources)
   const auto places = PlacesIn(place);
   if (!places) return std::nullopt;
   for (const Place& inner : *places) {
+    if (++looks > kMaxHintLooks) return std::nullopt;
     const auto innermost = PlacesIn(inner);
     if (!innermost) continue;
     for (const Place& one : *innermost) {

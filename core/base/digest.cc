@@ -14,8 +14,8 @@ namespace {
 // With AVX2 it is two to three times as fast as with what every x86-64 has.
 const internal::Xxh3& Xxh3Here() {
   static const internal::Xxh3* const chosen = [] {
-    const internal::Xxh3* avx2 = internal::Xxh3OfAvx2();
 #if defined(__x86_64__)
+    const internal::Xxh3* avx2 = internal::Xxh3OfAvx2();
     if (avx2 != nullptr && __builtin_cpu_supports("avx2")) return avx2;
 #endif
     return &internal::kXxh3Here;

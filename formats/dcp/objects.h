@@ -25,6 +25,7 @@
 #include "formats/dcp/state_keys.h"
 #include "formats/dcp/stored_state.h"
 #include "formats/torch/pickle_writer.h"
+#include "formats/torch/stored_tensor.h"
 
 namespace ckptfs::dcp {
 

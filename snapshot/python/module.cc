@@ -186,6 +186,22 @@ bool Save(Writer& writer, Capture& given, nb::object owner, nb::object changed, 
   return writer.Save(std::move(capture), limit ? std::optional(Milliseconds(*limit)) : std::nullopt);
 }
 
+// As save, but what the handler of a signal raised is raised at once.
+void Drop(Writer& writer, std::optional<uint64_t> step, const std::string& why) {
+  std::optional<nb::python_error> raised;
+  const auto interrupted = [&] {
+    nb::gil_scoped_acquire lock;
+    if (PyErr_CheckSignals() == 0) return false;
+    raised.emplace();
+    return true;
+  };
+  {
+    nb::gil_scoped_release unlock;
+    writer.Drop(step, why, interrupted);
+  }
+  if (raised) throw nb::python_error(std::move(*raised));
+}
+
 nb::dict SizeOf(const Writer& writer, const Capture& capture) {
   const auto size = writer.SizeOf(capture);
   if (!size) throw std::invalid_argument(size.error().message);
@@ -281,7 +297,7 @@ NB_MODULE(_native, module) {
       .def("size", &SizeOf)
       .def("progress", &ProgressOf)
       .def("cancel", &SnapshotWriter::Cancel, Unlocked())
-      .def("drop", &SnapshotWriter::Drop, nb::arg("step").none(), nb::arg("why"), Unlocked())
+      .def("drop", &Drop, nb::arg("step").none(), nb::arg("why"))
       .def(
           "wait_before_update",
           [](Writer& self, double seconds, bool last) {

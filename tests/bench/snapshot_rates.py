@@ -20,6 +20,7 @@ for line in sys.stdin:
         job.save()
         # No update waits: then memory is copied before any of it is handed over.
         while snap.progress(job.step - 1)['copied'] < snap.status()['file_bytes']:
+            assert not snap.status()['dropped'], snap.status()['last_drop']
             time.sleep(0.002)
     job.saver.drain()
     seconds = time.perf_counter() - start

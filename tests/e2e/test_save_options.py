@@ -130,16 +130,27 @@ def test_signals_are_handled_while_a_step_is_waited_for(ckptfs, snapshotter):
 
 
 @contextlib.contextmanager
-def interrupted():
-    """Ctrl-C ends what would take a minute."""
-    begun, before = time.monotonic(), signal.signal(signal.SIGALRM, signal.default_int_handler)
+def interrupted(waits=lambda: True):
+    """Ctrl-C, a little after `waits` is true, ends what would take a minute."""
+    begun, over = time.monotonic(), threading.Event()
+
+    def interrupt():
+        while not over.is_set() and not waits():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        if not over.is_set():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+    thread = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(KeyboardInterrupt):
+            thread.start()
             yield
         assert time.monotonic() - begun < 30
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        over.set()
+        thread.join()
         signal.signal(signal.SIGALRM, before)
 
 
@@ -168,9 +179,10 @@ def test_signals_are_handled_while_a_save_waits_for_room(ckptfs, snapshotter):
     block = receive_and_keep_nothing(ckptfs)
     snap = snapshotter(slots=1, full='wait')
     assert snap.save(1)
-    with interrupted():
+    with interrupted(lambda: snap.status()['full_waits'] == 1):
         snap.save(2)
-    assert (snap.status()['full_waits'], snap.status()['dropped']) == (1, 1)
+    assert snap.status()['last_drop'] == 'step 2: interrupted while it waited for room'
+    assert (snap.status()['full_drops'], snap.status()['dropped']) == (0, 1)
     os.unlink(block)
     assert snap.wait_durable(1)
     assert snap.save(3) and snap.wait_durable(3)
@@ -182,12 +194,14 @@ def test_signals_are_handled_while_a_daemon_is_greeted(ckptfs, snapshotter):
     daemon, snap = said[0]['pid'], snapshotter()
     os.kill(daemon, signal.SIGSTOP)
     try:
-        with interrupted():
+        with interrupted(lambda: snap.status()['saves'] == 1):
             snap.save(1)
+        with interrupted(lambda: snap.status()['saves'] == 2):
+            snap.save(2)  # it is asked again
     finally:
         os.kill(daemon, signal.SIGCONT)
-    assert snap.status()['dropped'] == 1
-    assert snap.save(2) and snap.wait_durable(2)
+    assert snap.status()['dropped'] == 2
+    assert snap.save(3) and snap.wait_durable(3)
 
 
 def test_a_step_that_is_dropped_is_not_waited_for(ckptfs, snapshotter):

@@ -90,6 +90,8 @@ class FakeDaemon {
     refused.sequence = for_now ? 1 : 0;
     (void)SendSnapshotMessage(rank.get(), refused);
   }
+  // The next rank, which hears nothing.
+  Descriptor Guest() const { return Descriptor(accept(listener_.get(), nullptr, nullptr)); }
   // How many ranks came to a daemon that serves nobody.
   size_t Unserved() const {
     fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
@@ -173,6 +175,38 @@ TEST_F(ReturnTest, ADaemonThatDoesNotAnswerIsAskedRarely) {
   for (uint64_t step = 1; step <= 9; ++step) EXPECT_FALSE(writer.Save(memory_.Save(step, 0)));
   EXPECT_EQ(stopped.Unserved(), 1u);
   EXPECT_EQ(writer.TakeLog().size(), 2u);  // what the first heard, and the others
+}
+
+// A save that asks whether it goes on; the second time it does not.
+Capture Interrupted(Capture capture, int& asked) {
+  capture.interrupted = [&asked] { return ++asked == 2; };
+  return capture;
+}
+
+TEST_F(ReturnTest, WhoIsInterruptedDoesNotWaitForADaemon) {
+  memory_.Fill(7);
+  const FakeDaemon silent(directory_.path());
+  SnapshotWriter writer({directory_.path(), "run", "job", 0, 1, 2, kLong, {}});
+  for (uint64_t step = 1; step < 3; ++step) {  // it is asked again
+    int asked = 0;
+    EXPECT_FALSE(writer.Save(Interrupted(memory_.Save(step, 0), asked)));
+    EXPECT_EQ(asked, 2);
+    EXPECT_EQ(writer.status().last_drop, StrCat("step ", step, ": interrupted"));
+  }
+}
+
+// Nor while the link's own thread hands the arena to one that does not answer.
+TEST_F(ReturnTest, WhoIsInterruptedDoesNotWaitForAnotherDaemon) {
+  const auto writer = Deserted(SnapshotWord::kEnd);
+  while (writer->status().connected) std::this_thread::yield();
+  const FakeDaemon silent(directory_.path());
+  const Descriptor guest = silent.Guest();
+  for (uint64_t step = 8; step < 10; ++step) {
+    int asked = 0;
+    EXPECT_FALSE(writer->Save(Interrupted(memory_.Save(step, 0), asked)));
+    EXPECT_EQ(asked, 2);
+    EXPECT_EQ(writer->status().last_drop, StrCat("step ", step, ": interrupted"));
+  }
 }
 
 TEST_F(ReturnTest, NobodyWaitsForEver) {

@@ -202,12 +202,17 @@ TEST_F(SpoolerTest, ADiskThatFailsHasNothing) {
 TEST_F(SpoolerTest, BytesThatChangedAreTriedOnce) {
   Start(std::chrono::milliseconds(0));
   const Save changed(1), other(2);
-  const auto text = changed.memory[1].lock();
-  (*text)[500] = static_cast<char>((*text)[500] ^ 1);
+  {
+    const auto text = changed.memory[1].lock();
+    (*text)[500] = static_cast<char>((*text)[500] ^ 1);
+  }
   spooler_->Add(changed.bytes);
   spooler_->Add(other.bytes);
   Await(other);
   EXPECT_TRUE(changed.InMemory());
+  const uint64_t calls = faulty_->calls();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // many pauses
+  EXPECT_EQ(faulty_->calls(), calls);
   EXPECT_EQ(status()["failed"], 0);
   EXPECT_EQ(status()["last_failure"], "");
   EXPECT_FALSE(spooler_->Leave(*changed.bytes));

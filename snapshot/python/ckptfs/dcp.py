@@ -35,7 +35,7 @@ LOG = logging.getLogger('ckptfs')
 _SAVERS: Dict[Tuple[str, str], Saver] = {}
 KEPT_RUNS = 4
 # async_save may be called again while it still saves: one at a time tells a Saver what.
-_SAVING = threading.Lock()
+_SAVING = threading.RLock()  # a handler of a signal may save, too
 # How often ranks have met, by run: all count alike.
 _MEETINGS: Dict[Tuple[str, str], int] = {}
 # Seconds that ranks wait for each other.

@@ -178,23 +178,24 @@ class Saver:
         """
         if os.getpid() != self._pid:
             return False
-        raised: Optional[BaseException] = None
+        shot: Optional[Shot] = None
         try:
+            if self._busy == threading.get_ident():  # a handler of a signal
+                raise NotHeld('another save is under way in this thread')
             if _asked(step) < 0:
                 raise NotHeld(f'{step} is no step: a whole number from 0 to 2**64 - 1')
             with self._turns.save(getattr(self._collector, 'staged', False)) as turn:
                 with uncollected():
                     shot, capture = self._capture(_asked(step), turn)
                 taken = self._hand_over(shot, capture, deadline)
-                raised = shot.raised
         except Exception as error:  # pylint: disable=broad-except
             self.drop(step, error)
             taken = False
         while self._after and self._busy is None:
             self._after.pop(0)()
         self._tell()
-        if raised is not None:  # by a handler of a signal
-            raise raised
+        if shot is not None and shot.raised is not None:  # by a handler of a signal
+            raise shot.raised
         return taken
 
     def _hand_over(self, shot: Shot, capture: _native.Capture,
