@@ -37,8 +37,13 @@ class SpoolerTest : public testing::Test {
     spooler_ = std::make_unique<Spooler>(*Spool::OpenOn(faulty_, "store"), std::move(options));
   }
   nlohmann::json status() const { return nlohmann::json::parse(spooler_->StatusJson()); }
-  static void Await(const Save& save) {
+  // It is on the disk, and what is there is counted.
+  void Await(const Save& save) const {
     while (save.InMemory() || !save.bytes->on_disk()) std::this_thread::yield();
+    const uint64_t left = spooler_->left().size();
+    while (status()["saves"].get<uint64_t>() > status()["spooled"].get<uint64_t>() + left) {
+      std::this_thread::yield();
+    }
   }
 
   const std::shared_ptr<MemoryRoot> disk_ = std::make_shared<MemoryRoot>("disk");
