@@ -11,6 +11,7 @@
 #include "formats/model_files/directories.h"
 #include "formats/runs/step_names.h"
 #include "formats/runs/step_tree.h"
+#include "formats/runs/tool_seal.h"
 
 namespace ckptfs {
 namespace {
@@ -41,7 +42,7 @@ class DcpSource : public Source {
     return out;
   }
 
-  Status Complete(const StepCandidate& step, const SourceOptions&) const override {
+  Status Complete(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts,
                           dcp::ListParts(*step.root, step.directory));
     for (const PartFiles& part : parts) {
@@ -50,7 +51,7 @@ class DcpSource : public Source {
                   StrCat(step.root->PathOf(JoinPath(step.directory, part.directory)),
                          ": no .metadata, which is written last: the save did not finish"));
     }
-    if (!parts.empty()) return {};
+    if (!parts.empty()) return CheckSealed(step, options);
     return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no .metadata"));
   }
 

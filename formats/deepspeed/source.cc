@@ -7,7 +7,7 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/native/placed.h"
 #include "formats/deepspeed/step_directories.h"
-#include "formats/runs/step_tree.h"
+#include "formats/runs/tool_seal.h"
 
 namespace ckptfs {
 namespace {
@@ -53,6 +53,8 @@ class DeepSpeedSource : public Source {
     if (!states && states.error().code == ErrorCode::kInvalid) return {};
     if (!states) return Fail(states.error());
     CKPT_RETURN_IF_ERROR(CheckRanks(step, files, *states));
+    // A tag that was given by itself is whole without what a tool writes around it.
+    if (step.Own() != step.directory) CKPT_RETURN_IF_ERROR(CheckSealed(step, options));
     return CheckOptimizer(file->name(), files, *states, options);
   }
 

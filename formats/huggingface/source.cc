@@ -11,6 +11,7 @@
 #include "formats/huggingface/reader.h"
 #include "formats/runs/step_names.h"
 #include "formats/runs/step_tree.h"
+#include "formats/runs/tool_seal.h"
 
 namespace ckptfs {
 namespace {
@@ -102,7 +103,7 @@ class HuggingFaceSource : public Source {
   Status Complete(const StepCandidate& step, const SourceOptions& options) const override {
     if (!options.pieces) CKPT_RETURN_IF_ERROR(huggingface::CheckNoPiece(step));
     CKPT_ASSIGN_OR_RETURN(const StepFiles files, huggingface::ListStep(step));
-    CKPT_RETURN_IF_ERROR(CheckTrainer(step, files, options));
+    CKPT_RETURN_IF_ERROR(CheckSealed(step, options));
     for (const std::string& name : files.weights) {
       const std::string path = JoinPath(files.directory, name);
       CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, path));
@@ -125,19 +126,6 @@ class HuggingFaceSource : public Source {
   }
 
  private:
-  // Trainer writes weights, its arguments, the optimizer, and last of all its state.
-  static Status CheckTrainer(const StepCandidate& step, const StepFiles& files,
-                             const SourceOptions& options) {
-    const auto has = [&](std::string_view name) {
-      return std::find(files.others.begin(), files.others.end(), name) != files.others.end();
-    };
-    const bool trainers = IsTrainerName(step.id) && has("training_args.bin");
-    if (!trainers || has("trainer_state.json") || options.weights_only) return {};
-    return Fail(ErrorCode::kInvalid,
-                StrCat(step.Path(), ": no trainer_state.json, which Trainer writes last: the save "
-                                    "was cut off (`adopt --weights-only` takes the weights)"));
-  }
-
   static Status Add(const RootPointer& root, const std::string& directory, const std::string& save,
                     std::vector<StepCandidate>& out) {
     CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(root, directory, save));

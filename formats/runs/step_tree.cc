@@ -12,9 +12,6 @@
 namespace ckptfs {
 namespace {
 
-constexpr std::string_view kTrainerState = "trainer_state.json";
-constexpr std::string_view kRandomState = "random_states_0.pkl";
-
 // The entry beside it that a link says; "" for one that leads elsewhere.
 std::string_view Beside(std::string_view link) {
   if (link.starts_with("./")) link.remove_prefix(2);
@@ -22,12 +19,11 @@ std::string_view Beside(std::string_view link) {
   return link.find('/') == std::string_view::npos && link != ".." ? link : std::string_view();
 }
 
-// accelerate's random states of one process: random_states_0.pkl.
+}  // namespace
+
 bool IsRandomStates(std::string_view name) {
   return name.starts_with("random_states_") && name.ends_with(".pkl");
 }
-
-}  // namespace
 
 bool StepEntries::HasFile(std::string_view name) const {
   return std::binary_search(files.begin(), files.end(), name);
@@ -77,19 +73,6 @@ std::string_view ToolName(StepTool tool) {
     case StepTool::kLightning: return "Lightning";
   }
   return "";
-}
-
-Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns) {
-  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
-  const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
-  const std::string_view last = tool == StepTool::kTrainer      ? kTrainerState
-                                : tool == StepTool::kAccelerate ? kRandomState
-                                                                : "";
-  if (last.empty()) return Seal::kUnknown;
-  CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, JoinPath(own, last)));
-  if (!there) return Seal::kMissing;
-  // Other ranks may write theirs after it.
-  return there->stamp.mtime_ns >= mtime_ns ? Seal::kThere : Seal::kUnknown;
 }
 
 std::string RunOfToolStep(const std::string& directory, std::string_view name) {

@@ -51,15 +51,14 @@ Result<StepEntries> ListStepEntries(const Root& root, const std::string& directo
 // Which tool wrote around a step, as far as names tell.
 enum class StepTool { kNone, kTrainer, kAccelerate, kLightning };
 
+inline constexpr std::string_view kTrainerState = "trainer_state.json";
+// accelerate's random states of one process: random_states_0.pkl.
+bool IsRandomStates(std::string_view name);
+
 // Of a directory by its name and what is in it.
 StepTool ToolOf(std::string_view name, const StepEntries& entries);
 // "transformers' Trainer"; empty for kNone.
 std::string_view ToolName(StepTool tool);
-
-// What tells that the tool writes nothing more into a step's own directory, in which the
-// newest is of `mtime_ns`: rank 0 of the Trainer writes its state, and accelerate its random
-// states, when all else is there.  kUnknown of other tools.
-Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns);
 
 // The run's directory of a step that was given by itself: that above it where its
 // name has a number, else the step's own.

@@ -26,6 +26,7 @@ def save(output, truth, number):
     folder = os.path.join(output, f'checkpoint-{number}')
     os.makedirs(folder)
     save_file(weights, os.path.join(folder, 'model.safetensors'), metadata={'format': 'pt'})
+    torch.save({}, os.path.join(folder, 'training_args.bin'))
     torch.save({'state': {}, 'param_groups': []}, os.path.join(folder, 'optimizer.pt'))
     torch.save({'cpu': torch.get_rng_state()}, os.path.join(folder, 'rng_state.pth'))
     if number % DIES:

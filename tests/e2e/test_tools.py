@@ -239,6 +239,35 @@ def test_a_save_that_trainer_did_not_end_is_skipped(ckptfs, job):
         os.rename(f'{job.folder}/away', f'{last}/trainer_state.json')
 
 
+# What each tool writes last; after it only what other ranks have of their own.
+LAST = {'trainer': 'trainer_state.json', 'accelerate': 'random_states_0.pkl', 'lightning': 'meta.pt'}
+RANDOM = ('rng_state', 'random_states')
+
+
+@of(*(key for key in MADE if key not in OTHER_STAGES and (key[0] != 'lightning' or key in LIGHTNING_SHARDED)))
+def test_a_save_that_died_anywhere_is_no_step(ckptfs, job, tmp_path):
+    """Its files in the order in which the tool wrote them, a save with each more of them, and without the last."""
+    own, last = job.own(), LAST[job.tool]
+    files = [os.path.relpath(os.path.join(folder, name), own)
+             for folder, _, names in os.walk(own) for name in names]
+    written = sorted((os.stat(f'{own}/{name}').st_mtime_ns, name) for name in files
+                     if name != last and not name.startswith(RANDOM))
+    saves = [[name for _, name in written[:count]] for count in range(1, len(written) + 1)] + [files]
+    alone = job.way in ('plain', 'zero2', 'fsdp2full')  # weights first: there is only the step before to tell
+    step = job.id.replace('_0', '_1')
+    for number, names in enumerate(saves):
+        if alone:
+            shutil.copytree(own, tmp_path / f'{number}' / job.id.replace(str(MIDDLE), str(MIDDLE - 1)))
+        for name in names:
+            path = tmp_path / f'{number}' / step / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(f'{own}/{name}', path)
+    done = [ckptfs.adopt(tmp_path / f'{number}', check=False) for number in range(len(saves))]
+    taken = [name for one in done for name in one.stdout.split() if name.endswith(f'/{step}')]
+    assert taken == [f'{len(saves) - 1}/{step}'], [one.stderr for one in done]
+    assert f'no {last}, which ' in done[-2].stderr
+
+
 @OF_ALL
 def test_a_training_goes_on_as_one_that_never_stopped(ckptfs, job):
     """At the same degrees with the same losses, to the last bit."""
@@ -353,11 +382,11 @@ def test_lightnings_directory_has_the_layouts_files_alone(ckptfs, job):
 
 @of(LIGHTNING_SHARDED[0])
 def test_without_its_own_file_it_is_no_strategys(ckptfs, job):
-    """What dcp.save alone wrote into a directory that is named so."""
-    shutil.copytree(job.own(), f'{job.folder}/bare/epoch=0-step={MIDDLE}.ckpt')
-    os.remove(f'{job.folder}/bare/{job.id}/meta.pt')
+    """What dcp.save alone wrote into a directory that ends so."""
+    shutil.copytree(job.own(), f'{job.folder}/bare/mine.ckpt')
+    os.remove(f'{job.folder}/bare/mine.ckpt/meta.pt')
     ckptfs.adopt(f'{job.folder}/bare')
-    step = os.path.join(ckptfs.mount(), 'run', 'bare', 'step', job.id)
+    step = os.path.join(ckptfs.mount(), 'run', 'bare', 'step', 'mine.ckpt')
     assert not os.path.exists(f'{step}/view/tp1/lightning')
     with open(f'{step}/view/tp1/info.json', encoding='utf-8') as f:
         assert 'no meta.pt' in f.read()

@@ -165,8 +165,9 @@ def keys_of(view):
     states = sorted(k for k in keys if '.param_groups.' in f'.{k}')
     optim = states[0].split('.param_groups.')[0] if states else 'optim'
     flat = bool(states) and not states[0].split('param_groups.')[1].split('.')[0].isdigit()
-    wrapped = any(k.startswith('model.model.') or k.startswith('model.net.') for k in keys)
-    return {'top': ('model' if wrapped else '', optim), 'flat': flat, 'model_only': not states}
+    wrapped = [key for key in ('model', 'state_dict')  # the second is of Lightning's ModelParallelStrategy
+               if any(k.startswith((f'{key}.model.', f'{key}.net.')) for k in keys)]
+    return {'top': (*wrapped, '')[:1] + (optim,), 'flat': flat, 'model_only': not states}
 
 
 def load_mesh(step, job, mesh):

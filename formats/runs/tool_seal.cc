@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/runs/tool_seal.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "formats/model_files/directories.h"
+#include "formats/runs/step_names.h"
+#include "formats/runs/step_tree.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::string_view kRandomState = "random_states_0.pkl";
+constexpr std::string_view kTrainingArguments = "training_args.bin";  // written with the weights
+constexpr std::string_view kLightningMeta = "meta.pt";
+constexpr std::string_view kShardedByFsdp = "pytorch_model_fsdp";  // ..._0/, or in one file .bin
+constexpr std::string_view kCustom = "custom_checkpoint_";  // objects that accelerate was given
+// accelerate's, before its random states; Trainer's are .pt.
+constexpr std::array<std::string_view, 3> kAccelerates = {"optimizer.bin", "scheduler.bin",
+                                                          "sampler.bin"};
+constexpr size_t kMaxEarlier = 2;  // steps of the same run that are looked at
+
+struct Last {
+  std::string_view file;
+  std::string_view tool;
+};
+
+constexpr Last kTrainers{kTrainerState, "Trainer"};
+constexpr Last kAcceleratesLast{kRandomState, "accelerate"};
+constexpr Last kLightnings{kLightningMeta, "Lightning"};
+
+bool HasRandomStates(const StepEntries& entries) {
+  return std::ranges::any_of(entries.files, IsRandomStates);
+}
+
+bool HasFsdp(const StepEntries& entries) {
+  const auto is = [](const std::string& name) { return name.starts_with(kShardedByFsdp); };
+  return std::ranges::any_of(entries.directories, is) || std::ranges::any_of(entries.files, is);
+}
+
+// What is yet to be written, as far as what is there tells.
+std::optional<Last> LackingByItself(std::string_view name, const StepEntries& entries) {
+  if (IsTrainerName(name) && (entries.HasFile(kTrainingArguments) || HasFsdp(entries))) {
+    return kTrainers;
+  }
+  const auto there = [&](std::string_view file) { return entries.HasFile(file); };
+  const bool accelerates = HasFsdp(entries) || entries.HasDirectory("pytorch_model") ||
+                           std::ranges::any_of(kAccelerates, there);
+  return accelerates ? std::optional(kAcceleratesLast) : std::nullopt;
+}
+
+// "checkpoint-" of "checkpoint-500": steps of one run have it in common.
+std::string_view WithoutNumber(std::string_view name) {
+  return name.substr(0, name.find_last_not_of("0123456789") + 1);
+}
+
+// What is in the steps before `own` in the same run, the nearest first; those that
+// cannot be listed are passed over.
+std::vector<StepEntries> EarlierSteps(const Root& root, const std::string& own) {
+  std::vector<StepEntries> out;
+  const std::string name = LastComponent(root.PathOf(own));
+  const auto number = StepNumber(name);
+  if (own.empty() || !number) return out;
+  const std::string above = ParentPath(own);
+  const auto beside = root.List(above);
+  if (!beside) return out;
+  std::vector<std::pair<uint64_t, std::string>> earlier;
+  for (const RootEntry& entry : *beside) {
+    const auto other = StepNumber(entry.name);
+    const bool before = entry.kind == EntryKind::kDirectory && entry.link.empty() && other &&
+                        *other < *number && WithoutNumber(entry.name) == WithoutNumber(name);
+    if (before) earlier.emplace_back(*other, entry.name);
+  }
+  std::ranges::sort(earlier, std::greater());
+  for (const auto& [_, step] : earlier) {
+    if (out.size() == kMaxEarlier) break;
+    auto entries = ListStepEntries(root, JoinPath(above, step));
+    if (entries) out.push_back(*std::move(entries));
+  }
+  return out;
+}
+
+// The same by the steps before it: the first that is whole says which tool saves here.
+std::optional<Last> LackingByOthers(const Root& root, const std::string& own) {
+  for (const StepEntries& earlier : EarlierSteps(root, own)) {
+    if (HasRandomStates(earlier)) return kAcceleratesLast;
+    if (earlier.HasFile(kTrainerState)) return kTrainers;
+  }
+  return std::nullopt;
+}
+
+// ModelCheckpoint's own names; what else ends so may be somebody's dcp.save.
+bool IsModelCheckpoints(std::string_view name) {
+  return IsLightningName(name) && (name.find("step=") != std::string_view::npos ||
+                                   name.find("epoch=") != std::string_view::npos);
+}
+
+// Objects of its own that accelerate saves after its random states, as many as it saved before.
+bool LacksCustomObjects(const Root& root, const std::string& own, const StepEntries& entries) {
+  const auto custom = [](const StepEntries& step) {
+    return std::ranges::count_if(step.files, [](const std::string& name) { return name.starts_with(kCustom); });
+  };
+  const std::vector<StepEntries> earlier = EarlierSteps(root, own);
+  return !earlier.empty() && custom(entries) < custom(earlier.front());
+}
+
+}  // namespace
+
+Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns) {
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
+  const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
+  const std::string_view last = tool == StepTool::kTrainer      ? kTrainerState
+                                : tool == StepTool::kAccelerate ? kRandomState
+                                                                : "";
+  if (last.empty()) return Seal::kUnknown;
+  CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, JoinPath(own, last)));
+  if (!there) return Seal::kMissing;
+  if (tool == StepTool::kAccelerate && LacksCustomObjects(root, own, entries)) return Seal::kMissing;
+  // Other ranks may write theirs after it.
+  return there->stamp.mtime_ns >= mtime_ns ? Seal::kThere : Seal::kUnknown;
+}
+
+Status CheckSealed(const StepCandidate& step, const SourceOptions& options) {
+  if (options.weights_only) return {};
+  const Root& root = *step.root;
+  CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(root, step.Own()));
+  if (!directory) return {};
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, step.Own()));
+  const std::string name = LastComponent(root.PathOf(step.Own()));
+  std::optional<Last> last;
+  if (IsLightningName(name)) {
+    const bool sharded = entries.HasFile(".metadata") && !entries.HasFile(kLightningMeta);
+    if (sharded && IsModelCheckpoints(name)) last = kLightnings;
+  } else if (!entries.HasFile(kTrainerState) && !HasRandomStates(entries)) {
+    last = LackingByItself(name, entries);
+    if (!last) last = LackingByOthers(root, step.Own());
+  }
+  if (!last) return {};
+  return Fail(ErrorCode::kInvalid,
+              StrCat(root.PathOf(step.Own()), ": no ", last->file, ", which ", last->tool,
+                     " writes last: the save was cut off (`adopt --weights-only` takes the weights)"));
+}
+
+}  // namespace ckptfs

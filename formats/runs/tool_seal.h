@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ToolSeal and CheckSealed tell by what a training tool writes last whether the directory of a
+// step is whole:
+//
+//   tool                  last                       known to be its by
+//   transformers' Trainer trainer_state.json         training_args.bin, FSDP's directories
+//   accelerate            random_states_<rank>.pkl   FSDP's directories, pytorch_model/, optimizer.bin
+//   Lightning, sharded    meta.pt                    a name as its ModelCheckpoint gives
+//
+// or, where only weights are there yet, by the step before it in the same run.  As written by
+// transformers 5.23, accelerate 1.15 and Lightning 2.6.
+//
+// Thread safety: pure but for the root that they list.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/result.h"
+#include "core/ingest/source.h"
+#include "core/io/root.h"
+
+namespace ckptfs {
+
+// Of a step's own directory `own` in which the newest is of `mtime_ns`.  kUnknown of other tools,
+// and of Lightning's.
+Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns);
+
+// kInvalid where a tool writes a file after all others and has not written it into the step's own
+// directory: the save was cut off, or goes on.  Success with options.weights_only, and of a step
+// that is one file.
+Status CheckSealed(const StepCandidate& step, const SourceOptions& options);
+
+}  // namespace ckptfs

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/runs/tool_seal.h"
+
+#include <gmock/gmock.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "core/adopt/scan.h"
+#include "core/base/strings.h"
+#include "core/io/file_root.h"
+#include "formats/registry.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ckptfs {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// A run, its steps in the directories that are named, and what is said of them.
+struct ToolSealTest : testing::Test {
+  TemporaryDirectory directory;
+  SourceOptions options;
+
+  void Write(const std::string& step, const std::vector<std::string>& names) {
+    for (const std::string& name : names) {
+      directory.Write("run/" + step + "/" + name, "");
+      SetTime("run/" + step + "/" + name, ++clock_);
+    }
+  }
+  StepCandidate Step(const std::string& name) const {
+    StepCandidate out;
+    const Place place = *PlaceOf(directory.path() + "/run/" + name);
+    out.root = place.root;
+    out.directory = place.directory;
+    return out;
+  }
+  // The file that is missed; "" of a whole step.
+  std::string Missed(const std::string& name) const {
+    const Status status = CheckSealed(Step(name), options);
+    if (status) return "";
+    EXPECT_EQ(status.error().code, ErrorCode::kInvalid);
+    EXPECT_THAT(status.error().message, StartsWith(directory.path() + "/run/" + name + ": no "));
+    EXPECT_THAT(status.error().message, HasSubstr("the save was cut off (`adopt --weights-only`"));
+    const std::string rest = status.error().message.substr(status.error().message.find(": no ") + 5);
+    return rest.substr(0, rest.find(','));
+  }
+  Seal SealOf(const std::string& name) const {
+    const StepCandidate step = Step(name);
+    return ToolSeal(*step.root, step.directory, Newest()).value();
+  }
+  int64_t Newest() const { return clock_ * 1'000'000'000LL; }
+
+ private:
+  void SetTime(const std::string& path, int64_t seconds) const {
+    const timespec times[2] = {{seconds, 0}, {seconds, 0}};
+    ASSERT_EQ(::utimensat(AT_FDCWD, (directory.path() + "/" + path).c_str(), times, 0), 0);
+  }
+  int64_t clock_ = 1'700'000'000;
+};
+
+TEST_F(ToolSealTest, TrainersStateIsItsLast) {
+  Write("checkpoint-5", {"model.safetensors", "training_args.bin", "global_step5/x", "latest"});
+  EXPECT_EQ(Missed("checkpoint-5"), "trainer_state.json");
+  Write("checkpoint-5", {"optimizer.pt", "scheduler.pt", "rng_state.pth"});
+  EXPECT_EQ(Missed("checkpoint-5"), "trainer_state.json");
+  EXPECT_EQ(SealOf("checkpoint-5"), Seal::kMissing);
+  Write("checkpoint-5", {"trainer_state.json"});
+  EXPECT_EQ(Missed("checkpoint-5"), "");
+  EXPECT_EQ(SealOf("checkpoint-5"), Seal::kThere);
+  Write("checkpoint-5", {"rng_state_1.pth"});  // of a rank that is late
+  EXPECT_EQ(SealOf("checkpoint-5"), Seal::kUnknown);
+}
+
+TEST_F(ToolSealTest, OfShardsThereAreTrainersOrAcceleratesLast) {
+  Write("checkpoint-5", {"pytorch_model_fsdp_0/.metadata"});
+  EXPECT_EQ(Missed("checkpoint-5"), "trainer_state.json");
+  Write("checkpoint-5", {"optimizer_0/.metadata", "scheduler.pt", "trainer_state.json"});
+  EXPECT_EQ(Missed("checkpoint-5"), "");
+  // accelerate's, by a script that names its steps so.
+  Write("checkpoint-6", {"pytorch_model_fsdp_0/.metadata", "random_states_0.pkl"});
+  EXPECT_EQ(Missed("checkpoint-6"), "");
+  Write("step_5", {"pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata", "scheduler.bin"});
+  EXPECT_EQ(Missed("step_5"), "random_states_0.pkl");
+  Write("step_5", {"random_states_1.pkl"});  // of a node that does not see rank 0's
+  EXPECT_EQ(Missed("step_5"), "");
+  Write("whole", {"pytorch_model_fsdp.bin"});
+  EXPECT_EQ(Missed("whole"), "random_states_0.pkl");
+}
+
+TEST_F(ToolSealTest, AcceleratesRandomStatesAreItsLast) {
+  for (const std::string name : {"optimizer.bin", "scheduler.bin", "sampler.bin"}) {
+    Write("of_" + name, {"model.safetensors", name});
+    EXPECT_EQ(Missed("of_" + name), "random_states_0.pkl") << name;
+  }
+  Write("tag", {"pytorch_model/mp_rank_00_model_states.pt", "latest"});
+  EXPECT_EQ(Missed("tag"), "random_states_0.pkl");
+  EXPECT_EQ(SealOf("tag"), Seal::kMissing);
+  Write("tag", {"random_states_0.pkl"});
+  EXPECT_EQ(Missed("tag"), "");
+  EXPECT_EQ(SealOf("tag"), Seal::kThere);
+}
+
+TEST_F(ToolSealTest, WhereOnlyWeightsAreThereTheStepsBeforeTell) {
+  Write("step_10", {"model.safetensors"});
+  EXPECT_EQ(Missed("step_10"), "");  // may be somebody's save_pretrained
+  Write("step_9", {"model.safetensors", "optimizer.bin", "random_states_0.pkl"});
+  EXPECT_EQ(Missed("step_10"), "random_states_0.pkl");
+  Write("epoch_10", {"model.safetensors"});
+  EXPECT_EQ(Missed("epoch_10"), "");  // of another kind
+  Write("step_8", {"model.safetensors"});
+  EXPECT_EQ(Missed("step_8"), "");  // what retention left of it, and not the newest
+  Write("checkpoint-9", {"model.safetensors", "trainer_state.json"});
+  Write("checkpoint-10", {"model.safetensors"});
+  EXPECT_EQ(Missed("checkpoint-10"), "trainer_state.json");
+  Write("model", {"model.safetensors"});
+  EXPECT_EQ(Missed("model"), "");
+}
+
+TEST_F(ToolSealTest, WithoutATraceOfAToolNothingIsMissed) {
+  // A script's own engine.save_checkpoint, dcp.save and save_pretrained under such names.
+  Write("checkpoint-5", {"latest", "global_step5/mp_rank_00_model_states.pt"});
+  Write("checkpoint-6", {".metadata", "__0_0.distcp"});
+  Write("checkpoint_7", {"config.json", "model.safetensors", "optimizer.pt"});
+  for (const char* name : {"checkpoint-5", "checkpoint-6", "checkpoint_7"}) EXPECT_EQ(Missed(name), "") << name;
+}
+
+TEST_F(ToolSealTest, LightningsOwnFileIsTheLastOfItsDirectory) {
+  Write("epoch=0-step=5.ckpt", {".metadata", "__0_0.distcp"});
+  EXPECT_EQ(Missed("epoch=0-step=5.ckpt"), "meta.pt");
+  Write("epoch=0-step=5.ckpt", {"meta.pt"});
+  EXPECT_EQ(Missed("epoch=0-step=5.ckpt"), "");
+  Write("mine.ckpt", {".metadata", "__0_0.distcp"});
+  EXPECT_EQ(Missed("mine.ckpt"), "");
+  Write("epoch=0-step=6.ckpt", {"checkpoint/mp_rank_00_model_states.pt", "latest"});
+  EXPECT_EQ(Missed("epoch=0-step=6.ckpt"), "");
+}
+
+TEST_F(ToolSealTest, ObjectsThatAccelerateSavedBeforeAreWaitedFor) {
+  Write("step_1", {"model.safetensors", "random_states_0.pkl", "custom_checkpoint_0.pkl"});
+  Write("step_2", {"model.safetensors", "random_states_0.pkl"});
+  EXPECT_EQ(SealOf("step_2"), Seal::kMissing);
+  EXPECT_EQ(Missed("step_2"), "");  // the next run may have none
+  Write("step_2", {"custom_checkpoint_0.pkl"});
+  EXPECT_NE(SealOf("step_2"), Seal::kMissing);
+}
+
+TEST_F(ToolSealTest, WhoAsksForWeightsIsNotAskedForMore) {
+  Write("checkpoint-5", {"model.safetensors", "training_args.bin"});
+  options.weights_only = true;
+  EXPECT_EQ(Missed("checkpoint-5"), "");
+}
+
+TEST_F(ToolSealTest, OneFileIsWhole) {
+  Write(".", {"epoch=0-step=5.ckpt"});
+  EXPECT_EQ(Missed("epoch=0-step=5.ckpt"), "");
+}
+
+// DeepSpeed's pointer seals a tag, and what a tool writes around that comes after it.
+TEST_F(ToolSealTest, DeepSpeedsPointerSealsATag) {
+  const auto sources = MakeSources();
+  const auto seal = [&](const std::string& own, const std::string& below = "") {
+    StepCandidate step = Step(own);
+    step.own = step.directory;
+    step.directory += below;
+    step.mtime_ns = Newest();
+    for (const auto& source : sources) {
+      if (source->name() == "deepspeed") return source->SealOf(step).value();
+    }
+    return Seal::kUnknown;
+  };
+  Write("global_step5", {"mp_rank_00_model_states.pt"});
+  EXPECT_EQ(seal("global_step5"), Seal::kUnknown);  // it can be told not to write one
+  Write(".", {"latest"});
+  EXPECT_EQ(seal("global_step5"), Seal::kThere);
+  Write("global_step6", {"mp_rank_00_model_states.pt"});
+  EXPECT_EQ(seal("global_step6"), Seal::kUnknown);  // the pointer is of an earlier one
+  Write("checkpoint-5", {"global_step5/mp_rank_00_model_states.pt", "latest", "training_args.bin"});
+  EXPECT_EQ(seal("checkpoint-5", "/global_step5"), Seal::kMissing);
+  Write("checkpoint-5", {"trainer_state.json"});
+  EXPECT_EQ(seal("checkpoint-5", "/global_step5"), Seal::kThere);
+}
+
+// A link to the whole step is not a step before it, and an endless run is not walked.
+TEST_F(ToolSealTest, LinksAndManyStepsTellNothingWrong) {
+  Write("elsewhere/step_1", {"random_states_0.pkl"});
+  std::filesystem::create_directory_symlink("elsewhere/step_1", directory.path() + "/run/step_1");
+  Write("step_2", {"model.safetensors"});
+  EXPECT_EQ(Missed("step_2"), "");
+  Write("step_100", {"random_states_0.pkl"});
+  for (int i = 101; i < 110; ++i) Write(StrCat("step_", i), {"model.safetensors"});
+  EXPECT_EQ(Missed("step_102"), "random_states_0.pkl");
+  EXPECT_EQ(Missed("step_109"), "");
+}
+
+}  // namespace
+}  // namespace ckptfs
