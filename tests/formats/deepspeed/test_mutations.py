@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import sys
 
 import pytest
@@ -33,9 +34,13 @@ from shards import Shards  # noqa: E402
 UNREAD = re.compile(r'expp_|zero_pp_rank_[1-9]\d*_mp_rank_\d+_model')
 KINDS_PER_VARIANT = int(os.environ.get('CKPTFS_MUTATIONS', 7))
 
-# Torch's own forms of tensors that are no plain runs of elements.
-OTHERS = [torch._neg_view, lambda t: t.to_sparse(),
-          lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8)]
+# Torch's own forms of tensors that are not plain runs of elements.
+OTHERS = {
+    'negated': torch._neg_view,
+    'conjugated': lambda t: torch.complex(t.float(), t.float()).conj(),
+    'quantised': lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    'sparse': lambda t: t.to_sparse(),
+}
 
 
 def load(path):
@@ -164,6 +169,48 @@ def states_of(content):
 SHARDED = [v for v in VARIANTS if 'stage0' not in v]
 LONE = ('pp2_untied', 'tp2_pp2')  # dp 1: a group has one rank
 
+# One variant of each way in which masters and moments are stored.
+FORMS = ['stage0', 'stage0_unfused', 'stage0_fused', 'zero1', 'zero1_bf16', 'zero1_elastic',
+         'zero2', 'zero2_aligned', 'zero2_momentum', 'zero3', 'zero3_2groups', 'moe', 'tp2_pp2']
+# Views that a reader may take, as torch does, and those whose elements torch reads otherwise
+# than they lie.
+LAID_OUT = {
+    'expanded': lambda t: mutants.expanded(None, t, ()),
+    'every_second': lambda t: mutants.every_second(None, t, ()),
+    'transposed': lambda t: mutants.transposed(None, t, ()),
+    'offset': lambda t: mutants.shifted(None, t, ()),
+    'longer_storage': lambda t: torch.cat([t.reshape(-1), t.reshape(-1).flip(0)])[
+        :t.numel()].reshape(t.shape),
+}
+OF_OTHER_LENGTH = {
+    'longer': lambda t: torch.cat([t, t[:1]]),
+    'much_longer': lambda t: torch.cat([t, t, t]),
+    'shorter': lambda t: t[:-1].clone(),
+    'nothing': lambda t: t[:0].clone(),
+}
+
+
+def optimizer_of(save):
+    """The last file with optimizer states, what torch reads of it, and where its tensors lie:
+    [(what it is in an error, its container, its key)], masters first."""
+    files = optimizer_files(save) or only(tag_of(save), 'mp_rank')
+    content = load(files[-1])
+    found = content.get('optimizer_state_dict') or content['optimizer']
+    base = found.get('base_optimizer_state', found.get('optimizer_state_dict', found))
+    states = base['state'] if isinstance(base, dict) else base
+    places = [('master', *held) for held in masters_of(found)]
+    places += [(kind, states[0], kind) for kind, value in states[0].items()
+               if isinstance(value, torch.Tensor) and value.dim()]
+    return files[-1], content, places
+
+
+def masters_of(found):
+    """Where the first master lies; none where the weights are the masters."""
+    for key in ('single_partition_of_fp32_groups', 'fp32_flat_groups', 'fp32_groups_flat'):
+        if key in found:
+            return [(found[key], 0)]
+    return [(found['fp32_groups'][0], 0)] if 'fp32_groups' in found else []
+
 
 @pytest.mark.parametrize('variant', SHARDED)
 @pytest.mark.parametrize('change', ['longer', 'shorter', 'negated', 'missing', 'missing_first',
@@ -191,6 +238,86 @@ def test_flat_states_that_contradict_are_refused(copy, variant, change):
     refused(save, path.name, kind)
 
 
+@pytest.mark.parametrize('variant', FORMS)
+@pytest.mark.parametrize('change', LAID_OUT)
+def test_masters_and_moments_however_they_are_laid_out(copy, variant, change):
+    """As torch reads them, or refused; never the bytes as they lie."""
+    save = copy(variant)
+    contents = contents_of(save)
+    path, content, places = optimizer_of(save)
+    assert len(places) >= 2
+    whole, wrong = path.read_bytes(), []
+    for what, holder, key in places:
+        old = holder[key]
+        holder[key] = LAID_OUT[change](old.detach())
+        replace(path, content)
+        holder[key] = old
+        problem = outcome(save, variant, path, contents)
+        if not problem and change in ('offset', 'longer_storage') and atoms(save)[0] is None:
+            problem = 'refused, though nothing is in its way'
+        if problem:
+            wrong.append((what, problem))
+        path.unlink()
+        path.write_bytes(whole)
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize('variant', FORMS)
+@pytest.mark.parametrize('change', OF_OTHER_LENGTH)
+def test_masters_and_moments_of_another_length_are_refused(copy, variant, change):
+    save = copy(variant)
+    path, content, places = optimizer_of(save)
+    for what, holder, key in places:
+        old = holder[key]
+        holder[key] = OF_OTHER_LENGTH[change](old.detach())
+        replace(path, content)
+        holder[key] = old
+        refused(save, path.name)
+
+
+@pytest.mark.parametrize('variant', FORMS)
+@pytest.mark.parametrize('change', ['record_shorter', 'record_longer', 'view_of_more'])
+def test_storages_that_are_not_what_their_tensors_need(copy, variant, change):
+    """The record of a master's or moment's storage is cut or has more, or a view reaches
+    beyond its storage: what torch refuses is refused."""
+    save = copy(variant)
+    contents = contents_of(save)
+    path, content, places = optimizer_of(save)
+    whole, wrong = path.read_bytes(), []
+    for what, holder, key in places:
+        old = holder[key]
+        # A length that no other tensor of the file has, to find it by.
+        size = old.numel()
+        holder[key] = torch.cat([old.reshape(-1), old.reshape(-1)[:1]])[:-1].reshape(old.shape)
+        replace(path, content)
+        holder[key] = old
+        kept = mutants.records(path.read_bytes())
+        path.unlink()
+        spoil(kept, size + 1, old.element_size(), change)
+        mutants.write(path, kept)
+        problem = outcome(save, variant, path, contents)
+        if problem:
+            wrong.append((what, problem))
+        path.unlink()
+        path.write_bytes(whole)
+    assert not wrong, wrong
+
+
+def spoil(kept, elements, width, change):
+    """Change the storage of this many elements in a torch file's records."""
+    name, = (n for n, data in kept.items() if '/data/' in n and len(data) == elements * width)
+    if change == 'record_shorter':
+        kept[name] = kept[name][:-2 * width]
+    elif change == 'record_longer':
+        kept[name] += bytes(width)
+    else:  # the tensor begins two elements before the storage's end
+        pickle = kept[mutants.one(kept, 'data.pkl')]
+        ends = [begin for begin, _, size in mutants.numbers(pickle, False) if size == elements]
+        begin, end, _ = next(n for n in mutants.numbers(pickle, True) if n[0] > ends[0])
+        kept[mutants.one(kept, 'data.pkl')] = (
+            pickle[:begin] + b'J' + struct.pack('<i', elements - 2) + pickle[end:])
+
+
 @pytest.mark.parametrize('variant', [v for v in SHARDED if v not in LONE])
 @pytest.mark.parametrize('first', [True, False])
 def test_a_step_that_a_rank_lacks_is_refused(copy, variant, first):
@@ -205,25 +332,30 @@ def test_a_step_that_a_rank_lacks_is_refused(copy, variant, first):
     refused(save, "'step'")
 
 
-@pytest.mark.parametrize('variant', ['zero2', 'zero2_frozen', 'stage0', 'pp2_untied', 'moe'])
-@pytest.mark.parametrize('other', range(len(OTHERS)))
-def test_weights_and_buffers_that_are_no_plain_tensors(copy, variant, other):
+@pytest.mark.parametrize('variant', ['zero2', 'zero2_frozen', 'zero3', 'stage0', 'pp2_untied',
+                                     'moe'])
+@pytest.mark.parametrize('what', ['weight', 'buffer'])
+@pytest.mark.parametrize('other', OTHERS)
+def test_weights_and_buffers_that_are_no_plain_tensors(copy, variant, what, other):
+    """They are refused: left out, a weight would be shown as its master's cast, and a buffer
+    not at all."""
     save = copy(variant)
-    files = [p for p in only(tag_of(save), '.pt') if 'optim' not in p.name]
-    for path in files:
+    for path in only(tag_of(save), '.pt'):
         content = load(path)
-        module = content.get('module') if 'module' in content else content
-        names = [k for k, v in (module or {}).items()
-                 if isinstance(v, torch.Tensor) and v.is_floating_point() and v.numel() > 4]
-        if not names:
+        module = content.get('module', content)
+        if 'optim' in path.name or not module or UNREAD.match(path.name):
             continue
-        whole = path.read_bytes()
-        module[names[-1]] = OTHERS[other](module[names[-1]].clone())
+        name = next((k for k, v in module.items() if isinstance(v, torch.Tensor)
+                     and v.is_floating_point() and v.numel() > 1
+                     and (what == 'buffer') == k.endswith(('.inv_freq', '.tally.mean'))), None)
+        if name is None:
+            continue
+        module[name] = OTHERS[other](module[name].clone())
         replace(path, content)
         refused(save, path.name)
-        path.unlink()
-        path.write_bytes(whole)
-        break
+        return
+    # At stage 3 a weight is stored as its master only.
+    assert (variant, what) == ('zero3', 'weight')
 
 
 def test_a_module_dict_of_another_making(copy):
