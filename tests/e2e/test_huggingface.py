@@ -18,9 +18,11 @@ import pytest
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import daemon
 import huggingface_pairs as pairs
+import make_huggingface
 import models
 from huggingface_pairs import cut, differ, load, same, source, truth_of
 
@@ -101,6 +103,123 @@ def test_a_directory_is_cut_where_its_heads_allow(mounted, variant, degrees):
     for tp in {2, 3, 4, 5, 6} - set(degrees):
         assert not os.path.exists(os.path.join(
             view_of(mounted, variant, f'tp{tp}'), 'rank0', 'model.safetensors'))
+
+
+ROWS, WIDTH = 1_400_000, 1024  # of bf16: 2.87 GB a matrix, which is two shards
+MARKED = (0, 1, 699_999, 1_399_998, ROWS - 1)
+
+
+def save_sparse(folder):
+    """A Llama of 5.7 GB, a hole but for some rows of its two largest matrices; {name: tensor} of
+    all that is not one of these."""
+    config = LlamaConfig(vocab_size=ROWS, hidden_size=WIDTH, intermediate_size=64,
+                         num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=8,
+                         dtype=torch.bfloat16)
+    config.architectures = ['LlamaForCausalLM']
+    config.save_pretrained(folder)
+    with torch.device('meta'):
+        shapes = {k: t.shape for k, t in LlamaForCausalLM(config).state_dict().items()}
+    header, at = {'__metadata__': {'format': 'pt'}}, 0
+    for name, shape in shapes.items():
+        header[name] = {'dtype': 'BF16', 'shape': list(shape),
+                        'data_offsets': [at, at + 2 * shape.numel()]}
+        at += 2 * shape.numel()
+    text = json.dumps(header).encode()
+    text += b' ' * (-len(text) % 8)
+    small = {k: torch.randn(s).bfloat16() for k, s in shapes.items() if s.numel() < ROWS}
+    with open(os.path.join(folder, 'model.safetensors'), 'wb') as f:
+        f.write(struct.pack('<Q', len(text)) + text)
+        f.truncate(8 + len(text) + at)
+        put = lambda begin, tensor: os.pwrite(
+            f.fileno(), tensor.view(torch.uint8).numpy().tobytes(), 8 + len(text) + begin)
+        for name, entry in header.items():
+            if name in small:
+                put(entry['data_offsets'][0], small[name].flatten())
+            elif name in shapes:
+                for row in MARKED:
+                    put(entry['data_offsets'][0] + row * 2 * WIDTH, row_of(name, row))
+    return small
+
+
+def row_of(name, row):
+    """A marked row of a large matrix."""
+    return torch.randn(WIDTH, generator=torch.Generator().manual_seed(row + len(name))).bfloat16()
+
+
+def test_a_view_of_several_files_loads(ckptfs, tmp_path):
+    """By its index; tensors are mapped, and what nobody looks at is not read."""
+    (tmp_path / 'large').mkdir()
+    small = save_sparse(tmp_path / 'large')
+    ckptfs.adopt(tmp_path / 'large', 'large')
+    mount = ckptfs.mount('--mode', 'stream')
+    folder = f'{mount}/view/tp1/huggingface'
+    shards = [f'model-0000{i}-of-00002.safetensors' for i in (1, 2)]
+    assert sorted(n for n in os.listdir(folder) if n.startswith('model')) == [
+        *shards, 'model.safetensors.index.json']
+    with open(f'{folder}/model.safetensors.index.json') as f:
+        index = json.load(f)
+    assert set(index['weight_map'].values()) == set(shards)
+    assert index['metadata']['total_size'] == 2 * (
+        2 * ROWS * WIDTH + sum(t.numel() for t in small.values()))
+    model = load(folder)
+    got = model.state_dict()
+    assert differ({k: got[k] for k in small}, small) == []
+    for name in got.keys() - small.keys():
+        assert got[name].shape == (ROWS, WIDTH) and got[name].dtype == torch.bfloat16
+        for row in MARKED:
+            assert same(got[name][row], row_of(name, row)), (name, row)
+        assert not got[name][2:100].any()
+    del model, got
+    gc.collect()  # the files are mapped
+
+
+def states_of(variant, tp, dp):
+    """{<kind>/<name>: tensor} of a tensor-parallel rank, read out of its files by torch alone."""
+    stem = f'{source(variant)}/global_step{make_huggingface.STEPS}/'
+    three = variant.endswith('zero3')
+    read = lambda name: torch.load(stem + name, weights_only=False)
+    model = read(f'{"zero_pp_rank_0_" if three else ""}mp_rank_{tp:02d}_model_states.pt')
+    ranks = [read(f'bf16_zero_pp_rank_{d}_mp_rank_{tp:02d}_optim_states.pt')['optimizer_state_dict']
+             for d in range(dp)]
+    held = {}
+    for g, group in enumerate(model['param_shapes']):
+        for kind in ('master', 'exp_avg', 'exp_avg_sq'):
+            parts = [zero['fp32_flat_groups' if three else 'single_partition_of_fp32_groups'][g]
+                     if kind == 'master' else
+                     zero['optimizer_state_dict' if three else 'base_optimizer_state']['state'][g][kind]
+                     for zero in ranks]
+            at = 0
+            for name, shape in group.items():  # stage 3 cuts each parameter, others all at once
+                size = -(-shape.numel() // dp) if three else shape.numel()
+                flat = torch.cat([p[at:at + size] for p in parts] if three else parts)
+                begin = 0 if three else at
+                held[f'{kind}/{name}'] = flat[begin:begin + shape.numel()]
+                at += size
+    return held
+
+
+@pytest.mark.parametrize('variant', [v for v, (_, engine) in pairs.SOURCES.items() if engine])
+def test_ranks_of_an_engines_own_layout_hold_what_they_had(mounted, variant):
+    """Directories and DCP have one rank, which holds all: shown beside them."""
+    with open(os.path.join(daemon.step_of(mounted, variant), 'info.json')) as f:
+        layout = json.load(f)['layout']
+    tp, dp = (2, 1) if 'autotp' in variant else (1, make_huggingface.WORLD)
+    assert layout.startswith(f'tp{tp}_' if tp > 1 else f'dp{dp}_')
+    folder = view_of(mounted, variant, layout)
+    assert sorted(n for n in os.listdir(folder) if n.startswith('rank')) == ['rank0', 'rank1']
+    for t in range(tp):
+        ranks = [os.path.join(folder, f'rank{d * tp + t}') for d in range(dp)]
+        want = pairs.held_by(variant, tp, t)
+        for rank in ranks:
+            got = load_file(os.path.join(rank, 'model.safetensors'))
+            # One that is tied has one name.
+            assert [k for k in differ(got, want) if k in got or k != 'lm_head.weight'] == []
+        parts = [load_file(os.path.join(rank, 'optimizer.safetensors')) for rank in ranks]
+        states = states_of(variant, t, dp)
+        assert {k for part in parts for k in part if not k.startswith('step/')} == states.keys()
+        for key, tensor in states.items():
+            flat = torch.cat([part[key].flatten() for part in parts if key in part])
+            assert same(flat[:tensor.numel()], tensor) and not flat[tensor.numel():].any(), key
 
 
 @pytest.mark.parametrize('variant,engine', [

@@ -4,6 +4,7 @@
 Head sizes and families, names of wrapped models (with a real engine), tags
 that are paths, and refusals that must say what they are about.
 """
+import argparse
 import io
 import json
 import os
@@ -96,6 +97,21 @@ def test_a_llama_is_cut_between_heads_only(ckptfs, tmp_path):
         assert degrees(info(ckptfs, tag)) == ['tp2'], folder
         (folder / 'config.json').unlink()
     assert degrees(info(ckptfs, run)) == []
+
+
+@pytest.mark.parametrize('args', [
+    argparse.Namespace(num_attention_heads=4, num_query_groups=2, group_query_attention=True),
+    {'num_attention_heads': 4, 'num_query_groups': 2}], ids=['namespace', 'dict'])
+def test_heads_are_in_megatrons_args(ckptfs, tmp_path, args):
+    """As Megatron-DeepSpeed saves them, in the model states."""
+    tag = tmp_path / 'run' / 'global_step5'
+    save_plain(tag, llama())
+    assert degrees(info(ckptfs, tag)) == []
+    save_plain(tag, llama(), args=args)
+    assert degrees(info(ckptfs, tag)) == ['tp2']
+    # Four groups would have 64 rows, and there are 32: what contradicts the tensors tells nothing.
+    save_plain(tag, llama(), args=argparse.Namespace(num_attention_heads=4, num_query_groups=4))
+    assert degrees(info(ckptfs, tag)) == []
 
 
 def test_a_config_that_contradicts_the_tensors_moves_no_cut(ckptfs, tmp_path):

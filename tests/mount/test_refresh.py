@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step whose source, or what lies beside it, is not what it was."""
 import errno
+import json
 import os
 import pathlib
 import shutil
@@ -81,3 +82,22 @@ def test_refresh_replaces_a_step_and_tells_its_mounts(ckptfs, source):
     with open(path, 'rb') as f:  # below /view, of the mount that was there
         assert f.read() == before
     assert os.stat(path).st_ino != inode
+
+
+def test_a_file_that_went_is_missing_wherever_it_is_said(ckptfs, source):
+    """In `list`, `info` and a mount's `status` alike."""
+    mount = ckptfs.mount(adopt=[source])
+    with open(f'{mount}/view/dp3_zero1/rank1/optimizer.safetensors', 'rb') as f:
+        assert f.read(10)
+    path = big_file(source)
+    os.unlink(path)
+    assert states(ckptfs) == {TAG: 'missing'}
+    assert 'missing' in ckptfs.run('list', '--store', ckptfs.store).stdout
+    step = (f'run7/{TAG}', '--store', ckptfs.store)
+    assert f'missing: {path}' in ckptfs.run('info', *step).stdout
+    said = json.loads(ckptfs.run('info', *step, '--json').stdout)
+    assert said['state'] == 'missing' and path in said['reason']
+    status = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
+    unsound = status[0]['status']['unsound'][f'run7/{TAG}']
+    assert unsound['state'] == 'missing' and path in unsound['reason']
+    assert f'missing run7/{TAG}: ' in ckptfs.run('status', '--store', ckptfs.store).stdout
