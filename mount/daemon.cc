@@ -14,15 +14,16 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/base/descriptor.h"
+
 namespace ckptfs {
 namespace {
 
 // The terminal, the working directory and inherited files are not ours to keep.
 void Detach() {
-  const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-  if (null < 0) return;
-  for (const int standard : {0, 1, 2}) ::dup2(null, standard);
-  ::close(null);
+  const Descriptor null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!null.valid()) return;
+  for (const int standard : {0, 1, 2}) ::dup2(null.get(), standard);
 }
 
 // Everything above stderr but `keep`.
@@ -31,11 +32,11 @@ void CloseInherited(int keep) {
   ::syscall(SYS_close_range, keep + 1, ~0U, 0);
 }
 
-int WaitForChild(pid_t child, int pipe) {
+int WaitForChild(pid_t child, const Descriptor& pipe) {
   char byte = 0;
   ssize_t got = 0;
   do {
-    got = ::read(pipe, &byte, 1);
+    got = ::read(pipe.get(), &byte, 1);
   } while (got < 0 && errno == EINTR);
   if (got == 1) return 0;
   int status = 0;
@@ -57,6 +58,8 @@ int RunInBackground(const std::function<int(const std::function<void()>& ready)>
     std::perror("ckptfs: pipe");
     return 1;
   }
+  Descriptor answer(pipe[0]);
+  Descriptor answers(pipe[1]);
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child < 0) {
@@ -64,18 +67,19 @@ int RunInBackground(const std::function<int(const std::function<void()>& ready)>
     return 1;
   }
   if (child > 0) {
-    ::close(pipe[1]);
-    return WaitForChild(child, pipe[0]);
+    answers = Descriptor();
+    return WaitForChild(child, answer);
   }
   ::setsid();
-  CloseInherited(pipe[1]);
+  answer = Descriptor();
+  CloseInherited(answers.get());
   // A service manager's descriptors are for the process that it started.
   ::unsetenv("NOTIFY_SOCKET");
   if (::chdir("/") != 0) std::perror("ckptfs: chdir /");
   const int code = body([&] {
     Detach();
-    if (::write(pipe[1], "r", 1) != 1) return;  // the parent was killed: go on serving
-    ::close(pipe[1]);
+    if (::write(answers.get(), "r", 1) != 1) return;  // the parent was killed: go on serving
+    answers = Descriptor();
   });
   std::exit(code);  // not _exit: sanitizers look for leaks on the way out
 }

@@ -22,7 +22,7 @@ class FillMapping {
  public:
   explicit FillMapping(const PagePool::File& file)
       : length_(AlignUp(file.size, kHugePage)),
-        bytes_(mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0)) {}
+        bytes_(mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd.get(), 0)) {}
   ~FillMapping() {
     if (ok()) munmap(bytes_, length_);
   }
@@ -70,7 +70,7 @@ Materialiser::~Materialiser() {
   MutexLock lock(mutex_);
   for (auto& [inode, entry] : entries_) {
     CKPT_CHECK(entry.users == 0);
-    pool_->Discard(entry.file);
+    pool_->Discard(std::move(entry.file));
   }
 }
 
@@ -79,7 +79,8 @@ std::shared_ptr<const Backing> Materialiser::Lend(uint64_t inode, Entry& entry) 
   if (auto lent = entry.lent.lock()) return lent;
   // Counted when nothing can fail any more: giving back takes the lock held here.
   const auto loan = std::make_shared<Loan>(*this, inode);
-  auto backing = std::make_shared<const Backing>(ServingMode::kMaterialise, entry.file.fd, loan);
+  auto backing =
+      std::make_shared<const Backing>(ServingMode::kMaterialise, entry.file.fd.get(), loan);
   loan->Count();
   ++entry.users;
   entry.lent = backing;
@@ -127,14 +128,14 @@ Result<Materialiser::BackingPtr> Materialiser::Make(uint64_t inode, const Prepar
   if (Full()) EvictOne();
   if (Full()) return Fail(ErrorCode::kExhausted, "too many materialised files are in use");
   pool_->ExpectNoMore(inode);
-  CKPT_ASSIGN_OR_RETURN(const PagePool::File file, FillNew(plan));
+  CKPT_ASSIGN_OR_RETURN(PagePool::File file, FillNew(plan));
   MutexLock lock(mutex_);
   Entry& entry = entries_[inode];
-  entry.file = file;
+  entry.file = std::move(file);
   entry.step = plan.step().record().manifest;
   ++counts_.fills;
-  counts_.filled_bytes += file.size;
-  counts_.bytes += file.size;
+  counts_.filled_bytes += entry.file.size;
+  counts_.bytes += entry.file.size;
   return Lend(inode, entry);
 }
 
@@ -149,7 +150,7 @@ Status Materialiser::FillOnce(const PreparedPlan& plan, const PagePool::File& fi
 }
 
 Result<PagePool::File> Materialiser::FillNew(const PreparedPlan& plan) {
-  CKPT_ASSIGN_OR_RETURN(const PagePool::File file, TakeRoom(plan.plan().size()));
+  CKPT_ASSIGN_OR_RETURN(PagePool::File file, TakeRoom(plan.plan().size()));
   Status filled;
   for (int attempt = 0; attempt < kFills; ++attempt) {
     const Status good = Caught([&] { return plan.step().CheckStampsNow(plan.blobs()); });
@@ -157,7 +158,7 @@ Result<PagePool::File> Materialiser::FillNew(const PreparedPlan& plan) {
     if (filled) return file;
     if (!good || filled.error().code != ErrorCode::kStale) break;
   }
-  pool_->Give(file);
+  pool_->Give(std::move(file));
   return Fail(std::move(filled).error());
 }
 
@@ -185,7 +186,7 @@ std::vector<uint64_t> Materialiser::Evictable() const {
 }
 
 bool Materialiser::TryEvict(uint64_t inode) {
-  PagePool::File file;
+  const PagePool::File* held = nullptr;  // its entry stays while it is leaving
   {
     MutexLock lock(mutex_);
     const auto found = entries_.find(inode);
@@ -193,9 +194,10 @@ bool Materialiser::TryEvict(uint64_t inode) {
       return false;
     }
     found->second.leaving = true;
-    file = found->second.file;
+    held = &found->second.file;
   }
-  const bool mapped = PagePool::IsMapped(file);
+  const bool mapped = PagePool::IsMapped(*held);
+  PagePool::File file;
   {
     MutexLock lock(mutex_);
     changed_.NotifyAll();
@@ -203,13 +205,14 @@ bool Materialiser::TryEvict(uint64_t inode) {
       entries_.at(inode).leaving = false;
       return false;
     }
+    file = std::move(entries_.at(inode).file);
     entries_.erase(inode);
     ++counts_.evictions;
     counts_.bytes -= file.size;
   }
   // Not Give: a pipe or a socket may still hold its pages (splice, sendfile),
   // which no lease tells, and would show what is written to them next.
-  pool_->Discard(file);
+  pool_->Discard(std::move(file));
   return true;
 }
 

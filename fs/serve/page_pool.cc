@@ -49,40 +49,32 @@ uint64_t MaterialiseBudget(uint64_t asked, uint64_t memory) {
 }
 
 Result<std::unique_ptr<PagePool>> PagePool::Create(uint64_t budget) {
-  const int context = FsOpen("tmpfs");
-  if (context < 0) return Fail(ErrnoError(errno, "fsopen tmpfs"));
+  const Descriptor context(FsOpen("tmpfs"));
+  if (!context.valid()) return Fail(ErrnoError(errno, "fsopen tmpfs"));
   // Our accounts bound it.  A file that shrinks or goes still has its pages for
   // a while, and more of them when its last page is split.
   const std::string size = StrCat(2 * budget + 64 * kHugePage);
-  int mount_fd = -1;
-  if (FsSet(context, "huge", "always") == 0 && FsSet(context, "size", size) == 0 &&
-      FsSet(context, "mode", "0700") == 0 && FsCreate(context) == 0) {
-    mount_fd = FsMount(context);
+  Descriptor mount;
+  if (FsSet(context.get(), "huge", "always") == 0 && FsSet(context.get(), "size", size) == 0 &&
+      FsSet(context.get(), "mode", "0700") == 0 && FsCreate(context.get()) == 0) {
+    mount = Descriptor(FsMount(context.get()));
   }
-  const int error = errno;
-  close(context);
-  if (mount_fd < 0) {
-    if (error == EINVAL) {
+  if (!mount.valid()) {
+    if (errno == EINVAL) {
       return Fail(ErrorCode::kUnsupported, "this kernel has no huge-page tmpfs");
     }
-    return Fail(ErrnoError(error, "mounting a huge-page tmpfs"));
+    return Fail(ErrnoError(errno, "mounting a huge-page tmpfs"));
   }
-  std::unique_ptr<PagePool> pool(new PagePool(mount_fd, budget));
+  std::unique_ptr<PagePool> pool(new PagePool(std::move(mount), budget));
   // What cannot be created now will not be later: say so at once.
-  CKPT_ASSIGN_OR_RETURN(File probe, pool->NewFile());
-  close(probe.fd);
+  CKPT_RETURN_IF_ERROR(pool->NewFile());
   return pool;
-}
-
-PagePool::~PagePool() {
-  for (const File& file : idle_) close(file.fd);
-  close(mount_fd_);
 }
 
 Result<PagePool::File> PagePool::NewFile() const {
   File file;
-  file.fd = openat(mount_fd_, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  if (file.fd < 0) return Fail(ErrnoError(errno, "creating a huge-page file"));
+  file.fd = Descriptor(openat(mount_.get(), ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!file.fd.valid()) return Fail(ErrnoError(errno, "creating a huge-page file"));
   return file;
 }
 
@@ -100,15 +92,15 @@ bool PagePool::Reserve(uint64_t charge, File* reused, std::vector<File>* freed) 
   const bool room = lent_ + idle_bytes_ + charge <= budget_;
   const bool close = nearest != idle_.end() && nearest->charge <= 2 * charge;
   if (nearest != idle_.end() && (!room || close || charge >= kWorthShrinking)) {
-    *reused = *nearest;
     idle_bytes_ -= nearest->charge;
+    *reused = std::move(*nearest);
     idle_.erase(nearest);
   }
   lent_ += charge;
   last_taken_ = charge;
   while (lent_ + idle_bytes_ > budget_ && !idle_.empty()) {
     idle_bytes_ -= idle_.back().charge;
-    freed->push_back(idle_.back());
+    freed->push_back(std::move(idle_.back()));
     idle_.pop_back();
   }
   return true;
@@ -136,12 +128,10 @@ Result<PagePool::File> PagePool::Take(uint64_t size) {
     return Fail(ErrorCode::kExhausted,
                 StrCat(charge, " bytes do not fit the materialise budget of ", budget_));
   }
-  for (const File& gone : freed) close(gone.fd);
-  Result<File> result = file.fd >= 0 ? Result<File>(file) : NewFile();
-  if (result && ftruncate(result->fd, static_cast<off_t>(size)) != 0) {
-    const int error = errno;
-    close(result->fd);
-    result = Fail(ErrnoError(error, "sizing a huge-page file"));
+  freed.clear();  // their pages before new ones
+  Result<File> result = file.fd.valid() ? Result<File>(std::move(file)) : NewFile();
+  if (result && ftruncate(result->fd.get(), static_cast<off_t>(size)) != 0) {
+    result = Fail(ErrnoError(errno, "sizing a huge-page file"));
   }
   if (!result) {
     MutexLock lock(mutex_);
@@ -181,16 +171,15 @@ uint64_t PagePool::Prepare(uint64_t size, const std::function<bool()>& stop) {
   uint64_t done = 0;
   while (file && done < size && takers_ == 0 && !stop()) {
     const uint64_t length = std::min(kStep, size - done);
-    if (ftruncate(file->fd, static_cast<off_t>(done + length)) != 0) break;
-    void* pages = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd,
-                       static_cast<off_t>(done));
+    if (ftruncate(file->fd.get(), static_cast<off_t>(done + length)) != 0) break;
+    void* pages = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED,
+                       file->fd.get(), static_cast<off_t>(done));
     if (pages == MAP_FAILED) break;
     const bool touched = madvise(pages, length, MADV_POPULATE_WRITE) == 0;
     munmap(pages, length);
     if (!touched) break;
     done += length;
   }
-  if (file && done == 0) close(file->fd);
   MutexLock lock(mutex_);
   lent_ -= size;
   --preparing_;
@@ -198,7 +187,7 @@ uint64_t PagePool::Prepare(uint64_t size, const std::function<bool()>& stop) {
   if (done == 0) return 0;
   file->size = file->charge = done;
   idle_bytes_ += done;
-  idle_.push_back(*file);
+  idle_.push_back(*std::move(file));
   return done;
 }
 
@@ -206,11 +195,11 @@ void PagePool::Give(File file) {
   MutexLock lock(mutex_);
   lent_ -= file.charge;
   idle_bytes_ += file.charge;
-  idle_.push_back(file);
+  idle_.push_back(std::move(file));
 }
 
 void PagePool::Discard(File file) {
-  close(file.fd);
+  file.fd = Descriptor();
   MutexLock lock(mutex_);
   lent_ -= file.charge;
 }
@@ -218,8 +207,8 @@ void PagePool::Discard(File file) {
 bool PagePool::IsMapped(const File& file) {
   // A write lease is granted only while no other open file description refers
   // to the inode; a mapping holds one.
-  if (fcntl(file.fd, F_SETLEASE, F_WRLCK) != 0) return true;
-  fcntl(file.fd, F_SETLEASE, F_UNLCK);
+  if (fcntl(file.fd.get(), F_SETLEASE, F_WRLCK) != 0) return true;
+  fcntl(file.fd.get(), F_SETLEASE, F_UNLCK);
   return false;
 }
 

@@ -10,7 +10,7 @@
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across system calls that touch pages.
-// Lifetime: the pool must outlive nothing: files are plain descriptors.
+// Lifetime: the pool must outlive nothing: a file is a descriptor of its own.
 // Units: bytes; charges are multiples of 2 MiB.
 
 #pragma once
@@ -20,8 +20,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "core/base/descriptor.h"
 #include "core/base/mutex.h"
 #include "core/base/result.h"
 
@@ -34,7 +36,7 @@ class PagePool {
   // One lent file.  `fd` is open for reading and writing; contents are
   // unspecified.
   struct File {
-    int fd = -1;
+    Descriptor fd;
     uint64_t size = 0;
     uint64_t charge = 0;  // counted against the budget
   };
@@ -42,7 +44,6 @@ class PagePool {
   // kPermission or kUnsupported when the kernel or our privileges do not allow
   // a tmpfs of huge pages.
   static Result<std::unique_ptr<PagePool>> Create(uint64_t budget);
-  ~PagePool();
 
   // A file of `size` bytes.  kExhausted if it does not fit beside the files
   // that are lent; idle ones make room.
@@ -86,7 +87,7 @@ class PagePool {
     uint64_t charge = 0;
   };
 
-  PagePool(int mount_fd, uint64_t budget) : mount_fd_(mount_fd), budget_(budget) {}
+  PagePool(Descriptor mount, uint64_t budget) : mount_(std::move(mount)), budget_(budget) {}
   // Picks an idle file to use again and makes room in the accounts; the files
   // that had to go are appended to `freed`.  False if there is no room.
   bool Reserve(uint64_t charge, File* reused, std::vector<File>* freed);
@@ -94,7 +95,7 @@ class PagePool {
   bool AwaitPrepared();
   Result<File> NewFile() const;
 
-  const int mount_fd_;
+  const Descriptor mount_;
   const uint64_t budget_;
   std::atomic<unsigned> takers_{0};  // in Take now
   mutable Mutex mutex_;

@@ -23,57 +23,19 @@ uint64_t Listing::Bytes() const {
 }
 
 std::shared_ptr<const Listing> ListingCache::Find(const Node& directory) {
-  MutexLock lock(mutex_);
-  const auto found = places_.find(static_cast<uint64_t>(directory.inode));
-  if (found == places_.end()) return nullptr;
-  order_.splice(order_.begin(), order_, found->second);
-  const auto& listing = order_.front().listing;
-  return listing->step == directory.step ? listing : nullptr;
-}
-
-void ListingCache::Remove(Order::iterator place, Order& removed) {
-  bytes_ -= place->bytes;
-  places_.erase(place->inode);
-  removed.splice(removed.end(), order_, place);
-}
-
-void ListingCache::Insert(const Node& directory, std::shared_ptr<const Listing> listing) {
-  Order removed;  // destroyed after the lock
-  const uint64_t bytes = listing->Bytes();
-  MutexLock lock(mutex_);
-  const auto key = static_cast<uint64_t>(directory.inode);
-  const auto found = places_.find(key);
-  if (found != places_.end()) Remove(found->second, removed);
-  bytes_ += bytes;
-  order_.push_front(Kept{key, bytes, std::move(listing)});
-  places_[key] = order_.begin();
-  // One that is larger than all that may be kept stays, alone, while it is read:
-  // making it anew for each reply would take far longer than that.
-  while (bytes_ > max_bytes_ && order_.size() > 1) Remove(std::prev(order_.end()), removed);
+  const auto kept = kept_.Find(directory.inode);
+  return kept && (*kept)->step == directory.step ? *kept : nullptr;
 }
 
 bool ListingCache::Finished(const Node& directory) {
-  Order removed;  // destroyed after the lock
-  MutexLock lock(mutex_);
-  const auto found = places_.find(static_cast<uint64_t>(directory.inode));
-  if (found == places_.end() || found->second->bytes <= max_bytes_ / kSmallParts) return false;
-  Remove(found->second, removed);
-  return true;
+  const auto kept = kept_.Find(directory.inode);
+  if (!kept || (*kept)->Bytes() <= kept_.limit() / kSmallParts) return false;
+  const auto it = [&](InodeNumber inode, const auto&) { return inode == directory.inode; };
+  return kept_.DropIf(it) != 0;
 }
 
 void ListingCache::DropStep(const StepEntry* step) {
-  Order removed;  // destroyed after the lock
-  MutexLock lock(mutex_);
-  for (auto place = order_.begin(); place != order_.end();) {
-    const auto next = std::next(place);
-    if (place->listing->step.get() == step) Remove(place, removed);
-    place = next;
-  }
-}
-
-uint64_t ListingCache::bytes() const {
-  MutexLock lock(mutex_);
-  return bytes_;
+  kept_.DropIf([step](InodeNumber, const auto& listing) { return listing->step.get() == step; });
 }
 
 }  // namespace ckptfs

@@ -11,13 +11,12 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "core/base/mutex.h"
+#include "core/base/lru.h"
 #include "fs/tree/node.h"
 
 namespace ckptfs {
@@ -35,31 +34,26 @@ class ListingCache {
  public:
   // Listings of more than a `kSmallParts`-th of it are large.
   static constexpr uint64_t kSmallParts = 32;
-  explicit ListingCache(uint64_t max_bytes) : max_bytes_(max_bytes) {}
+  // One that is larger than all that may be kept stays, alone, while it is read:
+  // making it anew for each reply would take far longer than that.
+  explicit ListingCache(uint64_t max_bytes)
+      : kept_(max_bytes, [](const ListingPtr& listing) { return listing->Bytes(); }) {}
 
   // Null unless the directory's listing is known and is of this very entry: a
   // step adopted again has the same inodes but is another place.
   std::shared_ptr<const Listing> Find(const Node& directory);
-  void Insert(const Node& directory, std::shared_ptr<const Listing> listing);
+  void Insert(const Node& directory, std::shared_ptr<const Listing> listing) {
+    kept_.Replace(directory.inode, std::move(listing));
+  }
   // Somebody has read the directory to its end.  True if it was large and went.
   bool Finished(const Node& directory);
   void DropStep(const StepEntry* step);
-  uint64_t bytes() const;
+  uint64_t bytes() const { return kept_.weight(); }
 
  private:
-  struct Kept {
-    uint64_t inode = 0;
-    uint64_t bytes = 0;
-    std::shared_ptr<const Listing> listing;
-  };
-  using Order = std::list<Kept>;
-  void Remove(Order::iterator place, Order& removed) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  using ListingPtr = std::shared_ptr<const Listing>;
 
-  const uint64_t max_bytes_;
-  mutable Mutex mutex_;
-  Order order_ GUARDED_BY(mutex_);  // used last first
-  std::unordered_map<uint64_t, Order::iterator> places_ GUARDED_BY(mutex_);
-  uint64_t bytes_ GUARDED_BY(mutex_) = 0;
+  Lru<InodeNumber, ListingPtr> kept_;
 };
 
 }  // namespace ckptfs

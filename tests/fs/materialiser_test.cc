@@ -77,7 +77,7 @@ TEST_F(MaterialiserTest, ASourceThatMovesInTheMiddleOfAFill) {
           CKPT_RETURN_IF_ERROR(plan.reader().Read(0, out.first(half)));
           if (fills++ == 0) accident.happen(t_.SourcePath("r", accident.name));
           CKPT_RETURN_IF_ERROR(plan.reader().Read(half, out.subspan(half)));
-          return WriteAll(file.fd, 0, out, "file");
+          return WriteAll(file.fd.get(), 0, out, "file");
         });
     const auto filled = materialiser.Acquire(kInode, source);
     EXPECT_EQ(filled.has_value(), accident.same);

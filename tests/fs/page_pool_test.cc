@@ -28,11 +28,11 @@ class PagePoolTest : public ::testing::Test {
   }
   static void Write(const PagePool::File& file, char letter) {
     const std::string bytes(file.size, letter);
-    ASSERT_EQ(pwrite(file.fd, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    ASSERT_EQ(pwrite(file.fd.get(), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
   }
   static uint64_t BytesHeld(const PagePool::File& file) {
     struct stat info;
-    fstat(file.fd, &info);
+    fstat(file.fd.get(), &info);
     return static_cast<uint64_t>(info.st_blocks) * 512;
   }
   std::unique_ptr<PagePool> pool_;
@@ -42,59 +42,60 @@ TEST_F(PagePoolTest, FilesHaveExactlyTheSizeAskedFor) {
   Open(64 * kHugePage);
   if (!pool_) return;
   for (const uint64_t size : {uint64_t{1}, uint64_t{4096}, kHugePage, 3 * kHugePage + 5}) {
-    const auto file = pool_->Take(size).value();
+    auto file = pool_->Take(size).value();
     struct stat info;
-    ASSERT_EQ(fstat(file.fd, &info), 0);
+    ASSERT_EQ(fstat(file.fd.get(), &info), 0);
     EXPECT_EQ(static_cast<uint64_t>(info.st_size), size);
-    pool_->Give(file);
+    pool_->Give(std::move(file));
   }
 }
 
 TEST_F(PagePoolTest, PagesAreRecycledAndTheirTailIsZero) {
   Open(64 * kHugePage);
   if (!pool_) return;
-  const auto first = pool_->Take(8 * kHugePage).value();
+  auto first = pool_->Take(8 * kHugePage).value();
   Write(first, 'x');
-  pool_->Give(first);
+  const int descriptor = first.fd.get();
+  pool_->Give(std::move(first));
   EXPECT_EQ(pool_->idle_bytes(), 8 * kHugePage);
-  const auto second = pool_->Take(6 * kHugePage + 100).value();
-  EXPECT_EQ(second.fd, first.fd);
+  auto second = pool_->Take(6 * kHugePage + 100).value();
+  EXPECT_EQ(second.fd.get(), descriptor);
   EXPECT_EQ(pool_->idle_bytes(), 0u);
   EXPECT_GE(BytesHeld(second), 6 * kHugePage) << "its pages are there already";
   auto* page = static_cast<char*>(
-      mmap(nullptr, 4096, PROT_READ, MAP_SHARED, second.fd, static_cast<off_t>(6 * kHugePage)));
+      mmap(nullptr, 4096, PROT_READ, MAP_SHARED, second.fd.get(), static_cast<off_t>(6 * kHugePage)));
   ASSERT_NE(page, MAP_FAILED);
   EXPECT_EQ(std::string(page + 100, 4096 - 100), std::string(4096 - 100, '\0'));
   munmap(page, 4096);
-  pool_->Give(second);
+  pool_->Give(std::move(second));
 }
 
 TEST_F(PagePoolTest, BudgetHoldsAndIdleFilesMakeRoom) {
   Open(10 * kHugePage);
   if (!pool_) return;
   EXPECT_EQ(pool_->Take(11 * kHugePage).error().code, ErrorCode::kExhausted);
-  const auto six = pool_->Take(6 * kHugePage).value();
+  auto six = pool_->Take(6 * kHugePage).value();
   EXPECT_EQ(pool_->Take(5 * kHugePage).error().code, ErrorCode::kExhausted);
-  const auto four = pool_->Take(4 * kHugePage).value();
-  pool_->Give(six);
-  pool_->Give(four);
-  const auto ten = pool_->Take(10 * kHugePage).value();
+  auto four = pool_->Take(4 * kHugePage).value();
+  pool_->Give(std::move(six));
+  pool_->Give(std::move(four));
+  auto ten = pool_->Take(10 * kHugePage).value();
   EXPECT_EQ(pool_->lent_bytes(), 10 * kHugePage);
   EXPECT_EQ(pool_->idle_bytes(), 0u);
-  pool_->Give(ten);
+  pool_->Give(std::move(ten));
   // A small file does not spend a large one's pages while there is room.
-  const auto small = pool_->Take(1).value();
+  auto small = pool_->Take(1).value();
   EXPECT_LE(pool_->lent_bytes() + pool_->idle_bytes(), 10 * kHugePage);
-  pool_->Discard(small);
+  pool_->Discard(std::move(small));
   EXPECT_EQ(pool_->lent_bytes(), 0u);
 }
 
 TEST_F(PagePoolTest, KnowsWhatSomebodyElseHasMapped) {
   Open(8 * kHugePage);
   if (!pool_) return;
-  const auto file = pool_->Take(kHugePage).value();
+  auto file = pool_->Take(kHugePage).value();
   EXPECT_FALSE(PagePool::IsMapped(file));
-  const std::string path = "/proc/self/fd/" + std::to_string(file.fd);
+  const std::string path = "/proc/self/fd/" + std::to_string(file.fd.get());
   const int reader = open(path.c_str(), O_RDONLY);
   ASSERT_GE(reader, 0);
   EXPECT_TRUE(PagePool::IsMapped(file));
@@ -103,7 +104,7 @@ TEST_F(PagePoolTest, KnowsWhatSomebodyElseHasMapped) {
   EXPECT_TRUE(PagePool::IsMapped(file)) << "the mapping outlives the descriptor";
   munmap(mapped, 4096);
   EXPECT_FALSE(PagePool::IsMapped(file));
-  pool_->Give(file);
+  pool_->Give(std::move(file));
 }
 
 TEST_F(PagePoolTest, DefaultBudgetIsAPartOfTheMachine) {
@@ -124,10 +125,10 @@ TEST_F(PagePoolTest, APreparedFileHasItsPagesAndIsTakenFirst) {
   EXPECT_EQ(pool_->idle_bytes(), 32 * kHugePage);
   EXPECT_EQ(pool_->Prepare(33 * kHugePage, never), 0u) << "more than the budget";
   EXPECT_EQ(pool_->lent_bytes(), 0u);
-  const auto file = pool_->Take(20 * kHugePage - 7).value();
+  auto file = pool_->Take(20 * kHugePage - 7).value();
   EXPECT_EQ(pool_->idle_bytes(), 0u) << "shrunk rather than left for a new one";
   EXPECT_GE(BytesHeld(file), 20 * kHugePage);
-  pool_->Give(file);
+  pool_->Give(std::move(file));
 }
 
 TEST_F(PagePoolTest, PreparingStopsWhenItIsToldAndKeepsWhatItHas) {
@@ -157,12 +158,12 @@ TEST_F(PagePoolTest, WhoTakesAFileGoesBeforeWhatIsPrepared) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     go = true;
   });
-  const auto file = pool_->Take(120 * kHugePage);
+  auto file = pool_->Take(120 * kHugePage);
   prepares.join();
   later.join();
   ASSERT_TRUE(file) << file.error().message;
   EXPECT_EQ(pool_->lent_bytes(), 120 * kHugePage);
-  pool_->Discard(*file);
+  pool_->Discard(*std::move(file));
 }
 
 TEST(PageReserveTest, PreparesWhatIsExpectedThenSuchAsWereTaken) {
@@ -223,9 +224,9 @@ TEST_F(PagePoolTest, AReserveIsReadyAndMadeUpForWhenItIsQuiet) {
   ASSERT_TRUE(wait_for(16 * kHugePage));
   EXPECT_TRUE(reserve.settled());
   pool_->ExpectNoMore(1);
-  const auto file = pool_->Take(5 * kHugePage).value();
+  auto file = pool_->Take(5 * kHugePage).value();
   EXPECT_TRUE(wait_for(15 * kHugePage)) << "three of the size that was taken";
-  pool_->Give(file);
+  pool_->Give(std::move(file));
 }
 
 }  // namespace
