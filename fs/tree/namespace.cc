@@ -96,9 +96,9 @@ bool Namespace::Visible(const TreeSnapshot& now, const Node& node, const Caller&
   if (node.step) return MayEnter(*node.step, caller);
   if (node.kind != NodeKind::kRun) return true;
   const Tree::Run* const run = now.tree.FindRun(node.name());
-  if (run == nullptr) return false;
-  return std::any_of(run->steps.begin(), run->steps.end(),
-                     [&](const auto& step) { return MayEnter(*step.second, caller); });
+  return run != nullptr && run->steps.Any([&](const std::string&, const auto& step) {
+    return MayEnter(*step, caller);
+  });
 }
 
 Attributes Namespace::AttributesOf(const Node& node) {

@@ -224,9 +224,9 @@ Result<NodePtr> Resolver::Child(const TreeSnapshot& now, const Node& parent,
   switch (parent.kind) {
     case NodeKind::kSteps: {
       const Tree::Run* run = RunOfSteps(now, parent);
-      const auto found = run ? run->steps.find(name) : decltype(run->steps.find(name)){};
-      if (!run || found == run->steps.end()) return NoSuch(parent, name);
-      return StepNode(parent, found->second);
+      const auto step = run ? run->steps.Find(name) : nullptr;
+      if (!step) return NoSuch(parent, name);
+      return StepNode(parent, step);
     }
     case NodeKind::kRuns: {
       const Tree::Run* run = now.tree.FindRun(name);
@@ -254,7 +254,10 @@ Result<std::vector<NodePtr>> Resolver::Children(const TreeSnapshot& now, const N
       Nodes children;
       const Tree::Run* run = RunOfSteps(now, parent);
       if (run == nullptr) return children;
-      for (const auto& [id, step] : run->steps) children.push_back(StepNode(parent, step));
+      run->steps.Any([&](const std::string&, const auto& step) {
+        children.push_back(StepNode(parent, step));
+        return false;
+      });
       return children;
     }
     case NodeKind::kViews: return LayoutChildren(parent);

@@ -9,16 +9,6 @@
 namespace ckptfs {
 namespace {
 
-// What follows from its steps.
-void Finish(Tree::Run& run) {
-  run.latest = nullptr;
-  run.mtime_ns = 0;
-  for (const auto& [id, step] : run.steps) {
-    if (!run.latest || IsOlder(run.latest->record(), step->record())) run.latest = step;
-    run.mtime_ns = std::max(run.mtime_ns, step->record().mtime_ns);
-  }
-}
-
 // Names that no path can have are left out.
 std::map<std::pair<std::string, std::string>, const StepChange*> LastOfEach(const StepNews& news) {
   std::map<std::pair<std::string, std::string>, const StepChange*> last;
@@ -29,13 +19,25 @@ std::map<std::pair<std::string, std::string>, const StepChange*> LastOfEach(cons
   return last;
 }
 
-// What `before` has and `next`, which was told everything, has not.
+// What `before` has and `next`, which was told everything, does not.
 void AddGone(const Tree& before, NextTree& next) {
   for (const auto& [name, run] : before.runs) {
-    for (const auto& [id, step] : run->steps) {
-      if (next.tree.FindStep(name, id) == nullptr) next.changes.push_back({name, id, step, nullptr});
-    }
+    run->steps.Any([&, &name = name](const std::string& id, const auto& step) {
+      if (!next.tree.FindStep(name, id)) next.changes.push_back({name, id, step, nullptr});
+      return false;
+    });
   }
+}
+
+// A run with changes; a run whose last step was removed is not a name any more.
+void Replace(const std::string& name, std::vector<StepMap::Change> changes, Tree& tree) {
+  const Tree::Run* const known = tree.FindRun(name);
+  Tree::Run run{(known ? known->steps : StepMap()).With(std::move(changes)), nullptr, 0};
+  tree.runs.erase(name);
+  if (run.steps.empty()) return;
+  run.latest = run.steps.latest();
+  run.mtime_ns = run.steps.mtime_ns();
+  tree.runs.emplace(name, std::make_shared<const Tree::Run>(std::move(run)));
 }
 
 }  // namespace
@@ -47,40 +49,24 @@ const Tree::Run* Tree::FindRun(std::string_view run) const {
 
 std::shared_ptr<StepEntry> Tree::FindStep(std::string_view run, std::string_view id) const {
   const Run* const found = FindRun(run);
-  if (found == nullptr) return nullptr;
-  const auto step = found->steps.find(id);
-  return step == found->steps.end() ? nullptr : step->second;
+  return found == nullptr ? nullptr : found->steps.Find(id);
 }
 
 NextTree TakeIn(const Tree& before, const StepNews& news, const MakeStepEntry& make) {
   NextTree next;
-  std::map<std::string, Tree::Run> touched;
+  std::map<std::string, std::vector<StepMap::Change>> touched;  // sorted, as LastOfEach is
   if (!news.all) next.tree = before;
   for (const auto& [name, change] : LastOfEach(news)) {
-    const auto& [run_name, id] = name;
-    const auto [run, added] = touched.try_emplace(run_name);
-    const Tree::Run* const known = next.tree.FindRun(run_name);
-    if (added && known != nullptr) run->second = *known;
-    auto& steps = run->second.steps;
-    const auto was = before.FindStep(run_name, id);
+    const auto& [run, id] = name;
+    const auto was = before.FindStep(run, id);
     const bool same = was && change->record && !was->removed() &&
                       was->record().manifest == change->record->manifest;
-    if (!change->record) {
-      steps.erase(id);
-    } else {
-      steps.insert_or_assign(id, same ? was : make(*change->record));
-    }
-    if (same && !news.all) next.changes.push_back({run_name, id, nullptr, was});
-    if (!same && (was || change->record)) next.changes.push_back({run_name, id, was, nullptr});
+    StepMap::Change& step = touched[run].emplace_back(StepMap::Change{id, nullptr});
+    if (change->record) step.step = same ? was : make(*change->record);
+    if (same && !news.all) next.changes.push_back({run, id, nullptr, was});
+    if (!same && (was || change->record)) next.changes.push_back({run, id, was, nullptr});
   }
-  for (auto& [name, run] : touched) {
-    Finish(run);
-    // A run whose last step was removed is not a name any more.
-    next.tree.runs.erase(name);
-    if (!run.steps.empty()) {
-      next.tree.runs.emplace(name, std::make_shared<const Tree::Run>(std::move(run)));
-    }
-  }
+  for (auto& [name, changes] : touched) Replace(name, std::move(changes), next.tree);
   if (news.all) AddGone(before, next);
   next.tree.mtime_ns = 0;
   for (const auto& [name, run] : next.tree.runs) {
@@ -105,8 +91,7 @@ std::shared_ptr<StepEntry> ViewTarget::Choose(const Tree& tree, std::string* rea
     return nullptr;
   }
   if (follow_ || step_ == "latest") return run->latest;
-  const auto step = run->steps.find(step_);
-  if (step != run->steps.end()) return step->second;
+  if (auto step = run->steps.Find(step_)) return step;
   *reason = StrCat("there is no step '", name, "/", step_, "' yet");
   return nullptr;
 }

@@ -18,12 +18,13 @@
 #include "core/base/result.h"
 #include "core/store/store.h"
 #include "fs/tree/mounted_step.h"
+#include "fs/tree/step_map.h"
 
 namespace ckptfs {
 
 struct Tree {
   struct Run {
-    std::map<std::string, std::shared_ptr<StepEntry>, std::less<>> steps;
+    StepMap steps;                      // at least one
     std::shared_ptr<StepEntry> latest;  // IsOlder than none
     int64_t mtime_ns = 0;               // of the newest step
   };
@@ -45,9 +46,9 @@ struct TreeChange {
   std::shared_ptr<StepEntry> kept;
 };
 
-// The tree with what is new; only runs that have news are copied.  A step of the
-// same name and manifest keeps its entry.  Records with names that no path can
-// have are left out.
+// The tree with what is new, which shares what is not: a step costs the same however
+// many its run has.  A step of the same name and manifest keeps its entry.  Records
+// with names that no path can have are left out.
 struct NextTree {
   Tree tree;
   std::vector<TreeChange> changes;
