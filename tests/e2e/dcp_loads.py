@@ -52,6 +52,7 @@ class Load:
     checkpoint_id: callable = str
     model_only: bool = False  # `tensors` is then its state_dict
     partial: bool = False     # what the directory lacks stays as it was (DefaultLoadPlanner's allow_partial_load)
+    own_rates: bool = False   # that is the case of the groups' rates
     more: dict = field(default_factory=dict)   # what else is loaded: {key: value}
     save: str = None          # what was loaded is saved by torch below here, in every SHAPE
     again: tuple = ()         # (path, name of a SHAPE): loaded after it, by the same ranks
@@ -91,6 +92,23 @@ def cut_for_tp(model, mesh, cuts):
                         made[parameter] = torch.nn.Parameter(
                             value, requires_grad=parameter.requires_grad)
                     module.register_parameter(name, made[parameter])
+
+
+def whole_in_forward(model, mesh, cuts):
+    """Tensor parallelism of any model, that can train: what `cuts` names is cut, and each module has its own
+    whole while it computes."""
+    cut_for_tp(model, mesh, cuts)
+
+    def gather(module, _):
+        module.__dict__.update({name: value.full_tensor() for name, value in module.named_parameters(recurse=False)
+                                if isinstance(value, DTensor)})
+
+    def forget(module, *_):
+        for name, _ in module.named_parameters(recurse=False):
+            module.__dict__.pop(name, None)
+    for module in model.modules():
+        module.register_forward_pre_hook(gather)
+        module.register_forward_hook(forget)
 
 
 def spread(model, load):
@@ -156,9 +174,9 @@ def train_on(model, optimizer, load, rank, ranks):
     return losses
 
 
-def spoil(model, optimizer):
+def spoil(model, optimizer, own_rates=False):
     """Values that no checkpoint has, and states, so that a load has to replace them.  Buffers that are
-    no part of a state dict are the model's own."""
+    no part of a state dict are the model's own, and so may be the groups' rates."""
     saved = model.state_dict()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -166,7 +184,7 @@ def spoil(model, optimizer):
         for name, buffer in model.named_buffers():
             if name in saved:
                 buffer.fill_(1)
-    for group in optimizer.param_groups if optimizer else ():
+    for group in optimizer.param_groups if optimizer and not own_rates else ():
         group['lr'] = 0.5
 
 
@@ -199,17 +217,16 @@ def fill_natively(load):
     it makes it; what train_on takes."""
     model, rank, ranks = spread_values(load, load.native['model'])
     optimizer = load.optimizer(model)
-    states = {}
-    for kind in ('exp_avg', 'exp_avg_sq'):
-        like = {n: load.native['optim']['state'].get(n, {}).get(kind, torch.zeros(p.shape))
+    held, states = load.native['optim']['state'], {}
+    for kind in {kind for of_name in held.values() for kind in of_name} - {'step'}:
+        like = {n: held.get(n, {}).get(kind, torch.zeros(p.shape))
                 for n, p in load.model().named_parameters()}
         cut = dict(spread_values(load, like)[0].named_parameters())
         states[kind] = {n: t.detach() for n, t in cut.items()}
     for name, parameter in model.named_parameters():
-        of_name = load.native['optim']['state'].get(name)
-        if of_name:
-            optimizer.state[parameter] = {'step': of_name['step'].clone(),
-                                          **{k: states[k][name] for k in states}}
+        if name in held:
+            optimizer.state[parameter] = {k: states[k][name] if k in states else v.clone()
+                                          for k, v in held[name].items()}
     return model, optimizer, load, rank, ranks
 
 
@@ -245,7 +262,7 @@ def worker(path, load, out):
     model = load.model()
     model, rank, ranks = spread(model, load)
     optimizer = None if load.model_only else load.optimizer(model)
-    spoil(model, optimizer)
+    spoil(model, optimizer, load.own_rates)
     asked = wanted(model, optimizer, load)
     boxes, before = boxes_of(asked), bytes_read()
     dcp.load(asked, checkpoint_id=load.checkpoint_id(path),

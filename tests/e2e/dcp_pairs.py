@@ -2,11 +2,13 @@
 """Pairs of the matrix with DCP at the end: what torch.distributed.checkpoint loads of every source
 that is not its own (dcp_sources.py has those).
 
-An unmodified dcp.load fills the same model on each mesh: DeepSpeed's sources the fixture's model and
-its optimizer (every master, moment, buffer and step must equal the truth bit for bit, strictly),
-models of transformers the model (every entry of the state_dict).
+An unmodified dcp.load fills the same model and its optimizer on each mesh: every master, moment, buffer and
+step must equal the truth bit for bit, strictly, and the next losses those of a model on the same mesh that
+torch itself filled with the truth.  Of a directory of Hugging Face, which has weights alone, the model is filled.
 """
+import functools
 import gc
+import json
 import os
 import sys
 import tempfile
@@ -23,7 +25,9 @@ import cases  # noqa: E402
 import daemon  # noqa: E402
 import dcp_loads  # noqa: E402
 import huggingface_pairs  # noqa: E402
+import make_huggingface  # noqa: E402
 import models  # noqa: E402
+import torch_jobs  # noqa: E402
 from cells import MESHES, Target  # noqa: E402
 from engine import base_optimizer, param_groups  # noqa: E402
 from tiny_model import CausalLM, Dims  # noqa: E402
@@ -41,6 +45,9 @@ WHY_REFUSED = {
     'Missing key in checkpoint state_dict: optim.param_groups.0.weight_decay':
         'the elastic form of ZeRO-1 saves no hyper-parameters: a strict load misses '
         f'`optim.param_groups.0.weight_decay`{REST}, and the groups keep the rates that they were made with'}
+NO_HYPER_PARAMETERS = WHY_REFUSED['Missing key in checkpoint state_dict: optim.param_groups.0.weight_decay']
+NO_MODULE = "read tensor by tensor: the module is one that DeepSpeed alone makes, and takes no step"
+STEPS = 2
 # Of files that name a model's experts one by one.
 EXPERTS = ('mixtral', 'Missing key in checkpoint state_dict: model.model.layers.0.mlp.')
 
@@ -54,6 +61,41 @@ def pairs():
 def sample():
     """An engine's checkpoint and a model's; test_dcp.py has one of every mesh."""
     return [Target('tp2', 'fsdp2_tp2', 'fsdp2_tp2'), Target('gpt2_zero1', 'fsdp2', 'fsdp2')]
+
+
+def tiny_step(dims, model, optimizer, number, rank, ranks):
+    """One update on the batch of the variant's own run; this rank's loss."""
+    gen = torch.Generator().manual_seed(dims.seed * 7919 + number)
+    start = torch.randint(0, dims.vocab, (dims.batch, 1), generator=gen)
+    ids = ((start + 17 * torch.arange(dims.seq + 1)) % dims.vocab).chunk(ranks)[rank]
+    loss = model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def whole(truth):
+    """A truth's masters, buffers, what is not trained, and states, as torch fills a model with them."""
+    of_kind = {}
+    for key, tensor in truth.items():
+        kind, _, name = key.partition('/')
+        of_kind.setdefault(kind, {})[name] = tensor
+    state, kinds = {}, [kind for kind in torch_jobs.STATES if kind in of_kind]
+    for name in of_kind.get(kinds[0], {}) if kinds else ():
+        state[name] = {kind: of_kind[kind][name].float() for kind in kinds}
+        state[name].update({'step': truth['step']} if 'step' in truth else {})
+    return {'model': {**of_kind.get('weight', {}), **of_kind.get('model', {}), **of_kind.get('buffer', {})},
+            'optim': {'state': state}}
+
+
+def trained(variant, mesh, truth, **more):
+    """tiny_load, and the steps after it."""
+    dims = replace(Dims(), **SIZES.get(variant, {}))
+    with open(os.path.join(os.path.dirname(daemon.truth_of(variant)), 'losses.json'), encoding='utf-8') as f:
+        first = json.load(f)['first_step']
+    return tiny_load(variant, mesh, step=functools.partial(tiny_step, dims), steps=STEPS, first_step=first,
+                     native=whole(truth), plan=functools.partial(dcp_loads.whole_in_forward, cuts=CUTS), **more)
 
 
 def tiny_load(variant, mesh, **more):
@@ -103,45 +145,68 @@ def bare(view, variant, mesh):
     return wrong_of({'tensors': tensors}, truth)
 
 
-def check(step, variant, mesh):
-    """(what is wrong, why torch refuses it) of a pair."""
-    words = [MESHES[mesh], 'fp32'] if variant in VARIANTS else [MESHES[mesh]]
-    if variant not in VARIANTS:
-        name, _ = huggingface_pairs.SOURCES[variant]
-        load = dcp_loads.Load(mesh, lambda: models.rounded(models.make(name, seed=5)), None,
-                              model_only=True)
-        try:
-            found = dcp_loads.run(os.path.join(step, 'view', '_'.join(words), 'dcp'), load)
-        except AssertionError as e:
-            if variant != EXPERTS[0] or EXPERTS[1] not in str(e):
-                raise
-            return [], huggingface_pairs.ONE_BY_ONE
-        return huggingface_pairs.differ(found['tensors'],
-                                        huggingface_pairs.truth_of(variant)[0]), None
-    words += ['plain'] if cases.is_pipe(VARIANTS[variant]) else []
-    view = os.path.join(step, 'view', '_'.join(words), 'dcp')
-    if VARIANTS[variant].moe:
-        return bare(view, variant, mesh), None
+def weights_of(step, variant, mesh):
+    """What is wrong with the 16-bit weights that a model is filled with, and no optimizer."""
+    name, _ = huggingface_pairs.SOURCES[variant]
+    load = dcp_loads.Load(mesh, lambda: models.rounded(models.make(name, seed=5)), None, model_only=True)
+    found = dcp_loads.run(os.path.join(step, 'view', MESHES[mesh], 'dcp'), load)
+    return huggingface_pairs.differ(found['tensors'], huggingface_pairs.truth_of(variant)[0])
+
+
+def of_transformers(step, variant, mesh):
+    """The record of a model of transformers."""
+    name, engine = huggingface_pairs.SOURCES[variant]
     try:
-        found = dcp_loads.run(view, tiny_load(variant, mesh))
+        wrong = weights_of(step, variant, mesh)
+    except AssertionError as e:
+        if variant != EXPERTS[0] or EXPERTS[1] not in str(e):
+            raise
+        return {'layout': MESHES[mesh], 'ok': True, 'state': 'refused', 'why': huggingface_pairs.ONE_BY_ONE}
+    if engine is None or wrong:
+        return {'layout': MESHES[mesh], 'ok': not wrong, 'different': wrong[:5], 'module_only': engine is None}
+    truth, layout = huggingface_pairs.states_of(variant), f'{MESHES[mesh]}_fp32'
+    load = dcp_loads.Load(mesh, lambda: models.make(name, seed=5), make_huggingface.optimizer_of,
+                          huggingface_pairs.torch_step, first_step=make_huggingface.STEPS, steps=STEPS,
+                          native=whole(truth),
+                          plan=functools.partial(dcp_loads.whole_in_forward, cuts=huggingface_pairs.CUTS[name]))
+    return judged(layout, dcp_loads.run(os.path.join(step, 'view', layout, 'dcp'), load), truth)
+
+
+def judged(layout, found, truth):
+    """The record of a load that went on."""
+    wrong = wrong_of(found, truth)
+    diff = max(abs(a - b) for a, b in zip(found['losses'], found['native'], strict=True))
+    return {'layout': layout, 'ok': not wrong and diff == 0, 'different': wrong[:5], 'loss_diff': diff,
+            'exact_losses': True}
+
+
+def of_tiny(step, variant, mesh):
+    """The record of the fixture's model."""
+    source, truth = VARIANTS[variant], load_file(daemon.truth_of(variant))
+    layout = '_'.join([MESHES[mesh], 'fp32', *(['plain'] if cases.is_pipe(source) else [])])
+    view = os.path.join(step, 'view', layout, 'dcp')
+    if source.moe:
+        wrong = bare(view, variant, mesh)
+        return {'layout': layout, 'ok': not wrong, 'different': wrong[:5], 'note': NO_MODULE,
+                'module_only': not source.stage}
+    try:
+        return judged(layout, dcp_loads.run(view, trained(variant, mesh, truth)), truth)
     except AssertionError as e:
         why = next((text for said, text in WHY_REFUSED.items() if said in str(e)), None)
         if why is None:
             raise
-        found = dcp_loads.run(view, tiny_load(variant, mesh, partial=True))
-        return wrong_of(found, load_file(daemon.truth_of(variant))), why
-    return wrong_of(found, load_file(daemon.truth_of(variant))), None
+    load = trained(variant, mesh, truth, partial=True, own_rates=why == NO_HYPER_PARAMETERS)
+    record = judged(layout, dcp_loads.run(view, load), truth)
+    return {**record, 'state': 'refused', 'why': why} if record['ok'] else record
 
 
 def run(mount, pair):
     """One pair; its record."""
+    check = of_tiny if pair.source in VARIANTS else of_transformers
     try:
-        wrong, why = check(daemon.step_of(mount, pair.source), pair.source, pair.target)
+        return check(daemon.step_of(mount, pair.source), pair.source, pair.target)
     except (AssertionError, OSError, RuntimeError, ValueError) as e:
         return {'ok': False, 'errors': [str(e)[-300:]]}
-    refused = {'state': 'refused', 'why': why} if why else {}
-    alone = pair.source in VARIANTS and VARIANTS[pair.source].moe and not VARIANTS[pair.source].stage
-    return {'ok': not wrong, 'different': wrong[:5], 'layout': MESHES[pair.target], 'module_only': bool(alone), **refused}
 
 
 def run_all(wanted):

@@ -28,11 +28,13 @@ are the unmodified software that loaded a mounted view of them:
 - `huggingface`: `from_pretrained`, whose every entry of the state_dict and logits are compared, from a mount without options;
 - `{given}`: the same from a mount with `--hf-config DIR`, which gives steps a `config.json` that have none;
 - {tools}: `Trainer.train(resume_from_checkpoint=...)`, `Accelerator.load_state(...)`, `Trainer.fit(ckpt_path=...)`, of the tool that saved;
-- `rank<N>`: every tensor in the files `.safetensors` of all ranks, at several layouts (tp, pp, dp), for readers of one's own.
+- `rank<N>`: every tensor in the files `.safetensors` of all ranks, at several layouts (tp, pp, dp), for readers of one's own. Nothing loads these, so there are no losses.
 
 *exact*: every master, moment, 16-bit weight, buffer and step that was loaded equalled, bit for bit, what the live job held, gathered without code of ours; a number
-says at how many layouts. Losses of the next two steps were those of the run that never stopped, or of a module that torch itself filled with the truth on the same
-mesh: to the last bit where gradients are added in the same order, within rounding noise elsewhere.
+says at how many layouts. Losses of the next two steps of an engine or on a mesh were those of the run that never stopped, or of a module that torch itself filled with the truth on
+the same mesh: to the last bit where gradients are added in the same order, within rounding noise elsewhere. Where *weights alone were saved*, engines were compared with one that begins with these
+weights, and on meshes nothing steps; what else was not compared, a note in the cell says. [Testing](testing.md) names the engines of the first table that load and cannot take a step, whatever
+they load, and those whose rates DeepSpeed itself mixes.
 *refused*: the program or the software that loads says why, below, and what helps; beside *exact* in one cell it is of some of its layouts. *n/a*: there is nothing
 to load or to compare. What is not on this page: software that cannot run here, on a CPU; [view formats](view-formats.md) says what was read in its source instead.
 """
@@ -70,8 +72,9 @@ def of_records(records, footnote):
     words = [f'exact ({exact})' if exact > 1 else 'exact'] if exact else []
     for state, why in dict.fromkeys((r['state'], plain(r['why'])) for r in some):
         words.append(f'{state} {footnote(why)}')
-    if any(r.get('module_only') for r in records):
-        words[0] += f" {footnote('weights alone were saved')}"
+    notes = ['weights alone were saved'] if any(r.get('module_only') for r in records) else []
+    for note in dict.fromkeys([*notes, *(r['note'] for r in records if r.get('note'))]):
+        words[0] += f' {footnote(note)}'
     return ', '.join(words)
 
 

@@ -60,11 +60,12 @@ class Job:
         return float(loss.detach())
 
     def whole(self):
-        """The truth as a state dict, if its optimizer is Adam's."""
-        if 'exp_avg' not in self.truth:
+        """The truth as a state dict, if the optimizer's states were saved."""
+        kinds = self.states()
+        if not kinds:
             return None
-        state = {name: {k: self.truth[k][name] for k in ('step', 'exp_avg', 'exp_avg_sq')}
-                 for name in self.truth['exp_avg']}
+        kinds += ['step'] if 'step' in self.truth else []
+        state = {name: {k: self.truth[k][name] for k in kinds} for name in self.truth[kinds[0]]}
         return {'model': dict(self.truth['weight']), 'optim': {'state': state}}
 
     def filled(self):
