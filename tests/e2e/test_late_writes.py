@@ -2,19 +2,23 @@
 """Who writes parameters while a save is being copied, beside the step of an optimizer that waits
 for it: what it writes is copied before save returns, or waited for, or the step is dropped."""
 import functools
+import gc
 import logging
+import mmap
 import multiprocessing
 import os
 import signal
 import threading
+import weakref
 
 import ckptfs as snapshots
 import pytest
 import torch
 from ckptfs import dcp as ours
 from ckptfs.collector import TorchCollector
+from daemon import wait_until
 from test_odd_tensors import LARGE, Weights, all_held, held, lazily, sgd
-from test_save_options import receive
+from test_save_options import gate_fixture, receive  # noqa: F401
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.optim import _apply_optimizer_in_backward
@@ -52,12 +56,129 @@ def test_an_optimizer_that_updates_in_the_backward_pass(ckptfs, caplog, register
     assert len([r for r in caplog.records if 'InBackward' in r.message]) == 1
 
 
-def test_hooks_of_torch_that_step_are_waited_for(ckptfs):
+def test_hooks_of_torch_that_step_are_waited_for(ckptfs, gate, monkeypatch):
+    receive(ckptfs)
     model = Weights(w=torch.zeros(LARGE))
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {'lr': 1.0})
     optimizer, = model.w._in_backward_optimizers
-    with snapshots.Snapshotter(model, optimizer, store=ckptfs.store) as snap:
-        assert lazily(snap)
+    asked = threading.Event()
+    with snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store) as snap:
+        before = snap.before_update
+        monkeypatch.setattr(snap, 'before_update', lambda: (asked.set(), before())[1])
+        assert lazily(snap) and snap.save(1)
+        backward = threading.Thread(target=lambda: model.w.sum().backward())
+        backward.start()
+        assert asked.wait(60)
+        backward.join(0.3)
+        assert backward.is_alive() and model.w.eq(0).all(), 'it did not wait'
+        gate.set()
+        backward.join(60)
+        assert model.w.eq(-1).all()
+        assert snap.wait_durable(1), snap.status()
+    assert held(ckptfs)['w'].eq(0).all()
+
+
+class Own:
+    """An optimizer that is none of torch's: writes rows that samples do not meet."""
+
+    def __init__(self, parameters):
+        self.param_groups = [{'params': list(parameters), 'lr': 1.0}]
+        self.state = {p: {'rows': torch.zeros_like(p)} for p in self.param_groups[0]['params']}
+
+    def step(self):
+        """Past all counters."""
+        for parameter, values in self.state.items():
+            parameter.data[100:102] += 1
+            values['rows'].data[100:102] += 1
+
+
+def test_an_optimizer_of_ones_own_is_not_waited_for(ckptfs, gate):
+    receive(ckptfs)
+    model = Weights(w=torch.zeros(LARGE))
+    optimizer = Own(model.parameters())
+    with snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store) as snap:
+        assert snap.save(1)
+        optimizer.step()
+        gate.set()
+        assert snap.wait_durable(1), snap.status()
+    assert all(held(ckptfs)[key].eq(0).all() for key in ('w', 'rows/w'))
+
+
+def test_averages_and_what_no_optimizer_has_are_copied_at_once(ckptfs, gate):
+    receive(ckptfs)
+    model = Weights(w=torch.ones(LARGE), free=torch.ones(LARGE))
+    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    optimizer = torch.optim.SGD([model.w], lr=1.0)
+    averaged.update_parameters(model)
+    with snapshots.Snapshotter([model, averaged], optimizer, run='job',
+                               store=ckptfs.store) as snap:
+        model.w.sum().backward()
+        optimizer.step()
+        assert snap.size()['lazy_bytes'] == model.w.nbytes
+        assert snap.save(1)
+        averaged.update_parameters(model)
+        model.free.data[100:102] += 1
+        assert averaged.module.w.eq(0.5).all()
+        gate.set()
+        assert snap.wait_durable(1), snap.status()
+    found = {key: set(tensor.unique().tolist()) for key, tensor in held(ckptfs).items()
+             if not key.startswith('ckptfs.')}
+    assert found == {'w': {0}, 'free': {1}, 'module.w': {1}, 'module.free': {1}, 'n_averaged': {1}}
+
+
+# ---- memory that goes before it is copied -------------------------------------------
+
+
+def test_memory_outlives_its_owners_until_it_is_copied(ckptfs, gate):
+    receive(ckptfs)
+    pages = mmap.mmap(-1, 4 * LARGE)
+    weight = torch.frombuffer(pages, dtype=torch.float32)
+    model = Weights(w=weight.copy_(torch.randn(LARGE)), v=torch.randn(LARGE))
+    optimizer = torch.optim.Adam(model.parameters())
+    (model.w.sum() + model.v.sum()).backward()
+    optimizer.step()
+    truth = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        truth |= {f'{k}/{name}': value.clone() for k, value in optimizer.state[parameter].items()}
+    models, optimizers, mapped = [model], [optimizer], weakref.ref(pages)
+    with snapshots.Saver(TorchCollector(models, optimizers), 'job', ckptfs.store) as snap:
+        assert lazily(snap) and snap.save(1)
+        models.clear()
+        optimizers.clear()
+        del pages, weight, model, optimizer, parameter
+        gc.collect()
+        assert mapped() is not None, 'nobody keeps it'
+        gate.set()
+        assert snap.wait_durable(1), snap.status()
+        found = held(ckptfs)
+        assert all(torch.equal(found[key], tensor) for key, tensor in truth.items())
+        wait_until(lambda: mapped() is None, 'the end of it')
+
+
+def _replaced(parameter):
+    parameter.data = parameter.data.clone()
+
+
+def _emptied(parameter):
+    """As an unsharded parameter is; what is allocated next takes its place."""
+    parameter.untyped_storage().resize_(0)
+    return [torch.zeros(LARGE).index_fill_(0, torch.tensor([100]), 7) for _ in range(100)]
+
+
+@pytest.mark.parametrize('change', [_replaced, _emptied])
+def test_a_parameter_that_got_other_memory_is_named(ckptfs, gate, change):
+    receive(ckptfs)
+    model = Weights(a=torch.zeros(LARGE), b=torch.zeros(LARGE))
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store) as snap:
+        assert lazily(snap) and snap.save(1)
+        others = change(model.b)
+        gate.set()
+        assert not snap.wait_durable(1), held(ckptfs)['b'].unique()
+        assert snap.status()['last_drop'] == 'step 1: b was written before the update'
+        del others
+        model.b.data = torch.full((LARGE,), 3.)
+        assert snap.save(2) and snap.wait_durable(2), snap.status()
+    assert held(ckptfs)['b'].eq(3).all() and held(ckptfs)['a'].eq(0).all()
 
 
 def test_an_embedding_of_bounded_norm_is_written_by_the_forward_pass(ckptfs):

@@ -40,6 +40,20 @@ def snapshotter_fixture(ckptfs):
         snap.close()
 
 
+@pytest.fixture(name='gate')
+def gate_fixture(monkeypatch):
+    """Copies that the writer's own thread makes wait for this event."""
+    opened, writer = threading.Event(), _native.Writer
+
+    def before_copy():
+        if threading.current_thread() is not threading.main_thread():
+            opened.wait(60)
+
+    monkeypatch.setattr(_native, 'Writer', lambda *args: writer(*args[:-1], before_copy))
+    yield opened
+    opened.set()
+
+
 def daemon_counts(ckptfs):
     """What `ckptfs status` says of snapshots."""
     said = ckptfs.run('status', '--store', ckptfs.store, '--json').stdout
@@ -154,15 +168,8 @@ def interrupted(waits=lambda: True):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_signals_are_handled_while_an_update_waits(ckptfs, snapshotter, monkeypatch):
+def test_signals_are_handled_while_an_update_waits(ckptfs, gate, snapshotter):
     """Ctrl-C ends the wait for a copy that hangs, and the step before it wrote anything."""
-    late, writer = threading.Event(), _native.Writer
-
-    def before_copy():
-        if threading.current_thread() is not threading.main_thread():
-            late.wait(60)
-
-    monkeypatch.setattr(_native, 'Writer', lambda *args: writer(*args[:-1], before_copy))
     receive(ckptfs)
     snap = snapshotter()
     assert snap.save(1)
@@ -170,7 +177,7 @@ def test_signals_are_handled_while_an_update_waits(ckptfs, snapshotter, monkeypa
         with interrupted():
             snap.before_update()
     finally:
-        late.set()
+        gate.set()
     snap.before_update()
     assert snap.wait_durable(1)
 
