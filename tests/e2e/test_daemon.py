@@ -42,7 +42,9 @@ def test_receives_makes_durable_and_ends_at_a_signal(ckptfs, job):
     for step in range(4):
         assert trainer.step() == [True, True] and trainer.durable(step)
     wait_until(lambda: durable_steps(ckptfs) == ['2', '3'], 'retention', daemon)
-    hot = status(ckptfs)[0]['status']['snapshots']['hot']
+    counts = status(ckptfs)[0]['status']['snapshots']
+    assert 0 <= counts['huge_bytes'] <= counts['arena_bytes'] and counts['arena_bytes'] >= 2 * 16 << 20
+    hot = counts['hot']
     assert hot['steps'] == 1 and hot['bytes'] > 1 << 20, hot
     assert ckptfs.run('switch', '--store', ckptfs.store, 'job/3', check=False).returncode == 3
     daemon.send_signal(signal.SIGTERM)
@@ -79,32 +81,81 @@ def test_one_of_several_receives_and_the_next_takes_over(ckptfs, job):
 @pytest.mark.parametrize('how', ['killed', 'ended'])
 def test_what_is_whole_when_it_ends(ckptfs, job, how):
     daemon = start(ckptfs)
-    block = block_store(ckptfs)
     trainer = job(1)
+    assert trainer.step() == [True] and trainer.durable(0)
+    files = os.path.join(ckptfs.store, 'blobs', 'snapshots')
+    os.rename(files, files + '.away')
+    block = block_store(ckptfs)
     assert trainer.step() == [True]
     until_in_memory(ckptfs, daemon)
     trainer.kill()
-    wait_until(lambda: steps_in_memory(ckptfs) == ['0'], 'the list', daemon)
-    program = Program(ckptfs.store, 'job', '0')
-    assert_equal(loaded(program), trainer.truth(0))
-    if how == 'ended':
-        os.unlink(block)
-        daemon.terminate()
-        assert daemon.wait(60) == 0
-        assert durable_steps(ckptfs) == ['0']
-    else:
+    wait_until(lambda: steps_in_memory(ckptfs) == ['1'], 'the list', daemon)
+    program = Program(ckptfs.store, 'job', '1')
+    assert_equal(loaded(program), trainer.truth(1))
+    if how == 'killed':
         daemon.kill()
         daemon.wait()
-        assert ckptfs.list()['steps'] == [] and steps_in_memory(ckptfs) == []
+    os.unlink(block)
+    os.rename(files + '.away', files)
+    if how == 'killed':
         with pytest.raises(RuntimeError, match='went away'):
             program.describe()
+    else:
+        daemon.terminate()
+        assert daemon.wait(60) == 0
     program.close()
+    last = {'killed': '0', 'ended': '1'}[how]
+    assert durable_steps(ckptfs) == [str(step) for step in range(int(last) + 1)]
+    assert steps_in_memory(ckptfs) == []
+    mount = ckptfs.mount('--run', 'job')
+    assert os.readlink(os.path.join(mount, 'view')).endswith(f'/step/{last}/view')
+    assert_equal(gathered(os.path.join(mount, 'view', 'tp2'), 2), trainer.truth(int(last)))
 
 
 def until_in_memory(ckptfs, daemon):
     """Waits until a step is whole, and not durable."""
     wait_until(lambda: any(one['status']['snapshots']['waiting'] for one in status(ckptfs)),
                'the step in memory', daemon)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='mounting needs root')
+def test_a_store_that_is_full_has_room_again(ckptfs, job, capfd):
+    os.mkdir(ckptfs.store)
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=32m,mode=0700', 'tmpfs', ckptfs.store], check=True)
+    try:
+        daemon = start(ckptfs)
+        trainer = job(1, slots=1)
+        assert trainer.step() == [True] and trainer.durable(0)
+        filler = os.path.join(ckptfs.store, 'filler')
+        with open(filler, 'wb', buffering=0) as file, pytest.raises(OSError, match='No space'):
+            while file.write(bytes(4096)):
+                pass
+        wait_until(lambda: trainer.step() == [True], 'room in the arena', daemon)
+        until_in_memory(ckptfs, daemon)
+        waiting, = steps_in_memory(ckptfs)
+        assert trainer.step() == [False]
+        assert 'the arena is full of steps' in trainer.status()['last_drop']
+        wait_until(lambda: status(ckptfs)[0]['status']['snapshots']['full_drops'], 'the count', daemon)
+        said = capfd.readouterr().err
+        assert f'snapshot job/{waiting} stays in memory: ' in said and 'No space left' in said, said
+        assert durable_steps(ckptfs) == ['0']
+        wait_until(lambda: os.listdir(os.path.join(ckptfs.store, '.tmp')) == [], 'nothing half', daemon)
+        os.unlink(filler)
+        assert trainer.durable(waiting)
+        wait_until(lambda: trainer.step() == [True], 'a save that is taken', daemon)
+        last = str(trainer.status()['saves'] - 1)
+        assert trainer.durable(last) and durable_steps(ckptfs) == sorted(['0', waiting, last], key=int)
+        mount = ckptfs.mount()
+        for step in ('0', waiting, last):
+            ckptfs.run('verify', '--store', ckptfs.store, f'job/{step}')
+            view = os.path.join(step_of(mount, 'job', step), 'view', 'tp2')
+            assert_equal(gathered(view, 2), trainer.truth(step))
+        ckptfs.umount(mount)
+        trainer.end()
+        daemon.terminate()
+        assert daemon.wait(60) == 0
+    finally:
+        subprocess.run(['umount', '-l', ckptfs.store], check=True)
 
 
 def kept_by_a_manager(ckptfs, job, tmp_path):
