@@ -62,15 +62,16 @@ std::string_view WithoutNumber(std::string_view name) {
 }
 
 // What is in the steps before `own` in the same run, the nearest first; those that
-// cannot be listed are passed over.
-std::vector<StepEntries> EarlierSteps(const Root& root, const std::string& own) {
+// are out of reach are passed over.
+Result<std::vector<StepEntries>> EarlierSteps(const Root& root, const std::string& own) {
   std::vector<StepEntries> out;
   const std::string name = LastComponent(root.PathOf(own));
   const auto number = StepNumber(name);
   if (own.empty() || !number) return out;
   const std::string above = ParentPath(own);
   const auto beside = root.List(above);
-  if (!beside) return out;
+  if (!beside && IsOutOfReach(beside.error())) return out;
+  if (!beside) return Fail(Error(beside.error()));
   std::vector<std::pair<uint64_t, std::string>> earlier;
   for (const RootEntry& entry : *beside) {
     const auto other = StepNumber(entry.name);
@@ -82,18 +83,20 @@ std::vector<StepEntries> EarlierSteps(const Root& root, const std::string& own) 
   for (const auto& [_, step] : earlier) {
     if (out.size() == kMaxEarlier) break;
     auto entries = ListStepEntries(root, JoinPath(above, step));
+    if (!entries && !IsOutOfReach(entries.error())) return Fail(std::move(entries).error());
     if (entries) out.push_back(*std::move(entries));
   }
   return out;
 }
 
 // The same by the steps before it: the first that is whole says which tool saves here.
-std::optional<Last> LackingByOthers(const Root& root, const std::string& own) {
-  for (const StepEntries& earlier : EarlierSteps(root, own)) {
-    if (HasRandomStates(earlier)) return kAcceleratesLast;
-    if (earlier.HasFile(kTrainerState)) return kTrainers;
+Result<std::optional<Last>> LackingByOthers(const Root& root, const std::string& own) {
+  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own));
+  for (const StepEntries& step : earlier) {
+    if (HasRandomStates(step)) return std::optional(kAcceleratesLast);
+    if (step.HasFile(kTrainerState)) return std::optional(kTrainers);
   }
-  return std::nullopt;
+  return std::optional<Last>();
 }
 
 // ModelCheckpoint's own names; what else ends so may be somebody's dcp.save.
@@ -103,11 +106,10 @@ bool IsModelCheckpoints(std::string_view name) {
 }
 
 // Objects of its own that accelerate saves after its random states, as many as it saved before.
-bool LacksCustomObjects(const Root& root, const std::string& own, const StepEntries& entries) {
-  const auto custom = [](const StepEntries& step) {
-    return std::ranges::count_if(step.files, [](const std::string& name) { return name.starts_with(kCustom); });
-  };
-  const std::vector<StepEntries> earlier = EarlierSteps(root, own);
+Result<bool> LacksCustomObjects(const Root& root, const std::string& own, const StepEntries& entries) {
+  const auto is = [](const std::string& name) { return name.starts_with(kCustom); };
+  const auto custom = [&](const StepEntries& step) { return std::ranges::count_if(step.files, is); };
+  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own));
   return !earlier.empty() && custom(entries) < custom(earlier.front());
 }
 
@@ -122,7 +124,10 @@ Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns
   if (last.empty()) return Seal::kUnknown;
   CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, JoinPath(own, last)));
   if (!there) return Seal::kMissing;
-  if (tool == StepTool::kAccelerate && LacksCustomObjects(root, own, entries)) return Seal::kMissing;
+  if (tool == StepTool::kAccelerate) {
+    CKPT_ASSIGN_OR_RETURN(const bool lacks, LacksCustomObjects(root, own, entries));
+    if (lacks) return Seal::kMissing;
+  }
   // Other ranks may write theirs after it.
   return there->stamp.mtime_ns >= mtime_ns ? Seal::kThere : Seal::kUnknown;
 }
@@ -140,7 +145,9 @@ Status CheckSealed(const StepCandidate& step, const SourceOptions& options) {
     if (sharded && IsModelCheckpoints(name)) last = kLightnings;
   } else if (!entries.HasFile(kTrainerState) && !HasRandomStates(entries)) {
     last = LackingByItself(name, entries);
-    if (!last) last = LackingByOthers(root, step.Own());
+    if (!last) {
+      CKPT_ASSIGN_OR_RETURN(last, LackingByOthers(root, step.Own()));
+    }
   }
   if (!last) return {};
   return Fail(ErrorCode::kInvalid,
