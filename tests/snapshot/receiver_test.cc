@@ -4,13 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
-#include <latch>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -106,92 +104,6 @@ TEST_F(ReceiverTest, ATensorThatWasWrittenMeanwhileIsNamed) {
   EXPECT_TRUE(writer->WaitDurable(2, kLong));
   EXPECT_EQ(kept().size(), 1u);
 }
-
-// The host's, as soon as a gate is open.
-class GatedCopier final : public Copier {
- public:
-  explicit GatedCopier(std::mutex& gate) : gate_(gate) {}
-  Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override {
-    if (trainer == Trainer::kWaits) return host_.Enqueue(copies, trainer);
-    const std::lock_guard wait(gate_);
-    return host_.Enqueue(copies, trainer);
-  }
-  Status Wait() override { return {}; }
-  Status Follow(std::span<const DeviceStream>) override { return {}; }
-  std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
-
- private:
-  std::mutex& gate_;
-  HostCopier host_;
-};
-
-// Through an alias of its memory, say.
-TEST_F(ReceiverTest, AWriteThatNobodyCountedShows) {
-  Start();
-  std::mutex gate;
-  const auto writer = Writer(0, 1, [&] { return std::make_unique<GatedCopier>(gate); });
-  RankMemory memory({9000});
-  for (uint64_t step = 0; step < 4; ++step) {
-    memory.Fill(1);
-    gate.lock();
-    ASSERT_TRUE(writer->Save(memory.Save(step, 0)));
-    if (step % 2 == 1) memory.Fill(2);
-    gate.unlock();
-    EXPECT_EQ(writer->WaitDurable(step, kLong), step % 2 == 0);
-  }
-  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("p0.of0 was written before the update"));
-  EXPECT_EQ(kept().size(), 2u);
-}
-
-// share_memory(), resize_(0), a page that an allocator has closed: the trainer goes on.
-struct GoneTest : ReceiverTest, testing::WithParamInterface<std::pair<bool, bool>> {};
-TEST_P(GoneTest, MemoryThatIsGivenBackBeforeItWasCopied) {
-  const auto [closed, waits] = GetParam();
-  Start();
-  std::mutex gate;
-  const auto writer = Writer(0, 1, [&] { return std::make_unique<GatedCopier>(gate); });
-  constexpr size_t kBytes = 64 << 10;
-  // Far below where others are mapped, who would take its place, and where a sanitizer has memory.
-  void* const place = reinterpret_cast<void*>(uintptr_t{0x5510} << 32);
-  void* const memory =
-      mmap(place, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  ASSERT_EQ(memory, place);
-  Capture capture;
-  capture.step = 1;
-  CapturedTensor tensor;
-  tensor.parameter = "w";
-  tensor.kind = "weight";
-  tensor.shape = {kBytes / 4};
-  tensor.from = static_cast<const std::byte*>(memory);
-  tensor.lazy = true;
-  capture.tensors.push_back(tensor);
-  gate.lock();
-  ASSERT_TRUE(writer->Save(std::move(capture))) << writer->status().last_drop;
-  std::latch gone(1);
-  std::thread update;  // before: its own memory shall not take that place
-  if (waits) {
-    update = std::thread([&] {
-      gone.wait();
-      writer->WaitBeforeUpdate();
-    });
-  }
-  if (closed) mprotect(memory, kBytes, PROT_NONE);
-  if (!closed) munmap(memory, kBytes);
-  gone.count_down();
-  if (waits) std::this_thread::sleep_for(milliseconds(50));
-  gate.unlock();
-  if (update.joinable()) update.join();
-  EXPECT_FALSE(writer->WaitDurable(1, kLong));
-  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("given back"));
-  RankMemory other({100});
-  ASSERT_TRUE(writer->Save(other.Save(2, 0)));
-  EXPECT_TRUE(writer->WaitDurable(2, kLong));
-  if (closed) munmap(memory, kBytes);
-}
-
-INSTANTIATE_TEST_SUITE_P(Ways, GoneTest,
-                         testing::Values(std::pair(false, false), std::pair(true, false),
-                                         std::pair(false, true)));
 
 // Helpers that it forked have its socket still.
 TEST_F(ReceiverTest, WhoIsKilledIsGone) {

@@ -70,11 +70,17 @@ struct Rank {
     leaves_at = random() % 8 == 0 ? random() % kSteps : kSteps;
   }
   bool Once(unsigned in) { return random() % in == 0; }
+  // The update of an optimizer.
+  void Update(unsigned char seed) {
+    if (cancelled) memory->FillBesideACancelledCopy(seed);
+    if (!cancelled) memory->Fill(seed);
+  }
 
   std::mt19937 random;
   std::optional<RankMemory> memory;
   uint64_t fail_at = 0;
   uint64_t leaves_at = kSteps;
+  bool cancelled = false;  // the newest save: its copy may still go on
 };
 
 class ScheduleTest : public ReceiverTest {
@@ -131,7 +137,7 @@ class ScheduleTest : public ReceiverTest {
     auto writer = WriterOf(one, seed, rank, world);
     for (uint64_t step = 0; step < one.leaves_at; ++step) {
       schedule.Point(TrainerOf(rank));
-      one.memory->Fill(static_cast<unsigned char>(one.random()));
+      one.Update(static_cast<unsigned char>(one.random()));
       if (one.Once(16)) {
         writer->Drop(step, "nothing to save");
         continue;
@@ -140,13 +146,14 @@ class ScheduleTest : public ReceiverTest {
       schedule.Point(TrainerOf(rank));
       one.memory->ChangeEager();
       if (one.Once(16) && writer->Cancel(step)) {
+        one.cancelled = true;
         Forget(step, rank);
         schedule.Leave(CopierOf(rank));
       }
       schedule.Point(TrainerOf(rank));
       const Schedule::Waiting waiting(schedule, TrainerOf(rank));
       writer->WaitBeforeUpdate();
-      one.memory->Fill(0x77);
+      one.Update(0x77);
       if (one.Once(2)) (void)writer->WaitDurable(step, std::chrono::milliseconds(one.random() % 3));
     }
     schedule.Leave(TrainerOf(rank));
@@ -171,7 +178,10 @@ class ScheduleTest : public ReceiverTest {
       return written ? "p0" : "";
     };
     const Schedule::Waiting waiting(schedule, TrainerOf(rank));  // for room
-    if (writer.Save(std::move(capture))) return;
+    if (writer.Save(std::move(capture))) {
+      one.cancelled = false;  // a wait for this one is a wait for those before it
+      return;
+    }
     schedule.Leave(CopierOf(rank));
     Forget(step, rank);
   }
