@@ -44,6 +44,8 @@ Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes,
                                static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return Fail(ErrnoError(errno, StrCat("write ", path)));
+    // It would be asked for ever.
+    if (n == 0) return Fail(ErrorCode::kIo, StrCat("write ", path, ": nothing was written"));
     bytes = bytes.subspan(static_cast<size_t>(n));
     offset += static_cast<uint64_t>(n);
   }

@@ -188,10 +188,11 @@ class TemporaryFile final : public StorageWriter {
 
 // Marks a file as one that somebody writes.  False if it was taken for a leftover before
 // that.  Where there are no locks nothing is.
-bool Held(int fd) {
+Result<bool> Hold(int fd, const std::string& path) {
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
   struct stat status;
-  return fstat(fd, &status) == 0 && status.st_nlink != 0;
+  if (fstat(fd, &status) != 0) return Fail(SystemError("stat", path));
+  return status.st_nlink != 0;
 }
 
 Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& directory,
@@ -203,8 +204,11 @@ Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& director
         StrCat(directory, "/", kTemporary, "/", getpid(), "-", NowNs(), "-", counter.fetch_add(1));
     CKPT_ASSIGN_OR_RETURN(Descriptor descriptor,
                           OpenDescriptor(temporary, O_WRONLY | O_CREAT | O_EXCL, 0600));
-    if (!Held(descriptor.get())) continue;
-    return std::make_unique<TemporaryFile>(temporary, std::move(path), std::move(descriptor));
+    const auto held = Hold(descriptor.get(), temporary);
+    if (held && !*held) continue;
+    auto file = std::make_unique<TemporaryFile>(temporary, path, std::move(descriptor));
+    if (!held) return Fail(held.error());
+    return file;
   }
   return Fail(ErrorCode::kExhausted, StrCat(path, ": its parts are being removed all the time"));
 }

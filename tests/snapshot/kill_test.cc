@@ -11,12 +11,14 @@
 //   ranks commit one by one            receiver_test: AStepHasThePartsOfAllRanks;
 //                                      received_step_test
 //   the wait before an update waits    receiver_test: EverySaveHoldsTheMomentOfItsSave,
-//   for some of the queues             WhateverHappensAStepIsTheTruthOrNothing
+//   for some of the queues             schedule_test: WhateverHappensAStepIsTheTruthOrNothing
 //   data is written, then its file     storage_suite: NothingUnderTheNameBeforeClose;
-//   truncated; no sync, no rename      snapshot_store_test: WheneverTheMachineStops...
-//   memory is freed under a copy       training.h: captures own theirs (address sanitizer's build)
+//   truncated; no sync, no rename      snapshot_store_test: WheneverTheMachineStops...;
+//                                      file_storage_faults_test, disk_faults_test
+//   memory is freed under a copy       copies_test: MemoryIsThereUntilItIsCopiedAndNoLonger;
+//                                      test_late_writes.py: test_memory_outlives_its_owners
 //   no checksums                       snapshot_store_test: BytesThatChangeBefore...
-//   a short write goes on elsewhere    storage_test: LargePartsInWholePages;
+//   a short write goes on elsewhere    file_storage_faults_test: AShortWriteGoesOnWhereItEnded;
 //                                      snapshot_store_test: ALargeOneIsTheSameOnDisk
 //   keys with separators or digits,    test_save_options.py:
 //   tensors in tuples, of no elements  test_documents_of_any_shape

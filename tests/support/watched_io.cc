@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <climits>
@@ -23,6 +24,8 @@ struct Watch {
   Mutex mutex;
   bool active GUARDED_BY(mutex) = false;
   uint64_t fail_at GUARDED_BY(mutex) = 0;
+  uint64_t fail_to GUARDED_BY(mutex) = 0;  // the last that does
+  uint64_t most_written GUARDED_BY(mutex) = UINT64_MAX;
   std::vector<SystemCall> calls GUARDED_BY(mutex);
   std::optional<SystemCall> failed GUARDED_BY(mutex);
   std::map<const DIR*, std::string> directories GUARDED_BY(mutex);
@@ -53,10 +56,17 @@ bool Enter(SystemCall call) {
   MutexLock lock(watch.mutex);
   if (!watch.active) return false;
   watch.calls.push_back(call);
-  if (watch.calls.size() != watch.fail_at) return false;
-  watch.failed = std::move(call);
+  const uint64_t number = watch.calls.size();
+  if (watch.fail_at == 0 || number < watch.fail_at || number > watch.fail_to) return false;
+  if (!watch.failed) watch.failed = std::move(call);
   errno = EIO;
   return true;
+}
+
+uint64_t MostWritten() {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  return watch.active ? watch.most_written : UINT64_MAX;
 }
 
 void Remember(const DIR* directory, const char* path) {
@@ -73,11 +83,13 @@ std::string PathOf(const DIR* directory) {
 
 }  // namespace
 
-WatchedIo::WatchedIo(uint64_t fail_at) {
+WatchedIo::WatchedIo(uint64_t fail_at, Faults faults) {
   Watch& watch = TheWatch();
   MutexLock lock(watch.mutex);
   watch.active = true;
   watch.fail_at = fail_at;
+  watch.fail_to = faults == Faults::kOne ? fail_at : UINT64_MAX;
+  watch.most_written = UINT64_MAX;
   watch.calls.clear();
   watch.failed.reset();
 }
@@ -86,6 +98,12 @@ WatchedIo::~WatchedIo() {
   Watch& watch = TheWatch();
   MutexLock lock(watch.mutex);
   watch.active = false;
+}
+
+void WatchedIo::WriteAtMost(uint64_t bytes) {
+  Watch& watch = TheWatch();
+  MutexLock lock(watch.mutex);
+  watch.most_written = bytes;
 }
 
 std::vector<SystemCall> WatchedIo::calls() const {
@@ -115,6 +133,11 @@ ssize_t __real_pread(int fd, void* out, size_t length, off_t offset);
 ssize_t __real_preadv2(int fd, const struct iovec* out, int count, off_t offset, int flags);
 ssize_t __real_readlinkat(int fd, const char* path, char* out, size_t length);
 int __real_fstatat(int fd, const char* path, struct stat* info, int flags);
+ssize_t __real_pwrite(int fd, const void* bytes, size_t length, off_t offset);
+int __real_fsync(int fd);
+int __real_rename(const char* from, const char* to);
+int __real_link(const char* from, const char* to);
+int __real_mkdir(const char* path, mode_t mode);
 
 DIR* __wrap_opendir(const char* path) {
   if (ckptfs::Enter({"opendir", path})) return nullptr;
@@ -163,6 +186,31 @@ ssize_t __wrap_readlinkat(int fd, const char* path, char* out, size_t length) {
 int __wrap_fstatat(int fd, const char* path, struct stat* info, int flags) {
   if (ckptfs::Enter({"fstatat", path})) return -1;
   return __real_fstatat(fd, path, info, flags);
+}
+
+ssize_t __wrap_pwrite(int fd, const void* bytes, size_t length, off_t offset) {
+  if (ckptfs::Enter({"pwrite", ckptfs::PathOf(fd), static_cast<uint64_t>(offset), length})) return -1;
+  return __real_pwrite(fd, bytes, std::min<uint64_t>(length, ckptfs::MostWritten()), offset);
+}
+
+int __wrap_fsync(int fd) {
+  if (ckptfs::Enter({"fsync", ckptfs::PathOf(fd)})) return -1;
+  return __real_fsync(fd);
+}
+
+int __wrap_rename(const char* from, const char* to) {
+  if (ckptfs::Enter({"rename", to})) return -1;
+  return __real_rename(from, to);
+}
+
+int __wrap_link(const char* from, const char* to) {
+  if (ckptfs::Enter({"link", to})) return -1;
+  return __real_link(from, to);
+}
+
+int __wrap_mkdir(const char* path, mode_t mode) {
+  if (ckptfs::Enter({"mkdir", path})) return -1;
+  return __real_mkdir(path, mode);
 }
 
 }  // extern "C"
