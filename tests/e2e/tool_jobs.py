@@ -64,6 +64,14 @@ def shard_on_the_cpu():
     PartialState._shared_state['distributed_type'] = DistributedType.MULTI_GPU
 
 
+def engines_on_the_cpu():
+    """accelerate knows a backend of accelerators' alone beside DeepSpeed, and else takes each rank for the only one."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+    assert PartialState(cpu=True).distributed_type == DistributedType.MULTI_CPU
+    PartialState._shared_state['distributed_type'] = DistributedType.DEEPSPEED
+
+
 def keep_gathered(file, net, optimizer):
     """{name: tensors}, gathered by torch; without an optimizer the weights alone."""
     import torch
@@ -86,6 +94,24 @@ def keep_truth(file, net, optimizer):
         states[name] = {'weight': parameter.detach().clone(),
                         **{k: v.clone() for k, v in state.items()}}
     torch.save(states, file)
+
+
+def keep_engines(file, way, net, optimizer):
+    """{name: tensors} of an engine without ZeRO, whose optimizer is torch's, or at ZeRO 3, gathered by DeepSpeed."""
+    import torch
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    while hasattr(optimizer, 'optimizer'):
+        optimizer = optimizer.optimizer
+    if way == 'zero0':
+        keep_truth(file, net, optimizer)
+    if way != 'zero3':
+        return
+    step, = {float(state['step']) for state in optimizer.state.values()}
+    states = {name: {'weight': safe_get_full_fp32_param(p).clone(), 'step': torch.tensor(step),
+                     **{kind: safe_get_full_optimizer_state(p, kind).clone() for kind in ('exp_avg', 'exp_avg_sq')}}
+              for name, p in net.named_parameters()}
+    if torch.distributed.get_rank() == 0:
+        torch.save(states, file)
 
 
 def end_when_loaded(tool, way, net, optimizer):
@@ -134,6 +160,7 @@ def trainer(folder, way, world, path):
                 keep_truth(f'{folder}/truth.pt', model, optimizer)
             if way.startswith('fsdp'):
                 keep_gathered(f'{folder}/truth.pt', model, optimizer)
+            keep_engines(f'{folder}/truth.pt', way, model, optimizer)
 
     if way.startswith('fsdp'):
         assert args.device.type == 'cpu'  # makes the state
@@ -153,7 +180,8 @@ def accelerate(folder, way, world, path):
     if way.startswith('fsdp'):
         shard_on_the_cpu()
         more['fsdp_plugin'] = FullyShardedDataParallelPlugin(
-            fsdp_version=int(way[-1]), state_dict_type='SHARDED_STATE_DICT', sync_module_states=False,
+            fsdp_version=int(way[4]), sync_module_states=False,
+            state_dict_type='FULL_STATE_DICT' if way.endswith('full') else 'SHARDED_STATE_DICT',
             auto_wrap_policy='transformer_based_wrap', cpu_ram_efficient_loading=False,
             transformer_cls_names_to_wrap=['LlamaDecoderLayer'])
     if way.startswith('zero'):
@@ -161,6 +189,8 @@ def accelerate(folder, way, world, path):
         config = engine_config(way, path)
         config['train_micro_batch_size_per_gpu'] = ROWS // world
         more = {'deepspeed_plugin': DeepSpeedPlugin(hf_ds_config=config)}
+        if world > 1:
+            engines_on_the_cpu()
     project = ProjectConfiguration(f'{folder}/project', automatic_checkpoint_naming=True)
     accelerator = Accelerator(project_config=project, **more)
     set_seed(5)
@@ -285,6 +315,7 @@ def lightning(folder, way, world, path):
                 keep_truth(f'{folder}/truth.pt', pl_module, trainer.optimizers[0])
             if way.startswith('fsdp'):
                 keep_gathered(f'{folder}/truth.pt', trainer.strategy.model, trainer.optimizers[0])
+            keep_engines(f'{folder}/truth.pt', way, pl_module, trainer.optimizers[0])
             trainer.save_checkpoint(f'{folder}/logs/checkpoints/epoch=0-step={MIDDLE}.ckpt')
 
     strategy = 'auto'
