@@ -251,3 +251,16 @@ def test_groups_that_are_alike_leave_nothing_out(ckptfs, tmp_path):
     with open(f'{view}/README.txt') as file:
         assert 'a view does not' not in file.read()
     assert 'left out:' not in ckptfs.run('info', 'run', '--store', ckptfs.store).stdout
+
+
+def test_equal_tensors_are_two_parameters(ckptfs, tmp_path):
+    """Nothing in a DCP directory says that they are tied."""
+    twins = {'embed.weight': torch.arange(12.).reshape(3, 4), 'head.weight': torch.arange(12.).reshape(3, 4)}
+    adopt(ckptfs, tmp_path, {'model': twins})
+    told = json.loads(ckptfs.run('ls', 'run', '--json', '--store', ckptfs.store).stdout)['tensors']
+    assert sorted(t['name'] for t in told) == sorted(twins)
+    rank = os.path.join(step_of(ckptfs.mount(), 'run'), 'view', 'tp1', 'rank0')
+    assert same(load_file(os.path.join(rank, 'model.safetensors')), twins)
+    loaded = torch.load(os.path.join(rank, 'model.pt'))
+    loaded['head.weight'].zero_()
+    assert torch.equal(loaded['embed.weight'], twins['embed.weight'])

@@ -112,6 +112,24 @@ def test_a_linked_step_outlives_the_jobs_own_retention(ckptfs, tmp_path):
     assert shown(mount) is None or shown(mount) == 'checkpoint-1'  # it does not follow
 
 
+def test_a_watcher_tells_each_step_as_json(ckptfs, tmp_path):
+    job = tmp_path / 'job'
+    for _ in save_as('zero2', job, 'global_step5'):
+        pass
+    watcher = watch(ckptfs, '--json', job)
+    first = json.loads(watcher.stdout.readline())
+    for _ in save_as('zero2', job, 'global_step7'):
+        pass
+    second = json.loads(watcher.stdout.readline())
+    watcher.send_signal(signal.SIGINT)
+    assert watcher.wait(20) == 0 and watcher.stdout.read() == ''
+    assert [told['step'] for told in (first, second)] == ['job/global_step5', 'job/global_step7']
+    kept = {step['id']: step for step in ckptfs.list()['steps']}
+    for told in first, second:
+        assert told['source'] == str(job / told['id']) and told['run'] == 'job'
+        assert (told['manifest'], told['iteration']) == (kept[told['id']]['manifest'], kept[told['id']]['iteration'])
+
+
 @pytest.mark.parametrize('how', ['by reference', '--copy'])
 def test_a_log_that_grows_in_a_steps_directory_keeps_it_from_nobody(ckptfs, tmp_path, how):
     job = tmp_path / 'job'

@@ -2,13 +2,16 @@
 """`stats` and `diff` against torch: of real checkpoints, and of every dtype with what numbers can be."""
 import json
 import os
+import pty
+import re
 import shutil
+import subprocess
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from daemon import TALLY, checkpoint, truth_of
+from daemon import BIN, TALLY, checkpoint, truth_of
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
@@ -187,3 +190,69 @@ def test_a_source_that_changed_is_stale(ckptfs):
                     f.write(b'x')
     done = ckptfs.run('stats', 'run', '--store', ckptfs.store, check=False)
     assert done.returncode == 5, done.stderr
+
+
+def held(program, variant, *words):
+    """{(name, kind): who holds it}, as `ckptfs ls` says."""
+    program.adopt_variant(variant)
+    told = json.loads(program.run('ls', variant, *words, '--json', '--store', program.store).stdout)['tensors']
+    return {(t['name'], t['kind']): t['held_by'] for t in told}
+
+
+def test_who_holds_a_tensor_of_tensor_parallel_ranks(ckptfs):
+    found = held(ckptfs, 'tp2')
+    layer = 'model.layers.0.'
+    said = {'self_attn.qkv_proj.weight': 'tp 0-1 cut dim 0', 'mlp.down_proj.weight': 'tp 0-1 cut dim 1',
+            'input_layernorm.weight': 'tp 0-1 whole'}
+    for name, ranks in said.items():
+        whole = ranks.endswith('whole')
+        for kind, states in ('weight', 'model_states'), ('exp_avg', 'optim_states'):
+            holders = found[layer + name, kind]
+            assert holders['tensor_ranks'] == ranks and holders['copies'] == (2 if whole else 0), (name, kind)
+            assert holders['stages'] == [] and states in holders['file']
+        assert found[layer + name, 'weight']['files'] == 2
+    text = ckptfs.run('ls', 'tp2', '--store', ckptfs.store, '--kind', 'weight').stdout
+    assert 'cut dim 1' in text
+
+
+def test_who_holds_a_tensor_of_pipeline_stages(ckptfs):
+    found = held(ckptfs, 'pp2')
+    assert found['1.self_attn.o_proj.weight', 'weight']['stages'] == [0]
+    assert found['3.self_attn.o_proj.weight', 'master']['stages'] == [1]
+    tied = found['tied_modules.embed.weight', 'master']
+    assert tied['stages'] == [0, 1] and tied['copies'] == 2
+    layer = found['3.mlp.down_proj.weight', 'weight']
+    assert (layer['files'], layer['copies'], layer['tensor_ranks']) == (1, 0, '')
+    assert layer['file'].endswith('layer_03-model_00-model_states.pt')
+
+
+def drawn_on_a_terminal(program, *words):
+    """What a command writes to a terminal's standard error."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([BIN, *words], stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        text = b''
+        while True:
+            try:
+                said = os.read(ours, 1 << 16)
+            except OSError:  # its end has closed
+                break
+            if not said:
+                break
+            text += said
+    os.close(ours)
+    assert process.returncode == 0
+    return text.decode()
+
+
+def test_a_progress_bar_counts_one_thing(ckptfs, odd):
+    """Bytes, of all that there are, and never backwards; to a file it says nothing."""
+    path, tensors = odd
+    text = drawn_on_a_terminal(ckptfs, 'stats', path)
+    lines = [line for line in text.replace('\n', '\r').split('\r') if line.strip()]
+    counts = [re.findall(r'([\d.]+) (B|KiB|MiB|GiB)\b', line) for line in lines]
+    assert lines and all(len(found) == 2 for found in counts), lines
+    assert len({found[1] for found in counts}) == 1
+    percent = [int(re.search(r'(\d+) ?%', line)[1]) for line in lines]
+    assert percent == sorted(percent) and percent[-1] == 100
+    assert ckptfs.run('stats', path).stderr == ''
