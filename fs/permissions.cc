@@ -244,7 +244,7 @@ std::shared_ptr<const AccessRule> StepAccess::rule() const {
     if (now < check_after_) return rule_;
     check_after_ = now + kDirectoryInterval;  // one thread looks, the others go on
   }
-  const auto fresh = MakeRule();
+  auto fresh = MakeRule();
   MutexLock lock(mutex_);
   if (fresh->read_bits != rule_->read_bits || fresh->exact != rule_->exact) changed_ = true;
   rule_ = fresh;

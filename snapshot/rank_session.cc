@@ -158,7 +158,7 @@ Status RankSession::Handle(Incoming incoming, IncomingSteps& steps, Arrivals& ar
   if (message.word == SnapshotWord::kHello) return Hello(message, steps);
   if (message.word == SnapshotWord::kReturn) return Return(message, incoming.passed, steps);
   if (!hold_) return Breach("no hello");
-  const Status done = HandlePart(message, steps, arrivals);
+  Status done = HandlePart(message, steps, arrivals);
   if (done || !for_another_) return done;
   Forgo(message.attempt);
   return {};
@@ -301,7 +301,7 @@ Status RankSession::Welcome() {
   maker_.join();
   Result<ArenaMemory> memory = making_.get();  // which makes it invalid
   auto reader = memory ? ArenaReader::Open(memory->descriptor.get(), shape_)
-                       : Fail(std::move(memory).error());
+                       : Fail(Error(memory.error()));
   if (!reader) {
     budget_->used -= shape_.bytes();
     return Fail(std::move(reader).error());

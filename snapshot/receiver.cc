@@ -535,9 +535,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Start(ReceiverOptions options) {
   CKPT_RETURN_IF_ERROR(CheckArenaShape({state->options.chunk_bytes, 1}));
   CKPT_RETURN_IF_ERROR(state->Listen());
   if (state->options.stream) {
-    state->budget->stream = [raw = state.get()](PreparedPart part, auto owner) {
-      return raw->Stream(std::move(part), std::move(owner));
-    };
+    state->budget->stream = std::bind_front(&Receiver::State::Stream, state.get());
   }
   state->StartParts();
   if (state->options.spooler != nullptr) state->TakeLeft();

@@ -42,13 +42,13 @@ struct Unholdable {
 
 DType DTypeOf(const Tensor& tensor, const std::string& name) {
   const std::string word(c10::toString(tensor.scalar_type()));
-  static const std::map<std::string_view, DType> kOfTorch = {
+  static const std::map<std::string_view, DType> known = {
       {"Float", DType::kF32}, {"Double", DType::kF64}, {"Half", DType::kF16},
       {"BFloat16", DType::kBF16}, {"Long", DType::kI64}, {"Int", DType::kI32},
       {"Short", DType::kI16}, {"Char", DType::kI8}, {"Byte", DType::kU8},
       {"Bool", DType::kBool}};
-  const auto found = kOfTorch.find(word);
-  if (found == kOfTorch.end()) throw Unholdable{StrCat(name, " is of ", word)};
+  const auto found = known.find(word);
+  if (found == known.end()) throw Unholdable{StrCat(name, " is of ", word)};
   return found->second;
 }
 

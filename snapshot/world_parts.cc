@@ -299,7 +299,8 @@ bool WorldParts::DropApart(const Pending& pending, const std::map<uint64_t, uint
     if (step != pending.step || TurnOf(attempt) <= TurnOf(pending.name.attempt)) continue;
     AttemptName theirs = pending.name;
     theirs.attempt = attempt;
-    const auto dropped = Caught([&] { return options_.commit->Drop(theirs, step, std::string(kApart)); });
+    const auto dropped =
+        Caught([&] { return options_.commit->Drop(theirs, pending.step, std::string(kApart)); });
     if (!dropped || dropped->state != AttemptNews::State::kDropped) continue;
     apart = true;
     options_.settled(Lived(theirs, Digest()), step, Fail(ErrorCode::kIo, std::string(kApart)));

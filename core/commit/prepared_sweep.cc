@@ -78,7 +78,7 @@ void PreparedSweep::Use(const Digest& node, const NodePresence& said) {
 Status PreparedSweep::Remove(const std::string& path) {
   ++use_.records;
   if (dry_run_) return {};
-  const Status removed = storage_.Remove(path);
+  Status removed = storage_.Remove(path);
   if (!removed && removed.error().code != ErrorCode::kNotFound) return removed;
   return {};
 }

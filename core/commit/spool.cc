@@ -121,7 +121,7 @@ Result<OpenedSpool> Spool::OpenOn(std::shared_ptr<Storage> storage, const std::s
 Status Spool::Claim(const std::string& store) {
   const std::string path(kFormat);
   const std::string mine = DigestOf(store).Hex();
-  const Status published = PublishText(*storage_, path, RenderText(kStoreKey, mine));
+  Status published = PublishText(*storage_, path, RenderText(kStoreKey, mine));
   if (published || published.error().code != ErrorCode::kExists) return published;
   CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(*storage_, path, kRecordMaxBytes));
   const auto of = ParseText(text, kStoreKey);
@@ -195,7 +195,7 @@ Status Spool::RemoveFiles(const PreparedPart& part) {
 }
 
 Status Spool::Remove(const PreparedPart& part) {
-  const Status removed = storage_->Remove(RecordPath(part));
+  Status removed = storage_->Remove(RecordPath(part));
   FaultPoint();
   if (!removed && removed.error().code != ErrorCode::kNotFound) return removed;
   return RemoveFiles(part);

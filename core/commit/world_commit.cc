@@ -284,7 +284,7 @@ Result<StepModel> WorldCommit::ModelOfParts(const std::map<uint32_t, const Prepa
 // `decided`: what was decided, by whomever.
 Status WorldCommit::Decide(const AttemptOutcome& outcome, std::optional<AttemptOutcome>& decided) {
   const std::string path = OutcomeName(outcome.name);
-  const Status published = PublishText(*store_.storage(), path, RenderOutcome(outcome));
+  Status published = PublishText(*store_.storage(), path, RenderOutcome(outcome));
   FaultPoint();
   if (published) {
     decided = outcome;

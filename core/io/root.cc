@@ -119,8 +119,11 @@ Result<std::vector<std::string>> ListFilesBelow(const Root& root, std::string_vi
     if (!entries) return Fail(std::move(entries).error());
     for (const RootEntry& entry : *entries) {
       std::string path = folder.empty() ? entry.name : StrCat(folder, "/", entry.name);
-      if (entry.kind == EntryKind::kFile) files.push_back(std::move(path));
-      if (entry.kind == EntryKind::kDirectory) folders.push_back(std::move(path));
+      if (entry.kind == EntryKind::kFile) {
+        files.push_back(std::move(path));
+      } else if (entry.kind == EntryKind::kDirectory) {
+        folders.push_back(std::move(path));
+      }
     }
   }
   std::sort(files.begin(), files.end());

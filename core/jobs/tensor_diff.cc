@@ -20,7 +20,7 @@ template <class V>
 void DiffNumbers(std::span<const V> a, std::span<const V> b, const Tolerance& tolerance,
                  uint64_t first_element, ValueDiff& diff) {
   for (size_t i = 0; i < a.size(); ++i) {
-    const bool both_nan = a[i] != a[i] && b[i] != b[i];
+    const bool both_nan = std::isnan(a[i]) && std::isnan(b[i]);
     if (a[i] == b[i] || both_nan) continue;
     ++diff.values;
     if (!diff.first) diff.first = first_element + i;

@@ -23,7 +23,7 @@ TensorStats StatsOfNumbers(std::span<const V> numbers) {
   V least = 0, most = 0;
   WideNumber sum = 0;
   for (const V value : numbers) {
-    if (value != value) {
+    if (std::isnan(value)) {
       ++stats.nan;
     } else if (std::isinf(value)) {
       ++stats.infinite;

@@ -200,7 +200,7 @@ Status Store::State::BuildIndex() {
   if (fresh) Remember(added);
   MutexLock lock(mutex);
   // Unless a refresh that began later has finished.
-  if (fresh && ticket > installed) Install(*std::move(fresh), ticket);
+  if (fresh && ticket > installed) Install(std::move(*fresh), ticket);
   if (--refreshing == 0) local.clear();
   if (!fresh) return Fail(std::move(fresh).error());
   return {};

@@ -151,8 +151,8 @@ Status PublishClaim(Storage& storage, const std::string& run, const Claim& claim
 }
 
 Status SettleClaim(Storage& storage, const std::string& run, const Claim& claim) {
-  const Status settled = PublishText(storage, StrCat(ClaimName(run, claim.n), kSettled),
-                                     RenderText("root", claim.root));
+  Status settled = PublishText(storage, StrCat(ClaimName(run, claim.n), kSettled),
+                               RenderText("root", claim.root));
   if (!settled && settled.error().code != ErrorCode::kExists) return settled;
   return {};
 }

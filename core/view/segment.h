@@ -96,11 +96,9 @@ struct Origin {
 // Is told where bytes lie, stretch by stretch.
 class SourceVisitor {
  public:
+  virtual ~SourceVisitor() = default;
   // False: no more.
   virtual bool Visit(BlobIndex blob, uint64_t offset, uint64_t length) = 0;
-
- protected:
-  ~SourceVisitor() = default;
 };
 
 // It fits the model: atom and blob indexes, dtypes that can be cast, local

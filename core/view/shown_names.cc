@@ -59,7 +59,7 @@ Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family
 uint64_t ShownNames::MemoryBytes() const {
   uint64_t bytes = 0;
   for (const auto* names : {&parameters, &aliases}) {
-    for (const std::string& name : *names) bytes += sizeof(name) + name.capacity();
+    for (const std::string& name : *names) bytes += sizeof(std::string) + name.capacity();
   }
   return bytes;
 }

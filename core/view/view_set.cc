@@ -20,7 +20,7 @@ uint64_t BytesOf(const LayoutOffer& offer, std::span<const std::shared_ptr<const
   for (const LayoutOffer::Answer& answer : offer.answers) {
     bytes += sizeof(answer) + answer.format.size();
     if (answer.refusal) bytes += answer.refusal->message.size() + answer.refusal->needs.size();
-    for (const std::string& line : answer.left_out) bytes += sizeof(line) + line.size();
+    for (const std::string& line : answer.left_out) bytes += sizeof(std::string) + line.size();
   }
   for (const auto& view : views) bytes += view->MemoryBytes();
   return bytes;

@@ -156,17 +156,17 @@ Result<std::vector<Document>> ObjectReader::Documents(const std::vector<KeyedEnt
     const std::vector<PathElement> path = PathOf(entry);
     const auto [word, added] = words.try_emplace(path[0].text, top.children.size());
     if (added) top.children.push_back({path[0], {}});
-    Branch* at = &top.children[word->second].second;
+    Branch* at = &top.children[word->second].branch;
     for (size_t i = 1; i < path.size(); ++i) {
       auto& children = at->children;
       // Keys of one dict stand together, so the last is the likely one.
       auto found = std::find_if(children.rbegin(), children.rend(),
-                                [&](const auto& child) { return child.first == path[i]; });
+                                [&](const auto& child) { return child.key == path[i]; });
       if (found == children.rend()) {
         children.push_back({path[i], {}});
         found = children.rbegin();
       }
-      at = &found->second;
+      at = &found->branch;
     }
     if (at->value || !at->children.empty()) {
       return Refuse("'", KeyOf(entry), "' is a value and a dict, or there twice");
@@ -212,7 +212,7 @@ Result<std::optional<NodeId>> ObjectReader::Build(const Branch& branch) {
   // A list's tensors were met before its objects.
   std::vector<size_t> order(branch.children.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const auto element = [&](size_t i) -> const PathElement& { return branch.children[i].first; };
+  const auto element = [&](size_t i) -> const PathElement& { return branch.children[i].key; };
   if (std::ranges::all_of(order, [&](size_t i) { return element(i).index; })) {
     std::ranges::stable_sort(order, {}, [&](size_t i) {
       return std::pair(element(i).text.size(), std::string_view(element(i).text));

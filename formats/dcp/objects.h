@@ -56,9 +56,14 @@ class ObjectReader {
 
  private:
   // A dict or list of a document, or a value.
+  struct Child;
   struct Branch {
-    std::vector<std::pair<PathElement, Branch>> children;
+    std::vector<Child> children;
     std::optional<KeyedEntry> value;
+  };
+  struct Child {
+    PathElement key;
+    Branch branch;
   };
 
   const std::string& KeyOf(KeyedEntry entry) const;

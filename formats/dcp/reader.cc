@@ -94,10 +94,9 @@ Status Reader::DeclareParameters(StoredState& state) {
     }
     locals.emplace_back(weight.name, std::vector<Shape>{tensors[weight.tensor].shape});
   }
-  CKPT_ASSIGN_OR_RETURN(ModelSizes sizes, SizesOf({}, options_.variables, candidate_));
-  CKPT_ASSIGN_OR_RETURN(
-      const ShardingRules rules,
-      ShardingRules::Make(nullptr, options_, std::move(locals), std::move(sizes)));
+  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes, SizesOf({}, options_.variables, candidate_));
+  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
+                        ShardingRules::Make(nullptr, options_, std::move(locals), sizes));
   for (const auto& weight : keys_.weights) {
     const TensorEntry& tensor = tensors[weight.tensor];
     const Role role = RoleOf(weight.name, tensor.dtype);

@@ -61,6 +61,7 @@ auto ReadEach(const TagFiles& files, const std::map<Key, std::string>& names, co
       typename std::invoke_result_t<Read, const TorchFile&, BlobIndex, const Key&>::value_type;
   std::map<Key, Value> out;
   std::vector<std::pair<const std::pair<const Key, std::string>*, Value*>> jobs;
+  jobs.reserve(names.size());
   for (const auto& entry : names) jobs.emplace_back(&entry, &out[entry.first]);
   std::vector<Status> outcomes(jobs.size());
   ParallelFor(jobs.size(), [&](size_t i) {

@@ -137,6 +137,7 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   out.prefix = candidate.Prefix();
   CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(out.directory));
   std::vector<std::string> names;
+  names.reserve(entries.size());
   for (const RootEntry& entry : entries) names.push_back(entry.name);
   auto chosen = ChooseWeights(names);
   if (!chosen) return Fail(std::move(chosen).error().WithContext(candidate.Path()));
@@ -282,10 +283,9 @@ Status Reader::DeclareParameters() {
       parameters.emplace_back(weight.name, std::vector<Shape>{weight.shape});
     }
   }
-  CKPT_ASSIGN_OR_RETURN(ModelSizes sizes, SizesOf({}, options_.variables, candidate_));
-  CKPT_ASSIGN_OR_RETURN(
-      const ShardingRules rules,
-      ShardingRules::Make(nullptr, options_, std::move(parameters), std::move(sizes)));
+  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes, SizesOf({}, options_.variables, candidate_));
+  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
+                        ShardingRules::Make(nullptr, options_, std::move(parameters), sizes));
   std::vector<Sharding> shardings;
   const bool quantised = Quantised();
   for (const StoredWeight* weight : weights) {

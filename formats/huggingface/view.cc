@@ -168,6 +168,7 @@ uint64_t HuggingFaceView::MemoryBytes() const {
 
 std::vector<Shard> SplitIntoShards(std::vector<ShownTensor> tensors) {
   std::vector<uint64_t> sizes;
+  sizes.reserve(tensors.size());
   for (const ShownTensor& tensor : tensors) sizes.push_back(tensor.bytes);
   std::vector<Shard> shards;
   auto next = std::make_move_iterator(tensors.begin());

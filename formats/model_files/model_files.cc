@@ -118,9 +118,9 @@ Result<std::vector<std::string>> FilesOfFolders(const Root& root, const std::str
       folders.insert(std::move(folder));
     }
   }
-  const auto leave = [&](const std::string& path, std::string why) {
-    left_out.push_back({ErrorCode::kUnsupported,
-                        StrCat(root.PathOf(JoinPath(directory, path)), ": ", std::move(why))});
+  const auto leave = [&](const std::string& path, const std::string& why) {
+    left_out.push_back(
+        {ErrorCode::kUnsupported, StrCat(root.PathOf(JoinPath(directory, path)), ": ", why)});
   };
   std::vector<std::string> files;
   for (const std::string& folder : folders) {

@@ -203,7 +203,7 @@ uint64_t ResumeView::MemoryBytes() const {
   uint64_t bytes = sizeof(*this);
   for (const Part& part : parts_) bytes += sizeof(part) + part.view->MemoryBytes();
   for (const auto& [path, file] : files_) {
-    bytes += sizeof(path) + path.capacity() + sizeof(file) + file.entry.name.capacity() +
+    bytes += sizeof(std::string) + path.capacity() + sizeof(file) + file.entry.name.capacity() +
              4 * sizeof(void*);
   }
   return bytes;

@@ -69,11 +69,11 @@ class EntryReader {
   }
   // An absent list is empty.
   const Json& List(const Json& of, const char* key) {
-    static const Json kNone = Json::array();
+    static const Json none = Json::array();
     const Json* value = Find(of, key);
-    if (value == nullptr) return kNone;
+    if (value == nullptr) return none;
     if (!value->is_array()) Refuse(StrCat("'", key, "' is not a list"));
-    return value->is_array() ? *value : kNone;
+    return value->is_array() ? *value : none;
   }
   // The file's tensor of that key, which is nobody else's.
   SafetensorsEntry Take(const std::string& key) {
@@ -82,7 +82,7 @@ class EntryReader {
       Refuse(StrCat("tensor '", key, "' is not there, or is mentioned twice"));
       return {};
     }
-    const SafetensorsEntry entry = *found->second;
+    SafetensorsEntry entry = *found->second;
     free_.erase(found);
     return entry;
   }

@@ -44,7 +44,7 @@ Result<double> ParseTolerance(const std::string& text) {
 bool Differs(const AtomDiff& diff, bool tolerant) {
   switch (diff.kind) {
     case AtomDiff::Kind::kSame: return false;
-    case AtomDiff::Kind::kChanged: return !tolerant || diff.values.beyond > 0;
+    case AtomDiff::Kind::kChanged:
     case AtomDiff::Kind::kRetyped: return !tolerant || diff.values.beyond > 0;
     default: return true;
   }

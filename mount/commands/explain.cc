@@ -261,6 +261,7 @@ Status CheckThere(const std::string& path) {
 
 std::vector<std::string> KeysOf(const auto& map) {
   std::vector<std::string> keys;
+  keys.reserve(map.size());
   for (const auto& [key, value] : map) keys.emplace_back(key);
   return keys;
 }

@@ -87,6 +87,7 @@ Result<StepRecord> FindPublished(Store& store, const ReadFlags& options,
   CKPT_RETURN_IF_ERROR(ParseCount(asked.id));
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> steps, store.Steps(asked.run));
   std::vector<Attempt> attempts;
+  attempts.reserve(steps.size());
   for (const StepRecord& step : steps) attempts.push_back({step.id, step.iteration});
   if (const auto newest = NewestAttempt(asked.id, attempts)) return steps[*newest];
   return store.Resolve(asked.run, asked.id);  // which says why not

@@ -166,7 +166,7 @@ std::string MemoryText(const Json& status) {
   const uint64_t indexes = Number(status, "listed_bytes") + Number(part("views"), "bytes") +
                            Number(part("plans"), "bytes") + Number(status, "loaded_bytes");
   const Json& filled = part("materialised");
-  const std::string kept = StrCat(HumanBytes(indexes), " of indexes");
+  std::string kept = StrCat(HumanBytes(indexes), " of indexes");
   if (filled.empty()) return kept;
   return StrCat(HumanBytes(Number(filled, "bytes")), " of ", HumanBytes(Number(filled, "budget")),
                 " filled, ", kept);

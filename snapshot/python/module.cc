@@ -121,12 +121,15 @@ CapturedTensor TensorOf(const TensorTuple& tuple) {
 // Of tensors without addresses.
 Plan PlanOf(const std::vector<TensorTuple>& tuples) {
   std::vector<CapturedTensor> tensors;
+  tensors.reserve(tuples.size());
   for (const TensorTuple& tuple : tuples) tensors.push_back(TensorOf(tuple));
   auto plan = CapturePlan::Make(std::move(tensors));
   if (!plan) throw std::invalid_argument(plan.error().message);
   return {std::make_shared<const CapturePlan>(*std::move(plan))};
 }
 
+// One parameter for each of Python's.
+// NOLINTNEXTLINE(readability-function-size): nanobind takes a function as it is
 Capture CaptureOf(uint64_t step, const std::string& framework,
                   const std::string& framework_version, const std::string& layout,
                   const std::vector<TensorTuple>& tensors, const Plan& plan,
@@ -259,8 +262,8 @@ NB_MODULE(_native, module) {
   // A trainer that ends with its engine alive is no news to its user.
   nb::set_leak_warnings(false);
   module.def("has_cuda", [](const std::string& library) { return bool(CopierOf(library)); });
-  nb::class_<Capture>(module, "Capture");
-  nb::class_<Plan>(module, "Plan");
+  (void)nb::class_<Capture>(module, "Capture");
+  (void)nb::class_<Plan>(module, "Plan");
   module.def("plan", &PlanOf);
   module.def("capture", &CaptureOf);
   nb::class_<Writer>(module, "Writer")

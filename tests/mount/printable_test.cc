@@ -4,10 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
 namespace ckptfs {
 namespace {
-
-using std::string_literals::operator""s;
 
 TEST(PrintableTest, PlainTextStaysAsItIs) {
   for (const char* text : {"", "model.layers.0.weight", "größe/模型/🙂", "a\\b"}) {
@@ -18,7 +18,7 @@ TEST(PrintableTest, PlainTextStaysAsItIs) {
 TEST(PrintableTest, WhatMovesTheCursorIsSpelled) {
   EXPECT_EQ(Printable("\x1b[2J"), "\\x1b[2J");
   EXPECT_EQ(Printable("a\nb\rc\td\x7f"), "a\\x0ab\\x0dc\\x09d\\x7f");
-  EXPECT_EQ(Printable("\0x"s), "\\x00x");
+  EXPECT_EQ(Printable(std::string("\0x", 2)), "\\x00x");
   EXPECT_EQ(Printable("\xc2\x9b"), "\\xc2\\x9b") << "CSI as one character";
   EXPECT_EQ(Printable("\xe2\x80\xae" "abc"), "\\xe2\\x80\\xae" "abc") << "right to left";
   EXPECT_EQ(Printable("\xe2\x80\xa8"), "\\xe2\\x80\\xa8") << "line separator";

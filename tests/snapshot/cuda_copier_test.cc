@@ -63,6 +63,7 @@ class CudaCopierTest : public ReceiverTest {
     ReceiverTest::TearDown();
   }
   static std::unique_ptr<CudaCopier> Open() { return *CudaCopier::Open(CKPTFS_FAKE_CUDA); }
+  static std::string Filled(size_t bytes, char with) { return std::string(bytes, with); }
   static MemoryCopy CopyOf(const std::string& from, std::string& to, int device) {
     return {reinterpret_cast<const std::byte*>(from.data()),
             reinterpret_cast<std::byte*>(to.data()), from.size(), device};
@@ -79,8 +80,9 @@ TEST_F(CudaCopierTest, WhereThereIsNoDriverThereIsNoCopier) {
 
 TEST_F(CudaCopierTest, BytesOfDevicesAndOfTheHostArrive) {
   const auto copier = Open();
-  const std::string on_host(1000, 'h'), on_one(50'000'000, 'd'), on_two(7, 't');
-  std::string host(1000, '?'), one(50'000'000, '?'), two(7, '?');
+  constexpr size_t kMany = 50'000'000;  // more than one call takes
+  const std::string on_host(1000, 'h'), on_one = Filled(kMany, 'd'), on_two(7, 't');
+  std::string host(1000, '?'), one = Filled(kMany, '?'), two(7, '?');
   const std::vector<MemoryCopy> copies{CopyOf(on_host, host, kHost), CopyOf(on_one, one, 1),
                                        CopyOf(on_two, two, 2)};
   ASSERT_TRUE(copier->Enqueue(copies, Trainer::kWaits));
@@ -162,7 +164,7 @@ TEST_F(CudaCopierTest, WhateverFailsNothingMovesAfterwards) {
   for (uint64_t at = 1; !went_through; ++at) {
     ASSERT_LT(at, 100u);
     const auto copier = Open();
-    std::string memory(20'000'000, 'a'), copied(memory.size(), '?');
+    std::string memory = Filled(20'000'000, 'a'), copied = Filled(memory.size(), '?');
     FailAt(at);
     const std::vector streams{Training()};
     const MemoryCopy copy = CopyOf(memory, copied, 1);

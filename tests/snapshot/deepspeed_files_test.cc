@@ -162,8 +162,8 @@ TEST(DeepSpeedFilesTest, TheTagIsTheNameOfADirectory) {
     EXPECT_THAT(RefusalOf([&](auto& r) { r[0].tensors[1] = Keyed("t", Text(tag)); }),
                 HasSubstr("not a directory's name"));
   }
-  static const std::string kCut("\x80\x02");
-  EXPECT_THAT(RefusalOf([](auto& r) { r[0].tensors[1] = Keyed("t", kCut); }),
+  static const std::string cut("\x80\x02");
+  EXPECT_THAT(RefusalOf([](auto& r) { r[0].tensors[1] = Keyed("t", cut); }),
               HasSubstr("t: "));
 }
 

@@ -21,7 +21,6 @@
 namespace ckptfs {
 namespace {
 
-using testing_support::Client;
 using testing_support::kLong;
 using testing_support::RankMemory;
 using testing_support::ReceiverTest;

@@ -154,9 +154,9 @@ TEST(RankFilesTest, WhatIsMissingDoubleOrContradictoryIsRefused) {
 }
 
 TEST(RankFilesTest, PicklesAreReadAsData) {
-  static const std::string kBad = "\x80\x02}";
-  static const std::string kList("\x80\x02].", 4);
-  static const std::string kTensor(
+  static const std::string cut_short = "\x80\x02}";
+  static const std::string only_list("\x80\x02].", 4);
+  static const std::string of_tensor(
       "\x80\x02X\x01\x00\x00\x00"
       "5Q.",
       10);  // persistent id "5"
@@ -167,10 +167,10 @@ TEST(RankFilesTest, PicklesAreReadAsData) {
       tensor.shape = {bytes.size()};
     });
   };
-  EXPECT_THAT(with(2, kBad), HasSubstr("g"));
-  EXPECT_THAT(with(2, kList), HasSubstr("not a dict"));
-  EXPECT_THAT(with(3, kBad), HasSubstr("d"));
-  EXPECT_THAT(with(3, kTensor), HasSubstr("no tensor '5'"));
+  EXPECT_THAT(with(2, cut_short), HasSubstr("g"));
+  EXPECT_THAT(with(2, only_list), HasSubstr("not a dict"));
+  EXPECT_THAT(with(3, cut_short), HasSubstr("d"));
+  EXPECT_THAT(with(3, of_tensor), HasSubstr("no tensor '5'"));
 }
 
 // Elements [begin, end) of dim 0 of a state.

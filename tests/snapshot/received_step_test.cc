@@ -104,10 +104,10 @@ TEST(IncomingStepsTest, WhatARankPassesOverIsDroppedAtOnce) {
 
 // A rank that returns names only what is not settled for it: the others may still ask.
 TEST(IncomingStepsTest, WhatWasBegunWithAnEarlierDaemonIsNotPassedOver) {
-  const AttemptName kThird{"run", "job", 3};
+  const AttemptName third{"run", "job", 3};
   IncomingSteps steps;
   EXPECT_TRUE(steps.Begin(kFirst, 1, 1, true));
-  EXPECT_TRUE(steps.Begin(kThird, 3, 1, false));
+  EXPECT_TRUE(steps.Begin(third, 3, 1, false));
   EXPECT_TRUE(steps.Begin(kSecond, 2, 0, true));
   EXPECT_FALSE(steps.Add(kSecond, 2, 0, 2, {}, Time()));
   EXPECT_TRUE(steps.Begin({"run", "job", 4}, 4, 1, false));

@@ -319,9 +319,9 @@ Status PlaceWholeState(const NamedGroup& group, ParameterIndex parameter,
 }
 
 const PartitionStates& StatesOf(const UnshardedOptimizer& optimizer, int64_t index) {
-  static const PartitionStates kNone;
+  static const PartitionStates none;
   const auto found = optimizer.states.find(index);
-  return found == optimizer.states.end() ? kNone : found->second;
+  return found == optimizer.states.end() ? none : found->second;
 }
 
 // Stage 0, masters and states with the parameters' own shapes.

@@ -72,6 +72,7 @@ Status ShardOther(const ModelStates& model, std::string name,
       model.buffers.begin(), model.buffers.end(),
       [&](const std::string& known) { return known == name || InStateDict(known) == name; });
   std::vector<Shape> locals;
+  locals.reserve(tensors.size());
   for (const FileTensor* tensor : tensors) locals.push_back(tensor->shape());
   CKPT_ASSIGN_OR_RETURN(auto sharding, out.rules.Resolve(name, locals, buffer));
   if (!sharding && !buffer) {

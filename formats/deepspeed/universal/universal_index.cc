@@ -236,9 +236,11 @@ uint64_t UniversalIndex::MemoryBytes() const {
     }
   }
   for (const auto& [alias, name] : links) {
-    bytes += sizeof(alias) + sizeof(name) + alias.capacity() + name.capacity() + kMapNode;
+    bytes += kMapNode + 2 * sizeof(std::string) + alias.capacity() + name.capacity();
   }
-  for (const std::string& name : left_out) bytes += sizeof(name) + name.capacity();
+  for (const std::string& name : left_out) {
+    bytes += sizeof(std::string) + name.capacity();
+  }
   return bytes;
 }
 

@@ -57,13 +57,11 @@ class PackedValues;
 
 class PackedListener {
  public:
+  virtual ~PackedListener() = default;
   // An object of schemas[schema] is whole; attributes that it lacks are kAbsent.  The
   // number stands for it from now on.
   virtual Result<uint32_t> Built(size_t schema, std::span<const PackedValue> fields,
                                  const PackedValues& values) = 0;
-
- protected:
-  ~PackedListener() = default;
 };
 
 class PackedValues {

@@ -17,7 +17,7 @@ TEST(DescriptorTest, ClosesWhatItOwnsOnce) {
     fd = first.get();
     EXPECT_NE(::fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
     Descriptor second(std::move(first));
-    EXPECT_FALSE(first.valid());
+    EXPECT_FALSE(first.valid());  // NOLINT(bugprone-use-after-move): what is tested
     Descriptor third;
     third = std::move(second);
     EXPECT_EQ(third.get(), fd);

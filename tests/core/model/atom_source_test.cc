@@ -51,7 +51,7 @@ TEST(AtomSourceTest, WhatIsReadAndWhatIsComparedFollowTheKind) {
 
 TEST(AtomSourceTest, WhatIsComputedOrInlineIsInNoFile) {
   const AtomSource cast = CastSource(AtomIndex{3});
-  const AtomSource number = InlineSource("\1\0\0\0", true);
+  const AtomSource number = InlineSource(std::string("\1\0\0\0", 4), true);
   EXPECT_EQ(DerivedFrom(cast), AtomIndex{3});
   EXPECT_EQ(DerivedFrom(One()), std::nullopt);
   EXPECT_TRUE(IsStoredInFiles(One()));

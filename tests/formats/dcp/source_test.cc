@@ -21,7 +21,6 @@
 namespace ckptfs::dcp {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr const char* kFile = "__0_0.distcp";
