@@ -77,6 +77,11 @@ std::span<const Gather> GathersRead(const AtomSource& source) {
   return {};
 }
 
+const Gather* GatherCopied(const AtomSource& source) {
+  const std::span<const Gather> read = GathersRead(source);
+  return IsAveraged(source) || read.empty() ? nullptr : &read.front();
+}
+
 std::span<const Gather> EqualCopies(const AtomSource& source) {
   if (source.kind != SourceKind::kReplicas) return {};
   return source.gathers;

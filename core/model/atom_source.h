@@ -56,6 +56,9 @@ AtomSource CastSource(AtomIndex of);
 // Those a read takes elements from: the first of replicas, all of an average,
 // none where the source is of another kind.
 std::span<const Gather> GathersRead(const AtomSource& source);
+// The one whose elements are the atom's as they are; null where a read computes them,
+// or nothing is gathered.
+const Gather* GatherCopied(const AtomSource& source);
 
 // Copies that are declared equal, and so are compared; none where there is one.
 std::span<const Gather> EqualCopies(const AtomSource& source);

@@ -173,14 +173,13 @@ bool LendAtomSegment(const AtomSegment& body, const StepModel& model, uint64_t b
   if (width == 0 || begin % width != 0 || end % width != 0) return false;
   const auto stored = FindStoredAtom(model, body.atom, body.dtype);
   if (!stored) return false;
-  const AtomSource& source = stored->atom->source;
-  const bool gathered = source.kind == SourceKind::kGather || source.kind == SourceKind::kReplicas;
-  if (!gathered || source.gathers.empty()) return false;
+  const Gather* copied = GatherCopied(stored->atom->source);
+  if (copied == nullptr) return false;
   const uint64_t first = body.flat_begin + begin / width;
   const uint64_t last = body.flat_begin + end / width;
   std::vector<SourceRun> runs;
-  const RunsEnd how = ForEachSourceRun(
-      source.gathers.front(), *body.local, first, last, [&](const SourceRun& run) {
+  const RunsEnd how =
+      ForEachSourceRun(*copied, *body.local, first, last, [&](const SourceRun& run) {
         const bool dense = run.count == 1 || (run.target_stride == 1 && run.source_stride == 1);
         if (!dense || runs.size() == Lender::kMaxStretches) return false;
         const auto conversion = stored->MakeConversion(run.stored, run.factor);

@@ -20,6 +20,7 @@ struct Kind {
   void Visit(const StepModel&, uint64_t, uint64_t, SourceVisitor&) const {}
   void Mark(const StepModel&, BlobUse, std::vector<bool>&) const {}
   std::optional<BlobIndex> WholeBlob(const StepModel&) const { return std::nullopt; }
+  const std::string* Literal() const { return nullptr; }
   uint64_t MemoryBytes() const { return 0; }
 
   Status ExplainAs(Origin::Kind kind, uint64_t begin, uint64_t end,
@@ -54,6 +55,7 @@ struct LiteralKind : Kind {
                  std::vector<Origin>& origins) const {
     return ExplainAs(Origin::Kind::kLiteral, begin, end, origins);
   }
+  const std::string* Literal() const { return body.bytes.get(); }
   uint64_t MemoryBytes() const { return body.bytes->capacity(); }
 
   const LiteralSegment& body;
@@ -241,6 +243,10 @@ void MarkBlobs(const Segment& segment, const StepModel& model, BlobUse use,
 
 std::optional<BlobIndex> WholeBlobOf(const Segment& segment, const StepModel& model) {
   return WithKind(segment, [&](const auto& kind) { return kind.WholeBlob(model); });
+}
+
+const std::string* LiteralOf(const Segment& segment) {
+  return WithKind(segment, [](const auto& kind) { return kind.Literal(); });
 }
 
 uint64_t MemoryBytesOf(const Segment& segment) {

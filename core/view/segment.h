@@ -133,6 +133,9 @@ void MarkBlobs(const Segment& segment, const StepModel& model, BlobUse use,
 // The blob that it is, byte for byte.
 std::optional<BlobIndex> WholeBlobOf(const Segment& segment, const StepModel& model);
 
+// The bytes that it keeps; null if it does not keep them, but makes or reads them.
+const std::string* LiteralOf(const Segment& segment);
+
 // Heap bytes, the segment itself apart.
 uint64_t MemoryBytesOf(const Segment& segment);
 

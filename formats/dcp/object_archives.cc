@@ -2,8 +2,6 @@
 
 #include "formats/dcp/object_archives.h"
 
-#include <variant>
-
 #include "core/base/checked_math.h"
 #include "core/view/plan.h"
 #include "formats/torch/archive_builder.h"
@@ -24,9 +22,9 @@ Result<std::shared_ptr<const TensorArchive>> TensorArchives::Of(DType dtype, con
   bool behind = false;
   const Plan plan = std::move(builder).Finish();
   for (const Segment& segment : plan.segments()) {
-    const auto* literal = std::get_if<LiteralSegment>(&segment.body);
+    const std::string* literal = LiteralOf(segment);
     if (literal == nullptr) behind = true;
-    if (literal != nullptr) (behind ? tail : head) += *literal->bytes;
+    if (literal != nullptr) (behind ? tail : head) += *literal;
   }
   made = std::make_shared<const TensorArchive>(
       TensorArchive{std::make_shared<const std::string>(std::move(head)), bytes,
@@ -43,7 +41,9 @@ Result<std::shared_ptr<const std::string>> ObjectArchives::Of(const PickleTree& 
   std::string bytes;
   const Plan plan = std::move(builder).Finish();
   for (const Segment& segment : plan.segments()) {
-    bytes += *std::get<LiteralSegment>(segment.body).bytes;
+    const std::string* literal = LiteralOf(segment);
+    CKPT_CHECK(literal != nullptr);  // an archive without tensors
+    bytes += *literal;
   }
   made = std::make_shared<const std::string>(std::move(bytes));
   return made;

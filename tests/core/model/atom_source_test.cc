@@ -40,6 +40,10 @@ TEST(AtomSourceTest, WhatIsReadAndWhatIsComparedFollowTheKind) {
   EXPECT_EQ(GathersRead(replicas).size(), 1u);
   EXPECT_EQ(GathersRead(average).size(), 2u);
   EXPECT_TRUE(GathersRead(CastSource(AtomIndex{3})).empty());
+  EXPECT_EQ(GatherCopied(replicas), &replicas.gathers[0]);
+  EXPECT_EQ(GatherCopied(average), nullptr);
+  EXPECT_EQ(GatherCopied(CastSource(AtomIndex{3})), nullptr);
+  EXPECT_EQ(GatherCopied(AtomSource{}), nullptr);
   EXPECT_TRUE(EqualCopies(One()).empty());
   EXPECT_EQ(EqualCopies(replicas).size(), 2u);
   EXPECT_TRUE(EqualCopies(average).empty());

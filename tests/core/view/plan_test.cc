@@ -79,6 +79,10 @@ TEST(Plan, SegmentsFollowEachOtherAndEmptyOnesAreDropped) {
   EXPECT_EQ(plan.FindSegment(3), 0u);
   EXPECT_EQ(plan.FindSegment(4), 1u);
   EXPECT_EQ(plan.FindSegment(58), 2u);
+  ASSERT_NE(LiteralOf(plan.segments()[0]), nullptr);
+  EXPECT_EQ(*LiteralOf(plan.segments()[0]), "head");
+  EXPECT_EQ(LiteralOf(plan.segments()[1]), nullptr);
+  EXPECT_EQ(LiteralOf(plan.segments()[2]), nullptr);
   EXPECT_TRUE(plan.Validate(MakeModel()));
   EXPECT_GT(plan.MemoryBytes(), 0u);
 }
