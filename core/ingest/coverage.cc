@@ -12,13 +12,24 @@
 namespace ckptfs {
 namespace {
 
+// The proof has three parts, and needs all of them.  Fragments of a local tensor do not
+// overlap: no element that a rank held is stored twice.  Boxes of local tensors in the atom
+// are disjoint and as large together as the atom: so they tile it.  What no fragment holds
+// of a local tensor no box shows: it is padding.
+//
+// A checkpoint says how many fragments and boxes there are, and may lie: the time depends on
+// series, of which a trillion parameters have few, and on boxes by a sort.  What cannot be
+// proven so is done one by one, up to the limits here, and refused beyond them.
+
 using Defect = std::optional<CoverageDefect>;
 
 // Series with gaps are expanded only up to this many fragments in one proof.
 constexpr uint64_t kMaxExpanded = uint64_t{1} << 24;
-// Boxes that one sweep cannot tell apart are compared with each other, so often at most.
+// Boxes that one sweep cannot tell apart are compared with each other, so often at most:
+// some seconds.
 constexpr uint64_t kMaxCompared = uint64_t{1} << 31;
 
+// Elements [begin, end) of a local tensor that no fragment holds, and the blobs beside it.
 struct Hole {
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -33,6 +44,8 @@ uint32_t LastBlob(const FragmentSeries& s) {
 
 // ---- order and bounds of the series ----------------------------------------
 
+// All that follows computes LastEnd and the like without a check: that no sum of a series
+// overflows is shown here, by divisions.
 Defect CheckOneSeries(const FragmentSeries& s, const std::vector<uint64_t>& sizes) {
   if (s.local >= sizes.size()) {
     return CoverageDefect{StrCat("a fragment names local tensor ", s.local, " of ", sizes.size()),
@@ -52,6 +65,8 @@ Defect CheckOneSeries(const FragmentSeries& s, const std::vector<uint64_t>& size
   return std::nullopt;
 }
 
+// Neighbours suffice: where each series begins behind the end of the one before it, no two
+// overlap.  Interleaved ones fail; NormaliseSeries has untangled them.
 Defect CheckOrder(const FragmentSeries& a, const FragmentSeries& b) {
   if (b.local > a.local) return std::nullopt;
   if (b.local < a.local || b.flat_begin < a.flat_begin) {
@@ -77,6 +92,9 @@ Defect CheckSeries(const Gather& gather, const std::vector<uint64_t>& sizes) {
 
 // ---- what no fragment holds -------------------------------------------------
 
+// Fragments come in order and do not overlap, so that what is covered is one stretch with
+// holes in it: of each fragment only its end is kept, those that touch become one, and a
+// dense series, however many fragments it has, is a single step.
 class HoleFinder {
  public:
   explicit HoleFinder(uint64_t size) : size_(size) {}
@@ -153,6 +171,8 @@ bool Touches(const Piece& piece, size_t dim, uint64_t base, uint64_t begin, uint
   return false;
 }
 
+// A hole is not a defect by itself: ZeRO pads what ranks hold, and need not store it.  It is one
+// where a piece maps an element of it to the atom.
 Defect CheckHoles(const Gather& gather, const std::vector<uint64_t>& sizes) {
   size_t next = 0;
   for (size_t local = 0; local < gather.locals.size(); ++local) {
@@ -206,6 +226,9 @@ size_t SweepDim(const std::vector<Box>& boxes, size_t rank) {
   return best;
 }
 
+// Boxes that are disjoint and have the atom's volume together cover it, since each lies inside
+// (ValidateLocal): no union has to be computed.  Two boxes can overlap only where they do
+// along the sweep's dim, so that sorted boxes are compared with few others.
 Defect CheckBoxes(const Gather& gather, const Shape& atom, uint64_t total) {
   std::vector<Box> boxes;
   uint64_t volume = 0;
@@ -300,6 +323,9 @@ bool ExtendSeries(FragmentSeries& s, uint32_t local, const Fragment& f) {
   return true;
 }
 
+// Fragments come in as files are read, rank by rank; a manifest, a proof and each read take
+// time per series.  Those of several ranks may interleave (every second row is another's):
+// expanded and sorted they join into what a reader meets from the first element on.
 void NormaliseSeries(std::vector<FragmentSeries>& series) {
   std::stable_sort(series.begin(), series.end(), ByPlace);
   bool tangled = false;
