@@ -51,7 +51,7 @@ Result<std::string> AskDaemon(const LiveMount& mount, std::string_view operation
                               Patience patience = kAnswer);
 
 // A connection that answers as step_answers.h says, of a step that the daemon has in
-// memory.  kNotFound if it has not.
+// memory.  kNotFound if it has none such.
 Result<Descriptor> OpenReader(const LiveMount& mount, const std::string& run,
                               const std::string& id, const std::string& layout);
 

@@ -126,7 +126,7 @@ class Page {
     in_item_ = false;
   }
 
-  // The first cell as a term, the others behind it; a row of dashes is none.
+  // The first cell as a term, the others behind it; a row of dashes is not a row.
   void Row(std::string_view line) {
     if (line.starts_with("| ---") || line.starts_with("|---")) return;
     const auto cells = CellsOf(line);

@@ -218,7 +218,7 @@ Result<uint64_t> ParseBytes(std::string_view text) {
   }
   if (end == copy.c_str() || !unit.empty() || !(number >= 0) || number * factor >= 0x1p63) {
     return Fail(ErrorCode::kInvalid,
-                StrCat("'", text, "' is no size: write bytes, or K, M, G, T of 1024"));
+                StrCat("'", text, "' is not a size: write bytes, or K, M, G, T of 1024"));
   }
   return static_cast<uint64_t>(number * factor);
 }
@@ -227,7 +227,7 @@ Result<uint32_t> ParseCount(std::string_view text) {
   uint32_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error == std::errc() && end == text.data() + text.size() && number < 1u << 31) return number;
-  return Fail(ErrorCode::kInvalid, StrCat("'", text, "' is no number from 0 to 2147483647"));
+  return Fail(ErrorCode::kInvalid, StrCat("'", text, "' is not a number from 0 to 2147483647"));
 }
 
 Result<uint32_t> ParsePositive(std::string_view text) {

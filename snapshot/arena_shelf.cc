@@ -83,7 +83,7 @@ struct Ledger {
   std::vector<SnapshotMessage> said;
 };
 
-// What a ledger of this store and user says; nothing if it is none.
+// What a ledger of this store and user says; nothing if it is another.
 std::optional<Ledger> ReadLedger(int ledger, const std::string& store) {
   std::optional<Block> block = ReadBlock(ledger, 0);
   auto other = ReadBlock(ledger, kLedgerSlot);

@@ -107,7 +107,7 @@ class CaptureFile {
   CaptureFile(CaptureFile&&) = default;
   CaptureFile& operator=(CaptureFile&&) = default;
 
-  // kInvalid if two tensors have one key, a name is not UTF-8, a part is none
+  // kInvalid if two tensors have one key, a name is not UTF-8, a part is not one
   // (LocalRangeOf), or a plan has more or fewer tensors than there are sources.
   static Result<CaptureFile> Make(Capture capture, uint32_t rank, uint32_t world);
 

@@ -50,7 +50,7 @@ struct ReceivedStep {
   uint64_t step = 0;
   std::vector<ReceivedFile> files;  // by rank
   Digest life = {};  // IncomingSteps::LifeOf
-  std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then have not
+  std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then lack
 };
 
 // Whether they are of one attempt and have the same files.

@@ -39,7 +39,7 @@ struct WorldPart {
   uint32_t world = 0;
   std::map<uint32_t, ReceivedFile> files;
   IncomingSteps::Time first;  // when the first of them came
-  std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then have not
+  std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then lack
   bool begun = false;                    // the store has met it
 };
 

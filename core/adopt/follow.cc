@@ -293,10 +293,10 @@ Follower::Seen Follower::Look(Time now) {
   seen.earliest = now + kBreath;
   using Clock = std::chrono::steady_clock;
   const Time start = Clock::now();
-  Duration taking{};  // which waits for a disk, and is no reason to look away
+  Duration taking{};  // which waits for a disk, and is not a reason to look away
   const auto found = Find();
   if (!found) {
-    // A directory that is away is no news of its steps, and one that loses a step while it
+    // A directory that is away says nothing of its steps, and one that loses a step while it
     // is listed is listed again.
     const bool gone = found.error().code == ErrorCode::kNotFound;
     if (gone && first_) {

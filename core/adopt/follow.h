@@ -99,7 +99,7 @@ class Follower {
     Time since;                 // it is as it is now, but for what grows
     std::map<std::string, FileStamp> files;  // while it is waited for, or some of them grow
     std::set<std::string> growing;           // of them; others read them
-    std::set<std::string> read;              // that grew, and are no log
+    std::set<std::string> read;              // that grew, and are not logs
     bool settled = false;       // adopted or refused as it is
     bool adopted = false;
     bool left_behind = false;

@@ -22,7 +22,7 @@ namespace {
 // Directories in one place that are looked into for runs.
 constexpr size_t kMaxRuns = 4096;
 constexpr int kMaxHintLooks = 200;
-// Entries of one place of which it is asked what they are, if they are no steps.
+// Entries of one place of which it is asked what they are, if they are not steps.
 constexpr size_t kMaxUnread = 1 << 16;
 constexpr size_t kShownNames = 3;  // of many, in messages
 

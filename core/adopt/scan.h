@@ -56,7 +56,7 @@ struct Recognised {
 using Recognise = std::function<Result<std::optional<Recognised>>(const Root& root,
                                                                   const std::string& path)>;
 
-// A directory that is named like a step and is none yet: a save that is under way, or died.
+// A directory that is named like a step and is not one yet: a save that is under way, or died.
 struct BegunStep {
   std::string directory;  // below the root
   std::string id;

@@ -7,7 +7,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr uint32_t kPrivate = 0x10fe00;  // plus a byte that is no ASCII
+constexpr uint32_t kPrivate = 0x10fe00;  // plus a byte that is not ASCII
 
 bool IsPrivate(const Utf8Character& one) {
   return one.valid && one.code >= kPrivate + 0x80 && one.code <= kPrivate + 0xff;

@@ -20,7 +20,7 @@ struct Utf8Character {
   bool valid = false;
 };
 
-// The character that `text` begins with; one byte if it is none.  REQUIRES: not empty.
+// The character that `text` begins with; one byte if it is not one.  REQUIRES: not empty.
 Utf8Character FirstUtf8(std::string_view text);
 
 // The longest prefix of at most `most` bytes that ends in the middle of no UTF-8 character.
@@ -30,7 +30,7 @@ inline std::string_view CutUtf8(std::string_view text, size_t most) {
   return text.substr(0, most);
 }
 
-// Any bytes as UTF-8, for JSON between our own processes: what is no character becomes one of a
+// Any bytes as UTF-8, for JSON between our own processes: what is not a character becomes one of a
 // private range, a byte each, and so do characters of that range.
 std::string Utf8OfBytes(std::string_view bytes);
 // Its inverse.

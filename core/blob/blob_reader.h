@@ -36,7 +36,7 @@ namespace ckptfs {
 // Where the roots of a manifest lie on this machine; absent: as adopted.
 using RootMap = std::map<std::string, std::string>;
 
-// Roots that are no directories, by their name in the manifest.
+// Roots that are not directories, by their name in the manifest.
 using OpenRoots = std::map<std::string, std::shared_ptr<const Root>>;
 
 class BlobReader {

@@ -29,11 +29,11 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
   explicit HeaderEvents(SafetensorsHeader& header) : header_(header) {}
   const std::string& rule() const { return rule_; }
 
-  bool null() override { return Refuse("null is no value of a header"); }
-  bool boolean(bool) override { return Refuse("a boolean is no value of a header"); }
+  bool null() override { return Refuse("null is not a value of a header"); }
+  bool boolean(bool) override { return Refuse("a boolean is not a value of a header"); }
   bool number_integer(number_integer_t) override { return Refuse("a number is negative"); }
   bool number_float(number_float_t, const string_t&) override {
-    return Refuse("a number is no integer below 2^64");
+    return Refuse("a number is not an integer below 2^64");
   }
   bool binary(binary_t&) override { return Refuse("binary data"); }
   bool number_unsigned(number_unsigned_t value) override;
@@ -45,7 +45,7 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
   bool end_array() override;
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception&) override {
-    return Refuse(StrCat("the header is no JSON at byte ", position));
+    return Refuse(StrCat("the header is not JSON at byte ", position));
   }
 
  private:
@@ -159,7 +159,7 @@ bool HeaderEvents::start_array(size_t) {
 
 bool HeaderEvents::end_array() {
   if (where_ == Where::kOffsets && offsets_.size() != 2) {
-    return Refuse(Tensor() + ": data_offsets has not two numbers");
+    return Refuse(Tensor() + ": data_offsets does not have two numbers");
   }
   where_ = Where::kTensor;
   return true;

@@ -30,7 +30,7 @@ class Assembler {
   ~Assembler();
   Assembler(Assembler&&) noexcept;
 
-  // Everything of the step that is no atom, parameter, alias, group or blob:
+  // Everything of the step that is not an atom, parameter, alias, group or blob:
   // framework, id, iteration, layout, documents, notes ... filled by the source.
   StepModel& header();
 

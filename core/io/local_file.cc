@@ -18,7 +18,7 @@ namespace ckptfs {
 namespace {
 
 constexpr size_t kMaxRead = size_t{1} << 30;  // per system call
-constexpr size_t kFew = 2;                    // requests for which asking first is no gain
+constexpr size_t kFew = 2;                    // requests for which asking first gains nothing
 
 // Reads the first requests, as long as they are in memory; returns how many.
 size_t ReadCached(int file, std::span<const ReadRequest> requests) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DiffSteps compares two steps atom by atom, in blocks and on several threads: what one has and
-// the other has not, what has another shape or dtype, and what changed by how much.  Atoms are
+// the other lacks, what has another shape or dtype, and what changed by how much.  Atoms are
 // paired by the name of their parameter (or an alias), optimizer and kind.
 //
 //   bits      elements whose bits differ; of other dtypes whose values do
@@ -54,7 +54,7 @@ ValueDiff DiffOf(DType a_dtype, std::span<const std::byte> a, DType b_dtype,
 struct AtomDiff {
   enum class Kind : uint8_t { kSame, kChanged, kAdded, kRemoved, kReshaped, kRetyped };
   Kind kind = Kind::kSame;
-  std::string name;       // as the first step spells it, of what it has not the second
+  std::string name;       // as the first step spells it, or the second what the first lacks
   std::string optimizer;
   std::string atom_kind;
   std::optional<AtomIndex> a, b;

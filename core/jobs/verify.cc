@@ -112,7 +112,7 @@ class Verification {
   void Defect(std::string subject, std::string rule);
   // A file that changes meanwhile is one defect, however many atoms meet it.
   void Unreadable(const std::string& subject, const Error& error);
-  // Of a whole file; what somebody else may write, and nothing is read of, is no defect.
+  // Of a whole file; what somebody else may write, and nothing is read of, is not a defect.
   void UnreadableFile(BlobIndex index, const Error& error);
   std::string NameOf(const Atom& atom) const {
     return StrCat(step_.parameter(atom.parameter).name, " (", atom.kind, ")");

@@ -44,7 +44,7 @@ struct VerifyReport {
   uint64_t atoms_read = 0;      // others: every element found, averaged, cast
   uint64_t atoms_finite = 0;    // checked for NaN and infinity
   // Files beside the step that nothing is read of (core/model/read_blobs.h) and that are not what
-  // they were: a log that grew is no defect.
+  // they were: a log that grew is not a defect.
   uint64_t changed_notes = 0;
   std::string changed_note;  // one of these, and how
   uint64_t defect_count = 0;

@@ -12,7 +12,7 @@ namespace {
 
 Status CheckCast(const StepModel& model, const Atom& atom) {
   const auto of = static_cast<uint32_t>(atom.source.of);
-  if (of >= model.atoms.size()) return Refuse("derived from atom ", of, ", which is none");
+  if (of >= model.atoms.size()) return Refuse("derived from atom ", of, ", which does not exist");
   if (model.atoms[of].shape == atom.shape) return {};
   return Refuse("derived from an atom of shape ", ShapeToString(model.atoms[of].shape));
 }

@@ -96,7 +96,7 @@ class Evaluator {
       int64_t value = 0;
       const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
       if (error != std::errc() || end != word.data() + word.size()) {
-        return Refuse(StrCat("'", word, "' is no number"));
+        return Refuse(StrCat("'", word, "' is not a number"));
       }
       return value;
     }

@@ -81,7 +81,7 @@ class Family {
   FamilyVariables Mentioned(const FamilyVariables& variables) const;
 
   // First rule that covers the whole name, in the plain or the pipeline's
-  // spelling, or nothing.  kInvalid if a rule's expressions have no sense with
+  // spelling, or nothing.  kInvalid if a rule's expressions make no sense with
   // these variables.
   Result<std::optional<RuleMatch>> Match(std::string_view parameter,
                                          const FamilyVariables& variables) const;

@@ -51,7 +51,7 @@ Result<NameTemplate::Token> NameTemplate::ParseHole(std::string_view hole) {
     return token;
   }
   if (hole.find('|') == std::string_view::npos) {
-    return Fail(ErrorCode::kInvalid, StrCat("'{", hole, "}' is no hole of a name template"));
+    return Fail(ErrorCode::kInvalid, StrCat("'{", hole, "}' is not a hole of a name template"));
   }
   token.kind = Kind::kChoice;
   while (true) {

@@ -99,7 +99,7 @@ struct StoredTensor {
   uint64_t offset = 0;  // bytes, of the tensor's first element
 };
 
-// Everything of a step that is no atom, as a protocol-2 pickle that our own
+// Everything of a step that is not an atom, as a protocol-2 pickle that our own
 // writer printed; a tensor is the persistent id of its index (as a decimal
 // string) in `tensors`.  Unknown classes are in it verbatim.
 struct Document {
@@ -118,7 +118,7 @@ struct Group {
 };
 
 // A small file beside the step that later saves write again, as it was: a script, a
-// pointer.  It is no blob, since those must not change.
+// pointer.  It is not a blob, since those must not change.
 struct SideText {
   std::string path;  // below the first root
   std::string text;
@@ -171,7 +171,7 @@ struct StepModel {
   // True if the parameter has a second name (tied weights).
   bool IsTied(ParameterIndex parameter) const;
   // Experts of the parameter's group (the same name but for the expert number),
-  // or stacked_experts; 0 if it is no expert's.
+  // or stacked_experts; 0 if it is not an expert's.
   uint32_t ExpertsOf(const Parameter& parameter) const;
   // `layers`, or if that is 0 one more than the greatest layer number; 0 if no
   // parameter has one.

@@ -20,7 +20,7 @@ namespace ckptfs {
 inline constexpr std::string_view kWeightsOnly = "weights only";
 
 // How a note of a file begins that lies beside the step, that nothing is read of and that source/
-// does not have.  As such files, it is no part of what the step is.
+// does not have.  As such files, it is not part of what the step is.
 inline constexpr std::string_view kNotShownNote = "not in source/: ";
 
 inline std::vector<std::string> WeightsOnlyNotes(const StepModel& step) {

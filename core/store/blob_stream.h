@@ -60,7 +60,7 @@ class BlobStreams {
   // are too many, or while one of them fails: what it lacks is not taken from it.
   std::shared_ptr<BlobStream> Begin(const std::string& path, uint64_t size,
                                     std::weak_ptr<const void> owner, Create create);
-  // Ends the blob's stream, for who writes what it has not.  kDataLoss if what it has is not
+  // Ends the blob's stream, for who writes what it lacks.  kDataLoss if what it has is not
   // what the blob's chunks say.  BLOCKS: on the pieces that are being written.
   Result<StreamedBlob> Finish(const Blob& blob);
   // Lets go of all, and of the space that they have.

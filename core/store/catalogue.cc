@@ -105,7 +105,7 @@ bool Prepared(sqlite3* connection, const std::string& store_id) {
          sqlite3_step(statement.get()) == SQLITE_DONE;
 }
 
-// False if the file is no usable database.
+// False if the file is not a usable database.
 bool Add(const std::string& path, const std::string& store_id, const RecordTexts& records) {
   const Connection connection = Connect(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE);
   if (connection == nullptr) return true;  // not writable: nothing to repair

@@ -33,7 +33,7 @@ std::string BlobsDirectory(const std::string& directory);
 // "side/<digest>.safetensors", below `blobs`.
 std::string SideBlobPath(const Digest& content);
 
-// Store::PutSideBlob; `directory` is empty for a storage that is none: nothing
+// Store::PutSideBlob; `directory` is empty for a storage that is not one: nothing
 // is then held.
 Result<SideBlob> PutSideBlob(Storage& storage, const std::string& directory,
                              std::string_view bytes);

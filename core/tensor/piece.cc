@@ -23,7 +23,7 @@ Status ValidateBox(const Piece& piece, const Shape& atom) {
   const size_t rank = atom.size();
   if (piece.shape.size() != rank || piece.atom_begin.size() != rank ||
       piece.local_strides.size() != rank) {
-    return Broken(StrCat("a piece has not the atom's ", rank, " dimensions"));
+    return Broken(StrCat("a piece does not have the atom's ", rank, " dimensions"));
   }
   for (size_t d = 0; d < rank; ++d) {
     if (!RangeInside(piece.atom_begin[d], piece.shape[d], atom[d])) {

@@ -46,7 +46,7 @@ struct ChunksFound {
   uint64_t parsed = 0;  // archives, for tests
 };
 
-// kInvalid names the file, the offset and the rule: an archive that is none, or a tensor
+// kInvalid names the file, the offset and the rule: an archive that is not one, or a tensor
 // that contradicts what is asked.  BLOCKS: on reading.
 Result<ChunksFound> LocateChunks(const std::shared_ptr<const File>& file, BlobIndex blob,
                                  std::span<const ChunkAsked> asked);

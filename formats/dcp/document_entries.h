@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Documents as entries: the values of a step that are no parameter's, flattened as
+// Documents as entries: the values of a step that are not a parameter's, flattened as
 // DCP flattens a state dict (torch 2.13, checkpoint/_traverse.py): dicts always, by
 // str(key); lists if a tensor or a dict is in them; all else is one value.
 //

@@ -60,7 +60,7 @@ std::vector<PathStep> Below(std::string_view key, std::vector<PathStep> steps) {
   return path;
 }
 
-// A number as an element of the dtype; nothing if it is none of that.
+// A number as an element of the dtype; nothing if it is not one of that.
 std::optional<std::string> OneElement(PickleRef value, DType dtype) {
   const auto bytes = [](auto number) {
     return std::string(std::bit_cast<std::array<char, sizeof(number)>>(number).data(), sizeof(number));

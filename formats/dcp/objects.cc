@@ -32,7 +32,7 @@ T As(const std::string& bytes) {
   return value;
 }
 
-// A number of these bytes; nothing for a dtype that is none.
+// A number of these bytes; nothing for a dtype of no number.
 std::optional<NodeId> NumberNode(DType dtype, const std::string& bytes, PickleBuilder& builder) {
   switch (dtype) {
     case DType::kF64: return builder.Float(As<double>(bytes));

@@ -144,7 +144,7 @@ Status Reader::AddState(StoredState& state, ObjectReader& objects, const StateKe
     if (!value) {
       // An optimizer that has not begun (momentum_buffer: None) or keeps settings there.
       assembler_.header().notes.push_back(
-          StrCat("'", key.parameter, "': its state '", key.kind, "' is no number: left out"));
+          StrCat("'", key.parameter, "': its state '", key.kind, "' is not a number: left out"));
       return {};
     }
     if (key.kind == "step") {
@@ -217,7 +217,7 @@ Status Reader::AddGroups() {
     for (const std::string& name : group.names) {
       const auto parameter = parameters_.find(name);
       if (parameter == parameters_.end()) {
-        return Refuse("a group of the optimizer has '", name, "', which is no weight");
+        return Refuse("a group of the optimizer has '", name, "', which is not a weight");
       }
       if (!grouped.emplace(group.optimizer, name).second) {
         return Refuse("'", name, "' is in two groups of the optimizer");

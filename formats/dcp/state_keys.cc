@@ -89,7 +89,7 @@ std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find
 
 std::string_view LastWord(std::string_view key) { return key.substr(key.rfind('.') + 1); }
 
-// Of what a model's weights may stand behind, to be compared: one that is no average of others
+// Of what a model's weights may stand behind, to be compared: one that is not an average of others
 // comes before one that is, a word for a model before any other.
 struct Likeliness {
   bool own = false;
@@ -360,7 +360,7 @@ Status KeyReader::AddOfOptimizer(const Inside& key) {
   const auto number = Number(FirstWord(rest));
   if (number && *number < order_.size() && rest.find('.') != rest.npos) {
     if (!names_.contains(order_[*number])) {
-      return Refuse("--parameter-order: '", order_[*number], "' is no weight");
+      return Refuse("--parameter-order: '", order_[*number], "' is not a weight");
     }
     const std::string kind(rest.substr(rest.find('.') + 1));
     out_.states.push_back({OptimizerName(key.prefix), order_[*number], kind, key.entry});

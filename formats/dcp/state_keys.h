@@ -66,7 +66,7 @@ struct StateKeys {
 };
 
 // kUnsupported: an optimizer that numbers its parameters, which nothing can name;
-// kInvalid: a state of what is no weight.
+// kInvalid: a state of what is not a weight.
 // Without `optimizers` their keys are passed over.  `order`: names of the parameters that an
 // optimizer numbers; empty where nobody says them.
 Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers,

@@ -7,7 +7,7 @@
 // A DCP directory is one with `.metadata`, which torch writes last, by a rename; with
 // `__<rank>.metadata` of each rank, where ranks saved by themselves; or, of the writer of
 // safetensors that writes no metadata, with files whose headers say DCP_SHARDING_INFO.
-// Megatron's torch_dist (common.pt, metadata.json) is none, though DCP wrote it.
+// Megatron's torch_dist (common.pt, metadata.json) is not one, though DCP wrote it.
 //
 // Thread safety: pure but for looking at files.
 
@@ -42,7 +42,7 @@ struct PartFiles {
 // Of a directory below the root; nothing where there is no such directory.
 Result<PartFiles> ListPart(const Root& root, const std::string& directory);
 
-// The parts of the step that a directory is; empty if it is none.
+// The parts of the step that a directory is; empty if it is not a step.
 Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& directory);
 
 // "pytorch_model_fsdp_0", "optimizer_1": what is a part where it stands beside another.

@@ -100,7 +100,7 @@ Result<Plan> DcpView::MakePlan(std::string_view file) const {
   return std::move(plan).Finish();
 }
 
-// A degree that would cut through a head is no mesh of this model.  DTensor cuts all else
+// A degree that would cut through a head is not a mesh of this model.  DTensor cuts all else
 // unevenly where it has to.
 Status CheckCuts(const StepModel& step, const Layout& layout) {
   ParameterRefusals refusals(step);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The keys under which a DeepSpeed source keeps what is no atom, and from
+// The keys under which a DeepSpeed source keeps what is not an atom, and from
 // which the DeepSpeed views emit it again.  A document's pickle is the value
 // itself, as the checkpoint had it; a key whose value the file lacks has no
 // document (a value of None is a document that holds None).

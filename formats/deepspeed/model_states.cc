@@ -45,7 +45,7 @@ Result<std::vector<NamedShape>> Shapes(PickleRef dict) {
   for (const auto& [key, value] : dict.Items()) {
     const auto name = key.String();
     const auto shape = value.AsShape();
-    if (!name || !shape) return Fail(ErrorCode::kInvalid, "a parameter's shape is no shape");
+    if (!name || !shape) return Fail(ErrorCode::kInvalid, "a parameter's shape is not a shape");
     CKPT_RETURN_IF_ERROR(ElementCount(*shape));
     out.push_back(NamedShape{std::string(*name), *shape});
   }
@@ -115,7 +115,9 @@ Status ReadCounters(PickleRef root, ModelStates& out) {
     const PickleRef value = root[key];
     if (!value) continue;
     const auto number = value.Int();
-    if (!number || *number < 0) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is no count"));
+    if (!number || *number < 0) {
+      return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is not a count"));
+    }
     *target = static_cast<uint64_t>(*number);
   }
   for (const std::string_view key : {kDpWorldSize, kMpWorldSize}) {

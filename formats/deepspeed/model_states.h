@@ -50,7 +50,7 @@ struct ModelStates {
   BlobIndex blob{};
   bool has_module = false;            // false: a PipelineModule, weights are in layer files
   std::vector<NamedTensor> module;    // in order; (0,)-shaped where stage 3 holds no weight
-  std::vector<std::string> left_out;  // entries of the module that are no tensors at all
+  std::vector<std::string> left_out;  // entries of the module that are not tensors at all
   std::vector<std::string> buffers;
   bool has_shapes = false;
   std::vector<std::vector<NamedShape>> groups;  // param_shapes: per group or sub-group

@@ -257,7 +257,7 @@ Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups) {
   std::vector<HyperGroup> groups;
   for (size_t i = 0; param_groups && param_groups.IsSequence() && i < param_groups.size(); ++i) {
     const PickleRef group = param_groups.at(i);
-    if (!group.IsDict()) return Fail(ErrorCode::kInvalid, "a 'param_groups' entry is no dict");
+    if (!group.IsDict()) return Fail(ErrorCode::kInvalid, "a 'param_groups' entry is not a dict");
     HyperGroup out;
     CKPT_ASSIGN_OR_RETURN(out.hyper_parameters, PrintWithout(group, "params"));
     if (const auto name = group["name"].String()) out.name = *name;
@@ -297,10 +297,10 @@ bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& param
 
 Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob) {
   PartitionStates out;
-  if (!state.IsDict()) return Fail(ErrorCode::kInvalid, "an optimizer state is no dict");
+  if (!state.IsDict()) return Fail(ErrorCode::kInvalid, "an optimizer state is not a dict");
   for (const auto& [key, value] : state.Items()) {
     const auto name = key.String();
-    if (!name) return Fail(ErrorCode::kInvalid, "an optimizer state has a name that is no text");
+    if (!name) return Fail(ErrorCode::kInvalid, "an optimizer state has a name that is not text");
     CKPT_ASSIGN_OR_RETURN(auto scalar, ScalarOf(value, file));
     if (scalar) {
       out.scalars.push_back(NamedScalar{std::string(*name), *std::move(scalar)});

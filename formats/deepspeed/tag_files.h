@@ -33,7 +33,7 @@ struct TagFiles {
   const SourceOptions& options;
   StepFiles names;
   std::map<std::string, BlobIndex, std::less<>> blobs;  // by path below the tag directory
-  // Opens one where they are no files of their own (formats/snapshot); from any thread.
+  // Opens one where they are not files of their own (formats/snapshot); from any thread.
   std::function<Result<TorchFile>(std::string_view)> open_part;
 
   // For messages.

@@ -50,7 +50,7 @@ std::optional<ShardNumber> ShardNumberOf(std::string_view name);
 // True for what torch.load reads; other weights are safetensors.
 bool IsTorchName(std::string_view name);
 
-// True for a name of one component that is no link upwards.
+// True for a name of one component that is not a link upwards.
 bool IsPlainName(std::string_view name);
 
 }  // namespace ckptfs::huggingface

@@ -114,7 +114,7 @@ Status CheckGiven(const OptimizerFile& optimizer, const std::vector<NamedShape>&
       const bool fits = found != shapes.end() && (!shape || *shape == *found->second);
       if (fits && seen.insert(name).second) continue;
       return Fail(ErrorCode::kUnsupported,
-                  StrCat("the optimizer's '", name, "' is no parameter of the model",
+                  StrCat("the optimizer's '", name, "' is not a parameter of the model",
                          found == shapes.end() ? "" : " of the state's shape"));
     }
   }
@@ -151,7 +151,7 @@ Result<OptimizerFile> ReadOptimizerFile(PickleRef dict, const TorchFile& file, B
   CKPT_RETURN_IF_ERROR(NumberNames(groups, out, numbers));
   CKPT_RETURN_IF_ERROR(ReadNames(groups, out));
   const PickleRef states = dict["state"];
-  if (!states.IsDict()) return Refuse("'state' is no dict");
+  if (!states.IsDict()) return Refuse("'state' is not a dict");
   std::set<int64_t> members;
   for (const HyperGroup& group : out.groups) {
     members.insert(group.members.begin(), group.members.end());

@@ -101,7 +101,7 @@ Said OfDirectory(const StepEntries& entries) {
   return said.empty() ? OfOthers(entries) : said;
 }
 
-// What a step's directory has not got.
+// What a step's directory lacks.
 Said MissingOf(const StepEntries& entries) {
   const bool shards = std::ranges::any_of(entries.files, [](const std::string& file) {
     return (file.starts_with("model-") || file.starts_with("pytorch_model-")) &&

@@ -63,7 +63,7 @@ void LeaveOutFolder(Walk& walk, const std::string& path, std::string_view why) {
   Note(walk, StrCat("the folder '", Shown(walk.step, path), "', ", why));
 }
 
-// Nothing is read of the file: one that is no file, is closed, goes or is cut meanwhile leaves the
+// Nothing is read of it: what is not a file, is closed, goes or is cut meanwhile leaves the
 // step whole.  A device that fails does not.
 Status LeaveOutFile(Walk& walk, Error why) {
   constexpr std::array kOfTheFile = {ErrorCode::kInvalid,     ErrorCode::kNotFound, ErrorCode::kPermission,

@@ -75,7 +75,8 @@ Result<std::vector<uint64_t>> BoxBegin(const Shape& full, const Shape& box,
 Result<Piece> ParsePiece(PickleRef ref, const Shape& full) {
   const auto shape = ref["shape"].AsShape();
   if (!shape || shape->size() != full.size()) {
-    return RefuseMap("a piece's shape has not the ", full.size(), " dims of the full tensor");
+    return RefuseMap("a piece's shape does not have the ", full.size(),
+                     " dims of the full tensor");
   }
   CKPT_ASSIGN_OR_RETURN(const StridedBlock source,
                         ParseBlock(ref["source"], "source", shape->size()));

@@ -40,7 +40,7 @@ struct AffineParameter {
 class AffineMap {
  public:
   // `info` is universal_checkpoint_info; an info without a map gives an empty
-  // one.  kUnsupported for another version, kInvalid for a piece that is no box
+  // one.  kUnsupported for another version, kInvalid for a piece that is not a box
   // of the full tensor or leaves it or its shard.
   static Result<AffineMap> Parse(PickleRef info);
 

@@ -157,7 +157,7 @@ class Translator {
       const size_t printed = out_.size();
       CKPT_ASSIGN_OR_RETURN(const std::optional<char> to, Member());
       if (!from || !to || static_cast<unsigned char>(*to) < static_cast<unsigned char>(*from)) {
-        return Fail(ErrorCode::kInvalid, "a class whose range runs backwards or is none");
+        return Fail(ErrorCode::kInvalid, "a class whose range runs backwards or is not one");
       }
       out_.insert(printed, "-");
       Literal(*to);

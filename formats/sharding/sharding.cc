@@ -69,7 +69,7 @@ Result<uint64_t> TotalAlong(std::string_view name, uint32_t dim, std::span<const
   for (const Shape& local : locals) {
     if (dim >= local.size() || local.size() != locals[0].size()) {
       return RefuseParameter(name, "cut along dim ", dim, ", which ", ShapeToString(local),
-                             " has not");
+                             " does not have");
     }
     for (size_t d = 0; d < local.size(); ++d) {
       if (d != dim && local[d] != locals[0][d]) {

@@ -12,7 +12,7 @@ namespace {
 Status ReadPatterns(PickleRef info, std::string_view key, std::vector<NamePattern>& out) {
   const PickleRef list = info[key];
   if (!list || list.IsNone()) return {};
-  if (!list.IsSequence()) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is no list"));
+  if (!list.IsSequence()) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is not a list"));
   for (size_t i = 0; i < list.size(); ++i) {
     const auto text = list.at(i).String();
     if (!text) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' holds no text"));
@@ -26,7 +26,9 @@ Status ReadCount(PickleRef info, std::string_view key, std::optional<uint64_t>& 
   const PickleRef value = info[key];
   if (!value || value.IsNone()) return {};
   const auto number = value.Int();
-  if (!number || *number < 0) return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is no count"));
+  if (!number || *number < 0) {
+    return Fail(ErrorCode::kInvalid, StrCat("'", key, "' is not a count"));
+  }
   out = static_cast<uint64_t>(*number);
   return {};
 }
@@ -48,7 +50,7 @@ Result<InfoSubParams> ReadSubParams(PickleRef entry) {
   } else if (const auto count = cut.Int(); count && *count > 0) {
     out.count = static_cast<uint64_t>(*count);
   } else {
-    return Fail(ErrorCode::kInvalid, "'parameter_with_sub_params': sizes are no counts");
+    return Fail(ErrorCode::kInvalid, "'parameter_with_sub_params': sizes are not counts");
   }
   return out;
 }

@@ -181,7 +181,8 @@ Status CheckStorages(const PickleTree& tree, const std::vector<ArchiveStorage>& 
   }
   for (const PickleNode& node : tree.nodes) {
     if (node.kind == PickleNode::Kind::kPersistent) {
-      return Fail(ErrorCode::kInvalid, "a persistent id that is no torch storage cannot be stored");
+      return Fail(ErrorCode::kInvalid,
+                  "a persistent id that is not a torch storage cannot be stored");
     }
   }
   for (const TensorNode& tensor : tree.tensors) {

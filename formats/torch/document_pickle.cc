@@ -68,7 +68,7 @@ Result<Document> MakeDocument(std::string key, std::string scope, PickleRef valu
   size_t nodes = tree.nodes.size();
   for (size_t i = 0; i < nodes; ++i) {
     if (tree.nodes[i].kind == Kind::kPersistent) {
-      return Refuse("document '", document.key, "': a persistent id that is no torch storage");
+      return Refuse("document '", document.key, "': a persistent id that is not a torch storage");
     }
     if (tree.nodes[i].kind != Kind::kTensor) continue;
     const TensorNode& tensor = tree.TensorOf(tree.nodes[i]);
@@ -100,7 +100,7 @@ Result<PickleTree> ParseDocument(const Document& document) {
       return Refuse("document: a storage in place of a tensor's index");
     if (node.kind != Kind::kPersistent) continue;
     const PickleNode& id = tree.nodes[node.children[0]];
-    if (id.kind != Kind::kString) return Refuse("document: a tensor's index is no string");
+    if (id.kind != Kind::kString) return Refuse("document: a tensor's index is not a string");
     CKPT_ASSIGN_OR_RETURN(TensorNode tensor, ParseId(id.text, document.tensors));
     node.kind = Kind::kTensor;
     node.children.clear();

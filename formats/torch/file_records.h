@@ -22,7 +22,7 @@ std::vector<FileRecord> RecordsOfArchive(const ZipArchive& archive);
 
 // A record with bytes and the checksum 0 has none: torch writes so when told to
 // (torch.serialization.set_crc32_options, skip_data), and so do our own views.
-// An error for a file *.pt that is no torch file, naming it.
+// An error for a file *.pt that is not a torch file, naming it.
 // BLOCKS: on reading the headers.
 Result<std::vector<FileRecord>> RecordsOfFile(const std::shared_ptr<const File>& file);
 

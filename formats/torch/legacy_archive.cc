@@ -62,11 +62,11 @@ Result<TorchFile::Storages> ReadStorages(const FileRange& file, uint64_t positio
                                          const PickleTree& keys, const PickleTree& tree) {
   TorchFile::Storages storages;
   PickleRef list = RootOf(keys);
-  if (!list.IsSequence()) return Refuse("the legacy storage keys are no list");
+  if (!list.IsSequence()) return Refuse("the legacy storage keys are not a list");
   auto widths = Widths(tree);
   for (size_t i = 0; i < list.size(); ++i) {
     auto key = list.at(i).String();
-    if (!key) return Refuse("a legacy storage key is no string");
+    if (!key) return Refuse("a legacy storage key is not a string");
     auto width = widths.find(*key);
     if (width == widths.end()) return Refuse("storage '", *key, "' belongs to no tensor");
     CKPT_ASSIGN_OR_RETURN(std::string count,

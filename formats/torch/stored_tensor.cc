@@ -56,7 +56,7 @@ Result<TensorDict> TensorDictOf(PickleRef dict, const TorchFile& file, BlobIndex
   TensorDict out;
   for (const auto& [key, value] : dict.Items()) {
     const auto name = key.String();
-    if (!name) return Fail(ErrorCode::kInvalid, "a tensor's name is no text");
+    if (!name) return Fail(ErrorCode::kInvalid, "a tensor's name is not text");
     if (value.Tensor() == nullptr && !value.IsOtherTensor()) {
       out.left_out.emplace_back(*name);
       continue;

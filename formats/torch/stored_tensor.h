@@ -42,7 +42,7 @@ struct NamedTensor {
   FileTensor tensor;
 };
 
-// A dict of tensors, in order, and the names of what is no tensor at all
+// A dict of tensors, in order, and the names of what is not a tensor at all
 // (_extra_state and the like).
 struct TensorDict {
   std::vector<NamedTensor> tensors;

@@ -84,7 +84,7 @@ Result<OpenedFile> OpenZip(const FileRange& file) {
     return Fail(ErrorCode::kUnsupported, "a TorchScript archive is not supported");
   }
   const ZipRecord* pickle = archive.Find(folder + "data.pkl");
-  if (pickle == nullptr) return Refuse("the zip has no record data.pkl: no torch.save file");
+  if (pickle == nullptr) return Refuse("the zip has no record data.pkl: not a torch.save file");
   if (pickle->length > kMaxPickleBytes) return Refuse("data.pkl exceeds 1 GiB");
   CKPT_ASSIGN_OR_RETURN(std::string bytes, ReadRecord(file, *pickle, "data.pkl"));
   if (pickle->crc != 0 && Crc32(0, std::as_bytes(std::span(bytes))) != pickle->crc) {

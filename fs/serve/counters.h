@@ -51,7 +51,7 @@ class Counters {
   uint64_t requests(Request request) const {
     return requests_[static_cast<size_t>(request)].value.load(std::memory_order_relaxed);
   }
-  // A number that grows while files are opened and read (the status is none).
+  // A number that grows while files are opened and read (reading the status does not count).
   uint64_t activity() const {
     return served() + begun_.value.load(std::memory_order_relaxed) + opens(ServingMode::kStream) +
            opens(ServingMode::kMaterialise) + opens(ServingMode::kDirect);

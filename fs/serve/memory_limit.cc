@@ -55,7 +55,7 @@ uint64_t LeastLimit(const std::string& root, const Hierarchy& mount, std::string
   while (true) {
     std::ifstream file(StrCat(root, mount.mountpoint, group, "/", mount.limit));
     uint64_t bytes = 0;
-    if (file >> bytes) least = std::min(least, bytes);  // "max" is no number
+    if (file >> bytes) least = std::min(least, bytes);  // "max" is not a number
     if (group.empty()) return least;
     group.resize(group.rfind('/'));
   }

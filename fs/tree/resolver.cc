@@ -200,7 +200,7 @@ void Resolver::SayOnceAbout(const std::string& subject, const std::string& path,
 }
 
 // Where other layouts, and the run's other steps, have a format refused for the same reason that
-// is no news.
+// is not news.
 void Resolver::SayCause(const Node& views, std::string_view layout, const std::string& cause) const {
   const std::string run = views.path.substr(0, views.path.find("/step/"));
   SayOnceAbout(StrCat(run, "\n", cause), StrCat(views.path, "/", layout), cause);

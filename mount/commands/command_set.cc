@@ -139,7 +139,7 @@ std::vector<std::string> CommandSet::Names() const {
   return names;
 }
 
-// What was given and is none of the command's, with what was meant.
+// What was given and is not the command's, with what was meant.
 std::string CommandSet::RefusalOf(const std::string& command, const std::string& extra) const {
   const auto found = std::ranges::find(commands_, command, &Command::name);
   if (found == commands_.end()) {
@@ -156,7 +156,7 @@ std::string CommandSet::RefusalOf(const std::string& command, const std::string&
   return StrCat("`", command, "` has no option '", written, "'; ", Suggestion(written, options));
 }
 
-// The first word that looks like an option and is none: found before the words are taken apart,
+// The first word that looks like an option and is not one: found before the words are taken apart,
 // since what stands behind it would be taken for something else.
 std::string CommandSet::UnknownOption(const std::vector<std::string>& words) const {
   if (words.empty()) return "";

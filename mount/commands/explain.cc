@@ -42,7 +42,7 @@ struct ExplainFlags {
   bool json = false;
 };
 
-// A layout has no slash; what is none and is there is a path, too.
+// A layout has no slash; what is not a layout and is there is a path, too.
 bool IsPathArgument(const std::string& text) {
   std::error_code error;
   return text.find('/') != std::string::npos ||
@@ -237,7 +237,7 @@ Error NotThere(std::string_view what, std::string_view name, const std::vector<s
   return Error{ErrorCode::kNotFound, StrCat(what, MeantText(name, known))};
 }
 
-// What would be told of a name is no answer where the name is not there.
+// What would be told of a name is not an answer where the name is not there.
 Status CheckThere(const std::string& path) {
   namespace files = std::filesystem;
   struct stat info {};

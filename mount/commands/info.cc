@@ -135,7 +135,7 @@ Status RunInfo(const InfoFlags& options) {
                         LookAtSubject(options.subject, options.store, options.ingest));
   const std::shared_ptr<const Step>& step = subject.step;
   Json info = Json::parse(RenderStepInfo(*step), nullptr, false);
-  if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is no JSON");
+  if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is not JSON");
   const auto formats = MakeViewFormats();
   const LayoutSurvey survey = SurveyLayouts(ModelOf(step), formats);
   AddViews(survey, info);

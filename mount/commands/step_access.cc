@@ -56,7 +56,7 @@ Status CheckPath(const std::string& subject) {
 }
 
 // RUN/latest is a step also where a DeepSpeed run lies in this directory, whose pointer
-// file has that path and is no checkpoint.
+// file has that path and is not a checkpoint.
 bool IsPath(const std::string& subject) {
   const auto step = ParseStepReference(subject);
   if (!step) return true;
@@ -133,7 +133,7 @@ Result<LoadedSubject> LookAtPath(const std::string& subject, const IngestRequest
   return LoadedSubject{std::move(step), std::move(ingest.skipped), std::move(ingest.refused), {}};
 }
 
-// The steps of the run that the store has under this name; none if it has not.
+// The steps of the run that the store has under this name; none if it has no such run.
 Result<std::vector<StepRecord>> StepsOfRun(const std::string& store, const std::string& name) {
   CKPT_ASSIGN_OR_RETURN(const auto opened, OpenStore(store, false));
   return opened->Steps(name);
@@ -143,14 +143,14 @@ Result<LoadedSubject> LookAtStep(const std::string& subject, const std::string& 
   auto opened = OpenStore(store, false);
   if (!opened) {
     return Fail(
-        std::move(opened).error().WithContext(StrCat(subject, " is no file here; as a step")));
+        std::move(opened).error().WithContext(StrCat(subject, " is not a file here; as a step")));
   }
   CKPT_ASSIGN_OR_RETURN(const StepRecord record, ResolveStep(**opened, subject));
   CKPT_ASSIGN_OR_RETURN(auto step, (*opened)->Load(record));
   return LoadedSubject{std::move(step), {}, {}, {}};
 }
 
-// A word that could be a run, and is no path.
+// A word that could be a run, and is not a path.
 bool MayBeRun(const std::string& subject) {
   struct stat info {};
   return CheckName(subject, "run") && subject != "." && subject != ".." &&

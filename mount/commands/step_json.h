@@ -20,7 +20,7 @@ nlohmann::json RecordJson(const StepRecord& record);
 // {"code", "message", "layout", "parameter", "needs"}, the last three null where nothing is known.
 nlohmann::json ErrorJson(const Error& error);
 
-// Indented, with a newline; bytes that are no UTF-8 are replaced.
+// Indented, with a newline; bytes that are not UTF-8 are replaced.
 void PrintJson(const nlohmann::json& json);
 
 // "2026-11-21 12:41:07" in local time.

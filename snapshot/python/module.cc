@@ -259,7 +259,7 @@ nb::dict StatusOf(const Writer& writer) {
 
 NB_MODULE(_native, module) {
   using Unlocked = nb::call_guard<nb::gil_scoped_release>;
-  // A trainer that ends with its engine alive is no news to its user.
+  // A trainer may end with its engine alive: its user need not hear of it.
   nb::set_leak_warnings(false);
   module.def("has_cuda", [](const std::string& library) { return bool(CopierOf(library)); });
   (void)nb::class_<Capture>(module, "Capture");

@@ -81,7 +81,7 @@ def test_a_mount_follows_a_job(ckptfs, tmp_path):
     shown_to_people = ckptfs.run('status', '--store', ckptfs.store).stdout
     assert f'follows {job}: 2 steps adopted' in shown_to_people
     assert 'died: global_step6' in shown_to_people
-    for _ in half:  # somebody finished it after all: it is no later step
+    for _ in half:  # somebody finished it after all: it is not a later step
         pass
     wait_until(lambda: 'job/global_step6' in steps(ckptfs), 'the late step')
     wait_until(lambda: not following(ckptfs)['waiting'], 'nothing to be waited for')

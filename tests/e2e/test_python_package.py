@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package installs by itself and needs nothing that a trainer's machine has not."""
+"""The package installs by itself and needs nothing that a trainer's machine lacks."""
 import os
 import shutil
 import subprocess

@@ -103,7 +103,7 @@ def test_what_is_no_step(ckptfs, snapshotter, caplog, step):
     receive(ckptfs)
     snap = snapshotter()
     assert not snap.save(step)
-    assert 'is no step: a whole number' in caplog.text
+    assert 'is not a step: a whole number' in caplog.text
     status = snap.status()
     assert (status['saves'], status['dropped'], status['under_way']) == (1, 1, 0)
     assert snap.save(torch.tensor(0)) and snap.wait_durable(0)

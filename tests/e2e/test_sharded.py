@@ -351,7 +351,7 @@ def test_saves_by_a_process_of_torch(ckptfs, tmp_path):
 
 
 def test_a_url_means_what_was_saved_last(ckptfs, monkeypatch, caplog):
-    """A step that is saved again is another attempt; what is no step or no number is refused."""
+    """A step that is saved again is another attempt; what is not a step or not a number is refused."""
     monkeypatch.setattr(dcp, '_SAVERS', {})
     ckptfs.start()
     wait_until(lambda: 'snapshots' in ckptfs.run('status', '--store', ckptfs.store, '--json').stdout,

@@ -131,7 +131,7 @@ def durable_steps(ckptfs):
 
 
 def steps_in_memory(ckptfs):
-    """What a daemon has, and the store has not."""
+    """What a daemon has, and the store lacks."""
     return sorted(step['id'] for step in ckptfs.list()['in_memory'])
 
 

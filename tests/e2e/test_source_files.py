@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""source/ is the step's directory as it is: somebody's notes, logs and scripts, too, which are no part of what
+"""source/ is the step's directory as it is: somebody's notes, logs and scripts, too, which are not part of what
 the step is."""
 import contextlib
 import json

@@ -8,6 +8,7 @@ Usage: check.py [ROOT].  Prints every break of a rule; exit code 1 if any.
   - the top level holds the fixed names and dotfiles only
   - every source file has one SPDX line; CMake lists its sources by name
   - nothing in the tree names a package registry's host
+  - "is no dict" and "has not the option" are "is not a dict" and "does not have the option"
   - no type is defined in two headers: the linker would mix their functions
   - bytes of checkpoints and stores are opened and listed in core/io only
   - no file is larger than 1 MiB
@@ -32,6 +33,20 @@ LIMITS = {'.h': 250, '.cc': 600, '.cu': 600, '.py': 600}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 HOSTS = re.compile(r'pypi\.org|pythonhosted|deb\.debian|download\.pytorch'
                    r'|github\.com/[^ ]*/releases|conda\.anaconda')
+# What is negated is the verb: "is not a dict", "does not have two".  Between two words may be the
+# end of a line, with the mark of a comment or the quotes of a string that goes on.
+GAP = r"""[^\S\n]*(?:['"]?\s*\n\s*(?://+|#|\*|f?['"])?)?\s*(?<=[\s'"])"""
+ENGLISH = (
+    (re.compile(rf'\b(?P<fine>there{GAP}(?:\w+{GAP}){{0,2}})?(?:is|are|was|were|be|been|being){GAP}no{GAP}'
+                r'(?!(?:longer|more|less|fewer|better|worse|further|\w+er than)\b)\w+', re.I),
+     'say "is not a ..."'),
+    (re.compile(rf'(?P<fine>(?!))?\b(?:has|have|had){GAP}not{GAP}'
+                r"(?:an?|the|its|their|any|one|two|three|\w+'s)\b", re.I),
+     'say "does not have ..."'),
+    (re.compile(rf'(?P<fine>(?!))?\b(?:what|which|than){GAP}(?:\w+{GAP}){{1,3}}(?:has|have|had){GAP}not(?=[.,;:)])',
+                re.I),
+     'say "lacks", or "does not have"'),
+)
 # Calls that open, map or list files, and the files of core, formats and fs outside
 # core/io that may make them, with what for.  (mount has logs, sockets and /proc.)
 RAW_FILES = re.compile(
@@ -74,6 +89,15 @@ def include_errors(path, text):
             yield f'CUDA headers belong to snapshot/cuda_* ({target})'
 
 
+def english_errors(text):
+    """Phrases that no English speaker writes."""
+    for pattern, remedy in ENGLISH:
+        for found in pattern.finditer(text):
+            if found['fine'] is None:
+                line = text.count('\n', 0, found.start()) + 1
+                yield f'line {line}: "{" ".join(found[0].split())}": {remedy}'
+
+
 def text_errors(path, text):
     """Everything wrong with one text file."""
     folder, (_, ext) = path.split('/')[0], os.path.splitext(path)
@@ -91,6 +115,8 @@ def text_errors(path, text):
         yield 'the first lines need one SPDX line'
     if 'CMakeLists' in path and re.search(r'file\s*\(\s*GLOB', text):
         yield 'sources are listed by name, not by GLOB'
+    if not path.startswith('tests/house/'):
+        yield from english_errors(text)
     if not path.startswith('tests/house/') and HOSTS.search(text):
         yield f'names a registry host: {HOSTS.search(text)[0]}'
 

@@ -20,6 +20,11 @@ BAD = {
     'core/CMakeLists.txt': ('file(GLOB x *.cc)\n', 'not by GLOB'),
     'stray/a.txt': ('', 'top level'),
     'formats/b.cc': ('auto in = std::ifstream(path);\n', 'opens or lists files by itself'),
+    'core/d.cc': ('Refuse("an entry is no dict");\n', 'line 2: "is no dict": say "is not a'),
+    'core/e.h': ('// Entries that are\n// no tensors.\n', 'line 2: "are // no tensors"'),
+    'core/f.py': ("say('sizes are '\n    'no counts')\n", 'no counts": say "is not a'),
+    'core/g.cc': ('// A piece has not the dims.\n', 'say "does not have'),
+    'docs/a.md': ('Notes of what it has not.\n', 'say "lacks"'),
     'mount/b.sh': ('curl https://py' + 'pi.org/simple', 'registry host'),
 }
 
@@ -56,6 +61,17 @@ class HouseTest(unittest.TestCase):
             said = check(root).stdout
             self.assertIn('mount/x.h: a::X is defined in core/x.h, too', said)
             self.assertNotIn('fs/x.h', said)
+
+    def test_what_is_english_is_let_pass(self):
+        with tempfile.TemporaryDirectory() as root:
+            subprocess.run(['git', 'init', '-q', root], check=True)
+            os.mkdir(os.path.join(root, 'docs'))
+            with open(os.path.join(root, 'docs', 'a.md'), 'w') as f:
+                f.write('There is no daemon, no step is stored, and there\nare no files; nor can there '
+                        'be no index. It is no longer here, no larger than 4 and has no name.\n'
+                        'One has begun, and the other has not; it has not ended, what has not?\n')
+            done = check(root)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_a_missing_licence_line_is_found(self):
         with tempfile.TemporaryDirectory() as root:

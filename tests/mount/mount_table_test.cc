@@ -8,7 +8,7 @@ namespace ckptfs {
 namespace {
 
 TEST(FindMount, KnowsProcAndNothingElse) {
-  const auto proc = FindMount("/proc");  // the root of a chroot is no mount
+  const auto proc = FindMount("/proc");  // the root of a chroot is not a mount
   ASSERT_TRUE(proc) << proc.error().message;
   EXPECT_TRUE(*proc);
   const auto none = FindMount("/no/such/mount");

@@ -275,9 +275,9 @@ TEST_F(ReceiverTest, ARankThatMissesASaveIsThereAtTheNext) {
   EXPECT_EQ(zero->status().last_drop, "step 20: rank 1 went on without it");
   EXPECT_EQ(kept().size(), 3u);
 
-  // Nor is it alone after what it does alone: what is no step, and one step again.
-  one->Drop(std::nullopt, "minus one is no step");
-  EXPECT_EQ(one->status().last_drop, "minus one is no step");
+  // Nor is it alone after what it does alone: what is not a step, and one step again.
+  one->Drop(std::nullopt, "minus one is not a step");
+  EXPECT_EQ(one->status().last_drop, "minus one is not a step");
   EXPECT_EQ(one->status().saves, 4u);
   ASSERT_TRUE(one->Save(memory.Save(40, 1)));
   one->WaitBeforeUpdate();

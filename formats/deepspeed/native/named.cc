@@ -281,7 +281,7 @@ Status NameExpertFiles(Draft& draft) {
   return {};
 }
 
-// Entries of modules that are no tensors at all; no view has a place for them.
+// Entries of modules that are not tensors at all; no view has a place for them.
 void NoteLeftOut(Draft& draft) {
   const Parsed& parsed = draft.parsed;
   std::set<std::string> names;

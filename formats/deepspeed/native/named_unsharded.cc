@@ -128,7 +128,7 @@ Status AddGroups(const Parsed& parsed, uint32_t mp, const GroupNames& groups, Na
                         out[*index].ShapeOn(mp / parsed.tp, mp % parsed.tp) != nullptr;
       if (!held) {
         return Refuse(parsed.model(mp).file, ": the optimizer's '", name,
-                      "' is no parameter of the module");
+                      "' is not a parameter of the module");
       }
       group.parameters.push_back(*index);
     }

@@ -176,7 +176,7 @@ void KeepDocuments(const Parsed& parsed, StepModel& header) {
   for (const std::string& key : opaque) {
     header.notes.push_back(
         StrCat("optimizer state '", key,
-               "' is no flat tensor of its partition: carried for this layout only"));
+               "' is not a flat tensor of its partition: carried for this layout only"));
   }
 }
 

@@ -19,7 +19,7 @@ Result<Marks> ReadMarks(PickleRef dict) {
   if (const PickleRef dim = dict["cat_dim"]) {
     const auto number = dim.Int();
     if (!number || *number < 0 || *number >= static_cast<int64_t>(kMaxDimensions)) {
-      return Refuse("'cat_dim' is no dim");
+      return Refuse("'cat_dim' is not a dim");
     }
     out.cat_dim = static_cast<uint32_t>(*number);
   }

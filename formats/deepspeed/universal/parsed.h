@@ -6,7 +6,7 @@
 //    List     Parse     Shard      Place
 //
 // Every zero/<parameter>/ folder is a whole parameter; the model states files give
-// what is no optimizer state (buffers, frozen parameters, documents).  Each stage is
+// what is not an optimizer state (buffers, frozen parameters, documents).  Each stage is
 // a function of the values before it, which it does not change.
 //
 // Thread safety: immutable; Parse reads on TBB's threads.

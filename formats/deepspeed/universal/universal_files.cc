@@ -23,7 +23,7 @@ namespace {
 // Shown for steps of other frameworks; stage 1 refuses versions below 0.3.17.
 constexpr std::string_view kReadAsVersion = "0.19.7";
 
-// Groups an engine has and the file has not are silently not loaded, so empty
+// Groups that an engine has and the file lacks are silently not loaded, so empty
 // ones follow the source's (an empty one changes no hyper-parameter).
 constexpr size_t kParameterGroups = 64;
 

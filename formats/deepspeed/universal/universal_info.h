@@ -20,7 +20,7 @@
 
 namespace ckptfs::deepspeed {
 
-// The dict.  Keys of `source` (may be null) that are no pattern list of ours
+// The dict.  Keys of `source` (may be null) that are not pattern lists of ours
 // are kept as they are.
 Result<NodeId> UniversalInfo(const StepModel& step, const Layout& layout, const ShownNames& names,
                              const Document* source, ArchiveBuilder& archive);

@@ -142,13 +142,15 @@ Result<std::pair<std::string, std::string>> PackedValues::NamesOf(PackedValue mo
                                                                   PackedValue name) {
   const auto of = StringOf(module);
   const auto called = StringOf(name);
-  if (!of || !called) return Refuse("the names of a global are no strings");
+  if (!of || !called) return Refuse("the names of a global are not strings");
   if (of->size() + called->size() > 4096) return Refuse("the name of a global is too long");
   return std::pair(std::string(*of), std::string(*called));
 }
 
 Result<PackedValue> PackedValues::Reduce(PackedValue callee, PackedValue arguments) {
-  if (arguments.kind() != PackedKind::kTuple) return Refuse("the arguments of a call are no tuple");
+  if (arguments.kind() != PackedKind::kTuple) {
+    return Refuse("the arguments of a call are not a tuple");
+  }
   const auto name = GlobalOf(callee);
   const auto given = SequenceOf(arguments);
   if (!name) return Opaque();
@@ -162,7 +164,9 @@ Result<PackedValue> PackedValues::Reduce(PackedValue callee, PackedValue argumen
 
 Result<PackedValue> PackedValues::Object(PackedValue cls, PackedValue arguments,
                                          const PackedValue* keywords) {
-  if (arguments.kind() != PackedKind::kTuple) return Refuse("the arguments of a class are no tuple");
+  if (arguments.kind() != PackedKind::kTuple) {
+    return Refuse("the arguments of a class are not a tuple");
+  }
   const auto known = cls.kind() == PackedKind::kGlobal
                          ? classes_.find(static_cast<uint32_t>(cls.word()))
                          : classes_.end();
@@ -179,7 +183,7 @@ Result<PackedValue> PackedValues::Object(PackedValue cls, PackedValue arguments,
 
 Status PackedValues::Append(PackedValue list, std::span<const PackedValue> items) {
   if (list.kind() == PackedKind::kOpaque) return {};
-  if (list.kind() != PackedKind::kList) return Refuse("appends to what is no list");
+  if (list.kind() != PackedKind::kList) return Refuse("appends to what is not a list");
   CKPT_RETURN_IF_ERROR(Charge(items.size()));
   auto& to = slots_[static_cast<uint32_t>(list.word())].items;
   to.insert(to.end(), items.begin(), items.end());
@@ -188,7 +192,7 @@ Status PackedValues::Append(PackedValue list, std::span<const PackedValue> items
 
 Status PackedValues::SetItems(PackedValue dict, std::span<const PackedValue> items) {
   if (dict.kind() == PackedKind::kOpaque) return {};
-  if (dict.kind() != PackedKind::kDict) return Refuse("sets items of what is no dict");
+  if (dict.kind() != PackedKind::kDict) return Refuse("sets items of what is not a dict");
   if (SlotOf(dict) == nullptr) return Refuse("uses the state of an object again");
   CKPT_RETURN_IF_ERROR(Charge(items.size()));
   auto& to = slots_[static_cast<uint32_t>(dict.word())].items;
@@ -198,7 +202,7 @@ Status PackedValues::SetItems(PackedValue dict, std::span<const PackedValue> ite
 
 Status PackedValues::AddItems(PackedValue set, std::span<const PackedValue>) {
   if (set.kind() == PackedKind::kOpaque) return {};
-  return Refuse("adds items to what is no set");
+  return Refuse("adds items to what is not a set");
 }
 
 // ---- telling ------------------------------------------------------------------
@@ -232,7 +236,9 @@ Status PackedValues::SpreadTuple(const PackedSchema& schema, std::span<const Pac
 
 Status PackedValues::Build(PackedValue object, PackedValue state) {
   if (object.kind() == PackedKind::kOpaque) return {};
-  if (object.kind() != PackedKind::kObject) return Refuse("sets the state of what is no object");
+  if (object.kind() != PackedKind::kObject) {
+    return Refuse("sets the state of what is not an object");
+  }
   Made& made = objects_[object.word()];
   const PackedSchema& schema = schemas_[made.schema];
   const bool built = made.number != kUnbuilt && !schema.fields.empty();

@@ -28,7 +28,7 @@ std::optional<uint32_t> Hex(std::string_view text, size_t at, size_t digits) {
   return value;
 }
 
-// Length of the sequence that a lead byte announces, 0 if it is none.
+// Length of the sequence that a lead byte announces, 0 if it is not one.
 size_t SequenceLength(unsigned char lead) {
   if (lead < 0x80) return 1;
   if (lead >= 0xc2 && lead <= 0xdf) return 2;

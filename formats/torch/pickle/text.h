@@ -20,7 +20,7 @@ bool IsUtf8(std::string_view text);
 // A code point up to 0x10ffff, surrogates included.
 void AppendUtf8(std::string& out, uint32_t code_point);
 
-// Little-endian two's complement of "-12", "0", ...; nothing if it is no
+// Little-endian two's complement of "-12", "0", ...; nothing if it is not a
 // decimal integer or has more than kMaxDecimalDigits digits.
 std::optional<std::string> ParseDecimal(std::string_view text);
 

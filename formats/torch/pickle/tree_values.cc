@@ -124,7 +124,7 @@ Result<std::pair<std::string, std::string>> PickleTreeValues::NamesOf(NodeId mod
   const PickleNode& of = tree_.nodes[module];
   const PickleNode& called = tree_.nodes[name];
   if (of.kind != Kind::kString || called.kind != Kind::kString) {
-    return Refuse("the names of a global are no strings");
+    return Refuse("the names of a global are not strings");
   }
   PickleNode global = MakeGlobal(of.text, called.text);
   CKPT_RETURN_IF_ERROR(Charge(global));
@@ -133,7 +133,7 @@ Result<std::pair<std::string, std::string>> PickleTreeValues::NamesOf(NodeId mod
 
 Result<NodeId> PickleTreeValues::Reduce(NodeId callee, NodeId arguments) {
   if (tree_.nodes[arguments].kind != Kind::kTuple) {
-    return Refuse("the arguments of a call are no tuple");
+    return Refuse("the arguments of a call are not a tuple");
   }
   CKPT_RETURN_IF_ERROR(CheckRoom());
   auto known = RecogniseReduce(tree_, callee, arguments);
@@ -149,14 +149,14 @@ Result<NodeId> PickleTreeValues::Reduce(NodeId callee, NodeId arguments) {
 
 Result<NodeId> PickleTreeValues::Object(NodeId cls, NodeId arguments, const NodeId* keywords) {
   if (tree_.nodes[arguments].kind != Kind::kTuple) {
-    return Refuse("the arguments of a class are no tuple");
+    return Refuse("the arguments of a class are not a tuple");
   }
   PickleNode node;
   node.kind = Kind::kObject;
   node.children = {cls, arguments};
   if (keywords != nullptr) {
     if (tree_.nodes[*keywords].kind != Kind::kDict) {
-      return Refuse("the keyword arguments of a class are no dict");
+      return Refuse("the keyword arguments of a class are not a dict");
     }
     node.children.push_back(*keywords);
   }
@@ -177,7 +177,7 @@ Result<NodeId> PickleTreeValues::Persistent(NodeId id) {
 
 Status PickleTreeValues::Append(NodeId list, std::span<const NodeId> items) {
   const Kind kind = tree_.nodes[list].kind;
-  if (kind != Kind::kList && !CanHold(kind)) return Refuse("appends to what is no list");
+  if (kind != Kind::kList && !CanHold(kind)) return Refuse("appends to what is not a list");
   auto& to = kind == Kind::kList ? tree_.nodes[list].children : tree_.MakeExtra(list).appended;
   to.insert(to.end(), items.begin(), items.end());
   return {};
@@ -185,7 +185,7 @@ Status PickleTreeValues::Append(NodeId list, std::span<const NodeId> items) {
 
 Status PickleTreeValues::SetItems(NodeId dict, std::span<const NodeId> items) {
   const Kind kind = tree_.nodes[dict].kind;
-  if (kind != Kind::kDict && !CanHold(kind)) return Refuse("sets items of what is no dict");
+  if (kind != Kind::kDict && !CanHold(kind)) return Refuse("sets items of what is not a dict");
   auto& to = kind == Kind::kDict ? tree_.nodes[dict].children : tree_.MakeExtra(dict).items;
   to.insert(to.end(), items.begin(), items.end());
   return {};
@@ -193,7 +193,7 @@ Status PickleTreeValues::SetItems(NodeId dict, std::span<const NodeId> items) {
 
 Status PickleTreeValues::AddItems(NodeId set, std::span<const NodeId> items) {
   PickleNode& node = tree_.nodes[set];
-  if (node.kind != Kind::kSet) return Refuse("adds items to what is no set");
+  if (node.kind != Kind::kSet) return Refuse("adds items to what is not a set");
   node.children.insert(node.children.end(), items.begin(), items.end());
   return {};
 }
@@ -201,7 +201,7 @@ Status PickleTreeValues::AddItems(NodeId set, std::span<const NodeId> items) {
 Status PickleTreeValues::Build(NodeId object, NodeId state) {
   const Kind kind = tree_.nodes[object].kind;
   if (!CanHold(kind) && kind != Kind::kTensor && kind != Kind::kPersistent) {
-    return Refuse("sets the state of what is no object");
+    return Refuse("sets the state of what is not an object");
   }
   PickleExtra& extra = tree_.MakeExtra(object);
   if (extra.state) return Refuse("sets the state of an object twice");

@@ -118,7 +118,7 @@ class PlacingCollector:
             if not is_dtensor(weight):
                 return [replace(one, ranks=ranks)]
             if one.tensor.numel() != 1:
-                raise NotHeld('is no DTensor, its parameter is one')
+                raise NotHeld('is not a DTensor, its parameter is one')
             return [replace(one, ranks=self._firsts[one.parameter])]
         if not is_dtensor(weight) or mesh_key(weight) != mesh_key(one.tensor) or (
                 weight.shape != one.tensor.shape):

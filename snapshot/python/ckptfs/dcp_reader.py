@@ -28,7 +28,7 @@ from .step_files import Files, Program, Stored, open_files, tensors_of
 
 
 class Planner(DefaultLoadPlanner):
-    """Loads all tensors of a state dict, and leaves what is none as it is."""
+    """Loads all tensors of a state dict, and leaves all else as it is."""
 
     def __init__(self) -> None:
         super().__init__(allow_partial_load=True)

@@ -13,7 +13,7 @@ PLAIN = -1
 
 class Description:
     """What one rank says of its tensors: the names, and for each the place of its mesh
-    in `meshes` (dtensor.mesh_key), PLAIN if it is no DTensor."""
+    in `meshes` (dtensor.mesh_key), PLAIN if it is not a DTensor."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.names: List[str] = []

@@ -48,7 +48,7 @@ _STATE = re.compile(r'(?:(.*)\.)?optimizer\.state\.([^.]+)\.(.+)')
 
 
 def place_of(key: str) -> Tuple[str, str, str]:
-    """(optimizer, kind, parameter) of a global key; what is no optimizer's is a weight."""
+    """(optimizer, kind, parameter) of a global key; what is not an optimizer's is a weight."""
     found = _STATE.fullmatch(key)
     if found is None:
         return '', 'weight', key

@@ -101,7 +101,7 @@ def _place(rank: Optional[int], world: Optional[int],
 
 
 def _asked(step: Any) -> int:
-    """The step that somebody means; -1, which there is none of, for what is no step."""
+    """The step that somebody means; -1, which there is none of, for what is not a step."""
     try:
         number = int(step)
         return number if 0 <= number < 1 << 64 and step == number else -1
@@ -183,7 +183,7 @@ class Saver:
             if self._busy == threading.get_ident():  # a handler of a signal
                 raise NotHeld('another save is under way in this thread')
             if _asked(step) < 0:
-                raise NotHeld(f'{step} is no step: a whole number from 0 to 2**64 - 1')
+                raise NotHeld(f'{step} is not a step: a whole number from 0 to 2**64 - 1')
             with self._turns.save(getattr(self._collector, 'staged', False)) as turn:
                 with uncollected():
                     shot, capture = self._capture(_asked(step), turn)
@@ -242,7 +242,7 @@ class Saver:
         or `timeout` seconds (None: no time) are over.  Handlers of signals run meanwhile, and may raise."""
         step, now = _asked(step), time.monotonic()
         timeout = math.inf if timeout is None else timeout
-        # A time that is none is over.
+        # NaN is over.
         end = now + timeout if timeout == timeout else now
         done, early = False, step < 0
         # A wait that ends early has heard that the step was dropped.

@@ -134,7 +134,7 @@ Files = Union[Directory, Program]
 
 def open_files(place: str) -> Files:
     """place: a directory, or ckptfs://STORE/RUN/STEP.  ValueError for a view of several
-    ranks, and for a URL that is none."""
+    ranks, and for a URL that is not one."""
     return Program(*url.parse(place)) if url.is_url(place) else Directory(place)
 
 

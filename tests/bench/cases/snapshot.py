@@ -24,7 +24,7 @@ PLUGGED = 'ckptfs, deepspeed'
 ENGINES = ('deepspeed',)  # DeepSpeed's own, in the same training
 GIB = 1 << 30
 FILES = ('model.safetensors', 'optimizer.safetensors')
-LINE = 200 * 10 ** 6  # bytes a second of a store that is no disk of this machine
+LINE = 200 * 10 ** 6  # bytes a second of a store that is not a disk of this machine
 BLKIO = '/sys/fs/cgroup/blkio'
 
 

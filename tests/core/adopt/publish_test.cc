@@ -48,7 +48,7 @@ class PublishStepTest : public testing::Test {
     request.source = pieces_.directory();
     request.root = "/root";
     request.pack = pack;
-    request.check = false;  // the pieces are no model's
+    request.check = false;  // the pieces are not a model's
     return request;
   }
   StepRecord Publish(Store& store, bool pack = true, const std::string& run = "run") {
@@ -119,7 +119,7 @@ TEST_F(PublishStepTest, VerifyComparesTheSideBlobWithThePieces) {
   EXPECT_THAT(report.defects[0].rule + report.defects[1].rule, HasSubstr("differs from replica 0"));
 }
 
-// Packing is no part of what a step is.
+// Packing is not part of what a step is.
 TEST_F(PublishStepTest, PublishingAgainChangesNothing) {
   auto store = Open();
   const StepRecord first = Publish(*store);

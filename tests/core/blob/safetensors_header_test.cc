@@ -68,7 +68,7 @@ TEST(SafetensorsHeaderTest, RefusesWhatIsNotTheGrammar) {
                            "{\"__metadata__\":{\"k\":1}}", "{\"__metadata__\":{\"k\":{}}}", "nul", "{\"a\"}"}) {
     EXPECT_FALSE(Parse(json, 0).has_value()) << json;
   }
-  ExpectRefused(std::string("{\"a\xff\":{}}"), 0, "no JSON");
+  ExpectRefused(std::string("{\"a\xff\":{}}"), 0, "not JSON");
   ExpectRefused(std::string("{}") + '\0' + "{", 0, "a NUL byte");
   ExpectRefused(std::string(100000, '['), 0, "wrong place");
   std::string deep;
@@ -93,9 +93,9 @@ TEST(SafetensorsHeaderTest, RefusesBadNumbersAndTypes) {
   ExpectRefused(tensor("\"F7\"", "[1]", "[0,4]"), 4, "unknown dtype 'F7'");
   ExpectRefused(tensor("4", "[1]", "[0,4]"), 4, "wrong place");
   ExpectRefused(tensor("\"F32\"", "[-1]", "[0,4]"), 4, "negative");
-  ExpectRefused(tensor("\"F32\"", "[1.0]", "[0,4]"), 4, "no integer");
-  ExpectRefused(tensor("\"F32\"", "[1e0]", "[0,4]"), 4, "no integer");
-  ExpectRefused(tensor("\"F32\"", "[18446744073709551616]", "[0,4]"), 4, "no integer");
+  ExpectRefused(tensor("\"F32\"", "[1.0]", "[0,4]"), 4, "not an integer");
+  ExpectRefused(tensor("\"F32\"", "[1e0]", "[0,4]"), 4, "not an integer");
+  ExpectRefused(tensor("\"F32\"", "[18446744073709551616]", "[0,4]"), 4, "not an integer");
   ExpectRefused(tensor("\"F32\"", "[\"1\"]", "[0,4]"), 4, "wrong place");
   ExpectRefused(tensor("\"F32\"", "[1]", "[0]"), 4, "two numbers");
   ExpectRefused(tensor("\"F32\"", "[1]", "[0,4,4]"), 4, "two numbers");

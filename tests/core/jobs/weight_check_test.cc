@@ -169,7 +169,7 @@ TEST_F(WeightCheckTest, ASourceThatChangedIsNotJudged) {
   EXPECT_EQ(checked.error().code, ErrorCode::kStale);
 }
 
-// A mean of casts is no cast of the mean, but copy by copy they are.
+// A mean of casts is not a cast of the mean, but copy by copy they are.
 TEST_F(WeightCheckTest, AveragesAreComparedCopyByCopyOrNotAtAll) {
   for (const size_t i : {0u, 1u}) {
     AtomSource& source = model_.atoms[i].source;

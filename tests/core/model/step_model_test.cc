@@ -85,7 +85,7 @@ TEST(StepModelTest, CountsTheExpertsOfAGroup) {
   }
 }
 
-// Experts that are nn.Sequential: their children's numbers are no experts'.
+// Experts that are nn.Sequential: their children's numbers are not an experts'.
 TEST(StepModelTest, NumbersBehindTheExpertAreNotItsId) {
   StepModel model;
   for (uint32_t expert = 0; expert < 8; ++expert) {

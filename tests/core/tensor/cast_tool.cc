@@ -2,7 +2,7 @@
 //
 // cast_tool FROM TO LEVEL: casts the elements on standard input to standard
 // output.  LEVEL is 0 (scalar), 1 (AVX2) or 2 (AVX-512); exits 77 if this
-// processor has not got it, so that the test can say so.
+// processor does not have it, so that the test can say so.
 
 #include <stdio.h>
 #include <stdlib.h>

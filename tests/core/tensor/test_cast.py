@@ -51,7 +51,7 @@ def test_cast_equals_torch(source, target, level):
     tool = os.environ["CKPTFS_CAST_TOOL"]
     done = subprocess.run([tool, source, target, str(level)], input=bits.tobytes(), capture_output=True)
     if done.returncode == 77:
-        pytest.skip("this processor has not got the instruction set")
+        pytest.skip("this processor does not have the instruction set")
     assert done.returncode == 0
     ours = np.frombuffer(done.stdout, BITS[target])
     theirs = by_torch(bits, source, target)

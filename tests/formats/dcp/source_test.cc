@@ -229,7 +229,7 @@ TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
   EXPECT_EQ(Elements(*step, "b", "exp_avg"), Counted(300, 4));
   EXPECT_EQ(Elements(*step, "a", "exp_avg"), Counted(400, 4));
   options_.parameter_order = {"b", "c"};
-  EXPECT_THAT(Refusal(), HasSubstr("no weight"));
+  EXPECT_THAT(Refusal(), HasSubstr("not a weight"));
 }
 
 TEST_F(DcpSourceTest, FlattenedStatesMakeGroupsOfEqualHyperParameters) {

@@ -135,7 +135,7 @@ TEST(OptimizerFileTest, NamesThatAreNotTheModelsAreRefused) {
                                                 {"q.weight", "q.weight"}}) {
     const auto given = NamesOf(Saved(shapes, {}, names), kTwins, false);
     ASSERT_FALSE(given) << names[0];
-    EXPECT_THAT(given.error().message, HasSubstr("is no parameter of the model"));
+    EXPECT_THAT(given.error().message, HasSubstr("is not a parameter of the model"));
   }
   EXPECT_FALSE(NamesOf(Saved(shapes, {"q.weight", "q.weight"}), kTwins, false));
 }

@@ -169,7 +169,7 @@ TEST_F(StepTreeTest, WhatIsNamedAsTheStepsAreAndIsNoneYetIsTold) {
   EXPECT_THAT(Found("out"), ElementsAre("deepspeed: out/checkpoint-9 9"));
   EXPECT_THAT(Found("out/checkpoint-10"),
               ElementsAre(At("out/checkpoint-10") + ": not whole: no weights yet"));
-  // A run that is named like a step is none.
+  // A run that is named like a step is not one.
   Tag("sweep/iter_1/global_step5");
   EXPECT_THAT(begun("sweep"), testing::IsEmpty());
   EXPECT_THAT(Found("sweep"), ElementsAre("deepspeed: iter_1/global_step5 5"));

@@ -83,7 +83,7 @@ TEST(LegacyArchiveTest, RefusesWhatBreaksItsRules) {
   made.keys = "\x80\x02]" + Text("78") + "a.";
   ExpectRefused(made, "belongs to no tensor");
   made.keys = "\x80\x02N.";
-  ExpectRefused(made, "no list");
+  ExpectRefused(made, "not a list");
   made = {};
   for (uint64_t elements : {uint64_t{5}, uint64_t{1} << 62, ~uint64_t{0}, uint64_t{1} << 63}) {
     made.elements = elements;
