@@ -36,7 +36,7 @@ the same mesh: to the last bit where gradients are added in the same order, with
 weights, and on meshes nothing steps; what else was not compared, a note in the cell says. [Testing](testing.md) names the engines of the first table that load and cannot take a step, whatever
 they load, and those whose rates DeepSpeed itself mixes.
 *refused*: the program or the software that loads says why, below, and what helps; beside *exact* in one cell it is of some of its layouts. *n/a*: there is nothing
-to load or to compare. What is not on this page: software that cannot run here, on a CPU; [view formats](view-formats.md) says what was read in its source instead.
+to load or to compare. Software that cannot run here, on a CPU, has neither row nor column.
 """
 
 
