@@ -175,8 +175,8 @@ def train_on(model, optimizer, load, rank, ranks):
 
 
 def spoil(model, optimizer, own_rates=False):
-    """Values that no checkpoint has, and states, so that a load has to replace them.  Buffers that are
-    no part of a state dict are the model's own, and so may be the groups' rates."""
+    """Values that no checkpoint has, and states, so that a load has to replace them.  Buffers that are not
+    part of a state dict are the model's own, and so may be the groups' rates."""
     saved = model.state_dict()
     with torch.no_grad():
         for parameter in model.parameters():
