@@ -102,7 +102,7 @@ def keep_engines(file, way, net, optimizer):
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
     while hasattr(optimizer, 'optimizer'):
         optimizer = optimizer.optimizer
-    if way == 'zero0':
+    if way == 'zero0' and torch.distributed.get_rank() == 0:
         keep_truth(file, net, optimizer)
     if way != 'zero3':
         return
