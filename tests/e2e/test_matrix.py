@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix itself: what its sample has, and that its page loses nothing (matrix.py)."""
+import dataclasses
 import json
+import re
 import types
 
 import pytest
@@ -43,6 +45,30 @@ def test_the_sample_has_every_part_column_and_kind_of_source(parts):
         kept = [(name, pair) for name, pair in sample
                 if kind not in getattr(parts[name], 'kind_of', lambda source: {source})(pair.source)]
         assert kind in lacking(parts, kept)
+
+
+def unfinished(page, parts):
+    """What a page has no word of that stands: rows and columns of sources, cells that were run in part, or not
+    at all, or do not hold; and rows of no source."""
+    cell = lambda source, column: page.cells.get((source, column), 'no cell')
+    sources = [source for part in parts.values() for source in getattr(part, 'SOURCES', ())]
+    out = [f'{source} | {column}: {cell(source, column)}' for source in sources for column in cells.COLUMNS
+           if not cell(source, column).startswith(('exact', 'refused [', 'n/a ['))
+           or re.search(r'\d+ of \d+ run', cell(source, column))]
+    return out + sorted(f'{row}: a row of no source' for row in {row for row, _ in page.cells} - set(sources))
+
+
+def test_the_page_has_every_source_and_column(parts):
+    page = read_page(matrix.PAGE)
+    assert unfinished(page, parts) == []
+    # And each of these would be seen.
+    for changed in 'not run', '', '**FAILS** 1 of 3', 'exact, 1 of 3 run':
+        broken = dataclasses.replace(page, cells={**page.cells, ('dcp_fsdp2', 'fsdp3'): changed})
+        assert unfinished(broken, parts) == [f'dcp_fsdp2 | fsdp3: {changed}']
+    gone = {key: text for key, text in page.cells.items() if key[0] != 'zero2'}
+    assert len(unfinished(dataclasses.replace(page, cells=gone), parts)) == len(cells.COLUMNS)
+    more = {**page.cells, ('zero9', 'zero1'): 'exact'}
+    assert unfinished(dataclasses.replace(page, cells=more), parts) == ['zero9: a row of no source']
 
 
 # ---- the page, of a matrix with two sources -----------------------------------------------------
