@@ -3,7 +3,6 @@
 #include "formats/runs/tool_seal.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -22,9 +21,7 @@ constexpr std::string_view kTrainingArguments = "training_args.bin";  // written
 constexpr std::string_view kLightningMeta = "meta.pt";
 constexpr std::string_view kShardedByFsdp = "pytorch_model_fsdp";  // ..._0/, or in one file .bin
 constexpr std::string_view kCustom = "custom_checkpoint_";  // objects that accelerate was given
-// accelerate's, before its random states; Trainer's are .pt.
-constexpr std::array<std::string_view, 3> kAccelerates = {"optimizer.bin", "scheduler.bin",
-                                                          "sampler.bin"};
+constexpr std::string_view kOptimizer = "optimizer";  // of FSDP: ..._0/, or .bin
 constexpr size_t kMaxEarlier = 2;  // steps of the same run that are looked at
 
 struct Last {
@@ -40,20 +37,20 @@ bool HasRandomStates(const StepEntries& entries) {
   return std::ranges::any_of(entries.files, IsRandomStates);
 }
 
-bool HasFsdp(const StepEntries& entries) {
-  const auto is = [](const std::string& name) { return name.starts_with(kShardedByFsdp); };
+bool Has(const StepEntries& entries, std::string_view prefix) {
+  const auto is = [&](const std::string& name) { return name.starts_with(prefix); };
   return std::ranges::any_of(entries.directories, is) || std::ranges::any_of(entries.files, is);
 }
 
-// What is yet to be written, as far as what is there tells.
+// What is yet to be written, as far as what is there tells.  Weights and optimizer that are both
+// there may be a script's own.
 std::optional<Last> LackingByItself(std::string_view name, const StepEntries& entries) {
-  if (IsTrainerName(name) && (entries.HasFile(kTrainingArguments) || HasFsdp(entries))) {
-    return kTrainers;
+  const bool trainers = IsTrainerName(name);
+  if (trainers && entries.HasFile(kTrainingArguments)) return kTrainers;
+  if (Has(entries, kShardedByFsdp) && !Has(entries, kOptimizer)) {
+    return trainers ? kTrainers : kAcceleratesLast;
   }
-  const auto there = [&](std::string_view file) { return entries.HasFile(file); };
-  const bool accelerates = HasFsdp(entries) || entries.HasDirectory("pytorch_model") ||
-                           std::ranges::any_of(kAccelerates, there);
-  return accelerates ? std::optional(kAcceleratesLast) : std::nullopt;
+  return entries.HasDirectory("pytorch_model") ? std::optional(kAcceleratesLast) : std::nullopt;
 }
 
 // "checkpoint-" of "checkpoint-500": steps of one run have it in common.

@@ -4,11 +4,12 @@
 // step is whole:
 //
 //   tool                  last                       known to be its by
-//   transformers' Trainer trainer_state.json         training_args.bin, FSDP's directories
-//   accelerate            random_states_<rank>.pkl   FSDP's directories, pytorch_model/, optimizer.bin
+//   transformers' Trainer trainer_state.json         checkpoint-N with training_args.bin
+//   accelerate            random_states_<rank>.pkl   pytorch_model/, a tag of DeepSpeed
+//   either                                           FSDP's weights without an optimizer
 //   Lightning, sharded    meta.pt                    a name as its ModelCheckpoint gives
 //
-// or, where only weights are there yet, by the step before it in the same run.  As written by
+// or else by the steps before it in the same run.  As written by
 // transformers 5.23, accelerate 1.15 and Lightning 2.6.
 //
 // Thread safety: pure but for the root that they list.

@@ -72,8 +72,9 @@ struct Rank {
   bool Once(unsigned in) { return random() % in == 0; }
   // The update of an optimizer.
   void Update(unsigned char seed) {
-    if (cancelled) memory->FillBesideACancelledCopy(seed);
-    if (!cancelled) memory->Fill(seed);
+    const bool beside = cancelled || gave_up;
+    if (beside) memory->FillBesideACancelledCopy(seed);
+    if (!beside) memory->Fill(seed);
   }
 
   std::mt19937 random;
@@ -81,6 +82,7 @@ struct Rank {
   uint64_t fail_at = 0;
   uint64_t leaves_at = kSteps;
   bool cancelled = false;  // the newest save: its copy may still go on
+  bool gave_up = false;    // an update that waited as long as it may, of a machine that is busy: likewise
 };
 
 class ScheduleTest : public ReceiverTest {
@@ -152,7 +154,10 @@ class ScheduleTest : public ReceiverTest {
       }
       schedule.Point(TrainerOf(rank));
       const Schedule::Waiting waiting(schedule, TrainerOf(rank));
-      writer->WaitBeforeUpdate();
+      if (!writer->WaitBeforeUpdate(kLong, false)) {
+        one.gave_up = true;
+        writer->WaitBeforeUpdate(std::chrono::milliseconds(0));
+      }
       one.Update(0x77);
       if (one.Once(2)) (void)writer->WaitDurable(step, std::chrono::milliseconds(one.random() % 3));
     }

@@ -79,22 +79,23 @@ TEST_F(ToolSealTest, OfShardsThereAreTrainersOrAcceleratesLast) {
   EXPECT_EQ(Missed("checkpoint-5"), "trainer_state.json");
   Write("checkpoint-5", {"optimizer_0/.metadata", "scheduler.pt", "trainer_state.json"});
   EXPECT_EQ(Missed("checkpoint-5"), "");
+  Write("checkpoint-6", {"pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata"});
+  EXPECT_EQ(Missed("checkpoint-6"), "trainer_state.json");  // as of the one before it
   // accelerate's, by a script that names its steps so.
-  Write("checkpoint-6", {"pytorch_model_fsdp_0/.metadata", "random_states_0.pkl"});
-  EXPECT_EQ(Missed("checkpoint-6"), "");
-  Write("step_5", {"pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata", "scheduler.bin"});
+  Write("checkpoint-7", {"pytorch_model_fsdp_0/.metadata", "random_states_0.pkl"});
+  EXPECT_EQ(Missed("checkpoint-7"), "");
+  Write("step_5", {"pytorch_model_fsdp_0/.metadata"});
   EXPECT_EQ(Missed("step_5"), "random_states_0.pkl");
-  Write("step_5", {"random_states_1.pkl"});  // of a node that does not see rank 0's
-  EXPECT_EQ(Missed("step_5"), "");
+  Write("step_5", {"optimizer_0/.metadata", "scheduler.bin"});
+  EXPECT_EQ(Missed("step_5"), "");  // may be a script's own save_fsdp_model and save_fsdp_optimizer
+  Write("step_4", {"random_states_1.pkl"});  // of a node that does not see rank 0's
+  EXPECT_EQ(Missed("step_4"), "");
+  EXPECT_EQ(Missed("step_5"), "random_states_0.pkl");
   Write("whole", {"pytorch_model_fsdp.bin"});
   EXPECT_EQ(Missed("whole"), "random_states_0.pkl");
 }
 
 TEST_F(ToolSealTest, AcceleratesRandomStatesAreItsLast) {
-  for (const std::string name : {"optimizer.bin", "scheduler.bin", "sampler.bin"}) {
-    Write("of_" + name, {"model.safetensors", name});
-    EXPECT_EQ(Missed("of_" + name), "random_states_0.pkl") << name;
-  }
   Write("tag", {"pytorch_model/mp_rank_00_model_states.pt", "latest"});
   EXPECT_EQ(Missed("tag"), "random_states_0.pkl");
   EXPECT_EQ(SealOf("tag"), Seal::kMissing);
@@ -103,8 +104,8 @@ TEST_F(ToolSealTest, AcceleratesRandomStatesAreItsLast) {
   EXPECT_EQ(SealOf("tag"), Seal::kThere);
 }
 
-TEST_F(ToolSealTest, WhereOnlyWeightsAreThereTheStepsBeforeTell) {
-  Write("step_10", {"model.safetensors"});
+TEST_F(ToolSealTest, WhatIsThereMayBeAScriptsAndTheStepsBeforeTell) {
+  Write("step_10", {"model.safetensors", "optimizer.bin"});
   EXPECT_EQ(Missed("step_10"), "");  // may be somebody's save_pretrained
   Write("step_9", {"model.safetensors", "optimizer.bin", "random_states_0.pkl"});
   EXPECT_EQ(Missed("step_10"), "random_states_0.pkl");
@@ -123,7 +124,7 @@ TEST_F(ToolSealTest, WithoutATraceOfAToolNothingIsMissed) {
   // A script's own engine.save_checkpoint, dcp.save and save_pretrained under such names.
   Write("checkpoint-5", {"latest", "global_step5/mp_rank_00_model_states.pt"});
   Write("checkpoint-6", {".metadata", "__0_0.distcp"});
-  Write("checkpoint_7", {"config.json", "model.safetensors", "optimizer.pt"});
+  Write("checkpoint_7", {"config.json", "model.safetensors", "optimizer.bin"});
   for (const char* name : {"checkpoint-5", "checkpoint-6", "checkpoint_7"}) EXPECT_EQ(Missed(name), "") << name;
 }
 
