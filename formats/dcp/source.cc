@@ -69,7 +69,7 @@ class DcpSource : public Source {
     bool newest = parts.size() == 1;  // of two directories the other may come yet
     for (const PartFiles& part : parts) {
       const std::string folder = JoinPath(step.directory, part.directory);
-      const std::string last = JoinPath(folder, lightning ? dcp::kLightningMeta : dcp::kMetadataFile);
+      const std::string last = JoinPath(folder, lightning ? kLightningMeta : dcp::kMetadataFile);
       CKPT_ASSIGN_OR_RETURN(const auto written, StatIfThere(*step.root, last));
       const bool known = lightning || (part.data && part.ranks.empty());
       if (!written) return known ? Seal::kMissing : Seal::kUnknown;

@@ -23,9 +23,6 @@
 namespace ckptfs::dcp {
 
 inline constexpr std::string_view kMetadataFile = ".metadata";
-// lightning/fabric/strategies/fsdp.py 2.6: _METADATA_FILENAME, all of a checkpoint of Lightning's
-// strategies but the states; written after what DCP writes.
-inline constexpr std::string_view kLightningMeta = "meta.pt";
 
 // One DCP directory.
 struct PartFiles {

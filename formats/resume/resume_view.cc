@@ -20,6 +20,7 @@
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/rank/rank_view.h"
 #include "formats/resume/plain_optimizer.h"
+#include "formats/runs/step_tree.h"
 #include "formats/runs/tool_files.h"
 
 namespace ckptfs {
@@ -309,9 +310,9 @@ Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& la
                 "Lightning's strategies ask for keys of their own: leave nested, flat, titan and "
                 "accelerate out of the layout");
   }
-  if (!shown.contains(dcp::kLightningMeta)) {
+  if (!shown.contains(kLightningMeta)) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("no ", dcp::kLightningMeta, " is in the step's directory, which Lightning's strategies "
+                StrCat("no ", kLightningMeta, " is in the step's directory, which Lightning's strategies "
                        "write beside what DCP saved: it is in dcp/ for any mesh"));
   }
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));

@@ -52,6 +52,9 @@ Result<StepEntries> ListStepEntries(const Root& root, const std::string& directo
 enum class StepTool { kNone, kTrainer, kAccelerate, kLightning };
 
 inline constexpr std::string_view kTrainerState = "trainer_state.json";
+// lightning/fabric/strategies/fsdp.py 2.6: _METADATA_FILENAME, all of a checkpoint of Lightning's
+// strategies but the states; written after what DCP writes.
+inline constexpr std::string_view kLightningMeta = "meta.pt";
 // accelerate's random states of one process: random_states_0.pkl.
 bool IsRandomStates(std::string_view name);
 

@@ -3,7 +3,6 @@
 #include "formats/runs/tool_seal.h"
 
 #include <algorithm>
-#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -18,7 +17,6 @@ namespace {
 
 constexpr std::string_view kRandomState = "random_states_0.pkl";
 constexpr std::string_view kTrainingArguments = "training_args.bin";  // written with the weights
-constexpr std::string_view kLightningMeta = "meta.pt";
 constexpr std::string_view kShardedByFsdp = "pytorch_model_fsdp";  // ..._0/, or in one file .bin
 constexpr std::string_view kCustom = "custom_checkpoint_";  // objects that accelerate was given
 constexpr std::string_view kOptimizer = "optimizer";  // of FSDP: ..._0/, or .bin
@@ -26,12 +24,19 @@ constexpr size_t kMaxEarlier = 2;  // steps of the same run that are looked at
 
 struct Last {
   std::string_view file;
-  std::string_view tool;
+  std::string_view writer;
 };
 
-constexpr Last kTrainers{kTrainerState, "Trainer"};
-constexpr Last kAcceleratesLast{kRandomState, "accelerate"};
-constexpr Last kLightnings{kLightningMeta, "Lightning"};
+// What a tool writes last.  REQUIRES: a tool.
+Last LastOf(StepTool tool) {
+  switch (tool) {
+    case StepTool::kNone: break;
+    case StepTool::kTrainer: return {kTrainerState, "Trainer"};
+    case StepTool::kAccelerate: return {kRandomState, "accelerate"};
+    case StepTool::kLightning: return {kLightningMeta, "Lightning"};
+  }
+  return {};
+}
 
 bool HasRandomStates(const StepEntries& entries) {
   return std::ranges::any_of(entries.files, IsRandomStates);
@@ -42,15 +47,15 @@ bool Has(const StepEntries& entries, std::string_view prefix) {
   return std::ranges::any_of(entries.directories, is) || std::ranges::any_of(entries.files, is);
 }
 
-// What is yet to be written, as far as what is there tells.  Weights and optimizer that are both
-// there may be a script's own.
-std::optional<Last> LackingByItself(std::string_view name, const StepEntries& entries) {
+// The tool whose last file is yet to be written, as far as what is there tells.  Weights and
+// optimizer that are both there may be a script's own.
+StepTool WritingByItself(std::string_view name, const StepEntries& entries) {
   const bool trainers = IsTrainerName(name);
-  if (trainers && entries.HasFile(kTrainingArguments)) return kTrainers;
+  if (trainers && entries.HasFile(kTrainingArguments)) return StepTool::kTrainer;
   if (Has(entries, kShardedByFsdp) && !Has(entries, kOptimizer)) {
-    return trainers ? kTrainers : kAcceleratesLast;
+    return trainers ? StepTool::kTrainer : StepTool::kAccelerate;
   }
-  return entries.HasDirectory("pytorch_model") ? std::optional(kAcceleratesLast) : std::nullopt;
+  return entries.HasDirectory("pytorch_model") ? StepTool::kAccelerate : StepTool::kNone;
 }
 
 // "checkpoint-" of "checkpoint-500": steps of one run have it in common.
@@ -87,19 +92,19 @@ Result<std::vector<StepEntries>> EarlierSteps(const Root& root, const std::strin
 }
 
 // The same by the steps before it: the first that is whole says which tool saves here.
-Result<std::optional<Last>> LackingByOthers(const Root& root, const std::string& own) {
+Result<StepTool> WritingByOthers(const Root& root, const std::string& own) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own));
   for (const StepEntries& step : earlier) {
-    if (HasRandomStates(step)) return std::optional(kAcceleratesLast);
-    if (step.HasFile(kTrainerState)) return std::optional(kTrainers);
+    if (HasRandomStates(step)) return StepTool::kAccelerate;
+    if (step.HasFile(kTrainerState)) return StepTool::kTrainer;
   }
-  return std::optional<Last>();
+  return StepTool::kNone;
 }
 
-// ModelCheckpoint's own names; what else ends so may be somebody's dcp.save.
+// ModelCheckpoint's own among Lightning's names; what else ends so may be somebody's dcp.save.
 bool IsModelCheckpoints(std::string_view name) {
-  return IsLightningName(name) && (name.find("step=") != std::string_view::npos ||
-                                   name.find("epoch=") != std::string_view::npos);
+  return name.find("step=") != std::string_view::npos ||
+         name.find("epoch=") != std::string_view::npos;
 }
 
 // Objects of its own that accelerate saves after its random states, as many as it saved before.
@@ -115,11 +120,8 @@ Result<bool> LacksCustomObjects(const Root& root, const std::string& own, const 
 Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns) {
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
   const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
-  const std::string_view last = tool == StepTool::kTrainer      ? kTrainerState
-                                : tool == StepTool::kAccelerate ? kRandomState
-                                                                : "";
-  if (last.empty()) return Seal::kUnknown;
-  CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, JoinPath(own, last)));
+  if (tool != StepTool::kTrainer && tool != StepTool::kAccelerate) return Seal::kUnknown;
+  CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, JoinPath(own, LastOf(tool).file)));
   if (!there) return Seal::kMissing;
   if (tool == StepTool::kAccelerate) {
     CKPT_ASSIGN_OR_RETURN(const bool lacks, LacksCustomObjects(root, own, entries));
@@ -136,19 +138,20 @@ Status CheckSealed(const StepCandidate& step, const SourceOptions& options) {
   if (!directory) return {};
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, step.Own()));
   const std::string name = LastComponent(root.PathOf(step.Own()));
-  std::optional<Last> last;
+  StepTool writing = StepTool::kNone;
   if (IsLightningName(name)) {
     const bool sharded = entries.HasFile(".metadata") && !entries.HasFile(kLightningMeta);
-    if (sharded && IsModelCheckpoints(name)) last = kLightnings;
+    if (sharded && IsModelCheckpoints(name)) writing = StepTool::kLightning;
   } else if (!entries.HasFile(kTrainerState) && !HasRandomStates(entries)) {
-    last = LackingByItself(name, entries);
-    if (!last) {
-      CKPT_ASSIGN_OR_RETURN(last, LackingByOthers(root, step.Own()));
+    writing = WritingByItself(name, entries);
+    if (writing == StepTool::kNone) {
+      CKPT_ASSIGN_OR_RETURN(writing, WritingByOthers(root, step.Own()));
     }
   }
-  if (!last) return {};
+  if (writing == StepTool::kNone) return {};
+  const Last last = LastOf(writing);
   return Fail(ErrorCode::kInvalid,
-              StrCat(root.PathOf(step.Own()), ": no ", last->file, ", which ", last->tool,
+              StrCat(root.PathOf(step.Own()), ": no ", last.file, ", which ", last.writer,
                      " writes last: the save was cut off (`adopt --weights-only` takes the weights)"));
 }
 

@@ -164,6 +164,16 @@ def wanted(model, optimizer, load):
     return {**asked, optim_key: optim, **load.more}
 
 
+def update(loss, model, optimizer, clip=0.):
+    """One update by torch; this rank's loss."""
+    loss.backward()
+    if clip:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
 def train_on(model, optimizer, load, rank, ranks):
     """Losses of the next steps, averaged over the ranks."""
     losses = []

@@ -29,7 +29,7 @@ import make_huggingface  # noqa: E402
 import models  # noqa: E402
 import torch_jobs  # noqa: E402
 from cells import MESHES, Target  # noqa: E402
-from engine import base_optimizer, param_groups  # noqa: E402
+from engine import base_optimizer, batch_of, param_groups  # noqa: E402
 from tiny_model import CausalLM, Dims  # noqa: E402
 from variants import SIZES, VARIANTS  # noqa: E402
 
@@ -65,14 +65,8 @@ def sample():
 
 def tiny_step(dims, model, optimizer, number, rank, ranks):
     """One update on the batch of the variant's own run; this rank's loss."""
-    gen = torch.Generator().manual_seed(dims.seed * 7919 + number)
-    start = torch.randint(0, dims.vocab, (dims.batch, 1), generator=gen)
-    ids = ((start + 17 * torch.arange(dims.seq + 1)) % dims.vocab).chunk(ranks)[rank]
-    loss = model(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return float(loss.detach())
+    loss = model(*batch_of(dims, number, rank, ranks))
+    return dcp_loads.update(loss, model, optimizer)
 
 
 def whole(truth):

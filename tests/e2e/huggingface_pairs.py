@@ -22,6 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'fixtures', 'huggingface'))
 
 import daemon  # noqa: E402
+import dcp_loads  # noqa: E402
 import launch  # noqa: E402
 import make_huggingface  # noqa: E402
 import models  # noqa: E402
@@ -145,11 +146,7 @@ def torch_step(model, optimizer, number, rank, ranks):
     """One update by torch, on the batch of an engine's; this rank's loss."""
     rows = models.batch(100 + number).chunk(ranks)
     ids = rows[min(rank, len(rows) - 1)]
-    loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return float(loss.detach())
+    return dcp_loads.update(model(input_ids=ids, labels=ids).loss, model, optimizer)
 
 
 def losses_of(variant):

@@ -51,13 +51,7 @@ class Job:
 
     def step(self, model, optimizer, number, rank, ranks, clip=0.):
         """One update; this rank's loss."""
-        loss = self.loss(model, number, rank, ranks)
-        loss.backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        return float(loss.detach())
+        return dcp_loads.update(self.loss(model, number, rank, ranks), model, optimizer, clip)
 
     def whole(self):
         """The truth as a state dict, if the optimizer's states were saved."""
