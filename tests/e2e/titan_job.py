@@ -204,6 +204,8 @@ def main():
             json.dump(losses, f)
     dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads take their time
 
 
 if __name__ == '__main__':
