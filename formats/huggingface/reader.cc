@@ -10,6 +10,7 @@
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
 #include "core/model/step_notes.h"
+#include "formats/huggingface/whole_files.h"
 #include "formats/runs/tool_files.h"
 #include "formats/torch/stored_tensor.h"
 
@@ -479,6 +480,14 @@ void Reader::FillHeader() {
   AddLeftOutNote(left_out, header.notes);
 }
 
+void Reader::KeepFiles() {
+  SafetensorsFiles files;
+  for (size_t i = 0; i < contents_.size(); ++i) {
+    if (contents_[i].data_offset) files.emplace(blobs_[i], *contents_[i].data_offset);
+  }
+  KeepSafetensorsFiles(assembler_, files);
+}
+
 Result<StepModel> Reader::Read() && {
   CKPT_RETURN_IF_ERROR(RegisterFiles());
   CKPT_RETURN_IF_ERROR(ReadWeights());
@@ -488,6 +497,7 @@ Result<StepModel> Reader::Read() && {
   TieByConfig();
   CKPT_RETURN_IF_ERROR(DeclareParameters());
   FillHeader();
+  KeepFiles();
   CKPT_RETURN_IF_ERROR(CarryOwnFiles(assembler_, candidate_));
   return std::move(assembler_).Finish();
 }

@@ -70,6 +70,7 @@ class Reader {
   Status CarryFiles();
   void NoteFolders(const ModelFiles& carried);
   void FillHeader();
+  void KeepFiles();
   bool Quantised() const;
 
   const StepCandidate& candidate_;

@@ -13,6 +13,7 @@
 #include "core/view/shown_names.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/shown_tensors.h"
+#include "formats/huggingface/whole_files.h"
 #include "formats/model_files/config_text.h"
 
 namespace ckptfs {
@@ -20,6 +21,7 @@ namespace {
 
 using huggingface::ShardName;
 using huggingface::ShownTensor;
+using huggingface::WholeFile;
 
 constexpr std::string_view kTop = "huggingface";
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
@@ -29,7 +31,7 @@ tl::unexpected<Error> NoSuch(std::string_view path) {
 }
 
 // Consecutive tensors of the step; a file widest dtype first, so that each lies
-// aligned.
+// aligned.  Or those of a source's file, as they lie there.
 using Shard = std::vector<ShownTensor>;
 
 using TextOrBlob = std::variant<std::shared_ptr<const std::string>, BlobIndex>;
@@ -196,21 +198,46 @@ ShownFile TextFile(const std::string& path, std::string text) {
   return FileOf(path, size, std::make_shared<const std::string>(std::move(text)));
 }
 
+// As save_pretrained cuts them, or the source's own files.
+std::vector<Shard> ShardsOf(std::vector<ShownTensor> tensors, const std::vector<WholeFile>& wholes) {
+  if (wholes.empty()) return SplitIntoShards(std::move(tensors));
+  std::vector<Shard> shards;
+  for (const WholeFile& whole : wholes) {
+    Shard& shard = shards.emplace_back();
+    for (const size_t i : whole.tensors) shard.push_back(std::move(tensors[i]));
+  }
+  return shards;
+}
+
+uint64_t BytesOf(const Shard& shard) {
+  uint64_t bytes = 0;
+  for (const ShownTensor& tensor : shard) bytes += tensor.bytes;
+  return bytes;
+}
+
+// `wholes`: the shards as files of the source, or empty.
 Status AddWeights(const StepModel& step, const std::vector<Shard>& shards,
-                  std::vector<ShownFile>& files) {
+                  const std::vector<WholeFile>& wholes, std::vector<ShownFile>& files) {
   huggingface::WeightMap map;
   uint64_t total = 0, parameters = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = ShardName(i, shards.size());
-    CKPT_ASSIGN_OR_RETURN(uint64_t size,
-                          SafetensorsHeaderSize(Metadata(), EntriesOf(step, shards[i])));
+    const uint64_t bytes = BytesOf(shards[i]);
     for (const ShownTensor& tensor : shards[i]) {
       map.emplace(tensor.name, name);
-      size += tensor.bytes;
-      total += tensor.bytes;
       parameters += tensor.trainable ? tensor.elements : 0;
     }
-    files.push_back({name, {name, ViewEntry::Type::kFile, size, "", Reading::kMapped}, i});
+    total += bytes;
+    ShownFile file{name, {name, ViewEntry::Type::kFile, 0, "", Reading::kMapped}, i};
+    if (wholes.empty()) {
+      CKPT_ASSIGN_OR_RETURN(const uint64_t header,
+                            SafetensorsHeaderSize(Metadata(), EntriesOf(step, shards[i])));
+      file.entry.size = header + bytes;
+    } else {
+      file.entry.size = step.blob(wholes[i].blob).stamp.size;
+      file.body = TextOrBlob(wholes[i].blob);
+    }
+    files.push_back(std::move(file));
   }
   if (shards.size() < 2) return {};
   CKPT_ASSIGN_OR_RETURN(std::string index, huggingface::PrintShardIndex(map, total, parameters));
@@ -271,9 +298,10 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<cons
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(std::vector<ShownTensor> tensors,
                         huggingface::ShowTensors(*step, layout, names));
-  std::vector<Shard> shards = SplitIntoShards(std::move(tensors));
+  CKPT_ASSIGN_OR_RETURN(const auto wholes, huggingface::WholeFilesOf(*step, tensors));
+  std::vector<Shard> shards = ShardsOf(std::move(tensors), wholes);
   std::vector<ShownFile> files;
-  CKPT_RETURN_IF_ERROR(AddWeights(*step, shards, files));
+  CKPT_RETURN_IF_ERROR(AddWeights(*step, shards, wholes, files));
   AddModelFiles(*step, layout, models, files);
   std::sort(files.begin(), files.end(), [](const ShownFile& a, const ShownFile& b) {
     return a.path < b.path;

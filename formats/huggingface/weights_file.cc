@@ -40,6 +40,8 @@ Result<WeightsFile> ReadSafetensors(const Root& root, const std::string& path, B
   CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadHeader(root, path));
   CKPT_RETURN_IF_ERROR(CheckFormat(header.metadata));
   WeightsFile out;
+  const auto format = header.metadata.find("format");
+  if (format != header.metadata.end() && format->second == "pt") out.data_offset = header.data_offset;
   std::set<std::string_view> names;
   for (const SafetensorsEntry& entry : header.entries) {
     names.insert(entry.name);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct WeightsFile {
   std::map<std::string, std::string> aliases;  // second names that the file itself tells
   std::vector<std::string> left_out;           // entries that are not tensors
   Digest frame;                                // of a torch file (core/blob/frame.h)
+  // Of safetensors that say they are torch's: where the tensors begin.
+  std::optional<uint64_t> data_offset;
 };
 
 // kInvalid names file and rule; kUnsupported for tensors of less than a byte an

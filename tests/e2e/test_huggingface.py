@@ -45,6 +45,11 @@ def view_of(mount, variant, layout='tp1'):
     return os.path.join(daemon.step_of(mount, variant), 'view', layout)
 
 
+def weights_in(folder):
+    """Its files of safetensors, sorted."""
+    return sorted(name for name in os.listdir(folder) if name.endswith('.safetensors'))
+
+
 @pytest.mark.parametrize('variant', pairs.SOURCES)
 def test_from_pretrained_loads_the_view(mounted, variant):
     want, logits = truth_of(variant)
@@ -58,10 +63,14 @@ def test_names_are_those_of_save_pretrained(mounted, variant, tmp_path):
     folder = os.path.join(view_of(mounted, variant), 'huggingface')
     model = load(folder)
     model.save_pretrained(tmp_path)
-    with safe_open(os.path.join(folder, 'model.safetensors'), 'pt') as ours, \
-            safe_open(tmp_path / 'model.safetensors', 'pt') as theirs:
-        assert sorted(ours.keys()) == sorted(theirs.keys())
-        assert ours.metadata() == theirs.metadata()
+    with safe_open(tmp_path / 'model.safetensors', 'pt') as theirs:
+        want, metadata = sorted(theirs.keys()), theirs.metadata()
+    got = []
+    for name in weights_in(folder):
+        with safe_open(os.path.join(folder, name), 'pt') as ours:
+            got += ours.keys()
+            assert ours.metadata() == metadata
+    assert sorted(got) == want
 
 
 @pytest.mark.parametrize('variant', ['llama', 'gpt2_zero1', 'mixtral_autotp2'])
@@ -71,8 +80,45 @@ def test_model_files_are_byte_for_byte(mounted, variant):
         with open(os.path.join(folder, name), 'rb') as ours, \
                 open(os.path.join(source(variant), name), 'rb') as theirs:
             assert ours.read() == theirs.read(), name
-    assert sorted(os.listdir(folder)) == sorted(
-        (*SMALL, 'config.json', 'model.safetensors'))
+    weights = ['model.safetensors']
+    if variant == 'llama':
+        weights = [*weights_in(source(variant)), 'model.safetensors.index.json']
+    assert sorted(os.listdir(folder)) == sorted((*SMALL, 'config.json', *weights))
+
+
+@pytest.mark.parametrize('name,layout,own', [
+    ('shards', 'tp1', True), ('shards', 'tp2_bf16', True), ('renamed', 'tp1', True),
+    ('copied', 'tp1', True), ('mlx', 'tp1', False), ('unsaid', 'tp1', False),
+    ('extra', 'tp1', False), ('empty', 'tp1', False), ('shards', 'fp16', False),
+    ('shards', 'fp32', False)])
+def test_files_that_need_no_change_are_the_sources_own(ckptfs, tmp_path, name, layout, own):
+    """They are served as they are; where one would not load, or is not all shown, none is."""
+    folder = tmp_path / name
+    shutil.copytree(source('llama'), folder)
+    if name != 'shards' and name != 'copied':
+        weights = {k: t for n in weights_in(folder) for k, t in load_file(folder / n).items()}
+        for file in (*weights_in(folder), 'model.safetensors.index.json'):
+            os.unlink(folder / file)
+        if name == 'extra':  # a second name of a tensor that the view shows once
+            weights['lm_head._orig_mod.weight'] = weights.pop('lm_head.weight')
+        if name == 'empty':
+            weights['nothing'] = torch.empty(0, 4)
+        said = {'mlx': {'format': 'mlx'}, 'unsaid': None}.get(name, {'format': 'pt', 'by': 'a tool'})
+        save_file(weights, folder / f'model{".fp16" if name == "renamed" else ""}.safetensors', said)
+    theirs = {n: (folder / n).read_bytes() for n in weights_in(folder)}
+    ckptfs.adopt(folder, name, extra=('--copy',) if name == 'copied' else ())
+    mount = ckptfs.mount('--mode', 'direct')
+    shown = os.path.join(view_of(mount, name, layout), 'huggingface')
+    ours = {}
+    for n in weights_in(shown):
+        with open(os.path.join(shown, n), 'rb') as file:
+            ours[n] = file.read()
+    assert (list(ours.values()) == list(theirs.values())) == own
+    status = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)[0]['status']
+    assert status['opens']['direct'] == (len(ours) if own and status['passthrough'] else 0)
+    if layout == 'tp1' and name not in ('empty', 'extra'):
+        model = load(shown)
+        assert differ(model.state_dict(), truth_of('llama')[0]) == []
 
 
 def test_a_dtype_in_the_layout_is_that_of_the_model(mounted):
@@ -119,7 +165,7 @@ def save_sparse(folder):
     config.save_pretrained(folder)
     with torch.device('meta'):
         shapes = {k: t.shape for k, t in LlamaForCausalLM(config).state_dict().items()}
-    header, at = {'__metadata__': {'format': 'pt'}}, 0
+    header, at = {'__metadata__': {'format': 'mlx'}}, 0  # which is not shown as it is
     for name, shape in shapes.items():
         header[name] = {'dtype': 'BF16', 'shape': list(shape),
                         'data_offsets': [at, at + 2 * shape.numel()]}
@@ -308,8 +354,8 @@ def test_folders_that_loaders_look_into_are_carried(ckptfs, tmp_path):
         with open(os.path.join(shown, name)) as file:
             assert file.read() == text, name
     assert sorted(os.listdir(shown)) == sorted((
-        *SMALL, 'config.json', 'model.safetensors', 'modules.json', '1_Pooling',
-        'additional_chat_templates'))
+        *SMALL, 'config.json', *weights_in(source('llama')), 'model.safetensors.index.json',
+        'modules.json', '1_Pooling', 'additional_chat_templates'))
     assert os.listdir(os.path.join(shown, '1_Pooling')) == ['config.json']
     assert differ(load(shown).state_dict(), truth_of('llama')[0]) == []
 
