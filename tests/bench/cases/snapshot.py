@@ -207,7 +207,7 @@ def rate_row(what, ours, disk, tool, least=0.0):
                f'>= {least}' if least else '', ours >= least * disk)
 
 
-def disk_rows(context, rounds=5, steps=3):
+def disk_rows(context, rounds=7, steps=3):
     """From memory to disk with nothing beside it, in turns with the disk alone: what it takes moves
     by halves from one minute to the next."""
     pairs, tool = [], ''
