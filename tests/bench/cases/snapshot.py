@@ -21,7 +21,8 @@ WAITING = 'ckptfs, waiting'  # for room, so that every step is kept
 SIDES = ('torch.save', 'dcp.async_save', 'dcp.async_save, shared', OURS, WAITING)
 PINNED = 'dcp.async_save, pinned'  # CUDA alone
 PLUGGED = 'ckptfs, deepspeed'
-ENGINES = ('deepspeed',)  # DeepSpeed's own, in the same training
+# DeepSpeed's own, in the same training.
+ENGINES = ('deepspeed', 'deepspeed, fast', 'deepspeed, decoupled')
 GIB = 1 << 30
 FILES = ('model.safetensors', 'optimizer.safetensors')
 LINE = 200 * 10 ** 6  # bytes a second of a store that is not a disk of this machine
