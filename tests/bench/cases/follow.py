@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job that saves every five seconds while its own retention deletes: of what a mount that
 follows it with --link took nothing is lost, and every whole step was taken."""
+import contextlib
 import json
 import os
 import shutil
@@ -75,11 +76,14 @@ def run(context):
         seen = Watched(mount)
         job = subprocess.Popen(
             [sys.executable, os.path.join(os.path.dirname(daemon.__file__), 'rotating_job.py'),
-             output, truth, str(saves), str(EVERY), str(LIMIT)], stdout=subprocess.PIPE, text=True)
+             output, truth, str(saves), str(EVERY), str(LIMIT)], stdout=subprocess.PIPE)
         os.set_blocking(job.stdout.fileno(), False)
-        early, first = None, time.monotonic()
+        early, first, said = None, time.monotonic(), b''
         while job.poll() is None:
-            for line in job.stdout.readlines():
+            with contextlib.suppress(BlockingIOError):
+                said += os.read(job.stdout.fileno(), 1 << 12)
+            *lines, said = said.split(b'\n')  # a line may come in parts
+            for line in lines:
                 seen.saved[int(line)] = time.monotonic()
             seen.look()
             if early is None and len(seen.saved) >= 2 * DIES:
