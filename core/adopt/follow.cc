@@ -183,7 +183,9 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
   if (known.settled) return Time::max();
   if (known.retry > now) return known.retry;
   const Seal seal = found.source->SealOf(WithoutGrowing(step, known)).value_or(Seal::kUnknown);
-  if (grew && seal != Seal::kThere) {  // it is the save that writes
+  // It is the save that writes: what it writes last is not there, or is what grew, since
+  // nothing is newer than that.
+  if (grew && (seal != Seal::kThere || found.source->SealOf(step) == Seal::kThere)) {
     known.growing.clear();
     known.since = now;
   }

@@ -5,7 +5,7 @@ Usage: rotating_job.py OUTPUT TRUTH SAVES SECONDS LIMIT
 
 Saves checkpoint-N every SECONDS, SAVES times, its files in the Trainer's order; then the Trainer's
 own rotation leaves LIMIT of them.  TRUTH/N.safetensors is a copy that was made before the save.
-Every fifth save dies before its last file.
+Every fifth save dies before its last file; of every second that is there, and empty, for a moment.
 """
 import json
 import os
@@ -31,6 +31,8 @@ def save(output, truth, number):
     torch.save({'cpu': torch.get_rng_state()}, os.path.join(folder, 'rng_state.pth'))
     if number % DIES:
         with open(os.path.join(folder, 'trainer_state.json'), 'w', encoding='utf-8') as f:
+            if number % 2:  # whoever looks finds it empty
+                time.sleep(0.5)
             json.dump({'global_step': number}, f)
 
 
