@@ -10,6 +10,7 @@ JSON object of seconds.
 import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 KEPT = 2  # directories of the stock ways that are left on disk
+REDUCED = 1 << 26  # elements of four bytes that a collective beside a save is of
 
 
 def make(parameters, device='cpu'):
@@ -271,13 +273,17 @@ class Job:
         self.step = 0
         self.train(1)
 
+    def backward(self):
+        """Forward and backward."""
+        loss = nn.functional.cross_entropy(
+            self.net(self.tokens).flatten(0, 1), self.tokens.flatten())
+        self.saver.backward(loss)
+
     def train(self, iterations, every=0):
         """Seconds of a loop, and of the end of what it began."""
         start = time.perf_counter()
         for i in range(iterations):
-            loss = nn.functional.cross_entropy(
-                self.net(self.tokens).flatten(0, 1), self.tokens.flatten())
-            self.saver.backward(loss)
+            self.backward()
             start_update = time.perf_counter()
             if every:
                 self.saver.before_update()
@@ -349,6 +355,69 @@ def copy_rates(job):
     return {'ours': ours, 'pinned': best}
 
 
+def backward_seconds(job):
+    """Of a forward and a backward pass, which a copy has to hide behind."""
+    times = []
+    for _ in range(5):
+        job.synchronize()
+        start = time.perf_counter()
+        job.backward()
+        job.synchronize()
+        times.append(time.perf_counter() - start)
+        job.saver.optimizer.zero_grad()
+    return statistics.median(times)
+
+
+def join(rank, world, folder, device, elements):
+    """Into a group of one process a device; the tensor that is reduced over it."""
+    at = f'{device}:{rank}' if device != 'cpu' else device
+    if device != 'cpu':
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group('gloo' if device == 'cpu' else 'nccl', rank=rank, world_size=world,
+                                         init_method=f'file://{folder}/rendezvous')
+    return torch.ones(elements, device=at), torch.ones(1, device=at)
+
+
+def peer(index, *group):
+    """Another rank: takes part until rank 0 says that it is enough."""
+    given, more = join(index + 1, *group)
+    while torch.distributed.broadcast(more, 0) or more.item():
+        torch.distributed.all_reduce(given)
+    torch.distributed.destroy_process_group()
+
+
+def collectives(job, elements=REDUCED):
+    """Median seconds of an all_reduce over all devices, alone and while a save is copied."""
+    snap, device = job.saver.snap, job.device
+    world = 2 if device == 'cpu' else torch.cuda.device_count()
+    with tempfile.TemporaryDirectory() as folder:
+        group = (world, folder, device, elements)
+        peers = torch.multiprocessing.spawn(peer, group, world - 1, join=False) if world > 1 else None
+        given, more = join(0, *group)
+
+        def one():
+            torch.distributed.broadcast(more, 0)
+            job.synchronize()
+            start = time.perf_counter()
+            torch.distributed.all_reduce(given)
+            job.synchronize()
+            return time.perf_counter() - start
+
+        alone, beside = [one() for _ in range(25)][5:], []
+        job.save()
+        while snap.progress(job.step - 1)['copied'] < snap.status()['file_bytes']:
+            beside.append(one())
+        snap.before_update()
+        more.zero_()
+        torch.distributed.broadcast(more, 0)
+        while peers is not None and not peers.join():
+            pass
+        torch.distributed.destroy_process_group()
+    job.saver.drain()
+    return {'world': world, 'alone': statistics.median(alone), 'times': len(beside),
+            'beside': statistics.median(beside) if beside else None}
+
+
 def main():
     """Measure one side."""
     side, out = sys.argv[1:3]
@@ -366,7 +435,8 @@ def main():
     if side == 'ckptfs':
         result['rate'] = rate(job, 4)
         if job.device != 'cpu':
-            result['copy'] = copy_rates(job)
+            result['copy'] = {**copy_rates(job), 'backward': backward_seconds(job)}
+            result['collective'] = collectives(job)
         result['status'] = job.saver.snap.status()
     job.saver.close()
     print(json.dumps(result))
