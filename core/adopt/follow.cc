@@ -138,8 +138,9 @@ bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& no
     const auto before = known.files.find(path);
     if (before == known.files.end()) return false;
     if (before->second == stamp) continue;
-    // One that is written anew is empty first, or as long as it was.
+    // One that is written, for the first time or anew, is empty first, or as long as it was.
     const FileStamp& was = before->second;
+    if (was.size == 0) return false;
     if (stamp.size <= was.size || stamp.inode != was.inode || known.read.contains(path)) return false;
     if (known.adopted && !known.growing.contains(path)) return false;
     grown.insert(path);
@@ -183,9 +184,7 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
   if (known.settled) return Time::max();
   if (known.retry > now) return known.retry;
   const Seal seal = found.source->SealOf(WithoutGrowing(step, known)).value_or(Seal::kUnknown);
-  // It is the save that writes: what it writes last is not there, or is what grew, since
-  // nothing is newer than that.
-  if (grew && (seal != Seal::kThere || found.source->SealOf(step) == Seal::kThere)) {
+  if (grew && seal != Seal::kThere) {  // it is the save that writes
     known.growing.clear();
     known.since = now;
   }

@@ -126,42 +126,47 @@ TEST_F(FollowTest, WhatNothingSealsIsWaitedForLonger) {
 
 // A log beside a step that is whole grows for hours, and is newer than what was written last.
 TEST_F(FollowTest, AFileThatOnlyBecomesLongerKeepsNoStepBack) {
-  WriteStep(1, "newest");
-  std::string log = "0";
-  const auto grow = [&] { Write(1, "train.log", log += " and on"); };
-  const auto tick = [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };  // of the kernel's clock
-  const auto expect_in_ten_seconds = [&] {
-    tick();
-    grow();
-    for (int second = 0; second < 10; ++second) {
-      EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
+  for (const std::string last : {"sealed", "newest"}) {
+    const int number = last == "sealed" ? 1 : 2;
+    const std::string id = "step" + std::to_string(number);
+    WriteStep(number, last);
+    std::string log = "0";
+    const auto grow = [&] { Write(number, "train.log", log += " and on"); };
+    const auto tick = [] { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };  // of the kernel's clock
+    const auto expect_in_ten_seconds = [&] {
+      tick();
       grow();
+      for (int second = 0; second < 10; ++second) {
+        EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
+        grow();
+      }
+      EXPECT_THAT(Look(seconds(1)), ElementsAre(id)) << last;
+    };
+    expect_in_ten_seconds();
+    for (int second = 0; second < 30; ++second) {
+      grow();
+      EXPECT_THAT(Look(seconds(1)), IsEmpty()) << "it is the same step";
     }
-    EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
-  };
-  expect_in_ten_seconds();
-  for (int second = 0; second < 30; ++second) {
-    grow();
-    EXPECT_THAT(Look(seconds(1)), IsEmpty()) << "it is the same step";
+    EXPECT_EQ(store_->Steps("run7")->size(), size_t(number));
+    // It is saved again: what is read changes.
+    tick();
+    Write(number, "data", std::string(4000, 'z'));
+    Write(number, last, "again");
+    expect_in_ten_seconds();
   }
-  EXPECT_EQ(store_->Steps("run7")->size(), 1u);
-  // It is saved again: what is read changes.
-  tick();
-  Write(1, "data", std::string(4000, 'z'));
-  Write(1, "newest", "again");
-  expect_in_ten_seconds();
 }
 
-// Somebody looked between two writes of it.
-TEST_F(FollowTest, WhatIsWrittenLastIsNoLogWhileItBecomesLonger) {
-  WriteStep(1, "newest");
-  EXPECT_THAT(Look(), IsEmpty());
-  for (const std::string text : {"{", "{}", "{}\n"}) {
-    Write(1, "newest", text);
+// Somebody looked between its creation and its bytes.
+TEST_F(FollowTest, WhatIsWrittenLastIsNoLogThoughItWasEmpty) {
+  for (const std::string last : {"sealed", "newest"}) {
+    const int number = last == "sealed" ? 1 : 2;
+    WriteStep(number, last);
+    EXPECT_THAT(Look(), IsEmpty());
+    Write(number, last, "{}");
     EXPECT_THAT(Look(std::chrono::milliseconds(900)), IsEmpty());
+    EXPECT_THAT(Look(std::chrono::milliseconds(900)), IsEmpty());
+    EXPECT_THAT(Look(std::chrono::milliseconds(100)), ElementsAre("step" + std::to_string(number)));
   }
-  EXPECT_THAT(Look(std::chrono::milliseconds(900)), IsEmpty());
-  EXPECT_THAT(Look(std::chrono::milliseconds(100)), ElementsAre("step1"));
 }
 
 TEST_F(FollowTest, WhatIsReadIsNoLog) {
