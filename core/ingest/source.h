@@ -46,7 +46,9 @@ struct StepCandidate {
   std::string id;         // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
-  std::set<std::string> growing = {};  // below the root: logs, of which SealOf takes no notice
+  // Below the root: files that only become longer.  SealOf takes no notice of them, they may be
+  // logs, and says kUnknown where the one that is written last is among them.
+  std::set<std::string> growing = {};
   bool latest = false;    // what the framework's own pointer names
   bool pointer = false;   // no step: a pointer file that names no directory, as Complete says
   bool converted = false;  // made from another save: that one comes first

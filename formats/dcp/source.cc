@@ -61,7 +61,7 @@ class DcpSource : public Source {
     CKPT_ASSIGN_OR_RETURN(const StepEntries around, ListStepEntries(*step.root, step.directory));
     const StepTool tool = ToolOf(LastComponent(step.directory), around);
     if (tool == StepTool::kTrainer || tool == StepTool::kAccelerate) {
-      return ToolSeal(*step.root, step.directory, step.mtime_ns);
+      return ToolSeal(step, step.directory);
     }
     CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts,
                           dcp::ListParts(*step.root, step.directory));
@@ -73,6 +73,7 @@ class DcpSource : public Source {
       CKPT_ASSIGN_OR_RETURN(const auto written, StatIfThere(*step.root, last));
       const bool known = lightning || (part.data && part.ranks.empty());
       if (!written) return known ? Seal::kMissing : Seal::kUnknown;
+      if (step.growing.contains(last)) return Seal::kUnknown;
       CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, step.root->List(folder));
       for (const RootEntry& entry : entries) {
         const std::string path = JoinPath(folder, entry.name);

@@ -62,7 +62,7 @@ class DeepSpeedSource : public Source {
   Result<Seal> SealOf(const StepCandidate& step) const override {
     const std::string above = ParentPath(step.directory);
     if (step.Own() == above) {
-      CKPT_ASSIGN_OR_RETURN(const Seal tools, ToolSeal(*step.root, above, step.mtime_ns));
+      CKPT_ASSIGN_OR_RETURN(const Seal tools, ToolSeal(step, above));
       if (tools != Seal::kUnknown) return tools;
     }
     CKPT_ASSIGN_OR_RETURN(const auto pointer, StatIfThere(*step.root, JoinPath(above, "latest")));

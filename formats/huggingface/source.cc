@@ -117,7 +117,7 @@ class HuggingFaceSource : public Source {
   Result<Seal> SealOf(const StepCandidate& step) const override {
     CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, step.directory));
     if (!directory) return Seal::kUnknown;  // one file
-    return ToolSeal(*step.root, step.directory, step.mtime_ns);
+    return ToolSeal(step, step.directory);
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {

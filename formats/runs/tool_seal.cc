@@ -117,18 +117,21 @@ Result<bool> LacksCustomObjects(const Root& root, const std::string& own, const 
 
 }  // namespace
 
-Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns) {
+Result<Seal> ToolSeal(const StepCandidate& step, const std::string& own) {
+  const Root& root = *step.root;
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
   const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
   if (tool != StepTool::kTrainer && tool != StepTool::kAccelerate) return Seal::kUnknown;
-  CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, JoinPath(own, LastOf(tool).file)));
+  const std::string last = JoinPath(own, LastOf(tool).file);
+  CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, last));
   if (!there) return Seal::kMissing;
+  if (step.growing.contains(last)) return Seal::kUnknown;
   if (tool == StepTool::kAccelerate) {
     CKPT_ASSIGN_OR_RETURN(const bool lacks, LacksCustomObjects(root, own, entries));
     if (lacks) return Seal::kMissing;
   }
   // Other ranks may write theirs after it.
-  return there->stamp.mtime_ns >= mtime_ns ? Seal::kThere : Seal::kUnknown;
+  return there->stamp.mtime_ns >= step.mtime_ns ? Seal::kThere : Seal::kUnknown;
 }
 
 Status CheckSealed(const StepCandidate& step, const SourceOptions& options) {

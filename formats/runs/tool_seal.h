@@ -16,7 +16,6 @@
 
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "core/base/result.h"
@@ -25,9 +24,9 @@
 
 namespace ckptfs {
 
-// Of a step's own directory `own` in which the newest is of `mtime_ns`.  kUnknown of other tools,
-// and of Lightning's.
-Result<Seal> ToolSeal(const Root& root, const std::string& own, int64_t mtime_ns);
+// Of a step whose own directory is `own`, and whose newest entry is of step.mtime_ns.  kUnknown of
+// other tools, of Lightning's, and while the tool's last file grows.
+Result<Seal> ToolSeal(const StepCandidate& step, const std::string& own);
 
 // kInvalid where a tool writes a file after all others and has not written it into the step's own
 // directory: the save was cut off, or goes on.  Success with options.weights_only, and of a step

@@ -5,7 +5,8 @@ Usage: rotating_job.py OUTPUT TRUTH SAVES SECONDS LIMIT
 
 Saves checkpoint-N every SECONDS, SAVES times, its files in the Trainer's order; then the Trainer's
 own rotation leaves LIMIT of them.  TRUTH/N.safetensors is a copy that was made before the save.
-Every fifth save dies before its last file; of every second that is there, and empty, for a moment.
+Every fifth save dies before its last file; for a moment that is empty in every second, and half
+written in every third.
 """
 import json
 import os
@@ -33,7 +34,11 @@ def save(output, truth, number):
         with open(os.path.join(folder, 'trainer_state.json'), 'w', encoding='utf-8') as f:
             if number % 2:  # whoever looks finds it empty
                 time.sleep(0.5)
-            json.dump({'global_step': number}, f)
+            f.write('{')
+            if number % 3 == 0:  # or half written
+                f.flush()
+                time.sleep(0.5)
+            f.write(json.dumps({'global_step': number})[1:])
 
 
 def main():

@@ -68,6 +68,9 @@ class FakeSource final : public Source {
 
   // As the step's files `sealed` and `unsealed` say; with `newest` nothing of it may be newer.
   Result<Seal> SealOf(const StepCandidate& step) const override {
+    for (const std::string_view last : {"sealed", "newest"}) {
+      if (step.growing.contains(JoinPath(step.directory, last))) return Seal::kUnknown;
+    }
     CKPT_ASSIGN_OR_RETURN(const bool sealed, HasFile(*step.root, JoinPath(step.directory, "sealed")));
     CKPT_ASSIGN_OR_RETURN(const bool missing,
                           HasFile(*step.root, JoinPath(step.directory, "unsealed")));

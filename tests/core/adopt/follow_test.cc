@@ -156,16 +156,21 @@ TEST_F(FollowTest, AFileThatOnlyBecomesLongerKeepsNoStepBack) {
   }
 }
 
-// Somebody looked between its creation and its bytes.
-TEST_F(FollowTest, WhatIsWrittenLastIsNoLogThoughItWasEmpty) {
+// Somebody looked between its creation and its bytes, and between two writes of these.
+TEST_F(FollowTest, WhatIsWrittenLastIsNoLogThoughItWasEmptyOrHalf) {
+  int number = 0;
   for (const std::string last : {"sealed", "newest"}) {
-    const int number = last == "sealed" ? 1 : 2;
-    WriteStep(number, last);
-    EXPECT_THAT(Look(), IsEmpty());
-    Write(number, last, "{}");
-    EXPECT_THAT(Look(std::chrono::milliseconds(900)), IsEmpty());
-    EXPECT_THAT(Look(std::chrono::milliseconds(900)), IsEmpty());
-    EXPECT_THAT(Look(std::chrono::milliseconds(100)), ElementsAre("step" + std::to_string(number)));
+    for (const std::vector<std::string>& writes : {std::vector<std::string>{"{}"}, {"{", "{}"}}) {
+      const std::string id = "step" + std::to_string(++number);
+      WriteStep(number, last);
+      for (const std::string& text : writes) {
+        EXPECT_THAT(Look(std::chrono::milliseconds(900)), IsEmpty());
+        Write(number, last, text);
+      }
+      EXPECT_THAT(Look(std::chrono::milliseconds(900)), IsEmpty());
+      EXPECT_THAT(Look(std::chrono::milliseconds(900)), IsEmpty());
+      EXPECT_THAT(Look(std::chrono::milliseconds(100)), ElementsAre(id)) << last;
+    }
   }
 }
 

@@ -323,6 +323,8 @@ TEST_F(DcpSourceTest, ALogThatGrowsUnsealsNothing) {
   EXPECT_EQ(source_->SealOf(step).value(), Seal::kUnknown);
   step.growing = {step.directory + "/train.log"};
   EXPECT_EQ(source_->SealOf(step).value(), Seal::kThere);
+  step.growing.insert(step.directory + "/.metadata");
+  EXPECT_EQ(source_->SealOf(step).value(), Seal::kUnknown);
 }
 
 }  // namespace

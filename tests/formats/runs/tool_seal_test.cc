@@ -47,9 +47,11 @@ struct ToolSealTest : testing::Test {
     const std::string rest = status.error().message.substr(status.error().message.find(": no ") + 5);
     return rest.substr(0, rest.find(','));
   }
-  Seal SealOf(const std::string& name) const {
-    const StepCandidate step = Step(name);
-    return ToolSeal(*step.root, step.directory, Newest()).value();
+  Seal SealOf(const std::string& name, const std::vector<std::string>& growing = {}) const {
+    StepCandidate step = Step(name);
+    step.mtime_ns = Newest();
+    for (const std::string& file : growing) step.growing.insert(step.directory + "/" + file);
+    return ToolSeal(step, step.directory).value();
   }
   int64_t Newest() const { return clock_ * 1'000'000'000LL; }
 
@@ -70,6 +72,8 @@ TEST_F(ToolSealTest, TrainersStateIsItsLast) {
   Write("checkpoint-5", {"trainer_state.json"});
   EXPECT_EQ(Missed("checkpoint-5"), "");
   EXPECT_EQ(SealOf("checkpoint-5"), Seal::kThere);
+  EXPECT_EQ(SealOf("checkpoint-5", {"train.log"}), Seal::kThere);
+  EXPECT_EQ(SealOf("checkpoint-5", {"trainer_state.json"}), Seal::kUnknown);
   Write("checkpoint-5", {"rng_state_1.pth"});  // of a rank that is late
   EXPECT_EQ(SealOf("checkpoint-5"), Seal::kUnknown);
 }
