@@ -19,10 +19,12 @@ namespace {
 constexpr std::array<std::string_view, 4> kWrappers = {"state_dict", "model_state_dict", "model",
                                                        "module"};
 
-// tf and flax keep some matrices the other way round.
-Status CheckFormat(const std::map<std::string, std::string>& metadata) {
+// Whether a file says that it is torch's; of others some say nothing.  tf and flax keep some matrices
+// the other way round.
+Result<bool> SaysTorch(const std::map<std::string, std::string>& metadata) {
   const auto format = metadata.find("format");
-  if (format == metadata.end() || format->second == "pt" || format->second == "mlx") return {};
+  if (format == metadata.end() || format->second == "mlx") return false;
+  if (format->second == "pt") return true;
   return Fail(ErrorCode::kUnsupported,
               StrCat("its __metadata__ says format '", format->second, "', which is not torch's"));
 }
@@ -38,10 +40,9 @@ Result<SafetensorsHeader> ReadHeader(const Root& root, const std::string& path) 
 
 Result<WeightsFile> ReadSafetensors(const Root& root, const std::string& path, BlobIndex blob) {
   CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadHeader(root, path));
-  CKPT_RETURN_IF_ERROR(CheckFormat(header.metadata));
+  CKPT_ASSIGN_OR_RETURN(const bool torchs, SaysTorch(header.metadata));
   WeightsFile out;
-  const auto format = header.metadata.find("format");
-  if (format != header.metadata.end() && format->second == "pt") out.data_offset = header.data_offset;
+  if (torchs) out.data_offset = header.data_offset;
   std::set<std::string_view> names;
   for (const SafetensorsEntry& entry : header.entries) {
     names.insert(entry.name);

@@ -2,7 +2,7 @@
 """Measure ckptfs against the stock way and against plain files.
 
 Usage: bench.py [--case NAME ...] [--work DIR] [--bin PROGRAM] [--json FILE]
-                [--parameters N] [--iterations N] [--device cuda]
+                [--parameters N] [--iterations N] [--device cuda] [--other PROGRAM]
 
 One runner, one table.  Every case compares the two sides in one run on the
 same bytes with a warm page cache, as medians of interleaved repetitions; the
@@ -23,7 +23,8 @@ sys.path[:0] = [HERE, os.path.join(ROOT, 'tests', 'e2e'),
                 os.path.join(ROOT, 'tests', 'fixtures', 'deepspeed')]
 
 CASES = ('start', 'load', 'files', 'native', 'cold', 'far', 'listing',
-         'memory', 'publish', 'saves', 'follow', 'dcp', 'dcp_view', 'tools', 'huge', 'snapshot')
+         'memory', 'publish', 'saves', 'follow', 'dcp', 'dcp_view', 'tools', 'huge', 'snapshot',
+         'builds')
 
 
 def hardware():
@@ -60,6 +61,8 @@ def main():
                         help='where the snapshot case trains: cpu or cuda')
     parser.add_argument('--minutes', type=float, default=2,
                         help='that the follow case lasts; its figures are of 60')
+    parser.add_argument('--other', metavar='PROGRAM',
+                        help='the build that the builds case compares with')
     parser.add_argument('--json')
     args = parser.parse_args()
     os.environ['CKPTFS_BIN'] = os.path.abspath(args.bin)
@@ -68,7 +71,9 @@ def main():
     context, rows = Context(args.work, args.repeat), []
     context.parameters, context.iterations = args.parameters, args.iterations
     context.device, context.minutes = args.device, args.minutes
-    for name in args.case or CASES:
+    context.other = args.other and os.path.abspath(args.other)
+    cases = args.case or [name for name in CASES if name != 'builds' or args.other]
+    for name in cases:
         print(f'== {name}', file=sys.stderr, flush=True)
         new = importlib.import_module(f'cases.{name}').run(context)
         rows += new

@@ -108,6 +108,7 @@ class Context:
         # Of the snapshot case.
         self.parameters, self.iterations, self.device = 2.2e8, 6, 'cpu'
         self.minutes = 2.0  # of the follow case
+        self.other = None  # the program that the builds case compares with
 
     def path(self, *parts):
         """A path in the work directory."""
