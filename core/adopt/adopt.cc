@@ -92,8 +92,8 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
     adopted.warnings.push_back(
         other ? StrCat(name, ": ", run, "/", id, " is that of ", first->source)
               : StrCat(name, ": the source changed since ", run, "/", id,
-                       " was adopted, or that was adopted with other options; --refresh "
-                       "replaces it"));
+                       " was adopted, or that was adopted with other options or by another "
+                       "version; --refresh replaces it"));
   }
   return adopted;
 }

@@ -1,16 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// nlohmann's parsers take a NUL byte for the end of a text, and nobody looks at what stands
-// behind it: a text with one is refused before they see it.
+// What nlohmann's parsers make of a text that other readers of JSON take otherwise.  They
+// take a NUL byte for its end, and nobody looks at what stands behind it; they pass over a
+// byte-order mark, which RFC 8259 and the readers of safetensors refuse; and they refuse
+// what Python's json module writes for what has no JSON.  A text is put right, or refused,
+// before they see it.
 //
 // Thread safety: pure.
 
 #pragma once
 
+#include <string>
 #include <string_view>
 
 namespace ckptfs {
 
 inline bool HasNul(std::string_view text) { return text.find('\0') != std::string_view::npos; }
+
+inline bool HasByteOrderMark(std::string_view text) { return text.starts_with("\xEF\xBB\xBF"); }
+
+// A text as Python's json.loads (3.11) takes it, for a parser of JSON: NaN, Infinity and
+// -Infinity, and numbers beyond a double, are 0; half of a surrogate pair is U+FFFD.  As
+// long as `text`.  What is not JSON for Python, either, stays so.
+std::string StrictJson(std::string_view text);
 
 }  // namespace ckptfs

@@ -326,6 +326,7 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view head, uint64_t
   std::string_view json = head.substr(kPrefix, length);
   HeaderEvents events(header);
   if (HasNul(json)) return Rule("no JSON: a NUL byte");
+  if (HasByteOrderMark(json)) return Rule("no JSON: a byte-order mark");
   if (!nlohmann::json::sax_parse(json.begin(), json.end(), &events)) return Rule(events.rule());
   CKPT_RETURN_IF_ERROR(CheckRanges(header, file_size - header.data_offset));
   return header;

@@ -99,8 +99,9 @@ Result<std::optional<std::string>> ReadSmallFile(const Root& root, const std::st
 
 }  // namespace
 
-Result<FamilyVariables> ParseModelConfig(std::string_view json) {
+Result<FamilyVariables> ParseModelConfig(std::string_view config) {
   ConfigEvents events;
+  const std::string json = StrictJson(config);
   const size_t first = json.find_first_not_of(" \t\r\n");
   const bool object = first != std::string_view::npos && json[first] == '{' && !HasNul(json);
   if (!object || !nlohmann::json::sax_parse(json.begin(), json.end(), &events)) {

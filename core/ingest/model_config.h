@@ -28,7 +28,7 @@ struct ModelConfig {
 
 // kInvalid if the text is not JSON.  Numbers that are not sizes (0, negative,
 // 2^31 and more, fractions, texts) are passed over.
-Result<FamilyVariables> ParseModelConfig(std::string_view json);
+Result<FamilyVariables> ParseModelConfig(std::string_view config);
 
 // The config.json that says a size, in a directory of `root` or at most two
 // directories above it, the nearest first: a tag, the save directory, a run's

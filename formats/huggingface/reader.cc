@@ -10,6 +10,7 @@
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
 #include "core/model/step_notes.h"
+#include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/runs/tool_files.h"
 #include "formats/torch/stored_tensor.h"
@@ -20,11 +21,24 @@ namespace {
 // Lightning's WeightAveraging: what is trained, beside its average.
 constexpr std::string_view kTrained = "current_model_state";
 
-// Heads that share the embedding where a model ties them and its files hold one.
+// Heads that share the embedding where a model ties them and its files hold one: the first of these
+// that a model_type begins with, else kHead (_tied_weights_keys of transformers 5.23).
 constexpr std::string_view kHead = "lm_head.weight";
+constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kHeads = {{
+    {"whisper", "proj_out.weight"}, {"moonshine", "proj_out.weight"}, {"canary", "proj_out.weight"},
+    {"cohere_asr", "proj_out.weight"}, {"trocr", "output_projection.weight"},
+    {"t5gemma", "lm_head.out_proj.weight"}, {"ultrabert", "head.decoder.weight"}}};
 constexpr std::array<std::string_view, 4> kEmbeddings = {
     "model.embed_tokens.weight", "transformer.wte.weight", "transformer.word_embeddings.weight",
     "model.decoder.embed_tokens.weight"};
+
+bool IsEmbedding(std::string_view name) { return std::ranges::find(kEmbeddings, name) != kEmbeddings.end(); }
+
+// Whether the modules that the names lead to may have the same parameter.
+bool EndAlike(std::string_view a, std::string_view b) {
+  const auto dotted = [](std::string_view name) { return name.find('.') != std::string_view::npos; };
+  return (!dotted(a) && !dotted(b)) || a.substr(a.rfind('.') + 1) == b.substr(b.rfind('.') + 1);
+}
 
 // What quantisers put beside packed weights.
 constexpr std::array<std::string_view, 7> kPacked = {
@@ -244,25 +258,43 @@ void Reader::TieByStorage() {
       const auto [first, added] = stored.try_emplace(weight.storage, weight.name);
       if (!added) aliases_.emplace(weight.name, first->second);
     }
-    for (auto& [alias, name] : content.aliases) {
-      if (!names_.contains(alias)) aliases_.emplace(alias, name);
+    for (const auto& [alias, name] : content.aliases) {
+      if (IsTie(alias, name)) aliases_.emplace(alias, name);
     }
   }
 }
 
-// A head that no file holds is the embedding, unless the config says otherwise.
+// safetensors.torch.save_model writes {what it dropped: what it kept} among a file's other metadata,
+// into a dictionary that may be of another model, or of no model: a name that differs in its last word
+// or is another stored one with words before it is not taken, and of a head neither what the config denies nor
+// another than an embedding, since what is shown of the two is not the head.
+bool Reader::IsTie(const std::string& alias, const std::string& name) const {
+  if (alias == "format" || names_.contains(alias) || !EndAlike(alias, name)) return false;
+  for (size_t dot = alias.find('.'); dot != std::string::npos; dot = alias.find('.', dot + 1)) {
+    const std::string_view rest = std::string_view(alias).substr(dot + 1);
+    if (rest != name && names_.contains(rest)) return false;
+  }
+  if ((IsHead(alias) || IsHead(name)) && !config_.tied.value_or(true)) return false;
+  return !IsHead(name) || IsHead(alias) || IsEmbedding(alias);
+}
+
+// A head that no file holds is the embedding, unless the config or a file says otherwise.
 void Reader::TieByConfig() {
+  const auto of_model = std::ranges::find_if(kHeads, [&](const auto& head) {
+    return config_.model_type.starts_with(head.first);
+  });
+  const std::string tied_head(of_model != kHeads.end() ? of_model->second : kHead);
   const auto& classes = config_.architectures;
   const bool head = classes.empty() ? config_.tied.value_or(false)
                                     : std::any_of(classes.begin(), classes.end(), HasHead);
-  if (!has_config_ || !head || !config_.tied.value_or(true) || names_.contains(kHead) ||
-      aliases_.contains(std::string(kHead))) {
+  if (!has_config_ || !head || !config_.tied.value_or(true) || names_.contains(tied_head) ||
+      aliases_.contains(tied_head)) {
     return;
   }
   const auto embedding = std::find_if(kEmbeddings.begin(), kEmbeddings.end(),
                                       [&](std::string_view name) { return names_.contains(name); });
   if (embedding == kEmbeddings.end()) return;
-  aliases_.emplace(kHead, *embedding);
+  aliases_.emplace(tied_head, *embedding);
 }
 
 bool Reader::Quantised() const {
@@ -296,6 +328,8 @@ Status Reader::DeclareParameters() {
   CKPT_RETURN_IF_ERROR(NameMembers(weights));
   std::set<std::string_view> trained;
   for (const auto& group : members_) trained.insert(group.begin(), group.end());
+  std::multimap<std::string_view, std::string_view> second;
+  for (const auto& [alias, name] : aliases_) second.emplace(name, alias);
   Placer placer(assembler_);
   for (size_t i = 0; i < weights.size(); ++i) {
     const StoredWeight& weight = *weights[i];
@@ -306,9 +340,8 @@ Status Reader::DeclareParameters() {
     CKPT_RETURN_IF_ERROR(placer.AddHeld(index, "weight", weight.held));
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(weight.shape));
     if (IsFloat(weight.dtype)) elements_[weight.dtype] += elements;
-    for (const auto& [alias, name] : aliases_) {
-      if (name == weight.name) assembler_.AddAlias(alias, index);
-    }
+    const auto [begin, end] = second.equal_range(weight.name);
+    for (auto it = begin; it != end; ++it) assembler_.AddAlias(std::string(it->second), index);
   }
   rules.Describe(assembler_.header());
   return PlaceOptimizer(weights, placer);

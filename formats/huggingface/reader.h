@@ -63,6 +63,8 @@ class Reader {
   Status CheckIndex() const;
   void TieByStorage();
   void TieByConfig();
+  // Whether what a safetensors file says of a second name is believed.
+  bool IsTie(const std::string& alias, const std::string& name) const;
   Status DeclareParameters();
   Status ReadOptimizer();
   Status NameMembers(const std::vector<const StoredWeight*>& weights);

@@ -82,6 +82,7 @@ class IndexEvents : public nlohmann::json_sax<nlohmann::json> {
 Result<WeightMap> ParseShardIndex(std::string_view json) {
   IndexEvents events;
   if (HasNul(json)) return Fail(ErrorCode::kInvalid, "a NUL byte");
+  if (HasByteOrderMark(json)) return Fail(ErrorCode::kInvalid, "not JSON: a byte-order mark");
   const bool parsed = nlohmann::json::sax_parse(json.begin(), json.end(), &events);
   if (parsed && events.found && !events.map.empty()) return std::move(events.map);
   if (events.rule.empty()) events.rule = events.found ? "its weight_map is empty" : "no weight_map";

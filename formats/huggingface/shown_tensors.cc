@@ -23,12 +23,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kForeign 
     {"deepspeed_moe.", "DeepSpeed's own experts, which transformers does not have"},
 }};
 
-// What save_pretrained drops of names that share a tensor: the heads.
-bool IsHead(std::string_view name) {
-  return name == "lm_head.weight" || name.ends_with(".lm_head.weight") ||
-         name == "embed_out.weight" || name.ends_with(".decoder.weight");
-}
-
 Status CheckName(const std::string& name) {
   for (const auto& [part, what] : kForeign) {
     const size_t at = name.find(part);
@@ -74,6 +68,11 @@ Status TakeAttributeOff(const StepModel& step, std::vector<ShownTensor>& tensors
 }
 
 }  // namespace
+
+bool IsHead(std::string_view name) {
+  return name == "lm_head.weight" || name.ends_with(".lm_head.weight") ||
+         name == "embed_out.weight" || name.ends_with(".decoder.weight");
+}
 
 Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout& layout,
                                              const ShownNames& names) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/result.h"
@@ -34,6 +35,9 @@ struct ShownTensor {
 
   AtomSegment Segment() const { return {atom, local, 0, elements, dtype}; }
 };
+
+// Whether it is of those that save_pretrained drops of names that share a tensor.
+bool IsHead(std::string_view name);
 
 // In model order.  kUnsupported names the parameter that has no such form: one of
 // a wrapper that is not taken off (PEFT), of DeepSpeed's own experts, of a dtype

@@ -108,8 +108,10 @@ class HuggingFaceSource : public Source {
       const std::string path = JoinPath(files.directory, name);
       CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, path));
       if (there) continue;
-      return Fail(ErrorCode::kInvalid, StrCat(step.root->PathOf(path), ": not there, though ",
-                                              files.index, " names it"));
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(step.root->PathOf(path),
+                         files.index.empty() ? ": a link that leads to no file that may be read here"
+                                             : StrCat(": not there, though ", files.index, " names it")));
     }
     return {};
   }

@@ -20,7 +20,7 @@ std::string TextAt(const json& object, const char* key) {
 // A discarded value for what is not JSON.
 json Parsed(std::string_view text) {
   if (HasNul(text)) return json(json::value_t::discarded);
-  return json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  return json::parse(StrictJson(text), nullptr, /*allow_exceptions=*/false);
 }
 
 // Walks over JSON that is known to be well-formed and finds the texts that stand

@@ -175,7 +175,7 @@ Status ExplainFile(const ExplainFlags& options, const StepModel& model, const st
   if (!options.length.empty()) {
     CKPT_ASSIGN_OR_RETURN(length, ParseBytes(options.length));
   }
-  if (offset >= plan.size()) {
+  if (offset >= plan.size() && !(plan.size() == 0 && options.at.empty())) {
     return Fail(ErrorCode::kInvalid,
                 StrCat("--at ", offset, ": the file has ", plan.size(), " bytes"));
   }
@@ -195,6 +195,7 @@ Status ExplainFile(const ExplainFlags& options, const StepModel& model, const st
     PrintJson({{"file", file}, {"size", plan.size()}, {"origins", json}});
     return {};
   }
+  if (plan.size() == 0) fmt::print("it has no bytes\n");
   for (const Json& origin : json) PrintOrigin(origin);
   if (origins.size() == options.limit) fmt::print("... (--limit {})\n", options.limit);
   return {};

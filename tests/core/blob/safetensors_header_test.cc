@@ -70,6 +70,7 @@ TEST(SafetensorsHeaderTest, RefusesWhatIsNotTheGrammar) {
   }
   ExpectRefused(std::string("{\"a\xff\":{}}"), 0, "not JSON");
   ExpectRefused(std::string("{}") + '\0' + "{", 0, "a NUL byte");
+  ExpectRefused("\xEF\xBB\xBF{}", 0, "a byte-order mark");
   ExpectRefused(std::string(100000, '['), 0, "wrong place");
   std::string deep;
   for (int i = 0; i < 100000; ++i) deep += "{\"a\":";

@@ -41,6 +41,16 @@ TEST(ConfigTextTest, ReadsWhatMattersToWeights) {
   EXPECT_TRUE(ReadModuleFolders(std::string("[{\"path\": \"a\"}]") + '\0').empty());
 }
 
+// As Python's json module writes what has no JSON (Mamba2's time_step_limit).
+TEST(ConfigTextTest, WhatPythonTakesIsTaken) {
+  for (const char* value : {"[0.0, Infinity]", "-Infinity", "NaN", "1e999", "\"\\ud800\""}) {
+    const auto facts = ReadConfigFacts(std::string(R"({"model_type": "x", "limit": )") + value + "}");
+    ASSERT_TRUE(facts) << value;
+    EXPECT_EQ(facts->model_type, "x");
+  }
+  EXPECT_FALSE(ReadConfigFacts(R"({"limit": Infinit})"));
+}
+
 TEST(ConfigTextTest, OnlyTheDTypesOfWeightsAreReplaced) {
   const std::string config =
       R"({ "dtype":"float32", "a": ["dtype", "float32"], "x_config": ["dtype", "float32"],

@@ -63,6 +63,7 @@ TEST(ShardIndexTest, HostileIndexesAreRefusedByRule) {
       {R"({"weight_map": {"a": ""}})", "same directory"},
       {R"({"weight_map": {"a": "x\u0000y"}})", "same directory"},
       {std::string(R"({"weight_map": {"a": "f"}})") + '\0' + "}", "a NUL byte"},
+      {"\xEF\xBB\xBF" R"({"weight_map": {"a": "f"}})", "a byte-order mark"},
       {R"({"weight_map": {"a": "f", "a": "g"}})", "twice"},
       {R"({"weight_map": {"a": 1}})", "not in a file"},
       {R"({"weight_map": {"a": {"b": "f"}}})", "not in a file"},

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/adopt/scan.h"
+#include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "formats/families/shipped.h"
 #include "tests/support/temporary_directory.h"
@@ -19,6 +20,7 @@ namespace files = std::filesystem;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 std::string Safetensors(std::vector<SafetensorsEntry> entries,
                         const std::map<std::string, std::string>& metadata = {{"format", "pt"}}) {
@@ -133,6 +135,61 @@ TEST_F(HuggingFaceSourceTest, WhatSaveModelDroppedIsASecondName) {
   ASSERT_TRUE(step) << step.error().message;
   ASSERT_EQ(step->aliases.size(), 1u);
   EXPECT_EQ(step->aliases[0].name, "b");
+}
+
+// safetensors, and transformers, give metadata no meaning.
+TEST_F(HuggingFaceSourceTest, MetadataThatIsNotATieNamesNothing) {
+  const auto aliases = [&](const std::vector<std::string>& names, const std::string& alias,
+                           const std::string& name, const std::string& config = "") {
+    std::vector<SafetensorsEntry> entries;
+    for (const std::string& stored : names) entries.push_back({stored, DType::kF32, {2}});
+    if (!config.empty()) Write("config.json", config);
+    Write("model.safetensors", Safetensors(entries, {{"format", "pt"}, {alias, name}}));
+    const auto step = Read();
+    std::vector<std::string> out;
+    if (!step) return std::vector<std::string>{step.error().message};
+    for (const auto& entry : step->aliases) out.push_back(entry.name);
+    return out;
+  };
+  const std::string head = "lm_head.weight", embedding = "model.embed_tokens.weight";
+  EXPECT_THAT(aliases({head, "m.weight"}, "classifier", head), IsEmpty());
+  EXPECT_THAT(aliases({head, "m.weight"}, "classifier.weight", head), IsEmpty());
+  EXPECT_THAT(aliases({"model.norm.weight"}, "best", "model.norm.weight"), IsEmpty());
+  EXPECT_THAT(aliases({"pt", "a"}, "b", "c"), IsEmpty());
+  // Written for a model with a head, and given to one that was saved by its base's names.
+  EXPECT_THAT(aliases({"embed_tokens.weight", head}, embedding, head), IsEmpty());
+  EXPECT_THAT(aliases({head}, embedding, head), ElementsAre(embedding));
+  EXPECT_THAT(aliases({"tied.weight"}, "x.tied.weight", "tied.weight"), ElementsAre("x.tied.weight"));
+  const std::string untied = R"({"tie_word_embeddings": false})";
+  EXPECT_THAT(aliases({head}, embedding, head, untied), IsEmpty());
+  EXPECT_THAT(aliases({embedding}, head, embedding, untied), IsEmpty());
+}
+
+TEST_F(HuggingFaceSourceTest, AModelsOwnHeadIsTheEmbedding) {
+  for (const auto& [type, head] : std::map<std::string, std::string>{
+           {"whisper", "proj_out.weight"}, {"moonshine_streaming", "proj_out.weight"},
+           {"trocr", "output_projection.weight"}, {"opt", "lm_head.weight"}}) {
+    Write("config.json", StrCat(R"({"architectures": ["XForConditionalGeneration"], "model_type": ")", type, "\"}"));
+    Write("model.safetensors", Safetensors({{"model.decoder.embed_tokens.weight", DType::kF32, {8, 4}}}));
+    const auto step = Read();
+    ASSERT_TRUE(step) << step.error().message;
+    ASSERT_EQ(step->aliases.size(), 1u);
+    EXPECT_EQ(step->aliases[0].name, head);
+  }
+}
+
+// One look-up for each, and not one for each pair of tensor and second name.
+TEST_F(HuggingFaceSourceTest, ManySecondNamesAreNotManyTimesLookedUp) {
+  std::vector<SafetensorsEntry> entries;
+  std::map<std::string, std::string> metadata;
+  for (int i = 0; i < 40'000; ++i) {
+    entries.push_back({StrCat("m.", i, ".weight"), DType::kF32, {1}});
+    metadata.emplace(StrCat("alias.", i, ".weight"), entries.back().name);
+  }
+  Write("model.safetensors", Safetensors(entries, metadata));
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(step->aliases.size(), entries.size());
 }
 
 TEST_F(HuggingFaceSourceTest, ShardsAndTheirIndexMustAgree) {
