@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <utility>
 
+#include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "core/io/file_stamp.h"
 
@@ -68,6 +70,33 @@ Result<Stamped> StampOfStep(const StepCandidate& step) {
   return out;
 }
 
+uint64_t HashOfFile(const std::string& path, const FileStamp& stamp) {
+  return HashOf(StrCat(path, '\0', stamp.size, ' ', stamp.mtime_ns, ' ', stamp.inode));
+}
+
+std::vector<uint64_t> HashesOf(const std::map<std::string, FileStamp>& files) {
+  std::vector<uint64_t> out;
+  out.reserve(files.size());
+  for (const auto& [path, stamp] : files) out.push_back(HashOfFile(path, stamp));
+  std::ranges::sort(out);
+  return out;
+}
+
+// Of names that tensors and objects are saved under.
+bool IsOfSave(std::string_view path) {
+  constexpr std::string_view kEnds[] = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors", ".distcp"};
+  return std::ranges::any_of(kEnds, [&](std::string_view end) { return path.ends_with(end); });
+}
+
+// A name that is changed when the directory or file is whole: what tools that copy give theirs
+// (rsync), and what trainers gave their steps.
+bool IsTemporary(std::string_view name) {
+  return name.starts_with(".") || name.starts_with("tmp-") || name.ends_with(".tmp") ||
+         name.ends_with(".partial") || name.ends_with(".incomplete");
+}
+
+bool MayBeLog(std::string_view path) { return !IsOfSave(path) && !IsTemporary(LastComponent(path)); }
+
 auto OrderOf(const StepCandidate& step) { return std::pair(step.iteration, step.mtime_ns); }
 
 // What may be otherwise the next time though no file changed.
@@ -106,6 +135,10 @@ Result<ScanResult> Follower::Find() {
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(directory_));
   CKPT_ASSIGN_OR_RETURN(ScanResult found, ScanIfAny(place, sources_, options_.adopt.recognise));
   DropPointers(found);
+  // It is renamed when it is whole; what was named was the directory itself, whatever it is called.
+  std::erase_if(found.steps, [&](const FoundStep& step) {
+    return step.candidate.Own() != place.directory && IsTemporary(LastComponent(step.candidate.Own()));
+  });
   std::stable_sort(found.steps.begin(), found.steps.end(), [](const FoundStep& a, const FoundStep& b) {
     return OrderOf(a.candidate) < OrderOf(b.candidate);
   });
@@ -140,7 +173,7 @@ bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& no
     if (before->second == stamp) continue;
     // One that is written, for the first time or anew, is empty first, or as long as it was.
     const FileStamp& was = before->second;
-    if (was.size == 0) return false;
+    if (was.size == 0 || !MayBeLog(path)) return false;
     if (stamp.size <= was.size || stamp.inode != was.inode || known.read.contains(path)) return false;
     if (known.adopted && !known.growing.contains(path)) return false;
     grown.insert(path);
@@ -151,6 +184,23 @@ bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& no
   return known.growing.size() <= kMaxGrowing;
 }
 
+Follower::Change Follower::ChangeOf(const Known& known, const std::map<std::string, FileStamp>& now) {
+  Change change = Change::kNone;
+  for (const auto& [path, stamp] : now) {
+    if (std::ranges::binary_search(known.taken, HashOfFile(path, stamp))) continue;
+    if (IsOfSave(path)) return Change::kSave;
+    change = Change::kOther;
+  }
+  return change;
+}
+
+bool Follower::GoesOn(const Known& known, const StepCandidate& step) {
+  if (known.last.empty()) return false;
+  const auto there = StatIfThere(*step.root, known.last);
+  if (!there || !*there) return false;
+  return HashOfFile(known.last, (*there)->stamp) == known.last_hash;  // not its ctime: we may link it
+}
+
 std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& known, Time now) {
   const StepCandidate& step = found.candidate;
   auto stamped = StampOfStep(step);
@@ -159,17 +209,20 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
     return now + options_.retry;
   }
   const bool changed = known.id.empty() || known.stamp != stamped->digest;
-  // Of a step that was taken files go, or are marked, without an end to that.
-  const bool written = !known.adopted || stamped->newest_ns > known.newest_ns;
+  // By names, sizes and times, whatever clock these are of.
+  const Change change = !changed ? Change::kNone : known.adopted ? ChangeOf(known, stamped->files) : Change::kSave;
+  const bool written = change != Change::kNone;
   const bool grew = changed && written && OnlyGrew(known, stamped->files);
   if (grew) {
     known.newest_ns = stamped->newest_ns;
     known.stamp = stamped->digest;
     known.files = std::move(stamped->files);
   } else if (changed && written) {
-    auto read = std::move(known.read);
-    known = Known{};
-    known.read = std::move(read);
+    Known before = std::exchange(known, Known{});
+    known.read = std::move(before.read);
+    const bool again = !before.adopted || change == Change::kSave;
+    if (again) known.last = std::move(before.last);
+    if (again) known.last_hash = before.last_hash;
     known.files = std::move(stamped->files);
     known.newest_ns = stamped->newest_ns;
     known.id = step.id;
@@ -183,6 +236,11 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
   known.mtime_ns = step.mtime_ns;
   if (known.settled) return Time::max();
   if (known.retry > now) return known.retry;
+  if (GoesOn(known, step)) {
+    known.why = StrCat("it is being saved again: ", LastComponent(known.last),
+                       ", which is written last, is that of the save before");
+    return now + options_.retry;
+  }
   const Seal seal = found.source->SealOf(WithoutGrowing(step, known)).value_or(Seal::kUnknown);
   if (grew && seal != Seal::kThere) {  // it is the save that writes
     known.growing.clear();
@@ -212,13 +270,19 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   for (const std::string& path : known.growing) {
     if (const auto at = known.files.find(path); at != known.files.end()) options.growing.insert(at->second.inode);
   }
+  // As it was before it was read: a save that begins meanwhile changes it.
+  auto last = found.source->LastFileOf(found.candidate);
+  auto last_there = last && !last->empty() ? StatIfThere(*found.candidate.root, *last) : std::nullopt;
   auto adopted = Adopt(store_, found, options);
+  known.taken = HashesOf(known.files);
   if (known.growing.empty()) known.files.clear();
   if (!adopted) {
     if (!known.growing.empty()) known.since = now;
     known.read.merge(std::exchange(known.growing, {}));
     return Refuse(known, adopted.error(), now, seen);
   }
+  known.last = last_there && *last_there ? *std::move(last) : std::string();
+  if (!known.last.empty()) known.last_hash = HashOfFile(known.last, (*last_there)->stamp);
   known.settled = known.adopted = true;
   known.refused = false;
   known.why.clear();
@@ -253,7 +317,8 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
   for (auto it = known_.begin(); it != known_.end();) {
     Known& known = it->second;
     const bool gone = there.count(it->first) == 0;
-    if (gone && !known.adopted && !(known.begun && grown.contains(it->first))) {
+    // A tag is found within what was a step by itself as long as it had no tag.
+    if (gone && !known.adopted && !grown.contains(it->first)) {
       seen.said.push_back(StrCat(known.id, " went before it could be adopted: ", known.why));
     }
     if (gone) {

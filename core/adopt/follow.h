@@ -100,6 +100,9 @@ class Follower {
     std::map<std::string, FileStamp> files;  // while it is waited for, or some of them grow
     std::set<std::string> growing;           // of them; others read them
     std::set<std::string> read;              // that grew, and are not logs
+    std::vector<uint64_t> taken;  // hashes of its files when it was adopted; sorted
+    std::string last;             // what the save that was adopted wrote last, as that was
+    uint64_t last_hash = 0;
     bool settled = false;       // adopted or refused as it is
     bool adopted = false;
     bool left_behind = false;
@@ -117,6 +120,13 @@ class Follower {
   static StepCandidate WithoutGrowing(StepCandidate step, const Known& known);
   // Whether that is the step as it was, but for files that became longer.
   static bool OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now);
+  // What a step that was adopted differs in from what was adopted: in nothing but that files went
+  // or are marked, in what a save writes, in other files.
+  enum class Change { kNone, kSave, kOther };
+  static Change ChangeOf(const Known& known, const std::map<std::string, FileStamp>& now);
+  // Whether the save of a step that is written again under its name goes on: what it writes last is
+  // that of the save that was adopted.
+  static bool GoesOn(const Known& known, const StepCandidate& step);
   // Until when the step is left alone; nothing if it can be taken.
   std::optional<Time> Wait(const FoundStep& found, Known& known, Time now);
   void Take(const FoundStep& found, Known& known, Time now, Seen& seen);

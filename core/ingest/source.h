@@ -88,6 +88,9 @@ class Source {
   // What tells that nobody writes the step any more.
   virtual Result<Seal> SealOf(const StepCandidate&) const { return Seal::kUnknown; }
 
+  // The file of that, below the root; "" where nothing tells.  It may be missing.
+  virtual Result<std::string> LastFileOf(const StepCandidate&) const { return std::string(); }
+
   // Index the step.  BLOCKS: on reading headers.
   virtual Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const = 0;
 };

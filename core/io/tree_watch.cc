@@ -26,7 +26,10 @@ namespace {
 
 constexpr int kDepth = 3;             // output / checkpoint-N / global_stepN / zero
 constexpr size_t kMaxWatches = 1000;  // of the user's 8,192 and more
-constexpr uint32_t kEvents = IN_CREATE | IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE | IN_ONLYDIR;
+constexpr uint32_t kEvents =
+    IN_CREATE | IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE | IN_MOVE_SELF | IN_ONLYDIR;
+// After which there may be directories that are not watched.
+constexpr uint32_t kStale = IN_ISDIR | IN_Q_OVERFLOW | IN_IGNORED | IN_MOVE_SELF;
 
 // Filesystems of this machine's own, on which nobody else writes.
 constexpr std::array<int64_t, 8> kLocal = {
@@ -39,6 +42,13 @@ bool IsLocal(const std::string& directory) {
   if (::statfs(directory.c_str(), &info) != 0) return false;
   const auto type = static_cast<int64_t>(info.f_type) & 0xFFFFFFFF;
   return std::find(kLocal.begin(), kLocal.end(), type) != kLocal.end();
+}
+
+// What lies at the path now: it may be another directory than before, or something mounted over it.
+std::pair<uint64_t, uint64_t> IdentityOf(const std::string& directory) {
+  struct stat info {};
+  if (::stat(directory.c_str(), &info) != 0) return {};
+  return {info.st_dev, info.st_ino};
 }
 
 // Directories in a directory; links are not followed.
@@ -66,6 +76,7 @@ Result<TreeWatch> TreeWatch::Create(std::string directory) {
 }
 
 void TreeWatch::AddAll() {
+  watched_ = IdentityOf(directory_);  // before it is watched: one that comes meanwhile is another
   hears_ = inotify_.valid() && IsLocal(directory_);
   if (!hears_) return;
   std::vector<std::string> level = {directory_};
@@ -99,7 +110,7 @@ void TreeWatch::Drain() {
     for (ssize_t at = 0; at < got;) {
       const auto* const event = reinterpret_cast<const inotify_event*>(buffer.data() + at);
       at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
-      stale_ = stale_ || (event->mask & (IN_ISDIR | IN_Q_OVERFLOW | IN_IGNORED)) != 0;
+      stale_ = stale_ || (event->mask & kStale) != 0;
     }
   }
 }
@@ -113,7 +124,7 @@ void TreeWatch::Wait(std::chrono::milliseconds most) {
   uint64_t woken = 0;
   (void)!::read(wake_.get(), &woken, sizeof woken);
   // Before the caller looks: what a new directory holds by then is seen, what comes later heard.
-  if (stale_ || !hears_) AddAll();
+  if (stale_ || !hears_ || IdentityOf(directory_) != watched_) AddAll();
 }
 
 void TreeWatch::Wake() const {

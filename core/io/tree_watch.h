@@ -12,7 +12,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "core/base/descriptor.h"
 #include "core/base/result.h"
@@ -42,6 +44,7 @@ class TreeWatch {
   Descriptor wake_;
   bool hears_ = false;
   bool stale_ = true;  // there may be directories that are not watched
+  std::pair<uint64_t, uint64_t> watched_;  // device and inode of the directory
 };
 
 }  // namespace ckptfs

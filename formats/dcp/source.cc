@@ -85,6 +85,18 @@ class DcpSource : public Source {
     return newest ? Seal::kThere : Seal::kUnknown;
   }
 
+  Result<std::string> LastFileOf(const StepCandidate& step) const override {
+    CKPT_ASSIGN_OR_RETURN(const std::string tools, ToolLastFile(step, step.directory));
+    if (!tools.empty()) return tools;
+    CKPT_ASSIGN_OR_RETURN(const StepEntries around, ListStepEntries(*step.root, step.directory));
+    const bool lightning = ToolOf(LastComponent(step.directory), around) == StepTool::kLightning;
+    CKPT_ASSIGN_OR_RETURN(const std::vector<PartFiles> parts,
+                          dcp::ListParts(*step.root, step.directory));
+    if (parts.size() != 1) return std::string();
+    return JoinPath(JoinPath(step.directory, parts.front().directory),
+                    lightning ? kLightningMeta : dcp::kMetadataFile);
+  }
+
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> parts,
                           dcp::ListParts(*step.root, step.directory));

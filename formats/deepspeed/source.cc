@@ -70,6 +70,15 @@ class DeepSpeedSource : public Source {
     return there ? Seal::kThere : Seal::kUnknown;  // it can be told not to write one
   }
 
+  Result<std::string> LastFileOf(const StepCandidate& step) const override {
+    const std::string above = ParentPath(step.directory);
+    if (step.Own() == above) {
+      CKPT_ASSIGN_OR_RETURN(const std::string tools, ToolLastFile(step, above));
+      if (!tools.empty()) return tools;
+    }
+    return step.latest ? JoinPath(above, "latest") : std::string();
+  }
+
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(*step.root, step.directory));
     if (files.offloaded) {

@@ -122,6 +122,11 @@ class HuggingFaceSource : public Source {
     return ToolSeal(step, step.directory);
   }
 
+  Result<std::string> LastFileOf(const StepCandidate& step) const override {
+    CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, step.directory));
+    return directory ? ToolLastFile(step, step.directory) : std::string();
+  }
+
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_ASSIGN_OR_RETURN(StepFiles files, huggingface::ListStep(step));
     return huggingface::Reader(step, options, std::move(files)).Read();

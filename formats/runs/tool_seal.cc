@@ -3,6 +3,7 @@
 #include "formats/runs/tool_seal.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -107,12 +108,21 @@ bool IsModelCheckpoints(std::string_view name) {
          name.find("epoch=") != std::string_view::npos;
 }
 
-// Objects of its own that accelerate saves after its random states, as many as it saved before.
-Result<bool> LacksCustomObjects(const Root& root, const std::string& own, const StepEntries& entries) {
+// Objects of the job's own, which accelerate saves after its random states.
+struct Custom {
+  std::vector<std::string> files;
+  bool told = false;   // by a step before this one, how many there are
+  bool lacks = false;  // some of these
+};
+
+Result<Custom> CustomObjectsOf(const Root& root, const std::string& own, const StepEntries& entries) {
   const auto is = [](const std::string& name) { return name.starts_with(kCustom); };
-  const auto custom = [&](const StepEntries& step) { return std::ranges::count_if(step.files, is); };
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own));
-  return !earlier.empty() && custom(entries) < custom(earlier.front());
+  Custom out;
+  std::ranges::copy_if(entries.files, std::back_inserter(out.files), is);
+  out.told = !earlier.empty();
+  out.lacks = out.told && std::ssize(out.files) < std::ranges::count_if(earlier.front().files, is);
+  return out;
 }
 
 }  // namespace
@@ -122,16 +132,31 @@ Result<Seal> ToolSeal(const StepCandidate& step, const std::string& own) {
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
   const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
   if (tool != StepTool::kTrainer && tool != StepTool::kAccelerate) return Seal::kUnknown;
-  const std::string last = JoinPath(own, LastOf(tool).file);
-  CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, last));
-  if (!there) return Seal::kMissing;
-  if (step.growing.contains(last)) return Seal::kUnknown;
+  std::vector<std::string> last = {JoinPath(own, LastOf(tool).file)};
+  bool tells = true;
   if (tool == StepTool::kAccelerate) {
-    CKPT_ASSIGN_OR_RETURN(const bool lacks, LacksCustomObjects(root, own, entries));
-    if (lacks) return Seal::kMissing;
+    CKPT_ASSIGN_OR_RETURN(const Custom custom, CustomObjectsOf(root, own, entries));
+    if (custom.lacks) return Seal::kMissing;
+    tells = custom.told;
+    for (const std::string& name : custom.files) last.push_back(JoinPath(own, name));
+  }
+  int64_t end = 0;
+  for (const std::string& path : last) {
+    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(root, path));
+    if (!there) return Seal::kMissing;
+    tells = tells && !step.growing.contains(path);
+    end = std::max(end, there->stamp.mtime_ns);
   }
   // Other ranks may write theirs after it.
-  return there->stamp.mtime_ns >= step.mtime_ns ? Seal::kThere : Seal::kUnknown;
+  return tells && end >= step.mtime_ns ? Seal::kThere : Seal::kUnknown;
+}
+
+Result<std::string> ToolLastFile(const StepCandidate& step, const std::string& own) {
+  const Root& root = *step.root;
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
+  const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
+  if (tool != StepTool::kTrainer && tool != StepTool::kAccelerate) return std::string();
+  return JoinPath(own, LastOf(tool).file);
 }
 
 Status CheckSealed(const StepCandidate& step, const SourceOptions& options) {

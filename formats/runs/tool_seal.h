@@ -5,7 +5,8 @@
 //
 //   tool                  last                       known to be its by
 //   transformers' Trainer trainer_state.json         checkpoint-N with training_args.bin
-//   accelerate            random_states_<rank>.pkl   pytorch_model/, a tag of DeepSpeed
+//   accelerate            random_states_<rank>.pkl,  pytorch_model/, a tag of DeepSpeed
+//                         custom_checkpoint_<N>.pkl
 //   either                                           FSDP's weights without an optimizer
 //   Lightning, sharded    meta.pt                    a name as its ModelCheckpoint gives
 //
@@ -27,6 +28,9 @@ namespace ckptfs {
 // Of a step whose own directory is `own`, and whose newest entry is of step.mtime_ns.  kUnknown of
 // other tools, of Lightning's, and while the tool's last file grows.
 Result<Seal> ToolSeal(const StepCandidate& step, const std::string& own);
+
+// The file that the tool of the step writes last, below the root; "" of other tools, and of Lightning's.
+Result<std::string> ToolLastFile(const StepCandidate& step, const std::string& own);
 
 // kInvalid where a tool writes a file after all others and has not written it into the step's own
 // directory: the save was cut off, or goes on.  Success with options.weights_only, and of a step

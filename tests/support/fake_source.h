@@ -80,6 +80,12 @@ class FakeSource final : public Source {
     return sealed || is_newest ? Seal::kThere : missing ? Seal::kMissing : Seal::kUnknown;
   }
 
+  Result<std::string> LastFileOf(const StepCandidate& step) const override {
+    const std::string sealed = JoinPath(step.directory, "sealed");
+    CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, sealed));
+    return there ? sealed : std::string();
+  }
+
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions&) const override {
     CKPT_RETURN_IF_ERROR(Enter(step.Path()));
     CKPT_ASSIGN_OR_RETURN(const std::string text,

@@ -174,6 +174,80 @@ TEST_F(FollowTest, WhatIsWrittenLastIsNoLogThoughItWasEmptyOrHalf) {
   }
 }
 
+// What rsync and tools that save leave half-way, whatever is whole beside it.
+TEST_F(FollowTest, WhatIsSavedOrCopiedIsNoLog) {
+  int number = 0;
+  for (const std::string file : {"tag/.states.pt.a8Xz1Q", "custom_checkpoint_0.pkl", "tag/model.safetensors"}) {
+    const std::string id = "step" + std::to_string(++number);
+    WriteStep(number, "sealed");
+    std::string bytes = "0";
+    for (int second = 0; second < 40; ++second) {
+      Write(number, file, bytes += " and on");
+      EXPECT_THAT(Look(seconds(1)), IsEmpty()) << file << " " << second;
+    }
+    EXPECT_THAT(Look(), IsEmpty()) << file;
+    EXPECT_THAT(Look(seconds(1)), ElementsAre(id)) << file;
+  }
+}
+
+// A step that is written again under its name has the last file of the save before.
+TEST_F(FollowTest, ASaveOverAStepIsWaitedForUntilItsOwnLastFile) {
+  WriteStep(1, "sealed");
+  Write(1, "weights.pt", "first");
+  Look();
+  ASSERT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  const auto again = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));  // a tick of the kernel's clock
+    Write(1, "weights.pt", "second");
+    for (int second = 0; second < 300; ++second) {
+      EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
+    }
+    ASSERT_THAT(follower_->waiting(), testing::SizeIs(1));
+    EXPECT_THAT(follower_->waiting()[0].why, HasSubstr("being saved again: sealed"));
+    Write(1, "data", std::string(4000, 'z'));
+    Write(1, "sealed", "again");
+    Look();
+    EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  };
+  again();
+  // Other files beside it are not a save.
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  Write(1, "uploaded.flag", "");
+  Look();
+  Look(seconds(1));
+  EXPECT_THAT(follower_->waiting(), IsEmpty());
+  again();
+}
+
+// Clocks differ, and what is copied keeps its times.
+TEST_F(FollowTest, AnOlderAttemptInItsPlaceIsAnotherOne) {
+  WriteStep(1, "sealed");
+  Look();
+  ASSERT_THAT(Look(seconds(1)), ElementsAre("step1"));
+  RemoveStep(1);
+  WriteStep(1, "sealed");
+  Write(1, "data", std::string(4000, 'z'));
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_.path() + "/run7")) {
+    std::filesystem::last_write_time(entry.path(),
+                                     std::filesystem::file_time_type::clock::now() - std::chrono::hours(1));
+  }
+  Look();
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+}
+
+TEST_F(FollowTest, ADirectoryThatIsRenamedWhenItIsWholeIsAStepThen) {
+  WriteStep(1, "sealed");
+  const std::string run = directory_.path() + "/run7/";
+  for (const char* name : {"tmp-step1", ".step1", "step1.tmp"}) {
+    std::filesystem::rename(run + "step1", run + name);
+    Look();
+    EXPECT_THAT(Look(seconds(200)), IsEmpty()) << name;
+    std::filesystem::rename(run + name, run + "step1");
+  }
+  Look();
+  EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
+}
+
 TEST_F(FollowTest, WhatIsReadIsNoLog) {
   WriteStep(1);
   std::string data(4000, 'a');

@@ -44,6 +44,19 @@ TEST_F(TreeWatchTest, HearsWhatIsWrittenBelow) {
   EXPECT_TRUE(Hears(watch));
 }
 
+TEST_F(TreeWatchTest, HearsTheDirectoryThatTookItsPlace) {
+  directory_.Write("run/file", "a");
+  auto watch = *TreeWatch::Create(directory_.path() + "/run");
+  if (!watch.hears()) GTEST_SKIP() << "this filesystem is polled";
+  std::filesystem::rename(directory_.path() + "/run", directory_.path() + "/away");
+  EXPECT_TRUE(Hears(watch));
+  directory_.Write("run/file", "a");
+  watch.Wait(milliseconds(10));
+  ASSERT_TRUE(watch.hears());
+  directory_.Write("run/file", "b");
+  EXPECT_TRUE(Hears(watch));
+}
+
 TEST_F(TreeWatchTest, SaysNothingWhereNothingHappens) {
   directory_.Write("run/file", "a");
   auto watch = *TreeWatch::Create(directory_.path() + "/run");

@@ -105,7 +105,10 @@ TEST_F(ToolSealTest, AcceleratesRandomStatesAreItsLast) {
   EXPECT_EQ(SealOf("tag"), Seal::kMissing);
   Write("tag", {"random_states_0.pkl"});
   EXPECT_EQ(Missed("tag"), "");
-  EXPECT_EQ(SealOf("tag"), Seal::kThere);
+  EXPECT_EQ(SealOf("tag"), Seal::kUnknown);  // objects of the job's own may follow
+  Write("step_1", {"model.safetensors", "random_states_0.pkl"});
+  Write("step_2", {"model.safetensors", "random_states_0.pkl"});
+  EXPECT_EQ(SealOf("step_2"), Seal::kThere);  // as the step before tells
 }
 
 TEST_F(ToolSealTest, WhatIsThereMayBeAScriptsAndTheStepsBeforeTell) {
@@ -149,7 +152,10 @@ TEST_F(ToolSealTest, ObjectsThatAccelerateSavedBeforeAreWaitedFor) {
   EXPECT_EQ(SealOf("step_2"), Seal::kMissing);
   EXPECT_EQ(Missed("step_2"), "");  // the next run may have none
   Write("step_2", {"custom_checkpoint_0.pkl"});
-  EXPECT_NE(SealOf("step_2"), Seal::kMissing);
+  EXPECT_EQ(SealOf("step_2"), Seal::kThere);
+  EXPECT_EQ(SealOf("step_2", {"custom_checkpoint_0.pkl"}), Seal::kUnknown);
+  Write("step_2", {"random_states_1.pkl"});  // of a rank that is late
+  EXPECT_EQ(SealOf("step_2"), Seal::kUnknown);
 }
 
 TEST_F(ToolSealTest, WhoAsksForWeightsIsNotAskedForMore) {
