@@ -3,6 +3,7 @@
 #include "core/adopt/follow.h"
 
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -80,6 +81,12 @@ std::vector<uint64_t> HashesOf(const std::map<std::string, FileStamp>& files) {
   for (const auto& [path, stamp] : files) out.push_back(HashOfFile(path, stamp));
   std::ranges::sort(out);
   return out;
+}
+
+std::shared_ptr<const std::set<std::string>> NamesOf(const std::map<std::string, FileStamp>& files) {
+  std::set<std::string> out;
+  for (const auto& [path, _] : files) out.insert(path);
+  return std::make_shared<const std::set<std::string>>(std::move(out));
 }
 
 // Of names that tensors and objects are saved under.
@@ -241,7 +248,9 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
                        ", which is written last, is that of the save before");
     return now + options_.retry;
   }
-  const Seal seal = found.source->SealOf(WithoutGrowing(step, known)).value_or(Seal::kUnknown);
+  StepCandidate asked = WithoutGrowing(step, known);
+  asked.before = before_;
+  const Seal seal = found.source->SealOf(asked).value_or(Seal::kUnknown);
   if (grew && seal != Seal::kThere) {  // it is the save that writes
     known.growing.clear();
     known.since = now;
@@ -275,6 +284,7 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   auto last_there = last && !last->empty() ? StatIfThere(*found.candidate.root, *last) : std::nullopt;
   auto adopted = Adopt(store_, found, options);
   known.taken = HashesOf(known.files);
+  auto names = NamesOf(known.files);
   if (known.growing.empty()) known.files.clear();
   if (!adopted) {
     if (!known.growing.empty()) known.since = now;
@@ -283,6 +293,7 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   }
   known.last = last_there && *last_there ? *std::move(last) : std::string();
   if (!known.last.empty()) known.last_hash = HashOfFile(known.last, (*last_there)->stamp);
+  before_ = std::move(names);
   known.settled = known.adopted = true;
   known.refused = false;
   known.why.clear();
@@ -321,6 +332,9 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
     if (gone && !known.adopted && !grown.contains(it->first)) {
       seen.said.push_back(StrCat(known.id, " went before it could be adopted: ", known.why));
     }
+    // It was whole, as far as that can be told of one that its tool has left.
+    const bool rested = !known.adopted && !known.files.empty() && now - known.since >= options_.quiet;
+    if (gone && rested) before_ = NamesOf(known.files);
     if (gone) {
       it = known_.erase(it);
       continue;

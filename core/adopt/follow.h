@@ -27,6 +27,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -146,6 +147,7 @@ class Follower {
   Idle idle_;
   bool first_ = true;
   WeightsOnlyNotice weights_only_;
+  std::shared_ptr<const std::set<std::string>> before_;  // names of the files of the step before
   std::string pointer_;  // what a pointer that names no directory says; "" without one
   std::string failed_;   // why it could not look the last time
 };

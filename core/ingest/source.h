@@ -49,6 +49,8 @@ struct StepCandidate {
   // Below the root: files that only become longer.  SealOf takes no notice of them, they may be
   // logs, and says kUnknown where the one that is written last is among them.
   std::set<std::string> growing = {};
+  // The names of the files of the step before in this run, by who follows it: a tool may have deleted that.
+  std::shared_ptr<const std::set<std::string>> before = {};
   bool latest = false;    // what the framework's own pointer names
   bool pointer = false;   // no step: a pointer file that names no directory, as Complete says
   bool converted = false;  // made from another save: that one comes first

@@ -67,7 +67,8 @@ Result<std::string> Identity(Storage& storage, bool create) {
 
 bool IsOlder(const StepRecord& a, const StepRecord& b) {
   const auto order = [](const StepRecord& record) {
-    return std::tuple(record.iteration, !record.converted, record.mtime_ns,
+    const bool own = !record.id.starts_with("last");  // Lightning's, which every save writes anew
+    return std::tuple(record.iteration, !record.converted, own, record.mtime_ns,
                       std::string_view(record.id));
   };
   return order(a) < order(b);

@@ -57,7 +57,7 @@ struct StepRecord {
 };
 
 // True if `a` is older: by iteration, what was converted before what it was
-// converted from, mtime, id.  The greatest is the latest.
+// converted from, what is called last..., mtime, id.  The greatest is the latest.
 bool IsOlder(const StepRecord& a, const StepRecord& b);
 
 // How a step is to be published.

@@ -104,6 +104,7 @@ class HuggingFaceSource : public Source {
     if (!options.pieces) CKPT_RETURN_IF_ERROR(huggingface::CheckNoPiece(step));
     CKPT_ASSIGN_OR_RETURN(const StepFiles files, huggingface::ListStep(step));
     CKPT_RETURN_IF_ERROR(CheckSealed(step, options));
+    if (!options.weights_only) CKPT_RETURN_IF_ERROR(CheckEngine(step));
     for (const std::string& name : files.weights) {
       const std::string path = JoinPath(files.directory, name);
       CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, path));
@@ -133,6 +134,24 @@ class HuggingFaceSource : public Source {
   }
 
  private:
+  // Trainer's weights beside which an engine's tag was not copied as yet (rsync writes under hidden
+  // names): with a file of it there it would be the step, or refused.
+  static Status CheckEngine(const StepCandidate& step) {
+    CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, step.directory));
+    if (!directory) return {};
+    CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, step.directory));
+    for (const std::string& name : entries.directories) {
+      if (!name.starts_with("global_step") || !StepNumber(name)) continue;
+      const auto inside = step.root->List(JoinPath(step.directory, name));
+      const auto visible = [](const RootEntry& entry) { return !entry.name.starts_with("."); };
+      if (!inside || std::ranges::any_of(*inside, visible)) continue;
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(step.Path(), "/", name, ": nothing in it, which is where DeepSpeed's optimizer "
+                         "would be: it was not copied, or goes on (`adopt --weights-only` takes the weights)"));
+    }
+    return {};
+  }
+
   static Status Add(const RootPointer& root, const std::string& directory, const std::string& save,
                     std::vector<StepCandidate>& out) {
     CKPT_ASSIGN_OR_RETURN(StepCandidate step, CandidateOf(root, directory, save));

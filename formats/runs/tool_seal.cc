@@ -115,13 +115,16 @@ struct Custom {
   bool lacks = false;  // some of these
 };
 
-Result<Custom> CustomObjectsOf(const Root& root, const std::string& own, const StepEntries& entries) {
-  const auto is = [](const std::string& name) { return name.starts_with(kCustom); };
-  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(root, own));
+Result<Custom> CustomObjectsOf(const StepCandidate& step, const std::string& own, const StepEntries& entries) {
+  const auto is = [](const std::string& path) { return LastComponent(path).starts_with(kCustom); };
+  CKPT_ASSIGN_OR_RETURN(const std::vector<StepEntries> earlier, EarlierSteps(*step.root, own));
   Custom out;
   std::ranges::copy_if(entries.files, std::back_inserter(out.files), is);
-  out.told = !earlier.empty();
-  out.lacks = out.told && std::ssize(out.files) < std::ranges::count_if(earlier.front().files, is);
+  out.told = !earlier.empty() || step.before != nullptr;
+  if (!out.told) return out;
+  const auto before = earlier.empty() ? std::ranges::count_if(*step.before, is)
+                                      : std::ranges::count_if(earlier.front().files, is);
+  out.lacks = std::ssize(out.files) < before;
   return out;
 }
 
@@ -135,7 +138,7 @@ Result<Seal> ToolSeal(const StepCandidate& step, const std::string& own) {
   std::vector<std::string> last = {JoinPath(own, LastOf(tool).file)};
   bool tells = true;
   if (tool == StepTool::kAccelerate) {
-    CKPT_ASSIGN_OR_RETURN(const Custom custom, CustomObjectsOf(root, own, entries));
+    CKPT_ASSIGN_OR_RETURN(const Custom custom, CustomObjectsOf(step, own, entries));
     if (custom.lacks) return Seal::kMissing;
     tells = custom.told;
     for (const std::string& name : custom.files) last.push_back(JoinPath(own, name));

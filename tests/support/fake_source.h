@@ -68,6 +68,7 @@ class FakeSource final : public Source {
 
   // As the step's files `sealed` and `unsealed` say; with `newest` nothing of it may be newer.
   Result<Seal> SealOf(const StepCandidate& step) const override {
+    before_ = step.before;
     for (const std::string_view last : {"sealed", "newest"}) {
       if (step.growing.contains(JoinPath(step.directory, last))) return Seal::kUnknown;
     }
@@ -108,7 +109,11 @@ class FakeSource final : public Source {
     return std::move(assembler).Finish();
   }
 
+  // What SealOf was last told of the step before.
+  std::set<std::string> before() const { return before_ ? *before_ : std::set<std::string>(); }
+
  private:
+  mutable std::shared_ptr<const std::set<std::string>> before_;
   bool IsStep(const std::string& path) const {
     const std::string name = path.substr(path.rfind('/') + 1);
     const size_t digits = prefix_.size();

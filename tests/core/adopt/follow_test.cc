@@ -235,6 +235,24 @@ TEST_F(FollowTest, AnOlderAttemptInItsPlaceIsAnotherOne) {
   EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
 }
 
+TEST_F(FollowTest, TheStepBeforeIsToldThoughItIsGone) {
+  WriteStep(1, "");
+  Write(1, "custom.pkl", "a");
+  Look();
+  EXPECT_THAT(fake_->before(), IsEmpty());
+  Look(seconds(2));
+  RemoveStep(1);  // by its tool, before it could be taken
+  WriteStep(2, "");
+  Look();
+  EXPECT_THAT(fake_->before(), IsEmpty());  // it was gone after that
+  Look(seconds(2));
+  EXPECT_THAT(fake_->before(), testing::Contains(testing::EndsWith("step1/custom.pkl")));
+  ASSERT_THAT(Look(seconds(8)), ElementsAre("step2"));
+  WriteStep(3, "");
+  Look();
+  EXPECT_THAT(fake_->before(), testing::Contains(testing::EndsWith("step2/data")));
+}
+
 TEST_F(FollowTest, ADirectoryThatIsRenamedWhenItIsWholeIsAStepThen) {
   WriteStep(1, "sealed");
   const std::string run = directory_.path() + "/run7/";

@@ -104,6 +104,21 @@ TEST_F(StoreTest, ADirectoryOfSomethingElseIsNoStore) {
   EXPECT_TRUE(Store::Open(Path("half"), true));
 }
 
+// Lightning writes last.ckpt anew with every save, after the step's own file.
+TEST(IsOlderTest, ANameThatEverySaveHasIsOlderThanTheStepsOwn) {
+  const auto record = [](const std::string& id, uint64_t iteration, int64_t mtime_ns) {
+    StepRecord out;
+    out.id = id;
+    out.iteration = iteration;
+    out.mtime_ns = mtime_ns;
+    return out;
+  };
+  EXPECT_TRUE(IsOlder(record("last.ckpt", 4, 9), record("epoch=0-step=4.ckpt", 4, 8)));
+  EXPECT_TRUE(IsOlder(record("last.ckpt-1", 4, 9), record("epoch=0-step=4.ckpt", 4, 8)));
+  EXPECT_TRUE(IsOlder(record("epoch=0-step=4.ckpt", 4, 8), record("last.ckpt", 6, 9)));
+  EXPECT_TRUE(IsOlder(record("checkpoint-4", 4, 8), record("checkpoint-4-1", 4, 9)));
+}
+
 TEST_F(StoreTest, WhatWasConvertedIsOlderThanItsOriginal) {
   auto store = Open();
   Publish(*store, TinyModel("step5", 5, 100));

@@ -192,6 +192,18 @@ TEST_F(HuggingFaceSourceTest, ManySecondNamesAreNotManyTimesLookedUp) {
   EXPECT_EQ(step->aliases.size(), entries.size());
 }
 
+// rsync copies what is in folders last, under names of its own.
+TEST_F(HuggingFaceSourceTest, AnEnginesTagThatIsNotThereYetIsMissed) {
+  Write("model.safetensors", Safetensors({{"a", DType::kF32, {2}}}));
+  Write("trainer_state.json", "{}");
+  Write("runs/x", "");
+  EXPECT_EQ(Refusal(), "taken");
+  Write("global_step6/.mp_rank_00_model_states.pt.Xa81zq", "half");
+  EXPECT_THAT(Refusal(), HasSubstr("/global_step6: nothing in it, which is where"));
+  options_.weights_only = true;
+  EXPECT_EQ(Refusal(), "taken");
+}
+
 TEST_F(HuggingFaceSourceTest, ShardsAndTheirIndexMustAgree) {
   const std::string index = "model.safetensors.index.json";
   Write("one", Safetensors({{"a", DType::kF32, {2}}, {"extra", DType::kF32, {1}}}));

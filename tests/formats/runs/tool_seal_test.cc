@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <memory>
+#include <set>
 
 #include "core/adopt/scan.h"
 #include "core/base/strings.h"
@@ -23,6 +25,7 @@ using testing::StartsWith;
 struct ToolSealTest : testing::Test {
   TemporaryDirectory directory;
   SourceOptions options;
+  std::shared_ptr<const std::set<std::string>> before;  // what a follower took
 
   void Write(const std::string& step, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
@@ -50,6 +53,7 @@ struct ToolSealTest : testing::Test {
   Seal SealOf(const std::string& name, const std::vector<std::string>& growing = {}) const {
     StepCandidate step = Step(name);
     step.mtime_ns = Newest();
+    step.before = before;
     for (const std::string& file : growing) step.growing.insert(step.directory + "/" + file);
     return ToolSeal(step, step.directory).value();
   }
@@ -154,6 +158,12 @@ TEST_F(ToolSealTest, ObjectsThatAccelerateSavedBeforeAreWaitedFor) {
   Write("step_2", {"custom_checkpoint_0.pkl"});
   EXPECT_EQ(SealOf("step_2"), Seal::kThere);
   EXPECT_EQ(SealOf("step_2", {"custom_checkpoint_0.pkl"}), Seal::kUnknown);
+  // One that the tool deleted, as total_limit=1 has it.
+  before = std::make_shared<const std::set<std::string>>(std::set<std::string>{"run/x_1/custom_checkpoint_0.pkl"});
+  Write("x_2", {"model.safetensors", "random_states_0.pkl"});
+  EXPECT_EQ(SealOf("x_2"), Seal::kMissing);
+  Write("x_2", {"custom_checkpoint_0.pkl"});
+  EXPECT_EQ(SealOf("x_2"), Seal::kThere);
   Write("step_2", {"random_states_1.pkl"});  // of a rank that is late
   EXPECT_EQ(SealOf("step_2"), Seal::kUnknown);
 }
@@ -177,6 +187,7 @@ TEST_F(ToolSealTest, DeepSpeedsPointerSealsATag) {
     step.own = step.directory;
     step.directory += below;
     step.mtime_ns = Newest();
+    step.before = before;
     for (const auto& source : sources) {
       if (source->name() == "deepspeed") return source->SealOf(step).value();
     }
