@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -71,8 +72,14 @@ Result<Stamped> StampOfStep(const StepCandidate& step) {
   return out;
 }
 
+// Not of its ctime: we may link it.
 uint64_t HashOfFile(const std::string& path, const FileStamp& stamp) {
   return HashOf(StrCat(path, '\0', stamp.size, ' ', stamp.mtime_ns, ' ', stamp.inode));
+}
+
+std::optional<uint64_t> HashIfThere(const Root& root, const std::string& path) {
+  const auto there = StatIfThere(root, path);
+  return there && *there ? std::optional(HashOfFile(path, (*there)->stamp)) : std::nullopt;
 }
 
 std::vector<uint64_t> HashesOf(const std::map<std::string, FileStamp>& files) {
@@ -202,10 +209,7 @@ Follower::Change Follower::ChangeOf(const Known& known, const std::map<std::stri
 }
 
 bool Follower::GoesOn(const Known& known, const StepCandidate& step) {
-  if (known.last.empty()) return false;
-  const auto there = StatIfThere(*step.root, known.last);
-  if (!there || !*there) return false;
-  return HashOfFile(known.last, (*there)->stamp) == known.last_hash;  // not its ctime: we may link it
+  return known.last_hash && HashIfThere(*step.root, known.last) == known.last_hash;
 }
 
 std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& known, Time now) {
@@ -219,19 +223,18 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
   // By names, sizes and times, whatever clock these are of.
   const Change change = !changed ? Change::kNone : known.adopted ? ChangeOf(known, stamped->files) : Change::kSave;
   const bool written = change != Change::kNone;
-  const bool grew = changed && written && OnlyGrew(known, stamped->files);
+  const bool grew = written && OnlyGrew(known, stamped->files);
   if (grew) {
-    known.newest_ns = stamped->newest_ns;
     known.stamp = stamped->digest;
     known.files = std::move(stamped->files);
-  } else if (changed && written) {
+  } else if (written) {
     Known before = std::exchange(known, Known{});
     known.read = std::move(before.read);
-    const bool again = !before.adopted || change == Change::kSave;
-    if (again) known.last = std::move(before.last);
-    if (again) known.last_hash = before.last_hash;
+    if (change == Change::kSave) {
+      known.last = std::move(before.last);
+      known.last_hash = before.last_hash;
+    }
     known.files = std::move(stamped->files);
-    known.newest_ns = stamped->newest_ns;
     known.id = step.id;
     known.iteration = step.iteration;
     known.stamp = stamped->digest;
@@ -280,8 +283,8 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
     if (const auto at = known.files.find(path); at != known.files.end()) options.growing.insert(at->second.inode);
   }
   // As it was before it was read: a save that begins meanwhile changes it.
-  auto last = found.source->LastFileOf(found.candidate);
-  auto last_there = last && !last->empty() ? StatIfThere(*found.candidate.root, *last) : std::nullopt;
+  const std::string last = found.source->LastFileOf(found.candidate).value_or("");
+  const auto last_hash = last.empty() ? std::nullopt : HashIfThere(*found.candidate.root, last);
   auto adopted = Adopt(store_, found, options);
   known.taken = HashesOf(known.files);
   auto names = NamesOf(known.files);
@@ -291,8 +294,8 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
     known.read.merge(std::exchange(known.growing, {}));
     return Refuse(known, adopted.error(), now, seen);
   }
-  known.last = last_there && *last_there ? *std::move(last) : std::string();
-  if (!known.last.empty()) known.last_hash = HashOfFile(known.last, (*last_there)->stamp);
+  known.last = last;
+  known.last_hash = last_hash;
   before_ = std::move(names);
   known.settled = known.adopted = true;
   known.refused = false;

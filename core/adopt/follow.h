@@ -96,14 +96,13 @@ class Follower {
     uint64_t iteration = 0;
     int64_t mtime_ns = 0;
     Digest stamp;               // of its files' names, sizes and times
-    int64_t newest_ns = 0;      // of its files
     Time since;                 // it is as it is now, but for what grows
     std::map<std::string, FileStamp> files;  // while it is waited for, or some of them grow
     std::set<std::string> growing;           // of them; others read them
     std::set<std::string> read;              // that grew, and are not logs
     std::vector<uint64_t> taken;  // hashes of its files when it was adopted; sorted
     std::string last;             // what the save that was adopted wrote last, as that was
-    uint64_t last_hash = 0;
+    std::optional<uint64_t> last_hash;
     bool settled = false;       // adopted or refused as it is
     bool adopted = false;
     bool left_behind = false;

@@ -128,13 +128,19 @@ Result<Custom> CustomObjectsOf(const StepCandidate& step, const std::string& own
   return out;
 }
 
+// The tool whose last file is told by its name alone; kNone of Lightning, too.
+StepTool SealingTool(const Root& root, const std::string& own, const StepEntries& entries) {
+  const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
+  return tool == StepTool::kTrainer || tool == StepTool::kAccelerate ? tool : StepTool::kNone;
+}
+
 }  // namespace
 
 Result<Seal> ToolSeal(const StepCandidate& step, const std::string& own) {
   const Root& root = *step.root;
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
-  const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
-  if (tool != StepTool::kTrainer && tool != StepTool::kAccelerate) return Seal::kUnknown;
+  const StepTool tool = SealingTool(root, own, entries);
+  if (tool == StepTool::kNone) return Seal::kUnknown;
   std::vector<std::string> last = {JoinPath(own, LastOf(tool).file)};
   bool tells = true;
   if (tool == StepTool::kAccelerate) {
@@ -155,11 +161,9 @@ Result<Seal> ToolSeal(const StepCandidate& step, const std::string& own) {
 }
 
 Result<std::string> ToolLastFile(const StepCandidate& step, const std::string& own) {
-  const Root& root = *step.root;
-  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(root, own));
-  const StepTool tool = ToolOf(LastComponent(root.PathOf(own)), entries);
-  if (tool != StepTool::kTrainer && tool != StepTool::kAccelerate) return std::string();
-  return JoinPath(own, LastOf(tool).file);
+  CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, own));
+  const StepTool tool = SealingTool(*step.root, own, entries);
+  return tool == StepTool::kNone ? std::string() : JoinPath(own, LastOf(tool).file);
 }
 
 Status CheckSealed(const StepCandidate& step, const SourceOptions& options) {
