@@ -157,6 +157,7 @@ Result<AdoptOptions> AdoptOptionsOf(const std::string& store, const AdoptRequest
   options.pack = request.pack;
   options.check = request.check;
   options.refresh = request.refresh;
+  options.require_optimizer = request.require == "optimizer";
   options.notes = request.refresh;
   return options;
 }

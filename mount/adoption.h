@@ -37,6 +37,7 @@ struct AdoptRequest {
   bool pack = true;   // small pieces into a side blob
   bool check = true;  // a sample of the weights against their masters
   bool refresh = false;  // replace a step that changed
+  std::string require;   // "optimizer": refuse a step without it; "": nothing
 };
 
 // "heads=32"; kInvalid if it is not written so.

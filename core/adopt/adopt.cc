@@ -2,6 +2,7 @@
 
 #include "core/adopt/adopt.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -10,7 +11,6 @@
 #include "core/io/root.h"
 #include "core/jobs/weight_check.h"
 #include "core/model/read_blobs.h"
-#include "core/model/step_notes.h"
 
 namespace ckptfs {
 namespace {
@@ -54,11 +54,31 @@ Result<OwnedStep> TakeFiles(const Store& store, const StepCandidate& step, StepM
   return Own(store.directory(), step.Path(), std::move(model), options.ownership);
 }
 
+bool HasOptimizer(const StepModel& model) {
+  return !model.groups.empty() || std::ranges::any_of(model.atoms, [](const Atom& atom) {
+    return atom.kind != "weight" && atom.kind != "master";
+  });
+}
+
+Status CheckRequired(const StepModel& model, const AdoptOptions& options) {
+  if (!options.require_optimizer) return {};
+  for (const LeftOut& one : model.left_out) {
+    if (one.part != LeftOutPart::kOptimizer) continue;
+    Error error{ErrorCode::kUnsupported,
+                StrCat("its optimizer is not whole, and --require asks for it: ", LeftOutText(one))};
+    error.needs = one.remedy;
+    return Fail(std::move(error));
+  }
+  if (HasOptimizer(model)) return {};
+  return Fail(ErrorCode::kUnsupported, "it has no optimizer, and --require asks for one");
+}
+
 // An indexed step becomes one of the store's.
 Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model,
                         const AdoptOptions& options) {
+  CKPT_RETURN_IF_ERROR(CheckRequired(model, options));
   Adopted adopted;
-  adopted.weights_only = WeightsOnlyNotes(model);
+  adopted.left_out = model.left_out;
   CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath()));
   const bool owned = options.ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
@@ -115,19 +135,30 @@ Result<std::string> RunNameOf(const std::string& wanted, const std::string& root
   return name;
 }
 
-void WeightsOnlyNotice::Add(const Adopted& adopted) {
-  if (adopted.weights_only.empty() || steps_++ > 0) return;
-  first_ = StrCat(adopted.record.run, "/", adopted.record.id);
-  why_ = adopted.weights_only;
+void LeftOutNotice::Add(const Adopted& adopted) {
+  for (const LeftOut& one : adopted.left_out) {
+    auto known = std::ranges::find_if(reasons_, [&](const Reason& reason) {
+      return reason.of.part == one.part && reason.of.why == one.why &&
+             reason.of.remedy == one.remedy;
+    });
+    if (known == reasons_.end()) {
+      if (reasons_.size() >= kMaxLeftOutReasons) continue;  // `info` of the step has them
+      known = reasons_.insert(
+          known, {one, StrCat(adopted.record.run, "/", adopted.record.id), 0, false});
+    }
+    ++known->steps;
+  }
 }
 
-std::vector<std::string> WeightsOnlyNotice::Take() {
-  if (told_ || steps_ == 0) return {};
-  told_ = true;
-  const std::string others =
-      steps_ < 2 ? "" : StrCat(" (and ", steps_ - 1, " other step", steps_ > 2 ? "s" : "", ")");
+std::vector<std::string> LeftOutNotice::Take() {
   std::vector<std::string> lines;
-  for (const std::string& note : why_) lines.push_back(StrCat(first_, others, ": ", note));
+  for (Reason& reason : reasons_) {
+    if (std::exchange(reason.told, true)) continue;
+    const size_t more = reason.steps - 1;
+    const std::string others =
+        more == 0 ? "" : StrCat(" (and ", more, " other step", more > 1 ? "s" : "", ")");
+    lines.push_back(StrCat(reason.first, others, ": ", LeftOutText(reason.of)));
+  }
   return lines;
 }
 
@@ -161,6 +192,7 @@ namespace {
 // What is wrong with a step that needs no store to be found.
 Status CheckBefore(const IngestedStep& step, const AdoptOptions& options) {
   CKPT_RETURN_IF_ERROR(RunNameOf(options.run, step.candidate.SavePath()));
+  CKPT_RETURN_IF_ERROR(CheckRequired(step.model, options));
   if (!options.check) return {};
   BlobReader::Options reading;
   reading.open_roots = OpenRootsOf(step.candidate);
@@ -204,7 +236,7 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
   report.said = std::move(ingest.said);
   report.skipped = std::move(ingest.skipped);
   report.refused = std::move(ingest.refused);
-  WeightsOnlyNotice weights_only;
+  LeftOutNotice left_out;
   for (IngestedStep& step : ingest.steps) {
     auto adopted = Publish(*store, step.candidate, std::move(step.model), options);
     if (!adopted) {
@@ -213,11 +245,11 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
     }
     report.warnings.insert(report.warnings.end(), adopted->warnings.begin(),
                            adopted->warnings.end());
-    weights_only.Add(*adopted);
+    left_out.Add(*adopted);
     report.steps.push_back(std::move(adopted->record));
   }
   if (report.steps.empty()) return Fail(std::move(report.refused.front()));
-  for (std::string& line : weights_only.Take()) report.warnings.push_back(std::move(line));
+  for (std::string& line : left_out.Take()) report.warnings.push_back(std::move(line));
   return report;
 }
 

@@ -35,6 +35,8 @@ struct AdoptOptions {
   bool pack = true;   // small pieces into a side blob
   bool check = true;  // a sample of the weights against their masters
   bool refresh = false;  // a step that changed takes the place of what it was
+  // Refuse a step that has no optimizer, or of whose optimizer anything is left out.
+  bool require_optimizer = false;
   std::set<uint64_t> growing = {};  // inodes of files of which nothing may be read: they are written
   bool notes = false;    // with `refresh`: also one of which only files changed that nothing reads
 };
@@ -46,22 +48,24 @@ Result<std::string> RunNameOf(const std::string& wanted, const std::string& root
 struct Adopted {
   StepRecord record;
   std::vector<std::string> warnings;
-  std::vector<std::string> weights_only;  // why the optimizer that is there is not taken
+  std::vector<LeftOut> left_out;  // what the checkpoint has and the step does not
 };
 
-// That steps are taken without the optimizers that are there is told once, of the first step: those
-// of a run mostly have the same reason.
-class WeightsOnlyNotice {
+// Tells each reason for which something is left out once: the steps of a run mostly share it.
+class LeftOutNotice {
  public:
   void Add(const Adopted& adopted);
-  // "run7/step2 (and 3 other steps): why", if it was not told yet.
+  // "run7/step2 (and 3 other steps): left out: ...", for each reason that was not told yet.
   std::vector<std::string> Take();
 
  private:
-  size_t steps_ = 0;
-  std::string first_;
-  std::vector<std::string> why_;
-  bool told_ = false;
+  struct Reason {
+    LeftOut of;
+    std::string first;  // the step
+    size_t steps = 0;
+    bool told = false;
+  };
+  std::vector<Reason> reasons_;
 };
 
 // Errors: those of the source; kStale if something is read of a file that is `growing`; kDataLoss if

@@ -302,7 +302,7 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   known.why.clear();
   newest_ = std::max(newest_, OrderOf(found.candidate));
   seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
-  weights_only_.Add(*adopted);
+  left_out_.Add(*adopted);
   seen.adopted.push_back(std::move(adopted->record));
 }
 
@@ -407,7 +407,7 @@ Follower::Seen Follower::Look(Time now) {
       if (!known.settled) seen.next = std::min(seen.next, known.retry);
     }
   }
-  for (std::string& line : weights_only_.Take()) seen.said.push_back(std::move(line));
+  for (std::string& line : left_out_.Take()) seen.said.push_back(std::move(line));
   NoteBegun(found->begun, now);
   Sort(*found, now, seen);
   idle_ = IdleOf(*found);

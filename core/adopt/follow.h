@@ -145,7 +145,7 @@ class Follower {
   Order newest_;  // of what was adopted
   Idle idle_;
   bool first_ = true;
-  WeightsOnlyNotice weights_only_;
+  LeftOutNotice left_out_;
   std::shared_ptr<const std::set<std::string>> before_;  // names of the files of the step before
   std::string pointer_;  // what a pointer that names no directory says; "" without one
   std::string failed_;   // why it could not look the last time

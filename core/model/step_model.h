@@ -21,6 +21,7 @@
 #include "core/blob/blob.h"
 #include "core/model/atom_source.h"
 #include "core/model/layout.h"
+#include "core/model/left_out.h"
 #include "core/model/pattern.h"
 #include "core/tensor/shape.h"
 
@@ -154,6 +155,7 @@ struct StepModel {
   std::vector<Document> documents;
   std::vector<SideText> texts;     // shown below source/, and nowhere read
   std::vector<std::string> notes;  // said to the user: what is derived, averaged, ignored
+  std::vector<LeftOut> left_out;   // what the source has and the step does not
 
   const Parameter& parameter(ParameterIndex i) const {
     return parameters[static_cast<uint32_t>(i)];

@@ -147,6 +147,13 @@ Status Reader::ReadHeader() {
     model_.roots.push_back(std::move(here));
   }
   model_.notes = Texts(manifest_.notes());
+  for (uint32_t i = 0; manifest_.left_out() && i < manifest_.left_out()->size(); ++i) {
+    const auto* one = manifest_.left_out()->Get(i);
+    CKPT_ASSIGN_OR_RETURN(const LeftOutPart part,
+                          KnownEnum(one->part(), kLastLeftOutPart, "left_out"));
+    model_.left_out.push_back(
+        {part, Text(one->what()), Text(one->why()), Text(one->remedy()), one->more()});
+  }
   for (uint32_t i = 0; manifest_.texts() && i < manifest_.texts()->size(); ++i) {
     const auto* one = manifest_.texts()->Get(i);
     SideText text{Text(one->path()), Text(one->text()), one->run_bits() & 0111};

@@ -28,10 +28,10 @@ class Writer {
 
   // The payload.  Lifetime: the writer's.
   std::string_view Write() {
-    return Write(model_.blobs, model_.notes, model_.mtime_ns, model_.texts);
+    return Write(model_.blobs, model_.notes, model_.mtime_ns, model_.texts, model_.left_out);
   }
   std::string_view Write(const StepIdentity& of) {
-    return Write(of.blobs, of.notes, of.mtime_ns, {});
+    return Write(of.blobs, of.notes, of.mtime_ns, {}, {});
   }
 
  private:
@@ -60,7 +60,8 @@ class Writer {
   }
 
   std::string_view Write(std::span<const Blob> blobs, const std::vector<std::string>& notes,
-                         int64_t mtime_ns, std::span<const SideText> texts);
+                         int64_t mtime_ns, std::span<const SideText> texts,
+                         std::span<const LeftOut> left_out);
   std::string StoredRoot(const std::string& root) const;
   Offset<fb::Blob> WriteBlob(const Blob& blob);
   Offset<fb::Layout> WriteLayout(const Layout& layout);
@@ -70,6 +71,7 @@ class Writer {
   Offset<fb::Gather> WriteGather(const Gather& gather, const LocalTensor& whole);
   Offset<fb::Atom> WriteAtom(const Atom& atom);
   Offset<fb::Document> WriteDocument(const Document& document);
+  VectorOffset<Offset<fb::LeftOut>> WriteLeftOut(std::span<const LeftOut> all);
 
   const StepModel& model_;
   const std::string_view blobs_;  // the store's blob directory
@@ -196,9 +198,19 @@ Offset<fb::Document> Writer::WriteDocument(const Document& document) {
   return fb::CreateDocument(builder_, key, scope, pickle, tensors);
 }
 
+VectorOffset<Offset<fb::LeftOut>> Writer::WriteLeftOut(std::span<const LeftOut> all) {
+  return Tables<fb::LeftOut>(all, [this](const LeftOut& one) {
+    const auto what = Bytes(one.what);
+    const auto why = Bytes(one.why);
+    const auto remedy = Bytes(one.remedy);
+    return fb::CreateLeftOut(builder_, static_cast<uint8_t>(one.part), what, why, remedy, one.more);
+  });
+}
+
 std::string_view Writer::Write(std::span<const Blob> step_blobs,
                                const std::vector<std::string>& step_notes, int64_t mtime_ns,
-                               std::span<const SideText> step_texts) {
+                               std::span<const SideText> step_texts,
+                               std::span<const LeftOut> step_left_out) {
   const auto framework = Bytes(model_.framework);
   const auto framework_version = Bytes(model_.framework_version);
   const auto id = Bytes(model_.id);
@@ -240,11 +252,12 @@ std::string_view Writer::Write(std::span<const Blob> step_blobs,
     side_texts.push_back(fb::CreateSideText(builder_, path, text, one.run_bits));
   }
   const auto texts = side_texts.empty() ? 0 : builder_.CreateVector(side_texts);
+  const auto left_out = WriteLeftOut(step_left_out);
   builder_.Finish(
       fb::CreateManifest(builder_, framework, framework_version, id, model_.iteration,
                          mtime_ns, layout, Optional(model_.model_dtype), family,
                          model_.layers, roots, blobs, parameters, atoms, aliases, groups, documents,
-                         notes, family_rules, family_sizes, model_.weights_apart, texts),
+                         notes, family_rules, family_sizes, model_.weights_apart, texts, left_out),
       fb::ManifestIdentifier());
   return {reinterpret_cast<const char*>(builder_.GetBufferPointer()), builder_.GetSize()};
 }
@@ -260,6 +273,9 @@ uint64_t UpperBound(const StepModel& model) {
   uint64_t bytes = 4096;
   for (const auto& text : model.roots) bytes += 64 + text.size();
   for (const auto& text : model.notes) bytes += 64 + text.size();
+  for (const LeftOut& one : model.left_out) {
+    bytes += 256 + one.what.size() + one.why.size() + one.remedy.size();
+  }
   for (const SideText& one : model.texts) bytes += 128 + one.path.size() + one.text.size();
   bytes += model.family_rules.size();
   for (const auto& [name, value] : model.family_sizes) bytes += 64 + name.size();

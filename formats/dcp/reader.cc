@@ -143,8 +143,10 @@ Status Reader::AddState(StoredState& state, ObjectReader& objects, const StateKe
     CKPT_ASSIGN_OR_RETURN(const auto value, objects.Scalar(key.entry));
     if (!value) {
       // An optimizer that has not begun (momentum_buffer: None) or keeps settings there.
-      assembler_.header().notes.push_back(
-          StrCat("'", key.parameter, "': its state '", key.kind, "' is not a number: left out"));
+      LeaveOut(assembler_.header(),
+               {LeftOutPart::kOptimizer,
+                StrCat("optimizer state '", key.kind, "' of '", key.parameter, "'"),
+                "it is neither a tensor nor a number", ""});
       return {};
     }
     if (key.kind == "step") {
@@ -271,13 +273,12 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
   header.iteration = candidate_.iteration;
   if (header.iteration == 0) header.iteration = objects.iteration().value_or(steps_.value_or(0));
   header.model_dtype = MostCommon(elements_, std::nullopt);
-  AddLeftOutNote({keys_.left_out.begin(), keys_.left_out.end()}, header.notes);
+  LeaveOutEntries({keys_.left_out.begin(), keys_.left_out.end()}, header);
   const auto& cut = objects.left_out();
   if (!cut.empty()) {
-    header.notes.push_back(StrCat(cut.size(), " keys beside the model (", *cut.begin(),
-                                  cut.size() > 1 ? ", ...)" : ")",
-                                  " are tensors in several pieces, or objects that cannot be "
-                                  "kept: left out"));
+    LeaveOut(header, {LeftOutPart::kDocument, StrCat("the key '", *cut.begin(), "'"),
+                      "it is a tensor in several pieces, or an object that cannot be kept", "",
+                      cut.size() - 1});
   }
   if (dropped > 0) {
     header.notes.push_back(StrCat(dropped, " values of ranks that saved by themselves have the "

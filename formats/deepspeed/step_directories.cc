@@ -169,10 +169,11 @@ Status CarryTools(Assembler& assembler, const StepCandidate& step, std::string_v
   if (!step.id.ends_with(StrCat("-", tag))) return CarryOwnFiles(assembler, step);
   const auto named = ReadTag(*step.root, step.Own(), pointer);
   if (named && *named == tag) return CarryOwnFiles(assembler, step);
-  assembler.header().notes.push_back(
-      StrCat("left out: what ", LastComponent(step.Own()), " has beside its tags: its ", pointer,
-             named && *named ? StrCat(" names ", **named) : " names none of them",
-             ", and the training's own state is of that moment"));
+  LeaveOut(assembler.header(),
+           {LeftOutPart::kDocument, StrCat("what ", LastComponent(step.Own()), " has beside its tags"),
+            StrCat("its ", pointer, named && *named ? StrCat(" names ", **named) : " names none of them",
+                   ", and the training's own state is of that moment"),
+            ""});
   StepCandidate alone = step;
   alone.own = step.directory;
   return CarryOwnFiles(assembler, alone);

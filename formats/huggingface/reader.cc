@@ -9,7 +9,6 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
-#include "core/model/step_notes.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/runs/tool_files.h"
@@ -71,7 +70,7 @@ Result<Sharding> ShardingOf(const StoredWeight& weight, const ShardingRules& rul
 
 // The states of one parameter.
 Status PlaceStates(const deepspeed::PartitionStates& states, const StoredWeight& weight,
-                   ParameterIndex index, Placer& placer, std::vector<std::string>& notes) {
+                   ParameterIndex index, Placer& placer, StepModel& header) {
   for (const NamedTensor& entry : states.flat) {
     const Shape& shape = entry.tensor.shape();
     const std::string what = StrCat("optimizer state '", entry.name, "' of '", weight.name, "'");
@@ -85,8 +84,9 @@ Status PlaceStates(const deepspeed::PartitionStates& states, const StoredWeight&
     }
   }
   for (const std::string& opaque : states.opaque) {
-    notes.push_back(StrCat("optimizer state '", opaque, "' of '", weight.name,
-                           "' is not a tensor and is left out"));
+    LeaveOut(header, {LeftOutPart::kOptimizer,
+                      StrCat("optimizer state '", opaque, "' of '", weight.name, "'"),
+                      "it is not a tensor", ""});
   }
   for (const deepspeed::NamedScalar& scalar : states.scalars) {
     CKPT_RETURN_IF_ERROR(placer.AddScalar(index, scalar.name, scalar.value));
@@ -349,12 +349,14 @@ Status Reader::DeclareParameters() {
 
 // The optimizer beside the weights, or in their file, if there is one and it is asked for.
 Status Reader::ReadOptimizer() {
-  std::vector<std::string>& notes = assembler_.header().notes;
+  StepModel& header = assembler_.header();
   if (files_.optimizer.empty()) {
     const auto unread = std::ranges::find_if(files_.others, IsOptimizerFile);
     if (unread != files_.others.end()) {
-      notes.push_back(StrCat(*unread, ": beside it are several models or optimizers, and nothing "
-                             "tells which of them it is of: ", kWeightsOnly));
+      LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", *unread),
+                        "several models or optimizers lie there, and nothing tells which of them "
+                        "it trains",
+                        ""});
     }
     return {};
   }
@@ -368,8 +370,10 @@ Status Reader::ReadOptimizer() {
   const PickleRef dict = OptimizerDictOf(file.root());
   if (!dict || options_.weights_only) return {};
   if (file.root()[kTrained]) {
-    notes.push_back(StrCat(optimizer_path_, ": its state_dict is an average of the weights that the "
-                           "optimizer trains ('", kTrained, "'): ", kWeightsOnly));
+    LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", files_.optimizer),
+                      StrCat("the file's state_dict is an average of the weights that the optimizer "
+                             "trains ('", kTrained, "')"),
+                      ""});
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
@@ -413,12 +417,13 @@ Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
     members_ = *std::move(members);
     return {};
   }
-  assembler_.header().notes.push_back(StrCat(
-      optimizer_path_, ": the optimizer numbers its states, and whose they are is not certain (",
-      members.error().message, "): ", kWeightsOnly,
-      given ? ""
-            : "; `adopt --parameter-order FILE` takes them, with the names of "
-              "model.named_parameters() one a line"));
+  LeaveOut(assembler_.header(),
+           {LeftOutPart::kOptimizer, StrCat("the optimizer in ", files_.optimizer),
+            StrCat("it numbers its states, and whose they are is not certain (",
+                   members.error().message, ")"),
+            given ? ""
+                  : "`adopt --parameter-order FILE` takes them, with the names of "
+                    "model.named_parameters() one a line"});
   return {};
 }
 
@@ -438,7 +443,7 @@ Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, P
       const auto state = optimizer_->states.find(optimizer_->groups[g].members[k]);
       if (state == optimizer_->states.end()) continue;
       const Status placed =
-          PlaceStates(state->second, weight, index, placer, assembler_.header().notes);
+          PlaceStates(state->second, weight, index, placer, assembler_.header());
       if (!placed) return Fail(Error(placed.error()).WithContext(optimizer_path_));
     }
     CKPT_RETURN_IF_ERROR(
@@ -510,7 +515,7 @@ void Reader::FillHeader() {
   for (const WeightsFile& content : contents_) {
     left_out.insert(content.left_out.begin(), content.left_out.end());
   }
-  AddLeftOutNote(left_out, header.notes);
+  LeaveOutEntries(left_out, header);
 }
 
 void Reader::KeepFiles() {

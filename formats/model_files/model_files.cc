@@ -227,7 +227,7 @@ Status LeaveOut(Error why, StepModel& header) {
   const bool refused = why.code == ErrorCode::kInvalid || why.code == ErrorCode::kNotFound ||
                        why.code == ErrorCode::kPermission || why.code == ErrorCode::kUnsupported;
   if (!refused) return Fail(std::move(why));
-  header.notes.push_back(StrCat("left out: ", why.message));
+  LeaveOut(header, {LeftOutPart::kDocument, "a file beside the step", why.message, why.needs});
   return {};
 }
 

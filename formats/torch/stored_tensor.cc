@@ -67,10 +67,14 @@ Result<TensorDict> TensorDictOf(PickleRef dict, const TorchFile& file, BlobIndex
   return out;
 }
 
-void AddLeftOutNote(const std::set<std::string>& names, std::vector<std::string>& notes) {
+LeftOut LeftOutEntries(const std::set<std::string>& names) {
+  return {LeftOutPart::kModel, StrCat("'", *names.begin(), "' of the module"), "it is not a tensor",
+          "", names.size() - 1};
+}
+
+void LeaveOutEntries(const std::set<std::string>& names, StepModel& header) {
   if (names.empty()) return;
-  notes.push_back(StrCat(names.size(), " entries of the module (", *names.begin(),
-                         names.size() > 1 ? ", ...)" : ")", " are not tensors and are left out"));
+  LeaveOut(header, LeftOutEntries(names));
 }
 
 }  // namespace ckptfs

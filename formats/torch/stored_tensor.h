@@ -52,7 +52,9 @@ struct TensorDict {
 // REQUIRES: `dict` is a dict of `file`.
 Result<TensorDict> TensorDictOf(PickleRef dict, const TorchFile& file, BlobIndex blob);
 
-// Says to the user what was left out, if anything was.
-void AddLeftOutNote(const std::set<std::string>& names, std::vector<std::string>& notes);
+// What a step says of entries of a module that are not tensors.  REQUIRES: names has one.
+LeftOut LeftOutEntries(const std::set<std::string>& names);
+// The same of any number of them.
+void LeaveOutEntries(const std::set<std::string>& names, StepModel& header);
 
 }  // namespace ckptfs

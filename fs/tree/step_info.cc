@@ -11,7 +11,6 @@
 #include "core/base/printable.h"
 #include "core/base/strings.h"
 #include "core/model/side_blob.h"
-#include "core/model/step_notes.h"
 
 namespace ckptfs {
 namespace {
@@ -89,6 +88,19 @@ Json SideBlobOf(const StepModel& model, BlobIndex side) {
           {"tensors", atoms}};
 }
 
+Json LeftOutOf(const StepModel& model) {
+  Json all = Json::array();
+  for (const LeftOut& one : model.left_out) {
+    all.push_back({{"part", LeftOutPartName(one.part)},
+                   {"what", one.what},
+                   {"more", one.more},
+                   {"why", one.why},
+                   {"needs", one.remedy.empty() ? Json(nullptr) : Json(one.remedy)},
+                   {"text", LeftOutText(one)}});
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string RenderStepInfo(const Step& step) {
@@ -120,6 +132,7 @@ std::string RenderStepInfo(const Step& step) {
   json["source"] = BlobsOf(model);
   if (const auto side = FindSideBlob(model)) json["side_blob"] = SideBlobOf(model, *side);
   json["notes"] = model.notes;
+  json["left_out"] = LeftOutOf(model);
   return Print(json);
 }
 
@@ -240,8 +253,9 @@ std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey) {
       "A layout is tokens joined by _ in any order: tpN ppN dpN epN etpN cpN vppN zero0..zero3\n"
       "bf16 fp16 fp32 (of weights) splitN-N... (layers per stage) plain pipe (names).\n"
       "The step was saved as ", step.model.layout.ToString(), ".\n");
-  for (const std::string& note : WeightsOnlyNotes(step.model)) {
-    text += Wrapped("Its optimizer is in no view: ", note, kFurther);
+  if (!step.model.left_out.empty()) text += "\nThe checkpoint has these, and no view does:\n";
+  for (const LeftOut& one : step.model.left_out) {
+    text += Wrapped("  ", LeftOutText(one), kFurther);
   }
   text += StrCat(
       "\n"

@@ -211,6 +211,11 @@ Result<bool> ParseAuto(const std::string& word) {
   return Fail(ErrorCode::kInvalid, StrCat("'", word, "': auto or never"));
 }
 
+Result<std::string> ParseRequired(const std::string& word) {
+  if (word == "optimizer") return word;
+  return Fail(ErrorCode::kInvalid, StrCat("'", word, "': only `optimizer` can be required"));
+}
+
 }  // namespace
 
 void AddAdoptCommand(CommandSet& commands) {
@@ -235,6 +240,9 @@ void AddAdoptCommand(CommandSet& commands) {
            "Compare a sample of the weights with their masters, or not (default: auto)")
       .Value("auto|never")
       .Check(Checked(ParseAuto));
+  command.Add("--require", options->request.require, "Refuse a step whose optimizer is not whole")
+      .Value("optimizer")
+      .Check(Checked(ParseRequired));
   command.Add("--refresh", options->request.refresh,
               "Replace steps that changed since they were adopted");
   command

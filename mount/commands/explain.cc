@@ -201,11 +201,18 @@ Status ExplainFile(const ExplainFlags& options, const StepModel& model, const st
   return {};
 }
 
+void PrintLeftOut(const StepModel& model) {
+  for (const LeftOut& one : model.left_out) fmt::print("{}\n", Printable(LeftOutText(one)));
+}
+
 Status ExplainView(const ExplainFlags& options, const std::shared_ptr<const Step>& step,
                    const std::string& layout_text, const std::string& file) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(layout_text));
   const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats());
-  if (file.empty()) return ExplainLayout(options, views->offer());
+  if (file.empty()) {
+    if (!options.json) PrintLeftOut(step->model);
+    return ExplainLayout(options, views->offer());
+  }
   const auto entry = views->Find(file);
   if (entry && entry->type == ViewEntry::Type::kDirectory) {
     return ExplainDirectory(options, *views, file);

@@ -124,6 +124,9 @@ void PrintText(const Json& info, const LayoutSurvey& survey) {
                Counted(info["side_blob"].value("tensors", uint64_t{0}), "tensor"),
                HumanBytes(info["side_blob"].value("bytes", uint64_t{0})));
   }
+  for (const Json& one : info["left_out"]) {
+    fmt::print("{}\n", Printable(one.value("text", "")));
+  }
   for (const Json& note : info["notes"]) {
     fmt::print("note: {}\n", Printable(note.get<std::string>()));
   }

@@ -67,12 +67,15 @@ def test_moments_that_are_not_taken_are_told_where_people_look(ckptfs, tmp_path)
     done = ckptfs.adopt(tmp_path / 'output')
     line, = done.stderr.splitlines()
     assert line.startswith('ckptfs: output/checkpoint-1 (and 1 other step): ')
-    assert 'weights only' in line and '--parameter-order FILE' in line
+    assert 'left out: the optimizer in optimizer.pt' in line and '--parameter-order FILE' in line
     mount = ckptfs.mountpoint()
     said = ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', tmp_path / 'output', mount).stderr
     assert said.count('--parameter-order FILE') == 1
     with open(f'{mount}/view/README.txt', encoding='utf-8') as f:
         assert '--parameter-order' in f.read()
+    assert '--parameter-order FILE' in ckptfs.run('info', 'output', '--store', ckptfs.store).stdout
+    refused = ckptfs.adopt(tmp_path / 'output', check=False, extra=('--name', 'whole', '--require', 'optimizer'))
+    assert refused.returncode != 0 and '--require' in refused.stderr
     (tmp_path / 'order').write_text('\n'.join(names))
     done = ckptfs.adopt(tmp_path / 'output', extra=['--refresh', '--parameter-order', tmp_path / 'order'])
     assert done.stderr == ''

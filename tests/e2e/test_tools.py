@@ -205,7 +205,7 @@ def test_a_step_is_found_and_is_what_the_job_had(ckptfs, job):
     words = ()
     if job.way == 'plain' and job.tool != 'lightning':  # whose file has the model's order
         assert 'exp_avg' not in plain['kinds']
-        assert any('--parameter-order' in n and 'weights only' in n for n in plain['notes'])
+        assert any('--parameter-order' in one['needs'] for one in plain['left_out'])
         words = '--parameter-order', job.order
     step = shown(job.adopt(ckptfs, *words))
     truth = torch.load(f'{job.folder}/truth.pt')

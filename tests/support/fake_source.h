@@ -6,7 +6,7 @@
 //
 //   NAME ELEMENTS FILE OFFSET        fp32, in bytes of FILE from OFFSET on
 //
-// A file `note` is a note of the step.
+// A file `note` is a note of the step; a file `left_out` says why its optimizer is left out.
 //
 // Thread safety: all methods may be called concurrently.
 
@@ -100,6 +100,12 @@ class FakeSource final : public Source {
     CKPT_ASSIGN_OR_RETURN(const bool noted, HasFile(*step.root, note));
     if (noted) {
       CKPT_ASSIGN_OR_RETURN(assembler.header().notes.emplace_back(), ReadWhole(*step.root, note, 1 << 10));
+    }
+    const std::string left_out = JoinPath(step.directory, "left_out");
+    CKPT_ASSIGN_OR_RETURN(const bool partial, HasFile(*step.root, left_out));
+    if (partial) {
+      CKPT_ASSIGN_OR_RETURN(const std::string why, ReadWhole(*step.root, left_out, 1 << 10));
+      LeaveOut(assembler.header(), {LeftOutPart::kOptimizer, "the optimizer", why, "give more"});
     }
     const std::string prefix = step.Prefix();
     std::istringstream lines(text);

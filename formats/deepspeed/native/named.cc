@@ -294,7 +294,7 @@ void NoteLeftOut(Draft& draft) {
   for (const auto& [key, dict] : parsed.experts) {
     names.insert(dict.left_out.begin(), dict.left_out.end());
   }
-  AddLeftOutNote(names, draft.out.notes);
+  if (!names.empty()) draft.out.left_out.push_back(LeftOutEntries(names));
 }
 
 // From the order in which parameters were met to the model's, which modules and

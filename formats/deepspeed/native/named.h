@@ -65,6 +65,7 @@ struct Named {
   std::map<std::string, std::string> aliases;  // second name -> name
   DType model_dtype = DType::kF32;             // of most weights
   std::vector<std::string> notes;
+  std::vector<LeftOut> left_out;
 
   const NamedParameter& operator[](ParameterIndex i) const {
     return parameters[static_cast<uint32_t>(i)];

@@ -7,7 +7,6 @@
 #include <span>
 
 #include "core/base/strings.h"
-#include "core/model/step_notes.h"
 #include "formats/deepspeed/native/named.h"
 #include "formats/deepspeed/state_names.h"
 
@@ -145,9 +144,12 @@ Status NameUnsharded(const TagFiles& files, const Parsed& parsed, const StateDic
     const ModelStates& model = parsed.model(mp);
     if (!model.optimizer || files.options.weights_only) continue;
     if (!model.has_module || !parsed.experts.empty()) {
-      out.notes.push_back(StrCat(model.file, ": optimizer states without ZeRO of a ",
-                                 model.has_module ? "mixture of experts" : "pipeline",
-                                 " have no parameter names; ", kWeightsOnly));
+      out.left_out.push_back(
+          {LeftOutPart::kOptimizer, StrCat("the optimizer in ", model.file),
+           StrCat("states without ZeRO of a ",
+                  model.has_module ? "mixture of experts" : "pipeline",
+                  " have no parameter names"),
+           ""});
       continue;
     }
     const std::vector<NamedShape> candidates = Candidates(model, spellings, out);

@@ -186,6 +186,7 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
                         const Sharded& sharded, Assembler assembler) {
   StepModel& header = assembler.header();
   header.notes = named.notes;
+  for (const LeftOut& one : named.left_out) LeaveOut(header, one);
   header.model_dtype = named.model_dtype;
   sharded.rules.Describe(header);
   header.layers = std::max(header.layers, sharded.layers);
@@ -194,7 +195,7 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
   CKPT_RETURN_IF_ERROR(Declare(parsed, named, sharded, placer));
   CKPT_ASSIGN_OR_RETURN(const StoredWeights stored, PlaceWeights(named, placer));
   CKPT_RETURN_IF_ERROR(PlaceFrozen(parsed, named, stored, placer));
-  CKPT_RETURN_IF_ERROR(PlaceOptimizer(parsed, named, placer, header.notes));
+  CKPT_RETURN_IF_ERROR(PlaceOptimizer(parsed, named, placer, header));
   CKPT_RETURN_IF_ERROR(DeriveWeights(named, placer, header.notes));
   FillHeader(files, parsed, named, header);
   KeepDocuments(parsed, header);

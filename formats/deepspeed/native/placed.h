@@ -23,8 +23,8 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
                         const Sharded& sharded, Assembler assembler);
 
 // The part of it that is masters and optimizer states, of all groups of `named`.
-// What is left out is said in `notes`.
+// What is left out is said in `header`.
 Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
-                      std::vector<std::string>& notes);
+                      StepModel& header);
 
 }  // namespace ckptfs::deepspeed::native

@@ -42,7 +42,7 @@ struct Placing {
   const Parsed& parsed;
   const Named& named;
   Placer& placer;
-  std::vector<std::string>& notes;
+  StepModel& header;
   std::vector<SeenStates> seen;  // by ParameterIndex
   // Stage 0: what each tensor-parallel rank holds, the masters of a torch optimizer.
   std::map<std::pair<ParameterIndex, uint32_t>, const FileTensor*> weights;
@@ -303,14 +303,17 @@ Status PlaceWholeState(const NamedGroup& group, ParameterIndex parameter,
       return Refuse(file, ": ", what, " has shape ", ShapeToString(shape), ", the parameter ",
                     ShapeToString(local));
     } else if (placing.parsed.tp > 1) {
-      placing.notes.push_back(StrCat(what, " has a shape of its own and is left out"));
+      LeaveOut(placing.header, {LeftOutPart::kOptimizer, what,
+                                "it has a shape of its own, and tensor-parallel ranks hold parts of it",
+                                ""});
     } else {
       CKPT_RETURN_IF_ERROR(placing.placer.AddReduced(parameter, entry.name, entry.tensor));
     }
   }
   for (const std::string& opaque : state.opaque) {
-    placing.notes.push_back(
-        StrCat("optimizer state '", opaque, "' of '", name, "' is not a tensor and is left out"));
+    LeaveOut(placing.header,
+             {LeftOutPart::kOptimizer, StrCat("optimizer state '", opaque, "' of '", name, "'"),
+              "it is not a tensor", ""});
   }
   for (const NamedScalar& scalar : state.scalars) {
     CKPT_RETURN_IF_ERROR(placing.placer.AddScalar(parameter, scalar.name, scalar.value));
@@ -358,8 +361,8 @@ Status PlaceFused(const NamedGroup& group, const UnshardedOptimizer& optimizer, 
 }  // namespace
 
 Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
-                      std::vector<std::string>& notes) {
-  Placing placing{parsed, named, placer, notes, std::vector<SeenStates>(named.parameters.size()),
+                      StepModel& header) {
+  Placing placing{parsed, named, placer, header, std::vector<SeenStates>(named.parameters.size()),
                   {}};
   for (const NamedWeight& weight : named.weights) {
     if (parsed.stage == 0)

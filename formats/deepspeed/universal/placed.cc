@@ -248,7 +248,7 @@ void FillHeader(const Listed& listed, const Parsed& parsed, const Names& folders
   const auto& more = parsed.optimizer.documents;
   header.documents.insert(header.documents.end(), more.begin(), more.end());
   header.notes.emplace_back("weights are not stored; they are shown as their masters cast");
-  AddLeftOutNote(left_out, header.notes);
+  LeaveOutEntries(left_out, header);
   NoteMissingFrozen(parsed, folders, header);
   rules.Describe(header);
 }

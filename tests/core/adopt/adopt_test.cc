@@ -96,7 +96,7 @@ TEST_F(AdoptTest, OneBrokenStepRefusesNoOther) {
 TEST_F(AdoptTest, WhyAnOptimizerIsNotTakenIsToldOnce) {
   WriteStep(3);
   for (const char* step : {"step2", "step3"}) {
-    directory_.Write(std::string("run7/") + step + "/note", "nobody knows whose: weights only");
+    directory_.Write(std::string("run7/") + step + "/left_out", "nobody knows whose");
   }
   directory_.Write("run7/step1/note", "two layers are tied");
   for (int pass = 0; pass < 2; ++pass) {
@@ -104,8 +104,31 @@ TEST_F(AdoptTest, WhyAnOptimizerIsNotTakenIsToldOnce) {
     ASSERT_TRUE(report);
     EXPECT_THAT(report->warnings,
                 testing::ElementsAre(
-                    "run7/step2 (and 1 other step): nobody knows whose: weights only"));
+                    "run7/step2 (and 1 other step): left out: the optimizer: nobody "
+                    "knows whose; give more"));
   }
+}
+
+TEST_F(AdoptTest, EachReasonIsToldOfItsFirstStep) {
+  WriteStep(3);
+  directory_.Write("run7/step1/left_out", "nobody knows whose");
+  directory_.Write("run7/step2/left_out", "it is of an unknown kind");
+  directory_.Write("run7/step3/left_out", "nobody knows whose");
+  const auto report = AdoptAll();
+  ASSERT_TRUE(report);
+  EXPECT_THAT(report->warnings,
+              testing::ElementsAre(
+                  HasSubstr("run7/step1 (and 1 other step): left out: the optimizer: nobody"),
+                  HasSubstr("run7/step2: left out: the optimizer: it is of an unknown kind")));
+}
+
+TEST_F(AdoptTest, AnOptimizerThatIsRequiredMustBeWhole) {
+  directory_.Write("run7/step2/left_out", "nobody knows whose");
+  options_.require_optimizer = true;
+  const auto report = AdoptAll();
+  ASSERT_FALSE(report);  // of step1 there is no optimizer at all
+  EXPECT_EQ(report.error().code, ErrorCode::kUnsupported);
+  EXPECT_THAT(report.error().message, HasSubstr("--require"));
 }
 
 TEST_F(AdoptTest, SeveralSaveDirectoriesAreOneRunWhereItIsNamed) {

@@ -103,10 +103,10 @@ TEST_F(FollowTest, WhatLiesThereAndIsNoStepIsTold) {
 TEST_F(FollowTest, WhyAnOptimizerIsNotTakenIsSaidOnce) {
   for (int n = 1; n < 3; ++n) {
     WriteStep(n);
-    Write(n, "note", "nobody knows whose: weights only");
+    Write(n, "left_out", "nobody knows whose");
     Look();
     ASSERT_THAT(Look(seconds(1)), ElementsAre("step" + std::to_string(n)));
-    const std::vector<std::string> first = {"run7/step1: nobody knows whose: weights only"};
+    const std::vector<std::string> first = {"run7/step1: left out: the optimizer: nobody knows whose; give more"};
     EXPECT_EQ(seen_.said, n == 1 ? first : std::vector<std::string>());
   }
 }

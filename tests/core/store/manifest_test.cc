@@ -46,7 +46,9 @@ std::string RefusalOf(const std::function<void(StepModel&)>& edit) {
 }
 
 TEST(ManifestTest, EveryFieldSurvives) {
-  const StepModel before = SampleModel();
+  StepModel before = SampleModel();
+  before.left_out = {{LeftOutPart::kOptimizer, "'a'", "nobody knows whose", "give more", 3},
+                     {LeftOutPart::kModel, "'b'", "it is a list", "", 0}};
   const std::string bytes = Rendered(before);
   auto after = ParseManifest(bytes);
   ASSERT_TRUE(after) << after.error().message;
@@ -57,6 +59,7 @@ TEST(ManifestTest, EveryFieldSurvives) {
   EXPECT_EQ(after->iteration, before.iteration);
   EXPECT_EQ(after->mtime_ns, before.mtime_ns);
   EXPECT_EQ(after->notes, before.notes);
+  EXPECT_EQ(after->left_out, before.left_out);
   ASSERT_EQ(after->atoms.size(), before.atoms.size());
   for (size_t i = 0; i < before.atoms.size(); ++i) {
     EXPECT_EQ(after->atoms[i].source.gathers, before.atoms[i].source.gathers) << i;

@@ -143,6 +143,7 @@ TEST_F(StoreTest, WhatNothingIsReadOfIsNoPartOfAStep) {
   model.blobs.back().path = "a/uploaded";
   model.notes.push_back(StrCat(kNotShownNote, "'a/private'"));
   model.texts.push_back({"run.sh", "ls", 0111});
+  LeaveOut(model, {LeftOutPart::kDocument, "a file", "its reason is worded otherwise", ""});
   model.blobs[0].mode = 0600;
   model.blobs[0].stamp.ctime_ns += 5;
   EXPECT_EQ(Publish(*store, model).id, record.id);

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/model/left_out.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+namespace {
+
+LeftOut State(const std::string& name, const std::string& why) {
+  return {LeftOutPart::kOptimizer, name, why, "give more"};
+}
+
+TEST(LeftOutTest, EqualReasonsAreCounted) {
+  StepModel step;
+  LeaveOut(step, State("'a'", "nobody knows whose"));
+  LeaveOut(step, State("'b'", "nobody knows whose"));
+  LeaveOut(step, State("'c'", "it is a list"));
+  LeaveOut(step, {LeftOutPart::kDocument, "'d'", "it is a list", "give more"});
+  ASSERT_EQ(step.left_out.size(), 3u);
+  EXPECT_EQ(LeftOutText(step.left_out[0]),
+            "left out: 'a' and 1 more: nobody knows whose; give more");
+  EXPECT_EQ(LeftOutText(step.left_out[1]), "left out: 'c': it is a list; give more");
+  EXPECT_EQ(step.left_out[2].part, LeftOutPart::kDocument);
+}
+
+TEST(LeftOutTest, ReasonsAreBoundedAndNoneIsLost) {
+  StepModel step;
+  constexpr size_t kAll = 1000;
+  for (size_t i = 0; i < kAll; ++i) LeaveOut(step, State("'a'", std::to_string(i)));
+  LeaveOut(step, {LeftOutPart::kDocument, "'d'", "it is a list", ""});
+  ASSERT_EQ(step.left_out.size(), kMaxLeftOutReasons + 1);  // of each part
+  uint64_t counted = 0;
+  for (const LeftOut& one : step.left_out) counted += 1 + one.more;
+  EXPECT_EQ(counted, kAll + 1);
+}
+
+}  // namespace
+}  // namespace ckptfs
