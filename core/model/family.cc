@@ -346,9 +346,15 @@ FamilyVariables Family::Mentioned(const FamilyVariables& variables) const {
   return out;
 }
 
-Result<std::optional<RuleMatch>> Family::Match(std::string_view name,
-                                               const FamilyVariables& given) const {
-  const std::string parameter = NormaliseName(name);
+std::string NameBelow(std::string_view name, std::string_view below) {
+  std::string out = NormaliseName(name);
+  if (!below.empty() && out.starts_with(below) && out.size() > below.size()) out.erase(0, below.size());
+  return out;
+}
+
+Result<std::optional<RuleMatch>> Family::Match(std::string_view name, const FamilyVariables& given,
+                                               std::string_view below) const {
+  const std::string parameter = NameBelow(name, below);
   FamilyVariables with_defaults;
   const FamilyVariables* variables = &given;
   for (const auto& [variable, value] : rules_->defaults) {
@@ -448,31 +454,38 @@ const Family* FamilySet::Choose(std::span<const std::string> names) const {
   return best;
 }
 
-std::string FamilySet::DescribeNearest(std::span<const std::string> names) const {
-  constexpr int kDropped = 2;
-  std::vector<std::string> shorter(names.begin(), names.end());
-  for (std::string& name : shorter) name = NormaliseName(name);
-  std::string dropped;
-  for (int i = 0; i < kDropped; ++i) {
-    // The component that most names begin with.
-    std::map<std::string, size_t> heads;
-    for (const std::string& name : shorter) {
-      if (name.find('.') != std::string::npos) ++heads[name.substr(0, name.find('.') + 1)];
-    }
-    const auto head = std::max_element(heads.begin(), heads.end(), [](const auto& a, const auto& b) {
-      return a.second < b.second;
-    });
-    if (head == heads.end()) break;
-    for (std::string& name : shorter) {
-      if (name.starts_with(head->first)) name.erase(0, head->first.size());
-    }
-    dropped += head->first;
-    const Family* family = Choose(shorter);
-    if (family == nullptr) continue;
-    return StrCat("the nearest is '", family->name(), "', which would match ",
-                  family->CountMatches(shorter), " of them without '", dropped, "'");
+namespace {
+
+// The component that most names begin with; "" if none has a dot.
+std::string CommonHead(const std::vector<std::string>& names) {
+  std::map<std::string, size_t> heads;
+  for (const std::string& name : names) {
+    if (name.find('.') != std::string::npos) ++heads[name.substr(0, name.find('.') + 1)];
   }
-  return "";
+  const auto head = std::max_element(heads.begin(), heads.end(), [](const auto& a, const auto& b) {
+    return a.second < b.second;
+  });
+  return head == heads.end() ? "" : head->first;
+}
+
+}  // namespace
+
+FamilyBelow FamilySet::ChooseBelow(std::span<const std::string> names, const Family* forced) const {
+  constexpr int kMaxBelow = 2;
+  FamilyBelow best;
+  std::string below;
+  std::vector<std::string> shorter(names.begin(), names.end());
+  for (int depth = 0;; ++depth) {
+    const Family* family = forced != nullptr ? forced : Choose(shorter);
+    const size_t covered = family == nullptr ? 0 : family->CountMatches(shorter);
+    if (covered > best.covered || best.family == nullptr) best = {family, below, covered};
+    if (covered == names.size() || depth == kMaxBelow) return best;
+    for (std::string& name : shorter) name = NormaliseName(name);
+    const std::string head = CommonHead(shorter);
+    if (head.empty()) return best;
+    below += head;
+    for (size_t i = 0; i < shorter.size(); ++i) shorter[i] = NameBelow(names[i], below);
+  }
 }
 
 const Family* FamilySet::Find(std::string_view name) const {

@@ -82,9 +82,10 @@ class Family {
 
   // First rule that covers the whole name, in the plain or the pipeline's
   // spelling, or nothing.  kInvalid if a rule's expressions make no sense with
-  // these variables.
+  // these variables.  `below`: a module in which the family's model lies ("net.").
   Result<std::optional<RuleMatch>> Match(std::string_view parameter,
-                                         const FamilyVariables& variables) const;
+                                         const FamilyVariables& variables,
+                                         std::string_view below = "") const;
 
   // How many of the names some rule covers (for choosing among families).
   size_t CountMatches(std::span<const std::string> names) const;
@@ -97,6 +98,16 @@ class Family {
 
  private:
   std::unique_ptr<FamilyRules> rules_;
+};
+
+// The name without what wrappers put into it (NormaliseName) and without the module `below`.
+std::string NameBelow(std::string_view name, std::string_view below);
+
+// A family whose names those of a model are, below a module if that is not empty.
+struct FamilyBelow {
+  const Family* family = nullptr;  // null: none covers any name
+  std::string below;               // "net.", "model.": the attribute that a script keeps it in
+  size_t covered = 0;              // of the names
 };
 
 // The shipped families and any the user added.
@@ -114,9 +125,10 @@ class FamilySet {
   // of addition), else the one that covers most; null if none covers any.
   const Family* Choose(std::span<const std::string> names) const;
   const Family* Find(std::string_view name) const;
-  // For a message, where Choose found none: "the nearest is 'llama', which would
-  // match 12 of them without 'backbone.'"; empty if that helps nowhere, too.
-  std::string DescribeNearest(std::span<const std::string> names) const;
+  // The same, or, where that covers more, below one or two modules that most names begin
+  // with: a script's own module keeps the model in an attribute (Lightning's self.model).
+  // `forced`: the only family to be looked at, or null.
+  FamilyBelow ChooseBelow(std::span<const std::string> names, const Family* forced = nullptr) const;
 
  private:
   std::vector<std::shared_ptr<const Family>> families_;  // the user's first

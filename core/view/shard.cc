@@ -154,14 +154,17 @@ std::string FlagsFor(std::string_view missing) {
 
 // Which sizes the parameter's family rule lacks, if the family has one and it lacks any.
 std::optional<Error> MissingSizes(const StepModel& step, const Parameter& parameter,
-                                  std::shared_ptr<const Family>& family) {
+                                  std::shared_ptr<const Family>& family, std::string& below) {
   if (step.family_rules.empty()) return std::nullopt;
   if (!family) {
     auto parsed = Family::Parse(step.family_rules, step.family);
     if (!parsed) return std::nullopt;
     family = std::make_shared<const Family>(*std::move(parsed));
+    std::vector<std::string> names;
+    for (const Parameter& one : step.parameters) names.push_back(one.name);
+    below = FamilySet().ChooseBelow(names, family.get()).below;
   }
-  const auto match = family->Match(parameter.name, step.family_sizes);
+  const auto match = family->Match(parameter.name, step.family_sizes, below);
   if (!match || !*match || (*match)->missing.empty()) return std::nullopt;
   const std::string& missing = (*match)->missing;
   return Invalid("nothing tells ", missing, ", which the rules of family ", step.family, " need")
@@ -187,7 +190,7 @@ void CheckParameter(const StepModel& step, const Layout& layout, const Parameter
 }  // namespace
 
 void ParameterRefusals::AddCut(const Parameter& parameter, Error reason) {
-  auto missing = MissingSizes(step_, parameter, family_);
+  auto missing = MissingSizes(step_, parameter, family_, below_);
   Add(parameter, missing ? *std::move(missing) : std::move(reason));
 }
 

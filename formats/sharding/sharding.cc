@@ -164,8 +164,11 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
                                    std::span<const std::string> names) {
   if (options.families == nullptr || names.empty()) return {};
   const FamilySet& families = *options.families;
-  family_ = options.family.empty() ? families.Choose(names) : families.Find(options.family);
-  const size_t covered = family_ == nullptr ? 0 : family_->CountMatches(names);
+  FamilyBelow chosen =
+      families.ChooseBelow(names, options.family.empty() ? nullptr : families.Find(options.family));
+  const size_t covered = chosen.covered;
+  family_ = chosen.family;
+  below_ = std::move(chosen.below);
   if (covered == names.size()) return {};
   if (!options.family.empty() && covered == 0) {
     const Family* best = families.Choose(names);
@@ -177,28 +180,34 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
                                                 best->CountMatches(names))));
   }
   if (family_ == nullptr) {
-    const std::string nearest = families.DescribeNearest(names);
     Note(StrCat("no family matches any of the ", names.size(), " parameters ('", names[0],
-                "', ...), which views with tp or pp need (--family FILE)",
-                nearest.empty() ? "" : "; ", nearest));
+                "', ...), which views with tp or pp need (--family FILE)"));
     return {};
   }
   std::string first;
   for (const std::string& name : names) {
-    if (first.empty() && family_->CountMatches({&name, 1}) == 0) first = name;
+    const std::string known = NameBelow(name, below_);
+    if (first.empty() && family_->CountMatches({&known, 1}) == 0) first = name;
   }
   Note(StrCat("family '", family_->name(), "'", options.family.empty() ? " comes closest: it" : "",
-              " has rules for ", covered, " of ", names.size(), " parameters, and none for '",
+              " has rules for ", covered, " of ", names.size(), " parameters",
+              below_.empty() ? "" : StrCat(" (below '", below_, "')"), ", and none for '",
               first, names.size() - covered > 1 ? "', ..." : "'"));
   return {};
 }
 
 // From all that is told, else without what a config.json beside the checkpoint
 // says, else from the user's numbers only: what contradicts the shapes is not used.
-Status ShardingRules::DeriveSizes(std::span<const NamedLocals> parameters,
+Status ShardingRules::DeriveSizes(std::span<const NamedLocals> given,
                                   const ModelSizes& sizes) {
   variables_ = sizes.All();
   if (family_ == nullptr) return {};
+  std::vector<NamedLocals> inside;
+  if (!below_.empty()) {
+    inside.assign(given.begin(), given.end());
+    for (auto& [name, locals] : inside) name = NameBelow(name, below_);
+  }
+  const std::span<const NamedLocals> parameters = below_.empty() ? given : inside;
   auto derived = family_->Derive(parameters, variables_);
   if (!derived && !sizes.configured.empty()) {
     Note(StrCat(sizes.config, ": not used: ", derived.error().message));
@@ -255,7 +264,7 @@ void ShardingRules::Describe(StepModel& header) const {
 
 std::string ShardingRules::WhyOpen(std::string_view name) const {
   const auto match = family_ == nullptr ? std::optional<RuleMatch>()
-                                        : family_->Match(name, variables_).value_or(std::nullopt);
+                                        : family_->Match(name, variables_, below_).value_or(std::nullopt);
   if (!match || match->missing.empty()) return "no rule covers it";
   return StrCat("the rule ", match->rule, " needs ", match->missing, ", which nothing tells");
 }
@@ -268,7 +277,7 @@ void ShardingRules::Note(std::string text) const {
 Result<std::optional<RuleMatch>> ShardingRules::MatchFamily(std::string_view name,
                                                             size_t ranks) const {
   if (family_ == nullptr) return std::optional<RuleMatch>();
-  auto match = family_->Match(name, variables_);
+  auto match = family_->Match(name, variables_, below_);
   if (!match) {
     if (ranks > 1) return Fail(std::move(match).error().WithContext(StrCat("'", name, "'")));
     Note(StrCat("'", name, "': ", match.error().message, "; it cannot be cut"));

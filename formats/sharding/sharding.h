@@ -93,6 +93,7 @@ class ShardingRules {
 
   const ShardingInfo* info_ = nullptr;
   const Family* family_ = nullptr;
+  std::string below_;  // the module that the family's model lies in: "net."
   FamilyVariables variables_;
   std::vector<NamePattern> replicated_;
   std::vector<NamePattern> averaged_;

@@ -373,13 +373,30 @@ TEST(FamilyTest, RulesLookThroughWrappersNames) {
   EXPECT_EQ(MatchOf(*llama, names[2], {}).pattern, Pattern::Replicate());
 }
 
-TEST(FamilyTest, TheNearestIsNamedWhereNoneMatches) {
-  const std::vector<std::string> names = {"policy.backbone.model.layers.0.self_attn.q_proj.weight",
-                                          "policy.backbone.model.norm.weight", "policy.value.weight"};
-  EXPECT_EQ(Shipped().Choose(names), nullptr);
-  EXPECT_EQ(Shipped().DescribeNearest(names),
-            "the nearest is 'llama', which would match 2 of them without 'policy.backbone.'");
-  EXPECT_EQ(Shipped().DescribeNearest(std::vector<std::string>{"a.b.c.d", "x"}), "");
+// A script's own module keeps the model in an attribute: Lightning's self.model.
+TEST(FamilyTest, AFamilyIsFoundBelowAModule) {
+  const auto below = [](const std::vector<std::string>& names) {
+    const FamilyBelow found = Shipped().ChooseBelow(names);
+    return found.family == nullptr ? "" : found.family->name() + " " + found.below + " " + std::to_string(found.covered);
+  };
+  const std::vector<std::string> plain = {"model.layers.0.self_attn.q_proj.weight", "model.norm.weight", "lm_head.weight"};
+  EXPECT_EQ(below(plain), "llama  3");
+  std::vector<std::string> inner;
+  for (const std::string& name : plain) inner.push_back("model." + name);
+  EXPECT_EQ(below(inner), "llama model. 3");
+  for (std::string& name : inner) name = "module.policy." + name;  // DDP's, and a second module
+  inner.push_back("module.policy.value.weight");
+  EXPECT_EQ(below(inner), "llama policy.model. 3");
+  EXPECT_EQ(below({"a.b.c.d", "x"}), "");
+}
+
+TEST(FamilyTest, AnExpertBelowAModuleIsWhereItStandsInTheWholeName) {
+  const std::string name = "net.model.layers.2.mlp.experts.11.gate_proj.weight";
+  const auto match = Shipped().Find("llama")->Match(name, {}, "net.");
+  ASSERT_TRUE(match && *match);
+  EXPECT_EQ((*match)->layer, 2u);
+  EXPECT_EQ((*match)->expert, 11u);
+  EXPECT_EQ((*match)->expert_at, name.find("11"));
 }
 
 TEST(FamilyTest, ItsTextMakesAnEqualFamily) {
