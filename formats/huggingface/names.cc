@@ -92,9 +92,19 @@ std::optional<ShardNumber> ShardNumberOf(std::string_view name) {
 
 bool IsTorchName(std::string_view name) { return !name.ends_with(".safetensors"); }
 
-bool IsPlainName(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
-         name.find('\0') == std::string_view::npos;
+std::optional<std::string> ShardPath(std::string_view named) {
+  std::string out;
+  if (named.empty() || named.front() == '/' || named.back() == '/' || named.find('\0') != named.npos) {
+    return std::nullopt;
+  }
+  while (!named.empty()) {
+    const size_t end = std::min(named.find('/'), named.size());
+    const std::string_view word = named.substr(0, end);
+    if (word == "..") return std::nullopt;
+    if (!word.empty() && word != ".") out += StrCat(out.empty() ? "" : "/", word);
+    named.remove_prefix(std::min(end + 1, named.size()));
+  }
+  return out.empty() ? std::nullopt : std::optional(std::move(out));
 }
 
 }  // namespace ckptfs::huggingface

@@ -50,7 +50,8 @@ std::optional<ShardNumber> ShardNumberOf(std::string_view name);
 // True for what torch.load reads; other weights are safetensors.
 bool IsTorchName(std::string_view name);
 
-// True for a name of one component that is not a link upwards.
-bool IsPlainName(std::string_view name);
+// The path of a shard below its index's directory, as an index names it: "x", "./x", "part/x".
+// Nothing for one that leaves the directory.
+std::optional<std::string> ShardPath(std::string_view named);
 
 }  // namespace ckptfs::huggingface

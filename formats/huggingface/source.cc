@@ -9,6 +9,7 @@
 #include "core/base/strings.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/reader.h"
+#include "formats/model_files/model_files.h"
 #include "formats/runs/step_names.h"
 #include "formats/runs/step_tree.h"
 #include "formats/runs/tool_seal.h"
@@ -34,10 +35,13 @@ bool IsHubFolder(const Root& root, const std::string& directory) {
 
 // A directory in which weights are, whatever Complete will say of them; an adapter
 // only where nothing else can be meant.
-bool HasWeights(const StepEntries& entries) {
+Result<bool> HasWeights(const Root& root, const std::string& directory, const StepEntries& entries) {
   const auto chosen = huggingface::ChooseWeights(entries.files);
-  if (!chosen || !*chosen) return !chosen;
-  return !(*chosen)->adapter || entries.directories.empty();
+  if (!chosen) return true;
+  if (*chosen) return !(*chosen)->adapter || entries.directories.empty();
+  if (!entries.HasFile(std::string(kModelConfig))) return false;
+  CKPT_ASSIGN_OR_RETURN(const std::string configured, huggingface::ConfiguredWeights(root, directory));
+  return !configured.empty() && entries.HasFile(configured);
 }
 
 Result<StepCandidate> CandidateOf(const RootPointer& root, const std::string& path,
@@ -80,7 +84,8 @@ class HuggingFaceSource : public Source {
     CKPT_ASSIGN_OR_RETURN(const bool file, HasFile(*root, directory));
     if (file) return FindFile(root, directory);
     CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, directory));
-    if (HasWeights(entries)) {
+    CKPT_ASSIGN_OR_RETURN(const bool weights, HasWeights(*root, directory, entries));
+    if (weights) {
       CKPT_RETURN_IF_ERROR(Add(root, directory, SaveOf(*root, directory, entries), out));
     }
     for (const std::string& name : entries.files) {
@@ -168,7 +173,9 @@ class HuggingFaceSource : public Source {
     if (!entries && IsOutOfReach(entries.error())) return {};
     if (!entries) return Fail(Error(entries.error()));
     const bool step = any || IsOneOfSeveral(LastComponent(directory), *entries);
-    return step && HasWeights(*entries) ? Add(root, directory, save, out) : Status();
+    if (!step) return {};
+    CKPT_ASSIGN_OR_RETURN(const bool weights, HasWeights(*root, directory, *entries));
+    return weights ? Add(root, directory, save, out) : Status();
   }
 
   static Result<std::vector<StepCandidate>> FindFile(const RootPointer& root,
