@@ -68,6 +68,7 @@ Result<SourceOptions> OptionsOf(const IngestRequest& request, FamilySet& familie
   options.replicated = request.replicated;
   options.averaged = request.averaged;
   options.weights_only = request.weights_only;
+  options.model = request.model;
   CKPT_ASSIGN_OR_RETURN(options.parameter_order, ReadOrder(request.parameter_order));
   return options;
 }

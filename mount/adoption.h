@@ -28,6 +28,7 @@ struct IngestRequest {
   std::vector<std::string> averaged;
   bool weights_only = false;              // optimizer files may be gone
   std::string parameter_order;            // a file of names
+  std::string model;                      // a key of a saved state
 };
 
 struct AdoptRequest {

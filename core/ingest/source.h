@@ -34,6 +34,7 @@ struct SourceOptions {
   bool weights_only = false;            // --weights-only: optimizer files may be gone
   bool pieces = false;                  // one file of a model in several may be looked at by itself
   std::vector<std::string> parameter_order;  // --parameter-order: the model's, by name
+  std::string model;  // --model: the key of the model in its state; empty: chosen (core/state)
 };
 
 struct StepCandidate {

@@ -112,6 +112,12 @@ class Collector {
     return names_.parameters[static_cast<uint32_t>(index)];
   }
 
+  // As an optimizer's keys have it.
+  const std::string& StateName(ParameterIndex index) const {
+    const auto found = keys_.state_names.find(Name(index));
+    return found == keys_.state_names.end() ? Name(index) : found->second;
+  }
+
   // Appends an entry; its key follows from the path.
   Entry& Add(std::vector<PathStep> path) {
     Entry entry;
@@ -192,7 +198,7 @@ class Collector {
 
   Status AddState(AtomIndex index) {
     const Atom& atom = step_.atom(index);
-    const auto path = StatePath(atom.optimizer, Name(atom.parameter), atom.kind);
+    const auto path = StatePath(atom.optimizer, StateName(atom.parameter), atom.kind);
     const auto number = NumberOf(atom);
     const bool step = atom.kind == "step" && number;
     if (step) steps_.emplace(atom.parameter, *number);
@@ -247,7 +253,7 @@ class Collector {
     if (!keys_.flat) {
       CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, "params", [&](PickleBuilder& builder) {
         std::vector<NodeId> items;
-        for (ParameterIndex p : shown.group->parameters) items.push_back(builder.String(Name(p)));
+        for (ParameterIndex p : shown.group->parameters) items.push_back(builder.String(StateName(p)));
         return builder.List(std::move(items));
       }));
     }
@@ -301,7 +307,7 @@ class Collector {
     }
     for (ParameterIndex p : shown.group->parameters) {
       CKPT_RETURN_IF_ERROR(
-          add(Below(*shown.optimizer, {{StrCat("param_groups.", Name(p), ".", key), {}}})));
+          add(Below(*shown.optimizer, {{StrCat("param_groups.", StateName(p), ".", key), {}}})));
     }
     return {};
   }
@@ -352,7 +358,7 @@ class Collector {
       if (never) CKPT_RETURN_IF_ERROR(StartAtZero(group, p, of_group));
       if (of_group.empty() || !group_step) continue;
       CKPT_RETURN_IF_ERROR(
-          AddStep(StatePath(group.optimizer, Name(p), "step"), p, never ? 0 : *group_step));
+          AddStep(StatePath(group.optimizer, StateName(p), "step"), p, never ? 0 : *group_step));
     }
     return {};
   }
@@ -360,7 +366,7 @@ class Collector {
   Status StartAtZero(const Group& group, ParameterIndex parameter,
                      const std::map<std::string, AtomIndex>& of_group) {
     for (const auto& [kind, like] : of_group) {
-      const auto path = StatePath(group.optimizer, Name(parameter), kind);
+      const auto path = StatePath(group.optimizer, StateName(parameter), kind);
       if (kind == "step") {
         CKPT_RETURN_IF_ERROR(AddStep(path, parameter, 0));
         continue;
@@ -460,6 +466,10 @@ Result<KeyShape> SourceKeys(const Document& document) {
     if (!elements || *elements != 1 || !key.String()) continue;
     keys.tensors.emplace(*key.String(), std::pair(*known, *std::move(shape)));
   }
+  const PickleRef names = given["state_names"];
+  for (const auto& [name, state] : names ? names.Items() : std::vector<std::pair<PickleRef, PickleRef>>()) {
+    if (name.String() && state.String()) keys.state_names.emplace(*name.String(), *state.String());
+  }
   return keys;
 }
 
@@ -494,7 +504,9 @@ Result<std::string> StepBytes(double number) {
   return std::string(std::bit_cast<std::array<char, sizeof(float)>>(count).data(), sizeof(float));
 }
 
-Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {
+namespace {
+
+Result<KeyShape> KeysAsked(const StepModel& step, const Layout& layout) {
   switch (layout.keys) {
     case ckptfs::StateKeys::kAsSource: return SpelledKeys(step);
     case ckptfs::StateKeys::kNested: break;
@@ -503,6 +515,17 @@ Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {
     case ckptfs::StateKeys::kAccelerate: return KeyShape{.optimizer = "optimizer"};
   }
   return KeyShape();
+}
+
+}  // namespace
+
+Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {
+  CKPT_ASSIGN_OR_RETURN(KeyShape keys, KeysAsked(step, layout));
+  const Document* source = step.framework == "dcp" ? step.FindDocument(kSourceKeys) : nullptr;
+  if (source == nullptr || !keys.state_names.empty()) return keys;
+  CKPT_ASSIGN_OR_RETURN(KeyShape own, SourceKeys(*source));  // its live parameters' names
+  keys.state_names = std::move(own.state_names);
+  return keys;
 }
 
 Result<std::vector<Entry>> EntriesOf(const StepModel& step, const Layout& layout,

@@ -74,6 +74,9 @@ struct KeyShape {
   bool flat = false;  // flatten_optimizer_state_dict
   // Hyper-parameters that are tensors of one element (lr=torch.tensor(..)), by their keys.
   std::map<std::string, std::pair<DType, Shape>, std::less<>> tensors = {};
+  // Parameters that an optimizer calls otherwise than the model's part does (PEFT drops the
+  // adapter's name from that alone): by the model's name.
+  std::map<std::string, std::string, std::less<>> state_names = {};
 };
 
 // A number as the 0-d fp32 tensor in which torch's optimizers count their steps.

@@ -450,8 +450,7 @@ Result<DcpMetadata> MergeMetadata(std::vector<DcpMetadata> parts) {
     first_file.push_back(static_cast<uint32_t>(out.files.size()));
     out.files.insert(out.files.end(), part.files.begin(), part.files.end());
     out.has_paths |= part.has_paths;
-    if (part.archives != parts[0].archives) return Refuse("files of two kinds in one step");
-    out.archives = part.archives;
+    for (uint32_t i = 0; i < part.files.size(); ++i) out.plain.push_back(part.IsPlain(i));
     for (size_t i = 0; i < part.tensors.size(); ++i) {
       const auto [at, added] = known.try_emplace(part.tensors[i].name, tensors.size());
       if (added) tensors.emplace_back();

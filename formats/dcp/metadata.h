@@ -78,7 +78,9 @@ struct DcpMetadata {
   std::vector<std::vector<PathElement>> object_paths;
   bool has_paths = false;
   uint64_t dropped_objects = 0;  // of merged parts: those under another's name
-  bool archives = true;  // false: an extent is the elements themselves
+  std::vector<bool> plain;  // by file: an extent is the elements themselves, not an archive
+
+  bool IsPlain(uint32_t file) const { return file < plain.size() && plain[file]; }
 
   std::span<const uint64_t> OffsetsOf(const TensorEntry& tensor, size_t chunk) const {
     return BoxOf(tensor, chunk).first(tensor.shape.size());

@@ -11,6 +11,9 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
+#include "core/state/model_choice.h"
+#include "core/state/roles.h"
+#include "formats/dcp/adapter_names.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/model_files/model_files.h"
 #include "formats/runs/tool_files.h"
@@ -20,10 +23,6 @@
 
 namespace ckptfs::dcp {
 namespace {
-
-// Buffers of torch's own layers, and what is computed when a model is built.
-constexpr std::array<std::string_view, 5> kBuffers = {
-    ".running_mean", ".running_var", ".num_batches_tracked", ".inv_freq", ".masked_bias"};
 
 std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
   double number = -1;
@@ -46,9 +45,11 @@ std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
 
 Result<StepModel> Reader::Read() && {
   CKPT_ASSIGN_OR_RETURN(StoredState state, StoredState::Read(candidate_, parts_, assembler_));
-  auto keys = ReadStateKeys(state.metadata(), !options_.weights_only, options_.parameter_order);
+  auto keys = ReadStateKeys(state.metadata(), !options_.weights_only, options_.parameter_order,
+                            options_.model);
   if (!keys) return Fail(std::move(keys).error().WithContext(candidate_.Path()));
   keys_ = *std::move(keys);
+  for (const auto& weight : keys_.weights) weights_.insert(weight.name);
   if (keys_.weights.empty()) {
     return Refuse(candidate_.Path(), ": no weights of a model are in it");
   }
@@ -74,13 +75,13 @@ Result<StepModel> Reader::Read() && {
 
 // ---- parameters -------------------------------------------------------------------
 
-// Nothing in a DCP checkpoint says it; what an optimizer does not know is not trained.
-Role Reader::RoleOf(const std::string& name, DType dtype) const {
-  const bool buffer = !IsFloat(dtype) || std::ranges::any_of(kBuffers, [&](std::string_view end) {
-    return name.ends_with(end) || name == end.substr(1);
-  });
-  if (trained_.contains(name) || (trained_.empty() && !buffer)) return Role::kTrainable;
-  return buffer ? Role::kBuffer : Role::kFrozen;
+// DCP does not say it.
+Role Reader::RoleOfWeight(const std::string& name, const TensorEntry& tensor) const {
+  const Trained trained = trained_.empty()           ? Trained::kUnknown
+                          : trained_.contains(name) ? Trained::kYes
+                                                    : Trained::kNo;
+  return RoleOf(name, tensor.dtype, tensor.shape, trained,
+                [&](std::string_view other) { return weights_.contains(other); });
 }
 
 Status Reader::DeclareParameters(StoredState& state) {
@@ -99,7 +100,7 @@ Status Reader::DeclareParameters(StoredState& state) {
                         ShardingRules::Make(nullptr, options_, std::move(locals), sizes));
   for (const auto& weight : keys_.weights) {
     const TensorEntry& tensor = tensors[weight.tensor];
-    const Role role = RoleOf(weight.name, tensor.dtype);
+    const Role role = RoleOfWeight(weight.name, tensor);
     CKPT_ASSIGN_OR_RETURN(
         auto sharding, rules.Resolve(weight.name, {&tensor.shape, 1}, role == Role::kBuffer));
     if (!IsFloat(tensor.dtype) && sharding->pattern.kind == PatternKind::kShard) {
@@ -183,11 +184,21 @@ Status Reader::ReadNumberedGroups(ObjectReader& objects) {
       return Refuse("group ", at.second, " of the optimizer does not say its parameters");
     }
     CKPT_ASSIGN_OR_RETURN(group.names, objects.Names(params->second));
+    for (std::string& name : group.names) NameAsWeight(name);
     items.erase(params);
     CKPT_ASSIGN_OR_RETURN(group.hyper_parameters, objects.HyperParameters(items));
     groups_.push_back(std::move(group));
   }
   return {};
+}
+
+// A live module's name of a weight becomes that of the model's part.
+void Reader::NameAsWeight(std::string& name) {
+  if (keys_.adapter.empty() || weights_.contains(name)) return;
+  const auto found = WithoutAdapter(name, [&](std::string_view one) { return weights_.contains(one); });
+  if (!found || found->adapter != keys_.adapter) return;
+  keys_.state_names.emplace(found->weight, name);
+  name = found->weight;
 }
 
 // Flattened: parameters of equal hyper-parameters make a group.
@@ -244,15 +255,22 @@ Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects
   }
   std::vector<NodeId> prefixes;
   for (const std::string& prefix : keys_.optimizers) prefixes.push_back(builder.String(prefix));
-  const std::array<NodeId, 8> nodes = {
+  std::vector<std::pair<NodeId, NodeId>> states;
+  for (const auto& [name, state] : keys_.state_names) {
+    const NodeId key = builder.String(name);
+    states.emplace_back(key, builder.String(state));
+  }
+  const std::array<NodeId, 10> nodes = {
       builder.String("model"),      builder.String(keys_.model),
       builder.String("optimizers"), builder.List(std::move(prefixes)),
       builder.String("flat"),       builder.Bool(keys_.flat_optimizer),
-      builder.String("tensors"),    builder.Dict(tensors)};
+      builder.String("tensors"),    builder.Dict(tensors),
+      builder.String("state_names"), builder.Dict(states)};
   const NodeId root = builder.Dict({{nodes[0], nodes[1]},
                                     {nodes[2], nodes[3]},
                                     {nodes[4], nodes[5]},
-                                    {nodes[6], nodes[7]}});
+                                    {nodes[6], nodes[7]},
+                                    {nodes[8], nodes[9]}});
   CKPT_ASSIGN_OR_RETURN(std::string pickle, PrintPickle(std::move(builder).Finish(root)));
   assembler_.header().documents.push_back(
       {.key = std::string(kSourceKeys), .scope = "", .pickle = std::move(pickle), .tensors = {}});
@@ -279,6 +297,11 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
     LeaveOut(header, {LeftOutPart::kDocument, StrCat("the key '", *cut.begin(), "'"),
                       "it is a tensor in several pieces, or an object that cannot be kept", "",
                       cut.size() - 1});
+  }
+  for (const std::string& other : keys_.other_models) {
+    header.notes.push_back(StrCat("the model is ", ModelKeyText(keys_.model.substr(0, keys_.model.rfind('.'))),
+                                  " (", keys_.why_model, "); ", ModelKeyText(other),
+                                  " looks like a model, too: --model KEY takes it instead"));
   }
   if (dropped > 0) {
     header.notes.push_back(StrCat(dropped, " values of ranks that saved by themselves have the "

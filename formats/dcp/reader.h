@@ -39,7 +39,8 @@ class Reader {
   Status ReadGroups(ObjectReader& objects);
   Status ReadNumberedGroups(ObjectReader& objects);
   Status ReadGroupsByParameter(ObjectReader& objects);
-  Role RoleOf(const std::string& name, DType dtype) const;
+  void NameAsWeight(std::string& name);
+  Role RoleOfWeight(const std::string& name, const TensorEntry& tensor) const;
   Status AddGroups();
   Status KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects);
   Status CarryOthers();
@@ -56,6 +57,7 @@ class Reader {
     std::vector<std::string> names;
   };
   std::vector<NamedGroup> groups_;
+  std::set<std::string, std::less<>> weights_;  // their names
   std::set<std::string, std::less<>> trained_;  // names with states or in groups
   std::map<std::string, ParameterIndex, std::less<>> parameters_;
   std::map<DType, uint64_t> elements_;  // of float weights

@@ -38,6 +38,18 @@ Result<SafetensorsHeader> HeaderOf(const Root& root, const std::string& path) {
 
 class ShardReader {
  public:
+  Status AddWhole(uint32_t number, const SafetensorsHeader& header) {
+    for (const SafetensorsEntry& entry : header.entries) {
+      if (!known_.emplace(entry.name, tensors_.size()).second) {
+        return Refuse("'", entry.name, "' is in another file of the directory, too");
+      }
+      tensors_.emplace_back(entry.name, std::vector<Shard>{{number, entry.dtype, Shape(entry.shape.size(), 0),
+                                                            entry.shape, header.data_offset + entry.begin,
+                                                            entry.end - entry.begin}});
+    }
+    return {};
+  }
+
   Status Add(uint32_t number, const SafetensorsHeader& header) {
     const auto text = header.metadata.find(kShardingKey);
     if (text == header.metadata.end()) return Refuse("it has no ", kShardingKey, ", as others do");
@@ -58,7 +70,7 @@ class ShardReader {
   Result<DcpMetadata> Finish(const std::vector<std::string>& files) {
     DcpMetadata out;
     out.files = files;
-    out.archives = false;
+    out.plain.assign(files.size(), true);
     for (const auto& [name, shards] : tensors_) CKPT_RETURN_IF_ERROR(AddTensor(name, shards, out));
     out.tensor_paths.resize(out.tensors.size());
     return out;
@@ -118,12 +130,14 @@ Result<bool> IsShard(const Root& root, const std::string& path) {
 }
 
 Result<DcpMetadata> ReadShards(const Root& root, const std::string& directory,
-                               const std::vector<std::string>& files) {
+                               const std::vector<std::string>& files, bool whole) {
   ShardReader reader;
   for (uint32_t i = 0; i < files.size(); ++i) {
     const std::string path = JoinPath(directory, files[i]);
     auto header = HeaderOf(root, path);
-    Status added = header ? reader.Add(i, *header) : Fail(std::move(header).error());
+    Status added = !header ? Fail(std::move(header).error())
+                   : whole ? reader.AddWhole(i, *header)
+                           : reader.Add(i, *header);
     if (!added) return Fail(std::move(added).error().WithContext(root.PathOf(path)));
   }
   auto out = reader.Finish(files);

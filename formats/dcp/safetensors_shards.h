@@ -26,8 +26,9 @@ namespace ckptfs::dcp {
 Result<bool> IsShard(const Root& root, const std::string& path);
 
 // The metadata that torch makes of such files; extents are the tensors' own bytes.
-// `files`: names in the directory.
+// `files`: names in the directory.  `whole`: files without sharding information, each of whose
+// tensors is whole.
 Result<DcpMetadata> ReadShards(const Root& root, const std::string& directory,
-                               const std::vector<std::string>& files);
+                               const std::vector<std::string>& files, bool whole);
 
 }  // namespace ckptfs::dcp

@@ -102,7 +102,7 @@ class DcpSource : public Source {
                           dcp::ListParts(*step.root, step.directory));
     if (options.weights_only) {
       std::erase_if(parts, [](const PartFiles& part) {
-        return part.directory.starts_with("optimizer_");
+        return dcp::IsOptimizerPart(part.directory);
       });
     }
     return dcp::Reader(step, options, std::move(parts)).Read();

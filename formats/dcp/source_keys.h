@@ -7,7 +7,9 @@
 //                   "optimizers": [ prefix.. ], "" for an optimizer's own state dict,
 //                   "flat": whether hyper-parameters are by parameter,
 //                   "tensors": { key of a hyper-parameter that was a tensor of one element:
-//                                (dtype, torch.Size) } }
+//                                (dtype, torch.Size) },
+//                   "state_names": { name of a weight: what its states' keys call it },
+//                                where they differ }
 //
 // Thread safety: constants.
 

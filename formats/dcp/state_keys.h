@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -56,11 +57,16 @@ struct StateKeys {
   };
 
   std::string model;  // prefix of the weights' keys
+  std::vector<std::string> other_models;  // keys of what looks like one, too
+  std::string why_model;                  // it is none of those
   std::vector<std::string> optimizers;  // prefixes of their keys
   bool flat_optimizer = false;
   std::vector<Weight> weights;  // in the file's order
   std::vector<State> states;
   std::vector<HyperParameter> hyper_parameters;
+  // Weights that the optimizers' keys call otherwise (adapter_names.h).
+  std::map<std::string, std::string, std::less<>> state_names;
+  std::string adapter;  // whose name those have; "" of none
   std::vector<KeyedEntry> others;
   std::vector<std::string> left_out;  // objects of the model (_extra_state)
 };
@@ -68,8 +74,8 @@ struct StateKeys {
 // kUnsupported: an optimizer that numbers its parameters, which nothing can name;
 // kInvalid: a state of what is not a weight.
 // Without `optimizers` their keys are passed over.  `order`: names of the parameters that an
-// optimizer numbers; empty where nobody says them.
+// optimizer numbers; empty where nobody says them.  `model`: --model, or "".
 Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers,
-                                const std::vector<std::string>& order);
+                                const std::vector<std::string>& order, std::string_view model = "");
 
 }  // namespace ckptfs::dcp

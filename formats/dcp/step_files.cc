@@ -3,19 +3,28 @@
 #include "formats/dcp/step_files.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <iterator>
 #include <map>
+#include <set>
 #include <optional>
 
 #include "core/blob/safetensors_header.h"
 #include "core/base/strings.h"
+#include "core/state/model_choice.h"
 #include "formats/dcp/safetensors_shards.h"
+#include "formats/huggingface/shard_index.h"
 
 namespace ckptfs::dcp {
 namespace {
 
 constexpr std::string_view kUnfinished = ".metadata.tmp";
 constexpr std::string_view kDataEnding = ".distcp";
+// Folders of one step by names that others may give to something else: all of a row are there.
+constexpr std::string_view kOptimizerFolder = "optim";
+const std::array<std::vector<std::string>, 2> kRows = {
+    std::vector<std::string>{"model_and_optim"}, std::vector<std::string>{"model", std::string(kOptimizerFolder)}};
 
 std::optional<uint64_t> Digits(std::string_view text) {
   uint64_t number = 0;
@@ -44,6 +53,10 @@ bool IsPartName(std::string_view name) {
   return false;
 }
 
+bool IsOptimizerPart(std::string_view name) {
+  return IsOptimizerWord(name) && name != "opt" && !name.starts_with("model");
+}
+
 Result<PartFiles> ListPart(const Root& root, const std::string& directory) {
   PartFiles out;
   CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
@@ -70,15 +83,64 @@ Result<PartFiles> ListPart(const Root& root, const std::string& directory) {
   return out;
 }
 
-Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& directory) {
-  std::vector<PartFiles> out;
-  CKPT_ASSIGN_OR_RETURN(PartFiles own, ListPart(root, directory));
-  if (own.Any()) {
-    out.push_back(std::move(own));
+namespace {
+
+constexpr std::string_view kWholeFile = "model.safetensors";
+constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+
+bool IsThere(const std::vector<RootEntry>& entries, std::string_view name, EntryKind kind) {
+  return std::ranges::any_of(entries, [&](const RootEntry& one) { return one.name == name && one.kind == kind; });
+}
+
+// Weights as safetensors in the directory of an optimizer's DCP files, or in the one above; an
+// empty part if there are none.
+Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory) {
+  PartFiles out;
+  out.beside = true;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  std::vector<std::string> all;
+  for (const RootEntry& entry : entries) {
+    if (entry.kind == EntryKind::kFile && entry.name.ends_with(".safetensors")) all.push_back(entry.name);
+  }
+  if (all.empty()) return out;
+  const auto sharded = IsShard(root, JoinPath(directory, all.front()));
+  if (!sharded && sharded.error().code == ErrorCode::kIo) return Fail(Error(sharded.error()));
+  if (sharded && *sharded) {
+    out.shards = std::move(all);
     return out;
   }
-  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
-  if (!there) return out;
+  out.whole = true;
+  if (IsThere(entries, kWholeFile, EntryKind::kFile)) {
+    out.shards.emplace_back(kWholeFile);
+  } else if (IsThere(entries, kIndexFile, EntryKind::kFile)) {
+    const std::string path = JoinPath(directory, std::string(kIndexFile));
+    CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(root, path, huggingface::kMaxIndexBytes));
+    auto map = huggingface::ParseShardIndex(text);
+    if (!map) return Fail(std::move(map).error().WithContext(root.PathOf(path)));
+    std::set<std::string> files;
+    for (auto& [tensor, file] : *map) files.insert(std::move(file));
+    out.shards.assign(files.begin(), files.end());
+  }
+  return out;
+}
+
+// DCP directories below one with weights whose names are words for an optimizer.
+Result<std::vector<PartFiles>> OptimizersBelow(const Root& root, const std::string& directory) {
+  std::vector<PartFiles> out;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  for (const RootEntry& entry : entries) {
+    if (entry.kind != EntryKind::kDirectory || !IsOptimizerPart(entry.name)) continue;
+    CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, entry.name)));
+    if (!part.metadata && !part.data) continue;
+    part.directory = entry.name;
+    out.push_back(std::move(part));
+  }
+  return out;
+}
+
+// Folders that a tool names, or all of a row.
+Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& directory) {
+  std::vector<PartFiles> out;
   CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   for (const RootEntry& entry : entries) {
     if (entry.kind != EntryKind::kDirectory || !IsPartName(entry.name)) continue;
@@ -87,7 +149,46 @@ Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& di
     part.directory = entry.name;
     out.push_back(std::move(part));
   }
+  for (size_t row = 0; row < kRows.size() && out.empty(); ++row) {
+    for (const std::string& name : kRows[row]) {
+      CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, name)));
+      if (!part.Any()) break;
+      part.directory = name;
+      out.push_back(std::move(part));
+    }
+    if (out.size() < kRows[row].size()) out.clear();
+  }
   return out;
+}
+
+}  // namespace
+
+Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& directory) {
+  std::vector<PartFiles> out;
+  CKPT_ASSIGN_OR_RETURN(PartFiles own, ListPart(root, directory));
+  const bool any = own.Any();
+  if (any) out.push_back(std::move(own));
+  if (any && !out[0].metadata && out[0].shards.empty()) return out;
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
+  if (!there) return out;
+  if (!any) {
+    CKPT_ASSIGN_OR_RETURN(out, ListFolders(root, directory));
+  }
+  const bool folders = !any && !out.empty();
+  if (folders && !std::ranges::all_of(out, [](const PartFiles& one) { return IsOptimizerPart(one.directory); })) {
+    return out;
+  }
+  const bool weights = any && !out[0].shards.empty();
+  if (weights || out.empty()) {
+    CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> below, OptimizersBelow(root, directory));
+    std::ranges::move(below, std::back_inserter(out));
+  }
+  if (weights || out.empty()) return out;
+  CKPT_ASSIGN_OR_RETURN(PartFiles beside, WeightsBeside(root, directory));
+  const bool found = !beside.shards.empty();
+  if (found) out.push_back(std::move(beside));
+  // An optimizer's directory below one without weights is somebody's own step.
+  return found || any || folders ? out : std::vector<PartFiles>();
 }
 
 }  // namespace ckptfs::dcp

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepFiles are the DCP directories that one step consists of: itself, or what accelerate
-// and transformers' Trainer put into it (pytorch_model_fsdp_0/ and optimizer_0/).  Which of
-// them has the weights, the keys tell.
+// StepFiles are the DCP directories that one step consists of: itself, or what a tool puts into
+// it.  Which of them has the weights, the keys tell.
+//
+//   pytorch_model_fsdp_0/, optimizer_0/   accelerate and transformers' Trainer
+//   model_and_optim/                      OLMo-core, beside train/rank0.pt
+//   model/, optim/                        NeMo Automodel; model/ may be shards of safetensors
+//   *.safetensors and .metadata           transformers' save_pretrained and, in the same directory,
+//   *.safetensors and optimizer/          or in one below it, save_optimizer_distributed
 //
 // A DCP directory is one with `.metadata`, which torch writes last, by a rename; with
 // `__<rank>.metadata` of each rank, where ranks saved by themselves; or, of the writer of
@@ -30,6 +35,8 @@ struct PartFiles {
   bool metadata = false;              // .metadata is there
   std::vector<std::string> ranks;     // __0.metadata, __1.metadata ..., in order
   std::vector<std::string> shards;    // safetensors files with sharding information
+  bool whole = false;                 // without it: each tensor of `shards` is whole (save_pretrained's)
+  bool beside = false;                // taken where the other parts have nothing but an optimizer
   bool data = false;                  // *.distcp is there
 
   // That it is one, whole or not.
@@ -44,6 +51,9 @@ Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& di
 
 // "pytorch_model_fsdp_0", "optimizer_1": what is a part where it stands beside another.
 bool IsPartName(std::string_view name);
+
+// A part of an optimizer alone: "optimizer_0", "optim".
+bool IsOptimizerPart(std::string_view name);
 
 // ".metadata", "__0.metadata", "__0_0.distcp": what DCP's writers call the files of a directory.
 bool IsFileName(std::string_view name);

@@ -8,6 +8,7 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "core/state/model_choice.h"
 #include "formats/dcp/chunk_archives.h"
 #include "formats/dcp/safetensors_shards.h"
 
@@ -45,7 +46,8 @@ Result<StoredState> StoredState::Read(const StepCandidate& step,
   CKPT_RETURN_IF_ERROR(state.ReadParts(parts));
   CKPT_RETURN_IF_ERROR(state.RegisterFiles());
   state.first_byte_.assign(state.metadata_.chunks.size(), 0);
-  CKPT_RETURN_IF_ERROR(state.metadata_.archives ? state.LocateArchives() : state.LocatePlain());
+  CKPT_RETURN_IF_ERROR(state.LocateArchives());
+  CKPT_RETURN_IF_ERROR(state.LocatePlain());
   return state;
 }
 
@@ -53,7 +55,15 @@ Result<StoredState> StoredState::Read(const StepCandidate& step,
 
 Status StoredState::ReadParts(const std::vector<PartFiles>& parts) {
   std::vector<DcpMetadata> all;
+  const auto optimizers_alone = [&] {
+    return std::ranges::all_of(all, [](const DcpMetadata& one) {
+      return std::ranges::all_of(one.tensors, [](const TensorEntry& tensor) {
+        return !OptimizerPrefixOf(tensor.name).empty();
+      });
+    });
+  };
   for (const PartFiles& part : parts) {
+    if (part.beside && !optimizers_alone()) continue;  // the weights are where the optimizer is
     by_rank_ |= !part.metadata && part.ranks.size() > 1;
     CKPT_ASSIGN_OR_RETURN(DcpMetadata metadata, ReadPart(part));
     for (std::string& file : metadata.files) {
@@ -76,7 +86,7 @@ Result<DcpMetadata> StoredState::ReadPart(const PartFiles& part) {
     return ReadMetadataFile(JoinPath(part.directory, std::string(kMetadataFile)));
   }
   if (!part.shards.empty()) {
-    return ReadShards(*step_.root, BelowStep(part.directory), part.shards);
+    return ReadShards(*step_.root, BelowStep(part.directory), part.shards, part.whole);
   }
   std::vector<DcpMetadata> ranks;
   for (size_t rank = 0; rank < part.ranks.size(); ++rank) {
@@ -153,7 +163,8 @@ Status StoredState::LocateArchives() {
     const TensorEntry& tensor = metadata_.tensors[t];
     for (size_t i = 0; i < tensor.chunk_count; ++i) {
       const size_t chunk = tensor.first_chunk + i;
-      if (!IsEmpty(tensor, i)) asked.push_back({metadata_.chunks[chunk].file, t, chunk});
+      const uint32_t file = metadata_.chunks[chunk].file;
+      if (!IsEmpty(tensor, i) && !metadata_.IsPlain(file)) asked.push_back({file, t, chunk});
     }
   }
   std::sort(asked.begin(), asked.end(), [&](const Asked& a, const Asked& b) {
@@ -202,12 +213,13 @@ Status StoredState::LocateArchives() {
 // Elements by themselves.
 Status StoredState::LocatePlain() {
   for (const TensorEntry& tensor : metadata_.tensors) {
-    if (ByteWidth(tensor.dtype) == 0) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat(step_.Path(), ": '", tensor.name, "': elements of less than a byte"));
-    }
     for (size_t i = 0; i < tensor.chunk_count; ++i) {
       const StoredExtent& extent = metadata_.chunks[tensor.first_chunk + i];
+      if (!metadata_.IsPlain(extent.file)) continue;
+      if (ByteWidth(tensor.dtype) == 0) {
+        return Fail(ErrorCode::kUnsupported,
+                    StrCat(step_.Path(), ": '", tensor.name, "': elements of less than a byte"));
+      }
       const auto sizes = metadata_.SizesOf(tensor, i);
       CKPT_ASSIGN_OR_RETURN(const uint64_t bytes,
                             ByteCount({sizes.begin(), sizes.end()}, tensor.dtype));

@@ -6,7 +6,9 @@
 #include <array>
 
 #include "core/base/strings.h"
+#include "core/state/roles.h"
 #include "formats/deepspeed/document_keys.h"
+#include "formats/deepspeed/state_dict_names.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -61,6 +63,7 @@ Status ReadNames(PickleRef root, const TorchFile& file, ModelStates& out) {
     out.left_out = std::move(dict.left_out);
   }
   CKPT_ASSIGN_OR_RETURN(const PickleRef buffers, SequenceOf(root, "buffer_names"));
+  out.names_buffers = static_cast<bool>(buffers);
   for (size_t i = 0; buffers && i < buffers.size(); ++i) {
     const auto name = buffers.at(i).String();
     if (!name) return Fail(ErrorCode::kInvalid, "'buffer_names' holds something else than names");
@@ -92,6 +95,28 @@ Status ReadFrozen(PickleRef root, const TorchFile& file, ModelStates& out) {
     out.frozen_fragments = std::move(dict.tensors);
   }
   return {};
+}
+
+// Files of old engines do not name the buffers.
+void InferBuffers(ModelStates& out) {
+  if (out.names_buffers) return;
+  std::set<std::string, std::less<>> parameters;
+  const auto add = [&](const std::vector<NamedShape>& shapes) {
+    for (const NamedShape& entry : shapes) {
+      parameters.insert(entry.name);
+      parameters.insert(InStateDict(entry.name));
+    }
+  };
+  for (const auto& group : out.groups) add(group);
+  add(out.frozen);
+  std::set<std::string, std::less<>> names;
+  for (const NamedTensor& entry : out.module) names.insert(entry.name);
+  const auto has = [&](std::string_view name) { return names.contains(name); };
+  for (const NamedTensor& entry : out.module) {
+    const FileTensor& tensor = entry.tensor;
+    if (parameters.contains(entry.name)) continue;
+    if (LooksLikeBuffer(entry.name, tensor.dtype(), tensor.shape(), has)) out.buffers.push_back(entry.name);
+  }
 }
 
 // A number of ranks; 0 if it is not recorded.
@@ -286,6 +311,7 @@ Result<ModelStates> ReadRoot(const TorchFile& file, BlobIndex blob,
   }
   if (wanted.names) {
     CKPT_RETURN_IF_ERROR(ReadNames(root, file, out));
+    InferBuffers(out);
     if (const PickleRef info = root["universal_checkpoint_info"]; info && info.IsDict()) {
       CKPT_ASSIGN_OR_RETURN(ShardingInfo parsed, ParseShardingInfo(info));
       out.info = std::move(parsed);

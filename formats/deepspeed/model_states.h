@@ -51,7 +51,8 @@ struct ModelStates {
   bool has_module = false;            // false: a PipelineModule, weights are in layer files
   std::vector<NamedTensor> module;    // in order; (0,)-shaped where stage 3 holds no weight
   std::vector<std::string> left_out;  // entries of the module that are not tensors at all
-  std::vector<std::string> buffers;
+  std::vector<std::string> buffers;   // as the file names them; without names, as they look
+  bool names_buffers = false;         // it has a list of them
   bool has_shapes = false;
   std::vector<std::vector<NamedShape>> groups;  // param_shapes: per group or sub-group
   std::vector<NamedShape> frozen;

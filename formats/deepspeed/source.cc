@@ -80,6 +80,7 @@ class DeepSpeedSource : public Source {
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
+    CKPT_RETURN_IF_ERROR(deepspeed::CheckNoModelKey(step, options));
     CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(*step.root, step.directory));
     if (files.offloaded) {
       return Fail(ErrorCode::kUnsupported,

@@ -243,4 +243,10 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
   return out;
 }
 
+Status CheckNoModelKey(const StepCandidate& step, const SourceOptions& options) {
+  if (options.model.empty()) return {};
+  return Fail(ErrorCode::kInvalid, StrCat("--model ", options.model, ": ", step.Path(),
+                                          " is DeepSpeed's, whose steps have one model without a key"));
+}
+
 }  // namespace ckptfs::deepspeed

@@ -34,6 +34,9 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
 // kInvalid if the candidate is a pointer that names no directory.
 Status CheckPointer(const StepCandidate& step);
 
+// kInvalid if --model is given, which a step of DeepSpeed has no keys for.
+Status CheckNoModelKey(const StepCandidate& step, const SourceOptions& options);
+
 // Carries what lies around a step: all files of its own directory, and, where no tool wrote that,
 // as texts the scripts of its save directory and `pointer`, which then names the step.  BLOCKS: on looking at them.
 // REQUIRES: all files that something is read of were added to the assembler.

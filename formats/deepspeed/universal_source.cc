@@ -49,6 +49,7 @@ class DeepSpeedUniversalSource : public Source {
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
+    CKPT_RETURN_IF_ERROR(deepspeed::CheckNoModelKey(step, options));
     CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(*step.root, step.directory));
     Assembler assembler;
     CKPT_ASSIGN_OR_RETURN(const auto listed,

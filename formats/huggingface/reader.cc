@@ -9,6 +9,8 @@
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
+#include "core/state/roles.h"
+#include "formats/huggingface/optimizer_choice.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/runs/tool_files.h"
@@ -17,8 +19,9 @@
 namespace ckptfs::huggingface {
 namespace {
 
-// Lightning's WeightAveraging: what is trained, beside its average.
-constexpr std::string_view kTrained = "current_model_state";
+// The counters of a file of weights, the first that it has.
+constexpr auto kCounters = std::to_array<std::string_view>(
+    {"global_step", "iter_num", "iteration", "step"});  // Lightning, nanoGPT, ...
 
 // Heads that share the embedding where a model ties them and its files hold one: the first of these
 // that a model_type begins with, else kHead (_tied_weights_keys of transformers 5.23).
@@ -42,17 +45,6 @@ bool EndAlike(std::string_view a, std::string_view b) {
 // What quantisers put beside packed weights.
 constexpr std::array<std::string_view, 7> kPacked = {
     ".qweight", ".qzeros", ".absmax", ".quant_map", ".SCB", ".weight_scale", ".weight_scale_inv"};
-
-// Computed from the config when a model is built; old files have them.  And what batch
-// normalisation counts.
-constexpr std::array<std::string_view, 4> kBuffers = {".rotary_emb.inv_freq", ".attn.masked_bias",
-                                                      ".running_mean", ".running_var"};
-
-bool IsBuffer(const StoredWeight& weight) {
-  return !IsFloat(weight.dtype) || std::any_of(kBuffers.begin(), kBuffers.end(), [&](auto suffix) {
-    return weight.name.ends_with(suffix);
-  });
-}
 
 bool HasHead(const std::string& architecture) {
   return architecture.ends_with("ForCausalLM") || architecture.ends_with("LMHeadModel") ||
@@ -93,6 +85,8 @@ Status PlaceStates(const deepspeed::PartitionStates& states, const StoredWeight&
   }
   return {};
 }
+
+constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
 Result<WeightMap> ReadIndex(const Root& root, const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(root, path, kMaxIndexBytes));
@@ -138,6 +132,17 @@ Status CheckNoPiece(const StepCandidate& candidate) {
                            "of another name is taken as it is"));
 }
 
+Result<std::string> ConfiguredWeights(const Root& root, const std::string& directory) {
+  const std::string path = JoinPath(directory, kModelConfig);
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(root, path));
+  const auto text = there ? ReadWhole(root, path, kMaxConfigBytes) : Result<std::string>("");
+  const auto facts = text ? ReadConfigFacts(*text) : Result<ConfigFacts>(ConfigFacts{});
+  if (!facts) return std::string();  // told where the config is carried
+  const std::string& name = facts->weights;
+  const bool weights = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+  return weights && ShardPath(name) == name ? name : std::string();
+}
+
 Result<StepFiles> ListStep(const StepCandidate& candidate) {
   StepFiles out;
   const Root& root = *candidate.root;
@@ -154,7 +159,11 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   std::vector<std::string> names;
   names.reserve(entries.size());
   for (const RootEntry& entry : entries) names.push_back(entry.name);
-  auto chosen = ChooseWeights(names);
+  CKPT_ASSIGN_OR_RETURN(const std::string configured, ConfiguredWeights(root, out.directory));
+  auto chosen = configured.empty()
+                    ? ChooseWeights(names)
+                    : Result<std::optional<WeightsName>>(
+                          WeightsName{configured, configured.ends_with(".json"), "", false});
   if (!chosen) return Fail(std::move(chosen).error().WithContext(candidate.Path()));
   if (!*chosen) return Fail(ErrorCode::kInvalid, StrCat(candidate.Path(), ": no weights"));
   const WeightsName& weights = **chosen;
@@ -208,7 +217,8 @@ Status Reader::ReadWeights() {
   std::vector<Status> outcomes(contents_.size());
   ParallelFor(contents_.size(), [&](size_t i) {
     auto read =
-        ReadWeightsFile(*candidate_.root, JoinPath(files_.directory, files_.weights[i]), blobs_[i]);
+        ReadWeightsFile(*candidate_.root, JoinPath(files_.directory, files_.weights[i]), blobs_[i],
+                        options_.model);
     if (read) {
       assembler_.SetFrame(blobs_[i], read->frame);
       contents_[i] = *std::move(read);
@@ -228,21 +238,24 @@ Status Reader::ReadWeights() {
                          files_.weights[at->second], " and in ", files_.weights[i]));
     }
   }
-  return CheckIndex();
+  return {};
 }
 
-// What the index promises is there; what it does not mention is taken as well,
-// as from_pretrained takes it.
+HasTensor Reader::HasWeight() const {
+  return [&](std::string_view name) { return names_.contains(name); };
+}
+
+// What the index promises is there, in whatever file; what it does not mention is taken as well:
+// from_pretrained reads the files that are named, and their headers alone say what is in them.
+// Rotary frequencies and a head that the config ties are made when the model is.
 Status Reader::CheckIndex() const {
-  std::map<std::string_view, size_t> by_file;
-  for (size_t i = 0; i < files_.weights.size(); ++i) by_file.emplace(files_.weights[i], i);
-  std::vector<std::set<std::string_view>> held(contents_.size());
-  for (size_t i = 0; i < contents_.size() && !files_.map.empty(); ++i) {
-    for (const StoredWeight& weight : contents_[i].weights) held[i].insert(weight.name);
-    for (const auto& [alias, name] : contents_[i].aliases) held[i].insert(alias);
+  std::set<std::string_view> held(names_.begin(), names_.end());
+  for (const auto& [alias, name] : aliases_) held.insert(alias);
+  for (const WeightsFile& content : contents_) {
+    for (const auto& [alias, name] : content.aliases) held.insert(alias);
   }
   for (const auto& [tensor, file] : files_.map) {
-    if (held[by_file.at(file)].contains(tensor)) continue;
+    if (held.contains(tensor) || tensor.ends_with(".inv_freq")) continue;
     return Fail(ErrorCode::kInvalid, StrCat(candidate_.Path(), "/", files_.index, ": says that '",
                                             tensor, "' is in ", file, ", which does not have it"));
   }
@@ -333,8 +346,10 @@ Status Reader::DeclareParameters() {
   Placer placer(assembler_);
   for (size_t i = 0; i < weights.size(); ++i) {
     const StoredWeight& weight = *weights[i];
-    const bool frozen = !trained.empty() && !trained.contains(weight.name);
-    const Role role = IsBuffer(weight) ? Role::kBuffer : frozen ? Role::kFrozen : Role::kTrainable;
+    const Trained said = trained.empty()                  ? Trained::kUnknown
+                         : trained.contains(weight.name) ? Trained::kYes
+                                                         : Trained::kNo;
+    const Role role = RoleOf(weight.name, weight.dtype, weight.shape, said, HasWeight());
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
                           placer.Declare(weight.name, role, shardings[i]));
     CKPT_RETURN_IF_ERROR(placer.AddHeld(index, "weight", weight.held));
@@ -364,18 +379,16 @@ Status Reader::ReadOptimizer() {
   optimizer_path_ = candidate_.root->PathOf(path);
   CKPT_ASSIGN_OR_RETURN(auto opened, candidate_.root->Open(path));
   CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
-  if (const auto step = file.root()["global_step"].Int(); step && *step >= 0) {
-    iteration_ = static_cast<uint64_t>(*step);  // Lightning's
+  for (const std::string_view key : kCounters) {
+    const auto step = file.root().IsDict() ? file.root()[key].Int() : std::nullopt;
+    if (step && *step >= 0 && !iteration_) iteration_ = static_cast<uint64_t>(*step);
   }
-  const PickleRef dict = OptimizerDictOf(file.root());
-  if (!dict || options_.weights_only) return {};
-  if (file.root()[kTrained]) {
-    LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", files_.optimizer),
-                      StrCat("the file's state_dict is an average of the weights that the optimizer "
-                             "trains ('", kTrained, "')"),
-                      ""});
-    return {};
-  }
+  if (options_.weights_only) return {};
+  const bool beside = files_.weights.size() == 1 && files_.optimizer == files_.weights[0];
+  OptimizerChoice choice = ChooseOptimizer(file.root(), files_.optimizer, beside ? &contents_.front() : nullptr);
+  for (LeftOut& one : choice.left_out) LeaveOut(header, std::move(one));
+  const PickleRef dict = choice.dict;
+  if (!dict) return {};
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
                         assembler_.AddFile(0, files_.prefix + files_.optimizer));
   auto read = ReadOptimizerFile(dict, file, blob);
@@ -392,7 +405,7 @@ Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
   if (!optimizer_) return {};
   std::map<std::string_view, const StoredWeight*> by_name;
   for (const StoredWeight* weight : weights) {
-    if (!IsBuffer(*weight)) by_name.emplace(weight->name, weight);
+    if (!LooksLikeBuffer(weight->name, weight->dtype, weight->shape, HasWeight())) by_name.emplace(weight->name, weight);
   }
   std::vector<deepspeed::NamedShape> parameters;
   for (const std::string& name : options_.parameter_order) {
@@ -512,8 +525,12 @@ void Reader::FillHeader() {
         "of its own: it is shown as a parameter");
   }
   std::set<std::string> left_out;
-  for (const WeightsFile& content : contents_) {
+  for (WeightsFile& content : contents_) {
     left_out.insert(content.left_out.begin(), content.left_out.end());
+    for (LeftOut& part : content.beside) {
+      if (part.part != LeftOutPart::kOptimizer || !options_.weights_only) LeaveOut(header, std::move(part));
+    }
+    for (Document& one : content.documents) header.documents.push_back(std::move(one));
   }
   LeaveOutEntries(left_out, header);
 }
@@ -533,6 +550,7 @@ Result<StepModel> Reader::Read() && {
   CKPT_RETURN_IF_ERROR(CarryFiles());
   TieByStorage();
   TieByConfig();
+  CKPT_RETURN_IF_ERROR(CheckIndex());
   CKPT_RETURN_IF_ERROR(DeclareParameters());
   FillHeader();
   KeepFiles();

@@ -19,6 +19,7 @@
 #include "core/base/result.h"
 #include "core/ingest/assembler.h"
 #include "core/ingest/source.h"
+#include "core/state/roles.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/optimizer_file.h"
 #include "formats/huggingface/shard_index.h"
@@ -42,6 +43,10 @@ struct StepFiles {
   std::vector<std::string> folders;
 };
 
+// The file of weights or the index that a directory's config.json names (transformers_weights),
+// which from_pretrained takes before any other; "" where it names none.  BLOCKS: on reading it.
+Result<std::string> ConfiguredWeights(const Root& root, const std::string& directory);
+
 // kInvalid names the file and the rule (an index, several variants), kUnsupported
 // an adapter.  Files that the index names need not be there.
 Result<StepFiles> ListStep(const StepCandidate& candidate);
@@ -61,6 +66,7 @@ class Reader {
   Status RegisterFiles();
   Status ReadWeights();
   Status CheckIndex() const;
+  HasTensor HasWeight() const;
   void TieByStorage();
   void TieByConfig();
   // Whether what a safetensors file says of a second name is believed.

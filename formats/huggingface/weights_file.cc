@@ -2,22 +2,21 @@
 
 #include "formats/huggingface/weights_file.h"
 
-#include <array>
+#include <algorithm>
 #include <set>
 #include <utility>
 
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "formats/huggingface/names.h"
+#include "formats/huggingface/torch_state.h"
 #include "formats/torch/stored_tensor.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::huggingface {
 namespace {
 
-// Trainers' own files wrap the state_dict.
-constexpr std::array<std::string_view, 4> kWrappers = {"state_dict", "model_state_dict", "model",
-                                                       "module"};
+constexpr uint64_t kMaxDocumentBytes = 64 << 20;  // of a value's tensors
 
 // Whether a file says that it is torch's; of others some say nothing.  tf and flax keep some matrices
 // the other way round.
@@ -63,50 +62,92 @@ Result<WeightsFile> ReadSafetensors(const Root& root, const std::string& path, B
   return out;
 }
 
-// The dict of tensors in a torch file.
-PickleRef StateDictOf(PickleRef root) {
-  const auto holds_tensors = [](PickleRef dict) {
-    for (const auto& [key, value] : dict.IsDict() ? dict.Items()
-                                                  : std::vector<std::pair<PickleRef, PickleRef>>()) {
-      if (value.Tensor() != nullptr || value.IsOtherTensor()) return true;
-    }
-    return false;
-  };
-  if (holds_tensors(root)) return root;
-  for (const std::string_view key : kWrappers) {
-    const PickleRef inner = root.IsDict() ? root[key] : PickleRef();
-    if (inner && holds_tensors(inner)) return inner;
+uint64_t TensorBytes(const Document& document) {
+  uint64_t bytes = 0;
+  for (const StoredTensor& tensor : document.tensors) {
+    const auto elements = ElementCount(tensor.shape);
+    const uint64_t width = std::max<uint64_t>(ByteWidth(tensor.dtype), 1);
+    if (!elements || *elements > kMaxDocumentBytes) return UINT64_MAX;
+    bytes += *elements * width;
+    if (bytes > kMaxDocumentBytes) break;
   }
-  return PickleRef();
+  return bytes;
 }
 
-Result<WeightsFile> ReadTorch(const Root& root, const std::string& path, BlobIndex blob) {
+// A value of the script's own, as a document; it is left out alone where that cannot be.
+void AddValue(const TorchState::Part& part, const TorchFile& file, BlobIndex blob, WeightsFile& out) {
+  const std::string what = StrCat("'", part.key, "'");
+  const std::string last = part.key.substr(part.key.rfind('.') + 1);
+  const bool optimizer = IsOptimizerWord(last) || IsOptimizerWord(part.key.substr(0, part.key.find('.')));
+  if (optimizer && part.value.IsNone()) return;
+  const std::string key = part.key == "lr_scheduler" ? part.key : StrCat("client/", part.key);
+  auto document = MakeDocument(key, "", part.value, file, blob);
+  if (optimizer && (!document || !document->tensors.empty())) {
+    out.beside.push_back({LeftOutPart::kOptimizer, what, "it is not what a torch optimizer's state_dict() returns", ""});
+  } else if (!document) {
+    out.beside.push_back({LeftOutPart::kDocument, what, document.error().message, ""});
+  } else if (TensorBytes(*document) > kMaxDocumentBytes) {
+    out.beside.push_back({LeftOutPart::kDocument, what, "it has tensors of more than 64 MiB beside the model", ""});
+  } else {
+    out.documents.push_back(*std::move(document));
+  }
+}
+
+void AddBeside(const TorchState::Model& model, const TorchFile& file, BlobIndex blob, WeightsFile& out) {
+  for (const TorchState::Part& part : model.beside) {
+    switch (part.kind) {
+      case TorchState::Kind::kOptimizer:
+        break;  // the step's reader takes it or says why not
+      case TorchState::Kind::kModel:
+        out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
+                              StrCat("a step has one model, which is ", ModelKeyText(model.key), " (", model.why, ")"),
+                              "--model KEY takes it instead"});
+        break;
+      case TorchState::Kind::kModule:
+        out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
+                              StrCat("it is a pickled module (", part.value.ClassName(), ")"), ""});
+        break;
+      case TorchState::Kind::kValue:
+        AddValue(part, file, blob, out);
+    }
+  }
+}
+
+Result<WeightsFile> ReadTorch(const Root& root, const std::string& path, BlobIndex blob,
+                              std::string_view asked) {
   CKPT_ASSIGN_OR_RETURN(auto opened, root.Open(path));
   CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
-  const PickleRef dict = StateDictOf(file.root());
-  if (!dict) return Fail(ErrorCode::kInvalid, "not a state_dict: no dict of tensors in it");
-  CKPT_ASSIGN_OR_RETURN(TensorDict tensors, TensorDictOf(dict, file, blob));
+  CKPT_ASSIGN_OR_RETURN(TorchState::Model model, TorchState(file.root()).Choose(asked));
   WeightsFile out;
   CKPT_ASSIGN_OR_RETURN(out.frame, file.Frame());
-  out.left_out = std::move(tensors.left_out);
-  for (NamedTensor& entry : tensors.tensors) {
-    const FileTensor& tensor = entry.tensor;
+  out.left_out = std::move(model.left_out);
+  for (auto& [name, value] : model.tensors) {
+    CKPT_ASSIGN_OR_RETURN(const FileTensor tensor, FileTensorOf(value, file, blob, name));
     auto held = tensor.As(WholeTensor(tensor.shape()));
-    if (!held) return Fail(std::move(held).error().WithContext(StrCat("'", entry.name, "'")));
+    if (!held) return Fail(std::move(held).error().WithContext(StrCat("'", name, "'")));
     const bool shared = tensor.elements() > 0 && tensor.dense();
     std::string storage = shared ? StrCat(tensor.storage_key(), "+", tensor.storage_offset(), " ",
                                           DTypeName(tensor.dtype()), ShapeToString(tensor.shape()))
                                  : "";
-    out.weights.push_back({std::move(entry.name), tensor.dtype(), tensor.shape(), *std::move(held),
+    out.weights.push_back({std::move(name), tensor.dtype(), tensor.shape(), *std::move(held),
                            std::move(storage)});
   }
+  AddBeside(model, file, blob, out);
+  out.model = std::move(model.key);
+  out.twins = std::move(model.twins);
   return out;
 }
 
 }  // namespace
 
-Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob) {
-  auto out = IsTorchName(path) ? ReadTorch(root, path, blob) : ReadSafetensors(root, path, blob);
+Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob,
+                                    std::string_view asked) {
+  const bool torch = IsTorchName(path);
+  if (!torch && !asked.empty()) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat("--model ", asked, ": ", root.PathOf(path), " is a safetensors file, which has one model"));
+  }
+  auto out = torch ? ReadTorch(root, path, blob, asked) : ReadSafetensors(root, path, blob);
   if (out) return out;
   Error error = std::move(out).error();
   const std::string name = root.PathOf(path);  // with which errors of reading begin

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One file of weights: its tensors and where their bytes lie.  safetensors by its
-// header; a torch file whose root is a state_dict, or holds one under "state_dict",
-// "model_state_dict", "model" or "module".
+// header; a torch file by the state_dict that is in it (torch_state.h).  What stands beside
+// that in the file becomes documents, or is said to be left out; an optimizer is for the
+// step's reader (ReadOptimizer).
 //
 // Thread safety: pure but for reading the file.
 
@@ -11,10 +12,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/result.h"
 #include "core/io/root.h"
+#include "core/model/left_out.h"
 #include "core/model/step_model.h"
 #include "formats/torch/file_tensor.h"
 
@@ -33,6 +36,10 @@ struct WeightsFile {
   std::vector<StoredWeight> weights;           // in the file's order
   std::map<std::string, std::string> aliases;  // second names that the file itself tells
   std::vector<std::string> left_out;           // entries that are not tensors
+  std::string model;                           // of a torch file: the key of its state_dict
+  std::vector<std::string> twins;              // keys of dicts of the same names and shapes
+  std::vector<LeftOut> beside;                 // parts of a torch file that are not taken
+  std::vector<Document> documents;             // parts that are
   Digest frame;                                // of a torch file (core/blob/frame.h)
   // Of safetensors that say they are torch's: where the tensors begin.
   std::optional<uint64_t> data_offset;
@@ -40,7 +47,9 @@ struct WeightsFile {
 
 // kInvalid names file and rule; kUnsupported for tensors of less than a byte an
 // element and for files that another framework's layout is in.
+// `asked`: --model, which safetensors, having one model, refuse.
 // BLOCKS: on reading the header.
-Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob);
+Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, BlobIndex blob,
+                                    std::string_view asked);
 
 }  // namespace ckptfs::huggingface

@@ -252,6 +252,10 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
       .Add("--parameter-order", request.parameter_order,
            "Names of the model's parameters in its order, one a line: for optimizers that number them")
       .Value("FILE");
+  command
+      .Add("--model", request.model,
+           "The key of the model in a torch file or DCP directory that holds several state dicts")
+      .Value("KEY");
   command.Add("--weights-only", request.weights_only,
               "Take a step whose optimizer files were removed");
 }

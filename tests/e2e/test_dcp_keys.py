@@ -79,8 +79,13 @@ def test_every_optimizer_is_seen(ckptfs, tmp_path, optimizers):
         assert torch.equal(got[f'exp_avg/{name}'], states['exp_avg']), name
 
 
-def test_an_optimizer_without_a_word_for_one_is_refused(ckptfs, tmp_path):
-    state = {'model': MODEL, 'adam': optimizer()}
+def test_an_optimizer_without_a_word_for_one_is_told_by_its_groups(ckptfs, tmp_path):
+    adopt(ckptfs, tmp_path, {'weights_of_it': MODEL, 'adam': optimizer()})
+    assert same(weights(ckptfs), MODEL) and 'exp_avg/a.weight' in weights(ckptfs, 'optimizer')
+
+
+def test_states_without_groups_and_without_a_word_for_an_optimizer_are_refused(ckptfs, tmp_path):
+    state = {'model': MODEL, 'adam': {'state': optimizer()['state']}}
     done = adopt(ckptfs, tmp_path, state, check=False)
     assert done.returncode != 0 and "'adam.state.a.weight" in done.stderr and '--weights-only' in done.stderr
     adopt(ckptfs, tmp_path, state, '--weights-only')

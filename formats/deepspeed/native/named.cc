@@ -6,6 +6,7 @@
 #include <set>
 
 #include "core/base/strings.h"
+#include "core/state/roles.h"
 #include "formats/sharding/placer.h"
 
 namespace ckptfs::deepspeed::native {
@@ -256,9 +257,12 @@ Status NameLayers(Draft& draft) {
       const std::string full = draft.spellings.Of(prefix + entry.name);
       auto held = stages.find(full);
       if (held == stages.end()) held = stages.find(prefix);
+      const bool buffer = buffers.contains(full) ||
+                          (!parsed.model(0).names_buffers &&
+                           LooksLikeBuffer(full, entry.tensor.dtype(), entry.tensor.shape(), {}));
       auto added =
           AddWeight(full, entry.tensor, held == stages.end() ? std::set<uint32_t>() : held->second,
-                    key.tp, buffers.contains(full), draft);
+                    key.tp, buffer, draft);
       if (!added) return Fail(std::move(added).error().WithContext(path));
     }
   }

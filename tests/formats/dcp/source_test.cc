@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "core/adopt/scan.h"
+#include "core/blob/safetensors_header.h"
 #include "core/io/file_root.h"
 #include "core/view/source_runs.h"
 #include "formats/dcp/chunk_archives.h"
@@ -230,6 +231,107 @@ TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
   EXPECT_EQ(Elements(*step, "a", "exp_avg"), Counted(400, 4));
   options_.parameter_order = {"b", "c"};
   EXPECT_THAT(Refusal(), HasSubstr("not a weight"));
+}
+
+// PEFT's files leave the adapter's name out, its live parameters have it.
+TEST_F(DcpSourceTest, AnAdaptersLiveNamesAreThoseOfItsFile) {
+  DcpMaker made;
+  const std::vector<std::string> names = {"q.lora_A.weight", "q.lora_B.weight", "score.weight", "emb.lora_embedding_A"};
+  const std::vector<std::string> live = {"q.lora_A.own.weight", "q.lora_B.own.weight", "score.modules_to_save.own.weight",
+                                         "emb.lora_embedding_A.own"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    const float first = static_cast<float>(i) * 10;
+    made.AddTensor("model." + names[i], {4}, first, {{{0}, {4}, kFile}}, {"model", names[i]});
+    made.AddTensor("optimizer.state." + live[i] + ".exp_avg", {4}, first + 100, {{{0}, {4}, kFile}},
+                   {"optimizer", "state", live[i], "exp_avg"});
+  }
+  made.AddObject("optimizer.param_groups.0.params", NamesArchive(live), kFile, {"optimizer", "param_groups", "0", "params"});
+  WriteAll(made);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_EQ(Elements(*step, names[i], "exp_avg"), Counted(static_cast<float>(i) * 10 + 100, 4));
+  }
+  ASSERT_EQ(step->groups.size(), 1u);
+  EXPECT_EQ(step->groups[0].parameters.size(), names.size());
+  const PickleTree tree = ParseDocument(*step->FindDocument("dcp/keys")).value();
+  EXPECT_EQ(RootOf(tree)["state_names"]["q.lora_A.weight"].String(), "q.lora_A.own.weight");
+}
+
+// What tools put into one step's directory: OLMo-core, NeMo Automodel.
+TEST_F(DcpSourceTest, FoldersOfAStepAreItsParts) {
+  DcpMaker both = Honest();
+  for (const auto& [name, bytes] : both.files) Write("model_and_optim/" + name, bytes);
+  Write("model_and_optim/.metadata", both.Metadata());
+  Write("train/rank0.pt", "its own");
+  auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(400, 20));
+  std::filesystem::remove_all(path_);
+  DcpMaker model;
+  model.AddTensor("a.weight", {4}, 1, {{{0}, {4}, kFile}}, {"a.weight"});
+  DcpMaker optimizer;
+  optimizer.AddTensor("optim.state.a.weight.exp_avg", {4}, 5, {{{0}, {4}, kFile}}, {"optim", "state", "a.weight", "exp_avg"});
+  for (const auto& [folder, made] : {std::pair("model/", &model), std::pair("optim/", &optimizer)}) {
+    for (const auto& [name, bytes] : made->files) Write(std::string(folder) + name, bytes);
+    Write(std::string(folder) + ".metadata", made->Metadata());
+  }
+  step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(1, 4));
+  EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(5, 4));
+}
+
+// transformers saves the model as safetensors and the optimizer by DCP, where the script says.
+TEST_F(DcpSourceTest, AnOptimizerBesideSafetensorsHasTheirNames) {
+  DcpMaker made;
+  const std::string state = "state.a.weight.exp_avg";
+  made.AddTensor("optimizer." + state, {4}, 5, {{{0}, {4}, kFile}}, {"optimizer", state});
+  std::vector<SafetensorsEntry> entries = {{"a.weight", DType::kF32, {4}}};
+  std::string weights = RenderSafetensorsHeader({{"format", "pt"}}, entries).value();
+  for (const float value : Counted(1, 4)) weights.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  for (const std::string folder : {"", "optimizer/", "optim/"}) {
+    std::filesystem::remove_all(path_);
+    Write("model.safetensors", weights);
+    for (const auto& [name, bytes] : made.files) Write(folder + name, bytes);
+    Write(folder + ".metadata", made.Metadata());
+    const auto step = Read();
+    ASSERT_TRUE(step) << folder << ": " << step.error().message;
+    EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(1, 4));
+    EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(5, 4));
+  }
+  // Weights in the DCP directory are those of its optimizer.
+  std::filesystem::remove_all(path_);
+  WriteAll(Honest());
+  Write("model.safetensors", weights);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "a.weight", "weight"), Counted(100, 20));
+}
+
+TEST_F(DcpSourceTest, ADictOfAnyNameIsTheModelAndTwoAreRefused) {
+  const auto add = [](DcpMaker& made, const std::string& key, float first) {
+    made.AddTensor(key + ".0.weight", {2, 2}, first, {{{0, 0}, {2, 2}, kFile}}, {key, "0.weight"});
+  };
+  DcpMaker one;
+  add(one, "generator", 1);
+  one.AddTensor("best", {}, 7, {{{}, {}, kFile}}, {"best"});
+  WriteAll(one);
+  auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "0.weight", "weight"), Counted(1, 4));
+  EXPECT_FALSE(step->FindParameter("best"));
+  DcpMaker two;
+  add(two, "generator", 1);
+  add(two, "discriminator", 11);
+  WriteAll(two);
+  EXPECT_THAT(Refusal(), testing::AllOf(HasSubstr("'discriminator'"), HasSubstr("'generator'"), HasSubstr("--model KEY")));
+  options_.model = "discriminator";
+  step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "0.weight", "weight"), Counted(11, 4));
+  options_.model = "critic";
+  EXPECT_THAT(Refusal(), HasSubstr("--model critic"));
 }
 
 TEST_F(DcpSourceTest, FlattenedStatesMakeGroupsOfEqualHyperParameters) {

@@ -275,6 +275,39 @@ TEST_F(HuggingFaceSourceTest, AdaptersAndForeignNamesAreRefused) {
   EXPECT_THAT(Refusal(), HasSubstr("other.safetensors"));
 }
 
+// from_pretrained takes what config.json names before any other file, an index as well.
+TEST_F(HuggingFaceSourceTest, TheConfigsOwnNameOfItsWeightsIsTaken) {
+  Write("config.json", R"({"transformers_weights": "own.safetensors"})");
+  Write("own.safetensors", Safetensors({{"a", DType::kF32, {2}}}));
+  EXPECT_EQ(Refusal(), "taken");
+  Write("model.safetensors", Safetensors({{"b", DType::kF32, {2}}}));
+  auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_TRUE(step->FindParameter("a"));
+  EXPECT_FALSE(step->FindParameter("b"));
+  Write("config.json", R"({"transformers_weights": "own.safetensors.index.json"})");
+  Write("own.safetensors.index.json", R"({"metadata": {}, "weight_map": {"a": "own.safetensors"}})");
+  step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_TRUE(step->FindParameter("a"));
+  Write("config.json", R"({"transformers_weights": "../own.safetensors"})");
+  EXPECT_THAT(Refusal(), HasSubstr("transformers_weights"));
+}
+
+// Headers say what is in a file, whatever the index says of it.
+TEST_F(HuggingFaceSourceTest, AnIndexThatNamesTheOtherShardIsRead) {
+  Write("part/one.safetensors", Safetensors({{"a", DType::kF32, {2}}}));
+  Write("two.safetensors", Safetensors({{"b", DType::kF32, {2}}}));
+  const auto index = [&](const std::string& map) {
+    Write("model.safetensors.index.json", R"({"metadata": {}, "weight_map": )" + map + "}");
+    return Refusal();
+  };
+  EXPECT_EQ(index(R"({"a": "part/one.safetensors", "b": "./two.safetensors"})"), "taken");
+  EXPECT_EQ(index(R"({"b": "part/one.safetensors", "a": "two.safetensors"})"), "taken");
+  EXPECT_EQ(index(R"({"a": "part/one.safetensors", "b": "two.safetensors", "r.inv_freq": "two.safetensors"})"), "taken");
+  EXPECT_THAT(index(R"({"a": "part/one.safetensors", "c": "two.safetensors"})"), HasSubstr("'c'"));
+}
+
 TEST_F(HuggingFaceSourceTest, OneFileIsAStep) {
   Write("config.json", "{}");
   Write("x.safetensors", Safetensors({{"a", DType::kF32, {2}}}));

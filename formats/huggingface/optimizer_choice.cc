@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/optimizer_choice.h"
+
+#include <array>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/state/model_choice.h"
+#include "formats/huggingface/torch_state.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+// Tools that save an average as the model, and what is trained beside it: Lightning's
+// WeightAveraging; mmengine's EMAHook, in whose files "message_hub" stands, too.
+struct AveragedModel {
+  std::string_view average;
+  std::string_view trained;
+  std::string_view mark;
+};
+constexpr auto kAveragedModels = std::to_array<AveragedModel>(
+    {{"state_dict", "current_model_state", "current_model_state"},
+     {"state_dict", "ema_state_dict", "message_hub"}});
+
+struct Reason {
+  std::string why;
+  std::string remedy;
+};
+
+// Why an optimizer in the file of the weights does not train them.
+std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
+  std::set<std::string_view> averages;
+  bool trained = false;
+  for (const AveragedModel& row : kAveragedModels) {
+    if (!root.IsDict() || !root[row.trained] || !root[row.mark]) continue;
+    averages.insert(row.average);
+    trained = trained || weights.model == row.trained;
+    if (weights.model != row.average) continue;
+    return Reason{StrCat("the file's ", row.average, " is an average of the weights that the optimizer trains ('",
+                         row.trained, "')"),
+                  StrCat("--model ", row.trained, " takes those")};
+  }
+  if (IsAverageKey(weights.model) && !trained) {
+    return Reason{StrCat("'", weights.model, "' is by its name not what an optimizer trains"), ""};
+  }
+  for (const std::string& twin : weights.twins) {
+    if (IsAverageKey(twin) || averages.contains(twin)) continue;
+    return Reason{StrCat("'", twin, "' has the names and shapes of ", ModelKeyText(weights.model),
+                         ", and nothing tells which of them the optimizer trains"),
+                  ""};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file, const WeightsFile* weights) {
+  const TorchState state(root);
+  const auto& found = state.optimizers();
+  const std::string whole = StrCat("the optimizer in ", file);
+  OptimizerChoice out;
+  const auto leave_out = [&](const std::string& what, const Reason& reason) {
+    out.left_out.push_back({LeftOutPart::kOptimizer, what, reason.why, reason.remedy});
+  };
+  if (found.empty()) {
+    if (weights == nullptr) leave_out(whole, {"no optimizer's state_dict() is in it", ""});
+    return out;
+  }
+  const auto why = weights == nullptr ? std::nullopt : WhyNotOurs(root, *weights);
+  for (const TorchState::Part& part : found) {
+    const std::string what = part.key.empty() ? whole : StrCat("'", part.key, "'");
+    if (found.size() > 1) {
+      leave_out(what, {"the file has several optimizers, and nothing tells which of them trains the model", ""});
+    } else if (why) {
+      leave_out(what, *why);
+    } else {
+      out.dict = part.value;
+    }
+  }
+  return out;
+}
+
+}  // namespace ckptfs::huggingface

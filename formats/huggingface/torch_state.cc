@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/huggingface/torch_state.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "core/base/strings.h"
+
+namespace ckptfs::huggingface {
+namespace {
+
+constexpr int kMaxDepth = 8;
+constexpr size_t kMaxItems = 64;        // of a list that is looked into
+constexpr size_t kMaxCandidates = 256;
+constexpr size_t kMaxContainers = 65536;  // that are looked into; a hostile file may have millions
+constexpr size_t kMaxPath = 1024;
+constexpr size_t kShownKeys = 6;
+constexpr std::string_view kExtraState = "_extra_state";
+
+bool IsTensor(PickleRef value) { return value.Tensor() != nullptr || value.IsOtherTensor(); }
+
+bool IsOptimizer(PickleRef dict) {
+  return dict["state"] && dict["state"].IsDict() && dict["param_groups"] &&
+         dict["param_groups"].IsSequence();
+}
+
+// torch pickles a module as an object whose attributes have these.
+bool IsModule(PickleRef value) {
+  return !value.IsDict() && value.State() && value["_modules"] && value["_parameters"];
+}
+
+// Of a flattened state: an optimizer's states or groups, or all below a word for one.
+bool IsOptimizerKey(std::string_view key) {
+  constexpr auto kWords = std::to_array<std::string_view>(
+      {"optim", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_state", "optim_state"});
+  const std::string_view first = key.substr(0, key.find('.'));
+  const bool word = first.size() < key.size() && std::ranges::find(kWords, first) != kWords.end();
+  return word || !OptimizerPrefixOf(key).empty();
+}
+
+std::string Joined(const std::string& path, std::string_view key) {
+  return path.empty() ? std::string(key) : StrCat(path, ".", key);
+}
+
+ModelCandidate::Tensor TensorOf(std::string_view name, PickleRef value) {
+  ModelCandidate::Tensor out;
+  out.name = name;
+  if (const TensorNode* tensor = value.Tensor()) {
+    out.dtype = tensor->dtype;
+    out.shape = tensor->shape;
+  }
+  return out;
+}
+
+// Names that an optimizer's groups or its states' keys say.
+void AddNames(PickleRef optimizer, std::set<std::string, std::less<>>& names) {
+  const auto add = [&](PickleRef value) {
+    if (const auto name = value.String()) names.emplace(*name);
+  };
+  const PickleRef groups = optimizer["param_groups"];
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const std::string_view key : {"params", "param_names"}) {
+      const PickleRef members = groups.at(g).IsDict() ? groups.at(g)[key] : PickleRef();
+      for (size_t i = 0; members && members.IsSequence() && i < members.size(); ++i) add(members.at(i));
+    }
+  }
+  for (const auto& [key, value] : optimizer["state"].Items()) add(key);
+}
+
+std::vector<std::pair<std::string, Shape>> Sorted(const ModelCandidate& candidate) {
+  std::vector<std::pair<std::string, Shape>> out;
+  for (const auto& tensor : candidate.tensors) out.emplace_back(tensor.name, tensor.shape);
+  std::ranges::sort(out);
+  return out;
+}
+
+}  // namespace
+
+TorchState::TorchState(PickleRef root) : root_(root) {
+  Walk(root, "", 0);
+  AddUnions();
+  CountTrained();
+}
+
+void TorchState::Walk(PickleRef value, const std::string& path, int depth) {
+  if (depth > kMaxDepth || !value || path.size() > kMaxPath || seen_.size() >= kMaxContainers) return;
+  const bool container = value.IsDict() || value.IsSequence() || IsModule(value);
+  if (!container) return;
+  const auto [at, first] = seen_.try_emplace(value.id(), path);
+  if (!first) {
+    if (second_.size() < kMaxContainers) second_.emplace(path, at->second);
+    return;
+  }
+  if (value.IsDict()) {
+    if (IsOptimizer(value)) {
+      optimizers_.push_back({path, value, Kind::kOptimizer});
+    } else {
+      WalkDict(value, path, depth);
+    }
+  } else if (IsModule(value)) {
+    modules_.push_back({path, value, Kind::kModule});
+  } else if (value.size() <= kMaxItems) {
+    for (size_t i = 0; i < value.size(); ++i) Walk(value.at(i), Joined(path, std::to_string(i)), depth + 1);
+  }
+}
+
+void TorchState::WalkDict(PickleRef dict, const std::string& path, int depth) {
+  ModelCandidate candidate;
+  Found found;
+  candidate.key = path;
+  const PickleRef state = dict.State();
+  candidate.marked = state && state.IsDict() && state["_metadata"];
+  std::vector<std::pair<std::string, PickleRef>> inner;
+  for (const auto& [key, value] : dict.Items()) {
+    const auto name = key.String();
+    if (name && IsTensor(value)) {
+      candidate.tensors.push_back(TensorOf(*name, value));
+      found.tensors.emplace_back(*name, value);
+      continue;
+    }
+    const auto number = key.Int();
+    const std::string word = name ? std::string(*name) : number ? std::to_string(*number) : "";
+    found.left_out.push_back(word);
+    if (word.ends_with(kExtraState)) continue;
+    ++candidate.others;
+    if (!word.empty()) inner.emplace_back(word, value);
+  }
+  AddCandidate(std::move(candidate), std::move(found));
+  for (const auto& [word, value] : inner) Walk(value, Joined(path, word), depth + 1);
+}
+
+void TorchState::AddCandidate(ModelCandidate candidate, Found found) {
+  if (candidate.tensors.empty() || candidates_.size() >= kMaxCandidates) return;
+  const bool flat = std::ranges::any_of(candidate.tensors,
+                                        [](const auto& one) { return IsOptimizerKey(one.name); });
+  if (flat && !candidate.marked) {
+    AddFlat(candidate.key, found);
+    return;
+  }
+  candidates_.push_back(std::move(candidate));
+  found_.push_back(std::move(found));
+}
+
+// A state that its script flattened: the first words of the keys are its parts.
+void TorchState::AddFlat(const std::string& path, const Found& all) {
+  std::map<std::string, size_t> by_word;  // candidates_
+  for (const auto& [name, value] : all.tensors) {
+    if (IsOptimizerKey(name)) continue;
+    const size_t dot = name.find('.');
+    const std::string word = dot == std::string::npos ? "" : name.substr(0, dot);
+    const auto [at, added] = by_word.try_emplace(word, candidates_.size());
+    if (added) {
+      candidates_.emplace_back();
+      candidates_.back().key = word.empty() ? path : Joined(path, word);
+      candidates_.back().others = word.empty() ? all.tensors.size() : 0;
+      candidates_.back().made = ModelCandidate::Made::kSplit;
+      found_.emplace_back();
+    }
+    const std::string rest = word.empty() ? name : name.substr(dot + 1);
+    candidates_[at->second].tensors.push_back(TensorOf(rest, value));
+    found_[at->second].tensors.emplace_back(rest, value);
+  }
+}
+
+// Dicts of dicts ({"model": {"encoder": ..., "decoder": ...}}): all that is below one, for
+// those who ask for it or whose optimizer has such names.
+void TorchState::AddUnions() {
+  std::map<std::string, std::vector<size_t>> below;
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    const std::string& key = candidates_[i].key;
+    if (key.empty()) continue;
+    for (size_t dot = key.rfind('.'); dot != std::string::npos && dot > 0; dot = key.rfind('.', dot - 1)) {
+      below[key.substr(0, dot)].push_back(i);
+    }
+    below[""].push_back(i);
+  }
+  for (const auto& [key, members] : below) {
+    const bool known = std::ranges::any_of(candidates_, [&](const auto& one) { return one.key == key; });
+    if (known || members.size() < 2 || candidates_.size() >= 2 * kMaxCandidates) continue;
+    ModelCandidate whole;
+    Found found;
+    whole.key = key;
+    whole.made = ModelCandidate::Made::kDerived;
+    for (const size_t i : members) {
+      const std::string prefix = StrCat(candidates_[i].key.substr(key.empty() ? 0 : key.size() + 1), ".");
+      for (size_t k = 0; k < found_[i].tensors.size(); ++k) {
+        whole.tensors.push_back(candidates_[i].tensors[k]);
+        whole.tensors.back().name.insert(0, prefix);
+        found.tensors.emplace_back(prefix + found_[i].tensors[k].first, found_[i].tensors[k].second);
+      }
+    }
+    candidates_.push_back(std::move(whole));
+    found_.push_back(std::move(found));
+  }
+}
+
+void TorchState::CountTrained() {
+  std::set<std::string, std::less<>> names;
+  for (const Part& optimizer : optimizers_) AddNames(optimizer.value, names);
+  for (ModelCandidate& candidate : candidates_) {
+    candidate.trained = static_cast<size_t>(std::ranges::count_if(
+        candidate.tensors, [&](const auto& tensor) { return names.contains(tensor.name); }));
+  }
+}
+
+// Of a file in which no dict is a model's.
+Error TorchState::NoModel(const Error& why) const {
+  if (!modules_.empty()) {
+    const Part& module = modules_.front();
+    return Error{ErrorCode::kUnsupported,
+                 StrCat(module.key.empty() ? "it" : ModelKeyText(module.key), " is a pickled module (",
+                        module.value.ClassName(), "), which only its own code can load")}
+        .Needing("save its state_dict()");
+  }
+  if (IsTensor(root_)) return Error{why.code, "a tensor by itself, not a dict of named tensors"};
+  if (!optimizers_.empty() && candidates_.empty()) {
+    return Error{why.code, StrCat(why.message, "; ", ModelKeyText(optimizers_.front().key),
+                                  " is an optimizer's")};
+  }
+  std::string keys;
+  const auto items = root_.Items();
+  for (size_t i = 0; i < items.size() && i < kShownKeys; ++i) {
+    const auto key = items[i].first.String();
+    if (key) keys += StrCat(keys.empty() ? "" : ", ", "'", *key, "'");
+  }
+  if (items.size() > kShownKeys) keys += ", ...";
+  return Error{why.code, keys.empty() ? why.message : StrCat(why.message, "; it holds ", keys)};
+}
+
+// What FindBeside tells apart: by key, and whether something of that lies below a key.
+struct TorchState::Search {
+  std::string model;
+  std::map<std::string, Kind, std::less<>> parts;
+  std::set<std::string> twins;  // of the very dict
+
+  bool Below(const std::string& key) const {
+    const std::string prefix = key + ".";
+    const auto at = parts.lower_bound(prefix);
+    return model.starts_with(prefix) || (at != parts.end() && at->first.starts_with(prefix));
+  }
+};
+
+void TorchState::FindBeside(PickleRef value, const std::string& path, const Search& search,
+                            std::vector<Part>& out) const {
+  const auto visit = [&](const std::string& word, PickleRef inner) {
+    const std::string key = Joined(path, word);
+    const bool own = !search.model.empty() && (key == search.model || key.starts_with(search.model + "."));
+    if (own || search.twins.contains(key)) return;  // with the prefix: keys of a flattened state
+    const auto part = search.parts.find(key);
+    const bool open = part == search.parts.end() && (inner.IsDict() || inner.IsSequence());
+    if (open && search.Below(key)) {
+      FindBeside(inner, key, search, out);
+    } else {
+      out.push_back({key, inner, part == search.parts.end() ? Kind::kValue : part->second});
+    }
+  };
+  if (value.IsSequence()) {
+    for (size_t i = 0; i < value.size(); ++i) visit(std::to_string(i), value.at(i));
+    return;
+  }
+  for (const auto& [key, inner] : value.Items()) {
+    const auto number = key.Int();
+    const bool top = path.empty() && search.model.empty();  // whose tensors are the model
+    if (const auto name = key.String(); name && !(top && (IsTensor(inner) || name->ends_with(kExtraState)))) {
+      visit(std::string(*name), inner);
+    }
+    if (number) visit(std::to_string(*number), inner);
+  }
+}
+
+Result<TorchState::Model> TorchState::Choose(std::string_view asked) const {
+  const auto same = second_.find(std::string(asked));
+  auto choice = ChooseModel(candidates_, same == second_.end() ? asked : std::string_view(same->second));
+  if (!choice) {
+    const bool none = asked.empty() && choice.error().code == ErrorCode::kInvalid;
+    return Fail(none ? NoModel(choice.error()) : Error(choice.error()));
+  }
+  const ModelCandidate& chosen = candidates_[choice->index];
+  if (!choice->strong && !modules_.empty()) return Fail(NoModel(Error{ErrorCode::kInvalid, ""}));
+  Model out;
+  out.key = chosen.key;
+  out.tensors = found_[choice->index].tensors;
+  out.why = choice->why;
+  Search search{chosen.key, {}, {}};
+  const auto own = Sorted(chosen);
+  for (const size_t other : choice->others) {
+    search.parts.emplace(candidates_[other].key, Kind::kModel);
+    if (Sorted(candidates_[other]) == own) out.twins.push_back(candidates_[other].key);
+  }
+  for (const auto& [key, first] : second_) {
+    const auto part = search.parts.find(first);
+    if (part != search.parts.end()) search.parts.emplace(key, part->second);
+    if (first == chosen.key) search.twins.insert(key);
+  }
+  for (const Part& part : optimizers_) search.parts.emplace(part.key, Kind::kOptimizer);
+  for (const Part& part : modules_) search.parts.emplace(part.key, Kind::kModule);
+  for (const std::string& entry : found_[choice->index].left_out) {
+    if (!chosen.key.empty() || entry.ends_with(kExtraState)) out.left_out.push_back(entry);
+  }
+  FindBeside(root_, "", search, out.beside);
+  return out;
+}
+
+}  // namespace ckptfs::huggingface

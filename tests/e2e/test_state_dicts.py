@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts put into one torch file: the model is the dict that nn.Module.state_dict() returned, whatever it is
+called and whatever stands beside it, and nothing that is left out goes without a line."""
+import argparse
+import json
+import os
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch import nn
+
+from daemon import step_of
+
+
+def layers(*sizes):
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])))
+
+
+torch.manual_seed(0)
+MODULE = layers(16, 32, 8)
+OPTIMIZER = torch.optim.AdamW(MODULE.named_parameters(), lr=1e-2)  # with names: whose states are whose is certain
+MODULE(torch.randn(4, 16)).sum().backward()
+OPTIMIZER.step()
+MODEL = MODULE.state_dict()
+OTHER = layers(16, 8, 8, 4).state_dict()
+EMA = {name: tensor / 2 for name, tensor in MODEL.items()}
+PLAIN = {name: tensor.clone() for name, tensor in MODEL.items()}  # without torch's mark
+SEED = torch.get_rng_state()
+DDP = nn.Module()
+DDP.module = MODULE
+
+
+class Pickled(nn.Module):
+    """As ultralytics saves: the module itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+
+# name: (what is saved, the model in it, words that adopt says, words that it does not)
+TAKEN = {
+    'loss': ({'model': MODEL, 'optimizer': OPTIMIZER.state_dict(), 'model_args': {'n_layer': 2}, 'iter_num': 100,
+              'best_val_loss': torch.tensor(2.5), 'config': {'a': 1}}, MODEL, (), ('left out',)),
+    'net': ({'epoch': 1, 'net': MODEL}, MODEL, (), ('left out',)),
+    'params': ({'params': PLAIN, 'acc': 3}, MODEL, (), ('left out',)),
+    'generator': ({'generator': PLAIN, 'loss': torch.ones(1)}, MODEL, (), ('left out',)),
+    'transformer': ({'transformer': MODEL, 'rng': SEED}, MODEL, (), ('left out',)),
+    'two_levels': ({'state': {'model': MODEL}, 'val.loss': torch.ones(1)}, MODEL, (), ('left out',)),
+    'a_tensor_beside': ({'prototypes': torch.randn(5, 7), 'model': PLAIN}, MODEL, (), ('left out',)),
+    'many_losses': ({'losses': {f'at.{i}': torch.tensor(1. * i) for i in range(99)}, 'weights_of_it': MODEL}, MODEL, (), ('left out',)),
+    'arguments': ({'args': argparse.Namespace(lr=0.1), 'model': MODEL}, MODEL, (), ('left out',)),
+    'flat': ({**{f'model.{k}': v for k, v in MODEL.items()}, 'optimizer.state.0.exp_avg': torch.ones(3, 3),
+              'optimizer.param_groups.0.lr': torch.tensor(0.1)}, MODEL, ("'optimizer.state.0.exp_avg'",), ()),
+    'top': ({**PLAIN, 'epoch': 3, 'seed': 1, 'name': 'x', 'lr': 0.1, 'optimizer': OPTIMIZER.state_dict()}, MODEL, (), ('left out',)),
+    'ddp': ({'model': DDP.state_dict()}, DDP.state_dict(), (), ('left out',)),
+    'timm': ({'epoch': 1, 'arch': 'vit', 'state_dict': MODEL, 'optimizer': OPTIMIZER.state_dict(), 'version': 2, 'metric': 0.5,
+              'args': argparse.Namespace(lr=0.1), 'state_dict_ema': EMA, 'amp_scaler': {'scale': 1.}}, MODEL,
+             ("'state_dict_ema'", '--model KEY'), ("'optimizer'",)),
+    'mmengine': ({'meta': {'epoch': 1, 'seed': 3}, 'state_dict': MODEL, 'message_hub': {'log_scalars': {}},
+                  'optimizer': OPTIMIZER.state_dict(), 'param_schedulers': [{'last_step': 3}]}, MODEL, (), ('left out',)),
+    'fairseq': ({'args': None, 'cfg': {'a': 1}, 'model': MODEL, 'criterion': None, 'optimizer_history': [{'num_updates': 3}],
+                 'task_state': {}, 'extra_state': {'x': 1}, 'last_optimizer_state': OPTIMIZER.state_dict()}, MODEL, (), ('left out',)),
+    'student': ({'student': MODEL, 'teacher': EMA}, MODEL, ("'teacher'", '--model KEY'), ()),
+    'statistics': ({'policy': MODEL, 'normalizer': {'mean': torch.zeros(16), 'std': torch.ones(16)}}, MODEL, (), ('left out',)),
+    'own_optimizer': ({'model': MODEL, 'optim': {'moments': {'a': torch.ones(3)}}}, MODEL, ("'optim'",), ()),
+    'two_optimizers': ({'model': MODEL, 'opt': OPTIMIZER.state_dict(), 'opt_of_it': OPTIMIZER.state_dict()}, MODEL, ("'opt' and 1 more",), ()),
+    'bare': (MODEL, MODEL, (), ('left out',)),
+    'the_same_twice': ({'model': MODEL, 'state_dict': MODEL}, MODEL, (), ()),
+}
+TRAINED = ('loss', 'top', 'timm', 'mmengine', 'fairseq')  # whose optimizer is taken
+
+REFUSED = {
+    'gan': ({'generator': MODEL, 'discriminator': OTHER}, ("'generator', 'discriminator'", '--model KEY')),
+    'pipeline': ({'text_encoder': MODEL, 'unet': OTHER, 'vae': layers(4, 4).state_dict()}, ("'text_encoder', 'unet', 'vae'",)),
+    'alike': ({'actor': MODEL, 'critic': PLAIN}, ("'actor', 'critic'",)),
+    'module': ({'model': Pickled(), 'epoch': 1, 'best': torch.tensor(0.5)}, ("'model' is a pickled module (", 'Pickled', 'state_dict()')),
+    'whole': (Pickled(), ('pickled module (',)),
+    'numbers': ({'best': torch.tensor(0.5), 'epoch': 3}, ('no dict of named tensors', "'best', 'epoch'")),
+    'seed': ({'rng': SEED, 'epoch': 3}, ('no dict of named tensors',)),
+    'tensor': (torch.ones(3, 4), ('a tensor by itself',)),
+    'list': ([torch.ones(3, 4)], ('no dict of named tensors',)),
+    'optimizer': (OPTIMIZER.state_dict(), ("optimizer's",)),
+}
+
+
+def same(got, want):
+    return sorted(got) == sorted(want) and all(torch.equal(got[name], tensor) for name, tensor in want.items())
+
+
+@pytest.fixture(scope='module')
+def adopted(tmp_path_factory):
+    """(the mount, {form: what adopt said}) of every form that is taken."""
+    import daemon
+    folder = tmp_path_factory.mktemp('forms')
+    program = daemon.Ckptfs(str(folder))
+    said = {}
+    for name, (state, *_) in TAKEN.items():
+        torch.save(state, folder / f'{name}.pt')
+        said[name] = program.adopt(folder / f'{name}.pt', name, check=False)
+    yield program.mount(), said
+    program.close()
+
+
+def rank_file(mount, name, file, step=None):
+    return load_file(os.path.join(step_of(mount, name, step or f'{name}.pt'), 'view', 'tp1', 'rank0', f'{file}.safetensors'))
+
+
+@pytest.mark.parametrize('form', TAKEN)
+def test_the_state_dict_is_the_model(adopted, form):
+    mount, said = adopted
+    _, model, words, not_said = TAKEN[form]
+    done = said[form]
+    assert done.returncode == 0, done.stderr
+    assert same(rank_file(mount, form, 'model'), model)
+    for word in words:
+        assert word in done.stderr
+    for word in not_said:
+        assert word not in done.stderr
+    optimizer = rank_file(mount, form, 'optimizer')
+    if form not in TRAINED:
+        assert optimizer == {}
+        return
+    for number, (name, _) in enumerate(MODULE.named_parameters()):
+        assert torch.equal(optimizer[f'exp_avg/{name}'], OPTIMIZER.state_dict()['state'][number]['exp_avg'])
+
+
+@pytest.mark.parametrize('form', REFUSED)
+def test_what_is_not_one_model_is_refused_by_name(ckptfs, tmp_path, form):
+    state, words = REFUSED[form]
+    torch.save(state, tmp_path / 'ckpt.pt')
+    done = ckptfs.adopt(tmp_path / 'ckpt.pt', check=False)
+    assert done.returncode == 4, (done.stdout, done.stderr)
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_a_key_chooses(ckptfs, tmp_path):
+    torch.save({'G': MODEL, 'D': OTHER, 'nested': {'a': PLAIN, 'b': EMA}, 'again': OTHER}, tmp_path / 'gan.pt')
+    wanted = {'g': ('G', MODEL), 'd': ('D.', OTHER), 'n': ('nested.b', EMA), 'e': ('again', OTHER),
+              'u': ('nested', {f'{part}.{name}': tensor for part, of in (('a', MODEL), ('b', EMA)) for name, tensor in of.items()})}
+    for run, (key, _) in wanted.items():
+        ckptfs.adopt(tmp_path / 'gan.pt', run, extra=('--model', key))
+    mount = ckptfs.mount()
+    for run, (_, want) in wanted.items():
+        assert same(rank_file(mount, run, 'model', 'gan.pt'), want), run
+    done = ckptfs.adopt(tmp_path / 'gan.pt', extra=('--model', 'H'), check=False)
+    assert done.returncode == 4 and "'G', 'D'" in done.stderr, done.stderr
+
+
+def test_a_key_of_a_dcp_directory(ckptfs, tmp_path):
+    dcp.save({'generator': MODEL, 'discriminator': OTHER}, checkpoint_id=str(tmp_path / 'gan' / 'step-1'), no_dist=True)
+    done = ckptfs.adopt(tmp_path / 'gan', check=False)
+    assert done.returncode == 4, done.stderr
+    for word in "'discriminator'", "'generator'", '--model KEY':
+        assert word in done.stderr, done.stderr
+    ckptfs.adopt(tmp_path / 'gan', 'd', extra=('--model', 'discriminator'))
+    assert same(rank_file(ckptfs.mount(), 'd', 'model', 'step-1'), OTHER)
+
+
+def test_what_stands_beside_the_model_is_carried(ckptfs, tmp_path):
+    torch.save({'model': MODEL, 'iter_num': 7, 'lr_scheduler': {'last_epoch': 3}, 'rng': SEED}, tmp_path / 'ckpt.pt')
+    done = json.loads(ckptfs.adopt(tmp_path / 'ckpt.pt', 'run', extra=['--json']).stdout)
+    assert [step['iteration'] for step in done['steps']] == [7]
+
+
+@pytest.mark.parametrize('model', [False, True])
+def test_a_key_is_not_ignored(ckptfs, tmp_path, model):
+    from safetensors.torch import save_file
+    save_file(PLAIN, tmp_path / 'model.safetensors')
+    done = ckptfs.adopt(tmp_path / 'model.safetensors', extra=('--model', 'x') if model else (), check=False)
+    assert (done.returncode == 4 and 'one model' in done.stderr) == model, done.stderr
+
+
+def test_buffers_are_the_same_of_every_source(ckptfs, tmp_path):
+    from safetensors.torch import save_file
+    state = {'enc.weight': torch.randn(8, 8), 'enc.inv_freq': torch.randn(4), 'enc.masked_bias': torch.tensor([1.0, 2.0]),
+             'bn.running_mean': torch.randn(8), 'bn.num_batches_tracked': torch.tensor(3), 'h.0.attn.bias': torch.ones(1, 1, 8, 8),
+             'h.0.attn.c.bias': torch.ones(8), 'moe.gate.e_score_correction_bias': torch.ones(4), 'scale': torch.ones(3)}
+    (tmp_path / 'safe').mkdir()
+    save_file(state, tmp_path / 'safe' / 'model.safetensors', metadata={'format': 'pt'})
+    torch.save({'net': state}, tmp_path / 'torch.pt')
+    dcp.save({'model': state}, checkpoint_id=str(tmp_path / 'dcp' / 'step-1'), no_dist=True)
+    for source in 'safe', 'torch.pt', 'dcp':
+        ckptfs.adopt(tmp_path / source, source.split('.')[0])
+    mount = ckptfs.mount()
+    kept = {name for name in state if name not in ('enc.weight', 'h.0.attn.c.bias', 'scale')}
+    for source in 'safe', 'torch', 'dcp':
+        got = load_file(os.path.join(step_of(mount, source), 'view', 'bf16', 'rank0', 'model.safetensors'))
+        assert {name for name, tensor in got.items() if tensor.dtype == state[name].dtype} == kept, source
+        assert all(got[name].dtype == torch.bfloat16 for name in state if name not in kept)
+
+
+def test_the_trained_model_beside_its_average_has_the_optimizer(ckptfs, tmp_path):
+    state = {'meta': {}, 'message_hub': {}, 'state_dict': EMA, 'ema_state_dict': MODEL, 'optimizer': OPTIMIZER.state_dict()}
+    torch.save(state, tmp_path / 'ckpt.pt')
+    done = ckptfs.adopt(tmp_path / 'ckpt.pt', 'average')
+    assert 'average' in done.stderr and '--model ema_state_dict' in done.stderr, done.stderr
+    ckptfs.adopt(tmp_path / 'ckpt.pt', 'trained', extra=('--model', 'ema_state_dict'))
+    mount = ckptfs.mount()
+    assert same(rank_file(mount, 'average', 'model', 'ckpt.pt'), EMA) and rank_file(mount, 'average', 'optimizer', 'ckpt.pt') == {}
+    assert same(rank_file(mount, 'trained', 'model', 'ckpt.pt'), MODEL)
+    assert 'exp_avg/0.weight' in rank_file(mount, 'trained', 'optimizer', 'ckpt.pt')
