@@ -51,6 +51,8 @@ ModelCandidate::Tensor TensorOf(std::string_view name, PickleRef value) {
   if (const TensorNode* tensor = value.Tensor()) {
     out.dtype = tensor->dtype;
     out.shape = tensor->shape;
+  } else {
+    out.shape = {1};  // sparse or quantised: of a shape that is not looked at
   }
   return out;
 }

@@ -16,7 +16,8 @@
 namespace ckptfs::huggingface {
 namespace {
 
-constexpr uint64_t kMaxDocumentBytes = 64 << 20;  // of a value's tensors
+constexpr uint64_t kMaxDocumentBytes = 64 << 20;  // of a value's tensors, and of all pickles
+constexpr size_t kMaxDocuments = 1024;
 
 // Whether a file says that it is torch's; of others some say nothing.  tf and flax keep some matrices
 // the other way round.
@@ -80,6 +81,12 @@ void AddValue(const TorchState::Part& part, const TorchFile& file, BlobIndex blo
   const std::string last = part.key.substr(part.key.rfind('.') + 1);
   const bool optimizer = IsOptimizerWord(last) || IsOptimizerWord(part.key.substr(0, part.key.find('.')));
   if (optimizer && part.value.IsNone()) return;
+  uint64_t printed = 0;  // what is shared in a pickle is printed once for each document
+  for (const Document& one : out.documents) printed += one.pickle.size();
+  if (out.documents.size() >= kMaxDocuments || printed > kMaxDocumentBytes) {
+    out.beside.push_back({LeftOutPart::kDocument, what, "there are too many values beside the model", ""});
+    return;
+  }
   const std::string key = part.key == "lr_scheduler" ? part.key : StrCat("client/", part.key);
   auto document = MakeDocument(key, "", part.value, file, blob);
   if (optimizer && (!document || !document->tensors.empty())) {
