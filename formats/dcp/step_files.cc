@@ -57,11 +57,10 @@ bool IsOptimizerPart(std::string_view name) {
   return IsOptimizerWord(name) && name != "opt" && !name.starts_with("model");
 }
 
-Result<PartFiles> ListPart(const Root& root, const std::string& directory) {
+namespace {
+
+Result<PartFiles> PartOf(const Root& root, const std::string& directory, const std::vector<RootEntry>& entries) {
   PartFiles out;
-  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
-  if (!there) return out;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   std::map<uint64_t, std::string> ranks;
   std::vector<std::string> safetensors;
   int megatron = 0;
@@ -83,6 +82,15 @@ Result<PartFiles> ListPart(const Root& root, const std::string& directory) {
   return out;
 }
 
+}  // namespace
+
+Result<PartFiles> ListPart(const Root& root, const std::string& directory) {
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
+  if (!there) return PartFiles();
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  return PartOf(root, directory, entries);
+}
+
 namespace {
 
 constexpr std::string_view kWholeFile = "model.safetensors";
@@ -94,10 +102,10 @@ bool IsThere(const std::vector<RootEntry>& entries, std::string_view name, Entry
 
 // Weights as safetensors in the directory of an optimizer's DCP files, or in the one above; an
 // empty part if there are none.
-Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory) {
+Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory,
+                                const std::vector<RootEntry>& entries) {
   PartFiles out;
   out.beside = true;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   std::vector<std::string> all;
   for (const RootEntry& entry : entries) {
     if (entry.kind == EntryKind::kFile && entry.name.ends_with(".safetensors")) all.push_back(entry.name);
@@ -125,9 +133,9 @@ Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory) 
 }
 
 // DCP directories below one with weights whose names are words for an optimizer.
-Result<std::vector<PartFiles>> OptimizersBelow(const Root& root, const std::string& directory) {
+Result<std::vector<PartFiles>> OptimizersBelow(const Root& root, const std::string& directory,
+                                               const std::vector<RootEntry>& entries) {
   std::vector<PartFiles> out;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   for (const RootEntry& entry : entries) {
     if (entry.kind != EntryKind::kDirectory || !IsOptimizerPart(entry.name)) continue;
     CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, entry.name)));
@@ -139,9 +147,9 @@ Result<std::vector<PartFiles>> OptimizersBelow(const Root& root, const std::stri
 }
 
 // Folders that a tool names, or all of a row.
-Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& directory) {
+Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& directory,
+                                           const std::vector<RootEntry>& entries) {
   std::vector<PartFiles> out;
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   for (const RootEntry& entry : entries) {
     if (entry.kind != EntryKind::kDirectory || !IsPartName(entry.name)) continue;
     CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, entry.name)));
@@ -149,7 +157,9 @@ Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& 
     part.directory = entry.name;
     out.push_back(std::move(part));
   }
+  const auto there = [&](const std::string& name) { return IsThere(entries, name, EntryKind::kDirectory); };
   for (size_t row = 0; row < kRows.size() && out.empty(); ++row) {
+    if (!std::ranges::all_of(kRows[row], there)) continue;
     for (const std::string& name : kRows[row]) {
       CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, name)));
       if (!part.Any()) break;
@@ -165,14 +175,15 @@ Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& 
 
 Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& directory) {
   std::vector<PartFiles> out;
-  CKPT_ASSIGN_OR_RETURN(PartFiles own, ListPart(root, directory));
+  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
+  if (!there) return out;
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
+  CKPT_ASSIGN_OR_RETURN(PartFiles own, PartOf(root, directory, entries));
   const bool any = own.Any();
   if (any) out.push_back(std::move(own));
   if (any && !out[0].metadata && out[0].shards.empty()) return out;
-  CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, directory));
-  if (!there) return out;
   if (!any) {
-    CKPT_ASSIGN_OR_RETURN(out, ListFolders(root, directory));
+    CKPT_ASSIGN_OR_RETURN(out, ListFolders(root, directory, entries));
   }
   const bool folders = !any && !out.empty();
   if (folders && !std::ranges::all_of(out, [](const PartFiles& one) { return IsOptimizerPart(one.directory); })) {
@@ -180,11 +191,11 @@ Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& di
   }
   const bool weights = any && !out[0].shards.empty();
   if (weights || out.empty()) {
-    CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> below, OptimizersBelow(root, directory));
+    CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> below, OptimizersBelow(root, directory, entries));
     std::ranges::move(below, std::back_inserter(out));
   }
   if (weights || out.empty()) return out;
-  CKPT_ASSIGN_OR_RETURN(PartFiles beside, WeightsBeside(root, directory));
+  CKPT_ASSIGN_OR_RETURN(PartFiles beside, WeightsBeside(root, directory, entries));
   const bool found = !beside.shards.empty();
   if (found) out.push_back(std::move(beside));
   // An optimizer's directory below one without weights is somebody's own step.

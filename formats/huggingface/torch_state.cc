@@ -153,6 +153,7 @@ void TorchState::AddFlat(const std::string& path, const Found& all) {
     if (IsOptimizerKey(name)) continue;
     const size_t dot = name.find('.');
     const std::string word = dot == std::string::npos ? "" : name.substr(0, dot);
+    if (!by_word.contains(word) && candidates_.size() >= kMaxCandidates) continue;  // beside the model
     const auto [at, added] = by_word.try_emplace(word, candidates_.size());
     if (added) {
       candidates_.emplace_back();
