@@ -171,13 +171,13 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
   below_ = std::move(chosen.below);
   if (covered == names.size()) return {};
   if (!options.family.empty() && covered == 0) {
-    const Family* best = families.Choose(names);
+    const FamilyBelow best = families.ChooseBelow(names);
     return Fail(ErrorCode::kInvalid,
                 StrCat("--family ", options.family, ": none of its rules matches any of the ",
                        names.size(), " parameters ('", names[0], "', ...)",
-                       best == nullptr ? ""
-                                       : StrCat("; family '", best->name(), "' matches ",
-                                                best->CountMatches(names))));
+                       best.family == nullptr
+                           ? ""
+                           : StrCat("; family '", best.family->name(), "' matches ", best.covered)));
   }
   if (family_ == nullptr) {
     Note(StrCat("no family matches any of the ", names.size(), " parameters ('", names[0],

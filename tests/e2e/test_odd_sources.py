@@ -167,10 +167,20 @@ pipe = "{layer+1}.{rest}"
 def test_families_that_do_not_fit_are_said(ckptfs, tmp_path):
     tag = tmp_path / 'run' / 'global_step5'
     save_plain(tag, {f'policy.{k}': v for k, v in llama().items()})
+    assert 'no family' not in ' '.join(info(ckptfs, tag)['notes'])  # the rules hold below a module
+    save_plain(tag, {f'{k}.of_it': v for k, v in llama().items()})
     notes = ' '.join(info(ckptfs, tag)['notes'])
     assert "no family matches any of the 12 parameters" in notes
-    assert "'llama', which would match 12 of them" in notes
     assert 'none of its rules' in refused(ckptfs, tag, '--family', 'gpt2')
+
+
+def test_buffers_of_files_that_do_not_name_them_are_told_by_their_names(ckptfs, tmp_path):
+    tensors = {'a.weight': torch.rand(4, 4), 'bn.running_mean': torch.rand(4), 'rope.inv_freq': torch.rand(4), 'seen': torch.tensor(3)}
+    save(tmp_path / 'run' / 'global_step5', 'mp_rank_00_model_states.pt',
+         {'module': tensors, 'optimizer': None, 'global_steps': 5, 'dp_world_size': 1, 'mp_world_size': 1})
+    ckptfs.adopt(tmp_path / 'run')
+    shown = load_file(f'{ckptfs.mount()}/view/bf16/rank0/model.safetensors')
+    assert {name for name, tensor in shown.items() if tensor.dtype == tensors[name].dtype} == set(tensors) - {'a.weight'}
 
 
 # ---- names ----------------------------------------------------------------

@@ -291,13 +291,34 @@ TEST(ShardingTest, AFamilyThatMatchesNothingIsRefusedWhenForced) {
   ASSERT_FALSE(rules);
   EXPECT_THAT(rules.error().message, testing::HasSubstr("family 'llama' matches 1"));
   options.family = "";
-  rules = ShardingRules::Make(nullptr, options, {{"backbone.model.norm.weight", {{8}}}}, {});
+  rules = ShardingRules::Make(nullptr, options, {{"backbone.norm.w", {{8}}}}, {});
   ASSERT_TRUE(rules);
   StepModel header;
   rules->Describe(header);
   ASSERT_EQ(header.notes.size(), 1u);
   EXPECT_THAT(header.notes[0], testing::HasSubstr("no family matches any of the 1 parameters"));
-  EXPECT_THAT(header.notes[0], testing::HasSubstr("'llama', which would match 1"));
+}
+
+// A script's module keeps the model in an attribute; what stands beside it has no rule.
+TEST(ShardingTest, AFamilysRulesHoldBelowAModule) {
+  const auto families = ShippedFamilies();
+  SourceOptions options;
+  options.families = &*families;
+  const std::string name = "model.model.layers.3.mlp.gate_proj.weight";
+  const auto rules = ShardingRules::Make(
+      nullptr, options, {{name, {{8, 4}}}, {"model.lm_head.weight", {{16, 4}}}, {"loss.weight", {{4}}}}, {});
+  ASSERT_TRUE(rules) << rules.error().message;
+  const auto sharding = rules->Resolve(name, std::vector<Shape>{{8, 4}}, false);
+  ASSERT_TRUE(sharding && *sharding);
+  EXPECT_EQ((*sharding)->pattern.kind, PatternKind::kShard);
+  EXPECT_EQ((*sharding)->layer, 3u);
+  StepModel header;
+  rules->Describe(header);
+  EXPECT_EQ(header.family, "llama");
+  EXPECT_EQ(header.layers, 4u);
+  ASSERT_EQ(header.notes.size(), 1u);
+  EXPECT_EQ(header.notes[0],
+            "family 'llama' comes closest: it has rules for 2 of 3 parameters (below 'model.'), and none for 'loss.weight'");
 }
 
 TEST(ShardingTest, AMissingSizeIsNamedWhereARuleNeedsIt) {
