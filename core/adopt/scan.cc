@@ -222,8 +222,10 @@ Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& sc
   std::map<std::string, std::vector<std::string>> alike;
   std::set<std::string_view> known;
   for (const FoundStep& step : scan.steps) known.insert({step.candidate.Own(), step.candidate.directory});
-  // What lies in the only step there is of that step (lingua's consolidated/, original/ of a Llama).
-  const bool step_itself = scan.steps.size() == 1 && scan.steps[0].candidate.Own() == place.directory;
+  // What lies in the only step there is of that step (lingua's consolidated/, original/ of a
+  // Llama).
+  const bool step_itself =
+      scan.steps.size() == 1 && scan.steps[0].candidate.Own() == place.directory;
   const auto look = [&](const std::string& path) -> Status {
     if (known.contains(path)) return {};
     CKPT_ASSIGN_OR_RETURN(const auto what, recognise(*place.root, path));

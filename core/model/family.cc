@@ -348,7 +348,8 @@ FamilyVariables Family::Mentioned(const FamilyVariables& variables) const {
 
 std::string NameBelow(std::string_view name, std::string_view below) {
   std::string out = NormaliseName(name);
-  if (!below.empty() && out.starts_with(below) && out.size() > below.size()) out.erase(0, below.size());
+  if (!below.empty() && out.starts_with(below) && out.size() > below.size())
+    out.erase(0, below.size());
   return out;
 }
 
@@ -462,9 +463,8 @@ std::string CommonHead(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (name.find('.') != std::string::npos) ++heads[name.substr(0, name.find('.') + 1)];
   }
-  const auto head = std::max_element(heads.begin(), heads.end(), [](const auto& a, const auto& b) {
-    return a.second < b.second;
-  });
+  const auto head = std::max_element(
+      heads.begin(), heads.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   return head == heads.end() ? "" : head->first;
 }
 

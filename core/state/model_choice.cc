@@ -19,15 +19,16 @@ constexpr size_t kShownKeys = 8;  // in a message
 constexpr int kMaxOptimizerDepth = 4;
 
 constexpr auto kModelWords = std::to_array<std::string_view>(
-    {"model", "state_dict", "model_state_dict", "model_state", "module", "net", "network", "weights",
-     "params", "model_weights"});
+    {"model", "state_dict", "model_state_dict", "model_state", "module", "net", "network",
+     "weights", "params", "model_weights"});
 // Words that may stand before one of these: "app.model", "state.model".
 constexpr auto kAroundWords = std::to_array<std::string_view>(
     {"app", "state", "states", "checkpoint", "ckpt", "train_state", "trainer"});
 // Copies of weights that no optimizer trains, as a part of a word ("model_ema").
 constexpr auto kAverageWords = std::to_array<std::string_view>(
     {"ema", "averaged", "average", "avg", "swa", "teacher", "shadow", "polyak", "slow", "target"});
-constexpr auto kOptimizerParts = std::to_array<std::string_view>({"optim", "optimizer", "optimizers"});
+constexpr auto kOptimizerParts =
+    std::to_array<std::string_view>({"optim", "optimizer", "optimizers"});
 
 template <size_t kCount>
 bool Contains(const std::array<std::string_view, kCount>& words, std::string_view word) {
@@ -62,7 +63,7 @@ enum class Grade : uint8_t {
 struct Score {
   size_t trained = 0;
   Grade grade = Grade::kNone;
-  bool own = false;  // not an average, nor in an optimizer's part of the state
+  bool own = false;   // not an average, nor in an optimizer's part of the state
   bool word = false;  // its key is one for a model
   auto operator<=>(const Score&) const = default;
 };
@@ -168,8 +169,8 @@ bool IsModelKey(std::string_view key) {
   const std::string_view last = dot == key.npos ? key : key.substr(dot + 1);
   if (!Contains(kModelWords, last)) return false;
   return dot == key.npos || !HasPart(key.substr(0, dot), '.', [](std::string_view word) {
-    return !Contains(kAroundWords, word) && !Contains(kModelWords, word);
-  });
+           return !Contains(kAroundWords, word) && !Contains(kModelWords, word);
+         });
 }
 
 bool IsAverageKey(std::string_view key) {
@@ -182,9 +183,8 @@ bool IsAverageKey(std::string_view key) {
 bool IsOptimizerWord(std::string_view word) {
   while (!word.empty() && IsDigit(word.back())) word.remove_suffix(1);
   if (word.ends_with('_')) word.remove_suffix(1);
-  return word == "opt" || HasPart(word, '_', [](std::string_view part) {
-    return Contains(kOptimizerParts, part);
-  });
+  return word == "opt" ||
+         HasPart(word, '_', [](std::string_view part) { return Contains(kOptimizerParts, part); });
 }
 
 std::string_view OptimizerPrefixOf(std::string_view key) {
@@ -203,7 +203,8 @@ std::string_view OptimizerPrefixOf(std::string_view key) {
   return {};
 }
 
-Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates, std::string_view asked) {
+Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates,
+                                std::string_view asked) {
   std::vector<std::pair<Score, size_t>> good;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Score score = ScoreOf(candidates[i]);
@@ -213,7 +214,8 @@ Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates, std:
   std::ranges::stable_sort(good, std::greater<>(), &std::pair<Score, size_t>::first);
   if (!asked.empty()) return ChooseAsked(candidates, good, asked);
   if (good.empty()) {
-    return Fail(ErrorCode::kInvalid, "no dict of named tensors is in it, which a model's state_dict is");
+    return Fail(ErrorCode::kInvalid,
+                "no dict of named tensors is in it, which a model's state_dict is");
   }
   const auto [best, index] = good.front();
   ModelChoice out{index, best.trained > 0 || best.grade == Grade::kModel, "", {}};
@@ -224,10 +226,11 @@ Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates, std:
     if (i != index && score.grade == Grade::kModel && !part) out.others.push_back(i);
   }
   if (alike.size() > 1) {
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat("several dicts look like the model, and nothing tells which of them it is: ",
-                             Keys(candidates, alike))}
-                    .Needing("--model KEY names it"));
+    return Fail(
+        Error{ErrorCode::kUnsupported,
+              StrCat("several dicts look like the model, and nothing tells which of them it is: ",
+                     Keys(candidates, alike))}
+            .Needing("--model KEY names it"));
   }
   if (!out.others.empty()) {
     const size_t second = out.others.front();

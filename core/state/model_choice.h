@@ -53,10 +53,10 @@ struct ModelCandidate {
 };
 
 struct ModelChoice {
-  size_t index = 0;             // the model, among the candidates
-  bool strong = false;          // it looks like a model by itself, or is said to be one
-  std::string why;              // what told it from the others; "" without others
-  std::vector<size_t> others;   // what looks like a model, too
+  size_t index = 0;            // the model, among the candidates
+  bool strong = false;         // it looks like a model by itself, or is said to be one
+  std::string why;             // what told it from the others; "" without others
+  std::vector<size_t> others;  // what looks like a model, too
 };
 
 // `asked`: the user's key, "" without one, "." for the top of the state.  kInvalid if it is

@@ -51,7 +51,7 @@ class ParameterRefusals {
   };
   const StepModel& step_;
   std::shared_ptr<const Family> family_;  // the step's, once it was needed
-  std::string below_;  // the module that its model lies in
+  std::string below_;                     // the module that its model lies in
   std::vector<Reason> reasons_;           // in the order of their first parameters
 };
 

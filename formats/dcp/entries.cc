@@ -253,7 +253,8 @@ class Collector {
     if (!keys_.flat) {
       CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, "params", [&](PickleBuilder& builder) {
         std::vector<NodeId> items;
-        for (ParameterIndex p : shown.group->parameters) items.push_back(builder.String(StateName(p)));
+        for (ParameterIndex p : shown.group->parameters)
+          items.push_back(builder.String(StateName(p)));
         return builder.List(std::move(items));
       }));
     }
@@ -467,7 +468,8 @@ Result<KeyShape> SourceKeys(const Document& document) {
     keys.tensors.emplace(*key.String(), std::pair(*known, *std::move(shape)));
   }
   const PickleRef names = given["state_names"];
-  for (const auto& [name, state] : names ? names.Items() : std::vector<std::pair<PickleRef, PickleRef>>()) {
+  for (const auto& [name, state] :
+       names ? names.Items() : std::vector<std::pair<PickleRef, PickleRef>>()) {
     if (name.String() && state.String()) keys.state_names.emplace(*name.String(), *state.String());
   }
   return keys;

@@ -78,7 +78,7 @@ struct DcpMetadata {
   std::vector<std::vector<PathElement>> object_paths;
   bool has_paths = false;
   uint64_t dropped_objects = 0;  // of merged parts: those under another's name
-  std::vector<bool> plain;  // by file: an extent is the elements themselves, not an archive
+  std::vector<bool> plain;       // by file: an extent is the elements themselves, not an archive
 
   bool IsPlain(uint32_t file) const { return file < plain.size() && plain[file]; }
 

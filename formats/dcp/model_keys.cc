@@ -18,13 +18,15 @@ using Made = ModelCandidate::Made;
 
 constexpr size_t kMaxDerived = 64;
 // First words of what is beside a model whose weights stand at the top.
-constexpr auto kOtherWords = std::to_array<std::string_view>(
-    {"train_state", "dataloader", "data_loader", "rng", "rng_state", "lr_scheduler", "scheduler", "trainer", "extra",
-     "ema"});
+constexpr auto kOtherWords =
+    std::to_array<std::string_view>({"train_state", "dataloader", "data_loader", "rng", "rng_state",
+                                     "lr_scheduler", "scheduler", "trainer", "extra", "ema"});
 
 std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find('.')); }
 
-bool IsOther(std::string_view word) { return std::ranges::find(kOtherWords, word) != kOtherWords.end(); }
+bool IsOther(std::string_view word) {
+  return std::ranges::find(kOtherWords, word) != kOtherWords.end();
+}
 
 // All elements of a path but the last, as a key.
 std::string Container(const std::vector<PathElement>& path) {
@@ -36,7 +38,8 @@ std::string Container(const std::vector<PathElement>& path) {
 // The candidates and the tensors of each.
 class Candidates {
  public:
-  Candidates(const DcpMetadata& metadata, const KeysBeside& keys) : metadata_(metadata), keys_(keys) {
+  Candidates(const DcpMetadata& metadata, const KeysBeside& keys)
+      : metadata_(metadata), keys_(keys) {
     AddDicts();
     AddOthers();
     AddBehindWords();
@@ -99,7 +102,8 @@ class Candidates {
     };
     for (const size_t i : keys_.objects) add(metadata_.object_paths[i], metadata_.objects[i].name);
     for (const size_t i : keys_.tensors) {
-      if (metadata_.tensor_paths[i].size() > 1) add(metadata_.tensor_paths[i], metadata_.tensors[i].name);
+      if (metadata_.tensor_paths[i].size() > 1)
+        add(metadata_.tensor_paths[i], metadata_.tensors[i].name);
     }
     for (size_t i = 0; i < all_.size(); ++i) {
       const auto found = entries.find(all_[i].key);
@@ -138,7 +142,8 @@ class Candidates {
       const std::string& key = all_[i].key;
       if (all_[i].made != Made::kDict || key.empty()) continue;
       below[""].push_back(i);
-      for (size_t dot = key.rfind('.'); dot != std::string::npos; dot = dot == 0 ? key.npos : key.rfind('.', dot - 1)) {
+      for (size_t dot = key.rfind('.'); dot != std::string::npos;
+           dot = dot == 0 ? key.npos : key.rfind('.', dot - 1)) {
         below[key.substr(0, dot)].push_back(i);
       }
     }
@@ -154,8 +159,10 @@ class Candidates {
 
   void CountTrained() {
     for (ModelCandidate& candidate : all_) {
-      candidate.trained = static_cast<size_t>(std::ranges::count_if(
-          candidate.tensors, [&](const auto& tensor) { return keys_.owners.contains(tensor.name); }));
+      candidate.trained =
+          static_cast<size_t>(std::ranges::count_if(candidate.tensors, [&](const auto& tensor) {
+            return keys_.owners.contains(tensor.name);
+          }));
     }
   }
 

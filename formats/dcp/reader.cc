@@ -77,7 +77,7 @@ Result<StepModel> Reader::Read() && {
 
 // DCP does not say it.
 Role Reader::RoleOfWeight(const std::string& name, const TensorEntry& tensor) const {
-  const Trained trained = trained_.empty()           ? Trained::kUnknown
+  const Trained trained = trained_.empty()          ? Trained::kUnknown
                           : trained_.contains(name) ? Trained::kYes
                                                     : Trained::kNo;
   return RoleOf(name, tensor.dtype, tensor.shape, trained,
@@ -195,7 +195,8 @@ Status Reader::ReadNumberedGroups(ObjectReader& objects) {
 // A live module's name of a weight becomes that of the model's part.
 void Reader::NameAsWeight(std::string& name) {
   if (keys_.adapter.empty() || weights_.contains(name)) return;
-  const auto found = WithoutAdapter(name, [&](std::string_view one) { return weights_.contains(one); });
+  const auto found =
+      WithoutAdapter(name, [&](std::string_view one) { return weights_.contains(one); });
   if (!found || found->adapter != keys_.adapter) return;
   keys_.state_names.emplace(found->weight, name);
   name = found->weight;
@@ -261,10 +262,10 @@ Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects
     states.emplace_back(key, builder.String(state));
   }
   const std::array<NodeId, 10> nodes = {
-      builder.String("model"),      builder.String(keys_.model),
-      builder.String("optimizers"), builder.List(std::move(prefixes)),
-      builder.String("flat"),       builder.Bool(keys_.flat_optimizer),
-      builder.String("tensors"),    builder.Dict(tensors),
+      builder.String("model"),       builder.String(keys_.model),
+      builder.String("optimizers"),  builder.List(std::move(prefixes)),
+      builder.String("flat"),        builder.Bool(keys_.flat_optimizer),
+      builder.String("tensors"),     builder.Dict(tensors),
       builder.String("state_names"), builder.Dict(states)};
   const NodeId root = builder.Dict({{nodes[0], nodes[1]},
                                     {nodes[2], nodes[3]},
@@ -299,8 +300,9 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
                       cut.size() - 1});
   }
   for (const std::string& other : keys_.other_models) {
-    header.notes.push_back(StrCat("the model is ", ModelKeyText(keys_.model.substr(0, keys_.model.rfind('.'))),
-                                  " (", keys_.why_model, "); ", ModelKeyText(other),
+    header.notes.push_back(StrCat("the model is ",
+                                  ModelKeyText(keys_.model.substr(0, keys_.model.rfind('.'))), " (",
+                                  keys_.why_model, "); ", ModelKeyText(other),
                                   " looks like a model, too: --model KEY takes it instead"));
   }
   if (dropped > 0) {

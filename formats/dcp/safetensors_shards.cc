@@ -43,9 +43,10 @@ class ShardReader {
       if (!known_.emplace(entry.name, tensors_.size()).second) {
         return Refuse("'", entry.name, "' is in another file of the directory, too");
       }
-      tensors_.emplace_back(entry.name, std::vector<Shard>{{number, entry.dtype, Shape(entry.shape.size(), 0),
-                                                            entry.shape, header.data_offset + entry.begin,
-                                                            entry.end - entry.begin}});
+      tensors_.emplace_back(
+          entry.name,
+          std::vector<Shard>{{number, entry.dtype, Shape(entry.shape.size(), 0), entry.shape,
+                              header.data_offset + entry.begin, entry.end - entry.begin}});
     }
     return {};
   }

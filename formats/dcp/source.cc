@@ -101,9 +101,8 @@ class DcpSource : public Source {
     CKPT_ASSIGN_OR_RETURN(std::vector<PartFiles> parts,
                           dcp::ListParts(*step.root, step.directory));
     if (options.weights_only) {
-      std::erase_if(parts, [](const PartFiles& part) {
-        return dcp::IsOptimizerPart(part.directory);
-      });
+      std::erase_if(parts,
+                    [](const PartFiles& part) { return dcp::IsOptimizerPart(part.directory); });
     }
     return dcp::Reader(step, options, std::move(parts)).Read();
   }

@@ -118,7 +118,8 @@ void KeyReader::FindOptimizers() {
     if (const auto before = Before(key, kGroups)) groups.insert(*before);
   });
   for (const std::string_view prefix : states) {
-    if (groups.contains(prefix) && (!prefix.empty() || optimizers_.empty())) optimizers_.emplace(prefix);
+    if (groups.contains(prefix) && (!prefix.empty() || optimizers_.empty()))
+      optimizers_.emplace(prefix);
   }
 }
 
@@ -142,7 +143,8 @@ void KeyReader::Split() {
 // Which tensors are the model.
 Status KeyReader::ChooseModel() {
   KeysBeside keys;
-  for (const KeyedEntry entry : outside_) (entry.object ? keys.objects : keys.tensors).push_back(entry.index);
+  for (const KeyedEntry entry : outside_)
+    (entry.object ? keys.objects : keys.tensors).push_back(entry.index);
   for (const Inside& key : inside_) {
     keys.flattened = keys.flattened || (!key.prefix.empty() && PathOf(key.entry).size() <= 1);
     const bool state = key.rest.starts_with(kState);
@@ -201,7 +203,8 @@ std::optional<std::pair<std::string, std::string>> KeyReader::NameAndRest(
 }
 
 // The same, also by the name that a live module has for a weight; the longest name of either.
-std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(std::string_view text) {
+std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
+    std::string_view text) {
   const auto has = [&](std::string_view name) { return names_.contains(name); };
   for (size_t dot = text.rfind('.'); dot != text.npos && dot > 0; dot = text.rfind('.', dot - 1)) {
     const std::string_view live = text.substr(0, dot);

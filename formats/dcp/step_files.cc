@@ -7,11 +7,11 @@
 #include <charconv>
 #include <iterator>
 #include <map>
-#include <set>
 #include <optional>
+#include <set>
 
-#include "core/blob/safetensors_header.h"
 #include "core/base/strings.h"
+#include "core/blob/safetensors_header.h"
 #include "core/state/model_choice.h"
 #include "formats/dcp/safetensors_shards.h"
 #include "formats/huggingface/shard_index.h"
@@ -24,7 +24,8 @@ constexpr std::string_view kDataEnding = ".distcp";
 // Folders of one step by names that others may give to something else: all of a row are there.
 constexpr std::string_view kOptimizerFolder = "optim";
 const std::array<std::vector<std::string>, 2> kRows = {
-    std::vector<std::string>{"model_and_optim"}, std::vector<std::string>{"model", std::string(kOptimizerFolder)}};
+    std::vector<std::string>{"model_and_optim"},
+    std::vector<std::string>{"model", std::string(kOptimizerFolder)}};
 
 std::optional<uint64_t> Digits(std::string_view text) {
   uint64_t number = 0;
@@ -59,7 +60,8 @@ bool IsOptimizerPart(std::string_view name) {
 
 namespace {
 
-Result<PartFiles> PartOf(const Root& root, const std::string& directory, const std::vector<RootEntry>& entries) {
+Result<PartFiles> PartOf(const Root& root, const std::string& directory,
+                         const std::vector<RootEntry>& entries) {
   PartFiles out;
   std::map<uint64_t, std::string> ranks;
   std::vector<std::string> safetensors;
@@ -97,7 +99,8 @@ constexpr std::string_view kWholeFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 
 bool IsThere(const std::vector<RootEntry>& entries, std::string_view name, EntryKind kind) {
-  return std::ranges::any_of(entries, [&](const RootEntry& one) { return one.name == name && one.kind == kind; });
+  return std::ranges::any_of(
+      entries, [&](const RootEntry& one) { return one.name == name && one.kind == kind; });
 }
 
 // Weights as safetensors in the directory of an optimizer's DCP files, or in the one above; an
@@ -108,7 +111,8 @@ Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory,
   out.beside = true;
   std::vector<std::string> all;
   for (const RootEntry& entry : entries) {
-    if (entry.kind == EntryKind::kFile && entry.name.ends_with(".safetensors")) all.push_back(entry.name);
+    if (entry.kind == EntryKind::kFile && entry.name.ends_with(".safetensors"))
+      all.push_back(entry.name);
   }
   if (all.empty()) return out;
   const auto sharded = IsShard(root, JoinPath(directory, all.front()));
@@ -122,7 +126,8 @@ Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory,
     out.shards.emplace_back(kWholeFile);
   } else if (IsThere(entries, kIndexFile, EntryKind::kFile)) {
     const std::string path = JoinPath(directory, std::string(kIndexFile));
-    CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(root, path, huggingface::kMaxIndexBytes));
+    CKPT_ASSIGN_OR_RETURN(const std::string text,
+                          ReadWhole(root, path, huggingface::kMaxIndexBytes));
     auto map = huggingface::ParseShardIndex(text);
     if (!map) return Fail(std::move(map).error().WithContext(root.PathOf(path)));
     std::set<std::string> files;
@@ -157,7 +162,9 @@ Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& 
     part.directory = entry.name;
     out.push_back(std::move(part));
   }
-  const auto there = [&](const std::string& name) { return IsThere(entries, name, EntryKind::kDirectory); };
+  const auto there = [&](const std::string& name) {
+    return IsThere(entries, name, EntryKind::kDirectory);
+  };
   for (size_t row = 0; row < kRows.size() && out.empty(); ++row) {
     if (!std::ranges::all_of(kRows[row], there)) continue;
     for (const std::string& name : kRows[row]) {
@@ -186,7 +193,8 @@ Result<std::vector<PartFiles>> ListParts(const Root& root, const std::string& di
     CKPT_ASSIGN_OR_RETURN(out, ListFolders(root, directory, entries));
   }
   const bool folders = !any && !out.empty();
-  if (folders && !std::ranges::all_of(out, [](const PartFiles& one) { return IsOptimizerPart(one.directory); })) {
+  if (folders && !std::ranges::all_of(
+                     out, [](const PartFiles& one) { return IsOptimizerPart(one.directory); })) {
     return out;
   }
   const bool weights = any && !out[0].shards.empty();

@@ -35,8 +35,8 @@ struct PartFiles {
   bool metadata = false;              // .metadata is there
   std::vector<std::string> ranks;     // __0.metadata, __1.metadata ..., in order
   std::vector<std::string> shards;    // safetensors files with sharding information
-  bool whole = false;                 // without it: each tensor of `shards` is whole (save_pretrained's)
-  bool beside = false;                // taken where the other parts have nothing but an optimizer
+  bool whole = false;   // without it: each tensor of `shards` is whole (save_pretrained's)
+  bool beside = false;  // taken where the other parts have nothing but an optimizer
   bool data = false;                  // *.distcp is there
 
   // That it is one, whole or not.

@@ -115,7 +115,8 @@ void InferBuffers(ModelStates& out) {
   for (const NamedTensor& entry : out.module) {
     const FileTensor& tensor = entry.tensor;
     if (parameters.contains(entry.name)) continue;
-    if (LooksLikeBuffer(entry.name, tensor.dtype(), tensor.shape(), has)) out.buffers.push_back(entry.name);
+    if (LooksLikeBuffer(entry.name, tensor.dtype(), tensor.shape(), has))
+      out.buffers.push_back(entry.name);
   }
 }
 

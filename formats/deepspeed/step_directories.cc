@@ -245,8 +245,9 @@ Result<std::vector<StepCandidate>> FindSteps(const std::shared_ptr<const Root>& 
 
 Status CheckNoModelKey(const StepCandidate& step, const SourceOptions& options) {
   if (options.model.empty()) return {};
-  return Fail(ErrorCode::kInvalid, StrCat("--model ", options.model, ": ", step.Path(),
-                                          " is DeepSpeed's, whose steps have one model without a key"));
+  return Fail(ErrorCode::kInvalid,
+              StrCat("--model ", options.model, ": ", step.Path(),
+                     " is DeepSpeed's, whose steps have one model without a key"));
 }
 
 }  // namespace ckptfs::deepspeed

@@ -94,7 +94,8 @@ bool IsTorchName(std::string_view name) { return !name.ends_with(".safetensors")
 
 std::optional<std::string> ShardPath(std::string_view named) {
   std::string out;
-  if (named.empty() || named.front() == '/' || named.back() == '/' || named.find('\0') != named.npos) {
+  if (named.empty() || named.front() == '/' || named.back() == '/' ||
+      named.find('\0') != named.npos) {
     return std::nullopt;
   }
   while (!named.empty()) {

@@ -22,9 +22,9 @@ struct AveragedModel {
   std::string_view trained;
   std::string_view mark;
 };
-constexpr auto kAveragedModels = std::to_array<AveragedModel>(
-    {{"state_dict", "current_model_state", "current_model_state"},
-     {"state_dict", "ema_state_dict", "message_hub"}});
+constexpr auto kAveragedModels =
+    std::to_array<AveragedModel>({{"state_dict", "current_model_state", "current_model_state"},
+                                  {"state_dict", "ema_state_dict", "message_hub"}});
 
 struct Reason {
   std::string why;
@@ -40,9 +40,10 @@ std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
     averages.insert(row.average);
     trained = trained || weights.model == row.trained;
     if (weights.model != row.average) continue;
-    return Reason{StrCat("the file's ", row.average, " is an average of the weights that the optimizer trains ('",
-                         row.trained, "')"),
-                  StrCat("--model ", row.trained, " takes those")};
+    return Reason{
+        StrCat("the file's ", row.average,
+               " is an average of the weights that the optimizer trains ('", row.trained, "')"),
+        StrCat("--model ", row.trained, " takes those")};
   }
   if (IsAverageKey(weights.model) && !trained) {
     return Reason{StrCat("'", weights.model, "' is by its name not what an optimizer trains"), ""};
@@ -58,7 +59,8 @@ std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
 
 }  // namespace
 
-OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file, const WeightsFile* weights) {
+OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file,
+                                const WeightsFile* weights) {
   const TorchState state(root);
   const auto& found = state.optimizers();
   const std::string whole = StrCat("the optimizer in ", file);
@@ -74,7 +76,10 @@ OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file, const W
   for (const TorchState::Part& part : found) {
     const std::string what = part.key.empty() ? whole : StrCat("'", part.key, "'");
     if (found.size() > 1) {
-      leave_out(what, {"the file has several optimizers, and nothing tells which of them trains the model", ""});
+      leave_out(
+          what,
+          {"the file has several optimizers, and nothing tells which of them trains the model",
+           ""});
     } else if (why) {
       leave_out(what, *why);
     } else {

@@ -24,6 +24,7 @@ struct OptimizerChoice {
 
 // `file`: the name of the optimizer's, for messages.  `weights`: what was read of the same file;
 // null where the weights lie in others.
-OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file, const WeightsFile* weights);
+OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file,
+                                const WeightsFile* weights);
 
 }  // namespace ckptfs::huggingface

@@ -160,10 +160,9 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   names.reserve(entries.size());
   for (const RootEntry& entry : entries) names.push_back(entry.name);
   CKPT_ASSIGN_OR_RETURN(const std::string configured, ConfiguredWeights(root, out.directory));
-  auto chosen = configured.empty()
-                    ? ChooseWeights(names)
-                    : Result<std::optional<WeightsName>>(
-                          WeightsName{configured, configured.ends_with(".json"), "", false});
+  auto chosen = configured.empty() ? ChooseWeights(names)
+                                   : Result<std::optional<WeightsName>>(WeightsName{
+                                         configured, configured.ends_with(".json"), "", false});
   if (!chosen) return Fail(std::move(chosen).error().WithContext(candidate.Path()));
   if (!*chosen) return Fail(ErrorCode::kInvalid, StrCat(candidate.Path(), ": no weights"));
   const WeightsName& weights = **chosen;
@@ -216,9 +215,8 @@ Status Reader::ReadWeights() {
   contents_.resize(files_.weights.size());
   std::vector<Status> outcomes(contents_.size());
   ParallelFor(contents_.size(), [&](size_t i) {
-    auto read =
-        ReadWeightsFile(*candidate_.root, JoinPath(files_.directory, files_.weights[i]), blobs_[i],
-                        options_.model);
+    auto read = ReadWeightsFile(*candidate_.root, JoinPath(files_.directory, files_.weights[i]),
+                                blobs_[i], options_.model);
     if (read) {
       assembler_.SetFrame(blobs_[i], read->frame);
       contents_[i] = *std::move(read);
@@ -346,7 +344,7 @@ Status Reader::DeclareParameters() {
   Placer placer(assembler_);
   for (size_t i = 0; i < weights.size(); ++i) {
     const StoredWeight& weight = *weights[i];
-    const Trained said = trained.empty()                  ? Trained::kUnknown
+    const Trained said = trained.empty()                 ? Trained::kUnknown
                          : trained.contains(weight.name) ? Trained::kYes
                                                          : Trained::kNo;
     const Role role = RoleOf(weight.name, weight.dtype, weight.shape, said, HasWeight());
@@ -385,7 +383,8 @@ Status Reader::ReadOptimizer() {
   }
   if (options_.weights_only) return {};
   const bool beside = files_.weights.size() == 1 && files_.optimizer == files_.weights[0];
-  OptimizerChoice choice = ChooseOptimizer(file.root(), files_.optimizer, beside ? &contents_.front() : nullptr);
+  OptimizerChoice choice =
+      ChooseOptimizer(file.root(), files_.optimizer, beside ? &contents_.front() : nullptr);
   for (LeftOut& one : choice.left_out) LeaveOut(header, std::move(one));
   const PickleRef dict = choice.dict;
   if (!dict) return {};
@@ -405,7 +404,8 @@ Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
   if (!optimizer_) return {};
   std::map<std::string_view, const StoredWeight*> by_name;
   for (const StoredWeight* weight : weights) {
-    if (!LooksLikeBuffer(weight->name, weight->dtype, weight->shape, HasWeight())) by_name.emplace(weight->name, weight);
+    if (!LooksLikeBuffer(weight->name, weight->dtype, weight->shape, HasWeight()))
+      by_name.emplace(weight->name, weight);
   }
   std::vector<deepspeed::NamedShape> parameters;
   for (const std::string& name : options_.parameter_order) {
@@ -528,7 +528,8 @@ void Reader::FillHeader() {
   for (WeightsFile& content : contents_) {
     left_out.insert(content.left_out.begin(), content.left_out.end());
     for (LeftOut& part : content.beside) {
-      if (part.part != LeftOutPart::kOptimizer || !options_.weights_only) LeaveOut(header, std::move(part));
+      if (part.part != LeftOutPart::kOptimizer || !options_.weights_only)
+        LeaveOut(header, std::move(part));
     }
     for (Document& one : content.documents) header.documents.push_back(std::move(one));
   }

@@ -35,12 +35,14 @@ bool IsHubFolder(const Root& root, const std::string& directory) {
 
 // A directory in which weights are, whatever Complete will say of them; an adapter
 // only where nothing else can be meant.
-Result<bool> HasWeights(const Root& root, const std::string& directory, const StepEntries& entries) {
+Result<bool> HasWeights(const Root& root, const std::string& directory,
+                        const StepEntries& entries) {
   const auto chosen = huggingface::ChooseWeights(entries.files);
   if (!chosen) return true;
   if (*chosen) return !(*chosen)->adapter || entries.directories.empty();
   if (!entries.HasFile(std::string(kModelConfig))) return false;
-  CKPT_ASSIGN_OR_RETURN(const std::string configured, huggingface::ConfiguredWeights(root, directory));
+  CKPT_ASSIGN_OR_RETURN(const std::string configured,
+                        huggingface::ConfiguredWeights(root, directory));
   return !configured.empty() && entries.HasFile(configured);
 }
 

@@ -13,7 +13,7 @@ namespace ckptfs::huggingface {
 namespace {
 
 constexpr int kMaxDepth = 8;
-constexpr size_t kMaxItems = 64;        // of a list that is looked into
+constexpr size_t kMaxItems = 64;  // of a list that is looked into
 constexpr size_t kMaxCandidates = 256;
 constexpr size_t kMaxContainers = 65536;  // that are looked into; a hostile file may have millions
 constexpr size_t kMaxPath = 1024;
@@ -34,8 +34,9 @@ bool IsModule(PickleRef value) {
 
 // Of a flattened state: an optimizer's states or groups, or all below a word for one.
 bool IsOptimizerKey(std::string_view key) {
-  constexpr auto kWords = std::to_array<std::string_view>(
-      {"optim", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_state", "optim_state"});
+  constexpr auto kWords =
+      std::to_array<std::string_view>({"optim", "optimizer", "optimizers", "optimizer_state_dict",
+                                       "optimizer_state", "optim_state"});
   const std::string_view first = key.substr(0, key.find('.'));
   const bool word = first.size() < key.size() && std::ranges::find(kWords, first) != kWords.end();
   return word || !OptimizerPrefixOf(key).empty();
@@ -66,7 +67,8 @@ void AddNames(PickleRef optimizer, std::set<std::string, std::less<>>& names) {
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const std::string_view key : {"params", "param_names"}) {
       const PickleRef members = groups.at(g).IsDict() ? groups.at(g)[key] : PickleRef();
-      for (size_t i = 0; members && members.IsSequence() && i < members.size(); ++i) add(members.at(i));
+      for (size_t i = 0; members && members.IsSequence() && i < members.size(); ++i)
+        add(members.at(i));
     }
   }
   for (const auto& [key, value] : optimizer["state"].Items()) add(key);
@@ -88,7 +90,8 @@ TorchState::TorchState(PickleRef root) : root_(root) {
 }
 
 void TorchState::Walk(PickleRef value, const std::string& path, int depth) {
-  if (depth > kMaxDepth || !value || path.size() > kMaxPath || seen_.size() >= kMaxContainers) return;
+  if (depth > kMaxDepth || !value || path.size() > kMaxPath || seen_.size() >= kMaxContainers)
+    return;
   const bool container = value.IsDict() || value.IsSequence() || IsModule(value);
   if (!container) return;
   const auto [at, first] = seen_.try_emplace(value.id(), path);
@@ -105,7 +108,8 @@ void TorchState::Walk(PickleRef value, const std::string& path, int depth) {
   } else if (IsModule(value)) {
     modules_.push_back({path, value, Kind::kModule});
   } else if (value.size() <= kMaxItems) {
-    for (size_t i = 0; i < value.size(); ++i) Walk(value.at(i), Joined(path, std::to_string(i)), depth + 1);
+    for (size_t i = 0; i < value.size(); ++i)
+      Walk(value.at(i), Joined(path, std::to_string(i)), depth + 1);
   }
 }
 
@@ -153,7 +157,8 @@ void TorchState::AddFlat(const std::string& path, const Found& all) {
     if (IsOptimizerKey(name)) continue;
     const size_t dot = name.find('.');
     const std::string word = dot == std::string::npos ? "" : name.substr(0, dot);
-    if (!by_word.contains(word) && candidates_.size() >= kMaxCandidates) continue;  // beside the model
+    if (!by_word.contains(word) && candidates_.size() >= kMaxCandidates)
+      continue;  // beside the model
     const auto [at, added] = by_word.try_emplace(word, candidates_.size());
     if (added) {
       candidates_.emplace_back();
@@ -175,24 +180,28 @@ void TorchState::AddUnions() {
   for (size_t i = 0; i < candidates_.size(); ++i) {
     const std::string& key = candidates_[i].key;
     if (key.empty()) continue;
-    for (size_t dot = key.rfind('.'); dot != std::string::npos && dot > 0; dot = key.rfind('.', dot - 1)) {
+    for (size_t dot = key.rfind('.'); dot != std::string::npos && dot > 0;
+         dot = key.rfind('.', dot - 1)) {
       below[key.substr(0, dot)].push_back(i);
     }
     below[""].push_back(i);
   }
   for (const auto& [key, members] : below) {
-    const bool known = std::ranges::any_of(candidates_, [&](const auto& one) { return one.key == key; });
+    const bool known =
+        std::ranges::any_of(candidates_, [&](const auto& one) { return one.key == key; });
     if (known || members.size() < 2 || candidates_.size() >= 2 * kMaxCandidates) continue;
     ModelCandidate whole;
     Found found;
     whole.key = key;
     whole.made = ModelCandidate::Made::kDerived;
     for (const size_t i : members) {
-      const std::string prefix = StrCat(candidates_[i].key.substr(key.empty() ? 0 : key.size() + 1), ".");
+      const std::string prefix =
+          StrCat(candidates_[i].key.substr(key.empty() ? 0 : key.size() + 1), ".");
       for (size_t k = 0; k < found_[i].tensors.size(); ++k) {
         whole.tensors.push_back(candidates_[i].tensors[k]);
         whole.tensors.back().name.insert(0, prefix);
-        found.tensors.emplace_back(prefix + found_[i].tensors[k].first, found_[i].tensors[k].second);
+        found.tensors.emplace_back(prefix + found_[i].tensors[k].first,
+                                   found_[i].tensors[k].second);
       }
     }
     candidates_.push_back(std::move(whole));
@@ -213,9 +222,10 @@ void TorchState::CountTrained() {
 Error TorchState::NoModel(const Error& why) const {
   if (!modules_.empty()) {
     const Part& module = modules_.front();
-    return Error{ErrorCode::kUnsupported,
-                 StrCat(module.key.empty() ? "it" : ModelKeyText(module.key), " is a pickled module (",
-                        module.value.ClassName(), "), which only its own code can load")}
+    return Error{
+        ErrorCode::kUnsupported,
+        StrCat(module.key.empty() ? "it" : ModelKeyText(module.key), " is a pickled module (",
+               module.value.ClassName(), "), which only its own code can load")}
         .Needing("save its state_dict()");
   }
   if (IsTensor(root_)) return Error{why.code, "a tensor by itself, not a dict of named tensors"};
@@ -250,7 +260,8 @@ void TorchState::FindBeside(PickleRef value, const std::string& path, const Sear
                             std::vector<Part>& out) const {
   const auto visit = [&](const std::string& word, PickleRef inner) {
     const std::string key = Joined(path, word);
-    const bool own = !search.model.empty() && (key == search.model || key.starts_with(search.model + "."));
+    const bool own =
+        !search.model.empty() && (key == search.model || key.starts_with(search.model + "."));
     if (own || search.twins.contains(key)) return;  // with the prefix: keys of a flattened state
     const auto part = search.parts.find(key);
     const bool open = part == search.parts.end() && (inner.IsDict() || inner.IsSequence());
@@ -267,7 +278,8 @@ void TorchState::FindBeside(PickleRef value, const std::string& path, const Sear
   for (const auto& [key, inner] : value.Items()) {
     const auto number = key.Int();
     const bool top = path.empty() && search.model.empty();  // whose tensors are the model
-    if (const auto name = key.String(); name && !(top && (IsTensor(inner) || name->ends_with(kExtraState)))) {
+    if (const auto name = key.String();
+        name && !(top && (IsTensor(inner) || name->ends_with(kExtraState)))) {
       visit(std::string(*name), inner);
     }
     if (number) visit(std::to_string(*number), inner);
@@ -276,7 +288,8 @@ void TorchState::FindBeside(PickleRef value, const std::string& path, const Sear
 
 Result<TorchState::Model> TorchState::Choose(std::string_view asked) const {
   const auto same = second_.find(std::string(asked));
-  auto choice = ChooseModel(candidates_, same == second_.end() ? asked : std::string_view(same->second));
+  auto choice =
+      ChooseModel(candidates_, same == second_.end() ? asked : std::string_view(same->second));
   if (!choice) {
     const bool none = asked.empty() && choice.error().code == ErrorCode::kInvalid;
     return Fail(none ? NoModel(choice.error()) : Error(choice.error()));

@@ -53,8 +53,8 @@ class TorchState {
     // The other parts of the tree: each optimizer, each dict that looks like a model, too, and
     // around these the largest that hold none of them.
     std::vector<Part> beside;
-    std::vector<std::string> twins;     // what looks like a model of the same names and shapes
-    std::string why;                    // it is none of the others
+    std::vector<std::string> twins;  // what looks like a model of the same names and shapes
+    std::string why;                 // it is none of the others
   };
   // `asked`: --model.  kUnsupported, kInvalid as ChooseModel; a file whose model is a pickled
   // module names its class.
@@ -77,8 +77,8 @@ class TorchState {
   Error NoModel(const Error& why) const;
 
   PickleRef root_;
-  std::map<NodeId, std::string> seen_;           // by their first path
-  std::map<std::string, std::string> second_;    // path of what was seen -> its first
+  std::map<NodeId, std::string> seen_;         // by their first path
+  std::map<std::string, std::string> second_;  // path of what was seen -> its first
   std::vector<ModelCandidate> candidates_;
   std::vector<Found> found_;  // of the candidates
   std::vector<Part> optimizers_;

@@ -76,46 +76,51 @@ uint64_t TensorBytes(const Document& document) {
 }
 
 // A value of the script's own, as a document; it is left out alone where that cannot be.
-void AddValue(const TorchState::Part& part, const TorchFile& file, BlobIndex blob, WeightsFile& out) {
+void AddValue(const TorchState::Part& part, const TorchFile& file, BlobIndex blob,
+              WeightsFile& out) {
   const std::string what = StrCat("'", part.key, "'");
   const std::string last = part.key.substr(part.key.rfind('.') + 1);
-  const bool optimizer = IsOptimizerWord(last) || IsOptimizerWord(part.key.substr(0, part.key.find('.')));
+  const bool optimizer =
+      IsOptimizerWord(last) || IsOptimizerWord(part.key.substr(0, part.key.find('.')));
   if (optimizer && part.value.IsNone()) return;
   uint64_t printed = 0;  // what is shared in a pickle is printed once for each document
   for (const Document& one : out.documents) printed += one.pickle.size();
   if (out.documents.size() >= kMaxDocuments || printed > kMaxDocumentBytes) {
-    out.beside.push_back({LeftOutPart::kDocument, what, "there are too many values beside the model", ""});
+    out.beside.push_back(
+        {LeftOutPart::kDocument, what, "there are too many values beside the model", ""});
     return;
   }
   const std::string key = part.key == "lr_scheduler" ? part.key : StrCat("client/", part.key);
   auto document = MakeDocument(key, "", part.value, file, blob);
   if (optimizer && (!document || !document->tensors.empty())) {
-    out.beside.push_back({LeftOutPart::kOptimizer, what, "it is not what a torch optimizer's state_dict() returns", ""});
+    out.beside.push_back({LeftOutPart::kOptimizer, what,
+                          "it is not what a torch optimizer's state_dict() returns", ""});
   } else if (!document) {
     out.beside.push_back({LeftOutPart::kDocument, what, document.error().message, ""});
   } else if (TensorBytes(*document) > kMaxDocumentBytes) {
-    out.beside.push_back({LeftOutPart::kDocument, what, "it has tensors of more than 64 MiB beside the model", ""});
+    out.beside.push_back(
+        {LeftOutPart::kDocument, what, "it has tensors of more than 64 MiB beside the model", ""});
   } else {
     out.documents.push_back(*std::move(document));
   }
 }
 
-void AddBeside(const TorchState::Model& model, const TorchFile& file, BlobIndex blob, WeightsFile& out) {
+void AddBeside(const TorchState::Model& model, const TorchFile& file, BlobIndex blob,
+               WeightsFile& out) {
   for (const TorchState::Part& part : model.beside) {
     switch (part.kind) {
-      case TorchState::Kind::kOptimizer:
-        break;  // the step's reader takes it or says why not
+      case TorchState::Kind::kOptimizer: break;  // the step's reader takes it or says why not
       case TorchState::Kind::kModel:
         out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
-                              StrCat("a step has one model, which is ", ModelKeyText(model.key), " (", model.why, ")"),
+                              StrCat("a step has one model, which is ", ModelKeyText(model.key),
+                                     " (", model.why, ")"),
                               "--model KEY takes it instead"});
         break;
       case TorchState::Kind::kModule:
         out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
                               StrCat("it is a pickled module (", part.value.ClassName(), ")"), ""});
         break;
-      case TorchState::Kind::kValue:
-        AddValue(part, file, blob, out);
+      case TorchState::Kind::kValue: AddValue(part, file, blob, out);
     }
   }
 }
@@ -136,8 +141,8 @@ Result<WeightsFile> ReadTorch(const Root& root, const std::string& path, BlobInd
     std::string storage = shared ? StrCat(tensor.storage_key(), "+", tensor.storage_offset(), " ",
                                           DTypeName(tensor.dtype()), ShapeToString(tensor.shape()))
                                  : "";
-    out.weights.push_back({std::move(name), tensor.dtype(), tensor.shape(), *std::move(held),
-                           std::move(storage)});
+    out.weights.push_back(
+        {std::move(name), tensor.dtype(), tensor.shape(), *std::move(held), std::move(storage)});
   }
   AddBeside(model, file, blob, out);
   out.model = std::move(model.key);
@@ -151,8 +156,8 @@ Result<WeightsFile> ReadWeightsFile(const Root& root, const std::string& path, B
                                     std::string_view asked) {
   const bool torch = IsTorchName(path);
   if (!torch && !asked.empty()) {
-    return Fail(ErrorCode::kInvalid,
-                StrCat("--model ", asked, ": ", root.PathOf(path), " is a safetensors file, which has one model"));
+    return Fail(ErrorCode::kInvalid, StrCat("--model ", asked, ": ", root.PathOf(path),
+                                            " is a safetensors file, which has one model"));
   }
   auto out = torch ? ReadTorch(root, path, blob, asked) : ReadSafetensors(root, path, blob);
   if (out) return out;

@@ -175,9 +175,9 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
     return Fail(ErrorCode::kInvalid,
                 StrCat("--family ", options.family, ": none of its rules matches any of the ",
                        names.size(), " parameters ('", names[0], "', ...)",
-                       best.family == nullptr
-                           ? ""
-                           : StrCat("; family '", best.family->name(), "' matches ", best.covered)));
+                       best.family == nullptr ? ""
+                                              : StrCat("; family '", best.family->name(),
+                                                       "' matches ", best.covered)));
   }
   if (family_ == nullptr) {
     Note(StrCat("no family matches any of the ", names.size(), " parameters ('", names[0],
@@ -191,15 +191,14 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
   }
   Note(StrCat("family '", family_->name(), "'", options.family.empty() ? " comes closest: it" : "",
               " has rules for ", covered, " of ", names.size(), " parameters",
-              below_.empty() ? "" : StrCat(" (below '", below_, "')"), ", and none for '",
-              first, names.size() - covered > 1 ? "', ..." : "'"));
+              below_.empty() ? "" : StrCat(" (below '", below_, "')"), ", and none for '", first,
+              names.size() - covered > 1 ? "', ..." : "'"));
   return {};
 }
 
 // From all that is told, else without what a config.json beside the checkpoint
 // says, else from the user's numbers only: what contradicts the shapes is not used.
-Status ShardingRules::DeriveSizes(std::span<const NamedLocals> given,
-                                  const ModelSizes& sizes) {
+Status ShardingRules::DeriveSizes(std::span<const NamedLocals> given, const ModelSizes& sizes) {
   variables_ = sizes.All();
   if (family_ == nullptr) return {};
   std::vector<NamedLocals> inside;
@@ -263,8 +262,9 @@ void ShardingRules::Describe(StepModel& header) const {
 }
 
 std::string ShardingRules::WhyOpen(std::string_view name) const {
-  const auto match = family_ == nullptr ? std::optional<RuleMatch>()
-                                        : family_->Match(name, variables_, below_).value_or(std::nullopt);
+  const auto match = family_ == nullptr
+                         ? std::optional<RuleMatch>()
+                         : family_->Match(name, variables_, below_).value_or(std::nullopt);
   if (!match || match->missing.empty()) return "no rule covers it";
   return StrCat("the rule ", match->rule, " needs ", match->missing, ", which nothing tells");
 }

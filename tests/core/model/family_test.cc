@@ -377,9 +377,12 @@ TEST(FamilyTest, RulesLookThroughWrappersNames) {
 TEST(FamilyTest, AFamilyIsFoundBelowAModule) {
   const auto below = [](const std::vector<std::string>& names) {
     const FamilyBelow found = Shipped().ChooseBelow(names);
-    return found.family == nullptr ? "" : found.family->name() + " " + found.below + " " + std::to_string(found.covered);
+    return found.family == nullptr
+               ? ""
+               : found.family->name() + " " + found.below + " " + std::to_string(found.covered);
   };
-  const std::vector<std::string> plain = {"model.layers.0.self_attn.q_proj.weight", "model.norm.weight", "lm_head.weight"};
+  const std::vector<std::string> plain = {"model.layers.0.self_attn.q_proj.weight",
+                                          "model.norm.weight", "lm_head.weight"};
   EXPECT_EQ(below(plain), "llama  3");
   std::vector<std::string> inner;
   for (const std::string& name : plain) inner.push_back("model." + name);

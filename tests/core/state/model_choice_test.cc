@@ -23,8 +23,10 @@ using Tensor = ModelCandidate::Tensor;
 ModelCandidate Module(std::string key) {
   ModelCandidate out;
   out.key = std::move(key);
-  out.tensors = {{"0.weight", DType::kF32, {8, 4}}, {"0.bias", DType::kF32, {8}},
-                 {"1.weight", DType::kF32, {4, 8}}, {"1.seen", DType::kI64, {}}};
+  out.tensors = {{"0.weight", DType::kF32, {8, 4}},
+                 {"0.bias", DType::kF32, {8}},
+                 {"1.weight", DType::kF32, {4, 8}},
+                 {"1.seen", DType::kI64, {}}};
   return out;
 }
 
@@ -43,7 +45,8 @@ std::string Chosen(const std::vector<ModelCandidate>& candidates, std::string_vi
 }
 
 TEST(ModelChoiceTest, WhateverTheDictIsCalledItIsTheModel) {
-  for (const char* key : {"", "model", "net", "params", "generator", "transformer", "a.b.c", "ema"}) {
+  for (const char* key :
+       {"", "model", "net", "params", "generator", "transformer", "a.b.c", "ema"}) {
     EXPECT_EQ(Chosen({Module(key)}), StrCat("<", key, ">"));
   }
 }
@@ -58,7 +61,8 @@ TEST(ModelChoiceTest, StrayTensorsAreNeverTheModelBesideOne) {
       {{"a", DType::kF32, {}}, {"b", DType::kF32, {}}, {"c", DType::kF32, {}}}};
   for (const auto& tensors : strays) {
     for (const char* key : {"model", "net", "anything", "ema"}) {
-      EXPECT_EQ(Chosen({Stray("", tensors), Module(key)}), StrCat("<", key, ">")) << tensors[0].name;
+      EXPECT_EQ(Chosen({Stray("", tensors), Module(key)}), StrCat("<", key, ">"))
+          << tensors[0].name;
     }
   }
   // Counts decide nothing: of many losses none is a parameter.
@@ -68,9 +72,12 @@ TEST(ModelChoiceTest, StrayTensorsAreNeverTheModelBesideOne) {
 }
 
 TEST(ModelChoiceTest, WithoutAModelNumbersAreNotOne) {
-  EXPECT_THAT(Chosen({Stray("", {{"best", DType::kF32, {}}})}), HasSubstr("no dict of named tensors"));
-  EXPECT_THAT(Chosen({Stray("", {{"rng", DType::kU8, {5056}}})}), HasSubstr("no dict of named tensors"));
-  EXPECT_THAT(Chosen({Stray("metrics", {{"loss", DType::kF32, {}}}, 0)}), HasSubstr("no dict of named tensors"));
+  EXPECT_THAT(Chosen({Stray("", {{"best", DType::kF32, {}}})}),
+              HasSubstr("no dict of named tensors"));
+  EXPECT_THAT(Chosen({Stray("", {{"rng", DType::kU8, {5056}}})}),
+              HasSubstr("no dict of named tensors"));
+  EXPECT_THAT(Chosen({Stray("metrics", {{"loss", DType::kF32, {}}}, 0)}),
+              HasSubstr("no dict of named tensors"));
   EXPECT_THAT(Chosen({}), HasSubstr("no dict of named tensors"));
   EXPECT_EQ(Chosen({Stray("", {{"scale", DType::kF32, {}}}, 0)}), "<>");  // a file of one parameter
   EXPECT_EQ(Chosen({Stray("", {{"w", DType::kF32, {3, 4}}})}), "<>");
@@ -82,10 +89,12 @@ TEST(ModelChoiceTest, ModulesOfEqualRankAreRefusedByName) {
   EXPECT_THAT(choice.error().message, HasSubstr("'generator', 'discriminator'"));
   EXPECT_THAT(choice.error().message, HasSubstr("--model KEY"));
   EXPECT_EQ(choice.error().code, ErrorCode::kUnsupported);
-  EXPECT_THAT(Chosen({Module("left.model"), Module("right.model")}), HasSubstr("'left.model', 'right.model'"));
+  EXPECT_THAT(Chosen({Module("left.model"), Module("right.model")}),
+              HasSubstr("'left.model', 'right.model'"));
   EXPECT_THAT(Chosen({Module("ema"), Module("teacher")}), HasSubstr("'ema', 'teacher'"));
   // A word for a model deep in something else is not one for the model.
-  EXPECT_THAT(Chosen({Module("actor"), Module("critic"), Module("loss.model")}), HasSubstr("'actor', 'critic'"));
+  EXPECT_THAT(Chosen({Module("actor"), Module("critic"), Module("loss.model")}),
+              HasSubstr("'actor', 'critic'"));
 }
 
 TEST(ModelChoiceTest, WordsBreakTiesWithAReason) {
@@ -146,9 +155,12 @@ TEST(ModelChoiceTest, TheUsersWordIsTaken) {
 }
 
 TEST(ModelChoiceTest, AModuleOfVectorsIsToldByTorchsMark) {
-  ModelCandidate norm = Stray("norm", {{"weight", DType::kF32, {8}}, {"bias", DType::kF32, {8}}}, 0);
+  ModelCandidate norm =
+      Stray("norm", {{"weight", DType::kF32, {8}}, {"bias", DType::kF32, {8}}}, 0);
   norm.marked = true;
-  EXPECT_EQ(Chosen({Stray("stats", {{"mean", DType::kF32, {8}}, {"std", DType::kF32, {8}}}, 0), norm}), "<norm>");
+  EXPECT_EQ(
+      Chosen({Stray("stats", {{"mean", DType::kF32, {8}}, {"std", DType::kF32, {8}}}, 0), norm}),
+      "<norm>");
 }
 
 TEST(ModelChoiceTest, KeysOfOptimizersAreKnown) {

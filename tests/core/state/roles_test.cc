@@ -20,8 +20,8 @@ TEST(RolesTest, BuffersOfTorchAndTransformersAreKnownByTheirNames) {
   for (const char* name :
        {"bn.running_mean", "bn.running_var", "bn.num_batches_tracked", "running_mean", "inv_freq",
         "model.rotary_emb.inv_freq", "model.rotary_emb.original_inv_freq", "enc.masked_bias",
-        "model.rotary_emb.full_attention_inv_freq", "rope.freqs", "layers.0.rope.freqs", "mlp.gate.e_score_correction_bias",
-        "conv.parametrizations.weight.0._u"}) {
+        "model.rotary_emb.full_attention_inv_freq", "rope.freqs", "layers.0.rope.freqs",
+        "mlp.gate.e_score_correction_bias", "conv.parametrizations.weight.0._u"}) {
     EXPECT_EQ(Untold(name), Role::kBuffer) << name;
   }
 }
@@ -36,15 +36,18 @@ TEST(RolesTest, WholeNumbersAreBuffersAndOtherNumbersAreNot) {
 
 // What is not known to be a buffer is a parameter.
 TEST(RolesTest, NamesThatParametersHaveAreParameters) {
-  for (const char* name : {"bias", "h.0.attn.bias", "attn.c_attn.bias", "scale", "mean", "layers.0.freqs", "freqs",
-                           "my_running_mean", "trope.freqs", "encoder.embed_positions.weight", "conv.weight_v",
-                           "conv.weight_u", "a._u", "x_mask", "normalizer.std"}) {
+  for (const char* name :
+       {"bias", "h.0.attn.bias", "attn.c_attn.bias", "scale", "mean", "layers.0.freqs", "freqs",
+        "my_running_mean", "trope.freqs", "encoder.embed_positions.weight", "conv.weight_v",
+        "conv.weight_u", "a._u", "x_mask", "normalizer.std"}) {
     EXPECT_EQ(Untold(name), Role::kTrainable) << name;
   }
 }
 
 TEST(RolesTest, ACausalMaskIsKnownByItsShape) {
-  const auto role = [](const char* name, const Shape& shape) { return Untold(name, DType::kF32, shape); };
+  const auto role = [](const char* name, const Shape& shape) {
+    return Untold(name, DType::kF32, shape);
+  };
   EXPECT_EQ(role("transformer.h.0.attn.bias", {1, 1, 16, 16}), Role::kBuffer);
   EXPECT_EQ(role("gpt_neox.layers.0.attention.bias", {1, 1, 16, 16}), Role::kBuffer);
   EXPECT_EQ(role("transformer.h.0.attn.attention.bias", {1, 1, 16, 16}), Role::kBuffer);

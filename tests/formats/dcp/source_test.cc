@@ -236,8 +236,10 @@ TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
 // PEFT's files leave the adapter's name out, its live parameters have it.
 TEST_F(DcpSourceTest, AnAdaptersLiveNamesAreThoseOfItsFile) {
   DcpMaker made;
-  const std::vector<std::string> names = {"q.lora_A.weight", "q.lora_B.weight", "score.weight", "emb.lora_embedding_A"};
-  const std::vector<std::string> live = {"q.lora_A.own.weight", "q.lora_B.own.weight", "score.modules_to_save.own.weight",
+  const std::vector<std::string> names = {"q.lora_A.weight", "q.lora_B.weight", "score.weight",
+                                          "emb.lora_embedding_A"};
+  const std::vector<std::string> live = {"q.lora_A.own.weight", "q.lora_B.own.weight",
+                                         "score.modules_to_save.own.weight",
                                          "emb.lora_embedding_A.own"};
   for (size_t i = 0; i < names.size(); ++i) {
     const float first = static_cast<float>(i) * 10;
@@ -245,7 +247,8 @@ TEST_F(DcpSourceTest, AnAdaptersLiveNamesAreThoseOfItsFile) {
     made.AddTensor("optimizer.state." + live[i] + ".exp_avg", {4}, first + 100, {{{0}, {4}, kFile}},
                    {"optimizer", "state", live[i], "exp_avg"});
   }
-  made.AddObject("optimizer.param_groups.0.params", NamesArchive(live), kFile, {"optimizer", "param_groups", "0", "params"});
+  made.AddObject("optimizer.param_groups.0.params", NamesArchive(live), kFile,
+                 {"optimizer", "param_groups", "0", "params"});
   WriteAll(made);
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
@@ -271,8 +274,10 @@ TEST_F(DcpSourceTest, FoldersOfAStepAreItsParts) {
   DcpMaker model;
   model.AddTensor("a.weight", {4}, 1, {{{0}, {4}, kFile}}, {"a.weight"});
   DcpMaker optimizer;
-  optimizer.AddTensor("optim.state.a.weight.exp_avg", {4}, 5, {{{0}, {4}, kFile}}, {"optim", "state", "a.weight", "exp_avg"});
-  for (const auto& [folder, made] : {std::pair("model/", &model), std::pair("optim/", &optimizer)}) {
+  optimizer.AddTensor("optim.state.a.weight.exp_avg", {4}, 5, {{{0}, {4}, kFile}},
+                      {"optim", "state", "a.weight", "exp_avg"});
+  for (const auto& [folder, made] :
+       {std::pair("model/", &model), std::pair("optim/", &optimizer)}) {
     for (const auto& [name, bytes] : made->files) Write(std::string(folder) + name, bytes);
     Write(std::string(folder) + ".metadata", made->Metadata());
   }
@@ -289,7 +294,8 @@ TEST_F(DcpSourceTest, AnOptimizerBesideSafetensorsHasTheirNames) {
   made.AddTensor("optimizer." + state, {4}, 5, {{{0}, {4}, kFile}}, {"optimizer", state});
   std::vector<SafetensorsEntry> entries = {{"a.weight", DType::kF32, {4}}};
   std::string weights = RenderSafetensorsHeader({{"format", "pt"}}, entries).value();
-  for (const float value : Counted(1, 4)) weights.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  for (const float value : Counted(1, 4))
+    weights.append(reinterpret_cast<const char*>(&value), sizeof(value));
   for (const std::string folder : {"", "optimizer/", "optim/"}) {
     std::filesystem::remove_all(path_);
     Write("model.safetensors", weights);
@@ -325,7 +331,8 @@ TEST_F(DcpSourceTest, ADictOfAnyNameIsTheModelAndTwoAreRefused) {
   add(two, "generator", 1);
   add(two, "discriminator", 11);
   WriteAll(two);
-  EXPECT_THAT(Refusal(), testing::AllOf(HasSubstr("'discriminator'"), HasSubstr("'generator'"), HasSubstr("--model KEY")));
+  EXPECT_THAT(Refusal(), testing::AllOf(HasSubstr("'discriminator'"), HasSubstr("'generator'"),
+                                        HasSubstr("--model KEY")));
   options_.model = "discriminator";
   step = Read();
   ASSERT_TRUE(step) << step.error().message;

@@ -58,12 +58,16 @@ TEST(ShardIndexTest, ReadsTheWeightMapOnly) {
 // Each loads in transformers 5.23.
 TEST(ShardIndexTest, FormsThatFromPretrainedLoadsAreRead) {
   const std::pair<std::string, WeightMap> cases[] = {
-      {R"({"weight_map": {"a": "part/f", "b": "./g", "c": "x//./h"}})", {{"a", "part/f"}, {"b", "g"}, {"c", "x/h"}}},
+      {R"({"weight_map": {"a": "part/f", "b": "./g", "c": "x//./h"}})",
+       {{"a", "part/f"}, {"b", "g"}, {"c", "x/h"}}},
       {R"({"weight_map": {"a": "f", "a": "g"}})", {{"a", "g"}}},
       {R"({"weight_map": {"x": "y"}, "weight_map": {"a": "f"}})", {{"a", "f"}}},
-      {R"({"metadata": {"total_size": NaN, "x": -Infinity, "y": 1e999}, "weight_map": {"a": "f"}})", {{"a", "f"}}},
+      {R"({"metadata": {"total_size": NaN, "x": -Infinity, "y": 1e999}, "weight_map": {"a": "f"}})",
+       {{"a", "f"}}},
       {R"({"metadata": {"x": "\ud800"}, "weight_map": {"a": "f"}})", {{"a", "f"}}},
-      {R"({"metadata": )" + std::string(200, '[') + std::string(200, ']') + R"(, "weight_map": {"a": "f"}})", {{"a", "f"}}}};
+      {R"({"metadata": )" + std::string(200, '[') + std::string(200, ']') +
+           R"(, "weight_map": {"a": "f"}})",
+       {{"a", "f"}}}};
   for (const auto& [text, map] : cases) {
     const auto read = ParseShardIndex(text);
     ASSERT_TRUE(read) << text << ": " << read.error().message;
@@ -79,7 +83,9 @@ TEST(ShardIndexTest, HostileIndexesAreRefusedByRule) {
       {R"({"weight_map": {"a": ""}})", "same directory"},
       {R"({"weight_map": {"a": "x\u0000y"}})", "same directory"},
       {std::string(R"({"weight_map": {"a": "f"}})") + '\0' + "}", "a NUL byte"},
-      {"\xEF\xBB\xBF" R"({"weight_map": {"a": "f"}})", "a byte-order mark"},
+      {"\xEF\xBB\xBF"
+       R"({"weight_map": {"a": "f"}})",
+       "a byte-order mark"},
       {R"({"weight_map": {"a": "x/../../y"}})", "same directory"},
       {R"({"weight_map": {"a": "x/"}})", "same directory"},
       {R"({"weight_map": {"a": "./"}})", "same directory"},

@@ -286,7 +286,8 @@ TEST_F(HuggingFaceSourceTest, TheConfigsOwnNameOfItsWeightsIsTaken) {
   EXPECT_TRUE(step->FindParameter("a"));
   EXPECT_FALSE(step->FindParameter("b"));
   Write("config.json", R"({"transformers_weights": "own.safetensors.index.json"})");
-  Write("own.safetensors.index.json", R"({"metadata": {}, "weight_map": {"a": "own.safetensors"}})");
+  Write("own.safetensors.index.json",
+        R"({"metadata": {}, "weight_map": {"a": "own.safetensors"}})");
   step = Read();
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_TRUE(step->FindParameter("a"));
@@ -304,7 +305,10 @@ TEST_F(HuggingFaceSourceTest, AnIndexThatNamesTheOtherShardIsRead) {
   };
   EXPECT_EQ(index(R"({"a": "part/one.safetensors", "b": "./two.safetensors"})"), "taken");
   EXPECT_EQ(index(R"({"b": "part/one.safetensors", "a": "two.safetensors"})"), "taken");
-  EXPECT_EQ(index(R"({"a": "part/one.safetensors", "b": "two.safetensors", "r.inv_freq": "two.safetensors"})"), "taken");
+  EXPECT_EQ(
+      index(
+          R"({"a": "part/one.safetensors", "b": "two.safetensors", "r.inv_freq": "two.safetensors"})"),
+      "taken");
   EXPECT_THAT(index(R"({"a": "part/one.safetensors", "c": "two.safetensors"})"), HasSubstr("'c'"));
 }
 

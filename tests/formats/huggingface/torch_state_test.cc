@@ -97,21 +97,29 @@ std::vector<std::string> Beside(const Make& make, std::string_view asked = "") {
 
 TEST(TorchStateTest, TheStateDictIsTheModelWhereverItStands) {
   const auto at = [](const std::string& key) -> Make {
-    return [=](Maker& m) { return m.Dict({{"best", m.Tensor({})}, {key, m.Module()}, {"epoch", m.builder().Int(3)}}); };
+    return [=](Maker& m) {
+      return m.Dict({{"best", m.Tensor({})}, {key, m.Module()}, {"epoch", m.builder().Int(3)}});
+    };
   };
   for (const char* key : {"model", "net", "params", "generator"}) {
     EXPECT_EQ(Chosen(at(key)), StrCat("<", key, "> 0.weight 0.bias"));
   }
   EXPECT_EQ(Chosen([](Maker& m) { return m.Module(); }), "<> 0.weight 0.bias");
-  EXPECT_EQ(Chosen([](Maker& m) { return m.Dict({{"state", m.Dict({{"model", m.Module()}})}}); }),
+  EXPECT_EQ(Chosen([](Maker& m) {
+              return m.Dict({{"state", m.Dict({{"model", m.Module()}})}});
+            }),
             "<state.model> 0.weight 0.bias");
-  EXPECT_EQ(Chosen([](Maker& m) { return m.builder().List({m.builder().Int(1), m.Module()}); }), "<1> 0.weight 0.bias");
+  EXPECT_EQ(Chosen([](Maker& m) {
+              return m.builder().List({m.builder().Int(1), m.Module()});
+            }),
+            "<1> 0.weight 0.bias");
 }
 
 TEST(TorchStateTest, WhatStandsBesideIsSplitAroundOptimizersAndModels) {
   const Make whole = [](Maker& m) {
     const NodeId inner = m.Dict({{"optimizer", m.Optimizer()}, {"lr", m.builder().Int(1)}});
-    return m.Dict({{"model", m.Module()}, {"ema", m.Module()}, {"trainer", inner}, {"args", m.Dict({})}});
+    return m.Dict(
+        {{"model", m.Module()}, {"ema", m.Module()}, {"trainer", inner}, {"args", m.Dict({})}});
   };
   EXPECT_THAT(Beside(whole), ElementsAre("ema 2", "trainer.optimizer 1", "trainer.lr 0", "args 0"));
   EXPECT_THAT(Beside([](Maker& m) {
@@ -123,13 +131,15 @@ TEST(TorchStateTest, WhatStandsBesideIsSplitAroundOptimizersAndModels) {
 
 TEST(TorchStateTest, AStateThatWasFlattenedIsSplitAtItsFirstWords) {
   const Make flat = [](Maker& m) {
-    return m.Dict({{"model.0.weight", m.Tensor({8, 4})}, {"model.0.bias", m.Tensor({8})},
+    return m.Dict({{"model.0.weight", m.Tensor({8, 4})},
+                   {"model.0.bias", m.Tensor({8})},
                    {"optimizer.state.0.exp_avg", m.Tensor({8, 4})}});
   };
   EXPECT_EQ(Chosen(flat), "<model> 0.weight 0.bias");
   EXPECT_THAT(Beside(flat), ElementsAre("optimizer.state.0.exp_avg 0"));
   const Make modules = [](Maker& m) {
-    return m.Dict({{"model.0.weight", m.Tensor({8, 4})}, {"lm_head.weight", m.Tensor({8, 4})},
+    return m.Dict({{"model.0.weight", m.Tensor({8, 4})},
+                   {"lm_head.weight", m.Tensor({8, 4})},
                    {"optimizer.state.0.exp_avg", m.Tensor({8, 4})}});
   };
   EXPECT_THAT(Chosen(modules), HasSubstr("'model', 'lm_head'"));
@@ -149,13 +159,20 @@ TEST(TorchStateTest, AUnionIsTakenForWhoAsksAndForAnOptimizersNames) {
 }
 
 TEST(TorchStateTest, WhatIsNotAModelIsNamed) {
-  EXPECT_THAT(Chosen([](Maker& m) { return m.Dict({{"model", m.Pickled()}, {"best", m.Tensor({})}}); }),
+  EXPECT_THAT(Chosen([](Maker& m) {
+                return m.Dict({{"model", m.Pickled()}, {"best", m.Tensor({})}});
+              }),
               HasSubstr("'model' is a pickled module (ultralytics.nn.tasks.DetectionModel)"));
-  EXPECT_THAT(Chosen([](Maker& m) { return m.Dict({{"model", m.Pickled()}, {"mean", m.Tensor({3})}}); }),
+  EXPECT_THAT(Chosen([](Maker& m) {
+                return m.Dict({{"model", m.Pickled()}, {"mean", m.Tensor({3})}});
+              }),
               HasSubstr("DetectionModel"));
   EXPECT_THAT(Chosen([](Maker& m) { return m.Tensor({3, 4}); }), HasSubstr("a tensor by itself"));
   EXPECT_THAT(Chosen([](Maker& m) { return m.Optimizer(); }), HasSubstr("is an optimizer's"));
-  EXPECT_THAT(Chosen([](Maker& m) { return m.Dict({{"epoch", m.builder().Int(1)}}); }), HasSubstr("it holds 'epoch'"));
+  EXPECT_THAT(Chosen([](Maker& m) {
+                return m.Dict({{"epoch", m.builder().Int(1)}});
+              }),
+              HasSubstr("it holds 'epoch'"));
 }
 
 // A pickle may nest and share as it likes.
@@ -167,7 +184,9 @@ TEST(TorchStateTest, DeepAndSharedDictsEnd) {
               }),
               HasSubstr("no dict of named tensors"));
   const std::string longest(5000, 'x');
-  EXPECT_THAT(Chosen([&](Maker& m) { return m.Dict({{longest, m.Dict({{longest, m.Module()}})}}); }),
+  EXPECT_THAT(Chosen([&](Maker& m) {
+                return m.Dict({{longest, m.Dict({{longest, m.Module()}})}});
+              }),
               HasSubstr("no dict of named tensors"));
 }
 
@@ -176,7 +195,8 @@ std::string Optimizers(const Make& make, const WeightsFile* weights) {
   const OptimizerChoice choice = ChooseOptimizer(RootOf(tree), "x.pt", weights);
   if (choice.dict) return "taken";
   std::string out;
-  for (const LeftOut& one : choice.left_out) out += StrCat(one.what, ": ", one.why, "; ", one.remedy, "\n");
+  for (const LeftOut& one : choice.left_out)
+    out += StrCat(one.what, ": ", one.why, "; ", one.remedy, "\n");
   return out;
 }
 
@@ -186,7 +206,11 @@ TEST(OptimizerChoiceTest, TheOnlyOneOfAModelThatIsTrainedIsTaken) {
   const Make one = [](Maker& m) { return m.Dict({{"optimizer", m.Optimizer()}}); };
   EXPECT_EQ(Optimizers(one, &weights), "taken");
   EXPECT_EQ(Optimizers([](Maker& m) { return m.Optimizer(); }, nullptr), "taken");
-  EXPECT_THAT(Optimizers([](Maker& m) { return m.Dict({{"a", m.Optimizer()}, {"b", m.Optimizer()}}); }, &weights),
+  EXPECT_THAT(Optimizers(
+                  [](Maker& m) {
+                    return m.Dict({{"a", m.Optimizer()}, {"b", m.Optimizer()}});
+                  },
+                  &weights),
               HasSubstr("'b': the file has several optimizers"));
   weights.twins = {"critic"};
   EXPECT_THAT(Optimizers(one, &weights), HasSubstr("'critic' has the names and shapes"));
@@ -195,7 +219,8 @@ TEST(OptimizerChoiceTest, TheOnlyOneOfAModelThatIsTrainedIsTaken) {
   weights.model = "state_dict_ema";
   EXPECT_THAT(Optimizers(one, &weights), HasSubstr("not what an optimizer trains"));
   EXPECT_EQ(Optimizers([](Maker& m) { return m.Dict({}); }, &weights), "");
-  EXPECT_THAT(Optimizers([](Maker& m) { return m.Dict({}); }, nullptr), HasSubstr("no optimizer's state_dict()"));
+  EXPECT_THAT(Optimizers([](Maker& m) { return m.Dict({}); }, nullptr),
+              HasSubstr("no optimizer's state_dict()"));
 }
 
 TEST(OptimizerChoiceTest, AnAverageThatATrainerSavesAsTheModelHasNone) {
@@ -203,7 +228,9 @@ TEST(OptimizerChoiceTest, AnAverageThatATrainerSavesAsTheModelHasNone) {
   weights.model = "state_dict";
   weights.twins = {"current_model_state"};
   const Make average = [](Maker& m) {
-    return m.Dict({{"state_dict", m.Module()}, {"current_model_state", m.Module()}, {"optimizer_states", m.builder().List({m.Optimizer()})}});
+    return m.Dict({{"state_dict", m.Module()},
+                   {"current_model_state", m.Module()},
+                   {"optimizer_states", m.builder().List({m.Optimizer()})}});
   };
   EXPECT_THAT(Optimizers(average, &weights), HasSubstr("--model current_model_state"));
   weights.model = "current_model_state";

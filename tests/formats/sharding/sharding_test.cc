@@ -306,7 +306,8 @@ TEST(ShardingTest, AFamilysRulesHoldBelowAModule) {
   options.families = &*families;
   const std::string name = "model.model.layers.3.mlp.gate_proj.weight";
   const auto rules = ShardingRules::Make(
-      nullptr, options, {{name, {{8, 4}}}, {"model.lm_head.weight", {{16, 4}}}, {"loss.weight", {{4}}}}, {});
+      nullptr, options,
+      {{name, {{8, 4}}}, {"model.lm_head.weight", {{16, 4}}}, {"loss.weight", {{4}}}}, {});
   ASSERT_TRUE(rules) << rules.error().message;
   const auto sharding = rules->Resolve(name, std::vector<Shape>{{8, 4}}, false);
   ASSERT_TRUE(sharding && *sharding);
@@ -318,7 +319,8 @@ TEST(ShardingTest, AFamilysRulesHoldBelowAModule) {
   EXPECT_EQ(header.layers, 4u);
   ASSERT_EQ(header.notes.size(), 1u);
   EXPECT_EQ(header.notes[0],
-            "family 'llama' comes closest: it has rules for 2 of 3 parameters (below 'model.'), and none for 'loss.weight'");
+            "family 'llama' comes closest: it has rules for 2 of 3 parameters (below 'model.'), "
+            "and none for 'loss.weight'");
 }
 
 TEST(ShardingTest, AMissingSizeIsNamedWhereARuleNeedsIt) {
