@@ -222,8 +222,8 @@ Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& sc
   std::map<std::string, std::vector<std::string>> alike;
   std::set<std::string_view> known;
   for (const FoundStep& step : scan.steps) known.insert({step.candidate.Own(), step.candidate.directory});
-  // What lies in the only step there is of that step (lingua's consolidated/, original/ of a
-  // Llama).
+  // Everything in a place that is one step belongs to it: lingua's consolidated/, a Llama's
+  // original/.
   const bool step_itself =
       scan.steps.size() == 1 && scan.steps[0].candidate.Own() == place.directory;
   const auto look = [&](const std::string& path) -> Status {

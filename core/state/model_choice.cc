@@ -53,7 +53,7 @@ std::string Lower(std::string_view text) {
   return out;
 }
 
-// What a dict is by its own make, the weakest first.
+// How much a dict looks like a state_dict, the weakest first.
 enum class Grade : uint8_t {
   kNone,   // numbers or integers beside other values: a loss, a counter, a generator's state
   kStray,  // tensors among more other values, or vectors by themselves (means, deviations)
@@ -119,7 +119,7 @@ std::string Keys(std::span<const ModelCandidate> candidates, const std::vector<s
   return which.size() > kShownKeys ? StrCat(out, ", ... (", which.size(), " in all)") : out;
 }
 
-// What the best has and the second does not.
+// Says why the best comes before the second.
 std::string Difference(const ModelCandidate& best, const Score& a, const ModelCandidate& second,
                        const Score& b) {
   const std::string first = ModelKeyText(best.key);
@@ -210,7 +210,7 @@ Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates,
     const Score score = ScoreOf(candidates[i]);
     if (IsGood(score)) good.emplace_back(score, i);
   }
-  // Of equal ones the first of the file first.
+  // Equal ones stay in the file's order.
   std::ranges::stable_sort(good, std::greater<>(), &std::pair<Score, size_t>::first);
   if (!asked.empty()) return ChooseAsked(candidates, good, asked);
   if (good.empty()) {

@@ -28,13 +28,13 @@
 
 namespace ckptfs {
 
-// What the optimizers of a step say of one tensor.
+// The step's optimizers say nothing of a tensor, train it, or train others alone.
 enum class Trained : uint8_t { kUnknown, kYes, kNo };
 
-// Whether the model has a tensor of this name.
+// Returns true if the model has a tensor of this name.
 using HasTensor = std::function<bool(std::string_view)>;
 
-// Whether dtype, name and shape say that a tensor is a buffer.
+// Returns true if dtype, name or shape say that a tensor is a buffer.
 bool LooksLikeBuffer(std::string_view name, DType dtype, const Shape& shape, const HasTensor& has);
 
 Role RoleOf(std::string_view name, DType dtype, const Shape& shape, Trained trained,

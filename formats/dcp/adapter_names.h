@@ -21,7 +21,7 @@ struct AdapterName {
   std::string adapter;  // "default"
 };
 
-// What a live parameter's name is in a file of the adapter, if the file has that.
+// Returns a live parameter's name as a file of the adapter spells it, if the file has it.
 std::optional<AdapterName> WithoutAdapter(std::string_view live,
                                           const std::function<bool(std::string_view)>& has);
 

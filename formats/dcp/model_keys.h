@@ -29,7 +29,7 @@ namespace ckptfs::dcp {
 struct KeysBeside {
   std::vector<size_t> tensors;  // of the metadata
   std::vector<size_t> objects;
-  // What may be the name of a parameter, as the optimizers' keys have it.
+  // Parts of the optimizers' keys that may be names of parameters.
   std::set<std::string_view, std::less<>> owners;
   bool flattened = false;  // an optimizer's keys stand among the tensors of the top dict
 };

@@ -27,7 +27,7 @@ std::optional<uint32_t> Number(std::string_view text) {
   return all ? std::optional(number) : std::nullopt;
 }
 
-// What stands before the first component of that name ("state."), with its dot.
+// Returns the part before the first component of that name ("state."), with its dot.
 std::optional<std::string_view> Before(std::string_view key, std::string_view component) {
   for (size_t at = key.find(component); at != key.npos; at = key.find(component, at + 1)) {
     if (at == 0 || key[at - 1] == '.') return key.substr(0, at);

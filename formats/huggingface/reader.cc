@@ -243,7 +243,7 @@ HasTensor Reader::HasWeight() const {
   return [&](std::string_view name) { return names_.contains(name); };
 }
 
-// What the index promises is there, in whatever file; what it does not mention is taken as well:
+// Each tensor that the index names is in some file; tensors that it does not name are taken, too:
 // from_pretrained reads the files that are named, and their headers alone say what is in them.
 // Rotary frequencies and a head that the config ties are made when the model is.
 Status Reader::CheckIndex() const {

@@ -32,7 +32,7 @@ bool IsModule(PickleRef value) {
   return !value.IsDict() && value.State() && value["_modules"] && value["_parameters"];
 }
 
-// Of a flattened state: an optimizer's states or groups, or all below a word for one.
+// Returns true for keys of a flattened state that are an optimizer's.
 bool IsOptimizerKey(std::string_view key) {
   constexpr auto kWords =
       std::to_array<std::string_view>({"optim", "optimizer", "optimizers", "optimizer_state_dict",
@@ -218,7 +218,7 @@ void TorchState::CountTrained() {
   }
 }
 
-// Of a file in which no dict is a model's.
+// Says what a file holds in which no dict is a model's.
 Error TorchState::NoModel(const Error& why) const {
   if (!modules_.empty()) {
     const Part& module = modules_.front();
@@ -243,7 +243,7 @@ Error TorchState::NoModel(const Error& why) const {
   return Error{why.code, keys.empty() ? why.message : StrCat(why.message, "; it holds ", keys)};
 }
 
-// What FindBeside tells apart: by key, and whether something of that lies below a key.
+// The parts that FindBeside tells apart, by key.
 struct TorchState::Search {
   std::string model;
   std::map<std::string, Kind, std::less<>> parts;

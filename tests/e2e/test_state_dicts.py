@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts put into one torch file: the model is the dict that nn.Module.state_dict() returned, whatever it is
+"""Torch files as scripts write them: the model is the dict that nn.Module.state_dict() returned, whatever it is
 called and whatever stands beside it, and nothing that is left out goes without a line."""
 import argparse
 import json

@@ -19,7 +19,7 @@ using testing::IsEmpty;
 using testing::Not;
 using Tensor = ModelCandidate::Tensor;
 
-// What state_dict() of two layers has, saved as a plain dict.
+// The state_dict() of two layers, saved as a plain dict.
 ModelCandidate Module(std::string key) {
   ModelCandidate out;
   out.key = std::move(key);
@@ -121,7 +121,7 @@ TEST(ModelChoiceTest, NamesInAnOptimizerBeatWords) {
   EXPECT_EQ(Chosen({Module("odd"), part}), "<inner>");
 }
 
-// Of a state that its script flattened "model" may be a module of the model.
+// In a state that its script flattened, "model" may be a module of the model.
 TEST(ModelChoiceTest, FirstWordsOfFlatKeysBreakNoTie) {
   const auto split = [](const char* key) {
     ModelCandidate out = Module(key);

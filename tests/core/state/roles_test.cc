@@ -34,7 +34,7 @@ TEST(RolesTest, WholeNumbersAreBuffersAndOtherNumbersAreNot) {
   }
 }
 
-// What is not known to be a buffer is a parameter.
+// A tensor that is not known to be a buffer is a parameter.
 TEST(RolesTest, NamesThatParametersHaveAreParameters) {
   for (const char* name :
        {"bias", "h.0.attn.bias", "attn.c_attn.bias", "scale", "mean", "layers.0.freqs", "freqs",

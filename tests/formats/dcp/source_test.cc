@@ -261,7 +261,7 @@ TEST_F(DcpSourceTest, AnAdaptersLiveNamesAreThoseOfItsFile) {
   EXPECT_EQ(RootOf(tree)["state_names"]["q.lora_A.weight"].String(), "q.lora_A.own.weight");
 }
 
-// What tools put into one step's directory: OLMo-core, NeMo Automodel.
+// OLMo-core and NeMo Automodel put several directories into one step's.
 TEST_F(DcpSourceTest, FoldersOfAStepAreItsParts) {
   DcpMaker both = Honest();
   for (const auto& [name, bytes] : both.files) Write("model_and_optim/" + name, bytes);
