@@ -30,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FUZZ_CHECK(root.PublishIfAbsent(files[1], bytes.subspan(cut)).has_value());
   }
   (void)ckptfs::dcp::IsShard(root, files[0]);
-  const auto read = ckptfs::dcp::ReadShards(root, "", files);
+  const auto read = ckptfs::dcp::ReadShards(root, "", files, false);
   if (!read) return 0;
   for (const auto& tensor : read->tensors) {
     FUZZ_CHECK(ckptfs::RangeInside(tensor.first_chunk, tensor.chunk_count, read->chunks.size()));
