@@ -83,7 +83,7 @@ void AddValue(const TorchState::Part& part, const TorchFile& file, BlobIndex blo
   const bool optimizer =
       IsOptimizerWord(last) || IsOptimizerWord(part.key.substr(0, part.key.find('.')));
   if (optimizer && part.value.IsNone()) return;
-  uint64_t printed = 0;  // what is shared in a pickle is printed once for each document
+  uint64_t printed = 0;  // values that share a part are each printed with it
   for (const Document& one : out.documents) printed += one.pickle.size();
   if (out.documents.size() >= kMaxDocuments || printed > kMaxDocumentBytes) {
     out.beside.push_back(
@@ -91,6 +91,10 @@ void AddValue(const TorchState::Part& part, const TorchFile& file, BlobIndex blo
     return;
   }
   const std::string key = part.key == "lr_scheduler" ? part.key : StrCat("client/", part.key);
+  if (std::ranges::any_of(out.documents, [&](const Document& one) { return one.key == key; })) {
+    out.beside.push_back({LeftOutPart::kDocument, what, "its key is there twice", ""});
+    return;
+  }
   auto document = MakeDocument(key, "", part.value, file, blob);
   if (optimizer && (!document || !document->tensors.empty())) {
     out.beside.push_back({LeftOutPart::kOptimizer, what,
