@@ -85,6 +85,7 @@ struct Assembler::State {
   std::unordered_map<std::string, ParameterIndex> parameter_by_name;
   std::map<std::tuple<uint32_t, std::string, std::string>, AtomIndex> atom_by_kind;
   std::vector<std::string> defects;
+  ProofBudget budget;
 
   Atom& atom(AtomIndex index) { return model.atoms[static_cast<uint32_t>(index)]; }
   Building& build(AtomIndex index) { return building[static_cast<uint32_t>(index)]; }
@@ -337,7 +338,7 @@ void Assembler::State::CheckAtom(size_t index) {
     return;
   }
   for (const Gather& gather : of.source.gathers) {
-    auto defect = FindCoverageDefect(gather, of.shape);
+    auto defect = FindCoverageDefect(gather, of.shape, budget);
     if (!defect) continue;
     std::string files;
     for (uint32_t blob : defect->blobs) {

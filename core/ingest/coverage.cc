@@ -8,6 +8,7 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
+#include "core/ingest/tiling.h"
 
 namespace ckptfs {
 namespace {
@@ -18,23 +19,15 @@ namespace {
 // of a local tensor no box shows: it is padding.
 //
 // A checkpoint says how many fragments and boxes there are, and may lie: the time depends on
-// series, of which a trillion parameters have few, and on boxes by a sort.  What cannot be
-// proven so is done one by one, up to the limits here, and refused beyond them.
+// series, of which a trillion parameters have few, and on boxes by a sort (tiling.h).  What cannot
+// be proven so is done one by one, within the budget of its file, and refused beyond it.
 
 using Defect = std::optional<CoverageDefect>;
 
-// Series with gaps are expanded only up to this many fragments in one proof.
-constexpr uint64_t kMaxExpanded = uint64_t{1} << 24;
-// Boxes that one sweep cannot tell apart are compared with each other, so often at most:
-// some seconds.
-constexpr uint64_t kMaxCompared = uint64_t{1} << 31;
-
-// Elements [begin, end) of a local tensor that no fragment holds, and the blobs beside it.
-struct Hole {
-  uint64_t begin = 0;
-  uint64_t end = 0;
-  std::vector<uint32_t> blobs;
-};
+CoverageDefect TooLong(std::string what) {
+  return CoverageDefect{StrCat(what, ": proving what this file's tensors cover takes too long"),
+                        {}};
+}
 
 uint64_t LastBegin(const FragmentSeries& s) { return s.flat_begin + (s.count - 1) * s.flat_step; }
 uint64_t LastEnd(const FragmentSeries& s) { return LastBegin(s) + s.elements; }
@@ -92,145 +85,158 @@ Defect CheckSeries(const Gather& gather, const std::vector<uint64_t>& sizes) {
 
 // ---- what no fragment holds -------------------------------------------------
 
-// Fragments come in order and do not overlap, so that what is covered is one stretch with
-// holes in it: of each fragment only its end is kept, those that touch become one, and a
-// dense series, however many fragments it has, is a single step.
-class HoleFinder {
- public:
-  explicit HoleFinder(uint64_t size) : size_(size) {}
+// Elements [begin, end) of a local tensor that no fragment holds, and the blobs beside it.
+struct Hole {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  std::optional<uint32_t> before;
+  std::optional<uint32_t> after;
+};
 
-  // In order.  False: too many fragments to expand.
-  bool Cover(const FragmentSeries& s) {
-    const bool dense = s.count == 1 || s.flat_step == s.elements;
-    if (dense) {
-      Note(s.flat_begin, s.blob);
-      Advance(LastEnd(s), LastBlob(s));
-      return true;
+// The images of a local tensor's pieces: who asks for those that touch a hole looks at few.
+class Images {
+ public:
+  explicit Images(const LocalTensor& local) {
+    for (const Piece& piece : local.pieces) {
+      if (std::find(piece.shape.begin(), piece.shape.end(), 0) != piece.shape.end()) continue;
+      images_.push_back(Image{&piece, SpansOf(piece), 0});
     }
-    if ((expanded_ += s.count) > kMaxExpanded) return false;
-    for (uint32_t k = 0; k < s.count; ++k) {
-      const Fragment fragment = s.At(k);
-      Note(fragment.flat_begin, static_cast<uint32_t>(fragment.blob));
-      Advance(fragment.flat_end, static_cast<uint32_t>(fragment.blob));
+    std::sort(images_.begin(), images_.end(), [](const Image& a, const Image& b) {
+      return a.piece->local_offset < b.piece->local_offset;
+    });
+    uint64_t reach = 0;
+    for (Image& image : images_) {
+      reach = std::max(reach, image.piece->local_offset + image.spans[0]);
+      image.reach = reach;
     }
-    return true;
   }
 
-  std::vector<Hole> Finish() {
-    if (covered_ < size_) Note(size_, last_);
-    return std::move(holes_);
+  // Whether a piece maps an element of the hole to the atom; nothing if the budget is spent.
+  std::optional<bool> Touch(const Hole& hole, ProofBudget& budget) const {
+    const auto first =
+        std::partition_point(images_.begin(), images_.end(),
+                             [&](const Image& image) { return image.reach < hole.begin; });
+    for (auto at = first; at != images_.end() && at->piece->local_offset < hole.end; ++at) {
+      const bool touches = Touches(*at, 0, at->piece->local_offset, hole, budget);
+      if (!budget.Spend(1)) return std::nullopt;
+      if (touches) return true;
+    }
+    return false;
   }
 
  private:
-  void Note(uint64_t begin, std::optional<uint32_t> blob) {
-    if (begin <= covered_) return;
-    Hole hole{covered_, begin, {}};
-    if (last_) hole.blobs.push_back(*last_);
-    if (blob && blob != last_) hole.blobs.push_back(*blob);
-    holes_.push_back(std::move(hole));
-  }
-  void Advance(uint64_t end, uint32_t blob) {
-    covered_ = end;
-    last_ = blob;
+  struct Image {
+    const Piece* piece = nullptr;
+    std::vector<uint64_t> spans;  // of dims [d, rank): its last element's distance to its first
+    uint64_t reach = 0;           // the last element of this image and of those before it
+  };
+
+  static std::vector<uint64_t> SpansOf(const Piece& piece) {
+    std::vector<uint64_t> spans(piece.shape.size() + 1, 0);
+    for (size_t d = piece.shape.size(); d-- > 0;) {
+      spans[d] = spans[d + 1] + (piece.shape[d] - 1) * piece.local_strides[d];
+    }
+    return spans;
   }
 
-  uint64_t size_;
-  uint64_t covered_ = 0;
-  uint64_t expanded_ = 0;
-  std::optional<uint32_t> last_;
-  std::vector<Hole> holes_;
+  // True if an element of the image lies in the hole.  Recurses over at most kMaxDimensions dims
+  // and only into slices that straddle a border; false if the budget is spent.
+  static bool Touches(const Image& image, size_t dim, uint64_t base, const Hole& hole,
+                      ProofBudget& budget) {
+    const Piece& piece = *image.piece;
+    if (base >= hole.end || base + image.spans[dim] < hole.begin || !budget.Spend(1)) return false;
+    if (dim == piece.shape.size()) return true;
+    const uint64_t inner = image.spans[dim + 1];
+    const uint64_t stride = piece.local_strides[dim];
+    uint64_t first = 0;
+    uint64_t last = stride > 0 ? piece.shape[dim] - 1 : 0;
+    if (stride > 0) {
+      if (hole.begin > base + inner) first = (hole.begin - base - inner + stride - 1) / stride;
+      last = std::min(last, (hole.end - 1 - base) / stride);
+    }
+    for (uint64_t i = first; i <= last; ++i) {
+      const uint64_t at = base + i * stride;
+      if (at >= hole.begin && at < hole.end) return true;
+      if (Touches(image, dim + 1, at, hole, budget)) return true;
+      if (budget.spent()) return false;
+    }
+    return false;
+  }
+
+  std::vector<Image> images_;  // by their first element
 };
 
-// Last element of the image of dims [dim, end) beyond its first.
-uint64_t ImageSpan(const Piece& piece, size_t dim) {
-  uint64_t span = 0;
-  for (; dim < piece.shape.size(); ++dim) span += (piece.shape[dim] - 1) * piece.local_strides[dim];
-  return span;
-}
-
-// True if an element of the image lies in [begin, end).  Recurses over at most
-// kMaxDimensions dims and only into slices that straddle a border.
-bool Touches(const Piece& piece, size_t dim, uint64_t base, uint64_t begin, uint64_t end) {
-  if (base >= end || base + ImageSpan(piece, dim) < begin) return false;
-  if (dim == piece.shape.size()) return true;
-  const uint64_t inner = ImageSpan(piece, dim + 1);
-  const uint64_t stride = piece.local_strides[dim];
-  uint64_t first = 0;
-  uint64_t last = piece.shape[dim] - 1;
-  if (stride > 0) {
-    if (begin > base + inner) first = (begin - base - inner + stride - 1) / stride;
-    last = std::min(last, (end - 1 - base) / stride);
-  } else {
-    last = 0;
-  }
-  for (uint64_t i = first; i <= last; ++i) {
-    const uint64_t at = base + i * stride;
-    if (at >= begin && at < end) return true;
-    if (Touches(piece, dim + 1, at, begin, end)) return true;
-  }
-  return false;
-}
-
+// Fragments come in order and do not overlap, so that what is covered is one stretch with
+// holes in it: of each fragment only its end is kept, those that touch become one, and a
+// dense series, however many fragments it has, is a single step.
+//
 // A hole is not a defect by itself: ZeRO pads what ranks hold, and need not store it.  It is one
 // where a piece maps an element of it to the atom.
-Defect CheckHoles(const Gather& gather, const std::vector<uint64_t>& sizes) {
+class HoleCheck {
+ public:
+  HoleCheck(const LocalTensor& local, size_t number, ProofBudget& budget)
+      : local_(local), number_(number), budget_(budget) {}
+
+  // In order.
+  Defect Cover(const FragmentSeries& s) {
+    if (s.count == 1 || s.flat_step == s.elements) {
+      return Note(s.flat_begin, LastEnd(s), s.blob, LastBlob(s));
+    }
+    for (uint32_t k = 0; k < s.count; ++k) {
+      if (!budget_.Spend(1)) return TooLong(StrCat(s.count, " fragments with gaps between them"));
+      const Fragment fragment = s.At(k);
+      const auto blob = static_cast<uint32_t>(fragment.blob);
+      if (Defect defect = Note(fragment.flat_begin, fragment.flat_end, blob, blob)) return defect;
+    }
+    return std::nullopt;
+  }
+  Defect Finish(uint64_t size) { return Note(size, size, std::nullopt, std::nullopt); }
+
+ private:
+  Defect Note(uint64_t begin, uint64_t end, std::optional<uint32_t> blob,
+              std::optional<uint32_t> last) {
+    const Hole hole{covered_, begin, last_, blob};
+    covered_ = end;
+    last_ = last;
+    if (hole.begin >= hole.end) return std::nullopt;
+    if (!images_) images_.emplace(local_);
+    const auto touched = images_->Touch(hole, budget_);
+    if (!touched) return TooLong(StrCat("the pieces of local tensor ", number_));
+    if (!*touched) return std::nullopt;
+    CoverageDefect defect{StrCat("elements [", hole.begin, ", ", hole.end, ") of local tensor ",
+                                 number_, " are in no file"),
+                          {}};
+    if (hole.before) defect.blobs.push_back(*hole.before);
+    if (hole.after && hole.after != hole.before) defect.blobs.push_back(*hole.after);
+    return defect;
+  }
+
+  const LocalTensor& local_;
+  std::optional<Images> images_;  // made at the first hole: mostly there is none
+  const size_t number_;
+  ProofBudget& budget_;
+  uint64_t covered_ = 0;
+  std::optional<uint32_t> last_;
+};
+
+Defect CheckHoles(const Gather& gather, const std::vector<uint64_t>& sizes, ProofBudget& budget) {
   size_t next = 0;
   for (size_t local = 0; local < gather.locals.size(); ++local) {
-    HoleFinder finder(sizes[local]);
+    HoleCheck check(gather.locals[local], local, budget);
     for (; next < gather.series.size() && gather.series[next].local == local; ++next) {
-      if (!finder.Cover(gather.series[next])) {
-        return CoverageDefect{"more than 2^24 separate fragments", {gather.series[next].blob}};
-      }
+      if (Defect defect = check.Cover(gather.series[next])) return defect;
     }
-    for (Hole& hole : finder.Finish()) {
-      for (const Piece& piece : gather.locals[local].pieces) {
-        const bool empty = std::find(piece.shape.begin(), piece.shape.end(), 0) != piece.shape.end();
-        if (empty || !Touches(piece, 0, piece.local_offset, hole.begin, hole.end)) continue;
-        return CoverageDefect{StrCat("elements [", hole.begin, ", ", hole.end,
-                                     ") of local tensor ", local, " are in no file"),
-                              std::move(hole.blobs)};
-      }
-    }
+    if (Defect defect = check.Finish(sizes[local])) return defect;
   }
   return std::nullopt;
 }
 
 // ---- the boxes in the atom ---------------------------------------------------
 
-struct Box {
-  const Piece* piece = nullptr;
-  size_t local = 0;
-};
-
-bool Overlap(const Piece& a, const Piece& b) {
-  for (size_t d = 0; d < a.shape.size(); ++d) {
-    if (a.atom_begin[d] + a.shape[d] <= b.atom_begin[d]) return false;
-    if (b.atom_begin[d] + b.shape[d] <= a.atom_begin[d]) return false;
-  }
-  return true;
-}
-
-// The dim along which a sweep separates most boxes.
-size_t SweepDim(const std::vector<Box>& boxes, size_t rank) {
-  size_t best = 0;
-  size_t most = 0;
-  for (size_t d = 0; d < rank; ++d) {
-    std::vector<uint64_t> begins;
-    begins.reserve(boxes.size());
-    for (const Box& box : boxes) begins.push_back(box.piece->atom_begin[d]);
-    std::sort(begins.begin(), begins.end());
-    const size_t distinct = static_cast<size_t>(
-        std::unique(begins.begin(), begins.end()) - begins.begin());
-    if (distinct > most) std::tie(best, most) = std::pair(d, distinct);
-  }
-  return best;
-}
-
 // Boxes that are disjoint and have the atom's volume together cover it, since each lies inside
-// (ValidateLocal): no union has to be computed.  Two boxes can overlap only where they do
-// along the sweep's dim, so that sorted boxes are compared with few others.
+// (ValidateLocal).
 Defect CheckBoxes(const Gather& gather, const Shape& atom, uint64_t total) {
-  std::vector<Box> boxes;
+  std::vector<LocalBox> boxes;
   uint64_t volume = 0;
   for (size_t local = 0; local < gather.locals.size(); ++local) {
     for (const Piece& piece : gather.locals[local].pieces) {
@@ -238,33 +244,26 @@ Defect CheckBoxes(const Gather& gather, const Shape& atom, uint64_t total) {
       if (!count || *count > total) return CoverageDefect{"a box is larger than the atom", {}};
       if (*count == 0) continue;
       volume = volume > total ? volume : volume + *count;
-      boxes.push_back(Box{&piece, local});
+      boxes.push_back(LocalBox{&piece, local});
     }
   }
-  if (!atom.empty() && boxes.size() > 1) {
-    const size_t dim = SweepDim(boxes, atom.size());
-    std::sort(boxes.begin(), boxes.end(), [dim](const Box& a, const Box& b) {
-      return a.piece->atom_begin[dim] < b.piece->atom_begin[dim];
-    });
-    uint64_t compared = 0;
-    for (size_t i = 0; i < boxes.size(); ++i) {
-      const uint64_t end = boxes[i].piece->atom_begin[dim] + boxes[i].piece->shape[dim];
-      for (size_t j = i + 1; j < boxes.size() && boxes[j].piece->atom_begin[dim] < end; ++j) {
-        if (++compared > kMaxCompared) {
-          return CoverageDefect{StrCat(boxes.size(), " boxes of a form that takes too long to prove"),
-                                {}};
-        }
-        if (!Overlap(*boxes[i].piece, *boxes[j].piece)) continue;
-        return CoverageDefect{StrCat("local tensors ", boxes[i].local, " and ", boxes[j].local,
-                                     " both hold the elements from ",
-                                     ShapeToString(boxes[j].piece->atom_begin), " on"),
-                              {}};
-      }
-    }
+  const size_t many = boxes.size();
+  const TilingReport judged = JudgeTiling(std::move(boxes), atom);
+  if (judged.tiling == Tiling::kOverlaps) {
+    const auto& [a, b] = judged.overlap;
+    return CoverageDefect{StrCat("local tensors ", a.local, " and ", b.local,
+                                 " both hold the elements from ",
+                                 ShapeToString(b.piece->atom_begin), " on"),
+                          {}};
   }
   if (volume != total) {
     return CoverageDefect{StrCat("the local tensors hold ", volume, " of the ", total,
                                  " elements of shape ", ShapeToString(atom)),
+                          {}};
+  }
+  if (judged.tiling == Tiling::kNot) {
+    return CoverageDefect{StrCat("the ", many, " boxes of its local tensors overlap, and leave as "
+                                 "many elements of shape ", ShapeToString(atom), " to nobody"),
                           {}};
   }
   return std::nullopt;
@@ -353,7 +352,8 @@ void NormaliseSeries(std::vector<FragmentSeries>& series) {
   series = std::move(joined);
 }
 
-std::optional<CoverageDefect> FindCoverageDefect(const Gather& gather, const Shape& atom) {
+std::optional<CoverageDefect> FindCoverageDefect(const Gather& gather, const Shape& atom,
+                                                 ProofBudget& budget) {
   const auto total = ElementCount(atom);
   if (!total) return CoverageDefect{total.error().message, {}};
   std::vector<uint64_t> sizes;
@@ -366,14 +366,19 @@ std::optional<CoverageDefect> FindCoverageDefect(const Gather& gather, const Sha
   }
   if (Defect defect = CheckSeries(gather, sizes)) return defect;
   if (Defect defect = CheckBoxes(gather, atom, *total)) return defect;
-  return CheckHoles(gather, sizes);
+  return CheckHoles(gather, sizes, budget);
 }
 
-Status ProveCoverage(const Gather& gather, const Shape& atom) {
-  if (auto defect = FindCoverageDefect(gather, atom)) {
+Status ProveCoverage(const Gather& gather, const Shape& atom, ProofBudget& budget) {
+  if (auto defect = FindCoverageDefect(gather, atom, budget)) {
     return Fail(ErrorCode::kInvalid, std::move(defect->rule));
   }
   return {};
+}
+
+Status ProveCoverage(const Gather& gather, const Shape& atom) {
+  ProofBudget budget;
+  return ProveCoverage(gather, atom, budget);
 }
 
 }  // namespace ckptfs

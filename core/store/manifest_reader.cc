@@ -9,7 +9,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/ingest/assembler.h"
+#include "core/ingest/coverage.h"
 #include "core/model/side_blob.h"
 #include "core/store/manifest_check.h"
 #include "core/store/manifest_format.h"
@@ -124,6 +124,7 @@ class Reader {
   const fb::Manifest& manifest_;
   const std::string_view blobs_;     // the store's blob directory
   std::vector<bool> root_is_store_;  // by root
+  ProofBudget budget_;
   StepModel model_;
 };
 
@@ -327,7 +328,7 @@ Result<Gather> Reader::ReadGather(const fb::Gather& table, const Shape& atom) {
       gather.series.push_back(series);
     }
   }
-  CKPT_RETURN_IF_ERROR(ProveCoverage(gather, atom));
+  CKPT_RETURN_IF_ERROR(ProveCoverage(gather, atom, budget_));
   return gather;
 }
 
