@@ -13,9 +13,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <utility>
 
 #include "core/base/descriptor.h"
+#include "core/base/digest.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
@@ -119,6 +121,23 @@ Result<std::vector<std::string>> NamesIn(const std::string& path, bool directori
   return names;
 }
 
+// The directory under a new name that begins with `prefix`; who is killed from here on leaves a
+// partial one.  It takes no room: the filesystem may be full.
+Result<std::string> SetAside(const std::string& path, const std::string& prefix) {
+  constexpr size_t kLetters = 6;
+  std::string aside = StrCat(prefix, RandomDigest().Hex().substr(0, kLetters));
+  if (renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, aside.c_str(), RENAME_NOREPLACE) == 0)
+    return aside;
+  if (errno != EINVAL && errno != EEXIST && errno != ENOSYS) return Fail(ErrnoError(errno, path));
+  // A filesystem without such renames: over a new, empty one.
+  aside = StrCat(prefix, "XXXXXX");
+  if (mkdtemp(aside.data()) == nullptr) return Fail(ErrnoError(errno, aside));
+  if (rename(path.c_str(), aside.c_str()) == 0) return aside;
+  const int error = errno;
+  rmdir(aside.c_str());
+  return Fail(ErrnoError(error, path));
+}
+
 }  // namespace
 
 std::string_view BlobDirectoryOf(std::string_view path) {
@@ -190,14 +209,9 @@ Status RemoveBlobDirectory(const std::string& store, const std::string& director
   const std::string blobs = store + "/blobs";
   std::string path = StrCat(blobs, "/", directory);
   if (!IsPartial(directory)) {
-    std::string aside = StrCat(blobs, "/", DigestNameOf(directory), kPartialMark, "XXXXXX");
-    if (mkdtemp(aside.data()) == nullptr) return Fail(ErrnoError(errno, aside));
-    // Over the empty one: whoever is killed from here on leaves a partial directory.
-    if (rename(path.c_str(), aside.c_str()) != 0) {
-      const int error = errno;
-      rmdir(aside.c_str());
-      return Fail(ErrnoError(error, path));
-    }
+    CKPT_ASSIGN_OR_RETURN(
+        std::string aside,
+        SetAside(path, StrCat(blobs, "/", DigestNameOf(directory), kPartialMark)));
     // Before anything in it goes: its name shows all of it, or nothing.
     CKPT_RETURN_IF_ERROR(SyncPath(path.substr(0, path.rfind('/'))));
     CKPT_RETURN_IF_ERROR(SyncPath(blobs));
@@ -213,9 +227,15 @@ Status RemoveBlobDirectory(const std::string& store, const std::string& director
 
 void RemoveUnusedHolds(const std::string& store) {
   const auto names = NamesIn(store + "/holds", false);
-  if (!names) return;
+  const auto directories = ListBlobDirectories(store);
+  if (!names || !directories) return;
+  // Who removes one that is half removed has to claim it, and may have no room for a new file.
+  std::set<std::string_view> partial;
+  for (const std::string_view name : *directories) {
+    if (IsPartial(name)) partial.insert(DigestNameOf(name));
+  }
   for (const std::string& name : *names) {
-    if (!IsDigestName(name)) continue;
+    if (!IsDigestName(name) || partial.contains(name)) continue;
     const std::string path = StrCat(store, "/holds/", name);
     const auto lock = FileLock::Take(path, O_RDWR, LOCK_EX | LOCK_NB);
     struct stat info {};

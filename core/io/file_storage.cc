@@ -256,6 +256,15 @@ void FileStorage::Discard(const std::string& directory, std::string_view name) {
   rmdir(ParentOf(path).c_str());
 }
 
+Status FileStorage::Rename(const std::string& directory, std::string_view from,
+                           std::string_view to) {
+  const std::string path = StrCat(directory, "/", from);
+  if (rename(path.c_str(), StrCat(directory, "/", to).c_str()) != 0) {
+    return Fail(SystemError("rename", path));
+  }
+  return SyncPath(ParentOf(path));
+}
+
 Result<std::vector<RootEntry>> FileStorage::List(std::string_view path) const {
   if (!path.empty()) CKPT_RETURN_IF_ERROR(CheckObjectPath(path));
   CKPT_ASSIGN_OR_RETURN(auto entries, ListDirectory(PathOf(path), false));

@@ -33,6 +33,9 @@ class FileStorage final : public Storage {
   // Removes an object that nothing needs, and the directory that it was the last of.  If the
   // machine stops it may be there again.
   static void Discard(const std::string& directory, std::string_view name);
+  // Another name in the same folder for an object, durably and at once: on a full filesystem,
+  // too, where nothing can be published.  kNotFound if there is no such object.
+  static Status Rename(const std::string& directory, std::string_view from, std::string_view to);
 
   Result<std::vector<RootEntry>> List(std::string_view path) const override;
   Result<EntryStat> Stat(std::string_view path) const override;

@@ -134,10 +134,14 @@ RecordTexts LoadCatalogue(const std::string& path, const std::string& store_id) 
   return code == SQLITE_DONE ? records : RecordTexts{};
 }
 
+void DropCatalogue(const std::string& path) {
+  for (const char* suffix : {"", "-journal", "-wal", "-shm"}) unlink((path + suffix).c_str());
+}
+
 void AddToCatalogue(const std::string& path, const std::string& store_id,
                     const RecordTexts& records) {
   if (Add(path, store_id, records)) return;
-  for (const char* suffix : {"", "-journal", "-wal", "-shm"}) unlink((path + suffix).c_str());
+  DropCatalogue(path);
   Add(path, store_id, records);
 }
 

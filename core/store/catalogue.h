@@ -23,6 +23,9 @@ using RecordTexts = std::map<std::string, std::string>;  // record name -> text
 // Everything the catalogue at `path` knows of the store `store_id`.
 RecordTexts LoadCatalogue(const std::string& path, const std::string& store_id);
 
+// It is gone, with what it takes on the disk; the next one is made anew.
+void DropCatalogue(const std::string& path);
+
 // Adds records; a file of another store or a damaged one is made anew.
 void AddToCatalogue(const std::string& path, const std::string& store_id,
                     const RecordTexts& records);

@@ -26,6 +26,7 @@ namespace ckptfs {
 namespace {
 
 constexpr size_t kLocksAtOnce = 256;
+constexpr int kMaxCollectors = 16;  // that one waits for, at the same step
 constexpr std::string_view kManifests = "manifests";
 
 // What a manifest needs of the store, and whether the step's bytes are the store's.
@@ -62,6 +63,14 @@ namespace {
 
 using State = Store::State;
 
+// Whether it was published.  What finds no room now, or another there, is left to a later call.
+Result<bool> WhereThereIsRoom(Status published) {
+  if (published) return true;
+  const ErrorCode why = published.error().code;
+  if (why == ErrorCode::kExhausted || why == ErrorCode::kExists) return false;
+  return Fail(std::move(published).error());
+}
+
 std::string NameOf(const StepRecord& record) { return StrCat(record.run, "/", record.id); }
 
 bool WasSavedBefore(const StepRecord& a, const StepRecord& b) {
@@ -81,7 +90,11 @@ class Collection {
   Status RemoveSteps(const StoreIndex& index);
   // Of one run's steps, those that go; oldest first.
   std::vector<StepRecord> Victims(const std::map<std::string, IndexedStep>& steps);
-  Status RemoveStep(const StepRecord& record);
+  // By another, since this one looked.
+  bool IsGone(const StepName& name) const;
+  // Null if the step is gone, or somebody uses it: then it is told of.
+  std::unique_ptr<const FileLock> LockStep(const StepRecord& record, const StepName& name);
+  Status RemoveStep(const StepRecord& record, const StepName& name);
   // Digests of live steps; nothing if a record cannot be read.
   std::optional<std::set<Digest>> Live(const StoreIndex& index);
   Result<std::vector<Digest>> ManifestsThere() const;
@@ -94,6 +107,7 @@ class Collection {
   Status ReclaimDirectories(const std::set<Digest>& live);
   // Whether builds that do not know that records go publish in the run no more.
   Result<bool> IsClosedToOld(const std::string& run);
+  Result<bool> DeleteRetired(const StepName& name);
   Status ReclaimRecords(const StepName& newest, bool durable);
   void Note(std::string text) { report_.notes.push_back(std::move(text)); }
 
@@ -125,7 +139,9 @@ std::vector<StepRecord> Collection::Victims(const std::map<std::string, IndexedS
       return {};
     }
     const auto needs = state_.NeedsOfManifest(step.record->manifest);
-    if (!needs) Note(StrCat(NameOf(*step.record), " stays: ", needs.error().message));
+    if (!needs && !IsGone(step.name)) {
+      Note(StrCat(NameOf(*step.record), " stays: ", needs.error().message));
+    }
     if (needs && needs->owned) owned.push_back(*step.record);
   }
   // Who went back to an earlier step saves what is older than what is there.
@@ -144,13 +160,30 @@ std::vector<StepRecord> Collection::Victims(const std::map<std::string, IndexedS
   return owned;
 }
 
-Status Collection::RemoveStep(const StepRecord& record) {
-  if (request_.let_go) request_.let_go(record);
-  const auto lock = LockManifest(record.manifest);
-  if (!lock) {
-    report_.held.push_back(record);
-    return {};
+bool Collection::IsGone(const StepName& name) const {
+  const auto deleted = IsDeleted(*state_.storage, name);
+  const auto retired = IsRetired(*state_.storage, name);
+  return (deleted && *deleted) || (retired && *retired);
+}
+
+// Another that collects has the lock alone while it removes the step: that is waited for.  Who
+// only uses the step shares it.
+std::unique_ptr<const FileLock> Collection::LockStep(const StepRecord& record,
+                                                     const StepName& name) {
+  for (int race = 0; race < kMaxCollectors; ++race) {
+    auto lock = LockManifest(record.manifest);
+    if (lock) return lock;
+    const auto waited = state_.HoldManifest(record.manifest);
+    if (!waited || IsGone(name)) return nullptr;
   }
+  report_.held.push_back(record);
+  return nullptr;
+}
+
+Status Collection::RemoveStep(const StepRecord& record, const StepName& name) {
+  if (request_.let_go) request_.let_go(record);
+  const auto lock = LockStep(record, name);
+  if (!lock) return {};
   if (!request_.dry_run) {
     const Status removed = store_.Remove(record);
     if (!removed && removed.error().code == ErrorCode::kNotFound) return {};  // by another
@@ -164,7 +197,9 @@ Status Collection::RemoveSteps(const StoreIndex& index) {
   if (request_.keep_last == 0 && request_.keep_every == 0) return {};
   for (const auto& [run, steps] : index.runs) {
     if (request_.run && *request_.run != run) continue;
-    for (const StepRecord& step : Victims(steps)) CKPT_RETURN_IF_ERROR(RemoveStep(step));
+    for (const StepRecord& step : Victims(steps)) {
+      CKPT_RETURN_IF_ERROR(RemoveStep(step, steps.at(step.id).name));
+    }
   }
   return {};
 }
@@ -214,11 +249,12 @@ Status Collection::ReclaimManifests(const std::set<Digest>& live) {
     }
     for (const auto& [digest, lock] : locked) {
       if (!now || now->contains(digest)) continue;
-      if (!request_.dry_run) {
-        CKPT_RETURN_IF_ERROR(state_.storage->Remove(ManifestName(digest)));
-      }
+      const Status removed =
+          request_.dry_run ? Status() : state_.storage->Remove(ManifestName(digest));
+      const bool was_gone = !removed && removed.error().code == ErrorCode::kNotFound;
+      if (!was_gone) CKPT_RETURN_IF_ERROR(removed);
       gone_.insert(digest);
-      ++report_.manifests;
+      report_.manifests += was_gone ? 0 : 1;
     }
   }
   MutexLock lock(state_.mutex);
@@ -247,6 +283,7 @@ Result<std::optional<std::set<std::string>>> Collection::NeededDirectories() {
   for (const Digest& digest : there) {
     if (request_.dry_run && gone_.contains(digest)) continue;
     const auto needs = state_.NeedsOfManifest(digest);
+    if (!needs && needs.error().code == ErrorCode::kNotFound) continue;  // no step's any more
     if (!needs) {
       Note(StrCat("no blobs are reclaimed: ", ManifestName(digest), ": ", needs.error().message));
       return std::optional<std::set<std::string>>();
@@ -294,11 +331,14 @@ Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
     if (!needed) return {};
     for (const auto& [name, claim] : claimed) {
       if (needed->contains(name)) continue;
-      report_.bytes += BytesOfBlobDirectory(state_.directory, name);
+      const uint64_t bytes = BytesOfBlobDirectory(state_.directory, name);
+      const Status removed =
+          request_.dry_run ? Status() : RemoveBlobDirectory(state_.directory, name);
+      const bool was_gone = !removed && removed.error().code == ErrorCode::kNotFound;
+      if (!removed && !was_gone) Note(StrCat("blobs/", name, " stays: ", removed.error().message));
+      if (!removed) continue;
+      report_.bytes += bytes;
       ++report_.directories;
-      if (request_.dry_run) continue;
-      const Status removed = RemoveBlobDirectory(state_.directory, name);
-      if (!removed) Note(StrCat("blobs/", name, " stays: ", removed.error().message));
     }
   }
   return {};
@@ -311,11 +351,21 @@ Result<bool> Collection::IsClosedToOld(const std::string& run) {
   closed->second = claim && !claim->old;
   if (!claim || closed->second || !claim->settled) return closed->second;
   const Claim renewed{claim->n + 1, claim->root};  // settled as that was: nobody came between
-  const Status published = PublishClaim(*state_.storage, run, renewed);
-  if (!published && published.error().code == ErrorCode::kExists) return false;
-  CKPT_RETURN_IF_ERROR(published);
-  CKPT_RETURN_IF_ERROR(SettleClaim(*state_.storage, run, renewed));
-  return closed->second = true;
+  CKPT_ASSIGN_OR_RETURN(const bool published,
+                        WhereThereIsRoom(PublishClaim(*state_.storage, run, renewed)));
+  if (!published) return false;
+  CKPT_ASSIGN_OR_RETURN(closed->second,
+                        WhereThereIsRoom(SettleClaim(*state_.storage, run, renewed)));
+  return closed->second;
+}
+
+// The deletion of a step that was retired is there.  False if there is no room for it yet.
+Result<bool> Collection::DeleteRetired(const StepName& name) {
+  const auto text = ReadWhole(*state_.storage, RetiredName(name), kRecordMaxBytes);
+  if (!text) return false;
+  Status published = PublishText(*state_.storage, DeletedName(name), *text);
+  if (!published && published.error().code == ErrorCode::kExists) return true;
+  return WhereThereIsRoom(std::move(published));
 }
 
 // The records of an id whose newest step is gone, so that nobody lists them any more.  `deleted`
@@ -323,14 +373,21 @@ Result<bool> Collection::IsClosedToOld(const std::string& run) {
 Status Collection::ReclaimRecords(const StepName& newest, bool durable) {
   const std::string of = StrCat("/", newest.run, "/", newest.id);
   CKPT_ASSIGN_OR_RETURN(const auto records, ListFilesBelow(*state_.storage, StrCat("steps", of)));
+  std::vector<StepName> retired;
   for (const std::string& record : records) {
-    const auto name = ParseStepName(record, "steps");
+    auto old = ParseRetiredName(record);
+    const auto name = old ? old : ParseStepName(record, "steps");
     if (!name || name->n > newest.n) return {};  // there is one again
     CKPT_ASSIGN_OR_RETURN(const bool gone, IsDeleted(*state_.storage, *name));
-    if (!gone) return {};  // who replaced it was killed before it said so
+    if (old && !gone) retired.push_back(*std::move(old));
+    if (!old && !gone) return {};  // who replaced it was killed before it said so
   }
   CKPT_ASSIGN_OR_RETURN(const bool closed, IsClosedToOld(newest.run));
   if (!closed) return {};
+  for (const StepName& name : retired) {
+    CKPT_ASSIGN_OR_RETURN(const bool deleted, DeleteRetired(name));
+    if (!deleted) return {};
+  }
   if (!durable || records.size() > 1) {
     CKPT_RETURN_IF_ERROR(SyncPath(StrCat(state_.directory, "/deleted", of)));
   }

@@ -12,6 +12,12 @@ namespace ckptfs {
 
 using nlohmann::json;
 
+namespace {
+
+constexpr std::string_view kRetired = ".deleted";
+
+}  // namespace
+
 std::optional<Digest> DigestNamed(std::string_view name) {
   const auto digest = DigestFromHex(name);
   // One spelling: no upper case, no sign.
@@ -44,6 +50,15 @@ std::string StepRecordName(const StepName& name) {
 
 std::string DeletedName(const StepName& name) {
   return StrCat("deleted/", name.run, "/", name.id, "/", name.n);
+}
+
+std::string RetiredName(const StepName& name) {
+  return StrCat(StepRecordName(name), kRetired);
+}
+
+std::optional<StepName> ParseRetiredName(std::string_view name) {
+  if (!name.ends_with(kRetired)) return std::nullopt;
+  return ParseStepName(name.substr(0, name.size() - kRetired.size()), "steps");
 }
 
 std::string ClaimName(const std::string& run, uint64_t n) { return StrCat("runs/", run, "/", n); }

@@ -8,6 +8,7 @@
 //   runs/<run>/<n>.settled      no step of another root is in the run
 //   steps/<run>/<id>/<n>        n-th step published as <id>
 //   deleted/<run>/<id>/<n>      that one is gone
+//   steps/<run>/<id>/<n>.deleted   its record, when there was no room for a deletion
 //   manifests/<digest>
 //
 //   record = JSON object, one line | "\n" | 16 hex letters, XXH3-64 of the line | "\n"
@@ -45,6 +46,9 @@ struct StepName {
 std::optional<StepName> ParseStepName(std::string_view name, std::string_view folder);
 std::string StepRecordName(const StepName& name);
 std::string DeletedName(const StepName& name);
+// The other name of a step's record: the step is gone and its number is used.
+std::string RetiredName(const StepName& name);
+std::optional<StepName> ParseRetiredName(std::string_view name);
 std::string ManifestName(const Digest& digest);
 // The digest that a name spells; nothing if it is not one.
 std::optional<Digest> DigestNamed(std::string_view name);

@@ -12,15 +12,23 @@ namespace {
 
 constexpr std::string_view kSettled = ".settled";
 
-// Greatest n of every (run, id) that the names mention.
-std::map<std::pair<std::string, std::string>, uint64_t> Newest(
+// The greatest number of an id, and whether a record has it: else the step was retired.
+struct NewestNumber {
+  uint64_t n = 0;
+  bool record = false;
+};
+
+// Of every (run, id) that the names mention.
+std::map<std::pair<std::string, std::string>, NewestNumber> Newest(
     const std::vector<std::string>& names) {
-  std::map<std::pair<std::string, std::string>, uint64_t> newest;
+  std::map<std::pair<std::string, std::string>, NewestNumber> newest;
   for (const std::string& text : names) {
-    const auto name = ParseStepName(text, "steps");
+    const auto record = ParseStepName(text, "steps");
+    const auto name = record ? record : ParseRetiredName(text);
     if (!name) continue;  // not ours
-    uint64_t& n = newest[{name->run, name->id}];
-    n = std::max(n, name->n);
+    NewestNumber& known = newest[{name->run, name->id}];
+    if (name->n > known.n) known = NewestNumber{name->n, false};
+    if (name->n == known.n) known.record = known.record || record;
   }
   return newest;
 }
@@ -59,14 +67,19 @@ Result<bool> IsDeleted(const Storage& storage, const StepName& name) {
   return deletion.has_value();
 }
 
+Result<bool> IsRetired(const Storage& storage, const StepName& name) {
+  return HasFile(storage, RetiredName(name));
+}
+
 Result<std::optional<IndexedStep>> ReadStep(Storage& storage, const StepName& name,
                                             const KnownRecord& known, RecordTexts& added) {
   if (auto record = known(name)) return IndexedStep{name, *std::move(record)};
   const std::string key = StepRecordName(name);
   auto read = ReadWhole(storage, key, kRecordMaxBytes);
   if (!read && read.error().code == ErrorCode::kNotFound) {
-    CKPT_ASSIGN_OR_RETURN(const bool gone, IsDeleted(storage, name));
-    if (gone) return std::nullopt;
+    CKPT_ASSIGN_OR_RETURN(const bool deleted, IsDeleted(storage, name));
+    CKPT_ASSIGN_OR_RETURN(const bool retired, IsRetired(storage, name));
+    if (deleted || retired) return std::nullopt;
   }
   if (!read && read.error().code != ErrorCode::kInvalid) return Fail(std::move(read).error());
   auto record = read ? ParseStepRecord(*read, name) : Fail(Error(read.error()));
@@ -81,15 +94,15 @@ Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
   CKPT_ASSIGN_OR_RETURN(const auto steps, ListFilesBelow(storage, StrCat("steps", below)));
   StoreIndex fresh;
   std::map<std::string, bool> removed;  // whether some step of the run was
-  for (const auto& [key, n] : Newest(steps)) {
-    const StepName name{key.first, key.second, n};
+  for (const auto& [key, newest] : Newest(steps)) {
+    const StepName name{key.first, key.second, newest.n};
     // Deletions, of which there may be any number, are asked for one by one.
     const auto [any, first] = removed.try_emplace(name.run);
     if (first) {
       CKPT_ASSIGN_OR_RETURN(any->second, HasDirectory(storage, StrCat("deleted/", name.run)));
     }
-    bool gone = false;
-    if (any->second) {
+    bool gone = !newest.record;
+    if (any->second && !gone) {
       CKPT_ASSIGN_OR_RETURN(gone, IsDeleted(storage, name));
     }
     if (gone) {
@@ -111,12 +124,16 @@ Result<Incarnation> LastIncarnation(Storage& storage, const std::string& run,
     CKPT_ASSIGN_OR_RETURN(const auto names,
                           ListFilesBelow(storage, StrCat(folder, "/", run, "/", id)));
     for (const std::string& text : names) {
-      const auto name = ParseStepName(text, folder);
+      const auto record = ParseStepName(text, folder);
+      const auto name = record ? record : ParseRetiredName(text);
       if (!name || name->run != run || name->id != id) continue;
       if (last.any && name->n < last.name.n) continue;
+      const bool live = record && folder == "steps";
+      // A record beside its own retired name is that of a build which took the number again.
+      const bool kept = last.any && name->n == last.name.n && last.live && !record;
       last.any = true;
       last.name.n = name->n;
-      last.live = folder == "steps";
+      last.live = live || kept;
     }
   }
   return last;

@@ -55,8 +55,10 @@ Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
 Result<std::optional<IndexedStep>> ReadStep(Storage& storage, const StepName& name,
                                             const KnownRecord& known, RecordTexts& added);
 
-// A record goes after that.
+// Whether there is a deletion of it.  A record goes after that.
 Result<bool> IsDeleted(const Storage& storage, const StepName& name);
+// Whether a step of its number was retired (records.h).
+Result<bool> IsRetired(const Storage& storage, const StepName& name);
 
 // The newest step that was published as (run, id), if any.
 struct Incarnation {

@@ -5,8 +5,10 @@
 // depend on how many steps the store has.
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
+#include "core/io/file_storage.h"
 #include "core/model/side_blob.h"
 #include "core/store/blob_copy.h"
+#include "core/store/catalogue.h"
 #include "core/store/manifest_format.h"
 #include "core/store/records.h"
 #include "core/store/side_blobs.h"
@@ -134,8 +136,10 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
     const Status published = PublishText(*storage, name, text);
     if (published) {
       // Others may have used the number, and reclaimed its record, since we looked.
-      CKPT_ASSIGN_OR_RETURN(const bool used, IsDeleted(*storage, last.next()));
-      if (used) continue;
+      CKPT_ASSIGN_OR_RETURN(const bool deleted, IsDeleted(*storage, last.next()));
+      CKPT_ASSIGN_OR_RETURN(const bool retired, IsRetired(*storage, last.next()));
+      if (retired && !deleted) CKPT_RETURN_IF_ERROR(storage->Remove(name));
+      if (deleted || retired) continue;
       if (wanted.replaces) {
         (void)PublishText(*storage, DeletedName(last.name),
                           RenderText("manifest", wanted.replaces->Hex()));
@@ -263,6 +267,25 @@ Status Store::Sweep() {
   return SweepSideBlobs(*state_->storage, state_->directory, known);
 }
 
+// The ones below first: an older record is never the newest.
+Status Store::State::Retire(const StepName& name) {
+  CKPT_ASSIGN_OR_RETURN(const auto names,
+                        ListFilesBelow(*storage, StrCat("steps/", name.run, "/", name.id)));
+  for (const std::string& text : names) {
+    const auto older = ParseStepName(text, "steps");
+    if (!older || older->run != name.run || older->id != name.id || older->n >= name.n) continue;
+    const Status renamed = FileStorage::Rename(directory, text, RetiredName(*older));
+    if (!renamed && renamed.error().code != ErrorCode::kNotFound) return renamed;
+  }
+  const auto retire = [&] {
+    return FileStorage::Rename(directory, StepRecordName(name), RetiredName(name));
+  };
+  const Status retired = retire();
+  if (retired || retired.error().code != ErrorCode::kExhausted) return retired;
+  DropCatalogue(CataloguePath());  // a name may need room as well, where directories are full
+  return retire();
+}
+
 Status Store::Remove(const StepRecord& record) {
   CKPT_RETURN_IF_ERROR(CheckName(record.run, "run"));
   CKPT_RETURN_IF_ERROR(CheckName(record.id, "step"));
@@ -275,8 +298,13 @@ Status Store::Remove(const StepRecord& record) {
   const auto there = text ? ParseStepRecord(*text, last.name) : Fail(Error(text.error()));
   // A record that is damaged may be removed by its name.
   if (there && there->manifest != record.manifest) return Fail(gone);
-  const Status published = PublishText(*state_->storage, DeletedName(last.name),
-                                       RenderText("manifest", record.manifest.Hex()));
+  Status published = PublishText(*state_->storage, DeletedName(last.name),
+                                 RenderText("manifest", record.manifest.Hex()));
+  if (!published && published.error().code == ErrorCode::kExhausted &&
+      !state_->directory.empty()) {
+    published = state_->Retire(last.name);
+    if (!published && published.error().code == ErrorCode::kNotFound) return Fail(gone);
+  }
   if (!published) {
     return published.error().code == ErrorCode::kExists ? Status(Fail(gone)) : published;
   }

@@ -90,6 +90,9 @@ struct Store::State {
   Status ClaimRun(const std::string& run, const std::string& root);
   Status CheckOthers(const std::string& run, const std::string& root);
   Result<std::optional<StepRecord>> RecordOf(const Incarnation& live);
+  // The step is gone, without a byte or an inode more: its record, and those of the steps that it
+  // replaced, get their retired names.  REQUIRES: the store is on local disk.
+  Status Retire(const StepName& name);
   Result<std::optional<StepRecord>> TryPublish(StepRecord wanted, const RenderedStep& rendered,
                                                const PublishHow& how);
 

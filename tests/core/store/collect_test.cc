@@ -5,15 +5,20 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <random>
+#include <thread>
 
 #include "core/base/digest.h"
+#include "core/base/file_lock.h"
 #include "core/base/strings.h"
 #include "core/blob/blob_reader.h"
 #include "core/blob/chunk_digests.h"
@@ -408,6 +413,76 @@ TEST_F(CollectTest, ARunOfAnOlderBuildIsClaimedAnew) {
   EXPECT_FALSE(store_->Publish("a", TinyModel("x", 9, 9), "/s", "/another"));
   KeepLast(1);
   EXPECT_THAT(In("runs/a"), SizeIs(4));
+}
+
+// ---- beside another that collects -------------------------------------------------
+
+// Who removes a step has its manifest alone for that moment.
+TEST_F(CollectTest, AStepThatAnotherRemovesIsNotInUse) {
+  SaveAll("a", 3);
+  const StepRecord first = *store_->Resolve("a", "0");
+  auto alone = FileLock::Take(Below(ManifestName(first.manifest)), O_RDWR, LOCK_EX | LOCK_NB);
+  ASSERT_TRUE(alone);
+  const auto other = *Store::Open(store_->directory(), false);
+  std::promise<void> asked;
+  CollectRequest request;
+  request.keep_last = 1;
+  request.let_go = [&](const StepRecord& record) {
+    if (record.id == first.id) asked.set_value();
+  };
+  Result<CollectReport> report = CollectReport{};
+  std::thread collects([&] { report = other->Collect(request); });
+  asked.get_future().wait();
+  usleep(20000);  // it has found by now that the step is locked
+  ASSERT_TRUE(store_->Remove(first));
+  fs::remove(Below(ManifestName(first.manifest)));
+  alone.reset();
+  collects.join();
+  ASSERT_TRUE(report);
+  EXPECT_THAT(report->held, IsEmpty());
+  EXPECT_THAT(report->notes, IsEmpty());
+  ASSERT_THAT(report->removed, SizeIs(1));
+  EXPECT_EQ(report->removed[0].id, "1");
+}
+
+// The steps that it removed, and 100 for everything that is not true of them.
+[[noreturn]] void CollectAlone(const std::string& directory, int go) {
+  const auto store = Store::Open(directory, false);
+  char byte = 0;
+  if (!store || read(go, &byte, 1) < 0) _exit(100);
+  CollectRequest request;
+  request.keep_last = 1;
+  const auto report = (*store)->Collect(request);
+  if (!report || !report->notes.empty() || !report->held.empty()) _exit(100);
+  _exit(static_cast<int>(report->removed.size()));
+}
+
+TEST_F(CollectTest, TwoThatCollectTellOfWhatEachTook) {
+  constexpr int kSteps = 40;
+  SaveAll("a", kSteps);
+  int go[2];
+  ASSERT_EQ(pipe(go), 0);
+  pid_t pids[2];
+  for (pid_t& pid : pids) {
+    pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      close(go[1]);
+      CollectAlone(store_->directory(), go[0]);
+    }
+  }
+  close(go[0]);
+  close(go[1]);  // both begin
+  int removed = 0;
+  for (const pid_t pid : pids) {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status));
+    ASSERT_LT(WEXITSTATUS(status), 100);
+    removed += WEXITSTATUS(status);
+  }
+  EXPECT_EQ(removed, kSteps - 1);
+  EXPECT_THAT(In("blobs/snapshots"), SizeIs(1));
 }
 
 // Publishes and collects for ever, beside another that does.
