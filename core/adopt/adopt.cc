@@ -79,6 +79,7 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   CKPT_RETURN_IF_ERROR(CheckRequired(model, options));
   Adopted adopted;
   adopted.left_out = model.left_out;
+  if (step.root->local()) adopted.closed = FindClosedFile(model, *BlobReader::Create(model, {}));
   CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath()));
   const bool owned = options.ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
@@ -237,6 +238,7 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
   report.skipped = std::move(ingest.skipped);
   report.refused = std::move(ingest.refused);
   LeftOutNotice left_out;
+  ClosedFileNotice closed;
   for (IngestedStep& step : ingest.steps) {
     auto adopted = Publish(*store, step.candidate, std::move(step.model), options);
     if (!adopted) {
@@ -246,10 +248,12 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
     report.warnings.insert(report.warnings.end(), adopted->warnings.begin(),
                            adopted->warnings.end());
     left_out.Add(*adopted);
+    closed.Add(StrCat(adopted->record.run, "/", adopted->record.id), adopted->closed);
     report.steps.push_back(std::move(adopted->record));
   }
   if (report.steps.empty()) return Fail(std::move(report.refused.front()));
   for (std::string& line : left_out.Take()) report.warnings.push_back(std::move(line));
+  for (std::string& line : closed.Take()) report.warnings.push_back(std::move(line));
   return report;
 }
 

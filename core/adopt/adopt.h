@@ -14,10 +14,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "core/adopt/closed_file.h"
 #include "core/adopt/own.h"
 #include "core/adopt/scan.h"
 #include "core/base/result.h"
@@ -49,6 +51,7 @@ struct Adopted {
   StepRecord record;
   std::vector<std::string> warnings;
   std::vector<LeftOut> left_out;  // what the checkpoint has and the step does not
+  std::optional<ClosedFile> closed;       // what hides the step from others
 };
 
 // Tells each reason for which something is left out once: the steps of a run mostly share it.

@@ -303,6 +303,7 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   newest_ = std::max(newest_, OrderOf(found.candidate));
   seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
   left_out_.Add(*adopted);
+  closed_.Add(StrCat(adopted->record.run, "/", adopted->record.id), adopted->closed);
   seen.adopted.push_back(std::move(adopted->record));
 }
 
@@ -408,6 +409,7 @@ Follower::Seen Follower::Look(Time now) {
     }
   }
   for (std::string& line : left_out_.Take()) seen.said.push_back(std::move(line));
+  for (std::string& line : closed_.Take()) seen.said.push_back(std::move(line));
   NoteBegun(found->begun, now);
   Sort(*found, now, seen);
   idle_ = IdleOf(*found);

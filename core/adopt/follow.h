@@ -146,6 +146,7 @@ class Follower {
   Idle idle_;
   bool first_ = true;
   LeftOutNotice left_out_;
+  ClosedFileNotice closed_;
   std::shared_ptr<const std::set<std::string>> before_;  // names of the files of the step before
   std::string pointer_;  // what a pointer that names no directory says; "" without one
   std::string failed_;   // why it could not look the last time

@@ -198,8 +198,7 @@ Status CarryBeside(Assembler& assembler, const StepCandidate& step, std::string_
     if (!text) {
       CKPT_RETURN_IF_ERROR(LeaveOut(std::move(text).error(), header));
     } else if (!*readable) {
-      header.notes.push_back(
-          StrCat(kNotShownNote, "'", name, "', which not all may read who may read the step"));
+      LeaveOut(header, PrivateFile(name));
     } else {
       header.texts.push_back({std::string(name), *std::move(text), there->access.mode & 0111});
     }

@@ -493,7 +493,10 @@ Status Reader::CarryFiles() {
     has_config_ = true;
   }
   NoteFolders(carried);
+  const ReadersSoFar readers(assembler_.header());
   for (const std::string& name : files_.others) {
+    const auto readable = readers.MayRead(*StepRoot(), files_.prefix + name);
+    if (readable && !*readable) continue;  // CarryOwnFiles decides, and says so
     auto added = assembler_.AddFile(0, files_.prefix + name);
     if (!added) CKPT_RETURN_IF_ERROR(LeaveOut(std::move(added).error(), assembler_.header()));
   }

@@ -10,6 +10,7 @@
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
 #include "formats/model_files/config_text.h"
+#include "formats/runs/tool_files.h"
 #include "formats/torch/pickle/text.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
@@ -144,11 +145,26 @@ Result<std::vector<std::string>> FilesOfFolders(const Root& root, const std::str
   return files;
 }
 
-// Carries a file if it is one; true if it was.  What cannot be read is noted.
+// Where model files are looked for.  What is left out of the step's own directory is said by who
+// carries all of that (CarryOwnFiles).
+struct Beside {
+  std::string directory;
+  bool own = false;
+};
+
+// Carries a file if it is one; true if it was.  What cannot be read is left out, and what fewer may
+// read than the step so far, which would hide it: but for the config, which other views need.
 Result<bool> TryCarry(Assembler& assembler, const std::shared_ptr<const Root>& root,
-                      const std::string& directory, const std::string& name, ModelFiles& files) {
-  CKPT_ASSIGN_OR_RETURN(const bool regular, HasFile(*root, JoinPath(directory, name)));
+                      const Beside& beside, const std::string& name, ModelFiles& files) {
+  const std::string& directory = beside.directory;
+  const std::string path = JoinPath(directory, name);
+  CKPT_ASSIGN_OR_RETURN(const bool regular, HasFile(*root, path));
   if (!regular) return false;
+  const auto readable = ReadersSoFar(assembler.header()).MayRead(*root, path);
+  if (readable && !*readable && name != kModelConfig) {
+    if (!beside.own) LeaveOut(assembler.header(), PrivateFile(path));
+    return false;
+  }
   auto carried = CarryOne(assembler, root, directory, name);
   if (carried) {
     files.files.push_back(*std::move(carried));
@@ -160,22 +176,22 @@ Result<bool> TryCarry(Assembler& assembler, const std::shared_ptr<const Root>& r
 
 // Those in one directory; nothing unless its config can be carried.
 Result<ModelFiles> CarryDirectory(Assembler& assembler, const std::shared_ptr<const Root>& root,
-                                  const std::string& directory) {
+                                  const Beside& place) {
   ModelFiles files;
   std::vector<std::string> names{std::string(kModelConfig)};
-  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> beside, root->List(directory));
+  CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> beside, root->List(place.directory));
   for (const RootEntry& entry : beside) {
     if (entry.name != kModelConfig && IsModelFile(entry.name)) names.push_back(entry.name);
   }
   for (const std::string& name : names) {
-    CKPT_ASSIGN_OR_RETURN(const bool carried, TryCarry(assembler, root, directory, name, files));
+    CKPT_ASSIGN_OR_RETURN(const bool carried, TryCarry(assembler, root, place, name, files));
     if (name == kModelConfig && !carried) return files;
   }
   SortByName(files);
   std::vector<Error> left_out;
-  CKPT_ASSIGN_OR_RETURN(names, FilesOfFolders(*root, directory, files, left_out));
+  CKPT_ASSIGN_OR_RETURN(names, FilesOfFolders(*root, place.directory, files, left_out));
   for (const std::string& name : names) {
-    CKPT_RETURN_IF_ERROR(TryCarry(assembler, root, directory, name, files));
+    CKPT_RETURN_IF_ERROR(TryCarry(assembler, root, place, name, files));
   }
   for (Error& why : left_out) {
     CKPT_RETURN_IF_ERROR(LeaveOut(std::move(why), assembler.header()));
@@ -234,8 +250,8 @@ Status LeaveOut(Error why, StepModel& header) {
 Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                    std::string directory) {
   if (directory.ends_with('/')) directory.pop_back();
-  while (true) {
-    CKPT_ASSIGN_OR_RETURN(ModelFiles files, CarryDirectory(assembler, root, directory));
+  for (bool own = true;; own = false) {
+    CKPT_ASSIGN_OR_RETURN(ModelFiles files, CarryDirectory(assembler, root, {directory, own}));
     if (!files.files.empty()) {
       assembler.header().documents.push_back(Render(files));
       return files;

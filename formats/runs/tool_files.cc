@@ -32,12 +32,37 @@ constexpr std::array<std::pair<StepTool, std::string_view>, 3> kTools = {
     std::pair(StepTool::kTrainer, "trainer"), std::pair(StepTool::kAccelerate, "accelerate"),
     std::pair(StepTool::kLightning, "lightning")};
 
+// How the names of files begin that a tool reads when it goes on from its step.  None of them is
+// left out, however few may read it: the training would go on as if there were none.
+constexpr std::array<std::pair<StepTool, std::string_view>, 15> kResumed = {
+    std::pair(StepTool::kTrainer, "trainer_state.json"),
+    std::pair(StepTool::kTrainer, "optimizer"),
+    std::pair(StepTool::kTrainer, "scheduler"),
+    std::pair(StepTool::kTrainer, "rng_state"),
+    std::pair(StepTool::kTrainer, "scaler"),
+    std::pair(StepTool::kTrainer, "latest"),
+    std::pair(StepTool::kAccelerate, "random_states_"),
+    std::pair(StepTool::kAccelerate, "optimizer"),
+    std::pair(StepTool::kAccelerate, "scheduler"),
+    std::pair(StepTool::kAccelerate, "scaler"),
+    std::pair(StepTool::kAccelerate, "sampler"),
+    std::pair(StepTool::kAccelerate, "dl_state_dict"),
+    std::pair(StepTool::kAccelerate, "custom_checkpoint_"),
+    std::pair(StepTool::kAccelerate, "latest"),
+    std::pair(StepTool::kLightning, "")};
+
+bool IsResumed(StepTool tool, std::string_view name) {
+  return std::ranges::any_of(kResumed, [&](const auto& row) {
+    return row.first == tool && name.starts_with(row.second);
+  });
+}
+
 // Of the step's own directory, below which `path` lies.
 struct Walk {
   Assembler& assembler;
   const StepCandidate& step;
   uint32_t root = 0;
-  bool tool = false;
+  StepTool tool = StepTool::kNone;
   ReadersSoFar readers;
   std::set<std::string, std::less<>> folders = {};  // below the root: those that something is read in
   size_t files = 0;
@@ -74,11 +99,11 @@ Status LeaveOutFile(Walk& walk, Error why) {
 }
 
 Status CarryFile(Walk& walk, const std::string& path) {
-  if (!walk.tool) {
+  if (!IsResumed(walk.tool, LastComponent(path))) {
     auto readable = walk.readers.MayRead(*walk.step.root, path);
     if (!readable) return LeaveOutFile(walk, std::move(readable).error());
     if (!*readable) {
-      Note(walk, StrCat("'", Shown(walk.step, path), "', which not all may read who may read the step"));
+      LeaveOut(walk.assembler.header(), PrivateFile(Shown(walk.step, path)));
       return {};
     }
   }
@@ -96,7 +121,7 @@ Result<OwnerAndMode> AccessOf(const Root& root, const std::string& path) {
 // A folder that holds nothing of the step, and that fewer may search than the step's own.  A
 // tool's are the step's.
 Result<bool> IsClosed(const Walk& walk, const std::string& path) {
-  if (walk.tool) return false;
+  if (walk.tool != StepTool::kNone) return false;
   const auto folder = AccessOf(*walk.step.root, path);
   const auto own = AccessOf(*walk.step.root, walk.step.Own());
   for (const auto* one : {&folder, &own}) {
@@ -197,6 +222,12 @@ Result<bool> ReadersSoFar::MayRead(const Root& root, const std::string& path) co
          });
 }
 
+LeftOut PrivateFile(std::string_view path) {
+  return {LeftOutPart::kDocument, StrCat("'", path, "'"),
+          "some users may not read it who may read the files that the step is read from",
+          "`chmod a+r` it, and adopt again with --refresh"};
+}
+
 Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
   const std::string& own = step.Own();
   CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, own));
@@ -207,7 +238,7 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
   }
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*step.root, own));
   const StepTool tool = ToolOf(LastComponent(step.root->PathOf(own)), entries);
-  Walk walk{assembler, step, assembler.AddRoot(RootBelow(step.root, step.save)), tool != StepTool::kNone,
+  Walk walk{assembler, step, assembler.AddRoot(RootBelow(step.root, step.save)), tool,
             ReadersSoFar(assembler.header())};
   LookAtFilesSoFar(walk);
   std::vector<std::string> folders{own};
@@ -226,7 +257,7 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
     assembler.header().notes.push_back(
         StrCat(kNotShownNote, "and ", walk.notes - kMaxToolNotes, " more files and folders"));
   }
-  if (!walk.tool) return {};
+  if (walk.tool == StepTool::kNone) return {};
   assembler.header().documents.push_back(
       Render(tool, own == step.save ? std::string() : Shown(step, own)));
   return {};

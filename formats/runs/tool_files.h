@@ -22,6 +22,7 @@
 #include "core/ingest/assembler.h"
 #include "core/ingest/source.h"
 #include "core/io/root.h"
+#include "core/model/left_out.h"
 #include "core/model/step_model.h"
 #include "formats/runs/step_tree.h"
 
@@ -34,6 +35,9 @@ inline constexpr size_t kMaxToolFiles = 4096;
 
 // Folders there that are looked into.
 inline constexpr size_t kMaxToolFolders = 4096;
+
+// What is said of a file that fewer may read, and that the step is whole without.
+LeftOut PrivateFile(std::string_view path);
 
 // Who may read the files that a step is read from.  Nobody is to lose sight of a step because
 // somebody keeps a note of his own beside it, nor to read with the step what he could not read.
@@ -52,10 +56,11 @@ class ReadersSoFar {
 // Of Lightning a step may be one file; nothing lies around that.
 //
 // Adds the files in the step's own directory and in the folders in it, but for those of
-// other steps, and the document if a tool wrote it.  If none did, what fewer may read than the
-// step's own files is left out, since a step is seen by who may read all of it; so is what
-// cannot be read.  A note says what (kNotShownNote).  BLOCKS: on looking at each.
+// other steps, and the document if a tool wrote it.  What fewer may read than the files that
+// something is read of is left out, since a step is seen by who may read all of it, unless the
+// tool needs it to go on; so is what cannot be read.  What is left out says so.
 // REQUIRES: all files that something is read of were added to the assembler.
+// BLOCKS: on looking at each.
 Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step);
 
 struct ToolFiles {

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "core/adopt/closed_file.h"
 #include "core/base/strings.h"
 #include "core/jobs/source_state.h"
 #include "core/store/model_of.h"
@@ -119,6 +120,9 @@ void PrintText(const Json& info, const LayoutSurvey& survey) {
   if (info.contains("reason")) {
     fmt::print("{}: {}\n", info.value("state", ""), Printable(info.value("reason", "")));
   }
+  if (info.contains("hidden_from_others")) {
+    fmt::print("other users do not see it: {}\n", Printable(info.value("hidden_from_others", "")));
+  }
   if (info.contains("side_blob")) {
     fmt::print("packed: {} in small pieces, {}\n",
                Counted(info["side_blob"].value("tensors", uint64_t{0}), "tensor"),
@@ -149,6 +153,8 @@ Status RunInfo(const InfoFlags& options) {
   for (const StepRecord& record : subject.steps) info["run_steps"].push_back(record.id);
   info["state"] = SourceStateName(sources.state);
   if (!sources.reason.empty()) info["reason"] = sources.reason;
+  const auto closed = FindClosedFile(step->model, *blobs);
+  if (closed) info["hidden_from_others"] = DescribeClosedFile(*closed);
   if (options.json) {
     PrintJson(info);
   } else {
