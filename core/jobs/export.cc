@@ -88,7 +88,8 @@ class Export {
   const std::string destination_;
   BlobReader& blobs_;
   const ExportAccess access_;
-  // What a finished export that is there lacks; empty: it is not one.
+  // Where what lies at the destination differs, if some of it is as it would be written.  Whose it
+  // is nothing tells: a model of somebody's own has files of the same names and sizes.
   std::string defect_;
   std::vector<Target> targets_;
   std::vector<std::string> directories_;
@@ -184,14 +185,13 @@ Status Export::OpenJournal(std::string_view wanted) {
   const std::string path = StrCat(destination_, "/", kJournal);
   const bool fresh = !stdfs::exists(path, code);
   if (fresh && stdfs::directory_iterator(destination_, code) != stdfs::directory_iterator()) {
-    if (defect_.empty()) {
-      return Fail(Error{ErrorCode::kExists,
-                        StrCat(destination_, ": not empty and not an export that can be resumed")}
-                      .Needing("choose an empty directory"));
-    }
-    return Fail(Error{ErrorCode::kExists,
-                      StrCat(destination_, ": holds this export, which was finished, but ", defect_)}
-                    .Needing("remove that directory, or choose an empty one, and export again"));
+    const std::string differs =
+        defect_.empty() ? "" : StrCat(", nor what would be written: ", defect_);
+    return Fail(Error{ErrorCode::kExists, StrCat(destination_,
+                                                 ": not empty, and not an export that "
+                                                 "can be resumed",
+                                                 differs)}
+                    .Needing("choose an empty directory"));
   }
   CKPT_ASSIGN_OR_RETURN(journal_, OpenDescriptor(path, O_RDWR | O_CREAT | O_APPEND, 0600));
   if (::flock(journal_.get(), LOCK_EX | LOCK_NB) != 0) {

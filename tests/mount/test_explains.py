@@ -12,6 +12,7 @@ import tempfile
 import pytest
 
 from daemon import BIN, is_mounted, public_program, wait_until
+from plain_model import save
 
 TAG = 'global_step3'
 REASON = 'user.ckptfs.reason'
@@ -292,9 +293,27 @@ def test_a_finished_export_is_success(ckptfs, source, store):
     os.unlink(name)
     code, out, said = rc(ckptfs, *words, '--json')
     assert code == 7 and f"'deepspeed/{os.path.relpath(name, to)}' is missing" in said
-    assert json.loads(out)['error']['needs'] == 'remove that directory, or choose an empty one, and export again'
+    assert json.loads(out)['error']['needs'] == 'choose an empty directory'
     code, _, said = rc(ckptfs, 'export', 'run7/latest', 'dp2_zero1/rank0', to, *store)
     assert code == 7 and 'not an export' in said and 'missing' not in said
+
+
+def test_a_model_of_ones_own_is_not_called_an_export(ckptfs, store, tmp_path):
+    mine = tmp_path / 'mine'
+    save(tmp_path / 'run/checkpoint-5', 5)
+    save(mine, 7)
+    before = {name: (mine / name).read_bytes() for name in os.listdir(mine)}
+    ckptfs.adopt(tmp_path / 'run')
+    words = ['export', 'run/checkpoint-5', 'tp1/huggingface', mine, *store]
+    code, _, said = rc(ckptfs, *words)
+    assert code == 7 and "'huggingface/model.safetensors' holds other bytes" in said, said
+    for wrong in ('this export', 'finished', 'remove'):
+        assert wrong not in said
+    (mine / 'model.safetensors').write_bytes(b'longer' * 10000)
+    code, _, said = rc(ckptfs, *words)
+    assert code == 7 and 'bytes instead of' in said and 'remove' not in said
+    (mine / 'model.safetensors').write_bytes(before['model.safetensors'])
+    assert {name: (mine / name).read_bytes() for name in os.listdir(mine)} == before
 
 
 # ---- incidents -------------------------------------------------------------------
