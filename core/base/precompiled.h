@@ -31,9 +31,10 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <tl/expected.hpp>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include "core/base/expected.h"

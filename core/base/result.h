@@ -11,9 +11,9 @@
 
 #include <string>
 #include <string_view>
-#include <tl/expected.hpp>
 #include <utility>
 
+#include "core/base/expected.h"
 #include "core/base/strings.h"
 
 namespace ckptfs {
