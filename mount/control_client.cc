@@ -144,6 +144,8 @@ Status Refresh(const LiveMount& mount, std::span<const StepRecord> steps) {
 
 std::vector<std::string> RefreshDaemons(std::string_view store, std::span<const StepRecord> steps) {
   std::vector<std::string> failures;
+  if (const Status asked = CheckSocketDirectory(); !asked)
+    failures.push_back(asked.error().message);
   const std::vector<LiveMount> mounts = FindLiveMounts(store);
   for (const LiveMount& mount : mounts) {
     const Status done = Refresh(mount, steps);

@@ -7,7 +7,9 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/sinks/syslog_sink.h>
 #include <spdlog/spdlog.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -16,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/base/descriptor.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "mount/printable.h"
@@ -55,20 +58,24 @@ class Repetition {
 };
 
 // Names are ours: a link, or anything else but a file, in their place is not
-// written through.
-void RefuseLink(const spdlog::filename_t& path) {
+// written through.  What is not there is made.
+void RefuseLinkAndMake(const spdlog::filename_t& path) {
   struct stat status;
   if (lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
     throw spdlog::spdlog_ex(path + " is not a regular file (links are not followed)");
   }
+  // spdlog's own open would make one that others may read.
+  (void)OpenDescriptor(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
 }
 
-// What was opened is what the name said, also if that was exchanged meanwhile.
-void RefuseExchanged(const spdlog::filename_t& path, std::FILE* file) {
+// What was opened is what the name said, also if that was exchanged meanwhile.  It names files
+// and tensors: where it is our user's, nobody else reads it.
+void CheckOpened(const spdlog::filename_t& path, std::FILE* file) {
   struct stat opened, named;
   const bool same = fstat(fileno(file), &opened) == 0 && lstat(path.c_str(), &named) == 0 &&
                     opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
   if (!same) throw spdlog::spdlog_ex(path + " was exchanged while it was opened");
+  if (opened.st_uid == geteuid() && (opened.st_mode & 077) != 0) (void)fchmod(fileno(file), 0600);
 }
 
 spdlog::sink_ptr MakeSink(const std::string& target) {
@@ -77,8 +84,8 @@ spdlog::sink_ptr MakeSink(const std::string& target) {
     return std::make_shared<spdlog::sinks::syslog_sink_mt>("ckptfs", LOG_PID, LOG_DAEMON, false);
   }
   spdlog::file_event_handlers handlers;
-  handlers.before_open = RefuseLink;
-  handlers.after_open = RefuseExchanged;
+  handlers.before_open = RefuseLinkAndMake;
+  handlers.after_open = CheckOpened;
   return std::make_shared<spdlog::sinks::rotating_file_sink_mt>(target, kFileBytes, 1, false,
                                                                 handlers);
 }

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <set>
 
+#include "core/adopt/closed_file.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/store/model_of.h"
@@ -27,6 +28,7 @@
 #include "mount/fuse_session.h"
 #include "mount/logging.h"
 #include "mount/mount_table.h"
+#include "mount/mountpoint_claim.h"
 #include "mount/process_setup.h"
 #include "mount/snapshot_service.h"
 
@@ -94,20 +96,26 @@ bool MayPassThrough() {
   return false;
 }
 
-Status PrepareMountpoint(const MountRequest& request) {
+// No mount of ours is there: the mount itself, if it is another's.
+Result<std::optional<MountEntry>> FindForeignMount(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(auto entry, FindMount(path));
+  if (!entry || entry->type != "fuse.ckptfs") return entry;
+  return Fail(ErrorCode::kExists,
+              StrCat(path, ": a ckptfs mount of ", entry->source, " is there already; `ckptfs "
+                                                                  "umount ", path, "` first"));
+}
+
+Status PrepareMountpoint(const MountRequest& request, MountpointClaim& claim) {
   const std::string& path = request.mountpoint;
   if (IsDeadMount(path)) {
     Say(StrCat(path, ": the daemon of an earlier mount is gone; cleaning up"));
     CKPT_RETURN_IF_ERROR(UnmountLazily(path));
   }
-  CKPT_ASSIGN_OR_RETURN(const auto entry, FindMount(path));
-  if (entry && entry->type == "fuse.ckptfs") {
-    return Fail(ErrorCode::kExists,
-                StrCat(path, ": a ckptfs mount of ", entry->source, " is there already; `ckptfs "
-                                                                    "umount ", path, "` first"));
-  }
+  CKPT_RETURN_IF_ERROR(FindForeignMount(path));  // before anything is made
   std::error_code error;
   if (request.mkdir) std::filesystem::create_directories(path, error);
+  CKPT_RETURN_IF_ERROR(claim.TakeDirectory());
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindForeignMount(path));  // nobody mounts from here on
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) {
     return Fail(ErrnoError(errno, StrCat("mount point ", path, " (--mkdir makes it)")));
@@ -224,9 +232,10 @@ std::string DescribeView(const MountRequest& request, const Daemon& daemon,
   return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
 }
 
-// --layout is about steps that may come; for the one that is shown it can be told now.
-Status WarnOfLayouts(const MountRequest& request, const Daemon& daemon,
-                     const std::string& view_target) {
+// What can be told now of the step that is shown: which of --layout it does not have (they are
+// about steps that may come, too), and what hides it from those who are let in.
+Status WarnOfShown(const MountRequest& request, const Daemon& daemon,
+                   const std::string& view_target) {
   const std::filesystem::path target(view_target);  // run/RUN/step/ID/view
   const std::string id = target.parent_path().filename();
   const std::string run = target.parent_path().parent_path().parent_path().filename();
@@ -238,14 +247,21 @@ Status WarnOfLayouts(const MountRequest& request, const Daemon& daemon,
     Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", run, "/", id, ", ",
                                    views->offer().Refusal().message));
   }
+  if (!request.allow_other || !request.adopt.empty()) return {};  // adopting has told it
+  BlobReader::Options reading;
+  reading.roots = request.roots;
+  const auto blobs = BlobReader::Create(step->model, std::move(reading));
+  ClosedFileNotice closed;
+  closed.Add(StrCat(run, "/", id), FindClosedFile(step->model, *blobs));
+  for (const std::string& line : closed.Take()) Log(LogLevel::kWarning, line);
   return {};
 }
 
 // The mount and what it shows, on the caller's terminal.
 void SayMounted(const MountRequest& request, const Daemon& daemon, const std::string& log) {
   const Result<std::string> target = ViewTargetOf(*daemon.filesystem);
-  if (target && !request.layouts.empty()) {
-    const Status warned = WarnOfLayouts(request, daemon, *target);
+  if (target) {
+    const Status warned = WarnOfShown(request, daemon, *target);
     if (!warned) Log(LogLevel::kWarning, warned.error().message);
   }
   Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
@@ -254,7 +270,8 @@ void SayMounted(const MountRequest& request, const Daemon& daemon, const std::st
 
 Status StartDaemon(const MountRequest& request, Daemon& daemon) {
   FilesystemOptions options = OptionsOf(request);
-  CKPT_RETURN_IF_ERROR(PrepareMountpoint(request));  // before anything is made
+  CKPT_ASSIGN_OR_RETURN(MountpointClaim claim, MountpointClaim::Take(request.mountpoint));
+  CKPT_RETURN_IF_ERROR(PrepareMountpoint(request, claim));
   StoreForAdoption store(request.store);
   if (request.follow) {
     for (const AdoptRequest& adopt : request.adopt) {

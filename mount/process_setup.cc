@@ -75,7 +75,7 @@ Status CheckLog(const std::string& log) {
   constexpr int kLogFlags =
       O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
   if (log.empty() || log == "stderr" || log == "syslog") return {};
-  const Descriptor file(::open(log.c_str(), kLogFlags, 0666));
+  const Descriptor file(::open(log.c_str(), kLogFlags, 0600));
   if (!file.valid()) return Fail(ErrnoError(errno, StrCat("--log ", log)));
   struct stat info {};
   if (::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)) return {};

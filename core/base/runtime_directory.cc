@@ -30,6 +30,19 @@ std::string RuntimeDirectoryName() {
   return StrCat("/tmp/ckptfs-", ::geteuid());
 }
 
+// What is at the directory's name, if it is not what this user made; else empty.
+std::string WhyNotOurs(const struct stat& info) {
+  if (S_ISLNK(info.st_mode)) return "is a symbolic link, which is not followed there";
+  if (!S_ISDIR(info.st_mode)) return "is not a directory";
+  if (info.st_uid != ::geteuid()) {
+    return StrCat("belongs to user ", info.st_uid, ", who may be listening in their place");
+  }
+  if ((info.st_mode & 022) != 0) {
+    return "can be written by its group or by others, who may have put sockets there";
+  }
+  return "";
+}
+
 // As the kernel saw it when it connected.
 std::optional<ucred> PeerOf(int connection) {
   ucred peer{};
@@ -47,11 +60,20 @@ Result<std::string> SocketDirectory(bool create) {
   }
   struct stat info {};
   if (::lstat(directory.c_str(), &info) != 0) return Fail(ErrnoError(errno, directory));
-  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 022) != 0) {
-    return Fail(ErrorCode::kPermission,
-                StrCat(directory, ": must be a directory that only this user can write"));
-  }
-  return directory;
+  const std::string wrong = WhyNotOurs(info);
+  if (wrong.empty()) return directory;
+  Error error{ErrorCode::kPermission, StrCat(directory, ", where daemons of user ", ::geteuid(),
+                                             " have their sockets, ", wrong)};
+  return Fail(std::move(error).Needing(
+      ::geteuid() == 0 ? StrCat("remove ", directory)
+                       : std::string("have it removed, or set XDG_RUNTIME_DIR to a directory of "
+                                     "your own")));
+}
+
+Status CheckSocketDirectory() {
+  const auto directory = SocketDirectory(false);
+  if (directory || directory.error().code != ErrorCode::kPermission) return {};
+  return Fail(Error(directory.error()));
 }
 
 std::string StoreSocketName(std::string_view store) {

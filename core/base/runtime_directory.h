@@ -24,9 +24,12 @@
 
 namespace ckptfs {
 
-// Created when `create`.  kPermission unless it is a directory that only this user
-// can write.
+// Created when `create`.  kPermission, with what it is, unless it is a directory that only this
+// user can write.
 Result<std::string> SocketDirectory(bool create);
+
+// kPermission if a directory is there that is not this user's alone: no daemon can be found.
+Status CheckSocketDirectory();
 
 // Of all sockets of a store; it is told by its absolute path without links.
 std::string StoreSocketName(std::string_view store);

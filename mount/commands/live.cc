@@ -7,6 +7,7 @@
 
 #include <cstdio>
 
+#include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/mount_table.h"
@@ -60,6 +61,7 @@ Result<std::vector<LiveMount>> ChooseMounts(const LiveOptions& options, bool dae
   if (!options.mountpoint.empty()) {
     CKPT_RETURN_IF_ERROR(CheckOwnMount(options.mountpoint));
   }
+  CKPT_RETURN_IF_ERROR(CheckSocketDirectory());  // else there are none, as far as one can ask
   return Fail(ErrorCode::kNotFound, options.mountpoint.empty()
                                         ? StrCat("no live mount of the store ", scope.store)
                                         : StrCat("no live mount at ", options.mountpoint));

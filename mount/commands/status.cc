@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
@@ -286,6 +287,9 @@ Status RunStatus(const StatusFlags& options) {
     for (const Json& mount : all) PrintMount(mount, options.verbose);
   }
   if (!mounts && all.empty()) return Fail(Error(mounts.error()));
+  if (const Status asked = CheckSocketDirectory(); !asked) {
+    fmt::print(stderr, "ckptfs: {}\n", Printable(asked.error().message));
+  }
   return ExitWith(mounts ? 0 : static_cast<int>(ExitCode::kNotFound));
 }
 

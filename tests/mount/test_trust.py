@@ -14,8 +14,9 @@ import time
 
 import pytest
 
-from daemon import BIN, wait_until
+from daemon import BIN, public_program, wait_until
 from hostile import GOLDEN
+from plain_model import save
 from test_ownership import NOBODY, as_nobody, public  # noqa: F401
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason='other users need root')
@@ -192,6 +193,111 @@ def test_the_log_is_not_written_through_a_link(public):  # noqa: F811
     assert os.path.exists(mount + '/view')
     with open(victim) as f:
         assert f.read() == 'mine\n'
+
+
+def test_logs_are_their_users_alone(public, tmp_path):  # noqa: F811
+    public.adopt(checkpoint_at(public.folder + '/run7'))
+    mine, old = tmp_path / 'mine.log', tmp_path / 'old.log'
+    old.write_text('of a build that left it so\n')
+    os.chmod(old, 0o644)
+    before = os.umask(0)
+    try:
+        public.mount()
+        public.mount('--log', mine)
+        public.mount('--log', old)
+    finally:
+        os.umask(before)
+    logs = [f'{public.store}/log/{name}' for name in os.listdir(f'{public.store}/log')]
+    assert len(logs) == 1
+    for log in (mine, old, *logs):
+        assert stat.S_IMODE(os.stat(log).st_mode) == 0o600, log
+
+
+def may_list(path):
+    """Whether somebody else sees what is in a directory."""
+    return subprocess.run([*SETPRIV, 'ls', f'{path}/'], capture_output=True, check=False).returncode == 0
+
+
+# safetensors gives its files mode 0600 whatever the umask is.
+@pytest.mark.parametrize('closed,tool', [('model.safetensors', False), ('config.json', False),
+                                         ('scheduler.pt', True), ('trainer_state.json', True)])
+def test_a_private_file_that_hides_a_step_is_named(public, closed, tool):  # noqa: F811
+    step = 'checkpoint-5' if tool else 'model5'
+    folder = f'{public.folder}/run/{step}'
+    made(folder, tool)
+    os.chmod(f'{folder}/{closed}', 0o600)
+    said = public.adopt(f'{public.folder}/run').stderr
+    line, = [line for line in said.splitlines() if 'other users' in line]
+    assert f'{folder}/{closed} (mode 0600)' in line and 'user 0' in line and f'run/{step}' in line
+    mount = public.mountpoint()
+    said = public.run('mount', '--store', public.store, *public.reserve, mount).stderr
+    assert line.removeprefix('ckptfs: ') in said
+    assert not may_list(f'{mount}/view')
+    info = public.run('info', '--store', public.store, f'run/{step}').stdout
+    assert f'{closed} (mode 0600)' in info
+    os.chmod(f'{folder}/{closed}', 0o644)
+    assert 'other users' not in public.run('info', '--store', public.store, f'run/{step}').stdout
+
+
+def made(folder, tool):
+    """A model, in a Trainer's directory if a tool wrote it."""
+    save(folder, 5)
+    names = ('trainer_state.json', 'scheduler.pt', 'training_args.bin') if tool else ()
+    for name in (*names, 'notes.txt', 'tokenizer.json'):
+        with open(f'{folder}/{name}', 'w', encoding='utf-8') as f:
+            f.write('{"global_step": 5}')
+    subprocess.run(['chmod', '-R', 'a+rX', os.path.dirname(folder)], check=True)
+
+
+@pytest.mark.parametrize('closed,tool', [('notes.txt', False), ('notes.txt', True), ('tokenizer.json', False),
+                                         ('tokenizer.json', True), ('training_args.bin', True)])
+def test_a_private_file_that_is_not_needed_hides_nothing(public, closed, tool):  # noqa: F811
+    step = 'checkpoint-5' if tool else 'model5'
+    folder = f'{public.folder}/run/{step}'
+    made(folder, tool)
+    os.chmod(f'{folder}/{closed}', 0o600)
+    assert 'other users' not in public.adopt(f'{public.folder}/run').stderr
+    mount = public.mount('--run', 'run')
+    assert may_list(f'{mount}/view')
+    shown = os.listdir(f'{mount}/run/run/step/{step}/source/{step}')
+    assert closed not in shown and 'model.safetensors' in shown
+    assert closed in public.run('info', '--store', public.store, f'run/{step}').stdout
+
+
+def test_steps_that_are_shared_with_a_group_are_so_on_purpose(public):  # noqa: F811
+    folder = f'{public.folder}/run/checkpoint-5'
+    made(folder, False)
+    for name in os.listdir(folder):
+        os.chmod(f'{folder}/{name}', 0o640)
+    assert 'other users' not in public.adopt(f'{public.folder}/run').stderr
+
+
+@pytest.mark.parametrize('how', ['by root', 'open', 'file', 'link'])
+def test_a_runtime_directory_of_somebody_else_is_named_so(public, how):  # noqa: F811
+    runtime = f'{public.folder}/runtime'
+    os.mkdir(runtime)
+    os.chown(runtime, NOBODY, NOBODY)
+    place = f'{runtime}/ckptfs'
+    if how == 'file':
+        with open(place, 'w'):
+            pass
+    elif how == 'link':
+        os.symlink('/tmp', place)
+    else:
+        os.mkdir(place)
+    if how != 'by root':
+        os.chown(place, NOBODY, NOBODY, follow_symlinks=False)
+    if how == 'open':
+        os.chmod(place, 0o777)
+    os.mkdir(f'{public.folder}/of-nobody')
+    os.chown(f'{public.folder}/of-nobody', NOBODY, NOBODY)
+    done = subprocess.run([public_program(public.folder), 'status', '--store', f'{public.folder}/of-nobody'],
+                          user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True,
+                          timeout=60, env={**os.environ, 'XDG_RUNTIME_DIR': runtime})
+    said = {'by root': 'belongs to user 0', 'open': 'can be written by its group or by others',
+            'file': 'is not a directory', 'link': 'is a symbolic link'}[how]
+    assert done.returncode == 6 and place in done.stderr and said in done.stderr, done.stderr
+    assert 'XDG_RUNTIME_DIR' in done.stderr
 
 
 def test_a_store_that_is_away_is_no_news(public):  # noqa: F811
