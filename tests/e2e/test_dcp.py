@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint._storage_utils import _storage_setup
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -253,18 +254,28 @@ def test_from_pretrained_reads_what_fsdp_saved(tmp_path):
 
 def read_by_nobody(view, load, out):
     """One process without privileges: DCP's own choice of a reader, for a str and for a path."""
+    model = load.model().state_dict()
+
+    def read(**how):
+        asked = {'model': {name: torch.empty_like(t) for name, t in model.items()}}
+        dcp.load(asked, no_dist=True, **how)
+        return asked['model']
+
+    # Python imports much of this when it is first used, and may lie below a closed directory.
+    read(storage_reader=FsspecReader(view))
+    read(storage_reader=FileSystemReader(pathlib.Path(view)))
+    with open(os.devnull, 'wb') as f:
+        torch.save(model, f)
     os.chdir('/')
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
     chosen = _storage_setup(None, view, reader=True)
-    asked = {'model': {name: torch.empty_like(t) for name, t in load.model().state_dict().items()}}
-    dcp.load(asked, checkpoint_id=view, no_dist=True)
-    again = {'model': {name: torch.empty_like(t) for name, t in asked['model'].items()}}
-    dcp.load(again, storage_reader=FileSystemReader(pathlib.Path(view)), no_dist=True)
-    assert all(torch.equal(a, b) for a, b in zip(asked['model'].values(), again['model'].values()))
+    found = read(checkpoint_id=view)
+    again = read(storage_reader=FileSystemReader(pathlib.Path(view)))
+    assert all(torch.equal(a, b) for a, b in zip(found.values(), again.values()))
     with open(out, 'wb') as f:
-        torch.save({'tensors': asked['model'], 'reader': type(chosen).__name__}, f)
+        torch.save({'tensors': found, 'reader': type(chosen).__name__}, f)
 
 
 def test_readers_without_privileges():

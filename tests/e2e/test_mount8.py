@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The system's own mount(8) and fstab, through mount.fuse3.
 
-mount(8) takes PATH away from its helpers, so the program stands in the type.
+mount(8) takes PATH away from its helpers, so the program stands in the type.  It takes what
+follows the type's last dot for a type below that, so the program has a link without a dot.
 """
 import os
 import shutil
 import subprocess
+import tempfile
 
 import pytest
 
 import hostile
 from daemon import BIN, is_mounted, wait_until
 
-TYPE = f'fuse.{os.path.realpath(BIN)}'
+LINKS = tempfile.TemporaryDirectory(prefix='ckptfs', dir='/tmp')
+TYPE = f'fuse.{LINKS.name}/ckptfs'
 FILE = os.path.join('view', 'dp2_zero1', 'rank0', 'model.safetensors')
 
 
@@ -24,6 +27,14 @@ def missing():
         if not shutil.which(tool, path='/usr/sbin:/usr/bin:/sbin:/bin'):
             return f'no {tool}'
     return None
+
+
+@pytest.fixture(autouse=True, scope='module')
+def link():
+    """The program's name in the type."""
+    os.symlink(os.path.realpath(BIN), f'{LINKS.name}/ckptfs')
+    yield
+    LINKS.cleanup()
 
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
