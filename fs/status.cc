@@ -6,6 +6,7 @@
 
 #include "core/base/strings.h"
 #include "core/jobs/source_state.h"
+#include "core/store/lives.h"
 
 namespace ckptfs {
 namespace {
@@ -55,10 +56,19 @@ Json MaterialisedJson(const Materialiser* materialiser, const PageReserve* reser
           {"evictions", counts.evictions}};
 }
 
+size_t LivesOf(const Tree::Run& run) {
+  std::vector<StepRecord> records;
+  run.steps.Any([&](const std::string&, const auto& step) {
+    records.push_back(step->record());
+    return false;
+  });
+  return SplitIntoLives(std::move(records)).size();
+}
+
 Json RunsJson(const Tree& tree) {
   Json json = Json::object();
   for (const auto& [name, run] : tree.runs) {
-    json[name] = {{"steps", run->steps.size()}, {"latest", run->latest->record().id}};
+    json[name] = {{"steps", run->steps.size()}, {"latest", run->latest->record().id}, {"lives", LivesOf(*run)}};
   }
   return json;
 }

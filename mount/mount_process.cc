@@ -17,6 +17,7 @@
 #include "core/adopt/closed_file.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
+#include "core/jobs/source_state.h"
 #include "core/store/model_of.h"
 #include "core/view/view_set.h"
 #include "formats/registry.h"
@@ -76,6 +77,7 @@ struct Daemon {
   Mounted mounted;
   // What they copy is finished after the mount has gone.
   std::vector<std::unique_ptr<FollowService>> follows;
+  std::set<std::string> adopted;  // "run/id", by this mount: their files are there
   std::atomic<bool> awaits_view = false;  // it is known of which run, and none of its steps is there
   std::unique_ptr<StepCatalogue> catalogue;
   std::vector<std::unique_ptr<ViewFormat>> formats;
@@ -136,7 +138,8 @@ Status PrepareMountpoint(const MountRequest& request, MountpointClaim& claim) {
 }
 
 // --adopt: what was adopted decides what /view shows unless --run and --step do.
-Status AdoptAll(const MountRequest& request, StoreForAdoption& store, FilesystemOptions& options) {
+Status AdoptAll(const MountRequest& request, StoreForAdoption& store, FilesystemOptions& options,
+                std::set<std::string>& adopted) {
   std::set<std::string> runs;
   std::string step;
   for (const AdoptRequest& adopt : request.adopt) {
@@ -148,7 +151,10 @@ Status AdoptAll(const MountRequest& request, StoreForAdoption& store, Filesystem
     for (const Error& error : outcome.refused) Say(StrCat("not adopted: ", error.message));
     for (const std::string& line : outcome.skipped) Say(StrCat("skipped ", line));
     for (const std::string& line : outcome.warnings) Say(line);
-    for (const StepRecord& record : outcome.steps) runs.insert(record.run);
+    for (const StepRecord& record : outcome.steps) {
+      runs.insert(record.run);
+      adopted.insert(StrCat(record.run, "/", record.id));
+    }
     step = outcome.whole_run ? "latest" : outcome.steps.back().id;
   }
   const bool one = runs.size() == 1 && !request.run;
@@ -232,19 +238,24 @@ std::string DescribeView(const MountRequest& request, const Daemon& daemon,
   return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
 }
 
-// What can be told now of the step that is shown: which of --layout it does not have (they are
-// about steps that may come, too), and what hides it from those who are let in.
-Status WarnOfShown(const MountRequest& request, const Daemon& daemon,
-                   const std::string& view_target) {
-  const std::filesystem::path target(view_target);  // run/RUN/step/ID/view
+// "run/RUN/step/ID/view" as the step's record.
+Result<StepRecord> StepOfView(const Daemon& daemon, const std::string& view_target) {
+  const std::filesystem::path target(view_target);
   const std::string id = target.parent_path().filename();
   const std::string run = target.parent_path().parent_path().parent_path().filename();
-  CKPT_ASSIGN_OR_RETURN(const StepRecord record, daemon.store->Resolve(run, id));
+  return daemon.store->Resolve(run, id);
+}
+
+// Warns of the shown step: which of --layout it does not have (they are about steps that may
+// come, too), and which file hides it from users who are let in.
+Status WarnOfShown(const MountRequest& request, const Daemon& daemon,
+                   const std::string& view_target) {
+  CKPT_ASSIGN_OR_RETURN(const StepRecord record, StepOfView(daemon, view_target));
   CKPT_ASSIGN_OR_RETURN(const auto step, daemon.store->Load(record));
   for (const Layout& layout : request.layouts) {
     const auto views = ViewSet::Open(ModelOf(step), layout, daemon.formats);
     if (views->offer().Any()) continue;
-    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", run, "/", id, ", ",
+    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", record.run, "/", record.id, ", ",
                                    views->offer().Refusal().message));
   }
   if (!request.allow_other || !request.adopt.empty()) return {};  // adopting has told it
@@ -252,9 +263,28 @@ Status WarnOfShown(const MountRequest& request, const Daemon& daemon,
   reading.roots = request.roots;
   const auto blobs = BlobReader::Create(step->model, std::move(reading));
   ClosedFileNotice closed;
-  closed.Add(StrCat(run, "/", id), FindClosedFile(step->model, *blobs));
+  closed.Add(StrCat(record.run, "/", record.id), FindClosedFile(step->model, *blobs));
   for (const std::string& line : closed.Take()) Log(LogLevel::kWarning, line);
   return {};
+}
+
+// A step that refers to files which are not there any more, or are others now, cannot be read: the
+// training that wrote them was removed, or wrote again.
+void SayIfGone(const MountRequest& request, const Daemon& daemon, const std::string& view_target) {
+  const auto record = StepOfView(daemon, view_target);
+  if (record && daemon.adopted.contains(StrCat(record->run, "/", record->id))) return;
+  const auto step = record ? daemon.store->Load(*record) : Fail(Error(record.error()));
+  if (!step) return;  // one in memory, or whoever reads it is told
+  BlobReader::Options reading;
+  reading.roots = request.roots;
+  const auto blobs = BlobReader::Create((*step)->model, std::move(reading));
+  const SourceReport sources = LookAtSources((*step)->model, *blobs);
+  if (sources.state != SourceState::kMissing && sources.state != SourceState::kStale) return;
+  const std::string name = StrCat(record->run, "/", record->id);
+  Log(LogLevel::kWarning,
+      StrCat("view: ", name, ", which was adopted from ", record->source, ", is no longer there (",
+             sources.reason, "): its training was removed or began again, and reads of it fail; "
+             "`ckptfs remove --force ", name, "` forgets it, `ckptfs switch` shows another step"));
 }
 
 // The mount and what it shows, on the caller's terminal.
@@ -264,6 +294,7 @@ void SayMounted(const MountRequest& request, const Daemon& daemon, const std::st
     const Status warned = WarnOfShown(request, daemon, *target);
     if (!warned) Log(LogLevel::kWarning, warned.error().message);
   }
+  if (target) SayIfGone(request, daemon, *target);
   Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
              DescribeView(request, daemon, target), "; log: ", log));
 }
@@ -281,7 +312,7 @@ Status StartDaemon(const MountRequest& request, Daemon& daemon) {
     daemon.store = store.Take();
     CKPT_RETURN_IF_ERROR(FollowAll(request, daemon, options));
   } else {
-    CKPT_RETURN_IF_ERROR(AdoptAll(request, store, options));
+    CKPT_RETURN_IF_ERROR(AdoptAll(request, store, options, daemon.adopted));
     CKPT_RETURN_IF_ERROR(store.Open());
     daemon.store = store.Take();
   }

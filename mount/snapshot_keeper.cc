@@ -44,7 +44,7 @@ Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
   if (model.iteration != received.step) return Refuse("its files are of step ", model.iteration);
   std::vector<const std::vector<Digest>*> chunks;
   for (const ReceivedFile& file : received.files) chunks.push_back(&file.chunks);
-  const int64_t time = SaveTimeOf(store, received.name.run, save ? save->part().mtime_ns : NowNs());
+  const int64_t time = store.SaveTimeOf(received.name.run, received.name.job, save ? save->part().mtime_ns : NowNs());
   OwnRankFiles(model, store.blobs(), time, chunks);
   for (Blob& blob : model.blobs) {
     blob.mode = access.mode;

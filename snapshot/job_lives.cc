@@ -56,6 +56,7 @@ Result<JobLives::Strangers> JobLives::Greet(const RankOfJob& who, Comes how,
   Rank& rank = job.ranks[who.rank];
   rank.fresh = rank.fresh || (fresh && how == Comes::kNew);
   rank.life = who.life;
+  rank.ended = false;
   ++(how == Comes::kForAnother ? rank.spoken_for : rank.here);
   return strangers;
 }
@@ -72,6 +73,38 @@ void JobLives::Leave(const RankOfJob& who, Comes how, Time seen) {
     --rank.here;
     rank.seen = std::max(rank.seen, seen);
   }
+}
+
+void JobLives::End(const RankOfJob& who) {
+  const auto job = jobs_.find({who.run, who.job});
+  if (job == jobs_.end()) return;
+  const auto at = job->second.ranks.find(who.rank);
+  if (at != job->second.ranks.end() && at->second.life == who.life) at->second.ended = true;
+}
+
+std::set<uint32_t> JobLives::Ended(const std::string& run, const std::string& job) const {
+  std::set<uint32_t> ranks;
+  const auto found = jobs_.find({run, job});
+  if (found == jobs_.end()) return ranks;
+  for (const auto& [number, rank] : found->second.ranks) {
+    if (rank.Gone()) ranks.insert(number);
+  }
+  return ranks;
+}
+
+bool JobLives::AllEnded(const std::string& run, const std::string& job) const {
+  const auto found = jobs_.find({run, job});
+  return found != jobs_.end() && Ended(run, job).size() == found->second.ranks.size();
+}
+
+bool JobLives::MayBeOf(const RankOfJob& who) const {
+  const auto found = jobs_.find({who.run, who.job});
+  if (found == jobs_.end()) return true;
+  const auto& ranks = found->second.ranks;
+  const auto rank = ranks.find(who.rank);
+  const bool here = std::any_of(ranks.begin(), ranks.end(), [](auto& one) { return one.second.here > 0; });
+  const bool same = rank == ranks.end() ? here || IsOwnJob(who.job) : rank->second.life == who.life;
+  return same && found->second.world == who.world;
 }
 
 void JobLives::Meet(const std::string& run, const std::string& job) {

@@ -47,6 +47,14 @@ class JobLives {
   Result<Strangers> Greet(const RankOfJob& who, Comes how, std::optional<Time> born, bool busy);
   // `seen`: when its process was known to be there.
   void Leave(const RankOfJob& who, Comes how, Time seen);
+  // Its process is known to have ended, after it left.
+  void End(const RankOfJob& who);
+  // Ranks of the job that come no more: their processes have ended, and nobody speaks for them.
+  std::set<uint32_t> Ended(const std::string& run, const std::string& job) const;
+  // Whether all ranks of the job that came have ended so.
+  bool AllEnded(const std::string& run, const std::string& job) const;
+  // Whether it is of the life of its job that is known, as far as that can be told.
+  bool MayBeOf(const RankOfJob& who) const;
   // All ranks of the job's world are known, also those that other daemons have: who is here now is
   // of their life.
   void Meet(const std::string& run, const std::string& job);
@@ -66,6 +74,8 @@ class JobLives {
     Time seen{0};     // who has left
     bool met = false;
     bool fresh = false;  // it came kNew
+    bool ended = false;  // its process, when it left
+    bool Gone() const { return ended && here == 0 && spoken_for == 0; }
   };
   struct Job {
     uint32_t world = 0;

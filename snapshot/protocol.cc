@@ -95,6 +95,8 @@ uint64_t NextAttempt(uint64_t last, uint64_t step) {
   return again ? last + 1 : last - before + kTurn + first;
 }
 
+uint64_t StepOf(uint64_t attempt) { return std::max(attempt % kTurn / kAgain, uint64_t{1}) - 1; }
+
 uint64_t TurnOf(uint64_t attempt) { return attempt / kTurn; }
 
 uint64_t InTurnOf(uint64_t attempt, uint64_t last) {

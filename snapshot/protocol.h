@@ -6,7 +6,8 @@
 //   rank   -> daemon  hello(rank, world, length = bytes of a snapshot,
 //                           sequence = for how many there shall be room,
 //                           attempt = a random number of this rank's life, text = run LF job,
-//                           chunk = 1 + the NUMA node that it runs on; 0: not known)
+//                           chunk = 1 + the NUMA node that it runs on; 0: not known,
+//                           step = the attempt that it wants to save; 0: not known)
 //                   | return(rank, world, length = bytes of a chunk, sequence = chunks,
 //                            attempt, text = as above,
 //                            step = 1: for a rank, which may come itself later)
@@ -94,6 +95,8 @@ struct SnapshotMessage {
 // is saved for the 65th time; a rank that did so alone is in a turn of its own until the daemon
 // says so.
 uint64_t NextAttempt(uint64_t last, uint64_t step);
+// The step that it was made of; of steps near 2^64 another one.
+uint64_t StepOf(uint64_t attempt);
 // How often a rank went back before it.
 uint64_t TurnOf(uint64_t attempt);
 // What `last` is to a rank that goes on in the turn of `attempt`, unless its own is later.

@@ -206,10 +206,14 @@ JobLives::Comes RankSession::how() const {
   return for_another_ ? JobLives::Comes::kForAnother : JobLives::Comes::kBack;
 }
 
-Status RankSession::Introduce(const SnapshotMessage& message, IncomingSteps& steps) {
+RankOfJob RankSession::WhoSays(const SnapshotMessage& message) {
   const size_t line = message.text.find('\n');
-  const RankOfJob who{message.text.substr(0, line), message.text.substr(line + 1), message.rank,
-                      message.world, message.attempt};
+  return {message.text.substr(0, line), message.text.substr(line + 1), message.rank, message.world,
+          message.attempt};
+}
+
+Status RankSession::Introduce(const SnapshotMessage& message, IncomingSteps& steps) {
+  const RankOfJob who = WhoSays(message);
   back_ = message.word == SnapshotWord::kReturn;
   for_another_ = back_ && message.step != 0;
   CKPT_RETURN_IF_ERROR(steps.Greet(who, how(), PeerBirth(socket_.get())));
@@ -233,6 +237,8 @@ Status RankSession::Charge() {
 
 Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) {
   CKPT_RETURN_IF_ERROR(CheckGreeting(message));
+  asked_ = WhoSays(message);
+  attempt_ = message.step;
   const uint64_t slots = message.sequence;
   if (message.length == 0 || slots == 0 || slots > kMaxSlots) {
     return Breach(StrCat("an arena of ", slots, " times ", message.length, " bytes"));
@@ -245,7 +251,12 @@ Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) 
                                               " bytes that snapshots may use (--snapshot-memory)"));
   }
   shape_.chunks = static_cast<uint32_t>(chunks * slots);
-  CKPT_RETURN_IF_ERROR(Charge());
+  Status charged = Charge();
+  if (!charged) {  // what dead processes left in part makes room
+    steps.DropLeftBehind();
+    charged = Charge();
+  }
+  CKPT_RETURN_IF_ERROR(charged);
   if (Status known = Introduce(message, steps); !known) {
     budget_->used -= shape_.bytes();
     return known;
@@ -481,6 +492,15 @@ Status RankSession::Ask(const SnapshotMessage& message, IncomingSteps& steps,
   (void)steps.Begin(NameOf(message.attempt), message.step, rank_, true);  // it is over
   arrivals.again.push_back({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text});
   return {};
+}
+
+std::optional<std::pair<RankOfJob, Descriptor>> RankSession::Left() {
+  if (!introduced() || for_another_ || !process_.valid()) return std::nullopt;
+  return std::pair(RankOfJob{run_, job_, rank_, world_, life_}, std::move(process_));
+}
+
+void RankSession::Refuse(IncomingSteps& steps, const std::string& why) const {
+  if (!hold_) steps.Refuse(asked_, attempt_, StrCat("the daemon refuses: ", why));
 }
 
 void RankSession::Leave(IncomingSteps& steps, const std::string& why) {

@@ -17,8 +17,10 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/mutex.h"
@@ -121,12 +123,16 @@ class RankSession {
   Result<bool> Receive(IncomingSteps& steps, Arrivals& arrivals);
   // Says what became of an arena that is being made, frees chunks, sends what is waiting.
   Status Advance();
+  // Who has left, and its process; nothing where that is not known, or nobody was taken in.
+  std::optional<std::pair<RankOfJob, Descriptor>> Left();
   // Not before the welcome, which answers the hello.
   void Say(SnapshotMessage message) {
     if (hold_ && !deaf_) outbox_.push_back(std::move(message));
   }
   // It was there at that time.
   void Saw(JobLives::Time now) { seen_ = now; }
+  // It is not taken in for want of memory: the others of its job are told.
+  void Refuse(IncomingSteps& steps, const std::string& why) const;
   // It is over: what is not whole is dropped.
   void Leave(IncomingSteps& steps, const std::string& why);
 
@@ -137,6 +143,8 @@ class RankSession {
   void Forgo(uint64_t attempt);
   // The run, the job and the rank, which are nobody's yet.
   Status CheckGreeting(const SnapshotMessage& message) const;
+  // REQUIRES: it was checked.
+  static RankOfJob WhoSays(const SnapshotMessage& message);
   // Errors as of JobLives::Greet.
   Status Introduce(const SnapshotMessage& message, IncomingSteps& steps);
   JobLives::Comes how() const;
@@ -156,7 +164,7 @@ class RankSession {
   AttemptName NameOf(uint64_t attempt) const { return {run_, job_, attempt}; }
 
   const Descriptor socket_;
-  const Descriptor process_;
+  Descriptor process_;
   const std::shared_ptr<ArenaBudget> budget_;
   std::string run_;
   std::string job_;
@@ -164,6 +172,8 @@ class RankSession {
   uint32_t world_ = 0;  // 0: no hello yet
   uint64_t life_ = 0;
   uint64_t greeting_ = 0;
+  RankOfJob asked_;        // who said hello, welcome or not
+  uint64_t attempt_ = 0;   // what it wants to save
   bool back_ = false;
   bool for_another_ = false;
   JobLives::Time seen_{0};

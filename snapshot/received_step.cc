@@ -51,6 +51,7 @@ std::optional<ReceivedStep> IncomingSteps::Add(const AttemptName& name, uint64_t
   }
   if (open.files.size() < world) {
     DropPassed(name, step);
+    DropOfEnded(name);
     return std::nullopt;
   }
   ReceivedStep whole{name, step, {}, LifeOf(name)};
@@ -206,6 +207,41 @@ Status IncomingSteps::Greet(const RankOfJob& who, JobLives::Comes how,
   for (size_t i = before; i < dropped_.size(); ++i) dropped_[i].earlier = true;
   ++greetings_;
   return {};
+}
+
+bool IncomingSteps::End(const std::vector<RankOfJob>& ranks) {
+  for (const RankOfJob& who : ranks) {
+    lives_of_jobs_.End(who);
+    DropOfEnded({who.run, who.job});
+  }
+  return !ranks.empty();
+}
+
+// What an earlier daemon was told may be stored already, whoever lives: that is looked for.
+void IncomingSteps::DropOfEnded(const AttemptName& job) {
+  for (const uint32_t rank : lives_of_jobs_.Ended(job.run, job.job)) {
+    DropIf(job, StrCat("rank ", rank, "'s process ended before it handed its part over"),
+           [&](const AttemptName&, const Open& open) {
+             const bool again = std::ranges::any_of(open.files, [](auto& one) { return one.second.again; });
+             return rank < open.world && !again && !open.files.contains(rank) && !open.taken.contains(rank);
+           });
+  }
+}
+
+void IncomingSteps::Refuse(const RankOfJob& who, uint64_t attempt, const std::string& why) {
+  if (attempt == 0 || !lives_of_jobs_.MayBeOf(who)) return;
+  Cancel({who.run, who.job, attempt}, StepOf(attempt), who.rank, why);
+}
+
+void IncomingSteps::DropLeftBehind() {
+  std::set<JobLives::JobName> jobs;
+  for (const auto& [name, open] : open_) {
+    if (lives_of_jobs_.AllEnded(name.run, name.job)) jobs.emplace(name.run, name.job);
+  }
+  for (const auto& [run, job] : jobs) {
+    DropIf({run, job}, "all ranks that were here have ended, and others need the memory",
+           [](const AttemptName&, const Open& open) { return open.taken.empty(); });
+  }
 }
 
 void IncomingSteps::ForgetLife(const JobLives::JobName& job) {

@@ -82,6 +82,13 @@ class IncomingSteps {
   void Leave(const RankOfJob& who, JobLives::Comes how, JobLives::Time seen) {
     lives_of_jobs_.Leave(who, how, seen);
   }
+  // Processes of ranks that left are known to have ended.  What lacks their parts is dropped, now
+  // and later: it never becomes whole.  Whether there are any.
+  bool End(const std::vector<RankOfJob>& ranks);
+  // The daemon did not take a rank in, which wanted to save this attempt: it is dropped for all.
+  void Refuse(const RankOfJob& who, uint64_t attempt, const std::string& why);
+  // Drops what is not whole of jobs of which everybody who came has ended: others need the memory.
+  void DropLeftBehind();
   // The ranks that other daemons have are known.
   void Meet(const AttemptName& of) { lives_of_jobs_.Meet(of.run, of.job); }
   // Drops an attempt with ranks that left before those of other daemons were known.
@@ -165,6 +172,8 @@ class IncomingSteps {
   void DropPassed(const AttemptName& name, uint64_t step);
   void DropEarlierSave(const AttemptName& name, uint64_t step, uint32_t rank);
   void DropApart(const AttemptName& name, uint64_t step, uint32_t rank);
+  // Drops what lacks the part of a rank that has ended.
+  void DropOfEnded(const AttemptName& job);
   // Of what is open; `of`: whether it is meant.
   void DropIf(const AttemptName& job, const std::string& why,
               const std::function<bool(const AttemptName& name, const Open& open)>& of);

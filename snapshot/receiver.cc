@@ -28,6 +28,7 @@
 #include "core/base/runtime_directory.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
+#include "snapshot/leavers.h"
 #include "snapshot/protocol.h"
 #include "snapshot/rank_session.h"
 #include "snapshot/world_parts.h"
@@ -56,6 +57,7 @@ struct Receiver::State {
   std::map<std::pair<std::string, std::string>, NodeRanks> jobs;
   std::unique_ptr<WorldParts> parts;  // null: all ranks have to be here
   bool somebody_left = false;         // since jobs were last forgotten
+  Leavers leavers;
 
   struct Kept {
     AttemptName name;
@@ -171,12 +173,13 @@ bool Receiver::State::Turn(RankSession& session, short events, Arrivals& arrival
     if (!later) {
       Say(StrCat("snapshots of ", session.introduced() ? session.run() : "a stranger", ": ", why));
     }
-    SnapshotMessage refused{SnapshotWord::kRefused};
-    refused.text = why;
-    refused.sequence = later ? 1 : 0;
+    const uint64_t sequence = later ? 1 : 0;
+    const SnapshotMessage refused{.word = SnapshotWord::kRefused, .sequence = sequence, .text = why};
     (void)SendSnapshotMessage(session.socket(), refused);
+    if (outcome.error().code == ErrorCode::kExhausted) session.Refuse(steps, why);
   }
   session.Leave(steps, why);
+  if (auto left = session.Left()) leavers.Add(std::move(left->first), std::move(left->second), TimeSinceBoot());
   return false;
 }
 
@@ -184,10 +187,7 @@ void Receiver::State::Tell(const AttemptName& name, uint64_t step, SnapshotWord 
                            const std::string& text, uint64_t greetings) {
   for (const auto& session : sessions) {
     if (session->run() != name.run || session->job() != name.job || session->greeting() > greetings) continue;
-    SnapshotMessage message{word};
-    message.step = step;
-    message.attempt = name.attempt;
-    message.text = text;
+    SnapshotMessage message{.word = word, .step = step, .attempt = name.attempt, .text = text};
     message.sequence = word == SnapshotWord::kDropped && text == kApart ? 1 : 0;
     session->Say(std::move(message));
   }
@@ -374,6 +374,7 @@ void Receiver::State::Serve() {
       events.push_back({session->socket(), static_cast<short>(POLLIN | writes), 0});
     }
     for (const auto& session : sessions) events.push_back({session->process(), POLLIN, 0});
+    leavers.AddTo(events);
     const auto before = TimeSinceBoot();
     const bool polled = poll(events.data(), events.size(), kTurn) >= 0;
     if (!polled && errno != EINTR) return;
@@ -387,6 +388,7 @@ void Receiver::State::Serve() {
       if (!Turn(*sessions[i], static_cast<short>(happened), arrivals)) sessions[i].reset();
     }
     std::erase(sessions, nullptr);
+    somebody_left = steps.End(leavers.TakeEnded(TimeSinceBoot())) || somebody_left;
     steps.DropOlder(IncomingSteps::Time::clock::now() - options.patience,
                     [this](const AttemptName& name) { return Elsewhere(name); });
     if (parts) SeeJobs();

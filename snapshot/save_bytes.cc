@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "core/base/mutex.h"
@@ -60,9 +62,24 @@ class SaveBytes::MovingFile final : public File {
   const std::shared_ptr<const std::atomic<bool>> ending_;
 };
 
+namespace {
+
+// Later than those before it in this process, though the clock may be set back meanwhile.
+int64_t NextSaveTime() {
+  static std::atomic<int64_t> last = 0;
+  int64_t before = last.load();
+  int64_t next = 0;
+  do {
+    next = std::max(NowNs(), before + 1);
+  } while (!last.compare_exchange_weak(before, next));
+  return next;
+}
+
+}  // namespace
+
 SaveBytes::SaveBytes(AttemptName name, uint64_t step, uint32_t world)
     : Root(StrCat("snapshot ", name.run, "/", step), false),
-      part_{std::move(name), step, world, NowNs(), {}},
+      part_{std::move(name), step, world, NextSaveTime(), {}},
       memory_(std::make_unique<MemoryRoot>(this->name())) {}
 
 Status SaveBytes::Add(uint32_t rank, ReceivedFile& file) {

@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "snapshot/capture.h"
@@ -23,6 +24,13 @@
 #include "snapshot/source_samples.h"
 
 namespace ckptfs {
+
+inline constexpr std::string_view kWritten = " was written before the update";
+// Why a save is dropped for which there are too few free chunks, and what helps.
+inline constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
+inline constexpr std::string_view kMakesRoom =
+    ": the store takes them more slowly than the job saves; more slots=, a daemon with --spool, fewer "
+    "saves, or full='wait' would help";
 
 struct SaveJob {
   using Clock = std::chrono::steady_clock;

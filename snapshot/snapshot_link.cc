@@ -78,6 +78,7 @@ Result<std::shared_ptr<SnapshotLink>> SnapshotLink::Open(const LinkRequest& requ
   SnapshotMessage hello = Greeting(request, SnapshotWord::kHello);
   hello.length = request.bytes;
   hello.sequence = request.slots;
+  hello.step = request.attempt;
   unsigned processor = 0, node = 0;
   if (getcpu(&processor, &node) == 0) hello.chunk = 1 + uint64_t{node};
   CKPT_ASSIGN_OR_RETURN(Incoming answer,

@@ -37,6 +37,7 @@ struct LinkRequest {
   uint64_t bytes = 0;  // of a snapshot
   uint32_t slots = 2;  // snapshots that the arena shall have room for
   uint64_t life = 0;   // a random number of this rank's process
+  uint64_t attempt = 0;  // what it wants to save; 0: nothing yet
   // For how long an arena waits for another daemon.
   std::chrono::milliseconds patience{600'000};
   // For how long a daemon may take for its answer: it makes the arena.

@@ -28,9 +28,7 @@ using Interrupted = SnapshotLink::Interrupted;
 constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
 constexpr std::chrono::seconds kSlowAnswer{1};
-constexpr std::string_view kWritten = " was written before the update";
 constexpr std::string_view kCancelled = "cancelled";
-constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -216,9 +214,11 @@ Result<LinkPtr> SnapshotWriter::State::Greet(uint64_t bytes, const Interrupted& 
   if (link && (link->gone() || !link->Fits(bytes, slots))) {
     retired.push_back(std::exchange(link, nullptr));
   }
+  uint64_t attempt = 0;  // that is being saved
   std::vector<LinkPtr> over;
   {
     MutexLock lock(mutex);
+    attempt = last_attempt;
     for (auto& one : retired) {
       if (one->gone() || !HasUnderWay(one.get())) over.push_back(std::exchange(one, nullptr));
     }
@@ -231,7 +231,7 @@ Result<LinkPtr> SnapshotWriter::State::Greet(uint64_t bytes, const Interrupted& 
   over.clear();  // before more is asked for: the daemon may have room for one arena only
   const LinkRequest request{options.store, options.run, options.job, options.rank,
                             options.world, bytes,       slots,       life,
-                            options.away_limit, options.welcome_limit};
+                            attempt, options.away_limit, options.welcome_limit};
   const auto hear = [this](auto& from, auto news, auto& words) { Hear(from, news, words); };
   CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, hear, asked));
   MutexLock lock(mutex);
@@ -255,7 +255,7 @@ Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
   if (job.interrupted) return Fail(ErrorCode::kExhausted, "interrupted while it waited for room");
   MutexLock lock(mutex);
   ++status.full_drops;
-  return Fail(ErrorCode::kExhausted, std::string(kNoRoom));
+  return Fail(ErrorCode::kExhausted, StrCat(kNoRoom, kMakesRoom));
 }
 
 // Copies come after what the devices are doing to the tensors now.
@@ -301,7 +301,7 @@ void SnapshotWriter::State::Abandon(const SaveJob& job, uint64_t step, const std
   message.attempt = job.attempt;
   message.step = step;
   message.text = why;
-  message.sequence = why == kNoRoom ? 1 : 0;
+  message.sequence = why.starts_with(kNoRoom) ? 1 : 0;
   (void)job.link->Send(message);
   job.link->GiveBack(job.chunks);
 }

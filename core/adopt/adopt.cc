@@ -3,6 +3,8 @@
 #include "core/adopt/adopt.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -73,13 +75,25 @@ Status CheckRequired(const StepModel& model, const AdoptOptions& options) {
   return Fail(ErrorCode::kUnsupported, "it has no optimizer, and --require asks for one");
 }
 
+// The earliest time of a file that something is read of; 0 if there is none.
+int64_t OldestOf(const StepModel& model) {
+  const std::vector<uint8_t> read = FindReadBlobs(model);
+  int64_t oldest = 0;
+  for (size_t i = 0; i < model.blobs.size(); ++i) {
+    const int64_t time = model.blobs[i].stamp.mtime_ns;
+    if (read[i] != 0 && (oldest == 0 || time < oldest)) oldest = time;
+  }
+  return oldest;
+}
+
 // An indexed step becomes one of the store's.
 Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model,
-                        const AdoptOptions& options) {
+                        const AdoptOptions& options, const std::optional<NewSave::Named>& named) {
   CKPT_RETURN_IF_ERROR(CheckRequired(model, options));
   Adopted adopted;
   adopted.left_out = model.left_out;
   if (step.root->local()) adopted.closed = FindClosedFile(model, *BlobReader::Create(model, {}));
+  const int64_t oldest_ns = OldestOf(model);  // what the store owns has no times
   CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath()));
   const bool owned = options.ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
@@ -98,6 +112,9 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   wanted.how.replace = options.refresh;
   wanted.how.notes = options.notes && !owned;
   wanted.how.join = !options.run.empty();
+  wanted.named = named;
+  wanted.arrived = options.arrived;
+  wanted.oldest_ns = oldest_ns;
   wanted.pack = options.pack;
   wanted.check = options.check && !owned;
   auto published = PublishStep(store, std::move(model), wanted);
@@ -106,6 +123,12 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   const std::string name = StrCat(run, "/", adopted.record.id);
   if (!published->warning.empty()) {
     adopted.warnings.push_back(StrCat(name, ": ", published->warning));
+  }
+  std::string life = DescribeChoice(adopted.record, published->life);
+  if (published->life.begins == LifeEvidence::kNone) {
+    adopted.unproven = std::move(life);
+  } else {
+    adopted.warnings.push_back(std::move(life));
   }
   if (adopted.record.id != id) {
     const auto first = store.Resolve(run, id);
@@ -183,9 +206,9 @@ Status CheckNotGrowing(const StepModel& model, const std::set<uint64_t>& growing
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options) {
   CKPT_ASSIGN_OR_RETURN(StepModel model, IngestStep(found, options.source));
   CKPT_RETURN_IF_ERROR(CheckNotGrowing(model, options.growing));
-  CKPT_ASSIGN_OR_RETURN(Adopted adopted,
-                        Publish(store, found.candidate, std::move(model), options));
-  return adopted;
+  std::optional<NewSave::Named> named;
+  if (found.candidate.latest && !found.candidate.converted) named = NewSave::Named{model.iteration, model.mtime_ns};
+  return Publish(store, found.candidate, std::move(model), options, named);
 }
 
 namespace {
@@ -216,6 +239,16 @@ void CheckAllBefore(IngestResult& ingest, const AdoptOptions& options) {
   ingest.steps = std::move(sound);
 }
 
+// The steps that the job's own pointers name, by save directory.
+std::map<std::string, NewSave::Named> NamedOf(const std::vector<IngestedStep>& steps) {
+  std::map<std::string, NewSave::Named> named;
+  for (const IngestedStep& step : steps) {
+    if (!step.candidate.latest || step.candidate.converted) continue;
+    named[step.candidate.SavePath()] = {step.model.iteration, step.model.mtime_ns};
+  }
+  return named;
+}
+
 }  // namespace
 
 Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sources sources,
@@ -239,8 +272,12 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
   report.refused = std::move(ingest.refused);
   LeftOutNotice left_out;
   ClosedFileNotice closed;
+  const std::map<std::string, NewSave::Named> named = NamedOf(ingest.steps);
+  std::string unproven;  // of the last such step: one line for all
   for (IngestedStep& step : ingest.steps) {
-    auto adopted = Publish(*store, step.candidate, std::move(step.model), options);
+    const auto of_run = named.find(step.candidate.SavePath());
+    auto adopted = Publish(*store, step.candidate, std::move(step.model), options,
+                           of_run == named.end() ? std::nullopt : std::optional(of_run->second));
     if (!adopted) {
       report.refused.push_back(std::move(adopted).error().WithContext(step.candidate.id));
       continue;
@@ -249,11 +286,13 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
                            adopted->warnings.end());
     left_out.Add(*adopted);
     closed.Add(StrCat(adopted->record.run, "/", adopted->record.id), adopted->closed);
+    if (!adopted->unproven.empty()) unproven = std::move(adopted->unproven);
     report.steps.push_back(std::move(adopted->record));
   }
   if (report.steps.empty()) return Fail(std::move(report.refused.front()));
   for (std::string& line : left_out.Take()) report.warnings.push_back(std::move(line));
   for (std::string& line : closed.Take()) report.warnings.push_back(std::move(line));
+  if (!unproven.empty()) report.warnings.push_back(std::move(unproven));
   return report;
 }
 

@@ -40,6 +40,7 @@ struct AdoptOptions {
   // Refuse a step that has no optimizer, or of whose optimizer anything is left out.
   bool require_optimizer = false;
   std::set<uint64_t> growing = {};  // inodes of files of which nothing may be read: they are written
+  bool arrived = false;  // NewSave::arrived
   bool notes = false;    // with `refresh`: also one of which only files changed that nothing reads
 };
 
@@ -52,6 +53,7 @@ struct Adopted {
   std::vector<std::string> warnings;
   std::vector<LeftOut> left_out;  // what the checkpoint has and the step does not
   std::optional<ClosedFile> closed;       // what hides the step from others
+  std::string unproven;  // that it may begin a life, and nothing proves it (DescribeChoice)
 };
 
 // Tells each reason for which something is left out once: the steps of a run mostly share it.

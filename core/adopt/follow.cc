@@ -12,6 +12,7 @@
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "core/io/file_stamp.h"
+#include "core/store/lives.h"
 
 namespace ckptfs {
 namespace {
@@ -153,9 +154,14 @@ Result<ScanResult> Follower::Find() {
   std::erase_if(found.steps, [&](const FoundStep& step) {
     return step.candidate.Own() != place.directory && IsTemporary(LastComponent(step.candidate.Own()));
   });
-  std::stable_sort(found.steps.begin(), found.steps.end(), [](const FoundStep& a, const FoundStep& b) {
-    return OrderOf(a.candidate) < OrderOf(b.candidate);
-  });
+  std::vector<std::string> directories;
+  for (const FoundStep& step : found.steps) directories.push_back(step.candidate.SavePath());
+  std::vector<FoundSave> saves;
+  for (size_t i = 0; i < found.steps.size(); ++i) {
+    const StepCandidate& step = found.steps[i].candidate;
+    saves.push_back({directories[i], step.iteration, step.mtime_ns, step.converted, step.latest});
+  }
+  found.steps = InOrder(std::move(found.steps), OrderOfSaves(saves));
   return found;
 }
 
@@ -230,6 +236,7 @@ std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& know
   } else if (written) {
     Known before = std::exchange(known, Known{});
     known.read = std::move(before.read);
+    known.arrived = before.arrived;
     if (change == Change::kSave) {
       known.last = std::move(before.last);
       known.last_hash = before.last_hash;
@@ -279,6 +286,7 @@ void Follower::Refuse(Known& known, const Error& error, Time now, Seen& seen) {
 
 void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) {
   AdoptOptions options = options_.adopt;
+  options.arrived = known.arrived;
   for (const std::string& path : known.growing) {
     if (const auto at = known.files.find(path); at != known.files.end()) options.growing.insert(at->second.inode);
   }
@@ -300,16 +308,17 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   known.settled = known.adopted = true;
   known.refused = false;
   known.why.clear();
-  newest_ = std::max(newest_, OrderOf(found.candidate));
+  newest_ = std::max(newest_, Newest{adopted->record.life, OrderOf(found.candidate)});
   seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
   left_out_.Add(*adopted);
   closed_.Add(StrCat(adopted->record.run, "/", adopted->record.id), adopted->closed);
+  if (!adopted->unproven.empty()) unproven_ = std::move(adopted->unproven);
   seen.adopted.push_back(std::move(adopted->record));
 }
 
 void Follower::NoteBegun(const std::vector<BegunStep>& begun, Time now) {
   for (const BegunStep& step : begun) {
-    if (!first_ && newest_ != Order() && step.iteration <= newest_.first) continue;
+    if (!first_ && newest_ != Newest() && step.iteration <= newest_.order.first) continue;
     const auto [it, fresh] = known_.try_emplace(step.directory);
     Known& known = it->second;
     if (fresh) {
@@ -343,7 +352,9 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
       it = known_.erase(it);
       continue;
     }
-    const bool behind = !known.adopted && !known.refused && Order(known.iteration, known.mtime_ns) < newest_ &&
+    const bool earlier = Order(known.iteration, known.mtime_ns) < newest_.order ||
+                         (newest_.life > 0 && known.mtime_ns < newest_.order.second);  // of a life before
+    const bool behind = !known.adopted && !known.refused && earlier &&
                         now - known.since >= options_.unsealed_quiet;
     if (behind && !known.left_behind) {
       seen.said.push_back(StrCat(known.id, " was left behind unfinished: ", known.why));
@@ -354,7 +365,7 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
 }
 
 Follower::Idle Follower::IdleOf(const ScanResult& found) const {
-  if (newest_ != Order()) return {};
+  if (newest_ != Newest()) return {};
   if (const std::vector<Waiting> steps = waiting(); !steps.empty()) {
     if (steps.front().refused) {
       return {StrCat(directory_, ": nothing is adopted yet: ", steps.front().id, ": ", steps.front().why)};
@@ -395,7 +406,9 @@ Follower::Seen Follower::Look(Time now) {
   }
   failed_.clear();
   for (const FoundStep& step : found->steps) {
-    Known& known = known_[step.candidate.directory];
+    const auto [at, fresh] = known_.try_emplace(step.candidate.directory);
+    Known& known = at->second;
+    if (fresh) known.arrived = !first_ && newest_.order.first > step.candidate.iteration;
     // Nothing of it is asked while its newest entry is what it was.
     if (known.adopted && known.mtime_ns == step.candidate.mtime_ns) continue;
     const std::optional<Time> until = Wait(step, known, now);
@@ -410,6 +423,7 @@ Follower::Seen Follower::Look(Time now) {
   }
   for (std::string& line : left_out_.Take()) seen.said.push_back(std::move(line));
   for (std::string& line : closed_.Take()) seen.said.push_back(std::move(line));
+  if (!unproven_.empty()) seen.said.push_back(std::exchange(unproven_, {}));
   NoteBegun(found->begun, now);
   Sort(*found, now, seen);
   idle_ = IdleOf(*found);

@@ -89,6 +89,11 @@ class Follower {
 
  private:
   using Order = std::pair<uint64_t, int64_t>;  // iteration by its name, newest entry
+  struct Newest {
+    uint32_t life = 0;  // StepRecord::life
+    Order order;
+    auto operator<=>(const Newest&) const = default;
+  };
 
   // Of one candidate, by its directory.
   struct Known {
@@ -108,6 +113,7 @@ class Follower {
     bool left_behind = false;
     bool refused = false;       // though it is whole
     bool begun = false;         // no more than a directory of the name
+    bool arrived = false;       // it was not there when a greater iteration had been adopted
     std::string why;
     Time retry;
   };
@@ -142,12 +148,13 @@ class Follower {
   const Sources sources_;
   const Options options_;
   std::map<std::string, Known> known_;
-  Order newest_;  // of what was adopted
+  Newest newest_;  // of what was adopted, as `latest` orders it
   Idle idle_;
   bool first_ = true;
   LeftOutNotice left_out_;
   ClosedFileNotice closed_;
   std::shared_ptr<const std::set<std::string>> before_;  // names of the files of the step before
+  std::string unproven_;  // Adopted::unproven, of the last step
   std::string pointer_;  // what a pointer that names no directory says; "" without one
   std::string failed_;   // why it could not look the last time
 };

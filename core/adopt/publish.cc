@@ -2,13 +2,16 @@
 
 #include "core/adopt/publish.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/io/file_root.h"
 #include "core/jobs/weight_check.h"
+#include "core/model/read_blobs.h"
 
 namespace ckptfs {
 namespace {
@@ -43,6 +46,57 @@ bool HasOtherNotes(Store& store, const StepRecord& published, const RenderedStep
   return !whole || whole->manifest != rendered.manifest;
 }
 
+// Sizes and fingerprints of the files that something is read of, in order.
+std::vector<std::pair<uint64_t, Digest>> BytesOf(const StepModel& model) {
+  const std::vector<uint8_t> read = FindReadBlobs(model);
+  std::vector<std::pair<uint64_t, Digest>> bytes;
+  for (size_t i = 0; i < model.blobs.size(); ++i) {
+    const Blob& blob = model.blobs[i];
+    if (read[i] != 0 && !blob.side) bytes.emplace_back(blob.stamp.size, blob.fingerprint);
+  }
+  std::sort(bytes.begin(), bytes.end());
+  return bytes;
+}
+
+// REQUIRES: an absolute path.
+bool IsThere(const std::string& path) {
+  const auto found = FileRoot("/").Stat(path.substr(1));
+  return found || found.error().code != ErrorCode::kNotFound;  // one that cannot be looked at may be
+}
+
+// Where an adopted step was, seen from the save `model`, which is at `source`.
+SourceNow LookAt(Store& store, const StepRecord& step, const StepModel& model,
+                 const std::string& source) {
+  if (step.source == source) {
+    const auto there = store.Load(step);
+    if (!there) return SourceNow::kThere;
+    return BytesOf((*there)->model) == BytesOf(model) ? SourceNow::kSame : SourceNow::kRewritten;
+  }
+  const bool here = step.source.starts_with('/') && step.root.starts_with('/');
+  const bool gone = here && !IsThere(step.source) && IsThere(step.root);
+  return gone ? SourceNow::kGone : SourceNow::kThere;
+}
+
+Result<LifeChoice> ChooseLife(Store& store, const StepModel& model, const PublishRequest& request) {
+  const auto steps = store.Steps(request.run);
+  if (!steps && steps.error().code == ErrorCode::kNotFound) return LifeChoice();
+  if (!steps) return Fail(Error(steps.error()));
+  NewSave save;
+  save.record.run = request.run;
+  save.record.id = model.id;
+  save.record.iteration = model.iteration;
+  save.record.mtime_ns = model.mtime_ns;
+  save.record.converted = request.how.converted;
+  save.record.source = request.source;
+  save.record.root = request.root;
+  save.named = request.named;
+  save.arrived = request.arrived;
+  save.oldest_ns = request.oldest_ns;
+  return LifeOf(*steps, save, [&](const StepRecord& step) {
+    return LookAt(store, step, model, request.source);
+  });
+}
+
 }  // namespace
 
 Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishRequest& request) {
@@ -52,10 +106,15 @@ Result<PublishOutcome> PublishStep(Store& store, StepModel model, const PublishR
   BlobReader::Options reading;
   reading.open_roots = request.open_roots;
   PublishHow how = request.how;
-  if (request.pack || request.check || how.notes) {
-    CKPT_ASSIGN_OR_RETURN(auto published, store.FindPublished(request.run, model.id, rendered));
-    how.notes = how.notes && published && HasOtherNotes(store, *published, rendered);
-    if (how.notes) published.reset();
+  CKPT_ASSIGN_OR_RETURN(auto published, store.FindPublished(request.run, model.id, rendered));
+  how.notes = how.notes && published && HasOtherNotes(store, *published, rendered);
+  if (published) how.life = published->life;
+  if (how.notes) published.reset();
+  if (!published && !how.notes) {
+    CKPT_ASSIGN_OR_RETURN(outcome.life, ChooseLife(store, model, request));
+    how.life = outcome.life.life;
+  }
+  if (request.pack || request.check) {
     const auto blobs = BlobReader::Create(model, std::move(reading));
     if (request.check && !published) CKPT_RETURN_IF_ERROR(CheckWeightSample(model, *blobs));
     if (request.pack && !published) {

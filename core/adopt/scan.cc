@@ -10,11 +10,11 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <tuple>
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
+#include "core/store/lives.h"
 
 namespace ckptfs {
 namespace {
@@ -380,8 +380,15 @@ Result<ScanResult> ScanAll(const Place& place, Sources sources, const Recognise&
   return scan;
 }
 
-auto OrderOf(const IngestedStep& step) {
-  return std::tuple(step.model.iteration, !step.candidate.converted, step.candidate.mtime_ns);
+std::vector<IngestedStep> InOrderOfSaves(std::vector<IngestedStep> steps) {
+  std::vector<std::string> directories;
+  for (const IngestedStep& step : steps) directories.push_back(step.candidate.SavePath());
+  std::vector<FoundSave> saves;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const StepCandidate& step = steps[i].candidate;
+    saves.push_back({directories[i], steps[i].model.iteration, step.mtime_ns, step.converted, step.latest});
+  }
+  return InOrder(std::move(steps), OrderOfSaves(saves));
 }
 
 }  // namespace
@@ -484,9 +491,7 @@ Result<IngestResult> IngestPlace(const Place& place, Sources sources,
   std::move(scan.unread.begin(), scan.unread.end(), std::back_inserter(result.refused));
   result.said = std::move(scan.said);
   if (result.steps.empty()) return Fail(NoneOf(place, std::move(result)));
-  std::stable_sort(
-      result.steps.begin(), result.steps.end(),
-      [](const IngestedStep& a, const IngestedStep& b) { return OrderOf(a) < OrderOf(b); });
+  result.steps = InOrderOfSaves(std::move(result.steps));
   return result;
 }
 

@@ -99,8 +99,7 @@ struct IngestedStep {
 };
 
 struct IngestResult {
-  std::vector<IngestedStep> steps;   // oldest first: by iteration, what was converted before what
-                                     // it was converted from, mtime
+  std::vector<IngestedStep> steps;   // oldest first (OrderOfSaves)
   std::vector<std::string> skipped;  // "global_step7: incomplete: file ..." of a save directory,
                                      // "checkpoint-9: not whole: no weights yet"
   std::vector<Error> refused;        // whole steps that cannot be taken, by name

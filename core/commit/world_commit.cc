@@ -8,6 +8,7 @@
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/io/file_stamp.h"
+#include "core/store/lives.h"
 #include "core/store/records.h"
 #include "core/store/store_index.h"
 
@@ -199,7 +200,7 @@ Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
     CKPT_RETURN_IF_ERROR(store_.StoreBlob(bytes, FileOf(part, rank)));
     FaultPoint();
   }
-  part.mtime_ns = SaveTimeOf(store_, part.name.run, NowNs());
+  part.mtime_ns = store_.SaveTimeOf(part.name.run, part.name.job, NowNs());
   const Status published =
       PublishText(*store_.storage(), PartName(part, node()), RenderPart(part));
   FaultPoint();
@@ -460,13 +461,6 @@ Result<bool> WorldCommit::FinishOthers(Clock::time_point now, Clock::duration qu
 
 // ---- models --------------------------------------------------------------------
 
-int64_t SaveTimeOf(Store& store, const std::string& run, int64_t time) {
-  const auto steps = store.Steps(run);
-  if (!steps) return time;
-  for (const StepRecord& step : *steps) time = std::max(time, step.mtime_ns + 1);
-  return time;
-}
-
 Blob FileOf(const PreparedPart& part, const PreparedRank& rank) {
   Blob blob;
   blob.path = part.PathOf(rank.rank);
@@ -497,6 +491,6 @@ void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,
   }
 }
 
-std::string SnapshotHome(const std::string& run) { return StrCat("snapshot:", run); }
+std::string SnapshotHome(const std::string& run) { return StrCat(kSnapshotRoot, run); }
 
 }  // namespace ckptfs

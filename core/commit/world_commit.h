@@ -130,10 +130,6 @@ class WorldCommit {
   std::map<std::string, Clock::time_point> outcomes_;     // drops of ours, since when
 };
 
-// The time to show for a save: now, or later than that of all steps that the run has already, so
-// that what was saved last is told by it whatever the clock does.
-int64_t SaveTimeOf(Store& store, const std::string& run, int64_t now);
-
 // A rank's file of a part, as CopyOwnedBlob takes it.
 Blob FileOf(const PreparedPart& part, const PreparedRank& rank);
 // kDataLoss if the rank's file there is of another size than the part says.

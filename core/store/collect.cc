@@ -17,6 +17,7 @@
 #include "core/commit/prepared_sweep.h"
 #include "core/io/file_storage.h"
 #include "core/io/blob_directories.h"
+#include "core/store/lives.h"
 #include "core/store/manifest_format.h"
 #include "core/store/records.h"
 #include "core/store/side_blobs.h"
@@ -72,10 +73,6 @@ Result<bool> WhereThereIsRoom(Status published) {
 }
 
 std::string NameOf(const StepRecord& record) { return StrCat(record.run, "/", record.id); }
-
-bool WasSavedBefore(const StepRecord& a, const StepRecord& b) {
-  return a.mtime_ns != b.mtime_ns ? a.mtime_ns < b.mtime_ns : IsOlder(a, b);
-}
 
 // One call of Store::Collect.
 class Collection {
@@ -144,15 +141,11 @@ std::vector<StepRecord> Collection::Victims(const std::map<std::string, IndexedS
     }
     if (needs && needs->owned) owned.push_back(*step.record);
   }
-  // Who went back to an earlier step saves what is older than what is there.
   std::set<std::string> newest;
-  for (const auto& older : {WasSavedBefore, IsOlder}) {
-    std::sort(owned.begin(), owned.end(), older);
-    const uint64_t kept = std::min<uint64_t>(owned.size(), std::max<uint64_t>(request_.keep_last, 1));
-    for (auto step = owned.end() - static_cast<ptrdiff_t>(kept); step != owned.end(); ++step) {
-      newest.insert(step->id);
-    }
+  for (StepRecord& step : NewestOf(owned, std::max<uint64_t>(request_.keep_last, 1))) {
+    newest.insert(std::move(step.id));
   }
+  std::sort(owned.begin(), owned.end(), IsOlder);
   std::erase_if(owned, [&](const StepRecord& step) {
     const bool multiple = request_.keep_every != 0 && step.iteration % request_.keep_every == 0;
     return multiple || newest.contains(step.id);

@@ -18,8 +18,9 @@
 namespace ckptfs {
 
 // Which steps go.  Of a run's steps whose bytes the store owns these stay: the newest
-// `keep_last`, and one at least, as `latest` orders them and as they were saved; those whose
-// iteration is a multiple of `keep_every`.  Without either number all stay.  Steps that refer to files elsewhere are nobody's to remove here.
+// `keep_last`, and one at least (NewestOf: those of the newest life first, then those of the life
+// before); of every life those whose iteration is a multiple of `keep_every`.  Without either
+// number all stay.  Steps that refer to files elsewhere are nobody's to remove here.
 struct CollectRequest {
   std::optional<std::string> run;  // of this run only; absent: of every one
   uint64_t keep_last = 0;

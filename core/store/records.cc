@@ -97,6 +97,12 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   record.mtime_ns = mtime->get<int64_t>();
   const auto converted = object.find("converted");
   record.converted = converted != object.end() && converted->is_boolean() && converted->get<bool>();
+  if (const auto life = object.find("life"); life != object.end()) {
+    if (!life->is_number_unsigned() || life->get<uint64_t>() > UINT32_MAX) {
+      return Fail(DamagedRecord("a step's life is a number of 32 bits"));
+    }
+    record.life = life->get<uint32_t>();
+  }
   return record;
 }
 
@@ -131,6 +137,7 @@ std::string RenderStepRecord(const StepRecord& record) {
   if (record.side || record.unpacked != record.manifest) {
     object["unpacked"] = record.unpacked.Hex();
   }
+  if (record.life != 0) object["life"] = record.life;
   if (record.replaces) object["replaces"] = record.replaces->Hex();
   return SealRecord(object);
 }

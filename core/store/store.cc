@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <tuple>
 
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
 #include "core/store/catalogue.h"
+#include "core/store/lives.h"
 #include "core/store/manifest_format.h"
 #include "core/store/records.h"
 #include "core/store/side_blobs.h"
@@ -64,15 +64,6 @@ Result<std::string> Identity(Storage& storage, bool create) {
 }
 
 }  // namespace
-
-bool IsOlder(const StepRecord& a, const StepRecord& b) {
-  const auto order = [](const StepRecord& record) {
-    const bool own = !record.id.starts_with("last");  // Lightning's, which every save writes anew
-    return std::tuple(record.iteration, !record.converted, own, record.mtime_ns,
-                      std::string_view(record.id));
-  };
-  return order(a) < order(b);
-}
 
 Store::Store(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Store::~Store() = default;
@@ -284,9 +275,7 @@ Result<std::vector<StepRecord>> Store::Steps(std::string_view run) {
       if (step.record) records.push_back(*step.record);
     }
   }
-  std::sort(records.begin(), records.end(), [](const StepRecord& a, const StepRecord& b) {
-    return IsOlder(a, b);
-  });
+  std::sort(records.begin(), records.end(), IsOlder);
   return records;
 }
 
@@ -313,6 +302,26 @@ Result<StepRecord> Store::Resolve(std::string_view run, std::string_view id) {
   }
   CKPT_CHECK(latest != nullptr);  // a run without steps is not in the index
   return *latest;
+}
+
+int64_t Store::SaveTimeOf(const std::string& run, const std::string& job, int64_t time) {
+  State& s = *state_;
+  bool known = false;
+  {
+    MutexLock lock(s.mutex);
+    std::string& last = s.saving[run];
+    known = s.installed != 0 && last == job;
+    last = job;
+  }
+  // A store that is away says nothing new; the save waits for it by itself.
+  if (!known) (void)s.BuildIndex();
+  MutexLock lock(s.mutex);
+  const auto found = s.index.runs.find(run);
+  if (found == s.index.runs.end()) return time;
+  for (const auto& [id, step] : found->second) {
+    if (step.record) time = std::max(time, step.record->mtime_ns + 1);
+  }
+  return time;
 }
 
 // ---- loading -----------------------------------------------------------------

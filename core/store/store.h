@@ -54,11 +54,8 @@ struct StepRecord {
   // Of what the step is (IdentityOf): steps of which it is equal are the same.
   Digest unpacked;
   std::optional<Digest> replaces;  // the manifest whose place it took (--refresh)
+  uint32_t life = 0;  // of the run, counted from 0 (core/store/lives.h); of snapshots always 0
 };
-
-// True if `a` is older: by iteration, what was converted before what it was
-// converted from, what is called last..., mtime, id.  The greatest is the latest.
-bool IsOlder(const StepRecord& a, const StepRecord& b);
 
 // How a step is to be published.
 struct PublishHow {
@@ -68,6 +65,7 @@ struct PublishHow {
   // Into the run whatever root it belongs to: several save directories are one run,
   // that of the first one's root.
   bool join = false;
+  uint32_t life = 0;  // StepRecord::life
 };
 
 // A side blob on its way into a step (WithSideBlob).
@@ -174,7 +172,7 @@ class Store {
   Status Sweep();
 
   Result<std::vector<std::string>> Runs();                        // sorted
-  Result<std::vector<StepRecord>> Steps(std::string_view run);    // oldest first
+  Result<std::vector<StepRecord>> Steps(std::string_view run);    // oldest first (IsOlder)
   // `id` or "latest".  A record that cannot be
   // read is an error for its own id and for "latest".
   Result<StepRecord> Resolve(std::string_view run, std::string_view id);
@@ -182,6 +180,9 @@ class Store {
   // another is done without, and noted.
   // BLOCKS: on reading and checking it, unless somebody holds the step.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
+  // The time of a save of a run of snapshots: `time`, or later than those of all steps of the run,
+  // whatever clocks do.  What others published is looked at when another job than before saves.
+  int64_t SaveTimeOf(const std::string& run, const std::string& job, int64_t time);
   // As long as the result lives the step is not collected, nor what it needs; as if it was
   // loaded.  Null if it is gone.
   std::shared_ptr<const void> Hold(const StepRecord& record);

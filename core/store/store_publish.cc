@@ -198,6 +198,7 @@ Result<StepRecord> Store::PublishAs(std::string_view id, std::string_view run,
   }
   StepRecord wanted = RecordOf(run, model, rendered, source, root);
   wanted.converted = how.converted;
+  wanted.life = how.life;
   CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
   const int first = id == model.id ? 0 : -1;  // -1: `id` itself
   for (int attempt = first; attempt < kMaxAttempts; ++attempt) {

@@ -51,6 +51,8 @@ struct Store::State {
   std::vector<LocalChange> local GUARDED_BY(mutex);  // since the first of those began
   std::map<std::string, std::weak_ptr<const Step>> loaded GUARDED_BY(mutex);  // by record name
 
+  std::map<std::string, std::string> saving GUARDED_BY(mutex);  // the last job of SaveTimeOf, by run
+
   // What a manifest needs of the store's own directories of blobs.
   struct Needs {
     std::set<std::string> directories;  // below Blobs()

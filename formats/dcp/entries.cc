@@ -33,6 +33,7 @@ namespace {
 // A document: {'model': key, 'optimizers': {label: key}, 'flat': bool}, as the state dict
 // had them that DCP saved (snapshot/python/ckptfs/saved_values.py).
 constexpr std::string_view kSpelling = "ckptfs.dcp";
+constexpr std::string_view kOwnDocuments = "ckptfs.";  // for the package alone
 constexpr std::string_view kExtraState = "extra_state/";
 
 // States that begin as zeros, so that a parameter which never had a gradient can be
@@ -400,7 +401,7 @@ class Collector {
   // one of its ranks.
   std::vector<PathStep> PathOf(const Document& document) const {
     std::string_view key = document.key;
-    if (!document.scope.empty() || key == kSpelling || key == kSourceKeys) return {};
+    if (!document.scope.empty() || key.starts_with(kOwnDocuments) || key == kSourceKeys) return {};
     if (key == "client/universal_checkpoint_info" || key == kToolDocument) return {};
     if (key.starts_with(deepspeed::kClientPrefix)) {
       key.remove_prefix(deepspeed::kClientPrefix.size());

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/checked_math.h"
+#include "core/store/lives.h"
 
 namespace ckptfs {
 namespace {

@@ -4,7 +4,20 @@
 
 #include <utility>
 
+#include "core/base/strings.h"
+#include "core/store/lives.h"
+
 namespace ckptfs {
+
+StepRecord HeldStep::AsRecord() const {
+  StepRecord out;
+  out.run = run();
+  out.id = id();
+  out.iteration = record.value("iteration", uint64_t{0});
+  out.mtime_ns = record.value("mtime_ns", int64_t{0});
+  out.root = StrCat(kSnapshotRoot, out.run);
+  return out;
+}
 
 HeldSteps FindHeldSteps(const std::string& store, Patience patience) {
   using Json = nlohmann::json;

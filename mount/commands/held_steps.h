@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/store/store.h"
 #include "mount/control_client.h"
 
 namespace ckptfs {
@@ -21,6 +22,7 @@ struct HeldStep {
   nlohmann::json record;  // as RecordJson's
   std::string run() const { return record.value("run", ""); }
   std::string id() const { return record.value("id", ""); }
+  StepRecord AsRecord() const;  // as far as it orders steps (core/store/lives.h)
 };
 
 struct HeldSteps {

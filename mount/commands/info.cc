@@ -8,6 +8,7 @@
 #include "core/adopt/closed_file.h"
 #include "core/base/strings.h"
 #include "core/jobs/source_state.h"
+#include "core/store/lives.h"
 #include "core/store/model_of.h"
 #include "core/view/layout_survey.h"
 #include "formats/registry.h"
@@ -92,8 +93,11 @@ void PrintRun(const Json& info) {
     names = StrCat(steps.front().get<std::string>(), " to ", steps.back().get<std::string>(),
                    "; `ckptfs list` names all");
   }
-  fmt::print("run: {} ({} step{}: {}); this is the latest\n", Printable(info.value("run", "")),
-             steps.size(), steps.size() == 1 ? "" : "s", Printable(names));
+  const size_t lives = info.value("lives", size_t{1});
+  fmt::print("run: {} ({} step{}{}: {}); this is the latest{}\n", Printable(info.value("run", "")),
+             steps.size(), steps.size() == 1 ? "" : "s",
+             lives == 1 ? "" : StrCat(" of ", lives, " lives"), Printable(names),
+             lives == 1 ? "" : ", of the newest life");
 }
 
 void PrintText(const Json& info, const LayoutSurvey& survey) {
@@ -151,6 +155,7 @@ Status RunInfo(const InfoFlags& options) {
   if (!subject.skipped.empty()) info["skipped"] = subject.skipped;
   for (const Error& error : subject.refused) info["refused"].push_back(error.message);
   for (const StepRecord& record : subject.steps) info["run_steps"].push_back(record.id);
+  if (!subject.steps.empty()) info["lives"] = SplitIntoLives(subject.steps).size();
   info["state"] = SourceStateName(sources.state);
   if (!sources.reason.empty()) info["reason"] = sources.reason;
   const auto closed = FindClosedFile(step->model, *blobs);

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <vector>
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
 #include "core/jobs/source_state.h"
+#include "core/store/lives.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/held_steps.h"
 #include "mount/commands/step_access.h"
@@ -41,19 +43,45 @@ std::vector<SourceReport> LookAtAll(Store& store, const std::vector<StepRecord>&
   return states;
 }
 
-// Steps as RecordJson has them, with their "state".
+// Steps as RecordJson has them, with their "state" and "life".  Lives have a column where some run
+// has several.
 void PrintTable(const Json& steps) {
   if (steps.empty()) return;
+  const bool lives = std::any_of(steps.begin(), steps.end(), [](const Json& step) {
+    return step.value("life", size_t{1}) > 1;
+  });
   std::vector<std::vector<std::string>> rows = {
       {"STEP", "ITERATION", "SAVED", "AGE", "STATE", "SOURCE"}};
+  if (lives) rows[0].insert(rows[0].begin() + 1, "LIFE");
   for (const Json& step : steps) {
     const int64_t saved = step.value("mtime_ns", int64_t{0});
     rows.push_back({Printable(step.value("step", "")),
                     std::to_string(step.value("iteration", uint64_t{0})), LocalTime(saved),
                     Ago(saved), Printable(step.value("state", "")),
                     Printable(step.value("source", ""))});
+    if (!lives) continue;
+    rows.back().insert(rows.back().begin() + 1, std::to_string(step.value("life", size_t{1})));
   }
   PrintColumns(rows);
+}
+
+// The life of each step by "run/id", counted from 1.  Steps in memory count with those that are
+// published.
+std::map<std::string, size_t> LivesOf(const std::vector<StepRecord>& published, const HeldSteps& held) {
+  std::map<std::string, std::map<std::string, StepRecord>> runs;
+  for (const HeldStep& one : held.steps) runs[one.run()][one.id()] = one.AsRecord();
+  for (const StepRecord& record : published) runs[record.run][record.id] = record;
+  std::map<std::string, size_t> out;
+  for (auto& [run, steps] : runs) {
+    std::vector<StepRecord> records;
+    for (auto& [id, record] : steps) records.push_back(std::move(record));
+    size_t number = 0;
+    for (const Life& life : SplitIntoLives(std::move(records))) {
+      ++number;
+      for (const StepRecord& step : life) out[StrCat(step.run, "/", step.id)] = number;
+    }
+  }
+  return out;
 }
 
 Result<std::vector<StepRecord>> Published(Store& store, const std::string& run, bool held) {
@@ -99,13 +127,19 @@ Status RunList(const ListFlags& options) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> records,
                         Published(*store, options.run, some));
   const std::vector<SourceReport> states = LookAtAll(*store, records);
+  const std::map<std::string, size_t> lives = LivesOf(records, held);
   Json steps = Json::array();
   for (size_t i = 0; i < records.size(); ++i) {
     steps.push_back(RecordJson(records[i]));
+    steps.back()["life"] = lives.at(StrCat(records[i].run, "/", records[i].id));
     steps.back()["state"] = SourceStateName(states[i].state);
     if (!states[i].reason.empty()) steps.back()["reason"] = states[i].reason;
   }
-  const Json in_memory = InMemory(held, steps);
+  Json in_memory = InMemory(held, steps);
+  for (Json& step : in_memory) {
+    const auto life = lives.find(step.value("step", ""));
+    if (life != lives.end()) step["life"] = life->second;
+  }
   if (options.json) {
     PrintJson({{"store", store->directory()},
                {"steps", steps},

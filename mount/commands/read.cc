@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/store/lives.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/held_steps.h"
 #include "mount/commands/step_access.h"
@@ -54,29 +55,21 @@ Status WriteOut(const std::string& text) {
   return WriteOut(std::as_bytes(std::span<const char>(text)));
 }
 
-struct Attempt {
-  std::string id;
-  uint64_t iteration = 0;
-};
-
-// Of the attempts that were saved as step `number` (N, N-1, ...) the newest, by its place.
-std::optional<size_t> NewestAttempt(const std::string& number, std::span<const Attempt> steps) {
+// Whether the step was saved as step `number`, at whichever attempt (N, N-1, ...).
+bool IsAttemptOf(const StepRecord& step, const std::string& number) {
   const auto iteration = ParseCount(number);
+  if (!iteration || *iteration != step.iteration) return false;
+  if (step.id == number) return true;
   const std::string begin = number + "-";
+  return step.id.starts_with(begin) && ParseCount(std::string_view(step.id).substr(begin.size()));
+}
+
+// The newest attempt of a step, as `latest` orders them; nothing if there is none.
+std::optional<size_t> NewestAttempt(const std::string& number, std::span<const StepRecord> steps) {
   std::optional<size_t> newest;
-  uint32_t newest_attempt = 0;
-  for (size_t i = 0; iteration && i < steps.size(); ++i) {
-    const Attempt& step = steps[i];
-    if (step.iteration != *iteration) continue;
-    uint32_t attempt = 0;
-    if (step.id.starts_with(begin)) {
-      const auto parsed = ParseCount(std::string_view(step.id).substr(begin.size()));
-      if (parsed) attempt = *parsed;
-    }
-    if (step.id != number && attempt == 0) continue;
-    if (newest && attempt < newest_attempt) continue;
-    newest = i;
-    newest_attempt = attempt;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!IsAttemptOf(steps[i], number)) continue;
+    if (!newest || IsOlder(steps[*newest], steps[i])) newest = i;
   }
   return newest;
 }
@@ -86,10 +79,7 @@ Result<StepRecord> FindPublished(Store& store, const ReadFlags& options,
   if (!options.newest) return store.Resolve(asked.run, asked.id);
   CKPT_RETURN_IF_ERROR(ParseCount(asked.id));
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> steps, store.Steps(asked.run));
-  std::vector<Attempt> attempts;
-  attempts.reserve(steps.size());
-  for (const StepRecord& step : steps) attempts.push_back({step.id, step.iteration});
-  if (const auto newest = NewestAttempt(asked.id, attempts)) return steps[*newest];
+  if (const auto newest = NewestAttempt(asked.id, steps)) return steps[*newest];
   return store.Resolve(asked.run, asked.id);  // which says why not
 }
 
@@ -97,17 +87,17 @@ Result<StepRecord> FindPublished(Store& store, const ReadFlags& options,
 std::optional<HeldStep> FindInMemory(const std::string& store, const ReadFlags& options,
                                      const StepReference& asked) {
   std::vector<HeldStep> steps;
-  std::vector<Attempt> attempts;
+  std::vector<StepRecord> records;
   for (HeldStep& step : FindHeldSteps(store).steps) {
     if (step.run() != asked.run) continue;
-    attempts.push_back({step.id(), step.record.value("iteration", uint64_t{0})});
+    records.push_back(step.AsRecord());
     steps.push_back(std::move(step));
   }
   std::optional<size_t> found;
   for (size_t i = 0; i < steps.size(); ++i) {
-    if (attempts[i].id == asked.id) found = i;
+    if (records[i].id == asked.id) found = i;
   }
-  if (options.newest) found = NewestAttempt(asked.id, attempts);
+  if (options.newest) found = NewestAttempt(asked.id, records);
   if (!found) return std::nullopt;
   return std::move(steps[*found]);
 }

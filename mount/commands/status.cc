@@ -259,8 +259,9 @@ void PrintMount(const Json& mount, bool verbose) {
   const Json runs = status.value("runs", Json::object());
   for (const auto& [run, steps] : runs.items()) {
     const uint64_t count = Number(steps, "steps");
-    fmt::print("  run {}: {} step{}, latest {}\n", Printable(run), count, count == 1 ? "" : "s",
-               Printable(steps.value("latest", "")));
+    const uint64_t lives = Number(steps, "lives");
+    fmt::print("  run {}: {} step{}{}, latest {}\n", Printable(run), count, count == 1 ? "" : "s",
+               lives > 1 ? StrCat(" of ", lives, " lives") : "", Printable(steps.value("latest", "")));
   }
   for (const Json& follow : status.value("following", Json::array())) PrintFollow(follow);
   if (status.contains("requests")) PrintServed(status);

@@ -40,6 +40,9 @@ def test_it_installs_and_links_no_daemon(tmp_path):
     for library in ('tbb', 'sqlite', 'fuse', 'torch', 'fmt'):
         assert library not in linked, linked
     assert os.path.exists(os.path.join(tmp_path, 'ckptfs', 'py.typed'))
+    same = "import ckptfs, importlib.metadata as m; assert ckptfs.__version__ == m.version('ckptfs')"
+    subprocess.run([sys.executable, '-c', same], check=True, timeout=120,
+                   env={**env, 'PYTHONPATH': str(tmp_path)})
     protocol = "import fsspec; assert fsspec.get_filesystem_class('ckptfs').protocol == 'ckptfs'"
     subprocess.run([sys.executable, '-c', protocol], check=True, timeout=120,
                    env={**env, 'PYTHONPATH': str(tmp_path)})

@@ -83,10 +83,28 @@ def test_states_that_were_numbers_are_numbers(saved):
 # ---- hyper-parameters --------------------------------------------------------------
 
 
-def test_hyper_parameters_of_numpy_and_tensors_are_numbers(saved):
+def test_hyper_parameters_that_are_tensors_come_back_as_such(ckptfs, saved):
+    """A learning rate on a device, as torch.compile and CUDA graphs want it."""
+    model, optimizer = trained(lambda parameters, lr: torch.optim.AdamW(
+        parameters, lr=torch.tensor(lr), betas=(torch.tensor(0.5), torch.tensor(0.75)), foreach=False))
+    step = saved(model, optimizer)
+    group, = step.optimizer()['param_groups']
+    assert torch.is_tensor(group['lr']) and group['lr'].dtype == torch.float32
+    assert torch.equal(group['lr'], torch.tensor(0.1)) and type(group['weight_decay']) is float
+    assert [torch.equal(*pair) for pair in zip(group['betas'], optimizer.param_groups[0]['betas'])] == [True] * 2
+    assert not [key for key in step.documents() if key.startswith('ckptfs.')]
+    again = trained()[1]
+    again.load_state_dict(step.optimizer())
+    assert torch.equal(again.param_groups[0]['lr'], torch.tensor(0.1))
+    state = {'optim': {'param_groups': [{'lr': torch.tensor(0.), 'weight_decay': 0.}]}}
+    dcp.load(state, checkpoint_id=f'ckptfs://{ckptfs.store}/job/1')
+    assert torch.equal(state['optim']['param_groups'][0]['lr'], torch.tensor(0.1))
+
+
+def test_hyper_parameters_of_numpy_are_numbers(saved):
     model, optimizer = trained()
     optimizer.param_groups[0].update(
-        lr=numpy.float64(0.25), betas=(torch.tensor(0.5), numpy.float32(0.75)),
+        lr=numpy.float64(0.25), betas=(0.5, numpy.float32(0.75)),
         nested={'a': [numpy.int64(3)], 'b': numpy.arange(3), 'c': torch.ones(2)})
     group, = saved(model, optimizer).optimizer()['param_groups']
     assert (group['lr'], group['betas']) == (0.25, (0.5, 0.75))

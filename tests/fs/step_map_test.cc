@@ -9,6 +9,7 @@
 #include <random>
 
 #include "core/base/strings.h"
+#include "core/store/lives.h"
 #include "core/store/store.h"
 #include "tests/support/temporary_directory.h"
 

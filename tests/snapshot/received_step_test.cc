@@ -102,6 +102,79 @@ TEST(IncomingStepsTest, WhatARankPassesOverIsDroppedAtOnce) {
   EXPECT_TRUE(steps.Add(name(4), 4, 1, 2, {}, Time()));
 }
 
+using Comes = JobLives::Comes;
+
+TEST(IncomingStepsTest, WhatLacksThePartOfARankThatHasEndedIsDropped) {
+  const RankOfJob zero{"run", "job", 0, 2, 11}, one{"run", "job", 1, 2, 12};
+  IncomingSteps steps;
+  ASSERT_TRUE(steps.Greet(zero, Comes::kNew, {}));
+  ASSERT_TRUE(steps.Greet(one, Comes::kNew, {}));
+  EXPECT_FALSE(steps.Add(kFirst, 7, 0, 2, {}, Time()));
+  steps.Leave(one, Comes::kNew, {});
+  EXPECT_EQ(steps.size(), 1u) << "it may come again";
+  EXPECT_TRUE(steps.End({one}));
+  auto dropped = steps.TakeDropped();
+  ASSERT_EQ(dropped.size(), 1u);
+  EXPECT_THAT(dropped[0].why, testing::HasSubstr("rank 1's process ended"));
+  // So is what it does not save later; but what an earlier daemon had may be stored.
+  EXPECT_FALSE(steps.Add(kSecond, 8, 0, 2, {}, Time()));
+  EXPECT_EQ(steps.TakeDropped().size(), 1u);
+  ReceivedFile again;
+  again.again = true;
+  EXPECT_FALSE(steps.Add({"run", "job", 3}, 9, 0, 2, std::move(again), Time()));
+  EXPECT_TRUE(steps.TakeDropped().empty());
+  // What it has handed over is there.
+  EXPECT_FALSE(steps.Add({"run", "other", 4}, 9, 1, 2, {}, Time()));
+  EXPECT_TRUE(steps.End({{"run", "other", 1, 2, 5}}));
+  EXPECT_TRUE(steps.Add({"run", "other", 4}, 9, 0, 2, {}, Time()));
+}
+
+TEST(IncomingStepsTest, WhatTheDeadLeftInPartMakesRoom) {
+  const RankOfJob zero{"run", "own:a", 0, 2, 11};
+  const AttemptName name{"run", "own:a", 1};
+  IncomingSteps steps;
+  ASSERT_TRUE(steps.Greet(zero, Comes::kNew, {}));
+  EXPECT_FALSE(steps.Add(name, 7, 0, 2, {}, Time()));
+  steps.DropLeftBehind();
+  EXPECT_EQ(steps.size(), 1u) << "a rank is here";
+  steps.Leave(zero, Comes::kNew, {});
+  steps.DropLeftBehind();
+  EXPECT_EQ(steps.size(), 1u) << "it may come again";
+  EXPECT_TRUE(steps.End({zero}));
+  EXPECT_EQ(steps.size(), 1u) << "another machine may have rank 1";
+  steps.DropLeftBehind();
+  EXPECT_EQ(steps.size(), 0u);
+}
+
+TEST(IncomingStepsTest, ARankThatIsRefusedIsToldToTheOthers) {
+  const RankOfJob zero{"run", "job", 0, 2, 11}, one{"run", "job", 1, 2, 12};
+  const AttemptName name{"run", "job", NextAttempt(0, 7)};
+  for (const bool before : {true, false}) {
+    IncomingSteps steps;
+    ASSERT_TRUE(steps.Greet(zero, Comes::kNew, {}));
+    if (before) {
+      EXPECT_FALSE(steps.Add(name, 7, 0, 2, {}, Time()));
+    }
+    steps.Refuse(one, name.attempt, "no room");
+    if (!before) {
+      EXPECT_FALSE(steps.Add(name, 7, 0, 2, {}, Time()));
+    }
+    const auto dropped = steps.TakeDropped();
+    ASSERT_FALSE(dropped.empty());
+    EXPECT_EQ(dropped[0].why, "rank 1: no room");
+    EXPECT_EQ(dropped[0].step, 7u);
+    EXPECT_EQ(steps.size(), 0u);
+  }
+  // Nobody of another life of that text has a say.
+  IncomingSteps steps;
+  ASSERT_TRUE(steps.Greet(zero, Comes::kNew, {}));
+  EXPECT_FALSE(steps.Add(name, 7, 0, 2, {}, Time()));
+  steps.Leave(zero, Comes::kNew, {});
+  steps.Refuse(one, name.attempt, "no room");
+  steps.Refuse({"run", "job", 0, 2, 99}, name.attempt, "no room");
+  EXPECT_EQ(steps.size(), 1u);
+}
+
 // A rank that returns names only what is not settled for it: the others may still ask.
 TEST(IncomingStepsTest, WhatWasBegunWithAnEarlierDaemonIsNotPassedOver) {
   const AttemptName third{"run", "job", 3};

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/snapshot/killed.h"
 #include "tests/snapshot/memory_policy.h"
 #include "tests/snapshot/receiving.h"
 
@@ -22,6 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing_support::Client;
+using testing_support::kForks;
 using testing_support::kLong;
 using testing_support::kSmallChunk;
 using testing_support::MemoryPolicyOf;
@@ -472,6 +475,81 @@ TEST_F(ReceiverTest, ARankThatLeavesBeforeItsEndHasGivenNothing) {
   ASSERT_TRUE(other->Save(memory.Save(0, 1)));
   EXPECT_FALSE(other->WaitDurable(0, kLong));
   EXPECT_THAT(other->status().last_drop, testing::HasSubstr("rank 0 went away"));
+}
+
+// `act` in a process of its own, which is killed then.
+pid_t Forked(const std::function<void()>& act) {
+  int ready[2];
+  if (pipe(ready) != 0) return -1;
+  const pid_t child = fork();
+  if (child == 0) {
+    act();
+    if (write(ready[1], "r", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  char byte = 0;
+  close(ready[1]);
+  if (read(ready[0], &byte, 1) != 1) byte = 0;
+  close(ready[0]);
+  return byte == 'r' ? child : -1;
+}
+
+void Kill(pid_t child) {
+  int status = 0;
+  ASSERT_GT(child, 0);
+  kill(child, SIGKILL);
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+}
+
+TEST_F(ReceiverTest, WhatWaitsForARankThatWasKilledIsDroppedAtOnce) {
+  Start();
+  const pid_t one = Forked([&] {
+    Client client(directory_.path(), "job");
+    client.Say(client.Hello(1, 2, 1000));
+    client.Hear();
+    static_cast<void>(new Client(std::move(client)));  // it is here until the end
+  });
+  RankMemory memory({100});
+  const auto zero = Writer(0, 2);
+  ASSERT_TRUE(zero->Save(memory.Save(5, 0)));
+  Kill(one);
+  EXPECT_FALSE(zero->WaitDurable(5, kLong));
+  EXPECT_THAT(zero->status().last_drop, testing::HasSubstr("rank 1's process ended"));
+}
+
+// Whose other ranks are on another machine, as far as anybody knows.
+TEST_F(ReceiverTest, WhatDeadProcessesLeftInPartMakesRoomForTheNextLife) {
+  if (!kForks) GTEST_SKIP() << "a process with threads is forked";
+  Start(kLong, 64, 1 << 20);
+  RankMemory memory({1 << 17});
+  const pid_t before = Forked([&] {
+    auto* const zero = new SnapshotWriter(
+        WriterOptions{directory_.path(), "run", "own:before", 0, 2, 2, kLong, {}});
+    if (!zero->Save(memory.Save(5, 0))) _exit(1);
+  });
+  while (before > 0 && status()["incoming"] == 0) std::this_thread::sleep_for(milliseconds(1));
+  Kill(before);
+  const auto writer = Writer(0, 1, {}, kLong, 6);
+  bool taken = false;
+  for (uint64_t step = 6; step < 1000 && !taken; ++step) {  // until the kernel says that it has ended
+    taken = writer->Save(memory.Save(step, 0));
+    if (!taken) std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_TRUE(taken) << writer->status().last_drop;
+}
+
+TEST_F(ReceiverTest, ARankThatIsRefusedIsToldToTheOthers) {
+  Start(kLong, 64, 1 << 20);
+  RankMemory small({100}), large({1 << 20});
+  const auto zero = Writer(0, 2), one = Writer(1, 2);
+  ASSERT_TRUE(zero->Save(small.Save(5, 0)));
+  EXPECT_FALSE(one->Save(large.Save(5, 1)));
+  EXPECT_FALSE(zero->WaitDurable(5, kLong));
+  EXPECT_THAT(zero->status().last_drop, testing::HasSubstr("rank 1: the daemon refuses"));
+  // The next one of both is as ever.
+  ASSERT_TRUE(zero->Save(small.Save(6, 0)));
+  ASSERT_TRUE(one->Save(small.Save(6, 1)));
+  EXPECT_TRUE(zero->WaitDurable(6, kLong));
 }
 
 TEST_F(ReceiverTest, ARankThatLeavesAfterItsEndHasDoneItsPart) {

@@ -15,6 +15,7 @@ from .resume import SavedStep
 from .saver import Collector, Saver
 from .snapshotter import Snapshotter
 
+__version__ = '0.1.0'  # as pyproject.toml has it
 __all__ = ['Collector', 'SavedStep', 'Saver', 'Snapshotter']
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from . import state
 from .dtensor import Boxes, is_cut, is_dtensor, is_dtensor_type, local_of, mesh_key
 from .holders import Description, Holders, exchange, gather
+from .saved_values import TENSORS
 from .saver import Group
 from .state import NotHeld, State
 
@@ -257,6 +258,9 @@ class TorchCollector(PlacingCollector):
                                if p.requires_grad and id(p) not in forward)
                 groups.append((label, [names[id(p)] for p in group['params']],
                                state.hyper_parameters(group, where)))
+                tensors = state.tensor_hyper_parameters(group)
+                if tensors:
+                    model.extra.setdefault(TENSORS, {}).setdefault(label, {})[number] = tensors
         weights = [State(name, 'weight', '', tensor, updated=id(tensor) in updated)
                    for name, tensor in model.tensors.items()]
         return model, self._place_all(model, weights + states), groups

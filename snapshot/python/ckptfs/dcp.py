@@ -25,7 +25,7 @@ from torch.futures import Future
 from . import state, url
 from .collector import PlacingCollector
 from .dtensor import local_of
-from .saved_values import SPELLING
+from .saved_values import SPELLING, TENSORS
 from .saver import Group, Saver, own_job
 from .state import NotHeld, State
 from .stepped import Stepped
@@ -191,6 +191,7 @@ class StateDictCollector(PlacingCollector):
         if self.ahead:
             stepped.update()
         states, groups, trained = [], [], set()
+        tensors: Dict[str, Dict[int, Any]] = {}
         for key, value in self.given.optimizers.items():
             label = key if len(self.given.optimizers) > 1 else ''
             optimizer = _Optimizer(key, value, names)
@@ -201,6 +202,8 @@ class StateDictCollector(PlacingCollector):
                 trained.update(members)
                 groups.append((label, members, state.hyper_parameters(
                     hyper, f'parameter group {number} of {key}')))
+                if state.tensor_hyper_parameters(hyper):
+                    tensors.setdefault(label, {})[number] = state.tensor_hyper_parameters(hyper)
         self.lazy = bool(stepped)
         for name in model.tensors:
             role = 'trainable' if name in trained or not trained else 'frozen'
@@ -210,6 +213,8 @@ class StateDictCollector(PlacingCollector):
                          ranks=None if name in trained else self.first_of(name))
                    for name, tensor in model.tensors.items()]
         model.extra = dict(self.given.rest)
+        if tensors:
+            model.extra[TENSORS] = tensors
         labels = {k if len(self.given.optimizers) > 1 else '': k for k in self.given.optimizers}
         model.extra[SPELLING] = {'model': self.given.model_key, 'optimizers': labels}
         return model, self._place_all(model, weights + states), groups
@@ -275,6 +280,10 @@ def _retire(saver: Saver) -> None:
     saver.close()
 
 
+class NotSaved(RuntimeError):
+    """A save that was waited for, and of which there is no step."""
+
+
 class Writer(StorageWriter, AsyncStager):
     """A StorageWriter of DCP that is its own AsyncStager: the step of a run in a store.
 
@@ -284,8 +293,10 @@ class Writer(StorageWriter, AsyncStager):
 
     async_save returns before parameters and optimizer states are copied; the next
     optimizer.step() waits for what is left.  Its future is done when the step is
-    durable, or was dropped (the logger `ckptfs` says why; `taken` is False then);
-    its result says nothing of tensors.  Nothing here raises in a training loop.
+    durable; its result says nothing of tensors.  Where the step was dropped the future
+    raises, and so does save: scripts remove older checkpoints after it (NotSaved, in a
+    CheckpointException where torch wraps it; `taken` is False then).  async_save itself
+    raises nothing of ours in a training loop.
     """
 
     def __init__(self, store: str = '', run: str = '', step: Optional[int] = None,
@@ -294,6 +305,7 @@ class Writer(StorageWriter, AsyncStager):
         self._saver: Optional[Saver] = None
         self._staged = False
         self._trouble = ''
+        self._why = ''  # it was not saved
         self.taken = False
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -317,6 +329,7 @@ class Writer(StorageWriter, AsyncStager):
         """The memory is kept for the next save."""
 
     def _save(self, state_dict: Mapping[str, Any], ahead: bool) -> None:
+        self._why = ''
         try:
             if self._trouble:
                 raise NotHeld(self._trouble)
@@ -328,7 +341,14 @@ class Writer(StorageWriter, AsyncStager):
                 self.taken = self._saver.save(self._step)
         except Exception as error:  # pylint: disable=broad-except
             LOG.warning('snapshot dropped: step %s: %s', self._step, error)
-            self.taken = False
+            self.taken, self._why = False, str(error) or type(error).__name__
+
+    def _reason(self) -> str:
+        """Why it was not saved."""
+        if self._why or self._saver is None:
+            return self._why or 'it was dropped when it was staged'
+        now = self._saver.status()
+        return now['last_drop'] or f"{now['under_way']} saves are not durable yet"
 
     # ---- StorageWriter ---------------------------------------------------------
 
@@ -355,7 +375,7 @@ class Writer(StorageWriter, AsyncStager):
         return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
 
     def write_data(self, plan: Any, planner: Any) -> Future:
-        """Waits until the step is durable."""
+        """Waits until the step is durable.  NotSaved if it does not become that."""
         if not self._staged:
             world = torch.distributed.get_world_size() if _is_joined() else 1
             if plan.storage_data != world and not self._trouble:
@@ -365,6 +385,9 @@ class Writer(StorageWriter, AsyncStager):
         self._staged = False
         if self.taken and self._saver is not None and self._step is not None:
             self.taken = self._saver.wait_durable(self._step)
+        if not self.taken:
+            raise NotSaved(f'step {self._step} of the run {self._run!r} is not in the store '
+                           f'{self._store}: {self._reason()}')
         done: Future = Future()
         done.set_result([])
         return done

@@ -13,7 +13,7 @@ import torch
 
 from . import url as urls
 from .plain_pickle import Unreadable
-from .saved_values import SavedValues, document_of, hyper_parameters
+from .saved_values import TENSORS, SavedValues, document_of, hyper_parameters, with_tensors
 from .step_files import Program, Stored, tensors_of
 
 
@@ -88,10 +88,12 @@ class SavedStep:
         or their names."""
         numbers: Dict[str, Any] = {}
         groups: List[Dict[str, Any]] = []
+        tensors = self.document(TENSORS) if TENSORS in self._documents() else None
         for group in self._description['groups']:
             if group['optimizer'] != label:
                 continue
             hyper = self._hyper_parameters(group, f'parameter group {len(groups)}')
+            hyper = with_tensors(hyper, tensors, label, len(groups))
             members = [numbers.setdefault(name, name if named else len(numbers))
                        for name in group['parameters']]
             groups.append({**hyper, 'params': members})
@@ -123,9 +125,12 @@ class SavedStep:
         """How many ranks have this document."""
         return sum(one['key'] == key for one in self._description['documents'])
 
+    def _documents(self) -> Dict[str, str]:
+        return {one['key']: one['scope'] for one in self._description['documents']}
+
     def documents(self) -> Dict[str, str]:
         """By key, whose they are: the scope of the one that is written last."""
-        return {one['key']: one['scope'] for one in self._description['documents']}
+        return {key: scope for key, scope in self._documents().items() if key != TENSORS}
 
     def document(self, key: str, rank: int = 0) -> Any:
         """A rank's document."""

@@ -10,6 +10,9 @@ from .plain_pickle import Unreadable, plain, unknown_in
 
 # A document: which keys of a state dict the model and the optimizers stood under.
 SPELLING = 'ckptfs.dcp'
+# A document: hyper-parameters that hold tensors, by the optimizer's label, the group's number and
+# their names.  The groups themselves have them as numbers.
+TENSORS = 'ckptfs.hyper'
 
 
 def hyper_parameters(group: Mapping[str, Any]) -> Dict[str, Any]:
@@ -21,6 +24,25 @@ def hyper_parameters(group: Mapping[str, Any]) -> Dict[str, Any]:
     unknown = {key: unknown_in(value) for key, value in values.items()}
     return {key: Unreadable(unknown[key]) if unknown[key] else value
             for key, value in values.items()}
+
+
+def _numbers_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    if type(value) in (list, tuple):
+        return type(value)(_numbers_of(one) for one in value)
+    return value
+
+
+def with_tensors(hyper: Mapping[str, Any], document: Any, label: str, number: int) -> Dict[str, Any]:
+    """A group's hyper-parameters, with the tensors that it had; document: TENSORS, or None."""
+    given = document.get(label) if isinstance(document, dict) else None
+    given = given.get(number) if isinstance(given, dict) else None
+    made = dict(hyper)
+    for key, value in (given if isinstance(given, dict) else {}).items():
+        if key in made and _numbers_of(value) == made[key]:  # it is that group's
+            made[key] = value
+    return made
 
 
 def _load(description: Mapping[str, Any], index: int, tensor: Callable[..., torch.Tensor]) -> Any:
@@ -94,6 +116,7 @@ class SavedValues:
         self._owners = {(kind, name): label
                         for label, kind, name in description.get('owners', [])}
         self.spelling = Spelling(documents.pop(SPELLING, None))
+        self._tensors = documents.pop(TENSORS, None)
         for key, value in documents.items():
             if key.startswith('extra_state/'):
                 place = key[len('extra_state/'):]
@@ -129,6 +152,7 @@ class SavedValues:
             hyper = hyper_parameters(group)
         except pickle.UnpicklingError:
             return
+        hyper = with_tensors(hyper, self._tensors, group['optimizer'], index)
         for key in self.spelling.optimizer(group['optimizer']):
             numbered = {key: {'param_groups': [{**hyper, 'params': list(group['parameters'])}]}}
             for name, value in flatten_state_dict(numbered)[0].items():

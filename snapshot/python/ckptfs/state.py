@@ -325,6 +325,17 @@ def _unreadable(value: Any) -> str:
     return ''
 
 
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return type(value).__name__ != 'DTensor'
+    return type(value) in (list, tuple) and any(map(_holds_tensor, value))
+
+
+def tensor_hyper_parameters(group: Mapping[str, Any]) -> Dict[str, Any]:
+    """Those of a group that are tensors, or lists with tensors: a learning rate on a device, say."""
+    return {key: value for key, value in group.items() if key != 'params' and _holds_tensor(value)}
+
+
 def hyper_parameters(group: Dict[str, Any], where: str = 'a parameter group') -> bytes:
     """A parameter group without its parameters, as a pickle of values that are loaded without
     running code: numbers of tensors and of numpy are Python's.  NotHeld for others."""

@@ -36,7 +36,14 @@ class AdoptTest : public testing::Test {
     directory_.Write(step + "/data", std::string(4000, static_cast<char>('a' + number)));
     directory_.Write(step + "/done", "w 1000 data 0\n");
   }
+  // Another training's step of that number.
+  void WriteAnew(int number) {
+    const std::string step = "run7/step" + std::to_string(number);
+    directory_.Write(step + "/data", std::string(4000, static_cast<char>('A' + number)));
+    directory_.Write(step + "/done", "w 1000 data 0\n");
+  }
   std::string Path() const { return directory_.path() + "/run7"; }
+  std::string Latest() { return store_->Resolve(options_.run, "latest")->id; }
   Result<AdoptReport> AdoptAll() { return AdoptPlace(*store_, *PlaceOf(Path()), sources_, options_); }
   StepModel Load(const StepRecord& record) { return (*store_->Load(record))->model; }
 
@@ -157,6 +164,92 @@ TEST_F(AdoptTest, SeveralSaveDirectoriesAreOneRunWhereItIsNamed) {
   ASSERT_FALSE(taken);
   EXPECT_EQ(taken.error().code, ErrorCode::kExists);
   EXPECT_THAT(taken.error().message, HasSubstr("--name"));
+}
+
+TEST_F(AdoptTest, ATrainingThatBeganAgainInItsDirectoryIsTheLatest) {
+  for (const Ownership ownership : {Ownership::kReference, Ownership::kCopy, Ownership::kLink}) {
+    options_.ownership = ownership;
+    options_.run = "run" + std::to_string(static_cast<int>(ownership));
+    std::filesystem::remove_all(Path());
+    WriteStep(1);
+    WriteStep(2);
+    ASSERT_TRUE(AdoptAll());
+    EXPECT_EQ(Latest(), "step2");
+    std::filesystem::remove_all(Path());
+    WriteAnew(1);
+    const auto report = AdoptAll();
+    ASSERT_TRUE(report) << report.error().message;
+    EXPECT_EQ(report->steps[0].life, 1u);
+    EXPECT_EQ(Latest(), report->steps[0].id);
+    EXPECT_THAT(report->warnings, testing::Contains(HasSubstr("begins another life")));
+    // It goes on, and nothing of that is told again.
+    WriteAnew(3);
+    const auto more = AdoptAll();
+    ASSERT_TRUE(more);
+    EXPECT_EQ(more->steps.back().life, 1u);
+    EXPECT_EQ(Latest(), "step3");
+    EXPECT_THAT(more->warnings, testing::Not(testing::Contains(HasSubstr("life"))));
+    // The same from another process, which knows only what the store says.
+    EXPECT_EQ((*Store::Open(directory_.path() + "/store", false))->Resolve(options_.run, "latest")->id,
+              "step3");
+  }
+}
+
+TEST_F(AdoptTest, ATrainingThatSavesOverTheStepsOfAnotherIsTheLatest) {
+  options_.run = "run";
+  ASSERT_TRUE(AdoptAll());
+  WriteAnew(1);
+  const auto report = AdoptAll();
+  ASSERT_TRUE(report);
+  EXPECT_EQ(Latest(), "step1-1");
+  EXPECT_EQ(report->steps[0].life, 1u);
+}
+
+TEST_F(AdoptTest, AFinishedRunIsOneLifeInWhateverOrderItIsAdopted) {
+  options_.run = "run";
+  ASSERT_TRUE(AdoptPlace(*store_, *PlaceOf(Path() + "/step2"), sources_, options_));
+  std::filesystem::remove_all(Path() + "/step2");
+  const auto older = AdoptPlace(*store_, *PlaceOf(Path() + "/step1"), sources_, options_);
+  ASSERT_TRUE(older);
+  EXPECT_EQ(older->steps[0].life, 0u);
+  EXPECT_EQ(Latest(), "step2");
+  EXPECT_THAT(older->warnings, testing::IsEmpty());
+}
+
+TEST_F(AdoptTest, WhatIsCopiedBackWithANewTimeBeginsNoLife) {
+  options_.run = "run";
+  options_.ownership = Ownership::kCopy;
+  ASSERT_TRUE(AdoptAll());
+  std::filesystem::remove_all(Path());
+  WriteStep(1);  // the same bytes
+  const auto report = AdoptAll();
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->steps[0].life, 0u);
+  EXPECT_EQ(Latest(), "step2");
+}
+
+TEST_F(AdoptTest, ALaterTimeAloneIsToldAndMovesNothing) {
+  options_.run = "run";
+  ASSERT_TRUE(AdoptPlace(*store_, *PlaceOf(Path() + "/step2"), sources_, options_));
+  WriteAnew(1);
+  const auto report = AdoptAll();
+  ASSERT_TRUE(report);
+  EXPECT_EQ(Latest(), "step2");
+  EXPECT_THAT(report->warnings, testing::ElementsAre(HasSubstr("nothing proves")));
+}
+
+TEST_F(AdoptTest, WhatTheJobsPointerNamesIsTheLatestIfItWasSavedLast) {
+  options_.run = "run";
+  WriteStep(6);
+  WriteAnew(3);
+  WriteAnew(4);
+  directory_.Write("run7/step4/latest", "");
+  const auto report = AdoptAll();
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report->steps.back().id, "step4");
+  EXPECT_EQ(Latest(), "step4");
+  EXPECT_EQ(store_->Resolve("run", "step3")->life, 1u);
+  EXPECT_EQ(store_->Resolve("run", "step2")->life, 0u);
 }
 
 TEST_F(AdoptTest, RunsThatAreOnlyFoundAreNotMixedUnderOneName) {

@@ -433,6 +433,47 @@ TEST_F(FollowTest, WhatIsWrittenAgainIsAnotherAttempt) {
   }
 }
 
+TEST_F(FollowTest, ATrainingThatBeginsAgainIsFollowed) {
+  options_.adopt.run = "run";
+  MakeFollower();
+  for (const bool removed : {true, false}) {  // its steps, before it begins again
+    WriteStep(5);
+    WriteStep(8);
+    Look();
+    ASSERT_THAT(Look(seconds(11)), ElementsAre("step5", "step8"));
+    if (removed) RemoveStep(5);
+    if (removed) RemoveStep(8);
+    Look(seconds(30));
+    WriteStep(2);
+    Look(seconds(1));
+    ASSERT_THAT(Look(seconds(1)), ElementsAre("step2"));
+    EXPECT_EQ(store_->Resolve(options_.adopt.run, "latest")->id, "step2");
+    EXPECT_THAT(seen_.said, testing::Contains(HasSubstr("begins another life")));
+    WriteStep(3);
+    Look(seconds(1));
+    ASSERT_THAT(Look(seconds(1)), ElementsAre("step3"));
+    EXPECT_EQ(store_->Resolve(options_.adopt.run, "latest")->id, "step3");
+    for (const int step : {2, 3, 5, 8}) RemoveStep(step);
+    options_.adopt.run = "run-b";
+    MakeFollower();
+  }
+}
+
+TEST_F(FollowTest, AStepOfTheLifeBeforeThatIsNotWholeIsLeftBehind) {
+  WriteStep(5);
+  WriteStep(8);
+  Write(9, "data", "half");
+  Look();
+  ASSERT_THAT(Look(seconds(11)), ElementsAre("step5", "step8"));
+  ASSERT_EQ(follower_->waiting().size(), 1u);
+  EXPECT_FALSE(follower_->waiting()[0].left_behind);
+  WriteStep(2);
+  Look(seconds(1));
+  ASSERT_THAT(Look(seconds(11)), ElementsAre("step2"));
+  ASSERT_EQ(follower_->waiting().size(), 1u);
+  EXPECT_TRUE(follower_->waiting()[0].left_behind);
+}
+
 TEST_F(FollowTest, LinksThatLeadInCirclesAreNotFollowed) {
   WriteStep(1);
   const std::string step = directory_.path() + "/run7/step1";

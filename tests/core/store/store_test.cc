@@ -12,6 +12,7 @@
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
 #include "core/model/step_notes.h"
+#include "core/store/lives.h"
 #include "tests/core/store/sample_model.h"
 #include "tests/support/faulty_storage.h"
 

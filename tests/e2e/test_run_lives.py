@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trainings that begin again in their directory, or go back: `latest` is what was saved last, for everybody
+who asks."""
+import json
+import os
+import shutil
+
+import ckptfs as snapshots
+import pytest
+import torch
+from daemon import wait_until
+from safetensors.torch import load_file, save_file
+
+
+def save(output, step, value):
+    """A Trainer's checkpoint-<step> with one weight."""
+    path = os.path.join(output, f'checkpoint-{step}')
+    os.makedirs(path, exist_ok=True)
+    save_file({'w': torch.full((64,), float(value))}, os.path.join(path, 'model.safetensors'), {'format': 'pt'})
+    for name, text in (('config.json', {'architectures': ['Net'], 'model_type': 'net'}),
+                       ('trainer_state.json', {'global_step': step, 'log_history': []})):
+        with open(os.path.join(path, name), 'w', encoding='utf-8') as f:
+            json.dump(text, f)
+    torch.save({}, os.path.join(path, 'training_args.bin'))
+
+
+def shown(mount):
+    """The value of the weight that /view shows."""
+    return float(load_file(os.path.join(mount, 'view', 'tp1', 'rank0', 'model.safetensors'))['w'][0])
+
+
+def agreed(ckptfs):
+    """What `resolve`, `info` and `list` call the latest: one source."""
+    def ask(*words):
+        return json.loads(ckptfs.run(*words, '--store', ckptfs.store, '--json').stdout)
+    found = {ask('resolve', 'output')['source'], ask('info', 'output')['adopted_from'],
+             ask('list')['steps'][-1]['source']}
+    assert len(found) == 1
+    return os.path.basename(found.pop())
+
+
+@pytest.mark.parametrize('how', [[], ['--link'], ['--copy']])
+@pytest.mark.parametrize('removed', [True, False])
+def test_a_training_that_begins_again_is_what_is_shown(ckptfs, how, removed):
+    output = os.path.join(ckptfs.folder, 'output')
+    save(output, 3, 13)
+    save(output, 6, 16)
+    mount = ckptfs.mount(*how, adopt=[output])
+    assert shown(mount) == 16
+    ckptfs.umount(mount)
+    if removed:
+        shutil.rmtree(output)
+    save(output, 3, 23)
+    path = ckptfs.mountpoint()
+    said = ckptfs.run('mount', '--store', ckptfs.store, *how, *ckptfs.reserve, output, path).stderr
+    assert shown(path) == 23
+    assert 'output/checkpoint-6' in said and 'begins another life' in said
+    assert agreed(ckptfs) == 'checkpoint-3'
+    assert ckptfs.list()['steps'][-1]['life'] == 2
+    assert 'LIFE' in ckptfs.run('list', '--store', ckptfs.store).stdout
+    assert 'of 2 lives' in ckptfs.run('status', '--store', ckptfs.store).stdout
+
+
+def test_a_training_that_begins_again_is_followed(ckptfs):
+    output = os.path.join(ckptfs.folder, 'output')
+    save(output, 4, 14)
+    save(output, 6, 16)
+    _, mount = ckptfs.start('--follow', output)
+    wait_until(lambda: shown(mount) == 16, 'the first training')
+    shutil.rmtree(output)
+    save(output, 2, 22)
+    wait_until(lambda: shown(mount) == 22, 'the second training')
+    save(output, 4, 24)
+    wait_until(lambda: shown(mount) == 24, 'its next step')
+    assert agreed(ckptfs) == 'checkpoint-4'
+
+
+def test_a_finished_run_is_one_life_however_it_is_adopted(ckptfs):
+    output = os.path.join(ckptfs.folder, 'output')
+    for step in (100, 200, 300):
+        save(output, step, step)
+    for step in (300, 100, 200):
+        ckptfs.adopt(os.path.join(output, f'checkpoint-{step}'))
+    assert agreed(ckptfs) == 'checkpoint-300'
+    # Copied without its times, the last step first.
+    copied = os.path.join(ckptfs.folder, 'copied', 'output')
+    for step in (300, 100, 200):
+        shutil.copytree(os.path.join(output, f'checkpoint-{step}'), os.path.join(copied, f'checkpoint-{step}'),
+                        copy_function=shutil.copyfile)
+        for name in os.listdir(os.path.join(copied, f'checkpoint-{step}')):
+            os.utime(os.path.join(copied, f'checkpoint-{step}', name))
+    said = ckptfs.adopt(copied, 'copied').stderr
+    assert json.loads(ckptfs.run('resolve', '--store', ckptfs.store, 'copied', '--json').stdout)['iteration'] == 300
+    assert {one['life'] for one in ckptfs.list()['steps']} == {1}
+    assert 'copied/checkpoint-200 has a later time than copied/checkpoint-300' in said
+
+
+def test_a_mount_says_that_the_step_it_shows_is_gone(ckptfs):
+    output = os.path.join(ckptfs.folder, 'output')
+    save(output, 3, 13)
+    save(output, 6, 16)
+    ckptfs.adopt(output)
+    shutil.rmtree(os.path.join(output, 'checkpoint-6'))
+    path = ckptfs.mountpoint()
+    said = ckptfs.run('mount', '--store', ckptfs.store, *ckptfs.reserve, path).stderr
+    assert 'output/checkpoint-6' in said and 'no longer there' in said
+
+
+def branch(store, model, optimizer, steps, truths):
+    """Saves steps of one life of a job, each durable."""
+    with snapshots.Snapshotter(model, optimizer, run='job', store=store) as snap:
+        for step in steps:
+            model(torch.randn(4, 100)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            truths.append(model.weight.detach().clone())
+            assert snap.save(step) and snap.wait_durable(step, 60)
+
+
+def test_after_a_rollback_latest_is_what_was_saved_last(ckptfs):
+    ckptfs.start()
+    model = torch.nn.Linear(100, 100)
+    optimizer, truths = torch.optim.Adam(model.parameters()), []
+
+    def saved(step):
+        with snapshots.SavedStep(f'ckptfs://{ckptfs.store}/job/{step}') as one:
+            return one.model()['weight']
+
+    branch(ckptfs.store, model, optimizer, range(100, 106), truths)
+    assert torch.equal(saved('latest'), truths[5])
+    with torch.no_grad():
+        model.weight.copy_(saved(102))
+    branch(ckptfs.store, model, optimizer, (103, 104), truths)
+    assert torch.equal(saved('latest'), truths[-1])
+    assert torch.equal(saved(104), truths[-1]) and torch.equal(saved(103), truths[-2])
+    lives = [(one['id'], one['life']) for one in ckptfs.list()['steps']]
+    assert lives == [(str(n), 1) for n in range(100, 106)] + [('103-1', 2), ('104-1', 2)]
+    ckptfs.run('gc', '--store', ckptfs.store, '--keep-last', '2')
+    wait_until(lambda: [one['id'] for one in ckptfs.list()['steps']] == ['103-1', '104-1'], 'the policy')
