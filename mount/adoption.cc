@@ -112,7 +112,7 @@ Result<IngestResult> IngestRequested(const IngestRequest& request) {
   options.pieces = true;
   const auto sources = MakeSources();
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(request.path));
-  return IngestPlace(place, sources, options, RecogniseUnread);
+  return IngestPlace(place, sources, options, HintsOfTools());
 }
 
 Status CheckRequested(const std::string& store, const AdoptRequest& request) {
@@ -121,7 +121,7 @@ Status CheckRequested(const std::string& store, const AdoptRequest& request) {
     CKPT_RETURN_IF_ERROR(CheckNoMountOf(store, path));
   }
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
-  CKPT_RETURN_IF_ERROR(ScanPlace(place, MakeSources(), RecogniseUnread));
+  CKPT_RETURN_IF_ERROR(ScanPlace(place, MakeSources(), HintsOfTools()));
   if (request.ownership == Ownership::kLink) return CheckLinks(store, path);
   return {};
 }
@@ -152,7 +152,7 @@ Result<AdoptOptions> AdoptOptionsOf(const std::string& store, const AdoptRequest
   }
   AdoptOptions options;
   CKPT_ASSIGN_OR_RETURN(options.source, OptionsOf(request.ingest, families));
-  options.recognise = RecogniseUnread;
+  options.hints = HintsOfTools();
   options.run = request.name;
   options.ownership = request.ownership;
   options.pack = request.pack;

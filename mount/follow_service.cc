@@ -64,7 +64,7 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
   CKPT_ASSIGN_OR_RETURN(service->families_, ShippedFamilies());
   Follower::Options options;
   CKPT_ASSIGN_OR_RETURN(options.adopt, AdoptOptionsOf(store.directory(), request, service->families_));
-  service->run_ = RunNameOf(request.name, path).value_or("");
+  service->run_ = RunNameOf(request.name, path, options.adopt.hints.names).value_or("");
   service->sources_ = MakeSources();
   service->follower_ =
       std::make_unique<Follower>(store, path, service->sources_, std::move(options));
@@ -100,12 +100,14 @@ std::vector<StepRecord> FollowService::Look() {
   earliest_ = seen.earliest;
   next_ = std::max(earliest_, hears ? seen.next : std::min(seen.next, Clock::now() + kPolled));
   for (const std::string& line : seen.said) hooks_.say(line);
+  if (!seen.withdrawn.empty()) hooks_.withdrawn(seen.withdrawn);
   if (!seen.adopted.empty()) hooks_.adopted(seen.adopted);
   const MutexLock lock(mutex_);
   waiting_ = follower_->waiting();
   idle_ = follower_->idle().why;
   hears_ = hears;
   adopted_ += seen.adopted.size();
+  adopted_ -= std::min(adopted_, seen.withdrawn.size());
   if (!seen.adopted.empty()) run_ = seen.adopted.back().run;
   return std::move(seen.adopted);
 }

@@ -29,7 +29,8 @@ namespace ckptfs {
 class FollowService {
  public:
   struct Hooks {
-    std::function<void(const std::vector<StepRecord>&)> adopted;  // never empty
+    std::function<void(const std::vector<StepRecord>&)> adopted;    // never empty
+    std::function<void(const std::vector<StepRecord>&)> withdrawn;  // never empty
     std::function<void(std::string_view)> say;                    // one line for the log
   };
 

@@ -188,13 +188,17 @@ Status FollowAll(const MountRequest& request, Daemon& daemon, FilesystemOptions&
   for (const AdoptRequest& adopt : request.adopt) {
     FollowService::Hooks hooks;
     hooks.say = Say;
-    hooks.adopted = [&request, &daemon](const std::vector<StepRecord>& records) {
-      for (const StepRecord& record : records) {
-        Say(StrCat("adopted ", record.run, "/", record.id));
-      }
+    const auto tell = [&request](const std::vector<StepRecord>& records) {
       for (const std::string& line : RefreshDaemons(request.store, records)) {
         Log(LogLevel::kWarning, StrCat("a live mount was not told: ", line));
       }
+    };
+    hooks.withdrawn = tell;
+    hooks.adopted = [&request, &daemon, tell](const std::vector<StepRecord>& records) {
+      for (const StepRecord& record : records) {
+        Say(StrCat("adopted ", record.run, "/", record.id));
+      }
+      tell(records);
       ShowIfNothingIs(request, daemon, records.back());
     };
     CKPT_ASSIGN_OR_RETURN(auto follow,

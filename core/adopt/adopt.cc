@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/adopt/publish.h"
+#include "core/adopt/written.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"
 #include "core/jobs/weight_check.h"
@@ -34,6 +35,12 @@ Error Explained(Error error) {
   if (error.code != ErrorCode::kDataLoss) return error;
   error.message += "; files of two ranks or saves were exchanged, or one is damaged";
   return std::move(error).Needing("`adopt --check never` takes the step as it is");
+}
+
+// What is said of a step that is taken though nobody wrote some of its bytes; "" if there are none.
+std::string BlankWarning(const StepModel& model, const ToolNames& names) {
+  const std::string blank = NeverWritten(model, names);
+  return blank.empty() ? "" : blank + ", and read as zeros: it was made sparse, or a copy of it did not end";
 }
 
 // What the step's files lie in, unless that is a directory of this machine.
@@ -94,7 +101,8 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   adopted.left_out = model.left_out;
   if (step.root->local()) adopted.closed = FindClosedFile(model, *BlobReader::Create(model, {}));
   const int64_t oldest_ns = OldestOf(model);  // what the store owns has no times
-  CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath()));
+  const std::string blank = BlankWarning(model, options.hints.names);
+  CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath(), options.hints.names));
   const bool owned = options.ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
   if (owned) {
@@ -109,6 +117,7 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   wanted.root = step.SavePath();
   wanted.open_roots = OpenRootsOf(step);
   wanted.how.converted = step.converted;
+  wanted.how.provisional = options.provisional;
   wanted.how.replace = options.refresh;
   wanted.how.notes = options.notes && !owned;
   wanted.how.join = !options.run.empty();
@@ -121,8 +130,8 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   if (!published) return Fail(Explained(std::move(published).error()));
   adopted.record = std::move(published->record);
   const std::string name = StrCat(run, "/", adopted.record.id);
-  if (!published->warning.empty()) {
-    adopted.warnings.push_back(StrCat(name, ": ", published->warning));
+  for (const std::string& line : {blank, published->warning}) {
+    if (!line.empty()) adopted.warnings.push_back(StrCat(name, ": ", line));
   }
   std::string life = DescribeChoice(adopted.record, published->life);
   if (published->life.begins == LifeEvidence::kNone) {
@@ -144,12 +153,12 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
 
 }  // namespace
 
-Result<std::string> RunNameOf(const std::string& wanted, const std::string& root) {
+Result<std::string> RunNameOf(const std::string& wanted, const std::string& root, const ToolNames& names) {
   if (!wanted.empty()) {
     CKPT_RETURN_IF_ERROR(CheckName(wanted, "--name"));
     return wanted;
   }
-  const bool folder = IsStepsFolder(LastComponent(root));
+  const bool folder = names.IsStepsFolder(LastComponent(root));
   const std::string name = LastComponent(folder ? ParentPath(root) : root);
   if (const Status valid = CheckName(name, "run"); !valid) {
     return Fail(Error{ErrorCode::kInvalid, StrCat(root, ": its base name cannot name a run (",
@@ -201,13 +210,24 @@ Status CheckNotGrowing(const StepModel& model, const std::set<uint64_t>& growing
   return {};
 }
 
+Status CheckNotBlank(const StepModel& model, const ToolNames& names) {
+  const std::string blank = NeverWritten(model, names);
+  if (blank.empty()) return {};
+  return Fail(Error{ErrorCode::kDataLoss, blank + ": a copy of it goes on, or died"}
+                  .Needing("if its zeros are meant, `ckptfs adopt` takes the step as it is"));
+}
+
 }  // namespace
 
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options) {
   CKPT_ASSIGN_OR_RETURN(StepModel model, IngestStep(found, options.source));
   CKPT_RETURN_IF_ERROR(CheckNotGrowing(model, options.growing));
+  if (options.check) CKPT_RETURN_IF_ERROR(CheckNoWriter(model, options.hints.names));
+  if (options.refuse_blank) CKPT_RETURN_IF_ERROR(CheckNotBlank(model, options.hints.names));
   std::optional<NewSave::Named> named;
-  if (found.candidate.latest && !found.candidate.converted) named = NewSave::Named{model.iteration, model.mtime_ns};
+  if (found.candidate.latest && !found.candidate.converted) {
+    named = NewSave::Named{model.iteration, model.mtime_ns};
+  }
   return Publish(store, found.candidate, std::move(model), options, named);
 }
 
@@ -215,8 +235,8 @@ namespace {
 
 // What is wrong with a step that needs no store to be found.
 Status CheckBefore(const IngestedStep& step, const AdoptOptions& options) {
-  CKPT_RETURN_IF_ERROR(RunNameOf(options.run, step.candidate.SavePath()));
   CKPT_RETURN_IF_ERROR(CheckRequired(step.model, options));
+  CKPT_RETURN_IF_ERROR(RunNameOf(options.run, step.candidate.SavePath(), options.hints.names));
   if (!options.check) return {};
   BlobReader::Options reading;
   reading.open_roots = OpenRootsOf(step.candidate);
@@ -249,13 +269,33 @@ std::map<std::string, NewSave::Named> NamedOf(const std::vector<IngestedStep>& s
   return named;
 }
 
+// Takes out the steps that a process writes; the error if one of them is the place itself, or
+// nothing else is left.
+Status LeaveOutWritten(const Place& place, const ToolNames& names, IngestResult& ingest) {
+  Status none;
+  std::vector<IngestedStep> rest;
+  for (IngestedStep& step : ingest.steps) {
+    Status closed = CheckNoWriter(step.model, names);
+    if (closed) {
+      rest.push_back(std::move(step));
+      continue;
+    }
+    if (step.candidate.Own() == place.directory) return closed;
+    ingest.skipped.push_back(StrCat(step.candidate.id, ": incomplete: ", closed.error().message));
+    none = std::move(closed);
+  }
+  ingest.steps = std::move(rest);
+  return ingest.steps.empty() ? none : Status();
+}
+
 }  // namespace
 
 Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sources sources,
                                const AdoptOptions& wanted) {
   AdoptOptions options = wanted;
   CKPT_ASSIGN_OR_RETURN(IngestResult ingest,
-                        IngestPlace(place, sources, options.source, options.recognise));
+                        IngestPlace(place, sources, options.source, options.hints));
+  if (options.check) CKPT_RETURN_IF_ERROR(LeaveOutWritten(place, options.hints.names, ingest));
   if (!options.run.empty()) CKPT_RETURN_IF_ERROR(CheckOneRun(place, ingest, options.run));
   AdoptReport report;
   for (const IngestedStep& step : ingest.steps) {

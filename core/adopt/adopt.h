@@ -29,13 +29,16 @@ namespace ckptfs {
 
 struct AdoptOptions {
   SourceOptions source;
-  Recognise recognise;  // what no source reads; may be empty
+  ToolHints hints;
   // Of the run, whatever save directories it has; empty: named after the save
   // directory, or what that lies in if it is only called "checkpoints".
   std::string run;
   Ownership ownership = Ownership::kReference;
   bool pack = true;   // small pieces into a side blob
-  bool check = true;  // a sample of the weights against their masters
+  // A sample of the weights against their masters, and that nobody writes the step's files.
+  bool check = true;
+  bool refuse_blank = false;  // by Adopt: kDataLoss where bytes were never written; else that is said
+  bool provisional = false;   // StepRecord::provisional
   bool refresh = false;  // a step that changed takes the place of what it was
   // Refuse a step that has no optimizer, or of whose optimizer anything is left out.
   bool require_optimizer = false;
@@ -46,7 +49,7 @@ struct AdoptOptions {
 
 // The run that steps below the directory `root` belong to: `wanted` (AdoptOptions::run), or by its
 // name.  kInvalid if that cannot name one.
-Result<std::string> RunNameOf(const std::string& wanted, const std::string& root);
+Result<std::string> RunNameOf(const std::string& wanted, const std::string& root, const ToolNames& names);
 
 struct Adopted {
   StepRecord record;
@@ -73,8 +76,8 @@ class LeftOutNotice {
   std::vector<Reason> reasons_;
 };
 
-// Errors: those of the source; kStale if something is read of a file that is `growing`; kDataLoss if
-// the sample differs; those of Own and PublishStep.
+// Errors: those of the source; kStale if something is read of a file that is `growing`, or a
+// process has one open for writing; kDataLoss if the sample differs; those of Own and PublishStep.
 // BLOCKS: on reading headers, on copying, on the store.
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options);
 
@@ -87,6 +90,8 @@ struct AdoptReport {
   bool whole_run = false;            // the path was a save directory, not one step's
 };
 
+// A step that a process writes is skipped, or refused if it is the place itself; one of which
+// bytes were never written is taken, and that is said.
 // An error if no step was adopted.
 Result<AdoptReport> AdoptPlace(Store& store, const Place& place, Sources sources,
                                const AdoptOptions& options);

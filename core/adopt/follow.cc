@@ -9,10 +9,10 @@
 #include <string_view>
 #include <utility>
 
+#include "core/adopt/written.h"
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "core/io/file_stamp.h"
-#include "core/store/lives.h"
 
 namespace ckptfs {
 namespace {
@@ -51,28 +51,6 @@ Result<std::vector<std::string>> FilesOf(const StepCandidate& step) {
   return files;
 }
 
-struct Stamped {
-  Digest digest;
-  int64_t newest_ns = 0;  // of the files, not of what they lie in
-  std::map<std::string, FileStamp> files;
-};
-
-Result<Stamped> StampOfStep(const StepCandidate& step) {
-  CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(step));
-  std::string text;
-  Stamped out;
-  for (size_t i = 0; i < files.size() && i < kMaxFiles; ++i) {
-    CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, files[i]));
-    if (!there) continue;
-    AppendEntry(text, files[i], there->stamp);
-    out.newest_ns = std::max(out.newest_ns, there->stamp.mtime_ns);
-    out.files.emplace(files[i], there->stamp);
-  }
-  text += StrCat(files.size());
-  out.digest = DigestOf(text);
-  return out;
-}
-
 // Not of its ctime: we may link it.
 uint64_t HashOfFile(const std::string& path, const FileStamp& stamp) {
   return HashOf(StrCat(path, '\0', stamp.size, ' ', stamp.mtime_ns, ' ', stamp.inode));
@@ -97,21 +75,6 @@ std::shared_ptr<const std::set<std::string>> NamesOf(const std::map<std::string,
   return std::make_shared<const std::set<std::string>>(std::move(out));
 }
 
-// Of names that tensors and objects are saved under.
-bool IsOfSave(std::string_view path) {
-  constexpr std::string_view kEnds[] = {".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors", ".distcp"};
-  return std::ranges::any_of(kEnds, [&](std::string_view end) { return path.ends_with(end); });
-}
-
-// A name that is changed when the directory or file is whole: what tools that copy give theirs
-// (rsync), and what trainers gave their steps.
-bool IsTemporary(std::string_view name) {
-  return name.starts_with(".") || name.starts_with("tmp-") || name.ends_with(".tmp") ||
-         name.ends_with(".partial") || name.ends_with(".incomplete");
-}
-
-bool MayBeLog(std::string_view path) { return !IsOfSave(path) && !IsTemporary(LastComponent(path)); }
-
 auto OrderOf(const StepCandidate& step) { return std::pair(step.iteration, step.mtime_ns); }
 
 // What may be otherwise the next time though no file changed.
@@ -127,6 +90,28 @@ bool IsRefusal(ErrorCode code) {
 
 }  // namespace
 
+struct Follower::Files {
+  Digest digest;
+  int64_t newest_ns = 0;  // of the files, not of what they lie in
+  std::map<std::string, FileStamp> stamps;
+
+  static Result<Files> Of(const StepCandidate& step) {
+    CKPT_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(step));
+    std::string text;
+    Files out;
+    for (size_t i = 0; i < files.size() && i < kMaxFiles; ++i) {
+      CKPT_ASSIGN_OR_RETURN(const auto there, StatIfThere(*step.root, files[i]));
+      if (!there) continue;
+      AppendEntry(text, files[i], there->stamp);
+      out.newest_ns = std::max(out.newest_ns, there->stamp.mtime_ns);
+      out.stamps.emplace(files[i], there->stamp);
+    }
+    text += StrCat(files.size());
+    out.digest = DigestOf(text);
+    return out;
+  }
+};
+
 Follower::Follower(Store& store, std::string directory, Sources sources, Options options)
     : store_(store),
       directory_(std::move(directory)),
@@ -140,52 +125,50 @@ void Follower::DropPointers(ScanResult& found) {
   pointer_.clear();
   std::erase_if(found.steps, [&](const FoundStep& step) {
     if (!step.candidate.pointer) return false;
-    const Status why = step.source->Complete(step.candidate, options_.adopt.source);
-    if (!why && pointer_.empty()) pointer_ = why.error().message;
+    const SaveState state = step.source->StateOf(step.candidate, options_.adopt.source, {});
+    if (state.missing && pointer_.empty()) pointer_ = state.missing->message;
     return true;
   });
 }
 
 Result<ScanResult> Follower::Find() {
   CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(directory_));
-  CKPT_ASSIGN_OR_RETURN(ScanResult found, ScanIfAny(place, sources_, options_.adopt.recognise));
+  CKPT_ASSIGN_OR_RETURN(ScanResult found, ScanIfAny(place, sources_, options_.adopt.hints));
   DropPointers(found);
   // It is renamed when it is whole; what was named was the directory itself, whatever it is called.
   std::erase_if(found.steps, [&](const FoundStep& step) {
-    return step.candidate.Own() != place.directory && IsTemporary(LastComponent(step.candidate.Own()));
+    const std::string& own = step.candidate.Own();
+    return own != place.directory && options_.adopt.hints.names.IsTemporary(LastComponent(own));
   });
-  std::vector<std::string> directories;
-  for (const FoundStep& step : found.steps) directories.push_back(step.candidate.SavePath());
-  std::vector<FoundSave> saves;
-  for (size_t i = 0; i < found.steps.size(); ++i) {
-    const StepCandidate& step = found.steps[i].candidate;
-    saves.push_back({directories[i], step.iteration, step.mtime_ns, step.converted, step.latest});
-  }
-  found.steps = InOrder(std::move(found.steps), OrderOfSaves(saves));
+  std::stable_sort(found.steps.begin(), found.steps.end(), [](const FoundStep& a, const FoundStep& b) {
+    return OrderOf(a.candidate) < OrderOf(b.candidate);
+  });
   return found;
 }
 
-Follower::Duration Follower::QuietOf(const Known& known, Seal seal) const {
-  switch (seal) {
-    case Seal::kThere: return known.growing.empty() ? options_.quiet : options_.unsealed_quiet;
-    case Seal::kMissing: return options_.missing_quiet;
-    case Seal::kUnknown: break;
-  }
-  return options_.unsealed_quiet;
+Follower::Duration Follower::QuietOf(const Known& known, SavePhase phase) const {
+  if (phase == SavePhase::kAllButLast) return options_.missing_quiet;
+  const bool sealed = phase == SavePhase::kSealed && known.growing.empty();
+  return sealed ? options_.quiet : options_.unsealed_quiet;
 }
 
-StepCandidate Follower::WithoutGrowing(StepCandidate step, const Known& known) {
-  if (known.growing.empty()) return step;
-  step.growing = known.growing;
-  step.mtime_ns = 0;
-  for (const auto& [path, stamp] : known.files) {
-    if (!known.growing.contains(path)) step.mtime_ns = std::max(step.mtime_ns, stamp.mtime_ns);
+SaveState Follower::StateOf(const FoundStep& found, const Known& known) const {
+  StepCandidate step = found.candidate;
+  if (known.last_hash && HashIfThere(*step.root, known.last) == known.last_hash) {
+    return SaveState{SavePhase::kResaved, known.last, {}};
   }
-  return step;
+  if (!known.growing.empty()) {
+    step.mtime_ns = 0;
+    for (const auto& [path, stamp] : known.files) {
+      if (!known.growing.contains(path)) step.mtime_ns = std::max(step.mtime_ns, stamp.mtime_ns);
+    }
+  }
+  return found.source->StateOf(step, options_.adopt.source, SaveHistory{known.growing, before_});
 }
 
-bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now) {
+bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now) const {
   if (known.files.empty()) return false;
+  const ToolNames& names = options_.adopt.hints.names;
   std::set<std::string> grown;
   for (const auto& [path, stamp] : now) {
     const auto before = known.files.find(path);
@@ -193,106 +176,168 @@ bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& no
     if (before->second == stamp) continue;
     // One that is written, for the first time or anew, is empty first, or as long as it was.
     const FileStamp& was = before->second;
-    if (was.size == 0 || !MayBeLog(path)) return false;
+    if (was.size == 0 || names.IsSaved(path) || names.IsTemporary(LastComponent(path))) return false;
     if (stamp.size <= was.size || stamp.inode != was.inode || known.read.contains(path)) return false;
-    if (known.adopted && !known.growing.contains(path)) return false;
+    if (known.adopted() && !known.growing.contains(path)) return false;
     grown.insert(path);
   }
   // Of a step that was taken files go without an end to that.
-  if (grown.empty() || (!known.adopted && now.size() != known.files.size())) return false;
+  if (grown.empty() || (!known.adopted() && now.size() != known.files.size())) return false;
   known.growing.merge(grown);
   return known.growing.size() <= kMaxGrowing;
 }
 
-Follower::Change Follower::ChangeOf(const Known& known, const std::map<std::string, FileStamp>& now) {
+Follower::Change Follower::ChangeOf(const Known& known, const std::map<std::string, FileStamp>& now) const {
   Change change = Change::kNone;
   for (const auto& [path, stamp] : now) {
     if (std::ranges::binary_search(known.taken, HashOfFile(path, stamp))) continue;
-    if (IsOfSave(path)) return Change::kSave;
+    if (options_.adopt.hints.names.IsSaved(path)) return Change::kSave;
     change = Change::kOther;
   }
   return change;
 }
 
-bool Follower::GoesOn(const Known& known, const StepCandidate& step) {
-  return known.last_hash && HashIfThere(*step.root, known.last) == known.last_hash;
+bool Follower::Note(const StepCandidate& step, Known& known, const Files& files, Time now, Seen& seen) {
+  const bool same = !known.id.empty() && known.stamp == files.digest;
+  // By names, sizes and times, whatever clock these are of.
+  const Change change = same              ? Change::kNone
+                        : known.adopted() ? ChangeOf(known, files.stamps)
+                                          : Change::kSave;
+  known.mtime_ns = step.mtime_ns;
+  if (change == Change::kNone) return false;
+  if (OnlyGrew(known, files.stamps)) {
+    known.stamp = files.digest;
+    known.files = files.stamps;
+    return true;
+  }
+  Known before = std::exchange(known, Known{});
+  known.read = std::move(before.read);
+  known.provisional = std::move(before.provisional);
+  known.arrived = before.arrived;
+  if (change == Change::kSave) {
+    known.last = std::move(before.last);
+    known.last_hash = before.last_hash;
+    Withdraw(step, known, seen);
+  }
+  known.files = files.stamps;
+  known.id = step.id;
+  known.iteration = step.iteration;
+  known.mtime_ns = step.mtime_ns;
+  known.stamp = files.digest;
+  // What lay there before us, and long before, waits for nobody.
+  const bool old = first_ && files.newest_ns != 0 &&
+                   files.newest_ns < NowNs() - std::chrono::nanoseconds(kSurelyOld).count();
+  known.since = old ? now - options_.missing_quiet : now;
+  return false;
 }
 
-std::optional<Follower::Time> Follower::Wait(const FoundStep& found, Known& known, Time now) {
+Follower::Time Follower::Visit(const FoundStep& found, Known& known, Time now, Seen& seen) {
   const StepCandidate& step = found.candidate;
-  auto stamped = StampOfStep(step);
-  if (!stamped) {
-    known.why = stamped.error().message;
+  auto files = Files::Of(step);
+  if (!files) {
+    known.why = files.error().message;
     return now + options_.retry;
   }
-  const bool changed = known.id.empty() || known.stamp != stamped->digest;
-  // By names, sizes and times, whatever clock these are of.
-  const Change change = !changed ? Change::kNone : known.adopted ? ChangeOf(known, stamped->files) : Change::kSave;
-  const bool written = change != Change::kNone;
-  const bool grew = written && OnlyGrew(known, stamped->files);
-  if (grew) {
-    known.stamp = stamped->digest;
-    known.files = std::move(stamped->files);
-  } else if (written) {
-    Known before = std::exchange(known, Known{});
-    known.read = std::move(before.read);
-    known.arrived = before.arrived;
-    if (change == Change::kSave) {
-      known.last = std::move(before.last);
-      known.last_hash = before.last_hash;
-    }
-    known.files = std::move(stamped->files);
-    known.id = step.id;
-    known.iteration = step.iteration;
-    known.stamp = stamped->digest;
-    // What lay there before us, and long before, waits for nobody.
-    const bool old = first_ && stamped->newest_ns != 0 &&
-                     stamped->newest_ns < NowNs() - std::chrono::nanoseconds(kSurelyOld).count();
-    known.since = old ? now - options_.missing_quiet : now;
-  }
-  known.mtime_ns = step.mtime_ns;
-  if (known.settled) return Time::max();
-  if (known.retry > now) return known.retry;
-  if (GoesOn(known, step)) {
-    known.why = StrCat("it is being saved again: ", LastComponent(known.last),
-                       ", which is written last, is that of the save before");
+  const bool grew = Note(step, known, *files, now, seen);
+  if (known.due > now) return known.due;
+  const bool taken = known.adopted();
+  SaveState state = taken ? SaveState() : StateOf(found, known);
+  const std::optional<Time> until = taken ? std::nullopt : Wait(state, grew, known, now);
+  if (until) return *until;
+  const Status closed =
+      options_.adopt.check ? CheckNoWriter(*step.root, files->stamps, options_.adopt.hints.names) : Status();
+  if (!closed) {
+    known.why = closed.error().message;
     return now + options_.retry;
   }
-  StepCandidate asked = WithoutGrowing(step, known);
-  asked.before = before_;
-  const Seal seal = found.source->SealOf(asked).value_or(Seal::kUnknown);
-  if (grew && seal != Seal::kThere) {  // it is the save that writes
+  if (taken) {
+    Confirm(known, seen);
+    return known.due;
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  Take(found, std::move(state), known, now, seen);
+  taking_ += std::chrono::steady_clock::now() - begin;
+  return known.due;
+}
+
+std::optional<Follower::Time> Follower::Wait(const SaveState& state, bool grew, Known& known, Time now) const {
+  if (state.phase == SavePhase::kResaved) {
+    known.why = StrCat("the step is being rewritten: ", LastComponent(known.last),
+                       ", which is written last, still belongs to the previous save");
+    return now + options_.retry;
+  }
+  if (grew && state.phase != SavePhase::kSealed) {  // it is the save that writes
     known.growing.clear();
     known.since = now;
   }
-  if (known.retry == Time()) {
-    known.why = seal == Seal::kMissing ? "the file that is written last is not there"
-                                       : "it is being written";
+  const std::string part = PartOf(known);
+  const bool last = state.phase == SavePhase::kAllButLast || (state.missing && !state.last.empty());
+  if (known.due == Time()) {
+    known.why = last           ? "the file that is written last is not there"
+                : part.empty() ? "it is being written"
+                               : StrCat(part, ": a part of a file that is being copied, or was");
   }
-  const Time until = known.since + QuietOf(known, seal);
+  const Time until = known.since + (part.empty() ? QuietOf(known, state.phase) : options_.missing_quiet);
   return until > now ? std::optional(until) : std::nullopt;
 }
 
-void Follower::Refuse(Known& known, const Error& error, Time now, Seen& seen) {
+std::string Follower::PartOf(const Known& known) const {
+  for (const auto& [path, _] : known.files) {
+    if (options_.adopt.hints.names.IsPart(LastComponent(path))) return LastComponent(path);
+  }
+  return "";
+}
+
+void Follower::Withdraw(const StepCandidate& step, Known& known, Seen& seen) {
+  if (!known.provisional) return;
+  const Status removed = store_.Remove(*known.provisional);
+  if (!removed) {
+    if (removed.error().code != ErrorCode::kNotFound) seen.said.push_back(removed.error().message);
+    return;
+  }
+  seen.said.push_back(StrCat(step.id, " is written again: it was adopted while nothing proved that its save was "
+                                      "over, and is withdrawn until it is whole"));
+  seen.withdrawn.push_back(*std::exchange(known.provisional, std::nullopt));
+}
+
+void Follower::Confirm(Known& known, Seen& seen) {
+  const Status confirmed = store_.Confirm(*known.provisional);
+  if (!confirmed) seen.said.push_back(confirmed.error().message);
+  known.provisional.reset();
+  known.state = State::kAdopted;
+  known.due = Time::max();
+}
+
+void Follower::Refuse(Known& known, const Error& error, Time now, Seen& seen) const {
   const bool said = known.why == error.message;
+  const bool passes = MayPass(error.code);
   known.why = error.message;
-  known.settled = !MayPass(error.code);
-  known.refused = IsRefusal(error.code);
-  known.retry = now + options_.retry;
+  known.due = passes ? now + options_.retry : Time::max();
+  if (IsRefusal(error.code)) {
+    known.state = passes ? State::kRetried : State::kRefused;
+  } else if (known.state != State::kLeftBehind) {
+    known.state = passes ? State::kWritten : State::kCutOff;
+  }
   // One that is malformed may be cut off, and is named when later ones come.
   if (error.code == ErrorCode::kInvalid || said) return;
   seen.said.push_back(StrCat("not adopted: ", known.id, ": ", error.message));
 }
 
-void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) {
+void Follower::Take(FoundStep found, SaveState state, Known& known, Time now, Seen& seen) {
   AdoptOptions options = options_.adopt;
   options.arrived = known.arrived;
+  const bool sealed = state.phase == SavePhase::kSealed;
+  options.provisional = !sealed && now - known.since < options_.missing_quiet;
+  // A tool may save zeros as holes, and its seal says so; else a copy goes on, or died.
+  const bool rested = now - known.since >= options_.unsealed_quiet;
+  options.refuse_blank = options.check && !(sealed && rested);
   for (const std::string& path : known.growing) {
     if (const auto at = known.files.find(path); at != known.files.end()) options.growing.insert(at->second.inode);
   }
   // As it was before it was read: a save that begins meanwhile changes it.
-  const std::string last = found.source->LastFileOf(found.candidate).value_or("");
+  const std::string last = state.last;
   const auto last_hash = last.empty() ? std::nullopt : HashIfThere(*found.candidate.root, last);
+  found.state = std::move(state);
   auto adopted = Adopt(store_, found, options);
   known.taken = HashesOf(known.files);
   auto names = NamesOf(known.files);
@@ -300,13 +345,20 @@ void Follower::Take(const FoundStep& found, Known& known, Time now, Seen& seen) 
   if (!adopted) {
     if (!known.growing.empty()) known.since = now;
     known.read.merge(std::exchange(known.growing, {}));
-    return Refuse(known, adopted.error(), now, seen);
+    const bool soon = adopted.error().code == ErrorCode::kDataLoss && sealed && !rested;
+    if (!soon) return Refuse(known, adopted.error(), now, seen);
+    known.due = known.since + options_.unsealed_quiet;
+    return;
   }
-  known.last = last;
-  known.last_hash = last_hash;
   before_ = std::move(names);
-  known.settled = known.adopted = true;
-  known.refused = false;
+  known.provisional.reset();
+  if (adopted->record.provisional) known.provisional = adopted->record;
+  if (!known.provisional) {  // else what comes is the rest of this save
+    known.last = last;
+    known.last_hash = last_hash;
+  }
+  known.state = known.provisional ? State::kProvisional : State::kAdopted;
+  known.due = known.provisional ? known.since + options_.missing_quiet : Time::max();
   known.why.clear();
   newest_ = std::max(newest_, Newest{adopted->record.life, OrderOf(found.candidate)});
   seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
@@ -325,9 +377,9 @@ void Follower::NoteBegun(const std::vector<BegunStep>& begun, Time now) {
       known.id = step.id;
       known.iteration = step.iteration;
       known.since = now;
-      known.begun = true;
+      known.state = State::kBegun;
     }
-    if (known.begun) known.why = step.missing;
+    if (known.state == State::kBegun) known.why = step.missing;
   }
 }
 
@@ -342,24 +394,25 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
     Known& known = it->second;
     const bool gone = there.count(it->first) == 0;
     // A tag is found within what was a step by itself as long as it had no tag.
-    if (gone && !known.adopted && !grown.contains(it->first)) {
+    if (gone && !known.adopted() && !grown.contains(it->first)) {
       seen.said.push_back(StrCat(known.id, " went before it could be adopted: ", known.why));
     }
     // It was whole, as far as that can be told of one that its tool has left.
-    const bool rested = !known.adopted && !known.files.empty() && now - known.since >= options_.quiet;
+    const bool rested = !known.adopted() && !known.files.empty() && now - known.since >= options_.quiet;
     if (gone && rested) before_ = NamesOf(known.files);
+    if (gone && known.provisional && known.adopted()) Confirm(known, seen);  // its tool had finished it
     if (gone) {
       it = known_.erase(it);
       continue;
     }
+    const bool waits = !known.adopted() && !known.refused() && known.state != State::kLeftBehind;
     const bool earlier = Order(known.iteration, known.mtime_ns) < newest_.order ||
                          (newest_.life > 0 && known.mtime_ns < newest_.order.second);  // of a life before
-    const bool behind = !known.adopted && !known.refused && earlier &&
-                        now - known.since >= options_.unsealed_quiet;
-    if (behind && !known.left_behind) {
+    if (waits && earlier &&
+        now - known.since >= options_.unsealed_quiet) {
       seen.said.push_back(StrCat(known.id, " was left behind unfinished: ", known.why));
+      known.state = State::kLeftBehind;
     }
-    known.left_behind = behind;
     ++it;
   }
 }
@@ -388,7 +441,7 @@ Follower::Seen Follower::Look(Time now) {
   seen.earliest = now + kBreath;
   using Clock = std::chrono::steady_clock;
   const Time start = Clock::now();
-  Duration taking{};  // which waits for a disk, and is not a reason to look away
+  taking_ = {};
   const auto found = Find();
   if (!found) {
     // A directory that is away says nothing of its steps, and one that loses a step while it
@@ -410,16 +463,8 @@ Follower::Seen Follower::Look(Time now) {
     Known& known = at->second;
     if (fresh) known.arrived = !first_ && newest_.order.first > step.candidate.iteration;
     // Nothing of it is asked while its newest entry is what it was.
-    if (known.adopted && known.mtime_ns == step.candidate.mtime_ns) continue;
-    const std::optional<Time> until = Wait(step, known, now);
-    if (until) {
-      seen.next = std::min(seen.next, *until);
-    } else {
-      const Time begin = Clock::now();
-      Take(step, known, now, seen);
-      taking += Clock::now() - begin;
-      if (!known.settled) seen.next = std::min(seen.next, known.retry);
-    }
+    if (known.state == State::kAdopted && known.mtime_ns == step.candidate.mtime_ns) continue;
+    seen.next = std::min(seen.next, Visit(step, known, now, seen));
   }
   for (std::string& line : left_out_.Take()) seen.said.push_back(std::move(line));
   for (std::string& line : closed_.Take()) seen.said.push_back(std::move(line));
@@ -428,7 +473,7 @@ Follower::Seen Follower::Look(Time now) {
   Sort(*found, now, seen);
   idle_ = IdleOf(*found);
   first_ = false;
-  const Duration took = Clock::now() - start - taking;
+  const Duration took = Clock::now() - start - taking_;
   seen.earliest = std::max(seen.earliest, now + took * kBusy);
   return seen;
 }
@@ -436,7 +481,8 @@ Follower::Seen Follower::Look(Time now) {
 std::vector<Follower::Waiting> Follower::waiting() const {
   std::vector<Waiting> out;
   for (const auto& [directory, known] : known_) {
-    if (!known.adopted) out.push_back(Waiting{known.id, known.why, known.left_behind, known.refused});
+    if (known.adopted()) continue;
+    out.push_back(Waiting{known.id, known.why, known.state == State::kLeftBehind, known.refused()});
   }
   std::stable_sort(out.begin(), out.end(), [](const Waiting& a, const Waiting& b) {
     return a.left_behind > b.left_behind;

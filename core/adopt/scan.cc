@@ -26,8 +26,6 @@ constexpr int kMaxHintLooks = 200;
 constexpr size_t kMaxUnread = 1 << 16;
 constexpr size_t kShownNames = 3;  // of many, in messages
 
-constexpr std::array<std::string_view, 2> kStepsFolders = {"checkpoints", "checkpoint"};
-
 // Directories above the one that is given: a run's, a save directory, a tag.
 constexpr int kAbove = 2;
 
@@ -218,7 +216,7 @@ bool IsNamedLike(std::string_view name, const std::vector<FoundStep>& steps) {
 }
 
 // What is known of a place and the directories in it, of which no source has a step.
-Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& scan) {
+Status FindUnread(const Place& place, const ToolHints& hints, ScanResult& scan) {
   std::map<std::string, std::vector<std::string>> alike;
   std::set<std::string_view> known;
   for (const FoundStep& step : scan.steps) known.insert({step.candidate.Own(), step.candidate.directory});
@@ -228,7 +226,7 @@ Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& sc
       scan.steps.size() == 1 && scan.steps[0].candidate.Own() == place.directory;
   const auto look = [&](const std::string& path) -> Status {
     if (known.contains(path)) return {};
-    CKPT_ASSIGN_OR_RETURN(const auto what, recognise(*place.root, path));
+    CKPT_ASSIGN_OR_RETURN(const auto what, hints.recognise(*place.root, path));
     const std::string name = LastComponent(place.root->PathOf(path));
     if (what && !what->step && !step_itself) alike[what->what].push_back(path);
     if (what && what->step && IsNamedLike(name, scan.steps)) {
@@ -249,7 +247,7 @@ Status FindUnread(const Place& place, const Recognise& recognise, ScanResult& sc
 }
 
 // True if there is anything that is known, read or not.
-Result<bool> LookAt(const Place& place, Sources sources, const Recognise& recognise,
+Result<bool> LookAt(const Place& place, Sources sources, const ToolHints& hints,
                     ScanResult& scan) {
   ScanResult here;
   for (const auto& source : sources) {
@@ -260,7 +258,7 @@ Result<bool> LookAt(const Place& place, Sources sources, const Recognise& recogn
     }
   }
   KeepEachOnce(here.steps);
-  if (recognise) CKPT_RETURN_IF_ERROR(FindUnread(place, recognise, here));
+  if (hints.recognise) CKPT_RETURN_IF_ERROR(FindUnread(place, hints, here));
   const bool any = !here.steps.empty() || !here.unread.empty();
   std::move(here.steps.begin(), here.steps.end(), std::back_inserter(scan.steps));
   std::move(here.begun.begin(), here.begun.end(), std::back_inserter(scan.begun));
@@ -269,14 +267,14 @@ Result<bool> LookAt(const Place& place, Sources sources, const Recognise& recogn
 }
 
 // One of the folders in a directory that hold a run's steps and do not name it.
-Result<bool> LookInStepsFolders(const Place& place, Sources sources, const Recognise& recognise,
+Result<bool> LookInStepsFolders(const Place& place, Sources sources, const ToolHints& hints,
                                 ScanResult& scan) {
-  for (const std::string_view name : kStepsFolders) {
+  for (const std::string_view name : hints.names.steps_folders) {
     const std::string path = JoinPath(place.directory, name);
     CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(*place.root, path));
     if (!there) continue;
     CKPT_ASSIGN_OR_RETURN(const bool any,
-                          LookAt(Place{place.root, path}, sources, recognise, scan));
+                          LookAt(Place{place.root, path}, sources, hints, scan));
     if (any) return true;
   }
   return false;
@@ -304,14 +302,14 @@ Result<std::vector<Place>> PlacesIn(const Place& place) {
 }
 
 // The runs in the directories of one that holds none itself.
-Status LookBelow(const Place& place, Sources sources, const Recognise& recognise, ScanResult& scan) {
-  CKPT_ASSIGN_OR_RETURN(const bool own, LookInStepsFolders(place, sources, recognise, scan));
+Status LookBelow(const Place& place, Sources sources, const ToolHints& hints, ScanResult& scan) {
+  CKPT_ASSIGN_OR_RETURN(const bool own, LookInStepsFolders(place, sources, hints, scan));
   if (own) return {};
   CKPT_ASSIGN_OR_RETURN(const std::vector<Place> places, PlacesIn(place));
   std::vector<std::string> runs;
   for (const Place& inner : places) {
-    auto any = LookAt(inner, sources, recognise, scan);
-    if (any && !*any) any = LookInStepsFolders(inner, sources, recognise, scan);
+    auto any = LookAt(inner, sources, hints, scan);
+    if (any && !*any) any = LookInStepsFolders(inner, sources, hints, scan);
     if (!any && any.error().code == ErrorCode::kUnsupported) {  // more than is looked into
       scan.unread.push_back(any.error());
       continue;
@@ -347,7 +345,7 @@ void NameOthers(const Place& place, Sources sources, ScanResult& scan) {
 }
 
 // A directory in which there are runs, though they lie deeper than is looked; of the first ones.
-std::optional<std::string> RunsFurtherBelow(const Place& place, Sources sources) {
+std::optional<std::string> RunsFurtherBelow(const Place& place, Sources sources, const ToolNames& names) {
   int looks = 0;
   const auto places = PlacesIn(place);
   if (!places) return std::nullopt;
@@ -359,7 +357,7 @@ std::optional<std::string> RunsFurtherBelow(const Place& place, Sources sources)
       if (++looks > kMaxHintLooks) return std::nullopt;
       ScanResult found;
       auto any = LookAt(one, sources, {}, found);
-      if (any && !*any) any = LookInStepsFolders(one, sources, {}, found);
+      if (any && !*any) any = LookInStepsFolders(one, sources, ToolHints{{}, names}, found);
       if (any && *any) return inner.Path();
     }
   }
@@ -367,10 +365,10 @@ std::optional<std::string> RunsFurtherBelow(const Place& place, Sources sources)
 }
 
 // All of a place, its own or one level below.
-Result<ScanResult> ScanAll(const Place& place, Sources sources, const Recognise& recognise) {
+Result<ScanResult> ScanAll(const Place& place, Sources sources, const ToolHints& hints) {
   ScanResult scan;
-  CKPT_ASSIGN_OR_RETURN(const bool there, LookAt(place, sources, recognise, scan));
-  if (!there) CKPT_RETURN_IF_ERROR(LookBelow(place, sources, recognise, scan));
+  CKPT_ASSIGN_OR_RETURN(const bool there, LookAt(place, sources, hints, scan));
+  if (!there) CKPT_RETURN_IF_ERROR(LookBelow(place, sources, hints, scan));
   ByDirectory steps;
   for (const FoundStep& step : scan.steps) steps.Add(step);
   const auto any = [](const FoundStep&) { return true; };
@@ -420,9 +418,9 @@ std::string WhatIsThere(const Place& place, Sources sources) {
                 " (a directory of runs, a save directory, one step's own directory, or a file of weights)");
 }
 
-Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise) {
-  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanAll(place, sources, recognise));
-  if (!scan.steps.empty() && recognise && scan.said.empty()) NameOthers(place, sources, scan);
+Result<ScanResult> ScanPlace(const Place& place, Sources sources, const ToolHints& hints) {
+  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanAll(place, sources, hints));
+  if (!scan.steps.empty() && hints.recognise && scan.said.empty()) NameOthers(place, sources, scan);
   if (!scan.steps.empty()) return scan;
   if (!scan.unread.empty()) return Fail(std::move(scan.unread.front()));
   if (!scan.begun.empty()) {
@@ -432,17 +430,13 @@ Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognis
   Error none{ErrorCode::kNotFound,
              StrCat(place.Path(), ": no checkpoint found: ", WhatIsThere(place, sources))};
   // So that "nothing here" is not the end of it.
-  const auto below = RunsFurtherBelow(place, sources);
+  const auto below = RunsFurtherBelow(place, sources, hints.names);
   if (below) return Fail(std::move(none).Needing(StrCat("there are runs further below: give ", *below)));
   return Fail(std::move(none));
 }
 
-Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const Recognise& recognise) {
-  return ScanAll(place, sources, recognise);
-}
-
-bool IsStepsFolder(std::string_view name) {
-  return std::find(kStepsFolders.begin(), kStepsFolders.end(), name) != kStepsFolders.end();
+Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const ToolHints& hints) {
+  return ScanAll(place, sources, hints);
 }
 
 Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources) {
@@ -451,7 +445,8 @@ Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources) {
 }
 
 Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& options) {
-  CKPT_RETURN_IF_ERROR(found.source->Complete(found.candidate, options));
+  const SaveState state = found.state ? *found.state : found.source->StateOf(found.candidate, options, {});
+  CKPT_RETURN_IF_ERROR(state.Readable());
   return found.source->Read(found.candidate, options);
 }
 
@@ -472,11 +467,11 @@ Error NoneOf(const Place& place, IngestResult result) {
 }  // namespace
 
 Result<IngestResult> IngestPlace(const Place& place, Sources sources,
-                                 const SourceOptions& options, const Recognise& recognise) {
-  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanPlace(place, sources, recognise));
+                                 const SourceOptions& options, const ToolHints& hints) {
+  CKPT_ASSIGN_OR_RETURN(ScanResult scan, ScanPlace(place, sources, hints));
   std::vector<Job> jobs;
   for (FoundStep& step : scan.steps) {
-    Status complete = step.source->Complete(step.candidate, options);
+    Status complete = step.source->StateOf(step.candidate, options, {}).Readable();
     jobs.push_back(Job{std::move(step), std::move(complete), std::nullopt});
   }
   ParallelFor(jobs.size(), [&](size_t i) {

@@ -6,7 +6,7 @@
 // outcome: one that is broken refuses no other.
 //
 // Where a directory holds no step itself, the runs in the directories in it are
-// found; folders that are only called "checkpoints" count as what they lie in.
+// found; folders that only hold steps ("checkpoints") count as what they lie in.
 //
 // A step that two sources claim is one step, the first source's; so are two
 // parts of one tree, such as what one framework saved inside the directory of
@@ -26,6 +26,7 @@
 
 #include "core/base/result.h"
 #include "core/ingest/source.h"
+#include "core/ingest/tool_names.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {
@@ -35,6 +36,7 @@ using Sources = std::span<const std::unique_ptr<Source>>;
 struct FoundStep {
   StepCandidate candidate;
   const Source* source = nullptr;
+  std::optional<SaveState> state = {};  // if somebody has asked for it a moment ago
 };
 
 // A directory that steps are looked for in (or a file that is one), and enough above it for a step that
@@ -55,6 +57,12 @@ struct Recognised {
 // Nothing if it is nothing known.
 using Recognise = std::function<Result<std::optional<Recognised>>(const Root& root,
                                                                   const std::string& path)>;
+
+// What is known of tools and formats that no source tells.
+struct ToolHints {
+  Recognise recognise;  // may be empty
+  ToolNames names;
+};
 
 // A directory that is named like a step and is not one yet: a save that is under way, or died.
 struct BegunStep {
@@ -77,7 +85,7 @@ struct ScanResult {
 Result<Place> PlaceOf(const std::string& path);
 
 // Nothing is found when no source knows the place.  BLOCKS: on listing.
-Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const Recognise& recognise = {});
+Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const ToolHints& hints = {});
 
 // "deepspeed, dcp".
 std::string FormatNames(Sources sources);
@@ -87,10 +95,10 @@ std::string WhatIsThere(const Place& place, Sources sources);
 
 // When there is no step the first of `unread`, kInvalid for one that was begun, or kNotFound,
 // which says what is there and what was looked for.  BLOCKS: on listing.
-Result<ScanResult> ScanPlace(const Place& place, Sources sources, const Recognise& recognise);
+Result<ScanResult> ScanPlace(const Place& place, Sources sources, const ToolHints& hints);
 Result<std::vector<FoundStep>> Scan(const Place& place, Sources sources);
 
-// kInvalid if the step is not complete.  BLOCKS: on reading headers.
+// The error of its save's state if the step cannot be read.  BLOCKS: on reading headers.
 Result<StepModel> IngestStep(const FoundStep& found, const SourceOptions& options);
 
 struct IngestedStep {
@@ -106,13 +114,10 @@ struct IngestResult {
   std::vector<std::string> said;     // where the runs are, if not at the place itself
 };
 
-// True of the names of folders that hold a run's steps and do not name it.
-bool IsStepsFolder(std::string_view name);
-
 // All steps of a place.  In a save directory incomplete steps are skipped and
 // named, and malformed ones (a file that was cut off) unless the framework's
 // own pointer names them.  An error if no step is left: the first there was.
 Result<IngestResult> IngestPlace(const Place& place, Sources sources,
-                                 const SourceOptions& options, const Recognise& recognise = {});
+                                 const SourceOptions& options, const ToolHints& hints = {});
 
 }  // namespace ckptfs

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Source is the seam for reading one on-disk checkpoint format: it detects it,
-// says which steps a directory holds and whether each is complete, and indexes
+// says which steps a directory holds and how far the save of each is, and indexes
 // one (headers only, never tensor bytes) into an Assembler.
 //
 // Thread safety: stateless; all methods may be called concurrently.
@@ -12,9 +12,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/result.h"
@@ -47,13 +49,8 @@ struct StepCandidate {
   std::string id;         // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
-  // Below the root: files that only become longer.  SealOf takes no notice of them, they may be
-  // logs, and says kUnknown where the one that is written last is among them.
-  std::set<std::string> growing = {};
-  // The names of the files of the step before in this run, by who follows it: a tool may have deleted that.
-  std::shared_ptr<const std::set<std::string>> before = {};
   bool latest = false;    // what the framework's own pointer names
-  bool pointer = false;   // no step: a pointer file that names no directory, as Complete says
+  bool pointer = false;   // no step: a pointer file that names no directory, as StateOf says
   bool converted = false;  // made from another save: that one comes first
 
   const std::string& Own() const { return own.empty() ? directory : own; }
@@ -68,9 +65,34 @@ struct StepCandidate {
   }
 };
 
-// Of what a format writes last: there, with no entry of the step's directory newer than it;
-// not there, though the tools that make such directories write it; or nothing tells.
-enum class Seal { kUnknown, kMissing, kThere };
+// How far the save of a step is, as far as its files tell (formats/runs/save_order.h has the rows).
+enum class SavePhase {
+  kAbsent,       // not a step: a pointer to none
+  kBegun,        // a file that the step needs is not there, or its tool's last one
+  kAllButLast,   // it can be read; what such directories' tools write last is not there
+  kProvisional,  // all that it needs is there, and nothing proves that its save is over
+  kResaved,      // what is written last is that of the save before (by who knows that one)
+  kSealed,       // what is written last is there, and nothing of the step is newer
+};
+
+struct SaveState {
+  SavePhase phase = SavePhase::kProvisional;
+  std::string last = {};  // what is written last, below the root, there or not; "" where nothing tells
+  std::optional<Error> missing = {};  // of kAbsent and kBegun: what, or why nobody can tell
+
+  static SaveState Begun(Error missing) { return {SavePhase::kBegun, {}, std::move(missing)}; }
+  // Success unless the step cannot be read, for want of a file.
+  Status Readable() const { return missing ? Status(Fail(Error(*missing))) : Status(); }
+};
+
+// What who follows a run knows of it, and its files do not tell.
+struct SaveHistory {
+  // Below the root: files that only become longer.  They may be logs: that they are newer than what
+  // is written last says nothing, but where that is one of them.
+  std::set<std::string> growing = {};
+  // The names of the files of the step before in this run: a tool may have deleted that.
+  std::shared_ptr<const std::set<std::string>> before = {};
+};
 
 class Source {
  public:
@@ -78,21 +100,16 @@ class Source {
   virtual std::string_view name() const = 0;
 
   // The steps of a directory of `root`: all tags of a save directory, or the tag
-  // directory itself; or of a file.  What Complete will refuse may be among them, a pointer to
-  // no tag, too.  Empty if this is not the source's format; an error if it is but
+  // directory itself; or of a file.  Steps that were only begun may be among them, and a
+  // pointer to no tag.  Empty if this is not the source's format; an error if it is but
   // is broken.
   // REQUIRES: `directory` is not the root itself, which holds its save directory.
   virtual Result<std::vector<StepCandidate>> Find(const std::shared_ptr<const Root>& root,
                                                   const std::string& directory) const = 0;
 
-  // Success if every file the step needs is there; else which is missing.
-  virtual Status Complete(const StepCandidate& step, const SourceOptions& options) const = 0;
-
-  // What tells that nobody writes the step any more.
-  virtual Result<Seal> SealOf(const StepCandidate&) const { return Seal::kUnknown; }
-
-  // The file of that, below the root; "" where nothing tells.  It may be missing.
-  virtual Result<std::string> LastFileOf(const StepCandidate&) const { return std::string(); }
+  // How far its save is.  BLOCKS: on listing, on reading a header.
+  virtual SaveState StateOf(const StepCandidate& step, const SourceOptions& options,
+                            const SaveHistory& history) const = 0;
 
   // Index the step.  BLOCKS: on reading headers.
   virtual Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const = 0;

@@ -4,12 +4,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +18,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
+#include "core/io/local_filesystem.h"
 
 namespace ckptfs {
 namespace {
@@ -30,19 +29,6 @@ constexpr uint32_t kEvents =
     IN_CREATE | IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE | IN_MOVE_SELF | IN_ONLYDIR;
 // After which there may be directories that are not watched.
 constexpr uint32_t kStale = IN_ISDIR | IN_Q_OVERFLOW | IN_IGNORED | IN_MOVE_SELF;
-
-// Filesystems of this machine's own, on which nobody else writes.
-constexpr std::array<int64_t, 8> kLocal = {
-    EXT4_SUPER_MAGIC,  XFS_SUPER_MAGIC,       BTRFS_SUPER_MAGIC, TMPFS_MAGIC,
-    F2FS_SUPER_MAGIC,  OVERLAYFS_SUPER_MAGIC, 0x2FC12FC1,        // ZFS
-    0xCA451A4E};                                                  // bcachefs
-
-bool IsLocal(const std::string& directory) {
-  struct statfs info {};
-  if (::statfs(directory.c_str(), &info) != 0) return false;
-  const auto type = static_cast<int64_t>(info.f_type) & 0xFFFFFFFF;
-  return std::find(kLocal.begin(), kLocal.end(), type) != kLocal.end();
-}
 
 // What lies at the path now: it may be another directory than before, or something mounted over it.
 std::pair<uint64_t, uint64_t> IdentityOf(const std::string& directory) {
@@ -77,7 +63,7 @@ Result<TreeWatch> TreeWatch::Create(std::string directory) {
 
 void TreeWatch::AddAll() {
   watched_ = IdentityOf(directory_);  // before it is watched: one that comes meanwhile is another
-  hears_ = inotify_.valid() && IsLocal(directory_);
+  hears_ = inotify_.valid() && IsLocalFilesystem(directory_);
   if (!hears_) return;
   std::vector<std::string> level = {directory_};
   size_t count = 0;

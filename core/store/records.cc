@@ -103,6 +103,8 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
     }
     record.life = life->get<uint32_t>();
   }
+  const auto provisional = object.find("provisional");
+  record.provisional = provisional != object.end() && provisional->is_boolean() && provisional->get<bool>();
   return record;
 }
 
@@ -133,6 +135,7 @@ std::string RenderStepRecord(const StepRecord& record) {
               {"source", EncodeText(record.source)},
               {"root", EncodeText(record.root)}};
   if (record.converted) object["converted"] = true;
+  if (record.provisional) object["provisional"] = true;
   if (record.side) object["side"] = record.side->Hex();
   if (record.side || record.unpacked != record.manifest) {
     object["unpacked"] = record.unpacked.Hex();

@@ -55,11 +55,14 @@ struct StepRecord {
   Digest unpacked;
   std::optional<Digest> replaces;  // the manifest whose place it took (--refresh)
   uint32_t life = 0;  // of the run, counted from 0 (core/store/lives.h); of snapshots always 0
+  // It was taken while nothing proved that its save was over: another of its source takes its place.
+  bool provisional = false;
 };
 
 // How a step is to be published.
 struct PublishHow {
-  bool converted = false;  // StepRecord::converted
+  bool converted = false;    // StepRecord::converted
+  bool provisional = false;  // StepRecord::provisional
   bool replace = false;    // another step of the same id and source
   bool notes = false;      // with `replace`: also the same one with other notes beside it
   // Into the run whatever root it belongs to: several save directories are one run,
@@ -131,8 +134,8 @@ class Store {
   // Make `model` a step of `run`, at once or not at all, durably.  If the very
   // same manifest, but for side blobs, is there already under that name, that
   // record is returned.
-  // Another step of the same id is replaced, if asked for and from the same source,
-  // at once: at any moment one of them is there.  Else the new one becomes
+  // Another step of the same id is replaced, if asked for or provisional, and from the same
+  // source, at once: at any moment one of them is there.  Else the new one becomes
   // "<id>-<attempt>" (attempt from 1).
   // kExists if the run's name belongs to another root (of which steps are left).
   // Costs the same however many steps there are.
@@ -147,6 +150,8 @@ class Store {
   Result<StepRecord> Publish(std::string_view run, const StepModel& model,
                              const std::string& source, const std::string& root,
                              const PublishHow& how = {});
+  // A provisional step is one for good.  Nothing if it is gone, or another one by now.
+  Status Confirm(const StepRecord& record);
   // The record that Publish would return without publishing, if any.
   Result<std::optional<StepRecord>> FindPublished(std::string_view run, std::string_view id,
                                                   const RenderedStep& rendered);

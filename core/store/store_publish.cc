@@ -98,12 +98,45 @@ bool IsSame(const std::optional<StepRecord>& there, const RenderedStep& rendered
   return there && (there->unpacked == rendered.unpacked || there->manifest == rendered.manifest);
 }
 
+// The record of a provisional step that turned out to be whole.
+StepRecord Confirmed(StepRecord record) {
+  record.provisional = false;
+  record.replaces = record.manifest;
+  return record;
+}
+
 PublishHow Alone(PublishHow how) {
   how.join = false;
   return how;
 }
 
 }  // namespace
+
+// Makes `wanted` the record after `last`, in whose place it comes if that is live; false if
+// somebody else was faster.
+Result<bool> Store::State::TryRecord(const StepRecord& wanted, const Incarnation& last) {
+  // The greatest number is the step: the one it replaces is gone with this.
+  const std::string name = StepRecordName(last.next());
+  const std::string text = RenderStepRecord(wanted);
+  const Status published = PublishText(*storage, name, text);
+  if (!published) {
+    const ErrorCode why = published.error().code;  // kNotFound: such a record was reclaimed
+    if (why != ErrorCode::kExists && why != ErrorCode::kNotFound) return Fail(Error(published.error()));
+    return false;
+  }
+  // Others may have used the number, and reclaimed its record, since we looked.
+  CKPT_ASSIGN_OR_RETURN(const bool deleted, IsDeleted(*storage, last.next()));
+  CKPT_ASSIGN_OR_RETURN(const bool retired, IsRetired(*storage, last.next()));
+  if (retired && !deleted) CKPT_RETURN_IF_ERROR(storage->Remove(name));
+  if (deleted || retired) return false;
+  if (last.live) {
+    const Digest before = wanted.replaces.value_or(wanted.manifest);
+    (void)PublishText(*storage, DeletedName(last.name), RenderText("manifest", before.Hex()));
+  }
+  Note(last.next(), wanted);
+  Remember({{name, text}});
+  return true;
+}
 
 // The record if the id was free, holds this very step, or one that it replaces;
 // nothing if it is another step's.
@@ -118,40 +151,25 @@ Result<std::optional<StepRecord>> Store::State::TryPublish(StepRecord wanted,
       if (!found && found.error().code == ErrorCode::kNotFound) continue;  // removed meanwhile
       CKPT_ASSIGN_OR_RETURN(auto there, std::move(found));
       const bool whole = there && there->manifest == rendered.manifest;
-      const bool may_replace = how.replace && there && there->source == wanted.source;
+      const bool may_replace =
+          there && (how.replace || there->provisional) && there->source == wanted.source;
       if (IsSame(there, rendered) && (whole || !how.notes || !may_replace)) {
         if (whole) {  // repaired if it was damaged
           CKPT_RETURN_IF_ERROR(PutManifest(rendered.bytes, rendered.manifest));
         }
         Note(last.name, *there);
-        return there;
+        if (wanted.provisional || !there->provisional) return there;
+        const StepRecord sound = Confirmed(*std::move(there));
+        CKPT_ASSIGN_OR_RETURN(const bool done, TryRecord(sound, last));
+        if (done) return std::optional(sound);
+        continue;
       }
       if (!may_replace) return std::optional<StepRecord>();
       wanted.replaces = there->manifest;
     }
     CKPT_ASSIGN_OR_RETURN(const auto held, PutHeldManifest(rendered.bytes, rendered.manifest));
-    // The greatest number is the step: the one it replaces is gone with this.
-    const std::string name = StepRecordName(last.next());
-    const std::string text = RenderStepRecord(wanted);
-    const Status published = PublishText(*storage, name, text);
-    if (published) {
-      // Others may have used the number, and reclaimed its record, since we looked.
-      CKPT_ASSIGN_OR_RETURN(const bool deleted, IsDeleted(*storage, last.next()));
-      CKPT_ASSIGN_OR_RETURN(const bool retired, IsRetired(*storage, last.next()));
-      if (retired && !deleted) CKPT_RETURN_IF_ERROR(storage->Remove(name));
-      if (deleted || retired) continue;
-      if (wanted.replaces) {
-        (void)PublishText(*storage, DeletedName(last.name),
-                          RenderText("manifest", wanted.replaces->Hex()));
-      }
-      Note(last.next(), wanted);
-      Remember({{name, text}});
-      return std::optional(wanted);
-    }
-    const ErrorCode why = published.error().code;  // kNotFound: such a record was reclaimed
-    if (why != ErrorCode::kExists && why != ErrorCode::kNotFound) {
-      return Fail(Error(published.error()));
-    }
+    CKPT_ASSIGN_OR_RETURN(const bool done, TryRecord(wanted, last));
+    if (done) return std::optional(wanted);
   }
   return Fail(ErrorCode::kExhausted,
               StrCat("step '", wanted.id, "' is being published all the time"));
@@ -199,6 +217,7 @@ Result<StepRecord> Store::PublishAs(std::string_view id, std::string_view run,
   StepRecord wanted = RecordOf(run, model, rendered, source, root);
   wanted.converted = how.converted;
   wanted.life = how.life;
+  wanted.provisional = how.provisional;
   CKPT_RETURN_IF_ERROR(state_->ClaimRun(wanted.run, root));
   const int first = id == model.id ? 0 : -1;  // -1: `id` itself
   for (int attempt = first; attempt < kMaxAttempts; ++attempt) {
@@ -230,6 +249,18 @@ Result<std::optional<StepRecord>> Store::FindPublished(std::string_view run, std
     if (!record || IsSame(*record, rendered)) return record;
   }
   return std::optional<StepRecord>();
+}
+
+Status Store::Confirm(const StepRecord& record) {
+  for (int race = 0; race < kMaxPublishRaces; ++race) {
+    CKPT_ASSIGN_OR_RETURN(const Incarnation last, LastIncarnation(*state_->storage, record.run, record.id));
+    if (!last.live) return {};
+    CKPT_ASSIGN_OR_RETURN(auto there, state_->RecordOf(last));
+    if (!there || there->manifest != record.manifest || !there->provisional) return {};
+    CKPT_ASSIGN_OR_RETURN(const bool done, state_->TryRecord(Confirmed(*std::move(there)), last));
+    if (done) return {};
+  }
+  return Fail(ErrorCode::kExhausted, StrCat("step '", record.id, "' is being published all the time"));
 }
 
 Result<std::unique_ptr<StorageWriter>> Store::CreateBlob(std::string_view path) {

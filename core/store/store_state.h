@@ -95,6 +95,7 @@ struct Store::State {
   // The step is gone, without a byte or an inode more: its record, and those of the steps that it
   // replaced, get their retired names.  REQUIRES: the store is on local disk.
   Status Retire(const StepName& name);
+  Result<bool> TryRecord(const StepRecord& wanted, const Incarnation& last);
   Result<std::optional<StepRecord>> TryPublish(StepRecord wanted, const RenderedStep& rendered,
                                                const PublishHow& how);
 

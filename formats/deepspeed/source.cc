@@ -7,7 +7,7 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/native/placed.h"
 #include "formats/deepspeed/step_directories.h"
-#include "formats/runs/tool_seal.h"
+#include "formats/runs/save_order.h"
 
 namespace ckptfs {
 namespace {
@@ -35,48 +35,19 @@ class DeepSpeedSource : public Source {
     return deepspeed::FindSteps(root, directory, "latest", IsTag);
   }
 
-  Status Complete(const StepCandidate& step, const SourceOptions& options) const override {
-    CKPT_RETURN_IF_ERROR(deepspeed::CheckPointer(step));
-    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(*step.root, step.directory));
-    const std::string first = !files.model.empty()          ? files.model.begin()->second
-                              : !files.stage3_model.empty() ? files.stage3_model.begin()->second
-                                                            : "";
-    if (first.empty()) {
-      return Fail(ErrorCode::kInvalid,
-                  StrCat(step.Path(), ": no *_model_states.pt beside the optimizer states"));
+  // A tag that was given by itself is whole without what a tool writes around it.
+  SaveState StateOf(const StepCandidate& step, const SourceOptions& options,
+                    const SaveHistory& history) const override {
+    if (Status named = deepspeed::CheckPointer(step); !named) {
+      return SaveState{SavePhase::kAbsent, {}, std::move(named).error()};
     }
-    // What is there and damaged is not incomplete: Read says how.
-    auto opened = step.root->Open(JoinPath(step.directory, first));
-    const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(opened.error());
-    const auto states = file ? deepspeed::ReadModelStates(*file, BlobIndex{}, {false, false})
-                             : Fail(file.error());
-    if (!states && states.error().code == ErrorCode::kInvalid) return {};
-    if (!states) return Fail(states.error());
-    CKPT_RETURN_IF_ERROR(CheckRanks(step, files, *states));
-    // A tag that was given by itself is whole without what a tool writes around it.
-    if (step.Own() != step.directory) CKPT_RETURN_IF_ERROR(CheckSealed(step, options));
-    return CheckOptimizer(file->name(), files, *states, options);
-  }
-
-  // The last is the pointer; of a tool's step what that writes after it.
-  Result<Seal> SealOf(const StepCandidate& step) const override {
-    const std::string above = ParentPath(step.directory);
-    if (step.Own() == above) {
-      CKPT_ASSIGN_OR_RETURN(const Seal tools, ToolSeal(step, above));
-      if (tools != Seal::kUnknown) return tools;
-    }
-    CKPT_ASSIGN_OR_RETURN(const auto pointer, StatIfThere(*step.root, JoinPath(above, "latest")));
-    const bool there = pointer && pointer->stamp.mtime_ns >= step.mtime_ns;
-    return there ? Seal::kThere : Seal::kUnknown;  // it can be told not to write one
-  }
-
-  Result<std::string> LastFileOf(const StepCandidate& step) const override {
-    const std::string above = ParentPath(step.directory);
-    if (step.Own() == above) {
-      CKPT_ASSIGN_OR_RETURN(const std::string tools, ToolLastFile(step, above));
-      if (!tools.empty()) return tools;
-    }
-    return step.latest ? JoinPath(above, "latest") : std::string();
+    auto files = CheckFiles(step, options);
+    if (!files) return SaveState::Begun(std::move(files).error());
+    const bool around = step.Own() != step.directory;
+    SaveState state =
+        StateOfSave(step, SavePlaces{around ? step.Own() : "", FormatOrder::kDeepSpeed, {}}, options, history);
+    if (state.missing || files->optimizer) return state;
+    return SaveState::Begun(std::move(files->optimizer).error());
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
@@ -99,6 +70,31 @@ class DeepSpeedSource : public Source {
   }
 
  private:
+  struct Files {
+    Status optimizer;  // that it is there
+  };
+
+  // That the files of every rank are there.
+  static Result<Files> CheckFiles(const StepCandidate& step, const SourceOptions& options) {
+    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(*step.root, step.directory));
+    const std::string first = !files.model.empty()          ? files.model.begin()->second
+                              : !files.stage3_model.empty() ? files.stage3_model.begin()->second
+                                                            : "";
+    if (first.empty()) {
+      return Fail(ErrorCode::kInvalid,
+                  StrCat(step.Path(), ": no *_model_states.pt beside the optimizer states"));
+    }
+    // What is there and damaged is not incomplete: Read says how.
+    auto opened = step.root->Open(JoinPath(step.directory, first));
+    const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(opened.error());
+    const auto states = file ? deepspeed::ReadModelStates(*file, BlobIndex{}, {false, false})
+                             : Fail(file.error());
+    if (!states && states.error().code == ErrorCode::kInvalid) return Files{};
+    if (!states) return Fail(states.error());
+    CKPT_RETURN_IF_ERROR(CheckRanks(step, files, *states));
+    return Files{CheckOptimizer(file->name(), files, *states, options)};
+  }
+
   // DeepSpeed writes the model states first: alone they are what a save that
   // was cut off leaves.
   static Status CheckOptimizer(std::string_view path, const StepFiles& files,

@@ -11,6 +11,7 @@
 #include "formats/deepspeed/names.h"
 #include "formats/model_files/directories.h"
 #include "formats/model_files/model_files.h"
+#include "formats/runs/save_order.h"
 #include "formats/runs/step_names.h"
 #include "formats/runs/step_tree.h"
 #include "formats/runs/tool_files.h"

@@ -31,21 +31,12 @@ class DeepSpeedUniversalSource : public Source {
     return steps;
   }
 
-  // ds_to_universal writes optimizer_state.pt after the parameters and copies
-  // the model states last.
-  Status Complete(const StepCandidate& step, const SourceOptions&) const override {
-    CKPT_RETURN_IF_ERROR(deepspeed::CheckPointer(step));
-    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(*step.root, step.directory));
-    if (files.model.count(0) == 0 && files.stage3_model.count({0, 0}) == 0) {
-      return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no model states of rank 0"));
+  SaveState StateOf(const StepCandidate& step, const SourceOptions&, const SaveHistory&) const override {
+    if (Status named = deepspeed::CheckPointer(step); !named) {
+      return SaveState{SavePhase::kAbsent, {}, std::move(named).error()};
     }
-    CKPT_ASSIGN_OR_RETURN(
-        const bool state,
-        HasFile(*step.root, JoinPath(step.directory, "zero/optimizer_state.pt")));
-    if (!state) {
-      return Fail(ErrorCode::kInvalid, StrCat(step.Path(), "/zero: no optimizer_state.pt"));
-    }
-    return {};
+    Status whole = CheckFiles(step);
+    return whole ? SaveState{} : SaveState::Begun(std::move(whole).error());
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
@@ -57,6 +48,21 @@ class DeepSpeedUniversalSource : public Source {
     CKPT_ASSIGN_OR_RETURN(const auto parsed, Parse(listed));
     CKPT_ASSIGN_OR_RETURN(const auto sharded, Shard(listed, parsed));
     return Place(listed, parsed, sharded, std::move(assembler));
+  }
+
+ private:
+  // ds_to_universal writes optimizer_state.pt after the parameters and copies
+  // the model states last.
+  static Status CheckFiles(const StepCandidate& step) {
+    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(*step.root, step.directory));
+    if (files.model.count(0) == 0 && files.stage3_model.count({0, 0}) == 0) {
+      return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no model states of rank 0"));
+    }
+    CKPT_ASSIGN_OR_RETURN(
+        const bool state,
+        HasFile(*step.root, JoinPath(step.directory, "zero/optimizer_state.pt")));
+    if (state) return {};
+    return Fail(ErrorCode::kInvalid, StrCat(step.Path(), "/zero: no optimizer_state.pt"));
   }
 };
 

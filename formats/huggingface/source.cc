@@ -10,9 +10,9 @@
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/reader.h"
 #include "formats/model_files/model_files.h"
+#include "formats/runs/save_order.h"
 #include "formats/runs/step_names.h"
 #include "formats/runs/step_tree.h"
-#include "formats/runs/tool_seal.h"
 
 namespace ckptfs {
 namespace {
@@ -107,10 +107,29 @@ class HuggingFaceSource : public Source {
     return out;
   }
 
-  Status Complete(const StepCandidate& step, const SourceOptions& options) const override {
+  SaveState StateOf(const StepCandidate& step, const SourceOptions& options,
+                    const SaveHistory& history) const override {
+    const auto files = ListModel(step, options);
+    if (!files) return SaveState::Begun(files.error());
+    SaveState state = StateOfSave(step, SavePlaces{.own = step.Own()}, options, history);
+    if (state.missing) return state;
+    Status whole = CheckFiles(step, *files, options);
+    return whole ? state : SaveState::Begun(std::move(whole).error());
+  }
+
+  Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
+    CKPT_ASSIGN_OR_RETURN(StepFiles files, huggingface::ListStep(step));
+    return huggingface::Reader(step, options, std::move(files)).Read();
+  }
+
+ private:
+  static Result<StepFiles> ListModel(const StepCandidate& step, const SourceOptions& options) {
     if (!options.pieces) CKPT_RETURN_IF_ERROR(huggingface::CheckNoPiece(step));
-    CKPT_ASSIGN_OR_RETURN(const StepFiles files, huggingface::ListStep(step));
-    CKPT_RETURN_IF_ERROR(CheckSealed(step, options));
+    return huggingface::ListStep(step);
+  }
+
+  // That every file the model needs is there.
+  static Status CheckFiles(const StepCandidate& step, const StepFiles& files, const SourceOptions& options) {
     if (!options.weights_only) CKPT_RETURN_IF_ERROR(CheckEngine(step));
     for (const std::string& name : files.weights) {
       const std::string path = JoinPath(files.directory, name);
@@ -124,23 +143,6 @@ class HuggingFaceSource : public Source {
     return {};
   }
 
-  Result<Seal> SealOf(const StepCandidate& step) const override {
-    CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, step.directory));
-    if (!directory) return Seal::kUnknown;  // one file
-    return ToolSeal(step, step.directory);
-  }
-
-  Result<std::string> LastFileOf(const StepCandidate& step) const override {
-    CKPT_ASSIGN_OR_RETURN(const bool directory, HasDirectory(*step.root, step.directory));
-    return directory ? ToolLastFile(step, step.directory) : std::string();
-  }
-
-  Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
-    CKPT_ASSIGN_OR_RETURN(StepFiles files, huggingface::ListStep(step));
-    return huggingface::Reader(step, options, std::move(files)).Read();
-  }
-
- private:
   // Trainer's weights beside which an engine's tag was not copied as yet (rsync writes under hidden
   // names): with a file of it there it would be the step, or refused.
   static Status CheckEngine(const StepCandidate& step) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "formats/runs/save_order.h"
 #include "formats/runs/step_names.h"
 #include "formats/runs/step_tree.h"
 
@@ -101,16 +102,6 @@ Said OfDirectory(const StepEntries& entries) {
   return said.empty() ? OfOthers(entries) : said;
 }
 
-// What a step's directory lacks.
-Said MissingOf(const StepEntries& entries) {
-  const bool shards = std::ranges::any_of(entries.files, [](const std::string& file) {
-    return (file.starts_with("model-") || file.starts_with("pytorch_model-")) &&
-           file.find("-of-") != std::string::npos;
-  });
-  return shards ? "shards of weights, and not yet the index that is written after them"
-                : "no weights yet";
-}
-
 }  // namespace
 
 Result<std::optional<Recognised>> RecogniseUnread(const Root& root, const std::string& path) {
@@ -127,7 +118,7 @@ Result<std::optional<Recognised>> RecogniseUnread(const Root& root, const std::s
     }
     if (entries && said.empty()) {
       step = StepNumber(LastComponent(root.PathOf(path)));
-      if (step) said = MissingOf(*entries);
+      if (step) said = MissingOfBegun(*entries);
     }
   } else {
     said = OfFile(LastComponent(root.PathOf(path)));
@@ -135,5 +126,7 @@ Result<std::optional<Recognised>> RecogniseUnread(const Root& root, const std::s
   if (said.empty()) return std::optional<Recognised>();
   return std::optional(Recognised{std::move(said), step});
 }
+
+ToolHints HintsOfTools() { return {RecogniseUnread, NamesOfTools()}; }
 
 }  // namespace ckptfs

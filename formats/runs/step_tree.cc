@@ -21,10 +21,6 @@ std::string_view Beside(std::string_view link) {
 
 }  // namespace
 
-bool IsRandomStates(std::string_view name) {
-  return name.starts_with("random_states_") && name.ends_with(".pkl");
-}
-
 bool StepEntries::HasFile(std::string_view name) const {
   return std::binary_search(files.begin(), files.end(), name);
 }
@@ -55,24 +51,6 @@ Result<StepEntries> ListStepEntries(const Root& root, const std::string& directo
                     StrCat(root.PathOf(directory), ": ", out.directories.size(),
                            " directories, more than are looked into (", kMaxStepDirectories, ")")}
                   .Needing("name the steps themselves"));
-}
-
-StepTool ToolOf(std::string_view name, const StepEntries& entries) {
-  if (IsLightningName(name)) return StepTool::kLightning;
-  if (entries.HasFile(kTrainerState)) return StepTool::kTrainer;
-  const bool random = std::any_of(entries.files.begin(), entries.files.end(), IsRandomStates);
-  if (random || entries.HasDirectory("pytorch_model")) return StepTool::kAccelerate;
-  return IsTrainerName(name) ? StepTool::kTrainer : StepTool::kNone;
-}
-
-std::string_view ToolName(StepTool tool) {
-  switch (tool) {
-    case StepTool::kNone: break;
-    case StepTool::kTrainer: return "transformers' Trainer";
-    case StepTool::kAccelerate: return "accelerate";
-    case StepTool::kLightning: return "Lightning";
-  }
-  return "";
 }
 
 std::string RunOfToolStep(const std::string& directory, std::string_view name) {

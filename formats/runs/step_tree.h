@@ -48,20 +48,13 @@ struct StepEntries {
 // kMaxStepDirectories directories are in one.
 Result<StepEntries> ListStepEntries(const Root& root, const std::string& directory);
 
-// Which tool wrote around a step, as far as names tell.
+// Which tool wrote around a step, as far as names tell (formats/runs/save_order.h).
 enum class StepTool { kNone, kTrainer, kAccelerate, kLightning };
 
 inline constexpr std::string_view kTrainerState = "trainer_state.json";
 // lightning/fabric/strategies/fsdp.py 2.6: _METADATA_FILENAME, all of a checkpoint of Lightning's
 // strategies but the states; written after what DCP writes.
 inline constexpr std::string_view kLightningMeta = "meta.pt";
-// accelerate's random states of one process: random_states_0.pkl.
-bool IsRandomStates(std::string_view name);
-
-// Of a directory by its name and what is in it.
-StepTool ToolOf(std::string_view name, const StepEntries& entries);
-// "transformers' Trainer"; empty for kNone.
-std::string_view ToolName(StepTool tool);
 
 // The run's directory of a step that was given by itself: that above it where its
 // name has a number, else the step's own.

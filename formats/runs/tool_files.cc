@@ -13,6 +13,7 @@
 #include "core/io/searched_directories.h"
 #include "core/model/step_notes.h"
 #include "core/model/tool_document.h"
+#include "formats/runs/save_order.h"
 #include "formats/runs/step_names.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"

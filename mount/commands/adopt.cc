@@ -112,6 +112,7 @@ Status Watch(Store& store, AdoptRequest request, const AdoptFlags& options) {
   Mutex printing;
   FollowService::Hooks hooks;
   hooks.say = [](std::string_view line) { Complain(std::string(line)); };
+  hooks.withdrawn = [&](const std::vector<StepRecord>& records) { TellDaemons(store.directory(), records); };
   hooks.adopted = [&](const std::vector<StepRecord>& records) {
     TellDaemons(store.directory(), records);
     const MutexLock lock(printing);

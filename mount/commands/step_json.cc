@@ -21,6 +21,7 @@ nlohmann::json RecordJson(const StepRecord& record) {
           {"iteration", record.iteration},
           {"mtime_ns", record.mtime_ns},
           {"source", record.source},
+          {"provisional", record.provisional},
           {"manifest", record.manifest.Hex()}};
 }
 

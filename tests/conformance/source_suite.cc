@@ -153,7 +153,7 @@ Result<StepModel> SourceSuite::ReadFrom(const std::shared_ptr<const Root>& root,
                                         const std::string& path) const {
   CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(root, path));
   if (found.size() != 1) return Fail(ErrorCode::kNotFound, StrCat(found.size(), " steps"));
-  CKPT_RETURN_IF_ERROR(source_->Complete(found[0], options_));
+  CKPT_RETURN_IF_ERROR(source_->StateOf(found[0], options_, {}).Readable());
   return source_->Read(found[0], options_);
 }
 
@@ -236,12 +236,13 @@ TEST_P(SourceSuite, SaysWhatAnIncompleteStepLacks) {
     const auto found = source_->Find(root_, Below(sample_.save));
     ASSERT_TRUE(found) << found.error().message;
     ASSERT_EQ(found->size(), 1u) << name;
-    const Status complete = source_->Complete(found->front(), options_);
-    ASSERT_FALSE(complete) << name;
-    EXPECT_THAT(complete.error().message, HasSubstr(sample_.tag));
+    const SaveState state = source_->StateOf(found->front(), options_, {});
+    ASSERT_TRUE(state.missing) << name;
+    EXPECT_EQ(state.phase, SavePhase::kBegun);
+    EXPECT_THAT(state.missing->message, HasSubstr(sample_.tag));
     files::rename(path + ".away", path);
   }
-  EXPECT_TRUE(source_->Complete(Candidate(), options_));
+  EXPECT_FALSE(source_->StateOf(Candidate(), options_, {}).missing);
 }
 
 TEST_P(SourceSuite, WhatItReadsIsProven) {

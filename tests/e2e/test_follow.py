@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
 
 import pytest
 import torch
-from daemon import BIN, checkpoint, wait_until
+from daemon import BIN, checkpoint, is_mounted, wait_until
 from rotating_job import DIES
 from safetensors.torch import load_file
 
@@ -192,6 +193,37 @@ def test_a_filesystem_that_tells_nothing_is_looked_at(ckptfs, tmp_path):
         daemon.wait(20)
     finally:
         subprocess.run(['umount', '-l', job], check=True)
+
+
+def begin_copy(folder):
+    """A model of a program that copies: it has its size and half of its bytes; its file, which is open."""
+    size = 1 << 20
+    header = json.dumps({'w': {'dtype': 'F32', 'shape': [size // 4], 'data_offsets': [0, size]}}).encode()
+    header += b' ' * (-len(header) % 8)
+    folder.mkdir()
+    (folder / 'config.json').write_text('{"model_type": "x"}')
+    file = open(folder / 'model.safetensors', 'wb')
+    os.posix_fallocate(file.fileno(), 0, 8 + len(header) + size)
+    file.write(struct.pack('<Q', len(header)) + header + b'x' * (size // 2))
+    file.flush()
+    return file
+
+
+def test_a_copy_that_goes_on_is_no_step(ckptfs, tmp_path):
+    model = tmp_path / 'epoch_1'
+    copy = begin_copy(model)
+    mount = ckptfs.mountpoint()
+    for words in (['adopt'], ['adopt', '--copy'], ['adopt', '--link'], ['mount']):
+        more = [mount] if words[0] == 'mount' else []
+        done = ckptfs.run(*words, model, *more, '--store', ckptfs.store, check=False)
+        assert done.returncode != 0 and 'model.safetensors: a process has it open for writing' in done.stderr, done
+        assert not os.path.exists(ckptfs.store)
+    assert not is_mounted(mount)
+    copy.close()  # it died
+    done = ckptfs.adopt(model)
+    assert done.stderr.startswith(f'ckptfs: {tmp_path.name}/epoch_1: {model}/model.safetensors: ')
+    assert 'bytes were never written, and read as zeros' in done.stderr
+    assert [step['provisional'] for step in ckptfs.list()['steps']] == [False]
 
 
 def test_what_cannot_be_followed_is_refused(ckptfs, tmp_path):

@@ -186,10 +186,10 @@ void CheckPlace(const std::string& path, const ckptfs::SourceOptions& options) {
   static const auto sources = ckptfs::MakeSources();
   const auto place = ckptfs::PlaceOf(path);
   if (!place) return;
-  const auto scan = ckptfs::ScanPlace(*place, sources, ckptfs::RecogniseUnread);
+  const auto scan = ckptfs::ScanPlace(*place, sources, ckptfs::HintsOfTools());
   if (!scan) return;
   CheckSteps(scan->steps);
-  const auto taken = ckptfs::IngestPlace(*place, sources, options, ckptfs::RecogniseUnread);
+  const auto taken = ckptfs::IngestPlace(*place, sources, options, ckptfs::HintsOfTools());
   if (!taken) return;
   for (const ckptfs::IngestedStep& step : taken->steps) {
     for (const ckptfs::Blob& blob : step.model.blobs) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -24,8 +25,19 @@
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
 #include "core/ingest/source.h"
+#include "core/ingest/tool_names.h"
 
 namespace ckptfs {
+
+// Names as tools give them.
+inline const ToolNames& FakeNames() {
+  static constexpr std::array<std::string_view, 3> kSaved = {".pt", ".pkl", ".safetensors"};
+  static constexpr std::array<std::string_view, 2> kStarts = {".", "tmp-"};
+  static constexpr std::array<std::string_view, 1> kEnds = {".tmp"};
+  static constexpr std::array<std::string_view, 1> kFolders = {"checkpoints"};
+  static constexpr ToolNames kNames = {kSaved, kStarts, kEnds, kFolders};
+  return kNames;
+}
 
 class FakeSource final : public Source {
  public:
@@ -59,32 +71,27 @@ class FakeSource final : public Source {
     return out;
   }
 
-  Status Complete(const StepCandidate& step, const SourceOptions&) const override {
-    CKPT_RETURN_IF_ERROR(Enter(step.Path()));
-    CKPT_ASSIGN_OR_RETURN(const bool done, HasFile(*step.root, JoinPath(step.directory, "done")));
-    if (done) return {};
-    return Fail(ErrorCode::kInvalid, StrCat(step.Path(), ": no file done"));
-  }
-
   // As the step's files `sealed` and `unsealed` say; with `newest` nothing of it may be newer.
-  Result<Seal> SealOf(const StepCandidate& step) const override {
-    before_ = step.before;
-    for (const std::string_view last : {"sealed", "newest"}) {
-      if (step.growing.contains(JoinPath(step.directory, last))) return Seal::kUnknown;
+  SaveState StateOf(const StepCandidate& step, const SourceOptions&, const SaveHistory& history) const override {
+    before_ = history.before;
+    if (Status entered = Enter(step.Path()); !entered) return SaveState::Begun(std::move(entered).error());
+    const auto has = [&](std::string_view name) {
+      return HasFile(*step.root, JoinPath(step.directory, name)).value_or(false);
+    };
+    if (!has("done")) {
+      return SaveState::Begun(Error{ErrorCode::kInvalid, StrCat(step.Path(), ": no file done")});
     }
-    CKPT_ASSIGN_OR_RETURN(const bool sealed, HasFile(*step.root, JoinPath(step.directory, "sealed")));
-    CKPT_ASSIGN_OR_RETURN(const bool missing,
-                          HasFile(*step.root, JoinPath(step.directory, "unsealed")));
-    CKPT_ASSIGN_OR_RETURN(const auto newest,
-                          StatIfThere(*step.root, JoinPath(step.directory, "newest")));
-    const bool is_newest = newest && newest->stamp.mtime_ns >= step.mtime_ns;
-    return sealed || is_newest ? Seal::kThere : missing ? Seal::kMissing : Seal::kUnknown;
-  }
-
-  Result<std::string> LastFileOf(const StepCandidate& step) const override {
-    const std::string sealed = JoinPath(step.directory, "sealed");
-    CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(*step.root, sealed));
-    return there ? sealed : std::string();
+    SaveState out;
+    const auto newest = StatIfThere(*step.root, JoinPath(step.directory, "newest"));
+    const bool is_newest = newest && *newest && (*newest)->stamp.mtime_ns >= step.mtime_ns;
+    const bool grows = std::ranges::any_of(std::array{"sealed", "newest"}, [&](const char* last) {
+      return history.growing.contains(JoinPath(step.directory, last));
+    });
+    if (has("sealed")) out.last = JoinPath(step.directory, "sealed");
+    if (has("unsealed")) out.phase = SavePhase::kAllButLast;
+    if (has("sealed") || is_newest) out.phase = SavePhase::kSealed;
+    if (grows) out.phase = SavePhase::kProvisional;
+    return out;
   }
 
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions&) const override {
@@ -115,7 +122,7 @@ class FakeSource final : public Source {
     return std::move(assembler).Finish();
   }
 
-  // What SealOf was last told of the step before.
+  // What StateOf was last told of the step before.
   std::set<std::string> before() const { return before_ ? *before_ : std::set<std::string>(); }
 
  private:

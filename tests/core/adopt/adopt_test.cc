@@ -2,15 +2,18 @@
 
 #include "core/adopt/adopt.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "core/base/descriptor.h"
 #include "core/blob/blob_reader.h"
 #include "core/blob/fingerprint.h"
 #include "core/io/file_root.h"
+#include "core/io/local_filesystem.h"
 #include "core/io/memory_root.h"
 #include "core/model/tool_document.h"
 #include "tests/support/fake_source.h"
@@ -28,6 +31,7 @@ class AdoptTest : public testing::Test {
     fake_ = source.get();
     sources_.push_back(std::move(source));
     store_ = *Store::Open(directory_.path() + "/store", true);
+    options_.hints.names = FakeNames();
     WriteStep(1);
     WriteStep(2);
   }
@@ -75,6 +79,51 @@ TEST_F(AdoptTest, OneStepIsReadOnceHoweverItIsTaken) {
     EXPECT_EQ(adopted->record.source, Path() + "/" + model.id);
     EXPECT_EQ(adopted->record.root, Path());
   }
+}
+
+// A copy goes on beside a step that is whole.
+TEST_F(AdoptTest, AStepThatAProcessWritesIsLeftOut) {
+  if (!IsLocalFilesystem(directory_.path())) GTEST_SKIP() << "the filesystem may tell nothing";
+  const Descriptor writer = *OpenDescriptor(Path() + "/step2/data", O_WRONLY);
+  const Descriptor log = *OpenDescriptor(directory_.Write("run7/step1/train.log", "x"), O_WRONLY);
+  for (const bool fresh : {true, false}) {
+    const LaterStore later{[&]() -> Result<Store*> { return store_.get(); }, fresh};
+    const auto all = AdoptPlace(later, *PlaceOf(Path()), sources_, options_);
+    ASSERT_TRUE(all) << all.error().message;
+    ASSERT_EQ(all->steps.size(), 1u);
+    EXPECT_EQ(all->steps[0].id, "step1");
+    ASSERT_EQ(all->skipped.size(), 1u);
+    EXPECT_THAT(all->skipped[0], testing::StartsWith("step2: incomplete: " + Path() + "/step2/data: a process has it"));
+  }
+  for (const Ownership ownership : {Ownership::kReference, Ownership::kLink, Ownership::kCopy}) {
+    options_.ownership = ownership;
+    const auto one = AdoptPlace(*store_, *PlaceOf(Path() + "/step2"), sources_, options_);
+    ASSERT_FALSE(one);
+    EXPECT_THAT(one.error().message, HasSubstr("`adopt --check never` takes the step as it is"));
+  }
+  options_.check = false;
+  EXPECT_TRUE(AdoptPlace(*store_, *PlaceOf(Path() + "/step2"), sources_, options_));
+}
+
+TEST_F(AdoptTest, NoStepIsLeftWhereAProcessWritesAll) {
+  if (!IsLocalFilesystem(directory_.path())) GTEST_SKIP() << "the filesystem may tell nothing";
+  const Descriptor one = *OpenDescriptor(Path() + "/step1/data", O_WRONLY);
+  const Descriptor two = *OpenDescriptor(Path() + "/step2/data", O_WRONLY);
+  const auto all = AdoptAll();
+  ASSERT_FALSE(all);
+  EXPECT_THAT(all.error().message, HasSubstr("step2/data: a process has it open for writing"));
+}
+
+TEST_F(AdoptTest, ZerosThatNobodyWroteAreTakenAndSaid) {
+  if (!IsLocalFilesystem(directory_.path())) GTEST_SKIP() << "the filesystem may tell nothing";
+  const std::string path = Path() + "/step2/data";
+  std::filesystem::resize_file(path, 0);
+  std::filesystem::resize_file(path, 8192);
+  const auto all = AdoptAll();
+  ASSERT_TRUE(all);
+  EXPECT_EQ(all->steps.size(), 2u);
+  ASSERT_EQ(all->warnings.size(), 1u);
+  EXPECT_THAT(all->warnings[0], HasSubstr("run7/step2: " + path + ": 8192 of its 8192 bytes were never written"));
 }
 
 TEST_F(AdoptTest, AStepsOwnDirectoryGivesTheSameStep) {

@@ -8,8 +8,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "tests/support/fake_source.h"
-#include "tests/support/temporary_directory.h"
+#include "tests/core/adopt/followed.h"
 
 namespace ckptfs {
 namespace {
@@ -18,49 +17,6 @@ using std::chrono::seconds;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-class FollowTest : public testing::Test {
- protected:
-  FollowTest() {
-    auto source = std::make_unique<FakeSource>();
-    fake_ = source.get();
-    sources_.push_back(std::move(source));
-    store_ = *Store::Open(directory_.path() + "/store", true);
-    MakeFollower();
-  }
-  void MakeFollower() {
-    follower_ =
-        std::make_unique<Follower>(*store_, directory_.path() + "/run7", sources_, options_);
-  }
-  void Write(int number, const std::string& file, const std::string& text) {
-    directory_.Write("run7/step" + std::to_string(number) + "/" + file, text);
-  }
-  void WriteStep(int number, const std::string& last = "sealed") {
-    Write(number, "data", std::string(4000, static_cast<char>('a' + number)));
-    Write(number, "done", "w 1000 data 0\n");
-    if (!last.empty()) Write(number, last, "");
-  }
-  void RemoveStep(int number) {
-    std::filesystem::remove_all(directory_.path() + "/run7/step" + std::to_string(number));
-  }
-  // The ids that a look adopts so long after the last one.
-  std::vector<std::string> Look(std::chrono::milliseconds later = seconds(0)) {
-    now_ += later;
-    seen_ = follower_->Look(now_);
-    std::vector<std::string> ids;
-    for (const StepRecord& record : seen_.adopted) ids.push_back(record.id);
-    return ids;
-  }
-
-  TemporaryDirectory directory_;
-  std::vector<std::unique_ptr<Source>> sources_;
-  FakeSource* fake_ = nullptr;
-  std::unique_ptr<Store> store_;
-  Follower::Options options_;
-  std::unique_ptr<Follower> follower_;
-  Follower::Time now_ = Follower::Time(seconds(1'000'000));
-  Follower::Seen seen_;
-};
 
 TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
   EXPECT_THAT(Look(), IsEmpty());  // the directory is not there yet
@@ -81,7 +37,7 @@ TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
 }
 
 TEST_F(FollowTest, WhatLiesThereAndIsNoStepIsTold) {
-  options_.adopt.recognise = [](const Root&, const std::string& path) {
+  options_.adopt.hints.recognise = [](const Root&, const std::string& path) {
     const bool alien = LastComponent(path) == "alien";
     return Result<std::optional<Recognised>>(
         alien ? std::optional(Recognised{"alien: not readable yet", {}}) : std::nullopt);
@@ -203,7 +159,7 @@ TEST_F(FollowTest, ASaveOverAStepIsWaitedForUntilItsOwnLastFile) {
       EXPECT_THAT(Look(seconds(1)), IsEmpty()) << second;
     }
     ASSERT_THAT(follower_->waiting(), testing::SizeIs(1));
-    EXPECT_THAT(follower_->waiting()[0].why, HasSubstr("being saved again: sealed"));
+    EXPECT_THAT(follower_->waiting()[0].why, HasSubstr("is being rewritten: sealed, which is written last"));
     Write(1, "data", std::string(4000, 'z'));
     Write(1, "sealed", "again");
     Look();
@@ -332,7 +288,7 @@ Result<std::optional<Recognised>> Begun(const Root&, const std::string& path) {
 }
 
 TEST_F(FollowTest, AStepThatWasBegunIsWaitedForAndWhatIsBeingDeletedIsNot) {
-  options_.adopt.recognise = Begun;
+  options_.adopt.hints.recognise = Begun;
   MakeFollower();
   WriteStep(1);
   Look();

@@ -21,7 +21,7 @@ struct ScanTest : testing::Test {
   ScanTest() { sources.push_back(std::make_unique<FakeSource>()); }
   Result<IngestResult> Ingest(const std::string& path) {
     CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
-    return IngestPlace(place, sources, {});
+    return IngestPlace(place, sources, {}, {{}, FakeNames()});
   }
   Result<std::vector<FoundStep>> ScanPath(const std::string& path) {
     CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
@@ -110,7 +110,7 @@ TEST_F(ScanTest, TwoPartsOfOneTreeAreOneStep) {
 // A save directory that is a step itself, of whatever moment: a final model.
 struct TopSource : Source {
   std::string_view name() const override { return "top"; }
-  Status Complete(const StepCandidate&, const SourceOptions&) const override { return {}; }
+  SaveState StateOf(const StepCandidate&, const SourceOptions&, const SaveHistory&) const override { return {}; }
   Result<StepModel> Read(const StepCandidate&, const SourceOptions&) const override {
     return StepModel();
   }
@@ -195,14 +195,14 @@ TEST_F(ScanTest, WhatIsOnlyRecognisedIsRefusedBesideTheOthers) {
     const bool alien = LastComponent(root.PathOf(path)).starts_with("alien");
     return alien ? std::optional(Recognised{"alien: not readable yet", {}}) : std::nullopt;
   };
-  const auto result = IngestPlace(*PlaceOf(directory.path()), sources, {}, recognise);
+  const auto result = IngestPlace(*PlaceOf(directory.path()), sources, {}, {recognise, {}});
   ASSERT_TRUE(result) << result.error().message;
   EXPECT_EQ(result->steps.size(), 1u);
   ASSERT_EQ(result->refused.size(), 1u);
   EXPECT_EQ(result->refused[0].code, ErrorCode::kUnsupported);
   EXPECT_EQ(result->refused[0].message, directory.path() + ": 2 directories (alien1, alien2): "
                                                            "alien: not readable yet");
-  const auto one = IngestPlace(*PlaceOf(directory.path() + "/alien1"), sources, {}, recognise);
+  const auto one = IngestPlace(*PlaceOf(directory.path() + "/alien1"), sources, {}, {recognise, {}});
   ASSERT_FALSE(one);
   EXPECT_EQ(one.error().message, directory.path() + "/alien1: alien: not readable yet");
 }

@@ -176,6 +176,39 @@ TEST_F(StoreTest, AStepThatChangedIsReplacedIfAskedFor) {
   EXPECT_EQ(store->Remove(first).error().code, ErrorCode::kNotFound);  // it is another one's name
 }
 
+// One that was taken while nothing proved that its save was over.
+TEST_F(StoreTest, AProvisionalStepIsReplacedUnaskedUntilItIsConfirmed) {
+  auto store = Open();
+  PublishHow provisional;
+  provisional.provisional = true;
+  const auto publish = [&](int64_t mtime_ns, const PublishHow& how) {
+    return *store->Publish("run", TinyModel("a", 1, mtime_ns), "/root/a", "/root", how);
+  };
+  const StepRecord first = publish(10, provisional);
+  EXPECT_TRUE(Open()->Resolve("run", "a")->provisional);
+  EXPECT_EQ(store->Publish("run", TinyModel("a", 1, 20), "/root/other", "/root")->id, "a-1");
+  const StepRecord second = publish(20, provisional);
+  EXPECT_EQ(second.id, "a");
+  EXPECT_EQ(second.replaces, first.manifest);
+  EXPECT_TRUE(store->Confirm(first));  // which is gone: nothing
+  EXPECT_TRUE(Open()->Resolve("run", "a")->provisional);
+  EXPECT_TRUE(store->Confirm(second));
+  for (const auto& one : {Open()->Resolve("run", "a"), store->Resolve("run", "a")}) {
+    EXPECT_FALSE(one->provisional);
+    EXPECT_EQ(one->manifest, second.manifest);
+    EXPECT_EQ(one->replaces, second.manifest);
+  }
+  EXPECT_TRUE(store->Load(*store->Resolve("run", "a")));
+  EXPECT_EQ(publish(30, {}).id, "a-2");
+  // The same step again, of which something proves that it is whole.
+  publish(20, provisional);
+  EXPECT_FALSE(store->Resolve("run", "a")->provisional);
+  EXPECT_TRUE(store->Remove(*store->Resolve("run", "a")));
+  EXPECT_TRUE(publish(40, provisional).provisional);
+  EXPECT_FALSE(publish(40, {}).provisional);
+  EXPECT_THAT(Ids(*Open()), testing::UnorderedElementsAre("a", "a-1", "a-2"));
+}
+
 TEST_F(StoreTest, LatestIsTheGreatestIterationThenMtime) {
   auto store = Open();
   Publish(*store, TinyModel("step9", 9, 100));

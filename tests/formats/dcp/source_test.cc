@@ -74,7 +74,7 @@ class DcpSourceTest : public testing::Test {
     CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path_));
     CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(place.root, place.directory));
     if (found.size() != 1) return Fail(ErrorCode::kNotFound, std::to_string(found.size()) + " steps");
-    CKPT_RETURN_IF_ERROR(source_->Complete(found[0], options_));
+    CKPT_RETURN_IF_ERROR(source_->StateOf(found[0], options_, {}).Readable());
     return source_->Read(found[0], options_);
   }
   std::string Refusal() {
@@ -413,14 +413,14 @@ TEST_F(DcpSourceTest, LightningsOwnFileSealsItsDirectory) {
   WriteAll(Honest());
   const auto seal = [&] {
     const Place place = PlaceOf(path_).value();
-    return source_->SealOf(source_->Find(place.root, place.directory).value().at(0)).value();
+    return source_->StateOf(source_->Find(place.root, place.directory).value().at(0), options_, {}).phase;
   };
-  EXPECT_EQ(seal(), Seal::kThere);
+  EXPECT_EQ(seal(), SavePhase::kSealed);
   std::filesystem::rename(path_, directory_.path() + "/run/epoch=0-step=3.ckpt");
   path_ = directory_.path() + "/run/epoch=0-step=3.ckpt";
-  EXPECT_EQ(seal(), Seal::kMissing);
+  EXPECT_EQ(seal(), SavePhase::kBegun);
   directory_.Write("run/epoch=0-step=3.ckpt/meta.pt", "loops");
-  EXPECT_EQ(seal(), Seal::kThere);
+  EXPECT_EQ(seal(), SavePhase::kSealed);
 }
 
 TEST_F(DcpSourceTest, ALogThatGrowsUnsealsNothing) {
@@ -428,12 +428,13 @@ TEST_F(DcpSourceTest, ALogThatGrowsUnsealsNothing) {
   std::this_thread::sleep_for(std::chrono::milliseconds(30));  // a tick of the kernel's clock
   directory_.Write("run/ckpt/train.log", "and on");
   const Place place = PlaceOf(path_).value();
-  StepCandidate step = source_->Find(place.root, place.directory).value().at(0);
-  EXPECT_EQ(source_->SealOf(step).value(), Seal::kUnknown);
-  step.growing = {step.directory + "/train.log"};
-  EXPECT_EQ(source_->SealOf(step).value(), Seal::kThere);
-  step.growing.insert(step.directory + "/.metadata");
-  EXPECT_EQ(source_->SealOf(step).value(), Seal::kUnknown);
+  const StepCandidate step = source_->Find(place.root, place.directory).value().at(0);
+  SaveHistory history;
+  EXPECT_EQ(source_->StateOf(step, options_, history).phase, SavePhase::kProvisional);
+  history.growing = {step.directory + "/train.log"};
+  EXPECT_EQ(source_->StateOf(step, options_, history).phase, SavePhase::kSealed);
+  history.growing.insert(step.directory + "/.metadata");
+  EXPECT_EQ(source_->StateOf(step, options_, history).phase, SavePhase::kProvisional);
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ class HuggingFaceSourceTest : public testing::Test {
     CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(path));
     CKPT_ASSIGN_OR_RETURN(const auto found, source_->Find(place.root, place.directory));
     if (found.size() != 1) return Fail(ErrorCode::kNotFound, std::to_string(found.size()) + " steps");
-    CKPT_RETURN_IF_ERROR(source_->Complete(found[0], options_));
+    CKPT_RETURN_IF_ERROR(source_->StateOf(found[0], options_, {}).Readable());
     return source_->Read(found[0], options_);
   }
   Result<StepModel> Read() { return Read(path_); }

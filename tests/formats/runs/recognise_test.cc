@@ -86,14 +86,14 @@ TEST_F(RecogniseTest, WhatIsUnreadIsSaidOnceAndRefusesNothingElse) {
     directory.Write("run/iter_" + step + "/metadata.json", "");
   }
   const auto sources = MakeSources();
-  const auto scan = ScanPlace(*PlaceOf(directory.path() + "/run"), sources, RecogniseUnread);
+  const auto scan = ScanPlace(*PlaceOf(directory.path() + "/run"), sources, HintsOfTools());
   ASSERT_FALSE(scan);
   EXPECT_EQ(scan.error().code, ErrorCode::kUnsupported);
   EXPECT_EQ(scan.error().message,
             directory.path() +
                 "/run: 4 directories (iter_0000100, iter_0000200, iter_0000300, "
                 "...): Megatron torch_dist: not readable yet");
-  const auto one = ScanPlace(*PlaceOf(directory.path() + "/run/iter_0000100"), sources, RecogniseUnread);
+  const auto one = ScanPlace(*PlaceOf(directory.path() + "/run/iter_0000100"), sources, HintsOfTools());
   ASSERT_FALSE(one);
   EXPECT_EQ(one.error().message,
             directory.path() + "/run/iter_0000100: Megatron torch_dist: not readable yet");

@@ -39,7 +39,7 @@ struct StepTreeTest : testing::Test {
   void Tag(const std::string& path) { directory.Write(path + "/" + kModel, ""); }
   // "source: run/id iteration" of each step at a path.
   std::vector<std::string> Found(const std::string& path) {
-    const auto scan = ScanPlace(*PlaceOf(At(path)), sources, RecogniseUnread);
+    const auto scan = ScanPlace(*PlaceOf(At(path)), sources, HintsOfTools());
     if (!scan) return {scan.error().message};
     std::vector<std::string> out;
     for (const FoundStep& step : scan->steps) {
@@ -146,7 +146,7 @@ TEST_F(StepTreeTest, RunsOneLevelBelowAreSaid) {
   directory.Write("all/c/iter_0000500/metadata.json", "");
   EXPECT_THAT(Found("all"),
               ElementsAre("deepspeed: a/global_step1 1", "deepspeed: b/checkpoint-2 2"));
-  const auto scan = ScanPlace(*PlaceOf(At("all")), sources, RecogniseUnread);
+  const auto scan = ScanPlace(*PlaceOf(At("all")), sources, HintsOfTools());
   ASSERT_TRUE(scan);
   ASSERT_EQ(scan->said.size(), 1u);
   EXPECT_EQ(scan->said[0], At("all") + ": no step of its own; one level below: 3 runs (a, b, c)");
@@ -161,7 +161,7 @@ TEST_F(StepTreeTest, WhatIsNamedAsTheStepsAreAndIsNoneYetIsTold) {
   directory.Write("out/epoch_2/predictions.csv", "");
   const auto begun = [&](const std::string& path) {
     std::vector<std::string> out;
-    const auto scan = ScanIfAny(*PlaceOf(At(path)), sources, RecogniseUnread);
+    const auto scan = ScanIfAny(*PlaceOf(At(path)), sources, HintsOfTools());
     for (const BegunStep& step : scan->begun) out.push_back(step.id);
     return out;
   };
@@ -241,7 +241,7 @@ class WideRoot final : public Root {
 // "<run>/<id>" of each step, then what is not read and the error.
 std::vector<std::string> Said(const std::shared_ptr<const Root>& root, const std::string& path,
                               Sources sources) {
-  const auto scan = ScanPlace(Place{root, path}, sources, RecogniseUnread);
+  const auto scan = ScanPlace(Place{root, path}, sources, HintsOfTools());
   if (!scan) return {scan.error().message};
   std::vector<std::string> out;
   for (const FoundStep& step : scan->steps) out.push_back(step.candidate.directory);

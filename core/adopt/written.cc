@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/adopt/written.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "core/base/parallel.h"
+#include "core/base/strings.h"
+#include "core/io/file_root.h"
+#include "core/io/write_traces.h"
+#include "core/model/read_blobs.h"
+
+namespace ckptfs {
+namespace {
+
+// What `look` says of each file that counts; files that cannot be opened are passed over.
+template <class Look>
+std::vector<std::string> LookAtFiles(const StepModel& model, const ToolNames& names, const Look& look) {
+  const std::vector<uint8_t> read = FindReadBlobs(model);
+  std::vector<std::string> all(model.blobs.size());
+  ParallelFor(model.blobs.size(), [&](size_t i) {
+    const Blob& blob = model.blobs[i];
+    if (read[i] == 0 && !names.IsSaved(blob.path)) return;
+    const std::string& root = model.roots[blob.root];
+    if (!root.starts_with('/')) return;
+    const auto file = FileRoot(root).Open(blob.path);
+    if (file) all[i] = look(**file);
+  });
+  std::erase(all, std::string());
+  return all;
+}
+
+Status IsWritten(const std::string& name) {
+  return Fail(Error{ErrorCode::kStale, StrCat(name, ": a process has it open for writing: it is being saved or copied")}
+                  .Needing("wait until it is closed; `adopt --check never` takes the step as it is"));
+}
+
+}  // namespace
+
+Status CheckNoWriter(const StepModel& model, const ToolNames& names) {
+  const std::vector<std::string> open = LookAtFiles(
+      model, names, [](const File& file) { return IsOpenForWriting(file) ? file.name() : std::string(); });
+  return open.empty() ? Status() : IsWritten(open.front());
+}
+
+Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& files, const ToolNames& names) {
+  if (!root.local()) return {};
+  for (const auto& [path, _] : files) {
+    if (!names.IsSaved(path) && !names.IsPart(LastComponent(path))) continue;
+    const auto file = root.Open(path);
+    if (file && IsOpenForWriting(**file)) return IsWritten((*file)->name());
+  }
+  return {};
+}
+
+std::string NeverWritten(const StepModel& model, const ToolNames& names) {
+  const std::vector<std::string> blank = LookAtFiles(model, names, [](const File& file) {
+    const uint64_t bytes = BytesNeverWritten(file);
+    return bytes == 0 ? std::string()
+                      : StrCat(file.name(), ": ", bytes, " of its ", file.size(), " bytes were never written");
+  });
+  if (blank.empty()) return "";
+  const size_t more = blank.size() - 1;
+  return more == 0 ? blank.front() : StrCat(blank.front(), " (and ", Counted(more, "more file"), ")");
+}
+
+}  // namespace ckptfs

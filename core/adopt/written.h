@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the filesystem tells of a step whose files may still be written: by a save, or by a
+// program that copies them and has given them their sizes before their bytes.  Only files that
+// something is read of count, and those that are named as what is saved.
+//
+// Thread safety: may be called concurrently.
+
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "core/base/result.h"
+#include "core/ingest/tool_names.h"
+#include "core/io/file_stamp.h"
+#include "core/io/root.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+// kStale, naming a file that a process of this machine has open for writing.  Files that are not
+// on this machine, or gone, tell nothing.  BLOCKS: on opening each.
+Status CheckNoWriter(const StepModel& model, const ToolNames& names);
+// The same of files below a root, as far as their names are of what is saved.
+Status CheckNoWriter(const Root& root, const std::map<std::string, FileStamp>& files, const ToolNames& names);
+
+// "FILE: 1048576 of its 2097152 bytes were never written (and 3 more files)"; "" if nothing tells.
+// BLOCKS: as BytesNeverWritten, on each.
+std::string NeverWritten(const StepModel& model, const ToolNames& names);
+
+}  // namespace ckptfs
