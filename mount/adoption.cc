@@ -11,7 +11,9 @@
 #include <fstream>
 
 #include "core/base/strings.h"
+#include "core/ingest/model_config.h"
 #include "formats/families/shipped.h"
+#include "formats/model_files/model_files.h"
 #include "formats/registry.h"
 #include "formats/runs/recognise.h"
 #include "mount/mount_table.h"
@@ -59,11 +61,24 @@ Result<std::vector<std::string>> ReadOrder(const std::string& path) {
   return Fail(ErrorCode::kInvalid, StrCat("--parameter-order ", path, ": no names in it"));
 }
 
+// The sizes of a config.json that the user gives.
+Status AddGivenConfig(const std::string& directory, SourceOptions& options) {
+  if (directory.empty()) return {};
+  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(directory));
+  CKPT_ASSIGN_OR_RETURN(const ModelFiles files, ReadModelFiles(path));
+  options.config = StrCat(path, "/", kModelConfig);
+  auto sizes = ParseModelConfig(*files.config());
+  if (!sizes) return Fail(std::move(sizes).error().WithContext(options.config));
+  options.configured = *std::move(sizes);
+  return {};
+}
+
 // `families` gets the family of a file, and must outlive the options.
 Result<SourceOptions> OptionsOf(const IngestRequest& request, FamilySet& families) {
   SourceOptions options;
   CKPT_ASSIGN_OR_RETURN(options.family, ResolveFamily(request.family, families));
   CKPT_ASSIGN_OR_RETURN(options.variables, ParseVariables(request.family_set));
+  CKPT_RETURN_IF_ERROR(AddGivenConfig(request.hf_config, options));
   options.families = &families;
   options.replicated = request.replicated;
   options.averaged = request.averaged;

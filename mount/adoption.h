@@ -24,6 +24,7 @@ struct IngestRequest {
   std::string path;
   std::string family;                     // a name or a file of rules
   std::vector<std::string> family_set;    // "name=value"
+  std::string hf_config;                  // a directory with a config.json, for steps without one
   std::vector<std::string> replicated;    // regular expressions
   std::vector<std::string> averaged;
   bool weights_only = false;              // optimizer files may be gone

@@ -59,7 +59,8 @@ std::optional<LiveMount> Greet(const std::string& path, Patience patience) {
   const auto hello = Ask(NewSocket(patience), path, Json{{"op", "hello"}});
   if (!hello || !hello->is_object()) return std::nullopt;
   return LiveMount{path, BytesOfUtf8(hello->value("store", "")),
-                   BytesOfUtf8(hello->value("mountpoint", "")), hello->value("pid", 0)};
+                   BytesOfUtf8(hello->value("mountpoint", "")), hello->value("pid", 0),
+                   BytesOfUtf8(hello->value("hf_config", ""))};
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ struct LiveMount {
   std::string store;
   std::string mountpoint;
   pid_t pid = 0;
+  std::string hf_config = {};  // the directory of its --hf-config; empty without it
 };
 
 // How long to wait for an answer; 0: for ever.

@@ -10,7 +10,7 @@
 //           | {"op": "read", "run": text, "id": text, "layout": text}
 //   reply   = {"ok": true, "result": any}
 //           | {"ok": false, "code": ErrorCodeName, "message": text}
-//   hello's result = {"store": text, "mountpoint": text, "pid": number}
+//   hello's result = {"store": text, "mountpoint": text, "pid": number, "hf_config": text}
 //   shown's, and switch's of what was shown before = {"run": text, "id": text} | null
 //
 // Names and paths are Utf8OfBytes of what they are (core/base/utf8.h).

@@ -56,10 +56,10 @@ Json ShownJson(const std::optional<ShownStep>& step) {
 Result<std::unique_ptr<ControlServer>> ControlServer::Start(
     std::string store, std::string mountpoint, Filesystem* filesystem,
     std::function<std::string()> snapshots, StepCatalogue* catalogue,
-    std::function<std::string()> following) {
+    std::function<std::string()> following, std::string hf_config) {
   std::unique_ptr<ControlServer> server(
       new ControlServer(std::move(store), std::move(mountpoint), filesystem, std::move(snapshots),
-                        catalogue, std::move(following)));
+                        catalogue, std::move(following), std::move(hf_config)));
   CKPT_RETURN_IF_ERROR(server->Listen());
   for (int i = 0; i < kThreads; ++i) {
     server->threads_.emplace_back([raw = server.get()] { raw->Accept(); });
@@ -149,7 +149,8 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
   if (operation == "hello") {
     return Success(Json{{"store", Utf8OfBytes(store_)},
                         {"mountpoint", Utf8OfBytes(mountpoint_)},
-                        {"pid", ::getpid()}});
+                        {"pid", ::getpid()},
+                        {"hf_config", Utf8OfBytes(hf_config_)}});
   }
   if (operation == "status") {
     Json status = filesystem_ == nullptr ? Json::object()

@@ -31,11 +31,13 @@ class ControlServer {
   // `snapshots`: the status of those as JSON text, empty where none are received.
   // `catalogue`: of which steps in memory are read; null: none are.  It must outlive the server.
   // `following`: the directories that are followed, as a JSON list.
+  // `hf_config`: the directory of --hf-config, empty without it.
   static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
                                                       Filesystem* filesystem,
                                                       std::function<std::string()> snapshots = {},
                                                       StepCatalogue* catalogue = nullptr,
-                                                      std::function<std::string()> following = {});
+                                                      std::function<std::string()> following = {},
+                                                      std::string hf_config = {});
   ~ControlServer();
   ControlServer(const ControlServer&) = delete;
   ControlServer& operator=(const ControlServer&) = delete;
@@ -43,12 +45,13 @@ class ControlServer {
  private:
   ControlServer(std::string store, std::string mountpoint, Filesystem* filesystem,
                 std::function<std::string()> snapshots, StepCatalogue* catalogue,
-                std::function<std::string()> following)
+                std::function<std::string()> following, std::string hf_config)
       : store_(std::move(store)),
         mountpoint_(std::move(mountpoint)),
         filesystem_(filesystem),
         snapshots_(std::move(snapshots)),
         following_(std::move(following)),
+        hf_config_(std::move(hf_config)),
         readers_(catalogue == nullptr ? nullptr : std::make_unique<StepReaders>(*catalogue)) {}
   Status Listen();
   void Accept();
@@ -63,6 +66,7 @@ class ControlServer {
   Filesystem* const filesystem_;
   const std::function<std::string()> snapshots_;
   const std::function<std::string()> following_;
+  const std::string hf_config_;
   const std::unique_ptr<StepReaders> readers_;
   std::string path_;
   uint64_t inode_ = 0;  // of our socket: a successor's must stay

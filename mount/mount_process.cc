@@ -399,7 +399,7 @@ Status CheckMount(const MountRequest& request, Daemon& daemon) {
   auto control =
       ControlServer::Start(request.store, request.mountpoint, daemon.filesystem.get(),
                            [raw = daemon.snapshots.get()] { return raw->StatusJson(); },
-                           daemon.catalogue.get(), std::move(following));
+                           daemon.catalogue.get(), std::move(following), request.hf_config);
   if (!control) {
     Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
   } else {

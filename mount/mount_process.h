@@ -29,6 +29,7 @@ struct MountRequest {
   bool follow = false;
   std::vector<Layout> layouts;
   std::optional<ModelFiles> models;  // for steps that do not have theirs
+  std::string hf_config;             // the directory they were read from; empty: none
   RootMap roots;
   std::optional<ServingMode> mode;
   uint64_t budget_bytes = 0;        // 0: the filesystem's default

@@ -127,9 +127,10 @@ Result<std::optional<ModelConfig>> FindModelConfig(const Root& root, const std::
   return std::optional<ModelConfig>();
 }
 
-Result<ModelSizes> SizesOf(const FamilyVariables& args, const FamilyVariables& given,
+Result<ModelSizes> SizesOf(const FamilyVariables& args, const SourceOptions& options,
                            const StepCandidate& step) {
-  ModelSizes out{WithCommonSpellings(given), WithCommonSpellings(args), {}, ""};
+  ModelSizes out{WithCommonSpellings(options.variables), WithCommonSpellings(args),
+                 options.configured, options.config};
   CKPT_ASSIGN_OR_RETURN(std::optional<ModelConfig> config, FindModelConfig(*step.root, step.directory));
   if (config) {
     out.configured = std::move(config->sizes);

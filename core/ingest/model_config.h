@@ -37,8 +37,8 @@ Result<FamilyVariables> ParseModelConfig(std::string_view config);
 Result<std::optional<ModelConfig>> FindModelConfig(const Root& root, const std::string& directory);
 
 // All that is known of a step's sizes: `args` that the checkpoint holds, what the
-// user gave, and a config.json beside its tag directory.
-Result<ModelSizes> SizesOf(const FamilyVariables& args, const FamilyVariables& given,
+// user gave, and a config.json beside its tag directory, or else the one that the user gave.
+Result<ModelSizes> SizesOf(const FamilyVariables& args, const SourceOptions& options,
                            const StepCandidate& step);
 
 }  // namespace ckptfs

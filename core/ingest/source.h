@@ -31,6 +31,8 @@ struct SourceOptions {
   const FamilySet* families = nullptr;  // never null when a source is called
   std::string family;                   // forced by name; empty: chosen
   FamilyVariables variables;            // --family-set name=value
+  FamilyVariables configured;           // of a config.json that --hf-config gives, for steps without one
+  std::string config;                   // that file's path
   std::vector<std::string> replicated;  // --replicated REGEX: declared equal over tp
   std::vector<std::string> averaged;    // --averaged REGEX
   bool weights_only = false;            // --weights-only: optimizer files may be gone

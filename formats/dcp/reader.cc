@@ -95,7 +95,7 @@ Status Reader::DeclareParameters(StoredState& state) {
     }
     locals.emplace_back(weight.name, std::vector<Shape>{tensors[weight.tensor].shape});
   }
-  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes, SizesOf({}, options_.variables, candidate_));
+  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes, SizesOf({}, options_, candidate_));
   CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
                         ShardingRules::Make(nullptr, options_, std::move(locals), sizes));
   for (const auto& weight : keys_.weights) {

@@ -100,19 +100,6 @@ Result<Plan> DcpView::MakePlan(std::string_view file) const {
   return std::move(plan).Finish();
 }
 
-// A degree that would cut through a head is not a mesh of this model.  DTensor cuts all else
-// unevenly where it has to.
-Status CheckCuts(const StepModel& step, const Layout& layout) {
-  ParameterRefusals refusals(step);
-  for (const Parameter& parameter : step.parameters) {
-    const bool heads = IsOneCut(parameter.pattern) && parameter.pattern.cuts[0].unit > 1;
-    if (layout.tp == 1 || !heads || parameter.expert) continue;
-    auto local = MakeLocal(parameter.pattern, parameter.shape, 0, layout.tp);
-    if (!local) refusals.AddCut(parameter, std::move(local).error());
-  }
-  return refusals.Finish();
-}
-
 Result<std::shared_ptr<const View>> OpenPart(std::shared_ptr<const StepModel> step,
                                              const Layout& layout, const ShownNames& names,
                                              const dcp::KeyShape& keys, const DcpPart& part,
@@ -139,7 +126,6 @@ Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const StepModel>
                                                 const Layout& layout, const FamilySet* families,
                                                 const dcp::KeyShape& keys, const DcpPart& part) {
   CKPT_RETURN_IF_ERROR(CheckDegrees(*step, layout));
-  CKPT_RETURN_IF_ERROR(CheckCuts(*step, layout));
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families));
   return OpenPart(std::move(step), layout, names, keys, part, dcp::kCutFrom);
 }
@@ -147,7 +133,6 @@ Result<std::shared_ptr<const View>> OpenDcpPart(std::shared_ptr<const StepModel>
 Result<std::shared_ptr<const View>> DcpFormat::Open(std::shared_ptr<const StepModel> step,
                                                     const Layout& layout) const {
   CKPT_RETURN_IF_ERROR(CheckDegrees(*step, layout));
-  CKPT_RETURN_IF_ERROR(CheckCuts(*step, layout));
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
   return OpenPart(std::move(step), layout, names, keys, {std::string(kTop), ""}, cut_from_);

@@ -327,7 +327,7 @@ Status Reader::DeclareParameters() {
       parameters.emplace_back(weight.name, std::vector<Shape>{weight.shape});
     }
   }
-  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes, SizesOf({}, options_.variables, candidate_));
+  CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes, SizesOf({}, options_, candidate_));
   CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
                         ShardingRules::Make(nullptr, options_, std::move(parameters), sizes));
   std::vector<Sharding> shardings;

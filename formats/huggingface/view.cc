@@ -11,6 +11,7 @@
 #include "core/blob/safetensors_header.h"
 #include "core/view/shard.h"
 #include "core/view/shown_names.h"
+#include "formats/huggingface/config_match.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
@@ -58,12 +59,16 @@ const std::map<std::string, std::string>& Metadata() {
 class HuggingFaceView : public View {
  public:
   HuggingFaceView(std::shared_ptr<const StepModel> step, std::vector<Shard> shards,
-                  std::vector<ShownFile> files)
-      : step_(std::move(step)), shards_(std::move(shards)), files_(std::move(files)) {}
+                  std::vector<ShownFile> files, std::vector<std::string> left_out)
+      : step_(std::move(step)),
+        shards_(std::move(shards)),
+        files_(std::move(files)),
+        left_out_(std::move(left_out)) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
   Result<ViewEntry> Find(std::string_view path) const override;
   Result<Plan> MakePlan(std::string_view file) const override;
+  std::vector<std::string> LeftOut() const override { return left_out_; }
   uint64_t MemoryBytes() const override;
 
  private:
@@ -75,6 +80,7 @@ class HuggingFaceView : public View {
   const std::shared_ptr<const StepModel> step_;
   const std::vector<Shard> shards_;
   const std::vector<ShownFile> files_;  // sorted by path
+  const std::vector<std::string> left_out_;
 };
 
 ViewEntry FolderNamed(std::string_view name) {
@@ -267,7 +273,7 @@ void AddModelFiles(const StepModel& step, const Layout& layout, const ModelFiles
 }
 
 // Why there can be no directory of transformers, whatever its files.
-Status CheckStep(const StepModel& step, const Layout& layout, const std::string& config) {
+Result<ConfigFacts> CheckStep(const StepModel& step, const Layout& layout, const std::string& config) {
   CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
   const Naming naming = layout.naming == Naming::kAsSource ? step.layout.naming : layout.naming;
   if (naming == Naming::kPipe) {
@@ -275,13 +281,13 @@ Status CheckStep(const StepModel& step, const Layout& layout, const std::string&
                       "names are those of a pipeline, which transformers does not have"}
                     .Needing("add 'plain' to the layout"));
   }
-  CKPT_ASSIGN_OR_RETURN(const ConfigFacts facts, ReadConfigFacts(config));
+  CKPT_ASSIGN_OR_RETURN(ConfigFacts facts, ReadConfigFacts(config));
   if (!facts.quantisation.empty() && layout.dtype) {
     return Fail(Error{ErrorCode::kUnsupported,
                       StrCat("quantised weights (", facts.quantisation, ") are shown as stored only")}
                     .Needing("leave the dtype out of the layout"));
   }
-  return {};
+  return facts;
 }
 
 }  // namespace
@@ -294,10 +300,15 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<cons
     return Fail(Error{ErrorCode::kUnsupported, "no config.json in the step's directory or beside it"}
                     .Needing("`mount --hf-config DIR` gives one"));
   }
-  CKPT_RETURN_IF_ERROR(CheckStep(*step, layout, *models.config()));
+  CKPT_ASSIGN_OR_RETURN(const ConfigFacts facts, CheckStep(*step, layout, *models.config()));
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(std::vector<ShownTensor> tensors,
                         huggingface::ShowTensors(*step, layout, names));
+  // What transformers saved with its config it loads again, whatever the names.
+  std::vector<std::string> left_out;
+  if (step->framework != "huggingface" || own.config() == nullptr) {
+    CKPT_ASSIGN_OR_RETURN(left_out, huggingface::MatchConfig(*step, facts, tensors));
+  }
   CKPT_ASSIGN_OR_RETURN(const auto wholes, huggingface::WholeFilesOf(*step, tensors));
   std::vector<Shard> shards = ShardsOf(std::move(tensors), wholes);
   std::vector<ShownFile> files;
@@ -307,7 +318,7 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<cons
     return a.path < b.path;
   });
   return std::make_shared<const HuggingFaceView>(std::move(step), std::move(shards),
-                                                 std::move(files));
+                                                 std::move(files), std::move(left_out));
 }
 
 }  // namespace ckptfs

@@ -71,6 +71,15 @@ class TextValues {
   std::vector<Level> levels_;
 };
 
+// The first of the keys that is a number.
+std::optional<uint64_t> NumberAt(const json& object, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) {
+    const auto found = object.find(key);
+    if (found != object.end() && found->is_number_unsigned()) return found->get<uint64_t>();
+  }
+  return std::nullopt;
+}
+
 // A config of a part (text_config), not of how weights are packed.
 bool IsPart(std::string_view key) {
   return key.ends_with("_config") && key != "quantization_config";
@@ -87,6 +96,9 @@ Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
   facts.weights = TextAt(parsed, "transformers_weights");
   const auto tied = parsed.find("tie_word_embeddings");
   if (tied != parsed.end() && tied->is_boolean()) facts.tied = tied->get<bool>();
+  facts.layers = NumberAt(parsed, {"num_hidden_layers", "n_layer", "n_layers", "num_layers"});
+  facts.vocabulary = NumberAt(parsed, {"vocab_size"});
+  facts.hidden = NumberAt(parsed, {"hidden_size", "n_embd"});
   const auto names = parsed.find("architectures");
   for (size_t i = 0; names != parsed.end() && names->is_array() && i < names->size(); ++i) {
     if ((*names)[i].is_string()) facts.architectures.push_back((*names)[i].get<std::string>());

@@ -140,6 +140,7 @@ class RankView : public View {
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
   Result<ViewEntry> Find(std::string_view path) const override;
   Result<Plan> MakePlan(std::string_view file) const override;
+  std::vector<std::string> LeftOut() const override;
   uint64_t MemoryBytes() const override;
 
  private:
@@ -159,6 +160,36 @@ class RankView : public View {
   mutable Mutex mutex_;
   mutable std::map<Place, Sizes> sizes_ GUARDED_BY(mutex_);
 };
+
+// Whether some rank's info.json may name it in left_out.
+bool MayBeLeftOut(const Atom& atom) {
+  return atom.relation == Relation::kReduced || atom.relation == Relation::kOpaque ||
+         ByteWidth(atom.dtype) == 0 || TorchName(atom.dtype).empty();
+}
+
+// What the first rank of each stage leaves out; the others of the stage leave out the same.
+std::vector<std::string> RankView::LeftOut() const {
+  if (std::ranges::none_of(step_->atoms, MayBeLeftOut)) return {};
+  std::map<std::string, std::pair<std::string, size_t>> by_reason;
+  for (uint32_t stage = 0; stage < layout_.pp; ++stage) {
+    RankCoordinate at;
+    at.pp = stage;
+    const auto tensors = TensorsAt(at);
+    if (!tensors) continue;  // a file of it says why
+    for (const std::string& line : tensors->left_out) {
+      const size_t colon = line.rfind(": ");
+      const auto [reason, added] =
+          by_reason.try_emplace(line.substr(colon + 2), line.substr(0, colon), 0);
+      ++reason->second.second;
+    }
+  }
+  std::vector<std::string> lines;
+  for (const auto& [reason, what] : by_reason) {
+    const std::string more = what.second > 1 ? StrCat(" and ", what.second - 1, " more") : "";
+    lines.push_back(StrCat("'", what.first, "'", more, ": ", reason));
+  }
+  return lines;
+}
 
 uint64_t RankView::MemoryBytes() const {
   constexpr uint64_t kNode = sizeof(std::pair<const Place, Sizes>) + 4 * sizeof(void*);

@@ -11,6 +11,7 @@
 
 #include "core/base/strings.h"
 #include "core/model/step_counts.h"
+#include "core/view/reader_demands.h"
 #include "formats/dcp/document_entries.h"
 #include "formats/dcp/entries.h"
 #include "formats/dcp/implied_values.h"
@@ -56,15 +57,20 @@ Status CheckOrder(const StepModel& step) {
   return Refuse("round_robin_gradients of the ds_config changed the order of the parameters");
 }
 
+// load_state_dict of torch.optim.Optimizer takes any state, and compares nothing.
+constexpr ReaderDemands kTorchOptimizer = {
+    .reader = "a torch optimizer of a training without DeepSpeed",
+    .remedy = "dcp/ has every state",
+    .own_shapes = false,  // their parts of the source's ranks would have to be put together
+    .optimizers = false,
+};
+
 Result<States> StatesOf(const StepModel& step) {
+  CKPT_RETURN_IF_ERROR(CheckDemands(step, kTorchOptimizer, Layout{}));
   States states;
   for (uint32_t i = 0; i < step.atoms.size(); ++i) {
     const Atom& atom = step.atoms[i];
     if (atom.kind == "weight" || atom.kind == "master" || atom.kind == "grad") continue;
-    if (atom.relation == Relation::kReduced || atom.relation == Relation::kOpaque) {
-      return Refuse("state '", atom.kind, "' of '", step.parameter(atom.parameter).name,
-                    "' has a shape of its own");
-    }
     states[atom.parameter].emplace(atom.kind, AtomIndex{i});
   }
   return states;

@@ -76,15 +76,17 @@ ViewEntry FolderNamed(std::string_view name) {
 class ResumeView : public View {
  public:
   ResumeView(std::shared_ptr<const StepModel> step, std::string_view top, ShownFiles files,
-             std::vector<Part> parts)
+             std::vector<Part> parts, std::vector<std::string> left_out)
       : step_(std::move(step)),
         top_(top),
         files_(std::move(files)),
-        parts_(std::move(parts)) {}
+        parts_(std::move(parts)),
+        left_out_(std::move(left_out)) {}
 
   Result<std::vector<ViewEntry>> List(std::string_view directory) const override;
   Result<ViewEntry> Find(std::string_view path) const override;
   Result<Plan> MakePlan(std::string_view file) const override;
+  std::vector<std::string> LeftOut() const override;
   uint64_t MemoryBytes() const override;
 
  private:
@@ -101,6 +103,7 @@ class ResumeView : public View {
   const std::string top_;
   const ShownFiles files_;
   const std::vector<Part> parts_;
+  const std::vector<std::string> left_out_;  // besides what its parts leave out
 };
 
 std::optional<std::string_view> ResumeView::BelowTop(std::string_view path) const {
@@ -201,8 +204,17 @@ Result<Plan> ResumeView::MakePlan(std::string_view path) const {
   return std::move(plan).Finish();
 }
 
+std::vector<std::string> ResumeView::LeftOut() const {
+  std::vector<std::string> lines = left_out_;
+  for (const Part& part : parts_) {
+    for (std::string& line : part.view->LeftOut()) lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
 uint64_t ResumeView::MemoryBytes() const {
   uint64_t bytes = sizeof(*this);
+  for (const std::string& line : left_out_) bytes += sizeof(line) + line.capacity();
   for (const Part& part : parts_) bytes += sizeof(part) + part.view->MemoryBytes();
   for (const auto& [path, file] : files_) {
     bytes += sizeof(std::string) + path.capacity() + sizeof(file) + file.entry.name.capacity() +
@@ -292,10 +304,13 @@ void Show(std::string_view name, ShownFile file, ShownFiles& shown) {
 // The directory of an engine, and the pointers to it.
 Status AddUniversal(const std::shared_ptr<const StepModel>& step, const Layout& layout,
                     const FamilySet* families, const std::string& tag, ShownFiles& shown,
-                    std::vector<Part>& parts) {
+                    std::vector<Part>& parts, std::vector<std::string>& left_out) {
   auto universal = deepspeed::UniversalFormat(families).Open(step, layout);
   // Of another framework's step it is more than the tool saved.
-  if (!universal && !IsOfDeepSpeed(*step)) return {};
+  if (!universal && !IsOfDeepSpeed(*step)) {
+    left_out.push_back(StrCat("DeepSpeed's directory: ", universal.error().message));
+    return {};
+  }
   if (!universal) return Fail(std::move(universal).error());
   parts.push_back({tag, StrCat(kUniversal, "/", step->id), *std::move(universal)});
   for (const std::string_view pointer : kPointers) Show(pointer, TextFile(pointer, tag), shown);
@@ -326,7 +341,8 @@ Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& la
 
 // The two directories of an FSDP job: of the weights, and of the optimizer if there is one.
 Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
-               const FamilySet* families, StepTool tool, std::vector<Part>& parts) {
+               const FamilySet* families, StepTool tool, std::vector<Part>& parts,
+               std::vector<std::string>& left_out) {
   if (layout.keys != StateKeys::kAsSource && layout.keys != StateKeys::kAccelerate) {
     return Fail(Error{ErrorCode::kUnsupported, StrCat(ToolName(tool), " asks for keys of its own")}
                     .Needing("leave nested, flat and titan out of the layout"));
@@ -340,6 +356,10 @@ Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
     CKPT_ASSIGN_OR_RETURN(auto view, OpenDcpPart(step, layout, families, keys,
                                                  {name, states ? keys.optimizer : keys.model}));
     parts.push_back({name, name, std::move(view)});
+  }
+  if (optimizer) {
+    left_out.push_back("the optimizer's states under FSDP1: accelerate 1.15 asks for those that a fresh "
+                       "optimizer has, which are none; under FSDP2 it takes them");
   }
   return {};
 }
@@ -371,7 +391,7 @@ Status CheckSchedule(StepTool tool, const ShownFiles& shown) {
 // of the layout's dtype, and the optimizer, or why it is not there.
 Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layout,
                 const FamilySet* families, StepTool tool, const std::string& tag,
-                ShownFiles& shown, std::vector<Part>& parts) {
+                ShownFiles& shown, std::vector<Part>& parts, std::vector<std::string>& left_out) {
   const std::string name = tool == StepTool::kTrainer ? "optimizer.pt" : "optimizer.bin";
   Status scheduled = CheckSchedule(tool, shown);
   auto optimizer = scheduled ? PlainOptimizer(*step)
@@ -380,6 +400,7 @@ Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layo
     const std::string why = StrCat("There is no ", name, " for a training without DeepSpeed: ",
                                    optimizer.error().message, "\n");
     Show(kWhyNot, TextFile(kWhyNot, why), shown);
+    left_out.push_back(StrCat(name, " for a training without DeepSpeed: ", optimizer.error().message));
     return {};
   }
   CKPT_ASSIGN_OR_RETURN(const uint64_t size, optimizer->Size(kArchive));
@@ -444,25 +465,26 @@ Result<std::shared_ptr<const View>> ResumeFormat::Open(std::shared_ptr<const Ste
   const std::string tag = OwnTag(*step, *files);
   ShownFiles shown = FilesAround(*step, *files, tag);
   std::vector<Part> parts;
+  std::vector<std::string> left_out;
   if (fsdp) {
     if (IsOfDeepSpeed(*step)) CKPT_RETURN_IF_ERROR(CheckSchedule(tool_, shown));
     CKPT_RETURN_IF_ERROR(lightning ? AddSharded(step, layout, families_, shown, parts)
-                                   : AddFsdp(step, layout, families_, tool_, parts));
+                                   : AddFsdp(step, layout, families_, tool_, parts, left_out));
   }
   // Lightning's DeepSpeedStrategy asks the engine for what meta.pt has.
   const bool engine = IsOfDeepSpeed(*step) || !step->groups.empty();
   if (engine && !(fsdp && lightning)) {
     CKPT_RETURN_IF_ERROR(
-        AddUniversal(step, layout, families_, TagOf(tool_, *step), shown, parts));
+        AddUniversal(step, layout, families_, TagOf(tool_, *step), shown, parts, left_out));
   }
   if (IsOfDeepSpeed(*step) && !lightning) {
-    CKPT_RETURN_IF_ERROR(AddPlain(step, layout, families_, tool_, tag, shown, parts));
+    CKPT_RETURN_IF_ERROR(AddPlain(step, layout, families_, tool_, tag, shown, parts, left_out));
   }
   for (const Part& part : parts) {
     if (!part.shown.empty()) MakeRoom(part.shown, shown);
   }
   return std::make_shared<const ResumeView>(std::move(step), name(), std::move(shown),
-                                            std::move(parts));
+                                            std::move(parts), std::move(left_out));
 }
 
 }  // namespace ckptfs

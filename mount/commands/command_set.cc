@@ -241,6 +241,10 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
       .Value("NAME=N")
       .Check(Checked(ParseFamilyVariable));
   command
+      .Add("--hf-config", request.hf_config,
+           "config.json (sizes, huggingface/) and tokenizers for steps without their own")
+      .Value("DIR");
+  command
       .Add("--replicated", request.replicated,
            "Parameters that are whole on every tensor-parallel rank")
       .Value("REGEX")

@@ -36,6 +36,7 @@ struct ExplainFlags {
   std::string file;
   std::string step;
   std::string store;
+  std::string hf_config;
   std::string at;
   std::string length;
   size_t limit = 100;
@@ -208,7 +209,8 @@ void PrintLeftOut(const StepModel& model) {
 Status ExplainView(const ExplainFlags& options, const std::shared_ptr<const Step>& step,
                    const std::string& layout_text, const std::string& file) {
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(layout_text));
-  const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats());
+  CKPT_ASSIGN_OR_RETURN(auto models, GivenModelFiles(options.hf_config));
+  const auto views = ViewSet::Open(ModelOf(step), layout, MakeViewFormats(std::move(models)));
   if (file.empty()) {
     if (!options.json) PrintLeftOut(step->model);
     return ExplainLayout(options, views->offer());
@@ -351,7 +353,8 @@ Status ExplainInside(const ExplainFlags& options, const MountPath& path, const S
     return Say(options, path, "text", "made by ckptfs from the step's index: no bytes of the source");
   }
   if (inside.size() == 1) {
-    const auto formats = MakeViewFormats();
+    CKPT_ASSIGN_OR_RETURN(auto models, GivenModelFiles(options.hf_config));
+    const auto formats = MakeViewFormats(std::move(models));
     const std::string text = RenderViewReadme(step, SurveyLayouts(ModelOf(shared), formats));
     if (options.json) return Say(options, path, "layouts", text);
     fmt::print("{}", text);  // printable as it is
@@ -374,8 +377,10 @@ Status CheckStepName(const MountPath& path, const Step& step) {
                      JoinedPath(real, 0)));
 }
 
-Status ExplainPath(const ExplainFlags& options) {
+Status ExplainPath(const ExplainFlags& given) {
+  ExplainFlags options = given;
   CKPT_ASSIGN_OR_RETURN(const MountPath path, TakeApart(options.layout));
+  options.hf_config = ModelFilesOfMounts(given.hf_config, path.store, path.mountpoint);
   const std::string step = path.Step();
   if (step.empty()) {
     const std::string top = path.parts.empty() ? "" : path.parts[0];
@@ -392,10 +397,12 @@ Status ExplainPath(const ExplainFlags& options) {
   return ExplainInside(options, path, *loaded, loaded);
 }
 
-Status RunExplain(const ExplainFlags& options) {
-  if (IsPathArgument(options.layout)) return ExplainPath(options);
+Status RunExplain(const ExplainFlags& given) {
+  if (IsPathArgument(given.layout)) return ExplainPath(given);
+  ExplainFlags options = given;
+  options.hf_config = ModelFilesOfMounts(given.hf_config, options.store);
   CKPT_ASSIGN_OR_RETURN(const std::string subject, OnlyStep(options.step, options.store));
-  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {}));
+  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {.hf_config = given.hf_config}));
   return ExplainView(options, step, options.layout, options.file);
 }
 
@@ -423,6 +430,7 @@ void AddExplainCommand(CommandSet& commands) {
       .Value("N")
       .Check(Checked(ParseCount));
   AddStoreOption(command, options->store);
+  AddModelFilesOption(command, options->hf_config);
   AddJsonOption(command, options->json);
   command.body = [options] { return RunExplain(*options); };
 }

@@ -147,7 +147,9 @@ Status RunInfo(const InfoFlags& options) {
   const std::shared_ptr<const Step>& step = subject.step;
   Json info = Json::parse(RenderStepInfo(*step), nullptr, false);
   if (!info.is_object()) return Fail(ErrorCode::kInternal, "the step's description is not JSON");
-  const auto formats = MakeViewFormats();
+  const std::string given = ModelFilesOfMounts(options.ingest.hf_config, options.store);
+  CKPT_ASSIGN_OR_RETURN(auto models, GivenModelFiles(given));
+  const auto formats = MakeViewFormats(std::move(models));
   const LayoutSurvey survey = SurveyLayouts(ModelOf(step), formats);
   AddViews(survey, info);
   const auto blobs = BlobReader::Create(step->model, ReaderOptions());

@@ -22,12 +22,12 @@ struct MountFlags {
   MountRequest request;
   std::vector<std::string> paths;  // checkpoints, and the mount point last
   std::vector<std::string> adopt;
+  IngestRequest ingest;  // of each that is adopted, but for its path
   std::string name;
   bool link = false;
   bool copy = false;
   std::vector<std::string> layouts;
   std::vector<std::string> roots;
-  std::string hf_config;
   std::string run;
   std::string step;
   std::string mode;
@@ -56,16 +56,29 @@ Status CheckCheckpoint(const std::string& path) {
               StrCat(path, " is a store, not a checkpoint; do you mean --store ", path, "?"));
 }
 
+// How checkpoints are adopted, with the paths of files absolute.
+Result<IngestRequest> IngestOf(const MountFlags& options) {
+  IngestRequest ingest = options.ingest;
+  const bool file = ingest.family.find('/') != std::string::npos || ingest.family.ends_with(".toml");
+  for (std::string* path : {&ingest.hf_config, &ingest.parameter_order, file ? &ingest.family : nullptr}) {
+    if (path == nullptr || path->empty()) continue;
+    CKPT_ASSIGN_OR_RETURN(*path, AbsolutePath(*path));
+  }
+  return ingest;
+}
+
 // Relative paths end here: the daemon's working directory is /.
 Result<MountRequest> RequestOf(const MountFlags& options) {
   MountRequest request = options.request;
   CKPT_ASSIGN_OR_RETURN(request.store, StorePath(request.store));
   CKPT_ASSIGN_OR_RETURN(request.mountpoint, MountpointPath(options.paths.back()));
+  CKPT_ASSIGN_OR_RETURN(const IngestRequest ingest, IngestOf(options));
   std::vector<std::string> paths(options.paths.begin(), options.paths.end() - 1);
   for (const std::string& path : paths) CKPT_RETURN_IF_ERROR(CheckCheckpoint(path));
   paths.insert(paths.end(), options.adopt.begin(), options.adopt.end());
   for (const std::string& path : paths) {
     AdoptRequest adopt;
+    adopt.ingest = ingest;
     CKPT_ASSIGN_OR_RETURN(adopt.ingest.path, AbsolutePath(path));
     adopt.name = options.name;
     if (options.link) adopt.ownership = Ownership::kLink;
@@ -77,7 +90,8 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
     request.layouts.push_back(std::move(layout));
   }
   CKPT_ASSIGN_OR_RETURN(request.roots, ParseRoots(options.roots));
-  CKPT_ASSIGN_OR_RETURN(request.models, GivenModelFiles(options.hf_config));
+  CKPT_ASSIGN_OR_RETURN(request.models, GivenModelFiles(ingest.hf_config));
+  request.hf_config = ingest.hf_config;
   if (!options.run.empty()) request.run = options.run;
   if (!options.step.empty()) request.step = options.step;
   if (!options.mode.empty()) {
@@ -151,7 +165,7 @@ void AddMountCommand(CommandSet& commands) {
       .Value("LAYOUT")
       .Check(Checked(Layout::Parse));
   AddRootOption(command, options->roots);
-  AddModelFilesOption(command, options->hf_config);
+  AddIngestOptions(command, options->ingest);
   AddServingOptions(command, *options);
   command.Add("--allow-other", options->request.allow_other,
               "Let other users in (always for root)");

@@ -13,6 +13,7 @@
 #include "core/base/strings.h"
 #include "formats/torch/file_records.h"
 #include "mount/commands/command_set.h"
+#include "mount/control_client.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 
@@ -78,7 +79,7 @@ void AddRootOption(Command& command, std::vector<std::string>& roots) {
 void AddModelFilesOption(Command& command, std::string& directory) {
   command
       .Add("--hf-config", directory,
-           "config.json and tokenizers for huggingface/ of steps without their own")
+           "config.json (sizes, huggingface/) and tokenizers for steps without their own")
       .Value("DIR");
 }
 
@@ -87,6 +88,21 @@ Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory) 
   CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(directory));
   CKPT_ASSIGN_OR_RETURN(ModelFiles files, ReadModelFiles(path));
   return std::optional(std::move(files));
+}
+
+std::string ModelFilesOfMounts(const std::string& given, const std::string& store,
+                               const std::string& mountpoint) {
+  if (!given.empty()) return given;
+  const auto path = StorePath(store);
+  if (!path) return "";
+  std::string found;
+  for (const LiveMount& mount : FindLiveMounts(*path)) {
+    if (!mountpoint.empty() && mount.mountpoint != mountpoint) continue;
+    if (mount.hf_config.empty() || mount.hf_config == found) continue;
+    if (!found.empty()) return "";
+    found = mount.hf_config;
+  }
+  return found;
 }
 
 Result<RootMap> ParseRoots(const std::vector<std::string>& words) {

@@ -30,6 +30,11 @@ Result<RootMap> ParseRoots(const std::vector<std::string>& words);
 // --hf-config DIR: model files for steps that do not have a config.json.
 void AddModelFilesOption(Command& command, std::string& directory);
 Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory);
+// The directory whose model files a command takes: `given`, or else the one that a live mount of the
+// store (at `mountpoint`, if that is not empty) was given, so that both say the same.  Empty if there
+// is none, or if mounts were given several.
+std::string ModelFilesOfMounts(const std::string& given, const std::string& store,
+                               const std::string& mountpoint = "");
 
 // Of a step's files, whose roots lie at `roots`; those that were touched are compared
 // with their own checksums.

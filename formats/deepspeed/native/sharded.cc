@@ -118,7 +118,7 @@ Result<Sharded> Shard(const TagFiles& files, const Parsed& parsed, const Named& 
   }
   const ModelStates& model = parsed.model(0);
   CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes,
-                        SizesOf(model.variables, files.options.variables, files.step));
+                        SizesOf(model.variables, files.options, files.step));
   CKPT_ASSIGN_OR_RETURN(
       ShardingRules rules,
       ShardingRules::Make(model.info ? &*model.info : nullptr, files.options, locals, sizes));

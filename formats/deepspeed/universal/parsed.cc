@@ -59,11 +59,13 @@ Result<State> ReadState(const TorchFile& file, BlobIndex blob, std::string_view 
     value = value["param"];
   }
   CKPT_ASSIGN_OR_RETURN(out.scalar, ScalarOf(value, file));
-  if (out.scalar && out.kind != "master") return out;
-  out.scalar.reset();
+  const bool tensor_alike = !out.bare && value.Tensor() != nullptr;
+  if (out.scalar && out.kind != "master" && !tensor_alike) return out;
   auto tensor = FileTensorOf(value, file, blob, "its value");
   if (!tensor) return Fail(std::move(tensor).error().WithContext(file.name()));
   out.tensor = *std::move(tensor);
+  if (out.kind == "master") out.scalar.reset();
+  if (out.tensor->shape().empty()) out.marks = {};  // a number is whole on every rank
   return out;
 }
 
@@ -129,6 +131,11 @@ Status ShapeStates(const TagFiles& files, Folder& folder) {
   for (State& state : folder.states) {
     const std::string file = StrCat(files.PathOf("zero/" + folder.name), "/",
                                     state.kind == "master" ? "fp32" : state.kind, kSuffix);
+    // A 0-d tensor is a number, or all of a 0-d parameter's state.
+    if (state.scalar && state.tensor) {
+      if (folder.shape.empty()) state.scalar.reset();
+      if (!folder.shape.empty()) state.tensor.reset();
+    }
     if (!state.tensor || state.tensor->shape() == folder.shape) continue;
     if (state.bare && state.tensor->shape().size() == 1) {
       auto whole = state.tensor->Reshaped(folder.shape);

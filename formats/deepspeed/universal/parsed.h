@@ -52,7 +52,8 @@ struct Marks {
   uint32_t experts = 0;  // ep_num_experts
 };
 
-// One file of a folder: a tensor, or a number as "step" is.
+// One file of a folder: a tensor, or a number as "step" is.  A 0-d tensor with 'param' may be
+// either: the state of a 0-d parameter is its tensor.
 struct State {
   std::string kind;  // "master" of fp32.pt
   std::optional<FileTensor> tensor;

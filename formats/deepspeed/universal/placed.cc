@@ -263,7 +263,7 @@ Result<Sharded> Shard(const Listed& listed, const Parsed& parsed) {
     shapes.emplace_back(folder.name, std::vector<Shape>{folder.shape});
   }
   CKPT_ASSIGN_OR_RETURN(const ModelSizes sizes,
-                        SizesOf(model.variables, options.variables, listed.files.step));
+                        SizesOf(model.variables, options, listed.files.step));
   CKPT_ASSIGN_OR_RETURN(
       ShardingRules rules,
       ShardingRules::Make(model.info ? &*model.info : nullptr, options, std::move(shapes), sizes));

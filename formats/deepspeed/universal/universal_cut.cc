@@ -96,4 +96,10 @@ PickleItems CutKeys(const UniversalCut& cut, const Shape& shape, PickleBuilder& 
   return items;
 }
 
+PickleItems KeysOfNumber(PickleBuilder& builder) {
+  const UniversalCut one{Kind::kParts, 0, {1}};
+  const NodeId key = builder.String("sub_param_shape");
+  return {{key, SubparamShapeNode(one, {1}, builder)}};
+}
+
 }  // namespace ckptfs::deepspeed

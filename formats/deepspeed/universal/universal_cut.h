@@ -45,4 +45,8 @@ Result<UniversalCut> CutOf(const Parameter& parameter);
 using PickleItems = std::vector<std::pair<NodeId, NodeId>>;
 PickleItems CutKeys(const UniversalCut& cut, const Shape& shape, PickleBuilder& builder);
 
+// Those of a 0-d tensor.  The loader of stages 1 and 2 chunks along a dim, which such a tensor does
+// not have, unless sub_param_shape gives it one: (1,), of which every rank takes all.
+PickleItems KeysOfNumber(PickleBuilder& builder);
+
 }  // namespace ckptfs::deepspeed

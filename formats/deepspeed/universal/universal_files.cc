@@ -7,13 +7,13 @@
 #include <set>
 
 #include "core/base/strings.h"
-#include "core/model/step_counts.h"
 #include "core/view/shard.h"
 #include "core/view/shown_weight.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 #include "formats/deepspeed/universal/universal_info.h"
+#include "formats/deepspeed/universal/universal_readers.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/torch/torch_file.h"
 
@@ -274,10 +274,11 @@ Result<NodeId> StageThreeState(const StepModel& step, const UniversalIndex& inde
                                ArchiveBuilder& archive) {
   PickleBuilder& pickle = archive.pickle();
   PickleItems state;
-  // Where they differ there is none that such an engine could take for all.
-  const bool one_step = CheckOneStep(step).has_value();
+  // Such an engine asks for the step.  Where it would lose a state of another name it gets none, and
+  // fails instead.
+  const bool loads = StageThreeLoads(step);
   for (const UniversalParameter& parameter : index.parameters) {
-    if (!one_step) break;
+    if (!loads) break;
     auto found = std::find_if(parameter.states.begin(), parameter.states.end(),
                               [](const UniversalState& s) { return s.file == "step"; });
     if (found == parameter.states.end() || found->atoms.empty()) continue;
@@ -402,7 +403,9 @@ Result<ArchiveContent> ParameterState(const StepModel& step, const UniversalPara
   items.emplace_back(pickle.String("param"), tensor);
   const bool stacked = shown.expert_ranks > 0 || parameter.stacked_experts > 0;
   auto cut = CutOf(parameter);
-  if (cut && !stacked) {
+  if (shape.empty()) {
+    for (auto& item : KeysOfNumber(pickle)) items.push_back(item);
+  } else if (cut && !stacked) {
     for (auto& item : CutKeys(*cut, shape, pickle)) items.push_back(item);
   }
   if (stacked) {  // the loader takes its ep rank's share of dim 0

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/base/strings.h"
+#include "core/view/reader_demands.h"
 #include "core/view/shard.h"
 #include "core/view/shown_names.h"
 #include "formats/deepspeed/universal/universal_cut.h"
@@ -66,15 +67,11 @@ class Collector {
                         StrCat("optimizer state '", atom.kind, "' has a reserved file name")}
                       .OfParameter(parameter.name));
     }
-    const bool whole = atom.relation == Relation::kSame;
-    if (!whole && file != "step") {
-      index_.left_out.push_back(StrCat(parameter.name, "/", atom.kind));
-      return {};
-    }
+    // What else there is no reader asks for (CheckDemands), or its optimizer computes anew.
+    if (atom.relation != Relation::kSame && file != "step") return {};
     CKPT_RETURN_IF_ERROR(CheckComponent(file + ".pt", "optimizer state"));
     auto& mine = states_[static_cast<uint32_t>(atom.parameter)];
     mine.emplace(file, std::vector<AtomIndex>{index});  // the first optimizer's
-    kinds_.insert(file);
     return {};
   }
 
@@ -91,18 +88,32 @@ class Collector {
     return {};
   }
 
-  // The loader wants the same files for every parameter of a group.
+  // The loader wants the same files for every parameter of a group.  A group that has no states at
+  // all begins anew.
   void FillMissing() {
-    std::vector<AtomIndex> step_of_any;
-    for (const auto& mine : states_) {
-      auto found = mine.find("step");
-      if (found != mine.end() && step_of_any.empty()) step_of_any = found->second;
-    }
-    for (uint32_t i = 0; i < states_.size(); ++i) {
-      if (step_.parameters[i].role != Role::kTrainable) continue;
-      for (const std::string& kind : kinds_) {
-        if (states_[i].contains(kind)) continue;
-        states_[i].emplace(kind, kind == "step" ? step_of_any : std::vector<AtomIndex>{});
+    const GroupedStates grouped = GroupStates(step_);
+    const bool any = HasStates(step_);
+    for (size_t g = 0; g < grouped.members.size(); ++g) {
+      const std::vector<ParameterIndex>& members = grouped.members[g];
+      std::set<std::string> files;
+      std::vector<AtomIndex> step_of_any;
+      for (const ParameterIndex p : members) {
+        for (const auto& [file, atoms] : states_[static_cast<uint32_t>(p)]) {
+          if (file == "step" && step_of_any.empty()) step_of_any = atoms;
+          files.insert(file);
+        }
+      }
+      for (const ParameterIndex p : members) {
+        auto& mine = states_[static_cast<uint32_t>(p)];
+        for (const std::string& file : files) {
+          mine.try_emplace(file, file == "step" ? step_of_any : std::vector<AtomIndex>{});
+        }
+      }
+      if (any && !members.empty() && grouped.kinds[g].empty()) {
+        index_.left_out.push_back(
+            StrCat("states of group ", g, " ('", step_.parameter(members[0]).name,
+                   members.size() > 1 ? "', ...)" : "')",
+                   ", for which the source has none: an engine begins them anew"));
       }
     }
   }
@@ -110,7 +121,6 @@ class Collector {
   const StepModel& step_;
   UniversalIndex& index_;
   std::vector<std::map<std::string, std::vector<AtomIndex>>> states_;  // by parameter, file
-  std::set<std::string> kinds_;
 };
 
 // Experts of an engine with ep > 1: rank r's local expert j is the global one

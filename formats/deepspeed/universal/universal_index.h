@@ -27,8 +27,8 @@ namespace ckptfs::deepspeed {
 // One file of zero/<name>/: "fp32", "exp_avg", ..., "step" (without ".pt").
 // `atoms` has one atom, or one per expert-parallel rank (stacked along dim 0).
 // Empty: a state the source never made for this parameter, though it made it
-// for others (a parameter without gradients): zeros, which is how an optimizer
-// starts it.
+// for others of its group (a parameter without gradients): zeros, which is how an
+// optimizer starts it.
 struct UniversalState {
   std::string file;
   std::vector<AtomIndex> atoms;
@@ -47,7 +47,7 @@ struct UniversalIndex {
   uint32_t model_files = 1;                    // mp_world_size
   std::vector<UniversalParameter> parameters;  // sorted by name
   std::map<std::string, std::string> links;    // alias directory -> parameter directory
-  std::vector<std::string> left_out;           // states no universal file can say
+  std::vector<std::string> left_out;           // lines, as View's
 
   const UniversalParameter* Find(std::string_view name) const;
   uint64_t MemoryBytes() const;

@@ -9,10 +9,10 @@
 #include <span>
 
 #include "core/base/strings.h"
-#include "core/model/step_counts.h"
 #include "core/view/shown_names.h"
 #include "formats/deepspeed/universal/universal_files.h"
 #include "formats/deepspeed/universal/universal_index.h"
+#include "formats/deepspeed/universal/universal_readers.h"
 #include "formats/sharding/placer.h"
 #include "formats/torch/pickle_reader.h"
 
@@ -261,32 +261,37 @@ Result<FixedSizes> SizesOf(const StepModel& step, const Layout& layout, const Sh
   return sizes;
 }
 
-// An engine takes hyper-parameters by the number of its group, and counts steps once for
-// each; at stage 3 once for all.
-Status CheckGroups(const StepModel& step, const Layout& layout) {
-  if (const Document* numbers = step.FindDocument(kGroupNumbers)) {
-    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*numbers));
-    const auto apart = RootOf(tree).at(step.groups.size() - 1).Int().value_or(0);
-    const auto name = [&](size_t group) {
-      const auto& members = step.groups.at(group).parameters;
-      return members.empty() ? std::string("?") : step.parameter(members[0]).name;
-    };
-    return Fail(ErrorCode::kUnsupported,
-                StrCat("group ", apart, " of the optimizer has other hyper-parameters on one "
-                       "pipeline stage ('", name(static_cast<size_t>(apart)), "') than on another ('",
-                       name(step.groups.size() - 1), "'), and an engine takes groups by number"));
+// An engine takes hyper-parameters by the number of its group.
+Status CheckGroups(const StepModel& step) {
+  const Document* numbers = step.FindDocument(kGroupNumbers);
+  if (numbers == nullptr) return {};
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*numbers));
+  const auto apart = RootOf(tree).at(step.groups.size() - 1).Int().value_or(0);
+  const auto name = [&](size_t group) {
+    const auto& members = step.groups.at(group).parameters;
+    return members.empty() ? std::string("?") : step.parameter(members[0]).name;
+  };
+  return Fail(ErrorCode::kUnsupported,
+              StrCat("group ", apart, " of the optimizer has other hyper-parameters on one "
+                     "pipeline stage ('", name(static_cast<size_t>(apart)), "') than on another ('",
+                     name(step.groups.size() - 1), "'), and an engine takes groups by number"));
+}
+
+// What the loader restores in no engine, a line; empty if there is none, or if the step is read
+// by another way.
+std::string NotLoaded(const StepModel& step) {
+  if (!HasStates(step)) return "";
+  const Parameter* first = nullptr;
+  size_t count = 0;
+  for (const Parameter& parameter : step.parameters) {
+    if (parameter.role == Role::kTrainable) continue;
+    if (first == nullptr) first = &parameter;
+    ++count;
   }
-  for (size_t g = 0; g < step.groups.size(); ++g) {
-    if (Status one = CheckOneStep(step, step.groups[g].parameters); !one) {
-      return Fail(std::move(one).error().WithContext(
-          StrCat("group ", g, ", of which an engine counts the steps once")));
-    }
-  }
-  if (layout.zero != 3) return {};
-  if (Status one = CheckOneStep(step); !one) {
-    return Fail(std::move(one).error().WithContext("ZeRO-3 counts the steps of all groups once"));
-  }
-  return {};
+  if (first == nullptr) return "";
+  return StrCat("frozen parameters and buffers ('", first->name, "'",
+                count > 1 ? StrCat(" and ", count - 1, " more") : "",
+                "), which an engine does not take from such a directory: rank<N>/model.* has them");
 }
 
 Result<std::vector<std::string>> LeftOutOf(const StepModel& step, const Layout& layout,
@@ -294,10 +299,12 @@ Result<std::vector<std::string>> LeftOutOf(const StepModel& step, const Layout& 
   std::vector<std::string> lines;
   CKPT_ASSIGN_OR_RETURN(std::string hyper_parameters, HyperParametersLeftOut(step, layout));
   if (!hyper_parameters.empty()) lines.push_back(std::move(hyper_parameters));
-  if (!index.left_out.empty()) {
-    lines.push_back(StrCat("states of other shapes than their parameters' (", index.left_out.size(),
-                           ": '", index.left_out[0], "'", index.left_out.size() > 1 ? ", ...)" : ")",
-                           ", for which a universal directory has no form"));
+  for (const std::string& line : index.left_out) lines.push_back(line);
+  std::string unloaded = NotLoaded(step);
+  if (!unloaded.empty()) lines.push_back(std::move(unloaded));
+  if (layout.zero == 3 && step.groups.size() > 1 && HasStates(step)) {
+    lines.push_back("counts of steps by group: an engine at ZeRO 3 gives all sub-groups one tensor, which an "
+                    "optimizer of torch raises once for each, so that bias corrections are of later steps");
   }
   return lines;
 }
@@ -310,7 +317,8 @@ Result<std::shared_ptr<const View>> UniversalFormat::Open(std::shared_ptr<const 
   if (index.tag == "latest" || index.tag == "latest_universal") {
     return Fail(ErrorCode::kUnsupported, "the tag is named like DeepSpeed's own pointer file");
   }
-  CKPT_RETURN_IF_ERROR(CheckGroups(*step, layout));
+  CKPT_RETURN_IF_ERROR(CheckGroups(*step));
+  CKPT_RETURN_IF_ERROR(CheckDemands(*step, UniversalReader(layout), layout));
   CKPT_ASSIGN_OR_RETURN(ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(FixedSizes sizes, SizesOf(*step, layout, names, index));
   CKPT_ASSIGN_OR_RETURN(std::vector<std::string> left_out, LeftOutOf(*step, layout, index));

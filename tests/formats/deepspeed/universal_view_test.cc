@@ -273,6 +273,19 @@ TEST_F(UniversalViewTest, ParameterWithoutStateGetsZerosAndTheStepOfTheOthers) {
   EXPECT_EQ(Values(file, file.root()), std::vector<float>{5});
 }
 
+// The loader of stages 1 and 2 chunks along a dim, and cuts what does not have the parameter's shape.
+TEST_F(UniversalViewTest, AZeroDimensionalParameterIsWholeOnEveryRank) {
+  Make({}, "tp2_dp2_zero1");
+  for (const char* state : {"fp32", "exp_avg", "exp_avg_sq"}) {
+    const TorchFile file = Open(StrCat("zero/temperature/", state, ".pt"));
+    const TensorNode* tensor = file.root()["param"].Tensor();
+    ASSERT_NE(tensor, nullptr);
+    EXPECT_TRUE(tensor->shape.empty());
+    EXPECT_EQ(file.root()["sub_param_shape"]["shape"].size(), 1u);
+    EXPECT_EQ(file.root()["sub_param_shape"]["partition_dim"].Int(), 0);
+  }
+}
+
 TEST_F(UniversalViewTest, ExpertsAreStackedByExpertRank) {
   TinyStepOptions options;
   options.experts = 4;

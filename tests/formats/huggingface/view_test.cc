@@ -146,6 +146,68 @@ TEST(HuggingFaceViewTest, LargeModelsAreShardedWithAnIndex) {
   EXPECT_FALSE(view->Find("huggingface/model.safetensors"));
 }
 
+// The tensors of a Llama of one layer under its own names, of 8 words and 4 elements.
+std::vector<std::pair<std::string, Shape>> Llama() {
+  std::vector<std::pair<std::string, Shape>> all = {
+      {"model.embed_tokens.weight", {8, 4}}, {"model.norm.weight", {4}}, {"lm_head.weight", {8, 4}}};
+  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm",
+                           "post_attention_layernorm"}) {
+    all.push_back({std::string("model.layers.0.") + name + ".weight", {4, 4}});
+  }
+  return all;
+}
+
+std::string OfLlama(const std::string& more) {
+  return R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8, )"
+         R"("hidden_size": 4, "num_hidden_layers": 1)" + more + "}";
+}
+
+TEST(HuggingFaceViewTest, NamesOfAnotherModelAreRefused) {
+  EXPECT_EQ(WhyNot(StepOf(Llama()), "tp1", Given(OfLlama(""))), "shown");
+  const std::string why = WhyNot(StepOf({{"tok_embeddings.weight", {8, 4}},
+                                         {"layers.0.attention.wq.weight", {4, 4}},
+                                         {"norm.weight", {4}}}),
+                                 "tp1", Given(OfLlama("")));
+  EXPECT_THAT(why, HasSubstr("LlamaForCausalLM"));
+  EXPECT_THAT(why, HasSubstr("random"));
+  EXPECT_THAT(why, HasSubstr("tok_embeddings.weight"));
+  auto wrapped = Llama();  // as a module of one's own has them
+  for (auto& entry : wrapped) entry.first = "llm." + entry.first;
+  EXPECT_THAT(WhyNot(StepOf(wrapped), "tp1", Given(OfLlama(""))), HasSubstr("llm.model.embed_tokens.weight"));
+}
+
+TEST(HuggingFaceViewTest, AHeadThatNothingTiesMustBeThere) {
+  auto tensors = Llama();
+  tensors.erase(tensors.begin() + 2);
+  EXPECT_EQ(WhyNot(StepOf(tensors), "tp1", Given(OfLlama(R"(, "tie_word_embeddings": true)"))), "shown");
+  EXPECT_THAT(WhyNot(StepOf(tensors), "tp1", Given(OfLlama(R"(, "tie_word_embeddings": false)"))),
+              HasSubstr("lm_head.weight"));
+}
+
+TEST(HuggingFaceViewTest, AConfigOfOtherSizesIsRefused) {
+  for (const auto& [from, to] : {std::pair(R"("vocab_size": 8)", R"("vocab_size": 9)"),
+                                 std::pair(R"("hidden_size": 4)", R"("hidden_size": 8)"),
+                                 std::pair(R"("num_hidden_layers": 1)", R"("num_hidden_layers": 2)")}) {
+    std::string config = OfLlama("");
+    config.replace(config.find(from), std::string_view(from).size(), to);
+    EXPECT_THAT(WhyNot(StepOf(Llama()), "tp1", Given(config)), HasSubstr("config.json has ")) << to;
+  }
+}
+
+TEST(HuggingFaceViewTest, WhatIsNotComparedOrNotTakenIsSaid) {
+  const auto said = [](const std::vector<std::pair<std::string, Shape>>& tensors, const std::string& config) {
+    const auto view = HuggingFaceFormat(nullptr, Given(config)).Open(StepOf(tensors), LayoutOf("tp1"));
+    const auto lines = view ? (*view)->LeftOut() : std::vector<std::string>{view.error().message};
+    return lines.empty() ? "" : lines.front();
+  };
+  EXPECT_EQ(said(Llama(), OfLlama("")), "");
+  EXPECT_THAT(said({{"a", {2}}}, R"({"architectures": ["MyModel"]})"), HasSubstr("no comparison of names"));
+  auto more = Llama();
+  more.push_back({"v_head.weight", {1}});
+  EXPECT_THAT(said(more, OfLlama("")), HasSubstr("v_head.weight"));
+}
+
 TEST(HuggingFaceViewTest, TheConfigsDTypeFollowsWhatIsShown) {
   const TinyStep step((TinyStepOptions()));
   const auto config = [&](std::string_view layout) {

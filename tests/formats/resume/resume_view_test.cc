@@ -14,6 +14,7 @@
 namespace ckptfs {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
 
@@ -126,6 +127,21 @@ TEST(ResumeViewTest, AStepWithoutACertainOrderSaysSo) {
   const auto view = Open(step, StepTool::kTrainer, "tp1");
   EXPECT_FALSE(view->Find("trainer/optimizer.pt"));
   EXPECT_TRUE(view->Find("trainer/ckptfs.txt"));
+  EXPECT_THAT(view->LeftOut(), Contains(HasSubstr("optimizer.pt")));
+}
+
+// What the directories of other formats in it leave out, and one that could not be shown.
+TEST(ResumeViewTest, WhatItsPartsLeaveOutIsSaid) {
+  TinyStep step(SavedBy("accelerate"));
+  EXPECT_THAT(Open(step, StepTool::kAccelerate, "dp2")->LeftOut(), Contains(HasSubstr("frozen")));
+  EXPECT_THAT(Open(step, StepTool::kAccelerate, "dp2_accelerate")->LeftOut(), Contains(HasSubstr("FSDP1")));
+  step.model().framework = "dcp";
+  for (Atom& atom : step.model().atoms) {
+    if (atom.kind == "exp_avg") atom.kind = "other";
+  }
+  step.model().BuildIndex();
+  EXPECT_THAT(Open(step, StepTool::kAccelerate, "dp2_zero3")->LeftOut(),
+              Contains(HasSubstr("DeepSpeed's directory: ")));
 }
 
 TEST(ResumeViewTest, OneReasonForAllToolsButItsOwn) {

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/view/reader_demands.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "core/model/step_counts.h"
+#include "core/view/shard.h"
+
+namespace ckptfs {
+namespace {
+
+// torch.optim 2.13, and DeepSpeed's optimizers of 0.19.7.  SGD's first momentum is the gradient,
+// which is what zeros lead to without dampening.
+constexpr std::array<std::string_view, 11> kBeginAsZeros = {
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf",         "square_avg", "acc_delta",
+    "grad_avg", "variance",  "ax",             "momentum_buffer", "prev"};
+
+bool IsState(const Atom& atom) {
+  return atom.kind != "weight" && atom.kind != "master" && atom.kind != "grad";
+}
+
+bool Contains(std::span<const std::string_view> kinds, std::string_view kind) {
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+std::string Quoted(std::span<const std::string_view> kinds) {
+  std::string text;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    text += StrCat(i == 0 ? "" : i + 1 == kinds.size() ? " and " : ", ", "'", kinds[i], "'");
+  }
+  return text;
+}
+
+// What a state's form lacks; empty if the reader takes it.
+std::string WhyNotTaken(const Atom& atom, const ReaderDemands& reader) {
+  if (!reader.takes.empty() && !Contains(reader.takes, atom.kind)) {
+    return StrCat("takes ", Quoted(reader.takes), " and no other state");
+  }
+  if (atom.kind == "step") {
+    return atom.relation == Relation::kScalar ? "" : "takes a 'step' that is one number";
+  }
+  if (atom.relation == Relation::kScalar && !reader.numbers) return "takes no state that is one number";
+  const bool other = atom.relation == Relation::kReduced || atom.relation == Relation::kOpaque;
+  if (other && !reader.own_shapes) return "takes no state of another shape than the parameter's";
+  if (reader.flat && !IsFloat(atom.dtype)) {
+    return StrCat("keeps states as fp32, and this one is ", DTypeName(atom.dtype));
+  }
+  return "";
+}
+
+class Check {
+ public:
+  Check(const StepModel& step, const ReaderDemands& reader, const Layout& layout)
+      : step_(step), reader_(reader), layout_(layout), grouped_(GroupStates(step)) {}
+
+  Status Run() const {
+    CKPT_RETURN_IF_ERROR(CheckForms());
+    CKPT_RETURN_IF_ERROR(CheckOptimizers());
+    for (size_t g = 0; g < grouped_.members.size(); ++g) {
+      CKPT_RETURN_IF_ERROR(CheckAsked(g));
+      CKPT_RETURN_IF_ERROR(CheckFilled(g));
+      CKPT_RETURN_IF_ERROR(CheckWhole(g));
+      CKPT_RETURN_IF_ERROR(CheckSlices(g));
+      if (reader_.counts != ReaderDemands::Counts::kPerGroup) continue;
+      if (Status one = CheckOneStep(step_, grouped_.members[g]); !one) {
+        return Fail(std::move(one).error().WithContext(
+            StrCat("group ", g, ", of which an engine counts the steps once")));
+      }
+    }
+    if (reader_.counts != ReaderDemands::Counts::kOnce) return {};
+    if (Status one = CheckOneStep(step_); !one) {
+      return Fail(std::move(one).error().WithContext(
+          StrCat(reader_.reader, " counts the steps of all groups once")));
+    }
+    return {};
+  }
+
+ private:
+  tl::unexpected<Error> Refuse(const std::string& kind, const std::vector<ParameterIndex>& of,
+                               const std::string& why) const {
+    const std::string& first = step_.parameter(of.front()).name;
+    const std::string more = of.size() > 1 ? StrCat(" and ", of.size() - 1, " more") : "";
+    Error error{ErrorCode::kUnsupported, StrCat("state '", kind, "' of '", first, "'", more, ": ", why)};
+    error.parameter = first;
+    return Fail(std::move(error).Needing(reader_.remedy));
+  }
+
+  Status CheckForms() const {
+    std::map<std::pair<std::string, std::string>, std::vector<ParameterIndex>> lost;
+    for (const Atom& atom : step_.atoms) {
+      if (!IsState(atom) || Contains(reader_.made_anew, atom.kind)) continue;
+      std::string why = WhyNotTaken(atom, reader_);
+      if (!why.empty()) lost[{atom.kind, std::move(why)}].push_back(atom.parameter);
+    }
+    if (lost.empty()) return {};
+    const auto& [what, parameters] = *lost.begin();
+    return Refuse(what.first, parameters,
+                  StrCat(reader_.reader, " ", what.second,
+                         "; the optimizer would go on without it and nothing would be said"));
+  }
+
+  Status CheckOptimizers() const {
+    if (reader_.optimizers) return {};
+    std::set<std::pair<ParameterIndex, std::string_view>> seen;
+    for (const Atom& atom : step_.atoms) {
+      if (!IsState(atom) || seen.emplace(atom.parameter, atom.kind).second) continue;
+      return Refuse(atom.kind, {atom.parameter},
+                    StrCat("two optimizers have one, and ", reader_.reader, " has one optimizer"));
+    }
+    return {};
+  }
+
+  bool Has(ParameterIndex parameter, std::string_view kind) const {
+    return step_.FindAtom(parameter, kind).has_value();
+  }
+
+  Status CheckAsked(size_t group) const {
+    const std::vector<std::string>& kinds = grouped_.kinds[group];
+    for (const std::string_view kind : reader_.asks) {
+      if (std::binary_search(kinds.begin(), kinds.end(), kind)) continue;
+      return Refuse(std::string(kind), grouped_.members[group],
+                    StrCat(reader_.reader, " asks for ", Quoted(reader_.asks), " of every parameter, and ",
+                           "group ", group, " does not have this one"));
+    }
+    return {};
+  }
+
+  // A reader that keeps one vector per group has it for all members.
+  Status CheckFilled(size_t group) const {
+    if (!reader_.flat) return {};
+    for (const std::string& kind : grouped_.kinds[group]) {
+      if (kind == "step" || BeginsAsZeros(kind) || Contains(reader_.made_anew, kind)) continue;
+      std::vector<ParameterIndex> lacking;
+      for (const ParameterIndex p : grouped_.members[group]) {
+        if (!Has(p, kind)) lacking.push_back(p);
+      }
+      if (lacking.empty()) continue;
+      return Refuse(kind, lacking,
+                    StrCat("the source does not have it, though others of group ", group,
+                           " have one; ", reader_.reader, " keeps one for the whole group, and nothing "
+                           "says what it begins with"));
+    }
+    return {};
+  }
+
+  Status CheckWhole(size_t group) const {
+    if (layout_.dp == 1 || group >= step_.groups.size()) return {};
+    const std::vector<std::string>& kinds = grouped_.kinds[group];
+    const std::string& hyper_parameters = step_.groups[group].hyper_parameters;
+    for (const WholeState& whole : reader_.whole) {
+      if (!std::binary_search(kinds.begin(), kinds.end(), whole.kind)) continue;
+      const bool named = std::any_of(whole.words.begin(), whole.words.end(), [&](std::string_view word) {
+        return hyper_parameters.find(word) != std::string::npos;
+      });
+      if (!named) continue;
+      return Refuse(std::string(whole.kind), grouped_.members[group],
+                    StrCat("its optimizer keeps it for whole parameters, and at dp", layout_.dp, " ",
+                           reader_.reader, " gives each rank a slice that begins within one"));
+    }
+    return {};
+  }
+
+  // Elements of the group that a tensor-parallel rank has; nothing where it is not known.
+  std::optional<uint64_t> ElementsOf(size_t group) const {
+    Layout cut;
+    cut.tp = layout_.tp;
+    uint64_t elements = 0;
+    for (const ParameterIndex p : grouped_.members[group]) {
+      const Parameter& parameter = step_.parameter(p);
+      if (parameter.expert || parameter.stacked_experts > 0) return std::nullopt;
+      const auto local = LocalOf(step_, cut, RankCoordinate{}, parameter);
+      const auto count = local ? ElementCount((*local)->shape) : Result<uint64_t>(0);
+      if (!local || !count) return std::nullopt;
+      elements += *count;
+    }
+    return elements;
+  }
+
+  Status CheckSlices(size_t group) const {
+    if (reader_.slice_unit == 0 || layout_.dp == 1 || layout_.pp > 1) return {};
+    const auto elements = ElementsOf(group);
+    const uint64_t unit = uint64_t{reader_.slice_unit} * layout_.dp;
+    if (!elements || *elements == 0) return {};
+    const uint64_t slice = CeilDiv(*elements, unit) * reader_.slice_unit;
+    if ((layout_.dp - 1) * slice < *elements) return {};
+    Error error{ErrorCode::kUnsupported,
+                StrCat("group ", group, " has ", *elements, *elements == 1 ? " element ('" : " elements ('",
+                       step_.parameter(grouped_.members[group].front()).name, "', ...): of dp", layout_.dp,
+                       " some ranks have none, and ", reader_.reader, " fails on such a rank")};
+    return Fail(std::move(error).Needing("ask for a smaller dp"));
+  }
+
+  const StepModel& step_;
+  const ReaderDemands& reader_;
+  const Layout& layout_;
+  const GroupedStates grouped_;
+};
+
+}  // namespace
+
+bool BeginsAsZeros(std::string_view kind) { return Contains(kBeginAsZeros, kind); }
+
+bool HasStates(const StepModel& step) {
+  return std::any_of(step.atoms.begin(), step.atoms.end(), IsState);
+}
+
+GroupedStates GroupStates(const StepModel& step) {
+  std::vector<std::set<std::string>> of(step.parameters.size());
+  for (const Atom& atom : step.atoms) {
+    if (IsState(atom)) of[static_cast<uint32_t>(atom.parameter)].insert(atom.kind);
+  }
+  GroupedStates out;
+  std::vector<bool> grouped(step.parameters.size(), false);
+  const auto add = [&](std::vector<ParameterIndex> members) {
+    std::set<std::string> kinds;
+    for (const ParameterIndex p : members) {
+      const auto& mine = of[static_cast<uint32_t>(p)];
+      kinds.insert(mine.begin(), mine.end());
+    }
+    out.members.push_back(std::move(members));
+    out.kinds.emplace_back(kinds.begin(), kinds.end());
+  };
+  for (const Group& group : step.groups) {
+    std::vector<ParameterIndex> members;
+    for (const ParameterIndex p : group.parameters) {
+      grouped[static_cast<uint32_t>(p)] = true;
+      if (step.parameter(p).role == Role::kTrainable) members.push_back(p);
+    }
+    add(std::move(members));
+  }
+  std::vector<ParameterIndex> rest;
+  for (uint32_t i = 0; i < step.parameters.size(); ++i) {
+    const bool trainable = step.parameters[i].role == Role::kTrainable && !grouped[i];
+    if (trainable && (step.groups.empty() || !of[i].empty())) rest.push_back(ParameterIndex{i});
+  }
+  if (!rest.empty()) add(std::move(rest));
+  return out;
+}
+
+Status CheckDemands(const StepModel& step, const ReaderDemands& reader, const Layout& layout) {
+  const bool asks = !reader.asks.empty() && !step.groups.empty();
+  if (!HasStates(step) && !asks) return {};
+  return Check(step, reader, layout).Run();
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,15 @@
+# cmake -DOUTPUT=FILE -DNAMES=module_names.txt -P embed.cmake: the text as a C++ source.
+file(READ ${NAMES} text)
+file(WRITE ${OUTPUT}.new "// Made from formats/huggingface/module_names.txt.
+#include \"formats/huggingface/module_names.h\"
+
+namespace ckptfs::huggingface {
+
+std::string_view ModuleNamesText() {
+  static constexpr std::string_view text = R\"names(${text})names\";
+  return text;
+}
+
+}  // namespace ckptfs::huggingface
+")
+file(RENAME ${OUTPUT}.new ${OUTPUT})
