@@ -25,6 +25,9 @@
 
 namespace ckptfs::dcp {
 
+// "model" of "model.a.weight".
+inline std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find('.')); }
+
 // The keys that are not an optimizer's.
 struct KeysBeside {
   std::vector<size_t> tensors;  // of the metadata

@@ -18,8 +18,6 @@ namespace {
 constexpr std::string_view kState = "state.";
 constexpr std::string_view kGroups = "param_groups.";
 
-std::string_view FirstWord(std::string_view key) { return key.substr(0, key.find('.')); }
-
 std::optional<uint32_t> Number(std::string_view text) {
   uint32_t number = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -12,7 +12,7 @@
 namespace ckptfs::huggingface {
 namespace {
 
-constexpr int kMaxDepth = 8;
+constexpr int kMaxDictDepth = 8;
 constexpr size_t kMaxItems = 64;  // of a list that is looked into
 constexpr size_t kMaxCandidates = 256;
 constexpr size_t kMaxContainers = 65536;  // that are looked into; a hostile file may have millions
@@ -90,7 +90,7 @@ TorchState::TorchState(PickleRef root) : root_(root) {
 }
 
 void TorchState::Walk(PickleRef value, const std::string& path, int depth) {
-  if (depth > kMaxDepth || !value || path.size() > kMaxPath || seen_.size() >= kMaxContainers)
+  if (depth > kMaxDictDepth || !value || path.size() > kMaxPath || seen_.size() >= kMaxContainers)
     return;
   const bool container = value.IsDict() || value.IsSequence() || IsModule(value);
   if (!container) return;

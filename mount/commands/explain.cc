@@ -402,7 +402,9 @@ Status RunExplain(const ExplainFlags& given) {
   ExplainFlags options = given;
   options.hf_config = ModelFilesOfMounts(given.hf_config, options.store);
   CKPT_ASSIGN_OR_RETURN(const std::string subject, OnlyStep(options.step, options.store));
-  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, {.hf_config = given.hf_config}));
+  IngestRequest ingest;
+  ingest.hf_config = given.hf_config;
+  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(subject, options.store, ingest));
   return ExplainView(options, step, options.layout, options.file);
 }
 

@@ -54,7 +54,9 @@ Status RunExport(const ExportFlags& options) {
   const size_t slash = options.view.find('/');
   const std::string part = slash == std::string::npos ? "" : options.view.substr(slash + 1);
   CKPT_ASSIGN_OR_RETURN(const std::string destination, AbsolutePath(options.destination));
-  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, {.hf_config = options.hf_config}));
+  IngestRequest ingest;
+  ingest.hf_config = options.hf_config;
+  CKPT_ASSIGN_OR_RETURN(const auto step, LoadSubject(options.step, options.store, ingest));
   CKPT_ASSIGN_OR_RETURN(RootMap roots, ParseRoots(options.roots));
   const auto blobs = BlobReader::Create(step->model, ReaderOptions(std::move(roots)));
   JobOptions job;

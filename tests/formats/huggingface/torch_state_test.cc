@@ -68,15 +68,15 @@ class Maker {
   size_t keys_ = 0;
 };
 
-using Make = std::function<NodeId(Maker&)>;
+using MakeState = std::function<NodeId(Maker&)>;
 
-PickleTree TreeOf(const Make& make) {
+PickleTree TreeOf(const MakeState& make) {
   Maker maker;
   const NodeId root = make(maker);
   return maker.Finish(root);
 }
 
-std::string Chosen(const Make& make, std::string_view asked = "") {
+std::string Chosen(const MakeState& make, std::string_view asked = "") {
   const PickleTree tree = TreeOf(make);
   const auto model = TorchState(RootOf(tree)).Choose(asked);
   if (!model) return model.error().message;
@@ -85,7 +85,7 @@ std::string Chosen(const Make& make, std::string_view asked = "") {
   return out;
 }
 
-std::vector<std::string> Beside(const Make& make, std::string_view asked = "") {
+std::vector<std::string> Beside(const MakeState& make, std::string_view asked = "") {
   const PickleTree tree = TreeOf(make);
   const auto model = TorchState(RootOf(tree)).Choose(asked);
   std::vector<std::string> out;
@@ -96,7 +96,7 @@ std::vector<std::string> Beside(const Make& make, std::string_view asked = "") {
 }
 
 TEST(TorchStateTest, TheStateDictIsTheModelWhereverItStands) {
-  const auto at = [](const std::string& key) -> Make {
+  const auto at = [](const std::string& key) -> MakeState {
     return [=](Maker& m) {
       return m.Dict({{"best", m.Tensor({})}, {key, m.Module()}, {"epoch", m.builder().Int(3)}});
     };
@@ -116,7 +116,7 @@ TEST(TorchStateTest, TheStateDictIsTheModelWhereverItStands) {
 }
 
 TEST(TorchStateTest, WhatStandsBesideIsSplitAroundOptimizersAndModels) {
-  const Make whole = [](Maker& m) {
+  const MakeState whole = [](Maker& m) {
     const NodeId inner = m.Dict({{"optimizer", m.Optimizer()}, {"lr", m.builder().Int(1)}});
     return m.Dict(
         {{"model", m.Module()}, {"ema", m.Module()}, {"trainer", inner}, {"args", m.Dict({})}});
@@ -130,14 +130,14 @@ TEST(TorchStateTest, WhatStandsBesideIsSplitAroundOptimizersAndModels) {
 }
 
 TEST(TorchStateTest, AStateThatWasFlattenedIsSplitAtItsFirstWords) {
-  const Make flat = [](Maker& m) {
+  const MakeState flat = [](Maker& m) {
     return m.Dict({{"model.0.weight", m.Tensor({8, 4})},
                    {"model.0.bias", m.Tensor({8})},
                    {"optimizer.state.0.exp_avg", m.Tensor({8, 4})}});
   };
   EXPECT_EQ(Chosen(flat), "<model> 0.weight 0.bias");
   EXPECT_THAT(Beside(flat), ElementsAre("optimizer.state.0.exp_avg 0"));
-  const Make modules = [](Maker& m) {
+  const MakeState modules = [](Maker& m) {
     return m.Dict({{"model.0.weight", m.Tensor({8, 4})},
                    {"lm_head.weight", m.Tensor({8, 4})},
                    {"optimizer.state.0.exp_avg", m.Tensor({8, 4})}});
@@ -146,7 +146,7 @@ TEST(TorchStateTest, AStateThatWasFlattenedIsSplitAtItsFirstWords) {
 }
 
 TEST(TorchStateTest, AUnionIsTakenForWhoAsksAndForAnOptimizersNames) {
-  const auto parts = [](const std::vector<std::string>& names) -> Make {
+  const auto parts = [](const std::vector<std::string>& names) -> MakeState {
     return [=](Maker& m) {
       const NodeId both = m.Dict({{"encoder", m.Module()}, {"decoder", m.Module()}});
       return m.Dict({{"parts", both}, {"optimizer", m.Optimizer(names)}});
@@ -190,7 +190,7 @@ TEST(TorchStateTest, DeepAndSharedDictsEnd) {
               HasSubstr("no dict of named tensors"));
 }
 
-std::string Optimizers(const Make& make, const WeightsFile* weights) {
+std::string Optimizers(const MakeState& make, const WeightsFile* weights) {
   const PickleTree tree = TreeOf(make);
   const OptimizerChoice choice = ChooseOptimizer(RootOf(tree), "x.pt", weights);
   if (choice.dict) return "taken";
@@ -203,7 +203,7 @@ std::string Optimizers(const Make& make, const WeightsFile* weights) {
 TEST(OptimizerChoiceTest, TheOnlyOneOfAModelThatIsTrainedIsTaken) {
   WeightsFile weights;
   weights.model = "state_dict";
-  const Make one = [](Maker& m) { return m.Dict({{"optimizer", m.Optimizer()}}); };
+  const MakeState one = [](Maker& m) { return m.Dict({{"optimizer", m.Optimizer()}}); };
   EXPECT_EQ(Optimizers(one, &weights), "taken");
   EXPECT_EQ(Optimizers([](Maker& m) { return m.Optimizer(); }, nullptr), "taken");
   EXPECT_THAT(Optimizers(
@@ -227,7 +227,7 @@ TEST(OptimizerChoiceTest, AnAverageThatATrainerSavesAsTheModelHasNone) {
   WeightsFile weights;
   weights.model = "state_dict";
   weights.twins = {"current_model_state"};
-  const Make average = [](Maker& m) {
+  const MakeState average = [](Maker& m) {
     return m.Dict({{"state_dict", m.Module()},
                    {"current_model_state", m.Module()},
                    {"optimizer_states", m.builder().List({m.Optimizer()})}});
