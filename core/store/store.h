@@ -61,14 +61,14 @@ struct StepRecord {
 
 // How a step is to be published.
 struct PublishHow {
-  bool converted = false;    // StepRecord::converted
-  bool provisional = false;  // StepRecord::provisional
+  bool converted = false;  // StepRecord::converted
   bool replace = false;    // another step of the same id and source
   bool notes = false;      // with `replace`: also the same one with other notes beside it
   // Into the run whatever root it belongs to: several save directories are one run,
   // that of the first one's root.
   bool join = false;
   uint32_t life = 0;  // StepRecord::life
+  bool provisional = false;  // StepRecord::provisional
 };
 
 // A side blob on its way into a step (WithSideBlob).

@@ -178,7 +178,7 @@ TEST_F(CudaCopierTest, WhateverFailsNothingMovesAfterwards) {
     const std::string after = copied;
     FailAt(0);
     Gate(true);
-    copier->Wait();
+    (void)copier->Wait();
     EXPECT_TRUE(after == copied) << at;
     EXPECT_TRUE(!went_through || copied == memory);
   }

@@ -164,6 +164,7 @@ TEST_F(PublishStepTest, ADamagedRecordKeepsEverySideBlob) {
   Publish(*store, false, "two");
   std::ofstream(StorePath() + "/steps/two/step1/0") << "{}\n";
   fs::remove(StorePath() + "/catalogue.sqlite");
+  store = Open();  // this one has read the record
   ASSERT_TRUE(store->Remove(gone));
   ASSERT_TRUE(store->Sweep());
   EXPECT_THAT(SideFiles(), SizeIs(1));

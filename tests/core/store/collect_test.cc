@@ -157,20 +157,22 @@ TEST_F(CollectTest, KeepsTheNewestTheMultiplesAndTheLatest) {
   EXPECT_THAT(Collect().removed, IsEmpty());
 }
 
-// Training that went back to an earlier step saves what is older than what is there.
-TEST_F(CollectTest, WhatWasSavedLastStays) {
+// Training that went back to an earlier step saves smaller iterations than those that are there.
+TEST_F(CollectTest, TheNewestLifeIsKeptFirst) {
   SaveAll("a", 5);
   ASSERT_TRUE(Save(*store_, "a", 2, 100));
-  KeepLast(1);
-  EXPECT_THAT(Ids("a"), ElementsAre("2-1", "4"));
+  EXPECT_EQ(store_->Resolve("a", "latest")->id, "2-1");
+  KeepLast(3);
+  EXPECT_THAT(Ids("a"), ElementsAre("3", "4", "2-1"));
   ASSERT_TRUE(Save(*store_, "a", 3, 101));
-  KeepLast(2);
-  EXPECT_THAT(Ids("a"), ElementsAre("2-1", "3", "4"));
+  KeepLast(3);
+  EXPECT_THAT(Ids("a"), ElementsAre("4", "2-1", "3-1"));
+  CollectRequest every;  // of whichever life
+  every.keep_every = 2;
+  Collect(every);
+  EXPECT_THAT(Ids("a"), ElementsAre("4", "2-1", "3-1"));
   KeepLast(1);
-  EXPECT_THAT(Ids("a"), ElementsAre("3", "4"));
-  ASSERT_TRUE(Save(*store_, "a", 5, 102));
-  KeepLast(1);
-  EXPECT_THAT(Ids("a"), ElementsAre("5"));
+  EXPECT_THAT(Ids("a"), ElementsAre("3-1"));
 }
 
 // Manifests of before version 2 name the store as it was called then; it may have
@@ -338,7 +340,7 @@ TEST_F(CollectTest, RecordsOfRemovedStepsGoAndTheirNumbersStayUsed) {
   EXPECT_EQ(other->Resolve("a", "1")->mtime_ns, 101);
   ASSERT_TRUE(other->Refresh());
   EXPECT_THAT(*other->Steps("a"), SizeIs(2));
-  EXPECT_THAT(Ids("a"), ElementsAre("1", "3"));
+  EXPECT_THAT(Ids("a"), ElementsAre("3", "1"));  // that was saved last
 }
 
 TEST_F(CollectTest, TheHundredthTimeAsksWhatTheTenthDid) {

@@ -13,6 +13,8 @@
 #include "core/io/file_storage.h"
 #include "core/model/step_notes.h"
 #include "core/store/lives.h"
+#include "core/store/record_text.h"
+#include "core/store/records.h"
 #include "tests/core/store/sample_model.h"
 #include "tests/support/faulty_storage.h"
 
@@ -157,7 +159,8 @@ TEST_F(StoreTest, WhatNothingIsReadOfIsNoPartOfAStep) {
 
 TEST_F(StoreTest, AStepThatChangedIsReplacedIfAskedFor) {
   auto store = Open();
-  const PublishHow replace{false, true};
+  PublishHow replace;
+  replace.replace = true;
   const StepRecord first = Publish(*store, TinyModel("a", 1, 10));
   const StepModel changed = TinyModel("a", 1, 20);
   // Not that of another source.
@@ -218,6 +221,33 @@ TEST_F(StoreTest, LatestIsTheGreatestIterationThenMtime) {
   EXPECT_THAT(Ids(*store), ElementsAre("step2", "step9", "step10"));
   Publish(*store, TinyModel("other10", 10, 51));
   EXPECT_EQ(Latest(*store), "other10");
+}
+
+TEST_F(StoreTest, TheNewestLifeHasTheLatest) {
+  auto store = Open();
+  Publish(*store, TinyModel("step9", 9, 100));
+  PublishHow how;
+  how.life = 1;
+  ASSERT_TRUE(store->Publish("run", TinyModel("step2", 2, 900), "/root/step2", "/root", how));
+  EXPECT_EQ(Latest(*store), "step2");
+  EXPECT_EQ(Latest(*Open()), "step2");
+  EXPECT_THAT(Ids(*Open()), ElementsAre("step9", "step2"));
+  EXPECT_EQ(Open()->Resolve("run", "step2")->life, 1u);
+}
+
+TEST(StepRecordTest, ALifeIsANumberOf32BitsOrAbsent) {
+  StepRecord record;
+  record.run = "run";
+  record.id = "a";
+  const StepName name{"run", "a", 0};
+  EXPECT_THAT(RenderStepRecord(record), testing::Not(HasSubstr("life")));  // as older builds write it
+  record.life = UINT32_MAX;
+  EXPECT_EQ(ParseStepRecord(RenderStepRecord(record), name)->life, UINT32_MAX);
+  nlohmann::json object = *UnsealRecord(RenderStepRecord(record));
+  for (const nlohmann::json& bad : {nlohmann::json(-1), nlohmann::json("1"), nlohmann::json(uint64_t{1} << 32)}) {
+    object["life"] = bad;
+    EXPECT_EQ(ParseStepRecord(SealRecord(object), name).error().code, ErrorCode::kDataLoss);
+  }
 }
 
 TEST_F(StoreTest, TheSameStepAgainIsTheSameRecord) {
