@@ -136,8 +136,12 @@ Result<std::string> ConfiguredWeights(const Root& root, const std::string& direc
   const std::string path = JoinPath(directory, kModelConfig);
   CKPT_ASSIGN_OR_RETURN(const bool there, HasFile(root, path));
   const auto text = there ? ReadWhole(root, path, kMaxConfigBytes) : Result<std::string>("");
+  // A config that is not one is told where it is carried; a disk that fails is an error here.
+  const bool failed = !text && (text.error().code == ErrorCode::kIo ||
+                                text.error().code == ErrorCode::kExhausted);
+  if (failed) return Fail(Error(text.error()));
   const auto facts = text ? ReadConfigFacts(*text) : Result<ConfigFacts>(ConfigFacts{});
-  if (!facts) return std::string();  // told where the config is carried
+  if (!facts) return std::string();
   const std::string& name = facts->weights;
   const bool weights = name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
   return weights && ShardPath(name) == name ? name : std::string();

@@ -16,9 +16,12 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -75,15 +78,18 @@ class FakeSource final : public Source {
   SaveState StateOf(const StepCandidate& step, const SourceOptions&, const SaveHistory& history) const override {
     before_ = history.before;
     if (Status entered = Enter(step.Path()); !entered) return SaveState::Begun(std::move(entered).error());
-    const auto has = [&](std::string_view name) {
-      return HasFile(*step.root, JoinPath(step.directory, name)).value_or(false);
-    };
+    std::map<std::string_view, std::optional<EntryStat>> there;
+    for (const char* name : {"done", "sealed", "unsealed", "newest"}) {
+      auto found = StatIfThere(*step.root, JoinPath(step.directory, name));
+      if (!found) return SaveState::Begun(std::move(found).error());
+      there[name] = *std::move(found);
+    }
+    const auto has = [&](std::string_view name) { return there[name].has_value(); };
     if (!has("done")) {
       return SaveState::Begun(Error{ErrorCode::kInvalid, StrCat(step.Path(), ": no file done")});
     }
     SaveState out;
-    const auto newest = StatIfThere(*step.root, JoinPath(step.directory, "newest"));
-    const bool is_newest = newest && *newest && (*newest)->stamp.mtime_ns >= step.mtime_ns;
+    const bool is_newest = has("newest") && there["newest"]->stamp.mtime_ns >= step.mtime_ns;
     const bool grows = std::ranges::any_of(std::array{"sealed", "newest"}, [&](const char* last) {
       return history.growing.contains(JoinPath(step.directory, last));
     });

@@ -94,8 +94,8 @@ TEST_F(StepTreeTest, WhatLiesBesideSeveralTagsIsOfTheOneThatIsNamed) {
       EXPECT_TRUE(deepspeed::CarryBeside(assembler, step.candidate, "latest"));
     }
     const StepModel& header = assembler.header();
-    EXPECT_EQ(header.documents.empty(), !header.notes.empty());
-    return header.documents.empty() ? header.notes.front() : "";
+    EXPECT_EQ(header.documents.empty(), !header.left_out.empty());
+    return header.documents.empty() ? LeftOutText(header.left_out.front()) : "";
   };
   EXPECT_THAT(carried("checkpoint-9-a"), HasSubstr("its latest names none of them"));
   directory.Write("out/checkpoint-9/latest", "b");
