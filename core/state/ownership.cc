@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/state/joined_names.h"
 #include "core/state/ordered_match.h"
 #include "core/state/state_fit.h"
 
@@ -80,7 +81,29 @@ class Decider {
     taken_[parameter] = true;
   }
 
+  // The names of members that are the model's but for a part of each (JoinNames).
+  std::map<std::string, std::string> JoinedNames() const {
+    std::vector<std::string> model, optimizer;
+    for (const OwnableParameter& parameter : q_.parameters) model.push_back(parameter.name);
+    for (const auto& group : q_.groups) {
+      for (const OptimizerMember& member : group) {
+        if (!member.name.empty() && !Find(member.name)) optimizer.push_back(member.name);
+      }
+    }
+    return optimizer.empty() ? std::map<std::string, std::string>() : JoinNames(model, optimizer);
+  }
+
+  // The parameter of a name; by a joined one only if the member's shapes are its, too.
+  std::optional<size_t> Named(Place at, const std::map<std::string, std::string>& joined) const {
+    const std::string& name = MemberOf(at).name;
+    if (const auto parameter = Find(name)) return parameter;
+    const auto other = joined.find(name);
+    const auto parameter = other == joined.end() ? std::nullopt : Find(other->second);
+    return parameter && CanBe(at, *parameter) ? parameter : std::nullopt;
+  }
+
   void ByName() {
+    const std::map<std::string, std::string> joined = JoinedNames();
     std::map<size_t, Place> named;
     for (size_t g = 0; g < q_.groups.size(); ++g) {
       for (size_t i = 0; i < q_.groups[g].size(); ++i) {
@@ -89,7 +112,7 @@ class Decider {
           open_.push_back({g, i});
           continue;
         }
-        const auto parameter = Find(name);
+        const auto parameter = Named({g, i}, joined);
         if (!parameter) {
           OwnerOf({g, i}).why = StrCat("'", name, "' is not a parameter of the model");
           continue;

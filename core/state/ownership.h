@@ -4,7 +4,8 @@
 // states group by group, in the order in which it was given its parameters, and nobody knows that
 // order but the script.  So a number counts only where it is proved; the proofs, strongest first:
 //
-//   kName    the file names the member (`param_names`, keys that are names)
+//   kName    the file names the member (`param_names`, keys that are names), as the model does or
+//            with one part more (JoinNames)
 //   kRule    the tool that wrote the file builds its optimizers by a known rule (ToolRule): it is
 //            computed again, and the shapes of all members of all groups fit it in one way
 //   kMaster  the member's fp32 master, cast, is the weight, and is that of no other weight

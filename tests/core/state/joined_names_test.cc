@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/state/joined_names.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace ckptfs {
+namespace {
+
+using Names = std::vector<std::string>;
+using Joined = std::map<std::string, std::string>;
+
+TEST(JoinedNamesTest, OnePartMoreInEachName) {
+  const struct {
+    const char* about;
+    Names model, optimizer;
+    Joined joined;
+  } cases[] = {
+      {"the same", {"a", "b"}, {"b", "a"}, {{"a", "a"}, {"b", "b"}}},
+      {"an adapter's name",
+       {"m.0.lora_A.weight", "m.0.lora_B.weight"},
+       {"m.0.lora_A.default.weight", "m.0.lora_B.default.weight"},
+       {{"m.0.lora_A.default.weight", "m.0.lora_A.weight"},
+        {"m.0.lora_B.default.weight", "m.0.lora_B.weight"}}},
+      {"and a whole module",
+       {"m.lora_A.weight", "score.weight"},
+       {"m.lora_A.mine.weight", "score.modules_to_save.mine.weight"},
+       {{"m.lora_A.mine.weight", "m.lora_A.weight"},
+        {"score.modules_to_save.mine.weight", "score.weight"}}},
+      {"DDP",
+       {"a.weight", "a.bias"},
+       {"module.a.weight", "module.a.bias"},
+       {{"module.a.weight", "a.weight"}, {"module.a.bias", "a.bias"}}},
+      {"one of them is not the model's: none is joined",
+       {"a.weight"},
+       {"module.a.weight", "module.b.weight"},
+       {}},
+      {"but names that both have",
+       {"a.weight", "b.weight"},
+       {"module.a.weight", "x", "b.weight"},
+       {{"b.weight", "b.weight"}}},
+      {"a name that is joined already is not given twice",
+       {"a.weight"},
+       {"a.weight", "module.a.weight"},
+       {{"a.weight", "a.weight"}}},
+      {"two parts would do", {"a.x", "b.x"}, {"a.b.x"}, {}},
+      {"layers are not parts that may go",
+       {"l.0.w", "l.w"},
+       {"l.0.w", "l.1.w", "l.2.w"},
+       {{"l.0.w", "l.0.w"}}},
+      {"another part in each", {"a.w", "b.w"}, {"a.x.w", "b.y.w"}, {}},
+  };
+  for (const auto& one : cases)
+    EXPECT_EQ(JoinNames(one.model, one.optimizer), one.joined) << one.about;
+}
+
+}  // namespace
+}  // namespace ckptfs
