@@ -37,7 +37,7 @@ struct SourceOptions {
   std::vector<std::string> averaged;    // --averaged REGEX
   bool weights_only = false;            // --weights-only: optimizer files may be gone
   bool pieces = false;                  // one file of a model in several may be looked at by itself
-  std::vector<std::string> parameter_order;  // --parameter-order: the model's, by name
+  std::vector<std::string> parameter_order;  // --parameter-order: the optimizer's, by group
   std::string model;  // --model: the key of the model in its state; empty: chosen (core/state)
 };
 

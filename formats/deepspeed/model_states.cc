@@ -206,43 +206,6 @@ Status KeepDocuments(PickleRef root, const TorchFile& file, ModelStates& out) {
 
 // ---- stage 0 --------------------------------------------------------------
 
-// Every state belongs to a member of a group.
-Status CheckNumbers(const UnshardedOptimizer& optimizer) {
-  std::set<int64_t> members;
-  for (const HyperGroup& group : optimizer.groups) {
-    members.insert(group.members.begin(), group.members.end());
-  }
-  for (const auto& [index, state] : optimizer.states) {
-    if (members.count(index) > 0) continue;
-    return Fail(ErrorCode::kInvalid,
-                StrCat("optimizer state ", index, " belongs to no parameter of 'param_groups'"));
-  }
-  return {};
-}
-
-Status ReadPlainStates(PickleRef optimizer, const TorchFile& file, const ModelStates& model,
-                       UnshardedOptimizer& out) {
-  const PickleRef states = optimizer["state"];
-  if (states && states.IsDict()) {
-    for (const auto& [key, value] : states.Items()) {
-      const auto index = key.Int();
-      if (!index) return Fail(ErrorCode::kInvalid, "an optimizer state has no number");
-      CKPT_ASSIGN_OR_RETURN(PartitionStates state, ReadStateDict(value, file, model.blob));
-      out.states.emplace(*index, std::move(state));
-    }
-  }
-  CKPT_ASSIGN_OR_RETURN(out.groups, ReadHyperGroups(optimizer["param_groups"]));
-  const PickleRef groups = optimizer["param_groups"];
-  for (size_t g = 0; g < out.groups.size(); ++g) {
-    const PickleRef names = groups.at(g)["param_names"];
-    out.names.emplace_back();
-    for (size_t i = 0; names && names.IsSequence() && i < names.size(); ++i) {
-      out.names.back().emplace_back(names.at(i).String().value_or(""));
-    }
-  }
-  return CheckNumbers(out);
-}
-
 Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& model) {
   UnshardedOptimizer out;
   CKPT_ASSIGN_OR_RETURN(const PickleRef flat, SequenceOf(optimizer, "fp32_groups_flat"));
@@ -271,7 +234,8 @@ Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& mo
   const bool plain = out.form == UnshardedOptimizer::Form::kPlain;
   const PickleRef base = plain ? optimizer : optimizer["optimizer_state_dict"];
   if (!base) return Fail(ErrorCode::kInvalid, "'optimizer' holds no 'optimizer_state_dict'");
-  CKPT_RETURN_IF_ERROR(ReadPlainStates(base, file, model, out));
+  CKPT_ASSIGN_OR_RETURN(static_cast<TorchOptimizer&>(out),
+                        ReadTorchOptimizer(base, file, model.blob));
   for (const auto& [key, value] :
        plain ? std::vector<std::pair<PickleRef, PickleRef>>() : optimizer.Items()) {
     const std::string_view name = key.String().value_or("");

@@ -18,7 +18,7 @@
 
 #include "core/base/digest.h"
 #include "core/model/step_model.h"
-#include "formats/deepspeed/optimizer_states.h"
+#include "formats/deepspeed/torch_optimizer.h"
 #include "formats/sharding/sharding_info.h"
 #include "formats/torch/torch_file.h"
 
@@ -31,16 +31,13 @@ struct NamedShape {
 };
 
 // Stage 0 keeps its optimizer here.
-struct UnshardedOptimizer {
+struct UnshardedOptimizer : TorchOptimizer {
   enum class Form {
     kPlain,    // a torch optimizer: states of whole parameters, the weights are the masters
     kFused,    // FP16_Optimizer: one flat fp32 tensor per group
     kUnfused,  // FP16_UnfusedOptimizer: an fp32 tensor per parameter
   };
   Form form = Form::kPlain;
-  std::vector<HyperGroup> groups;
-  std::vector<std::vector<std::string>> names;  // per group, where the optimizer knows them
-  std::map<int64_t, PartitionStates> states;    // by index ("params" of the groups)
   std::vector<FileTensor> flat_masters;                  // kFused: per group
   std::vector<std::vector<FileTensor>> parameter_masters;  // kUnfused: per group
 };

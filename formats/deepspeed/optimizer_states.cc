@@ -295,19 +295,26 @@ bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& param
   return own && whole && *own < *whole;
 }
 
-Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob) {
+Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob,
+                                      OtherTensors others) {
   PartitionStates out;
   if (!state.IsDict()) return Fail(ErrorCode::kInvalid, "an optimizer state is not a dict");
   for (const auto& [key, value] : state.Items()) {
     const auto name = key.String();
+    if (!name && others == OtherTensors::kOpaque) {
+      out.opaque.push_back(key.Int() ? std::to_string(*key.Int()) : "?");
+      continue;
+    }
     if (!name) return Fail(ErrorCode::kInvalid, "an optimizer state has a name that is not text");
     CKPT_ASSIGN_OR_RETURN(auto scalar, ScalarOf(value, file));
     if (scalar) {
       out.scalars.push_back(NamedScalar{std::string(*name), *std::move(scalar)});
       continue;
     }
-    if (value.Tensor() == nullptr && !value.IsOtherTensor()) {
+    const bool other = value.IsOtherTensor() && others == OtherTensors::kRefused;
+    if (value.Tensor() == nullptr && !other) {
       out.opaque.emplace_back(*name);
+      if (value.IsNone()) out.nothing.emplace_back(*name);
       continue;
     }
     CKPT_ASSIGN_OR_RETURN(FileTensor tensor, FileTensorOf(value, file, blob, *name));

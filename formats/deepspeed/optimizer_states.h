@@ -36,6 +36,7 @@ struct PartitionStates {
   std::vector<NamedTensor> flat;      // of the optimizer: one-dimensional, as long as the partition
   std::vector<NamedScalar> scalars;   // "step"
   std::vector<std::string> opaque;    // names kept as documents
+  std::vector<std::string> nothing;   // of these: which are None
 };
 
 // What the partition has besides its master, sorted: each state's name in
@@ -78,7 +79,10 @@ Result<OptimizerStates> ReadOptimizerStates(const TorchFile& file,
 
 // The pieces that stage 0 shares.
 Result<std::vector<HyperGroup>> ReadHyperGroups(PickleRef param_groups);
-Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob);
+// Tensors that are not plain ones (quantised, sparse) are kInvalid, or opaque.
+enum class OtherTensors : uint8_t { kRefused, kOpaque };
+Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, BlobIndex blob,
+                                      OtherTensors others = OtherTensors::kRefused);
 // Digest of a value as our printer prints it, equal strings taken for one.
 Result<Digest> DigestOfValue(PickleRef value);
 // As MakeDocument, with the file's path in the error.

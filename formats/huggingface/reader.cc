@@ -10,10 +10,12 @@
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
 #include "core/state/roles.h"
+#include "formats/deepspeed/whole_states.h"
 #include "formats/huggingface/optimizer_choice.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
 #include "formats/runs/tool_files.h"
+#include "formats/runs/trainer_rule.h"
 #include "formats/torch/stored_tensor.h"
 
 namespace ckptfs::huggingface {
@@ -58,32 +60,6 @@ Result<Sharding> ShardingOf(const StoredWeight& weight, const ShardingRules& rul
   const bool packed = quantised || !IsFloat(weight.dtype);
   if (packed && sharding->pattern.kind == PatternKind::kShard) sharding->pattern = Pattern{};
   return *std::move(sharding);
-}
-
-// The states of one parameter.
-Status PlaceStates(const deepspeed::PartitionStates& states, const StoredWeight& weight,
-                   ParameterIndex index, Placer& placer, StepModel& header) {
-  for (const NamedTensor& entry : states.flat) {
-    const Shape& shape = entry.tensor.shape();
-    const std::string what = StrCat("optimizer state '", entry.name, "' of '", weight.name, "'");
-    if (shape == weight.shape) {
-      CKPT_RETURN_IF_ERROR(placer.AddTensor(index, entry.name, entry.tensor));
-    } else if (deepspeed::CanBeReduced(entry.name, shape, weight.shape)) {
-      CKPT_RETURN_IF_ERROR(placer.AddReduced(index, entry.name, entry.tensor));
-    } else {
-      return Refuse(what, " has shape ", ShapeToString(shape), ", the parameter ",
-                    ShapeToString(weight.shape));
-    }
-  }
-  for (const std::string& opaque : states.opaque) {
-    LeaveOut(header, {LeftOutPart::kOptimizer,
-                      StrCat("optimizer state '", opaque, "' of '", weight.name, "'"),
-                      "it is not a tensor", ""});
-  }
-  for (const deepspeed::NamedScalar& scalar : states.scalars) {
-    CKPT_RETURN_IF_ERROR(placer.AddScalar(index, scalar.name, scalar.value));
-  }
-  return {};
 }
 
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
@@ -341,16 +317,18 @@ Status Reader::DeclareParameters() {
     shardings.push_back(std::move(sharding));
   }
   CKPT_RETURN_IF_ERROR(NameMembers(weights));
-  std::set<std::string_view> trained;
-  for (const auto& group : members_) trained.insert(group.begin(), group.end());
+  std::set<size_t> trained;  // numbers of weights
+  for (const auto& group : members_) {
+    trained.insert(group.parameters.begin(), group.parameters.end());
+  }
   std::multimap<std::string_view, std::string_view> second;
   for (const auto& [alias, name] : aliases_) second.emplace(name, alias);
   Placer placer(assembler_);
   for (size_t i = 0; i < weights.size(); ++i) {
     const StoredWeight& weight = *weights[i];
-    const Trained said = trained.empty()                 ? Trained::kUnknown
-                         : trained.contains(weight.name) ? Trained::kYes
-                                                         : Trained::kNo;
+    const Trained said = trained.empty()         ? Trained::kUnknown
+                         : trained.contains(i) ? Trained::kYes
+                                               : Trained::kNo;
     const Role role = RoleOf(weight.name, weight.dtype, weight.shape, said, HasWeight());
     CKPT_ASSIGN_OR_RETURN(const ParameterIndex index,
                           placer.Declare(weight.name, role, shardings[i]));
@@ -394,7 +372,7 @@ Status Reader::ReadOptimizer() {
   if (!dict) return {};
   CKPT_ASSIGN_OR_RETURN(const BlobIndex blob,
                         assembler_.AddFile(0, files_.prefix + files_.optimizer));
-  auto read = ReadOptimizerFile(dict, file, blob);
+  auto read = deepspeed::ReadTorchOptimizer(dict, file, blob);
   if (!read) return Fail(std::move(read).error().WithContext(optimizer_path_));
   optimizer_ = *std::move(read);
   CKPT_ASSIGN_OR_RETURN(const Digest frame, file.Frame());
@@ -406,61 +384,50 @@ Status Reader::ReadOptimizer() {
 // are sorted, and say nothing of it.
 Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
   if (!optimizer_) return {};
-  std::map<std::string_view, const StoredWeight*> by_name;
-  for (const StoredWeight* weight : weights) {
-    if (!LooksLikeBuffer(weight->name, weight->dtype, weight->shape, HasWeight()))
-      by_name.emplace(weight->name, weight);
+  std::vector<size_t> places;  // of the parameters, among the weights
+  std::vector<OwnableParameter> parameters;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const StoredWeight& weight = *weights[i];
+    if (LooksLikeBuffer(weight.name, weight.dtype, weight.shape, HasWeight())) continue;
+    places.push_back(i);
+    parameters.push_back({weight.name, weight.shape});
   }
-  std::vector<deepspeed::NamedShape> parameters;
-  for (const std::string& name : options_.parameter_order) {
-    const auto found = by_name.find(name);
-    if (found != by_name.end()) parameters.push_back({name, found->second->shape});
+  const auto members = deepspeed::MembersOf(*optimizer_);
+  OwnershipQuestion question{parameters, members, {}, options_.parameter_order, {}, {}};
+  question.second_names.insert(aliases_.begin(), aliases_.end());
+  if (files_.weights.size() == 1 && IsTorchName(files_.weights[0])) {
+    std::vector<std::string> hyper_parameters;
+    for (const auto& group : optimizer_->groups) hyper_parameters.push_back(group.hyper_parameters);
+    question.rule = TrainerRule(candidate_, hyper_parameters, parameters);
   }
-  const bool given = !options_.parameter_order.empty();
-  if (given && parameters.size() != by_name.size()) {
-    return Fail(ErrorCode::kInvalid,
-                StrCat("--parameter-order: ", candidate_.Path(), " has ", by_name.size(),
-                       " parameters, of which it names ", parameters.size()));
+  CKPT_ASSIGN_OR_RETURN(deepspeed::OwnedMembers owned,
+                        deepspeed::OwnMembers(question, files_.optimizer));
+  StepModel& header = assembler_.header();
+  for (LeftOut& one : owned.left_out) LeaveOut(header, std::move(one));
+  if (!owned.groups) return {};
+  for (const LeftOut& one : optimizer_->left_out) LeaveOut(header, one);
+  members_ = *std::move(owned.groups);
+  for (auto& group : members_) {
+    for (size_t& parameter : group.parameters) parameter = places[parameter];
   }
-  for (const StoredWeight* weight : given ? std::vector<const StoredWeight*>() : weights) {
-    if (by_name.contains(weight->name)) parameters.push_back({weight->name, weight->shape});
-  }
-  const bool ordered = files_.weights.size() == 1 && IsTorchName(files_.weights[0]);
-  auto members = NamesOfMembers(*optimizer_, parameters,
-                                given     ? ParameterOrder::kGiven
-                                : ordered ? ParameterOrder::kModel
-                                          : ParameterOrder::kUnknown);
-  if (members) {
-    members_ = *std::move(members);
-    return {};
-  }
-  LeaveOut(assembler_.header(),
-           {LeftOutPart::kOptimizer, StrCat("the optimizer in ", files_.optimizer),
-            StrCat("it numbers its states, and whose they are is not certain (",
-                   members.error().message, ")"),
-            given ? ""
-                  : "`adopt --parameter-order FILE` takes them, with the names of "
-                    "model.named_parameters() one a line"});
   return {};
 }
 
 // The states of members whose names are certain; the weights are the masters.
 Status Reader::PlaceOptimizer(const std::vector<const StoredWeight*>& weights, Placer& placer) {
-  std::map<std::string_view, ParameterIndex> indexes;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    indexes.emplace(weights[i]->name, ParameterIndex{static_cast<uint32_t>(i)});
-  }
   for (size_t g = 0; g < members_.size(); ++g) {
     std::vector<ParameterIndex> members;
-    for (size_t k = 0; k < members_[g].size(); ++k) {
-      const ParameterIndex index = indexes.at(members_[g][k]);
+    for (size_t k = 0; k < members_[g].members.size(); ++k) {
+      const size_t place = members_[g].parameters[k];
+      const StoredWeight& weight = *weights[place];
+      const ParameterIndex index{static_cast<uint32_t>(place)};
       members.push_back(index);
-      const StoredWeight& weight = *weights[static_cast<uint32_t>(index)];
       CKPT_RETURN_IF_ERROR(placer.AddHeld(index, "master", weight.held));
-      const auto state = optimizer_->states.find(optimizer_->groups[g].members[k]);
+      const int64_t number = optimizer_->groups[g].members[members_[g].members[k]];
+      const auto state = optimizer_->states.find(number);
       if (state == optimizer_->states.end()) continue;
-      const Status placed =
-          PlaceStates(state->second, weight, index, placer, assembler_.header());
+      const Status placed = deepspeed::PlaceWholeStates(
+          state->second, {index, weight.name, weight.shape}, placer, assembler_.header());
       if (!placed) return Fail(Error(placed.error()).WithContext(optimizer_path_));
     }
     CKPT_RETURN_IF_ERROR(

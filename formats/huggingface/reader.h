@@ -2,8 +2,8 @@
 //
 // Reader indexes one Hugging Face directory, or one file of weights: whole
 // parameters, ties as transformers makes them, and the model files beside them.
-// Where an optimizer's states lie there, too (optimizer_file.h), and it is certain whose
-// they are, the weights are its masters; else they are left, and a note says why.
+// Where an optimizer's states lie there, too (optimizer_file.h), and something proves whose
+// they are (core/state/ownership.h), the weights are its masters; else they are left out.
 //
 // Thread safety: one reader per step; Read parses files on TBB's threads.
 // Lifetime: candidate and options must outlive the reader.
@@ -21,6 +21,7 @@
 #include "core/ingest/source.h"
 #include "core/state/roles.h"
 #include "formats/huggingface/names.h"
+#include "formats/deepspeed/torch_optimizer.h"
 #include "formats/huggingface/optimizer_file.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/weights_file.h"
@@ -92,9 +93,10 @@ class Reader {
   std::map<std::string, std::string> aliases_;  // second name -> name
   std::set<std::string, std::less<>> names_;    // of tensors that are read
   std::map<DType, uint64_t> elements_;  // of floats
-  std::optional<OptimizerFile> optimizer_;
+  std::optional<deepspeed::TorchOptimizer> optimizer_;
   std::string optimizer_path_;  // for messages
-  std::vector<std::vector<std::string>> members_;  // of its groups, by name; empty: not certain
+  // Of its groups; the parameters are among the weights.  Empty: nothing proves whose they are.
+  std::vector<deepspeed::OwnedGroup> members_;
   std::optional<uint64_t> iteration_;              // as the file says
 };
 

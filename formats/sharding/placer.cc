@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/state/state_fit.h"
 #include "formats/torch/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 
@@ -67,13 +68,7 @@ Result<std::optional<std::string>> DifferingKey(const std::string& a, const std:
 }  // namespace
 
 Relation RelationOf(const Shape& state, const Shape& parameter) {
-  if (state == parameter) return Relation::kSame;
-  if (state.empty()) return Relation::kScalar;
-  bool reduced = state.size() == parameter.size();
-  for (size_t d = 0; reduced && d < state.size(); ++d) {
-    reduced = state[d] == parameter[d] || state[d] == 1;
-  }
-  return reduced ? Relation::kReduced : Relation::kOpaque;
+  return FitOf("", state, parameter).value_or(Relation::kOpaque);
 }
 
 Parameter ParameterOf(std::string name, Role role, const Sharding& sharding) {

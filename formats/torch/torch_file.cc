@@ -151,12 +151,17 @@ Result<TorchFile> TorchFile::Open(std::shared_ptr<const File> file, const Extent
 Result<Digest> TorchFile::Frame() const { return FrameDigestOf(*file_, records_); }
 
 Result<std::string> TorchFile::Read(const FileTensor& tensor) const {
-  CKPT_ASSIGN_OR_RETURN(const StorageRecord record, tensor.Bytes());
+  return Read(tensor, 0, tensor.elements());
+}
+
+Result<std::string> TorchFile::Read(const FileTensor& tensor, uint64_t begin,
+                                    uint64_t end) const {
+  CKPT_ASSIGN_OR_RETURN(const Fragment part, tensor.Slice(begin, begin, end));
   const auto storage = storages_.find(tensor.storage_key());
   if (storage != storages_.end() && storage->second.blob) {
     return Refuse("storage '", tensor.storage_key(), "' lies in another file");
   }
-  return file_->Read(record.offset, record.length, "a tensor");
+  return file_->Read(part.offset, (end - begin) * ByteWidth(tensor.dtype()), "a tensor");
 }
 
 Result<TorchFile> TorchFile::Make(PickleTree tree, Storages storages,

@@ -64,6 +64,8 @@ class TorchFile {
   // The bytes of a small tensor; kInvalid if they lie in another file.  REQUIRES: there
   // is a file.  BLOCKS: on reading.
   Result<std::string> Read(const FileTensor& tensor) const;
+  // Of its row-major elements [begin, end).
+  Result<std::string> Read(const FileTensor& tensor, uint64_t begin, uint64_t end) const;
 
  private:
   std::shared_ptr<const File> file_;

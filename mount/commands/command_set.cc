@@ -254,7 +254,7 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
       .Check(Checked(NamePattern::Parse));
   command
       .Add("--parameter-order", request.parameter_order,
-           "Names of the model's parameters in its order, one a line: for optimizers that number them")
+           "Names of the optimizer's parameters in its order, group by group, one a line")
       .Value("FILE");
   command
       .Add("--model", request.model,

@@ -80,8 +80,14 @@ class Job:
         self.path = os.path.join(folder, path)
         self.order = os.path.join(folder, 'order')
         with open(self.order, 'w', encoding='utf-8') as f:
-            for name, _ in model().named_parameters():
-                f.write(f'{name}\n')
+            f.write('\n'.join(self.names_in_order()))
+
+    def names_in_order(self):
+        """As the optimizer was given them: Trainer's has two groups, Lightning's module has the model as `net`."""
+        named = list(model().named_parameters())
+        if self.tool == 'trainer':
+            named.sort(key=lambda one: one[1].ndim < 2)
+        return [f'net.{name}' if self.tool == 'lightning' else name for name, _ in named]
 
     def adopt(self, ckptfs, *more):
         """The step's directory in a mount of what the job wrote."""
@@ -203,7 +209,7 @@ def test_a_step_is_found_and_is_what_the_job_had(ckptfs, job):
         return
     plain = info(ckptfs, job.path)
     words = ()
-    if job.way == 'plain' and job.tool != 'lightning':  # whose file has the model's order
+    if job.way == 'plain':  # numbers of which nothing says whose they are
         assert 'exp_avg' not in plain['kinds']
         assert any('--parameter-order' in one['needs'] for one in plain['left_out'])
         words = '--parameter-order', job.order

@@ -55,6 +55,7 @@ struct NamedGroup {
   size_t number = 0;                       // in the rank's file
   std::optional<uint32_t> expert_rank;     // of native experts: whose
   std::vector<ParameterIndex> parameters;  // in flattening order
+  std::vector<size_t> members = {};        // of stage 0: their numbers in the optimizer's group
 };
 
 struct Named {
@@ -78,8 +79,9 @@ struct Named {
 // only one place mentions; kUnsupported where names cannot be told.
 Result<Named> Name(const TagFiles& files, const Parsed& parsed);
 
-// Of stage 0, whose optimizer knows its parameters by number only: adds the groups,
-// and makes what no group has frozen.  `spellings`: the engine's, of module entries.
+// Of stage 0, whose optimizer knows its parameters by number only: adds the groups if something
+// proves whose they are (core/state/ownership.h), and makes what no group has frozen; else the
+// optimizer is left out.  `spellings`: the engine's, of module entries.
 Status NameUnsharded(const TagFiles& files, const Parsed& parsed, const StateDictNames& spellings,
                      Named& out);
 

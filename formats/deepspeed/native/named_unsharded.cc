@@ -3,125 +3,154 @@
 // Names of stage 0, where the optimizer lies in the model states file.
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "core/base/strings.h"
+#include "core/state/ownership.h"
+#include "formats/deepspeed/native/master_prints.h"
 #include "formats/deepspeed/native/named.h"
-#include "formats/deepspeed/state_names.h"
+#include "formats/deepspeed/whole_states.h"
+#include "formats/runs/trainer_rule.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {
 
 using Form = UnshardedOptimizer::Form;
-using GroupNames = std::vector<std::vector<std::string>>;
 
-// The shape that a member's states have, if it has any of its own.
-std::optional<Shape> ShapeOfState(const UnshardedOptimizer& optimizer, size_t group, size_t i) {
-  if (optimizer.form == Form::kUnfused) {
-    if (i < optimizer.parameter_masters[group].size()) {
-      return optimizer.parameter_masters[group][i].shape();
-    }
-    return std::nullopt;
-  }
-  const auto state = optimizer.states.find(optimizer.groups[group].members[i]);
-  if (state == optimizer.states.end()) return std::nullopt;
-  for (const NamedTensor& entry : state->second.flat) {
-    if (entry.name == "exp_avg" || entry.name == "exp_avg_sq" || entry.name == "momentum_buffer") {
-      return entry.tensor.shape();
-    }
-  }
-  return std::nullopt;
+// Members whose owners are known: numbers in their group, and names.
+struct Members {
+  std::vector<size_t> numbers;
+  std::vector<std::string> names;
+};
+using Groups = std::vector<Members>;
+
+// What is said of a rank's optimizer.
+struct Told {
+  std::optional<Groups> groups;  // nothing: it is left out
+  std::vector<LeftOut> left_out;
+};
+
+constexpr std::string_view kAlone = "`--weights-only` takes the weights without a word";
+
+Told Nothing(const ModelStates& model, std::string why) {
+  return {std::nullopt,
+          {WholeOptimizer(LastComponent(model.file), std::move(why), std::string(kAlone))}};
 }
 
 // FP16_Optimizer makes a group's weights views of one storage: each storage
-// that parameters tile without a gap, and their names in its order.
-std::map<uint64_t, GroupNames> TiledStorages(const ModelStates& model,
-                                             const StateDictNames& spellings) {
+// that parameters tile without a gap, and their names in its order, by elements.
+std::map<uint64_t, std::vector<Members>> TiledStorages(const ModelStates& model,
+                                                       const StateDictNames& spellings) {
   std::map<std::string, std::map<uint64_t, const NamedTensor*>> storages;
   for (const NamedTensor& entry : model.module) {
     if (entry.tensor.elements() > 0 && entry.tensor.dense()) {
       storages[entry.tensor.storage_key()].try_emplace(entry.tensor.storage_offset(), &entry);
     }
   }
-  std::map<uint64_t, GroupNames> out;  // by elements
+  std::map<uint64_t, std::vector<Members>> out;
   for (const auto& [key, tensors] : storages) {
     uint64_t at = 0;
-    std::vector<std::string> names;
+    Members members;
     for (const auto& [offset, entry] : tensors) {
       if (offset != at) break;
       at += entry->tensor.elements();
-      names.push_back(spellings.Of(entry->name));
+      members.numbers.push_back(members.names.size());
+      members.names.push_back(spellings.Of(entry->name));
     }
-    if (names.size() == tensors.size() &&
+    if (members.names.size() == tensors.size() &&
         at == tensors.begin()->second->tensor.storage_elements()) {
-      out[at].push_back(std::move(names));
+      out[at].push_back(std::move(members));
     }
   }
   return out;
 }
 
-Result<GroupNames> NamesOfFused(const ModelStates& model, const UnshardedOptimizer& optimizer,
-                                const StateDictNames& spellings) {
-  const std::map<uint64_t, GroupNames> storages = TiledStorages(model, spellings);
-  GroupNames out;
+Told GroupsOfFused(const ModelStates& model, const StateDictNames& spellings) {
+  const auto storages = TiledStorages(model, spellings);
+  Groups out;
   std::set<uint64_t> used;
-  for (const FileTensor& master : optimizer.flat_masters) {
+  for (const FileTensor& master : model.optimizer->flat_masters) {
     const auto found = storages.find(master.elements());
     const bool clear = found != storages.end() && found->second.size() == 1 &&
                        used.insert(master.elements()).second;
     if (!clear) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat(model.file, ": no single storage of the module's weights has the ",
-                         master.elements(),
-                         " elements of a flat fp32 group; its parameters cannot be told apart"));
+      return Nothing(model,
+                     StrCat("no single storage of the module's weights has the ", master.elements(),
+                            " elements of a flat fp32 group, so nothing "
+                            "proves the order of its parameters"));
     }
     out.push_back(found->second.front());
   }
-  return out;
+  return {std::move(out), {}};
 }
 
 // What an optimizer could have: the module without buffers and second names.
-std::vector<NamedShape> Candidates(const ModelStates& model, const StateDictNames& spellings,
-                                   const Named& named) {
-  std::vector<NamedShape> out;
+struct Candidates {
+  std::vector<OwnableParameter> parameters;
+  std::vector<const FileTensor*> weights;
+};
+
+Candidates CandidatesOf(const ModelStates& model, const StateDictNames& spellings,
+                        const Named& named) {
+  Candidates out;
   std::set<std::string> seen = BufferNames(model);
   for (const NamedTensor& entry : model.module) {
     const std::string name = spellings.Of(entry.name);
     if (named.aliases.contains(name) || !seen.insert(name).second) continue;
-    out.push_back(NamedShape{name, entry.tensor.shape()});
+    out.parameters.push_back({name, entry.tensor.shape()});
+    out.weights.push_back(&entry.tensor);
   }
   return out;
 }
 
-Result<GroupNames> NamesOfGroups(const ModelStates& model, const StateDictNames& spellings,
-                                 std::span<const NamedShape> candidates) {
+Result<Told> GroupsOf(const TagFiles& files, uint32_t mp, const ModelStates& model,
+                      const Candidates& candidates, const Named& named) {
   const UnshardedOptimizer& optimizer = *model.optimizer;
-  if (optimizer.form == Form::kFused) return NamesOfFused(model, optimizer, spellings);
-  const GroupNames& given = optimizer.names;
-  std::vector<std::vector<std::optional<Shape>>> shapes;
-  bool named = true;
+  std::vector<std::vector<OptimizerMember>> members = MembersOf(optimizer);
+  std::vector<std::string> hyper_parameters;
   for (size_t g = 0; g < optimizer.groups.size(); ++g) {
-    const size_t members = optimizer.groups[g].members.size();
-    named = named && g < given.size() && given[g].size() == members;
-    shapes.emplace_back();
-    for (size_t i = 0; i < members; ++i) shapes.back().push_back(ShapeOfState(optimizer, g, i));
+    hyper_parameters.push_back(optimizer.groups[g].hyper_parameters);
+    for (size_t i = 0; optimizer.form == Form::kUnfused && i < members[g].size(); ++i) {
+      const auto& masters = optimizer.parameter_masters;
+      if (g < masters.size() && i < masters[g].size()) members[g][i].master = masters[g][i].shape();
+    }
   }
-  if (named && !optimizer.groups.empty()) return given;
-  auto matched = MatchStates(candidates, shapes);
-  if (!matched) return Fail(std::move(matched).error().WithContext(model.file));
-  return matched;
+  OwnershipQuestion question{candidates.parameters,         members, {},
+                             files.options.parameter_order, {},      {}};
+  question.second_names.insert(named.aliases.begin(), named.aliases.end());
+  question.rule = TrainerRule(files.step, hyper_parameters, candidates.parameters);
+  if (optimizer.form == Form::kUnfused) {
+    question.masters = [&]() -> Result<MasterPrints> {
+      CKPT_ASSIGN_OR_RETURN(const TorchFile file, files.Open(files.names.model.at(mp)));
+      return PrintsOf(file, optimizer, candidates.weights);
+    };
+  }
+  CKPT_ASSIGN_OR_RETURN(OwnedMembers owned,
+                        OwnMembers(question, std::string(LastComponent(model.file))));
+  Told out{std::nullopt, std::move(owned.left_out)};
+  if (!owned.groups) return out;
+  out.left_out.insert(out.left_out.end(), optimizer.left_out.begin(), optimizer.left_out.end());
+  out.groups.emplace();
+  for (OwnedGroup& group : *owned.groups) {
+    Members& added = out.groups->emplace_back();
+    added.numbers = std::move(group.members);
+    for (const size_t p : group.parameters) added.names.push_back(candidates.parameters[p].name);
+  }
+  return out;
 }
 
 // Adds the groups of one rank.
-Status AddGroups(const Parsed& parsed, uint32_t mp, const GroupNames& groups, Named& out) {
+Status AddGroups(const Parsed& parsed, uint32_t mp, const Groups& groups, Named& out) {
   std::set<ParameterIndex> stored;
   for (const NamedWeight& weight : out.weights) {
     if (weight.tp == mp % parsed.tp) stored.insert(weight.parameter);
   }
   for (size_t g = 0; g < groups.size(); ++g) {
-    NamedGroup group{mp, g, std::nullopt, {}};
-    for (const std::string& name : groups[g]) {
+    NamedGroup group{mp, g, std::nullopt, {}, groups[g].numbers};
+    for (const std::string& name : groups[g].names) {
       const auto index = out.Find(name);
       const bool held = index && stored.contains(*index) &&
                         out[*index].ShapeOn(mp / parsed.tp, mp % parsed.tp) != nullptr;
@@ -136,35 +165,43 @@ Status AddGroups(const Parsed& parsed, uint32_t mp, const GroupNames& groups, Na
   return {};
 }
 
+Result<Told> GroupsOfRank(const TagFiles& files, const Parsed& parsed, uint32_t mp,
+                          const StateDictNames& spellings, const Candidates& candidates,
+                          const Named& named) {
+  const ModelStates& model = parsed.model(mp);
+  if (!model.has_module || !parsed.experts.empty()) {
+    return Nothing(model, StrCat("without ZeRO the states of a ",
+                                 model.has_module ? "mixture of experts" : "pipeline",
+                                 " have numbers and no names"));
+  }
+  if (model.optimizer->form == Form::kFused) return GroupsOfFused(model, spellings);
+  return GroupsOf(files, mp, model, candidates, named);
+}
+
 }  // namespace
 
+// One rank's states without the others' would be a part of them, so all are proved or none.
 Status NameUnsharded(const TagFiles& files, const Parsed& parsed, const StateDictNames& spellings,
                      Named& out) {
+  std::map<uint32_t, std::pair<Candidates, Groups>> ranks;
   for (uint32_t mp = 0; mp < parsed.model_ranks(); ++mp) {
     const ModelStates& model = parsed.model(mp);
     if (!model.optimizer || files.options.weights_only) continue;
-    if (!model.has_module || !parsed.experts.empty()) {
-      out.left_out.push_back(
-          {LeftOutPart::kOptimizer, StrCat("the optimizer in ", model.file),
-           StrCat("states without ZeRO of a ",
-                  model.has_module ? "mixture of experts" : "pipeline",
-                  " have no parameter names"),
-           ""});
-      continue;
-    }
-    const std::vector<NamedShape> candidates = Candidates(model, spellings, out);
-    CKPT_ASSIGN_OR_RETURN(const GroupNames groups, NamesOfGroups(model, spellings, candidates));
+    Candidates candidates = CandidatesOf(model, spellings, out);
+    CKPT_ASSIGN_OR_RETURN(Told told, GroupsOfRank(files, parsed, mp, spellings, candidates, out));
+    out.left_out.insert(out.left_out.end(), told.left_out.begin(), told.left_out.end());
+    if (!told.groups) return {};
+    ranks.emplace(mp, std::pair(std::move(candidates), *std::move(told.groups)));
+  }
+  for (const auto& [mp, rank] : ranks) {
+    const auto& [candidates, groups] = rank;
     CKPT_RETURN_IF_ERROR(AddGroups(parsed, mp, groups, out));
     std::set<std::string> trained;
-    for (const auto& group : groups) trained.insert(group.begin(), group.end());
-    for (const NamedShape& candidate : candidates) {
+    for (const Members& group : groups) trained.insert(group.names.begin(), group.names.end());
+    for (const OwnableParameter& candidate : candidates.parameters) {
       if (trained.contains(candidate.name)) continue;
       out[*out.Find(candidate.name)].role = Role::kFrozen;
     }
-  }
-  if (!out.groups.empty()) {
-    out.notes.emplace_back(
-        "stage 0: the optimizer numbers its parameters; they were matched in model order");
   }
   return {};
 }

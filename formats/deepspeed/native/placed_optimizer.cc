@@ -10,6 +10,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "formats/deepspeed/native/placed.h"
+#include "formats/deepspeed/whole_states.h"
 #include "formats/deepspeed/zero_layout.h"
 
 namespace ckptfs::deepspeed::native {
@@ -286,41 +287,6 @@ Status PlacePartitions(const NamedGroup& named, Placing& placing) {
                     placing.placer);
 }
 
-// Stage 0, a state of one parameter.
-Status PlaceWholeState(const NamedGroup& group, ParameterIndex parameter,
-                       const PartitionStates& state, Placing& placing) {
-  const std::string& file = placing.parsed.model(group.mp).file;
-  const std::string& name = placing.named[parameter].name;
-  const Shape& local = placing.ShapeOf(group, parameter);
-  CKPT_RETURN_IF_ERROR(CheckStates(parameter, file, StateNames(state), placing));
-  for (const NamedTensor& entry : state.flat) {
-    const Shape& shape = entry.tensor.shape();
-    const std::string what = StrCat("optimizer state '", entry.name, "' of '", name, "'");
-    if (shape == local) {
-      CKPT_RETURN_IF_ERROR(placing.placer.AddTensor(parameter, entry.name, entry.tensor,
-                                                    placing.HolderOf(group, parameter)));
-    } else if (!CanBeReduced(entry.name, shape, local)) {
-      return Refuse(file, ": ", what, " has shape ", ShapeToString(shape), ", the parameter ",
-                    ShapeToString(local));
-    } else if (placing.parsed.tp > 1) {
-      LeaveOut(placing.header, {LeftOutPart::kOptimizer, what,
-                                "it has a shape of its own, and tensor-parallel ranks hold parts of it",
-                                ""});
-    } else {
-      CKPT_RETURN_IF_ERROR(placing.placer.AddReduced(parameter, entry.name, entry.tensor));
-    }
-  }
-  for (const std::string& opaque : state.opaque) {
-    LeaveOut(placing.header,
-             {LeftOutPart::kOptimizer, StrCat("optimizer state '", opaque, "' of '", name, "'"),
-              "it is not a tensor", ""});
-  }
-  for (const NamedScalar& scalar : state.scalars) {
-    CKPT_RETURN_IF_ERROR(placing.placer.AddScalar(parameter, scalar.name, scalar.value));
-  }
-  return {};
-}
-
 const PartitionStates& StatesOf(const UnshardedOptimizer& optimizer, int64_t index) {
   static const PartitionStates none;
   const auto found = optimizer.states.find(index);
@@ -329,17 +295,23 @@ const PartitionStates& StatesOf(const UnshardedOptimizer& optimizer, int64_t ind
 
 // Stage 0, masters and states with the parameters' own shapes.
 Status PlaceWhole(const NamedGroup& group, const UnshardedOptimizer& optimizer, Placing& placing) {
+  const std::string& file = placing.parsed.model(group.mp).file;
   const uint32_t tp = group.mp % placing.parsed.tp;
   for (size_t i = 0; i < group.parameters.size(); ++i) {
     const ParameterIndex parameter = group.parameters[i];
-    const bool own = optimizer.form == UnshardedOptimizer::Form::kUnfused &&
-                     i < optimizer.parameter_masters[group.number].size();
+    const size_t member = group.members[i];
+    const auto& masters = optimizer.parameter_masters;
+    const bool own = group.number < masters.size() && member < masters[group.number].size();
     const FileTensor& master =
-        own ? optimizer.parameter_masters[group.number][i] : *placing.weights.at({parameter, tp});
+        own ? masters[group.number][member] : *placing.weights.at({parameter, tp});
     CKPT_RETURN_IF_ERROR(
         placing.placer.AddTensor(parameter, "master", master, placing.HolderOf(group, parameter)));
-    const int64_t member = optimizer.groups[group.number].members[i];
-    CKPT_RETURN_IF_ERROR(PlaceWholeState(group, parameter, StatesOf(optimizer, member), placing));
+    const PartitionStates& states =
+        StatesOf(optimizer, optimizer.groups[group.number].members[member]);
+    CKPT_RETURN_IF_ERROR(CheckStates(parameter, file, StateNames(states), placing));
+    const StatesAt at{parameter, placing.named[parameter].name, placing.ShapeOf(group, parameter),
+                      placing.HolderOf(group, parameter), placing.parsed.tp > 1};
+    CKPT_RETURN_IF_ERROR(PlaceWholeStates(states, at, placing.placer, placing.header));
   }
   return {};
 }
@@ -349,12 +321,17 @@ Status PlaceFused(const NamedGroup& group, const UnshardedOptimizer& optimizer, 
   const std::string& file = placing.parsed.model(group.mp).file;
   PartitionStates states = StatesOf(optimizer, static_cast<int64_t>(group.number));
   states.master = optimizer.flat_masters[group.number];
-  for (const NamedTensor& entry : states.flat) {
-    if (entry.tensor.shape() == states.master->shape()) continue;
-    return Refuse(file, ": optimizer state '", entry.name, "' of group ", group.number,
-                  " has shape ", ShapeToString(entry.tensor.shape()), ", its flat master ",
-                  ShapeToString(states.master->shape()));
-  }
+  std::erase_if(states.flat, [&](const NamedTensor& entry) {
+    if (entry.tensor.shape() == states.master->shape()) return false;
+    LeaveOut(placing.header,
+             {LeftOutPart::kOptimizer,
+              StrCat("optimizer state '", entry.name, "' of group ", group.number),
+              StrCat("its shape ", ShapeToString(entry.tensor.shape()),
+                     " is not that of the group's flat master, ",
+                     ShapeToString(states.master->shape())),
+              ""});
+    return true;
+  });
   return PlaceFlat(FlatGroup{group, {{&file, &states}}, {}, {}, false}, placing);
 }
 

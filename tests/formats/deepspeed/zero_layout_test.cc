@@ -9,7 +9,6 @@
 #include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/model_states.h"
 #include "formats/deepspeed/names.h"
-#include "formats/deepspeed/state_names.h"
 
 namespace ckptfs::deepspeed {
 namespace {
@@ -113,25 +112,6 @@ TEST(ExpertNamesTest, LocalNumbersBecomeGlobal) {
   EXPECT_EQ(expert->number, 5u);
   EXPECT_EQ(expert->at, 20u);
   EXPECT_FALSE(ExpertOf("a.deepspeed_experts.x.w"));
-}
-
-TEST(StateNamesTest, OnlyOneWayIsAccepted) {
-  using Groups = std::vector<std::vector<std::optional<Shape>>>;
-  const std::vector<NamedShape> names{{"a", {2, 3}}, {"n", {2}}, {"b", {2, 3}}, {"m", {2}}};
-  const auto split = MatchStates(names, Groups{{Shape{2, 3}, Shape{2, 3}}, {Shape{2}, Shape{2}}});
-  ASSERT_TRUE(split) << split.error().message;
-  EXPECT_THAT((*split)[0], testing::ElementsAre("a", "b"));
-  EXPECT_THAT((*split)[1], testing::ElementsAre("n", "m"));
-  // Two groups with the same shapes: which is which cannot be told.
-  EXPECT_FALSE(MatchStates(names, Groups{{Shape{2, 3}, Shape{2}}, {Shape{2, 3}, Shape{2}}}));
-  // Half of two equal pairs is frozen: which one cannot be told.
-  EXPECT_FALSE(MatchStates(names, Groups{{Shape{2, 3}, Shape{2}}}));
-  // One frozen parameter with a shape of its own can.
-  const std::vector<NamedShape> frozen{{"a", {2, 3}}, {"f", {9}}, {"b", {2}}};
-  const auto rest = MatchStates(frozen, Groups{{Shape{2, 3}, Shape{2}}});
-  ASSERT_TRUE(rest);
-  EXPECT_THAT((*rest)[0], testing::ElementsAre("a", "b"));
-  EXPECT_FALSE(MatchStates(names, Groups{{Shape{7}}}));
 }
 
 }  // namespace

@@ -4,12 +4,12 @@
 #include <gmock/gmock.h>
 
 #include "core/io/memory_root.h"
+#include "formats/deepspeed/torch_optimizer.h"
 #include "formats/torch/archive_builder.h"
 
 namespace ckptfs::huggingface {
 namespace {
 
-using deepspeed::NamedShape;
 using testing::HasSubstr;
 using Names = std::vector<std::vector<std::string>>;
 
@@ -48,7 +48,7 @@ class Saved {
                          {pickle.String("param_groups"), pickle.List(group_nodes)}});
   }
 
-  Result<OptimizerFile> Read() && {
+  Result<deepspeed::TorchOptimizer> Read() && {
     const NodeId root = root_;
     Plan plan = *std::move(archive_).Finish(root).MakePlan("archive");
     auto bytes = std::make_shared<std::string>();
@@ -62,7 +62,7 @@ class Saved {
         memory->Add("optimizer.pt", {std::as_bytes(std::span(*bytes))}, bytes, {0600, 1, 2}));
     CKPT_ASSIGN_OR_RETURN(auto opened, memory->Open("optimizer.pt"));
     CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
-    return ReadOptimizerFile(OptimizerDictOf(file.root()), file, BlobIndex{});
+    return deepspeed::ReadTorchOptimizer(OptimizerDictOf(file.root()), file, BlobIndex{});
   }
 
  private:
@@ -70,80 +70,73 @@ class Saved {
   NodeId root_{};
 };
 
-Result<Names> NamesOf(Saved saved, const std::vector<NamedShape>& parameters, bool ordered,
-                      bool given = false) {
-  CKPT_ASSIGN_OR_RETURN(const OptimizerFile read, std::move(saved).Read());
-  return NamesOfMembers(read, parameters,
-                        given     ? ParameterOrder::kGiven
-                        : ordered ? ParameterOrder::kModel
-                                  : ParameterOrder::kUnknown);
-}
-
-const std::vector<NamedShape> kModel = {
-    {"a.weight", {2, 3}}, {"a.bias", {2}}, {"b.weight", {4, 2}}, {"b.bias", {4}}};
-const std::vector<NamedShape> kTwins = {
+const std::vector<OwnableParameter> kTwins = {
     {"q.weight", {2, 2}}, {"q.bias", {2}}, {"o.weight", {2, 2}}};
 
-TEST(OptimizerFileTest, ShapesOfOnesOwnTellWithoutAnOrder) {
-  EXPECT_EQ(*NamesOf(Saved({{{4, 2}, {2, 3}}, {{4}, {2}}}), kModel, false),
-            (Names{{"b.weight", "a.weight"}, {"b.bias", "a.bias"}}));
-}
+// Names of the members that are taken, and what is left out.
+struct Owned {
+  std::optional<Names> names;
+  std::vector<LeftOut> left_out;
+};
 
-TEST(OptimizerFileTest, TwoOfOneShapeAreNotGuessed) {
-  const auto names = NamesOf(Saved({{{2, 2}, {2}, {2, 2}}}), kTwins, false);
-  ASSERT_FALSE(names);
-  EXPECT_EQ(names.error().code, ErrorCode::kUnsupported);
-  EXPECT_THAT(names.error().message, HasSubstr("'q.weight' and 'o.weight'"));
-}
-
-TEST(OptimizerFileTest, TheModelsOrderTellsWhereThereIsOneWay) {
-  const std::vector<NamedShape> sorted = {{"a.weight", {2, 2}}, {"b.bias", {2}}, {"c.weight", {2, 2}}};
-  EXPECT_EQ(*NamesOf(Saved({{{2, 2}, {2}, {2, 2}}}), sorted, true),
-            (Names{{"a.weight", "b.bias", "c.weight"}}));
-  EXPECT_EQ(*NamesOf(Saved({{{2, 2}, {2, 2}}, {{2}}}), sorted, true),
-            (Names{{"a.weight", "c.weight"}, {"b.bias"}}));
-  // One of the twins is frozen, or each is in a group of its own: which, nothing says.
-  EXPECT_FALSE(
-      NamesOf(Saved({{{2, 2}, {2}}, {}}), {{"q", {2, 2}}, {"o", {2, 2}}, {"x", {2}}}, true));
-  EXPECT_FALSE(
-      NamesOf(Saved({{{2, 2}}, {{2, 2}, {2}}}), {{"q", {2, 2}}, {"o", {2, 2}}, {"x", {2}}}, true));
-}
-
-// An optimizer that is given a sorted set of names is as common as one that is given the model's.
-TEST(OptimizerFileTest, SortedNamesThatFitAsWellAreNotRuledOut) {
-  for (const auto& shapes : {std::vector<std::vector<Shape>>{{{2, 2}, {2}, {2, 2}}}, {{{2, 2}, {2, 2}}, {{2}}}}) {
-    const auto names = NamesOf(Saved(shapes), kTwins, true);
-    ASSERT_FALSE(names);
-    EXPECT_THAT(names.error().message, HasSubstr("sorted names"));
+Owned OwnersOf(const deepspeed::TorchOptimizer& read, const std::vector<std::string>& order = {}) {
+  const auto members = deepspeed::MembersOf(read);
+  const OwnershipQuestion question{kTwins, members, {}, order, {}, {}};
+  deepspeed::OwnedMembers owned = deepspeed::OwnMembers(question, "optimizer.pt").value();
+  Owned out{std::nullopt, std::move(owned.left_out)};
+  if (!owned.groups) return out;
+  out.names.emplace();
+  for (const deepspeed::OwnedGroup& group : *owned.groups) {
+    out.names->emplace_back();
+    for (const size_t p : group.parameters) out.names->back().push_back(kTwins[p].name);
   }
-  EXPECT_EQ(*NamesOf(Saved({{{2, 2}, {2}, {2, 2}}}), kTwins, true, true),
-            (Names{{"q.weight", "q.bias", "o.weight"}}));  // as a user says
+  return out;
+}
+
+TEST(OptimizerFileTest, NumbersThatNothingProvesLeaveTheOptimizerOut) {
+  const Owned owned = OwnersOf(Saved({{{2, 2}, {2}, {2, 2}}}).Read().value());
+  EXPECT_FALSE(owned.names);
+  ASSERT_EQ(owned.left_out.size(), 1u);
+  EXPECT_EQ(owned.left_out[0].part, LeftOutPart::kOptimizer);
+  EXPECT_EQ(owned.left_out[0].what, "the optimizer in optimizer.pt");
+  EXPECT_THAT(owned.left_out[0].why, HasSubstr("'q.weight' and which of 'o.weight'"));
+  EXPECT_THAT(owned.left_out[0].remedy, HasSubstr("--parameter-order"));
+  EXPECT_EQ(
+      OwnersOf(Saved({{{2, 2}, {2}, {2, 2}}}).Read().value(), {"o.weight", "q.bias", "q.weight"})
+          .names,
+      (Names{{"o.weight", "q.bias", "q.weight"}}));
 }
 
 TEST(OptimizerFileTest, NamesThatTheFileSaysCount) {
   const Names wanted{{"o.weight", "q.bias"}, {"q.weight"}};
   const std::vector<std::vector<Shape>> shapes = {{{2, 2}, {2}}, {{2, 2}}};
   const std::vector<std::string> names = {"o.weight", "q.bias", "q.weight"};
-  EXPECT_EQ(*NamesOf(Saved(shapes, {}, names), kTwins, false), wanted);
-  EXPECT_EQ(*NamesOf(Saved(shapes, names), kTwins, false), wanted);  // FSDP's whole state
+  EXPECT_EQ(OwnersOf(Saved(shapes, {}, names).Read().value()).names, wanted);
+  EXPECT_EQ(OwnersOf(Saved(shapes, names).Read().value()).names, wanted);  // FSDP's whole state
 }
 
-TEST(OptimizerFileTest, NamesThatAreNotTheModelsAreRefused) {
+TEST(OptimizerFileTest, NamesThatAreNotTheModelsAreLeftOutAlone) {
   const std::vector<std::vector<Shape>> shapes = {{{2, 2}, {2}}};
-  for (const std::vector<std::string>& names : {std::vector<std::string>{"q.weight", "gone.bias"},
-                                                {"q.bias", "q.weight"},
-                                                {"q.weight", "q.weight"}}) {
-    const auto given = NamesOf(Saved(shapes, {}, names), kTwins, false);
-    ASSERT_FALSE(given) << names[0];
-    EXPECT_THAT(given.error().message, HasSubstr("is not a parameter of the model"));
+  const Owned gone = OwnersOf(Saved(shapes, {}, {"q.weight", "gone.bias"}).Read().value());
+  EXPECT_EQ(gone.names, (Names{{"q.weight"}}));
+  ASSERT_EQ(gone.left_out.size(), 1u);
+  EXPECT_EQ(gone.left_out[0].what, "the optimizer's 'gone.bias'");
+  for (const bool keys : {false, true}) {
+    const std::vector<std::string> twice = {"q.weight", "q.weight"};
+    const Owned owned =
+        OwnersOf((keys ? Saved(shapes, twice) : Saved(shapes, {}, twice)).Read().value());
+    EXPECT_EQ(owned.names, Names{{}});
+    EXPECT_EQ(owned.left_out.size(), 2u);
   }
-  EXPECT_FALSE(NamesOf(Saved(shapes, {"q.weight", "q.weight"}), kTwins, false));
 }
 
-TEST(OptimizerFileTest, AStateOfNobodyIsRefused) {
+TEST(OptimizerFileTest, AStateOfNobodyIsLeftOutAlone) {
   const auto read = Saved({{{2, 2}}}, {}, {}, 7).Read();
-  ASSERT_FALSE(read);
-  EXPECT_THAT(read.error().message, HasSubstr("belongs to no parameter"));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->states.size(), 1u);
+  ASSERT_EQ(read->left_out.size(), 1u);
+  EXPECT_EQ(read->left_out[0].what, "the optimizer's state '7'");
+  EXPECT_THAT(read->left_out[0].why, HasSubstr("belongs to no parameter"));
 }
 
 TEST(OptimizerFileTest, TheFileAmongOthers) {

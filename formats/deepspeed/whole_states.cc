@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/deepspeed/whole_states.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/state/state_fit.h"
+
+namespace ckptfs::deepspeed {
+namespace {
+
+void LeaveStateOut(std::string_view kind, const StatesAt& at, std::string why, StepModel& header) {
+  LeaveOut(header, {LeftOutPart::kOptimizer,
+                    StrCat("optimizer state '", kind, "' of '", at.name, "'"), std::move(why), ""});
+}
+
+// Kinds that atoms of every step have (core/model/step_model.h).
+bool IsOurs(std::string_view kind) {
+  return kind == "weight" || kind == "master" || kind == "grad" || kind.empty();
+}
+
+Status PlaceTensor(const NamedTensor& entry, const StatesAt& at, Placer& placer,
+                   StepModel& header) {
+  const Shape& shape = entry.tensor.shape();
+  const auto fit = FitOf(entry.name, shape, at.shape);
+  if (!fit) {
+    LeaveStateOut(entry.name, at,
+                  StrCat("its shape ", ShapeToString(shape),
+                         " does not follow from that of the "
+                         "parameter, ",
+                         ShapeToString(at.shape)),
+                  header);
+    return {};
+  }
+  if (*fit == Relation::kSame) {
+    return placer.AddTensor(at.parameter, entry.name, entry.tensor, at.holder);
+  }
+  if (at.part) {
+    LeaveStateOut(entry.name, at,
+                  "it has a shape of its own, and tensor-parallel ranks hold parts of it", header);
+    return {};
+  }
+  return placer.AddReduced(at.parameter, entry.name, entry.tensor);
+}
+
+}  // namespace
+
+std::vector<MemberState> MemberStatesOf(const PartitionStates& states) {
+  std::vector<MemberState> out;
+  for (const NamedTensor& entry : states.flat) out.push_back({entry.name, entry.tensor.shape()});
+  for (const NamedScalar& scalar : states.scalars) {
+    out.push_back({scalar.name, scalar.value.shape});
+  }
+  return out;
+}
+
+Status PlaceWholeStates(const PartitionStates& states, const StatesAt& at, Placer& placer,
+                        StepModel& header) {
+  const auto refused = [&](const std::string& kind) {
+    if (!IsOurs(kind)) return false;
+    LeaveStateOut(kind, at, "that is a name which ckptfs has for something else", header);
+    return true;
+  };
+  for (const NamedTensor& entry : states.flat) {
+    if (refused(entry.name)) continue;
+    CKPT_RETURN_IF_ERROR(PlaceTensor(entry, at, placer, header));
+  }
+  for (const NamedScalar& scalar : states.scalars) {
+    if (refused(scalar.name)) continue;
+    if (FitOf(scalar.name, scalar.value.shape, at.shape)) {
+      CKPT_RETURN_IF_ERROR(placer.AddScalar(at.parameter, scalar.name, scalar.value));
+    } else {
+      LeaveStateOut(scalar.name, at, "it is a number, and the parameter is not", header);
+    }
+  }
+  for (const std::string& opaque : states.opaque) {
+    if (std::ranges::find(states.nothing, opaque) != states.nothing.end()) continue;
+    LeaveStateOut(opaque, at, "it is neither a plain tensor nor a number", header);
+  }
+  return {};
+}
+
+}  // namespace ckptfs::deepspeed
