@@ -14,6 +14,7 @@
 #include "core/state/model_choice.h"
 #include "core/state/roles.h"
 #include "formats/dcp/adapter_names.h"
+#include "formats/dcp/numbered.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/model_files/model_files.h"
 #include "formats/runs/tool_files.h"
@@ -45,15 +46,14 @@ std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
 
 Result<StepModel> Reader::Read() && {
   CKPT_ASSIGN_OR_RETURN(StoredState state, StoredState::Read(candidate_, parts_, assembler_));
-  auto keys = ReadStateKeys(state.metadata(), !options_.weights_only, options_.parameter_order,
-                            options_.model);
+  auto keys = Keys(state);
   if (!keys) return Fail(std::move(keys).error().WithContext(candidate_.Path()));
   keys_ = *std::move(keys);
   for (const auto& weight : keys_.weights) weights_.insert(weight.name);
   if (keys_.weights.empty()) {
     return Refuse(candidate_.Path(), ": no weights of a model are in it");
   }
-  ObjectReader objects(state, options_.parameter_order);
+  ObjectReader objects(state, order_);
   const auto work = [&]() -> Status {
     CKPT_RETURN_IF_ERROR(ReadGroups(objects));
     CKPT_RETURN_IF_ERROR(DeclareParameters(state));
@@ -71,6 +71,34 @@ Result<StepModel> Reader::Read() && {
   auto model = std::move(assembler_).Finish();
   if (!model) return Fail(std::move(model).error().WithContext(candidate_.Path()));
   return model;
+}
+
+// An optimizer that numbers its parameters has names if something proves whose they are; else
+// the weights alone are read.
+Result<StateKeys> Reader::Keys(StoredState& state) {
+  const DcpMetadata& metadata = state.metadata();
+  const auto read = [&](bool optimizers) {
+    return ReadStateKeys(metadata, optimizers, order_, options_.model);
+  };
+  if (options_.weights_only || !MayBeNumbered(metadata)) return read(!options_.weights_only);
+  CKPT_ASSIGN_OR_RETURN(StateKeys keys, read(false));
+  const auto numbers_of = [&](KeyedEntry entry) -> Result<std::vector<uint64_t>> {
+    CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state.OpenObject(entry.index));
+    std::vector<uint64_t> numbers;
+    const PickleRef list = object.file.root();
+    for (size_t i = 0; list.IsSequence() && i < list.size(); ++i) {
+      const auto number = list.at(i).Int();
+      if (number && *number >= 0) numbers.push_back(static_cast<uint64_t>(*number));
+    }
+    return numbers;
+  };
+  CKPT_ASSIGN_OR_RETURN(NumberedOwners owners,
+                        OwnersOfNumbers(metadata, keys, options_.parameter_order, numbers_of));
+  order_ = std::move(owners.order);
+  if (owners.why.empty()) return read(true);
+  LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, "the optimizer", std::move(owners.why),
+                                 std::move(owners.remedy)});
+  return keys;
 }
 
 // ---- parameters -------------------------------------------------------------------

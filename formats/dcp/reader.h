@@ -33,6 +33,7 @@ class Reader {
   Result<StepModel> Read() &&;
 
  private:
+  Result<StateKeys> Keys(StoredState& state);
   Status DeclareParameters(StoredState& state);
   Status AddStates(StoredState& state, ObjectReader& objects);
   Status AddState(StoredState& state, ObjectReader& objects, const StateKeys::State& key);
@@ -51,6 +52,7 @@ class Reader {
   const std::vector<PartFiles> parts_;
   Assembler assembler_;
   StateKeys keys_;
+  std::vector<std::string> order_;  // of numbered parameters their names
   struct NamedGroup {
     std::string optimizer;
     std::string hyper_parameters;

@@ -221,7 +221,8 @@ std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
 Status KeyReader::AddOfOptimizer(const Inside& key) {
   if (key.rest.starts_with(kGroups)) return AddHyperParameter(key, key.rest.substr(kGroups.size()));
   const std::string_view rest = key.rest.substr(kState.size());
-  const auto found = LiveNameAndRest(rest);
+  const bool counted = IsCounted(PathOf(key.entry));
+  const auto found = counted ? std::nullopt : LiveNameAndRest(rest);
   if (found) {
     out_.states.push_back({OptimizerName(key.prefix), found->first, found->second, key.entry});
     return {};
@@ -265,6 +266,13 @@ Status KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
 }
 
 }  // namespace
+
+bool IsCounted(const std::vector<PathElement>& path) {
+  for (size_t i = 0; i + 1 < path.size(); ++i) {
+    if (path[i].text == "state" && path[i + 1].index) return true;
+  }
+  return false;
+}
 
 Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers,
                                 const std::vector<std::string>& order, std::string_view model) {

@@ -71,6 +71,9 @@ struct StateKeys {
   std::vector<std::string> left_out;  // objects of the model (_extra_state)
 };
 
+// Whether the path says that an optimizer's state is of a number: a parameter may be called "0", too.
+bool IsCounted(const std::vector<PathElement>& path);
+
 // kUnsupported: an optimizer that numbers its parameters, which nothing can name;
 // kInvalid: a state of what is not a weight.
 // Without `optimizers` their keys are passed over.  `order`: names of the parameters that an

@@ -12,7 +12,6 @@ namespace {
 constexpr std::array<std::string_view, 2> kNames = {"optimizer.pt", "optimizer.bin"};
 constexpr std::array<std::string_view, 4> kSecond = {"optimizer_1.bin", "model_1.safetensors",
                                                      "pytorch_model_1.bin", "model_1.safetensors.index.json"};
-constexpr std::string_view kLightning = "optimizer_states";
 
 }  // namespace
 
@@ -27,13 +26,6 @@ std::string OptimizerFileAmong(const std::vector<std::string>& names) {
 
 bool IsOptimizerFile(std::string_view name) {
   return std::ranges::find(kNames, name) != kNames.end();
-}
-
-PickleRef OptimizerDictOf(PickleRef root) {
-  if (root["state"] && root["param_groups"]) return root;
-  const PickleRef several = root[kLightning];
-  const bool one = several && several.IsSequence() && several.size() == 1;
-  return one && several.at(0)["param_groups"] ? several.at(0) : PickleRef();
 }
 
 }  // namespace ckptfs::huggingface

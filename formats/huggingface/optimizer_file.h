@@ -12,16 +12,11 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/torch/pickle_value.h"
-
 namespace ckptfs::huggingface {
 
 // The name of the optimizer's file among those of a directory; empty if there is none,
 // or there are several optimizers or models, of which nothing tells what it trains.
 std::string OptimizerFileAmong(const std::vector<std::string>& names);
 bool IsOptimizerFile(std::string_view name);
-
-// The optimizer's dict in a file of one, or in Lightning's (of a single optimizer).
-PickleRef OptimizerDictOf(PickleRef root);
 
 }  // namespace ckptfs::huggingface

@@ -74,7 +74,7 @@ struct MadeChunk {
 
 struct MadeEntry {
   std::string key;
-  std::vector<std::string> path;  // empty: none is said
+  std::vector<std::string> path;  // empty: none is said; "#3" is a number
   bool tensor = true;
   std::string dtype = "float32";
   Shape shape;
@@ -155,7 +155,10 @@ class MetadataPickler {
       }
       if (entry.path.empty()) continue;
       std::vector<NodeId> path;
-      for (const std::string& word : entry.path) path.push_back(Text(word));
+      for (const std::string& word : entry.path) {
+        const bool number = word.starts_with('#');
+        path.push_back(number ? builder_.Int(std::stoll(word.substr(1))) : Text(word));
+      }
       const NodeId key = Text(entry.key);
       paths.emplace_back(key, builder_.Tuple(std::move(path)));
     }

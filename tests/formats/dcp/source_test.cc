@@ -216,21 +216,45 @@ TEST_F(DcpSourceTest, AColumnMajorChunkIsReadByItsStrides) {
   EXPECT_EQ(Elements(*step, "t", "weight"), Counted(0, 6));
 }
 
-TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
+// Two weights of a shape and one of its own, whose states have numbers; `name` calls the first.
+DcpMaker Numbered(const std::string& name = "a") {
   DcpMaker made;
-  made.AddTensor("model.a", {4}, 100, {{{0}, {4}, kFile}}, {"model", "a"});
+  made.AddTensor("model." + name, {4}, 100, {{{0}, {4}, kFile}}, {"model", name});
   made.AddTensor("model.b", {4}, 200, {{{0}, {4}, kFile}}, {"model", "b"});
-  made.AddTensor("optim.state.0.exp_avg", {4}, 300, {{{0}, {4}, kFile}}, {"optim", "state", "0", "exp_avg"});
-  made.AddTensor("optim.state.1.exp_avg", {4}, 400, {{{0}, {4}, kFile}}, {"optim", "state", "1", "exp_avg"});
-  WriteAll(made);
-  EXPECT_THAT(Refusal(), HasSubstr("--parameter-order"));
+  made.AddTensor("optim.state.0.exp_avg", {4}, 300, {{{0}, {4}, kFile}}, {"optim", "state", "#0", "exp_avg"});
+  made.AddTensor("optim.state.1.exp_avg", {4}, 400, {{{0}, {4}, kFile}}, {"optim", "state", "#1", "exp_avg"});
+  return made;
+}
+
+TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
+  WriteAll(Numbered());
+  const auto unnamed = Read();
+  ASSERT_TRUE(unnamed) << unnamed.error().message;
+  EXPECT_FALSE(unnamed->FindAtom(*unnamed->FindParameter("a"), "exp_avg"));
+  ASSERT_EQ(unnamed->left_out.size(), 1u);
+  EXPECT_THAT(unnamed->left_out[0].why, HasSubstr("'a' and which of 'b'"));
+  EXPECT_THAT(unnamed->left_out[0].remedy, HasSubstr("--parameter-order"));
   options_.parameter_order = {"b", "a"};
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_EQ(Elements(*step, "b", "exp_avg"), Counted(300, 4));
   EXPECT_EQ(Elements(*step, "a", "exp_avg"), Counted(400, 4));
+  EXPECT_TRUE(step->left_out.empty());
   options_.parameter_order = {"b", "c"};
-  EXPECT_THAT(Refusal(), HasSubstr("not a weight"));
+  const auto other = Read();
+  ASSERT_TRUE(other) << other.error().message;
+  ASSERT_EQ(other->left_out.size(), 1u);
+  EXPECT_THAT(other->left_out[0].why, HasSubstr("'c' is not a parameter"));
+}
+
+// A ParameterList has parameters that are called "0" and "1".
+TEST_F(DcpSourceTest, ANumberIsNotTheNameThatLooksLikeIt) {
+  WriteAll(Numbered("0"));
+  options_.parameter_order = {"b", "0"};
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "b", "exp_avg"), Counted(300, 4));
+  EXPECT_EQ(Elements(*step, "0", "exp_avg"), Counted(400, 4));
 }
 
 // PEFT's files leave the adapter's name out, its live parameters have it.

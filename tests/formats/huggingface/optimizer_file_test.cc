@@ -62,7 +62,7 @@ class Saved {
         memory->Add("optimizer.pt", {std::as_bytes(std::span(*bytes))}, bytes, {0600, 1, 2}));
     CKPT_ASSIGN_OR_RETURN(auto opened, memory->Open("optimizer.pt"));
     CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
-    return deepspeed::ReadTorchOptimizer(OptimizerDictOf(file.root()), file, BlobIndex{});
+    return deepspeed::ReadTorchOptimizer(file.root(), file, BlobIndex{});
   }
 
  private:
