@@ -312,6 +312,14 @@ class Decider {
     return true;
   }
 
+  // Whether a moment is a number, which some optimizers keep for a whole parameter.
+  bool HasNumberForMoment(Place at, size_t parameter) const {
+    return !q_.parameters[parameter].shape.empty() &&
+           std::ranges::any_of(MemberOf(at).states, [](const MemberState& state) {
+             return state.shape.empty() && IsWholeKind(state.kind);
+           });
+  }
+
   // Members whose states tell no shape: those that are left, if it is one, or if they have no
   // states at all and one group, where it does not matter which is which.
   bool BySilence(const std::vector<Place>& silent) {
@@ -329,7 +337,7 @@ class Decider {
                        " has no state that tells its parameter's shape"));
     }
     for (size_t k = 0; k < silent.size(); ++k) {
-      if (!CanBe(silent[k], left[k])) {
+      if (!CanBe(silent[k], left[k]) || HasNumberForMoment(silent[k], left[k])) {
         return No(StrCat("a state does not fit '", q_.parameters[left[k]].name, "'"));
       }
       Give(silent[k], left[k], Evidence::kShape);

@@ -8,15 +8,25 @@
 namespace ckptfs {
 namespace {
 
-// Moments: never a number of a parameter that has dimensions.
-constexpr std::array<std::string_view, 15> kMoments = {
-    "master",       "exp_avg",     "exp_avg_sq",   "max_exp_avg_sq", "momentum_buffer",
-    "square_avg",   "grad_avg",    "acc_delta",    "exp_inf",        "exp_avg_var",
-    "exp_avg_diff", "exp_avg_nus", "exp_avg_slow", "exp_avg_res",    "exp_hessian"};
-// Adagrad, Rprop, ASGD: words that other optimizers have for numbers, too.
-constexpr std::array<std::string_view, 4> kOthers = {"sum", "prev", "step_size", "ax"};
-
-bool IsMoment(std::string_view kind) { return std::ranges::find(kMoments, kind) != kMoments.end(); }
+constexpr std::array<std::string_view, 19> kWhole = {"master",
+                                                     "exp_avg",
+                                                     "exp_avg_sq",
+                                                     "max_exp_avg_sq",
+                                                     "momentum_buffer",
+                                                     "square_avg",
+                                                     "grad_avg",
+                                                     "acc_delta",
+                                                     "exp_inf",
+                                                     "exp_avg_var",
+                                                     "exp_avg_diff",
+                                                     "exp_avg_nus",
+                                                     "exp_avg_slow",
+                                                     "exp_avg_res",
+                                                     "exp_hessian",
+                                                     "sum",
+                                                     "prev",
+                                                     "step_size",
+                                                     "ax"};
 
 constexpr std::string_view kRow = "exp_avg_sq_row";
 constexpr std::string_view kColumn = "exp_avg_sq_col";
@@ -42,13 +52,10 @@ bool IsFactored(const Shape& state, const Shape& parameter) {
 
 }  // namespace
 
-bool IsWholeKind(std::string_view kind) {
-  return IsMoment(kind) || std::ranges::find(kOthers, kind) != kOthers.end();
-}
+bool IsWholeKind(std::string_view kind) { return std::ranges::find(kWhole, kind) != kWhole.end(); }
 
 std::optional<Relation> FitOf(std::string_view kind, const Shape& state, const Shape& parameter) {
   if (state == parameter) return Relation::kSame;
-  if (IsMoment(kind)) return std::nullopt;
   if (state.empty()) return Relation::kScalar;
   if (IsWholeKind(kind)) return std::nullopt;
   const bool fits = IsFactored(state, parameter) || state == Shape{1};

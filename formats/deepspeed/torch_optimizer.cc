@@ -108,6 +108,7 @@ Result<OwnedMembers> OwnMembers(const OwnershipQuestion& question, const std::st
     return out;
   }
   out.groups.emplace();
+  bool any = question.groups.empty();
   for (size_t g = 0; g < owners.groups.size(); ++g) {
     OwnedGroup& group = out.groups->emplace_back();
     for (size_t i = 0; i < owners.groups[g].size(); ++i) {
@@ -115,6 +116,7 @@ Result<OwnedMembers> OwnMembers(const OwnershipQuestion& question, const std::st
       if (owner.parameter) {
         group.members.push_back(i);
         group.parameters.push_back(*owner.parameter);
+        any = true;
       } else {
         out.left_out.push_back({LeftOutPart::kOptimizer,
                                 StrCat("the optimizer's '", question.groups[g][i].name, "'"),
@@ -122,6 +124,7 @@ Result<OwnedMembers> OwnMembers(const OwnershipQuestion& question, const std::st
       }
     }
   }
+  if (!any) out.groups.reset();
   return out;
 }
 

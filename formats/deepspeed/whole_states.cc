@@ -70,11 +70,7 @@ Status PlaceWholeStates(const PartitionStates& states, const StatesAt& at, Place
   }
   for (const NamedScalar& scalar : states.scalars) {
     if (refused(scalar.name)) continue;
-    if (FitOf(scalar.name, scalar.value.shape, at.shape)) {
-      CKPT_RETURN_IF_ERROR(placer.AddScalar(at.parameter, scalar.name, scalar.value));
-    } else {
-      LeaveStateOut(scalar.name, at, "it is a number, and the parameter is not", header);
-    }
+    CKPT_RETURN_IF_ERROR(placer.AddScalar(at.parameter, scalar.name, scalar.value));
   }
   for (const std::string& opaque : states.opaque) {
     if (std::ranges::find(states.nothing, opaque) != states.nothing.end()) continue;

@@ -20,7 +20,7 @@ TEST(StateFitTest, AStateFitsItsParameterOrNot) {
       {"anything", {4, 6}, {4, 6}, kSame},
       {"exp_avg", {}, {}, kSame},
       {"step", {}, {4, 6}, kScalar},
-      {"exp_avg", {}, {4, 6}, std::nullopt},
+      {"exp_avg", {}, {4, 6}, kScalar},
       {"exp_avg", {2, 6}, {4, 6}, std::nullopt},  // a projection
       {"exp_avg_sq", {4}, {4, 6}, std::nullopt},
       {"exp_avg_sq_row", {4}, {4, 6}, kReduced},
