@@ -125,12 +125,16 @@ class SharedAsyncSave(AsyncSave):
 class PinnedAsyncSave(AsyncSave):
     """The same, staged into page-locked memory beside the training."""
 
-    def __init__(self, *args):
+    def use_stager(self):
+        """torch 2.11 closes the one that it was given when a save is done, and later ones keep it."""
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-        super().__init__(*args)
-        self.stager = DefaultStager(StagingOptions())
+        inner = getattr(self.stager, '_state_dict_stager', None)
+        if self.stager is None or not getattr(inner, '_deepcopy_dispatch', True):
+            self.stager = DefaultStager(StagingOptions())
 
     def save(self, step):
+        self.drain()
+        self.use_stager()
         super().save(step)
         self.staged = self.future.staging_completion
         self.future = self.future.upload_completion
