@@ -267,7 +267,7 @@ std::span<std::byte> ArenaWriter::Payload(uint32_t chunk) const {
 }
 
 void ArenaWriter::WriteHeader(uint32_t chunk, ChunkHeader header) const {
-  header.payload = DigestOf(Payload(chunk).first(header.length));
+  if (header.payload == Digest{}) header.payload = DigestOf(Payload(chunk).first(header.length));
   header = SealedHeader(header);
   std::memcpy(mapping_->data() + chunk * shape_.chunk_bytes, &header, sizeof header);
 }

@@ -124,7 +124,7 @@ class ArenaWriter {
   std::span<std::byte> All() const;
   // REQUIRES (both): chunk < shape().chunks.
   std::span<std::byte> Payload(uint32_t chunk) const;
-  // Fills in what SealedHeader does and the payload's digest.
+  // Fills in what SealedHeader does, and the payload's digest where it is not given.
   void WriteHeader(uint32_t chunk, ChunkHeader header) const;
 
  private:

@@ -7,6 +7,7 @@
 
 #include "core/base/strings.h"
 #include "core/ingest/rank_file.h"
+#include "snapshot/arena.h"
 
 namespace ckptfs {
 namespace {
@@ -141,10 +142,42 @@ std::vector<CopyRun> CaptureFile::Runs(uint64_t begin, uint64_t end, bool lazy) 
   return runs;
 }
 
+void CaptureFile::Narrow(const LatePart& late) {
+  std::vector<Part> parts;
+  parts.reserve(parts_.size());
+  for (const Part& part : parts_) {
+    const std::span whole(part.from, part.end - part.begin);
+    const auto kept = part.lazy && part.device == kHost ? late(whole) : whole;
+    const uint64_t before = static_cast<uint64_t>(kept.data() - whole.data());
+    const uint64_t ends[] = {part.begin + before, part.begin + before + kept.size(), part.end};
+    uint64_t begin = part.begin;
+    for (const uint64_t end : ends) {
+      if (begin == end) continue;
+      Part one = part;
+      one.begin = begin;
+      one.end = end;
+      one.from = part.from + (begin - part.begin);
+      one.lazy = part.lazy && begin == ends[0] && end == ends[1];
+      parts.push_back(one);
+      begin = end;
+    }
+  }
+  parts_ = std::move(parts);
+}
+
 std::string CaptureFile::KeyAt(uint64_t at) const {
   const auto part = std::upper_bound(parts_.begin(), parts_.end(), at,
                                      [](uint64_t byte, const Part& p) { return byte < p.end; });
   return part == parts_.end() || part->key == nullptr ? "" : *part->key;
+}
+
+Result<SnapshotSize> SizeOf(Capture capture, uint32_t rank, uint32_t world, uint32_t slots) {
+  CKPT_ASSIGN_OR_RETURN(const CaptureFile file, CaptureFile::Make(std::move(capture), rank, world));
+  SnapshotSize size{file.bytes()};
+  for (const CopyRun& run : file.Runs(0, file.bytes(), true)) size.lazy_bytes += run.bytes;
+  const uint64_t chunks = ArenaShape().ChunksFor(file.bytes()) * std::max<uint32_t>(slots, 1);
+  size.arena_bytes = chunks * ArenaShape().chunk_bytes;
+  return size;
 }
 
 }  // namespace ckptfs

@@ -117,6 +117,10 @@ class CaptureFile {
   // What [begin, end) of the file is made of, in order: of the tensors that are
   // lazy, or of all else (the header, too).
   std::vector<CopyRun> Runs(uint64_t begin, uint64_t end, bool lazy) const;
+  // Of each lazy tensor in host memory: which part of it may be copied late.  The rest is lazy no
+  // more.
+  using LatePart = std::function<std::span<const std::byte>(std::span<const std::byte>)>;
+  void Narrow(const LatePart& late);
   // The key of the tensor that a byte of the file belongs to; of the header "".
   std::string KeyAt(uint64_t at) const;
 
@@ -135,5 +139,15 @@ class CaptureFile {
   std::vector<Part> parts_;                    // sorted, without gaps from 0 to bytes_
   uint64_t bytes_ = 0;
 };
+
+// What a capture takes.
+struct SnapshotSize {
+  uint64_t file_bytes = 0;
+  uint64_t lazy_bytes = 0;   // of them, copied after the save has returned
+  uint64_t arena_bytes = 0;  // of a daemon's with the usual chunks
+};
+
+// With room for `slots` of them.  kInvalid as CaptureFile::Make.
+Result<SnapshotSize> SizeOf(Capture capture, uint32_t rank, uint32_t world, uint32_t slots);
 
 }  // namespace ckptfs

@@ -7,7 +7,7 @@
 // Whoever gets an error reuses the memory: when one is returned, nothing that was
 // enqueued is being copied any more.
 //
-// Thread safety: one thread at a time; Follow and Pin also beside it.
+// Thread safety: one thread at a time; Digest, Follow and Pin also beside it.
 // Units: bytes.
 
 #pragma once
@@ -16,8 +16,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/base/result.h"
+#include "snapshot/device_pieces.h"
 
 namespace ckptfs {
 
@@ -36,6 +38,19 @@ struct DeviceStream {
   uint64_t handle = 0;  // CUstream; 0: the default stream
 };
 
+struct MemoryPiece {
+  const std::byte* from = nullptr;
+  uint64_t bytes = 0;
+  int device = 0;
+};
+
+// Digests of pieces of devices' memory, of one moment: where each is once the devices have come so
+// far.  Whoever has waited for copies that followed them may read them.
+struct PieceDigests {
+  std::vector<const DeviceDigest*> of;         // in the order of the pieces
+  std::vector<std::shared_ptr<void>> memory;  // that they lie in
+};
+
 // What the trainer's threads do meanwhile.  Where they go on they may give memory back that is
 // being copied: then that is an error (kStale).
 enum class Trainer { kWaits, kGoesOn };
@@ -47,6 +62,11 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
+  // Begins to digest devices' memory (PieceDigestOf) as it is after all work that these streams
+  // have been given so far, and before all that they are given from now on.  kUnsupported where
+  // nothing can.
+  virtual Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
+                                      std::span<const DeviceStream> streams) = 0;
   // What is enqueued from now on is copied after all work that these streams have been
   // given so far.
   virtual Status Follow(std::span<const DeviceStream> streams) = 0;
@@ -59,12 +79,17 @@ class Copier {
   virtual std::shared_ptr<const void> Pin(std::span<std::byte> memory) = 0;
 };
 
+// What devices digest pieces to: XXH3-128, of fewer than kShortestPiece bytes with zeros behind them.
+DeviceDigest PieceDigestOf(std::span<const std::byte> bytes);
+
 // Copies of host memory.
 Status CopyHostMemory(const MemoryCopy& copy, Trainer trainer);
 Status CopyHostMemory(std::span<const MemoryCopy> copies, Trainer trainer);
 
 class HostCopier final : public Copier {
  public:
+  Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
+                              std::span<const DeviceStream> streams) override;
   Status Follow(std::span<const DeviceStream> streams) override;
   Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override;
   Status Wait() override;

@@ -21,6 +21,7 @@
 #include "core/base/mutex.h"
 #include "snapshot/copier.h"
 #include "snapshot/cuda_driver.h"
+#include "snapshot/cuda_image.h"
 
 namespace ckptfs {
 
@@ -28,10 +29,13 @@ inline constexpr const char* kCudaLibrary = "libcuda.so.1";
 
 class CudaCopier final : public Copier {
  public:
-  // kUnsupported if the library cannot be used.  No device is touched.
-  static Result<std::unique_ptr<CudaCopier>> Open(const std::string& library = kCudaLibrary);
+  // kUnsupported if the library cannot be used.  No device is touched.  `image`: the kernel.
+  static Result<std::unique_ptr<CudaCopier>> Open(const std::string& library = kCudaLibrary,
+                                                  std::span<const std::byte> image = CudaImage());
   ~CudaCopier() override;
 
+  Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
+                              std::span<const DeviceStream> streams) override;
   Status Follow(std::span<const DeviceStream> streams) override;
   Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override;
   Status Wait() override;
@@ -40,12 +44,13 @@ class CudaCopier final : public Copier {
 
  private:
   class Device;
-  explicit CudaCopier(std::shared_ptr<const CudaDriver> driver);
+  CudaCopier(std::shared_ptr<const CudaDriver> driver, std::span<const std::byte> image);
   Result<std::shared_ptr<Device>> DeviceOf(int ordinal);
   std::map<int, std::shared_ptr<Device>> Devices();
   Status Begin(std::span<const MemoryCopy> copies, Trainer trainer);
 
   const std::shared_ptr<const CudaDriver> driver_;
+  const std::span<const std::byte> image_;
   Mutex mutex_;
   std::map<int, std::shared_ptr<Device>> devices_ GUARDED_BY(mutex_);
 };

@@ -34,6 +34,14 @@ bool FindAll(void* library, CudaDriver& driver) {
          Find(library, "cuMemcpyDtoHAsync_v2", driver.copy_to_host) &&
          Find(library, "cuMemHostRegister_v2", driver.register_host) &&
          Find(library, "cuMemHostUnregister", driver.unregister_host) &&
+         Find(library, "cuMemHostAlloc", driver.allocate_host) &&
+         Find(library, "cuMemFreeHost", driver.free_host) &&
+         Find(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode) &&
+         Find(library, "cuStreamIsCapturing", driver.is_capturing) &&
+         Find(library, "cuModuleLoadData", driver.load_module) &&
+         Find(library, "cuModuleUnload", driver.unload_module) &&
+         Find(library, "cuModuleGetFunction", driver.get_function) &&
+         Find(library, "cuLaunchKernel", driver.launch) &&
          Find(library, "cuGetErrorName", driver.error_name);
 }
 

@@ -28,6 +28,8 @@ struct CudaDriver {
   static constexpr unsigned kStreamNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
   static constexpr unsigned kEventQuiet = 3;         // BLOCKING_SYNC | DISABLE_TIMING
   static constexpr unsigned kRegisterPortable = 1;   // CU_MEMHOSTREGISTER_PORTABLE
+  static constexpr unsigned kAllocatePortable = 1;   // CU_MEMHOSTALLOC_PORTABLE
+  static constexpr int kCaptureRelaxed = 2;          // CU_STREAM_CAPTURE_MODE_RELAXED
 
   Code (*init)(unsigned flags) = nullptr;
   Code (*get_device)(Device* device, int ordinal) = nullptr;
@@ -47,6 +49,18 @@ struct CudaDriver {
   Code (*copy_to_host)(void* to, Address from, size_t bytes, Handle stream) = nullptr;
   Code (*register_host)(void* memory, size_t bytes, unsigned flags) = nullptr;
   Code (*unregister_host)(void* memory) = nullptr;
+  Code (*allocate_host)(void** memory, size_t bytes, unsigned flags) = nullptr;
+  Code (*free_host)(void* memory) = nullptr;
+  // Swaps this thread's mode: in the relaxed one no call of ours breaks a graph that another
+  // thread captures.
+  Code (*exchange_capture_mode)(int* mode) = nullptr;
+  Code (*is_capturing)(Handle stream, int* status) = nullptr;  // 0: it is not
+  Code (*load_module)(Handle* module, const void* image) = nullptr;
+  Code (*unload_module)(Handle module) = nullptr;
+  Code (*get_function)(Handle* function, Handle module, const char* name) = nullptr;
+  Code (*launch)(Handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                 Handle stream, void** arguments, void** extra) = nullptr;
   Code (*error_name)(Code code, const char** name) = nullptr;
 
   // kUnsupported if there is no such library, or it lacks a call.

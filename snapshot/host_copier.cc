@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "core/base/descriptor.h"
+#include "core/base/digest.h"
 #include "snapshot/copier.h"
+#include "snapshot/piece_lanes.h"
 
 namespace ckptfs {
 namespace {
@@ -118,6 +120,21 @@ Status CopyHostMemory(const MemoryCopy& copy, Trainer trainer) {
     CKPT_RETURN_IF_ERROR(trainer == Trainer::kWaits ? CopyMapped(piece) : CopyPiece(piece));
   }
   return {};
+}
+
+DeviceDigest PieceDigestOf(std::span<const std::byte> bytes) {
+  std::array<std::byte, kShortestPiece> padded{};
+  if (bytes.size() < padded.size()) {
+    std::ranges::copy(bytes, padded.begin());
+    bytes = padded;
+  }
+  const auto digest = DigestOf(bytes);
+  return {digest.high, digest.low};
+}
+
+Result<PieceDigests> HostCopier::Digest(std::span<const MemoryPiece>,
+                                        std::span<const DeviceStream>) {
+  return Fail(ErrorCode::kUnsupported, "memory of a device without its driver");
 }
 
 Status HostCopier::Follow(std::span<const DeviceStream> streams) {

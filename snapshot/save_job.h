@@ -15,13 +15,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "snapshot/capture.h"
 #include "snapshot/copier.h"
 #include "snapshot/protocol.h"
+#include "snapshot/save_proof.h"
 #include "snapshot/snapshot_link.h"
-#include "snapshot/source_samples.h"
 
 namespace ckptfs {
 
@@ -36,7 +37,7 @@ struct SaveJob {
   using Clock = std::chrono::steady_clock;
 
   CaptureFile file;
-  SourceSamples samples = {};
+  SaveProof proof = {};
   uint64_t attempt = 0;
   std::shared_ptr<SnapshotLink> link;
   std::vector<uint32_t> chunks;
@@ -54,6 +55,9 @@ struct SaveJob {
   uint64_t ChunkEnd(size_t i) const {
     return std::min(file.bytes(), ChunkBegin(i) + link->shape().payload_bytes());
   }
+
+  bool IsCopied() const { return copied == chunks.size(); }
+  bool IsOver() const { return IsCopied() && sent == chunks.size(); }
 
   // Capture::interrupted; by the thread that saves.
   bool Interrupted() {
@@ -77,6 +81,20 @@ struct SaveJob {
       copies.push_back({run.from, payload.data() + (run.at - begin), run.bytes, run.device});
     }
     return copies;
+  }
+
+  // The key of a tensor that chunk `i`, which `copies` made, has from another moment; or "".
+  std::string FindChange(size_t i, std::span<const MemoryCopy> copies) const {
+    const uint64_t begin = ChunkBegin(i);
+    const std::span<const std::byte> taken = link->arena().Payload(chunks[i]).first(ChunkEnd(i) - begin);
+    const auto changed = proof.FindChange(begin, taken, copies);
+    return changed ? file.KeyAt(*changed) : "";
+  }
+  // The same of devices' memory in chunk `i`, and the chunk's digest.
+  std::pair<std::string, Digest> DigestChunk(size_t i) const {
+    const auto taken = link->arena().Payload(chunks[i]).first(ChunkEnd(i) - ChunkBegin(i));
+    const auto found = proof.DigestAndCompare(ChunkBegin(i), taken);
+    return {found.changed ? file.KeyAt(*found.changed) : "", found.digest};
   }
 
   SnapshotMessage Message(SnapshotWord word) const {

@@ -5,17 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <deque>
-#include <map>
-#include <thread>
 #include <utility>
 
-#include "core/base/mutex.h"
-#include "core/base/digest.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
-#include "snapshot/save_job.h"
-#include "snapshot/snapshot_link.h"
+#include "snapshot/writer_state.h"
 
 namespace ckptfs {
 namespace {
@@ -27,7 +21,9 @@ using Interrupted = SnapshotLink::Interrupted;
 
 constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
+constexpr size_t kTogether = 8;  // chunks: a device's bus is idle between two waits
 constexpr std::chrono::seconds kSlowAnswer{1};
+constexpr std::string_view kWritten = " was written before the update: whoever writes it calls before_update() first";
 constexpr std::string_view kCancelled = "cancelled";
 
 double SecondsSince(Clock::time_point start) {
@@ -35,70 +31,6 @@ double SecondsSince(Clock::time_point start) {
 }
 
 }  // namespace
-
-struct SnapshotWriter::State {
-  explicit State(WriterOptions given);
-  void Run();
-  bool Begin(Capture capture, Clock::time_point end) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Status TakeRoom(SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Status FollowDevices(const SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  bool Pace(const SaveJob& job, uint64_t bytes);
-  void Abandon(const SaveJob& job, uint64_t step, const std::string& why);
-  Status Prepare(SaveJob& job, Capture capture) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Result<LinkPtr> Connected(uint64_t bytes, const Interrupted& asked)
-      EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  Result<LinkPtr> Greet(uint64_t bytes, const Interrupted& asked) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  void Hear(SnapshotLink& from, SnapshotLink::News news, const SnapshotMessage& said);
-  void Copy(const JobPtr& job);
-  Status CopyOrSend(const JobPtr& job);
-  Status SendChunk(SaveJob& job);
-  Status Verify(const JobPtr& job);
-  void Finish(const JobPtr& job, Status done);
-
-  enum class Fate { kUnderWay, kDurable, kDropped, kLeft };
-  struct Outcome {
-    uint64_t step = 0;
-    Fate fate = Fate::kUnderWay;
-    const SnapshotLink* link = nullptr;  // to tell it by
-    WriterProgress progress = {};
-  };
-  void Settle(uint64_t attempt, Fate fate, const std::string& why) EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  void CountDrop(const std::string& what, const std::string& why) EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  void Say(std::string line) EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  uint64_t NewAttempt(uint64_t step) EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  bool HasUnderWay(const SnapshotLink* of) const EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  bool AllSafe() const EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  // Of the newest save of the step.
-  std::optional<Fate> FateOf(uint64_t step) const EXCLUSIVE_LOCKS_REQUIRED(mutex);
-
-  const WriterOptions options;
-  const pid_t process = getpid();
-  const std::unique_ptr<Copier> eager_copier;
-  const std::unique_ptr<Copier> lazy_copier;
-  const Digest stream;
-  const uint64_t life = RandomDigest().low;
-
-  Mutex save_mutex;  // one Save at a time; before `mutex`
-  LinkPtr link GUARDED_BY(save_mutex);
-  // Earlier ones, whose arenas became too small, while their steps are written.
-  std::vector<LinkPtr> retired GUARDED_BY(save_mutex);
-  std::weak_ptr<const SnapshotLink> pinned GUARDED_BY(save_mutex);  // or tried to
-  Clock::time_point next_greeting GUARDED_BY(save_mutex) = Clock::time_point::min();
-  uint64_t silent GUARDED_BY(save_mutex) = 0;  // the door behind which nobody answered
-
-  Mutex mutex;
-  CondVar moved;  // a job became safe or ended, an outcome settled
-  std::deque<JobPtr> jobs GUARDED_BY(mutex);
-  std::map<uint64_t, Outcome> outcomes GUARDED_BY(mutex);  // by attempt
-  uint64_t last_attempt GUARDED_BY(mutex) = 0;
-  WriterStatus status GUARDED_BY(mutex);
-  std::vector<std::string> log GUARDED_BY(mutex);
-  std::string said GUARDED_BY(mutex);  // the trouble that was said last
-  bool urgent GUARDED_BY(mutex) = false;
-  bool stopping GUARDED_BY(mutex) = false;
-  Clock::time_point next_copy = Clock::time_point::min();  // by pace; the copying thread's
-  std::thread thread;
-};
 
 SnapshotWriter::State::State(WriterOptions given)
     : options(std::move(given)),
@@ -259,15 +191,26 @@ Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
 }
 
 // Copies come after what the devices are doing to the tensors now.
-Status SnapshotWriter::State::FollowDevices(const SaveJob& job) {
+Status SnapshotWriter::State::FollowDevices(SaveJob& job) {
   const auto& streams = job.file.capture().streams;
   if (streams.empty()) return {};
   CKPT_RETURN_IF_ERROR(eager_copier->Follow(streams));
+  const uint64_t chunk_bytes = job.link->shape().payload_bytes();
+  const Status digested = job.proof.BeginDevices(job.file, chunk_bytes, *eager_copier);
+  if (!digested && digested.error().code != ErrorCode::kUnsupported) return digested;
+  if (!digested) SayUnproved(digested.error().message);
   CKPT_RETURN_IF_ERROR(lazy_copier->Follow(streams));
   if (pinned.lock() == job.link) return {};
   job.link->KeepPinned(eager_copier->Pin(job.link->arena().All()));
   pinned = job.link;
   return {};
+}
+
+void SnapshotWriter::State::SayUnproved(const std::string& why) {
+  MutexLock lock(mutex);
+  if (std::exchange(said_unproved, why) == why) return;
+  Say(StrCat("snapshots are unproved: a write of a device's memory between a save and its copy, which "
+             "does not call before_update(), is not seen (", why, ")"));
 }
 
 // Chunks for all of it, and in them what cannot wait.
@@ -276,11 +219,11 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
                         CaptureFile::Make(std::move(capture), options.rank, options.world));
   CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes(), [&] { return job.Interrupted(); }));
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
+  job.proof.Begin(job.file);
   CKPT_RETURN_IF_ERROR(FollowDevices(job));
   for (size_t i = 0; i < job.chunks.size(); ++i) {
     CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(job.Copies(i, false), Trainer::kWaits));
   }
-  job.samples = SourceSamples(job.file);
   CKPT_RETURN_IF_ERROR(eager_copier->Wait());
   const std::string name = job.Changed(false);
   if (!name.empty()) return Fail(ErrorCode::kStale, StrCat(name, " was written while it was saved"));
@@ -322,6 +265,8 @@ bool SnapshotWriter::State::Begin(Capture capture, Clock::time_point end) {
   }
   MutexLock lock(mutex);
   status.file_bytes = job->file.bytes();
+  status.unproved_bytes = job->proof.unproved_bytes();
+  status.unproved += status.unproved_bytes > 0 ? 1 : 0;
   Outcome& outcome = outcomes[job->attempt];
   outcome.link = job->link.get();
   outcome.progress.bytes = job->file.bytes();
@@ -331,32 +276,29 @@ bool SnapshotWriter::State::Begin(Capture capture, Clock::time_point end) {
 }
 
 void SnapshotWriter::State::Run() {
-  while (true) {
-    JobPtr job;
-    {
-      MutexLock lock(mutex);
-      while (jobs.empty() && !stopping) moved.Wait(mutex);
-      if (jobs.empty()) return;
-      job = jobs.front();
-    }
-    Copy(job);
+  while (const JobPtr job = Next()) {
+    Status done = Caught([&] { return CopyOrSend(job); });
+    if (!done) (void)Caught([&] { return lazy_copier->Wait(); });
+    if (done && !job->IsOver()) continue;
+    Finish(job, done);
     MutexLock lock(mutex);
-    jobs.pop_front();
+    std::erase(jobs, job);
     moved.NotifyAll();
   }
 }
 
-void SnapshotWriter::State::Copy(const JobPtr& job) {
-  Status done;
-  while (done && (job->copied < job->chunks.size() || job->sent < job->chunks.size())) {
-    done = Caught([&] { return CopyOrSend(job); });
-  }
-  if (!done) (void)Caught([&] { return lazy_copier->Wait(); });
-  Finish(job, done);
+// The oldest one; while an update waits, the oldest that it waits for, so that memory is copied
+// before anything else is handed over.  Null: the end.
+SnapshotWriter::State::JobPtr SnapshotWriter::State::Next() {
+  MutexLock lock(mutex);
+  while (jobs.empty() && !stopping) moved.Wait(mutex);
+  if (jobs.empty()) return nullptr;
+  const auto waited = std::ranges::find_if(jobs, [](const JobPtr& job) { return !job->IsCopied(); });
+  return urgent && waited != jobs.end() ? *waited : jobs.front();
 }
 
-// One chunk further: what is copied is handed over at once, unless an update waits
-// for the copies.
+// Further by one chunk, or some where an update waits for them: what is copied is handed over at
+// once, unless one does.
 Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
   bool copy = job->copied == job->sent;
   Trainer trainer;
@@ -368,23 +310,27 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
     }
     if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
     if (Clock::now() >= job->end) return Fail(ErrorCode::kExhausted, "its time is over");
-    copy = copy || (urgent && job->copied < job->chunks.size());
+    copy = copy || (urgent && !job->IsCopied());
     trainer = urgent ? Trainer::kWaits : Trainer::kGoesOn;
   }
   if (!copy) return SendChunk(*job);
-  const std::vector<MemoryCopy> copies = job->Copies(job->copied, true);
+  const size_t count = trainer == Trainer::kWaits ? kTogether : 1;
+  std::vector<std::vector<MemoryCopy>> chunks;
   uint64_t bytes = 0;
-  for (const MemoryCopy& one : copies) bytes += one.bytes;
+  for (size_t i = job->copied; i < job->chunks.size() && chunks.size() < count; ++i) {
+    chunks.push_back(job->Copies(i, true));
+    for (const MemoryCopy& one : chunks.back()) bytes += one.bytes;
+  }
   if (!Pace(*job, bytes)) return {};
-  CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(copies, trainer));
+  for (const auto& copies : chunks) CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(copies, trainer));
   CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
-  const uint64_t begin = job->ChunkBegin(job->copied);
-  const auto copied = job->link->arena().Payload(job->chunks[job->copied]);
-  const auto changed = job->samples.FindChange(
-      begin, copied.first(job->ChunkEnd(job->copied) - begin));
-  if (changed) return Fail(ErrorCode::kStale, StrCat(job->file.KeyAt(*changed), kWritten));
-  ++job->copied;
-  return job->copied == job->chunks.size() ? Verify(job) : Status();
+  for (const auto& copies : chunks) {
+    const std::string changed = job->FindChange(job->copied, copies);
+    if (!changed.empty()) return Fail(ErrorCode::kStale, StrCat(changed, kWritten));
+    if (trainer == Trainer::kGoesOn) job->proof.Release(copies);
+    ++job->copied;
+  }
+  return job->IsCopied() ? Verify(job) : Status();
 }
 
 // Returns when the next `bytes` may be read; false if the job is over before.
@@ -413,6 +359,9 @@ Status SnapshotWriter::State::SendChunk(SaveJob& job) {
   header.attempt = job.attempt;
   header.sequence = job.sent;
   header.length = job.ChunkEnd(job.sent) - job.ChunkBegin(job.sent);
+  const auto [changed, payload] = job.DigestChunk(job.sent);
+  if (!changed.empty()) return Fail(ErrorCode::kStale, StrCat(changed, kWritten));
+  header.payload = payload;
   job.link->arena().WriteHeader(chunk, header);
   SnapshotMessage message = job.Message(SnapshotWord::kChunk);
   message.sequence = job.sent;
@@ -424,15 +373,20 @@ Status SnapshotWriter::State::SendChunk(SaveJob& job) {
 // All is copied: nothing of it was written meanwhile, and from now on may be.
 Status SnapshotWriter::State::Verify(const JobPtr& job) {
   const std::string name = job->Changed(true);
-  MutexLock lock(mutex);
-  if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
-  job->safe = true;
-  moved.NotifyAll();
+  job->proof.Leave();
+  {
+    MutexLock lock(mutex);
+    if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
+    job->safe = true;
+    moved.NotifyAll();
+  }
+  job->proof.End();  // beside the update
   if (name.empty()) return {};
   return Fail(ErrorCode::kStale, StrCat(name, kWritten));
 }
 
 void SnapshotWriter::State::Finish(const JobPtr& job, Status done) {
+  job->proof.End();
   {
     MutexLock lock(mutex);
     if (done && !job->failure.empty()) done = Fail(ErrorCode::kExhausted, job->failure);
@@ -561,13 +515,7 @@ WriterProgress SnapshotWriter::Progress(uint64_t step) const {
 
 Result<SnapshotSize> SnapshotWriter::SizeOf(Capture capture) const {
   const WriterOptions& options = state_->options;
-  CKPT_ASSIGN_OR_RETURN(const CaptureFile file,
-                        CaptureFile::Make(std::move(capture), options.rank, options.world));
-  SnapshotSize size{file.bytes()};
-  for (const CopyRun& run : file.Runs(0, file.bytes(), true)) size.lazy_bytes += run.bytes;
-  const uint64_t chunks = ArenaShape().ChunksFor(file.bytes()) * std::max<uint32_t>(options.slots, 1);
-  size.arena_bytes = chunks * ArenaShape().chunk_bytes;
-  return size;
+  return ckptfs::SizeOf(std::move(capture), options.rank, options.world, options.slots);
 }
 
 std::vector<std::string> SnapshotWriter::TakeLog() {

@@ -63,6 +63,8 @@ struct WriterStatus {
   std::optional<uint64_t> last_durable;  // step
   std::string last_drop;                 // why; empty: none was
   uint64_t file_bytes = 0;               // of the last capture
+  uint64_t unproved = 0;        // saves of which a write could go unseen (save_proof.h)
+  uint64_t unproved_bytes = 0;  // of the last capture: how much
   double save_seconds = 0;               // in Save, all together
   double wait_seconds = 0;               // in WaitBeforeUpdate, all together
 };
@@ -72,13 +74,6 @@ struct WriterProgress {
   uint64_t bytes = 0;    // 0: not known (any more)
   uint64_t copied = 0;   // their memory was read
   uint64_t durable = 0;  // all at once, with those of all ranks
-};
-
-// What a capture takes.
-struct SnapshotSize {
-  uint64_t file_bytes = 0;
-  uint64_t lazy_bytes = 0;   // of them, copied after the save has returned
-  uint64_t arena_bytes = 0;  // of a daemon's with the usual chunks
 };
 
 class SnapshotWriter {

@@ -37,7 +37,9 @@
 //
 // Ranks that hold states alike share them out, each by itself.  "alike" has, for each set
 // of ranks that this one shares with, a digest of the set and of all that these hold,
-// and how many ranks it has: as many have to say it, or a state may be left out.
+// and how many ranks it has: as many have to say it, or a state may be left out.  A text that
+// begins with "bytes:" has a digest of their bytes, or of some of them: where fewer say it their
+// replicas have come apart.
 //
 // What several ranks say of one parameter or alias must be the same; the order is rank
 // 0's, then that of the others.  Their groups of one optimizer and place in the list are
@@ -54,9 +56,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace ckptfs {
 
+inline constexpr std::string_view kAlikeBytes = "bytes:";
 inline constexpr const char* kRankFileKey = "ckptfs.rank_file";
 inline constexpr uint64_t kRankFileVersion = 2;
 

@@ -134,10 +134,20 @@ Status RankFilesReader::CheckAlike() const {
   for (const RankEntry& entry : entries_) {
     for (const auto& [digest, ranks] : entry.alike) ++said[{digest, ranks}];
   }
-  for (const auto& [alike, times] : said) {
-    if (times == alike.second) continue;
-    return Refuse("only ", times, " of ", alike.second, " ranks that share states out hold the same "
-                  "ones (an optimizer's states on some ranks only?)");
+  const auto first_uneven = [&](bool bytes) {
+    return std::ranges::find_if(said, [&](const auto& one) {
+      const auto& [alike, times] = one;
+      return times != alike.second && alike.first.starts_with(kAlikeBytes) == bytes;
+    });
+  };
+  if (const auto uneven = first_uneven(false); uneven != said.end()) {
+    return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that share states out "
+                  "hold the same ones (an optimizer's states on some ranks only?)");
+  }
+  if (const auto uneven = first_uneven(true); uneven != said.end()) {
+    return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that have to hold the "
+                  "same bytes do: replicas came apart (local SGD, a step within no_sync()?); save when "
+                  "they are averaged");
   }
   return {};
 }

@@ -18,6 +18,7 @@
 
 #include "core/base/names.h"
 #include "snapshot/cuda_copier.h"
+#include "snapshot/replica_digest.h"
 #include "snapshot/snapshot_writer.h"
 
 namespace nb = nanobind;
@@ -77,6 +78,10 @@ class CalledCopier final : public Copier {
     return host_.Enqueue(copies, trainer);
   }
   Status Wait() override { return host_.Wait(); }
+  Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
+                              std::span<const DeviceStream> streams) override {
+    return host_.Digest(pieces, streams);
+  }
   Status Follow(std::span<const DeviceStream> streams) override { return host_.Follow(streams); }
   std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
 
@@ -224,6 +229,15 @@ nb::dict ProgressOf(const Writer& writer, uint64_t step) {
   return out;
 }
 
+std::string ReplicaDigest(const std::vector<std::pair<uint64_t, uint64_t>>& memory, uint64_t step) {
+  nb::gil_scoped_release unlock;
+  std::vector<std::span<const std::byte>> spans;
+  for (const auto& [address, bytes] : memory) {
+    spans.emplace_back(reinterpret_cast<const std::byte*>(address), bytes);
+  }
+  return ReplicaDigestOf(spans, step).Hex();
+}
+
 // Empty for the host's.
 std::function<std::unique_ptr<Copier>()> CopierOf(const std::string& library) {
   if (library.empty()) return {};
@@ -252,6 +266,8 @@ nb::dict StatusOf(const Writer& writer) {
   out["last_durable"] = status.last_durable ? nb::cast(*status.last_durable) : nb::none();
   out["last_drop"] = TextOf(status.last_drop);
   out["file_bytes"] = status.file_bytes;
+  out["unproved"] = status.unproved;
+  out["unproved_bytes"] = status.unproved_bytes;
   out["save_seconds"] = status.save_seconds;
   out["wait_seconds"] = status.wait_seconds;
   return out;
@@ -265,6 +281,7 @@ NB_MODULE(_native, module) {
   (void)nb::class_<Capture>(module, "Capture");
   (void)nb::class_<Plan>(module, "Plan");
   module.def("plan", &PlanOf);
+  module.def("replica_digest", &ReplicaDigest);
   module.def("capture", &CaptureOf);
   nb::class_<Writer>(module, "Writer")
       .def(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaCopier on a driver that is not one (tests/support/fake_cuda.cc).  No GPU has run it.
+// CudaCopier on a driver that is not one (tests/support/fake_cuda.cc).
 #include "snapshot/cuda_copier.h"
 
 #include <dlfcn.h>
@@ -32,6 +32,10 @@ uint64_t Calls() { return Fake<FakeCudaCalls>("FakeCudaCallsCall")(); }
 uint64_t Contexts() { return Fake<FakeCudaContexts>("FakeCudaContextsCall")(); }
 uint64_t Pinned() { return Fake<FakeCudaPinned>("FakeCudaPinnedCall")(); }
 void RefusePins(bool refuse) { Fake<FakeCudaRefusePins>("FakeCudaRefusePinsCall")(refuse); }
+void RefuseModules(bool refuse) {
+  Fake<FakeCudaRefuseModules>("FakeCudaRefuseModulesCall")(refuse);
+}
+void Capturing(bool begin) { Fake<FakeCudaCapture>("FakeCudaCaptureCall")(begin); }
 void* Stream(int device) { return Fake<FakeCudaStream>("FakeCudaStreamCall")(device); }
 
 // The training job's own stream; streams are never given back.
@@ -51,18 +55,32 @@ void Update(std::string& memory, int device = 1) {
       &memory);
 }
 
+// Until the training job's stream has done all.
+void Synchronize() {
+  std::promise<void> done;
+  Fake<FakeCudaLaunch>("FakeCudaLaunchCall")(
+      reinterpret_cast<void*>(Training().handle),
+      [](void* promise) { static_cast<std::promise<void>*>(promise)->set_value(); }, &done);
+  done.get_future().wait();
+}
+
 class CudaCopierTest : public ReceiverTest {
  protected:
   void SetUp() override {
     FailAt(0);
     RefusePins(false);
+    RefuseModules(false);
+    Capturing(false);
     Gate(true);
   }
   void TearDown() override {
     SetUp();
     ReceiverTest::TearDown();
   }
-  static std::unique_ptr<CudaCopier> Open() { return *CudaCopier::Open(CKPTFS_FAKE_CUDA); }
+  // The fake takes any image for the kernel.
+  static std::unique_ptr<CudaCopier> Open(std::string_view image = "a kernel") {
+    return *CudaCopier::Open(CKPTFS_FAKE_CUDA, std::as_bytes(std::span(image)));
+  }
   static std::string Filled(size_t bytes, char with) { return std::string(bytes, with); }
   static MemoryCopy CopyOf(const std::string& from, std::string& to, int device) {
     return {reinterpret_cast<const std::byte*>(from.data()),
@@ -153,9 +171,7 @@ TEST_F(CudaCopierTest, WithoutAnEventNothingIsOrdered) {
   ASSERT_TRUE(copier->Wait());
   EXPECT_EQ(unordered[0], 'a');
   gate.set_value();
-  const std::vector streams{Training()};
-  ASSERT_TRUE(copier->Follow(streams));
-  ASSERT_TRUE(copier->Wait());  // `memory` is not written any more
+  Synchronize();  // `memory` is not written any more
 }
 
 // At every call: an error, and nothing is copied after it.
@@ -198,6 +214,109 @@ TEST_F(CudaCopierTest, TheArenaIsPinnedWhereThatGoes) {
   EXPECT_EQ(Pinned(), 0u);
   RefusePins(true);
   EXPECT_EQ(copier->Pin(memory), nullptr);
+}
+
+// The device is behind when it is asked, and goes on meanwhile: the digests are of between.
+TEST_F(CudaCopierTest, DigestsAreOfTheirMoment) {
+  const auto copier = Open();
+  std::string memory(70'000, 'a');
+  const std::vector<MemoryPiece> pieces{
+      {reinterpret_cast<const std::byte*>(memory.data()), 65'536, 1},
+      {reinterpret_cast<const std::byte*>(memory.data()) + 65'536, 7, 1}};
+  const std::vector streams{DeviceStream{1, reinterpret_cast<uint64_t>(Stream(1))}, Training()};
+  Gate(false);
+  Update(memory);
+  const auto digests = copier->Digest(pieces, streams);
+  ASSERT_TRUE(digests) << digests.error().message;
+  Update(memory);
+  Gate(true);
+  Synchronize();
+  EXPECT_EQ(memory, std::string(70'000, 'c'));
+  const std::string truth(65'536, 'b');
+  const auto bytes = std::as_bytes(std::span(truth));
+  EXPECT_EQ(*digests->of[0], PieceDigestOf(bytes));
+  EXPECT_EQ(*digests->of[1], PieceDigestOf(bytes.first(7)));
+}
+
+TEST_F(CudaCopierTest, WhereNothingDigestsThatIsSaid) {
+  std::string memory(1000, 'a');
+  const MemoryPiece piece{reinterpret_cast<const std::byte*>(memory.data()), 1000, 1};
+  const std::vector streams{Training()};
+  const auto refusal = [&](CudaCopier& copier, std::span<const DeviceStream> on) {
+    const auto digests = copier.Digest({&piece, 1}, on);
+    return digests ? "none" : digests.error().code == ErrorCode::kUnsupported ? digests.error().message : "other";
+  };
+  EXPECT_THAT(refusal(*Open(""), streams), testing::HasSubstr("CUDA's compiler"));
+  const auto copier = Open();
+  EXPECT_THAT(refusal(*copier, {}), testing::HasSubstr("no stream"));
+  Capturing(true);
+  EXPECT_THAT(refusal(*copier, streams), testing::HasSubstr("graph"));
+  Capturing(false);
+  RefuseModules(true);
+  EXPECT_THAT(refusal(*copier, streams), testing::HasSubstr("cuModuleLoadData"));
+}
+
+// The device is behind: a save that takes nothing of it at once does not wait for it.
+TEST_F(CudaCopierTest, ASaveDoesNotWaitForADeviceThatItTakesNothingOf) {
+  Start();
+  const auto writer = std::make_unique<SnapshotWriter>(
+      WriterOptions{directory_.path(), "run", "job", 0, 1, 2, kLong, [] { return Open(); }});
+  RankMemory memory({30'000, 3});
+  memory.Fill(1);
+  Capture capture = memory.Save(1, 0);
+  for (CapturedTensor& tensor : capture.tensors) tensor.device = tensor.lazy ? 1 : kHost;
+  capture.streams = {Training()};
+  Gate(false);
+  EXPECT_TRUE(writer->Save(std::move(capture)));
+  Gate(true);
+  EXPECT_TRUE(writer->WaitDurable(1, kLong));
+}
+
+// Whatever writes between the save and the copy, and tells nobody (a replayed graph, an average
+// that is swapped in): one row of the memory is enough.
+TEST_F(CudaCopierTest, AWriteOnTheDeviceThatNobodyCountedDropsTheStepByName) {
+  Start();
+  WriterOptions options{directory_.path(), "run", "job", 0, 1, 2, kLong, [] { return Open(); }};
+  options.pace = 1;  // the first chunk is copied, and all others when an update asks
+  const auto writer = std::make_unique<SnapshotWriter>(std::move(options));
+  RankMemory memory({30'000, 3, 70'000});
+  for (uint64_t step = 0; step < 4; ++step) {
+    memory.Fill(static_cast<unsigned char>(step));
+    Capture capture = memory.Save(step, 0);
+    for (CapturedTensor& tensor : capture.tensors) tensor.device = tensor.lazy ? 1 : kHost;
+    auto* const byte = const_cast<std::byte*>(capture.tensors[2].from) + 200'001;
+    capture.streams = {Training()};
+    const std::string truth = memory.Truth(step, 0, 1);
+    ASSERT_TRUE(writer->Save(std::move(capture)));
+    Synchronize();
+    if (step % 2 == 1) *byte ^= std::byte{1};
+    writer->WaitBeforeUpdate();
+    EXPECT_EQ(writer->WaitDurable(step, kLong), step % 2 == 0) << writer->status().last_drop;
+    EXPECT_TRUE(step % 2 == 1 || kept().back().files[0] == truth);
+  }
+  EXPECT_EQ(writer->status().unproved, 0u);
+  EXPECT_THAT(writer->status().last_drop,
+              testing::HasSubstr("p2.of0 was written before the update: whoever writes it calls before_update()"));
+}
+
+TEST_F(CudaCopierTest, AnUnprovedStepIsSavedAndSaidOnce) {
+  Start();
+  RefuseModules(true);
+  const auto writer = std::make_unique<SnapshotWriter>(
+      WriterOptions{directory_.path(), "run", "job", 0, 1, 2, kLong, [] { return Open(); }});
+  RankMemory memory({30'000});
+  for (uint64_t step = 0; step < 3; ++step) {
+    memory.Fill(1);
+    Capture capture = memory.Save(step, 0);
+    for (CapturedTensor& tensor : capture.tensors) tensor.device = 1;
+    capture.streams = {Training()};
+    ASSERT_TRUE(writer->Save(std::move(capture)));
+    writer->WaitBeforeUpdate();
+    EXPECT_TRUE(writer->WaitDurable(step, kLong));
+  }
+  EXPECT_EQ(writer->status().unproved, 3u);
+  EXPECT_EQ(writer->status().unproved_bytes, 120'000u);
+  EXPECT_THAT(writer->TakeLog(), testing::ElementsAre(testing::HasSubstr("unproved")));
 }
 
 // A job whose tensors lie on device 1, of which every call of the driver fails once.

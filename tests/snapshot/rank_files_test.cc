@@ -309,6 +309,16 @@ TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
                 r[1].alike = {{"less", 2}};
               }),
               HasSubstr("only 1 of 2 ranks"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) {
+                r[0].alike = {{"all", 2}, {"bytes:all:1", 2}};
+                r[1].alike = {{"all", 2}, {"bytes:all:2", 2}};
+              }),
+              HasSubstr("only 1 of 2 ranks that have to hold the same bytes do: replicas came apart"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) {
+                r[0].alike = {{"all", 2}, {"bytes:all:1", 2}};
+                r[1].alike = {{"less", 2}, {"bytes:less:1", 2}};
+              }),
+              HasSubstr("that share states out hold the same ones"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].alike = {{"all", 2}}; }),
               HasSubstr("only 1 of 2 ranks"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].layout = "dp2"; }), HasSubstr("of layout 'dp2'"));

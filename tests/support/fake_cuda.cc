@@ -4,19 +4,25 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
+
+#include "snapshot/device_pieces.h"
+#include "snapshot/piece_lanes.h"
 
 namespace {
 
 constexpr int kDevices = 4;
 constexpr int kInvalidValue = 1;
+constexpr int kInvalidImage = 200;
 constexpr int kInvalidContext = 201;
 constexpr int kAlreadyRegistered = 712;
 constexpr int kLaunchFailed = 719;
@@ -50,6 +56,10 @@ uint64_t stops = 0;  // how often all work was lost
 size_t largest = 0;
 Context contexts[kDevices];
 std::map<void*, size_t> pinned;
+std::set<void*> allocated;
+bool refuse_modules = false;
+bool capturing = false;
+int digest_kernel = 0;  // its address is the kernel's handle
 std::map<void*, std::unique_ptr<Stream>>& streams =
     *new std::map<void*, std::unique_ptr<Stream>>;
 std::map<void*, std::shared_ptr<Event>> events;
@@ -100,10 +110,32 @@ void Post(Stream* stream, std::function<void()> work) {
   moved.notify_all();
 }
 
+// As the four threads of the kernel do.
+ckptfs::DeviceDigest DigestOf(const ckptfs::DevicePiece& piece) {
+  static constexpr ckptfs::PieceSecret kSecret = ckptfs::MakePieceSecret();
+  std::vector<char> bytes(std::max(piece.bytes, ckptfs::kShortestPiece));
+  std::memcpy(bytes.data(), reinterpret_cast<const void*>(piece.address), piece.bytes);
+  uint64_t low = 0, high = 0;
+  for (unsigned thread = 0; thread < ckptfs::kPieceThreads; ++thread) {
+    ckptfs::PieceLanes lanes(kSecret, thread);
+    AddPiece(lanes, bytes.size(), thread, [&](uint64_t at) {
+      ckptfs::PieceWords words;
+      std::memcpy(&words.first, &bytes[at], 8);
+      std::memcpy(&words.second, &bytes[at + 8], 8);
+      return words;
+    });
+    low += lanes.Low();
+    high += lanes.High();
+  }
+  return {ckptfs::PieceLanes::FinishHigh(high, bytes.size()),
+          ckptfs::PieceLanes::FinishLow(low, bytes.size())};
+}
+
 // A device that failed copies no more.
 void StopAll() {
   ++stops;
   for (auto& [handle, stream] : streams) stream->work.clear();
+  for (auto& [handle, event] : events) event->reached = event->recorded;  // nobody waits for good
   moved.notify_all();
 }
 
@@ -141,6 +173,14 @@ uint64_t FakeCudaPinnedCall() {
 void FakeCudaRefusePinsCall(bool refuse) {
   const std::lock_guard lock(mutex);
   refuse_pins = refuse;
+}
+void FakeCudaRefuseModulesCall(bool refuse) {
+  const std::lock_guard lock(mutex);
+  refuse_modules = refuse;
+}
+void FakeCudaCaptureCall(bool begin) {
+  const std::lock_guard lock(mutex);
+  capturing = begin;
 }
 void* FakeCudaStreamCall(int device) {
   const std::lock_guard lock(mutex);
@@ -311,6 +351,68 @@ int cuMemHostRegister_v2(void* memory, size_t bytes, unsigned) {
 int cuMemHostUnregister(void* memory) {
   const std::lock_guard lock(mutex);
   return pinned.erase(memory) == 1 ? 0 : kInvalidValue;
+}
+
+int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
+  const std::lock_guard lock(mutex);
+  if (const int failed = Enter()) return failed;
+  *memory = std::malloc(bytes);
+  allocated.insert(*memory);
+  return 0;
+}
+
+int cuMemFreeHost(void* memory) {
+  const std::lock_guard lock(mutex);
+  std::free(memory);
+  return allocated.erase(memory) == 1 ? 0 : kInvalidValue;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  thread_local int own = 0;
+  std::swap(own, *mode);
+  return 0;
+}
+
+int cuStreamIsCapturing(void* stream, int* status) {
+  const std::lock_guard lock(mutex);
+  if (const int failed = Enter()) return failed;
+  if (Find(stream) == nullptr) return kInvalidValue;
+  *status = capturing ? 1 : 0;
+  return 0;
+}
+
+int cuModuleLoadData(void** module, const void* image) {
+  const std::lock_guard lock(mutex);
+  if (const int failed = Enter()) return failed;
+  if (refuse_modules) return kInvalidImage;
+  *module = const_cast<void*>(image);
+  return 0;
+}
+
+int cuModuleUnload(void*) { return 0; }
+
+int cuModuleGetFunction(void** function, void*, const char* name) {
+  const std::lock_guard lock(mutex);
+  if (const int failed = Enter()) return failed;
+  if (std::strcmp(name, ckptfs::kDigestKernel) != 0) return kInvalidValue;
+  *function = &digest_kernel;
+  return 0;
+}
+
+int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
+                   unsigned, unsigned, void* stream, void** arguments, void**) {
+  const std::lock_guard lock(mutex);
+  if (const int failed = Enter()) return failed;
+  Stream* on = Find(stream);
+  const auto* const pieces = *static_cast<const ckptfs::DevicePiece**>(arguments[0]);
+  auto* const digests = *static_cast<ckptfs::DeviceDigest**>(arguments[1]);
+  const uint64_t count = *static_cast<uint64_t*>(arguments[2]);
+  const bool enough = uint64_t{blocks} * threads >= count * ckptfs::kPieceThreads;
+  if (on == nullptr || function != &digest_kernel || !enough) return kInvalidValue;
+  Post(on, [=] {
+    for (uint64_t i = 0; i < count; ++i) digests[i] = DigestOf(pieces[i]);
+  });
+  return 0;
 }
 
 int cuGetErrorName(int code, const char** name) {

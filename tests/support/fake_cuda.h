@@ -25,6 +25,10 @@ using FakeCudaContexts = uint64_t();
 using FakeCudaPinned = uint64_t();
 // Page-locking fails, or not.
 using FakeCudaRefusePins = void(bool refuse);
+// No kernel can be loaded, or it can.
+using FakeCudaRefuseModules = void(bool refuse);
+// All streams are being captured into a graph, or not.
+using FakeCudaCapture = void(bool begin);
 // A stream of the test's own, on a device, and work for it.
 using FakeCudaStream = void*(int device);
 using FakeCudaLaunch = void(void* stream, void (*kernel)(void*), void* argument);

@@ -22,6 +22,9 @@ class LateCopier final : public Copier {
   explicit LateCopier(uint64_t fail_at = 0, std::function<void()> before = {})
       : fail_at_(fail_at), before_(std::move(before)) {}
 
+  Result<PieceDigests> Digest(std::span<const MemoryPiece>, std::span<const DeviceStream>) override {
+    return Fail(ErrorCode::kUnsupported, "no device");
+  }
   Status Follow(std::span<const DeviceStream>) override { return {}; }
   std::shared_ptr<const void> Pin(std::span<std::byte>) override { return nullptr; }
   Status Enqueue(std::span<const MemoryCopy> copies, Trainer) override {

@@ -29,6 +29,9 @@ def capture(step: int, framework: str, framework_version: str, layout: str,
             documents: List[Tuple[str, str, str, List[str]]],
             streams: List[Tuple[int, int]], alike: List[Tuple[str, int]], /) -> Capture: ...
 
+# Of the bytes of (address, size) of them, of large ones at places that go on with `step`.
+def replica_digest(memory: List[Tuple[int, int]], step: int, /) -> str: ...
+
 # Whether this library is a driver that copies can be made with.
 def has_cuda(library: str, /) -> bool: ...
 

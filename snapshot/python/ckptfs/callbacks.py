@@ -48,6 +48,11 @@ class LateSaver:
             self.last = step
             self.snap.save(step)
 
+    def before_evaluation(self) -> None:
+        """Other callbacks may swap averages of the weights in for it."""
+        if self.snap is not None:
+            self.snap.before_update()
+
     def end(self) -> None:
         """What was handed over becomes durable without us."""
         snap, self.snap = self.snap, None

@@ -139,6 +139,9 @@ class SnapshotCallback(PACKAGE.Callback):  # type: ignore[misc, name-defined]
         if trainer.global_step % self._every == 0:
             self._late.save(trainer.global_step)
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._late.before_evaluation()
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The memory goes; what was handed over becomes durable."""
         self._late.end()

@@ -118,6 +118,21 @@ def _text(error: Exception) -> str:
     return said.encode('utf-8', 'replace').decode()
 
 
+def _wait_before_update(writer: _native.Writer, limit: float) -> None:
+    """Until what is saved is copied.  Handlers of signals run meanwhile, and may raise."""
+    left, last = limit, False
+    end = time.monotonic() + left
+    while not writer.wait_before_update(max(min(left, SLICE), 0.0), last):
+        left = end - time.monotonic()
+        last = not left > SLICE
+
+
+def _leave(writer: _native.Writer, turns: Turns) -> None:
+    """Optimizers' steps wait until the writer has ended its copies, whoever ends it."""
+    writer.close()
+    turns.close()
+
+
 class Saver:
     """Hands the states that a collector finds to the ckptfs daemon of a store.
 
@@ -151,15 +166,18 @@ class Saver:
                                       self._world, slots, update_limit,
                                       full == 'wait', int(pace), cuda_library(), None)
         this = weakref.ref(self)
+        touches = getattr(collector, 'touches', lambda _: True)
+        writer = self._writer
 
         def before_update() -> None:
             alive = this()
             if alive is not None:
                 alive.before_update()
+            else:  # it ends, in another thread, and its copies are not done
+                _wait_before_update(writer, update_limit)
 
-        touches = getattr(collector, 'touches', lambda _: True)
         self._turns = Turns(update_limit, touches, before_update)
-        weakref.finalize(self, self._turns.close)
+        weakref.finalize(self, _leave, writer, self._turns)
         self._busy: Optional[int] = None  # the thread that is in the writer's save
         self._after: List[Callable[[], None]] = []  # what handlers of signals asked of it
         _ALIVE.add(self)
@@ -269,8 +287,7 @@ class Saver:
         if self._busy == threading.get_ident():
             self._after.append(self.close)
             return
-        self._turns.close()
-        self._writer.close()
+        _leave(self._writer, self._turns)
         self._tell()
 
     def __enter__(self) -> 'Saver':
@@ -285,11 +302,7 @@ class Saver:
         raise."""
         if os.getpid() != self._pid:
             return
-        left, last = self._update_limit, False
-        end = time.monotonic() + left
-        while not self._writer.wait_before_update(max(min(left, SLICE), 0.0), last):
-            left = end - time.monotonic()
-            last = not left > SLICE
+        _wait_before_update(self._writer, self._update_limit)
 
     def _tell(self) -> None:
         for line in self._writer.take_log():
@@ -301,7 +314,7 @@ class Saver:
         # Two saves between two updates: the first is copied by then.
         model, states, groups = self._collector.collect()
         shot = Shot(self._collector.lazy, turn)
-        shot.add_states(self._shares.of(states, dict(model.parameters)))
+        shot.add_states(self._shares.of(states, dict(model.parameters), step))
         scope = f'dp{self._rank}' if self._rank else ''
         for key, value in {**self._documents, **model.extra}.items():
             shot.add_document(key, scope, *self._document(key, value))

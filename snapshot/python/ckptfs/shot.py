@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from . import _native
+from .devices import streams
 from .saved_file import SavedFile
 from .state import NotHeld, State
 from .turns import Turn
@@ -77,8 +78,7 @@ class Shot:
 
     def streams(self) -> List[Tuple[int, int]]:
         """The streams that may still be writing what lies on devices."""
-        return [(device, torch.cuda.current_stream(device).cuda_stream)
-                for device in sorted(self.devices)]
+        return streams(self.devices) if self.devices else []
 
     # ---- what was written meanwhile ------------------------------------------
 

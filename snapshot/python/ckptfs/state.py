@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from . import replicas
 from .plain_pickle import plain
 
 
@@ -434,7 +435,8 @@ class Shares:
 
     All ranks that hold a state must see the same states of those ranks, by name and
     size; then each state is written by exactly one of them.  `alike` says what this one
-    saw, for who has all ranks' parts to compare: a digest, and of how many ranks.
+    saw, for who has all ranks' parts to compare: a digest, and of how many ranks.  Another one is of
+    the bytes: replicas that came apart would be put together to a model that nobody had.
     """
 
     def __init__(self, rank: int, world: int) -> None:
@@ -442,11 +444,12 @@ class Shares:
         self._all = tuple(range(world))
         self._known: Dict[Tuple[int, ...], Tuple[Any, Dict[str, int], str]] = {}
         self.alike: List[Tuple[str, int]] = []
+        self._step = 0
 
-    def of(self, states: Sequence[State], roles: Dict[str, str]) -> List[State]:
+    def of(self, states: Sequence[State], roles: Dict[str, str], step: int = 0) -> List[State]:
         """Those that this rank writes: of what ranks hold alike an even part, by
         bytes; buffers, which nobody keeps alike, are the first rank's."""
-        self.alike = []
+        self.alike, self._step = [], step
         if len(self._all) == 1 and {one.ranks for one in states} == {None}:
             return list(states)
         held: Dict[Tuple[int, ...], List[State]] = {}
@@ -470,5 +473,8 @@ class Shares:
             digest = hashlib.sha256(repr((ranks, sorted(sizes))).encode()).hexdigest()
             known = self._known[ranks] = (sizes, share(sizes, len(ranks)), digest)
         self.alike.append((known[2], len(ranks)))
+        order = sorted(range(len(alike)), key=lambda i: sizes[i][0])
+        held = replicas.digest([alike[i].tensor for i in order], self._step)
+        self.alike.append((f'bytes:{known[2]}:{held}', len(ranks)))
         return [s for s, (key, _) in zip(alike, sizes)
                 if ranks[known[1][key]] == self._rank]

@@ -79,6 +79,14 @@ class SnapshotCallback(TrainerCallback):
         """After an update."""
         if self._every and state.global_step % self._every == 0:
             self._save(state)
+        self._before_evaluation(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._before_evaluation(control)
+
+    def _before_evaluation(self, control: Any) -> None:
+        if control.should_evaluate:
+            self._late.before_evaluation()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After the Trainer's own save."""

@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterator, Optional, Set, Tuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .devices import note_step, watch_graphs
 from .state import HOOKED_STEP, NotHeld
 
 # Seconds between two looks at what other threads do.
@@ -72,10 +73,10 @@ class Turns:
             _ALL = tuple(one for one in _ALL if one() not in (None, self))
 
     def begin_step(self, optimizer: Any) -> None:
-        """Returns when it may write."""
+        """Returns when it may write.  None: a graph of a device, which may be any optimizer's."""
         if os.getpid() != self._pid:
             return
-        if self._saving is not None and self._touches(optimizer):
+        if self._saving is not None and (optimizer is None or self._touches(optimizer)):
             self._wait_for_save()
         self._before_update()
 
@@ -134,7 +135,8 @@ _CHANGES = threading.Lock()
 _ALL: Tuple['weakref.ref[Turns]', ...] = ()
 
 
-def _begin_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+def _begin_step(optimizer: Optional[torch.optim.Optimizer], *_: object) -> None:
+    note_step()
     for one in _ALL:
         turns = one()
         if turns is not None:
@@ -143,3 +145,4 @@ def _begin_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 # Never removed: other threads may be in the middle of their hooks.
 register_optimizer_step_pre_hook(_begin_step)
+watch_graphs(lambda: _begin_step(None))

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks are said to hold alike, compared: a digest of the bytes that a rank holds.
+
+Of large states a part is looked at, at other places in each step, so that all of them have been
+after some.  Replicas that are trained apart (local SGD, a step within no_sync()) differ nearly
+everywhere.
+"""
+from typing import List, Sequence, Tuple
+
+import torch
+
+from . import _native
+
+# Of a device's tensor, which is looked at on the device: windows, and bytes of each.
+WINDOWS, WIDTH = 16, 64
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Without gaps, as it lies."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.is_contiguous() or plain.dim() == 4 and plain.is_contiguous(
+            memory_format=torch.channels_last):
+        return plain
+    return plain.contiguous()
+
+
+def _windows(plain: torch.Tensor, step: int) -> torch.Tensor:
+    """Some bytes of a device's tensor, there."""
+    flat = plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+    size = flat.numel()
+    if size <= WINDOWS * WIDTH:
+        return flat
+    apart = size // WINDOWS
+    first = step * WIDTH % (apart - WIDTH + 1)
+    return flat.as_strided((WINDOWS, WIDTH), (apart, 1), flat.storage_offset() + first).reshape(-1)
+
+
+def digest(tensors: Sequence[torch.Tensor], step: int) -> str:
+    """Of their bytes, or of some of them; the same of the same on every rank."""
+    spans: List[Tuple[int, int]] = []
+    kept, devices = [], {}
+    for tensor in tensors:
+        plain = _dense(tensor)
+        if plain.device.type == 'cpu':
+            kept.append(plain)
+            spans.append((plain.data_ptr(), plain.nbytes))
+        elif plain.numel():
+            devices.setdefault(plain.device, []).append(_windows(plain, step))
+    for device in devices:
+        kept.append(torch.cat(devices[device]).cpu())
+        spans.append((kept[-1].data_ptr(), kept[-1].nbytes))
+    return _native.replica_digest(spans, step)

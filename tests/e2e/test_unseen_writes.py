@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes between a save and its copy that torch does not count, and replicas that came apart: the
+step is of one moment, or is dropped with what would help."""
+import gc
+import glob
+import os
+import threading
+
+import ckptfs as snapshots
+import pytest
+import torch
+from ckptfs.state import Model, State
+from daemon import wait_until
+from safetensors import safe_open
+from test_odd_tensors import LARGE, Weights, held, sgd
+from test_save_options import gate_fixture, receive  # noqa: F401
+
+ROW = LARGE // 2 + 3  # samples do not meet it
+
+
+def _through_storage(tensor):
+    alias = torch.empty(0)
+    alias.set_(tensor.untyped_storage())
+    alias[ROW] = 5
+
+
+def _through_dlpack(tensor):
+    torch.from_dlpack(tensor.detach())[ROW] = 5
+
+
+def _through_a_system_call(tensor):
+    with open('/dev/zero', 'rb', buffering=0) as zeros:
+        assert zeros.readinto(memoryview(tensor.detach().numpy())[ROW:ROW + 1].cast('B')) == 4
+
+
+@pytest.mark.parametrize('write', [
+    lambda tensor: tensor.data[ROW:ROW + 1].fill_(5), _through_storage, _through_dlpack, _through_a_system_call,
+    lambda tensor: tensor.detach().numpy().__setitem__(ROW, 5)])
+def test_a_write_past_torch_is_seen(ckptfs, gate, write):
+    """Of one row, while the copy is not begun; after before_update() it is nobody's business."""
+    receive(ckptfs)
+    model = Weights(a=torch.ones(LARGE), b=torch.ones(LARGE))
+    with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store) as snap:
+        if snap.save(0) and not snap.status()['unproved']:
+            write(model.b)
+            gate.set()
+            assert not snap.wait_durable(0)
+            assert 'b was written before the update' in snap.status()['last_drop']
+            assert 'before_update()' in snap.status()['last_drop']
+        gate.set()
+        assert snap.save(1)
+        snap.before_update()
+        write(model.a)
+        assert snap.wait_durable(1), snap.status()
+    assert held(ckptfs)['a'].eq(1).all()
+
+
+def _close(held_by):
+    held_by[0].close()
+
+
+def _forget(held_by):
+    held_by.clear()
+    gc.collect()
+
+
+@pytest.mark.parametrize('leave', [_close, _forget])
+def test_steps_wait_while_another_thread_ends_the_snapshotter(ckptfs, gate, leave):
+    receive(ckptfs)
+    model = Weights(w=torch.zeros(LARGE))
+    optimizer = sgd(model)
+    held_by = [snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store)]
+    assert held_by[0].save(1)
+    model.w.grad = torch.ones(LARGE)
+    threads = [threading.Thread(target=leave, args=(held_by,)), threading.Thread(target=optimizer.step)]
+    for thread in threads:
+        thread.start()
+        thread.join(0.3)
+    assert all(thread.is_alive() for thread in threads) and model.w.eq(0).all(), 'it did not wait'
+    gate.set()
+    for thread in threads:
+        thread.join(60)
+    assert model.w.ne(0).all()
+    wait_until(lambda: ckptfs.list()['steps'], 'the step')
+    assert held(ckptfs)['w'].eq(0).all()
+
+
+def tensors_of_all_ranks(ckptfs, name):
+    """One of each step, of whichever rank wrote it."""
+    for path in glob.glob(os.path.join(ckptfs.store, 'blobs', 'snapshots', '*', 'rank-*.safetensors')):
+        with safe_open(path, 'pt') as file:
+            if name in file.keys():
+                yield file.get_tensor(name)
+
+
+class Replica:
+    """What one rank of two holds: all of it is the other's, too."""
+    lazy = False
+
+    def __init__(self):
+        self.tensors = {'a': torch.zeros(LARGE), 'b': torch.ones(LARGE), 'c': torch.arange(3.0)}
+
+    def start(self, rank, world):
+        """Nothing to agree on."""
+
+    def collect(self):
+        """Parameters without an optimizer."""
+        model = Model([(name, 'frozen') for name in self.tensors], tensors=self.tensors)
+        return model, [State(name, 'weight', '', tensor) for name, tensor in self.tensors.items()], []
+
+
+def test_replicas_that_came_apart_are_not_mixed(ckptfs):
+    """Local SGD, a step within no_sync()."""
+    receive(ckptfs)
+    replicas = [Replica(), Replica()]
+    ranks = [snapshots.Saver(one, 'job', ckptfs.store, rank=rank, world=2, job='life')
+             for rank, one in enumerate(replicas)]
+    for step in range(3):
+        if step > 0:
+            replicas[step % 2].tensors['b'][ROW] = 7  # by one rank first, then by the other
+        assert all(rank.save(step) for rank in ranks)
+        assert [rank.wait_durable(step) for rank in ranks] == [step != 1] * 2
+    for rank in ranks:
+        assert 'replicas came apart' in rank.status()['last_drop']
+        rank.close()
+    assert {int(tensor[ROW]) for tensor in tensors_of_all_ranks(ckptfs, 'b')} == {1, 7}
