@@ -23,7 +23,6 @@ constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
 constexpr size_t kTogether = 8;  // chunks: a device's bus is idle between two waits
 constexpr std::chrono::seconds kSlowAnswer{1};
-constexpr std::string_view kWritten = " was written before the update: whoever writes it calls before_update() first";
 constexpr std::string_view kCancelled = "cancelled";
 
 double SecondsSince(Clock::time_point start) {
