@@ -39,6 +39,10 @@ Result<SafetensorsHeader> HeaderOf(const Root& root, const std::string& path) {
 class ShardReader {
  public:
   Status AddWhole(uint32_t number, const SafetensorsHeader& header) {
+    const auto format = header.metadata.find("format");
+    if (format != header.metadata.end() && format->second != "pt" && format->second != "mlx") {
+      return Refuse("its __metadata__ says format '", format->second, "', which is not torch's");
+    }
     for (const SafetensorsEntry& entry : header.entries) {
       if (!known_.emplace(entry.name, tensors_.size()).second) {
         return Refuse("'", entry.name, "' is in another file of the directory, too");

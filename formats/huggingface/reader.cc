@@ -386,9 +386,12 @@ Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
   if (!optimizer_) return {};
   std::vector<size_t> places;  // of the parameters, among the weights
   std::vector<OwnableParameter> parameters;
+  std::set<std::string_view> named;  // the optimizer trains it, whatever it looks like
+  for (const auto& group : optimizer_->names) named.insert(group.begin(), group.end());
   for (size_t i = 0; i < weights.size(); ++i) {
     const StoredWeight& weight = *weights[i];
-    if (LooksLikeBuffer(weight.name, weight.dtype, weight.shape, HasWeight())) continue;
+    const bool buffer = LooksLikeBuffer(weight.name, weight.dtype, weight.shape, HasWeight());
+    if (buffer && !named.contains(weight.name)) continue;
     places.push_back(i);
     parameters.push_back({weight.name, weight.shape});
   }

@@ -193,6 +193,20 @@ def test_buffers_are_the_same_of_every_source(ckptfs, tmp_path):
         assert all(got[name].dtype == torch.bfloat16 for name in state if name not in kept)
 
 
+def test_a_frequency_that_an_optimizer_trains_is_a_parameter(ckptfs, tmp_path):
+    module = nn.Module()
+    module.inv_freq, module.weight = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4, 4))
+    optimizer = torch.optim.AdamW(module.named_parameters())
+    (module.inv_freq.sum() + module.weight.sum()).backward()
+    optimizer.step()
+    torch.save({'model': module.state_dict(), 'optimizer': optimizer.state_dict()}, tmp_path / 'ckpt.pt')
+    ckptfs.adopt(tmp_path / 'ckpt.pt', 'run')
+    mount = ckptfs.mount()
+    assert 'exp_avg/inv_freq' in rank_file(mount, 'run', 'optimizer', 'ckpt.pt')
+    got = load_file(os.path.join(step_of(mount, 'run'), 'view', 'bf16', 'rank0', 'model.safetensors'))
+    assert got['inv_freq'].dtype == torch.bfloat16
+
+
 def test_the_trained_model_beside_its_average_has_the_optimizer(ckptfs, tmp_path):
     state = {'meta': {}, 'message_hub': {}, 'state_dict': EMA, 'ema_state_dict': MODEL, 'optimizer': OPTIMIZER.state_dict()}
     torch.save(state, tmp_path / 'ckpt.pt')
