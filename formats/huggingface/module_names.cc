@@ -49,14 +49,22 @@ void Expand(std::string_view pattern, std::set<std::string>& out) {
   }
 }
 
-std::set<std::string>* SetOf(ModuleNames& names, std::string_view mark) {
-  if (mark == "+") return &names.required;
-  if (mark == "t") return &names.tied;
-  if (mark == "?") return &names.optional;
-  if (mark == "x") return &names.not_loaded;
-  if (mark == "f") return &names.in_files;
-  return mark == "F" ? &names.optional_in_files : nullptr;
-}
+struct Mark {
+  std::string_view text;
+  std::set<std::string> ModuleNames::*one;
+  std::set<std::string> ModuleNames::*other;  // may be null
+};
+constexpr std::array<Mark, 9> kMarks = {{
+    {"+", &ModuleNames::required, nullptr},
+    {"t", &ModuleNames::tied, nullptr},
+    {"?", &ModuleNames::optional, nullptr},
+    {"x", &ModuleNames::not_loaded, nullptr},
+    {"f", &ModuleNames::in_files, nullptr},
+    {"F", &ModuleNames::optional_in_files, nullptr},
+    {"=", &ModuleNames::required, &ModuleNames::in_files},
+    {"~", &ModuleNames::optional, &ModuleNames::optional_in_files},
+    {"T", &ModuleNames::tied, &ModuleNames::optional_in_files},
+}};
 
 // The templates that follow the lines of classes; stops at the next of those.
 Status ReadTemplates(std::string_view text, ModuleNames& names) {
@@ -65,9 +73,12 @@ Status ReadTemplates(std::string_view text, ModuleNames& names) {
     std::string_view line = TakeLine(text);
     if (line.empty() || line.starts_with('#')) continue;
     const std::string_view whole = line;
-    std::set<std::string>* set = SetOf(names, TakeWord(line));
-    if (set == nullptr || line.empty()) return Fail(Malformed(whole));
-    Expand(line, *set);
+    const std::string_view text_of_mark = TakeWord(line);
+    const auto mark = std::find_if(kMarks.begin(), kMarks.end(),
+                                   [&](const Mark& one) { return one.text == text_of_mark; });
+    if (mark == kMarks.end() || line.empty()) return Fail(Malformed(whole));
+    Expand(line, names.*mark->one);
+    if (mark->other != nullptr) Expand(line, names.*mark->other);
   }
   return {};
 }

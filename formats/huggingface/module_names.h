@@ -9,6 +9,7 @@
 //   mark     = "+" every such model has it     "?" some have it, by the config
 //            | "t" has it, but may be tied     "x" not loaded under the module's own name
 //            | "f" "+" as files spell it       "F" "?" as files spell it
+//            | "=" "+" and "f"   "~" "?" and "F"   "T" "t" and "F"
 //
 // Thread safety: pure functions.
 

@@ -5,7 +5,7 @@
 Each class is built without memory ("meta") from its own defaults, and again with each setting of its config
 changed: a name that is always there is one that from_pretrained asks for. Names of files are what transformers
 makes of the modules' own names when it saves. Numbers become '#'. Without CLASS: what the automatic classes for
-text, images with text, speech and image classification know.
+text, images with text and speech know.
 """
 import copy
 import re
@@ -20,7 +20,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key, revert_weight_conversion
 from transformers.models.auto import modeling_auto
 
-MAPPINGS = ('CAUSAL_LM', 'IMAGE_TEXT_TO_TEXT', 'SEQ_TO_SEQ_CAUSAL_LM', 'SPEECH_SEQ_2_SEQ', 'MASKED_LM', 'IMAGE_CLASSIFICATION')
+MAPPINGS = ('CAUSAL_LM', 'IMAGE_TEXT_TO_TEXT', 'SEQ_TO_SEQ_CAUSAL_LM', 'SPEECH_SEQ_2_SEQ', 'MASKED_LM')
 NUMBER = re.compile(r'(?<![^.])\d+(?![^.])')
 LAYERS = re.compile(r'(^|_)(num_layers|n_layers?|depths?|layers)$|hidden_layers')
 LAYER_KEYS = ('num_hidden_layers', 'n_layer', 'num_layers', 'n_layers', 'encoder_layers', 'decoder_layers', 'depth',
@@ -128,6 +128,16 @@ def survey(cls):
     return out
 
 
+def joined(found):
+    """Names of modules that files spell alike have a mark of their own."""
+    out = {mark: set(found.get(mark, ())) for mark in '+t?xfF'}
+    for both, ours, theirs in ('=', '+', 'f'), ('~', '?', 'F'), ('T', 't', 'F'):
+        out[both] = out[ours] & out[theirs]
+        out[ours] -= out[both]
+        out[theirs] -= out[both]
+    return out
+
+
 def braced(names):
     """One line for names that differ in one word."""
     left = sorted(names)
@@ -172,7 +182,7 @@ def main():
         except Exception as error:  # pylint: disable=broad-except
             print(f'{name}: {type(error).__name__}: {error}'[:150], file=sys.stderr)
             continue
-        lines = tuple(f'{mark} {line}' for mark in '+t?xfF' for line in braced(found.get(mark, ())))
+        lines = tuple(f'{mark} {line}' for mark, names in joined(found).items() for line in braced(names))
         blocks[lines].append(f'class {name} {cls.config_class.model_type} {cls.base_model_prefix or "-"}')
         write(sys.argv[1], blocks)
 
