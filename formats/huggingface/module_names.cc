@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "formats/huggingface/shown_tensors.h"
 
 namespace ckptfs::huggingface {
 namespace {
@@ -137,7 +138,10 @@ NamesFound Compare(const ModuleNames& wanted, std::span<const std::string> names
     if (as_files.size() < found.missing.size()) found.missing = std::move(as_files);
   }
   if (!tied) {
-    for (std::string& name : Lacking(wanted.tied, had)) found.missing.push_back(std::move(name));
+    // T5's two tables of words are tied to a third, whatever its config says of the head.
+    for (std::string& name : Lacking(wanted.tied, had)) {
+      if (IsHead(name)) found.missing.push_back(std::move(name));
+    }
   }
   return found;
 }

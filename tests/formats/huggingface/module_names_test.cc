@@ -20,10 +20,12 @@ constexpr std::string_view kText =
     "+ model.{embed,norm}.weight\n"
     "+ model.layers.#.q.weight\n"
     "t lm_head.weight\n"
+    "t decoder.embed_tokens.weight\n"
     "? model.layers.#.q.bias\n"
     "class CForCausalLM c model\n"
     "+ model.norm.weight\n"
     "+ head.weight\n"
+    "~ model.scale\n"
     "? model.experts.up\n"
     "x model.experts.down\n"
     "f model.norm.weight\n"
@@ -38,8 +40,10 @@ TEST(ModuleNamesTest, ClassesOfOneBlockShareItsNames) {
   EXPECT_THAT(Of("AForCausalLM").required,
               ElementsAre("model.embed.weight", "model.layers.#.q.weight", "model.norm.weight"));
   EXPECT_EQ(Of("BForCausalLM").required, Of("AForCausalLM").required);
-  EXPECT_THAT(Of("BForCausalLM").tied, ElementsAre("lm_head.weight"));
+  EXPECT_THAT(Of("BForCausalLM").tied, ElementsAre("decoder.embed_tokens.weight", "lm_head.weight"));
   EXPECT_EQ(Of("CForCausalLM").in_files.size(), 2u);
+  EXPECT_TRUE(Of("CForCausalLM").optional.contains("model.scale"));
+  EXPECT_TRUE(Of("CForCausalLM").optional_in_files.contains("model.scale"));
   EXPECT_FALSE(FindModuleNames(kText, "DForCausalLM", "d").value());
   EXPECT_FALSE(FindModuleNames(kText, "", "").value());
 }
