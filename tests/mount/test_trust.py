@@ -230,7 +230,7 @@ def test_a_private_file_that_hides_a_step_is_named(public, closed, tool):  # noq
     line, = [line for line in said.splitlines() if 'other users' in line]
     assert f'{folder}/{closed} (mode 0600)' in line and 'user 0' in line and f'run/{step}' in line
     mount = public.mountpoint()
-    said = public.run('mount', '--store', public.store, *public.reserve, mount).stderr
+    said = public.run('mount', '--store', public.store, '--run', 'run', *public.reserve, mount).stderr
     assert line.removeprefix('ckptfs: ') in said
     assert not may_list(f'{mount}/view')
     info = public.run('info', '--store', public.store, f'run/{step}').stdout
