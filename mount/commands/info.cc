@@ -40,7 +40,7 @@ void AddViews(const LayoutSurvey& survey, Json& info) {
     for (const auto& [reason, layouts] : format.refused) view["refused"][reason] = layouts;
   }
   Json refusals = Json::array();
-  Json left_out = Json::array();
+  Json left_out = info.value("left_out", Json::array());  // of the step; then of its views
   for (const auto& offer : survey.offers) {
     for (const auto& refusal : RefusalsJson(*offer)) refusals.push_back(Json(refusal));
     for (const auto& line : LeftOutJson(*offer)) left_out.push_back(Json(line));
@@ -133,7 +133,7 @@ void PrintText(const Json& info, const LayoutSurvey& survey) {
                HumanBytes(info["side_blob"].value("bytes", uint64_t{0})));
   }
   for (const Json& one : info["left_out"]) {
-    fmt::print("{}\n", Printable(one.value("text", "")));
+    if (one.contains("text")) fmt::print("{}\n", Printable(one.value("text", "")));
   }
   for (const Json& note : info["notes"]) {
     fmt::print("note: {}\n", Printable(note.get<std::string>()));

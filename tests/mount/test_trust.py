@@ -226,7 +226,7 @@ def test_a_private_file_that_hides_a_step_is_named(public, closed, tool):  # noq
     folder = f'{public.folder}/run/{step}'
     made(folder, tool)
     os.chmod(f'{folder}/{closed}', 0o600)
-    said = public.adopt(f'{public.folder}/run').stderr
+    said = public.adopt(f'{public.folder}/run', 'run').stderr
     line, = [line for line in said.splitlines() if 'other users' in line]
     assert f'{folder}/{closed} (mode 0600)' in line and 'user 0' in line and f'run/{step}' in line
     mount = public.mountpoint()
@@ -256,12 +256,13 @@ def test_a_private_file_that_is_not_needed_hides_nothing(public, closed, tool): 
     folder = f'{public.folder}/run/{step}'
     made(folder, tool)
     os.chmod(f'{folder}/{closed}', 0o600)
-    assert 'other users' not in public.adopt(f'{public.folder}/run').stderr
+    said = public.adopt(f'{public.folder}/run', 'run').stderr
+    assert 'other users' not in said and f"{closed}': some users may not read it" in said
     mount = public.mount('--run', 'run')
     assert may_list(f'{mount}/view')
     shown = os.listdir(f'{mount}/run/run/step/{step}/source/{step}')
     assert closed not in shown and 'model.safetensors' in shown
-    assert closed in public.run('info', '--store', public.store, f'run/{step}').stdout
+    assert f"{closed}': some users" in public.run('info', '--store', public.store, f'run/{step}').stdout
 
 
 def test_steps_that_are_shared_with_a_group_are_so_on_purpose(public):  # noqa: F811
