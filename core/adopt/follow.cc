@@ -241,6 +241,7 @@ Follower::Time Follower::Visit(const FoundStep& found, Known& known, Time now, S
   const bool grew = Note(step, known, *files, now, seen);
   if (known.due > now) return known.due;
   const bool taken = known.adopted();
+  const auto begin = std::chrono::steady_clock::now();  // of taking, if it comes to that
   SaveState state = taken ? SaveState() : StateOf(found, known);
   const std::optional<Time> until = taken ? std::nullopt : Wait(state, grew, known, now);
   if (until) return *until;
@@ -254,7 +255,6 @@ Follower::Time Follower::Visit(const FoundStep& found, Known& known, Time now, S
     Confirm(known, seen);
     return known.due;
   }
-  const auto begin = std::chrono::steady_clock::now();
   Take(found, std::move(state), known, now, seen);
   taking_ += std::chrono::steady_clock::now() - begin;
   return known.due;
