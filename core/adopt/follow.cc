@@ -13,6 +13,7 @@
 #include "core/base/digest.h"
 #include "core/base/strings.h"
 #include "core/io/file_stamp.h"
+#include "core/store/lives.h"
 
 namespace ckptfs {
 namespace {
@@ -140,9 +141,14 @@ Result<ScanResult> Follower::Find() {
     const std::string& own = step.candidate.Own();
     return own != place.directory && options_.adopt.hints.names.IsTemporary(LastComponent(own));
   });
-  std::stable_sort(found.steps.begin(), found.steps.end(), [](const FoundStep& a, const FoundStep& b) {
-    return OrderOf(a.candidate) < OrderOf(b.candidate);
-  });
+  std::vector<std::string> directories;
+  for (const FoundStep& step : found.steps) directories.push_back(step.candidate.SavePath());
+  std::vector<FoundSave> saves;
+  for (size_t i = 0; i < found.steps.size(); ++i) {
+    const StepCandidate& step = found.steps[i].candidate;
+    saves.push_back({directories[i], step.iteration, step.mtime_ns, step.converted, step.latest});
+  }
+  found.steps = InOrder(std::move(found.steps), OrderOfSaves(saves));
   return found;
 }
 

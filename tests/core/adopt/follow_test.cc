@@ -415,6 +415,18 @@ TEST_F(FollowTest, ATrainingThatBeginsAgainIsFollowed) {
   }
 }
 
+// Two trainings lie there, and the job's pointer names a step of the later one.
+TEST_F(FollowTest, WhatThePointerNamesIsTheLatestOfTheFirstLookToo) {
+  WriteStep(2);
+  WriteStep(6);
+  WriteStep(3);
+  WriteStep(4);
+  Write(4, "latest", "");
+  Look();
+  ASSERT_THAT(Look(seconds(11)), ElementsAre("step2", "step6", "step3", "step4"));
+  EXPECT_EQ(store_->Resolve("run7", "latest")->id, "step4");
+}
+
 TEST_F(FollowTest, AStepOfTheLifeBeforeThatIsNotWholeIsLeftBehind) {
   WriteStep(5);
   WriteStep(8);
