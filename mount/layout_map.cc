@@ -226,8 +226,8 @@ Result<std::vector<LayoutMap::Row>> RowsOf(const StepModel& step, LayoutMap& map
   const bool merged = step.parameters.size() > kMostParameters;
   std::map<std::string, size_t> known;
   for (size_t i = 0; i < step.parameters.size(); ++i) {
-    if (!chosen[i]) continue;
     const Parameter& parameter = step.parameters[i];
+    if (!chosen[i] || !IsOfModel(parameter)) continue;
     CKPT_ASSIGN_OR_RETURN(LayoutMap::Row row, RowOf(step, map, parameter, slices));
     if (merged) {
       Merge(rows, parameter, std::move(row), known);

@@ -123,6 +123,7 @@ StepAnswers::Answer StepAnswers::ReadTensor(uint64_t document, uint64_t number) 
     return Fail(ErrorCode::kNotFound, "there is no such tensor");
   }
   const StoredTensor& tensor = documents[document].tensors[number];
+  if (tensor.atom) return ReadAtom(*tensor.atom);
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, SpanOf(tensor));
   CKPT_ASSIGN_OR_RETURN(const uint64_t size,
                         CheckedMul(elements, ByteWidth(tensor.dtype), "a tensor's bytes"));
@@ -130,6 +131,21 @@ StepAnswers::Answer StepAnswers::ReadTensor(uint64_t document, uint64_t number) 
   bytes_.resize(size);
   if (size > 0) CKPT_RETURN_IF_ERROR(blobs_->Read(tensor.blob, tensor.offset, bytes_));
   return std::span<const std::byte>(bytes_);
+}
+
+StepAnswers::Answer StepAnswers::ReadAtom(AtomIndex index) {
+  const Atom& atom = step_->model.atom(index);
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(atom.shape));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t size, ByteCount(atom.shape, atom.dtype));
+  if (size > kLargestReply) return Fail(ErrorCode::kUnsupported, "the tensor is too large");
+  PlanBuilder plan;
+  auto local = std::make_shared<const LocalTensor>(WholeTensor(atom.shape));
+  plan.Atom(index, std::move(local), 0, elements, atom.dtype);
+  const Plan made = std::move(plan).Finish();
+  bytes_.resize(size);
+  const PlanReader reader(made, step_->model, *blobs_);
+  CKPT_ASSIGN_OR_RETURN(const size_t count, reader.ReadParallel(0, bytes_));
+  return std::span<const std::byte>(bytes_).first(count);
 }
 
 StepAnswers::Answer StepAnswers::Describe() {
@@ -148,7 +164,8 @@ StepAnswers::Answer StepAnswers::Describe() {
     for (const StoredTensor& tensor : document.tensors) {
       tensors.push_back({{"dtype", TorchName(tensor.dtype)},
                          {"shape", tensor.shape},
-                         {"strides", tensor.strides}});
+                         {"strides", tensor.strides},
+                         {"beside", tensor.atom.has_value()}});
     }
     documents.push_back({{"key", document.key},
                          {"scope", document.scope},

@@ -55,6 +55,7 @@ class StepAnswers {
               std::unique_ptr<BlobReader> blobs);
   Answer ReadFile(const std::string& path, uint64_t offset, uint64_t length);
   Answer ReadTensor(uint64_t document, uint64_t number);
+  Answer ReadAtom(AtomIndex atom);
   Answer Describe();
 
   const std::shared_ptr<const Step> step_;

@@ -23,7 +23,7 @@ std::vector<uint8_t> FindReadBlobs(const StepModel& model) {
   }
   for (const Document& document : model.documents) {
     for (const StoredTensor& tensor : document.tensors) {
-      read[static_cast<uint32_t>(tensor.blob)] = 1;
+      if (!tensor.atom) read[static_cast<uint32_t>(tensor.blob)] = 1;
     }
   }
   return read;

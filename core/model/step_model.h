@@ -29,7 +29,15 @@ namespace ckptfs {
 
 enum class ParameterIndex : uint32_t {};  // into StepModel::parameters
 
-enum class Role : uint8_t { kTrainable = 0, kFrozen = 1, kBuffer = 2 };
+// The numbers are stored in manifests.
+//
+// kBeside: a tensor that is not the model's: an averaged copy of the weights, a teacher, a
+// replay buffer.  A document says where it stood, and its only atom is of kind "value".  Views
+// of the model do not show it, and no rank holds it; dcp/ does.
+enum class Role : uint8_t { kTrainable = 0, kFrozen = 1, kBuffer = 2, kBeside = 3 };
+
+// The kind of an atom of Role::kBeside.
+inline constexpr std::string_view kBesideKind = "value";
 
 // Where a parameter lives in a pipeline.  The numbers are stored in manifests.
 enum class StageRule : uint8_t {
@@ -61,6 +69,8 @@ struct Parameter {
   uint32_t stacked_experts = 0;    // > 0: dim 0 is this many equal runs, one per expert, cut over ep
 };
 
+inline bool IsOfModel(const Parameter& parameter) { return parameter.role != Role::kBeside; }
+
 // Whether `name` has the decimal expert id at `expert_at`; true of other parameters.
 bool NamesItsExpert(const Parameter& parameter);
 
@@ -91,13 +101,16 @@ struct Alias {
   ParameterIndex parameter{};
 };
 
-// A tensor that a document mentions (rng states, data-loader tensors).
+// A tensor that a document mentions (rng states, data-loader tensors).  It lies in one blob, or it
+// is an atom of Role::kBeside, whose dtype and shape it has: a tensor that is large, in several
+// pieces, not contiguous or empty.
 struct StoredTensor {
   DType dtype = DType::kU8;
   Shape shape;
   std::vector<uint64_t> strides;  // elements
   BlobIndex blob{};
   uint64_t offset = 0;  // bytes, of the tensor's first element
+  std::optional<AtomIndex> atom = std::nullopt;  // with it blob and offset mean nothing
 };
 
 // Everything of a step that is not an atom, as a protocol-2 pickle that our own
@@ -148,7 +161,7 @@ struct StepModel {
 
   std::vector<std::string> roots;  // absolute directories when adopted
   std::vector<Blob> blobs;         // every file of the step, the unread ones too
-  std::vector<Parameter> parameters;  // in model order
+  std::vector<Parameter> parameters;  // in model order, then those beside the model
   std::vector<Atom> atoms;
   std::vector<Alias> aliases;
   std::vector<Group> groups;
@@ -169,6 +182,7 @@ struct StepModel {
   std::optional<AtomIndex> FindAtom(ParameterIndex parameter, std::string_view kind) const;
   // By canonical name or alias.
   std::optional<ParameterIndex> FindParameter(std::string_view name) const;
+  bool IsOfModel(const Atom& atom) const { return ckptfs::IsOfModel(parameter(atom.parameter)); }
   const Document* FindDocument(std::string_view key, std::string_view scope = "") const;
   // True if the parameter has a second name (tied weights).
   bool IsTied(ParameterIndex parameter) const;

@@ -101,7 +101,17 @@ Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> lo
   return {};
 }
 
-Status CheckStoredTensor(const StoredTensor& tensor, std::span<const Blob> blobs) {
+Status CheckStoredTensor(const StoredTensor& tensor, const StepModel& model) {
+  if (tensor.atom) {
+    const Atom& atom = model.atom(*tensor.atom);
+    if (model.IsOfModel(atom)) return Refuse("an atom of the model");
+    if (atom.dtype != tensor.dtype || atom.shape != tensor.shape) {
+      return Refuse("an atom of another dtype or shape");
+    }
+    if (tensor.strides != RowMajorStrides(tensor.shape)) return Refuse("strides of an atom");
+    return {};
+  }
+  const std::span<const Blob> blobs = model.blobs;
   const auto blob = static_cast<uint32_t>(tensor.blob);
   if (blob >= blobs.size()) return Refuse("blob index ", blob);
   if (tensor.strides.size() != tensor.shape.size()) return Refuse("strides of another rank");

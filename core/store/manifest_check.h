@@ -28,7 +28,7 @@ Status CheckIdentity(const Blob& blob, bool root_is_store);
 Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> locals,
                    std::span<const Blob> blobs);
 
-Status CheckStoredTensor(const StoredTensor& tensor, std::span<const Blob> blobs);
+Status CheckStoredTensor(const StoredTensor& tensor, const StepModel& model);
 
 // Each atom's source has what its kind needs, and casts end at stored bytes.
 Status CheckAtomSources(const StepModel& model);

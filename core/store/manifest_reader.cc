@@ -120,6 +120,11 @@ class Reader {
     if (parameter >= model_.parameters.size()) return Refuse("parameter index ", parameter);
     return ParameterIndex{parameter};
   }
+  Result<ParameterIndex> OfModel(uint32_t number) const {
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, Known(number));
+    if (IsOfModel(model_.parameter(index))) return index;
+    return Refuse("parameter index ", number, " is of a tensor beside the model");
+  }
 
   const fb::Manifest& manifest_;
   const std::string_view blobs_;     // the store's blob directory
@@ -254,7 +259,7 @@ Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
   parameter.name = Text(table.name());
   if (parameter.name.empty()) return Refuse("no name");
   CKPT_ASSIGN_OR_RETURN(parameter.shape, ReadShape(table.shape()));
-  CKPT_ASSIGN_OR_RETURN(parameter.role, KnownEnum(table.role(), Role::kBuffer, "role"));
+  CKPT_ASSIGN_OR_RETURN(parameter.role, KnownEnum(table.role(), Role::kBeside, "role"));
   CKPT_ASSIGN_OR_RETURN(parameter.pattern, ReadPattern(table.pattern()));
   if (table.source_pattern() != nullptr) {
     CKPT_ASSIGN_OR_RETURN(parameter.source_pattern, ReadPattern(table.source_pattern()));
@@ -368,7 +373,11 @@ Result<StoredTensor> Reader::ReadStored(const fb::StoredTensor& table) {
   tensor.strides = Vector(table.strides());
   tensor.blob = BlobIndex{table.blob()};
   tensor.offset = table.offset();
-  CKPT_RETURN_IF_ERROR(CheckStoredTensor(tensor, model_.blobs));
+  if (table.atom() < -1 || table.atom() >= static_cast<int64_t>(model_.atoms.size())) {
+    return Refuse("atom index ", table.atom());
+  }
+  if (table.atom() >= 0) tensor.atom = AtomIndex{static_cast<uint32_t>(table.atom())};
+  CKPT_RETURN_IF_ERROR(CheckStoredTensor(tensor, model_));
   return tensor;
 }
 
@@ -386,7 +395,7 @@ Result<Document> Reader::ReadDocument(const fb::Document& table) {
 Status Reader::ReadNames() {
   CKPT_RETURN_IF_ERROR(ReadAll(manifest_.aliases(), model_.aliases, "alias",
                                [this](const fb::Alias& table) -> Result<Alias> {
-                                 CKPT_ASSIGN_OR_RETURN(const auto index, Known(table.parameter()));
+                                 CKPT_ASSIGN_OR_RETURN(const auto index, OfModel(table.parameter()));
                                  return Alias{Text(table.name()), index};
                                }));
   CKPT_RETURN_IF_ERROR(ReadAll(manifest_.groups(), model_.groups, "group",
@@ -394,7 +403,7 @@ Status Reader::ReadNames() {
                                  Group group;
                                  group.optimizer = Text(table.optimizer());
                                  for (uint32_t member : Vector(table.parameters())) {
-                                   CKPT_ASSIGN_OR_RETURN(const auto index, Known(member));
+                                   CKPT_ASSIGN_OR_RETURN(const auto index, OfModel(member));
                                    group.parameters.push_back(index);
                                  }
                                  group.hyper_parameters = Text(table.hyper_parameters());

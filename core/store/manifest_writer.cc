@@ -193,7 +193,8 @@ Offset<fb::Document> Writer::WriteDocument(const Document& document) {
         const auto shape = Vector(tensor.shape);
         const auto strides = Vector(tensor.strides);
         return fb::CreateStoredTensor(builder_, static_cast<uint8_t>(tensor.dtype), shape, strides,
-                                      static_cast<uint32_t>(tensor.blob), tensor.offset);
+                                      static_cast<uint32_t>(tensor.blob), tensor.offset,
+                                      tensor.atom ? static_cast<int64_t>(*tensor.atom) : -1);
       });
   return fb::CreateDocument(builder_, key, scope, pickle, tensors);
 }

@@ -226,6 +226,7 @@ Status ParameterRefusals::Finish() const {
 Status CheckDegrees(const StepModel& step, const Layout& layout) {
   uint64_t largest = 1;
   for (const Parameter& parameter : step.parameters) {
+    if (!IsOfModel(parameter)) continue;
     for (const uint64_t dim : parameter.shape) largest = std::max(largest, dim);
   }
   for (const auto& [name, degree] : {std::pair("tp", layout.tp), std::pair("etp", layout.etp)}) {
@@ -254,6 +255,7 @@ Status CheckLayout(const StepModel& step, const Layout& layout, bool trainable_o
   bool experts = false;
   ParameterRefusals refusals(step);
   for (const Parameter& parameter : step.parameters) {
+    if (!IsOfModel(parameter)) continue;
     experts = experts || IsExpert(parameter);
     if (trainable_only && parameter.role != Role::kTrainable) continue;
     CheckParameter(step, layout, parameter, refusals);
@@ -302,6 +304,7 @@ Result<std::optional<uint32_t>> StageOf(const StepModel& step, const Layout& lay
 
 Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordinate& rank,
                    const Parameter& parameter) {
+  if (!IsOfModel(parameter)) return false;
   if (parameter.expert && layout.ep > 1) {
     const uint32_t experts = step.ExpertsOf(parameter);
     if (experts % layout.ep != 0) {

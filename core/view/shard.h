@@ -70,7 +70,8 @@ Result<std::optional<uint32_t>> StageOf(const StepModel& step, const Layout& lay
 Result<std::vector<uint32_t>> StagesOf(const StepModel& step, const Layout& layout,
                                        const Parameter& parameter);
 
-// True if the rank's stage and expert rank hold the parameter.
+// True if the rank's stage and expert rank hold the parameter; no rank holds what is beside the
+// model.
 Result<bool> Holds(const StepModel& step, const Layout& layout, const RankCoordinate& rank,
                    const Parameter& parameter);
 

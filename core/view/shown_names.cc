@@ -31,6 +31,10 @@ Result<ShownNames> Rename(const StepModel& step, Naming to, const Family& family
   names.renamed = true;
   std::unordered_map<std::string, size_t> taken;
   for (size_t i = 0; i < step.parameters.size(); ++i) {
+    if (!IsOfModel(step.parameters[i])) {
+      names.parameters.push_back(step.parameters[i].name);
+      continue;
+    }
     auto shown = family.Rename(step.parameters[i].name, to, layers, tied);
     if (!shown) {
       return Fail(Error{ErrorCode::kUnsupported,

@@ -81,6 +81,7 @@ Result<std::vector<ShownTensor>> ShowTensors(const StepModel& step, const Layout
   const auto all = AllNames(step, names);
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     const Parameter& parameter = step.parameters[i];
+    if (!IsOfModel(parameter)) continue;
     const std::string& kept = KeptName(all[i]);
     CKPT_RETURN_IF_ERROR(CheckName(kept));
     ShownTensor tensor;

@@ -22,6 +22,12 @@ Result<std::vector<std::pair<uint64_t, SegmentBody>>> RunsOf(const StoredTensor&
   CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(tensor.shape, tensor.dtype));
   std::vector<std::pair<uint64_t, SegmentBody>> runs;
   if (bytes == 0) return runs;
+  if (tensor.atom) {
+    CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
+    auto local = std::make_shared<const LocalTensor>(WholeTensor(tensor.shape));
+    runs.emplace_back(bytes, AtomSegment{*tensor.atom, std::move(local), 0, elements, tensor.dtype});
+    return runs;
+  }
   const uint64_t width = ByteWidth(tensor.dtype);
   uint64_t run = 1;  // elements that lie together
   size_t outer = tensor.shape.size();

@@ -56,10 +56,23 @@ Result<TensorNode> ParseId(std::string_view id, const std::vector<StoredTensor>&
   return tensor;
 }
 
+// Where the elements of a document's tensor are.
+Result<StoredTensor> StoredOf(const TensorNode& tensor, const TorchFile& file, BlobIndex blob,
+                              const StorageAtoms& atoms) {
+  if (const auto atom = atoms.find(tensor.storage_key); atom != atoms.end()) {
+    return StoredTensor{.dtype = tensor.dtype,
+                        .shape = tensor.shape,
+                        .strides = RowMajorStrides(tensor.shape),
+                        .atom = atom->second};
+  }
+  CKPT_ASSIGN_OR_RETURN(const FileTensor located, file.Locate(tensor, blob));
+  return located.Stored();
+}
+
 }  // namespace
 
 Result<Document> MakeDocument(std::string key, std::string scope, PickleRef value,
-                              const TorchFile& file, BlobIndex blob) {
+                              const TorchFile& file, BlobIndex blob, const StorageAtoms& atoms) {
   Document document{.key = std::move(key), .scope = std::move(scope), .pickle = {}, .tensors = {}};
   if (!value) return Refuse("document '", document.key, "' has no value");
   PickleBuilder builder;
@@ -72,14 +85,14 @@ Result<Document> MakeDocument(std::string key, std::string scope, PickleRef valu
     }
     if (tree.nodes[i].kind != Kind::kTensor) continue;
     const TensorNode& tensor = tree.TensorOf(tree.nodes[i]);
-    auto located = file.Locate(tensor, blob);
-    if (!located) {
-      return Fail(std::move(located).error().WithContext("document '" + document.key + "'"));
+    auto stored = StoredOf(tensor, file, blob, atoms);
+    if (!stored) {
+      return Fail(std::move(stored).error().WithContext("document '" + document.key + "'"));
     }
     PickleNode id;
     id.kind = Kind::kString;
     id.text = SpellId(document.tensors.size(), tensor);
-    document.tensors.push_back(located->Stored());
+    document.tensors.push_back(*std::move(stored));
     tree.nodes[i].kind = Kind::kPersistent;
     tree.nodes[i].children = {static_cast<NodeId>(tree.nodes.size())};
     tree.nodes.push_back(std::move(id));

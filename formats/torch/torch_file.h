@@ -74,10 +74,14 @@ class TorchFile {
   std::vector<FileRecord> records_;  // of a zip
 };
 
+// Storages that are atoms of a step (StoredTensor::atom), by key.
+using StorageAtoms = std::map<std::string, AtomIndex, std::less<>>;
+
 // Tensors of a document are numbered in `tensors`; the pickle is protocol 2 and
 // holds persistent ids instead (StepModel's Document).
 Result<Document> MakeDocument(std::string key, std::string scope, PickleRef value,
-                              const TorchFile& file, BlobIndex blob);
+                              const TorchFile& file, BlobIndex blob,
+                              const StorageAtoms& atoms = {});
 
 // The way back: a tree in which tensor i is a kTensor node with storage_key i
 // (its index in document.tensors), contiguous.

@@ -26,6 +26,7 @@ std::string_view RoleName(Role role) {
     case Role::kTrainable: return "trainable";
     case Role::kFrozen: return "frozen";
     case Role::kBuffer: return "buffer";
+    case Role::kBeside: return "beside";
   }
   return "trainable";
 }

@@ -260,7 +260,7 @@ TEST_P(SourceSuite, WhatItReadsIsProven) {
   for (const Document& document : model->documents) {
     EXPECT_TRUE(ParseDocument(document)) << document.key;
     for (const StoredTensor& tensor : document.tensors) {
-      EXPECT_TRUE(CheckStoredTensor(tensor, model->blobs)) << document.key;
+      EXPECT_TRUE(CheckStoredTensor(tensor, *model)) << document.key;
     }
   }
   const auto again = ParseManifest(RenderManifest(*model).value());

@@ -29,7 +29,7 @@ constexpr size_t kParameterGroups = 64;
 
 bool IsWeightsOnly(const StepModel& step) {
   return std::all_of(step.atoms.begin(), step.atoms.end(),
-                     [](const Atom& atom) { return atom.kind == "weight"; });
+                     [&](const Atom& a) { return a.kind == "weight" || !step.IsOfModel(a); });
 }
 
 // A dict under construction, by string key in order.
@@ -65,12 +65,17 @@ const Document* ScopedDocument(const StepModel& step, std::string_view key, uint
   return scoped != nullptr ? scoped : step.FindDocument(key);
 }
 
+// A part of it is as large as a model: every rank's engine would load all of it.
+bool HasAtoms(const Document& document) {
+  return std::ranges::any_of(document.tensors, [](const StoredTensor& t) { return t.atom.has_value(); });
+}
+
 // Every client key in the order of the source.
 std::vector<std::string> ClientKeys(const StepModel& step) {
   std::vector<std::string> keys;
   std::set<std::string_view> seen;
   for (const Document& document : step.documents) {
-    if (!document.key.starts_with(kClientPrefix)) continue;
+    if (!document.key.starts_with(kClientPrefix) || HasAtoms(document)) continue;
     const std::string_view key = std::string_view(document.key).substr(kClientPrefix.size());
     if (seen.insert(key).second) keys.emplace_back(key);
   }
@@ -88,7 +93,9 @@ Status SetWeights(const StepModel& step, const Layout& layout, const ShownNames&
   for (uint32_t i = 0; i < step.parameters.size(); ++i) {
     const ParameterIndex index{i};
     const auto weight = WeightOf(step, layout, index);
-    if (step.parameters[i].role == Role::kBuffer || !weight) continue;
+    if (step.parameters[i].role == Role::kBuffer || !IsOfModel(step.parameters[i]) || !weight) {
+      continue;
+    }
     CKPT_ASSIGN_OR_RETURN(auto local, LocalOf(step, cut, at, step.parameters[i]));
     CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(local->shape, weight->dtype));
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(local->shape));

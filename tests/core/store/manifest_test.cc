@@ -309,6 +309,52 @@ TEST(ManifestTest, RefusesIndicesOutOfRange) {
               HasSubstr("no blob"));
 }
 
+// The sample with a copy of a weight beside the model, of which a document says where it stood.
+StepModel WithOneBeside() {
+  StepModel model = SampleModel();
+  Parameter parameter = model.parameters[3];
+  parameter.name = "ema.stacked";
+  parameter.role = Role::kBeside;
+  Atom atom = model.atoms[6];
+  atom.parameter = ParameterIndex{static_cast<uint32_t>(model.parameters.size())};
+  atom.kind = kBesideKind;
+  StoredTensor tensor{atom.dtype, atom.shape, RowMajorStrides(atom.shape), BlobIndex{}, 0};
+  tensor.atom = AtomIndex{static_cast<uint32_t>(model.atoms.size())};
+  model.parameters.push_back(std::move(parameter));
+  model.atoms.push_back(std::move(atom));
+  model.documents[0].tensors.push_back(std::move(tensor));
+  return model;
+}
+
+TEST(ManifestTest, ATensorBesideTheModelIsAnAtom) {
+  const StepModel before = WithOneBeside();
+  const auto after = ParseManifest(Rendered(before));
+  ASSERT_TRUE(after) << after.error().message;
+  EXPECT_EQ(after->parameters.back().role, Role::kBeside);
+  EXPECT_EQ(after->documents[0].tensors[1].atom, before.documents[0].tensors[1].atom);
+  EXPECT_FALSE(after->documents[0].tensors[0].atom);
+  EXPECT_FALSE(after->IsOfModel(after->atoms.back()));
+}
+
+TEST(ManifestTest, RefusesADocumentsTensorThatIsNotItsAtom) {
+  const auto refusal = [](const std::function<void(StepModel&)>& edit) {
+    StepModel model = WithOneBeside();
+    edit(model);
+    return Refusal(Rendered(model));
+  };
+  const auto tensor = [](StepModel& m) -> StoredTensor& { return m.documents[0].tensors[1]; };
+  EXPECT_EQ(refusal([](StepModel&) {}), "accepted");
+  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).atom = AtomIndex{9}; }), HasSubstr("atom index 9"));
+  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).atom = AtomIndex{6}; }), HasSubstr("of the model"));
+  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).dtype = DType::kU8; }), HasSubstr("another dtype"));
+  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).shape = {2, 4}; }), HasSubstr("shape"));
+  EXPECT_THAT(refusal([&](StepModel& m) { tensor(m).strides = {1, 4}; }), HasSubstr("strides"));
+  EXPECT_THAT(refusal([](StepModel& m) { m.aliases[0].parameter = ParameterIndex{4}; }),
+              HasSubstr("beside the model"));
+  EXPECT_THAT(refusal([](StepModel& m) { m.groups[0].parameters[0] = ParameterIndex{4}; }),
+              HasSubstr("beside the model"));
+}
+
 TEST(ManifestTest, RefusesExtentsOutsideTheirBlob) {
   const auto series = [](StepModel& m) -> FragmentSeries& {
     return m.atoms[0].source.gathers[0].series[0];
@@ -356,8 +402,8 @@ TEST(ManifestTest, RefusesContradictions) {
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[1].shape = {4, 6}; }), HasSubstr("shape"));
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.atoms[0].dtype = static_cast<DType>(99); }),
               HasSubstr("dtype 99"));
-  EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].role = static_cast<Role>(3); }),
-              HasSubstr("role 3"));
+  EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].role = static_cast<Role>(4); }),
+              HasSubstr("role 4"));
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].shape = {~uint64_t{0}, 8}; }),
               HasSubstr("parameter 0"));
   EXPECT_THAT(RefusalOf([](StepModel& m) { m.parameters[0].name.clear(); }), HasSubstr("name"));
