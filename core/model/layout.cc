@@ -43,11 +43,12 @@ struct KeysToken {
   std::string_view name;
   StateKeys keys;
 };
-constexpr std::array<KeysToken, 4> kKeys = {{
+constexpr std::array<KeysToken, 5> kKeys = {{
     {"nested", StateKeys::kNested},
     {"flat", StateKeys::kFlat},
     {"titan", StateKeys::kTitan},
     {"accelerate", StateKeys::kAccelerate},
+    {"numbered", StateKeys::kNumbered},
 }};
 
 // All of `text` as a number of at most `maximum`.
@@ -94,7 +95,7 @@ class Parser {
     }
     return Refuse(token,
                   "unknown; known are tp2 pp2 dp2 ep2 etp2 cp2 vpp2 zero1 bf16 fp16 fp32 "
-                  "split3-5 plain pipe nested flat titan accelerate");
+                  "split3-5 plain pipe nested flat titan accelerate numbered");
   }
 
   Result<Layout> Finish() {

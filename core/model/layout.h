@@ -9,7 +9,7 @@
 //          | "bf16" | "fp16" | "fp32"
 //          | "split" 1*DIGIT *( "-" 1*DIGIT )
 //          | "plain" | "pipe"
-//          | "nested" | "flat" | "titan" | "accelerate"
+//          | "nested" | "flat" | "titan" | "accelerate" | "numbered"
 //
 // An absent degree is 1, an absent zero 0.  Each token appears at most once.
 // The canonical text has the order above and omits degree 1 (an otherwise
@@ -40,6 +40,7 @@ enum class StateKeys : uint8_t {
   kFlat,          // the same with flatten_optimizer_state_dict
   kTitan,         // torchtitan's: parameters at the top, a flat "optimizer"
   kAccelerate,    // accelerate's: {model, optimizer}
+  kNumbered,      // {model, optim}, of which optim is optimizer.state_dict(): parameters by number
 };
 
 struct Layout {

@@ -83,6 +83,14 @@ class Flattener {
     Entry entry;
     entry.key = KeyOf(path);
     entry.path = path;
+    if (const StoredTensor* stored = StoredOf(value); stored != nullptr && stored->atom) {
+      entry.tensor = true;
+      entry.dtype = stored->dtype;
+      entry.shape = stored->shape;
+      entry.body = *stored->atom;
+      entries_.push_back(std::move(entry));
+      return {};
+    }
     const bool tensors = Any(value, [](const PickleNode& n) { return n.kind == Kind::kTensor; });
     if (!tensors) {
       PickleBuilder builder;
@@ -102,6 +110,14 @@ class Flattener {
     return {};
   }
 
+  // Of a value that is a tensor and nothing around it.
+  const StoredTensor* StoredOf(PickleRef value) const {
+    if (value.node().kind != Kind::kTensor) return nullptr;
+    const TensorNode& tensor = value.tree().TensorOf(value.node());
+    if (tensor.form != TensorNode::Form::kTensor) return nullptr;
+    return &document_.tensors.at(std::stoul(tensor.storage_key));
+  }
+
   const Document& document_;
   const bool trusted_;
   ObjectArchives& objects_;
@@ -114,19 +130,15 @@ bool IsPlain(PickleRef value) {
   return !Any(value, [](const PickleNode& n) { return IsOfClass(n) || n.kind == Kind::kTensor; });
 }
 
-std::string KeyOf(const std::vector<PathStep>& path) {
-  std::string key;
-  for (const PathStep& step : path) {
-    if (!key.empty()) key += '.';
-    key += step.index ? std::to_string(*step.index) : step.text;
-  }
-  return key;
-}
-
 Status AppendDocument(const Document& document, std::vector<PathStep> path, bool trusted,
                       ObjectArchives& objects, std::vector<Entry>& entries) {
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(document));
-  return Flattener(document, trusted, objects, entries).Add(path, RootOf(tree));
+  return AppendValue(document, RootOf(tree), std::move(path), trusted, objects, entries);
+}
+
+Status AppendValue(const Document& document, PickleRef value, std::vector<PathStep> path,
+                   bool trusted, ObjectArchives& objects, std::vector<Entry>& entries) {
+  return Flattener(document, trusted, objects, entries).Add(path, value);
 }
 
 }  // namespace ckptfs::dcp

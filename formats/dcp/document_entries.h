@@ -27,8 +27,8 @@ bool IsPlain(PickleRef value);
 // the source as objects anyway.
 Status AppendDocument(const Document& document, std::vector<PathStep> path, bool trusted,
                       ObjectArchives& objects, std::vector<Entry>& entries);
-
-// The key that a path has.
-std::string KeyOf(const std::vector<PathStep>& path);
+// The same of one value of the document's tree (ParseDocument).
+Status AppendValue(const Document& document, PickleRef value, std::vector<PathStep> path,
+                   bool trusted, ObjectArchives& objects, std::vector<Entry>& entries);
 
 }  // namespace ckptfs::dcp

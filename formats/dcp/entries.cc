@@ -30,9 +30,6 @@
 namespace ckptfs::dcp {
 namespace {
 
-// A document: {'model': key, 'optimizers': {label: key}, 'flat': bool}, as the state dict
-// had them that DCP saved (snapshot/python/ckptfs/saved_values.py).
-constexpr std::string_view kSpelling = "ckptfs.dcp";
 constexpr std::string_view kOwnDocuments = "ckptfs.";  // for the package alone
 constexpr std::string_view kExtraState = "extra_state/";
 
@@ -46,19 +43,6 @@ Status CheckDType(DType dtype, std::string_view what) {
   return Fail(Error{ErrorCode::kUnsupported,
                     StrCat("torch has no dtype ", DTypeName(dtype), " of whole bytes")}
                   .OfParameter(what));
-}
-
-// `steps` below a key that is keys of dicts in dicts, joined by dots.
-std::vector<PathStep> Below(std::string_view key, std::vector<PathStep> steps) {
-  std::vector<PathStep> path;
-  while (!key.empty()) {
-    const size_t dot = std::min(key.find('.'), key.size());
-    path.push_back({std::string(key.substr(0, dot)), {}});
-    key.remove_prefix(std::min(dot + 1, key.size()));
-  }
-  path.insert(path.end(), std::make_move_iterator(steps.begin()),
-              std::make_move_iterator(steps.end()));
-  return path;
 }
 
 // A number as an element of the dtype; nothing if it is not one of that.
@@ -102,6 +86,7 @@ class Collector {
     states_.resize(step_.parameters.size());
     CKPT_RETURN_IF_ERROR(AddModel());
     CKPT_RETURN_IF_ERROR(AddStates());
+    CKPT_RETURN_IF_ERROR(AddOtherStates());
     CKPT_RETURN_IF_ERROR(AddGroups());
     CKPT_RETURN_IF_ERROR(CheckKeys());
     CKPT_RETURN_IF_ERROR(AddDocuments());
@@ -139,19 +124,15 @@ class Collector {
   // What torch itself would have loaded from the source as objects stays so.
   bool FromDcp() const { return step_.framework == "dcp"; }
 
-  const std::string& OptimizerKey(const std::string& label) const {
-    const auto found = keys_.optimizers.find(label);
-    return found == keys_.optimizers.end() ? keys_.optimizer : found->second;
+  std::optional<uint64_t> ParametersNumber(const std::string& label,
+                                           ParameterIndex parameter) const {
+    return keys_.NumberOf(label, step_.parameter(parameter).name);
   }
-  std::vector<PathStep> ModelPath(const std::string& name) const {
-    return Below(keys_.model, {{name, {}}});
-  }
-  std::vector<PathStep> StatePath(const std::string& label, const std::string& name,
+  std::vector<PathStep> StatePath(const std::string& label, ParameterIndex parameter,
                                   const std::string& kind) const {
-    if (keys_.flat) {
-      return Below(OptimizerKey(label), {{StrCat("state.", name, ".", kind), {}}});
-    }
-    return Below(OptimizerKey(label), {{"state", {}}, {name, {}}, {kind, {}}});
+    const auto number = ParametersNumber(label, parameter);
+    return keys_.StatePath(label, number ? std::to_string(*number) : StateName(parameter),
+                           kind);
   }
 
   std::optional<uint32_t> TensorParallelDim(const Parameter& parameter, const Shape& shape) const {
@@ -164,6 +145,7 @@ class Collector {
   // Both names of a tied weight, as a module's state dict has both.
   Status AddModel() {
     for (uint32_t i = 0; i < step_.parameters.size(); ++i) {
+      if (!IsOfModel(step_.parameters[i])) continue;
       CKPT_RETURN_IF_ERROR(AddWeight(Name(ParameterIndex{i}), ParameterIndex{i}));
     }
     for (size_t i = 0; i < step_.aliases.size(); ++i) {
@@ -179,7 +161,7 @@ class Collector {
       return Fail(Error{ErrorCode::kUnsupported, "neither a weight nor a master"}.OfParameter(name));
     }
     CKPT_RETURN_IF_ERROR(CheckDType(weight->dtype, name));
-    Entry& entry = AddTensor(ModelPath(name), weight->dtype, step_.atom(weight->atom).shape);
+    Entry& entry = AddTensor(keys_.ModelPath(name), weight->dtype, step_.atom(weight->atom).shape);
     entry.tp_dim = TensorParallelDim(step_.parameter(parameter), entry.shape);
     entry.body = weight->atom;
     return {};
@@ -189,6 +171,7 @@ class Collector {
     for (uint32_t i = 0; i < step_.atoms.size(); ++i) {
       const Atom& atom = step_.atoms[i];
       if (atom.kind == "weight" || atom.kind == "master" || atom.kind == "grad") continue;
+      if (!step_.IsOfModel(atom)) continue;
       // Of the ranks that wrote it alone; DCP has it whole, as torch would load it anywhere.
       if (atom.relation == Relation::kOpaque && !FromDcp()) continue;
       states_[static_cast<uint32_t>(atom.parameter)].emplace(atom.kind, AtomIndex{i});
@@ -199,7 +182,7 @@ class Collector {
 
   Status AddState(AtomIndex index) {
     const Atom& atom = step_.atom(index);
-    const auto path = StatePath(atom.optimizer, StateName(atom.parameter), atom.kind);
+    const auto path = StatePath(atom.optimizer, atom.parameter, atom.kind);
     const auto number = NumberOf(atom);
     const bool step = atom.kind == "step" && number;
     if (step) steps_.emplace(atom.parameter, *number);
@@ -240,7 +223,7 @@ class Collector {
   Status AddGroups() {
     std::map<std::string_view, uint32_t> numbers;  // by the optimizer's key
     for (size_t g = 0; g < step_.groups.size(); ++g) {
-      const std::string& optimizer = OptimizerKey(step_.groups[g].optimizer);
+      const std::string& optimizer = keys_.OptimizerKey(step_.groups[g].optimizer);
       auto added = AddGroup({&step_.groups[g], &optimizer, numbers[optimizer]++});
       if (!added) return Fail(std::move(added).error().WithContext(StrCat("group ", g)));
     }
@@ -254,8 +237,11 @@ class Collector {
     if (!keys_.flat) {
       CKPT_RETURN_IF_ERROR(AddHyperParameter(shown, "params", [&](PickleBuilder& builder) {
         std::vector<NodeId> items;
-        for (ParameterIndex p : shown.group->parameters)
-          items.push_back(builder.String(StateName(p)));
+        for (ParameterIndex p : shown.group->parameters) {
+          const auto number = ParametersNumber(shown.group->optimizer, p);
+          items.push_back(number ? builder.Int(static_cast<int64_t>(*number))
+                                 : builder.String(StateName(p)));
+        }
         return builder.List(std::move(items));
       }));
     }
@@ -355,12 +341,12 @@ class Collector {
     const bool counted = of_group.contains("step");
     const std::optional<double> group_step = counted ? std::nullopt : dict["step"].Number();
     for (ParameterIndex p : group.parameters) {
-      const bool never = states_[static_cast<uint32_t>(p)].empty();
+      const bool never = states_[static_cast<uint32_t>(p)].empty() && !begun_.contains(p);
       if (never && (!zeros || step_.parameter(p).role != Role::kTrainable)) continue;
       if (never) CKPT_RETURN_IF_ERROR(StartAtZero(group, p, of_group));
       if (of_group.empty() || !group_step) continue;
       CKPT_RETURN_IF_ERROR(
-          AddStep(StatePath(group.optimizer, StateName(p), "step"), p, never ? 0 : *group_step));
+          AddStep(StatePath(group.optimizer, p, "step"), p, never ? 0 : *group_step));
     }
     return {};
   }
@@ -368,7 +354,7 @@ class Collector {
   Status StartAtZero(const Group& group, ParameterIndex parameter,
                      const std::map<std::string, AtomIndex>& of_group) {
     for (const auto& [kind, like] : of_group) {
-      const auto path = StatePath(group.optimizer, StateName(parameter), kind);
+      const auto path = StatePath(group.optimizer, parameter, kind);
       if (kind == "step") {
         CKPT_RETURN_IF_ERROR(AddStep(path, parameter, 0));
         continue;
@@ -387,25 +373,52 @@ class Collector {
     std::vector<Entry> found;
     for (const Document& document : step_.documents) {
       const auto path = PathOf(document);
-      if (path.empty()) continue;
-      auto added = AppendDocument(document, path, FromDcp(), objects_, found);
+      if (!path) continue;
+      auto added = AppendDocument(document, *path, FromDcp(), objects_, found);
       if (!added) return Fail(std::move(added).error().WithContext(document.key));
     }
     for (Entry& entry : found) {
-      if (taken.insert(entry.key).second) entries_.push_back(std::move(entry));
+      if (!taken.insert(entry.key).second) continue;
+      if (const auto* index = std::get_if<AtomIndex>(&entry.body)) {
+        entry.tp_dim = TensorParallelDim(step_.parameter(step_.atom(*index).parameter), entry.shape);
+      }
+      entries_.push_back(std::move(entry));
+    }
+    return {};
+  }
+
+  // States that are neither tensors nor numbers, of a DCP source.
+  Status AddOtherStates() {
+    const Document* document = FromDcp() ? step_.FindDocument(kSourceStates) : nullptr;
+    if (document == nullptr) return {};
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
+    for (const auto& [label, parameters] : RootOf(tree).Items()) {
+      for (const auto& [name, kinds] : parameters.Items()) {
+        const auto parameter = name.String() ? step_.FindParameter(*name.String()) : std::nullopt;
+        if (!parameter || !label.String()) continue;
+        begun_.insert(*parameter);
+        for (const auto& [kind, value] : kinds.Items()) {
+          const auto path = StatePath(std::string(*label.String()), *parameter,
+                                      std::string(kind.String().value_or("")));
+          CKPT_RETURN_IF_ERROR(AppendValue(*document, value, path, true, objects_, entries_));
+        }
+      }
     }
     return {};
   }
 
   // Where a document stands; nowhere if it is a matter of the source's own engine, or of
   // one of its ranks.
-  std::vector<PathStep> PathOf(const Document& document) const {
+  std::optional<std::vector<PathStep>> PathOf(const Document& document) const {
+    using Path = std::vector<PathStep>;
     std::string_view key = document.key;
     if (!document.scope.empty() || key.starts_with(kOwnDocuments) || key == kSourceKeys) return {};
     if (key == "client/universal_checkpoint_info" || key == kToolDocument) return {};
+    if (key == kSourceStates) return {};
+    if (key == kSourceRest) return FromDcp() ? std::optional(Path()) : std::nullopt;
     if (key.starts_with(deepspeed::kClientPrefix)) {
       key.remove_prefix(deepspeed::kClientPrefix.size());
-      return {{std::string(key), {}}};
+      return Path{{std::string(key), {}}};
     }
     if (step_.framework.starts_with("deepspeed")) {
       const bool shown = key == deepspeed::kGlobalSteps || key == deepspeed::kGlobalSamples ||
@@ -415,9 +428,9 @@ class Collector {
     if (key.starts_with(kExtraState)) {
       key.remove_prefix(kExtraState.size());
       const bool module = key.empty() || key.ends_with('.');
-      return ModelPath(StrCat(key, module ? "_extra_state" : ""));
+      return keys_.ModelPath(StrCat(key, module ? "_extra_state" : ""));
     }
-    return {{std::string(key), {}}};
+    return Path{{std::string(key), {}}};
   }
 
   Status CheckKeys() const {
@@ -439,61 +452,10 @@ class Collector {
   const KeyShape& keys_;
   ObjectArchives objects_;
   std::vector<std::map<std::string, AtomIndex>> states_;  // by parameter, kind
+  std::set<ParameterIndex> begun_;  // with states that are not atoms
   std::map<ParameterIndex, double> steps_;
   std::vector<Entry> entries_;
 };
-
-std::string WithoutDot(std::string_view prefix) {
-  if (prefix.ends_with('.')) prefix.remove_suffix(1);
-  return std::string(prefix);
-}
-
-Result<KeyShape> SourceKeys(const Document& document) {
-  KeyShape keys;
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(document));
-  const PickleRef given = RootOf(tree);
-  keys.model = WithoutDot(given["model"].String().value_or("model"));
-  keys.flat = given["flat"].Bool().value_or(false);
-  const PickleRef optimizers = given["optimizers"];
-  for (size_t i = 0; optimizers && i < optimizers.size(); ++i) {
-    const std::string key = WithoutDot(optimizers.at(i).String().value_or("optim"));
-    if (optimizers.size() == 1) keys.optimizer = key;
-    if (optimizers.size() > 1) keys.optimizers.emplace(key, key);
-  }
-  for (const auto& [key, tensor] : given["tensors"].Items()) {
-    const auto dtype = tensor.IsSequence() && tensor.size() == 2 ? tensor.at(0).String() : std::nullopt;
-    const auto known = dtype ? DTypeFromName(*dtype) : std::nullopt;
-    auto shape = known ? tensor.at(1).AsShape() : std::nullopt;
-    const auto elements = shape ? ElementCount(*shape) : Result<uint64_t>(0);
-    if (!elements || *elements != 1 || !key.String()) continue;
-    keys.tensors.emplace(*key.String(), std::pair(*known, *std::move(shape)));
-  }
-  const PickleRef names = given["state_names"];
-  for (const auto& [name, state] :
-       names ? names.Items() : std::vector<std::pair<PickleRef, PickleRef>>()) {
-    if (name.String() && state.String()) keys.state_names.emplace(*name.String(), *state.String());
-  }
-  return keys;
-}
-
-// What the state dict was saved with, if DCP saved it.
-Result<KeyShape> SpelledKeys(const StepModel& step) {
-  KeyShape keys;
-  const Document* source = step.framework == "dcp" ? step.FindDocument(kSourceKeys) : nullptr;
-  if (source != nullptr) return SourceKeys(*source);
-  const Document* document = step.FindDocument(kSpelling);
-  if (document == nullptr) return keys;
-  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*document));
-  const PickleRef given = RootOf(tree);
-  if (const auto model = given["model"].String()) keys.model = *model;
-  keys.flat = given["flat"].Bool().value_or(false);
-  for (const auto& [label, key] : given["optimizers"].Items()) {
-    if (label.String() && key.String()) {
-      keys.optimizers.emplace(std::string(*label.String()), std::string(*key.String()));
-    }
-  }
-  return keys;
-}
 
 }  // namespace
 
@@ -505,30 +467,6 @@ Result<std::string> StepBytes(double number) {
                        "not hold that number"));
   }
   return std::string(std::bit_cast<std::array<char, sizeof(float)>>(count).data(), sizeof(float));
-}
-
-namespace {
-
-Result<KeyShape> KeysAsked(const StepModel& step, const Layout& layout) {
-  switch (layout.keys) {
-    case ckptfs::StateKeys::kAsSource: return SpelledKeys(step);
-    case ckptfs::StateKeys::kNested: break;
-    case ckptfs::StateKeys::kFlat: return KeyShape{.flat = true};
-    case ckptfs::StateKeys::kTitan: return KeyShape{.model = "", .optimizer = "optimizer", .flat = true};
-    case ckptfs::StateKeys::kAccelerate: return KeyShape{.optimizer = "optimizer"};
-  }
-  return KeyShape();
-}
-
-}  // namespace
-
-Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout) {
-  CKPT_ASSIGN_OR_RETURN(KeyShape keys, KeysAsked(step, layout));
-  const Document* source = step.framework == "dcp" ? step.FindDocument(kSourceKeys) : nullptr;
-  if (source == nullptr || !keys.state_names.empty()) return keys;
-  CKPT_ASSIGN_OR_RETURN(KeyShape own, SourceKeys(*source));  // its live parameters' names
-  keys.state_names = std::move(own.state_names);
-  return keys;
 }
 
 Result<std::vector<Entry>> EntriesOf(const StepModel& step, const Layout& layout,

@@ -20,8 +20,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,15 +30,10 @@
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
 #include "core/view/shown_names.h"
+#include "formats/dcp/key_shape.h"
 #include "formats/torch/archive_builder.h"
 
 namespace ckptfs::dcp {
-
-// A key of a dict, or an index of a list.
-struct PathStep {
-  std::string text;
-  std::optional<uint32_t> index;
-};
 
 // Elements that no source holds: where an optimizer starts.
 struct Zeros {};
@@ -65,26 +58,9 @@ struct Entry {
   std::variant<AtomIndex, Zeros, ShortTensor, ObjectBytes, Content> body;
 };
 
-// Where a state dict has what: keys of dicts in dicts, joined by dots.
-struct KeyShape {
-  std::string model = "model";  // empty: parameters stand at the top
-  std::string optimizer = "optim";
-  // Of a step with several optimizers: by their labels.
-  std::map<std::string, std::string, std::less<>> optimizers = {};
-  bool flat = false;  // flatten_optimizer_state_dict
-  // Hyper-parameters that are tensors of one element (lr=torch.tensor(..)), by their keys.
-  std::map<std::string, std::pair<DType, Shape>, std::less<>> tensors = {};
-  // Parameters that an optimizer calls otherwise than the model's part does (PEFT drops the
-  // adapter's name from that alone): by the model's name.
-  std::map<std::string, std::string, std::less<>> state_names = {};
-};
-
 // A number as the 0-d fp32 tensor in which torch's optimizers count their steps.
 // kUnsupported: fp32 does not hold it.
 Result<std::string> StepBytes(double number);
-
-// That which a layout asks for, or the step was saved with by DCP, or get_state_dict's.
-Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout);
 
 // kUnsupported names the parameter that cannot be shown or the key that two would
 // have.

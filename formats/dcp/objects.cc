@@ -59,12 +59,12 @@ const std::string& ObjectReader::KeyOf(KeyedEntry entry) const {
   return entry.object ? metadata.objects[entry.index].name : metadata.tensors[entry.index].name;
 }
 
-Result<std::string> ObjectReader::HyperParameters(const Items& items) {
+Result<std::string> ObjectReader::HyperParameters(const Items& items,
+                                                  std::vector<KeyedEntry>& others) {
   PickleBuilder builder;
   std::vector<std::pair<NodeId, NodeId>> dict;
   for (const auto& [key, entry] : items) {
     std::optional<NodeId> value;
-    std::string what = "an object that holds tensors";
     if (entry.object) {
       CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state_.OpenObject(entry.index));
       const PickleRef root = object.file.root();
@@ -77,19 +77,16 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items) {
       }
     } else {
       const TensorEntry& tensor = state_.metadata().tensors[entry.index];
-      what = StrCat("a tensor of ", DTypeName(tensor.dtype), " ", ShapeToString(tensor.shape));
       CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
-      if (elements == 1) {
+      if (elements == 1 && state_.Whole(entry.index)) {
         CKPT_ASSIGN_OR_RETURN(const std::string bytes, state_.ReadSmall(entry.index));
         value = NumberNode(tensor.dtype, bytes, builder);
-        tensor_keys_.emplace(tensor.name, entry.index);
+        if (value) tensor_keys_.emplace(tensor.name, entry.index);
       }
     }
     if (!value) {
-      return Fail(ErrorCode::kUnsupported,
-                  StrCat("'", KeyOf(entry), "': a hyper-parameter that is ", what,
-                         " and no number, which no view of the optimizer has room for; "
-                         "--weights-only takes the weights"));
+      others.push_back(entry);
+      continue;
     }
     const NodeId name = builder.String(key);
     dict.emplace_back(name, *value);
@@ -98,32 +95,21 @@ Result<std::string> ObjectReader::HyperParameters(const Items& items) {
   return PrintPickle(std::move(builder).Finish(root));
 }
 
-Result<std::vector<std::string>> ObjectReader::Names(KeyedEntry entry) {
-  std::vector<std::string> names;
-  const auto refuse = [&](std::string_view what, ErrorCode code = ErrorCode::kInvalid) {
-    return Error{code, StrCat("'", KeyOf(entry), "': ", what)};
-  };
-  if (!entry.object) return Fail(refuse("a tensor, not a list of names"));
+Result<std::optional<Members>> ObjectReader::MembersOf(KeyedEntry entry) {
+  const std::optional<Members> none;
+  if (!entry.object) return none;
   CKPT_ASSIGN_OR_RETURN(const StoredState::Object object, state_.OpenObject(entry.index));
   const PickleRef list = object.file.root();
-  if (!list.IsSequence()) return Fail(refuse("not a list"));
+  if (!list.IsSequence()) return none;
+  Members members;
   for (size_t i = 0; i < list.size(); ++i) {
     const auto name = list.at(i).String();
     const auto number = list.at(i).Int();
-    if (number && *number >= 0 && static_cast<uint64_t>(*number) < order_.size()) {
-      names.push_back(order_[static_cast<size_t>(*number)]);
-      continue;
-    }
-    if (!name && number) {
-      return Fail(refuse("the optimizer numbers its parameters (optimizer.state_dict(), not "
-                         "get_optimizer_state_dict), and nothing tells which parameter has which "
-                         "number", ErrorCode::kUnsupported)
-                      .Needing("--parameter-order says it, --weights-only takes the weights"));
-    }
-    if (!name) return Fail(refuse("not a list of names"));
-    names.emplace_back(*name);
+    if (name) members.names.emplace_back(*name);
+    if (number && *number >= 0) members.numbers.push_back(static_cast<uint64_t>(*number));
   }
-  return names;
+  const size_t most = std::max(members.names.size(), members.numbers.size());
+  return most == list.size() ? std::optional(std::move(members)) : none;
 }
 
 Result<std::optional<ScalarValue>> ObjectReader::Scalar(KeyedEntry entry) {
@@ -149,6 +135,24 @@ std::vector<PathElement> ObjectReader::PathOf(KeyedEntry entry) const {
   return {{key.substr(0, dot), false}, {key.substr(dot + 1), false}};
 }
 
+// A key that is a value and a dict, as no state dict has it, is left out alone.
+void ObjectReader::Add(Branch& top, const std::vector<PathElement>& path, KeyedEntry entry) {
+  Branch* at = &top;
+  bool taken = false;
+  for (const PathElement& element : path) {
+    const auto [known, added] =
+        at->places.try_emplace({element.text, element.index}, at->children.size());
+    if (added) at->children.push_back({element, {}});
+    at = &at->children[known->second].branch;
+    taken = taken || at->value;
+  }
+  if (taken || !at->children.empty()) {
+    left_out_.emplace(KeyOf(entry), "another key stands where it does");
+  } else {
+    at->value = entry;
+  }
+}
+
 Result<std::vector<Document>> ObjectReader::Documents(const std::vector<KeyedEntry>& entries) {
   Branch top;
   std::map<std::string, size_t> words;
@@ -156,55 +160,41 @@ Result<std::vector<Document>> ObjectReader::Documents(const std::vector<KeyedEnt
     const std::vector<PathElement> path = PathOf(entry);
     const auto [word, added] = words.try_emplace(path[0].text, top.children.size());
     if (added) top.children.push_back({path[0], {}});
-    Branch* at = &top.children[word->second].branch;
-    for (size_t i = 1; i < path.size(); ++i) {
-      auto& children = at->children;
-      // Keys of one dict stand together, so the last is the likely one.
-      auto found = std::find_if(children.rbegin(), children.rend(),
-                                [&](const auto& child) { return child.key == path[i]; });
-      if (found == children.rend()) {
-        children.push_back({path[i], {}});
-        found = children.rbegin();
-      }
-      at = &found->branch;
-    }
-    if (at->value || !at->children.empty()) {
-      return Refuse("'", KeyOf(entry), "' is a value and a dict, or there twice");
-    }
-    at->value = entry;
+    Branch& at = top.children[word->second].branch;
+    Add(at, {path.begin() + 1, path.end()}, entry);
   }
   std::vector<Document> documents;
   for (const auto& [word, branch] : top.children) {
-    auto made = MakeOne(word.text, branch);
-    if (!made && made.error().code == ErrorCode::kUnsupported) {
-      left_out_.insert(word.text);
-      continue;
-    }
-    if (!made) return Fail(std::move(made).error());
-    if (!made->pickle.empty()) documents.push_back(*std::move(made));
+    const bool scheduler = word.text == "lr_scheduler";
+    const std::string key = scheduler ? word.text : StrCat("client/", word.text);
+    CKPT_ASSIGN_OR_RETURN(Document made, MakeOne(key, branch));
+    if (!made.pickle.empty()) documents.push_back(std::move(made));
   }
   return documents;
 }
 
+Result<Document> ObjectReader::DocumentOf(std::string_view key, const std::vector<Placed>& values) {
+  Branch top;
+  for (const Placed& one : values) Add(top, one.path, one.entry);
+  return MakeOne(key, top);
+}
+
 // Without a pickle if nothing of it can be kept.
-Result<Document> ObjectReader::MakeOne(const std::string& word, const Branch& branch) {
+Result<Document> ObjectReader::MakeOne(std::string_view key, const Branch& branch) {
   builder_ = PickleBuilder();
   storages_.clear();
+  atoms_.clear();
   CKPT_ASSIGN_OR_RETURN(const auto root, Build(branch));
   if (!root) return Document{};
   PickleTree tree = std::move(builder_).Finish(*root);
   CKPT_ASSIGN_OR_RETURN(const TorchFile file,
                         TorchFile::Make(std::move(tree), std::move(storages_)));
   storages_ = {};
-  const std::string key = word == "lr_scheduler" ? word : StrCat("client/", word);
-  return MakeDocument(key, "", file.root(), file, BlobIndex{});
+  return MakeDocument(std::string(key), "", file.root(), file, BlobIndex{}, atoms_);
 }
 
 Result<std::optional<NodeId>> ObjectReader::Build(const Branch& branch) {
   if (branch.value) {
-    if (!branch.children.empty()) {
-      return Refuse("'", KeyOf(*branch.value), "' is a value and a dict");
-    }
     return BuildValue(*branch.value);
   }
   bool list = true;
@@ -234,55 +224,65 @@ Result<std::optional<NodeId>> ObjectReader::Build(const Branch& branch) {
 }
 
 Result<std::optional<NodeId>> ObjectReader::BuildValue(KeyedEntry entry) {
-  if (entry.object) {
-    CKPT_ASSIGN_OR_RETURN(const NodeId node, CopyObject(entry.index));
-    return std::optional(node);
-  }
-  const auto node = AddTensor(entry.index);
-  if (!node) left_out_.insert(KeyOf(entry));
-  return node;
+  return entry.object ? CopyObject(entry.index) : AddTensor(entry.index);
 }
 
-// Its storages, each a part of the file that the object lies in.
-Result<NodeId> ObjectReader::CopyObject(size_t object) {
+// Its storages, each a part of the file that the object lies in.  An object that a document
+// cannot have (a sparse tensor, a cycle through a tuple) is left out alone.
+Result<std::optional<NodeId>> ObjectReader::CopyObject(size_t object) {
+  const std::string& key = state_.metadata().objects[object].name;
   CKPT_ASSIGN_OR_RETURN(const StoredState::Object opened, state_.OpenObject(object));
+  const PickleRef root = opened.file.root();
+  if (auto alone = MakeDocument(key, "", root, opened.file, opened.blob); !alone) {
+    left_out_.emplace(key, std::move(alone).error().message);
+    return std::optional<NodeId>();
+  }
   const std::string prefix = StrCat("object", object, ":");
   for (const TensorNode& tensor : opened.file.tree().tensors) {
-    auto located = opened.file.Locate(tensor, opened.blob);
-    if (!located) {
-      return Fail(std::move(located).error().WithContext(
-          StrCat("'", state_.metadata().objects[object].name, "'")));
-    }
+    CKPT_ASSIGN_OR_RETURN(const FileTensor located, opened.file.Locate(tensor, opened.blob));
     const uint64_t width = ByteWidth(tensor.dtype);
     storages_.try_emplace(
         prefix + tensor.storage_key,
-        StorageRecord{located->Stored().offset - tensor.storage_offset * width,
+        StorageRecord{located.Stored().offset - tensor.storage_offset * width,
                       tensor.storage_elements * width, opened.blob});
   }
-  const PickleRef root = opened.file.root();
   const auto number = root.Int();
-  const std::string& key = state_.metadata().objects[object].name;
   if (number && *number > 0 && std::ranges::find(kIterations, key) != kIterations.end()) {
     iteration_ = std::max(iteration_.value_or(0), static_cast<uint64_t>(*number));
   }
-  return builder_.Copy(root, [&](const TensorNode& tensor) { return prefix + tensor.storage_key; });
+  const auto rename = [&](const TensorNode& tensor) { return prefix + tensor.storage_key; };
+  return std::optional(builder_.Copy(root, rename));
 }
 
-std::optional<NodeId> ObjectReader::AddTensor(size_t tensor) {
-  const auto stored = state_.Whole(tensor);
-  if (stored && state_.HasCopies(tensor)) ++dropped_;
-  const auto elements = stored ? ElementCount(stored->shape) : Result<uint64_t>(0);
-  if (!stored || !elements || ByteWidth(stored->dtype) == 0) return std::nullopt;
+Result<std::optional<NodeId>> ObjectReader::AddTensor(size_t tensor) {
+  const TensorEntry& entry = state_.metadata().tensors[tensor];
+  const std::optional<NodeId> none;
   TensorNode node;
-  node.dtype = stored->dtype;
+  node.dtype = entry.dtype;
   node.storage_key = StrCat("tensor", tensor);
-  node.storage_elements = *elements;
-  node.shape = stored->shape;
-  node.strides = stored->strides;
-  storages_.try_emplace(node.storage_key,
-                        StorageRecord{stored->offset, *elements * ByteWidth(stored->dtype),
-                                      stored->blob});
-  return builder_.Tensor(std::move(node));
+  node.shape = entry.shape;
+  node.strides = RowMajorStrides(entry.shape);
+  CKPT_ASSIGN_OR_RETURN(node.storage_elements, ElementCount(entry.shape));
+  const uint64_t width = ByteWidth(entry.dtype);
+  if (width == 0) {
+    left_out_.emplace(entry.name, "its elements are of less than a byte");
+    return none;
+  }
+  if (beside_.Wants(tensor)) {
+    if (!beside_.IsComplete(tensor)) {
+      left_out_.emplace(entry.name, "its chunks do not cover it");
+      return none;
+    }
+    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, beside_.Add(tensor));
+    atoms_.emplace(node.storage_key, atom);
+    return std::optional(builder_.Tensor(std::move(node)));
+  }
+  const auto stored = state_.Whole(tensor);
+  if (state_.HasCopies(tensor)) ++dropped_;
+  storages_.try_emplace(
+      node.storage_key,
+      StorageRecord{stored->offset, node.storage_elements * width, stored->blob});
+  return std::optional(builder_.Tensor(std::move(node)));
 }
 
 }  // namespace ckptfs::dcp

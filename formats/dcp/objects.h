@@ -15,13 +15,13 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/result.h"
 #include "core/model/step_model.h"
+#include "formats/dcp/beside.h"
 #include "formats/dcp/state_keys.h"
 #include "formats/dcp/stored_state.h"
 #include "formats/torch/pickle_writer.h"
@@ -29,36 +29,52 @@
 
 namespace ckptfs::dcp {
 
+// Members of an optimizer's group: names, or numbers.
+struct Members {
+  std::vector<std::string> names;
+  std::vector<uint64_t> numbers;
+};
+
 class ObjectReader {
  public:
-  // `order`: names of numbered parameters (StateKeys).
-  ObjectReader(StoredState& state, const std::vector<std::string>& order)
-      : state_(state), order_(order) {}
+  ObjectReader(StoredState& state, BesideTensors& beside) : state_(state), beside_(beside) {}
 
   // A dict of hyper-parameters as a pickle; tensors of one element become numbers, and their keys
-  // stay known.
+  // stay known.  A value that has no room there (a tensor of several elements, an object that
+  // holds tensors) is appended to `others` instead.
   using Items = std::vector<std::pair<std::string, KeyedEntry>>;
-  Result<std::string> HyperParameters(const Items& items);
-  // `params` of a group.  kUnsupported if they are numbers without an order.
-  Result<std::vector<std::string>> Names(KeyedEntry entry);
+  Result<std::string> HyperParameters(const Items& items, std::vector<KeyedEntry>& others);
+  // `params` of a group; nothing if it is not a list of either.
+  Result<std::optional<Members>> MembersOf(KeyedEntry entry);
   // A number that is an object or a tensor: a scalar state.
   Result<std::optional<ScalarValue>> Scalar(KeyedEntry entry);
 
+  // By the first words of their keys.
   Result<std::vector<Document>> Documents(const std::vector<KeyedEntry>& entries);
+  // One document of values at places in it; without a pickle if nothing of them can be kept.
+  struct Placed {
+    std::vector<PathElement> path;
+    KeyedEntry entry;
+  };
+  Result<Document> DocumentOf(std::string_view key, const std::vector<Placed>& values);
+  // Where a value stood in the state dict.
+  std::vector<PathElement> PathOf(KeyedEntry entry) const;
+  const std::string& KeyOf(KeyedEntry entry) const;
   // What the documents call the step, if they do.
   std::optional<uint64_t> iteration() const { return iteration_; }
   // Hyper-parameters that were tensors, by their keys.
   const std::map<std::string, size_t>& tensor_keys() const { return tensor_keys_; }
   // Tensors of documents that several ranks saved, of which the first's is kept.
   uint64_t dropped() const { return dropped_; }
-  // Keys that no document could have: tensors in several pieces.
-  const std::set<std::string>& left_out() const { return left_out_; }
+  // Keys that no document could have, and why.
+  const std::map<std::string, std::string>& left_out() const { return left_out_; }
 
  private:
   // A dict or list of a document, or a value.
   struct Child;
   struct Branch {
     std::vector<Child> children;
+    std::map<std::pair<std::string, bool>, size_t> places;  // of children, by their keys
     std::optional<KeyedEntry> value;
   };
   struct Child {
@@ -66,23 +82,23 @@ class ObjectReader {
     Branch branch;
   };
 
-  const std::string& KeyOf(KeyedEntry entry) const;
-  std::vector<PathElement> PathOf(KeyedEntry entry) const;
-  Result<Document> MakeOne(const std::string& word, const Branch& branch);
+  void Add(Branch& top, const std::vector<PathElement>& path, KeyedEntry entry);
+  Result<Document> MakeOne(std::string_view key, const Branch& branch);
   Result<std::optional<NodeId>> Build(const Branch& branch);
   Result<std::optional<NodeId>> BuildValue(KeyedEntry entry);
-  Result<NodeId> CopyObject(size_t object);
-  std::optional<NodeId> AddTensor(size_t tensor);
+  Result<std::optional<NodeId>> CopyObject(size_t object);
+  Result<std::optional<NodeId>> AddTensor(size_t tensor);
 
   StoredState& state_;
-  const std::vector<std::string>& order_;
+  BesideTensors& beside_;
   std::optional<uint64_t> iteration_;
-  std::set<std::string> left_out_;
+  std::map<std::string, std::string> left_out_;
   std::map<std::string, size_t> tensor_keys_;  // tensors of the metadata
   uint64_t dropped_ = 0;
   // Of the document that is being made.
   PickleBuilder builder_;
   TorchFile::Storages storages_;
+  StorageAtoms atoms_;
 };
 
 }  // namespace ckptfs::dcp

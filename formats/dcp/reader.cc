@@ -6,11 +6,13 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
 #include "core/base/strings.h"
 #include "core/ingest/model_config.h"
+#include "core/model/left_out.h"
 #include "core/state/model_choice.h"
 #include "core/state/roles.h"
 #include "formats/dcp/adapter_names.h"
@@ -42,6 +44,24 @@ std::optional<uint64_t> WholeNumber(const ScalarValue& value) {
   return whole ? std::optional(static_cast<uint64_t>(number)) : std::nullopt;
 }
 
+// Optimizers' numbers of their parameters, as nodes of dicts.
+std::vector<std::pair<NodeId, NodeId>> NumberNodes(
+    const std::map<std::string, std::map<std::string, uint64_t>>& numbers, PickleBuilder& builder) {
+  std::vector<std::pair<NodeId, NodeId>> nodes;
+  for (const auto& [label, of_optimizer] : numbers) {
+    std::vector<std::pair<NodeId, NodeId>> items;
+    for (const auto& [name, number] : of_optimizer) {
+      const NodeId text = builder.String(name);
+      items.emplace_back(text, builder.Int(static_cast<int64_t>(number)));
+    }
+    const NodeId text = builder.String(label);
+    nodes.emplace_back(text, builder.Dict(items));
+  }
+  return nodes;
+}
+
+constexpr std::string_view kShownAsItWas = " (dcp/ alone shows it, as it was)";
+
 }  // namespace
 
 Result<StepModel> Reader::Read() && {
@@ -53,14 +73,16 @@ Result<StepModel> Reader::Read() && {
   if (keys_.weights.empty()) {
     return Refuse(candidate_.Path(), ": no weights of a model are in it");
   }
-  ObjectReader objects(state, order_);
+  BesideTensors beside(state, assembler_, parameters_);
+  ObjectReader objects(state, beside);
   const auto work = [&]() -> Status {
+    for (const auto& one : keys_.unknown) Carry(one.entry, one.why, one.remedy, objects);
+    unknown_optimizer_ = !keys_.unknown.empty();
     CKPT_RETURN_IF_ERROR(ReadGroups(objects));
     CKPT_RETURN_IF_ERROR(DeclareParameters(state));
     CKPT_RETURN_IF_ERROR(AddStates(state, objects));
     CKPT_RETURN_IF_ERROR(AddGroups());
-    CKPT_ASSIGN_OR_RETURN(auto documents, objects.Documents(keys_.others));
-    for (Document& one : documents) assembler_.header().documents.push_back(std::move(one));
+    CKPT_RETURN_IF_ERROR(AddDocuments(objects));
     return KeepKeys(state.metadata(), objects);
   };
   if (Status done = work(); !done) {
@@ -74,7 +96,7 @@ Result<StepModel> Reader::Read() && {
 }
 
 // An optimizer that numbers its parameters has names if something proves whose they are; else
-// the weights alone are read.
+// dcp/ alone shows it, by its numbers.
 Result<StateKeys> Reader::Keys(StoredState& state) {
   const DcpMetadata& metadata = state.metadata();
   const auto read = [&](bool optimizers) {
@@ -95,19 +117,22 @@ Result<StateKeys> Reader::Keys(StoredState& state) {
   CKPT_ASSIGN_OR_RETURN(NumberedOwners owners,
                         OwnersOfNumbers(metadata, keys, options_.parameter_order, numbers_of));
   order_ = std::move(owners.order);
-  if (owners.why.empty()) return read(true);
-  LeaveOut(assembler_.header(), {LeftOutPart::kOptimizer, "the optimizer", std::move(owners.why),
-                                 std::move(owners.remedy)});
-  return keys;
+  if (!owners.why.empty()) {
+    LeaveOut(assembler_.header(),
+             {LeftOutPart::kOptimizer, "the optimizer", StrCat(owners.why, kShownAsItWas),
+              std::move(owners.remedy)});
+  }
+  return read(true);
 }
 
 // ---- parameters -------------------------------------------------------------------
 
 // DCP does not say it.
 Role Reader::RoleOfWeight(const std::string& name, const TensorEntry& tensor) const {
-  const Trained trained = trained_.empty()          ? Trained::kUnknown
-                          : trained_.contains(name) ? Trained::kYes
-                                                    : Trained::kNo;
+  const bool nobody_knows = trained_.empty() || unknown_optimizer_;
+  const Trained trained = trained_.contains(name) ? Trained::kYes
+                          : nobody_knows          ? Trained::kUnknown
+                                                  : Trained::kNo;
   return RoleOf(name, tensor.dtype, tensor.shape, trained,
                 [&](std::string_view other) { return weights_.contains(other); });
 }
@@ -170,12 +195,8 @@ Status Reader::AddState(StoredState& state, ObjectReader& objects, const StateKe
   const Shape& whole = assembler_.parameter(parameter).shape;
   if (scalar || (tensor->shape.empty() && !whole.empty())) {
     CKPT_ASSIGN_OR_RETURN(const auto value, objects.Scalar(key.entry));
-    if (!value) {
-      // An optimizer that has not begun (momentum_buffer: None) or keeps settings there.
-      LeaveOut(assembler_.header(),
-               {LeftOutPart::kOptimizer,
-                StrCat("optimizer state '", key.kind, "' of '", key.parameter, "'"),
-                "it is neither a tensor nor a number", ""});
+    if (!value) {  // an optimizer that has not begun (momentum_buffer: None), a list, settings
+      other_states_.push_back(&key);
       return {};
     }
     if (key.kind == "step") {
@@ -193,29 +214,91 @@ Status Reader::AddState(StoredState& state, ObjectReader& objects, const StateKe
 }
 
 Status Reader::ReadGroups(ObjectReader& objects) {
-  for (const auto& state : keys_.states) trained_.insert(state.parameter);
   CKPT_RETURN_IF_ERROR(ReadNumberedGroups(objects));
+  for (const auto& state : keys_.states) {
+    trained_.insert(state.parameter);
+    if (state.number) numbers_[state.optimizer].emplace(state.parameter, *state.number);
+  }
   CKPT_RETURN_IF_ERROR(ReadGroupsByParameter(objects));
   for (const NamedGroup& group : groups_) trained_.insert(group.names.begin(), group.names.end());
   return {};
 }
 
+// A value of an optimizer that no other view knows; dcp/ shows it under the key that it had.
+void Reader::Carry(KeyedEntry entry, std::string_view why, std::string_view remedy,
+                   const ObjectReader& objects) {
+  rest_.push_back(entry);
+  if (why == kNumbersParameters) return;  // said of the whole optimizer
+  LeaveOut(assembler_.header(),
+           {LeftOutPart::kOptimizer, StrCat("the key '", objects.KeyOf(entry), "'"),
+            StrCat(why, kShownAsItWas), std::string(remedy)});
+}
+
 Status Reader::ReadNumberedGroups(ObjectReader& objects) {
-  std::map<std::pair<std::string, uint32_t>, ObjectReader::Items> groups;
+  std::set<std::string> optimizers;
   for (const auto& one : keys_.hyper_parameters) {
-    if (one.group) groups[{one.optimizer, *one.group}].emplace_back(one.key, one.entry);
+    if (one.group) optimizers.insert(one.optimizer);
   }
-  for (auto& [at, items] : groups) {
-    NamedGroup group{at.first, "", {}};
-    const auto params = std::ranges::find(items, "params", &ObjectReader::Items::value_type::first);
-    if (params == items.end()) {
-      return Refuse("group ", at.second, " of the optimizer does not say its parameters");
+  for (const std::string& optimizer : optimizers) {
+    CKPT_RETURN_IF_ERROR(ReadGroupsOf(optimizer, objects));
+  }
+  return {};
+}
+
+// Why the members of a group are not names of weights; empty if they are now.
+std::string Reader::WhyNotNames(const std::string& optimizer, Members& members) {
+  if (!members.numbers.empty() && order_.empty()) return std::string(kNumbersParameters);
+  for (const uint64_t number : members.numbers) {
+    if (number >= order_.size()) return StrCat("nothing names parameter ", number);
+    members.names.push_back(order_[number]);
+    numbers_[optimizer].emplace(order_[number], number);
+  }
+  for (std::string& name : members.names) {
+    NameAsWeight(name);
+    if (!weights_.contains(name)) {
+      return StrCat("a group of it has '", name, "', which is not a weight");
     }
-    CKPT_ASSIGN_OR_RETURN(group.names, objects.Names(params->second));
-    for (std::string& name : group.names) NameAsWeight(name);
-    items.erase(params);
-    CKPT_ASSIGN_OR_RETURN(group.hyper_parameters, objects.HyperParameters(items));
-    groups_.push_back(std::move(group));
+    if (!grouped_.emplace(optimizer, name).second) {
+      return StrCat("'", name, "' is in two of its groups");
+    }
+  }
+  return "";
+}
+
+// The groups of an optimizer, or none of them: views tell groups by their place.
+Status Reader::ReadGroupsOf(const std::string& optimizer, ObjectReader& objects) {
+  std::map<uint32_t, ObjectReader::Items> groups;
+  for (const auto& one : keys_.hyper_parameters) {
+    if (!one.group || one.optimizer != optimizer) continue;
+    groups[*one.group].emplace_back(one.key, one.entry);
+  }
+  std::vector<NamedGroup> read;
+  std::vector<KeyedEntry> others;
+  std::string why;
+  for (auto& [number, items] : groups) {
+    const auto params = std::ranges::find(items, "params", &ObjectReader::Items::value_type::first);
+    if (number != read.size() || params == items.end()) {
+      why = StrCat("group ", number, " of it does not say its parameters");
+      break;
+    }
+    CKPT_ASSIGN_OR_RETURN(auto members, objects.MembersOf(params->second));
+    why = members ? WhyNotNames(optimizer, *members) : "'params' of a group is not a list of names";
+    if (!why.empty()) break;
+    ObjectReader::Items values = items;
+    std::erase_if(values, [](const auto& item) { return item.first == "params"; });
+    CKPT_ASSIGN_OR_RETURN(std::string pickle, objects.HyperParameters(values, others));
+    read.push_back({optimizer, std::move(pickle), std::move(members->names)});
+  }
+  if (why.empty()) {
+    std::ranges::move(read, std::back_inserter(groups_));
+    CarryHyperParameters(others, objects);
+    return {};
+  }
+  unknown_optimizer_ = true;
+  for (const auto& one : keys_.hyper_parameters) {
+    if (one.group && one.optimizer == optimizer) {
+      Carry(one.entry, why, "", objects);
+    }
   }
   return {};
 }
@@ -241,29 +324,33 @@ Status Reader::ReadGroupsByParameter(ObjectReader& objects) {
     items.emplace_back(one.key, one.entry);
   }
   std::map<std::pair<std::string, std::string>, size_t> known;  // optimizer, pickle: in groups_
+  std::vector<KeyedEntry> others;
   for (const auto& at : order) {
     auto& items = by_name[at];
     std::ranges::sort(items, {}, &ObjectReader::Items::value_type::first);
-    CKPT_ASSIGN_OR_RETURN(std::string pickle, objects.HyperParameters(items));
+    CKPT_ASSIGN_OR_RETURN(std::string pickle, objects.HyperParameters(items, others));
     const auto [group, added] = known.try_emplace({at.first, pickle}, groups_.size());
     if (added) groups_.push_back({at.first, std::move(pickle), {}});
     groups_[group->second].names.push_back(at.second);
   }
+  CarryHyperParameters(others, objects);
   return {};
 }
 
+void Reader::CarryHyperParameters(const std::vector<KeyedEntry>& others,
+                                  const ObjectReader& objects) {
+  for (const KeyedEntry entry : others) {
+    Carry(entry, "it is a hyper-parameter that is not a number, a text or a list of them", "",
+          objects);
+  }
+}
+
 Status Reader::AddGroups() {
-  std::set<std::pair<std::string_view, std::string_view>> grouped;
   for (const NamedGroup& group : groups_) {
     Group out{group.optimizer, {}, group.hyper_parameters};
     for (const std::string& name : group.names) {
       const auto parameter = parameters_.find(name);
-      if (parameter == parameters_.end()) {
-        return Refuse("a group of the optimizer has '", name, "', which is not a weight");
-      }
-      if (!grouped.emplace(group.optimizer, name).second) {
-        return Refuse("'", name, "' is in two groups of the optimizer");
-      }
+      CKPT_CHECK(parameter != parameters_.end());
       out.parameters.push_back(parameter->second);
     }
     assembler_.AddGroup(std::move(out));
@@ -272,6 +359,35 @@ Status Reader::AddGroups() {
 }
 
 // ---- the rest -----------------------------------------------------------------------
+
+Status Reader::AddDocuments(ObjectReader& objects) {
+  StepModel& header = assembler_.header();
+  CKPT_ASSIGN_OR_RETURN(auto documents, objects.Documents(keys_.others));
+  std::ranges::move(documents, std::back_inserter(header.documents));
+  std::vector<ObjectReader::Placed> states;
+  for (const StateKeys::State* state : other_states_) {
+    states.push_back({{{state->optimizer, false}, {state->parameter, false}, {state->kind, false}},
+                      state->entry});
+  }
+  std::vector<ObjectReader::Placed> rest;
+  std::set<std::string> in_model;
+  for (const KeyedEntry entry : keys_.in_model) {
+    in_model.insert(objects.KeyOf(entry));
+    rest_.push_back(entry);
+  }
+  for (const KeyedEntry entry : rest_) rest.push_back({objects.PathOf(entry), entry});
+  CKPT_ASSIGN_OR_RETURN(Document of_states, objects.DocumentOf(kSourceStates, states));
+  CKPT_ASSIGN_OR_RETURN(Document of_rest, objects.DocumentOf(kSourceRest, rest));
+  for (Document* document : {&of_states, &of_rest}) {
+    if (!document->pickle.empty()) header.documents.push_back(std::move(*document));
+  }
+  if (!in_model.empty()) {
+    header.notes.push_back(StrCat(in_model.size(), " entries of the module (", *in_model.begin(),
+                                  in_model.size() > 1 ? ", ...)" : ")",
+                                  " are not tensors: dcp/ alone shows them"));
+  }
+  return {};
+}
 
 Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects) {
   PickleBuilder builder;
@@ -282,24 +398,42 @@ Status Reader::KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects
     const NodeId dtype = builder.String(DTypeName(tensor.dtype));
     tensors.emplace_back(name, builder.Tuple({dtype, builder.Size(tensor.shape)}));
   }
-  std::vector<NodeId> prefixes;
-  for (const std::string& prefix : keys_.optimizers) prefixes.push_back(builder.String(prefix));
-  std::vector<std::pair<NodeId, NodeId>> states;
-  for (const auto& [name, state] : keys_.state_names) {
-    const NodeId key = builder.String(name);
-    states.emplace_back(key, builder.String(state));
+  std::set<std::string_view> told;
+  std::vector<std::pair<NodeId, NodeId>> kinds;
+  for (const auto& state : keys_.states) {
+    if (state.path.empty() || !told.insert(state.kind).second) continue;
+    std::vector<NodeId> path;
+    for (const auto& [text, index] : state.path) {
+      path.push_back(index ? builder.Int(std::stoll(text)) : builder.String(text));
+    }
+    const NodeId kind = builder.String(state.kind);
+    kinds.emplace_back(kind, builder.List(std::move(path)));
   }
-  const std::array<NodeId, 10> nodes = {
-      builder.String("model"),       builder.String(keys_.model),
-      builder.String("optimizers"),  builder.List(std::move(prefixes)),
-      builder.String("flat"),        builder.Bool(keys_.flat_optimizer),
-      builder.String("tensors"),     builder.Dict(tensors),
-      builder.String("state_names"), builder.Dict(states)};
-  const NodeId root = builder.Dict({{nodes[0], nodes[1]},
-                                    {nodes[2], nodes[3]},
-                                    {nodes[4], nodes[5]},
-                                    {nodes[6], nodes[7]},
-                                    {nodes[8], nodes[9]}});
+  const auto list = [&](const auto& texts) {
+    std::vector<NodeId> nodes;
+    for (const std::string& text : texts) nodes.push_back(builder.String(text));
+    return builder.List(std::move(nodes));
+  };
+  std::vector<std::pair<NodeId, NodeId>> keys;
+  const auto add = [&](std::string_view key, NodeId value) {
+    keys.emplace_back(builder.String(key), value);
+  };
+  add("model", builder.String(keys_.model));
+  add("optimizers", list(keys_.optimizers));
+  add("flat", builder.Bool(keys_.flat_optimizer));
+  add("tensors", builder.Dict(tensors));
+  const auto numbers = NumberNodes(numbers_, builder);
+  if (!numbers.empty()) add("numbers", builder.Dict(numbers));
+  if (!kinds.empty()) add("kinds", builder.Dict(kinds));
+  if (!keys_.state_names.empty()) {
+    std::vector<std::pair<NodeId, NodeId>> names;
+    for (const auto& [name, state] : keys_.state_names) {
+      const NodeId text = builder.String(name);
+      names.emplace_back(text, builder.String(state));
+    }
+    add("state_names", builder.Dict(names));
+  }
+  const NodeId root = builder.Dict(keys);
   CKPT_ASSIGN_OR_RETURN(std::string pickle, PrintPickle(std::move(builder).Finish(root)));
   assembler_.header().documents.push_back(
       {.key = std::string(kSourceKeys), .scope = "", .pickle = std::move(pickle), .tensors = {}});
@@ -320,12 +454,8 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
   header.iteration = candidate_.iteration;
   if (header.iteration == 0) header.iteration = objects.iteration().value_or(steps_.value_or(0));
   header.model_dtype = MostCommon(elements_, std::nullopt);
-  LeaveOutEntries({keys_.left_out.begin(), keys_.left_out.end()}, header);
-  const auto& cut = objects.left_out();
-  if (!cut.empty()) {
-    LeaveOut(header, {LeftOutPart::kDocument, StrCat("the key '", *cut.begin(), "'"),
-                      "it is a tensor in several pieces, or an object that cannot be kept", "",
-                      cut.size() - 1});
+  for (const auto& [key, why] : objects.left_out()) {
+    LeaveOut(header, {LeftOutPart::kDocument, StrCat("the key '", key, "'"), why, ""});
   }
   for (const std::string& other : keys_.other_models) {
     header.notes.push_back(StrCat("the model is ",

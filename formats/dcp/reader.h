@@ -39,10 +39,16 @@ class Reader {
   Status AddState(StoredState& state, ObjectReader& objects, const StateKeys::State& key);
   Status ReadGroups(ObjectReader& objects);
   Status ReadNumberedGroups(ObjectReader& objects);
+  Status ReadGroupsOf(const std::string& optimizer, ObjectReader& objects);
+  void CarryHyperParameters(const std::vector<KeyedEntry>& others, const ObjectReader& objects);
+  std::string WhyNotNames(const std::string& optimizer, Members& members);
   Status ReadGroupsByParameter(ObjectReader& objects);
   void NameAsWeight(std::string& name);
   Role RoleOfWeight(const std::string& name, const TensorEntry& tensor) const;
   Status AddGroups();
+  void Carry(KeyedEntry entry, std::string_view why, std::string_view remedy,
+             const ObjectReader& objects);
+  Status AddDocuments(ObjectReader& objects);
   Status KeepKeys(const DcpMetadata& metadata, const ObjectReader& objects);
   Status CarryOthers();
   void FillHeader(const ObjectReader& objects, uint64_t dropped);
@@ -59,9 +65,15 @@ class Reader {
     std::vector<std::string> names;
   };
   std::vector<NamedGroup> groups_;
+  // Of optimizers that number their parameters, by name.
+  std::map<std::string, std::map<std::string, uint64_t>> numbers_;
+  std::set<std::pair<std::string, std::string>> grouped_;  // optimizer, name
+  std::vector<const StateKeys::State*> other_states_;  // neither tensors nor numbers
+  std::vector<KeyedEntry> rest_;  // what no other view knows
+  bool unknown_optimizer_ = false;  // nobody knows what it trains
   std::set<std::string, std::less<>> weights_;  // their names
   std::set<std::string, std::less<>> trained_;  // names with states or in groups
-  std::map<std::string, ParameterIndex, std::less<>> parameters_;
+  ParametersByName parameters_;
   std::map<DType, uint64_t> elements_;  // of float weights
   std::optional<uint64_t> steps_;       // the greatest `step` of a state
 };

@@ -46,15 +46,8 @@ class KeyReader {
     AddWeights();
     out_.optimizers.assign(optimizers_.begin(), optimizers_.end());
     if (with_optimizers_) {
-      for (const KeyedEntry entry : out_.others) {
-        if (!entry.object && LooksLikeState(NameOf(entry))) {
-          return Fail(Error{ErrorCode::kUnsupported,
-                            StrCat("'", NameOf(entry), "' looks like a state of an optimizer, and no word "
-                                   "before it names one")}
-                          .Needing("--weights-only takes the weights"));
-        }
-      }
-      for (const Inside& key : inside_) CKPT_RETURN_IF_ERROR(AddOfOptimizer(key));
+      SetNamelessApart();
+      for (const Inside& key : inside_) AddOfOptimizer(key);
     }
     return std::move(out_);
   }
@@ -84,13 +77,16 @@ class KeyReader {
   void FindOptimizers();
   void Split();
   Status ChooseModel();
-  bool LooksLikeState(std::string_view key) const;
+  std::optional<std::string_view> PrefixOfState(std::string_view key) const;
+  void SetNamelessApart();
   void AddWeights();
   std::string OptimizerName(std::string_view prefix) const;
   std::optional<std::pair<std::string, std::string>> NameAndRest(std::string_view text) const;
   std::optional<std::pair<std::string, std::string>> LiveNameAndRest(std::string_view text);
-  Status AddOfOptimizer(const Inside& key);
-  Status AddHyperParameter(const Inside& key, std::string_view rest);
+  void AddOfOptimizer(const Inside& key);
+  void AddState(const Inside& key, std::string name, std::string kind,
+                std::optional<uint64_t> number = std::nullopt);
+  void AddHyperParameter(const Inside& key, std::string_view rest);
 
   const DcpMetadata& metadata_;
   const bool with_optimizers_;
@@ -161,11 +157,37 @@ Status KeyReader::ChooseModel() {
   return {};
 }
 
-// "...state.<weight>.<kind>" outside of every optimizer.
-bool KeyReader::LooksLikeState(std::string_view key) const {
+// What stands before "state.<weight>.<kind>" outside of every optimizer.
+std::optional<std::string_view> KeyReader::PrefixOfState(std::string_view key) const {
   size_t at = key.find(kState);
   while (at != key.npos && at > 0 && key[at - 1] != '.') at = key.find(kState, at + 1);
-  return at != key.npos && NameAndRest(key.substr(at + kState.size())).has_value();
+  if (at == key.npos || !NameAndRest(key.substr(at + kState.size()))) return std::nullopt;
+  return key.substr(0, at);
+}
+
+// Optimizers that no word names, with all that stands beside their states.
+void KeyReader::SetNamelessApart() {
+  std::set<std::string_view> prefixes;
+  for (const KeyedEntry entry : out_.others) {
+    const auto prefix = entry.object ? std::nullopt : PrefixOfState(NameOf(entry));
+    if (prefix) prefixes.insert(*prefix);
+  }
+  if (prefixes.empty()) return;
+  std::vector<KeyedEntry> others;
+  for (const KeyedEntry entry : out_.others) {
+    const std::string_view key = NameOf(entry);
+    bool apart = prefixes.contains("") && key.starts_with(kState);
+    for (size_t dot = key.find('.'); !apart && dot != key.npos; dot = key.find('.', dot + 1)) {
+      apart = prefixes.contains(key.substr(0, dot + 1));
+    }
+    if (!apart) {
+      others.push_back(entry);
+      continue;
+    }
+    out_.unknown.push_back({entry, "it looks like an optimizer's, and no word before it names one",
+                            "save it as 'optim' or 'optimizer'"});
+  }
+  out_.others = std::move(others);
 }
 
 void KeyReader::AddWeights() {
@@ -176,7 +198,7 @@ void KeyReader::AddWeights() {
       out_.weights.push_back({std::string(name), entry.index});
       names_.insert(name);
     } else if (entry.object && !out_.model.empty() && key.starts_with(out_.model)) {
-      out_.left_out.emplace_back(key);
+      out_.in_model.push_back(entry);
     } else {
       out_.others.push_back(entry);
     }
@@ -218,36 +240,53 @@ std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
   return std::nullopt;
 }
 
-Status KeyReader::AddOfOptimizer(const Inside& key) {
+// Where a state stood below its parameter: "al.5" may be the sixth of a list `al`.
+std::vector<PathElement> PathInState(const std::vector<PathElement>& path, std::string_view kind) {
+  std::vector<PathElement> out;
+  for (size_t i = path.size(); i-- > 0;) {
+    const std::string_view last = path[i].text;
+    const bool below = kind.size() > last.size() + 1 && kind.ends_with(last) &&
+                       kind[kind.size() - last.size() - 1] == '.';
+    if (!below) break;
+    kind.remove_suffix(last.size() + 1);
+    out.push_back(path[i]);
+  }
+  if (out.empty()) return out;
+  out.push_back({std::string(kind), false});
+  std::ranges::reverse(out);
+  return out;
+}
+
+void KeyReader::AddState(const Inside& key, std::string name, std::string kind,
+                         std::optional<uint64_t> number) {
+  std::vector<PathElement> path = PathInState(PathOf(key.entry), kind);
+  out_.states.push_back({OptimizerName(key.prefix), std::move(name), std::move(kind), key.entry,
+                         number, std::move(path)});
+}
+
+void KeyReader::AddOfOptimizer(const Inside& key) {
   if (key.rest.starts_with(kGroups)) return AddHyperParameter(key, key.rest.substr(kGroups.size()));
   const std::string_view rest = key.rest.substr(kState.size());
   const bool counted = IsCounted(PathOf(key.entry));
-  const auto found = counted ? std::nullopt : LiveNameAndRest(rest);
-  if (found) {
-    out_.states.push_back({OptimizerName(key.prefix), found->first, found->second, key.entry});
-    return {};
+  if (auto found = counted ? std::nullopt : LiveNameAndRest(rest)) {
+    return AddState(key, std::move(found->first), std::move(found->second));
   }
   const auto number = Number(FirstWord(rest));
-  if (number && *number < order_.size() && rest.find('.') != rest.npos) {
-    if (!names_.contains(order_[*number])) {
-      return Refuse("--parameter-order: '", order_[*number], "' is not a weight");
-    }
-    const std::string kind(rest.substr(rest.find('.') + 1));
-    out_.states.push_back({OptimizerName(key.prefix), order_[*number], kind, key.entry});
-    return {};
+  const bool ordered = number && *number < order_.size() && rest.find('.') != rest.npos;
+  if (ordered && names_.contains(order_[*number])) {
+    return AddState(key, order_[*number], std::string(rest.substr(rest.find('.') + 1)), number);
   }
-  if (number) {
-    return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat("'", NameOf(key.entry), "': the optimizer numbers its parameters "
-                             "(optimizer.state_dict(), not get_optimizer_state_dict), and nothing tells "
-                             "which parameter has which number")}
-                    .Needing("--parameter-order says it, --weights-only takes the weights"));
+  if (ordered) {
+    out_.unknown.push_back(
+        {key.entry, StrCat("--parameter-order: '", order_[*number], "' is not a weight"), ""});
+  } else if (number) {
+    out_.unknown.push_back({key.entry, std::string(kNumbersParameters), ""});
+  } else {
+    out_.unknown.push_back({key.entry, "it is a state of no weight of the model", ""});
   }
-  return Refuse("'", NameOf(key.entry), "' is a state of no weight",
-                out_.model.empty() ? "" : StrCat(" below '", out_.model, "'"));
 }
 
-Status KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
+void KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
   StateKeys::HyperParameter out;
   out.optimizer = OptimizerName(key.prefix);
   out.entry = key.entry;
@@ -259,10 +298,11 @@ Status KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
     out.group = *group;
     out.key = rest.substr(rest.find('.') + 1);
   } else {
-    return Refuse("'", NameOf(key.entry), "' is a hyper-parameter of neither a group nor a weight");
+    out_.unknown.push_back(
+        {key.entry, "it is a hyper-parameter of neither a group nor a weight", ""});
+    return;
   }
   out_.hyper_parameters.push_back(std::move(out));
-  return {};
 }
 
 }  // namespace

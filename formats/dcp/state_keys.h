@@ -31,6 +31,9 @@
 
 namespace ckptfs::dcp {
 
+// Why a numbered state is unknown where no order is given.
+inline constexpr std::string_view kNumbersParameters = "the optimizer numbers its parameters";
+
 // A tensor or an object of the metadata.
 struct KeyedEntry {
   bool object = false;
@@ -47,6 +50,16 @@ struct StateKeys {
     std::string parameter;
     std::string kind;
     KeyedEntry entry;
+    // What the optimizer calls the parameter, if that is a number.
+    std::optional<uint64_t> number;
+    // Where it stood below its parameter, if that was in a dict or a list.
+    std::vector<PathElement> path;
+  };
+  // What is not understood of an optimizer, which takes nothing else with it.
+  struct Unknown {
+    KeyedEntry entry;
+    std::string why;
+    std::string remedy;
   };
   struct HyperParameter {
     std::string optimizer;
@@ -68,14 +81,13 @@ struct StateKeys {
   std::map<std::string, std::string, std::less<>> state_names;
   std::string adapter;  // whose name those have; "" of none
   std::vector<KeyedEntry> others;
-  std::vector<std::string> left_out;  // objects of the model (_extra_state)
+  std::vector<KeyedEntry> in_model;  // objects among the weights (_extra_state)
+  std::vector<Unknown> unknown;
 };
 
 // Whether the path says that an optimizer's state is of a number: a parameter may be called "0", too.
 bool IsCounted(const std::vector<PathElement>& path);
 
-// kUnsupported: an optimizer that numbers its parameters, which nothing can name;
-// kInvalid: a state of what is not a weight.
 // Without `optimizers` their keys are passed over.  `order`: names of the parameters that an
 // optimizer numbers; empty where nobody says them.  `model`: --model, or "".
 Result<StateKeys> ReadStateKeys(const DcpMetadata& metadata, bool optimizers,

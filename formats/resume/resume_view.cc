@@ -323,8 +323,8 @@ Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& la
                   const FamilySet* families, ShownFiles& shown, std::vector<Part>& parts) {
   if (!IsOfDcp(*step) || layout.keys != StateKeys::kAsSource) {
     return Fail(ErrorCode::kUnsupported,
-                "Lightning's strategies ask for keys of their own: leave nested, flat, titan and "
-                "accelerate out of the layout");
+                "Lightning's strategies ask for keys of their own: leave nested, flat, titan, "
+                "accelerate and numbered out of the layout");
   }
   if (!shown.contains(kLightningMeta)) {
     return Fail(ErrorCode::kUnsupported,
@@ -345,7 +345,7 @@ Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
                std::vector<std::string>& left_out) {
   if (layout.keys != StateKeys::kAsSource && layout.keys != StateKeys::kAccelerate) {
     return Fail(Error{ErrorCode::kUnsupported, StrCat(ToolName(tool), " asks for keys of its own")}
-                    .Needing("leave nested, flat and titan out of the layout"));
+                    .Needing("leave nested, flat, titan and numbered out of the layout"));
   }
   layout.keys = StateKeys::kAccelerate;
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));

@@ -68,10 +68,11 @@ def document_of(description: Mapping[str, Any], tensor: Callable[..., torch.Tens
 
 def documents_of(description: Mapping[str, Any], tensor: Callable[..., torch.Tensor],
                  scope: str = '') -> Dict[str, Any]:
-    """By key, those of a scope ('': rank 0's) that load without running code."""
+    """By key, those of a scope ('': rank 0's) that load without running code, but for those that
+    hold a copy of the model."""
     found = {}
     for index, document in enumerate(description.get('documents', [])):
-        if document['scope'] != scope:
+        if document['scope'] != scope or any(one.get('beside') for one in document['tensors']):
             continue
         try:
             found[document['key']] = _load(description, index, tensor)

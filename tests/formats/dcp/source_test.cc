@@ -15,6 +15,7 @@
 #include "core/io/file_root.h"
 #include "core/view/source_runs.h"
 #include "formats/dcp/chunk_archives.h"
+#include "formats/dcp/entries.h"
 #include "formats/families/shipped.h"
 #include "tests/formats/dcp/dcp_maker.h"
 #include "tests/support/temporary_directory.h"
@@ -22,7 +23,9 @@
 namespace ckptfs::dcp {
 namespace {
 
+using testing::Contains;
 using testing::HasSubstr;
+using testing::IsSupersetOf;
 
 constexpr const char* kFile = "__0_0.distcp";
 constexpr const char* kOther = "__1_0.distcp";
@@ -114,6 +117,25 @@ class DcpSourceTest : public testing::Test {
   SourceOptions options_;
 };
 
+std::vector<std::string> LeftOutOf(const StepModel& step) {
+  std::vector<std::string> out;
+  for (const LeftOut& one : step.left_out) out.push_back(LeftOutText(one));
+  return out;
+}
+
+// Those that a view of the step has.
+std::vector<std::string> KeysOf(const StepModel& step, std::string_view layout = "dp2") {
+  const Layout asked = Layout::Parse(layout).value();
+  const auto names = NamesFor(step, asked, nullptr);
+  const auto keys = KeysFor(step, asked);
+  auto entries = names && keys ? EntriesOf(step, asked, *names, *keys)
+                               : Result<std::vector<Entry>>(std::vector<Entry>());
+  EXPECT_TRUE(entries) << (entries ? "" : entries.error().message);
+  std::vector<std::string> out;
+  for (const Entry& entry : *entries) out.push_back(entry.key);
+  return out;
+}
+
 std::vector<float> Counted(float first, size_t count) {
   std::vector<float> out;
   for (size_t i = 0; i < count; ++i) out.push_back(first + static_cast<float>(i));
@@ -169,8 +191,6 @@ TEST_F(DcpSourceTest, WhatContradictsItselfIsRefused) {
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "../__0_0.distcp"; }, ".."},
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "/etc/passwd"; }, "/etc/passwd"},
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "gone.distcp"; }, "not there"},
-      {[](DcpMaker& m) { m.entries[3].key = "optim.state.c.weight.exp_avg"; }, "state of no weight"},
-      {[](DcpMaker& m) { m.entries[3].key = "optim.state.0.exp_avg"; }, "--weights-only"},
       {[](DcpMaker& m) { m.entries[2].key = "model._flat_param"; }, "SHARDED_STATE_DICT"},
       {[](DcpMaker& m) { m.transform = "stream.zstd"; }, "stream.zstd"},
       {[](DcpMaker& m) { m.layout = "torch.sparse_coo"; }, "sparse_coo"},
@@ -234,12 +254,15 @@ TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
   ASSERT_EQ(unnamed->left_out.size(), 1u);
   EXPECT_THAT(unnamed->left_out[0].why, HasSubstr("'a' and which of 'b'"));
   EXPECT_THAT(unnamed->left_out[0].remedy, HasSubstr("--parameter-order"));
+  EXPECT_THAT(KeysOf(*unnamed), Contains("optim.state.1.exp_avg"));
   options_.parameter_order = {"b", "a"};
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_EQ(Elements(*step, "b", "exp_avg"), Counted(300, 4));
   EXPECT_EQ(Elements(*step, "a", "exp_avg"), Counted(400, 4));
   EXPECT_TRUE(step->left_out.empty());
+  EXPECT_THAT(KeysOf(*step), IsSupersetOf({"optim.state.0.exp_avg", "optim.state.1.exp_avg"}));
+  EXPECT_THAT(KeysOf(*step, "nested"), Contains("optim.state.b.exp_avg"));
   options_.parameter_order = {"b", "c"};
   const auto other = Read();
   ASSERT_TRUE(other) << other.error().message;
@@ -363,6 +386,76 @@ TEST_F(DcpSourceTest, ADictOfAnyNameIsTheModelAndTwoAreRefused) {
   EXPECT_EQ(Elements(*step, "0.weight", "weight"), Counted(11, 4));
   options_.model = "critic";
   EXPECT_THAT(Refusal(), HasSubstr("--model critic"));
+}
+
+TEST_F(DcpSourceTest, ACopyOfTheModelIsAtomsOfItsOwn) {
+  DcpMaker made = Honest();
+  made.AddTensor("ema.a.weight", {5, 4}, 500, {{{0, 0}, {3, 4}, kFile}, {{3, 0}, {2, 4}, kOther}},
+                 {"ema", "a.weight"});
+  made.AddTensor("ema.b.weight", {2, 4}, 600, {{{0, 0}, {2, 2}, kFile}, {{0, 2}, {2, 2}, kOther}},
+                 {"ema", "b.weight"});
+  made.AddTensor("ema.norm", {3}, 700, {{{0}, {3}, kFile}}, {"ema", "norm"});
+  made.AddTensor("ema.none", {0, 3}, 0, {{{0, 0}, {0, 3}, kFile}}, {"ema", "none"});
+  made.AddTensor("ema.part", {4}, 0, {{{0}, {3}, kFile}}, {"ema", "part"});
+  WriteAll(made);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_EQ(Elements(*step, "ema.a.weight", kBesideKind), Counted(500, 20));
+  EXPECT_EQ(Elements(*step, "ema.b.weight", kBesideKind), Counted(600, 8));
+  EXPECT_EQ(step->parameter(*step->FindParameter("ema.none")).role, Role::kBeside);
+  EXPECT_FALSE(step->FindParameter("ema.norm"));  // in one piece and small: in the document alone
+  const Document* document = step->FindDocument("client/ema");
+  ASSERT_NE(document, nullptr);
+  EXPECT_EQ(document->tensors.size(), 4u);
+  EXPECT_THAT(KeysOf(*step), IsSupersetOf({"ema.a.weight", "ema.b.weight", "ema.norm", "ema.none"}));
+  // A part of which was not saved is left out alone.
+  EXPECT_FALSE(step->FindParameter("ema.part"));
+  EXPECT_THAT(LeftOutOf(*step), Contains(HasSubstr("ema.part")));
+}
+
+TEST_F(DcpSourceTest, WhatIsNotUnderstoodOfAnOptimizerTakesNothingWithIt) {
+  const std::vector<std::pair<std::string, std::string>> states = {
+      {"optim.state.c.weight.exp_avg", "a state of no weight"},
+      {"optim.state.0.exp_avg", "numbers its parameters"},
+      {"adam.state.a.weight.exp_avg", "no word before it names one"}};
+  for (const auto& [key, why] : states) {
+    DcpMaker made = Honest();
+    made.AddTensor(key, {5, 4}, 500, {{{0, 0}, {3, 4}, kFile}, {{3, 0}, {2, 4}, kOther}});
+    WriteAll(made);
+    const auto step = Read();
+    ASSERT_TRUE(step) << step.error().message;
+    EXPECT_EQ(Elements(*step, "a.weight", "exp_avg"), Counted(400, 20));
+    EXPECT_EQ(Elements(*step, key, kBesideKind), Counted(500, 20));
+    EXPECT_THAT(LeftOutOf(*step), Contains(HasSubstr(why)));
+    EXPECT_THAT(KeysOf(*step), IsSupersetOf({key, std::string("optim.param_groups.0.lr")}));
+  }
+}
+
+TEST_F(DcpSourceTest, EveryGroupOfAnOptimizerIsKnownOrNone) {
+  DcpMaker made = Honest();
+  made.AddObject("optim.param_groups.1.params", NamesArchive({"c.weight"}), kOther,
+                 {"optim", "param_groups", "1", "params"});
+  WriteAll(made);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_TRUE(step->groups.empty());
+  EXPECT_TRUE(step->FindAtom(*step->FindParameter("a.weight"), "exp_avg"));
+  EXPECT_THAT(LeftOutOf(*step), Contains(HasSubstr("'c.weight', which is not a weight")));
+  EXPECT_THAT(KeysOf(*step), IsSupersetOf({"optim.param_groups.0.lr", "optim.param_groups.0.params",
+                                           "optim.param_groups.1.params"}));
+}
+
+TEST_F(DcpSourceTest, AStateThatIsNotANumberIsADocumentOfItsParameter) {
+  DcpMaker made = Honest();
+  made.AddObject("optim.state.a.weight.old.1", NamesArchive({"x"}), kFile);
+  made.AddTensor("optim.state.a.weight.old.0", {2}, 9, {{{0}, {2}, kFile}});
+  made.AddObject("model.a._extra_state", NamesArchive({"y"}), kFile, {"model", "a._extra_state"});
+  WriteAll(made);
+  const auto step = Read();
+  ASSERT_TRUE(step) << step.error().message;
+  EXPECT_THAT(KeysOf(*step), IsSupersetOf({"optim.state.a.weight.old.0", "optim.state.a.weight.old.1",
+                                           "model.a._extra_state"}));
+  EXPECT_THAT(KeysOf(*step, "titan"), Contains("optimizer.state.a.weight.old.1"));
 }
 
 TEST_F(DcpSourceTest, FlattenedStatesMakeGroupsOfEqualHyperParameters) {
