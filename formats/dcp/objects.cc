@@ -174,6 +174,7 @@ Result<std::vector<Document>> ObjectReader::Documents(const std::vector<KeyedEnt
 }
 
 Result<Document> ObjectReader::DocumentOf(std::string_view key, const std::vector<Placed>& values) {
+  if (values.empty()) return Document{};
   Branch top;
   for (const Placed& one : values) Add(top, one.path, one.entry);
   return MakeOne(key, top);
@@ -273,8 +274,13 @@ Result<std::optional<NodeId>> ObjectReader::AddTensor(size_t tensor) {
       left_out_.emplace(entry.name, "its chunks do not cover it");
       return none;
     }
-    CKPT_ASSIGN_OR_RETURN(const AtomIndex atom, beside_.Add(tensor));
-    atoms_.emplace(node.storage_key, atom);
+    const auto atom = beside_.Add(tensor);
+    if (!atom && atom.error().code != ErrorCode::kUnsupported) return Fail(Error(atom.error()));
+    if (!atom) {  // a key that is not UTF-8
+      left_out_.emplace(entry.name, atom.error().message);
+      return none;
+    }
+    atoms_.emplace(node.storage_key, *atom);
     return std::optional(builder_.Tensor(std::move(node)));
   }
   const auto stored = state_.Whole(tensor);
