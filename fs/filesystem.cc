@@ -95,7 +95,7 @@ Result<Attributes> Filesystem::Lookup(InodeNumber parent, std::string_view name,
   s.counters.Count(Request::kLookup);
   const auto now = s.names.Snapshot();
   CKPT_ASSIGN_OR_RETURN(const NodePtr directory, s.names.FindNode(parent));
-  // Who may not see the step is told nothing of what is in it.
+  // A caller who may not see the step learns nothing of what is in it.
   if (!s.names.Visible(*now, *directory, caller)) return NoSuch(*directory, name);
   Result<NodePtr> child = s.names.FindChild(*now, *directory, name);
   if (!child) {
@@ -150,7 +150,7 @@ Result<std::string> Filesystem::Attribute(InodeNumber inode, std::string_view na
   CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
   const Error none{ErrorCode::kNotFound, StrCat(node->path, ": no attribute of the name")};
   if (name != kReasonAttribute || !node->step) return Fail(none);
-  // Who may not see the step is told nothing of what is in it.
+  // A caller who may not see the step learns nothing of what is in it.
   if (!s.names.Visible(*s.names.Snapshot(), *node, caller)) return Fail(none);
   std::string text = ReasonsOf(*node);
   if (text.empty()) return Fail(none);

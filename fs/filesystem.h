@@ -35,7 +35,7 @@ enum class InodeNumber : uint64_t {};
 inline constexpr InodeNumber kRootInode{1};
 enum class FileHandle : uint64_t {};
 
-// Who asks; ACLs of sources count as owner-only.
+// The caller; ACLs of sources count as owner-only.
 struct Caller {
   uint32_t uid = 0;
   uint32_t gid = 0;
@@ -94,7 +94,7 @@ struct FilesystemOptions {
   std::vector<Layout> layouts;     // --layout, listed by readdir
   size_t max_names = 1 << 18;      // below view/, that the kernel is let remember
   RootMap roots;
-  // Of steps whose files were touched; without it those are stale.
+  // Compares the files of steps that were touched; without it those steps are stale.
   std::shared_ptr<TouchedFiles> touched;
   std::optional<ServingMode> force_mode;  // --mode
   uint64_t materialise_budget = 0;        // bytes of huge-page memory; 0: a quarter of RAM
@@ -112,7 +112,7 @@ struct FilesystemOptions {
   std::function<void(InodeNumber parent, const std::string& name)> invalidate;
 };
 
-// What a warm has done.
+// The result of a warm.
 struct WarmReport {
   uint64_t files = 0;  // in memory now
   uint64_t bytes = 0;
@@ -160,9 +160,9 @@ class Filesystem {
   // at once.
   Result<OpenFile> Open(InodeNumber inode, int flags, const Caller& caller);
   Result<size_t> Read(FileHandle handle, uint64_t offset, std::span<std::byte> out);
-  // What Read would copy, where it lies; nothing if it has to be copied: Read tells why, too.
+  // Lends what Read would copy, where it lies; nothing if it has to be copied (Read tells why).
   std::optional<LentBytes> Lend(FileHandle handle, uint64_t offset, uint64_t length);
-  // What was lent was not there when it was touched: said and counted.
+  // Logs and counts lent bytes that were gone when they were touched.
   void LentInVain(FileHandle handle);
   void Release(FileHandle handle);
 
@@ -185,14 +185,14 @@ class Filesystem {
   // Move /view (`ckptfs switch`).  The result is what it showed before.
   Result<std::optional<ShownStep>> SwitchView(std::string_view run, std::string_view id);
   std::optional<ShownStep> ViewShows() const;
-  // Take in what was published or removed since: all of it, or of one step
-  // (`adopt`, `remove`), which costs the same however many there are.  What is
-  // thrown meanwhile is an error: the tree stays as it was, the next one goes on.
+  // Takes in what was published or removed since: all of it, or one step (`adopt`,
+  // `remove`), which costs the same however many there are.  An exception meanwhile
+  // becomes an error: the tree stays as it was, and the next call goes on.
   Status Refresh();
   Status RefreshStep(std::string_view run, std::string_view id);
 
-  // What is only kept at hand of a step for the next who asks is dropped, so that the step
-  // may be removed unless somebody uses it.
+  // Drops what is only kept at hand of a step for the next caller, so that the step may be
+  // removed unless somebody uses it.
   void LetGo(std::string_view run, std::string_view id);
 
   // FilesystemOptions::invalidate is called no more.  BLOCKS: on the last call.

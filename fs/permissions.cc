@@ -40,8 +40,8 @@ std::string ParentOf(const std::string& path) {
   return slash == std::string::npos ? std::string() : path.substr(0, slash);
 }
 
-// Of what nothing of the step is read of, what is gone closes nothing: none of its bytes can be shown
-// any more.  Such directories, and roots of links, are marked.
+// A missing file that nothing of the step is read of closes nothing: none of its bytes can
+// be shown any more.  Such directories, and roots of links, are marked.
 std::string MarkedBeside(const std::string& path) { return path + "/"; }
 bool IsBeside(std::string_view path) { return path.ends_with('/'); }
 std::string Unmarked(std::string path) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who may see a step: a caller who could open every one of its source files,
-// the directories above them included.  Thousands of files have few distinct
+// A caller may see a step who could open every one of its source files, the
+// directories above them included.  Thousands of files have few distinct
 // (mode, uid, gid), so a step's rule is a short list of those.  A file or
-// directory with a POSIX ACL counts as its owner's only.  What counts are the
-// files as they lie there, links followed; the manifest's word only where a file
-// is gone.  For what the store copied, the directories above are those of the
-// time of the copy (core/io/kept_gates.h).
+// directory with a POSIX ACL counts as its owner's only.  The files count as they
+// lie there, links followed; the manifest's word counts only where a file is gone.
+// For files that the store copied, the directories above are those of the time of
+// the copy (core/io/kept_gates.h).
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.
@@ -54,7 +54,7 @@ class GroupCache {
 bool Passes(const OwnerAndMode& gate, uint32_t bit, uint32_t uid,
             const std::vector<uint32_t>& groups);
 
-// What a caller has to pass, and how attributes show it.
+// The rules that a caller has to pass, and how attributes show them.
 struct AccessRule {
   std::vector<OwnerAndMode> files;        // distinct; to be read
   std::vector<OwnerAndMode> directories;  // likewise; to be searched

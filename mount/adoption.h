@@ -65,12 +65,13 @@ class StoreForAdoption {
   std::unique_ptr<Store> store_;
 };
 
-// Whether there is anything at the path that could be adopted; what several paths are
-// asked before the first of them is adopted.  `store`: its directory.  BLOCKS: on listing.
+// Success if anything at the path could be adopted.  The command asks this of several paths
+// before it adopts the first.  `store`: its directory.  BLOCKS: on listing.
 Status CheckRequested(const std::string& store, const AdoptRequest& request);
 
-// What AdoptPlace and a Follower are given.  `families` gets the family of a file, and must
-// outlive the options.  `store`: its directory.  kUnsupported if the path lies in a mount of this very store.
+// The options for AdoptPlace and a Follower.  `families` gets the family of a file, and must
+// outlive the options.  `store`: its directory.  kUnsupported if the path lies in a mount of
+// this very store.
 Result<AdoptOptions> AdoptOptionsOf(const std::string& store, const AdoptRequest& request,
                                     FamilySet& families);
 

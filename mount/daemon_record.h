@@ -56,11 +56,12 @@ class DaemonRecord {
   const uint64_t inode_;  // a successor's stays
 };
 
-// Of this user's daemons on `store` (absolute; empty: on any), also of those that are gone.
+// The records of this user's daemons on `store` (absolute; empty: any), those that are gone
+// included.
 std::vector<DaemonFacts> FindDaemonRecords(std::string_view store);
-// Whether the process is there that wrote it.
+// True if the process that wrote the record is there.
 bool IsAlive(const DaemonFacts& daemon);
-// Of a daemon that is gone, when its mount has been cleaned up.
+// Removes the record of a daemon that is gone, when its mount has been cleaned up.
 void RemoveDaemonRecord(const DaemonFacts& daemon);
 
 }  // namespace ckptfs

@@ -73,7 +73,8 @@ Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
   return service;
 }
 
-// What is waited for is told once; what is there and will never be read also when it comes later.
+// Tells once what is waited for; tells what is there and will never be read also when it
+// comes later.
 void FollowService::SayIdle(bool first) {
   const Follower::Idle& idle = follower_->idle();
   const bool news = first || (idle.unread && !told_unread_);

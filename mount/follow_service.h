@@ -34,8 +34,8 @@ class FollowService {
     std::function<void(std::string_view)> say;                    // one line for the log
   };
 
-  // Whether there is a directory to be followed, and with --link whether its files can be linked into
-  // the store at `store`: before that is opened.
+  // Success if there is a directory to follow and, with --link, its files can be linked into the
+  // store at `store`; asked before that is opened.
   static Status Check(const std::string& store, const AdoptRequest& request);
   // Errors: those of the request; kNotFound if neither the directory nor what it would lie in is
   // there; kInvalid if it is a file.  Looks for the first time; nothing there is no error.
@@ -47,7 +47,7 @@ class FollowService {
   // The run that the steps of the directory belong to, as far as its name tells while there is
   // none.  REQUIRES: not started.
   const std::string& run() const { return run_; }
-  // What the first look adopted, by iteration.
+  // The steps that the first look adopted, by iteration.
   const std::vector<StepRecord>& first() const { return first_; }
 
   void Start();  // Run in a thread of its own

@@ -18,8 +18,8 @@ namespace ckptfs {
 // has it.
 bool SetFeature(fuse_conn_info& connection, uint32_t capability, bool wanted);
 
-// Ask for passthrough, over stacked filesystems (overlay) too; whether libfuse
-// and the kernel have it.  Whether the process may use it is another question.
+// Asks for passthrough, over stacked filesystems (overlay) too.  True if libfuse and the
+// kernel have it; the process may still lack the right to use it.
 bool RequestPassthrough(fuse_conn_info& connection);
 
 // Ask that files opened for direct I/O may be mapped.

@@ -55,9 +55,9 @@ namespace {
 
 constexpr double kForever = 1e9;  // seconds that immutable names and attributes are cached
 constexpr uint32_t kBlockSize = 4096;
-// What a file's reader that keeps a buffer (Python's) takes at once.  Between the records of a zip
-// file it seeks: of a page at a time it asks twice as often, of much more it reads bytes that nobody
-// wants.
+// The size that a buffering reader (Python's) takes at once.  Between the records of a zip file
+// such a reader seeks: with a page at a time it asks twice as often, with much more it reads
+// bytes that nobody wants.
 constexpr uint32_t kReaderBlock = 8 << 10;
 constexpr unsigned kMaxBackground = 128;
 constexpr unsigned kCongestion = 96;
@@ -323,7 +323,7 @@ void ReadDirectory(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offs
   });
 }
 
-// Of a directory whose entries are numbered only so many are looked up ahead:
+// In a directory whose entries are numbered only this many are looked up ahead:
 // each reference keeps a name here for as long as the kernel likes.  Offsets of
 // other directories are far above.
 constexpr off_t kLookedUpAhead = 4096;

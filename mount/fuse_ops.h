@@ -21,13 +21,13 @@ namespace ckptfs {
 
 inline constexpr uint32_t kMaxRequestBytes = 1 << 20;  // of one READ
 
-// What the kernel granted in INIT.
+// The features that the kernel granted in INIT.
 struct SessionFeatures {
   bool passthrough = false;
   bool direct_io_mmap = false;
 };
 
-// What the handlers serve.  Requests that arrive before Serve wait; after
+// The filesystem that the handlers serve.  Requests that arrive before Serve wait; after
 // Abandon they are answered EIO.
 class RequestTarget {
  public:

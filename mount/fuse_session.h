@@ -38,7 +38,7 @@ class FuseSession {
   FuseSession(const FuseSession&) = delete;
   FuseSession& operator=(const FuseSession&) = delete;
 
-  // What the kernel granted.  BLOCKS: until INIT was answered.
+  // The features that the kernel granted.  BLOCKS: until INIT was answered.
   Result<SessionFeatures> WaitForInit();
   void Serve(Filesystem& filesystem) { target_.Serve(filesystem); }
 

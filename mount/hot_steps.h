@@ -42,7 +42,7 @@ class HotSteps {
  private:
   struct Kept;
   using KeptPtr = std::shared_ptr<const Kept>;
-  // What has to go for `bytes` more, so that it is let go of outside of the lock.
+  // The steps that have to go for `bytes` more; the caller releases them outside of the lock.
   std::vector<KeptPtr> MakeRoom(uint64_t bytes);
   Result<KeptPtr> Lock(const StepRecord& record, const std::vector<std::string>& paths);
 

@@ -25,7 +25,7 @@ constexpr size_t kNameLetters = 48;
 constexpr size_t kNameHead = 18;  // of a longer one: "model.layers.12.ml..gate_up_proj.weight"
 constexpr uint64_t kWideCells = 8;  // columns whose fractions are written out
 
-// Whether this is one of `shown` of `degree` places, spread evenly from the first to the last.
+// True if this is one of `shown` places out of `degree`, spread evenly from first to last.
 bool IsAmong(uint64_t shown, uint64_t degree, uint64_t place) {
   if (shown >= degree || place == 0) return true;
   if (shown < 2) return false;
@@ -68,7 +68,7 @@ std::pair<double, double> RunOf(const Piece& piece, const Shape& shape) {
   return {0, 1};
 }
 
-// What a rank's local tensor has of the parameter.
+// The part of the parameter that a rank's local tensor holds.
 LayoutMap::Cell CellOf(const LocalTensor& local, const Shape& shape) {
   LayoutMap::Cell cell;
   for (const Piece& piece : local.pieces) {
@@ -189,7 +189,7 @@ std::vector<std::string> Remarks(const LayoutMap& map) {
   return lines;
 }
 
-// What the slices are of.
+// The tensor that the slices are cut from.
 std::string SlicesTitle(const LayoutMap& map) {
   return StrCat("ZeRO ", map.layout.zero, ": slices of ",
                 map.layout.zero == 3 ? "weights and optimizer states" : "optimizer states");

@@ -26,10 +26,10 @@ namespace ckptfs {
 struct LayoutMap {
   struct Cell {
     uint64_t elements = 0;  // held of the row's
-    // Where it lies along the dim that is cut, as shares of that, of the row's first parameter
-    // that is cut; empty if nothing is held, or all.  Of a slice: along the rank's part.
+    // The position along the dim that is cut, as shares of it, for the row's first parameter that
+    // is cut; empty if nothing is held, or all.  For a slice: along the rank's part.
     std::vector<std::pair<double, double>> runs;
-    // Of a slice: [begin, end) of the rank's row-major local tensor, of the row's first parameter.
+    // For a slice: [begin, end) of the rank's row-major local tensor, of the row's first parameter.
     std::pair<uint64_t, uint64_t> slice{};
   };
   struct Row {

@@ -33,7 +33,7 @@ constexpr std::chrono::seconds kQuiet{60};
 // Lines seen in the last minute and how often they were swallowed.
 class Repetition {
  public:
-  // Whether to write now, and how many were swallowed since the last time.
+  // Tells if to write now, and how many lines were swallowed since the last time.
   bool Admit(const std::string& line, uint64_t& swallowed) {
     const auto now = std::chrono::steady_clock::now();
     MutexLock lock(mutex_);

@@ -23,7 +23,7 @@ Status StartLogging(const std::string& target);
 
 void Log(LogLevel level, std::string_view line);
 
-// What has been written is on its way to the target.
+// Hands everything written so far to the target.
 void FlushLog();
 
 }  // namespace ckptfs

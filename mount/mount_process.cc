@@ -42,10 +42,10 @@ constexpr unsigned kCapSysAdmin = 21;         // linux/capability.h
 
 void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
 
-// What is mounted, for who may still be at work when it is not any more.
+// The mounted filesystem, for threads that may still be at work when it is gone.
 class Mounted {
  public:
-  // Of null it waits for those who use what was there.
+  // With null it waits for those who use the old one.
   void Set(Filesystem* filesystem) {
     const MutexLock lock(mutex_);
     filesystem_ = filesystem;
@@ -62,7 +62,7 @@ class Mounted {
   Filesystem* filesystem_ GUARDED_BY(mutex_) = nullptr;
 };
 
-// What the daemon holds; destroyed in reverse: first nobody asks any more, then
+// The daemon's parts; destroyed in reverse: first nobody asks any more, then
 // nothing is mounted, then the tree goes.
 struct Daemon {
   ~Daemon() {
@@ -75,7 +75,7 @@ struct Daemon {
   }
   std::unique_ptr<Store> store;
   Mounted mounted;
-  // What they copy is finished after the mount has gone.
+  // Their copies are finished after the mount has gone.
   std::vector<std::unique_ptr<FollowService>> follows;
   std::set<std::string> adopted;  // "run/id", by this mount: their files are there
   std::atomic<bool> awaits_view = false;  // it is known of which run, and none of its steps is there
@@ -363,8 +363,9 @@ std::unique_ptr<SnapshotService> MakeSnapshots(const MountRequest& request, Daem
                                            std::move(hooks));
 }
 
-// That the mount answers, by another process, which has none of our files: a thread that waits for
-// its own process's answer cannot be killed, and would keep the mount, and itself, for good.
+// Another process, which has none of our files, checks that the mount answers: a thread that
+// waits for its own process's answer cannot be killed, and would keep the mount and itself for
+// good.
 Status AskMount(const std::string& mountpoint) {
   const pid_t child = ::fork();
   if (child == 0) {  // of a process with threads: system calls only

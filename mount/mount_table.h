@@ -16,7 +16,7 @@
 
 namespace ckptfs {
 
-// Of a FUSE mount: the user whose daemon serves it.
+// For a FUSE mount: the user whose daemon serves it.
 std::optional<uint32_t> UserOf(const MountEntry& mount);
 
 // The topmost mount exactly at `mountpoint` (absolute, no symlinks).

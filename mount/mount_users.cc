@@ -88,7 +88,7 @@ std::vector<int> OtherProcesses() {
   return pids;
 }
 
-// Whether the file system is among the mounts that the process sees.
+// True if the file system is among the mounts that the process sees.
 bool SeesDevice(const std::string& proc, const std::string& device) {
   const auto mounts = ReadMounts(proc + "/mountinfo");
   return mounts && std::any_of(mounts->begin(), mounts->end(), [&](const MountEntry& mount) {

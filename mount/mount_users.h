@@ -24,7 +24,7 @@ std::vector<MountUser> FindMountUsers(const std::string& directory);
 
 // Those with the file system of `device` ("major:minor") among the mounts of a mount namespace that
 // is not this process's, by pid and without files: where it was copied (unshare -m, containers) an
-// unmount here takes nothing away.  Of processes that this user may look at.
+// unmount here takes nothing away.  Only processes that this user may look at are found.
 std::vector<MountUser> FindMountHolders(const std::string& device);
 
 // "python3 (pid 4711: view/tp2/rank0/model.pt and 3 more), bash (pid 12: .)", without files "sleep (pid 13)"; at most a few.

@@ -55,7 +55,7 @@ constexpr std::array kOptionWords = {
     OptionWord{"link", false},   OptionWord{"copy", false},     OptionWord{"nonempty", false},
 };
 
-// What mount(8), systemd and mount.fuse know and we need not: the mount is
+// Options that mount(8), systemd and mount.fuse know and we do not need: the mount is
 // read-only, nosuid and nodev whatever is asked.
 constexpr std::array kGenericWords =
     std::to_array<std::string_view>({"rw",          "ro",
@@ -110,7 +110,7 @@ Status AppendOption(std::string_view option, bool sloppy, std::vector<std::strin
                                           "that mount(8) has for every filesystem"));
 }
 
-// Whether the words of mount(8) have -s: unknown options are to be passed over.
+// True if the words of mount(8) have -s: unknown options are to be ignored then.
 bool IsSloppy(const std::vector<std::string>& words) {
   return std::any_of(words.begin() + 2, words.end(), [](const std::string& word) {
     return word.starts_with('-') && word.find_first_not_of("sfnv", 1) == std::string::npos &&

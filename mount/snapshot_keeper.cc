@@ -176,7 +176,7 @@ void SnapshotKeeper::ShowAll() {
       to_show_.pop_front();
       showing_ = received.save;
     }
-    // What fails is tried again when it is its turn.
+    // A failed one is tried again when it is its turn.
     auto entered = Caught([&] { return Enter(received); });
     MutexLock lock(mutex_);
     if (entered) shown_[received.save] = *std::move(entered);

@@ -72,7 +72,7 @@ class SnapshotKeeper {
   Result<Found> FindWhole(const ReceivedStep& received);
   // In memory, and shown.
   Result<Entered> Enter(const ReceivedStep& received);
-  // What ShowAll made of it, if it has.
+  // The step that ShowAll made of it, if it has.
   std::optional<Entered> Shown(const Save& save);
   // Again and again while the store fails.  `final`: what does not pass.
   Result<Entered> Insist(const std::string& name, const Save& save,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SnapshotService is a daemon's whole business with snapshots: the receiver, what makes
-// received steps durable, what keeps the newest in memory, and the retention of old ones.
-// Of the daemons of a store on a machine one receives; another one's service waits, and
-// takes over when that has gone.  Daemons of several machines make steps together.
+// SnapshotService is a daemon's whole business with snapshots: the receiver, the parts that
+// make received steps durable and keep the newest in memory, and the retention of old ones.
+// One of a store's daemons on a machine receives; another one's service waits, and takes
+// over when that has gone.  Daemons of several machines make steps together.
 //
 // Thread safety: StartReceiving by one thread; StatusJson by any.
 // Lifetime: store, catalogue and what the hooks use must outlive it.

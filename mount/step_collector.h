@@ -2,9 +2,9 @@
 //
 // StepCollector applies a daemon's retention policy: after each snapshot that became
 // durable it removes the steps of that run which the policy does not keep, and what no
-// step needs.  It has a thread of its own, so that nothing waits for it; what is asked
-// while it works is done once more afterwards.  What somebody holds is looked at again,
-// after two seconds first and at last every five minutes.
+// step needs.  It has a thread of its own, so that nothing waits for it; a request that
+// comes while it works is done once more afterwards.  It looks again at steps that somebody
+// holds, after two seconds first and at last every five minutes.
 //
 // Thread safety: Ask may be called by any thread.
 // Lifetime: the store must outlive it; the destructor waits for what is under way.
@@ -43,7 +43,7 @@ class StepCollector {
 
   // After a snapshot of `run` became durable: nothing without a policy.
   void Ask(const std::string& run);
-  // What was written in vain goes.
+  // Removes what was written in vain.
   void Reclaim();
   // {"removed", "in_use", "reclaimed_bytes", "last_failure"}
   std::string StatusJson() const;
@@ -58,7 +58,7 @@ class StepCollector {
   void Run();
   // Waits for the next look that is due, and takes it; nothing when it is to end.
   std::optional<std::pair<std::optional<std::string>, Clock::duration>> NextDue();
-  // Whether something would have gone that somebody holds.
+  // True if something would have gone that somebody holds.
   bool Collect(const std::optional<std::string>& run);
   void Wake(std::optional<std::string> run);
 

@@ -43,7 +43,7 @@ std::string BlankWarning(const StepModel& model, const ToolNames& names) {
   return blank.empty() ? "" : blank + ", and read as zeros: it was made sparse, or a copy of it did not end";
 }
 
-// What the step's files lie in, unless that is a directory of this machine.
+// The roots of the step's files, unless they are directories of this machine.
 OpenRoots OpenRootsOf(const StepCandidate& step) {
   if (step.root->local()) return {};
   return {{step.SavePath(), RootBelow(step.root, step.save)}};
@@ -233,7 +233,7 @@ Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& 
 
 namespace {
 
-// What is wrong with a step that needs no store to be found.
+// The defects of a step that can be found without a store.
 Status CheckBefore(const IngestedStep& step, const AdoptOptions& options) {
   CKPT_RETURN_IF_ERROR(CheckRequired(step.model, options));
   CKPT_RETURN_IF_ERROR(RunNameOf(options.run, step.candidate.SavePath(), options.hints.names));

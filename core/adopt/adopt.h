@@ -30,8 +30,8 @@ namespace ckptfs {
 struct AdoptOptions {
   SourceOptions source;
   ToolHints hints;
-  // Of the run, whatever save directories it has; empty: named after the save
-  // directory, or what that lies in if it is only called "checkpoints".
+  // The run's name, whatever save directories it has; empty: named after the save
+  // directory, or its parent if it is only called "checkpoints".
   std::string run;
   Ownership ownership = Ownership::kReference;
   bool pack = true;   // small pieces into a side blob

@@ -121,8 +121,8 @@ Status CopyBytes(const File& from, int to, const std::string& name) {
   return {};
 }
 
-// Who may see the step follows from the owners and modes of what was taken.  An
-// ACL is not taken: its owner's bits are what is left.
+// The owners and modes of the taken files decide who may see the step.  An ACL is not
+// taken: only its owner's bits remain.
 Status TakeAccess(int to, const std::string& name, const OwnerAndMode& from, uint32_t at_least) {
   if (::geteuid() == 0 && ::fchown(to, from.uid, from.gid) != 0) {
     return Fail(ErrnoError(errno, StrCat("owner of ", name)));
@@ -226,7 +226,7 @@ Status TakeFile(const StepModel& model, const Blob& blob, const std::string& to,
                 Ownership ownership) {
   CKPT_ASSIGN_OR_RETURN(const auto from, OpenSource(model, blob));
   if (ownership == Ownership::kCopy) return Duplicate(*from, blob, to);
-  // Of what was opened: its name may be another file's by now.
+  // Uses the opened file: its name may be another file's by now.
   const std::string opened = StrCat("/proc/self/fd/", from->descriptor());
   if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
   if (errno == EXDEV || errno == EPERM || errno == EMLINK) {
@@ -277,8 +277,8 @@ class Beginning final : public File {
 
 bool IsOfTool(const StepModel& model) { return model.FindDocument(kDocumentOfTool) != nullptr; }
 
-// What a training tool wrote is of its save: the next one's in its place would make one step of two.
-// A log that somebody keeps there goes on, and what it held stays.
+// A file that a training tool wrote belongs to its save: the next save's in its place would
+// make one step of two.  A log that somebody keeps there goes on, and its old text stays.
 Status CheckOnlyGrew(const File& file, const FileIdentity& now, const Blob& read) {
   const uint64_t size = read.stamp.size;
   if (now.stamp.inode == read.stamp.inode && size > 0 && file.size() > size) {
@@ -350,7 +350,7 @@ Status TakeFiles(const std::string& step, const StepModel& model, const std::str
 
 constexpr std::string_view kPartial = ".partial-";
 
-// What killed processes left.  Where there are no locks it stays.
+// Removes what killed processes left.  Without locks it stays.
 void RemoveLeftOvers(const std::string& store) {
   const auto directories = ListBlobDirectories(store);
   if (!directories) return;

@@ -37,9 +37,9 @@ struct OwnedStep {
   std::shared_ptr<const void> hold;
 };
 
-// Whether files of the directory can be linked into the store; of one that is not there yet, of what
-// it would lie in.  kUnsupported if they lie on another filesystem or mount without reflinks to it.
-// That a file is somebody else's is not asked.
+// Success if files of the directory (or of its parent, while it is not there yet) can be linked
+// into the store.  kUnsupported if they lie on another filesystem or mount without reflinks to
+// it.  The owners of the files are not checked.
 Status CheckLinks(const std::string& store, const std::string& directory);
 
 // The step of the store's files.  `model` was read from the step directory (or file) `directory` (absolute); its

@@ -116,7 +116,7 @@ bool AddPieces(const Atom& atom, uint64_t begin, std::vector<ScatteredPiece>& pi
   return false;
 }
 
-// What is packed, arranged, and the pieces of it.
+// The packed tensors as they are arranged, and their pieces.
 struct Work {
   std::vector<Candidate> atoms;
   std::vector<ScatteredPiece> pieces;  // their destinations are of the data
@@ -177,8 +177,8 @@ OwnerAndMode TightestAccess(std::span<const OwnerAndMode> files) {
   uint32_t owner = bits >> 6 & 7;
   uint32_t group = bits >> 3 & 7;
   uint32_t others = bits & 7;
-  // Who is another to this file may belong to the group of one of those, and
-  // who is not its owner may own one.
+  // A user who is neither owner nor group of this file may be in the group of one of those,
+  // and a user who does not own it may own one.
   if (!one_group) group = others = group & others;
   if (!one_owner) {
     owner &= group & others;

@@ -37,7 +37,7 @@ Result<std::shared_ptr<const void>> Pack(Store& store, StepModel& model, BlobRea
   return std::move(side->hold);
 }
 
-// Whether a step that is the same as far as anything is read of it is so in all else, too.
+// True if a step that is the same in all that is read of it is the same in all else, too.
 bool HasOtherNotes(Store& store, const StepRecord& published, const RenderedStep& rendered) {
   if (published.manifest == rendered.manifest) return false;
   const auto there = store.Load(published);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PublishStep makes an indexed model a step of a store, with its small pieces
-// packed into a side blob.  What is there already, packed or not, is left as it
+// packed into a side blob.  A step that is there already, packed or not, is left as it
 // is.  The step appears with its side blob, or without one if the store has no
 // room for it, or not at all; a process killed on the way leaves at most a side
 // blob that Store::Collect removes.

@@ -46,7 +46,7 @@ std::string Counted(const std::vector<std::string>& names, std::string_view one,
   return StrCat(names.size(), " ", names.size() == 1 ? one : many, " (", list, ")");
 }
 
-// What a place holds, for who expected a checkpoint there.
+// Describes a place to a user who expected a checkpoint there.
 std::string Contents(const Place& place) {
   const auto entries = place.root->List(place.directory);
   if (!entries) return "";  // a file
@@ -104,8 +104,8 @@ bool IsAloneBelow(const ByDirectory& of_source, const std::string& directory) {
   return count == 1;
 }
 
-// Whether a directory and what another source has in it are of one moment: the only step there, or
-// all of the directory's number.
+// True if a directory and what another source found in it are of one moment: the only step
+// there, or all with the directory's number.
 bool IsOneMoment(const StepCandidate& outer, const ByDirectory& inner) {
   if (IsAloneBelow(inner, outer.directory)) return true;
   bool same = true;
@@ -116,8 +116,8 @@ bool IsOneMoment(const StepCandidate& outer, const ByDirectory& inner) {
   return outer.iteration != 0 && same;
 }
 
-// Of what several sources found a step that an earlier one claims, and the only part of its kind
-// or those of its number in the same tree of one moment, are one: the earlier.
+// Removes steps that an earlier source has already claimed.  The only part of its kind, or the
+// parts with its number in the same tree of one moment, belong to that step.
 void KeepEachOnce(std::vector<FoundStep>& found) {
   std::map<const Source*, ByDirectory> of_source;
   for (const FoundStep& step : found) of_source[step.source].Add(step);
@@ -153,7 +153,7 @@ bool IsIncomplete(const Error& error) {
   return error.code != ErrorCode::kPermission && error.code != ErrorCode::kIo;
 }
 
-// What became of a step: among the steps, the skipped or the refused.
+// Sorts a step's outcome into the steps, the skipped or the refused.
 void Settle(Job& job, const std::string& directory, IngestResult& result) {
   const StepCandidate& step = job.found.candidate;
   if (!job.complete) {
@@ -201,8 +201,8 @@ std::string WithoutDigits(std::string_view name) {
   return out;
 }
 
-// Whether a name is of the form of the numbered steps that are there, if any are: "epoch_2" beside
-// checkpoint-1 is of somebody else.
+// True if a name has the form of the numbered steps that are there, or there are none: "epoch_2"
+// beside checkpoint-1 is somebody else's.
 bool IsNamedLike(std::string_view name, const std::vector<FoundStep>& steps) {
   const std::string form = WithoutDigits(name);
   bool numbered = false;
@@ -215,7 +215,7 @@ bool IsNamedLike(std::string_view name, const std::vector<FoundStep>& steps) {
   return !numbered;
 }
 
-// What is known of a place and the directories in it, of which no source has a step.
+// Describes a place and the directories in it where no source has a step.
 Status FindUnread(const Place& place, const ToolHints& hints, ScanResult& scan) {
   std::map<std::string, std::vector<std::string>> alike;
   std::set<std::string_view> known;
@@ -323,8 +323,8 @@ Status LookBelow(const Place& place, Sources sources, const ToolHints& hints, Sc
   return {};
 }
 
-// Says which directories beside a run's steps hold a model that is none of them ("best").  What is
-// in one that cannot be looked into is not known.
+// Names the directories beside a run's steps that hold a model which is none of them ("best").
+// A directory that cannot be looked into is not named.
 void NameOthers(const Place& place, Sources sources, ScanResult& scan) {
   ByDirectory steps;
   for (const FoundStep& step : scan.steps) steps.Add(step);

@@ -48,8 +48,8 @@ struct Place {
   std::string Path() const { return root->PathOf(directory); }
 };
 
-// What a directory or file is that no source has a step of, in words ("Megatron torch_dist:
-// not readable yet").
+// Describes a directory or file in which no source has a step ("Megatron torch_dist: not
+// readable yet").
 struct Recognised {
   std::string what;
   std::optional<uint64_t> step;  // by its name a step of this number, of which `what` is missing
@@ -72,7 +72,7 @@ struct BegunStep {
   std::string missing;    // "no weights yet"
 };
 
-// What is at a place.
+// The contents of a place.
 struct ScanResult {
   std::vector<FoundStep> steps;  // in the sources' order
   std::vector<BegunStep> begun;  // named as the steps are, if there are any
@@ -80,8 +80,8 @@ struct ScanResult {
   std::vector<std::string> said;  // where the runs are, if not at the place itself
 };
 
-// Of a path of this machine, links resolved.  kInvalid if it is neither a directory
-// nor a file.
+// The place of a path of this machine, links resolved.  kInvalid if it is neither a
+// directory nor a file.
 Result<Place> PlaceOf(const std::string& path);
 
 // Nothing is found when no source knows the place.  BLOCKS: on listing.
@@ -89,8 +89,8 @@ Result<ScanResult> ScanIfAny(const Place& place, Sources sources, const ToolHint
 
 // "deepspeed, dcp".
 std::string FormatNames(Sources sources);
-// Of a place without a step: "the directory is empty; looked for the formats deepspeed, dcp (...)".
-// BLOCKS: on listing.
+// Describes a place without a step: "the directory is empty; looked for the formats deepspeed,
+// dcp (...)".  BLOCKS: on listing.
 std::string WhatIsThere(const Place& place, Sources sources);
 
 // When there is no step the first of `unread`, kInvalid for one that was begun, or kNotFound,

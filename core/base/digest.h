@@ -33,7 +33,7 @@ class DigestStream {
  public:
   DigestStream();
   void Add(std::span<const std::byte> bytes);
-  // Of what was added since the last one.
+  // The digest of everything added since the last Finish.
   Digest Finish();
 
  private:

@@ -21,7 +21,7 @@ inline bool HasByteOrderMark(std::string_view text) { return text.starts_with("\
 
 // A text as Python's json.loads (3.11) takes it, for a parser of JSON: NaN, Infinity and
 // -Infinity, and numbers beyond a double, are 0; half of a surrogate pair is U+FFFD.  As
-// long as `text`.  What is not JSON for Python, either, stays so.
+// long as `text`.  Text that Python does not take as JSON either is returned unchanged.
 std::string StrictJson(std::string_view text);
 
 }  // namespace ckptfs

@@ -14,8 +14,8 @@
 namespace ckptfs {
 
 // Calls work(i) once for each i in [0, count), in no order, and returns when
-// all calls have.  What the caller wrote before is visible to every call, what
-// the calls wrote to the caller afterwards; calls are not ordered to each other.
+// all calls have.  Every call sees what the caller wrote before; the caller sees what
+// the calls wrote afterwards; calls are not ordered to each other.
 // REQUIRES: `work` throws nothing and holds no lock that another call waits for.
 void ParallelFor(size_t count, const std::function<void(size_t)>& work);
 

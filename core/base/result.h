@@ -18,8 +18,8 @@
 
 namespace ckptfs {
 
-// What a caller can do about a failure; the errno each becomes is in
-// fs/errno_map.h and the exit code in mount/options.h.
+// Each code says what a caller can do about a failure.  fs/errno_map.h has the errno of
+// each, mount/options.h the exit code.
 enum class ErrorCode {
   kInvalid,      // the input breaks a rule: fix the input (hostile bytes too)
   kNotFound,     // no such name
@@ -38,14 +38,14 @@ std::string_view ErrorCodeName(ErrorCode code);
 struct [[nodiscard]] Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
-  // What of the message a program may act on; empty where that is not known.
+  // The parts of the message that a program may act on; empty where they are not known.
   std::string parameter = {};  // the tensor of the model that it is about
   std::string needs = {};      // what would settle it: "give --family-set heads=N"
   std::string layout = {};     // the layout that was asked for
 
   // "context: message", for adding the file, step or atom as an error rises.
   Error WithContext(std::string_view context) &&;
-  // The same with the name in quotes.  Of several parameters the first one given stays.
+  // The same with the name in quotes.  If a parameter was named before, that one stays.
   Error OfParameter(std::string_view name) &&;
   // "message; remedy", and that is what it needs.
   Error Needing(std::string_view remedy) &&;

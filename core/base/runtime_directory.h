@@ -31,7 +31,7 @@ Result<std::string> SocketDirectory(bool create);
 // kPermission if a directory is there that is not this user's alone: no daemon can be found.
 Status CheckSocketDirectory();
 
-// Of all sockets of a store; it is told by its absolute path without links.
+// The directory of a store's sockets.  `store` is its absolute path without links.
 std::string StoreSocketName(std::string_view store);
 
 // kInvalid if the path is too long for one.
@@ -46,7 +46,7 @@ Descriptor PeerProcess(int connection);
 std::optional<std::chrono::nanoseconds> PeerBirth(int connection);
 std::chrono::nanoseconds TimeSinceBoot();
 
-// Whether the other side of a Unix connection is this user or root, as the kernel says.
+// True if the other side of a Unix connection is this user or root, as the kernel says.
 bool IsPeerTrusted(int connection);
 
 }  // namespace ckptfs

@@ -24,7 +24,7 @@ struct Extent {
   uint64_t end = 0;
 };
 
-// What tells that a file is still the one that was adopted.
+// The marks by which an adopted file is known again.
 struct BlobStamp {
   uint64_t size = 0;
   int64_t mtime_ns = 0;

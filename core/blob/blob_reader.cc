@@ -137,7 +137,7 @@ OpenPointer BlobReader::State::FindOpen(BlobIndex blob) {
   return it == stripe.open.end() ? nullptr : it->second;
 }
 
-// What is kept for the blob: another thread's if it was faster.
+// Returns what the cache holds for the blob, which another thread may have put there first.
 OpenPointer BlobReader::State::Insert(OpenPointer held) {
   Stripe& stripe = StripeOf(held->blob());
   MutexLock lock(stripe.mutex);

@@ -4,8 +4,8 @@
 // reads them.  Files that can be mapped are mapped and read through the page
 // cache (one copy of every byte per node); a read of a mapping that the file no
 // longer backs is an error, never a signal.  Other files are read in blocks,
-// through a cache of our own (core/io/block_cache.h).  What is open is bounded
-// and recycled, the least recently used first; no descriptor stays open (a
+// through a cache of our own (core/io/block_cache.h).  The number of open blobs is
+// bounded, the least recently used is closed first; no descriptor stays open (a
 // mapping needs none).
 //
 // Thread safety: all methods may be called concurrently; no lock is held
@@ -69,9 +69,9 @@ class BlobReader {
     virtual ~Held() = default;
     BlobIndex blob() const { return blob_; }
     uint64_t size() const { return size_; }
-    // Of a blob that is mapped, to be touched only inside Guard; else null.
+    // The mapping of a blob that is mapped, to be touched only inside Guard; else null.
     const std::byte* mapped() const { return mapped_; }
-    // Of a blob that is not mapped.
+    // The file of a blob that is not mapped.
     const BlockCache::Source& source() const { return source_; }
 
    protected:
@@ -106,8 +106,8 @@ class BlobReader {
   Error Vanished(BlobIndex blob) const;
 
   // Compare the file with its stamp now, and its bytes if only times moved: by its
-  // fingerprint, all of them if it was touched.  Whose it is and what its mode says
-  // (but of ACLs, of what is not linked) is in `found`, also if the stamp differs.
+  // fingerprint, or all of them if it was touched.  `found` gets the owner and the mode
+  // (without ACLs, without what is not linked) even if the stamp differs.
   Status Check(BlobIndex blob, std::optional<EntryStat>* found = nullptr);
   // The same without comparing bytes: what of them would have to be.
   Result<Look> LookAt(BlobIndex blob, std::optional<EntryStat>* found = nullptr);

@@ -56,8 +56,8 @@ std::vector<Digest> ChunkDigestsOf(std::string_view bytes);
 // kDataLoss if the file becomes shorter.  BLOCKS: on reading all of it.
 Result<std::vector<Digest>> ChunkDigestsOfFile(const File& file);
 
-// What is wrong with the first chunk that has another digest than recorded;
-// empty: nothing.
+// Says what is wrong with the first chunk whose digest is not the recorded one;
+// empty if nothing is.
 std::string FirstWrongChunk(const Blob& blob, std::span<const Digest> found);
 // The same of `found` alone, which are those from byte `begin` on.
 // REQUIRES: the blob has as many from there on; begin is a multiple of its chunk_bytes.

@@ -111,7 +111,7 @@ Status FileCheck::CheckAgain(const std::string& path, const FileStamp& now, Blob
   return CompareStamps(path, blob.stamp, now);
 }
 
-// Of a file of which only times moved.
+// For a file of which only times moved.
 Result<bool> FileCheck::IsSame(const File& file, const Blob& blob, const FileStamp& now) {
   CKPT_ASSIGN_OR_RETURN(const bool alike, HoldsFingerprint(file, blob));
   if (!alike || now.mtime_ns == blob.stamp.mtime_ns) return alike;

@@ -6,9 +6,9 @@
 //   digest of   its first 4 KiB | its last 4 KiB | blocks of 4 KiB, evenly
 //               between them: one for every 16 KiB of the file, 1 to 16
 //
-// A file that was written anew differs in nearly all of it, hence in these.
-// What is changed in a small part of a large file may be missed: a moved modification
-// time, which is all that tells of such a change, is excused by no sample.
+// A file that was written anew differs in nearly all of it, hence in these blocks.
+// A change in a small part of a large file may be missed.  Only a moved modification
+// time tells of such a change, so no sample excuses one.
 //
 // Thread safety: FileCheck may be used concurrently; no lock is held across I/O.
 // Units: bytes.
@@ -33,17 +33,17 @@ namespace ckptfs {
 // kDataLoss if the file became shorter.  BLOCKS: on reading.
 Result<Digest> FingerprintOf(const File& file);
 
-// Of the first and last 4 KiB only, as manifests of before hold it.
+// The digest of the first and last 4 KiB only, as older manifests hold it.
 Result<Digest> ShortFingerprintOf(const File& file);
 
-// What a look at a file's stamp leaves to be compared.
+// The comparison that a look at a file's stamp leaves open.
 enum class Look {
   kNothing,  // unchanged, or found the same with these very times
   kSample,   // its change time moved: the fingerprint
   kAll,      // its modification time moved: every byte (core/blob/touched_files.h)
 };
 
-// Whether the files of one step are still what was adopted.
+// FileCheck tells whether the files of one step are still what was adopted.
 class FileCheck {
  public:
   // Without `touched` a moved modification time is a change.
@@ -52,15 +52,15 @@ class FileCheck {
 
   // kStale, naming the file and what differs, if its size or inode differ; if its change
   // time and its fingerprint do; if its modification time does and some byte, or nobody
-  // can tell.  What was found out is remembered.
+  // can tell.  The answer is remembered.
   // BLOCKS: on stat, on reading where it moved.
   Status CheckOpen(const File& file, BlobIndex index, const Blob& blob);
-  // Of the file named `path`, which is `now`; reads nothing.  kStale if it cannot be
-  // the same, or is known not to be.
+  // The same for the file named `path`, whose stamp is `now`, without reading it.  kStale
+  // if it cannot be the same, or is known not to be.
   Result<Look> LookAt(const std::string& path, const FileStamp& now, BlobIndex index,
                       const Blob& blob);
-  // Of the file named `path`, which is `now`: kStale also if its times moved since
-  // it was looked at last: what was read of it meanwhile may be of two states.
+  // The same for the file named `path`, whose stamp is `now`.  kStale also if its times
+  // moved since the last look: what was read meanwhile may be of two states.
   Status CheckAgain(const std::string& path, const FileStamp& now, BlobIndex index,
                     const Blob& blob);
 

@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kRequestBytes = uint64_t{1} << 20;
 constexpr uint64_t kRequestsAtOnce = 8;
 
-// What lies between the records; nothing unless all have checksums and lie in the
+// The gaps between the records; nothing unless all records have checksums and lie in the
 // file, one after another.
 std::vector<Extent> GapsOf(uint64_t size, std::span<const FileRecord> by_offset) {
   std::vector<Extent> gaps;

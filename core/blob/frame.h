@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A file of records (a zip) holds a checksum of each record's bytes.  Its frame is
-// all the rest: headers, padding, the directory in which the checksums stand.  Who
-// keeps the digest of the frame (16 bytes, whatever the file's size) can tell later,
-// by reading the file once, that every byte of it is what it was:
+// all the rest: headers, padding, the directory in which the checksums stand.  The digest
+// of the frame (16 bytes, whatever the file's size) proves later, by reading the file
+// once, that every byte of it is what it was:
 //
 //   frame   = for each record, by offset: offset | length | CRC-32, 8 bytes each,
 //             little-endian; then all bytes of the file outside of the records
@@ -36,7 +36,7 @@ inline constexpr uint64_t kMaxFrameBytes = uint64_t{16} << 20;
 // beyond the bound.  BLOCKS: on reading the frame, few requests of it.
 Result<Digest> FrameDigestOf(const File& file, std::span<const FileRecord> records);
 
-// Whether every byte of the file is what it was when `frame` was the digest of its
+// True if every byte of the file is what it was when `frame` was the digest of its
 // frame.  `records` are those that the file states now.
 // BLOCKS: on reading all of it; `go_on` is asked now and then, an error ends it.
 Result<bool> HoldsFrame(const File& file, const Digest& frame, std::vector<FileRecord> records,

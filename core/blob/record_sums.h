@@ -40,7 +40,7 @@ class RecordSums {
   // The bytes from `at` on.  REQUIRES: calls follow each other without a gap.
   void Add(uint64_t at, std::span<const std::byte> bytes);
 
-  // What is wrong with each record whose bytes have another checksum.
+  // A line for each record whose bytes have another checksum.
   std::vector<std::string> Wrong() const;
 
   uint64_t bytes_with_sum() const;

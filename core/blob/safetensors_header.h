@@ -8,7 +8,7 @@
 //            without holes; e - b = bytes of shape x dtype; 8 + n + last e =
 //            file length; names are unique.
 //
-// What we write pads the header so that data starts on 4096.
+// Our writer pads the header so that data starts at byte 4096 or a multiple of it.
 //
 // Thread safety: values and pure functions.
 // Units: bytes; offsets are relative to the start of the data.

@@ -36,10 +36,10 @@ class TouchedFiles {
   };
   explicit TouchedFiles(Options options) : options_(std::move(options)) {}
 
-  // Whether there is something to compare the file's bytes with.
+  // True if there is something to compare the file's bytes with.
   bool CanTell(const Blob& blob) const;
 
-  // Whether the file, which is `now`, holds what was adopted.  kStale if it moves
+  // True if the file, whose stamp is `now`, holds what was adopted.  kStale if it changes
   // meanwhile.  REQUIRES: CanTell.  BLOCKS: on reading all of it.
   Result<bool> IsSame(const File& file, const Blob& blob, const FileStamp& now);
 

@@ -11,8 +11,8 @@
 //
 // <job> is the digest of run LF job LF life, where the life is known; <attempt> a decimal
 // number; <node> the random digest of one daemon's life, <rank> the first one of the part: a
-// daemon has one part of a save, unless a rank came to it later.  What is not replaced is published if it is absent.  All are records
-// (core/store/record_text.h).
+// daemon has one part of a save, unless a rank came to it later.  Records that are not
+// replaced are published if they are absent.  All are texts (core/store/record_text.h).
 //
 // Thread safety: values and pure functions.
 // Inputs are hostile: a record is refused unless all of it makes sense and it is the one that
@@ -37,7 +37,7 @@ namespace ckptfs {
 inline constexpr uint64_t kPreparedMaxBytes = uint64_t{256} << 20;
 inline constexpr uint32_t kMaxPreparedWorld = 1u << 20;
 
-// What tells the saves of all jobs apart.
+// The key that tells the saves of all jobs apart.
 struct AttemptName {
   std::string run;
   std::string job;
@@ -53,7 +53,7 @@ struct PreparedRank {
   bool operator==(const PreparedRank&) const = default;
 };
 
-// What one daemon has made durable of a save.
+// The part of a save that one daemon has made durable.
 struct PreparedPart {
   AttemptName name;
   uint64_t step = 0;
@@ -66,7 +66,7 @@ struct PreparedPart {
   std::string PathOf(uint32_t rank) const;
 };
 
-// What becomes of a save: exactly one of these is ever published of it.
+// The decision on a save: exactly one of these is ever published for it.
 struct AttemptOutcome {
   AttemptName name;
   uint64_t step = 0;
@@ -94,7 +94,7 @@ struct NodeRanks {
 // The same only for the very same processes.  REQUIRES: all ranks of the world.
 Digest LifeOf(const std::map<uint32_t, uint64_t>& ranks);
 
-// What a daemon says of itself while it works.
+// A daemon's record of itself while it works.
 struct NodePresence {
   uint64_t beat = 0;    // another number whenever it is said again
   std::string host;

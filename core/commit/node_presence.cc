@@ -40,7 +40,7 @@ uint64_t DeviceOf(const std::string& directory) {
   return !directory.empty() && stat(directory.c_str(), &info) == 0 ? info.st_dev : 0;
 }
 
-// What this very kernel knows of the daemon's lock.
+// The state of the daemon's lock, as this very kernel knows it.
 PresenceState LookHere(const std::string& directory, const Digest& node,
                        const NodePresence& said) {
   if (directory.empty() || said.boot.empty() || said.boot != BootId() ||

@@ -85,8 +85,8 @@ class PresenceWatch {
   using Time = std::chrono::steady_clock::time_point;
   explicit PresenceWatch(std::chrono::milliseconds gone = kGoneAfter) : gone_(gone) {}
 
-  // Of the daemon of which `said` is what it says now; nothing if it says nothing.
-  // `directory`: of the store, empty if it is on no local disk.
+  // Looks at the daemon whose newest record is `said`; nothing if it has no record.
+  // `directory` is the store's, empty if the store is not on a local disk.
   PresenceState Look(const std::string& directory, const Digest& node,
                      const std::optional<NodePresence>& said, Time now);
 
@@ -104,7 +104,7 @@ class PresenceWatch {
   std::map<Digest, Seen> seen_ GUARDED_BY(mutex_);
 };
 
-// What all daemons of a store say now.  What cannot be read has beat 0.
+// The newest records of all daemons of a store.  One that cannot be read has beat 0.
 Result<std::map<Digest, NodePresence>> ReadPresences(const Storage& storage);
 
 }  // namespace ckptfs

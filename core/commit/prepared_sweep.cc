@@ -33,7 +33,7 @@ class PreparedSweep {
   Status Remove(const std::string& path);
   Status JudgeAttempt(const CommitName& name, const Attempt& attempt);
   Status KeepPart(const std::string& path, const CommitName& name);
-  // Whether the parts are all of the world.
+  // True if the parts are those of all ranks.
   bool IsWhole(const Attempt& attempt, const CommitName& name) const;
   Result<std::optional<std::string>> Read(const std::string& path) const;
   Result<bool> IsDecided(const Attempt& attempt, const CommitName& name) const;
@@ -149,7 +149,7 @@ Status PreparedSweep::JudgeAttempt(const CommitName& name, const Attempt& attemp
   CKPT_ASSIGN_OR_RETURN(const bool decided, IsDecided(attempt, name));
   bool all_gone = true;
   for (const auto& [path, node] : attempt.parts) all_gone = IsGone(node) && all_gone;
-  // What is whole is published by the daemon that looks next.
+  // A whole save is published by the daemon that looks next.
   const bool lost = decided || (all_gone && attempt.outcome.empty() && !IsWhole(attempt, name));
   for (const auto& [path, node] : attempt.parts) {
     if (lost && IsGone(node)) {

@@ -130,7 +130,7 @@ Status Spool::Claim(const std::string& store) {
   return Fail(ErrorCode::kInvalid, StrCat(storage_->name(), " is the spool of another store"));
 }
 
-// What is whole; the rest goes.
+// Keeps whole saves and removes the rest.
 Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& notes) {
   std::vector<PreparedPart> parts;
   std::set<std::string> needed;

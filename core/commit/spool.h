@@ -42,9 +42,10 @@ class Spool {
   static Result<OpenedSpool> OpenOn(std::shared_ptr<Storage> storage, const std::string& store);
 
   // Makes the save durable.  kDataLoss if its bytes are not what the part says; kExhausted if
-  // there is no room.  What fails leaves nothing, or what the next Open removes.  BLOCKS: on the disk.
+  // there is no room.  A failed one leaves nothing, or what the next Open removes.
+  // BLOCKS: on the disk.
   Status Write(const PreparedPart& part, const Root& bytes);
-  // What stays when this fails goes when the spool is opened the next time.
+  // If this fails, the next Open of the spool removes what is left.
   Status Remove(const PreparedPart& part);
   // Where the files of saves are.
   const std::shared_ptr<Storage>& files() const { return storage_; }

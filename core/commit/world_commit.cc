@@ -20,7 +20,7 @@ using State = AttemptNews::State;
 
 constexpr std::chrono::minutes kOutcomeStays{10};  // for daemons that have no part yet
 
-// What all names of an attempt begin with.
+// The prefix of all names of an attempt.
 std::string PrefixOf(std::string_view path) {
   return std::string(path.substr(0, path.rfind('-') + 1));
 }
@@ -372,7 +372,7 @@ Result<AttemptNews> WorldCommit::Done(const AttemptName& name, const Names& name
 
 // ---- what goes -----------------------------------------------------------------
 
-// What stays when this fails goes with this daemon (prepared_sweep.h).
+// If this fails, what is left goes with this daemon (prepared_sweep.h).
 void WorldCommit::Forget(const std::string& path) {
   (void)store_.storage()->Remove(path);
   FaultPoint();

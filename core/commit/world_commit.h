@@ -45,7 +45,7 @@ struct JobWorld {
   std::map<uint32_t, std::string> elsewhere;  // other daemons' ranks, and their hosts
 };
 
-// What is known of an attempt.
+// The state of an attempt, as far as this daemon knows.
 struct AttemptNews {
   enum class State { kWaiting, kDurable, kDropped };
   State state = State::kWaiting;
@@ -78,10 +78,10 @@ class WorldCommit {
   // if something else is there of one of its ranks.  May be tried again.
   Status Prepare(PreparedPart part, const Root& bytes);
 
-  // What became of the attempt; `publish`: makes it a step if it is whole.  Of one that is
-  // decided our part is forgotten.
+  // Returns what became of the attempt; with `publish` makes it a step if it is whole.
+  // Forgets our part of one that is decided.
   Result<AttemptNews> Look(const AttemptName& name, bool publish);
-  // It shall not be.  What was decided before counts.
+  // Drops the attempt.  An earlier decision counts.
   Result<AttemptNews> Drop(const AttemptName& name, uint64_t step, const std::string& why);
 
   // Goes on with what other daemons left: whole attempts whose records have been the same for

@@ -41,8 +41,8 @@ class Assembler {
   // root.  BLOCKS: on reading.
   Result<BlobIndex> AddFile(uint32_t root, std::string_view relative_path);
   bool HasFile(uint32_t root, std::string_view relative_path) const;
-  // What a file's frame is (core/blob/frame.h).  May be called for several files at the
-  // same time, once all are added.
+  // Sets the digest of a file's frame (core/blob/frame.h).  May be called for several files at
+  // the same time, once all are added.
   void SetFrame(BlobIndex index, const Digest& frame);
   // A blob whose stamp the caller knows (tests, other storages).
   BlobIndex AddBlob(Blob blob);
@@ -65,7 +65,7 @@ class Assembler {
   void DeclareAverage(AtomIndex atom);
   void DeclareReplicas(AtomIndex atom);
 
-  // What one source rank holds; `copy` counts replicas or slices from 0.
+  // Adds the local tensor of one source rank; `copy` counts replicas or slices from 0.
   uint32_t AddLocal(AtomIndex atom, uint32_t copy, LocalTensor local);
   // Replace a local tensor that was added.
   void SetLocal(AtomIndex atom, uint32_t copy, uint32_t local, LocalTensor tensor);

@@ -15,8 +15,8 @@ namespace {
 
 // The proof has three parts, and needs all of them.  Fragments of a local tensor do not
 // overlap: no element that a rank held is stored twice.  Boxes of local tensors in the atom
-// are disjoint and as large together as the atom: so they tile it.  What no fragment holds
-// of a local tensor no box shows: it is padding.
+// are disjoint and as large together as the atom: so they tile it.  No box shows a part of a
+// local tensor that no fragment holds: it is padding.
 //
 // A checkpoint says how many fragments and boxes there are, and may lie: the time depends on
 // series, of which a trillion parameters have few, and on boxes by a sort (tiling.h).  What cannot

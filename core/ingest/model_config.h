@@ -2,10 +2,10 @@
 //
 // A config.json as transformers writes it (save_pretrained, Trainer's
 // checkpoint-N/), read for the few sizes that tell how attention is cut:
-// heads, kv_heads, head_dim, hidden, experts.  Of a model of several parts the
-// text part's (text_config) count where the top level has none.  It is a file
-// that may be anybody's: bounded, taken as numbers only, and whoever uses them
-// compares them with the tensors' shapes.
+// heads, kv_heads, head_dim, hidden, experts.  If a model has several parts, the
+// text part's (text_config) count where the top level has none.  The file may be
+// anybody's: it is bounded and taken as numbers only, and callers compare them with
+// the tensors' shapes.
 //
 // Thread safety: pure but for reading files.
 

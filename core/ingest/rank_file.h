@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The words of a rank file: what one rank of a training job hands over as its part of
-// a step.  It is a safetensors file that anyone can open, with one entry of ours in its
+// The words of a rank file, which one rank of a training job hands over as its part of a
+// step.  It is a safetensors file that anyone can open, with one entry of ours in its
 // __metadata__, kRankFileKey, a JSON text:
 //
 //   entry     = { "version": 2, "rank": n, "world": n, "step": n,
@@ -41,8 +41,8 @@
 // begins with "bytes:" has a digest of their bytes, or of some of them: where fewer say it their
 // replicas have come apart.
 //
-// What several ranks say of one parameter or alias must be the same; the order is rank
-// 0's, then that of the others.  Their groups of one optimizer and place in the list are
+// All ranks must say the same of one parameter or alias; the order is rank 0's, then that
+// of the others.  Their groups of one optimizer and place in the list are
 // one group if their hyper-parameters are equal.  Absent lists are empty; an absent
 // layout is dp<world>.  Fields that are not mentioned here are refused.
 //

@@ -26,7 +26,7 @@
 
 namespace ckptfs {
 
-// What the user added to what the checkpoint says (adopt --family, ...).
+// The options that the user adds to what the checkpoint says (adopt --family, ...).
 struct SourceOptions {
   const FamilySet* families = nullptr;  // never null when a source is called
   std::string family;                   // forced by name; empty: chosen
@@ -60,7 +60,7 @@ struct StepCandidate {
   // For messages and records: absolute paths of local files.
   std::string Path() const { return root->PathOf(directory); }
   std::string SavePath() const { return root->PathOf(save); }
-  // Of its files below the save directory: "global_step5/", "" where it is that.
+  // The prefix of its files below the save directory: "global_step5/"; "" if it is that directory.
   std::string Prefix() const {
     if (directory == save) return "";
     return directory.substr(save.empty() ? 0 : save.size() + 1) + "/";

@@ -30,7 +30,7 @@ Status CheckBox(const StateBox& box, const Shape& whole, const Shape& local) {
   return {};
 }
 
-// Whether two boxes lie on an element of the tensor that both need.
+// True if two boxes share an element of the tensor.
 bool ShareElements(const StateBox& a, const StateBox& b) {
   for (size_t d = 0; d < a.at.size(); ++d) {
     const uint64_t a_size = a.end[d] - a.begin[d];

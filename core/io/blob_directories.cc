@@ -36,7 +36,7 @@ bool IsDigestName(std::string_view name) {
          });
 }
 
-// Of "snapshots/<digest>", "<digest>", "<digest>.partial-...": the digest.
+// Returns the digest in "snapshots/<digest>", "<digest>" or "<digest>.partial-...".
 std::string_view DigestNameOf(std::string_view directory) {
   if (directory.starts_with(kSnapshots)) directory.remove_prefix(kSnapshots.size());
   return directory.substr(0, kHexDigits);

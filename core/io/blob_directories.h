@@ -47,7 +47,7 @@ std::unique_ptr<const FileLock> ClaimBlobDirectory(const std::string& store,
 // All there are, by their paths below blobs/, partial ones too; sorted.
 Result<std::vector<std::string>> ListBlobDirectories(const std::string& store);
 
-// What the files take that have no other name.
+// The bytes of the files that have no other name.
 uint64_t BytesOfBlobDirectory(const std::string& store, const std::string& directory);
 
 // Gone at once under its name, then in fact; what is left of a process that was killed

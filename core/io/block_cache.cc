@@ -87,7 +87,7 @@ void BlockCache::Fetch(Run& run) {
 void BlockCache::Post(std::vector<std::shared_ptr<Run>> runs) {
   for (std::shared_ptr<Run>& run : runs) {
     pool_.Post([this, run = std::move(run)] {
-      // What cannot be kept lands as an error when the run ends.
+      // A block that cannot be kept becomes an error when the run ends.
       (void)Caught([&]() -> Status {
         Fetch(*run);
         return {};

@@ -27,15 +27,15 @@ namespace ckptfs {
 
 using FileStamp = BlobStamp;  // what tells that a file is still the one it was
 
-// Whose a file or directory is, and what its mode (permission bits) says; an
-// ACL may say more.
+// The owner, group and mode (permission bits) of a file or directory.  An ACL may
+// allow more.
 struct OwnerAndMode {
   uint32_t mode = 0;
   uint32_t uid = 0;
   uint32_t gid = 0;
   bool acl = false;
   auto operator<=>(const OwnerAndMode&) const = default;
-  // Of one with an ACL only its owner's bits are certain.
+  // With an ACL only the owner's bits are certain.
   uint32_t CertainMode() const { return acl ? mode & 0700 : mode; }
 };
 
@@ -50,8 +50,8 @@ struct ReadRequest {
   std::span<std::byte> out;
 };
 
-// The bytes of a whole file in memory.  Of a file that others may truncate they
-// are touched under RunGuarded only (core/io/bus_guard.h).
+// The bytes of a whole file in memory.  If others may truncate the file, touch them
+// under RunGuarded only (core/io/bus_guard.h).
 class Mapping {
  public:
   virtual ~Mapping() = default;
@@ -75,7 +75,7 @@ class File {
   const std::string& name() const { return name_; }  // for messages
   uint64_t size() const { return size_; }            // when it was opened
 
-  // Of what was opened, as it is now.
+  // The stamp of the opened file as it is now.
   virtual Result<FileIdentity> Identity() const = 0;
 
   // All requests, in any order and as many at once as the storage takes; errors

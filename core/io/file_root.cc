@@ -36,7 +36,7 @@ Result<std::string> LinkAt(int directory, const char* name) {
   return std::string(target, static_cast<size_t>(length));
 }
 
-// What an entry is; some filesystems do not say so in the listing.
+// Returns the kind of an entry; some filesystems do not say it in the listing.
 Result<RootEntry> EntryOf(int directory, const dirent& found, bool follow) {
   RootEntry entry{found.d_name, EntryKind::kOther, {}};
   if (found.d_type == DT_REG) entry.kind = EntryKind::kFile;

@@ -30,10 +30,9 @@ class FileRoot final : public Root {
 // The file at a path that the user gave: links are followed.
 Result<std::shared_ptr<const File>> OpenLocalFile(const std::string& path);
 
-// What the directory at an absolute path holds, sorted by name.  `follow`: links
-// count as what they lead to; else as kOther.
-// Sorted by name; links are what they lead to, or kOther if they are not followed.  kUnsupported
-// of more than `most` entries, each of which takes some hundred bytes here.
+// Lists the directory at an absolute path, sorted by name.  With `follow` a link counts as
+// what it leads to, else as kOther.  kUnsupported above `most` entries, each of which takes
+// some hundred bytes here.
 inline constexpr size_t kMaxEntries = 1 << 21;
 Result<std::vector<RootEntry>> ListDirectory(const std::string& path, bool follow,
                                              size_t most = kMaxEntries);

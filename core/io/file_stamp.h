@@ -20,8 +20,8 @@ namespace ckptfs {
 FileStamp StampOf(const struct stat& status);
 
 // kStale naming the file and every field that differs.  An adopted ctime of 0 is
-// not compared: of the store's hard links it changes when the source is deleted.
-// Of a stamp that is a size only nothing else is.
+// not compared: that of the store's hard links changes when the source is deleted.
+// For a stamp that is only a size, only sizes are compared.
 Status CompareStamps(const std::string& path, const FileStamp& adopted, const FileStamp& now);
 
 OwnerAndMode AccessOf(const struct stat& status, bool acl = false);
@@ -29,7 +29,7 @@ OwnerAndMode AccessOf(const struct stat& status, bool acl = false);
 // True if a POSIX ACL says more than the mode.
 bool HasAcl(const std::string& path);
 
-// What a stamp of this moment says.
+// The stamp as of now.
 int64_t NowNs();
 
 }  // namespace ckptfs

@@ -31,8 +31,8 @@ Error SystemError(std::string_view call, const std::string& path) {
   return ErrnoError(errno, StrCat(call, " ", path));
 }
 
-// What somebody else wrote, or may write, is not read: a manifest says which files
-// are shown to whom.
+// Refuses files that somebody else wrote or may write: a manifest says which files are
+// shown to whom.
 Status CheckTrusted(int fd, const std::string& path) {
   struct stat status;
   if (fstat(fd, &status) != 0) return Fail(SystemError("stat", path));
@@ -110,8 +110,8 @@ bool IsNotFound(const Status& status) {
   return !status && status.error().code == ErrorCode::kNotFound;
 }
 
-// Of the memory and the place in the file, for what goes past the page cache; and how
-// much has to, so that it is worth it.
+// Alignment of memory and file offset for writes past the page cache, and the least
+// number of bytes for which they are worth it.
 constexpr uint64_t kDirectAlignment = 4096;
 constexpr uint64_t kDirectBytes = uint64_t{1} << 20;
 
@@ -295,8 +295,8 @@ Result<std::unique_ptr<StorageWriter>> FileStorage::Create(std::string_view path
   return writer;
 }
 
-// Who loses may rely on the winner's object, so its name is made durable first:
-// the winner may not have come to that yet.
+// The loser may rely on the winner's object, so it makes that name durable first: the
+// winner may not have come to it yet.
 static Status AlreadyThere(const std::string& path) {
   CKPT_RETURN_IF_ERROR(SyncPath(ParentOf(path)));
   return Fail(ErrorCode::kExists, StrCat(path, " exists"));

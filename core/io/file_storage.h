@@ -5,9 +5,9 @@
 // link or rename, after which the directories are synced: a name never shows
 // less than a whole, durable object.
 //
-// What is read was written by root or by our own user, and nobody else may write
-// it: the directory, those inside it on the way to an object, and the object are
-// looked at as they are opened, and no link is followed (kPermission).
+// Every object that is read was written by root or by our own user, and nobody else may
+// write it.  The directory, those inside it on the way to an object, and the object are
+// checked as they are opened, and no link is followed (kPermission).
 //
 // Thread safety: all methods may be called concurrently, also by several
 // processes on one directory.

@@ -65,8 +65,8 @@ Result<FileIdentity> LocalFile::Identity() const {
 
 Status LocalFile::ReadAt(std::span<const ReadRequest> requests) const {
   CKPT_RETURN_IF_ERROR(CheckRanges(requests));
-  // All are on their way before the first is waited for.  Of what is in memory that would
-  // be a second call for every request.
+  // All reads are on their way before the first is waited for.  For bytes in memory that
+  // would be a second call per request.
   if (requests.size() > kFew) requests = requests.subspan(ReadCached(file_.get(), requests));
   for (size_t i = 0; requests.size() > kFew && i < requests.size(); ++i) {
     (void)posix_fadvise(file_.get(), static_cast<off_t>(requests[i].offset),

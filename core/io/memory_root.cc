@@ -39,7 +39,7 @@ std::shared_ptr<const Rope> MakeRope(std::vector<std::span<const std::byte>> spa
   return rope;
 }
 
-// Of bytes that the rope owns itself, for their writer's user only.
+// Makes a file of bytes that the rope owns; only the writer's user may read it.
 std::shared_ptr<const Rope> RopeOf(std::string bytes) {
   auto owned = std::make_shared<const std::string>(std::move(bytes));
   return MakeRope({std::as_bytes(std::span(*owned))}, owned,

@@ -2,8 +2,8 @@
 //
 // MemoryRoot is a Storage in this process's memory.  A file is a rope: spans of
 // bytes that somebody else owns, in order; the owner lives as long as the file is
-// known or open.  What is written through the Storage is a rope of one span.  A
-// file of one span can be mapped; a rope of several is read.
+// known or open.  A file written through the Storage is a rope of one span.  A file of
+// one span can be mapped; a rope of several is read.
 //
 // Thread safety: all methods may be called concurrently; the bytes of a rope
 // never change.

@@ -15,7 +15,7 @@ namespace {
 
 std::string TextOf(const char* text) { return text == nullptr ? "" : text; }
 
-// What libmount asks at a line it cannot read: go on with the next.
+// libmount asks this at a line that it cannot read; the answer is to go on.
 int SkipLine(libmnt_table*, const char*, int) { return 1; }
 
 MountEntry EntryOf(libmnt_fs* mount) {

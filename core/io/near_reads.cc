@@ -16,7 +16,7 @@ namespace {
 // Neighbours closer than this are read in one request, but not more than that.
 constexpr uint64_t kGap = 4096;
 constexpr uint64_t kReadBytes = uint64_t{1} << 20;
-// What is asked for in one call.
+// The ranges that one call asks for.
 constexpr size_t kRequests = 1024;
 constexpr uint64_t kCallBytes = uint64_t{8} << 20;
 

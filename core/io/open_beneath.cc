@@ -47,7 +47,7 @@ Status NotRegular(const std::string& name, const struct stat& status) {
   return Fail(ErrorCode::kInvalid, StrCat(name, " is not a regular file"));
 }
 
-// Who a link counts as.
+// The owner that a link counts as.
 struct LinkOwner {
   uint32_t uid = 0;
   uint32_t gid = 0;

@@ -56,7 +56,7 @@ class RootDirectory {
   Result<OpenedFile> OpenFile(const std::string& path) const;
   Result<FoundFile> Look(const std::string& path) const;
 
-  // Of the directory itself.
+  // The stamp of the directory itself.
   Result<OwnerAndMode> Access() const;
   const std::string& path() const { return path_; }
 

@@ -58,8 +58,8 @@ class Root {
   // A directory of this machine: names are its paths, and files can be mapped.
   bool local() const { return local_; }
 
-  // What a directory holds, sorted by name.  Links count as what they lead to, and
-  // as kOther where that is nothing we can see.
+  // Lists a directory, sorted by name.  A link counts as what it leads to, or as kOther
+  // where it leads to nothing that we can see.
   virtual Result<std::vector<RootEntry>> List(std::string_view path) const = 0;
   // kNotFound if there is nothing; links count as what they lead to.
   virtual Result<EntryStat> Stat(std::string_view path) const = 0;
@@ -115,14 +115,14 @@ Status CheckPlainPath(std::string_view path);
 // Stat of what has to be a file; else kInvalid.
 Result<EntryStat> StatFile(const Root& root, std::string_view path);
 
-// What is at `path`; nothing if there is nothing that we can see: no such name, a
-// link that leads nowhere or where we may not go.  So a device that fails is an
-// error, never a checkpoint that seems to be smaller or not there.
+// Stats `path`; nothing if there is nothing that we can see: no such name, a link that
+// leads nowhere or where we may not go.  A device that fails is an error, so that no
+// checkpoint ever seems smaller than it is, or gone.
 Result<std::optional<EntryStat>> StatIfThere(const Root& root, std::string_view path);
 Result<bool> HasDirectory(const Root& root, std::string_view path);
 Result<bool> HasFile(const Root& root, std::string_view path);
 
-// What lies below a directory of a root, as a root of its own.
+// A directory of a root, as a root of its own.
 std::shared_ptr<const Root> RootBelow(std::shared_ptr<const Root> root, std::string directory);
 
 // `directory` and `name` with a '/' between them; one of them may be empty.

@@ -21,7 +21,7 @@ namespace ckptfs {
 // resolve them now.  REQUIRES: an absolute path.
 void AddSearched(const std::string& directory, std::set<std::string>& out);
 
-// Of a directory, links followed; nothing of what is there but is not one.
+// Looks at a directory, following links; nothing if the path is not a directory.
 // Errors as ErrnoError.
 Result<std::optional<OwnerAndMode>> AccessOfDirectory(const std::string& path);
 

@@ -30,7 +30,8 @@ constexpr uint32_t kEvents =
 // After which there may be directories that are not watched.
 constexpr uint32_t kStale = IN_ISDIR | IN_Q_OVERFLOW | IN_IGNORED | IN_MOVE_SELF;
 
-// What lies at the path now: it may be another directory than before, or something mounted over it.
+// Identifies what lies at the path now: it may be another directory than before, or
+// something mounted over it.
 std::pair<uint64_t, uint64_t> IdentityOf(const std::string& directory) {
   struct stat info {};
   if (::stat(directory.c_str(), &info) != 0) return {};
@@ -70,7 +71,7 @@ void TreeWatch::AddAll() {
   for (int depth = 0; depth <= kDepth && !level.empty(); ++depth) {
     std::vector<std::string> below;
     for (const std::string& folder : level) {
-      // Of so many only a part would be heard, and each sound would have us look for more.
+      // With so many only some events would be heard, and each would make us look for more.
       if (++count > kMaxWatches) {
         hears_ = false;
         return;

@@ -169,7 +169,7 @@ Status Export::LoadJournal(std::string_view identity, const std::string& path) {
   return {};
 }
 
-// What the journal's numbers refer to: the identity and the list of files.
+// The journal's numbers refer to this: the identity and the list of files.
 std::string Export::Owner(std::string_view identity) const {
   std::string list;
   for (const Target& target : targets_) {
@@ -362,7 +362,7 @@ std::string LacksOf(const Target& target) {
   return StrCat("'", target.view_path, "' has ", size, " bytes instead of ", target.size);
 }
 
-// Whether each file and link is there under its name, of its size.
+// True if each file and link is there under its name, with its size.
 bool Export::HasAllNames() {
   std::error_code code;
   if (stdfs::exists(StrCat(destination_, "/", kJournal), code)) return false;

@@ -28,8 +28,8 @@
 
 namespace ckptfs {
 
-// Who may read what is written beside its owner, who always may: as those who
-// could read all of the source.
+// The readers of the written files beside their owner: those who could read all of the
+// source.
 struct ExportAccess {
   uint32_t read_bits = 0;  // of 0044
   uint32_t gid = 0;        // the group that 0040 is about

@@ -88,7 +88,8 @@ class AtomNames {
       atoms_.emplace(KeyOf(atom.parameter, atom), AtomIndex{static_cast<uint32_t>(i)});
     }
   }
-  // Of the same name, or an alias, as `atom` of `from`; `aliases` are those of its parameter.
+  // Finds the atom with the name, or an alias, of `atom` in `from`; `aliases` are those of
+  // its parameter.
   std::optional<AtomIndex> Find(const std::string& name, const std::vector<std::string>& aliases,
                                 const Atom& atom) const {
     auto parameter = model_.FindParameter(name);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StatsOfAtoms reads atoms whole, in blocks and on several threads, and says what their numbers
-// are like.  What it reads is what a view shows of them: unsharded, averages computed.
+// are like.  It reads them as a view shows them: unsharded, averages computed.
 //
 //   elements = finite + nan + infinite; zeros (of either sign) are finite
 //   min, max, mean, std   of the finite elements; std is the population's (numpy's)
@@ -42,7 +42,7 @@ struct TensorStats {
   void Append(const TensorStats& other);
 };
 
-// Of a run of elements.  REQUIRES: HasNumbers(dtype).
+// The statistics of a run of elements.  REQUIRES: HasNumbers(dtype).
 TensorStats StatsOf(DType dtype, std::span<const std::byte> bytes);
 
 // One per atom.  BLOCKS: until all are read.

@@ -112,7 +112,8 @@ class Verification {
   void Defect(std::string subject, std::string rule);
   // A file that changes meanwhile is one defect, however many atoms meet it.
   void Unreadable(const std::string& subject, const Error& error);
-  // Of a whole file; what somebody else may write, and nothing is read of, is not a defect.
+  // Compares a whole file.  One that somebody else may write and that nothing is read of is
+  // not a defect.
   void UnreadableFile(BlobIndex index, const Error& error);
   std::string NameOf(const Atom& atom) const {
     return StrCat(step_.parameter(atom.parameter).name, " (", atom.kind, ")");
@@ -240,7 +241,7 @@ Result<uint64_t> Verification::DigestBlob(BlobIndex index) {
   if (wrong.empty() && blob.content != Digest{} && blob.content != digest) {
     wrong = StrCat("content digest is ", digest.Hex(), ", recorded ", blob.content.Hex());
   }
-  // What the file says of its own records is said already.
+  // The defects that the file's own checksums show are reported already.
   if (!wrong.empty() && summed) Defect(path, wrong);
   const MutexLock lock(mutex_);
   report_.blob_bytes += blob.stamp.size;
@@ -468,7 +469,7 @@ Result<uint64_t> Verification::ListWeights(std::vector<uint8_t>& read) {
   return total;
 }
 
-// What there is to read and compare; its bytes.
+// The bytes that are read and compared.
 Result<uint64_t> Verification::ListItems() {
   std::vector<uint8_t> read(step_.atoms.size(), 0);  // with another item
   CKPT_ASSIGN_OR_RETURN(uint64_t total, ListWeights(read));

@@ -61,7 +61,7 @@ class BoxIndexBuilder {
     }
   }
 
-  // That in which most pieces lie beside each other.
+  // The dim in which most pieces lie beside each other.
   size_t SplitDim(size_t node, std::span<const Entry> entries) const {
     size_t best = 0;
     double most = -1;

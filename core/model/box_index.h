@@ -68,7 +68,8 @@ class BoxIndex {
     return true;
   }
 
-  // Of a node's `leaves` leaves from `first` on.  As deep as the tree, which is halved.
+  // Builds the node of `leaves` leaves from `first` on.  Recursion is as deep as the tree, which
+  // is halved at each level.
   template <class Visit>
   bool Walk(size_t node, size_t first, size_t leaves, std::span<const uint64_t> begin,
             std::span<const uint64_t> end, const Visit& visit) const {

@@ -48,7 +48,7 @@ std::vector<Spelling> PlainSpellings(const FamilyRules& family, std::string_view
   return names;
 }
 
-// Whether the rule's condition holds; yes if it cannot be told.
+// True if the rule's condition holds or cannot be told.
 bool Applies(const FamilyRule& rule, const FamilyVariables* variables) {
   if (rule.only_if_equal.size() != 2 || variables == nullptr) return true;
   const auto left = rule.only_if_equal[0].Evaluate(*variables);

@@ -29,7 +29,7 @@
 
 namespace ckptfs {
 
-// What rules say of one parameter name.
+// The rules' answer for one parameter name.
 struct RuleMatch {
   // Parts and units evaluated.  A vocabulary whose real size is known is one
   // part of that many rows.  kUnknown if a variable that a cut needs is missing:
@@ -46,8 +46,8 @@ struct RuleMatch {
   bool only_unit = false;  // nothing but the units of its cuts is missing
 };
 
-// What a family's size expressions may mention ("heads * head_dim"); values
-// come from the family file, the checkpoint's args or --family-set.
+// The names that a family's size expressions may mention ("heads * head_dim").  Their
+// values come from the family file, the checkpoint's args or --family-set.
 using FamilyVariables = std::map<std::string, int64_t>;
 
 // A parameter and what its tensor-parallel ranks hold of it, in rank order; one
@@ -72,7 +72,7 @@ class Family {
 
   // `given` and all that the family itself can tell of a model: its defaults,
   // the number of layers ("layers") and sizes that its [[derive]] entries read
-  // off shapes.  What is given is never overruled; kInvalid with the numbers if
+  // off shapes.  A given value is never overruled; kInvalid with the numbers if
   // it contradicts the shapes (a [[check]], a division with a remainder).
   Result<FamilyVariables> Derive(std::span<const NamedLocals> parameters,
                                  const FamilyVariables& given) const;

@@ -59,7 +59,7 @@ struct FragmentSeries {
 struct Gather {
   std::vector<LocalTensor> locals;
   std::vector<FragmentSeries> series;
-  // Of the locals, made by StepModel::BuildIndex; null: they are all looked at.
+  // The index of the locals, made by StepModel::BuildIndex; null: readers look at all of them.
   std::shared_ptr<const BoxIndex> index = {};
   bool operator==(const Gather& other) const {
     return locals == other.locals && series == other.series;

@@ -32,7 +32,7 @@
 
 namespace ckptfs {
 
-// What the holes of a template stand for in one name.
+// The values of a template's holes in one name.
 struct NameHoles {
   std::optional<uint32_t> layer;
   std::optional<uint32_t> expert;

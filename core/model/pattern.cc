@@ -21,7 +21,7 @@ struct Run {
   uint64_t length = 0;
 };
 
-// What one rank holds along one dim.
+// The part of one rank along one dim.
 struct DimCut {
   uint64_t extent = 0;    // of the local tensor, padding included
   std::vector<Run> runs;  // in local order, never empty runs

@@ -43,9 +43,9 @@ struct Cut {
   // Every rank's slice of every part is a multiple of this (a head's rows):
   // a degree that would cut through a head is refused.
   uint64_t unit = 1;
-  // What each rank holds of each part where that is not an even split, as one
-  // source's ranks were cut: row-major [part][rank], padding included (6 heads
-  // of 64 on 4 ranks: 128, 128, 64, 64).  Says nothing of other degrees than
+  // The width of each part on each rank where the split is not even, as one source's
+  // ranks were cut: row-major [part][rank], padding included (6 heads of 64 on 4
+  // ranks: 128, 128, 64, 64).  Says nothing of other degrees than
   // widths.size() / parts.
   std::vector<uint64_t> widths = {};
   bool operator==(const Cut&) const = default;
@@ -74,11 +74,11 @@ inline bool IsOneCut(const Pattern& pattern) {
 // "shard-nc"; "unknown".
 std::string PatternName(const Pattern& pattern);
 
-// What rank `rank` of `degree` holds of an atom of shape `atom`.  kInvalid when
+// The local tensor of rank `rank` of `degree` for an atom of shape `atom`.  kInvalid when
 // a part does not divide by the degree, parts do not sum to the dim, a dim is
 // out of range, the degree differs from the grid's or the widths' (except degree
-// 1), or the pattern is kUnknown and degree > 1.  A kUnique parameter is held whole; who
-// holds it is not a matter of its shape.
+// 1), or the pattern is kUnknown and degree > 1.  A kUnique parameter is held whole; its
+// shape does not tell by which rank.
 // REQUIRES: rank < degree.
 Result<LocalTensor> MakeLocal(const Pattern& pattern, const Shape& atom, uint64_t rank,
                               uint64_t degree);

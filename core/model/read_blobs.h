@@ -18,8 +18,8 @@ namespace ckptfs {
 // By blob: 1 if bytes of atoms or of documents' tensors lie in it.
 std::vector<uint8_t> FindReadBlobs(const StepModel& model);
 
-// What a step is, without what may change though the step does not: its side blob, files
-// that nothing is read of, texts, owners, modes and change times.  All else is the step's.
+// The identity of a step: all of it but what may change though the step does not, namely its
+// side blob, files that nothing is read of, texts, owners, modes and change times.
 struct StepIdentity {
   std::vector<Blob> blobs;
   std::vector<std::string> notes;  // but for those of such files

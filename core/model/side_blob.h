@@ -45,9 +45,9 @@ StepModel WithSideBlob(StepModel model, Blob blob, std::string root,
 // REQUIRES: CheckSideBlob(model).
 StepModel WithoutSideBlob(StepModel model);
 
-// What WithSideBlob makes: at most one side blob, the last blob in a last
-// root of its own, and it is only the first of several copies.  kInvalid says
-// which of this a manifest breaks.
+// Checks the form that WithSideBlob makes: at most one side blob, the last blob in a last
+// root of its own, and it is only the first of several copies.  kInvalid names the rule
+// that a manifest breaks.
 Status CheckSideBlob(const StepModel& model);
 
 }  // namespace ckptfs

@@ -15,8 +15,8 @@ struct RowRun {
   bool operator==(const RowRun&) const = default;
 };
 
-// What a local tensor holds of dim `dim`, in local order, neighbours joined;
-// nothing if its pieces are anything but whole rows of it.
+// The parts of dim `dim` that a local tensor holds, in local order, neighbours joined;
+// nothing if its pieces are not whole rows of it.
 std::optional<std::vector<RowRun>> RunsAlong(const LocalTensor& local, const Shape& atom,
                                              uint32_t dim) {
   const std::vector<uint64_t> strides = RowMajorStrides(local.shape);
@@ -46,7 +46,7 @@ std::optional<std::vector<RowRun>> RunsAlong(const LocalTensor& local, const Sha
   return joined;
 }
 
-// Whether the pattern says of every rank what it really holds.
+// True if the pattern gives every rank what it really holds.
 bool SaysLocals(const Pattern& pattern, const Shape& shape, std::span<const LocalTensor> locals) {
   for (size_t r = 0; r < locals.size(); ++r) {
     const LocalTensor& local = locals[r];
@@ -113,7 +113,7 @@ std::optional<Pattern> SourcePatternOf(const Shape& shape, std::span<const Local
   return SaysLocals(pattern, shape, locals) ? std::optional(std::move(pattern)) : std::nullopt;
 }
 
-// Whether every part of a source's cut has the same width on all ranks.
+// True if every part of a source's cut has the same width on all ranks.
 bool IsEven(const Pattern& source, size_t ranks) {
   if (source.kind != PatternKind::kShard) return true;
   const std::vector<uint64_t>& widths = source.cuts[0].widths;

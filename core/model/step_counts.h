@@ -24,7 +24,7 @@ std::optional<double> StepsOf(const StepModel& step, ParameterIndex parameter);
 // kUnsupported names two of the parameters whose counts differ, for a target that keeps
 // one for all of them ("one group"); those without a count agree with any.
 Status CheckOneStep(const StepModel& step, std::span<const ParameterIndex> parameters);
-// Of the parameters of all groups.
+// The step counts of the parameters of all groups.
 Status CheckOneStep(const StepModel& step);
 
 }  // namespace ckptfs

@@ -10,7 +10,7 @@
 namespace ckptfs {
 
 struct StepIndex {
-  // What the index was built for; a model of other sizes is searched instead.
+  // The sizes that the index was built for; a model of other sizes is searched instead.
   size_t parameters = 0, atoms = 0, aliases = 0;
   uint32_t layers = 0;  // 1 + greatest layer number
   std::unordered_map<std::string, uint32_t> by_name;

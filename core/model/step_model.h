@@ -52,7 +52,7 @@ struct Parameter {
   std::string name;         // as the source's own engine spells it, wrappers included
   Shape shape;              // logical: unsharded, unpadded
   Role role = Role::kTrainable;
-  // Over tp.  Of an expert: over etp (kUnique: nothing is known of etp > 1).
+  // The cut over tp.  For an expert: over etp (kUnique: nothing is known of etp > 1).
   Pattern pattern;
   // How the source's own ranks held it, at its own tp degree, where `pattern`
   // would cut it otherwise: unevenly, with another padding, or not at all.
@@ -71,7 +71,7 @@ struct Parameter {
 
 inline bool IsOfModel(const Parameter& parameter) { return parameter.role != Role::kBeside; }
 
-// Whether `name` has the decimal expert id at `expert_at`; true of other parameters.
+// True if `name` has the decimal expert id at `expert_at`, and for parameters of no expert.
 bool NamesItsExpert(const Parameter& parameter);
 
 // `shown`, a name of the parameter that is spelled alike from the expert id on

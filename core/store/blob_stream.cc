@@ -48,7 +48,7 @@ struct BlobStream::State {
   bool wanted GUARDED_BY(mutex) = false;   // by who finishes it
   bool failed GUARDED_BY(mutex) = false;
 
-  // What the writer had written goes with what this returns, if no piece uses it.
+  // The caller drops the returned writer, and with it what it had written if no piece uses it.
   Writer End(bool fails);
   Writer TakeUnused() EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Write(uint64_t at, uint64_t bytes);

@@ -32,7 +32,7 @@ class BlobStream {
  public:
   struct State;
   BlobStream(std::shared_ptr<State> state, std::weak_ptr<IoPool> pool);
-  // What was written is of no use, unless it was finished.
+  // Gives up what was written, unless it was finished.
   ~BlobStream();
   BlobStream(const BlobStream&) = delete;
   BlobStream& operator=(const BlobStream&) = delete;
@@ -45,7 +45,7 @@ class BlobStream {
   const std::weak_ptr<IoPool> pool_;
 };
 
-// What was written of a blob while it came in.
+// The part of a blob that was written while it came in.
 struct StreamedBlob {
   std::unique_ptr<StorageWriter> writer;  // null: nothing
   WrittenPieces written;

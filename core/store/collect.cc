@@ -30,7 +30,7 @@ constexpr size_t kLocksAtOnce = 256;
 constexpr int kMaxCollectors = 16;  // that one waits for, at the same step
 constexpr std::string_view kManifests = "manifests";
 
-// What a manifest needs of the store, and whether the step's bytes are the store's.
+// The blobs that a manifest needs of the store, and if the step's bytes are the store's.
 Store::State::Needs NeedsOf(const StepModel& model) {
   Store::State::Needs needs;
   for (const Blob& blob : model.blobs) {
@@ -85,7 +85,7 @@ class Collection {
  private:
   Result<StoreIndex> Look() const;
   Status RemoveSteps(const StoreIndex& index);
-  // Of one run's steps, those that go; oldest first.
+  // The steps of one run that go, oldest first.
   std::vector<StepRecord> Victims(const std::map<std::string, IndexedStep>& steps);
   // By another, since this one looked.
   bool IsGone(const StepName& name) const;
@@ -102,7 +102,7 @@ class Collection {
   // A live step's manifest that is not there, if any.
   Result<std::optional<Digest>> MissingOf(const std::set<Digest>& live) const;
   Status ReclaimDirectories(const std::set<Digest>& live);
-  // Whether builds that do not know that records go publish in the run no more.
+  // True if builds that do not know that records go no longer publish in the run.
   Result<bool> IsClosedToOld(const std::string& run);
   Result<bool> DeleteRetired(const StepName& name);
   Status ReclaimRecords(const StepName& newest, bool durable);
@@ -257,7 +257,7 @@ Status Collection::ReclaimManifests(const std::set<Digest>& live) {
   return {};
 }
 
-// What other daemons have in work; nothing if that cannot be told.
+// The saves that other daemons have in work; nothing if that cannot be told.
 Result<std::optional<PreparedUse>> Collection::Prepared() {
   CKPT_ASSIGN_OR_RETURN(PreparedUse use, SweepPrepared(*state_.storage, state_.directory,
                                                        state_.presences, request_.dry_run));
@@ -392,7 +392,7 @@ Result<CollectReport> Collection::Run() {
   CKPT_ASSIGN_OR_RETURN(StoreIndex index, Look());
   CKPT_RETURN_IF_ERROR(RemoveSteps(index));
   std::vector<StepName> removed;
-  // What others did meanwhile is seen under the locks.
+  // The locks show what others did meanwhile.
   for (const StepRecord& record : report_.removed) {
     const IndexedStep* const step = index.Find(record.run, record.id);
     if (step == nullptr) continue;

@@ -27,7 +27,7 @@ Status CheckFragment(const FragmentSeries& series, uint64_t k, uint64_t bytes,
   return {};
 }
 
-// Whether following `of` from every atom ends at one that is not derived.
+// Success if following `of` from every atom ends at one that is not derived.
 Status CheckChains(const StepModel& model) {
   constexpr int kMaxChain = 8;
   for (size_t i = 0; i < model.atoms.size(); ++i) {

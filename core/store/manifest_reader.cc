@@ -217,9 +217,9 @@ Result<Blob> Reader::ReadBlob(const fb::Blob& table) {
   return blob;
 }
 
-// Of a manifest that does not say where the expert id stands in the name: the
-// component behind one that ends in "experts", else the last component that is
-// the id, else the last run of digits that is ("linear_fc1.weight3").
+// Finds the expert id where a manifest does not say its place in the name: in the
+// component behind one that ends in "experts", else in the last component that is
+// the id, else in the last run of digits that is ("linear_fc1.weight3").
 uint32_t ExpertAtOf(const Parameter& parameter) {
   const std::string id = std::to_string(*parameter.expert);
   const std::string behind = StrCat("experts.", id, ".");

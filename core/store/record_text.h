@@ -33,7 +33,7 @@ Error DamagedRecord(std::string_view rule);
 
 // The decoded text under a key; nothing if there is none.
 std::optional<std::string> TextOf(const nlohmann::json& object, const char* key);
-// Of 32 hexadecimal digits.
+// Reads a digest of 32 hexadecimal digits.
 std::optional<Digest> DigestFromHex(std::string_view text);
 
 }  // namespace ckptfs

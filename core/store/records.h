@@ -63,12 +63,12 @@ std::string ClaimName(const std::string& run, uint64_t n);
 Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name);
 std::string RenderStepRecord(const StepRecord& record);
 
-// What is published of a step, under the model's id.
+// The record that is published for a step, under the model's id.
 StepRecord RecordOf(std::string_view run, const StepModel& model, const RenderedStep& rendered,
                     const std::string& source, const std::string& root);
 
-// Of the claims of runs: who publishes by one knows that the number of a removed step may be
-// among the deleted ones alone.
+// The version of a run's claim: a publisher that uses one knows that the number of a removed
+// step may be among the deleted ones alone.
 inline constexpr int kClaimVersion = 2;
 
 // The root of a run's claim; the identity of the store.

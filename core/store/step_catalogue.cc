@@ -39,7 +39,7 @@ Result<StepRecord> StepCatalogue::Hold(MemoryStep step) {
   auto held = std::make_shared<Held>();
   CKPT_ASSIGN_OR_RETURN(held->rendered, store_.Render(step.model));
   auto shown = std::make_shared<Step>();
-  // What will be loaded once it is stored.
+  // The step as it will be loaded once it is stored.
   CKPT_ASSIGN_OR_RETURN(shown->model, ParseManifest(held->rendered.bytes, store_.blobs()));
   StepRecord& record = held->record;
   record = RecordOf(step.run, step.model, held->rendered, step.source, step.root);

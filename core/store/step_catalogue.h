@@ -42,8 +42,8 @@ class StepCatalogue {
  public:
   explicit StepCatalogue(Store& store) : store_(store) {}
 
-  // Shows a step that is not stored yet, under its id or the next attempt's.  One
-  // that the store has already is not held: its record is the answer.  What could
+  // Shows a step that is not stored yet, under its id or the next attempt's.  A step
+  // that the store has already is not held: its record is the answer.  One that could
   // not be stored under its name is refused: kInvalid, kExists for another's run.
   Result<StepRecord> Hold(MemoryStep step);
   // Stores a step that is held; from then on its bytes are read from the store,
@@ -54,7 +54,7 @@ class StepCatalogue {
   // Shows a held step no more.  kNotFound if it is not held.
   Status Release(const StepRecord& record);
 
-  // Of either kind; as Store::Load.
+  // Loads a step of either kind, as Store::Load does.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
 
   // The records of those that are only in memory, by name.

@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kFormatName = "format";
 
-// What a store holds, and what is left of one that was not made to the end.
+// The entries of a store, and those of one that was not made to the end.
 constexpr auto kStoreNames = std::to_array<std::string_view>(
     {".tmp", "blobs", "deleted", "format", "holds", "log", "lost+found", "manifests", "nodes",
      "prepared", "runs", "steps"});
@@ -149,9 +149,9 @@ void Store::State::Install(StoreIndex fresh, uint64_t ticket) {
   }
 }
 
-// That what lies here is the store that was opened.  One that is away (an
-// automounter, a server that does not answer) is an empty directory, which says
-// nothing about its steps.
+// Checks that the directory still holds the store that was opened.  A store that is
+// away (an automounter, a server that does not answer) is an empty directory, which
+// says nothing about its steps.
 Status Store::State::CheckPresent() {
   const auto now = Identity(*storage, false);
   if (now && *now == identity) return {};

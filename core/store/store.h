@@ -51,7 +51,7 @@ struct StepRecord {
   std::string source;    // absolute path it was adopted from
   std::string root;      // absolute save directory: what the run's name belongs to
   std::optional<Digest> side;  // content of its side blob
-  // Of what the step is (IdentityOf): steps of which it is equal are the same.
+  // The digest of the step's identity (IdentityOf): steps with equal digests are the same.
   Digest unpacked;
   std::optional<Digest> replaces;  // the manifest whose place it took (--refresh)
   uint32_t life = 0;  // of the run, counted from 0 (core/store/lives.h); of snapshots always 0
@@ -92,7 +92,7 @@ struct StepChange {
   std::optional<StepRecord> record;  // nothing: it is gone
 };
 
-// What is new since somebody last asked.
+// The changes since a caller last asked.
 struct StepNews {
   uint64_t generation = 0;  // what to ask with the next time
   bool all = false;         // `changes` is all there is: what it does not name is gone
@@ -196,9 +196,9 @@ class Store {
   Status Remove(const StepRecord& record);
   // Removes the steps that a policy does not keep, and reclaims the manifests and blobs of
   // the store's own that no step needs any more, or never did: those of removed steps, and
-  // of processes that were killed.  What somebody holds stays: a step that is loaded, and
-  // files that are being written; and all that a record or manifest which cannot be read
-  // might need.  What lies outside of the store is not touched.
+  // of processes that were killed.  A held step stays: one that is loaded, and files that are
+  // being written; so does all that a record or manifest which cannot be read might need.
+  // Files outside of the store are not touched.
   // Safe beside publishers and others that collect; killed at any moment it leaves a sound
   // store.  BLOCKS: on the disk.
   Result<CollectReport> Collect(const CollectRequest& request);
@@ -209,12 +209,12 @@ class Store {
   Status Refresh();
   Status RefreshStep(std::string_view run, std::string_view id);
 
-  // What came and went since the News that said `generation`; 0: everything.
-  // Steps whose record cannot be read are not told of.
+  // The steps that came and went since the News that said `generation`; 0: everything.
+  // Steps whose record cannot be read are not among them.
   Result<StepNews> News(uint64_t generation);
 
   const std::string& directory() const;  // empty unless on local disk
-  // What it is on, for records that are not about steps (core/commit).
+  // The storage below, for records that are not about steps (core/commit).
   const std::shared_ptr<Storage>& storage() const;
   // Which other daemons work, as far as this process has seen.
   PresenceWatch& presences();
@@ -232,7 +232,7 @@ class Store {
 // are found where the store is now.
 Result<StepModel> ParseManifest(std::string_view bytes, std::string_view blobs = {});
 Result<std::string> RenderManifest(const StepModel& model, std::string_view blobs = {});
-// Of what the step is (core/model/read_blobs.h), rendered likewise.
+// The digest of the step's identity (core/model/read_blobs.h), rendered likewise.
 Result<Digest> IdentityDigest(const StepModel& model, std::string_view blobs = {});
 
 // CheckName of a step's; "latest" is taken.

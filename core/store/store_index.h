@@ -32,7 +32,7 @@ struct IndexedStep {
 struct StoreIndex {
   // run -> id -> step; only live steps, no run without one.
   std::map<std::string, std::map<std::string, IndexedStep>> runs;
-  // Of ids without a live step the newest one that has a record, when this was built.
+  // The newest recorded id without a live step, when this was built.
   std::vector<StepName> dead;
 
   // Null if there is none.
@@ -70,7 +70,7 @@ struct Incarnation {
 Result<Incarnation> LastIncarnation(Storage& storage, const std::string& run,
                                     const std::string& id);
 
-// Whose the run's name is.  A claim is settled once a look at the run, taken
+// The owner of the run's name.  A claim is settled once a look at the run, taken
 // after it was made, found no step of another root: until somebody claims the
 // name again there will be none, since every publisher looks at the claim once
 // more when its step is published.

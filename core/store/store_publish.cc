@@ -48,7 +48,7 @@ Result<std::shared_ptr<const void>> Store::State::PutHeldManifest(const std::str
   return Fail(ErrorCode::kExhausted, StrCat(ManifestName(digest), " is being removed all the time"));
 }
 
-// That no step of another root is in the run.
+// Success if no step of another root is in the run.
 Status Store::State::CheckOthers(const std::string& run, const std::string& root) {
   RecordTexts unused;
   const KnownRecord known = [this](const StepName& name) { return Known(name); };
@@ -206,7 +206,7 @@ Result<StepRecord> Store::PublishAs(std::string_view id, std::string_view run,
                                     const PublishHow& how) {
   CKPT_RETURN_IF_ERROR(CheckName(run, "run"));
   CKPT_RETURN_IF_ERROR(CheckStepId(model.id));
-  // What could not be loaded is never published.
+  // A step that could not be loaded is never published.
   CKPT_RETURN_IF_ERROR(ParseManifest(rendered.bytes, state_->Blobs()));
   CKPT_RETURN_IF_ERROR(state_->CheckPresent());
   if (how.join) {

@@ -29,7 +29,7 @@
 namespace ckptfs {
 
 struct Store::State {
-  // What this process did to the steps while a refresh may have been looking.
+  // The changes that this process made to the steps while a refresh may have been looking.
   struct LocalChange {
     uint64_t ticket = 0;
     StepName name;
@@ -53,7 +53,7 @@ struct Store::State {
 
   std::map<std::string, std::string> saving GUARDED_BY(mutex);  // the last job of SaveTimeOf, by run
 
-  // What a manifest needs of the store's own directories of blobs.
+  // The blobs that a manifest needs in the store's own directories.
   struct Needs {
     std::set<std::string> directories;  // below Blobs()
     bool owned = false;                 // the step's bytes are the store's, some at least

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Casts between the floating types: round to nearest even, subnormals kept,
-// every result bit-equal to torch 2.13's on an AVX2 machine.  That fixes the
+// every result bit-equal to torch 2.13's on an AVX2 machine.  This fixes the
 // NaNs too, on which torch's own code paths differ: fp32 and fp64 to bf16 give
 // 0xffff, fp16 to bf16 gives 0x7fc0, and all others keep sign and leading
 // payload bits and set the quiet bit (what F16C does).

@@ -19,7 +19,7 @@
 namespace ckptfs::internal {
 namespace {
 
-// What NaNs become in bf16 (see cast.h).
+// The bf16 values that NaNs become (see cast.h).
 constexpr int kNanOfFloat = 0xffff;
 constexpr int kNanOfHalf = 0x7fc0;
 constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

@@ -21,7 +21,7 @@ namespace ckptfs {
 std::vector<Layout> UsualLayouts(const Layout& own);
 
 struct LayoutSurvey {
-  // Of one format: the layouts that it shows, and why not the others.
+  // The layouts that one format shows, and why it does not show the others.
   struct Format {
     std::string name;
     std::vector<std::string> shown;

@@ -17,8 +17,8 @@ namespace {
 // enough to balance.
 constexpr uint64_t kParallelBlock = 4 << 20;
 
-// Who reads this much at once will read on; its sources are asked for this far
-// ahead.
+// A reader that takes this much at once will read on; its sources are asked for this
+// far ahead.
 constexpr uint64_t kBulkRead = 128 << 10;
 constexpr uint64_t kReadAhead = 32 << 20;
 

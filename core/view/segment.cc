@@ -84,7 +84,7 @@ struct RenderedKind : Kind {
   RenderedKind(const Segment& the_segment, const RenderedSegment& the_body)
       : Kind(the_segment), body(the_body) {}
 
-  // That the length is right shows when it is rendered.
+  // Rendering shows if the length is right.
   Status Validate(const StepModel&) const {
     if (body.renderer != nullptr && *body.renderer) return {};
     return Refuse("a rendered segment without a renderer");

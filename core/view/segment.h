@@ -3,7 +3,7 @@
 // A segment says what some bytes of a virtual file are: literal bytes, kept or
 // rendered when they are read, a flat range of a rank's local tensor of an atom
 // (cast), a range of a blob, or zeros.
-// What is done with segments is here, and segment.cc is the only place that
+// All operations on segments are here, and segment.cc is the only place that
 // tells the kinds apart: a new kind is a body, a line in SegmentBody, and one
 // class with its KindOf there.
 //

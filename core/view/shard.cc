@@ -46,7 +46,7 @@ std::string SuggestSplit(uint64_t layers, uint64_t chunks) {
   return token;
 }
 
-// That the step's layers can be spread over the layout's stages at all.
+// Success if the step's layers can be spread over the layout's stages at all.
 Status CheckStages(const StepModel& step, const Layout& layout) {
   const uint64_t chunks = uint64_t{layout.pp} * layout.vpp;
   const uint64_t layers = step.LayerCount();

@@ -38,8 +38,8 @@ class ParameterRefusals {
   explicit ParameterRefusals(const StepModel& step) : step_(step) {}
 
   void Add(const Parameter& parameter, Error reason);
-  // Of one that cannot be cut so: where its family rule lacks sizes they are the reason, which all
-  // parameters, degrees and formats have in common.
+  // The error for a parameter that cannot be cut so: if its family rule lacks sizes, these are
+  // the reason, which all parameters, degrees and formats have in common.
   void AddCut(const Parameter& parameter, Error reason);
   // kInvalid: "'a' and 3 more: reason; 'b': another".  Success if nothing was added.
   Status Finish() const;

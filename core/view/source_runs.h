@@ -49,7 +49,7 @@ class FragmentCursor {
     if (flat >= begin_ && flat < end_) return true;
     return Find(flat);
   }
-  // Of the fragment found last.
+  // The place of the fragment found last.
   uint64_t end() const { return end_; }
   BlobIndex blob() const { return blob_; }
   DType dtype() const { return dtype_; }

@@ -37,7 +37,7 @@ enum class Reading : uint8_t {
   kOnce,
 };
 
-// What the name of a file tells where no format does (source files as they are).
+// The reading that a file's name suggests where no format says it (source files as they are).
 Reading GuessReading(std::string_view file_name);
 
 struct ViewEntry {
@@ -63,8 +63,8 @@ class View {
   // A file's plan; its size equals Find's.
   virtual Result<Plan> MakePlan(std::string_view file) const = 0;
 
-  // What the step has and this view's files do not, where who loads them might count on it: a
-  // line each, in the view's own words.
+  // The parts of the step that this view's files do not have though their reader might count on
+  // them: a line each, in the view's own words.
   virtual std::vector<std::string> LeftOut() const { return {}; }
 
   // Heap bytes of what was derived, the step itself apart, once everything was

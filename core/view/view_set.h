@@ -26,7 +26,7 @@
 
 namespace ckptfs {
 
-// Who shows the layout, and why the others do not.
+// The formats that show the layout, and why the others do not.
 struct LayoutOffer {
   struct Answer {
     std::string format;
@@ -63,8 +63,8 @@ class ViewSet {
   const LayoutOffer& offer() const { return *offer_; }
   std::shared_ptr<const LayoutOffer> shared_offer() const { return offer_; }
 
-  // As View's.  What lies at the top belongs to the first format that has the
-  // name, and all below it.
+  // As View's.  A name at the top belongs to the first format that has it, and so does
+  // everything below it.
   Result<std::vector<ViewEntry>> List(std::string_view directory) const;
   Result<ViewEntry> Find(std::string_view path) const;
   // The plan has the size that Find tells and passes Plan::Validate.

@@ -42,7 +42,7 @@ class DirectoryIndex {
                                       uint64_t cut_from = kCutFrom);
 
   const std::vector<Entry>& entries() const { return entries_; }
-  // Of a tensor.
+  // The plan of a tensor.
   const MeshCut& CutOf(size_t entry) const { return *cuts_[entry].boxes; }
 
   struct Place {
@@ -67,8 +67,8 @@ class DirectoryIndex {
     std::array<std::shared_ptr<const TensorArchive>, MeshCut::kKinds> archives;
     uint64_t own_length = 0;  // of that
     bool cut = false;
-    // Of what is not cut: where it lies in rank 0's file.  Of what is cut: the first
-    // of its offsets, one per column.
+    // For a tensor that is not cut: its offset in rank 0's file.  For one that is cut: the
+    // first of its offsets, one per column.
     uint64_t at = 0;
   };
 

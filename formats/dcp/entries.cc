@@ -121,7 +121,7 @@ class Collector {
     return entry;
   }
 
-  // What torch itself would have loaded from the source as objects stays so.
+  // Entries that torch itself would have loaded from the source as objects stay objects.
   bool FromDcp() const { return step_.framework == "dcp"; }
 
   std::optional<uint64_t> ParametersNumber(const std::string& label,
@@ -172,7 +172,7 @@ class Collector {
       const Atom& atom = step_.atoms[i];
       if (atom.kind == "weight" || atom.kind == "master" || atom.kind == "grad") continue;
       if (!step_.IsOfModel(atom)) continue;
-      // Of the ranks that wrote it alone; DCP has it whole, as torch would load it anywhere.
+      // Written by some ranks alone; DCP has it whole, as torch would load it anywhere.
       if (atom.relation == Relation::kOpaque && !FromDcp()) continue;
       states_[static_cast<uint32_t>(atom.parameter)].emplace(atom.kind, AtomIndex{i});
       CKPT_RETURN_IF_ERROR(AddState(AtomIndex{i}));
@@ -326,8 +326,8 @@ class Collector {
     return AddHyperParameter(shown, "step", [&](PickleBuilder& b) { return b.Int(whole); });
   }
 
-  // What a target asks for that the source has no state of its own for: the step that
-  // its group counts, and where Adam starts a parameter that never had a gradient.
+  // States that a target asks for and the source does not have by themselves: the step
+  // that the group counts, and Adam's start for a parameter that never had a gradient.
   Status AddMissingStates(const Group& group, PickleRef dict) {
     std::map<std::string, AtomIndex> of_group;  // by kind, any parameter's
     for (ParameterIndex p : group.parameters) {
@@ -366,7 +366,7 @@ class Collector {
     return {};
   }
 
-  // What others than parameters have, under their own keys, which tensors have first.
+  // Entries of everything that is not a parameter, under their own keys; tensors come first.
   Status AddDocuments() {
     std::unordered_set<std::string> taken;
     for (const Entry& entry : entries_) taken.insert(entry.key);

@@ -13,11 +13,11 @@
 namespace ckptfs::dcp {
 namespace {
 
-// What every Adam has.
+// The defaults that every Adam has.
 constexpr std::array<std::string_view, 4> kOfAdam = {"lr", "betas", "eps", "weight_decay"};
 
-// Whether weight decay is apart from the moments; nothing if nobody says.  Both types
-// are AdamW unless adam_w_mode is off (deepspeed/ops/adam, 0.19.7).
+// True if weight decay is apart from the moments; nothing if the group does not say it.
+// Both types are AdamW unless adam_w_mode is off (deepspeed/ops/adam, 0.19.7).
 Result<std::optional<bool>> IsDecoupled(const StepModel& step, PickleRef group) {
   if (group["weight_decay"].Number() == 0) return std::optional(true);
   const Document* config = step.FindDocument(deepspeed::kDsConfig);

@@ -22,9 +22,9 @@ namespace ckptfs::dcp {
 // A key and its value: True, False or None (nothing).
 using ImpliedValue = std::pair<std::string_view, std::optional<bool>>;
 
-// What is not in `group`, the dict of one group of a DeepSpeed step.  Empty where
-// nothing is implied: of another optimizer, or an Adam without bias correction, which
-// torch does not have.  `amsgrad`: there are max_exp_avg_sq.
+// The values that `group`, the dict of one group of a DeepSpeed step, implies and lacks.
+// Empty where nothing is implied: for another optimizer, or an Adam without bias
+// correction, which torch does not have.  `amsgrad`: there are max_exp_avg_sq.
 Result<std::vector<ImpliedValue>> ImpliedValues(const StepModel& step, PickleRef group,
                                                 bool amsgrad);
 

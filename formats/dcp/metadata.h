@@ -11,8 +11,8 @@
 //   TensorStorageMetadata{ properties, size, chunks: [ ChunkStorageMetadata{ offsets, sizes } ] }
 //   MetadataIndex{ fqn [, offset] [, index] }      _StorageInfo{ relative_path, offset, length }
 //
-// A chunk costs about 60 bytes, so that millions of them fit.  Whether chunks cover a
-// tensor is proven elsewhere (core/ingest/assembler.h).
+// A chunk costs about 60 bytes, so that millions of them fit.  The proof that chunks cover
+// a tensor is elsewhere (core/ingest/assembler.h).
 //
 // Thread safety: immutable once read.
 // Units: boxes are elements, offsets and lengths bytes.

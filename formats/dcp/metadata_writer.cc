@@ -17,7 +17,7 @@ constexpr uint64_t kPieceBytes = 64 << 10;
 
 constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
 
-// What the memo holds, by number.
+// The memo's entries, by number.
 enum Memo : uint8_t {
   kTensorClass,
   kBytesClass,

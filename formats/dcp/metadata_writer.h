@@ -30,7 +30,7 @@
 
 namespace ckptfs::dcp {
 
-// Of a rank's data file.
+// The name of a rank's data file.
 std::string DataFileName(uint64_t rank);
 
 // The exact length, in time of the number of entries and ranks, not of chunks.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The zips that DCP's files consist of: one torch.save archive per box of a tensor and
-// per object, at any offset of a file.  What depends on nothing but dtype and shape is
+// per object, at any offset of a file.  Parts that depend only on dtype and shape are
 // rendered once and shared by all boxes that have them.
 //
 // Thread safety: none for the two caches; what they return is immutable.

@@ -60,7 +60,7 @@ class ObjectReader {
   // Where a value stood in the state dict.
   std::vector<PathElement> PathOf(KeyedEntry entry) const;
   const std::string& KeyOf(KeyedEntry entry) const;
-  // What the documents call the step, if they do.
+  // The step's number as the documents say it, if they do.
   std::optional<uint64_t> iteration() const { return iteration_; }
   // Hyper-parameters that were tensors, by their keys.
   const std::map<std::string, size_t>& tensor_keys() const { return tensor_keys_; }
@@ -95,7 +95,7 @@ class ObjectReader {
   std::map<std::string, std::string> left_out_;
   std::map<std::string, size_t> tensor_keys_;  // tensors of the metadata
   uint64_t dropped_ = 0;
-  // Of the document that is being made.
+  // The tensors of the document that is being made.
   PickleBuilder builder_;
   TorchFile::Storages storages_;
   StorageAtoms atoms_;

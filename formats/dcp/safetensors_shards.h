@@ -22,7 +22,7 @@
 
 namespace ckptfs::dcp {
 
-// Whether a safetensors file says so of itself; a file that is not one is kInvalid.
+// True if a safetensors file says so of itself; a file that is not one is kInvalid.
 Result<bool> IsShard(const Root& root, const std::string& path);
 
 // The metadata that torch makes of such files; extents are the tensors' own bytes.

@@ -31,7 +31,7 @@ class DcpSource : public Source {
     CKPT_RETURN_IF_ERROR(Add(root, directory, RunOfToolStep(directory, name), out));
     if (!out.empty()) return out;
     CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, directory));
-    // What consolidates shards of safetensors leaves them here.
+    // Tools that consolidate shards of safetensors leave the shards here.
     const bool consolidated = std::ranges::any_of(
         entries.files, [](const std::string& file) { return file.ends_with(".safetensors"); });
     for (const std::string& inner : entries.directories) {

@@ -77,7 +77,7 @@ Result<PartFiles> PartOf(const Root& root, const std::string& directory,
   if (megatron == 2) return PartFiles();
   for (auto& [rank, name] : ranks) out.ranks.push_back(std::move(name));
   if (out.Any() || safetensors.empty()) return out;
-  // What is broken, or goes away, is for whoever reads such files otherwise to tell.
+  // A file that is broken, or goes away, is reported by the source that reads it otherwise.
   const auto sharded = IsShard(root, JoinPath(directory, safetensors.front()));
   if (!sharded && sharded.error().code == ErrorCode::kIo) return Fail(Error(sharded.error()));
   if (sharded && *sharded) out.shards = std::move(safetensors);

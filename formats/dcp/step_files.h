@@ -39,11 +39,11 @@ struct PartFiles {
   bool beside = false;  // taken where the other parts have nothing but an optimizer
   bool data = false;                  // *.distcp is there
 
-  // That it is one, whole or not.
+  // True if the directory is a step, whole or not.
   bool Any() const { return metadata || !ranks.empty() || !shards.empty() || data; }
 };
 
-// Of a directory below the root; nothing where there is no such directory.
+// The files of a directory below the root; nothing where there is no such directory.
 Result<PartFiles> ListPart(const Root& root, const std::string& directory);
 
 // The parts of the step that a directory is; empty if it is not a step.

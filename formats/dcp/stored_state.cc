@@ -274,8 +274,8 @@ Status StoredState::AddFragments(size_t tensor, AtomIndex atom) const {
   return {};
 }
 
-// Of the first such tensor: boxes that more ranks have than others, of which one is compared
-// with nothing.
+// Notes the first such tensor: more ranks have some of its boxes than others, and one of these
+// is compared with nothing.
 void StoredState::NoteSpares(const TensorEntry& tensor, size_t taken) const {
   size_t held = 0;
   for (size_t i = 0; i < tensor.chunk_count; ++i) held += IsEmpty(tensor, i) ? 0 : 1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StoredState is a DCP step as it lies: its metadata, its files as blobs of a step, and
-// the byte at which each chunk's elements begin.  What is asked of it are tensors as
-// fragments of an atom, small values, and objects.
+// the byte at which each chunk's elements begin.  It gives tensors as fragments of an
+// atom, small values, and objects.
 //
 // Thread safety: none; files are looked at in parallel inside.
 // Lifetime: the candidate and the assembler must outlive it.

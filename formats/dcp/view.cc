@@ -47,7 +47,7 @@ class DcpView : public View {
   ViewEntry Directory() const {
     return {top_, ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
   }
-  // What stands behind "<top>/"; "" for any other path.
+  // The path behind "<top>/"; "" for any other path.
   std::string_view BelowTop(std::string_view path) const;
   // The rank of a data file that there is, by its path in its one spelling.
   std::optional<uint64_t> RankOf(std::string_view path) const;

@@ -41,7 +41,7 @@ class DcpFormat : public ViewFormat {
   const uint64_t cut_from_;
 };
 
-// What a directory of DCP's is called and has of a step's state dict.
+// The name of a DCP directory, and the part of a step's state dict that it has.
 struct DcpPart {
   std::string top;   // its name
   std::string only;  // the first word of the keys in it; empty: all

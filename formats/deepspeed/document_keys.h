@@ -40,7 +40,7 @@ inline constexpr std::array<std::string_view, 14> kModelStateKeys = {
     kGlobalSteps, kGlobalSamples,      kDpWorldSize, kMpWorldSize, kParallelDimensions,
     kDsConfig,    kDsVersion,          kNumExperts,  kAutoEpLayers};
 
-// Of the ZeRO (or FP16_Optimizer) dict: the first rank's value; where ranks
+// Values of the ZeRO (or FP16_Optimizer) dict: the first rank's; where ranks
 // differ each has its own scope ("dp3_mp1") besides the global one.
 inline constexpr std::string_view kZeroPrefix = "zero/";  // "zero/" + any scalar key of the dict
 inline constexpr std::string_view kLossScaler = "zero/loss_scaler";

@@ -77,7 +77,7 @@ Result<StepFiles> ListStep(const Root& root, const std::string& directory);
 // "12" of "global_step12"; the last number of any tag, 0 without one.
 uint64_t IterationOfTag(std::string_view tag);
 
-// Whether a text can be a tag: the name of a directory below the save directory,
+// True if a text can be a tag: the name of a directory below the save directory,
 // which may lie deeper ("epoch1/step5").
 bool IsTagName(std::string_view tag);
 

@@ -39,11 +39,11 @@ struct PartitionStates {
   std::vector<std::string> nothing;   // of these: which are None
 };
 
-// What the partition has besides its master, sorted: each state's name in
+// The states of the partition besides its master, sorted: each state's name in
 // quotes and what it is.
 std::vector<std::string> StateNames(const PartitionStates& partition);
 
-// Whether a state of this shape can belong to such a parameter though the
+// True if a state of this shape can belong to such a parameter though the
 // shapes differ: it has fewer elements (factored moments), and is not one that
 // optimizers keep per element.
 bool CanBeReduced(std::string_view state, const Shape& shape, const Shape& parameter);

@@ -84,7 +84,7 @@ class DeepSpeedSource : public Source {
       return Fail(ErrorCode::kInvalid,
                   StrCat(step.Path(), ": no *_model_states.pt beside the optimizer states"));
     }
-    // What is there and damaged is not incomplete: Read says how.
+    // A file that is there but damaged is not missing: Read says what is wrong.
     auto opened = step.root->Open(JoinPath(step.directory, first));
     const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(opened.error());
     const auto states = file ? deepspeed::ReadModelStates(*file, BlobIndex{}, {false, false})

@@ -87,11 +87,11 @@ Status AddSteps(const std::shared_ptr<const Root>& root, const std::string& save
   return {};
 }
 
-// What DeepSpeed copies beside its tags; they run where `latest` lies.
+// Scripts that DeepSpeed copies beside its tags; they run where `latest` lies.
 constexpr std::array<std::string_view, 2> kScripts = {"zero_to_fp32.py", "zero_to_torch.py"};
 constexpr uint64_t kMaxScript = 256 << 10;
 
-// What ds_to_universal adds to the name of what it converts.
+// The suffix that ds_to_universal adds to the name of a step.
 constexpr std::string_view kConverted = "_universal";
 
 // The tags in a directory; none where it cannot be read, which is nothing of ours.
@@ -124,7 +124,7 @@ Status AddToolSteps(const std::shared_ptr<const Root>& root, const std::string& 
   return {};
 }
 
-// Of the directories in `run` those that a training tool wrote around steps.
+// The directories in `run` that a training tool wrote around steps.
 Status AddToolDirectories(const std::shared_ptr<const Root>& root, const std::string& run,
                           const IsStep& is_step, std::vector<StepCandidate>& out) {
   CKPT_ASSIGN_OR_RETURN(const StepEntries entries, ListStepEntries(*root, run));
@@ -164,7 +164,7 @@ class OpenedRoot final : public Root {
   const Result<std::shared_ptr<const File>>& file_;
 };
 
-// What a training tool wrote beside several tags is of the one that the pointer there names.
+// Files that a training tool wrote beside several tags belong to the tag that the pointer names.
 Status CarryTools(Assembler& assembler, const StepCandidate& step, std::string_view pointer) {
   const std::string tag = LastComponent(step.directory);
   if (!step.id.ends_with(StrCat("-", tag))) return CarryOwnFiles(assembler, step);

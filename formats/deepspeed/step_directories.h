@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which directories are DeepSpeed steps: the one that is asked for itself, or every
-// tag of a save directory, its pointer file naming the newest.  Where that is a
+// Finds the directories that are DeepSpeed steps: the one that is asked for itself, or
+// every tag of a save directory, whose pointer file names the newest.  If the pointer is a
 // path ("epoch1/step5"), the steps beside it are found, too, and the folder they
 // lie in is their save directory.  Where a training tool wrote around a tag
-// (formats/runs/step_tree.h) its directory is the step, and names it; of a
-// conversion in it "_universal" is added.  Of several tags there each is a step,
-// named after both.
+// (formats/runs/step_tree.h) its directory is the step, and names it; a conversion
+// in it gets "_universal" added.  If there are several tags, each is a step, named
+// after both.
 //
 // Thread safety: pure but for reading directories.
 

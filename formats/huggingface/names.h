@@ -27,7 +27,7 @@
 
 namespace ckptfs::huggingface {
 
-// What a directory's weights are read from.
+// The file that a directory's weights are read from.
 struct WeightsName {
   std::string file;     // the weights, their index, or an adapter
   bool index = false;

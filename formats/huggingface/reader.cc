@@ -38,13 +38,13 @@ constexpr std::array<std::string_view, 4> kEmbeddings = {
 
 bool IsEmbedding(std::string_view name) { return std::ranges::find(kEmbeddings, name) != kEmbeddings.end(); }
 
-// Whether the modules that the names lead to may have the same parameter.
+// True if the modules that the names lead to may have the same parameter.
 bool EndAlike(std::string_view a, std::string_view b) {
   const auto dotted = [](std::string_view name) { return name.find('.') != std::string_view::npos; };
   return (!dotted(a) && !dotted(b)) || a.substr(a.rfind('.') + 1) == b.substr(b.rfind('.') + 1);
 }
 
-// What quantisers put beside packed weights.
+// Suffixes of the tensors that quantisers put beside packed weights.
 constexpr std::array<std::string_view, 7> kPacked = {
     ".qweight", ".qzeros", ".absmax", ".quant_map", ".SCB", ".weight_scale", ".weight_scale_inv"};
 

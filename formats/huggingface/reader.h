@@ -52,8 +52,8 @@ Result<std::string> ConfiguredWeights(const Root& root, const std::string& direc
 // an adapter.  Files that the index names need not be there.
 Result<StepFiles> ListStep(const StepCandidate& candidate);
 
-// kUnsupported if the candidate is one file of several that an index beside it names, or by its own
-// name: a part of a model.  What cannot be read there says nothing.
+// kUnsupported if the candidate is one file of several that an index beside it names, or by its
+// own name: a part of a model.  An index that cannot be read says nothing.
 Status CheckNoPiece(const StepCandidate& candidate);
 
 class Reader {
@@ -70,7 +70,7 @@ class Reader {
   HasTensor HasWeight() const;
   void TieByStorage();
   void TieByConfig();
-  // Whether what a safetensors file says of a second name is believed.
+  // True if what a safetensors file says of a second name is believed.
   bool IsTie(const std::string& alias, const std::string& name) const;
   Status DeclareParameters();
   Status ReadOptimizer();

@@ -6,7 +6,7 @@
 //   {"metadata": {"total_size": bytes, ...}, "weight_map": {tensor: file}}
 //
 // Read: files are plain names in the same directory; a tensor is named once.
-// What else stands in it plays no part (total_size is often wrong).
+// Other keys are ignored (total_size is often wrong).
 // Split: in order, a new file where the limit would be passed, a tensor that is
 // larger by itself.
 //

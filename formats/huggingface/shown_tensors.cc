@@ -14,7 +14,7 @@
 namespace ckptfs::huggingface {
 namespace {
 
-// Of names that no model of transformers has.
+// Prefixes of names that no model of transformers has.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kForeign = {{
     {"base_layer.", "a layer that PEFT wraps, whose adapter would be lost"},
     {"lora_", "an adapter (PEFT)"},
@@ -51,7 +51,7 @@ const std::string& KeptName(const std::vector<std::string>& names) {
   return names.front();
 }
 
-// What of `name` stands before the model's own: the first word with its dot.
+// The part of `name` before the model's own: the first word with its dot.
 std::string_view AttributeOf(std::string_view name) { return name.substr(0, name.find('.') + 1); }
 
 // A LightningModule has the model in an attribute, whose name every parameter then begins

@@ -36,7 +36,7 @@ struct ShownTensor {
   AtomSegment Segment() const { return {atom, local, 0, elements, dtype}; }
 };
 
-// Whether it is of those that save_pretrained drops of names that share a tensor.
+// True if save_pretrained drops the name, of several that share a tensor.
 bool IsHead(std::string_view name);
 
 // In model order.  kUnsupported names the parameter that has no such form: one of

@@ -59,8 +59,8 @@ bool IsRun(const StepEntries& entries) {
   return entries.HasFile("latest") || std::ranges::any_of(entries.directories, is_step);
 }
 
-// Whether a directory is one of several steps of what lies above it: a training tool wrote
-// it, or it is named so (torchtitan's step-500, a script's own epoch_1).
+// True if a directory is one of several steps of the run above it: a training tool wrote it,
+// or it is named so (torchtitan's step-500, a script's own epoch_1).
 bool IsOneOfSeveral(std::string_view name, const StepEntries& entries) {
   return ToolOf(name, entries) != StepTool::kNone || (StepNumber(name) && !IsRun(entries));
 }

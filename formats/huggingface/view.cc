@@ -72,7 +72,7 @@ class HuggingFaceView : public View {
   uint64_t MemoryBytes() const override;
 
  private:
-  // Of the first file at or behind `below` (a path below huggingface/).
+  // The place of the first file at or behind `below` (a path below huggingface/).
   size_t Behind(std::string_view below) const;
   const ShownFile* FileAt(std::string_view path) const;
   bool HasFolder(std::string_view folder) const;
@@ -87,7 +87,7 @@ ViewEntry FolderNamed(std::string_view name) {
   return {std::string(name), ViewEntry::Type::kDirectory, 0, "", Reading::kRandom};
 }
 
-// What stands behind "huggingface/"; "" for any other path.
+// The path behind "huggingface/"; "" for any other path.
 std::string_view BelowTop(std::string_view path) {
   const bool below = path.starts_with(kTop) && path.size() > kTop.size() && path[kTop.size()] == '/';
   return below ? path.substr(kTop.size() + 1) : std::string_view();
@@ -251,8 +251,8 @@ Status AddWeights(const StepModel& step, const std::vector<Shard>& shards,
   return {};
 }
 
-// What the config says of the dtype follows what is shown, except where a Hugging
-// Face directory is shown as it is.
+// The config's dtype follows the shown weights, except where a Hugging Face directory is
+// shown as it is.
 std::string ConfigText(const StepModel& step, const Layout& layout, const std::string& config) {
   const auto shown = layout.dtype ? layout.dtype : step.model_dtype;
   const bool as_it_is = !layout.dtype && step.framework == "huggingface";

@@ -19,8 +19,8 @@ namespace {
 constexpr uint64_t kMaxDocumentBytes = 64 << 20;  // of a value's tensors, and of all pickles
 constexpr size_t kMaxDocuments = 1024;
 
-// Whether a file says that it is torch's; of others some say nothing.  tf and flax keep some matrices
-// the other way round.
+// True if a file says that it is torch's; some others say nothing.  tf and flax keep some
+// matrices the other way round.
 Result<bool> SaysTorch(const std::map<std::string, std::string>& metadata) {
   const auto format = metadata.find("format");
   if (format == metadata.end() || format->second == "mlx") return false;

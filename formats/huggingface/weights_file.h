@@ -41,7 +41,7 @@ struct WeightsFile {
   std::vector<LeftOut> beside;                 // parts of a torch file that are not taken
   std::vector<Document> documents;             // parts that are
   Digest frame;                                // of a torch file (core/blob/frame.h)
-  // Of safetensors that say they are torch's: where the tensors begin.
+  // The offset of the tensors, in safetensors that say they are torch's.
   std::optional<uint64_t> data_offset;
 };
 

@@ -31,8 +31,8 @@ struct ConfigFacts {
   std::optional<uint64_t> hidden;
 };
 
-// kInvalid unless the text is a JSON object.  What is not of the expected type
-// counts as not said.
+// kInvalid unless the text is a JSON object.  A value that is not of the expected type
+// counts as absent.
 Result<ConfigFacts> ReadConfigFacts(std::string_view config);
 
 // The folders that sentence-transformers' modules.json lists ("path"), those of the

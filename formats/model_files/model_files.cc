@@ -107,8 +107,8 @@ void SortByName(ModelFiles& files) {
             [](const ModelFile& a, const ModelFile& b) { return a.name < b.name; });
 }
 
-// The files, as <folder>/<name>, that are taken out of folders beside a model; why
-// others are not goes to `left_out`.  What modules.json names is hostile.
+// The files, as <folder>/<name>, that are taken out of folders beside a model;
+// `left_out` gets why others are not.  Names in modules.json are hostile.
 Result<std::vector<std::string>> FilesOfFolders(const Root& root, const std::string& directory,
                                                 const ModelFiles& models,
                                                 std::vector<Error>& left_out) {

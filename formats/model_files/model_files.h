@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ModelFiles are what loaders look for beside a model's weights: config.json,
-// generation_config.json, tokenizers, templates, code.  A step carries those of
-// its directory, byte for byte: short ones in the manifest, others as blobs.  Of
-// folders those are carried that loaders look into: the tokenizer's templates and
-// sentence-transformers' modules.
+// ModelFiles are the files that loaders look for beside a model's weights: config.json,
+// generation_config.json, tokenizers, templates, code.  A step carries those of its
+// directory, byte for byte: short ones in the manifest, others as blobs.  It carries
+// folders that loaders look into: the tokenizer's templates and sentence-transformers'
+// modules.
 //
 //   document "model_files" = {name or <folder>/<name>: text, or the index of a blob}
 //
@@ -50,8 +50,8 @@ bool IsModelFile(std::string_view name);
 
 // The model files in the first directory that has a config.json, of `directory`
 // (below the root, "" or with '/' at the end) and those above it up to the root,
-// carried with the step.  What cannot be read is
-// left out with a note.  Returns what is carried.  BLOCKS: on reading them.
+// carried with the step.  A file that cannot be read is left out.  Returns the carried
+// files.  BLOCKS: on reading them.
 // REQUIRES: all files that something is read of were added to the assembler.
 Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
                                    std::string directory);
@@ -63,7 +63,7 @@ bool IsFolderFile(std::string_view path);
 // does.
 Status LeaveOut(Error why, StepModel& header);
 
-// What a step carries.  kInvalid for a document that is not of this form.
+// The files that a step carries.  kInvalid for a document that is not of this form.
 Result<ModelFiles> ModelFilesOf(const StepModel& step);
 
 // The model files of a directory that belongs to no step (mount --hf-config), as

@@ -128,7 +128,7 @@ class Builder {
     return {};
   }
 
-  // Whether the state can be cut as its parameter is.
+  // True if the state can be cut as its parameter is.
   bool Fits(const Atom& atom, const LocalTensor& local, const std::string& key) {
     const Shape& shape = step_.parameter(atom.parameter).shape;
     switch (atom.relation) {

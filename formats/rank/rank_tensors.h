@@ -42,8 +42,8 @@ class ParameterAtoms {
   std::vector<AtomIndex> atoms_;  // in the step's order
 };
 
-// Whether the atom at `i` of a parameter's is named by its kind alone: another of that kind, a
-// second optimizer's, says whose it is.
+// True if the atom at `i` among a parameter's is named by its kind alone; the name of another
+// one of that kind, a second optimizer's, has the optimizer's name, too.
 bool IsFirstOfKind(const StepModel& step, std::span<const AtomIndex> atoms, size_t i);
 
 struct RankTensor {

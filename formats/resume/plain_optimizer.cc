@@ -30,7 +30,7 @@ tl::unexpected<Error> Refuse(const Words&... words) {
   return Fail(ErrorCode::kUnsupported, StrCat(words...));
 }
 
-// That the members of the step's groups are in the order in which the optimizer had them.
+// Success if the members of the step's groups are in the order in which the optimizer had them.
 Status CheckOrder(const StepModel& step) {
   if (step.framework != "deepspeed") {
     return Refuse("nothing in a universal directory says in which order the optimizer had its parameters");

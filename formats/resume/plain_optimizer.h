@@ -10,10 +10,10 @@
 // Its states are numbered, group by group in the order in which the optimizer was given
 // its parameters, and torch compares neither names nor shapes when it loads them.  DeepSpeed
 // (0.19.7) writes down the members of each group as they lie in its flat partitions
-// (engine._get_zero_param_shapes); without ZeRO torch's own numbers are in the file.  That is
-// the order of the groups but where round_robin_gradients deals them out anew, experts are
-// taken into groups of their own, and where a rank has only a part of the model: there it is
-// refused.
+// (engine._get_zero_param_shapes); without ZeRO torch's own numbers are in the file.  This is
+// the order of the groups, except where round_robin_gradients deals the parameters out anew,
+// where experts are taken into groups of their own, and where a rank has only a part of the
+// model: there it is refused.
 //
 // Thread safety: pure functions.
 // Lifetime: the result refers to the step's atoms by index.

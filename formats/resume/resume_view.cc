@@ -59,7 +59,7 @@ struct Part {
   std::shared_ptr<const View> view;
 };
 
-// What PlainOptimizer makes of the step, when it is read.
+// The file that PlainOptimizer makes of the step, when it is read.
 struct MadeOptimizer {};
 // A file of the source, a text, or that.
 using Body = std::variant<BlobIndex, std::shared_ptr<const std::string>, MadeOptimizer>;
@@ -93,7 +93,7 @@ class ResumeView : public View {
   tl::unexpected<Error> NoSuch(std::string_view path) const {
     return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in what ", top_, " resumes from"));
   }
-  // What stands behind "<top>/"; nothing for other paths.
+  // The path behind "<top>/"; nothing for other paths.
   std::optional<std::string_view> BelowTop(std::string_view path) const;
   // The part that a path below the top is in; null if in none.
   const Part* PartOf(std::string_view below) const;
@@ -306,7 +306,7 @@ Status AddUniversal(const std::shared_ptr<const StepModel>& step, const Layout& 
                     const FamilySet* families, const std::string& tag, ShownFiles& shown,
                     std::vector<Part>& parts, std::vector<std::string>& left_out) {
   auto universal = deepspeed::UniversalFormat(families).Open(step, layout);
-  // Of another framework's step it is more than the tool saved.
+  // For another framework's step this is more than the tool saved.
   if (!universal && !IsOfDeepSpeed(*step)) {
     left_out.push_back(StrCat("DeepSpeed's directory: ", universal.error().message));
     return {};
@@ -387,8 +387,8 @@ Status CheckSchedule(StepTool tool, const ShownFiles& shown) {
               "Trainer loads an optimizer beside a scheduler.pt alone, and the engine had the schedule");
 }
 
-// What the tool would load of a step of DeepSpeed's if it went on without it: weights, those
-// of the layout's dtype, and the optimizer, or why it is not there.
+// The files that the tool would load of a DeepSpeed step if it went on without DeepSpeed:
+// weights in the layout's dtype, and the optimizer, or why it is not there.
 Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layout,
                 const FamilySet* families, StepTool tool, const std::string& tag,
                 ShownFiles& shown, std::vector<Part>& parts, std::vector<std::string>& left_out) {
@@ -405,7 +405,7 @@ Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layo
   }
   CKPT_ASSIGN_OR_RETURN(const uint64_t size, optimizer->Size(kArchive));
   Show(name, {{name, ViewEntry::Type::kFile, size, "", Reading::kCopied}, MadeOptimizer{}}, shown);
-  // Of one directory's several tags the weights are those of one.
+  // If one directory has several tags, the weights are those of one.
   const bool one = tag.empty() || !step->id.ends_with(StrCat("-", tag.substr(0, tag.size() - 1)));
   const bool own = one && std::any_of(shown.begin(), shown.end(), [](const auto& file) {
                      return IsWeights(file.first) || file.first.starts_with("adapter_model.");
@@ -424,7 +424,7 @@ constexpr std::string_view kNextEngine = "pytorch_model_";
 constexpr std::string_view kSeveral =
     "': several models or optimizers in one save are not re-laid; they are in source/ as they were";
 
-// Of each model accelerate numbers the directories; a step has the tensors of one.
+// accelerate numbers the directories of its models; a step has the tensors of one model.
 Status CheckOneModel(const StepModel& step, const ToolFiles& files) {
   for (const std::string& part : OwnDcpParts(step, files)) {
     if (part == StrCat(kFsdpModel, "0/") || part == StrCat(kFsdpOptimizer, "0/")) continue;

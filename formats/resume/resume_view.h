@@ -17,8 +17,8 @@
 //                 is checkpoint; FSDPStrategy's and ModelParallelStrategy's, which is one of
 //                 DCP's with a meta.pt
 //
-// What is there is decided by what saved the step: FSDP's directories are there for a
-// step of FSDP's, and for others with the layout token `accelerate`; whole tensors for a step that
+// The framework that saved the step decides what is there: FSDP's directories for a step of
+// FSDP's, and for others with the layout token `accelerate`; whole tensors for a step that
 // had them, and for one of DeepSpeed's where it is certain whose the states are
 // (formats/resume/plain_optimizer.h).
 //

@@ -28,7 +28,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kFiles = 
     std::pair(".keras", "Keras weights"),
 };
 
-// What Megatron's ranks write into a mp_rank_XX of theirs.
+// The files that Megatron's ranks write into a mp_rank_XX of theirs.
 constexpr std::array<std::string_view, 4> kMegatronFiles = {"model_optim_rng.pt", "model_rng.pt",
                                                             "distrib_optim.pt", "optim.pt"};
 

@@ -58,7 +58,7 @@ bool IsResumed(StepTool tool, std::string_view name) {
   });
 }
 
-// Of the step's own directory, below which `path` lies.
+// The entries of the step's own directory, below which `path` lies.
 struct Walk {
   Assembler& assembler;
   const StepCandidate& step;

@@ -39,13 +39,13 @@ inline constexpr size_t kMaxToolFolders = 4096;
 // What is said of a file that fewer may read, and that the step is whole without.
 LeftOut PrivateFile(std::string_view path);
 
-// Who may read the files that a step is read from.  Nobody is to lose sight of a step because
-// somebody keeps a note of his own beside it, nor to read with the step what he could not read.
+// The users who may read the files that a step is read from.  A private note beside a step must
+// hide the step from nobody, and the step must show nobody a file that he could not read.
 class ReadersSoFar {
  public:
   explicit ReadersSoFar(const StepModel& files_so_far);
-  // Whether all of them may read a file, and search what a link leads through.  Errors as of
-  // Root::Open.
+  // True if all of them may read a file, and search the directories that a link leads through.
+  // Errors as Root::Open's.
   Result<bool> MayRead(const Root& root, const std::string& path) const;
 
  private:
@@ -53,7 +53,7 @@ class ReadersSoFar {
   std::set<std::tuple<uint32_t, uint32_t, uint32_t>> readers_;  // mode, owner and group
 };
 
-// Of Lightning a step may be one file; nothing lies around that.
+// A Lightning step may be one file; nothing lies around that.
 //
 // Adds the files in the step's own directory and in the folders in it, but for those of
 // other steps, and the document if a tool wrote it.  What fewer may read than the files that

@@ -103,7 +103,7 @@ Result<LocalTensor> ParseRank(PickleRef ref, const Shape& full) {
   local.shape = *shape;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto box = pieces.at(i)["shape"].AsShape();
-    // Of a rank beyond the heads; it may lie anywhere.
+    // The range of a rank beyond the heads; it may lie anywhere.
     if (box && std::find(box->begin(), box->end(), 0) != box->end()) continue;
     CKPT_ASSIGN_OR_RETURN(Piece piece, ParsePiece(pieces.at(i), full));
     local.pieces.push_back(std::move(piece));

@@ -25,7 +25,7 @@ std::optional<DType> MostCommon(const std::map<DType, uint64_t>& counts,
 
 namespace {
 
-// What names or numbers a stage's own parameters.
+// Names or numbers a stage's own parameters.
 bool IsAboutMembers(std::string_view key) {
   return key == "params" || key == "param_names" || key == "name";
 }

@@ -31,7 +31,7 @@
 
 namespace ckptfs {
 
-// Who holds a tensor: a tensor-parallel rank of one of the places (pipeline
+// The holder of a tensor: a tensor-parallel rank of one of the places (pipeline
 // stages) that hold the parameter, counted from 0.
 struct Holder {
   uint32_t place = 0;
@@ -85,7 +85,7 @@ class Placer {
   // A weight that is not stored: the master, cast.  False if there is no master.
   Result<bool> DeriveWeight(ParameterIndex parameter, DType dtype);
 
-  // Whether a weight of the parameter was placed.
+  // True if a weight of the parameter was placed.
   bool HasWeight(ParameterIndex parameter) const { return Of(parameter).weight.has_value(); }
   const Sharding& sharding(ParameterIndex parameter) const { return *Of(parameter).sharding; }
 

@@ -11,7 +11,7 @@
 
 namespace ckptfs {
 
-// What the rules say before the shapes are applied.
+// The rules' answer before the shapes are applied.
 struct ShardingRules::Decision {
   Pattern pattern;
   std::string rule;                           // for messages
@@ -235,7 +235,7 @@ Result<ShardingRules> ShardingRules::Make(const ShardingInfo* info, const Source
   for (auto& [name, locals] : parameters) {
     names.push_back(name);
     if (info == nullptr || locals.size() == 1) continue;
-    // What the checkpoint itself says beats the family's rule.
+    // The checkpoint's own word beats the family's rule.
     if (const AffineParameter* affine = info->affine.Find(name)) {
       locals.assign(1, affine->logical_shape);
     } else if (FirstMatch(info->replicated, name) != nullptr ||

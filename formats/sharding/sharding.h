@@ -103,7 +103,7 @@ class ShardingRules {
 // Whole and equal on each of `ranks` tensor-parallel ranks.
 Sharding ReplicatedSharding(const Shape& shape, uint32_t ranks);
 
-// What rank `rank` holds when each of the consecutive parts of dim `dim` is cut
+// The part of rank `rank` when each of the consecutive parts of dim `dim` is cut
 // into pieces of widths[part][rank].  Rows beyond the atom's are padding.
 LocalTensor LocalOfWidths(const Shape& atom, uint32_t dim,
                           const std::vector<std::vector<uint64_t>>& widths, uint32_t rank);

@@ -26,7 +26,7 @@
 
 namespace ckptfs {
 
-// What a rank file's framework says in this case.
+// The framework name of a rank file in this case.
 inline constexpr std::string_view kDeepSpeedRankFile = "deepspeed";
 
 struct OpenRankFile {

@@ -19,7 +19,7 @@ constexpr std::string_view kByteOrder = "little";
 constexpr std::string_view kVersion = "3\n";
 constexpr uint64_t kPadHeader = 4;  // 'F' 'B' and the length of the padding
 
-// What the sizes and offsets of one record force into its headers.
+// The header fields that the sizes and offsets of one record determine.
 struct RecordLayout {
   uint64_t header = 0;
   uint64_t payload = 0;

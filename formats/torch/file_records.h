@@ -17,7 +17,7 @@
 
 namespace ckptfs {
 
-// Of an archive that was opened.
+// The records of an opened archive.
 std::vector<FileRecord> RecordsOfArchive(const ZipArchive& archive);
 
 // A record with bytes and the checksum 0 has none: torch writes so when told to

@@ -76,7 +76,7 @@ bool PickleRef::IsDict() const {
   if (tree_ == nullptr) return false;
   if (node().kind == Kind::kDict) return true;
   if (!IsCall(node())) return false;
-  // What a dict is called with is among its items already, or cannot be told.
+  // The arguments of a dict's call are among its items already, or cannot be told.
   const size_t arguments = tree_->nodes[node().children[1]].children.size();
   for (const std::string_view name : {"OrderedDict", "Counter", "defaultdict"}) {
     if (!IsCallOf(*tree_, node(), "collections", name)) continue;

@@ -51,7 +51,7 @@ struct PickleNode {
   static constexpr uint32_t kNoExtra = ~uint32_t{0};
 };
 
-// What followed the making of a kReduce, kObject, kTensor or kPersistent: the
+// The opcodes that followed the making of a kReduce, kObject, kTensor or kPersistent:
 // APPENDS, SETITEMS and BUILD, in this order when printed back (as CPython's
 // pickler does).
 struct PickleExtra {

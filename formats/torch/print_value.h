@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PrintValue prints a value of a tree where it stands, as PrintPickle would print a tree
-// of its own, but for one thing: equal strings are one.  Whether two of them are one
-// object depends on the Python that wrote the file, and not on what it wrote.  So equal
-// values are equal texts, which is what it is for.
+// of its own, with one difference: equal strings are one object.  In a file two equal
+// strings are one object or two, depending on the Python that wrote it.  So equal values
+// print as equal texts, which callers compare.
 //
 // Thread safety: pure.
 

@@ -52,7 +52,7 @@ struct TensorDict {
 // REQUIRES: `dict` is a dict of `file`.
 Result<TensorDict> TensorDictOf(PickleRef dict, const TorchFile& file, BlobIndex blob);
 
-// What a step says of entries of a module that are not tensors.  REQUIRES: names has one.
+// Describes entries of a module that are not tensors.  REQUIRES: names has one.
 LeftOut LeftOutEntries(const std::set<std::string>& names);
 // The same of any number of them.
 void LeaveOutEntries(const std::set<std::string>& names, StepModel& header);

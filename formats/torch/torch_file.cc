@@ -49,8 +49,8 @@ Status CheckByteOrder(const FileRange& file, const ZipArchive& archive, const st
   return Refuse("the byteorder record is neither 'little' nor 'big'");
 }
 
-// What torch.load refuses whether or not anybody uses it: records of another size
-// than the pickle says, and integers that require a gradient.
+// Refuses what torch.load refuses even if nobody uses it: records of another size than
+// the pickle says, and integers that require a gradient.
 Status CheckRecords(const PickleTree& tree, const TorchFile::Storages& storages) {
   for (const TensorNode& tensor : tree.tensors) {
     const bool continuous = IsFloat(tensor.dtype) || ByteWidth(tensor.dtype) == 1 ||

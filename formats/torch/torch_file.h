@@ -40,12 +40,13 @@ class TorchFile {
   static Result<TorchFile> Open(std::shared_ptr<const File> file);
   static Result<TorchFile> Open(std::shared_ptr<const File> file, const Extent& extent);
 
-  // Of what a container holds, `file` if somebody is to Read.  kInvalid if the pickle
-  // contradicts itself about a storage: torch gives every mention the type of the first.
+  // Opens a torch file that a container holds, with `file` if somebody is to Read.  kInvalid
+  // if the pickle contradicts itself about a storage: torch gives every mention the type of
+  // the first.
   static Result<TorchFile> Make(PickleTree tree, Storages storages,
                                 std::shared_ptr<const File> file = nullptr);
 
-  // Of the file, for messages; "" of one that was made.
+  // The file's path, for messages; "" if the file was made in memory.
   std::string_view name() const { return file_ ? std::string_view(file_->name()) : ""; }
   const PickleTree& tree() const { return tree_; }
   PickleRef root() const { return RootOf(tree_); }

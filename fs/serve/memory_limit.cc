@@ -45,8 +45,8 @@ std::optional<std::string> GroupIn(const std::string& root, bool unified) {
 
 // The least limit of the group and those above it, as far as they are mounted.
 uint64_t LeastLimit(const std::string& root, const Hierarchy& mount, std::string group) {
-  // What is mounted is often our own container's part; from inside one whose
-  // names are not its own, the group's path may not lead through it.
+  // The mounted cgroup tree is often our own container's part; from inside a container
+  // with other names the group's path may not lead through it.
   const std::string top = mount.group == "/" ? "" : mount.group;
   const bool inside = group == top || group.starts_with(top + "/");
   group = inside ? group.substr(top.size()) : "";

@@ -53,7 +53,7 @@ class OpenFiles {
   void Release(FileHandle handle);
   Result<OpenFile> Degrade(FileHandle handle);
   void DisablePassthrough(std::string_view reason);
-  // Who has a file open may ask about it, whatever became of its step.
+  // A caller that has a file open may ask about it, whatever became of its step.
   bool IsOpen(InodeNumber inode) { return live_.Peek(inode).has_value(); }
 
   // True if files are filled before they are read.
@@ -61,7 +61,7 @@ class OpenFiles {
   // Fills one file, or counts why not.  kExhausted if the budget ends.
   Status Warm(const Node& file, WarmReport& report);
 
-  // What is not open of a step whose bytes lie elsewhere now; of one that went.
+  // Drops the files that are not open, of a step whose bytes lie elsewhere now or that went.
   void DropPlans(const Digest& manifest);
   void DropStep(const Digest& manifest);
 

@@ -66,7 +66,7 @@ Result<std::unique_ptr<PagePool>> PagePool::Create(uint64_t budget) {
     return Fail(ErrnoError(errno, "mounting a huge-page tmpfs"));
   }
   std::unique_ptr<PagePool> pool(new PagePool(std::move(mount), budget));
-  // What cannot be created now will not be later: say so at once.
+  // A file that cannot be created now will not be later: say so at once.
   CKPT_RETURN_IF_ERROR(pool->NewFile());
   return pool;
 }
@@ -82,7 +82,7 @@ bool PagePool::Reserve(uint64_t charge, File* reused, std::vector<File>* freed) 
   MutexLock lock(mutex_);
   if (lent_ + charge > budget_) return false;
   // The idle file nearest in size: to shrink one, or to add to one, is cheaper
-  // than new pages.  Of the smallest files not even that is worth it.
+  // than new pages.  For the smallest files not even this is worth it.
   const auto distance = [&](const File& file) {
     return file.charge > charge ? file.charge - charge : charge - file.charge;
   };

@@ -110,9 +110,9 @@ class PagePool {
 
 // The machine's or our control group's memory, whichever is less.
 uint64_t MemoryToUse();
-// What may be lent: what is asked for, a quarter of `memory` if that is 0, and
-// never more than leaves room for the rest of the daemon (three quarters): a group
-// that is full ends it, and with it the mount.
+// The bytes that may be lent: as asked for, or a quarter of `memory` if that is 0, and
+// never more than leaves room for the rest of the daemon (three quarters).  A memory
+// group that is full ends the daemon, and with it the mount.
 uint64_t MaterialiseBudget(uint64_t asked, uint64_t memory);
 
 }  // namespace ckptfs

@@ -14,7 +14,7 @@ namespace {
 constexpr std::chrono::seconds kQuiet{2};  // without a request, before it works
 constexpr size_t kMostIdle = 64;  // each holds a descriptor
 
-// What can be had without taking it from the page cache, some left over.
+// The memory that can be had without taking it from the page cache, with some left over.
 uint64_t FreeMemory() {
   struct sysinfo now;
   if (sysinfo(&now) != 0) return 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ListingCache keeps the children of directories that never change, so that a
-// walk over a thousand ranks asks a format once per directory.  What anybody may
-// list anybody may make us keep, so its memory is bounded, and a large listing
+// walk over a thousand ranks asks a format once per directory.  Anybody who may list
+// may make us keep listings, so the cache's memory is bounded, and a large listing
 // is let go as soon as it has been read to its end.
 //
 // Thread safety: internally synchronised.

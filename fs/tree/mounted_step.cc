@@ -162,7 +162,7 @@ Status MountedStep::CheckOlder(const std::vector<BlobIndex>& blobs, int64_t afte
   return {};
 }
 
-// Who may see the step was told by what the files were when they were looked at.
+// The access rule is that of the files as they were when they were looked at.
 void MountedStep::NoteAccess(BlobIndex blob, const EntryStat& found) const {
   if (model().blob(blob).side) return;
   const OwnerAndMode& access = found.access;
@@ -300,7 +300,7 @@ std::vector<std::string> StepEntry::LayoutsInUse() const {
   return names;
 }
 
-// Of names and reasons no more than an attribute may have.
+// Names and reasons are cut to the size that an attribute may have.
 void StepEntry::NoteRefusal(std::string_view name, std::string_view reason) {
   constexpr size_t kMostBytes = 2048;
   if (name.starts_with('.')) return;  // file managers and shells look for these

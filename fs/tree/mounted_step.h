@@ -67,7 +67,7 @@ class OpenViews {
   using ViewSetPtr = std::shared_ptr<const ViewSet>;
 
   OpenViews() : kept_(kBytes, [](const ViewSetPtr& views) { return views->MemoryBytes(); }) {}
-  // What `open` makes, or the caller who is opening the same.
+  // Returns what `open` makes, or what another caller who is opening the same makes.
   Result<ViewSetPtr> Get(const MountedStep& step, const std::string& layout,
                          const std::function<ViewSetPtr()>& open);
   void Forget(const MountedStep& step);
@@ -93,7 +93,7 @@ class OpenViews {
   SingleFlight<Key, ViewSetPtr, HashKey> opening_;
 };
 
-// What the loaded steps of a mount share, and outlives them.
+// The state that the loaded steps of a mount share, and that outlives them.
 struct SharedBySteps {
   std::atomic<uint64_t> retired_reads{0};  // bytes read by steps that went
   OpenViews views;
@@ -115,7 +115,7 @@ class MountedStep {
   // Heap bytes of the model and its indexes, about.
   uint64_t MemoryBytes() const { return memory_bytes_; }
 
-  // What the formats make of the step in a layout.
+  // The step in a layout, as the formats show it.
   // BLOCKS: on opening the views, once for all who ask meanwhile.
   Result<std::shared_ptr<const ViewSet>> Views(const Layout& layout) const;
 
@@ -172,7 +172,7 @@ class RecentSteps {
         }) {
     shared_->touched = std::move(touched);
   }
-  // What `load` makes, or the caller who is loading for the same `place`.
+  // Returns what `load` makes, or what another caller loads for the same `place`.
   Result<StepPtr> Load(const void* place, const std::function<Result<StepPtr>()>& load);
   void Touch(const StepPtr& step) { steps_.Insert(step.get(), step); }
   void Drop(const Digest& manifest);
@@ -214,7 +214,7 @@ class StepEntry {
   void MarkRemoved() { removed_.store(true, std::memory_order_release); }
   bool removed() const { return removed_.load(std::memory_order_acquire); }
 
-  // What the step offers in a layout; the kMaxLayouts used last are remembered
+  // The offer of the step in a layout; the kMaxLayouts used last are remembered
   // for listing.  kUnsupported with every format's reason if none can show it.
   Result<std::shared_ptr<const LayoutOffer>> Offer(const Layout& layout);
   std::vector<std::string> LayoutsInUse() const;  // canonical names, sorted

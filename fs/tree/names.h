@@ -26,7 +26,7 @@ inline constexpr size_t kMaxComponent = 255;
 
 std::string EscapeComponent(std::string_view name);
 
-// What every inode of one manifest derives from.
+// The seed that every inode of one manifest derives from.
 uint64_t InodeSeed(const Digest& manifest);
 
 // The inode of a path below a manifest (seed 0: above any).  Never 0 or the

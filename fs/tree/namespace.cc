@@ -151,8 +151,8 @@ Result<NodePtr> Namespace::FindChild(const TreeSnapshot& now, const Node& parent
   }
   if (parent.step && parent.step->removed()) return NoSuch(parent, name);
   if (!Resolver::Fixed(parent) || !parent.step) return resolver_.Child(now, parent, name);
-  // What is known needs no format: the listing, then the inode that the path
-  // would have.
+  // A known name needs no format: the listing has it, or the inode that the path would
+  // have.
   if (const auto listing = listings_.Find(parent)) {
     if (NodePtr child = listing->Find(name)) return child;
     return NoSuch(parent, name);

@@ -61,7 +61,7 @@ class Namespace {
   // Makes the tree one with what the catalogue has news of, and waits until the
   // kernel has been told.
   Status TakeInNews(const StepGone& gone);
-  // What /view showed before; null: nothing.
+  // The step that /view showed before; null if there was none.
   Result<std::shared_ptr<StepEntry>> SwitchView(std::string_view run, std::string_view id);
   // A step that is only kept for the next who asks is loaded no more.
   void LetGo(const Digest& manifest) { recent_.Drop(manifest); }

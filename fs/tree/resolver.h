@@ -23,7 +23,7 @@
 
 namespace ckptfs {
 
-// What the tree looks like at one moment.
+// The tree at one moment.
 struct TreeSnapshot {
   Tree tree;
   std::shared_ptr<StepEntry> view;  // what /view shows

@@ -13,8 +13,8 @@
 
 namespace ckptfs {
 
-// "" is source/ itself.  Of two blobs whose paths exclude each other (one is a
-// directory of the other) the first is shown.
+// "" is source/ itself.  If the paths of two blobs exclude each other (one is a
+// directory of the other), the first is shown.
 SourceIndex IndexSources(const StepModel& model);
 
 Result<Plan> PlanSourceFile(const StepModel& model, BlobIndex blob);

@@ -79,7 +79,7 @@ Json BlobsOf(const StepModel& model) {
   return {{"files", model.blobs.size() - (side ? 1 : 0)}, {"bytes", bytes}, {"roots", roots}};
 }
 
-// What of the step is read from its side blob.
+// The part of the step that is read from its side blob.
 Json SideBlobOf(const StepModel& model, BlobIndex side) {
   uint64_t atoms = 0;
   for (const Atom& atom : model.atoms) atoms += IsPacked(model, atom) ? 1 : 0;

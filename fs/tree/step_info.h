@@ -31,7 +31,8 @@ nlohmann::ordered_json LeftOutJson(const LayoutOffer& offer);
 // LeftOutJson.
 std::string RenderLayoutInfo(const StepRecord& record, const LayoutOffer& offer);
 
-// What is here, which usual layouts work, and what the others need.  Safe for a terminal.
+// Says what is here, which usual layouts work, and what the others need.  Safe for a
+// terminal.
 std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey);
 // {"run", "step", "source_layout", "layouts": {name: {"world", "formats": [...], "refused":
 // RefusalsJson, "left_out": LeftOutJson}}}

@@ -19,7 +19,7 @@ std::map<std::pair<std::string, std::string>, const StepChange*> LastOfEach(cons
   return last;
 }
 
-// What `before` has and `next`, which was told everything, does not.
+// The steps that `before` has and `next`, which was told everything, does not.
 void AddGone(const Tree& before, NextTree& next) {
   for (const auto& [name, run] : before.runs) {
     run->steps.Any([&, &name = name](const std::string& id, const auto& step) {

@@ -37,7 +37,7 @@ struct AdoptFlags {
   bool watch = false;
 };
 
-// What became of one of the paths.
+// The outcome of one of the paths.
 struct Outcome {
   std::string path;
   Result<AdoptReport> report;

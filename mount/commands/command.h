@@ -22,7 +22,7 @@
 
 namespace ckptfs {
 
-// What a body returns: an error becomes a line on stderr and an exit code.
+// The result of a body: an error becomes a line on stderr and an exit code.
 using CommandBody = std::function<Status()>;
 
 // Why a word is not a value; empty: it is.
@@ -37,7 +37,7 @@ ValueCheck Checked(Parse parse) {
   };
 }
 
-// What a shell offers for a value, joined by |.
+// The words that a shell offers for a value, joined by |.
 enum Offer : unsigned {
   kOfferNothing = 0,
   kOfferFiles = 1,

@@ -61,7 +61,7 @@ int Report(const Status& status) {
   return static_cast<int>(ExitCodeOf(error.code));
 }
 
-// What --json prints of an error; nothing of an exit code alone.
+// The JSON of an error for --json; nothing for an exit code alone.
 void PrintErrorJson(const Error& error) {
   if (error.message.starts_with(kExitPrefix)) return;
   const bool usage = error.message.starts_with(kUsagePrefix);
@@ -72,7 +72,7 @@ void PrintErrorJson(const Error& error) {
   PrintJson({{"error", json}});
 }
 
-// What was printed must have arrived: a full disk behind a redirection is a failure.
+// The printed text must have arrived: a full disk behind a redirection is a failure.
 int FinishOutput(int code) {
   errno = 0;
   const bool failed_before = std::ferror(stdout) != 0;
@@ -139,7 +139,7 @@ std::vector<std::string> CommandSet::Names() const {
   return names;
 }
 
-// What was given and is not the command's, with what was meant.
+// Names an argument that the command does not have, and the one that was probably meant.
 std::string CommandSet::RefusalOf(const std::string& command, const std::string& extra) const {
   const auto found = std::ranges::find(commands_, command, &Command::name);
   if (found == commands_.end()) {
@@ -173,7 +173,7 @@ std::string CommandSet::UnknownOption(const std::vector<std::string>& words) con
   return "";
 }
 
-// Of a line that begins with an option: the program itself has but two.
+// The line begins with an option: the program itself has only two.
 std::string CommandSet::WhyNotInFront(const std::vector<std::string>& words) const {
   std::vector<std::string> known = {"--help", "--version"};
   for (const Command& command : commands_) {
@@ -348,7 +348,7 @@ Status RefuseUsage(std::string_view message) {
 
 namespace {
 
-// Of options that take no path as it was written.
+// For options that take no path as it was written.
 std::string AbsoluteValue(const CommandOption& option, const std::string& value) {
   if (option.value == "FILE|syslog|stderr") return AbsoluteLog(value);
   const size_t begin = option.value == "FROM=TO" ? value.find('=') + 1 : 0;
@@ -357,7 +357,7 @@ std::string AbsoluteValue(const CommandOption& option, const std::string& value)
   return absolute ? value.substr(0, begin) + *absolute : value;
 }
 
-// What was given to an option, if anything was; a flag's is empty.
+// The value that was given to an option, if any; empty for a flag.
 std::vector<std::string> GivenValues(const CommandOption& option) {
   const auto number = [](uint64_t given, uint64_t initial) {
     return given == initial ? std::vector<std::string>() : std::vector{std::to_string(given)};

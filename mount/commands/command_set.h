@@ -45,7 +45,7 @@ class CommandSet {
 void AddStoreOption(Command& command, std::string& store);
 void AddJsonOption(Command& command, bool& json);
 void AddIngestOptions(Command& command, IngestRequest& request);
-// What a mount and a daemon are told of snapshots.
+// The snapshot settings of a mount and of a daemon.
 struct SnapshotFlags {
   SnapshotRequest request;
   std::string memory;
@@ -71,8 +71,8 @@ Status RunService(bool foreground, std::string& log, const ServiceBody& body);
 // An exit code a body has decided itself (mount's parent process, verify).
 Status ExitWith(int code);
 
-// What is wrong with a command line whose words are right one by one; it is said by who
-// runs the command.
+// An error in a command line whose words are right one by one; the command's body
+// returns it.
 Status RefuseUsage(std::string_view message);
 
 // The command as it was given, to be typed again in any directory: what was left out stays so,
@@ -82,7 +82,7 @@ std::string CommandAgain(const Command& command, const std::string& store);
 // Everything: parse, run, report.  Returns the process's exit code.
 int RunCommandLine(std::vector<std::string> words);
 
-// What a shell ("bash", "zsh" or "fish") reads to complete the command line.
+// The script by which a shell ("bash", "zsh" or "fish") completes the command line.
 std::string CompletionScript(const CommandSet& commands, const std::string& shell);
 
 // For tests: the whole command line, not run.

@@ -35,7 +35,7 @@ std::string ChoicesOf(const std::string& value) {
 
 bool IsFlag(const CommandOption& option) { return std::holds_alternative<bool*>(option.target); }
 
-// What a shell offers for the value; of a choice of words those.
+// The shell's offer for the value; for a choice of words, those.
 unsigned OffersOf(const CommandOption& option) {
   if (option.offers) return *option.offers;
   if (option.value == "RUN") return kOfferRuns;
@@ -175,7 +175,7 @@ std::string BashScript(const CommandSet& commands) {
   return StrCat(head, count, Replaced(std::string(kBashTail), "%STEPS%", kSteps));
 }
 
-// What zsh does for a value.
+// The zsh action for a value.
 std::string ZshAction(const CommandOption& option) {
   if (const std::string words = ChoicesOf(option.value); !words.empty()) return StrCat("(", words, ")");
   const std::string offer = OfferWords(option);

@@ -40,7 +40,7 @@ Result<double> ParseTolerance(const std::string& text) {
   return Fail(ErrorCode::kInvalid, StrCat("'", text, "' is not a number from 0 on, such as 1e-6"));
 }
 
-// Whether a tensor counts as different: by its bits, or by what the tolerance does not excuse.
+// True if a tensor counts as different: by its bits, or beyond the tolerance.
 bool Differs(const AtomDiff& diff, bool tolerant) {
   switch (diff.kind) {
     case AtomDiff::Kind::kSame: return false;

@@ -147,7 +147,7 @@ Status ExplainLayout(const ExplainFlags& options, const LayoutOffer& offer) {
   return offer.Any() ? Status{} : ExitWith(static_cast<int>(ExitCode::kRefused));
 }
 
-// What a format has below a directory of a view.
+// Lists what a format has below a directory of a view.
 Status ExplainDirectory(const ExplainFlags& options, const ViewSet& views, const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(const auto entries, views.List(path));
   Json json = {{"directory", path}, {"layout", views.offer().name}, {"entries", Json::array()}};
@@ -227,7 +227,7 @@ Status ExplainView(const ExplainFlags& options, const std::shared_ptr<const Step
 
 // ---- a path in a mount ---------------------------------------------------------
 
-// What needs no bytes of a source: a line of text.
+// Prints a line of text, for which no bytes of a source are needed.
 Status Say(const ExplainFlags& options, const MountPath& path, const std::string& kind,
            const std::string& text) {
   if (options.json) {
@@ -247,7 +247,7 @@ Error NotThere(std::string_view what, std::string_view name, const std::vector<s
   return Error{ErrorCode::kNotFound, StrCat(what, MeantText(name, known))};
 }
 
-// What would be told of a name is not an answer where the name is not there.
+// Fails if the name is not there, since what would be told of it is not an answer then.
 Status CheckThere(const std::string& path) {
   namespace files = std::filesystem;
   struct stat info {};

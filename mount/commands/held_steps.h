@@ -30,8 +30,9 @@ struct HeldSteps {
   std::vector<std::string> waiting;  // "job/7: waiting for ranks 2-3"
 };
 
-// Of this user's daemons on the store (absolute).  One that does not answer in time is left
-// out.  Who then looks at the store misses none that is published meanwhile.
+// The steps that this user's daemons on the store (absolute) hold.  A daemon that does not
+// answer in time is left out.  A caller that looks at the store afterwards misses no step
+// that is published meanwhile.
 HeldSteps FindHeldSteps(const std::string& store, Patience patience = std::chrono::seconds(5));
 
 }  // namespace ckptfs

@@ -36,7 +36,7 @@ SourceReport LookAt(Store& store, const StepRecord& record) {
   return LookAtSources((*step)->model, *blobs);
 }
 
-// Whether each step's files are what was adopted.
+// Tells for each step if its files are what was adopted.
 std::vector<SourceReport> LookAtAll(Store& store, const std::vector<StepRecord>& records) {
   std::vector<SourceReport> states(records.size());
   ParallelFor(records.size(), [&](size_t i) { states[i] = LookAt(store, records[i]); });

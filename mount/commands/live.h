@@ -22,7 +22,7 @@ struct LiveOptions {
 
 void AddLiveOptions(Command& command, LiveOptions& options);
 
-// What they say, resolved: the store whose daemons are meant (empty: of any), the one mount.
+// The resolved options: the store whose daemons are meant (empty: any), the one mount.
 struct LiveScope {
   std::string store;
   std::string mountpoint;

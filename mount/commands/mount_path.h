@@ -21,12 +21,12 @@ struct MountPath {
 
   // "RUN/ID" of what lies in a step; "" above.
   std::string Step() const;
-  // What is below run/RUN/step/ID/: {"view", "tp2", "rank0", "model.pt"}.  REQUIRES: a step.
+  // The parts below run/RUN/step/ID/: {"view", "tp2", "rank0", "model.pt"}.  REQUIRES: a step.
   std::vector<std::string> Inside() const;
 };
 
-// Of an existing path, or one whose last components are not there (a layout that is refused).
-// kNotFound if it is in no mount of ckptfs.
+// Takes an existing path, or one whose last components are not there (a layout that is
+// refused).  kNotFound if it is in no mount of ckptfs.
 // BLOCKS: on looking at the path.
 Result<MountPath> TakeApart(const std::string& path);
 

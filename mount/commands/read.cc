@@ -83,7 +83,7 @@ Result<StepRecord> FindPublished(Store& store, const ReadFlags& options,
   return store.Resolve(asked.run, asked.id);  // which says why not
 }
 
-// Of a step that is not published.
+// For a step that is not published.
 std::optional<HeldStep> FindInMemory(const std::string& store, const ReadFlags& options,
                                      const StepReference& asked) {
   std::vector<HeldStep> steps;

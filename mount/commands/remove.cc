@@ -43,7 +43,7 @@ struct Removal {
   std::string name() const { return StrCat(record.run, "/", record.id); }
 };
 
-// What /view of the mount shows; nothing also for a daemon that cannot say.
+// The step that /view of the mount shows; nothing if there is none, or the daemon cannot say.
 std::string ShownBy(const LiveMount& mount) {
   const auto text = AskDaemon(mount, "shown", {}, kGreeting);
   const auto shown = text ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json();

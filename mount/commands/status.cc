@@ -64,7 +64,7 @@ Json FactsJson(const DaemonFacts& facts) {
           {"log", facts.log}};
 }
 
-// What to type for a mount whose daemon is gone: as it was started, where that is known.
+// The command that mounts again where the daemon is gone: as it was started, if that is known.
 std::string Cure(const std::string& store, const std::string& mountpoint, const DaemonFacts* facts) {
   std::string again = facts == nullptr ? "" : facts->again;
   if (mountpoint.empty()) {

@@ -36,8 +36,8 @@ Result<std::optional<ModelFiles>> GivenModelFiles(const std::string& directory);
 std::string ModelFilesOfMounts(const std::string& given, const std::string& store,
                                const std::string& mountpoint = "");
 
-// Of a step's files, whose roots lie at `roots`; those that were touched are compared
-// with their own checksums.
+// Options to read a step's files, whose roots lie at `roots`; files that were touched are
+// compared with their own checksums.
 BlobReader::Options ReaderOptions(RootMap roots = {});
 
 // --threads N.
@@ -47,8 +47,9 @@ void AddThreadsOption(Command& command, unsigned& threads, const std::string& de
 Result<StepRecord> ResolveStep(Store& store, std::string_view name);
 
 // The newest step of the checkpoint at the path `subject` without adopting it,
-// or an adopted step (RUN/ID; RUN is RUN/latest).  What exists, and what cannot be either, is a
-// path.  kInvalid where a step beside the newest whole one is refused: that may be newer.
+// or an adopted step (RUN/ID; RUN is RUN/latest).  A subject that exists as a file, or that
+// cannot name a step, is a path.  kInvalid where a step beside the newest whole one is
+// refused, since that may be newer.
 Result<std::shared_ptr<const Step>> LoadSubject(const std::string& subject,
                                                 const std::string& store,
                                                 const IngestRequest& request);

@@ -26,8 +26,9 @@ void PrintJson(const nlohmann::json& json);
 // "2026-11-21 12:41:07" in local time.
 std::string LocalTime(int64_t nanoseconds);
 
-// Rows of columns that are as wide as what they hold; the last one is not padded.  Of numbers
-// ("r" in `align`, a letter a column) the end is aligned.  The caller makes them printable.
+// Rows of columns that are as wide as their widest cell; the last one is not padded.  Columns
+// with "r" in `align` (a letter a column) are aligned to the right.  The caller makes the
+// cells printable.
 void PrintColumns(const std::vector<std::vector<std::string>>& rows, std::string_view align = "");
 
 // "5 min ago"; "in 3 s" for what clocks disagree about.

@@ -30,7 +30,7 @@ struct Move {
   StepRecord to;
 };
 
-// What became of it: what /view showed before, and who still has files of that open.
+// The outcome: the step that /view showed before, and who still has files of it open.
 nlohmann::json MoveOne(const Move& move, const std::string& reply) {
   const auto before = nlohmann::json::parse(reply, nullptr, false);
   const std::string to = StrCat(move.to.run, "/", move.to.id);

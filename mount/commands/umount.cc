@@ -46,8 +46,8 @@ std::vector<std::string> OtherPlaces(const std::string& device) {
   return places;
 }
 
-// Who still has the file system that was unmounted here, in words; "" if none is seen.  The kernel
-// ends the daemon with the last of its mounts.
+// Names, in words, the processes that still have the file system that was unmounted here; ""
+// if none is seen.  The kernel ends the daemon with the last of its mounts.
 std::string StillServed(const std::string& device) {
   if (const auto places = OtherPlaces(device); !places.empty()) {
     return StrCat(places.front(), " shows it, too: the daemon serves that until it is unmounted");
@@ -87,7 +87,7 @@ std::vector<std::string> MountsBelow(const std::string& path) {
   return below;
 }
 
-// Who keeps the mount busy.
+// Names the processes that keep the mount busy.
 Status Busy(const std::string& path, Error error) {
   if (const auto below = MountsBelow(path); !below.empty()) {
     error.message = StrCat(path, ": ", below.front(), " is mounted in it; unmount that first");
@@ -103,7 +103,7 @@ Status Busy(const std::string& path, Error error) {
   return Fail(std::move(error));
 }
 
-// What a daemon that was killed has left beside the mount.
+// Removes what a killed daemon has left beside the mount.
 void RemoveRecords(const std::string& path) {
   for (const DaemonFacts& daemon : FindDaemonRecords("")) {
     if (daemon.mountpoint == path && !IsAlive(daemon)) RemoveDaemonRecord(daemon);

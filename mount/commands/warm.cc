@@ -26,7 +26,7 @@ Result<Layout> LayoutOfPath(const std::string& text) {
   return Layout::Parse(slash == std::string::npos ? text : text.substr(slash + 1));
 }
 
-// What is in memory now, and why the rest is not.
+// Says what is in memory now, and why the rest is not.
 void Print(const std::string& mountpoint, const std::string& text) {
   auto result = nlohmann::json::parse(text, nullptr, false);
   if (!result.is_object()) result = nlohmann::json::object();

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kTied = "tied_modules.";
 
-// What begins the names of one module of a pipeline: "3." of "3.norm.weight",
+// The prefix of the names of one module of a pipeline: "3." of "3.norm.weight",
 // "tied_modules.embed." of "tied_modules.embed.weight".
 std::string ModuleOf(std::string_view name) {
   const size_t dot = name.find('.', name.starts_with(kTied) ? kTied.size() : 0);
@@ -32,7 +32,7 @@ std::optional<std::pair<std::string, std::string>> SplitTied(std::string_view na
   return std::pair(std::string(name.substr(0, dot)), std::string(name.substr(dot + 1)));
 }
 
-// What is being named: parameters in the order in which they are met.
+// The parameters that are being named, in the order in which they are met.
 struct Draft {
   const TagFiles& files;
   const Parsed& parsed;

@@ -37,7 +37,7 @@ struct NamedParameter {
   // Which of the stages that hold it this one is, from 0.
   // REQUIRES: it holds it.
   uint32_t PlaceOf(uint32_t stage) const;
-  // What a tensor-parallel rank of the stage holds, null if it does not hold it.
+  // The tensor that a tensor-parallel rank of the stage holds, null if it does not hold it.
   const Shape* ShapeOn(uint32_t stage, uint32_t tp) const;
 };
 

@@ -87,7 +87,7 @@ Told GroupsOfFused(const ModelStates& model, const StateDictNames& spellings) {
   return {std::move(out), {}};
 }
 
-// What an optimizer could have: the module without buffers and second names.
+// The parameters that an optimizer could have: the module without buffers and second names.
 struct Candidates {
   std::vector<OwnableParameter> parameters;
   std::vector<const FileTensor*> weights;

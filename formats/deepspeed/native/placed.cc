@@ -205,7 +205,7 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
   }
   CKPT_RETURN_IF_ERROR(
       CarryModelFiles(assembler, RootBelow(files.step.root, files.step.save), files.step.Prefix()));
-  // What was captured lies in files of ranks, with nothing of anybody's beside them.
+  // A captured step lies in files of ranks, with nothing of anybody's beside them.
   if (!files.open_part) CKPT_RETURN_IF_ERROR(CarryBeside(assembler, files.step, "latest"));
   return std::move(assembler).Finish();
 }

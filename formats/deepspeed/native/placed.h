@@ -23,7 +23,7 @@ Result<StepModel> Place(const TagFiles& files, const Parsed& parsed, const Named
                         const Sharded& sharded, Assembler assembler);
 
 // The part of it that is masters and optimizer states, of all groups of `named`.
-// What is left out is said in `header`.
+// `header` gets what is left out.
 Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
                       StepModel& header);
 

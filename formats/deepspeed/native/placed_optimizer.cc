@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kElements = "elements of a group";
 
-// What one rank's file has of a flat group.
+// The part of a flat group in one rank's file.
 struct FlatPart {
   const std::string* file = nullptr;
   const PartitionStates* states = nullptr;
@@ -38,7 +38,7 @@ struct SeenStates {
   std::vector<std::string> names;  // StateNames
 };
 
-// What the groups are placed with.
+// The state shared while groups are placed.
 struct Placing {
   const Parsed& parsed;
   const Named& named;
@@ -150,7 +150,7 @@ Result<uint64_t> PartitionSize(const FlatGroup& group, int stage) {
   return size;
 }
 
-// What all ranks say of one value: "step".
+// The values of all ranks for one key: "step".
 Status PlaceScalars(const FlatGroup& group, Placing& placing) {
   const FlatPart& first = group.ranks.front();
   for (const NamedScalar& scalar : first.states->scalars) {

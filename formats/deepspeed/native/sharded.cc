@@ -47,7 +47,7 @@ Error Uncovered(const OpenNames& open, uint32_t tp) {
       "--averaged REGEX, or a rule of your own (--family FILE)");
 }
 
-// What the tensor-parallel ranks hold, which is the same on each pipeline stage.
+// The shapes that the tensor-parallel ranks hold, which are the same on each pipeline stage.
 Result<std::vector<Shape>> LocalShapes(const NamedParameter& parameter, uint32_t ranks) {
   std::vector<Shape> out;
   const auto& [first_stage, first] = *parameter.shapes.begin();
@@ -68,7 +68,7 @@ Result<std::vector<Shape>> LocalShapes(const NamedParameter& parameter, uint32_t
   return out;
 }
 
-// What the names of native experts and of a pipeline say beside the rules.
+// Adds what the names of native experts and of a pipeline say beside the rules.
 void AddWhatNamesSay(const NamedParameter& parameter, bool by_layer, Sharding& out,
                      uint32_t& layers) {
   if (parameter.expert) {
@@ -89,7 +89,7 @@ void AddWhatNamesSay(const NamedParameter& parameter, bool by_layer, Sharding& o
   }
 }
 
-// What no rule places (a buffer, an adapter) stands where the rest of its
+// A parameter that no rule places (a buffer, an adapter) stands where the rest of its
 // pipeline layer does.
 void FollowLayers(const Named& named, std::vector<Sharding>& shardings) {
   using Standing = std::pair<StageRule, std::optional<uint32_t>>;

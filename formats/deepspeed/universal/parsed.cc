@@ -255,7 +255,7 @@ Result<Listed> List(const StepCandidate& step, const SourceOptions& options, Ste
   std::vector<std::string> order{std::string(kOptimizerState)};
   for (const std::string& name : NamesInOrder(names)) order.push_back(name);
   for (const auto& [name, kind, link] : entries) {
-    // Of links only those to a folder beside them count, as other names of it.
+    // Only links to a folder beside them count, as other names of it.
     if (!link.empty() && link.find('/') == std::string::npos) links.emplace(name, link);
     if (kind != EntryKind::kDirectory || !link.empty()) continue;
     FolderFiles folder{name, {}};

@@ -43,7 +43,7 @@ struct Listed {
   std::map<std::string, std::string> links;  // second name -> folder
 };
 
-// What the keys beside 'param' say of how the parameter was cut.
+// The cut of the parameter, as the keys beside 'param' say it.
 struct Marks {
   std::optional<uint32_t> cat_dim;
   uint64_t parts = 0;                // param_n_sub_params

@@ -82,7 +82,7 @@ std::vector<std::string> ClientKeys(const StepModel& step) {
   return keys;
 }
 
-// Of a step without an optimizer's states: the weights that a tensor-parallel
+// For a step without an optimizer's states: the weights that a tensor-parallel
 // rank holds, for load_checkpoint(load_module_only=True).
 Status SetWeights(const StepModel& step, const Layout& layout, const ShownNames& names,
                   uint32_t rank, ArchiveBuilder& archive, PickleItems& module) {
@@ -245,8 +245,8 @@ Result<std::set<std::string>> SharedKeys(const StepModel& step) {
   return std::move(compared.shared);
 }
 
-// Whether a flattened state dict says hyper-parameters by parameter, and nothing which of
-// them were one group of the optimizer.
+// True if a flattened state dict says hyper-parameters by parameter, and does not say which
+// parameters were one group of the optimizer.
 Result<bool> IsFlattened(const StepModel& step) {
   const Document* keys = step.FindDocument(dcp::kSourceKeys);
   if (keys == nullptr) return false;

@@ -31,7 +31,7 @@ namespace ckptfs::deepspeed {
 // nothing but weights, of which every rank's file holds its own.
 uint32_t SourceRank(const StepModel& step, const UniversalIndex& index, uint32_t rank);
 
-// Of that model-parallel rank: files of ranks with one source rank are equal.
+// The source rank of that model-parallel rank: files of ranks with one source rank are equal.
 Result<ArchiveContent> ModelStatesFile(const StepModel& step, const Layout& layout,
                                        const ShownNames& names, uint32_t source_rank);
 Result<ArchiveContent> OptimizerState(const StepModel& step, const UniversalIndex& index);

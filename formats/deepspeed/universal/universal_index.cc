@@ -26,7 +26,7 @@ Status CheckComponent(const std::string& name, std::string_view what) {
   return {};
 }
 
-// What an optimizer state is called there; empty: not shown.
+// The file name of an optimizer state; empty: not shown.
 std::string FileOf(const Atom& atom) {
   if (atom.kind == "master") return "fp32";
   if (atom.kind == "weight" || atom.kind == "grad") return "";
@@ -213,8 +213,8 @@ Status AddLinks(const StepModel& step, const ShownNames& names, UniversalIndex& 
   return {};
 }
 
-// Whether every parameter can be cut for this tensor-parallel degree by the
-// loader.  Pipeline stages are the engine's own business: files go by name.
+// Success if the loader can cut every parameter for this tensor-parallel degree.
+// Pipeline stages are the engine's own business: files go by name.
 Status CheckCuts(const StepModel& step, const Layout& layout) {
   CKPT_RETURN_IF_ERROR(CheckDegrees(step, layout));
   Layout cut;

@@ -19,8 +19,8 @@ namespace {
 
 using Kind = UniversalCut::Kind;
 
-// What of a cut the pattern lists tell apart, with the global shape where the
-// list states it.
+// The properties of a cut that the pattern lists tell apart, with the global shape where
+// the list states it.
 struct Entry {
   UniversalCut cut;
   Shape shape;                         // kParts only
@@ -42,7 +42,7 @@ constexpr std::array<std::string_view, 12> kOurKeys = {"universal_checkpoint_ver
                                                        "sub_param_shard_widths",
                                                        "affine_map"};
 
-// What the ranks of the layout hold of each part; nothing if that is not whole.
+// The widths that the ranks of the layout hold of each part; nothing if they are not whole.
 std::vector<uint64_t> WidthsOf(const StepModel& step, const Parameter& parameter,
                                const UniversalCut& cut, const Layout& layout) {
   if (parameter.source_pattern && layout.tp == step.layout.tp &&

@@ -73,7 +73,7 @@ std::vector<std::string_view> Split(std::string_view path) {
   return parts;
 }
 
-// What a path of the directory stands for.
+// The meaning of a path in the directory.
 struct Place {
   enum class Kind { kTop, kPointer, kTag, kModel, kZero, kOptimizer, kParameter, kLink, kState };
   Kind kind = Kind::kTop;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PickleMachine is the virtual machine of pickle protocols 0-5: opcodes, their operands,
-// a stack, marks and a memo.  What a value is, its Values say: nodes of a tree
-// (tree_values.h), or words from which objects are told as soon as they are whole
+// a stack, marks and a memo.  Its Values decide what a value is: a node of a tree
+// (tree_values.h), or a word from which objects are told as soon as they are whole
 // (packed_values.h).  Handlers of one opcode each, found by a table; scalars in
 // scalars.cc, containers and calls in machine.cc, the table and the loop in dispatch.cc.
 //
@@ -37,7 +37,7 @@ class PickleMachine {
   using Value = typename Values::Value;
 
   PickleMachine(PickleInput& input, Values& values) : input_(input), values_(values) {}
-  // What STOP leaves.  kInvalid names the opcode, its offset and the rule.
+  // The value that STOP leaves.  kInvalid names the opcode, its offset and the rule.
   Result<Value> Run() &&;
 
   using Handler = Status (PickleMachine::*)();
@@ -57,7 +57,7 @@ class PickleMachine {
   Status PushLong(std::string_view little_endian);
   Result<Value> Pop();
   Result<Value> Top();
-  // What lies above the latest mark; DropMark takes it off.
+  // The values above the latest mark; DropMark takes them off.
   Result<std::span<const Value>> Marked();
   void DropMark();
   Status PutMemo(uint64_t index);

@@ -3,8 +3,8 @@
 // PackedValues are a PickleMachine's values for pickles of many small objects of a few
 // known classes, of which a tree would take a hundred times the pickle's own words.  A
 // value is 8 bytes.  An object of a known class is told to a listener as soon as its state
-// is set, and its state is forgotten; the listener's number for it is what is left.  What
-// no listener asks for (floats, sets, objects of other classes) is kOpaque.
+// is set; then its state is forgotten, and the listener's number for it remains.  Values
+// that no listener asks for (floats, sets, objects of other classes) are kOpaque.
 //
 // Nothing is imported or called: torch.Size(t) is t, _get_layout(s) is s, an empty
 // OrderedDict a dict.
@@ -71,7 +71,7 @@ class PackedValues {
 
   PackedValues(std::span<const PackedSchema> schemas, PackedListener& listener);
 
-  // What a value is; nothing if it is something else.
+  // The value as that type; nothing if it is something else.
   std::optional<int64_t> IntOf(PackedValue value) const;
   std::optional<std::string_view> StringOf(PackedValue value) const;
   // Equal strings, equal numbers.  REQUIRES: a kString.

@@ -24,7 +24,7 @@ void AppendUtf8(std::string& out, uint32_t code_point);
 // decimal integer or has more than kMaxDecimalDigits digits.
 std::optional<std::string> ParseDecimal(std::string_view text);
 
-// What stands between the quotes of a STRING operand (repr of a Python 2 str).
+// Decodes the text between the quotes of a STRING operand (repr of a Python 2 str).
 std::optional<std::string> UnescapeString(std::string_view text);
 // A UNICODE operand (raw-unicode-escape); the result is UTF-8.
 std::optional<std::string> UnescapeRawUnicode(std::string_view text);

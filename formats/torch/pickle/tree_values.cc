@@ -14,7 +14,7 @@ using Kind = PickleNode::Kind;
 
 namespace {
 
-// What torch.save takes for a value, rarely less.
+// The bytes that torch.save takes for a value; it rarely takes fewer.
 constexpr size_t kBytesOfNode = 8;
 constexpr size_t kMaxReserved = size_t{1} << 16;
 
@@ -106,7 +106,7 @@ Result<NodeId> PickleTreeValues::Global(std::string_view module, std::string_vie
   return Add(MakeGlobal(module, name));
 }
 
-// What calls copy must stay proportional to what the pickle says.
+// The size of what calls copy must stay proportional to the pickle.
 Status PickleTreeValues::Charge(const PickleNode& node) {
   charged_ += (node.children.size() + tree_.ExtraOf(node).items.size()) * sizeof(NodeId) +
               node.text.size();

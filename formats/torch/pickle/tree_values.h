@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PickleTreeValues are a PickleMachine's values as nodes of a PickleTree.  What calls
-// copy stays proportional to the pickle.
+// PickleTreeValues are a PickleMachine's values as nodes of a PickleTree.  The size of
+// what calls copy stays proportional to the pickle.
 //
 // Thread safety: none.
 
@@ -41,7 +41,7 @@ class PickleTreeValues {
   Result<NodeId> Set() { return Text(PickleNode::Kind::kSet, ""); }
   Result<NodeId> FrozenSet(std::span<const NodeId> items);
   Result<NodeId> Global(std::string_view module, std::string_view name);
-  // Of two strings (STACK_GLOBAL).
+  // The global that two strings name (STACK_GLOBAL).
   Result<std::pair<std::string, std::string>> NamesOf(NodeId module, NodeId name);
   Result<NodeId> Reduce(NodeId callee, NodeId arguments);
   Result<NodeId> Object(NodeId cls, NodeId arguments, const NodeId* keywords = nullptr);
