@@ -55,7 +55,7 @@ def exported(ckptfs, folder, view):
     return next(at for at, _, files in os.walk(out) if '.metadata' in files)
 
 
-def comes_back(ckptfs, folder, tree, views=('tp1', 'dp3', 'tp2dp2'), **options):
+def comes_back(ckptfs, folder, tree, views=('tp1', 'tp2_dp2'), **options):
     """Saves, adopts, loads strictly from each view and compares; what adopt said."""
     dcp.save(tree, checkpoint_id=str(folder / 'run' / 'step-1'), no_dist=True)
     done = ckptfs.adopt(str(folder / 'run'), 'run', **options)
