@@ -6,8 +6,8 @@ file(WRITE ${OUTPUT}.new "// Made from formats/huggingface/module_names.txt.
 namespace ckptfs::huggingface {
 
 std::string_view ModuleNamesText() {
-  static constexpr std::string_view text = R\"names(${text})names\";
-  return text;
+  static constexpr char text[] = R\"names(${text})names\";
+  return {text, sizeof text - 1};
 }
 
 }  // namespace ckptfs::huggingface
