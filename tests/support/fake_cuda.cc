@@ -363,8 +363,9 @@ int cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
 
 int cuMemFreeHost(void* memory) {
   const std::lock_guard lock(mutex);
+  if (allocated.erase(memory) != 1) return kInvalidValue;
   std::free(memory);
-  return allocated.erase(memory) == 1 ? 0 : kInvalidValue;
+  return 0;
 }
 
 int cuThreadExchangeStreamCaptureMode(int* mode) {
