@@ -65,6 +65,7 @@ class Check {
     CKPT_RETURN_IF_ERROR(CheckForms());
     CKPT_RETURN_IF_ERROR(CheckOptimizers());
     for (size_t g = 0; g < grouped_.members.size(); ++g) {
+      if (grouped_.members[g].empty()) continue;  // its members are frozen or not recorded
       CKPT_RETURN_IF_ERROR(CheckAsked(g));
       CKPT_RETURN_IF_ERROR(CheckFilled(g));
       CKPT_RETURN_IF_ERROR(CheckWhole(g));

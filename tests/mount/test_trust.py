@@ -260,7 +260,8 @@ def test_a_private_file_that_is_not_needed_hides_nothing(public, closed, tool): 
     assert 'other users' not in said and f"{closed}': some users may not read it" in said
     mount = public.mount('--run', 'run')
     assert may_list(f'{mount}/view')
-    shown = os.listdir(f'{mount}/run/run/step/{step}/source/{step}')
+    source = f'{mount}/run/run/step/{step}/source'
+    shown = os.listdir(f'{source}/{step}' if tool else source)
     assert closed not in shown and 'model.safetensors' in shown
     assert f"{closed}': some users" in public.run('info', '--store', public.store, f'run/{step}').stdout
 

@@ -61,6 +61,8 @@ nlohmann::json Describe(const StepModel& model) {
   out["family"] = model.family;
   out["layers"] = model.layers;
   out["notes"] = model.notes;
+  out["left_out"] = nlohmann::json::array();
+  for (const LeftOut& one : model.left_out) out["left_out"].push_back(LeftOutText(one));
   out["model_dtype"] = model.model_dtype ? DTypeName(*model.model_dtype) : "";
   for (const Parameter& parameter : model.parameters) {
     out["parameters"].push_back({{"name", parameter.name},

@@ -190,6 +190,19 @@ TEST(UniversalReadersTest, AGroupWithoutStatesBeginsAnewAndThatIsSaid) {
   EXPECT_THAT(Answer(step, "dp2_zero3"), HasSubstr("asks for"));
 }
 
+// A universal directory has the groups' hyper-parameters and does not say who is in them.
+TEST(UniversalReadersTest, AGroupWithoutRecordedMembersAsksForNothing) {
+  const TinyStep tiny({});
+  StepModel step = tiny.model();
+  ASSERT_FALSE(step.groups.empty());
+  for (Group& group : step.groups) group.parameters.clear();
+  step.BuildIndex();
+  for (const char* layout : {"tp1", "dp2_zero1", "dp2_zero3"}) {
+    EXPECT_EQ(Answer(step, layout), "yes") << layout;
+  }
+  EXPECT_TRUE(StageThreeLoads(step));
+}
+
 TEST(UniversalReadersTest, AStateThatBeginsElsewhereIsNotFilledWithZeros) {
   TinyStepOptions options;
   options.lazy_state = true;
