@@ -165,8 +165,8 @@ Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> n
   if (node) PreferNode(mapping->data(), bytes, *node);
   auto start = std::chrono::steady_clock::now();
   for (uint64_t at = 0; at + kHugePage <= bytes; at += kHugePage) {
-    // Of no page no huge one is made; with one it comes to that one's node.  Where it is refused
-    // the next would be, too: small pages then, at once.
+    // The kernel makes a huge page only where a page exists, and places it on that page's node.
+    // If it refuses one, it would refuse the next, too; then all others stay small pages.
     if (fallocate(fd, 0, static_cast<off_t>(at), kArenaPage) != 0 ||
         madvise(mapping->data() + at, kHugePage, MADV_COLLAPSE) != 0) {
       break;
@@ -189,7 +189,7 @@ Status CheckArenaMemory(int descriptor, const ArenaShape& shape) {
   const int seals = fcntl(descriptor, F_GET_SEALS);
   struct stat info;
   struct statfs where;
-  // Of hugetlbfs a page may be missing when it is read, which ends the reader.
+  // A page of hugetlbfs may be missing when it is read; that ends the reader.
   if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) ||
       fstat(descriptor, &info) != 0 || static_cast<uint64_t>(info.st_size) != shape.bytes() ||
       fstatfs(descriptor, &where) != 0 || where.f_type != TMPFS_MAGIC) {
@@ -238,7 +238,7 @@ std::shared_ptr<const Mapping> ArenaReader::MapPayloads(std::span<const uint32_t
   auto mapping = std::make_shared<const PayloadMapping>(begin, room, bytes);
   auto* to = static_cast<std::byte*>(begin);
   for (const uint32_t chunk : chunks) {
-    // Of shared memory a length of 0 maps it once more.
+    // An old length of 0 makes mremap map shared memory once more.
     void* const from = const_cast<std::byte*>(Payload(chunk).data());
     if (mremap(from, 0, payload, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) return nullptr;
     to += payload;

@@ -50,7 +50,7 @@ struct ArenaShape {
 // kInvalid names the rule.
 Status CheckArenaShape(const ArenaShape& shape);
 
-// What a chunk says of itself, so that an arena can be read without anything else.
+// The header of a chunk describes it, so that an arena can be read without anything else.
 struct ChunkHeader {
   uint64_t magic = 0;
   uint32_t version = 0;
@@ -83,9 +83,9 @@ Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> n
 // kInvalid unless the descriptor is a memory file of this shape that nobody can cut.
 Status CheckArenaMemory(int descriptor, const ArenaShape& shape);
 
-// The mark of the one daemon that reads an arena, which ends with it; null if another has it,
-// or the file cannot be opened anew (/proc).  Who shares the trainer's descriptor does not
-// share the mark.
+// Takes the mark of the one daemon that reads an arena; the mark ends with that
+// daemon.  Returns null if another daemon has it, or if the file cannot be opened anew
+// (/proc).  A process that shares the trainer's descriptor does not share the mark.
 std::unique_ptr<const FileLock> ClaimArena(int descriptor);
 
 class ArenaMapping;

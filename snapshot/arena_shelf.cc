@@ -83,7 +83,7 @@ struct Ledger {
   std::vector<SnapshotMessage> said;
 };
 
-// What a ledger of this store and user says; nothing if it is another.
+// Returns what a ledger of this store and user says; nothing if it is another's.
 std::optional<Ledger> ReadLedger(int ledger, const std::string& store) {
   std::optional<Block> block = ReadBlock(ledger, 0);
   auto other = ReadBlock(ledger, kLedgerSlot);
@@ -154,7 +154,7 @@ void ShelfPlace::Write() {
   head.body = DigestOf(body);
   const uint64_t at = generation_ % 2 * kLedgerSlot;
   FaultPoint();
-  // Of a block that is not written whole the digest is wrong, and the other one counts.
+  // A block that is not written whole has a wrong digest; then the other block counts.
   if (pwrite(ledger_.get(), &head, sizeof head, static_cast<off_t>(at)) < 0) return;
   FaultPoint();
   if (pwrite(ledger_.get(), body.data(), body.size(), static_cast<off_t>(at + sizeof head)) < 0) {
@@ -279,7 +279,7 @@ void ArenaShelf::HandOver(const std::function<void(std::string_view line)>& log)
     left = left_;
   }
   for (const auto& one : left) {
-    // Of one in which nothing was whole, nobody needs to hear.
+    // An arena in which nothing was whole is not worth a message.
     const Status said = one->said.size() > 1 ? Say(*one) : Status();
     if (!said) log(StrCat("an arena of before: ", said.error().message));
     {

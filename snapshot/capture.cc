@@ -72,7 +72,7 @@ std::vector<Placed> PlacedOf(const CapturePlan& plan,
   return placed;
 }
 
-// Of both plans, in the file's order; `sources`: of the rest.
+// Arranges both plans' tensors in the file's order; `sources`: the addresses of `rest`'s.
 Result<std::vector<Placed>> Arranged(const Capture& capture, const CapturePlan& rest,
                                      const std::vector<const std::byte*>& sources) {
   std::vector<Placed> placed = PlacedOf(rest, sources);
@@ -93,7 +93,7 @@ Result<std::vector<Placed>> Arranged(const Capture& capture, const CapturePlan& 
   return all;
 }
 
-// What both say of their tensors.
+// Returns what both plans say of their tensors.
 std::string WordsOf(const CapturePlan* plan, const CapturePlan& rest) {
   if (plan == nullptr || plan->words().empty()) return rest.words();
   return StrCat(plan->words(), rest.words().empty() ? "" : ",", rest.words());

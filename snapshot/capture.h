@@ -78,11 +78,11 @@ struct Capture {
   std::vector<std::pair<std::string, std::string>> aliases;  // alias, name
   std::vector<CapturedGroup> groups;
   std::vector<CapturedDocument> documents;
-  // Of each set of ranks that share out the writing of what they hold alike, of which this
-  // one is: a digest of what that is, and how many they are.
+  // One entry per set of ranks that hold something alike and share out its writing,
+  // if this rank is in the set: a digest of what they hold, and the number of ranks.
   std::vector<std::pair<std::string, uint32_t>> alike;
   std::shared_ptr<const void> owner;
-  // What may still be writing the tensors of devices.
+  // Streams that may still be writing the tensors of devices.
   std::vector<DeviceStream> streams;
   // Which tensor was written since the save, in words; empty: none.  Asked in Save when
   // what cannot wait is copied (false: of that alone), which another thread may have
@@ -114,11 +114,11 @@ class CaptureFile {
   // Without its tensors.
   const Capture& capture() const { return capture_; }
   uint64_t bytes() const { return bytes_; }
-  // What [begin, end) of the file is made of, in order: of the tensors that are
-  // lazy, or of all else (the header, too).
+  // Returns the runs that make up [begin, end) of the file, in order:
+  // those of the lazy tensors, or those of all else (the header, too).
   std::vector<CopyRun> Runs(uint64_t begin, uint64_t end, bool lazy) const;
-  // Of each lazy tensor in host memory: which part of it may be copied late.  The rest is lazy no
-  // more.
+  // Says for a lazy tensor in host memory which part of it
+  // may be copied late.  Narrow makes the rest not lazy.
   using LatePart = std::function<std::span<const std::byte>(std::span<const std::byte>)>;
   void Narrow(const LatePart& late);
   // The key of the tensor that a byte of the file belongs to; of the header "".
@@ -140,7 +140,7 @@ class CaptureFile {
   uint64_t bytes_ = 0;
 };
 
-// What a capture takes.
+// The bytes that a capture takes.
 struct SnapshotSize {
   uint64_t file_bytes = 0;
   uint64_t lazy_bytes = 0;   // of them, copied after the save has returned

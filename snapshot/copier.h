@@ -51,8 +51,8 @@ struct PieceDigests {
   std::vector<std::shared_ptr<void>> memory;  // that they lie in
 };
 
-// What the trainer's threads do meanwhile.  Where they go on they may give memory back that is
-// being copied: then that is an error (kStale).
+// Says what the trainer's threads do meanwhile.  If they go on, they may
+// give memory back that is being copied; then the copy is an error (kStale).
 enum class Trainer { kWaits, kGoesOn };
 
 class Copier {
@@ -67,8 +67,8 @@ class Copier {
   // nothing can.
   virtual Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
                                       std::span<const DeviceStream> streams) = 0;
-  // What is enqueued from now on is copied after all work that these streams have been
-  // given so far.
+  // Makes copies that are enqueued from now on wait for
+  // all work that these streams have been given so far.
   virtual Status Follow(std::span<const DeviceStream> streams) = 0;
   // Begins copies, many small ones together: those of a chunk are one call.
   virtual Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) = 0;
@@ -79,7 +79,7 @@ class Copier {
   virtual std::shared_ptr<const void> Pin(std::span<std::byte> memory) = 0;
 };
 
-// What devices digest pieces to: XXH3-128, of fewer than kShortestPiece bytes with zeros behind them.
+// Returns what a device's digest of a piece is: XXH3-128, padded with zeros to kShortestPiece.
 DeviceDigest PieceDigestOf(std::span<const std::byte> bytes);
 
 // Copies of host memory.

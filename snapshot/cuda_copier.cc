@@ -151,7 +151,7 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     return Order(streams.first(1), streams.subspan(1));
   }
 
-  // What `later` are given from now on waits for what `earlier` were given so far.
+  // Makes work that `later` are given from now on wait for what `earlier` were given so far.
   Status Order(std::span<const CudaDriver::Handle> earlier,
                std::span<const CudaDriver::Handle> later) const {
     for (CudaDriver::Handle before : earlier) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaCopier copies out of CUDA devices on a stream of its own per device: of the lowest
-// priority, so that computing goes first, and in pieces, so that others' copies get
-// between.  What lies on the host is copied at once.
+// CudaCopier copies out of CUDA devices on a stream of its own per device.  The
+// stream has the lowest priority, so that computing goes first.  Copies are cut
+// into pieces, so that others' copies get between.  Host memory is copied at once.
 //
-// A device is touched when the first copy or stream of it comes and not before; its primary
-// context, which torch uses, is retained, and no other is ever made.
+// It touches a device when the first copy or stream of it comes and not before.  It
+// retains the device's primary context, which torch uses, and never makes another.
 //
 // Thread safety: as Copier.
 // Lifetime: the end waits for copies that are under way.

@@ -28,7 +28,7 @@ __device__ __forceinline__ PieceWords LoadAt(const char* address) {
   return {one.y >> (past - 64) | two.x << (128 - past), two.x >> (past - 64) | two.y << (128 - past)};
 }
 
-// Of a short piece, with zeros behind it.
+// Loads the words of a short piece, with zeros behind it.
 __device__ PieceWords LoadPadded(const char* begin, uint64_t bytes, uint64_t at) {
   uint64_t words[2] = {0, 0};
   for (unsigned i = 0; i < 16; ++i) {

@@ -27,10 +27,10 @@ class DescriptorStore {
 
   // Null where there is none ($NOTIFY_SOCKET).
   static std::unique_ptr<DescriptorStore> Find();
-  // What was kept for this process ($LISTEN_FDS); nothing the next time.
+  // Returns what was kept for this process ($LISTEN_FDS); nothing the next time.
   static std::vector<Kept> Take();
 
-  // Whether it was sent; the manager does not say whether it has room (FileDescriptorStoreMax=).
+  // True if it was sent; the manager does not say if it has room (FileDescriptorStoreMax=).
   // REQUIRES: the name has no ':' nor line end.
   bool Put(std::string_view name, int descriptor) const;
   void Remove(std::string_view name) const;

@@ -23,7 +23,7 @@ constexpr uint64_t kPiece = 1 << 20;
 constexpr uint64_t kSmall = 64 << 10;
 constexpr uintptr_t kPage = 4096;  // at most the system's: more entries than it fills
 
-// Whether all of it belongs to a mapping now.
+// True if all of it belongs to a mapping now.
 bool IsMapped(const std::byte* from, uint64_t bytes) {
   std::array<unsigned char, kPiece / kPage + 2> resident;
   const auto begin = reinterpret_cast<uintptr_t>(from);
@@ -83,7 +83,7 @@ Status CopyPiece(const MemoryCopy& copy) {
   return {};
 }
 
-// Of who waits for it: what was given back before is not there now.
+// Copies for a trainer that waits: memory that it gave back before is not mapped now.
 Status CopyMapped(const MemoryCopy& copy) {
   if (!IsMapped(copy.from, copy.bytes)) return GivenBack();
   std::memcpy(copy.to, copy.from, copy.bytes);

@@ -36,7 +36,7 @@ class JobLives {
   // kBack: with what it said to an earlier daemon.  kForAnother: so does somebody else.
   enum class Comes { kNew, kBack, kForAnother };
 
-  // Of whom what is not whole is not to be put together with what comes now.
+  // Ranks of the previous life.  Their unfinished steps must not be joined with this life's.
   struct Strangers {
     bool all = false;  // of the job, which begins another life
     std::set<uint32_t> ranks;
@@ -51,14 +51,14 @@ class JobLives {
   void End(const RankOfJob& who);
   // Ranks of the job that come no more: their processes have ended, and nobody speaks for them.
   std::set<uint32_t> Ended(const std::string& run, const std::string& job) const;
-  // Whether all ranks of the job that came have ended so.
+  // True if all ranks of the job that came have ended so.
   bool AllEnded(const std::string& run, const std::string& job) const;
-  // Whether it is of the life of its job that is known, as far as that can be told.
+  // True if the rank is of the known life of its job, as far as that can be told.
   bool MayBeOf(const RankOfJob& who) const;
   // All ranks of the job's world are known, also those that other daemons have: who is here now is
   // of their life.
   void Meet(const std::string& run, const std::string& job);
-  // Whether it was here then.
+  // True if the rank was here when Meet was called.
   bool HasMet(const std::string& run, const std::string& job, uint32_t rank) const;
   // Ranks of the job that greeted.
   std::set<uint32_t> RanksOf(const std::string& run, const std::string& job) const;
@@ -84,7 +84,7 @@ class JobLives {
   std::map<JobName, Job> jobs_;
 };
 
-// Whether a job's text was made for one life alone.
+// True if a job's text was made for one life alone.
 bool IsOwnJob(const std::string& job);
 
 }  // namespace ckptfs

@@ -21,9 +21,9 @@ class Leavers {
  public:
   // `process`: becomes readable when that has ended.  It is kept for kLeaving at most.
   void Add(RankOfJob who, Descriptor process, JobLives::Time now);
-  // Who has ended since the last call.
+  // Returns the ranks whose processes have ended since the last call.
   std::vector<RankOfJob> TakeEnded(JobLives::Time now);
-  // What tells of the next one.
+  // Adds the descriptors that become readable when the next process ends.
   void AddTo(std::vector<pollfd>& events) const;
 
  private:

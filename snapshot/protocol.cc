@@ -181,8 +181,8 @@ Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor) {
     const ssize_t got = recvmsg(socket, &in, MSG_CMSG_CLOEXEC);
     Incoming incoming;
     if (got < 0 && errno == EINTR) continue;
-    // Who dies with unread messages resets the connection; what it sent before is
-    // still to be read.
+    // A process that dies with unread messages resets the
+    // connection; what it sent before is still to be read.
     if (got < 0 && errno == ECONNRESET && !std::exchange(reset, true)) continue;
     if (got < 0 && WouldBlock(errno)) return incoming;
     if (got < 0 && errno != ECONNRESET) return Fail(ErrnoError(errno, "snapshots"));

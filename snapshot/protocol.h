@@ -21,8 +21,8 @@
 //                     end(attempt)                             none of it has changed
 //                     drop(step, attempt, text = why,          instead, at any time
 //                          sequence = 1: there were too few free chunks)
-//                     ask(step, attempt, text = where)         what became of it?  Of one that
-//                                                              an earlier daemon has on a disk
+//                     ask(step, attempt, text = where)         what became of it?  Asked if
+//                                                              an earlier daemon has it on a disk
 //   daemon -> rank    free(chunk,                              the rank's again
 //                          sequence = 1: what it holds is on a disk of this node,
 //                          text = where)
@@ -30,15 +30,15 @@
 //                   | dropped(step, attempt, text = why,
 //                             sequence = 1: the ranks are in different turns, go on in this one)
 //
-// All chunks are the rank's at first; one is the daemon's from `chunk` until `free`.
-// Who returns says again what is not durable, from `begin` on, to the daemon that came
-// after another; the welcome then has no descriptor.  Of what is on a disk it has nothing
-// to say again, and asks.
-// The bytes of a rank's file (core/ingest/rank_file.h) fill the payloads one after the
-// other, all but the last to the end.  A rank that goes away after `end` has done its
-// part.  The job is a text that all ranks of one life of a training job share; one that begins
-// with kOwnJob was made for one life alone, of any other that is believed only where nothing that
-// the daemon sees speaks against it (job_lives.h).
+// All chunks are the rank's at first; one is the daemon's from `chunk` until
+// `free`.  A rank that returns to a daemon that came after another repeats what
+// is not durable, from `begin` on; the welcome then has no descriptor.  It does
+// not repeat what is on a disk, but asks.  The bytes of a rank's file
+// (core/ingest/rank_file.h) fill the payloads one after the other, all but the
+// last to the end.  A rank that goes away after `end` has done its part.  The
+// job is a text that all ranks of one life of a training job share.  A text that
+// begins with kOwnJob was made for one life alone.  The daemon believes that of
+// any other text only if nothing that it sees speaks against it (job_lives.h).
 //
 // Thread safety: sends of different threads do not mix.
 // Units: bytes.
@@ -99,10 +99,10 @@ uint64_t NextAttempt(uint64_t last, uint64_t step);
 uint64_t StepOf(uint64_t attempt);
 // How often a rank went back before it.
 uint64_t TurnOf(uint64_t attempt);
-// What `last` is to a rank that goes on in the turn of `attempt`, unless its own is later.
+// Returns `last` as a rank in the turn of `attempt` has it, unless its own turn is later.
 uint64_t InTurnOf(uint64_t attempt, uint64_t last);
 
-// What a chunk's header has to say of whose it is.
+// Returns the digest by which a chunk's header must name its owner.
 Digest StreamOf(std::string_view run, std::string_view job);
 
 // As it is sent, whole.

@@ -40,7 +40,7 @@ struct ChunkLease {
   std::string place;  // ReceivedFile::shelve
 };
 
-// What a received file has of an arena.
+// The memory of an arena that a received file uses.
 struct FileLease {
   std::shared_ptr<BlobStream> stream;  // writes them until it is asked for the whole file
   std::shared_ptr<const void> chunks;
@@ -141,8 +141,8 @@ RankSession::~RankSession() {
 
 Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
   const bool ended = HasEnded(process_);  // before: what it sent last is read first
-  // Of who is gone all is heard at once: a process that began after that may greet in the next turn,
-  // and is not to find it at work.
+  // Reads all that a rank said if it is gone: a process that began after
+  // that may greet in the next turn, and must not find this one at work.
   const bool gone = ended || HasHungUp(socket_);
   for (int i = 0; i < (gone ? kMessagesOfTheGone : kMessagesPerTurn); ++i) {
     CKPT_ASSIGN_OR_RETURN(Incoming incoming, ReceiveSnapshotMessage(socket_.get(), !introduced()));
@@ -390,7 +390,7 @@ Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) 
   return {};
 }
 
-// What attempts under way have put aside of the store is never more than the arena has.
+// Open attempts never set aside more of the store than the arena holds.
 std::shared_ptr<BlobStream> RankSession::Stream(const SnapshotMessage& begin, IncomingSteps& steps,
                                                 std::weak_ptr<const void> owner) const {
   AttemptName name = NameOf(begin.attempt);
@@ -471,7 +471,7 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
   part->file.shelve = [lease = std::weak_ptr(part->lease)](const std::string& place) {
     if (const auto kept = lease.lock()) kept->place = place;
   };
-  // What is in one piece can be mapped, so that views are gathered without a copy between.
+  // A file in one piece can be mapped, so that views are gathered without a copy between.
   auto mapping = hold_->reader().MapPayloads(part->lease->chunks, part->bytes);
   if (mapping) part->file.rope = {mapping->bytes()};
   part->file.lease = std::make_shared<const FileLease>(

@@ -96,7 +96,7 @@ struct PartAgain {
   std::string place = {};  // the rank asks about what lay there, and nothing else
 };
 
-// What ranks have handed over by now.
+// The steps and parts that ranks have handed over by now.
 struct Arrivals {
   std::vector<ReceivedStep> whole;  // the last part has come
   std::vector<PartAgain> again;     // of steps that are not whole yet
@@ -123,7 +123,7 @@ class RankSession {
   Result<bool> Receive(IncomingSteps& steps, Arrivals& arrivals);
   // Says what became of an arena that is being made, frees chunks, sends what is waiting.
   Status Advance();
-  // Who has left, and its process; nothing where that is not known, or nobody was taken in.
+  // Returns who has left, and its process; nothing if that is not known, or nobody was taken in.
   std::optional<std::pair<RankOfJob, Descriptor>> Left();
   // Not before the welcome, which answers the hello.
   void Say(SnapshotMessage message) {

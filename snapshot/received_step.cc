@@ -15,7 +15,7 @@ constexpr size_t kRemembered = 4096;
 constexpr size_t kRememberedRanks = 1 << 16;
 constexpr size_t kRememberedAttempts = 16;
 
-// Of one job.
+// True if both are of one job.
 bool IsOf(const AttemptName& one, const AttemptName& other) {
   return one.run == other.run && one.job == other.job;
 }
@@ -154,8 +154,8 @@ void IncomingSteps::DropEarlierSave(const AttemptName& name, uint64_t step, uint
   });
 }
 
-// One that is in a later turn has gone back where the other one has not: that one missed a save,
-// say.  What they save from now on would never meet.
+// A rank in a later turn has gone back, and the other one has not:
+// it missed a save, say.  Their saves from now on would never meet.
 void IncomingSteps::DropApart(const AttemptName& name, uint64_t step, uint32_t rank) {
   const auto begun = BegunOf(name);
   const Begun& mine = *begun.at(rank);
@@ -217,7 +217,7 @@ bool IncomingSteps::End(const std::vector<RankOfJob>& ranks) {
   return !ranks.empty();
 }
 
-// What an earlier daemon was told may be stored already, whoever lives: that is looked for.
+// Leaves what an earlier daemon was told: it may be stored already, and is looked for.
 void IncomingSteps::DropOfEnded(const AttemptName& job) {
   for (const uint32_t rank : lives_of_jobs_.Ended(job.run, job.job)) {
     DropIf(job, StrCat("rank ", rank, "'s process ended before it handed its part over"),

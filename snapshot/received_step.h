@@ -53,7 +53,7 @@ struct ReceivedStep {
   std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then lack
 };
 
-// Whether they are of one attempt and have the same files.
+// True if they are of one attempt and have the same files.
 bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b);
 
 // A step that will not be, and why.
@@ -74,16 +74,16 @@ class IncomingSteps {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // A rank that speaks to this daemon from now on.  What is open of its job with those who are not
-  // of its life is dropped.  Errors as of JobLives::Greet.
+  // Takes in a rank that speaks to this daemon from now on.  Drops what is open of
+  // its job with ranks that are not of its life.  Errors as of JobLives::Greet.
   Status Greet(const RankOfJob& who, JobLives::Comes how, std::optional<JobLives::Time> born);
   // How many have come: the number of the last one.
   uint64_t greetings() const { return greetings_; }
   void Leave(const RankOfJob& who, JobLives::Comes how, JobLives::Time seen) {
     lives_of_jobs_.Leave(who, how, seen);
   }
-  // Processes of ranks that left are known to have ended.  What lacks their parts is dropped, now
-  // and later: it never becomes whole.  Whether there are any.
+  // Notes that processes of ranks that left have ended.  Drops what lacks their
+  // parts, now and later: it never becomes whole.  True if `ranks` is not empty.
   bool End(const std::vector<RankOfJob>& ranks);
   // The daemon did not take a rank in, which wanted to save this attempt: it is dropped for all.
   void Refuse(const RankOfJob& who, uint64_t attempt, const std::string& why);
@@ -117,20 +117,20 @@ class IncomingSteps {
     std::map<uint32_t, ReceivedFile> files;
   };
   Part Take(const AttemptName& name);
-  // What is dropped is dropped for all ranks, also for those that end their part later.
+  // Drops an attempt for all ranks, also for those that end their part later.
   void Drop(const AttemptName& name, uint64_t step, const std::string& why);
   // It is stored already, or not to be: nothing more is expected of it.
   void Forget(const AttemptName& name);
   // It is being stored, by what an earlier daemon left.
   void Keep(const AttemptName& name) { kept_.insert(name); }
-  // Whether `rank` has not begun this attempt, nor a later one, before.  `again`: it may have
-  // begun others that it does not name again, with an earlier daemon.  What it passes over of
-  // the attempts between two that it begins here never comes, and those are dropped; so is what
-  // it saved of the same step before, unless all ranks have begun that, and what another rank
-  // saved of that step in another turn (kApart).
+  // True if `rank` has begun neither this attempt nor a later one before.  `again`: it
+  // may have begun others with an earlier daemon, which it does not name again.  Drops
+  // the attempts that `rank` passes over between two that it begins here: they never
+  // come.  Drops what `rank` saved of the same step before, unless all ranks have
+  // begun that.  Drops what another rank saved of that step in another turn (kApart).
   bool Begin(const AttemptName& name, uint64_t step, uint32_t rank, bool again);
-  // `rank` drops its save, begun or not.  What another rank saved of the step in another turn goes
-  // with it.
+  // Drops the save of `rank`, begun or not.  Also drops
+  // what another rank saved of the step in another turn.
   void Cancel(const AttemptName& name, uint64_t step, uint32_t rank, const std::string& why);
   // It was dropped, not long ago.
   bool IsGone(const AttemptName& name) const { return gone_.contains(name); }
@@ -142,7 +142,7 @@ class IncomingSteps {
   using Elsewhere = std::function<std::set<uint32_t>(const AttemptName& name)>;
   void DropOlder(Time limit, const Elsewhere& elsewhere = {});
 
-  // What was dropped since the last call.
+  // Returns what was dropped since the last call.
   std::vector<DroppedStep> TakeDropped();
   size_t size() const { return open_.size(); }
 
@@ -158,14 +158,14 @@ class IncomingSteps {
   std::map<AttemptName, Digest> lives_;
   std::map<AttemptName, std::string> gone_;  // dropped lately, and why
   std::deque<AttemptName> gone_in_order_;    // oldest first
-  // What a rank has begun, the newest kRememberedAttempts of it.
+  // The attempts that a rank has begun: the newest kRememberedAttempts of them.
   struct Begun {
     std::optional<uint64_t> first;  // that was not begun with an earlier daemon
     std::map<uint64_t, uint64_t> attempts;  // and their steps
     bool Has(const AttemptName& name) const { return attempts.contains(name.attempt); }
     uint64_t last() const { return attempts.rbegin()->first; }
   };
-  // Of each rank of a job.
+  // Returns what each rank of a job has begun, by rank.
   std::map<uint32_t, const Begun*> BegunOf(const AttemptName& of) const;
   // Ranks that began attempts before and after this one, here, and not this one.
   std::set<uint32_t> PassedBy(const AttemptName& name) const;
@@ -174,7 +174,7 @@ class IncomingSteps {
   void DropApart(const AttemptName& name, uint64_t step, uint32_t rank);
   // Drops what lacks the part of a rank that has ended.
   void DropOfEnded(const AttemptName& job);
-  // Of what is open; `of`: whether it is meant.
+  // Drops the open attempts of a job for which `of` is true.
   void DropIf(const AttemptName& job, const std::string& why,
               const std::function<bool(const AttemptName& name, const Open& open)>& of);
   void ForgetLife(const JobLives::JobName& job);

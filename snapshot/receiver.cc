@@ -208,7 +208,7 @@ std::vector<std::string> Receiver::State::WaitingLines() const {
   return lines;
 }
 
-// What was kept or dropped meanwhile.
+// Tells what was kept or dropped meanwhile.
 void Receiver::State::TellNews() {
   std::vector<Kept> news;
   std::vector<std::string> lines = WaitingLines();
@@ -492,7 +492,7 @@ void Receiver::State::Keep() {
       while (whole.empty() && again.empty() && !finish) wake_keeper.Wait(mutex);
       if (whole.empty() && again.empty()) return;
       returned.swap(again);
-      // What has a save is told by its name while it is kept.
+      // A step with a save is copied: the queue must still have its name while it is kept.
       if (!whole.empty()) step = whole.front().save ? whole.front() : std::move(whole.front());
     }
     for (const PartAgain& part : returned) LookFor(part);
@@ -557,7 +557,7 @@ Receiver::~Receiver() {
   state_->budget->Wake();
   state_->ranks_thread.join();
   if (state_->parts) state_->parts->Stop();  // the keeper may ask about them
-  // What is not finished now is another daemon's.
+  // Another daemon will finish what is not finished now.
   if (state_->options.shelf) state_->options.shelf->Freeze();
   uint64_t dropped = 0;
   {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Receiver is the daemon's end of snapshots: it listens on the store's snapshot socket,
-// gives every rank an arena, puts the ranks' parts together and hands whole steps to
-// whoever keeps them, one after the other.  Of a step whose ranks are spread over several
-// machines it makes its part durable (world_parts.h).  Of all daemons of a store one receives
-// (a lock beside the socket says which).  Only root and the daemon's own user are
-// answered.
+// Receiver is the daemon's end of snapshots.  It listens on the store's
+// snapshot socket, gives every rank an arena, puts the ranks' parts together
+// and hands whole steps to whoever keeps them, one after the other.  If a
+// step's ranks are spread over several machines, it makes its part durable
+// (world_parts.h).  One daemon of a store receives; a lock beside the socket
+// says which.  It answers only root and the daemon's own user.
 //
 // Thread safety: all methods may be called concurrently.  Four threads of its own: one
 // for the ranks, one for keeping, one for steps that other daemons have ranks of; and one
@@ -39,8 +39,8 @@ struct ReceiverOptions {
   size_t max_sessions = 1024;
   // Makes a step durable.  Called from a thread of the receiver's, one step at a time.
   std::function<Status(ReceivedStep step)> keep;
-  // Whether an earlier daemon has stored the step that the part is of.  Called as `keep`, and from
-  // another thread of the receiver's.
+  // True if an earlier daemon has stored the step that the part is
+  // of.  Called as `keep`, and from another thread of the receiver's.
   std::function<bool(const PartAgain& part)> stored;
   std::function<void(std::string_view line)> log;
   // How steps are made with the ranks of other daemons; null: they are not.  Must outlive

@@ -10,7 +10,7 @@ Digest ReplicaDigestOf(std::span<const std::span<const std::byte>> memory, uint6
   constexpr uint64_t kWindow = 4096;
   uint64_t all = 0;
   for (const auto& one : memory) all += one.size();
-  // Of so many windows one is looked at, another one in the next step.
+  // Digests one window of every `apart`, and another one in the next step.
   const uint64_t apart = std::max<uint64_t>(1, (all + kReplicaBytes - 1) / kReplicaBytes);
   DigestStream digest;
   uint64_t window = 0;

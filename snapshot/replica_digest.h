@@ -17,8 +17,8 @@ namespace ckptfs {
 
 inline constexpr uint64_t kReplicaBytes = uint64_t{16} << 20;  // two milliseconds' worth
 
-// Of all bytes where they are kReplicaBytes or fewer; else of about so many, in windows whose
-// places go on with `step`: after as many steps as the whole is larger all of it was looked at.
+// Returns the digest of all bytes if they are at most kReplicaBytes, else of about that many,
+// in windows that move with `step`.  All bytes were digested after size / kReplicaBytes steps.
 Digest ReplicaDigestOf(std::span<const std::span<const std::byte>> memory, uint64_t step);
 
 }  // namespace ckptfs

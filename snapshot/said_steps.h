@@ -24,17 +24,17 @@ class SaidSteps {
   bool Add(const SnapshotMessage& message);
   // The next to be sent, those of the oldest attempt first.
   std::optional<SnapshotMessage> Next() const;
-  // What Next returned for this attempt is sent.
+  // The message that Next returned for this attempt was sent.
   void Sent(uint64_t attempt);
   // The daemon has all of it on a disk, at `place`: the next one is asked about it only.
   void Shelve(uint64_t attempt, const std::string& place);
   // The daemon has said what became of it.
   void Settle(uint64_t attempt);
-  // Whether there is anything that another daemon could finish.
+  // True if nothing is left that another daemon could finish.
   bool empty() const;
   // Another daemon: all that is not over is to be sent again.
   void Restart();
-  // Whether it is not over, and to be said to another daemon if there is one.
+  // True if the attempt is not over, and must be said to another daemon if there is one.
   bool Has(uint64_t attempt) const;
   // Those of what is not over.
   std::vector<uint64_t> Chunks() const;

@@ -46,7 +46,7 @@ class SaveBytes::MovingFile final : public File {
     return file->ReadAt(requests);
   }
 
-  // What is mapped cannot move, and would keep its arena.
+  // Maps only a file on a disk: an arena's bytes could not move there, and would keep the arena.
   Result<std::shared_ptr<const Mapping>> Map() const override {
     std::shared_ptr<const File> file;
     {

@@ -35,7 +35,7 @@ class SaveBytes final : public Root {
   // One that an earlier daemon left on a disk.
   static Result<std::shared_ptr<SaveBytes>> OnDisk(PreparedPart part, const Root& disk);
 
-  // What it is.  The name has a life.
+  // Returns the save's name, which has a life, and its ranks.
   const PreparedPart& part() const { return part_; }
   bool on_disk() const { return on_disk_; }
   // By an earlier daemon: the store may have it.

@@ -73,7 +73,7 @@ struct SaveJob {
     return changed ? changed(all) : "";
   }
 
-  // What chunk `i` is made of, as CaptureFile::Runs has it.
+  // Returns the copies that fill chunk `i`, as CaptureFile::Runs has them.
   std::vector<MemoryCopy> Copies(size_t i, bool lazy) const {
     const uint64_t begin = ChunkBegin(i);
     const std::span<std::byte> payload = link->arena().Payload(chunks[i]);

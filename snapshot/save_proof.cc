@@ -9,7 +9,7 @@
 namespace ckptfs {
 namespace {
 
-// Of a device's memory: small enough that a small model keeps all of a device busy.
+// A piece of a device's memory is so small that a small model keeps all of a device busy.
 constexpr uint64_t kDevicePiece = 64 << 10;
 
 }  // namespace

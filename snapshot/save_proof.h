@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SaveProof says whether what was copied late is what was there at the save.  Host memory is
-// watched page by page (write_watch.h), devices' memory is digested there before anything else can
-// write it (Copier::Digest).  What can be neither is compared at a few places (source_samples.h) or
-// not at all, which is not a proof: unproved_bytes() is how much.
+// SaveProof says whether what was copied late is what was there at the save.  It watches
+// host memory page by page (write_watch.h).  Devices digest their memory before anything
+// else can write it (Copier::Digest).  Other memory is compared at a few places
+// (source_samples.h) or not at all.  This is not a proof: unproved_bytes() is how much.
 //
 // Thread safety: none; begun by the thread that saves, then the copying thread's.
 // Lifetime: a value of its save; the memory has to be there until the end of it.
@@ -27,7 +27,7 @@ namespace ckptfs {
 
 class SaveProof {
  public:
-  // From now on writes are seen.  What of the file lies beside watched pages is not lazy any more.
+  // Sees writes from now on.  Bytes of the file beside the watched pages are not lazy any more.
   void Begin(CaptureFile& file);
   // Devices' memory: what is copied late is digested, on the streams that the capture has, as it is
   // after what they do now.  `chunk_bytes`: no piece of it lies in two chunks of so many bytes.

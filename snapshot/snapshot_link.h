@@ -66,7 +66,7 @@ class SnapshotLink {
   ~SnapshotLink();
 
   const ArenaShape& shape() const { return arena_->shape(); }
-  // Whether its arena has room for `slots` snapshots of `bytes`.
+  // True if its arena has room for `slots` snapshots of `bytes`.
   bool Fits(uint64_t bytes, uint32_t slots) const;
   const ArenaWriter& arena() const { return *arena_; }
   bool gone() const;
@@ -84,9 +84,9 @@ class SnapshotLink {
   // Keeps what makes copies into the arena faster (Copier::Pin), as long as this has it.
   // REQUIRES: one thread.
   void KeepPinned(std::shared_ptr<const void> pinned) { pinned_ = std::move(pinned); }
-  // While the daemon is away it is said later, but for a begin, which fails; and while it
-  // does not read (it is stopped, say), by a thread of the link's.  Who does not read for ten
-  // seconds is away.
+  // Sends a message.  A daemon that does not read for ten seconds is away.  While
+  // it is away, a begin fails, and the link sends other messages later.  While it
+  // does not read (it is stopped, say), a thread of the link's sends them.
   Status Send(const SnapshotMessage& message);
 
  private:
@@ -99,14 +99,14 @@ class SnapshotLink {
   // Until the connection ends.
   void HearAll();
   Status TakeIn(const SnapshotMessage& message);
-  // Whether another daemon has the arena.
+  // True if another daemon has the arena.
   bool WaitForAnother();
   // One return at a time; false if it was interrupted.
   bool BeginReturn(const Interrupted& interrupted);
   Status Return(const Interrupted& interrupted);
   Status GreetAnother(const Socket& socket, const Interrupted& interrupted);
-  // Of several callers one sends what is to be sent, for all.  kFail: what does not go at once
-  // is left to Push.
+  // If several threads call, one sends for all.  kFail:
+  // leaves to Push what the socket does not take at once.
   bool SendAll(Full full);
   // BLOCKS: on a daemon that does not read, until the link ends.
   void Push();

@@ -63,7 +63,7 @@ void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::strin
 void SnapshotWriter::State::CountDrop(const std::string& what, const std::string& why) {
   ++status.dropped;
   status.last_drop = what + why;
-  // Who cancels one knows.
+  // A caller that cancels a save knows of it.
   if (said != why && why != kCancelled) Say("snapshot dropped: " + status.last_drop);
   said = why;
 }

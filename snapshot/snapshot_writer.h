@@ -40,8 +40,8 @@ struct WriterOptions {
   // that waits for room: then the snapshot is dropped.
   std::chrono::milliseconds update_limit{60'000};
   std::function<std::unique_ptr<Copier>()> make_copier;  // the host's if it is empty
-  // What a save does while the arena is full of steps that are being written: wait for
-  // room, or drop the snapshot at once.
+  // True: a save waits for room while the arena is full of steps
+  // that are being written.  False: it drops the snapshot at once.
   bool wait_for_room = false;
   // How fast memory is read for snapshots, in bytes per second, while no update waits;
   // 0: as fast as it goes.  So that copies leave room on a bus that training needs.
@@ -83,23 +83,23 @@ class SnapshotWriter {
   SnapshotWriter(const SnapshotWriter&) = delete;
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
-  // False if it was dropped.  Until WaitBeforeUpdate returned, the lazy tensors must
-  // not change; of the others nothing is needed any more.  What is not handed over
-  // whole `limit` after this call is dropped.
+  // Returns false if the snapshot was dropped.  The lazy tensors must not
+  // change until WaitBeforeUpdate returned; the others may change at once.  The
+  // snapshot is dropped if it is not handed over whole `limit` after this call.
   // BLOCKS: on copying what is not lazy; the first time, on the daemon, which makes
   // the arena; on room for it if it shall wait for that.
   bool Save(Capture capture, std::optional<std::chrono::milliseconds> limit = std::nullopt);
   // Drops the newest save of the step.  False if it is handed over whole already (then it
   // becomes durable), over, or unknown.
   bool Cancel(uint64_t step);
-  // A save that there is nothing to capture of: the other ranks' parts are dropped.  Of no
-  // step: it is counted and said alone.
+  // Drops the other ranks' parts of a save that has nothing to capture.
+  // If there is no step, it only counts the drop and says it.
   // BLOCKS: the first time, on the daemon; `interrupted` as Capture has it.
   void Drop(std::optional<uint64_t> step, const std::string& why,
             const std::function<bool()>& interrupted = {});
 
-  // BLOCKS: until all that was saved is copied, no longer than `limit` (update_limit).  What is
-  // not copied then is dropped; or, if this is not the `last` part of a wait, it is false.
+  // BLOCKS: until all that was saved is copied, at most `limit` (update_limit).  Then it
+  // drops what is not copied; or it returns false if this is not the `last` part of a wait.
   bool WaitBeforeUpdate(std::optional<std::chrono::milliseconds> limit = std::nullopt,
                         bool last = true);
   // True when the newest save of the step is durable with all ranks' parts, false if it
@@ -107,14 +107,14 @@ class SnapshotWriter {
   bool WaitDurable(uint64_t step, std::chrono::milliseconds timeout);
 
   WriterStatus status() const;
-  // Of the newest save of the step.
+  // Returns how far the newest save of the step has come.
   WriterProgress Progress(uint64_t step) const;
   // A dry run: nothing is copied.  kInvalid as CaptureFile::Make.
   Result<SnapshotSize> SizeOf(Capture capture) const;
-  // What happened since the last call, in lines; the same trouble is said once.
+  // Returns what happened since the last call, in lines.  It says the same trouble once.
   std::vector<std::string> TakeLog();
 
-  // Ends the copying and leaves.  What was handed over goes on without us.
+  // Ends the copying and leaves.  The daemon goes on with what was handed over.
   // BLOCKS: on what is being copied.
   void Close();
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SourceSamples are a few bytes of every lazy tensor as they were at the save, which what is
-// copied later is compared with: writes that torch does not count (through an alias of p.data,
-// numpy, a fused kernel) show.  Of host memory; that of devices is not looked at.
+// SourceSamples are a few bytes of every lazy tensor in host memory as they were at the
+// save.  A later copy that differs from them shows writes that torch does not count
+// (through an alias of p.data, numpy, a fused kernel).  Devices' memory is not looked at.
 //
 // Thread safety: const methods may be called concurrently.
 // Lifetime: values.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Spooler decides which saves go to the spool, and takes them there.  The spool is for what the
-// store does not take at once: a save that is whole while others still wait for the
-// store is spooled; one that finds the store free goes there straight from memory, and is
-// spooled if that fails, or is not over after `patience`.  What the spool has no room for, or
-// fails, stays in memory.
+// Spooler decides which saves go to the spool, and takes them there.  The spool
+// is for saves that the store does not take at once.  A whole save is spooled if
+// others still wait for the store.  A save that finds the store free goes there
+// straight from memory; it is spooled if that fails, or is not over after
+// `patience`.  A save stays in memory if the spool has no room for it, or fails.
 //
 // Thread safety: all methods may be called concurrently.  One thread of its own, which alone
 // writes to the spool.
@@ -43,11 +43,11 @@ class Spooler {
   Spooler(OpenedSpool opened, SpoolerOptions options);
   ~Spooler();
 
-  // What an earlier daemon left, oldest first.
+  // Returns the saves that an earlier daemon left, oldest first.
   std::vector<SavePtr> left() const;
   // A save that is whole here waits for its store from now on.
   void Add(SavePtr save);
-  // Whether a save waits for its store, or is being stored.
+  // True if a save waits for its store, or is being stored.
   bool waits() const;
   // The store begins with it.
   void Begin(const SaveBytes& save);
@@ -59,7 +59,7 @@ class Spooler {
   void Over(const SaveBytes& save);
   // The daemon ends: all goes to the spool, and nothing from there to the store any more.
   void End();
-  // Whether the spool has it, or can be made to: then it stays there for the next daemon.
+  // True if the spool has the save, or could take it: then it stays there for the next daemon.
   // BLOCKS: until that is tried.
   bool Leave(SaveBytes& save);
   std::string directory() const { return spool_->files()->name(); }

@@ -86,7 +86,7 @@ class NumbersPickle {
   std::string text_ = "\x80\x02}(";
 };
 
-// What a kind of optimizer keeps, under the names that it has in Python.
+// The state that a kind of optimizer keeps, under the names that it has in Python.
 struct KindOfOptimizer {
   std::string (*hyper_parameters)(const torch::optim::OptimizerOptions&);
   void (*visit)(const torch::optim::OptimizerParamState&,
@@ -153,7 +153,7 @@ std::optional<KindOfOptimizer> KindOf(const torch::optim::Optimizer& given) {
   return std::nullopt;
 }
 
-// What all ranks hold alike.
+// A tensor that all ranks hold alike.
 struct Shared {
   uint64_t bytes = 0;
   CapturedTensor tensor;
@@ -282,7 +282,7 @@ class Shot {
     return captured;
   }
 
-  // Of what all ranks hold alike this one writes an even part, by bytes.
+  // Picks an even part, by bytes, of what all ranks hold alike: this rank writes that.
   void Share() {
     std::sort(shared_.begin(), shared_.end(), [](const Shared& a, const Shared& b) {
       return std::tie(b.bytes, a.tensor.parameter, a.tensor.kind) <

@@ -11,12 +11,12 @@
 //     (*snapshots)->Save(step);
 //   }
 //
-// Optimizers of libtorch call no hooks, so the loop says itself when it will write:
-// WaitBeforeUpdate.  A loop that does not loses snapshots, not bytes: a tensor that was
-// written while it was copied is seen by its version, and the snapshot is dropped.
+// Optimizers of libtorch call no hooks, so the loop itself says when it will write:
+// WaitBeforeUpdate.  A loop that does not say so loses snapshots, not bytes: the version
+// of a tensor shows that it was written while it was copied, and the snapshot is dropped.
 //
-// Of several ranks all hold the same parameters, as data parallel training keeps them;
-// each rank writes an even part, and rank 0 the buffers.
+// If there are several ranks, all hold the same parameters, as data parallel
+// training keeps them.  Each rank writes an even part, and rank 0 the buffers.
 //
 // A target of its own (ckptfs_torch): nothing else of ckptfs needs torch.
 //
@@ -56,7 +56,7 @@ class TorchSnapshotter {
   bool Save(uint64_t step, std::optional<std::chrono::milliseconds> limit = std::nullopt);
   // BLOCKS: until parameters and optimizer states may be written.
   void WaitBeforeUpdate() { writer_.WaitBeforeUpdate(); }
-  // What is more: wait until durable, cancel, progress, status, log, close.
+  // The writer can do more: wait until durable, cancel, progress, status, log, close.
   SnapshotWriter& writer() { return writer_; }
 
  private:

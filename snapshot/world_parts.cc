@@ -169,7 +169,7 @@ void WorldParts::JoinAll() {
   {
     MutexLock lock(mutex_);
     for (auto& [name, job] : jobs_) {
-      // Whom to tell of a drop is not known yet, and its ranks may have left.
+      // The daemons to tell of a drop are not known yet, and the job's ranks may have left.
       const bool tells = !(job.world && job.world->life) &&
                          std::any_of(dropped_.begin(), dropped_.end(), [&name = name](auto& one) {
                            return one.first.name.run == name.first &&
@@ -250,7 +250,7 @@ bool WorldParts::Prepare(WorldPart& part) {
   const Status done = Caught([&] { return WriteDown(part, name); });
   if (done) {
     const bool spooled = save && save->on_disk();
-    // What is in memory only has its use behind it.
+    // A save that is only in memory has served its purpose.
     if (spooled) options_.spooler->Stored(*save);
     if (save && !spooled) options_.spooler->Over(*save);
     MutexLock lock(mutex_);

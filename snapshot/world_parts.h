@@ -47,7 +47,7 @@ struct WorldPartsOptions {
   WorldCommit* commit = nullptr;  // must outlive it
   std::chrono::milliseconds patience{600'000};
   std::chrono::milliseconds turn{500};  // between looks at the store
-  // What became of a part that was handed over.
+  // Called with what became of a part that was handed over.
   std::function<void(const AttemptName& name, uint64_t step, const Status& done)> settled;
   // A step is durable; `published`: by this daemon.
   std::function<void(const StepRecord& record, bool published)> stored;
@@ -71,12 +71,12 @@ class WorldParts {
 
   // A step waits for ranks that are not here; these are, or were.
   void See(const NodeRanks& mine);
-  // What is known of a job that was seen; an error if its ranks cannot make a step.
+  // Returns what is known of a job that was seen; an error if its ranks cannot make a step.
   Result<JobWorld> WorldOf(const std::string& run, const std::string& job) const;
   void Hand(WorldPart part);
   // A step of a job that was seen shall not be, for the ranks of other daemons either.
   void Drop(const DroppedStep& step);
-  // Whether an attempt is here of which it will be told what became of it.
+  // True if an attempt is here whose outcome will be told.
   bool Has(const AttemptName& name) const;
   // None of its ranks is here any more, nor a step that waits.
   void Leave(const std::string& run, const std::string& job);

@@ -22,7 +22,7 @@
 namespace ckptfs {
 namespace {
 
-// Of Linux 6.7's headers (linux/userfaultfd.h, linux/fs.h), which a build need not have.
+// Constants of Linux 6.7's headers (linux/userfaultfd.h, linux/fs.h), which a build may lack.
 constexpr uint64_t kWpUnpopulated = uint64_t{1} << 13;  // UFFD_FEATURE_WP_UNPOPULATED
 constexpr uint64_t kWpAsync = uint64_t{1} << 15;        // UFFD_FEATURE_WP_ASYNC
 constexpr int kUserModeOnly = 1;                        // UFFD_USER_MODE_ONLY
@@ -154,7 +154,7 @@ bool WriteWatch::Kernel::Register(const Extent& extent) {
   return false;
 }
 
-// Of /proc/self/maps, whose lines begin "BEGIN-END rwxs".
+// Reads /proc/self/maps, whose lines of shared mappings begin "BEGIN-END rwxs".
 std::vector<WriteWatch::Extent> WriteWatch::Kernel::SharedMappings() {
   std::vector<Extent> found;
   const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "re"), &std::fclose);

@@ -28,7 +28,7 @@ using HostBytes = std::span<const std::byte>;
 
 class WriteWatch {
  public:
-  // Of what is in `memory` now.  Null where nothing of it can be watched.
+  // Begins to watch what is in `memory` now.  Null if nothing of it can be watched.
   static std::unique_ptr<WriteWatch> Begin(std::span<const HostBytes> memory);
   ~WriteWatch();
   WriteWatch(const WriteWatch&) = delete;

@@ -62,7 +62,7 @@ struct SnapshotWriter::State {
   uint64_t NewAttempt(uint64_t step) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   bool HasUnderWay(const SnapshotLink* of) const EXCLUSIVE_LOCKS_REQUIRED(mutex);
   bool AllSafe() const EXCLUSIVE_LOCKS_REQUIRED(mutex);
-  // Of the newest save of the step.
+  // Returns the fate of the newest save of the step.
   std::optional<Fate> FateOf(uint64_t step) const EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
   const WriterOptions options;

@@ -48,7 +48,7 @@ using TensorTuple =
 using GroupTuple = std::tuple<std::string, std::vector<std::string>, std::string>;
 using DocumentTuple = std::tuple<std::string, std::string, std::string, std::vector<std::string>>;
 
-// What Python keeps from one save to the next.
+// A plan that Python keeps from one save to the next.
 struct Plan {
   std::shared_ptr<const CapturePlan> plan;
 };
@@ -123,7 +123,7 @@ CapturedTensor TensorOf(const TensorTuple& tuple) {
   return tensor;
 }
 
-// Of tensors without addresses.
+// Makes a plan of tensors without addresses.
 Plan PlanOf(const std::vector<TensorTuple>& tuples) {
   std::vector<CapturedTensor> tensors;
   tensors.reserve(tuples.size());

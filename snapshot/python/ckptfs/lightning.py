@@ -66,7 +66,7 @@ class _Others:
         """Without what could not be loaded again, which is said once."""
         trainer = self._trainer
         connector = copy.copy(trainer._checkpoint_connector)
-        # Who has such a hook may look at the weights; nothing is moved for it.
+        # A user's on_save_checkpoint may look at the weights; nothing is moved for it.
         connector._get_lightning_module_state_dict = (
             trainer.lightning_module.state_dict if self._asked else dict)
         checkpoint = connector.dump_checkpoint(weights_only=True)

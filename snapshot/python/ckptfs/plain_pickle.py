@@ -13,7 +13,7 @@ import torch
 
 # Numbers of numpy, without byte order.
 _NUMPY = re.compile(r'b1|[iu][1248]|f[248]|c8|c16')
-# What a malformed pickle may raise.
+# Exceptions that a malformed pickle may raise.
 _MALFORMED = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, LookupError,
               MemoryError, OverflowError, RecursionError, RuntimeError, TypeError, ValueError)
 # Bytes that arrays of one pickle may share.

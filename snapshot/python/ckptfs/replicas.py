@@ -11,7 +11,7 @@ import torch
 
 from . import _native
 
-# Of a device's tensor, which is looked at on the device: windows, and bytes of each.
+# Samples of a device's tensor, taken on the device: number of windows, and bytes of each.
 WINDOWS, WIDTH = 16, 64
 
 

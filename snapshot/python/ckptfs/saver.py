@@ -37,12 +37,12 @@ Group = Tuple[str, List[str], bytes]
 class Collector(Protocol):
     """Says what a rank has to save.  It copies nothing and moves nothing."""
 
-    # Whether states that are `updated` may be copied until the next optimizer step:
+    # True if states that are `updated` may be copied until the next optimizer step:
     # every step that writes them calls torch's global pre-hooks of optimizers, or
-    # Saver.before_update.  Otherwise all is copied before save returns.
+    # Saver.before_update.  If false, all is copied before save returns.
     lazy: bool
-    # Whether nobody else writes what is collected: optimizers go on beside a save.  May be
-    # left out.
+    # True if nobody else writes what is collected:
+    # optimizers go on beside a save.  May be left out.
     staged: bool = False
 
     def touches(self, optimizer: Any) -> bool:

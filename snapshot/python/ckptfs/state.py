@@ -79,7 +79,7 @@ class Model:
     # Ranks have different parameters (pipelines): each declares its own.  Otherwise
     # rank 0 does for all.
     per_rank: bool = False
-    # Of the whole job, as core/model/layout.h spells it; '': dp<world>.
+    # The layout of the whole job, as core/model/layout.h spells it; '': dp<world>.
     layout: str = ''
     framework: str = 'torch'
     framework_version: str = torch.__version__
@@ -169,7 +169,7 @@ def model_state(modules: Sequence[nn.Module],
     return model
 
 
-# What every optimizer's step of torch's is inside of, which calls the hooks.
+# The code that wraps the step of every torch optimizer, and calls the hooks.
 HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
 
 
