@@ -37,7 +37,7 @@ Error Explained(Error error) {
   return std::move(error).Needing("`adopt --check never` takes the step as it is");
 }
 
-// What is said of a step that is taken though nobody wrote some of its bytes; "" if there are none.
+// Warns of a step that is taken though nobody wrote some of its bytes; "" if there are none.
 std::string BlankWarning(const StepModel& model, const ToolNames& names) {
   const std::string blank = NeverWritten(model, names);
   return blank.empty() ? "" : blank + ", and read as zeros: it was made sparse, or a copy of it did not end";

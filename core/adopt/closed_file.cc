@@ -37,7 +37,7 @@ void LookAtDirectories(const std::set<std::string>& paths, Found& found) {
   }
 }
 
-// Of a copy in the store the directories that count are those above its source.
+// Adds the directories that count: for a copy in the store, those above its source.
 void LookAtRoot(const Blob& blob, const std::string& path, std::set<std::string>& searched,
                 Found& found) {
   if (!blob.store_owned) return AddSearched(path, searched);

@@ -33,8 +33,8 @@ std::optional<ClosedFile> FindClosedFile(const StepModel& step, const BlobReader
 // "only user 0 may read /ckpt/run/model.safetensors (mode 0600); `chmod a+r` shows the step"
 std::string DescribeClosedFile(const ClosedFile& file);
 
-// That others do not see steps is told once, of the first step: those of a run mostly have the same
-// reason.
+// Tells once that others do not see steps, for the first
+// such step: those of a run mostly have the same reason.
 class ClosedFileNotice {
  public:
   // `step`: "run7/step2".

@@ -78,7 +78,7 @@ std::shared_ptr<const std::set<std::string>> NamesOf(const std::map<std::string,
 
 auto OrderOf(const StepCandidate& step) { return std::pair(step.iteration, step.mtime_ns); }
 
-// What may be otherwise the next time though no file changed.
+// True if an error may be gone the next time though no file changed.
 bool MayPass(ErrorCode code) {
   return code == ErrorCode::kIo || code == ErrorCode::kExhausted || code == ErrorCode::kStale ||
          code == ErrorCode::kNotFound || code == ErrorCode::kInternal;
@@ -187,7 +187,7 @@ bool Follower::OnlyGrew(Known& known, const std::map<std::string, FileStamp>& no
     if (known.adopted() && !known.growing.contains(path)) return false;
     grown.insert(path);
   }
-  // Of a step that was taken files go without an end to that.
+  // A step that was taken may lose files and still have only grown.
   if (grown.empty() || (!known.adopted() && now.size() != known.files.size())) return false;
   known.growing.merge(grown);
   return known.growing.size() <= kMaxGrowing;
@@ -230,7 +230,7 @@ bool Follower::Note(const StepCandidate& step, Known& known, const Files& files,
   known.iteration = step.iteration;
   known.mtime_ns = step.mtime_ns;
   known.stamp = files.digest;
-  // What lay there before us, and long before, waits for nobody.
+  // A save that lay there long before us is not waited for.
   const bool old = first_ && files.newest_ns != 0 &&
                    files.newest_ns < NowNs() - std::chrono::nanoseconds(kSurelyOld).count();
   known.since = old ? now - options_.missing_quiet : now;

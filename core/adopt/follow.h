@@ -101,7 +101,7 @@ class Follower {
     auto operator<=>(const Newest&) const = default;
   };
 
-  // What has become of one candidate:
+  // The states of one candidate:
   //
   //   when                                    was                           is
   //   its files change                        any                           kWritten
@@ -122,7 +122,7 @@ class Follower {
     kAdopted,
   };
 
-  // Of one candidate, by its directory.
+  // The state of one candidate; the map's key is its directory.
   struct Known {
     State state = State::kWritten;
     bool arrived = false;  // it was not there when a greater iteration had been adopted
@@ -151,10 +151,10 @@ class Follower {
   Duration QuietOf(const Known& known, SavePhase phase) const;
   // How far the save is, as if the step had no files that grow.
   SaveState StateOf(const FoundStep& found, const Known& known) const;
-  // Whether that is the step as it was, but for files that became longer.
+  // True if the step is as it was, but for files that became longer.
   bool OnlyGrew(Known& known, const std::map<std::string, FileStamp>& now) const;
-  // What a step that was adopted differs in from what was adopted: in nothing but that files went
-  // or are marked, in what a save writes, in other files.
+  // How an adopted step differs from what was adopted.  kNone: at most, files went
+  // or are marked.  kSave: files that a save writes differ.  kOther: only others do.
   enum class Change { kNone, kSave, kOther };
   Change ChangeOf(const Known& known, const std::map<std::string, FileStamp>& now) const;
   // Notes what the step's files are now; true if nothing changed but that some grew.

@@ -58,7 +58,7 @@ struct Recognised {
 using Recognise = std::function<Result<std::optional<Recognised>>(const Root& root,
                                                                   const std::string& path)>;
 
-// What is known of tools and formats that no source tells.
+// Facts about tools and formats that no source tells.
 struct ToolHints {
   Recognise recognise;  // may be empty
   ToolNames names;

@@ -15,7 +15,7 @@
 namespace ckptfs {
 namespace {
 
-// What `look` says of each file that counts; files that cannot be opened are passed over.
+// Returns what `look` says of each file that counts; passes over files that cannot be opened.
 template <class Look>
 std::vector<std::string> LookAtFiles(const StepModel& model, const ToolNames& names, const Look& look) {
   const std::vector<uint8_t> read = FindReadBlobs(model);

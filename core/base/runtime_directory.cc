@@ -30,7 +30,7 @@ std::string RuntimeDirectoryName() {
   return StrCat("/tmp/ckptfs-", ::geteuid());
 }
 
-// What is at the directory's name, if it is not what this user made; else empty.
+// Says what is at the directory's name if this user did not make it; else returns "".
 std::string WhyNotOurs(const struct stat& info) {
   if (S_ISLNK(info.st_mode)) return "is a symbolic link, which is not followed there";
   if (!S_ISDIR(info.st_mode)) return "is not a directory";

@@ -18,9 +18,9 @@ namespace {
 // are disjoint and as large together as the atom: so they tile it.  No box shows a part of a
 // local tensor that no fragment holds: it is padding.
 //
-// A checkpoint says how many fragments and boxes there are, and may lie: the time depends on
-// series, of which a trillion parameters have few, and on boxes by a sort (tiling.h).  What cannot
-// be proven so is done one by one, within the budget of its file, and refused beyond it.
+// A checkpoint says how many fragments and boxes there are, and may lie.  So the time depends
+// on series, of which a trillion parameters have few, and on boxes by a sort (tiling.h).  The
+// rest is proven one by one, within the budget of its file, and refused beyond it.
 
 using Defect = std::optional<CoverageDefect>;
 
@@ -111,7 +111,7 @@ class Images {
     }
   }
 
-  // Whether a piece maps an element of the hole to the atom; nothing if the budget is spent.
+  // True if a piece maps an element of the hole to the atom; nothing if the budget is spent.
   std::optional<bool> Touch(const Hole& hole, ProofBudget& budget) const {
     const auto first =
         std::partition_point(images_.begin(), images_.end(),

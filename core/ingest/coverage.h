@@ -23,8 +23,8 @@ struct CoverageDefect {
   std::vector<uint32_t> blobs;  // beside the gap, or the two that overlap
 };
 
-// What the proofs of one file may take together beyond a time that its size bounds: steps of
-// fragments with gaps between them, and of pieces that lie around these.
+// Limits what the proofs of one file take together beyond a time that its size bounds.  It
+// counts steps of fragments with gaps between them, and of pieces that lie around these.
 class ProofBudget {
  public:
   // Some tenths of a second, which is thousands of times what a real checkpoint takes.

@@ -87,7 +87,7 @@ struct SaveState {
   Status Readable() const { return missing ? Status(Fail(Error(*missing))) : Status(); }
 };
 
-// What who follows a run knows of it, and its files do not tell.
+// Facts that the follower of a run knows of it, and the run's files do not tell.
 struct SaveHistory {
   // Below the root: files that only become longer.  They may be logs: that they are newer than what
   // is written last says nothing, but where that is one of them.

@@ -28,17 +28,17 @@ struct ToolNames {
   std::span<const std::string_view> steps_folders = {};     // hold a run's steps, and do not name it
   std::span<const Random> random_ends = {};
 
-  // That tensors or objects are saved under the name; a log has another.
+  // True if tensors or objects are saved under the name; a log has another.
   bool IsSaved(std::string_view path) const { return EndsWithOne(path, saved_ends); }
   bool IsStepsFolder(std::string_view name) const {
     return std::ranges::find(steps_folders, name) != steps_folders.end();
   }
-  // That the file or directory gets another name when it is whole.
+  // True if the file or directory gets another name when it is whole.
   bool IsTemporary(std::string_view name) const {
     return EndsWithOne(name, temporary_ends) ||
            std::ranges::any_of(temporary_starts, [&](std::string_view one) { return name.starts_with(one); });
   }
-  // That it is a part of a file of another name, which somebody writes or has left.
+  // True if it is a part of a file of another name, which somebody writes or has left.
   bool IsPart(std::string_view name) const {
     const auto fits = [&](const Random& random) {
       const size_t end = name.rfind('.');

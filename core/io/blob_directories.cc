@@ -229,7 +229,7 @@ void RemoveUnusedHolds(const std::string& store) {
   const auto names = NamesIn(store + "/holds", false);
   const auto directories = ListBlobDirectories(store);
   if (!names || !directories) return;
-  // Who removes one that is half removed has to claim it, and may have no room for a new file.
+  // A collector must claim a half-removed one, and may have no room for a new file.
   std::set<std::string_view> partial;
   for (const std::string_view name : *directories) {
     if (IsPartial(name)) partial.insert(DigestNameOf(name));

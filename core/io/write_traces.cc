@@ -84,8 +84,8 @@ uint64_t BytesUnwritten(int file, uint64_t size, uint32_t flags) {
 bool IsOpenForWriting(const File& file) {
   const int descriptor = file.descriptor();
   if (descriptor < 0 || !IsLocalFilesystem(descriptor)) return false;
-  // A lease for reading is refused while somebody may write.  Who opens the file for writing
-  // in the moment that it is held waits that long, and the signal for us is one that is ignored.
+  // A lease for reading is refused while somebody may write.  A process that opens the file
+  // for writing while we hold one waits that long; the signal for us is one that is ignored.
   (void)::fcntl(descriptor, F_SETSIG, SIGURG);
   if (::fcntl(descriptor, F_SETLEASE, F_RDLCK) != 0) return errno == EAGAIN;
   (void)::fcntl(descriptor, F_SETLEASE, F_UNLCK);

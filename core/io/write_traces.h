@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the filesystem tells of a file that is being written, or whose writer died: a process
-// that has it open for writing, and bytes below its size that nobody ever wrote.  Programs
-// that copy give a file its size first (ftruncate, fallocate), or write it from its end.
+// Traces that the filesystem has of a file that is being written, or whose writer died: a process
+// that has it open for writing, and bytes below its size that nobody ever wrote.  Programs that
+// copy give a file its size first (ftruncate, fallocate), or write it from its end.
 //
-// Bytes that nobody wrote are holes (SEEK_HOLE) and extents that are allocated and
-// unwritten (FIEMAP): once such an extent was read, SEEK_HOLE calls it data.  Of ZFS nothing
-// is told, since it makes holes of zeros that somebody wrote.
+// Bytes that nobody wrote are holes (SEEK_HOLE) and extents that are allocated
+// and unwritten (FIEMAP): once such an extent was read, SEEK_HOLE calls it data.
+// Nothing is told of ZFS, since it makes holes of zeros that somebody wrote.
 //
 // Neither is told of every filesystem: the absence of a trace proves nothing.
 //

@@ -88,8 +88,8 @@ class Export {
   const std::string destination_;
   BlobReader& blobs_;
   const ExportAccess access_;
-  // Where what lies at the destination differs, if some of it is as it would be written.  Whose it
-  // is nothing tells: a model of somebody's own has files of the same names and sizes.
+  // Says where the destination differs, if some of it is as it would be written.  Nothing
+  // tells who owns it: a model of somebody's own has files of the same names and sizes.
   std::string defect_;
   std::vector<Target> targets_;
   std::vector<std::string> directories_;

@@ -50,7 +50,7 @@ class Decider {
     size_t group;
     size_t i;
   };
-  // What is known of a member.
+  // Facts that are known of a member.
   struct Told {
     std::optional<Shape> shape;  // of its parameter
     bool blank = false;          // it has no states
@@ -130,7 +130,7 @@ class Decider {
     }
   }
 
-  // Whether the member's moments, its shape and its master can be the parameter's.
+  // True if the member's moments, its shape and its master can be the parameter's.
   bool CanBe(Place at, size_t parameter) const {
     const Shape& shape = q_.parameters[parameter].shape;
     if (told_[at.group][at.i].shape && *told_[at.group][at.i].shape != shape) return false;
@@ -312,7 +312,7 @@ class Decider {
     return true;
   }
 
-  // Whether a moment is a number, which some optimizers keep for a whole parameter.
+  // True if a moment is a number, which some optimizers keep for a whole parameter.
   bool HasNumberForMoment(Place at, size_t parameter) const {
     return !q_.parameters[parameter].shape.empty() &&
            std::ranges::any_of(MemberOf(at).states, [](const MemberState& state) {

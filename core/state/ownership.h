@@ -34,7 +34,7 @@
 
 namespace ckptfs {
 
-// What an optimizer may have: a parameter of the model, no buffer and no second name of one.
+// A parameter of the model, which an optimizer may have: not a buffer, not a second name.
 struct OwnableParameter {
   std::string name;
   Shape shape;
@@ -75,7 +75,7 @@ struct OwnershipQuestion {
 
 enum class Evidence : uint8_t { kNone, kName, kRule, kMaster, kShape, kOrder };
 
-// Whose a member is.
+// The parameter that a member belongs to, and how that is known.
 struct Owner {
   std::optional<size_t> parameter;
   Evidence evidence = Evidence::kNone;

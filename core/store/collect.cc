@@ -64,7 +64,7 @@ namespace {
 
 using State = Store::State;
 
-// Whether it was published.  What finds no room now, or another there, is left to a later call.
+// True if it was published.  A later call does it if there is no room now, or another is there.
 Result<bool> WhereThereIsRoom(Status published) {
   if (published) return true;
   const ErrorCode why = published.error().code;
@@ -159,8 +159,8 @@ bool Collection::IsGone(const StepName& name) const {
   return (deleted && *deleted) || (retired && *retired);
 }
 
-// Another that collects has the lock alone while it removes the step: that is waited for.  Who
-// only uses the step shares it.
+// Waits for another collector, which has the lock alone while it
+// removes the step.  Those that only use the step share the lock.
 std::unique_ptr<const FileLock> Collection::LockStep(const StepRecord& record,
                                                      const StepName& name) {
   for (int race = 0; race < kMaxCollectors; ++race) {

@@ -74,7 +74,7 @@ std::vector<Item> InOrder(std::vector<Item> items, std::span<const size_t> order
 
 // ---- whether a save begins a life ------------------------------------------------
 
-// What is at the path that a step was adopted from.
+// The state of the path that a step was adopted from.
 enum class SourceNow {
   kThere,      // something, as far as can be told
   kGone,       // nothing, though its save directory is there
@@ -82,7 +82,7 @@ enum class SourceNow {
   kRewritten,  // the save that is asked about, with other bytes
 };
 
-// What is known of a save that is about to be published.
+// Facts that are known of a save that is about to be published.
 struct NewSave {
   StepRecord record;  // run, iteration, mtime_ns, converted, source and root count
   // The step that the job's own pointer (DeepSpeed's file `latest`) names, if there is one.

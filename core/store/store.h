@@ -185,8 +185,8 @@ class Store {
   // another is done without, and noted.
   // BLOCKS: on reading and checking it, unless somebody holds the step.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
-  // The time of a save of a run of snapshots: `time`, or later than those of all steps of the run,
-  // whatever clocks do.  What others published is looked at when another job than before saves.
+  // Returns the time of a save of a run of snapshots: `time`, or later than all steps of the
+  // run, whatever clocks do.  Looks at others' steps when another job than before saves.
   int64_t SaveTimeOf(const std::string& run, const std::string& job, int64_t time);
   // As long as the result lives the step is not collected, nor what it needs; as if it was
   // loaded.  Null if it is gone.

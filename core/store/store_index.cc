@@ -18,7 +18,7 @@ struct NewestNumber {
   bool record = false;
 };
 
-// Of every (run, id) that the names mention.
+// Returns an entry for every (run, id) that the names mention.
 std::map<std::pair<std::string, std::string>, NewestNumber> Newest(
     const std::vector<std::string>& names) {
   std::map<std::pair<std::string, std::string>, NewestNumber> newest;

@@ -55,9 +55,9 @@ Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
 Result<std::optional<IndexedStep>> ReadStep(Storage& storage, const StepName& name,
                                             const KnownRecord& known, RecordTexts& added);
 
-// Whether there is a deletion of it.  A record goes after that.
+// True if there is a deletion of it.  A record goes after that.
 Result<bool> IsDeleted(const Storage& storage, const StepName& name);
-// Whether a step of its number was retired (records.h).
+// True if a step of its number was retired (records.h).
 Result<bool> IsRetired(const Storage& storage, const StepName& name);
 
 // The newest step that was published as (run, id), if any.

@@ -39,7 +39,7 @@ std::string Quoted(std::span<const std::string_view> kinds) {
   return text;
 }
 
-// What a state's form lacks; empty if the reader takes it.
+// Says what a state's form lacks; empty if the reader takes it.
 std::string WhyNotTaken(const Atom& atom, const ReaderDemands& reader) {
   if (!reader.takes.empty() && !Contains(reader.takes, atom.kind)) {
     return StrCat("takes ", Quoted(reader.takes), " and no other state");

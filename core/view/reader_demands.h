@@ -52,11 +52,11 @@ struct ReaderDemands {
   uint32_t slice_unit = 0;
 };
 
-// Whether optimizers begin the state with zeros, so that a parameter which never had a gradient
-// may be given them.  Adagrad's sum and Rprop's step sizes begin elsewhere.
+// True if optimizers begin the state with zeros, so that a parameter which never had a
+// gradient may be given them.  Adagrad's sum and Rprop's step sizes begin elsewhere.
 bool BeginsAsZeros(std::string_view kind);
 
-// Whether the step has any state of an optimizer, masters apart.
+// True if the step has any state of an optimizer, masters apart.
 bool HasStates(const StepModel& step);
 
 // The members of each group with the kinds of their states: kinds[i] are those that any member of
