@@ -28,8 +28,8 @@ class BesideTensors {
   BesideTensors(const StoredState& state, Assembler& assembler, const ParametersByName& parameters)
       : state_(state), assembler_(assembler), parameters_(parameters) {}
 
-  // Whether the tensor is better an atom than a part of a document: it is large, in several
-  // pieces, not contiguous or empty.  What ranks saved each by themselves is not one tensor.
+  // True if the tensor is better an atom than a part of a document: it is large, in several
+  // pieces, not contiguous or empty.  If each rank saved its own, it is not one tensor.
   bool Wants(size_t tensor) const;
 
   // False where its chunks do not have as many elements as it: a part of it was not saved.

@@ -110,7 +110,7 @@ class Flattener {
     return {};
   }
 
-  // Of a value that is a tensor and nothing around it.
+  // Returns the tensor that a value is if nothing is around it; else null.
   const StoredTensor* StoredOf(PickleRef value) const {
     if (value.node().kind != Kind::kTensor) return nullptr;
     const TensorNode& tensor = value.tree().TensorOf(value.node());

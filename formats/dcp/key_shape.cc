@@ -69,7 +69,7 @@ Result<KeyShape> SourceKeys(const Document& document) {
   return keys;
 }
 
-// What the state dict was saved with, if DCP saved it.
+// Returns the shape of keys that the state dict was saved with, if DCP saved it.
 Result<KeyShape> SpelledKeys(const StepModel& step) {
   KeyShape keys;
   const Document* source = step.framework == "dcp" ? step.FindDocument(kSourceKeys) : nullptr;

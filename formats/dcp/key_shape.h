@@ -39,11 +39,11 @@ std::string KeyOf(const std::vector<PathStep>& path);
 struct KeyShape {
   std::string model = "model";  // empty: parameters stand at the top
   std::string optimizer = "optim";
-  // Of a step with several optimizers: by their labels.
+  // The keys of several optimizers, by their labels.
   std::map<std::string, std::string, std::less<>> optimizers = {};
   bool flat = false;  // flatten_optimizer_state_dict
-  // Of optimizers whose parameters are numbers, as optimizer.state_dict() has them: the number of
-  // a name, by the optimizer's label.
+  // For optimizers whose parameters are numbers, as optimizer.state_dict()
+  // has them: the number of a name, by the optimizer's label.
   std::map<std::string, std::map<std::string, uint64_t, std::less<>>, std::less<>> numbers = {};
   // Hyper-parameters that are tensors of one element (lr=torch.tensor(..)), by their keys.
   std::map<std::string, std::pair<DType, Shape>, std::less<>> tensors = {};
@@ -66,7 +66,7 @@ struct KeyShape {
 // `steps` below a key that is keys of dicts in dicts, joined by dots.
 std::vector<PathStep> Below(std::string_view key, std::vector<PathStep> steps);
 
-// What a layout asks for, or the step was saved with by DCP, or get_state_dict's.
+// Returns the keys that a layout asks for, or DCP saved the step with, or get_state_dict's.
 Result<KeyShape> KeysFor(const StepModel& step, const Layout& layout);
 
 }  // namespace ckptfs::dcp

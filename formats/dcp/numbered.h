@@ -21,7 +21,7 @@
 
 namespace ckptfs::dcp {
 
-// Whether a key looks like a state of a number: a cheap no.
+// True if a key looks like a state of a number: a cheap no.
 bool MayBeNumbered(const DcpMetadata& metadata);
 
 struct NumberedOwners {

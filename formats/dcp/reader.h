@@ -65,7 +65,7 @@ class Reader {
     std::vector<std::string> names;
   };
   std::vector<NamedGroup> groups_;
-  // Of optimizers that number their parameters, by name.
+  // The numbers that optimizers give their parameters: by optimizer, then by name.
   std::map<std::string, std::map<std::string, uint64_t>> numbers_;
   std::set<std::pair<std::string, std::string>> grouped_;  // optimizer, name
   std::vector<const StateKeys::State*> other_states_;  // neither tensors nor numbers

@@ -157,7 +157,7 @@ Status KeyReader::ChooseModel() {
   return {};
 }
 
-// What stands before "state.<weight>.<kind>" outside of every optimizer.
+// Returns what stands before "state.<weight>.<kind>" outside of every optimizer.
 std::optional<std::string_view> KeyReader::PrefixOfState(std::string_view key) const {
   size_t at = key.find(kState);
   while (at != key.npos && at > 0 && key[at - 1] != '.') at = key.find(kState, at + 1);

@@ -50,12 +50,12 @@ struct StateKeys {
     std::string parameter;
     std::string kind;
     KeyedEntry entry;
-    // What the optimizer calls the parameter, if that is a number.
+    // The optimizer's number of the parameter, if it calls it by one.
     std::optional<uint64_t> number;
     // Where it stood below its parameter, if that was in a dict or a list.
     std::vector<PathElement> path;
   };
-  // What is not understood of an optimizer, which takes nothing else with it.
+  // An entry of an optimizer that is not understood; nothing else is left out with it.
   struct Unknown {
     KeyedEntry entry;
     std::string why;
@@ -85,7 +85,7 @@ struct StateKeys {
   std::vector<Unknown> unknown;
 };
 
-// Whether the path says that an optimizer's state is of a number: a parameter may be called "0", too.
+// True if the path says that an optimizer's state is of a number: a parameter may be "0", too.
 bool IsCounted(const std::vector<PathElement>& path);
 
 // Without `optimizers` their keys are passed over.  `order`: names of the parameters that an

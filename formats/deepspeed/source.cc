@@ -74,7 +74,7 @@ class DeepSpeedSource : public Source {
     Status optimizer;  // that it is there
   };
 
-  // That the files of every rank are there.
+  // Checks that the files of every rank are there.
   static Result<Files> CheckFiles(const StepCandidate& step, const SourceOptions& options) {
     CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(*step.root, step.directory));
     const std::string first = !files.model.empty()          ? files.model.begin()->second

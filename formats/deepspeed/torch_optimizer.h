@@ -37,7 +37,7 @@ struct TorchOptimizer {
 // kInvalid names the key.  BLOCKS: on reading numbers that are tensors.
 Result<TorchOptimizer> ReadTorchOptimizer(PickleRef dict, const TorchFile& file, BlobIndex blob);
 
-// What is known of the members, by group.
+// Returns what is known of the members, by group.
 std::vector<std::vector<OptimizerMember>> MembersOf(const TorchOptimizer& optimizer);
 
 // The members of a group whose owners are known: numbers within the group, and parameters of

@@ -19,10 +19,10 @@
 
 namespace ckptfs::deepspeed {
 
-// What the states tell of their parameter (OptimizerMember::states).
+// Returns what the states tell of their parameter (OptimizerMember::states).
 std::vector<MemberState> MemberStatesOf(const PartitionStates& states);
 
-// Who holds the states, and of which part of the parameter.
+// Says which parameter the states are of, who holds them, and of which part of it.
 struct StatesAt {
   ParameterIndex parameter{};
   const std::string& name;  // of the parameter

@@ -57,7 +57,7 @@ std::optional<uint64_t> LayersOf(const ModuleNames& wanted, std::span<const Show
   return layers;
 }
 
-// What from_pretrained compares by shape, as far as the config's own words go.
+// Checks what from_pretrained compares by shape, as far as the config's own words go.
 Status CheckSizes(const StepModel& step, const ConfigFacts& facts, const ModuleNames& wanted,
                   std::span<const ShownTensor> tensors) {
   for (const ShownTensor& tensor : tensors) {

@@ -84,7 +84,7 @@ Status ReadTemplates(std::string_view text, ModuleNames& names) {
   return {};
 }
 
-// What holds of any class of the model type: heads are the class's own.
+// Keeps what holds of any class of the model type: heads are the class's own.
 void KeepBaseModel(ModuleNames& names) {
   const std::string base = StrCat(names.prefix, ".");
   const auto head = [&](const std::string& name) { return !name.starts_with(base); };

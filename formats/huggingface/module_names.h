@@ -42,8 +42,8 @@ struct ModuleNames {
   std::set<std::string> optional_in_files;
 };
 
-// Of the class, or else of a class of that model type, of which then nothing but the base
-// model's names count.  Nothing if `text` has neither.  kInternal if it is not of the form above.
+// Returns the names of the class; else those of a class of that model type, of which only the
+// base model's count.  Nothing if `text` has neither.  kInternal if it is not of the form above.
 Result<std::optional<ModuleNames>> FindModuleNames(std::string_view text, std::string_view class_name,
                                                    std::string_view model_type);
 
@@ -57,8 +57,9 @@ struct NamesFound {
   std::vector<std::string> of_modules;  // names that other readers of files do not know
 };
 
-// What from_pretrained finds among `names`; of those with the base model's prefix, without it and with
-// it added the best.  `tied`: of the config, false only if it says so.
+// Returns what from_pretrained finds among `names`.  It tries those with the base model's prefix,
+// without it and with it added, and takes the best.  `tied`: the config's, false only if it says
+// so.
 NamesFound CompareNames(const ModuleNames& wanted, std::span<const std::string> names, bool tied);
 
 }  // namespace ckptfs::huggingface

@@ -25,7 +25,7 @@ NUMBER = re.compile(r'(?<![^.])\d+(?![^.])')
 LAYERS = re.compile(r'(^|_)(num_layers|n_layers?|depths?|layers)$|hidden_layers')
 LAYER_KEYS = ('num_hidden_layers', 'n_layer', 'num_layers', 'n_layers', 'encoder_layers', 'decoder_layers', 'depth',
               'num_decoder_layers', 'encoder_num_hidden_layers')
-# What a model of a mixture of experts has in some layers, as numbers of its config say.
+# Tensors that a mixture-of-experts model has in some layers, as numbers of its config say.
 SPARSE = re.compile(r'expert|router|\.gate\.|moe')
 SECONDS = 6  # for the changed settings of one class
 

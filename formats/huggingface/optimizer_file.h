@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a torch optimizer's state_dict lies beside whole weights: Trainer's optimizer.pt,
-// accelerate's optimizer.bin, Lightning's own file.  What it says is read by ReadTorchOptimizer
-// (formats/deepspeed/torch_optimizer.h), and whose its states are is decided there.
+// Finds where a torch optimizer's state_dict lies beside whole weights: Trainer's
+// optimizer.pt, accelerate's optimizer.bin, Lightning's own file.  ReadTorchOptimizer
+// (formats/deepspeed/torch_optimizer.h) reads it, and decides whose its states are.
 //
 // Thread safety: pure functions.
 

@@ -380,8 +380,8 @@ Status Reader::ReadOptimizer() {
   return {};
 }
 
-// Whose the states are.  The order of a torch file's dict is the model's; safetensors
-// are sorted, and say nothing of it.
+// Decides which parameters the states belong to.  The order of a torch
+// file's dict is the model's; safetensors are sorted, and say nothing of it.
 Status Reader::NameMembers(const std::vector<const StoredWeight*>& weights) {
   if (!optimizer_) return {};
   std::vector<size_t> places;  // of the parameters, among the weights

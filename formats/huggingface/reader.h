@@ -95,7 +95,7 @@ class Reader {
   std::map<DType, uint64_t> elements_;  // of floats
   std::optional<deepspeed::TorchOptimizer> optimizer_;
   std::string optimizer_path_;  // for messages
-  // Of its groups; the parameters are among the weights.  Empty: nothing proves whose they are.
+  // The owners in its groups, as indices of weights.  Empty: nothing proves whose they are.
   std::vector<deepspeed::OwnedGroup> members_;
   std::optional<uint64_t> iteration_;              // as the file says
 };

@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kMaxDepth = 900;  // Python's json goes to about 1,000
 
-// Reads event by event: of all but the weight_map nothing is kept.  Of equal keys the last is
-// taken, as from_pretrained does.
+// Reads event by event, and keeps nothing but the weight_map.
+// It takes the last of equal keys, as from_pretrained does.
 class IndexEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   WeightMap map;

@@ -128,7 +128,7 @@ class HuggingFaceSource : public Source {
     return huggingface::ListStep(step);
   }
 
-  // That every file the model needs is there.
+  // Checks that every file the model needs is there.
   static Status CheckFiles(const StepCandidate& step, const StepFiles& files, const SourceOptions& options) {
     if (!options.weights_only) CKPT_RETURN_IF_ERROR(CheckEngine(step));
     for (const std::string& name : files.weights) {

@@ -304,7 +304,7 @@ Result<std::shared_ptr<const View>> HuggingFaceFormat::Open(std::shared_ptr<cons
   CKPT_ASSIGN_OR_RETURN(const ShownNames names, NamesFor(*step, layout, families_));
   CKPT_ASSIGN_OR_RETURN(std::vector<ShownTensor> tensors,
                         huggingface::ShowTensors(*step, layout, names));
-  // What transformers saved with its config it loads again, whatever the names.
+  // Transformers loads again what it saved with its config, whatever the names.
   std::vector<std::string> left_out;
   if (step->framework != "huggingface" || own.config() == nullptr) {
     CKPT_ASSIGN_OR_RETURN(left_out, huggingface::MatchConfig(*step, facts, tensors));

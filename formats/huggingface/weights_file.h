@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One file of weights: its tensors and where their bytes lie.  safetensors by its
-// header; a torch file by the state_dict that is in it (torch_state.h).  What stands beside
-// that in the file becomes documents, or is said to be left out; an optimizer is for the
-// step's reader (ReadOptimizer).
+// One file of weights: its tensors and where their bytes lie.  The header
+// of safetensors says that; in a torch file, the state_dict that is in it
+// (torch_state.h).  Other content of the file becomes documents, or is said
+// to be left out.  An optimizer is for the step's reader (ReadOptimizer).
 //
 // Thread safety: pure but for reading the file.
 

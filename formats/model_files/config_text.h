@@ -25,7 +25,7 @@ struct ConfigFacts {
   std::string quantisation;    // quant_method; "unknown" where it is not said
   std::vector<std::string> architectures;
   std::optional<bool> tied;    // tie_word_embeddings
-  // Of the config itself, not of its parts, under any of transformers' names for them.
+  // Sizes of the config itself, not of its parts, under any of transformers' names for them.
   std::optional<uint64_t> layers;
   std::optional<uint64_t> vocabulary;
   std::optional<uint64_t> hidden;

@@ -145,15 +145,15 @@ Result<std::vector<std::string>> FilesOfFolders(const Root& root, const std::str
   return files;
 }
 
-// Where model files are looked for.  What is left out of the step's own directory is said by who
-// carries all of that (CarryOwnFiles).
+// A directory where model files are looked for.  If it is the step's
+// own, CarryOwnFiles, which carries all of it, says what is left out.
 struct Beside {
   std::string directory;
   bool own = false;
 };
 
-// Carries a file if it is one; true if it was.  What cannot be read is left out, and what fewer may
-// read than the step so far, which would hide it: but for the config, which other views need.
+// Carries a file if it is one; true if it was.  Leaves out what cannot be read, and what fewer
+// may read than the step so far, which would hide it; but for the config, which other views need.
 Result<bool> TryCarry(Assembler& assembler, const std::shared_ptr<const Root>& root,
                       const Beside& beside, const std::string& name, ModelFiles& files) {
   const std::string& directory = beside.directory;

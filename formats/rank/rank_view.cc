@@ -161,13 +161,13 @@ class RankView : public View {
   mutable std::map<Place, Sizes> sizes_ GUARDED_BY(mutex_);
 };
 
-// Whether some rank's info.json may name it in left_out.
+// True if some rank's info.json may name it in left_out.
 bool MayBeLeftOut(const Atom& atom) {
   return atom.relation == Relation::kReduced || atom.relation == Relation::kOpaque ||
          ByteWidth(atom.dtype) == 0 || TorchName(atom.dtype).empty();
 }
 
-// What the first rank of each stage leaves out; the others of the stage leave out the same.
+// Returns what the first rank of each stage leaves out; the stage's others leave out the same.
 std::vector<std::string> RankView::LeftOut() const {
   if (std::ranges::none_of(step_->atoms, MayBeLeftOut)) return {};
   std::map<std::string, std::pair<std::string, size_t>> by_reason;

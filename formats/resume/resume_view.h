@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ResumeFormat shows a step as the directory from which the training tool that saved it
-// resumes, by path: the tool's own files as they are, and in the place of what
-// DeepSpeed or FSDP saved the same for the layout.  What each tool opens (transformers
-// 5.23, accelerate 1.15, Lightning 2.6):
+// ResumeFormat shows a step as the directory from which the training tool
+// that saved it resumes, by path.  It shows the tool's own files as they are,
+// and, in the place of what DeepSpeed or FSDP saved, the same for the layout.
+// The tools (transformers 5.23, accelerate 1.15, Lightning 2.6) open:
 //
 //   trainer/      Trainer.train(resume_from_checkpoint=...): trainer_state.json,
 //                 scheduler.pt, rng_state*.pth, scaler.pt; with DeepSpeed the engine

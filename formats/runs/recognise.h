@@ -29,7 +29,7 @@ namespace ckptfs {
 // BLOCKS: on listing a directory and those in it that matter.
 Result<std::optional<Recognised>> RecogniseUnread(const Root& root, const std::string& path);
 
-// That, and the names that tools give.
+// Returns RecogniseUnread, and the names that tools give.
 ToolHints HintsOfTools();
 
 }  // namespace ckptfs

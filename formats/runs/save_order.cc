@@ -138,8 +138,8 @@ std::string_view WithoutNumber(std::string_view name) {
   return name.substr(0, name.find_last_not_of("0123456789") + 1);
 }
 
-// What is in the steps before `own` in the same run, the nearest first; those that
-// are out of reach are passed over.
+// Returns what is in the steps before `own` in the same run,
+// the nearest first; passes over those that are out of reach.
 Result<std::vector<StepEntries>> EarlierSteps(const Root& root, const std::string& own) {
   std::vector<StepEntries> out;
   const std::string name = LastComponent(root.PathOf(own));
@@ -208,7 +208,7 @@ Status AddMore(const SaveOrder& order, const StepCandidate& step, const std::str
   return {};
 }
 
-// Whether an entry of a directory is newer than `end`, but for those that only grow.
+// True if an entry of a directory is newer than `end`, but for those that only grow.
 Result<bool> HasNewer(const Root& root, const std::string& directory, int64_t end, const SaveHistory& history) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<RootEntry> entries, root.List(directory));
   for (const RootEntry& entry : entries) {
@@ -228,7 +228,7 @@ bool WasCopied(const FileStamp& stamp) {
   return stamp.ctime_ns > stamp.mtime_ns + kJustWritten;
 }
 
-// A last file in each part: it is the newest there.  Of two parts the other may come yet.
+// Each part has a last file, the newest there.  If there are two parts, one may come yet.
 Result<SavePhase> PhaseOfParts(const SaveOrder& order, const StepCandidate& step, const SavePlaces& places,
                                const SaveHistory& history) {
   bool sealed = places.parts.size() == 1;
@@ -259,7 +259,7 @@ Result<SavePhase> PhaseOf(const SaveOrder& order, const StepCandidate& step, con
   return told && end >= step.mtime_ns ? SavePhase::kSealed : SavePhase::kProvisional;
 }
 
-// What a tool has begun, of which the last file is not there.
+// Returns the state of a save that a tool has begun and whose last file is not there.
 SaveState BegunBy(const SaveOrder& order, const Root& root, const std::string& own) {
   SaveState out = SaveState::Begun(
       Error{ErrorCode::kInvalid, StrCat(root.PathOf(own), ": no ", order.last, ", which ", order.writer,

@@ -30,7 +30,7 @@
 
 namespace ckptfs {
 
-// Of a directory by its name and what is in it: the tool that wrote around a step.
+// Returns the tool that wrote around a step, by a directory's name and what is in it.
 StepTool ToolOf(std::string_view name, const StepEntries& entries);
 // "transformers' Trainer"; empty for kNone.
 std::string_view ToolName(StepTool tool);
@@ -51,7 +51,7 @@ struct SavePlaces {
 SaveState StateOfSave(const StepCandidate& step, const SavePlaces& places, const SourceOptions& options,
                       const SaveHistory& history);
 
-// What a directory lacks that is named as a step and that no source knows: "no weights yet".
+// Says what a directory lacks that is named as a step and no source knows: "no weights yet".
 std::string MissingOfBegun(const StepEntries& entries);
 
 // Names that tools and programs that copy give to what they write.

@@ -36,7 +36,7 @@ inline constexpr size_t kMaxToolFiles = 4096;
 // Folders there that are looked into.
 inline constexpr size_t kMaxToolFolders = 4096;
 
-// What is said of a file that fewer may read, and that the step is whole without.
+// Returns the note on a file that fewer may read, and that the step is whole without.
 LeftOut PrivateFile(std::string_view path);
 
 // The users who may read the files that a step is read from.  A private note beside a step must
@@ -56,9 +56,9 @@ class ReadersSoFar {
 // A Lightning step may be one file; nothing lies around that.
 //
 // Adds the files in the step's own directory and in the folders in it, but for those of
-// other steps, and the document if a tool wrote it.  What fewer may read than the files that
-// something is read of is left out, since a step is seen by who may read all of it, unless the
-// tool needs it to go on; so is what cannot be read.  What is left out says so.
+// other steps, and the document if a tool wrote it.  Leaves out what cannot be read.  Also
+// leaves out what fewer may read than the files that something is read of, unless the tool
+// needs it to go on: only who may read all of a step sees it.  It says what it leaves out.
 // REQUIRES: all files that something is read of were added to the assembler.
 // BLOCKS: on looking at each.
 Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step);

@@ -47,14 +47,14 @@ uint64_t GroupsOf(const OwnableParameter& parameter) {
   return norm || parameter.shape.size() < 2 ? kDecay | kOther : kDecay;
 }
 
-// Whether two numbers, or sequences of them, are equal; true where one is not there.
+// True if two numbers, or sequences of them, are equal; true where one is not there.
 bool Agree(PickleRef a, PickleRef b) {
   if (!a || !b || a.IsNone() || b.IsNone()) return true;
   const auto left = a.Number();
   return left && left == b.Number();
 }
 
-// What the groups have but for their members and decay, by key, as text.
+// Returns what the groups have but for their members and decay, by key, as text.
 std::optional<std::map<std::string, std::string>> Common(PickleRef group) {
   std::map<std::string, std::string> out;
   for (const auto& [key, value] : group.Items()) {

@@ -65,7 +65,7 @@ class TorchFile {
   // The bytes of a small tensor; kInvalid if they lie in another file.  REQUIRES: there
   // is a file.  BLOCKS: on reading.
   Result<std::string> Read(const FileTensor& tensor) const;
-  // Of its row-major elements [begin, end).
+  // Reads its row-major elements [begin, end).
   Result<std::string> Read(const FileTensor& tensor, uint64_t begin, uint64_t end) const;
 
  private:

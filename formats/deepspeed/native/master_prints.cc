@@ -40,7 +40,7 @@ void Normalise(std::string& floats) {
   }
 }
 
-// Of a tensor as a weight of type `as` would have it; nothing if it cannot be compared.
+// Returns the print of a tensor as a weight of type `as`; nothing if it cannot be compared.
 Result<std::optional<std::string>> PrintOf(const TorchFile& file, const FileTensor& tensor,
                                            DType as) {
   using Print = std::optional<std::string>;

@@ -79,9 +79,9 @@ struct Named {
 // only one place mentions; kUnsupported where names cannot be told.
 Result<Named> Name(const TagFiles& files, const Parsed& parsed);
 
-// Of stage 0, whose optimizer knows its parameters by number only: adds the groups if something
-// proves whose they are (core/state/ownership.h), and makes what no group has frozen; else the
-// optimizer is left out.  `spellings`: the engine's, of module entries.
+// Names a stage 0 optimizer's parameters, which it knows by number only.  If something
+// proves whose they are (core/state/ownership.h), adds the groups and freezes what no
+// group has; else leaves the optimizer out.  `spellings`: the engine's, of module entries.
 Status NameUnsharded(const TagFiles& files, const Parsed& parsed, const StateDictNames& spellings,
                      Named& out);
 

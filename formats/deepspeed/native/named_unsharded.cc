@@ -27,7 +27,7 @@ struct Members {
 };
 using Groups = std::vector<Members>;
 
-// What is said of a rank's optimizer.
+// The outcome for a rank's optimizer.
 struct Told {
   std::optional<Groups> groups;  // nothing: it is left out
   std::vector<LeftOut> left_out;

@@ -67,7 +67,7 @@ class Collector {
                         StrCat("optimizer state '", atom.kind, "' has a reserved file name")}
                       .OfParameter(parameter.name));
     }
-    // What else there is no reader asks for (CheckDemands), or its optimizer computes anew.
+    // No reader asks for other states (CheckDemands), or its optimizer computes them anew.
     if (atom.relation != Relation::kSame && file != "step") return {};
     CKPT_RETURN_IF_ERROR(CheckComponent(file + ".pt", "optimizer state"));
     auto& mine = states_[static_cast<uint32_t>(atom.parameter)];

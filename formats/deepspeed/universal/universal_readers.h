@@ -24,7 +24,7 @@ namespace ckptfs::deepspeed {
 // The engine that the layout's stage means; without a stage, those of 1 and 2.
 const ReaderDemands& UniversalReader(const Layout& layout);
 
-// Whether a stage-3 engine loses nothing of the step's states.
+// True if a stage-3 engine loses nothing of the step's states.
 bool StageThreeLoads(const StepModel& step);
 
 }  // namespace ckptfs::deepspeed

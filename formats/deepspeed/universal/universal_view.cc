@@ -277,8 +277,8 @@ Status CheckGroups(const StepModel& step) {
                      name(step.groups.size() - 1), "'), and an engine takes groups by number"));
 }
 
-// What the loader restores in no engine, a line; empty if there is none, or if the step is read
-// by another way.
+// Returns a line on what the loader restores in no engine; empty if
+// there is nothing of that kind, or if the step is read by another way.
 std::string NotLoaded(const StepModel& step) {
   if (!HasStates(step)) return "";
   const Parameter* first = nullptr;
