@@ -57,8 +57,8 @@ class Repetition {
   std::unordered_map<std::string, Entry> seen_ GUARDED_BY(mutex_);
 };
 
-// Names are ours: a link, or anything else but a file, in their place is not
-// written through.  What is not there is made.
+// Throws if a link, or anything else but a file, has our name:
+// it is not written through.  Makes the file if it is not there.
 void RefuseLinkAndMake(const spdlog::filename_t& path) {
   struct stat status;
   if (lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
@@ -68,8 +68,8 @@ void RefuseLinkAndMake(const spdlog::filename_t& path) {
   (void)OpenDescriptor(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
 }
 
-// What was opened is what the name said, also if that was exchanged meanwhile.  It names files
-// and tensors: where it is our user's, nobody else reads it.
+// Throws if the name was exchanged while it was opened.  A log names
+// files and tensors: if our user owns it, nobody else may read it.
 void CheckOpened(const spdlog::filename_t& path, std::FILE* file) {
   struct stat opened, named;
   const bool same = fstat(fileno(file), &opened) == 0 && lstat(path.c_str(), &named) == 0 &&

@@ -30,7 +30,7 @@ bool IsNamed(const Descriptor& file, const std::string& path) {
 
 }  // namespace
 
-// Who had the file may take it away between our two looks.
+// The process that had the file may take it away between our two looks.
 Result<MountpointClaim> MountpointClaim::Take(const std::string& mountpoint) {
   MountpointClaim claim(mountpoint);
   const auto runtime = SocketDirectory(true);

@@ -55,7 +55,7 @@ Status WriteOut(const std::string& text) {
   return WriteOut(std::as_bytes(std::span<const char>(text)));
 }
 
-// Whether the step was saved as step `number`, at whichever attempt (N, N-1, ...).
+// True if the step was saved as step `number`, at whichever attempt (N, N-1, ...).
 bool IsAttemptOf(const StepRecord& step, const std::string& number) {
   const auto iteration = ParseCount(number);
   if (!iteration || *iteration != step.iteration) return false;
