@@ -17,10 +17,10 @@
 
 namespace ckptfs {
 
-// Which steps go.  Of a run's steps whose bytes the store owns these stay: the newest
-// `keep_last`, and one at least (NewestOf: those of the newest life first, then those of the life
-// before); of every life those whose iteration is a multiple of `keep_every`.  Without either
-// number all stay.  Steps that refer to files elsewhere are nobody's to remove here.
+// Says which steps go.  Only steps whose bytes the store owns can go.  Of them a run keeps the
+// newest `keep_last`, and one at least (NewestOf: the newest life's first, then those of the life
+// before).  It also keeps those of every life whose iteration is a multiple of `keep_every`.  All
+// stay if neither number is given.  Nobody removes steps here that refer to files elsewhere.
 struct CollectRequest {
   std::optional<std::string> run;  // of this run only; absent: of every one
   uint64_t keep_last = 0;

@@ -57,9 +57,9 @@ struct NamesFound {
   std::vector<std::string> of_modules;  // names that other readers of files do not know
 };
 
-// Returns what from_pretrained finds among `names`.  It tries those with the base model's prefix,
-// without it and with it added, and takes the best.  `tied`: the config's, false only if it says
-// so.
+// Returns what from_pretrained finds among `names`: the best
+// of those with the base model's prefix, without it and with
+// it added.  `tied`: the config's, false only if it says so.
 NamesFound CompareNames(const ModuleNames& wanted, std::span<const std::string> names, bool tied);
 
 }  // namespace ckptfs::huggingface
