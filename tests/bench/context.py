@@ -109,7 +109,7 @@ class Context:
 
     def __init__(self, work, repeat):
         self.work, self.repeat = work, repeat
-        # Of the snapshot case.
+        # For the snapshot case.
         self.parameters, self.iterations, self.device = 2.2e8, 6, 'cpu'
         self.minutes = 2.0  # of the follow case
         self.other = None  # the program that the builds case compares with

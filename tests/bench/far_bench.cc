@@ -110,7 +110,7 @@ void Measure(const char* name, const Source& source, bool columns, uint64_t rank
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   const uint64_t all = source.rows * kColumns * sizeof(float);
   const uint64_t asked = all / kRanks * std::min(ranks, kRanks);
-  // Of columns every block holds all ranks' bytes.
+  // If ranks read columns, every block holds all ranks' bytes.
   const uint64_t distinct = columns ? all : asked;
   const SlowRoot::Counts counts = slow->counts();
   const double ideal = static_cast<double>(distinct) / SlowRoot::Line{}.bytes_per_second;

@@ -36,7 +36,7 @@ from variants import SIZES, VARIANTS  # noqa: E402
 # How tensor parallelism cuts the fixture's model.
 CUTS = {r'.*(embed_tokens|lm_head|qkv_proj|gate_up_proj)\.(weight|bias)': 0,
         r'.*(o_proj|down_proj)\.weight': 1}
-# What torch says of a view that lacks what it asks for -> why it does.
+# Maps what torch says of a view that lacks what it asks for to the reason.
 REST = '; all the rest is exact with `planner=DefaultLoadPlanner(allow_partial_load=True)`'
 WHY_REFUSED = {
     'Missing key in checkpoint state_dict: model.lm_head.weight':
@@ -48,7 +48,7 @@ WHY_REFUSED = {
 NO_HYPER_PARAMETERS = WHY_REFUSED['Missing key in checkpoint state_dict: optim.param_groups.0.weight_decay']
 NO_MODULE = "read tensor by tensor: the module is one that DeepSpeed alone makes, and takes no step"
 STEPS = 2
-# Of files that name a model's experts one by one.
+# For files that name a model's experts one by one.
 EXPERTS = ('mixtral', 'Missing key in checkpoint state_dict: model.model.layers.0.mlp.')
 
 

@@ -27,7 +27,7 @@ NOISE = 0.01
 # Where several groups are loaded at ZeRO 3, DeepSpeed gives all of them the
 # rates of the first, and the losses then say nothing about the load.
 NO_BOUND = 1.0
-# What torch's schedule says of another number of groups.
+# The error that torch's schedule raises for another number of groups.
 OTHER_GROUPS = 'ValueError: zip() argument 2 is'
 SPLIT_BY_SIZE = ("DeepSpeed splits these experts into groups by their size, which are more or fewer at another ep, and torch's schedule "
                  'has a rate of each group; with `load_lr_scheduler_states=False` every tensor is exact')

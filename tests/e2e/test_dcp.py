@@ -35,8 +35,8 @@ def assert_is_truth(found, truth):
     assert not dcp_pairs.wrong_of(found, truth)
 
 
-# Of dcp_pairs.py: every mesh; frozen parameters and buffers, ties, states in bf16, SGD, ZeRO-3,
-# two groups, tensor-parallel and pipelined sources, models of transformers.
+# A sample of dcp_pairs.py: every mesh; frozen parameters and buffers, ties, states in bf16,
+# SGD, ZeRO-3, two groups, tensor-parallel and pipelined sources, models of transformers.
 SAMPLE = [('zero1', 'fsdp2'), ('zero2_frozen', 'fsdp3'), ('zero3_2groups', 'hsdp2x2'),
           ('tp2', 'fsdp2_tp2'), ('zero2_tied', 'fsdp3'), ('pp2_untied', 'ddp1'), ('zero2_low', 'fsdp2'),
           ('zero2_momentum', 'fsdp3'), ('qwen2', 'fsdp2'), ('llama_autotp2', 'fsdp3')]

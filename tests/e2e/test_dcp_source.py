@@ -28,7 +28,7 @@ from ports import held_port  # noqa: E402
 
 FIXTURES = os.path.join(daemon.FIXTURES, 'dcp')
 STEP = f'step-{STEPS}'
-# What a config.json would say, and what no rule of a Llama knows.
+# Options for what a config.json would say, and for what no rule of a Llama knows.
 SAID = ('--family-set', 'head_dim=8', '--replicated', r'model\.(gain|seen|running_mean)')
 
 
@@ -188,7 +188,7 @@ def torch_reads(folder):
     for key, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             assert entry.size.numel() < 1 << 20
-            # What no chunk covers stays as it is.
+            # Elements that no chunk covers stay as they are.
             state[key] = torch.full(entry.size, 7, dtype=entry.properties.dtype)
     dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
     return state

@@ -104,7 +104,7 @@ def test_a_line_of_fstab(ckptfs, source, tmp_path):
         assert done.returncode == 0, done.stderr
         assert os.readlink(f'{path}/view') == (
             f'run/run7/step/{hostile.TAG}/view')
-        # What is there already is passed over by -a.
+        # -a passes over a mount that is there already.
         assert mount8('-T', fstab, '-a').returncode == 0
         with open('/proc/mounts', errors='surrogateescape') as f:
             assert sum(line.split()[1] == path for line in f) == 1

@@ -27,7 +27,7 @@ OPTIMIZERS = {
     'nadam': lambda p: torch.optim.NAdam(p, lr=1e-2),
     'asgd': lambda p: torch.optim.ASGD(p, lr=1e-2),
 }
-# What the refusal names, by stage of the engine; the others are offered.
+# The states that the refusal names, by stage of the engine; the others are offered.
 REFUSED = {
     1: {'nadam': 'mu_product', 'asgd': 'eta'},
     3: {'amsgrad': 'max_exp_avg_sq', 'adagrad': 'sum', 'rprop': 'prev', 'momentum': 'momentum_buffer',

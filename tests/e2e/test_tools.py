@@ -266,7 +266,7 @@ def test_a_save_that_trainer_did_not_end_is_skipped(ckptfs, job):
         os.rename(f'{job.folder}/away', f'{last}/trainer_state.json')
 
 
-# What each tool writes last; after it only what other ranks have of their own.
+# The file that each tool writes last; only other ranks' own files follow it.
 LAST = {'trainer': 'trainer_state.json', 'accelerate': 'random_states_0.pkl', 'lightning': 'meta.pt'}
 RANDOM = ('rng_state', 'random_states')
 

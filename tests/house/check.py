@@ -33,8 +33,8 @@ LIMITS = {'.h': 250, '.cc': 600, '.cu': 600, '.py': 600}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 HOSTS = re.compile(r'pypi\.org|pythonhosted|deb\.debian|download\.pytorch'
                    r'|github\.com/[^ ]*/releases|conda\.anaconda')
-# What is negated is the verb: "is not a dict", "does not have two".  Between two words may be the
-# end of a line, with the mark of a comment or the quotes of a string that goes on.
+# The verb is to be negated: "is not a dict", "does not have two".  Between two words may
+# be the end of a line, with the mark of a comment or the quotes of a string that goes on.
 GAP = r"""[^\S\n]*(?:['"]?\s*\n\s*(?://+|#|\*|f?['"])?)?\s*(?<=[\s'"])"""
 ENGLISH = (
     (re.compile(rf'\b(?P<fine>there{GAP}(?:\w+{GAP}){{0,2}})?(?:is|are|was|were|be|been|being){GAP}no{GAP}'

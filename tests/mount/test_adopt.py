@@ -573,7 +573,7 @@ def test_a_file_written_anew_is_stale(ckptfs, source, old_times):
                       'optimizer.safetensors', 'rb') as f:
                 f.read()
     assert error.value.errno == errno.ESTALE
-    # Who did not read it knows no more than that it was touched.
+    # A process that did not read it knows only that it was touched.
     seen = 'stale' if old_times else 'touched'
     assert states(ckptfs) == {TAG: seen}
     assert seen in ckptfs.run('list', '--store', ckptfs.store).stdout

@@ -32,6 +32,6 @@ using FakeCudaCapture = void(bool begin);
 // A stream of the test's own, on a device, and work for it.
 using FakeCudaStream = void*(int device);
 using FakeCudaLaunch = void(void* stream, void (*kernel)(void*), void* argument);
-// What was copied on other streams than the test's, largest piece.
+// Returns the largest piece that was copied on other streams than the test's.
 using FakeCudaLargest = size_t();
 }

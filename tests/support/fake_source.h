@@ -128,7 +128,7 @@ class FakeSource final : public Source {
     return std::move(assembler).Finish();
   }
 
-  // What StateOf was last told of the step before.
+  // Returns what StateOf was last told of the step before.
   std::set<std::string> before() const { return before_ ? *before_ : std::set<std::string>(); }
 
  private:

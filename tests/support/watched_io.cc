@@ -120,7 +120,7 @@ std::optional<SystemCall> WatchedIo::failed() const {
 
 }  // namespace ckptfs
 
-// What ld --wrap puts in the place of the C library's functions.
+// Functions that ld --wrap puts in the place of the C library's.
 // NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming)
 extern "C" {
 
@@ -171,7 +171,7 @@ ssize_t __wrap_pread(int fd, void* out, size_t length, off_t offset) {
   return __real_pread(fd, out, length, offset);
 }
 
-// Of a watched file nothing is in memory, so that all of it comes through pread.
+// No byte of a watched file counts as in memory, so that all of it comes through pread.
 ssize_t __wrap_preadv2(int fd, const struct iovec* out, int count, off_t offset, int flags) {
   if (!ckptfs::IsActive()) return __real_preadv2(fd, out, count, offset, flags);
   errno = EAGAIN;

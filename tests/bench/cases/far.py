@@ -6,7 +6,7 @@ import subprocess
 from context import Row
 
 
-# Of a file larger than the cache, which fetches it for each rank anew: no bound.
+# A file larger than the cache, which fetches it for each rank anew, has no bound.
 UNBOUNDED = "8 ranks' columns, one after the other"
 
 

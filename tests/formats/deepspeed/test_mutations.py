@@ -30,8 +30,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
 import mutants  # noqa: E402
 from shards import Shards  # noqa: E402
 
-# Whose tensors belong to nothing: optimizers of experts without names at stage 0,
-# and what the other ranks of stage 3 say of the model once more.
+# Files whose tensors belong to nothing: optimizers of experts without names
+# at stage 0, and what the other ranks of stage 3 say of the model once more.
 UNREAD = re.compile(r'expp_|zero_pp_rank_[1-9]\d*_mp_rank_\d+_model')
 KINDS_PER_VARIANT = int(os.environ.get('CKPTFS_MUTATIONS', 7))
 

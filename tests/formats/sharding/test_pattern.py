@@ -21,7 +21,7 @@ USUAL = [
     r'x{a}', r'x{1', r'[]x]+', r'[^]x]+', r'[a\]b-]+', r'[-a]b', r'[\w.-]+', r'\Amodel\Z', r'\S+\s?', '', '|a', '()*b',
     r'\bmodel', re.escape('model.a-b_c/d e#1~\x7f'),
 ]
-# What the two languages read differently, or only one of them knows.
+# Patterns that the two languages read differently, or only one of them knows.
 ODD = [r'[[:alpha:]]', r'\Qa.b\E', r'\pL', r'\Ca', r'a++', r'a**', r'a{2}{3}', r'^*', r'(?i)a', r'(?P<n>a)',
        r'(?<=a)b', r'(a)\1', r'[\n]', r'[\b]', r'\x61', r'\z', r'[z-a]', r'[a-\d]', r'[\d-z]', r'(', r')', r'[',
        'a\\', '*a', '(|*)', 'a{3,2}', 'a{1001}', 'é+', r'\é', '[à-é]', r'[a--b]', r'[a&&b]', r'[a||b]', r'[a~~b]']
