@@ -52,7 +52,7 @@ def shrink(config):
 
 
 def others(key, value):
-    """What else the setting may be."""
+    """Returns other values that the setting may have."""
     if LAYERS.search(key) or key in ('is_decoder', 'model_type', 'architectures'):
         return []
     if isinstance(value, bool):
@@ -81,7 +81,7 @@ def changed(config):
 
 
 class Names:
-    """What one config's model calls its tensors."""
+    """The names that one config's model gives its tensors."""
 
     def __init__(self, cls, config):
         with torch.device('meta'):
@@ -164,7 +164,7 @@ def classes(names):
 
 
 def write(path, blocks):
-    """What is known so far."""
+    """Writes what is known so far."""
     with open(path, 'w', encoding='utf-8') as out:
         out.write(f'# What classes of transformers {transformers.__version__} call their tensors: module_names.py.\n')
         for lines, of in blocks.items():

@@ -16,8 +16,8 @@ def _warn(error):
 
 
 def _take_place(engine):
-    """Of our package `datastates`, which saves nothing itself.  Its settings; None if DeepSpeed
-    chose another engine."""
+    """Takes the place of our package `datastates`, which saves nothing itself.  Returns its
+    settings; None if DeepSpeed chose another engine."""
     named = getattr(engine.checkpoint_engine, 'ckpt_engine', None)
     if not hasattr(named, 'ckptfs_stock'):
         return None
@@ -42,7 +42,7 @@ def selected(engine, settings=None):
 
 
 def _all(engine, made):
-    """Whether it was made on all ranks: they save alike or wait for each other."""
+    """True if it was made on all ranks: they save alike or wait for each other."""
     from torch import distributed, tensor
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return made is not None
@@ -92,7 +92,7 @@ class Finder:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """Of the engine's module, what the other finders say, and our patch after it."""
+        """Returns what the other finders say of the engine's module, with our patch after it."""
         if name != ENGINE:
             return None
         for finder in sys.meta_path:

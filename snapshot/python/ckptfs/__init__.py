@@ -20,7 +20,7 @@ __all__ = ['Collector', 'SavedStep', 'Saver', 'Snapshotter']
 
 
 def __getattr__(name: str) -> object:
-    """What loads another package, when somebody asks for it."""
+    """Loads modules that import another package, when somebody asks for them."""
     if name in ('dcp', 'dcp_reader', 'lightning', 'megatron', 'transformers'):
         return importlib.import_module(f'.{name}', __name__)
     raise AttributeError(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the callbacks of training frameworks share: a Saver that comes late and may fail."""
+"""Base of the callbacks of training frameworks: a Saver that comes late and may fail."""
 import logging
 import random
 import sys
@@ -54,7 +54,7 @@ class LateSaver:
             self.snap.before_update()
 
     def end(self) -> None:
-        """What was handed over becomes durable without us."""
+        """Lets the snapshotter go; what was handed over becomes durable without us."""
         snap, self.snap = self.snap, None
         if snap is not None:
             snap.close()

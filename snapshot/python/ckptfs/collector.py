@@ -45,7 +45,7 @@ def _sharded(models: Sequence[nn.Module]) -> Dict[Tuple[int, str], torch.Tensor]
 
 
 class PlacingCollector:
-    """What collectors of DTensors share: which ranks hold what, found out once."""
+    """Base of the collectors of DTensors: finds out once which ranks hold what."""
 
     lazy = False
 
@@ -86,7 +86,7 @@ class PlacingCollector:
                 self._firsts[name] = self._holders.first(name, tensor)
 
     def first_of(self, name: str) -> Optional[Tuple[int, ...]]:
-        """Who holds a tensor for all that nobody keeps alike; rank 0 where all hold it."""
+        """Returns who holds a tensor, for all that nobody keeps alike; rank 0 if all hold it."""
         return self._ranks.get(name) if self._holders is not None else (0,)
 
     def _place_all(self, model: state.Model, states: Sequence[State]) -> List[State]:
@@ -185,7 +185,7 @@ class TorchCollector(PlacingCollector):
         self._layout = self._layout_of(world, groups)
 
     def _apart(self, world: int) -> str:
-        """What DistributedDataParallel does not keep alike on all ranks."""
+        """Says what DistributedDataParallel does not keep alike on all ranks."""
         for ddp in filter(None, map(state.data_parallel, self._models)):
             ranks = torch.distributed.get_process_group_ranks(ddp.process_group)
             if len(ranks) != world:
@@ -197,7 +197,7 @@ class TorchCollector(PlacingCollector):
         return ''
 
     def _trouble(self, tensors: Dict[str, torch.Tensor]) -> str:
-        """What of the model cannot be saved."""
+        """Says what of the model cannot be saved."""
         sharding = any(True for _ in _fsdp_params(self._models))
         for name, tensor in tensors.items():
             if sharding and isinstance(tensor, nn.Parameter) and not is_dtensor(tensor):
@@ -221,7 +221,7 @@ class TorchCollector(PlacingCollector):
     # ---- at every save -------------------------------------------------------
 
     def touches(self, optimizer: Any) -> bool:
-        """Whether it updates what is saved."""
+        """True if it updates what is saved."""
         return any(id(parameter) in self._ids for group in getattr(optimizer, 'param_groups', [])
                    for parameter in group['params'])
 

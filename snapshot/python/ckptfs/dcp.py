@@ -95,7 +95,7 @@ class StateDict:
 
 
 def _place_of(tensor: torch.Tensor) -> Optional[Tuple]:
-    """What two names of one tensor have alike."""
+    """Returns what two names of one tensor have alike."""
     local = local_of(tensor)
     if local.layout != torch.strided or not local.untyped_storage().data_ptr():
         return None
@@ -397,5 +397,5 @@ class Writer(StorageWriter, AsyncStager):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whether it is one of ours."""
+        """True if it is one of ours."""
         return url.is_url(checkpoint_id)

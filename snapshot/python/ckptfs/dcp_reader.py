@@ -149,7 +149,7 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Whether it is such a step."""
+        """True if it is such a step."""
         return url.is_url(checkpoint_id) or os.path.exists(
             os.path.join(str(checkpoint_id), 'rank0', 'model.safetensors'))
 

@@ -28,7 +28,7 @@ LAZY = {'DeepSpeedZeroOptimizer', 'DeepSpeedZeroOptimizer_Stage3', 'BF16_Optimiz
 
 
 def is_engine(model: Any) -> bool:
-    """Whether it is a DeepSpeedEngine; DeepSpeed is not imported for it."""
+    """True if it is a DeepSpeedEngine; DeepSpeed is not imported for it."""
     return any(c.__name__ == 'DeepSpeedEngine' for c in type(model).__mro__)
 
 
@@ -39,7 +39,7 @@ def _base(engine: Any) -> Any:
 
 
 def is_lazy(engine: Any) -> bool:
-    """Whether the engine's states change in an optimizer's step and nowhere else."""
+    """True if the engine's states change in an optimizer's step and nowhere else."""
     return (state.waits_for_hooks(_base(engine))
             and not state.updates_in_backward(engine.module.parameters()))
 
@@ -111,8 +111,8 @@ class Recorder:
         return hasattr(self.engine.optimizer, 'fp32_groups_flat')
 
     def _part(self, whole: SavedFile) -> SavedFile:
-        """What this rank writes of a file that all data-parallel ranks have alike: the
-        what the optimizer updates spread evenly by bytes; the rest is the first rank's."""
+        """Returns what this rank writes of a file that all data-parallel ranks have alike.  They
+        share what the optimizer updates evenly, by bytes; the rest is the first rank's."""
         rank, world = _data_parallel(self.engine)
         sizes = [(s.key, s.tensor.nbytes) for s in whole.storages
                  if s.updated and s.tensor.nbytes > NUMBER]
@@ -144,7 +144,7 @@ def _data_parallel(engine: Any) -> Tuple[int, int]:
 
 
 def _is_replica(engine: Any, name: str) -> bool:
-    """Whether all data-parallel ranks save this file, as spread() has them do."""
+    """True if all data-parallel ranks save this file, as spread() has them do."""
     return name.startswith('mp_rank_') and not engine.has_moe_layers and (
         not engine.zero_optimization_partition_weights())
 
@@ -164,8 +164,8 @@ _RUNS: 'weakref.WeakKeyDictionary[Engine, Tuple[str, str]]' = weakref.WeakKeyDic
 
 
 class Engine(Recorder):
-    """What a DeepSpeedEngine has as its checkpoint_engine: saves become snapshots, loads
-    and other files are `stock`'s, the engine that DeepSpeed chose."""
+    """The checkpoint_engine of a DeepSpeedEngine: saves become snapshots.  `stock`, the engine that
+    DeepSpeed chose, does loads and other files."""
 
     def __init__(self, collector: 'EngineCollector', stock: Any, snap: Saver,
                  fallback: bool, pointers: Optional[pointer.Pointers]) -> None:
@@ -291,8 +291,8 @@ class Engine(Recorder):
 
 
 def plan(engine: Any, settings: Mapping[str, Any]) -> Callable[[], Engine]:
-    """What makes an Engine for `engine`, collectively, to be installed if all ranks have
-    theirs.  Raises for settings that make no sense and for engines that cannot be
+    """Returns a function that makes an Engine for `engine`, collectively, to be installed if all
+    ranks have theirs.  Raises for settings that make no sense and for engines that cannot be
     snapshotted: DeepSpeed then saves as ever."""
     unknown = set(settings) - KEYS
     if unknown:
@@ -336,7 +336,7 @@ def _layout(engine: Any) -> str:
 
 
 class EngineCollector(FileCollector):
-    """What a DeepSpeedEngine's own save would write, now or as `recorded` has it."""
+    """Collects what a DeepSpeedEngine's own save would write, now or as `recorded` has it."""
 
     framework = 'deepspeed'
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CUDA devices are doing: the streams that updates run on, and graphs that hold updates.
+"""The work of CUDA devices: the streams that updates run on, and graphs that hold updates.
 
 A graph that is replayed calls no hook of an optimizer.  One that was captured while a hooked step
 ran waits before its replay as that step would; so does one of which nobody saw the capture.

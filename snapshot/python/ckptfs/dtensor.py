@@ -22,17 +22,18 @@ Run = Tuple[int, int]  # [begin, end) of a dimension's indexes
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Whether it is one, a Parameter's data or the Parameter itself."""
+    """True if it is one, a Parameter's data or the Parameter itself."""
     return isinstance(tensor, DTensor)
 
 
 def is_dtensor_type(kind: type) -> bool:
-    """Whether its objects are."""
+    """True if its objects are."""
     return issubclass(kind, DTensor)
 
 
 def local_of(tensor: Any) -> torch.Tensor:
-    """This rank's part, as it is kept: nothing is moved.  Of another tensor that itself."""
+    """Returns this rank's part, as it is kept: nothing is moved.  Returns another tensor as it
+    is."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
@@ -93,8 +94,8 @@ def _runs(size: int, dim: int, mesh_shape: Sequence[int], coordinate: Sequence[i
 
 
 def is_cut(tensor: Any) -> bool:
-    """Whether its ranks have parts of it.  One may have all of it, where it has fewer
-    rows than there are ranks: the others have an empty part each."""
+    """True if its ranks have parts of it.  One may have all of it, where it has fewer rows than
+    there are ranks: the others have an empty part each."""
     return any(ranks > 1 and _is_shard(placement)
                for ranks, placement in zip(tensor.device_mesh.shape, tensor.placements))
 
@@ -155,8 +156,8 @@ def _extent(boxes: List[Box]) -> List[int]:
 
 
 def mesh_key(tensor: Any) -> Tuple:
-    """What ranks of one mesh say alike of a DTensor: its ranks in order, the mesh's
-    shape, the placements."""
+    """Returns what ranks of one mesh say alike of a DTensor: its ranks in order, the mesh's shape,
+    the placements."""
     mesh = tensor.device_mesh
     return (tuple(mesh.mesh.flatten().tolist()), tuple(mesh.shape), str(tuple(tensor.placements)))
 

@@ -38,7 +38,7 @@ _install()
 
 
 class FileSystem(AbstractFileSystem):
-    """What fsspec makes of the protocol; no method of it reads or writes."""
+    """The protocol as fsspec sees it; no method of it reads or writes."""
 
     protocol = url.PROTOCOL
     root_marker = '/'

@@ -12,8 +12,8 @@ PLAIN = -1
 
 
 class Description:
-    """What one rank says of its tensors: the names, and for each the place of its mesh
-    in `meshes` (dtensor.mesh_key), PLAIN if it is not a DTensor."""
+    """One rank's description of its tensors: the names, and for each the place of its mesh in
+    `meshes` (dtensor.mesh_key), PLAIN if it is not a DTensor."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.names: List[str] = []
@@ -117,7 +117,7 @@ class Holders:
         return tuple(sorted(ranks[at] for at in replicas_of(tensor)))
 
     def _first(self, name: str, tensor: torch.Tensor) -> Tuple[int, ...]:
-        """Of a DTensor in the mesh's order."""
+        """Returns the ranks that hold a tensor; those of a DTensor in the mesh's order."""
         ranks = self.having(name)
         if not is_dtensor(tensor):
             if any(self._everybody[r].mesh_of(name) is not None for r in ranks):

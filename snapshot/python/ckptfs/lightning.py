@@ -49,7 +49,7 @@ def _refusal(value: Any) -> str:
 
 
 class _Others:
-    """What a checkpoint of Lightning's has beside weights, optimizers, schedules and the
+    """Collects what a checkpoint of Lightning's has beside weights, optimizers, schedules and the
     precision's state: progress, loops, callbacks' states, hyper-parameters, the data module's
     state, and what on_save_checkpoint adds."""
 

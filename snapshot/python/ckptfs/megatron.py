@@ -70,7 +70,7 @@ def _shape(tensor: ShardedTensor) -> List[int]:
 
 
 def _states(key: str, parts: Sequence[ShardedTensor], rank: int, stepped: Stepped) -> State:
-    """What this rank writes of a global tensor."""
+    """Returns what this rank writes of a global tensor."""
     label, kind, name = place_of(key)
     shape = list(parts[0].global_shape)
     boxes, at, tensors = [], 0, []
@@ -112,7 +112,7 @@ class _Collector:
         self.rank = rank
 
     def give(self, sharded: Any, token: str) -> None:
-        """What this rank is the main replica of."""
+        """Takes what this rank is the main replica of."""
         self.tensors, self.objects, self.token = {}, [], token
         for one in nested_values(sharded):
             if not is_main_replica(one.replica_id):
@@ -125,7 +125,7 @@ class _Collector:
                 raise NotHeld(f'{one.key} is a {type(one).__name__}')
 
     def master(self) -> str:
-        """What the optimizer calls masters; '' if this rank writes none."""
+        """Returns the optimizer's name for masters; '' if this rank writes none."""
         kinds = (found.group(2) for found in map(_STATE.fullmatch, self.tensors) if found)
         return next((kind for kind in kinds if kind in MASTERS), '')
 
@@ -161,8 +161,8 @@ class SaveStrategy(AsyncSaveShardedStrategy):
 
     Masters and optimizer states are copied until the next optimizer.step(), weights before
     save or async_save returns.  If any rank's snapshot cannot be taken, all ranks save
-    this one with Megatron's own strategy; the logger `ckptfs` says so.  What an async_save has
-    taken and the daemon loses later is lost: loading its directory says so.
+    this one with Megatron's own strategy; the logger `ckptfs` says so.  If the daemon later
+    loses what an async_save has taken, it is lost: loading its directory says so.
     FullyParallelSaveStrategyWrapper may be around it.
     """
 
@@ -281,7 +281,7 @@ class LoadStrategy(LoadShardedStrategy):
 
     @staticmethod
     def _stock(folder: Any) -> Optional[Any]:
-        """What loads a directory that Megatron's own strategy has written: a wrapper around
+        """Returns what loads a directory that Megatron's own strategy has written: a wrapper around
         ours has named ours for it."""
         if (Path(folder) / POINTER).exists() or not (Path(folder) / '.metadata').exists():
             return None
@@ -349,7 +349,7 @@ class LoadStrategy(LoadShardedStrategy):
                 for key, one in known.items()}
 
     def load_sharded_metadata(self, checkpoint_dir: Any) -> Mapping[str, Any]:
-        """Of tensors and of objects."""
+        """Returns the metadata of tensors and of objects."""
         stock = self._stock(checkpoint_dir)
         if stock is not None:
             return stock.load_sharded_metadata(checkpoint_dir)

@@ -117,8 +117,8 @@ class _Array:
 
 
 def _real(value: Any) -> Any:
-    """What it stands for.  UnpicklingError for a function of ours, which is a class that is a
-    value."""
+    """Returns the value that it stands for.  UnpicklingError for a function of ours, which is a
+    class that is a value."""
     _check(type(value) is not _Call, 'class')
     if type(value) is _Type:
         return value.type
@@ -145,7 +145,7 @@ class _Unknown:
 class _Plain(pickle.Unpickler):
     """Loads values that no code is run for.
 
-    What find_class returns may be called with anything, and BUILD may write attributes of it.
+    A pickle may call with anything what find_class returns, and BUILD may write its attributes.
     So it is a value; a type of C, which cannot be written, with a harmless constructor; a class
     that is made for this pickle alone; or a _Call, which cannot be written either and
     looks at its arguments: a list that is there is copied, nothing is asked for its items,
@@ -327,7 +327,7 @@ _BUILTINS.update({
 
 
 def _puts_beyond(text: bytes) -> bool:
-    """Whether it numbers its memo beyond its own length, which the unpickler makes room for."""
+    """True if it numbers its memo beyond its own length, which the unpickler makes room for."""
     at = text.find(b'r')
     while at >= 0:
         if int.from_bytes(text[at + 1:at + 5], 'little') > len(text):
@@ -338,8 +338,7 @@ def _puts_beyond(text: bytes) -> bool:
 
 
 def plain(text: bytes, tensor: Callable[[int], torch.Tensor], lenient: bool = False) -> Any:
-    """What a pickle says.  UnpicklingError where that takes code, which says of what
-    class."""
+    """Returns the value of a pickle.  UnpicklingError if that takes code: it names the class."""
     try:
         _check(not _puts_beyond(text), 'memo that is longer than the pickle')
         return _Plain(text, tensor, lenient).load()

@@ -34,7 +34,7 @@ def _write_text(path: str, text: str) -> None:
 
 
 class Pointers:
-    """Of rank 0 of a job.  `mount`: where the store is mounted, if the tag's directory
+    """The pointers of rank 0 of a job.  `mount`: where the store is mounted, if the tag's directory
     is to be a link to the step's universal view of `layout` there.
 
     Thread safety: none but what its own thread needs.
@@ -69,7 +69,7 @@ class Pointers:
                 os.unlink(folder)
 
     def close(self, seconds: float = LAST_STEP) -> None:
-        """What was asked for, unless it takes longer."""
+        """Writes what was asked for, unless it takes longer."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._waiting.put(None)

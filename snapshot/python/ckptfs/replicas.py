@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks are said to hold alike, compared: a digest of the bytes that a rank holds.
+"""Compares what ranks are said to hold alike, by a digest of the bytes that a rank holds.
 
-Of large states a part is looked at, at other places in each step, so that all of them have been
-after some.  Replicas that are trained apart (local SGD, a step within no_sync()) differ nearly
+It looks at a part of large states, at other places in each step: after some steps it has seen
+all of them.  Replicas that are trained apart (local SGD, a step within no_sync()) differ nearly
 everywhere.
 """
 from typing import List, Sequence, Tuple
@@ -36,7 +36,8 @@ def _windows(plain: torch.Tensor, step: int) -> torch.Tensor:
 
 
 def digest(tensors: Sequence[torch.Tensor], step: int) -> str:
-    """Of their bytes, or of some of them; the same of the same on every rank."""
+    """Returns a digest of their bytes, or of some of them; it is the same of the same on every
+    rank."""
     spans: List[Tuple[int, int]] = []
     kept, devices = [], {}
     for tensor in tensors:

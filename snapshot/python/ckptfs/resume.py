@@ -75,7 +75,8 @@ class SavedStep:
         return weights
 
     def model(self) -> Dict[str, Any]:
-        """What its state_dict() was: weights and buffers under all their names, extra states."""
+        """Returns what its state_dict() was: weights and buffers under all their names, extra
+        states."""
         found: Dict[str, Any] = dict(self.weights(aliases=True))
         for key in self.documents():
             if key.startswith('extra_state/'):
@@ -84,7 +85,7 @@ class SavedStep:
         return found
 
     def optimizer(self, label: str = '', named: bool = False) -> Dict[str, Any]:
-        """What its state_dict() was: parameters have numbers, in the order of the groups;
+        """Returns what its state_dict() was: parameters have numbers, in the order of the groups;
         or their names."""
         numbers: Dict[str, Any] = {}
         groups: List[Dict[str, Any]] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.save would write, without writing it: the pickle of a value, and where its
+"""The file that torch.save would write, without writing it: the pickle of a value, and where its
 storages lie in memory (formats/snapshot/deepspeed_files.h reads it)."""
 import pickle
 from dataclasses import dataclass, field
@@ -30,8 +30,8 @@ class SavedFile:
 
 
 def place(tensor: torch.Tensor) -> Place:
-    """What tells one view of memory from another: a transposed one begins where the
-    other does."""
+    """Returns what tells one view of memory from another: a transposed one begins where the other
+    does."""
     return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(),
             tensor.is_conj(), tensor.is_neg())
 

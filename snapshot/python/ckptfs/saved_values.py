@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step has beside tensors of parameters, as a state dict of DCP names it."""
+"""The content of a step beside tensors of parameters, as a state dict of DCP names it."""
 import pickle
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -148,7 +148,7 @@ class SavedValues:
         return (owners.pop(), first, rest) if len(owners) == 1 else None
 
     def _add_group(self, group: Mapping[str, Any], index: int) -> None:
-        """Of state dicts that number groups, and of flattened ones."""
+        """Adds a group of state dicts that number groups, and of flattened ones."""
         try:
             hyper = hyper_parameters(group)
         except pickle.UnpicklingError:

@@ -46,7 +46,7 @@ class Collector(Protocol):
     staged: bool = False
 
     def touches(self, optimizer: Any) -> bool:
-        """Whether its steps may write what is collected.  May be left out: all may."""
+        """True if its steps may write what is collected.  May be left out: all may."""
         return True
 
     def start(self, rank: int, world: int) -> None:
@@ -110,7 +110,7 @@ def _asked(step: Any) -> int:
 
 
 def _text(error: Exception) -> str:
-    """What it says, whatever that is."""
+    """Returns the error's own words, whatever they are."""
     try:
         said = str(error) or type(error).__name__
     except Exception:  # pylint: disable=broad-except
@@ -190,8 +190,8 @@ class Saver:
 
         Returns before parameters and optimizer states are copied: these must not be
         written but by the optimizers' next step, which waits for the copy.  All
-        else is copied before it returns.  False if the snapshot was dropped.  What is
-        not handed over whole `deadline` seconds after this call is dropped.  From
+        else is copied before it returns.  False if the snapshot was dropped: it is, if
+        it is not handed over whole `deadline` seconds after this call.  From
         another thread than the optimizers' it waits for the end of a step of theirs.
         """
         if os.getpid() != self._pid:
@@ -240,14 +240,14 @@ class Saver:
         return step >= 0 and self._writer.cancel(step)
 
     def progress(self, step: int) -> Dict[str, int]:
-        """Of the newest save of the step: bytes of this rank's file, how many of them
+        """Returns, for the newest save of the step: bytes of this rank's file, how many of them
         were copied, how many are durable (all at once, with those of all ranks)."""
         step = _asked(step)
         return self._writer.progress(step) if step >= 0 else {
             'bytes': 0, 'copied': 0, 'durable': 0}
 
     def size(self) -> Dict[str, int]:
-        """What a save would take now, in bytes; nothing is handed over.
+        """Returns what a save would take now, in bytes; nothing is handed over.
 
         file_bytes: of this rank's file; lazy_bytes: of them, copied after save has
         returned; arena_bytes: the daemon's memory for this rank.  Raises where a save
@@ -279,9 +279,9 @@ class Saver:
         return self._writer.status()
 
     def close(self) -> None:
-        """Finish what is being copied and leave.  What was handed over becomes durable
-        without us.  Called at the end of the process, and of one that multiprocessing has
-        started, unless that is os._exit or a signal's."""
+        """Finish what is being copied and leave.  The daemon makes what was handed over durable
+        without us.  Called at the end of the process, and of one that multiprocessing has started,
+        unless that is os._exit or a signal's."""
         if os.getpid() != self._pid:
             return
         if self._busy == threading.get_ident():

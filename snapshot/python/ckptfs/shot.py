@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shot: what one save hands to the writer, and what keeps its memory.
 
-Of a model of thousands of tensors each save looks at every one, since anything about them may
-have changed; what they are is said to the writer again only where something has.
+Each save looks at every one of a model's thousands of tensors, since anything about them may
+have changed.  It describes to the writer again only those of which something has.
 """
 import functools
 import pickle
@@ -41,7 +41,7 @@ def cuda_library() -> str:
 
 
 class Plans:
-    """What a save says of its tensors beside where they lie, made anew where that changed."""
+    """The plan of a save: all about its tensors but where they lie; made anew if that changed."""
 
     def __init__(self) -> None:
         self._planned: Sequence[Planned] = ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model and its optimizers hold, by name: nothing is copied here."""
+"""The states of a model and its optimizers, by name: nothing is copied here."""
 import hashlib
 import pickle
 import sys
@@ -116,7 +116,7 @@ def data_parallel(module: nn.Module) -> Optional[DistributedDataParallel]:
 
 
 def is_data_parallel(module: nn.Module) -> bool:
-    """Whether all ranks hold the same parameters, as DDP keeps them."""
+    """True if all ranks hold the same parameters, as DDP keeps them."""
     return data_parallel(module) is not None
 
 
@@ -174,7 +174,7 @@ HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda *_: None).__code__
 
 
 def _is_its_own(optimizer: object, step: Any) -> bool:
-    """Whether what is called as its step does nothing but what its class's does: that, bound,
+    """True if what is called as its step does nothing but what its class's does: that, bound,
     or inside of what torch's schedulers put around it."""
     while getattr(step, '__globals__', {}).get('__name__') == 'torch.optim.lr_scheduler':
         step = getattr(step, '__wrapped__', None)
@@ -182,7 +182,7 @@ def _is_its_own(optimizer: object, step: Any) -> bool:
 
 
 def waits_for_hooks(optimizer: object) -> bool:
-    """Whether its step calls torch's global pre-hooks before it writes anything."""
+    """True if its step calls torch's global pre-hooks before it writes anything."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return False
     own = type(optimizer).step
@@ -237,7 +237,7 @@ def _number(value: object) -> torch.Tensor:
 
 def state_of(name: str, kind: str, label: str, value: Any,
              updated: bool = True) -> List[State]:
-    """What an optimizer has of a parameter; nothing for None.  updated: as State has it."""
+    """Returns an optimizer's states of a parameter; nothing for None.  updated: as State has it."""
     if isinstance(value, torch.Tensor):
         return [State(name, kind, label, value, updated=updated)]
     if isinstance(value, (bool, int, float)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the steps of torch's optimizers write, for who is given tensors but no optimizer.
+"""The tensors that steps of torch's optimizers write, for code that has no optimizer at hand.
 
 Whoever else updates them (a class of one's own, a hook of the backward pass) calls nobody
 first, so nothing else may be copied after a save.
@@ -78,7 +78,7 @@ class Stepped:
         return bool(self._extents)
 
     def has(self, tensor: Any) -> bool:
-        """Whether such steps alone write it."""
+        """True if such steps alone write it."""
         if not isinstance(tensor, torch.Tensor):
             return False
         begin, end = _extent(tensor)

@@ -18,7 +18,7 @@ from .saver import Saver
 
 
 def _is_replicated() -> bool:
-    """Whether Trainer trains in DistributedDataParallel: it shows callbacks the module inside."""
+    """True if Trainer trains in DistributedDataParallel: it shows callbacks the module inside."""
     from accelerate.state import AcceleratorState
     kind = AcceleratorState().distributed_type.value
     if kind == 'DEEPSPEED':

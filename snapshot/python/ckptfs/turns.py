@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns: optimizers' steps and saves, one after the other, of whatever threads.
 
-Whether a thread is in a step is seen on its stack, so that a step that raised, or whose thread
+The stack of a thread shows if it is in a step, so that a step that raised, or whose thread
 is gone, is over.
 """
 import os

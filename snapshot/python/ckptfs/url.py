@@ -8,7 +8,7 @@ _BEGIN = f'{PROTOCOL}://'
 
 
 def is_url(text: object) -> bool:
-    """Whether it begins as one."""
+    """True if it begins as one."""
     return isinstance(text, str) and text.startswith(_BEGIN)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 
 class CheckpointEngine:
-    """What DeepSpeed makes once per engine.
+    """The object that DeepSpeed makes once per engine.
 
-    deepspeed_config: a DeepSpeedConfig.  What ckptfs.deepspeed does not know of its settings
-        (host_cache_size, ...) is left out.
+    deepspeed_config: a DeepSpeedConfig.  It leaves out settings that
+        ckptfs.deepspeed does not know (host_cache_size, ...).
     rank: not asked for.
 
     ckptfs_settings: for ckptfs.deepspeed.
