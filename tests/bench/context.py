@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cases share: checkpoints, mounts, clocks."""
+"""Helpers that the cases share: checkpoints, mounts, clocks."""
 import contextlib
 import gc
 import json

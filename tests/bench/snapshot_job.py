@@ -35,7 +35,7 @@ def make(parameters, device='cpu'):
 
 
 def state_of(net, optimizer):
-    """What every side saves."""
+    """Returns what every side saves."""
     return {'model': net.state_dict(), 'optimizer': optimizer.state_dict(),
             'args': {'num_attention_heads': shape.HEADS}}
 
@@ -140,7 +140,7 @@ class PinnedAsyncSave(AsyncSave):
         self.future = self.future.upload_completion
 
     def before_update(self):
-        """What a user of it has to do before the next step."""
+        """Does what a user of it has to do before the next step."""
         if self.future is not None:
             self.staged.result()
 
@@ -203,7 +203,7 @@ class DeepSpeed(Nothing):
             'steps_per_print': 10 ** 6, 'checkpoint': self.checkpoint_of(out)})[0]
 
     def checkpoint_of(self, out):
-        """Of the engine's configuration."""
+        """Returns the checkpoint of the engine's configuration."""
         return self.checkpoint
 
     def backward(self, loss):
@@ -315,7 +315,7 @@ class Job:
         self.step += 1
 
     def loop(self, iterations, every):
-        """What saving at this rate costs."""
+        """Returns what saving at this rate costs."""
         plain = self.train(iterations)[0]
         self.saver.blocked, self.saver.saves, first = 0.0, 0, self.durable()
         saving, drain = self.train(iterations, every)
@@ -360,7 +360,7 @@ def copy_rates(job):
 
 
 def backward_seconds(job):
-    """Of a forward and a backward pass, which a copy has to hide behind."""
+    """Returns the seconds of a forward and a backward pass, which a copy has to hide behind."""
     times = []
     for _ in range(5):
         job.synchronize()

@@ -17,7 +17,7 @@ from snapshot_job import make
 
 
 def held():
-    """Of this process: bytes in memory, descriptors, threads."""
+    """Returns what this process holds: bytes in memory, descriptors, threads."""
     with open('/proc/self/statm', encoding='ascii') as f:
         pages = int(f.read().split()[1])
     return {'bytes': pages * os.sysconf('SC_PAGE_SIZE'),

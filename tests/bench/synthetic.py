@@ -42,7 +42,7 @@ def numel(shape):
 
 
 def model_states(names, ranks):
-    """What a rank's model file holds under ZeRO 3."""
+    """Returns what a rank's model file holds under ZeRO 3."""
     module = OrderedDict((n, torch.empty(0, dtype=torch.bfloat16))
                          for n in names)
     listed = OrderedDict((n, torch.Size(s)) for n, s in names.items())
@@ -61,7 +61,7 @@ def model_states(names, ranks):
 
 
 def optimizer_states(ranks, master, exp_avg, exp_avg_sq):
-    """What a rank's optimizer file holds under ZeRO 3, one sub-group."""
+    """Returns what a rank's optimizer file holds under ZeRO 3, one sub-group."""
     moments = {'step': torch.tensor(1000.), 'exp_avg': exp_avg,
                'exp_avg_sq': exp_avg_sq}
     group = {'weight_decay': 0.1, 'lr': 1e-4, 'betas': (0.9, 0.95),

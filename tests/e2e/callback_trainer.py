@@ -4,8 +4,8 @@ middle, and tells both.
 
 Usage: callback_trainer.py FRAMEWORK FOLDER STORE RANK WORLD WAY
 
-FRAMEWORK is transformers or lightning, WAY ddp or fsdp2.  What the snapshots have to hold goes to
-FOLDER/truth-N.pt and the losses to FOLDER/losses.json, by rank 0.  One process has a gradient
+FRAMEWORK is transformers or lightning, WAY ddp or fsdp2.  Rank 0 writes what the snapshots
+have to hold to FOLDER/truth-N.pt and the losses to FOLDER/losses.json.  One process has a gradient
 scaler.
 """
 import json
@@ -31,7 +31,7 @@ def samples():
 
 
 def barrier():
-    """Of the ranks, if there are several."""
+    """Waits for all ranks, if there are several."""
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
 
@@ -56,7 +56,7 @@ def when_durable(make, end=60):
 
 
 def whole_of(tensor):
-    """Of all ranks."""
+    """Returns the tensor of all ranks together."""
     return tensor.full_tensor() if hasattr(tensor, 'full_tensor') else tensor
 
 
@@ -95,7 +95,7 @@ def transformers(folder, store, way='one'):
     callback = ckptfs.transformers.SnapshotCallback(store, 'transformers', slots=4)
 
     class Truth(hf.TrainerCallback):
-        """Of what the snapshot has just been taken."""
+        """Keeps the truth of what the snapshot has just been taken of."""
 
         def on_save(self, args, state, control, model=None, optimizer=None, **_):
             assert isinstance(model, FSDPModule) == (way == 'fsdp2')
@@ -185,7 +185,7 @@ def lightning(folder, store, way='one'):
             return {'seen': self.trainer.global_step}
 
     class Truth(pl.Callback):
-        """Of what the snapshot has just been taken."""
+        """Keeps the truth of what the snapshot has just been taken of."""
         saved, state_key = False, 'truth'
 
         def state_dict(self):

@@ -71,7 +71,8 @@ def fits(variant, target):
 
 
 def expert_targets():
-    """Of engines with experts of their own, which DeepSpeed has for ZeRO 1 and 2: every degree of theirs."""
+    """Returns all degrees of engines with experts of their own, which DeepSpeed has for ZeRO 1 and
+    2."""
     return [Target(stage, dp, ep=ep, grad32=grad32) for stage, grad32 in ((1, False), (1, True), (2, False))
             for dp, ep in itertools.product((1, 2, 4), (1, 2, 4)) if dp % ep == 0]
 
@@ -112,7 +113,7 @@ def thinned(count=66, seed=7):
 
 
 def is_pipe(source):
-    """Whether the source's names are those of a PipelineModule."""
+    """True if the source's names are those of a PipelineModule."""
     return source.pipe or source.pp > 1
 
 
@@ -144,12 +145,12 @@ def engine_layout(variant, target):
 
 
 def mixes_rates(variant, target):
-    """Whether DeepSpeed loads one group's hyper-parameters into all."""
+    """True if DeepSpeed loads one group's hyper-parameters into all."""
     return target.stage == 3 and VARIANTS[variant].groups > 1
 
 
 def cannot_train(variant, target):
-    """Whether the engine loads, but cannot take a step, checkpoint or not.
+    """True if the engine loads, but cannot take a step, checkpoint or not.
 
     DeepSpeed 0.19.7's BF16_Optimizer takes the norm of an empty list on a rank
     that has nothing but another stage's tied weight: the last of three stages
@@ -160,7 +161,7 @@ def cannot_train(variant, target):
 
 
 def loss_must_match(variant, target):
-    """Whether the target adds up gradients exactly as the source's engine did.
+    """True if the target adds up gradients exactly as the source's engine did.
 
     ZeRO 3 reduces in another order than the lower stages, those in different
     orders from three ranks on, and so does a group whose parameters are

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of the matrix share: its columns, a pair, and what the program says of a view
+"""Code that the parts of the matrix share: its columns, a pair, and what the program says of a view
 that it does not show."""
 import json
 import os
@@ -35,8 +35,8 @@ class Target:
 
 
 def cause_of(said, view):
-    """Of what the program says of a layout that no format shows ('no format ...; rank, dcp: why; trainer: why')
-    the cause of one format, or the first where it names others."""
+    """Returns the cause for one format, or the first if others are named, out of what the program
+    says of a layout that no format shows ('no format ...; rank, dcp: why; trainer: why')."""
     words, causes = re.split(rf'; ((?:{VIEWS})(?:, (?:{VIEWS}))*): ', said), {}
     for names, why in zip(words[1::2], words[2::2]):
         for name in names.split(', '):

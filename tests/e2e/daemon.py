@@ -57,7 +57,7 @@ def truth_of(variant):
 
 
 def is_mounted(path):
-    """Whether the kernel lists a mount at `path`."""
+    """True if the kernel lists a mount at `path`."""
     path = os.path.realpath(path).replace(' ', '\\040')
     with open('/proc/mounts', errors='surrogateescape') as f:
         return any(line.split()[1] == path for line in f)
@@ -108,7 +108,7 @@ class Ckptfs:
         return self.adopt(checkpoint(variant), variant, extra=TALLY, **more)
 
     def list(self):
-        """What `ckptfs list --json` says of the store."""
+        """Returns what `ckptfs list --json` says of the store."""
         return json.loads(self.run('list', '--store', self.store,
                                    '--json').stdout)
 

@@ -153,7 +153,7 @@ def gathered(model, optimizer):
 
 
 def wanted(model, optimizer, load):
-    """What the target asks the checkpoint for."""
+    """Returns what the target asks the checkpoint for."""
     options = StateDictOptions(flatten_optimizer_state_dict=load.flat)
     if load.model_only:
         state = get_model_state_dict(model)
@@ -241,7 +241,7 @@ def fill_natively(load):
 
 
 def take(model, optimizer, load, asked):
-    """What was loaded into the model and the optimizer, strictly."""
+    """Puts what was loaded into the model and the optimizer, strictly."""
     model_key, optim_key = load.top
     state = asked[model_key] if model_key else {
         k: v for k, v in asked.items() if k != optim_key and k not in load.more}
@@ -253,7 +253,7 @@ def take(model, optimizer, load, asked):
 
 
 def loaded_again(model, optimizer, load, path):
-    """What is there after another load."""
+    """Returns what is there after another load."""
     spoil(model, optimizer)
     for state in optimizer.state.values():
         for value in state.values():
@@ -339,7 +339,7 @@ def telling(job, errors, *args):
 
 
 def run(path, load, job=worker, result=True):
-    """What rank 0 found after the load; an AssertionError has the ranks' errors."""
+    """Returns what rank 0 found after the load; an AssertionError has the ranks' errors."""
     with tempfile.TemporaryDirectory() as folder:
         out, errors = os.path.join(folder, 'out.pt'), os.path.join(folder, 'errors')
         if not launch.launch(telling, load.world, (job, errors, path, load, out),

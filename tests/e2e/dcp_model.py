@@ -125,7 +125,7 @@ def tensor_parallel(model, mesh):
 
 @dataclass
 class Job:
-    """What trains it."""
+    """The job that trains the model."""
     stage: int = 2
     dp: int = 2
     bf16: bool = False

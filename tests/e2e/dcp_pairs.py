@@ -4,7 +4,7 @@ that is not its own (dcp_sources.py has those).
 
 An unmodified dcp.load fills the same model and its optimizer on each mesh: every master, moment, buffer and
 step must equal the truth bit for bit, strictly, and the next losses those of a model on the same mesh that
-torch itself filled with the truth.  Of a directory of Hugging Face, which has weights alone, the model is filled.
+torch itself filled with the truth.  A directory of Hugging Face has weights alone: they fill the model.
 """
 import functools
 import gc
@@ -124,7 +124,8 @@ def wrong_of(found, truth):
 
 
 def bare(view, variant, mesh):
-    """What is wrong with a load without a module: one of DeepSpeed's own experts is made by DeepSpeed alone."""
+    """Returns what is wrong with a load without a module: one of DeepSpeed's own experts is made by
+    DeepSpeed alone."""
     load = dcp_loads.Load(mesh, None, None)
     found = dcp_loads.run(view, load, dcp_loads.bare_worker)['tensors']
     truth, tensors = load_file(daemon.truth_of(variant)), {}
@@ -140,7 +141,8 @@ def bare(view, variant, mesh):
 
 
 def weights_of(step, variant, mesh):
-    """What is wrong with the 16-bit weights that a model is filled with, and no optimizer."""
+    """Returns what is wrong with the 16-bit weights that a model is filled with, and no
+    optimizer."""
     name, _ = huggingface_pairs.SOURCES[variant]
     load = dcp_loads.Load(mesh, lambda: models.rounded(models.make(name, seed=5)), None, model_only=True)
     found = dcp_loads.run(os.path.join(step, 'view', MESHES[mesh], 'dcp'), load)

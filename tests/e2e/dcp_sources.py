@@ -53,7 +53,8 @@ def pairs():
 
 
 def sample():
-    """Of every source: a mesh, an engine, `from_pretrained`, or the files of ranks."""
+    """Returns a pair for every source: a mesh, an engine, `from_pretrained`, or the files of
+    ranks."""
     said = {'titan': 'hsdp2x2', 'fsdp2_tp': 'zero2', 'ddp': 'fsdp3', 'fsdp2_bf16': 'ddp1', 'fsdp2': 'huggingface',
             'llama': GIVEN}
     return [Target(PREFIX + source, said[source], said[source]) if source in said else
@@ -74,7 +75,7 @@ def optimizer(source, model):
 
 
 def loss(model, number, rank, ranks):
-    """Of the batch of dcp_model.step."""
+    """Returns the loss of the batch of dcp_model.step."""
     generator = torch.Generator().manual_seed(1000 + number)
     sizes = dcp_model.SIZES
     tokens = torch.randint(0, sizes['vocab'], (sizes['batch'], sizes['seq'] + 1),
@@ -88,7 +89,7 @@ def loss(model, number, rank, ranks):
 
 @functools.cache
 def job_of(source):
-    """Whose checkpoint it is."""
+    """Returns the job whose checkpoint it is."""
     variant = source.removeprefix(PREFIX)
     return torch_jobs.Job(lambda: make_dcp.made(VARIANTS[variant][1], seed=99),
                           functools.partial(optimizer, variant), loss, dcp_model.cut_for_tp,

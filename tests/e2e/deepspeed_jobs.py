@@ -23,7 +23,7 @@ def engine_of(dims, lay, store, run='job', more=None, **settings):
 
 
 def stock_save(engine, folder, tag, client):
-    """What the engine would do without us."""
+    """Saves as the engine would without us."""
     ours, every = engine.checkpoint_engine, engine.save_non_zero_checkpoint
     engine.checkpoint_engine, engine.save_non_zero_checkpoint = ours.stock, ours.writes
     engine.save_checkpoint(folder, tag=tag, client_state=client)

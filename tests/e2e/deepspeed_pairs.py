@@ -68,14 +68,14 @@ def pairs():
 
 
 def sample():
-    """Of every source, target kind and degree; of experts the files, too."""
+    """Returns pairs of every source, target kind and degree; for experts the files, too."""
     return [Target(v, t.kind, t) for v, t in cases.thinned(64)] + [
         next(pair for pair in pairs() if (pair.source, pair.column) == (variant, RANKS))
         for variant in SOURCES if VARIANTS[variant].moe]
 
 
 def load_engine(mount, variant, target):
-    """What an engine found."""
+    """Returns what an engine found."""
     layout = cases.layout_name(variant, target)
     view = os.path.join(daemon.step_of(mount, variant), 'view', layout, 'deepspeed')
     if not os.path.isdir(view):
@@ -99,7 +99,7 @@ def load_engine(mount, variant, target):
 
 
 def compare_ranks(mount, variant, layout):
-    """What the files of all ranks of a layout hold."""
+    """Returns what the files of all ranks of a layout hold."""
     truth = load_file(daemon.truth_of(variant))
     dims, degrees = (load_deepspeed.recorded(daemon.truth_of(variant))[0],
                      test_rank_files.degrees(layout))

@@ -70,7 +70,7 @@ def pairs():
 
 
 def sample():
-    """Of every source: `from_pretrained`, or an engine."""
+    """Returns a pair for every source: `from_pretrained`, or an engine."""
     engines = {'llama_zero2': 'zero1', 'qwen2_autotp2': 'zero3', 'gpt2': 'zero2'}
     return [Target(source, engines.get(source, VIEW), engines.get(source, VIEW)) for source in SOURCES]
 
@@ -114,7 +114,8 @@ def load(directory):
 
 
 def keep_and_train(built, name, out, trained):
-    """What the engine holds, with its optimizer if that was `trained`, and the losses of the next steps."""
+    """Keeps what the engine holds, with its optimizer if that was `trained`, and the losses of the
+    next steps."""
     whole = {f'weight/{k}': t for k, t in make_huggingface.gather_weights(built, name).items()}
     if trained:
         whole.update(make_huggingface.gather_states(built, name))
@@ -150,7 +151,8 @@ def torch_step(model, optimizer, number, rank, ranks):
 
 
 def losses_of(variant):
-    """Of the steps after the save, and of an engine that begins with a directory's weights."""
+    """Returns the losses of the steps after the save, and of an engine that begins with a
+    directory's weights."""
     with open(os.path.join(FIXTURES, variant, 'losses.json'), encoding='utf-8') as f:
         return json.load(f)
 
@@ -173,7 +175,8 @@ def starts(worker, variant, *args):
 
 
 def same_sums(engine, target):
-    """Whether an engine adds up gradients as the one did that saved, or that began with what was saved."""
+    """True if an engine adds up gradients as the one did that saved, or that began with what was
+    saved."""
     return (engine or 'zero1') == target or {engine or 'zero1', target} == {'zero1', 'zero2'}
 
 
@@ -195,7 +198,7 @@ def check(step, variant, target):
 
 
 def cut(name, whole, tp, rank, gpt2):
-    """What the engine's layers hold of a tensor, by the model's own code."""
+    """Returns what the engine's layers hold of a tensor, by the model's own code."""
     if gpt2 and '.c_attn.' in name:
         dim = whole.ndim - 1
         return torch.cat([p.chunk(tp, dim)[rank] for p in whole.chunk(3, dim)], dim)
@@ -244,7 +247,7 @@ def states_held_by(variant, tp, rank):
 
 
 def compare_ranks(step, variant, target):
-    """What is wrong with the tensors in the files of a layout's ranks."""
+    """Returns what is wrong with the tensors in the files of a layout's ranks."""
     tp, wrong = int(target[2:]), []
     name, engine = SOURCES[variant]
     experts = name == 'mixtral' and engine != 'autotp2' and tp > 1

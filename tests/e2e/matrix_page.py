@@ -95,7 +95,7 @@ class Page:
         self.unseen = 0     # pairs of this program of which there is the page's word alone
 
     def is_new(self, record):
-        """Whether it is of this program."""
+        """True if it is of this program."""
         return record['program'] == self.results.program
 
     def known(self, source, column):

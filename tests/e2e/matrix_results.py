@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of the matrix's pairs: records, kept in a file that is in no repository, and the page, which is.
+"""Results of the matrix's pairs: records, kept in a file that is in no repository, and the page, which is.
 
 A record is of one pair; the page says the states of a cell's pairs together, and of which program they are.
 Where there is no record, the page's word stands.
@@ -19,7 +19,7 @@ NOT_RUN = 'not run'
 
 
 def program():
-    """What the bytes of a view follow from: a digest of the program's sources."""
+    """Returns what the bytes of a view follow from: a digest of the program's sources."""
     out = hashlib.sha256()
     for folder in ('core', 'formats', 'fs', 'mount'):
         for base, folders, names in os.walk(os.path.join(ROOT, folder)):
@@ -41,12 +41,12 @@ class Page:
     exact_losses: int = 0
 
     def text(self, source, column):
-        """Of a cell, without its mark; empty where there is none or nobody ran it."""
+        """Returns a cell's text without its mark; empty if there is none or nobody ran it."""
         text = self.cells.get((source, column), '').removesuffix(MARK)
         return '' if text == NOT_RUN else text
 
     def fresh(self, source, column, of):
-        """Whether a cell is a program's."""
+        """True if a cell is a program's."""
         return (self.program == of and bool(self.text(source, column))
                 and not self.cells[source, column].endswith(MARK))
 
@@ -85,7 +85,7 @@ class Results:
         self.records = self.read()
 
     def read(self):
-        """What is in the file."""
+        """Returns what is in the file."""
         if not os.path.exists(self.path):
             return {}
         with open(self.path, encoding='utf-8') as f:
@@ -102,7 +102,7 @@ class Results:
             os.replace(f'{self.path}.new', self.path)
 
     def has(self, pair):
-        """Whether there is a good result of it of this program."""
+        """True if there is a good result of it of this program."""
         record = self.records.get(pair.key)
         if record is not None and record['program'] == self.program:
             return record['ok']
@@ -110,7 +110,8 @@ class Results:
                 and 'FAILS' not in self.page.text(pair.source, pair.column))
 
     def refused(self, pair):
-        """Whether what is known of it, by whatever program, is a refusal or that there is nothing to compare."""
+        """True if what is known of it, by whatever program, is a refusal or that there is nothing
+        to compare."""
         record = self.records.get(pair.key)
         if record is not None:
             return record['state'] in ('refused', 'n/a')

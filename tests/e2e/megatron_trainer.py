@@ -17,7 +17,7 @@ import torch
 
 @dataclass
 class Kind:
-    """Of a job; what no degree takes is data parallel."""
+    """The kind of a job; ranks that no degree takes are data parallel."""
     tp: int = 1
     pp: int = 1
     ep: int = 1
@@ -152,7 +152,7 @@ class Job:
         self.optimizer.step()
 
     def sharded(self, loading=False):
-        """What dist_checkpointing takes."""
+        """Returns what dist_checkpointing takes."""
         kind = {'distrib_optim_sharding_type': self.sharding} if self.sharding else {}
         metadata = {**kind, 'distrib_optim_fully_reshardable_mem_efficient': True,
                     'singleton_local_shards': False, 'chained_optim_avoid_prefix': True,
@@ -178,7 +178,7 @@ def made(folder):
 
 
 def keep_truth(folder, kind, step):
-    """What Megatron's own reader finds in its own files."""
+    """Keeps what Megatron's own reader finds in its own files."""
     plain = dc.load_plain_tensors(f'{folder}/{kind}/stock_{step}')
     if torch.distributed.get_rank() == 0:
         torch.save(dict(plain), f'{folder}/truth-{kind}-{step}.pt')
@@ -240,7 +240,7 @@ def say(line):
 
 
 def clone(value):
-    """Of what a later load may write into."""
+    """Returns a copy of values that a later load may write into."""
     if isinstance(value, dict):
         return {k: clone(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

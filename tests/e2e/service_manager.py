@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What systemd is to a daemon: sd_notify(3) and sd_listen_fds(3), as far as descriptors go."""
+"""Plays systemd for a daemon: sd_notify(3) and sd_listen_fds(3), as far as descriptors go."""
 import array
 import os
 import socket

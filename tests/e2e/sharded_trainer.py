@@ -8,7 +8,7 @@ of the run KIND ("make KIND dcp": saves through torch.distributed.checkpoint ins
 trains one step and saves it (prints "saved N BOOL LATE"), "spoil" writes a parameter after that, "durable N" waits for it, "load VIEW" empties the memory
 and loads a view, or a URL, by DCP (prints whether all is as before), "status" prints it as JSON.
 Copies that may be late are held up until the backward pass after the save has ended.
-What each save has to hold goes to FOLDER/truth-KIND-N.pt, by rank 0.
+Rank 0 writes what each save has to hold to FOLDER/truth-KIND-N.pt.
 """
 import json
 import os
@@ -78,7 +78,7 @@ def build(kind, world):
 
 
 def refusals(world, store):
-    """What the constructor says of models that it cannot save."""
+    """Returns what the constructor says of models that it cannot save."""
     mesh = init_device_mesh('cpu', (world,))
     inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     fully_shard(inner[0], mesh=mesh)
@@ -143,7 +143,7 @@ class Job:
         return sum(saver.status()['under_way'] for saver in savers)
 
     def durable(self, step):
-        """Whether it is."""
+        """True if the step is durable."""
         if not self.dcp:
             return self.snap.wait_durable(step, 60)
         self.future.result()
@@ -151,7 +151,7 @@ class Job:
         return all(saver.wait_durable(step, 60) for saver in savers)
 
     def load(self, view):
-        """Whether DCP loads what the last save had into emptied memory."""
+        """True if DCP loads what the last save had into emptied memory."""
         truth = self.truth()
         with torch.no_grad():
             for parameter in self.optimizer.param_groups[0]['params']:
@@ -177,7 +177,7 @@ class Job:
         return None
 
     def truth(self):
-        """What a save has to hold."""
+        """Returns what a save has to hold."""
         truth = {n: b.clone() for n, b in self.net.state_dict().items() if 'inv_freq' in n}
         for name, parameter in self.net.named_parameters():
             truth[name] = full(parameter)

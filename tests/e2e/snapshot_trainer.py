@@ -5,7 +5,7 @@ Usage: snapshot_trainer.py FOLDER STORE RANK WORLD [SLOTS]
 
 Lines of the input: "step" trains one step and saves it (prints "saved N BOOL"), "durable N"
 waits for it (prints "durable N BOOL"), "status" prints it as JSON; the end of the
-input ends it.  What each save has to hold goes to FOLDER/truth-N.pt, by rank 0.
+input ends it.  Rank 0 writes what each save has to hold to FOLDER/truth-N.pt.
 """
 import json
 import os

@@ -107,7 +107,7 @@ def test_missing_rank_file(ckptfs, bad, name):
 
 
 def cut_off(folder):
-    """What a save that crashed after the model states leaves."""
+    """Leaves what a save leaves that crashed after the model states."""
     for rank in range(4):
         os.unlink(os.path.join(folder, zero_file(rank)))
 

@@ -35,13 +35,13 @@ class Clock:
         os.rename(f'{self.path}.new', self.path)
 
     def words(self):
-        """That begin a command under it."""
+        """Returns the words that begin a command under this clock."""
         return ['env', *(f'{key}={value}' for key, value in self.environment.items())]
 
 
 @pytest.fixture(name='clock')
 def clock_fixture(tmp_path, monkeypatch):
-    """Of every process that the test starts."""
+    """The clock of every process that the test starts."""
     clock = Clock(tmp_path)
     for key, value in clock.environment.items():
         monkeypatch.setenv(key, value)

@@ -25,7 +25,7 @@ def start(ckptfs, *options, manager=None):
 
 
 def status(ckptfs):
-    """Of all daemons of the store that live; those that were killed are told, too."""
+    """Returns what all living daemons of the store say; `ckptfs status` names killed ones, too."""
     done = ckptfs.run('status', '--store', ckptfs.store, '--json', check=False)
     return [one for one in json.loads(done.stdout or '[]') if 'status' in one]
 

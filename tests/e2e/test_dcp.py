@@ -103,7 +103,7 @@ def job_load(job, mesh, **more):
 
 
 def metadata_of(view):
-    """What plain pickle reads."""
+    """Returns what plain pickle reads."""
     with open(os.path.join(view, '.metadata'), 'rb') as f:
         return pickle.load(f)
 
@@ -125,7 +125,7 @@ def assert_cut_for(found, metadata, mesh):
 
 
 def assert_no_more_is_read(found):
-    """Of tensors that are cut, torch reads little more than the ranks get."""
+    """Torch reads little more of tensors that are cut than the ranks get."""
     delivered = sum(torch.Size(size).numel() * 4 for boxes in found['boxes']
                     for key, _, size in boxes if key in found['large'])
     assert delivered > 10 * dcp_loads.LARGE

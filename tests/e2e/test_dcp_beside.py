@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job saved by DCP it loads again from a view, key by key and strictly: copies of the model, odd tensors, states of
-any kind, optimizers that number their parameters."""
+"""A job loads again from a view what it saved by DCP, key by key and strictly: copies of the model,
+odd tensors, states of any kind, optimizers that number their parameters."""
 import json
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ MODEL = {'a.weight': torch.arange(12.).reshape(3, 4), 'a.bias': torch.ones(3)}
 
 
 def other(value):
-    """Of the same keys, shapes and types, and of other values."""
+    """Returns other values with the same keys, shapes and types."""
     if torch.is_tensor(value):
         return torch.zeros_like(value) if value.dtype == torch.bool else torch.full_like(value, 7)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training code names the parts of a DCP state dict: the model is never taken for its average, an optimizer
-never for nothing."""
+"""Names that training code gives the parts of a DCP state dict: the model is never taken for its
+average, an optimizer never for nothing."""
 import glob
 import json
 import os
@@ -122,7 +122,8 @@ def save_by_ranks(folder, parts):
 
 
 def loaded(ckptfs, state):
-    """What torch.distributed.checkpoint fills a dict of these keys with, through the view."""
+    """Returns what torch.distributed.checkpoint fills a dict of these keys with, through the
+    view."""
     view = os.path.join(step_of(ckptfs.mount(), 'run'), 'view', 'tp1', 'dcp')
     dcp.load(state, checkpoint_id=view, no_dist=True)
     return state

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of torch.distributed.checkpoint, as every kind of job saves them.
 
-What the views show of one is compared bit for bit with what torch gathered out of the
+The tests compare what the views show of one, bit for bit, with what torch gathered out of the
 live model and optimizer (tests/fixtures/dcp).
 """
 import json
@@ -90,7 +90,7 @@ def test_a_rank_alone_holds_what_the_job_held(mounted, variant):
 
 
 def cut(name, tensor, tp, rank):
-    """What a Llama's tensor-parallel rank holds."""
+    """Returns what a Llama's tensor-parallel rank holds."""
     if any(word in name for word in ('q_proj', 'k_proj', 'v_proj', 'gate_proj', 'up_proj')):
         return tensor.chunk(tp, 0)[rank]
     if any(word in name for word in ('o_proj', 'down_proj')):
@@ -282,7 +282,7 @@ def test_a_save_that_died_is_skipped_and_said(ckptfs, tmp_path):
 
 
 def small_weights(mount, run):
-    """What a mount shows of a small checkpoint; an OSError where it cannot."""
+    """Returns what a mount shows of a small checkpoint; an OSError where it cannot."""
     rank = os.path.join(daemon.step_of(mount, run, 'step-1'), 'view', 'tp1', 'rank0')
     with open(os.path.join(rank, 'model.safetensors'), 'rb') as f:
         return load(f.read())

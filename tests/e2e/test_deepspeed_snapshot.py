@@ -66,7 +66,7 @@ def watched(engine):
 
 
 def datastates_engine(lay, settings):
-    """Of an engine whose configuration knows DataStates alone: ours has that name here."""
+    """Returns an engine whose configuration knows DataStates alone: ours has that name here."""
     sys.path.insert(0, os.path.join(sources(), 'datastates'))
     return engine_of(DIMS, lay, '', more={'datastates_ckpt': settings})
 
@@ -234,7 +234,7 @@ def test_a_snapshot_is_what_a_checkpoint_would_be(ckptfs, tmp_path, name, worker
 
 
 def check_spread(folder, lay):
-    """What all data-parallel ranks hold is written by all of them."""
+    """All data-parallel ranks write what all of them hold."""
     (step,) = os.listdir(folder)
     sizes = [os.path.getsize(os.path.join(folder, step, f))
              for f in sorted(os.listdir(os.path.join(folder, step)))]

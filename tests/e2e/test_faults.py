@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must not happen when things break while a checkpoint is in use."""
+"""Failures that must not happen when things break while a checkpoint is in use."""
 import errno
 import os
 import random

@@ -27,7 +27,7 @@ def shown(mount):
 
 
 def following(ckptfs):
-    """What the status says of it."""
+    """Returns what the status says of it."""
     status = json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)
     return status[0]['status']['following'][0]
 

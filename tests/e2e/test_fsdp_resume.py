@@ -87,7 +87,7 @@ class Training:
         return mean.item()
 
     def truth(self):
-        """What a save has to hold; collective."""
+        """Returns what a save has to hold; collective."""
         found = dict(self.net.state_dict())
         found = {name: one.clone() for name, one in found.items() if 'inv_freq' in name}
         for name, parameter in self.net.named_parameters():

@@ -428,7 +428,7 @@ def mutants(header, count):
 
 
 def test_mutated_headers_agree_with_safetensors(ckptfs, tmp_path):
-    """What is taken is what safetensors reads; what it refuses is refused."""
+    """The source takes what safetensors reads, and refuses what that refuses."""
     made = tmp_path / 'made.safetensors'
     save_file({'w': torch.arange(12.).view(3, 4), 'b': torch.arange(3.)}, made)
     whole = made.read_bytes()

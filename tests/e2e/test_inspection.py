@@ -50,7 +50,7 @@ def odd(tmp_path_factory):
 
 
 def stats_of(program, *words):
-    """What `ckptfs stats` says, by name and kind."""
+    """Returns what `ckptfs stats` says, by name and kind."""
     told = json.loads(program.run('stats', *words, '--json').stdout)['tensors']
     return {(t['name'], t['kind']): t for t in told}
 
@@ -227,7 +227,7 @@ def test_who_holds_a_tensor_of_pipeline_stages(ckptfs):
 
 
 def drawn_on_a_terminal(program, *words):
-    """What a command writes to a terminal's standard error."""
+    """Returns what a command writes to a terminal's standard error."""
     ours, theirs = pty.openpty()
     with subprocess.Popen([BIN, *words], stdout=subprocess.DEVNULL, stderr=theirs) as process:
         os.close(theirs)

@@ -30,7 +30,7 @@ VIEW = os.path.join('view', 'dp2_zero1', 'deepspeed')
 
 
 def slices(full):
-    """What each rank holds of one parameter, padded as ZeRO 3 does."""
+    """Returns what each rank holds of one parameter, padded as ZeRO 3 does."""
     flat = full.reshape(-1)
     each = -(-flat.size // RANKS)
     return np.pad(flat, (0, each * RANKS - flat.size)).reshape(RANKS, each)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who writes parameters while a save is being copied, beside the step of an optimizer that waits
-for it: what it writes is copied before save returns, or waited for, or the step is dropped."""
+"""Somebody writes parameters while a save is being copied, beside the step of an optimizer that
+waits for it.  What he writes is copied before save returns, or waited for, or the step is
+dropped."""
 import functools
 import gc
 import logging
@@ -278,7 +279,7 @@ class InAnotherThread:
         wait()
 
     def join(self):
-        """What the save returned."""
+        """Returns what the save returned."""
         self._thread.join(60)
         return self.result
 

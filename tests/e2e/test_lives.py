@@ -41,11 +41,11 @@ class Rank:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def save(self, step):
-        """Whether it was taken."""
+        """True if it was taken."""
         return self._ask('save', step) == 'True'
 
     def durable(self, step, seconds=60):
-        """Whether the step is, and why the last one is not."""
+        """True if the step is, and why the last one is not."""
         said = self._ask(seconds, step)
         return said.startswith('True'), said.partition(' ')[2]
 
@@ -79,12 +79,12 @@ def start_fixture(ckptfs):
 
 
 def said(ckptfs):
-    """What `ckptfs status` says of snapshots."""
+    """Returns what `ckptfs status` says of snapshots."""
     return json.loads(ckptfs.run('status', '--store', ckptfs.store, '--json').stdout)[0]['status']['snapshots']
 
 
 def values(ckptfs, step):
-    """Of all weights of the step."""
+    """Returns the values of all weights of the step."""
     with snapshots.SavedStep(f'ckptfs://{ckptfs.store}/job/{step}') as saved:
         return {float(value) for tensor in saved.model().values() for value in tensor}
 

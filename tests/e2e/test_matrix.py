@@ -16,12 +16,13 @@ from matrix_results import Results, read_page
 
 @pytest.fixture(scope='module')
 def parts():
-    """Of the whole matrix."""
+    """Returns the parts of the whole matrix."""
     return matrix.imported()
 
 
 def lacking(parts, sample):
-    """What no pair of a sample stands for: parts, columns, sources, or kinds of sources where making one is long."""
+    """Returns what no pair of a sample stands for: parts, columns, sources, or kinds of sources
+    where making one is long."""
     pairs = {name: [pair for part, pair in sample if part == name] for name in parts}
     out = [name for name, chosen in pairs.items() if not chosen]
     out += sorted(set(cells.COLUMNS) - {pair.column for _, pair in sample})
@@ -48,8 +49,8 @@ def test_the_sample_has_every_part_column_and_kind_of_source(parts):
 
 
 def unfinished(page, parts):
-    """What a page has no word of that stands: rows and columns of sources, cells that were run in part, or not
-    at all, or do not hold; and rows of no source."""
+    """Returns what a page has no word of that stands: rows and columns of sources, cells that were
+    run in part, or not at all, or do not hold; and rows of no source."""
     cell = lambda source, column: page.cells.get((source, column), 'no cell')
     sources = [source for part in parts.values() for source in getattr(part, 'SOURCES', ())]
     out = [f'{source} | {column}: {cell(source, column)}' for source in sources for column in cells.COLUMNS
@@ -128,7 +129,7 @@ def written(tmp_path):
 
 
 def reason(written, text):
-    """What the number in a cell stands for."""
+    """Returns what the number in a cell stands for."""
     return read_page(written.file).notes[text.partition('[')[2].partition(']')[0]]
 
 

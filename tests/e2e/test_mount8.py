@@ -20,7 +20,7 @@ FILE = os.path.join('view', 'dp2_zero1', 'rank0', 'model.safetensors')
 
 
 def missing():
-    """What the machine lacks for these tests, or None."""
+    """Returns what the machine lacks for these tests, or None."""
     if os.geteuid() != 0:
         return 'mount(8) needs root'
     for tool in ('mount', 'umount', 'mount.fuse3'):

@@ -58,13 +58,13 @@ class Node:
                               capture_output=True, text=True, timeout=60)
 
     def snapshots(self):
-        """What `ckptfs status` says of snapshots there."""
+        """Returns what `ckptfs status` says of snapshots there."""
         done = self.run('status', '--json', '--mountpoint', self.mountpoint)
         mounts = json.loads(done.stdout) if done.returncode == 0 else []
         return mounts[0]['status'].get('snapshots') if mounts else None
 
     def steps(self):
-        """What its mount shows."""
+        """Returns what its mount shows."""
         return sorted(os.listdir(self.path('run', 'job', 'step')))
 
     def close(self):

@@ -151,7 +151,8 @@ def test_the_optimizers_order_is_taken(ckptfs, tmp_path, save, groups):
 
 @ENTRANCES
 def test_another_order_is_not(ckptfs, tmp_path, save):
-    """Of a model whose shapes tell it: that of the model's names, as a user may give it."""
+    """A model whose shapes tell the order; it is that of the model's names, as a user may give
+    it."""
     one = Trained(lambda model: adamw([{'params': [p for p in model.parameters() if p.ndim > 1]},
                                        {'params': [p for p in model.parameters() if p.ndim < 2]}]))
     save(tmp_path / 'run', one)
@@ -238,7 +239,8 @@ def trainers_own(args):
 
 
 def beside_trainer(folder, one, args, how):
-    """What Trainer writes around it: without DeepSpeed (torch files), or with it and without ZeRO."""
+    """Writes what Trainer writes around it: without DeepSpeed (torch files), or with it and without
+    ZeRO."""
     own = folder / 'checkpoint-3'
     own.mkdir(parents=True)
     if how == 'plain':

@@ -59,7 +59,7 @@ def llama(layers=1):
 
 
 def info(ckptfs, path, *words):
-    """What `ckptfs info` says of a path."""
+    """Returns what `ckptfs info` says of a path."""
     return json.loads(ckptfs.run('info', path, '--json', *words).stdout)
 
 
@@ -429,7 +429,7 @@ class Inverted(StreamTransformExtension):
     """A transform of somebody's own."""
 
     class Stream(io.RawIOBase):
-        """What is written to it goes on inverted."""
+        """A stream that inverts what is written to it and passes it on."""
 
         def __init__(self, output):
             super().__init__()

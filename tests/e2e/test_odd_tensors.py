@@ -42,7 +42,7 @@ def all_held(ckptfs):
 
 
 def held(ckptfs):
-    """Of the only step."""
+    """Returns what the only step holds."""
     step, = all_held(ckptfs)
     return step
 
@@ -152,7 +152,7 @@ def test_what_became_of_tensors_between_saves(ckptfs, change):
 
 
 def same(tensors, truth):
-    """Whether these are all that there is of tensors, bit for bit."""
+    """True if these are all that there is of tensors, bit for bit."""
     held = {key for key in tensors if not key.startswith('ckptfs.')}
     return held == truth.keys() and all(
         tensors[key].dtype == one.dtype and torch.equal(tensors[key], one)
@@ -189,7 +189,7 @@ def test_states_of_an_optimizer_within_are_not_forgotten(ckptfs):
 
 
 def lazily(snap):
-    """Whether a save returns before weights are copied."""
+    """True if a save returns before weights are copied."""
     return snap.size()['lazy_bytes'] > 0
 
 
@@ -272,7 +272,7 @@ class Held(snapshots.Collector):
         """Nothing to say to the others."""
 
     def collect(self):
-        """What is asked of a collector."""
+        """Returns what is asked of a collector."""
         model = state.model_state([self._model])
         names = {id(tensor): name for name, tensor in model.tensors.items()}
         weights = [state.State(name, 'weight', '', tensor)

@@ -83,8 +83,8 @@ def want_of(truth, file, key):
 
 
 def expected_shard(full, name, local_shape, dims, at, deg, flat):
-    """What a rank must hold of `full`; only vocabulary rows are taken from
-    `local_shape`, since families pad in units of their own."""
+    """Returns what a rank must hold of `full`; only vocabulary rows are taken from `local_shape`,
+    since families pad in units of their own."""
     kind, subs = kind_of(name, dims)
     if '.experts.' in name or (kind == 'vocab' and deg.get('whole_vocab')):
         kind = 'rep'

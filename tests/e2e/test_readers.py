@@ -201,7 +201,7 @@ def test_names_of_another_model_are_not_offered_to_transformers(llama, ckptfs, t
 
 
 def test_a_given_config_settles_the_rules_of_the_family(llama, ckptfs):
-    """That of a mount that adopts, and the same numbers by hand; DCP needs none."""
+    """A mount that adopts is given the config, or the same numbers by hand; DCP needs none."""
     path, config = os.path.join(llama, 'own'), os.path.join(llama, 'config')
     for number, words in enumerate(([], ['--hf-config', config], ['--family-set', 'head_dim=8'])):
         store = ckptfs.store + str(number)

@@ -19,7 +19,7 @@ def gc(ckptfs, *words, check=True):
 
 
 def names(steps):
-    """Of steps as JSON."""
+    """Returns the names of steps as JSON."""
     return [f"{step['run']}/{step['id']}" for step in steps]
 
 

@@ -30,7 +30,7 @@ def shown(mount):
 
 
 def agreed(ckptfs):
-    """What `resolve`, `info` and `list` call the latest: one source."""
+    """Returns what `resolve`, `info` and `list` call the latest: one source."""
     def ask(*words):
         return json.loads(ckptfs.run(*words, '--store', ckptfs.store, '--json').stdout)
     found = {ask('resolve', 'output')['source'], ask('info', 'output')['adopted_from'],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a save can be told, and what it says of itself, from Python."""
+"""Options of a save, and what it says of itself, from Python."""
 import contextlib
 import gc
 import json
@@ -55,7 +55,7 @@ def gate_fixture(monkeypatch):
 
 
 def daemon_counts(ckptfs):
-    """What `ckptfs status` says of snapshots."""
+    """Returns what `ckptfs status` says of snapshots."""
     said = ckptfs.run('status', '--store', ckptfs.store, '--json').stdout
     return json.loads(said)[0]['status']['snapshots']
 

@@ -69,7 +69,7 @@ class Parts:
         yield State(UP, 'step', '', truth[f'step/{UP}'])
 
     def collect(self):
-        """What is asked of a collector."""
+        """Returns what is asked of a collector."""
         names = [UP, DOWN, NORM][:2 if self.rank == 0 else 3]
         model = Model([(name, 'trainable') for name in names], per_rank=True,
                       layout='dp3_zero3')
@@ -135,7 +135,7 @@ def test_parts_that_leave_a_gap_are_no_step(ckptfs, savers):
 
 
 def torch_indexes(size, dim, mesh, at, placements):
-    """What torch.chunk leaves of a dimension, index by index."""
+    """Returns what torch.chunk leaves of a dimension, index by index."""
     held = torch.arange(size)
     for ranks, rank, placement in zip(mesh, at, placements):
         if isinstance(placement, Replicate) or placement.dim != dim:
@@ -282,7 +282,7 @@ def test_dcp_state_dicts_of_one_process(ckptfs, monkeypatch, caplog):
 
 def test_state_dicts_of_several_models(ckptfs, monkeypatch):
     """A model beside the one that is trained is a document; one that is trained, too, is another
-    run's.  What configurations call a model is none."""
+    run's.  A name in a configuration is not a model."""
     monkeypatch.setattr(dcp, '_SAVERS', {})
     ckptfs.start()
     nets = [torch.nn.Linear(4, 4) for _ in range(2)]

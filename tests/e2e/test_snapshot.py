@@ -60,13 +60,13 @@ class Trainer:
         return all(a[1] == 'True' for a in self.tell(f'durable {step}', 'durable'))
 
     def status(self):
-        """Of rank 0."""
+        """Returns the status of rank 0."""
         self.ranks[0].stdin.write('status\n')
         self.ranks[0].stdin.flush()
         return json.loads(self.ranks[0].stdout.readline())
 
     def said(self):
-        """What the ranks wrote to stderr."""
+        """Returns what the ranks wrote to stderr."""
         with open(self.log.name, encoding='utf-8') as f:
             return f.read()
 
@@ -83,7 +83,7 @@ class Trainer:
         assert [rank.wait(60) for rank in self.ranks] == [0] * len(self.ranks), self.said()
 
     def truth(self, step):
-        """What a step has to hold."""
+        """Returns what a step has to hold."""
         return torch.load(os.path.join(self.folder, f'truth-{step}.pt'))
 
     def close(self):
@@ -120,23 +120,23 @@ def block_store(ckptfs):
 
 
 def inodes(view, world):
-    """Of the files that `gathered` reads."""
+    """Returns the inodes of the files that `gathered` reads."""
     return [os.stat(os.path.join(view, f'rank{rank}', f'{file}.safetensors')).st_ino
             for rank in range(world) for file in ('model', 'optimizer')]
 
 
 def durable_steps(ckptfs):
-    """What the store has, whatever a daemon shows."""
+    """Returns what the store has, whatever a daemon shows."""
     return sorted(step['id'] for step in ckptfs.list()['steps'])
 
 
 def steps_in_memory(ckptfs):
-    """What a daemon has, and the store lacks."""
+    """Returns what a daemon has, and the store lacks."""
     return sorted(step['id'] for step in ckptfs.list()['in_memory'])
 
 
 def loaded(files):
-    """What a program loads of a step without a mount."""
+    """Returns what a program loads of a step without a mount."""
     found = {}
     for file in ('model', 'optimizer'):
         for key, stored in tensors_of(files, f'rank0/{file}.safetensors').items():

@@ -124,7 +124,7 @@ def test_a_group_that_could_not_be_loaded_is_dropped_by_name(ckptfs, value):
 
 
 def described(group):
-    """What a store says of a step that has a group of these hyper-parameters."""
+    """Returns what a store says of a step that has a group of these hyper-parameters."""
     return {'optimizer': '', 'parameters': ['w'], 'pickle': pickle.dumps(group, 2).hex()}
 
 
@@ -155,7 +155,7 @@ def test_weights_load_though_a_group_does_not(ckptfs, saved, monkeypatch):
 
 
 class Whole(torch.nn.Module):
-    """What a state dict can have: tied weights, buffers, extra states."""
+    """A model with all that a state dict can have: tied weights, buffers, extra states."""
 
     def __init__(self):
         super().__init__()
@@ -223,7 +223,7 @@ def test_two_of_one_name_are_refused(ckptfs, name, models):
 
 
 def test_a_parameter_of_several_optimizers(ckptfs, saved):
-    """Of states of one kind, and of different ones."""
+    """The optimizers have states of one kind, or of different ones."""
     model, first = trained()
     others = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), torch.optim.SGD(
         [model.weight], lr=0.2), torch.optim.Adam([model.weight], lr=0.3)]
@@ -346,7 +346,7 @@ def test_a_checkpoint_names_what_cannot_be_loaded(ckptfs, saved, tmp_path, frame
 
 
 def odd_documents():
-    """What DCP and Trainer loops have kept beside tensors."""
+    """Returns what DCP and Trainer loops have kept beside tensors."""
     return {
         'bytes': [b'', b'ab\xff'], 'bytearray': bytearray(b'xy'), 'set': {1, 'a'},
         'frozenset': frozenset([(1, 2)]), 'complex': 1 + 2j, 'range': range(1, 9, 2),

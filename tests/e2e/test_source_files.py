@@ -35,7 +35,7 @@ def tree(folder):
 
 
 def notes_of(ckptfs, path):
-    """What a look at a step says that source/ does not have."""
+    """Returns what a look at a step says that source/ does not have."""
     said = json.loads(ckptfs.run('info', path, '--json').stdout)['notes']
     return [note for note in said if note.startswith('not in source/')]
 
@@ -240,7 +240,7 @@ def test_a_note_that_went_hides_no_step(ckptfs, run):
 
 
 def test_a_folder_with_an_acl_hides_no_step(ckptfs, run):
-    """Of one the group bits are a mask, and nothing that the group may."""
+    """In the mode of a file with an ACL the group bits are a mask, and not what the group may."""
     write(run / 'theirs' / 'notes.txt', 'x')
     entries = (0x01, 7, -1), (0x02, 5, 65534), (0x04, 0, -1), (0x10, 5, -1), (0x20, 5, -1)
     os.setxattr(run / 'theirs', 'system.posix_acl_access',

@@ -13,7 +13,7 @@ from test_snapshot import block_store, durable_steps, inodes, job_fixture  # noq
 
 
 def spool_of(ckptfs):
-    """What the receiving daemon's status says of its spool."""
+    """Returns what the receiving daemon's status says of its spool."""
     return next(one['status']['snapshots']['spool'] for one in status(ckptfs)
                 if 'snapshots' in one['status'])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stub of the compiled module promises to type checkers is what nanobind made of it."""
+"""The stub of the compiled module promises to type checkers what nanobind made of it."""
 import ast
 import os
 

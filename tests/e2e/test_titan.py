@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torchtitan wrote, saved and loaded by its own CheckpointManager: it is a run, holds what the live job had,
-and a training goes on from its views as one that never stopped."""
+"""Steps that torchtitan wrote, saved and loaded by its own CheckpointManager.  They are a run and
+hold what the live job had; a training goes on from their views as one that never stopped."""
 import json
 import os
 import sys
@@ -109,7 +109,8 @@ def test_the_last_step_is_weights_alone(job):
 
 @pytest.mark.parametrize('mesh, ranks, layout', [('fsdp=2', 2, 'dp2'), ('fsdp=3', 3, 'dp3'), ('fsdp=2,tp=2', 4, 'tp2_dp2')])
 def test_a_training_goes_on_from_a_view(job, mesh, ranks, layout):
-    """Of optimizers of two kinds, their schedule, the state of the training and the data loader's."""
+    """The step has optimizers of two kinds, their schedule, and the states of the training and the
+    data loader."""
     losses = job.resumed(mesh, ranks, f'{job.step(MIDDLE)}/view/{layout}/dcp')
     if mesh == 'fsdp=2':
         assert losses == job.losses[MIDDLE:]

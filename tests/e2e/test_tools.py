@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training tools wrote, made by the tools themselves: it is a run, holds what the live
-job had, and a training goes on from its views as one that never stopped."""
+"""Steps that training tools wrote, made by the tools themselves.  They are a run and hold what the
+live job had; a training goes on from their views as one that never stopped."""
 import importlib.util
 import json
 import os
@@ -106,7 +106,7 @@ class Job:
         return torch.load(file)
 
     def own(self):
-        """What the tool itself wrote."""
+        """Returns what the tool itself wrote."""
         above = '' if self.tool == 'trainer' else 'checkpoints/'
         return f'{self.path}/{above}{self.id}'
 
@@ -117,24 +117,26 @@ class Job:
 
     @property
     def counts_twice(self):
-        """Whether DeepSpeed's universal loader at ZeRO 3 gives two groups, which Trainer makes, one tensor that counts
-        the steps: torch's Adam then counts each twice, and its bias corrections are those of later steps."""
+        """True if DeepSpeed's universal loader at ZeRO 3 gives two groups, which Trainer makes, one
+        tensor that counts the steps: torch's Adam then counts each twice, and its bias corrections
+        are those of later steps."""
         return (self.tool, self.way) == ('trainer', 'zero3')
 
     def goes_on(self, losses):
-        """Whether they are what a training that goes on must have."""
+        """True if they are what a training that goes on must have."""
         expected = self.expected()
         return losses == (pytest.approx(expected, abs=ROUNDED) if self.counts_twice else expected)
 
     def expected(self):
-        """Of a training that goes on.  Lightning's DeepSpeedStrategy and FSDP1 under accelerate do not go
-        on as one that never stopped even from their own directory: then as from that."""
+        """Returns the losses of a training that goes on.  Lightning's DeepSpeedStrategy and FSDP1
+        under accelerate do not go on as one that never stopped even from their own directory: then
+        as from that."""
         if (self.tool, self.way) not in (('trainer', 'fsdp1'), ('accelerate', 'fsdp1'), ('lightning', 'zero1')):
             return self.losses[MIDDLE:]
         return self.resumed(self.own(), TOOL_NATIVE='1')
 
     def path_in(self, step, layout):
-        """What the tool goes on from: Lightning's whole tensors are one file."""
+        """Returns what the tool goes on from: Lightning's whole tensors are one file."""
         folder = f'{step}/view/{layout}/{self.tool}'
         file = self.tool == 'lightning' and (self.way == 'plain' or self.way.endswith('full'))
         return f'{folder}/{self.id}' if file else folder
@@ -146,7 +148,7 @@ class Job:
 
     @property
     def layout(self):
-        """Of the degrees that it has."""
+        """Returns the layout of the degrees that it has."""
         words = [f'dp{self.ranks}'] if self.ranks > 1 else []
         return '_'.join(words + ([self.engine] if self.way.startswith('zero') else [])) or 'tp1'
 
@@ -232,7 +234,7 @@ def test_source_is_the_directory_as_it_is(ckptfs, job):
 
 
 def test_stock_scripts_run_in_source(ckptfs, tmp_path):
-    """Of two steps, each with the pointer to itself though the job's names the last."""
+    """Each of two steps has the pointer to itself, though the job's names the last."""
     source = tmp_path / 'run'
     subprocess.run(['cp', '-r', checkpoint('zero2'), source], check=True)
     tag, = [p for p in os.listdir(source) if p.startswith('global_step')]
@@ -341,7 +343,7 @@ def masters_of(step):
 
 @of(FSDP1, FSDP2, ACCELERATE_FSDP, *LIGHTNING_SHARDED)
 def test_a_sharded_training_goes_on_on_more_ranks(ckptfs, job):
-    """What the job holds then is what the other held, bit for bit."""
+    """The job then holds what the other held, bit for bit."""
     step = job.adopt(ckptfs)
     truth = torch.load(f'{job.folder}/truth.pt')
     if job.way == 'fsdp1' and job.tool != 'lightning':  # see tool_jobs.end_when_loaded
@@ -412,7 +414,7 @@ def test_views_of_a_tool_are_its_own(ckptfs, job):
 
 @of(*LIGHTNING_SHARDED)
 def test_lightnings_directory_has_the_layouts_files_alone(ckptfs, job):
-    """Of the two ranks' files none for three that is not theirs, and no engine's tag."""
+    """A view for three ranks has no file of the two ranks', and no engine's tag."""
     step = job.adopt(ckptfs)
     folder = f'{step}/view/tp1/lightning'
     assert sorted(os.listdir(folder)) == ['.metadata', '__0_0.distcp', 'meta.pt']
@@ -423,7 +425,7 @@ def test_lightnings_directory_has_the_layouts_files_alone(ckptfs, job):
 
 @of(LIGHTNING_SHARDED[0])
 def test_without_its_own_file_it_is_no_strategys(ckptfs, job):
-    """What dcp.save alone wrote into a directory that ends so."""
+    """dcp.save alone wrote into a directory whose name ends so."""
     shutil.copytree(job.own(), f'{job.folder}/bare/mine.ckpt')
     os.remove(f'{job.folder}/bare/mine.ckpt/meta.pt')
     ckptfs.adopt(f'{job.folder}/bare')

@@ -40,7 +40,7 @@ KINDS = {'master': 'model'}
 
 
 def converter(*words):
-    """What `python -m deepspeed.checkpoint.ds_to_universal` runs."""
+    """Runs what `python -m deepspeed.checkpoint.ds_to_universal` runs."""
     sys.argv = ['ds_to_universal', *words]
     ds_to_universal.main(ds_to_universal.parse_arguments())
 
@@ -200,7 +200,7 @@ def native(tmp_path_factory):
 
 
 def notes_of(step):
-    """What is said of a step."""
+    """Returns what is said of a step."""
     with open(os.path.join(step, 'info.json')) as f:
         return ' '.join(json.load(f)['notes'])
 

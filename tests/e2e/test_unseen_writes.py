@@ -37,7 +37,8 @@ def _through_a_system_call(tensor):
     lambda tensor: tensor.data[ROW:ROW + 1].fill_(5), _through_storage, _through_dlpack, _through_a_system_call,
     lambda tensor: tensor.detach().numpy().__setitem__(ROW, 5)])
 def test_a_write_past_torch_is_seen(ckptfs, gate, write):
-    """Of one row, while the copy is not begun; after before_update() it is nobody's business."""
+    """One row is written while the copy is not begun; after before_update() a write is nobody's
+    business."""
     receive(ckptfs)
     model = Weights(a=torch.ones(LARGE), b=torch.ones(LARGE))
     with snapshots.Snapshotter(model, sgd(model), run='job', store=ckptfs.store) as snap:
@@ -94,7 +95,7 @@ def tensors_of_all_ranks(ckptfs, name):
 
 
 class Replica:
-    """What one rank of two holds: all of it is the other's, too."""
+    """A model that one rank of two holds: all of it is the other's, too."""
     lazy = False
 
     def __init__(self):

@@ -20,7 +20,7 @@ def good(tmp_path):
 
 
 def verify(ckptfs, subject, code=0):
-    """What `ckptfs verify` prints, which must be one line per fact."""
+    """Returns what `ckptfs verify` prints, which must be one line per fact."""
     done = ckptfs.run('verify', subject, '--store', ckptfs.store, check=False)
     assert done.returncode == code, done
     return done.stdout.splitlines()

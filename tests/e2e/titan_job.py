@@ -93,7 +93,8 @@ class Halves:
 
 
 class Rows(torch.utils.data.IterableDataset):
-    """Of a rank: a batch of each update, which depends on its number alone, cut for data-parallel ranks."""
+    """The rows of a rank: a batch of each update, which depends on its number alone, cut for
+    data-parallel ranks."""
 
     def __init__(self, rank, count):
         self.rank, self.count, self.number = rank, count, 0
@@ -106,7 +107,7 @@ class Rows(torch.utils.data.IterableDataset):
             yield tokens.chunk(self.count)[self.rank]
 
     def state_dict(self):
-        """What StatefulDataLoader asks of a data set."""
+        """Returns what StatefulDataLoader asks of a data set."""
         return {'number': self.number}
 
     def load_state_dict(self, state):

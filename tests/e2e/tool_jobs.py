@@ -115,8 +115,9 @@ def keep_engines(file, way, net, optimizer):
 
 
 def end_when_loaded(tool, way, net, optimizer):
-    """What was loaded, if nothing else is asked for.  accelerate 1.15, which Trainer loads with, too, loads no states
-    into FSDP1's optimizers: it asks DCP for those that a fresh one has, which are none (load_fsdp_optimizer)."""
+    """Keeps what was loaded, if nothing else is asked for.  accelerate 1.15, which Trainer loads
+    with, too, loads no states into FSDP1's optimizers: it asks DCP for those that a fresh one has,
+    which are none (load_fsdp_optimizer)."""
     if 'TOOL_LOAD' in os.environ:
         if way == 'plain':
             keep_truth(os.environ['TOOL_LOAD'], net, optimizer)
@@ -147,7 +148,7 @@ def trainer(folder, way, world, path):
         weight_decay=0.1, **more)
 
     class Truth(hf.TrainerCallback):
-        """Of what has just been saved."""
+        """Keeps the truth of what has just been saved."""
 
         def on_train_begin(self, args, state, control, model=None, optimizer=None, **_):
             end_when_loaded('trainer', way, model, getattr(optimizer, 'optimizer', optimizer))
@@ -229,7 +230,7 @@ def on_the_cpu():
     from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 
     class OnTheCpu(DeepSpeedStrategy):
-        """What saves and loads is DeepSpeedStrategy's own."""
+        """DeepSpeedStrategy on the CPU; its own code saves and loads."""
 
         def setup_environment(self):
             DDPStrategy.setup_environment(self)
@@ -245,16 +246,17 @@ def on_the_cpu():
 
 
 def sharding_strategy(way):
-    """Lightning's FSDPStrategy of FSDP1, and ModelParallelStrategy of FSDP2.  The first asks for a GPU by its type
-    alone, and FSDP1 unless a device is named.  What FSDP1 is to move to the CPU it takes for a copy, and overwrites
-    or frees it (optimizer states of torch 2.13 had the next one's elements): here nothing is moved."""
+    """Lightning's FSDPStrategy of FSDP1, and ModelParallelStrategy of FSDP2.  The first asks for a
+    GPU by its type alone, and FSDP1 unless a device is named.  FSDP1 takes what it is to move to
+    the CPU for a copy, and overwrites or frees it (optimizer states of torch 2.13 had the next
+    one's elements): here nothing is moved."""
     import torch
     from lightning.pytorch import strategies
     from torch.distributed import fsdp
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
     class OnTheCpu(strategies.FSDPStrategy):
-        """What saves and loads is FSDPStrategy's own."""
+        """FSDPStrategy on the CPU; its own code saves and loads."""
 
     def whole(module, world_size, rank0_only=True):
         del world_size

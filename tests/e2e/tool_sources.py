@@ -58,7 +58,7 @@ def adopt(program, source):
 
 
 def has_config(source):
-    """Whether the step has a config.json: Trainer writes one, but for FSDP's shards."""
+    """True if the step has a config.json: Trainer writes one, but for FSDP's shards."""
     tool, way, _ = SOURCES[source]
     return tool == 'trainer' and way not in ('fsdp1', 'fsdp2')
 
@@ -82,7 +82,7 @@ def pairs():
 
 
 def kind_of(source):
-    """What one of stands for all of its kind: the tool, and what drives it."""
+    """Returns what one of stands for all of its kind: the tool, and what drives it."""
     tool, way, _ = SOURCES[source]
     return {tool, next(kind for kind in ('plain', 'zero', 'fsdp') if way.startswith(kind))}
 
@@ -110,7 +110,7 @@ class Wrapped(nn.Module):
 
 
 def loss(model, number, _, __):
-    """Of an update's rows; every rank has all."""
+    """Returns the loss of an update's rows; every rank has all."""
     rows = tool_jobs.samples()
     at = number % tool_jobs.UPDATES * tool_jobs.ROWS
     batch = torch.stack([row['input_ids'] for row in rows[at:at + tool_jobs.ROWS]])
@@ -131,8 +131,8 @@ def plan(prefix, model, mesh):
 
 
 def rate_of(tool, ranks):
-    """Of the next step: a cosine over six updates; halved every second, where accelerate steps
-    the schedule once per rank; none."""
+    """Returns the rate of the next step: a cosine over six updates; halved every second, where
+    accelerate steps the schedule once per rank; none."""
     if tool == 'trainer':
         return 1e-2 * (1 + math.cos(math.pi * tool_jobs.MIDDLE / tool_jobs.UPDATES)) / 2
     steps = tool_jobs.MIDDLE * ranks
@@ -172,7 +172,7 @@ def converted(job):
 
 @functools.cache
 def job_of(source):
-    """Whose checkpoint it is."""
+    """Returns the job whose checkpoint it is."""
     job = made(source)
     prefix = 'net.' if job.tool == 'lightning' else ''
     if os.path.exists(f'{job.folder}/truth.pt'):

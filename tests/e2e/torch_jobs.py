@@ -30,7 +30,7 @@ DP = 2  # of the engines
 
 @dataclass
 class Job:
-    """Whose checkpoint it is."""
+    """The job whose checkpoint it is."""
     model: callable      # () -> a fresh module
     optimizer: callable  # (model)
     loss: callable       # (model, number, rank, ranks) -> a tensor
@@ -42,7 +42,7 @@ class Job:
 
     @property
     def half(self):
-        """Whether it trained in bf16."""
+        """True if it trained in bf16."""
         return any(t.dtype == torch.bfloat16 for t in self.truth['weight'].values())
 
     def states(self):
@@ -204,7 +204,7 @@ def compared(found, job, model_only):
 
 
 def logits_of(model):
-    """What it says to a fixed batch."""
+    """Returns what it says to a fixed batch."""
     with torch.no_grad():
         return model.eval()(torch.arange(32).view(2, 16)).logits
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `adopt` and `mount --adopt` do with more than one good checkpoint."""
+"""`adopt` and `mount --adopt` with more than one good checkpoint."""
 import errno
 import glob
 import json
@@ -127,7 +127,7 @@ def write_model(folder, file='model.safetensors'):
 
 
 def test_directories_that_are_named_as_steps_are_one_run(ckptfs, tmp_path):
-    """What a script saves by save_pretrained; a model beside them is named, and nothing else."""
+    """A script saves by save_pretrained; a model beside the steps is named, and nothing else."""
     for name in 'epoch_1', 'epoch_2', 'step_500', 'best':
         write_model(tmp_path / 'out' / name)
     (tmp_path / 'out' / 'logs').mkdir()
@@ -191,7 +191,8 @@ def test_a_follower_says_what_it_sees_and_waits_for(ckptfs, tmp_path):
 
 @pytest.mark.parametrize('below', ['checkpoints', 'late', ''])
 def test_view_appears_with_a_run_of_another_name(ckptfs, source, tmp_path, below):
-    """What a job saves in is named for nothing, or it makes a directory of its own in there."""
+    """The folder that a job saves in has no telling name, or the job makes its own directory in
+    there."""
     top = tmp_path / 'exp'
     followed = top / 'checkpoints' if below == 'checkpoints' else top
     followed.mkdir(parents=True)
@@ -421,7 +422,7 @@ def big_file(source):
 
 
 def states(ckptfs):
-    """What `list` says of each step."""
+    """Returns what `list` says of each step."""
     return {s['id']: s['state'] for s in ckptfs.list()['steps']}
 
 
@@ -434,7 +435,7 @@ def rewrite(path):
 
 
 def change_times(path, folder):
-    """What moves a file's change time and no byte."""
+    """Yields what moves a file's change time and no byte."""
     os.chmod(path, 0o640)
     yield 'chmod'
     os.link(path, os.path.join(folder, 'link'))
@@ -467,7 +468,7 @@ def test_change_times_alone_stop_no_mount(ckptfs, source, tmp_path):
 
 
 def touched(ckptfs):
-    """What the daemon has read because of touched files."""
+    """Returns what the daemon has read because of touched files."""
     status = json.loads(ckptfs.run('status', '--store', ckptfs.store,
                                    '--json').stdout)[0]['status']
     assert status['unsound'] == {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each command does, prints and exits with, on a real mount."""
+"""Each command on a real mount: what it does, prints and exits with."""
 import json
 import os
 import shutil

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tool says of itself: refusals where people look, health, inspection."""
+"""The tool says of itself: refusals where people look, health, inspection."""
 import json
 import os
 import re
@@ -522,7 +522,7 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _ckptfs; printf '%s\\n' "${COMPREPLY[
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')
 def test_inspection_obeys_the_files(ckptfs, source):
-    """Who cannot read the source's files reads no value of them."""
+    """A user who cannot read the source's files reads no value of them."""
     os.chmod(ckptfs.folder, 0o755)
     for name in os.listdir(source / TAG):
         os.chmod(source / TAG / name, 0o600)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `cmake --install` puts into an empty prefix: it runs from there, and shells and man find the rest."""
+"""`cmake --install` into an empty prefix: it runs from there, and shells and man find the rest."""
 import os
 import pty
 import re
@@ -118,7 +118,7 @@ class Zsh:
                   'tell() { print -r -- "<$BUFFER>"; BUFFER= }; zle -N tell; bindkey "^X" tell; print "<re""ady>"\n', 'ready')
 
     def said(self, typed, expected='[^<>]*'):
-        """What stands in <> next."""
+        """Returns what stands in <> next."""
         os.write(self.fd, typed.encode())
         text, end = '', time.monotonic() + 30
         while time.monotonic() < end:

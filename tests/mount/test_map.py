@@ -75,7 +75,7 @@ def safetensor(path, name):
 
 @pytest.mark.parametrize('layout', ['tp2_dp2_zero1', 'dp3_zero3'])
 def test_map_shows_who_has_which_slice(ckptfs, source, store, layout):
-    """What it says of each rank is what the rank's file holds."""
+    """Each rank's file holds what the map says of the rank."""
     mount = ckptfs.mount(adopt=[source])
     told = json.loads(ckptfs.run('map', layout, '--json', *store).stdout)
     assert told['slices']['of'] == (['weights', 'optimizer'] if 'zero3' in layout else ['optimizer'])

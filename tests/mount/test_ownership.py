@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `adopt --copy` and `--link` put into the store."""
+"""The files that `adopt --copy` and `--link` put into the store."""
 import fcntl
 import glob
 import os
@@ -26,7 +26,7 @@ def public():
 
 
 def as_nobody(path):
-    """Whether somebody else may read a file."""
+    """True if somebody else may read a file."""
     done = subprocess.run(
         ['setpriv', f'--reuid={NOBODY}', f'--regid={NOBODY}',
          '--clear-groups', 'cat', path], capture_output=True, check=False)

@@ -18,7 +18,7 @@ def big_file(source):
 
 
 def states(ckptfs):
-    """What `list` says of each step."""
+    """Returns what `list` says of each step."""
     return {s['id']: s['state'] for s in ckptfs.list()['steps']}
 
 

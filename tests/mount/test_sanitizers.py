@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sanitizer says inside the background daemon fails the test."""
+"""A test fails if a sanitizer speaks inside the background daemon."""
 import os
 
 import pytest

@@ -24,7 +24,7 @@ def silent(ckptfs, source):
 
 
 def soon(ckptfs, *words):
-    """What a command says, within the time that a greeting and a bit more take."""
+    """Returns what a command says, within the time that a greeting and a bit more take."""
     start = time.monotonic()
     done = ckptfs.run(*words, '--store', ckptfs.store, check=False)
     assert time.monotonic() - start < 30, words

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose bytes a mount of root's shows to whom: forged stores, links, moved directories.
+"""A mount of root's shows bytes to those who may read them: forged stores, links, moved directories.
 
 Everybody may look at these mounts; `nobody` is who attacks.
 """
@@ -214,7 +214,7 @@ def test_logs_are_their_users_alone(public, tmp_path):  # noqa: F811
 
 
 def may_list(path):
-    """Whether somebody else sees what is in a directory."""
+    """True if somebody else sees what is in a directory."""
     return subprocess.run([*SETPRIV, 'ls', f'{path}/'], capture_output=True, check=False).returncode == 0
 
 

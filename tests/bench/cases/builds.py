@@ -43,7 +43,7 @@ def in_turns(context, measure):
 
 
 def warm_loads(context, source, view, plain, reader):
-    """Of one view file: seconds per way to come to it."""
+    """Returns, for one view file, the seconds per way to come to it."""
     _, _, layout, file = view
     what = (context, source, layout, file)
     at_once, _ = files.read_at_once(*what, reader, ())
@@ -54,7 +54,7 @@ def warm_loads(context, source, view, plain, reader):
 
 
 def cold_loads(context, source, view, plain):
-    """Of one view file, and of its plain copy, that are on disk only: seconds."""
+    """Returns the seconds for one view file, and for its plain copy, that are on disk only."""
     _, _, layout, file = view
     path = f'{layout}/{file}{cold.END}'
     native, first = cold.one_pass(context, source, path, plain + cold.END, ())
@@ -64,7 +64,7 @@ def cold_loads(context, source, view, plain):
 
 
 def restart(context, source):
-    """What a restart does with a mount, but for its loads: seconds, of memory MB."""
+    """Returns what a restart does with a mount, but for its loads: seconds, of memory MB."""
     name = 'bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt'
     times = {'adopt and mount': start.adopt_and_mount(context, source)[0],
              "an engine's load at dp2": load.from_mount(context, source)[1],

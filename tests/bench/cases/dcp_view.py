@@ -47,7 +47,7 @@ def load_of(shards):
 
 
 def asked_by(load):
-    """What a rank asks for."""
+    """Returns what a rank asks for."""
     dist.init_process_group('gloo')
     torch.set_num_threads(1)
     model, _, _ = dcp_loads.spread(load.model(), load)
@@ -128,7 +128,7 @@ def loads(context):
 
 
 def length_of(path):
-    """Of a file that is read to its end; opening it counts."""
+    """Returns the length of a file that is read to its end; opening it counts."""
     with open(path, 'rb') as f:
         return sum(iter(lambda: len(f.read(1 << 20)), 0))
 

@@ -21,7 +21,7 @@ DEAD = 135  # seconds that the last save lies there dead: longer than anything i
 
 
 def held(process):
-    """What a process holds, and the processor time it took: bytes, descriptors, seconds."""
+    """Returns what a process holds, and the processor time it took: bytes, descriptors, seconds."""
     with open(f'/proc/{process.pid}/statm', encoding='ascii') as f:
         pages = int(f.read().split()[1])
     with open(f'/proc/{process.pid}/stat', encoding='ascii') as f:
@@ -33,14 +33,14 @@ def held(process):
 
 
 class Watched:
-    """What a reader of /view sees of the job."""
+    """The job as a reader of /view sees it."""
 
     def __init__(self, mount):
         self.mount, self.saved, self.late, self.back = mount, {}, [], 0
         self.newest = 0
 
     def step(self):
-        """Of /view; 0 while there is none."""
+        """Returns the step of /view; 0 while there is none."""
         try:
             return int(os.readlink(os.path.join(self.mount, 'view')).split('/')[3].split('-')[1])
         except FileNotFoundError:
@@ -56,7 +56,7 @@ class Watched:
 
 
 def equal(mount, truth, number):
-    """Whether a step has the bytes of its save."""
+    """True if a step has the bytes of its save."""
     view = os.path.join(mount, 'run', 'output', 'step', f'checkpoint-{number}', 'view', 'tp1')
     found = load_file(os.path.join(view, 'rank0', 'model.safetensors'))
     there = load_file(os.path.join(truth, f'{number}.safetensors'))

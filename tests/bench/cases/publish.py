@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the 1,000th step of a store costs, against the 10th."""
+"""The cost of the 1,000th step of a store, against the 10th."""
 import os
 import statistics
 import subprocess

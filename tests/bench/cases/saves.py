@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the 1,000th snapshot of a job costs and leaves, against the 10th, while old steps go
-and a reader keeps one of them open; and one of thousands of small parameters."""
+"""The cost and the remains of a job's 1,000th snapshot, against the 10th, while old steps go and a
+reader keeps one of them open; and one of thousands of small parameters."""
 import json
 import os
 import shutil
@@ -19,7 +19,7 @@ SLACK = 16 << 20  # of memory: what allocators keep
 
 
 def held(process):
-    """What a process holds: bytes in memory, descriptors."""
+    """Returns what a process holds: bytes in memory, descriptors."""
     with open(f'/proc/{process.pid}/statm', encoding='ascii') as f:
         pages = int(f.read().split()[1])
     return {'bytes': pages * os.sysconf('SC_PAGE_SIZE'),

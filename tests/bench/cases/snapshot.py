@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What saving costs a training loop on processors, against the stock ways and against
-what the disk allows."""
+"""The cost of saving for a training loop on processors, against the stock ways and against what the
+disk allows."""
 import contextlib
 import json
 import os
@@ -265,7 +265,7 @@ def loop_rows(found, often, said):
 
 
 def device_rows(ours, size, iterations):
-    """What only a device with memory of its own shows."""
+    """Returns what only a device with memory of its own shows."""
     copy, beside = ours['copy'], ours['collective']
     rows = [rate_row('device to arena', copy['ours'], copy['pinned'], 'pinned copy', 0.9)]
     hidden = max(0, size / copy['ours'] - copy['backward'])

@@ -95,7 +95,7 @@ class Shards:
         return out
 
     def weights(self, mp, keep):
-        """What modules, layer files and expert files hold."""
+        """Goes through what modules, layer files and expert files hold."""
         module = self.models[mp, 0]['module'] or {}
         for name, tensor in module.items():
             if tensor.numel() or self.lay.stage < 3:

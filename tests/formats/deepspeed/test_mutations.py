@@ -120,7 +120,7 @@ def differences(ours, step, wanted):
 
 
 def contents_of(save):
-    """What torch.load gives for each file of the tag."""
+    """Returns what torch.load gives for each file of the tag."""
     return {p.name: load(p) for p in only(tag_of(save), '.pt')}
 
 
