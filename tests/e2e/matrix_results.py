@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of the matrix's pairs: records, kept in a file that is in no repository, and the page, which is.
+"""Results of the matrix's pairs: records in a file that is in no repository, and the page, which is.
 
 A record is of one pair; the page says the states of a cell's pairs together, and of which program they are.
 Where there is no record, the page's word stands.

@@ -45,7 +45,7 @@ class Rank:
         return self._ask('save', step) == 'True'
 
     def durable(self, step, seconds=60):
-        """True if the step is, and why the last one is not."""
+        """Returns if the step is durable, and why the last one is not."""
         said = self._ask(seconds, step)
         return said.startswith('True'), said.partition(' ')[2]
 

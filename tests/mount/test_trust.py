@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mount of root's shows bytes to those who may read them: forged stores, links, moved directories.
+"""Bytes that a mount of root's shows, and to whom: forged stores, links, moved directories.
 
 Everybody may look at these mounts; `nobody` is who attacks.
 """
