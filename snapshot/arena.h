@@ -65,9 +65,9 @@ struct ChunkHeader {
   bool operator==(const ChunkHeader&) const = default;
 };
 
-// With magic, version and check filled in.
+// Returns the header with magic, version and check filled in.
 ChunkHeader SealedHeader(ChunkHeader header);
-// kInvalid unless it is one of this version, undamaged, whose length fits.
+// kInvalid unless the header is of this version and undamaged, and its length fits.
 Status CheckChunkHeader(const ChunkHeader& header, const ArenaShape& shape);
 
 struct ArenaMemory {
@@ -75,9 +75,9 @@ struct ArenaMemory {
   uint64_t huge_bytes = 0;  // in huge pages; the rest is in small ones
 };
 
-// New memory, all of it allocated: in huge pages where the kernel gives them, on that NUMA
-// node as long as it has some; any number is taken, of one that is not there nothing comes.
-// kExhausted if there is none.  BLOCKS: on the kernel, seconds for gigabytes.
+// Makes new memory, all of it allocated, in huge pages where the kernel gives them.  It is on
+// that NUMA node as long as the node has some.  Any number is taken: one without a node has no
+// effect.  kExhausted if there is no memory.  BLOCKS: on the kernel, seconds for gigabytes.
 Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> node = std::nullopt);
 
 // kInvalid unless the descriptor is a memory file of this shape that nobody can cut.
@@ -101,8 +101,8 @@ class ArenaReader {
   // REQUIRES (both): chunk < shape().chunks.
   ChunkHeader CopyHeader(uint32_t chunk) const;
   std::span<const std::byte> Payload(uint32_t chunk) const;
-  // The first `bytes` of these chunks' payloads as one piece of memory, which outlives this;
-  // null if the kernel maps no more.  REQUIRES: each chunk < shape().chunks; they have as many.
+  // Maps the first `bytes` of these chunks' payloads as one piece of memory, which outlives this.
+  // Null if the kernel maps no more.  REQUIRES: each chunk < shape().chunks; they have as many.
   std::shared_ptr<const Mapping> MapPayloads(std::span<const uint32_t> chunks,
                                              uint64_t bytes) const;
 

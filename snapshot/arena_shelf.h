@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ArenaShelf keeps arenas beyond the daemon's life, where a service manager does
-// (descriptor_store.h): so that steps become durable though both trainer and daemon have died.
-// Beside each arena lies a ledger, a memory file that only daemons have, with what the rank
-// has said of the attempts that it handed over whole; the next daemon hears it from there.
+// ArenaShelf keeps arenas beyond the daemon's life, if a service manager does
+// (descriptor_store.h): steps become durable though both trainer and daemon have died.  Beside
+// each arena lies a ledger, a memory file that only daemons have.  It says what the rank has
+// said of the attempts that it handed over whole; the next daemon hears it from there.
 //
 //   ledger = block | block                at 0 and kLedgerSlot; the valid one of the higher
 //                                         generation counts, the other is written next
@@ -38,13 +38,13 @@ inline constexpr uint64_t kLedgerSlot = uint64_t{1} << 30;
 
 class ArenaShelf;
 
-// One arena's, until it is let go of: then the manager forgets both files.
+// The place of one arena; when it is let go of, the manager forgets both files.
 class ShelfPlace {
  public:
   ~ShelfPlace();
-  // The attempt was handed over with these messages, from `begin` to `end`.
+  // Notes that an attempt was handed over with these messages, from `begin` to `end`.
   void Add(uint64_t attempt, std::vector<SnapshotMessage> said);
-  // It is durable or dropped.
+  // Notes that an attempt is durable or dropped.
   void Remove(uint64_t attempt);
 
  private:
@@ -63,10 +63,10 @@ class ShelfPlace {
 
 class ArenaShelf : public std::enable_shared_from_this<ArenaShelf> {
  public:
-  // The one of the environment, with what lies on it; null where there is none.
-  // `store`: absolute; arenas of another are let go of.
+  // Returns the shelf of the environment, with what lies on it; null where
+  // there is none.  `store`: absolute; arenas of another store are let go of.
   static std::shared_ptr<ArenaShelf> FromEnvironment(std::string store);
-  // With what `manager` kept.
+  // Makes a shelf with what `manager` kept.
   static std::shared_ptr<ArenaShelf> Open(std::unique_ptr<const DescriptorStore> manager,
                                           std::vector<DescriptorStore::Kept> kept,
                                           std::string store);
@@ -76,7 +76,7 @@ class ArenaShelf : public std::enable_shared_from_this<ArenaShelf> {
   // Tells the daemon of the store, as ranks would, what lies here since an earlier one.
   // BLOCKS: on its answers.
   void HandOver(const std::function<void(std::string_view line)>& log);
-  // This process ends: what is let go of from now on stays, until Thaw if that comes.
+  // Called when this process ends: what is let go of from now on stays, until Thaw if that comes.
   void Freeze();
   void Thaw();
 

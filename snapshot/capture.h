@@ -41,8 +41,8 @@ struct CapturedTensor {
   std::optional<StatePart> part;  // of what state; absent: it is all of it
   const std::byte* from = nullptr;
   int device = kHost;  // where that is (copier.h)
-  // Nothing but an optimizer's step writes it: it may be copied until then.  All else
-  // is copied before the save returns.
+  // True if nothing but an optimizer's step writes it: it may be copied
+  // until then.  If false, it is copied before the save returns.
   bool lazy = false;
 };
 
@@ -70,8 +70,8 @@ struct Capture {
   std::string framework_version;
   std::string layout;  // of the job (core/model/layout.h); empty: dp<world>
   std::vector<CapturedTensor> tensors;
-  // More of them, planned before, and where each lies now, in the order of what the plan was
-  // made of.
+  // More tensors, planned before, and the present place of each,
+  // in the order of the tensors that the plan was made of.
   std::shared_ptr<const CapturePlan> plan;
   std::vector<const std::byte*> sources;
   std::vector<CapturedParameter> parameters;
@@ -84,12 +84,12 @@ struct Capture {
   std::shared_ptr<const void> owner;
   // Streams that may still be writing the tensors of devices.
   std::vector<DeviceStream> streams;
-  // Which tensor was written since the save, in words; empty: none.  Asked in Save when
-  // what cannot wait is copied (false: of that alone), which another thread may have
-  // written; and from the writer's own thread when all is (true: of what waited).
+  // Names a tensor that was written since the save, in words; empty: none.  Save asks when the
+  // tensors that cannot wait are copied (false: only about those); another thread may have written
+  // them.  The writer's own thread asks when all is copied (true: about those that waited).
   std::function<std::string(bool all)> changed;
-  // Asked several times a second while Save waits for room or for a daemon, by its thread:
-  // true ends it.  May be empty.
+  // Save's thread asks this several times a second while Save waits
+  // for room or for a daemon: true ends the wait.  May be empty.
   std::function<bool()> interrupted;
 };
 
@@ -111,7 +111,7 @@ class CaptureFile {
   // (LocalRangeOf), or a plan has more or fewer tensors than there are sources.
   static Result<CaptureFile> Make(Capture capture, uint32_t rank, uint32_t world);
 
-  // Without its tensors.
+  // The capture without its tensors.
   const Capture& capture() const { return capture_; }
   uint64_t bytes() const { return bytes_; }
   // Returns the runs that make up [begin, end) of the file, in order:
@@ -121,7 +121,7 @@ class CaptureFile {
   // may be copied late.  Narrow makes the rest not lazy.
   using LatePart = std::function<std::span<const std::byte>(std::span<const std::byte>)>;
   void Narrow(const LatePart& late);
-  // The key of the tensor that a byte of the file belongs to; of the header "".
+  // Returns the key of the tensor that a byte of the file belongs to; "" for the header.
   std::string KeyAt(uint64_t at) const;
 
  private:

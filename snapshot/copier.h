@@ -4,8 +4,8 @@
 // in.  HostCopier is that of the host (training on CPUs, optimizers whose state lies
 // there), CudaCopier (cuda_copier.h) that of CUDA devices and the host.
 //
-// Whoever gets an error reuses the memory: when one is returned, nothing that was
-// enqueued is being copied any more.
+// Callers reuse the memory after an error: when one is
+// returned, nothing that was enqueued is being copied any more.
 //
 // Thread safety: one thread at a time; Digest, Follow and Pin also beside it.
 // Units: bytes.
@@ -62,9 +62,9 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  // Begins to digest devices' memory (PieceDigestOf) as it is after all work that these streams
-  // have been given so far, and before all that they are given from now on.  kUnsupported where
-  // nothing can.
+  // Begins to digest devices' memory (PieceDigestOf).  The digest sees
+  // all work that these streams have been given so far, and nothing that
+  // they are given from now on.  kUnsupported where nothing can digest.
   virtual Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
                                       std::span<const DeviceStream> streams) = 0;
   // Makes copies that are enqueued from now on wait for
@@ -72,7 +72,7 @@ class Copier {
   virtual Status Follow(std::span<const DeviceStream> streams) = 0;
   // Begins copies, many small ones together: those of a chunk are one call.
   virtual Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) = 0;
-  // All that was enqueued is in host memory.  BLOCKS: until it is.
+  // Waits for all that was enqueued to be in host memory.  BLOCKS: until it is.
   virtual Status Wait() = 0;
   // Makes copies into `memory` faster for as long as the result is kept; null if it
   // cannot.  REQUIRES: the memory outlives the result.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JobLives knows which ranks of each job are here, or were, and of which life of their processes,
-// so that nothing is put together of two lives of a job that were given one text.  A life is a
-// random number of each process: two ranks that were never seen before may be of two lives.  Those
-// are told apart by when their processes lived: who began when another had gone is not of its life.
+// JobLives knows which ranks of each job are here, or were, and of which life their processes
+// are.  So no step is put together out of two lives of a job that share one text.  A life is
+// a random number of each process: two ranks that were never seen before may be of two lives.
+// The times of their processes tell: one that began when another had gone is not of its life.
 //
 // Thread safety: none; the receiver's thread.
 // Units: times are since boot.
@@ -33,7 +33,7 @@ struct RankOfJob {
 class JobLives {
  public:
   using Time = std::chrono::nanoseconds;
-  // kBack: with what it said to an earlier daemon.  kForAnother: so does somebody else.
+  // kBack: it repeats what it told an earlier daemon.  kForAnother: another process repeats it.
   enum class Comes { kNew, kBack, kForAnother };
 
   // Ranks of the previous life.  Their unfinished steps must not be joined with this life's.
@@ -41,26 +41,26 @@ class JobLives {
     bool all = false;  // of the job, which begins another life
     std::set<uint32_t> ranks;
   };
-  // `born`: when its process began, if that is known.  `busy`: a step of the job is being stored.
-  // kExists if that, or a process of another life of its job, is still at work: later it may come.
-  // kStale for what is said for a rank of an earlier life.
+  // Takes a rank in.  `born`: when its process began, if known.  `busy`: a step of the job is
+  // being stored.  kExists if such a step, or a process of another life of the job, is still
+  // at work: it may come later.  kStale for messages on behalf of a rank of an earlier life.
   Result<Strangers> Greet(const RankOfJob& who, Comes how, std::optional<Time> born, bool busy);
-  // `seen`: when its process was known to be there.
+  // Notes that a rank left.  `seen`: when its process was known to be there.
   void Leave(const RankOfJob& who, Comes how, Time seen);
-  // Its process is known to have ended, after it left.
+  // Notes that its process has ended, after it left.
   void End(const RankOfJob& who);
-  // Ranks of the job that come no more: their processes have ended, and nobody speaks for them.
+  // Returns the ranks that come no more: their processes have ended, and nobody speaks for them.
   std::set<uint32_t> Ended(const std::string& run, const std::string& job) const;
   // True if all ranks of the job that came have ended so.
   bool AllEnded(const std::string& run, const std::string& job) const;
   // True if the rank is of the known life of its job, as far as that can be told.
   bool MayBeOf(const RankOfJob& who) const;
-  // All ranks of the job's world are known, also those that other daemons have: who is here now is
-  // of their life.
+  // Notes that all ranks of the job's world are known, also those that
+  // other daemons have.  Ranks that are here now are of their life.
   void Meet(const std::string& run, const std::string& job);
   // True if the rank was here when Meet was called.
   bool HasMet(const std::string& run, const std::string& job, uint32_t rank) const;
-  // Ranks of the job that greeted.
+  // Returns the ranks of the job that greeted.
   std::set<uint32_t> RanksOf(const std::string& run, const std::string& job) const;
   // Forgets jobs of which nobody is here and that are not `used`.
   using JobName = std::pair<std::string, std::string>;  // run, job

@@ -95,9 +95,9 @@ struct SnapshotMessage {
 // is saved for the 65th time; a rank that did so alone is in a turn of its own until the daemon
 // says so.
 uint64_t NextAttempt(uint64_t last, uint64_t step);
-// The step that it was made of; of steps near 2^64 another one.
+// Returns the step that the number was made of; for steps near 2^64 another one.
 uint64_t StepOf(uint64_t attempt);
-// How often a rank went back before it.
+// Returns how often a rank went back before this number.
 uint64_t TurnOf(uint64_t attempt);
 // Returns `last` as a rank in the turn of `attempt` has it, unless its own turn is later.
 uint64_t InTurnOf(uint64_t attempt, uint64_t last);
@@ -105,7 +105,7 @@ uint64_t InTurnOf(uint64_t attempt, uint64_t last);
 // Returns the digest by which a chunk's header must name its owner.
 Digest StreamOf(std::string_view run, std::string_view job);
 
-// As it is sent, whole.
+// Returns the whole message as it is sent.
 std::string EncodeSnapshotMessage(const SnapshotMessage& message);
 // kInvalid for what is not a message of this protocol.
 Result<SnapshotMessage> DecodeSnapshotMessage(std::string_view bytes);

@@ -129,11 +129,11 @@ class RankSession {
   void Say(SnapshotMessage message) {
     if (hold_ && !deaf_) outbox_.push_back(std::move(message));
   }
-  // It was there at that time.
+  // Notes that the rank's process was there at that time.
   void Saw(JobLives::Time now) { seen_ = now; }
-  // It is not taken in for want of memory: the others of its job are told.
+  // Refuses the rank for want of memory: the others of its job are told.
   void Refuse(IncomingSteps& steps, const std::string& why) const;
-  // It is over: what is not whole is dropped.
+  // Ends the session: what is not whole is dropped.
   void Leave(IncomingSteps& steps, const std::string& why);
 
  private:

@@ -39,7 +39,7 @@ struct ReceivedFile {
   std::vector<Digest> chunks;  // of every kChunkBytes (core/blob/chunk_digests.h)
   bool again = false;          // handed over before, to a daemon that may have stored the step
   std::shared_ptr<const void> lease;
-  // A disk of this node has the file, at `place`: before the lease goes.  May be empty.
+  // Called before the lease goes, if a disk of this node has the file at `place`.  May be empty.
   std::function<void(const std::string& place)> shelve = {};
 };
 
@@ -56,7 +56,7 @@ struct ReceivedStep {
 // True if they are of one attempt and have the same files.
 bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b);
 
-// A step that will not be, and why.
+// A step that will never be whole, and why.
 struct DroppedStep {
   AttemptName name;
   uint64_t step = 0;
@@ -66,8 +66,8 @@ struct DroppedStep {
   bool earlier = false;    // of an earlier life of its job
 };
 
-// DroppedStep::why: some went back where others did not, and who did not shall now be in the later
-// turn (protocol.h), too.
+// DroppedStep::why: some ranks went back where others did not.
+// Those others must now go on in the later turn (protocol.h), too.
 inline constexpr std::string_view kApart = "its ranks went back to different steps";
 
 class IncomingSteps {
@@ -77,7 +77,7 @@ class IncomingSteps {
   // Takes in a rank that speaks to this daemon from now on.  Drops what is open of
   // its job with ranks that are not of its life.  Errors as of JobLives::Greet.
   Status Greet(const RankOfJob& who, JobLives::Comes how, std::optional<JobLives::Time> born);
-  // How many have come: the number of the last one.
+  // Returns the number of the last rank that came, counted from 1.
   uint64_t greetings() const { return greetings_; }
   void Leave(const RankOfJob& who, JobLives::Comes how, JobLives::Time seen) {
     lives_of_jobs_.Leave(who, how, seen);
@@ -85,11 +85,11 @@ class IncomingSteps {
   // Notes that processes of ranks that left have ended.  Drops what lacks their
   // parts, now and later: it never becomes whole.  True if `ranks` is not empty.
   bool End(const std::vector<RankOfJob>& ranks);
-  // The daemon did not take a rank in, which wanted to save this attempt: it is dropped for all.
+  // Drops this attempt for all: the daemon did not take in a rank that wanted to save it.
   void Refuse(const RankOfJob& who, uint64_t attempt, const std::string& why);
-  // Drops what is not whole of jobs of which everybody who came has ended: others need the memory.
+  // Drops what is not whole of jobs whose ranks have all ended: others need the memory.
   void DropLeftBehind();
-  // The ranks that other daemons have are known.
+  // Notes that the ranks that other daemons have are known.
   void Meet(const AttemptName& of) { lives_of_jobs_.Meet(of.run, of.job); }
   // Drops an attempt with ranks that left before those of other daemons were known.
   bool DropUnmet(const AttemptName& name);
@@ -98,7 +98,7 @@ class IncomingSteps {
   // Jobs that began another life since the last call.
   std::set<JobLives::JobName> TakeRenewed() { return std::exchange(renewed_, {}); }
 
-  // `rank` has ended its part.  The step, if that was the last part.
+  // Notes that `rank` has ended its part.  Returns the step if that was the last part.
   std::optional<ReceivedStep> Add(const AttemptName& name, uint64_t step, uint32_t rank,
                                   uint32_t world, ReceivedFile file, Time now);
   // Steps whose ranks have not all ended their part.
@@ -110,8 +110,8 @@ class IncomingSteps {
     std::set<uint32_t> taken;
   };
   std::vector<Waiting> waiting() const;
-  // The parts that have ended, to be put together with those that other daemons receive; ranks
-  // may still end theirs.
+  // Takes the parts that have ended, to be put together with those
+  // that other daemons receive.  Ranks may still end theirs.
   struct Part {
     Time first;
     std::map<uint32_t, ReceivedFile> files;
@@ -119,9 +119,9 @@ class IncomingSteps {
   Part Take(const AttemptName& name);
   // Drops an attempt for all ranks, also for those that end their part later.
   void Drop(const AttemptName& name, uint64_t step, const std::string& why);
-  // It is stored already, or not to be: nothing more is expected of it.
+  // Notes that it is stored already, or never will be: nothing more is expected of it.
   void Forget(const AttemptName& name);
-  // It is being stored, by what an earlier daemon left.
+  // Notes that it is being stored, from what an earlier daemon left.
   void Keep(const AttemptName& name) { kept_.insert(name); }
   // True if `rank` has begun neither this attempt nor a later one before.  `again`: it
   // may have begun others with an earlier daemon, which it does not name again.  Drops
@@ -132,13 +132,13 @@ class IncomingSteps {
   // Drops the save of `rank`, begun or not.  Also drops
   // what another rank saved of the step in another turn.
   void Cancel(const AttemptName& name, uint64_t step, uint32_t rank, const std::string& why);
-  // It was dropped, not long ago.
+  // True if it was dropped, not long ago.
   bool IsGone(const AttemptName& name) const { return gone_.contains(name); }
-  // A random number that the names of an attempt's files are made of while no other life of its
-  // job is known, until it is whole or over.  REQUIRES: !IsGone(name).
+  // Returns a random number for the names of an attempt's files, while no other
+  // life of its job is known, until it is whole or over.  REQUIRES: !IsGone(name).
   Digest LifeOf(const AttemptName& name);
-  // Those that were not taken and whose first part came before `limit`; the reason names the
-  // missing ranks, but for those that `elsewhere` has.
+  // Drops those that were not taken and whose first part came before `limit`.
+  // The reason names the missing ranks, but for those that `elsewhere` has.
   using Elsewhere = std::function<std::set<uint32_t>(const AttemptName& name)>;
   void DropOlder(Time limit, const Elsewhere& elsewhere = {});
 
@@ -167,7 +167,7 @@ class IncomingSteps {
   };
   // Returns what each rank of a job has begun, by rank.
   std::map<uint32_t, const Begun*> BegunOf(const AttemptName& of) const;
-  // Ranks that began attempts before and after this one, here, and not this one.
+  // Returns ranks that began attempts before and after this one here, but not this one.
   std::set<uint32_t> PassedBy(const AttemptName& name) const;
   void DropPassed(const AttemptName& name, uint64_t step);
   void DropEarlierSave(const AttemptName& name, uint64_t step, uint32_t rank);

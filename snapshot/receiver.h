@@ -47,8 +47,8 @@ struct ReceiverOptions {
   // the receiver.
   WorldCommit* commit = nullptr;
   std::chrono::milliseconds turn{500};  // between looks at what became of such steps
-  // Such a step is durable, `published` by this daemon; something was written in vain, or
-  // another daemon left it.  From a thread of the receiver's.
+  // Called from a thread of the receiver's when such a step is durable (`published`:
+  // by this daemon), something was written in vain, or another daemon left it.
   std::function<void(const StepRecord& record, bool published)> shown = {};
   std::function<void()> reclaim = {};
   std::shared_ptr<ArenaShelf> shelf = nullptr;  // where arenas outlive the daemon

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks compare of the memory that they are said to hold alike.
+// The digest that ranks compare of the memory that they are said to hold alike.
 //
 // Thread safety: a pure function of the memory.
 // Units: bytes.

@@ -19,24 +19,24 @@ namespace ckptfs {
 
 class SaidSteps {
  public:
-  // To be sent: begin, chunk, end or drop.  False if it need not be, since its attempt was
-  // over when the last daemon went.
+  // Adds a message to be sent: begin, chunk, end or drop.  False if it need
+  // not be sent, since its attempt was over when the last daemon went.
   bool Add(const SnapshotMessage& message);
-  // The next to be sent, those of the oldest attempt first.
+  // Returns the next message to be sent, those of the oldest attempt first.
   std::optional<SnapshotMessage> Next() const;
-  // The message that Next returned for this attempt was sent.
+  // Notes that the message which Next returned for this attempt was sent.
   void Sent(uint64_t attempt);
-  // The daemon has all of it on a disk, at `place`: the next one is asked about it only.
+  // Notes that the daemon has it all on a disk, at `place`: the next daemon is only asked about it.
   void Shelve(uint64_t attempt, const std::string& place);
-  // The daemon has said what became of it.
+  // Notes that the daemon has said what became of it.
   void Settle(uint64_t attempt);
   // True if nothing is left that another daemon could finish.
   bool empty() const;
-  // Another daemon: all that is not over is to be sent again.
+  // Begins again with another daemon: all that is not over is to be sent again.
   void Restart();
   // True if the attempt is not over, and must be said to another daemon if there is one.
   bool Has(uint64_t attempt) const;
-  // Those of what is not over.
+  // Returns the chunks of all attempts that are not over.
   std::vector<uint64_t> Chunks() const;
 
  private:

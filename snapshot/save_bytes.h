@@ -28,24 +28,24 @@ namespace ckptfs {
 
 class SaveBytes final : public Root {
  public:
-  // Without ranks so far.
+  // Makes a save without ranks so far.
   SaveBytes(AttemptName name, uint64_t step, uint32_t world);
-  // A rank's file, ascending by rank; its rope, lease and shelve are taken.
+  // Adds a rank's file, ascending by rank; takes its rope, lease and shelve.
   Status Add(uint32_t rank, ReceivedFile& file);
-  // One that an earlier daemon left on a disk.
+  // Opens a save that an earlier daemon left on a disk.
   static Result<std::shared_ptr<SaveBytes>> OnDisk(PreparedPart part, const Root& disk);
 
   // Returns the save's name, which has a life, and its ranks.
   const PreparedPart& part() const { return part_; }
   bool on_disk() const { return on_disk_; }
-  // By an earlier daemon: the store may have it.
+  // True if an earlier daemon left it: the store may have it.
   bool left() const { return left_; }
-  // From now on all is read from there.  On an error it is where it was.
+  // Moves it to the disk: from now on all is read from there.  On an error it is where it was.
   Status MoveTo(const Root& disk);
-  // The daemon ends: reads of what is on the disk fail, so that nobody waits for a copy into the
-  // store.
+  // Called when the daemon ends: reads of what is on the disk
+  // fail, so that nobody waits for a copy into the store.
   void End() { *ending_ = true; }
-  // It is for the next daemon to store it.
+  // Leaves it to the next daemon to store it.
   void Leave() { stays_ = true; }
   bool stays() const { return stays_; }
 

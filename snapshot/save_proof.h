@@ -29,12 +29,12 @@ class SaveProof {
  public:
   // Sees writes from now on.  Bytes of the file beside the watched pages are not lazy any more.
   void Begin(CaptureFile& file);
-  // Devices' memory: what is copied late is digested, on the streams that the capture has, as it is
-  // after what they do now.  `chunk_bytes`: no piece of it lies in two chunks of so many bytes.
+  // Begins to digest the devices' memory that is copied late, on the capture's streams, as it
+  // is after what they do now.  `chunk_bytes`: no piece lies in two chunks of so many bytes.
   Status BeginDevices(const CaptureFile& file, uint64_t chunk_bytes, Copier& copier);
 
-  // The first byte of the file, in what was copied for [begin, begin + copied.size()), that may
-  // not be of the moment of the save.  `copies` are those into `copied`.
+  // Returns the first byte of the file, in what was copied for [begin, begin + copied.size()),
+  // that may not be of the moment of the save.  `copies` are those into `copied`.
   std::optional<uint64_t> FindChange(uint64_t begin, std::span<const std::byte> copied,
                                      std::span<const MemoryCopy> copies) const;
   // The same of devices' memory, when all copies have arrived, and the digest of `copied`: both of a
@@ -44,7 +44,7 @@ class SaveProof {
     Digest digest;
   };
   Compared DigestAndCompare(uint64_t begin, std::span<const std::byte> copied) const;
-  // These were copied, and may be written.  Not while an update waits: End is later, and quicker.
+  // Says that these were copied, and may be written.  Not while an update waits: End is quicker.
   void Release(std::span<const MemoryCopy> copies) const;
   // All is copied.
   void Leave() const {
@@ -52,7 +52,7 @@ class SaveProof {
   }
   // Nothing is protected any more.
   void End() { watch_.reset(); }
-  // How much of what is copied late nothing but samples speaks for.
+  // Returns how many bytes of what is copied late only samples, or nothing, speak for.
   uint64_t unproved_bytes() const { return unproved_; }
 
  private:

@@ -59,8 +59,8 @@ class SnapshotLink {
   // Asked while a daemon or room is waited for, under no lock of the link: true ends that.
   using Interrupted = std::function<bool()>;
 
-  // kNotFound if there is no daemon; what it refuses with.  BLOCKS: until it has made
-  // the arena, at most `welcome`.
+  // Connects.  kNotFound if there is no daemon, or the error with which
+  // it refuses.  BLOCKS: until it has made the arena, at most `welcome`.
   static Result<std::shared_ptr<SnapshotLink>> Open(const LinkRequest& request, Hear hear,
                                                     const Interrupted& interrupted = {});
   ~SnapshotLink();
@@ -75,11 +75,11 @@ class SnapshotLink {
   // kExists while the last one still reads the arena.  BLOCKS: on its answer.
   Status ComeBack(const Interrupted& interrupted = {});
 
-  // Free chunks for `bytes` of payload; none if there are too few until `end`, or the
-  // link is gone.  BLOCKS: until then at most; not if `end` is over.
+  // Takes free chunks for `bytes` of payload; none if there are too few until
+  // `end`, or the link is gone.  BLOCKS: until then at most; not if `end` is over.
   std::vector<uint32_t> TakeChunks(uint64_t bytes, CondVar::Time end,
                                    const Interrupted& interrupted = {});
-  // Chunks that were not handed over.
+  // Gives back chunks that were not handed over.
   void GiveBack(const std::vector<uint32_t>& chunks);
   // Keeps what makes copies into the arena faster (Copier::Pin), as long as this has it.
   // REQUIRES: one thread.
@@ -96,7 +96,7 @@ class SnapshotLink {
   SnapshotLink(LinkRequest request, Socket socket, Descriptor memory,
                std::unique_ptr<ArenaWriter> arena, Hear hear);
   void Listen();
-  // Until the connection ends.
+  // Hears the daemon until the connection ends.
   void HearAll();
   Status TakeIn(const SnapshotMessage& message);
   // True if another daemon has the arena.

@@ -102,8 +102,8 @@ class SnapshotWriter {
   // drops what is not copied; or it returns false if this is not the `last` part of a wait.
   bool WaitBeforeUpdate(std::optional<std::chrono::milliseconds> limit = std::nullopt,
                         bool last = true);
-  // True when the newest save of the step is durable with all ranks' parts, false if it
-  // was dropped, is unknown, or the time is over; of what was under way at Close, too.
+  // Returns true when the newest save of the step is durable with all ranks' parts.  False if
+  // it was dropped, is unknown, or the time is over; also for what was under way at Close.
   bool WaitDurable(uint64_t step, std::chrono::milliseconds timeout);
 
   WriterStatus status() const;

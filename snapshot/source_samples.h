@@ -26,7 +26,7 @@ class SourceSamples {
   // REQUIRES: the capture's memory is as it was saved.
   explicit SourceSamples(const CaptureFile& file);
 
-  // The first byte of a sample in [begin, begin + copied.size()) that was copied otherwise.
+  // Returns the first sampled byte in [begin, begin + copied.size()) that was copied otherwise.
   std::optional<uint64_t> FindChange(uint64_t begin, std::span<const std::byte> copied) const;
 
  private:

@@ -45,19 +45,19 @@ class Spooler {
 
   // Returns the saves that an earlier daemon left, oldest first.
   std::vector<SavePtr> left() const;
-  // A save that is whole here waits for its store from now on.
+  // Adds a save that is whole here and waits for its store from now on.
   void Add(SavePtr save);
   // True if a save waits for its store, or is being stored.
   bool waits() const;
-  // The store begins with it.
+  // Notes that the store begins with it.
   void Begin(const SaveBytes& save);
-  // The store could not take it.
+  // Notes that the store could not take it.
   void Fails(const SaveBytes& save);
-  // The store has its bytes, but whether it becomes a step is not decided.
+  // Notes that the store has its bytes, but it is not decided if it becomes a step.
   void Stored(const SaveBytes& save);
-  // It is durable, or dropped: the spool forgets it.  BLOCKS: on the disk.
+  // Notes that it is durable, or dropped: the spool forgets it.  BLOCKS: on the disk.
   void Over(const SaveBytes& save);
-  // The daemon ends: all goes to the spool, and nothing from there to the store any more.
+  // Ends: all goes to the spool, and nothing goes from there to the store any more.
   void End();
   // True if the spool has the save, or could take it: then it stays there for the next daemon.
   // BLOCKS: until that is tried.
@@ -82,7 +82,7 @@ class Spooler {
   using Entries = std::list<Entry>;
 
   void Run();
-  // The first that is due and has room; else when to look again.
+  // Returns the first save that is due and has room; else when to look again.
   Entries::iterator Next(Clock::time_point& again) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Status Write(SaveBytes& save);
   void Wrote(Entries::iterator entry, const Status& done);

@@ -50,8 +50,8 @@ class TorchSnapshotter {
       std::shared_ptr<torch::nn::Module> module, std::shared_ptr<torch::optim::Optimizer> optimizer,
       WriterOptions options);
 
-  // Everything as it is now, as step `step`; false if the snapshot was dropped (Status says
-  // why).  Nothing else is thrown or said.
+  // Saves everything as it is now, as step `step`.  False if the snapshot
+  // was dropped (Status says why).  Nothing else is thrown or said.
   // BLOCKS: as SnapshotWriter::Save.
   bool Save(uint64_t step, std::optional<std::chrono::milliseconds> limit = std::nullopt);
   // BLOCKS: until parameters and optimizer states may be written.

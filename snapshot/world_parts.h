@@ -49,7 +49,7 @@ struct WorldPartsOptions {
   std::chrono::milliseconds turn{500};  // between looks at the store
   // Called with what became of a part that was handed over.
   std::function<void(const AttemptName& name, uint64_t step, const Status& done)> settled;
-  // A step is durable; `published`: by this daemon.
+  // Called when a step is durable; `published`: by this daemon.
   std::function<void(const StepRecord& record, bool published)> stored;
   std::function<void()> reclaim;  // something was written in vain, or another daemon left it
   std::function<void()> wake;     // more is known of a job than before
@@ -69,16 +69,16 @@ class WorldParts {
   // REQUIRES: one thread.
   void Stop();
 
-  // A step waits for ranks that are not here; these are, or were.
+  // Notes that a step waits for ranks that are not here; these are, or were.
   void See(const NodeRanks& mine);
   // Returns what is known of a job that was seen; an error if its ranks cannot make a step.
   Result<JobWorld> WorldOf(const std::string& run, const std::string& job) const;
   void Hand(WorldPart part);
-  // A step of a job that was seen shall not be, for the ranks of other daemons either.
+  // Drops a step of a job that was seen, for the ranks of other daemons, too.
   void Drop(const DroppedStep& step);
   // True if an attempt is here whose outcome will be told.
   bool Has(const AttemptName& name) const;
-  // None of its ranks is here any more, nor a step that waits.
+  // Notes that none of its ranks is here any more, and no step of it waits.
   void Leave(const std::string& run, const std::string& job);
 
   // "run/7: waiting for ranks 2-3", for each that is handed over.
@@ -115,7 +115,7 @@ class WorldParts {
   void DropAll();
   void LookAtAll();
   bool LookAt(Pending& pending);
-  // Other machines' ranks saved the step in a later turn: that is dropped, and ours are told.
+  // Drops our part if other machines' ranks saved the step in a later turn, and tells our ranks.
   bool DropApart(const Pending& pending, const std::map<uint64_t, uint64_t>& later);
   void LeaveAll();
   void Settle(const AttemptName& name, uint64_t step, const Status& done,

@@ -34,15 +34,15 @@ class WriteWatch {
   WriteWatch(const WriteWatch&) = delete;
   WriteWatch& operator=(const WriteWatch&) = delete;
 
-  // The part of `bytes`, whole pages, whose writes are seen: empty if it is not all watched.
-  // REQUIRES: `bytes` was given to Begin.
+  // Returns the part of `bytes`, whole pages, whose writes are seen: empty
+  // if it is not all watched.  REQUIRES: `bytes` was given to Begin.
   HostBytes Covered(HostBytes bytes) const;
-  // The first watched byte of `bytes` whose page was written (or unmapped).
+  // Returns the first watched byte of `bytes` whose page was written (or unmapped).
   std::optional<const std::byte*> FindWritten(HostBytes bytes) const;
   // They were copied: their pages are not watched any more, and are written without a fault, where
   // no other watch needs them.  REQUIRES: nobody asks for them again.
   void Release(HostBytes bytes);
-  // Nothing is asked any more.  The protection goes with the end, which takes longer.
+  // Says that nothing is asked any more.  The end lifts the protection, which takes longer.
   void Leave();
 
  private:

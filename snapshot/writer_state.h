@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a SnapshotWriter knows: its saves, its daemon, and the thread that copies.  A private part
-// of snapshot_writer.cc.
+// The state of a SnapshotWriter: its saves, its daemon, and the
+// thread that copies.  A private part of snapshot_writer.cc.
 //
 // Thread safety: `save_mutex` is held through a Save, `mutex` never for long, and after it.
 // Lifetime: Close ends the thread.

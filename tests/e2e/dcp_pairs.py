@@ -4,7 +4,7 @@ that is not its own (dcp_sources.py has those).
 
 An unmodified dcp.load fills the same model and its optimizer on each mesh: every master, moment, buffer and
 step must equal the truth bit for bit, strictly, and the next losses those of a model on the same mesh that
-torch itself filled with the truth.  A Hugging Face directory has weights alone: they fill the model.
+torch itself filled with the truth.  A Hugging Face directory has weights alone: these fill it.
 """
 import functools
 import gc

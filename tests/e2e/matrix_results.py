@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of the matrix's pairs: records in a file that is in no repository, and the page, which is.
+"""Results for the matrix's pairs: records in a file that no repository has, and the page.
 
 A record is of one pair; the page says the states of a cell's pairs together, and of which program they are.
 Where there is no record, the page's word stands.
