@@ -26,8 +26,8 @@ namespace ckptfs {
 namespace {
 
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
-// Huge pages that come slower than this (a second per GiB: memory is in pieces, or a host has
-// taken it back) hold up the first save more than small ones would.
+// If huge pages come slower than this (a second per GiB: memory is in pieces, or a
+// host has taken it back), they hold up the first save more than small ones would.
 constexpr uint64_t kHugeBatch = uint64_t{64} << 20;
 constexpr std::chrono::milliseconds kHugeBatchTime{64};
 constexpr uint64_t kMagic = 0x6b6e756863746b63;  // "ckchunk"
@@ -54,7 +54,7 @@ Error ArenaError(std::string_view call, uint64_t bytes) {
 
 }  // namespace
 
-// A shared mapping that begins at a multiple of the huge page's size.
+// Maps shared memory at an address that is a multiple of the huge page's size.
 class ArenaMapping {
  public:
   static Result<std::unique_ptr<ArenaMapping>> Map(int descriptor, uint64_t bytes, int protection) {
@@ -90,7 +90,7 @@ class ArenaMapping {
 
 namespace {
 
-// The same pages as some payloads have, which begin and end at pages, side by side.
+// Maps the pages of some payloads, which begin and end at pages, once more, side by side.
 class PayloadMapping final : public Mapping {
  public:
   PayloadMapping(void* begin, uint64_t room, uint64_t bytes)
@@ -138,14 +138,14 @@ Status CheckChunkHeader(const ChunkHeader& header, const ArenaShape& shape) {
 
 namespace {
 
-// The file's own policy from now on, whoever touches its pages first.
+// Sets the file's own policy from now on, whoever touches its pages first.
 void PreferNode(std::byte* memory, uint64_t bytes, uint64_t node) {
   std::array<unsigned long, 16> nodes{};
   constexpr uint64_t kBits = 8 * sizeof nodes[0];
   constexpr uint64_t kNodes = kBits * nodes.size();
   if (node >= kNodes - 1) return;  // the kernel looks at one less than it is told
   nodes[node / kBits] = 1UL << (node % kBits);
-  // Where that cannot be, memory is where it comes from.
+  // If the policy cannot be set, the kernel takes memory from anywhere.
   (void)syscall(SYS_mbind, memory, bytes, MPOL_PREFERRED, nodes.data(), kNodes, 0);
 }
 
@@ -217,7 +217,7 @@ Result<std::unique_ptr<ArenaReader>> ArenaReader::Open(int descriptor, const Are
 
 ChunkHeader ArenaReader::CopyHeader(uint32_t chunk) const {
   ChunkHeader header;
-  // Read once: what is checked is what was copied.
+  // Reads the header once: it checks what it copied.
   const volatile std::byte* from = mapping_->data() + chunk * shape_.chunk_bytes;
   auto* to = reinterpret_cast<std::byte*>(&header);
   for (size_t i = 0; i < sizeof header; ++i) to[i] = from[i];

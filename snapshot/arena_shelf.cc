@@ -43,7 +43,7 @@ void AppendText(std::string& body, std::string_view text) {
   body.append(text);
 }
 
-// The next text of a body; nothing at its end or where it is damaged.
+// Returns the next text of a body; nothing at its end or where it is damaged.
 std::optional<std::string_view> TakeText(std::string_view& body) {
   uint32_t bytes = 0;
   if (body.size() < sizeof bytes) return std::nullopt;
@@ -260,7 +260,7 @@ Status ArenaShelf::Say(const Left& left) const {
     if (message.word == SnapshotWord::kBegin) message.chunk = 1;
     CKPT_RETURN_IF_ERROR(SendSnapshotMessage(socket.get(), message));
   }
-  // Closed by the daemon when it has heard all.
+  // The daemon closes it when it has heard all.
   shutdown(socket.get(), SHUT_WR);
   while (true) {
     CKPT_ASSIGN_OR_RETURN(const Incoming heard, ReceiveSnapshotMessage(socket.get()));

@@ -51,8 +51,8 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // call() with the context; the caller's own is the current one again afterwards.  Whoever
-  // captures a graph meanwhile is not disturbed.
+  // Runs call() with the context; afterwards the caller's own context is the current
+  // one again.  It does not disturb a thread that captures a graph meanwhile.
   template <class Call>
   Status Inside(const Call& call) const {
     CKPT_RETURN_IF_ERROR(driver_->Check(driver_->push_context(context_), "cuCtxPushCurrent"));
@@ -69,15 +69,15 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     return Inside([&] { return Order(reinterpret_cast<CudaDriver::Handle>(handle), stream_); });
   }
 
-  // The kernel runs on the first of the streams; what the others did comes before it, and what
-  // they will do after it.
+  // Runs the kernel on the first of the streams.  The kernel comes
+  // after what the others did so far, and before what they will do.
   Result<std::shared_ptr<void>> Digest(std::span<const DevicePiece> pieces,
                                        std::span<const CudaDriver::Handle> streams) {
     std::shared_ptr<Block> block;
     CKPT_RETURN_IF_ERROR(Inside([&] { return Digest(pieces, streams, block); }));
     return std::shared_ptr<void>(block, block->memory);
   }
-  // Where the digests are in what Digest returned.
+  // Returns where the digests are in what Digest returned.
   static const DeviceDigest* DigestsIn(const void* memory, size_t pieces) {
     return reinterpret_cast<const DeviceDigest*>(static_cast<const DevicePiece*>(memory) + pieces);
   }
@@ -91,8 +91,8 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     });
   }
 
-  // Sleeps until all copies are done: the stream's own wait would keep a processor busy.
-  // Where nothing was begun it does not wait for what the stream follows.
+  // Sleeps until all copies are done: the stream's own wait would keep a processor
+  // busy.  If nothing was begun, it does not wait for what the stream follows.
   Status Wait() {
     if (!busy_) return {};
     Status waited = Inside([&]() -> Status {
@@ -102,7 +102,7 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     busy_ = !waited;
     return waited;
   }
-  // Whatever fails, nothing is being copied afterwards that can be waited for.
+  // Waits for all copies that can be waited for, whatever fails.
   void Quiet() const {
     (void)Inside([&]() -> Status {
       driver_->synchronize_stream(stream_);
@@ -169,7 +169,7 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     return done;
   }
 
-  // kUnsupported where there is none for this device: what is copied is then unproved, and no more.
+  // kUnsupported if it has none for this device: what is copied is then unproved, and no more.
   Status LoadKernel() {
     MutexLock lock(kernel_mutex_);
     if (kernel_ != nullptr) return {};
@@ -187,8 +187,8 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
     return Fail(ErrorCode::kUnsupported, no_kernel_);
   }
 
-  // One that was used before, or a new one: the driver stops a device to take memory back, so none
-  // is given back before the end.
+  // Returns one that was used before, or a new one.  The driver stops a
+  // device to take memory back, so none is given back before the end.
   Result<std::shared_ptr<Block>> Room(uint64_t pieces) {
     Block block;
     {
@@ -320,7 +320,7 @@ Status CudaCopier::Follow(std::span<const DeviceStream> streams) {
 Status CudaCopier::Begin(std::span<const MemoryCopy> copies, Trainer trainer) {
   std::map<int, std::vector<MemoryCopy>> by_device;
   for (const MemoryCopy& copy : copies) by_device[copy.device].push_back(copy);
-  // A device copies while this thread copies what is the host's.
+  // A device copies while this thread makes the host's copies.
   for (const auto& [ordinal, its] : by_device) {
     if (ordinal == kHost) continue;
     CKPT_ASSIGN_OR_RETURN(const auto device, DeviceOf(ordinal));

@@ -36,7 +36,7 @@ tl::unexpected<Error> GivenBack() {
   return Fail(ErrorCode::kStale, "memory of a tensor was given back before the update");
 }
 
-// A file in memory that the kernel writes into from any memory that this process can read.
+// A file in memory; the kernel writes into it from any memory that this process can read.
 class Detour {
  public:
   Detour() : file_(memfd_create("ckptfs-detour", MFD_CLOEXEC)) {
@@ -65,8 +65,8 @@ class Detour {
   const std::byte* bytes_ = nullptr;
 };
 
-// Through the kernel, to which what is not there is an error.  In one copy where it may look at
-// the memory so, in two of a device driver's, and where it is told not to.
+// Copies through the kernel, which gives an error for memory that is not there.  It needs one
+// copy if it may look at the memory, and two for a device driver's memory, or if told not to.
 Status CopyPiece(const MemoryCopy& copy) {
   for (uint64_t done = 0; done < copy.bytes;) {
     iovec to{copy.to + done, copy.bytes - done};
@@ -90,8 +90,8 @@ Status CopyMapped(const MemoryCopy& copy) {
   return {};
 }
 
-// Small ones, sorted by where they lie, none of them far from the next: the kernel, which
-// takes longer for its answer than a copy does, is asked once for as many as it can be.
+// Copies small pieces, sorted by address, none of them far from the next.  It asks
+// the kernel, whose answer takes longer than a copy, once for as many as possible.
 Status CopyNeighbours(std::span<const MemoryCopy> copies) {
   while (!copies.empty()) {
     const std::byte* const begin = copies.front().from;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::string_view kRule = "; each life of a job needs a text of its own";
 
-// Whoever comes now would be told of that step as if it were its own.
+// A rank that comes now would be told of that step as if it were its own.
 tl::unexpected<Error> StillWritten() {
   return Fail(ErrorCode::kExists, StrCat("a step of an earlier life of the job is still written", kRule));
 }

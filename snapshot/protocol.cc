@@ -109,7 +109,7 @@ Digest StreamOf(std::string_view run, std::string_view job) {
 
 namespace {
 
-// How many bytes of `wire` are sent.
+// Returns how many bytes of `wire` are sent.
 size_t Encode(const SnapshotMessage& message, Wire& wire) {
   wire.word = static_cast<uint32_t>(message.word);
   wire.rank = message.rank;

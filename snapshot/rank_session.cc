@@ -51,7 +51,7 @@ tl::unexpected<Error> Breach(const std::string& rule) {
   return Fail(ErrorCode::kInvalid, StrCat("breaks the protocol: ", rule));
 }
 
-// Helpers that a rank forked keep its socket open when it was killed.
+// Helpers that a killed rank has forked keep its socket open.
 bool HasEnded(const Descriptor& process) {
   pollfd event{process.get(), POLLIN, 0};
   return process.valid() && poll(&event, 1, 0) == 1;
@@ -112,7 +112,7 @@ struct RankSession::Part {
   std::shared_ptr<BlobStream> stream;  // may be null
   ChunkDigester digester;
 
-  // How it was handed over, to `end`.
+  // The messages that handed it over, up to `end`.
   std::vector<SnapshotMessage> Said(const SnapshotMessage& end) const {
     SnapshotMessage message{SnapshotWord::kBegin};
     message.attempt = end.attempt;
@@ -135,7 +135,7 @@ RankSession::RankSession(Descriptor socket, std::shared_ptr<ArenaBudget> budget)
     : socket_(std::move(socket)), process_(PeerProcess(socket_.get())), budget_(std::move(budget)) {}
 RankSession::~RankSession() {
   if (maker_.joinable()) maker_.join();
-  // Counted when it was asked for; of no use now.
+  // An arena that is still being made was counted when it was asked for; it is of no use now.
   if (making_.valid()) budget_->used -= shape_.bytes();
 }
 
@@ -164,8 +164,8 @@ Status RankSession::Handle(Incoming incoming, IncomingSteps& steps, Arrivals& ar
   return {};
 }
 
-// A ledger may name what was over already, of which the rank has used the chunks again: that
-// goes alone.
+// A ledger may name an attempt that was over already, and whose
+// chunks the rank has used again: only that attempt is lost.
 void RankSession::Forgo(uint64_t attempt) {
   const auto found = parts_.find(attempt);
   if (found == parts_.end()) return;
@@ -271,8 +271,8 @@ Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) 
   return {};
 }
 
-// The memory is a stranger's: what is checked of it cannot change any more, and what can
-// (its bytes) is not believed before its digest.
+// The memory is a stranger's.  What is checked of it cannot change
+// any more; its bytes can, and are not believed before their digest.
 Status RankSession::Return(const SnapshotMessage& message, const Descriptor& memory,
                            IncomingSteps& steps) {
   CKPT_RETURN_IF_ERROR(CheckGreeting(message));

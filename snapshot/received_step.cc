@@ -141,7 +141,7 @@ void IncomingSteps::DropIf(const AttemptName& job, const std::string& why,
   for (const auto& [name, step] : found) Drop(name, step, why);
 }
 
-// A rank that tries again alone does not keep its arena full of what never becomes whole.
+// Drops it so that a rank that tries again alone does not keep its arena full for nothing.
 void IncomingSteps::DropEarlierSave(const AttemptName& name, uint64_t step, uint32_t rank) {
   const auto begun = BegunOf(name);
   const auto ranks = lives_of_jobs_.RanksOf(name.run, name.job);
@@ -167,12 +167,12 @@ void IncomingSteps::DropApart(const AttemptName& name, uint64_t step, uint32_t r
     const bool later = their_turn > turn;
     const Begun& ahead = later ? *theirs : mine;
     const Begun& behind = later ? mine : *theirs;
-    // Where the one behind is now.
+    // The attempt that the rank behind is at now.
     const AttemptName low{name.run, name.job, behind.last()};
     if (behind.attempts.rbegin()->second != step || ahead.Has(low)) continue;
     for (const auto& [attempt, saved] : ahead.attempts) {
       if (saved == step && TurnOf(attempt) > TurnOf(low.attempt)) {
-        // First what says where to go on.
+        // The one that says where to go on comes first.
         apart.insert(apart.end(), {AttemptName{name.run, name.job, attempt}, low});
       }
     }

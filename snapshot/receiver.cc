@@ -313,8 +313,8 @@ std::set<uint32_t> Receiver::State::Elsewhere(const AttemptName& name) const {
   return found;
 }
 
-// Under the name that it will have: the job's ranks are here, or all are known.  Not beside a save
-// that waits for its store, which would be slower for it, and may make this one go to a spool.
+// Writes it under the name that it will have: the job's ranks are here, or all are known.
+// Not beside a save that waits: its store would be slower, and this save may go to a spool.
 std::shared_ptr<BlobStream> Receiver::State::Stream(PreparedPart part,
                                                     std::weak_ptr<const void> owner) const {
   if (options.spooler != nullptr && options.spooler->waits()) return nullptr;
@@ -430,7 +430,7 @@ void Receiver::State::Take(ReceivedStep step) {
     }
     {
       MutexLock guard(mutex);
-      // A rank that was not told says again what the spool has.
+      // A rank that was not told repeats what the spool has.
       const auto same = [&](const ReceivedStep& one) { return IsSameSave(one, step); };
       if (std::any_of(whole.begin(), whole.end(), same)) return;
     }
@@ -573,7 +573,7 @@ Receiver::~Receiver() {
     finished = finished && state_->dropped == dropped;
   }
   if (finished && state_->options.shelf) state_->options.shelf->Thaw();
-  // Ours: the lock is still held.
+  // The socket is ours: the lock is still held.
   unlink(state_->path.c_str());
   unlink(StrCat(state_->path, ".lock").c_str());
 }

@@ -14,7 +14,7 @@
 
 namespace ckptfs {
 
-// Where one file is now.
+// The place where one file is now.
 struct SaveBytes::Place {
   Place(FileIdentity what, std::shared_ptr<const File> where, bool disk)
       : identity(what), file(std::move(where)), on_disk(disk) {}
@@ -64,7 +64,7 @@ class SaveBytes::MovingFile final : public File {
 
 namespace {
 
-// Later than those before it in this process, though the clock may be set back meanwhile.
+// Returns a time later than those before it in this process, though the clock may be set back.
 int64_t NextSaveTime() {
   static std::atomic<int64_t> last = 0;
   int64_t before = last.load();

@@ -51,7 +51,7 @@ Result<Incoming> AwaitMessage(int socket, std::chrono::milliseconds patience,
   }
 }
 
-// The welcome that answers a greeting; kExists if it is refused for now.
+// Returns the welcome that answers a greeting; kExists if it is refused for now.
 Result<Incoming> Greet(int socket, const SnapshotMessage& greeting, int passed,
                        std::chrono::milliseconds patience,
                        const SnapshotLink::Interrupted& interrupted) {

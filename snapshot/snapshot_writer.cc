@@ -122,8 +122,8 @@ std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_
   return std::nullopt;
 }
 
-// A link whose arena has room for captures of this size.  A daemon that takes its time to
-// say no (it is stopped, say) is asked a tenth of the time at most: training goes on.
+// Returns a link whose arena has room for captures of this size.  A daemon that is slow
+// to say no (it is stopped, say) is asked a tenth of the time at most: training goes on.
 Result<LinkPtr> SnapshotWriter::State::Connected(uint64_t bytes, const Interrupted& asked) {
   const auto start = Clock::now();
   const uint64_t door = SnapshotDoorOf(options.store);
@@ -189,7 +189,7 @@ Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
   return Fail(ErrorCode::kExhausted, StrCat(kNoRoom, kMakesRoom));
 }
 
-// Copies come after what the devices are doing to the tensors now.
+// Makes copies come after what the devices are doing to the tensors now.
 Status SnapshotWriter::State::FollowDevices(SaveJob& job) {
   const auto& streams = job.file.capture().streams;
   if (streams.empty()) return {};
@@ -212,7 +212,7 @@ void SnapshotWriter::State::SayUnproved(const std::string& why) {
              "does not call before_update(), is not seen (", why, ")"));
 }
 
-// Chunks for all of it, and in them what cannot wait.
+// Takes chunks for all of it, and copies into them what cannot wait.
 Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   CKPT_ASSIGN_OR_RETURN(job.file,
                         CaptureFile::Make(std::move(capture), options.rank, options.world));
@@ -232,7 +232,7 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   return job.link->Send(message);
 }
 
-// Nothing of it was handed over.
+// Drops a save of which nothing was handed over.
 void SnapshotWriter::State::Abandon(const SaveJob& job, uint64_t step, const std::string& why) {
   {
     MutexLock lock(mutex);  // first: the daemon tells all ranks
@@ -286,8 +286,8 @@ void SnapshotWriter::State::Run() {
   }
 }
 
-// The oldest one; while an update waits, the oldest that it waits for, so that memory is copied
-// before anything else is handed over.  Null: the end.
+// Returns the oldest job; while an update waits, the oldest that it waits for,
+// so that memory is copied before anything else is handed over.  Null: the end.
 SnapshotWriter::State::JobPtr SnapshotWriter::State::Next() {
   MutexLock lock(mutex);
   while (jobs.empty() && !stopping) moved.Wait(mutex);
@@ -296,8 +296,8 @@ SnapshotWriter::State::JobPtr SnapshotWriter::State::Next() {
   return urgent && waited != jobs.end() ? *waited : jobs.front();
 }
 
-// Further by one chunk, or some where an update waits for them: what is copied is handed over at
-// once, unless one does.
+// Copies the next chunk, or several if an update waits for them; or hands over
+// a chunk.  A copied chunk is handed over at once, unless an update waits.
 Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
   bool copy = job->copied == job->sent;
   Trainer trainer;
@@ -369,7 +369,7 @@ Status SnapshotWriter::State::SendChunk(SaveJob& job) {
   return job.link->Send(message);
 }
 
-// All is copied: nothing of it was written meanwhile, and from now on may be.
+// Ends the copying of a job: nothing of it was written meanwhile, and from now on may be.
 Status SnapshotWriter::State::Verify(const JobPtr& job) {
   const std::string name = job->Changed(true);
   job->proof.Leave();
@@ -400,7 +400,7 @@ void SnapshotWriter::State::Finish(const JobPtr& job, Status done) {
   MutexLock lock(mutex);
   job->safe = true;
   if (done && !sent) Settle(job->attempt, Fate::kDropped, "the daemon went away");
-  // It may have gone before this attempt was known to be its.
+  // The link may have gone before this attempt was known to be its.
   if (job->link->gone()) Settle(job->attempt, Fate::kDropped, "the daemon went away");
   moved.NotifyAll();
 }
@@ -460,7 +460,7 @@ void SnapshotWriter::Drop(std::optional<uint64_t> step, const std::string& why, 
     message.attempt = state.NewAttempt(*step);
     state.Settle(message.attempt, State::Fate::kDropped, why);
   }
-  // The other ranks hear of it, though this one has handed over nothing yet.
+  // Tells the other ranks, though this one has handed over nothing yet.
   if (!state.link && state.options.world > 1) (void)state.Connected(1, asked);
   if (state.link) (void)state.link->Send(message);
 }

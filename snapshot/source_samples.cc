@@ -18,7 +18,7 @@ SourceSamples::SourceSamples(const CaptureFile& file) {
     if (run.device != kHost || run.bytes < kWidth) continue;
     const uint64_t count = std::min(kPerTensor, run.bytes / kWidth);
     for (uint64_t i = 0; i < count; ++i) {
-      // The first, the last, and between them evenly.
+      // Takes the first, the last, and between them evenly.
       const uint64_t at = count == 1 ? 0 : (run.bytes - kWidth) / (count - 1) * i;
       const uint64_t from = i + 1 == count ? run.bytes - kWidth : at;
       Sample sample{run.at + from, 0};

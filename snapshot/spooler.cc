@@ -197,7 +197,7 @@ void Spooler::Wrote(Entries::iterator entry, const Status& done) {
     bytes = entry->bytes;
     if (!done) {
       used_ -= bytes;
-      // Bytes that changed in the arena are the store's to refuse.
+      // The store must refuse bytes that changed in the arena.
       const bool lost = done.error().code == ErrorCode::kDataLoss;
       entry->due = lost ? Clock::time_point::max() : Clock::now() + options_.pause;
       failed_ += lost ? 0 : 1;

@@ -16,7 +16,7 @@ using std::chrono::seconds;
 
 constexpr seconds kScan{10};   // between looks at what other daemons left
 constexpr seconds kQuiet{30};  // what did not change for so long is left
-// Looks at an attempt that is whole before this daemon publishes it though it does not have rank 0.
+// Looks at a whole attempt before a daemon that does not have rank 0 publishes it.
 constexpr int kDeference = 5;
 
 AttemptName Lived(AttemptName name, const Digest& life) {
@@ -24,7 +24,7 @@ AttemptName Lived(AttemptName name, const Digest& life) {
   return name;
 }
 
-// Not a failure that may pass.
+// True unless the failure may pass.
 bool IsFinal(const Error& error) {
   return error.code == ErrorCode::kInvalid || error.code == ErrorCode::kExists ||
          error.code == ErrorCode::kDataLoss;
@@ -81,7 +81,7 @@ void WorldParts::Hand(WorldPart part) {
   const auto save = part.save;
   MutexLock lock(mutex_);
   if (save) {
-    // A rank that was not told says again what the spool has.
+    // A rank that was not told repeats what the spool has.
     const auto same = [&](const auto& one) { return one.save && one.save->part().name == save->part().name; };
     const bool known = std::any_of(handed_.begin(), handed_.end(), same) ||
                        std::any_of(pending_.begin(), pending_.end(), same);

@@ -50,7 +50,7 @@ constexpr uint64_t kScanProtect = 1;  // PM_SCAN_WP_MATCHING: what it finds is p
 constexpr uint64_t kScanCheck = 2;    // PM_SCAN_CHECK_WPASYNC: EPERM for what is not registered
 constexpr uint64_t kIsWritten = 2;    // PAGE_IS_WRITTEN: its protection is lifted
 
-// Up to `room` runs of written pages from `begin` on; where it went on to.
+// Finds up to `room` runs of written pages from `begin` on; returns where it went on to.
 std::optional<std::vector<ScanRegion>> Scan(int pagemap, uintptr_t& begin, uintptr_t end,
                                                    size_t room, uint64_t most) {
   std::vector<ScanRegion> regions(room);
@@ -81,7 +81,7 @@ class WriteWatch::Kernel {
   Mutex& mutex() { return mutex_; }
   // Begins to watch it; false if it cannot be.
   bool Protect(const Extent& extent) EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The first page that was written.
+  // Returns the first page that was written.
   std::optional<uintptr_t> FindWritten(const Extent& extent) const;
   std::vector<Extent> AllWritten(const Extent& extent) const;
   void Lift(const Extent& extent) const;
@@ -281,7 +281,7 @@ void WriteWatch::Release(HostBytes bytes) {
   if (lifts_late_) return;
   for (auto at = std::ranges::upper_bound(extents_, begin, {}, &Extent::end);
        at != extents_.end() && at->begin < begin + bytes.size(); ++at) {
-    // The page that they end in is another's, too; the one that they begin in was.
+    // The page that they end in is also another's; the one that they begin in was another's before.
     const Extent over{std::max(at->begin, begin / page * page),
                       std::min(at->end, (begin + bytes.size()) / page * page)};
     const bool shared = std::ranges::any_of(kernel_->active(), [&](auto* other) {
