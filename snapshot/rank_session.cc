@@ -271,7 +271,7 @@ Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) 
   return {};
 }
 
-// The memory is a stranger's.  What is checked of it cannot change
+// The memory is a stranger's.  The fields that are checked cannot change
 // any more; its bytes can, and are not believed before their digest.
 Status RankSession::Return(const SnapshotMessage& message, const Descriptor& memory,
                            IncomingSteps& steps) {

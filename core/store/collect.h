@@ -17,10 +17,10 @@
 
 namespace ckptfs {
 
-// Says which steps go.  Only steps whose bytes the store owns can go.  Of them a run keeps the
-// newest `keep_last`, and one at least (NewestOf: the newest life's first, then those of the life
-// before).  It also keeps those of every life whose iteration is a multiple of `keep_every`.  All
-// stay if neither number is given.  Nobody removes steps here that refer to files elsewhere.
+// Says which steps go.  Only steps whose bytes the store owns can go.  A run keeps the newest
+// `keep_last` among them, and one at least (NewestOf: the newest life's first, then those of the
+// life before).  It also keeps those of every life whose iteration is a multiple of `keep_every`.
+// All stay if neither number is given.  Nobody removes steps here that refer to files elsewhere.
 struct CollectRequest {
   std::optional<std::string> run;  // of this run only; absent: of every one
   uint64_t keep_last = 0;

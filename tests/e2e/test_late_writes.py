@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Somebody writes parameters while a save is being copied, beside the step of an optimizer that
-waits for it.  What he writes is copied before save returns, or waited for, or the step is
+waits for it.  These writes are copied before save returns, or waited for, or the step is
 dropped."""
 import functools
 import gc
