@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What each Error becomes when it leaves through the kernel.  The table is
-// part of docs/semantics.md and a test compares the two.
+// part of docs/reference/semantics.md and a test compares the two.
 //
 //   kInvalid      EINVAL      kStale        ESTALE
 //   kNotFound     ENOENT      kDataLoss     EIO

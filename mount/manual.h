@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The manual (docs/ckptfs.1.md) as a man page: the Markdown that it uses and no more, so that an
+// The manual (docs/reference/ckptfs.1.md) as a man page: the Markdown that it uses and no more, so that an
 // install needs no program for it.
 //
 //   page    = "# name(section)" title, then blocks apart by empty lines

@@ -17,7 +17,7 @@
 
 namespace ckptfs {
 
-// The exit codes; docs/ckptfs.1.md has the same table and a test compares them.
+// The exit codes; docs/reference/ckptfs.1.md has the same table and a test compares them.
 enum class ExitCode : int {
   kOk = 0,
   kFailed = 1,      // the operating system or a defect of ours

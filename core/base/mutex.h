@@ -2,7 +2,7 @@
 //
 // A mutex whose guarded members the compiler can check (clang -Wthread-safety), and what
 // waits for a change of them.  No lock is ever held across I/O, a FUSE reply or a foreign
-// call; the whole order is in docs/locks.md.
+// call; the whole order is in docs/inside/locks.md.
 //
 // Thread safety: that is the point.
 

@@ -3,7 +3,7 @@
 // Family holds the rules of one model family as data: which pattern each
 // parameter class has, where its layer number stands, which parameters belong
 // to the first and last pipeline stage, and how names change between the plain
-// and the pipeline module.  Families are TOML files (docs/families.md); the
+// and the pipeline module.  Families are TOML files (docs/reference/families.md); the
 // shipped ones lie in formats/families, users add their own with --family, and
 // every step keeps the text of the one that it was adopted with.
 //

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FamilyRules is a family file as parsed: what family.cc applies and
-// family_parser.cc reads.  docs/families.md describes the file.
+// family_parser.cc reads.  docs/reference/families.md describes the file.
 //
 // Thread safety: immutable once parsed.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The envelope of a manifest file (docs/store-format.md): a header that says
+// The envelope of a manifest file (docs/reference/store-format.md): a header that says
 // what follows and how to tell that it is whole, then a FlatBuffers payload of
 // the schema core/store/manifest.fbs.
 //

@@ -7,7 +7,7 @@
 //   dcp/__<rank>_0.distcp     one torch.save archive after the other
 //
 // Tensors are cut for the layout's mesh: tp, and dp * cp shards.  The degrees decide
-// only how much a rank reads; any mesh loads any layout.  docs/view-formats.md has
+// only how much a rank reads; any mesh loads any layout.  docs/reference/view-formats.md has
 // the rules.
 //
 // Thread safety: all methods may be called concurrently.

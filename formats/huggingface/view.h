@@ -7,7 +7,7 @@
 //   huggingface/model.safetensors.index.json      which tensor is in which
 //   huggingface/config.json, tokenizer.json, ...  the model files of the step
 //
-// Tensors are whole, whatever the layout's degrees.  docs/view-formats.md has the
+// Tensors are whole, whatever the layout's degrees.  docs/reference/view-formats.md has the
 // rules.
 //
 // Thread safety: all methods may be called concurrently.

@@ -8,7 +8,7 @@
 //   rank<N>/optimizer.pt
 //   rank<N>/info.json              which part of which tensor each one is
 //
-// N from 0 to the layout's world - 1.  docs/view-formats.md has the rules.
+// N from 0 to the layout's world - 1.  docs/reference/view-formats.md has the rules.
 //
 // Thread safety: all methods may be called concurrently.
 // Lifetime: `families` (may be null: the shipped ones) must outlive the format.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The policy: how a file is served when it is opened and nothing about it is
-// live yet (docs/semantics.md, "How bytes are served").
+// live yet (docs/reference/semantics.md, "How bytes are served").
 //
 // Thread safety: pure functions.
 // Units: bytes.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Resolver answers what is in a directory: the child of a name, or all
-// children.  It knows the whole shape of the tree (docs/semantics.md) and asks
+// children.  It knows the whole shape of the tree (docs/reference/semantics.md) and asks
 // formats for what lies below a layout.
 //
 // Thread safety: all methods may be called concurrently.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of source against everything that loads a view: docs/compatibility.md.
+"""Every kind of source against everything that loads a view: docs/reference/compatibility.md.
 
 Usage: matrix.py [--all] [--part P ...] [--source S ...] [--column C ...] [--missing] [--refused]
                  [--earlier] [--table [FILE]] [--results FILE]
@@ -46,7 +46,7 @@ from matrix_results import ROOT, Results, read_page  # noqa: E402
 # In the order of the page; a later one has columns of the sources of the earlier.
 PARTS = {'deepspeed': 'deepspeed_pairs', 'dcp': 'dcp_sources', 'huggingface': 'huggingface_pairs',
          'tools': 'tool_sources', 'to_dcp': 'dcp_pairs'}
-PAGE = os.path.join(ROOT, 'docs', 'compatibility.md')
+PAGE = os.path.join(ROOT, 'docs', 'reference', 'compatibility.md')
 
 
 def run_pair(part, mount, pair):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/compatibility.md out of the matrix's results, and of the page that was there before.
+"""docs/reference/compatibility.md out of the matrix's results, and of the page that was there before.
 
 No cell is blank.  One without records is what the page said, with a mark if that is of an earlier
 program; one that nobody has run says so.

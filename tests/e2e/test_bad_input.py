@@ -3,7 +3,7 @@
 
 Whatever is adopted here must be refused with an exit code that is neither
 success nor a signal, with a message that names the file, and without a step, a
-hang or a crash.  docs/untrusted-input.md lists the rules.
+hang or a crash.  docs/reference/untrusted-input.md lists the rules.
 """
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/recipes.md, typed: every block of a section is run, in order, by the real tools."""
+"""docs/use/recipes.md, typed: every block of a section is run, in order, by the real tools."""
 import json
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from daemon import BIN, is_mounted
 
-PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'docs', 'recipes.md')
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..', 'docs', 'use', 'recipes.md')
 
 
 def sections():

@@ -181,7 +181,7 @@ class Whole(torch.nn.Module):
 
 
 def test_a_loop_of_ones_own_goes_on(saved):
-    """As docs/snapshots.md has it."""
+    """As docs/reference/snapshots.md has it."""
     def training():
         torch.manual_seed(0)
         model = Whole()

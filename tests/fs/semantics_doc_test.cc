@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs the console examples of docs/semantics.md and compares its table of
+// Runs the console examples of docs/reference/semantics.md and compares its table of
 // errors with the code.  An example is a command after "$ " or "bob$ " and its
 // output up to the next command.
 
@@ -32,7 +32,7 @@ struct Example {
 };
 
 std::string ReadDocument() {
-  std::ifstream file(CKPTFS_TEST_DATA "/../docs/semantics.md");
+  std::ifstream file(CKPTFS_TEST_DATA "/../docs/reference/semantics.md");
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();

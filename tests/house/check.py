@@ -2,7 +2,7 @@
 """Rules of the house that a compiler does not check.
 
 Usage: check.py [ROOT].  Prints every break of a rule; exit code 1 if any.
-  - includes follow the arrows of docs/design.md, and libfuse, torch and CUDA
+  - includes follow the arrows of docs/inside/design.md, and libfuse, torch and CUDA
     headers stay in their places
   - headers have at most 250 lines, sources 600
   - the top level holds the fixed names and dotfiles only

@@ -16,7 +16,7 @@ namespace ckptfs {
 namespace {
 
 std::string ManPage() {
-  std::ifstream file(std::string(CKPTFS_TEST_DATA) + "/../docs/ckptfs.1.md");
+  std::ifstream file(std::string(CKPTFS_TEST_DATA) + "/../docs/reference/ckptfs.1.md");
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();

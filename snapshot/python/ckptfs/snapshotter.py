@@ -33,7 +33,7 @@ class Snapshotter(Saver):
     store: the directory of the store; `ckptfs mount --store STORE MNT` receives.
     documents: what else belongs to the job, by name: values that can be pickled
         (tensors in them included), objects with a state_dict(), or functions that
-        return one of these.  They are taken at every save; docs/snapshots.md says which
+        return one of these.  They are taken at every save; docs/reference/snapshots.md says which
         values are loaded again.
     rank, world: if torch.distributed is not initialised and there are several ranks;
         then job: a text that all ranks of this life of the job share, and no other.
