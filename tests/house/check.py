@@ -9,6 +9,7 @@ Usage: check.py [ROOT].  Prints every break of a rule; exit code 1 if any.
   - every source file has one SPDX line; CMake lists its sources by name
   - nothing in the tree names a package registry's host
   - "is no dict" and "has not the option" are "is not a dict" and "does not have the option"
+  - files that docs name exist: in links, and as paths such as core/store/store.h
   - no type is defined in two headers: the linker would mix their functions
   - bytes of checkpoints and stores are opened and listed in core/io only
   - no file is larger than 1 MiB
@@ -68,6 +69,11 @@ MAY_OPEN = {
     'fs/serve/memory_limit.cc': '/proc, /sys',
     'fs/serve/page_pool.cc': 'materialised files',
 }
+# What a page links to, and the paths below the top level that it names.  A path with a mark of a
+# pattern (formats/*/source.cc, formats/<name>/) is not looked up; an extension may be missing.
+LINK = re.compile(r'\]\(([^)#\s]+)(?:#[^)\s]*)?\)')
+NAMED = re.compile(r'(?<![\w./<>*~@$-])(?:core|formats|fs|mount|snapshot|tests|docs)/[\w./*?{}<>-]*')
+PAST = 'docs/CHANGELOG.md'  # it may name files that are gone
 SOURCE = ('.h', '.cc', '.cu', '.py')
 MIB = 1 << 20
 
@@ -96,6 +102,27 @@ def english_errors(text):
             if found['fine'] is None:
                 line = text.count('\n', 0, found.start()) + 1
                 yield f'line {line}: "{" ".join(found[0].split())}": {remedy}'
+
+
+def places(paths):
+    """All that a page may name: files, with and without their extensions, and folders."""
+    known = set(paths) | {os.path.splitext(p)[0] for p in paths}
+    for path in paths:
+        while path := os.path.dirname(path):
+            known.add(path)
+    return known
+
+
+def doc_errors(path, text, known):
+    """Files that a page names and that do not exist."""
+    for number, line in enumerate(text.splitlines(), 1):
+        named = [(link, os.path.join(os.path.dirname(path), link))
+                 for link in LINK.findall(line) if '://' not in link]
+        named += [(name, name) for name in (n.rstrip('.-') for n in NAMED.findall(line))
+                  if not re.search('[*?{}<>]', name)]
+        for name, place in named:
+            if os.path.normpath(place) not in known:
+                yield f'line {number}: names {name}, which does not exist'
 
 
 def text_errors(path, text):
@@ -140,6 +167,7 @@ def errors(root):
         ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
         cwd=root, capture_output=True, text=True, check=True).stdout
     paths = sorted(set(filter(None, listed.split('\0'))))
+    known = places([p for p in paths if os.path.exists(os.path.join(root, p))])
     for name in sorted({p.split('/')[0] for p in paths}):
         if name not in TOP and not name.startswith('.'):
             yield name, 'is not one of the names of the top level'
@@ -155,6 +183,8 @@ def errors(root):
             continue
         text = data.decode('utf-8', 'replace')
         for what in text_errors(path, text):
+            yield path, what
+        for what in doc_errors(path, text, known) if path.endswith('.md') and path != PAST else ():
             yield path, what
         for name in type_names(text) if path.endswith('.h') else ():
             if types.setdefault(name, path) != path:

@@ -25,6 +25,8 @@ BAD = {
     'core/f.py': ("say('sizes are '\n    'no counts')\n", 'no counts": say "is not a'),
     'core/g.cc': ('// A piece has not the dims.\n', 'say "does not have'),
     'docs/a.md': ('Notes of what it has not.\n', 'say "lacks"'),
+    'docs/b.md': ('See\n[a](../gone.md#part).\n', 'line 2: names ../gone.md, which does not exist'),
+    'docs/c.md': ('`X` of core/gone/a.h.\n', 'line 1: names core/gone/a.h, which does not'),
     'mount/b.sh': ('curl https://py' + 'pi.org/simple', 'registry host'),
 }
 
