@@ -36,8 +36,9 @@ def tree(folder):
 
 def notes_of(ckptfs, path):
     """Returns what a look at a step says that source/ does not have."""
-    said = json.loads(ckptfs.run('info', path, '--json').stdout)['notes']
-    return [note for note in said if note.startswith('not in source/')]
+    said = json.loads(ckptfs.run('info', path, '--json').stdout)
+    private = [one['text'] for one in said['left_out'] if one.get('part') == 'document']
+    return [note for note in said['notes'] if note.startswith('not in source/')] + private
 
 
 def write(path, text, mode=0o644):
