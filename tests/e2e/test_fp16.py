@@ -108,24 +108,27 @@ def resume(stage, view, out):
 def test_skipped_steps_are_no_defects(ckptfs, saved, tag):
     stage, out = saved
     truth = load_file(os.path.join(out, f'{tag}.safetensors'))
-    ckptfs.adopt(os.path.join(out, 'ckpt', tag), 'run')
+    adopted = ckptfs.adopt(os.path.join(out, 'ckpt', tag), 'run').stderr
     said = ckptfs.run('verify', f'run/{tag}', '--store', ckptfs.store).stdout.splitlines()
+    # Before the first step nothing proves whose the numbered masters are: decay changed them.
     apart = (stage, tag) == (0, 'early')
-    assert len(said) == 1 + apart and said[-1].endswith(': 0 defects'), said
-    assert not apart or 'from before the first optimizer step' in said[0], said
+    assert ('left out: the optimizer' in adopted) == apart, adopted
+    assert len(said) == 1 and said[-1].endswith(': 0 defects'), said
     view = os.path.join(daemon.step_of(ckptfs.mount(), 'run', tag), 'view', 'tp1')
     model = torch.load(os.path.join(view, 'rank0', 'model.pt'))
     states = torch.load(os.path.join(view, 'rank0', 'optimizer.pt'))
     compared = 0
     for key, want in truth.items():
         kind, _, name = key.partition('/')
-        if not name:
+        if not name or (apart and kind not in ('weight', 'buffer')):
             continue
         got = (model[name] if kind in ('weight', 'buffer')
                else states[f'{ {"model": "master"}.get(kind, kind) }/{name}'])
         assert got.dtype == want.dtype and torch.equal(got, want), key
         compared += 1
-    assert compared > 20 and {t.dtype for t in model.values() if t.dim() > 1} == {torch.float16}
+    assert compared > (4 if apart else 20) and {t.dtype for t in model.values() if t.dim() > 1} == {torch.float16}
+    if apart:
+        return
     steps = {float(t) for k, t in states.items() if k.startswith('step/')}
     assert steps == {float(t) for t in truth['step']}
     check_documents(os.path.join(view, 'deepspeed', tag), truth, stage)
