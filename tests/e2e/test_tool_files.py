@@ -29,7 +29,7 @@ def test_one_optimizer_beside_two_models_is_nobodys(ckptfs, tmp_path, safe):
     accelerator.save_state(tmp_path / 'step_3', safe_serialization=safe)
     said = info(ckptfs, tmp_path / 'step_3')
     assert set(said['kinds']) == {'weight'}
-    assert any('several models or optimizers' in note for note in said['notes'])
+    assert any('several models or optimizers' in one['text'] for one in said['left_out'])
 
 
 def test_an_average_is_not_what_lightnings_optimizer_trains(ckptfs, tmp_path):
@@ -45,7 +45,7 @@ def test_an_average_is_not_what_lightnings_optimizer_trains(ckptfs, tmp_path):
     torch.save({**whole, 'state_dict': average, 'current_model_state': model.state_dict()}, tmp_path / 'average.ckpt')
     said = info(ckptfs, tmp_path / 'average.ckpt')
     assert set(said['kinds']) == {'weight'}
-    assert any('average' in note and 'current_model_state' in note for note in said['notes'])
+    assert any('average' in one['text'] and 'current_model_state' in one['text'] for one in said['left_out'])
 
 
 def save_ambiguous(folder, step):
