@@ -161,7 +161,11 @@ Result<bool> TryCarry(Assembler& assembler, const std::shared_ptr<const Root>& r
   CKPT_ASSIGN_OR_RETURN(const bool regular, HasFile(*root, path));
   if (!regular) return false;
   const auto readable = ReadersSoFar(assembler.header()).MayRead(*root, path);
-  if (readable && !*readable && name != kModelConfig) {
+  if (!readable) {
+    CKPT_RETURN_IF_ERROR(LeaveOut(Error(readable.error()), assembler.header()));
+    return false;
+  }
+  if (!*readable && name != kModelConfig) {
     if (!beside.own) LeaveOut(assembler.header(), PrivateFile(path));
     return false;
   }

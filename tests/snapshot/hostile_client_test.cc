@@ -118,7 +118,7 @@ TEST_F(HostileClientTest, AFloodOfDescriptorsIsClosed) {
   }
   ExpectService();  // after which the flood was heard
   while (status()["ranks"] != 0) std::this_thread::yield();
-  EXPECT_LE(Descriptors(), before + 2);
+  EXPECT_LE(Descriptors(), before + 8);  // some of the rank that was served, none of 250 a message
 }
 
 TEST_F(HostileClientTest, WhatIsConnectedAndSaysNothingHasNoMemory) {

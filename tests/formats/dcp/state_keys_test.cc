@@ -128,7 +128,8 @@ TEST(StateKeysTest, AnOptimizerIsToldByItsGroupsAsWellAsByAWord) {
             StrCat("<mine.>", kTrained));
   State without;
   without.Module({"model"}).Tensor({"adam", "state", "0.weight", "exp_avg"});
-  EXPECT_THAT(without.Said(), HasSubstr("looks like a state of an optimizer"));
+  ASSERT_EQ(without.Read()->unknown.size(), 1u);
+  EXPECT_THAT(without.Read()->unknown[0].why, HasSubstr("no word before it names one"));
   EXPECT_EQ(without.Said("", false), StrCat("<model.>", kModel));
 }
 
@@ -152,7 +153,8 @@ TEST(StateKeysTest, AnAdaptersNameIsOnTheOptimizersSideAlone) {
   EXPECT_EQ(state.Read()->adapter, "own");
   // Of a second adapter the file has nothing.
   state.Optimizer({"optimizer"}, {"q.lora_A.other.weight"});
-  EXPECT_THAT(state.Said(), HasSubstr("state of no weight"));
+  ASSERT_EQ(state.Read()->unknown.size(), 1u);
+  EXPECT_THAT(state.Read()->unknown[0].why, HasSubstr("state of no weight"));
 }
 
 }  // namespace

@@ -330,7 +330,7 @@ TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
   const auto memory = std::make_shared<MemoryRoot>("/memory");
   const auto owner = std::make_shared<const std::string>("x");
   const auto add = [&](const std::string& path) {
-    ASSERT_TRUE(memory->Add(path, {std::as_bytes(std::span(*owner))}, owner, {0600, 1, 2}));
+    ASSERT_TRUE(memory->Add(path, {std::as_bytes(std::span(*owner))}, owner, {0644, 1, 2}));
   };
   const std::string own = "run/step_5";
   add(own + "/random_states_0.pkl");
