@@ -470,7 +470,11 @@ Status Reader::CarryFiles() {
   const ReadersSoFar readers(assembler_.header());
   for (const std::string& name : files_.others) {
     const auto readable = readers.MayRead(*StepRoot(), files_.prefix + name);
-    if (readable && !*readable) continue;  // CarryOwnFiles decides, and says so
+    if (!readable) {
+      CKPT_RETURN_IF_ERROR(LeaveOut(Error(readable.error()), assembler_.header()));
+      continue;
+    }
+    if (!*readable) continue;  // CarryOwnFiles decides, and says so
     auto added = assembler_.AddFile(0, files_.prefix + name);
     if (!added) CKPT_RETURN_IF_ERROR(LeaveOut(std::move(added).error(), assembler_.header()));
   }

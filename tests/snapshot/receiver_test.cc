@@ -521,7 +521,7 @@ TEST_F(ReceiverTest, WhatWaitsForARankThatWasKilledIsDroppedAtOnce) {
 TEST_F(ReceiverTest, WhatDeadProcessesLeftInPartMakesRoomForTheNextLife) {
   if (!kForks) GTEST_SKIP() << "a process with threads is forked";
   Start();
-  RankMemory memory({1 << 17});  // two of it beside five are more than the 4 MiB that there are
+  RankMemory memory({1 << 17});  // a chunk of 1 MiB each: two beside three are more than there are
   const pid_t before = Forked([&] {
     auto* const zero = new SnapshotWriter(
         WriterOptions{directory_.path(), "run", "own:before", 0, 2, 2, kLong, {}});
@@ -529,7 +529,7 @@ TEST_F(ReceiverTest, WhatDeadProcessesLeftInPartMakesRoomForTheNextLife) {
   });
   while (before > 0 && status()["incoming"] == 0) std::this_thread::sleep_for(milliseconds(1));
   Kill(before);
-  const auto writer = Writer(0, 1, {}, kLong, 5);
+  const auto writer = Writer(0, 1, {}, kLong, 3);
   bool taken = false;
   for (uint64_t step = 6; step < 1000 && !taken; ++step) {  // until the kernel says that it has ended
     taken = writer->Save(memory.Save(step, 0));
