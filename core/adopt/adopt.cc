@@ -37,10 +37,16 @@ Error Explained(Error error) {
   return std::move(error).Needing("`adopt --check never` takes the step as it is");
 }
 
-// Warns of a step that is taken though nobody wrote some of its bytes; "" if there are none.
-std::string BlankWarning(const StepModel& model, const ToolNames& names) {
-  const std::string blank = NeverWritten(model, names);
-  return blank.empty() ? "" : blank + ", and read as zeros: it was made sparse, or a copy of it did not end";
+// Warns of a step that is taken though nobody wrote some of its bytes, or refuses it; "" if
+// there are none.
+Result<std::string> LookForBlank(const StepModel& model, const AdoptOptions& options) {
+  const std::string blank = NeverWritten(model, options.hints.names);
+  if (blank.empty()) return blank;
+  if (options.refuse_blank) {
+    return Fail(Error{ErrorCode::kDataLoss, blank + ": a copy of it goes on, or died"}
+                    .Needing("if its zeros are meant, `ckptfs adopt` takes the step as it is"));
+  }
+  return blank + ", and read as zeros: it was made sparse, or a copy of it did not end";
 }
 
 // The roots of the step's files, unless they are directories of this machine.
@@ -96,12 +102,12 @@ int64_t OldestOf(const StepModel& model) {
 // An indexed step becomes one of the store's.
 Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model,
                         const AdoptOptions& options, const std::optional<NewSave::Named>& named) {
+  CKPT_ASSIGN_OR_RETURN(const std::string blank, LookForBlank(model, options));
   CKPT_RETURN_IF_ERROR(CheckRequired(model, options));
   Adopted adopted;
   adopted.left_out = model.left_out;
   if (step.root->local()) adopted.closed = FindClosedFile(model, *BlobReader::Create(model, {}));
   const int64_t oldest_ns = OldestOf(model);  // what the store owns has no times
-  const std::string blank = BlankWarning(model, options.hints.names);
   CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath(), options.hints.names));
   const bool owned = options.ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published
@@ -189,7 +195,7 @@ std::vector<std::string> LeftOutNotice::Take() {
     if (std::exchange(reason.told, true)) continue;
     const size_t more = reason.steps - 1;
     const std::string others =
-        more == 0 ? "" : StrCat(" (and ", more, " other step", more > 1 ? "s" : "", ")");
+        more == 0 ? "" : StrCat(" (and ", Counted(more, "other step"), ")");
     lines.push_back(StrCat(reason.first, others, ": ", LeftOutText(reason.of)));
   }
   return lines;
@@ -210,20 +216,12 @@ Status CheckNotGrowing(const StepModel& model, const std::set<uint64_t>& growing
   return {};
 }
 
-Status CheckNotBlank(const StepModel& model, const ToolNames& names) {
-  const std::string blank = NeverWritten(model, names);
-  if (blank.empty()) return {};
-  return Fail(Error{ErrorCode::kDataLoss, blank + ": a copy of it goes on, or died"}
-                  .Needing("if its zeros are meant, `ckptfs adopt` takes the step as it is"));
-}
-
 }  // namespace
 
 Result<Adopted> Adopt(Store& store, const FoundStep& found, const AdoptOptions& options) {
   CKPT_ASSIGN_OR_RETURN(StepModel model, IngestStep(found, options.source));
   CKPT_RETURN_IF_ERROR(CheckNotGrowing(model, options.growing));
   if (options.check) CKPT_RETURN_IF_ERROR(CheckNoWriter(model, options.hints.names));
-  if (options.refuse_blank) CKPT_RETURN_IF_ERROR(CheckNotBlank(model, options.hints.names));
   std::optional<NewSave::Named> named;
   if (found.candidate.latest && !found.candidate.converted) {
     named = NewSave::Named{model.iteration, model.mtime_ns};

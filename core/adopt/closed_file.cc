@@ -128,7 +128,7 @@ std::vector<std::string> ClosedFileNotice::Take() {
   if (told_ || steps_ == 0) return {};
   told_ = true;
   const std::string more =
-      steps_ < 2 ? "" : StrCat(" (and ", steps_ - 1, " more step", steps_ > 2 ? "s" : "", ")");
+      steps_ < 2 ? "" : StrCat(" (and ", Counted(steps_ - 1, "more step"), ")");
   return {StrCat("other users do not see ", first_, more, ": ", why_)};
 }
 

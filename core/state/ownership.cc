@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::string_view kRemedy =
     "`adopt --parameter-order FILE` takes them, where FILE has the names of the parameters in the "
-    "order of the "
-    "optimizer, group by group, one a line; `--weights-only` takes the weights without a word";
+    "order of the optimizer, group by group, one a line; `--weights-only` takes the weights "
+    "without a word";
 
 class Decider {
  public:

@@ -125,14 +125,27 @@ Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory,
   if (IsThere(entries, kWholeFile, EntryKind::kFile)) {
     out.shards.emplace_back(kWholeFile);
   } else if (IsThere(entries, kIndexFile, EntryKind::kFile)) {
-    const std::string path = JoinPath(directory, std::string(kIndexFile));
-    CKPT_ASSIGN_OR_RETURN(const std::string text,
-                          ReadWhole(root, path, huggingface::kMaxIndexBytes));
-    auto map = huggingface::ParseShardIndex(text);
-    if (!map) return Fail(std::move(map).error().WithContext(root.PathOf(path)));
+    CKPT_ASSIGN_OR_RETURN(auto map, huggingface::ReadShardIndex(
+                                        root, JoinPath(directory, std::string(kIndexFile))));
     std::set<std::string> files;
-    for (auto& [tensor, file] : *map) files.insert(std::move(file));
+    for (auto& [tensor, file] : map) files.insert(std::move(file));
     out.shards.assign(files.begin(), files.end());
+  }
+  return out;
+}
+
+// The folders that count by their names and by what is in them.
+template <class IsNamed, class IsPart>
+Result<std::vector<PartFiles>> FoldersOf(const Root& root, const std::string& directory,
+                                         const std::vector<RootEntry>& entries,
+                                         const IsNamed& is_named, const IsPart& is_part) {
+  std::vector<PartFiles> out;
+  for (const RootEntry& entry : entries) {
+    if (entry.kind != EntryKind::kDirectory || !is_named(entry.name)) continue;
+    CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, entry.name)));
+    if (!is_part(part)) continue;
+    part.directory = entry.name;
+    out.push_back(std::move(part));
   }
   return out;
 }
@@ -140,28 +153,19 @@ Result<PartFiles> WeightsBeside(const Root& root, const std::string& directory,
 // DCP directories below one with weights whose names are words for an optimizer.
 Result<std::vector<PartFiles>> OptimizersBelow(const Root& root, const std::string& directory,
                                                const std::vector<RootEntry>& entries) {
-  std::vector<PartFiles> out;
-  for (const RootEntry& entry : entries) {
-    if (entry.kind != EntryKind::kDirectory || !IsOptimizerPart(entry.name)) continue;
-    CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, entry.name)));
-    if (!part.metadata && !part.data) continue;
-    part.directory = entry.name;
-    out.push_back(std::move(part));
-  }
-  return out;
+  return FoldersOf(
+      root, directory, entries, [](const std::string& name) { return IsOptimizerPart(name); },
+      [](const PartFiles& part) { return part.metadata || part.data; });
 }
 
 // Folders that a tool names, or all of a row.
 Result<std::vector<PartFiles>> ListFolders(const Root& root, const std::string& directory,
                                            const std::vector<RootEntry>& entries) {
-  std::vector<PartFiles> out;
-  for (const RootEntry& entry : entries) {
-    if (entry.kind != EntryKind::kDirectory || !IsPartName(entry.name)) continue;
-    CKPT_ASSIGN_OR_RETURN(PartFiles part, ListPart(root, JoinPath(directory, entry.name)));
-    if (!part.Any()) continue;
-    part.directory = entry.name;
-    out.push_back(std::move(part));
-  }
+  CKPT_ASSIGN_OR_RETURN(
+      std::vector<PartFiles> out,
+      FoldersOf(
+          root, directory, entries, [](const std::string& name) { return IsPartName(name); },
+          [](const PartFiles& part) { return part.Any(); }));
   const auto there = [&](const std::string& name) {
     return IsThere(entries, name, EntryKind::kDirectory);
   };

@@ -64,13 +64,6 @@ Result<Sharding> ShardingOf(const StoredWeight& weight, const ShardingRules& rul
 
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
-Result<WeightMap> ReadIndex(const Root& root, const std::string& path) {
-  CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(root, path, kMaxIndexBytes));
-  auto map = ParseShardIndex(text);
-  if (!map) return Fail(std::move(map).error().WithContext(root.PathOf(path)));
-  return map;
-}
-
 bool IsIndexName(std::string_view name) {
   return name.ends_with(".json") && name.find(".index.") != std::string_view::npos;
 }
@@ -155,7 +148,7 @@ Result<StepFiles> ListStep(const StepCandidate& candidate) {
   std::set<std::string> read{weights.file};
   if (weights.index) {
     out.index = weights.file;
-    CKPT_ASSIGN_OR_RETURN(out.map, ReadIndex(root, JoinPath(out.directory, out.index)));
+    CKPT_ASSIGN_OR_RETURN(out.map, ReadShardIndex(root, JoinPath(out.directory, out.index)));
     for (const auto& [tensor, file] : out.map) read.insert(file);
   }
   for (const std::string& name : read) {

@@ -92,6 +92,13 @@ Result<WeightMap> ParseShardIndex(std::string_view json) {
   return Fail(ErrorCode::kInvalid, std::move(events.rule));
 }
 
+Result<WeightMap> ReadShardIndex(const Root& root, const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(root, path, kMaxIndexBytes));
+  auto map = ParseShardIndex(text);
+  if (!map) return Fail(std::move(map).error().WithContext(root.PathOf(path)));
+  return map;
+}
+
 std::vector<size_t> SplitShards(std::span<const uint64_t> sizes, uint64_t limit) {
   std::vector<size_t> whole;
   size_t open = 0;

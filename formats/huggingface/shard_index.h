@@ -10,7 +10,7 @@
 // Split: in order, a new file where the limit would be passed, a tensor that is
 // larger by itself.
 //
-// Thread safety: values and pure functions.
+// Thread safety: values and pure functions, but for reading a file.
 // Units: bytes.
 
 #pragma once
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/io/root.h"
 
 namespace ckptfs::huggingface {
 
@@ -34,6 +35,8 @@ inline constexpr uint64_t kMaxShardBytes = 5'000'000'000;  // huggingface_hub's 
 
 // kInvalid names the rule.
 Result<WeightMap> ParseShardIndex(std::string_view json);
+// The index in a file; errors name it.  BLOCKS: on reading.
+Result<WeightMap> ReadShardIndex(const Root& root, const std::string& path);
 
 // How many of tensors of these sizes each shard has, in order; one shard or none
 // needs no index.
