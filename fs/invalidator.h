@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "core/base/mutex.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

@@ -28,7 +28,7 @@
 #include "core/blob/blob_reader.h"
 #include "core/io/file.h"
 #include "core/store/store.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

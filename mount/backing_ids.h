@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "core/base/mutex.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

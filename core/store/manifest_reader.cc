@@ -14,7 +14,7 @@
 #include "core/store/manifest_check.h"
 #include "core/store/manifest_format.h"
 #include "core/store/manifest_generated.h"
-#include "core/store/store.h"
+#include "core/store/manifest.h"
 
 namespace ckptfs {
 namespace {

@@ -9,7 +9,7 @@
 #include "core/model/side_blob.h"
 #include "core/store/manifest_format.h"
 #include "core/store/manifest_generated.h"
-#include "core/store/store.h"
+#include "core/store/manifest.h"
 
 namespace ckptfs {
 namespace {

@@ -31,7 +31,8 @@
 
 #include "core/base/digest.h"
 #include "core/base/result.h"
-#include "core/store/store.h"
+#include "core/model/step_model.h"
+#include "core/store/step_record.h"
 
 namespace ckptfs {
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/store/manifest.h"
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"

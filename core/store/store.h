@@ -37,52 +37,15 @@
 #include "core/base/result.h"
 #include "core/io/root.h"
 #include "core/model/step_model.h"
+#include "core/store/step_record.h"
 
 namespace ckptfs {
-
-// A committed step as the names show it.
-struct StepRecord {
-  std::string run;
-  std::string id;        // unique in the run
-  Digest manifest;
-  uint64_t iteration = 0;
-  int64_t mtime_ns = 0;  // newest source file
-  bool converted = false;  // made from another save: that one counts as newer
-  std::string source;    // absolute path it was adopted from
-  std::string root;      // absolute save directory: what the run's name belongs to
-  std::optional<Digest> side;  // content of its side blob
-  // The digest of the step's identity (IdentityOf): steps with equal digests are the same.
-  Digest unpacked;
-  std::optional<Digest> replaces;  // the manifest whose place it took (--refresh)
-  uint32_t life = 0;  // of the run, counted from 0 (core/store/lives.h); of snapshots always 0
-  // It was taken while nothing proved that its save was over: another of its source takes its place.
-  bool provisional = false;
-};
-
-// How a step is to be published.
-struct PublishHow {
-  bool converted = false;  // StepRecord::converted
-  bool replace = false;    // another step of the same id and source
-  bool notes = false;      // with `replace`: also the same one with other notes beside it
-  // Into the run whatever root it belongs to: several save directories are one run,
-  // that of the first one's root.
-  bool join = false;
-  uint32_t life = 0;  // StepRecord::life
-  bool provisional = false;  // StepRecord::provisional
-};
 
 // A side blob on its way into a step (WithSideBlob).
 struct SideBlob {
   Blob blob;         // access is the caller's to fill in
   std::string root;
   std::shared_ptr<const void> hold;  // while it lives no sweep removes the blob
-};
-
-// A model's manifest as one store would publish it.
-struct RenderedStep {
-  std::string bytes;
-  Digest manifest;
-  Digest unpacked;  // StepRecord::unpacked
 };
 
 // A step came, or became another one under its name, or went.
@@ -226,14 +189,6 @@ class Store {
   explicit Store(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
-
-// The step of a manifest file's bytes; every index and extent is checked.  Roots
-// in the store's blob directory `blobs` are written relative to it, so that they
-// are found where the store is now.
-Result<StepModel> ParseManifest(std::string_view bytes, std::string_view blobs = {});
-Result<std::string> RenderManifest(const StepModel& model, std::string_view blobs = {});
-// The digest of the step's identity (core/model/read_blobs.h), rendered likewise.
-Result<Digest> IdentityDigest(const StepModel& model, std::string_view blobs = {});
 
 // CheckName of a step's; "latest" is taken.
 Status CheckStepId(std::string_view id);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/store/manifest.h"
 #include "core/base/strings.h"
 #include "core/store/manifest_format.h"
 

@@ -4,6 +4,7 @@
 // known, or for those of one run's claims and of one step: its cost does not
 // depend on how many steps the store has.
 #include "core/base/fault_point.h"
+#include "core/store/manifest.h"
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
 #include "core/model/side_blob.h"

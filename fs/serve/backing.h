@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "fs/filesystem.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

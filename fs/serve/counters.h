@@ -19,7 +19,7 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/base/mutex.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 #include "fs/serve/backing.h"
 #include "fs/serve/prepared_plan.h"
 

@@ -19,7 +19,7 @@
 #include <unordered_map>
 
 #include "core/base/mutex.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 #include "fs/serve/backing.h"
 
 namespace ckptfs {

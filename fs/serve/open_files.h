@@ -21,7 +21,7 @@
 #include <string_view>
 
 #include "core/base/lru.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 #include "fs/serve/counters.h"
 #include "fs/serve/handle_table.h"
 #include "fs/serve/live_opens.h"

@@ -12,7 +12,7 @@
 #include <optional>
 #include <string_view>
 
-#include "fs/filesystem.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

@@ -18,7 +18,7 @@
 #include <string_view>
 
 #include "core/base/digest.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 
 namespace ckptfs {
 

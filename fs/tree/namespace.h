@@ -17,7 +17,7 @@
 
 #include "core/base/mutex.h"
 #include "core/store/step_catalogue.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 #include "fs/invalidator.h"
 #include "fs/permissions.h"
 #include "fs/tree/listing_cache.h"

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "core/base/mutex.h"
-#include "fs/filesystem.h"
+#include "fs/types.h"
 #include "fs/tree/mounted_step.h"
 
 namespace ckptfs {

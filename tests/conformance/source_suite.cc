@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "core/store/manifest.h"
 #include "core/base/strings.h"
 #include "core/ingest/assembler.h"
 #include "core/io/file_root.h"

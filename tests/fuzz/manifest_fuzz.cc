@@ -5,6 +5,7 @@
 // is accepted renders and parses again to the same bytes.
 #include <string_view>
 
+#include "core/store/manifest.h"
 #include "core/store/manifest_format.h"
 #include "core/store/store.h"
 #include "tests/fuzz/target.h"

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/store/manifest.h"
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
 #include "core/jobs/verify.h"

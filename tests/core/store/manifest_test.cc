@@ -9,6 +9,7 @@
 #include <random>
 #include <sstream>
 
+#include "core/store/manifest.h"
 #include "core/base/strings.h"
 #include "core/blob/chunk_digests.h"
 #include "core/model/side_blob.h"

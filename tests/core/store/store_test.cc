@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "core/store/manifest.h"
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
 #include "core/model/step_notes.h"
