@@ -11,9 +11,9 @@
 #include <optional>
 #include <vector>
 
-#include "core/ingest/source.h"
+#include "core/state/source.h"
 #include "core/view/view_format.h"
-#include "formats/model_files/model_files.h"
+#include "formats/tools/model_files.h"
 
 namespace ckptfs {
 

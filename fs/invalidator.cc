@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/io/searched_directories.h"
+#include "core/access/searched_directories.h"
 
 namespace ckptfs {
 namespace {

@@ -11,9 +11,9 @@
 #include <sstream>
 
 #include "core/base/strings.h"
-#include "core/io/kept_gates.h"
+#include "core/access/kept_gates.h"
 #include "core/io/open_beneath.h"
-#include "core/io/searched_directories.h"
+#include "core/access/searched_directories.h"
 #include "core/model/read_blobs.h"
 
 namespace ckptfs {

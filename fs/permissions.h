@@ -6,7 +6,7 @@
 // directory with a POSIX ACL counts as its owner's only.  The files count as they
 // lie there, links followed; the manifest's word counts only where a file is gone.
 // For files that the store copied, the directories above are those of the time of
-// the copy (core/io/kept_gates.h).
+// the copy (core/access/kept_gates.h).
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.

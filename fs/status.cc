@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
-#include "core/jobs/source_state.h"
+#include "core/check/source_state.h"
 #include "core/store/lives.h"
 
 namespace ckptfs {

@@ -25,8 +25,8 @@
 #include "core/base/digest.h"
 #include "core/base/names.h"
 #include "core/base/strings.h"
-#include "snapshot/cuda_copier.h"
-#include "snapshot/protocol.h"
+#include "snapshot/device/cuda_copier.h"
+#include "snapshot/wire/protocol.h"
 
 namespace ckptfs {
 namespace {

@@ -37,7 +37,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "snapshot/snapshot_writer.h"
+#include "snapshot/trainer/snapshot_writer.h"
 
 namespace ckptfs {
 

@@ -12,7 +12,7 @@
 #include "core/adopt/written.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"
-#include "core/jobs/weight_check.h"
+#include "core/check/weight_check.h"
 #include "core/model/read_blobs.h"
 
 namespace ckptfs {

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/io/kept_gates.h"
+#include "core/access/kept_gates.h"
 #include "core/io/open_beneath.h"
 #include "core/io/root.h"
-#include "core/io/searched_directories.h"
+#include "core/access/searched_directories.h"
 
 namespace ckptfs {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
-#include "core/jobs/scattered_read.h"
+#include "core/check/scattered_read.h"
 #include "core/view/source_runs.h"
 
 namespace ckptfs {

@@ -10,7 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/io/file_root.h"
-#include "core/jobs/weight_check.h"
+#include "core/check/weight_check.h"
 #include "core/model/read_blobs.h"
 
 namespace ckptfs {

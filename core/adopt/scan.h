@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/source.h"
-#include "core/ingest/tool_names.h"
+#include "core/state/source.h"
+#include "core/state/tool_names.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {

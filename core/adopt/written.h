@@ -12,7 +12,7 @@
 #include <string>
 
 #include "core/base/result.h"
-#include "core/ingest/tool_names.h"
+#include "core/state/tool_names.h"
 #include "core/io/file_stamp.h"
 #include "core/io/root.h"
 #include "core/model/step_model.h"

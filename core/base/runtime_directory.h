@@ -3,9 +3,9 @@
 // Where the daemons of a user have their sockets: /run/ckptfs for root, else
 // $XDG_RUNTIME_DIR/ckptfs or /tmp/ckptfs-UID (0700).
 //
-//   <hash of store>-<hash of mount point>.sock   control (mount/control_protocol.h)
-//   <hash of store>-<hash of mount point>.json   the daemon (mount/daemon_record.h)
-//   <hash of store>.snapshots                    snapshots (snapshot/protocol.h)
+//   <hash of store>-<hash of mount point>.sock   control (mount/control/control_protocol.h)
+//   <hash of store>-<hash of mount point>.json   the daemon (mount/control/daemon_record.h)
+//   <hash of store>.snapshots                    snapshots (snapshot/wire/protocol.h)
 //   <hash of store>.snapshots.lock               held by the daemon that receives them
 //
 // Thread safety: pure functions (the environment is read).

@@ -25,7 +25,7 @@
 
 #include "core/base/digest.h"
 #include "core/base/result.h"
-#include "core/blob/blob.h"
+#include "core/io/blob.h"
 #include "core/io/file.h"
 
 namespace ckptfs {

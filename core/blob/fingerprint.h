@@ -24,7 +24,7 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "core/blob/blob.h"
+#include "core/io/blob.h"
 #include "core/blob/touched_files.h"
 #include "core/io/file.h"
 

@@ -18,7 +18,7 @@
 #include "core/io/file_root.h"
 #include "core/io/file_storage.h"
 #include "core/store/blob_copy.h"
-#include "core/store/records.h"
+#include "core/records/records.h"
 #include "core/store/store_index.h"
 
 namespace ckptfs {

@@ -26,7 +26,7 @@
 
 #include "core/base/file_lock.h"
 #include "core/base/result.h"
-#include "core/commit/commit_records.h"
+#include "core/records/commit_records.h"
 #include "core/io/root.h"
 
 namespace ckptfs {

@@ -9,7 +9,7 @@
 #include "core/blob/chunk_digests.h"
 #include "core/io/file_stamp.h"
 #include "core/store/lives.h"
-#include "core/store/records.h"
+#include "core/records/records.h"
 #include "core/store/store_index.h"
 
 namespace ckptfs {

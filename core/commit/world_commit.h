@@ -32,8 +32,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/commit/commit_records.h"
-#include "core/commit/node_presence.h"
+#include "core/records/commit_records.h"
+#include "core/records/node_presence.h"
 #include "core/model/step_model.h"
 #include "core/store/store.h"
 

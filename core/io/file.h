@@ -21,7 +21,7 @@
 #include <utility>
 
 #include "core/base/result.h"
-#include "core/blob/blob.h"
+#include "core/io/blob.h"
 
 namespace ckptfs {
 

@@ -17,7 +17,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "core/blob/blob.h"
+#include "core/io/blob.h"
 #include "core/io/file.h"
 #include "core/io/near_reads.h"
 

@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/blob/blob.h"
+#include "core/io/blob.h"
 #include "core/tensor/dtype.h"
 #include "core/tensor/piece.h"
 

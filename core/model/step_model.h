@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/blob/blob.h"
+#include "core/io/blob.h"
 #include "core/model/atom_source.h"
 #include "core/model/layout.h"
 #include "core/model/left_out.h"

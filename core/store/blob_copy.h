@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/blob/blob.h"
+#include "core/io/blob.h"
 #include "core/io/root.h"
 
 namespace ckptfs {

@@ -21,7 +21,7 @@
 
 #include "core/base/mutex.h"
 #include "core/base/result.h"
-#include "core/blob/blob.h"
+#include "core/io/blob.h"
 #include "core/io/io_pool.h"
 #include "core/io/root.h"
 #include "core/store/blob_copy.h"

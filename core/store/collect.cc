@@ -14,12 +14,12 @@
 
 #include "core/base/file_lock.h"
 #include "core/base/strings.h"
-#include "core/commit/prepared_sweep.h"
+#include "core/store/prepared_sweep.h"
 #include "core/io/file_storage.h"
 #include "core/io/blob_directories.h"
 #include "core/store/lives.h"
-#include "core/store/manifest_format.h"
-#include "core/store/records.h"
+#include "core/manifest/manifest_format.h"
+#include "core/records/records.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_state.h"
 

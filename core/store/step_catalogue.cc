@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <set>
 
-#include "core/store/manifest.h"
+#include "core/manifest/manifest.h"
 #include "core/base/fault_point.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"
-#include "core/store/records.h"
+#include "core/records/records.h"
 
 namespace ckptfs {
 namespace {

@@ -12,7 +12,7 @@
 //   runs/<run>/<n>.settled  record: no step of another root is in the run
 //   steps/<run>/<id>/<n>    record: digest, iteration, mtime, source path
 //   deleted/<run>/<id>/<n>  record: that step is gone (records.h says what n is)
-//   prepared/..., nodes/... what daemons do together (core/commit/commit_records.h)
+//   prepared/..., nodes/... what daemons do together (core/records/commit_records.h)
 //   blobs/...               store-owned blobs (--link, --copy)
 //   blobs/side/...          copies of small pieces (side_blobs.h)
 //   holds/<digest>          locks on blobs in work (blob_directories.h)
@@ -37,7 +37,7 @@
 #include "core/base/result.h"
 #include "core/io/root.h"
 #include "core/model/step_model.h"
-#include "core/store/step_record.h"
+#include "core/records/step_record.h"
 
 namespace ckptfs {
 
@@ -64,7 +64,7 @@ struct StepNews {
 
 class BlobStream;  // core/store/blob_stream.h
 class Root;  // core/io/root.h
-class PresenceWatch;  // core/commit/node_presence.h
+class PresenceWatch;  // core/records/node_presence.h
 struct CollectRequest;  // core/store/collect.h
 struct CollectReport;
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <charconv>
 
-#include "core/store/manifest.h"
+#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
-#include "core/store/manifest_format.h"
+#include "core/manifest/manifest_format.h"
 
 namespace ckptfs {
 namespace {

@@ -19,7 +19,7 @@
 #include "core/base/result.h"
 #include "core/io/root.h"
 #include "core/store/catalogue.h"
-#include "core/store/records.h"
+#include "core/records/records.h"
 #include "core/store/store.h"
 
 namespace ckptfs {

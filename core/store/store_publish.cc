@@ -4,14 +4,14 @@
 // known, or for those of one run's claims and of one step: its cost does not
 // depend on how many steps the store has.
 #include "core/base/fault_point.h"
-#include "core/store/manifest.h"
+#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
 #include "core/model/side_blob.h"
 #include "core/store/blob_copy.h"
 #include "core/store/catalogue.h"
-#include "core/store/manifest_format.h"
-#include "core/store/records.h"
+#include "core/manifest/manifest_format.h"
+#include "core/records/records.h"
 #include "core/store/side_blobs.h"
 #include "core/store/store_index.h"
 #include "core/store/store_state.h"

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "core/base/mutex.h"
-#include "core/commit/node_presence.h"
+#include "core/records/node_presence.h"
 #include "core/store/blob_stream.h"
 #include "core/store/step_changes.h"
 #include "core/store/store.h"

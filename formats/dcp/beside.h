@@ -15,7 +15,7 @@
 #include <string>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
+#include "core/state/assembler.h"
 #include "formats/dcp/stored_state.h"
 
 namespace ckptfs::dcp {

@@ -16,15 +16,15 @@
 #include "core/base/strings.h"
 #include "core/model/step_counts.h"
 #include "core/tensor/cast.h"
-#include "core/view/shown_weight.h"
+#include "core/dialect/shown_weight.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/dcp/document_entries.h"
 #include "formats/dcp/implied_values.h"
 #include "formats/dcp/object_archives.h"
 #include "formats/dcp/source_keys.h"
-#include "formats/runs/tool_files.h"
+#include "formats/tools/tool_files.h"
 #include "formats/torch/pickle/text.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::dcp {

@@ -12,7 +12,7 @@
 //   MetadataIndex{ fqn [, offset] [, index] }      _StorageInfo{ relative_path, offset, length }
 //
 // A chunk costs about 60 bytes, so that millions of them fit.  The proof that chunks cover
-// a tensor is elsewhere (core/ingest/assembler.h).
+// a tensor is elsewhere (core/state/assembler.h).
 //
 // Thread safety: immutable once read.
 // Units: boxes are elements, offsets and lengths bytes.

@@ -11,15 +11,15 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/ingest/model_config.h"
+#include "core/state/model_config.h"
 #include "core/model/left_out.h"
 #include "core/state/model_choice.h"
 #include "core/state/roles.h"
 #include "formats/dcp/adapter_names.h"
 #include "formats/dcp/numbered.h"
 #include "formats/dcp/source_keys.h"
-#include "formats/model_files/model_files.h"
-#include "formats/runs/tool_files.h"
+#include "formats/tools/model_files.h"
+#include "formats/tools/tool_files.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
 #include "formats/torch/stored_tensor.h"

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
-#include "core/ingest/source.h"
+#include "core/state/assembler.h"
+#include "core/state/source.h"
 #include "formats/dcp/objects.h"
 #include "formats/dcp/state_keys.h"
 #include "formats/dcp/step_files.h"

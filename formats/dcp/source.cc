@@ -8,10 +8,10 @@
 #include "core/base/strings.h"
 #include "formats/dcp/reader.h"
 #include "formats/dcp/step_files.h"
-#include "formats/model_files/directories.h"
-#include "formats/runs/save_order.h"
-#include "formats/runs/step_names.h"
-#include "formats/runs/step_tree.h"
+#include "formats/tools/directories.h"
+#include "formats/tools/save_order.h"
+#include "formats/tools/step_names.h"
+#include "formats/tools/step_tree.h"
 
 namespace ckptfs {
 namespace {

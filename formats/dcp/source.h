@@ -11,7 +11,7 @@
 
 #include <memory>
 
-#include "core/ingest/source.h"
+#include "core/state/source.h"
 
 namespace ckptfs {
 

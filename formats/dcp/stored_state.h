@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
-#include "core/ingest/source.h"
+#include "core/state/assembler.h"
+#include "core/state/source.h"
 #include "formats/dcp/metadata.h"
 #include "formats/dcp/step_files.h"
 #include "formats/torch/file_tensor.h"

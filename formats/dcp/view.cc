@@ -8,7 +8,7 @@
 
 #include "core/base/strings.h"
 #include "core/view/shard.h"
-#include "core/view/shown_names.h"
+#include "core/dialect/shown_names.h"
 #include "formats/dcp/entries.h"
 #include "formats/dcp/metadata_writer.h"
 

@@ -7,7 +7,7 @@
 #include "core/base/strings.h"
 #include "formats/deepspeed/native/placed.h"
 #include "formats/deepspeed/step_directories.h"
-#include "formats/runs/save_order.h"
+#include "formats/tools/save_order.h"
 
 namespace ckptfs {
 namespace {

@@ -10,7 +10,7 @@
 
 #include <memory>
 
-#include "core/ingest/source.h"
+#include "core/state/source.h"
 
 namespace ckptfs {
 

@@ -9,12 +9,12 @@
 #include "core/base/strings.h"
 #include "core/model/step_notes.h"
 #include "formats/deepspeed/names.h"
-#include "formats/model_files/directories.h"
-#include "formats/model_files/model_files.h"
-#include "formats/runs/save_order.h"
-#include "formats/runs/step_names.h"
-#include "formats/runs/step_tree.h"
-#include "formats/runs/tool_files.h"
+#include "formats/tools/directories.h"
+#include "formats/tools/model_files.h"
+#include "formats/tools/save_order.h"
+#include "formats/tools/step_names.h"
+#include "formats/tools/step_tree.h"
+#include "formats/tools/tool_files.h"
 
 namespace ckptfs::deepspeed {
 namespace {

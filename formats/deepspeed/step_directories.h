@@ -4,7 +4,7 @@
 // every tag of a save directory, whose pointer file names the newest.  If the pointer is a
 // path ("epoch1/step5"), the steps beside it are found, too, and the folder they
 // lie in is their save directory.  Where a training tool wrote around a tag
-// (formats/runs/step_tree.h) its directory is the step, and names it; a conversion
+// (formats/tools/step_tree.h) its directory is the step, and names it; a conversion
 // in it gets "_universal" added.  If there are several tags, each is a step, named
 // after both.
 //
@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
-#include "core/ingest/source.h"
+#include "core/state/assembler.h"
+#include "core/state/source.h"
 
 namespace ckptfs::deepspeed {
 

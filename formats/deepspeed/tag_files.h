@@ -20,8 +20,8 @@
 
 #include "core/base/parallel.h"
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
-#include "core/ingest/source.h"
+#include "core/state/assembler.h"
+#include "core/state/source.h"
 #include "formats/deepspeed/names.h"
 #include "formats/torch/torch_file.h"
 
@@ -33,7 +33,7 @@ struct TagFiles {
   const SourceOptions& options;
   StepFiles names;
   std::map<std::string, BlobIndex, std::less<>> blobs;  // by path below the tag directory
-  // Opens one where they are not files of their own (formats/snapshot); from any thread.
+  // Opens one where they are not files of their own (formats/rank_file); from any thread.
   std::function<Result<TorchFile>(std::string_view)> open_part;
 
   // For messages.

@@ -13,7 +13,7 @@
 
 #include <memory>
 
-#include "core/ingest/source.h"
+#include "core/state/source.h"
 
 namespace ckptfs {
 

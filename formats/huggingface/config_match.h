@@ -15,7 +15,7 @@
 #include "core/base/result.h"
 #include "core/model/step_model.h"
 #include "formats/huggingface/shown_tensors.h"
-#include "formats/model_files/config_text.h"
+#include "formats/tools/config_text.h"
 
 namespace ckptfs::huggingface {
 

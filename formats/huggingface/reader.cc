@@ -8,14 +8,14 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
-#include "core/ingest/model_config.h"
+#include "core/state/model_config.h"
 #include "core/state/roles.h"
 #include "formats/deepspeed/whole_states.h"
 #include "formats/huggingface/optimizer_choice.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
-#include "formats/runs/tool_files.h"
-#include "formats/runs/trainer_rule.h"
+#include "formats/tools/tool_files.h"
+#include "formats/tools/trainer_rule.h"
 #include "formats/torch/stored_tensor.h"
 
 namespace ckptfs::huggingface {

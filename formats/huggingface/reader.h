@@ -17,16 +17,16 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
-#include "core/ingest/source.h"
+#include "core/state/assembler.h"
+#include "core/state/source.h"
 #include "core/state/roles.h"
 #include "formats/huggingface/names.h"
 #include "formats/deepspeed/torch_optimizer.h"
 #include "formats/huggingface/optimizer_file.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/weights_file.h"
-#include "formats/model_files/config_text.h"
-#include "formats/model_files/model_files.h"
+#include "formats/tools/config_text.h"
+#include "formats/tools/model_files.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
 

@@ -8,8 +8,8 @@
 
 #include "core/base/strings.h"
 #include "core/model/name_normaliser.h"
-#include "core/view/shown_weight.h"
-#include "formats/runs/tool_files.h"
+#include "core/dialect/shown_weight.h"
+#include "formats/tools/tool_files.h"
 
 namespace ckptfs::huggingface {
 namespace {

@@ -20,7 +20,7 @@
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
 #include "core/view/plan.h"
-#include "core/view/shown_names.h"
+#include "core/dialect/shown_names.h"
 
 namespace ckptfs::huggingface {
 

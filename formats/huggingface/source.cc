@@ -9,10 +9,10 @@
 #include "core/base/strings.h"
 #include "formats/huggingface/names.h"
 #include "formats/huggingface/reader.h"
-#include "formats/model_files/model_files.h"
-#include "formats/runs/save_order.h"
-#include "formats/runs/step_names.h"
-#include "formats/runs/step_tree.h"
+#include "formats/tools/model_files.h"
+#include "formats/tools/save_order.h"
+#include "formats/tools/step_names.h"
+#include "formats/tools/step_tree.h"
 
 namespace ckptfs {
 namespace {

@@ -10,12 +10,12 @@
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "core/view/shard.h"
-#include "core/view/shown_names.h"
+#include "core/dialect/shown_names.h"
 #include "formats/huggingface/config_match.h"
 #include "formats/huggingface/shard_index.h"
 #include "formats/huggingface/shown_tensors.h"
 #include "formats/huggingface/whole_files.h"
-#include "formats/model_files/config_text.h"
+#include "formats/tools/config_text.h"
 
 namespace ckptfs {
 namespace {

@@ -20,7 +20,7 @@
 
 #include "core/model/family.h"
 #include "core/view/view_format.h"
-#include "formats/model_files/model_files.h"
+#include "formats/tools/model_files.h"
 
 namespace ckptfs {
 

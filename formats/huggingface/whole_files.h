@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
+#include "core/state/assembler.h"
 #include "core/model/step_model.h"
 #include "formats/huggingface/shown_tensors.h"
 

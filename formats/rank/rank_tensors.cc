@@ -9,7 +9,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "core/view/shard.h"
-#include "core/view/shown_weight.h"
+#include "core/dialect/shown_weight.h"
 
 namespace ckptfs {
 namespace {

@@ -11,7 +11,7 @@
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "core/view/shard.h"
-#include "core/view/shown_names.h"
+#include "core/dialect/shown_names.h"
 #include "formats/rank/rank_tensors.h"
 #include "formats/rank/rank_text.h"
 #include "formats/torch/archive_builder.h"

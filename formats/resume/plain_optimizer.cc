@@ -16,7 +16,7 @@
 #include "formats/dcp/entries.h"
 #include "formats/dcp/implied_values.h"
 #include "formats/deepspeed/document_keys.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs {

@@ -20,9 +20,9 @@
 #include "formats/deepspeed/universal/universal_view.h"
 #include "formats/rank/rank_view.h"
 #include "formats/resume/plain_optimizer.h"
-#include "formats/runs/save_order.h"
-#include "formats/runs/step_tree.h"
-#include "formats/runs/tool_files.h"
+#include "formats/tools/save_order.h"
+#include "formats/tools/step_tree.h"
+#include "formats/tools/tool_files.h"
 
 namespace ckptfs {
 namespace {

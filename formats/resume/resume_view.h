@@ -32,7 +32,7 @@
 
 #include "core/model/family.h"
 #include "core/view/view_format.h"
-#include "formats/runs/step_tree.h"
+#include "formats/tools/step_tree.h"
 
 namespace ckptfs {
 

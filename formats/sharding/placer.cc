@@ -8,7 +8,7 @@
 
 #include "core/base/strings.h"
 #include "core/state/state_fit.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 
 namespace ckptfs {

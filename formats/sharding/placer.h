@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
+#include "core/state/assembler.h"
 #include "formats/sharding/sharding.h"
 #include "formats/torch/file_tensor.h"
 #include "formats/torch/stored_tensor.h"

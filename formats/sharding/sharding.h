@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/family_variables.h"
-#include "core/ingest/source.h"
+#include "core/state/family_variables.h"
+#include "core/state/source.h"
 #include "core/model/family.h"
 #include "core/model/pattern.h"
 #include "formats/sharding/sharding_info.h"

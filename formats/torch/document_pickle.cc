@@ -9,7 +9,7 @@
 #include <charconv>
 
 #include "core/base/strings.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
 

@@ -6,7 +6,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/zip_format.h"
 
 namespace ckptfs {

@@ -13,7 +13,7 @@
 #include "formats/torch/file_records.h"
 #include "formats/torch/legacy_archive.h"
 #include "formats/torch/pickle/storage_types.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/zip_archive.h"
 #include "formats/torch/zip_format.h"
 

@@ -11,14 +11,14 @@
 #include "core/base/mutex.h"
 #include "core/base/names.h"
 #include "core/base/strings.h"
-#include "mount/adoption.h"
+#include "mount/daemon/adoption.h"
 #include "mount/commands/command_set.h"
-#include "mount/commands/step_json.h"
-#include "mount/control_client.h"
-#include "mount/follow_service.h"
+#include "mount/control/step_json.h"
+#include "mount/control/control_client.h"
+#include "mount/daemon/follow_service.h"
 #include "mount/options.h"
 #include "mount/printable.h"
-#include "mount/process_setup.h"
+#include "mount/daemon/process_setup.h"
 
 namespace ckptfs {
 namespace {

@@ -15,9 +15,9 @@
 
 #include "core/base/result.h"
 #include "core/store/store.h"
-#include "mount/adoption.h"
+#include "mount/daemon/adoption.h"
 #include "mount/commands/command.h"
-#include "mount/snapshot_service.h"
+#include "mount/daemon/snapshot_service.h"
 
 namespace ckptfs {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "mount/commands/command_set.h"
-#include "mount/daemon_process.h"
+#include "mount/daemon/daemon_process.h"
 #include "mount/options.h"
 
 namespace ckptfs {

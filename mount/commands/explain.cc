@@ -22,7 +22,7 @@
 #include "mount/commands/command_set.h"
 #include "mount/commands/mount_path.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
+#include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

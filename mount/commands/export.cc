@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/jobs/export.h"
+#include "core/export/export.h"
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 #include "fs/permissions.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
+#include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

@@ -6,11 +6,11 @@
 #include <thread>
 
 #include "core/base/strings.h"
-#include "core/commit/node_presence.h"
+#include "core/records/node_presence.h"
 #include "core/store/collect.h"
 #include "mount/commands/command_set.h"
-#include "mount/commands/step_json.h"
-#include "mount/control_client.h"
+#include "mount/control/step_json.h"
+#include "mount/control/control_client.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

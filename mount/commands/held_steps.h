@@ -13,7 +13,7 @@
 
 #include "core/base/result.h"
 #include "core/store/store.h"
-#include "mount/control_client.h"
+#include "mount/control/control_client.h"
 
 namespace ckptfs {
 

@@ -7,7 +7,7 @@
 
 #include "core/adopt/closed_file.h"
 #include "core/base/strings.h"
-#include "core/jobs/source_state.h"
+#include "core/check/source_state.h"
 #include "core/store/lives.h"
 #include "core/store/model_of.h"
 #include "core/view/layout_survey.h"
@@ -15,7 +15,7 @@
 #include "fs/tree/step_info.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
+#include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

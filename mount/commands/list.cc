@@ -10,12 +10,12 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
-#include "core/jobs/source_state.h"
+#include "core/check/source_state.h"
 #include "core/store/lives.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/held_steps.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
+#include "mount/control/step_json.h"
 #include "mount/printable.h"
 
 namespace ckptfs {

@@ -10,7 +10,7 @@
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
-#include "mount/mount_table.h"
+#include "mount/fuse/mount_table.h"
 #include "mount/printable.h"
 
 namespace ckptfs {

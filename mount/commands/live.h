@@ -11,7 +11,7 @@
 
 #include "core/base/result.h"
 #include "mount/commands/command.h"
-#include "mount/control_client.h"
+#include "mount/control/control_client.h"
 
 namespace ckptfs {
 

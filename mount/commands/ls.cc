@@ -8,7 +8,7 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
+#include "mount/control/step_json.h"
 #include "mount/commands/step_tensors.h"
 #include "mount/options.h"
 #include "mount/printable.h"

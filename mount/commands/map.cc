@@ -13,8 +13,8 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
-#include "mount/layout_map.h"
+#include "mount/control/step_json.h"
+#include "mount/commands/layout_map.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

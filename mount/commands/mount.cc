@@ -10,8 +10,8 @@
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/mount_process.h"
-#include "mount/mount_table.h"
+#include "mount/daemon/mount_process.h"
+#include "mount/fuse/mount_table.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `ckptfs read` answers a program that has no mount on its standard input and output
-// (mount/step_answers.h).  The end of the input ends it.  A step that is not published is
+// (mount/control/step_answers.h).  The end of the input ends it.  A step that is not published is
 // asked of the daemon that has it in memory.
 
 #include <sys/socket.h>
@@ -26,9 +26,9 @@
 #include "mount/commands/command_set.h"
 #include "mount/commands/held_steps.h"
 #include "mount/commands/step_access.h"
-#include "mount/control_protocol.h"
+#include "mount/control/control_protocol.h"
 #include "mount/options.h"
-#include "mount/step_answers.h"
+#include "mount/control/step_answers.h"
 
 namespace ckptfs {
 namespace {

@@ -10,9 +10,9 @@
 #include "core/base/strings.h"
 #include "core/base/utf8.h"
 #include "mount/commands/command_set.h"
-#include "mount/commands/step_json.h"
-#include "mount/control_client.h"
-#include "mount/mount_users.h"
+#include "mount/control/step_json.h"
+#include "mount/control/control_client.h"
+#include "mount/fuse/mount_users.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "mount/commands/command_set.h"
-#include "mount/commands/step_json.h"
+#include "mount/control/step_json.h"
 #include "mount/printable.h"
 
 namespace ckptfs {

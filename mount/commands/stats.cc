@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/strings.h"
-#include "core/jobs/tensor_stats.h"
+#include "core/inspect/tensor_stats.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
+#include "mount/control/step_json.h"
 #include "mount/commands/step_tensors.h"
 #include "mount/options.h"
 #include "mount/printable.h"

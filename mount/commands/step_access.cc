@@ -13,7 +13,7 @@
 #include "core/base/strings.h"
 #include "formats/torch/file_records.h"
 #include "mount/commands/command_set.h"
-#include "mount/control_client.h"
+#include "mount/control/control_client.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

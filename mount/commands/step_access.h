@@ -15,10 +15,10 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/jobs/work_list.h"
+#include "core/base/work_list.h"
 #include "core/store/store.h"
-#include "formats/model_files/model_files.h"
-#include "mount/adoption.h"
+#include "formats/tools/model_files.h"
+#include "mount/daemon/adoption.h"
 #include "mount/commands/command.h"
 
 namespace ckptfs {

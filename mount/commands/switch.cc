@@ -10,8 +10,8 @@
 #include "mount/commands/command_set.h"
 #include "mount/commands/live.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
-#include "mount/mount_users.h"
+#include "mount/control/step_json.h"
+#include "mount/fuse/mount_users.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

@@ -9,9 +9,9 @@
 #include "core/base/descriptor.h"
 #include "core/base/strings.h"
 #include "mount/commands/command_set.h"
-#include "mount/daemon_record.h"
-#include "mount/mount_table.h"
-#include "mount/mount_users.h"
+#include "mount/control/daemon_record.h"
+#include "mount/fuse/mount_table.h"
+#include "mount/fuse/mount_users.h"
 #include "mount/printable.h"
 
 namespace ckptfs {

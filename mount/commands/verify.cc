@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/jobs/verify.h"
+#include "core/check/verify.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include "formats/torch/file_records.h"
 #include "mount/commands/command_set.h"
 #include "mount/commands/step_access.h"
-#include "mount/commands/step_json.h"
+#include "mount/control/step_json.h"
 #include "mount/options.h"
 #include "mount/printable.h"
 

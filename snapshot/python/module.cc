@@ -17,9 +17,9 @@
 #include <stdexcept>
 
 #include "core/base/names.h"
-#include "snapshot/cuda_copier.h"
-#include "snapshot/replica_digest.h"
-#include "snapshot/snapshot_writer.h"
+#include "snapshot/device/cuda_copier.h"
+#include "snapshot/trainer/replica_digest.h"
+#include "snapshot/trainer/snapshot_writer.h"
 
 namespace nb = nanobind;
 

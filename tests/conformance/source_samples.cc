@@ -9,7 +9,7 @@
 #include "core/base/strings.h"
 #include "core/adopt/scan.h"
 #include "core/blob/safetensors_header.h"
-#include "core/jobs/export.h"
+#include "core/export/export.h"
 #include "formats/families/shipped.h"
 #include "formats/registry.h"
 #include "formats/torch/archive_builder.h"

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "core/ingest/source.h"
+#include "core/state/source.h"
 #include "tests/conformance/source_samples.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/watched_root.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/ingest/assembler.h"
+#include "core/state/assembler.h"
 #include "core/io/file_root.h"
 #include "formats/torch/pickle_writer.h"
 #include "tests/formats/dcp/dcp_maker.h"

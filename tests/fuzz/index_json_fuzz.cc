@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "core/ingest/model_config.h"
+#include "core/state/model_config.h"
 #include "formats/huggingface/shard_index.h"
-#include "formats/model_files/config_text.h"
+#include "formats/tools/config_text.h"
 #include "tests/fuzz/target.h"
 
 namespace {

@@ -5,8 +5,8 @@
 // is accepted renders and parses again to the same bytes.
 #include <string_view>
 
-#include "core/store/manifest.h"
-#include "core/store/manifest_format.h"
+#include "core/manifest/manifest.h"
+#include "core/manifest/manifest_format.h"
 #include "core/store/store.h"
 #include "tests/fuzz/target.h"
 

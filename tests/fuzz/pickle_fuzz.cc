@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "tests/fuzz/target.h"
 

@@ -29,7 +29,7 @@
 #include "core/base/strings.h"
 #include "formats/families/shipped.h"
 #include "formats/registry.h"
-#include "formats/runs/recognise.h"
+#include "formats/tools/recognise.h"
 #include "tests/fuzz/target.h"
 
 namespace {

@@ -2,8 +2,8 @@
 """Rules of the house that a compiler does not check.
 
 Usage: check.py [ROOT].  Prints every break of a rule; exit code 1 if any.
-  - includes follow the arrows of docs/inside/design.md, and libfuse, torch and CUDA
-    headers stay in their places
+  - includes follow the arrows of docs/inside/design.md, those between rooms too (rooms.py),
+    and libfuse, torch and CUDA headers stay in their places
   - headers have at most 250 lines, sources 600
   - the top level holds the fixed names and dotfiles only
   - every source file has one SPDX line; CMake lists its sources by name
@@ -18,6 +18,8 @@ import os
 import re
 import subprocess
 import sys
+
+import rooms
 
 # folder -> folders of this repository that its files may include
 ARROWS = {
@@ -54,12 +56,14 @@ RAW_FILES = re.compile(
     r'(?<![\w.>"])(?:::)?(?:open|openat|fopen|mmap|pread|preadv2|opendir|readdir|realpath)\((?!\))'
     r'|std::[io]?fstream|std::filesystem')
 MAY_OPEN = {
+    'core/access/kept_gates.cc': 'the directories above a file',
+    'core/access/searched_directories.cc': 'the directories above a file',
     'core/adopt/own.cc': 'writes what it takes',
     'core/adopt/scan.cc': 'what a path that was given leads to',
     'core/base/descriptor.cc': 'the owner of descriptors',
     'core/base/file_lock.cc': 'locks',
-    'core/ingest/assembler.cc': 'links that leave a checkpoint',
-    'core/jobs/export.cc': 'writes what it exports',
+    'core/state/assembler.cc': 'links that leave a checkpoint',
+    'core/export/export.cc': 'writes what it exports',
     'core/model/family.cc': "the user's family files",
     'core/store/catalogue.cc': "SQLite's file",
     'core/store/store.cc': 'what a path that was given leads to',
@@ -91,8 +95,8 @@ def include_errors(path, text):
                 name.startswith('torch_') and folder in ('snapshot', 'tests')):
             yield f'torch headers belong to torch_* files ({target})'
         if re.match(r'cuda|cudart|driver_types', target) and not (
-                path.startswith('snapshot/cuda_')):
-            yield f'CUDA headers belong to snapshot/cuda_* ({target})'
+                path.startswith('snapshot/device/cuda_')):
+            yield f'CUDA headers belong to snapshot/device/cuda_* ({target})'
 
 
 def english_errors(text):
@@ -162,7 +166,7 @@ def type_names(text):
 
 def errors(root):
     """(path, what) of every break of a rule under root."""
-    types = {}
+    types, texts = {}, {}
     listed = subprocess.run(
         ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
         cwd=root, capture_output=True, text=True, check=True).stdout
@@ -181,7 +185,7 @@ def errors(root):
             data = f.read(MIB)
         if b'\0' in data:
             continue
-        text = data.decode('utf-8', 'replace')
+        texts[path] = text = data.decode('utf-8', 'replace')
         for what in text_errors(path, text):
             yield path, what
         for what in doc_errors(path, text, known) if path.endswith('.md') and path != PAST else ():
@@ -189,6 +193,8 @@ def errors(root):
         for name in type_names(text) if path.endswith('.h') else ():
             if types.setdefault(name, path) != path:
                 yield path, f'{name} is defined in {types[name]}, too'
+
+    yield from rooms.errors(texts)
 
 
 def main():

@@ -64,6 +64,33 @@ class HouseTest(unittest.TestCase):
             self.assertIn('mount/x.h: a::X is defined in core/x.h, too', said)
             self.assertNotIn('fs/x.h', said)
 
+    def test_arrows_between_rooms_are_checked(self):
+        trees = (
+            ('core/a reaches core/b, which stands on it', {'core/a/x.h': 'core/b/y.h', 'core/b/y.cc': 'core/a/x.h'}),
+            ('core reaches core/a, which stands on it', {'core/top.h': 'core/a/x.h', 'core/a/x.h': 'core/top.h'}),
+        )
+        for want, files in trees:
+            with tempfile.TemporaryDirectory() as root:
+                subprocess.run(['git', 'init', '-q', root], check=True)
+                for path, include in files.items():
+                    os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+                    with open(os.path.join(root, path), 'w') as f:
+                        f.write(f'{SPDX}#include "{include}"\n')
+                self.assertIn(want.split(' reaches')[0], check(root).stdout)
+                self.assertIn('which stands on it', check(root).stdout)
+
+    def test_a_room_names_what_it_includes(self):
+        with tempfile.TemporaryDirectory() as root:
+            subprocess.run(['git', 'init', '-q', root], check=True)
+            os.makedirs(os.path.join(root, 'core', 'a'))
+            with open(os.path.join(root, 'core', 'a', 'x.h'), 'w') as f:
+                f.write(SPDX + '#include "core/b/y.h"\n')
+            with open(os.path.join(root, 'core', 'a', 'CMakeLists.txt'), 'w') as f:
+                f.write('ckptfs_room(a NEEDS c\n  SOURCES x.cc)\n')
+            said = check(root).stdout
+            self.assertIn('a includes b and does not name it', said)
+            self.assertIn('a names c and does not include it', said)
+
     def test_what_is_english_is_let_pass(self):
         with tempfile.TemporaryDirectory() as root:
             subprocess.run(['git', 'init', '-q', root], check=True)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/control_server.h"
+#include "mount/control/control_server.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 
 #include "core/base/runtime_directory.h"
 #include "core/base/strings.h"
-#include "mount/control_client.h"
-#include "mount/control_protocol.h"
+#include "mount/control/control_client.h"
+#include "mount/control/control_protocol.h"
 #include "tests/fs/tree_fixture.h"
 
 namespace ckptfs {

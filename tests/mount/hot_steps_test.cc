@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mount/hot_steps.h"
+#include "mount/daemon/hot_steps.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

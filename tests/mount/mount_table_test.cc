@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/mount_table.h"
+#include "mount/fuse/mount_table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/mountpoint_claim.h"
+#include "mount/daemon/mountpoint_claim.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/step_readers.h"
+#include "mount/control/step_readers.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "mount/control_protocol.h"
+#include "mount/control/control_protocol.h"
 #include "tests/fs/tree_fixture.h"
 
 namespace ckptfs {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/arena.h"
+#include "snapshot/wire/arena.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

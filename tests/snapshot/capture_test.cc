@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/capture.h"
+#include "snapshot/trainer/capture.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <random>
 
 #include "core/base/strings.h"
-#include "core/ingest/rank_file.h"
+#include "core/state/rank_file.h"
 
 namespace ckptfs {
 namespace {

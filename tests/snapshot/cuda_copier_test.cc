@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaCopier on a driver that is not one (tests/support/fake_cuda.cc).
-#include "snapshot/cuda_copier.h"
+#include "snapshot/device/cuda_copier.h"
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>

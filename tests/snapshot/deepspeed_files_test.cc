@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/snapshot/deepspeed_files.h"
+#include "formats/rank_file/deepspeed_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include "core/base/strings.h"
 #include "core/io/memory_root.h"
 #include "formats/families/shipped.h"
-#include "formats/snapshot/rank_files.h"
+#include "formats/rank_file/rank_files.h"
 #include "formats/torch/pickle_writer.h"
-#include "snapshot/capture.h"
+#include "snapshot/trainer/capture.h"
 
 namespace ckptfs {
 namespace {

@@ -14,7 +14,7 @@
 #include "core/io/file_root.h"
 #include "core/io/file_storage.h"
 #include "core/store/step_catalogue.h"
-#include "mount/snapshot_keeper.h"
+#include "mount/daemon/snapshot_keeper.h"
 #include "tests/snapshot/nodes.h"
 #include "tests/snapshot/spooling.h"
 #include "tests/support/temporary_directory.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "snapshot/copier.h"
+#include "snapshot/device/copier.h"
 
 namespace ckptfs {
 namespace {

@@ -39,8 +39,8 @@
 #include "core/base/runtime_directory.h"
 #include "core/io/file_root.h"
 #include "core/store/step_catalogue.h"
-#include "mount/snapshot_keeper.h"
-#include "snapshot/arena_shelf.h"
+#include "mount/daemon/snapshot_keeper.h"
+#include "snapshot/receive/arena_shelf.h"
 #include "tests/snapshot/killed.h"
 #include "tests/snapshot/receiving.h"
 

@@ -19,7 +19,7 @@
 
 #include "core/base/descriptor.h"
 #include "core/base/strings.h"
-#include "core/jobs/verify.h"
+#include "core/check/verify.h"
 #include "core/store/store.h"
 
 namespace ckptfs::testing_support {

@@ -19,7 +19,7 @@
 #include "core/commit/world_commit.h"
 #include "core/io/memory_root.h"
 #include "core/store/store.h"
-#include "mount/snapshot_keeper.h"
+#include "mount/daemon/snapshot_keeper.h"
 #include "tests/snapshot/training.h"
 
 namespace ckptfs::testing_support {

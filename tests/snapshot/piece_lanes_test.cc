@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernel's arithmetic, thread by thread, against libxxhash.
-#include "snapshot/piece_lanes.h"
+#include "snapshot/device/piece_lanes.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/base/digest.h"
-#include "snapshot/copier.h"
+#include "snapshot/device/copier.h"
 
 namespace ckptfs {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/protocol.h"
+#include "snapshot/wire/protocol.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

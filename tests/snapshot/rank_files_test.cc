@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/snapshot/rank_files.h"
+#include "formats/rank_file/rank_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <cstring>
 
 #include "core/base/strings.h"
-#include "core/ingest/rank_file.h"
+#include "core/state/rank_file.h"
 #include "core/io/memory_root.h"
 #include "formats/families/shipped.h"
-#include "snapshot/capture.h"
+#include "snapshot/trainer/capture.h"
 
 namespace ckptfs {
 namespace {

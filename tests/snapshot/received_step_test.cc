@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/received_step.h"
+#include "snapshot/landing/received_step.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "core/base/strings.h"
-#include "snapshot/protocol.h"
+#include "snapshot/wire/protocol.h"
 
 namespace ckptfs {
 namespace {

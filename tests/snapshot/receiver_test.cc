@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/receiver.h"
+#include "snapshot/receive/receiver.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

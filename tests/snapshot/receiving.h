@@ -22,9 +22,9 @@
 #include <thread>
 #include <vector>
 
-#include "snapshot/protocol.h"
-#include "snapshot/receiver.h"
-#include "snapshot/snapshot_writer.h"
+#include "snapshot/wire/protocol.h"
+#include "snapshot/receive/receiver.h"
+#include "snapshot/trainer/snapshot_writer.h"
 #include "tests/snapshot/training.h"
 #include "tests/support/late_copier.h"
 #include "tests/support/temporary_directory.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/replica_digest.h"
+#include "snapshot/trainer/replica_digest.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/said_steps.h"
+#include "snapshot/trainer/said_steps.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 // Steps between memory, spool and store: each is shown as long as it is there, and only once;
 // what an earlier daemon has stored is found again.  snapshot_store_test.cc has the stores that
 // fail.
-#include "mount/snapshot_keeper.h"
+#include "mount/daemon/snapshot_keeper.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

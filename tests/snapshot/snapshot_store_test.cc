@@ -11,7 +11,7 @@
 #include "core/io/memory_root.h"
 #include "core/store/step_catalogue.h"
 #include "formats/families/shipped.h"
-#include "mount/snapshot_keeper.h"
+#include "mount/daemon/snapshot_keeper.h"
 #include "tests/snapshot/training.h"
 #include "tests/support/faulty_storage.h"
 #include "tests/support/temporary_directory.h"

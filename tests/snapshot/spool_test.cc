@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "core/io/file_root.h"
-#include "core/store/record_text.h"
+#include "core/records/record_text.h"
 #include "tests/snapshot/nodes.h"
 #include "tests/snapshot/spooling.h"
 #include "tests/support/faulty_storage.h"

@@ -2,7 +2,7 @@
 //
 // Which saves go to a disk of this node, on their way from memory to the store: only those
 // that the store does not take at once.
-#include "snapshot/spooler.h"
+#include "snapshot/landing/spooler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "snapshot/world_parts.h"
+#include "snapshot/landing/world_parts.h"
 #include "tests/snapshot/nodes.h"
 #include "tests/snapshot/spooling.h"
 #include "tests/support/faulty_storage.h"

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "core/blob/chunk_digests.h"
-#include "core/commit/commit_records.h"
+#include "core/records/commit_records.h"
 #include "core/io/root.h"
-#include "snapshot/save_bytes.h"
+#include "snapshot/landing/save_bytes.h"
 #include "tests/snapshot/nodes.h"
 
 namespace ckptfs::testing_support {

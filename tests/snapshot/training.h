@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "snapshot/received_step.h"
-#include "snapshot/snapshot_writer.h"
+#include "snapshot/landing/received_step.h"
+#include "snapshot/trainer/snapshot_writer.h"
 
 namespace ckptfs::testing_support {
 

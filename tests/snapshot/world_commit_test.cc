@@ -7,11 +7,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/commit/prepared_sweep.h"
+#include "core/store/prepared_sweep.h"
 #include "core/io/blob_directories.h"
 #include "core/io/file_storage.h"
 #include "core/store/collect.h"
-#include "core/store/record_text.h"
+#include "core/records/record_text.h"
 #include "core/store/store_index.h"
 #include "tests/snapshot/nodes.h"
 #include "tests/support/faulty_storage.h"

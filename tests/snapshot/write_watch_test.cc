@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "snapshot/write_watch.h"
+#include "snapshot/trainer/write_watch.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

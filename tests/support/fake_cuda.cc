@@ -15,8 +15,8 @@
 #include <thread>
 #include <vector>
 
-#include "snapshot/device_pieces.h"
-#include "snapshot/piece_lanes.h"
+#include "snapshot/device/device_pieces.h"
+#include "snapshot/device/piece_lanes.h"
 
 namespace {
 

@@ -26,9 +26,9 @@
 #include <vector>
 
 #include "core/base/strings.h"
-#include "core/ingest/assembler.h"
-#include "core/ingest/source.h"
-#include "core/ingest/tool_names.h"
+#include "core/state/assembler.h"
+#include "core/state/source.h"
+#include "core/state/tool_names.h"
 
 namespace ckptfs {
 

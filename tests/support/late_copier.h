@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "snapshot/copier.h"
+#include "snapshot/device/copier.h"
 
 namespace ckptfs {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a step keeps of the training tool that wrote it, as formats/runs/tool_files.h says,
+// What a step keeps of the training tool that wrote it, as formats/tools/tool_files.h says,
 // without the code that writes it.
 //
 // Thread safety: pure function.

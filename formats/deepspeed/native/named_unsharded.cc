@@ -13,7 +13,7 @@
 #include "formats/deepspeed/native/master_prints.h"
 #include "formats/deepspeed/native/named.h"
 #include "formats/deepspeed/whole_states.h"
-#include "formats/runs/trainer_rule.h"
+#include "formats/tools/trainer_rule.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {

@@ -9,7 +9,7 @@
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
 #include "formats/deepspeed/step_directories.h"
-#include "formats/model_files/model_files.h"
+#include "formats/tools/model_files.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {

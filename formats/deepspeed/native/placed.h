@@ -7,7 +7,7 @@
 #pragma once
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
+#include "core/state/assembler.h"
 #include "core/model/step_model.h"
 #include "formats/deepspeed/native/named.h"
 #include "formats/deepspeed/native/parsed.h"

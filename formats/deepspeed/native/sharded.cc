@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
-#include "core/ingest/model_config.h"
+#include "core/state/model_config.h"
 
 namespace ckptfs::deepspeed::native {
 namespace {

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
+#include "core/state/assembler.h"
 #include "formats/deepspeed/model_states.h"
 #include "formats/deepspeed/names.h"
 #include "formats/deepspeed/optimizer_states.h"

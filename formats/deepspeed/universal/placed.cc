@@ -6,10 +6,10 @@
 #include <set>
 
 #include "core/base/strings.h"
-#include "core/ingest/model_config.h"
+#include "core/state/model_config.h"
 #include "formats/deepspeed/expert_names.h"
 #include "formats/deepspeed/state_dict_names.h"
-#include "formats/model_files/model_files.h"
+#include "formats/tools/model_files.h"
 #include "formats/deepspeed/step_directories.h"
 #include "formats/sharding/placer.h"
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/ingest/assembler.h"
+#include "core/state/assembler.h"
 #include "formats/deepspeed/universal/parsed.h"
 #include "formats/sharding/sharding.h"
 

@@ -8,13 +8,13 @@
 
 #include "core/base/strings.h"
 #include "core/view/shard.h"
-#include "core/view/shown_weight.h"
+#include "core/dialect/shown_weight.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/deepspeed/document_keys.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 #include "formats/deepspeed/universal/universal_info.h"
 #include "formats/deepspeed/universal/universal_readers.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/torch_file.h"
 
 namespace ckptfs::deepspeed {

@@ -9,7 +9,7 @@
 #include "core/base/strings.h"
 #include "core/view/reader_demands.h"
 #include "core/view/shard.h"
-#include "core/view/shown_names.h"
+#include "core/dialect/shown_names.h"
 #include "formats/deepspeed/universal/universal_cut.h"
 
 namespace ckptfs::deepspeed {

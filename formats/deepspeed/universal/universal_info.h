@@ -15,7 +15,7 @@
 #include "core/base/result.h"
 #include "core/model/layout.h"
 #include "core/model/step_model.h"
-#include "core/view/shown_names.h"
+#include "core/dialect/shown_names.h"
 #include "formats/torch/archive_builder.h"
 
 namespace ckptfs::deepspeed {

@@ -9,12 +9,12 @@
 #include <span>
 
 #include "core/base/strings.h"
-#include "core/view/shown_names.h"
+#include "core/dialect/shown_names.h"
 #include "formats/deepspeed/universal/universal_files.h"
 #include "formats/deepspeed/universal/universal_index.h"
 #include "formats/deepspeed/universal/universal_readers.h"
 #include "formats/sharding/placer.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 
 namespace ckptfs::deepspeed {
 namespace {

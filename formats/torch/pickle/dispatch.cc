@@ -6,7 +6,7 @@
 #include "formats/torch/pickle/machine.h"
 #include "formats/torch/pickle/packed_values.h"
 #include "formats/torch/pickle/tree_values.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 
 namespace ckptfs {
 

@@ -3,7 +3,7 @@ from typing import Callable, List, Optional, Tuple
 
 # Of a part of a state: shape of the whole; pieces as (box's begins, box's ends, index in
 # the tensor); shape of the local tensor that a flat range is of, where there are pieces, too;
-# flat range.  As core/ingest/state_part.h has it.
+# flat range.  As core/state/state_part.h has it.
 Part = Tuple[List[int], List[Tuple[List[int], List[int], List[int]]], Optional[List[int]],
              Optional[Tuple[int, int]]]
 

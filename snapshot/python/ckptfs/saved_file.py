@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file that torch.save would write, without writing it: the pickle of a value, and where its
-storages lie in memory (formats/snapshot/deepspeed_files.h reads it)."""
+storages lie in memory (formats/rank_file/deepspeed_files.h reads it)."""
 import pickle
 from dataclasses import dataclass, field
 from io import BytesIO

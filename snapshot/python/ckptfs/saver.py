@@ -78,7 +78,7 @@ class FileCollector:
 
 
 def own_job() -> str:
-    """A job's text for one life alone (snapshot/protocol.h, kOwnJob)."""
+    """A job's text for one life alone (snapshot/wire/protocol.h, kOwnJob)."""
     return f'own:{uuid.uuid4().hex}'
 
 

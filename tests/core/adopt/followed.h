@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "core/adopt/follow.h"
+#include "core/follow/follow.h"
 #include "tests/support/fake_source.h"
 #include "tests/support/temporary_directory.h"
 

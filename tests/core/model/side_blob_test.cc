@@ -7,7 +7,7 @@
 
 #include <functional>
 
-#include "core/store/manifest.h"
+#include "core/manifest/manifest.h"
 #include "core/store/store.h"
 
 namespace ckptfs {

@@ -24,7 +24,7 @@
 #include "core/blob/chunk_digests.h"
 #include "core/io/file_storage.h"
 #include "core/io/memory_root.h"
-#include "core/store/records.h"
+#include "core/records/records.h"
 #include "core/store/step_catalogue.h"
 #include "core/store/store_index.h"
 #include "tests/core/store/counting_storage.h"

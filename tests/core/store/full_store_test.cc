@@ -12,7 +12,7 @@
 #include "core/io/blob_directories.h"
 #include "core/io/file_storage.h"
 #include "core/store/collect.h"
-#include "core/store/records.h"
+#include "core/records/records.h"
 #include "core/store/store_index.h"
 #include "tests/core/store/counting_storage.h"
 #include "tests/core/store/sample_model.h"

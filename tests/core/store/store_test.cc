@@ -9,13 +9,13 @@
 #include <fstream>
 #include <thread>
 
-#include "core/store/manifest.h"
+#include "core/manifest/manifest.h"
 #include "core/base/strings.h"
 #include "core/io/file_storage.h"
 #include "core/model/step_notes.h"
 #include "core/store/lives.h"
-#include "core/store/record_text.h"
-#include "core/store/records.h"
+#include "core/records/record_text.h"
+#include "core/records/records.h"
 #include "tests/core/store/sample_model.h"
 #include "tests/support/faulty_storage.h"
 

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "formats/dcp/metadata_writer.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "tests/conformance/tiny_step.h"
 

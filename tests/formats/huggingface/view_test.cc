@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/blob/safetensors_header.h"
-#include "core/ingest/assembler.h"
+#include "core/state/assembler.h"
 #include "core/io/file_root.h"
 #include "core/view/plan_reader.h"
 #include "formats/huggingface/shard_index.h"

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "formats/deepspeed/document_keys.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "tests/conformance/tiny_step.h"
 
 namespace ckptfs {

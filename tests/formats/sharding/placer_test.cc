@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "core/base/strings.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 
 namespace ckptfs {

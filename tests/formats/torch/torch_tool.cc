@@ -23,7 +23,7 @@
 #include "core/base/strings.h"
 #include "core/blob/safetensors_header.h"
 #include "formats/torch/archive_view.h"
-#include "formats/torch/pickle_reader.h"
+#include "formats/torch/pickle/pickle_reader.h"
 #include "formats/torch/pickle_writer.h"
 #include "formats/torch/torch_file.h"
 #include "tests/support/open_torch_file.h"

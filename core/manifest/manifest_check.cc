@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/manifest/manifest_check.h"
+
+#include <limits>
+
+#include "core/base/checked_math.h"
+#include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
+
+namespace ckptfs {
+namespace {
+
+using Wide = __int128;
+
+Status CheckFragment(const FragmentSeries& series, uint64_t k, uint64_t bytes,
+                     std::span<const Blob> blobs) {
+  const Wide blob = Wide{series.blob} + Wide{series.blob_step} * static_cast<Wide>(k);
+  const Wide offset = Wide{series.offset} + Wide{series.offset_step} * static_cast<Wide>(k);
+  if (blob < 0 || blob >= static_cast<Wide>(blobs.size())) {
+    return Refuse("fragment ", k, " of a series lies in no blob");
+  }
+  const Blob& there = blobs[static_cast<size_t>(blob)];
+  if (offset < 0 || offset + static_cast<Wide>(bytes) > static_cast<Wide>(there.stamp.size)) {
+    return Refuse("fragment ", k, " of a series lies outside '", there.path, "' of ",
+                  there.stamp.size, " bytes");
+  }
+  return {};
+}
+
+// Success if following `of` from every atom ends at one that is not derived.
+Status CheckChains(const StepModel& model) {
+  constexpr int kMaxChain = 8;
+  for (size_t i = 0; i < model.atoms.size(); ++i) {
+    size_t at = i;
+    for (int depth = 0;; ++depth) {
+      const auto of = DerivedFrom(model.atoms[at].source);
+      if (!of) break;
+      if (depth == kMaxChain) return Refuse("atom ", i, " is derived in a circle");
+      at = static_cast<size_t>(*of);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CheckBlobPath(std::string_view path) {
+  if (path.empty() || path.front() == '/' || path.find('\0') != std::string_view::npos) {
+    return Refuse("a blob's path is relative and not empty");
+  }
+  while (true) {
+    const size_t slash = path.find('/');
+    const std::string_view component = path.substr(0, slash);
+    if (component.empty() || component == "." || component == "..") {
+      return Refuse("a blob's path has no empty, '.' or '..' component");
+    }
+    if (slash == std::string_view::npos) return {};
+    path.remove_prefix(slash + 1);
+  }
+}
+
+Status CheckIdentity(const Blob& blob, bool root_is_store) {
+  constexpr uint64_t kLeastChunk = 4096;
+  if (blob.chunk_bytes == 0 && !blob.chunks.empty()) return Refuse("digests of chunks of 0 bytes");
+  if (blob.chunk_bytes != 0 && blob.chunk_bytes < kLeastChunk) {
+    return Refuse("chunks of ", blob.chunk_bytes, " bytes");
+  }
+  if (blob.chunk_bytes != 0 &&
+      blob.chunks.size() != ChunkCount(blob.stamp.size, blob.chunk_bytes)) {
+    return Refuse(blob.chunks.size(), " digests of chunks of ", blob.chunk_bytes, " bytes for ",
+                  blob.stamp.size, " bytes");
+  }
+  if (!blob.stamp.size_only()) return {};
+  if (!blob.store_owned || !root_is_store) {
+    return Refuse("'", blob.path, "' has no stamp and is not the store's own");
+  }
+  if (blob.chunk_bytes == 0) return Refuse("'", blob.path, "' has neither a stamp nor digests");
+  return {};
+}
+
+Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> locals,
+                   std::span<const Blob> blobs) {
+  if (series.count == 0) return Refuse("a series of no fragments");
+  if (series.local >= locals.size()) return Refuse("local tensor index ", series.local);
+  if (series.count > 1 && series.flat_step < series.elements) {
+    return Refuse("a series whose fragments overlap");
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(locals[series.local].shape));
+  const Wide end = Wide{series.flat_begin} + Wide{series.flat_step} * Wide{series.count - 1} +
+                   Wide{series.elements};
+  if (end > static_cast<Wide>(elements)) {
+    return Refuse("a series that ends outside its local tensor of ", elements, " elements");
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount({series.elements}, series.dtype));
+  CKPT_RETURN_IF_ERROR(CheckFragment(series, 0, bytes, blobs));
+  CKPT_RETURN_IF_ERROR(CheckFragment(series, series.count - 1, bytes, blobs));
+  if (series.blob_step == 0) return {};
+  for (uint64_t k = 1; k + 1 < series.count; ++k) {  // fewer than there are blobs
+    CKPT_RETURN_IF_ERROR(CheckFragment(series, k, bytes, blobs));
+  }
+  return {};
+}
+
+Status CheckStoredTensor(const StoredTensor& tensor, const StepModel& model) {
+  if (tensor.atom) {
+    const Atom& atom = model.atom(*tensor.atom);
+    if (model.IsOfModel(atom)) return Refuse("an atom of the model");
+    if (atom.dtype != tensor.dtype || atom.shape != tensor.shape) {
+      return Refuse("an atom of another dtype or shape");
+    }
+    if (tensor.strides != RowMajorStrides(tensor.shape)) return Refuse("strides of an atom");
+    return {};
+  }
+  const std::span<const Blob> blobs = model.blobs;
+  const auto blob = static_cast<uint32_t>(tensor.blob);
+  if (blob >= blobs.size()) return Refuse("blob index ", blob);
+  if (tensor.strides.size() != tensor.shape.size()) return Refuse("strides of another rank");
+  CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
+  if (elements == 0) return {};
+  uint64_t last = 0;
+  for (size_t d = 0; d < tensor.shape.size(); ++d) {
+    CKPT_ASSIGN_OR_RETURN(const uint64_t step,
+                          CheckedMul(tensor.shape[d] - 1, tensor.strides[d], "strides"));
+    CKPT_ASSIGN_OR_RETURN(last, CheckedAdd(last, step, "strides"));
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint64_t span, CheckedAdd(last, 1, "extent"));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount({span}, tensor.dtype));
+  if (!RangeInside(tensor.offset, bytes, blobs[blob].stamp.size)) {
+    return Refuse("bytes outside '", blobs[blob].path, "'");
+  }
+  return {};
+}
+
+Status CheckAtomSources(const StepModel& model) {
+  for (size_t i = 0; i < model.atoms.size(); ++i) {
+    const Status status = CheckSource(model, model.atoms[i]);
+    if (!status) return Fail(Error(status.error()).WithContext(StrCat("atom ", i)));
+  }
+  return CheckChains(model);
+}
+
+}  // namespace ckptfs

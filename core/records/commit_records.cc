@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/records/commit_records.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "core/base/names.h"
+#include "core/base/strings.h"
+#include "core/blob/chunk_digests.h"
+#include "core/records/record_text.h"
+#include "core/records/records.h"
+
+namespace ckptfs {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kHexDigits = 32;
+constexpr size_t kMaxJob = 200;  // as the protocol has it (snapshot/receive/rank_session.cc)
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 50;
+constexpr size_t kNamedRanges = 8;
+
+template <class Number>
+std::optional<Number> NumberOf(const json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number_unsigned()) return std::nullopt;
+  const auto value = found->get<uint64_t>();
+  if (value > std::numeric_limits<Number>::max()) return std::nullopt;
+  return static_cast<Number>(value);
+}
+
+std::optional<Digest> DigestUnder(const json& object, const char* key) {
+  return DigestFromHex(TextOf(object, key).value_or(""));
+}
+
+std::string HexOf(const std::vector<Digest>& digests) {
+  std::string text;
+  text.reserve(digests.size() * kHexDigits);
+  for (const Digest& digest : digests) text += digest.Hex();
+  return text;
+}
+
+std::optional<std::vector<Digest>> DigestsOf(std::string_view text) {
+  std::vector<Digest> digests;
+  for (; !text.empty(); text.remove_prefix(kHexDigits)) {
+    const auto digest = DigestFromHex(text.substr(0, kHexDigits));
+    if (!digest) return std::nullopt;
+    digests.push_back(*digest);
+  }
+  return digests;
+}
+
+json Named(const AttemptName& name) {
+  return {{"version", kRecordVersion},
+          {"run", EncodeText(name.run)},
+          {"job", EncodeText(name.job)},
+          {"life", name.life.Hex()},
+          {"attempt", name.attempt}};
+}
+
+Digest JobDigest(std::string_view run, std::string_view job, const Digest& life) {
+  return DigestOf(StrCat(run, "\n", job, life == Digest() ? "" : "\n" + life.Hex()));
+}
+
+// Run and job, which have to be those of the record's name.
+Result<std::pair<std::string, std::string>> JobOf(const json& object, const Digest& job,
+                                                  const Digest& life) {
+  auto run = TextOf(object, "run");
+  auto text = TextOf(object, "job");
+  if (!run || !text || text->size() > kMaxJob) return Refuse("record: no run and job");
+  CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
+  if (JobDigest(*run, *text, life) != job) return Refuse("record: of another job than its name says");
+  return std::pair(*std::move(run), *std::move(text));
+}
+
+Result<AttemptName> AttemptOf(const json& object, const CommitName& name) {
+  const auto life = DigestUnder(object, "life");
+  if (!life) return Refuse("record: no life");
+  CKPT_ASSIGN_OR_RETURN(auto job, JobOf(object, name.job, *life));
+  const auto attempt = NumberOf<uint64_t>(object, "attempt");
+  if (!attempt || *attempt != name.attempt) {
+    return Refuse("record: of another attempt than its name says");
+  }
+  return AttemptName{std::move(job.first), std::move(job.second), *attempt, *life};
+}
+
+Result<PreparedRank> RankOf(const json& object) {
+  if (!object.is_object()) return Refuse("record: a rank is an object");
+  const auto rank = NumberOf<uint32_t>(object, "rank");
+  const auto bytes = NumberOf<uint64_t>(object, "bytes");
+  const auto chunks = object.find("chunks");
+  if (!rank || !bytes || *bytes > kMaxFileBytes || chunks == object.end() || !chunks->is_string()) {
+    return Refuse("record: a rank has a number, bytes and chunks");
+  }
+  auto digests = DigestsOf(chunks->get_ref<const std::string&>());
+  if (!digests || digests->size() != ChunkCount(*bytes, kChunkBytes)) {
+    return Refuse("record: rank ", *rank, " has other digests than ", *bytes, " bytes have");
+  }
+  return PreparedRank{*rank, *bytes, *std::move(digests)};
+}
+
+std::string JobPrefix(std::string_view run, std::string_view job, const Digest& life) {
+  return StrCat(kPreparedFolder, "/", JobDigest(run, job, life).Hex(), "-");
+}
+
+// ".<rank>"
+bool IsRankOf(std::string_view text) {
+  uint32_t rank = 0;
+  if (!text.starts_with('.')) return false;
+  text.remove_prefix(1);
+  return std::from_chars(text.data(), text.data() + text.size(), rank).ec == std::errc() &&
+         std::to_string(rank) == text;
+}
+
+std::string AttemptPrefix(const AttemptName& name) {
+  return StrCat(JobPrefix(name.run, name.job, name.life), name.attempt, "-");
+}
+
+}  // namespace
+
+std::string PreparedPart::Directory() const {
+  return StrCat("snapshots/", DigestOf(StrCat(name.run, "\n", name.job, "\n", name.attempt, "\n",
+                                              step, "\n", name.life.Hex()))
+                                  .Hex());
+}
+
+std::string PreparedPart::PathOf(uint32_t rank) const {
+  return fmt::format("{}/rank-{:05}.safetensors", Directory(), rank);
+}
+
+Digest LifeOf(const std::map<uint32_t, uint64_t>& ranks) {
+  std::string text;
+  for (const auto& [rank, life] : ranks) text += StrCat(rank, " ", life, "\n");
+  return DigestOf(text);
+}
+
+std::optional<CommitName> ParseCommitName(std::string_view path) {
+  const std::string folder = StrCat(kPreparedFolder, "/");
+  if (!path.starts_with(folder)) return std::nullopt;
+  path.remove_prefix(folder.size());
+  const size_t first = path.find('-');
+  const size_t last = path.rfind('-');
+  if (first == std::string_view::npos || first == last) return std::nullopt;
+  const auto job = DigestNamed(path.substr(0, first));
+  if (!job) return std::nullopt;
+  CommitName name;
+  name.job = *job;
+  const std::string_view middle = path.substr(first + 1, last - first - 1);
+  const std::string_view end = path.substr(last + 1);
+  const auto node = DigestNamed(end.substr(0, kHexDigits));
+  if (node) name.node = *node;
+  if (middle == "ranks") {
+    name.kind = CommitName::Kind::kRanks;
+    return node && end.size() == kHexDigits ? std::optional(name) : std::nullopt;
+  }
+  const auto [stop, error] =
+      std::from_chars(middle.data(), middle.data() + middle.size(), name.attempt);
+  if (error != std::errc() || stop != middle.data() + middle.size() ||
+      std::to_string(name.attempt) != middle) {
+    return std::nullopt;
+  }
+  if (end == "outcome") name.kind = CommitName::Kind::kOutcome;
+  if (end == "done") name.kind = CommitName::Kind::kDone;
+  if (name.kind == CommitName::Kind::kPart && !(node && IsRankOf(end.substr(kHexDigits)))) {
+    return std::nullopt;
+  }
+  return name;
+}
+
+std::string PartName(const PreparedPart& part, const Digest& node) {
+  return StrCat(AttemptPrefix(part.name), node.Hex(), ".", part.ranks.front().rank);
+}
+std::string OutcomeName(const AttemptName& name) { return StrCat(AttemptPrefix(name), "outcome"); }
+std::string DoneName(const AttemptName& name) { return StrCat(AttemptPrefix(name), "done"); }
+std::string NodeRanksName(std::string_view run, std::string_view job, const Digest& node) {
+  return StrCat(JobPrefix(run, job, Digest()), "ranks-", node.Hex());
+}
+std::string PresenceName(const Digest& node) { return StrCat(kNodesFolder, "/", node.Hex()); }
+
+std::string RenderPart(const PreparedPart& part) {
+  json object = Named(part.name);
+  object["step"] = part.step;
+  object["world"] = part.world;
+  object["mtime_ns"] = part.mtime_ns;
+  json ranks = json::array();
+  for (const PreparedRank& rank : part.ranks) {
+    ranks.push_back({{"rank", rank.rank}, {"bytes", rank.bytes}, {"chunks", HexOf(rank.chunks)}});
+  }
+  object["ranks"] = std::move(ranks);
+  return SealRecord(object);
+}
+
+Result<PreparedPart> ParsePart(std::string_view bytes, const CommitName& name) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
+  PreparedPart part;
+  CKPT_ASSIGN_OR_RETURN(part.name, AttemptOf(object, name));
+  const auto step = NumberOf<uint64_t>(object, "step");
+  const auto world = NumberOf<uint32_t>(object, "world");
+  const auto mtime = object.find("mtime_ns");
+  const auto ranks = object.find("ranks");
+  if (!step || !world || *world == 0 || *world > kMaxPreparedWorld ||
+      mtime == object.end() || !mtime->is_number_integer() || ranks == object.end() ||
+      !ranks->is_array() || ranks->empty()) {
+    return Refuse("record: a part has a step, a world, a time and ranks");
+  }
+  part.step = *step;
+  part.world = *world;
+  part.mtime_ns = mtime->get<int64_t>();
+  for (const json& one : *ranks) {
+    CKPT_ASSIGN_OR_RETURN(PreparedRank rank, RankOf(one));
+    const bool ascends = part.ranks.empty() || part.ranks.back().rank < rank.rank;
+    if (!ascends || rank.rank >= part.world) {
+      return Refuse("record: rank ", rank.rank, " of ", part.world, " is out of order");
+    }
+    part.ranks.push_back(std::move(rank));
+  }
+  return part;
+}
+
+std::string RenderOutcome(const AttemptOutcome& outcome) {
+  json object = Named(outcome.name);
+  object["step"] = outcome.step;
+  object["node"] = outcome.node.Hex();
+  if (outcome.manifest) {
+    object["manifest"] = outcome.manifest->Hex();
+  } else {
+    object["dropped"] = EncodeText(outcome.dropped);
+  }
+  return SealRecord(object);
+}
+
+Result<AttemptOutcome> ParseOutcome(std::string_view bytes, const CommitName& name) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
+  AttemptOutcome outcome;
+  CKPT_ASSIGN_OR_RETURN(outcome.name, AttemptOf(object, name));
+  const auto step = NumberOf<uint64_t>(object, "step");
+  const auto node = DigestUnder(object, "node");
+  const auto dropped = TextOf(object, "dropped");
+  outcome.manifest = DigestUnder(object, "manifest");
+  if (!step || !node || outcome.manifest.has_value() == dropped.has_value()) {
+    return Refuse("record: an outcome has a step, a node, and a manifest or a reason");
+  }
+  outcome.step = *step;
+  outcome.node = *node;
+  outcome.dropped = dropped.value_or("");
+  return outcome;
+}
+
+std::string RenderDone(const AttemptDone& done) {
+  return SealRecord({{"version", kRecordVersion},
+                     {"node", done.node.Hex()},
+                     {"id", EncodeText(done.id)},
+                     {"manifest", done.manifest.Hex()}});
+}
+
+Result<AttemptDone> ParseDone(std::string_view bytes) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
+  const auto node = DigestUnder(object, "node");
+  const auto manifest = DigestUnder(object, "manifest");
+  auto id = TextOf(object, "id");
+  if (!node || !manifest || !id) return Refuse("record: no step that it became");
+  CKPT_RETURN_IF_ERROR(CheckName(*id, "step"));
+  return AttemptDone{*node, *std::move(id), *manifest};
+}
+
+std::string RenderNodeRanks(const NodeRanks& ranks) {
+  json pairs = json::array();
+  for (const auto& [rank, life] : ranks.ranks) pairs.push_back(json::array({rank, life}));
+  return SealRecord({{"version", kRecordVersion},
+                     {"run", EncodeText(ranks.run)},
+                     {"job", EncodeText(ranks.job)},
+                     {"world", ranks.world},
+                     {"host", EncodeText(ranks.host)},
+                     {"ranks", std::move(pairs)}});
+}
+
+Result<NodeRanks> ParseNodeRanks(std::string_view bytes, const CommitName& name) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
+  CKPT_ASSIGN_OR_RETURN(auto job, JobOf(object, name.job, Digest()));
+  const auto world = NumberOf<uint32_t>(object, "world");
+  const auto pairs = object.find("ranks");
+  if (!world || *world == 0 || *world > kMaxPreparedWorld || pairs == object.end() ||
+      !pairs->is_array()) {
+    return Refuse("record: no world and ranks");
+  }
+  NodeRanks ranks{std::move(job.first), std::move(job.second), *world,
+                  TextOf(object, "host").value_or(""), {}};
+  for (const json& pair : *pairs) {
+    const bool numbers = pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
+                         pair[1].is_number_unsigned();
+    if (!numbers || pair[0].get<uint64_t>() >= *world) return Refuse("record: no rank of its world");
+    ranks.ranks[pair[0].get<uint32_t>()] = pair[1].get<uint64_t>();
+  }
+  return ranks;
+}
+
+std::string RenderPresence(const NodePresence& presence) {
+  json names = json::array();
+  for (const std::string& name : presence.names) names.push_back(EncodeText(name));
+  return SealRecord({{"version", kRecordVersion},
+                     {"beat", presence.beat},
+                     {"host", EncodeText(presence.host)},
+                     {"boot", EncodeText(presence.boot)},
+                     {"device", presence.device},
+                     {"names", std::move(names)}});
+}
+
+Result<NodePresence> ParsePresence(std::string_view bytes) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(bytes));
+  const auto beat = NumberOf<uint64_t>(object, "beat");
+  const auto device = NumberOf<uint64_t>(object, "device");
+  const auto names = object.find("names");
+  if (!beat || *beat == 0 || !device || names == object.end() || !names->is_array()) {
+    return Refuse("record: no beat, device and names");
+  }
+  NodePresence presence{*beat, TextOf(object, "host").value_or(""),
+                        TextOf(object, "boot").value_or(""), *device, {}};
+  for (const json& name : *names) {
+    const auto text = name.is_string() ? DecodeText(name.get_ref<const std::string&>())
+                                       : std::nullopt;
+    if (!text) return Refuse("record: a name is a text");
+    presence.names.push_back(*text);
+  }
+  return presence;
+}
+
+std::string RanksText(const std::set<uint32_t>& ranks) {
+  std::string text;
+  size_t ranges = 0, named = 0;
+  for (auto at = ranks.begin(); at != ranks.end() && ranges < kNamedRanges; ++ranges) {
+    const uint32_t first = *at;
+    uint32_t last = first;
+    for (++named, ++at; at != ranks.end() && *at == last + 1; ++at, ++named) last = *at;
+    text += StrCat(ranges == 0 ? "" : ", ", first);
+    if (last != first) text += StrCat("-", last);
+  }
+  if (named < ranks.size()) text += StrCat(" and ", ranks.size() - named, " more");
+  return text;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/rank_file/rank_files.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "core/base/strings.h"
+#include "core/state/assembler.h"
+#include "formats/sharding/placer.h"
+#include "formats/sharding/sharding.h"
+#include "formats/rank_file/deepspeed_files.h"
+#include "formats/rank_file/rank_entry.h"
+#include "formats/torch/pickle/pickle_reader.h"
+#include "formats/torch/pickle_writer.h"
+#include "formats/torch/torch_file.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr uint64_t kMaxPickle = uint64_t{256} << 20;
+constexpr uint64_t kMaxInline = 64;
+
+class RankFilesReader {
+ public:
+  RankFilesReader(std::shared_ptr<const Root> root, const std::vector<std::string>& paths,
+                  const SourceOptions& options)
+      : root_(std::move(root)), paths_(paths), options_(options) {}
+
+  Result<StepModel> Read() && {
+    const uint32_t root = assembler_.AddRoot(root_);
+    for (size_t rank = 0; rank < paths_.size(); ++rank) {
+      CKPT_ASSIGN_OR_RETURN(const BlobIndex blob, assembler_.AddFile(root, paths_[rank]));
+      blobs_.push_back(blob);
+      if (Status read = ReadEntry(rank); !read) {
+        return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
+      }
+    }
+    if (entries_[0].framework == kDeepSpeedRankFile) return std::move(*this).ReadDeepSpeed();
+    CKPT_RETURN_IF_ERROR(CheckAlike());
+    CKPT_RETURN_IF_ERROR(FindWeights());
+    CKPT_RETURN_IF_ERROR(FindModel());
+    CKPT_RETURN_IF_ERROR(DeclareParameters());
+    for (size_t rank = 0; rank < paths_.size(); ++rank) {
+      if (Status read = ReadContent(rank); !read) {
+        return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
+      }
+    }
+    for (Group& group : groups_) assembler_.AddGroup(std::move(group));
+    CKPT_RETURN_IF_ERROR(FillHeader());
+    return std::move(assembler_).Finish();
+  }
+
+ private:
+  using Shapes = std::map<std::string, Shape, std::less<>>;
+
+  Status ReadEntry(size_t rank);
+  Result<StepModel> ReadDeepSpeed() &&;
+  Status CheckAlike() const;
+  Status FindWeights();
+  Status FindModel();
+  Result<FamilyVariables> RecordedSizes() const;
+  Status DeclareParameters();
+  Status DeclareParameter(const std::string& name, Role role, const ShardingRules& rules);
+  Status ReadContent(size_t rank);
+  Status AddState(size_t rank, const StateTensor& tensor);
+  Result<uint32_t> LocalOf(AtomIndex atom, const LocalTensor& local);
+  Status AddGroup(size_t rank, size_t place, const RankGroup& group);
+  Status AddDocument(size_t rank, const RankDocument& document);
+  Status FillHeader();
+  Result<std::string> BytesOf(size_t rank, const SafetensorsEntry& entry, uint64_t limit) const;
+  Result<PickleTree> TreeOf(size_t rank, const SafetensorsEntry& entry) const;
+  Result<ParameterIndex> Named(const std::string& name) const;
+
+  const std::shared_ptr<const Root> root_;
+  const std::vector<std::string>& paths_;
+  const SourceOptions& options_;
+  Assembler assembler_;
+  std::vector<BlobIndex> blobs_;  // by rank, as are these
+  std::vector<std::shared_ptr<const File>> files_;
+  std::vector<RankEntry> entries_;
+  Shapes shapes_;  // of the parameters
+  std::vector<std::pair<std::string, Role>> declared_;  // the parameters, in model order
+  std::map<std::string, ParameterIndex, std::less<>> parameters_;
+  // By parameter, optimizer, kind: whether parts of it are held, or all of it.
+  std::map<std::tuple<std::string, std::string, std::string>, bool> states_;
+  // Ranks that hold flat ranges of one local tensor share it.
+  std::map<std::pair<AtomIndex, std::vector<uint64_t>>, uint32_t> locals_;
+  std::vector<Group> groups_;
+  std::map<std::pair<std::string, size_t>, size_t> group_at_;  // optimizer, place: in groups_
+  std::map<std::pair<std::string, ParameterIndex>, size_t> grouped_;  // optimizer: in groups_
+  std::map<DType, uint64_t> elements_;
+};
+
+Status RankFilesReader::ReadEntry(size_t rank) {
+  CKPT_ASSIGN_OR_RETURN(const auto file, root_->Open(paths_[rank]));
+  if (file->size() < 8) return Refuse("safetensors: shorter than its length field");
+  CKPT_ASSIGN_OR_RETURN(const std::string first, file->Read(0, 8, "the header's length"));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file->size()));
+  CKPT_ASSIGN_OR_RETURN(const std::string head, file->Read(0, 8 + length, "the header"));
+  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ParseSafetensorsHeader(head, file->size()));
+  CKPT_ASSIGN_OR_RETURN(RankEntry entry, ParseRankEntry(header));
+  if (entry.rank != rank || entry.world != paths_.size()) {
+    return Refuse("is of rank ", entry.rank, " of ", entry.world, ", not of ", rank, " of ",
+                  paths_.size());
+  }
+  if (rank > 0 && entry.step != entries_[0].step) {
+    return Refuse("is of step ", entry.step, ", rank 0's of ", entries_[0].step);
+  }
+  if (!entry.layout.empty() && rank > 0 && entry.layout != entries_[0].layout) {
+    return Refuse("is of layout '", entry.layout, "', rank 0's of '", entries_[0].layout, "'");
+  }
+  files_.push_back(file);
+  entries_.push_back(std::move(entry));
+  return {};
+}
+
+Result<StepModel> RankFilesReader::ReadDeepSpeed() && {
+  std::vector<OpenRankFile> ranks;
+  for (size_t rank = 0; rank < paths_.size(); ++rank) {
+    ranks.push_back({&entries_[rank], files_[rank], blobs_[rank]});
+  }
+  const std::string& first = paths_.front();
+  const std::string directory = first.substr(0, first.find_last_of('/'));
+  return ReadDeepSpeedFiles(root_, directory, ranks, options_, std::move(assembler_));
+}
+
+// Those who shared out what they hold shared out the same.
+Status RankFilesReader::CheckAlike() const {
+  std::map<std::pair<std::string_view, uint64_t>, uint64_t> said;
+  for (const RankEntry& entry : entries_) {
+    for (const auto& [digest, ranks] : entry.alike) ++said[{digest, ranks}];
+  }
+  const auto first_uneven = [&](bool bytes) {
+    return std::ranges::find_if(said, [&](const auto& one) {
+      const auto& [alike, times] = one;
+      return times != alike.second && alike.first.starts_with(kAlikeBytes) == bytes;
+    });
+  };
+  if (const auto uneven = first_uneven(false); uneven != said.end()) {
+    return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that share states out "
+                  "hold the same ones (an optimizer's states on some ranks only?)");
+  }
+  if (const auto uneven = first_uneven(true); uneven != said.end()) {
+    return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that have to hold the "
+                  "same bytes do: replicas came apart (local SGD, a step within no_sync()?); save when "
+                  "they are averaged");
+  }
+  return {};
+}
+
+// A parameter has the shape of its weight.
+Status RankFilesReader::FindWeights() {
+  std::set<std::string_view> whole;
+  for (const RankEntry& entry : entries_) {
+    for (const StateTensor& tensor : entry.tensors) {
+      if (tensor.kind != "weight") continue;
+      if (!tensor.optimizer.empty())
+        return Refuse("a weight of an optimizer: '", tensor.parameter, "'");
+      if (const auto elements = ElementCount(tensor.whole()); !elements) {
+        return Fail(Error(elements.error()).WithContext(StrCat("'", tensor.parameter, "'")));
+      }
+      const auto [known, added] = shapes_.emplace(tensor.parameter, tensor.whole());
+      if (!added && (!tensor.part || whole.contains(tensor.parameter))) {
+        return Refuse("two ranks hold the weight '", tensor.parameter, "', and one all of it");
+      }
+      if (known->second != tensor.whole()) {
+        return Refuse("the weight '", tensor.parameter, "' has shape ",
+                      ShapeToString(known->second), " on one rank and ",
+                      ShapeToString(tensor.whole()), " on another");
+      }
+      if (!tensor.part) whole.insert(tensor.parameter);
+    }
+  }
+  return {};
+}
+
+// Rank 0's parameters, then those that only others have.
+Status RankFilesReader::FindModel() {
+  std::map<std::string_view, Role> roles;
+  for (size_t rank = 0; rank < entries_.size(); ++rank) {
+    std::set<std::string_view> own;
+    for (const auto& [name, role] : entries_[rank].parameters) {
+      if (!own.insert(name).second) return Refuse("two parameters '", name, "' on rank ", rank);
+      const auto [known, added] = roles.emplace(name, role);
+      if (added) declared_.emplace_back(name, role);
+      if (known->second != role) {
+        return Refuse("'", name, "' has another role on rank ", rank, " than on those before");
+      }
+    }
+  }
+  return {};
+}
+
+// The numbers of rank 0's document "args": a dict, or an object such as argparse's.
+Result<FamilyVariables> RankFilesReader::RecordedSizes() const {
+  FamilyVariables numbers;
+  for (const RankDocument& document : entries_[0].documents) {
+    if (document.key != "args") continue;
+    CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(0, document.pickle));
+    const PickleRef args = RootOf(tree);
+    const PickleRef dict = args.IsDict() ? args : args.State();
+    if (!dict || !dict.IsDict()) continue;
+    for (const auto& [key, value] : dict.Items()) {
+      const auto name = key.String();
+      const auto number = value.Int();
+      if (name && number && *number > 0) numbers[std::string(*name)] = *number;
+    }
+  }
+  return WithCommonSpellings(std::move(numbers));
+}
+
+Status RankFilesReader::DeclareParameters() {
+  std::vector<NamedLocals> locals;
+  for (const auto& [name, role] : declared_) {
+    const auto shape = shapes_.find(name);
+    if (shape == shapes_.end()) return Refuse("no rank holds the weight '", name, "'");
+    locals.emplace_back(name, std::vector<Shape>{shape->second});
+  }
+  ModelSizes sizes;
+  sizes.given = WithCommonSpellings(options_.variables);
+  CKPT_ASSIGN_OR_RETURN(sizes.recorded, RecordedSizes());
+  CKPT_ASSIGN_OR_RETURN(const ShardingRules rules,
+                        ShardingRules::Make(nullptr, options_, std::move(locals), sizes));
+  for (const auto& [name, role] : declared_) {
+    CKPT_RETURN_IF_ERROR(DeclareParameter(name, role, rules));
+  }
+  for (const RankEntry& entry : entries_) {
+    for (const auto& [alias, name] : entry.aliases) {
+      CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
+      if (parameters_.contains(alias)) return Refuse("'", alias, "' is a parameter and an alias");
+      assembler_.AddAlias(alias, parameter);
+    }
+  }
+  rules.Describe(assembler_.header());
+  return {};
+}
+
+Status RankFilesReader::DeclareParameter(const std::string& name, Role role,
+                                         const ShardingRules& rules) {
+  const Shape& shape = shapes_.find(name)->second;
+  CKPT_ASSIGN_OR_RETURN(const auto sharding,
+                        rules.Resolve(name, {&shape, 1}, role == Role::kBuffer));
+  Parameter parameter = ParameterOf(name, role, *sharding);
+  parameter.shape = shape;
+  CKPT_ASSIGN_OR_RETURN(const ParameterIndex index, assembler_.AddParameter(std::move(parameter)));
+  parameters_.emplace(name, index);
+  return {};
+}
+
+Result<ParameterIndex> RankFilesReader::Named(const std::string& name) const {
+  const auto found = parameters_.find(name);
+  if (found != parameters_.end()) return found->second;
+  return Refuse("no rank declares a parameter '", name, "'");
+}
+
+Status RankFilesReader::ReadContent(size_t rank) {
+  const RankEntry& entry = entries_[rank];
+  for (const StateTensor& tensor : entry.tensors) {
+    CKPT_RETURN_IF_ERROR(AddState(rank, tensor));
+  }
+  std::map<std::string_view, size_t> places;
+  for (const RankGroup& group : entry.groups) {
+    CKPT_RETURN_IF_ERROR(AddGroup(rank, places[group.optimizer]++, group));
+  }
+  for (const RankDocument& document : entry.documents) {
+    CKPT_RETURN_IF_ERROR(AddDocument(rank, document));
+  }
+  return {};
+}
+
+// One local tensor for all ranks that hold ranges of it.
+Result<uint32_t> RankFilesReader::LocalOf(AtomIndex atom, const LocalTensor& local) {
+  std::vector<uint64_t> words = local.shape;
+  for (const Piece& piece : local.pieces) {
+    words.push_back(piece.local_offset);
+    words.insert(words.end(), piece.atom_begin.begin(), piece.atom_begin.end());
+    words.insert(words.end(), piece.shape.begin(), piece.shape.end());
+  }
+  const auto [at, added] = locals_.try_emplace({atom, std::move(words)}, 0);
+  if (added) at->second = assembler_.AddLocal(atom, 0, local);
+  return at->second;
+}
+
+Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
+  const SafetensorsEntry& entry = tensor.entry;
+  CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(tensor.parameter));
+  if (ByteWidth(entry.dtype) == 0) {
+    return Fail(ErrorCode::kUnsupported,
+                StrCat("'", entry.name, "' has elements of less than a byte"));
+  }
+  const bool part = tensor.part.has_value();
+  const auto [held, added] =
+      states_.emplace(std::tuple(tensor.parameter, tensor.optimizer, tensor.kind), part);
+  if (!added && !(part && held->second)) return Refuse("'", entry.name, "' is held twice");
+  const Relation relation = RelationOf(tensor.whole(), shapes_.find(tensor.parameter)->second);
+  if (part && (tensor.number || relation == Relation::kScalar)) {
+    return Refuse("'", entry.name, "' is a part of a number");
+  }
+  LocalRange range;
+  if (part) {
+    auto checked = LocalRangeOf(*tensor.part, entry.shape);
+    if (!checked) return Fail(std::move(checked).error().WithContext(StrCat("'", entry.name, "'")));
+    range = *std::move(checked);
+  } else {
+    CKPT_ASSIGN_OR_RETURN(range.end, ElementCount(entry.shape));
+    range.local = WholeTensor(entry.shape);
+  }
+  CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
+                        assembler_.AddAtom(parameter, tensor.optimizer, tensor.kind, entry.dtype,
+                                           tensor.whole(), relation));
+  if (relation == Relation::kScalar) {
+    CKPT_ASSIGN_OR_RETURN(std::string bytes, BytesOf(rank, entry, kMaxInline));
+    return assembler_.SetInline(atom, std::move(bytes), tensor.number);
+  }
+  if (tensor.kind == "weight" && IsFloat(entry.dtype)) {
+    elements_[entry.dtype] += range.end - range.begin;
+  }
+  CKPT_ASSIGN_OR_RETURN(const uint32_t local, LocalOf(atom, range.local));
+  assembler_.AddFragment(atom, 0, local,
+                         {range.begin, range.end, blobs_[rank],
+                          entries_[rank].data_offset + entry.begin, entry.dtype});
+  return {};
+}
+
+Result<std::string> RankFilesReader::BytesOf(size_t rank, const SafetensorsEntry& entry,
+                                             uint64_t limit) const {
+  if (entry.end - entry.begin > limit) {
+    return Refuse("'", entry.name, "' has ", entry.end - entry.begin, " bytes");
+  }
+  return files_[rank]->Read(entries_[rank].data_offset + entry.begin, entry.end - entry.begin,
+                            entry.name);
+}
+
+Result<PickleTree> RankFilesReader::TreeOf(size_t rank, const SafetensorsEntry& entry) const {
+  CKPT_ASSIGN_OR_RETURN(const std::string bytes, BytesOf(rank, entry, kMaxPickle));
+  auto parsed = ParsePickle(bytes);
+  if (!parsed) return Fail(std::move(parsed).error().WithContext(entry.name));
+  return std::move(parsed->tree);
+}
+
+// Ranks that hold other parameters have other parts of a group.
+Status RankFilesReader::AddGroup(size_t rank, size_t place, const RankGroup& group) {
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(rank, group.pickle));
+  if (!RootOf(tree).IsDict()) return Refuse("'", group.pickle.name, "' is not a dict");
+  CKPT_ASSIGN_OR_RETURN(const std::string hyper_parameters, PrintPickle(tree));
+  const auto [at, added] = group_at_.try_emplace({group.optimizer, place}, groups_.size());
+  if (added) groups_.push_back({group.optimizer, {}, hyper_parameters});
+  Group& united = groups_[at->second];
+  if (united.hyper_parameters != hyper_parameters) {
+    return Refuse("group ", place, " of optimizer '", group.optimizer,
+                  "' has other hyper-parameters than on the ranks before");
+  }
+  for (const std::string& name : group.parameters) {
+    CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(name));
+    const auto [in, first] = grouped_.try_emplace({group.optimizer, parameter}, at->second);
+    if (in->second != at->second) {
+      return Refuse("'", name, "' is in two groups of optimizer '", group.optimizer, "'");
+    }
+    if (first) united.parameters.push_back(parameter);
+  }
+  return {};
+}
+
+Status RankFilesReader::AddDocument(size_t rank, const RankDocument& document) {
+  Document added{.key = document.key, .scope = document.scope, .pickle = {}, .tensors = {}};
+  for (const SafetensorsEntry& entry : document.tensors) {
+    added.tensors.push_back({entry.dtype, entry.shape, RowMajorStrides(entry.shape), blobs_[rank],
+                             entries_[rank].data_offset + entry.begin});
+  }
+  CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(rank, document.pickle));
+  CKPT_ASSIGN_OR_RETURN(added.pickle, PrintPickle(tree));
+  CKPT_RETURN_IF_ERROR(ParseDocument(added));  // its tensors are there
+  assembler_.header().documents.push_back(std::move(added));
+  return {};
+}
+
+Status RankFilesReader::FillHeader() {
+  StepModel& header = assembler_.header();
+  header.framework = entries_[0].framework;
+  header.framework_version = entries_[0].framework_version;
+  header.id = std::to_string(entries_[0].step);
+  header.iteration = entries_[0].step;
+  header.layout.dp = static_cast<uint32_t>(entries_[0].world);
+  if (const std::string& layout = entries_[0].layout; !layout.empty()) {
+    CKPT_ASSIGN_OR_RETURN(header.layout, Layout::Parse(layout));
+    if (header.layout.World() != entries_[0].world) {
+      return Refuse("layout '", layout, "' has ", header.layout.World(), " ranks, the job ",
+                    entries_[0].world);
+    }
+  }
+  header.model_dtype = MostCommon(elements_, header.model_dtype);
+  return {};
+}
+
+}  // namespace
+
+Result<StepModel> ReadRankFiles(const std::shared_ptr<const Root>& root,
+                                const std::vector<std::string>& paths,
+                                const SourceOptions& options) {
+  if (paths.empty()) return Refuse("no rank files");
+  return RankFilesReader(root, paths, options).Read();
+}
+
+}  // namespace ckptfs

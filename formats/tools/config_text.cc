@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "formats/tools/config_text.h"
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/json_text.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+using nlohmann::json;
+
+std::string TextAt(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+// A discarded value for what is not JSON.
+json Parsed(std::string_view text) {
+  if (HasNul(text)) return json(json::value_t::discarded);
+  return json::parse(StrictJson(text), nullptr, /*allow_exceptions=*/false);
+}
+
+// Walks over JSON that is known to be well-formed and finds the texts that stand
+// under keys, with the keys above them.
+class TextValues {
+ public:
+  struct Found {
+    std::string_view key;
+    std::string_view above;  // the key of the object it stands in; "" at the top
+    size_t begin = 0;        // of what is between the quotes
+    size_t end = 0;
+    size_t depth = 0;  // 1: of the top object
+  };
+
+  explicit TextValues(std::string_view text) : json_(text) {}
+
+  // The next text value; false at the end.
+  bool Next(Found& found) {
+    for (; at_ < json_.size(); ++at_) {
+      const char c = json_[at_];
+      if (c == '{' || c == '[') levels_.push_back({"", c == '['});
+      if (c == '}' || c == ']') levels_.pop_back();
+      if (c == '{' || c == ',') key_next_ = !levels_.back().list;
+      if (c == '[' || c == ':') key_next_ = false;
+      if (c != '"') continue;
+      const size_t begin = ++at_;
+      while (json_[at_] != '"') at_ += json_[at_] == '\\' ? 2 : 1;
+      if (key_next_) {
+        levels_.back().key = json_.substr(begin, at_ - begin);
+        continue;
+      }
+      const size_t depth = levels_.size();
+      found = Found{levels_.back().key, depth > 1 ? levels_[depth - 2].key : "", begin, at_, depth};
+      ++at_;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  struct Level {
+    std::string_view key;  // of the value that comes next; "" in a list
+    bool list = false;
+  };
+  std::string_view json_;
+  size_t at_ = 0;
+  bool key_next_ = false;
+  std::vector<Level> levels_;
+};
+
+// The first of the keys that is a number.
+std::optional<uint64_t> NumberAt(const json& object, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) {
+    const auto found = object.find(key);
+    if (found != object.end() && found->is_number_unsigned()) return found->get<uint64_t>();
+  }
+  return std::nullopt;
+}
+
+// A config of a part (text_config), not of how weights are packed.
+bool IsPart(std::string_view key) {
+  return key.ends_with("_config") && key != "quantization_config";
+}
+
+}  // namespace
+
+Result<ConfigFacts> ReadConfigFacts(std::string_view config) {
+  const json parsed = Parsed(config);
+  if (!parsed.is_object()) return Fail(ErrorCode::kInvalid, "not a JSON object");
+  ConfigFacts facts;
+  facts.model_type = TextAt(parsed, "model_type");
+  facts.version = TextAt(parsed, "transformers_version");
+  facts.weights = TextAt(parsed, "transformers_weights");
+  const auto tied = parsed.find("tie_word_embeddings");
+  if (tied != parsed.end() && tied->is_boolean()) facts.tied = tied->get<bool>();
+  facts.layers = NumberAt(parsed, {"num_hidden_layers", "n_layer", "n_layers", "num_layers"});
+  facts.vocabulary = NumberAt(parsed, {"vocab_size"});
+  facts.hidden = NumberAt(parsed, {"hidden_size", "n_embd"});
+  const auto names = parsed.find("architectures");
+  for (size_t i = 0; names != parsed.end() && names->is_array() && i < names->size(); ++i) {
+    if ((*names)[i].is_string()) facts.architectures.push_back((*names)[i].get<std::string>());
+  }
+  const auto packed = parsed.find("quantization_config");
+  if (packed != parsed.end() && packed->is_object()) {
+    facts.quantisation = TextAt(*packed, "quant_method");
+    if (facts.quantisation.empty()) facts.quantisation = "unknown";
+  }
+  return facts;
+}
+
+std::vector<std::string> ReadModuleFolders(std::string_view modules) {
+  const json parsed = Parsed(modules);
+  std::vector<std::string> folders;
+  for (size_t i = 0; parsed.is_array() && i < parsed.size(); ++i) {
+    std::string path = parsed[i].is_object() ? TextAt(parsed[i], "path") : "";
+    if (!path.empty()) folders.push_back(std::move(path));
+  }
+  return folders;
+}
+
+std::string WithDType(std::string_view config, DType shown) {
+  std::string out;
+  size_t copied = 0;
+  TextValues texts(config);
+  for (TextValues::Found found; texts.Next(found);) {
+    const bool named = found.key == "dtype" || found.key == "torch_dtype";
+    const bool ours = found.depth == 1 || (found.depth == 2 && IsPart(found.above));
+    if (!named || !ours) continue;
+    const auto dtype = DTypeFromTorch(config.substr(found.begin, found.end - found.begin));
+    if (!dtype || !IsFloat(*dtype) || *dtype == shown) continue;
+    out += config.substr(copied, found.begin - copied);
+    out += TorchName(shown);
+    copied = found.end;
+  }
+  out += config.substr(copied);
+  return out;
+}
+
+}  // namespace ckptfs

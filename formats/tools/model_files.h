@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ModelFiles are the files that loaders look for beside a model's weights: config.json,
+// generation_config.json, tokenizers, templates, code.  A step carries those of its
+// directory, byte for byte: short ones in the manifest, others as blobs.  It carries
+// folders that loaders look into: the tokenizer's templates and sentence-transformers'
+// modules.
+//
+//   document "model_files" = {name or <folder>/<name>: text, or the index of a blob}
+//
+// Thread safety: values and pure functions but for reading files.
+// Units: bytes.
+
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "core/base/result.h"
+#include "core/state/assembler.h"
+#include "core/io/root.h"
+#include "core/model/step_model.h"
+
+namespace ckptfs {
+
+struct ModelFile {
+  std::string name;  // or <folder>/<name>
+  std::variant<std::shared_ptr<const std::string>, BlobIndex> body;
+
+  const std::string* text() const;  // null: it is a blob
+};
+
+// Sorted by name.
+struct ModelFiles {
+  std::vector<ModelFile> files;
+
+  const ModelFile* Find(std::string_view name) const;
+  // The text of config.json, null without one.
+  const std::string* config() const;
+};
+
+inline constexpr std::string_view kModelConfig = "config.json";
+
+// True for the names of such files; of weights, their index, and what a trainer
+// keeps for itself it is false.
+bool IsModelFile(std::string_view name);
+
+// The model files in the first directory that has a config.json, of `directory`
+// (below the root, "" or with '/' at the end) and those above it up to the root,
+// carried with the step.  A file that cannot be read is left out.  Returns the carried
+// files.  BLOCKS: on reading them.
+// REQUIRES: all files that something is read of were added to the assembler.
+Result<ModelFiles> CarryModelFiles(Assembler& assembler, const std::shared_ptr<const Root>& root,
+                                   std::string directory);
+
+// True for <folder>/<name> of a file that may be carried out of a folder.
+bool IsFolderFile(std::string_view path);
+
+// Notes that a file which nothing is read of is left out, or fails where a device
+// does.
+Status LeaveOut(Error why, StepModel& header);
+
+// The files that a step carries.  kInvalid for a document that is not of this form.
+Result<ModelFiles> ModelFilesOf(const StepModel& step);
+
+// The model files of a directory that belongs to no step (mount --hf-config), as
+// texts.  kInvalid if it does not have a config.json that is a JSON object, or
+// they are long.
+Result<ModelFiles> ReadModelFiles(const std::string& directory);
+
+}  // namespace ckptfs

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ControlServer is the daemon's end of the control socket (control_protocol.h).
+// Only root and the daemon's own user are answered.
+//
+// Thread safety: owns its threads; requests run concurrently with FUSE ones.
+// Lifetime: the filesystem must outlive it; the destructor waits for requests
+// in progress and removes the socket.
+
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/descriptor.h"
+#include "core/base/result.h"
+#include "fs/filesystem.h"
+#include "mount/control/step_readers.h"
+
+namespace ckptfs {
+
+class ControlServer {
+ public:
+  // A socket left by a dead daemon of the same mount point is replaced.  Without a
+  // filesystem it is that of a daemon without a mount, whose mount point is empty.
+  // `snapshots`: the status of those as JSON text, empty where none are received.
+  // `catalogue`: of which steps in memory are read; null: none are.  It must outlive the server.
+  // `following`: the directories that are followed, as a JSON list.
+  // `hf_config`: the directory of --hf-config, empty without it.
+  static Result<std::unique_ptr<ControlServer>> Start(std::string store, std::string mountpoint,
+                                                      Filesystem* filesystem,
+                                                      std::function<std::string()> snapshots = {},
+                                                      StepCatalogue* catalogue = nullptr,
+                                                      std::function<std::string()> following = {},
+                                                      std::string hf_config = {});
+  ~ControlServer();
+  ControlServer(const ControlServer&) = delete;
+  ControlServer& operator=(const ControlServer&) = delete;
+
+ private:
+  ControlServer(std::string store, std::string mountpoint, Filesystem* filesystem,
+                std::function<std::string()> snapshots, StepCatalogue* catalogue,
+                std::function<std::string()> following, std::string hf_config)
+      : store_(std::move(store)),
+        mountpoint_(std::move(mountpoint)),
+        filesystem_(filesystem),
+        snapshots_(std::move(snapshots)),
+        following_(std::move(following)),
+        hf_config_(std::move(hf_config)),
+        readers_(catalogue == nullptr ? nullptr : std::make_unique<StepReaders>(*catalogue)) {}
+  Status Listen();
+  void Accept();
+  void Converse(Descriptor connection);
+  // Empty if somebody else answers on the connection from now on.
+  std::string Answer(const std::string& request, Descriptor& connection);
+  Status BeginReading(const nlohmann::json& request, Descriptor& connection);
+  std::string AnswerOfMount(const nlohmann::json& request, const std::string& operation);
+
+  const std::string store_;
+  const std::string mountpoint_;
+  Filesystem* const filesystem_;
+  const std::function<std::string()> snapshots_;
+  const std::function<std::string()> following_;
+  const std::string hf_config_;
+  const std::unique_ptr<StepReaders> readers_;
+  std::string path_;
+  uint64_t inode_ = 0;  // of our socket: a successor's must stay
+  Descriptor listener_;
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The life of a daemon without a mount: it receives the snapshots of a store and makes
+// them durable until a signal comes, then finishes what is whole.
+//
+// Thread safety: REQUIRES the process's first thread; starts the others.
+
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "core/base/result.h"
+#include "mount/daemon/snapshot_service.h"
+
+namespace ckptfs {
+
+struct DaemonRequest {
+  SnapshotRequest snapshots;
+  std::string log;    // as MountRequest's
+  std::string again;  // as well
+};
+
+// `ready` is called once when it receives, or waits for another daemon to go; then returns
+// when it ended.
+Status RunDaemon(const DaemonRequest& request, const std::function<void()>& ready);
+
+}  // namespace ckptfs

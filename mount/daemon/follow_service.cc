@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/daemon/follow_service.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/adopt/adopt.h"
+#include "core/base/single_flight.h"
+#include "core/base/strings.h"
+#include "formats/families/shipped.h"
+#include "formats/registry.h"
+#include "mount/options.h"
+
+namespace ckptfs {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kPolled{2};  // where changes are not heard
+constexpr size_t kShown = 100;              // steps that wait, in a status
+
+// One that a job will make is not there yet; a path that leads nowhere is a mistake.
+Status CheckDirectory(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    const int error = errno;
+    const std::string above = std::filesystem::path(path).parent_path();
+    if (error != ENOENT) return Fail(ErrnoError(error, path));
+    if (::stat(above.c_str(), &info) != 0) {
+      return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": not there yet, nor is ", above, ", in which it is to be")}
+                      .Needing("make that directory first, or correct the path"));
+    }
+  }
+  if (S_ISDIR(info.st_mode)) return {};
+  return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory in which a job saves"));
+}
+
+}  // namespace
+
+Status FollowService::Check(const std::string& store, const AdoptRequest& request) {
+  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
+  CKPT_RETURN_IF_ERROR(CheckDirectory(path));
+  return request.ownership == Ownership::kLink ? CheckLinks(store, path) : Status();
+}
+
+FollowService::FollowService(Store& store, Hooks hooks, TreeWatch watch)
+    : store_(store), hooks_(std::move(hooks)), watch_(std::move(watch)) {}
+
+Result<std::unique_ptr<FollowService>> FollowService::Create(Store& store,
+                                                             const AdoptRequest& request,
+                                                             Hooks hooks) {
+  CKPT_ASSIGN_OR_RETURN(const std::string path, AbsolutePath(request.ingest.path));
+  CKPT_RETURN_IF_ERROR(Check(store.directory(), request));
+  CKPT_ASSIGN_OR_RETURN(TreeWatch watch, TreeWatch::Create(path));
+  std::unique_ptr<FollowService> service(
+      new FollowService(store, std::move(hooks), std::move(watch)));
+  CKPT_ASSIGN_OR_RETURN(service->families_, ShippedFamilies());
+  Follower::Options options;
+  CKPT_ASSIGN_OR_RETURN(options.adopt, AdoptOptionsOf(store.directory(), request, service->families_));
+  service->run_ = RunNameOf(request.name, path, options.adopt.hints.names).value_or("");
+  service->sources_ = MakeSources();
+  service->follower_ =
+      std::make_unique<Follower>(store, path, service->sources_, std::move(options));
+  service->first_ = service->Look();
+  service->SayIdle(true);
+  return service;
+}
+
+// Tells once what is waited for; tells what is there and will never be read also when it
+// comes later.
+void FollowService::SayIdle(bool first) {
+  const Follower::Idle& idle = follower_->idle();
+  const bool news = first || (idle.unread && !told_unread_);
+  told_unread_ = told_unread_ || idle.unread;
+  if (news && !idle.why.empty()) hooks_.say(idle.why);
+}
+
+FollowService::~FollowService() {
+  Stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+std::vector<StepRecord> FollowService::Look() {
+  Follower::Seen seen;
+  const Status looked = Caught([&]() -> Status {
+    seen = follower_->Look(Clock::now());
+    return {};
+  });
+  if (!looked) {  // a step that cannot be told of must not end who serves the others
+    hooks_.say(StrCat(follower_->directory(), ": ", looked.error().message));
+    seen.next = seen.earliest = Clock::now() + kPolled;
+  }
+  const bool hears = watch_.hears();
+  earliest_ = seen.earliest;
+  next_ = std::max(earliest_, hears ? seen.next : std::min(seen.next, Clock::now() + kPolled));
+  for (const std::string& line : seen.said) hooks_.say(line);
+  if (!seen.withdrawn.empty()) hooks_.withdrawn(seen.withdrawn);
+  if (!seen.adopted.empty()) hooks_.adopted(seen.adopted);
+  const MutexLock lock(mutex_);
+  waiting_ = follower_->waiting();
+  idle_ = follower_->idle().why;
+  hears_ = hears;
+  adopted_ += seen.adopted.size();
+  adopted_ -= std::min(adopted_, seen.withdrawn.size());
+  if (!seen.adopted.empty()) run_ = seen.adopted.back().run;
+  return std::move(seen.adopted);
+}
+
+void FollowService::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void FollowService::Run() {
+  const auto left = [](Follower::Time end) {
+    return std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+  };
+  while (!stopping_) {
+    watch_.Wait(left(next_));
+    while (!stopping_ && Clock::now() < earliest_) watch_.Wait(left(earliest_));
+    if (stopping_) return;
+    Look();
+    SayIdle(false);
+  }
+}
+
+void FollowService::Stop() {
+  stopping_ = true;
+  watch_.Wake();
+}
+
+std::string FollowService::StatusJson() const {
+  const MutexLock lock(mutex_);
+  Json waiting = Json::array();
+  for (const Follower::Waiting& step : waiting_) {
+    if (waiting.size() == kShown) break;
+    waiting.push_back({{"id", step.id}, {"why", step.why}, {"left_behind", step.left_behind}, {"refused", step.refused}});
+  }
+  return Json{{"path", follower_->directory()},
+              {"run", run_},
+              {"by", hears_ ? "events" : "polling"},
+              {"adopted", adopted_},
+              {"waiting", std::move(waiting)},
+              {"idle", idle_.empty() ? Json(nullptr) : Json(idle_)}}
+      .dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace ckptfs

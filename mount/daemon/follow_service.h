@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FollowService keeps a directory in which a job saves adopted (core/follow/follow.h): it looks
+// when something there changes, and from time to time.
+//
+// Thread safety: Run by one thread; Stop and StatusJson by any.
+// Lifetime: the store and what the hooks use must outlive it.
+
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "core/follow/follow.h"
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/io/tree_watch.h"
+#include "core/model/family.h"
+#include "core/store/store.h"
+#include "mount/daemon/adoption.h"
+
+namespace ckptfs {
+
+class FollowService {
+ public:
+  struct Hooks {
+    std::function<void(const std::vector<StepRecord>&)> adopted;    // never empty
+    std::function<void(const std::vector<StepRecord>&)> withdrawn;  // never empty
+    std::function<void(std::string_view)> say;                    // one line for the log
+  };
+
+  // Success if there is a directory to follow and, with --link, its files can be linked into the
+  // store at `store`; asked before that is opened.
+  static Status Check(const std::string& store, const AdoptRequest& request);
+  // Errors: those of the request; kNotFound if neither the directory nor what it would lie in is
+  // there; kInvalid if it is a file.  Looks for the first time; nothing there is no error.
+  // BLOCKS: on that.
+  static Result<std::unique_ptr<FollowService>> Create(Store& store, const AdoptRequest& request,
+                                                       Hooks hooks);
+  ~FollowService();
+
+  // The run that the steps of the directory belong to, as far as its name tells while there is
+  // none.  REQUIRES: not started.
+  const std::string& run() const { return run_; }
+  // The steps that the first look adopted, by iteration.
+  const std::vector<StepRecord>& first() const { return first_; }
+
+  void Start();  // Run in a thread of its own
+  void Run();    // until Stop
+  void Stop();
+  // {"path", "run", "by": "events" | "polling", "adopted": number, "waiting": [{"id", "why",
+  // "left_behind", "refused"}], "idle": why nothing was adopted so far, or null}: the first hundred of those.
+  std::string StatusJson() const;
+
+ private:
+  FollowService(Store& store, Hooks hooks, TreeWatch watch);
+  std::vector<StepRecord> Look();  // what it adopted
+  void SayIdle(bool first);
+
+  Store& store_;
+  const Hooks hooks_;
+  TreeWatch watch_;
+  std::string run_;
+  std::vector<StepRecord> first_;
+  FamilySet families_;
+  std::vector<std::unique_ptr<Source>> sources_;
+  std::unique_ptr<Follower> follower_;
+  Follower::Time next_;
+  Follower::Time earliest_;
+  std::atomic<bool> stopping_{false};
+  mutable Mutex mutex_;
+  bool told_unread_ = false;
+  std::vector<Follower::Waiting> waiting_ GUARDED_BY(mutex_);
+  std::string idle_ GUARDED_BY(mutex_);
+  bool hears_ GUARDED_BY(mutex_) = false;
+  size_t adopted_ GUARDED_BY(mutex_) = 0;
+  std::thread thread_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/daemon/mount_process.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "core/adopt/closed_file.h"
+#include "core/base/mutex.h"
+#include "core/base/strings.h"
+#include "core/check/source_state.h"
+#include "core/store/model_of.h"
+#include "core/view/view_set.h"
+#include "formats/registry.h"
+#include "formats/torch/file_records.h"
+#include "mount/control/control_client.h"
+#include "mount/control/control_server.h"
+#include "mount/control/daemon_record.h"
+#include "mount/daemon/follow_service.h"
+#include "mount/fuse/fuse_session.h"
+#include "mount/logging.h"
+#include "mount/fuse/mount_table.h"
+#include "mount/daemon/mountpoint_claim.h"
+#include "mount/daemon/process_setup.h"
+#include "mount/daemon/snapshot_service.h"
+
+namespace ckptfs {
+namespace {
+
+// Other nodes publish into a shared store.
+constexpr int kRefreshMilliseconds = 1000 * DaemonRecord::kBeatSeconds;
+constexpr unsigned kCapSysAdmin = 21;         // linux/capability.h
+
+void Say(std::string_view line) { Log(LogLevel::kInfo, line); }
+
+// The mounted filesystem, for threads that may still be at work when it is gone.
+class Mounted {
+ public:
+  // With null it waits for those who use the old one.
+  void Set(Filesystem* filesystem) {
+    const MutexLock lock(mutex_);
+    filesystem_ = filesystem;
+  }
+  // Calls it with what is mounted, if anything is.
+  template <class Use>
+  void With(const Use& use) {
+    const MutexLock lock(mutex_);
+    if (filesystem_ != nullptr) use(*filesystem_);
+  }
+
+ private:
+  Mutex mutex_;
+  Filesystem* filesystem_ GUARDED_BY(mutex_) = nullptr;
+};
+
+// The daemon's parts; destroyed in reverse: first nobody asks any more, then
+// nothing is mounted, then the tree goes.
+struct Daemon {
+  ~Daemon() {
+    for (const auto& one : follows) one->Stop();
+    mounted.Set(nullptr);
+    control.reset();
+    snapshots.reset();
+    // While requests are still answered: the kernel may wait for them first.
+    if (filesystem) filesystem->EndInvalidation();
+  }
+  std::unique_ptr<Store> store;
+  Mounted mounted;
+  // Their copies are finished after the mount has gone.
+  std::vector<std::unique_ptr<FollowService>> follows;
+  std::set<std::string> adopted;  // "run/id", by this mount: their files are there
+  std::atomic<bool> awaits_view = false;  // it is known of which run, and none of its steps is there
+  std::unique_ptr<StepCatalogue> catalogue;
+  std::vector<std::unique_ptr<ViewFormat>> formats;
+  std::unique_ptr<Filesystem> filesystem;
+  std::unique_ptr<FuseSession> session;
+  std::unique_ptr<SnapshotService> snapshots;
+  std::unique_ptr<ControlServer> control;
+  std::unique_ptr<DaemonRecord> record;
+};
+
+// Registering backing files needs the capability; without it opens go on without.
+bool MayPassThrough() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("CapEff:")) continue;
+    return (std::strtoull(line.c_str() + 7, nullptr, 16) >> kCapSysAdmin & 1) != 0;
+  }
+  return false;
+}
+
+// No mount of ours is there: the mount itself, if it is another's.
+Result<std::optional<MountEntry>> FindForeignMount(const std::string& path) {
+  CKPT_ASSIGN_OR_RETURN(auto entry, FindMount(path));
+  if (!entry || entry->type != "fuse.ckptfs") return entry;
+  return Fail(ErrorCode::kExists,
+              StrCat(path, ": a ckptfs mount of ", entry->source, " is there already; `ckptfs "
+                                                                  "umount ", path, "` first"));
+}
+
+Status PrepareMountpoint(const MountRequest& request, MountpointClaim& claim) {
+  const std::string& path = request.mountpoint;
+  if (IsDeadMount(path)) {
+    Say(StrCat(path, ": the daemon of an earlier mount is gone; cleaning up"));
+    CKPT_RETURN_IF_ERROR(UnmountLazily(path));
+  }
+  CKPT_RETURN_IF_ERROR(FindForeignMount(path));  // before anything is made
+  std::error_code error;
+  if (request.mkdir) std::filesystem::create_directories(path, error);
+  CKPT_RETURN_IF_ERROR(claim.TakeDirectory());
+  CKPT_ASSIGN_OR_RETURN(const auto entry, FindForeignMount(path));  // nobody mounts from here on
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    return Fail(ErrnoError(errno, StrCat("mount point ", path, " (--mkdir makes it)")));
+  }
+  if (!S_ISDIR(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory"));
+  if (!entry && !request.nonempty && !std::filesystem::is_empty(path, error) && !error) {
+    return Fail(ErrorCode::kInvalid,
+                StrCat(path, ": not empty, and what is in it would be hidden; the mount point comes last "
+                             "(`ckptfs mount CHECKPOINT MOUNTPOINT`), or --nonempty"));
+  }
+  for (const auto& [what, below] : {std::pair("store", request.store),
+                                    std::pair("spool", request.snapshots.spool)}) {
+    if (path != below && !below.starts_with(StrCat(path, "/"))) continue;
+    return Fail(ErrorCode::kInvalid, StrCat(path, ": the ", what, " ", below,
+                                            " must not lie under the mount point"));
+  }
+  return {};
+}
+
+// --adopt: what was adopted decides what /view shows unless --run and --step do.
+Status AdoptAll(const MountRequest& request, StoreForAdoption& store, FilesystemOptions& options,
+                std::set<std::string>& adopted) {
+  std::set<std::string> runs;
+  std::string step;
+  for (const AdoptRequest& adopt : request.adopt) {
+    if (request.adopt.size() > 1) CKPT_RETURN_IF_ERROR(CheckRequested(store.directory(), adopt));
+  }
+  for (const AdoptRequest& adopt : request.adopt) {
+    CKPT_ASSIGN_OR_RETURN(const AdoptReport outcome, AdoptRequested(store, adopt));
+    for (const std::string& line : outcome.said) Say(line);
+    for (const Error& error : outcome.refused) Say(StrCat("not adopted: ", error.message));
+    for (const std::string& line : outcome.skipped) Say(StrCat("skipped ", line));
+    for (const std::string& line : outcome.warnings) Say(line);
+    for (const StepRecord& record : outcome.steps) {
+      runs.insert(record.run);
+      adopted.insert(StrCat(record.run, "/", record.id));
+    }
+    step = outcome.whole_run ? "latest" : outcome.steps.back().id;
+  }
+  const bool one = runs.size() == 1 && !request.run;
+  if (one) options.run = *runs.begin();
+  if (one && request.adopt.size() == 1 && !request.step) options.step = step;
+  return {};
+}
+
+// "run/ckpt/step/global_step5/view", where /view leads.
+Result<std::string> ViewTargetOf(Filesystem& filesystem) {
+  const Caller caller{::geteuid(), ::getegid(), static_cast<uint32_t>(::getpid())};
+  CKPT_ASSIGN_OR_RETURN(const Attributes view, filesystem.Lookup(kRootInode, "view", caller));
+  auto target = filesystem.ReadLink(view.inode, caller);
+  filesystem.Forget(view.inode, 1);
+  return target;
+}
+
+// A directory that is followed may hold runs of other names than its own.
+void ShowIfNothingIs(const MountRequest& request, Daemon& daemon, const StepRecord& step) {
+  if (!daemon.awaits_view || request.run || request.step) return;
+  daemon.mounted.With([&](Filesystem& filesystem) {
+    if (ViewTargetOf(filesystem)) return;
+    const auto shown = filesystem.SwitchView(step.run, "latest");
+    if (!shown) Log(LogLevel::kWarning, shown.error().message);
+  });
+}
+
+// --follow of directories: each is looked at once; what /view shows comes from theirs.
+Status FollowAll(const MountRequest& request, Daemon& daemon, FilesystemOptions& options) {
+  std::set<std::string> runs;
+  for (const AdoptRequest& adopt : request.adopt) {
+    FollowService::Hooks hooks;
+    hooks.say = Say;
+    const auto tell = [&request](const std::vector<StepRecord>& records) {
+      for (const std::string& line : RefreshDaemons(request.store, records)) {
+        Log(LogLevel::kWarning, StrCat("a live mount was not told: ", line));
+      }
+    };
+    hooks.withdrawn = tell;
+    hooks.adopted = [&request, &daemon, tell](const std::vector<StepRecord>& records) {
+      for (const StepRecord& record : records) {
+        Say(StrCat("adopted ", record.run, "/", record.id));
+      }
+      tell(records);
+      ShowIfNothingIs(request, daemon, records.back());
+    };
+    CKPT_ASSIGN_OR_RETURN(auto follow,
+                          FollowService::Create(*daemon.store, adopt, std::move(hooks)));
+    if (!follow->run().empty()) runs.insert(follow->run());
+    daemon.follows.push_back(std::move(follow));
+  }
+  if (runs.size() == 1 && !request.run) options.run = *runs.begin();
+  daemon.awaits_view = daemon.follows.size() == 1;
+  return {};
+}
+
+std::string FollowsJson(const Daemon& daemon) {
+  std::string out;
+  for (const auto& one : daemon.follows) out += StrCat(out.empty() ? "" : ",", one->StatusJson());
+  return StrCat("[", out, "]");
+}
+
+FilesystemOptions OptionsOf(const MountRequest& request) {
+  FilesystemOptions options;
+  options.run = request.run;
+  options.step = request.step.value_or("latest");
+  options.follow = request.follow;
+  options.layouts = request.layouts;
+  options.roots = request.roots;
+  options.force_mode = request.mode;
+  options.materialise_budget = request.budget_bytes;
+  options.reserve = request.reserve_bytes;
+  options.log = [](std::string_view line) { Log(LogLevel::kWarning, line); };
+  options.touched =
+      std::make_shared<TouchedFiles>(TouchedFiles::Options{RecordsOfFile, options.log});
+  return options;
+}
+
+// "view -> run/ckpt/step/global_step5", or why there is none.
+std::string DescribeView(const MountRequest& request, const Daemon& daemon,
+                         const Result<std::string>& target) {
+  if (target) return StrCat("view -> ", *target);
+  if (target.error().code != ErrorCode::kNotFound) return StrCat("view: ", target.error().message);
+  if (request.run || request.step || daemon.awaits_view) return "no view yet: it appears when its step is adopted";
+  return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
+}
+
+// "run/RUN/step/ID/view" as the step's record.
+Result<StepRecord> StepOfView(const Daemon& daemon, const std::string& view_target) {
+  const std::filesystem::path target(view_target);
+  const std::string id = target.parent_path().filename();
+  const std::string run = target.parent_path().parent_path().parent_path().filename();
+  return daemon.store->Resolve(run, id);
+}
+
+// Warns of the shown step: which of --layout it does not have (they are about steps that may
+// come, too), and which file hides it from users who are let in.
+Status WarnOfShown(const MountRequest& request, const Daemon& daemon,
+                   const std::string& view_target) {
+  CKPT_ASSIGN_OR_RETURN(const StepRecord record, StepOfView(daemon, view_target));
+  CKPT_ASSIGN_OR_RETURN(const auto step, daemon.store->Load(record));
+  for (const Layout& layout : request.layouts) {
+    const auto views = ViewSet::Open(ModelOf(step), layout, daemon.formats);
+    if (views->offer().Any()) continue;
+    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", record.run, "/", record.id, ", ",
+                                   views->offer().Refusal().message));
+  }
+  if (!request.allow_other || !request.adopt.empty()) return {};  // adopting has told it
+  BlobReader::Options reading;
+  reading.roots = request.roots;
+  const auto blobs = BlobReader::Create(step->model, std::move(reading));
+  ClosedFileNotice closed;
+  closed.Add(StrCat(record.run, "/", record.id), FindClosedFile(step->model, *blobs));
+  for (const std::string& line : closed.Take()) Log(LogLevel::kWarning, line);
+  return {};
+}
+
+// A step that refers to files which are not there any more, or are others now, cannot be read: the
+// training that wrote them was removed, or wrote again.
+void SayIfGone(const MountRequest& request, const Daemon& daemon, const std::string& view_target) {
+  const auto record = StepOfView(daemon, view_target);
+  if (record && daemon.adopted.contains(StrCat(record->run, "/", record->id))) return;
+  const auto step = record ? daemon.store->Load(*record) : Fail(Error(record.error()));
+  if (!step) return;  // one in memory, or whoever reads it is told
+  BlobReader::Options reading;
+  reading.roots = request.roots;
+  const auto blobs = BlobReader::Create((*step)->model, std::move(reading));
+  const SourceReport sources = LookAtSources((*step)->model, *blobs);
+  if (sources.state != SourceState::kMissing && sources.state != SourceState::kStale) return;
+  const std::string name = StrCat(record->run, "/", record->id);
+  Log(LogLevel::kWarning,
+      StrCat("view: ", name, ", which was adopted from ", record->source, ", is no longer there (",
+             sources.reason, "): its training was removed or began again, and reads of it fail; "
+             "`ckptfs remove --force ", name, "` forgets it, `ckptfs switch` shows another step"));
+}
+
+// The mount and what it shows, on the caller's terminal.
+void SayMounted(const MountRequest& request, const Daemon& daemon, const std::string& log) {
+  const Result<std::string> target = ViewTargetOf(*daemon.filesystem);
+  if (target) {
+    const Status warned = WarnOfShown(request, daemon, *target);
+    if (!warned) Log(LogLevel::kWarning, warned.error().message);
+  }
+  if (target) SayIfGone(request, daemon, *target);
+  Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
+             DescribeView(request, daemon, target), "; log: ", log));
+}
+
+Status StartDaemon(const MountRequest& request, Daemon& daemon) {
+  FilesystemOptions options = OptionsOf(request);
+  CKPT_ASSIGN_OR_RETURN(MountpointClaim claim, MountpointClaim::Take(request.mountpoint));
+  CKPT_RETURN_IF_ERROR(PrepareMountpoint(request, claim));
+  StoreForAdoption store(request.store);
+  if (request.follow) {
+    for (const AdoptRequest& adopt : request.adopt) {
+      CKPT_RETURN_IF_ERROR(FollowService::Check(request.store, adopt));
+    }
+    CKPT_RETURN_IF_ERROR(store.Open());
+    daemon.store = store.Take();
+    CKPT_RETURN_IF_ERROR(FollowAll(request, daemon, options));
+  } else {
+    CKPT_RETURN_IF_ERROR(AdoptAll(request, store, options, daemon.adopted));
+    CKPT_RETURN_IF_ERROR(store.Open());
+    daemon.store = store.Take();
+  }
+  RefreshDaemons(request.store);
+  daemon.catalogue = std::make_unique<StepCatalogue>(*daemon.store);
+  daemon.formats = MakeViewFormats(request.models);
+
+  SessionOptions session;
+  session.mountpoint = request.mountpoint;
+  session.source = request.store;
+  session.allow_other = request.allow_other;
+  session.threads = request.threads;
+  session.clone_fd = request.clone_fd;
+  CKPT_ASSIGN_OR_RETURN(daemon.session, FuseSession::Mount(session));
+  CKPT_ASSIGN_OR_RETURN(const SessionFeatures features, daemon.session->WaitForInit());
+  const bool privileged = MayPassThrough();
+  options.passthrough = features.passthrough && privileged;
+  options.direct_io_mmap = features.direct_io_mmap;
+  if (!options.passthrough) {
+    Say(StrCat("files are streamed: kernel passthrough needs ",
+               privileged ? "Linux 6.9 and a build with libfuse 3.17" : "root"));
+  }
+  options.invalidate = [raw = daemon.session.get()](InodeNumber parent, const std::string& name) {
+    raw->InvalidateEntry(parent, name);
+  };
+  CKPT_ASSIGN_OR_RETURN(daemon.filesystem,
+                        Filesystem::Create(*daemon.catalogue, daemon.formats, std::move(options)));
+  daemon.mounted.Set(daemon.filesystem.get());
+  daemon.session->Serve(*daemon.filesystem);
+  return {};
+}
+
+std::unique_ptr<SnapshotService> MakeSnapshots(const MountRequest& request, Daemon& daemon) {
+  SnapshotService::Hooks hooks;
+  hooks.refresh = [raw = daemon.filesystem.get()](const StepRecord& record) {
+    return raw->RefreshStep(record.run, record.id);
+  };
+  hooks.let_go = [raw = daemon.filesystem.get()](const StepRecord& record) {
+    raw->LetGo(record.run, record.id);
+  };
+  SnapshotRequest snapshots = request.snapshots;
+  snapshots.store = request.store;
+  return std::make_unique<SnapshotService>(*daemon.store, *daemon.catalogue, std::move(snapshots),
+                                           std::move(hooks));
+}
+
+// Another process, which has none of our files, checks that the mount answers: a thread that
+// waits for its own process's answer cannot be killed, and would keep the mount and itself for
+// good.
+Status AskMount(const std::string& mountpoint) {
+  const pid_t child = ::fork();
+  if (child == 0) {  // of a process with threads: system calls only
+    CloseAllDescriptors();
+    struct stat info {};
+    ::_exit(::stat(mountpoint.c_str(), &info) == 0 ? 0 : errno);
+  }
+  if (child < 0) {  // no more processes for this user: no reason not to serve
+    Log(LogLevel::kWarning, StrCat("the new mount is not tried: ", ErrnoError(errno, "fork").message));
+    return {};
+  }
+  int ended = 0;
+  pid_t waited = 0;
+  do {
+    waited = ::waitpid(child, &ended, 0);
+  } while (waited < 0 && errno == EINTR);
+  const int error = waited < 0 ? errno : WIFEXITED(ended) ? WEXITSTATUS(ended) : EIO;
+  return error == 0 ? Status() : Fail(ErrnoError(error, StrCat("the new mount at ", mountpoint)));
+}
+
+// The kernel's knobs, and proof that the mount answers.
+Status CheckMount(const MountRequest& request, Daemon& daemon) {
+  if (request.read_ahead_kib != 0) {
+    const Status set = SetReadAhead(request.mountpoint, request.read_ahead_kib);
+    if (!set) Log(LogLevel::kWarning, set.error().message);
+  }
+  CKPT_RETURN_IF_ERROR(AskMount(request.mountpoint));
+  daemon.snapshots = MakeSnapshots(request, daemon);
+  CKPT_RETURN_IF_ERROR(daemon.snapshots->StartReceiving());
+  std::function<std::string()> following;
+  if (!daemon.follows.empty()) following = [&daemon] { return FollowsJson(daemon); };
+  auto control =
+      ControlServer::Start(request.store, request.mountpoint, daemon.filesystem.get(),
+                           [raw = daemon.snapshots.get()] { return raw->StatusJson(); },
+                           daemon.catalogue.get(), std::move(following), request.hf_config);
+  if (!control) {
+    Log(LogLevel::kWarning, StrCat("no control socket: ", control.error().message));
+  } else {
+    daemon.control = *std::move(control);
+  }
+  return {};
+}
+
+void WriteRecord(const MountRequest& request, const std::string& log, Daemon& daemon) {
+  auto record = DaemonRecord::Write(request.store, request.mountpoint, log, request.again);
+  if (record) {
+    daemon.record = *std::move(record);
+  } else {
+    Log(LogLevel::kWarning, record.error().message);
+  }
+}
+
+// Until somebody unmounts or a signal comes.
+void WaitForEnd(Daemon& daemon, int signals) {
+  pollfd events[] = {{signals, POLLIN, 0}, {daemon.session->ended_fd(), POLLIN, 0}};
+  while (true) {
+    const int ready = ::poll(events, 2, kRefreshMilliseconds);
+    if (ready < 0 && errno != EINTR) return;
+    if (ready == 0) {
+      if (daemon.record) daemon.record->Beat();
+      const Status done = daemon.filesystem->Refresh();
+      if (!done) Log(LogLevel::kWarning, done.error().message);
+      const Status receives = daemon.snapshots->StartReceiving();  // once nobody else does
+      if (!receives) Log(LogLevel::kWarning, receives.error().message);
+    }
+    if (ready <= 0) continue;
+    if ((events[1].revents & POLLIN) != 0) return Say("unmounted");
+    return Say("ended by a signal");
+  }
+}
+
+}  // namespace
+
+Status RunMount(const MountRequest& request, const std::function<void()>& ready) {
+  CKPT_RETURN_IF_ERROR(StartLogging("stderr"));
+  CKPT_RETURN_IF_ERROR(CheckLog(request.log));
+  CKPT_ASSIGN_OR_RETURN(const Descriptor signals, SignalDescriptor());
+  RaiseDescriptorLimit();
+  Daemon daemon;
+  CKPT_RETURN_IF_ERROR(StartDaemon(request, daemon));
+  CKPT_RETURN_IF_ERROR(CheckMount(request, daemon));
+  const std::string log = LogTarget(request.log, request.store, request.mountpoint.substr(1));
+  SayMounted(request, daemon, log);
+  MoveLog(log);
+  WriteRecord(request, log, daemon);
+  ready();
+  Say(StrCat(request.store, " mounted at ", request.mountpoint));
+  for (const auto& follow : daemon.follows) follow->Start();
+  WaitForEnd(daemon, signals.get());
+  return {};
+}
+
+}  // namespace ckptfs

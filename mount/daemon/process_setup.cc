@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/daemon/process_setup.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "core/base/descriptor.h"
+#include "core/base/digest.h"
+#include "core/base/strings.h"
+#include "mount/logging.h"
+
+namespace ckptfs {
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    Log(LogLevel::kWarning, "the limit of open files cannot be raised");
+  }
+}
+
+void CloseAllDescriptors() {
+  if (::close_range(0, ~0u, 0) == 0) return;
+  rlimit limit{};  // a kernel before 5.9
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = 1 << 20;
+  for (rlim_t file = 0; file < limit.rlim_cur; ++file) ::close(static_cast<int>(file));
+}
+
+Result<Descriptor> SignalDescriptor() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, number);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD, SIG_DFL);  // whoever started us may have ignored it: no child could be waited for
+  Descriptor signal_events(::signalfd(-1, &signals, SFD_CLOEXEC));
+  if (!signal_events.valid()) return Fail(ErrnoError(errno, "signalfd"));
+  return signal_events;
+}
+
+namespace {
+
+std::string LogInStore(const std::string& store, std::string name) {
+  const std::string directory = StrCat(store, "/log");
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return "syslog";
+  struct stat info {};
+  if (::lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return "syslog";
+  for (char& letter : name) letter = letter == '/' ? '-' : letter;
+  if (name.size() > 100) name = DigestOf(name).Hex();
+  return StrCat(directory, "/", name, ".log");
+}
+
+}  // namespace
+
+std::string LogTarget(const std::string& log, const std::string& store, std::string name) {
+  return log.empty() ? LogInStore(store, std::move(name)) : log;
+}
+
+void MoveLog(const std::string& target) {
+  const Status moved = StartLogging(target);
+  if (!moved) Log(LogLevel::kWarning, moved.error().message);
+}
+
+Status CheckLog(const std::string& log) {
+  constexpr int kLogFlags =
+      O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+  if (log.empty() || log == "stderr" || log == "syslog") return {};
+  const Descriptor file(::open(log.c_str(), kLogFlags, 0600));
+  if (!file.valid()) return Fail(ErrnoError(errno, StrCat("--log ", log)));
+  struct stat info {};
+  if (::fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode)) return {};
+  return Fail(ErrorCode::kInvalid, StrCat("--log ", log, ": not a regular file"));
+}
+
+}  // namespace ckptfs

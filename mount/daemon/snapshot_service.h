@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SnapshotService is a daemon's whole business with snapshots: the receiver, the parts that
+// make received steps durable and keep the newest in memory, and the retention of old ones.
+// One of a store's daemons on a machine receives; another one's service waits, and takes
+// over when that has gone.  Daemons of several machines make steps together.
+//
+// Thread safety: StartReceiving by one thread; StatusJson by any.
+// Lifetime: store, catalogue and what the hooks use must outlive it.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/commit/world_commit.h"
+#include "core/store/step_catalogue.h"
+#include "mount/daemon/hot_steps.h"
+#include "mount/daemon/snapshot_keeper.h"
+#include "mount/daemon/step_collector.h"
+#include "snapshot/receive/receiver.h"
+
+namespace ckptfs {
+
+struct SnapshotRequest {
+  std::string store;                     // absolute
+  std::optional<uint64_t> memory_bytes;  // of arenas; absent: a quarter of RAM; 0: none are received
+  Retention retention;                   // of the runs whose snapshots are received
+  uint64_t hot_steps = 0;                // HotSteps
+  std::optional<uint64_t> hot_bytes;     // absent: an eighth of RAM
+  std::string spool;                     // absolute; empty: none
+  std::optional<uint64_t> spool_bytes;   // absent: half of what is free there
+};
+
+class SnapshotService {
+ public:
+  struct Hooks {
+    // A step came, moved into the store, or went.
+    std::function<Status(const StepRecord&)> refresh;
+    std::function<void(const StepRecord&)> let_go;  // as CollectRequest's; may be empty
+  };
+  SnapshotService(Store& store, StepCatalogue& catalogue, SnapshotRequest request, Hooks hooks);
+  ~SnapshotService();
+
+  // From now on, unless it does already, no snapshots are wanted, or another daemon does.
+  // kPermission, kInvalid if the spool cannot be one of this store; what else hinders it is logged.
+  Status StartReceiving();
+  bool receiving() const { return Get() != nullptr; }
+  // Receiver::StatusJson, "retention", "hot", "in_memory", the records of steps that are not in the
+  // store yet, and, where there is one, "spool"; empty where none are received.
+  std::string StatusJson() const;
+
+ private:
+  std::shared_ptr<const Receiver> Get() const;
+  // False if the spool is another daemon's.
+  Result<bool> OpenSpool();
+  Status Keep(ReceivedStep step);
+  void KeepHot(const StepRecord& record);
+  // A step of which other daemons received ranks is durable; `published` by this one.
+  void Stored(const StepRecord& record, bool published);
+
+  Store& store_;
+  StepCatalogue& catalogue_;
+  const SnapshotRequest request_;
+  const uint64_t memory_bytes_;
+  const Hooks hooks_;
+  HotSteps hot_;
+  std::shared_ptr<ArenaShelf> shelf_;  // null: nobody keeps arenas for us
+  std::unique_ptr<Spooler> spooler_;  // null: there is none
+  std::unique_ptr<SnapshotKeeper> keeper_;
+  std::unique_ptr<StepCollector> collector_;
+  std::unique_ptr<WorldCommit> commit_;
+  mutable Mutex mutex_;
+  std::shared_ptr<const Receiver> receiver_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/daemon/step_collector.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/base/single_flight.h"
+#include "core/base/strings.h"
+#include "mount/logging.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr std::chrono::steady_clock::duration kFirstPause = std::chrono::seconds(2);
+constexpr std::chrono::steady_clock::duration kLastPause = std::chrono::minutes(5);
+
+}  // namespace
+
+StepCollector::StepCollector(Store& store, const Retention& retention, Hooks hooks)
+    : store_(store), retention_(retention), hooks_(std::move(hooks)) {
+  if (retention_.given()) Reclaim();
+  thread_ = std::thread([this] { Run(); });
+}
+
+StepCollector::~StepCollector() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    wake_.NotifyAll();
+  }
+  thread_.join();
+}
+
+void StepCollector::Ask(const std::string& run) {
+  if (retention_.given()) Wake(run);
+}
+
+void StepCollector::Reclaim() { Wake(std::nullopt); }
+
+void StepCollector::Wake(std::optional<std::string> run) {
+  MutexLock lock(mutex_);
+  asked_.insert_or_assign(std::move(run), Look{Clock::now(), kFirstPause});
+  wake_.NotifyAll();
+}
+
+std::optional<std::pair<std::optional<std::string>, StepCollector::Clock::duration>>
+StepCollector::NextDue() {
+  const auto earlier = [](const auto& a, const auto& b) { return a.second.due < b.second.due; };
+  MutexLock lock(mutex_);
+  while (!stopping_) {
+    const auto next = std::min_element(asked_.begin(), asked_.end(), earlier);
+    if (next == asked_.end()) {
+      wake_.Wait(mutex_);
+    } else if (next->second.due > Clock::now()) {
+      wake_.WaitUntil(mutex_, next->second.due);
+    } else {
+      const auto node = asked_.extract(next);
+      return std::pair(node.key(), node.mapped().pause);
+    }
+  }
+  return std::nullopt;  // the next daemon goes on
+}
+
+void StepCollector::Run() {
+  while (const auto due = NextDue()) {
+    bool held = false;
+    const Status done = Caught([&]() -> Status {
+      held = Collect(due->first);
+      return {};
+    });
+    if (!done) Log(LogLevel::kWarning, StrCat("retention: ", done.error().message));
+    if (!held) continue;
+    MutexLock lock(mutex_);
+    asked_.try_emplace(due->first, Look{Clock::now() + due->second, std::min(2 * due->second, kLastPause)});
+  }
+}
+
+bool StepCollector::Collect(const std::optional<std::string>& run) {
+  CollectRequest request;
+  request.run = run;
+  request.keep_last = run ? retention_.keep_last : 0;
+  request.keep_every = run ? retention_.keep_every : 0;
+  request.let_go = hooks_.let_go;
+  const auto report = store_.Collect(request);
+  const std::string failure = report ? "" : report.error().message;
+  if (!report) Log(LogLevel::kWarning, StrCat("retention: ", failure));
+  if (report && hooks_.removed) {
+    for (const StepRecord& record : report->removed) hooks_.removed(record);
+  }
+  for (const std::string& note : report ? report->notes : std::vector<std::string>()) {
+    Log(LogLevel::kWarning, StrCat("retention: ", note));
+  }
+  MutexLock lock(mutex_);
+  failure_ = failure;
+  if (!report) return false;
+  removed_ += report->removed.size();
+  bytes_ += report->bytes;
+  if (run) in_use_ = report->held.size();
+  return report->busy != 0 || !report->held.empty();
+}
+
+std::string StepCollector::StatusJson() const {
+  MutexLock lock(mutex_);
+  const nlohmann::json status{{"removed", removed_},
+                              {"in_use", in_use_},
+                              {"reclaimed_bytes", bytes_},
+                              {"last_failure", failure_}};
+  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace ckptfs

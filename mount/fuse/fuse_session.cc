@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/fuse/fuse_session.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <vector>
+
+#include "core/base/strings.h"
+#include "mount/logging.h"
+#include "mount/fuse/mount_table.h"
+
+namespace ckptfs {
+namespace {
+
+// An open may fill a file for a second; they start on demand.
+constexpr unsigned kLeastThreads = 32;
+constexpr int kWakeSignal = SIGUSR1;  // interrupts libfuse's wait; does nothing itself
+
+std::string EscapeOption(std::string_view text) {  // libfuse splits options at commas
+  std::string out;
+  for (const char letter : text) {
+    if (letter == ',' || letter == '\\') out += '\\';
+    out += letter;
+  }
+  return out;
+}
+
+// The options both libfuse and the kernel get.
+std::string MountOptionsText(const SessionOptions& options) {
+  return StrCat("ro,nosuid,nodev,noatime,default_permissions,subtype=ckptfs,max_read=",
+                kMaxRequestBytes, ",fsname=", EscapeOption(options.source),
+                options.allow_other ? ",allow_other" : "");
+}
+
+// The kernel's own mount, for those who may: libfuse's unmounting would detach
+// whatever lies at the mount point by then.  errno of the failure in the error.
+Result<int> MountPrivileged(const SessionOptions& options) {
+  Descriptor device(::open("/dev/fuse", O_RDWR | O_CLOEXEC));
+  if (!device.valid()) return Fail(ErrnoError(errno, "/dev/fuse"));
+  const std::string data =
+      StrCat("fd=", device.get(), ",rootmode=40000,user_id=", ::geteuid(), ",group_id=", ::getegid(),
+             ",default_permissions,max_read=", kMaxRequestBytes,
+             options.allow_other ? ",allow_other" : "");
+  if (::mount(options.source.c_str(), options.mountpoint.c_str(), "fuse.ckptfs",
+              MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOATIME, data.c_str()) == 0) {
+    return device.Release();
+  }
+  return Fail(ErrnoError(errno, StrCat("mounting at ", options.mountpoint)));
+}
+
+// Through mount(2), else through setuid fusermount3.
+Status MountSession(fuse_session* session, const SessionOptions& options) {
+  const auto fd = MountPrivileged(options);
+  if (!fd && ::geteuid() == 0) return Fail(Error(fd.error()));
+  const std::string where = fd ? StrCat("/dev/fd/", *fd) : options.mountpoint;
+  if (fuse_session_mount(session, where.c_str()) == 0) return {};
+  return Fail(ErrorCode::kPermission,  // libfuse or fusermount3 has said why
+              StrCat("cannot mount at ", options.mountpoint,
+                     "; without root it needs a readable /dev/fuse and fusermount3"));
+}
+
+void InstallWakeSignal() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  ::sigaction(kWakeSignal, &action, nullptr);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<FuseSession>> FuseSession::Mount(const SessionOptions& options) {
+  std::unique_ptr<FuseSession> session(new FuseSession(options));
+  CKPT_RETURN_IF_ERROR(session->Start());
+  return session;
+}
+
+Status FuseSession::Start() {
+  std::string program = "ckptfs";
+  std::string flag = "-o";
+  std::string text = MountOptionsText(options_);
+  char* words[] = {program.data(), flag.data(), text.data(), nullptr};
+  fuse_args arguments = FUSE_ARGS_INIT(3, words);
+  session_ = fuse_session_new(&arguments, &FuseOperations(), sizeof(fuse_lowlevel_ops), &target_);
+  fuse_opt_free_args(&arguments);
+  if (session_ == nullptr) return Fail(ErrorCode::kInternal, "libfuse refused its options");
+  if (Status mounted = MountSession(session_, options_); !mounted) {
+    fuse_session_destroy(session_);
+    session_ = nullptr;
+    return mounted;
+  }
+  ended_ = Descriptor(::eventfd(0, EFD_CLOEXEC));
+  InstallWakeSignal();
+  loop_ = std::thread([this] { Loop(); });
+  return {};
+}
+
+FuseSession::~FuseSession() {
+  if (session_ == nullptr) return;
+  Stop();
+  fuse_session_destroy(session_);  // closes the connection
+  if (IsDeadMount(options_.mountpoint)) {
+    const Status done = UnmountLazily(options_.mountpoint);
+    if (!done) Log(LogLevel::kWarning, done.error().message);
+  }
+}
+
+Result<SessionFeatures> FuseSession::WaitForInit() {
+  if (!target_.WaitForInit()) {
+    return Fail(ErrorCode::kIo, StrCat("the kernel ended the mount at ", options_.mountpoint));
+  }
+  return target_.features();
+}
+
+void FuseSession::Loop() {
+  sigset_t wake;
+  sigemptyset(&wake);
+  sigaddset(&wake, kWakeSignal);
+  pthread_sigmask(SIG_UNBLOCK, &wake, nullptr);
+  fuse_loop_config* config = fuse_loop_cfg_create();
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  fuse_loop_cfg_set_max_threads(
+      config, options_.threads != 0 ? options_.threads : std::max(kLeastThreads, 2 * cores));
+  fuse_loop_cfg_set_clone_fd(config, options_.clone_fd);
+  fuse_session_loop_mt(session_, config);
+  fuse_loop_cfg_destroy(config);
+  loop_ended_ = true;
+  target_.Abandon();
+  const uint64_t one = 1;
+  if (::write(ended_.get(), &one, sizeof one) < 0) Log(LogLevel::kError, "eventfd: cannot write");
+}
+
+void FuseSession::InvalidateEntry(InodeNumber parent, const std::string& name) {
+  // ENOENT only means that the kernel does not know the name.
+  fuse_lowlevel_notify_inval_entry(session_, static_cast<fuse_ino_t>(parent), name.c_str(),
+                                   name.size());
+}
+
+void FuseSession::Stop() {
+  if (stopped_.exchange(true)) return;
+  if (!loop_ended_) {
+    if (const auto status = UnmountLazily(options_.mountpoint); !status) {
+      Log(LogLevel::kWarning, status.error().message);
+    }
+    target_.Abandon();
+    fuse_session_exit(session_);
+    // libfuse's loop waits on a semaphore that only a signal interrupts.
+    while (!loop_ended_) {
+      pthread_kill(loop_.native_handle(), kWakeSignal);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+  loop_.join();
+}
+
+}  // namespace ckptfs

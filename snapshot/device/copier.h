@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Copier is the seam over copies out of the memory that a training job computes
+// in.  HostCopier is that of the host (training on CPUs, optimizers whose state lies
+// there), CudaCopier (cuda_copier.h) that of CUDA devices and the host.
+//
+// Callers reuse the memory after an error: when one is
+// returned, nothing that was enqueued is being copied any more.
+//
+// Thread safety: one thread at a time; Digest, Follow and Pin also beside it.
+// Units: bytes.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/base/result.h"
+#include "snapshot/device/device_pieces.h"
+
+namespace ckptfs {
+
+inline constexpr int kHost = -1;
+
+struct MemoryCopy {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;  // host memory
+  uint64_t bytes = 0;
+  int device = kHost;  // where `from` is: an ordinal as the process counts devices
+};
+
+// A queue of a device's work.
+struct DeviceStream {
+  int device = 0;
+  uint64_t handle = 0;  // CUstream; 0: the default stream
+};
+
+struct MemoryPiece {
+  const std::byte* from = nullptr;
+  uint64_t bytes = 0;
+  int device = 0;
+};
+
+// Digests of pieces of devices' memory, of one moment: where each is once the devices have come so
+// far.  Whoever has waited for copies that followed them may read them.
+struct PieceDigests {
+  std::vector<const DeviceDigest*> of;         // in the order of the pieces
+  std::vector<std::shared_ptr<void>> memory;  // that they lie in
+};
+
+// Says what the trainer's threads do meanwhile.  If they go on, they may
+// give memory back that is being copied; then the copy is an error (kStale).
+enum class Trainer { kWaits, kGoesOn };
+
+class Copier {
+ public:
+  Copier() = default;
+  virtual ~Copier() = default;
+  Copier(const Copier&) = delete;
+  Copier& operator=(const Copier&) = delete;
+
+  // Begins to digest devices' memory (PieceDigestOf).  The digest sees
+  // all work that these streams have been given so far, and nothing that
+  // they are given from now on.  kUnsupported where nothing can digest.
+  virtual Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
+                                      std::span<const DeviceStream> streams) = 0;
+  // Makes copies that are enqueued from now on wait for
+  // all work that these streams have been given so far.
+  virtual Status Follow(std::span<const DeviceStream> streams) = 0;
+  // Begins copies, many small ones together: those of a chunk are one call.
+  virtual Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) = 0;
+  // Waits for all that was enqueued to be in host memory.  BLOCKS: until it is.
+  virtual Status Wait() = 0;
+  // Makes copies into `memory` faster for as long as the result is kept; null if it
+  // cannot.  REQUIRES: the memory outlives the result.
+  virtual std::shared_ptr<const void> Pin(std::span<std::byte> memory) = 0;
+};
+
+// Returns what a device's digest of a piece is: XXH3-128, padded with zeros to kShortestPiece.
+DeviceDigest PieceDigestOf(std::span<const std::byte> bytes);
+
+// Copies of host memory.
+Status CopyHostMemory(const MemoryCopy& copy, Trainer trainer);
+Status CopyHostMemory(std::span<const MemoryCopy> copies, Trainer trainer);
+
+class HostCopier final : public Copier {
+ public:
+  Result<PieceDigests> Digest(std::span<const MemoryPiece> pieces,
+                              std::span<const DeviceStream> streams) override;
+  Status Follow(std::span<const DeviceStream> streams) override;
+  Status Enqueue(std::span<const MemoryCopy> copies, Trainer trainer) override;
+  Status Wait() override;
+  std::shared_ptr<const void> Pin(std::span<std::byte> memory) override;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ReceivedStep is what all ranks of a job handed over of one step: a file per rank, as
+// spans of arenas.  IncomingSteps puts the ranks' parts together: a step is there when
+// every rank of the world has ended its part of the same attempt, and parts of
+// different attempts, or of different lives of a job, never meet.
+//
+// Thread safety: IncomingSteps: none; its owner's thread.
+// Lifetime: the bytes of a file stay while its lease does.
+// Units: bytes.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/base/digest.h"
+#include "core/base/result.h"
+#include "core/records/commit_records.h"
+#include "snapshot/landing/job_lives.h"
+
+namespace ckptfs {
+
+struct ReceivedFile {
+  uint64_t bytes = 0;
+  std::vector<std::span<const std::byte>> rope;
+  std::vector<Digest> chunks;  // of every kChunkBytes (core/blob/chunk_digests.h)
+  bool again = false;          // handed over before, to a daemon that may have stored the step
+  std::shared_ptr<const void> lease;
+  // Called before the lease goes, if a disk of this node has the file at `place`.  May be empty.
+  std::function<void(const std::string& place)> shelve = {};
+};
+
+class SaveBytes;
+
+struct ReceivedStep {
+  AttemptName name;
+  uint64_t step = 0;
+  std::vector<ReceivedFile> files;  // by rank
+  Digest life = {};  // IncomingSteps::LifeOf
+  std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then lack
+};
+
+// True if they are of one attempt and have the same files.
+bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b);
+
+// A step that will never be whole, and why.
+struct DroppedStep {
+  AttemptName name;
+  uint64_t step = 0;
+  std::string why;
+  bool again = false;  // said before; a rank ended its part only now
+  uint64_t greetings = 0;  // before it: who came later may have other saves of that name
+  bool earlier = false;    // of an earlier life of its job
+};
+
+// DroppedStep::why: some ranks went back where others did not.
+// Those others must now go on in the later turn (protocol.h), too.
+inline constexpr std::string_view kApart = "its ranks went back to different steps";
+
+class IncomingSteps {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+
+  // Takes in a rank that speaks to this daemon from now on.  Drops what is open of
+  // its job with ranks that are not of its life.  Errors as of JobLives::Greet.
+  Status Greet(const RankOfJob& who, JobLives::Comes how, std::optional<JobLives::Time> born);
+  // Returns the number of the last rank that came, counted from 1.
+  uint64_t greetings() const { return greetings_; }
+  void Leave(const RankOfJob& who, JobLives::Comes how, JobLives::Time seen) {
+    lives_of_jobs_.Leave(who, how, seen);
+  }
+  // Notes that processes of ranks that left have ended.  Drops what lacks their
+  // parts, now and later: it never becomes whole.  True if `ranks` is not empty.
+  bool End(const std::vector<RankOfJob>& ranks);
+  // Drops this attempt for all: the daemon did not take in a rank that wanted to save it.
+  void Refuse(const RankOfJob& who, uint64_t attempt, const std::string& why);
+  // Drops what is not whole of jobs whose ranks have all ended: others need the memory.
+  void DropLeftBehind();
+  // Notes that the ranks that other daemons have are known.
+  void Meet(const AttemptName& of) { lives_of_jobs_.Meet(of.run, of.job); }
+  // Drops an attempt with ranks that left before those of other daemons were known.
+  bool DropUnmet(const AttemptName& name);
+  // Forgets jobs of which nobody is here and nothing is open or being stored.
+  void ForgetJobs();
+  // Jobs that began another life since the last call.
+  std::set<JobLives::JobName> TakeRenewed() { return std::exchange(renewed_, {}); }
+
+  // Notes that `rank` has ended its part.  Returns the step if that was the last part.
+  std::optional<ReceivedStep> Add(const AttemptName& name, uint64_t step, uint32_t rank,
+                                  uint32_t world, ReceivedFile file, Time now);
+  // Steps whose ranks have not all ended their part.
+  struct Waiting {
+    AttemptName name;
+    uint64_t step = 0;
+    uint32_t world = 0;
+    std::set<uint32_t> ended;  // and not taken
+    std::set<uint32_t> taken;
+  };
+  std::vector<Waiting> waiting() const;
+  // Takes the parts that have ended, to be put together with those
+  // that other daemons receive.  Ranks may still end theirs.
+  struct Part {
+    Time first;
+    std::map<uint32_t, ReceivedFile> files;
+  };
+  Part Take(const AttemptName& name);
+  // Drops an attempt for all ranks, also for those that end their part later.
+  void Drop(const AttemptName& name, uint64_t step, const std::string& why);
+  // Notes that it is stored already, or never will be: nothing more is expected of it.
+  void Forget(const AttemptName& name);
+  // Notes that it is being stored, from what an earlier daemon left.
+  void Keep(const AttemptName& name) { kept_.insert(name); }
+  // True if `rank` has begun neither this attempt nor a later one before.  `again`: it
+  // may have begun others with an earlier daemon, which it does not name again.  Drops
+  // the attempts that `rank` passes over between two that it begins here: they never
+  // come.  Drops what `rank` saved of the same step before, unless all ranks have
+  // begun that.  Drops what another rank saved of that step in another turn (kApart).
+  bool Begin(const AttemptName& name, uint64_t step, uint32_t rank, bool again);
+  // Drops the save of `rank`, begun or not.  Also drops
+  // what another rank saved of the step in another turn.
+  void Cancel(const AttemptName& name, uint64_t step, uint32_t rank, const std::string& why);
+  // True if it was dropped, not long ago.
+  bool IsGone(const AttemptName& name) const { return gone_.contains(name); }
+  // Returns a random number for the names of an attempt's files, while no other
+  // life of its job is known, until it is whole or over.  REQUIRES: !IsGone(name).
+  Digest LifeOf(const AttemptName& name);
+  // Drops those that were not taken and whose first part came before `limit`.
+  // The reason names the missing ranks, but for those that `elsewhere` has.
+  using Elsewhere = std::function<std::set<uint32_t>(const AttemptName& name)>;
+  void DropOlder(Time limit, const Elsewhere& elsewhere = {});
+
+  // Returns what was dropped since the last call.
+  std::vector<DroppedStep> TakeDropped();
+  size_t size() const { return open_.size(); }
+
+ private:
+  struct Open {
+    uint64_t step = 0;
+    uint32_t world = 0;
+    Time first;
+    std::map<uint32_t, ReceivedFile> files;
+    std::set<uint32_t> taken;
+  };
+  std::map<AttemptName, Open> open_;
+  std::map<AttemptName, Digest> lives_;
+  std::map<AttemptName, std::string> gone_;  // dropped lately, and why
+  std::deque<AttemptName> gone_in_order_;    // oldest first
+  // The attempts that a rank has begun: the newest kRememberedAttempts of them.
+  struct Begun {
+    std::optional<uint64_t> first;  // that was not begun with an earlier daemon
+    std::map<uint64_t, uint64_t> attempts;  // and their steps
+    bool Has(const AttemptName& name) const { return attempts.contains(name.attempt); }
+    uint64_t last() const { return attempts.rbegin()->first; }
+  };
+  // Returns what each rank of a job has begun, by rank.
+  std::map<uint32_t, const Begun*> BegunOf(const AttemptName& of) const;
+  // Returns ranks that began attempts before and after this one here, but not this one.
+  std::set<uint32_t> PassedBy(const AttemptName& name) const;
+  void DropPassed(const AttemptName& name, uint64_t step);
+  void DropEarlierSave(const AttemptName& name, uint64_t step, uint32_t rank);
+  void DropApart(const AttemptName& name, uint64_t step, uint32_t rank);
+  // Drops what lacks the part of a rank that has ended.
+  void DropOfEnded(const AttemptName& job);
+  // Drops the open attempts of a job for which `of` is true.
+  void DropIf(const AttemptName& job, const std::string& why,
+              const std::function<bool(const AttemptName& name, const Open& open)>& of);
+  void ForgetLife(const JobLives::JobName& job);
+  void ForgetDrops(const AttemptName& job);
+
+  std::map<std::tuple<std::string, std::string, uint32_t>, Begun> begun_;  // run, job, rank
+  std::vector<DroppedStep> dropped_;
+  uint64_t greetings_ = 0;
+  std::set<AttemptName> kept_;  // whole or taken, and not forgotten
+  JobLives lives_of_jobs_;
+  std::set<JobLives::JobName> renewed_;
+};
+
+}  // namespace ckptfs

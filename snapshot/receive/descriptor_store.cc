@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "snapshot/receive/descriptor_store.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "core/base/fault_point.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr int kFirstDescriptor = 3;  // of those that are passed
+constexpr int kMostDescriptors = 1 << 16;
+
+// "" if it is not set.
+std::string TakeVariable(const char* name) {
+  const char* value = getenv(name);
+  std::string text = value == nullptr ? "" : value;
+  unsetenv(name);
+  return text;
+}
+
+}  // namespace
+
+DescriptorStore::DescriptorStore(Descriptor socket, std::string address)
+    : socket_(std::move(socket)), address_(std::move(address)) {}
+
+std::unique_ptr<DescriptorStore> DescriptorStore::Find() {
+  const char* path = getenv("NOTIFY_SOCKET");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path == nullptr || (path[0] != '/' && path[0] != '@') ||
+      strlen(path) >= sizeof address.sun_path) {
+    return nullptr;
+  }
+  const size_t length = strlen(path);
+  std::memcpy(address.sun_path, path, length);
+  if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract one
+  const size_t bytes =
+      offsetof(sockaddr_un, sun_path) + length + static_cast<size_t>(path[0] == '/' ? 1 : 0);
+  Descriptor socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return nullptr;
+  return std::unique_ptr<DescriptorStore>(new DescriptorStore(
+      std::move(socket), std::string(reinterpret_cast<const char*>(&address), bytes)));
+}
+
+std::vector<DescriptorStore::Kept> DescriptorStore::Take() {
+  const std::string process = TakeVariable("LISTEN_PID");
+  const std::string number = TakeVariable("LISTEN_FDS");
+  const std::string names = TakeVariable("LISTEN_FDNAMES");
+  if (process != StrCat(getpid())) return {};
+  const long count = strtol(number.c_str(), nullptr, 10);
+  std::vector<Kept> kept;
+  size_t from = 0;
+  for (int i = 0; i < count && i < kMostDescriptors; ++i) {
+    const int descriptor = kFirstDescriptor + i;
+    if (fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0) break;
+    const size_t to = names.find(':', from);
+    kept.push_back({from <= names.size() ? names.substr(from, to - from) : "",
+                    Descriptor(descriptor)});
+    from = to == std::string::npos ? names.size() + 1 : to + 1;
+  }
+  return kept;
+}
+
+bool DescriptorStore::Put(std::string_view name, int descriptor) const {
+  return Send(StrCat("FDSTORE=1\nFDNAME=", name), descriptor);
+}
+
+void DescriptorStore::Remove(std::string_view name) const {
+  (void)Send(StrCat("FDSTOREREMOVE=1\nFDNAME=", name), -1);
+}
+
+bool DescriptorStore::Send(const std::string& text, int descriptor) const {
+  iovec part{const_cast<char*>(text.data()), text.size()};
+  msghdr out{};
+  out.msg_name = const_cast<char*>(address_.data());
+  out.msg_namelen = static_cast<socklen_t>(address_.size());
+  out.msg_iov = &part;
+  out.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof descriptor)] = {};
+  if (descriptor >= 0) {
+    out.msg_control = control;
+    out.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&out);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof descriptor);
+    std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  }
+  FaultPoint();
+  while (sendmsg(socket_.get(), &out, MSG_NOSIGNAL) < 0) {
+    if (errno != EINTR) return false;
+  }
+  FaultPoint();
+  return true;
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A SaveJob is a snapshot whose lazy part is not in the arena yet, or not handed over: what
+// SnapshotWriter knows of it.
+//
+// Thread safety: none but where said.
+// Units: bytes.
+
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "snapshot/trainer/capture.h"
+#include "snapshot/device/copier.h"
+#include "snapshot/wire/protocol.h"
+#include "snapshot/trainer/save_proof.h"
+#include "snapshot/trainer/snapshot_link.h"
+
+namespace ckptfs {
+
+inline constexpr std::string_view kWritten =
+    " was written before the update: whoever writes it calls before_update() first";
+// Why a save is dropped for which there are too few free chunks, and what helps.
+inline constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
+inline constexpr std::string_view kMakesRoom =
+    ": the store takes them more slowly than the job saves; more slots=, a daemon with --spool, fewer "
+    "saves, or full='wait' would help";
+
+struct SaveJob {
+  using Clock = std::chrono::steady_clock;
+
+  CaptureFile file;
+  SaveProof proof = {};
+  uint64_t attempt = 0;
+  std::shared_ptr<SnapshotLink> link;
+  std::vector<uint32_t> chunks;
+  size_t copied = 0;  // chunks whose bytes are in the arena
+  size_t sent = 0;
+  Clock::time_point end = Clock::time_point::max();  // dropped if it is not over by then
+  bool waited = false;                               // for room
+  bool interrupted = false;                          // while it did, or waited for a daemon
+  // Under the writer's mutex:
+  bool safe = false;         // its memory may change
+  bool ended = false;        // all is handed over, or it is dropped
+  std::string failure = {};  // why it is dropped
+
+  uint64_t ChunkBegin(size_t i) const { return i * link->shape().payload_bytes(); }
+  uint64_t ChunkEnd(size_t i) const {
+    return std::min(file.bytes(), ChunkBegin(i) + link->shape().payload_bytes());
+  }
+
+  bool IsCopied() const { return copied == chunks.size(); }
+  bool IsOver() const { return IsCopied() && sent == chunks.size(); }
+
+  // Capture::interrupted; by the thread that saves.
+  bool Interrupted() {
+    const auto& ask = file.capture().interrupted;
+    interrupted = interrupted || (ask && ask());
+    return interrupted;
+  }
+
+  // Capture::changed.
+  std::string Changed(bool all) const {
+    const auto& changed = file.capture().changed;
+    return changed ? changed(all) : "";
+  }
+
+  // Returns the copies that fill chunk `i`, as CaptureFile::Runs has them.
+  std::vector<MemoryCopy> Copies(size_t i, bool lazy) const {
+    const uint64_t begin = ChunkBegin(i);
+    const std::span<std::byte> payload = link->arena().Payload(chunks[i]);
+    std::vector<MemoryCopy> copies;
+    for (const CopyRun& run : file.Runs(begin, ChunkEnd(i), lazy)) {
+      copies.push_back({run.from, payload.data() + (run.at - begin), run.bytes, run.device});
+    }
+    return copies;
+  }
+
+  // The key of a tensor that chunk `i`, which `copies` made, has from another moment; or "".
+  std::string FindChange(size_t i, std::span<const MemoryCopy> copies) const {
+    const uint64_t begin = ChunkBegin(i);
+    const std::span<const std::byte> taken = link->arena().Payload(chunks[i]).first(ChunkEnd(i) - begin);
+    const auto changed = proof.FindChange(begin, taken, copies);
+    return changed ? file.KeyAt(*changed) : "";
+  }
+  // The same of devices' memory in chunk `i`, and the chunk's digest.
+  std::pair<std::string, Digest> DigestChunk(size_t i) const {
+    const auto taken = link->arena().Payload(chunks[i]).first(ChunkEnd(i) - ChunkBegin(i));
+    const auto found = proof.DigestAndCompare(ChunkBegin(i), taken);
+    return {found.changed ? file.KeyAt(*found.changed) : "", found.digest};
+  }
+
+  SnapshotMessage Message(SnapshotWord word) const {
+    SnapshotMessage message{word};
+    message.step = file.capture().step;
+    message.attempt = attempt;
+    return message;
+  }
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "snapshot/trainer/snapshot_writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/single_flight.h"
+#include "core/base/strings.h"
+#include "snapshot/trainer/writer_state.h"
+
+namespace ckptfs {
+namespace {
+
+using Clock = SaveJob::Clock;
+using JobPtr = std::shared_ptr<SaveJob>;
+using LinkPtr = std::shared_ptr<SnapshotLink>;
+using Interrupted = SnapshotLink::Interrupted;
+
+constexpr size_t kKeptOutcomes = 1024;
+constexpr size_t kKeptLines = 100;
+constexpr size_t kTogether = 8;  // chunks: a device's bus is idle between two waits
+constexpr std::chrono::seconds kSlowAnswer{1};
+constexpr std::string_view kCancelled = "cancelled";
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+SnapshotWriter::State::State(WriterOptions given)
+    : options(std::move(given)),
+      eager_copier(options.make_copier ? options.make_copier() : std::make_unique<HostCopier>()),
+      lazy_copier(options.make_copier ? options.make_copier() : std::make_unique<HostCopier>()),
+      stream(StreamOf(options.run, options.job)) {
+  thread = std::thread([this] { Run(); });
+}
+
+void SnapshotWriter::State::Say(std::string line) {
+  if (log.size() < kKeptLines) log.push_back(std::move(line));
+}
+
+void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::string& why) {
+  const auto found = outcomes.find(attempt);
+  if (found == outcomes.end() || found->second.fate != Fate::kUnderWay) return;
+  found->second.fate = fate;
+  --status.under_way;
+  if (fate == Fate::kDurable) {
+    found->second.progress.durable = found->second.progress.bytes;
+    ++status.durable;
+    status.last_durable = found->second.step;
+    said.clear();
+  } else {
+    CountDrop(StrCat("step ", found->second.step, ": "), why);
+  }
+  while (outcomes.size() > kKeptOutcomes) outcomes.erase(outcomes.begin());
+  moved.NotifyAll();
+}
+
+void SnapshotWriter::State::CountDrop(const std::string& what, const std::string& why) {
+  ++status.dropped;
+  status.last_drop = what + why;
+  // A caller that cancels a save knows of it.
+  if (said != why && why != kCancelled) Say("snapshot dropped: " + status.last_drop);
+  said = why;
+}
+
+void SnapshotWriter::State::Hear(SnapshotLink& from, SnapshotLink::News news,
+                                 const SnapshotMessage& message) {
+  MutexLock lock(mutex);
+  if (news == SnapshotLink::News::kSaid) {
+    if (message.word == SnapshotWord::kDurable) Settle(message.attempt, Fate::kDurable, "");
+    if (message.word == SnapshotWord::kDropped) {
+      if (message.sequence != 0) last_attempt = InTurnOf(message.attempt, last_attempt);
+      Settle(message.attempt, Fate::kDropped, message.text);
+    }
+    return;
+  }
+  status.connected = news == SnapshotLink::News::kBack;
+  if (news == SnapshotLink::News::kAway) {
+    Say("the daemon went away; snapshots that are not durable wait for another");
+  }
+  if (news != SnapshotLink::News::kGone) return;
+  std::vector<uint64_t> lost;
+  for (const auto& [attempt, outcome] : outcomes) {
+    if (outcome.link == &from && outcome.fate == Fate::kUnderWay) lost.push_back(attempt);
+  }
+  const std::string why =
+      StrCat("the daemon went away", message.text.empty() ? "" : ": ", message.text);
+  for (const uint64_t attempt : lost) Settle(attempt, Fate::kDropped, why);
+}
+
+uint64_t SnapshotWriter::State::NewAttempt(uint64_t step) {
+  ++status.under_way;
+  ++status.saves;
+  last_attempt = NextAttempt(last_attempt, step);
+  outcomes[last_attempt] = Outcome{step};
+  return last_attempt;
+}
+
+bool SnapshotWriter::State::HasUnderWay(const SnapshotLink* of) const {
+  for (const auto& [attempt, outcome] : outcomes) {
+    if (outcome.link == of && outcome.fate == Fate::kUnderWay) return true;
+  }
+  return false;
+}
+
+bool SnapshotWriter::State::AllSafe() const {
+  for (const JobPtr& job : jobs) {
+    if (!job->safe) return false;
+  }
+  return true;
+}
+
+std::optional<SnapshotWriter::State::Fate> SnapshotWriter::State::FateOf(uint64_t step) const {
+  for (auto at = outcomes.rbegin(); at != outcomes.rend(); ++at) {
+    if (at->second.step == step) return at->second.fate;
+  }
+  return std::nullopt;
+}
+
+// Returns a link whose arena has room for captures of this size.  A daemon that is slow
+// to say no (it is stopped, say) is asked a tenth of the time at most: training goes on.
+Result<LinkPtr> SnapshotWriter::State::Connected(uint64_t bytes, const Interrupted& asked) {
+  const auto start = Clock::now();
+  const uint64_t door = SnapshotDoorOf(options.store);
+  if (start < next_greeting && door == silent && !(link && link->connected())) {
+    return Fail(ErrorCode::kIo, "the daemon did not answer, and is asked again later");
+  }
+  bool interrupted = false;  // that says nothing of the daemon
+  auto connected = Greet(bytes, [&] { return interrupted = asked && asked(); });
+  const auto now = Clock::now();
+  if (!connected && !interrupted && now - start >= kSlowAnswer) {
+    next_greeting = now + 9 * (now - start);
+    silent = door;
+  }
+  return connected;
+}
+
+Result<LinkPtr> SnapshotWriter::State::Greet(uint64_t bytes, const Interrupted& asked) {
+  const uint32_t slots = std::max<uint32_t>(options.slots, 1);
+  if (link && (link->gone() || !link->Fits(bytes, slots))) {
+    retired.push_back(std::exchange(link, nullptr));
+  }
+  uint64_t attempt = 0;  // that is being saved
+  std::vector<LinkPtr> over;
+  {
+    MutexLock lock(mutex);
+    attempt = last_attempt;
+    for (auto& one : retired) {
+      if (one->gone() || !HasUnderWay(one.get())) over.push_back(std::exchange(one, nullptr));
+    }
+  }
+  std::erase(retired, nullptr);
+  if (link) {
+    CKPT_RETURN_IF_ERROR(link->ComeBack(asked));
+    return link;
+  }
+  over.clear();  // before more is asked for: the daemon may have room for one arena only
+  const LinkRequest request{options.store, options.run, options.job, options.rank,
+                            options.world, bytes,       slots,       life,
+                            attempt, options.away_limit, options.welcome_limit};
+  const auto hear = [this](auto& from, auto news, auto& words) { Hear(from, news, words); };
+  CKPT_ASSIGN_OR_RETURN(link, SnapshotLink::Open(request, hear, asked));
+  MutexLock lock(mutex);
+  status.connected = link->connected();  // its reader may have told of that first
+  return link;
+}
+
+Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
+  const uint64_t bytes = job.file.bytes();
+  job.chunks = job.link->TakeChunks(bytes, Clock::time_point::min());
+  if (job.chunks.empty() && options.wait_for_room && !job.link->gone()) {
+    job.waited = true;
+    {
+      MutexLock lock(mutex);
+      ++status.full_waits;
+    }
+    job.chunks = job.link->TakeChunks(bytes, std::min(job.end, Clock::now() + options.update_limit),
+                                      [&] { return job.Interrupted(); });
+  }
+  if (!job.chunks.empty()) return {};
+  if (job.interrupted) return Fail(ErrorCode::kExhausted, "interrupted while it waited for room");
+  MutexLock lock(mutex);
+  ++status.full_drops;
+  return Fail(ErrorCode::kExhausted, StrCat(kNoRoom, kMakesRoom));
+}
+
+// Makes copies come after what the devices are doing to the tensors now.
+Status SnapshotWriter::State::FollowDevices(SaveJob& job) {
+  const auto& streams = job.file.capture().streams;
+  if (streams.empty()) return {};
+  CKPT_RETURN_IF_ERROR(eager_copier->Follow(streams));
+  const uint64_t chunk_bytes = job.link->shape().payload_bytes();
+  const Status digested = job.proof.BeginDevices(job.file, chunk_bytes, *eager_copier);
+  if (!digested && digested.error().code != ErrorCode::kUnsupported) return digested;
+  if (!digested) SayUnproved(digested.error().message);
+  CKPT_RETURN_IF_ERROR(lazy_copier->Follow(streams));
+  if (pinned.lock() == job.link) return {};
+  job.link->KeepPinned(eager_copier->Pin(job.link->arena().All()));
+  pinned = job.link;
+  return {};
+}
+
+void SnapshotWriter::State::SayUnproved(const std::string& why) {
+  MutexLock lock(mutex);
+  if (std::exchange(said_unproved, why) == why) return;
+  Say(StrCat("snapshots are unproved: a write of a device's memory between a save and its copy, which "
+             "does not call before_update(), is not seen (", why, ")"));
+}
+
+// Takes chunks for all of it, and copies into them what cannot wait.
+Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
+  CKPT_ASSIGN_OR_RETURN(job.file,
+                        CaptureFile::Make(std::move(capture), options.rank, options.world));
+  CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes(), [&] { return job.Interrupted(); }));
+  CKPT_RETURN_IF_ERROR(TakeRoom(job));
+  job.proof.Begin(job.file);
+  CKPT_RETURN_IF_ERROR(FollowDevices(job));
+  for (size_t i = 0; i < job.chunks.size(); ++i) {
+    CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(job.Copies(i, false), Trainer::kWaits));
+  }
+  CKPT_RETURN_IF_ERROR(eager_copier->Wait());
+  const std::string name = job.Changed(false);
+  if (!name.empty()) return Fail(ErrorCode::kStale, StrCat(name, " was written while it was saved"));
+  SnapshotMessage message = job.Message(SnapshotWord::kBegin);
+  message.length = job.file.bytes();
+  message.sequence = job.waited ? 1 : 0;
+  return job.link->Send(message);
+}
+
+// Drops a save of which nothing was handed over.
+void SnapshotWriter::State::Abandon(const SaveJob& job, uint64_t step, const std::string& why) {
+  {
+    MutexLock lock(mutex);  // first: the daemon tells all ranks
+    Settle(job.attempt, Fate::kDropped, why);
+  }
+  if (!job.link) return;
+  SnapshotMessage message{SnapshotWord::kDrop};
+  message.attempt = job.attempt;
+  message.step = step;
+  message.text = why;
+  message.sequence = why.starts_with(kNoRoom) ? 1 : 0;
+  (void)job.link->Send(message);
+  job.link->GiveBack(job.chunks);
+}
+
+bool SnapshotWriter::State::Begin(Capture capture, Clock::time_point end) {
+  auto job = std::make_shared<SaveJob>();
+  job->end = end;
+  const uint64_t step = capture.step;
+  {
+    MutexLock lock(mutex);
+    job->attempt = NewAttempt(step);
+  }
+  const Status begun = Caught([&] { return Prepare(*job, std::move(capture)); });
+  if (!begun) {
+    (void)Caught([&] { return eager_copier->Wait(); });  // what was thrown left copies behind
+    Abandon(*job, step, begun.error().message);
+    return false;
+  }
+  MutexLock lock(mutex);
+  status.file_bytes = job->file.bytes();
+  status.unproved_bytes = job->proof.unproved_bytes();
+  status.unproved += status.unproved_bytes > 0 ? 1 : 0;
+  Outcome& outcome = outcomes[job->attempt];
+  outcome.link = job->link.get();
+  outcome.progress.bytes = job->file.bytes();
+  jobs.push_back(std::move(job));
+  moved.NotifyAll();
+  return true;
+}
+
+void SnapshotWriter::State::Run() {
+  while (const JobPtr job = Next()) {
+    Status done = Caught([&] { return CopyOrSend(job); });
+    if (!done) (void)Caught([&] { return lazy_copier->Wait(); });
+    if (done && !job->IsOver()) continue;
+    Finish(job, done);
+    MutexLock lock(mutex);
+    std::erase(jobs, job);
+    moved.NotifyAll();
+  }
+}
+
+// Returns the oldest job; while an update waits, the oldest that it waits for,
+// so that memory is copied before anything else is handed over.  Null: the end.
+SnapshotWriter::State::JobPtr SnapshotWriter::State::Next() {
+  MutexLock lock(mutex);
+  while (jobs.empty() && !stopping) moved.Wait(mutex);
+  if (jobs.empty()) return nullptr;
+  const auto waited = std::ranges::find_if(jobs, [](const JobPtr& job) { return !job->IsCopied(); });
+  return urgent && waited != jobs.end() ? *waited : jobs.front();
+}
+
+// Copies the next chunk, or several if an update waits for them; or hands over
+// a chunk.  A copied chunk is handed over at once, unless an update waits.
+Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
+  bool copy = job->copied == job->sent;
+  Trainer trainer;
+  {
+    MutexLock lock(mutex);
+    const auto outcome = outcomes.find(job->attempt);
+    if (outcome != outcomes.end() && job->copied > 0) {
+      outcome->second.progress.copied = job->ChunkEnd(job->copied - 1);
+    }
+    if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
+    if (Clock::now() >= job->end) return Fail(ErrorCode::kExhausted, "its time is over");
+    copy = copy || (urgent && !job->IsCopied());
+    trainer = urgent ? Trainer::kWaits : Trainer::kGoesOn;
+  }
+  if (!copy) return SendChunk(*job);
+  const size_t count = trainer == Trainer::kWaits ? kTogether : 1;
+  std::vector<std::vector<MemoryCopy>> chunks;
+  uint64_t bytes = 0;
+  for (size_t i = job->copied; i < job->chunks.size() && chunks.size() < count; ++i) {
+    chunks.push_back(job->Copies(i, true));
+    for (const MemoryCopy& one : chunks.back()) bytes += one.bytes;
+  }
+  if (!Pace(*job, bytes)) return {};
+  for (const auto& copies : chunks) CKPT_RETURN_IF_ERROR(lazy_copier->Enqueue(copies, trainer));
+  CKPT_RETURN_IF_ERROR(lazy_copier->Wait());
+  for (const auto& copies : chunks) {
+    const std::string changed = job->FindChange(job->copied, copies);
+    if (!changed.empty()) return Fail(ErrorCode::kStale, StrCat(changed, kWritten));
+    if (trainer == Trainer::kGoesOn) job->proof.Release(copies);
+    ++job->copied;
+  }
+  return job->IsCopied() ? Verify(job) : Status();
+}
+
+// Returns when the next `bytes` may be read; false if the job is over before.
+bool SnapshotWriter::State::Pace(const SaveJob& job, uint64_t bytes) {
+  if (options.pace == 0 || bytes == 0) return true;
+  const auto start = std::max(Clock::now(), next_copy);
+  {
+    MutexLock lock(mutex);
+    while (!urgent && !stopping && job.failure.empty() &&
+           moved.WaitUntil(mutex, std::min(start, job.end))) {
+    }
+    if (!job.failure.empty() || Clock::now() >= job.end) return false;
+  }
+  next_copy = start + std::chrono::duration_cast<Clock::duration>(
+                          std::chrono::duration<double>(static_cast<double>(bytes) /
+                                                        static_cast<double>(options.pace)));
+  return true;
+}
+
+Status SnapshotWriter::State::SendChunk(SaveJob& job) {
+  const uint32_t chunk = job.chunks[job.sent];
+  ChunkHeader header;
+  header.rank = options.rank;
+  header.stream = stream;
+  header.step = job.file.capture().step;
+  header.attempt = job.attempt;
+  header.sequence = job.sent;
+  header.length = job.ChunkEnd(job.sent) - job.ChunkBegin(job.sent);
+  const auto [changed, payload] = job.DigestChunk(job.sent);
+  if (!changed.empty()) return Fail(ErrorCode::kStale, StrCat(changed, kWritten));
+  header.payload = payload;
+  job.link->arena().WriteHeader(chunk, header);
+  SnapshotMessage message = job.Message(SnapshotWord::kChunk);
+  message.sequence = job.sent;
+  message.chunk = chunk;
+  ++job.sent;  // whether or not it arrives, it is not ours to reuse
+  return job.link->Send(message);
+}
+
+// Ends the copying of a job: nothing of it was written meanwhile, and from now on may be.
+Status SnapshotWriter::State::Verify(const JobPtr& job) {
+  const std::string name = job->Changed(true);
+  job->proof.Leave();
+  {
+    MutexLock lock(mutex);
+    if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
+    job->safe = true;
+    moved.NotifyAll();
+  }
+  job->proof.End();  // beside the update
+  if (name.empty()) return {};
+  return Fail(ErrorCode::kStale, StrCat(name, kWritten));
+}
+
+void SnapshotWriter::State::Finish(const JobPtr& job, Status done) {
+  job->proof.End();
+  {
+    MutexLock lock(mutex);
+    if (done && !job->failure.empty()) done = Fail(ErrorCode::kExhausted, job->failure);
+    job->ended = true;
+    // First: the daemon tells all ranks.
+    if (!done) Settle(job->attempt, Fate::kDropped, done.error().message);
+  }
+  SnapshotMessage message = job->Message(done ? SnapshotWord::kEnd : SnapshotWord::kDrop);
+  if (!done) message.text = done.error().message;
+  const Status sent = job->link->Send(message);
+  job->link->GiveBack({job->chunks.begin() + static_cast<ptrdiff_t>(job->sent), job->chunks.end()});
+  MutexLock lock(mutex);
+  job->safe = true;
+  if (done && !sent) Settle(job->attempt, Fate::kDropped, "the daemon went away");
+  // The link may have gone before this attempt was known to be its.
+  if (job->link->gone()) Settle(job->attempt, Fate::kDropped, "the daemon went away");
+  moved.NotifyAll();
+}
+
+SnapshotWriter::SnapshotWriter(WriterOptions options)
+    : state_(std::make_unique<State>(std::move(options))) {}
+
+SnapshotWriter::~SnapshotWriter() {
+  if (getpid() != state_->process) {
+    (void)state_.release();  // its threads are not in this process
+    return;
+  }
+  Close();
+}
+
+bool SnapshotWriter::Save(Capture capture, std::optional<std::chrono::milliseconds> limit) {
+  State& state = *state_;
+  if (getpid() != state.process) return false;
+  const auto start = Clock::now();
+  MutexLock one(state.save_mutex);
+  {
+    MutexLock lock(state.mutex);
+    if (state.stopping) return false;
+  }
+  const bool begun =
+      state.Begin(std::move(capture), limit ? start + *limit : Clock::time_point::max());
+  MutexLock lock(state.mutex);
+  state.status.save_seconds += SecondsSince(start);
+  return begun;
+}
+
+bool SnapshotWriter::Cancel(uint64_t step) {
+  State& state = *state_;
+  if (getpid() != state.process) return false;
+  MutexLock lock(state.mutex);
+  for (auto job = state.jobs.rbegin(); job != state.jobs.rend(); ++job) {
+    if ((*job)->file.capture().step != step) continue;
+    if ((*job)->ended) return false;
+    (*job)->failure = kCancelled;
+    (*job)->safe = true;
+    state.moved.NotifyAll();
+    return true;
+  }
+  return false;
+}
+
+void SnapshotWriter::Drop(std::optional<uint64_t> step, const std::string& why, const Interrupted& asked) {
+  State& state = *state_;
+  if (getpid() != state.process) return;
+  MutexLock one(state.save_mutex);
+  SnapshotMessage message{SnapshotWord::kDrop, 0, 0, step.value_or(0)};
+  message.text = why;
+  {
+    MutexLock lock(state.mutex);
+    state.status.saves += step ? 0 : 1;
+    if (!step) return state.CountDrop("", why);
+    message.attempt = state.NewAttempt(*step);
+    state.Settle(message.attempt, State::Fate::kDropped, why);
+  }
+  // Tells the other ranks, though this one has handed over nothing yet.
+  if (!state.link && state.options.world > 1) (void)state.Connected(1, asked);
+  if (state.link) (void)state.link->Send(message);
+}
+
+bool SnapshotWriter::WaitBeforeUpdate(std::optional<std::chrono::milliseconds> limit, bool last) {
+  State& state = *state_;
+  if (getpid() != state.process) return true;
+  const auto start = Clock::now();
+  MutexLock lock(state.mutex);
+  if (state.AllSafe()) return true;
+  const auto end = start + limit.value_or(state.options.update_limit);
+  state.urgent = true;
+  state.moved.NotifyAll();  // copies do not keep their pace now
+  while (!state.AllSafe() && state.moved.WaitUntil(state.mutex, end)) {
+  }
+  state.urgent = false;
+  state.status.wait_seconds += SecondsSince(start);
+  for (const JobPtr& job : state.jobs) {
+    if (job->safe) continue;
+    if (!last) return false;
+    job->failure = "its copy took longer than an update may wait";
+    job->safe = true;
+  }
+  return true;
+}
+
+bool SnapshotWriter::WaitDurable(uint64_t step, std::chrono::milliseconds timeout) {
+  State& state = *state_;
+  if (getpid() != state.process) return false;
+  const auto end = Clock::now() + timeout;
+  MutexLock lock(state.mutex);
+  while (state.FateOf(step) == State::Fate::kUnderWay && state.moved.WaitUntil(state.mutex, end)) {
+  }
+  return state.FateOf(step) == State::Fate::kDurable;
+}
+
+WriterStatus SnapshotWriter::status() const {
+  if (getpid() != state_->process) return {};
+  MutexLock lock(state_->mutex);
+  return state_->status;
+}
+
+WriterProgress SnapshotWriter::Progress(uint64_t step) const {
+  if (getpid() != state_->process) return {};
+  MutexLock lock(state_->mutex);
+  for (auto at = state_->outcomes.rbegin(); at != state_->outcomes.rend(); ++at) {
+    if (at->second.step == step) return at->second.progress;
+  }
+  return {};
+}
+
+Result<SnapshotSize> SnapshotWriter::SizeOf(Capture capture) const {
+  const WriterOptions& options = state_->options;
+  return ckptfs::SizeOf(std::move(capture), options.rank, options.world, options.slots);
+}
+
+std::vector<std::string> SnapshotWriter::TakeLog() {
+  if (getpid() != state_->process) return {};
+  MutexLock lock(state_->mutex);
+  return std::exchange(state_->log, {});
+}
+
+void SnapshotWriter::Close() {
+  State& state = *state_;
+  if (getpid() != state.process) return;
+  MutexLock one(state.save_mutex);
+  {
+    MutexLock lock(state.mutex);
+    state.stopping = true;
+    state.moved.NotifyAll();
+  }
+  if (state.thread.joinable()) state.thread.join();
+  state.link.reset();
+  state.retired.clear();
+  MutexLock lock(state.mutex);
+  for (auto& [attempt, outcome] : state.outcomes) {
+    if (outcome.fate != State::Fate::kUnderWay) continue;
+    outcome.fate = State::Fate::kLeft;  // the daemon's: nobody here hears what becomes of it
+    --state.status.under_way;
+  }
+  state.moved.NotifyAll();
+}
+
+}  // namespace ckptfs
