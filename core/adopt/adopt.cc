@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/adopt/publish.h"
+#include "core/adopt/step_notices.h"
 #include "core/adopt/written.h"
 #include "core/base/strings.h"
 #include "core/io/root.h"
@@ -174,33 +175,6 @@ Result<std::string> RunNameOf(const std::string& wanted, const std::string& root
   return name;
 }
 
-void LeftOutNotice::Add(const Adopted& adopted) {
-  for (const LeftOut& one : adopted.left_out) {
-    auto known = std::ranges::find_if(reasons_, [&](const Reason& reason) {
-      return reason.of.part == one.part && reason.of.why == one.why &&
-             reason.of.remedy == one.remedy;
-    });
-    if (known == reasons_.end()) {
-      if (reasons_.size() >= kMaxLeftOutReasons) continue;  // `info` of the step has them
-      known = reasons_.insert(
-          known, {one, StrCat(adopted.record.run, "/", adopted.record.id), 0, false});
-    }
-    ++known->steps;
-  }
-}
-
-std::vector<std::string> LeftOutNotice::Take() {
-  std::vector<std::string> lines;
-  for (Reason& reason : reasons_) {
-    if (std::exchange(reason.told, true)) continue;
-    const size_t more = reason.steps - 1;
-    const std::string others =
-        more == 0 ? "" : StrCat(" (and ", Counted(more, "other step"), ")");
-    lines.push_back(StrCat(reason.first, others, ": ", LeftOutText(reason.of)));
-  }
-  return lines;
-}
-
 namespace {
 
 // By their inodes: a file may have several names.
@@ -308,8 +282,7 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
   report.said = std::move(ingest.said);
   report.skipped = std::move(ingest.skipped);
   report.refused = std::move(ingest.refused);
-  LeftOutNotice left_out;
-  ClosedFileNotice closed;
+  StepNotices notices;
   const std::map<std::string, NewSave::Named> named = NamedOf(ingest.steps);
   std::string unproven;  // of the last such step: one line for all
   for (IngestedStep& step : ingest.steps) {
@@ -322,14 +295,14 @@ Result<AdoptReport> AdoptPlace(const LaterStore& later, const Place& place, Sour
     }
     report.warnings.insert(report.warnings.end(), adopted->warnings.begin(),
                            adopted->warnings.end());
-    left_out.Add(*adopted);
-    closed.Add(StrCat(adopted->record.run, "/", adopted->record.id), adopted->closed);
+    const std::string name = StrCat(adopted->record.run, "/", adopted->record.id);
+    notices.Add(name, adopted->left_out);
+    notices.Add(name, adopted->closed);
     if (!adopted->unproven.empty()) unproven = std::move(adopted->unproven);
     report.steps.push_back(std::move(adopted->record));
   }
   if (report.steps.empty()) return Fail(std::move(report.refused.front()));
-  for (std::string& line : left_out.Take()) report.warnings.push_back(std::move(line));
-  for (std::string& line : closed.Take()) report.warnings.push_back(std::move(line));
+  for (std::string& line : notices.Take()) report.warnings.push_back(std::move(line));
   if (!unproven.empty()) report.warnings.push_back(std::move(unproven));
   return report;
 }

@@ -59,23 +59,6 @@ struct Adopted {
   std::string unproven;  // that it may begin a life, and nothing proves it (DescribeChoice)
 };
 
-// Tells each reason for which something is left out once: the steps of a run mostly share it.
-class LeftOutNotice {
- public:
-  void Add(const Adopted& adopted);
-  // "run7/step2 (and 3 other steps): left out: ...", for each reason that was not told yet.
-  std::vector<std::string> Take();
-
- private:
-  struct Reason {
-    LeftOut of;
-    std::string first;  // the step
-    size_t steps = 0;
-    bool told = false;
-  };
-  std::vector<Reason> reasons_;
-};
-
 // Errors: those of the source; kStale if something is read of a file that is `growing`, or a
 // process has one open for writing; kDataLoss if the sample differs; those of Own and PublishStep.
 // BLOCKS: on reading headers, on copying, on the store.

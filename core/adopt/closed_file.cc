@@ -118,18 +118,4 @@ std::string DescribeClosedFile(const ClosedFile& file) {
                 others, "; `chmod a+r` shows the step to all who may search its directories");
 }
 
-void ClosedFileNotice::Add(std::string step, const std::optional<ClosedFile>& closed) {
-  if (!closed || steps_++ > 0) return;
-  first_ = std::move(step);
-  why_ = DescribeClosedFile(*closed);
-}
-
-std::vector<std::string> ClosedFileNotice::Take() {
-  if (told_ || steps_ == 0) return {};
-  told_ = true;
-  const std::string more =
-      steps_ < 2 ? "" : StrCat(" (and ", Counted(steps_ - 1, "more step"), ")");
-  return {StrCat("other users do not see ", first_, more, ": ", why_)};
-}
-
 }  // namespace ckptfs

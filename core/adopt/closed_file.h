@@ -33,20 +33,4 @@ std::optional<ClosedFile> FindClosedFile(const StepModel& step, const BlobReader
 // "only user 0 may read /ckpt/run/model.safetensors (mode 0600); `chmod a+r` shows the step"
 std::string DescribeClosedFile(const ClosedFile& file);
 
-// Tells once that others do not see steps, for the first
-// such step: those of a run mostly have the same reason.
-class ClosedFileNotice {
- public:
-  // `step`: "run7/step2".
-  void Add(std::string step, const std::optional<ClosedFile>& closed);
-  // "other users do not see run7/step2 (and 3 more steps): why", if it was not told yet.
-  std::vector<std::string> Take();
-
- private:
-  size_t steps_ = 0;
-  std::string first_;
-  std::string why_;
-  bool told_ = false;
-};
-
 }  // namespace ckptfs

@@ -368,8 +368,9 @@ void Follower::Take(FoundStep found, SaveState state, Known& known, Time now, Se
   known.why.clear();
   newest_ = std::max(newest_, Newest{adopted->record.life, OrderOf(found.candidate)});
   seen.said.insert(seen.said.end(), adopted->warnings.begin(), adopted->warnings.end());
-  left_out_.Add(*adopted);
-  closed_.Add(StrCat(adopted->record.run, "/", adopted->record.id), adopted->closed);
+  const std::string name = StrCat(adopted->record.run, "/", adopted->record.id);
+  notices_.Add(name, adopted->left_out);
+  notices_.Add(name, adopted->closed);
   if (!adopted->unproven.empty()) unproven_ = std::move(adopted->unproven);
   seen.adopted.push_back(std::move(adopted->record));
 }
@@ -472,8 +473,7 @@ Follower::Seen Follower::Look(Time now) {
     if (known.state == State::kAdopted && known.mtime_ns == step.candidate.mtime_ns) continue;
     seen.next = std::min(seen.next, Visit(step, known, now, seen));
   }
-  for (std::string& line : left_out_.Take()) seen.said.push_back(std::move(line));
-  for (std::string& line : closed_.Take()) seen.said.push_back(std::move(line));
+  for (std::string& line : notices_.Take()) seen.said.push_back(std::move(line));
   if (!unproven_.empty()) seen.said.push_back(std::exchange(unproven_, {}));
   NoteBegun(found->begun, now);
   Sort(*found, now, seen);

@@ -40,6 +40,7 @@
 #include <vector>
 
 #include "core/adopt/adopt.h"
+#include "core/adopt/step_notices.h"
 #include "core/base/digest.h"
 #include "core/base/result.h"
 #include "core/io/file_stamp.h"
@@ -185,8 +186,7 @@ class Follower {
   Newest newest_;  // of what was adopted, as `latest` orders it
   Idle idle_;
   bool first_ = true;
-  LeftOutNotice left_out_;
-  ClosedFileNotice closed_;
+  StepNotices notices_;
   std::string unproven_;  // Adopted::unproven, of the last step
   std::shared_ptr<const std::set<std::string>> before_;  // names of the files of the step before
   std::string pointer_;  // what a pointer that names no directory says; "" without one

@@ -15,6 +15,7 @@
 #include <set>
 
 #include "core/adopt/closed_file.h"
+#include "core/adopt/step_notices.h"
 #include "core/base/mutex.h"
 #include "core/base/strings.h"
 #include "core/check/source_state.h"
@@ -242,63 +243,72 @@ std::string DescribeView(const MountRequest& request, const Daemon& daemon,
   return "no view yet: give --run, or `ckptfs switch RUN/ID` picks one";
 }
 
-// "run/RUN/step/ID/view" as the step's record.
-Result<StepRecord> StepOfView(const Daemon& daemon, const std::string& view_target) {
+// The step that /view shows, with its files.
+struct Shown {
+  StepRecord record;
+  std::string name;  // RUN/ID
+  std::shared_ptr<const Step> step;
+  std::unique_ptr<BlobReader> blobs;
+};
+
+// `view_target`: "run/RUN/step/ID/view".  An error for a step that is only in memory, too.
+Result<Shown> OpenShown(const MountRequest& request, const Daemon& daemon,
+                        const std::string& view_target) {
   const std::filesystem::path target(view_target);
   const std::string id = target.parent_path().filename();
   const std::string run = target.parent_path().parent_path().parent_path().filename();
-  return daemon.store->Resolve(run, id);
+  CKPT_ASSIGN_OR_RETURN(StepRecord record, daemon.store->Resolve(run, id));
+  CKPT_ASSIGN_OR_RETURN(auto step, daemon.store->Load(record));
+  BlobReader::Options reading;
+  reading.roots = request.roots;
+  auto blobs = BlobReader::Create(step->model, std::move(reading));
+  std::string name = StrCat(record.run, "/", record.id);
+  return Shown{std::move(record), std::move(name), std::move(step), std::move(blobs)};
 }
 
-// Warns of the shown step: which of --layout it does not have (they are about steps that may
-// come, too), and which file hides it from users who are let in.
-Status WarnOfShown(const MountRequest& request, const Daemon& daemon,
-                   const std::string& view_target) {
-  CKPT_ASSIGN_OR_RETURN(const StepRecord record, StepOfView(daemon, view_target));
-  CKPT_ASSIGN_OR_RETURN(const auto step, daemon.store->Load(record));
+// Names the layouts of --layout that the step does not have; they may be meant for later steps.
+void WarnOfLayouts(const MountRequest& request, const Daemon& daemon, const Shown& shown) {
   for (const Layout& layout : request.layouts) {
-    const auto views = ViewSet::Open(ModelOf(step), layout, daemon.formats);
+    const auto views = ViewSet::Open(ModelOf(shown.step), layout, daemon.formats);
     if (views->offer().Any()) continue;
-    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", record.run, "/", record.id, ", ",
+    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", shown.name, ", ",
                                    views->offer().Refusal().message));
   }
-  if (!request.allow_other || !request.adopt.empty()) return {};  // adopting has told it
-  BlobReader::Options reading;
-  reading.roots = request.roots;
-  const auto blobs = BlobReader::Create(step->model, std::move(reading));
-  ClosedFileNotice closed;
-  closed.Add(StrCat(record.run, "/", record.id), FindClosedFile(step->model, *blobs));
-  for (const std::string& line : closed.Take()) Log(LogLevel::kWarning, line);
-  return {};
 }
 
-// A step that refers to files which are not there any more, or are others now, cannot be read: the
-// training that wrote them was removed, or wrote again.
-void SayIfGone(const MountRequest& request, const Daemon& daemon, const std::string& view_target) {
-  const auto record = StepOfView(daemon, view_target);
-  if (record && daemon.adopted.contains(StrCat(record->run, "/", record->id))) return;
-  const auto step = record ? daemon.store->Load(*record) : Fail(Error(record.error()));
-  if (!step) return;  // one in memory, or whoever reads it is told
-  BlobReader::Options reading;
-  reading.roots = request.roots;
-  const auto blobs = BlobReader::Create((*step)->model, std::move(reading));
-  const SourceReport sources = LookAtSources((*step)->model, *blobs);
+// Names the file that hides the step from users who are let in.
+void WarnIfClosed(const Shown& shown) {
+  StepNotices closed;
+  closed.Add(shown.name, FindClosedFile(shown.step->model, *shown.blobs));
+  for (const std::string& line : closed.Take()) Log(LogLevel::kWarning, line);
+}
+
+// A step whose files are gone, or are others now, cannot be read: the training that wrote them was
+// removed, or wrote again.
+void WarnIfGone(const Shown& shown) {
+  const SourceReport sources = LookAtSources(shown.step->model, *shown.blobs);
   if (sources.state != SourceState::kMissing && sources.state != SourceState::kStale) return;
-  const std::string name = StrCat(record->run, "/", record->id);
   Log(LogLevel::kWarning,
-      StrCat("view: ", name, ", which was adopted from ", record->source, ", is no longer there (",
-             sources.reason, "): its training was removed or began again, and reads of it fail; "
-             "`ckptfs remove --force ", name, "` forgets it, `ckptfs switch` shows another step"));
+      StrCat("view: ", shown.name, ", which was adopted from ", shown.record.source,
+             ", is no longer there (", sources.reason,
+             "): its training was removed or began again, and reads of it fail; "
+             "`ckptfs remove --force ", shown.name,
+             "` forgets it, `ckptfs switch` shows another step"));
+}
+
+void WarnOfShown(const MountRequest& request, const Daemon& daemon,
+                 const std::string& view_target) {
+  const auto shown = OpenShown(request, daemon, view_target);
+  if (!shown) return Log(LogLevel::kWarning, shown.error().message);
+  WarnOfLayouts(request, daemon, *shown);
+  if (request.allow_other && request.adopt.empty()) WarnIfClosed(*shown);  // else adopting told it
+  if (!daemon.adopted.contains(shown->name)) WarnIfGone(*shown);
 }
 
 // The mount and what it shows, on the caller's terminal.
 void SayMounted(const MountRequest& request, const Daemon& daemon, const std::string& log) {
   const Result<std::string> target = ViewTargetOf(*daemon.filesystem);
-  if (target) {
-    const Status warned = WarnOfShown(request, daemon, *target);
-    if (!warned) Log(LogLevel::kWarning, warned.error().message);
-  }
-  if (target) SayIfGone(request, daemon, *target);
+  if (target) WarnOfShown(request, daemon, *target);
   Say(StrCat(request.store, " mounted at ", request.mountpoint, "; ",
              DescribeView(request, daemon, target), "; log: ", log));
 }
