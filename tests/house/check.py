@@ -10,6 +10,7 @@ Usage: check.py [ROOT].  Prints every break of a rule; exit code 1 if any.
   - nothing in the tree names a package registry's host
   - "is no dict" and "has not the option" are "is not a dict" and "does not have the option"
   - files that docs name exist: in links, and as paths such as core/store/store.h
+  - commands and options of ckptfs that docs name are in the manual, which a test compares with the program
   - no type is defined in two headers: the linker would mix their functions
   - bytes of checkpoints and stores are opened and listed in core/io only
   - no file is larger than 1 MiB
@@ -78,6 +79,10 @@ MAY_OPEN = {
 LINK = re.compile(r'\]\(([^)#\s]+)(?:#[^)\s]*)?\)')
 NAMED = re.compile(r'(?<![\w./<>*~@$-])(?:core|formats|fs|mount|snapshot|tests|docs)/[\w./*?{}<>-]*')
 PAST = 'docs/CHANGELOG.md'  # it may name files that are gone
+MANUAL = 'docs/reference/ckptfs.1.md'
+SPAN = re.compile(r'`([^`]+)`')
+COMMAND = re.compile(r'(?:^|[\s/(])ckptfs ([a-z]+)\b([^|;#]*)')
+OPTION = re.compile(r'(?<![\w-])--[a-z][a-z-]*')
 SOURCE = ('.h', '.cc', '.cu', '.py')
 MIB = 1 << 20
 
@@ -129,6 +134,38 @@ def doc_errors(path, text, known):
                 yield f'line {number}: names {name}, which does not exist'
 
 
+def options_of(manual):
+    """Command -> its options, as the manual's sections list them."""
+    options = {'help': set()}
+    for section in re.split(r'^### ', manual, flags=re.M)[1:]:
+        section = re.split(r'^## ', section, flags=re.M)[0]
+        options[section.split()[0]] = {'--help', *re.findall(r'^- `(--[a-z-]+)', section, re.M)}
+    return options
+
+
+def code_of(text):
+    """(line number, code) of each line of a block and of each span of a page."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        fence = line.startswith('```')
+        fenced = fenced != fence
+        whole = not fence and (fenced or line.startswith('    '))
+        for code in [line] if whole else SPAN.findall(line):
+            yield number, code
+
+
+def command_errors(text, options):
+    """Commands and options that a page names and that the manual does not have."""
+    for number, code in code_of(text):
+        for command, rest in COMMAND.findall(code.split(' #')[0]):
+            if command not in options:
+                yield f'line {number}: ckptfs has no command {command}'
+                continue
+            for option in OPTION.findall(rest):
+                if option not in options[command]:
+                    yield f'line {number}: ckptfs {command} has no option {option}'
+
+
 def text_errors(path, text):
     """Everything wrong with one text file."""
     folder, (_, ext) = path.split('/')[0], os.path.splitext(path)
@@ -172,6 +209,10 @@ def errors(root):
         cwd=root, capture_output=True, text=True, check=True).stdout
     paths = sorted(set(filter(None, listed.split('\0'))))
     known = places([p for p in paths if os.path.exists(os.path.join(root, p))])
+    options = {}
+    if MANUAL in paths:
+        with open(os.path.join(root, MANUAL), encoding='utf-8') as f:
+            options = options_of(f.read())
     for name in sorted({p.split('/')[0] for p in paths}):
         if name not in TOP and not name.startswith('.'):
             yield name, 'is not one of the names of the top level'
@@ -189,6 +230,8 @@ def errors(root):
         for what in text_errors(path, text):
             yield path, what
         for what in doc_errors(path, text, known) if path.endswith('.md') and path != PAST else ():
+            yield path, what
+        for what in command_errors(text, options) if options and path.endswith('.md') and path != PAST else ():
             yield path, what
         for name in type_names(text) if path.endswith('.h') else ():
             if types.setdefault(name, path) != path:

@@ -91,6 +91,20 @@ class HouseTest(unittest.TestCase):
             self.assertIn('a includes b and does not name it', said)
             self.assertIn('a names c and does not include it', said)
 
+    def test_commands_that_docs_name_are_those_of_the_manual(self):
+        with tempfile.TemporaryDirectory() as root:
+            subprocess.run(['git', 'init', '-q', root], check=True)
+            os.makedirs(os.path.join(root, 'docs', 'reference'))
+            with open(os.path.join(root, 'docs', 'reference', 'ckptfs.1.md'), 'w') as f:
+                f.write('## Commands\n\n### list [RUN]\n\n- `--json` print JSON\n\n### gc\n\n- `--run RUN` of it\n')
+            with open(os.path.join(root, 'docs', 'a.md'), 'w') as f:
+                f.write('ckptfs has `ckptfs list --json` and `ckptfs lsit`.\n\n    ckptfs gc --json | less --help\n'
+                        '\n```sh\nckptfs help gc; build/ckptfs list --run a  # ckptfs x\n```\n')
+            said = check(root).stdout
+            self.assertEqual(said.splitlines(), [
+                'docs/a.md: line 1: ckptfs has no command lsit', 'docs/a.md: line 3: ckptfs gc has no option --json',
+                'docs/a.md: line 6: ckptfs list has no option --run'])
+
     def test_what_is_english_is_let_pass(self):
         with tempfile.TemporaryDirectory() as root:
             subprocess.run(['git', 'init', '-q', root], check=True)
