@@ -26,8 +26,8 @@ Status CheckOneRun(const Place& place, const IngestResult& ingest, const std::st
   if (saves.size() < 2) return {};
   return Fail(Error{ErrorCode::kUnsupported,
                     StrCat(place.Path(), ": holds ", saves.size(), " runs (", *saves.begin(),
-                           ", ...), and --name is for one")}
-                  .Needing(StrCat("to make one run of several name them: adopt --name ", name, " ",
+                           ", ...), but --name names only one")}
+                  .Needing(StrCat("to join several into one run, name them: adopt --name ", name, " ",
                                   *saves.begin(), " ", *saves.rbegin())));
 }
 
@@ -44,10 +44,10 @@ Result<std::string> LookForBlank(const StepModel& model, const AdoptOptions& opt
   const std::string blank = NeverWritten(model, options.hints.names);
   if (blank.empty()) return blank;
   if (options.refuse_blank) {
-    return Fail(Error{ErrorCode::kDataLoss, blank + ": a copy of it goes on, or died"}
-                    .Needing("if its zeros are meant, `ckptfs adopt` takes the step as it is"));
+    return Fail(Error{ErrorCode::kDataLoss, blank + ": a copy is still running, or it died"}
+                    .Needing("if the zeros are intended, `ckptfs adopt` takes the step as it is"));
   }
-  return blank + ", and read as zeros: it was made sparse, or a copy of it did not end";
+  return blank + "; they read as zeros: the file was made sparse, or a copy did not finish";
 }
 
 // The roots of the step's files, unless they are directories of this machine.
@@ -81,12 +81,12 @@ Status CheckRequired(const StepModel& model, const AdoptOptions& options) {
   for (const LeftOut& one : model.left_out) {
     if (one.part != LeftOutPart::kOptimizer) continue;
     Error error{ErrorCode::kUnsupported,
-                StrCat("its optimizer is not whole, and --require asks for it: ", LeftOutText(one))};
+                StrCat("its optimizer is not whole, but --require asks for it: ", LeftOutText(one))};
     error.needs = one.remedy;
     return Fail(std::move(error));
   }
   if (HasOptimizer(model)) return {};
-  return Fail(ErrorCode::kUnsupported, "it has no optimizer, and --require asks for one");
+  return Fail(ErrorCode::kUnsupported, "it has no optimizer, but --require asks for one");
 }
 
 // The earliest time of a file that something is read of; 0 if there is none.
@@ -150,10 +150,9 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
     const auto first = store.Resolve(run, id);
     const bool other = first && first->source != adopted.record.source;
     adopted.warnings.push_back(
-        other ? StrCat(name, ": ", run, "/", id, " is that of ", first->source)
-              : StrCat(name, ": the source changed since ", run, "/", id,
-                       " was adopted, or that was adopted with other options or by another "
-                       "version; --refresh replaces it"));
+        other ? StrCat(name, ": ", run, "/", id, " was adopted from ", first->source)
+              : StrCat(name, ": the source, the options or the version of ckptfs changed since ", run,
+                       "/", id, " was adopted; --refresh replaces it"));
   }
   return adopted;
 }

@@ -114,7 +114,7 @@ Status CopyBytes(const File& from, int to, const std::string& name) {
     }
     if (count < 0) return Fail(ErrnoError(errno, StrCat("copying ", from.name(), " to ", name)));
     if (count == 0) {
-      return Fail(ErrorCode::kStale, StrCat(from.name(), " was cut while it was copied"));
+      return Fail(ErrorCode::kStale, StrCat(from.name(), " became shorter while it was copied"));
     }
     done += static_cast<uint64_t>(count);
   }
@@ -125,10 +125,10 @@ Status CopyBytes(const File& from, int to, const std::string& name) {
 // taken: only its owner's bits remain.
 Status TakeAccess(int to, const std::string& name, const OwnerAndMode& from, uint32_t at_least) {
   if (::geteuid() == 0 && ::fchown(to, from.uid, from.gid) != 0) {
-    return Fail(ErrnoError(errno, StrCat("owner of ", name)));
+    return Fail(ErrnoError(errno, StrCat("setting the owner of ", name)));
   }
   if (::fchmod(to, from.CertainMode() | at_least) != 0) {
-    return Fail(ErrnoError(errno, StrCat("mode of ", name)));
+    return Fail(ErrnoError(errno, StrCat("setting the mode of ", name)));
   }
   return {};
 }
@@ -183,7 +183,7 @@ bool HasReflinks(const std::string& directory, const StepModel& model) {
 
 Status CannotLink(const std::string& what, std::string_view why) {
   return Fail(Error{ErrorCode::kUnsupported, StrCat(what, ": cannot be linked into the store (", why, ")")}
-                  .Needing("use --copy, or a store beside it"));
+                  .Needing("use --copy, or a store on the same filesystem"));
 }
 
 // The directory, or the first above it that is there.
@@ -230,7 +230,7 @@ Status TakeFile(const StepModel& model, const Blob& blob, const std::string& to,
   const std::string opened = StrCat("/proc/self/fd/", from->descriptor());
   if (::linkat(AT_FDCWD, opened.c_str(), AT_FDCWD, to.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
   if (errno == EXDEV || errno == EPERM || errno == EMLINK) {
-    return CannotLink(from->name(), "another filesystem, or not yours");
+    return CannotLink(from->name(), "it is on another filesystem, or belongs to another user");
   }
   return Fail(ErrnoError(errno, to));
 }
@@ -294,7 +294,7 @@ Status DuplicateNow(const StepModel& model, const Blob& blob, const std::string&
   CKPT_ASSIGN_OR_RETURN(const FileIdentity now, from->Identity());
   const OwnerAndMode& access = now.access;
   if (access.mode != blob.mode || access.uid != blob.uid || access.gid != blob.gid) {
-    return Fail(ErrorCode::kStale, StrCat(from->name(), " has another owner or mode"));
+    return Fail(ErrorCode::kStale, StrCat(from->name(), " has another owner or mode than when it was read"));
   }
   if (IsOfTool(model)) CKPT_RETURN_IF_ERROR(CheckOnlyGrew(*from, now, blob));
   Blob as_it_is = blob;
@@ -331,7 +331,7 @@ Status TakeFiles(const std::string& step, const StepModel& model, const std::str
     if (name.empty() || *name.begin() == "..") {
       return Fail(ErrorCode::kUnsupported,
                   StrCat(from.string(), " lies outside of ", directory.string(),
-                         ": the store can only refer to it"));
+                         ": the store can refer to it, but not copy or link it"));
     }
     files::create_directories(files::path(to) / name.parent_path(), error);
     for (files::path parent = name.parent_path(); !parent.empty(); parent = parent.parent_path()) {
@@ -419,7 +419,7 @@ Result<Blob> TakenBlob(const std::string& root, const std::string& path, const B
     CKPT_ASSIGN_OR_RETURN(blob.fingerprint, FingerprintOf(*file));
   } else if (blob.stamp.size != source.stamp.size) {
     return Fail(ErrorCode::kDataLoss,
-                StrCat(name, " has ", blob.stamp.size, " bytes, its source ", source.stamp.size));
+                StrCat(name, " has ", blob.stamp.size, " bytes, but its source has ", source.stamp.size));
   }
   blob.chunk_bytes = kChunkBytes;
   CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(*file));

@@ -296,8 +296,8 @@ Result<std::vector<Place>> PlacesIn(const Place& place) {
   }
   if (places.size() <= kMaxRuns) return places;
   return Fail(Error{ErrorCode::kUnsupported,
-                    StrCat(place.Path(), ": no step of its own, and ", places.size(),
-                           " directories, more than are looked into for runs (", kMaxRuns, ")")}
+                    StrCat(place.Path(), ": no step of its own; it has ", places.size(),
+                           " directories, and ckptfs searches at most ", kMaxRuns, " for runs")}
                   .Needing("name the runs themselves"));
 }
 
@@ -339,9 +339,9 @@ void NameOthers(const Place& place, Sources sources, ScanResult& scan) {
     if (model && *model) others.push_back(LastComponent(inner.directory));
   }
   if (others.empty()) return;
-  scan.said.push_back(StrCat(place.Path(), ": beside these steps there are models of their own in ",
+  scan.said.push_back(StrCat(place.Path(), ": beside these steps, separate models lie in ",
                               Counted(others, "directory", "directories"),
-                              ", which are not adopted with them; give their paths"));
+                              "; they are not adopted with the steps: give their paths"));
 }
 
 // A directory in which there are runs, though they lie deeper than is looked; of the first ones.

@@ -58,7 +58,7 @@ class SingleFlight {
           state_(std::move(other.state_)) {}
     Flight& operator=(Flight&&) = delete;
     ~Flight() {
-      if (leads()) Land(Fail(ErrorCode::kInternal, "who was to make it gave up"));
+      if (leads()) Land(Fail(ErrorCode::kInternal, "the caller that was to make it gave up"));
     }
 
     bool leads() const { return owner_ != nullptr; }

@@ -30,8 +30,8 @@ Status CheckUnmoved(const File& file, const FileStamp& was) {
   CKPT_ASSIGN_OR_RETURN(const FileIdentity identity, file.Identity());
   if (identity.stamp == was) return {};
   return Fail(ErrorCode::kStale, StrCat(file.name(),
-                                        " changed while it was compared with what "
-                                        "was adopted"));
+                                        " changed while it was being compared "
+                                        "with the adopted file"));
 }
 
 Digest KeyOfVerdict(const std::string& name, const Blob& blob, const FileStamp& now) {
@@ -81,7 +81,7 @@ Result<bool> TouchedFiles::CompareOnce(const File& file, const Blob& blob, const
   if (options_.say) {
     options_.say(StrCat(file.name(), " was touched since it was adopted; all of its ", file.size(),
                         " bytes were compared in ", took.count(),
-                        " ms: ", same ? "they are what they were" : "they are not what they were"));
+                        " ms: ", same ? "they are unchanged" : "they have changed"));
   }
   return same;
 }

@@ -27,7 +27,7 @@ SourceReport LookAtSources(const StepModel& model, BlobReader& blobs) {
       if (report.state == SourceState::kSound) {
         report = {SourceState::kTouched,
                   StrCat(blobs.PathOf(BlobIndex{i}),
-                         " was touched since it was adopted: whoever reads it first compares all "
+                         " was touched since it was adopted: its first reader compares all "
                          "of its bytes")};
       }
       continue;

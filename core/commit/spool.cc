@@ -32,7 +32,7 @@ constexpr int kMaxDepth = 3;
 std::string RecordPath(const PreparedPart& part) { return PartName(part, Digest()); }
 
 tl::unexpected<Error> Foreign(const std::string& path, std::string_view rule) {
-  return Fail(ErrorCode::kPermission, StrCat(path, " ", rule, ": not taken as part of a spool"));
+  return Fail(ErrorCode::kPermission, StrCat(path, " ", rule, ": ckptfs does not use it as part of a spool"));
 }
 
 // Only what this user's own processes can have written, and can write: no link leads
@@ -55,10 +55,10 @@ Result<struct stat> CheckOwn(const std::string& path) {
 Status CheckTree(const std::string& path, bool settled, int depth = 0) {
   CKPT_ASSIGN_OR_RETURN(const struct stat info, CheckOwn(path));
   if (!S_ISDIR(info.st_mode)) {
-    if (settled && info.st_nlink != 1) return Foreign(path, "is a file with a second name");
+    if (settled && info.st_nlink != 1) return Foreign(path, "is a file with a second hard link");
     return {};
   }
-  if (depth > kMaxDepth) return Foreign(path, "is a directory too deep");
+  if (depth > kMaxDepth) return Foreign(path, "is nested too deeply");
   CKPT_ASSIGN_OR_RETURN(const auto entries, ListDirectory(path, false));
   for (const RootEntry& entry : entries) {
     CKPT_RETURN_IF_ERROR(CheckTree(StrCat(path, "/", entry.name), settled, depth + 1));
@@ -100,7 +100,7 @@ Result<OpenedSpool> Spool::Open(const std::string& directory, const std::string&
   if (there && !S_ISDIR(there->st_mode)) return Foreign(directory, "is not a directory");
   if (!there) CKPT_RETURN_IF_ERROR(FileStorage::Open(directory, true));
   auto lock = FileLock::Take(directory, O_RDONLY | O_DIRECTORY, LOCK_EX | LOCK_NB);
-  if (!lock) return Fail(ErrorCode::kExists, StrCat(directory, ": another daemon has this spool"));
+  if (!lock) return Fail(ErrorCode::kExists, StrCat(directory, ": another daemon uses this spool"));
   CKPT_RETURN_IF_ERROR(CheckDirectory(directory));
   CKPT_ASSIGN_OR_RETURN(auto storage, FileStorage::Open(directory, true));
   CKPT_RETURN_IF_ERROR(CheckTree(directory, true));
@@ -140,7 +140,7 @@ Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& not
     const auto name = ParseCommitName(path);
     auto part = name && name->kind == CommitName::Kind::kPart
                     ? ParsePart(text, *name)
-                    : Result<PreparedPart>(Refuse("not the name of a save"));
+                    : Result<PreparedPart>(Refuse("its name is not that of a save"));
     if (!part && part.error().code == ErrorCode::kUnsupported) {
       return Fail(Error(part.error()).WithContext(storage_->PathOf(path)));
     }
@@ -148,7 +148,7 @@ Result<std::vector<PreparedPart>> Spool::TakeStock(std::vector<std::string>& not
     if (!whole && whole.error().code == ErrorCode::kIo) return Fail(Error(whole.error()));
     if (!whole || RecordPath(*part) != path) {
       notes.push_back(StrCat(storage_->PathOf(path), ": removed: ",
-                             whole ? "not its name" : whole.error().message));
+                             whole ? "its record belongs under another name" : whole.error().message));
       CKPT_RETURN_IF_ERROR(storage_->Remove(path));
       continue;
     }

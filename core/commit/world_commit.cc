@@ -90,7 +90,7 @@ Result<JobWorld> WorldCommit::Join(NodeRanks mine) {
     if (!text) return Fail(Error(text.error()));
     CKPT_ASSIGN_OR_RETURN(const NodeRanks theirs, ParseNodeRanks(*text, *name));
     if (theirs.world != mine.world) {
-      return Fail(ErrorCode::kExists, StrCat("the job has ", mine.world, " ranks here, and ",
+      return Fail(ErrorCode::kExists, StrCat("the job has ", mine.world, " ranks here, but ",
                                              theirs.world, " on ", theirs.host));
     }
     for (const auto& [rank, life] : theirs.ranks) {
@@ -98,7 +98,7 @@ Result<JobWorld> WorldCommit::Join(NodeRanks mine) {
       if (at->second != life) {
         return Fail(ErrorCode::kExists,
                     StrCat("rank ", rank, " has another life on ", theirs.host,
-                           "; each life of a job needs a text of its own"));
+                           "; give each life of a job a `job` text of its own"));
       }
       if (!mine.ranks.contains(rank)) world.elsewhere[rank] = theirs.host;
     }
@@ -186,7 +186,7 @@ Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
   }
   there = names.outcome || same == part.ranks.size();
   if (there || same == 0) return {};
-  return Fail(ErrorCode::kExists, "another daemon has a part of it already");
+  return Fail(ErrorCode::kExists, "another daemon already has a part of this save");
 }
 
 Status WorldCommit::Prepare(PreparedPart part, const Root& bytes) {
@@ -277,7 +277,7 @@ Result<StepModel> WorldCommit::ModelOfParts(const std::map<uint32_t, const Prepa
   }
   CKPT_ASSIGN_OR_RETURN(StepModel model, model_of_(blobs, paths));
   const PreparedPart& first = *parts.begin()->second;  // rank 0's
-  if (model.iteration != first.step) return Refuse("its files are of step ", model.iteration);
+  if (model.iteration != first.step) return Refuse("its files belong to step ", model.iteration);
   OwnRankFiles(model, store_.blobs(), first.mtime_ns, chunks);
   return model;
 }
@@ -322,7 +322,7 @@ Result<AttemptNews> WorldCommit::Publish(const AttemptName& name,
   if (!decided->manifest) return Dropped(name, names, *decided);
   if (*decided->manifest != rendered.manifest) {
     return Fail(ErrorCode::kUnsupported,
-                "another build of ckptfs began to publish it; that one has to go on");
+                "another build of ckptfs began to publish this step; that build has to finish it");
   }
   AttemptNews news;
   CKPT_ASSIGN_OR_RETURN(news.record, store_.Publish(name.run, model, rendered,
@@ -475,7 +475,7 @@ Status CheckFile(const Root& root, const PreparedPart& part, const PreparedRank&
   CKPT_ASSIGN_OR_RETURN(const EntryStat found, StatFile(root, path));
   if (found.stamp.size == rank.bytes) return {};
   return Fail(ErrorCode::kDataLoss, StrCat(root.PathOf(path), ": ", found.stamp.size,
-                                           " bytes, its record says ", rank.bytes));
+                                           " bytes, but its record says ", rank.bytes));
 }
 
 void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,

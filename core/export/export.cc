@@ -186,7 +186,7 @@ Status Export::OpenJournal(std::string_view wanted) {
   const bool fresh = !stdfs::exists(path, code);
   if (fresh && stdfs::directory_iterator(destination_, code) != stdfs::directory_iterator()) {
     const std::string differs =
-        defect_.empty() ? "" : StrCat(", nor what would be written: ", defect_);
+        defect_.empty() ? "" : StrCat(", and its files are not those of this export: ", defect_);
     return Fail(Error{ErrorCode::kExists, StrCat(destination_,
                                                  ": not empty, and not an export that "
                                                  "can be resumed",
@@ -315,7 +315,7 @@ Result<PlanPtr> Export::PlanOf(size_t target) {
     const Target& file = targets_[target];
     CKPT_ASSIGN_OR_RETURN(Plan plan, views_.MakePlan(file.view_path));
     if (plan.size() != file.size) {
-      return Fail(ErrorCode::kInternal, StrCat(file.view_path, ": plan and listing disagree"));
+      return Fail(ErrorCode::kInternal, StrCat(file.view_path, ": the plan does not have the listed size"));
     }
     return plans_.Insert(target, std::make_shared<const Plan>(std::move(plan)));
   });

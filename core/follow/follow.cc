@@ -279,9 +279,9 @@ std::optional<Follower::Time> Follower::Wait(const SaveState& state, bool grew, 
   const std::string part = PartOf(known);
   const bool last = state.phase == SavePhase::kAllButLast || (state.missing && !state.last.empty());
   if (known.due == Time()) {
-    known.why = last           ? "the file that is written last is not there"
-                : part.empty() ? "it is being written"
-                               : StrCat(part, ": a part of a file that is being copied, or was");
+    known.why = last           ? "the file that its save writes last is missing"
+                : part.empty() ? "the step is being written"
+                               : StrCat(part, ": a copy is writing this partial file, or left it behind");
   }
   const Time until = known.since + (part.empty() ? QuietOf(known, state.phase) : options_.missing_quiet);
   return until > now ? std::optional(until) : std::nullopt;
@@ -301,8 +301,8 @@ void Follower::Withdraw(const StepCandidate& step, Known& known, Seen& seen) {
     if (removed.error().code != ErrorCode::kNotFound) seen.said.push_back(removed.error().message);
     return;
   }
-  seen.said.push_back(StrCat(step.id, " is written again: it was adopted while nothing proved that its save was "
-                                      "over, and is withdrawn until it is whole"));
+  seen.said.push_back(StrCat(step.id, " is being written again: nothing proved that its save was over when it "
+                                      "was adopted; the step is withdrawn until it is whole"));
   seen.withdrawn.push_back(*std::exchange(known.provisional, std::nullopt));
 }
 
@@ -402,7 +402,7 @@ void Follower::Sort(const ScanResult& found, Time now, Seen& seen) {
     const bool gone = there.count(it->first) == 0;
     // A tag is found within what was a step by itself as long as it had no tag.
     if (gone && !known.adopted() && !grown.contains(it->first)) {
-      seen.said.push_back(StrCat(known.id, " went before it could be adopted: ", known.why));
+      seen.said.push_back(StrCat(known.id, " disappeared before it could be adopted: ", known.why));
     }
     // It was whole, as far as that can be told of one that its tool has left.
     const bool rested = !known.adopted() && !known.files.empty() && now - known.since >= options_.quiet;

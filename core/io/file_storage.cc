@@ -38,7 +38,7 @@ Status CheckTrusted(int fd, const std::string& path) {
   if (fstat(fd, &status) != 0) return Fail(SystemError("stat", path));
   const char* why = nullptr;
   if (status.st_uid != 0 && status.st_uid != geteuid()) {
-    why = "; only what that user's own processes read may be in it";
+    why = ", who may have written anything into it";
   } else if ((status.st_mode & 022) != 0) {
     why = "; its group or others may write it (chmod go-w)";
   }
@@ -210,7 +210,7 @@ Result<std::unique_ptr<TemporaryFile>> MakeTemporary(const std::string& director
     if (!held) return Fail(held.error());
     return file;
   }
-  return Fail(ErrorCode::kExhausted, StrCat(path, ": its parts are being removed all the time"));
+  return Fail(ErrorCode::kExhausted, StrCat(path, ": another process keeps removing its parts"));
 }
 
 // A plain path that is not that of the temporary files.

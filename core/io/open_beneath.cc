@@ -92,7 +92,7 @@ class Walk {
       return Fail(ErrnoError(errno, StrCat("stat ", name_)));
     }
     if (opened.status.st_dev != status_.st_dev || opened.status.st_ino != status_.st_ino) {
-      return Fail(ErrorCode::kStale, StrCat(name_, " was exchanged while it was opened"));
+      return Fail(ErrorCode::kStale, StrCat(name_, " was replaced while it was being opened"));
     }
     return opened;
   }
@@ -128,7 +128,7 @@ class Walk {
       if (owner.Passes(access, bit)) continue;
       return Fail(ErrorCode::kPermission,
                   StrCat(name_, ": a symbolic link of user ", owner.uid,
-                         " leads to what that user could not open"));
+                         " leads to a place that this user may not open"));
     }
     return {};
   }

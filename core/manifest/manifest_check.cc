@@ -46,13 +46,13 @@ Status CheckChains(const StepModel& model) {
 
 Status CheckBlobPath(std::string_view path) {
   if (path.empty() || path.front() == '/' || path.find('\0') != std::string_view::npos) {
-    return Refuse("a blob's path is relative and not empty");
+    return Refuse("a blob's path must be relative and not empty");
   }
   while (true) {
     const size_t slash = path.find('/');
     const std::string_view component = path.substr(0, slash);
     if (component.empty() || component == "." || component == "..") {
-      return Refuse("a blob's path has no empty, '.' or '..' component");
+      return Refuse("a blob's path must not have an empty, '.' or '..' component");
     }
     if (slash == std::string_view::npos) return {};
     path.remove_prefix(slash + 1);
@@ -80,16 +80,16 @@ Status CheckIdentity(const Blob& blob, bool root_is_store) {
 
 Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> locals,
                    std::span<const Blob> blobs) {
-  if (series.count == 0) return Refuse("a series of no fragments");
+  if (series.count == 0) return Refuse("a series does not have any fragments");
   if (series.local >= locals.size()) return Refuse("local tensor index ", series.local);
   if (series.count > 1 && series.flat_step < series.elements) {
-    return Refuse("a series whose fragments overlap");
+    return Refuse("the fragments of a series overlap");
   }
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(locals[series.local].shape));
   const Wide end = Wide{series.flat_begin} + Wide{series.flat_step} * Wide{series.count - 1} +
                    Wide{series.elements};
   if (end > static_cast<Wide>(elements)) {
-    return Refuse("a series that ends outside its local tensor of ", elements, " elements");
+    return Refuse("a series ends outside its local tensor of ", elements, " elements");
   }
   CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount({series.elements}, series.dtype));
   CKPT_RETURN_IF_ERROR(CheckFragment(series, 0, bytes, blobs));
@@ -104,17 +104,17 @@ Status CheckSeries(const FragmentSeries& series, std::span<const LocalTensor> lo
 Status CheckStoredTensor(const StoredTensor& tensor, const StepModel& model) {
   if (tensor.atom) {
     const Atom& atom = model.atom(*tensor.atom);
-    if (model.IsOfModel(atom)) return Refuse("an atom of the model");
+    if (model.IsOfModel(atom)) return Refuse("it refers to an atom of the model");
     if (atom.dtype != tensor.dtype || atom.shape != tensor.shape) {
-      return Refuse("an atom of another dtype or shape");
+      return Refuse("it refers to an atom of another dtype or shape");
     }
-    if (tensor.strides != RowMajorStrides(tensor.shape)) return Refuse("strides of an atom");
+    if (tensor.strides != RowMajorStrides(tensor.shape)) return Refuse("it has other strides than its atom");
     return {};
   }
   const std::span<const Blob> blobs = model.blobs;
   const auto blob = static_cast<uint32_t>(tensor.blob);
   if (blob >= blobs.size()) return Refuse("blob index ", blob);
-  if (tensor.strides.size() != tensor.shape.size()) return Refuse("strides of another rank");
+  if (tensor.strides.size() != tensor.shape.size()) return Refuse("its strides have another rank than its shape");
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(tensor.shape));
   if (elements == 0) return {};
   uint64_t last = 0;
@@ -126,7 +126,7 @@ Status CheckStoredTensor(const StoredTensor& tensor, const StepModel& model) {
   CKPT_ASSIGN_OR_RETURN(const uint64_t span, CheckedAdd(last, 1, "extent"));
   CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount({span}, tensor.dtype));
   if (!RangeInside(tensor.offset, bytes, blobs[blob].stamp.size)) {
-    return Refuse("bytes outside '", blobs[blob].path, "'");
+    return Refuse("its bytes lie outside '", blobs[blob].path, "'");
   }
   return {};
 }

@@ -34,7 +34,7 @@ Result<ManifestEnvelope> OpenManifest(std::string_view bytes) {
   if (version == 0) return Fail(ErrorCode::kInvalid, "manifest: version 0");
   if (version > kManifestVersion) {
     return Fail(ErrorCode::kUnsupported, StrCat("manifest: version ", version,
-                                                ", this build reads up to ", kManifestVersion));
+                                                ", but this build reads up to ", kManifestVersion));
   }
   if (Load<uint32_t>(bytes, 12) != 0 || Load<uint64_t>(bytes, 24) != 0) {
     return Fail(ErrorCode::kInvalid, "manifest: reserved header bytes are not zero");
@@ -42,7 +42,7 @@ Result<ManifestEnvelope> OpenManifest(std::string_view bytes) {
   const auto length = Load<uint64_t>(bytes, 16);
   if (length != bytes.size() - kManifestHeaderSize) {
     return Fail(ErrorCode::kDataLoss, StrCat("manifest: ", bytes.size() - kManifestHeaderSize,
-                                             " bytes of payload, the header says ", length));
+                                             " bytes of payload, but the header says ", length));
   }
   if (length > kManifestMaxPayload) {
     return Fail(ErrorCode::kInvalid, "manifest: payload above 2 GiB");

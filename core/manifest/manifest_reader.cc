@@ -173,7 +173,7 @@ Status Reader::ReadHeader() {
 
 Result<Layout> Reader::ReadLayout(const fb::Layout* table) {
   if (table == nullptr || table->degrees() == nullptr || table->degrees()->size() != 8) {
-    return Refuse("layout: eight degrees");
+    return Refuse("layout: it must have eight degrees");
   }
   Layout layout;
   uint32_t* const fields[] = {&layout.tp,  &layout.pp, &layout.dp,  &layout.ep,
@@ -193,7 +193,7 @@ Result<Blob> Reader::ReadBlob(const fb::Blob& table) {
   if (blob.root >= model_.roots.size()) return Refuse("root index ", blob.root);
   blob.path = Text(table.path());
   CKPT_RETURN_IF_ERROR(CheckBlobPath(blob.path));
-  if (table.stamp() == nullptr) return Refuse("no stamp");
+  if (table.stamp() == nullptr) return Refuse("its stamp is missing");
   blob.stamp = BlobStamp{table.stamp()->size(), table.stamp()->mtime_ns(),
                          table.stamp()->ctime_ns(), table.stamp()->inode()};
   blob.fingerprint = ReadDigest(table.fingerprint());
@@ -257,7 +257,7 @@ Result<Pattern> Reader::ReadPattern(const fb::Pattern* table) {
 Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
   Parameter parameter;
   parameter.name = Text(table.name());
-  if (parameter.name.empty()) return Refuse("no name");
+  if (parameter.name.empty()) return Refuse("its name is missing");
   CKPT_ASSIGN_OR_RETURN(parameter.shape, ReadShape(table.shape()));
   CKPT_ASSIGN_OR_RETURN(parameter.role, KnownEnum(table.role(), Role::kBeside, "role"));
   CKPT_ASSIGN_OR_RETURN(parameter.pattern, ReadPattern(table.pattern()));
@@ -271,9 +271,9 @@ Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
   const std::vector<uint32_t>& stages = parameter.source_stages;
   if (std::ranges::adjacent_find(stages, std::greater_equal()) != stages.end() ||
       (!stages.empty() && stages.back() >= model_.layout.pp)) {
-    return Refuse("its source's pipeline stages do not rise below ", model_.layout.pp);
+    return Refuse("its source's pipeline stages must rise and stay below ", model_.layout.pp);
   }
-  if (table.expert() < -1 || table.expert() > UINT32_MAX) return Refuse("expert number");
+  if (table.expert() < -1 || table.expert() > UINT32_MAX) return Refuse("its expert number is out of range");
   if (table.expert() >= 0) parameter.expert = static_cast<uint32_t>(table.expert());
   parameter.stacked_experts = table.stacked_experts();
   if (parameter.expert) {
@@ -338,7 +338,7 @@ Result<Gather> Reader::ReadGather(const fb::Gather& table, const Shape& atom) {
 }
 
 Result<AtomSource> Reader::ReadSource(const fb::AtomSource* table, const Shape& atom) {
-  if (table == nullptr) return Refuse("no source");
+  if (table == nullptr) return Refuse("its source is missing");
   AtomSource source;
   CKPT_ASSIGN_OR_RETURN(source.kind, SourceKindOf(table->kind()));
   CKPT_RETURN_IF_ERROR(ReadAll(table->gathers(), source.gathers, "gather",

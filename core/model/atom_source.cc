@@ -20,7 +20,7 @@ Status CheckCast(const StepModel& model, const Atom& atom) {
 Status CheckInline(const Atom& atom) {
   CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, ByteCount(atom.shape, atom.dtype));
   if (atom.source.inline_bytes.size() == bytes) return {};
-  return Refuse(atom.source.inline_bytes.size(), " inline bytes, the shape needs ", bytes);
+  return Refuse(atom.source.inline_bytes.size(), " inline bytes, but the shape needs ", bytes);
 }
 
 }  // namespace
@@ -127,7 +127,7 @@ Status CheckSource(const StepModel& model, const Atom& atom) {
   const size_t gathers = atom.source.gathers.size();
   switch (atom.source.kind) {
     case SourceKind::kGather:
-      if (gathers != 1) return Refuse(gathers, " gathers for one");
+      if (gathers != 1) return Refuse(gathers, " gathers where one is expected");
       return {};
     case SourceKind::kReplicas:
     case SourceKind::kAverage:

@@ -62,7 +62,7 @@ Status FamilyParser::OnlyKeys(const toml::table& table,
   for (const auto& [key, value] : table) {
     bool found = false;
     for (std::string_view name : known) found = found || key.str() == name;
-    if (!found) return Refuse(value, StrCat("'", key.str(), "' is not a key here"));
+    if (!found) return Refuse(value, StrCat("'", key.str(), "' is not a key of this table"));
   }
   return {};
 }
@@ -70,14 +70,14 @@ Status FamilyParser::OnlyKeys(const toml::table& table,
 Result<std::string> FamilyParser::Text(const toml::table& table, std::string_view key) const {
   const toml::node* node = table.get(key);
   if (node == nullptr) return std::string();
-  if (!node->is_string()) return Refuse(*node, StrCat("'", key, "' is a text"));
+  if (!node->is_string()) return Refuse(*node, StrCat("'", key, "' must be a text"));
   return node->as_string()->get();
 }
 
 Result<bool> FamilyParser::Flag(const toml::table& table, std::string_view key) const {
   const toml::node* node = table.get(key);
   if (node == nullptr) return false;
-  if (!node->is_boolean()) return Refuse(*node, StrCat("'", key, "' is true or false"));
+  if (!node->is_boolean()) return Refuse(*node, StrCat("'", key, "' must be true or false"));
   return node->as_boolean()->get();
 }
 
@@ -86,13 +86,13 @@ Result<uint32_t> FamilyParser::Dim(const toml::table& table, uint32_t absent) co
   if (node == nullptr) return absent;
   if (!node->is_integer() || node->as_integer()->get() < 0 ||
       node->as_integer()->get() >= kMaxDim) {
-    return Refuse(*node, "'dim' is a number from 0 to 63");
+    return Refuse(*node, "'dim' must be a number from 0 to 63");
   }
   return static_cast<uint32_t>(node->as_integer()->get());
 }
 
 Result<NameTemplate> FamilyParser::Template(const toml::node& node) const {
-  if (!node.is_string()) return Refuse(node, "a name template is a text");
+  if (!node.is_string()) return Refuse(node, "a name template must be a text");
   auto parsed = NameTemplate::Parse(node.as_string()->get());
   if (!parsed) return Refuse(node, parsed.error().message);
   return parsed;
@@ -112,7 +112,7 @@ Result<Expression> FamilyParser::Size(const toml::node& node) const {
   } else if (node.is_string()) {
     text = node.as_string()->get();
   } else {
-    return Refuse(node, "a size is a number or an expression");
+    return Refuse(node, "a size must be a number or an expression");
   }
   auto parsed = Expression::Parse(text);
   if (!parsed) return Refuse(node, parsed.error().message);
@@ -132,7 +132,7 @@ Result<std::vector<Expression>> FamilyParser::SizesOf(const toml::table& table,
   std::vector<Expression> sizes;
   const toml::node* node = table.get(key);
   if (node == nullptr) return sizes;
-  if (!node->is_array()) return Refuse(*node, StrCat("'", key, "' is a list of sizes"));
+  if (!node->is_array()) return Refuse(*node, StrCat("'", key, "' must be a list of sizes"));
   for (const toml::node& item : *node->as_array()) {
     CKPT_ASSIGN_OR_RETURN(Expression size, Size(item));
     sizes.push_back(std::move(size));
@@ -149,7 +149,7 @@ Result<CutRule> FamilyParser::ParseCut(const toml::table& table, uint32_t absent
   CKPT_ASSIGN_OR_RETURN(cut.pad_always, Flag(table, "pad_always"));
   CKPT_ASSIGN_OR_RETURN(cut.rows, SizeOf(table, "rows"));
   if (cut.pad_multiple && cut.parts.size() > 1) {
-    return Refuse(table, "a cut has either several parts or padding");
+    return Refuse(table, "a cut may have several parts or padding, not both");
   }
   return cut;
 }
@@ -173,7 +173,7 @@ Status FamilyParser::ParseCuts(const toml::table& table, uint32_t absent_dim,
   }
   CKPT_ASSIGN_OR_RETURN(rule.grid, SizesOf(table, "grid"));
   if (rule.cuts.empty() || rule.grid.size() != rule.cuts.size()) {
-    return Refuse(table, "'grid' has one number of ranks per cut");
+    return Refuse(table, "'grid' must have one number of ranks per cut");
   }
   return {};
 }

@@ -116,7 +116,7 @@ class Parser {
     if (chunks > kMaxWorld) return Fail(ErrorCode::kInvalid, "layout: pp*vpp above 1048576");
     if (!layout_.split.empty() && layout_.split.size() != chunks) {
       return Fail(ErrorCode::kInvalid, StrCat("layout: split lists ", layout_.split.size(),
-                                              " stages, pp*vpp is ", chunks));
+                                              " stages, but pp*vpp is ", chunks));
     }
     return layout_;
   }
@@ -137,7 +137,7 @@ class Parser {
   Status Zero(std::string_view token, std::string_view number) {
     CKPT_RETURN_IF_ERROR(Once("zero", token));
     const auto stage = Number(number, 3);
-    if (!stage) return Refuse(token, "zero is followed by 0, 1, 2 or 3");
+    if (!stage) return Refuse(token, "zero must be followed by 0, 1, 2 or 3");
     layout_.zero = *stage;
     return {};
   }
@@ -146,7 +146,7 @@ class Parser {
     CKPT_RETURN_IF_ERROR(Once(degree.name, token));
     const auto value = Number(number, kMaxWorld);
     if (!value || *value == 0) {
-      return Refuse(token, StrCat("'", degree.name, "' is followed by a whole number from 1 to 1048576"));
+      return Refuse(token, StrCat("'", degree.name, "' must be followed by a whole number from 1 to 1048576"));
     }
     layout_.*degree.field = *value;
     return {};
@@ -158,14 +158,14 @@ class Parser {
     while (true) {
       const size_t dash = numbers.find('-');
       const auto value = Number(numbers.substr(0, dash), kMaxWorld);
-      if (!value) return Refuse(token, "split is numbers of layers joined by '-', as split3-5");
+      if (!value) return Refuse(token, "split must be numbers of layers joined by '-', such as split3-5");
       if (layout_.split.size() == kMaxStages) return Refuse(token, "more than 4096 stages");
       layout_.split.push_back(*value);
       layers += *value;
       if (dash == std::string_view::npos) break;
       numbers.remove_prefix(dash + 1);
     }
-    if (layers == 0) return Refuse(token, "a split has at least one layer");
+    if (layers == 0) return Refuse(token, "a split must have at least one layer");
     return {};
   }
 

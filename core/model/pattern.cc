@@ -45,8 +45,8 @@ Result<uint64_t> PaddedSize(const Cut& cut, uint64_t size, uint64_t degree,
   if (local_rows) {
     CKPT_ASSIGN_OR_RETURN(padded, CheckedMul(*local_rows, degree, "padded rows"));
     if (padded < size || (padded > size && cut.pad_multiple == 0)) {
-      return RefusePattern(degree, " ranks of ", *local_rows, " rows are not the ", size,
-                           " of dim ", cut.dim);
+      return RefusePattern(degree, " ranks of ", *local_rows, " rows each are not the ", size,
+                           " rows of dim ", cut.dim);
     }
   } else if (cut.pad_multiple > 0 && (degree > 1 || cut.pad_always)) {
     CKPT_ASSIGN_OR_RETURN(uint64_t unit, CheckedMul(cut.pad_multiple, degree, "padding unit"));
@@ -76,7 +76,7 @@ Result<DimCut> CutUnevenly(const Cut& cut, uint64_t size, uint64_t rank, uint64_
   if (parts.size() > kMaxPieces || cut.widths.size() % parts.size() != 0 ||
       cut.widths.size() / parts.size() != degree) {
     return RefusePattern("dim ", cut.dim, " was cut unevenly over ",
-                         cut.widths.size() / parts.size(), " ranks, which says nothing of ",
+                         cut.widths.size() / parts.size(), " ranks, which does not say how to cut it over ",
                          degree);
   }
   DimCut result;
@@ -97,7 +97,7 @@ Result<DimCut> CutUnevenly(const Cut& cut, uint64_t size, uint64_t rank, uint64_
     // Only the end of a single part may be padded.
     if (end - begin < parts[p] || (end - begin > parts[p] && parts.size() > 1)) {
       return RefusePattern("the widths of part ", p, " of dim ", cut.dim, " sum to ", end - begin,
-                           ", the part is ", parts[p]);
+                           ", but the part is ", parts[p]);
     }
     CKPT_ASSIGN_OR_RETURN(begin, CheckedAdd(begin, parts[p], "sum of parts"));
   }
@@ -116,7 +116,7 @@ Result<DimCut> CutDim(const Cut& cut, uint64_t size, uint64_t rank, uint64_t deg
   if (parts.size() > kMaxPieces) return RefusePattern("more than 65536 parts");
   if (parts.size() <= 1) {
     if (parts.size() == 1 && parts[0] != size) {
-      return RefusePattern("the part of ", parts[0], " is not dim ", cut.dim, " of ", size);
+      return RefusePattern("the only part has size ", parts[0], ", but dim ", cut.dim, " has size ", size);
     }
     parts.assign(1, padded);
   }
@@ -164,7 +164,7 @@ Result<std::vector<std::pair<uint64_t, uint64_t>>> PlaceOnGrid(const Pattern& pa
     rank /= along;
   }
   if (product != degree) {
-    return RefusePattern("cut on a grid of ", product, " ranks, which says nothing of ", degree);
+    return RefusePattern("cut on a grid of ", product, " ranks, which does not say how to cut it over ", degree);
   }
   return places;
 }
@@ -217,7 +217,7 @@ Result<LocalTensor> Make(const Pattern& pattern, const Shape& atom, uint64_t ran
     for (size_t i = 0; i < pattern.cuts.size(); ++i) {
       const Cut& cut = pattern.cuts[i];
       if (cut.dim >= atom.size()) {
-        return RefusePattern("cuts dim ", cut.dim, " of a shape ", ShapeToString(atom));
+        return RefusePattern("cuts dim ", cut.dim, ", which is not in shape ", ShapeToString(atom));
       }
       if (seen[cut.dim]) return RefusePattern("cuts dim ", cut.dim, " twice");
       seen[cut.dim] = true;
@@ -253,11 +253,11 @@ Result<LocalTensor> MakeLocalWithRows(const Pattern& pattern, const Shape& atom,
                                       uint64_t degree, uint64_t local_rows) {
   if (pattern.kind == PatternKind::kShard) {
     if (pattern.cuts.size() != 1)
-      return RefusePattern("a grid of cuts has no single count of rows");
+      return RefusePattern("a pattern of several cuts does not have one count of rows");
     return Make(pattern, atom, rank, degree, local_rows);
   }
   if (atom.empty() || atom[0] != local_rows) {
-    return RefusePattern(PatternName(pattern), ": ", local_rows, " rows, the shape is ",
+    return RefusePattern(PatternName(pattern), ": ", local_rows, " rows, but the shape is ",
                          ShapeToString(atom));
   }
   return Make(pattern, atom, rank, degree, std::nullopt);

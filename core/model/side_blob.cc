@@ -23,7 +23,7 @@ Status CheckAtom(const Atom& atom, uint32_t blob) {
     if (!Touches(gathers[i], blob)) continue;
     const bool first_of_copies = i == 0 && EqualCopies(atom.source).size() > 1;
     if (!first_of_copies) {
-      return Fail(ErrorCode::kInvalid, "a side blob is the first of several replicas only");
+      return Fail(ErrorCode::kInvalid, "only the first of several replicas may be a side blob");
     }
   }
   return {};
@@ -77,17 +77,17 @@ StepModel WithoutSideBlob(StepModel model) {
 
 Status CheckSideBlob(const StepModel& model) {
   for (size_t i = 0; i + 1 < model.blobs.size(); ++i) {
-    if (model.blobs[i].side) return Fail(ErrorCode::kInvalid, "a side blob is the last blob");
+    if (model.blobs[i].side) return Fail(ErrorCode::kInvalid, "a side blob must be the last blob");
   }
   const auto blob = FindSideBlob(model);
   if (!blob) return {};
   const auto index = static_cast<uint32_t>(*blob);
   if (model.blobs[index].root + 1 != model.roots.size() || !model.blobs[index].store_owned) {
-    return Fail(ErrorCode::kInvalid, "a side blob is the store's, in a last root of its own");
+    return Fail(ErrorCode::kInvalid, "a side blob must be the store's, in a last root of its own");
   }
   for (uint32_t i = 0; i < index; ++i) {
     if (model.blobs[i].root == model.blobs[index].root) {
-      return Fail(ErrorCode::kInvalid, "a side blob shares its root");
+      return Fail(ErrorCode::kInvalid, "a side blob must not share its root");
     }
   }
   for (size_t i = 0; i < model.atoms.size(); ++i) {
@@ -97,7 +97,7 @@ Status CheckSideBlob(const StepModel& model) {
   }
   for (const Document& document : model.documents) {
     for (const StoredTensor& tensor : document.tensors) {
-      if (!tensor.atom && tensor.blob == *blob) return Fail(ErrorCode::kInvalid, "a document in a side blob");
+      if (!tensor.atom && tensor.blob == *blob) return Fail(ErrorCode::kInvalid, "a document lies in a side blob");
     }
   }
   return {};

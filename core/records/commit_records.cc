@@ -70,34 +70,34 @@ Result<std::pair<std::string, std::string>> JobOf(const json& object, const Dige
                                                   const Digest& life) {
   auto run = TextOf(object, "run");
   auto text = TextOf(object, "job");
-  if (!run || !text || text->size() > kMaxJob) return Refuse("record: no run and job");
+  if (!run || !text || text->size() > kMaxJob) return Refuse("record: its run or job is missing, or its job is too long");
   CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
-  if (JobDigest(*run, *text, life) != job) return Refuse("record: of another job than its name says");
+  if (JobDigest(*run, *text, life) != job) return Refuse("record: its job is not the one in its name");
   return std::pair(*std::move(run), *std::move(text));
 }
 
 Result<AttemptName> AttemptOf(const json& object, const CommitName& name) {
   const auto life = DigestUnder(object, "life");
-  if (!life) return Refuse("record: no life");
+  if (!life) return Refuse("record: its life is missing");
   CKPT_ASSIGN_OR_RETURN(auto job, JobOf(object, name.job, *life));
   const auto attempt = NumberOf<uint64_t>(object, "attempt");
   if (!attempt || *attempt != name.attempt) {
-    return Refuse("record: of another attempt than its name says");
+    return Refuse("record: its attempt is not the one in its name");
   }
   return AttemptName{std::move(job.first), std::move(job.second), *attempt, *life};
 }
 
 Result<PreparedRank> RankOf(const json& object) {
-  if (!object.is_object()) return Refuse("record: a rank is an object");
+  if (!object.is_object()) return Refuse("record: a rank must be an object");
   const auto rank = NumberOf<uint32_t>(object, "rank");
   const auto bytes = NumberOf<uint64_t>(object, "bytes");
   const auto chunks = object.find("chunks");
   if (!rank || !bytes || *bytes > kMaxFileBytes || chunks == object.end() || !chunks->is_string()) {
-    return Refuse("record: a rank has a number, bytes and chunks");
+    return Refuse("record: a rank must have a number, bytes and chunks");
   }
   auto digests = DigestsOf(chunks->get_ref<const std::string&>());
   if (!digests || digests->size() != ChunkCount(*bytes, kChunkBytes)) {
-    return Refuse("record: rank ", *rank, " has other digests than ", *bytes, " bytes have");
+    return Refuse("record: rank ", *rank, " has digests that do not fit its ", *bytes, " bytes");
   }
   return PreparedRank{*rank, *bytes, *std::move(digests)};
 }
@@ -204,7 +204,7 @@ Result<PreparedPart> ParsePart(std::string_view bytes, const CommitName& name) {
   if (!step || !world || *world == 0 || *world > kMaxPreparedWorld ||
       mtime == object.end() || !mtime->is_number_integer() || ranks == object.end() ||
       !ranks->is_array() || ranks->empty()) {
-    return Refuse("record: a part has a step, a world, a time and ranks");
+    return Refuse("record: a part must have a step, a world, a time and ranks");
   }
   part.step = *step;
   part.world = *world;
@@ -241,7 +241,7 @@ Result<AttemptOutcome> ParseOutcome(std::string_view bytes, const CommitName& na
   const auto dropped = TextOf(object, "dropped");
   outcome.manifest = DigestUnder(object, "manifest");
   if (!step || !node || outcome.manifest.has_value() == dropped.has_value()) {
-    return Refuse("record: an outcome has a step, a node, and a manifest or a reason");
+    return Refuse("record: an outcome must have a step, a node, and a manifest or a reason");
   }
   outcome.step = *step;
   outcome.node = *node;
@@ -261,7 +261,7 @@ Result<AttemptDone> ParseDone(std::string_view bytes) {
   const auto node = DigestUnder(object, "node");
   const auto manifest = DigestUnder(object, "manifest");
   auto id = TextOf(object, "id");
-  if (!node || !manifest || !id) return Refuse("record: no step that it became");
+  if (!node || !manifest || !id) return Refuse("record: the step that it became is missing");
   CKPT_RETURN_IF_ERROR(CheckName(*id, "step"));
   return AttemptDone{*node, *std::move(id), *manifest};
 }
@@ -284,14 +284,14 @@ Result<NodeRanks> ParseNodeRanks(std::string_view bytes, const CommitName& name)
   const auto pairs = object.find("ranks");
   if (!world || *world == 0 || *world > kMaxPreparedWorld || pairs == object.end() ||
       !pairs->is_array()) {
-    return Refuse("record: no world and ranks");
+    return Refuse("record: its world or its ranks are missing");
   }
   NodeRanks ranks{std::move(job.first), std::move(job.second), *world,
                   TextOf(object, "host").value_or(""), {}};
   for (const json& pair : *pairs) {
     const bool numbers = pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
                          pair[1].is_number_unsigned();
-    if (!numbers || pair[0].get<uint64_t>() >= *world) return Refuse("record: no rank of its world");
+    if (!numbers || pair[0].get<uint64_t>() >= *world) return Refuse("record: a rank lies outside its world");
     ranks.ranks[pair[0].get<uint32_t>()] = pair[1].get<uint64_t>();
   }
   return ranks;
@@ -314,14 +314,14 @@ Result<NodePresence> ParsePresence(std::string_view bytes) {
   const auto device = NumberOf<uint64_t>(object, "device");
   const auto names = object.find("names");
   if (!beat || *beat == 0 || !device || names == object.end() || !names->is_array()) {
-    return Refuse("record: no beat, device and names");
+    return Refuse("record: its beat, device or names are missing");
   }
   NodePresence presence{*beat, TextOf(object, "host").value_or(""),
                         TextOf(object, "boot").value_or(""), *device, {}};
   for (const json& name : *names) {
     const auto text = name.is_string() ? DecodeText(name.get_ref<const std::string&>())
                                        : std::nullopt;
-    if (!text) return Refuse("record: a name is a text");
+    if (!text) return Refuse("record: a name must be a text");
     presence.names.push_back(*text);
   }
   return presence;

@@ -95,7 +95,7 @@ Result<std::shared_ptr<const void>> PresenceSaid::Hold(const std::string& name) 
   while (said_ < mine && !stopping_) moved_.Wait(mutex_);
   if (last_ && !stopping_) return std::shared_ptr<const void>(std::make_shared<Held>(*this, name));
   names_.erase(names_.find(name));
-  if (last_) return Fail(ErrorCode::kIo, "the daemon ends");
+  if (last_) return Fail(ErrorCode::kIo, "the daemon is ending");
   return Fail(Error(last_.error()));
 }
 

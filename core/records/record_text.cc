@@ -71,7 +71,7 @@ Error DamagedRecord(std::string_view rule) {
 Result<nlohmann::json> UnsealRecord(std::string_view bytes, int expected) {
   const size_t line_end = bytes.find('\n');
   if (line_end == std::string_view::npos || bytes.size() != line_end + 18 || bytes.back() != '\n') {
-    return Fail(DamagedRecord("not a line and its checksum"));
+    return Fail(DamagedRecord("it is not a line followed by its checksum"));
   }
   const std::string_view line = bytes.substr(0, line_end);
   if (Hex64(HashOf(line)) != bytes.substr(line_end + 1, 16)) {
@@ -85,7 +85,7 @@ Result<nlohmann::json> UnsealRecord(std::string_view bytes, int expected) {
   }
   if (version->get<uint64_t>() != static_cast<uint64_t>(expected)) {
     return Fail(ErrorCode::kUnsupported, StrCat("record: version ", version->get<uint64_t>(),
-                                                ", this build reads ", expected));
+                                                ", but this build reads ", expected));
   }
   return object;
 }

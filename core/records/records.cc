@@ -78,7 +78,7 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   const auto mtime = object.find("mtime_ns");
   if (!digest || !source || !root || iteration == object.end() ||
       !iteration->is_number_unsigned() || mtime == object.end() || !mtime->is_number_integer()) {
-    return Fail(DamagedRecord("a step has manifest, source, root, iteration and mtime_ns"));
+    return Fail(DamagedRecord("a step must have manifest, source, root, iteration and mtime_ns"));
   }
   record.manifest = *digest;
   record.source = *source;
@@ -89,7 +89,7 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   if (const auto side = TextOf(object, "side")) {
     record.side = DigestFromHex(*side);
     if (!record.side || !unpacked) {
-      return Fail(DamagedRecord("a side blob has a digest, and its step an unpacked one"));
+      return Fail(DamagedRecord("a side blob must have a digest, and its step that of its unpacked manifest"));
     }
   }
   if (const auto replaces = TextOf(object, "replaces")) record.replaces = DigestFromHex(*replaces);
@@ -99,7 +99,7 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   record.converted = converted != object.end() && converted->is_boolean() && converted->get<bool>();
   if (const auto life = object.find("life"); life != object.end()) {
     if (!life->is_number_unsigned() || life->get<uint64_t>() > UINT32_MAX) {
-      return Fail(DamagedRecord("a step's life is a number of 32 bits"));
+      return Fail(DamagedRecord("a step's life must be a number of 32 bits"));
     }
     record.life = life->get<uint32_t>();
   }

@@ -169,7 +169,7 @@ Result<ParameterIndex> Assembler::AddParameter(Parameter parameter) {
     return Fail(ErrorCode::kInvalid,
                 StrCat("parameter '", parameter.name, "' has shape ", ShapeToString(known.shape),
                        " in one file and ", ShapeToString(parameter.shape), " in another",
-                       known.role == parameter.role ? "" : ", or another role"));
+                       known.role == parameter.role ? "" : ", or its roles differ"));
   }
   return at->second;
 }
@@ -218,7 +218,7 @@ Status Assembler::SetInline(AtomIndex atom, std::string bytes, bool python_numbe
   CKPT_ASSIGN_OR_RETURN(const uint64_t expected, ByteCount(target.shape, target.dtype));
   if (bytes.size() != expected) {
     return Fail(ErrorCode::kInvalid, StrCat("atom ", state_->AtomName(target), ": ", bytes.size(),
-                                            " bytes for a value of ", expected));
+                                            " bytes, but its value has ", expected));
   }
   Building& building = state_->build(atom);
   if (building.settled && target.source.inline_bytes != bytes) {
@@ -260,19 +260,19 @@ void Assembler::SetLocal(AtomIndex atom, uint32_t copy, uint32_t local, LocalTen
 void Assembler::State::CheckFragment(AtomIndex index, const Fragment& fragment) {
   const Atom& of = atom(index);
   if (static_cast<uint32_t>(fragment.blob) >= model.blobs.size()) {
-    return Defect(StrCat(AtomName(of), ": a fragment of a blob that does not exist"));
+    return Defect(StrCat(AtomName(of), ": a fragment refers to a blob that does not exist"));
   }
   const Blob& blob = model.blob(fragment.blob);
   if (fragment.dtype != of.dtype) {
     return Defect(StrCat(AtomName(of), ": ", blob.path, " stores ", DTypeName(fragment.dtype),
-                         ", another file ", DTypeName(of.dtype)));
+                         ", but another file ", DTypeName(of.dtype)));
   }
   const uint64_t count = fragment.flat_end - fragment.flat_begin;
   const uint64_t width = std::max<uint64_t>(1, ByteWidth(fragment.dtype));
   if (fragment.flat_end < fragment.flat_begin || count > UINT64_MAX / width ||
       !RangeInside(fragment.offset, count * width, blob.stamp.size)) {
     Defect(StrCat(AtomName(of), ": elements [", fragment.flat_begin, ", ", fragment.flat_end,
-                  ") at byte ", fragment.offset, " leave the ", blob.stamp.size, " bytes of ",
+                  ") at byte ", fragment.offset, " lie beyond the ", blob.stamp.size, " bytes of ",
                   blob.path));
   }
 }
@@ -319,7 +319,7 @@ void Assembler::State::SettleGathers(size_t index) {
     of.source = ReplicaSource(std::move(of.source.gathers));
   } else {
     Defect(StrCat(AtomName(of),
-                  ": several ranks hold all of it and nothing declares them equal "
+                  ": several ranks hold all of it, but nothing declares them equal "
                   "(--replicated) or to be averaged (--averaged)"));
   }
 }

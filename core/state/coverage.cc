@@ -41,7 +41,7 @@ uint32_t LastBlob(const FragmentSeries& s) {
 // overflows is shown here, by divisions.
 Defect CheckOneSeries(const FragmentSeries& s, const std::vector<uint64_t>& sizes) {
   if (s.local >= sizes.size()) {
-    return CoverageDefect{StrCat("a fragment names local tensor ", s.local, " of ", sizes.size()),
+    return CoverageDefect{StrCat("a fragment names local tensor ", s.local, ", but there are ", sizes.size()),
                           {s.blob}};
   }
   const uint64_t size = sizes[s.local];
@@ -51,7 +51,7 @@ Defect CheckOneSeries(const FragmentSeries& s, const std::vector<uint64_t>& size
   const bool fits = shape_ok && (s.count == 1 ||
                                  s.flat_step <= (size - s.elements - s.flat_begin) / (s.count - 1));
   if (!fits) {
-    return CoverageDefect{StrCat("elements from ", s.flat_begin, " on leave the ", size,
+    return CoverageDefect{StrCat("elements from ", s.flat_begin, " on lie beyond the ", size,
                                  " elements of local tensor ", s.local),
                           {s.blob}};
   }
@@ -263,7 +263,7 @@ Defect CheckBoxes(const Gather& gather, const Shape& atom, uint64_t total) {
   }
   if (judged.tiling == Tiling::kNot) {
     return CoverageDefect{StrCat("the ", many, " boxes of its local tensors overlap, and leave as "
-                                 "many elements of shape ", ShapeToString(atom), " to nobody"),
+                                 "many elements of shape ", ShapeToString(atom), " uncovered"),
                           {}};
   }
   return std::nullopt;

@@ -126,8 +126,8 @@ std::string Difference(const ModelCandidate& best, const Score& a, const ModelCa
   const std::string other = ModelKeyText(second.key);
   if (a.trained != b.trained) return StrCat("the optimizer's states name parameters of ", first);
   if (a.grade != b.grade) return StrCat(other, " does not look like a state_dict");
-  if (a.own != b.own) return StrCat(other, " is by its name not what is trained");
-  return StrCat(first, " is by its name the model, ", other, " is not");
+  if (a.own != b.own) return StrCat(other, " is by its name an average or an optimizer's");
+  return StrCat(first, " has a model's name, ", other, " does not");
 }
 
 Result<ModelChoice> ChooseAsked(std::span<const ModelCandidate> candidates,
@@ -148,8 +148,8 @@ Result<ModelChoice> ChooseAsked(std::span<const ModelCandidate> candidates,
   }
   if (!found) {
     return Fail(ErrorCode::kInvalid,
-                StrCat("--model ", asked, ": no dict of tensors is there; ",
-                       known.empty() ? "no other is a model's, either" : "a model is: ",
+                StrCat("--model ", asked, ": this key does not lead to a dict of tensors; ",
+                       known.empty() ? "no other key leads to a model" : "a model is at: ",
                        Keys(candidates, known)));
   }
   out.index = *found;
@@ -215,7 +215,7 @@ Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates,
   if (!asked.empty()) return ChooseAsked(candidates, good, asked);
   if (good.empty()) {
     return Fail(ErrorCode::kInvalid,
-                "no dict of named tensors is in it, which a model's state_dict is");
+                "it does not hold a dict of named tensors, as a model's state_dict is");
   }
   const auto [best, index] = good.front();
   ModelChoice out{index, best.trained > 0 || best.grade == Grade::kModel, "", {}};
@@ -228,7 +228,7 @@ Result<ModelChoice> ChooseModel(std::span<const ModelCandidate> candidates,
   if (alike.size() > 1) {
     return Fail(
         Error{ErrorCode::kUnsupported,
-              StrCat("several dicts look like the model, and nothing tells which of them it is: ",
+              StrCat("several dicts look like the model, and nothing tells which one it is: ",
                      Keys(candidates, alike))}
             .Needing("--model KEY names it"));
   }

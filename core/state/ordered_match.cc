@@ -34,17 +34,17 @@ class Matcher {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       for (const auto& [at, arrival] : levels[i]) Step(i, at, arrival.ways, levels[i + 1]);
       if ((states += levels[i + 1].size()) > kMaxStates) {
-        return Fail(ErrorCode::kUnsupported, "there are too many ways to look at");
+        return Fail(ErrorCode::kUnsupported, "too many assignments are possible");
       }
     }
     Positions end;
     for (const auto& group : groups_) end.push_back(static_cast<uint32_t>(group.size()));
     const auto last = levels.back().find(end);
     if (last == levels.back().end()) {
-      return Fail(ErrorCode::kUnsupported, "the states' shapes do not fit it");
+      return Fail(ErrorCode::kUnsupported, "the states' shapes do not fit that order");
     }
     if (last->second.ways > 1) {
-      return Fail(ErrorCode::kUnsupported, "the states' shapes fit it in several ways");
+      return Fail(ErrorCode::kUnsupported, "the states' shapes fit that order in several ways");
     }
     return Trace(levels, std::move(end));
   }
@@ -92,7 +92,7 @@ Result<std::vector<std::optional<size_t>>> MatchInOrder(
     std::span<const PlacedParameter> parameters,
     std::span<const std::vector<std::optional<Shape>>> groups) {
   if (groups.size() > kMaxGroups) {
-    return Fail(ErrorCode::kUnsupported, "there are too many groups to look at");
+    return Fail(ErrorCode::kUnsupported, "there are too many groups");
   }
   return Matcher(parameters, groups).Run();
 }

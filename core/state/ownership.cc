@@ -14,9 +14,8 @@ namespace ckptfs {
 namespace {
 
 constexpr std::string_view kRemedy =
-    "`adopt --parameter-order FILE` takes them, where FILE has the names of the parameters in the "
-    "order of the optimizer, group by group, one a line; `--weights-only` takes the weights "
-    "without a word";
+    "`adopt --parameter-order FILE` takes them: FILE names the optimizer's parameters in its "
+    "order, group by group, one a line; `--weights-only` takes the weights alone, without this message";
 
 class Decider {
  public:
@@ -167,7 +166,7 @@ class Decider {
     for (const auto& group : q_.groups) members += group.size();
     if (q_.order.size() != members) {
       return No(StrCat("--parameter-order names ", Counted(q_.order.size(), "parameter"),
-                       ", and the optimizer has ", members, " (in ",
+                       ", but the optimizer has ", members, " (in ",
                        Counted(q_.groups.size(), "group"), ")"));
     }
     std::vector<Place> places;
@@ -199,7 +198,7 @@ class Decider {
         has = StrCat("a '", state.kind, "' of shape ", ShapeToString(state.shape));
       }
     }
-    return StrCat("--parameter-order is not the optimizer's order: its number ", number, " has ",
+    return StrCat("--parameter-order is not the optimizer's order: its member ", number, " has ",
                   has, ", but '", wanted.name, "' is of shape ", ShapeToString(wanted.shape));
   }
 
@@ -218,7 +217,7 @@ class Decider {
     const auto matched = MatchInOrder(parameters, shapes);
     if (!matched) {
       return No(StrCat("the order in which ", q_.rule->tool,
-                       " makes its groups does not prove it, since ", matched.error().message));
+                       " makes its groups does not prove this, since ", matched.error().message));
     }
     std::vector<std::vector<size_t>> groups(q_.groups.size());
     for (size_t p = 0; p < matched->size(); ++p) {
@@ -231,7 +230,7 @@ class Decider {
             CanBe({g, i}, groups[g][i]) && (!owner.parameter || *owner.parameter == groups[g][i]);
         if (!agrees) {
           return No(
-              StrCat("the order in which ", q_.rule->tool, " makes its groups is not this one"));
+              StrCat("the groups are not in the order in which ", q_.rule->tool, " makes them"));
         }
       }
     }
@@ -299,8 +298,8 @@ class Decider {
                        evidence == Evidence::kMaster ? " whose master is the weight" : ""));
     }
     if (alike.parameters.size() > 1) {
-      return No(StrCat("nothing proves which of them are the states of '",
-                       q_.parameters[alike.parameters[0]].name, "' and which of '",
+      return No(StrCat("nothing proves which states belong to '",
+                       q_.parameters[alike.parameters[0]].name, "' and which to '",
                        q_.parameters[alike.parameters[1]].name, "', both of shape ",
                        ShapeToString(shape),
                        evidence == Evidence::kMaster ? " and with equal masters" : ""));

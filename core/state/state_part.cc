@@ -19,12 +19,12 @@ Status CheckBox(const StateBox& box, const Shape& whole, const Shape& local) {
   }
   for (size_t d = 0; d < rank; ++d) {
     if (box.begin[d] > box.end[d] || box.end[d] > whole[d]) {
-      return Refuse("box [", box.begin[d], ", ", box.end[d], ") leaves the state's ", whole[d],
-                    " of dimension ", d);
+      return Refuse("box [", box.begin[d], ", ", box.end[d], ") lies beyond the state's ", whole[d],
+                    " elements of dimension ", d);
     }
     if (!RangeInside(box.at[d], box.end[d] - box.begin[d], local[d])) {
       return Refuse("a box of ", box.end[d] - box.begin[d], " at ", box.at[d],
-                    " leaves the tensor's ", local[d], " of dimension ", d);
+                    " lies beyond the tensor's ", local[d], " elements of dimension ", d);
     }
   }
   return {};
@@ -73,10 +73,10 @@ Result<LocalTensor> LocalOf(const StatePart& part, const Shape& shape) {
 Result<LocalRange> LocalRangeOf(const StatePart& part, const Shape& stored) {
   CKPT_RETURN_IF_ERROR(ElementCount(part.shape));
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(stored));
-  if (part.pieces.empty() && !part.flat) return Refuse("neither pieces nor a flat range");
+  if (part.pieces.empty() && !part.flat) return Refuse("it has neither pieces nor a flat range");
   const bool both = !part.pieces.empty() && part.flat;
   if (both != part.local_shape.has_value()) {
-    return Refuse("a local shape belongs to pieces with a flat range, and only there");
+    return Refuse("it must have a local shape if, and only if, it has both pieces and a flat range");
   }
   LocalRange range;
   if (part.pieces.empty()) {
@@ -91,11 +91,11 @@ Result<LocalRange> LocalRangeOf(const StatePart& part, const Shape& stored) {
   range.begin = (*part.flat)[0];
   range.end = (*part.flat)[1];
   if (range.begin > range.end || range.end > all) {
-    return Refuse("flat range [", range.begin, ", ", range.end, ") leaves the ", all,
-                  " elements that it is of");
+    return Refuse("flat range [", range.begin, ", ", range.end, ") lies beyond the ", all,
+                  " elements of its tensor");
   }
   if (stored.size() != 1 || elements != range.end - range.begin) {
-    return Refuse("a tensor of shape ", ShapeToString(stored), " is not a row of the ",
+    return Refuse("a tensor of shape ", ShapeToString(stored), " is not one row of the ",
                   range.end - range.begin, " elements of its flat range");
   }
   return range;

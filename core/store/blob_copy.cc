@@ -84,7 +84,7 @@ Status CopyOwnedBlob(const Root& bytes, const Blob& blob, StorageWriter& writer,
   if (file->size() != blob.stamp.size || blob.chunk_bytes != kChunkBytes ||
       blob.chunks.size() != ChunkCount(blob.stamp.size, kChunkBytes)) {
     return Fail(ErrorCode::kDataLoss,
-                StrCat(blob.path, ": ", file->size(), " bytes, the manifest says ",
+                StrCat(blob.path, ": ", file->size(), " bytes, but the manifest says ",
                        blob.stamp.size, " in ", blob.chunks.size(), " chunks"));
   }
   if (written.empty()) CKPT_RETURN_IF_ERROR(writer.Reserve(blob.stamp.size));

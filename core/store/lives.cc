@@ -122,10 +122,10 @@ LifeEvidence EvidenceOf(std::span<const StepRecord> steps, const NewSave& save,
 
 std::string_view WhyOf(LifeEvidence evidence) {
   switch (evidence) {
-    case LifeEvidence::kSavedAgain: return "this path was saved again, later than that step";
-    case LifeEvidence::kGone: return "that step is gone from its place, and this one is later";
+    case LifeEvidence::kSavedAgain: return "the same path was saved again, later than the earlier step";
+    case LifeEvidence::kGone: return "the earlier step is gone from its place, and the new step is later";
     case LifeEvidence::kNamed: return "the job's own pointer names a later save";
-    case LifeEvidence::kArrived: return "this one was saved while the directory was followed";
+    case LifeEvidence::kArrived: return "the new step was saved while the directory was followed";
     case LifeEvidence::kNone: break;
   }
   return "";
@@ -228,12 +228,12 @@ std::string DescribeChoice(const StepRecord& published, const LifeChoice& choice
   if (choice.after) {
     return StrCat(name({}), " begins another life of the run (number ", published.life + 1,
                   "): the training began again, or went back, after ", name(choice.after), "; ",
-                  WhyOf(choice.begins), "; `latest` is of the newest life");
+                  WhyOf(choice.begins), "; `latest` now means a step of the newest life");
   }
   if (!choice.doubt) return "";
   return StrCat(name(choice.doubt->later), " has a later time than ", name(choice.doubt->greater),
-                ", which has the greater iteration and stays `latest`: nothing proves that the training "
-                "began again; `ckptfs remove ", name(choice.doubt->greater), "` if it did");
+                ", which has the greater iteration and stays `latest`: nothing proves that the "
+                "training began again; if it did, run `ckptfs remove ", name(choice.doubt->greater), "`");
 }
 
 }  // namespace ckptfs

@@ -112,7 +112,7 @@ ResolvedModel ResolveSideBlob(const std::string& directory, StepModel model) {
   } else if (struct stat info; fstat(held->fd(), &info) != 0) {
     wrong = "unreadable";
   } else if (Status same = CompareStamps(path, blob.stamp, StampOf(info)); !same) {
-    wrong = "another";
+    wrong = "not the file that was packed";
   } else {
     model.roots.back() = StrCat(directory, "/", kBlobs);  // version 1 names another place
     return {std::move(model), std::move(held)};

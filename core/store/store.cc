@@ -157,10 +157,10 @@ Status Store::State::CheckPresent() {
   if (now && *now == identity) return {};
   if (now) {
     return Fail(ErrorCode::kIo, StrCat("another store lies at ", directory,
-                                       " now; what is known of the one before stays"));
+                                       " now; ckptfs keeps what it knows of the former store"));
   }
-  return Fail(ErrorCode::kIo, StrCat("store ", directory, " is away (", now.error().message,
-                                     "); what is known of it stays"));
+  return Fail(ErrorCode::kIo, StrCat("store ", directory, " cannot be reached (", now.error().message,
+                                     "); ckptfs keeps what it knows of it"));
 }
 
 Status Store::State::BuildIndex() {

@@ -183,7 +183,7 @@ Result<StepModel> ParseNamedManifest(std::string_view bytes, const Digest& name,
                                      std::string_view blobs) {
   CKPT_ASSIGN_OR_RETURN(const ManifestEnvelope envelope, OpenManifest(bytes));
   if (envelope.digest != name) {
-    return Fail(ErrorCode::kDataLoss, "the manifest is not the one of its name");
+    return Fail(ErrorCode::kDataLoss, "the manifest does not have the digest in its name");
   }
   return ParseManifest(bytes, blobs);
 }

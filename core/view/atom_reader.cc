@@ -37,7 +37,7 @@ class GatherCopier {
         });
     CKPT_RETURN_IF_ERROR(failed);
     if (how == RunsEnd::kHole) {
-      return Fail(ErrorCode::kDataLoss, "elements that are stored nowhere were asked for");
+      return Fail(ErrorCode::kDataLoss, "the requested elements are not stored anywhere");
     }
     return batch_.Flush();
   }
@@ -164,7 +164,7 @@ Status CopyInline(const StoredAtom& stored, const Window& window) {
   CKPT_ASSIGN_OR_RETURN(const uint64_t expected, ByteCount(stored.atom->shape, stored.atom->dtype));
   if (bytes.size() != expected) {
     return Fail(ErrorCode::kDataLoss,
-                StrCat("the manifest holds ", bytes.size(), " bytes of ", expected));
+                StrCat("the manifest holds ", bytes.size(), " bytes instead of ", expected));
   }
   const auto* source = reinterpret_cast<const std::byte*>(bytes.data());
   const LocalTensor whole = WholeTensor(stored.atom->shape);

@@ -140,7 +140,7 @@ Status ValidateAtomSegment(const AtomSegment& body, uint64_t length, const StepM
   CKPT_RETURN_IF_ERROR(ValidateTarget(*body.local));
   if (body.flat_begin > body.flat_end ||
       SegmentBytes(body.flat_end - body.flat_begin, body.dtype) != length) {
-    return Refuse("an atom segment's range is not its length");
+    return Refuse("an atom segment's range does not have the segment's length");
   }
   if (ByteWidth(atom.dtype) == 0 || ByteWidth(body.dtype) == 0) return ValidateSubByte(body, atom);
   CKPT_ASSIGN_OR_RETURN(const StoredAtom stored, FindStoredAtom(model, body.atom, body.dtype));

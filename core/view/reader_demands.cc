@@ -45,13 +45,13 @@ std::string WhyNotTaken(const Atom& atom, const ReaderDemands& reader) {
     return StrCat("takes ", Quoted(reader.takes), " and no other state");
   }
   if (atom.kind == "step") {
-    return atom.relation == Relation::kScalar ? "" : "takes a 'step' that is one number";
+    return atom.relation == Relation::kScalar ? "" : "takes only a 'step' that is one number";
   }
-  if (atom.relation == Relation::kScalar && !reader.numbers) return "takes no state that is one number";
+  if (atom.relation == Relation::kScalar && !reader.numbers) return "does not take a state that is one number";
   const bool other = atom.relation == Relation::kReduced || atom.relation == Relation::kOpaque;
-  if (other && !reader.own_shapes) return "takes no state of another shape than the parameter's";
+  if (other && !reader.own_shapes) return "does not take a state of another shape than the parameter's";
   if (reader.flat && !IsFloat(atom.dtype)) {
-    return StrCat("keeps states as fp32, and this one is ", DTypeName(atom.dtype));
+    return StrCat("keeps states as fp32, but this one is ", DTypeName(atom.dtype));
   }
   return "";
 }
@@ -73,7 +73,7 @@ class Check {
       if (reader_.counts != ReaderDemands::Counts::kPerGroup) continue;
       if (Status one = CheckOneStep(step_, grouped_.members[g]); !one) {
         return Fail(std::move(one).error().WithContext(
-            StrCat("group ", g, ", of which an engine counts the steps once")));
+            StrCat("group ", g, ", whose steps an engine counts once")));
       }
     }
     if (reader_.counts != ReaderDemands::Counts::kOnce) return {};
@@ -105,7 +105,7 @@ class Check {
     const auto& [what, parameters] = *lost.begin();
     return Refuse(what.first, parameters,
                   StrCat(reader_.reader, " ", what.second,
-                         "; the optimizer would go on without it and nothing would be said"));
+                         "; the optimizer would silently go on without it"));
   }
 
   Status CheckOptimizers() const {
@@ -114,7 +114,7 @@ class Check {
     for (const Atom& atom : step_.atoms) {
       if (!IsState(atom) || seen.emplace(atom.parameter, atom.kind).second) continue;
       return Refuse(atom.kind, {atom.parameter},
-                    StrCat("two optimizers have one, and ", reader_.reader, " has one optimizer"));
+                    StrCat("two optimizers have this state, but ", reader_.reader, " has one optimizer"));
     }
     return {};
   }
@@ -128,7 +128,7 @@ class Check {
     for (const std::string_view kind : reader_.asks) {
       if (std::binary_search(kinds.begin(), kinds.end(), kind)) continue;
       return Refuse(std::string(kind), grouped_.members[group],
-                    StrCat(reader_.reader, " asks for ", Quoted(reader_.asks), " of every parameter, and ",
+                    StrCat(reader_.reader, " asks for ", Quoted(reader_.asks), " of every parameter, but ",
                            "group ", group, " does not have this one"));
     }
     return {};
@@ -145,9 +145,9 @@ class Check {
       }
       if (lacking.empty()) continue;
       return Refuse(kind, lacking,
-                    StrCat("the source does not have it, though others of group ", group,
-                           " have one; ", reader_.reader, " keeps one for the whole group, and nothing "
-                           "says what it begins with"));
+                    StrCat("the source does not have it, though other parameters of group ", group,
+                           " do; ", reader_.reader, " keeps one for the whole group, and nothing "
+                           "tells its first value"));
     }
     return {};
   }
@@ -163,8 +163,8 @@ class Check {
       });
       if (!named) continue;
       return Refuse(std::string(whole.kind), grouped_.members[group],
-                    StrCat("its optimizer keeps it for whole parameters, and at dp", layout_.dp, " ",
-                           reader_.reader, " gives each rank a slice that begins within one"));
+                    StrCat("its optimizer keeps it for whole parameters, but at dp", layout_.dp, " ",
+                           reader_.reader, " gives each rank a slice that begins inside a parameter"));
     }
     return {};
   }
@@ -194,8 +194,8 @@ class Check {
     if ((layout_.dp - 1) * slice < *elements) return {};
     Error error{ErrorCode::kUnsupported,
                 StrCat("group ", group, " has ", *elements, *elements == 1 ? " element ('" : " elements ('",
-                       step_.parameter(grouped_.members[group].front()).name, "', ...): of dp", layout_.dp,
-                       " some ranks have none, and ", reader_.reader, " fails on such a rank")};
+                       step_.parameter(grouped_.members[group].front()).name, "', ...): at dp",
+                       layout_.dp, " some ranks do not get one, and ", reader_.reader, " fails on such a rank")};
     return Fail(std::move(error).Needing("ask for a smaller dp"));
   }
 

@@ -42,7 +42,7 @@ struct LiteralKind : Kind {
 
   Status Validate(const StepModel&) const {
     if (body.bytes != nullptr && body.bytes->size() == segment.length()) return {};
-    return Refuse("a literal segment's bytes are not its length");
+    return Refuse("a literal's bytes do not have the segment's length");
   }
   Status Read(const StepModel&, BlobReader&, uint64_t begin, uint64_t end, std::byte* out) const {
     std::memcpy(out, body.bytes->data() + begin, end - begin);
@@ -66,7 +66,7 @@ struct ZeroKind : Kind {
       : Kind(the_segment), body(the_body) {}
 
   Status Validate(const StepModel&) const {
-    return body.length == segment.length() ? Status{} : Refuse("a zero segment's length");
+    return body.length == segment.length() ? Status{} : Refuse("zeros do not have the segment's length");
   }
   Status Read(const StepModel&, BlobReader&, uint64_t begin, uint64_t end, std::byte* out) const {
     std::memset(out, 0, end - begin);

@@ -41,7 +41,7 @@ Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
   SourceOptions options;
   options.families = &families;
   CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(root, paths, options));
-  if (model.iteration != received.step) return Refuse("its files are of step ", model.iteration);
+  if (model.iteration != received.step) return Refuse("its files belong to step ", model.iteration);
   std::vector<const std::vector<Digest>*> chunks;
   for (const ReceivedFile& file : received.files) chunks.push_back(&file.chunks);
   const int64_t time = store.SaveTimeOf(received.name.run, received.name.job, save ? save->part().mtime_ns : NowNs());

@@ -10,7 +10,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr std::string_view kRule = "; each life of a job needs a text of its own";
+constexpr std::string_view kRule = "; give each life of a job a `job` text of its own";
 
 // A rank that comes now would be told of that step as if it were its own.
 tl::unexpected<Error> StillWritten() {

@@ -117,7 +117,7 @@ def test_a_life_waits_for_the_one_before(ckptfs, start):
     wait_until(lambda: said(ckptfs)['ranks'] == 1, 'rank 0 is gone')
     second = start(0, 2)
     assert not second.save(5)
-    assert 'each life of a job needs a text of its own' in second.durable(5)[1]
+    assert 'give each life of a job a `job` text of its own' in second.durable(5)[1]
     other.kill()
     wait_until(lambda: said(ckptfs)['ranks'] == 0, 'they are gone')
     other = start(1, 2)

@@ -78,10 +78,10 @@ REFUSED = {
     'alike': ({'actor': MODEL, 'critic': PLAIN}, ("'actor', 'critic'",)),
     'module': ({'model': Pickled(), 'epoch': 1, 'best': torch.tensor(0.5)}, ("'model' is a pickled module (", 'Pickled', 'state_dict()')),
     'whole': (Pickled(), ('pickled module (',)),
-    'numbers': ({'best': torch.tensor(0.5), 'epoch': 3}, ('no dict of named tensors', "'best', 'epoch'")),
-    'seed': ({'rng': SEED, 'epoch': 3}, ('no dict of named tensors',)),
+    'numbers': ({'best': torch.tensor(0.5), 'epoch': 3}, ('not hold a dict of named tensors', "'best', 'epoch'")),
+    'seed': ({'rng': SEED, 'epoch': 3}, ('not hold a dict of named tensors',)),
     'tensor': (torch.ones(3, 4), ('a tensor by itself',)),
-    'list': ([torch.ones(3, 4)], ('no dict of named tensors',)),
+    'list': ([torch.ones(3, 4)], ('not hold a dict of named tensors',)),
     'optimizer': (OPTIMIZER.state_dict(), ("optimizer's",)),
 }
 

@@ -133,7 +133,7 @@ def test_directories_that_are_named_as_steps_are_one_run(ckptfs, tmp_path):
     (tmp_path / 'out' / 'logs').mkdir()
     done = ckptfs.adopt(tmp_path / 'out')
     assert done.stdout.split() == ['out/epoch_1', 'out/epoch_2', 'out/step_500']
-    assert 'beside these steps there are models of their own in 1 directory (best)' in done.stderr
+    assert 'beside these steps, separate models lie in 1 directory (best)' in done.stderr
     assert 'not whole' not in done.stderr
     assert ckptfs.adopt(tmp_path / 'out' / 'best').stdout.split() == ['best/best']
     assert ckptfs.adopt(tmp_path / 'out' / 'step_500').stdout.split() == ['out/step_500']
@@ -226,7 +226,7 @@ def test_what_cannot_be_linked_leaves_no_store(ckptfs, source, tmp_path):
         for words in (['adopt'], ['mount', '--adopt']):
             more = [] if words[0] == 'adopt' else [ckptfs.mountpoint()]
             done = ckptfs.run(*words, source, *more, '--store', f'{other}/store', '--link', check=False)
-            assert done.returncode == REFUSED and 'use --copy, or a store beside it' in done.stderr
+            assert done.returncode == REFUSED and 'use --copy, or a store on the same filesystem' in done.stderr
             assert os.listdir(other) == []
     finally:
         subprocess.run(['umount', other], check=True)
@@ -281,7 +281,7 @@ def test_a_pointer_to_no_step_is_no_step(ckptfs, tmp_path):
     wait_until(lambda: begun in ckptfs.run('status', '--store', ckptfs.store).stdout, 'the step that was begun')
     log, = glob.glob(f'{ckptfs.store}/log/*.log')
     with open(log, encoding='utf-8') as f:
-        assert 'went before' not in f.read()
+        assert 'disappeared before' not in f.read()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='becomes another user')

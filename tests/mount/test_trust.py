@@ -92,7 +92,7 @@ def test_a_link_leads_no_further_than_its_owner(public):  # noqa: F811
     public.adopt(source)
     os.chmod(secret, 0o600)
     os.chown(secret, 0, 0)
-    with pytest.raises(AssertionError, match='leads to what that user could not open'):
+    with pytest.raises(AssertionError, match='leads to a place that this user may not open'):
         public.adopt(source, 'again')
     path = f'{views(public.mount(), "run7")}/{MODEL}'
     assert not as_nobody(path)

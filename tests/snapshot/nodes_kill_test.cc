@@ -299,7 +299,7 @@ TEST_F(NodesTest, RanksOfTwoWorldsMakeNoStep) {
   ASSERT_TRUE(Save(of_two, 7, 0) && Save(of_three, 7, 1));
   while (of_two.status().dropped + of_three.status().dropped == 0) std::this_thread::yield();
   const std::string said = of_two.status().last_drop + of_three.status().last_drop;
-  EXPECT_THAT(said, testing::HasSubstr("ranks here, and"));
+  EXPECT_THAT(said, testing::HasSubstr("ranks here, but"));
   EXPECT_FALSE(IsStored(7));
 }
 

@@ -286,7 +286,7 @@ TEST(RankFilesTest, PartsThatAreNotTheStateOnceAreRefused) {
 
 TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].parameters[0].role = "frozen"; }),
-              HasSubstr("another role"));
+              HasSubstr("its roles differ"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].tensors[3] = Pickle("g", kArgs); }),
               HasSubstr("other hyper-parameters"));
   EXPECT_THAT(ShardedRefusal([](auto& r) {
@@ -354,11 +354,11 @@ TEST(RankFilesTest, BoxesStayInWhatTheyAreOf) {
   EXPECT_EQ(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[0,0]"), "none");
   EXPECT_THAT(PieceRefusal("[2,4]", "[[-1,1],[0,4]]", "[0,0]"), HasSubstr("not a number"));
   EXPECT_THAT(PieceRefusal("[2,4]", "[[0.5,1],[0,4]]", "[0,0]"), HasSubstr("not a number"));
-  EXPECT_THAT(PieceRefusal("[2,4]", "[[2,0],[0,4]]", "[0,0]"), HasSubstr("leaves the state's 2"));
-  EXPECT_THAT(PieceRefusal("[2,4]", "[[1,3],[0,4]]", "[0,0]"), HasSubstr("leaves the state's 2"));
-  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[1,0]"), HasSubstr("leaves the tensor's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[2,0],[0,4]]", "[0,0]"), HasSubstr("lies beyond the state's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[1,3],[0,4]]", "[0,0]"), HasSubstr("lies beyond the state's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[1,0]"), HasSubstr("lies beyond the tensor's 2"));
   EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[18446744073709551615,0]"),
-              HasSubstr("leaves the tensor's"));
+              HasSubstr("lies beyond the tensor's"));
   EXPECT_THAT(PieceRefusal("[2,4]", "[[0,18446744073709551616],[0,4]]", "[0,0]"),
               HasSubstr("not a number"));
   EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2,3],[0,4]]", "[0,0]"), HasSubstr("a begin and an end"));
@@ -377,15 +377,15 @@ TEST(RankFilesTest, FlatRangesStayInWhatTheyAreOf) {
   const auto flat = [](const std::string& range, const std::string& more = "") {
     return EntryRefusal(StrCat(R"(,"shape":[2,4],"flat":)", range, more));
   };
-  EXPECT_THAT(flat("[0,9]"), HasSubstr("leaves the 8 elements"));
-  EXPECT_THAT(flat("[5,3]"), HasSubstr("leaves the 8 elements"));
+  EXPECT_THAT(flat("[0,9]"), HasSubstr("lies beyond the 8 elements"));
+  EXPECT_THAT(flat("[5,3]"), HasSubstr("lies beyond the 8 elements"));
   EXPECT_THAT(flat("[-1,7]"), HasSubstr("not a number"));
-  EXPECT_THAT(flat("[9223372036854775807,9223372036854775815]"), HasSubstr("leaves the 8"));
-  EXPECT_THAT(flat("[0,8]"), HasSubstr("[2, 4] is not a row"));
+  EXPECT_THAT(flat("[9223372036854775807,9223372036854775815]"), HasSubstr("lies beyond the 8"));
+  EXPECT_THAT(flat("[0,8]"), HasSubstr("[2, 4] is not one row"));
   EXPECT_THAT(flat("[0]"), HasSubstr("a begin and an end"));
-  EXPECT_THAT(flat("[0,8]", R"(,"local_shape":[8])"), HasSubstr("local shape belongs"));
+  EXPECT_THAT(flat("[0,8]", R"(,"local_shape":[8])"), HasSubstr("must have a local shape if, and only if"));
   EXPECT_THAT(flat("[0,8]", R"(,"pieces":[{"box":[[0,2],[0,4]],"at":[0,0]}])"),
-              HasSubstr("local shape belongs"));
+              HasSubstr("must have a local shape if, and only if"));
 }
 
 TEST(RankFilesTest, WhatIsNotUnderstoodIsRefused) {

@@ -326,7 +326,7 @@ TEST_F(ReceiverTest, LivesOfOneTextNeverMix) {
   const auto arenas = status()["arena_bytes"];
   auto early = Writer(0, 2);
   EXPECT_FALSE(save(*early, 5, 0)) << "rank 1 is at work";
-  EXPECT_THAT(early->status().last_drop, testing::HasSubstr("needs a text of its own"));
+  EXPECT_THAT(early->status().last_drop, testing::HasSubstr("a `job` text of its own"));
   EXPECT_EQ(status()["arena_bytes"], arenas) << "it got one";
   one.reset();
   while (status()["ranks"] != 0) std::this_thread::yield();

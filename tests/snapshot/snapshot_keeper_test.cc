@@ -96,7 +96,7 @@ TEST_F(SnapshotKeeperTest, FilesOfAnotherStepAreNotOne) {
   const auto kept = keeper_->Keep(std::move(received));
   ASSERT_FALSE(kept);
   EXPECT_EQ(kept.error().code, ErrorCode::kInvalid);
-  EXPECT_THAT(kept.error().message, HasSubstr("its files are of step 3"));
+  EXPECT_THAT(kept.error().message, HasSubstr("its files belong to step 3"));
   EXPECT_THAT(Ids(), ElementsAre());
 }
 

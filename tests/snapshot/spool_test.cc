@@ -134,14 +134,14 @@ TEST(SpoolTest, AForeignOneIsRefusedWithFileAndRule) {
          const auto files = *ListFilesBelow(FileRoot(path), "snapshots");
          EXPECT_EQ(link((path + "/" + files[0]).c_str(), (path + ".second").c_str()), 0);
        },
-       ErrorCode::kPermission, "rank-00000.safetensors is a file with a second name"},
+       ErrorCode::kPermission, "rank-00000.safetensors is a file with a second hard link"},
       {[](const auto& path) {
          std::string deep = path + "/prepared";
          for (const char* name : {"/a", "/b", "/c", "/d"}) {
            EXPECT_EQ(mkdir((deep += name).c_str(), 0700), 0);
          }
        },
-       ErrorCode::kPermission, "/prepared/a/b/c is a directory too deep"},
+       ErrorCode::kPermission, "/prepared/a/b/c is nested too deeply"},
       {[&](const auto& path) { write(path + "/prepared/x", 0666); EXPECT_EQ(chmod((path + "/prepared/x").c_str(), 0666), 0); },
        ErrorCode::kPermission, "/prepared/x may be entered or read by others"},
   };
@@ -212,7 +212,7 @@ TEST(SpoolTest, WhatIsNotWholeGoesAndIsNamed) {
   EXPECT_THAT(damaged([](Storage& disk, const PreparedPart& part) { (void)disk.Remove(part.PathOf(1)); }),
               HasSubstr("rank-00001.safetensors"));
   EXPECT_THAT(damaged([](Storage& disk, const PreparedPart& part) { Put(disk, part.PathOf(0), "short"); }),
-              HasSubstr("5 bytes, its record says"));
+              HasSubstr("5 bytes, but its record says"));
   EXPECT_THAT(damaged([&](Storage& disk, const PreparedPart& part) { Put(disk, record(part), "{}\n"); }),
               HasSubstr(": removed: "));
   EXPECT_THAT(damaged([&](Storage& disk, const PreparedPart& part) {

@@ -163,7 +163,7 @@ TEST(WorldCommitTest, ALifeOfAJobNeedsATextOfItsOwn) {
   EXPECT_THAT(other_life.error().message, HasSubstr("rank 1 has another life on"));
   const auto other_world = c.Join({2}, 3);
   ASSERT_FALSE(other_world);
-  EXPECT_THAT(other_world.error().message, HasSubstr("3 ranks here, and 4"));
+  EXPECT_THAT(other_world.error().message, HasSubstr("3 ranks here, but 4"));
 }
 
 TEST(WorldCommitTest, ADropCountsForAllOrComesTooLate) {

@@ -232,7 +232,7 @@ TEST_F(VerifyTest, AFileOfTensorsWhoseRecordsCannotBeListedIsADefect) {
 TEST_F(VerifyTest, ElementsStoredNowhereAreDefects) {
   model_.atoms[0].source.kind = SourceKind::kAverage;
   model_.atoms[0].source.gathers[1].series[0].elements = kElements - 1;
-  EXPECT_TRUE(Says(Run(), "stored nowhere"));
+  EXPECT_TRUE(Says(Run(), "not stored anywhere"));
   model_.atoms.push_back(model_.atoms[0]);  // of two atoms it is two
   EXPECT_EQ(Run().defect_count, 2u);
 }

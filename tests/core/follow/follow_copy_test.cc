@@ -65,7 +65,7 @@ TEST_F(FollowCopyTest, APartOfAFileIsWaitedFor) {
   Write(1, "weights.pt.tmp", "half");
   Look();
   EXPECT_THAT(Look(seconds(119)), IsEmpty());
-  EXPECT_THAT(follower_->waiting().front().why, HasSubstr("weights.pt.tmp: a part of a file"));
+  EXPECT_THAT(follower_->waiting().front().why, HasSubstr("weights.pt.tmp: a copy is writing this partial file"));
   EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
   WriteStep(2, "sealed");
   Write(2, "weights.pt.tmp", "half");
@@ -105,7 +105,7 @@ TEST_F(FollowCopyTest, AStepThatNothingSealsIsProvisional) {
     Write(1, "optimizer.pt", "it goes on");
     EXPECT_THAT(Look(seconds(20)), IsEmpty());
     EXPECT_THAT(shown(), IsEmpty());
-    EXPECT_THAT(seen_.said, ElementsAre(HasSubstr("step1 is written again")));
+    EXPECT_THAT(seen_.said, ElementsAre(HasSubstr("step1 is being written again")));
     ASSERT_EQ(seen_.withdrawn.size(), 1u);
     EXPECT_THAT(Look(seconds(9)), IsEmpty());
     EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));

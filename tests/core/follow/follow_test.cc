@@ -24,7 +24,7 @@ TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
   EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: the directory is not there yet"));
   WriteStep(1);
   EXPECT_THAT(Look(), IsEmpty());
-  EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: step1: it is being written"));
+  EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: step1: the step is being written"));
   EXPECT_EQ(seen_.next, now_ + options_.quiet);
   EXPECT_THAT(Look(std::chrono::milliseconds(999)), IsEmpty());
   Write(1, "more", "of it");
@@ -75,7 +75,7 @@ TEST_F(FollowTest, WhatNothingSealsIsWaitedForLonger) {
   EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
   EXPECT_THAT(Look(seconds(109)), IsEmpty());
   ASSERT_EQ(follower_->waiting().size(), 1u);
-  EXPECT_EQ(follower_->waiting()[0].why, "the file that is written last is not there");
+  EXPECT_EQ(follower_->waiting()[0].why, "the file that its save writes last is missing");
   EXPECT_FALSE(follower_->waiting()[0].left_behind);
   EXPECT_THAT(Look(seconds(1)), ElementsAre("step2"));
 }
@@ -370,7 +370,7 @@ TEST_F(FollowTest, AStepThatGoesUnfinishedIsSaid) {
   Look();
   RemoveStep(1);
   Look(seconds(1));
-  EXPECT_THAT(seen_.said, ElementsAre("step1 went before it could be adopted: it is being written"));
+  EXPECT_THAT(seen_.said, ElementsAre("step1 disappeared before it could be adopted: the step is being written"));
   EXPECT_THAT(follower_->waiting(), IsEmpty());
 }
 

@@ -72,7 +72,7 @@ TEST(FileRootTest, MoreEntriesThanMemoryIsMeantForAreRefusedByTheirNumber) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kUnsupported);
   EXPECT_EQ(refused.error().message,
-            directory.path() + ": more than 2 entries, which are not looked into");
+            directory.path() + ": more than 2 entries; ckptfs does not look into such a directory");
 }
 
 }  // namespace

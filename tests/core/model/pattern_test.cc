@@ -56,7 +56,7 @@ TEST(PatternTest, UnevenWidthsAreWhatEachRankHolds) {
   EXPECT_EQ(Local(pattern, {5}, 0, 2), (Values{0, 1}));
   EXPECT_EQ(Local(pattern, {5}, 1, 2), (Values{2, 3, 4}));
   EXPECT_EQ(Local(pattern, {5}, 0, 1), (Values{0, 1, 2, 3, 4}));
-  EXPECT_THAT(Refusal(pattern, {5}, 4), HasSubstr("says nothing of 4"));
+  EXPECT_THAT(Refusal(pattern, {5}, 4), HasSubstr("does not say how to cut it over 4"));
   EXPECT_THAT(Refusal(pattern, {6}, 2), HasSubstr("sum to 5"));
   pattern.cuts[0].widths = {2, 2, 0, 2};
   EXPECT_THAT(Refusal(pattern, {5}, 2), HasSubstr("the part is 3"));

@@ -104,10 +104,10 @@ TEST(SideBlobTest, WhatAttachDoesNotMakeIsRefused) {
   EXPECT_THAT(refusal([](StepModel& m) { m.blobs[1].side = true; }), HasSubstr("last blob"));
   EXPECT_THAT(refusal([](StepModel& m) { m.roots.push_back("/more"); }), HasSubstr("last root"));
   EXPECT_THAT(refusal([](StepModel& m) { m.blobs[3].store_owned = false; }), HasSubstr("store's"));
-  EXPECT_THAT(refusal([](StepModel& m) { m.blobs[0].root = 1; }), HasSubstr("shares its root"));
+  EXPECT_THAT(refusal([](StepModel& m) { m.blobs[0].root = 1; }), HasSubstr("not share its root"));
   // As the only source of an atom, as a later copy, as a slice of an average.
   EXPECT_THAT(refusal([](StepModel& m) { m.atoms[0].source.gathers.pop_back(); }),
-              HasSubstr("atom 0: a side blob is the first"));
+              HasSubstr("atom 0: only the first of several replicas"));
   EXPECT_THAT(refusal([](StepModel& m) {
                 std::swap(m.atoms[1].source.gathers[0], m.atoms[1].source.gathers[2]);
               }),

@@ -103,7 +103,7 @@ TEST(AssemblerTest, RefusesFragmentsBeyondTheFile) {
   Fixture f({100});
   const uint32_t local = f.assembler.AddLocal(f.atom, 0, WholeTensor({100}));
   f.Put(0, local, 0, 100, 0, (1 << 20) - 399);
-  EXPECT_THAT(f.Refusal(), HasSubstr("leave the 1048576 bytes of rank0"));
+  EXPECT_THAT(f.Refusal(), HasSubstr("lie beyond the 1048576 bytes of rank0"));
 }
 
 TEST(AssemblerTest, RefusesAnotherDType) {

@@ -73,12 +73,12 @@ TEST(ModelChoiceTest, StrayTensorsAreNeverTheModelBesideOne) {
 
 TEST(ModelChoiceTest, WithoutAModelNumbersAreNotOne) {
   EXPECT_THAT(Chosen({Stray("", {{"best", DType::kF32, {}}})}),
-              HasSubstr("no dict of named tensors"));
+              HasSubstr("not hold a dict of named tensors"));
   EXPECT_THAT(Chosen({Stray("", {{"rng", DType::kU8, {5056}}})}),
-              HasSubstr("no dict of named tensors"));
+              HasSubstr("not hold a dict of named tensors"));
   EXPECT_THAT(Chosen({Stray("metrics", {{"loss", DType::kF32, {}}}, 0)}),
-              HasSubstr("no dict of named tensors"));
-  EXPECT_THAT(Chosen({}), HasSubstr("no dict of named tensors"));
+              HasSubstr("not hold a dict of named tensors"));
+  EXPECT_THAT(Chosen({}), HasSubstr("not hold a dict of named tensors"));
   EXPECT_EQ(Chosen({Stray("", {{"scale", DType::kF32, {}}}, 0)}), "<>");  // a file of one parameter
   EXPECT_EQ(Chosen({Stray("", {{"w", DType::kF32, {3, 4}}})}), "<>");
 }
@@ -101,7 +101,7 @@ TEST(ModelChoiceTest, WordsBreakTiesWithAReason) {
   const auto choice = ChooseModel(std::vector{Module("state_dict_ema"), Module("state_dict")}, "");
   ASSERT_TRUE(choice);
   EXPECT_EQ(choice->index, 1u);
-  EXPECT_EQ(choice->why, "'state_dict_ema' is by its name not what is trained");
+  EXPECT_EQ(choice->why, "'state_dict_ema' is by its name an average or an optimizer's");
   EXPECT_THAT(choice->others, ElementsAre(0));
   EXPECT_EQ(Chosen({Module("student"), Module("teacher")}), "<student>");
   EXPECT_EQ(Chosen({Module("optim.exp_avg"), Module("net_g")}), "<net_g>");

@@ -377,4 +377,4 @@ def test_a_hole_in_the_source_is_an_error_not_zeros(tmp_path):
     assert run(case).stdout == b"\1" * 12
     case["reads"] = [[8, 8]]
     answer = run(case)
-    assert answer.returncode == 1 and b"stored nowhere" in answer.stderr
+    assert answer.returncode == 1 and b"not stored anywhere" in answer.stderr

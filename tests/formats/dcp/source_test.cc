@@ -252,7 +252,7 @@ TEST_F(DcpSourceTest, NumberedStatesAreOfTheOrderThatIsGiven) {
   ASSERT_TRUE(unnamed) << unnamed.error().message;
   EXPECT_FALSE(unnamed->FindAtom(*unnamed->FindParameter("a"), "exp_avg"));
   ASSERT_EQ(unnamed->left_out.size(), 1u);
-  EXPECT_THAT(unnamed->left_out[0].why, HasSubstr("'a' and which of 'b'"));
+  EXPECT_THAT(unnamed->left_out[0].why, HasSubstr("'a' and which to 'b'"));
   EXPECT_THAT(unnamed->left_out[0].remedy, HasSubstr("--parameter-order"));
   EXPECT_THAT(KeysOf(*unnamed), Contains("optim.state.1.exp_avg"));
   options_.parameter_order = {"b", "a"};

@@ -99,7 +99,7 @@ TEST(OptimizerFileTest, NumbersThatNothingProvesLeaveTheOptimizerOut) {
   ASSERT_EQ(owned.left_out.size(), 1u);
   EXPECT_EQ(owned.left_out[0].part, LeftOutPart::kOptimizer);
   EXPECT_EQ(owned.left_out[0].what, "the optimizer in optimizer.pt");
-  EXPECT_THAT(owned.left_out[0].why, HasSubstr("'q.weight' and which of 'o.weight'"));
+  EXPECT_THAT(owned.left_out[0].why, HasSubstr("'q.weight' and which to 'o.weight'"));
   EXPECT_THAT(owned.left_out[0].remedy, HasSubstr("--parameter-order"));
   EXPECT_EQ(
       OwnersOf(Saved({{{2, 2}, {2}, {2, 2}}}).Read().value(), {"o.weight", "q.bias", "q.weight"})

@@ -182,12 +182,12 @@ TEST(TorchStateTest, DeepAndSharedDictsEnd) {
                 for (int i = 0; i < 100; ++i) inner = m.Dict({{"a", inner}, {"b", inner}});
                 return inner;
               }),
-              HasSubstr("no dict of named tensors"));
+              HasSubstr("not hold a dict of named tensors"));
   const std::string longest(5000, 'x');
   EXPECT_THAT(Chosen([&](Maker& m) {
                 return m.Dict({{longest, m.Dict({{longest, m.Module()}})}});
               }),
-              HasSubstr("no dict of named tensors"));
+              HasSubstr("not hold a dict of named tensors"));
 }
 
 std::string Optimizers(const MakeState& make, const WeightsFile* weights) {
