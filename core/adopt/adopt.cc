@@ -27,7 +27,8 @@ Status CheckOneRun(const Place& place, const IngestResult& ingest, const std::st
   return Fail(Error{ErrorCode::kUnsupported,
                     StrCat(place.Path(), ": holds ", saves.size(), " runs (", *saves.begin(),
                            ", ...), but --name names only one")}
-                  .Needing(StrCat("to join several into one run, name them: adopt --name ", name, " ",
+                  .Needing(StrCat("to join several into one run, name them: adopt "
+                                  "--name ", name, " ",
                                   *saves.begin(), " ", *saves.rbegin())));
 }
 
@@ -81,7 +82,8 @@ Status CheckRequired(const StepModel& model, const AdoptOptions& options) {
   for (const LeftOut& one : model.left_out) {
     if (one.part != LeftOutPart::kOptimizer) continue;
     Error error{ErrorCode::kUnsupported,
-                StrCat("its optimizer is not whole, but --require asks for it: ", LeftOutText(one))};
+                StrCat("its optimizer is not whole, but --require asks for "
+                       "it: ", LeftOutText(one))};
     error.needs = one.remedy;
     return Fail(std::move(error));
   }
@@ -151,7 +153,8 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
     const bool other = first && first->source != adopted.record.source;
     adopted.warnings.push_back(
         other ? StrCat(name, ": ", run, "/", id, " was adopted from ", first->source)
-              : StrCat(name, ": the source, the options or the version of ckptfs changed since ", run,
+              : StrCat(name, ": the source, the options or the version of ckptfs changed "
+                             "since ", run,
                        "/", id, " was adopted; --refresh replaces it"));
   }
   return adopted;

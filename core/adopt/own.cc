@@ -294,7 +294,8 @@ Status DuplicateNow(const StepModel& model, const Blob& blob, const std::string&
   CKPT_ASSIGN_OR_RETURN(const FileIdentity now, from->Identity());
   const OwnerAndMode& access = now.access;
   if (access.mode != blob.mode || access.uid != blob.uid || access.gid != blob.gid) {
-    return Fail(ErrorCode::kStale, StrCat(from->name(), " has another owner or mode than when it was read"));
+    return Fail(ErrorCode::kStale, StrCat(from->name(), " has another owner or mode than when it "
+                                                        "was read"));
   }
   if (IsOfTool(model)) CKPT_RETURN_IF_ERROR(CheckOnlyGrew(*from, now, blob));
   Blob as_it_is = blob;
@@ -419,7 +420,8 @@ Result<Blob> TakenBlob(const std::string& root, const std::string& path, const B
     CKPT_ASSIGN_OR_RETURN(blob.fingerprint, FingerprintOf(*file));
   } else if (blob.stamp.size != source.stamp.size) {
     return Fail(ErrorCode::kDataLoss,
-                StrCat(name, " has ", blob.stamp.size, " bytes, but its source has ", source.stamp.size));
+                StrCat(name, " has ", blob.stamp.size, " bytes, but its source "
+                                                       "has ", source.stamp.size));
   }
   blob.chunk_bytes = kChunkBytes;
   CKPT_ASSIGN_OR_RETURN(blob.chunks, ChunkDigestsOfFile(*file));

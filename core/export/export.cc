@@ -315,7 +315,8 @@ Result<PlanPtr> Export::PlanOf(size_t target) {
     const Target& file = targets_[target];
     CKPT_ASSIGN_OR_RETURN(Plan plan, views_.MakePlan(file.view_path));
     if (plan.size() != file.size) {
-      return Fail(ErrorCode::kInternal, StrCat(file.view_path, ": the plan does not have the listed size"));
+      return Fail(ErrorCode::kInternal, StrCat(file.view_path, ": the plan does not have the "
+                                                               "listed size"));
     }
     return plans_.Insert(target, std::make_shared<const Plan>(std::move(plan)));
   });

@@ -281,7 +281,8 @@ std::optional<Follower::Time> Follower::Wait(const SaveState& state, bool grew, 
   if (known.due == Time()) {
     known.why = last           ? "the file that its save writes last is missing"
                 : part.empty() ? "the step is being written"
-                               : StrCat(part, ": a copy is writing this partial file, or left it behind");
+                               : StrCat(part, ": a copy is writing this partial file, or left it "
+                                              "behind");
   }
   const Time until = known.since + (part.empty() ? QuietOf(known, state.phase) : options_.missing_quiet);
   return until > now ? std::optional(until) : std::nullopt;
@@ -301,7 +302,8 @@ void Follower::Withdraw(const StepCandidate& step, Known& known, Seen& seen) {
     if (removed.error().code != ErrorCode::kNotFound) seen.said.push_back(removed.error().message);
     return;
   }
-  seen.said.push_back(StrCat(step.id, " is being written again: nothing proved that its save was over when it "
+  seen.said.push_back(StrCat(step.id, " is being written again: nothing proved that its save was "
+                                      "over when it "
                                       "was adopted; the step is withdrawn until it is whole"));
   seen.withdrawn.push_back(*std::exchange(known.provisional, std::nullopt));
 }

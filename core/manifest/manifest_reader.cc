@@ -273,7 +273,8 @@ Result<Parameter> Reader::ReadParameter(const fb::Parameter& table) {
       (!stages.empty() && stages.back() >= model_.layout.pp)) {
     return Refuse("its source's pipeline stages must rise and stay below ", model_.layout.pp);
   }
-  if (table.expert() < -1 || table.expert() > UINT32_MAX) return Refuse("its expert number is out of range");
+  if (table.expert() < -1 || table.expert() > UINT32_MAX) return Refuse("its expert number is out "
+                                                                        "of range");
   if (table.expert() >= 0) parameter.expert = static_cast<uint32_t>(table.expert());
   parameter.stacked_experts = table.stacked_experts();
   if (parameter.expert) {

@@ -70,9 +70,11 @@ Result<std::pair<std::string, std::string>> JobOf(const json& object, const Dige
                                                   const Digest& life) {
   auto run = TextOf(object, "run");
   auto text = TextOf(object, "job");
-  if (!run || !text || text->size() > kMaxJob) return Refuse("record: its run or job is missing, or its job is too long");
+  if (!run || !text || text->size() > kMaxJob) return Refuse("record: its run or job is missing, "
+                                                             "or its job is too long");
   CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
-  if (JobDigest(*run, *text, life) != job) return Refuse("record: its job is not the one in its name");
+  if (JobDigest(*run, *text, life) != job) return Refuse("record: its job is not the one in its "
+                                                         "name");
   return std::pair(*std::move(run), *std::move(text));
 }
 
@@ -291,7 +293,8 @@ Result<NodeRanks> ParseNodeRanks(std::string_view bytes, const CommitName& name)
   for (const json& pair : *pairs) {
     const bool numbers = pair.is_array() && pair.size() == 2 && pair[0].is_number_unsigned() &&
                          pair[1].is_number_unsigned();
-    if (!numbers || pair[0].get<uint64_t>() >= *world) return Refuse("record: a rank lies outside its world");
+    if (!numbers || pair[0].get<uint64_t>() >= *world) return Refuse("record: a rank lies outside "
+                                                                     "its world");
     ranks.ranks[pair[0].get<uint32_t>()] = pair[1].get<uint64_t>();
   }
   return ranks;

@@ -89,7 +89,8 @@ Result<StepRecord> ParseStepRecord(std::string_view bytes, const StepName& name)
   if (const auto side = TextOf(object, "side")) {
     record.side = DigestFromHex(*side);
     if (!record.side || !unpacked) {
-      return Fail(DamagedRecord("a side blob must have a digest, and its step that of its unpacked manifest"));
+      return Fail(DamagedRecord("a side blob must have a digest, and its step that of its "
+                                "unpacked manifest"));
     }
   }
   if (const auto replaces = TextOf(object, "replaces")) record.replaces = DigestFromHex(*replaces);

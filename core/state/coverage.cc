@@ -41,7 +41,8 @@ uint32_t LastBlob(const FragmentSeries& s) {
 // overflows is shown here, by divisions.
 Defect CheckOneSeries(const FragmentSeries& s, const std::vector<uint64_t>& sizes) {
   if (s.local >= sizes.size()) {
-    return CoverageDefect{StrCat("a fragment names local tensor ", s.local, ", but there are ", sizes.size()),
+    return CoverageDefect{StrCat("a fragment names local tensor ", s.local, ", but there "
+                                                                            "are ", sizes.size()),
                           {s.blob}};
   }
   const uint64_t size = sizes[s.local];

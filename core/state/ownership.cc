@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::string_view kRemedy =
     "`adopt --parameter-order FILE` takes them: FILE names the optimizer's parameters in its "
-    "order, group by group, one a line; `--weights-only` takes the weights alone, without this message";
+    "order, group by group, one a line; `--weights-only` takes the weights alone, without this "
+    "message";
 
 class Decider {
  public:

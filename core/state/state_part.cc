@@ -76,7 +76,8 @@ Result<LocalRange> LocalRangeOf(const StatePart& part, const Shape& stored) {
   if (part.pieces.empty() && !part.flat) return Refuse("it has neither pieces nor a flat range");
   const bool both = !part.pieces.empty() && part.flat;
   if (both != part.local_shape.has_value()) {
-    return Refuse("it must have a local shape if, and only if, it has both pieces and a flat range");
+    return Refuse("it must have a local shape if, and only if, it has both pieces and a flat "
+                  "range");
   }
   LocalRange range;
   if (part.pieces.empty()) {

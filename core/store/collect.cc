@@ -418,7 +418,8 @@ Result<CollectReport> Collection::Run() {
 
 Result<CollectReport> Store::Collect(const CollectRequest& request) {
   if (state_->directory.empty()) {
-    return Fail(ErrorCode::kUnsupported, "only a store in a directory of this machine can be collected");
+    return Fail(ErrorCode::kUnsupported, "only a store in a directory of this machine can be "
+                                         "collected");
   }
   return Collection(*this, *state_, request).Run();
 }

@@ -122,8 +122,10 @@ LifeEvidence EvidenceOf(std::span<const StepRecord> steps, const NewSave& save,
 
 std::string_view WhyOf(LifeEvidence evidence) {
   switch (evidence) {
-    case LifeEvidence::kSavedAgain: return "the same path was saved again, later than the earlier step";
-    case LifeEvidence::kGone: return "the earlier step is gone from its place, and the new step is later";
+    case LifeEvidence::kSavedAgain: return "the same path was saved again, later than the earlier "
+                                           "step";
+    case LifeEvidence::kGone: return "the earlier step is gone from its place, and the new step "
+                                     "is later";
     case LifeEvidence::kNamed: return "the job's own pointer names a later save";
     case LifeEvidence::kArrived: return "the new step was saved while the directory was followed";
     case LifeEvidence::kNone: break;
@@ -233,7 +235,8 @@ std::string DescribeChoice(const StepRecord& published, const LifeChoice& choice
   if (!choice.doubt) return "";
   return StrCat(name(choice.doubt->later), " has a later time than ", name(choice.doubt->greater),
                 ", which has the greater iteration and stays `latest`: nothing proves that the "
-                "training began again; if it did, run `ckptfs remove ", name(choice.doubt->greater), "`");
+                "training began again; if it did, run `ckptfs "
+                "remove ", name(choice.doubt->greater), "`");
 }
 
 }  // namespace ckptfs

@@ -159,7 +159,8 @@ Status Store::State::CheckPresent() {
     return Fail(ErrorCode::kIo, StrCat("another store lies at ", directory,
                                        " now; ckptfs keeps what it knows of the former store"));
   }
-  return Fail(ErrorCode::kIo, StrCat("store ", directory, " cannot be reached (", now.error().message,
+  return Fail(ErrorCode::kIo, StrCat("store ", directory, " cannot be "
+                                                          "reached (", now.error().message,
                                      "); ckptfs keeps what it knows of it"));
 }
 

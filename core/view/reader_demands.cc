@@ -47,9 +47,11 @@ std::string WhyNotTaken(const Atom& atom, const ReaderDemands& reader) {
   if (atom.kind == "step") {
     return atom.relation == Relation::kScalar ? "" : "takes only a 'step' that is one number";
   }
-  if (atom.relation == Relation::kScalar && !reader.numbers) return "does not take a state that is one number";
+  if (atom.relation == Relation::kScalar && !reader.numbers) return "does not take a state that "
+                                                                    "is one number";
   const bool other = atom.relation == Relation::kReduced || atom.relation == Relation::kOpaque;
-  if (other && !reader.own_shapes) return "does not take a state of another shape than the parameter's";
+  if (other && !reader.own_shapes) return "does not take a state of another shape than the "
+                                          "parameter's";
   if (reader.flat && !IsFloat(atom.dtype)) {
     return StrCat("keeps states as fp32, but this one is ", DTypeName(atom.dtype));
   }
@@ -114,7 +116,8 @@ class Check {
     for (const Atom& atom : step_.atoms) {
       if (!IsState(atom) || seen.emplace(atom.parameter, atom.kind).second) continue;
       return Refuse(atom.kind, {atom.parameter},
-                    StrCat("two optimizers have this state, but ", reader_.reader, " has one optimizer"));
+                    StrCat("two optimizers have this state, but ", reader_.reader, " has one "
+                                                                                   "optimizer"));
     }
     return {};
   }
@@ -128,7 +131,8 @@ class Check {
     for (const std::string_view kind : reader_.asks) {
       if (std::binary_search(kinds.begin(), kinds.end(), kind)) continue;
       return Refuse(std::string(kind), grouped_.members[group],
-                    StrCat(reader_.reader, " asks for ", Quoted(reader_.asks), " of every parameter, but ",
+                    StrCat(reader_.reader, " asks for ", Quoted(reader_.asks), " of every "
+                                                                               "parameter, but ",
                            "group ", group, " does not have this one"));
     }
     return {};
@@ -163,8 +167,10 @@ class Check {
       });
       if (!named) continue;
       return Refuse(std::string(whole.kind), grouped_.members[group],
-                    StrCat("its optimizer keeps it for whole parameters, but at dp", layout_.dp, " ",
-                           reader_.reader, " gives each rank a slice that begins inside a parameter"));
+                    StrCat("its optimizer keeps it for whole parameters, but "
+                           "at dp", layout_.dp, " ",
+                           reader_.reader, " gives each rank a slice that begins inside a "
+                                           "parameter"));
     }
     return {};
   }
@@ -195,7 +201,8 @@ class Check {
     Error error{ErrorCode::kUnsupported,
                 StrCat("group ", group, " has ", *elements, *elements == 1 ? " element ('" : " elements ('",
                        step_.parameter(grouped_.members[group].front()).name, "', ...): at dp",
-                       layout_.dp, " some ranks do not get one, and ", reader_.reader, " fails on such a rank")};
+                       layout_.dp, " some ranks do not get one, "
+                                   "and ", reader_.reader, " fails on such a rank")};
     return Fail(std::move(error).Needing("ask for a smaller dp"));
   }
 

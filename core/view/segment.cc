@@ -66,7 +66,8 @@ struct ZeroKind : Kind {
       : Kind(the_segment), body(the_body) {}
 
   Status Validate(const StepModel&) const {
-    return body.length == segment.length() ? Status{} : Refuse("zeros do not have the segment's length");
+    return body.length == segment.length() ? Status{} : Refuse("zeros do not have the segment's "
+                                                               "length");
   }
   Status Read(const StepModel&, BlobReader&, uint64_t begin, uint64_t end, std::byte* out) const {
     std::memset(out, 0, end - begin);

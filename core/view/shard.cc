@@ -53,7 +53,8 @@ Status CheckStages(const StepModel& step, const Layout& layout) {
   if (!layout.split.empty()) {
     const uint64_t sum = std::accumulate(layout.split.begin(), layout.split.end(), uint64_t{0});
     if (layout.split.size() != chunks || sum != layers) {
-      return Refuse("the split has ", sum, " layers in ", layout.split.size(), " stages, but the step has ",
+      return Refuse("the split has ", sum, " layers in ", layout.split.size(), " stages, but the "
+                                                                               "step has ",
                     layers, " for ", chunks);
     }
     return {};
@@ -72,7 +73,8 @@ Status CheckStages(const StepModel& step, const Layout& layout) {
 
 Result<uint32_t> StageOfLayer(const StepModel& step, const Layout& layout, uint32_t layer) {
   const uint32_t layers = step.LayerCount();
-  if (layer >= layers) return Refuse("layer ", layer, " does not exist in a step of ", layers, " layers");
+  if (layer >= layers) return Refuse("layer ", layer, " does not exist in a "
+                                                      "step of ", layers, " layers");
   uint64_t chunk = 0;
   if (layout.split.empty()) {
     const uint64_t chunks = uint64_t{layout.pp} * layout.vpp;
@@ -128,7 +130,8 @@ Status CheckKnown(const StepModel& step, const Layout& layout, const Parameter& 
   const Pattern& pattern = PatternFor(step, layout, parameter);
   if (layout.tp == 1) return {};
   if (pattern.kind == PatternKind::kUnique) {
-    return Refuse("only one tensor-parallel rank held it, and nothing says which rank holds it at tp", layout.tp);
+    return Refuse("only one tensor-parallel rank held it, and nothing says which rank holds it "
+                  "at tp", layout.tp);
   }
   if (pattern.kind != PatternKind::kUnknown) return {};
   if (parameter.source_pattern) {
@@ -242,8 +245,8 @@ Status CheckDegrees(const StepModel& step, const Layout& layout) {
   }
   const uint64_t most = std::max(kSensibleWorld, kSensibleGrowth * step.layout.World());
   if (layout.World() > most) {
-    return Refuse(layout.World(), " ranks are too many: a step of ", step.layout.World(), " ranks is shown for at most ", most,
-                  " ranks");
+    return Refuse(layout.World(), " ranks are too many: a step of ", step.layout.World(),
+                  " ranks is shown for at most ", most, " ranks");
   }
   return {};
 }

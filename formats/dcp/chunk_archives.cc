@@ -219,7 +219,7 @@ class Locator {
   Status CheckExtent(const ChunkAsked& chunk) const {
     if (RangeInside(chunk.offset, chunk.length, file_->size())) return {};
     return Refuse(file_->name(), ": a chunk of ", chunk.length, " bytes at ", chunk.offset,
-                  " leaves the file of ", file_->size());
+                  " lies beyond the end of the file of ", file_->size());
   }
 
   Status Parse(size_t i) {
@@ -236,7 +236,7 @@ class Locator {
     if (tensor->dtype() != chunk.dtype || !std::ranges::equal(tensor->shape(), chunk.sizes)) {
       return at(Error{ErrorCode::kInvalid,
                       StrCat("it is ", DTypeName(tensor->dtype()), " ",
-                             ShapeToString(tensor->shape()), ", .metadata says ",
+                             ShapeToString(tensor->shape()), ", but .metadata says ",
                              DTypeName(chunk.dtype), " ",
                              ShapeToString({chunk.sizes.begin(), chunk.sizes.end()}))});
     }
@@ -270,7 +270,7 @@ Result<TorchFile> OpenArchive(const std::shared_ptr<const File>& file, uint64_t 
                               uint64_t length) {
   if (!RangeInside(offset, length, file->size())) {
     return Refuse(file->name(), ": an object of ", length, " bytes at ", offset,
-                  " leaves the file of ", file->size());
+                  " lies beyond the end of the file of ", file->size());
   }
   auto opened = TorchFile::Open(file, Extent{offset, offset + length});
   if (!opened) {

@@ -55,8 +55,8 @@ Status DirectoryIndex::MakeCuts(const Mesh& mesh, uint64_t cut_from) {
     if (boxes > kMaxBoxes) {
       return Fail(Error{ErrorCode::kUnsupported,
                         StrCat("cut for ", mesh.ranks(), " ranks it would have more than ", kMaxBoxes,
-                               " chunks, which no reader holds")}
-                      .Needing("ask for a smaller mesh: what is cut for it loads at this one, too"));
+                               " chunks, more than readers hold")}
+                      .Needing("ask for a smaller mesh: its files load at this mesh, too"));
     }
   }
   return {};

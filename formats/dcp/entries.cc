@@ -438,7 +438,8 @@ class Collector {
     for (const Entry& entry : entries_) {
       if (!IsUtf8(entry.key)) {
         return Fail(ErrorCode::kUnsupported,
-                    StrCat("the key '", entry.key, "' is not UTF-8, which a pickle's texts are"));
+                    StrCat("the key '", entry.key, "' is not UTF-8, but texts of a pickle "
+                                                   "must be"));
       }
       if (seen.insert(entry.key).second) continue;
       return Fail(ErrorCode::kUnsupported, StrCat("two values would have the key '", entry.key, "'"));
@@ -463,8 +464,9 @@ Result<std::string> StepBytes(double number) {
   const auto count = static_cast<float>(number);
   if (static_cast<double>(count) != number) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat(std::to_string(number), " steps: torch's optimizers count in fp32, which does "
-                       "not hold that number"));
+                StrCat(std::to_string(number), " steps: torch's optimizers count in fp32, which "
+                                               "cannot "
+                       "hold that number"));
   }
   return std::string(std::bit_cast<std::array<char, sizeof(float)>>(count).data(), sizeof(float));
 }

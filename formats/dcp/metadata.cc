@@ -94,7 +94,7 @@ Result<uint32_t> Objects::AddInfo(Fields fields, const PackedValues& values) {
   const auto offset = values.IntOf(fields[1]);
   const auto length = values.IntOf(fields[2]);
   if (!values.StringOf(fields[0]) || !offset || !length || *offset < 0 || *length < 0) {
-    return Refuse("a _StorageInfo without a path, or with an offset or length that is not one");
+    return Refuse("a _StorageInfo does not have a valid path, offset and length");
   }
   const PackedValue transforms = fields[3];
   const bool none = transforms.kind() == PackedValue::Kind::kAbsent ||
@@ -107,9 +107,10 @@ Result<uint32_t> Objects::AddInfo(Fields fields, const PackedValues& values) {
                                 ? StrCat("is compressed with zstd ('", name, "')")
                                 : StrCat("was written through a transform ('", name, "')");
     return Fail(ErrorCode::kUnsupported,
-                StrCat("what is in ", *values.StringOf(fields[0]), " ", how,
-                       ", which is not read: load it with torch.distributed.checkpoint and save it "
-                       "again without _extensions"));
+                StrCat("the data in ", *values.StringOf(fields[0]), " ", how,
+                       ", which ckptfs does not read: load it with torch.distributed.checkpoint "
+                       "and save "
+                       "it again without _extensions"));
   }
   return Keep(infos, Info{fields[0], static_cast<uint64_t>(*offset), static_cast<uint64_t>(*length)});
 }
@@ -177,7 +178,7 @@ Result<DcpMetadata> Resolver::Run(PackedValue root) {
   }
   const auto entries = values_.DictOf(fields[0]);
   const auto places = values_.DictOf(fields[2]);
-  if (!entries || !places) return Refuse("no state_dict_metadata or no storage_data");
+  if (!entries || !places) return Refuse("its state_dict_metadata or its storage_data is missing");
   CKPT_RETURN_IF_ERROR(AddEntries(*entries));
   SortChunks();
   CKPT_RETURN_IF_ERROR(AddPlaces(*places));
@@ -249,8 +250,8 @@ Status Resolver::AddBox(const TensorEntry& tensor, const Objects::Chunk& chunk) 
     const int64_t size = values_.IntOf((*sizes)[d]).value_or(-1);
     if (begin < 0 || size < 0 ||
         !RangeInside(static_cast<uint64_t>(begin), static_cast<uint64_t>(size), tensor.shape[d])) {
-      return Refuse("a chunk at ", begin, " of size ", size, " leaves the ", tensor.shape[d],
-                    " of dimension ", d);
+      return Refuse("a chunk at ", begin, " of size ", size, " lies beyond the ", tensor.shape[d],
+                    " elements of dimension ", d);
     }
   }
   for (const PackedValue value : *offsets) out_.boxes.push_back(static_cast<uint64_t>(value.integer()));
@@ -285,7 +286,8 @@ Status Resolver::AddPlaces(Items places) {
   for (size_t i = 0; i < places.size(); i += 2) {
     const auto index = values_.ObjectOf(places[i], kIndex);
     const auto info = values_.ObjectOf(places[i + 1], kInfo);
-    if (!index || !info) return Refuse("storage_data holds what is neither an index nor a place");
+    if (!index || !info) return Refuse("storage_data holds an item that is not an index and its "
+                                       "place");
     CKPT_RETURN_IF_ERROR(Place(objects_.indexes[*index], objects_.infos[*info]));
   }
   return {};
@@ -357,7 +359,8 @@ Status Resolver::CheckPlaces() const {
 
 Status Resolver::AddPaths(Items paths) {
   for (size_t i = 0; i < paths.size(); i += 2) {
-    if (!values_.StringOf(paths[i])) return Refuse("planner_data has a key that is not a name");
+    if (!values_.StringOf(paths[i])) return Refuse("planner_data has a key that is not a name of "
+                                                   "an entry");
     const auto entry = entries_.find(values_.StringNumber(paths[i]));
     if (entry == entries_.end()) continue;
     const auto elements = values_.SequenceOf(paths[i + 1]);
@@ -417,8 +420,8 @@ Status AddMembers(const std::vector<DcpMetadata>& parts, const std::vector<uint3
     const TensorEntry& tensor = part.tensors[member.tensor];
     if (tensor.dtype != first.dtype || tensor.shape != first.shape) {
       return Refuse("'", first.name, "' is ", DTypeName(first.dtype), " ",
-                    ShapeToString(first.shape), " to one rank and ", DTypeName(tensor.dtype), " ",
-                    ShapeToString(tensor.shape), " to another");
+                    ShapeToString(first.shape), " on one rank and ", DTypeName(tensor.dtype), " ",
+                    ShapeToString(tensor.shape), " on another");
     }
     const auto words = std::span(part.boxes).subspan(
         tensor.first_word, 2 * tensor.shape.size() * tensor.chunk_count);
@@ -470,7 +473,7 @@ Result<DcpMetadata> MergeMetadata(std::vector<DcpMetadata> parts) {
   for (const auto& members : tensors) {
     if (objects.contains(parts[members[0].part].tensors[members[0].tensor].name)) {
       return Refuse("'", parts[members[0].part].tensors[members[0].tensor].name,
-                    "' is a tensor to one rank and an object to another");
+                    "' is a tensor on one rank and an object on another");
     }
     CKPT_RETURN_IF_ERROR(AddMembers(parts, first_file, members, out));
   }

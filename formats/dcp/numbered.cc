@@ -21,8 +21,8 @@ constexpr std::string_view kGroupKeys = "param_groups.";
 constexpr std::string_view kMembersKey = ".params";
 constexpr std::string_view kNames =
     "save what get_optimizer_state_dict gives, which has names; `--weights-only` takes the weights "
-    "without a word";
-constexpr std::string_view kTwo = "one optimizer alone can be given an order";
+    "alone, without this message";
+constexpr std::string_view kTwo = "--parameter-order is for one optimizer only";
 
 // An optimizer's states by number, and the numbers of its groups.
 struct Numbered {
@@ -128,7 +128,7 @@ Result<NumberedOwners> OwnersOfNumbers(const DcpMetadata& metadata, const StateK
   std::map<std::string, Numbered> optimizers = StatesOf(metadata, keys);
   if (optimizers.empty()) return out;
   if (optimizers.size() > 1) {
-    out.why = StrCat(optimizers.size(), " optimizers number their parameters, and ", kTwo);
+    out.why = StrCat(optimizers.size(), " optimizers number their parameters, but ", kTwo);
     out.remedy = kNames;
     return out;
   }
@@ -146,7 +146,7 @@ Result<NumberedOwners> OwnersOfNumbers(const DcpMetadata& metadata, const StateK
   const std::vector<OwnableParameter> parameters = ParametersOf(metadata, keys);
   CKPT_ASSIGN_OR_RETURN(const StateOwners owners,
                         DecideOwners({parameters, members, {}, given, {}, {}}));
-  out.why = owners.why.empty() ? "" : StrCat("it numbers its parameters, and ", owners.why);
+  out.why = owners.why.empty() ? "" : StrCat("it numbers its parameters, but ", owners.why);
   out.remedy = owners.remedy;
   if (!out.why.empty()) return out;
   uint64_t next = 0;
@@ -154,7 +154,7 @@ Result<NumberedOwners> OwnersOfNumbers(const DcpMetadata& metadata, const StateK
     for (size_t i = 0; i < owners.groups[g].size(); ++i) {
       if (numbered.groups[g][i] != next++) {
         out.order.clear();
-        out.why = "the numbers of its parameters do not count through its groups";
+        out.why = "its parameters are not numbered in the order of its groups";
         out.remedy = kNames;
         return out;
       }

@@ -147,7 +147,7 @@ void ObjectReader::Add(Branch& top, const std::vector<PathElement>& path, KeyedE
     taken = taken || at->value;
   }
   if (taken || !at->children.empty()) {
-    left_out_.emplace(KeyOf(entry), "another key stands where it does");
+    left_out_.emplace(KeyOf(entry), "another key has the same path or lies below it");
   } else {
     at->value = entry;
   }

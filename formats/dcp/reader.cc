@@ -71,7 +71,7 @@ Result<StepModel> Reader::Read() && {
   keys_ = *std::move(keys);
   for (const auto& weight : keys_.weights) weights_.insert(weight.name);
   if (keys_.weights.empty()) {
-    return Refuse(candidate_.Path(), ": no weights of a model are in it");
+    return Refuse(candidate_.Path(), ": it does not hold the weights of a model");
   }
   BesideTensors beside(state, assembler_, parameters_);
   ObjectReader objects(state, beside);
@@ -144,7 +144,7 @@ Status Reader::DeclareParameters(StoredState& state) {
     if (weight.name.ends_with("flat_param")) {
       return Fail(ErrorCode::kUnsupported,
                   StrCat("'", weight.name, "': a flat parameter of FSDP1 (LOCAL_STATE_DICT), whose "
-                         "names and shapes are in no file; SHARDED_STATE_DICT can be read"));
+                         "names and shapes are not saved; save with SHARDED_STATE_DICT"));
     }
     locals.emplace_back(weight.name, std::vector<Shape>{tensors[weight.tensor].shape});
   }
@@ -256,7 +256,7 @@ std::string Reader::WhyNotNames(const std::string& optimizer, Members& members) 
   for (std::string& name : members.names) {
     NameAsWeight(name);
     if (!weights_.contains(name)) {
-      return StrCat("a group of it has '", name, "', which is not a weight");
+      return StrCat("one of its groups has '", name, "', which is not a weight");
     }
     if (!grouped_.emplace(optimizer, name).second) {
       return StrCat("'", name, "' is in two of its groups");
@@ -278,7 +278,7 @@ Status Reader::ReadGroupsOf(const std::string& optimizer, ObjectReader& objects)
   for (auto& [number, items] : groups) {
     const auto params = std::ranges::find(items, "params", &ObjectReader::Items::value_type::first);
     if (number != read.size() || params == items.end()) {
-      why = StrCat("group ", number, " of it does not say its parameters");
+      why = StrCat("group ", number, " does not say its parameters");
       break;
     }
     CKPT_ASSIGN_OR_RETURN(auto members, objects.MembersOf(params->second));
@@ -464,16 +464,16 @@ void Reader::FillHeader(const ObjectReader& objects, uint64_t dropped) {
                                   " looks like a model, too: --model KEY takes it instead"));
   }
   if (dropped > 0) {
-    header.notes.push_back(StrCat(dropped, " values of ranks that saved by themselves have the "
-                                           "name of another rank's: the first rank's is kept"));
+    header.notes.push_back(StrCat(dropped, " values of ranks that saved by themselves have a "
+                                           "name that another rank uses, too: the first is kept"));
   }
   const bool unsized = std::ranges::any_of(parts_, [](const PartFiles& part) {
     return !part.shards.empty() && !part.metadata;
   });
   if (unsized) {
     header.notes.push_back(
-        "nothing in these safetensors shards says how large tensors are: they are as large as "
-        "the shards that are there, as torch reads them");
+        "these safetensors shards do not say how large tensors are: each is taken to end with "
+        "the last shard that is there, as torch reads them");
   }
 }
 

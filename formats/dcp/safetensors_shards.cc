@@ -57,8 +57,9 @@ class ShardReader {
 
   Status Add(uint32_t number, const SafetensorsHeader& header) {
     const auto text = header.metadata.find(kShardingKey);
-    if (text == header.metadata.end()) return Refuse("it has no ", kShardingKey, ", as others do");
-    if (HasNul(text->second)) return Refuse(kShardingKey, ": a NUL byte");
+    if (text == header.metadata.end()) return Refuse("it does not "
+                                                     "have ", kShardingKey, ", though others do");
+    if (HasNul(text->second)) return Refuse(kShardingKey, ": it holds a NUL byte");
     const auto json = nlohmann::json::parse(text->second, nullptr, false);
     if (!json.is_object()) return Refuse(kShardingKey, " is not a JSON object");
     for (const SafetensorsEntry& entry : header.entries) {
@@ -90,12 +91,12 @@ class ShardReader {
     if (info == json.end() || !info->is_object()) return rule("nothing says where it begins");
     const auto saved = info->find("saved_offsets");
     if (saved == info->end() || !saved->is_array() || saved->size() != entry.shape.size()) {
-      return rule("saved_offsets is not a list of its dimensions");
+      return rule("saved_offsets does not list one offset for each dimension");
     }
     Shape offsets;
     for (size_t d = 0; d < saved->size(); ++d) {
       const auto& offset = (*saved)[d];
-      if (!offset.is_number_unsigned()) return rule("an offset that is not a whole number");
+      if (!offset.is_number_unsigned()) return rule("an offset is not a whole number");
       offsets.push_back(offset.get<uint64_t>());
       CKPT_RETURN_IF_ERROR(CheckedAdd(offsets.back(), entry.shape[d], "a shard's end"));
     }

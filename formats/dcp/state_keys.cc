@@ -184,7 +184,8 @@ void KeyReader::SetNamelessApart() {
       others.push_back(entry);
       continue;
     }
-    out_.unknown.push_back({entry, "it looks like an optimizer's, and no word before it names one",
+    out_.unknown.push_back({entry, "it looks like an optimizer's key, but nothing before it names "
+                                   "an optimizer",
                             "save it as 'optim' or 'optimizer'"});
   }
   out_.others = std::move(others);
@@ -282,7 +283,8 @@ void KeyReader::AddOfOptimizer(const Inside& key) {
   } else if (number) {
     out_.unknown.push_back({key.entry, std::string(kNumbersParameters), ""});
   } else {
-    out_.unknown.push_back({key.entry, "it is a state of no weight of the model", ""});
+    out_.unknown.push_back({key.entry, "it is the state of a parameter that the model does not "
+                                       "have", ""});
   }
 }
 
@@ -299,7 +301,7 @@ void KeyReader::AddHyperParameter(const Inside& key, std::string_view rest) {
     out.key = rest.substr(rest.find('.') + 1);
   } else {
     out_.unknown.push_back(
-        {key.entry, "it is a hyper-parameter of neither a group nor a weight", ""});
+        {key.entry, "it is a hyper-parameter, but neither of a group nor of a weight", ""});
     return;
   }
   out_.hyper_parameters.push_back(std::move(out));

@@ -126,7 +126,7 @@ Status StoredState::RegisterFiles() {
   for (const std::string& file : metadata_.files) {
     auto blob = assembler_.AddFile(root, step_.Prefix() + file);
     if (!blob && blob.error().code == ErrorCode::kNotFound) {
-      return Refuse(step_.root->PathOf(BelowStep(file)), ": not there, though .metadata names it");
+      return Refuse(step_.root->PathOf(BelowStep(file)), ": missing, though .metadata names it");
     }
     if (!blob) return Fail(std::move(blob).error());
     blobs_.push_back(*blob);
@@ -282,7 +282,8 @@ void StoredState::NoteSpares(const TensorEntry& tensor, size_t taken) const {
   std::vector<std::string>& notes = assembler_.header().notes;
   const auto said = [](const std::string& note) { return note.starts_with(kSpares); };
   if (held == taken || std::ranges::any_of(notes, said)) return;
-  notes.push_back(StrCat(kSpares, "'", tensor.name, "': the first is taken, and the others are not "
+  notes.push_back(StrCat(kSpares, "'", tensor.name, "': the first copy is taken, and the others "
+                                                    "are not "
                          "compared with it"));
 }
 
@@ -357,7 +358,7 @@ Result<std::string> StoredState::ReadSmall(size_t tensor) {
                           file->Read(first_byte_[chunk], ByteWidth(entry.dtype), entry.name));
     if (bytes && *bytes != read) {
       return Refuse("'", entry.name, "': ranks that saved by themselves have different values: ",
-                    "what they saved is not of one moment");
+                    "they did not save the same moment");
     }
     bytes = std::move(read);
   }

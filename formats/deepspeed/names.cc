@@ -41,7 +41,7 @@ Status Insert(std::map<Key, std::string>& into, const Key& key, std::string_view
   const auto [at, added] = into.try_emplace(key, std::string(name));
   if (added) return {};
   return Fail(ErrorCode::kInvalid,
-              StrCat(name, ": ", at->second, " is the file of the same rank; two runs (of two "
+              StrCat(name, ": ", at->second, " belongs to the same rank; two runs (of two "
                                              "precisions?) lie in one directory"));
 }
 

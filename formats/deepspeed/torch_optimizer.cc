@@ -104,7 +104,7 @@ Result<OwnedMembers> OwnMembers(const OwnershipQuestion& question, const std::st
   OwnedMembers out;
   if (!owners.why.empty()) {
     out.left_out.push_back(WholeOptimizer(
-        where, StrCat("it numbers its parameters, and ", owners.why), owners.remedy));
+        where, StrCat("it numbers its parameters, but ", owners.why), owners.remedy));
     return out;
   }
   out.groups.emplace();
@@ -120,7 +120,7 @@ Result<OwnedMembers> OwnMembers(const OwnershipQuestion& question, const std::st
       } else {
         out.left_out.push_back({LeftOutPart::kOptimizer,
                                 StrCat("the optimizer's '", question.groups[g][i].name, "'"),
-                                "that is not the name of one parameter of the model", ""});
+                                "the name is not that of a parameter of the model", ""});
       }
     }
   }

@@ -64,20 +64,23 @@ Status CheckSizes(const StepModel& step, const ConfigFacts& facts, const ModuleN
     const Shape shape = ShapeOf(step, tensor);
     const bool words = tensor.name.ends_with("embed_tokens.weight") || tensor.name.ends_with("wte.weight");
     if (words && facts.vocabulary && shape.size() == 2 && shape[0] != *facts.vocabulary) {
-      return RefuseConfig(StrCat("config.json has vocab_size ", *facts.vocabulary, ", and '", tensor.name,
+      return RefuseConfig(StrCat("config.json has "
+                                 "vocab_size ", *facts.vocabulary, ", but '", tensor.name,
                                  "' has ", shape[0], " rows: from_pretrained fails"),
                           tensor.name);
     }
     const bool norm = tensor.name == StrCat(wanted.prefix, ".norm.weight");
     if (norm && facts.hidden && shape.size() == 1 && shape[0] != *facts.hidden) {
-      return RefuseConfig(StrCat("config.json has hidden_size ", *facts.hidden, ", and '", tensor.name,
+      return RefuseConfig(StrCat("config.json has "
+                                 "hidden_size ", *facts.hidden, ", but '", tensor.name,
                                  "' has ", shape[0], " elements: from_pretrained fails"),
                           tensor.name);
     }
   }
   const auto layers = LayersOf(wanted, tensors);
   if (!layers || !facts.layers || *layers == 0 || *layers >= *facts.layers) return {};
-  return RefuseConfig(StrCat("config.json has ", *facts.layers, " layers, and the step has ", *layers,
+  return RefuseConfig(StrCat("config.json has ", *facts.layers, " layers, but the step "
+                                                                "has ", *layers,
                              ": from_pretrained would begin the others with random values"),
                       "");
 }
@@ -96,9 +99,9 @@ Result<std::vector<std::string>> MatchConfig(const StepModel& step, const Config
   CKPT_ASSIGN_OR_RETURN(const auto wanted,
                         FindModuleNames(ModuleNamesText(), class_name, facts.model_type));
   if (!wanted || !facts.quantisation.empty()) {
-    lines.push_back(StrCat("no comparison of names: what ", ClassOf(facts),
+    lines.push_back(StrCat("names are not compared: ckptfs does not know how ", ClassOf(facts),
                            facts.quantisation.empty() ? "" : ", quantised,",
-                           " calls its tensors is not known here; from_pretrained tells which it misses"));
+                           " calls its tensors; from_pretrained tells which tensors it misses"));
     return lines;
   }
   std::vector<std::string> names;
@@ -110,25 +113,28 @@ Result<std::vector<std::string>> MatchConfig(const StepModel& step, const Config
   const NamesFound found = CompareNames(*wanted, names, facts.tied.value_or(true));
   if (!found.not_loaded.empty()) {
     return RefuseConfig(StrCat("from_pretrained of transformers 5.23 takes ", FirstOf(found.not_loaded),
-                               ", as modules of ", ClassOf(facts), " call it, for another tensor"),
+                               ", as modules of ", ClassOf(facts), " call it, to be another "
+                                                                   "tensor"),
                         found.not_loaded.front());
   }
   if (!found.missing.empty()) {
     return RefuseConfig(StrCat("names are not those of ", ClassOf(facts), " in config.json: from_pretrained "
                                "would begin ", FirstOf(found.missing), " with random values",
-                               found.ignored.empty() ? "" : StrCat(" and take no notice of ",
+                               found.ignored.empty() ? "" : StrCat(" and ignore ",
                                                                    FirstOf(found.ignored))),
                         found.ignored.empty() ? found.missing.front() : found.ignored.front());
   }
   CKPT_RETURN_IF_ERROR(CheckSizes(step, facts, *wanted, tensors));
   if (!found.ignored.empty()) {
     lines.push_back(StrCat(FirstOf(found.ignored), ", which ", ClassOf(facts),
-                           " is not known to have: from_pretrained takes no notice of what it does not"));
+                           " does not have, as far as ckptfs knows: from_pretrained then "
+                           "ignores it"));
   }
   if (!found.of_modules.empty()) {
-    lines.push_back(StrCat("the names of files: ", FirstOf(found.of_modules),
-                           " is called as modules of transformers 5 call it, which from_pretrained loads "
-                           "and readers that know files alone (transformers 4, vLLM) do not"));
+    lines.push_back(StrCat("the names in the files: ", FirstOf(found.of_modules),
+                           " has the name that modules of transformers 5 use; from_pretrained "
+                           "loads it, "
+                           "but readers that know only files (transformers 4, vLLM) do not"));
   }
   return lines;
 }

@@ -60,8 +60,8 @@ Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> na
   if (variants.size() > 1) {
     return Fail(Error{ErrorCode::kInvalid,
                       StrCat("weights of several variants (", variants.begin()->second.file, ", ",
-                             variants.rbegin()->second.file, ") and none without one")}
-                    .Needing("name the file that is meant"));
+                             variants.rbegin()->second.file, "), but none without a variant")}
+                    .Needing("give the path of the file"));
   }
   if (!variants.empty()) return std::optional(variants.begin()->second);
   for (const std::string_view adapter : kAdapters) {

@@ -43,15 +43,16 @@ std::optional<Reason> WhyNotOurs(PickleRef root, const WeightsFile& weights) {
     return Reason{
         StrCat("the file's ", row.average,
                " is an average of the weights that the optimizer trains ('", row.trained, "')"),
-        StrCat("--model ", row.trained, " takes those")};
+        StrCat("--model ", row.trained, " takes those weights")};
   }
   if (IsAverageKey(weights.model) && !trained) {
-    return Reason{StrCat("'", weights.model, "' is by its name not what an optimizer trains"), ""};
+    return Reason{StrCat("'", weights.model, "' is by its name an average, which an optimizer "
+                                             "does not train"), ""};
   }
   for (const std::string& twin : weights.twins) {
     if (IsAverageKey(twin) || averages.contains(twin)) continue;
     return Reason{StrCat("'", twin, "' has the names and shapes of ", ModelKeyText(weights.model),
-                         ", and nothing tells which of them the optimizer trains"),
+                         ", and nothing tells which of the two the optimizer trains"),
                   ""};
   }
   return std::nullopt;
@@ -69,7 +70,8 @@ OptimizerChoice ChooseOptimizer(PickleRef root, const std::string& file,
     out.left_out.push_back({LeftOutPart::kOptimizer, what, reason.why, reason.remedy});
   };
   if (found.empty()) {
-    if (weights == nullptr) leave_out(whole, {"no optimizer's state_dict() is in it", ""});
+    if (weights == nullptr) leave_out(whole, {"it does not hold the state_dict() of an "
+                                              "optimizer", ""});
     return out;
   }
   const auto why = weights == nullptr ? std::nullopt : WhyNotOurs(root, *weights);

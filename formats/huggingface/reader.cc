@@ -96,9 +96,10 @@ Status CheckNoPiece(const StepCandidate& candidate) {
   if (!number) return {};
   return Fail(Error{ErrorCode::kUnsupported,
                     StrCat(candidate.Path(), ": is shard ", number->shard, " of ", number->shards,
-                           " by its name, and no index beside it names the others")}
-                  .Needing("put the model's index (*.index.json) and all shards there and adopt the directory; a file "
-                           "of another name is taken as it is"));
+                           " by its name, but an index that names the others is missing")}
+                  .Needing("put the model's index (*.index.json) and all shards there, and adopt "
+                           "the directory; or "
+                           "rename the file to take it alone"));
 }
 
 Result<std::string> ConfiguredWeights(const Root& root, const std::string& directory) {
@@ -342,7 +343,7 @@ Status Reader::ReadOptimizer() {
     const auto unread = std::ranges::find_if(files_.others, IsOptimizerFile);
     if (unread != files_.others.end()) {
       LeaveOut(header, {LeftOutPart::kOptimizer, StrCat("the optimizer in ", *unread),
-                        "several models or optimizers lie there, and nothing tells which of them "
+                        "several models or optimizers lie there, and nothing tells which model "
                         "it trains",
                         ""});
     }
@@ -448,7 +449,7 @@ void Reader::NoteFolders(const ModelFiles& carried) {
   if (others == 0) return;
   if (others > kShown) list += StrCat(", ... (", others, " in all)");
   assembler_.header().notes.push_back(
-      StrCat("folders beside the model, of which nothing is taken: ", list));
+      StrCat("folders beside the model that are not taken: ", list));
 }
 
 // First the model files, whose config tells of ties; logs and the like last.
@@ -490,13 +491,13 @@ void Reader::FillHeader() {
   if (Quantised()) {
     header.notes.push_back(StrCat(
         "quantised", config_.quantisation.empty() ? "" : StrCat(" (", config_.quantisation, ")"),
-        ": tensors are shown as they are stored and never cut"));
+        ": its tensors are shown as stored, and never cut"));
   }
   if (has_config_ && config_.tied.value_or(false) && names_.contains(kHead) &&
       !aliases_.contains(std::string(kHead))) {
     header.notes.push_back(
-        "config.json says tie_word_embeddings, and the files hold a lm_head.weight "
-        "of its own: it is shown as a parameter");
+        "config.json says tie_word_embeddings, but the files hold a separate "
+        "lm_head.weight: it is shown as a parameter");
   }
   std::set<std::string> left_out;
   for (WeightsFile& content : contents_) {

@@ -66,7 +66,7 @@ class IndexEvents : public nlohmann::json_sax<nlohmann::json> {
   // Any value but the name of a file.
   bool Value() {
     if (depth_ == 1 && key_ == "weight_map") return Refuse("weight_map is not an object");
-    return inside() ? Refuse(StrCat("tensor '", key_, "' is not in a file with a name")) : true;
+    return inside() ? Refuse(StrCat("tensor '", key_, "' does not have the name of a file")) : true;
   }
   bool Enter() { return ++depth_ <= kMaxDepth || Refuse("it is nested too deeply"); }
   bool Leave() {
@@ -83,12 +83,13 @@ class IndexEvents : public nlohmann::json_sax<nlohmann::json> {
 
 Result<WeightMap> ParseShardIndex(std::string_view json) {
   IndexEvents events;
-  if (HasNul(json)) return Fail(ErrorCode::kInvalid, "a NUL byte");
+  if (HasNul(json)) return Fail(ErrorCode::kInvalid, "it holds a NUL byte");
   if (HasByteOrderMark(json)) return Fail(ErrorCode::kInvalid, "not JSON: a byte-order mark");
   const std::string strict = StrictJson(json);
   const bool parsed = nlohmann::json::sax_parse(strict.begin(), strict.end(), &events);
   if (parsed && events.found && !events.map.empty()) return std::move(events.map);
-  if (events.rule.empty()) events.rule = events.found ? "its weight_map is empty" : "no weight_map";
+  if (events.rule.empty()) events.rule = events.found ? "its weight_map is "
+                                                        "empty" : "its weight_map is missing";
   return Fail(ErrorCode::kInvalid, std::move(events.rule));
 }
 

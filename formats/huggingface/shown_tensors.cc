@@ -28,7 +28,7 @@ Status CheckName(const std::string& name) {
     const size_t at = name.find(part);
     const bool component = at != std::string::npos && (at == 0 || name[at - 1] == '.');
     if (!component) continue;
-    return Fail(Error{ErrorCode::kUnsupported, StrCat("it is of ", what)}.OfParameter(name));
+    return Fail(Error{ErrorCode::kUnsupported, StrCat("it belongs to ", what)}.OfParameter(name));
   }
   return {};
 }

@@ -137,8 +137,10 @@ class HuggingFaceSource : public Source {
       if (there) continue;
       return Fail(ErrorCode::kInvalid,
                   StrCat(step.root->PathOf(path),
-                         files.index.empty() ? ": a link that leads to no file that may be read here"
-                                             : StrCat(": not there, though ", files.index, " names it")));
+                         files.index.empty() ? ": this link does not lead to a readable file of "
+                                               "the checkpoint"
+                                             : StrCat(": missing, "
+                                                      "though ", files.index, " names it")));
     }
     return {};
   }
@@ -155,8 +157,10 @@ class HuggingFaceSource : public Source {
       const auto visible = [](const RootEntry& entry) { return !entry.name.starts_with("."); };
       if (!inside || std::ranges::any_of(*inside, visible)) continue;
       return Fail(ErrorCode::kInvalid,
-                  StrCat(step.Path(), "/", name, ": nothing in it, which is where DeepSpeed's optimizer "
-                         "would be: it was not copied, or goes on (`adopt --weights-only` takes the weights)"));
+                  StrCat(step.Path(), "/", name, ": empty, though DeepSpeed's optimizer would be "
+                                                 "there: it was not copied, "
+                         "or the copy is still running (`adopt --weights-only` takes the "
+                         "weights)"));
     }
     return {};
   }

@@ -278,13 +278,14 @@ Result<ConfigFacts> CheckStep(const StepModel& step, const Layout& layout, const
   const Naming naming = layout.naming == Naming::kAsSource ? step.layout.naming : layout.naming;
   if (naming == Naming::kPipe) {
     return Fail(Error{ErrorCode::kUnsupported,
-                      "names are those of a pipeline, which transformers does not have"}
+                      "its names are those of a pipeline, which transformers does not know"}
                     .Needing("add 'plain' to the layout"));
   }
   CKPT_ASSIGN_OR_RETURN(ConfigFacts facts, ReadConfigFacts(config));
   if (!facts.quantisation.empty() && layout.dtype) {
     return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat("quantised weights (", facts.quantisation, ") are shown as stored only")}
+                      StrCat("quantised weights (", facts.quantisation, ") are only shown as "
+                                                                        "stored")}
                     .Needing("leave the dtype out of the layout"));
   }
   return facts;

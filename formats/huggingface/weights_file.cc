@@ -92,7 +92,7 @@ void AddValue(const TorchState::Part& part, const TorchFile& file, BlobIndex blo
   }
   const std::string key = part.key == "lr_scheduler" ? part.key : StrCat("client/", part.key);
   if (std::ranges::any_of(out.documents, [&](const Document& one) { return one.key == key; })) {
-    out.beside.push_back({LeftOutPart::kDocument, what, "its key is there twice", ""});
+    out.beside.push_back({LeftOutPart::kDocument, what, "another value has the same key", ""});
     return;
   }
   auto document = MakeDocument(key, "", part.value, file, blob);
@@ -116,7 +116,8 @@ void AddBeside(const TorchState::Model& model, const TorchFile& file, BlobIndex 
       case TorchState::Kind::kOptimizer: break;  // the step's reader takes it or says why not
       case TorchState::Kind::kModel:
         out.beside.push_back({LeftOutPart::kModel, StrCat("'", part.key, "'"),
-                              StrCat("a step has one model, which is ", ModelKeyText(model.key),
+                              StrCat("a step has one model, and this "
+                                     "one's is ", ModelKeyText(model.key),
                                      " (", model.why, ")"),
                               "--model KEY takes it instead"});
         break;

@@ -135,7 +135,8 @@ class Builder {
       case Relation::kScalar: return true;
       case Relation::kSame:
         if (atom.kind == "master" || !IsScaled(local)) return true;
-        LeaveOut(key, "how it scales with the parameter's stored multiple is not known");
+        LeaveOut(key, "the parameter is stored as a multiple, and nothing tells how this state "
+                      "scales with it");
         return false;
       case Relation::kReduced:
         if (IsWhole(local, shape)) return true;

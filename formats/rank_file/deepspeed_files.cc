@@ -53,7 +53,8 @@ class SavedFiles {
 Status SavedFiles::Collect() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     const RankEntry& entry = *ranks_[rank].entry;
-    if (entry.framework != kDeepSpeedRankFile) return Refuse("rank ", rank, " is not of DeepSpeed");
+    if (entry.framework != kDeepSpeedRankFile) return Refuse("rank ", rank, " is not a rank of a "
+                                                                            "DeepSpeed job");
     if (!entry.tensors.empty() || !entry.parameters.empty() || !entry.groups.empty()) {
       return Refuse("rank ", rank, " holds parameters beside DeepSpeed's files");
     }
@@ -61,7 +62,7 @@ Status SavedFiles::Collect() {
       CKPT_RETURN_IF_ERROR(Take(rank, document));
     }
   }
-  if (tag_.empty()) return Refuse("rank 0 does not say the tag");
+  if (tag_.empty()) return Refuse("rank 0 does not name the tag");
   for (const auto& [name, file] : files_) {
     if (!file.rank) return Refuse("'", name, "' has storages, but no rank has its pickle");
   }
@@ -76,26 +77,28 @@ Status SavedFiles::Take(size_t rank, const RankDocument& document) {
   }
   SavedFile& file = files_[document.key];
   if (!part) {
-    if (file.rank) return Refuse("ranks ", *file.rank, " and ", rank, " have '", document.key, "'");
+    if (file.rank) return Refuse("ranks ", *file.rank, " and ", rank, " both "
+                                                                      "have '", document.key, "'");
     file.rank = rank;
     file.pickle = document.pickle;
   }
   const std::string prefix = document.key + "/";
   for (const SafetensorsEntry& entry : document.tensors) {
     if (!entry.name.starts_with(prefix)) {
-      return Refuse("storage '", entry.name, "' is not of '", document.key, "'");
+      return Refuse("storage '", entry.name, "' does not belong to '", document.key, "'");
     }
     const std::string key = entry.name.substr(prefix.size());
     const auto [at, added] = file.storages.try_emplace(key, StorageHome{rank, entry});
     if (added) continue;
-    return Refuse("ranks ", at->second.rank, " and ", rank, " have storage '", entry.name, "'");
+    return Refuse("ranks ", at->second.rank, " and ", rank, " both have "
+                                                            "storage '", entry.name, "'");
   }
   return {};
 }
 
 Status SavedFiles::TakeTag(size_t rank, const RankDocument& document) {
   if (document.key != "tag" || rank != 0 || !document.tensors.empty()) {
-    return Refuse("'", document.key, "' of rank ", rank, " is not of a DeepSpeed job");
+    return Refuse("'", document.key, "' of rank ", rank, " does not belong in a DeepSpeed job");
   }
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, TreeOf(rank, document.pickle));
   const auto text = RootOf(tree).String();
@@ -124,7 +127,7 @@ Status CheckStorage(const TensorNode& storage, const StorageHome& home) {
       CheckedMul(storage.storage_elements, ByteWidth(storage.dtype), "storage size"));
   if (home.entry.dtype == storage.dtype && home.entry.end - home.entry.begin == bytes) return {};
   return Refuse("storage '", home.entry.name, "' is ", DTypeName(home.entry.dtype), " of ",
-                home.entry.end - home.entry.begin, " bytes, the pickle says ",
+                home.entry.end - home.entry.begin, " bytes, but the pickle says ",
                 DTypeName(storage.dtype), " of ", bytes);
 }
 

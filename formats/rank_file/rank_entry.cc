@@ -95,7 +95,7 @@ class EntryReader {
   }
   // `of` has none but these fields.
   void Only(const Json& of, std::initializer_list<std::string_view> fields) {
-    if (!of.is_object()) return Refuse("what should be an object is not one");
+    if (!of.is_object()) return Refuse("a value that must be an object is not one");
     for (const auto& [field, value] : of.items()) {
       if (std::find(fields.begin(), fields.end(), field) != fields.end()) continue;
       Refuse(StrCat("field '", field, "' is not understood"));

@@ -104,14 +104,16 @@ Status RankFilesReader::ReadEntry(size_t rank) {
   CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ParseSafetensorsHeader(head, file->size()));
   CKPT_ASSIGN_OR_RETURN(RankEntry entry, ParseRankEntry(header));
   if (entry.rank != rank || entry.world != paths_.size()) {
-    return Refuse("is of rank ", entry.rank, " of ", entry.world, ", not of ", rank, " of ",
+    return Refuse("belongs to rank ", entry.rank, " of ", entry.world, ", not to "
+                                                                       "rank ", rank, " of ",
                   paths_.size());
   }
   if (rank > 0 && entry.step != entries_[0].step) {
-    return Refuse("is of step ", entry.step, ", rank 0's of ", entries_[0].step);
+    return Refuse("belongs to step ", entry.step, ", but rank 0's file to step ", entries_[0].step);
   }
   if (!entry.layout.empty() && rank > 0 && entry.layout != entries_[0].layout) {
-    return Refuse("is of layout '", entry.layout, "', rank 0's of '", entries_[0].layout, "'");
+    return Refuse("has layout '", entry.layout, "', but rank 0's file "
+                                                "has '", entries_[0].layout, "'");
   }
   files_.push_back(file);
   entries_.push_back(std::move(entry));
@@ -142,10 +144,11 @@ Status RankFilesReader::CheckAlike() const {
   };
   if (const auto uneven = first_uneven(false); uneven != said.end()) {
     return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that share states out "
-                  "hold the same ones (an optimizer's states on some ranks only?)");
+                  "hold the same states (does an optimizer have states on some ranks only?)");
   }
   if (const auto uneven = first_uneven(true); uneven != said.end()) {
-    return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that have to hold the "
+    return Refuse("only ", uneven->second, " of ", uneven->first.second, " ranks that must hold "
+                                                                         "the "
                   "same bytes do: replicas came apart (local SGD, a step within no_sync()?); save when "
                   "they are averaged");
   }
@@ -159,13 +162,14 @@ Status RankFilesReader::FindWeights() {
     for (const StateTensor& tensor : entry.tensors) {
       if (tensor.kind != "weight") continue;
       if (!tensor.optimizer.empty())
-        return Refuse("a weight of an optimizer: '", tensor.parameter, "'");
+        return Refuse("an optimizer cannot have a weight: '", tensor.parameter, "'");
       if (const auto elements = ElementCount(tensor.whole()); !elements) {
         return Fail(Error(elements.error()).WithContext(StrCat("'", tensor.parameter, "'")));
       }
       const auto [known, added] = shapes_.emplace(tensor.parameter, tensor.whole());
       if (!added && (!tensor.part || whole.contains(tensor.parameter))) {
-        return Refuse("two ranks hold the weight '", tensor.parameter, "', and one all of it");
+        return Refuse("two ranks hold the weight '", tensor.parameter, "', and one of them holds "
+                                                                       "all of it");
       }
       if (known->second != tensor.whole()) {
         return Refuse("the weight '", tensor.parameter, "' has shape ",
@@ -184,7 +188,8 @@ Status RankFilesReader::FindModel() {
   for (size_t rank = 0; rank < entries_.size(); ++rank) {
     std::set<std::string_view> own;
     for (const auto& [name, role] : entries_[rank].parameters) {
-      if (!own.insert(name).second) return Refuse("two parameters '", name, "' on rank ", rank);
+      if (!own.insert(name).second) return Refuse("there are two "
+                                                  "parameters '", name, "' on rank ", rank);
       const auto [known, added] = roles.emplace(name, role);
       if (added) declared_.emplace_back(name, role);
       if (known->second != role) {
@@ -217,7 +222,7 @@ Status RankFilesReader::DeclareParameters() {
   std::vector<NamedLocals> locals;
   for (const auto& [name, role] : declared_) {
     const auto shape = shapes_.find(name);
-    if (shape == shapes_.end()) return Refuse("no rank holds the weight '", name, "'");
+    if (shape == shapes_.end()) return Refuse("the ranks do not hold the weight '", name, "'");
     locals.emplace_back(name, std::vector<Shape>{shape->second});
   }
   ModelSizes sizes;
@@ -388,7 +393,7 @@ Status RankFilesReader::FillHeader() {
   if (const std::string& layout = entries_[0].layout; !layout.empty()) {
     CKPT_ASSIGN_OR_RETURN(header.layout, Layout::Parse(layout));
     if (header.layout.World() != entries_[0].world) {
-      return Refuse("layout '", layout, "' has ", header.layout.World(), " ranks, the job ",
+      return Refuse("layout '", layout, "' has ", header.layout.World(), " ranks, but the job has ",
                     entries_[0].world);
     }
   }

@@ -33,7 +33,8 @@ tl::unexpected<Error> Refuse(const Words&... words) {
 // Success if the members of the step's groups are in the order in which the optimizer had them.
 Status CheckOrder(const StepModel& step) {
   if (step.framework != "deepspeed") {
-    return Refuse("nothing in a universal directory says in which order the optimizer had its parameters");
+    return Refuse("a universal directory does not say in which order the optimizer had its "
+                  "parameters");
   }
   if (step.groups.empty()) return Refuse("the step has no optimizer");
   if (step.layout.tp > 1 || step.layout.pp > 1) {
@@ -48,8 +49,9 @@ Status CheckOrder(const StepModel& step) {
   if (step.layout.zero != 1 && step.layout.zero != 2) return {};
   const Document* config = step.FindDocument(deepspeed::kDsConfig);
   if (config == nullptr) {
-    return Refuse("no ds_config in the step says whether round_robin_gradients changed the order of "
-                  "the parameters");
+    return Refuse("the step does not have the ds_config, which would say whether "
+                  "round_robin_gradients "
+                  "changed the order of the parameters");
   }
   CKPT_ASSIGN_OR_RETURN(const PickleTree tree, ParseDocument(*config));
   const PickleRef dealt = RootOf(tree)["zero_optimization"]["round_robin_gradients"];
@@ -139,7 +141,7 @@ class Renderer {
 
   Result<NodeId> AddGroup(const Group& group) {
     if (group.hyper_parameters.empty()) {
-      return Refuse("its learning rate and other hyper-parameters are not in the step");
+      return Refuse("the step does not have its learning rate and other hyper-parameters");
     }
     CKPT_ASSIGN_OR_RETURN(const ParsedPickle parsed, ParsePickle(group.hyper_parameters));
     const PickleRef dict = RootOf(parsed.tree);

@@ -280,8 +280,9 @@ ShownFiles FilesAround(const StepModel& step, const ToolFiles& files, const std:
 // A tool without DeepSpeed or FSDP keeps whole tensors in one file: there is nothing to re-lay.
 Status CheckPlain(const Layout& layout, std::string_view tool) {
   if (layout.dtype) {
-    return Fail(Error{ErrorCode::kUnsupported, StrCat(tool, " resumes with the dtype that it saved")}
-                    .Needing("leave it out of the layout"));
+    return Fail(Error{ErrorCode::kUnsupported, StrCat(tool, " can only resume with the dtype that "
+                                                            "it saved")}
+                    .Needing("leave the dtype out of the layout"));
   }
   if (layout.tp == 1 && layout.pp == 1 && layout.ep == 1) return {};
   return Fail(ErrorCode::kUnsupported,
@@ -328,8 +329,9 @@ Status AddSharded(const std::shared_ptr<const StepModel>& step, const Layout& la
   }
   if (!shown.contains(kLightningMeta)) {
     return Fail(ErrorCode::kUnsupported,
-                StrCat("no ", kLightningMeta, " is in the step's directory, which Lightning's strategies "
-                       "write beside what DCP saved: it is in dcp/ for any mesh"));
+                StrCat("the file ", kLightningMeta, " is missing in the step's directory; "
+                                                    "Lightning's "
+                       "strategies write it beside DCP's files: dcp/ has the step for any mesh"));
   }
   CKPT_ASSIGN_OR_RETURN(const dcp::KeyShape keys, dcp::KeysFor(*step, layout));
   const std::string top(TopOf(StepTool::kLightning));
@@ -358,8 +360,9 @@ Status AddFsdp(const std::shared_ptr<const StepModel>& step, Layout layout,
     parts.push_back({name, name, std::move(view)});
   }
   if (optimizer) {
-    left_out.push_back("the optimizer's states under FSDP1: accelerate 1.15 asks for those that a fresh "
-                       "optimizer has, which are none; under FSDP2 it takes them");
+    left_out.push_back("the optimizer's states under FSDP1: accelerate 1.15 asks for those of a "
+                       "fresh "
+                       "optimizer, which has none; under FSDP2 it takes them");
   }
   return {};
 }
@@ -384,7 +387,8 @@ bool IsWeights(std::string_view path) {
 Status CheckSchedule(StepTool tool, const ShownFiles& shown) {
   if (tool != StepTool::kTrainer || shown.contains("scheduler.pt")) return {};
   return Fail(ErrorCode::kUnsupported,
-              "Trainer loads an optimizer beside a scheduler.pt alone, and the engine had the schedule");
+              "Trainer loads an optimizer only beside a scheduler.pt, but the engine had the "
+              "schedule");
 }
 
 // The files that the tool would load of a DeepSpeed step if it went on without DeepSpeed:
@@ -422,7 +426,8 @@ Status AddPlain(const std::shared_ptr<const StepModel>& step, const Layout& layo
 
 constexpr std::string_view kNextEngine = "pytorch_model_";
 constexpr std::string_view kSeveral =
-    "': several models or optimizers in one save are not re-laid; they are in source/ as they were";
+    "': ckptfs does not re-lay several models or optimizers of one save; source/ has them as they "
+    "were";
 
 // accelerate numbers the directories of its models; a step has the tensors of one model.
 Status CheckOneModel(const StepModel& step, const ToolFiles& files) {

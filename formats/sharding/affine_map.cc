@@ -60,12 +60,13 @@ Result<std::vector<uint64_t>> BoxBegin(const Shape& full, const Shape& box,
   uint64_t rest = block.offset;
   for (size_t d = 0; d < full.size(); ++d) {
     if (box[d] > 1 && block.strides[d] != strides[d]) {
-      return RefuseMap("a piece with strides of its own in the full tensor");
+      return RefuseMap("a piece has other strides than the full tensor");
     }
     begin[d] = strides[d] == 0 ? 0 : rest / strides[d];
     rest -= begin[d] * strides[d];
     if (!RangeInside(begin[d], box[d], full[d])) {
-      return RefuseMap("a piece of ", ShapeToString(box), " leaves the full ", ShapeToString(full));
+      return RefuseMap("a piece of ", ShapeToString(box), " lies beyond the "
+                                                          "full ", ShapeToString(full));
     }
   }
   if (rest != 0) return RefuseMap("a piece begins outside the full tensor");
@@ -89,7 +90,7 @@ Result<Piece> ParsePiece(PickleRef ref, const Shape& full) {
   if (const PickleRef scale = ref["scale"]) {
     const auto value = scale.Number();
     if (!value || !std::isfinite(*value) || *value == 0)
-      return RefuseMap("a scale of 0 or no number");
+      return RefuseMap("a scale is 0 or not a number");
     piece.scale = *value;
   }
   return piece;
@@ -99,7 +100,8 @@ Result<LocalTensor> ParseRank(PickleRef ref, const Shape& full) {
   LocalTensor local;
   const auto shape = ref["shard_shape"].AsShape();
   const PickleRef pieces = ref["pieces"];
-  if (!shape || !pieces.IsSequence()) return RefuseMap("a rank without shard_shape or pieces");
+  if (!shape || !pieces.IsSequence()) return RefuseMap("a rank does not have shard_shape or "
+                                                       "pieces");
   local.shape = *shape;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto box = pieces.at(i)["shape"].AsShape();
@@ -117,7 +119,7 @@ Result<AffineParameter> ParseParameter(PickleRef ref) {
   const auto shape = ref["logical_shape"].AsShape();
   const auto ranks = ref["ranks"].Items();
   if (!shape || ranks.empty() || ranks.size() > kMaxRanks) {
-    return RefuseMap("no logical_shape or no ranks");
+    return RefuseMap("logical_shape or ranks are missing");
   }
   CKPT_RETURN_IF_ERROR(ElementCount(*shape));
   parameter.logical_shape = *shape;

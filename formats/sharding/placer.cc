@@ -109,7 +109,8 @@ Result<Placer::Local> Placer::LocalOf(ParameterIndex parameter, std::string_view
   const bool average = sharding.how == Sharding::How::kAverage;
   const bool replicas = sharding.how == Sharding::How::kReplicas;
   if (average && holder.place > 0) {
-    return Fail(Error{ErrorCode::kUnsupported, "averaged, and on several pipeline stages"}
+    return Fail(Error{ErrorCode::kUnsupported, "it is to be averaged, but lies on several "
+                                               "pipeline stages"}
                     .OfParameter(assembler_.parameter(parameter).name));
   }
   if (average) assembler_.DeclareAverage(atom);
@@ -200,7 +201,7 @@ Status Placer::AddToGroup(size_t number, const std::string& hyper_parameters,
     };
     if (std::ranges::any_of(groups_, has) || std::ranges::any_of(apart_, has)) {
       return Refuse("'", assembler_.parameter(parameter).name, "' is in group ", number,
-                    " of two ranks, whose '", apart_by_, "' differs");
+                    " of two ranks, but their '", apart_by_, "' differs");
     }
     if (group->members.insert(parameter).second) group->group.parameters.push_back(parameter);
   }

@@ -56,8 +56,9 @@ void AdoptFamilyFacts(const RuleMatch& family, Pattern& pattern) {
 Status CheckSameShapes(std::string_view name, std::span<const Shape> locals) {
   for (size_t r = 1; r < locals.size(); ++r) {
     if (locals[r] != locals[0]) {
-      return RefuseParameter(name, "rank 0 holds ", ShapeToString(locals[0]), ", rank ", r, " ",
-                             ShapeToString(locals[r]), " of what a rule calls whole on every rank");
+      return RefuseParameter(name, "rank 0 holds ", ShapeToString(locals[0]), ", "
+                                                                              "rank ", r, " holds ",
+                             ShapeToString(locals[r]), ", but a rule calls it whole on every rank");
     }
   }
   return {};
@@ -114,7 +115,7 @@ Status CheckWidths(std::string_view name, uint32_t dim, std::span<const Shape> l
     for (const auto& part : widths) rows += part[r];
     if (rows != locals[r][dim]) {
       return RefuseParameter(name, "rank ", r, " should hold ", rows, " rows of dim ", dim,
-                             ", its tensor has ", locals[r][dim]);
+                             ", but its tensor has ", locals[r][dim]);
     }
   }
   return {};
@@ -181,7 +182,7 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
   }
   if (family_ == nullptr) {
     Note(StrCat("no family matches any of the ", names.size(), " parameters ('", names[0],
-                "', ...), which views with tp or pp need (--family FILE)"));
+                "', ...); views with tp or pp need one (--family FILE)"));
     return {};
   }
   std::string first;
@@ -191,7 +192,7 @@ Status ShardingRules::ChooseFamily(const SourceOptions& options,
   }
   Note(StrCat("family '", family_->name(), "'", options.family.empty() ? " comes closest: it" : "",
               " has rules for ", covered, " of ", names.size(), " parameters",
-              below_.empty() ? "" : StrCat(" (below '", below_, "')"), ", and none for '", first,
+              below_.empty() ? "" : StrCat(" (below '", below_, "')"), ", but none for '", first,
               names.size() - covered > 1 ? "', ..." : "'"));
   return {};
 }
@@ -285,8 +286,9 @@ Result<std::optional<RuleMatch>> ShardingRules::MatchFamily(std::string_view nam
   }
   if (*match && !(*match)->missing.empty()) {
     Note(StrCat("nothing tells ", (*match)->missing, ", which rules of family '", family_->name(),
-                "' need: no view cuts ", (*match)->only_unit ? "finer than the source does " : "",
-                "what needs it until --family-set or a config.json beside the checkpoint says it"));
+                "' need: until --family-set or a config.json beside the checkpoint tells it, "
+                "views cannot cut ",
+                (*match)->only_unit ? "finer than the source " : "", "what needs it"));
   }
   return match;
 }
@@ -339,10 +341,10 @@ Result<std::optional<ShardingRules::Decision>> ShardingRules::DecideByFamily(
   if (by_default && !(one_cut && pattern.cuts[0].dim == 0)) {
     return RefuseParameter(
         name,
-        "no list of universal_checkpoint_info has it, which means a cut along dim "
+        "universal_checkpoint_info does not list it, which means a cut along dim "
         "0, but the rule ",
         family.rule,
-        " says otherwise; name it with "
+        " says otherwise; settle it with "
         "--replicated or --averaged");
   }
   Decision out;
@@ -429,7 +431,7 @@ Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t
   if (cut.parts.size() > 1) {
     const uint64_t sum = std::accumulate(cut.parts.begin(), cut.parts.end(), uint64_t{0});
     if (sum != total) {
-      return RefuseParameter(name, "the parts have ", sum, " rows together, the ranks hold ",
+      return RefuseParameter(name, "the parts have ", sum, " rows together, but the ranks hold ",
                              total);
     }
     if (widths.empty()) {
@@ -460,18 +462,20 @@ Status ResolveCut(std::string_view name, std::span<const Shape> locals, uint64_t
 Status ShardingRules::ResolveAffine(std::string_view name, std::span<const Shape> locals,
                                     const AffineParameter& affine, Sharding& out) {
   if (affine.ranks.size() != locals.size()) {
-    return RefuseParameter(name, "affine_map describes ", affine.ranks.size(), " ranks, there are ",
+    return RefuseParameter(name, "affine_map describes ", affine.ranks.size(), " ranks, but there "
+                                                                               "are ",
                            locals.size());
   }
   for (size_t r = 0; r < locals.size(); ++r) {
     if (affine.ranks[r].shape != locals[r]) {
       return RefuseParameter(name, "affine_map says rank ", r, " holds ",
-                             ShapeToString(affine.ranks[r].shape), ", its tensor is ",
+                             ShapeToString(affine.ranks[r].shape), ", but its tensor is ",
                              ShapeToString(locals[r]));
     }
     for (const Piece& piece : affine.ranks[r].pieces) {
       if (piece.scale == 1.0) continue;
-      return Fail(Error{ErrorCode::kUnsupported, "affine_map scales its shards, which is not understood"}
+      return Fail(Error{ErrorCode::kUnsupported, "affine_map scales its shards, which ckptfs does "
+                                                 "not understand"}
                       .OfParameter(name));
     }
   }
@@ -509,7 +513,7 @@ Status ShardingRules::ResolveShards(std::string_view name, std::span<const Shape
   }
   if (out.pattern.kind == PatternKind::kUnique || out.pattern.bias_scaled) {
     return Fail(Error{ErrorCode::kUnsupported,
-                      StrCat(decision.rule, " is not readable from several ranks")}
+                      StrCat(decision.rule, " cannot be read from several ranks")}
                     .OfParameter(name));
   }
   out.how = out.pattern.kind == PatternKind::kPartial ? Sharding::How::kAverage

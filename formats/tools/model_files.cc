@@ -133,7 +133,7 @@ Result<std::vector<std::string>> FilesOfFolders(const Root& root, const std::str
     for (const RootEntry& entry : entries) {
       std::string path = StrCat(folder, "/", entry.name);
       if (!IsFolderFile(path)) {
-        leave(path, "of a module's folder only texts are carried");
+        leave(path, "only text files of a module's folder are taken");
       } else if (files.size() == kMaxFolderFiles) {
         leave(path, StrCat("more than ", kMaxFolderFiles, " files in folders"));
         return files;

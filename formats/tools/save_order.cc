@@ -319,7 +319,7 @@ std::string MissingOfBegun(const StepEntries& entries) {
     return (file.starts_with("model-") || file.starts_with("pytorch_model-")) &&
            file.find("-of-") != std::string::npos;
   });
-  return shards ? "shards of weights, and not yet the index that is written after them"
+  return shards ? "shards of weights, but not yet the index that is written after them"
                 : "no weights yet";
 }
 

@@ -49,7 +49,8 @@ Result<StepEntries> ListStepEntries(const Root& root, const std::string& directo
   if (out.directories.size() <= kMaxStepDirectories) return out;
   return Fail(Error{ErrorCode::kUnsupported,
                     StrCat(root.PathOf(directory), ": ", out.directories.size(),
-                           " directories, more than are looked into (", kMaxStepDirectories, ")")}
+                           " directories, and ckptfs searches at "
+                           "most ", kMaxStepDirectories, " for steps")}
                   .Needing("name the steps themselves"));
 }
 

@@ -149,7 +149,8 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
   std::vector<std::string> folders;
   if (++walk.looked_into > kMaxToolFolders) {
     if (walk.looked_into == kMaxToolFolders + 1) {
-      Note(walk, StrCat("what folders around the step hold beyond the first ", kMaxToolFolders));
+      Note(walk, StrCat("the content of folders around the step beyond the "
+                        "first ", kMaxToolFolders));
     }
     return folders;
   }
@@ -162,7 +163,7 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
     const std::string path = JoinPath(directory, name);
     if (walk.assembler.HasFile(walk.root, Shown(walk.step, path))) continue;
     if (++walk.files > kMaxToolFiles) {
-      Note(walk, StrCat("of the files around the step those beyond the first ", kMaxToolFiles));
+      Note(walk, StrCat("files around the step beyond the first ", kMaxToolFiles));
       return std::vector<std::string>();
     }
     CKPT_RETURN_IF_ERROR(CarryFile(walk, path));
@@ -170,14 +171,16 @@ Result<std::vector<std::string>> CarryDirectory(Walk& walk, const std::string& d
   for (const std::string& name : entries->directories) {
     std::string path = JoinPath(directory, name);
     if (IsAnothers(walk, name, path)) {
-      if (walk.step.Own() != walk.step.save) LeaveOutFolder(walk, path, "named as a step of its own");
+      if (walk.step.Own() != walk.step.save) LeaveOutFolder(walk, path, "which is named as a step "
+                                                                        "of its own");
     } else if (walk.folders.contains(Shown(walk.step, path))) {
       folders.push_back(std::move(path));
     } else if (entries->links.contains(name)) {  // it may lead anywhere, and round and round
-      LeaveOutFolder(walk, path, "a symbolic link");
+      LeaveOutFolder(walk, path, "which is a symbolic link");
     } else {
       CKPT_ASSIGN_OR_RETURN(const bool closed, IsClosed(walk, path));
-      if (closed) LeaveOutFolder(walk, path, "which not all may search who may read the step");
+      if (closed) LeaveOutFolder(walk, path, "which some users who may read the step may not "
+                                             "search");
       if (!closed) folders.push_back(std::move(path));
     }
   }
@@ -225,7 +228,7 @@ Result<bool> ReadersSoFar::MayRead(const Root& root, const std::string& path) co
 
 LeftOut PrivateFile(std::string_view path) {
   return {LeftOutPart::kDocument, StrCat("'", path, "'"),
-          "some users may not read it who may read the files that the step is read from",
+          "some users who may read the step's files may not read this one",
           "`chmod a+r` it, and adopt again with --refresh"};
 }
 
@@ -253,7 +256,8 @@ Status CarryOwnFiles(Assembler& assembler, const StepCandidate& step) {
     }
     folders = std::move(deeper);
   }
-  if (own != step.save && !folders.empty()) LeaveOutFolder(walk, folders[0], "and what is as deep");
+  if (own != step.save && !folders.empty()) LeaveOutFolder(walk, folders[0], "and all others as "
+                                                                             "deep");
   if (walk.notes > kMaxToolNotes) {
     assembler.header().notes.push_back(
         StrCat(kNotShownNote, "and ", walk.notes - kMaxToolNotes, " more files and folders"));

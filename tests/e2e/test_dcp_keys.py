@@ -86,7 +86,7 @@ def test_an_optimizer_without_a_word_for_one_is_told_by_its_groups(ckptfs, tmp_p
 
 def test_states_without_groups_and_without_a_word_for_an_optimizer_are_told(ckptfs, tmp_path):
     done = adopt(ckptfs, tmp_path, {'model': MODEL, 'adam': {'state': optimizer()['state']}})
-    assert "'adam." in done.stderr and 'no word before it names one' in done.stderr, done.stderr
+    assert "'adam." in done.stderr and 'nothing before it names an optimizer' in done.stderr, done.stderr
     assert same(weights(ckptfs), MODEL)
 
 
@@ -186,7 +186,7 @@ def test_ranks_by_themselves_with_other_counts_are_refused(ckptfs, tmp_path):
         (own / '__0_0.distcp').rename(tmp_path / 'step-1' / f'__{rank}_0.distcp')
         shutil.rmtree(own)
     done = ckptfs.adopt(str(tmp_path), 'run', check=False)
-    assert done.returncode != 0 and "'optim.state.a.weight.step'" in done.stderr and 'not of one moment' in done.stderr
+    assert done.returncode != 0 and "'optim.state.a.weight.step'" in done.stderr and 'did not save the same moment' in done.stderr
 
 
 def test_boxes_that_some_ranks_alone_repeat_are_told(ckptfs, tmp_path):

@@ -222,7 +222,7 @@ def test_a_copy_that_goes_on_is_no_step(ckptfs, tmp_path):
     copy.close()  # it died
     done = ckptfs.adopt(model)
     assert done.stderr.startswith(f'ckptfs: {tmp_path.name}/epoch_1: {model}/model.safetensors: ')
-    assert 'bytes were never written, and read as zeros' in done.stderr
+    assert 'bytes were never written; they read as zeros' in done.stderr
     assert [step['provisional'] for step in ckptfs.list()['steps']] == [False]
 
 

@@ -347,7 +347,7 @@ def test_folders_that_loaders_look_into_are_carried(ckptfs, tmp_path):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     ckptfs.adopt(str(folder))
-    assert 'nothing is taken: onnx/, original/' in ckptfs.run(
+    assert 'that are not taken: onnx/, original/' in ckptfs.run(
         'info', str(folder)).stdout
     shown = os.path.join(view_of(ckptfs.mount(), 'model'), 'huggingface')
     for name, text in small.items():

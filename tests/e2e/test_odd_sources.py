@@ -474,7 +474,7 @@ def test_transformed_chunks_are_refused_by_name(ckptfs, tmp_path, extension, sai
     dcp.save({'model': {'w': torch.arange(4096.)}, 'note': 'x'}, no_dist=True,
              storage_writer=dcp.FileSystemWriter(step, _extensions=[extension()]))
     why = refused(ckptfs, step)
-    assert f'{step}/.metadata' in why and 'what is in __0_0.distcp' in why and said in why, why
+    assert f'{step}/.metadata' in why and 'the data in __0_0.distcp' in why and said in why, why
     assert 'save it again without _extensions' in why
     # And where the metadata does not say it, by what the chunks are not.
     metadata = pickle.loads((step / '.metadata').read_bytes())

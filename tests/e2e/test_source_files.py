@@ -41,7 +41,7 @@ def notes_of(ckptfs, path):
     """Returns what a look at a step says that source/ does not have."""
     said = json.loads(ckptfs.run('info', path, '--json').stdout)
     private = [one['text'] for one in said['left_out'] if one.get('part') == 'document']
-    if any(' more: some users may not read it' in text for text in private):
+    if any(' more: some users who may read the step' in text for text in private):
         private += NAMES  # the first is named, and the others are counted
     return [note for note in said['notes'] if note.startswith('not in source/')] + private
 
@@ -301,7 +301,7 @@ def test_what_is_not_shown_is_said_a_thousand_times(ckptfs, run):
 def test_more_folders_than_are_looked_into_are_said(ckptfs, trainer):
     for i in range(4100):
         (trainer / f'd{i:04}').mkdir()
-    assert any('what folders around the step hold beyond' in note for note in notes_of(ckptfs, trainer.parent))
+    assert any('the content of folders around the step beyond' in note for note in notes_of(ckptfs, trainer.parent))
 
 
 @contextlib.contextmanager

@@ -257,7 +257,7 @@ def test_a_private_file_that_is_not_needed_hides_nothing(public, closed, tool): 
     made(folder, tool)
     os.chmod(f'{folder}/{closed}', 0o600)
     said = public.adopt(f'{public.folder}/run', 'run').stderr
-    assert 'other users' not in said and f"{closed}': some users may not read it" in said
+    assert 'other users' not in said and f"{closed}': some users who may read the step's files may not read this one" in said
     mount = public.mount('--run', 'run')
     assert may_list(f'{mount}/view')
     source = f'{mount}/run/run/step/{step}/source'

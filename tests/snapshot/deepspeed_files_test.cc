@@ -129,21 +129,22 @@ std::string RefusalOf(const std::function<void(std::vector<Capture>&)>& edit) {
 }
 
 TEST(DeepSpeedFilesTest, WhatDoesNotMakeACheckpointIsRefused) {
-  EXPECT_THAT(RefusalOf([](auto& r) { r[1].framework = "torch"; }), HasSubstr("not of DeepSpeed"));
+  EXPECT_THAT(RefusalOf([](auto& r) { r[1].framework = "torch"; }), HasSubstr("not a rank of a "
+                                                                              "DeepSpeed job"));
   EXPECT_THAT(RefusalOf([](auto& r) { r[0].documents[0].scope = "part"; }),
               HasSubstr("no rank has its pickle"));
   EXPECT_THAT(RefusalOf([](auto& r) { r[1].documents[0].scope = "file"; }),
-              HasSubstr("ranks 0 and 1 have"));
+              HasSubstr("ranks 0 and 1 both have"));
   EXPECT_THAT(RefusalOf([](auto& r) { r[1].documents[0].scope = "dp1"; }), HasSubstr("scope"));
   EXPECT_THAT(RefusalOf([](auto& r) {
                 r[0].tensors.push_back(Weight());
                 r[0].documents[0].tensors = {Weight().key};
               }),
-              HasSubstr("ranks 0 and 1 have storage"));
+              HasSubstr("ranks 0 and 1 both have storage"));
   EXPECT_THAT(RefusalOf([](auto& r) { r[1].documents[0].key = "mp_rank_01_model_states.pt"; }),
-              HasSubstr("is not of 'mp_rank_01_model_states.pt'"));
+              HasSubstr("does not belong to 'mp_rank_01_model_states.pt'"));
   EXPECT_THAT(RefusalOf([](auto& r) { r[1].tensors[0].dtype = DType::kI32; }),
-              HasSubstr("is int32 of 48 bytes, the pickle says fp32"));
+              HasSubstr("is int32 of 48 bytes, but the pickle says fp32"));
   EXPECT_THAT(RefusalOf([](auto& r) { r[1].tensors[0].shape = {3, 3}; }), HasSubstr("36 bytes"));
   EXPECT_THAT(RefusalOf([](auto& r) {
                 r[1].tensors.erase(r[1].tensors.begin());
@@ -157,7 +158,7 @@ TEST(DeepSpeedFilesTest, TheTagIsTheNameOfADirectory) {
                 r[0].tensors.pop_back();
                 r[0].documents.pop_back();
               }),
-              HasSubstr("does not say the tag"));
+              HasSubstr("does not name the tag"));
   for (const char* tag : {"..", "", "a/b"}) {
     EXPECT_THAT(RefusalOf([&](auto& r) { r[0].tensors[1] = Keyed("t", Text(tag)); }),
                 HasSubstr("not a directory's name"));

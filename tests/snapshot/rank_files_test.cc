@@ -127,14 +127,15 @@ std::string Refusal(const std::function<void(std::vector<Capture>&)>& edit, uint
 
 TEST(RankFilesTest, WhatIsMissingDoubleOrContradictoryIsRefused) {
   EXPECT_THAT(Refusal([](auto& r) { r[0].tensors.erase(r[0].tensors.begin()); }),
-              HasSubstr("no rank holds the weight"));
+              HasSubstr("the ranks do not hold the weight"));
   EXPECT_THAT(Refusal([](auto& r) { r[1].tensors.push_back(r[0].tensors[0]); }),
               HasSubstr("two ranks hold"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].tensors.push_back(r[1].tensors[0]); }),
               HasSubstr("held twice"));
-  EXPECT_THAT(Refusal([](auto& r) { r[1].step = 8; }), HasSubstr("of step 8"));
-  EXPECT_THAT(Refusal([](auto& r) { r.pop_back(); }), HasSubstr("of rank 0 of 2, not of 0 of 1"));
-  EXPECT_THAT(Refusal([](auto&) {}, 3), HasSubstr("of rank 0 of 3"));
+  EXPECT_THAT(Refusal([](auto& r) { r[1].step = 8; }), HasSubstr("to step 8"));
+  EXPECT_THAT(Refusal([](auto& r) { r.pop_back(); }), HasSubstr("belongs to rank 0 of 2, not to "
+                                                                "rank 0 of 1"));
+  EXPECT_THAT(Refusal([](auto&) {}, 3), HasSubstr("to rank 0 of 3"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].parameters[0].role = "queen"; }),
               HasSubstr("'queen' is not a role"));
   EXPECT_THAT(Refusal([](auto& r) { r[0].parameters.pop_back(); }),
@@ -313,15 +314,15 @@ TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
                 r[0].alike = {{"all", 2}, {"bytes:all:1", 2}};
                 r[1].alike = {{"all", 2}, {"bytes:all:2", 2}};
               }),
-              HasSubstr("only 1 of 2 ranks that have to hold the same bytes do: replicas came apart"));
+              HasSubstr("only 1 of 2 ranks that must hold the same bytes do: replicas came apart"));
   EXPECT_THAT(ShardedRefusal([](auto& r) {
                 r[0].alike = {{"all", 2}, {"bytes:all:1", 2}};
                 r[1].alike = {{"less", 2}, {"bytes:less:1", 2}};
               }),
-              HasSubstr("that share states out hold the same ones"));
+              HasSubstr("that share states out hold the same states"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].alike = {{"all", 2}}; }),
               HasSubstr("only 1 of 2 ranks"));
-  EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].layout = "dp2"; }), HasSubstr("of layout 'dp2'"));
+  EXPECT_THAT(ShardedRefusal([](auto& r) { r[1].layout = "dp2"; }), HasSubstr("has layout 'dp2'"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "dp3"; }), HasSubstr("has 3 ranks"));
   EXPECT_THAT(ShardedRefusal([](auto& r) { r[0].layout = "../x"; }), HasSubstr("../x"));
 }
@@ -354,9 +355,12 @@ TEST(RankFilesTest, BoxesStayInWhatTheyAreOf) {
   EXPECT_EQ(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[0,0]"), "none");
   EXPECT_THAT(PieceRefusal("[2,4]", "[[-1,1],[0,4]]", "[0,0]"), HasSubstr("not a number"));
   EXPECT_THAT(PieceRefusal("[2,4]", "[[0.5,1],[0,4]]", "[0,0]"), HasSubstr("not a number"));
-  EXPECT_THAT(PieceRefusal("[2,4]", "[[2,0],[0,4]]", "[0,0]"), HasSubstr("lies beyond the state's 2"));
-  EXPECT_THAT(PieceRefusal("[2,4]", "[[1,3],[0,4]]", "[0,0]"), HasSubstr("lies beyond the state's 2"));
-  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[1,0]"), HasSubstr("lies beyond the tensor's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[2,0],[0,4]]", "[0,0]"), HasSubstr("lies beyond the "
+                                                                         "state's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[1,3],[0,4]]", "[0,0]"), HasSubstr("lies beyond the "
+                                                                         "state's 2"));
+  EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[1,0]"), HasSubstr("lies beyond the "
+                                                                         "tensor's 2"));
   EXPECT_THAT(PieceRefusal("[2,4]", "[[0,2],[0,4]]", "[18446744073709551615,0]"),
               HasSubstr("lies beyond the tensor's"));
   EXPECT_THAT(PieceRefusal("[2,4]", "[[0,18446744073709551616],[0,4]]", "[0,0]"),
@@ -383,7 +387,8 @@ TEST(RankFilesTest, FlatRangesStayInWhatTheyAreOf) {
   EXPECT_THAT(flat("[9223372036854775807,9223372036854775815]"), HasSubstr("lies beyond the 8"));
   EXPECT_THAT(flat("[0,8]"), HasSubstr("[2, 4] is not one row"));
   EXPECT_THAT(flat("[0]"), HasSubstr("a begin and an end"));
-  EXPECT_THAT(flat("[0,8]", R"(,"local_shape":[8])"), HasSubstr("must have a local shape if, and only if"));
+  EXPECT_THAT(flat("[0,8]", R"(,"local_shape":[8])"),
+              HasSubstr("must have a local shape if, and only if"));
   EXPECT_THAT(flat("[0,8]", R"(,"pieces":[{"box":[[0,2],[0,4]],"at":[0,0]}])"),
               HasSubstr("must have a local shape if, and only if"));
 }
@@ -420,7 +425,7 @@ TEST(RankFilesTest, ACaptureSaysWhatItsPartsAreOrIsNone) {
   EXPECT_EQ(make(Rows(weight, 8, 8)), "none");
   CapturedTensor wrong = Flat(weight, 2, 8);
   wrong.shape = {5};
-  EXPECT_THAT(make(wrong), HasSubstr("not a row of the 6 elements"));
+  EXPECT_THAT(make(wrong), HasSubstr("not one row of the 6 elements"));
 }
 
 }  // namespace

@@ -242,13 +242,14 @@ Status NameLayers(Draft& draft) {
     const std::string& file = draft.files.names.layers.at(key);
     const std::string path = draft.files.PathOf(file);
     if (key.tp >= parsed.tp) {
-      return Refuse(path, ": a tensor-parallel rank beyond ", parsed.tp);
+      return Refuse(path, ": its tensor-parallel rank is not below ", parsed.tp);
     }
     const auto match = tied.find(key.layer);
     if (match != tied.end() && match->second.empty()) {
       draft.out.notes.push_back(StrCat(
           file,
-          ": could be one of several tied modules; the weights shown are their masters cast"));
+          ": could belong to any of several tied modules; their weights are shown as their "
+          "masters cast"));
       continue;
     }
     const std::string prefix =
@@ -274,7 +275,7 @@ Status NameExpertFiles(Draft& draft) {
   for (const auto& [key, dict] : parsed.experts) {
     const std::string path = draft.files.PathOf(draft.files.names.experts.at(key));
     if (key.mp >= parsed.model_ranks()) {
-      return Refuse(path, ": a model-parallel rank beyond ", parsed.model_ranks());
+      return Refuse(path, ": its model-parallel rank is not below ", parsed.model_ranks());
     }
     for (const NamedTensor& entry : dict.tensors) {
       auto added = AddWeight(entry.name, entry.tensor, {key.mp / parsed.tp}, key.mp % parsed.tp,

@@ -33,7 +33,8 @@ struct Told {
   std::vector<LeftOut> left_out;
 };
 
-constexpr std::string_view kAlone = "`--weights-only` takes the weights without a word";
+constexpr std::string_view kAlone = "`--weights-only` takes the weights alone, without this "
+                                    "message";
 
 Told Nothing(const ModelStates& model, std::string why) {
   return {std::nullopt,

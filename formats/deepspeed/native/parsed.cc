@@ -26,7 +26,7 @@ Status ReadModels(const TagFiles& files, Parsed& out) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat(first.file,
                        ": saved with AutoEP (expert parallelism that DeepSpeed put into the model "
-                       "itself) under ZeRO, whose experts' optimizer states are not understood"));
+                       "itself) under ZeRO; optimizer states of its experts are not understood"));
   }
   return {};
 }
@@ -121,9 +121,10 @@ Status CheckModelsAgree(const ModelStates& first, const ModelStates& other) {
 
 Status CheckRank(const Parsed& parsed, const std::string& file, RankKey key) {
   if (key.mp < parsed.model_ranks() && key.dp < parsed.dp) return {};
-  return Refuse(file, ": a rank beyond dp_world_size ", parsed.dp, " x mp_world_size ",
+  return Refuse(file, ": its rank is not below dp_world_size ", parsed.dp, " x mp_world_size ",
                 parsed.model_ranks(), " of ", parsed.models.begin()->second.file,
-                "; two runs lie in one directory: what the earlier one left (the times of the files tell) has to be removed");
+                "; two runs lie in one directory: remove the earlier run's files (their times "
+                "tell which)");
 }
 
 Status CheckOneRun(const Parsed& parsed) {

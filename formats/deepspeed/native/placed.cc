@@ -51,7 +51,7 @@ Status PlaceFrozen(const Parsed& parsed, const Named& named, const StoredWeights
       const Shape* shape = index ? named[*index].ShapeOn(stage, tp) : nullptr;
       if (shape == nullptr || named[*index].role != Role::kFrozen) {
         return Refuse(model.file, ": frozen_param_fragments has '", name,
-                      "', frozen_param_shapes does not");
+                      "', but frozen_param_shapes does not");
       }
       if (stored.contains({*index, tp})) continue;  // whole in the module
       CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(*shape));
@@ -65,7 +65,7 @@ Status PlaceFrozen(const Parsed& parsed, const Named& named, const StoredWeights
       if (!fragment || tensor.elements() != slice || tensor.shape().size() != 1) {
         return Refuse(model.file, ": the fragment of frozen '", name, "' has shape ",
                       ShapeToString(tensor.shape()), tensor.dense() ? "" : " and is not contiguous",
-                      "; a slice has ", slice, " elements");
+                      ", but a slice has ", slice, " elements");
       }
       placer.AddFragment(local, *fragment);
     }
@@ -81,7 +81,7 @@ Status DeriveWeights(const Named& named, Placer& placer, std::vector<std::string
     CKPT_ASSIGN_OR_RETURN(const bool master,
                           placer.DeriveWeight(ParameterIndex{i}, named.model_dtype));
     if (!master) {
-      return Fail(Error{ErrorCode::kInvalid, "neither a weight nor a master of it is in any file"}
+      return Fail(Error{ErrorCode::kInvalid, "no file has its weight or its master"}
                       .OfParameter(parameter.name));
     }
     ++derived;
@@ -138,7 +138,8 @@ void FillHeader(const TagFiles& files, const Parsed& parsed, const Named& named,
                          first.global_steps == first.skipped_steps;
   if (header.weights_apart) {
     header.notes.push_back(
-        "no optimizer step was taken before this save: weights are as the model was made, and not "
+        "no optimizer step was taken before this save: weights are as the model was made; they "
+        "are not "
         "compared with their masters, which weight decay may have changed");
   }
   header.layout.tp = parsed.tp;
@@ -176,7 +177,7 @@ void KeepDocuments(const Parsed& parsed, StepModel& header) {
   for (const std::string& key : opaque) {
     header.notes.push_back(
         StrCat("optimizer state '", key,
-               "' is not a flat tensor of its partition: carried for this layout only"));
+               "' is not a flat tensor of its partition: only the source's own layout shows it"));
   }
 }
 

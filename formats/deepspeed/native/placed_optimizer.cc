@@ -122,7 +122,7 @@ Result<uint64_t> PartitionSize(const FlatGroup& group, int stage) {
     if (&rank == &first) size = elements;
     if (elements != size) {
       return Refuse(*rank.file, ": group ", group.named.number, " has a partition of ", elements,
-                    " elements, ", *first.file, " one of ", size);
+                    " elements, ", *first.file, " has one of ", size);
     }
     padding += rank.states->padding;
   }
@@ -144,7 +144,8 @@ Result<uint64_t> PartitionSize(const FlatGroup& group, int stage) {
                     (group.trimmed ? capacity - total == padding : capacity - total < 16 * ranks);
   if (!fits) {
     return Refuse(*first.file, ": group ", group.named.number, " has ", group.ranks.size(),
-                  " partitions of ", size, " elements (", padding, " padding), its parameters ",
+                  " partitions of ", size, " elements (", padding, " padding), but its parameters "
+                                                                   "have ",
                   total, " elements");
   }
   return size;
@@ -226,7 +227,8 @@ Result<std::vector<uint32_t>> RanksOf(const Parsed& parsed, const NamedGroup& gr
     return Fail(
         ErrorCode::kUnsupported,
         StrCat(first.file, ": group ", group.number, " is cut into ", count, " partitions over ",
-               parsed.dp, " data-parallel ranks (MiCS and the like are not understood)"));
+               parsed.dp, " data-parallel ranks (ckptfs does not understand MiCS and similar "
+                          "schemes)"));
   }
   const uint32_t experts = parsed.ExpertRanks(group.mp, group.number).value_or(1);
   const uint32_t expert = group.expert_rank.value_or(0);
@@ -251,7 +253,7 @@ Result<size_t> OptimizerGroup(const Parsed& parsed, const NamedGroup& group) {
                          static_cast<int64_t>(group.number)) != entry.members.end();
       });
   if (found != states.groups.end()) return static_cast<size_t>(found - states.groups.begin());
-  return Refuse(states.file, ": sub-group ", group.number, " is in no param_groups entry");
+  return Refuse(states.file, ": sub-group ", group.number, " is not in any param_groups entry");
 }
 
 Status AddToGroup(size_t number, const std::vector<HyperGroup>& hyper, const NamedGroup& group,

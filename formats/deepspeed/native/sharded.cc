@@ -54,14 +54,16 @@ Result<std::vector<Shape>> LocalShapes(const NamedParameter& parameter, uint32_t
   for (uint32_t tp = 0; tp < ranks; ++tp) {
     if (!first[tp]) {
       return Fail(Error{ErrorCode::kInvalid, StrCat("tensor-parallel rank ", tp,
-                                                    " has no such parameter, other ranks do")}
+                                                    " does not have this parameter, but other "
+                                                    "ranks do")}
                       .OfParameter(parameter.name));
     }
     out.push_back(*first[tp]);
   }
   for (const auto& [stage, shapes] : parameter.shapes) {
     if (shapes == first) continue;
-    return Fail(Error{ErrorCode::kInvalid, StrCat("other shapes on pipeline stage ", stage, " than on ",
+    return Fail(Error{ErrorCode::kInvalid, StrCat("it has other shapes on pipeline "
+                                                  "stage ", stage, " than on ",
                                                   first_stage)}
                     .OfParameter(parameter.name));
   }

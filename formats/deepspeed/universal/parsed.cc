@@ -113,8 +113,8 @@ Status GiveShape(const TagFiles& files, const ModelStates& model, const Shape* s
   folder.shape = master->tensor->shape();
   if (master->bare) {
     if (shape == nullptr) {
-      return Refuse(path, "/fp32.pt: a flat tensor, and ", model.file,
-                    " has no param_shapes that would tell its shape");
+      return Refuse(path, "/fp32.pt: a flat tensor, but ", model.file,
+                    " does not have param_shapes, which would tell its shape");
     }
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(*shape));
     if (elements != master->tensor->elements()) {
@@ -142,7 +142,8 @@ Status ShapeStates(const TagFiles& files, Folder& folder) {
       if (!whole) return Fail(std::move(whole).error().WithContext(file));
       state.tensor = *std::move(whole);
     } else if (!CanBeReduced(state.kind, state.tensor->shape(), folder.shape)) {
-      return Refuse(file, ": shape ", ShapeToString(state.tensor->shape()), ", the parameter ",
+      return Refuse(file, ": shape ", ShapeToString(state.tensor->shape()), ", but the parameter "
+                                                                            "has ",
                     ShapeToString(folder.shape));
     }
   }

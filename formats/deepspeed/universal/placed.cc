@@ -55,7 +55,7 @@ Status ShardFolders(const Listed& listed, const Parsed& parsed, Sharded& out) {
     if (sharding->expert && experts > 0) {
       Error error{ErrorCode::kUnsupported,
                   StrCat(listed.files.PathOf("zero/" + folder.name),
-                         ": experts of several expert-parallel ranks in one tensor")};
+                         ": one tensor holds experts of several expert-parallel ranks")};
       error.parameter = folder.name;
       return Fail(std::move(error).Needing(
           "adopt the original checkpoint, or a view of it without ep in its layout"));
@@ -171,7 +171,7 @@ Status PlaceGroups(const Listed& listed, const Parsed& parsed, const Names& fold
       for (const NamedShape& entry : model.groups[s]) {
         const auto found = folders.find(entry.name);
         if (found == folders.end()) {
-          return Refuse(model.file, ": param_shapes names '", entry.name, "', and there is no ",
+          return Refuse(model.file, ": param_shapes names '", entry.name, "', but there is no ",
                         listed.files.PathOf("zero/" + entry.name));
         }
         named = true;
@@ -184,7 +184,8 @@ Status PlaceGroups(const Listed& listed, const Parsed& parsed, const Names& fold
       CKPT_RETURN_IF_ERROR(placer.AddToGroup(0, "", {&index, 1}));
     }
   } else if (!named && optimizer.groups.size() > 1) {
-    header.notes.emplace_back("which parameter is in which optimizer group is not recorded");
+    header.notes.emplace_back("the directory does not record which optimizer group a parameter "
+                              "is in");
   }
   return placer.FinishGroups();
 }
@@ -195,7 +196,7 @@ Status PlaceSteps(const Parsed& parsed, const Names& folders, Placer& placer) {
       const auto found = folders.find(entry.name);
       if (found == folders.end()) {
         return Refuse(parsed.optimizer.file, ": a state of '", entry.name,
-                      "', which param_shapes names and zero/ has no folder of");
+                      "', which param_shapes names, but zero/ has no folder of it");
       }
       CKPT_RETURN_IF_ERROR(placer.AddScalar(found->second, scalar.name, scalar.value));
     }

@@ -21,7 +21,8 @@ Status CheckComponent(const std::string& name, std::string_view what) {
       name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
     return Fail(ErrorCode::kUnsupported,
                 StrCat(what, " '", name.substr(0, 300),
-                       "' cannot be a directory name, and the loader looks it up by it"));
+                       "' cannot be the name of a directory, but the loader looks for such a "
+                       "directory"));
   }
   return {};
 }
@@ -113,7 +114,7 @@ class Collector {
         index_.left_out.push_back(
             StrCat("states of group ", g, " ('", step_.parameter(members[0]).name,
                    members.size() > 1 ? "', ...)" : "')",
-                   ", for which the source has none: an engine begins them anew"));
+                   ", which the source does not have: an engine begins them anew"));
       }
     }
   }
@@ -168,7 +169,8 @@ class ExpertStacker {
     const ParameterIndex first = members.at(static_cast<uint32_t>(local));
     UniversalParameter shown{Name(first), first, states_.Of(first), ep_};
     if (step_.parameter(first).shape.empty()) {
-      return Fail(Error{ErrorCode::kUnsupported, "0-d, and of an expert"}.OfParameter(Name(first)));
+      return Fail(Error{ErrorCode::kUnsupported, "it is 0-d, which an expert's tensor must "
+                                                 "not be"}.OfParameter(Name(first)));
     }
     for (uint64_t rank = 1; rank < ep_; ++rank) {
       const ParameterIndex other = members.at(static_cast<uint32_t>(rank * per_rank + local));
@@ -182,7 +184,7 @@ class ExpertStacker {
         if (states[s].file == "step") continue;
         if (states[s].atoms.empty() != shown.states[s].atoms.empty()) {
           return Fail(Error{ErrorCode::kUnsupported,
-                            StrCat("state '", states[s].file, "' is not of all experts")}
+                            StrCat("state '", states[s].file, "' is missing for some experts")}
                           .OfParameter(Name(other)));
         }
         auto& atoms = shown.states[s].atoms;

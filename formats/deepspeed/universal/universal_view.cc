@@ -274,7 +274,7 @@ Status CheckGroups(const StepModel& step) {
   return Fail(ErrorCode::kUnsupported,
               StrCat("group ", apart, " of the optimizer has other hyper-parameters on one "
                      "pipeline stage ('", name(static_cast<size_t>(apart)), "') than on another ('",
-                     name(step.groups.size() - 1), "'), and an engine takes groups by number"));
+                     name(step.groups.size() - 1), "'), but an engine takes groups by number"));
 }
 
 // Returns a line on what the loader restores in no engine; empty if
@@ -303,8 +303,10 @@ Result<std::vector<std::string>> LeftOutOf(const StepModel& step, const Layout& 
   std::string unloaded = NotLoaded(step);
   if (!unloaded.empty()) lines.push_back(std::move(unloaded));
   if (layout.zero == 3 && step.groups.size() > 1 && HasStates(step)) {
-    lines.push_back("counts of steps by group: an engine at ZeRO 3 gives all sub-groups one tensor, which an "
-                    "optimizer of torch raises once for each, so that bias corrections are of later steps");
+    lines.push_back("counts of steps by group: an engine at ZeRO 3 gives all sub-groups one "
+                    "tensor; a torch "
+                    "optimizer raises it once for each, so that bias corrections are those of "
+                    "later steps");
   }
   return lines;
 }

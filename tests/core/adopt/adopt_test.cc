@@ -200,7 +200,8 @@ TEST_F(AdoptTest, SeveralSaveDirectoriesAreOneRunWhereItIsNamed) {
   ASSERT_EQ(report->steps.size(), 2u);
   EXPECT_EQ(report->steps[0].id, "step2-1");  // the name is taken by the other's
   EXPECT_THAT(report->warnings, testing::ElementsAre(HasSubstr(
-                                    "both/step2-1: both/step2 was adopted from " + Path() + "/step2")));
+                                    "both/step2-1: both/step2 was adopted "
+                                    "from " + Path() + "/step2")));
   EXPECT_EQ(report->steps[1].id, "step3");
   EXPECT_EQ(store_->Resolve("both", "latest")->id, "step3");
   EXPECT_TRUE(AdoptPlace(*store_, later, sources_, options_)) << "again changes nothing";

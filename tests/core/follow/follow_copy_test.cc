@@ -65,7 +65,8 @@ TEST_F(FollowCopyTest, APartOfAFileIsWaitedFor) {
   Write(1, "weights.pt.tmp", "half");
   Look();
   EXPECT_THAT(Look(seconds(119)), IsEmpty());
-  EXPECT_THAT(follower_->waiting().front().why, HasSubstr("weights.pt.tmp: a copy is writing this partial file"));
+  EXPECT_THAT(follower_->waiting().front().why, HasSubstr("weights.pt.tmp: a copy is writing this "
+                                                          "partial file"));
   EXPECT_THAT(Look(seconds(1)), ElementsAre("step1"));
   WriteStep(2, "sealed");
   Write(2, "weights.pt.tmp", "half");

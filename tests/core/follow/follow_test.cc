@@ -24,7 +24,8 @@ TEST_F(FollowTest, AStepIsTakenOnceNobodyWritesItAnyMore) {
   EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: the directory is not there yet"));
   WriteStep(1);
   EXPECT_THAT(Look(), IsEmpty());
-  EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: step1: the step is being written"));
+  EXPECT_THAT(follower_->idle().why, HasSubstr("waits for the first step: step1: the step is "
+                                               "being written"));
   EXPECT_EQ(seen_.next, now_ + options_.quiet);
   EXPECT_THAT(Look(std::chrono::milliseconds(999)), IsEmpty());
   Write(1, "more", "of it");
@@ -370,7 +371,8 @@ TEST_F(FollowTest, AStepThatGoesUnfinishedIsSaid) {
   Look();
   RemoveStep(1);
   Look(seconds(1));
-  EXPECT_THAT(seen_.said, ElementsAre("step1 disappeared before it could be adopted: the step is being written"));
+  EXPECT_THAT(seen_.said, ElementsAre("step1 disappeared before it could be adopted: the step is "
+                                      "being written"));
   EXPECT_THAT(follower_->waiting(), IsEmpty());
 }
 

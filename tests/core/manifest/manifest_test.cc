@@ -365,7 +365,8 @@ TEST(ManifestTest, RefusesExtentsOutsideTheirBlob) {
               HasSubstr("outside"));
   EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).offset_step = -65; }), HasSubstr("outside"));
   EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).blob_step = -1; }), HasSubstr("no blob"));
-  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).count = 0; }), HasSubstr("have any fragments"));
+  EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).count = 0; }), HasSubstr("have any "
+                                                                               "fragments"));
   EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).flat_step = 7; }), HasSubstr("overlap"));
   EXPECT_THAT(RefusalOf([&](StepModel& m) { series(m).elements = 1 << 30; }),
               HasSubstr("atom 0"));

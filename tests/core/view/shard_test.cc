@@ -75,7 +75,8 @@ TEST(ShardTest, RefusesLayersThatDoNotSplit) {
 TEST(ShardTest, RefusesDegreesThatMakeNoSense) {
   StepModel step = Model(4);
   EXPECT_EQ(Refusal(step, "dp65536"), "accepted");
-  EXPECT_THAT(Refusal(step, "dp65537"), HasSubstr("65537 ranks are too many: a step of 1 ranks is shown for at most 65536"));
+  EXPECT_THAT(Refusal(step, "dp65537"), HasSubstr("65537 ranks are too many: a step of 1 ranks is "
+                                                  "shown for at most 65536"));
   EXPECT_THAT(Refusal(step, "tp2_dp40000"), HasSubstr("80000 ranks"));
   EXPECT_THAT(Refusal(step, "tp16"), HasSubstr("tp16: no dimension of any parameter is above 8"));
   EXPECT_THAT(Refusal(step, "tp4_dp4_etp16"), HasSubstr("etp16"));

@@ -126,7 +126,7 @@ TEST(DcpMetadataTest, PartsOfRanksMakeOne) {
   parts.clear();
   parts.push_back(Parse(first.Metadata()).value());
   parts.push_back(Parse(second.Metadata()).value());
-  EXPECT_THAT(MergeMetadata(std::move(parts)).error().message, HasSubstr("to another"));
+  EXPECT_THAT(MergeMetadata(std::move(parts)).error().message, HasSubstr("on another"));
 }
 
 }  // namespace

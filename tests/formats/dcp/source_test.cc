@@ -180,17 +180,18 @@ TEST_F(DcpSourceTest, WhatContradictsItselfIsRefused) {
       {[](DcpMaker& m) { m.entries[0].chunks.pop_back(); }, "elements [12, 20)"},
       {[](DcpMaker& m) { m.entries[1].chunks.pop_back(); }, "hold 4 of the 8"},
       {[](DcpMaker& m) { m.entries[1].chunks[1].offsets[1] = 1; }, "both hold"},
-      {[](DcpMaker& m) { m.entries[0].chunks[1].offsets[0] = 4; }, "leaves the 5"},
+      {[](DcpMaker& m) { m.entries[0].chunks[1].offsets[0] = 4; }, "lies beyond the 5"},
       {[](DcpMaker& m) { m.entries[0].chunks[1].offsets[0] = 2; }, "stored twice"},
       {[](DcpMaker& m) { m.entries[0].dtype = "float64"; }, ".metadata says fp64"},
       {[](DcpMaker& m) { m.entries[2].chunks[0].sizes[0] = 2; }, ".metadata says fp32 [2]"},
       {[](DcpMaker& m) { m.entries[0].dtype = "quint8"; }, "dtype that is not known"},
       {[](DcpMaker& m) { m.entries[0].chunks[0].length -= 9; }, "chunk at byte"},
       {[](DcpMaker& m) { m.entries[0].chunks[0].offset += 1; }, "chunk at byte"},
-      {[](DcpMaker& m) { m.entries[0].chunks[0].offset = 1 << 30; }, "leaves the file"},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].offset = 1 << 30; }, "lies beyond the end of the "
+                                                                     "file"},
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "../__0_0.distcp"; }, ".."},
       {[](DcpMaker& m) { m.entries[0].chunks[0].file = "/etc/passwd"; }, "/etc/passwd"},
-      {[](DcpMaker& m) { m.entries[0].chunks[0].file = "gone.distcp"; }, "not there"},
+      {[](DcpMaker& m) { m.entries[0].chunks[0].file = "gone.distcp"; }, "missing"},
       {[](DcpMaker& m) { m.entries[2].key = "model._flat_param"; }, "SHARDED_STATE_DICT"},
       {[](DcpMaker& m) { m.transform = "stream.zstd"; }, "stream.zstd"},
       {[](DcpMaker& m) { m.layout = "torch.sparse_coo"; }, "sparse_coo"},
@@ -415,8 +416,8 @@ TEST_F(DcpSourceTest, ACopyOfTheModelIsAtomsOfItsOwn) {
 
 TEST_F(DcpSourceTest, WhatIsNotUnderstoodOfAnOptimizerTakesNothingWithIt) {
   const std::vector<std::pair<std::string, std::string>> states = {
-      {"optim.state.c.weight.exp_avg", "a state of no weight"},
-      {"adam.state.a.weight.exp_avg", "no word before it names one"}};
+      {"optim.state.c.weight.exp_avg", "a parameter that the model does not have"},
+      {"adam.state.a.weight.exp_avg", "nothing before it names an optimizer"}};
   for (const auto& [key, why] : states) {
     DcpMaker made = Honest();
     made.AddTensor(key, {5, 4}, 500, {{{0, 0}, {3, 4}, kFile}, {{3, 0}, {2, 4}, kOther}});

@@ -129,7 +129,7 @@ TEST(StateKeysTest, AnOptimizerIsToldByItsGroupsAsWellAsByAWord) {
   State without;
   without.Module({"model"}).Tensor({"adam", "state", "0.weight", "exp_avg"});
   ASSERT_EQ(without.Read()->unknown.size(), 1u);
-  EXPECT_THAT(without.Read()->unknown[0].why, HasSubstr("no word before it names one"));
+  EXPECT_THAT(without.Read()->unknown[0].why, HasSubstr("nothing before it names an optimizer"));
   EXPECT_EQ(without.Said("", false), StrCat("<model.>", kModel));
 }
 
@@ -154,7 +154,7 @@ TEST(StateKeysTest, AnAdaptersNameIsOnTheOptimizersSideAlone) {
   // Of a second adapter the file has nothing.
   state.Optimizer({"optimizer"}, {"q.lora_A.other.weight"});
   ASSERT_EQ(state.Read()->unknown.size(), 1u);
-  EXPECT_THAT(state.Read()->unknown[0].why, HasSubstr("state of no weight"));
+  EXPECT_THAT(state.Read()->unknown[0].why, HasSubstr("a parameter that the model does not have"));
 }
 
 }  // namespace

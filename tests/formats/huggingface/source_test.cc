@@ -99,7 +99,7 @@ TEST_F(HuggingFaceSourceTest, FoldersThatAreNotTakenAreNamed) {
   ASSERT_TRUE(step) << step.error().message;
   EXPECT_EQ(step->parameters.size(), 1u);
   EXPECT_THAT(step->notes,
-              Contains("folders beside the model, of which nothing is taken: original/"));
+              Contains("folders beside the model that are not taken: original/"));
 }
 
 TEST_F(HuggingFaceSourceTest, ATiedHeadIsTheEmbedding) {
@@ -199,7 +199,7 @@ TEST_F(HuggingFaceSourceTest, AnEnginesTagThatIsNotThereYetIsMissed) {
   Write("runs/x", "");
   EXPECT_EQ(Refusal(), "taken");
   Write("global_step6/.mp_rank_00_model_states.pt.Xa81zq", "half");
-  EXPECT_THAT(Refusal(), HasSubstr("/global_step6: nothing in it, which is where"));
+  EXPECT_THAT(Refusal(), HasSubstr("/global_step6: empty, though DeepSpeed's optimizer"));
   options_.weights_only = true;
   EXPECT_EQ(Refusal(), "taken");
 }

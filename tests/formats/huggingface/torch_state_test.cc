@@ -217,10 +217,11 @@ TEST(OptimizerChoiceTest, TheOnlyOneOfAModelThatIsTrainedIsTaken) {
   weights.twins = {"state_dict_ema"};
   EXPECT_EQ(Optimizers(one, &weights), "taken");
   weights.model = "state_dict_ema";
-  EXPECT_THAT(Optimizers(one, &weights), HasSubstr("not what an optimizer trains"));
+  EXPECT_THAT(Optimizers(one, &weights), HasSubstr("an average, which an optimizer does not "
+                                                   "train"));
   EXPECT_EQ(Optimizers([](Maker& m) { return m.Dict({}); }, &weights), "");
   EXPECT_THAT(Optimizers([](Maker& m) { return m.Dict({}); }, nullptr),
-              HasSubstr("no optimizer's state_dict()"));
+              HasSubstr("not hold the state_dict() of an optimizer"));
 }
 
 TEST(OptimizerChoiceTest, AnAverageThatATrainerSavesAsTheModelHasNone) {

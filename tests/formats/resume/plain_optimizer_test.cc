@@ -98,7 +98,7 @@ TEST(PlainOptimizerTest, RefusesWhatIsNotCertain) {
   StepModel& model = step.model();
   EXPECT_EQ(Refusal(model), "none");
   model.layout.zero = 2;
-  EXPECT_THAT(Refusal(model), HasSubstr("no ds_config"));
+  EXPECT_THAT(Refusal(model), HasSubstr("does not have the ds_config"));
   SetConfig(model, true);
   EXPECT_THAT(Refusal(model), HasSubstr("round_robin_gradients of the ds_config"));
   SetConfig(model, false);

@@ -320,7 +320,7 @@ TEST(ShardingTest, AFamilysRulesHoldBelowAModule) {
   ASSERT_EQ(header.notes.size(), 1u);
   EXPECT_EQ(header.notes[0],
             "family 'llama' comes closest: it has rules for 2 of 3 parameters (below 'model.'), "
-            "and none for 'loss.weight'");
+            "but none for 'loss.weight'");
 }
 
 TEST(ShardingTest, AMissingSizeIsNamedWhereARuleNeedsIt) {
