@@ -126,7 +126,7 @@ Result<Attributes> Filesystem::GetAttributes(InodeNumber inode, const Caller& ca
   CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
   // Whoever has it open may ask, also when its step is gone.
   if (!s.files.IsOpen(inode) && !s.names.Visible(*s.names.Snapshot(), *node, caller)) {
-    return Fail(ErrorCode::kPermission, StrCat(node->path, ": not yours to see"));
+    return Fail(ErrorCode::kPermission, StrCat(node->path, ": this user may not see it"));
   }
   return s.names.AttributesOf(*node);
 }
@@ -136,7 +136,7 @@ Result<std::string> Filesystem::ReadLink(InodeNumber inode, const Caller& caller
   s.counters.Count(Request::kReadLink);
   CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
   if (!s.names.Visible(*s.names.Snapshot(), *node, caller)) {
-    return Fail(ErrorCode::kPermission, StrCat(node->path, ": not yours to see"));
+    return Fail(ErrorCode::kPermission, StrCat(node->path, ": this user may not see it"));
   }
   if (node->type != Type::kSymlink) {
     return Fail(ErrorCode::kInvalid, StrCat(node->path, " is not a symbolic link"));
@@ -148,7 +148,8 @@ Result<std::string> Filesystem::Attribute(InodeNumber inode, std::string_view na
                                           const Caller& caller) {
   State& s = *state_;
   CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
-  const Error none{ErrorCode::kNotFound, StrCat(node->path, ": no attribute of the name")};
+  const Error none{ErrorCode::kNotFound, StrCat(node->path, ": it does not have such an "
+                                                            "attribute")};
   if (name != kReasonAttribute || !node->step) return Fail(none);
   // A caller who may not see the step learns nothing of what is in it.
   if (!s.names.Visible(*s.names.Snapshot(), *node, caller)) return Fail(none);
@@ -172,7 +173,7 @@ Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode,
     return Fail(ErrorCode::kInvalid, StrCat(directory->path, " is not a directory"));
   }
   if (!s.names.Visible(*now, *directory, caller)) {
-    return Fail(ErrorCode::kPermission, StrCat(directory->path, ": not yours to see"));
+    return Fail(ErrorCode::kPermission, StrCat(directory->path, ": this user may not see it"));
   }
   if (directory->step && directory->step->removed()) {
     return Fail(ErrorCode::kStale, StrCat(directory->path, ": the step was removed"));
@@ -214,7 +215,7 @@ Result<std::vector<DirectoryEntry>> Filesystem::ReadDirectory(InodeNumber inode,
 Result<OpenFile> Filesystem::State::OpenIfAllowed(const Node& file, const Caller& caller) {
   CKPT_RETURN_IF_ERROR(files.Prepare(file));
   if (!names.MayEnter(*file.step, caller)) {
-    return Fail(ErrorCode::kPermission, StrCat(file.path, ": not yours to read"));
+    return Fail(ErrorCode::kPermission, StrCat(file.path, ": this user may not read it"));
   }
   return files.Open(file);
 }
@@ -236,7 +237,7 @@ Result<OpenFile> Filesystem::Open(InodeNumber inode, int flags, const Caller& ca
     return s.files.OpenText(node->inode, StatusJson());
   }
   if (!s.names.MayEnter(*node->step, caller)) {
-    return Fail(ErrorCode::kPermission, StrCat(node->path, ": not yours to read"));
+    return Fail(ErrorCode::kPermission, StrCat(node->path, ": this user may not read it"));
   }
   if (node->step->removed()) {
     return Fail(ErrorCode::kStale, StrCat(node->path, ": the step was removed"));

@@ -74,7 +74,7 @@ void CheckOpened(const spdlog::filename_t& path, std::FILE* file) {
   struct stat opened, named;
   const bool same = fstat(fileno(file), &opened) == 0 && lstat(path.c_str(), &named) == 0 &&
                     opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
-  if (!same) throw spdlog::spdlog_ex(path + " was exchanged while it was opened");
+  if (!same) throw spdlog::spdlog_ex(path + " was replaced while it was being opened");
   if (opened.st_uid == geteuid() && (opened.st_mode & 077) != 0) (void)fchmod(fileno(file), 0600);
 }
 

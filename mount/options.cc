@@ -98,7 +98,8 @@ Status AppendOption(std::string_view option, bool sloppy, std::vector<std::strin
     if (name != known.name) continue;
     if (known.has_value != (equals != std::string_view::npos)) {
       return Fail(ErrorCode::kInvalid,
-                  StrCat("-o ", option, ": ", known.has_value ? "needs a value" : "takes none"));
+                  StrCat("-o ", option, ": ", known.has_value ? "needs a value" : "does not take "
+                                                                                  "a value"));
     }
     out.push_back(StrCat("--", name));
     if (known.has_value) out.emplace_back(option.substr(equals + 1));

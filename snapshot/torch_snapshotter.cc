@@ -48,7 +48,7 @@ DType DTypeOf(const Tensor& tensor, const std::string& name) {
       {"Short", DType::kI16}, {"Char", DType::kI8}, {"Byte", DType::kU8},
       {"Bool", DType::kBool}};
   const auto found = known.find(word);
-  if (found == known.end()) throw Unholdable{StrCat(name, " is of ", word)};
+  if (found == known.end()) throw Unholdable{StrCat(name, " has type ", word)};
   return found->second;
 }
 
@@ -239,7 +239,8 @@ class Shot {
 
   const std::string& NameOf(const void* key) const {
     const auto found = names_.find(key);
-    if (found == names_.end()) throw Unholdable{"a parameter of the optimizer, not of the model,"};
+    if (found == names_.end()) throw Unholdable{"a parameter of the optimizer is not one of the "
+                                                "model"};
     return found->second;
   }
 
@@ -311,17 +312,20 @@ class Shot {
 Result<std::unique_ptr<TorchSnapshotter>> TorchSnapshotter::Make(
     std::shared_ptr<torch::nn::Module> module, std::shared_ptr<torch::optim::Optimizer> optimizer,
     WriterOptions options) {
-  if (!module || !optimizer) return Fail(ErrorCode::kInvalid, "no module or no optimizer");
+  if (!module || !optimizer) return Fail(ErrorCode::kInvalid, "the module or the optimizer is "
+                                                              "missing");
   if (!KindOf(*optimizer)) {
     return Fail(ErrorCode::kUnsupported,
-                "snapshots know Adam, AdamW, SGD, RMSprop and Adagrad of libtorch's optimizers");
+                "snapshots know only Adam, AdamW, SGD, RMSprop and Adagrad of libtorch's "
+                "optimizers");
   }
   CKPT_RETURN_IF_ERROR(CheckName(options.run, "run"));
   if (options.world == 0 || options.rank >= options.world) {
-    return Fail(ErrorCode::kInvalid, StrCat("rank ", options.rank, " of ", options.world));
+    return Fail(ErrorCode::kInvalid, StrCat("the rank must be below the "
+                                            "world: ", options.rank, " of ", options.world));
   }
   if (options.job.empty() && options.world > 1) {
-    return Fail(ErrorCode::kInvalid, "`job` is empty: all ranks need the same one");
+    return Fail(ErrorCode::kInvalid, "`job` is empty: give all ranks the same text");
   }
   if (options.job.empty()) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
@@ -350,7 +354,7 @@ bool TorchSnapshotter::Save(uint64_t step, std::optional<std::chrono::millisecon
     shot.AddOptimizer(*optimizer_, *KindOf(*optimizer_));
     return writer_.Save(std::move(shot).Finish(), limit);
   } catch (const Unholdable& error) {
-    why = StrCat(error.what, " cannot be held");
+    why = StrCat(error.what, ": a snapshot cannot hold it");
   } catch (const std::exception& error) {
     why = error.what();
   }

@@ -56,8 +56,8 @@ OpenFiles::OpenFiles(const FilesystemOptions& options, const Resolver& resolver,
   const uint64_t memory = MemoryToUse();
   const uint64_t budget = MaterialiseBudget(options_.materialise_budget, memory);
   if (budget < options_.materialise_budget) {
-    options_.Say(StrCat("of the ", memory, " bytes of memory there are, files may take ", budget,
-                        ", not ", options_.materialise_budget));
+    options_.Say(StrCat("the machine has ", memory, " bytes of memory: files may take ", budget,
+                        " of them, not ", options_.materialise_budget));
   }
   auto pool = PagePool::Create(budget);
   if (!pool) {
@@ -153,7 +153,7 @@ Result<OpenFile> OpenFiles::Open(const Node& file) {
   CKPT_ASSIGN_OR_RETURN(open.plan, Prepare(file));
   RecentOpen told;
   told.path = file.path;
-  told.reason = "as the opens before it";
+  told.reason = "like earlier opens of the file";
   std::shared_ptr<const Backing> wanted;
   if (const auto now = live_.Peek(file.inode)) {
     wanted = *now;
@@ -162,7 +162,7 @@ Result<OpenFile> OpenFiles::Open(const Node& file) {
     CKPT_ASSIGN_OR_RETURN(wanted, MakeBacking(file, *open.plan, &told.reason));
   }
   open.backing = live_.Join(file.inode, wanted);
-  if (open.backing != wanted) told.reason = "as an open beside it";
+  if (open.backing != wanted) told.reason = "like a concurrent open of the file";
   if (open.backing) told.mode = open.backing->mode();
   counters_.CountOpen(std::move(told));
   const OpenHandle described = open;
@@ -271,7 +271,7 @@ Status OpenFiles::Warm(const Node& file, WarmReport& report) {
     return Fail(ErrorCode::kExhausted,
                 StrCat("the budget of ", materialiser_->pool().budget(), " bytes is full after ",
                        report.files, " files of ", report.bytes, " bytes; ", file.path,
-                       " and what follows is not warmed"));
+                       " and the files after it are not warmed"));
   }
   CKPT_ASSIGN_OR_RETURN(const auto backing, materialiser_->Acquire(file.inode, *plan));
   ++report.files;

@@ -201,7 +201,7 @@ void Namespace::Announce(const std::vector<TreeChange>& changes, bool view_moved
       recent_.Drop(change.removed->record().manifest);
       gone(change);
       options_.Say(
-          StrCat(change.removed->path(), " was removed; what is open of it stays readable"));
+          StrCat(change.removed->path(), " was removed; its open files stay readable"));
     }
     invalidator_.Add(InodeOf(0, StrCat("/run/", change.run, "/step")), change.id);
     invalidator_.Add(InodeOf(0, "/run"), change.run);

@@ -428,7 +428,8 @@ Result<Plan> Resolver::MakePlan(const Node& file, const MountedStep& step) const
   if (!plan) return Fail(std::move(plan).error().WithContext(file.path));
   if (plan->size() != file.size) {
     return Fail(ErrorCode::kInternal,
-                StrCat(file.path, ": the plan has ", plan->size(), " bytes, the name ", file.size));
+                StrCat(file.path, ": the plan has ", plan->size(), " bytes, but the listing "
+                                                                   "says ", file.size));
   }
   // Those of views are checked where they are made.
   const Status valid = file.kind == NodeKind::kViewEntry ? Status() : plan->Validate(step.model());

@@ -254,25 +254,25 @@ std::string RenderViewReadme(const Step& step, const LayoutSurvey& survey) {
       "A layout is tokens joined by _ in any order: tpN ppN dpN epN etpN cpN vppN zero0..zero3\n"
       "bf16 fp16 fp32 (of weights) splitN-N... (layers per stage) plain pipe (names).\n"
       "The step was saved as ", step.model.layout.ToString(), ".\n");
-  if (!step.model.left_out.empty()) text += "\nThe checkpoint has these, and no view does:\n";
+  if (!step.model.left_out.empty()) text += "\nParts of the checkpoint that no view shows:\n";
   for (const LeftOut& one : step.model.left_out) {
     text += Wrapped("  ", LeftOutText(one), kFurther);
   }
   text += StrCat(
       "\n"
-      "Of the layouts that are asked for most these work:\n");
+      "Common layouts that work:\n");
   for (const LayoutSurvey::Format& format : survey.formats) text += ShownText(format);
   const std::vector<std::string> refused = survey.CauseLines();
-  if (!refused.empty()) text += "\nand these do not:\n";
+  if (!refused.empty()) text += "\nCommon layouts that do not work:\n";
   for (const std::string& line : refused) text += Wrapped("  ", line, kFurther);
   const std::vector<std::string> left_out = survey.LeftOutLines();
-  if (!left_out.empty()) text += "\nThe step has these, and a view does not:\n";
+  if (!left_out.empty()) text += "\nParts of the step that some views do not show:\n";
   for (const std::string& line : left_out) text += Wrapped("  ", line, kFurther);
   text += StrCat(
-      "\nWhy another one is not there, after `ls LAYOUT` in this directory:\n"
+      "\nTo ask why another layout does not work, after `ls LAYOUT` in this directory:\n"
       "  getfattr -n user.ckptfs.reason --only-values .\n"
       "  ckptfs explain LAYOUT --step ", name, "\n"
-      "The same for programs is in layouts.json.\n");
+      "layouts.json says the same for programs.\n");
   return PrintableLines(text);
 }
 

@@ -77,7 +77,7 @@ NextTree TakeIn(const Tree& before, const StepNews& news, const MakeStepEntry& m
 
 std::shared_ptr<StepEntry> ViewTarget::Choose(const Tree& tree, std::string* reason) const {
   if (!run_ && tree.runs.size() > 1) {
-    *reason = "several runs: choose one with --run or `ckptfs switch`";
+    *reason = "there are several runs: choose one with --run or `ckptfs switch`";
     return nullptr;
   }
   if (tree.runs.empty()) {
@@ -115,7 +115,7 @@ void ViewTarget::Update(const Tree& tree, std::string* reason) {
     return;
   }
   if (was_shown_ && !follow_) {
-    *reason = "the step it showed was removed";
+    *reason = "the step that it showed was removed";
     return;
   }
   // Following stays with the run it follows.

@@ -209,7 +209,7 @@ Status RunAdopt(const AdoptFlags& options) {
 
 Result<bool> ParseAuto(const std::string& word) {
   if (word == "auto" || word == "never") return word == "auto";
-  return Fail(ErrorCode::kInvalid, StrCat("'", word, "': auto or never"));
+  return Fail(ErrorCode::kInvalid, StrCat("'", word, "': must be auto or never"));
 }
 
 Result<std::string> ParseRequired(const std::string& word) {
@@ -222,14 +222,14 @@ Result<std::string> ParseRequired(const std::string& word) {
 void AddAdoptCommand(CommandSet& commands) {
   auto options = std::make_shared<AdoptFlags>();
   Command& command = commands.Add("adopt", "Index a checkpoint; its files stay where they are");
-  command.Add("PATH", options->paths, "A directory of runs, a run's, or one step's own").Required();
+  command.Add("PATH", options->paths, "A directory of runs, of one run, or of one step").Required();
   AddStoreOption(command, options->store);
   command.Add("--name", options->request.name, "Name of the run (default: the save directory's)")
       .Value("RUN")
       .Check(Checked([](const std::string& name) { return CheckName(name, "run"); }));
   AddIngestOptions(command, options->request.ingest);
   command.Add("--link", options->link,
-              "Keep reflinks or hard links, against deletion of the source");
+              "Keep reflinks or hard links, in case the source is deleted");
   command.Add("--copy", options->copy, "Keep copies in the store").Excludes("--link");
   command
       .Add("--pack", options->pack,

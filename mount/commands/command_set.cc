@@ -146,7 +146,7 @@ std::string CommandSet::RefusalOf(const std::string& command, const std::string&
     return StrCat("no command '", extra, "'; ", Suggestion(extra, Names()));
   }
   if (!extra.starts_with('-')) {
-    return StrCat("'", extra, "' is more than `", command, "` takes");
+    return StrCat("'", extra, "' is one argument more than `", command, "` takes");
   }
   std::vector<std::string> options = {"--help"};
   for (const CommandOption& option : found->options) {
@@ -182,7 +182,7 @@ std::string CommandSet::WhyNotInFront(const std::vector<std::string>& words) con
     break;
   }
   const std::string name = words[0].substr(0, words[0].find('='));
-  return StrCat("'", name, "': options stand behind the command, as in `ckptfs COMMAND --help`",
+  return StrCat("'", name, "': options follow the command, as in `ckptfs COMMAND --help`",
                 std::ranges::find(known, name) == known.end() ? MeantText(name, known) : "");
 }
 
@@ -267,7 +267,7 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
 void AddSnapshotOptions(Command& command, SnapshotFlags& flags) {
   command
       .Add("--snapshot-memory", flags.memory,
-           "Memory for snapshots of training jobs; 0: none are received (default: a quarter of RAM)")
+           "Memory for snapshots of training jobs; 0 receives none (default: a quarter of RAM)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
   AddRetentionOptions(command, flags.request.retention);
@@ -280,10 +280,11 @@ void AddSnapshotOptions(Command& command, SnapshotFlags& flags) {
       .Add("--spool", flags.spool,
            "A directory of this machine's own disk for snapshots that the store does not take at once")
       .Value("DIR");
-  command.Add("--spool-size", flags.spool_size, "Room for them (default: half of what is free there)")
+  command.Add("--spool-size", flags.spool_size, "Room for these snapshots (default: half of what "
+                                                "is free there)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
-  command.Add("--hot-memory", flags.hot_memory, "Memory for them (default: an eighth of RAM)")
+  command.Add("--hot-memory", flags.hot_memory, "Memory for hot steps (default: an eighth of RAM)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
 }
@@ -306,11 +307,12 @@ Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags) {
 }
 
 void AddRetentionOptions(Command& command, Retention& retention) {
-  command.Add("--keep-last", retention.keep_last, "Of a run's steps, keep the newest N")
+  command.Add("--keep-last", retention.keep_last, "Keep the newest N steps of a run")
       .Value("N")
       .Check(Checked(ParsePositive));
   command
-      .Add("--keep-every", retention.keep_every, "Keep those whose iteration is a multiple of M")
+      .Add("--keep-every", retention.keep_every, "Keep the steps whose iteration is a multiple "
+                                                 "of M")
       .Value("M")
       .Check(Checked(ParsePositive));
 }

@@ -158,15 +158,17 @@ Status RunDiff(const DiffFlags& options) {
 
 void AddDiffCommand(CommandSet& commands) {
   auto options = std::make_shared<DiffFlags>();
-  Command& command = commands.Add("diff", "What two steps differ in: tensors, shapes, and values by how much");
+  Command& command = commands.Add("diff", "Show how two steps differ: tensors, shapes, and values "
+                                          "by how much");
   const unsigned offered = kOfferSteps | kOfferRuns | kOfferFiles;
   command.Add("STEP", options->a, "RUN/ID, RUN, or a checkpoint's path").Required().Offers(offered);
   command.Add("OTHER", options->b, "The other one").Required().Offers(offered);
   AddTensorChoice(command, options->choice);
-  command.Add("--atol", options->absolute, "Excuse values that are no further apart (default: bits are compared)")
+  command.Add("--atol", options->absolute, "Excuse values that differ by at most this (default: "
+                                           "bits are compared)")
       .Value("X")
       .Check(Checked(ParseTolerance));
-  command.Add("--rtol", options->relative, "The same, times the other step's value")
+  command.Add("--rtol", options->relative, "The same, relative to the other step's value")
       .Value("X")
       .Check(Checked(ParseTolerance));
   AddStoreOption(command, options->store);

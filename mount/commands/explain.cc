@@ -344,7 +344,7 @@ Status ExplainInside(const ExplainFlags& options, const MountPath& path, const S
   const std::vector<std::string> inside = path.Inside();
   if (inside.empty()) {
     return Say(options, path, "step", StrCat("step ", path.Step(), ", adopted from ", step.record.source,
-                                             "; `ckptfs info ", path.Step(), "` tells of it"));
+                                             "; `ckptfs info ", path.Step(), "` describes it"));
   }
   if (inside[0] == "param") return ExplainParameter(options, path, step);
   if (inside[0] == "source") return ExplainSource(options, path, step);
@@ -413,7 +413,8 @@ Status RunExplain(const ExplainFlags& given) {
 void AddExplainCommand(CommandSet& commands) {
   auto options = std::make_shared<ExplainFlags>();
   Command& command =
-      commands.Add("explain", "Which bytes of which source files; why a layout is refused");
+      commands.Add("explain", "Show which bytes of which source files a view has, or why a layout "
+                              "is refused");
   command.Add("LAYOUT", options->layout, "Such as tp2_dp4_zero1; or any path in a mount")
       .Required()
       .Check(CheckLayoutOrPath);

@@ -50,7 +50,7 @@ Result<CollectReport> CollectWatching(Store& store, const CollectRequest& reques
   CKPT_ASSIGN_OR_RETURN(CollectReport report, store.Collect(request));
   for (bool said = false; report.watched != 0 && !request.dry_run; said = true) {
     if (!said) {
-      fmt::print(stderr, "ckptfs: looking whether {} daemons of other machines still work\n",
+      fmt::print(stderr, "ckptfs: checking whether {} daemons of other machines still work\n",
                  report.watched);
     }
     std::this_thread::sleep_for(kBeat / 2);
@@ -111,7 +111,7 @@ void AddGcCommand(CommandSet& commands) {
   AddStoreOption(command, options->store);
   command.Add("--run", options->run, "Remove steps of this run only").Value("RUN");
   AddRetentionOptions(command, options->retention);
-  command.Add("--dry-run", options->dry_run, "Say what would go");
+  command.Add("--dry-run", options->dry_run, "Only say what would be removed");
   AddJsonOption(command, options->json);
   command.body = [options] { return RunGc(*options); };
 }

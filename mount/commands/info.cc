@@ -181,7 +181,7 @@ Status RunInfo(const InfoFlags& options) {
 void AddInfoCommand(CommandSet& commands) {
   auto options = std::make_shared<InfoFlags>();
   Command& command =
-      commands.Add("info", "What a checkpoint or a step holds, and which views it allows");
+      commands.Add("info", "Show what a checkpoint or a step holds, and which views it allows");
   command.Add("SUBJECT", options->subject, "A checkpoint's path (it is not adopted), RUN/ID, or RUN")
       .Required()
       .Offers(kOfferSteps | kOfferRuns | kOfferFiles);

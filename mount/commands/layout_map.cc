@@ -174,18 +174,21 @@ std::vector<std::string> Remarks(const LayoutMap& map) {
     lines.push_back(StrCat("each rank that is shown stands for ", map.alike, " that hold the same"));
   }
   if (map.slices_shown > 0) {
-    lines.push_back(StrCat("of the ", map.layout.dp, " data-parallel ranks ", map.slices_shown, " are shown"));
+    lines.push_back(StrCat("there are ", map.layout.dp, " data-parallel "
+                                                        "ranks; ", map.slices_shown, " are shown"));
   }
   if (!map.slices.empty()) {
-    lines.push_back(StrCat("a slice: of n elements of the rank's part, row by row, data-parallel rank d has",
+    lines.push_back(StrCat("a slice: the rank's part has n elements, row by row; data-parallel "
+                           "rank d has",
                            " [d*s, d*s+s), s = ceil(n/", map.layout.dp, ")"));
     if (map.layout.ep > 1 || map.layout.etp > 1) {
-      lines.emplace_back("of experts: d and the number of slices are of the ranks that hold the same ones");
+      lines.emplace_back("experts: d and the number of slices count the ranks that hold the same "
+                         "experts");
     }
   } else if (map.layout.zero > 0) {
     lines.emplace_back("the step has no optimizer states that ZeRO would slice");
   }
-  if (map.rows_left_out > 0) lines.push_back(StrCat(map.rows_left_out, " rows more are not shown"));
+  if (map.rows_left_out > 0) lines.push_back(StrCat(map.rows_left_out, " more rows are not shown"));
   return lines;
 }
 
@@ -196,7 +199,7 @@ std::string SlicesTitle(const LayoutMap& map) {
 }
 
 std::string_view PartsTitle(const LayoutMap& map) {
-  return map.layout.zero == 3 ? "weights: the part of which a rank has a slice" : "weights";
+  return map.layout.zero == 3 ? "weights: the part that a rank has a slice of" : "weights";
 }
 
 constexpr Colour kInk{40, 40, 48};

@@ -31,7 +31,7 @@ struct MapFlags {
 
 Result<bool> IsPng(const std::string& path) {
   if (path.ends_with(".png") || path.ends_with(".svg")) return path.ends_with(".png");
-  return Fail(ErrorCode::kInvalid, StrCat("'", path, "': a name that ends in .svg or .png"));
+  return Fail(ErrorCode::kInvalid, StrCat("'", path, "': the name must end in .svg or .png"));
 }
 
 Status WritePicture(const std::string& path, const std::string& bytes) {

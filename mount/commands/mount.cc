@@ -111,8 +111,8 @@ Result<MountRequest> RequestOf(const MountFlags& options) {
 
 Status RunMount(const MountFlags& options, const Command& command) {
   if (options.request.follow && !options.step.empty() && options.step != "latest") {
-    return RefuseUsage("--follow shows the latest step, --step " + options.step +
-                       " another one: give one of them");
+    return RefuseUsage("--follow shows the latest step, but --step " + options.step +
+                       " shows another one: give one of them");
   }
   if (options.paths.empty()) return RefuseUsage("MOUNTPOINT is required");
   CKPT_ASSIGN_OR_RETURN(MountRequest request, RequestOf(options));
@@ -131,7 +131,7 @@ void AddServingOptions(Command& command, MountFlags& options) {
       .Check(Checked(ParseBytes));
   command
       .Add("--reserve", options.reserve,
-           "Of it, kept ready for the next files (default: a third, at most 8G)")
+           "The part of --budget to keep ready for the next files (default: a third, at most 8G)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
   AddSnapshotOptions(command, options.snapshots);
@@ -150,7 +150,7 @@ void AddMountCommand(CommandSet& commands) {
   auto options = std::make_shared<MountFlags>();
   Command& command = commands.Add("mount", "Mount a store; returns when the mount answers");
   command.Add("PATH", options->paths,
-              "[CHECKPOINT...] MOUNTPOINT: what to adopt first, and an existing directory");
+              "[CHECKPOINT...] MOUNTPOINT: checkpoints to adopt first, and an existing directory");
   AddStoreOption(command, options->request.store);
   command.Add("--adopt", options->adopt, "Adopt a checkpoint first").Value("PATH");
   command.Add("--name", options->name, "Name of the run that is adopted")
@@ -160,7 +160,8 @@ void AddMountCommand(CommandSet& commands) {
   command.Add("--copy", options->copy, "Adopt as `adopt --copy` does").Excludes("--link");
   command.Add("--run", options->run, "The run /view shows").Value("RUN");
   command.Add("--step", options->step, "The step /view shows (default: latest)").Value("ID|latest");
-  command.Add("--follow", options->request.follow, "Move /view when a newer step appears; adopt those of CHECKPOINT as a job saves them");
+  command.Add("--follow", options->request.follow, "Move /view when a newer step appears; adopt "
+                                                   "the steps of CHECKPOINT as a job saves them");
   command.Add("--layout", options->layouts, "A layout that listings show")
       .Value("LAYOUT")
       .Check(Checked(Layout::Parse));

@@ -31,7 +31,7 @@ Result<StepReference> ParseOneStep(const std::string& text) {
   CKPT_ASSIGN_OR_RETURN(StepReference name, ParseStepReference(text));
   if (name.id != "latest") return name;
   return Fail(Error{ErrorCode::kInvalid, StrCat(text, ": name the step to remove")}
-                  .Needing(StrCat("`ckptfs resolve ", name.run, "` says which is the latest")));
+                  .Needing(StrCat("`ckptfs resolve ", name.run, "` names the latest step")));
 }
 
 // A step that is to go, and whom that meets.
@@ -79,14 +79,16 @@ Result<std::vector<Removal>> CheckAll(Store& store, const RemoveFlags& options) 
   LookAtMounts(mounts, removals);
   for (const DaemonFacts& daemon : SilentDaemons(store.directory(), mounts)) {
     if (options.force || daemon.mountpoint.empty()) continue;
-    return Fail(ErrorCode::kExists, StrCat(DescribeSilent(daemon), ", and nothing tells which step it "
-                                           "shows; --force removes all the same. Nothing was removed"));
+    return Fail(ErrorCode::kExists, StrCat(DescribeSilent(daemon), ", so that nothing tells which "
+                                                                   "step it "
+                                           "shows. Nothing was removed; --force removes "
+                                           "nevertheless"));
   }
   for (const Removal& removal : removals) {
     if (removal.shown.empty() || options.force) continue;
     return Fail(Error{ErrorCode::kExists, StrCat("Nothing was removed. ", removal.name(), ": /view of ",
                                                  removal.shown.front(), " shows it")}
-                    .Needing("`ckptfs switch RUN/ID` first, or give --force"));
+                    .Needing("run `ckptfs switch RUN/ID` first, or give --force"));
   }
   return removals;
 }
@@ -104,7 +106,7 @@ void PrintRemoval(const Removal& removal) {
     fmt::print("  /view of {} shows nothing now\n", Printable(mountpoint));
   }
   if (removal.users.empty()) return;
-  fmt::print("  open files of it stay readable: {}\n", Printable(DescribeUsers(removal.users)));
+  fmt::print("  its open files stay readable: {}\n", Printable(DescribeUsers(removal.users)));
 }
 
 // Live mounts and side blobs follow; what fails of that is worth a line.

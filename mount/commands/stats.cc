@@ -99,7 +99,8 @@ Status RunStats(const StatsFlags& options) {
 void AddStatsCommand(CommandSet& commands) {
   auto options = std::make_shared<StatsFlags>();
   Command& command =
-      commands.Add("stats", "Least, greatest and mean values of a step's tensors, zeros, NaN and infinity");
+      commands.Add("stats", "Show least, greatest and mean values of a step's tensors, zeros, NaN "
+                            "and infinity");
   command.Add("STEP", options->step, "RUN/ID, RUN, or a checkpoint's path")
       .Required()
       .Offers(kOfferSteps | kOfferRuns | kOfferFiles);

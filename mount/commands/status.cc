@@ -298,7 +298,8 @@ Status RunStatus(const StatusFlags& options) {
 
 void AddStatusCommand(CommandSet& commands) {
   auto options = std::make_shared<StatusFlags>();
-  Command& command = commands.Add("status", "Whether mounts are alive, and what they have served");
+  Command& command = commands.Add("status", "Show whether mounts are alive, and what they have "
+                                            "served");
   AddLiveOptions(command, options->live);
   command.Add("--verbose", options->verbose, "Every counter, and how recent files were served");
   AddJsonOption(command, options->json);

@@ -31,7 +31,7 @@ Error NoSuchParameter(const StepModel& model, const TensorChoice& choice) {
   Error error{ErrorCode::kNotFound, text + meant};
   error.parameter = choice.parameter;
   if (!meant.empty()) return error;
-  return std::move(error).Needing("`ckptfs ls` lists them, and * stands for anything");
+  return std::move(error).Needing("`ckptfs ls` lists them; * in a name matches anything");
 }
 
 // Which of the source's tensor-parallel ranks: "tp 0-1 cut dim 0", "tp 0-1 whole".

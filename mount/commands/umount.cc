@@ -50,7 +50,8 @@ std::vector<std::string> OtherPlaces(const std::string& device) {
 // if none is seen.  The kernel ends the daemon with the last of its mounts.
 std::string StillServed(const std::string& device) {
   if (const auto places = OtherPlaces(device); !places.empty()) {
-    return StrCat(places.front(), " shows it, too: the daemon serves that until it is unmounted");
+    return StrCat(places.front(), " shows the same mount: the daemon serves it until that is "
+                                  "unmounted, too");
   }
   const std::vector<MountUser> holders = FindMountHolders(device);
   if (holders.empty()) return "";
@@ -95,7 +96,8 @@ Status Busy(const std::string& path, Error error) {
   }
   const std::vector<MountUser> users = FindMountUsers(path);
   if (users.empty()) {
-    error.message += "; none of the processes that this user may look at has them (root sees all)";
+    error.message += "; none of the processes that this user may look at has them open (root sees "
+                     "all)";
   } else {
     error.message = StrCat(path, ": in use by ", DescribeUsers(users),
                            "; end them, or `ckptfs umount --lazy ", path, "`");

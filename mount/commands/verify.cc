@@ -57,14 +57,14 @@ void PrintAsText(const VerifyReport& report, const VerifyFlags& options) {
                Counted(report.unsummed_blobs, "file"), Printable(report.unsummed));
   }
   if (report.changed_notes > 0) {
-    fmt::print("note: {} beside the step, of which nothing is read, changed: {}; "
+    fmt::print("note: {} beside the step changed: {}; views do not read them; "
                "`adopt --refresh` takes them as they are\n", Counted(report.changed_notes, "file"),
                Printable(report.changed_note));
   }
   if (report.weights_skipped > 0) {
     fmt::print(
-        "note: {} cannot be compared with masters, being averages of other copies or "
-        "from before the first optimizer step, such as {}\n",
+        "note: {} cannot be compared with masters, as averages of other copies or "
+        "as weights from before the first optimizer step, such as {}\n",
         Counted(report.weights_skipped, "weight"), report.skipped);
   }
   fmt::print(

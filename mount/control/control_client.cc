@@ -41,7 +41,8 @@ Result<Json> Ask(const Descriptor& socket, const std::string& path, const Json& 
       SendMessage(socket.get(), request.dump(-1, ' ', false, Json::error_handler_t::replace)));
   CKPT_ASSIGN_OR_RETURN(const std::string text, ReceiveMessage(socket.get(), kMaxReply));
   Json reply = Json::parse(text, nullptr, false);
-  if (!reply.is_object()) return Fail(ErrorCode::kInternal, "the daemon answered no JSON object");
+  if (!reply.is_object()) return Fail(ErrorCode::kInternal, "the daemon's answer is not a JSON "
+                                                            "object");
   if (reply.value("ok", false)) return reply["result"];
   return Fail(ErrorCodeNamed(reply.value("code", "")), reply.value("message", "no reason given"));
 }
@@ -153,7 +154,8 @@ std::vector<std::string> RefreshDaemons(std::string_view store, std::span<const 
     if (!done) failures.push_back(StrCat(mount.mountpoint, ": ", done.error().message));
   }
   for (const DaemonFacts& daemon : SilentDaemons(store, mounts)) {
-    failures.push_back(StrCat(DescribeSilent(daemon), "; it will see it when it does"));
+    failures.push_back(StrCat(DescribeSilent(daemon), "; it will see the change when it answers "
+                                                      "again"));
   }
   return failures;
 }

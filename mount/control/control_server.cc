@@ -120,7 +120,7 @@ void ControlServer::Accept() {
 void ControlServer::Converse(Descriptor connection) {
   std::string reply;
   if (!IsPeerTrusted(connection.get())) {
-    reply = Refusal(Error{ErrorCode::kPermission, "the daemon answers its own user and root only"});
+    reply = Refusal(Error{ErrorCode::kPermission, "the daemon answers only its own user and root"});
   } else {
     const auto answer = Caught([&]() -> Result<std::string> {
       CKPT_ASSIGN_OR_RETURN(const std::string request,
@@ -136,7 +136,7 @@ void ControlServer::Converse(Descriptor connection) {
 }
 
 Status ControlServer::BeginReading(const Json& request, Descriptor& connection) {
-  if (!readers_) return Fail(ErrorCode::kUnsupported, "it has no steps in memory");
+  if (!readers_) return Fail(ErrorCode::kUnsupported, "the daemon does not hold steps in memory");
   CKPT_ASSIGN_OR_RETURN(const Layout layout, Layout::Parse(Text(request, "layout")));
   return readers_->Begin(connection, Text(request, "run"), Text(request, "id"), layout,
                          Success(nullptr));
@@ -144,7 +144,8 @@ Status ControlServer::BeginReading(const Json& request, Descriptor& connection) 
 
 std::string ControlServer::Answer(const std::string& text, Descriptor& connection) {
   const Json request = Json::parse(text, nullptr, false);
-  if (!request.is_object()) return Refusal(Error{ErrorCode::kInvalid, "no JSON object"});
+  if (!request.is_object()) return Refusal(Error{ErrorCode::kInvalid, "the request is not a JSON "
+                                                                      "object"});
   const std::string operation = Text(request, "op");
   if (operation == "hello") {
     return Success(Json{{"store", Utf8OfBytes(store_)},
@@ -166,7 +167,7 @@ std::string ControlServer::Answer(const std::string& text, Descriptor& connectio
   }
   if (filesystem_ != nullptr) return AnswerOfMount(request, operation);
   if (operation == "refresh" || operation == "let_go") return Success(nullptr);  // it shows none
-  return Refusal(Error{ErrorCode::kUnsupported, "a daemon without a mount"});
+  return Refusal(Error{ErrorCode::kUnsupported, "the daemon does not have a mount"});
 }
 
 std::string ControlServer::AnswerOfMount(const Json& request, const std::string& operation) {

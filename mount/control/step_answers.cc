@@ -95,7 +95,7 @@ StepAnswers::Answer StepAnswers::To(const std::string& request) {
       return ReadFile(path, first, second);
     }
   }
-  return Fail(ErrorCode::kInvalid, "this is not a request");
+  return Fail(ErrorCode::kInvalid, "the message is not a request");
 }
 
 std::string StepAnswers::HeadOf(const Answer& answer) {

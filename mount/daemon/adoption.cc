@@ -37,8 +37,9 @@ Result<std::string> ResolveFamily(const std::string& wanted, FamilySet& families
   if (wanted.empty()) return wanted;
   if (!is_file) {
     if (families.Find(wanted) != nullptr) return wanted;
-    return Fail(ErrorCode::kNotFound, StrCat("--family ", wanted, ": no shipped family of that "
-                                                                  "name; a file needs a '/' or .toml"));
+    return Fail(ErrorCode::kNotFound, StrCat("--family ", wanted, ": no family of this name is "
+                                                                  "shipped; a file needs a '/' or "
+                                                                  ".toml"));
   }
   auto name = families.AddFile(wanted);
   if (!name) return Fail(std::move(name).error().WithContext("--family"));
@@ -58,7 +59,8 @@ Result<std::vector<std::string>> ReadOrder(const std::string& path) {
     return Fail(ErrnoError(error != 0 ? error : EIO, StrCat("--parameter-order ", path)));
   }
   if (!names.empty()) return names;
-  return Fail(ErrorCode::kInvalid, StrCat("--parameter-order ", path, ": no names in it"));
+  return Fail(ErrorCode::kInvalid, StrCat("--parameter-order ", path, ": the file does not hold "
+                                                                      "names"));
 }
 
 // The sizes of a config.json that the user gives.

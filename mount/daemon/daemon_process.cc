@@ -59,7 +59,8 @@ Status RunDaemon(const DaemonRequest& request, const std::function<void()>& read
   }
   const std::string log = LogTarget(request.log, path, "daemon");
   Log(LogLevel::kInfo, StrCat(service.receiving() ? "receives snapshots for " : "another daemon receives for ",
-                              path, service.receiving() ? "" : "; waits for its end", "; log: ", log));
+                              path, service.receiving() ? "" : "; this one waits until it "
+                                                               "ends", "; log: ", log));
   MoveLog(log);
   const auto record = DaemonRecord::Write(path, "", log, request.again);
   if (!record) Log(LogLevel::kWarning, record.error().message);

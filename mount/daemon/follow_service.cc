@@ -34,12 +34,12 @@ Status CheckDirectory(const std::string& path) {
     const std::string above = std::filesystem::path(path).parent_path();
     if (error != ENOENT) return Fail(ErrnoError(error, path));
     if (::stat(above.c_str(), &info) != 0) {
-      return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": not there yet, nor is ", above, ", in which it is to be")}
+      return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": does not exist, and neither does ", above, ", which should contain it")}
                       .Needing("make that directory first, or correct the path"));
     }
   }
   if (S_ISDIR(info.st_mode)) return {};
-  return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory in which a job saves"));
+  return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory; a job saves into a directory"));
 }
 
 }  // namespace

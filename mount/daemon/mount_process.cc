@@ -104,7 +104,7 @@ Result<std::optional<MountEntry>> FindForeignMount(const std::string& path) {
   CKPT_ASSIGN_OR_RETURN(auto entry, FindMount(path));
   if (!entry || entry->type != "fuse.ckptfs") return entry;
   return Fail(ErrorCode::kExists,
-              StrCat(path, ": a ckptfs mount of ", entry->source, " is there already; `ckptfs "
+              StrCat(path, ": a ckptfs mount of ", entry->source, " is there already; run `ckptfs "
                                                                   "umount ", path, "` first"));
 }
 
@@ -126,8 +126,9 @@ Status PrepareMountpoint(const MountRequest& request, MountpointClaim& claim) {
   if (!S_ISDIR(info.st_mode)) return Fail(ErrorCode::kInvalid, StrCat(path, ": not a directory"));
   if (!entry && !request.nonempty && !std::filesystem::is_empty(path, error) && !error) {
     return Fail(ErrorCode::kInvalid,
-                StrCat(path, ": not empty, and what is in it would be hidden; the mount point comes last "
-                             "(`ckptfs mount CHECKPOINT MOUNTPOINT`), or --nonempty"));
+                StrCat(path, ": not empty, and the mount would hide its files; name the mount "
+                             "point last "
+                             "(`ckptfs mount CHECKPOINT MOUNTPOINT`), or give --nonempty"));
   }
   for (const auto& [what, below] : {std::pair("store", request.store),
                                     std::pair("spool", request.snapshots.spool)}) {
@@ -271,7 +272,7 @@ void WarnOfLayouts(const MountRequest& request, const Daemon& daemon, const Show
   for (const Layout& layout : request.layouts) {
     const auto views = ViewSet::Open(ModelOf(shown.step), layout, daemon.formats);
     if (views->offer().Any()) continue;
-    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": of ", shown.name, ", ",
+    Log(LogLevel::kWarning, StrCat("--layout ", layout.ToString(), ": step ", shown.name, ": ",
                                    views->offer().Refusal().message));
   }
 }
@@ -289,8 +290,8 @@ void WarnIfGone(const Shown& shown) {
   const SourceReport sources = LookAtSources(shown.step->model, *shown.blobs);
   if (sources.state != SourceState::kMissing && sources.state != SourceState::kStale) return;
   Log(LogLevel::kWarning,
-      StrCat("view: ", shown.name, ", which was adopted from ", shown.record.source,
-             ", is no longer there (", sources.reason,
+      StrCat("view: the files of ", shown.name, ", adopted from ", shown.record.source,
+             ", are no longer there (", sources.reason,
              "): its training was removed or began again, and reads of it fail; "
              "`ckptfs remove --force ", shown.name,
              "` forgets it, `ckptfs switch` shows another step"));
@@ -384,7 +385,8 @@ Status AskMount(const std::string& mountpoint) {
     ::_exit(::stat(mountpoint.c_str(), &info) == 0 ? 0 : errno);
   }
   if (child < 0) {  // no more processes for this user: no reason not to serve
-    Log(LogLevel::kWarning, StrCat("the new mount is not tried: ", ErrnoError(errno, "fork").message));
+    Log(LogLevel::kWarning, StrCat("the new mount is not "
+                                   "tested: ", ErrnoError(errno, "fork").message));
     return {};
   }
   int ended = 0;

@@ -199,7 +199,8 @@ void SnapshotKeeper::Show(const StepRecord& record) {
   const Status shown = refresh_(record);
   if (shown) return;
   Log(LogLevel::kWarning,
-      StrCat("snapshot ", record.run, "/", record.id, " is shown later: ", shown.error().message));
+      StrCat("snapshot ", record.run, "/", record.id, " will be shown "
+                                                      "later: ", shown.error().message));
 }
 
 Result<SnapshotKeeper::Entered> SnapshotKeeper::Insist(

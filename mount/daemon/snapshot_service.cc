@@ -89,7 +89,7 @@ Result<bool> SnapshotService::OpenSpool() {
   const ErrorCode code = opened ? ErrorCode::kInternal : opened.error().code;
   if (!opened && code == ErrorCode::kExists) return false;
   if (!opened && (code == ErrorCode::kIo || code == ErrorCode::kExhausted)) {
-    Log(LogLevel::kWarning, StrCat("no spool: ", opened.error().message));
+    Log(LogLevel::kWarning, StrCat("the spool cannot be used: ", opened.error().message));
     return true;
   }
   if (!opened) return Fail(std::move(opened).error());
@@ -145,7 +145,7 @@ Status SnapshotService::StartReceiving() {
   if (!receiver) {
     spooler_.reset();  // it is the receiving daemon's
     if (receiver.error().code == ErrorCode::kExists) return {};
-    Log(LogLevel::kWarning, StrCat("no snapshots: ", receiver.error().message));
+    Log(LogLevel::kWarning, StrCat("snapshots are not received: ", receiver.error().message));
     return {};
   }
   MutexLock lock(mutex_);

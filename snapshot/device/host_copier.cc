@@ -33,7 +33,7 @@ bool IsMapped(const std::byte* from, uint64_t bytes) {
 }
 
 tl::unexpected<Error> GivenBack() {
-  return Fail(ErrorCode::kStale, "memory of a tensor was given back before the update");
+  return Fail(ErrorCode::kStale, "the memory of a tensor was freed before the update");
 }
 
 // A file in memory; the kernel writes into it from any memory that this process can read.

@@ -14,7 +14,8 @@ constexpr std::string_view kRule = "; give each life of a job a `job` text of it
 
 // A rank that comes now would be told of that step as if it were its own.
 tl::unexpected<Error> StillWritten() {
-  return Fail(ErrorCode::kExists, StrCat("a step of an earlier life of the job is still written", kRule));
+  return Fail(ErrorCode::kExists, StrCat("a step of an earlier life of the job is still being "
+                                         "written", kRule));
 }
 
 }  // namespace
@@ -34,17 +35,20 @@ Result<JobLives::Strangers> JobLives::Greet(const RankOfJob& who, Comes how,
       if (rank.here == 0) continue;
       return Fail(ErrorCode::kExists,
                   job.world == who.world
-                      ? StrCat("rank ", number, " of another life of the job is at work", kRule)
+                      ? StrCat("rank ", number, " of another life of the job is still at "
+                                                "work", kRule)
                       : StrCat("the job has ", job.world, " ranks, not ", who.world, kRule));
     }
-    if (how == Comes::kForAnother) return Fail(ErrorCode::kStale, "another life of the job came");
+    if (how == Comes::kForAnother) return Fail(ErrorCode::kStale, "another life of the job has "
+                                                                  "begun");
     if (busy) return StillWritten();
     strangers.all = true;
     job.ranks.clear();
   } else if (fresh && !IsOwnJob(who.job)) {
     for (const auto& [number, rank] : job.ranks) {
       if (how == Comes::kForAnother && rank.fresh) {
-        return Fail(ErrorCode::kStale, StrCat("rank ", number, " came, which may be of another life", kRule));
+        return Fail(ErrorCode::kStale, StrCat("rank ", number, " has connected and may belong to "
+                                                               "another life", kRule));
       }
       const bool gone = rank.here == 0 && (!born || rank.seen < *born);
       if (how == Comes::kNew && gone) strangers.ranks.insert(number);

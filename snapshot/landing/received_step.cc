@@ -313,7 +313,7 @@ void IncomingSteps::DropOlder(Time limit, const Elsewhere& elsewhere) {
     if (elsewhere) {
       for (const uint32_t rank : elsewhere(name)) missing.erase(rank);
     }
-    found.push_back({name, open.step, StrCat("nothing came of rank ", RanksText(missing))});
+    found.push_back({name, open.step, StrCat("nothing came from rank ", RanksText(missing))});
   }
   for (const DroppedStep& one : found) Drop(one.name, one.step, one.why);
 }

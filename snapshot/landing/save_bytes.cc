@@ -39,7 +39,7 @@ class SaveBytes::MovingFile final : public File {
     {
       MutexLock lock(place_->mutex);
       if (place_->on_disk && *ending_) {
-        return Fail(ErrorCode::kIo, StrCat(name(), " stays in the spool: the daemon ends"));
+        return Fail(ErrorCode::kIo, StrCat(name(), " stays in the spool: the daemon is ending"));
       }
       file = place_->file;
     }

@@ -242,7 +242,7 @@ bool WorldParts::Prepare(WorldPart& part) {
   } else {
     const auto world = WorldOf(part.name.run, part.name.job);
     if (!world || !world->life) {  // it left meanwhile
-      Settle(part.name, part.step, Fail(ErrorCode::kNotFound, "its job has gone"), save);
+      Settle(part.name, part.step, Fail(ErrorCode::kNotFound, "its job is gone"), save);
       return true;
     }
     name = Lived(part.name, *world->life);
@@ -318,7 +318,7 @@ bool WorldParts::LookAt(Pending& pending) {
   if (news && news->state == AttemptNews::State::kWaiting) {
     pending.looks += news->whole ? 1 : 0;
     const bool late = !news->whole && Late(pending.first);
-    if (late) why = StrCat("nothing came of ", Missing(news->missing));
+    if (late) why = StrCat("nothing came from ", Missing(news->missing));
     if (!news->passed.empty()) {
       why = DropApart(pending, news->later) ? std::string(kApart)
                                             : StrCat(Missing(news->passed), " went on without it");

@@ -157,7 +157,7 @@ Status RankSession::Handle(Incoming incoming, IncomingSteps& steps, Arrivals& ar
   const SnapshotMessage& message = incoming.message;
   if (message.word == SnapshotWord::kHello) return Hello(message, steps);
   if (message.word == SnapshotWord::kReturn) return Return(message, incoming.passed, steps);
-  if (!hold_) return Breach("no hello");
+  if (!hold_) return Breach("it did not say hello first");
   Status done = HandlePart(message, steps, arrivals);
   if (done || !for_another_) return done;
   Forgo(message.attempt);
@@ -185,18 +185,18 @@ Status RankSession::HandlePart(const SnapshotMessage& message, IncomingSteps& st
       parts_.erase(message.attempt);
       steps.Cancel(NameOf(message.attempt), message.step, rank_, message.text);
       return {};
-    default: return Breach("a message of the daemon's");
+    default: return Breach("it sent a message that only the daemon sends");
   }
 }
 
 Status RankSession::CheckGreeting(const SnapshotMessage& message) const {
-  if (introduced()) return Breach("a second hello");
+  if (introduced()) return Breach("it sent a second hello");
   const size_t line = message.text.find('\n');
-  if (line == std::string::npos) return Breach("a hello without a job");
+  if (line == std::string::npos) return Breach("its hello does not name a job");
   CKPT_RETURN_IF_ERROR(CheckName(message.text.substr(0, line), "run"));
   if (message.text.size() - line > kMaxJob) return Breach("the job's name is too long");
   if (message.world == 0 || message.world > kMaxSnapshotWorld || message.rank >= message.world) {
-    return Breach(StrCat("rank ", message.rank, " of ", message.world));
+    return Breach(StrCat("its rank is ", message.rank, " of ", message.world));
   }
   return {};
 }
@@ -231,8 +231,8 @@ Status RankSession::Charge() {
   if (budget_->used.fetch_add(shape_.bytes()) + shape_.bytes() <= budget_->limit) return {};
   const uint64_t others = budget_->used -= shape_.bytes();
   return Fail(ErrorCode::kExhausted,
-              StrCat("an arena of ", shape_.bytes(), " bytes beside ", others,
-                     " that are in use is more than snapshots may use (--snapshot-memory)"));
+              StrCat("an arena of ", shape_.bytes(), " bytes and the ", others,
+                     " that are in use are more than snapshots may use (--snapshot-memory)"));
 }
 
 Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) {
@@ -241,7 +241,7 @@ Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) 
   attempt_ = message.step;
   const uint64_t slots = message.sequence;
   if (message.length == 0 || slots == 0 || slots > kMaxSlots) {
-    return Breach(StrCat("an arena of ", slots, " times ", message.length, " bytes"));
+    return Breach(StrCat("it asked for an arena of ", slots, " times ", message.length, " bytes"));
   }
   shape_ = ArenaShape{budget_->chunk_bytes, 0};
   const uint64_t chunks = shape_.ChunksFor(message.length);
@@ -277,16 +277,16 @@ Status RankSession::Return(const SnapshotMessage& message, const Descriptor& mem
                            IncomingSteps& steps) {
   CKPT_RETURN_IF_ERROR(CheckGreeting(message));
   if (!memory.valid() || message.sequence > std::numeric_limits<uint32_t>::max()) {
-    return Breach("a return without an arena");
+    return Breach("it returned without an arena");
   }
   const ArenaShape shape{message.length, static_cast<uint32_t>(message.sequence)};
   CKPT_RETURN_IF_ERROR(CheckArenaMemory(memory.get(), shape));
   struct stat info;
   if (fstat(memory.get(), &info) != 0 || (info.st_uid != 0 && info.st_uid != geteuid())) {
-    return Fail(ErrorCode::kPermission, "an arena of another user");
+    return Fail(ErrorCode::kPermission, "the arena belongs to another user");
   }
   auto claim = ClaimArena(memory.get());
-  if (!claim) return Fail(ErrorCode::kExists, "the arena is still read");
+  if (!claim) return Fail(ErrorCode::kExists, "the arena is still being read");
   shape_ = shape;
   CKPT_RETURN_IF_ERROR(Charge());
   auto reader = ArenaReader::Open(memory.get(), shape_);
@@ -369,13 +369,13 @@ Status RankSession::Advance() {
 }
 
 Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) {
-  if (parts_.size() >= kMaxParts) return Breach("too many attempts at once");
+  if (parts_.size() >= kMaxParts) return Breach("it has too many attempts open");
   if (message.length == 0 || message.length > shape_.chunks * shape_.payload_bytes()) {
-    return Breach(StrCat("a file of ", message.length, " bytes"));
+    return Breach(StrCat("its file cannot have ", message.length, " bytes"));
   }
   const bool fresh = steps.Begin(NameOf(message.attempt), message.step, rank_, message.chunk != 0);
   if (!fresh && (message.chunk == 0 || parts_.contains(message.attempt))) {
-    return Breach("an attempt of before");
+    return Breach("it began an earlier attempt again");
   }
   if (message.sequence != 0) ++budget_->full_waits;
   auto part = std::make_unique<Part>();
@@ -409,27 +409,27 @@ Status RankSession::CheckHeader(const ChunkHeader& header, const Part& part) con
   const uint64_t length = std::min(shape_.payload_bytes(), part.bytes - part.received);
   if (header.rank != rank_ || header.stream != StreamOf(run_, job_) || header.step != part.step ||
       header.sequence != part.sequence || header.length != length) {
-    return Breach("a chunk that is not the next one");
+    return Breach("it sent a chunk that is not the next one");
   }
   return {};
 }
 
 Status RankSession::Chunk(const SnapshotMessage& message) {
   const auto found = parts_.find(message.attempt);
-  if (found == parts_.end()) return Breach("a chunk of no attempt");
+  if (found == parts_.end()) return Breach("it sent a chunk before it began the attempt");
   Part& part = *found->second;
   if (message.chunk >= shape_.chunks || ours_[message.chunk]) {
-    return Breach("a chunk that is not the rank's");
+    return Breach("it sent a chunk that is not its own");
   }
   if (message.sequence != part.sequence || part.received == part.bytes) {
-    return Breach("a chunk that is not the next one");
+    return Breach("it sent a chunk that is not the next one");
   }
   const auto chunk = static_cast<uint32_t>(message.chunk);
   ours_[chunk] = true;
   part.lease->chunks.push_back(chunk);
   const ChunkHeader header = hold_->reader().CopyHeader(chunk);
   CKPT_RETURN_IF_ERROR(CheckHeader(header, part));
-  if (header.attempt != message.attempt) return Breach("a chunk of another attempt");
+  if (header.attempt != message.attempt) return Breach("it sent a chunk of another attempt");
   const auto bytes = hold_->reader().Payload(chunk).first(header.length);
   // Both digests of a piece while it is in the processor's cache.
   ChunkDigester whole(bytes.size());
@@ -451,12 +451,12 @@ Status RankSession::Chunk(const SnapshotMessage& message) {
 
 Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals) {
   const auto found = parts_.find(message.attempt);
-  if (found == parts_.end()) return Breach("the end of no attempt");
+  if (found == parts_.end()) return Breach("it ended an attempt that it had not begun");
   const std::unique_ptr<Part> part = std::move(found->second);
   parts_.erase(found);
   if (part->received != part->bytes) {
     steps.Drop(NameOf(message.attempt), part->step, StrCat("rank ", rank_, " left bytes out"));
-    return Breach("an end before all bytes");
+    return Breach("it ended an attempt before all bytes had come");
   }
   part->file.chunks = std::move(part->digester).Finish();
   PartAgain again{NameOf(message.attempt), part->step, rank_, world_, {}, part->over};
@@ -488,7 +488,7 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
 
 Status RankSession::Ask(const SnapshotMessage& message, IncomingSteps& steps,
                         Arrivals& arrivals) const {
-  if (message.text.empty()) return Breach("a question about nothing");
+  if (message.text.empty()) return Breach("it sent an empty question");
   (void)steps.Begin(NameOf(message.attempt), message.step, rank_, true);  // it is over
   arrivals.again.push_back({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text});
   return {};

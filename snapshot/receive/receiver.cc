@@ -140,7 +140,7 @@ void Receiver::State::Accept() {
     if (!connection.valid()) return;
     SnapshotMessage refused{SnapshotWord::kRefused};
     if (!IsPeerTrusted(connection.get()))
-      refused.text = "snapshots are taken of its own user and root only";
+      refused.text = "the daemon takes snapshots only from its own user and root";
     if (sessions.size() >= options.max_sessions) {
       refused.text = "too many ranks";
       refused.sequence = 1;  // later there may be room

@@ -78,12 +78,12 @@ Result<std::vector<Placed>> Arranged(const Capture& capture, const CapturePlan& 
   std::vector<Placed> placed = PlacedOf(rest, sources);
   if (!capture.plan) return placed;
   if (capture.sources.size() != capture.plan->tensors().size()) {
-    return Fail(ErrorCode::kInvalid, "snapshot: a plan of other tensors");
+    return Fail(ErrorCode::kInvalid, "snapshot: the plan is for other tensors");
   }
   for (const Placed& one : placed) {
     const std::string& key = one.tensor->entry.name;
     if (!capture.plan->Has(key)) continue;
-    return Fail(ErrorCode::kInvalid, StrCat("snapshot: two tensors '", key, "'"));
+    return Fail(ErrorCode::kInvalid, StrCat("snapshot: there are two tensors '", key, "'"));
   }
   std::vector<Placed> all = PlacedOf(*capture.plan, capture.sources);
   const auto middle = all.insert(all.end(), placed.begin(), placed.end());

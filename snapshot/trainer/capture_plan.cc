@@ -66,7 +66,7 @@ Result<CapturePlan> CapturePlan::Make(std::vector<CapturedTensor> tensors) {
     CapturedTensor& tensor = tensors[i];
     std::string key = KeyOf(tensor);
     if (!plan.keys_.insert(key).second) {
-      return Fail(ErrorCode::kInvalid, StrCat("snapshot: two tensors '", key, "'"));
+      return Fail(ErrorCode::kInvalid, StrCat("snapshot: there are two tensors '", key, "'"));
     }
     if (tensor.part) {
       auto checked = LocalRangeOf(*tensor.part, tensor.shape);

@@ -27,7 +27,7 @@
 namespace ckptfs {
 
 inline constexpr std::string_view kWritten =
-    " was written before the update: whoever writes it calls before_update() first";
+    " was written before the update: code that writes it must call before_update() first";
 // Why a save is dropped for which there are too few free chunks, and what helps.
 inline constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
 inline constexpr std::string_view kMakesRoom =

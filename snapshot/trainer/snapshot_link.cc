@@ -162,7 +162,7 @@ Status SnapshotLink::TakeIn(const SnapshotMessage& message) {
   switch (message.word) {
     case SnapshotWord::kFree:
       if (message.chunk >= ours_.size() || ours_[message.chunk]) {
-        return Refuse("a chunk that is not the daemon's to free");
+        return Refuse("the daemon freed a chunk that it does not hold");
       }
       ours_[message.chunk] = true;
       if (message.sequence != 0) said_.Shelve(attempt_of_[message.chunk], message.text);

@@ -128,7 +128,7 @@ Result<LinkPtr> SnapshotWriter::State::Connected(uint64_t bytes, const Interrupt
   const auto start = Clock::now();
   const uint64_t door = SnapshotDoorOf(options.store);
   if (start < next_greeting && door == silent && !(link && link->connected())) {
-    return Fail(ErrorCode::kIo, "the daemon did not answer, and is asked again later");
+    return Fail(ErrorCode::kIo, "the daemon did not answer; it will be asked again later");
   }
   bool interrupted = false;  // that says nothing of the daemon
   auto connected = Greet(bytes, [&] { return interrupted = asked && asked(); });
@@ -208,8 +208,9 @@ Status SnapshotWriter::State::FollowDevices(SaveJob& job) {
 void SnapshotWriter::State::SayUnproved(const std::string& why) {
   MutexLock lock(mutex);
   if (std::exchange(said_unproved, why) == why) return;
-  Say(StrCat("snapshots are unproved: a write of a device's memory between a save and its copy, which "
-             "does not call before_update(), is not seen (", why, ")"));
+  Say(StrCat("snapshots are unproved: a write to a device's memory between a save and its copy is "
+             "not "
+             "seen unless the writer calls before_update() (", why, ")"));
 }
 
 // Takes chunks for all of it, and copies into them what cannot wait.
@@ -225,7 +226,8 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   }
   CKPT_RETURN_IF_ERROR(eager_copier->Wait());
   const std::string name = job.Changed(false);
-  if (!name.empty()) return Fail(ErrorCode::kStale, StrCat(name, " was written while it was saved"));
+  if (!name.empty()) return Fail(ErrorCode::kStale, StrCat(name, " was written while it was being "
+                                                                 "saved"));
   SnapshotMessage message = job.Message(SnapshotWord::kBegin);
   message.length = job.file.bytes();
   message.sequence = job.waited ? 1 : 0;
@@ -308,7 +310,7 @@ Status SnapshotWriter::State::CopyOrSend(const JobPtr& job) {
       outcome->second.progress.copied = job->ChunkEnd(job->copied - 1);
     }
     if (!job->failure.empty()) return Fail(ErrorCode::kExhausted, job->failure);
-    if (Clock::now() >= job->end) return Fail(ErrorCode::kExhausted, "its time is over");
+    if (Clock::now() >= job->end) return Fail(ErrorCode::kExhausted, "its time limit has passed");
     copy = copy || (urgent && !job->IsCopied());
     trainer = urgent ? Trainer::kWaits : Trainer::kGoesOn;
   }

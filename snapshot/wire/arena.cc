@@ -107,10 +107,11 @@ class PayloadMapping final : public Mapping {
 Status CheckArenaShape(const ArenaShape& shape) {
   if (shape.chunk_bytes % kArenaPage != 0 || shape.chunk_bytes < 2 * kArenaPage ||
       shape.chunk_bytes > (uint64_t{1} << 30)) {
-    return Fail(ErrorCode::kInvalid, StrCat("arena: chunks of ", shape.chunk_bytes, " bytes"));
+    return Fail(ErrorCode::kInvalid, StrCat("arena: chunks cannot "
+                                            "have ", shape.chunk_bytes, " bytes"));
   }
   if (shape.chunks == 0 || shape.bytes() > (uint64_t{1} << 46)) {
-    return Fail(ErrorCode::kInvalid, StrCat("arena: ", shape.chunks, " chunks"));
+    return Fail(ErrorCode::kInvalid, StrCat("arena: it cannot have ", shape.chunks, " chunks"));
   }
   return {};
 }
@@ -125,13 +126,13 @@ ChunkHeader SealedHeader(ChunkHeader header) {
 Status CheckChunkHeader(const ChunkHeader& header, const ArenaShape& shape) {
   if (header.magic != kMagic) return Fail(ErrorCode::kInvalid, "chunk: not a header");
   if (header.version != kVersion) {
-    return Fail(ErrorCode::kInvalid, StrCat("chunk: version ", header.version));
+    return Fail(ErrorCode::kInvalid, StrCat("chunk: unknown version ", header.version));
   }
   if (header.check != CheckOf(header)) {
     return Fail(ErrorCode::kInvalid, "chunk: the header is damaged");
   }
   if (header.length == 0 || header.length > shape.payload_bytes()) {
-    return Fail(ErrorCode::kInvalid, StrCat("chunk: a length of ", header.length, " bytes"));
+    return Fail(ErrorCode::kInvalid, StrCat("chunk: it cannot hold ", header.length, " bytes"));
   }
   return {};
 }
@@ -193,7 +194,7 @@ Status CheckArenaMemory(int descriptor, const ArenaShape& shape) {
   if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW) ||
       fstat(descriptor, &info) != 0 || static_cast<uint64_t>(info.st_size) != shape.bytes() ||
       fstatfs(descriptor, &where) != 0 || where.f_type != TMPFS_MAGIC) {
-    return Fail(ErrorCode::kInvalid, "arena: not a sealed memory file of the size that was said");
+    return Fail(ErrorCode::kInvalid, "arena: not a sealed memory file of the announced size");
   }
   return {};
 }

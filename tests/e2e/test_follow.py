@@ -230,7 +230,7 @@ def test_what_cannot_be_followed_is_refused(ckptfs, tmp_path):
     file = tmp_path / 'file'
     file.write_text('x')
     mount = ckptfs.mountpoint()
-    for path, said in ((file, 'not a directory'), (tmp_path / 'no' / 'such', 'nor is')):
+    for path, said in ((file, 'not a directory'), (tmp_path / 'no' / 'such', 'neither does')):
         for words in (['adopt', '--watch', path], ['mount', '--follow', path, mount]):
             done = ckptfs.run(*words, '--store', ckptfs.store, check=False)
             assert done.returncode != 0 and said in done.stderr, done.stderr

@@ -308,7 +308,7 @@ def test_an_update_does_not_wait_for_good(collecting):
     optimizer.step()
     go_on.set()
     assert save.join() == [False]
-    assert 'was written while it was saved' in snap.status()['last_drop']
+    assert 'was written while it was being saved' in snap.status()['last_drop']
 
 
 def test_an_interrupted_wait_does_not_hide_the_next_step(collecting):

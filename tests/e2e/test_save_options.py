@@ -88,7 +88,7 @@ def test_a_deadline_that_is_over(ckptfs, snapshotter):
     snap = snapshotter()
     assert snap.save(1, deadline=0)
     assert not snap.wait_durable(1)
-    assert 'its time is over' in snap.status()['last_drop']
+    assert 'its time limit has passed' in snap.status()['last_drop']
     assert snap.save(2, deadline=60) and snap.wait_durable(2)
 
 

@@ -322,7 +322,7 @@ def test_one_shard_of_a_model_is_no_step(ckptfs, tmp_path):
     index.unlink()
     done = ckptfs.adopt(shards[0], check=False)
     assert done.returncode == REFUSED
-    assert f'{shards[0]}: is shard 1 of 3 by its name, and no index' in done.stderr
+    assert f'{shards[0]}: is shard 1 of 3 by its name, but an index' in done.stderr
     ckptfs.adopt(shutil.copy(shards[0], model / 'model-00001-of-00001.safetensors'), name='only')
 
 

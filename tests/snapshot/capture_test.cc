@@ -124,7 +124,7 @@ TEST(CaptureTest, APlanOfOtherTensorsIsRefused) {
   capture.tensors = {Tensor("a", "weight", DType::kF32, {1}, bytes, false)};
   const auto twice = CaptureFile::Make(capture, 0, 1);
   ASSERT_FALSE(twice);
-  EXPECT_EQ(twice.error().message, "snapshot: two tensors 'a'");
+  EXPECT_EQ(twice.error().message, "snapshot: there are two tensors 'a'");
 }
 
 TEST(CaptureTest, TwoTensorsOfOneNameAreRefused) {

@@ -157,7 +157,7 @@ TEST_P(GoneTest, MemoryThatIsGivenBackBeforeItWasCopied) {
   gate.unlock();
   if (update.joinable()) update.join();
   EXPECT_FALSE(writer->WaitDurable(1, kLong));
-  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("given back"));
+  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("freed before the update"));
   RankMemory other({100});
   ASSERT_TRUE(writer->Save(other.Save(2, 0)));
   EXPECT_TRUE(writer->WaitDurable(2, kLong));

@@ -296,7 +296,8 @@ TEST_F(CudaCopierTest, AWriteOnTheDeviceThatNobodyCountedDropsTheStepByName) {
   }
   EXPECT_EQ(writer->status().unproved, 0u);
   EXPECT_THAT(writer->status().last_drop,
-              testing::HasSubstr("p2.of0 was written before the update: whoever writes it calls before_update()"));
+              testing::HasSubstr("p2.of0 was written before the update: code that writes it must "
+                                 "call before_update()"));
 }
 
 TEST_F(CudaCopierTest, AnUnprovedStepIsSavedAndSaidOnce) {

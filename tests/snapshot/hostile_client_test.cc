@@ -86,7 +86,7 @@ TEST_F(HostileClientTest, AnotherUserIsRefused) {
   const std::string path = *SnapshotSocketPath(directory_.path(), false);
   EXPECT_EQ(SaidToNobody(path), "cannot connect");
   ASSERT_EQ(chmod(path.c_str(), 0666), 0);
-  EXPECT_THAT(SaidToNobody(path), testing::HasSubstr("its own user and root only"));
+  EXPECT_THAT(SaidToNobody(path), testing::HasSubstr("only from its own user and root"));
   ExpectService();
 }
 

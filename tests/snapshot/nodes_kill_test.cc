@@ -212,13 +212,13 @@ TEST_F(NodesTest, ARankThatNeverArrivesIsNamed) {
   ++step;
   ASSERT_TRUE(Save(first, step, 0));
   EXPECT_FALSE(first.WaitDurable(step, kLong));
-  EXPECT_THAT(first.status().last_drop, testing::HasSubstr("nothing came of rank 1"));
+  EXPECT_THAT(first.status().last_drop, testing::HasSubstr("nothing came from rank 1"));
   EXPECT_THAT(a.status()["last_drop"].get<std::string>(), testing::HasSubstr("rank 1"));
   EXPECT_FALSE(IsStored(step));
   // Its part comes too late.
   ASSERT_TRUE(Save(second, step, 1));
   EXPECT_FALSE(second.WaitDurable(step, kLong));
-  EXPECT_THAT(second.status().last_drop, testing::HasSubstr("nothing came of rank 1"));
+  EXPECT_THAT(second.status().last_drop, testing::HasSubstr("nothing came from rank 1"));
   EXPECT_FALSE(IsStored(step));
 }
 

@@ -257,7 +257,7 @@ TEST_F(ReceiverTest, ARankThatNeverComesIsNamed) {
   RankMemory memory({100});
   ASSERT_TRUE(writer->Save(memory.Save(5, 1)));
   EXPECT_FALSE(writer->WaitDurable(5, kLong));
-  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("nothing came of rank 0, 2"));
+  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("nothing came from rank 0, 2"));
 }
 
 TEST_F(ReceiverTest, ARankThatMissesASaveIsThereAtTheNext) {

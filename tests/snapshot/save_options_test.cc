@@ -124,7 +124,7 @@ TEST_F(SaveOptionsTest, ASaveThatIsNotOverInItsTimeIsDropped) {
   RankMemory memory({3000});
   ASSERT_TRUE(writer->Save(memory.Save(1, 0), milliseconds(0)));
   EXPECT_FALSE(writer->WaitDurable(1, kLong));
-  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("its time is over"));
+  EXPECT_THAT(writer->status().last_drop, testing::HasSubstr("its time limit has passed"));
   ASSERT_TRUE(writer->Save(memory.Save(2, 0), kLong));
   EXPECT_TRUE(writer->WaitDurable(2, kLong));
 }

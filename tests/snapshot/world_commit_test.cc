@@ -287,7 +287,7 @@ TEST(WorldCommitTest, WheneverAMachineStopsTheOthersGoOn) {
       if (news->state == State::kWaiting) {
         EXPECT_FALSE(published) << at;
         EXPECT_EQ(news->missing, (std::set<uint32_t>{2, 3})) << at;
-        news = a.commit->Drop(kSave, 7, "nothing came of ranks 2-3");
+        news = a.commit->Drop(kSave, 7, "nothing came from ranks 2-3");
         EXPECT_EQ(news->state, State::kDropped) << at;
       }
       EXPECT_EQ(IsStepThere(disk, "7", 7, 4), news->state == State::kDurable) << at;
@@ -369,7 +369,7 @@ TEST_F(SweepTest, WhatALivingDaemonWaitsForStaysWithThePartsOfGoneOnes) {
   }
   Collect(observer);
   EXPECT_EQ(Left(*Storage_()).size(), 2u);
-  ASSERT_TRUE(a.commit->Drop(kSave, 7, "nothing came of rank 3"));
+  ASSERT_TRUE(a.commit->Drop(kSave, 7, "nothing came from rank 3"));
   while (Collect(observer).directories == 0) {  // a may say for a while that it writes there
   }
   EXPECT_EQ(Directories(), 0u);

@@ -249,7 +249,7 @@ TEST(OwnershipTest, TheUsersOrderIsTheOptimizersAndIsChecked) {
        two,
        {},
        Evidence::kNone,
-       "its number 1 has states of shape [8, 8], but 'body.bias' is of shape [8]",
+       "its member 1 has states of shape [8, 8], but 'body.bias' is of shape [8]",
        {"body.weight", "body.bias", "head.weight", "head.bias"}},
       {"too few",
        kTwoLayers,

@@ -138,7 +138,7 @@ TEST(ShardTest, RefusesByNameWhatNoRuleCovers) {
   const std::string message = Refusal(step, "tp2");
   EXPECT_THAT(message, HasSubstr("--family"));
   EXPECT_THAT(message, HasSubstr("'a' and 3 more: no rule")) << "a reason once";
-  EXPECT_THAT(message, HasSubstr("'u': held by one"));
+  EXPECT_THAT(message, HasSubstr("'u': only one"));
   const Error error = CheckLayout(step, L("tp2")).error();
   EXPECT_EQ(error.parameter, "a");
   EXPECT_THAT(error.needs, HasSubstr("adopt with --family FILE"));

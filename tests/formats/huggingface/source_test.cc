@@ -210,7 +210,7 @@ TEST_F(HuggingFaceSourceTest, ShardsAndTheirIndexMustAgree) {
   EXPECT_EQ(Refusal(), "0 steps");
   Write(index, R"({"metadata": {}, "weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})");
   files::rename(path_ + "/one", path_ + "/one.safetensors");
-  EXPECT_THAT(Refusal(), HasSubstr("two.safetensors: not there"));
+  EXPECT_THAT(Refusal(), HasSubstr("two.safetensors: missing"));
   Write("two.safetensors", Safetensors({{"c", DType::kF32, {2}}}));
   EXPECT_THAT(Refusal(), HasSubstr("says that 'b' is in two.safetensors"));
   Write("two.safetensors", Safetensors({{"a", DType::kF32, {2}}, {"b", DType::kF32, {2}}}));
