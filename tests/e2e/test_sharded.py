@@ -303,7 +303,7 @@ def test_state_dicts_of_several_models(ckptfs, monkeypatch):
     loaded = {'model': {k: torch.zeros_like(v) for k, v in each[0]['model'].items()}}
     torch.distributed.checkpoint.load(loaded, checkpoint_id=f'{url}/1')
     assert_equal(loaded['model'], dict(each[0]['model']))
-    with pytest.raises(CheckpointException, match='disc.optim is of disc.model, not of gen.model'):
+    with pytest.raises(CheckpointException, match='disc.optim belongs to disc.model, not to gen.model'):
         save({'gen': each[0], 'disc': each[1]}, 2)
     assert durable_steps(ckptfs) == ['1']
     for saver in dcp._SAVERS.values():
@@ -470,7 +470,7 @@ def test_two_ranks_and_a_write_to_what_is_being_copied(ckptfs, job):
         said = json.loads(' '.join(answer))
         for what, line in zip(('DistributedDataParallel', 'fully_shard (FSDP2)',
                                '1.weight is not sharded', 'weight is placed as P',
-                               'different names', 'DistributedDataParallel of ranks'), said,
+                               'different names', 'DistributedDataParallel has ranks'), said,
                              strict=True):
             assert what in line, said
     trainer.tell('make fsdp', 'made')

@@ -40,7 +40,7 @@ class LateSaver:
         try:
             self.snap = make()
         except Exception as error:  # pylint: disable=broad-except
-            LOG.warning('no snapshots: %s', error)
+            LOG.warning('snapshots are not taken: %s', error)
 
     def save(self, step: int) -> None:
         """Each step once."""

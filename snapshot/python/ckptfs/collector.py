@@ -123,7 +123,7 @@ class PlacingCollector:
             return [replace(one, ranks=self._firsts[one.parameter])]
         if not is_dtensor(weight) or mesh_key(weight) != mesh_key(one.tensor) or (
                 weight.shape != one.tensor.shape):
-            raise NotHeld('is placed otherwise than the parameter')
+            raise NotHeld('is not placed as the parameter is')
         boxes = self._boxes.of(one.tensor)
         if boxes is None:
             return []
@@ -178,7 +178,7 @@ class TorchCollector(PlacingCollector):
                 raise TypeError(trouble)
             return
         if not torch.distributed.is_initialized():
-            raise TypeError('DTensors of several ranks without torch.distributed')
+            raise TypeError('a model with DTensors of several ranks needs torch.distributed')
         groups = [torch.distributed.get_process_group_ranks(m.process_group)
                   for m in map(state.data_parallel, self._models) if m is not None]
         self._meet(rank, world, tensors, groups, foreign or self._trouble(tensors))
@@ -189,7 +189,7 @@ class TorchCollector(PlacingCollector):
         for ddp in filter(None, map(state.data_parallel, self._models)):
             ranks = torch.distributed.get_process_group_ranks(ddp.process_group)
             if len(ranks) != world:
-                return (f'DistributedDataParallel of ranks {ranks} alone: the other ranks have '
+                return (f'DistributedDataParallel has ranks {ranks} only: the other ranks have '
                         'a model of their own')
             for name, parameter in ddp.module.named_parameters():
                 if name in ddp.parameters_to_ignore and parameter.requires_grad:
@@ -230,7 +230,7 @@ class TorchCollector(PlacingCollector):
         hook = state.updates_in_backward(tensors)
         if hook and not self._told:
             self._told = True
-            LOG.warning('all is copied before save returns: %s may write in the backward pass',
+            LOG.warning('save returns after all is copied: %s may write in the backward pass',
                         hook)
         return not hook and all(map(state.waits_for_hooks, self._optimizers))
 

@@ -77,7 +77,7 @@ class StateDict:
                 self._take_model(value)
                 self.model_key = name
             elif _is_optimizer(value) and another:
-                raise NotHeld(f'{name} is of {prefix}model, not of {self.model_key}: save each '
+                raise NotHeld(f'{name} belongs to {prefix}model, not to {self.model_key}: save each '
                               'model as a run of its own')
             elif _is_optimizer(value):
                 self.optimizers[name] = value
@@ -361,7 +361,7 @@ class Writer(StorageWriter, AsyncStager):
             self._store, self._run, step = url.parse(checkpoint_id)
             self._step = int(step)
         except ValueError as error:
-            self._trouble = f'{error}; a step that is saved is a number'
+            self._trouble = f'{error}; the step must be a number'
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Nothing to set up."""
@@ -379,7 +379,7 @@ class Writer(StorageWriter, AsyncStager):
         if not self._staged:
             world = torch.distributed.get_world_size() if _is_joined() else 1
             if plan.storage_data != world and not self._trouble:
-                self._trouble = f'{plan.storage_data} of {world} ranks save it'
+                self._trouble = f'only {plan.storage_data} of {world} ranks save it'
             flat, paths = getattr(planner, 'state_dict', {}), getattr(planner, 'mappings', None)
             self._save(unflatten_state_dict(flat, paths) if paths else flat, False)
         self._staged = False

@@ -99,8 +99,8 @@ class Holders:
         ranks = self._having.get(name, [])
         for other in ranks:
             if self.joined[other] != self.joined[self.rank]:
-                raise TypeError(f'{name} is on ranks {self.rank} and {other}, which no mesh '
-                                'has both of: parameters of different stages need '
+                raise TypeError(f'{name} is on ranks {self.rank} and {other}, but a mesh '
+                                'with both does not exist: parameters of different stages need '
                                 'different names')
         return tuple(ranks)
 

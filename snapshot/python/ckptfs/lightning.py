@@ -85,7 +85,7 @@ class _Others:
                 found[key] = self._loadable(value, f'{prefix}{key}.')
             elif f'{prefix}{key}' not in self._told:
                 self._told.add(f'{prefix}{key}')
-                LOG.warning('%s%s of the checkpoint is left out, it could not be loaded again: %s',
+                LOG.warning('%s%s of the checkpoint is left out, since it could not be loaded again: %s',
                             prefix, key, why)
         return found
 

@@ -89,7 +89,7 @@ def _states(key: str, parts: Sequence[ShardedTensor], rank: int, stepped: Steppe
     flat = parts[0].flattened_range
     if len(parts) > 1:
         if any(part.flattened_range is not None for part in parts):
-            raise NotHeld(f'{key}: parts of several ranges')
+            raise NotHeld(f'{key}: its parts have several flat ranges')
         one.tensor, one.updated = torch.cat(tensors), False
     elif flat is not None:
         one.local_shape, one.flat = _shape(parts[0]), (flat.start, flat.stop)
@@ -277,7 +277,7 @@ class LoadStrategy(LoadShardedStrategy):
     def check_version_compatibility(self, loaded_version: int) -> None:
         """CheckpointingException for a newer one."""
         if loaded_version > VERSION:
-            raise CheckpointingException(f'{BACKEND} of version {loaded_version}')
+            raise CheckpointingException(f'{BACKEND} has the unknown version {loaded_version}')
 
     @staticmethod
     def _stock(folder: Any) -> Optional[Any]:

@@ -71,7 +71,7 @@ class _Closed:
         object.__setattr__(self, 'held', held)
 
     def __setattr__(self, *_: Any) -> None:
-        raise pickle.UnpicklingError('it writes into what makes its values')
+        raise pickle.UnpicklingError('it writes into the functions that make its values')
 
     __setstate__ = __setattr__
 

@@ -56,7 +56,7 @@ class SavedStep:
             for key, one in tensors_of(self._files, 'rank0/optimizer.safetensors').items():
                 place = saved.place_of(key)
                 if place is None:
-                    raise RuntimeError(f'{self._url}: nobody says whose {key} is')
+                    raise RuntimeError(f'{self._url}: nothing says which parameter {key} belongs to')
                 self._tensors[place] = one
         return self._tensors
 

@@ -51,7 +51,7 @@ def _named(value: Any, path: str) -> Iterator[Tuple[str, torch.Tensor]]:
 def _storage_class(dtype: torch.dtype) -> Any:
     name = torch.storage._dtype_to_storage_type_map().get(dtype)
     if name is None or 'Q' in name:
-        raise NotHeld(f'a tensor of {dtype} in a checkpoint')
+        raise NotHeld(f'a checkpoint cannot hold a tensor of {dtype}')
     return getattr(torch, name)
 
 

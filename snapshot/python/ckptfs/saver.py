@@ -101,7 +101,7 @@ def _place(rank: Optional[int], world: Optional[int],
 
 
 def _asked(step: Any) -> int:
-    """The step that somebody means; -1, which there is none of, for what is not a step."""
+    """Returns the step that somebody means; -1 if `step` is not a step."""
     try:
         number = int(step)
         return number if 0 <= number < 1 << 64 and step == number else -1

@@ -457,7 +457,7 @@ class Shares:
         for one in states:
             ranks = one.ranks or (self._all if one.shape is None else (self._rank,))
             if self._rank not in ranks:
-                raise NotHeld(f'{one.kind} of {one.parameter} is of ranks {ranks}')
+                raise NotHeld(f'{one.kind} of {one.parameter} belongs to ranks {ranks}')
             if len(ranks) == 1 or roles[one.parameter] == 'buffer':
                 mine += [one] * (ranks[0] == self._rank)
             else:

@@ -22,7 +22,7 @@ def _is_replicated() -> bool:
     from accelerate.state import AcceleratorState
     kind = AcceleratorState().distributed_type.value
     if kind == 'DEEPSPEED':
-        raise TypeError('with DeepSpeed its own configuration names the store')
+        raise TypeError("with DeepSpeed, name the store in DeepSpeed's own configuration")
     return kind.startswith('MULTI_')
 
 

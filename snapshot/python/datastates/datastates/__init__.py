@@ -33,7 +33,7 @@ class CheckpointEngine:
         self.ckptfs_settings = {key: value for key, value in given.items() if key in KEYS}
         self.ckptfs_stock = TorchCheckpointEngine(deepspeed_config)
         if len(self.ckptfs_settings) < len(given):
-            logging.getLogger('ckptfs').info('datastates_ckpt: %s mean nothing here',
+            logging.getLogger('ckptfs').info('datastates_ckpt: ckptfs ignores %s',
                                              sorted(set(given) - KEYS))
 
     def wait(self, persist: bool = False) -> None:
