@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each Error becomes when it leaves through the kernel.  The table is
+// ErrnoOf gives the errno of an Error that leaves through the kernel.  The table is
 // part of docs/reference/semantics.md and a test compares the two.
 //
 //   kInvalid      EINVAL      kStale        ESTALE

@@ -124,7 +124,7 @@ Result<Attributes> Filesystem::GetAttributes(InodeNumber inode, const Caller& ca
   State& s = *state_;
   s.counters.Count(Request::kAttributes);
   CKPT_ASSIGN_OR_RETURN(const NodePtr node, s.names.FindNode(inode));
-  // Whoever has it open may ask, also when its step is gone.
+  // A process that has it open may ask, also when its step is gone.
   if (!s.files.IsOpen(inode) && !s.names.Visible(*s.names.Snapshot(), *node, caller)) {
     return Fail(ErrorCode::kPermission, StrCat(node->path, ": this user may not see it"));
   }

@@ -160,7 +160,7 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
     const BlobIndex index{static_cast<uint32_t>(i)};
     if (!blobs.RootOf(index).local()) {
       const auto found = blobs.RootOf(index).Stat(blob.path);
-      files_.push_back(found ? found->access : kClosed);  // what cannot be looked at is nobody's
+      files_.push_back(found ? found->access : kClosed);  // closed if it cannot be looked at
       continue;
     }
     const std::string& path = blobs.RootOf(index).name();

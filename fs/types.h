@@ -115,7 +115,7 @@ struct WarmReport {
   std::map<std::string, uint64_t> skipped;  // files by the reason why they are not
 };
 
-// Which step /view shows.
+// The step that /view shows.
 struct ShownStep {
   std::string run;
   std::string id;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the command line's words mean: exit codes, default places, steps, sizes,
+// Parsers of the command line's words: exit codes, default places, steps, sizes,
 // and the words mount(8) uses.
 //
 // Thread safety: pure functions (the environment is read).

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who could reach a step's files when the store took them (--copy, --link): the
-// directories above them then, kept with the copy, since the paths may be
+// Kept gates say who could reach a step's files when the store took them (--copy, --link):
+// the directories above them at that time, kept with the copy, since the paths may be
 // anybody's later.
 //
 //   <store>/blobs/<digest>/gates = one line per directory: mode (octal) " " uid

@@ -110,7 +110,7 @@ Result<Adopted> Publish(Store& store, const StepCandidate& step, StepModel model
   Adopted adopted;
   adopted.left_out = model.left_out;
   if (step.root->local()) adopted.closed = FindClosedFile(model, *BlobReader::Create(model, {}));
-  const int64_t oldest_ns = OldestOf(model);  // what the store owns has no times
+  const int64_t oldest_ns = OldestOf(model);  // a file that the store owns has no times
   CKPT_ASSIGN_OR_RETURN(const std::string run, RunNameOf(options.run, step.SavePath(), options.hints.names));
   const bool owned = options.ownership != Ownership::kReference;
   std::shared_ptr<const void> hold;  // until it is published

@@ -5,8 +5,8 @@
 // pieces, publish.  It is read once.  AdoptPlace does so for all steps of a
 // place, each with its own outcome.  Doing it again changes nothing.
 //
-// Whoever has steps to show calls this: the command line, what is written into
-// a mount, a snapshot daemon.  Sources are theirs to choose.
+// Its callers have steps to show: the command line, writes into a mount, a snapshot
+// daemon.  They choose the sources.
 //
 // Thread safety: may be called concurrently, also by several processes.
 
@@ -54,9 +54,9 @@ Result<std::string> RunNameOf(const std::string& wanted, const std::string& root
 struct Adopted {
   StepRecord record;
   std::vector<std::string> warnings;
-  std::vector<LeftOut> left_out;  // what the checkpoint has and the step does not
-  std::optional<ClosedFile> closed;       // what hides the step from others
-  std::string unproven;  // that it may begin a life, and nothing proves it (DescribeChoice)
+  std::vector<LeftOut> left_out;  // parts of the checkpoint that the step lacks
+  std::optional<ClosedFile> closed;       // the file that hides the step from others
+  std::string unproven;  // says that it may begin a life without proof (DescribeChoice)
 };
 
 // Errors: those of the source; kStale if something is read of a file that is `growing`, or a

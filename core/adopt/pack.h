@@ -30,8 +30,8 @@
 
 namespace ckptfs {
 
-// Whoever but root may read a file of this access may read each of `files`.
-// Where owners (or groups) differ their bits go to nobody who lacks the others'.
+// A user (but root) who may read a file of the returned access may read each of `files`.
+// Where owners (or groups) differ, their bits go to nobody who lacks the others'.
 OwnerAndMode TightestAccess(std::span<const OwnerAndMode> files);
 
 struct PackOptions {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which steps there are at a path, and their indexes.  Scan is cheap: it lists
-// directories and asks each source whose they are.  IngestStep reads the
+// Scan finds the steps at a path; the ingest functions make their indexes.  Scan is cheap: it
+// lists directories and asks each source whose they are.  IngestStep reads the
 // headers of one step; IngestPlace those of all, in parallel, each with its own
 // outcome: one that is broken refuses no other.
 //
@@ -76,7 +76,7 @@ struct BegunStep {
 struct ScanResult {
   std::vector<FoundStep> steps;  // in the sources' order
   std::vector<BegunStep> begun;  // named as the steps are, if there are any
-  std::vector<Error> unread;     // what was recognised and no source reads
+  std::vector<Error> unread;     // recognised checkpoints that no source reads
   std::vector<std::string> said;  // where the runs are, if not at the place itself
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the filesystem tells of a step whose files may still be written: by a save, or by a
-// program that copies them and has given them their sizes before their bytes.  Only files that
-// something is read of count, and those that are named as what is saved.
+// These functions ask the filesystem whether a step's files are still being written: by a save, or
+// by a program that copies them and has given them their sizes before their bytes.  Only files
+// count that are read, or that are named like saved files.
 //
 // Thread safety: may be called concurrently.
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What nlohmann's parsers make of a text that other readers of JSON take otherwise.  They
-// take a NUL byte for its end, and nobody looks at what stands behind it; they pass over a
-// byte-order mark, which RFC 8259 and the readers of safetensors refuse; and they refuse
-// what Python's json module writes for what has no JSON.  A text is put right, or refused,
+// These functions prepare JSON texts that nlohmann's parsers take otherwise than other readers do.
+// The parsers take a NUL byte for the end and ignore the rest; they pass over a byte-order mark,
+// which RFC 8259 and the readers of safetensors refuse; and they refuse the words that Python's
+// json module writes for values that JSON does not have (NaN).  A text is put right, or refused,
 // before they see it.
 //
 // Thread safety: pure.

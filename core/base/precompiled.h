@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What most sources include, compiled once for all (CMakeLists.txt).  Headers of
+// The headers that most sources include, compiled once for all (CMakeLists.txt).  Headers of
 // the language and of libraries only: what is ours changes too often.  Sources
 // include what they use all the same; `tests/run --tidy` compiles without this.
 //

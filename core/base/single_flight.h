@@ -6,8 +6,8 @@
 // he works (another flight may have landed since the first look), and fills
 // the cache before he lands.
 //
-// Thread safety: all methods may be called concurrently.  Whoever leads
-// several flights lands all of them before he waits for any: then no two
+// Thread safety: all methods may be called concurrently.  A caller that leads
+// several flights lands all of them before it waits for any: then no two
 // callers wait for each other.
 // Lifetime: must outlive its flights.
 

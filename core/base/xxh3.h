@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// XXH3-128 as it is compiled for one kind of processor.  Whoever includes this has its own, for
-// the processor that it is compiled for; only digest.cc and xxh3_avx2.cc do, and no header with
-// inline functions comes along, since the linker may take any source's.
+// XXH3-128 as it is compiled for one kind of processor.  Each source that includes this has its
+// own, for the processor that it is compiled for; only digest.cc and xxh3_avx2.cc do.  Headers with
+// inline functions do not come along, since the linker may take any source's.
 //
 // Thread safety: pure functions; one thread for each state.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether the files of a step are still what was adopted, as lists say it.
+// SourceState says, for lists, whether the files of a step are still as they were adopted.
 //
 // Thread safety: may be called concurrently.
 

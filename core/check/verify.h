@@ -27,7 +27,7 @@ namespace ckptfs {
 
 struct VerifyDefect {
   std::string subject;  // a file's path, or an atom: "name (kind)"
-  std::string rule;     // what is wrong, with the element and the files
+  std::string rule;     // the rule that is broken, with the element and the files
   auto operator<=>(const VerifyDefect&) const = default;
 };
 
@@ -35,11 +35,11 @@ struct VerifyReport {
   uint64_t blobs = 0;
   uint64_t blob_bytes = 0;
   uint64_t summed_bytes = 0;    // of them compared with digests or checksums
-  uint64_t unsummed_blobs = 0;  // whose own records have no checksums
+  uint64_t unsummed_blobs = 0;  // files without checksums of their own
   std::string unsummed;         // one of these
   uint64_t atoms_compared = 0;  // with more than one copy
   uint64_t weights_compared = 0;  // with their masters (weight_check.h)
-  uint64_t weights_skipped = 0;   // that cannot be compared exactly
+  uint64_t weights_skipped = 0;   // weights that cannot be compared exactly
   std::string skipped;            // one of these
   uint64_t atoms_read = 0;      // others: every element found, averaged, cast
   uint64_t atoms_finite = 0;    // checked for NaN and infinity

@@ -63,7 +63,7 @@ class Spool {
 struct OpenedSpool {
   std::unique_ptr<Spool> spool;
   std::vector<PreparedPart> left;  // by an earlier daemon; oldest first
-  std::vector<std::string> notes;  // what was removed, and why
+  std::vector<std::string> notes;  // removed files, each with the reason
 };
 
 // Bytes of a save's files.

@@ -451,7 +451,7 @@ Result<bool> WorldCommit::FinishOthers(Clock::time_point now, Clock::duration qu
       if (ParseCommitName(path)->kind != Kind::kPart) continue;
       const auto part = PartAt(path);
       if (!part || *part == nullptr) continue;
-      (void)Look(AttemptName((*part)->name), true);  // what cannot be published stays as it is
+      (void)Look(AttemptName((*part)->name), true);  // on failure it stays as it is
       break;
     }
   }

@@ -123,9 +123,9 @@ class WorldCommit {
   Store& store_;
   const ModelOf model_of_;
   PresenceSaid said_;
-  std::map<Job, NodeRanks> joined_;                       // what was said last
+  std::map<Job, NodeRanks> joined_;                       // the ranks that were said last
   std::map<Job, std::shared_ptr<const void>> joined_holds_;
-  std::map<std::string, PreparedPart> parts_;             // that were read, by path
+  std::map<std::string, PreparedPart> parts_;             // parts that were read, by path
   std::map<std::string, Left> left_;                      // by the attempt's prefix
   std::map<std::string, Clock::time_point> outcomes_;     // drops of ours, since when
 };

@@ -136,11 +136,11 @@ class Follower {
     std::string why;
     std::map<std::string, FileStamp> files;  // while it is waited for, or some of them grow
     std::set<std::string> growing;           // of them; others read them
-    std::set<std::string> read;              // that grew, and are not logs
+    std::set<std::string> read;              // files that grew, and are not logs
     std::vector<uint64_t> taken;  // hashes of its files when it was adopted; sorted
-    std::string last;             // what the save that was adopted wrote last, as that was
+    std::string last;             // the last file of the save that was adopted, as it was
     std::optional<uint64_t> last_hash;
-    std::optional<StepRecord> provisional;  // what the store has of it, and may have to give up
+    std::optional<StepRecord> provisional;  // its record in the store, which may have to go
 
     bool adopted() const { return state == State::kProvisional || state == State::kAdopted; }
     bool refused() const { return state == State::kRetried || state == State::kRefused; }

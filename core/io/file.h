@@ -25,7 +25,7 @@
 
 namespace ckptfs {
 
-using FileStamp = BlobStamp;  // what tells that a file is still the one it was
+using FileStamp = BlobStamp;  // equal while the file is still the one it was
 
 // The owner, group and mode (permission bits) of a file or directory.  An ACL may
 // allow more.

@@ -244,7 +244,7 @@ void FileStorage::RemoveLeftovers(const std::string& directory) {
     const std::string path = entry.path().string();
     struct stat status;
     if (lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) continue;
-    // Whoever writes it holds it.
+    // Its writer holds the lock.
     const auto lock = FileLock::Take(path, O_RDWR, LOCK_EX | LOCK_NB);
     if (lock) unlink(path.c_str());
   }

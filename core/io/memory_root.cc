@@ -133,7 +133,7 @@ Status MemoryRoot::Put(std::string_view path, std::shared_ptr<const Rope> rope, 
   MutexLock lock(mutex_);
   const auto [place, inserted] = files_.try_emplace(std::string(path), rope);
   if (!inserted && !replace) return Fail(ErrorCode::kExists, StrCat(PathOf(path), " exists"));
-  std::swap(place->second, rope);  // what was there ends outside the lock
+  std::swap(place->second, rope);  // the old file ends outside the lock
   return {};
 }
 

@@ -38,7 +38,7 @@ class MemoryRoot final : public Storage {
   Status PublishIfAbsent(std::string_view path, std::span<const std::byte> bytes) override;
   Status Remove(std::string_view path) override;
 
-  struct Rope;  // what a file holds
+  struct Rope;  // a file's content
 
  private:
   class Writer;

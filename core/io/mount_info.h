@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the kernel says is mounted: /proc/self/mountinfo, parsed by libmount.
+// ReadMounts lists what the kernel has mounted: /proc/self/mountinfo, parsed by libmount.
 //
 // Thread safety: a pure function over a file.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a manifest must fulfil beyond its schema: paths stay inside their root,
+// The checks of a manifest beyond its schema: paths stay inside their root,
 // extents inside their blobs, indices inside their tables, and derived atoms
 // rest on others without going in circles.
 //

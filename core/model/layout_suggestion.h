@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What somebody who wrote something that is not a layout may have meant: "TP2", "tp2 dp4",
+// SuggestLayout guesses the layout that a user meant by a text that is not one: "TP2", "tp2 dp4",
 // "tp2dp4", "tp=2,zero=3", "2tp", "zreo3", "bfloat16".
 //
 // Thread safety: pure function.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of a step's files some are shown as they are and nothing else: logs, scripts,
-// markers of an upload.  They are not a part of what the step is.
+// FindReadBlobs tells the files that something is read of.  The step's other files are only shown
+// as they are (logs, scripts, markers of an upload) and do not belong to its identity.
 //
 // Thread safety: pure functions.
 

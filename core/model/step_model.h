@@ -168,7 +168,7 @@ struct StepModel {
   std::vector<Document> documents;
   std::vector<SideText> texts;     // shown below source/, and nowhere read
   std::vector<std::string> notes;  // said to the user: what is derived, averaged, ignored
-  std::vector<LeftOut> left_out;   // what the source has and the step does not
+  std::vector<LeftOut> left_out;   // parts of the source that the step lacks
 
   const Parameter& parameter(ParameterIndex i) const {
     return parameters[static_cast<uint32_t>(i)];
@@ -193,8 +193,8 @@ struct StepModel {
   // parameter has one.
   uint32_t LayerCount() const;
 
-  // Makes the look-ups above constant time; without it they search.  Whoever
-  // finishes a model calls it last; editing the model afterwards needs it again.
+  // Makes the look-ups above constant time; without it they search.  Call it last when a model
+  // is finished, and again after the model was edited.
   void BuildIndex();
   std::shared_ptr<const StepIndex> index;
 };

@@ -70,7 +70,7 @@ struct PreparedPart {
 struct AttemptOutcome {
   AttemptName name;
   uint64_t step = 0;
-  Digest node;                     // who decided
+  Digest node;                     // the node that decided
   std::optional<Digest> manifest;  // of the step that it becomes
   std::string dropped;             // or why it does not
 };

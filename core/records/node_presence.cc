@@ -74,7 +74,7 @@ PresenceSaid::PresenceSaid(std::shared_ptr<Storage> storage, const std::string& 
     auto lock = HoldBlobDirectory(directory, node_.Hex());
     if (lock) lock_ = *std::move(lock);
   }
-  if (!lock_) boot_.clear();  // who is of the same kernel cannot ask it
+  if (!lock_) boot_.clear();  // others on the same kernel cannot ask it then
   thread_ = std::thread([this] { Run(); });
 }
 

@@ -10,8 +10,8 @@
 //     slept takes nobody for gone), or when there is nothing;
 //   * two processes of one kernel ask that kernel: the daemon has locked holds/<node>.
 //
-// Whoever removes what others may have in work lists it first, reads these then: a name is
-// said before there is anything of that name.
+// A daemon that removes files which others may have in work lists those files first and reads the
+// presences then: a node says a name before there is anything of that name.
 //
 // Thread safety: all methods may be called concurrently.  PresenceSaid has one thread of its
 // own, which alone writes.
@@ -69,7 +69,7 @@ class PresenceSaid {
   std::multiset<std::string> names_ GUARDED_BY(mutex_);
   uint64_t wanted_ GUARDED_BY(mutex_) = 0;  // how often a name was added
   uint64_t said_ GUARDED_BY(mutex_) = 0;    // how many of these were tried
-  Status last_ GUARDED_BY(mutex_);          // what became of the last try
+  Status last_ GUARDED_BY(mutex_);          // the result of the last try
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -18,7 +18,7 @@ struct ModelSizes {
   FamilyVariables given;       // --family-set
   FamilyVariables recorded;    // by the training job, in the checkpoint itself (args)
   FamilyVariables configured;  // a config.json beside the checkpoint
-  std::string config;          // that file's path, for messages; empty: there is none
+  std::string config;          // its path, for messages; empty: there is none
 
   // The user's, else the checkpoint's, else the config's.
   FamilyVariables All() const;

@@ -56,7 +56,7 @@ struct ModelChoice {
   size_t index = 0;            // the model, among the candidates
   bool strong = false;         // it looks like a model by itself, or is said to be one
   std::string why;             // what told it from the others; "" without others
-  std::vector<size_t> others;  // what looks like a model, too
+  std::vector<size_t> others;  // candidates that look like a model, too
 };
 
 // `asked`: the user's key, "" without one, "." for the top of the state.  kInvalid if it is

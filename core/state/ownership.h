@@ -85,7 +85,7 @@ struct Owner {
 struct StateOwners {
   std::vector<std::vector<Owner>> groups;
   std::string why;     // nothing proves the members without names; else empty
-  std::string remedy;  // what the user can do about it
+  std::string remedy;  // says what the user can do about it
 };
 
 // Errors are those of `masters`.

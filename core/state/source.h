@@ -32,7 +32,7 @@ struct SourceOptions {
   std::string family;                   // forced by name; empty: chosen
   FamilyVariables variables;            // --family-set name=value
   FamilyVariables configured;           // of a config.json that --hf-config gives, for steps without one
-  std::string config;                   // that file's path
+  std::string config;                   // the path of the config.json
   std::vector<std::string> replicated;  // --replicated REGEX: declared equal over tp
   std::vector<std::string> averaged;    // --averaged REGEX
   bool weights_only = false;            // --weights-only: optimizer files may be gone
@@ -42,7 +42,7 @@ struct SourceOptions {
 };
 
 struct StepCandidate {
-  std::shared_ptr<const Root> root;  // what it was found in
+  std::shared_ptr<const Root> root;  // the root that it was found in
   std::string directory;  // below the root: the tag directory, or the one file that is a step
   // Below the root: what is all the step's, the tag directory or what a training tool
   // wrote around it (checkpoint-500).  Empty: `directory`.
@@ -51,7 +51,7 @@ struct StepCandidate {
   std::string id;         // the framework's tag
   uint64_t iteration = 0;  // as far as the name tells
   int64_t mtime_ns = 0;
-  bool latest = false;    // what the framework's own pointer names
+  bool latest = false;    // the framework's own pointer names it
   bool pointer = false;   // no step: a pointer file that names no directory, as StateOf says
   bool converted = false;  // made from another save: that one comes first
 
@@ -73,8 +73,8 @@ enum class SavePhase {
   kBegun,        // a file that the step needs is not there, or its tool's last one
   kAllButLast,   // it can be read; what such directories' tools write last is not there
   kProvisional,  // all that it needs is there, and nothing proves that its save is over
-  kResaved,      // what is written last is that of the save before (by who knows that one)
-  kSealed,       // what is written last is there, and nothing of the step is newer
+  kResaved,      // the last file belongs to the save before (told by a caller that knows it)
+  kSealed,       // the last file is there, and no file of the step is newer
 };
 
 struct SaveState {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether boxes tile an atom: each element lies in one of them and in no other.  The time is
+// JudgeTiling tells whether boxes tile an atom: each element lies in one box only.  The time is
 // linear in the boxes, but for a sort, whatever form they have: a file says how many there are
 // and where, and may have been made to take long.
 //

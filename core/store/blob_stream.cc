@@ -198,7 +198,7 @@ std::shared_ptr<BlobStream> BlobStreams::Begin(const std::string& path, uint64_t
                                                std::weak_ptr<const void> owner, Create create) {
   if (size <= kCopyBytes) return nullptr;
   auto state = std::make_shared<BlobStream::State>(size, std::move(owner), std::move(create));
-  std::vector<StatePtr> others;  // which may end here, not under the lock
+  std::vector<StatePtr> others;  // they may end here, outside the lock
   {
     MutexLock lock(mutex_);
     std::erase_if(streams_, [](const auto& one) { return one.second.expired(); });

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Removing steps that a policy does not keep, and what no step needs.  Whatever order
-// processes are killed in: a step's record goes first, then its manifest, then what no
-// manifest names; and each of them only by who holds it alone and has looked once more
-// since.
+// Collection removes the steps that a policy does not keep, and the files that no step needs.
+// A process may be killed at any point, so the order is fixed: a step's record goes first, then
+// its manifest, then files that no manifest names.  Each is removed only by a process that holds
+// it alone and has looked once more since.
 #include "core/store/collect.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ namespace ckptfs {
 namespace {
 
 constexpr size_t kLocksAtOnce = 256;
-constexpr int kMaxCollectors = 16;  // that one waits for, at the same step
+constexpr int kMaxCollectors = 16;  // that a collector waits for, at the same step
 constexpr std::string_view kManifests = "manifests";
 
 // The blobs that a manifest needs of the store, and if the step's bytes are the store's.
@@ -373,7 +373,7 @@ Status Collection::ReclaimRecords(const StepName& newest, bool durable) {
     if (!name || name->n > newest.n) return {};  // there is one again
     CKPT_ASSIGN_OR_RETURN(const bool gone, IsDeleted(*state_.storage, *name));
     if (old && !gone) retired.push_back(*std::move(old));
-    if (!old && !gone) return {};  // who replaced it was killed before it said so
+    if (!old && !gone) return {};  // the process that replaced it was killed before it said so
   }
   CKPT_ASSIGN_OR_RETURN(const bool closed, IsClosedToOld(newest.run));
   if (!closed) return {};

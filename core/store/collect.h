@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Store::Collect is asked, and what it has done.
+// CollectRequest and CollectReport: the arguments and the results of Store::Collect.
 //
 // Thread safety: values.
 // Units: bytes.
@@ -39,7 +39,7 @@ struct CollectReport {
   uint64_t busy = 0;             // manifests and directories that somebody holds: not reclaimed now
   uint64_t records = 0;          // of daemons that are gone (core/store/prepared_sweep.h)
   uint64_t watched = 0;          // daemons of which a later call may find that they are gone
-  std::vector<std::string> notes;  // what could not be judged, and so stays
+  std::vector<std::string> notes;  // files that could not be judged, and so stay
 };
 
 }  // namespace ckptfs

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What daemons that make steps together may still need of a store, and what those that are
-// gone have left: their parts of saves that are decided, or that no living daemon has a
-// part of and are not whole; what they said of themselves and of jobs.
+// SweepPrepared tells what daemons that make steps together may still need of a store, and
+// removes what daemons that are gone have left: parts of saves that are decided, or that are not
+// whole and that no living daemon has a part of; and their records of themselves and of jobs.
 //
 // Thread safety: may be called concurrently, also by several processes.
 
@@ -23,10 +23,10 @@ namespace ckptfs {
 struct PreparedUse {
   std::set<std::string> directories;  // below blobs/
   std::set<Digest> manifests;
-  uint64_t records = 0;            // that went, or would
+  uint64_t records = 0;            // removed, or to be removed
   uint64_t watched = 0;            // daemons that may be gone: their time is not over yet
-  std::vector<std::string> notes;  // what could not be judged
-  bool unknown = false;            // that may need anything
+  std::vector<std::string> notes;  // records that could not be judged
+  bool unknown = false;            // some record may need anything
 };
 
 // REQUIRES: what is to be reclaimed was listed before; manifests are looked at after.

@@ -35,7 +35,7 @@ struct MemoryStep {
   std::string source;  // as of StepRecord
   std::string root;
   StepModel model;                    // every blob owned, every root Store::blobs()
-  std::shared_ptr<const Root> bytes;  // what that directory will hold of it
+  std::shared_ptr<const Root> bytes;  // the bytes that this directory will hold of it
 };
 
 class StepCatalogue {

@@ -57,7 +57,7 @@ struct StepChange {
 
 // The changes since a caller last asked.
 struct StepNews {
-  uint64_t generation = 0;  // what to ask with the next time
+  uint64_t generation = 0;  // the argument of the next call
   bool all = false;         // `changes` is all there is: what it does not name is gone
   std::vector<StepChange> changes;  // in order
 };
@@ -179,7 +179,7 @@ class Store {
   const std::string& directory() const;  // empty unless on local disk
   // The storage below, for records that are not about steps (core/commit).
   const std::shared_ptr<Storage>& storage() const;
-  // Which other daemons work, as far as this process has seen.
+  // Returns the other daemons that are at work, as far as this process has seen.
   PresenceWatch& presences();
   std::string blobs() const;             // where its own blobs are; empty likewise
 

@@ -94,7 +94,7 @@ Result<StoreIndex> BuildStoreIndex(Storage& storage, const std::string& run,
   const std::string below = run.empty() ? "" : StrCat("/", run);
   CKPT_ASSIGN_OR_RETURN(const auto steps, ListFilesBelow(storage, StrCat("steps", below)));
   StoreIndex fresh;
-  std::map<std::string, bool> removed;  // whether some step of the run was
+  std::map<std::string, bool> removed;  // true: some step of the run was removed
   for (const auto& [key, newest] : Newest(steps)) {
     const StepName name{key.first, key.second, newest.n};
     // Deletions, of which there may be any number, are asked for one by one.

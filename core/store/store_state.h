@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a Store is made of, for the sources that implement it: opening, index and
+// Store::State holds a Store's members, for the sources that implement it: opening, index and
 // loading (store.cc), publishing and removing (store_publish.cc), holding and collecting
 // (collect.cc).
 //

@@ -193,7 +193,7 @@ bool LendAtomSegment(const AtomSegment& body, const StepModel& model, uint64_t b
     if (run.target != next || !lender.Add(run.blob, run.offset, run.count * width)) return false;
     next += run.count;
   }
-  return next == last;  // what no piece maps is zeros
+  return next == last;  // elements that no piece maps are zeros
 }
 
 void VisitAtomSources(const AtomSegment& body, const StepModel& model, uint64_t begin, uint64_t end,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What segment.h says of every segment, for those that show an atom.
+// The functions that segment.h has for every segment, for segments that show an atom.
 //
 // Thread safety: pure apart from the blob reader.
 // Units: as in segment.h.

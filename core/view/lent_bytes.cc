@@ -28,7 +28,7 @@ bool Lender::Add(BlobIndex blob, uint64_t offset, uint64_t length) {
   }
   if (!held) {
     auto opened = blobs_.Hold(blob);
-    if (!opened) return false;  // who reads it says why
+    if (!opened) return false;  // the reader says why
     held = *std::move(opened);
   }
   if (held->mapped() == nullptr || !RangeInside(offset, length, held->size())) return false;

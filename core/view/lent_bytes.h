@@ -2,7 +2,7 @@
 //
 // Lent bytes are a range of a virtual file that lies in memory as it is shown: in
 // mapped blobs, whose elements follow one another there and are not cast, and in literals.
-// Whoever hands them on (to the kernel) saves the copy into a buffer of ours.
+// A caller that hands them on (to the kernel) saves the copy into a buffer of ours.
 //
 // They are touched like any mapping of a file that others may truncate: by the kernel, which
 // answers EFAULT, or under RunGuarded.

@@ -155,7 +155,8 @@ std::string FlagsFor(std::string_view missing) {
   return flags;
 }
 
-// Which sizes the parameter's family rule lacks, if the family has one and it lacks any.
+// Names the sizes that the parameter's family rule lacks; nothing if it lacks none, or if no rule
+// covers the parameter.
 std::optional<Error> MissingSizes(const StepModel& step, const Parameter& parameter,
                                   std::shared_ptr<const Family>& family, std::string& below) {
   if (step.family_rules.empty()) return std::nullopt;

@@ -2,7 +2,7 @@
 //
 // ViewSet is all that a step offers in one layout: the opened views of every
 // format, the reasons of those that cannot show it, and whose a name is.
-// Whoever shows, exports or explains a view asks it; nobody else goes through
+// Callers that show, export or explain a view ask it; nothing else goes through
 // the formats.
 //
 // Thread safety: immutable; all methods may be called concurrently.

@@ -36,7 +36,7 @@ struct TorchChunks {
 
   uint64_t size = 0;
   uint64_t step = 0;   // of all but the last
-  uint64_t count = 0;  // that are not empty
+  uint64_t count = 0;  // boxes that are not empty
 };
 
 struct Mesh {

@@ -405,7 +405,7 @@ Result<DcpMetadata> ReadMetadata(const File& file) {
 
 namespace {
 
-// Which tensor of which part.
+// A tensor of one part, by their numbers.
 struct Member {
   size_t part = 0;
   size_t tensor = 0;

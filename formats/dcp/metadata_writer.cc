@@ -95,7 +95,7 @@ struct Unit {
     kFileName,     // of rank `at`, into the memo
     kDescribe,     // entry `at`, up to its list of chunks
     kChunks,       // boxes of entry `at` in that list
-    kDescribed,    // what follows the list
+    kDescribed,    // the pickle after the list
     kPlanner,      // between the dicts
     kPath,         // entry `at` in planner_data
     kStorage,      // between the dicts

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a DCP step keeps as objects, bytes of torch.save each: hyper-parameters of groups,
-// and everything that is beside model and optimizer, as documents.
+// ObjectReader reads the objects of a DCP step, bytes of torch.save each: the hyper-parameters of
+// groups, and everything beside model and optimizer, as documents.
 //
 //   document of a first word W      the value at W, dicts and lists put together again from
 //                                   the keys below it: "lr_scheduler" under this key, others

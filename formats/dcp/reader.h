@@ -69,7 +69,7 @@ class Reader {
   std::map<std::string, std::map<std::string, uint64_t>> numbers_;
   std::set<std::pair<std::string, std::string>> grouped_;  // optimizer, name
   std::vector<const StateKeys::State*> other_states_;  // neither tensors nor numbers
-  std::vector<KeyedEntry> rest_;  // what no other view knows
+  std::vector<KeyedEntry> rest_;  // entries that no other view knows
   bool unknown_optimizer_ = false;  // nobody knows what it trains
   std::set<std::string, std::less<>> weights_;  // their names
   std::set<std::string, std::less<>> trained_;  // names with states or in groups

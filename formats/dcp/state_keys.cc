@@ -134,7 +134,7 @@ void KeyReader::Split() {
   });
 }
 
-// Which tensors are the model.
+// Chooses the tensors that are the model.
 Status KeyReader::ChooseModel() {
   KeysBeside keys;
   for (const KeyedEntry entry : outside_)

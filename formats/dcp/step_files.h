@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StepFiles are the DCP directories that one step consists of: itself, or what a tool puts into
-// it.  Which of them has the weights, the keys tell.
+// it.  The keys tell which of them has the weights.
 //
 //   pytorch_model_fsdp_0/, optimizer_0/   accelerate and transformers' Trainer
 //   model_and_optim/                      OLMo-core, beside train/rank0.pt

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one model_states file holds (engine.py _common_checkpoint_state and
-// _save_moe_checkpoint of 0.19.7; older files lack keys), extracted so that its
+// ModelStates is the content of one model_states file (engine.py _common_checkpoint_state
+// and _save_moe_checkpoint of 0.19.7; older files lack keys), extracted so that its
 // tree can be dropped.
 //
 // Thread safety: values; ReadModelStates is pure but for reading the file.

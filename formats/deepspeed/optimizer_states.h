@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one optim_states file holds, extracted so that its pickle tree can be
-// dropped at once: of 1,024 rank files only this stays.  Stages 1, 2
+// OptimizerStates is the content of one optim_states file, extracted so that its pickle
+// tree can be dropped at once: only this stays of 1,024 rank files.  Stages 1, 2
 // (stage_1_and_2.py state_dict), BF16_Optimizer (bf16_optimizer.py) and 3
 // (stage3.py) come out in one form.
 //

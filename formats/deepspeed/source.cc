@@ -71,7 +71,7 @@ class DeepSpeedSource : public Source {
 
  private:
   struct Files {
-    Status optimizer;  // that it is there
+    Status optimizer;  // success: it is there
   };
 
   // Checks that the files of every rank are there.

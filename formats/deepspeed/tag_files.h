@@ -28,7 +28,7 @@
 namespace ckptfs::deepspeed {
 
 struct TagFiles {
-  Assembler& assembler;  // what the files are registered with: told the frame of each that is opened
+  Assembler& assembler;  // registers the files, and is told the frame of each that is opened
   const StepCandidate& step;
   const SourceOptions& options;
   StepFiles names;

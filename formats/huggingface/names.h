@@ -39,8 +39,8 @@ struct WeightsName {
 // there.
 Result<std::optional<WeightsName>> ChooseWeights(std::span<const std::string> names);
 
-// Which shard of how many a name says that it is ("model-00001-of-00003.safetensors": 1, 3);
-// nothing for other names and for the only one.
+// The number of a shard and the number of shards in a name ("model-00001-of-00003.safetensors": 1,
+// 3); nothing for other names and for an only shard.
 struct ShardNumber {
   uint64_t shard = 0;
   uint64_t shards = 0;

@@ -36,9 +36,9 @@ namespace ckptfs::huggingface {
 struct StepFiles {
   std::string directory;             // below the candidate's root
   std::string prefix;                // of it below the save directory: "" or with '/'
-  std::vector<std::string> weights;  // what tensors are read from
+  std::vector<std::string> weights;  // the files that tensors are read from
   std::string index;                 // "" without one
-  WeightMap map;                     // what the index says
+  WeightMap map;                     // the index: tensors to files
   std::string optimizer;             // its file, which may be that of the weights; or ""
   std::vector<std::string> others;   // not read: shown as they are
   std::vector<std::string> folders;

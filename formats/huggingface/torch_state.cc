@@ -15,7 +15,7 @@ namespace {
 constexpr int kMaxDictDepth = 8;
 constexpr size_t kMaxItems = 64;  // of a list that is looked into
 constexpr size_t kMaxCandidates = 256;
-constexpr size_t kMaxContainers = 65536;  // that are looked into; a hostile file may have millions
+constexpr size_t kMaxContainers = 65536;  // searched at most; a hostile file may have millions
 constexpr size_t kMaxPath = 1024;
 constexpr size_t kShownKeys = 6;
 constexpr std::string_view kExtraState = "_extra_state";
@@ -278,7 +278,7 @@ void TorchState::FindBeside(PickleRef value, const std::string& path, const Sear
   }
   for (const auto& [key, inner] : value.Items()) {
     const auto number = key.Int();
-    const bool top = path.empty() && search.model.empty();  // whose tensors are the model
+    const bool top = path.empty() && search.model.empty();  // its tensors are the model
     if (const auto name = key.String();
         name && !(top && (IsTensor(inner) || name->ends_with(kExtraState)))) {
       visit(std::string(*name), inner);

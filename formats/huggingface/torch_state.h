@@ -53,7 +53,7 @@ class TorchState {
     // The other parts of the tree: each optimizer, each dict that looks like a model, too, and
     // around these the largest that hold none of them.
     std::vector<Part> beside;
-    std::vector<std::string> twins;  // what looks like a model of the same names and shapes
+    std::vector<std::string> twins;  // models of the same names and shapes
     std::string why;                 // it is none of the others
   };
   // `asked`: --model.  kUnsupported, kInvalid as ChooseModel; a file whose model is a pickled

@@ -62,7 +62,8 @@ struct RankTensor {
   uint64_t degree = 1;
   bool expert = false;  // its slice is numbered by the expert grid
 
-  // Which slice the rank holds; its [begin, end) without padding.
+  // SliceOf is the number of the slice that the rank holds; the range is its [begin, end)
+  // without padding.
   // REQUIRES: flat.
   uint64_t SliceOf(const RankCoordinate& rank) const { return expert ? rank.edp : rank.dp; }
   std::pair<uint64_t, uint64_t> RangeOf(const RankCoordinate& rank) const;

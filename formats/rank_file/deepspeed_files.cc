@@ -24,7 +24,7 @@ struct StorageHome {
 
 // One of DeepSpeed's files.
 struct SavedFile {
-  std::optional<size_t> rank;  // that has its pickle
+  std::optional<size_t> rank;  // the rank that has its pickle
   SafetensorsEntry pickle;
   std::map<std::string, StorageHome, std::less<>> storages;
 };

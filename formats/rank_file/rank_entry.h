@@ -58,7 +58,7 @@ struct RankEntry {
   std::vector<std::pair<std::string, std::string>> aliases;  // alias, name
   std::vector<RankGroup> groups;
   std::vector<RankDocument> documents;
-  std::vector<std::pair<std::string, uint64_t>> alike;  // what is held alike, by how many ranks
+  std::vector<std::pair<std::string, uint64_t>> alike;  // digest of equal parts, ranks
   uint64_t data_offset = 0;
 };
 

@@ -27,7 +27,7 @@
 namespace ckptfs {
 namespace {
 
-constexpr std::string_view kUniversal = "deepspeed";  // what the universal view calls itself
+constexpr std::string_view kUniversal = "deepspeed";  // the universal view's name
 constexpr std::string_view kPointers[] = {"latest", "latest_universal"};
 // accelerate/utils/fsdp_utils.py 1.15: FSDP_MODEL_NAME and OPTIMIZER_NAME, each with the number
 // of the model.

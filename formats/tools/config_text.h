@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a config.json of transformers says that matters to its weights, and the
-// one change that a view may make to its text: the dtype, as save_pretrained
-// writes it.
+// These functions read the facts in a config.json of transformers that matter to its
+// weights, and make the one change that a view may make to its text: the dtype, as
+// save_pretrained writes it.
 //
 // Thread safety: pure functions.
 

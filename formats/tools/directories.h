@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What several frameworks' directories have in common.
+// Functions over directories that several frameworks share.
 //
 // Thread safety: pure but for looking at files.
 

@@ -58,7 +58,7 @@ Said OfMegatronDirectory(const StepEntries& entries) {
   return StrCat(dist ? "Megatron torch_dist" : "Megatron dist_checkpointing (zarr)", kNotYet);
 }
 
-// Which of those that write mp_rank_XX; "" for none.
+// Names the framework that wrote mp_rank_XX; "" if none did.
 Result<std::string_view> OfMegatron(const Root& root, const std::string& path,
                                     const StepEntries& entries) {
   const auto rank = FirstWith(entries.directories, "mp_rank_");

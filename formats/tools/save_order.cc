@@ -185,7 +185,7 @@ Result<StepTool> ToolThatWrites(const Root& root, const std::string& own, const 
 
 struct LastFiles {
   std::vector<std::string> paths;  // below the root
-  bool told = true;                // that there are no more of them
+  bool told = true;                // all of them are listed
   bool lacks = false;              // some that the step before has
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What training tools and formats write of a step, in which order, and what proves that a save is
-// over: one table (kOrders in save_order.cc, of which each row lists the files), signs by which
-// the entries of a directory tell the tool, and one evaluation of both.
+// Save order: the files that training tools and formats write of a step, their order, and the proof
+// that a save is over.  There is one table (kOrders in save_order.cc; each row lists the files),
+// signs by which the entries of a directory tell the tool, and one evaluation of both.
 //
 //   writer                 last                        lies in           without it
 //   transformers' Trainer  trainer_state.json          the step          a sign: begun; by name: all but last

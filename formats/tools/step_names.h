@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the names of directories and files tell of training tools' steps:
+// These functions read the names of training tools' directories and files:
 //
 //   checkpoint-500                  transformers' Trainer
 //   checkpoint_3, step_500, epoch_2 accelerate: its own naming, and its examples'

@@ -48,7 +48,7 @@ struct StepEntries {
 // kMaxStepDirectories directories are in one.
 Result<StepEntries> ListStepEntries(const Root& root, const std::string& directory);
 
-// Which tool wrote around a step, as far as names tell (formats/tools/save_order.h).
+// The tool that wrote around a step, as far as names tell (formats/tools/save_order.h).
 enum class StepTool { kNone, kTrainer, kAccelerate, kLightning };
 
 inline constexpr std::string_view kTrainerState = "trainer_state.json";

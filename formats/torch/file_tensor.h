@@ -43,7 +43,7 @@ class FileTensor {
   // Row-major, each element once, without gaps.
   bool dense() const { return dense_; }
 
-  // Which storage it is a view of, and where in it: for telling views apart.
+  // The storage that it is a view of, and its place there: for telling views apart.
   const std::string& storage_key() const { return storage_key_; }
   uint64_t storage_offset() const { return storage_offset_; }
   uint64_t storage_elements() const { return storage_elements_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a value of a torch file is to a source: a tensor by where its bytes lie, a
+// A value of a torch file as a source takes it: a tensor by where its bytes lie, a
 // scalar that is read at once, or a dict of tensors (a state_dict).
 //
 // Thread safety: pure but for reading the file.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What has happened since the mount: requests by kind, bytes, errors, and the
+// Counters counts what happened since the mount: requests by kind, bytes, errors, and the
 // last opens with the reason for their mode.
 //
 // Thread safety: all methods may be called concurrently; counting takes no lock.

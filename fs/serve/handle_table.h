@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an open file is, and handles to it.
+// OpenHandle is an open file; HandleTable gives out handles to them.
 //
 // Thread safety: HandleTable is internally synchronised; an OpenHandle is
 // immutable but for Degrade.

@@ -22,7 +22,7 @@
 namespace ckptfs {
 
 struct Listing {
-  std::shared_ptr<const StepEntry> step;  // whose names these are
+  std::shared_ptr<const StepEntry> step;  // the step that has these names
   std::vector<NodePtr> children;          // sorted by name
 
   // Null if there is no such child.

@@ -220,7 +220,7 @@ void Namespace::PinView() {
   auto pin = view ? catalogue_.Pin(view->record()) : nullptr;
   std::shared_ptr<const void> before;  // let go outside
   MutexLock lock(snapshot_mutex_);
-  if (snapshot_->view != view) return;  // who moved it pins that
+  if (snapshot_->view != view) return;  // the call that moved it pins that
   before = std::exchange(pin_, std::move(pin));
   pinned_ = view ? std::optional(view->record().manifest) : std::nullopt;
 }

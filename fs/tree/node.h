@@ -37,7 +37,7 @@ enum class NodeKind : uint8_t {
   kLayoutLink,  // .../view/<other order of tokens>, a symlink
   kLayout,      // .../view/<layout>
   kLayoutInfo,  // .../view/<layout>/info.json
-  kViewEntry,   // what a format puts below it
+  kViewEntry,   // an entry that a format puts below it
   kParams,      // .../param
   kParam,       // .../param/<name>, a symlink for an alias
   kAtom,        // .../param/<name>/<kind>...

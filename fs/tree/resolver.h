@@ -26,7 +26,7 @@ namespace ckptfs {
 // The tree at one moment.
 struct TreeSnapshot {
   Tree tree;
-  std::shared_ptr<StepEntry> view;  // what /view shows
+  std::shared_ptr<StepEntry> view;  // the step that /view shows
 };
 
 class Resolver {

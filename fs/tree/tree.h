@@ -55,8 +55,8 @@ struct NextTree {
 };
 NextTree TakeIn(const Tree& before, const StepNews& news, const MakeStepEntry& make);
 
-// Which step /view shows.  Fixed once it shows one; it moves with --follow and
-// with Switch, and goes away with its step.
+// ViewTarget chooses the step that /view shows.  It is fixed once it shows one; it moves
+// with --follow and with Switch, and goes away with its step.
 class ViewTarget {
  public:
   ViewTarget(std::optional<std::string> run, std::string step, bool follow)

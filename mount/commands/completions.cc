@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What shells complete, made from the table of commands: a word or option that is added there is
-// completed without another line.
+// The `completions` command writes the shells' completions from the table of commands: a word or
+// option that is added there is completed without another line.
 
 #include <fmt/format.h>
 

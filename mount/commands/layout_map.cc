@@ -208,7 +208,8 @@ constexpr Colour kWhole{96, 125, 176};
 constexpr Colour kHues[] = {{217, 95, 2},   {27, 158, 119}, {117, 112, 179}, {231, 41, 138},
                             {102, 166, 30}, {230, 171, 2},  {166, 118, 29},  {55, 126, 184}};
 
-// Which parameters ZeRO slices: those with states of their shape, at stage 3 all but buffers.
+// Marks the parameters that ZeRO slices: those with states of their shape; at stage 3 all but
+// buffers.
 std::vector<bool> SlicedParameters(const StepModel& step, const Layout& layout) {
   std::vector<bool> sliced(step.parameters.size());
   if (layout.zero == 0) return sliced;

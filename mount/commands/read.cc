@@ -80,7 +80,7 @@ Result<StepRecord> FindPublished(Store& store, const ReadFlags& options,
   CKPT_RETURN_IF_ERROR(ParseCount(asked.id));
   CKPT_ASSIGN_OR_RETURN(const std::vector<StepRecord> steps, store.Steps(asked.run));
   if (const auto newest = NewestAttempt(asked.id, steps)) return steps[*newest];
-  return store.Resolve(asked.run, asked.id);  // which says why not
+  return store.Resolve(asked.run, asked.id);  // its error says why not
 }
 
 // For a step that is not published.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What live mounts do, and which are dead.  Each begins with a line that answers what one asks
-// first in an incident.
+// The `status` command shows what live mounts do, and which mounts are dead.  Each begins with a
+// line that answers the first question in an incident.
 
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What several commands need of steps: loading one by name or straight from a
+// Step access for several commands: loading a step by name or straight from a
 // path, its blobs, and a progress bar for bulk jobs.
 //
 // Thread safety: used by the process's first thread only.

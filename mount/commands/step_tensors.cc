@@ -34,7 +34,7 @@ Error NoSuchParameter(const StepModel& model, const TensorChoice& choice) {
   return std::move(error).Needing("`ckptfs ls` lists them; * in a name matches anything");
 }
 
-// Which of the source's tensor-parallel ranks: "tp 0-1 cut dim 0", "tp 0-1 whole".
+// Names the source's tensor-parallel ranks that hold it: "tp 0-1 cut dim 0", "tp 0-1 whole".
 std::string TensorRanks(const StepModel& model, const Parameter& parameter) {
   const bool expert = parameter.expert || parameter.stacked_experts > 0;
   const uint32_t degree = expert ? model.layout.etp : model.layout.tp;

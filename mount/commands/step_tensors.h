@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `ls`, `stats` and `diff` share: which tensors of a step are asked for, and who holds them.
+// Functions that `ls`, `stats` and `diff` share: they choose the tensors that are asked for, and
+// name the ranks that hold them.
 //
 // Thread safety: pure functions.
 
@@ -31,7 +32,7 @@ Result<std::vector<AtomIndex>> ChooseAtoms(const StepModel& model, const TensorC
 std::string ShapeText(const std::vector<uint64_t>& shape);  // "[4, 16]"
 // {"name", "kind", "optimizer", "shape", "dtype", "bytes"}.
 nlohmann::json AtomJson(const StepModel& model, const Atom& atom);
-// Which ranks of the source hold it, and in how many files.
+// The ranks of the source that hold it, and the number of files.
 nlohmann::json HolderJson(const StepModel& model, const Atom& atom);
 std::string HolderText(const nlohmann::json& holder);
 

@@ -61,7 +61,7 @@ class StepAnswers {
   const std::shared_ptr<const Step> step_;
   const std::shared_ptr<const ViewSet> views_;
   const std::unique_ptr<BlobReader> blobs_;
-  std::string path_;  // whose plan `plan_` is
+  std::string path_;  // the file that `plan_` is of
   Plan plan_;
   std::vector<std::byte> bytes_;
   std::string text_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a user asks of adopt, as words of the command line, and as the options
-// of core/adopt.
+// IngestRequest and AdoptRequest hold what a user asks of adopt: the words of the command line,
+// and the options of core/adopt that they become.
 //
 // Thread safety: may be called concurrently, also by several processes.
 

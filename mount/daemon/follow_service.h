@@ -59,7 +59,7 @@ class FollowService {
 
  private:
   FollowService(Store& store, Hooks hooks, TreeWatch watch);
-  std::vector<StepRecord> Look();  // what it adopted
+  std::vector<StepRecord> Look();  // returns the steps that it adopted
   void SayIdle(bool first);
 
   Store& store_;

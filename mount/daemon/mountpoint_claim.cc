@@ -57,7 +57,7 @@ MountpointClaim::~MountpointClaim() {
 
 Status MountpointClaim::TakeDirectory() {
   auto directory = OpenDescriptor(mountpoint_, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!directory) return {};  // who may not read it may mount there all the same
+  if (!directory) return {};  // a user who may not read it may mount there nevertheless
   if (::flock(directory->get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return Fail(IsClaimed(mountpoint_));
   }

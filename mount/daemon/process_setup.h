@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a daemon's process sets up before it serves: signals, descriptors, its log.
+// Functions that set up a daemon's process before it serves: signals, descriptors, its log.
 //
 // Thread safety: REQUIRES the process's first thread, before it starts others.
 

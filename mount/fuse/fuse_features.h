@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What differs between the libfuse versions we build against: kernel
+// The differences between the libfuse versions that we build against: kernel
 // passthrough and mmap of direct-I/O files came with 3.17.  CMake links one of
 // fuse_features_317.cc and fuse_features_312.cc; nothing else asks for a version.
 //

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who uses files below a directory of a mount: open files, mapped files and working directories,
-// as /proc tells of them; and who has a copy of the mount.  Nothing in the mount is touched.
+// FindMountUsers lists the processes that use files below a directory of a mount: open files,
+// mapped files and working directories, as /proc tells of them; and those with a copy of the mount.
+// It touches nothing in the mount.
 //
 // Thread safety: pure functions over the kernel's state.
 

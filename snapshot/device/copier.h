@@ -45,10 +45,10 @@ struct MemoryPiece {
 };
 
 // Digests of pieces of devices' memory, of one moment: where each is once the devices have come so
-// far.  Whoever has waited for copies that followed them may read them.
+// far.  A caller may read them after it has waited for copies that followed them.
 struct PieceDigests {
   std::vector<const DeviceDigest*> of;         // in the order of the pieces
-  std::vector<std::shared_ptr<void>> memory;  // that they lie in
+  std::vector<std::shared_ptr<void>> memory;  // the memory that they lie in
 };
 
 // Says what the trainer's threads do meanwhile.  If they go on, they may

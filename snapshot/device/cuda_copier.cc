@@ -131,7 +131,7 @@ class CudaCopier::Device : public std::enable_shared_from_this<Device> {
   // Page-locked memory of pieces and their digests.
   struct Block {
     void* memory = nullptr;
-    uint64_t pieces = 0;                   // that it has room for
+    uint64_t pieces = 0;                   // it has room for so many
     CudaDriver::Handle launched = nullptr;  // an event: what was launched with it is over
   };
 

@@ -160,7 +160,7 @@ class IncomingSteps {
   std::deque<AttemptName> gone_in_order_;    // oldest first
   // The attempts that a rank has begun: the newest kRememberedAttempts of them.
   struct Begun {
-    std::optional<uint64_t> first;  // that was not begun with an earlier daemon
+    std::optional<uint64_t> first;  // the first that was not begun with an earlier daemon
     std::map<uint64_t, uint64_t> attempts;  // and their steps
     bool Has(const AttemptName& name) const { return attempts.contains(name.attempt); }
     uint64_t last() const { return attempts.rbegin()->first; }

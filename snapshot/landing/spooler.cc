@@ -102,7 +102,7 @@ void Spooler::Over(const SaveBytes& save) {
     if (entry == entries_.end()) return;
     entry->waits = false;
     entry->over = true;
-    if (entry->writing) return;  // who writes it sees
+    if (entry->writing) return;  // its writer sees that
     bytes = entry->bytes;
     gone = std::move(entry->save);
     entries_.erase(entry);

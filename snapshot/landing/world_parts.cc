@@ -15,7 +15,7 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kScan{10};   // between looks at what other daemons left
-constexpr seconds kQuiet{30};  // what did not change for so long is left
+constexpr seconds kQuiet{30};  // a part that did not change for so long is left
 // Looks at a whole attempt before a daemon that does not have rank 0 publishes it.
 constexpr int kDeference = 5;
 
@@ -66,7 +66,7 @@ void WorldParts::See(const NodeRanks& mine) {
   job.changed = true;
   job.leaves = false;
   if (!added) return;
-  job.world = JobWorld();  // that of other lives, perhaps
+  job.world = JobWorld();  // it may be that of other lives
   asked_ = true;
   moved_.NotifyAll();
 }
@@ -344,7 +344,7 @@ bool WorldParts::LookAt(Pending& pending) {
   }
   if (news->state == AttemptNews::State::kDropped) {
     Settle(pending.name, pending.step, Fail(ErrorCode::kIo, news->why), pending.save);
-    if (options_.reclaim) options_.reclaim();  // what was written in vain
+    if (options_.reclaim) options_.reclaim();  // files that were written in vain
     return true;
   }
   if (news->record && options_.stored) options_.stored(*news->record, news->published);

@@ -130,7 +130,7 @@ class WorldParts {
   std::deque<WorldPart> handed_ GUARDED_BY(mutex_);
   std::deque<std::pair<DroppedStep, Clock::time_point>> dropped_ GUARDED_BY(mutex_);
   std::vector<Pending> pending_ GUARDED_BY(mutex_);  // changed by its thread only
-  std::string handing_ GUARDED_BY(mutex_);           // what is being made durable
+  std::string handing_ GUARDED_BY(mutex_);           // the step that is being made durable
   std::optional<AttemptName> preparing_ GUARDED_BY(mutex_);  // the same
   bool asked_ GUARDED_BY(mutex_) = false;
   bool stopping_ GUARDED_BY(mutex_) = false;

@@ -252,7 +252,7 @@ Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) 
   }
   shape_.chunks = static_cast<uint32_t>(chunks * slots);
   Status charged = Charge();
-  if (!charged) {  // what dead processes left in part makes room
+  if (!charged) {  // dropping what dead processes left in part makes room
     steps.DropLeftBehind();
     charged = Charge();
   }
@@ -310,7 +310,7 @@ Status RankSession::Return(const SnapshotMessage& message, const Descriptor& mem
 
 Status RankSession::Welcome() {
   maker_.join();
-  Result<ArenaMemory> memory = making_.get();  // which makes it invalid
+  Result<ArenaMemory> memory = making_.get();  // this makes the future invalid
   auto reader = memory ? ArenaReader::Open(memory->descriptor.get(), shape_)
                        : Fail(Error(memory.error()));
   if (!reader) {

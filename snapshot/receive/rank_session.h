@@ -172,8 +172,8 @@ class RankSession {
   uint32_t world_ = 0;  // 0: no hello yet
   uint64_t life_ = 0;
   uint64_t greeting_ = 0;
-  RankOfJob asked_;        // who said hello, welcome or not
-  uint64_t attempt_ = 0;   // what it wants to save
+  RankOfJob asked_;        // the rank that said hello, welcome or not
+  uint64_t attempt_ = 0;   // the attempt that it wants to save
   bool back_ = false;
   bool for_another_ = false;
   JobLives::Time seen_{0};

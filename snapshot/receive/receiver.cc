@@ -272,7 +272,7 @@ void Receiver::State::ForgetJobs() {
 }
 
 void Receiver::State::Spread() {
-  std::multiset<AttemptName> open;  // what may be stored already
+  std::multiset<AttemptName> open;  // attempts that may be stored already
   {
     MutexLock guard(mutex);
     open = looked_for;

@@ -37,7 +37,7 @@ struct LinkRequest {
   uint64_t bytes = 0;  // of a snapshot
   uint32_t slots = 2;  // snapshots that the arena shall have room for
   uint64_t life = 0;   // a random number of this rank's process
-  uint64_t attempt = 0;  // what it wants to save; 0: nothing yet
+  uint64_t attempt = 0;  // the attempt that it wants to save; 0: none yet
   // For how long an arena waits for another daemon.
   std::chrono::milliseconds patience{600'000};
   // For how long a daemon may take for its answer: it makes the arena.
@@ -132,7 +132,7 @@ class SnapshotLink {
   SaidSteps said_ GUARDED_BY(mutex_);
   std::vector<bool> ours_ GUARDED_BY(mutex_);  // not the daemon's
   std::vector<uint32_t> free_ GUARDED_BY(mutex_);
-  std::vector<uint64_t> attempt_of_ GUARDED_BY(mutex_);  // that a chunk was handed over for
+  std::vector<uint64_t> attempt_of_ GUARDED_BY(mutex_);  // by chunk: handed over for it
   // Came back before what they belong to was over: another daemon would need them.
   std::vector<uint32_t> early_ GUARDED_BY(mutex_);
   CondVar moved_;  // chunks are free, the state, `returning_`, `sending_` or `full_` is another

@@ -130,7 +130,7 @@ Result<LinkPtr> SnapshotWriter::State::Connected(uint64_t bytes, const Interrupt
   if (start < next_greeting && door == silent && !(link && link->connected())) {
     return Fail(ErrorCode::kIo, "the daemon did not answer; it will be asked again later");
   }
-  bool interrupted = false;  // that says nothing of the daemon
+  bool interrupted = false;  // an interrupt says nothing of the daemon
   auto connected = Greet(bytes, [&] { return interrupted = asked && asked(); });
   const auto now = Clock::now();
   if (!connected && !interrupted && now - start >= kSlowAnswer) {
@@ -145,7 +145,7 @@ Result<LinkPtr> SnapshotWriter::State::Greet(uint64_t bytes, const Interrupted& 
   if (link && (link->gone() || !link->Fits(bytes, slots))) {
     retired.push_back(std::exchange(link, nullptr));
   }
-  uint64_t attempt = 0;  // that is being saved
+  uint64_t attempt = 0;  // the attempt that is being saved
   std::vector<LinkPtr> over;
   {
     MutexLock lock(mutex);
@@ -260,7 +260,7 @@ bool SnapshotWriter::State::Begin(Capture capture, Clock::time_point end) {
   }
   const Status begun = Caught([&] { return Prepare(*job, std::move(capture)); });
   if (!begun) {
-    (void)Caught([&] { return eager_copier->Wait(); });  // what was thrown left copies behind
+    (void)Caught([&] { return eager_copier->Wait(); });  // the exception left copies behind
     Abandon(*job, step, begun.error().message);
     return false;
   }
@@ -367,7 +367,7 @@ Status SnapshotWriter::State::SendChunk(SaveJob& job) {
   SnapshotMessage message = job.Message(SnapshotWord::kChunk);
   message.sequence = job.sent;
   message.chunk = chunk;
-  ++job.sent;  // whether or not it arrives, it is not ours to reuse
+  ++job.sent;  // it is not ours to reuse, even if it does not arrive
   return job.link->Send(message);
 }
 

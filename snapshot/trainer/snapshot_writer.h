@@ -32,7 +32,7 @@ namespace ckptfs {
 struct WriterOptions {
   std::string store;  // absolute
   std::string run;
-  std::string job;  // what all ranks of this life of the training job share
+  std::string job;  // a text that all ranks of this life of the job share
   uint32_t rank = 0;
   uint32_t world = 1;
   uint32_t slots = 2;  // snapshots that the arena shall have room for

@@ -129,7 +129,7 @@ Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor = false);
 
 // The socket of the daemon that receives snapshots for `store` (absolute).
 Result<std::string> SnapshotSocketPath(std::string_view store, bool create);
-// Which socket it has; another daemon has another.  0: none.
+// Identifies the socket of the store's daemon; another daemon has another one.  0: none.
 uint64_t SnapshotDoorOf(const std::string& store);
 // kNotFound if there is no daemon.
 Result<Descriptor> ConnectForSnapshots(std::string_view store);

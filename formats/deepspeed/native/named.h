@@ -34,7 +34,7 @@ struct NamedParameter {
   std::optional<ExpertNumber> expert;
   bool anywhere = false;  // nothing tells the stage: `shapes` has it under the first
 
-  // Which of the stages that hold it this one is, from 0.
+  // Returns the number of `stage` among the stages that hold it, from 0.
   // REQUIRES: it holds it.
   uint32_t PlaceOf(uint32_t stage) const;
   // The tensor that a tensor-parallel rank of the stage holds, null if it does not hold it.

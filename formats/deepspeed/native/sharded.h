@@ -20,7 +20,7 @@ namespace ckptfs::deepspeed::native {
 struct Sharded {
   ShardingRules rules;
   std::vector<Sharding> shardings;  // by ParameterIndex
-  uint32_t layers = 0;              // that a pipeline's names count, 0 where they do not
+  uint32_t layers = 0;              // as a pipeline's names count them; 0 where they do not
   std::vector<std::string> notes;   // beside those of the rules
 };
 

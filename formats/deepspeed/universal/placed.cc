@@ -145,7 +145,7 @@ Status PlaceOther(const Other& other, Placer& placer) {
   return {};
 }
 
-// Which of the optimizer's groups an entry of param_shapes is, if it is any.
+// Returns the optimizer's group that an entry of param_shapes is, if it is one.
 std::optional<size_t> GroupOf(const OptimizerState& optimizer, size_t entry) {
   size_t out = entry;
   for (size_t k = 0; optimizer.by_sub_group && k < optimizer.groups.size(); ++k) {

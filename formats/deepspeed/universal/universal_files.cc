@@ -213,7 +213,7 @@ Result<std::map<std::string, std::string>> PrintedItems(const StepModel& step, s
   return printed;
 }
 
-// Which keys all groups share, and of each other key two groups that differ in it.
+// The keys that all groups share, and for each other key two groups that differ in it.
 struct ComparedGroups {
   std::set<std::string> shared;
   std::map<std::string, std::pair<size_t, size_t>> differing;
@@ -257,7 +257,7 @@ Result<bool> IsFlattened(const StepModel& step) {
 Result<NodeId> ParamGroups(const StepModel& step, PickleBuilder& pickle) {
   std::vector<NodeId> groups;
   CKPT_ASSIGN_OR_RETURN(const bool flattened, IsFlattened(step));
-  if (flattened && !step.groups.empty()) {  // what is true of every group that there may be
+  if (flattened && !step.groups.empty()) {  // keep what is true of every possible group
     CKPT_ASSIGN_OR_RETURN(const std::set<std::string> shared, SharedKeys(step));
     CKPT_ASSIGN_OR_RETURN(const PickleItems items, GroupItems(step, 0, pickle, &shared));
     const NodeId every = pickle.Dict(items);

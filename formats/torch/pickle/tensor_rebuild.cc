@@ -58,7 +58,7 @@ const TensorNode* AsStorage(const PickleTree& tree, NodeId id) {
   return tensor.form == TensorNode::Form::kStorage ? &tensor : nullptr;
 }
 
-// Which tensor arguments a rebuild function takes: (storage, offset, size,
+// The tensor arguments that a rebuild function takes: (storage, offset, size,
 // stride[, requires_grad, hooks[, dtype]]).
 enum class Rebuild { kV1, kV2, kV3 };
 

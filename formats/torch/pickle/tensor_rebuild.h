@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the pickle reader recognises beyond plain opcodes: storages named by
+// These functions recognise pickled calls beyond plain opcodes: storages named by
 // persistent ids, torch's rebuild functions over them, and the calls by which
 // older protocols spell bytes, sets and nested classes.  Anything that does
 // not fit exactly stays the opaque node it was.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Callable, List, Optional, Tuple
 
-# Of a part of a state: shape of the whole; pieces as (box's begins, box's ends, index in
+# Describes a part of a state: shape of the whole; pieces as (box's begins, box's ends, index in
 # the tensor); shape of the local tensor that a flat range is of, where there are pieces, too;
 # flat range.  As core/state/state_part.h has it.
 Part = Tuple[List[int], List[Tuple[List[int], List[int], List[int]]], Optional[List[int]],
@@ -15,10 +15,10 @@ Tensor = Tuple[str, str, str, str, bool, str, List[int], int, int, bool, Optiona
 class Capture: ...  # empty after it was saved
 class Plan: ...     # of tensors, their addresses left out
 
-# Of tensors whose addresses are not looked at: what captures say of them, made once.
+# Makes the part of captures that describes tensors, once; it does not use their addresses.
 def plan(tensors: List[Tensor], /) -> Plan: ...
 
-# What a save takes.  `tensors`: beside those of the plan, which lie at `addresses`, in its
+# Makes what a save takes.  `tensors`: beside those of the plan, which lie at `addresses`, in its
 # order; `streams`: (device, CUstream) that may still be writing tensors;
 # `alike`: of each set of ranks that share out what they hold, a digest of that and how many
 # they are.
@@ -29,10 +29,10 @@ def capture(step: int, framework: str, framework_version: str, layout: str,
             documents: List[Tuple[str, str, str, List[str]]],
             streams: List[Tuple[int, int]], alike: List[Tuple[str, int]], /) -> Capture: ...
 
-# Of the bytes of (address, size) of them, of large ones at places that go on with `step`.
+# Digests the bytes at (address, size); of large pieces only places that move with `step`.
 def replica_digest(memory: List[Tuple[int, int]], step: int, /) -> str: ...
 
-# Whether this library is a driver that copies can be made with.
+# True if this library is a driver that copies can be made with.
 def has_cuda(library: str, /) -> bool: ...
 
 class Writer:

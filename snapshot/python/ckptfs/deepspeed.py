@@ -106,8 +106,8 @@ class Recorder:
         self.files.append(one)
 
     def _fused(self) -> bool:
-        # Which weights a flat master of FP16_Optimizer belongs to is told by the
-        # storage that they share.
+        # The storage that weights share tells which flat master of FP16_Optimizer they
+        # belong to.
         return hasattr(self.engine.optimizer, 'fp32_groups_flat')
 
     def _part(self, whole: SavedFile) -> SavedFile:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks hold the same parts of a model's parameters, by the meshes that its
+"""Finds the ranks that hold the same parts of a model's parameters, by the meshes that its
 DTensors lie on."""
 import hashlib
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
@@ -59,7 +59,7 @@ def exchange(mine: Description, world: int,
 
 
 class Holders:
-    """Which ranks hold what this rank holds, the same bytes.
+    """Tells the ranks that hold the same bytes as this rank.
 
     Ranks are joined by a mesh or a DDP group that has both.  A parameter that lies on
     meshes of some of them only (a norm beside tensor-parallel layers) is the same on

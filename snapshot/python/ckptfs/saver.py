@@ -58,7 +58,7 @@ class Collector(Protocol):
 
         The model, every state of its parameters and buffers (weights are states, too),
         and the parameter groups.  NotHeld, or any other exception, drops the
-        snapshot.  Which of the states this rank writes is Shares' to say.
+        snapshot.  Shares says which of the states this rank writes.
         """
 
 
@@ -179,7 +179,7 @@ class Saver:
         self._turns = Turns(update_limit, touches, before_update)
         weakref.finalize(self, _leave, writer, self._turns)
         self._busy: Optional[int] = None  # the thread that is in the writer's save
-        self._after: List[Callable[[], None]] = []  # what handlers of signals asked of it
+        self._after: List[Callable[[], None]] = []  # calls that handlers of signals asked for
         _ALIVE.add(self)
         # A process of multiprocessing that was forked runs no atexit handlers.
         end = Finalize(None, _close, (this,), exitpriority=10)

@@ -50,8 +50,8 @@ class State:
     flat: Optional[Tuple[int, int]] = None
     pieces: Optional[Sequence[Box]] = None
     local_shape: Optional[Sequence[int]] = None
-    # Which ranks hold these very bytes, rising.  None: all of them a whole state, this
-    # one alone a part.
+    # The ranks that hold these very bytes, rising.  None: all ranks hold a whole state, and
+    # this rank alone holds a part.
     ranks: Optional[Tuple[int, ...]] = None
     # Tensors beside `tensor` whose version counters tell of writes to it.
     watched: Sequence[torch.Tensor] = ()
@@ -248,7 +248,7 @@ def state_of(name: str, kind: str, label: str, value: Any,
 
 
 def foreign(optimizers: Sequence[Any], names: Mapping[int, str]) -> str:
-    """Which parameter of a group the model does not have, or ''; `names` by id()."""
+    """Describes a group's parameter that the model does not have, or ''; `names` by id()."""
     for optimizer in optimizers:
         for index, group in enumerate(getattr(optimizer, 'param_groups', [])):
             for parameter in group['params']:
@@ -417,7 +417,7 @@ def refusal(pickled: bytes, tensors: Sequence[torch.Tensor]) -> str:
 
 
 def share(sizes: Sequence[Tuple[str, int]], world: int) -> Dict[str, int]:
-    """Which rank writes which of the keys that all ranks hold, even by bytes.
+    """Assigns each of the keys that all ranks hold to a rank, even by bytes.
 
     `sizes` are (key, bytes); all ranks get the same answer.
     """
@@ -431,7 +431,7 @@ def share(sizes: Sequence[Tuple[str, int]], world: int) -> Dict[str, int]:
 
 
 class Shares:
-    """Which of the states that it holds a rank writes.
+    """Chooses the states that a rank writes among those that it holds.
 
     All ranks that hold a state must see the same states of those ranks, by name and
     size; then each state is written by exactly one of them.  `alike` says what this one

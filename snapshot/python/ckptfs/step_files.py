@@ -81,7 +81,7 @@ class Program:
             self._process.stdin.write(request.encode() + b'\n')
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # what it said stands on its standard error
+            pass  # its standard error has the reason
         line = self._process.stdout.readline()
         if not line.endswith(b'\n'):
             assert self._process.stderr is not None

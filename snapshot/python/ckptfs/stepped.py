@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors that steps of torch's optimizers write, for code that has no optimizer at hand.
 
-Whoever else updates them (a class of one's own, a hook of the backward pass) calls nobody
-first, so nothing else may be copied after a save.
+Other code that updates them (a class of one's own, a hook of the backward pass) tells nobody
+first, so no other tensor may be copied after a save.
 """
 import bisect
 import weakref
