@@ -445,7 +445,7 @@ Result<uint64_t> Verification::VerifyItem(size_t item) {
     bytes = ReadWhole(atom);
   }
   if (bytes) return bytes;
-  Unreadable(NameOf(step_.atoms[atom]), bytes.error());  // an unreadable replica is a defect
+  Unreadable(NameOf(step_.atoms[atom]), bytes.error());  // an unreadable atom is a defect
   return 0;
 }
 

@@ -278,7 +278,7 @@ void TorchState::FindBeside(PickleRef value, const std::string& path, const Sear
   }
   for (const auto& [key, inner] : value.Items()) {
     const auto number = key.Int();
-    const bool top = path.empty() && search.model.empty();  // its tensors are the model
+    const bool top = path.empty() && search.model.empty();  // the top's tensors are the model
     if (const auto name = key.String();
         name && !(top && (IsTensor(inner) || name->ends_with(kExtraState)))) {
       visit(std::string(*name), inner);

@@ -169,7 +169,7 @@ class Context:
         """A new store with the sources, mounted; yields (mount, process)."""
         folder = tempfile.mkdtemp(prefix='mount', dir=self.work)
         program = daemon.Ckptfs(folder)
-        program.reserve = ()  # what users get
+        program.reserve = ()  # as users get it
         try:
             for source in sources:
                 # No config.json lies beside it, which would tell.

@@ -34,7 +34,7 @@ constexpr uint64_t kPerTensor = 512;
 // The n-th failure is tried for at most about as many n.
 constexpr uint64_t kFailuresTried = 400;
 
-// What tells that a tree is as it was; reading changes access times only.
+// Stamps of a tree: equal while it is as it was; reading changes access times only.
 std::map<std::string, std::string> StampsBelow(const std::string& root) {
   std::map<std::string, std::string> out;
   for (const auto& entry : files::recursive_directory_iterator(root)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every Source must keep: it detects cheaply and says no to what is not
+// The contract of every Source: it detects cheaply and says no to what is not
 // its own, says what an incomplete step lacks, yields the same step every time,
 // proves its coverage, keeps inside its files, reads no tensor bytes, changes
 // nothing, and makes every failure of the system an error that names the file.

@@ -162,7 +162,7 @@ void AddGroups(Assembler& assembler, const TinyStepOptions& options,
   }
 }
 
-// What a training tool writes around a step: the files, and that they are its.
+// Adds the files that a training tool writes around a step, and the document that says so.
 void AddTool(Assembler& assembler, uint32_t root, const std::string& directory,
              const std::string& tool) {
   std::filesystem::create_directory(directory + "/more");

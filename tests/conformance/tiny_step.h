@@ -44,7 +44,7 @@ class TinyStep {
   BlobReader& blobs() { return *blobs_; }
   const std::string& directory() const { return directory_; }
 
-  // What element `index` of an atom holds, as fp32.
+  // Returns the value of element `index` of an atom, as fp32.
   static float Value(AtomIndex atom, uint64_t index) {
     return static_cast<float>(static_cast<uint32_t>(atom) * 4096 + index);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every ViewFormat and its views must keep: exact sizes without rendering,
+// The contract of every ViewFormat and its views: exact sizes without rendering,
 // reads that may be split in any way, look-ups that agree with listings,
 // refusals of names it does not have, the same bytes every time, a step that
 // lives as long as its views.  A format passes by

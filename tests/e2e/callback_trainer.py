@@ -224,7 +224,7 @@ def lightning(folder, store, way='one'):
     when_durable(lambda: ckptfs.lightning.checkpoint(url, path))
     own, ours = (torch.load(one, weights_only=False) for one in (f'{folder}/own.ckpt', path))
     if way != 'fsdp2':
-        del own['hyper_parameters']['where']  # which takes code
+        del own['hyper_parameters']['where']  # loading it takes code
     assert set(own) == set(ours), (set(own), set(ours))
     for key in set(own) - {'state_dict', 'optimizer_states'}:
         assert str(own[key]) == str(ours[key]), (key, own[key], ours[key])

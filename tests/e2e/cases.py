@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source checkpoints are loaded at which targets.
+"""The pairs of source checkpoints and the targets that they are loaded at.
 
 A target is an unmodified engine's ZeRO stage and degrees.  DeepSpeed itself
 sets the limits: ZeRO 2 has no pipeline, ZeRO 3 neither a pipeline nor

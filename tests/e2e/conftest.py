@@ -14,7 +14,7 @@ import daemon  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def no_sanitizer_reports():
-    """Whatever a test starts, no sanitizer may complain."""
+    """No sanitizer may complain in a process that a test starts."""
     yield
     daemon.fail_on_reports()
 

@@ -137,7 +137,7 @@ class Ckptfs:
         self.processes.append(process)
         wait_until(lambda: is_mounted(path) and os.listdir(path),
                    'the mount', process)
-        # Which it does, and receives snapshots, only after it serves files.
+        # It answers, and receives snapshots, only after it serves files.
         wait_until(lambda: self.run('status', '--store', self.store, '--mountpoint', path,
                                     check=False).returncode == 0, 'its answer', process)
         return process, path

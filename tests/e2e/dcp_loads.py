@@ -51,10 +51,10 @@ class Load:
     top: tuple = ('model', 'optim')
     checkpoint_id: callable = str
     model_only: bool = False  # `tensors` is then its state_dict
-    partial: bool = False     # what the directory lacks stays as it was (DefaultLoadPlanner's allow_partial_load)
-    own_rates: bool = False   # that is the case of the groups' rates
-    more: dict = field(default_factory=dict)   # what else is loaded: {key: value}
-    save: str = None          # what was loaded is saved by torch below here, in every SHAPE
+    partial: bool = False     # keys that the directory lacks stay as they were (DefaultLoadPlanner's allow_partial_load)
+    own_rates: bool = False   # the groups' rates stay as they were
+    more: dict = field(default_factory=dict)   # further values to load: {key: value}
+    save: str = None          # torch saves the loaded state below here, in every SHAPE
     again: tuple = ()         # (path, name of a SHAPE): loaded after it, by the same ranks
 
     @property

@@ -129,7 +129,7 @@ def bare(view, variant, mesh):
     load = dcp_loads.Load(mesh, None, None)
     found = dcp_loads.run(view, load, dcp_loads.bare_worker)['tensors']
     truth, tensors = load_file(daemon.truth_of(variant)), {}
-    if not VARIANTS[variant].stage:  # whose states have no names: weights alone are adopted
+    if not VARIANTS[variant].stage:  # its states have no names: weights alone are adopted
         truth = {k: v for k, v in truth.items() if k.split('/')[0] in ('weight', 'buffer')}
     for key, value in found.items():
         top, _, name = key.partition('.')

@@ -6,8 +6,8 @@ Usage: matrix.py [--all] [--part P ...] [--source S ...] [--column C ...] [--mis
 
 Adopts the sources into one store, mounts it once, and for each pair lets unmodified software load
 the view: DeepSpeed's engines, torch.distributed.checkpoint on meshes, from_pretrained, Trainer,
-accelerate, Lightning; and reads the files of ranks.  What is loaded must equal a truth that none of
-our code made, bit for bit; the next losses those of the run that never stopped, or of a
+accelerate, Lightning; and reads the files of ranks.  Loaded values must equal a truth that none of
+our code made, bit for bit; the next losses must equal those of the run that never stopped, or of a
 module that torch itself filled.  The parts say which pairs there are:
 
   deepspeed    deepspeed_pairs.py     the tiny model's checkpoints, engines, rank<N>

@@ -163,7 +163,7 @@ class Page:
                              transformers=transformers.__version__, accelerate=metadata.version('accelerate'),
                              lightning=metadata.version('lightning'), engines=code(ENGINES), meshes=code(MESHES),
                              tools=code(TOOLS), program=self.results.program)
-        tables = self.tables()  # which number the reasons
+        tables = self.tables()  # these number the reasons
         why = [f'- [{n}] {why}' for why, n in self.footnote.numbers.items()]
         return '\n'.join([about, *tables, '## Why', '', *why, '', *self.counts()]) + '\n'
 

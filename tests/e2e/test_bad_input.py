@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile and broken checkpoints: a clear refusal, and nothing left behind.
 
-Whatever is adopted here must be refused with an exit code that is neither
+Every checkpoint here must be refused with an exit code that is neither
 success nor a signal, with a message that names the file, and without a step, a
 hang or a crash.  docs/reference/untrusted-input.md lists the rules.
 """

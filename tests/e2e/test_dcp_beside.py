@@ -203,7 +203,7 @@ def test_an_optimizer_comes_back_by_its_names_and_by_its_numbers(ckptfs, tmp_pat
         optimizer.step(closure)
     weights, by_name = get_state_dict(model, optimizer)
     forms = {'names': by_name}
-    if name != 'LBFGS':  # whose lists torch does not flatten, and get_state_dict moves on
+    if name != 'LBFGS':  # torch does not flatten its lists, and get_state_dict moves them on
         forms['numbers'] = optimizer.state_dict()
         flat = StateDictOptions(flatten_optimizer_state_dict=True)
         forms['flat'] = get_optimizer_state_dict(model, optimizer, options=flat)

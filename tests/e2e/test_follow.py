@@ -57,7 +57,7 @@ def save_as(variant, folder, tag):
 
 
 def test_a_mount_follows_a_job(ckptfs, tmp_path):
-    job = tmp_path / 'job'  # which makes it itself
+    job = tmp_path / 'job'  # the job makes the directory itself
     mount = ckptfs.mountpoint()
     ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', job, mount)
     assert shown(mount) is None
@@ -137,7 +137,7 @@ def test_a_log_that_grows_in_a_steps_directory_keeps_it_from_nobody(ckptfs, tmp_
     for _ in save_as('zero2', job, 'global_step5'):
         pass
     log = job / 'global_step5' / 'train.log'
-    mount = ckptfs.mount()  # which makes the store
+    mount = ckptfs.mount()  # this makes the store
     watch(ckptfs, *[word for word in [how] if word.startswith('-')], job)
 
     def grow():

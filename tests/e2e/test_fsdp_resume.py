@@ -39,7 +39,7 @@ class Layout:
         return self.world // 2 if self.kind == 'grid' else self.world
 
     def part(self, rank):
-        """Which part a rank has."""
+        """Returns the number of the part that a rank has."""
         return rank // 2 if self.kind == 'grid' else rank
 
 

@@ -165,7 +165,7 @@ def save_sparse(folder):
     config.save_pretrained(folder)
     with torch.device('meta'):
         shapes = {k: t.shape for k, t in LlamaForCausalLM(config).state_dict().items()}
-    header, at = {'__metadata__': {'format': 'mlx'}}, 0  # which is not shown as it is
+    header, at = {'__metadata__': {'format': 'mlx'}}, 0  # not shown as it is
     for name, shape in shapes.items():
         header[name] = {'dtype': 'BF16', 'shape': list(shape),
                         'data_offsets': [at, at + 2 * shape.numel()]}

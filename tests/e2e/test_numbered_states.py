@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers number their states in the order in which they were given their parameters.
 
-Whatever that order was, a moment is that of its own parameter or the optimizer is left out, with a line that
+In any order, a moment is that of its own parameter, or the optimizer is left out with a line that
 says why and what helps; the weights are always there.  The truth is what the live optimizer holds.
 """
 import json

@@ -126,7 +126,7 @@ CHANGES = {change.__name__: change for change in (
 
 @pytest.mark.parametrize('change', CHANGES)
 def test_what_became_of_tensors_between_saves(ckptfs, change):
-    """Whatever a save remembers of the last one, it has the step as it is."""
+    """A save has the step as it is, though it remembers the last save."""
     receive(ckptfs)
     model = Weights(large=torch.randn(4, LARGE), small=torch.randn(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -104,6 +104,6 @@ def test_every_block_runs(typed, name):
             assert matches(said, block), f'{block}\nis not\n{said}'
     if name == 'DeepSpeed':
         assert (typed.work / 'map.png').stat().st_size > 500
-    if name == 'accelerate':  # what goes on is the trained one
+    if name == 'accelerate':  # the trained model goes on
         losses = [float(x) for x in re.findall(r'loss (\S+)', said)]
         assert len(losses) == 6 and all(b < a for a, b in zip(losses, losses[1:])), losses

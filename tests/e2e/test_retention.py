@@ -48,7 +48,7 @@ def test_a_daemon_keeps_what_its_policy_says(ckptfs, job):
         assert_equal(gathered(os.path.join(step_of(mount, 'job', '1'), 'view', 'tp1'), 1),
                      trainer.truth(1))
     assert trainer.step() == [True] and trainer.durable(8)
-    # Whoever is held is looked at again: `list` holds what it looks at, too.
+    # A held step is looked at again: `list` holds the steps that it looks at, too.
     wait_until(lambda: durable_steps(ckptfs) == ['0', '4', '7', '8'], 'retention', daemon, 150)
     wait_until(lambda: len(blob_folders(ckptfs)) == 4, 'the blobs to go', daemon)
     steps = os.path.join(mount, 'run', 'job', 'step')

@@ -70,7 +70,7 @@ TAKEN = {
     'bare': (MODEL, MODEL, (), ('left out',)),
     'the_same_twice': ({'model': MODEL, 'state_dict': MODEL}, MODEL, (), ()),
 }
-TRAINED = ('loss', 'top', 'timm', 'mmengine', 'fairseq')  # whose optimizer is taken
+TRAINED = ('loss', 'top', 'timm', 'mmengine', 'fairseq')  # their optimizers are taken
 
 REFUSED = {
     'gan': ({'generator': MODEL, 'discriminator': OTHER}, ("'generator', 'discriminator'", '--model KEY')),

@@ -178,7 +178,7 @@ def of(*keys):
 
 LONG = [('lightning', 'zero3', 2)]
 OF_ALL = of(*(key for key in MADE if key not in LONG or os.environ.get('CKPTFS_LONG')))
-ROUNDED = 1e-4  # what a loss may differ by where sums have another order; a wrong moment or rate moves it by more
+ROUNDED = 1e-4  # losses may differ by it where sums have another order; a wrong moment or rate moves it by more
 FULL = ('trainer', 'fsdp2full', 2)
 TRAINER, ZERO, FSDP1, FSDP2 = ('trainer', 'plain', 1), ('trainer', 'zero2', 2), ('trainer', 'fsdp1', 2), ('trainer', 'fsdp2', 2)
 ZERO0, ZERO3 = ('trainer', 'zero0', 2), ('trainer', 'zero3', 2)
@@ -285,7 +285,7 @@ def test_a_save_that_died_anywhere_is_no_step(ckptfs, job, tmp_path):
     written = sorted((os.stat(f'{own}/{name}').st_mtime_ns, name) for name in files
                      if name != last and not name.startswith(RANDOM))
     saves = [[name for _, name in written[:count]] for count in range(1, len(written) + 1)] + [files]
-    before = job.tool != 'lightning'  # what is there may be a script's own: the step before tells
+    before = job.tool != 'lightning'  # a file may be the script's own: the step before tells
     step = job.id.replace('_0', '_1')
     for number, names in enumerate(saves):
         if before:
@@ -411,7 +411,7 @@ def test_views_of_a_tool_are_its_own(ckptfs, job):
         assert 'not saved by' in f.read()
     if job.way == 'plain':  # whole tensors, for data parallelism alone
         assert not os.path.exists(f'{step}/view/tp2/{job.tool}')
-    if job.sharded:  # whose keys the tool chose
+    if job.sharded:  # the tool chose its keys
         assert not os.path.exists(f'{step}/view/titan/{job.tool}')
 
 

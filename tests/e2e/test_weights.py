@@ -83,7 +83,7 @@ FP32 = ('moe_stage0',)
 
 @pytest.mark.parametrize('variant', VARIANTS)
 def test_no_good_checkpoint_is_called_damaged(ckptfs, variant):
-    """Whatever DeepSpeed saves is equal, and where both are there, compared."""
+    """Weights that DeepSpeed saves equal their masters, and are compared where both exist."""
     ckptfs.adopt_variant(variant)
     done = ckptfs.run('verify', f'{variant}/latest', '--store', ckptfs.store,
                       '--json')

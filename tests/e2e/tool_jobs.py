@@ -196,7 +196,7 @@ def accelerate(folder, way, world, path):
     accelerator = Accelerator(project_config=project, **more)
     set_seed(5)
     net = model()
-    if way == 'fsdp1':  # whose flat parameters the optimizer must have
+    if way == 'fsdp1':  # the optimizer must have its flat parameters
         net = accelerator.prepare(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)

@@ -32,7 +32,7 @@ from cells import GIVEN, MESHES, NOT_TRIED, OWN_CONFIG, RANKS, TOOLS, Target, sa
 
 TITLE = 'Trainer, accelerate and Lightning (tests/e2e/tool_jobs.py)'
 SOURCES = {'-'.join(map(str, made)): made for made in test_tools.MADE}
-HEADS = ('--family-set', 'head_dim=8')  # what a config.json beside the checkpoint tells
+HEADS = ('--family-set', 'head_dim=8')  # as a config.json beside the checkpoint tells
 ADOPTED = (f'`{" ".join(HEADS)}`, and with `--parameter-order FILE` where a tool saved without DeepSpeed and FSDP: its '
            'optimizer then has no names')
 HERE = os.path.dirname(os.path.abspath(__file__))

@@ -209,8 +209,8 @@ TEST(FilesystemTest, TheKernelIsAskedToForgetNames) {
   const Attributes views = t.Walk("/run/r/step/s/view").value();
   for (int dp = 1; dp <= 4000; ++dp) {
     const std::string name = StrCat("dp", dp);
-    // What is not told in time is asked for with a later name; a kernel does not keep all of a
-    // processor, either.
+    // A name that is not told in time is asked for with a later one; a kernel does not keep all of
+    // a processor, either.
     if (dp % 50 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     MutexLock lock(mutex);  // the kernel knows a name before it can be asked to forget it
     const auto layout = fs.load()->Lookup(views.inode, name, {});
@@ -227,7 +227,7 @@ TEST(FilesystemTest, TheKernelIsAskedToForgetNames) {
   t.fs().EndInvalidation();
 }
 
-// What a process is in keeps its name, so that `getcwd` goes on answering; here it is in
+// A process's working directory keeps its name, so that `getcwd` goes on answering; here it is
 // a directory of another place, whose path ends alike.
 TEST(FilesystemTest, TheKernelIsNotAskedToForgetWhereAProcessIs) {
   TreeFixture t;
@@ -252,7 +252,7 @@ TEST(FilesystemTest, TheKernelIsNotAskedToForgetWhereAProcessIs) {
   EXPECT_FALSE(told.contains("dp7"));
 }
 
-// Who refreshes has no one to throw to.
+// A refresh does not have a caller to throw to.
 TEST(FilesystemTest, ARefreshThatThrowsIsAnErrorAndTheNextOneWorks) {
   const auto storage = std::make_shared<FaultyStorage>();
   const auto store = *Store::OpenOn(storage);
@@ -272,7 +272,7 @@ TEST(FilesystemTest, ARefreshThatThrowsIsAnErrorAndTheNextOneWorks) {
   EXPECT_TRUE(fs->RefreshStep("run", "id"));
 }
 
-// Whatever is looked up: the other layouts of a run and its other steps have the same cause.
+// One line for all look-ups: the other layouts of a run and its other steps have the same cause.
 TEST(FilesystemTest, WhyAFormatIsNotThereIsLoggedOnceForARun) {
   std::vector<std::unique_ptr<ViewFormat>> formats;
   formats.push_back(std::make_unique<FakeFormat>());
@@ -369,7 +369,7 @@ TEST(FilesystemTest, ChangedSourceIsAnErrorAtOpen) {
   EXPECT_THAT(open.error().message, HasSubstr("data.bin"));
   std::filesystem::remove(t.SourcePath("r", "s"));
   EXPECT_EQ(t.fs().Open(file.inode, 0, {}).map_error(CodeOf).error(), ErrorCode::kStale);
-  // What needs no source byte is still there.
+  // Files that do not need a source byte are still there.
   EXPECT_TRUE(t.ReadAll("/view/tp1/rank0/small.json"));
   EXPECT_THAT(t.fs().StatusJson(), HasSubstr("data.bin"));
 }

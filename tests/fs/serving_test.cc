@@ -73,7 +73,7 @@ class PassthroughTest : public ::testing::Test {
     const auto file = t_.Walk(path).value();
     return t_.fs().Open(file.inode, O_RDONLY, {}).value();
   }
-  // What the kernel would read through the descriptor, to its end.
+  // Returns the bytes that the kernel would read through the descriptor, to its end.
   static std::string BackingBytes(const OpenFile& open) {
     std::string bytes(lseek(open.backing_fd, 0, SEEK_END), '\0');
     EXPECT_EQ(pread(open.backing_fd, bytes.data(), bytes.size(), 0),

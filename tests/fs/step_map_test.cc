@@ -86,7 +86,7 @@ TEST_F(StepMapTest, SaysWhatAPlainMapSays) {
     }
     map = map.With(sorted);
     Compare(map, wanted);
-    Compare(before, wanted_before);  // who has it sees no change
+    Compare(before, wanted_before);  // its holders do not see a change
   }
   EXPECT_TRUE(map.empty());
 }

@@ -41,7 +41,7 @@ class FakeFormat : public ViewFormat {
 
   std::atomic<uint64_t> max_tp{16};
   mutable std::atomic<int> throws{0};     // so many opens throw
-  std::atomic<uint64_t> view_bytes{100};  // what a view says it takes
+  std::atomic<uint64_t> view_bytes{100};  // the memory that a view says it takes
   mutable std::atomic<uint64_t> opens{0};
   mutable std::atomic<uint64_t> lists{0};
   mutable std::atomic<uint64_t> finds{0};
@@ -103,7 +103,7 @@ class TreeFixture {
   std::shared_ptr<struct LogLines> log_;
 };
 
-// What may happen to a file while it is read.
+// An accident that may happen to a file while it is read.
 struct Accident {
   const char* name;
   std::function<void(const std::string& path)> happen;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Manifests: the input is taken as a file as it is, and as a payload under a
-// header whose digest is right, since whoever damages one may compute it.  What
+// header whose digest is right, since an attacker may compute it.  A manifest that
 // is accepted renders and parses again to the same bytes.
 #include <string_view>
 

@@ -2,9 +2,9 @@
 //
 // Trees: the input says how to make a small directory tree out of the names that the formats
 // look for, with links that leave it or lead in circles, fifos, files that nobody may read,
-// empty and odd ones.  Whatever is found in it ends in time, is one step for each directory,
-// lies below what was given, and opens nothing of a private file beside the tree to which
-// links lead.
+// empty and odd ones.  The search ends in time; a step that it finds is the only one of its
+// directory and lies below the given path; and nothing opens a private file beside the tree to
+// which links lead.
 //
 //   byte: what (kMakers)   byte: which name   byte: which content or target of a link
 //

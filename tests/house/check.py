@@ -74,7 +74,7 @@ MAY_OPEN = {
     'fs/serve/memory_limit.cc': '/proc, /sys',
     'fs/serve/page_pool.cc': 'materialised files',
 }
-# What a page links to, and the paths below the top level that it names.  A path with a mark of a
+# Links of a page, and the paths below the top level that it names.  A path with a mark of a
 # pattern (formats/*/source.cc, formats/<name>/) is not looked up; an extension may be missing.
 LINK = re.compile(r'\]\(([^)#\s]+)(?:#[^)\s]*)?\)')
 NAMED = re.compile(r'(?<![\w./<>*~@$-])(?:core|formats|fs|mount|snapshot|tests|docs)/[\w./*?{}<>-]*')

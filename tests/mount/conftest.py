@@ -16,7 +16,7 @@ GOLDEN = os.path.join(HERE, '..', 'golden', 'deepspeed_tiny', 'ckpt')
 
 @pytest.fixture(autouse=True)
 def no_sanitizer_reports():
-    """Whatever a test starts, no sanitizer may complain."""
+    """No sanitizer may complain in a process that a test starts."""
     yield
     fail_on_reports()
 

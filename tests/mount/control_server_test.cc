@@ -44,7 +44,7 @@ TEST(ControlServerTest, ARequestThatThrowsIsRefusedAndTheNextIsAnswered) {
   EXPECT_TRUE(AskDaemon(mount, "status"));
 }
 
-// Who only wants to know what there is goes on without it.
+// A caller that only lists daemons goes on without it.
 TEST(ControlServerTest, ADaemonThatDoesNotAnswerIsNotWaitedFor) {
   const std::string store = "/silent/store";
   const std::string path =

@@ -20,7 +20,7 @@ using testing::HasSubstr;
 
 constexpr size_t kFile = size_t{1} << 20;
 
-// Of this process, locked in memory.
+// Returns the bytes of this process that are locked in memory.
 uint64_t LockedBytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -29,7 +29,7 @@ uint64_t LockedBytes() {
   return 0;
 }
 
-// What bytes that are to be locked add to these; a sanitizer's mlock does nothing.
+// Returns what locking `bytes` adds to these; a sanitizer's mlock does nothing.
 constexpr uint64_t Locked(uint64_t bytes) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   bytes = 0;

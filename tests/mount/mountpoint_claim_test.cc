@@ -22,7 +22,7 @@ TEST(MountpointClaimTest, OneProcessHasAName) {
   EXPECT_TRUE(MountpointClaim::Take(folder.path()));
 }
 
-// Of two users, whose runtime directories differ, each has the name.
+// Two users each get the name, since their runtime directories differ.
 TEST(MountpointClaimTest, OneProcessHasTheDirectory) {
   const TemporaryDirectory folder;
   auto first = MountpointClaim::Take(folder.path() + "/.");

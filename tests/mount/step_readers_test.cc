@@ -85,7 +85,7 @@ TEST(StepReadersTest, AStepThatIsDroppedIsAnAnswerAndTooManyAreRefused) {
   EXPECT_EQ(readers.Begin(late.theirs, "run", "7", kLayout, "hello").error().code,
             ErrorCode::kExhausted);
   EXPECT_TRUE(late.theirs.valid());
-  programs.pop_back();  // who goes makes room
+  programs.pop_back();  // a program that ends makes room
   while (!readers.Begin(late.theirs, "run", "7", kLayout, "hello")) std::this_thread::yield();
   ASSERT_TRUE(t.catalogue().Release(record));
   EXPECT_EQ(programs[0]->Ask("step")[0], '-');

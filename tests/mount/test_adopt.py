@@ -316,7 +316,7 @@ def test_one_shard_of_a_model_is_no_step(ckptfs, tmp_path):
             line = f'{shard}: is one of 3 shards of model.safetensors.index.json; adopt the directory {model}\n'
             assert done.stderr.count(line) == 1, done.stderr
         assert not os.path.exists(ckptfs.store)
-    assert 'w1' in ckptfs.run('ls', shards[1]).stdout  # which may be looked at
+    assert 'w1' in ckptfs.run('ls', shards[1]).stdout  # it may be looked at
     assert ckptfs.adopt(model).stdout.split() == ['llama/llama']
     ckptfs.adopt(alone)
     index.unlink()

@@ -194,7 +194,7 @@ def test_links_leave_a_step_adopted_before_sound(ckptfs, source):
 
 
 def test_a_copy_from_another_filesystem(ckptfs, source):
-    """Which the kernel does not copy by itself (EXDEV)."""
+    """A copy that the kernel does not make by itself (EXDEV)."""
     if os.stat('/dev/shm').st_dev == os.stat(ckptfs.folder).st_dev:
         pytest.skip('/dev/shm is the filesystem of the temporary directory')
     with tempfile.TemporaryDirectory(dir='/dev/shm') as other:

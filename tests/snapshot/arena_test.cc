@@ -179,7 +179,7 @@ TEST(ArenaTest, LargeOnesBeginAtAHugePage) {
 }
 
 TEST(ArenaTest, ALargeOneIsOfHugePages) {
-  // What the kernel does with memory that has a page.
+  // The kernel does this with memory that has a page.
   constexpr uint64_t kHuge = uint64_t{2} << 20;
   const Descriptor plain(memfd_create("plain", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(plain.get(), kHuge), 0);

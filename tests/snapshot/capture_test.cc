@@ -26,7 +26,7 @@ CapturedTensor Tensor(std::string parameter, std::string kind, DType dtype, Shap
   return tensor;
 }
 
-// What the file's runs say, in pieces of `step` bytes.
+// Gathers the file by its runs, in pieces of `step` bytes.
 std::string Gathered(const CaptureFile& file, uint64_t step) {
   std::string bytes(file.bytes(), '?');
   std::vector<int> times(file.bytes(), 0);

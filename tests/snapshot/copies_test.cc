@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What copies read: the memory of the moment of the save, for as long as they need it, and
-// nothing that is not there any more.
+// Copies read the memory of the moment of the save, for as long as they need it, and never memory
+// that was freed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -97,7 +97,7 @@ TEST_F(CopiesTest, AWriteThatNobodyCountedShows) {
   EXPECT_EQ(kept().size(), 2u);
 }
 
-// Whoever made the capture lets go of it, and others are given what memory is free.
+// The caller lets go of the capture, and free memory is given to others.
 TEST_F(CopiesTest, MemoryIsThereUntilItIsCopiedAndNoLonger) {
   Start();
   std::mutex gate;

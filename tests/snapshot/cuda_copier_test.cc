@@ -272,7 +272,7 @@ TEST_F(CudaCopierTest, ASaveDoesNotWaitForADeviceThatItTakesNothingOf) {
   EXPECT_TRUE(writer->WaitDurable(1, kLong));
 }
 
-// Whatever writes between the save and the copy, and tells nobody (a replayed graph, an average
+// Some code writes between the save and the copy, and tells nobody (a replayed graph, an average
 // that is swapped in): one row of the memory is enough.
 TEST_F(CudaCopierTest, AWriteOnTheDeviceThatNobodyCountedDropsTheStepByName) {
   Start();

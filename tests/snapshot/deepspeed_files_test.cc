@@ -33,7 +33,7 @@ TensorNode WeightNode() {
   return node;
 }
 
-// Of two data-parallel ranks without ZeRO: {"module": {"w": ..}, ..}.
+// The states of two data-parallel ranks without ZeRO: {"module": {"w": ..}, ..}.
 const std::string& ModelStates() {
   static const std::string text = [] {
     PickleBuilder pickle;

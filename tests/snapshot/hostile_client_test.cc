@@ -49,7 +49,7 @@ class HostileClientTest : public ReceiverTest {
   }
 };
 
-// What user 65534 is told, to whom somebody has opened the way to the socket.
+// Returns the answer to user 65534, after somebody opened the way to the socket.
 std::string SaidToNobody(const std::string& path) {
   const Descriptor way(open(path.c_str(), O_PATH | O_CLOEXEC));
   int ends[2];
@@ -130,7 +130,7 @@ TEST_F(HostileClientTest, WhatIsConnectedAndSaysNothingHasNoMemory) {
   EXPECT_EQ(status()["arena_bytes"], 0);
 }
 
-// What a process may grow by in noise; a sanitizer keeps what was freed, per thread.
+// A process may grow by so much in noise; a sanitizer keeps freed memory, per thread.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kNoise = uint64_t{64} << 20;
 #else

@@ -2,9 +2,9 @@
 //
 // The trainer and the daemon are killed at every message that they send or receive and
 // between the steps by which a snapshot becomes durable (core/base/fault_point.h), one
-// after the other until a run goes through.  Whatever was killed: nothing half is in the
-// store, the other side goes on, and the next save works.  While the trainer lives what it
-// has saved becomes durable, once, however often daemons die.
+// after the other until a run goes through.  After each kill the store has no half
+// save, the other side goes on, and the next save works.  While the trainer lives its saves
+// become durable, each once, however often daemons die.
 //
 // The defects of published systems that snapshots must not have, and what shows it:
 //
@@ -63,7 +63,7 @@ std::unique_ptr<Spooler> SpoolerAt(const std::string& directory) {
   return std::make_unique<Spooler>(*Spool::Open(directory, "store"), std::move(options));
 }
 
-// What a daemon does with snapshots, without a mount.
+// A daemon that receives snapshots, without a mount.
 class StoreDaemon {
  public:
   // `spool`: where all steps go before the store has them; empty: nowhere.
@@ -107,7 +107,7 @@ class StoreDaemon {
   std::unique_ptr<Receiver> receiver_;
 };
 
-// What systemd is for a daemon: keeps what it is given while daemons come and go.
+// FakeManager stands for systemd: it keeps descriptors while daemons come and go.
 class FakeManager {
  public:
   FakeManager() : path_(StrCat(directory_.path(), "/notify")) {
@@ -219,8 +219,8 @@ class KillTest : public testing::Test {
     };
   }
 
-  // Of a trainer that lives.  `taken_over`: steps that daemon and trainer had taken and the next
-  // daemon finished.
+  // Kills the daemons of a trainer that lives.  `taken_over`: steps that daemon and trainer had taken
+  // and that the next daemon finished.
   void KillDaemons(const std::string& spool, uint64_t& taken_over) {
     SnapshotWriter writer(Options("job"));
     const Work daemon = [&](const std::function<void()>& ready) {
@@ -394,7 +394,7 @@ TEST_F(KillTest, WhatAManagerHasKeptIsNotBelieved) {
     };
     const auto receiver = *Receiver::Start(std::move(options));
     ready();
-    // What the trainer said last may still be on its way.
+    // The last message of the trainer may still be on its way.
     while (nlohmann::json::parse(receiver->StatusJson())["ranks"] != 0) std::this_thread::yield();
   };
   using Damage = std::function<void(int arena, int ledger)>;
@@ -410,7 +410,7 @@ TEST_F(KillTest, WhatAManagerHasKeptIsNotBelieved) {
       [&](int, int ledger) { EXPECT_EQ(ftruncate(ledger, 100 + off_t{kLedgerSlot}), 0); },
       [&](int, int ledger) { flip(ledger, 0 + off_t{kLedgerSlot}); },    // its magic
       [&](int, int ledger) { flip(ledger, 21 + off_t{kLedgerSlot}); },   // bytes
-      [&](int, int ledger) { flip(ledger, 100 + off_t{kLedgerSlot}); },  // what is said
+      [&](int, int ledger) { flip(ledger, 100 + off_t{kLedgerSlot}); },  // its messages
       [&](int arena, int ledger) {
         const bool root = fchown(arena, 65534, 65534) == 0;
         EXPECT_EQ(ftruncate(ledger, root ? off_t{2} * off_t{kLedgerSlot} : 0), 0);

@@ -31,9 +31,9 @@ inline constexpr bool kForks = false;
 inline constexpr bool kForks = true;
 #endif
 
-inline constexpr uint64_t kMostPoints = 300;  // that any process of a test reaches
+inline constexpr uint64_t kMostPoints = 300;  // more than any process of a test reaches
 
-// What `ckptfs verify` says of a step that survived.
+// Checks a step that survived as `ckptfs verify` does.
 inline void ExpectVerified(const Step& step) {
   const auto report = VerifyStep(step.model, *BlobReader::Create(step.model, {}), {});
   ASSERT_TRUE(report) << report.error().message;
@@ -80,7 +80,7 @@ class Killed {
     (void)send(end_.get(), &byte, 1, MSG_NOSIGNAL);  // unless it is dead
   }
   void Kill() const { kill(pid_, SIGKILL); }
-  // Whether it was killed.
+  // Returns true if it was killed.
   bool End() {
     if (pid_ == 0) return killed_;
     Go();

@@ -24,7 +24,7 @@
 
 namespace ckptfs::testing_support {
 
-// What a rank holds at a step; it declares its own parameters.
+// Returns the capture of a rank at a step; the rank declares its own parameters.
 inline Capture CaptureOf(uint64_t step, uint32_t rank, uint64_t elements = 1000) {
   RankMemory memory({3000, 5, elements});
   memory.Fill(static_cast<unsigned char>(step * 16 + rank));

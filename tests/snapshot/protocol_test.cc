@@ -160,7 +160,7 @@ TEST(SnapshotProtocolTest, NothingThereIsNotTheEnd) {
 // it had sent counts nevertheless.
 TEST(SnapshotProtocolTest, WhatADeadProcessSaidIsHeard) {
   Pair pair(SOCK_NONBLOCK);
-  ASSERT_TRUE(SendSnapshotMessage(pair.b.get(), Sample()));  // which a never reads
+  ASSERT_TRUE(SendSnapshotMessage(pair.b.get(), Sample()));  // a never reads it
   const pid_t child = fork();
   if (child == 0) {
     const bool sent = SendSnapshotMessage(pair.a.get(), Sample()).has_value();

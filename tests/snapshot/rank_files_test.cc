@@ -329,7 +329,7 @@ TEST(RankFilesTest, RanksThatContradictEachOtherAreRefused) {
 
 // ---- hand-made entries -------------------------------------------------------
 
-// What is said of a file of one tensor of shape [2, 4] whose entry has this in it.
+// Returns the refusal of a file of one tensor of shape [2, 4] whose entry has this in it.
 std::string EntryRefusal(const std::string& in_tensor, const std::string& version = "2",
                          const std::string& in_entry = "") {
   const std::string entry =

@@ -123,7 +123,7 @@ TEST(IncomingStepsTest, WhatLacksThePartOfARankThatHasEndedIsDropped) {
   again.again = true;
   EXPECT_FALSE(steps.Add({"run", "job", 3}, 9, 0, 2, std::move(again), Time()));
   EXPECT_TRUE(steps.TakeDropped().empty());
-  // What it has handed over is there.
+  // The part that it has handed over is there.
   EXPECT_FALSE(steps.Add({"run", "other", 4}, 9, 1, 2, {}, Time()));
   EXPECT_TRUE(steps.End({{"run", "other", 1, 2, 5}}));
   EXPECT_TRUE(steps.Add({"run", "other", 4}, 9, 0, 2, {}, Time()));
@@ -256,7 +256,7 @@ class Ranks {
   std::vector<std::string> dropped;
 
  private:
-  // What all ranks are told; why this attempt is dropped.
+  // Reads what all ranks are told; returns why this attempt is dropped.
   std::string Hear(const AttemptName& name) {
     std::string why;
     for (const DroppedStep& one : steps.TakeDropped()) {
@@ -327,7 +327,7 @@ TEST(IncomingStepsTest, WhatARankSavesAgainAloneIsDropped) {
   EXPECT_EQ(job.steps.size(), 1u);
   EXPECT_EQ(job.dropped, (std::vector<std::string>(4, "5: rank 0 saved it again")));
   EXPECT_EQ(job.Save(6), "whole");
-  // Of what all have begun each counts.
+  // Each attempt that all ranks have begun counts.
   EXPECT_EQ(job.Save(7), "whole");
   EXPECT_EQ(job.Save(7), "whole");
 }
@@ -432,7 +432,7 @@ TEST(JobLivesTest, WorldsOfTwoSizesAreTwoLives) {
   EXPECT_TRUE(steps.Greet(RankOf(1, 2, 2), Comes::kNew, kEarly));
 }
 
-// What a daemon before this one had of ranks that are gone.
+// A daemon before this one had parts of ranks that are gone.
 TEST(JobLivesTest, WhatIsLeftOfADaemonIsPutTogetherWithWhatItHadOnly) {
   for (const Comes other : {Comes::kNew, Comes::kBack, Comes::kForAnother}) {
     IncomingSteps steps;

@@ -67,7 +67,7 @@ TEST_F(ReceiverTest, AStepHasThePartsOfAllRanks) {
   EXPECT_EQ(kept()[0].files, (std::vector{memory.Truth(4, 0, 2), memory.Truth(4, 1, 2)}));
 }
 
-// What a rank says of where it runs, and what anybody may say.
+// A rank says where it runs; a stranger may say anything.
 TEST_F(ReceiverTest, AnArenaLiesOnTheNodeThatItsTrainerRunsOn) {
   Start();
   RankMemory memory({100});
@@ -135,7 +135,7 @@ TEST_F(ReceiverTest, WhoIsKilledIsGone) {
   close(until[1]);
 }
 
-// What the daemon makes of it nobody here hears.
+// Nobody here hears the daemon's answer.
 TEST_F(ReceiverTest, NothingIsUnderWayAfterClose) {
   Start();
   Hold(true);
@@ -262,7 +262,7 @@ TEST_F(ReceiverTest, ARankThatNeverComesIsNamed) {
 
 TEST_F(ReceiverTest, ARankThatMissesASaveIsThereAtTheNext) {
   Start();
-  // Of as many slots as saves: room comes back after a step was told to be durable.
+  // There are as many slots as saves: room comes back after a step was told to be durable.
   const auto zero = Writer(0, 2, {}, kLong, 6);
   const auto one = Writer(1, 2, {}, kLong, 6);
   RankMemory memory({3000, 10});
@@ -517,7 +517,7 @@ TEST_F(ReceiverTest, WhatWaitsForARankThatWasKilledIsDroppedAtOnce) {
   EXPECT_THAT(zero->status().last_drop, testing::HasSubstr("rank 1's process ended"));
 }
 
-// Whose other ranks are on another machine, as far as anybody knows.
+// The other ranks are on another machine, as far as anybody knows.
 TEST_F(ReceiverTest, WhatDeadProcessesLeftInPartMakesRoomForTheNextLife) {
   if (!kForks) GTEST_SKIP() << "a process with threads is forked";
   Start();

@@ -109,7 +109,7 @@ class ReceiverTest : public testing::Test {
   bool hold_ = false;
   std::string refusal_;
   std::vector<Kept> kept_;
-  std::atomic<bool> stored_{false};  // what parts that come again are of
+  std::atomic<bool> stored_{false};  // parts that come again belong to a stored step
 };
 
 // A rank that need not keep to the protocol.

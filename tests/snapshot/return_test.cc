@@ -174,7 +174,7 @@ TEST_F(ReturnTest, ADaemonThatDoesNotAnswerIsAskedRarely) {
   const FakeDaemon stopped(directory_.path());
   for (uint64_t step = 1; step <= 9; ++step) EXPECT_FALSE(writer.Save(memory_.Save(step, 0)));
   EXPECT_EQ(stopped.Unserved(), 1u);
-  EXPECT_EQ(writer.TakeLog().size(), 2u);  // what the first heard, and the others
+  EXPECT_EQ(writer.TakeLog().size(), 2u);  // one of the first, one of the others
 }
 
 // A save that asks whether it goes on; the second time it does not.
@@ -376,7 +376,7 @@ TEST_F(ReturnTest, AGreetingIsSaidOnceAndMemoryHasItsLimit) {
   while (status()["arena_bytes"] != 0) std::this_thread::yield();
 }
 
-// Of two readers one would read what the rank writes for the other.
+// With two readers, one would read bytes that the rank writes for the other.
 TEST_F(ReturnTest, AnArenaThatIsStillReadIsRefusedForNow) {
   Start();
   const ArenaMemory memory = *MakeArena(kShape);

@@ -52,7 +52,7 @@ TEST(SaidStepsTest, WhatIsNotOverIsSaidAgainFromTheBeginning) {
   EXPECT_THAT(said.Chunks(), ElementsAre());
 }
 
-// What is said of it later has no beginning for the next daemon.
+// A later message about it does not have a beginning for the next daemon.
 TEST(SaidStepsTest, WhatTheLastDaemonDroppedIsNotSaidToTheNext) {
   SaidSteps said;
   said.Add(Message(kBegin, 1));

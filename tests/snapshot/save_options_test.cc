@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a save can be told: to wait for room, to be over by a time, to be over now; and
-// what it says of itself.
+// The options of a save: to wait for room, to be over by a time, to be over now; and the
+// progress that it reports.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -63,7 +63,7 @@ class ScheduledCopier final : public Copier {
   LateCopier copier_;
 };
 
-// What the seed says of one rank.
+// One rank as the seed makes it.
 struct Rank {
   Rank(unsigned seed, uint32_t number) : random(seed * 100 + number) {
     std::vector<uint64_t> sizes(1 + random() % 5);
@@ -117,7 +117,7 @@ class ScheduleTest : public ReceiverTest {
       trainers.emplace_back([this, seed, rank, world] { Train(seed, rank, world); });
     }
     for (std::thread& trainer : trainers) trainer.join();
-    receiver_.reset();  // which keeps what is whole
+    receiver_.reset();  // it keeps whole parts
     for (const Kept& one : kept()) Check(one, world);
     all_kept_ += kept_.size();
     kept_.clear();

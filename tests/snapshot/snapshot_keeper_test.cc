@@ -210,7 +210,7 @@ TEST_F(SnapshotKeeperTest, AStoreThatFailsGetsItFromTheSpool) {
   EXPECT_THAT(*ListFilesBelow(*disk_, ""), ElementsAre("format"));
 }
 
-// That a disk has it does not help against a name that another has.
+// A save on disk does not get a name that another step has.
 TEST_F(SnapshotKeeperTest, ATakenNameIsNotWaitedForForEver) {
   const Save save(3);
   bool first = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What was received on its way into a store: in memory, durable, or, whenever the
+// A received step on its way into a store: it is in memory, or durable, or, whenever the
 // machine stops, one of both and nothing else.
 #include <gtest/gtest.h>
 
@@ -127,7 +127,7 @@ TEST(SnapshotStoreTest, AStoreThatFailsTakesTheStepLater) {
         stored = catalogue.Persist(held);
       }
       ASSERT_TRUE(stored) << at << ": " << stored.error().message;
-      faulty->FailAt(1'000'000);  // what is looked at from here on is there
+      faulty->FailAt(1'000'000);  // every file is there from here on
       EXPECT_EQ(stored->id, "3") << at;
       const auto step = store->Load(*stored);
       ASSERT_TRUE(step) << at << ": " << step.error().message;

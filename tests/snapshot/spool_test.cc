@@ -105,7 +105,7 @@ TEST(SpoolTest, ADiskThatFailsLeavesNothing) {
   }
 }
 
-// What is planted in a spool, and what the refusal says.
+// Files planted in a spool, and the words of the refusals.
 TEST(SpoolTest, AForeignOneIsRefusedWithFileAndRule) {
   struct Case {
     std::function<void(const std::string& path)> plant;
@@ -262,7 +262,7 @@ TEST(SpoolTest, ADiskThatFailsWhileItIsLookedAtLosesNothing) {
   }
 }
 
-// Whose record cannot be removed keeps its files: it is whole or not there.
+// A save whose record cannot be removed keeps its files: it is whole or not there.
 TEST(SpoolTest, ADiskThatFailsWhileOneIsRemovedLosesNoHalf) {
   for (uint64_t at = 1, failed = 0; at < 2 || failed > 0; ++at) {
     const auto disk = std::make_shared<MemoryRoot>("disk");
@@ -280,7 +280,7 @@ TEST(SpoolTest, ADiskThatFailsWhileOneIsRemovedLosesNoHalf) {
   }
 }
 
-// Whatever their names are.
+// Their names do not matter.
 TEST(SpoolTest, TheOldestIsTheFirst) {
   const Save one(9), other(3);
   for (const Save* older : {&one, &other}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which saves go to a disk of this node, on their way from memory to the store: only those
-// that the store does not take at once.
+// Only saves that the store does not take at once go to a disk of this node, on their way from
+// memory to the store.
 #include "snapshot/landing/spooler.h"
 
 #include <gmock/gmock.h>
@@ -84,7 +84,7 @@ TEST_F(SpoolerTest, AStoreThatFailsOrIsSlowGetsItFromThere) {
   const auto reader = *failed.bytes->Open(failed.part().PathOf(0));
   spooler_->Fails(*failed.bytes);
   Await(failed);
-  // Who had it open reads the disk now, and goes on when the save is over.
+  // A reader that had it open reads the disk now, and goes on when the save is over.
   spooler_->Over(*failed.bytes);
   std::string bytes(reader->size(), '\0');
   ASSERT_TRUE(reader->ReadAt(0, std::as_writable_bytes(std::span(bytes))));
@@ -186,7 +186,7 @@ TEST_F(SpoolerTest, WhatTheStoreHasIsNotWritten) {
   EXPECT_EQ(status()["spooled"], 1);
 }
 
-// Whatever fails of it, reading it again, too: it is in memory, and nothing of it on the disk.
+// After any failure, also of reading it again, the save is in memory and not on the disk.
 TEST_F(SpoolerTest, ADiskThatFailsHasNothing) {
   uint64_t failed = 0;
   for (bool fails = true; fails; failed += fails ? 1 : 0) {
@@ -335,7 +335,7 @@ class SpooledPartTest : public SpoolerTest {
       if (!settled_.empty()) return std::exchange(settled_, {});
     }
   }
-  // What it says first.
+  // Waits for its first line.
   std::string AwaitLine() {
     while (true) {
       std::this_thread::yield();

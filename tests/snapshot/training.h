@@ -46,7 +46,7 @@ class RankMemory {
   [[gnu::noinline]] void FillBesideACancelledCopy(unsigned char seed) {
     for (std::string& tensor : *tensors_) std::memset(tensor.data(), seed, tensor.size());
   }
-  // What no optimizer writes.
+  // Changes the tensors that no optimizer writes.
   void ChangeEager() {
     for (size_t i = 1; i < tensors_->size(); i += 2) {
       for (char& byte : (*tensors_)[i]) byte = static_cast<char>(byte ^ 0x5a);

@@ -88,7 +88,7 @@ TEST_F(WriteWatchTest, ReadsAreNotWrites) {
   EXPECT_FALSE(Take(*watch, memory.All()));
 }
 
-// What others write beside a range is not taken for a write to it.
+// A write beside a range is not taken for a write to it.
 TEST_F(WriteWatchTest, TheEdgesAreNotCovered) {
   const Memory memory(4);
   const HostBytes odd = memory.From(100, 3 * kPage + 100);

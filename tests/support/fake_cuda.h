@@ -19,7 +19,7 @@ using FakeCudaGate = void(bool open);
 using FakeCudaFailAt = void(uint64_t n);
 // Calls of the driver since the last FakeCudaFailAt.
 using FakeCudaCalls = uint64_t();
-// Which devices have a primary context: bit k is device k.
+// Returns the devices that have a primary context: bit k is device k.
 using FakeCudaContexts = uint64_t();
 // Bytes that are page-locked.
 using FakeCudaPinned = uint64_t();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What most tests include, compiled once for all of them (core/base/precompiled.h).
+// The headers that most tests include, compiled once for all of them (core/base/precompiled.h).
 //
 // Thread safety: none needed.
 

@@ -48,8 +48,8 @@ class Schedule {
     one.stands = true;
     --moving_;
     moved_.notify_all();
-    // Whoever is on the move and never comes by again (a copier whose save was dropped before it
-    // began) must not end the test, nor hold everybody up at every point.
+    // A thread that is on the move and never comes by again (a copier whose save was dropped before
+    // it began) must not end the test, nor hold everybody up at every point.
     const auto turn = [&] { return one.entered == 0 || IsNext(one); };
     if (!moved_.wait_for(lock, std::chrono::seconds(5), turn)) WaitForNobodyElse();
     one.stands = false;

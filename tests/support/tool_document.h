@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a step keeps of the training tool that wrote it, as formats/tools/tool_files.h says,
-// without the code that writes it.
+// Makes the document that a step keeps of the training tool that wrote it, as
+// formats/tools/tool_files.h says, without the code that writes it.
 //
 // Thread safety: pure function.
 

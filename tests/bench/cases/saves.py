@@ -34,7 +34,7 @@ def settled(program, process, newest):
     blobs = os.path.join(program.store, 'blobs', 'snapshots')
     daemon.wait_until(lambda: len(os.listdir(blobs)) == len(kept), 'blobs to go', process)
     found = []
-    for _ in range(20):  # what is open for a moment only is not held
+    for _ in range(20):  # a file that is open for a moment only is not held
         found.append(held(process))
         time.sleep(0.05)
     return {**{what: min(one[what] for one in found) for what in found[0]},

@@ -35,7 +35,7 @@ def receiving(context):
     """A daemon that receives for a new store; yields (program, process, mount)."""
     folder = tempfile.mkdtemp(prefix='snap', dir=context.work)
     program = daemon.Ckptfs(folder)
-    program.reserve = ()  # what users get
+    program.reserve = ()  # as users get it
     limit = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // 2
     try:
         process, mount = program.start('--snapshot-memory', limit)

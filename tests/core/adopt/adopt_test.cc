@@ -336,7 +336,7 @@ TEST_F(AdoptTest, NothingAdoptedIsAnError) {
   EXPECT_EQ(report.error().code, ErrorCode::kInvalid);
 }
 
-// What is adopted need not be files: they lie in memory, and the step is read there.
+// A checkpoint need not consist of files: it may lie in memory, and the step is read there.
 TEST_F(AdoptTest, AStepInMemoryIsAdoptedAndRead) {
   const auto memory = std::make_shared<MemoryRoot>("/memory");
   const auto owner = std::make_shared<const std::vector<std::string>>(
@@ -371,8 +371,8 @@ TEST_F(AdoptTest, AChangeWhileFilesAreTakenIsRefused) {
   EXPECT_TRUE(std::filesystem::is_empty(store_->directory() + "/blobs"));
 }
 
-// Of what nothing is read of, somebody's notes are taken as they are; what a training tool wrote is of
-// its save.
+// No tensor is read of these files: somebody's notes are taken as they are, but a training tool's
+// files belong to its save.
 TEST_F(AdoptTest, WhatAToolWroteIsNotTakenOfItsNextSave) {
   const auto found = Scan(*PlaceOf(Path()), sources_);
   auto model = IngestStep(found->front(), {});
@@ -408,7 +408,7 @@ TEST_F(AdoptTest, WhatAToolWroteIsNotTakenOfItsNextSave) {
   }
 }
 
-// What the store has linked before may have been written since, by its other name.
+// A file that the store has linked before may have been written since, by its other name.
 TEST_F(AdoptTest, ALinkThatWasWrittenSinceIsRefused) {
   const auto found = Scan(*PlaceOf(Path()), sources_);
   auto model = IngestStep(found->front(), {});

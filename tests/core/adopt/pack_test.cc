@@ -92,7 +92,7 @@ TEST(PackTest, BeyondTheBoundTheSmallestFragmentsComeFirst) {
   EXPECT_EQ(Packed(pieces.model()).atoms.size(), 3u);
 }
 
-// What is not a plain gather of small pieces stays where it is.
+// An atom that is not a plain gather of small pieces stays where it is.
 TEST(PackTest, OnlyPlainGathersOfManySmallPieces) {
   const std::vector<std::function<void(Atom&)>> spoilers = {
       [](Atom& atom) { atom.dtype = DType::kBF16; },  // stored in another type
@@ -160,7 +160,7 @@ bool MayRead(const OwnerAndMode& file, uint32_t uid, const std::vector<uint32_t>
   return (file.mode & (member ? 0040 : 0004)) != 0;
 }
 
-// Whoever may read the side blob may read all that it was made of.
+// A user who may read the side blob may read all that it was made of.
 TEST(PackTest, TheTightestAccessIsAsStrictAsEveryFile) {
   std::mt19937 random(3);
   int passed = 0;

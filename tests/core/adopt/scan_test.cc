@@ -102,7 +102,7 @@ TEST_F(ScanTest, TwoPartsOfOneTreeAreOneStep) {
   ASSERT_TRUE(found);
   ASSERT_EQ(found->size(), 1u);
   EXPECT_EQ((*found)[0].candidate.id, "part1");  // of the source that is asked first
-  // What holds several steps of another kind is none of them.
+  // A directory that holds several steps of another kind is not one of them.
   directory.Write("step9/part2/done", "");
   EXPECT_EQ(ScanPath(directory.path() + "/step9")->size(), 3u);
 }

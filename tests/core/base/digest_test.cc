@@ -18,13 +18,14 @@ std::vector<std::byte> Noise(size_t size) {
   return bytes;
 }
 
-// Which `xxh128sum` says.
+// The expected digests are those of `xxh128sum`.
 TEST(DigestTest, ItIsXxh3) {
   EXPECT_EQ(DigestOf("").Hex(), "99aa06d3014798d86001c324468d497f");
   EXPECT_EQ(DigestOf("abc").Hex(), "06b05ab6733a618578af5f94892f3950");
 }
 
-// What is faster here says what other machines say, of all lengths and pieces.
+// The faster code of this processor gives the digests of other machines, for all lengths and
+// pieces.
 TEST(DigestTest, ItIsTheSameOnEveryProcessor) {
   uint64_t any[2];
   for (size_t size = 0; size < 70'000; size += size < 1100 ? 1 : 977) {

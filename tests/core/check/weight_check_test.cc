@@ -89,7 +89,7 @@ class WeightCheckTest : public testing::Test {
     model_.BuildIndex();
   }
 
-  // What the sample says, which `verify` must say of at least one parameter.
+  // Returns what the sample says; `verify` must say it of at least one parameter.
   std::string Sampled() {
     const auto checked = CheckWeightSample(model_, *BlobReader::Create(model_, {}));
     const VerifyReport report = Verified();

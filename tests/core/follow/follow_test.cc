@@ -131,7 +131,7 @@ TEST_F(FollowTest, WhatIsWrittenLastIsNoLogThoughItWasEmptyOrHalf) {
   }
 }
 
-// What rsync and tools that save leave half-way, whatever is whole beside it.
+// Files that rsync and tools that save leave half-way; the files beside them may be whole.
 TEST_F(FollowTest, WhatIsSavedOrCopiedIsNoLog) {
   int number = 0;
   for (const std::string file : {"tag/.states.pt.a8Xz1Q", "custom_checkpoint_0.pkl", "tag/model.safetensors"}) {

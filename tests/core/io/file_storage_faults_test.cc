@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the operating system may answer to who writes: an error at any call, less than was asked
-// for.  An object is whole under its name, and durable when that is said, or there is an error.
+// The operating system may fail a writer: an error at any call, fewer bytes than were asked for.
+// Then an object is whole under its name, and durable when that is said, or there is an error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -33,7 +33,7 @@ class NearReadsTest : public testing::Test {
     EXPECT_TRUE(memory_->PublishIfAbsent("file", std::as_bytes(std::span(bytes_))));
   }
 
-  // What ReadNear reads of each range, checked; returns the ranges that were asked for.
+  // Checks the bytes that ReadNear reads of each range; returns the ranges that were asked for.
   std::vector<std::pair<uint64_t, uint64_t>> Asked(const Ranges& ranges) {
     const auto file = *root_.Open("file");
     std::vector<std::string> out;

@@ -121,7 +121,7 @@ TEST(FileStorage, DirectoriesAreForTheOwnerOnly) {
   }
 }
 
-// Whatever their times say: clocks of other nodes do.
+// Their times do not matter: they come from clocks of other nodes.
 TEST(FileStorage, LeftoversAreRemovedWhatIsBeingWrittenIsNot) {
   const TemporaryDirectory directory;
   const auto writing = *FileStorage::Open(directory.path(), true);

@@ -20,7 +20,7 @@ constexpr milliseconds kLong(20'000);
 
 class TreeWatchTest : public testing::Test {
  protected:
-  // Whether a wait ends long before its time.
+  // Returns true if a wait ends long before its time.
   bool Hears(TreeWatch& watch) {
     const auto start = Clock::now();
     watch.Wait(kLong);
@@ -37,7 +37,7 @@ TEST_F(TreeWatchTest, HearsWhatIsWrittenBelow) {
   EXPECT_TRUE(Hears(watch));
   directory_.Write("run/step2/deeper/file", "a");  // new directories
   EXPECT_TRUE(Hears(watch));
-  watch.Wait(milliseconds(10));  // what else there was of it
+  watch.Wait(milliseconds(10));  // drains its other events
   directory_.Write("run/step2/deeper/another", "a");
   EXPECT_TRUE(Hears(watch));
   std::filesystem::remove_all(directory_.path() + "/run/step1");

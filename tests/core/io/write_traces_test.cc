@@ -66,11 +66,11 @@ TEST_F(WriteTracesTest, AFileWhoseSpaceIsAllocatedFirst) {
   EXPECT_EQ(NeverWritten(), kSize);
   Put(file, 0, kPart);
   ASSERT_EQ(fsync(file.get()), 0);
-  // Whoever reads it fills pages with zeros, which are data for SEEK_HOLE.
+  // A reader fills pages with zeros, which are data for SEEK_HOLE.
   std::string read(kSize, 'x');
   ASSERT_EQ(pread(file.get(), read.data(), kSize, 0), static_cast<ssize_t>(kSize));
   EXPECT_EQ(NeverWritten(), kSize - kPart);
-  Put(file, kPart, kSize - kPart);  // which are not written back yet
+  Put(file, kPart, kSize - kPart);  // not written back yet
   EXPECT_EQ(NeverWritten(), 0u);
 }
 

@@ -264,8 +264,8 @@ TEST(ManifestTest, RefusesEveryTruncationAndEveryFlippedBit) {
   }
 }
 
-// Whoever damages a manifest may also compute its digest: nothing may crash,
-// and what is accepted renders again.
+// An attacker who damages a manifest may also compute its digest: nothing may crash,
+// and a manifest that is accepted renders again.
 TEST(ManifestTest, DamageUnderAValidDigestNeverCrashes) {
   const std::string payload = Rendered(SampleModel()).substr(kManifestHeaderSize);
   std::mt19937_64 random(7);

@@ -204,7 +204,7 @@ TEST(FamilyTest, ReadsWholeSizesOffTheShapesOfOneRank) {
   const FamilyVariables variables = Derived(*family, rank, 2, {{"ffn", 100}});
   EXPECT_EQ(variables.at("q_rows"), 48);
   EXPECT_EQ(variables.at("qkv_rows"), 96);
-  EXPECT_EQ(variables.at("ffn"), 100);  // what is given is never overruled
+  EXPECT_EQ(variables.at("ffn"), 100);  // a given size is never overruled
 }
 
 TEST(FamilyTest, MissingVariablesLeaveThePatternOpenAndAreNamed) {

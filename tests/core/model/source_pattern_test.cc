@@ -8,7 +8,7 @@ namespace {
 
 using Widths = std::vector<uint64_t>;
 
-// What the ranks hold when `pattern` says it.
+// Returns the local tensors that the ranks hold by `pattern`.
 std::vector<LocalTensor> Ranks(const Pattern& pattern, const Shape& shape, uint64_t degree) {
   std::vector<LocalTensor> locals;
   for (uint64_t rank = 0; rank < degree; ++rank) {

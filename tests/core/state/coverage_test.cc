@@ -164,7 +164,7 @@ TEST(CoverageTest, PiecesThatWindAroundHolesAreRefusedByName) {
   EXPECT_THAT(proven.error().message, HasSubstr("takes too long"));
 }
 
-// What one file's proofs may take is one sum.
+// The proofs of one file share one budget.
 TEST(CoverageTest, TheBudgetIsTheFiles) {
   Piece first = BoxAt({0}, {1});
   ProofBudget budget;

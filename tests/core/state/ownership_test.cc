@@ -36,7 +36,7 @@ struct Case {
   std::string why = {};  // a part of it
   std::vector<std::string> order = {};
   std::optional<ToolRule> rule = {};
-  // What masters are the casts of: prints of members and of parameters.
+  // Prints of the masters of members, and of the weights of parameters.
   std::optional<MasterPrints> masters = {};
 };
 

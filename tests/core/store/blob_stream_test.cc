@@ -85,7 +85,7 @@ struct Counted {
   const std::unique_ptr<Store> store;
 };
 
-// What is written is not read again, what is not is.
+// Pieces that are written are not read again; all others are.
 TEST(BlobStreamTest, WhatIsWrittenOnTheWayIsTheBlob) {
   for (const uint64_t size : {kSize, uint64_t{8} << 20, (uint64_t{4} << 20) + 1}) {
     for (const uint64_t part : {uint64_t{1'234'567}, uint64_t{5'000'001}, uint64_t{16} << 20}) {
@@ -124,7 +124,7 @@ TEST(BlobStreamTest, OtherBytesThanWereSaidAreRefused) {
   EXPECT_FALSE(std::filesystem::exists(StrCat(store->blobs(), "/", kPath)));
 }
 
-// What goes wrong is nobody's business: the blob is copied whole.
+// A failure is not an error of the step: the blob is copied whole.
 void ExpectCopied(const std::function<void(FaultyStorage&)>& breaks) {
   const auto disk = std::make_shared<MemoryRoot>("storage");
   const auto faulty = std::make_shared<FaultyStorage>(disk);

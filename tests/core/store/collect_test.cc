@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is collected and what stays, in a real directory.
+// Steps and files that are collected, and those that stay, in a real directory.
 #include "core/store/collect.h"
 
 #include <gmock/gmock.h>
@@ -340,7 +340,7 @@ TEST_F(CollectTest, RecordsOfRemovedStepsGoAndTheirNumbersStayUsed) {
   EXPECT_EQ(other->Resolve("a", "1")->mtime_ns, 101);
   ASSERT_TRUE(other->Refresh());
   EXPECT_THAT(*other->Steps("a"), SizeIs(2));
-  EXPECT_THAT(Ids("a"), ElementsAre("3", "1"));  // that was saved last
+  EXPECT_THAT(Ids("a"), ElementsAre("3", "1"));  // the one that was saved last
 }
 
 TEST_F(CollectTest, TheHundredthTimeAsksWhatTheTenthDid) {
@@ -382,7 +382,7 @@ TEST_F(CollectTest, ANumberThatWasUsedMeanwhileIsNotTaken) {
   EXPECT_THAT(In("steps/a/0"), UnorderedElementsAre("0", "1"));
 }
 
-// Who was killed between a step and the deletion of the one that it replaces.
+// A process was killed between a step and the deletion of the one that it replaces.
 TEST_F(CollectTest, RecordsWithoutADeletionStay) {
   StepModel model = TinyModel("s", 1, 1);
   ASSERT_TRUE(store_->Publish("a", model, "/s", "/r"));
@@ -419,7 +419,7 @@ TEST_F(CollectTest, ARunOfAnOlderBuildIsClaimedAnew) {
 
 // ---- beside another that collects -------------------------------------------------
 
-// Who removes a step has its manifest alone for that moment.
+// A process that removes a step has its manifest alone for that moment.
 TEST_F(CollectTest, AStepThatAnotherRemovesIsNotInUse) {
   SaveAll("a", 3);
   const StepRecord first = *store_->Resolve("a", "0");

@@ -164,7 +164,7 @@ TEST(LivesTest, ALifeBeginsWithWhatTheJobsPointerNames) {
 TEST(LivesTest, ALifeBeginsWithWhatCameWhileTheDirectoryWasFollowed) {
   const std::vector<StepRecord> steps = {Step(300, 10), Step(600, 20)};
   EXPECT_EQ(LifeOf(steps, NewSave{Step(50, 30), {}, true, 0}, IsThere).begins, LifeEvidence::kArrived);
-  // Of a copy that keeps times the order of coming says nothing.
+  // The order of arrival says nothing of a copy that keeps times.
   EXPECT_EQ(LifeOf(steps, NewSave{Step(50, 5), {}, true, 0}, IsThere).begins, LifeEvidence::kNone);
   // Nor does a step of another kind: the best one, copied at the end.
   EXPECT_EQ(LifeOf(steps, NewSave{Adopted("best", 300, 30), {}, true, 0}, IsGone).begins, LifeEvidence::kNone);
@@ -181,7 +181,7 @@ TEST(LivesTest, AFinishedRunThatIsAdoptedInAnyOrderIsOfOneLife) {
     std::shuffle(saves.begin(), saves.end(), random);
     std::vector<StepRecord> steps;
     for (StepRecord save : saves) {
-      // What was adopted may be removed meanwhile, but for copies, which one has to see.
+      // Adopted sources may be gone by then; those of copies without times must be there.
       const LifeChoice choice = Choose(steps, save, round % 2 == 1 ? IsThere : IsGone);
       EXPECT_EQ(choice.begins, LifeEvidence::kNone);
       save.life = choice.life;

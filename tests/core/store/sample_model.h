@@ -30,7 +30,7 @@ StepModel LargeModel(uint32_t atoms, uint32_t ranks);
 // A step that differs from others of the same id by `seed` alone.
 StepModel TinyModel(const std::string& id, uint64_t iteration, int64_t mtime_ns, uint64_t seed = 0);
 
-// What the news are of, in order: "s3", "-s3" if it is gone.
+// The steps that the news are of, in order: "s3", "-s3" if it is gone.
 std::vector<std::string> NamesOf(const StepNews& news);
 
 }  // namespace ckptfs::testing_support

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What publishing asks of the storage does not depend on how many steps there
-// are; and what is new is told without looking at what is old.
+// The cost of publishing does not depend on how many steps there are; and news are told
+// without looking at old steps.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ class StoreCostTest : public testing::Test {
     EXPECT_TRUE(record) << record.error().message;
     return record ? *record : StepRecord{};
   }
-  // What the store tells of since it was last asked: "s3", "-s3" if it is gone.
+  // Returns the news since the store was last asked: "s3", "-s3" if it is gone.
   std::vector<std::string> New(Store& store) {
     const auto news = *store.News(generation_);
     all_ = news.all;

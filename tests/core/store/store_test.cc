@@ -103,7 +103,7 @@ TEST_F(StoreTest, ADirectoryOfSomethingElseIsNoStore) {
     EXPECT_THAT(store.error().message, HasSubstr("do you mean --adopt " + Path("ckpt") + "?"));
   }
   EXPECT_EQ(std::distance(fs::directory_iterator(Path("ckpt")), {}), 1);
-  // What a store that was killed while it was made leaves is one.
+  // The leftover of a store that was killed while it was made is a store.
   fs::create_directories(Path("half/.tmp"));
   EXPECT_TRUE(Store::Open(Path("half"), true));
 }
@@ -194,7 +194,7 @@ TEST_F(StoreTest, AProvisionalStepIsReplacedUnaskedUntilItIsConfirmed) {
   const StepRecord second = publish(20, provisional);
   EXPECT_EQ(second.id, "a");
   EXPECT_EQ(second.replaces, first.manifest);
-  EXPECT_TRUE(store->Confirm(first));  // which is gone: nothing
+  EXPECT_TRUE(store->Confirm(first));  // it is gone: nothing happens
   EXPECT_TRUE(Open()->Resolve("run", "a")->provisional);
   EXPECT_TRUE(store->Confirm(second));
   for (const auto& one : {Open()->Resolve("run", "a"), store->Resolve("run", "a")}) {
@@ -435,7 +435,7 @@ TEST_F(StoreTest, WhatOthersWroteOrMayWriteIsNotRead) {
   };
   for (const std::string& name : {std::string(), std::string("format"), std::string("steps"),
                                   std::string("steps/run/a/0"), std::string("manifests"), manifest}) {
-    fs::remove(Path("catalogue.sqlite"));  // which remembers texts it once trusted
+    fs::remove(Path("catalogue.sqlite"));  // it remembers texts that it once trusted
     EXPECT_TRUE(loads(name));
     fs::remove(Path("catalogue.sqlite"));
     ASSERT_EQ(chown(Path(name).c_str(), 65534, 0), 0);

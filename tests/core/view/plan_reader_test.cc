@@ -70,7 +70,7 @@ TEST_P(RandomLayouts, EqualTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomLayouts, testing::Range(0, 8));
 
-// What is lent is what would be read, whatever is cut, cast, scaled or left out.
+// Lent bytes are those that would be read; pieces that are cut, cast or scaled are not lent.
 TEST_P(RandomLayouts, LendWhatTheyAre) {
   int lent = 0;
   for (int i = 0; i < 250; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What goes wrong under a plan reader, and what it explains.
+// Faults under a plan reader, and its explanations of them.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -72,7 +72,7 @@ TEST_F(ReaderFaults, TruncatedUnderTheMapping) {
     EXPECT_NE(read.error().message.find(PathOf("b")), std::string::npos);
     EXPECT_NE(read.error().message.find("layers.0.w (master)"), std::string::npos);
   }
-  // What does not need the file is still served.
+  // Bytes that do not need the file are still served.
   EXPECT_TRUE(reader.Read(0, std::span(out).first(1000)));
 }
 

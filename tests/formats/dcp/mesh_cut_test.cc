@@ -77,7 +77,7 @@ TEST(MeshCutTest, TensorParallelismCutsFirst) {
   const MeshCut columns({10, 4}, 1, {2, 2});
   EXPECT_THAT(columns.At(*columns.IndexOf(3)).begin, ElementsAre(5, 2));
   EXPECT_THAT(columns.At(*columns.IndexOf(3)).shape, ElementsAre(5, 2));
-  // What it does not cut is read by all, and lies with the first of them.
+  // All ranks read a dimension that the mesh does not cut; it lies with the first of them.
   const MeshCut neither({10, 4}, std::nullopt, {2, 2});
   EXPECT_EQ(neither.count(), 2u);
   EXPECT_FALSE(neither.IndexOf(1));

@@ -518,14 +518,14 @@ TEST_F(DcpSourceTest, NoByteOfAnArchivesFrameIsPassedOver) {
     directory_.Write("file", archive + changed);
     const auto together = LocateChunks(*root.Open("file"), BlobIndex{}, both);
     const auto alone = LocateChunks(*root.Open("file"), BlobIndex{}, {&both[1], 1});
-    // What is compared says what is parsed by itself.
+    // Comparing chunks gives the same result as parsing each by itself.
     ASSERT_EQ(together.has_value(), alone.has_value()) << i;
     if (!together) continue;
     EXPECT_EQ(together->dense[1], alone->dense[0]) << i;
   }
 }
 
-// What is written last, and by whom, decides when a followed step is whole.
+// The file that is written last, and its writer, decide when a followed step is whole.
 TEST_F(DcpSourceTest, LightningsOwnFileSealsItsDirectory) {
   WriteAll(Honest());
   const auto seal = [&] {

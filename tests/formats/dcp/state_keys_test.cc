@@ -151,7 +151,7 @@ TEST(StateKeysTest, AnAdaptersNameIsOnTheOptimizersSideAlone) {
             "<model.> q.lora_A.weight q.lora_B.weight | q.lora_A.weight/exp_avg | "
             "q.lora_B.weight/exp_avg");
   EXPECT_EQ(state.Read()->adapter, "own");
-  // Of a second adapter the file has nothing.
+  // The file does not have weights of a second adapter.
   state.Optimizer({"optimizer"}, {"q.lora_A.other.weight"});
   ASSERT_EQ(state.Read()->unknown.size(), 1u);
   EXPECT_THAT(state.Read()->unknown[0].why, HasSubstr("a parameter that the model does not have"));

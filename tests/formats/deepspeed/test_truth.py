@@ -99,7 +99,7 @@ def renumber(path, numbers):
     content['param_shapes'] = [{of(k): v for k, v in g.items()}
                                for g in content['param_shapes']]
     content['buffer_names'] = [of(n) for n in content['buffer_names']]
-    content.pop('args')  # which say how many layers there are
+    content.pop('args')  # they say how many layers there are
     torch.save(content, path)
 
 

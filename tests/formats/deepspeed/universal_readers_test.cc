@@ -21,7 +21,7 @@ namespace {
 using testing::Contains;
 using testing::HasSubstr;
 
-// What an optimizer leaves behind: TinyStep's moments under other names and in other forms.
+// The states of an optimizer: TinyStep's moments under other names and in other forms.
 struct Optimizer {
   std::string name;
   std::string first, second;      // instead of exp_avg and exp_avg_sq; "": there is none
@@ -31,7 +31,7 @@ struct Optimizer {
   std::string three = "yes";
 };
 
-// What torch.optim (2.13), DeepSpeed (0.19.7) and bitsandbytes keep.
+// The states that torch.optim (2.13), DeepSpeed (0.19.7) and bitsandbytes keep.
 const std::vector<Optimizer>& Optimizers() {
   static const std::vector<Optimizer> all = {
       {"Adam", "exp_avg", "exp_avg_sq", {}},

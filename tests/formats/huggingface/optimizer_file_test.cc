@@ -13,7 +13,7 @@ namespace {
 using testing::HasSubstr;
 using Names = std::vector<std::vector<std::string>>;
 
-// What torch saves of an optimizer whose groups have states of these shapes, by number or by
+// A file of an optimizer as torch saves it: its groups have states of these shapes, by number or by
 // the names in `keys`, and with `names` as param_names.
 class Saved {
  public:

@@ -218,7 +218,7 @@ TEST_F(HuggingFaceSourceTest, ShardsAndTheirIndexMustAgree) {
   Write("two.safetensors", Safetensors({{"b", DType::kF32, {2}}}));
   const auto step = Read();
   ASSERT_TRUE(step) << step.error().message;
-  EXPECT_EQ(step->parameters.size(), 3u);  // what the index does not mention, too
+  EXPECT_EQ(step->parameters.size(), 3u);  // tensors that the index does not mention, too
   Write(index, R"({"weight_map": {"a": "../model/one.safetensors"}})");
   EXPECT_THAT(Refusal(), HasSubstr("same directory"));
 }

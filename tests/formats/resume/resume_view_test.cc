@@ -74,7 +74,7 @@ TEST(ResumeViewTest, TheTagIsWhereDeepSpeedsFilesAre) {
   EXPECT_FALSE(view->Find("trainer/own/mp_rank_00_model_states.pt"));
 }
 
-// What is of another tag, model or schedule is never beside an optimizer as if it were its own.
+// A file of another tag, model or schedule is never shown beside an optimizer as its own.
 TEST(ResumeViewTest, TrainersOptimizerIsShownWhereItWouldLoadIt) {
   TinyStep step(SavedBy("trainer"));
   Rename(step.model(), "scheduler.pt", "schedule_of_mine.pt");
@@ -96,7 +96,7 @@ TEST(ResumeViewTest, AJobsOwnFilesOfWeightsStay) {
   EXPECT_FALSE(view->Find("trainer/model-00001-of-00002.safetensors"));
 }
 
-// Of two tags in one directory the weights beside them are those of one, and nobody says which.
+// The weights beside two tags in one directory belong to one of them, and nothing says which.
 TEST(ResumeViewTest, WeightsBesideSeveralTagsAreOfNoneForCertain) {
   TinyStep step(SavedBy("trainer"));
   Rename(step.model(), "more/notes.txt", "pytorch_model.bin");
@@ -130,7 +130,7 @@ TEST(ResumeViewTest, AStepWithoutACertainOrderSaysSo) {
   EXPECT_THAT(view->LeftOut(), Contains(HasSubstr("optimizer.pt")));
 }
 
-// What the directories of other formats in it leave out, and one that could not be shown.
+// The parts that other formats' directories in it leave out, and a directory that cannot be shown.
 TEST(ResumeViewTest, WhatItsPartsLeaveOutIsSaid) {
   TinyStep step(SavedBy("accelerate"));
   EXPECT_THAT(Open(step, StepTool::kAccelerate, "dp2")->LeftOut(), Contains(HasSubstr("frozen")));

@@ -12,7 +12,7 @@ import warnings
 
 TOOL = os.environ['CKPTFS_PATTERN_TOOL']
 
-# Whatever DeepSpeed's integrations and re.escape write.
+# Patterns as DeepSpeed's integrations and re.escape write them.
 USUAL = [
     r'model\.layers\.\d+\.mlp\.(gate|up)_proj\.weight',
     r'^transformer.layers.\d+.self_attention.query_key_value.weight$',

@@ -26,7 +26,7 @@ using testing::StartsWith;
 struct SaveOrderTest : testing::Test {
   TemporaryDirectory directory;
   SourceOptions options;
-  std::shared_ptr<const std::set<std::string>> before;  // what a follower took
+  std::shared_ptr<const std::set<std::string>> before;  // the files that a follower took
 
   void Write(const std::string& step, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
@@ -70,7 +70,7 @@ struct SaveOrderTest : testing::Test {
   int64_t clock_ = NowNs();
 
  private:
-  // Of DCP's the directory itself.
+  // A DCP step has one part, its directory; other steps do not have parts.
   static std::vector<std::string> Parts(const StepCandidate& step) {
     const bool dcp = HasFile(*step.root, JoinPath(step.directory, ".metadata")).value_or(false);
     return dcp ? std::vector{step.directory} : std::vector<std::string>();
@@ -138,7 +138,7 @@ TEST_F(SaveOrderTest, WhatIsThereMayBeAScriptsAndTheStepsBeforeTell) {
   Write("epoch_10", {"model.safetensors"});
   EXPECT_EQ(Missed("epoch_10"), "");  // of another kind
   Write("step_8", {"model.safetensors"});
-  EXPECT_EQ(Missed("step_8"), "");  // what retention left of it, and not the newest
+  EXPECT_EQ(Missed("step_8"), "");  // retention left a part of it, and it is not the newest
   Write("checkpoint-9", {"model.safetensors", "trainer_state.json"});
   Write("checkpoint-10", {"model.safetensors"});
   EXPECT_EQ(Missed("checkpoint-10"), "trainer_state.json");

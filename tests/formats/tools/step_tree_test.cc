@@ -81,7 +81,7 @@ TEST_F(StepTreeTest, SeveralTagsInOneDirectoryAreSeveralSteps) {
               ElementsAre("deepspeed: out/checkpoint-9-a 9", "deepspeed: out/checkpoint-9-b 9"));
 }
 
-// What lies beside them is the training's own state at the moment of one.
+// Files beside the tags are the training's own state at the moment of one.
 TEST_F(StepTreeTest, WhatLiesBesideSeveralTagsIsOfTheOneThatIsNamed) {
   Tag("out/checkpoint-9/a");
   Tag("out/checkpoint-9/b");
@@ -287,7 +287,7 @@ TEST_F(StepTreeTest, ManyFilesAreListedAFewTimesAndNotLookedAtOneByOne) {
   EXPECT_LE(root->asked, 1u << 16);
 }
 
-// What several formats would claim, in one tree.
+// One tree that several formats would claim.
 TEST_F(StepTreeTest, WhatSeveralSourcesClaimIsOneStep) {
   const auto dcp = [&](const std::string& path) {
     directory.Write(path + "/.metadata", "");
@@ -352,7 +352,7 @@ TEST_F(StepTreeTest, ManyFilesAroundAStepAreBounded) {
   EXPECT_THAT(many.header().notes, Contains(HasSubstr("beyond the first 4096")));
 }
 
-// Who put another file under the name in between would have it shown to all.
+// Otherwise a user could put another file under the name in between, and have it shown to all.
 TEST_F(StepTreeTest, AScriptIsReadAsItWasLookedAt) {
   directory.Write("run/global_step5/zero_to_fp32.py", "a note");
   directory.Write("run/zero_to_fp32.py", "import torch");

@@ -24,7 +24,7 @@ class FileRecordsTest : public testing::Test {
   std::shared_ptr<const File> Write(const std::string& bytes) {
     return *OpenLocalFile(directory_.Write("file.pt", bytes));
   }
-  // Of the file as `adopted`, when it holds `bytes`.
+  // Returns true if the file, when it holds `bytes`, is still the one that was `adopted`.
   bool IsSame(const Blob& adopted, const std::string& bytes) {
     const auto file = Write(bytes);
     const auto same = touched_.IsSame(*file, adopted, file->Identity()->stamp);

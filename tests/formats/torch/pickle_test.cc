@@ -105,7 +105,7 @@ TEST(PickleTest, DictsThatAreCalled) {
       EXPECT_EQ(RootOf(tree)["b"].Int(), 6);
       EXPECT_EQ(RootOf(Parse(PrintPickle(tree).value()))["b"].Int(), 6);
     }
-    // What cannot be told is not an empty dict.
+    // An unknown value is not an empty dict.
     EXPECT_FALSE(RootOf(Parse(callee + "K\x05\x85R.")).IsDict()) << callee;
     EXPECT_FALSE(RootOf(Parse(callee + "](K\x05\x85" "e\x85R.")).IsDict()) << callee;
   }

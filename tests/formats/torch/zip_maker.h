@@ -23,7 +23,7 @@ struct MadeRecord {
   std::string payload = {};
   uint16_t flags = zip::kFlagUtf8;
   uint16_t method = 0;
-  // What the headers say, where it is not the truth.
+  // Values of the headers, where they are not the truth.
   std::optional<std::string> local_name = {};
   std::optional<uint32_t> local_size = {};
   std::optional<uint64_t> central_size = {};      // both stored and original
@@ -35,7 +35,7 @@ struct MadeRecord {
 
 struct MadeZip {
   std::vector<MadeRecord> records = {};
-  // What the end records say.
+  // Values of the end records.
   std::optional<uint64_t> count = {};
   std::optional<uint64_t> directory_offset = {};
   std::optional<uint64_t> directory_bytes = {};
