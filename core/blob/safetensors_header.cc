@@ -76,7 +76,7 @@ bool HeaderEvents::number_unsigned(number_unsigned_t value) {
     entry_.shape.push_back(value);
     return true;
   }
-  if (where_ != Where::kOffsets) return Refuse("a number in a wrong place");
+  if (where_ != Where::kOffsets) return Refuse("a number is in a wrong place");
   if (offsets_.size() >= 2) return Refuse(Tensor() + ": data_offsets has more than two numbers");
   offsets_.push_back(value);
   return true;
@@ -89,7 +89,7 @@ bool HeaderEvents::string(string_t& value) {
     }
     return true;
   }
-  if (where_ != Where::kTensor || current_ != kDType) return Refuse("a string in a wrong place");
+  if (where_ != Where::kTensor || current_ != kDType) return Refuse("a string is in a wrong place");
   auto dtype = DTypeFromSafetensors(value);
   if (!dtype) return Refuse(StrCat(Tensor(), ": unknown dtype '", value, "'"));
   entry_.dtype = *dtype;
@@ -102,14 +102,14 @@ bool HeaderEvents::start_object(size_t) {
     where_ = Where::kTop;
     return true;
   }
-  if (where_ != Where::kTop) return Refuse("an object in a wrong place");
+  if (where_ != Where::kTop) return Refuse("an object is in a wrong place");
   where_ = entry_.name == "__metadata__" ? Where::kMetadata : Where::kTensor;
   seen_ = current_ = 0;
   return true;
 }
 
 bool HeaderEvents::TensorKey(const std::string& name) {
-  if (current_ != 0) return Refuse(Tensor() + ": a key without its value");
+  if (current_ != 0) return Refuse(Tensor() + ": a key does not have a value");
   current_ = name == "dtype" ? kDType : name == "shape" ? kShapeKey
              : name == "data_offsets" ? kOffsetsKey : 0u;
   if (current_ == 0) return Refuse(StrCat(Tensor(), ": unknown key '", name, "'"));
@@ -150,7 +150,7 @@ bool HeaderEvents::end_object() {
 
 bool HeaderEvents::start_array(size_t) {
   if (where_ != Where::kTensor || (current_ != kShapeKey && current_ != kOffsetsKey)) {
-    return Refuse("a list in a wrong place");
+    return Refuse("a list is in a wrong place");
   }
   where_ = current_ == kShapeKey ? Where::kShape : Where::kOffsets;
   current_ = 0;
@@ -176,7 +176,7 @@ Status CheckRanges(SafetensorsHeader& header, uint64_t data_bytes) {
     std::string name = StrCat("tensor '", entry.name, "'");
     if (entry.begin != next || entry.end < entry.begin) {
       return Rule(StrCat(name, ": its range [", entry.begin, ", ", entry.end,
-                         ") leaves a hole or overlaps, expected a start of ", next));
+                         ") leaves a hole or overlaps: it should start at ", next));
     }
     auto elements = ElementCount(entry.shape);
     if (!elements) return Rule(StrCat(name, ": ", elements.error().message));
@@ -188,7 +188,7 @@ Status CheckRanges(SafetensorsHeader& header, uint64_t data_bytes) {
     next = entry.end;
   }
   if (next != data_bytes) {
-    return Rule(StrCat("the tensors have ", next, " bytes, the file has ", data_bytes,
+    return Rule(StrCat("the tensors have ", next, " bytes, but the file has ", data_bytes,
                        " after its header"));
   }
   return {};
@@ -325,8 +325,8 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::string_view head, uint64_t
   header.data_offset = kPrefix + length;
   std::string_view json = head.substr(kPrefix, length);
   HeaderEvents events(header);
-  if (HasNul(json)) return Rule("no JSON: a NUL byte");
-  if (HasByteOrderMark(json)) return Rule("no JSON: a byte-order mark");
+  if (HasNul(json)) return Rule("not JSON: it holds a NUL byte");
+  if (HasByteOrderMark(json)) return Rule("not JSON: it begins with a byte-order mark");
   if (!nlohmann::json::sax_parse(json.begin(), json.end(), &events)) return Rule(events.rule());
   CKPT_RETURN_IF_ERROR(CheckRanges(header, file_size - header.data_offset));
   return header;

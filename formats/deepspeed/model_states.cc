@@ -216,7 +216,7 @@ Status ReadUnsharded(PickleRef optimizer, const TorchFile& file, ModelStates& mo
                           FileTensorOf(flat.at(g), file, model.blob, "fp32_groups_flat"));
     if (!master.dense() || master.shape().size() != 1) {
       return Fail(ErrorCode::kInvalid,
-                  StrCat("'fp32_groups_flat' ", g, " is of shape ", ShapeToString(master.shape()),
+                  StrCat("'fp32_groups_flat' ", g, " has shape ", ShapeToString(master.shape()),
                          master.dense() ? "" : " and not contiguous"));
     }
     out.flat_masters.push_back(std::move(master));

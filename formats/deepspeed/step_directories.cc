@@ -40,7 +40,7 @@ Result<std::optional<std::string>> ReadTag(const Root& root, const std::string& 
   CKPT_ASSIGN_OR_RETURN(const bool there, HasDirectory(root, JoinPath(directory, *tag)));
   if (there) return tag;
   return Fail(ErrorCode::kInvalid, StrCat(root.PathOf(file), ": names the tag '", *tag,
-                                          "', and there is no such directory"));
+                                          "', but that directory does not exist"));
 }
 
 StepCandidate PointerCandidate(const std::shared_ptr<const Root>& root,
@@ -171,9 +171,11 @@ Status CarryTools(Assembler& assembler, const StepCandidate& step, std::string_v
   const auto named = ReadTag(*step.root, step.Own(), pointer);
   if (named && *named == tag) return CarryOwnFiles(assembler, step);
   LeaveOut(assembler.header(),
-           {LeftOutPart::kDocument, StrCat("what ", LastComponent(step.Own()), " has beside its tags"),
-            StrCat("its ", pointer, named && *named ? StrCat(" names ", **named) : " names none of them",
-                   ", and the training's own state is of that moment"),
+           {LeftOutPart::kDocument,
+            StrCat("the files that ", LastComponent(step.Own()), " has beside its tags"),
+            StrCat("its ", pointer,
+                   named && *named ? StrCat(" names ", **named) : " does not name one of them",
+                   "; these files belong only to the tag that it names"),
             ""});
   StepCandidate alone = step;
   alone.own = step.directory;

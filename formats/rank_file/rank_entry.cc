@@ -180,7 +180,7 @@ void ReadTensors(EntryReader& reader, const SafetensorsHeader& header, uint64_t 
     out.tensors.push_back(ReadTensor(reader, version, entry.name, *found));
   }
   if (out.tensors.size() != tensors->size()) {
-    reader.Refuse("'tensors' mentions what is not in the file");
+    reader.Refuse("'tensors' mentions a tensor that is not in the file");
   }
 }
 

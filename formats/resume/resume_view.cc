@@ -91,7 +91,8 @@ class ResumeView : public View {
 
  private:
   tl::unexpected<Error> NoSuch(std::string_view path) const {
-    return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in what ", top_, " resumes from"));
+    return Fail(ErrorCode::kNotFound, StrCat("no '", path, "' in the files "
+                                                           "that ", top_, " resumes from"));
   }
   // The path behind "<top>/"; nothing for other paths.
   std::optional<std::string_view> BelowTop(std::string_view path) const;

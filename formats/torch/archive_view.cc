@@ -190,14 +190,14 @@ Status CheckStorages(const PickleTree& tree, const std::vector<ArchiveStorage>& 
     uint64_t index = 0;
     auto [end, code] = std::from_chars(key.data(), key.data() + key.size(), index);
     if (code != std::errc() || end != key.data() + key.size() || index >= storages.size()) {
-      return Fail(ErrorCode::kInternal, StrCat("tensor of storage '", key, "', of which there are ",
+      return Fail(ErrorCode::kInternal, StrCat("tensor of storage '", key, "', but there are only ",
                                                storages.size()));
     }
     CKPT_ASSIGN_OR_RETURN(uint64_t bytes, CheckedMul(tensor.storage_elements,
                                                      ByteWidth(tensor.dtype), "storage size"));
     if (bytes > storages[index].length) {
       return Fail(ErrorCode::kInternal, StrCat("storage '", key, "' has ", storages[index].length,
-                                               " bytes, its tensors need ", bytes));
+                                               " bytes, but its tensors need ", bytes));
     }
   }
   return {};

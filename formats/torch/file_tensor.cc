@@ -97,7 +97,7 @@ Result<Piece> FileTensor::Restrided(const Piece& piece) const {
     if (reach[k] < shape_[k]) continue;
     return Fail(ErrorCode::kUnsupported,
                 StrCat("not contiguous (shape ", ShapeToString(shape_), ", strides ",
-                       ShapeToString(strides_), "), and cut across its rows"));
+                       ShapeToString(strides_), "), but cut across its rows"));
   }
   return out;
 }

@@ -25,8 +25,9 @@ Result<FileTensor> FileTensorOf(PickleRef value, const TorchFile& file, BlobInde
     const bool other = value && value.IsOtherTensor();
     return Fail(ErrorCode::kInvalid,
                 StrCat("'", what, "': ",
-                       other ? "not a plain tensor (but negated, conjugated, quantised, sparse, a "
-                               "storage, or with a state of its own)"
+                       other ? "not a plain tensor (it is negated, conjugated, quantised or "
+                               "sparse, is "
+                               "a storage, or has a state of its own)"
                              : "not a tensor"));
   }
   auto located = file.Locate(*node, blob);

@@ -72,7 +72,7 @@ Result<Directory> ReadEnd(const FileRange& file) {
     if (at || tail_bytes == std::min(size, kMaxTailBytes)) break;
     tail_bytes = std::min(size, kMaxTailBytes);
   }
-  if (!at) return Refuse("no zip end record: the file is truncated or no zip");
+  if (!at) return Refuse("no zip end record: the file is truncated or not a zip");
   std::string_view end = std::string_view(tail).substr(*at);
   uint64_t end_offset = size - tail_bytes + *at;
   Directory directory{.offset = Load<uint32_t>(end, 16),

@@ -107,7 +107,8 @@ Status RunGc(const GcFlags& options) {
 void AddGcCommand(CommandSet& commands) {
   auto options = std::make_shared<GcFlags>();
   Command& command =
-      commands.Add("gc", "Remove old steps of the store's own, and reclaim what no step needs");
+      commands.Add("gc", "Remove old steps that the store owns, and reclaim files that no step "
+                         "needs");
   AddStoreOption(command, options->store);
   command.Add("--run", options->run, "Remove steps of this run only").Value("RUN");
   AddRetentionOptions(command, options->retention);

@@ -34,7 +34,8 @@ Status CheckDirectory(const std::string& path) {
     const std::string above = std::filesystem::path(path).parent_path();
     if (error != ENOENT) return Fail(ErrnoError(error, path));
     if (::stat(above.c_str(), &info) != 0) {
-      return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": does not exist, and neither does ", above,
+      return Fail(Error{ErrorCode::kNotFound, StrCat(path, ": does not exist, and neither "
+                                                           "does ", above,
                                                     ", which should contain it")}
                       .Needing("make that directory first, or correct the path"));
     }

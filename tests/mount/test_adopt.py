@@ -272,7 +272,7 @@ def test_a_pointer_to_no_step_is_no_step(ckptfs, tmp_path):
     (job / 'latest').write_text('global_step9')
     mount = ckptfs.mountpoint()
     said = ckptfs.run('mount', '--store', ckptfs.store, '--reserve', '0', '--follow', job, mount).stderr
-    line = f"waits for the first step: {job}/latest: names the tag 'global_step9', and there is no such directory"
+    line = f"waits for the first step: {job}/latest: names the tag 'global_step9', but that directory does not exist"
     status = ckptfs.run('status', '--store', ckptfs.store).stdout
     assert line in said and line in status and 'not whole' not in status, status
     (job / 'latest').unlink()

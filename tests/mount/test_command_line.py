@@ -178,7 +178,8 @@ def test_an_owned_step_survives_its_source(ckptfs, source, how):
 def test_a_changed_source_is_told(ckptfs, source):
     assert ckptfs.adopt(source).stderr == ''
     done = ckptfs.run('adopt', source, '--link', '--store', ckptfs.store)
-    assert f'ckptfs changed since run7/{TAG} was adopted; --refresh replaces it' in done.stderr
+    assert (f'run7/{TAG}-1: the source, the options or the version of ckptfs changed since '
+            f'run7/{TAG} was adopted') in done.stderr
 
 
 def test_links_leave_a_step_adopted_before_sound(ckptfs, source):

@@ -219,8 +219,8 @@ class KillTest : public testing::Test {
     };
   }
 
-  // Kills the daemons of a trainer that lives.  `taken_over`: steps that daemon and trainer had taken
-  // and that the next daemon finished.
+  // Kills the daemons of a trainer that lives.  `taken_over`: steps that daemon and trainer had
+  // taken and that the next daemon finished.
   void KillDaemons(const std::string& spool, uint64_t& taken_over) {
     SnapshotWriter writer(Options("job"));
     const Work daemon = [&](const std::function<void()>& ready) {

@@ -172,7 +172,7 @@ Result<PackedValue> PackedValues::Object(PackedValue cls, PackedValue arguments,
                          : classes_.end();
   if (known == classes_.end()) return Opaque();
   if (!SequenceOf(arguments)->empty() || keywords != nullptr) {
-    return Refuse("a ", schemas_[known->second].name, " that is made with arguments");
+    return Refuse("a ", schemas_[known->second].name, " is made with arguments");
   }
   CKPT_RETURN_IF_ERROR(Charge(1));
   // Python leaves out a state that has nothing.
@@ -183,7 +183,7 @@ Result<PackedValue> PackedValues::Object(PackedValue cls, PackedValue arguments,
 
 Status PackedValues::Append(PackedValue list, std::span<const PackedValue> items) {
   if (list.kind() == PackedKind::kOpaque) return {};
-  if (list.kind() != PackedKind::kList) return Refuse("appends to what is not a list");
+  if (list.kind() != PackedKind::kList) return Refuse("appends to a value that is not a list");
   CKPT_RETURN_IF_ERROR(Charge(items.size()));
   auto& to = slots_[static_cast<uint32_t>(list.word())].items;
   to.insert(to.end(), items.begin(), items.end());
@@ -192,8 +192,8 @@ Status PackedValues::Append(PackedValue list, std::span<const PackedValue> items
 
 Status PackedValues::SetItems(PackedValue dict, std::span<const PackedValue> items) {
   if (dict.kind() == PackedKind::kOpaque) return {};
-  if (dict.kind() != PackedKind::kDict) return Refuse("sets items of what is not a dict");
-  if (SlotOf(dict) == nullptr) return Refuse("uses the state of an object again");
+  if (dict.kind() != PackedKind::kDict) return Refuse("sets items of a value that is not a dict");
+  if (SlotOf(dict) == nullptr) return Refuse("uses the state of an object a second time");
   CKPT_RETURN_IF_ERROR(Charge(items.size()));
   auto& to = slots_[static_cast<uint32_t>(dict.word())].items;
   to.insert(to.end(), items.begin(), items.end());
@@ -202,7 +202,7 @@ Status PackedValues::SetItems(PackedValue dict, std::span<const PackedValue> ite
 
 Status PackedValues::AddItems(PackedValue set, std::span<const PackedValue>) {
   if (set.kind() == PackedKind::kOpaque) return {};
-  return Refuse("adds items to what is not a set");
+  return Refuse("adds items to a value that is not a set");
 }
 
 // ---- telling ------------------------------------------------------------------
@@ -211,16 +211,17 @@ Status PackedValues::SpreadDict(const PackedSchema& schema, std::span<const Pack
   const auto& names = field_names_[static_cast<size_t>(&schema - schemas_.data())];
   for (size_t i = 0; i < items.size(); i += 2) {
     if (items[i].kind() != PackedKind::kString) {
-      return Refuse("an attribute of a ", schema.name, " without a name");
+      return Refuse("an attribute of a ", schema.name, " does not have a name");
     }
     const auto field = std::find(names.begin(), names.end(), StringNumber(items[i]));
     if (field == names.end()) {
       if (schema.open) continue;
-      return Refuse("a ", schema.name, " with an attribute '", *StringOf(items[i]),
+      return Refuse("a ", schema.name, " has the attribute '", *StringOf(items[i]),
                     "', which is not known");
     }
     PackedValue& to = fields_[static_cast<size_t>(field - names.begin())];
-    if (to.kind() != PackedKind::kAbsent) return Refuse("a ", schema.name, " with an attribute twice");
+    if (to.kind() != PackedKind::kAbsent) return Refuse("a ", schema.name, " has an attribute "
+                                                                           "twice");
     to = items[i + 1];
   }
   return {};
@@ -228,7 +229,7 @@ Status PackedValues::SpreadDict(const PackedSchema& schema, std::span<const Pack
 
 Status PackedValues::SpreadTuple(const PackedSchema& schema, std::span<const PackedValue> items) {
   if (items.size() != fields_.size()) {
-    return Refuse("a ", schema.name, " with a state of ", items.size(), " values");
+    return Refuse("a ", schema.name, " has a state of ", items.size(), " values");
   }
   std::copy(items.begin(), items.end(), fields_.begin());
   return {};
@@ -237,7 +238,7 @@ Status PackedValues::SpreadTuple(const PackedSchema& schema, std::span<const Pac
 Status PackedValues::Build(PackedValue object, PackedValue state) {
   if (object.kind() == PackedKind::kOpaque) return {};
   if (object.kind() != PackedKind::kObject) {
-    return Refuse("sets the state of what is not an object");
+    return Refuse("sets the state of a value that is not an object");
   }
   Made& made = objects_[object.word()];
   const PackedSchema& schema = schemas_[made.schema];

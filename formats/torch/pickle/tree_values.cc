@@ -177,7 +177,7 @@ Result<NodeId> PickleTreeValues::Persistent(NodeId id) {
 
 Status PickleTreeValues::Append(NodeId list, std::span<const NodeId> items) {
   const Kind kind = tree_.nodes[list].kind;
-  if (kind != Kind::kList && !CanHold(kind)) return Refuse("appends to what is not a list");
+  if (kind != Kind::kList && !CanHold(kind)) return Refuse("appends to a value that is not a list");
   auto& to = kind == Kind::kList ? tree_.nodes[list].children : tree_.MakeExtra(list).appended;
   to.insert(to.end(), items.begin(), items.end());
   return {};
@@ -185,7 +185,8 @@ Status PickleTreeValues::Append(NodeId list, std::span<const NodeId> items) {
 
 Status PickleTreeValues::SetItems(NodeId dict, std::span<const NodeId> items) {
   const Kind kind = tree_.nodes[dict].kind;
-  if (kind != Kind::kDict && !CanHold(kind)) return Refuse("sets items of what is not a dict");
+  if (kind != Kind::kDict && !CanHold(kind)) return Refuse("sets items of a value that is not a "
+                                                           "dict");
   auto& to = kind == Kind::kDict ? tree_.nodes[dict].children : tree_.MakeExtra(dict).items;
   to.insert(to.end(), items.begin(), items.end());
   return {};
@@ -193,7 +194,7 @@ Status PickleTreeValues::SetItems(NodeId dict, std::span<const NodeId> items) {
 
 Status PickleTreeValues::AddItems(NodeId set, std::span<const NodeId> items) {
   PickleNode& node = tree_.nodes[set];
-  if (node.kind != Kind::kSet) return Refuse("adds items to what is not a set");
+  if (node.kind != Kind::kSet) return Refuse("adds items to a value that is not a set");
   node.children.insert(node.children.end(), items.begin(), items.end());
   return {};
 }
@@ -201,7 +202,7 @@ Status PickleTreeValues::AddItems(NodeId set, std::span<const NodeId> items) {
 Status PickleTreeValues::Build(NodeId object, NodeId state) {
   const Kind kind = tree_.nodes[object].kind;
   if (!CanHold(kind) && kind != Kind::kTensor && kind != Kind::kPersistent) {
-    return Refuse("sets the state of what is not an object");
+    return Refuse("sets the state of a value that is not an object");
   }
   PickleExtra& extra = tree_.MakeExtra(object);
   if (extra.state) return Refuse("sets the state of an object twice");

@@ -120,9 +120,9 @@ TEST(SafetensorsHeaderTest, RefusesHolesOverlapsAndWrongEnds) {
   ExpectRefused(two("[0,4]", "[3,7]"), 7, "hole or overlaps");
   ExpectRefused(two("[0,4]", "[0,4]"), 4, "hole or overlaps");
   ExpectRefused(two("[1,5]", "[5,9]"), 9, "hole or overlaps");
-  ExpectRefused(two("[0,4]", "[4,8]"), 9, "8 bytes, the file has 9");
-  ExpectRefused(two("[0,4]", "[4,8]"), 7, "8 bytes, the file has 7");
-  ExpectRefused("{}", 1, "0 bytes, the file has 1");
+  ExpectRefused(two("[0,4]", "[4,8]"), 9, "8 bytes, but the file has 9");
+  ExpectRefused(two("[0,4]", "[4,8]"), 7, "8 bytes, but the file has 7");
+  ExpectRefused("{}", 1, "0 bytes, but the file has 1");
 }
 
 TEST(SafetensorsHeaderTest, RenderedHeadersParseAndAreAligned) {

@@ -84,7 +84,7 @@ TEST(DcpMetadataTest, AStateIsUsedOnce) {
   EXPECT_THAT(Refusal("(" + chunk + state + "b" + chunk + "h\x01" "bl."),
               HasSubstr("neither a dict nor a tuple"));
   EXPECT_THAT(Refusal("(" + chunk + state + "b0h\x01" "\x8c\x01" "aNs."),
-              HasSubstr("the state of an object again"));
+              HasSubstr("the state of an object a second time"));
 }
 
 // 8 bytes a value: a list of a million numbers is not more than its pickle several times.

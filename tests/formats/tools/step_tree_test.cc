@@ -97,7 +97,7 @@ TEST_F(StepTreeTest, WhatLiesBesideSeveralTagsIsOfTheOneThatIsNamed) {
     EXPECT_EQ(header.documents.empty(), !header.left_out.empty());
     return header.documents.empty() ? LeftOutText(header.left_out.front()) : "";
   };
-  EXPECT_THAT(carried("checkpoint-9-a"), HasSubstr("its latest names none of them"));
+  EXPECT_THAT(carried("checkpoint-9-a"), HasSubstr("its latest does not name one of them"));
   directory.Write("out/checkpoint-9/latest", "b");
   EXPECT_THAT(carried("checkpoint-9-a"), HasSubstr("its latest names b"));
   EXPECT_EQ(carried("checkpoint-9-b"), "");
