@@ -287,8 +287,9 @@ Result<std::optional<RuleMatch>> ShardingRules::MatchFamily(std::string_view nam
   if (*match && !(*match)->missing.empty()) {
     Note(StrCat("nothing tells ", (*match)->missing, ", which rules of family '", family_->name(),
                 "' need: until --family-set or a config.json beside the checkpoint tells it, "
-                "views cannot cut ",
-                (*match)->only_unit ? "finer than the source " : "", "what needs it"));
+                "no view cuts ",
+                (*match)->only_unit ? "(finer than the source) " : "",
+                "the parameters that need it"));
   }
   return match;
 }
