@@ -156,7 +156,7 @@ void StepAccess::LookAtFiles(const Step& step, const BlobReader& blobs) {
   std::map<std::string, bool> kept;  // root of the store's copies -> whether its gates are known
   for (size_t i = 0; i < step.model.blobs.size(); ++i) {
     const Blob& blob = step.model.blobs[i];
-    if (blob.side) continue;  // whoever may see the pieces may see their copies
+    if (blob.side) continue;  // a user who may see the pieces may see their copies
     const BlobIndex index{static_cast<uint32_t>(i)};
     if (!blobs.RootOf(index).local()) {
       const auto found = blobs.RootOf(index).Stat(blob.path);

@@ -96,7 +96,7 @@ class Target {
  public:
   void Set(std::shared_ptr<spdlog::logger> logger) {
     MutexLock lock(mutex_);
-    logger_.swap(logger);  // the old one goes with whoever uses it last
+    logger_.swap(logger);  // the old one goes with its last user
   }
   std::shared_ptr<spdlog::logger> Get() {
     MutexLock lock(mutex_);

@@ -2,7 +2,7 @@
 //
 // The file that hides its step from users who could see it by all of its other files and by the
 // directories they lie in.  safetensors, from 0.8 on, gives its files mode 0600 whatever the umask
-// is, beside files of torch that all may read; a step is seen by who may read every file of it.
+// is, beside files of torch that all may read; a user sees a step who may read every file of it.
 //
 // Thread safety: pure functions over the filesystem.
 // BLOCKS: on a look at every file and directory of the step.

@@ -402,7 +402,7 @@ Result<std::string> Take(const std::string& store, const std::string& directory,
 }
 
 // A source's file as the store has it, with the digests of all chunks.  A copy is
-// owned; a hard link is not, since whoever has its other name may write it: it
+// owned; a hard link is not, since a user with its other name may write it: it
 // keeps its stamp, but for the change time.
 Result<Blob> TakenBlob(const std::string& root, const std::string& path, const Blob& source,
                        bool note) {

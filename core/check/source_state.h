@@ -16,7 +16,7 @@ namespace ckptfs {
 
 enum class SourceState {
   kSound,    // unchanged since it was adopted
-  kTouched,  // a file was touched: its bytes are compared by who reads it
+  kTouched,  // a file was touched: its first reader compares its bytes
   kStale,    // a file changed
   kMissing,  // a file is gone, or cannot be looked at
 };

@@ -500,7 +500,7 @@ Result<VerifyReport> Verification::Run() {
   CKPT_RETURN_IF_ERROR(
       RunWorkList(items, total, options_.job, [this](size_t i) { return VerifyItem(i); }));
   const MutexLock lock(mutex_);
-  std::sort(report_.defects.begin(), report_.defects.end());  // whoever found one first
+  std::sort(report_.defects.begin(), report_.defects.end());  // in any order of finding
   return std::move(report_);
 }
 

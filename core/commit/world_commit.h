@@ -7,8 +7,8 @@
 //      their lives tells this life of the job from any other of the same name;
 //   2. each makes the files of its ranks durable, then publishes one part: their sizes and
 //      digests;
-//   3. who sees the parts of all ranks renders the manifest, which is the same whoever does
-//      it, and publishes the outcome if it is absent: the step is decided.  Or somebody
+//   3. a daemon that sees the parts of all ranks renders the manifest, which is the same for
+//      every daemon, and publishes the outcome if it is absent: the step is decided.  Or somebody
 //      publishes that it is dropped.  One of them wins, for all;
 //   4. the step is published and, with it, what became of the attempt.  Any daemon goes
 //      on where another one died;

@@ -89,7 +89,7 @@ class Export {
   BlobReader& blobs_;
   const ExportAccess access_;
   // Says where the destination differs, if some of it is as it would be written.  Nothing
-  // tells who owns it: a model of somebody's own has files of the same names and sizes.
+  // tells its owner: a user's own model may have files of the same names and sizes.
   std::string defect_;
   std::vector<Target> targets_;
   std::vector<std::string> directories_;

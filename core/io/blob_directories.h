@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The directories of blobs that a store owns, and who holds them:
+// The directories of blobs that a store owns, and the locks of their holders:
 //
 //   blobs/<digest>              a step that was copied or linked (core/adopt/own.h)
 //   blobs/snapshots/<digest>    a snapshot's rank files
 //   blobs/<digest>.partial-*    one that is not whole, or half removed
-//   holds/<digest>              locked by whoever has something of that name in work
+//   holds/<digest>              locked by a process that has something of that name in work
 //
 // A writer holds a name (a shared flock) from before it looks for, or makes, the directory
 // until its step is published; who removes one holds it alone.  A lock ends with its

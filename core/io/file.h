@@ -86,7 +86,7 @@ class File {
   // The whole file, or null if it cannot be mapped.
   virtual Result<std::shared_ptr<const Mapping>> Map() const = 0;
 
-  // For who hands the file to the kernel (passthrough, a lock); -1 if there is
+  // For callers that hand the file to the kernel (passthrough, a lock); -1 if there is
   // none.  OWNERSHIP: the file's.
   virtual int descriptor() const = 0;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stamps of files: what tells that a file is still the one that was adopted;
-// and whether its mode is all there is to who may read it.
+// Stamps of files tell that a file is still the one that was adopted, and whether its
+// mode alone decides who may read it.
 //
 // Thread safety: pure functions.
 // Units: bytes; times are nanoseconds since the epoch.

@@ -5,7 +5,7 @@
 // network filesystem tells only what this machine writes), and so where there are more directories
 // than are watched.
 //
-// It is a hint, never proof: whoever waits looks by itself from time to time.
+// It is a hint, never proof: the waiting caller looks by itself from time to time.
 //
 // Thread safety: Wait by one thread; Wake by any.
 

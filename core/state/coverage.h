@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The coverage proof: what Assembler::Finish asks of every atom, and who loads a manifest; with
+// The coverage proof, which Assembler::Finish and the loader of a manifest ask of every atom; with
 // the blobs next to a defect so that the message can name files.
 //
 // Thread safety: pure functions; a ProofBudget is one thread's.

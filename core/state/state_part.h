@@ -3,8 +3,8 @@
 // A StatePart says which part of a whole state one rank's tensor is, in the words of a
 // rank file (core/state/rank_file.h): boxes of the whole, a flat range of it, or a
 // flat range of a tensor that is made of boxes.  LocalRangeOf makes of it what the
-// data model calls so, and is where all of it is checked: for who writes such files
-// and for who reads them.
+// data model calls so, and checks all of it: for writers of such files and for their
+// readers.
 //
 // Thread safety: values and a pure function.
 // Units: elements; boxes and ranges are half-open.

@@ -45,7 +45,7 @@ struct BlobStream::State {
   bool making GUARDED_BY(mutex) = false;   // the writer
   int busy GUARDED_BY(mutex) = 0;          // pieces that use it
   bool over GUARDED_BY(mutex) = false;     // no more pieces
-  bool wanted GUARDED_BY(mutex) = false;   // by who finishes it
+  bool wanted GUARDED_BY(mutex) = false;   // by the caller that finishes it
   bool failed GUARDED_BY(mutex) = false;
 
   // The caller drops the returned writer, and with it what it had written if no piece uses it.
@@ -149,7 +149,7 @@ void BlobStream::State::Write(uint64_t at, uint64_t bytes) {
 BlobStream::BlobStream(std::shared_ptr<State> state, std::weak_ptr<IoPool> pool)
     : state_(std::move(state)), pool_(std::move(pool)) {}
 
-// A store that hangs must not hold whoever is the last that has it.
+// A store that hangs must not hold up the last owner.
 BlobStream::~BlobStream() {
   std::shared_ptr<StorageWriter> gone = state_->End(false);
   const auto pool = gone ? pool_.lock() : nullptr;

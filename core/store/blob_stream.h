@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // BlobStream writes a blob of the store's own while its bytes still come in: when the last
-// of them has come, little is left to do.  It never fails anybody: what goes wrong, or is not
-// wanted any more, is let go, and who needs the blob copies it whole (blob_copy.h).
+// of them has come, little is left to do.  It never fails a caller: a stream that goes wrong, or is
+// not wanted any more, is let go, and the caller copies the blob whole (blob_copy.h).
 //
 // BlobStreams has those of a store.
 //
@@ -60,7 +60,7 @@ class BlobStreams {
   // are too many, or while one of them fails: what it lacks is not taken from it.
   std::shared_ptr<BlobStream> Begin(const std::string& path, uint64_t size,
                                     std::weak_ptr<const void> owner, Create create);
-  // Ends the blob's stream, for who writes what it lacks.  kDataLoss if what it has is not
+  // Ends the blob's stream; the caller writes what it lacks.  kDataLoss if what it has is not
   // what the blob's chunks say.  BLOCKS: on the pieces that are being written.
   Result<StreamedBlob> Finish(const Blob& blob);
   // Lets go of all, and of the space that they have.

@@ -234,7 +234,7 @@ Status Collection::ReclaimManifests(const std::set<Digest>& live) {
       if (lock) locked.emplace_back(dead[i], std::move(lock));
       else ++report_.busy;
     }
-    // Once more under the locks: whoever held one may have published meanwhile.
+    // Once more under the locks: a holder of one may have published meanwhile.
     std::optional<std::set<Digest>> now = live;
     if (!request_.dry_run && !locked.empty()) {
       CKPT_ASSIGN_OR_RETURN(const StoreIndex index, Look());
@@ -319,7 +319,7 @@ Status Collection::ReclaimDirectories(const std::set<Digest>& live) {
       if (claim) claimed.emplace_back(unneeded[i], std::move(claim));
       else ++report_.busy;
     }
-    // Once more: whoever held one may have published meanwhile.
+    // Once more: a holder of one may have published meanwhile.
     CKPT_ASSIGN_OR_RETURN(needed, NeededDirectories());
     if (!needed) return {};
     for (const auto& [name, claim] : claimed) {

@@ -126,7 +126,7 @@ Result<bool> PreparedSweep::IsDecided(const Attempt& attempt, const CommitName& 
   return outcome && !outcome->manifest;
 }
 
-// Nobody's part is there any more: it goes with who wrote it.
+// No part of it is there any more: the outcome goes with its writer.
 Status PreparedSweep::JudgeOutcome(const Attempt& attempt, const CommitName& name) {
   std::optional<Digest> node;
   CKPT_ASSIGN_OR_RETURN(const auto text, Read(attempt.outcome.empty() ? attempt.done

@@ -139,7 +139,7 @@ Status SweepSideBlobs(Storage& storage, const std::string& directory, const Know
     unneeded.emplace_back(name, std::move(lock));
   }
   if (unneeded.empty()) return {};
-  // Once more under the locks: whoever held one may have published meanwhile.
+  // Once more under the locks: a holder of one may have published meanwhile.
   CKPT_ASSIGN_OR_RETURN(needed, NeededNames(storage, known));
   for (const auto& [name, lock] : unneeded) {
     if (!needed || needed->contains(name)) continue;

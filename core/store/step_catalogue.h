@@ -47,7 +47,7 @@ class StepCatalogue {
   // not be stored under its name is refused: kInvalid, kExists for another's run.
   Result<StepRecord> Hold(MemoryStep step);
   // Stores a step that is held; from then on its bytes are read from the store,
-  // but by who has it open.  Its name changes only if another process took that
+  // except through opens that exist.  Its name changes only if another process took that
   // meanwhile.  kDataLoss if the bytes are not those of the manifest.
   // BLOCKS: on writing them.
   Result<StepRecord> Persist(const StepRecord& record);

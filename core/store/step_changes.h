@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StepChanges remembers which steps came and went lately, so that who shows
+// StepChanges remembers which steps came and went lately, so that code that shows
 // steps takes in what is new and need not compare all there are.
 //
 // Thread safety: none; its owner's lock.
@@ -23,7 +23,7 @@ class StepChanges {
   static constexpr size_t kKept = 4096;
 
   void Add(StepChange change);
-  // Nobody who asks knows what there is.
+  // From now on no caller of the past knows what there is.
   void Forget();
 
   // Counts all changes ever.
@@ -32,7 +32,7 @@ class StepChanges {
   std::optional<std::vector<StepChange>> Since(uint64_t generation) const;
 
  private:
-  // Not 0: who has seen nothing yet is not who has seen everything.
+  // Not 0: a caller that has seen nothing yet has not seen everything.
   uint64_t generation_ = 1;
   std::deque<StepChange> kept_;  // the last is number generation_
 };

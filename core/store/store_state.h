@@ -4,7 +4,7 @@
 // loading (store.cc), publishing and removing (store_publish.cc), holding and collecting
 // (collect.cc).
 //
-// The index is built when it is first asked for, so that who only publishes never
+// The index is built when it is first asked for, so that a process that only publishes never
 // lists the store; from then on it is kept up by refreshes and by what this
 // process publishes and removes itself.
 //

@@ -23,7 +23,7 @@ namespace ckptfs {
 void ReadAhead(const Plan& plan, const StepModel& model, BlobReader& blobs, uint64_t offset,
                uint64_t length);
 
-// The same where some file cannot be mapped, for who is about to read [offset,
+// The same where some file cannot be mapped, for a caller about to read [offset,
 // offset + length): all that the read needs is on its way before its first part
 // is waited for, and, of a `bulk` read, what the next ones will need: nothing
 // else hides how far away the storage is.

@@ -63,7 +63,7 @@ struct ZeroSegment {
 using PieceRenderer = std::function<Result<std::string>(uint64_t piece)>;
 
 // A piece of a literal that is too long to be kept (the index of two million
-// chunks): its length is known, its bytes are made by whoever reads them.
+// chunks): its length is known, its reader makes the bytes.
 struct RenderedSegment {
   std::shared_ptr<const PieceRenderer> renderer;
   uint64_t piece = 0;

@@ -174,7 +174,7 @@ void TorchState::AddFlat(const std::string& path, const Found& all) {
 }
 
 // Dicts of dicts ({"model": {"encoder": ..., "decoder": ...}}): all that is below one, for
-// those who ask for it or whose optimizer has such names.
+// users who ask for it, and for files whose optimizer has such names.
 void TorchState::AddUnions() {
   std::map<std::string, std::vector<size_t>> below;
   for (size_t i = 0; i < candidates_.size(); ++i) {

@@ -23,8 +23,7 @@ namespace ckptfs {
 // and for numbers beyond 64 bits.
 std::optional<uint64_t> StepNumber(std::string_view name);
 
-// "checkpoint-500", which nobody but transformers' Trainer and who imitates it
-// writes.
+// "checkpoint-500", which only transformers' Trainer and its imitators write.
 bool IsTrainerName(std::string_view name);
 
 // "....ckpt" with a name before it: Lightning's, a file or a directory.

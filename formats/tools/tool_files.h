@@ -2,8 +2,8 @@
 //
 // A step carries all files of its own directory, so that they can be shown as they were:
 // somebody's notes and logs, and ToolFiles, which a training tool wrote around it
-// (schedulers, random states, counters of batches, scripts) and which are passed on to who
-// resumes.  Nothing is read of them.
+// (schedulers, random states, counters of batches, scripts) and which are passed on to the job
+// that resumes.  Nothing is read of them.
 //
 //   document "training_tool" = {"tool": text, "own": path below the root}
 //

@@ -80,7 +80,7 @@ class OpenFiles {
                                                      std::string* reason);
   OpenFile Describe(FileHandle handle, const OpenHandle& open) const;
   // As PlanReader's.  Once as many bytes were read as the file has its sources are
-  // looked at again: who reads all of it is told of a change in the middle.
+  // looked at again: a reader of all of it is told of a change in the middle.
   static Result<size_t> Stream(const OpenHandle& open, uint64_t offset, std::span<std::byte> out);
 
   const FilesystemOptions& options_;

@@ -57,7 +57,7 @@ class PagePool {
   void ExpectNoMore(uint64_t file);
   static constexpr size_t kMostExpected = 64;
   // Add an idle file of at most `size` bytes (a multiple of kHugePage) with its
-  // pages touched, so that who takes it faults none.  Returns its size: less if
+  // pages touched, so that its taker does not fault them.  Returns its size: less if
   // `stop` was true or somebody takes a file, 0 if it does not fit beside what
   // is lent and idle.
   // BLOCKS: on page faults, 0.04-1.5 s per GiB; asks `stop` every 64 MiB.

@@ -30,8 +30,8 @@ uint32_t TypeBits(Type type) {
   return S_IFREG;
 }
 
-// Directories can be searched by who can read; a file is executed by those who could do so in the
-// source, and read it here.
+// A user who can read a directory can search it; a user can execute a file who could do so in the
+// source, and can read it here.
 uint32_t PermissionBits(const Node& node, uint32_t read_bits) {
   if (node.type == Type::kSymlink) return 0777;
   const uint32_t run_bits = node.type == Type::kDirectory ? 0111 : node.run_bits;
@@ -189,7 +189,7 @@ bool Namespace::Apply(const StepNews& news, uint64_t seen, const StepGone& gone)
 void Namespace::Announce(const std::vector<TreeChange>& changes, bool view_moved,
                          const StepGone& gone) {
   for (const TreeChange& change : changes) {
-    if (change.kept) {  // the same names and inodes; whoever has it open goes on
+    if (change.kept) {  // the same names and inodes; open files go on
       change.kept->Reload();
       recent_.Drop(change.kept->record().manifest);
       gone(change);

@@ -63,7 +63,7 @@ class Namespace {
   Status TakeInNews(const StepGone& gone);
   // The step that /view showed before; null if there was none.
   Result<std::shared_ptr<StepEntry>> SwitchView(std::string_view run, std::string_view id);
-  // A step that is only kept for the next who asks is loaded no more.
+  // Unloads a step that is only kept for the next caller.
   void LetGo(const Digest& manifest) { recent_.Drop(manifest); }
   void EndInvalidation() { invalidator_.End(); }
 

@@ -26,7 +26,7 @@ struct UmountFlags {
 };
 
 // Becomes readable when the daemon has ended; none if there is none of this user's.  It is not
-// asked: who unmounts may do so because it does not answer.
+// asked: a user may unmount because it does not answer.
 Descriptor DaemonOf(const std::string& mountpoint) {
   for (const DaemonFacts& daemon : FindDaemonRecords("")) {
     if (daemon.mountpoint == mountpoint && IsAlive(daemon)) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DaemonRecord is what a daemon leaves beside its control socket for whoever asks after it when
-// it answers no more: who it is, where it logs, and by the file's time when it last lived.
+// DaemonRecord is the file that a daemon leaves beside its control socket, for commands that ask
+// after it when it does not answer any more: who it is, where it logs, and by the file's time when
+// it last lived.
 //
 //   <socket directory>/<name of its socket>.json
 //     {"store", "mountpoint", "pid", "version", "started_ns", "start_ticks", "log", "again"}

@@ -95,7 +95,7 @@ Result<SourceOptions> OptionsOf(const IngestRequest& request, FamilySet& familie
 Status CheckNoMountOf(const std::string& store, const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) {
-    if (errno == ENOENT) return {};  // whoever wants it there says so
+    if (errno == ENOENT) return {};  // a caller that needs it says so
     return Fail(ErrnoError(errno, path));
   }
   const std::string device = StrCat(major(info.st_dev), ":", minor(info.st_dev));

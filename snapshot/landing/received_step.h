@@ -62,7 +62,7 @@ struct DroppedStep {
   uint64_t step = 0;
   std::string why;
   bool again = false;  // said before; a rank ended its part only now
-  uint64_t greetings = 0;  // before it: who came later may have other saves of that name
+  uint64_t greetings = 0;  // before it: ranks that came later may have other saves of that name
   bool earlier = false;    // of an earlier life of its job
 };
 

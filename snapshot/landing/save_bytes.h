@@ -2,7 +2,7 @@
 //
 // SaveBytes is the files of a save that waits for its store, wherever they are: in arenas at
 // first, then on a disk of this node (core/commit/spool.h).  They are the same bytes under the
-// same names, so who reads them (a view, the copy into the store) does not notice the move.
+// same names, so their readers (a view, the copy into the store) do not notice the move.
 //
 // Thread safety: all methods may be called concurrently, once Add is no longer.
 // Lifetime: arenas are let go of when the files are on the disk and nobody is in the middle of

@@ -34,7 +34,7 @@
 
 namespace ckptfs {
 
-// How the memory of all sessions is counted, and who is woken when chunks come back.
+// Counts the memory of all sessions, and wakes those that wait when chunks come back.
 struct ArenaBudget {
   uint64_t limit = 0;
   uint64_t chunk_bytes = kArenaChunkBytes;
@@ -123,7 +123,7 @@ class RankSession {
   Result<bool> Receive(IncomingSteps& steps, Arrivals& arrivals);
   // Says what became of an arena that is being made, frees chunks, sends what is waiting.
   Status Advance();
-  // Returns who has left, and its process; nothing if that is not known, or nobody was taken in.
+  // Returns the rank that has left, and its process; nothing if that is not known, or nobody was taken in.
   std::optional<std::pair<RankOfJob, Descriptor>> Left();
   // Not before the welcome, which answers the hello.
   void Say(SnapshotMessage message) {

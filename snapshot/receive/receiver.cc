@@ -232,7 +232,7 @@ void Receiver::State::TellNews() {
     ++dropped;
     last_drop = line;
   }
-  MutexLock guard(mutex);  // last: who sees that nothing is left sees what became of it
+  MutexLock guard(mutex);  // last: a caller that sees nothing left sees what became of it
   incoming = steps.size();
   ranks = sessions.size();
 }

@@ -2,7 +2,7 @@
 //
 // Receiver is the daemon's end of snapshots.  It listens on the store's
 // snapshot socket, gives every rank an arena, puts the ranks' parts together
-// and hands whole steps to whoever keeps them, one after the other.  If a
+// and hands whole steps to their keeper, one after the other.  If a
 // step's ranks are spread over several machines, it makes its part durable
 // (world_parts.h).  One daemon of a store receives; a lock beside the socket
 // says which.  It answers only root and the daemon's own user.

@@ -18,7 +18,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::chrono::milliseconds kSendPatience{10'000};
-constexpr std::chrono::milliseconds kSlice{200};  // between looks whether who waits is interrupted
+constexpr std::chrono::milliseconds kSlice{200};  // between looks whether the waiting call is interrupted
 constexpr std::chrono::milliseconds kLookPause{250};  // for another daemon
 
 void SetPatience(int socket, int option, std::chrono::milliseconds patience) {
@@ -187,7 +187,7 @@ bool SnapshotLink::WaitForAnother() {
   {
     MutexLock lock(mutex_);
     if (leaving_ || refused_ || said_.empty()) return false;
-    shutdown(socket_->get(), SHUT_RDWR);  // whoever sends shall not wait
+    shutdown(socket_->get(), SHUT_RDWR);  // a sender shall not wait
     state_ = State::kAway;
     moved_.NotifyAll();
   }
@@ -253,7 +253,7 @@ Status SnapshotLink::GreetAnother(const Socket& socket, const Interrupted& inter
   {
     MutexLock lock(mutex_);
     if (leaving_) return Fail(ErrorCode::kNotFound, "it leaves");
-    socket_ = socket;  // so that who leaves need not wait for an answer
+    socket_ = socket;  // so that Leave need not wait for an answer
   }
   SnapshotMessage greeting = Greeting(request_, SnapshotWord::kReturn);
   greeting.length = shape().chunk_bytes;

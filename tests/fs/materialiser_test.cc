@@ -37,7 +37,7 @@ class MaterialiserTest : public ::testing::Test {
   std::unique_ptr<PreparedPlan> plan_;
 };
 
-// It used to leave the file half filled, and whoever opened it next waited for ever.
+// It used to leave the file half filled, and the next process that opened it waited for ever.
 TEST_F(MaterialiserTest, AFillThatThrowsIsAnErrorAndTheNextOpenFillsAgain) {
   std::atomic<int> fills{0};
   Materialiser materialiser(PagePool::Create(8 * kHugePage).value(),

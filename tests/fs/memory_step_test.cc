@@ -92,7 +92,7 @@ TEST_P(MemoryStepTest, IsTheSameBeforeAndAfterItIsStored) {
     EXPECT_EQ(*ReadHandle(fs, handle), before.at(path).bytes) << path;
   }
   EXPECT_TRUE(Files("s2") == before);
-  EXPECT_FALSE(memory.expired());  // whoever has a file open goes on with what he has
+  EXPECT_FALSE(memory.expired());  // a reader with an open file goes on with it
   for (const auto& [path, handle] : open) fs.Release(handle);
   EXPECT_TRUE(Files("s2") == before);
   EXPECT_TRUE(memory.expired());

@@ -114,7 +114,7 @@ Status SetWeights(const StepModel& step, const Layout& layout, const ShownNames&
   return {};
 }
 
-// Buffers, which the universal loader never restores, for whoever wants to
+// Buffers, which the universal loader never restores, for a caller that wants to
 // load them by hand; they are small.
 Status SetModule(const StepModel& step, const Layout& layout, const ShownNames& names,
                  uint32_t rank, ArchiveBuilder& archive, DictBuilder& dict) {
