@@ -60,7 +60,7 @@ struct Node {
   std::string target;  // of a symlink
   uint64_t size = 0;
   int64_t mtime_ns = 0;
-  uint32_t run_bits = 0;  // of a source file: the classes that may execute it, if they may read it here
+  uint32_t run_bits = 0;  // of a source file: classes that may execute it if they may read it
   Reading reading = Reading::kRandom;       // of a file
   uint32_t index = 0;                       // kAtom: AtomIndex; kSourceFile: BlobIndex; kSourceText: of texts
   std::shared_ptr<StepEntry> step;          // null above steps

@@ -123,7 +123,8 @@ class RankSession {
   Result<bool> Receive(IncomingSteps& steps, Arrivals& arrivals);
   // Says what became of an arena that is being made, frees chunks, sends what is waiting.
   Status Advance();
-  // Returns the rank that has left, and its process; nothing if that is not known, or nobody was taken in.
+  // Returns the rank that has left, and its process; nothing if that is not known, or no rank was
+  // taken in.
   std::optional<std::pair<RankOfJob, Descriptor>> Left();
   // Not before the welcome, which answers the hello.
   void Say(SnapshotMessage message) {

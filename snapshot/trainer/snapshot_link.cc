@@ -18,7 +18,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::chrono::milliseconds kSendPatience{10'000};
-constexpr std::chrono::milliseconds kSlice{200};  // between looks whether the waiting call is interrupted
+constexpr std::chrono::milliseconds kSlice{200};  // between looks if the wait is interrupted
 constexpr std::chrono::milliseconds kLookPause{250};  // for another daemon
 
 void SetPatience(int socket, int option, std::chrono::milliseconds patience) {
