@@ -95,21 +95,21 @@ Result<std::unique_ptr<DaemonRecord>> DaemonRecord::Write(const std::string& sto
   if (again.size() < kMaxRecord / 4) json["again"] = again;  // of thousands of words nobody types one
   const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   ::unlink(path.c_str());  // a predecessor's, which was killed
-  const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  struct stat info {};
-  if (!file.valid() || ::fstat(file.get(), &info) != 0 ||
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file.valid() ||
       ::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
     return Fail(ErrnoError(errno, path));
   }
-  return std::unique_ptr<DaemonRecord>(new DaemonRecord(path, info.st_ino));
+  return std::unique_ptr<DaemonRecord>(new DaemonRecord(path, std::move(file)));
 }
 
 DaemonRecord::~DaemonRecord() {
-  struct stat info {};
-  if (::stat(path_.c_str(), &info) == 0 && info.st_ino == inode_) ::unlink(path_.c_str());
+  struct stat own {}, there {};
+  if (::fstat(file_.get(), &own) != 0 || ::stat(path_.c_str(), &there) != 0) return;
+  if (own.st_ino == there.st_ino && own.st_dev == there.st_dev) ::unlink(path_.c_str());
 }
 
-void DaemonRecord::Beat() const { ::utimensat(AT_FDCWD, path_.c_str(), nullptr, 0); }
+void DaemonRecord::Beat() const { ::futimens(file_.get(), nullptr); }
 
 std::vector<DaemonFacts> FindDaemonRecords(std::string_view store) {
   std::vector<DaemonFacts> found;

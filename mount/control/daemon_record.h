@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/descriptor.h"
 #include "core/base/result.h"
 
 namespace ckptfs {
@@ -52,9 +53,10 @@ class DaemonRecord {
   void Beat() const;
 
  private:
-  DaemonRecord(std::string path, uint64_t inode) : path_(std::move(path)), inode_(inode) {}
+  DaemonRecord(std::string path, Descriptor file) : path_(std::move(path)), file_(std::move(file)) {}
   const std::string path_;
-  const uint64_t inode_;  // a successor's stays
+  // Open as long as the record is there: so no successor's file gets its inode number.
+  const Descriptor file_;
 };
 
 // The records of this user's daemons on `store` (absolute; empty: any), those that are gone

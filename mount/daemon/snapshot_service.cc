@@ -12,6 +12,7 @@
 #include "core/base/strings.h"
 #include "core/io/root.h"
 #include "core/records/records.h"
+#include "fs/serve/memory_limit.h"
 #include "mount/control/step_json.h"
 #include "mount/control/control_client.h"
 #include "mount/logging.h"
@@ -19,9 +20,11 @@
 namespace ckptfs {
 namespace {
 
+// A part of the machine's memory, or of the control group's limit if that is less.
 uint64_t PartOfRam(uint64_t parts) {
   const uint64_t pages = static_cast<uint64_t>(std::max(::sysconf(_SC_PHYS_PAGES), 0L));
-  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / parts;
+  const uint64_t bytes = pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  return std::min(bytes, GroupMemoryLimit()) / parts;
 }
 
 }  // namespace
