@@ -10,6 +10,8 @@
 namespace ckptfs {
 namespace {
 
+// Ranks of one job that one daemon is told of: what is looked at for each of them ends here.
+constexpr size_t kMostRanks = 4096;
 constexpr std::string_view kRule = "; give each life of a job a `job` text of its own";
 
 // A rank that comes now would be told of that step as if it were its own.
@@ -56,6 +58,9 @@ Result<JobLives::Strangers> JobLives::Greet(const RankOfJob& who, Comes how,
     if (busy && !strangers.ranks.empty()) return StillWritten();
     for (const uint32_t rank : strangers.ranks) job.ranks.erase(rank);
   }
+  if (fresh && job.ranks.size() >= kMostRanks) {
+    return Fail(ErrorCode::kInvalid, StrCat("more than ", kMostRanks, " ranks of one job on one machine"));
+  }
   job.world = who.world;
   Rank& rank = job.ranks[who.rank];
   rank.fresh = rank.fresh || (fresh && how == Comes::kNew);
@@ -65,11 +70,11 @@ Result<JobLives::Strangers> JobLives::Greet(const RankOfJob& who, Comes how,
   return strangers;
 }
 
-void JobLives::Leave(const RankOfJob& who, Comes how, Time seen) {
+bool JobLives::Leave(const RankOfJob& who, Comes how, Time seen) {
   const auto job = jobs_.find({who.run, who.job});
-  if (job == jobs_.end()) return;
+  if (job == jobs_.end()) return false;
   const auto at = job->second.ranks.find(who.rank);
-  if (at == job->second.ranks.end() || at->second.life != who.life) return;
+  if (at == job->second.ranks.end() || at->second.life != who.life) return false;
   Rank& rank = at->second;
   if (how == Comes::kForAnother) {
     --rank.spoken_for;
@@ -77,13 +82,16 @@ void JobLives::Leave(const RankOfJob& who, Comes how, Time seen) {
     --rank.here;
     rank.seen = std::max(rank.seen, seen);
   }
+  return rank.Gone();
 }
 
-void JobLives::End(const RankOfJob& who) {
+bool JobLives::End(const RankOfJob& who) {
   const auto job = jobs_.find({who.run, who.job});
-  if (job == jobs_.end()) return;
+  if (job == jobs_.end()) return false;
   const auto at = job->second.ranks.find(who.rank);
-  if (at != job->second.ranks.end() && at->second.life == who.life) at->second.ended = true;
+  if (at == job->second.ranks.end() || at->second.life != who.life) return false;
+  at->second.ended = true;
+  return at->second.Gone();
 }
 
 std::set<uint32_t> JobLives::Ended(const std::string& run, const std::string& job) const {
@@ -133,13 +141,13 @@ std::set<uint32_t> JobLives::RanksOf(const std::string& run, const std::string& 
   return ranks;
 }
 
-std::set<JobLives::JobName> JobLives::Forget(const std::set<JobName>& used) {
+std::set<JobLives::JobName> JobLives::Forget(const std::function<bool(const JobName&)>& used) {
   std::set<JobName> gone;
   for (auto at = jobs_.begin(); at != jobs_.end();) {
     const bool here = std::any_of(at->second.ranks.begin(), at->second.ranks.end(), [](auto& one) {
       return one.second.here + one.second.spoken_for > 0;
     });
-    if (here || used.contains(at->first)) {
+    if (here || used(at->first)) {
       ++at;
       continue;
     }

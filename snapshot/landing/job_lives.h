@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -44,11 +45,13 @@ class JobLives {
   // Takes a rank in.  `born`: when its process began, if known.  `busy`: a step of the job is
   // being stored.  kExists if such a step, or a process of another life of the job, is still
   // at work: it may come later.  kStale for messages on behalf of a rank of an earlier life.
+  // kInvalid for more ranks of one job than a machine has.
   Result<Strangers> Greet(const RankOfJob& who, Comes how, std::optional<Time> born, bool busy);
-  // Notes that a rank left.  `seen`: when its process was known to be there.
-  void Leave(const RankOfJob& who, Comes how, Time seen);
-  // Notes that its process has ended, after it left.
-  void End(const RankOfJob& who);
+  // Notes that a rank left.  `seen`: when its process was known to be there.  True if it
+  // comes no more (Ended).
+  bool Leave(const RankOfJob& who, Comes how, Time seen);
+  // Notes that its process has ended, after it left.  As Leave.
+  bool End(const RankOfJob& who);
   // Returns the ranks that come no more: their processes have ended, and nobody speaks for them.
   std::set<uint32_t> Ended(const std::string& run, const std::string& job) const;
   // True if all ranks of the job that came have ended so.
@@ -64,7 +67,7 @@ class JobLives {
   std::set<uint32_t> RanksOf(const std::string& run, const std::string& job) const;
   // Forgets jobs of which nobody is here and that are not `used`.
   using JobName = std::pair<std::string, std::string>;  // run, job
-  std::set<JobName> Forget(const std::set<JobName>& used);
+  std::set<JobName> Forget(const std::function<bool(const JobName&)>& used);
 
  private:
   struct Rank {

@@ -22,7 +22,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -30,6 +29,7 @@
 #include "core/base/result.h"
 #include "core/records/commit_records.h"
 #include "snapshot/landing/job_lives.h"
+#include "snapshot/landing/rank_ranges.h"
 
 namespace ckptfs {
 
@@ -41,6 +41,7 @@ struct ReceivedFile {
   std::shared_ptr<const void> lease;
   // Called before the lease goes, if a disk of this node has the file at `place`.  May be empty.
   std::function<void(const std::string& place)> shelve = {};
+  uint64_t unproved = 0;  // bytes of which a write could have gone unseen (save_proof.h)
 };
 
 class SaveBytes;
@@ -79,9 +80,7 @@ class IncomingSteps {
   Status Greet(const RankOfJob& who, JobLives::Comes how, std::optional<JobLives::Time> born);
   // Returns the number of the last rank that came, counted from 1.
   uint64_t greetings() const { return greetings_; }
-  void Leave(const RankOfJob& who, JobLives::Comes how, JobLives::Time seen) {
-    lives_of_jobs_.Leave(who, how, seen);
-  }
+  void Leave(const RankOfJob& who, JobLives::Comes how, JobLives::Time seen);
   // Notes that processes of ranks that left have ended.  Drops what lacks their
   // parts, now and later: it never becomes whole.  True if `ranks` is not empty.
   bool End(const std::vector<RankOfJob>& ranks);
@@ -101,15 +100,20 @@ class IncomingSteps {
   // Notes that `rank` has ended its part.  Returns the step if that was the last part.
   std::optional<ReceivedStep> Add(const AttemptName& name, uint64_t step, uint32_t rank,
                                   uint32_t world, ReceivedFile file, Time now);
-  // Steps whose ranks have not all ended their part.
+  // A step whose ranks have not all ended their part.
   struct Waiting {
-    AttemptName name;
     uint64_t step = 0;
     uint32_t world = 0;
-    std::set<uint32_t> ended;  // and not taken
-    std::set<uint32_t> taken;
+    const RankRanges* here = nullptr;  // ranks that have ended, taken or not; while it waits
+    bool untaken = false;              // a part is here that was not taken
   };
-  std::vector<Waiting> waiting() const;
+  // Nothing if it does not wait.
+  std::optional<Waiting> Find(const AttemptName& name) const;
+  // Returns the attempts that a part came of, or that wait no more, since the last call.
+  std::set<AttemptName> TakeMoved() { return std::exchange(moved_, {}); }
+  // Returns the attempts of a job that wait, oldest first.
+  std::vector<AttemptName> OpenOf(const std::string& run, const std::string& job) const;
+  bool HasOpen(const std::string& run, const std::string& job) const;
   // Takes the parts that have ended, to be put together with those
   // that other daemons receive.  Ranks may still end theirs.
   struct Part {
@@ -137,10 +141,10 @@ class IncomingSteps {
   // Returns a random number for the names of an attempt's files, while no other
   // life of its job is known, until it is whole or over.  REQUIRES: !IsGone(name).
   Digest LifeOf(const AttemptName& name);
-  // Drops those that were not taken and whose first part came before `limit`.
-  // The reason names the missing ranks, but for those that `elsewhere` has.
+  // Drops those that were not taken and whose first part came before `limit`, some at a time.
+  // The reason names the missing ranks, but for those that `elsewhere` has.  True if there are more.
   using Elsewhere = std::function<std::set<uint32_t>(const AttemptName& name)>;
-  void DropOlder(Time limit, const Elsewhere& elsewhere = {});
+  bool DropOlder(Time limit, const Elsewhere& elsewhere = {});
 
   // Returns what was dropped since the last call.
   std::vector<DroppedStep> TakeDropped();
@@ -151,36 +155,56 @@ class IncomingSteps {
     uint64_t step = 0;
     uint32_t world = 0;
     Time first;
-    std::map<uint32_t, ReceivedFile> files;
-    std::set<uint32_t> taken;
+    std::map<uint32_t, ReceivedFile> files = {};
+    RankRanges here = {};  // the files' ranks, and those whose files were taken
   };
-  std::map<AttemptName, Open> open_;
-  std::map<AttemptName, Digest> lives_;
-  std::map<AttemptName, std::string> gone_;  // dropped lately, and why
-  std::deque<AttemptName> gone_in_order_;    // oldest first
+  using OpenSteps = std::map<AttemptName, Open>;
   // The attempts that a rank has begun: the newest kRememberedAttempts of them.
   struct Begun {
-    std::optional<uint64_t> first;  // the first that was not begun with an earlier daemon
-    std::map<uint64_t, uint64_t> attempts;  // and their steps
-    bool Has(const AttemptName& name) const { return attempts.contains(name.attempt); }
+    std::optional<uint64_t> first = {};  // that was not begun with an earlier daemon
+    std::map<uint64_t, uint64_t> attempts = {};  // and their steps
+    bool Has(uint64_t attempt) const { return attempts.contains(attempt); }
     uint64_t last() const { return attempts.rbegin()->first; }
+    // True if it began attempts before and after this one here, but not this one.
+    bool Passes(uint64_t attempt) const;
   };
-  // Returns what each rank of a job has begun, by rank.
-  std::map<uint32_t, const Begun*> BegunOf(const AttemptName& of) const;
-  // Returns ranks that began attempts before and after this one here, but not this one.
-  std::set<uint32_t> PassedBy(const AttemptName& name) const;
+  struct JobBegun {
+    std::map<uint32_t, Begun> ranks;  // each has begun something
+    std::map<uint64_t, uint32_t> turns;  // how many of them are in which turn
+  };
+  // An attempt that was dropped lately, and why.
+  struct Gone {
+    std::string why;
+    uint64_t number = 0;  // in the order of the drops
+  };
+
+  const JobBegun& BegunOf(const AttemptName& job) const;
+  // Notes that a rank has begun an attempt, its last one.
+  Begun& Note(const AttemptName& name, uint64_t step, uint32_t rank);
+  void ForgetBegun(const AttemptName& job, uint32_t rank);
   void DropPassed(const AttemptName& name, uint64_t step);
   void DropEarlierSave(const AttemptName& name, uint64_t step, uint32_t rank);
   void DropApart(const AttemptName& name, uint64_t step, uint32_t rank);
   // Drops what lacks the part of a rank that has ended.
-  void DropOfEnded(const AttemptName& job);
+  void DropOfEnded(const AttemptName& job, uint32_t rank);
+  // True if it lacks the part of that rank, and no earlier daemon was told of it.
+  static bool Lacks(const Open& open, uint32_t rank);
   // Drops the open attempts of a job for which `of` is true.
   void DropIf(const AttemptName& job, const std::string& why,
               const std::function<bool(const AttemptName& name, const Open& open)>& of);
-  void ForgetLife(const JobLives::JobName& job);
+  void Close(const AttemptName& name);
+  void ForgetLife(const AttemptName& job);
   void ForgetDrops(const AttemptName& job);
 
-  std::map<std::tuple<std::string, std::string, uint32_t>, Begun> begun_;  // run, job, rank
+  OpenSteps open_;
+  std::set<std::pair<Time, AttemptName>> by_age_;  // of the open ones with files
+  std::set<AttemptName> moved_;                    // TakeMoved
+  std::map<AttemptName, Digest> lives_;
+  std::map<AttemptName, Gone> gone_;
+  std::map<uint64_t, AttemptName> gone_in_order_;
+  uint64_t drops_ = 0;
+  std::map<JobLives::JobName, JobBegun> begun_;
+  size_t begun_ranks_ = 0;  // in it
   std::vector<DroppedStep> dropped_;
   uint64_t greetings_ = 0;
   std::set<AttemptName> kept_;  // whole or taken, and not forgotten

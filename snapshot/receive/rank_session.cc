@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,8 +20,15 @@ namespace ckptfs {
 namespace {
 
 constexpr size_t kMaxParts = 64;
-constexpr size_t kMaxOutbox = 1 << 20;
+// Attempts whose chunks are not free: open, whole, or being stored.
+constexpr size_t kMaxHeld = 1024;
+// Answers that a client has not read: the daemon does not hear it meanwhile.
+constexpr size_t kMaxUnread = 256;
+// And those of what others do, beyond two for each of its chunks: it is sent away.
+constexpr size_t kMaxOutbox = 4096;
+constexpr size_t kMaxQuestions = 16;
 constexpr int kMessagesPerTurn = 16;
+constexpr uint64_t kBytesPerTurn = kArenaChunkBytes / 2;
 // More than a socket has room for.
 constexpr int kMessagesOfTheGone = 1 << 16;
 constexpr size_t kMaxJob = 200;
@@ -29,7 +37,9 @@ constexpr uint64_t kMaxSlots = 1024;
 // Chunks that a received file reads; they are the rank's again with it.
 struct ChunkLease {
   ChunkLease(std::shared_ptr<ArenaHold> arena, uint64_t number)
-      : hold(std::move(arena)), attempt(number) {}
+      : hold(std::move(arena)), attempt(number) {
+    hold->Begin();
+  }
   ~ChunkLease() {
     if (hold->place() != nullptr) hold->place()->Remove(attempt);
     hold->Return(chunks, place);
@@ -57,6 +67,12 @@ bool HasEnded(const Descriptor& process) {
   return process.valid() && poll(&event, 1, 0) == 1;
 }
 
+int PeerOf(const Descriptor& socket) {
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  return getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? peer.pid : 0;
+}
+
 bool HasHungUp(const Descriptor& socket) {
   pollfd event{socket.get(), 0, 0};
   return poll(&event, 1, 0) == 1;
@@ -81,11 +97,13 @@ ArenaHold::ArenaHold(std::unique_ptr<ArenaReader> reader, std::unique_ptr<const 
 }
 
 ArenaHold::~ArenaHold() {
+  const uint64_t bytes = reader_->shape().bytes();
+  if (left_ && claim_) {
+    (void)fallocate(claim_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                    static_cast<off_t>(bytes));
+  }
   budget_->huge -= huge_;
-  budget_->used -= reader_->shape().bytes();
-  if (!left_ || !claim_) return;
-  (void)fallocate(claim_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                  static_cast<off_t>(reader_->shape().bytes()));
+  budget_->used -= bytes;
 }
 
 void ArenaHold::Return(const std::vector<uint32_t>& chunks, const std::string& place) {
@@ -93,12 +111,30 @@ void ArenaHold::Return(const std::vector<uint32_t>& chunks, const std::string& p
     MutexLock lock(mutex_);
     for (const uint32_t chunk : chunks) returned_.push_back({chunk, place});
   }
+  --attempts_;
   budget_->Wake();
 }
 
 std::vector<ArenaHold::Returned> ArenaHold::TakeReturned() {
   MutexLock lock(mutex_);
   return std::exchange(returned_, {});
+}
+
+Status RankCounts::Enter(int peer) {
+  const auto found = of_.find(peer);
+  const size_t its = peer == 0 || found == of_.end() ? 0 : found->second;
+  if (all_ >= most_ || its >= std::max<size_t>(1, most_ / 2)) {
+    return Fail(ErrorCode::kExists, StrCat("too many ranks", all_ >= most_ ? "" : " of one process"));
+  }
+  ++all_;
+  ++of_[peer];
+  return {};
+}
+
+void RankCounts::Leave(int peer) {
+  --all_;
+  const auto found = of_.find(peer);
+  if (--found->second == 0) of_.erase(found);
 }
 
 struct RankSession::Part {
@@ -131,12 +167,17 @@ struct RankSession::Part {
   }
 };
 
-RankSession::RankSession(Descriptor socket, std::shared_ptr<ArenaBudget> budget)
-    : socket_(std::move(socket)), process_(PeerProcess(socket_.get())), budget_(std::move(budget)) {}
-RankSession::~RankSession() {
-  if (maker_.joinable()) maker_.join();
-  // An arena that is still being made was counted when it was asked for; it is of no use now.
-  if (making_.valid()) budget_->used -= shape_.bytes();
+RankSession::RankSession(Descriptor socket, uint64_t number, Time now,
+                         std::shared_ptr<ArenaBudget> budget)
+    : socket_(std::move(socket)),
+      number_(number),
+      began_(now),
+      peer_(PeerOf(socket_)),
+      process_(PeerProcess(socket_.get())),
+      budget_(std::move(budget)) {}
+
+bool RankSession::wants_to_read() const {
+  return !hello_ && outbox_.size() < kMaxUnread && questions_ < kMaxQuestions;
 }
 
 Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
@@ -144,7 +185,9 @@ Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
   // Reads all that a rank said if it is gone: a process that began after
   // that may greet in the next turn, and must not find this one at work.
   const bool gone = ended || HasHungUp(socket_);
-  for (int i = 0; i < (gone ? kMessagesOfTheGone : kMessagesPerTurn); ++i) {
+  taken_bytes_ = 0;
+  const auto enough = [&] { return !gone && (taken_bytes_ >= kBytesPerTurn || !wants_to_read()); };
+  for (int i = 0; i < (gone ? kMessagesOfTheGone : kMessagesPerTurn) && !enough(); ++i) {
     CKPT_ASSIGN_OR_RETURN(Incoming incoming, ReceiveSnapshotMessage(socket_.get(), !introduced()));
     if (incoming.kind == Incoming::Kind::kClosed) return false;
     if (incoming.kind == Incoming::Kind::kNothing) return !ended;
@@ -177,7 +220,11 @@ Status RankSession::HandlePart(const SnapshotMessage& message, IncomingSteps& st
                                Arrivals& arrivals) {
   switch (message.word) {
     case SnapshotWord::kBegin: return Begin(message, steps);
-    case SnapshotWord::kChunk: return Chunk(message);
+    case SnapshotWord::kChunk: {
+      CKPT_ASSIGN_OR_RETURN(const uint64_t bytes, Chunk(message));
+      taken_bytes_ += bytes;
+      return {};
+    }
     case SnapshotWord::kEnd: return End(message, steps, arrivals);
     case SnapshotWord::kAsk: return Ask(message, steps, arrivals);
     case SnapshotWord::kDrop:
@@ -216,7 +263,11 @@ Status RankSession::Introduce(const SnapshotMessage& message, IncomingSteps& ste
   const RankOfJob who = WhoSays(message);
   back_ = message.word == SnapshotWord::kReturn;
   for_another_ = back_ && message.step != 0;
-  CKPT_RETURN_IF_ERROR(steps.Greet(who, how(), PeerBirth(socket_.get())));
+  CKPT_RETURN_IF_ERROR(budget_->ranks.Enter(peer_));
+  if (Status greeted = steps.Greet(who, how(), PeerBirth(socket_.get())); !greeted) {
+    budget_->ranks.Leave(peer_);
+    return greeted;
+  }
   run_ = who.run;
   job_ = who.job;
   rank_ = who.rank;
@@ -252,7 +303,11 @@ Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) 
   }
   shape_.chunks = static_cast<uint32_t>(chunks * slots);
   Status charged = Charge();
-  if (!charged) {  // dropping what dead processes left in part makes room
+  if (!charged && budget_->ending != 0) {
+    hello_ = message;
+    return {};
+  }
+  if (!charged) {  // what dead processes left in part makes room
     steps.DropLeftBehind();
     charged = Charge();
   }
@@ -262,12 +317,18 @@ Status RankSession::Hello(const SnapshotMessage& message, IncomingSteps& steps) 
     return known;
   }
   std::promise<Result<ArenaMemory>> made;
-  making_ = made.get_future();
+  ArenaMaking& making = making_.emplace(ArenaMaking{shape_});
+  making.ends = std::make_shared<std::atomic<bool>>(false);
+  making.made = made.get_future();
   const auto node = message.chunk == 0 ? std::nullopt : std::optional(message.chunk - 1);
-  maker_ = std::thread([made = std::move(made), shape = shape_, budget = budget_, node]() mutable {
-    made.set_value(MakeArena(shape, node));
-    budget->Wake();
-  });
+  making.thread = std::thread(
+      [made = std::move(made), shape = shape_, budget = budget_, node, ends = making.ends]() mutable {
+        auto memory = MakeArena(shape, node, ends.get());
+        // Here, since gigabytes take a second to go.
+        if (*ends) memory = Fail(ErrorCode::kIo, "the rank has left");
+        made.set_value(std::move(memory));
+        budget->Wake();
+      });
   return {};
 }
 
@@ -309,8 +370,9 @@ Status RankSession::Return(const SnapshotMessage& message, const Descriptor& mem
 }
 
 Status RankSession::Welcome() {
-  maker_.join();
-  Result<ArenaMemory> memory = making_.get();  // this makes the future invalid
+  making_->thread.join();
+  Result<ArenaMemory> memory = making_->made.get();
+  making_.reset();
   auto reader = memory ? ArenaReader::Open(memory->descriptor.get(), shape_)
                        : Fail(Error(memory.error()));
   if (!reader) {
@@ -340,10 +402,12 @@ SnapshotMessage RankSession::Greeting() const {
   return message;
 }
 
-Status RankSession::Advance() {
-  if (making_.valid() && making_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
-    CKPT_RETURN_IF_ERROR(Welcome());
+Status RankSession::Advance(IncomingSteps& steps) {
+  if (hello_) {
+    const SnapshotMessage hello = *std::exchange(hello_, std::nullopt);
+    CKPT_RETURN_IF_ERROR(Hello(hello, steps));
   }
+  if (making_ && making_->Ready()) CKPT_RETURN_IF_ERROR(Welcome());
   if (hold_) {
     for (ArenaHold::Returned& returned : hold_->TakeReturned()) {
       ours_[returned.chunk] = false;
@@ -364,12 +428,14 @@ Status RankSession::Advance() {
     }
     outbox_.pop_front();
   }
-  if (outbox_.size() > kMaxOutbox) return Breach("it does not read");
+  if (outbox_.size() > kMaxOutbox + 2 * ours_.size()) return Breach("it does not read");
   return {};
 }
 
 Status RankSession::Begin(const SnapshotMessage& message, IncomingSteps& steps) {
-  if (parts_.size() >= kMaxParts) return Breach("it has too many attempts open");
+  if (parts_.size() >= kMaxParts || hold_->attempts() >= kMaxHeld) {
+    return Breach("it has too many attempts open");
+  }
   if (message.length == 0 || message.length > shape_.chunks * shape_.payload_bytes()) {
     return Breach(StrCat("its file cannot have ", message.length, " bytes"));
   }
@@ -414,7 +480,7 @@ Status RankSession::CheckHeader(const ChunkHeader& header, const Part& part) con
   return {};
 }
 
-Status RankSession::Chunk(const SnapshotMessage& message) {
+Result<uint64_t> RankSession::Chunk(const SnapshotMessage& message) {
   const auto found = parts_.find(message.attempt);
   if (found == parts_.end()) return Breach("it sent a chunk before it began the attempt");
   Part& part = *found->second;
@@ -446,7 +512,7 @@ Status RankSession::Chunk(const SnapshotMessage& message) {
   part.file.rope.push_back(bytes);
   part.received += bytes.size();
   ++part.sequence;
-  return {};
+  return bytes.size();
 }
 
 Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals) {
@@ -459,12 +525,13 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
     return Breach("it ended an attempt before all bytes had come");
   }
   part->file.chunks = std::move(part->digester).Finish();
+  part->file.unproved = message.length;
   PartAgain again{NameOf(message.attempt), part->step, rank_, world_, {}, part->over};
   again.file.bytes = part->file.bytes;
   again.file.again = part->file.again;
   if (again.file.again) again.file.chunks = part->file.chunks;
   if (again.over) {
-    arrivals.again.push_back(std::move(again));
+    Question(std::move(again), arrivals);
     return {};
   }
   if (hold_->place() != nullptr) hold_->place()->Add(message.attempt, part->Said(message));
@@ -481,17 +548,22 @@ Status RankSession::End(const SnapshotMessage& message, IncomingSteps& steps, Ar
   if (step) {
     arrivals.whole.push_back(*std::move(step));
   } else if (again.file.again) {
-    arrivals.again.push_back(std::move(again));
+    Question(std::move(again), arrivals);
   }
   return {};
 }
 
-Status RankSession::Ask(const SnapshotMessage& message, IncomingSteps& steps,
-                        Arrivals& arrivals) const {
+Status RankSession::Ask(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals) {
   if (message.text.empty()) return Breach("it sent an empty question");
   (void)steps.Begin(NameOf(message.attempt), message.step, rank_, true);  // it is over
-  arrivals.again.push_back({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text});
+  Question({NameOf(message.attempt), message.step, rank_, world_, {}, true, message.text}, arrivals);
   return {};
+}
+
+void RankSession::Question(PartAgain part, Arrivals& arrivals) {
+  part.asker = number_;
+  ++questions_;
+  arrivals.again.push_back(std::move(part));
 }
 
 std::optional<std::pair<RankOfJob, Descriptor>> RankSession::Left() {
@@ -508,8 +580,16 @@ void RankSession::Leave(IncomingSteps& steps, const std::string& why) {
     steps.Drop(NameOf(attempt), part->step, StrCat("rank ", rank_, " ", why));
   }
   parts_.clear();
-  if (introduced()) steps.Leave({run_, job_, rank_, world_, life_}, how(), seen_);
+  if (introduced()) {
+    steps.Leave({run_, job_, rank_, world_, life_}, how(), seen_);
+    budget_->ranks.Leave(peer_);
+  }
   if (hold_ && !for_another_) hold_->LetGo();
+}
+
+std::shared_ptr<ArenaHold> RankSession::TakeHold() {
+  std::shared_ptr<ArenaHold> hold = std::exchange(hold_, nullptr);
+  return hold.use_count() == 1 ? hold : nullptr;
 }
 
 }  // namespace ckptfs

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -34,7 +35,25 @@
 
 namespace ckptfs {
 
-// Counts the memory of all sessions, and wakes those that wait when chunks come back.
+// How many ranks are here, and of which processes.
+//
+// Thread safety: none; the receiver's thread.
+class RankCounts {
+ public:
+  explicit RankCounts(size_t most = SIZE_MAX) : most_(most) {}
+  // Counts a rank.  kExists, it may come later, if there are `most`, or one process has half of
+  // them.  `peer`: as RankSession::peer.
+  Status Enter(int peer);
+  void Leave(int peer);
+  size_t all() const { return all_; }
+
+ private:
+  size_t most_;
+  size_t all_ = 0;
+  std::map<int, size_t> of_;  // by process
+};
+
+// How the memory of all sessions is counted, and who is woken when chunks come back.
 struct ArenaBudget {
   uint64_t limit = 0;
   uint64_t chunk_bytes = kArenaChunkBytes;
@@ -43,6 +62,8 @@ struct ArenaBudget {
   // Snapshots that met a full arena: how often ranks dropped theirs, or waited.
   std::atomic<uint64_t> full_drops{0};
   std::atomic<uint64_t> full_waits{0};
+  std::atomic<uint64_t> ending{0};  // of what is used: goes back soon
+  RankCounts ranks{};
   Descriptor wake;                // an eventfd
   std::shared_ptr<ArenaShelf> shelf;  // null: arenas end with the daemon
   // The file of `part`'s one rank, written while it comes in; null where it is not.  May be empty.
@@ -61,7 +82,10 @@ class ArenaHold {
             std::shared_ptr<ShelfPlace> place, uint64_t huge, std::shared_ptr<ArenaBudget> budget);
   ~ArenaHold();
   const ArenaReader& reader() const { return *reader_; }
-  // `place`: where a disk has what they hold; empty: nowhere, or it is over.
+  // Attempts that have chunks of it.
+  void Begin() { ++attempts_; }
+  size_t attempts() const { return attempts_; }
+  // `place`: where a disk has what they hold; empty: nowhere, or it is over.  Ends what Begin began.
   void Return(const std::vector<uint32_t>& chunks, const std::string& place);
   struct Returned {
     uint32_t chunk = 0;
@@ -81,6 +105,7 @@ class ArenaHold {
   const uint64_t huge_;
   const std::shared_ptr<ArenaBudget> budget_;
   std::atomic<bool> left_{false};
+  std::atomic<size_t> attempts_{0};
   Mutex mutex_;
   std::vector<Returned> returned_ GUARDED_BY(mutex_);
 };
@@ -94,6 +119,7 @@ struct PartAgain {
   ReceivedFile file;  // without its bytes
   bool over = false;  // this daemon has had it already: the step is stored or dropped
   std::string place = {};  // the rank asks about what lay there, and nothing else
+  uint64_t asker = 0;      // RankSession::number
 };
 
 // The steps and parts that ranks have handed over by now.
@@ -102,12 +128,28 @@ struct Arrivals {
   std::vector<PartAgain> again;     // of steps that are not whole yet
 };
 
+// An arena that is being made, by a thread of its own; the budget has counted it.
+struct ArenaMaking {
+  ArenaShape shape;
+  std::shared_ptr<std::atomic<bool>> ends = {};  // true: it is not wanted any more
+  std::future<Result<ArenaMemory>> made = {};
+  std::thread thread = {};
+
+  bool Ready() const { return made.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+};
+
 class RankSession {
  public:
-  RankSession(Descriptor socket, std::shared_ptr<ArenaBudget> budget);
-  ~RankSession();
+  using Time = std::chrono::steady_clock::time_point;
+
+  // `number`: no other session's.
+  RankSession(Descriptor socket, uint64_t number, Time now, std::shared_ptr<ArenaBudget> budget);
 
   int socket() const { return socket_.get(); }
+  uint64_t number() const { return number_; }
+  Time began() const { return began_; }
+  // The client's process as the daemon sees it; 0: it cannot.
+  int peer() const { return peer_; }
   // Becomes readable when the rank's process has ended, whoever else has its socket; may be -1.
   int process() const { return process_.get(); }
   const std::string& run() const { return run_; }
@@ -117,14 +159,24 @@ class RankSession {
   uint64_t life() const { return life_; }
   uint64_t greeting() const { return greeting_; }  // IncomingSteps::greetings, with it
   bool introduced() const { return world_ != 0; }
+  bool greets() const { return introduced() || hello_; }
   bool wants_to_write() const { return !outbox_.empty(); }
+  // False while its client leaves answers unread, or waits for answers to as many questions as one
+  // may ask: then nothing is read but from a client that has gone.
+  bool wants_to_read() const;
+  // Notes that a question of its was looked for.
+  void Answered() { questions_ -= questions_ > 0 ? 1 : 0; }
 
-  // Reads what is there; false when the rank has left.
+  // Reads what is there, some of it if it is much; false when the rank has left.
   Result<bool> Receive(IncomingSteps& steps, Arrivals& arrivals);
   // Says what became of an arena that is being made, frees chunks, sends what is waiting.
-  Status Advance();
-  // Returns the rank that has left, and its process; nothing if that is not known, or no rank was
-  // taken in.
+  Status Advance(IncomingSteps& steps);
+  // Takes the arena that is being made for a rank that has left: whoever has it waits for its
+  // thread, and gives the memory back to the budget.
+  std::optional<ArenaMaking> TakeMaking() { return std::exchange(making_, std::nullopt); }
+  // Takes the arena of a rank that has left, unless somebody reads it still; else null.
+  std::shared_ptr<ArenaHold> TakeHold();
+  // Returns who has left, and its process; nothing if that is not known, or nobody was taken in.
   std::optional<std::pair<RankOfJob, Descriptor>> Left();
   // Not before the welcome, which answers the hello.
   void Say(SnapshotMessage message) {
@@ -156,15 +208,20 @@ class RankSession {
   Status Begin(const SnapshotMessage& message, IncomingSteps& steps);
   std::shared_ptr<BlobStream> Stream(const SnapshotMessage& begin, IncomingSteps& steps,
                                      std::weak_ptr<const void> owner) const;
-  Status Chunk(const SnapshotMessage& message);
+  // Returns the bytes of the chunk.
+  Result<uint64_t> Chunk(const SnapshotMessage& message);
   Status CheckHeader(const ChunkHeader& header, const Part& part) const;
   Status End(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals);
-  Status Ask(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals) const;
+  Status Ask(const SnapshotMessage& message, IncomingSteps& steps, Arrivals& arrivals);
+  void Question(PartAgain part, Arrivals& arrivals);
   Status Welcome();
   SnapshotMessage Greeting() const;
   AttemptName NameOf(uint64_t attempt) const { return {run_, job_, attempt}; }
 
   const Descriptor socket_;
+  const uint64_t number_;
+  const Time began_;
+  const int peer_;
   Descriptor process_;
   const std::shared_ptr<ArenaBudget> budget_;
   std::string run_;
@@ -173,18 +230,20 @@ class RankSession {
   uint32_t world_ = 0;  // 0: no hello yet
   uint64_t life_ = 0;
   uint64_t greeting_ = 0;
-  RankOfJob asked_;        // the rank that said hello, welcome or not
-  uint64_t attempt_ = 0;   // the attempt that it wants to save
+  RankOfJob asked_;        // who said hello, welcome or not
+  uint64_t attempt_ = 0;   // what it wants to save
+  std::optional<SnapshotMessage> hello_;  // that waits until memory which is ending is back
   bool back_ = false;
   bool for_another_ = false;
   JobLives::Time seen_{0};
   ArenaShape shape_;
-  std::future<Result<ArenaMemory>> making_;
-  std::thread maker_;
+  std::optional<ArenaMaking> making_;
   std::shared_ptr<ArenaHold> hold_;
   std::vector<bool> ours_;                           // chunks that the rank has handed over
   std::map<uint64_t, std::unique_ptr<Part>> parts_;  // by attempt
   std::deque<SnapshotMessage> outbox_;
+  uint64_t taken_bytes_ = 0;  // of chunks, in this Receive
+  size_t questions_ = 0;      // that were not looked for
   bool deaf_ = false;  // it hears nothing any more; what it said before is read all the same
 };
 

@@ -36,7 +36,8 @@ struct ReceiverOptions {
   uint64_t memory_bytes = 0;  // of all arenas together
   uint64_t chunk_bytes = kArenaChunkBytes;
   std::chrono::milliseconds patience{600'000};  // for the ranks of one step
-  size_t max_sessions = 1024;
+  size_t max_sessions = 1024;  // that said hello
+  std::chrono::milliseconds hello{10'000};  // a client is sent away that says none for so long
   // Makes a step durable.  Called from a thread of the receiver's, one step at a time.
   std::function<Status(ReceivedStep step)> keep;
   // True if an earlier daemon has stored the step that the part is
@@ -70,7 +71,7 @@ class Receiver {
   Receiver& operator=(const Receiver&) = delete;
 
   // {"ranks", "arena_bytes", "huge_bytes", "full_drops", "full_waits", "incoming",
-  //  "waiting", "durable", "dropped", "last_durable", "last_drop",
+  //  "waiting", "durable", "dropped", "unproved", "last_durable", "last_drop",
   //  "steps": ["run/7: waiting for ranks 2-3"..]}
   std::string StatusJson() const;
 

@@ -12,6 +12,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -30,6 +31,7 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 // host has taken it back), they hold up the first save more than small ones would.
 constexpr uint64_t kHugeBatch = uint64_t{64} << 20;
 constexpr std::chrono::milliseconds kHugeBatchTime{64};
+constexpr uint64_t kSmallBatch = uint64_t{256} << 20;
 constexpr uint64_t kMagic = 0x6b6e756863746b63;  // "ckchunk"
 constexpr uint32_t kVersion = 1;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -152,7 +154,25 @@ void PreferNode(std::byte* memory, uint64_t bytes, uint64_t node) {
 
 }  // namespace
 
-Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> node) {
+namespace {
+
+// Allocates small pages from `at` to the end, in steps between which `ends` is asked.
+Status AllocateRest(int fd, uint64_t at, uint64_t bytes, const std::atomic<bool>* ends) {
+  while (at < bytes) {
+    if (ends != nullptr && *ends) return Fail(ErrorCode::kIo, "the arena is not wanted any more");
+    const uint64_t step = std::min(bytes - at, kSmallBatch);
+    if (fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(step)) != 0) {
+      return Fail(ArenaError("allocating", bytes));
+    }
+    at += step;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> node,
+                              const std::atomic<bool>* ends) {
   CKPT_RETURN_IF_ERROR(CheckArenaShape(shape));
   const uint64_t bytes = shape.bytes();
   ArenaMemory memory;
@@ -165,7 +185,7 @@ Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> n
   CKPT_ASSIGN_OR_RETURN(const auto mapping, ArenaMapping::Map(fd, bytes, PROT_READ | PROT_WRITE));
   if (node) PreferNode(mapping->data(), bytes, *node);
   auto start = std::chrono::steady_clock::now();
-  for (uint64_t at = 0; at + kHugePage <= bytes; at += kHugePage) {
+  for (uint64_t at = 0; at + kHugePage <= bytes && !(ends != nullptr && *ends); at += kHugePage) {
     // The kernel makes a huge page only where a page exists, and places it on that page's node.
     // If it refuses one, it would refuse the next, too; then all others stay small pages.
     if (fallocate(fd, 0, static_cast<off_t>(at), kArenaPage) != 0 ||
@@ -177,11 +197,7 @@ Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> n
     const auto now = std::chrono::steady_clock::now();
     if (now - std::exchange(start, now) > kHugeBatchTime) break;
   }
-  const uint64_t rest = bytes - memory.huge_bytes;
-  if (rest != 0 &&
-      fallocate(fd, 0, static_cast<off_t>(memory.huge_bytes), static_cast<off_t>(rest)) != 0) {
-    return Fail(ArenaError("allocating", bytes));
-  }
+  CKPT_RETURN_IF_ERROR(AllocateRest(fd, memory.huge_bytes, bytes, ends));
   return memory;
 }
 

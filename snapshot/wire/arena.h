@@ -18,6 +18,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -77,8 +78,10 @@ struct ArenaMemory {
 
 // Makes new memory, all of it allocated, in huge pages where the kernel gives them.  It is on
 // that NUMA node as long as the node has some.  Any number is taken: one without a node has no
-// effect.  kExhausted if there is no memory.  BLOCKS: on the kernel, seconds for gigabytes.
-Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> node = std::nullopt);
+// effect.  kExhausted if there is no memory, kIo soon after `ends` (may be null) became true.
+// BLOCKS: on the kernel, seconds for gigabytes.
+Result<ArenaMemory> MakeArena(const ArenaShape& shape, std::optional<uint64_t> node = std::nullopt,
+                              const std::atomic<bool>* ends = nullptr);
 
 // kInvalid unless the descriptor is a memory file of this shape that nobody can cut.
 Status CheckArenaMemory(int descriptor, const ArenaShape& shape);

@@ -70,15 +70,21 @@ Result<SnapshotMessage> Decode(const Wire& wire, size_t bytes) {
                          std::string(wire.text, wire.text_bytes)};
 }
 
+// Takes every descriptor that the kernel gave to this process; the caller keeps the first.
 Descriptor TakeDescriptor(msghdr& message) {
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||
-      header->cmsg_len != CMSG_LEN(sizeof(int))) {
-    return {};
+  Descriptor first;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+      Descriptor one(fd);
+      if (!first.valid()) first = std::move(one);
+    }
   }
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
-  return Descriptor(fd);
+  return first;
 }
 
 constexpr uint64_t kAgain = 64;                    // saves of one step
@@ -176,8 +182,9 @@ Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor) {
     in.msg_iov = &part;
     in.msg_iovlen = 1;
     if (descriptor) {
+      // The kernel installs one descriptor at most: the padding would have room for a second.
       in.msg_control = control.bytes;
-      in.msg_controllen = sizeof control.bytes;
+      in.msg_controllen = CMSG_LEN(sizeof(int));
     }
     const ssize_t got = recvmsg(socket, &in, MSG_CMSG_CLOEXEC);
     Incoming incoming;
@@ -187,16 +194,21 @@ Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor) {
     if (got < 0 && errno == ECONNRESET && !std::exchange(reset, true)) continue;
     if (got < 0 && WouldBlock(errno)) return incoming;
     if (got < 0 && errno != ECONNRESET) return Fail(ErrnoError(errno, "snapshots"));
+    // First: a message without bytes may carry one, too.
+    Descriptor passed = got >= 0 ? TakeDescriptor(in) : Descriptor();
     if (got <= 0) {
       incoming.kind = Incoming::Kind::kClosed;
       return incoming;
     }
-    incoming.passed = TakeDescriptor(in);
+    if (descriptor && (in.msg_flags & MSG_CTRUNC) != 0) {
+      return Fail(ErrorCode::kInvalid, "snapshots: a message with more descriptors than one");
+    }
     if ((in.msg_flags & MSG_TRUNC) != 0) {
       return Fail(ErrorCode::kInvalid, "snapshots: a message that is too long");
     }
     CKPT_ASSIGN_OR_RETURN(incoming.message, Decode(wire, static_cast<size_t>(got)));
     incoming.kind = Incoming::Kind::kMessage;
+    incoming.passed = std::move(passed);
     FaultPoint();
     return incoming;
   }

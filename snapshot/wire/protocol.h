@@ -18,7 +18,8 @@
 //                           sequence = 1: the rank had to wait for free chunks,
 //                           chunk = 1: said before, to another daemon)
 //                     chunk(attempt, sequence, chunk) *        in order, without gaps
-//                     end(attempt)                             none of it has changed
+//                     end(attempt,                             none of it has changed, but for
+//                         length = bytes)                      these, of which it is not known
 //                     drop(step, attempt, text = why,          instead, at any time
 //                          sequence = 1: there were too few free chunks)
 //                     ask(step, attempt, text = where)         what became of it?  Asked if
@@ -124,7 +125,7 @@ struct Incoming {
 };
 
 // kInvalid for what is not a message of this protocol.  Descriptors that come along
-// unasked are closed.
+// unasked are closed; two that come where one is asked for are kInvalid, and closed, too.
 Result<Incoming> ReceiveSnapshotMessage(int socket, bool descriptor = false);
 
 // The socket of the daemon that receives snapshots for `store` (absolute).

@@ -21,6 +21,7 @@
 namespace ckptfs {
 namespace {
 
+using testing_support::Client;
 using testing_support::kLong;
 using testing_support::RankMemory;
 using testing_support::ReceiverTest;
@@ -130,7 +131,152 @@ TEST_F(HostileClientTest, WhatIsConnectedAndSaysNothingHasNoMemory) {
   EXPECT_EQ(status()["arena_bytes"], 0);
 }
 
-// A process may grow by so much in noise; a sanitizer keeps freed memory, per thread.
+// As many as keep everybody else out today.
+TEST_F(HostileClientTest, ClientsThatSayNothingAreSentAway) {
+  hello_ = std::chrono::milliseconds(0);
+  Start();
+  std::vector<Descriptor> silent;
+  for (int i = 0; i < 700; ++i) silent.push_back(*ConnectForSnapshots(directory_.path()));
+  ExpectService();
+  EXPECT_LE(status()["ranks"], 257) << "of those who said no hello";
+  while (status()["ranks"] != 0) std::this_thread::yield();  // when their time is over
+  ExpectService();
+}
+
+TEST_F(HostileClientTest, AHelloWithTwoDescriptorsLeavesNone) {
+  Start();
+  ExpectService();
+  while (status()["ranks"] != 0) std::this_thread::yield();
+  const size_t before = Descriptors();
+  const Descriptor sent(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  for (const SnapshotWord word : {SnapshotWord::kHello, SnapshotWord::kReturn, SnapshotWord::kBegin}) {
+    Client client(directory_.path());
+    SnapshotMessage message = client.Hello(0, 1, 1000);
+    message.word = word;
+    std::string bytes = EncodeSnapshotMessage(message);
+    union {
+      cmsghdr header;
+      char room[CMSG_SPACE(2 * sizeof(int))];
+    } control{};
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(2 * sizeof(int));
+    const int both[] = {sent.get(), sent.get()};
+    std::memcpy(CMSG_DATA(&control.header), both, sizeof both);
+    iovec part{bytes.data(), bytes.size()};
+    msghdr out{};
+    out.msg_iov = &part;
+    out.msg_iovlen = 1;
+    out.msg_control = control.room;
+    out.msg_controllen = sizeof control.room;
+    ASSERT_GT(sendmsg(client.socket(), &out, MSG_NOSIGNAL), 0);
+    EXPECT_TRUE(client.IsThrownOut());
+  }
+  while (status()["ranks"] != 0) std::this_thread::yield();
+  EXPECT_EQ(Descriptors(), before + 1);
+}
+
+// Each time that it leaves the daemon looks whether it has ended: by one descriptor.
+TEST_F(HostileClientTest, AProcessThatComesOftenLeavesOneDescriptor) {
+  Start();
+  ExpectService();
+  while (status()["ranks"] != 0) std::this_thread::yield();
+  const size_t before = Descriptors();
+  for (int i = 0; i < 50; ++i) {
+    Client client(directory_.path());
+    client.Enter(1000);
+  }
+  while (status()["ranks"] != 0) std::this_thread::yield();
+  EXPECT_LE(Descriptors(), before + 1);
+}
+
+SnapshotMessage AskAbout(uint64_t step) {
+  SnapshotMessage ask{SnapshotWord::kAsk};
+  ask.step = step;
+  ask.attempt = step * 64 + 64;
+  ask.text = "nowhere";
+  return ask;
+}
+
+// Each look takes 10 ms, and there are 200 to be done: a save does not wait for them.
+TEST_F(HostileClientTest, SavesComeBetweenQuestions) {
+  look_ = std::chrono::milliseconds(10);
+  Start();
+  Client client(directory_.path());
+  client.Enter();
+  for (uint64_t step = 1; step <= 200; ++step) client.Say(AskAbout(step));
+  ExpectService();
+  EXPECT_LT(looks_, 60u);
+}
+
+// Each is told once, in turn.
+TEST_F(HostileClientTest, AllQuestionsAreAnswered) {
+  Start();
+  Client client(directory_.path());
+  client.Enter();
+  for (uint64_t step = 1; step <= 100; ++step) client.Say(AskAbout(step));
+  for (uint64_t step = 1; step <= 100; ++step) {
+    const auto answer = client.Hear();
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(answer->word, SnapshotWord::kDropped);
+    EXPECT_EQ(answer->step, step);
+  }
+}
+
+// It asks and never reads: what it says is left in the socket, and nobody looks for it.
+TEST_F(HostileClientTest, WhoLeavesAnswersUnreadIsNotHeard) {
+  Start();
+  Client client(directory_.path());
+  client.Enter();
+  uint64_t step = 0;
+  int full = 0;
+  while (full < 20) {
+    const bool sent = SendSnapshotMessage(client.socket(), AskAbout(++step), -1, Full::kFail).has_value();
+    full = sent ? 0 : full + 1;
+    if (!sent) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_LT(looks_, 5000u);
+  ExpectService();
+  EXPECT_EQ(status()["ranks"], 1) << "it may read later";
+}
+
+// What others of its job do is told to it, too; it is sent away once that is too much.
+TEST_F(HostileClientTest, WhoNeverReadsWhatOthersDoIsSentAway) {
+  Start();
+  Client idle(directory_.path(), "job"), busy(directory_.path(), "job");
+  for (const auto& [client, rank] : {std::pair(&idle, 0u), std::pair(&busy, 1u)}) {
+    client->Say(client->Hello(rank, 2, 1000));
+    ASSERT_EQ(client->Hear()->word, SnapshotWord::kWelcome);
+  }
+  for (uint64_t step = 1; step <= 6000; ++step) {
+    SnapshotMessage drop{SnapshotWord::kDrop};
+    drop.step = step;
+    drop.attempt = step * 64 + 64;
+    busy.Say(drop);
+    const auto told = busy.Hear();
+    ASSERT_TRUE(told && told->word == SnapshotWord::kDropped) << step;
+  }
+  EXPECT_TRUE(idle.IsThrownOut());
+  ExpectService();
+}
+
+// The arena of a client that left while it was made, or after, is gone soon.
+TEST_F(HostileClientTest, AnArenaThatNobodyWaitsForGoes) {
+  Start(kLong, 64, uint64_t{256} << 20);
+  for (int i = 0; i < 20; ++i) {
+    Client client(directory_.path());
+    client.Say(client.Hello(0, 1, uint64_t{100} << 20));
+    if (i % 2 == 0) client.Hear();  // its welcome
+  }
+  // The next one waits for the memory of those before; it is not refused.
+  Client last(directory_.path());
+  last.Say(last.Hello(0, 1, uint64_t{100} << 20));
+  const auto welcome = last.Hear();
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->word, SnapshotWord::kWelcome) << welcome->text;
+}
+
+// What a process may grow by in noise; a sanitizer keeps what was freed, per thread.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kNoise = uint64_t{64} << 20;
 #else

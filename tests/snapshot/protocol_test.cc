@@ -149,6 +149,50 @@ TEST(SnapshotProtocolTest, ADescriptorComesOnlyWhereOneIsAskedFor) {
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
+// Sends bytes with so many descriptors of /dev/null.
+void SendWithDescriptors(int to, std::string bytes, size_t count) {
+  const Descriptor sent(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  union {
+    cmsghdr header;
+    char room[CMSG_SPACE(250 * sizeof(int))];
+  } control{};
+  control.header.cmsg_level = SOL_SOCKET;
+  control.header.cmsg_type = SCM_RIGHTS;
+  control.header.cmsg_len = CMSG_LEN(count * sizeof(int));
+  for (size_t i = 0; i < count; ++i) {
+    const int fd = sent.get();
+    std::memcpy(CMSG_DATA(&control.header) + i * sizeof fd, &fd, sizeof fd);
+  }
+  iovec part{bytes.data(), bytes.size()};
+  msghdr out{};
+  out.msg_iov = &part;
+  out.msg_iovlen = 1;
+  out.msg_control = control.room;
+  out.msg_controllen = CMSG_SPACE(count * sizeof(int));
+  ASSERT_EQ(sendmsg(to, &out, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+}
+
+// With a message as it should be, one that is cut, one without bytes, and one that is none.
+TEST(SnapshotProtocolTest, DescriptorsThatNobodyWantsAreClosed) {
+  const std::string good = Bytes();
+  for (const std::string& bytes : {good, good.substr(0, 20), std::string(), good + "x"}) {
+    for (const size_t count : {size_t{1}, size_t{2}, size_t{3}, size_t{250}}) {
+      for (const bool asked : {true, false}) {
+        Pair pair;
+        const size_t before = OpenDescriptors();
+        SendWithDescriptors(pair.b.get(), bytes, count);
+        const auto got = ReceiveSnapshotMessage(pair.a.get(), asked);
+        const bool kept = got && got->passed.valid();
+        EXPECT_EQ(kept, asked && count == 1 && bytes == good) << count;
+        EXPECT_EQ(OpenDescriptors(), before + (kept ? 1 : 0)) << bytes.size() << " bytes, " << count;
+        if (asked && count > 1) {
+          EXPECT_FALSE(got && got->kind == Incoming::Kind::kMessage) << count;
+        }
+      }
+    }
+  }
+}
+
 TEST(SnapshotProtocolTest, NothingThereIsNotTheEnd) {
   Pair pair(SOCK_NONBLOCK);
   EXPECT_EQ(ReceiveSnapshotMessage(pair.b.get())->kind, Incoming::Kind::kNothing);

@@ -56,8 +56,13 @@ class ReceiverTest : public testing::Test {
     options.chunk_bytes = kSmallChunk;
     options.patience = patience;
     options.max_sessions = max_sessions;
+    options.hello = hello_;
     options.keep = [this](ReceivedStep step) { return Keep(std::move(step)); };
-    options.stored = [this](const PartAgain&) { return stored_.load(); };
+    options.stored = [this](const PartAgain&) {
+      ++looks_;
+      std::this_thread::sleep_for(look_);
+      return stored_.load();
+    };
     auto started = Receiver::Start(std::move(options));
     ASSERT_TRUE(started) << started.error().message;
     receiver_ = *std::move(started);
@@ -109,7 +114,10 @@ class ReceiverTest : public testing::Test {
   bool hold_ = false;
   std::string refusal_;
   std::vector<Kept> kept_;
-  std::atomic<bool> stored_{false};  // parts that come again belong to a stored step
+  std::atomic<bool> stored_{false};  // what parts that come again are of
+  std::atomic<size_t> looks_{0};     // whether they are
+  std::chrono::milliseconds look_{0};
+  std::chrono::milliseconds hello_{10'000};
 };
 
 // A rank that need not keep to the protocol.
@@ -181,6 +189,7 @@ class Client {
   const ArenaShape& shape() const { return shape_; }
   const Descriptor& memory() const { return memory_; }
   Digest Stream() const { return StreamOf("run", job_); }
+  int socket() const { return socket_.get(); }
   bool IsThrownOut() {
     while (const auto message = Hear()) {
       if (message->word == SnapshotWord::kRefused) return !Hear();
