@@ -4,7 +4,7 @@
 // step.  It is a safetensors file that anyone can open, with one entry of ours in its
 // __metadata__, kRankFileKey, a JSON text:
 //
-//   entry     = { "version": 2, "rank": n, "world": n, "step": n,
+//   entry     = { "version": 2 | 3, "rank": n, "world": n, "step": n,
 //                 "framework": text, "framework_version": text,
 //                 "layout": text,                  of the job (core/model/layout.h); rank 0's
 //                 "tensors": { key: tensor.. },
@@ -19,6 +19,8 @@
 //             | "shape": shape, "flat": [begin, end]
 //             | "shape": shape, "flat": [begin, end], "local_shape": shape,
 //               "pieces": [ piece.. ]
+//             | "shape": shape, "order": [ n.. ]
+//             | "shape": shape, "order": [ n.. ], "pieces": [ piece.. ]
 //   piece     = { "box": [ [begin, end].. ], "at": [ n.. ] }
 //   parameter = { "name": text, "role": "trainable" | "frozen" | "buffer" }
 //   group     = { "optimizer": text, "parameters": [ name.. ], "pickle": key }
@@ -46,8 +48,14 @@
 // one group if their hyper-parameters are equal.  Absent lists are empty; an absent
 // layout is dp<world>.  Fields that are not mentioned here are refused.
 //
+// "order": the rank's tensor lies in memory with its dimensions in this order, outermost first
+// (channels_last: [0, 2, 3, 1]), and the file's tensor is of that shape; boxes and indices are
+// in the order of the state.  Version 2 has none, and is written where none is needed.
 // Version 1 has no "layout", no "alike" and no parts.  Framework "deepspeed" has documents alone:
 // formats/rank_file/deepspeed_files.h.
+//
+// Another entry of __metadata__, kUnprovedKey, is a number of bytes in decimal: a write of so much
+// of the rank's memory, between the save and its copy, could have gone unseen.  It may be absent.
 //
 // Written by snapshot/trainer/capture.cc, read by formats/rank_file.
 //
@@ -55,6 +63,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -62,6 +71,9 @@ namespace ckptfs {
 
 inline constexpr std::string_view kAlikeBytes = "bytes:";
 inline constexpr const char* kRankFileKey = "ckptfs.rank_file";
-inline constexpr uint64_t kRankFileVersion = 2;
+inline constexpr const char* kUnprovedKey = "ckptfs.unproved";
+inline constexpr size_t kUnprovedDigits = 20;  // as it is written; with zeros in front
+inline constexpr uint64_t kRankFileVersion = 3;
+inline constexpr uint64_t kUnorderedRankFileVersion = 2;  // without "order"
 
 }  // namespace ckptfs

@@ -41,13 +41,38 @@ bool ShareElements(const StateBox& a, const StateBox& b) {
   return true;
 }
 
-Result<LocalTensor> LocalOf(const StatePart& part, const Shape& shape) {
+// How the tensor that a rank holds lies in what is stored.
+struct Lying {
+  Shape shape;                    // of the rank's tensor
+  std::vector<uint64_t> strides;  // of its dimensions, in the stored one
+};
+
+Result<Lying> LyingOf(const Shape& stored, const std::vector<uint64_t>& order) {
+  CKPT_RETURN_IF_ERROR(ElementCount(stored));
+  Lying lying{stored, RowMajorStrides(stored)};
+  if (order.empty()) return lying;
+  const std::vector<uint64_t> strides = lying.strides;
+  std::vector<bool> named(stored.size(), false);
+  bool each = order.size() == stored.size();
+  for (size_t k = 0; k < order.size() && each; ++k) {
+    each = order[k] < stored.size() && !named[order[k]];
+    if (!each) break;
+    named[order[k]] = true;
+    lying.shape[order[k]] = stored[k];
+    lying.strides[order[k]] = strides[k];
+  }
+  if (!each) return Refuse("an order that does not name each dimension once");
+  return lying;
+}
+
+Result<LocalTensor> LocalOf(const StatePart& part, const Shape& stored,
+                            const std::vector<uint64_t>& order) {
   if (part.pieces.size() > kMaxStateBoxes) {
     return Refuse(part.pieces.size(), " boxes; at most ", kMaxStateBoxes, " are understood");
   }
-  CKPT_RETURN_IF_ERROR(ElementCount(shape));
-  LocalTensor local{shape, {}};
-  const std::vector<uint64_t> strides = RowMajorStrides(shape);
+  CKPT_ASSIGN_OR_RETURN(const Lying lying, LyingOf(stored, order));
+  const auto& [shape, strides] = lying;
+  LocalTensor local{stored, {}};
   for (const StateBox& box : part.pieces) {
     CKPT_RETURN_IF_ERROR(CheckBox(box, part.shape, shape));
     for (const StateBox& other : part.pieces) {
@@ -73,17 +98,28 @@ Result<LocalTensor> LocalOf(const StatePart& part, const Shape& shape) {
 Result<LocalRange> LocalRangeOf(const StatePart& part, const Shape& stored) {
   CKPT_RETURN_IF_ERROR(ElementCount(part.shape));
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(stored));
-  if (part.pieces.empty() && !part.flat) return Refuse("it has neither pieces nor a flat range");
+  if (part.pieces.empty() && !part.flat && part.order.empty()) {
+    return Refuse("neither pieces nor a flat range nor an order");
+  }
+  if (part.flat && !part.order.empty()) return Refuse("a flat range with an order");
   const bool both = !part.pieces.empty() && part.flat;
   if (both != part.local_shape.has_value()) {
     return Refuse("it must have a local shape if, and only if, it has both pieces and a flat "
                   "range");
   }
   LocalRange range;
-  if (part.pieces.empty()) {
+  if (!part.order.empty() && part.pieces.empty()) {
+    CKPT_ASSIGN_OR_RETURN(const Lying lying, LyingOf(stored, part.order));
+    if (lying.shape != part.shape) {
+      return Refuse("a tensor of shape ", ShapeToString(stored), " in that order is not of shape ",
+                    ShapeToString(part.shape));
+    }
+    range.local = {stored, {{part.shape, std::vector<uint64_t>(part.shape.size(), 0), 0,
+                             lying.strides, 1.0}}};
+  } else if (part.pieces.empty()) {
     range.local = WholeTensor(part.shape);
   } else {
-    CKPT_ASSIGN_OR_RETURN(range.local, LocalOf(part, both ? *part.local_shape : stored));
+    CKPT_ASSIGN_OR_RETURN(range.local, LocalOf(part, both ? *part.local_shape : stored, part.order));
   }
   CKPT_RETURN_IF_ERROR(ValidateLocal(range.local, part.shape));
   CKPT_ASSIGN_OR_RETURN(const uint64_t all, ElementCount(range.local.shape));

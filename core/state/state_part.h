@@ -37,6 +37,10 @@ struct StatePart {
   std::optional<Shape> local_shape;
   // Without pieces: of the whole state.
   std::optional<std::array<uint64_t, 2>> flat;
+  // The stored tensor's dimensions are these of the tensor that the rank holds, outermost first
+  // (channels_last: 0, 2, 3, 1); empty: as they are.  Without a flat range.  Without pieces: of
+  // the whole state.
+  std::vector<uint64_t> order = {};
 };
 
 // More pieces of one tensor are refused.
@@ -51,7 +55,7 @@ struct LocalRange {
 
 // `stored`: the shape of the tensor itself.  kInvalid names the rule: a box or range
 // that leaves what it is of, boxes that share elements of the tensor, a shape that
-// is not theirs.
+// is not theirs, an order that does not name each dimension once.
 Result<LocalRange> LocalRangeOf(const StatePart& part, const Shape& stored);
 
 }  // namespace ckptfs

@@ -3,6 +3,7 @@
 #include "formats/rank_file/rank_entry.h"
 
 #include <algorithm>
+#include <charconv>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
 
@@ -138,7 +139,9 @@ std::optional<StatePart> ReadPart(EntryReader& reader, const Json& tensor) {
   const Json* shape = EntryReader::Find(tensor, "shape");
   const Json* flat = EntryReader::Find(tensor, "flat");
   const Json* local_shape = EntryReader::Find(tensor, "local_shape");
-  const bool part = flat != nullptr || local_shape != nullptr || tensor.contains("pieces");
+  const Json* order = EntryReader::Find(tensor, "order");
+  const bool part = flat != nullptr || local_shape != nullptr || order != nullptr ||
+                    tensor.contains("pieces");
   if (shape == nullptr && !part) return std::nullopt;
   StatePart read;
   read.shape = reader.AsNumbers(shape != nullptr ? *shape : Json(), "shape");
@@ -147,6 +150,10 @@ std::optional<StatePart> ReadPart(EntryReader& reader, const Json& tensor) {
   }
   if (flat != nullptr) read.flat = reader.AsRange(*flat, "flat");
   if (local_shape != nullptr) read.local_shape = reader.AsNumbers(*local_shape, "local_shape");
+  if (order != nullptr) {
+    read.order = reader.AsNumbers(*order, "order");
+    if (read.order.empty()) reader.Refuse("'order' is empty");
+  }
   return read;
 }
 
@@ -156,7 +163,10 @@ StateTensor ReadTensor(EntryReader& reader, uint64_t version, const std::string&
     reader.Only(tensor, {"parameter", "kind", "optimizer", "number"});
   } else {
     reader.Only(tensor, {"parameter", "kind", "optimizer", "number", "shape", "pieces", "flat",
-                         "local_shape"});
+                         "local_shape", "order"});
+  }
+  if (version < kRankFileVersion && tensor.contains("order")) {
+    reader.Refuse(StrCat("version ", version, " has no 'order'"));
   }
   StateTensor read{reader.Take(key),
                    reader.Text(tensor, "parameter"),
@@ -226,6 +236,20 @@ void ReadModel(EntryReader& reader, RankEntry& out) {
 
 }  // namespace
 
+namespace {
+
+Result<uint64_t> UnprovedOf(const SafetensorsHeader& header) {
+  const auto text = header.metadata.find(kUnprovedKey);
+  if (text == header.metadata.end()) return uint64_t{0};
+  const std::string& digits = text->second;
+  uint64_t bytes = 0;
+  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), bytes);
+  if (read.ec == std::errc() && read.ptr == digits.data() + digits.size()) return bytes;
+  return Refuse("'", kUnprovedKey, "' is not a number of bytes");
+}
+
+}  // namespace
+
 Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header) {
   const auto text = header.metadata.find(kRankFileKey);
   if (text == header.metadata.end()) {
@@ -251,6 +275,7 @@ Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header) {
   entry.framework_version = reader.Text(json, "framework_version");
   if (json.contains("layout")) entry.layout = reader.Text(json, "layout");
   entry.data_offset = header.data_offset;
+  CKPT_ASSIGN_OR_RETURN(entry.unproved, UnprovedOf(header));
   ReadTensors(reader, header, version, entry);
   ReadModel(reader, entry);
   reader.RefuseLeftOver();

@@ -60,6 +60,7 @@ struct RankEntry {
   std::vector<RankDocument> documents;
   std::vector<std::pair<std::string, uint64_t>> alike;  // digest of equal parts, ranks
   uint64_t data_offset = 0;
+  uint64_t unproved = 0;  // bytes of which a write could have gone unseen (kUnprovedKey)
 };
 
 // kInvalid names the rule.

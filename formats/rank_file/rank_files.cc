@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/state/assembler.h"
+#include "core/state/rank_file.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
 #include "formats/rank_file/deepspeed_files.h"
@@ -59,6 +60,7 @@ class RankFilesReader {
 
   Status ReadEntry(size_t rank);
   Result<StepModel> ReadDeepSpeed() &&;
+  void NoteUnproved();
   Status CheckAlike() const;
   Status FindWeights();
   Status FindModel();
@@ -127,6 +129,7 @@ Result<StepModel> RankFilesReader::ReadDeepSpeed() && {
   }
   const std::string& first = paths_.front();
   const std::string directory = first.substr(0, first.find_last_of('/'));
+  NoteUnproved();
   return ReadDeepSpeedFiles(root_, directory, ranks, options_, std::move(assembler_));
 }
 
@@ -282,6 +285,7 @@ Result<uint32_t> RankFilesReader::LocalOf(AtomIndex atom, const LocalTensor& loc
   std::vector<uint64_t> words = local.shape;
   for (const Piece& piece : local.pieces) {
     words.push_back(piece.local_offset);
+    words.insert(words.end(), piece.local_strides.begin(), piece.local_strides.end());
     words.insert(words.end(), piece.atom_begin.begin(), piece.atom_begin.end());
     words.insert(words.end(), piece.shape.begin(), piece.shape.end());
   }
@@ -398,7 +402,17 @@ Status RankFilesReader::FillHeader() {
     }
   }
   header.model_dtype = MostCommon(elements_, header.model_dtype);
+  NoteUnproved();
   return {};
+}
+
+void RankFilesReader::NoteUnproved() {
+  uint64_t bytes = 0;
+  for (const RankEntry& entry : entries_) bytes += std::min(entry.unproved, UINT64_MAX - bytes);
+  if (bytes == 0) return;
+  assembler_.header().notes.push_back(
+      StrCat("unproved: a write of ", bytes, " bytes between the save and its copy could have gone "
+             "unseen (no kernel or GPU support for a proof)"));
 }
 
 }  // namespace

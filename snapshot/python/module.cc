@@ -37,10 +37,10 @@ class Writer : public SnapshotWriter {
 };
 
 using Numbers = std::vector<uint64_t>;
-// (shape, [(box begins, box ends, at)], local_shape, flat)
+// (shape, [(box begins, box ends, at)], local_shape, flat, order)
 using PartTuple =
     std::tuple<Numbers, std::vector<std::tuple<Numbers, Numbers, Numbers>>, std::optional<Numbers>,
-               std::optional<std::pair<uint64_t, uint64_t>>>;
+               std::optional<std::pair<uint64_t, uint64_t>>, Numbers>;
 // (key, parameter, kind, optimizer, number, dtype, shape, address, device, lazy, part)
 using TensorTuple =
     std::tuple<std::string, std::string, std::string, std::string, bool, std::string, Numbers,
@@ -96,8 +96,8 @@ std::chrono::milliseconds Milliseconds(double seconds) {
 }
 
 StatePart PartOf(const PartTuple& tuple) {
-  const auto& [shape, pieces, local_shape, flat] = tuple;
-  StatePart part{shape, {}, local_shape, {}};
+  const auto& [shape, pieces, local_shape, flat, order] = tuple;
+  StatePart part{shape, {}, local_shape, {}, order};
   for (const auto& [begin, end, at] : pieces) part.pieces.push_back({begin, end, at});
   if (flat) part.flat = {flat->first, flat->second};
   return part;

@@ -15,9 +15,9 @@ namespace {
 using Json = nlohmann::json;
 
 // kInvalid if a text is not UTF-8.
-Result<std::string> EntryOf(const Capture& capture, const std::string& tensors, uint32_t rank,
-                            uint32_t world) {
-  Json entry{{"version", kRankFileVersion},
+Result<std::string> EntryOf(const Capture& capture, const std::string& tensors, bool ordered,
+                            uint32_t rank, uint32_t world) {
+  Json entry{{"version", ordered ? kRankFileVersion : kUnorderedRankFileVersion},
              {"rank", rank},
              {"world", world},
              {"step", capture.step},
@@ -107,15 +107,20 @@ Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t w
   for (const CapturedTensor& tensor : capture.tensors) sources.push_back(tensor.from);
   CKPT_ASSIGN_OR_RETURN(file.rest_, CapturePlan::Make(std::move(capture.tensors)));
   CKPT_ASSIGN_OR_RETURN(const std::vector<Placed> placed, Arranged(capture, file.rest_, sources));
-  CKPT_ASSIGN_OR_RETURN(
-      std::string entry, EntryOf(capture, WordsOf(capture.plan.get(), file.rest_), rank, world));
+  const CapturePlan* const plan = capture.plan.get();
+  const bool ordered = file.rest_.ordered() || (plan != nullptr && plan->ordered());
+  CKPT_ASSIGN_OR_RETURN(std::string entry,
+                        EntryOf(capture, WordsOf(plan, file.rest_), ordered, rank, world));
   std::vector<SafetensorsEntry> entries;
   entries.reserve(placed.size());
   for (const Placed& one : placed) entries.push_back(one.tensor->entry);
   CKPT_ASSIGN_OR_RETURN(
       std::string header,
-      RenderSafetensorsHeader({{"format", "pt"}, {kRankFileKey, std::move(entry)}}, entries));
-  file.header_ = std::make_shared<const std::string>(std::move(header));
+      RenderSafetensorsHeader({{"format", "pt"},
+                               {kRankFileKey, std::move(entry)},
+                               {kUnprovedKey, std::string(kUnprovedDigits, '0')}},
+                              entries));
+  file.header_ = std::make_shared<std::string>(std::move(header));
   const auto text = std::as_bytes(std::span(*file.header_));
   file.parts_.push_back({0, text.size(), text.data(), false});
   for (size_t i = 0; i < entries.size(); ++i) {
@@ -127,6 +132,15 @@ Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t w
   file.bytes_ = file.parts_.back().end;
   file.capture_ = std::move(capture);
   return file;
+}
+
+// No text within the header can be taken for it: there quotes have a backslash in front.
+void CaptureFile::SayUnproved(uint64_t bytes) {
+  const std::string before = StrCat("\"", kUnprovedKey, "\":\"");
+  const size_t at = header_->find(before);
+  const std::string digits = StrCat(bytes);
+  CKPT_CHECK(at != std::string::npos && digits.size() <= kUnprovedDigits);
+  header_->replace(at + before.size() + kUnprovedDigits - digits.size(), digits.size(), digits);
 }
 
 std::vector<CopyRun> CaptureFile::Runs(uint64_t begin, uint64_t end, bool lazy) const {

@@ -28,8 +28,8 @@
 
 namespace ckptfs {
 
-// A tensor in row-major order, in host memory or a device's: a whole state, or a part
-// of one.
+// A tensor in row-major order of its dimensions as they lie (StatePart::order), in host memory
+// or a device's: a whole state, or a part of one.
 struct CapturedTensor {
   std::string key;        // unique; empty: "<name>" of a weight, else "<kind>/<name>"
   std::string parameter;  // empty: part of a group or a document
@@ -121,6 +121,9 @@ class CaptureFile {
   // may be copied late.  Narrow makes the rest not lazy.
   using LatePart = std::function<std::span<const std::byte>(std::span<const std::byte>)>;
   void Narrow(const LatePart& late);
+  // Writes into the header how many bytes nothing proves (kUnprovedKey).  REQUIRES: before the
+  // header is copied.
+  void SayUnproved(uint64_t bytes);
   // Returns the key of the tensor that a byte of the file belongs to; "" for the header.
   std::string KeyAt(uint64_t at) const;
 
@@ -135,7 +138,7 @@ class CaptureFile {
   };
   Capture capture_;
   CapturePlan rest_;  // of what was not planned before
-  std::shared_ptr<const std::string> header_;  // runs refer to it
+  std::shared_ptr<std::string> header_;        // runs refer to it
   std::vector<Part> parts_;                    // sorted, without gaps from 0 to bytes_
   uint64_t bytes_ = 0;
 };

@@ -45,6 +45,7 @@ Result<std::string> WordsOf(const std::string& key, const CapturedTensor& tensor
     if (!tensor.part->pieces.empty()) json["pieces"] = PiecesOf(*tensor.part);
     if (tensor.part->flat) json["flat"] = *tensor.part->flat;
     if (tensor.part->local_shape) json["local_shape"] = *tensor.part->local_shape;
+    if (!tensor.part->order.empty()) json["order"] = tensor.part->order;
   }
   try {
     return StrCat(Json(key).dump(), ":", json.dump());
@@ -71,6 +72,7 @@ Result<CapturePlan> CapturePlan::Make(std::vector<CapturedTensor> tensors) {
     if (tensor.part) {
       auto checked = LocalRangeOf(*tensor.part, tensor.shape);
       if (!checked) return Fail(std::move(checked).error().WithContext("snapshot: " + key));
+      plan.ordered_ = plan.ordered_ || !tensor.part->order.empty();
     }
     if (!tensor.parameter.empty()) {
       CKPT_ASSIGN_OR_RETURN(const std::string words, WordsOf(key, tensor));

@@ -42,11 +42,14 @@ class CapturePlan {
   bool Has(const std::string& key) const { return keys_.contains(key); }
   // The members of "tensors" (core/state/rank_file.h), with commas between them.
   const std::string& words() const { return words_; }
+  // True if one of them has an order of dimensions.
+  bool ordered() const { return ordered_; }
 
  private:
   std::vector<PlannedTensor> tensors_;
   std::unordered_set<std::string> keys_;
   std::string words_;
+  bool ordered_ = false;
 };
 
 }  // namespace ckptfs

@@ -31,8 +31,8 @@ inline constexpr std::string_view kWritten =
 // Why a save is dropped for which there are too few free chunks, and what helps.
 inline constexpr std::string_view kNoRoom = "the arena is full of steps that are still being written";
 inline constexpr std::string_view kMakesRoom =
-    ": the store takes them more slowly than the job saves; more slots=, a daemon with --spool, fewer "
-    "saves, or full='wait' would help";
+    ": the store takes them more slowly than the job saves; more slots=, a daemon with --spool (a tier "
+    "on a local disk), fewer saves, or full='wait' would help";
 
 struct SaveJob {
   using Clock = std::chrono::steady_clock;

@@ -309,6 +309,11 @@ std::vector<uint32_t> SnapshotLink::TakeChunks(uint64_t bytes, CondVar::Time end
   }
 }
 
+bool SnapshotLink::HasRoom(uint64_t bytes) const {
+  MutexLock lock(mutex_);
+  return shape().ChunksFor(bytes) <= free_.size();
+}
+
 std::vector<uint32_t> SnapshotLink::TakeFree(uint64_t count) {
   const auto first = free_.end() - static_cast<ptrdiff_t>(count);
   std::vector<uint32_t> chunks(first, free_.end());

@@ -79,6 +79,8 @@ class SnapshotLink {
   // `end`, or the link is gone.  BLOCKS: until then at most; not if `end` is over.
   std::vector<uint32_t> TakeChunks(uint64_t bytes, CondVar::Time end,
                                    const Interrupted& interrupted = {});
+  // True if there are free chunks for `bytes`.
+  bool HasRoom(uint64_t bytes) const;
   // Gives back chunks that were not handed over.
   void GiveBack(const std::vector<uint32_t>& chunks);
   // Keeps what makes copies into the arena faster (Copier::Pin), as long as this has it.

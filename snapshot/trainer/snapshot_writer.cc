@@ -178,15 +178,34 @@ Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
     {
       MutexLock lock(mutex);
       ++status.full_waits;
+      wants_room = true;
+      moved.NotifyAll();  // copies that hold the room do not keep their pace now
     }
     job.chunks = job.link->TakeChunks(bytes, std::min(job.end, Clock::now() + options.update_limit),
                                       [&] { return job.Interrupted(); });
+    MutexLock lock(mutex);
+    wants_room = false;
   }
-  if (!job.chunks.empty()) return {};
+  if (!job.chunks.empty()) {
+    SayFull(job);
+    return {};
+  }
   if (job.interrupted) return Fail(ErrorCode::kExhausted, "interrupted while it waited for room");
   MutexLock lock(mutex);
   ++status.full_drops;
   return Fail(ErrorCode::kExhausted, StrCat(kNoRoom, kMakesRoom));
+}
+
+// Says at the second save, and not when the first is dropped, that the store is too slow: a save
+// that came an interval ago is not durable, and the arena has no room for one after this.
+void SnapshotWriter::State::SayFull(const SaveJob& job) {
+  if (job.link->HasRoom(job.file.bytes())) return;
+  MutexLock lock(mutex);
+  if (said_full || status.under_way < 2) return;
+  said_full = true;
+  Say(StrCat("saves come faster than steps become durable: ", status.under_way,
+             " are under way and fill the arena, and the next is ",
+             options.wait_for_room ? "held up" : "dropped", " if none is durable by then", kMakesRoom));
 }
 
 // Makes copies come after what the devices are doing to the tensors now.
@@ -221,6 +240,7 @@ Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
   job.proof.Begin(job.file);
   CKPT_RETURN_IF_ERROR(FollowDevices(job));
+  job.file.SayUnproved(job.proof.unproved_bytes());
   for (size_t i = 0; i < job.chunks.size(); ++i) {
     CKPT_RETURN_IF_ERROR(eager_copier->Enqueue(job.Copies(i, false), Trainer::kWaits));
   }
@@ -340,12 +360,13 @@ bool SnapshotWriter::State::Pace(const SaveJob& job, uint64_t bytes) {
   const auto start = std::max(Clock::now(), next_copy);
   {
     MutexLock lock(mutex);
-    while (!urgent && !stopping && job.failure.empty() &&
+    while (!urgent && !wants_room && !stopping && job.failure.empty() &&
            moved.WaitUntil(mutex, std::min(start, job.end))) {
     }
     if (!job.failure.empty() || Clock::now() >= job.end) return false;
   }
-  next_copy = start + std::chrono::duration_cast<Clock::duration>(
+  // What was hurried is not paid for by the next save.
+  next_copy = std::min(start, Clock::now()) + std::chrono::duration_cast<Clock::duration>(
                           std::chrono::duration<double>(static_cast<double>(bytes) /
                                                         static_cast<double>(options.pace)));
   return true;
@@ -397,6 +418,7 @@ void SnapshotWriter::State::Finish(const JobPtr& job, Status done) {
   }
   SnapshotMessage message = job->Message(done ? SnapshotWord::kEnd : SnapshotWord::kDrop);
   if (!done) message.text = done.error().message;
+  if (done) message.length = job->proof.unproved_bytes();
   const Status sent = job->link->Send(message);
   job->link->GiveBack({job->chunks.begin() + static_cast<ptrdiff_t>(job->sent), job->chunks.end()});
   MutexLock lock(mutex);

@@ -33,6 +33,7 @@ struct SnapshotWriter::State {
   explicit State(WriterOptions given);
   void Run();
   bool Begin(Capture capture, Clock::time_point end) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
+  void SayFull(const SaveJob& job);
   Status TakeRoom(SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Status FollowDevices(SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   void SayUnproved(const std::string& why);
@@ -89,7 +90,9 @@ struct SnapshotWriter::State {
   std::vector<std::string> log GUARDED_BY(mutex);
   std::string said GUARDED_BY(mutex);  // the trouble that was said last
   std::string said_unproved GUARDED_BY(mutex);  // why nothing proves what devices' copies are of
-  bool urgent GUARDED_BY(mutex) = false;
+  bool said_full GUARDED_BY(mutex) = false;     // SayFull
+  bool urgent GUARDED_BY(mutex) = false;        // an update waits for copies
+  bool wants_room GUARDED_BY(mutex) = false;    // a save waits for what copies hold
   bool stopping GUARDED_BY(mutex) = false;
   Clock::time_point next_copy = Clock::time_point::min();  // by pace; the copying thread's
   std::thread thread;

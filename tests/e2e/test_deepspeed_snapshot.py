@@ -10,11 +10,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import daemon
+from ckptfs import deepspeed as plugin
 from daemon import step_of, wait_until
 from deepspeed_jobs import engine_of, run, stock_save
 from engine import train
@@ -286,6 +288,20 @@ def test_without_a_daemon_the_stock_engine_saves(ckptfs, tmp_path):
     assert said.count('snapshot dropped') == 2, said  # once per rank
     assert len(torch.load(os.path.join(out, 'weights.bin'))) > 5
     ckptfs.adopt(os.path.join(out, 'save'), 'run')
+
+
+def test_settings_of_a_save_are_the_savers(monkeypatch):
+    """Those that Snapshotter has under the same names; no others."""
+    given, stock = [], SimpleNamespace(is_decoupled=lambda: False)
+    engine = SimpleNamespace(checkpoint_engine=stock, global_rank=1)
+    monkeypatch.setattr(plugin, 'EngineCollector', lambda of: SimpleNamespace(engine=of))
+    monkeypatch.setattr(plugin, '_layout', lambda _: 'dp2')
+    monkeypatch.setattr(plugin, 'Saver', lambda *_, **options: given.append(options))
+    settings = {'slots': 3, 'update_limit': 5, 'full': 'wait', 'pace': 1 << 30}
+    plugin.plan(engine, {'store': '/s', **settings})()
+    assert given == [settings]
+    with pytest.raises(ValueError, match="unknown settings .'speed'."):
+        plugin.plan(engine, {'store': '/s', 'speed': 1})
 
 
 def by_hand(out, store):

@@ -2,6 +2,7 @@
 """Tensors that do not lie in memory as they are, optimizers that keep their states
 elsewhere, and steps that are none: right, or dropped, and training goes on."""
 import functools
+import json
 import os
 
 import ckptfs as snapshots
@@ -9,6 +10,7 @@ import pytest
 import torch
 from ckptfs import state
 from ckptfs.saved_file import saved_file
+from daemon import step_of
 from safetensors import safe_open
 from test_save_options import receive
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -33,12 +35,23 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
 
 
+def as_they_are(file):
+    """A rank file's tensors, those that lie otherwise put in the order of their states."""
+    orders = {key: words['order'] for key, words in json.loads(
+        file.metadata()['ckptfs.rank_file'])['tensors'].items() if 'order' in words}
+    for key in file.keys():
+        tensor = file.get_tensor(key)
+        if key in orders:
+            tensor = tensor.permute([orders[key].index(dim) for dim in range(tensor.dim())])
+        yield key, tensor
+
+
 def all_held(ckptfs):
     """The tensors of each step's only rank."""
     folder = os.path.join(ckptfs.store, 'blobs', 'snapshots')
     for step in os.listdir(folder):
         with safe_open(os.path.join(folder, step, 'rank-00000.safetensors'), 'pt') as file:
-            yield {key: file.get_tensor(key) for key in file.keys()}
+            yield dict(as_they_are(file))
 
 
 def held(ckptfs):
@@ -213,6 +226,45 @@ def test_a_step_that_writes_outside_of_the_hooks_is_not_waited_for(ckptfs):
 
         optimizer.step = decayed
         assert not lazily(snap)
+
+
+def test_what_lies_otherwise_is_copied_late(ckptfs):
+    """channels_last, transposed and 5-dimensional memory, with the states that lie alike, bit for bit; what
+    has gaps is copied at once."""
+    receive(ckptfs)
+    gaps = torch.randn(300, 600)[:, ::2]
+    model = Weights(conv=torch.randn(64, 32, 5, 5).to(memory_format=torch.channels_last),
+                    volume=torch.randn(16, 8, 6, 7, 8).to(memory_format=torch.channels_last_3d),
+                    turned=torch.randn(200, 300).T, middle=torch.randn(40, 30, 50).permute(1, 0, 2),
+                    flat=torch.randn(300, 1, 200).transpose(0, 2), plain=torch.randn(150, 200), gaps=gaps)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+    def update():
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+
+    update()
+    with snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store, pace=1) as snap:
+        # The states of a tensor with gaps have none.
+        assert snap.size()['lazy_bytes'] == 3 * sum(
+            p.nbytes for p in model.parameters()) - model.gaps.nbytes
+        truth = {name: p.detach().clone() for name, p in model.named_parameters()}
+        states = {(kind, name): optimizer.state[p][kind].clone()
+                  for name, p in model.named_parameters() for kind in ('exp_avg', 'exp_avg_sq')}
+        assert snap.save(1), snap.status()
+        update()  # which waits
+        assert snap.wait_durable(1), snap.status()
+    with snapshots.SavedStep(f'ckptfs://{ckptfs.store}/job/1') as step:
+        saved, found = step.model(), step.optimizer(named=True)['state']
+    for name, tensor in truth.items():
+        assert torch.equal(saved[name], tensor), name
+    for (kind, name), tensor in states.items():
+        assert torch.equal(found[name][kind], tensor), (kind, name)
+    with safe_open(os.path.join(step_of(ckptfs.mount, 'job', '1'), 'view', 'tp1', 'rank0',
+                                'model.safetensors'), 'pt') as file:
+        for name, tensor in truth.items():
+            assert torch.equal(file.get_tensor(name), tensor), name
 
 
 def test_what_is_said_before_a_write_of_ones_own_is_whole(ckptfs):

@@ -3,17 +3,19 @@
 step is of one moment, or is dropped with what would help."""
 import gc
 import glob
+import json
 import os
 import threading
 
 import ckptfs as snapshots
 import pytest
 import torch
+from ckptfs import devices, turns
 from ckptfs.state import Model, State
 from daemon import wait_until
 from safetensors import safe_open
 from test_odd_tensors import LARGE, Weights, held, sgd
-from test_save_options import gate_fixture, receive  # noqa: F401
+from test_save_options import daemon_counts, gate_fixture, receive  # noqa: F401
 
 ROW = LARGE // 2 + 3  # samples do not meet it
 
@@ -54,6 +56,92 @@ def test_a_write_past_torch_is_seen(ckptfs, gate, write):
         write(model.a)
         assert snap.wait_durable(1), snap.status()
     assert held(ckptfs)['a'].eq(1).all()
+
+
+def test_what_is_not_proved_is_said_of_the_step(ckptfs):
+    """By the daemon and the step itself, whose trainer may be long gone."""
+    receive(ckptfs)
+    for run, shared in (('shared', True), ('own', False)):
+        model = Weights(a=torch.ones(LARGE))
+        if shared:
+            model.a.share_memory_()
+        with snapshots.Snapshotter(model, sgd(model), run=run, store=ckptfs.store) as snap:
+            assert snap.save(0) and snap.wait_durable(0), snap.status()
+            unproved = snap.status()['unproved_bytes']
+        notes = json.loads(ckptfs.run('info', f'{run}/0', '--store', ckptfs.store, '--json').stdout)['notes']
+        said = [note for note in notes if note.startswith('unproved: ')]
+        assert len(said) == (1 if unproved else 0), notes
+        assert not unproved or str(unproved) in said[0]
+        assert not shared or unproved == 4 * LARGE
+    assert daemon_counts(ckptfs)['unproved'] >= 1
+
+
+class Graph:
+    """A stand-in for torch.cuda.CUDAGraph: replays what ran while it was captured, and calls nothing of
+    an optimizer's."""
+
+    captures = False
+
+    def __init__(self):
+        self.work = []
+
+    def capture_begin(self):
+        """What follows is recorded."""
+        Graph.captures = True
+
+    def capture_end(self):
+        """No more."""
+        Graph.captures = False
+
+    def replay(self):
+        """What was recorded."""
+        for one in self.work:
+            one()
+
+
+def test_a_graph_with_an_update_waits_before_its_replay(ckptfs, gate, monkeypatch):
+    """One that was captured without a step does not wait, and one of which nobody saw the capture does."""
+    receive(ckptfs)
+    unseen = Graph()
+    monkeypatch.setattr(Graph, 'captures', False)
+    monkeypatch.setattr(torch.version, 'cuda', '12.8')
+    monkeypatch.setattr(torch.cuda, 'CUDAGraph', Graph)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    monkeypatch.setattr(torch.cuda, 'current_stream', lambda *_: None)
+    monkeypatch.setattr(torch.cuda, 'is_current_stream_capturing', lambda: Graph.captures)
+    for name in ('capture_begin', 'capture_end', 'replay'):  # watch_graphs puts its own there
+        monkeypatch.setattr(Graph, name, vars(Graph)[name])
+    devices.watch_graphs(lambda: turns._begin_step(None))
+    model = Weights(w=torch.zeros(LARGE))
+    optimizer = sgd(model)
+    model.w.grad = torch.ones(LARGE)
+    updates, forward = Graph(), Graph()
+    updates.capture_begin()
+    optimizer.step()
+    updates.capture_end()
+    forward.capture_begin()
+    forward.capture_end()
+    for graph in (updates, unseen):
+        graph.work.append(lambda: model.w.data.add_(1))  # past all counters, as a device does
+    forward.work.append(lambda: waited.append(gate.is_set()))
+    waited = []
+    with snapshots.Snapshotter(model, optimizer, run='job', store=ckptfs.store) as snap:
+        for step, graph in enumerate((updates, unseen)):
+            gate.clear()
+            truth = float(model.w[0])
+            assert snap.save(step), snap.status()
+            forward.replay()
+            assert not waited.pop(), 'it holds no update'
+            timer = threading.Timer(0.3, gate.set)
+            timer.start()
+            graph.replay()
+            assert gate.is_set(), 'it did not wait for the copy'
+            timer.join()
+            assert snap.wait_durable(step), snap.status()
+            with snapshots.SavedStep(f'ckptfs://{ckptfs.store}/job/{step}') as saved:
+                assert saved.model()['w'].eq(truth).all()
 
 
 def _close(held_by):

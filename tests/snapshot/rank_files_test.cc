@@ -393,6 +393,61 @@ TEST(RankFilesTest, FlatRangesStayInWhatTheyAreOf) {
               HasSubstr("must have a local shape if, and only if"));
 }
 
+// The bytes of all ranks, in a note of the step.  A file of before has no such number.
+TEST(RankFilesTest, WhatIsNotProvedIsNoted) {
+  for (const auto& [first, second, noted] :
+       {std::tuple(uint64_t{0}, uint64_t{0}, ""), std::tuple(uint64_t{0}, uint64_t{4096}, "4096 bytes"),
+        std::tuple(uint64_t{3}, UINT64_MAX, "18446744073709551615 bytes")}) {
+    std::vector<Capture> ranks = SampleRanks();
+    std::vector<std::string> files;
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      auto file = *CaptureFile::Make(std::move(ranks[rank]), rank, 2);
+      file.SayUnproved(rank == 0 ? first : second);
+      std::string& bytes = files.emplace_back(file.bytes(), '\0');
+      for (const CopyRun& run : file.Runs(0, file.bytes(), false)) {
+        std::memcpy(bytes.data() + run.at, run.from, run.bytes);
+      }
+    }
+    const auto model = ReadFiles(files);
+    ASSERT_TRUE(model) << model.error().message;
+    std::vector<std::string> notes;
+    for (const std::string& note : model->notes) {
+      if (note.starts_with("unproved: ")) notes.push_back(note);
+    }
+    ASSERT_EQ(notes.size(), *noted == '\0' ? 0u : 1u);
+    if (!notes.empty()) {
+      EXPECT_THAT(notes[0], HasSubstr(noted));
+    }
+    std::string damaged = files[1];
+    const std::string key = StrCat("\"", kUnprovedKey, "\":\"");
+    damaged[damaged.find(key) + key.size() + kUnprovedDigits - 1] = 'x';
+    const auto refused = ReadFiles({files[0], damaged});
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().message, HasSubstr("is not a number of bytes"));
+  }
+}
+
+TEST(RankFilesTest, AnOrderNamesEachDimensionOnce) {
+  const auto ordered = [](const std::string& shape, const std::string& order,
+                          const std::string& more = "", const std::string& version = "3") {
+    return EntryRefusal(StrCat(R"(,"shape":)", shape, R"(,"order":)", order, more), version);
+  };
+  EXPECT_EQ(ordered("[4,2]", "[1,0]"), "none");
+  EXPECT_EQ(ordered("[2,4]", "[0,1]"), "none");
+  EXPECT_THAT(ordered("[2,4]", "[1,0]"), HasSubstr("in that order is not of shape [2, 4]"));
+  for (const char* order : {"[0,0]", "[0]", "[0,2]", "[1,0,2]"}) {
+    EXPECT_THAT(ordered("[4,2]", order), HasSubstr("each dimension once")) << order;
+  }
+  EXPECT_THAT(ordered("[4,2]", "[]"), HasSubstr("'order' is empty"));
+  EXPECT_THAT(ordered("[4,2]", "[-1,0]"), HasSubstr("not a number"));
+  EXPECT_THAT(ordered("[4,2]", "{}"), HasSubstr("not a list"));
+  EXPECT_THAT(ordered("[8]", "[0]", R"(,"flat":[0,8])"), HasSubstr("a flat range with an order"));
+  EXPECT_THAT(ordered("[4,2]", "[1,0]", "", "2"), HasSubstr("version 2 has no 'order'"));
+  const std::string piece = R"(,"pieces":[{"box":[[0,4],[0,2]],"at":[0,0]}])";
+  EXPECT_EQ(ordered("[4,2]", "[1,0]", piece), "none");
+  EXPECT_THAT(ordered("[4,2]", "[0,1]", piece), HasSubstr("leaves the tensor's 2"));
+}
+
 TEST(RankFilesTest, WhatIsNotUnderstoodIsRefused) {
   EXPECT_THAT(EntryRefusal(R"(,"stride":2)"), HasSubstr("'stride' is not understood"));
   EXPECT_THAT(EntryRefusal("", "2", R"("mesh":[2],)"), HasSubstr("'mesh' is not understood"));
@@ -409,7 +464,7 @@ TEST(RankFilesTest, WhatIsNotUnderstoodIsRefused) {
   EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x",-1]],)"), HasSubstr("'alike' is not a number"));
   EXPECT_THAT(EntryRefusal("", "2", R"("alike":[["x",2]],)"), HasSubstr("only 1 of 2"));
   EXPECT_EQ(EntryRefusal("", "2", R"("alike":[["x",1]],)"), "none");
-  EXPECT_THAT(EntryRefusal("", "3"), HasSubstr("version 3"));
+  EXPECT_THAT(EntryRefusal("", "4"), HasSubstr("version 4"));
   EXPECT_THAT(EntryRefusal("", "0"), HasSubstr("version 0"));
 }
 

@@ -76,6 +76,41 @@ TEST_F(SaveOptionsTest, ItWaitsNoLongerThanTrainingMayBeHeldUp) {
   EXPECT_EQ(kept().size(), 1u);
 }
 
+// Copies that hold the room would take an hour at their pace.
+TEST_F(SaveOptionsTest, ASaveThatWaitsForRoomIsNotHeldUpByThePace) {
+  Start();
+  WriterOptions options{directory_.path(), "run", "job", 0, 1, 1, milliseconds(5000), {}};
+  options.wait_for_room = true;
+  options.pace = 10;
+  SnapshotWriter writer(std::move(options));
+  RankMemory memory({6000});
+  for (uint64_t step = 0; step < 3; ++step) {
+    EXPECT_TRUE(writer.Save(memory.Save(step, 0))) << writer.status().last_drop;
+  }
+  writer.WaitBeforeUpdate();
+  EXPECT_TRUE(writer.WaitDurable(2, kLong));
+  EXPECT_EQ(writer.status().full_drops, 0u);
+}
+
+// And not when the first is dropped.
+TEST_F(SaveOptionsTest, AStoreThatIsTooSlowIsSaidAtTheSecondSave) {
+  Start();
+  const auto writer = Writer();
+  RankMemory memory({6000});
+  Hold(true);
+  ASSERT_TRUE(writer->Save(memory.Save(0, 0)));
+  EXPECT_TRUE(writer->TakeLog().empty());
+  ASSERT_TRUE(writer->Save(memory.Save(1, 0)));
+  const auto said = writer->TakeLog();
+  ASSERT_EQ(said.size(), 1u);
+  for (const char* help : {"slots=", "--spool", "fewer saves", "the next is dropped"}) {
+    EXPECT_THAT(said[0], testing::HasSubstr(help));
+  }
+  EXPECT_FALSE(writer->Save(memory.Save(2, 0)));
+  Hold(false);
+  EXPECT_TRUE(writer->WaitDurable(1, kLong));
+}
+
 TEST_F(SaveOptionsTest, ADaemonThatGoesEndsTheWait) {
   Start();
   const auto writer = Waiting(kLong);

@@ -3,9 +3,10 @@ from typing import Callable, List, Optional, Tuple
 
 # Describes a part of a state: shape of the whole; pieces as (box's begins, box's ends, index in
 # the tensor); shape of the local tensor that a flat range is of, where there are pieces, too;
-# flat range.  As core/state/state_part.h has it.
+# flat range; order of the dimensions in memory ([]: as they are).  As core/ingest/state_part.h
+# has it.
 Part = Tuple[List[int], List[Tuple[List[int], List[int], List[int]]], Optional[List[int]],
-             Optional[Tuple[int, int]]]
+             Optional[Tuple[int, int]], List[int]]
 
 # key, parameter, kind, optimizer, was a Python number, dtype as torch spells it, shape,
 # address of the first element (row-major), device (-1: host), may be copied until the next

@@ -21,7 +21,9 @@ from .state import NotHeld
 LOG = logging.getLogger('ckptfs')
 # Bytes of a tensor that may be read as a number, in the file that mentions it.
 NUMBER = 64
-KEYS = {'store', 'run', 'mount', 'fallback', 'slots', 'update_limit'}
+# Settings that are the Saver's own.
+SAVER_KEYS = ('slots', 'update_limit', 'full', 'pace')
+KEYS = {'store', 'run', 'mount', 'fallback', *SAVER_KEYS}
 # Their step is that of a torch.optim.Optimizer within, by which a copy can be waited for.
 LAZY = {'DeepSpeedZeroOptimizer', 'DeepSpeedZeroOptimizer_Stage3', 'BF16_Optimizer',
         'FP16_Optimizer', 'FP16_UnfusedOptimizer'}
@@ -306,7 +308,7 @@ def plan(engine: Any, settings: Mapping[str, Any]) -> Callable[[], Engine]:
     collector = EngineCollector(engine)
     layout = _layout(engine)
     run = _free_run(settings['store'], settings.get('run') or 'job')
-    more = {key: settings[key] for key in ('slots', 'update_limit') if key in settings}
+    more = {key: settings[key] for key in SAVER_KEYS if key in settings}
 
     def make() -> Engine:
         snap = Saver(collector, run, settings['store'], **more)

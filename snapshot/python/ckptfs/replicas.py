@@ -10,6 +10,7 @@ from typing import List, Sequence, Tuple
 import torch
 
 from . import _native
+from .strides import order
 
 # Samples of a device's tensor, taken on the device: number of windows, and bytes of each.
 WINDOWS, WIDTH = 16, 64
@@ -18,10 +19,7 @@ WINDOWS, WIDTH = 16, 64
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """Without gaps, as it lies."""
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.is_contiguous() or plain.dim() == 4 and plain.is_contiguous(
-            memory_format=torch.channels_last):
-        return plain
-    return plain.contiguous()
+    return plain if plain.is_contiguous() or order(plain) else plain.contiguous()
 
 
 def _windows(plain: torch.Tensor, step: int) -> torch.Tensor:

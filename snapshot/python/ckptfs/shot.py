@@ -17,6 +17,7 @@ from . import _native
 from .devices import streams
 from .saved_file import SavedFile
 from .state import NotHeld, State
+from .strides import order
 from .turns import Turn
 
 # Below this many bytes a tensor is copied at once: looking at it again costs more.
@@ -120,9 +121,10 @@ class Shot:
             is_plain = type(tensor) in _TYPES
             plain = tensor if is_plain else tensor.detach()
             dtype = plain.dtype
-            name, address = names.get(dtype), 0
+            name, address, lies = names.get(dtype), 0, None
             on_cuda = cuda and plain.is_cuda
-            if (name is not None and plain.layout is strided and plain.is_contiguous()
+            if (name is not None and plain.layout is strided
+                    and (plain.is_contiguous() or (lies := self._order(one, plain, updated)))
                     and (on_cuda or plain.is_cpu) and not plain.is_neg()
                     and not (dtype in _COMPLEX and plain.is_conj())):
                 try:
@@ -140,6 +142,9 @@ class Shot:
             addresses(address)
             if one is None:
                 planned((key, '', '', '', False, name, plain.shape, device, lazy, None))
+            elif lies:
+                planned((key, one.parameter, one.kind, one.optimizer, one.number, name,
+                         [plain.shape[dim] for dim in lies], device, lazy, one.part(lies)))
             else:
                 planned((key, one.parameter, one.kind, one.optimizer, one.number, name,
                          plain.shape, device, lazy, None if one.shape is None else one.part()))
@@ -149,6 +154,14 @@ class Shot:
                 self._watch_late(key, one, tensor, version)
             else:
                 early((key or one.parameter, tensor, version, None))
+
+    def _order(self, one: Optional[State], plain: torch.Tensor,
+               updated: bool) -> Optional[List[int]]:
+        """How a tensor's dimensions lie that is copied late as it lies; None: it is not."""
+        if (one is None or one.flat is not None or not updated or not self.lazy
+                or plain.nbytes < SMALL):
+            return None
+        return order(plain)
 
     def _watch_late(self, key: str, one: Optional[State], tensor: torch.Tensor,
                     version: int) -> None:

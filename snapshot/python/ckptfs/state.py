@@ -56,17 +56,18 @@ class State:
     # Tensors beside `tensor` whose version counters tell of writes to it.
     watched: Sequence[torch.Tensor] = ()
 
-    def part(self) -> Optional[Tuple]:
-        """_native.Part; None if it is a whole state."""
+    def part(self, order: Sequence[int] = ()) -> Optional[Tuple]:
+        """_native.Part; None if it is a whole state.  order: of the tensor's dimensions, if they do
+        not lie as they are."""
         if self.shape is None:
-            return None
+            return (list(self.tensor.shape), [], None, None, list(order)) if order else None
         pieces = list(self.pieces or [])
         if self.offsets is not None:
             ends = [at + size for at, size in zip(self.offsets, self.tensor.shape)]
             pieces = [(self.offsets, ends, [0] * len(self.offsets))]
         return (list(self.shape), [tuple(map(list, box)) for box in pieces],
                 None if self.local_shape is None else list(self.local_shape),
-                None if self.flat is None else tuple(self.flat))
+                None if self.flat is None else tuple(self.flat), list(order))
 
 
 @dataclass
