@@ -39,7 +39,7 @@ void PrintSteps(const char* label, const std::vector<StepRecord>& records) {
 
 void PrintReport(const CollectReport& report, bool dry_run) {
   PrintSteps(dry_run ? "would remove" : "removed", report.removed);
-  PrintSteps("in use, stays:", report.held);
+  PrintSteps("in use, goes with a later gc:", report.held);
   fmt::print("{} {} in {}, and {}\n", dry_run ? "would reclaim" : "reclaimed",
              HumanBytes(report.bytes), Counted(report.directories, "directory", "directories"),
              Counted(report.manifests, "manifest"));
