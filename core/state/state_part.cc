@@ -99,9 +99,9 @@ Result<LocalRange> LocalRangeOf(const StatePart& part, const Shape& stored) {
   CKPT_RETURN_IF_ERROR(ElementCount(part.shape));
   CKPT_ASSIGN_OR_RETURN(const uint64_t elements, ElementCount(stored));
   if (part.pieces.empty() && !part.flat && part.order.empty()) {
-    return Refuse("neither pieces nor a flat range nor an order");
+    return Refuse("it has neither pieces nor a flat range nor an order");
   }
-  if (part.flat && !part.order.empty()) return Refuse("a flat range with an order");
+  if (part.flat && !part.order.empty()) return Refuse("it has both a flat range and an order");
   const bool both = !part.pieces.empty() && part.flat;
   if (both != part.local_shape.has_value()) {
     return Refuse("it must have a local shape if, and only if, it has both pieces and a flat "
