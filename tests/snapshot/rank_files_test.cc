@@ -441,7 +441,7 @@ TEST(RankFilesTest, AnOrderNamesEachDimensionOnce) {
   EXPECT_THAT(ordered("[4,2]", "[]"), HasSubstr("'order' is empty"));
   EXPECT_THAT(ordered("[4,2]", "[-1,0]"), HasSubstr("not a number"));
   EXPECT_THAT(ordered("[4,2]", "{}"), HasSubstr("not a list"));
-  EXPECT_THAT(ordered("[8]", "[0]", R"(,"flat":[0,8])"), HasSubstr("a flat range with an order"));
+  EXPECT_THAT(ordered("[8]", "[0]", R"(,"flat":[0,8])"), HasSubstr("both a flat range and an order"));
   EXPECT_THAT(ordered("[4,2]", "[1,0]", "", "2"), HasSubstr("version 2 has no 'order'"));
   const std::string piece = R"(,"pieces":[{"box":[[0,4],[0,2]],"at":[0,0]}])";
   EXPECT_EQ(ordered("[4,2]", "[1,0]", piece), "none");
