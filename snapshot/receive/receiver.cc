@@ -219,6 +219,12 @@ Receiver::~Receiver() {
   state_->stopping = true;
   state_->budget->Wake();
   state_->ranks_thread.join();
+  for (const auto& session : state_->sessions) {
+    auto making = session->TakeMaking();
+    if (!making) continue;
+    *making->ends = true;
+    state_->unwanted.push_back(*std::move(making));
+  }
   for (ArenaMaking& one : state_->unwanted) one.thread.join();
   for (State::Ending& one : state_->endings) one.thread.join();
   if (state_->parts) state_->parts->Stop();  // the keeper may ask about them

@@ -95,7 +95,9 @@ void Receiver::State::Spread(const std::set<AttemptName>& moved) {
     if (job == jobs.end() || job->second.ranks.size() >= job->second.world) continue;  // all are here
     if (!steps.Find(name)) continue;
     parts->See(job->second);
-    SpreadOne(name, parts->WorldOf(name.run, name.job));
+    const auto world = parts->WorldOf(name.run, name.job);
+    if (world && world->life) steps.Meet(name);
+    SpreadOne(name, world);
   }
 }
 

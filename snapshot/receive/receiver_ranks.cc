@@ -45,6 +45,8 @@ void Receiver::State::Serve() {
     if (!polled && errno != EINTR) return;
     uint64_t wakes = 0;
     if (read(budget->wake.get(), &wakes, sizeof wakes) < 0) wakes = 0;
+    // First: who leaves now was here when the others were known.
+    if (parts && worlds_moved.exchange(false)) SeeWorlds();
     Arrivals arrivals;
     const size_t count = sessions.size();
     for (size_t i = 0; i < count; ++i) {
@@ -69,7 +71,7 @@ void Receiver::State::Serve() {
     moved.merge(unspread);
     unspread.clear();
     if (parts) Spread(moved);
-    if (parts && (worlds_moved.exchange(false) || ticks)) SeeWorlds();
+    if (parts && ticks) SeeWorlds();
     UpdateLines(moved);
     TellNews();
     if ((events[0].revents & POLLIN) != 0) Accept();

@@ -23,6 +23,8 @@ constexpr size_t kKeptOutcomes = 1024;
 constexpr size_t kKeptLines = 100;
 constexpr size_t kTogether = 8;  // chunks: a device's bus is idle between two waits
 constexpr std::chrono::seconds kSlowAnswer{1};
+// Between two saves: what is not durable then says something of the store.
+constexpr std::chrono::milliseconds kInterval{100};
 constexpr std::string_view kCancelled = "cancelled";
 
 double SecondsSince(Clock::time_point start) {
@@ -199,7 +201,9 @@ Status SnapshotWriter::State::TakeRoom(SaveJob& job) {
 // Says at the second save, and not when the first is dropped, that the store is too slow: a save
 // that came an interval ago is not durable, and the arena has no room for one after this.
 void SnapshotWriter::State::SayFull(const SaveJob& job) {
-  if (job.link->HasRoom(job.file.bytes())) return;
+  const auto now = Clock::now();
+  const bool waited = now - std::exchange(last_taken, now) >= kInterval;
+  if (!waited || job.link->HasRoom(job.file.bytes())) return;
   MutexLock lock(mutex);
   if (said_full || status.under_way < 2) return;
   said_full = true;

@@ -33,7 +33,7 @@ struct SnapshotWriter::State {
   explicit State(WriterOptions given);
   void Run();
   bool Begin(Capture capture, Clock::time_point end) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
-  void SayFull(const SaveJob& job);
+  void SayFull(const SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Status TakeRoom(SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   Status FollowDevices(SaveJob& job) EXCLUSIVE_LOCKS_REQUIRED(save_mutex);
   void SayUnproved(const std::string& why);
@@ -79,6 +79,7 @@ struct SnapshotWriter::State {
   std::vector<LinkPtr> retired GUARDED_BY(save_mutex);
   std::weak_ptr<const SnapshotLink> pinned GUARDED_BY(save_mutex);  // or tried to
   Clock::time_point next_greeting GUARDED_BY(save_mutex) = Clock::time_point::min();
+  Clock::time_point last_taken GUARDED_BY(save_mutex){};  // a save
   uint64_t silent GUARDED_BY(save_mutex) = 0;  // the door behind which nobody answered
 
   Mutex mutex;

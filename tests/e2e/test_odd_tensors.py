@@ -231,7 +231,7 @@ def test_a_step_that_writes_outside_of_the_hooks_is_not_waited_for(ckptfs):
 def test_what_lies_otherwise_is_copied_late(ckptfs):
     """channels_last, transposed and 5-dimensional memory, with the states that lie alike, bit for bit; what
     has gaps is copied at once."""
-    receive(ckptfs)
+    mount = ckptfs.start()[1]
     gaps = torch.randn(300, 600)[:, ::2]
     model = Weights(conv=torch.randn(64, 32, 5, 5).to(memory_format=torch.channels_last),
                     volume=torch.randn(16, 8, 6, 7, 8).to(memory_format=torch.channels_last_3d),
@@ -261,7 +261,7 @@ def test_what_lies_otherwise_is_copied_late(ckptfs):
         assert torch.equal(saved[name], tensor), name
     for (kind, name), tensor in states.items():
         assert torch.equal(found[name][kind], tensor), (kind, name)
-    with safe_open(os.path.join(step_of(ckptfs.mount, 'job', '1'), 'view', 'tp1', 'rank0',
+    with safe_open(os.path.join(step_of(mount, 'job', '1'), 'view', 'tp1', 'rank0',
                                 'model.safetensors'), 'pt') as file:
         for name, tensor in truth.items():
             assert torch.equal(file.get_tensor(name), tensor), name

@@ -262,18 +262,28 @@ TEST_F(HostileClientTest, WhoNeverReadsWhatOthersDoIsSentAway) {
 
 // The arena of a client that left while it was made, or after, is gone soon.
 TEST_F(HostileClientTest, AnArenaThatNobodyWaitsForGoes) {
-  Start(kLong, 64, uint64_t{256} << 20);
-  for (int i = 0; i < 20; ++i) {
+  Start(kLong, 64, uint64_t{100} << 20);
+  for (int i = 0; i < 6; ++i) {
     Client client(directory_.path());
-    client.Say(client.Hello(0, 1, uint64_t{100} << 20));
+    client.Say(client.Hello(0, 1, uint64_t{40} << 20));
     if (i % 2 == 0) client.Hear();  // its welcome
   }
   // The next one waits for the memory of those before; it is not refused.
   Client last(directory_.path());
-  last.Say(last.Hello(0, 1, uint64_t{100} << 20));
+  last.Say(last.Hello(0, 1, uint64_t{40} << 20));
   const auto welcome = last.Hear();
   ASSERT_TRUE(welcome);
   EXPECT_EQ(welcome->word, SnapshotWord::kWelcome) << welcome->text;
+}
+
+TEST_F(HostileClientTest, TheDaemonMayEndWhileAnArenaIsMade) {
+  for (int i = 0; i < 5; ++i) {
+    Start(kLong, 64, uint64_t{1} << 30);
+    Client client(directory_.path());
+    client.Say(client.Hello(0, 1, uint64_t{400} << 20));
+    while (status()["arena_bytes"] == 0) std::this_thread::yield();
+    receiver_.reset();
+  }
 }
 
 // What a process may grow by in noise; a sanitizer keeps what was freed, per thread.

@@ -100,6 +100,7 @@ TEST_F(SaveOptionsTest, AStoreThatIsTooSlowIsSaidAtTheSecondSave) {
   Hold(true);
   ASSERT_TRUE(writer->Save(memory.Save(0, 0)));
   EXPECT_TRUE(writer->TakeLog().empty());
+  std::this_thread::sleep_for(milliseconds(100));  // for which the store had time
   ASSERT_TRUE(writer->Save(memory.Save(1, 0)));
   const auto said = writer->TakeLog();
   ASSERT_EQ(said.size(), 1u);

@@ -21,16 +21,20 @@
 
 namespace ckptfs::testing_support {
 
+// A rank file as if all of it were proved: how much is depends on the kernel and on pages.
+inline std::string WithoutProof(std::string bytes) {
+  const std::string before = StrCat("\"", kUnprovedKey, "\":\"");
+  const size_t at = bytes.find(before);
+  if (at != std::string::npos) bytes.replace(at + before.size(), kUnprovedDigits, kUnprovedDigits, '0');
+  return bytes;
+}
+
 inline std::string BytesOf(const ReceivedFile& file) {
   std::string bytes;
   for (const auto& span : file.rope) {
     bytes.append(reinterpret_cast<const char*>(span.data()), span.size());
   }
-  // How much is proved depends on the kernel.
-  const std::string unproved = StrCat("\"", kUnprovedKey, "\":\"");
-  const size_t at = bytes.find(unproved);
-  if (at != std::string::npos) bytes.replace(at + unproved.size(), kUnprovedDigits, kUnprovedDigits, '0');
-  return bytes;
+  return WithoutProof(std::move(bytes));
 }
 
 // One rank's memory.
