@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/peer/placement.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "gmock/gmock.h"
+
+namespace ckptfs {
+namespace {
+
+using ::testing::HasSubstr;
+
+ProtectScheme Scheme(std::string_view text) { return ProtectScheme::Parse(text).value(); }
+
+// `per_domain` nodes in each failure domain; 0: nodes do not say theirs.
+std::vector<PeerNode> Nodes(size_t count, size_t per_domain = 0) {
+  std::vector<PeerNode> nodes;
+  for (size_t i = 0; i < count; ++i)
+    nodes.push_back({"n" + std::to_string(i),
+                     per_domain == 0 ? "" : "rack" + std::to_string(i / per_domain)});
+  return nodes;
+}
+
+// Members of the fullest domain of a group.
+size_t MostOfOneDomain(const PeerGroup& group) {
+  std::map<std::string, size_t> count;
+  size_t most = 0;
+  for (const PeerNode& member : group.members)
+    most = std::max(most, ++count[member.failure_domain]);
+  return most;
+}
+
+TEST(ProtectSchemeTest, TextsAreReadAndWritten) {
+  for (const char* text : {"off", "local", "copy", "copy:2", "copy:15", "ec:4+1", "ec:8+2",
+                           "ec:2+253"})
+    EXPECT_EQ(Scheme(text).Text(), text);
+  EXPECT_EQ(Scheme("copy:1").Text(), "copy");
+  EXPECT_EQ(Scheme("ec:8+2").GroupSize(), 10u);
+  EXPECT_EQ(Scheme("copy:2").GroupSize(), 3u);
+  EXPECT_EQ(Scheme("local").GroupSize(), 2u);
+  EXPECT_EQ(Scheme("off").GroupSize(), 1u);
+}
+
+TEST(ProtectSchemeTest, OtherTextsAreRefusedWithTheRule) {
+  for (const char* text : {"", "copies", "Copy", "copy:", "copy:0", "copy:16", "copy:01",
+                           "copy:-1", "copy:1 ", "ec", "ec:", "ec:8", "ec:8+", "ec:+2", "ec:8+0",
+                           "ec:0+2", "ec:254+2", "ec:4294967295+1", "ec:4294967297+1",
+                           "ec:8+2+1", "xor:4+1"}) {
+    const Result<ProtectScheme> scheme = ProtectScheme::Parse(text);
+    ASSERT_FALSE(scheme) << text;
+    EXPECT_EQ(scheme.error().code, ErrorCode::kInvalid) << text;
+  }
+  EXPECT_THAT(ProtectScheme::Parse("ec:1+2").error().message, HasSubstr("write copy:2"));
+}
+
+TEST(PlacementTest, EachNodeIsInOneGroupAndProtected) {
+  for (const char* text : {"copy", "copy:2", "ec:4+1", "ec:4+2", "ec:8+2", "local", "off"}) {
+    const ProtectScheme scheme = Scheme(text);
+    for (size_t count = scheme.GroupSize(); count < 70; ++count) {
+      std::multiset<std::string> seen;
+      const std::vector<PeerGroup> groups = Place(Nodes(count, 3), scheme).value();
+      EXPECT_EQ(groups.size(), count / scheme.GroupSize());
+      for (const PeerGroup& group : groups) {
+        EXPECT_GE(group.members.size(), scheme.GroupSize());
+        for (const PeerNode& member : group.members) seen.insert(member.name);
+      }
+      EXPECT_EQ(seen.size(), count);
+      EXPECT_EQ(std::set<std::string>(seen.begin(), seen.end()).size(), count);
+    }
+  }
+}
+
+TEST(PlacementTest, AllNodesGetTheSameAnswer) {
+  std::vector<PeerNode> nodes = Nodes(47, 4);
+  const std::vector<PeerGroup> groups = Place(nodes, Scheme("ec:4+2")).value();
+  std::mt19937 random(7);
+  for (int i = 0; i < 20; ++i) {
+    std::shuffle(nodes.begin(), nodes.end(), random);
+    EXPECT_EQ(Place(nodes, Scheme("ec:4+2")).value(), groups);
+  }
+}
+
+TEST(PlacementTest, MembersOfAGroupAreOfDifferentDomainsIfThereAreEnough) {
+  for (const char* text : {"copy", "copy:2", "ec:4+2", "ec:8+2"}) {
+    const ProtectScheme scheme = Scheme(text);
+    for (const size_t per_domain : {1, 2, 3, 5, 8, 40}) {
+      for (size_t count = scheme.GroupSize(); count < 120; count += 7) {
+        const std::vector<PeerGroup> groups = Place(Nodes(count, per_domain), scheme).value();
+        const size_t largest = std::min(per_domain, count);
+        // As few of one domain as any cut into so many groups allows.
+        const size_t fewest = (largest + groups.size() - 1) / groups.size();
+        for (const PeerGroup& group : groups) EXPECT_LE(MostOfOneDomain(group), fewest);
+      }
+    }
+  }
+}
+
+TEST(PlacementTest, MembersOfOneDomainStandApartInTheRing) {
+  // One group of eleven: four domains of at most three, windows of six.
+  const std::vector<PeerGroup> groups = Place(Nodes(11, 3), Scheme("ec:4+2")).value();
+  ASSERT_EQ(groups.size(), 1u);
+  for (const PeerStripe& stripe : StripesOf(groups[0])) {
+    std::map<std::string, size_t> count;
+    for (const auto* side : {&stripe.data, &stripe.parity})
+      for (const size_t member : *side)
+        EXPECT_LE(++count[groups[0].members[member].failure_domain], 2u);
+  }
+}
+
+TEST(PlacementTest, NodesWithoutADomainDieAlone) {
+  // Were "" a domain, all four would be of one.
+  std::vector<PeerNode> nodes = {{"a", ""}, {"b", ""}, {"c", "x"}, {"d", "x"}};
+  const std::vector<PeerGroup> groups = Place(nodes, Scheme("copy")).value();
+  for (const PeerGroup& group : groups) {
+    ASSERT_EQ(group.members.size(), 2u);
+    EXPECT_NE(group.members[0].failure_domain, group.members[1].failure_domain);
+  }
+}
+
+TEST(PlacementTest, AMemberKeepsAsManyUnitsAsTheSchemeSays) {
+  for (const size_t count : {10, 13, 19}) {
+    const PeerGroup group = Place(Nodes(count), Scheme("ec:8+2")).value().at(0);
+    std::vector<std::set<size_t>> units(count);
+    std::vector<size_t> kept(count);
+    for (const PeerStripe& stripe : StripesOf(group)) {
+      std::set<size_t> all;
+      for (size_t i = 0; i < stripe.data.size(); ++i) {
+        EXPECT_TRUE(units[stripe.data[i]].insert(i).second);
+        all.insert(stripe.data[i]);
+      }
+      for (const size_t member : stripe.parity) {
+        ++kept[member];
+        all.insert(member);
+      }
+      EXPECT_EQ(all.size(), 10u);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      EXPECT_EQ(units[i].size(), 8u);
+      EXPECT_EQ(kept[i], 2u);
+    }
+  }
+}
+
+TEST(PlacementTest, ACopyLiesOnTheNextNodesOfTheRing) {
+  const PeerGroup group = Place(Nodes(5), Scheme("copy:2")).value().at(0);
+  const std::vector<PeerStripe> stripes = StripesOf(group);
+  EXPECT_EQ(stripes.at(4), (PeerStripe{{4}, {0, 1}}));
+  EXPECT_TRUE(StripesOf(Place(Nodes(1), Scheme("off")).value().at(0)).empty());
+}
+
+TEST(PlacementTest, WhatCannotBePlacedIsRefused) {
+  EXPECT_THAT(Place(Nodes(9), Scheme("ec:8+2")).error().message,
+              HasSubstr("needs 10 nodes; there are 9"));
+  EXPECT_THAT(Place({}, Scheme("off")).error().message, HasSubstr("there are 0"));
+  EXPECT_THAT(Place({{"a", "x"}, {"a", "y"}}, Scheme("copy")).error().message,
+              HasSubstr("two nodes are named 'a'"));
+  EXPECT_THAT(Place({{"", ""}, {"a", ""}}, Scheme("copy")).error().message,
+              HasSubstr("without a name"));
+}
+
+}  // namespace
+}  // namespace ckptfs
