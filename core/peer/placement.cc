@@ -13,7 +13,7 @@ namespace ckptfs {
 namespace {
 
 constexpr uint32_t kMostCopies = 15;
-constexpr uint32_t kMostUnits = 255;  // elements of GF(256) but zero
+constexpr uint32_t kMostUnits = 128;  // a group of up to twice as many fits GF(256)
 constexpr std::string_view kGrammar = "off, local, copy, copy:COPIES or ec:DATA+PARITY";
 
 // A decimal number without sign or leading zeros; nothing if `text` is not one.
@@ -132,8 +132,12 @@ Result<std::vector<PeerGroup>> Place(std::vector<PeerNode> nodes, const ProtectS
     dealt[i % dealt.size()].push_back(std::move(nodes[i]));
   std::vector<PeerGroup> groups;
   groups.reserve(dealt.size());
-  for (std::vector<PeerNode>& members : dealt)
-    groups.push_back({Ring(std::move(members)), scheme.StripeData(), scheme.StripeParity()});
+  const uint32_t parity = scheme.StripeParity();
+  for (std::vector<PeerNode>& members : dealt) {
+    const auto wide = static_cast<uint32_t>(members.size()) - parity;
+    const uint32_t data = scheme.kind == ProtectScheme::kErasure ? wide : 1;
+    groups.push_back({Ring(std::move(members)), data, parity});
+  }
   return groups;
 }
 

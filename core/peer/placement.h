@@ -8,7 +8,7 @@
 // parity nodes (all numbers modulo the group's size).  A member's part is cut into `data` equal
 // units, one for each stripe in which it is a data node, so that it keeps `parity` units of
 // others.  A copy is the case data = 1.  A stripe outlives the loss of any `parity` of its
-// members.  In a group of exactly data + parity members each stripe holds all of them.
+// members.  An erasure code is as wide as its group: each stripe holds all members.
 //
 // Thread safety: pure functions of values; every node that asks gets the same answer, whatever
 // the order in which it names the nodes.
@@ -48,7 +48,7 @@ struct ProtectScheme {
   bool operator==(const ProtectScheme&) const = default;
 
   //   scheme = "off" | "local" | "copy" [":" C] | "ec:" K "+" M
-  // with 1 <= C <= 15, 2 <= K, 1 <= M and K + M <= 255.  kInvalid with the rule.
+  // with 1 <= C <= 15, 2 <= K, 1 <= M and K + M <= 128.  kInvalid with the rule.
   static Result<ProtectScheme> Parse(std::string_view text);
   std::string Text() const;  // canonical: "copy" for "copy:1"
 
@@ -60,8 +60,8 @@ struct ProtectScheme {
 };
 
 struct PeerGroup {
-  std::vector<PeerNode> members;  // the ring
-  uint32_t data = 1, parity = 0;
+  std::vector<PeerNode> members;  // the ring; at most 255
+  uint32_t data = 1, parity = 0;  // of an erasure code all members together
   bool operator==(const PeerGroup&) const = default;
 };
 
@@ -73,9 +73,10 @@ struct PeerStripe {
 };
 
 // Groups of scheme.GroupSize() members; nodes that are left over join groups, so that every
-// node is protected.  Members of one group are of different failure domains, or, if a domain
-// has more nodes than there are groups, of as many as there can be; members of one domain
-// stand apart in the ring.  kOff: each node is alone.
+// node is protected (an erasure code of more members has more data units).  Members of one
+// group are of different failure domains, or, if a domain has more nodes than there are groups,
+// of as many as there can be; members of one domain stand apart in the ring.  kOff: each node
+// is alone.
 // kInvalid: no nodes, a name twice, an empty name, or fewer nodes than GroupSize().
 Result<std::vector<PeerGroup>> Place(std::vector<PeerNode> nodes, const ProtectScheme& scheme);
 
