@@ -118,7 +118,7 @@ uint32_t ProtectScheme::StripeParity() const {
   return 0;
 }
 
-Result<std::vector<PeerGroup>> Place(std::vector<PeerNode> nodes, const ProtectScheme& scheme) {
+Result<std::vector<PeerGroup>> PlaceNodes(std::vector<PeerNode> nodes, const ProtectScheme& scheme) {
   std::sort(nodes.begin(), nodes.end());
   CKPT_RETURN_IF_ERROR(CheckNames(nodes));
   if (nodes.size() < scheme.GroupSize() || nodes.empty()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Placement decides which nodes keep each other's part of a step in memory.  Place() cuts the
+// Placement decides which nodes keep each other's part of a step in memory.  PlaceNodes() cuts the
 // nodes of a job into groups; StripesOf() says who helps whom inside one group.
 //
 // A group has at least `data + parity` members, in an order that matters: a ring.  Stripe r
@@ -78,7 +78,7 @@ struct PeerStripe {
 // of as many as there can be; members of one domain stand apart in the ring.  kOff: each node
 // is alone.
 // kInvalid: no nodes, a name twice, an empty name, or fewer nodes than GroupSize().
-Result<std::vector<PeerGroup>> Place(std::vector<PeerNode> nodes, const ProtectScheme& scheme);
+Result<std::vector<PeerGroup>> PlaceNodes(std::vector<PeerNode> nodes, const ProtectScheme& scheme);
 
 // The stripes of a group, as many as it has members; none if parity is 0.
 // REQUIRES: members.size() >= data + parity.

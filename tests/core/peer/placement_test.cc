@@ -8,22 +8,12 @@
 #include <set>
 
 #include "gmock/gmock.h"
+#include "tests/core/peer/peer_nodes.h"
 
 namespace ckptfs {
 namespace {
 
 using ::testing::HasSubstr;
-
-ProtectScheme Scheme(std::string_view text) { return ProtectScheme::Parse(text).value(); }
-
-// `per_domain` nodes in each failure domain; 0: nodes do not say theirs.
-std::vector<PeerNode> Nodes(size_t count, size_t per_domain = 0) {
-  std::vector<PeerNode> nodes;
-  for (size_t i = 0; i < count; ++i)
-    nodes.push_back({"n" + std::to_string(i),
-                     per_domain == 0 ? "" : "rack" + std::to_string(i / per_domain)});
-  return nodes;
-}
 
 // Members of the fullest domain of a group.
 size_t MostOfOneDomain(const PeerGroup& group) {
@@ -37,12 +27,12 @@ size_t MostOfOneDomain(const PeerGroup& group) {
 TEST(ProtectSchemeTest, TextsAreReadAndWritten) {
   for (const char* text : {"off", "local", "copy", "copy:2", "copy:15", "ec:4+1", "ec:8+2",
                            "ec:2+126"})
-    EXPECT_EQ(Scheme(text).Text(), text);
-  EXPECT_EQ(Scheme("copy:1").Text(), "copy");
-  EXPECT_EQ(Scheme("ec:8+2").GroupSize(), 10u);
-  EXPECT_EQ(Scheme("copy:2").GroupSize(), 3u);
-  EXPECT_EQ(Scheme("local").GroupSize(), 2u);
-  EXPECT_EQ(Scheme("off").GroupSize(), 1u);
+    EXPECT_EQ(SchemeOf(text).Text(), text);
+  EXPECT_EQ(SchemeOf("copy:1").Text(), "copy");
+  EXPECT_EQ(SchemeOf("ec:8+2").GroupSize(), 10u);
+  EXPECT_EQ(SchemeOf("copy:2").GroupSize(), 3u);
+  EXPECT_EQ(SchemeOf("local").GroupSize(), 2u);
+  EXPECT_EQ(SchemeOf("off").GroupSize(), 1u);
 }
 
 TEST(ProtectSchemeTest, OtherTextsAreRefusedWithTheRule) {
@@ -59,10 +49,10 @@ TEST(ProtectSchemeTest, OtherTextsAreRefusedWithTheRule) {
 
 TEST(PlacementTest, EachNodeIsInOneGroupAndProtected) {
   for (const char* text : {"copy", "copy:2", "ec:4+1", "ec:4+2", "ec:8+2", "local", "off"}) {
-    const ProtectScheme scheme = Scheme(text);
+    const ProtectScheme scheme = SchemeOf(text);
     for (size_t count = scheme.GroupSize(); count < 40; ++count) {
       std::multiset<std::string> seen;
-      const std::vector<PeerGroup> groups = Place(Nodes(count, 3), scheme).value();
+      const std::vector<PeerGroup> groups = PlaceNodes(NodesOf(count, 3), scheme).value();
       EXPECT_EQ(groups.size(), count / scheme.GroupSize());
       for (const PeerGroup& group : groups) {
         EXPECT_GE(group.members.size(), scheme.GroupSize());
@@ -75,21 +65,21 @@ TEST(PlacementTest, EachNodeIsInOneGroupAndProtected) {
 }
 
 TEST(PlacementTest, AllNodesGetTheSameAnswer) {
-  std::vector<PeerNode> nodes = Nodes(47, 4);
-  const std::vector<PeerGroup> groups = Place(nodes, Scheme("ec:4+2")).value();
+  std::vector<PeerNode> nodes = NodesOf(47, 4);
+  const std::vector<PeerGroup> groups = PlaceNodes(nodes, SchemeOf("ec:4+2")).value();
   std::mt19937 random(7);
   for (int i = 0; i < 20; ++i) {
     std::shuffle(nodes.begin(), nodes.end(), random);
-    EXPECT_EQ(Place(nodes, Scheme("ec:4+2")).value(), groups);
+    EXPECT_EQ(PlaceNodes(nodes, SchemeOf("ec:4+2")).value(), groups);
   }
 }
 
 TEST(PlacementTest, MembersOfAGroupAreOfDifferentDomainsIfThereAreEnough) {
   for (const char* text : {"copy", "copy:2", "ec:4+2", "ec:8+2"}) {
-    const ProtectScheme scheme = Scheme(text);
+    const ProtectScheme scheme = SchemeOf(text);
     for (const size_t per_domain : {2, 5, 40}) {
       for (size_t count = scheme.GroupSize(); count < 120; count += 17) {
-        const std::vector<PeerGroup> groups = Place(Nodes(count, per_domain), scheme).value();
+        const std::vector<PeerGroup> groups = PlaceNodes(NodesOf(count, per_domain), scheme).value();
         const size_t largest = std::min(per_domain, count);
         // As few of one domain as any cut into so many groups allows.
         const size_t fewest = (largest + groups.size() - 1) / groups.size();
@@ -101,7 +91,7 @@ TEST(PlacementTest, MembersOfAGroupAreOfDifferentDomainsIfThereAreEnough) {
 
 TEST(PlacementTest, MembersOfOneDomainStandApartInTheRing) {
   // One group of five: two domains of two, one of one; a part and its two copies.
-  const std::vector<PeerGroup> groups = Place(Nodes(5, 2), Scheme("copy:2")).value();
+  const std::vector<PeerGroup> groups = PlaceNodes(NodesOf(5, 2), SchemeOf("copy:2")).value();
   ASSERT_EQ(groups.size(), 1u);
   for (size_t i = 0; i < 5; ++i)
     EXPECT_NE(groups[0].members[i].failure_domain, groups[0].members[(i + 1) % 5].failure_domain);
@@ -110,7 +100,7 @@ TEST(PlacementTest, MembersOfOneDomainStandApartInTheRing) {
 TEST(PlacementTest, NodesWithoutADomainDieAlone) {
   // Were "" a domain, all four would be of one.
   std::vector<PeerNode> nodes = {{"a", ""}, {"b", ""}, {"c", "x"}, {"d", "x"}};
-  const std::vector<PeerGroup> groups = Place(nodes, Scheme("copy")).value();
+  const std::vector<PeerGroup> groups = PlaceNodes(nodes, SchemeOf("copy")).value();
   for (const PeerGroup& group : groups) {
     ASSERT_EQ(group.members.size(), 2u);
     EXPECT_NE(group.members[0].failure_domain, group.members[1].failure_domain);
@@ -119,7 +109,7 @@ TEST(PlacementTest, NodesWithoutADomainDieAlone) {
 
 TEST(PlacementTest, AMemberKeepsAsManyUnitsAsTheSchemeSays) {
   for (const size_t count : {10, 13, 19}) {
-    const PeerGroup group = Place(Nodes(count), Scheme("ec:8+2")).value().at(0);
+    const PeerGroup group = PlaceNodes(NodesOf(count), SchemeOf("ec:8+2")).value().at(0);
     EXPECT_EQ(group.data, count - 2);
     std::vector<std::set<size_t>> units(count);
     std::vector<size_t> kept(count);
@@ -140,19 +130,19 @@ TEST(PlacementTest, AMemberKeepsAsManyUnitsAsTheSchemeSays) {
 }
 
 TEST(PlacementTest, ACopyLiesOnTheNextNodesOfTheRing) {
-  const PeerGroup group = Place(Nodes(5), Scheme("copy:2")).value().at(0);
+  const PeerGroup group = PlaceNodes(NodesOf(5), SchemeOf("copy:2")).value().at(0);
   const std::vector<PeerStripe> stripes = StripesOf(group);
   EXPECT_EQ(stripes.at(4), (PeerStripe{{4}, {0, 1}}));
-  EXPECT_TRUE(StripesOf(Place(Nodes(1), Scheme("off")).value().at(0)).empty());
+  EXPECT_TRUE(StripesOf(PlaceNodes(NodesOf(1), SchemeOf("off")).value().at(0)).empty());
 }
 
 TEST(PlacementTest, WhatCannotBePlacedIsRefused) {
-  EXPECT_THAT(Place(Nodes(9), Scheme("ec:8+2")).error().message,
+  EXPECT_THAT(PlaceNodes(NodesOf(9), SchemeOf("ec:8+2")).error().message,
               HasSubstr("needs 10 nodes; there are 9"));
-  EXPECT_THAT(Place({}, Scheme("off")).error().message, HasSubstr("there are 0"));
-  EXPECT_THAT(Place({{"a", "x"}, {"a", "y"}}, Scheme("copy")).error().message,
+  EXPECT_THAT(PlaceNodes({}, SchemeOf("off")).error().message, HasSubstr("there are 0"));
+  EXPECT_THAT(PlaceNodes({{"a", "x"}, {"a", "y"}}, SchemeOf("copy")).error().message,
               HasSubstr("two nodes are named 'a'"));
-  EXPECT_THAT(Place({{"", ""}, {"a", ""}}, Scheme("copy")).error().message,
+  EXPECT_THAT(PlaceNodes({{"", ""}, {"a", ""}}, SchemeOf("copy")).error().message,
               HasSubstr("without a name"));
 }
 
