@@ -406,11 +406,13 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddLsCommand(*commands);
   AddStatsCommand(*commands);
   AddDiffCommand(*commands);
+  AddRedundancyCommand(*commands);
   AddMapCommand(*commands);
   AddExplainCommand(*commands);
   AddExportCommand(*commands);
   AddReadCommand(*commands);
   AddVerifyCommand(*commands);
+  AddProtectCommand(*commands);
   AddStatusCommand(*commands);
   AddCompletionsCommand(*commands);
   return commands;
