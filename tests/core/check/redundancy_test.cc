@@ -9,8 +9,9 @@
 #include <random>
 #include <set>
 
-#include "core/inspect/comparison_ring.h"
-#include "core/inspect/unchanged.h"
+#include "core/jobs/comparison_ring.h"
+#include "core/jobs/equal_tensors.h"
+#include "core/jobs/unchanged.h"
 #include "gmock/gmock.h"
 #include "tests/core/jobs/stored_step.h"
 
@@ -142,6 +143,28 @@ TEST(Redundancy, EqualBytesOfOtherTensorsAreToldApart) {
   EXPECT_THAT(report.equal[1].atoms, ElementsAre(bias_a, bias_b));
 }
 
+// Of one element each in a part of it, not in all.
+TEST(Redundancy, ATensorOfTwoConstantPartsIsNotConstant) {
+  StoredStep step(2);
+  const std::string parts = std::string(kDigestBlock, '\0') + std::string(kDigestBlock, '\1');
+  step.Add("a", "weight", {Whole(parts, 0)});
+  step.Add("b", "weight", {Whole(parts, 1)});
+  step.Finish();
+  const RedundancyReport report = Report(step, step.model());
+  ASSERT_EQ(report.equal.size(), 1u);
+  EXPECT_FALSE(report.equal[0].constant);
+}
+
+// No file holds the bytes of an average.
+TEST(Redundancy, AnAverageEqualsNoOtherTensor) {
+  StoredStep step(2);
+  const std::string a = Noise(100, 1);
+  step.Add("a", "weight", {Whole(a, 0), Whole(Noise(100, 2), 1)}, SourceKind::kAverage);
+  step.Add("b", "weight", {Whole(a, 1)});
+  step.Finish();
+  EXPECT_TRUE(Report(step, step.model()).equal.empty());
+}
+
 // Equal in all samples (first, middle and last unit), and not equal.
 TEST(Redundancy, SamplesAloneMergeNothing) {
   StoredStep step(2);
@@ -255,6 +278,7 @@ TEST(Redundancy, EqualsAnElementwiseOracle) {
   step.Finish();
   const RedundancyReport report = Report(step, step.model());
   uint64_t kept = 0, unique = 0;
+  std::map<std::pair<uint32_t, uint32_t>, uint64_t> pairs;
   for (size_t t = 0; t < expected.size(); ++t) {
     const TensorRedundancy& tensor = report.tensors[t];
     EXPECT_EQ(tensor.unique, expected[t].unique);
@@ -264,6 +288,9 @@ TEST(Redundancy, EqualsAnElementwiseOracle) {
       if (holders.size() == kFiles) full += bytes;
       if (holders.size() == 1) none += bytes;
       if (holders.size() > 1) shared += bytes;
+      for (const uint32_t a : holders)
+        for (const uint32_t b : holders)
+          if (a < b) pairs[{a, b}] += bytes;
     }
     const Sharing sharing = full == tensor.unique   ? Sharing::kFull
                             : none == tensor.unique ? Sharing::kNone
@@ -276,6 +303,10 @@ TEST(Redundancy, EqualsAnElementwiseOracle) {
   }
   for (const FileRedundancy& file : report.files) kept += file.kept;
   EXPECT_EQ(kept, unique);
+  std::vector<SharedPair> expected_pairs;
+  for (const auto& [pair, bytes] : pairs)
+    expected_pairs.push_back({pair.first, pair.second, bytes});
+  EXPECT_EQ(report.pairs, expected_pairs);
 }
 
 // What happens to a file while its copies are compared.
@@ -372,6 +403,13 @@ TEST(Unchanged, BytesOfTheStoreThatBothReferToAreNotRead) {
   EXPECT_EQ(told->front().bytes_read, 0u);
   EXPECT_EQ(told->front().tensors[0].shared, 1000u);
   EXPECT_EQ(told->front().tensors[0].unchanged, 1000u);
+  // Of files that others may write nothing is taken for granted.
+  StepModel adopted = step.model();
+  adopted.blobs[0].store_owned = false;
+  const std::vector<StepRef> mixed = {steps[0], StepRef{&adopted, blobs.get()}};
+  EXPECT_EQ(FindUnchanged(mixed, {}).value().front().bytes_read, 2000u);
+  const std::vector<StepRef> reversed = {mixed[1], mixed[0]};
+  EXPECT_EQ(FindUnchanged(reversed, {}).value().front().bytes_read, 2000u);
 }
 
 TEST(Unchanged, AFileThatChangedIsNamed) {

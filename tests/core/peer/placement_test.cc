@@ -79,7 +79,8 @@ TEST(PlacementTest, MembersOfAGroupAreOfDifferentDomainsIfThereAreEnough) {
     const ProtectScheme scheme = SchemeOf(text);
     for (const size_t per_domain : {2, 5, 40}) {
       for (size_t count = scheme.GroupSize(); count < 120; count += 17) {
-        const std::vector<PeerGroup> groups = PlaceNodes(NodesOf(count, per_domain), scheme).value();
+        const std::vector<PeerGroup> groups =
+            PlaceNodes(NodesOf(count, per_domain), scheme).value();
         const size_t largest = std::min(per_domain, count);
         // As few of one domain as any cut into so many groups allows.
         const size_t fewest = (largest + groups.size() - 1) / groups.size();
@@ -95,6 +96,14 @@ TEST(PlacementTest, MembersOfOneDomainStandApartInTheRing) {
   ASSERT_EQ(groups.size(), 1u);
   for (size_t i = 0; i < 5; ++i)
     EXPECT_NE(groups[0].members[i].failure_domain, groups[0].members[(i + 1) % 5].failure_domain);
+}
+
+// Whatever the domains are called.
+TEST(PlacementTest, TheLargestDomainIsSpreadFirst) {
+  const std::vector<PeerNode> nodes = {{"a", "1"}, {"b", "2"}, {"c", "2"}, {"d", "3"}};
+  const PeerGroup group = PlaceNodes(nodes, SchemeOf("copy:2")).value().at(0);
+  for (size_t i = 0; i < 4; ++i)
+    EXPECT_NE(group.members[i].failure_domain, group.members[(i + 1) % 4].failure_domain);
 }
 
 TEST(PlacementTest, NodesWithoutADomainDieAlone) {
@@ -140,7 +149,7 @@ TEST(PlacementTest, WhatCannotBePlacedIsRefused) {
   EXPECT_THAT(PlaceNodes(NodesOf(9), SchemeOf("ec:8+2")).error().message,
               HasSubstr("needs 10 nodes; there are 9"));
   EXPECT_THAT(PlaceNodes({}, SchemeOf("off")).error().message, HasSubstr("there are 0"));
-  EXPECT_THAT(PlaceNodes({{"a", "x"}, {"a", "y"}}, SchemeOf("copy")).error().message,
+  EXPECT_THAT(PlaceNodes({{"a", "x"}, {"b", "x"}, {"a", "y"}}, SchemeOf("copy")).error().message,
               HasSubstr("two nodes are named 'a'"));
   EXPECT_THAT(PlaceNodes({{"", ""}, {"a", ""}}, SchemeOf("copy")).error().message,
               HasSubstr("without a name"));

@@ -135,6 +135,26 @@ TEST(SurvivalTest, CountsEqualAnEnumeration) {
   }
 }
 
+// With members that are dead already, wherever they stand.
+TEST(SurvivalTest, HarmlessSubsetsEqualAnEnumeration) {
+  for (const auto& [text, size] :
+       {std::pair("copy", 3u), {"copy:2", 5u}, {"copy:3", 7u}, {"ec:3+2", 6u}}) {
+    const PeerGroup group = PlaceNodes(NodesOf(size), SchemeOf(text)).value().at(0);
+    for (uint32_t already = 0; already < 1u << size; ++already) {
+      const auto members = [&](uint32_t mask) {
+        std::vector<bool> dead(size);
+        for (const size_t member : Bits(mask)) dead[member] = true;
+        return dead;
+      };
+      std::vector<long double> harmless(size + 1);
+      for (uint32_t mask = 0; mask < 1u << size; ++mask)
+        if ((mask & already) == already && !Loses(group, members(mask)))
+          ++harmless[static_cast<size_t>(std::popcount(mask))];
+      EXPECT_EQ(HarmlessSubsets(group, members(already)), harmless) << text << " " << already;
+    }
+  }
+}
+
 TEST(SurvivalTest, ProbabilitiesEqualAMonteCarloOverThePlacement) {
   constexpr size_t kTrials = 4000;
   std::mt19937 random(3);
@@ -159,29 +179,37 @@ TEST(SurvivalTest, ProbabilitiesEqualAMonteCarloOverThePlacement) {
   }
 }
 
+// Of one cluster, those with a single large group among them, where copies go round a ring.
+void ExpectEnumerated(size_t count, size_t per_domain, std::string_view text) {
+  const Cluster cluster(NodesOf(count, per_domain), SchemeOf(text));
+  const size_t domains = (count + per_domain - 1) / per_domain;
+  const auto dead = [&](size_t a, size_t b) {
+    std::vector<size_t> nodes;
+    for (size_t i = 0; i < count; ++i)
+      if (i / per_domain == a || i / per_domain == b) nodes.push_back(i);
+    return nodes;
+  };
+  double one = 0, two = 0, pairs = 0;
+  for (size_t a = 0; a < domains; ++a) {
+    one += cluster.LosesWithout(dead(a, a)) ? 1 : 0;
+    for (size_t b = a + 1; b < domains; ++b, ++pairs)
+      two += cluster.LosesWithout(dead(a, b)) ? 1 : 0;
+  }
+  const Survival survival = SurvivalOf(cluster.nodes(), SchemeOf(text), kRates, 1).value();
+  EXPECT_EQ(survival.domains, domains);
+  ASSERT_EQ(survival.lost_by_domains.size(), 3u);
+  EXPECT_DOUBLE_EQ(survival.lost_by_domains[1], one / static_cast<double>(domains)) << text;
+  EXPECT_DOUBLE_EQ(survival.lost_by_domains[2], two / pairs) << text << count;
+}
+
 TEST(SurvivalTest, DomainsAreEnumerated) {
-  for (const char* text : {"copy", "copy:2", "ec:4+1", "ec:4+2"}) {
-    for (const size_t per_domain : {2, 5, 9}) {
-      const Cluster cluster(NodesOf(23, per_domain), SchemeOf(text));
-      const size_t domains = (23 + per_domain - 1) / per_domain;
-      const auto dead = [&](size_t a, size_t b) {
-        std::vector<size_t> nodes;
-        for (size_t i = 0; i < 23; ++i)
-          if (i / per_domain == a || i / per_domain == b) nodes.push_back(i);
-        return nodes;
-      };
-      double one = 0, two = 0, pairs = 0;
-      for (size_t a = 0; a < domains; ++a) {
-        one += cluster.LosesWithout(dead(a, a)) ? 1 : 0;
-        for (size_t b = a + 1; b < domains; ++b, ++pairs)
-          two += cluster.LosesWithout(dead(a, b)) ? 1 : 0;
-      }
-      const Survival survival = SurvivalOf(cluster.nodes(), SchemeOf(text), kRates, 1).value();
-      EXPECT_EQ(survival.domains, domains);
-      ASSERT_EQ(survival.lost_by_domains.size(), 3u);
-      EXPECT_DOUBLE_EQ(survival.lost_by_domains[1], one / static_cast<double>(domains));
-      EXPECT_DOUBLE_EQ(survival.lost_by_domains[2], two / pairs);
-    }
+  for (const char* text : {"copy", "copy:2", "ec:4+1", "ec:4+2"})
+    for (const size_t per_domain : {2, 5, 9}) ExpectEnumerated(23, per_domain, text);
+  for (const size_t per_domain : {2, 3, 4}) {
+    ExpectEnumerated(5, per_domain, "copy:2");
+    ExpectEnumerated(7, per_domain, "copy:3");
+    ExpectEnumerated(9, per_domain, "copy:4");
+    ExpectEnumerated(11, per_domain, "copy:5");
   }
 }
 
@@ -189,9 +217,11 @@ TEST(SurvivalTest, DomainsAreEnumerated) {
 // not.
 TEST(SurvivalTest, ARackIsSurvivedIfThereAreRacksEnough) {
   EXPECT_EQ(SurvivalOf(NodesOf(120, 4), SchemeOf("copy"), kRates, 1).value().lost_by_domains[1], 0);
-  EXPECT_EQ(SurvivalOf(NodesOf(120, 4), SchemeOf("ec:8+2"), kRates, 1).value().lost_by_domains[1], 0);
+  EXPECT_EQ(SurvivalOf(NodesOf(120, 4), SchemeOf("ec:8+2"), kRates, 1).value().lost_by_domains[1],
+            0);
   // 120 nodes in two racks: groups of ten hold five of each.
-  EXPECT_EQ(SurvivalOf(NodesOf(120, 60), SchemeOf("ec:8+2"), kRates, 1).value().lost_by_domains[1], 1);
+  EXPECT_EQ(SurvivalOf(NodesOf(120, 60), SchemeOf("ec:8+2"), kRates, 1).value().lost_by_domains[1],
+            1);
 }
 
 TEST(SurvivalTest, LoadsOfDomainsAreAdded) {
