@@ -11,7 +11,7 @@
 #include "mount/control/step_json.h"
 #include "mount/commands/layout_map.h"
 #include "mount/options.h"
-#include "mount/picture_file.h"
+#include "mount/commands/picture_file.h"
 #include "mount/printable.h"
 
 namespace ckptfs {

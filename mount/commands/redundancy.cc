@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/redundancy.h"
+#include "core/redundancy/redundancy.h"
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,8 +10,8 @@
 #include "mount/commands/step_access.h"
 #include "mount/control/step_json.h"
 #include "mount/options.h"
-#include "mount/picture_file.h"
-#include "mount/redundancy_report.h"
+#include "mount/commands/picture_file.h"
+#include "mount/commands/redundancy_report.h"
 
 namespace ckptfs {
 namespace {

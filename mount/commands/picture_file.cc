@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/picture_file.h"
+#include "mount/commands/picture_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

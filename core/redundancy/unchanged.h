@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "core/base/result.h"
-#include "core/inspect/redundancy.h"
+#include "core/redundancy/redundancy.h"
 #include "core/inspect/tensor_diff.h"
 
 namespace ckptfs {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/document_copies.h"
+#include "core/redundancy/document_copies.h"
 
 #include <algorithm>
 #include <map>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/kept_parts.h"
+#include "core/redundancy/kept_parts.h"
 
 #include <algorithm>
 #include <tuple>
 
 #include "core/base/parallel.h"
-#include "core/inspect/comparison_ring.h"
+#include "core/redundancy/comparison_ring.h"
 
 namespace ckptfs {
 namespace {

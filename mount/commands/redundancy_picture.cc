@@ -8,7 +8,7 @@
 
 #include "core/base/strings.h"
 #include "mount/options.h"
-#include "mount/redundancy_report.h"
+#include "mount/commands/redundancy_report.h"
 
 namespace ckptfs {
 namespace {

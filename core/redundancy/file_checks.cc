@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/file_checks.h"
+#include "core/redundancy/file_checks.h"
 
 #include "core/base/parallel.h"
 #include "core/model/read_blobs.h"

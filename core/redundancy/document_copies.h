@@ -9,7 +9,7 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/inspect/redundancy.h"
+#include "core/redundancy/redundancy.h"
 #include "core/model/step_model.h"
 
 namespace ckptfs {

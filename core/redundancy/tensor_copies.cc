@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/tensor_copies.h"
+#include "core/redundancy/tensor_copies.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/copy_compare.h"
+#include "core/redundancy/copy_compare.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "core/inspect/redundancy.h"
+#include "core/redundancy/redundancy.h"
 
 namespace ckptfs {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/redundancy.h"
+#include "core/redundancy/redundancy.h"
 
 #include <unistd.h>
 
@@ -9,11 +9,11 @@
 #include <random>
 #include <set>
 
-#include "core/jobs/comparison_ring.h"
-#include "core/jobs/equal_tensors.h"
-#include "core/jobs/unchanged.h"
+#include "core/redundancy/comparison_ring.h"
+#include "core/redundancy/equal_tensors.h"
+#include "core/redundancy/unchanged.h"
 #include "gmock/gmock.h"
-#include "tests/core/jobs/stored_step.h"
+#include "tests/core/redundancy/stored_step.h"
 
 namespace ckptfs {
 namespace {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "core/inspect/redundancy.h"
-#include "core/jobs/unchanged.h"
+#include "core/redundancy/redundancy.h"
+#include "core/redundancy/unchanged.h"
 #include "mount/commands/picture.h"
 
 namespace ckptfs {

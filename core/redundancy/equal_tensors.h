@@ -14,8 +14,8 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/inspect/redundancy.h"
-#include "core/inspect/tensor_copies.h"
+#include "core/redundancy/redundancy.h"
+#include "core/redundancy/tensor_copies.h"
 
 namespace ckptfs {
 

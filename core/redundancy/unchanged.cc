@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/unchanged.h"
+#include "core/redundancy/unchanged.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "core/base/strings.h"
-#include "core/inspect/file_checks.h"
-#include "core/inspect/tensor_copies.h"
+#include "core/redundancy/file_checks.h"
+#include "core/redundancy/tensor_copies.h"
 
 namespace ckptfs {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/redundancy.h"
+#include "core/redundancy/redundancy.h"
 
 #include <algorithm>
 #include <map>
@@ -8,12 +8,12 @@
 #include <string>
 
 #include "core/base/mutex.h"
-#include "core/inspect/copy_compare.h"
-#include "core/inspect/document_copies.h"
-#include "core/inspect/equal_tensors.h"
-#include "core/inspect/file_checks.h"
-#include "core/inspect/kept_parts.h"
-#include "core/inspect/tensor_copies.h"
+#include "core/redundancy/copy_compare.h"
+#include "core/redundancy/document_copies.h"
+#include "core/redundancy/equal_tensors.h"
+#include "core/redundancy/file_checks.h"
+#include "core/redundancy/kept_parts.h"
+#include "core/redundancy/tensor_copies.h"
 
 namespace ckptfs {
 namespace {

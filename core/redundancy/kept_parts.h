@@ -11,8 +11,8 @@
 #include <optional>
 #include <vector>
 
-#include "core/inspect/copy_compare.h"
-#include "core/inspect/redundancy.h"
+#include "core/redundancy/copy_compare.h"
+#include "core/redundancy/redundancy.h"
 
 namespace ckptfs {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/comparison_ring.h"
+#include "core/redundancy/comparison_ring.h"
 
 namespace ckptfs {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "mount/redundancy_report.h"
+#include "mount/commands/redundancy_report.h"
 
 #include <fmt/format.h>
 

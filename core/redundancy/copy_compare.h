@@ -14,7 +14,7 @@
 
 #include "core/base/result.h"
 #include "core/blob/blob_reader.h"
-#include "core/inspect/tensor_copies.h"
+#include "core/redundancy/tensor_copies.h"
 
 namespace ckptfs {
 

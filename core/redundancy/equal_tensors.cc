@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "core/inspect/equal_tensors.h"
+#include "core/redundancy/equal_tensors.h"
 
 #include <algorithm>
 #include <cstring>
