@@ -153,6 +153,9 @@ Status ReadCounters(PickleRef root, ModelStates& out) {
   if (degrees) {
     CKPT_ASSIGN_OR_RETURN(out.pp_degree, Degree(degrees, "pp_degree"));
     CKPT_ASSIGN_OR_RETURN(out.tp_degree, Degree(degrees, "tp_degree"));
+    // One rank has all of the model, whatever the degrees are: DeepSpeed records that of a
+    // sequence-parallel group (Ulysses) as tensor-parallel.
+    if (out.mp_world == 1) out.pp_degree = out.tp_degree = 1;
   }
   for (const std::string_view key : {"ds_autoep_layers", "autoep_layers"}) {
     const PickleRef layers = root[key];

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 #include <span>
+#include <utility>
 
 #include "core/base/strings.h"
 
@@ -80,7 +82,38 @@ bool ScanExpertOptimizer(std::string_view name, RankKey& key) {
          scan.Number(key.mp) && scan.Literal("_optim_states.pt") && scan.Done();
 }
 
+using RankFiles = std::map<RankKey, std::string>;
+
+// True if there is one file of each rank, numbered as a degree does.
+bool NumberedBySequence(const RankFiles& files, uint32_t degree) {
+  std::set<uint32_t> ranks;
+  for (const auto& [key, name] : files) {
+    if (key.mp != key.dp % degree || !ranks.insert(key.dp).second) return false;
+  }
+  return true;
+}
+
+RankFiles OfModelRankZero(RankFiles files) {
+  RankFiles out;
+  for (auto& [key, name] : files) out.emplace(RankKey{0, key.dp}, std::move(name));
+  return out;
+}
+
 }  // namespace
+
+uint32_t StepFiles::SequenceDegree() const {
+  const uint32_t degree = ModelRanks();
+  const bool model_of_zero = model.empty() || model.rbegin()->first == 0;
+  const bool by_sequence = degree > 1 && model_of_zero && layers.empty() && experts.empty() &&
+                           NumberedBySequence(optimizer, degree) &&
+                           NumberedBySequence(stage3_model, degree);
+  return by_sequence ? degree : 1;
+}
+
+void StepFiles::DropSequenceRanks() {
+  optimizer = OfModelRankZero(std::move(optimizer));
+  stage3_model = OfModelRankZero(std::move(stage3_model));
+}
 
 uint32_t StepFiles::DataRanks() const {
   uint32_t ranks = 1;

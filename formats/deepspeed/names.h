@@ -64,6 +64,13 @@ struct StepFiles {
   uint32_t DataRanks() const;
   uint32_t ModelRanks() const;
 
+  // Engines before 0.19.6 put a Ulysses rank's place among its sequence's ranks where a model-parallel
+  // rank stands: rank d of N has "zero_pp_rank_<d>_mp_rank_<d % degree>".  Gives that degree
+  // if all names of ZeRO's files say so, each rank once; else 1.
+  uint32_t SequenceDegree() const;
+  // Files every rank under model-parallel rank 0.  REQUIRES: SequenceDegree() > 1.
+  void DropSequenceRanks();
+
   bool IsDeepSpeed() const { return !model.empty() || !stage3_model.empty() || !optimizer.empty(); }
 };
 

@@ -70,23 +70,66 @@ Status ReadLayout(PickleRef zero, OptimizerStates& out) {
   return {};
 }
 
-// Every tensor of a partition is flat and as long as its master, or as the
-// master with the padding that only the master lacks.
-Status CheckFlat(const PartitionStates& partition, size_t index) {
-  const auto check = [&](std::string_view kind, const FileTensor& tensor) -> Status {
-    const uint64_t elements = partition.master->elements();
-    const bool length =
-        tensor.elements() == elements || tensor.elements() == elements + partition.padding;
-    if (tensor.dense() && tensor.shape().size() == 1 && length) return {};
-    return Fail(ErrorCode::kInvalid,
-                StrCat("'", kind, "' of partition ", index, ", which has ", elements,
-                       " elements, is of shape ", ShapeToString(tensor.shape()),
-                       tensor.dense() ? "" : " and not contiguous"));
-  };
-  CKPT_RETURN_IF_ERROR(check("master", *partition.master));
-  for (const NamedTensor& entry : partition.flat)
-    CKPT_RETURN_IF_ERROR(check(entry.name, entry.tensor));
+// How long the momentum of a group is.
+enum class MomentumForm : uint8_t {
+  kElements,    // as its partition, as any other state
+  kParameters,  // Muon's: of whole parameters
+  kTrimmed,     // Muon's in an elastic save, which cuts the partition's padding off its end
+};
+
+// Errors name a tensor that is not flat and as long as its master, or as the master with the
+// padding that only the master lacks.
+Status CheckFlat(const PartitionStates& partition, size_t index, std::string_view kind,
+                 const FileTensor& tensor) {
+  const uint64_t elements = partition.master->elements();
+  const bool length =
+      tensor.elements() == elements || tensor.elements() == elements + partition.padding;
+  if (tensor.dense() && tensor.shape().size() == 1 && length) return {};
+  return Fail(ErrorCode::kInvalid,
+              StrCat("'", kind, "' of partition ", index, ", which has ", elements,
+                     " elements, is of shape ", ShapeToString(tensor.shape()),
+                     tensor.dense() ? "" : " and not contiguous"));
+}
+
+// Sorts the tensors of a partition by how they lie in it.  A moment that optimizers keep per
+// element cannot be of another length: that is an error.  Any other state is left out alone.
+Status SortStates(size_t index, MomentumForm form, PartitionStates& partition) {
+  CKPT_RETURN_IF_ERROR(CheckFlat(partition, index, "master", *partition.master));
+  std::vector<NamedTensor> flat;
+  for (NamedTensor& entry : partition.flat) {
+    const bool momentum = entry.name == kMomentum && form != MomentumForm::kElements;
+    if (momentum && form == MomentumForm::kParameters) {
+      partition.momenta = std::move(entry.tensor);
+      continue;
+    }
+    if (momentum) {
+      partition.uneven.push_back(
+          {entry.name, "an elastic save cuts Muon's, and does not say which parameters it is of"});
+      continue;
+    }
+    const Status checked = CheckFlat(partition, index, entry.name, entry.tensor);
+    if (!checked && (entry.name == "exp_avg" || entry.name == "exp_avg_sq")) return checked;
+    if (checked) {
+      flat.push_back(std::move(entry));
+    } else {
+      partition.uneven.push_back({entry.name, "it is not a flat tensor as long as its partition"});
+    }
+  }
+  partition.flat = std::move(flat);
   return {};
+}
+
+// `groups`: param_groups, which elastic saves do not have; then the configuration tells.
+MomentumForm FormOf(PickleRef root, PickleRef groups, size_t index) {
+  if (groups && groups.IsSequence()) {
+    const bool muon = groups.at(index)["use_muon"].Bool().value_or(false);
+    return muon ? MomentumForm::kParameters : MomentumForm::kElements;
+  }
+  const std::string_view type = root["ds_config"]["optimizer"]["type"].String().value_or("");
+  const bool muon = std::ranges::equal(type, std::string_view("muon"), {}, [](char letter) {
+    return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+  });
+  return muon ? MomentumForm::kTrimmed : MomentumForm::kElements;
 }
 
 // The states of partition i: of a list, or of a dict by number.
@@ -176,7 +219,7 @@ std::optional<int64_t> StageOf(PickleRef value) {
   return found - std::begin(kNames);
 }
 
-Status ReadZero12(PickleRef zero, const TorchFile& file,
+Status ReadZero12(PickleRef root, PickleRef zero, const TorchFile& file,
                   const RankKey& rank, bool keep, OptimizerStates& out) {
   out.trimmed = static_cast<bool>(zero["zero_stage"]);
   const auto stage = StageOf(zero["zero_stage"]);
@@ -195,7 +238,8 @@ Status ReadZero12(PickleRef zero, const TorchFile& file,
     out.partitions[i].padding = paddings[i];
   }
   for (size_t i = 0; i < out.partitions.size(); ++i) {
-    CKPT_RETURN_IF_ERROR(CheckFlat(out.partitions[i], i));
+    const MomentumForm form = FormOf(root, out.elastic ? PickleRef() : base["param_groups"], i);
+    CKPT_RETURN_IF_ERROR(SortStates(i, form, out.partitions[i]));
   }
   if (states) CKPT_RETURN_IF_ERROR(KeepOpaque(states, file, rank, out));
   if (keep && !out.elastic) {
@@ -210,7 +254,7 @@ Status ReadZero3(PickleRef zero, const TorchFile& file,
   const PickleRef base = zero["optimizer_state_dict"];
   CKPT_RETURN_IF_ERROR(ReadPartitions(zero["fp32_flat_groups"], base["state"], file, out));
   for (size_t i = 0; i < out.partitions.size(); ++i) {
-    CKPT_RETURN_IF_ERROR(CheckFlat(out.partitions[i], i));
+    CKPT_RETURN_IF_ERROR(SortStates(i, MomentumForm::kElements, out.partitions[i]));
   }
   if (base && base["state"]) CKPT_RETURN_IF_ERROR(KeepOpaque(base["state"], file, rank, out));
   if (keep && base) {
@@ -234,7 +278,7 @@ Result<OptimizerStates> ReadRoot(const TorchFile& file, BlobIndex blob,
   if (zero["fp32_flat_groups"]) {
     CKPT_RETURN_IF_ERROR(ReadZero3(zero, file, rank, keep, out));
   } else {
-    CKPT_RETURN_IF_ERROR(ReadZero12(zero, file, rank, keep, out));
+    CKPT_RETURN_IF_ERROR(ReadZero12(root, zero, file, rank, keep, out));
   }
   if (const auto version = root["ds_version"].String()) out.ds_version = *version;
   if (const PickleRef config = root["ds_config"]) {
@@ -311,7 +355,9 @@ Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, Bl
       out.scalars.push_back(NamedScalar{std::string(*name), *std::move(scalar)});
       continue;
     }
-    const bool other = value.IsOtherTensor() && others == OtherTensors::kRefused;
+    // A subclass says with its class that it is something else (torchao's low-bit moments).
+    const bool subclass = value.ClassName() == "torch._tensor._rebuild_from_type_v2";
+    const bool other = value.IsOtherTensor() && others == OtherTensors::kRefused && !subclass;
     if (value.Tensor() == nullptr && !other) {
       out.opaque.emplace_back(*name);
       if (value.IsNone()) out.nothing.emplace_back(*name);
@@ -322,10 +368,6 @@ Result<PartitionStates> ReadStateDict(PickleRef state, const TorchFile& file, Bl
   }
   return out;
 }
-
-namespace {
-
-}  // namespace
 
 Result<Digest> DigestOfValue(PickleRef value) {
   CKPT_ASSIGN_OR_RETURN(const std::string text, PrintValue(value));

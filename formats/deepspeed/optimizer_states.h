@@ -24,9 +24,18 @@
 
 namespace ckptfs::deepspeed {
 
+// The state that DeepSpeed's Muon keeps.
+inline constexpr std::string_view kMomentum = "momentum_buffer";
+
 struct NamedScalar {
   std::string name;
   ScalarValue value;
+};
+
+// A state of a partition that is not taken, and the reason.
+struct UnevenState {
+  std::string name;
+  std::string why;
 };
 
 // A flat partition (stages 1, 2) or sub-group (stage 3).
@@ -34,6 +43,9 @@ struct PartitionStates {
   std::optional<FileTensor> master;
   uint64_t padding = 0;               // stages 1, 2: what the master lacks at its end
   std::vector<NamedTensor> flat;      // of the optimizer: one-dimensional, as long as the partition
+  // Muon's at stages 1, 2: flat, of the whole parameters of which the partition has a part.
+  std::optional<FileTensor> momenta;
+  std::vector<UnevenState> uneven;    // tensors that no parameter's part can be told of
   std::vector<NamedScalar> scalars;   // "step"
   std::vector<std::string> opaque;    // names kept as documents
   std::vector<std::string> nothing;   // of these: which are None

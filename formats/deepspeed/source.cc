@@ -53,6 +53,10 @@ class DeepSpeedSource : public Source {
   Result<StepModel> Read(const StepCandidate& step, const SourceOptions& options) const override {
     CKPT_RETURN_IF_ERROR(deepspeed::CheckNoModelKey(step, options));
     CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(*step.root, step.directory));
+    if (files.SequenceDegree() > 1) {
+      CKPT_ASSIGN_OR_RETURN(const ModelStates first, ReadFirst(step, files));
+      SettleRanks(first, files);
+    }
     if (files.offloaded) {
       return Fail(ErrorCode::kUnsupported,
                   StrCat(step.Path(), "/offloaded_tensors: optimizer states swapped to NVMe are "
@@ -74,25 +78,35 @@ class DeepSpeedSource : public Source {
     Status optimizer;  // success: it is there
   };
 
-  // Checks that the files of every rank are there.
-  static Result<Files> CheckFiles(const StepCandidate& step, const SourceOptions& options) {
-    CKPT_ASSIGN_OR_RETURN(const StepFiles files, deepspeed::ListStep(*step.root, step.directory));
-    const std::string first = !files.model.empty()          ? files.model.begin()->second
-                              : !files.stage3_model.empty() ? files.stage3_model.begin()->second
-                                                            : "";
-    if (first.empty()) {
+  // Returns the degrees and counters of the first model states file.
+  static Result<ModelStates> ReadFirst(const StepCandidate& step, const StepFiles& files) {
+    if (files.model.empty() && files.stage3_model.empty()) {
       return Fail(ErrorCode::kInvalid,
                   StrCat(step.Path(), ": no *_model_states.pt beside the optimizer states"));
     }
+    const std::string& first =
+        files.model.empty() ? files.stage3_model.begin()->second : files.model.begin()->second;
+    CKPT_ASSIGN_OR_RETURN(auto opened, step.root->Open(JoinPath(step.directory, first)));
+    CKPT_ASSIGN_OR_RETURN(const TorchFile file, TorchFile::Open(std::move(opened)));
+    return deepspeed::ReadModelStates(file, BlobIndex{}, {false, false});
+  }
+
+  // One model-parallel rank with files of several: they are numbered by sequence.
+  static void SettleRanks(const ModelStates& first, StepFiles& files) {
+    if (first.mp_world == 1 && files.SequenceDegree() > 1) files.DropSequenceRanks();
+  }
+
+  // Checks that the files of every rank are there.
+  static Result<Files> CheckFiles(const StepCandidate& step, const SourceOptions& options) {
+    CKPT_ASSIGN_OR_RETURN(StepFiles files, deepspeed::ListStep(*step.root, step.directory));
+    const bool model = !files.model.empty() || !files.stage3_model.empty();
     // A file that is there but damaged is not missing: Read says what is wrong.
-    auto opened = step.root->Open(JoinPath(step.directory, first));
-    const auto file = opened ? TorchFile::Open(*std::move(opened)) : Fail(opened.error());
-    const auto states = file ? deepspeed::ReadModelStates(*file, BlobIndex{}, {false, false})
-                             : Fail(file.error());
-    if (!states && states.error().code == ErrorCode::kInvalid) return Files{};
+    const auto states = ReadFirst(step, files);
+    if (model && !states && states.error().code == ErrorCode::kInvalid) return Files{};
     if (!states) return Fail(states.error());
+    SettleRanks(*states, files);
     CKPT_RETURN_IF_ERROR(CheckRanks(step, files, *states));
-    return Files{CheckOptimizer(file->name(), files, *states, options)};
+    return Files{CheckOptimizer(states->file, files, *states, options)};
   }
 
   // DeepSpeed writes the model states first: alone they are what a save that

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <climits>
 #include <set>
+#include <string_view>
+#include <utility>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
@@ -153,6 +155,24 @@ void FillHeader(const TagFiles& files, const Parsed& parsed, const Named& named,
   if (header.layout.ToString().size() > NAME_MAX) header.layout.split.clear();
 }
 
+// States that are documents.  One that is None is nothing that anybody misses.
+void LeaveOutOpaque(const Parsed& parsed, StepModel& header) {
+  std::set<std::pair<size_t, std::string_view>> told;
+  for (const auto& [key, states] : parsed.optimizers) {
+    for (size_t g = 0; g < states.partitions.size(); ++g) {
+      const PartitionStates& partition = states.partitions[g];
+      for (const std::string& name : partition.opaque) {
+        const bool none = std::ranges::find(partition.nothing, name) != partition.nothing.end();
+        if (none || !told.emplace(g, name).second) continue;
+        LeaveOut(header, {LeftOutPart::kOptimizer,
+                          StrCat("optimizer state '", name, "' of group ", g),
+                          "it is not a flat tensor of its partition, and is carried for this layout only",
+                          ""});
+      }
+    }
+  }
+}
+
 void KeepDocuments(const Parsed& parsed, StepModel& header) {
   auto& documents = header.documents;
   const auto append = [&](const std::vector<Document>& more) {
@@ -169,16 +189,8 @@ void KeepDocuments(const Parsed& parsed, StepModel& header) {
     AddOtherDocuments(zero->second.documents, parsed.optimizers.at(RankKey{mp, 0}).documents,
                       StrCat("dp0_mp", mp), documents);
   }
-  std::set<std::string> opaque;
-  for (const auto& [key, states] : parsed.optimizers) {
-    append(states.opaque);
-    for (const Document& document : states.opaque) opaque.insert(document.key);
-  }
-  for (const std::string& key : opaque) {
-    header.notes.push_back(
-        StrCat("optimizer state '", key,
-               "' is not a flat tensor of its partition: only the source's own layout shows it"));
-  }
+  for (const auto& [key, states] : parsed.optimizers) append(states.opaque);
+  LeaveOutOpaque(parsed, header);
 }
 
 }  // namespace

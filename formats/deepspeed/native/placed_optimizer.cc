@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <span>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "formats/deepspeed/native/momenta.h"
 #include "formats/deepspeed/native/placed.h"
 #include "formats/deepspeed/whole_states.h"
 #include "formats/deepspeed/zero_layout.h"
@@ -22,6 +24,7 @@ constexpr std::string_view kElements = "elements of a group";
 struct FlatPart {
   const std::string* file = nullptr;
   const PartitionStates* states = nullptr;
+  const FileTensor* momenta = nullptr;  // of Parsed: Muon's
 };
 
 struct FlatGroup {
@@ -47,6 +50,8 @@ struct Placing {
   std::vector<SeenStates> seen;  // by ParameterIndex
   // Stage 0: what each tensor-parallel rank holds, the masters of a torch optimizer.
   std::map<std::pair<ParameterIndex, uint32_t>, const FileTensor*> weights;
+  std::map<size_t, std::set<std::string>> uneven;  // by group: states that some rank cannot place
+  Momenta momenta;
 
   Holder HolderOf(const NamedGroup& group, ParameterIndex parameter) const {
     return Holder{named[parameter].PlaceOf(group.mp / parsed.tp), group.mp % parsed.tp};
@@ -65,6 +70,32 @@ const FileTensor* FindFlat(const PartitionStates& partition, std::string_view ki
     if (entry.name == kind) return &entry.tensor;
   }
   return nullptr;
+}
+
+// The states of a partition but for those that some rank of the group cannot place.
+// REQUIRES: there are some.
+PartitionStates Placeable(const PartitionStates& partition, size_t group, const Placing& placing) {
+  PartitionStates out = partition;
+  const std::set<std::string>& uneven = placing.uneven.at(group);
+  const auto listed = [&](const auto& entry) { return uneven.contains(entry.name); };
+  std::erase_if(out.flat, listed);
+  std::erase_if(out.scalars, listed);
+  std::erase_if(out.opaque, [&](const std::string& name) { return uneven.contains(name); });
+  return out;
+}
+
+// Lists what ranks cannot place, group by group.
+void ListUneven(Placing& placing) {
+  for (const auto& [key, states] : placing.parsed.optimizers) {
+    for (size_t g = 0; g < states.partitions.size(); ++g) {
+      for (const UnevenState& state : states.partitions[g].uneven) {
+        if (!placing.uneven[g].insert(state.name).second) continue;
+        LeaveOut(placing.header,
+                 {LeftOutPart::kOptimizer, StrCat("optimizer state '", state.name, "' of group ", g),
+                  state.why, ""});
+      }
+    }
+  }
 }
 
 std::vector<std::string> KindsOf(const PartitionStates& partition) {
@@ -202,6 +233,20 @@ Status PlaceKind(const FlatGroup& group, const std::string& kind, uint64_t size,
   return {};
 }
 
+// Only what Muon's groups have is kept for later: all holders of a parameter must be known.
+Status AddMomenta(const FlatGroup& group, uint64_t size, Placing& placing) {
+  std::vector<MomentumBuffer> buffers;
+  for (const FlatPart& rank : group.ranks) {
+    buffers.push_back({rank.file, rank.momenta});
+  }
+  std::vector<Holder> holders;
+  for (const ParameterIndex parameter : group.named.parameters) {
+    holders.push_back(placing.HolderOf(group.named, parameter));
+  }
+  return placing.momenta.Add(
+      SharedGroup{group.named.parameters, holders, group.members, group.paddings, size}, buffers);
+}
+
 Status PlaceFlat(FlatGroup group, Placing& placing) {
   for (const ParameterIndex parameter : group.named.parameters) {
     CKPT_ASSIGN_OR_RETURN(const uint64_t elements,
@@ -213,7 +258,8 @@ Status PlaceFlat(FlatGroup group, Placing& placing) {
   for (const std::string& kind : KindsOf(*group.ranks.front().states)) {
     CKPT_RETURN_IF_ERROR(PlaceKind(group, kind, size, placing));
   }
-  return PlaceScalars(group, placing);
+  CKPT_RETURN_IF_ERROR(PlaceScalars(group, placing));
+  return placing.parsed.stage == 3 ? Status() : AddMomenta(group, size, placing);
 }
 
 // The data-parallel ranks that share the group, in partition order: all, or those
@@ -268,6 +314,8 @@ Status PlacePartitions(const NamedGroup& named, Placing& placing) {
   CKPT_ASSIGN_OR_RETURN(const std::vector<uint32_t> ranks, RanksOf(parsed, named));
   const OptimizerStates& first = parsed.optimizers.at(RankKey{named.mp, ranks.front()});
   FlatGroup group{named, {}, {}, {}, first.trimmed};
+  std::vector<PartitionStates> states;
+  states.reserve(ranks.size());  // the group refers to them
   if (named.number < first.member_paddings.size()) {
     group.paddings = first.member_paddings[named.number];
   }
@@ -281,7 +329,11 @@ Status PlacePartitions(const NamedGroup& named, Placing& placing) {
       return Refuse(rank.file, ": param_alignment_paddings differ from ", first.file,
                     "; two runs lie in one directory");
     }
-    group.ranks.push_back(FlatPart{&rank.file, &rank.partitions[named.number]});
+    const PartitionStates& own = rank.partitions[named.number];
+    const bool uneven = placing.uneven.contains(named.number);
+    if (uneven) states.push_back(Placeable(own, named.number, placing));
+    group.ranks.push_back(FlatPart{&rank.file, uneven ? &states.back() : &own,
+                                   own.momenta ? &*own.momenta : nullptr});
   }
   CKPT_RETURN_IF_ERROR(PlaceFlat(std::move(group), placing));
   CKPT_ASSIGN_OR_RETURN(const size_t number, OptimizerGroup(parsed, named));
@@ -342,7 +394,8 @@ Status PlaceFused(const NamedGroup& group, const UnshardedOptimizer& optimizer, 
 Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
                       StepModel& header) {
   Placing placing{parsed, named, placer, header, std::vector<SeenStates>(named.parameters.size()),
-                  {}};
+                  {}, {}, {}};
+  ListUneven(placing);
   for (const NamedWeight& weight : named.weights) {
     if (parsed.stage == 0)
       placing.weights.emplace(std::pair(weight.parameter, weight.tp), weight.tensor);
@@ -358,7 +411,7 @@ Status PlaceOptimizer(const Parsed& parsed, const Named& named, Placer& placer,
                                : PlaceWhole(group, optimizer, placing));
     CKPT_RETURN_IF_ERROR(AddToGroup(group.number, optimizer.groups, group, placer));
   }
-  return {};
+  return placing.momenta.Place(named, placer, header);
 }
 
 }  // namespace ckptfs::deepspeed::native
