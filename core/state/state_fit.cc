@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 namespace ckptfs {
 namespace {
@@ -60,6 +61,21 @@ std::optional<Relation> FitOf(std::string_view kind, const Shape& state, const S
   if (IsWholeKind(kind)) return std::nullopt;
   const bool fits = IsFactored(state, parameter) || state == Shape{1};
   return fits ? std::optional(Relation::kReduced) : std::nullopt;
+}
+
+std::optional<std::vector<uint32_t>> DimensionsOf(std::string_view kind, const Shape& state,
+                                                  const Shape& parameter) {
+  const size_t rank = parameter.size();
+  std::vector<uint32_t> dims(rank);
+  std::iota(dims.begin(), dims.end(), 0u);
+  if (state == Shape{1} && rank != 1) return std::vector<uint32_t>{};
+  if (!IsFactored(state, parameter)) return std::nullopt;
+  if (state.size() == rank) return dims;
+  const bool row = state == Without(parameter, rank - 1) && kind != kColumn;
+  const bool column = state == Without(parameter, rank - 2) && kind != kRow;
+  if (row == column) return std::nullopt;
+  dims.erase(dims.end() - (row ? 1 : 2));
+  return dims;
 }
 
 std::optional<Shape> WholeShapeOf(

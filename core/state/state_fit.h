@@ -18,10 +18,12 @@
 
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/model/step_model.h"
 #include "core/tensor/shape.h"
@@ -33,6 +35,12 @@ bool IsWholeKind(std::string_view kind);
 
 // Nothing if the state does not fit.
 std::optional<Relation> FitOf(std::string_view kind, const Shape& state, const Shape& parameter);
+
+// The dimension of the parameter that each dimension of a state runs along; a dimension of 1 that
+// stands for a longer one counts as that.  Rows and columns are told by their names where both have
+// one shape.  Nothing if that does not tell, or the state does not fit.
+std::optional<std::vector<uint32_t>> DimensionsOf(std::string_view kind, const Shape& state,
+                                                  const Shape& parameter);
 
 // The shape of the parameter that these states are of: the whole kinds' one shape, else what
 // an Adafactor's rows and columns give together.  Nothing where they do not tell it, or

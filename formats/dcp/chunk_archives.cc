@@ -22,6 +22,17 @@ using zip::Load;
 constexpr uint64_t kMaxFrame = uint64_t{64} << 10;  // around the elements; larger ones are parsed
 constexpr size_t kBatch = 512;                      // archives compared at a time
 
+// What an archive holds in place of a plain tensor; "" if it holds one.
+std::string OtherValue(PickleRef root) {
+  if (root.Tensor() != nullptr) return "";
+  const PickleRef arguments = root.Arguments();
+  // _rebuild_from_type_v2(function, class, ...)
+  const bool subclass = arguments && arguments.IsSequence() && arguments.size() > 1;
+  std::string name = subclass ? arguments.at(1).ClassName() : "";
+  if (name.empty()) name = root.ClassName();
+  return name.empty() ? "another value" : StrCat("a ", name);
+}
+
 // Archives of the same length, dtype and shape.
 std::string KindOf(const ChunkAsked& chunk) {
   std::string kind;
@@ -156,6 +167,7 @@ class Locator {
     }
     std::sort(found_.strided.begin(), found_.strided.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::ranges::sort(found_.others);
     return std::move(found_);
   }
 
@@ -231,6 +243,10 @@ class Locator {
     ++found_.parsed;
     auto archive = TorchFile::Open(file_, Extent{chunk.offset, chunk.offset + chunk.length});
     if (!archive) return at(std::move(archive).error());
+    if (const std::string other = OtherValue(archive->root()); !other.empty()) {
+      found_.others.emplace_back(i, other);
+      return {};
+    }
     auto tensor = FileTensorOf(archive->root(), *archive, blob_, "the chunk");
     if (!tensor) return at(std::move(tensor).error());
     if (tensor->dtype() != chunk.dtype || !std::ranges::equal(tensor->shape(), chunk.sizes)) {

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,10 +44,13 @@ struct ChunksFound {
   std::vector<uint64_t> dense;
   // Those that do not, by their place in what was asked, rising.
   std::vector<std::pair<size_t, FileTensor>> strided;
+  // Those whose archive does not hold a plain tensor, and what it holds, rising: a subclass saves
+  // its parts (torchao's 8-bit and 4-bit moments), though `.metadata` says what it stands for.
+  std::vector<std::pair<size_t, std::string>> others;
   uint64_t parsed = 0;  // archives, for tests
 };
 
-// kInvalid names the file, the offset and the rule: an archive that is not one, or a tensor
+// kInvalid names the file, the offset and the rule: an archive that is not one, or a plain tensor
 // that contradicts what is asked.  BLOCKS: on reading.
 Result<ChunksFound> LocateChunks(const std::shared_ptr<const File>& file, BlobIndex blob,
                                  std::span<const ChunkAsked> asked);

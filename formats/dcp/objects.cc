@@ -258,6 +258,10 @@ Result<std::optional<NodeId>> ObjectReader::CopyObject(size_t object) {
 Result<std::optional<NodeId>> ObjectReader::AddTensor(size_t tensor) {
   const TensorEntry& entry = state_.metadata().tensors[tensor];
   const std::optional<NodeId> none;
+  if (std::string why = state_.WhyNotPlain(tensor); !why.empty()) {
+    left_out_.emplace(entry.name, std::move(why));
+    return none;
+  }
   TensorNode node;
   node.dtype = entry.dtype;
   node.storage_key = StrCat("tensor", tensor);

@@ -191,6 +191,12 @@ Status Reader::AddState(StoredState& state, ObjectReader& objects, const StateKe
   const ParameterIndex parameter = parameters_.find(key.parameter)->second;
   const TensorEntry* tensor =
       key.entry.object ? nullptr : &state.metadata().tensors[key.entry.index];
+  if (std::string why = tensor == nullptr ? "" : state.WhyNotPlain(key.entry.index); !why.empty()) {
+    LeaveOut(assembler_.header(),
+             {LeftOutPart::kOptimizer,
+              StrCat("optimizer state '", key.kind, "' of '", key.parameter, "'"), std::move(why), ""});
+    return {};
+  }
   const bool scalar = tensor == nullptr || (tensor->shape.empty() && key.kind == "step");
   const Shape& whole = assembler_.parameter(parameter).shape;
   if (scalar || (tensor->shape.empty() && !whole.empty())) {

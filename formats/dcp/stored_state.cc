@@ -180,6 +180,7 @@ Status StoredState::LocateArchives() {
   slices.push_back(asked.size());
   std::vector<Status> outcomes(slices.size() - 1);
   std::vector<std::vector<std::pair<size_t, FileTensor>>> strided(outcomes.size());
+  std::vector<std::vector<std::pair<size_t, std::string>>> others(outcomes.size());
   ParallelFor(outcomes.size(), [&](size_t s) {
     const auto work = [&]() -> Status {
       const std::span<const Asked> part(asked.data() + slices[s], slices[s + 1] - slices[s]);
@@ -199,6 +200,7 @@ Status StoredState::LocateArchives() {
       for (auto& [i, tensor] : found.strided) {
         strided[s].emplace_back(part[i].chunk, std::move(tensor));
       }
+      for (auto& [i, what] : found.others) others[s].emplace_back(part[i].chunk, std::move(what));
       return CheckUnchanged(*file, blobs_[number]);
     };
     outcomes[s] = work();
@@ -206,6 +208,9 @@ Status StoredState::LocateArchives() {
   for (Status& outcome : outcomes) CKPT_RETURN_IF_ERROR(std::move(outcome));
   for (auto& part : strided) {
     for (auto& [chunk, tensor] : part) strided_.emplace(chunk, std::move(tensor));
+  }
+  for (auto& part : others) {
+    for (auto& [chunk, what] : part) others_.emplace(chunk, std::move(what));
   }
   return {};
 }
@@ -261,8 +266,19 @@ std::vector<std::vector<size_t>> StoredState::CopiesOf(const TensorEntry& tensor
   return copies;
 }
 
+std::string StoredState::WhyNotPlain(size_t tensor) const {
+  const TensorEntry& entry = metadata_.tensors[tensor];
+  const auto other = others_.lower_bound(entry.first_chunk);
+  if (other == others_.end() || other->first >= entry.first_chunk + entry.chunk_count) return "";
+  return StrCat("its chunk is not a plain tensor but ", other->second,
+                ", whose parts do not say their elements");
+}
+
 Status StoredState::AddFragments(size_t tensor, AtomIndex atom) const {
   const TensorEntry& entry = metadata_.tensors[tensor];
+  if (const std::string why = WhyNotPlain(tensor); !why.empty()) {
+    return Fail(ErrorCode::kUnsupported, StrCat("'", entry.name, "': ", why));
+  }
   const auto copies = CopiesOf(entry);
   for (uint32_t copy = 0; copy < copies.size(); ++copy) {
     if (Status added = AddCopy(entry, copies[copy], atom, copy); !added) {
@@ -335,7 +351,7 @@ Status StoredState::AddBox(const TensorEntry& tensor, size_t i, AtomIndex atom,
 std::optional<StoredTensor> StoredState::Whole(size_t tensor) const {
   const TensorEntry& entry = metadata_.tensors[tensor];
   const auto copies = CopiesOf(entry);
-  if (copies[0].size() != 1) return std::nullopt;
+  if (copies[0].size() != 1 || !WhyNotPlain(tensor).empty()) return std::nullopt;
   const size_t i = copies[0][0];
   const size_t chunk = entry.first_chunk + i;
   const bool whole = std::ranges::equal(metadata_.SizesOf(entry, i), entry.shape);

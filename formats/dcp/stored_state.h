@@ -36,6 +36,10 @@ class StoredState {
 
   const DcpMetadata& metadata() const { return metadata_; }
 
+  // Why the elements of a tensor cannot be told: a chunk of it does not hold a plain tensor.
+  // "" where all do.  REQUIRES of what follows: it is "".
+  std::string WhyNotPlain(size_t tensor) const;
+
   // All of a tensor under an atom of its dtype and shape: chunks that are runs of the
   // row-major tensor as a series, others by their boxes.  Chunks that several ranks
   // wrote (per-rank metadata) are replicas.
@@ -82,6 +86,7 @@ class StoredState {
   std::vector<BlobIndex> blobs_;     // by file
   std::vector<uint64_t> first_byte_;  // by chunk; of one without elements 0
   std::map<size_t, FileTensor> strided_;  // by chunk
+  std::map<size_t, std::string> others_;  // by chunk: what it holds in place of a plain tensor
   std::map<uint32_t, std::shared_ptr<const File>> open_;
 };
 

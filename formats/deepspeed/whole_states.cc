@@ -12,9 +12,12 @@
 namespace ckptfs::deepspeed {
 namespace {
 
-void LeaveStateOut(std::string_view kind, const StatesAt& at, std::string why, StepModel& header) {
+// The reason names the kind and not the parameter, so that a kind is one line for all parameters.
+void LeaveStateOut(std::string_view kind, const StatesAt& at, std::string_view how,
+                   std::string_view why, StepModel& header) {
   LeaveOut(header, {LeftOutPart::kOptimizer,
-                    StrCat("optimizer state '", kind, "' of '", at.name, "'"), std::move(why), ""});
+                    StrCat("optimizer state '", kind, "' of '", at.name, "'", how),
+                    StrCat("a '", kind, "' ", why), ""});
 }
 
 // Kinds that atoms of every step have (core/model/step_model.h).
@@ -28,19 +31,16 @@ Status PlaceTensor(const NamedTensor& entry, const StatesAt& at, Placer& placer,
   const auto fit = FitOf(entry.name, shape, at.shape);
   if (!fit) {
     LeaveStateOut(entry.name, at,
-                  StrCat("its shape ", ShapeToString(shape),
-                         " does not follow from that of the "
-                         "parameter, ",
-                         ShapeToString(at.shape)),
-                  header);
+                  StrCat(" (", ShapeToString(shape), ", the parameter ", ShapeToString(at.shape), ")"),
+                  "has a shape that does not follow from that of its parameter", header);
     return {};
   }
   if (*fit == Relation::kSame) {
     return placer.AddTensor(at.parameter, entry.name, entry.tensor, at.holder);
   }
   if (at.part) {
-    LeaveStateOut(entry.name, at,
-                  "it has a shape of its own, but tensor-parallel ranks hold parts of it", header);
+    LeaveStateOut(entry.name, at, "",
+                  "has a shape of its own, and tensor-parallel ranks hold parts of it", header);
     return {};
   }
   return placer.AddReduced(at.parameter, entry.name, entry.tensor);
@@ -61,7 +61,7 @@ Status PlaceWholeStates(const PartitionStates& states, const StatesAt& at, Place
                         StepModel& header) {
   const auto refused = [&](const std::string& kind) {
     if (!IsOurs(kind)) return false;
-    LeaveStateOut(kind, at, "ckptfs uses this name for something else", header);
+    LeaveStateOut(kind, at, "", "is what ckptfs itself calls something else", header);
     return true;
   };
   for (const NamedTensor& entry : states.flat) {
@@ -74,7 +74,7 @@ Status PlaceWholeStates(const PartitionStates& states, const StatesAt& at, Place
   }
   for (const std::string& opaque : states.opaque) {
     if (std::ranges::find(states.nothing, opaque) != states.nothing.end()) continue;
-    LeaveStateOut(opaque, at, "it is neither a plain tensor nor a number", header);
+    LeaveStateOut(opaque, at, "", "is neither a plain tensor nor a number", header);
   }
   return {};
 }

@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/state/state_fit.h"
 #include "core/view/shard.h"
 #include "core/dialect/shown_weight.h"
 
@@ -120,7 +123,14 @@ class Builder {
     tensor.derived = atom.derived;
     if (!CanShow(tensor.key, atom.dtype) || !Fits(atom, *local, tensor.key)) return {};
     const bool same = atom.relation == Relation::kSame;
-    tensor.local = same ? local : std::make_shared<const LocalTensor>(WholeTensor(atom.shape));
+    const bool cut = atom.relation == Relation::kReduced &&
+                     !IsWhole(*local, step_.parameter(atom.parameter).shape);
+    if (cut) {
+      CKPT_ASSIGN_OR_RETURN(tensor.local, CutReduced(atom, tensor.key));
+      if (!tensor.local) return {};
+    } else {
+      tensor.local = same ? local : std::make_shared<const LocalTensor>(WholeTensor(atom.shape));
+    }
     tensor.shape = tensor.local->shape;
     CKPT_ASSIGN_OR_RETURN(tensor.elements, ElementCount(tensor.shape));
     if (same && layout_.zero > 0) Slice(step_.parameter(atom.parameter), tensor);
@@ -130,7 +140,6 @@ class Builder {
 
   // True if the state can be cut as its parameter is.
   bool Fits(const Atom& atom, const LocalTensor& local, const std::string& key) {
-    const Shape& shape = step_.parameter(atom.parameter).shape;
     switch (atom.relation) {
       case Relation::kScalar: return true;
       case Relation::kSame:
@@ -138,16 +147,48 @@ class Builder {
         LeaveOut(key, "the parameter is stored as a multiple, and nothing tells how this state "
                       "scales with it");
         return false;
-      case Relation::kReduced:
-        if (IsWhole(local, shape)) return true;
-        LeaveOut(key, "a reduced state is not cut with its parameter");
-        return false;
+      case Relation::kReduced: return true;  // CutReduced says it
       case Relation::kOpaque:
         if (SameDegrees(layout_, step_.layout)) return true;
         LeaveOut(key, "an opaque state is only shown in the source's own layout");
         return false;
     }
     return false;
+  }
+
+  // A factored state is cut with its parameter along a dimension that both have, and is whole on
+  // every rank where it has none of it.  Nothing, and named, if that does not say what a rank has.
+  Result<std::shared_ptr<const LocalTensor>> CutReduced(const Atom& atom, const std::string& key) {
+    Parameter parameter = step_.parameter(atom.parameter);
+    const auto dims = DimensionsOf(atom.kind, atom.shape, parameter.shape);
+    const bool expert = parameter.expert || parameter.stacked_experts > 0;
+    bool cut = dims && !expert && atom.shape != parameter.shape;
+    if (cut && parameter.source_pattern) {
+      cut = CutAlong(*dims, atom.shape, parameter.shape, *parameter.source_pattern);
+    }
+    cut = cut && CutAlong(*dims, atom.shape, parameter.shape, parameter.pattern);
+    if (!cut) {
+      LeaveOut(key, "a reduced state is not cut with its parameter");
+      return std::shared_ptr<const LocalTensor>();
+    }
+    parameter.shape = atom.shape;
+    return LocalOf(step_, layout_, rank_, parameter);
+  }
+
+  // Makes a parameter's pattern that of a state with these dimensions of it; false if it is
+  // not one cut.
+  static bool CutAlong(const std::vector<uint32_t>& dims, const Shape& state,
+                       const Shape& parameter, Pattern& pattern) {
+    if (!IsOneCut(pattern) || pattern.bias_scaled) return false;
+    const uint32_t dim = pattern.cuts[0].dim;
+    const auto found = std::ranges::find(dims, dim);
+    const auto at = static_cast<size_t>(found - dims.begin());
+    if (found == dims.end() || state[at] != parameter[dim]) {
+      pattern = Pattern::Replicate();
+    } else {
+      pattern.cuts[0].dim = static_cast<uint32_t>(at);
+    }
+    return true;
   }
 
   // The flat slices of one data-parallel group.

@@ -68,12 +68,51 @@ std::optional<std::map<std::string, std::string>> Common(PickleRef group) {
   return out;
 }
 
+// A setting of an optimizer that Trainer makes where `optim` is this, and that no optimizer of
+// its class has unless it is asked for.
+struct Mark {
+  std::string_view optim;
+  std::string_view key;
+  bool value;
+};
+constexpr std::array<Mark, 3> kMarks = {{{"adamw_torch_fused", "fused", true},
+                                         {"adafactor", "relative_step", false},
+                                         {"adafactor", "scale_parameter", false}}};
+
+// OptimizerNames of transformers, or its text.
+std::string_view NameOfOptimizer(PickleRef optim) {
+  if (const auto text = optim.String()) return *text;
+  const PickleRef arguments = optim.Arguments();
+  const bool one = arguments && arguments.IsSequence() && arguments.size() == 1;
+  return one ? arguments.at(0).String().value_or("") : "";
+}
+
+// True if a group has the marks of the optimizer that Trainer would make, of which there are some.
+bool HasMarks(PickleRef arguments, PickleRef group) {
+  const std::string_view name = NameOfOptimizer(arguments["optim"]);
+  bool any = false;
+  for (const Mark& mark : kMarks) {
+    if (mark.optim != name) continue;
+    if (group[mark.key].Bool() != mark.value) return false;
+    any = true;
+  }
+  return any;
+}
+
+// Trainer gives its groups their decay, and nothing else: torch keeps that before the defaults.
+bool BeginsWithDecay(PickleRef group) {
+  for (const auto& [key, value] : group.Items()) {
+    if (key.String() != "params") return key.String() == kWeightDecay;
+  }
+  return false;
+}
+
 bool AreTrainers(PickleRef arguments, PickleRef decayed, PickleRef others) {
   const auto decay = decayed[kWeightDecay].Number();
   const bool known = arguments["optim"] && arguments["learning_rate"].Number() && decay &&
                      decay == arguments[kWeightDecay].Number() &&
                      others[kWeightDecay].Number() == 0.0;
-  if (!known) return false;
+  if (!known || !HasMarks(arguments, decayed) || !BeginsWithDecay(decayed)) return false;
   const auto common = Common(decayed);
   if (!common || common != Common(others)) return false;
   const PickleRef betas = decayed["betas"];

@@ -6,9 +6,11 @@
 // ones are in neither.  Others are biases, norms by their names, and what is in an nn.LayerNorm.
 // Older versions tell norms by their classes alone, so a name of a norm may be in either.
 //
-// A Trainer may also be given an optimizer, which knows no rule.  So the rule is believed only
-// where training_args.bin beside the step says what the groups have: their weight decays,
-// the learning rate that they began with, betas and epsilon; all else must be equal in both.
+// A Trainer may also be given an optimizer, which knows no rule, and may have Trainer's
+// hyper-parameters.  So the rule is believed only where training_args.bin beside the step says what
+// the groups have: their weight decays, the learning rate that they began with, betas and
+// epsilon; and where they have a setting that Trainer's optimizers have and torch's do not by
+// themselves (`fused` of adamw_torch_fused).  adamw_torch has none: a script's own looks like it.
 //
 // Thread safety: pure but for reading the file.
 

@@ -279,6 +279,20 @@ def test_an_optimizer_that_trainer_was_given_has_no_rule(ckptfs, tmp_path, how):
 
 
 @HOW
+@pytest.mark.parametrize('optim', ['adamw_torch_fused', 'adamw_torch'])
+def test_trainers_hyper_parameters_are_no_order(ckptfs, tmp_path, how, optim):
+    """An optimizer that Trainer was given, with two groups and every hyper-parameter as Trainer's own would have them."""
+    def make(model):
+        own = torch.optim.AdamW([{'params': [p for p in head_first(model) if p.ndim > 1], 'weight_decay': 0.1},
+                                 {'params': [p for p in head_first(model) if p.ndim < 2], 'weight_decay': 0.}], lr=1e-3)
+        torch.optim.lr_scheduler.LambdaLR(own, lambda _: 1.)
+        return own
+    one = Trained(make)
+    beside_trainer(tmp_path / 'run', one, arguments(optim=optim), how)
+    assert_left_out(one, taken(ckptfs, tmp_path / 'run', tmp_path / 'out'))
+
+
+@HOW
 def test_a_frozen_layer_among_equals_is_not_guessed(ckptfs, tmp_path, how):
     args = arguments()
 

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,31 @@ TEST(StateFitTest, AStateFitsItsParameterOrNot) {
   };
   for (const auto& one : cases) {
     EXPECT_EQ(FitOf(one.kind, one.state, one.parameter), one.fit)
+        << one.kind << " " << ShapeToString(one.state) << " " << ShapeToString(one.parameter);
+  }
+}
+
+TEST(StateFitTest, AStateRunsAlongDimensionsOfItsParameter) {
+  using Dims = std::vector<uint32_t>;
+  const struct {
+    const char* kind;
+    Shape state, parameter;
+    std::optional<Dims> dims;
+  } cases[] = {
+      {"exp_avg_sq_row", {4}, {4, 6}, Dims{0}},
+      {"exp_avg_sq_col", {6}, {4, 6}, Dims{1}},
+      {"exp_avg_sq_row", {6}, {6, 6}, Dims{0}},  // by its name
+      {"exp_avg_sq_col", {6}, {6, 6}, Dims{1}},
+      {"second_moment", {6}, {6, 6}, std::nullopt},
+      {"exp_avg_sq_col", {4}, {4, 6}, std::nullopt},
+      {"exp_avg_sq_row", {2, 4}, {2, 4, 6}, Dims{0, 1}},
+      {"exp_avg_sq_col", {2, 6}, {2, 4, 6}, Dims{0, 2}},
+      {"row_var", {4, 1}, {4, 6}, Dims{0, 1}},
+      {"mean", {1}, {4, 6}, Dims{}},
+      {"precond", {4, 4}, {4, 6}, std::nullopt},
+  };
+  for (const auto& one : cases) {
+    EXPECT_EQ(DimensionsOf(one.kind, one.state, one.parameter), one.dims)
         << one.kind << " " << ShapeToString(one.state) << " " << ShapeToString(one.parameter);
   }
 }

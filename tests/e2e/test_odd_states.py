@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of optimizers that are not plain tensors as large as their parameter.
+
+One that is not understood is left out alone, by its name; what is understood is shown in every layout.
+"""
+import json
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+
+class LowBit(torch.Tensor):
+    """Bytes and a scale that stand for floats, as torchao's states do."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ['codes', 'scale'], []
+
+    @classmethod
+    def __tensor_unflatten__(cls, tensors, *_):
+        return cls(tensors['codes'], tensors['scale'])
+
+    def __repr__(self):
+        return f'LowBit({tuple(self.shape)})'
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.is_pinned.default:
+            return False
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
+            return cls(args[0].codes.clone(), args[0].scale.clone())
+        raise NotImplementedError(function)
+
+
+class Net(nn.Module):
+    """No two parameters have one shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 6)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+def trained(make):
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = make(model.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).pow(2).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def shown(ckptfs, path, out, layout='tp1/rank0', *words):
+    """The optimizer and the model of a rank, and what adopt said."""
+    done = ckptfs.adopt(path, extra=words)
+    ckptfs.run('export', '--store', ckptfs.store, done.stdout.split()[0], layout, out)
+    return load_file(next(out.rglob('optimizer.safetensors'))), load_file(next(out.rglob('model.safetensors'))), done.stderr
+
+
+def test_low_bit_moments_of_dcp_are_left_out_alone(ckptfs, tmp_path):
+    model, optimizer = trained(lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-2))
+    states = get_optimizer_state_dict(model, optimizer)
+    for name in ('body.weight', 'head.weight'):
+        states['state'][name]['exp_avg'] = LowBit(torch.zeros(states['state'][name]['exp_avg'].shape, dtype=torch.uint8),
+                                                  torch.ones(4))
+    step = tmp_path / 'run' / 'step-2'
+    dcp.save({'model': model.state_dict(), 'optim': states}, checkpoint_id=step, no_dist=True)
+    told = dcp.FileSystemReader(step).read_metadata().state_dict_metadata['optim.state.body.weight.exp_avg']
+    assert told.properties.dtype == torch.float32 and told.size == (6, 8)  # and nothing of the bytes
+    got, weights, said = shown(ckptfs, step, tmp_path / 'out')
+    assert all(torch.equal(weights[k], t) for k, t in model.state_dict().items())
+    assert {k for k in got if k.startswith('exp_avg/')} == {'exp_avg/body.bias', 'exp_avg/head.bias'}
+    for name, state in states['state'].items():
+        assert torch.equal(got[f'exp_avg_sq/{name}'], state['exp_avg_sq'])
+    line, = [line for line in said.splitlines() if 'left out' in line]
+    assert "optimizer state 'exp_avg' of 'body.weight' and 1 more" in line and 'LowBit' in line
+    done = ckptfs.run('adopt', '--store', f'{tmp_path}/other', '--require', 'optimizer', step, check=False)
+    assert done.returncode != 0 and 'LowBit' in done.stderr
+
+
+def test_a_low_bit_weight_is_refused_by_name(ckptfs, tmp_path):
+    step = tmp_path / 'run' / 'step-2'
+    weights = {'a.weight': torch.rand(4, 4), 'b.weight': LowBit(torch.zeros(4, 4, dtype=torch.uint8), torch.ones(1))}
+    dcp.save({'model': weights, 'note': LowBit(torch.zeros(3, dtype=torch.uint8), torch.ones(1))}, checkpoint_id=step,
+             no_dist=True)
+    done = ckptfs.run('adopt', '--store', ckptfs.store, step, check=False)
+    assert done.returncode != 0 and "'model.b.weight'" in done.stderr and 'LowBit' in done.stderr
+
+
+@pytest.mark.parametrize('which', ['transformers', 'torch'])
+def test_rows_and_columns_are_cut_with_their_parameter(ckptfs, tmp_path, which):
+    from transformers.optimization import Adafactor
+    make = {'transformers': lambda named: Adafactor(named, lr=1e-3, relative_step=False, scale_parameter=False),
+            'torch': torch.optim.Adafactor}[which]
+    model, optimizer = trained(make)
+    own = tmp_path / 'run' / 'checkpoint-2'
+    own.mkdir(parents=True)
+    save_file(model.state_dict(), own / 'model.safetensors')
+    torch.save(optimizer.state_dict(), own / 'optimizer.pt')
+    (own / 'trainer_state.json').write_text(json.dumps({'global_step': 2}))
+    rules = tmp_path / 'mine.toml'
+    rules.write_text('name = "mine"\n[[rule]]\nmatch = "body.{rest}"\npattern = "column"\n'
+                     '[[rule]]\nmatch = "head.weight"\npattern = "row"\n[[rule]]\nmatch = "head.bias"\npattern = "replicate"\n')
+    truth = {}
+    names = {p: n for n, p in model.named_parameters()}
+    for parameter, state in optimizer.state.items():
+        truth.update({f'{kind}/{names[parameter]}': t for kind, t in state.items() if isinstance(t, torch.Tensor) and t.ndim})
+    rows, columns = (('exp_avg_sq_row', 'exp_avg_sq_col') if which == 'transformers' else ('row_var', 'col_var'))
+    for rank in range(2):
+        got, _, said = shown(ckptfs, own, tmp_path / f'out{rank}', f'tp2/rank{rank}', '--family', rules)
+        assert 'left out' not in said
+        want = dict(truth)
+        for name in (f'{rows}/body.weight', f'{columns}/head.weight'):  # along the dim that is cut
+            dim = truth[name].shape.index(max(truth[name].shape))
+            want[name] = truth[name].chunk(2, dim)[rank]
+        for name, tensor in truth.items():
+            if name.endswith('body.bias'):
+                want[name] = tensor.chunk(2)[rank]
+        for name, tensor in want.items():
+            assert torch.equal(got[name], tensor), (rank, name)
