@@ -3,7 +3,7 @@
 #include "core/state/joined_names.h"
 
 #include <algorithm>
-#include <optional>
+#include <array>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -16,6 +16,14 @@ using Names = std::set<std::string, std::less<>>;
 
 constexpr size_t kMaxParts = 64;  // a name of more is joined with nothing
 constexpr std::string_view kWholeModules = "modules_to_save";  // PEFT puts it before the adapter's
+
+// How the attributes begin in which PEFT's layers keep their adapters, by name.
+constexpr auto kAdapterDicts = std::to_array<std::string_view>(
+    {"lora_", "modules_to_save", "ia3_", "hada_", "lokr_", "oft_", "boft_", "vera_", "fourierft_",
+     "adalora_", "trainable_tokens_"});
+// Attributes in which wrappers of torch keep the module.
+constexpr auto kWrappers = std::to_array<std::string_view>(
+    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"});
 
 std::vector<std::string_view> PartsOf(std::string_view name) {
   std::vector<std::string_view> parts;
@@ -38,18 +46,27 @@ std::string Without(const std::vector<std::string_view>& parts, size_t left_out)
   return out;
 }
 
-// The only name that leaving out one such part makes of it; nothing if it is not of `names`.
-std::optional<std::string> Joined(std::string_view name, std::string_view part,
-                                  const Names& names) {
-  std::optional<std::string> found;
+// True if live names may have the part where files do not.
+bool MayGo(const std::vector<std::string_view>& parts, size_t at) {
+  if (std::ranges::find(kWrappers, parts[at]) != kWrappers.end()) return true;
+  return at > 0 && std::ranges::any_of(kAdapterDicts, [&](std::string_view begin) {
+           return parts[at - 1].starts_with(begin);
+         });
+}
+
+// The only name that leaving out one part makes of it; nothing if no other has it.  `part`: the one,
+// or "" for any.
+template <class Has>
+std::optional<JoinedName> Joined(std::string_view name, std::string_view part, const Has& has) {
+  std::optional<JoinedName> found;
   const std::vector<std::string_view> parts = PartsOf(name);
   if (parts.size() > kMaxParts) return std::nullopt;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i] != part) continue;
+    if (!MayGo(parts, i) || (!part.empty() && parts[i] != part)) continue;
     std::string shorter = Without(parts, i);
-    if (!names.contains(shorter) || found == shorter) continue;
+    if (!has(shorter) || (found && found->name == shorter)) continue;
     if (found) return std::nullopt;
-    found = std::move(shorter);
+    found = JoinedName{std::move(shorter), std::string(parts[i])};
   }
   return found;
 }
@@ -59,15 +76,21 @@ std::optional<std::map<std::string, std::string>> JoinedBy(std::string_view part
                                                            const Names& names) {
   std::map<std::string, std::string> out;
   Names used;
+  const auto has = [&](std::string_view name) { return names.contains(name); };
   for (const std::string& other : others) {
-    auto name = Joined(other, part, names);
-    if (!name || !used.insert(*name).second) return std::nullopt;
-    out.emplace(other, *std::move(name));
+    auto joined = Joined(other, part, has);
+    if (!joined || !used.insert(joined->name).second) return std::nullopt;
+    out.emplace(other, std::move(joined->name));
   }
   return out;
 }
 
 }  // namespace
+
+std::optional<JoinedName> JoinName(std::string_view live,
+                                   const std::function<bool(std::string_view)>& has) {
+  return Joined(live, "", has);
+}
 
 std::map<std::string, std::string> JoinNames(std::span<const std::string> model,
                                              std::span<const std::string> optimizer) {

@@ -13,9 +13,9 @@
 #include "core/base/strings.h"
 #include "core/state/model_config.h"
 #include "core/model/left_out.h"
+#include "core/state/joined_names.h"
 #include "core/state/model_choice.h"
 #include "core/state/roles.h"
-#include "formats/dcp/adapter_names.h"
 #include "formats/dcp/numbered.h"
 #include "formats/dcp/source_keys.h"
 #include "formats/tools/model_files.h"
@@ -313,10 +313,10 @@ Status Reader::ReadGroupsOf(const std::string& optimizer, ObjectReader& objects)
 void Reader::NameAsWeight(std::string& name) {
   if (keys_.adapter.empty() || weights_.contains(name)) return;
   const auto found =
-      WithoutAdapter(name, [&](std::string_view one) { return weights_.contains(one); });
-  if (!found || found->adapter != keys_.adapter) return;
-  keys_.state_names.emplace(found->weight, name);
-  name = found->weight;
+      JoinName(name, [&](std::string_view one) { return weights_.contains(one); });
+  if (!found || found->part != keys_.adapter) return;
+  keys_.state_names.emplace(found->name, name);
+  name = found->name;
 }
 
 // Flattened: parameters of equal hyper-parameters make a group.

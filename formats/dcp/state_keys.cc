@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "core/state/joined_names.h"
 #include "core/state/model_choice.h"
-#include "formats/dcp/adapter_names.h"
 #include "formats/dcp/model_keys.h"
 
 namespace ckptfs::dcp {
@@ -231,12 +231,12 @@ std::optional<std::pair<std::string, std::string>> KeyReader::LiveNameAndRest(
     const std::string_view live = text.substr(0, dot);
     std::string rest(text.substr(dot + 1));
     if (has(live)) return std::pair(std::string(live), std::move(rest));
-    const auto found = WithoutAdapter(live, has);
-    if (!found || (!out_.adapter.empty() && out_.adapter != found->adapter)) continue;
-    const auto [known, added] = out_.state_names.emplace(found->weight, live);
+    const auto found = JoinName(live, has);
+    if (!found || (!out_.adapter.empty() && out_.adapter != found->part)) continue;
+    const auto [known, added] = out_.state_names.emplace(found->name, live);
     if (!added && known->second != live) continue;
-    out_.adapter = found->adapter;
-    return std::pair(found->weight, std::move(rest));
+    out_.adapter = found->part;
+    return std::pair(found->name, std::move(rest));
   }
   return std::nullopt;
 }

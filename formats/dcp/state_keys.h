@@ -77,9 +77,9 @@ struct StateKeys {
   std::vector<Weight> weights;  // in the file's order
   std::vector<State> states;
   std::vector<HyperParameter> hyper_parameters;
-  // Weights that the optimizers' keys call otherwise (adapter_names.h).
+  // Weights that the optimizers' keys call otherwise (core/state/joined_names.h).
   std::map<std::string, std::string, std::less<>> state_names;
-  std::string adapter;  // whose name those have; "" of none
+  std::string adapter;  // the part that those have more, an adapter's name; "" of none
   std::vector<KeyedEntry> others;
   std::vector<KeyedEntry> in_model;  // objects among the weights (_extra_state)
   std::vector<Unknown> unknown;

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string_view>
 #include <vector>
 
 namespace ckptfs {
@@ -44,6 +46,11 @@ TEST(JoinedNamesTest, OnePartMoreInEachName) {
        {"a.weight"},
        {"a.weight", "module.a.weight"},
        {{"a.weight", "a.weight"}}},
+      {"another model's name before it", {"0.weight", "0.bias"}, {"critic.0.weight", "critic.0.bias"}, {}},
+      {"torch.compile",
+       {"a.weight"},
+       {"_orig_mod.a.weight"},
+       {{"_orig_mod.a.weight", "a.weight"}}},
       {"two parts would do", {"a.x", "b.x"}, {"a.b.x"}, {}},
       {"layers are not parts that may go",
        {"l.0.w", "l.w"},
@@ -53,6 +60,21 @@ TEST(JoinedNamesTest, OnePartMoreInEachName) {
   };
   for (const auto& one : cases)
     EXPECT_EQ(JoinNames(one.model, one.optimizer), one.joined) << one.about;
+}
+
+TEST(JoinedNamesTest, OneNameAlone) {
+  const auto joined = [](std::string_view live, const Names& model) {
+    const auto found = JoinName(live, [&](std::string_view name) {
+      return std::ranges::find(model, name) != model.end();
+    });
+    return found ? found->name + " without " + found->part : "";
+  };
+  EXPECT_EQ(joined("m.lora_A.own.weight", {"m.lora_A.weight"}), "m.lora_A.weight without own");
+  EXPECT_EQ(joined("s.modules_to_save.own.weight", {"s.weight"}), "s.weight without own");
+  EXPECT_EQ(joined("e.trainable_tokens_delta.own", {"e.trainable_tokens_delta"}),
+            "e.trainable_tokens_delta without own");
+  EXPECT_EQ(joined("critic.0.weight", {"0.weight"}), "");
+  EXPECT_EQ(joined("module.lora_A.own.w", {"lora_A.own.w", "module.lora_A.w"}), "");
 }
 
 }  // namespace
