@@ -40,7 +40,7 @@ Status PlaceTensor(const NamedTensor& entry, const StatesAt& at, Placer& placer,
   }
   if (at.part) {
     LeaveStateOut(entry.name, at, "",
-                  "has a shape of its own, and tensor-parallel ranks hold parts of it", header);
+                  "has a shape of its own, but tensor-parallel ranks hold parts of it", header);
     return {};
   }
   return placer.AddReduced(at.parameter, entry.name, entry.tensor);
@@ -61,7 +61,7 @@ Status PlaceWholeStates(const PartitionStates& states, const StatesAt& at, Place
                         StepModel& header) {
   const auto refused = [&](const std::string& kind) {
     if (!IsOurs(kind)) return false;
-    LeaveStateOut(kind, at, "", "is what ckptfs itself calls something else", header);
+    LeaveStateOut(kind, at, "", "has a name that ckptfs uses for something else", header);
     return true;
   };
   for (const NamedTensor& entry : states.flat) {
