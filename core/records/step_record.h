@@ -16,6 +16,10 @@
 
 namespace ckptfs {
 
+// Where a mount shows a step: /run/<run>/step/<id>, or /run/<run>/memory/<id> while several
+// daemons hold it in memory (core/peer).  `latest` is a step of the first kind.
+enum class StepPlace : uint8_t { kStep, kMemory };
+
 // A committed step as the names show it.
 struct StepRecord {
   std::string run;
@@ -33,6 +37,7 @@ struct StepRecord {
   uint32_t life = 0;  // of the run, counted from 0 (core/store/lives.h); of snapshots always 0
   // It was taken while nothing proved that its save was over: another of its source takes its place.
   bool provisional = false;
+  StepPlace place = StepPlace::kStep;
 };
 
 // How a step is to be published.

@@ -33,23 +33,47 @@ Status StepCatalogue::CheckRun(const std::string& run, const std::string& root) 
   return Fail(ErrorCode::kExists, StrCat("run '", run, "' belongs to ", latest->root));
 }
 
-Result<StepRecord> StepCatalogue::Hold(MemoryStep step) {
+Result<std::shared_ptr<StepCatalogue::Held>> StepCatalogue::Render(MemoryStep& step) const {
   CKPT_RETURN_IF_ERROR(CheckName(step.run, "run"));
   CKPT_RETURN_IF_ERROR(CheckStepId(step.model.id));
   CKPT_RETURN_IF_ERROR(CheckOwned(step.model, store_.blobs()));
   auto held = std::make_shared<Held>();
   CKPT_ASSIGN_OR_RETURN(held->rendered, store_.Render(step.model));
-  auto shown = std::make_shared<Step>();
+  held->step = std::make_shared<Step>();
   // The step as it will be loaded once it is stored.
-  CKPT_ASSIGN_OR_RETURN(shown->model, ParseManifest(held->rendered.bytes, store_.blobs()));
+  CKPT_ASSIGN_OR_RETURN(held->step->model, ParseManifest(held->rendered.bytes, store_.blobs()));
+  held->record = RecordOf(step.run, step.model, held->rendered, step.source, step.root);
+  held->step->record = held->record;
+  held->step->roots = {{store_.blobs(), std::move(step.bytes)}};
+  return held;
+}
+
+Result<StepRecord> StepCatalogue::ShowMemory(MemoryStep step) {
+  CKPT_ASSIGN_OR_RETURN(const std::shared_ptr<Held> held, Render(step));
+  held->record.place = StepPlace::kMemory;
+  held->step->record = held->record;
+  const StepRecord& record = held->record;
+  MutexLock lock(mutex_);
+  memory_[{record.run, record.id}] = held;
+  changes_.Add({record.run, record.id, record, StepPlace::kMemory});
+  return record;
+}
+
+void StepCatalogue::HideMemory(const StepRecord& record) {
+  MutexLock lock(mutex_);
+  const auto found = memory_.find({record.run, record.id});
+  if (found == memory_.end() || found->second->record.manifest != record.manifest) return;
+  memory_.erase(found);
+  changes_.Add({record.run, record.id, std::nullopt, StepPlace::kMemory});
+}
+
+Result<StepRecord> StepCatalogue::Hold(MemoryStep step) {
+  CKPT_ASSIGN_OR_RETURN(const std::shared_ptr<Held> held, Render(step));
   StepRecord& record = held->record;
-  record = RecordOf(step.run, step.model, held->rendered, step.source, step.root);
-  shown->roots = {{store_.blobs(), std::move(step.bytes)}};
-  held->step = shown;
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
     record.id = AttemptId(step.model.id, attempt);
     CKPT_RETURN_IF_ERROR(CheckName(record.id, "step"));
-    shown->record = record;
+    held->step->record = record;
     const auto stored = store_.Resolve(step.run, record.id);
     if (stored && stored->unpacked == record.unpacked) return *stored;
     if (stored) continue;  // taken
@@ -66,8 +90,9 @@ Result<StepRecord> StepCatalogue::Hold(MemoryStep step) {
 
 StepCatalogue::HeldPtr StepCatalogue::Find(const StepRecord& record) const {
   MutexLock lock(mutex_);
-  const auto found = held_.find({record.run, record.id});
-  if (found == held_.end() || found->second->record.manifest != record.manifest) return nullptr;
+  const auto& steps = record.place == StepPlace::kMemory ? memory_ : held_;
+  const auto found = steps.find({record.run, record.id});
+  if (found == steps.end() || found->second->record.manifest != record.manifest) return nullptr;
   return found->second;
 }
 
@@ -115,7 +140,9 @@ Status StepCatalogue::Release(const StepRecord& record) {
 
 Result<std::shared_ptr<const Step>> StepCatalogue::Load(const StepRecord& record) {
   if (const HeldPtr held = Find(record)) return held->step;
-  return store_.Load(record);
+  if (record.place == StepPlace::kStep) return store_.Load(record);
+  return Fail(ErrorCode::kNotFound,
+              StrCat(record.run, "/memory/", record.id, " is not held in memory any more"));
 }
 
 std::vector<StepRecord> StepCatalogue::held() const {
@@ -126,7 +153,7 @@ std::vector<StepRecord> StepCatalogue::held() const {
 }
 
 std::shared_ptr<const void> StepCatalogue::Pin(const StepRecord& record) {
-  return Find(record) ? nullptr : store_.Hold(record);
+  return record.place == StepPlace::kMemory || Find(record) ? nullptr : store_.Hold(record);
 }
 
 Status StepCatalogue::Pull() {
@@ -169,6 +196,9 @@ Result<StepNews> StepCatalogue::News(uint64_t generation) {
     });
     for (const auto& [name, held] : held_) {
       all.changes.push_back({name.first, name.second, held->record});
+    }
+    for (const auto& [name, held] : memory_) {
+      all.changes.push_back({name.first, name.second, held->record, StepPlace::kMemory});
     }
     all.generation = changes_.generation();
     return all;

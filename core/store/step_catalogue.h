@@ -54,7 +54,13 @@ class StepCatalogue {
   // Shows a held step no more.  kNotFound if it is not held.
   Status Release(const StepRecord& record);
 
-  // Loads a step of either kind, as Store::Load does.
+  // Shows a step that several daemons hold in memory, in place of another one of that name
+  // (StepPlace::kMemory).  It is a step of this catalogue alone, and is never stored.
+  Result<StepRecord> ShowMemory(MemoryStep step);
+  // Shows it no more.
+  void HideMemory(const StepRecord& record);
+
+  // Loads a step of any kind, as Store::Load does.
   Result<std::shared_ptr<const Step>> Load(const StepRecord& record);
 
   // The records of those that are only in memory, by name.
@@ -77,11 +83,13 @@ class StepCatalogue {
   struct Held {
     StepRecord record;
     RenderedStep rendered;
-    std::shared_ptr<const Step> step;
+    std::shared_ptr<Step> step;  // nobody changes it once it is held
   };
   using HeldPtr = std::shared_ptr<const Held>;
 
   Status CheckRun(const std::string& run, const std::string& root);
+  // The step as it will be loaded; its record has the model's id.
+  Result<std::shared_ptr<Held>> Render(MemoryStep& step) const;
   // The store's news into ours.
   Status Pull();
   HeldPtr Find(const StepRecord& record) const;  // null if it is not held
@@ -93,6 +101,7 @@ class StepCatalogue {
   Store& store_;
   mutable Mutex mutex_;
   std::map<Name, HeldPtr> held_ GUARDED_BY(mutex_);
+  std::map<Name, HeldPtr> memory_ GUARDED_BY(mutex_);  // of several daemons
   StepChanges changes_ GUARDED_BY(mutex_);
   uint64_t seen_ GUARDED_BY(mutex_) = 0;  // of the store's news
 };

@@ -53,6 +53,7 @@ struct StepChange {
   std::string run;
   std::string id;
   std::optional<StepRecord> record;  // nothing: it is gone
+  StepPlace place = StepPlace::kStep;
 };
 
 // The changes since a caller last asked.

@@ -223,7 +223,7 @@ StepEntry::StepEntry(StepCatalogue& catalogue, StepRecord record, RootMap roots,
       roots_(std::move(roots)),
       formats_(formats),
       recent_(recent),
-      path_(StrCat("/run/", record_.run, "/step/", record_.id)),
+      path_(StrCat("/run/", record_.run, "/", PlaceName(record_.place), "/", record_.id)),
       inode_seed_(InodeSeed(record_.manifest)) {}
 
 Result<std::shared_ptr<const MountedStep>> StepEntry::Load() {

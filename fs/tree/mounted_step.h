@@ -199,7 +199,7 @@ class StepEntry {
             RecentSteps& recent);
 
   const StepRecord& record() const { return record_; }
-  const std::string& path() const { return path_; }  // "/run/<run>/step/<id>"
+  const std::string& path() const { return path_; }  // "/run/<run>/step/<id>", or "memory"
   uint64_t inode_seed() const { return inode_seed_; }
 
   // BLOCKS: on loading the manifest, once for all who ask meanwhile.

@@ -37,4 +37,9 @@ InodeNumber InodeOf(uint64_t seed, std::string_view path, uint64_t attempt = 0);
 // that stays is neither skipped nor repeated.  Above those of "." and "..".
 uint64_t CookieOf(std::string_view name);
 
+// The directory of such steps in that of their run.
+inline std::string_view PlaceName(StepPlace place) {
+  return place == StepPlace::kStep ? "step" : "memory";
+}
+
 }  // namespace ckptfs

@@ -9,6 +9,7 @@
 
 #include "core/base/checked_math.h"
 #include "core/base/strings.h"
+#include "core/io/root.h"
 #include "fs/tree/names.h"
 
 namespace ckptfs {
@@ -80,7 +81,7 @@ std::shared_ptr<const StepAccess> Namespace::AccessOf(StepEntry& step) {
   if (!access) return nullptr;
   if ((*access)->TakeChange()) {
     // Modes that the kernel may have cached for ever: it drops all below.
-    invalidator_.Add(InodeOf(0, StrCat("/run/", step.record().run, "/step")), step.record().id);
+    invalidator_.Add(InodeOf(0, ParentPath(step.path())), step.record().id);
   }
   return *access;
 }
@@ -96,9 +97,8 @@ bool Namespace::Visible(const TreeSnapshot& now, const Node& node, const Caller&
   if (node.step) return MayEnter(*node.step, caller);
   if (node.kind != NodeKind::kRun) return true;
   const Tree::Run* const run = now.tree.FindRun(node.name());
-  return run != nullptr && run->steps.Any([&](const std::string&, const auto& step) {
-    return MayEnter(*step, caller);
-  });
+  const auto may = [&](const std::string&, const auto& step) { return MayEnter(*step, caller); };
+  return run != nullptr && (run->steps.Any(may) || run->memory.Any(may));
 }
 
 Attributes Namespace::AttributesOf(const Node& node) {
@@ -203,7 +203,11 @@ void Namespace::Announce(const std::vector<TreeChange>& changes, bool view_moved
       options_.Say(
           StrCat(change.removed->path(), " was removed; its open files stay readable"));
     }
-    invalidator_.Add(InodeOf(0, StrCat("/run/", change.run, "/step")), change.id);
+    const std::string run = StrCat("/run/", change.run);
+    const std::string place(PlaceName(change.place));
+    invalidator_.Add(InodeOf(0, StrCat(run, "/", place)), change.id);
+    // The directory of steps in memory comes and goes with them.
+    if (change.place == StepPlace::kMemory) invalidator_.Add(InodeOf(0, run), place);
     invalidator_.Add(InodeOf(0, "/run"), change.run);
   }
   if (view_moved) invalidator_.Add(kRootInode, "view");

@@ -30,7 +30,8 @@ enum class NodeKind : uint8_t {
   kRuns,        // /run
   kRun,         // /run/<run>
   kSteps,       // /run/<run>/step
-  kStep,        // /run/<run>/step/<id>
+  kMemorySteps,  // /run/<run>/memory; there while a step is in it
+  kStep,        // /run/<run>/step/<id>, /run/<run>/memory/<id>
   kViews,       // .../view
   kViewReadme,   // .../view/README.txt
   kLayoutIndex,  // .../view/layouts.json

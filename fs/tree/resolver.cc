@@ -145,18 +145,24 @@ std::vector<NodePtr> FewChildren(const TreeSnapshot& now, const Node& parent) {
     case NodeKind::kRuns:
       for (const auto& [name, run] : now.tree.runs) children.push_back(RunNode(parent, name, *run));
       return children;
-    case NodeKind::kRun:
-      if (!now.tree.runs.contains(parent.name())) return {};
-      return {Directory(parent, NodeKind::kSteps, "step")};
+    case NodeKind::kRun: {
+      const Tree::Run* const run = now.tree.FindRun(parent.name());
+      if (run == nullptr) return {};
+      children.push_back(Directory(parent, NodeKind::kSteps, "step"));
+      if (!run->memory.empty()) children.push_back(Directory(parent, NodeKind::kMemorySteps, "memory"));
+      return children;
+    }
     default: return {};
   }
 }
 
-const Tree::Run* RunOfSteps(const TreeSnapshot& now, const Node& steps) {
-  std::string_view path = steps.path;  // "/run/<run>/step"
+// Null if its run has gone.
+const StepMap* StepsIn(const TreeSnapshot& now, const Node& steps) {
+  std::string_view path = steps.path;  // "/run/<run>/step", "/run/<run>/memory"
   path.remove_prefix(std::string_view("/run/").size());
-  path.remove_suffix(std::string_view("/step").size());
-  return now.tree.FindRun(path);
+  const Tree::Run* const run = now.tree.FindRun(path.substr(0, path.find('/')));
+  if (run == nullptr) return nullptr;
+  return &run->At(steps.kind == NodeKind::kSteps ? StepPlace::kStep : StepPlace::kMemory);
 }
 
 NodePtr LayoutInfoNode(const Node& layout) {
@@ -212,6 +218,7 @@ bool Resolver::Fixed(const Node& directory) {
     case NodeKind::kRuns:
     case NodeKind::kRun:
     case NodeKind::kSteps:
+    case NodeKind::kMemorySteps:
     case NodeKind::kViews:
     case NodeKind::kIngest: return false;
     default: return true;
@@ -222,9 +229,10 @@ Result<NodePtr> Resolver::Child(const TreeSnapshot& now, const Node& parent,
                                 std::string_view name) const {
   if (name.size() > kMaxComponent) return NoSuch(parent, name);
   switch (parent.kind) {
-    case NodeKind::kSteps: {
-      const Tree::Run* run = RunOfSteps(now, parent);
-      const auto step = run ? run->steps.Find(name) : nullptr;
+    case NodeKind::kSteps:
+    case NodeKind::kMemorySteps: {
+      const StepMap* const steps = StepsIn(now, parent);
+      const auto step = steps ? steps->Find(name) : nullptr;
       if (!step) return NoSuch(parent, name);
       return StepNode(parent, step);
     }
@@ -250,11 +258,12 @@ Result<NodePtr> Resolver::Child(const TreeSnapshot& now, const Node& parent,
 
 Result<std::vector<NodePtr>> Resolver::Children(const TreeSnapshot& now, const Node& parent) const {
   switch (parent.kind) {
-    case NodeKind::kSteps: {
+    case NodeKind::kSteps:
+    case NodeKind::kMemorySteps: {
       Nodes children;
-      const Tree::Run* run = RunOfSteps(now, parent);
-      if (run == nullptr) return children;
-      run->steps.Any([&](const std::string&, const auto& step) {
+      const StepMap* const steps = StepsIn(now, parent);
+      if (steps == nullptr) return children;
+      steps->Any([&](const std::string&, const auto& step) {
         children.push_back(StepNode(parent, step));
         return false;
       });

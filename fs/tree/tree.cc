@@ -3,6 +3,7 @@
 #include "fs/tree/tree.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "core/base/strings.h"
 
@@ -10,11 +11,13 @@ namespace ckptfs {
 namespace {
 
 // Names that no path can have are left out.
-std::map<std::pair<std::string, std::string>, const StepChange*> LastOfEach(const StepNews& news) {
-  std::map<std::pair<std::string, std::string>, const StepChange*> last;
+using Named = std::tuple<std::string, StepPlace, std::string>;
+
+std::map<Named, const StepChange*> LastOfEach(const StepNews& news) {
+  std::map<Named, const StepChange*> last;
   for (const StepChange& change : news.changes) {
     if (!CheckName(change.run, "run") || !CheckName(change.id, "step")) continue;
-    last[{change.run, change.id}] = &change;
+    last[{change.run, change.place, change.id}] = &change;
   }
   return last;
 }
@@ -22,21 +25,26 @@ std::map<std::pair<std::string, std::string>, const StepChange*> LastOfEach(cons
 // The steps that `before` has and `next`, which was told everything, does not.
 void AddGone(const Tree& before, NextTree& next) {
   for (const auto& [name, run] : before.runs) {
-    run->steps.Any([&, &name = name](const std::string& id, const auto& step) {
-      if (!next.tree.FindStep(name, id)) next.changes.push_back({name, id, step, nullptr});
-      return false;
-    });
+    for (const StepPlace place : {StepPlace::kStep, StepPlace::kMemory}) {
+      run->At(place).Any([&, &name = name](const std::string& id, const auto& step) {
+        if (!next.tree.FindStep(name, id, place)) next.changes.push_back({name, id, step, nullptr, place});
+        return false;
+      });
+    }
   }
 }
 
 // A run with changes; a run whose last step was removed is not a name any more.
-void Replace(const std::string& name, std::vector<StepMap::Change> changes, Tree& tree) {
+void Replace(const std::string& name, StepPlace place, std::vector<StepMap::Change> changes,
+             Tree& tree) {
   const Tree::Run* const known = tree.FindRun(name);
-  Tree::Run run{(known ? known->steps : StepMap()).With(std::move(changes)), nullptr, 0};
+  Tree::Run run = known ? *known : Tree::Run();
+  StepMap& steps = place == StepPlace::kStep ? run.steps : run.memory;
+  steps = steps.With(std::move(changes));
   tree.runs.erase(name);
-  if (run.steps.empty()) return;
+  if (run.steps.empty() && run.memory.empty()) return;
   run.latest = run.steps.latest();
-  run.mtime_ns = run.steps.mtime_ns();
+  run.mtime_ns = run.steps.empty() ? run.memory.mtime_ns() : run.steps.mtime_ns();
   tree.runs.emplace(name, std::make_shared<const Tree::Run>(std::move(run)));
 }
 
@@ -47,26 +55,30 @@ const Tree::Run* Tree::FindRun(std::string_view run) const {
   return found == runs.end() ? nullptr : found->second.get();
 }
 
-std::shared_ptr<StepEntry> Tree::FindStep(std::string_view run, std::string_view id) const {
+std::shared_ptr<StepEntry> Tree::FindStep(std::string_view run, std::string_view id,
+                                          StepPlace place) const {
   const Run* const found = FindRun(run);
-  return found == nullptr ? nullptr : found->steps.Find(id);
+  return found == nullptr ? nullptr : found->At(place).Find(id);
 }
 
 NextTree TakeIn(const Tree& before, const StepNews& news, const MakeStepEntry& make) {
   NextTree next;
-  std::map<std::string, std::vector<StepMap::Change>> touched;  // sorted, as LastOfEach is
+  // Sorted, as LastOfEach is.
+  std::map<std::pair<std::string, StepPlace>, std::vector<StepMap::Change>> touched;
   if (!news.all) next.tree = before;
   for (const auto& [name, change] : LastOfEach(news)) {
-    const auto& [run, id] = name;
-    const auto was = before.FindStep(run, id);
+    const auto& [run, place, id] = name;
+    const auto was = before.FindStep(run, id, place);
     const bool same = was && change->record && !was->removed() &&
                       was->record().manifest == change->record->manifest;
-    StepMap::Change& step = touched[run].emplace_back(StepMap::Change{id, nullptr});
+    StepMap::Change& step = touched[{run, place}].emplace_back(StepMap::Change{id, nullptr});
     if (change->record) step.step = same ? was : make(*change->record);
-    if (same && !news.all) next.changes.push_back({run, id, nullptr, was});
-    if (!same && (was || change->record)) next.changes.push_back({run, id, was, nullptr});
+    if (same && !news.all) next.changes.push_back({run, id, nullptr, was, place});
+    if (!same && (was || change->record)) next.changes.push_back({run, id, was, nullptr, place});
   }
-  for (auto& [name, changes] : touched) Replace(name, std::move(changes), next.tree);
+  for (auto& [name, changes] : touched) {
+    Replace(name.first, name.second, std::move(changes), next.tree);
+  }
   if (news.all) AddGone(before, next);
   next.tree.mtime_ns = 0;
   for (const auto& [name, run] : next.tree.runs) {
@@ -88,6 +100,10 @@ std::shared_ptr<StepEntry> ViewTarget::Choose(const Tree& tree, std::string* rea
   const Tree::Run* const run = tree.FindRun(name);
   if (run == nullptr) {
     *reason = StrCat("there is no run '", name, "' yet");
+    return nullptr;
+  }
+  if (run->steps.empty()) {
+    *reason = StrCat("run '", name, "' has no durable step yet");
     return nullptr;
   }
   if (follow_ || step_ == "latest") return run->latest;

@@ -23,17 +23,21 @@
 namespace ckptfs {
 
 struct Tree {
-  struct Run {
-    StepMap steps;                      // at least one
-    std::shared_ptr<StepEntry> latest;  // IsOlder than none
+  struct Run {  // at least one step, in either place
+    StepMap steps;
+    StepMap memory;                     // those that daemons hold in memory together
+    std::shared_ptr<StepEntry> latest;  // of `steps`: IsOlder than none; null if there are none
     int64_t mtime_ns = 0;               // of the newest step
+
+    const StepMap& At(StepPlace place) const { return place == StepPlace::kStep ? steps : memory; }
   };
   std::map<std::string, std::shared_ptr<const Run>, std::less<>> runs;
   int64_t mtime_ns = 0;
 
   // Null if there is none.
   const Run* FindRun(std::string_view run) const;
-  std::shared_ptr<StepEntry> FindStep(std::string_view run, std::string_view id) const;
+  std::shared_ptr<StepEntry> FindStep(std::string_view run, std::string_view id,
+                                      StepPlace place = StepPlace::kStep) const;
 };
 
 using MakeStepEntry = std::function<std::shared_ptr<StepEntry>(const StepRecord&)>;
@@ -44,6 +48,7 @@ struct TreeChange {
   std::shared_ptr<StepEntry> removed;  // null: none was there
   // The step that was there before, with its entry; its bytes may lie elsewhere.
   std::shared_ptr<StepEntry> kept;
+  StepPlace place = StepPlace::kStep;
 };
 
 // The tree with what is new, which shares what is not: a step costs the same however

@@ -264,6 +264,34 @@ void AddIngestOptions(Command& command, IngestRequest& request) {
               "Take a step whose optimizer files were removed");
 }
 
+// What cannot be done yet is refused by its name.
+Result<ProtectScheme> ParseProtect(const std::string& text) {
+  CKPT_ASSIGN_OR_RETURN(const ProtectScheme scheme, ProtectScheme::Parse(text));
+  if (scheme.kind == ProtectScheme::kOff || scheme.kind == ProtectScheme::kCopy) return scheme;
+  return Fail(ErrorCode::kUnsupported, StrCat("'", text, "': off, copy or copy:N; this build protects by copies alone"));
+}
+
+void AddPeerOptions(Command& command, SnapshotFlags& flags) {
+  command
+      .Add("--peer", flags.request.peers.address,
+           "Where daemons of other machines reach this one; steps are then kept in their memory, too")
+      .Value("HOST[:PORT]")
+      .Check(Checked(ParseTcpAddress));
+  command.Add("--peer-memory", flags.peer_memory, "Memory for parts of steps, others' and own (default: a quarter of RAM)")
+      .Value("BYTES")
+      .Check(Checked(ParseBytes));
+  command.Add("--peer-rate", flags.peer_rate, "Bytes a second to a peer, at most; 0: as fast as the link takes them (default)")
+      .Value("BYTES")
+      .Check(Checked(ParseBytes));
+  command.Add("--protect", flags.protect, "How many other nodes hold a copy of what the ranks here save (default: off)")
+      .Value("off|copy|copy:N")
+      .Check(Checked(ParseProtect));
+  command
+      .Add("--failure-domain", flags.request.peers.failure_domain,
+           "What dies together, a rack say: copies go to others (default: the host)")
+      .Value("TEXT");
+}
+
 void AddSnapshotOptions(Command& command, SnapshotFlags& flags) {
   command
       .Add("--snapshot-memory", flags.memory,
@@ -287,10 +315,29 @@ void AddSnapshotOptions(Command& command, SnapshotFlags& flags) {
   command.Add("--hot-memory", flags.hot_memory, "Memory for hot steps (default: an eighth of RAM)")
       .Value("BYTES")
       .Check(Checked(ParseBytes));
+  AddPeerOptions(command, flags);
+}
+
+Result<PeerRequest> PeerRequestOf(const SnapshotFlags& flags) {
+  PeerRequest peers = flags.request.peers;
+  if (!flags.protect.empty()) {
+    CKPT_ASSIGN_OR_RETURN(peers.scheme, ParseProtect(flags.protect));
+  }
+  if (!flags.peer_memory.empty()) {
+    CKPT_ASSIGN_OR_RETURN(peers.memory_bytes, ParseBytes(flags.peer_memory));
+  }
+  if (!flags.peer_rate.empty()) {
+    CKPT_ASSIGN_OR_RETURN(peers.rate, ParseBytes(flags.peer_rate));
+  }
+  if (peers.address.empty() && peers.scheme.kind != ProtectScheme::kOff) {
+    return Fail(RefuseUsage("--protect needs --peer: the address at which other daemons reach this one").error());
+  }
+  return peers;
 }
 
 Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags) {
   SnapshotRequest request = flags.request;
+  CKPT_ASSIGN_OR_RETURN(request.peers, PeerRequestOf(flags));
   if (!flags.memory.empty()) {
     CKPT_ASSIGN_OR_RETURN(request.memory_bytes, ParseBytes(flags.memory));
   }
@@ -398,6 +445,7 @@ std::unique_ptr<CommandSet> MakeCommandSet() {
   AddAdoptCommand(*commands);
   AddListCommand(*commands);
   AddResolveCommand(*commands);
+  AddRecoverCommand(*commands);
   AddSwitchCommand(*commands);
   AddWarmCommand(*commands);
   AddRemoveCommand(*commands);

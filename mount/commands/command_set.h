@@ -52,6 +52,9 @@ struct SnapshotFlags {
   std::string hot_memory;
   std::string spool;
   std::string spool_size;
+  std::string peer_memory;
+  std::string peer_rate;
+  std::string protect;
 };
 void AddSnapshotOptions(Command& command, SnapshotFlags& flags);
 Result<SnapshotRequest> SnapshotRequestOf(const SnapshotFlags& flags);
@@ -105,6 +108,7 @@ void AddReadCommand(CommandSet& commands);
 void AddRedundancyCommand(CommandSet& commands);
 void AddRemoveCommand(CommandSet& commands);
 void AddResolveCommand(CommandSet& commands);
+void AddRecoverCommand(CommandSet& commands);
 void AddStatsCommand(CommandSet& commands);
 void AddStatusCommand(CommandSet& commands);
 void AddSwitchCommand(CommandSet& commands);

@@ -108,6 +108,20 @@ Result<bool> SnapshotService::OpenSpool() {
   return true;
 }
 
+Status SnapshotService::StartPeers() {
+  if (request_.peers.address.empty() || peers_) return {};
+  PeerService::Hooks hooks;
+  hooks.refresh = hooks_.refresh;
+  hooks.say = [this](const std::string& name) -> std::shared_ptr<const void> {
+    const auto held = commit_->presence().Hold(name);
+    if (!held) Log(LogLevel::kWarning, held.error().message);
+    return held ? *held : nullptr;
+  };
+  CKPT_ASSIGN_OR_RETURN(
+      peers_, PeerService::Start(store_, catalogue_, request_.peers, commit_->node(), std::move(hooks)));
+  return {};
+}
+
 Status SnapshotService::StartReceiving() {
   if (receiving() || memory_bytes_ == 0) return {};
   CKPT_ASSIGN_OR_RETURN(const bool ready, OpenSpool());
@@ -144,6 +158,13 @@ Status SnapshotService::StartReceiving() {
   options.shown = [this](const StepRecord& record, bool published) { Stored(record, published); };
   options.reclaim = [this] { collector_->Reclaim(); };
   options.shelf = shelf_;
+  if (!request_.peers.address.empty()) {
+    options.protect = [this](const AttemptName& name, uint64_t step, uint32_t world,
+                             const std::map<uint32_t, ReceivedFile>& files) {
+      PeerService* const peers = peers_ready_.load();
+      if (peers != nullptr) peers->Protect(name, step, world, files);
+    };
+  }
   auto receiver = Receiver::Start(std::move(options));
   if (!receiver) {
     spooler_.reset();  // it is the receiving daemon's
@@ -151,8 +172,12 @@ Status SnapshotService::StartReceiving() {
     Log(LogLevel::kWarning, StrCat("snapshots are not received: ", receiver.error().message));
     return {};
   }
-  MutexLock lock(mutex_);
-  receiver_ = *std::move(receiver);
+  {
+    MutexLock lock(mutex_);
+    receiver_ = *std::move(receiver);
+  }
+  CKPT_RETURN_IF_ERROR(StartPeers());
+  peers_ready_ = peers_.get();
   return {};
 }
 
@@ -166,6 +191,9 @@ std::string SnapshotService::StatusJson() const {
   if (!receiver) return "";
   auto status = nlohmann::json::parse(receiver->StatusJson(), nullptr, false);
   status["retention"] = nlohmann::json::parse(collector_->StatusJson(), nullptr, false);
+  if (const PeerService* const peers = peers_ready_.load()) {
+    status["peers"] = nlohmann::json::parse(peers->StatusJson(), nullptr, false);
+  }
   if (spooler_) status["spool"] = nlohmann::json::parse(spooler_->StatusJson(), nullptr, false);
   status["hot"] = nlohmann::json::parse(hot_.StatusJson(), nullptr, false);
   status["in_memory"] = nlohmann::json::array();

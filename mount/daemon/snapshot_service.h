@@ -10,6 +10,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "core/commit/world_commit.h"
 #include "core/store/step_catalogue.h"
 #include "mount/daemon/hot_steps.h"
+#include "mount/daemon/peer_service.h"
 #include "mount/daemon/snapshot_keeper.h"
 #include "mount/daemon/step_collector.h"
 #include "snapshot/receive/receiver.h"
@@ -35,6 +37,7 @@ struct SnapshotRequest {
   std::optional<uint64_t> hot_bytes;     // absent: an eighth of RAM
   std::string spool;                     // absolute; empty: none
   std::optional<uint64_t> spool_bytes;   // absent: half of what is free there
+  PeerRequest peers;
 };
 
 class SnapshotService {
@@ -48,15 +51,18 @@ class SnapshotService {
   ~SnapshotService();
 
   // From now on, unless it does already, no snapshots are wanted, or another daemon does.
-  // kPermission, kInvalid if the spool cannot be one of this store; what else hinders it is logged.
+  // kPermission, kInvalid if the spool cannot be one of this store; an error of its kind if
+  // daemons cannot be reached at the peer's address; what else hinders it is logged.
   Status StartReceiving();
   bool receiving() const { return Get() != nullptr; }
   // Receiver::StatusJson, "retention", "hot", "in_memory", the records of steps that are not in the
-  // store yet, and, where there is one, "spool"; empty where none are received.
+  // store yet, and, where there are such, "spool" and "peers"; empty where none are received.
   std::string StatusJson() const;
 
  private:
   std::shared_ptr<const Receiver> Get() const;
+  // The daemon that receives has peers, too.
+  Status StartPeers();
   // False if the spool is another daemon's.
   Result<bool> OpenSpool();
   Status Keep(ReceivedStep step);
@@ -75,6 +81,8 @@ class SnapshotService {
   std::unique_ptr<SnapshotKeeper> keeper_;
   std::unique_ptr<StepCollector> collector_;
   std::unique_ptr<WorldCommit> commit_;
+  std::unique_ptr<PeerService> peers_;              // null: there are none
+  std::atomic<PeerService*> peers_ready_{nullptr};  // the same, once it serves
   mutable Mutex mutex_;
   std::shared_ptr<const Receiver> receiver_ GUARDED_BY(mutex_);
 };

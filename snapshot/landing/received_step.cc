@@ -403,4 +403,19 @@ bool IncomingSteps::DropOlder(Time limit, const Elsewhere& elsewhere) {
 
 std::vector<DroppedStep> IncomingSteps::TakeDropped() { return std::exchange(dropped_, {}); }
 
+void ProtectWhole(const ProtectHook& protect, const ReceivedStep& step) {
+  if (!protect) return;
+  std::map<uint32_t, ReceivedFile> files;
+  for (uint32_t rank = 0; rank < step.files.size(); ++rank) files[rank] = step.files[rank];
+  ProtectPart(protect, step.name, step.life, step.step, static_cast<uint32_t>(step.files.size()),
+              files);
+}
+
+void ProtectPart(const ProtectHook& protect, AttemptName name, const Digest& life, uint64_t step,
+                 uint32_t world, const std::map<uint32_t, ReceivedFile>& files) {
+  if (!protect) return;
+  name.life = life;
+  protect(name, step, world, files);
+}
+
 }  // namespace ckptfs

@@ -57,6 +57,14 @@ struct ReceivedStep {
 // True if they are of one attempt and have the same files.
 bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b);
 
+// Told of ranks' files whose parts have ended, before anything else has them.
+using ProtectHook = std::function<void(const AttemptName& name, uint64_t step, uint32_t world,
+                                       const std::map<uint32_t, ReceivedFile>& files)>;
+// Both do nothing if the hook is empty.
+void ProtectWhole(const ProtectHook& protect, const ReceivedStep& step);
+void ProtectPart(const ProtectHook& protect, AttemptName name, const Digest& life, uint64_t step,
+                 uint32_t world, const std::map<uint32_t, ReceivedFile>& files);
+
 // A step that will never be whole, and why.
 struct DroppedStep {
   AttemptName name;

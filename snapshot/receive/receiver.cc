@@ -63,6 +63,7 @@ void Receiver::State::CountUnproved(bool is) {
 }
 
 void Receiver::State::Take(ReceivedStep step) {
+  ProtectWhole(options.protect, step);
   CountUnproved(std::ranges::any_of(step.files, [](auto& file) { return file.unproved > 0; }));
   if (options.spooler != nullptr) {
     AttemptName name = step.name;

@@ -58,6 +58,9 @@ struct ReceiverOptions {
                                             std::weak_ptr<const void> owner)> stream = {};
   // Where saves may lie until their store has them; null: in memory.  Must outlive the receiver.
   Spooler* spooler = nullptr;
+  // Ranks of this daemon have ended their parts of a save, which has a life if several daemons
+  // make it.  Returns at once.
+  ProtectHook protect = {};
   // A step with a save will be kept.  Returns at once.
   std::function<void(const ReceivedStep& step)> waits = {};
 };

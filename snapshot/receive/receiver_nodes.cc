@@ -118,6 +118,7 @@ void Receiver::State::SpreadOne(const AttemptName& name, const Result<JobWorld>&
   if (waiting->here->size() + elsewhere < waiting->world || steps.DropUnmet(name)) return;
   const auto [step, size] = std::pair(waiting->step, waiting->world);
   IncomingSteps::Part part = steps.Take(name);
+  ProtectPart(options.protect, name, *world->life, step, size, part.files);
   CountUnproved(std::ranges::any_of(part.files, [](auto& one) { return one.second.unproved > 0; }));
   WorldPart mine{name, step, size, std::move(part.files), part.first};
   if (options.spooler != nullptr) {

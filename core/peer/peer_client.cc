@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/peer/peer_client.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+// A peer answers at once, but it looks at all its own peers for `show`.
+constexpr std::chrono::seconds kAnswerTime{30};
+
+// A refusal carries the code of its reason.
+ErrorCode CodeOf(const PeerFrame& refused) {
+  switch (static_cast<ErrorCode>(refused.offset)) {
+    case ErrorCode::kNotFound: return ErrorCode::kNotFound;
+    case ErrorCode::kExists: return ErrorCode::kExists;
+    case ErrorCode::kExhausted: return ErrorCode::kExhausted;
+    case ErrorCode::kDataLoss: return ErrorCode::kDataLoss;
+    default: return ErrorCode::kInvalid;
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PeerClient>> PeerClient::Connect(PeerTransport& transport,
+                                                        const std::string& address,
+                                                        const Digest& node,
+                                                        const PeerIdentity& self) {
+  CKPT_ASSIGN_OR_RETURN(auto link, transport.Connect(address));
+  CKPT_ASSIGN_OR_RETURN(const Digest there, GreetPeer(*link, self));
+  if (there != node) {
+    return Fail(ErrorCode::kPermission, StrCat(link->about(), ": another daemon answers there"));
+  }
+  return std::unique_ptr<PeerClient>(new PeerClient(std::move(link)));
+}
+
+Status PeerClient::Fails(Status status) {
+  if (!status) broken_ = true;
+  return status;
+}
+
+Result<PeerFrame> PeerClient::Answer(PeerWord expected, PeerWord other) {
+  auto answer = link_->Receive(kMaxPeerText, kAnswerTime);
+  if (!answer) {
+    broken_ = true;
+    return answer;
+  }
+  if (answer->word == PeerWord::kRefused && answer->payload_bytes == 0) {
+    return Fail(CodeOf(*answer), answer->text);
+  }
+  const bool payload = expected == PeerWord::kBytes;
+  if ((answer->word == expected || answer->word == other) &&
+      (payload || answer->payload_bytes == 0)) {
+    return answer;
+  }
+  broken_ = true;
+  return Refuse(link_->about(), ": an answer out of turn");
+}
+
+Result<PeerFrame> PeerClient::Ask(PeerFrame question, PeerWord answer) {
+  CKPT_RETURN_IF_ERROR(Fails(link_->Send(std::move(question), {})));
+  return Answer(answer, answer);
+}
+
+Status PeerClient::Offer(const ShelfFile& file, const std::function<bool(uint64_t bytes)>& paced) {
+  PeerFrame offer{.word = PeerWord::kOffer, .rank = file.rank().rank};
+  offer.text = RenderPart(file.part());
+  if (offer.text.size() > kMaxPeerText) {
+    return Fail(ErrorCode::kUnsupported, "a rank's file is too large to be described to a peer");
+  }
+  CKPT_RETURN_IF_ERROR(Fails(link_->Send(std::move(offer), {})));
+  CKPT_ASSIGN_OR_RETURN(PeerFrame answer, Answer(PeerWord::kWanted, PeerWord::kHeld));
+  const std::span<const std::byte> bytes = file.bytes();
+  if (answer.word == PeerWord::kWanted) {
+    for (uint64_t at = 0; at < bytes.size();) {
+      const auto piece = bytes.subspan(at, std::min<uint64_t>(kMaxPeerPayload, bytes.size() - at));
+      CKPT_RETURN_IF_ERROR(
+          Fails(link_->Send({.word = PeerWord::kChunk, .offset = at}, std::span(&piece, 1))));
+      at += piece.size();
+      if (paced && !paced(piece.size())) {
+        broken_ = true;
+        return Fail(ErrorCode::kIo, "the daemon is ending");
+      }
+    }
+    CKPT_ASSIGN_OR_RETURN(answer, Answer(PeerWord::kHeld, PeerWord::kHeld));
+  }
+  if (answer.digest == DigestOfChunks(file.rank().chunks)) return {};
+  return Fail(ErrorCode::kDataLoss, StrCat(link_->about(), ": it holds other bytes than were sent"));
+}
+
+Status PeerClient::Protect(std::string_view directory, uint32_t rank) {
+  CKPT_RETURN_IF_ERROR(Ask({.word = PeerWord::kProtect, .rank = rank, .text = std::string(directory)},
+                           PeerWord::kDone));
+  return {};
+}
+
+Status PeerClient::LetGo(std::string_view directory, uint32_t rank) {
+  CKPT_RETURN_IF_ERROR(Ask({.word = PeerWord::kLetGo, .rank = rank, .text = std::string(directory)},
+                           PeerWord::kDone));
+  return {};
+}
+
+Result<std::vector<ShelvedPart>> PeerClient::List() {
+  CKPT_ASSIGN_OR_RETURN(const PeerFrame answer, Ask({.word = PeerWord::kList}, PeerWord::kParts));
+  return ParseShelved(answer.text);
+}
+
+Result<PreparedPart> PeerClient::Describe(std::string_view directory, uint32_t rank) {
+  CKPT_ASSIGN_OR_RETURN(
+      const PeerFrame answer,
+      Ask({.word = PeerWord::kDescribe, .rank = rank, .text = std::string(directory)},
+          PeerWord::kPart));
+  CKPT_ASSIGN_OR_RETURN(PreparedPart part, ParsePeerPart(answer.text));
+  if (part.Directory() == directory && part.ranks.front().rank == rank) return part;
+  return Refuse(link_->about(), ": it describes another part than was asked for");
+}
+
+Status PeerClient::Get(std::string_view directory, uint32_t rank, uint64_t offset,
+                       std::span<std::byte> out) {
+  PeerFrame question{.word = PeerWord::kGet, .rank = rank, .offset = offset, .length = out.size()};
+  question.text = directory;
+  CKPT_ASSIGN_OR_RETURN(const PeerFrame answer, Ask(std::move(question), PeerWord::kBytes));
+  if (answer.payload_bytes != out.size()) {
+    broken_ = true;
+    return Refuse(link_->about(), ": ", answer.payload_bytes, " bytes, ", out.size(), " were asked for");
+  }
+  return Fails(link_->ReceivePayload(out));
+}
+
+Result<std::vector<ShownMemoryStep>> PeerClient::Show(std::string_view run) {
+  CKPT_ASSIGN_OR_RETURN(const PeerFrame answer,
+                        Ask({.word = PeerWord::kShow, .text = std::string(run)}, PeerWord::kShown));
+  return ParseShown(answer.text);
+}
+
+}  // namespace ckptfs

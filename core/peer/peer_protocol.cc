@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "core/peer/peer_protocol.h"
+
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/base/names.h"
+#include "core/base/strings.h"
+#include "core/records/record_text.h"
+
+namespace ckptfs {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint32_t kMagic = 0x31504b43;  // "CKP1": the protocol's first version
+constexpr size_t kCheckedBytes = kPeerFrameBytes - 8;
+constexpr uint32_t kLastWord = static_cast<uint32_t>(PeerWord::kShown);
+constexpr size_t kMaxListed = 1 << 16;
+constexpr size_t kMaxDirectory = 64;
+
+template <class Number>
+void Put(std::byte* out, Number number) {
+  for (size_t i = 0; i < sizeof number; ++i) out[i] = static_cast<std::byte>(number >> (8 * i));
+}
+
+template <class Number>
+Number Take(const std::byte* in) {
+  Number number = 0;
+  for (size_t i = sizeof number; i-- > 0;) number = number << 8 | static_cast<Number>(in[i]);
+  return number;
+}
+
+uint64_t CheckOf(std::span<const std::byte, kPeerFrameBytes> bytes, std::string_view text) {
+  const std::string_view head(reinterpret_cast<const char*>(bytes.data()), kCheckedBytes);
+  return HashOf(text, HashOf(head));
+}
+
+template <class Number>
+std::optional<Number> NumberOf(const json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number_unsigned()) return std::nullopt;
+  const auto value = found->get<uint64_t>();
+  if (value > std::numeric_limits<Number>::max()) return std::nullopt;
+  return static_cast<Number>(value);
+}
+
+std::optional<int64_t> TimeOf(const json& object) {
+  const auto found = object.find("mtime_ns");
+  if (found == object.end() || !found->is_number_integer()) return std::nullopt;
+  return found->get<int64_t>();
+}
+
+std::optional<Digest> DigestUnder(const json& object, const char* key) {
+  return DigestFromHex(TextOf(object, key).value_or(""));
+}
+
+Result<json> ArrayUnder(std::string_view text, const char* key) {
+  CKPT_ASSIGN_OR_RETURN(json object, UnsealRecord(text));
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_array() || found->size() > kMaxListed) {
+    return Refuse("peer: a list of ", key, " is expected");
+  }
+  return *found;
+}
+
+Result<ShelvedPart> ShelvedFrom(const json& one) {
+  if (!one.is_object()) return Refuse("peer: a part is an object");
+  auto run = TextOf(one, "run");
+  auto job = TextOf(one, "job");
+  const auto life = DigestUnder(one, "life");
+  const auto attempt = NumberOf<uint64_t>(one, "attempt");
+  const auto step = NumberOf<uint64_t>(one, "step");
+  const auto world = NumberOf<uint32_t>(one, "world");
+  const auto rank = NumberOf<uint32_t>(one, "rank");
+  const auto bytes = NumberOf<uint64_t>(one, "bytes");
+  const auto state = NumberOf<uint32_t>(one, "state");
+  const auto chunks = DigestUnder(one, "chunks");
+  const auto mtime = TimeOf(one);
+  if (!run || !job || !life || !attempt || !step || !world || !rank || !bytes || !state ||
+      !chunks || !mtime) {
+    return Refuse("peer: a part lacks a field");
+  }
+  CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
+  if (*world == 0 || *world > kMaxPreparedWorld || *rank >= *world) {
+    return Refuse("peer: rank ", *rank, " of ", *world);
+  }
+  if (*state < 1 || *state > 2) return Refuse("peer: a part in state ", *state);
+  return ShelvedPart{{*std::move(run), *std::move(job), *attempt, *life}, *step, *world, *mtime,
+                     *rank, *bytes, *chunks, static_cast<ShelvedState>(*state)};
+}
+
+Result<ShownMemoryStep> ShownFrom(const json& one) {
+  if (!one.is_object()) return Refuse("peer: a step is an object");
+  auto run = TextOf(one, "run");
+  auto id = TextOf(one, "id");
+  auto directory = TextOf(one, "directory");
+  const auto manifest = DigestUnder(one, "manifest");
+  const auto mtime = TimeOf(one);
+  const auto step = NumberOf<uint64_t>(one, "step");
+  if (!run || !id || !directory || !manifest || !mtime || !step ||
+      directory->size() > kMaxDirectory) {
+    return Refuse("peer: a step lacks a field");
+  }
+  CKPT_RETURN_IF_ERROR(CheckName(*run, "run"));
+  CKPT_RETURN_IF_ERROR(CheckName(*id, "step"));
+  return ShownMemoryStep{*std::move(run), *std::move(id), *manifest, *std::move(directory),
+                         *mtime, *step};
+}
+
+}  // namespace
+
+std::array<std::byte, kPeerFrameBytes> EncodePeerFrame(const PeerFrame& frame) {
+  CKPT_CHECK(frame.text.size() <= kMaxPeerText && frame.payload_bytes <= kMaxPeerPayload);
+  std::array<std::byte, kPeerFrameBytes> bytes{};
+  Put(&bytes[0], kMagic);
+  Put(&bytes[4], static_cast<uint32_t>(frame.word));
+  Put(&bytes[8], frame.rank);
+  Put(&bytes[16], frame.offset);
+  Put(&bytes[24], frame.length);
+  Put(&bytes[32], frame.digest.high);
+  Put(&bytes[40], frame.digest.low);
+  Put(&bytes[48], static_cast<uint32_t>(frame.text.size()));
+  Put(&bytes[52], static_cast<uint32_t>(frame.payload_bytes));
+  Put(&bytes[kCheckedBytes], CheckOf(bytes, frame.text));
+  return bytes;
+}
+
+Result<PeerHeader> DecodePeerHeader(std::span<const std::byte, kPeerFrameBytes> bytes,
+                                    uint64_t max_text) {
+  if (Take<uint32_t>(&bytes[0]) != kMagic) {
+    return Refuse("peer: it does not speak this version of the protocol");
+  }
+  PeerHeader header;
+  const auto word = Take<uint32_t>(&bytes[4]);
+  if (word == 0 || word > kLastWord) return Refuse("peer: word ", word, " is not known");
+  header.frame.word = static_cast<PeerWord>(word);
+  header.frame.rank = Take<uint32_t>(&bytes[8]);
+  header.frame.offset = Take<uint64_t>(&bytes[16]);
+  header.frame.length = Take<uint64_t>(&bytes[24]);
+  header.frame.digest = {Take<uint64_t>(&bytes[32]), Take<uint64_t>(&bytes[40])};
+  header.text_bytes = Take<uint32_t>(&bytes[48]);
+  header.frame.payload_bytes = Take<uint32_t>(&bytes[52]);
+  header.check = Take<uint64_t>(&bytes[kCheckedBytes]);
+  if (header.text_bytes > max_text) {
+    return Refuse("peer: a text of ", header.text_bytes, " bytes, at most ", max_text);
+  }
+  if (header.frame.payload_bytes > kMaxPeerPayload) {
+    return Refuse("peer: a payload of ", header.frame.payload_bytes, " bytes, at most ",
+                  kMaxPeerPayload);
+  }
+  return header;
+}
+
+Status CheckPeerFrame(const PeerHeader& header, std::span<const std::byte, kPeerFrameBytes> bytes,
+                      std::string_view text) {
+  if (header.check == CheckOf(bytes, text)) return {};
+  return Fail(ErrorCode::kDataLoss, "peer: a frame is not what was sent");
+}
+
+std::string ShelvedPart::Directory() const {
+  return PreparedPart{name, step, world, mtime_ns, {}}.Directory();
+}
+
+Digest DigestOfChunks(std::span<const Digest> chunks) {
+  DigestStream stream;
+  for (const Digest& chunk : chunks) {
+    std::array<std::byte, 16> bytes;
+    Put(&bytes[0], chunk.high);
+    Put(&bytes[8], chunk.low);
+    stream.Add(bytes);
+  }
+  return stream.Finish();
+}
+
+ShelvedPart ShelvedOf(const PreparedPart& part, const PreparedRank& rank, ShelvedState state) {
+  return {part.name, part.step,  part.world, part.mtime_ns,
+          rank.rank, rank.bytes, DigestOfChunks(rank.chunks), state};
+}
+
+std::string RenderShelved(const std::vector<ShelvedPart>& parts) {
+  json list = json::array();
+  for (const ShelvedPart& part : parts) {
+    list.push_back({{"run", EncodeText(part.name.run)},
+                    {"job", EncodeText(part.name.job)},
+                    {"life", part.name.life.Hex()},
+                    {"attempt", part.name.attempt},
+                    {"step", part.step},
+                    {"world", part.world},
+                    {"mtime_ns", part.mtime_ns},
+                    {"rank", part.rank},
+                    {"bytes", part.bytes},
+                    {"chunks", part.chunks.Hex()},
+                    {"state", static_cast<uint32_t>(part.state)}});
+  }
+  return SealRecord({{"version", kRecordVersion}, {"parts", std::move(list)}});
+}
+
+Result<std::vector<ShelvedPart>> ParseShelved(std::string_view text) {
+  CKPT_ASSIGN_OR_RETURN(const json list, ArrayUnder(text, "parts"));
+  std::vector<ShelvedPart> parts;
+  for (const json& one : list) {
+    CKPT_ASSIGN_OR_RETURN(ShelvedPart part, ShelvedFrom(one));
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+std::string RenderShown(const std::vector<ShownMemoryStep>& steps) {
+  json list = json::array();
+  for (const ShownMemoryStep& step : steps) {
+    list.push_back({{"run", EncodeText(step.run)},
+                    {"id", EncodeText(step.id)},
+                    {"manifest", step.manifest.Hex()},
+                    {"directory", EncodeText(step.directory)},
+                    {"mtime_ns", step.mtime_ns},
+                    {"step", step.step}});
+  }
+  return SealRecord({{"version", kRecordVersion}, {"steps", std::move(list)}});
+}
+
+Result<std::vector<ShownMemoryStep>> ParseShown(std::string_view text) {
+  CKPT_ASSIGN_OR_RETURN(const json list, ArrayUnder(text, "steps"));
+  std::vector<ShownMemoryStep> steps;
+  for (const json& one : list) {
+    CKPT_ASSIGN_OR_RETURN(ShownMemoryStep step, ShownFrom(one));
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+// ParsePart holds a record against its name, which is made of what the record says.
+Result<PreparedPart> ParsePeerPart(std::string_view text) {
+  CKPT_ASSIGN_OR_RETURN(const json object, UnsealRecord(text));
+  const auto run = TextOf(object, "run");
+  const auto job = TextOf(object, "job");
+  const auto life = DigestUnder(object, "life");
+  const auto attempt = NumberOf<uint64_t>(object, "attempt");
+  if (!run || !job || !life || !attempt) return Refuse("peer: a part lacks its name");
+  const auto name = ParseCommitName(OutcomeName({*run, *job, *attempt, *life}));
+  if (!name) return Refuse("peer: a part of no attempt");
+  CKPT_ASSIGN_OR_RETURN(PreparedPart part, ParsePart(text, *name));
+  if (part.ranks.size() != 1) return Refuse("peer: a part of one rank is expected");
+  return part;
+}
+
+}  // namespace ckptfs

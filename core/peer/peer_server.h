@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PeerServer answers what peers ask (peer_protocol.h): it takes their parts onto the shelf, lists,
+// describes and sends what lies there.
+//
+// Thread safety: all methods may be called concurrently.  A thread that accepts, and one for
+// each link.
+// Lifetime: the destructor closes all links.  The shelf and what `show` uses must outlive it.
+// Inputs are hostile: a stranger may say hello and nothing else, within ten seconds; links are
+// counted; a link that breaks a rule is closed.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/peer/peer_keys.h"
+#include "core/peer/peer_protocol.h"
+#include "core/peer/peer_shelf.h"
+#include "core/peer/peer_transport.h"
+
+namespace ckptfs {
+
+struct PeerServerOptions {
+  PeerIdentity self;
+  PeerShelf* shelf = nullptr;
+  // Looks what this daemon's mount can show of a run from memory, and shows it.
+  std::function<Result<std::vector<ShownMemoryStep>>(const std::string& run)> show = {};
+  std::function<void()> changed = {};  // the shelf has changed
+  std::function<void(std::string_view line)> log = {};
+  size_t max_links = 256;
+};
+
+class PeerServer {
+ public:
+  PeerServer(std::unique_ptr<PeerListener> listener, PeerServerOptions options);
+  ~PeerServer();
+
+  std::string address() const { return listener_->address(); }
+  uint64_t received_bytes() const { return received_; }
+  size_t links() const;
+
+ private:
+  struct Session {
+    std::unique_ptr<PeerLink> link;
+    std::thread thread;
+    std::atomic<bool> over{false};
+  };
+  void AcceptAll();
+  void Reap(bool all);
+  void Serve(PeerLink& link);
+  Status Answer(PeerLink& link, const PeerFrame& frame);
+  Status TakeOffer(PeerLink& link, const PeerFrame& frame);
+  Status Fill(PeerLink& link, ShelfFile& file);
+  Status SendBytes(PeerLink& link, const PeerFrame& frame);
+  static Status SayRefused(PeerLink& link, const Error& error);
+
+  const std::unique_ptr<PeerListener> listener_;
+  const PeerServerOptions options_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> received_{0};
+  mutable Mutex mutex_;
+  std::list<Session> sessions_ GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PeerShelf is the memory in which a daemon keeps rank files of steps: its own ranks', so that a
+// step outlives its arenas, and those of other nodes.  A file is there once its digests have been
+// compared with its record; from then on nobody can write it (a sealed memfd).
+//
+// Thread safety: all methods may be called concurrently; a ShelfFile is filled by one thread.
+// Lifetime: files outlive their removal and the shelf; their room is free when the last user
+// lets go.
+// Units: bytes.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/records/commit_records.h"
+#include "core/io/sealed_memory.h"
+#include "core/peer/peer_protocol.h"
+
+namespace ckptfs {
+
+class PeerShelf;
+
+class ShelfFile {
+ public:
+  ~ShelfFile();
+  ShelfFile(const ShelfFile&) = delete;
+  ShelfFile& operator=(const ShelfFile&) = delete;
+
+  // Its record, which has one rank.
+  const PreparedPart& part() const { return part_; }
+  const PreparedRank& rank() const { return part_.ranks.front(); }
+  // REQUIRES: it is not shelved yet.
+  std::span<std::byte> room() const { return memory_.room(); }
+  // REQUIRES: it is shelved.
+  std::span<const std::byte> bytes() const { return memory_.bytes(); }
+
+ private:
+  friend class PeerShelf;
+  ShelfFile(PreparedPart part, SealedMemory memory, std::shared_ptr<std::atomic<uint64_t>> used)
+      : part_(std::move(part)), memory_(std::move(memory)), used_(std::move(used)) {}
+  const PreparedPart part_;
+  SealedMemory memory_;
+  const std::shared_ptr<std::atomic<uint64_t>> used_;
+};
+
+class PeerShelf {
+ public:
+  using FilePtr = std::shared_ptr<const ShelfFile>;
+  explicit PeerShelf(uint64_t budget) : budget_(budget) {}
+
+  // Makes room for a file.  kExhausted if there is not as much; kExists if it is shelved with the
+  // same record, or with another one.  REQUIRES: the part has one rank.
+  Result<std::unique_ptr<ShelfFile>> Begin(PreparedPart part);
+  // Shelves a file that is filled.  kDataLoss if its bytes are not those of its record.
+  Status Shelve(std::unique_ptr<ShelfFile> file);
+
+  // Null if it is not shelved.
+  FilePtr Find(std::string_view directory, uint32_t rank) const;
+  // False if it is not shelved.
+  bool Protect(std::string_view directory, uint32_t rank);
+  bool Remove(std::string_view directory, uint32_t rank);
+  std::vector<ShelvedPart> List() const;
+  uint64_t used() const { return *used_; }
+  uint64_t budget() const { return budget_; }
+
+ private:
+  using Name = std::pair<std::string, uint32_t>;  // directory, rank
+  struct Entry {
+    FilePtr file;
+    ShelvedState state = ShelvedState::kHeld;
+  };
+
+  const uint64_t budget_;
+  const std::shared_ptr<std::atomic<uint64_t>> used_ = std::make_shared<std::atomic<uint64_t>>(0);
+  mutable Mutex mutex_;
+  std::map<Name, Entry> entries_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptfs

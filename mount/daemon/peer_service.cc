@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "mount/daemon/peer_service.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/base/single_flight.h"
+#include "core/base/strings.h"
+#include "core/commit/world_commit.h"
+#include "core/io/file_stamp.h"
+#include "core/peer/peer_root.h"
+#include "core/records/records.h"
+#include "formats/families/shipped.h"
+#include "formats/rank_file/rank_files.h"
+#include "mount/logging.h"
+
+namespace ckptfs {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kQuietLook{10};  // at what does not change
+constexpr std::chrono::seconds kPeerPatience{3};    // with a peer that does nothing
+
+void Warn(std::string_view line) { Log(LogLevel::kWarning, line); }
+
+uint64_t QuarterOfRam() {
+  const uint64_t pages = static_cast<uint64_t>(std::max(::sysconf(_SC_PHYS_PAGES), 0L));
+  return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) / 4;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
+}
+
+Result<StepModel> ModelOfMemory(const std::shared_ptr<PeerRoot>& root, const Store& store) {
+  const PreparedPart& part = root->part();
+  std::vector<std::string> paths;
+  std::vector<const std::vector<Digest>*> chunks;
+  for (const PreparedRank& rank : part.ranks) {
+    paths.push_back(part.PathOf(rank.rank));
+    chunks.push_back(&rank.chunks);
+  }
+  CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
+  SourceOptions options;
+  options.families = &families;
+  CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(root, paths, options));
+  if (model.iteration != part.step) return Refuse("its files belong to step ", model.iteration);
+  OwnRankFiles(model, store.blobs(), part.mtime_ns, chunks);
+  for (Blob& blob : model.blobs) {
+    blob.mode = 0600;
+    blob.uid = ::geteuid();
+    blob.gid = ::getegid();
+  }
+  return model;
+}
+
+}  // namespace
+
+PeerService::PeerService(Store& store, StepCatalogue& catalogue, PeerRequest request, Hooks hooks)
+    : store_(store),
+      catalogue_(catalogue),
+      request_(std::move(request)),
+      hooks_(std::move(hooks)),
+      transport_(std::make_shared<TcpTransport>(TcpTransport::Options{
+          ParseTcpAddress(request_.address).value_or(TcpAddress()).host, kPeerPatience})),
+      shelf_(request_.memory_bytes.value_or(QuarterOfRam())) {}
+
+Result<std::unique_ptr<PeerService>> PeerService::Start(Store& store, StepCatalogue& catalogue,
+                                                        const PeerRequest& request,
+                                                        const Digest& node, Hooks hooks) {
+  std::unique_ptr<PeerService> service(
+      new PeerService(store, catalogue, request, std::move(hooks)));
+  CKPT_RETURN_IF_ERROR(service->Begin(node));
+  return service;
+}
+
+Status PeerService::Begin(const Digest& node) {
+  CKPT_ASSIGN_OR_RETURN(const std::string format,
+                        ReadWhole(*store_.storage(), "format", kRecordMaxBytes));
+  CKPT_ASSIGN_OR_RETURN(const PeerKey key, StorePeerKey(*store_.storage()));
+  CKPT_ASSIGN_OR_RETURN(auto listener, transport_->Listen(request_.address));
+  const std::string host = HostName();
+  self_ = {node, listener->address(), host,
+           request_.failure_domain.empty() ? host : request_.failure_domain};
+  const PeerIdentity identity{key, node, DigestOf(format)};
+  pool_ = std::make_shared<PeerPool>(transport_, identity, Warn);
+  PeerServerOptions serving;
+  serving.self = identity;
+  serving.shelf = &shelf_;
+  serving.show = [this](const std::string& run) { return Answer(run); };
+  serving.changed = [this] {
+    MutexLock lock(mutex_);
+    changed_ = true;
+  };
+  serving.log = Warn;
+  server_ = std::make_unique<PeerServer>(std::move(listener), std::move(serving));
+  presence_ = hooks_.say(PeerRecordName(node));
+  CKPT_RETURN_IF_ERROR(AnnouncePeer(*store_.storage(), self_));
+  LookForPeers();
+  if (request_.scheme.kind != ProtectScheme::kOff) {
+    ProtectorOptions options;
+    options.scheme = request_.scheme;
+    options.node = node;
+    options.failure_domain = self_.failure_domain;
+    options.shelf = &shelf_;
+    options.pool = pool_.get();
+    options.look = [this] { return Look(); };
+    options.time_of = [this](const std::string& run, const std::string& job) {
+      return store_.SaveTimeOf(run, job, NowNs());
+    };
+    options.rate = request_.rate;
+    options.log = Warn;
+    protector_ = std::make_unique<Protector>(std::move(options));
+  }
+  thread_ = std::thread([this] { Run(); });
+  return {};
+}
+
+PeerService::~PeerService() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    moved_.NotifyAll();
+  }
+  if (thread_.joinable()) thread_.join();
+  protector_.reset();
+  server_.reset();
+  std::map<std::string, Shown> shown;
+  {
+    MutexLock lock(mutex_);
+    shown.swap(shown_);
+  }
+  for (const auto& [run, step] : shown) {
+    catalogue_.HideMemory(step.record);
+    (void)hooks_.refresh(step.record);
+  }
+  if (self_.address.empty()) return;
+  (void)store_.storage()->Remove(PeerRecordName(self_.node));
+}
+
+void PeerService::Protect(const AttemptName& name, uint64_t step, uint32_t world,
+                          const std::map<uint32_t, ReceivedFile>& files) {
+  if (protector_) protector_->Take(name, step, world, files);
+}
+
+void PeerService::Run() {
+  auto looked = Clock::now() - kQuietLook;
+  auto searched = Clock::now();
+  while (true) {
+    bool look = false;
+    {
+      MutexLock lock(mutex_);
+      const auto end = Clock::now() + hooks_.turn;
+      while (!stopping_ && moved_.WaitUntil(mutex_, end)) {
+      }
+      if (stopping_) return;
+      const bool quiet = !std::exchange(changed_, false) && shown_.empty() && shelf_.used() == 0;
+      look = !quiet && Clock::now() - looked >= std::min<Clock::duration>(kQuietLook, 2 * hooks_.turn);
+    }
+    const Status done = Caught([&]() -> Status {
+      if (Clock::now() - searched >= 2 * hooks_.turn) {
+        LookForPeers();
+        searched = Clock::now();
+      }
+      if (look) {
+        Look();
+        looked = Clock::now();
+      }
+      return {};
+    });
+    if (!done) Warn(StrCat("peers: ", done.error().message));
+  }
+}
+
+void PeerService::LookForPeers() {
+  MutexLock one(peers_mutex_);
+  auto peers = ReadPeers(*store_.storage(), found_, Warn);
+  if (!peers) return Warn(StrCat("peers: ", peers.error().message));
+  found_ = *std::move(peers);
+  pool_->Set(found_);
+  // A record of a daemon that does not answer and is gone by its presence goes, too.
+  const std::vector<PeerRecord> away = pool_->away();
+  if (away.empty()) return;
+  const auto present = ReadPresences(*store_.storage());
+  if (!present) return;
+  for (const PeerRecord& peer : away) {
+    const auto said = present->find(peer.node);
+    const auto state = store_.presences().Look(
+        store_.directory(), peer.node,
+        said == present->end() ? std::nullopt : std::optional(said->second), Clock::now());
+    if (state == PresenceState::kGone) (void)store_.storage()->Remove(PeerRecordName(peer.node));
+  }
+}
+
+// ---- what is shown -------------------------------------------------------------
+
+std::vector<MemoryAttempt> PeerService::Look() {
+  MutexLock one(look_mutex_);
+  PeerShelves shelves = pool_->ListAll();
+  shelves[self_.node] = shelf_.List();
+  const std::vector<MemoryAttempt> attempts = AttemptsOn(shelves);
+  std::set<std::string> runs;
+  for (const MemoryAttempt& attempt : attempts) runs.insert(attempt.name.run);
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [run, shown] : shown_) runs.insert(run);
+  }
+  for (const std::string& run : runs) ShowRun(run, attempts);
+  return attempts;
+}
+
+void PeerService::ShowRun(const std::string& run, const std::vector<MemoryAttempt>& attempts) {
+  const MemoryAttempt* const newest = NewestProtected(attempts, run);
+  if (newest == nullptr) {
+    std::string why = "no node has it any more";
+    {
+      MutexLock lock(mutex_);
+      const auto shown = shown_.find(run);
+      if (shown == shown_.end()) return;
+      for (const MemoryAttempt& attempt : attempts) {
+        if (attempt.name.run == run && attempt.Directory() == shown->second.directory) why = attempt.Hindrance();
+      }
+    }
+    return Hide(run, why);
+  }
+  const std::string directory = newest->Directory();
+  {
+    MutexLock lock(mutex_);
+    const auto shown = shown_.find(run);
+    if (shown != shown_.end() && shown->second.directory == directory) {
+      return shown->second.root->Update(*newest);
+    }
+  }
+  auto made = Caught([&] { return Show(*newest); });
+  const std::string why = made ? "" : made.error().message;
+  std::optional<StepRecord> before;
+  {
+    MutexLock lock(mutex_);
+    if (made) {
+      const auto shown = shown_.find(run);
+      if (shown != shown_.end()) before = shown->second.record;
+      shown_[run] = *made;
+    }
+    if (std::exchange(said_[run], why) == why && !why.empty()) return;
+  }
+  if (!made) return Warn(StrCat("memory step ", run, "/", newest->step, " is not shown: ", why));
+  const StepRecord& record = made->record;
+  if (before && before->id != record.id) catalogue_.HideMemory(*before);
+  if (before && before->id != record.id) (void)hooks_.refresh(*before);
+  if (const Status shown = hooks_.refresh(record); !shown) Warn(shown.error().message);
+  ForgetOlder(attempts, *newest);
+}
+
+Result<PeerService::Shown> PeerService::Show(const MemoryAttempt& attempt) {
+  PeerRoot::Places places{&shelf_, pool_, RootBelow(store_.storage(), "blobs"), Warn};
+  CKPT_ASSIGN_OR_RETURN(auto root, PeerRoot::Open(attempt, std::move(places)));
+  CKPT_ASSIGN_OR_RETURN(StepModel model, ModelOfMemory(root, store_));
+  const std::string home = SnapshotHome(attempt.name.run);
+  CKPT_ASSIGN_OR_RETURN(StepRecord record,
+                        catalogue_.ShowMemory({attempt.name.run, StrCat(home, "/", attempt.step), home, std::move(model), root}));
+  return Shown{attempt.Directory(), std::move(record), std::move(root)};
+}
+
+void PeerService::Hide(const std::string& run, const std::string& why) {
+  StepRecord record;
+  {
+    MutexLock lock(mutex_);
+    auto shown = shown_.extract(run);
+    if (shown.empty()) return;
+    record = shown.mapped().record;
+  }
+  catalogue_.HideMemory(record);
+  Warn(StrCat(run, "/memory/", record.id, " is lost: ", why));
+  if (const Status told = hooks_.refresh(record); !told) Warn(told.error().message);
+}
+
+void PeerService::ForgetOlder(const std::vector<MemoryAttempt>& attempts, const MemoryAttempt& shown) {
+  for (const MemoryAttempt& attempt : attempts) {
+    if (attempt.name.run != shown.name.run || !IsEarlier(attempt, shown)) continue;
+    for (const auto& [rank, held] : attempt.ranks) (void)shelf_.Remove(attempt.Directory(), rank);
+  }
+}
+
+Result<std::vector<ShownMemoryStep>> PeerService::Answer(const std::string& run) {
+  LookForPeers();
+  Look();
+  std::vector<ShownMemoryStep> steps;
+  MutexLock lock(mutex_);
+  const auto shown = shown_.find(run);
+  if (shown == shown_.end()) return steps;
+  const StepRecord& record = shown->second.record;
+  steps.push_back({run, record.id, record.manifest, shown->second.directory, record.mtime_ns, record.iteration});
+  return steps;
+}
+
+std::string PeerService::StatusJson() const {
+  nlohmann::json status{{"address", self_.address},
+                        {"failure_domain", self_.failure_domain},
+                        {"memory", shelf_.budget()},
+                        {"used", shelf_.used()},
+                        {"links", server_->links()},
+                        {"received_bytes", server_->received_bytes()},
+                        {"rate_limit", request_.rate}};
+  status["peers"] = nlohmann::json::parse(pool_->StatusJson(), nullptr, false);
+  if (protector_) status["protect"] = nlohmann::json::parse(protector_->StatusJson(), nullptr, false);
+  status["shown"] = nlohmann::json::array();
+  MutexLock lock(mutex_);
+  for (const auto& [run, shown] : shown_) status["shown"].push_back(StrCat(run, "/memory/", shown.record.id));
+  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "snapshot/landing/protector.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/base/single_flight.h"
+#include "core/base/strings.h"
+
+namespace ckptfs {
+namespace {
+
+constexpr int kNice = 10;  // the training goes first
+
+void BeNice() { (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice); }
+
+std::string TitleOf(const PreparedPart& part) { return StrCat(part.name.run, "/", part.step); }
+
+// Keeps a rate: sleeps after each piece for as long as it is ahead of it.
+class Pace {
+ public:
+  explicit Pace(uint64_t rate) : rate_(rate) {}
+  void Add(uint64_t bytes) {
+    sent_ += bytes;
+    if (rate_ == 0) return;
+    const double seconds = static_cast<double>(sent_) / static_cast<double>(rate_);
+    std::this_thread::sleep_until(begin_ + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                               std::chrono::duration<double>(seconds)));
+  }
+  uint64_t sent() const { return sent_; }
+  std::chrono::nanoseconds time() const { return std::chrono::steady_clock::now() - begin_; }
+
+ private:
+  const uint64_t rate_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  uint64_t sent_ = 0;
+};
+
+}  // namespace
+
+Protector::Protector(ProtectorOptions options) : options_(std::move(options)) {
+  copier_ = std::thread([this] { CopyAll(); });
+  sender_ = std::thread([this] { SendAll(); });
+}
+
+Protector::~Protector() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    moved_.NotifyAll();
+  }
+  copier_.join();
+  sender_.join();
+}
+
+bool Protector::stopping() const {
+  MutexLock lock(mutex_);
+  return stopping_;
+}
+
+void Protector::Say(const std::string& line) const {
+  if (options_.log) options_.log(line);
+}
+
+void Protector::Note(const std::string& run, std::string what) {
+  MutexLock lock(mutex_);
+  if (what.empty()) {
+    notes_.erase(run);
+  } else {
+    notes_[run] = std::move(what);
+  }
+}
+
+void Protector::Take(const AttemptName& name, uint64_t step, uint32_t world,
+                     const std::map<uint32_t, ReceivedFile>& files) {
+  Incoming older;  // its arenas are let go of outside of the lock
+  MutexLock lock(mutex_);
+  Incoming& slot = incoming_[name.run];
+  if (slot.part.name != name) {
+    older = std::exchange(slot, Incoming{{name, step, world, 0, {}}, {}});
+    if (!older.files.empty()) ++passed_over_;
+  }
+  for (const auto& [rank, file] : files) slot.files[rank] = file;
+  moved_.NotifyAll();
+}
+
+// ---- to the shelf --------------------------------------------------------------
+
+void Protector::CopyAll() {
+  BeNice();
+  while (true) {
+    Incoming next;
+    {
+      MutexLock lock(mutex_);
+      while (incoming_.empty() && !stopping_) moved_.Wait(mutex_);
+      if (stopping_) return;
+      next = std::move(incoming_.begin()->second);
+      incoming_.erase(incoming_.begin());
+    }
+    const std::string title = TitleOf(next.part);
+    auto copied = Caught([&] { return Copy(std::move(next)); });
+    if (copied) {
+      said_full_.clear();
+      MakeReady(*std::move(copied));
+      continue;
+    }
+    const std::string line = copied.error().message;
+    {
+      MutexLock lock(mutex_);
+      ++full_;
+    }
+    if (std::exchange(said_full_, line) != line) Say(StrCat("snapshot ", title, " is not protected: ", line));
+  }
+}
+
+Result<Protector::Generation> Protector::Copy(Incoming incoming) {
+  Generation made{std::move(incoming.part), {}};
+  made.part.mtime_ns = options_.time_of(made.part.name.run, made.part.name.job);
+  made.since = Clock::now();
+  Slots replaced;
+  {
+    MutexLock lock(mutex_);
+    auto older = ready_.extract(made.part.name.run);
+    // Other ranks of the same save are sent with these.
+    if (!older.empty() && older.mapped().part.name == made.part.name) {
+      made = std::move(older.mapped());
+    } else if (!older.empty()) {
+      ++passed_over_;
+      replaced.insert(std::move(older));
+    }
+  }
+  for (const auto& [run, older] : replaced) LetGo(older);
+  replaced.clear();
+  for (auto& [number, file] : incoming.files) {
+    PreparedPart part = made.part;
+    part.ranks = {{number, file.bytes, file.chunks}};
+    auto room = options_.shelf->Begin(part);
+    Status done = room ? Status() : Fail(Error(room.error()));
+    if (room) {
+      auto to = (*room)->room().begin();
+      for (const auto& span : file.rope) to = std::copy(span.begin(), span.end(), to);
+      done = options_.shelf->Shelve(*std::move(room));
+    }
+    file = {};  // its arena is let go of
+    if (!done && done.error().code != ErrorCode::kExists) {
+      LetGo(made);
+      return Fail(std::move(done).error());
+    }
+    made.files[number] = options_.shelf->Find(part.Directory(), number);
+    made.part.ranks.push_back(part.ranks.front());
+  }
+  return made;
+}
+
+void Protector::MakeReady(Generation generation) {
+  MutexLock lock(mutex_);
+  ready_[generation.part.name.run] = std::move(generation);
+  moved_.NotifyAll();
+}
+
+// ---- to the peers --------------------------------------------------------------
+
+void Protector::SendAll() {
+  BeNice();
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      const auto end = Clock::now() + options_.turn;
+      const auto idle = [&]() EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return std::none_of(ready_.begin(), ready_.end(),
+                            [&](const auto& one) { return !flight_.contains(one.first); });
+      };
+      while (idle() && !stopping_ && moved_.WaitUntil(mutex_, end)) {
+      }
+      if (stopping_) return;
+      for (auto at = ready_.begin(); at != ready_.end();) {
+        const auto next = std::next(at);
+        const auto flies = flight_.find(at->first);
+        if (flies == flight_.end()) {
+          flight_.insert(ready_.extract(at));
+        } else if (flies->second.part.name == at->second.part.name) {
+          Join(flies->second, std::move(at->second));
+          ready_.erase(at);
+        }
+        at = next;
+      }
+    }
+    const Status done = Caught([this]() -> Status {
+      Turn();
+      return {};
+    });
+    if (!done) Say(StrCat("protecting snapshots: ", done.error().message));
+  }
+}
+
+void Protector::Turn() {
+  for (Slots* slots : {&kept_, &flight_}) {  // of what is kept a holder may have gone
+    for (auto& [run, generation] : *slots) {
+      if (Spread(generation) && !generation.told) Tell(generation);
+    }
+  }
+  std::erase_if(flight_, [this](const auto& one) { return GivesWay(one.second); });
+  if (flight_.empty()) return;
+  const auto attempts = options_.look();
+  for (auto at = flight_.begin(); at != flight_.end();) {
+    const auto next = std::next(at);
+    if (Settle(at->second, attempts)) flight_.erase(at);
+    at = next;
+  }
+}
+
+// Other ranks of this daemon's have ended their parts of the same save.
+void Protector::Join(Generation& generation, Generation more) {
+  generation.files.merge(more.files);
+  generation.part.ranks.insert(generation.part.ranks.end(), more.part.ranks.begin(),
+                               more.part.ranks.end());
+  generation.told = false;
+}
+
+// A save that nobody took makes room for a newer one.
+bool Protector::GivesWay(const Generation& flight) {
+  const auto taken = [](const auto& one) { return !one.second.empty(); };
+  {
+    MutexLock lock(mutex_);
+    if (!ready_.contains(flight.part.name.run)) return false;
+    if (std::any_of(flight.holders.begin(), flight.holders.end(), taken)) return false;
+    ++passed_over_;
+  }
+  LetGo(flight);
+  return true;
+}
+
+std::vector<Digest> Protector::Candidates() const {
+  std::vector<PeerNode> nodes{{options_.node.Hex(), options_.failure_domain}};
+  std::map<std::string, Digest> digests;
+  std::map<std::string, std::string> domains;
+  for (const PeerRecord& peer : options_.pool->present()) {
+    nodes.push_back({peer.node.Hex(), peer.failure_domain});
+    digests[nodes.back().name] = peer.node;
+    domains[nodes.back().name] = peer.failure_domain;
+  }
+  std::vector<Digest> found;
+  const auto groups = PlaceNodes(nodes, options_.scheme);
+  if (groups) {
+    for (const PeerGroup& group : *groups) {
+      for (const PeerStripe& stripe : StripesOf(group)) {
+        if (group.members[stripe.data.front()].name != options_.node.Hex()) continue;
+        for (const size_t holder : stripe.parity) found.push_back(digests[group.members[holder].name]);
+      }
+    }
+  }
+  // Where these have no room others do: of other failure domains first.
+  for (const bool same : {false, true}) {
+    for (const auto& [name, node] : digests) {
+      const bool is_same = domains[name] == options_.failure_domain;
+      if (is_same == same && std::find(found.begin(), found.end(), node) == found.end()) found.push_back(node);
+    }
+  }
+  return found;
+}
+
+bool Protector::Spread(Generation& generation) {
+  bool all = true;
+  for (const auto& [rank, file] : generation.files) {
+    all = SpreadRank(generation, rank) && all;
+    if (stopping()) return false;
+  }
+  return all;
+}
+
+bool Protector::SpreadRank(Generation& generation, uint32_t rank) {
+  std::set<Digest>& holders = generation.holders[rank];
+  std::set<Digest> present;
+  for (const PeerRecord& peer : options_.pool->present()) present.insert(peer.node);
+  const auto held = [&] {
+    return static_cast<uint32_t>(std::count_if(holders.begin(), holders.end(),
+                                               [&](const Digest& one) { return present.contains(one); }));
+  };
+  if (held() >= options_.scheme.copies) return true;
+  std::string why = StrCat(options_.scheme.Text(), " needs ", options_.scheme.copies, " more nodes; ",
+                           present.size(), " answer");
+  for (const Digest& node : Candidates()) {
+    if (holders.contains(node)) continue;
+    const Status sent = SendRank(*generation.files.at(rank), node);
+    if (sent) holders.insert(node);
+    if (!sent) why = sent.error().message;
+    if (held() >= options_.scheme.copies) break;
+    if (stopping()) return false;
+  }
+  if (held() >= options_.scheme.copies) {
+    generation.told = false;  // a new holder has to be told
+    return true;
+  }
+  Note(generation.part.name.run, StrCat(TitleOf(generation.part), ": rank ", rank, " is not protected: ", why));
+  return false;
+}
+
+Status Protector::SendRank(const ShelfFile& file, const Digest& node) {
+  Pace pace(options_.rate);
+  const Status sent = options_.pool->Ask(node, [&](PeerClient& client) {
+    return client.Offer(file, [&](uint64_t bytes) {
+      pace.Add(bytes);
+      return !stopping();
+    });
+  });
+  if (pace.sent() != 0) options_.pool->Sent(node, pace.sent(), pace.time());
+  return sent;
+}
+
+void Protector::Tell(Generation& generation) {
+  const std::string directory = generation.part.Directory();
+  for (const auto& [rank, holders] : generation.holders) {
+    for (const Digest& node : holders) {
+      const Status told = options_.pool->Ask(
+          node, [&, r = rank](PeerClient& client) { return client.Protect(directory, r); });
+      // It has let go of it, or is away: another one is looked for.
+      if (!told) {
+        generation.holders[rank].erase(node);
+        return;
+      }
+    }
+  }
+  for (const auto& [rank, file] : generation.files) (void)options_.shelf->Protect(directory, rank);
+  generation.told = true;
+}
+
+bool Protector::Settle(Generation& flight, const std::vector<MemoryAttempt>& attempts) {
+  const std::string& run = flight.part.name.run;
+  const std::string directory = flight.part.Directory();
+  const auto mine = std::find_if(attempts.begin(), attempts.end(), [&](const MemoryAttempt& one) {
+    return one.name.run == run && one.Directory() == directory;
+  });
+  if (mine != attempts.end() && mine->is_protected()) {
+    auto older = kept_.extract(run);
+    if (!older.empty()) LetGo(older.mapped());
+    {
+      MutexLock lock(mutex_);
+      ++protected_;
+      last_protected_ = TitleOf(flight.part);
+      notes_.erase(run);
+    }
+    kept_[run] = std::move(flight);
+    return true;
+  }
+  std::string why;
+  for (const MemoryAttempt& other : attempts) {
+    if (mine == attempts.end() || !IsEarlier(*mine, other) || other.name.job != mine->name.job) continue;
+    // A rank that has a later save and not this one never comes.
+    for (const auto& [rank, held] : other.ranks) {
+      if (!mine->ranks.contains(rank)) why = StrCat("rank ", rank, " went on without it");
+    }
+  }
+  if (Clock::now() - flight.since > options_.patience) why = "other nodes did not protect their parts";
+  if (why.empty()) {
+    if (flight.told && mine != attempts.end()) Note(run, StrCat(TitleOf(flight.part), ": ", mine->Hindrance()));
+    return false;
+  }
+  LetGo(flight);
+  MutexLock lock(mutex_);
+  ++passed_over_;
+  notes_[run] = StrCat(TitleOf(flight.part), ": ", why);
+  return true;
+}
+
+void Protector::LetGo(const Generation& generation) {
+  const std::string directory = generation.part.Directory();
+  for (const auto& [rank, file] : generation.files) (void)options_.shelf->Remove(directory, rank);
+  for (const auto& [rank, holders] : generation.holders) {
+    for (const Digest& node : holders) {
+      (void)options_.pool->Ask(
+          node, [&, r = rank](PeerClient& client) { return client.LetGo(directory, r); });
+    }
+  }
+}
+
+std::string Protector::StatusJson() const {
+  MutexLock lock(mutex_);
+  auto steps = nlohmann::json::array();
+  for (const auto& [run, note] : notes_) steps.push_back(note);
+  const nlohmann::json status{{"scheme", options_.scheme.Text()},
+                              {"protected", protected_},
+                              {"passed_over", passed_over_},
+                              {"full", full_},
+                              {"last_protected", last_protected_},
+                              {"steps", steps}};
+  return status.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Protector gives what this daemon's ranks have saved to other daemons' memory.  It copies ended
+// parts to the shelf first and lets their arenas go; a peer that is slow or away never holds an
+// arena.  Then it sends them to the nodes that PlaceNodes() names, until as many hold them as the
+// scheme says.
+//
+//   incoming ---copied---> ready ---sent---> flight ---whole, all protected---> kept
+//
+// Of each run one save is in flight; the newest of those that come meanwhile is ready, the others
+// are passed over.  A save in flight of which other nodes have passed over their part gives way.
+//
+// Thread safety: all methods may be called concurrently.  Two threads of its own: one copies, one
+// sends.
+// Lifetime: shelf, pool and what the options name must outlive it.
+// Units: bytes; rate in bytes a second.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "core/base/mutex.h"
+#include "core/base/result.h"
+#include "core/peer/memory_attempts.h"
+#include "core/peer/peer_pool.h"
+#include "core/peer/peer_shelf.h"
+#include "core/peer/placement.h"
+#include "snapshot/landing/received_step.h"
+
+namespace ckptfs {
+
+struct ProtectorOptions {
+  ProtectScheme scheme;
+  Digest node;
+  std::string failure_domain;
+  PeerShelf* shelf = nullptr;
+  PeerPool* pool = nullptr;
+  // What all nodes hold now, after this daemon's mount shows what it can of that.
+  std::function<std::vector<MemoryAttempt>()> look;
+  // The time of a save of that run and job (Store::SaveTimeOf).
+  std::function<int64_t(const std::string& run, const std::string& job)> time_of;
+  uint64_t rate = 0;  // of what is sent to one peer; 0: as fast as the link takes it
+  std::chrono::milliseconds turn{500};         // between looks at what is not over
+  std::chrono::milliseconds patience{600'000};  // with a save in flight
+  std::function<void(std::string_view line)> log;
+};
+
+class Protector {
+ public:
+  explicit Protector(ProtectorOptions options);
+  ~Protector();
+
+  // Ranks of this daemon have ended their parts.  Returns at once.
+  void Take(const AttemptName& name, uint64_t step, uint32_t world,
+            const std::map<uint32_t, ReceivedFile>& files);
+
+  // {"scheme", "protected", "passed_over", "full", "last_protected", "steps": ["run/7: ..."]}
+  std::string StatusJson() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Incoming {
+    PreparedPart part;  // without ranks
+    std::map<uint32_t, ReceivedFile> files;
+  };
+  // A save of which this daemon's files are on the shelf.
+  struct Generation {
+    PreparedPart part;  // with this daemon's ranks
+    std::map<uint32_t, PeerShelf::FilePtr> files;
+    std::map<uint32_t, std::set<Digest>> holders = {};
+    bool told = false;  // the holders know that it is protected
+    Clock::time_point since = {};
+  };
+  using Slots = std::map<std::string, Generation>;  // by run
+
+  void CopyAll();
+  Result<Generation> Copy(Incoming incoming);
+  void MakeReady(Generation generation);
+  void SendAll();
+  void Turn();
+  static void Join(Generation& generation, Generation more);
+  bool GivesWay(const Generation& flight);
+  // Sends what is not held by enough nodes; true if all of it is.
+  bool Spread(Generation& generation);
+  bool SpreadRank(Generation& generation, uint32_t rank);
+  Status SendRank(const ShelfFile& file, const Digest& node);
+  // Nodes to hold a copy, in the order in which they are asked.
+  std::vector<Digest> Candidates() const;
+  void Tell(Generation& generation);
+  // What becomes of the save in flight; false if that is not known yet.
+  bool Settle(Generation& flight, const std::vector<MemoryAttempt>& attempts);
+  void LetGo(const Generation& generation);
+  void Note(const std::string& run, std::string what);
+  bool stopping() const;
+  void Say(const std::string& line) const;
+
+  const ProtectorOptions options_;
+  mutable Mutex mutex_;
+  CondVar moved_;
+  std::map<std::string, Incoming> incoming_ GUARDED_BY(mutex_);  // by run
+  Slots ready_ GUARDED_BY(mutex_);
+  std::map<std::string, std::string> notes_ GUARDED_BY(mutex_);  // what runs wait for
+  uint64_t protected_ GUARDED_BY(mutex_) = 0;
+  uint64_t passed_over_ GUARDED_BY(mutex_) = 0;
+  uint64_t full_ GUARDED_BY(mutex_) = 0;
+  std::string last_protected_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  Slots flight_;          // the sender's
+  Slots kept_;            // the sender's
+  std::string said_full_;  // the copier's: the last line about a shelf that is full
+  std::thread copier_;
+  std::thread sender_;
+};
+
+}  // namespace ckptfs

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps in the memory of several machines: daemons in namespaces of their own, on a network that
+is a bridge, each with one rank of a job, and a store that takes no tensors."""
+import json
+import os
+import subprocess
+
+import pytest
+from daemon import wait_until
+from gathered import assert_equal, gathered
+from test_nodes import Node
+from test_snapshot import Trainer, block_store, durable_steps
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason='namespaces need root')
+
+
+def ip(machine, *words):
+    """ip(8) in a machine's network."""
+    subprocess.run(['nsenter', '-t', str(machine.pid), '-n', 'ip', *map(str, words)], check=True)
+
+
+class Network:
+    """A bridge in a namespace of its own, and a cable from it to each node."""
+
+    def __init__(self):
+        self.switch = subprocess.Popen(['unshare', '-n', 'sh', '-c', 'echo up && exec sleep infinity'],
+                                       stdout=subprocess.PIPE, text=True)
+        assert self.switch.stdout.readline() == 'up\n'
+        ip(self.switch, 'link', 'add', 'bridge', 'type', 'bridge')
+        ip(self.switch, 'link', 'set', 'bridge', 'up')
+
+    def add(self, node, number):
+        """Connects a node; its address."""
+        cable, address = f'cable{number}', f'10.77.0.{number + 1}'
+        ip(self.switch, 'link', 'add', cable, 'type', 'veth', 'peer', 'name', 'net0', 'netns', node.machine.pid)
+        ip(self.switch, 'link', 'set', cable, 'master', 'bridge', 'up')
+        ip(node.machine, 'addr', 'add', f'{address}/24', 'dev', 'net0')
+        ip(node.machine, 'link', 'set', 'net0', 'up')
+        ip(node.machine, 'link', 'set', 'lo', 'up')
+        return address
+
+    def pull(self, number, plugged=False):
+        """Pulls a node's cable, or plugs it in again."""
+        ip(self.switch, 'link', 'set', f'cable{number}', 'up' if plugged else 'down')
+
+    def close(self):
+        """Nothing stays."""
+        self.switch.kill()
+        self.switch.wait()
+        self.switch.stdout.close()
+
+
+class PeerNode(Node):
+    """A node whose daemon has peers."""
+
+    def __init__(self, ckptfs, network, number):
+        super().__init__(ckptfs, f'node{number}')
+        self.number = number
+        self.address = network.add(self, number)
+
+    def start(self, *options, protect='copy'):
+        super().start('--peer', self.address, '--failure-domain', self.name, '--protect', protect, *options)
+        wait_until(lambda: 'peers' in self.snapshots(), 'the peers', self.daemon)
+
+    def peers(self):
+        """What its status says of peers."""
+        return self.snapshots()['peers']
+
+    def memory(self):
+        """The steps that its mount shows from memory."""
+        place = self.path('run', 'job', 'memory')
+        return sorted(os.listdir(place)) if os.path.isdir(place) else []
+
+    def recover(self):
+        """What `ckptfs recover` prints, or says if there is nothing."""
+        done = self.run('recover', 'job')
+        return done.stdout.strip() if done.returncode == 0 else f'{done.returncode}: {done.stderr}'
+
+
+class Machines:
+    """Nodes on a network, each with a rank of a job.  The first saves wait for their copies."""
+
+    def __init__(self, ckptfs, folder, count, options=lambda number: ()):
+        self.network, self.nodes, self.trainer = Network(), [], None
+        try:
+            for number in range(count):
+                self.nodes.append(PeerNode(ckptfs, self.network, number))
+                self.nodes[-1].start(*options(number))
+            for node in self.nodes:
+                wait_until(lambda n=node: len(n.peers()['peers']) == count - 1, 'all peers', node.daemon)
+            block_store(ckptfs)
+            folder.mkdir()
+            self.trainer = Trainer(folder, ckptfs.store, count,
+                                   enter=lambda rank: self.nodes[rank].enter(network=False))
+        except BaseException:
+            self.close()
+            raise
+
+    def save(self, step):
+        """Saves a step and waits until it is in the mounts of all."""
+        assert self.trainer.step() == [True] * len(self.nodes)
+        for node in self.nodes:
+            wait_until(lambda n=node: n.memory() == [str(step)], f'{step} in memory at {node.name}: '
+                       f'{json.dumps(node.snapshots())}', node.daemon)
+
+    def assert_equal(self, node, step):
+        """What a node's mount shows is what was saved, in other layouts than the job's."""
+        view = node.path('run', 'job', 'memory', str(step), 'view')
+        for layout, world in (('tp2', 2), ('dp2_tp2', 4)):
+            assert_equal(gathered(os.path.join(view, layout), world), self.trainer.truth(step))
+
+    def close(self):
+        """Nothing stays."""
+        if self.trainer is not None:
+            self.trainer.close()
+        for node in self.nodes:
+            node.close()
+        self.network.close()
+
+
+@pytest.fixture(name='machines')
+def machines_fixture(ckptfs, tmp_path):
+    """machines(count, options) starts them; they end with the test."""
+    made = []
+
+    def start(count, options=lambda number: ()):
+        made.append(Machines(ckptfs, tmp_path / 'job', count, options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+def test_a_step_outlives_a_machine(ckptfs, machines):
+    """It is shown from memory while the store takes nothing; one machine of three dies."""
+    three = machines(3)
+    first, second, third = three.nodes
+    three.save(0)
+    three.save(1)
+    assert durable_steps(ckptfs) == []
+    assert [node.recover() for node in three.nodes] == ['job/memory/1'] * 3
+    assert not os.path.exists(first.path('view')), 'no durable step is shown'
+    status = first.peers()
+    assert status['protect']['scheme'] == 'copy' and status['protect']['protected'] >= 1
+    assert {peer['host'] for peer in status['peers']} and status['shown'] == ['job/memory/1']
+    three.trainer.kill()
+    second.kill()
+    for node in (first, third):
+        assert node.recover() == 'job/memory/1'
+        three.assert_equal(node, 1)
+    # A machine that takes its place shows it, too, and any number of them may load it.
+    second.start()
+    assert second.recover() == 'job/memory/1'
+    three.assert_equal(second, 1)
+    first.kill()
+    third.kill()
+    assert second.recover().startswith('3: '), 'nobody has it any more'
+    wait_until(lambda: second.memory() == [], 'the end of the step', second.daemon)

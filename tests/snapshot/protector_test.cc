@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a daemon gives to other daemons' memory, and what peers that are slow, full or away cost.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "core/peer/memory_attempts.h"
+#include "snapshot/landing/protector.h"
+#include "tests/core/peer/peers.h"
+#include "tests/support/faulty_transport.h"
+
+namespace ckptfs {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Polls: other threads are at work.
+bool Becomes(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return true;
+}
+
+// A rank's bytes in an arena, of which it is told when it is let go.
+struct Arena {
+  explicit Arena(std::string what) : bytes(std::move(what)) {}
+  ReceivedFile File() {
+    ReceivedFile file;
+    file.bytes = bytes.size();
+    const auto all = std::as_bytes(std::span(bytes));
+    file.rope = {all.first(all.size() / 3), all.subspan(all.size() / 3)};
+    file.chunks = ChunkDigestsOf(bytes);
+    auto lease = std::make_shared<int>(0);
+    held = lease;
+    file.lease = std::move(lease);
+    return file;
+  }
+  const std::string bytes;
+  std::weak_ptr<int> held;
+};
+
+class ProtectorTest : public testing::Test {
+ protected:
+  void Start(const char* scheme = "copy", uint64_t budget = uint64_t{64} << 20) {
+    mine_ = std::make_unique<PeerShelf>(budget);
+    pool_ = std::make_unique<PeerPool>(faulty_, IdentityOf(9), [this](std::string_view) { ++lines_; }, milliseconds(1));
+    ProtectorOptions options;
+    options.scheme = *ProtectScheme::Parse(scheme);
+    options.node = {9, 9};
+    options.failure_domain = "nine";
+    options.shelf = mine_.get();
+    options.pool = pool_.get();
+    options.look = [this] {
+      PeerShelves shelves = pool_->ListAll();
+      shelves[{9, 9}] = mine_->List();
+      return AttemptsOn(shelves);
+    };
+    options.time_of = [](const std::string&, const std::string&) { return 1000; };
+    options.turn = milliseconds(5);
+    options.log = [this](std::string_view) { ++lines_; };
+    protector_ = std::make_unique<Protector>(std::move(options));
+  }
+  void TearDown() override { protector_.reset(); }
+  void Peers(const std::vector<const ServedShelf*>& peers) {
+    std::vector<PeerRecord> records;
+    for (const ServedShelf* peer : peers) {
+      records.push_back({peer->identity.node, peer->server->address(), "host", peer->identity.node.Hex()});
+    }
+    pool_->Set(records);
+  }
+  // A save of `world` ranks of which this daemon has the first `files.size()`.
+  void Save(uint64_t step, std::vector<Arena*> arenas, uint32_t world) {
+    std::map<uint32_t, ReceivedFile> files;
+    for (uint32_t rank = 0; rank < arenas.size(); ++rank) files[rank] = arenas[rank]->File();
+    protector_->Take({"run", "job", step, {1, 2}}, step, world, files);
+  }
+  static bool Holds(const ServedShelf& peer, uint64_t step, uint32_t rank) {
+    for (const ShelvedPart& part : peer.shelf.List()) {
+      if (part.step == step && part.rank == rank && part.state == ShelvedState::kProtected) return true;
+    }
+    return false;
+  }
+
+  std::atomic<int> lines_{0};
+  TcpTransport tcp_{{.patience = milliseconds(1000)}};
+  std::shared_ptr<LinkFaults> faults_ = std::make_shared<LinkFaults>();
+  std::shared_ptr<FaultyTransport> faulty_ = std::make_shared<FaultyTransport>(tcp_, faults_);
+  ServedShelf one_{IdentityOf(1)};
+  ServedShelf two_{IdentityOf(2)};
+  std::unique_ptr<PeerShelf> mine_;
+  std::unique_ptr<PeerPool> pool_;
+  std::unique_ptr<Protector> protector_;
+};
+
+TEST_F(ProtectorTest, ASaveIsHeldByAnotherNodeAndItsArenaIsFree) {
+  Start();
+  Peers({&one_, &two_});
+  Arena first(BytesOfSeed(1, 1'500'000)), second(BytesOfSeed(2, 900'000));
+  Save(7, {&first, &second}, 2);
+  ASSERT_TRUE(Becomes([&] { return (Holds(one_, 7, 0) || Holds(two_, 7, 0)) && (Holds(one_, 7, 1) || Holds(two_, 7, 1)); }))
+      << protector_->StatusJson();
+  ASSERT_TRUE(Becomes([&] { return protector_->StatusJson().find("\"protected\":1") != std::string::npos; }))
+      << protector_->StatusJson();
+  EXPECT_TRUE(first.held.expired());
+  // The next one takes its place everywhere.
+  Arena again(BytesOfSeed(3, 1'500'000)), more(BytesOfSeed(4, 900'000));
+  Save(8, {&again, &more}, 2);
+  EXPECT_TRUE(Becomes([&] {
+    return mine_->List().size() == 2 && one_.shelf.List().size() + two_.shelf.List().size() == 2 &&
+           protector_->StatusJson().find("run/8") != std::string::npos;
+  })) << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, TwoCopiesAreOnTwoNodes) {
+  Start("copy:2");
+  Peers({&one_, &two_});
+  Arena arena(BytesOfSeed(1, 600'000));
+  Save(7, {&arena}, 1);
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0) && Holds(two_, 7, 0); })) << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, WithoutPeersNothingIsHeldUp) {
+  Start();
+  for (uint64_t step = 1; step <= 50; ++step) {
+    Arena arena(BytesOfSeed(step, 300'000));
+    Save(step, {&arena}, 1);
+    ASSERT_TRUE(Becomes([&] { return arena.held.expired(); })) << step;
+  }
+  EXPECT_LE(mine_->List().size(), 3u);
+  EXPECT_EQ(lines_, 0);
+  // Peers that come later get the newest.
+  Peers({&one_});
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 50, 0); })) << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, ASlowPeerNeverHoldsAnArena) {
+  Start();
+  Peers({&one_});
+  faults_->late_ms = 50;  // before each piece
+  for (uint64_t step = 1; step <= 3; ++step) {
+    Arena arena(BytesOfSeed(step, 9'000'000));
+    Save(step, {&arena}, 1);
+    ASSERT_TRUE(Becomes([&] { return arena.held.expired(); })) << step;
+  }
+  faults_->late_ms = 0;
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 3, 0); })) << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, ANodeThatIsFullIsPassedOver) {
+  ServedShelf full(IdentityOf(3), 1000);
+  Start();
+  Peers({&full, &one_});
+  Arena arena(BytesOfSeed(1, 600'000));
+  Save(7, {&arena}, 1);
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 7, 0); })) << protector_->StatusJson();
+}
+
+TEST_F(ProtectorTest, AShelfThatIsFullCostsALine) {
+  Start("copy", 1000);
+  Peers({&one_});
+  for (uint64_t step = 1; step <= 3; ++step) {
+    Arena arena(BytesOfSeed(step, 600'000));
+    Save(step, {&arena}, 1);
+    ASSERT_TRUE(Becomes([&] { return arena.held.expired(); }));
+  }
+  EXPECT_TRUE(Becomes([&] { return protector_->StatusJson().find("\"full\":3") != std::string::npos; }));
+  EXPECT_EQ(lines_, 1);
+}
+
+TEST_F(ProtectorTest, AHolderThatGoesIsReplaced) {
+  Start();
+  Peers({&one_});
+  Arena arena(BytesOfSeed(1, 600'000));
+  Save(7, {&arena}, 1);
+  ASSERT_TRUE(Becomes([&] { return Holds(one_, 7, 0); }));
+  Peers({&two_});
+  EXPECT_TRUE(Becomes([&] { return Holds(two_, 7, 0); })) << protector_->StatusJson();
+}
+
+// The other rank, on another node, went on to the next save.
+TEST_F(ProtectorTest, ASaveThatOthersPassedOverGivesWay) {
+  Start();
+  Peers({&one_});
+  const std::string other = BytesOfSeed(5, 100'000);
+  PreparedPart part = PartOf(other, 1, 2, 2);
+  part.name = {"run", "job", 2, {1, 2}};
+  Put(one_.shelf, other, part);
+  Arena first(BytesOfSeed(1, 200'000)), second(BytesOfSeed(2, 200'000));
+  Save(1, {&first}, 2);
+  ASSERT_TRUE(Becomes([&] { return protector_->StatusJson().find("went on without it") != std::string::npos; }))
+      << protector_->StatusJson();
+  Save(2, {&second}, 2);
+  EXPECT_TRUE(Becomes([&] { return Holds(one_, 2, 0); })) << protector_->StatusJson();
+}
+
+}  // namespace
+}  // namespace ckptfs
