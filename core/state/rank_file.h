@@ -43,6 +43,9 @@
 // begins with "bytes:" has a digest of their bytes, or of some of them: where fewer say it their
 // replicas have come apart.
 //
+// A number may have spaces before it: headers of ranks that differ in numbers alone are
+// equally long.
+//
 // All ranks must say the same of one parameter or alias; the order is rank 0's, then that
 // of the others.  Their groups of one optimizer and place in the list are
 // one group if their hyper-parameters are equal.  Absent lists are empty; an absent

@@ -8,6 +8,7 @@
 
 #include "core/base/parallel.h"
 #include "core/base/strings.h"
+#include "core/state/shared_rows.h"
 #include "core/state/model_choice.h"
 #include "formats/dcp/chunk_archives.h"
 #include "formats/dcp/safetensors_shards.h"
@@ -17,20 +18,6 @@ namespace {
 
 constexpr size_t kMaxOpen = 64;
 constexpr size_t kSlice = 16384;  // archives that one piece of work looks at
-
-// Where a box begins in the row-major tensor if it is one run of it.
-std::optional<uint64_t> RunBegin(const Shape& shape, std::span<const uint64_t> offsets,
-                                 std::span<const uint64_t> sizes) {
-  const std::vector<uint64_t> strides = RowMajorStrides(shape);
-  uint64_t begin = 0;
-  bool inside = false;  // behind the dim that is cut
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (inside && sizes[d] != shape[d]) return std::nullopt;
-    inside |= sizes[d] != 1;
-    begin += offsets[d] * strides[d];
-  }
-  return begin;
-}
 
 uint64_t VolumeOf(std::span<const uint64_t> sizes) {
   uint64_t volume = 1;
@@ -305,46 +292,36 @@ void StoredState::NoteSpares(const TensorEntry& tensor, size_t taken) const {
 
 Status StoredState::AddCopy(const TensorEntry& tensor, const std::vector<size_t>& chunks,
                             AtomIndex atom, uint32_t copy) const {
-  std::vector<std::pair<uint64_t, size_t>> runs;  // begin, chunk
+  SharedRows rows(tensor.shape);
   for (const size_t i : chunks) {
-    const auto begin =
-        RunBegin(tensor.shape, metadata_.OffsetsOf(tensor, i), metadata_.SizesOf(tensor, i));
-    if (!begin || strided_.contains(tensor.first_chunk + i)) break;
-    runs.emplace_back(*begin, i);
-  }
-  if (runs.size() != chunks.size()) {
-    for (const size_t i : chunks) CKPT_RETURN_IF_ERROR(AddBox(tensor, i, atom, copy));
-    return {};
-  }
-  std::sort(runs.begin(), runs.end());
-  const uint32_t local = assembler_.AddLocal(atom, copy, WholeTensor(tensor.shape));
-  for (const auto& [begin, i] : runs) {
     const size_t chunk = tensor.first_chunk + i;
-    assembler_.AddFragment(atom, copy, local,
-                           {begin, begin + VolumeOf(metadata_.SizesOf(tensor, i)),
-                            blobs_[metadata_.chunks[chunk].file], first_byte_[chunk],
-                            tensor.dtype});
+    if (strided_.contains(chunk)) {
+      CKPT_RETURN_IF_ERROR(AddStrided(tensor, i, atom, copy));
+      continue;
+    }
+    const auto offsets = metadata_.OffsetsOf(tensor, i);
+    const auto sizes = metadata_.SizesOf(tensor, i);
+    rows.Add({{offsets.begin(), offsets.end()},
+              {sizes.begin(), sizes.end()},
+              blobs_[metadata_.chunks[chunk].file],
+              first_byte_[chunk],
+              tensor.dtype});
   }
+  std::move(rows).Place(assembler_, atom, copy);
   return {};
 }
 
-Status StoredState::AddBox(const TensorEntry& tensor, size_t i, AtomIndex atom,
-                           uint32_t copy) const {
-  const size_t chunk = tensor.first_chunk + i;
+Status StoredState::AddStrided(const TensorEntry& tensor, size_t i, AtomIndex atom,
+                               uint32_t copy) const {
   const auto offsets = metadata_.OffsetsOf(tensor, i);
   const auto sizes = metadata_.SizesOf(tensor, i);
   LocalTensor local{{sizes.begin(), sizes.end()}, {}};
   local.pieces.push_back(Piece{local.shape, {offsets.begin(), offsets.end()}, 0,
                                RowMajorStrides(local.shape), 1.0});
-  Fragment fragment{0, VolumeOf(sizes), blobs_[metadata_.chunks[chunk].file], first_byte_[chunk],
-                    tensor.dtype};
-  if (const auto strided = strided_.find(chunk); strided != strided_.end()) {
-    CKPT_ASSIGN_OR_RETURN(FileTensor::Held held, strided->second.As(local));
-    local = std::move(held.local);
-    fragment = held.fragment;
-  }
-  const uint32_t index = assembler_.AddLocal(atom, copy, std::move(local));
-  assembler_.AddFragment(atom, copy, index, fragment);
+  CKPT_ASSIGN_OR_RETURN(FileTensor::Held held,
+                        strided_.at(tensor.first_chunk + i).As(local));
+  const uint32_t index = assembler_.AddLocal(atom, copy, std::move(held.local));
+  assembler_.AddFragment(atom, copy, index, held.fragment);
   return {};
 }
 

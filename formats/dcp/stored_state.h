@@ -36,12 +36,8 @@ class StoredState {
 
   const DcpMetadata& metadata() const { return metadata_; }
 
-  // Why the elements of a tensor cannot be told: a chunk of it does not hold a plain tensor.
-  // "" where all do.  REQUIRES of what follows: it is "".
-  std::string WhyNotPlain(size_t tensor) const;
-
-  // All of a tensor under an atom of its dtype and shape: chunks that are runs of the
-  // row-major tensor as a series, others by their boxes.  Chunks that several ranks
+  // All of a tensor under an atom of its dtype and shape: chunks that continue each other
+  // as a series (core/state/shared_rows.h), others by their boxes.  Chunks that several ranks
   // wrote (per-rank metadata) are replicas.
   Status AddFragments(size_t tensor, AtomIndex atom) const;
 
@@ -77,7 +73,8 @@ class StoredState {
   void NoteSpares(const TensorEntry& tensor, size_t taken) const;
   Status AddCopy(const TensorEntry& tensor, const std::vector<size_t>& chunks, AtomIndex atom,
                  uint32_t copy) const;
-  Status AddBox(const TensorEntry& tensor, size_t chunk, AtomIndex atom, uint32_t copy) const;
+  Status AddStrided(const TensorEntry& tensor, size_t chunk, AtomIndex atom,
+                    uint32_t copy) const;
 
   const StepCandidate& step_;
   Assembler& assembler_;

@@ -10,7 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/state/assembler.h"
-#include "core/state/rank_file.h"
+#include "core/state/shared_rows.h"
 #include "formats/sharding/placer.h"
 #include "formats/sharding/sharding.h"
 #include "formats/rank_file/deepspeed_files.h"
@@ -50,6 +50,7 @@ class RankFilesReader {
         return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
       }
     }
+    for (auto& [atom, rows] : rows_) std::move(rows).Place(assembler_, atom, 0);
     for (Group& group : groups_) assembler_.AddGroup(std::move(group));
     CKPT_RETURN_IF_ERROR(FillHeader());
     return std::move(assembler_).Finish();
@@ -91,6 +92,7 @@ class RankFilesReader {
   std::map<std::tuple<std::string, std::string, std::string>, bool> states_;
   // Ranks that hold flat ranges of one local tensor share it.
   std::map<std::pair<AtomIndex, std::vector<uint64_t>>, uint32_t> locals_;
+  std::map<AtomIndex, SharedRows> rows_;  // of boxes that ranks hold densely
   std::vector<Group> groups_;
   std::map<std::pair<std::string, size_t>, size_t> group_at_;  // optimizer, place: in groups_
   std::map<std::pair<std::string, ParameterIndex>, size_t> grouped_;  // optimizer: in groups_
@@ -328,10 +330,15 @@ Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
   if (tensor.kind == "weight" && IsFloat(entry.dtype)) {
     elements_[entry.dtype] += range.end - range.begin;
   }
+  const Fragment fragment{range.begin, range.end, blobs_[rank],
+                          entries_[rank].data_offset + entry.begin, entry.dtype};
+  if (auto boxes = part ? DenseBoxesOf(*tensor.part, entry.shape, fragment) : std::nullopt) {
+    SharedRows& rows = rows_.try_emplace(atom, tensor.whole()).first->second;
+    for (DenseBox& box : *boxes) rows.Add(std::move(box));
+    return {};
+  }
   CKPT_ASSIGN_OR_RETURN(const uint32_t local, LocalOf(atom, range.local));
-  assembler_.AddFragment(atom, 0, local,
-                         {range.begin, range.end, blobs_[rank],
-                          entries_[rank].data_offset + entry.begin, entry.dtype});
+  assembler_.AddFragment(atom, 0, local, fragment);
   return {};
 }
 

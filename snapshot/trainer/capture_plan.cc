@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "core/base/strings.h"
@@ -22,16 +23,45 @@ std::string KeyOf(const CapturedTensor& tensor) {
   return key;
 }
 
-Json PiecesOf(const StatePart& part) {
-  Json pieces = Json::array();
-  for (const StateBox& piece : part.pieces) {
-    Json box = Json::array();
-    for (size_t d = 0; d < piece.begin.size(); ++d) {
-      box.push_back(Json::array({piece.begin[d], piece.end[d]}));
-    }
-    pieces.push_back({{"box", std::move(box)}, {"at", piece.at}});
+// In as many characters as `greatest` takes, so that the headers of ranks that differ in
+// such numbers alone are equally long, and their tensors lie at the same bytes.
+std::string Number(uint64_t number, uint64_t greatest) {
+  std::string text = std::to_string(number);
+  const size_t width = std::to_string(greatest).size();
+  return text.size() < width ? std::string(width - text.size(), ' ') + text : text;
+}
+
+std::string RangeOf(uint64_t begin, uint64_t end, uint64_t greatest) {
+  return StrCat("[", Number(begin, greatest), ",", Number(end, greatest), "]");
+}
+
+std::string PieceOf(const StateBox& piece, const Shape& whole) {
+  std::string box;
+  std::string at;
+  for (size_t d = 0; d < piece.begin.size(); ++d) {
+    const char* comma = d > 0 ? "," : "";
+    box += StrCat(comma, RangeOf(piece.begin[d], piece.end[d], whole[d]));
+    at += StrCat(comma, Number(piece.at[d], whole[d]));
   }
-  return pieces;
+  return StrCat("{\"box\":[", box, "],\"at\":[", at, "]}");
+}
+
+// REQUIRES: LocalRangeOf says that it is one.
+std::string MembersOf(const StatePart& part) {
+  std::string members = StrCat(",\"shape\":", Json(part.shape).dump());
+  if (!part.pieces.empty()) {
+    std::string pieces;
+    for (const StateBox& piece : part.pieces) {
+      pieces += StrCat(pieces.empty() ? "" : ",", PieceOf(piece, part.shape));
+    }
+    members += StrCat(",\"pieces\":[", pieces, "]");
+  }
+  if (part.flat) {
+    const uint64_t all = *ElementCount(part.local_shape ? *part.local_shape : part.shape);
+    members += StrCat(",\"flat\":", RangeOf((*part.flat)[0], (*part.flat)[1], all));
+  }
+  if (part.local_shape) members += StrCat(",\"local_shape\":", Json(*part.local_shape).dump());
+  return members;
 }
 
 // kInvalid if a text is not UTF-8.
@@ -40,15 +70,10 @@ Result<std::string> WordsOf(const std::string& key, const CapturedTensor& tensor
             {"kind", tensor.kind},
             {"optimizer", tensor.optimizer},
             {"number", tensor.number}};
-  if (tensor.part) {
-    json["shape"] = tensor.part->shape;
-    if (!tensor.part->pieces.empty()) json["pieces"] = PiecesOf(*tensor.part);
-    if (tensor.part->flat) json["flat"] = *tensor.part->flat;
-    if (tensor.part->local_shape) json["local_shape"] = *tensor.part->local_shape;
-    if (!tensor.part->order.empty()) json["order"] = tensor.part->order;
-  }
   try {
-    return StrCat(Json(key).dump(), ":", json.dump());
+    std::string words = json.dump();
+    words.pop_back();  // the brace
+    return StrCat(Json(key).dump(), ":", words, tensor.part ? MembersOf(*tensor.part) : "", "}");
   } catch (const Json::exception&) {
     return Fail(ErrorCode::kInvalid, "snapshot: a name is not UTF-8");
   }
@@ -57,8 +82,8 @@ Result<std::string> WordsOf(const std::string& key, const CapturedTensor& tensor
 }  // namespace
 
 bool PlannedTensor::Before(const PlannedTensor& other) const {
-  return std::pair(BitWidth(other.entry.dtype), lazy) <
-         std::pair(BitWidth(entry.dtype), other.lazy);
+  return std::tuple(BitWidth(other.entry.dtype), lazy, whole) <
+         std::tuple(BitWidth(entry.dtype), other.lazy, other.whole);
 }
 
 Result<CapturePlan> CapturePlan::Make(std::vector<CapturedTensor> tensors) {
@@ -79,8 +104,11 @@ Result<CapturePlan> CapturePlan::Make(std::vector<CapturedTensor> tensors) {
       if (!plan.words_.empty()) plan.words_ += ',';
       plan.words_ += words;
     }
-    plan.tensors_.push_back(
-        {{std::move(key), tensor.dtype, std::move(tensor.shape), 0, 0}, i, tensor.device, tensor.lazy});
+    plan.tensors_.push_back({{std::move(key), tensor.dtype, std::move(tensor.shape), 0, 0},
+                             i,
+                             tensor.device,
+                             tensor.lazy,
+                             !tensor.part});
   }
   std::ranges::stable_sort(plan.tensors_, [](const PlannedTensor& a, const PlannedTensor& b) {
     return a.Before(b);

@@ -27,8 +27,10 @@ struct PlannedTensor {
   size_t given = 0;        // its place in what the plan was made of
   int device = 0;
   bool lazy = false;
+  bool whole = true;  // not a part of a state, which other ranks have parts of
   // The widest come first, so that each lies aligned; of one width those that are copied
-  // at once together.
+  // at once together, and parts before whole states, of which each rank has others: so the
+  // parts of one state lie at the same byte of all ranks' files.
   bool Before(const PlannedTensor& other) const;
 };
 

@@ -228,7 +228,7 @@ TEST(RankFilesTest, PartsOfAllRanksAreTheStateOnce) {
   EXPECT_EQ(model->groups[0].parameters.size(), 2u);
   const Atom& weight = model->atom(*model->FindAtom(ParameterIndex{0}, "weight"));
   EXPECT_EQ(weight.relation, Relation::kSame);
-  EXPECT_EQ(weight.source.gathers.at(0).locals.size(), 2u);
+  EXPECT_EQ(weight.source.gathers.at(0).locals.size(), 1u);
   const Atom& master = model->atom(*model->FindAtom(ParameterIndex{0}, "master"));
   EXPECT_EQ(master.source.gathers.at(0).locals.size(), 1u);
 }
