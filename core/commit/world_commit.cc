@@ -264,7 +264,8 @@ Result<AttemptNews> WorldCommit::Waiting(const AttemptName& name, const Names& n
   return news.whole && publish ? Publish(name, parts) : news;
 }
 
-Result<StepModel> WorldCommit::ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts) {
+Result<StepModel> WorldCommit::ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts,
+                                            BlobHolds& holds) {
   const std::shared_ptr<const Root> blobs = RootBelow(store_.storage(), "blobs");
   std::vector<std::string> paths;
   std::vector<const std::vector<Digest>*> chunks;
@@ -278,7 +279,12 @@ Result<StepModel> WorldCommit::ModelOfParts(const std::map<uint32_t, const Prepa
   CKPT_ASSIGN_OR_RETURN(StepModel model, model_of_(blobs, paths));
   const PreparedPart& first = *parts.begin()->second;  // rank 0's
   if (model.iteration != first.step) return Refuse("its files belong to step ", model.iteration);
-  OwnRankFiles(model, store_.blobs(), first.mtime_ns, chunks);
+  CKPT_ASSIGN_OR_RETURN(
+      const KeptFiles kept,
+      KeptFiles::Hold(store_, first.name.run, model, paths.size(),
+                      [this](const std::string& directory) { return said_.Hold(directory); }));
+  holds = kept.holds();
+  OwnRankFiles(model, store_.blobs(), first.mtime_ns, chunks, kept.blobs());
   return model;
 }
 
@@ -313,7 +319,8 @@ Result<AttemptNews> WorldCommit::Publish(const AttemptName& name,
   if (latest && latest->root != home) {
     return Drop(name, first.step, StrCat("run '", name.run, "' belongs to ", latest->root));
   }
-  CKPT_ASSIGN_OR_RETURN(const StepModel model, ModelOfParts(parts));
+  BlobHolds kept;
+  CKPT_ASSIGN_OR_RETURN(const StepModel model, ModelOfParts(parts, kept));
   CKPT_ASSIGN_OR_RETURN(const RenderedStep rendered, store_.Render(model));
   CKPT_ASSIGN_OR_RETURN(const auto manifest, said_.Hold(ManifestName(rendered.manifest)));
   std::optional<AttemptOutcome> decided;
@@ -479,10 +486,17 @@ Status CheckFile(const Root& root, const PreparedPart& part, const PreparedRank&
 }
 
 void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,
-                  const std::vector<const std::vector<Digest>*>& chunks) {
+                  const std::vector<const std::vector<Digest>*>& chunks,
+                  const std::vector<Blob>& kept) {
+  CKPT_CHECK(model.blobs.size() == chunks.size() + kept.size());
   model.mtime_ns = mtime_ns;
   model.roots = {blobs};
-  for (size_t i = 0; i < model.blobs.size(); ++i) {
+  for (size_t i = 0; i < kept.size(); ++i) {
+    Blob& blob = model.blobs[chunks.size() + i];
+    blob = kept[i];
+    blob.root = 0;
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) {
     Blob& blob = model.blobs[i];
     blob.stamp = BlobStamp{blob.stamp.size, 0, 0, 0};
     blob.store_owned = true;

@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "core/base/result.h"
+#include "core/commit/kept_files.h"
 #include "core/records/commit_records.h"
 #include "core/records/node_presence.h"
 #include "core/model/step_model.h"
@@ -109,7 +110,9 @@ class WorldCommit {
   Result<AttemptNews> Waiting(const AttemptName& name, const Names& names, const Later& later,
                               bool publish);
   Status CheckUnprepared(const PreparedPart& part, bool& there);
-  Result<StepModel> ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts);
+  // Keeps in `holds` what it points into.
+  Result<StepModel> ModelOfParts(const std::map<uint32_t, const PreparedPart*>& parts,
+                                 BlobHolds& holds);
   Result<AttemptNews> Publish(const AttemptName& name,
                               const std::map<uint32_t, const PreparedPart*>& parts);
   Status Decide(const AttemptOutcome& outcome, std::optional<AttemptOutcome>& decided);
@@ -137,9 +140,11 @@ Blob FileOf(const PreparedPart& part, const PreparedRank& rank);
 // kDataLoss if the rank's file there is of another size than the part says.
 Status CheckFile(const Root& root, const PreparedPart& part, const PreparedRank& rank);
 
-// Makes the files of a model of rank files the store's own.  `chunks`: by blob.
+// Makes the files of a model of rank files the store's own.  `chunks`: by rank, whose blobs come
+// first; `kept`: the blobs behind them (kept_files.h).
 void OwnRankFiles(StepModel& model, const std::string& blobs, int64_t mtime_ns,
-                  const std::vector<const std::vector<Digest>*>& chunks);
+                  const std::vector<const std::vector<Digest>*>& chunks,
+                  const std::vector<Blob>& kept);
 // StepRecord::root of a run's snapshots; "/<step>" behind it is the source.
 std::string SnapshotHome(const std::string& run);
 

@@ -12,7 +12,8 @@
 //                 "aliases": [ [alias, name].. ],
 //                 "groups": [ group.. ],
 //                 "documents": [ document.. ],
-//                 "alike": [ [text, n].. ] }
+//                 "alike": [ [text, n].. ],
+//                 "kept": { key: kept.. } }
 //   tensor    = { "parameter": name, "kind": text, "optimizer": text, "number": bool,
 //                 part }                           absent: it is the whole state
 //   part      = "shape": shape, "pieces": [ piece.. ]
@@ -25,6 +26,7 @@
 //   parameter = { "name": text, "role": "trainable" | "frozen" | "buffer" }
 //   group     = { "optimizer": text, "parameters": [ name.. ], "pickle": key }
 //   document  = { "key": text, "scope": text, "pickle": key, "tensors": [ key.. ] }
+//   kept      = { "place": text, "dtype": text, "shape": shape }
 //
 // Keys are of the file's tensors; each is mentioned once.  "number": it was a Python
 // number.  Pickles are U8 tensors: protocol 2, a tensor in one is the persistent id of
@@ -43,8 +45,10 @@
 // begins with "bytes:" has a digest of their bytes, or of some of them: where fewer say it their
 // replicas have come apart.
 //
-// A number may have spaces before it: headers of ranks that differ in numbers alone are
-// equally long.
+// A tensor of "kept" is a state's, and not in this file: its bytes are those of the tensor of
+// the same key, dtype and shape in the file of the same name in "place", the directory of an
+// earlier save of the run ("snapshots/<digest>" below the store's blobs).  A number may have
+// spaces before it: headers of ranks that differ in numbers alone are equally long.
 //
 // All ranks must say the same of one parameter or alias; the order is rank 0's, then that
 // of the others.  Their groups of one optimizer and place in the list are
@@ -53,9 +57,9 @@
 //
 // "order": the rank's tensor lies in memory with its dimensions in this order, outermost first
 // (channels_last: [0, 2, 3, 1]), and the file's tensor is of that shape; boxes and indices are
-// in the order of the state.  Version 2 has none, and is written where none is needed.
-// Version 1 has no "layout", no "alike" and no parts.  Framework "deepspeed" has documents alone:
-// formats/rank_file/deepspeed_files.h.
+// in the order of the state.  Version 2 has neither "order" nor "kept", and is written where none
+// is needed.  Version 1 has no "layout", no "alike" and no parts.  Framework "deepspeed" has
+// documents alone: formats/rank_file/deepspeed_files.h.
 //
 // Another entry of __metadata__, kUnprovedKey, is a number of bytes in decimal: a write of so much
 // of the rank's memory, between the save and its copy, could have gone unseen.  It may be absent.
@@ -77,6 +81,6 @@ inline constexpr const char* kRankFileKey = "ckptfs.rank_file";
 inline constexpr const char* kUnprovedKey = "ckptfs.unproved";
 inline constexpr size_t kUnprovedDigits = 20;  // as it is written; with zeros in front
 inline constexpr uint64_t kRankFileVersion = 3;
-inline constexpr uint64_t kUnorderedRankFileVersion = 2;  // without "order"
+inline constexpr uint64_t kRankFileBefore = 2;  // without "order" and "kept"
 
 }  // namespace ckptfs

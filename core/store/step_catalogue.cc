@@ -38,6 +38,7 @@ Result<std::shared_ptr<StepCatalogue::Held>> StepCatalogue::Render(MemoryStep& s
   CKPT_RETURN_IF_ERROR(CheckStepId(step.model.id));
   CKPT_RETURN_IF_ERROR(CheckOwned(step.model, store_.blobs()));
   auto held = std::make_shared<Held>();
+  held->stored = step.stored;
   CKPT_ASSIGN_OR_RETURN(held->rendered, store_.Render(step.model));
   held->step = std::make_shared<Step>();
   // The step as it will be loaded once it is stored.
@@ -117,10 +118,13 @@ Result<StepRecord> StepCatalogue::Persist(const StepRecord& record) {
   const StepModel& model = held->step->model;
   std::vector<std::shared_ptr<const void>> holds;  // until the step is published
   std::set<std::string> directories;
-  for (const Blob& blob : model.blobs) {
+  const size_t own = model.blobs.size() - std::min(held->stored, model.blobs.size());
+  for (size_t i = 0; i < model.blobs.size(); ++i) {
+    const Blob& blob = model.blobs[i];
     if (directories.insert(ParentPath(blob.path)).second) {
       CKPT_ASSIGN_OR_RETURN(holds.emplace_back(), store_.HoldBlobs(blob.path));
     }
+    if (i >= own) continue;
     CKPT_RETURN_IF_ERROR(store_.StoreBlob(*held->step->roots.at(store_.blobs()), blob));
     FaultPoint();
   }

@@ -36,6 +36,7 @@ struct MemoryStep {
   std::string root;
   StepModel model;                    // every blob owned, every root Store::blobs()
   std::shared_ptr<const Root> bytes;  // the bytes that this directory will hold of it
+  size_t stored = 0;                  // blobs at the end that the store has already
 };
 
 class StepCatalogue {
@@ -84,6 +85,7 @@ class StepCatalogue {
     StepRecord record;
     RenderedStep rendered;
     std::shared_ptr<Step> step;  // nobody changes it once it is held
+    size_t stored = 0;
   };
   using HeldPtr = std::shared_ptr<const Held>;
 

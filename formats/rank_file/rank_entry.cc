@@ -9,6 +9,7 @@
 
 #include "core/base/json_text.h"
 #include "core/base/strings.h"
+#include "core/records/records.h"
 #include "core/state/rank_file.h"
 
 namespace ckptfs {
@@ -76,6 +77,15 @@ class EntryReader {
     if (!value->is_array()) Refuse(StrCat("'", key, "' is not a list"));
     return value->is_array() ? *value : none;
   }
+  // What earlier saves have: `place` says where.
+  void Keep(SafetensorsEntry entry, std::string place) {
+    if (free_.contains(entry.name)) Refuse(StrCat("tensor '", entry.name, "' is mentioned twice"));
+    std::string key = entry.name;
+    kept_.emplace(std::move(key), std::pair(std::move(entry), std::move(place)));
+  }
+  const std::map<std::string, std::pair<SafetensorsEntry, std::string>>& kept() const {
+    return kept_;
+  }
   // The file's tensor of that key, which is nobody else's.
   SafetensorsEntry Take(const std::string& key) {
     const auto found = free_.find(key);
@@ -118,6 +128,7 @@ class EntryReader {
  private:
   const Json& json_;
   std::map<std::string_view, const SafetensorsEntry*> free_;
+  std::map<std::string, std::pair<SafetensorsEntry, std::string>> kept_;  // by key
   std::string rule_;
 };
 
@@ -168,14 +179,41 @@ StateTensor ReadTensor(EntryReader& reader, uint64_t version, const std::string&
   if (version < kRankFileVersion && tensor.contains("order")) {
     reader.Refuse(StrCat("version ", version, " has no 'order'"));
   }
-  StateTensor read{reader.Take(key),
+  const auto kept = reader.kept().find(key);
+  const bool here = kept == reader.kept().end();
+  StateTensor read{here ? reader.Take(key) : kept->second.first,
                    reader.Text(tensor, "parameter"),
                    reader.Text(tensor, "kind"),
                    reader.Text(tensor, "optimizer"),
                    reader.Flag(tensor, "number"),
-                   {}};
+                   {},
+                   here ? "" : kept->second.second};
   if (tensor.is_object()) read.part = ReadPart(reader, tensor);
   return read;
+}
+
+// The path of one is the place and a file's name: nothing else.
+bool IsPlace(std::string_view place) {
+  return place.starts_with("snapshots/") && DigestNamed(place.substr(10)).has_value();
+}
+
+void ReadKept(EntryReader& reader) {
+  const Json* const kept = EntryReader::Find(reader.json(), "kept");
+  if (kept == nullptr) return;
+  if (!kept->is_object()) return reader.Refuse("'kept' is not an object");
+  for (const auto& [key, one] : kept->items()) {
+    reader.Only(one, {"place", "dtype", "shape"});
+    const auto dtype = DTypeFromSafetensors(reader.Text(one, "dtype"));
+    const Json* const shape = EntryReader::Find(one, "shape");
+    SafetensorsEntry entry{key, dtype.value_or(DType::kU8),
+                           reader.AsNumbers(shape != nullptr ? *shape : Json(), "shape")};
+    const auto bytes = ByteCount(entry.shape, entry.dtype);
+    std::string place = reader.Text(one, "place");
+    if (!dtype || !bytes) return reader.Refuse(StrCat("'", key, "' of 'kept' has no such type or shape"));
+    if (!IsPlace(place)) return reader.Refuse(StrCat("'", place, "' is not where a save's files lie"));
+    entry.end = *bytes;
+    reader.Keep(std::move(entry), std::move(place));
+  }
 }
 
 void ReadTensors(EntryReader& reader, const SafetensorsHeader& header, uint64_t version,
@@ -188,6 +226,11 @@ void ReadTensors(EntryReader& reader, const SafetensorsHeader& header, uint64_t 
     const auto found = tensors->find(entry.name);
     if (found == tensors->end()) continue;
     out.tensors.push_back(ReadTensor(reader, version, entry.name, *found));
+  }
+  for (const auto& [key, kept] : reader.kept()) {
+    const auto found = tensors->find(key);
+    if (found == tensors->end()) return reader.Refuse(StrCat("nothing says what tensor '", key, "' is"));
+    out.tensors.push_back(ReadTensor(reader, version, key, *found));
   }
   if (out.tensors.size() != tensors->size()) {
     reader.Refuse("'tensors' mentions a tensor that is not in the file");
@@ -265,8 +308,9 @@ Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header) {
   for (const char* later : {"layout", "alike"}) {
     if (version == 1 && json.contains(later)) reader.Refuse(StrCat("version 1 has no '", later, "'"));
   }
+  if (version < 3 && json.contains("kept")) reader.Refuse("only version 3 has 'kept'");
   reader.Only(json, {"version", "rank", "world", "step", "framework", "framework_version", "layout",
-                     "tensors", "parameters", "aliases", "groups", "documents", "alike"});
+                     "tensors", "parameters", "aliases", "groups", "documents", "alike", "kept"});
   RankEntry entry;
   entry.rank = reader.Number(json, "rank");
   entry.world = reader.Number(json, "world");
@@ -276,6 +320,7 @@ Result<RankEntry> ParseRankEntry(const SafetensorsHeader& header) {
   if (json.contains("layout")) entry.layout = reader.Text(json, "layout");
   entry.data_offset = header.data_offset;
   CKPT_ASSIGN_OR_RETURN(entry.unproved, UnprovedOf(header));
+  ReadKept(reader);
   ReadTensors(reader, header, version, entry);
   ReadModel(reader, entry);
   reader.RefuseLeftOver();

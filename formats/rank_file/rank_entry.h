@@ -30,6 +30,8 @@ struct StateTensor {
   std::string optimizer;
   bool number = false;
   std::optional<StatePart> part;  // absent: the whole state
+  // The directory of the save whose file has the bytes; empty: this file, at entry's range.
+  std::string kept;
   const Shape& whole() const { return part ? part->shape : entry.shape; }
 };
 
@@ -53,7 +55,7 @@ struct RankEntry {
   std::string framework;
   std::string framework_version;
   std::string layout;  // empty: none is given
-  std::vector<StateTensor> tensors;  // in file order
+  std::vector<StateTensor> tensors;  // in file order, then what is kept elsewhere, by key
   std::vector<std::pair<std::string, Role>> parameters;
   std::vector<std::pair<std::string, std::string>> aliases;  // alias, name
   std::vector<RankGroup> groups;

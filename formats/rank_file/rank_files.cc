@@ -70,6 +70,18 @@ class RankFilesReader {
   Status DeclareParameter(const std::string& name, Role role, const ShardingRules& rules);
   Status ReadContent(size_t rank);
   Status AddState(size_t rank, const StateTensor& tensor);
+  struct Place {
+    BlobIndex blob{};
+    uint64_t offset = 0;
+  };
+  // A rank's file of an earlier save, which tensors are kept in.
+  struct EarlierFile {
+    BlobIndex blob{};
+    uint64_t data_offset = 0;
+    std::map<std::string, SafetensorsEntry> entries;  // by key
+  };
+  Result<Place> PlaceOf(size_t rank, const StateTensor& tensor);
+  Result<const EarlierFile*> EarlierFileAt(const std::string& path);
   Result<uint32_t> LocalOf(AtomIndex atom, const LocalTensor& local);
   Status AddGroup(size_t rank, size_t place, const RankGroup& group);
   Status AddDocument(size_t rank, const RankDocument& document);
@@ -97,15 +109,20 @@ class RankFilesReader {
   std::map<std::pair<std::string, size_t>, size_t> group_at_;  // optimizer, place: in groups_
   std::map<std::pair<std::string, ParameterIndex>, size_t> grouped_;  // optimizer: in groups_
   std::map<DType, uint64_t> elements_;
+  std::map<std::string, EarlierFile> earlier_;  // by path
 };
+
+Result<SafetensorsHeader> HeaderOf(const File& file) {
+  if (file.size() < 8) return Refuse("safetensors: shorter than its length field");
+  CKPT_ASSIGN_OR_RETURN(const std::string first, file.Read(0, 8, "the header's length"));
+  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file.size()));
+  CKPT_ASSIGN_OR_RETURN(const std::string head, file.Read(0, 8 + length, "the header"));
+  return ParseSafetensorsHeader(head, file.size());
+}
 
 Status RankFilesReader::ReadEntry(size_t rank) {
   CKPT_ASSIGN_OR_RETURN(const auto file, root_->Open(paths_[rank]));
-  if (file->size() < 8) return Refuse("safetensors: shorter than its length field");
-  CKPT_ASSIGN_OR_RETURN(const std::string first, file->Read(0, 8, "the header's length"));
-  CKPT_ASSIGN_OR_RETURN(const uint64_t length, SafetensorsHeaderLength(first, file->size()));
-  CKPT_ASSIGN_OR_RETURN(const std::string head, file->Read(0, 8 + length, "the header"));
-  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, ParseSafetensorsHeader(head, file->size()));
+  CKPT_ASSIGN_OR_RETURN(const SafetensorsHeader header, HeaderOf(*file));
   CKPT_ASSIGN_OR_RETURN(RankEntry entry, ParseRankEntry(header));
   if (entry.rank != rank || entry.world != paths_.size()) {
     return Refuse("belongs to rank ", entry.rank, " of ", entry.world, ", not to "
@@ -296,6 +313,41 @@ Result<uint32_t> RankFilesReader::LocalOf(AtomIndex atom, const LocalTensor& loc
   return at->second;
 }
 
+Result<const RankFilesReader::EarlierFile*> RankFilesReader::EarlierFileAt(
+    const std::string& path) {
+  const auto known = earlier_.find(path);
+  if (known != earlier_.end()) return &known->second;
+  EarlierFile earlier;
+  CKPT_ASSIGN_OR_RETURN(earlier.blob, assembler_.AddFile(0, path));
+  CKPT_ASSIGN_OR_RETURN(const auto file, root_->Open(path));
+  CKPT_ASSIGN_OR_RETURN(SafetensorsHeader header, HeaderOf(*file));
+  earlier.data_offset = header.data_offset;
+  for (SafetensorsEntry& entry : header.entries) {
+    std::string key = entry.name;
+    earlier.entries.emplace(std::move(key), std::move(entry));
+  }
+  return &earlier_.emplace(path, std::move(earlier)).first->second;
+}
+
+// Where a tensor's bytes begin.
+Result<RankFilesReader::Place> RankFilesReader::PlaceOf(size_t rank, const StateTensor& tensor) {
+  const SafetensorsEntry& entry = tensor.entry;
+  if (tensor.kept.empty()) {
+    return Place{blobs_[rank], entries_[rank].data_offset + entry.begin};
+  }
+  const std::string path = JoinPath(tensor.kept, std::string(LastComponent(paths_[rank])));
+  auto earlier = EarlierFileAt(path);
+  if (!earlier && earlier.error().code == ErrorCode::kNotFound) {
+    return Refuse("'", entry.name, "' is kept in ", path, ", which is gone");
+  }
+  if (!earlier) return Fail(std::move(earlier).error().WithContext(path));
+  const auto found = (*earlier)->entries.find(entry.name);
+  const bool same = found != (*earlier)->entries.end() && found->second.dtype == entry.dtype &&
+                    found->second.shape == entry.shape;
+  if (!same) return Refuse("'", entry.name, "' is kept in ", path, ", which does not have such a tensor");
+  return Place{(*earlier)->blob, (*earlier)->data_offset + found->second.begin};
+}
+
 Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
   const SafetensorsEntry& entry = tensor.entry;
   CKPT_ASSIGN_OR_RETURN(const ParameterIndex parameter, Named(tensor.parameter));
@@ -323,6 +375,9 @@ Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
   CKPT_ASSIGN_OR_RETURN(const AtomIndex atom,
                         assembler_.AddAtom(parameter, tensor.optimizer, tensor.kind, entry.dtype,
                                            tensor.whole(), relation));
+  if (relation == Relation::kScalar && !tensor.kept.empty()) {
+    return Refuse("'", entry.name, "' is a number, and kept elsewhere");
+  }
   if (relation == Relation::kScalar) {
     CKPT_ASSIGN_OR_RETURN(std::string bytes, BytesOf(rank, entry, kMaxInline));
     return assembler_.SetInline(atom, std::move(bytes), tensor.number);
@@ -330,8 +385,8 @@ Status RankFilesReader::AddState(size_t rank, const StateTensor& tensor) {
   if (tensor.kind == "weight" && IsFloat(entry.dtype)) {
     elements_[entry.dtype] += range.end - range.begin;
   }
-  const Fragment fragment{range.begin, range.end, blobs_[rank],
-                          entries_[rank].data_offset + entry.begin, entry.dtype};
+  CKPT_ASSIGN_OR_RETURN(const Place place, PlaceOf(rank, tensor));
+  const Fragment fragment{range.begin, range.end, place.blob, place.offset, entry.dtype};
   if (auto boxes = part ? DenseBoxesOf(*tensor.part, entry.shape, fragment) : std::nullopt) {
     SharedRows& rows = rows_.try_emplace(atom, tensor.whole()).first->second;
     for (DenseBox& box : *boxes) rows.Add(std::move(box));

@@ -5,11 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "core/base/digest.h"
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
+#include "core/commit/kept_files.h"
 #include "core/commit/world_commit.h"
 #include "core/io/file_stamp.h"
 #include "core/io/memory_root.h"
@@ -36,24 +38,31 @@ Result<MemoryStep> MemoryStepOf(Store& store, const ReceivedStep& received,
       CKPT_RETURN_IF_ERROR(memory->Add(paths.back(), file.rope, file.lease, access));
     }
   }
-  const std::shared_ptr<const Root> root =
+  const std::shared_ptr<const Root> own =
       save ? std::shared_ptr<const Root>(received.save) : std::move(memory);
   SourceOptions options;
   options.families = &families;
-  CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(root, paths, options));
+  CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(WithStoredFiles(own, store, {}), paths, options));
   if (model.iteration != received.step) return Refuse("its files belong to step ", model.iteration);
   std::vector<const std::vector<Digest>*> chunks;
   for (const ReceivedFile& file : received.files) chunks.push_back(&file.chunks);
   const int64_t time = store.SaveTimeOf(received.name.run, received.name.job, save ? save->part().mtime_ns : NowNs());
-  OwnRankFiles(model, store.blobs(), time, chunks);
-  for (Blob& blob : model.blobs) {
+  CKPT_ASSIGN_OR_RETURN(const KeptFiles kept,
+                        KeptFiles::Hold(store, received.name.run, model, paths.size()));
+  OwnRankFiles(model, store.blobs(), time, chunks, kept.blobs());
+  for (Blob& blob : std::span(model.blobs).first(paths.size())) {
     blob.mode = access.mode;
     blob.uid = access.uid;
     blob.gid = access.gid;
   }
   const std::string home = SnapshotHome(received.name.run);
-  return MemoryStep{received.name.run, StrCat(home, "/", received.step), home, std::move(model),
-                    root};
+  const size_t stored = kept.blobs().size();
+  return MemoryStep{received.name.run,
+                    StrCat(home, "/", received.step),
+                    home,
+                    std::move(model),
+                    stored == 0 ? own : WithStoredFiles(own, store, kept.holds()),
+                    stored};
 }
 
 WorldCommit::ModelOf ModelOfRankFiles() {
@@ -90,7 +99,7 @@ Result<SnapshotKeeper::Found> SnapshotKeeper::FindStored(const PartAgain& part) 
     if (!step && step.error().code == ErrorCode::kDataLoss) continue;  // another's misfortune
     if (!step) return Fail(Error(step.error()));
     const std::vector<Blob>& blobs = (*step)->model.blobs;
-    if (blobs.size() != part.world) continue;
+    if (blobs.size() < part.world) continue;  // more: of files that it points into
     const bool same = part.place.empty() ? blobs[part.rank].chunks == part.file.chunks
                                          : ParentPath(blobs[part.rank].path) == part.place;
     if (same) return record;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/strings.h"
+#include "snapshot/landing/save_bytes.h"
 #include "snapshot/wire/protocol.h"
 
 namespace ckptfs {
@@ -37,6 +38,13 @@ bool HasAny(const Container& ordered, const AttemptName& job) {
 }
 
 }  // namespace
+
+std::string ReceivedStep::Place() const {
+  if (std::ranges::any_of(files, &ReceivedFile::again)) return "";
+  AttemptName lived = name;
+  lived.life = save ? save->part().name.life : life;
+  return PreparedPart{std::move(lived), step, 0, 0, {}}.Directory();
+}
 
 bool IsSameSave(const ReceivedStep& a, const ReceivedStep& b) {
   return a.name == b.name && a.step == b.step &&

@@ -52,6 +52,10 @@ struct ReceivedStep {
   std::vector<ReceivedFile> files;  // by rank
   Digest life = {};  // IncomingSteps::LifeOf
   std::shared_ptr<SaveBytes> save = {};  // has the files' bytes, which these then lack
+
+  // Returns the directory of its files below the store's blobs; "" of a step that an earlier
+  // daemon may have stored in another one.
+  std::string Place() const;
 };
 
 // True if they are of one attempt and have the same files.

@@ -303,7 +303,7 @@ bool WorldParts::DropApart(const Pending& pending, const std::map<uint64_t, uint
         Caught([&] { return options_.commit->Drop(theirs, pending.step, std::string(kApart)); });
     if (!dropped || dropped->state != AttemptNews::State::kDropped) continue;
     apart = true;
-    options_.settled(Lived(theirs, Digest()), step, Fail(ErrorCode::kIo, std::string(kApart)));
+    options_.settled(theirs, step, Fail(ErrorCode::kIo, std::string(kApart)));
   }
   return apart;
 }
@@ -399,7 +399,7 @@ void WorldParts::LeaveAll() {
 void WorldParts::Settle(const AttemptName& name, uint64_t step, const Status& done,
                         const std::shared_ptr<SaveBytes>& save) {
   if (save) options_.spooler->Over(*save);
-  options_.settled(Lived(name, Digest()), step, done);
+  options_.settled(name, step, done);
 }
 
 }  // namespace ckptfs

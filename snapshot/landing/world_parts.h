@@ -47,7 +47,7 @@ struct WorldPartsOptions {
   WorldCommit* commit = nullptr;  // must outlive it
   std::chrono::milliseconds patience{600'000};
   std::chrono::milliseconds turn{500};  // between looks at the store
-  // Called with what became of a part that was handed over.
+  // Called with what became of a part that was handed over; the name has the life if it is known.
   std::function<void(const AttemptName& name, uint64_t step, const Status& done)> settled;
   // Called when a step is durable; `published`: by this daemon.
   std::function<void(const StepRecord& record, bool published)> stored;

@@ -166,7 +166,7 @@ void Receiver::State::Keep() {
 }
 
 void Receiver::State::KeepStep(ReceivedStep step) {
-  Kept outcome{step.name, step.step, {}};
+  Kept outcome{step.name, step.step, {}, step.Place()};
   const std::string title = TitleOf(step.name, step.step);
   const auto save = step.save;
   outcome.done = Caught([&] { return options.keep(std::move(step)); });

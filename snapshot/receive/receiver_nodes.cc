@@ -38,7 +38,10 @@ void Receiver::State::StartParts() {
     {
       MutexLock guard(mutex);
       Count(title, drop);
-      kept.push_back({name, step, done});
+      kept.push_back({{name.run, name.job, name.attempt},
+                      step,
+                      done,
+                      PreparedPart{name, step, 0, 0, {}}.Directory()});
     }
     budget->Wake();
   };

@@ -291,7 +291,7 @@ void Receiver::State::TellNews() {
   for (const Kept& one : news) {
     steps.Forget(one.name);
     Tell(one.name, one.step, one.done ? SnapshotWord::kDurable : SnapshotWord::kDropped,
-         one.done ? "" : one.done.error().message, steps.greetings());
+         one.done ? one.place : one.done.error().message, steps.greetings());
   }
   for (const DroppedStep& one : steps.TakeDropped()) TellDrop(one);
   UpdateLines(steps.TakeMoved());

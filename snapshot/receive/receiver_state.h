@@ -82,6 +82,7 @@ struct Receiver::State {
     AttemptName name;
     uint64_t step = 0;
     Status done;
+    std::string place = {};  // where its files lie, below the store's blobs; empty: not known
   };
   Mutex mutex;
   CondVar wake_keeper;

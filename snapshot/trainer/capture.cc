@@ -16,8 +16,10 @@ using Json = nlohmann::json;
 
 // kInvalid if a text is not UTF-8.
 Result<std::string> EntryOf(const Capture& capture, const std::string& tensors, bool ordered,
-                            uint32_t rank, uint32_t world) {
-  Json entry{{"version", ordered ? kRankFileVersion : kUnorderedRankFileVersion},
+                            const Json& kept, uint32_t rank, uint32_t world) {
+  // Builds that know neither what is ordered nor what is kept elsewhere read all other files.
+  const bool plain = !ordered && kept.empty();
+  Json entry{{"version", plain ? kRankFileBefore : kRankFileVersion},
              {"rank", rank},
              {"world", world},
              {"step", capture.step},
@@ -40,6 +42,7 @@ Result<std::string> EntryOf(const Capture& capture, const std::string& tensors, 
                                  {"pickle", group.pickle}});
     }
   }
+  if (!kept.empty()) entry["kept"] = kept;
   Json& documents = entry["documents"] = Json::array();
   for (const CapturedDocument& document : capture.documents) {
     documents.push_back({{"key", document.key},
@@ -93,6 +96,48 @@ Result<std::vector<Placed>> Arranged(const Capture& capture, const CapturePlan& 
   return all;
 }
 
+bool MayBeKept(const Placed& one) {
+  const SafetensorsEntry& entry = one.tensor->entry;
+  const auto bytes = ByteCount(entry.shape, entry.dtype);
+  return one.tensor->use != TensorUse::kPickle && one.tensor->device == kHost && bytes &&
+         *bytes >= kLeastKept;
+}
+
+std::span<const std::byte> BytesOf(const Placed& one) {
+  return {one.from, *ByteCount(one.tensor->entry.shape, one.tensor->entry.dtype)};
+}
+
+// Takes out the tensors that durable saves have; says where these are, by key.
+Json TakeKept(std::vector<Placed>& placed, const KeptTensors& known) {
+  Json kept = Json::object();
+  std::erase_if(placed, [&](const Placed& one) {
+    const SafetensorsEntry& entry = one.tensor->entry;
+    const auto place = MayBeKept(one) ? known.Find(entry, BytesOf(one)) : std::nullopt;
+    if (!place) return false;
+    kept[entry.name] = {{"place", *place},
+                        {"dtype", SafetensorsName(entry.dtype)},
+                        {"shape", entry.shape}};
+    return true;
+  });
+  return kept;
+}
+
+// The tensors of a file whose digests the next save may ask for.
+TensorDigests DigestsOf(const std::vector<Placed>& placed,
+                        const std::vector<SafetensorsEntry>& entries, uint64_t data_offset,
+                        const KeptTensors& known) {
+  TensorDigests digests;
+  for (size_t i = 0; i < placed.size(); ++i) {
+    if (!MayBeKept(placed[i])) continue;
+    TensorDigests::One one{entries[i], HeadOf(BytesOf(placed[i]))};
+    one.entry.begin += data_offset;
+    one.entry.end += data_offset;
+    one.wanted = known.IsWanted(one.entry, one.head);
+    digests.Add(std::move(one));
+  }
+  return digests;
+}
+
 // Returns what both plans say of their tensors.
 std::string WordsOf(const CapturePlan* plan, const CapturePlan& rest) {
   if (plan == nullptr || plan->words().empty()) return rest.words();
@@ -101,16 +146,19 @@ std::string WordsOf(const CapturePlan* plan, const CapturePlan& rest) {
 
 }  // namespace
 
-Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t world) {
+Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t world,
+                                      const KeptTensors* kept) {
   CaptureFile file;
   std::vector<const std::byte*> sources;
   for (const CapturedTensor& tensor : capture.tensors) sources.push_back(tensor.from);
   CKPT_ASSIGN_OR_RETURN(file.rest_, CapturePlan::Make(std::move(capture.tensors)));
-  CKPT_ASSIGN_OR_RETURN(const std::vector<Placed> placed, Arranged(capture, file.rest_, sources));
+  CKPT_ASSIGN_OR_RETURN(std::vector<Placed> placed, Arranged(capture, file.rest_, sources));
+  const Json elsewhere = kept != nullptr ? TakeKept(placed, *kept) : Json::object();
+  for (const auto& [key, place] : elsewhere.items()) file.kept_.insert(key);
   const CapturePlan* const plan = capture.plan.get();
   const bool ordered = file.rest_.ordered() || (plan != nullptr && plan->ordered());
-  CKPT_ASSIGN_OR_RETURN(std::string entry,
-                        EntryOf(capture, WordsOf(plan, file.rest_), ordered, rank, world));
+  CKPT_ASSIGN_OR_RETURN(std::string entry, EntryOf(capture, WordsOf(plan, file.rest_), ordered,
+                                                   elsewhere, rank, world));
   std::vector<SafetensorsEntry> entries;
   entries.reserve(placed.size());
   for (const Placed& one : placed) entries.push_back(one.tensor->entry);
@@ -121,6 +169,7 @@ Result<CaptureFile> CaptureFile::Make(Capture capture, uint32_t rank, uint32_t w
                                {kUnprovedKey, std::string(kUnprovedDigits, '0')}},
                               entries));
   file.header_ = std::make_shared<std::string>(std::move(header));
+  if (kept != nullptr) file.digests_ = DigestsOf(placed, entries, file.header_->size(), *kept);
   const auto text = std::as_bytes(std::span(*file.header_));
   file.parts_.push_back({0, text.size(), text.data(), false});
   for (size_t i = 0; i < entries.size(); ++i) {

@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,8 +24,9 @@
 #include "core/base/result.h"
 #include "core/blob/safetensors_header.h"
 #include "core/state/state_part.h"
-#include "snapshot/trainer/capture_plan.h"
 #include "snapshot/device/copier.h"
+#include "snapshot/trainer/capture_plan.h"
+#include "snapshot/trainer/kept_tensors.h"
 
 namespace ckptfs {
 
@@ -109,11 +111,17 @@ class CaptureFile {
 
   // kInvalid if two tensors have one key, a name is not UTF-8, a part is not one
   // (LocalRangeOf), or a plan has more or fewer tensors than there are sources.
-  static Result<CaptureFile> Make(Capture capture, uint32_t rank, uint32_t world);
+  // `kept`: what of it durable saves have is left out; null: nothing is.
+  static Result<CaptureFile> Make(Capture capture, uint32_t rank, uint32_t world,
+                                  const KeptTensors* kept = nullptr);
 
   // The capture without its tensors.
   const Capture& capture() const { return capture_; }
   uint64_t bytes() const { return bytes_; }
+  // The keys of the tensors for which it names earlier saves.
+  const std::set<std::string>& kept() const { return kept_; }
+  // Takes the digests of its tensors, to be made while it is handed over.
+  TensorDigests TakeDigests() { return std::move(digests_); }
   // Returns the runs that make up [begin, end) of the file, in order:
   // those of the lazy tensors, or those of all else (the header, too).
   std::vector<CopyRun> Runs(uint64_t begin, uint64_t end, bool lazy) const;
@@ -141,6 +149,8 @@ class CaptureFile {
   std::shared_ptr<std::string> header_;        // runs refer to it
   std::vector<Part> parts_;                    // sorted, without gaps from 0 to bytes_
   uint64_t bytes_ = 0;
+  std::set<std::string> kept_;
+  TensorDigests digests_;
 };
 
 // The bytes that a capture takes.

@@ -64,6 +64,11 @@ std::string MembersOf(const StatePart& part) {
   return members;
 }
 
+TensorUse UseOf(const CapturedTensor& tensor) {
+  if (tensor.part) return TensorUse::kPart;
+  return tensor.parameter.empty() ? TensorUse::kPickle : TensorUse::kWhole;
+}
+
 // kInvalid if a text is not UTF-8.
 Result<std::string> WordsOf(const std::string& key, const CapturedTensor& tensor) {
   Json json{{"parameter", tensor.parameter},
@@ -82,8 +87,8 @@ Result<std::string> WordsOf(const std::string& key, const CapturedTensor& tensor
 }  // namespace
 
 bool PlannedTensor::Before(const PlannedTensor& other) const {
-  return std::tuple(BitWidth(other.entry.dtype), lazy, whole) <
-         std::tuple(BitWidth(entry.dtype), other.lazy, other.whole);
+  return std::tuple(BitWidth(other.entry.dtype), lazy, use) <
+         std::tuple(BitWidth(entry.dtype), other.lazy, other.use);
 }
 
 Result<CapturePlan> CapturePlan::Make(std::vector<CapturedTensor> tensors) {
@@ -108,7 +113,7 @@ Result<CapturePlan> CapturePlan::Make(std::vector<CapturedTensor> tensors) {
                              i,
                              tensor.device,
                              tensor.lazy,
-                             !tensor.part});
+                             UseOf(tensor)});
   }
   std::ranges::stable_sort(plan.tensors_, [](const PlannedTensor& a, const PlannedTensor& b) {
     return a.Before(b);

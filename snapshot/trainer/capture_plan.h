@@ -22,15 +22,18 @@ namespace ckptfs {
 
 struct CapturedTensor;
 
+// What of a rank file a tensor is.  Parts come first: each rank has other whole states, and the
+// parts of one state then lie at the same byte of all ranks' files.
+enum class TensorUse : uint8_t { kPart = 0, kWhole = 1, kPickle = 2 };
+
 struct PlannedTensor {
   SafetensorsEntry entry;  // without its range
   size_t given = 0;        // its place in what the plan was made of
   int device = 0;
   bool lazy = false;
-  bool whole = true;  // not a part of a state, which other ranks have parts of
+  TensorUse use = TensorUse::kWhole;
   // The widest come first, so that each lies aligned; of one width those that are copied
-  // at once together, and parts before whole states, of which each rank has others: so the
-  // parts of one state lie at the same byte of all ranks' files.
+  // at once together.
   bool Before(const PlannedTensor& other) const;
 };
 

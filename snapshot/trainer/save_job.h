@@ -38,6 +38,7 @@ struct SaveJob {
   using Clock = std::chrono::steady_clock;
 
   CaptureFile file;
+  std::shared_ptr<TensorDigests> digests = {};  // the copying thread's
   SaveProof proof = {};
   uint64_t attempt = 0;
   std::shared_ptr<SnapshotLink> link;
@@ -91,9 +92,10 @@ struct SaveJob {
     const auto changed = proof.FindChange(begin, taken, copies);
     return changed ? file.KeyAt(*changed) : "";
   }
-  // The same of devices' memory in chunk `i`, and the chunk's digest.
+  // The same of devices' memory in chunk `i`, and the chunk's digest.  REQUIRES: in order.
   std::pair<std::string, Digest> DigestChunk(size_t i) const {
     const auto taken = link->arena().Payload(chunks[i]).first(ChunkEnd(i) - ChunkBegin(i));
+    digests->Take(ChunkBegin(i), taken);
     const auto found = proof.DigestAndCompare(ChunkBegin(i), taken);
     return {found.changed ? file.KeyAt(*found.changed) : "", found.digest};
   }

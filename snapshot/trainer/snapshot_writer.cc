@@ -45,18 +45,20 @@ void SnapshotWriter::State::Say(std::string line) {
   if (log.size() < kKeptLines) log.push_back(std::move(line));
 }
 
-void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::string& why) {
+void SnapshotWriter::State::Settle(uint64_t attempt, Fate fate, const std::string& text) {
   const auto found = outcomes.find(attempt);
   if (found == outcomes.end() || found->second.fate != Fate::kUnderWay) return;
   found->second.fate = fate;
   --status.under_way;
   if (fate == Fate::kDurable) {
+    kept.Durable(attempt, text);
     found->second.progress.durable = found->second.progress.bytes;
     ++status.durable;
     status.last_durable = found->second.step;
     said.clear();
   } else {
-    CountDrop(StrCat("step ", found->second.step, ": "), why);
+    kept.Forget(attempt);
+    CountDrop(StrCat("step ", found->second.step, ": "), text);
   }
   while (outcomes.size() > kKeptOutcomes) outcomes.erase(outcomes.begin());
   moved.NotifyAll();
@@ -74,9 +76,10 @@ void SnapshotWriter::State::Hear(SnapshotLink& from, SnapshotLink::News news,
                                  const SnapshotMessage& message) {
   MutexLock lock(mutex);
   if (news == SnapshotLink::News::kSaid) {
-    if (message.word == SnapshotWord::kDurable) Settle(message.attempt, Fate::kDurable, "");
+    if (message.word == SnapshotWord::kDurable) Settle(message.attempt, Fate::kDurable, message.text);
     if (message.word == SnapshotWord::kDropped) {
       if (message.sequence != 0) last_attempt = InTurnOf(message.attempt, last_attempt);
+      kept.Refused(message.attempt);
       Settle(message.attempt, Fate::kDropped, message.text);
     }
     return;
@@ -239,7 +242,9 @@ void SnapshotWriter::State::SayUnproved(const std::string& why) {
 // Takes chunks for all of it, and copies into them what cannot wait.
 Status SnapshotWriter::State::Prepare(SaveJob& job, Capture capture) {
   CKPT_ASSIGN_OR_RETURN(job.file,
-                        CaptureFile::Make(std::move(capture), options.rank, options.world));
+                        CaptureFile::Make(std::move(capture), options.rank, options.world, &kept));
+  job.digests = std::make_shared<TensorDigests>(job.file.TakeDigests());
+  kept.Begin(job.attempt, job.digests, job.file.kept());
   CKPT_ASSIGN_OR_RETURN(job.link, Connected(job.file.bytes(), [&] { return job.Interrupted(); }));
   CKPT_RETURN_IF_ERROR(TakeRoom(job));
   job.proof.Begin(job.file);

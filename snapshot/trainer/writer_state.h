@@ -18,6 +18,7 @@
 
 #include "core/base/digest.h"
 #include "core/base/mutex.h"
+#include "snapshot/trainer/kept_tensors.h"
 #include "snapshot/trainer/save_job.h"
 #include "snapshot/trainer/snapshot_link.h"
 #include "snapshot/trainer/snapshot_writer.h"
@@ -57,7 +58,8 @@ struct SnapshotWriter::State {
     const SnapshotLink* link = nullptr;  // to tell it by
     WriterProgress progress = {};
   };
-  void Settle(uint64_t attempt, Fate fate, const std::string& why) EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // `text`: of kDropped why, of kDurable where its files lie.
+  void Settle(uint64_t attempt, Fate fate, const std::string& text) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void CountDrop(const std::string& what, const std::string& why) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   void Say(std::string line) EXCLUSIVE_LOCKS_REQUIRED(mutex);
   uint64_t NewAttempt(uint64_t step) EXCLUSIVE_LOCKS_REQUIRED(mutex);
@@ -72,6 +74,7 @@ struct SnapshotWriter::State {
   const std::unique_ptr<Copier> lazy_copier;
   const Digest stream;
   const uint64_t life = RandomDigest().low;
+  KeptTensors kept;
 
   Mutex save_mutex;  // one Save at a time; before `mutex`
   LinkPtr link GUARDED_BY(save_mutex);

@@ -27,7 +27,9 @@
 //   daemon -> rank    free(chunk,                              the rank's again
 //                          sequence = 1: what it holds is on a disk of this node,
 //                          text = where)
-//                     durable(step, attempt)
+//                     durable(step, attempt,                   its files lie in `text`,
+//                             text = where)                    below the store's blobs;
+//                                                              empty: nobody knows
 //                   | dropped(step, attempt, text = why,
 //                             sequence = 1: the ranks are in different turns, go on in this one)
 //
