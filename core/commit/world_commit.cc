@@ -57,6 +57,12 @@ bool WorldCommit::IsGone(const Digest& other, const std::map<Digest, NodePresenc
              Clock::now()) == PresenceState::kGone;
 }
 
+Result<bool> WorldCommit::HasGone(const Digest& other) {
+  CKPT_ASSIGN_OR_RETURN(const auto said, ReadPresence(*store_.storage(), other));
+  return store_.presences().Look(store_.directory(), other, said, Clock::now()) ==
+         PresenceState::kGone;
+}
+
 // ---- who is where --------------------------------------------------------------
 
 Result<JobWorld> WorldCommit::Join(NodeRanks mine) {
@@ -172,7 +178,22 @@ Result<std::map<uint32_t, const PreparedPart*>> WorldCommit::PartsOf(const Names
 
 // `there`: all ranks of the part are prepared, just so.
 Status WorldCommit::CheckUnprepared(const PreparedPart& part, bool& there) {
-  CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(part.name));
+  CKPT_ASSIGN_OR_RETURN(Names names, NamesOf(part.name));
+  // Another daemon has a part with one of our ranks if that rank's file is there, or if the part's
+  // name says so.  Without either no part needs to be read: who publishes reads all of them, and
+  // finds a rank that is there twice.
+  bool written = false;
+  for (const PreparedRank& rank : part.ranks) {
+    if (written) break;
+    CKPT_ASSIGN_OR_RETURN(
+        written, HasFile(*store_.storage(), StrCat("blobs/", part.PathOf(rank.rank))));
+  }
+  if (!written) {
+    std::erase_if(names.parts, [&](const std::string& path) {
+      const uint32_t first = ParseCommitName(path)->first_rank;
+      return !std::ranges::binary_search(part.ranks, first, {}, &PreparedRank::rank);
+    });
+  }
   CKPT_ASSIGN_OR_RETURN(const auto by_rank, PartsOf(names));
   uint64_t same = 0;
   for (const PreparedRank& rank : part.ranks) {
@@ -232,6 +253,42 @@ Result<WorldCommit::Later> WorldCommit::SavesAfter(const AttemptName& name) {
     for (const PreparedRank& rank : part->ranks) later.ranks.insert(rank.rank);
   }
   return later;
+}
+
+Result<std::optional<AttemptNews>> WorldCommit::Glance(const AttemptName& name) {
+  Names names;
+  CKPT_ASSIGN_OR_RETURN(names.done, HasFile(*store_.storage(), DoneName(name)));
+  if (!names.done) {
+    const auto text = ReadWhole(*store_.storage(), OutcomeName(name), kRecordMaxBytes);
+    if (!text && text.error().code == ErrorCode::kNotFound) return std::nullopt;
+    if (!text) return Fail(Error(text.error()));
+    CKPT_ASSIGN_OR_RETURN(const AttemptOutcome outcome,
+                          ParseOutcome(*text, *ParseCommitName(OutcomeName(name))));
+    if (outcome.manifest) return std::nullopt;
+    CKPT_ASSIGN_OR_RETURN(names, NamesOf(name));
+    return Dropped(name, names, outcome);
+  }
+  CKPT_ASSIGN_OR_RETURN(names, NamesOf(name));
+  return Done(name, names);
+}
+
+Result<bool> WorldCommit::IsOurTurn(const AttemptName& name) {
+  CKPT_ASSIGN_OR_RETURN(const Names names, NamesOf(name));
+  return HasTurn(names.parts);
+}
+
+Result<bool> WorldCommit::HasTurn(const std::vector<std::string>& parts) {
+  std::map<uint32_t, Digest> nodes;  // by the first rank
+  for (const std::string& path : parts) {
+    const auto part = ParseCommitName(path);
+    if (part && part->kind == Kind::kPart) nodes.emplace(part->first_rank, part->node);
+  }
+  for (const auto& [rank, other] : nodes) {
+    if (other == node()) return true;
+    CKPT_ASSIGN_OR_RETURN(const bool gone, HasGone(other));
+    if (!gone) return false;
+  }
+  return true;
 }
 
 Result<AttemptNews> WorldCommit::Look(const AttemptName& name, bool publish) {
@@ -454,6 +511,8 @@ Result<bool> WorldCommit::FinishOthers(Clock::time_point now, Clock::duration qu
     });
     if (ours || now - left.since < quiet) continue;
     left.since = now;
+    const auto turn = HasTurn({there.begin(), there.end()});
+    if (!turn || !*turn) continue;  // it is somebody's who works
     for (const std::string& path : there) {
       if (ParseCommitName(path)->kind != Kind::kPart) continue;
       const auto part = PartAt(path);

@@ -80,8 +80,14 @@ class WorldCommit {
   Status Prepare(PreparedPart part, const Root& bytes);
 
   // Returns what became of the attempt; with `publish` makes it a step if it is whole.
-  // Forgets our part of one that is decided.
+  // Forgets our part of one that is decided.  Reads all parts of it, each once.
   Result<AttemptNews> Look(const AttemptName& name, bool publish);
+  // The same of one that is over; nothing of another.  Looks at two names.
+  Result<std::optional<AttemptNews>> Glance(const AttemptName& name);
+  // True if nobody is before this daemon in publishing the attempt: the daemons whose parts
+  // begin with lower ranks than ours (all others, if we have none) have gone.  The one with rank
+  // 0 need not ask.  Reads presences until one is not gone.
+  Result<bool> IsOurTurn(const AttemptName& name);
   // Drops the attempt.  An earlier decision counts.
   Result<AttemptNews> Drop(const AttemptName& name, uint64_t step, const std::string& why);
 
@@ -123,6 +129,8 @@ class WorldCommit {
   void ForgetPart(const AttemptName& name, const Names& names, bool all);
   Result<bool> AnyGone(const std::vector<std::string>& names);
   bool IsGone(const Digest& other, const std::map<Digest, NodePresence>& present);
+  Result<bool> HasGone(const Digest& other);
+  Result<bool> HasTurn(const std::vector<std::string>& parts);
   void ForgetOutcomes(const std::vector<std::string>& names, Clock::time_point now);
 
   Store& store_;

@@ -109,12 +109,13 @@ std::string JobPrefix(std::string_view run, std::string_view job, const Digest& 
 }
 
 // ".<rank>"
-bool IsRankOf(std::string_view text) {
+std::optional<uint32_t> RankIn(std::string_view text) {
   uint32_t rank = 0;
-  if (!text.starts_with('.')) return false;
+  if (!text.starts_with('.')) return std::nullopt;
   text.remove_prefix(1);
-  return std::from_chars(text.data(), text.data() + text.size(), rank).ec == std::errc() &&
-         std::to_string(rank) == text;
+  const bool number =
+      std::from_chars(text.data(), text.data() + text.size(), rank).ec == std::errc();
+  return number && std::to_string(rank) == text ? std::optional(rank) : std::nullopt;
 }
 
 std::string AttemptPrefix(const AttemptName& name) {
@@ -166,9 +167,10 @@ std::optional<CommitName> ParseCommitName(std::string_view path) {
   }
   if (end == "outcome") name.kind = CommitName::Kind::kOutcome;
   if (end == "done") name.kind = CommitName::Kind::kDone;
-  if (name.kind == CommitName::Kind::kPart && !(node && IsRankOf(end.substr(kHexDigits)))) {
-    return std::nullopt;
-  }
+  if (name.kind != CommitName::Kind::kPart) return name;
+  const auto rank = node ? RankIn(end.substr(kHexDigits)) : std::nullopt;
+  if (!rank) return std::nullopt;
+  name.first_rank = *rank;
   return name;
 }
 

@@ -110,6 +110,7 @@ struct CommitName {
   Digest job;
   uint64_t attempt = 0;  // of all but kRanks
   Digest node;           // of kPart and kRanks
+  uint32_t first_rank = 0;  // of kPart
 };
 inline constexpr std::string_view kPreparedFolder = "prepared";
 inline constexpr std::string_view kNodesFolder = "nodes";

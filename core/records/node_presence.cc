@@ -157,6 +157,14 @@ PresenceState PresenceWatch::Look(const std::string& directory, const Digest& no
   return here != PresenceState::kUnknown ? here : LookAtBeat(node, *said, now);
 }
 
+Result<std::optional<NodePresence>> ReadPresence(const Storage& storage, const Digest& node) {
+  const auto text = ReadWhole(storage, PresenceName(node), kPreparedMaxBytes);
+  if (!text && text.error().code == ErrorCode::kNotFound) return std::nullopt;
+  if (!text) return Fail(Error(text.error()));
+  auto said = ParsePresence(*text);
+  return said ? *std::move(said) : NodePresence();
+}
+
 Result<std::map<Digest, NodePresence>> ReadPresences(const Storage& storage) {
   std::map<Digest, NodePresence> found;
   const auto entries = storage.List(kNodesFolder);
@@ -165,11 +173,8 @@ Result<std::map<Digest, NodePresence>> ReadPresences(const Storage& storage) {
   for (const RootEntry& entry : *entries) {
     const auto node = DigestNamed(entry.name);
     if (!node) continue;
-    const auto text = ReadWhole(storage, PresenceName(*node), kPreparedMaxBytes);
-    if (!text && text.error().code == ErrorCode::kNotFound) continue;  // gone meanwhile
-    if (!text) return Fail(Error(text.error()));
-    auto said = ParsePresence(*text);
-    found.emplace(*node, said ? *std::move(said) : NodePresence());
+    CKPT_ASSIGN_OR_RETURN(auto said, ReadPresence(storage, *node));
+    if (said) found.emplace(*node, *std::move(said));  // else gone meanwhile
   }
   return found;
 }

@@ -104,6 +104,8 @@ class PresenceWatch {
   std::map<Digest, Seen> seen_ GUARDED_BY(mutex_);
 };
 
+// The newest record of one daemon; nothing if it has none.  One that cannot be read has beat 0.
+Result<std::optional<NodePresence>> ReadPresence(const Storage& storage, const Digest& node);
 // The newest records of all daemons of a store.  One that cannot be read has beat 0.
 Result<std::map<Digest, NodePresence>> ReadPresences(const Storage& storage);
 

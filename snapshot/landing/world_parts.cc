@@ -15,9 +15,7 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kScan{10};   // between looks at what other daemons left
-constexpr seconds kQuiet{30};  // a part that did not change for so long is left
-// Looks at a whole attempt before a daemon that does not have rank 0 publishes it.
-constexpr int kDeference = 5;
+constexpr seconds kQuiet{30};  // what did not change for so long is left
 
 AttemptName Lived(AttemptName name, const Digest& life) {
   name.life = life;
@@ -120,9 +118,10 @@ std::vector<std::string> WorldParts::Waiting() const {
   MutexLock lock(mutex_);
   std::vector<std::string> lines;
   for (const Pending& one : pending_) {
-    lines.push_back(StrCat(one.name.run, "/", one.step, ": ",
-                           one.missing.empty() ? "is being published"
-                                               : "waiting for " + Missing(one.missing)));
+    const bool known = one.has_first_rank || one.turns >= Pending::kFirstLook;
+    std::string what = known ? "is being published" : "waiting for other nodes";
+    if (!one.missing.empty()) what = "waiting for " + Missing(one.missing);
+    lines.push_back(StrCat(one.name.run, "/", one.step, ": ", what));
   }
   if (!handing_.empty()) lines.push_back(StrCat(handing_, ": this node's part is being written"));
   for (const WorldPart& part : handed_) {
@@ -254,7 +253,11 @@ bool WorldParts::Prepare(WorldPart& part) {
     if (spooled) options_.spooler->Stored(*save);
     if (save && !spooled) options_.spooler->Over(*save);
     MutexLock lock(mutex_);
-    pending_.push_back({name, part.step, part.first, part.files.contains(0), 0, {}, spooled ? save : nullptr});
+    pending_.push_back({.name = name,
+                        .step = part.step,
+                        .first = part.first,
+                        .has_first_rank = part.files.contains(0),
+                        .save = spooled ? save : nullptr});
     return true;
   }
   if (save) options_.spooler->Fails(*save);
@@ -308,15 +311,28 @@ bool WorldParts::DropApart(const Pending& pending, const std::map<uint64_t, uint
   return apart;
 }
 
+// Nothing while it is not decided, for a daemon that need not know more of it.
+Result<std::optional<AttemptNews>> WorldParts::NewsOf(Pending& pending) {
+  WorldCommit& commit = *options_.commit;
+  bool publish = pending.has_first_rank;
+  if (!publish) {
+    const bool all = ++pending.turns >= pending.next_look || Late(pending.first);
+    if (!all) return commit.Glance(pending.name);
+    pending.next_look = pending.turns + std::min(pending.turns, +Pending::kMostTurns);
+    CKPT_ASSIGN_OR_RETURN(publish, commit.IsOurTurn(pending.name));
+  }
+  return commit.Look(pending.name, publish);
+}
+
 // True when it is settled.
 bool WorldParts::LookAt(Pending& pending) {
   WorldCommit& commit = *options_.commit;
-  const bool eager = pending.has_first_rank || pending.looks >= kDeference;
-  auto news = Caught([&] { return commit.Look(pending.name, eager); });
+  auto glanced = Caught([&] { return NewsOf(pending); });
+  if (glanced && !*glanced) return false;
+  auto news = glanced ? Result<AttemptNews>(**std::move(glanced)) : Fail(std::move(glanced).error());
   std::string why = news ? "" : news.error().message;
   bool lost = !news && IsFinal(news.error());
   if (news && news->state == AttemptNews::State::kWaiting) {
-    pending.looks += news->whole ? 1 : 0;
     const bool late = !news->whole && Late(pending.first);
     if (late) why = StrCat("nothing came from ", Missing(news->missing));
     if (!news->passed.empty()) {

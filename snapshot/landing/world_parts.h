@@ -95,13 +95,18 @@ class WorldParts {
     std::optional<Clock::time_point> told;  // of the last drop, to daemons that may not know us yet
   };
   struct Pending {
+    // A daemon that does not have rank 0 looks every turn whether a save is decided, and only
+    // after so many turns at all parts of it, then twice as seldom each time.
+    static constexpr int kFirstLook = 10;
+    static constexpr int kMostTurns = 40;
     AttemptName name;  // with the life
     uint64_t step = 0;
     Clock::time_point first;
     bool has_first_rank = false;
-    int looks = 0;  // at all parts of it
-    std::set<uint32_t> missing;
-    std::shared_ptr<SaveBytes> save;  // in the spool, until it is settled
+    int turns = 0;  // in which it was waited for the daemon with rank 0
+    int next_look = kFirstLook;  // at all parts of it: in that turn
+    std::set<uint32_t> missing = {};
+    std::shared_ptr<SaveBytes> save = {};  // in the spool, until it is settled
   };
 
   void Run();
@@ -114,6 +119,7 @@ class WorldParts {
   bool stopping() const;
   void DropAll();
   void LookAtAll();
+  Result<std::optional<AttemptNews>> NewsOf(Pending& pending);
   bool LookAt(Pending& pending);
   // Drops our part if other machines' ranks saved the step in a later turn, and tells our ranks.
   bool DropApart(const Pending& pending, const std::map<uint64_t, uint64_t>& later);

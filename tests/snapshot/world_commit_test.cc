@@ -112,11 +112,17 @@ TEST(WorldCommitTest, AnotherPartOfARankIsRefused) {
   const Node a(disk), b(disk);
   ASSERT_TRUE(a.Prepare(kSave, 7, {0, 1}, 4));
   EXPECT_TRUE(b.Prepare(kSave, 7, {0, 1}, 4)) << "the very same";
-  for (const std::vector<uint32_t>& ranks : {std::vector<uint32_t>{0, 1}, {1, 2}}) {
-    const auto other = b.Prepare(kSave, 8, ranks, 4);
+  for (const auto& [step, ranks] : std::vector<std::pair<uint64_t, std::vector<uint32_t>>>{
+           {8, {0, 1}}, {7, {1, 2}}}) {
+    const auto other = b.Prepare(kSave, step, ranks, 4);
     ASSERT_FALSE(other);
     EXPECT_EQ(other.error().code, ErrorCode::kExists);
   }
+  // Neither a name nor a file tells of this one: who would publish it does.
+  ASSERT_TRUE(b.Prepare(kSave, 8, {1, 2}, 4));
+  const auto news = a.commit->Look(kSave, true);
+  ASSERT_FALSE(news);
+  EXPECT_THAT(news.error().message, HasSubstr("its parts disagree"));
 }
 
 TEST(WorldCommitTest, AttemptsLivesAndWorldsNeverMix) {

@@ -3,12 +3,13 @@
 // CountingStorage passes calls to another Storage and counts them, the names that
 // listings return included.
 //
-// Thread safety: none; for one thread.
+// Thread safety: all methods may be called concurrently.
 
 #pragma once
 
 #include <compare>
 #include <memory>
+#include <mutex>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -38,37 +39,46 @@ class CountingStorage : public Storage {
       : Storage(storage->name(), storage->local()), storage_(std::move(storage)) {}
 
   // Since the last time it was asked.
-  StorageCalls Take() { return std::exchange(calls_, {}); }
+  StorageCalls Take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(calls_, {});
+  }
 
   Result<std::vector<RootEntry>> List(std::string_view path) const override {
-    ++calls_.lists;
     auto entries = storage_->List(path);
-    if (entries) calls_.listed += entries->size();
+    Count(&StorageCalls::lists);
+    Count(&StorageCalls::listed, entries ? entries->size() : 0);
     return entries;
   }
   Result<EntryStat> Stat(std::string_view path) const override {
-    ++calls_.stats;
+    Count(&StorageCalls::stats);
     return storage_->Stat(path);
   }
   Result<std::shared_ptr<const File>> Open(std::string_view path) const override {
-    ++calls_.reads;
+    Count(&StorageCalls::reads);
     return storage_->Open(path);
   }
   Result<std::unique_ptr<StorageWriter>> Create(std::string_view path) override {
-    ++calls_.writes;
+    Count(&StorageCalls::writes);
     return storage_->Create(path);
   }
   Status PublishIfAbsent(std::string_view path, std::span<const std::byte> bytes) override {
-    ++calls_.writes;
+    Count(&StorageCalls::writes);
     return storage_->PublishIfAbsent(path, bytes);
   }
   Status Remove(std::string_view path) override {
-    ++calls_.writes;
+    Count(&StorageCalls::writes);
     return storage_->Remove(path);
   }
 
  private:
+  void Count(uint64_t StorageCalls::*what, uint64_t times = 1) const {
+    const std::lock_guard lock(mutex_);
+    calls_.*what += times;
+  }
+
   const std::shared_ptr<Storage> storage_;
+  mutable std::mutex mutex_;
   mutable StorageCalls calls_;
 };
 

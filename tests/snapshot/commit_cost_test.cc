@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a save of many machines costs each daemon: a few calls, however many machines there are.
+// The daemon with rank 0 reads each part once, and is the only one that makes the model.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "snapshot/landing/world_parts.h"
+#include "tests/core/store/counting_storage.h"
+#include "tests/snapshot/nodes.h"
+
+namespace ckptfs {
+namespace {
+
+using testing_support::AttemptOf;
+using testing_support::CountingStorage;
+using testing_support::IsStepThere;
+using testing_support::RankFileOf;
+using testing_support::StorageCalls;
+
+constexpr std::chrono::minutes kRarely{10};  // between beats: these are not counted
+
+// A machine with one rank.
+struct Machine {
+  Machine(const std::shared_ptr<Storage>& disk, std::atomic<int>& made,
+          std::chrono::milliseconds slow = {})
+      : storage(std::make_shared<CountingStorage>(disk)),
+        store(*Store::OpenOn(storage)),
+        commit(*store,
+               [&made, slow](const auto& blobs, const auto& paths) {
+                 ++made;
+                 std::this_thread::sleep_for(slow);
+                 return ModelOfRankFiles()(blobs, paths);
+               },
+               kRarely) {}
+
+  Status Prepare(const AttemptName& name, uint32_t rank, uint32_t world) {
+    auto text = std::make_shared<std::string>(RankFileOf(7, rank, world));
+    PreparedPart part{name, 7, world, 0, {{rank, text->size(), ChunkDigestsOf(*text)}}};
+    MemoryRoot bytes("handed over");
+    CKPT_RETURN_IF_ERROR(
+        bytes.Add(part.PathOf(rank), {std::as_bytes(std::span(*text))}, text, {}));
+    return commit.Prepare(std::move(part), bytes);
+  }
+
+  std::shared_ptr<CountingStorage> storage;
+  std::unique_ptr<Store> store;
+  WorldCommit commit;
+};
+
+struct Costs {
+  StorageCalls leader;
+  StorageCalls most;  // of any other
+};
+
+StorageCalls MostOf(const StorageCalls& a, const StorageCalls& b) {
+  return {std::max(a.lists, b.lists), std::max(a.listed, b.listed), std::max(a.reads, b.reads),
+          std::max(a.stats, b.stats), std::max(a.writes, b.writes)};
+}
+
+// One save by `machines` daemons, who look twice before the leader is done.
+Costs CostsOf(uint32_t machines) {
+  const auto disk = std::make_shared<MemoryRoot>("storage");
+  std::atomic<int> made = 0;
+  std::vector<std::unique_ptr<Machine>> all;
+  for (uint32_t i = 0; i < machines; ++i) all.push_back(std::make_unique<Machine>(disk, made));
+  const AttemptName name = AttemptOf(1, machines);
+  for (const auto& one : all) one->storage->Take();
+  for (uint32_t i = 0; i < machines; ++i) EXPECT_TRUE(all[i]->Prepare(name, i, machines));
+  for (uint32_t i = 1; i < machines; ++i) {
+    for (int turn = 0; turn < 2; ++turn) EXPECT_FALSE(all[i]->commit.Glance(name)->has_value());
+  }
+  const auto published = all[0]->commit.Look(name, true);
+  EXPECT_TRUE(published && published->state == AttemptNews::State::kDurable);
+  Costs costs{all[0]->storage->Take(), {}};
+  for (uint32_t i = 1; i < machines; ++i) {
+    const auto news = all[i]->commit.Glance(name);
+    EXPECT_TRUE(news && *news && (*news)->state == AttemptNews::State::kDurable);
+    costs.most = MostOf(costs.most, all[i]->storage->Take());
+  }
+  EXPECT_EQ(made, 1);
+  EXPECT_TRUE(IsStepThere(disk, "7", 7, machines));
+  EXPECT_TRUE(ListFilesBelow(*disk, "prepared")->empty());
+  return costs;
+}
+
+TEST(CommitCostTest, ADaemonsCallsDoNotDependOnTheNumberOfMachines) {
+  const Costs few = CostsOf(4);
+  for (const uint32_t machines : {16, 64, 256}) {
+    Costs many = CostsOf(machines);
+    EXPECT_LE(many.leader.reads, few.leader.reads * machines / 4);
+    EXPECT_LE(many.leader.stats, few.leader.stats * machines / 4);
+    EXPECT_LE(many.leader.lists, few.leader.lists);
+    many.most.listed = few.most.listed;  // the names of one listing
+    EXPECT_EQ(many.most, few.most) << machines;
+  }
+}
+
+ReceivedFile FileOfRank(uint32_t rank, uint32_t world) {
+  auto text = std::make_shared<std::string>(RankFileOf(7, rank, world));
+  ReceivedFile file;
+  file.bytes = text->size();
+  file.rope = {std::as_bytes(std::span(*text))};
+  file.chunks = ChunkDigestsOf(*text);
+  file.lease = text;
+  return file;
+}
+
+TEST(CommitCostTest, ASlowLeaderIsNotHelpedByThoseWhoWaitForIt) {
+  constexpr uint32_t kMachines = 4;
+  const auto disk = std::make_shared<MemoryRoot>("storage");
+  std::atomic<int> made = 0;
+  std::atomic<uint32_t> settled = 0;
+  std::vector<std::unique_ptr<Machine>> machines;
+  std::vector<std::unique_ptr<WorldParts>> parts;
+  for (uint32_t rank = 0; rank < kMachines; ++rank) {
+    // As long as a hundred turns.
+    machines.push_back(std::make_unique<Machine>(disk, made, std::chrono::milliseconds(500)));
+    WorldPartsOptions options;
+    options.commit = &machines.back()->commit;
+    options.turn = std::chrono::milliseconds(5);
+    options.settled = [&](const AttemptName&, uint64_t, const Status& done) {
+      EXPECT_TRUE(done) << done.error().message;
+      ++settled;
+    };
+    parts.push_back(std::make_unique<WorldParts>(std::move(options)));
+  }
+  const auto seen = [&](uint32_t rank) {
+    parts[rank]->See({"run", "job", kMachines, "", {{rank, 100 + rank}}});
+    const auto world = parts[rank]->WorldOf("run", "job");
+    return world && world->life;
+  };
+  for (uint32_t rank = 0; rank < kMachines; ++rank) {
+    while (!seen(rank)) {
+      for (uint32_t other = 0; other < kMachines; ++other) (void)seen(other);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  for (uint32_t rank = 0; rank < kMachines; ++rank) {
+    WorldPart part{{"run", "job", 1}, 7, kMachines, {}, IncomingSteps::Time::clock::now()};
+    part.files[rank] = FileOfRank(rank, kMachines);
+    parts[rank]->Hand(std::move(part));
+  }
+  while (settled < kMachines) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(made, 1);
+  EXPECT_TRUE(IsStepThere(disk, "7", 7, kMachines));
+}
+
+}  // namespace
+}  // namespace ckptfs
