@@ -127,14 +127,15 @@ void PrintClasses(const RedundancyReport& report) {
 }
 
 void PrintFiles(const StepModel& step, const RedundancyReport& report) {
-  std::vector<std::vector<std::string>> rows = {{"STORED", "SHARED", "KEEPS", "FILE"}};
+  std::vector<std::vector<std::string>> rows = {{"SIZE", "STORED", "SHARED", "KEEPS", "FILE"}};
   for (const FileRedundancy& file : report.files) {
     if (rows.size() > kFilesPrinted) break;
-    rows.push_back({HumanBytes(file.stored), HumanBytes(file.shared), HumanBytes(file.kept),
+    rows.push_back({HumanBytes(step.blob(file.blob).stamp.size), HumanBytes(file.stored),
+                    HumanBytes(file.shared), HumanBytes(file.kept),
                     Printable(PathOfFile(step, file))});
   }
   fmt::print("\n");
-  PrintColumns(rows, "rrrl");
+  PrintColumns(rows, "rrrrl");
   if (report.files.size() > kFilesPrinted)
     fmt::print("... and {} more\n", Counted(report.files.size() - kFilesPrinted, "file"));
 }
