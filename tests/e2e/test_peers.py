@@ -9,7 +9,7 @@ import pytest
 from daemon import wait_until
 from gathered import assert_equal, gathered
 from test_nodes import Node
-from test_snapshot import Trainer, block_store, durable_steps
+from test_snapshot import Trainer, durable_steps
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason='namespaces need root')
 
@@ -88,7 +88,8 @@ class Machines:
                 self.nodes[-1].start(*options(number))
             for node in self.nodes:
                 wait_until(lambda n=node: len(n.peers()['peers']) == count - 1, 'all peers', node.daemon)
-            block_store(ckptfs)
+            os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
+            os.symlink('/nowhere', os.path.join(ckptfs.store, 'blobs', 'snapshots'))
             folder.mkdir()
             self.trainer = Trainer(folder, ckptfs.store, count,
                                    enter=lambda rank: self.nodes[rank].enter(network=False))
@@ -157,3 +158,36 @@ def test_a_step_outlives_a_machine(ckptfs, machines):
     third.kill()
     assert second.recover().startswith('3: '), 'nobody has it any more'
     wait_until(lambda: second.memory() == [], 'the end of the step', second.daemon)
+
+
+def test_a_network_that_fails(ckptfs, machines):
+    """A slow link and a cable that is pulled cost no save; the store takes the steps at last."""
+    three = machines(3, lambda number: ('--peer-memory', '1K') if number == 1 else ())
+    first, full, third = three.nodes
+    slow = ['nsenter', '-t', str(first.machine.pid), '-n', 'tc', 'qdisc', 'add', 'dev', 'net0', 'root', 'tbf',
+            'rate', '20mbit', 'burst', '64kbit', 'latency', '400ms']
+    subprocess.run(slow, check=True)
+    assert three.trainer.step() == [True] * 3
+    wait_until(lambda: full.peers()['protect']['full'] >= 1, 'the line about a node that is full', full.daemon)
+    assert [node.memory() for node in three.nodes] == [[], [], []], 'a part that nobody else holds'
+    full.kill()
+    full.start()
+    three.network.pull(2)
+    saved = three.trainer.step()
+    assert saved[0] and saved[2], 'what the network does is not their business'
+    wait_until(lambda: first.peers()['peers'] and any(peer['away'] for peer in first.peers()['peers']),
+               'the truth in the status', first.daemon)
+    three.network.pull(2, plugged=True)
+    wait_until(lambda: len([p for p in first.peers()['peers'] if not p['away']]) == 2, 'both again', first.daemon)
+    os.unlink(os.path.join(ckptfs.store, 'blobs', 'snapshots'))
+    wait_until(lambda: '0' in durable_steps(ckptfs), 'step 0 in the store', first.daemon)
+    for node in three.nodes:
+        wait_until(lambda n=node: n.snapshots()['steps'] == [], 'free arenas', node.daemon)
+    three.save(2)
+    assert three.trainer.durable(2)
+    assert {node.recover() for node in three.nodes} == {'job/memory/2'}, 'the same save, from memory'
+    for node in three.nodes:
+        three.assert_equal(node, 2)
+    third.kill()
+    full.kill()
+    assert first.recover() == 'job/2', 'what is durable is not lost'

@@ -4,9 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <set>
+
 #include "core/io/memory_root.h"
 #include "core/peer/memory_attempts.h"
 #include "core/peer/peer_root.h"
+#include "core/peer/placement.h"
 #include "tests/core/peer/peers.h"
 #include "tests/support/faulty_transport.h"
 #include "tests/support/storage_text.h"
@@ -149,6 +154,81 @@ TEST_F(PeerRootTest, AStoreWithOtherBytesIsNotUsed) {
   ASSERT_TRUE(store_->PublishIfAbsent(part(1).PathOf(1), std::as_bytes(std::span(wrong))));
   EXPECT_EQ(Read(**root, 1, 1'900'000, 200'000), ErrorCodeName(ErrorCode::kDataLoss));
   EXPECT_NE(lines_.find("of the store"), std::string::npos) << lines_;
+}
+
+// Each node of six has a rank's file, and holders by PlaceNodes().
+class SixNodes {
+ public:
+  explicit SixNodes(std::string_view scheme) {
+    for (uint64_t i = 0; i < 6; ++i) {
+      nodes.push_back(std::make_unique<ServedShelf>(IdentityOf(i + 1)));
+      names.push_back({nodes[i]->identity.node.Hex(), i < 3 ? "rack1" : "rack2"});
+      bytes.push_back(BytesOfSeed(i, 300'000 + i));
+    }
+    const auto groups = PlaceNodes(names, ProtectScheme::Parse(scheme).value()).value();
+    for (const PeerGroup& group : groups) {
+      for (const PeerStripe& stripe : StripesOf(group)) {
+        const size_t owner = IndexOf(group.members[stripe.data.front()]);
+        Hold(owner, owner);
+        for (const size_t member : stripe.parity) Hold(IndexOf(group.members[member]), owner);
+      }
+    }
+  }
+  size_t IndexOf(const PeerNode& node) const {
+    size_t i = 0;
+    while (names[i].name != node.name) ++i;
+    return i;
+  }
+  PreparedPart part(uint32_t rank) const { return PartOf(bytes[rank], rank, 1, 6); }
+  void Hold(size_t node, size_t rank) {
+    Put(nodes[node]->shelf, bytes[rank], part(static_cast<uint32_t>(rank)));
+    nodes[node]->shelf.Protect(part(0).Directory(), static_cast<uint32_t>(rank));
+    holders[rank].insert(node);
+  }
+  // True if all six files can be read, and are right, where these nodes are dead.
+  bool Survives(const std::set<size_t>& dead) {
+    std::vector<PeerRecord> alive;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      if (!dead.contains(i)) alive.push_back({nodes[i]->identity.node, nodes[i]->server->address(), "", ""});
+    }
+    const auto pool = std::make_shared<PeerPool>(tcp, IdentityOf(99), [](std::string_view) {});
+    pool->Set(alive);
+    PeerShelf empty(0);  // of a machine that takes a dead one's place
+    const auto attempts = AttemptsOn(pool->ListAll());
+    const MemoryAttempt* const newest = NewestProtected(attempts, "run");
+    if (newest == nullptr) return false;
+    const auto root = PeerRoot::Open(*newest, {&empty, pool, nullptr, {}});
+    EXPECT_TRUE(root);
+    for (uint32_t rank = 0; rank < 6; ++rank) {
+      EXPECT_EQ(ReadObject(**root, part(rank).PathOf(rank), 0, bytes[rank].size()), bytes[rank]);
+    }
+    return true;
+  }
+
+  std::vector<std::unique_ptr<ServedShelf>> nodes;
+  std::vector<PeerNode> names;
+  std::vector<std::string> bytes;
+  std::map<size_t, std::set<size_t>> holders;  // by rank
+  std::shared_ptr<TcpTransport> tcp = std::make_shared<TcpTransport>();
+};
+
+TEST(SixNodesTest, AnyOneAndAnyTwoMayDieWhereTheSchemeSaysSo) {
+  for (const char* scheme : {"copy", "copy:2"}) {
+    SixNodes six(scheme);
+    int lost = 0;
+    for (size_t a = 0; a < 6; ++a) {
+      for (size_t b = a; b < 6; ++b) {
+        const std::set<size_t> dead{a, b};
+        const bool expected = std::none_of(six.holders.begin(), six.holders.end(), [&](const auto& rank) {
+          return std::includes(dead.begin(), dead.end(), rank.second.begin(), rank.second.end());
+        });
+        EXPECT_EQ(six.Survives(dead), expected) << scheme << " " << a << " " << b;
+        EXPECT_TRUE(expected || (a != b && std::string_view(scheme) == "copy")) << scheme << " " << a << " " << b;
+        lost += expected ? 0 : 1;
+      }
+    }
+    EXPECT_EQ(lost, std::string_view(scheme) == "copy" ? 3 : 0) << "pairs that hold each other's copies";
+  }
 }
 
 TEST_F(PeerRootTest, ALateLinkAndOneThatFailsCostNoBytes) {

@@ -92,7 +92,9 @@ TEST(Peers, RandomBytesEndALinkAndNothingElse) {
   for (int i = 0; i < 50; ++i) {
     auto link = there.tcp.Connect(there.server->address());
     ASSERT_TRUE(link);
-    if (i % 2 == 0) ASSERT_TRUE(GreetPeer(**link, IdentityOf(3)));
+    if (i % 2 == 0) {
+      ASSERT_TRUE(GreetPeer(**link, IdentityOf(3)));
+    }
     PeerFrame frame{.word = static_cast<PeerWord>(1 + random() % 20)};
     frame.rank = random() % 3;
     frame.offset = random() % 2 == 0 ? random() : ~uint64_t{0};
@@ -170,7 +172,7 @@ TEST(Peers, ALinkThatFailsAtAnyCallLeavesNothingHalf) {
     ASSERT_TRUE(again);
     const auto parts = (*again)->List();
     ASSERT_TRUE(parts);
-    if (held) EXPECT_EQ(parts->size(), 1u);
+    EXPECT_EQ(parts->size(), held ? 1u : parts->size());
     ASSERT_TRUE((*again)->Offer(*file, {})) << "call " << call;
   }
   EXPECT_GE(failed, 8);
