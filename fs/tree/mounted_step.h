@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A step as the tree shows it.  StepEntry is its place in a run and stays small; MountedStep is
-// the loaded manifest with its blobs, loaded when somebody looks inside and dropped when nobody does.
+// the loaded manifest with its blobs, loaded on a first look inside and dropped after the last.
 //
 // Thread safety: all methods may be called concurrently; no lock is held
 // across I/O.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // RankSession is the daemon's end of one rank's conversation (protocol.h).  It believes
-// nothing: every number is checked before it is used, and a message out of turn ends
-// it.
+// nothing: every number is checked before it is used, and a message out of turn ends it.
 //
 // Thread safety: none; the receiver's thread.
 // Lifetime: what it received outlives it.

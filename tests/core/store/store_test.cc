@@ -241,7 +241,7 @@ TEST(StepRecordTest, ALifeIsANumberOf32BitsOrAbsent) {
   record.run = "run";
   record.id = "a";
   const StepName name{"run", "a", 0};
-  EXPECT_THAT(RenderStepRecord(record), testing::Not(HasSubstr("life")));  // as older builds write it
+  EXPECT_THAT(RenderStepRecord(record), testing::Not(HasSubstr("life")));
   record.life = UINT32_MAX;
   EXPECT_EQ(ParseStepRecord(RenderStepRecord(record), name)->life, UINT32_MAX);
   nlohmann::json object = *UnsealRecord(RenderStepRecord(record));
