@@ -4,6 +4,8 @@
 One that is not understood is left out alone, by its name; what is understood is shown in every layout.
 """
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'golden', 'deepspeed_tiny', 'ckpt')
 
 
 class LowBit(torch.Tensor):
@@ -100,6 +104,36 @@ def test_a_low_bit_weight_is_refused_by_name(ckptfs, tmp_path):
              no_dist=True)
     done = ckptfs.run('adopt', '--store', ckptfs.store, step, check=False)
     assert done.returncode != 0 and "'model.b.weight'" in done.stderr and 'LowBit' in done.stderr
+
+
+def test_states_with_names_of_ours_are_left_out_alone(ckptfs, tmp_path):
+    model, optimizer = trained(lambda named: torch.optim.AdamW([p for _, p in named], lr=1e-2))
+    states = get_optimizer_state_dict(model, optimizer)
+    for kind in ('weight', 'master', ''):
+        states['state']['body.weight'][kind] = torch.rand(6, 8)
+    step = tmp_path / 'run' / 'step-2'
+    dcp.save({'model': model.state_dict(), 'optim': states}, checkpoint_id=step, no_dist=True)
+    got, weights, said = shown(ckptfs, step, tmp_path / 'out')
+    assert all(torch.equal(weights[k], t) for k, t in model.state_dict().items())
+    assert all(torch.equal(got[f'exp_avg/{k}'], one['exp_avg']) for k, one in states['state'].items())
+    assert "left out: the key 'optim.state.body.weight." in said and 'and 2 more' in said
+
+
+def test_states_of_a_partition_that_are_not_flat_are_left_out_alone(ckptfs, tmp_path):
+    """A ZeRO optimizer's: shorter ones (absmax of 8-bit blocks), and a low-bit tensor."""
+    shutil.copytree(GOLDEN, tmp_path / 'run')
+    files = sorted((tmp_path / 'run').rglob('*optim_states.pt'))
+    for file in files:
+        saved = torch.load(file, weights_only=False)
+        for state in saved['optimizer_state_dict']['base_optimizer_state']['state'].values():
+            state['absmax'] = torch.rand(3)
+            state['low'] = LowBit(torch.zeros_like(state['exp_avg'], dtype=torch.uint8), torch.ones(1))
+        torch.save(saved, file)
+    before = shown(ckptfs, GOLDEN, tmp_path / 'before')
+    got, weights, said = shown(ckptfs, tmp_path / 'run', tmp_path / 'out')
+    assert files and set(got) == set(before[0]) and all(torch.equal(got[k], t) for k, t in before[0].items())
+    assert all(torch.equal(weights[k], t) for k, t in before[1].items())
+    assert "optimizer state 'absmax' of group 0" in said and "optimizer state 'low' of group 0" in said
 
 
 @pytest.mark.parametrize('which', ['transformers', 'torch'])
