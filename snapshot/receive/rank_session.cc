@@ -28,6 +28,9 @@ constexpr size_t kMaxUnread = 256;
 constexpr size_t kMaxOutbox = 4096;
 constexpr size_t kMaxQuestions = 16;
 constexpr int kMessagesPerTurn = 16;
+// A rank that hands over 16 GB a second says a thousand.
+constexpr double kMessagesPerSecond = 2000;
+constexpr double kMessagesAtOnce = 4096;
 constexpr uint64_t kBytesPerTurn = kArenaChunkBytes / 2;
 // More than a socket has room for.
 constexpr int kMessagesOfTheGone = 1 << 16;
@@ -120,23 +123,6 @@ std::vector<ArenaHold::Returned> ArenaHold::TakeReturned() {
   return std::exchange(returned_, {});
 }
 
-Status RankCounts::Enter(int peer) {
-  const auto found = of_.find(peer);
-  const size_t its = peer == 0 || found == of_.end() ? 0 : found->second;
-  if (all_ >= most_ || its >= std::max<size_t>(1, most_ / 2)) {
-    return Fail(ErrorCode::kExists, StrCat("too many ranks", all_ >= most_ ? "" : " of one process"));
-  }
-  ++all_;
-  ++of_[peer];
-  return {};
-}
-
-void RankCounts::Leave(int peer) {
-  --all_;
-  const auto found = of_.find(peer);
-  if (--found->second == 0) of_.erase(found);
-}
-
 struct RankSession::Part {
   uint64_t step = 0;
   uint64_t bytes = 0;  // of the whole file
@@ -174,10 +160,16 @@ RankSession::RankSession(Descriptor socket, uint64_t number, Time now,
       began_(now),
       peer_(PeerOf(socket_)),
       process_(PeerProcess(socket_.get())),
-      budget_(std::move(budget)) {}
+      budget_(std::move(budget)),
+      messages_(kMessagesPerSecond, kMessagesAtOnce, now) {}
+
+bool RankSession::Pass(Time now) {
+  messages_.Pass(now);
+  return messages_.Allows();
+}
 
 bool RankSession::wants_to_read() const {
-  return !hello_ && outbox_.size() < kMaxUnread && questions_ < kMaxQuestions;
+  return !hello_ && messages_.Allows() && outbox_.size() < kMaxUnread && questions_ < kMaxQuestions;
 }
 
 Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
@@ -191,6 +183,7 @@ Result<bool> RankSession::Receive(IncomingSteps& steps, Arrivals& arrivals) {
     CKPT_ASSIGN_OR_RETURN(Incoming incoming, ReceiveSnapshotMessage(socket_.get(), !introduced()));
     if (incoming.kind == Incoming::Kind::kClosed) return false;
     if (incoming.kind == Incoming::Kind::kNothing) return !ended;
+    messages_.Use();
     CKPT_RETURN_IF_ERROR(Handle(std::move(incoming), steps, arrivals));
   }
   return true;

@@ -30,27 +30,11 @@
 #include "snapshot/wire/arena.h"
 #include "snapshot/receive/arena_shelf.h"
 #include "snapshot/wire/protocol.h"
+#include "snapshot/rank_counts.h"
+#include "snapshot/rate_limit.h"
 #include "snapshot/landing/received_step.h"
 
 namespace ckptfs {
-
-// How many ranks are here, and of which processes.
-//
-// Thread safety: none; the receiver's thread.
-class RankCounts {
- public:
-  explicit RankCounts(size_t most = SIZE_MAX) : most_(most) {}
-  // Counts a rank.  kExists, it may come later, if there are `most`, or one process has half of
-  // them.  `peer`: as RankSession::peer.
-  Status Enter(int peer);
-  void Leave(int peer);
-  size_t all() const { return all_; }
-
- private:
-  size_t most_;
-  size_t all_ = 0;
-  std::map<int, size_t> of_;  // by process
-};
 
 // How the memory of all sessions is counted, and who is woken when chunks come back.
 struct ArenaBudget {
@@ -163,6 +147,8 @@ class RankSession {
   // False while its client leaves answers unread, or waits for answers to as many questions as one
   // may ask: then nothing is read but from a client that has gone.
   bool wants_to_read() const;
+  // Notes that time has passed.  False if it has said so much that it is not heard for a moment.
+  bool Pass(Time now);
   // Notes that a question of its was looked for.
   void Answered() { questions_ -= questions_ > 0 ? 1 : 0; }
 
@@ -242,6 +228,7 @@ class RankSession {
   std::map<uint64_t, std::unique_ptr<Part>> parts_;  // by attempt
   std::deque<SnapshotMessage> outbox_;
   uint64_t taken_bytes_ = 0;  // of chunks, in this Receive
+  RateLimit messages_;
   size_t questions_ = 0;      // that were not looked for
   bool deaf_ = false;  // it hears nothing any more; what it said before is read all the same
 };

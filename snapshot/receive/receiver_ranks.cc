@@ -18,6 +18,7 @@ namespace ckptfs {
 namespace {
 
 constexpr std::chrono::milliseconds kTick{1000};
+constexpr std::chrono::milliseconds kMoment{10};
 constexpr size_t kAcceptsPerTurn = 64;
 constexpr size_t kMaxStrangers = 256;
 // Lines of dropped steps in the log between two ticks.
@@ -28,19 +29,30 @@ constexpr uint64_t kSmallArena = uint64_t{64} << 20;
 
 }  // namespace
 
+std::vector<pollfd> Receiver::State::Events(bool& rests) {
+  const auto now = Clock::now();
+  arrivals_limit.Pass(now);
+  rests = accepts && !arrivals_limit.Allows();
+  const short accepting = accepts && !rests ? POLLIN : 0;
+  std::vector<pollfd> events{{listener.get(), accepting, 0}, {budget->wake.get(), POLLIN, 0}};
+  for (const auto& session : sessions) {
+    rests = !session->Pass(now) || rests;
+    const short reads = session->wants_to_read() ? POLLIN : 0;
+    const short writes = session->wants_to_write() ? POLLOUT : 0;
+    events.push_back({session->socket(), static_cast<short>(reads | writes), 0});
+  }
+  for (const auto& session : sessions) events.push_back({session->process(), POLLIN, 0});
+  leavers.AddTo(events);
+  return events;
+}
+
 void Receiver::State::Serve() {
   while (!stopping) {
-    const short accepting = accepts ? POLLIN : 0;
-    std::vector<pollfd> events{{listener.get(), accepting, 0}, {budget->wake.get(), POLLIN, 0}};
-    for (const auto& session : sessions) {
-      const short reads = session->wants_to_read() ? POLLIN : 0;
-      const short writes = session->wants_to_write() ? POLLOUT : 0;
-      events.push_back({session->socket(), static_cast<short>(reads | writes), 0});
-    }
-    for (const auto& session : sessions) events.push_back({session->process(), POLLIN, 0});
-    leavers.AddTo(events);
+    bool rests = false;
+    std::vector<pollfd> events = Events(rests);
     const auto before = TimeSinceBoot();
-    const int wait = std::exchange(hurries, false) ? 0 : static_cast<int>(kTick.count());
+    const auto longest = rests ? kMoment : kTick;
+    const int wait = std::exchange(hurries, false) ? 0 : static_cast<int>(longest.count());
     const bool polled = poll(events.data(), events.size(), wait) >= 0;
     if (!polled && errno != EINTR) return;
     uint64_t wakes = 0;
@@ -98,7 +110,8 @@ void Receiver::State::Tick() {
 // ---- sessions ------------------------------------------------------------------
 
 void Receiver::State::Accept() {
-  for (size_t i = 0; i < kAcceptsPerTurn; ++i) {
+  for (size_t i = 0; i < kAcceptsPerTurn && arrivals_limit.Allows(); ++i) {
+    arrivals_limit.Use();
     Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection.valid()) {
       accepts = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ECONNABORTED;

@@ -14,6 +14,8 @@
 
 #pragma once
 
+#include <poll.h>
+
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -73,6 +75,7 @@ struct Receiver::State {
   bool somebody_left = false;             // since jobs were last forgotten
   bool hurries = false;                   // there is more to do than this turn did
   bool accepts = true;                    // until the next tick it has no descriptors left
+  RateLimit arrivals_limit{2000, 2048, Clock::now()};
   Clock::time_point next_tick{};
   uint64_t said_drops = 0;    // since the last tick
   uint64_t unsaid_drops = 0;  // the same
@@ -125,6 +128,8 @@ struct Receiver::State {
 
   // receiver_ranks.cc
   void Serve();
+  // Returns what to wait for; `rests`: somebody is not heard for a moment.
+  std::vector<pollfd> Events(bool& rests);
   // Called once a second.
   void Tick();
   void Accept();

@@ -31,7 +31,7 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 // host has taken it back), they hold up the first save more than small ones would.
 constexpr uint64_t kHugeBatch = uint64_t{64} << 20;
 constexpr std::chrono::milliseconds kHugeBatchTime{64};
-constexpr uint64_t kSmallBatch = uint64_t{256} << 20;
+constexpr uint64_t kSmallBatch = uint64_t{32} << 20;
 constexpr uint64_t kMagic = 0x6b6e756863746b63;  // "ckchunk"
 constexpr uint32_t kVersion = 1;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "snapshot/rate_limit.h"
+
 namespace ckptfs {
 namespace {
 
@@ -64,6 +66,23 @@ TEST(QuestionQueueTest, TheTimeOfALongSaveIsNotSavedUp) {
     ++looks;
   }
   EXPECT_EQ(looks, 5u);
+}
+
+TEST(RateLimitTest, SoOftenASecondAndSoOftenAtOnce) {
+  RateLimit::Time now{};
+  RateLimit limit(10, 5, now);
+  const auto uses = [&] {
+    int count = 0;
+    for (; limit.Allows(); ++count) limit.Use();
+    return count;
+  };
+  EXPECT_EQ(uses(), 5);
+  limit.Pass(now += milliseconds(99));
+  EXPECT_EQ(uses(), 0);
+  limit.Pass(now += milliseconds(102));
+  EXPECT_EQ(uses(), 2);
+  limit.Pass(now += std::chrono::hours(1));
+  EXPECT_EQ(uses(), 5);
 }
 
 }  // namespace

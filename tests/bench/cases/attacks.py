@@ -56,6 +56,7 @@ def run(context):
                 try:
                     attacker.stdout.readline()
                     beside += save()
+                    assert attacker.poll() is None, f'{attack} has ended'
                 finally:
                     attacker.kill()
                     attacker.wait()
