@@ -7,11 +7,12 @@
 //      their lives tells this life of the job from any other of the same name;
 //   2. each makes the files of its ranks durable, then publishes one part: their sizes and
 //      digests;
-//   3. a daemon that sees the parts of all ranks renders the manifest, which is the same for
-//      every daemon, and publishes the outcome if it is absent: the step is decided.  Or somebody
-//      publishes that it is dropped.  One of them wins, for all;
-//   4. the step is published and, with it, what became of the attempt.  Any daemon goes
-//      on where another one died;
+//   3. the daemon with rank 0 reads all parts, renders the manifest, which is the same whoever
+//      does it, and publishes the outcome if it is absent: the step is decided.  Or somebody
+//      publishes that it is dropped.  One of them wins, for all.  Others only glance whether
+//      it is decided;
+//   4. the step is published and, with it, what became of the attempt.  Another daemon goes
+//      on when those before it have gone;
 //   5. each removes its part when it has seen that, the last one what is left.
 //
 // Nothing is decided by a clock; times are shown only.  Parts of different attempts, lives,
