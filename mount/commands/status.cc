@@ -232,7 +232,7 @@ bool AnySnapshots(const Json& status) {
                                   "durable", "dropped",     "full_drops"};
   return std::any_of(std::begin(counters), std::end(counters),
                      [&](const char* counter) { return Number(snapshots, counter) != 0; }) ||
-         Number(snapshots.value("spool", Json::object()), "saves") != 0;
+         snapshots.contains("peers") || Number(snapshots.value("spool", Json::object()), "saves") != 0;
 }
 
 // The directory of a job, and what is not whole in it.

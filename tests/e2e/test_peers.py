@@ -6,7 +6,7 @@ import os
 import subprocess
 
 import pytest
-from daemon import wait_until
+from daemon import BIN, wait_until
 from gathered import assert_equal, gathered
 from test_nodes import Node
 from test_snapshot import Trainer, durable_steps
@@ -78,10 +78,11 @@ class PeerNode(Node):
 
 
 class Machines:
-    """Nodes on a network, each with a rank of a job.  The first saves wait for their copies."""
+    """Nodes on a network, and a job with a rank on each, or on those of `ranks`."""
 
-    def __init__(self, ckptfs, folder, count, options=lambda number: ()):
+    def __init__(self, ckptfs, folder, count, options=lambda number: (), ranks=None):
         self.network, self.nodes, self.trainer = Network(), [], None
+        ranks = ranks or range(count)
         try:
             for number in range(count):
                 self.nodes.append(PeerNode(ckptfs, self.network, number))
@@ -91,15 +92,15 @@ class Machines:
             os.makedirs(os.path.join(ckptfs.store, 'blobs'), mode=0o700, exist_ok=True)
             os.symlink('/nowhere', os.path.join(ckptfs.store, 'blobs', 'snapshots'))
             folder.mkdir()
-            self.trainer = Trainer(folder, ckptfs.store, count,
-                                   enter=lambda rank: self.nodes[rank].enter(network=False))
+            self.trainer = Trainer(folder, ckptfs.store, len(ranks),
+                                   enter=lambda rank: self.nodes[ranks[rank]].enter(network=False))
         except BaseException:
             self.close()
             raise
 
     def save(self, step):
         """Saves a step and waits until it is in the mounts of all."""
-        assert self.trainer.step() == [True] * len(self.nodes)
+        assert all(self.trainer.step())
         for node in self.nodes:
             wait_until(lambda n=node: n.memory() == [str(step)], f'{step} in memory at {node.name}: '
                        f'{json.dumps(node.snapshots())}', node.daemon)
@@ -121,11 +122,11 @@ class Machines:
 
 @pytest.fixture(name='machines')
 def machines_fixture(ckptfs, tmp_path):
-    """machines(count, options) starts them; they end with the test."""
+    """machines(count, ...) starts them; they end with the test."""
     made = []
 
-    def start(count, options=lambda number: ()):
-        made.append(Machines(ckptfs, tmp_path / 'job', count, options))
+    def start(count, **more):
+        made.append(Machines(ckptfs, tmp_path / 'job', count, **more))
         return made[-1]
 
     yield start
@@ -162,7 +163,7 @@ def test_a_step_outlives_a_machine(ckptfs, machines):
 
 def test_a_network_that_fails(ckptfs, machines):
     """A slow link and a cable that is pulled cost no save; the store takes the steps at last."""
-    three = machines(3, lambda number: ('--peer-memory', '1K') if number == 1 else ())
+    three = machines(3, options=lambda number: ('--peer-memory', '1K') if number == 1 else ())
     first, full, third = three.nodes
     slow = ['nsenter', '-t', str(first.machine.pid), '-n', 'tc', 'qdisc', 'add', 'dev', 'net0', 'root', 'tbf',
             'rate', '20mbit', 'burst', '64kbit', 'latency', '400ms']
@@ -191,3 +192,21 @@ def test_a_network_that_fails(ckptfs, machines):
     third.kill()
     full.kill()
     assert first.recover() == 'job/2', 'what is durable is not lost'
+
+
+def test_a_job_of_one_machine_outlives_it(ckptfs, machines):
+    """All ranks are on one node; another one, without a rank, has the step when that dies."""
+    two = machines(2, ranks=[0, 0])
+    two.save(0)
+    job, helper = two.nodes
+    two.trainer.kill()
+    job.kill()
+    assert helper.recover() == 'job/memory/0'
+    two.assert_equal(helper, 0)
+    assert durable_steps(ckptfs) == []
+    done = subprocess.run([*helper.enter(), os.path.abspath(BIN), 'mount', '--store', ckptfs.store, '--protect', 'copy',
+                           '--foreground', helper.mountpoint], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and '--protect needs --peer' in done.stderr
+    for scheme in ('ec:4+2', 'local'):
+        done = ckptfs.run('mount', '--peer', '127.0.0.1', '--protect', scheme, helper.mountpoint, check=False)
+        assert done.returncode == 2 and 'by copies alone' in done.stderr, done.stderr

@@ -120,6 +120,39 @@ TEST_P(MemoryStepTest, IsShownByViewAndGoesWhenItIsReleased) {
   EXPECT_TRUE(memory.expired());
 }
 
+// A step that several daemons hold (core/peer) is never `latest`, and comes and goes under its own name.
+TEST_P(MemoryStepTest, OfSeveralDaemonsHasAPlaceOfItsOwn) {
+  tree_.AddStep("run", "7", 7);
+  FilesystemOptions options;
+  options.follow = true;
+  Filesystem& fs = tree_.Mount(std::move(options));
+  std::weak_ptr<const std::string> memory;
+  EXPECT_THAT(*tree_.List("run/run", kRoot), ElementsAre("step"));
+  tree_.HoldStep("run", "7", 7, 3, GetParam(), &memory, StepPlace::kMemory);
+  const StepRecord alone = tree_.HoldStep("other", "9", 9, kSeed, GetParam(), &memory, StepPlace::kMemory);
+  ASSERT_TRUE(fs.Refresh());
+  EXPECT_THAT(*tree_.List("run/run", kRoot), UnorderedElementsAre("memory", "step"));
+  EXPECT_THAT(*tree_.List("run/other/step", kRoot), ElementsAre());
+  const Layout tp2 = *Layout::Parse("tp2");
+  EXPECT_EQ(*tree_.ReadAll("run/other/memory/9/view/tp2/rank1/model.bin", kRoot),
+            TreeFixture::Expected(kSeed, tp2, "rank1/model.bin"));
+  EXPECT_EQ(*tree_.ReadAll("run/run/memory/7/view/tp2/rank1/model.bin", kRoot),
+            TreeFixture::Expected(3, tp2, "rank1/model.bin"));
+  EXPECT_EQ(*tree_.ReadAll("run/run/step/7/view/tp2/rank1/model.bin", kRoot),
+            TreeFixture::Expected(1, tp2, "rank1/model.bin"));
+  EXPECT_EQ(tree_.Walk("view/tp2/rank1/model.bin", kRoot)->inode,
+            tree_.Walk("run/run/step/7/view/tp2/rank1/model.bin", kRoot)->inode) << "latest is durable";
+  // Another one of that name takes its place.
+  tree_.HoldStep("run", "7", 7, 4, GetParam(), &memory, StepPlace::kMemory);
+  ASSERT_TRUE(fs.Refresh());
+  EXPECT_EQ(*tree_.ReadAll("run/run/memory/7/view/tp2/rank1/model.bin", kRoot),
+            TreeFixture::Expected(4, tp2, "rank1/model.bin"));
+  tree_.catalogue().HideMemory(alone);
+  ASSERT_TRUE(fs.Refresh());
+  EXPECT_THAT(*tree_.List("run", kRoot), ElementsAre("run")) << "a run without steps is not a name";
+  EXPECT_FALSE(fs.StatusJson().empty());
+}
+
 // One span, which can be mapped, and a rope of many.
 INSTANTIATE_TEST_SUITE_P(Ropes, MemoryStepTest, ::testing::Values(size_t{64} << 20, 100'003));
 

@@ -264,7 +264,7 @@ StepRecord TreeFixture::AddStep(const std::string& run, const std::string& id, u
 
 StepRecord TreeFixture::HoldStep(const std::string& run, const std::string& id,
                                  uint64_t iteration, uint32_t seed, size_t piece,
-                                 std::weak_ptr<const std::string>* bytes) {
+                                 std::weak_ptr<const std::string>* bytes, StepPlace place) {
   const auto owner = std::make_shared<const std::string>(SourceBytes(seed));
   *bytes = owner;
   const auto all = std::as_bytes(std::span(*owner));
@@ -287,6 +287,7 @@ StepRecord TreeFixture::HoldStep(const std::string& run, const std::string& id,
   const std::string root = directory_ / "source" / run;
   MemoryStep step{run, StrCat(root, "/", id), root,
                   MakeModel(id, iteration, store_->blobs(), blob), std::move(memory)};
+  if (place == StepPlace::kMemory) return catalogue_->ShowMemory(std::move(step)).value();
   return catalogue_->Hold(std::move(step)).value();
 }
 

@@ -67,7 +67,8 @@ class TreeFixture {
   // The same step without a file: in memory, in pieces of `piece` bytes that live
   // as long as `*bytes`.
   StepRecord HoldStep(const std::string& run, const std::string& id, uint64_t iteration,
-                      uint32_t seed, size_t piece, std::weak_ptr<const std::string>* bytes);
+                      uint32_t seed, size_t piece, std::weak_ptr<const std::string>* bytes,
+                      StepPlace place = StepPlace::kStep);
 
   // The whole source file of a seed, and any file of a layout of it.
   static std::string SourceBytes(uint32_t seed);
