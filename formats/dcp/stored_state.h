@@ -36,6 +36,10 @@ class StoredState {
 
   const DcpMetadata& metadata() const { return metadata_; }
 
+  // Why the elements of a tensor cannot be told: a chunk of it does not hold a plain tensor.
+  // "" where all do.  REQUIRES of what follows: it is "".
+  std::string WhyNotPlain(size_t tensor) const;
+
   // All of a tensor under an atom of its dtype and shape: chunks that continue each other
   // as a series (core/state/shared_rows.h), others by their boxes.  Chunks that several ranks
   // wrote (per-rank metadata) are replicas.

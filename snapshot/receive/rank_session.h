@@ -30,8 +30,8 @@
 #include "snapshot/wire/arena.h"
 #include "snapshot/receive/arena_shelf.h"
 #include "snapshot/wire/protocol.h"
-#include "snapshot/rank_counts.h"
-#include "snapshot/rate_limit.h"
+#include "snapshot/receive/rank_counts.h"
+#include "snapshot/receive/rate_limit.h"
 #include "snapshot/landing/received_step.h"
 
 namespace ckptfs {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "snapshot/rate_limit.h"
+#include "snapshot/receive/rate_limit.h"
 
 namespace ckptfs {
 namespace {

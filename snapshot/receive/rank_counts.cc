@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "snapshot/rank_counts.h"
+#include "snapshot/receive/rank_counts.h"
 
 #include <algorithm>
 
