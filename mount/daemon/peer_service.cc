@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "core/base/single_flight.h"
 #include "core/base/strings.h"
+#include "core/commit/kept_files.h"
 #include "core/commit/world_commit.h"
 #include "core/io/file_stamp.h"
 #include "core/peer/peer_root.h"
@@ -38,7 +40,9 @@ std::string HostName() {
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "?";
 }
 
-Result<StepModel> ModelOfMemory(const std::shared_ptr<PeerRoot>& root, const Store& store) {
+// The step of the rank files that daemons hold.  Tensors that did not change lie in files of earlier
+// steps, which the store has.
+Result<MemoryStep> StepOfMemory(const std::shared_ptr<PeerRoot>& root, Store& store) {
   const PreparedPart& part = root->part();
   std::vector<std::string> paths;
   std::vector<const std::vector<Digest>*> chunks;
@@ -49,15 +53,24 @@ Result<StepModel> ModelOfMemory(const std::shared_ptr<PeerRoot>& root, const Sto
   CKPT_ASSIGN_OR_RETURN(const FamilySet families, ShippedFamilies());
   SourceOptions options;
   options.families = &families;
-  CKPT_ASSIGN_OR_RETURN(StepModel model, ReadRankFiles(root, paths, options));
+  CKPT_ASSIGN_OR_RETURN(StepModel model,
+                        ReadRankFiles(WithStoredFiles(root, store, {}), paths, options));
   if (model.iteration != part.step) return Refuse("its files belong to step ", model.iteration);
-  OwnRankFiles(model, store.blobs(), part.mtime_ns, chunks);
-  for (Blob& blob : model.blobs) {
+  CKPT_ASSIGN_OR_RETURN(const KeptFiles kept,
+                        KeptFiles::Hold(store, part.name.run, model, paths.size()));
+  OwnRankFiles(model, store.blobs(), part.mtime_ns, chunks, kept.blobs());
+  for (Blob& blob : std::span(model.blobs).first(paths.size())) {
     blob.mode = 0600;
     blob.uid = ::geteuid();
     blob.gid = ::getegid();
   }
-  return model;
+  const std::string home = SnapshotHome(part.name.run);
+  return MemoryStep{part.name.run,
+                    StrCat(home, "/", part.step),
+                    home,
+                    std::move(model),
+                    WithStoredFiles(root, store, kept.holds()),
+                    kept.blobs().size()};
 }
 
 }  // namespace
@@ -260,10 +273,8 @@ void PeerService::ShowRun(const std::string& run, const std::vector<MemoryAttemp
 Result<PeerService::Shown> PeerService::Show(const MemoryAttempt& attempt) {
   PeerRoot::Places places{&shelf_, pool_, RootBelow(store_.storage(), "blobs"), Warn};
   CKPT_ASSIGN_OR_RETURN(auto root, PeerRoot::Open(attempt, std::move(places)));
-  CKPT_ASSIGN_OR_RETURN(StepModel model, ModelOfMemory(root, store_));
-  const std::string home = SnapshotHome(attempt.name.run);
-  CKPT_ASSIGN_OR_RETURN(StepRecord record,
-                        catalogue_.ShowMemory({attempt.name.run, StrCat(home, "/", attempt.step), home, std::move(model), root}));
+  CKPT_ASSIGN_OR_RETURN(MemoryStep step, StepOfMemory(root, store_));
+  CKPT_ASSIGN_OR_RETURN(StepRecord record, catalogue_.ShowMemory(std::move(step)));
   return Shown{attempt.Directory(), std::move(record), std::move(root)};
 }
 
