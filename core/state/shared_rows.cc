@@ -67,8 +67,10 @@ void SharedRows::Add(DenseBox box) {
   if (VolumeOf(box.shape) > 0) boxes_.push_back(std::move(box));
 }
 
-// False if the boxes are not runs that follow each other from the atom's begin to its end.
-bool SharedRows::PlaceRuns(Assembler& assembler, AtomIndex atom, uint32_t copy) const {
+// False if the boxes are not runs of the atom; beside others also if they do not follow each
+// other from its begin to its end.
+bool SharedRows::PlaceRuns(Assembler& assembler, AtomIndex atom, uint32_t copy,
+                           Beside beside) const {
   std::vector<std::pair<uint64_t, const DenseBox*>> runs;
   for (const DenseBox& box : boxes_) {
     const auto begin = RunBegin(atom_, box);
@@ -77,11 +79,12 @@ bool SharedRows::PlaceRuns(Assembler& assembler, AtomIndex atom, uint32_t copy) 
   }
   std::ranges::stable_sort(runs, {}, [](const auto& run) { return run.first; });
   uint64_t end = 0;
+  bool whole = true;
   for (const auto& [begin, box] : runs) {
-    if (begin != end) return false;
+    whole = whole && begin == end;
     end += VolumeOf(box->shape);
   }
-  if (end != VolumeOf(atom_)) return false;
+  if (beside == Beside::kOthers && !(whole && end == VolumeOf(atom_))) return false;
   const uint32_t local = assembler.AddLocal(atom, copy, WholeTensor(atom_));
   for (const auto& [begin, box] : runs) {
     assembler.AddFragment(atom, copy, local, FragmentAt(begin, *box));
@@ -89,9 +92,9 @@ bool SharedRows::PlaceRuns(Assembler& assembler, AtomIndex atom, uint32_t copy) 
   return true;
 }
 
-void SharedRows::Place(Assembler& assembler, AtomIndex atom, uint32_t copy) && {
+void SharedRows::Place(Assembler& assembler, AtomIndex atom, uint32_t copy, Beside beside) && {
   if (boxes_.empty() && VolumeOf(atom_) > 0) return;
-  if (PlaceRuns(assembler, atom, copy)) return;
+  if (PlaceRuns(assembler, atom, copy, beside)) return;
   std::ranges::sort(boxes_, ByColumns);
   for (size_t first = 0; first < boxes_.size();) {
     size_t end = first + 1;

@@ -41,12 +41,18 @@ class SharedRows {
 
   // REQUIRES: the box lies inside the atom.  One without elements is ignored.
   void Add(DenseBox box);
+  // What else the atom's copy has.
+  enum class Beside {
+    kNothing,  // runs that leave gaps or overlap are ranges of the whole atom, too: the proof
+               // then names the elements, and the files beside them
+    kOthers,   // local tensors of their own
+  };
   // Hands all that was added to the assembler; an atom without elements gets a local tensor
   // without fragments.
-  void Place(Assembler& assembler, AtomIndex atom, uint32_t copy) &&;
+  void Place(Assembler& assembler, AtomIndex atom, uint32_t copy, Beside beside) &&;
 
  private:
-  bool PlaceRuns(Assembler& assembler, AtomIndex atom, uint32_t copy) const;
+  bool PlaceRuns(Assembler& assembler, AtomIndex atom, uint32_t copy, Beside beside) const;
 
   Shape atom_;
   std::vector<DenseBox> boxes_;

@@ -293,10 +293,12 @@ void StoredState::NoteSpares(const TensorEntry& tensor, size_t taken) const {
 Status StoredState::AddCopy(const TensorEntry& tensor, const std::vector<size_t>& chunks,
                             AtomIndex atom, uint32_t copy) const {
   SharedRows rows(tensor.shape);
+  auto beside = SharedRows::Beside::kNothing;
   for (const size_t i : chunks) {
     const size_t chunk = tensor.first_chunk + i;
     if (strided_.contains(chunk)) {
       CKPT_RETURN_IF_ERROR(AddStrided(tensor, i, atom, copy));
+      beside = SharedRows::Beside::kOthers;
       continue;
     }
     const auto offsets = metadata_.OffsetsOf(tensor, i);
@@ -307,7 +309,7 @@ Status StoredState::AddCopy(const TensorEntry& tensor, const std::vector<size_t>
               first_byte_[chunk],
               tensor.dtype});
   }
-  std::move(rows).Place(assembler_, atom, copy);
+  std::move(rows).Place(assembler_, atom, copy, beside);
   return {};
 }
 

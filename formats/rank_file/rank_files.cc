@@ -50,7 +50,9 @@ class RankFilesReader {
         return Fail(std::move(read).error().WithContext(root_->PathOf(paths_[rank])));
       }
     }
-    for (auto& [atom, rows] : rows_) std::move(rows).Place(assembler_, atom, 0);
+    for (auto& [atom, rows] : rows_) {
+      std::move(rows).Place(assembler_, atom, 0, SharedRows::Beside::kOthers);
+    }
     for (Group& group : groups_) assembler_.AddGroup(std::move(group));
     CKPT_RETURN_IF_ERROR(FillHeader());
     return std::move(assembler_).Finish();
