@@ -10,6 +10,7 @@
 
 #include "core/base/strings.h"
 #include "core/io/memory_root.h"
+#include "core/manifest/manifest.h"
 #include "core/manifest/manifest_format.h"
 #include "formats/families/shipped.h"
 #include "formats/rank_file/rank_files.h"
